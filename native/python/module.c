@@ -1,0 +1,23 @@
+/* The extension cotenant._native: the gate and the device for Python, one part at a time. */
+#include "python/module.h"
+
+static int execute(PyObject *module)
+{
+    return ct_add_gate(module);
+}
+
+static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)execute}, {0, NULL}};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "cotenant._native",
+    .m_doc = "The C parts of cotenant for Python.",
+    .m_slots = slots,
+};
+
+__attribute__((visibility("default"))) PyMODINIT_FUNC PyInit__native(void);
+
+PyMODINIT_FUNC PyInit__native(void)
+{
+    return PyModuleDef_Init(&definition);
+}

@@ -1,0 +1,10 @@
+/* What each part of native/ adds to the extension: one function per part, called by module.c. */
+#ifndef COTENANT_PYTHON_MODULE_H
+#define COTENANT_PYTHON_MODULE_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+int ct_add_gate(PyObject *module);
+
+#endif
