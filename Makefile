@@ -43,7 +43,7 @@ check: $(VENV)/.installed ## lint, format, imports, types
 	@echo "check: ruff, ruff format, import-linter, mypy"
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/lint-imports
+	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/mypy
 
 bench: $(VENV)/.installed ## measure the loop, as JSON
