@@ -1,0 +1,1 @@
+"""Composition roots: they connect the rooms and decide nothing."""

@@ -1,0 +1,127 @@
+"""Wires the node daemon: recover from the journal, open the door, go on until stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import socket
+from collections.abc import Callable
+
+from cotenant import __version__
+from cotenant.domain.event import NodeStarted, NodeStopping
+from cotenant.domain.gpu import Gpu
+from cotenant.errors import InvariantError
+from cotenant.format import wire
+from cotenant.format.config import Config
+from cotenant.host import Divergence, Host, NodeWorld, replay, same_promises
+from cotenant.live.clock import LiveClock, clock_kept_in, unix_ns
+from cotenant.live.directory import Places, group_id_of, listen, make_directory, take_lock
+from cotenant.live.door import LiveDoor
+from cotenant.live.journal import FileJournal, Recovery
+from cotenant.live.loop import READ, LiveLoop
+from cotenant.live.page import LivePages
+from cotenant.live.process import name_process
+from cotenant.machine.node import NodeMachine
+
+_SPARE_CONNECTIONS = 256
+
+
+def serve_node(config: Config, places: Places, say: Callable[[str], None]) -> None:
+    """Be the node of these directories until told to stop; `say` gets a line for whatever a person should know."""
+    group_id = group_id_of(config.node.group)
+    make_directory(places.runtime, "directories.runtime", group_id=group_id)
+    make_directory(places.state, "directories.state")
+    lock = take_lock(places.lock)
+    name_process("cotenant-node")
+    machine, clock = _recover(places, say)
+    journal = FileJournal(places.journal, config.node.journal_limit)
+    pages = LivePages(places.pages)
+    loop = LiveLoop(clock)
+    gpus = tuple(gpu.gpu() for gpu in config.gpu)
+
+    def roll() -> wire.Tenants:
+        return _roll(machine, clock, loop, gpus)
+
+    _allow_descriptors(config.node.slots)
+    listener = listen(places.socket, group_id)
+    door = LiveDoor(loop, clock, listener, roll, config.node.slots + _SPARE_CONNECTIONS)
+    host = Host(machine, NodeWorld(door, pages, loop.stop).deeds(), journal)
+    loop.bind(host)
+    _stop_on_signals(loop)
+    loop.post(NodeStarted(config.node.settings(gpus), __version__, unix_ns()))
+    held = machine.tenants()
+    pages.keep_only([view.tenant.terms.slot for view in held])
+    expected = f", {len(held)} tenants expected back" if held else ""
+    say(f"node {__version__} serves {places.socket} with {config.node.slots} slots and {len(gpus)} GPUs{expected}")
+    try:
+        reason = loop.run()
+    finally:
+        door.close()
+        pages.close()
+        journal.close()
+        places.socket.unlink(missing_ok=True)
+        os.close(lock)
+    say(f"node stopped: {reason}")
+
+
+def _recover(places: Places, say: Callable[[str], None]) -> tuple[NodeMachine, LiveClock]:
+    """The machine as the journal left it. A journal that this version reads otherwise is set aside, not trusted."""
+    recovery = Recovery(places.journal)
+    machine = NodeMachine()
+    try:
+        replay(machine, recovery.turns(), same_promises)
+        finding = recovery.mend()
+    except (Divergence, InvariantError) as error:
+        finding = recovery.set_aside(f"does not replay with this version ({error}); tenants will join anew")
+        machine = NodeMachine()
+    if finding:
+        say(finding)
+        if not places.journal.exists() and machine.turn:  # damaged after a sound part: go on from that part
+            head = FileJournal(places.journal, 1 << 62)
+            head.append(recovery.last_instant, machine.snapshot(), [])
+            head.close()
+    return machine, clock_kept_in(places.clock, recovery.last_instant)
+
+
+def _roll(machine: NodeMachine, clock: LiveClock, loop: LiveLoop, gpus: tuple[Gpu, ...]) -> wire.Tenants:
+    return wire.Tenants(
+        version=wire.VERSION,
+        node_version=__version__,
+        pid=os.getpid(),
+        tenants=machine.tenants(),
+        departed=list(machine.departed),
+        now_ns=clock.now(),
+        turns=machine.turn,
+        slots=machine.settings.slots,
+        gpus=[gpu.name for gpu in gpus],
+        turn_ns=loop.turn_ns.histogram(),
+    )
+
+
+def _stop_on_signals(loop: LiveLoop) -> None:
+    """SIGTERM and SIGINT become an event like any other, through a pipe that the loop watches."""
+    reader, writer = socket.socketpair()
+    reader.setblocking(False)
+    writer.setblocking(False)
+    signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: None)
+
+    def told(mask: int) -> None:
+        del mask
+        with contextlib.suppress(BlockingIOError):
+            for number in reader.recv(64):
+                loop.post(NodeStopping(f"told to by {signal.Signals(number).name}"))
+
+    loop.watch(reader.fileno(), READ, told)
+    loop.keep(reader, writer)
+
+
+def _allow_descriptors(slots: int) -> None:
+    """A slot may need two descriptors; ask for what the system allows us anyway."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 2 * slots + 2 * _SPARE_CONNECTIONS + 64
+    if soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))

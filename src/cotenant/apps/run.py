@@ -1,0 +1,198 @@
+"""Wires `cotenant run`: register with the node, run the program, keep its place, say goodbye."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from cotenant.domain.plan import Reason
+from cotenant.domain.tenant import COMMAND_LIMIT, Kind, TenantSpec, Terms
+from cotenant.errors import ConfigError, PeerError, WorldError
+from cotenant.format import wire
+from cotenant.format.config import RunConfig
+from cotenant.format.quantity import format_duration
+from cotenant.live.client import Connection, NodeAwayError
+from cotenant.live.clock import pause
+from cotenant.live.directory import Places
+from cotenant.live.page import TERMS_VARIABLE, read_page
+from cotenant.live.process import Child, describe_ending, exec_failure_code, start_in_background
+
+DEFAULT_PRIORITY: Final = {Kind.ONLINE: 2, Kind.OFFLINE: 7}
+_IDLE_EXIT_NS: Final = 300 * 10**9
+_START_TRIES: Final = 100
+_RETRY_S: Final = 0.2
+_FAREWELL_TRIES: Final = 3
+
+
+def spec_of(config: RunConfig, command: Sequence[str]) -> TenantSpec:
+    """What the tenant asks for; raises `ConfigError` for what contradicts itself."""
+    text = " ".join(command)
+    priority = DEFAULT_PRIORITY[config.kind] if config.priority is None else config.priority
+    if config.slo and config.kind is Kind.OFFLINE:
+        remedy = "an offline tenant has no latency objective; add --online or leave --slo away"
+        raise ConfigError("run.slo", format_duration(config.slo), remedy)
+    return TenantSpec(
+        kind=config.kind,
+        priority=priority,
+        name=config.name,
+        slo_ns=int(config.slo),
+        memory_bytes=int(config.memory),
+        share_ppm=int(config.share),
+        task=(config.task or text)[:COMMAND_LIMIT],
+        command=text[:COMMAND_LIMIT],
+    )
+
+
+class Membership:
+    """Our place at the node: joins, resumes after a restart, and leaves."""
+
+    def __init__(self, places: Places, spec: TenantSpec, say: Callable[[str], None]) -> None:
+        """Join; raises `WorldError` when refused or when there is no node."""
+        self._places = places
+        self._spec = spec
+        self._say = say
+        self._connection: Connection | None = Connection(places.socket)
+        self.tenant = ""
+        self.terms: Terms
+        self.page = -1
+        self._join(self._connection)
+
+    def fileno(self) -> int:
+        """Readable when the node says something or goes away; -1 while it is away."""
+        return -1 if self._connection is None else self._connection.fileno()
+
+    def lose(self) -> None:
+        """The node went away: go on under the last terms."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def resume(self) -> bool:
+        """Try once to take our place again."""
+        try:
+            connection = Connection(self._places.socket)
+        except WorldError:
+            return False
+        try:
+            answer, page = connection.ask(wire.Resume(wire.VERSION, self.terms.slot, self.terms.generation))
+            if isinstance(answer, wire.Welcome):
+                self._accept(answer, page)
+            elif isinstance(answer, wire.Refused) and answer.reject.reason is not Reason.ALREADY_HERE:
+                self._join(connection)
+                self._say(f"the node no longer knew us ({answer.reject.detail}): joined anew as {self.tenant}")
+            else:
+                connection.close()
+                return False
+        except (WorldError, PeerError):
+            connection.close()
+            return False
+        self._connection = connection
+        return True
+
+    def leave(self, ending: str) -> None:
+        """Say how it ended and wait until the slot is free; a node that is away will find out by itself."""
+        for _ in range(_FAREWELL_TRIES):
+            if self._connection is None and not self.resume():
+                pause(_RETRY_S)
+                continue
+            try:
+                assert self._connection is not None
+                self._connection.ask(wire.Leave(ending))
+            except WorldError:
+                self.lose()
+            else:
+                break
+        self.lose()
+
+    def _join(self, connection: Connection) -> None:
+        answer, page = connection.ask(wire.Join(wire.VERSION, self._spec))
+        if isinstance(answer, wire.Refused):
+            raise WorldError(f"the node refused {self._spec.name or 'the tenant'}: {answer.reject.detail}")
+        if not isinstance(answer, wire.Welcome):
+            raise PeerError(f"the node answered {type(answer).__name__} to a join")
+        self._accept(answer, page)
+
+    def _accept(self, answer: wire.Welcome, page: int | None) -> None:
+        if page is None:
+            raise PeerError("the node's welcome came without a terms page")
+        if read_page(page) != answer.terms:
+            raise PeerError("the terms page does not say what the welcome says")
+        if self.page >= 0:
+            os.close(self.page)
+        self.page = page
+        self.tenant = answer.tenant
+        self.terms = answer.terms
+
+
+def ensure_node(places: Places, arguments: Sequence[str], say: Callable[[str], None]) -> None:
+    """Start a node of our own when none answers, and say so."""
+    try:
+        Connection(places.socket).close()
+    except NodeAwayError:
+        pass
+    else:
+        return
+    process = start_in_background(["node", "--idle-exit", format_duration(_IDLE_EXIT_NS), *arguments], places.log)
+    for _ in range(_START_TRIES):
+        ended = process.poll()  # before the try: whoever won a race for the directory answers by then
+        try:
+            Connection(places.socket).close()
+        except NodeAwayError:
+            if ended is not None:
+                raise WorldError(f"a node could not be started: {_last_line(places.log)}") from None
+            pause(0.1)
+        else:
+            if ended is None:
+                say(f"no node was running: started one (pid {process.pid}, log {places.log}; it ends itself when idle)")
+            return
+    raise WorldError(f"a node was started but does not answer at {places.socket}; see {places.log}")
+
+
+def run_tenant(places: Places, spec: TenantSpec, command: Sequence[str], say: Callable[[str], None]) -> int:
+    """Run a program as a tenant; returns its exit code."""
+    membership = Membership(places, spec, say)
+    environ = {
+        **os.environ,
+        TERMS_VARIABLE: str(membership.page),
+        "COTENANT_TENANT": membership.tenant,
+    }
+    try:
+        child = Child(command, environ, [membership.page])
+    except OSError as error:
+        membership.leave(f"could not start: {error.strerror}")
+        say(f"cannot run {command[0]!r}: {error.strerror}")
+        return exec_failure_code(error)
+    _attend(child, membership)
+    code = child.wait()
+    membership.leave(describe_ending(code))
+    return code
+
+
+def _attend(child: Child, membership: Membership) -> None:
+    """Until the program ends: when the node goes away, keep trying to come back."""
+    while True:
+        watched = [child.fileno()]
+        if membership.fileno() >= 0:
+            watched.append(membership.fileno())
+        poller = select.poll()
+        for descriptor in watched:
+            poller.register(descriptor, select.POLLIN)
+        away = membership.fileno() < 0
+        ready = [descriptor for descriptor, _ in poller.poll(int(_RETRY_S * 1000) if away else None)]
+        if child.fileno() in ready:
+            return
+        if away:
+            membership.resume()
+        elif membership.fileno() in ready:
+            membership.lose()
+
+
+def _last_line(log: Path) -> str:
+    try:
+        lines = log.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        return f"no log at {log}"
+    return lines[-1] if lines else f"its log {log} is empty"

@@ -1,0 +1,158 @@
+"""How do results look in a terminal? Tables for people; the JSON for machines is made beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from cotenant.apps.replay import ReplayReport
+from cotenant.apps.simulate import Outcome
+from cotenant.domain.instant import SECOND_NS
+from cotenant.domain.tenant import Tenant, Terms
+from cotenant.format import wire
+from cotenant.format.quantity import format_duration, format_share, format_size
+from cotenant.live.doctor import Finding, Level
+
+_WIDE: Final = 110
+_LEVEL_STYLE: Final = {Level.GOOD: "green", Level.NOTE: "yellow", Level.BAD: "bold red"}
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, fold: bool = False) -> Table:
+    """A plain table. Rows stay on one line and the last column gives way, unless its cells may `fold`."""
+    made = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
+    for column in columns:
+        made.add_column(column, overflow="fold" if fold else "ellipsis", no_wrap=not fold)
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def show_tenants(console: Console, roll: wire.Tenants, *, everybody: bool) -> None:
+    """`cotenant ps`."""
+    title = f"{len(roll.tenants)} of {roll.slots} slots taken, node pid {roll.pid}, {len(roll.gpus)} GPUs"
+    columns = ["NAME", "SLOT", "STATUS", "KIND", "PRIO", "SLO", "MEMORY", "SHARE", "GPU", "PID", "AGE"]
+    rows: list[list[str | Text]] = []
+    commands = [view.tenant.spec.command for view in roll.tenants]
+    for view in roll.tenants:
+        status = Text("alive", style="green") if view.connected else Text("away", style="yellow")
+        rows.append(_tenant_row(view.tenant, status, roll.now_ns, roll.gpus))
+    for departure in reversed(roll.departed) if everybody else ():
+        commands.append(departure.tenant.spec.command)
+        rows.append(_tenant_row(departure.tenant, Text(departure.ending, style="dim"), departure.ended_ns, roll.gpus))
+    if console.width >= _WIDE:  # a command line is worth a column only where it does not squeeze the others
+        columns.append("COMMAND")
+        rows = [[*row, " ".join(command.split())] for row, command in zip(rows, commands, strict=True)]
+    console.print(table(title, columns, rows))
+    if not rows:
+        console.print("nobody is here; start a tenant with: cotenant run -- COMMAND", style="dim")
+
+
+def _tenant_row(tenant: Tenant, status: Text, until_ns: int, gpus: list[str]) -> list[str | Text]:
+    spec, terms = tenant.spec, tenant.terms
+    return [
+        tenant.name,
+        f"{terms.slot}/{terms.generation}",
+        status,
+        spec.kind.value,
+        str(spec.priority),
+        format_duration(spec.slo_ns) if spec.slo_ns else "-",
+        format_size(spec.memory_bytes) if spec.memory_bytes else "-",
+        format_share(spec.share_ppm) if spec.share_ppm else "-",
+        gpus[terms.gpu] if 0 <= terms.gpu < len(gpus) else "-",
+        str(tenant.pid),
+        f"{max(0, until_ns - tenant.joined_ns) // SECOND_NS}s",
+    ]
+
+
+def show_findings(console: Console, findings: Iterable[Finding]) -> bool:
+    """`cotenant doctor`; returns whether nothing is bad."""
+    well = True
+    for finding in findings:
+        well = well and finding.level is not Level.BAD
+        console.print(Text.assemble((f"{finding.level.value:>4} ", _LEVEL_STYLE[finding.level]), finding.what))
+        if finding.remedy:
+            console.print(Text(f"     -> {finding.remedy}", style="dim"))
+    return well
+
+
+def show_terms(console: Console, terms: Terms, tenant: str) -> None:
+    """`cotenant terms`."""
+    rows = [
+        ["tenant", tenant],
+        ["slot", f"{terms.slot}/{terms.generation}"],
+        ["kind", terms.kind.value],
+        ["priority", str(terms.priority)],
+        ["slo", format_duration(terms.slo_ns) if terms.slo_ns else "none"],
+        ["memory", format_size(terms.memory_bytes) if terms.memory_bytes else "none reserved"],
+        ["share", format_share(terms.share_ppm) if terms.share_ppm else "none guaranteed"],
+        ["gpu", str(terms.gpu) if terms.gpu >= 0 else "the node has none"],
+    ]
+    console.print(table("terms in force", ["WHAT", "VALUE"], rows))
+
+
+def show_replay(console: Console, report: ReplayReport) -> None:
+    """`cotenant replay`."""
+    if report.reproduced:
+        torn = f"; a torn tail of {report.torn_bytes} bytes was dropped" if report.torn_bytes else ""
+        console.print(f"{report.turns} turns, {report.actions} actions: every one reproduced{torn}", highlight=False)
+    elif report.damage:
+        console.print(f"{report.file}: {report.damage}", style="bold red", highlight=False)
+    else:
+        console.print(f"turn {report.diverged_at} goes another way", style="bold red", highlight=False)
+        console.print(f"recorded: {report.recorded}\nnow:      {report.actual}", highlight=False, markup=False)
+
+
+def show_outcome(console: Console, outcome: Outcome) -> None:
+    """`cotenant simulate`."""
+    counted = {name: value for name, value in msgspec.structs.asdict(outcome).items() if name != "endings"}
+    rows = [[name.replace("_", " "), str(value)] for name, value in counted.items()]
+    rows += [[f"ended: {ending}", str(count)] for ending, count in outcome.endings.items()]
+    console.print(table("what became of everybody", ["WHAT", "COUNT"], rows))
+
+
+def show_bench(console: Console, figures: Mapping[str, object]) -> None:
+    """`cotenant bench`."""
+    rows = [[name, f"{value:,.3f}" if isinstance(value, float) else str(value)] for name, value in figures.items()]
+    console.print(table("medians of interleaved runs", ["FIGURE", "VALUE"], rows))
+
+
+def tenants_json(roll: wire.Tenants) -> dict[str, object]:
+    """`cotenant ps --json`: names instead of positions, and no units in text."""
+    here = [
+        {**_tenant_json(view.tenant, roll.now_ns), "status": "alive" if view.connected else "away"}
+        for view in roll.tenants
+    ]
+    departed = [
+        {**_tenant_json(gone.tenant, gone.ended_ns), "status": "gone", "ending": gone.ending} for gone in roll.departed
+    ]
+    return {
+        "node": {"pid": roll.pid, "version": roll.node_version, "slots": roll.slots, "turns": roll.turns},
+        "gpus": roll.gpus,
+        "tenants": here,
+        "departed": departed,
+    }
+
+
+def _tenant_json(tenant: Tenant, until_ns: int) -> dict[str, object]:
+    spec, terms = tenant.spec, tenant.terms
+    return {
+        "name": tenant.name,
+        "slot": terms.slot,
+        "generation": terms.generation,
+        "kind": spec.kind.value,
+        "priority": spec.priority,
+        "slo_ns": spec.slo_ns,
+        "memory_bytes": spec.memory_bytes,
+        "share_ppm": spec.share_ppm,
+        "gpu": terms.gpu,
+        "pid": tenant.pid,
+        "uid": tenant.uid,
+        "age_ns": max(0, until_ns - tenant.joined_ns),
+        "task": spec.task,
+        "command": spec.command,
+    }

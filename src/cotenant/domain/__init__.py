@@ -1,0 +1,1 @@
+"""What is true: frozen values, their units and the measures of one noun."""

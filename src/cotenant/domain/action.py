@@ -1,0 +1,64 @@
+"""What can a node decide? Every action names its cause: the turn whose event led to it."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from cotenant.domain.plan import Reject
+from cotenant.domain.tenant import Terms
+from cotenant.domain.value import Value
+
+NO_PEER = -1
+"""An action about a tenant that nobody is connected for."""
+
+
+class Grant(Value, frozen=True, tag="grant"):
+    """This peer holds this slot, under these terms."""
+
+    cause: int
+    peer: int
+    tenant: str
+    terms: Terms
+
+
+class Refuse(Value, frozen=True, tag="refuse"):
+    """This peer gets nothing, and is told why."""
+
+    cause: int
+    peer: int
+    reject: Reject
+
+
+class Revoke(Value, frozen=True, tag="revoke"):
+    """The slot is free again; its page says so to whoever still looks."""
+
+    cause: int
+    peer: int
+    tenant: str
+    slot: int
+    generation: int
+    ending: str
+
+
+class Stop(Value, frozen=True, tag="stop"):
+    """The daemon ends itself."""
+
+    cause: int
+    reason: str
+
+
+Action: TypeAlias = Grant | Refuse | Revoke | Stop
+
+
+def promises(actions: list[Action]) -> list[tuple[int, int, Terms | None]]:
+    """What a turn changed for tenants: slot, generation, and the terms granted or None for revoked.
+
+    Two versions of the node that agree on this can follow each other, whatever words they use.
+    """
+    changed: list[tuple[int, int, Terms | None]] = []
+    for action in actions:
+        if isinstance(action, Grant):
+            changed.append((action.terms.slot, action.terms.generation, action.terms))
+        elif isinstance(action, Revoke):
+            changed.append((action.slot, action.generation, None))
+    return changed

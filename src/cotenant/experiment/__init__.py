@@ -1,0 +1,1 @@
+"""Bench and lab: what is measured, against what, and what it shows."""

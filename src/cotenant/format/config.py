@@ -1,0 +1,132 @@
+"""What can be configured? One TOML file; every field is also a flag, and says in its own words what it is for."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from cotenant.domain.event import SLOTS_LIMIT, NodeSettings
+from cotenant.domain.gpu import Gpu
+from cotenant.domain.tenant import NAME_LIMIT, NAME_PATTERN, Kind
+from cotenant.format.quantity import format_duration, format_share, format_size
+from cotenant.format.toml import DurationNs, Section, ShareOfWhole, SizeBytes, decode_toml
+
+
+class DirectoriesConfig(Section, frozen=True):
+    """Where things are kept."""
+
+    runtime: Annotated[str, Meta(description="directory of the node's socket, lock and pages; empty: by XDG")] = ""
+    state: Annotated[str, Meta(description="directory of the node's journal and log; empty: by XDG")] = ""
+
+
+class NodeConfig(Section, frozen=True):
+    """The daemon of one machine."""
+
+    slots: Annotated[int, Meta(ge=1, le=SLOTS_LIMIT, description="how many tenants there can be at once")] = 64
+    grace: Annotated[DurationNs, Meta(description="how long a restarted node waits for its tenants")] = DurationNs(
+        10_000_000_000
+    )
+    idle_exit: Annotated[DurationNs, Meta(description="stop after this long without a tenant; 0s: never")] = DurationNs(
+        0
+    )
+    group: Annotated[str, Meta(description="group whose members may connect; empty: only the owner")] = ""
+    place: Annotated[str, Meta(pattern="^(spread|pack)$", description="which GPU first: spread or pack")] = "spread"
+    admit: Annotated[str, Meta(pattern="^(reserve|overcommit)$", description="promises: reserve or overcommit")] = (
+        "reserve"
+    )
+    journal_limit: Annotated[SizeBytes, Meta(description="size at which the journal begins a new segment")] = SizeBytes(
+        64 << 20
+    )
+
+    def settings(self, gpus: tuple[Gpu, ...]) -> NodeSettings:
+        """The part that the machine decides by, in plain integers."""
+        return NodeSettings(self.slots, int(self.grace), int(self.idle_exit), self.place, self.admit, gpus)
+
+
+class GpuConfig(Section, frozen=True):
+    """A device to share; may be given several times."""
+
+    name: Annotated[str, Meta(min_length=1, max_length=NAME_LIMIT, description="what to call it")]
+    memory: Annotated[SizeBytes, Meta(description="its device memory")]
+
+    def gpu(self) -> Gpu:
+        """The device it describes."""
+        return Gpu(self.name, int(self.memory))
+
+
+class RunConfig(Section, frozen=True):
+    """What `cotenant run` asks for unless told otherwise."""
+
+    kind: Annotated[Kind, Meta(description="online (has a latency objective) or offline (takes what is left)")] = (
+        Kind.OFFLINE
+    )
+    priority: Annotated[
+        Annotated[int, Meta(ge=0, le=9)] | None, Meta(description="0 highest to 9; by default 2 online and 7 offline")
+    ] = None
+    slo: Annotated[DurationNs, Meta(description="latency objective of an online tenant; 0s: none")] = DurationNs(0)
+    memory: Annotated[SizeBytes, Meta(description="device memory to reserve; 0B: none")] = SizeBytes(0)
+    share: Annotated[ShareOfWhole, Meta(description="guaranteed share of the GPU; 0%: none")] = ShareOfWhole(0)
+    name: Annotated[
+        str,
+        Meta(
+            max_length=NAME_LIMIT,
+            pattern=NAME_PATTERN,
+            description="name of the tenant, letters, digits and ._-; empty: from its program",
+        ),
+    ] = ""
+    task: Annotated[str, Meta(description="task key; empty: the program and its arguments")] = ""
+
+
+class Config(Section, frozen=True):
+    """Everything."""
+
+    directories: DirectoriesConfig = DirectoriesConfig()
+    node: NodeConfig = NodeConfig()
+    run: RunConfig = RunConfig()
+    gpu: tuple[GpuConfig, ...] = ()
+
+
+def decode_config(text: str, where: str) -> Config:
+    """Read a config file; every mistake names its line and field."""
+    return decode_toml(text, Config, where)
+
+
+def plain(value: object) -> Any:
+    """The value as TOML and JSON would have it, quantities with their units."""
+    if isinstance(value, DurationNs):
+        return format_duration(value)
+    if isinstance(value, SizeBytes):
+        return format_size(value)
+    if isinstance(value, ShareOfWhole):
+        return format_share(value)
+    if isinstance(value, Kind):
+        return value.value
+    if isinstance(value, Section):
+        return {field: plain(getattr(value, field)) for field in value.__struct_fields__}
+    if isinstance(value, tuple):
+        return [plain(item) for item in value]
+    return value
+
+
+def encode_config(config: Config, sources: dict[str, str] | None = None) -> str:
+    """The config as TOML that reads back to the same; a comment says where each value came from."""
+    lines: list[str] = []
+    for section in ("directories", "node", "run"):
+        lines.append(f"[{section}]")
+        part = getattr(config, section)
+        for field in part.__struct_fields__:
+            value = plain(getattr(part, field))
+            text = f"# {field}: not set" if value is None else f"{field} = {toml_value(value)}"
+            source = (sources or {}).get(f"{section}.{field}")
+            lines.append(f"{text}  # {source}" if source else text)
+        lines.append("")
+    for gpu in config.gpu:
+        lines += ["[[gpu]]", f"name = {toml_value(gpu.name)}", f"memory = {toml_value(plain(gpu.memory))}", ""]
+    return "\n".join(lines).rstrip("\n") + "\n"
+
+
+def toml_value(value: object) -> str:
+    """One value in TOML; JSON strings and integers are TOML too."""
+    return msgspec.json.encode(value).decode()

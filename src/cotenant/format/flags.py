@@ -1,0 +1,89 @@
+"""How do flags and fields stay one to one? The flags are made from the fields, and laid over the file's values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from cotenant.errors import ConfigError
+from cotenant.format.config import Config, DirectoriesConfig, GpuConfig, NodeConfig, RunConfig, plain
+from cotenant.format.toml import Section, decode_quantity, explain_value, line_of
+
+FieldName: TypeAlias = tuple[str, str]
+"""Section and field, as in ("node", "slots")."""
+
+SECTIONS: Final[dict[str, type[Section]]] = {
+    "directories": DirectoriesConfig,
+    "node": NodeConfig,
+    "run": RunConfig,
+}
+
+
+class Flag(msgspec.Struct, frozen=True):
+    """One flag: what it is called, what it sets, and what `--help` says of it."""
+
+    option: str
+    field: FieldName
+    about: str
+
+
+def flags_of(section: str) -> list[Flag]:
+    """The flags of a section, in the order of its fields; only the kind of a tenant has its own (--online)."""
+    flags = []
+    for field in msgspec.structs.fields(SECTIONS[section]):
+        if (section, field.name) == ("run", "kind"):
+            continue
+        metas = [meta for meta in getattr(field.type, "__metadata__", ()) if isinstance(meta, msgspec.Meta)]
+        about = "".join(meta.description or "" for meta in metas)
+        default = plain(field.default)
+        if default not in (None, "", "0s", "0B", "0%"):
+            about += f" (default {default})"
+        flags.append(Flag("--" + field.name.replace("_", "-"), (section, field.name), about))
+    return flags
+
+
+def overlay(config: Config, given: Mapping[FieldName, Any], gpus: Sequence[str] = ()) -> Config:
+    """The config with what the command line said in the place of what the file said."""
+    sections: dict[str, Any] = {}
+    for name, kind in SECTIONS.items():
+        values = {}
+        for field in msgspec.structs.fields(kind):
+            if (name, field.name) in given:
+                values[field.name] = _value_of(kind, field, given[name, field.name])
+        sections[name] = msgspec.structs.replace(getattr(config, name), **values)
+    if gpus:
+        sections["gpu"] = tuple(_gpu_of(text) for text in gpus)
+    return msgspec.structs.replace(config, **sections)
+
+
+def sources(text: str, where: str, given: Mapping[FieldName, Any]) -> dict[str, str]:
+    """Where each value came from, for `config show`: a flag, a line of the file, or the default."""
+    found = {}
+    for section, kind in SECTIONS.items():
+        for field in kind.__struct_fields__:
+            line = line_of(text, [section, field], exactly=True)
+            if (section, field) in given:
+                found[f"{section}.{field}"] = "flag"
+            elif line is not None:
+                found[f"{section}.{field}"] = f"{where}:{line}"
+            else:
+                found[f"{section}.{field}"] = "default"
+    return found
+
+
+def _value_of(section: type[Section], field: Any, value: Any) -> Any:
+    try:
+        return msgspec.convert(value, field.type, dec_hook=decode_quantity, strict=False)
+    except msgspec.ValidationError as error:
+        remedy = explain_value(str(error), section, field.name)
+        raise ConfigError("--" + field.name.replace("_", "-"), value, remedy) from None
+
+
+def _gpu_of(text: str) -> GpuConfig:
+    name, _, memory = text.partition("=")
+    try:
+        return msgspec.convert({"name": name, "memory": memory}, GpuConfig, dec_hook=decode_quantity)
+    except msgspec.ValidationError:
+        raise ConfigError("--gpu", text, "write NAME=MEMORY, as in v100=16GiB") from None

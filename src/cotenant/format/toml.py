@@ -1,0 +1,188 @@
+"""How does TOML become a checked value? By msgspec, with units in text, and the line of whatever is wrong."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from cotenant.errors import ConfigError
+from cotenant.format.quantity import parse_duration, parse_share, parse_size
+
+
+class DurationNs(int):
+    """A duration, written as text with a unit."""
+
+
+class SizeBytes(int):
+    """A size, written as text with a unit."""
+
+
+class ShareOfWhole(int):
+    """A share in millionths, written as a percentage."""
+
+
+class Count(int):
+    """A whole number from 0 to a million."""
+
+
+_COUNT_LIMIT: Final = 1_000_000
+_PATH: Final = re.compile(r"`\$(?P<path>[^`]*)`")
+_UNKNOWN: Final = re.compile(r"unknown field `(?P<field>[^`]*)`")
+_MISSING: Final = re.compile(r"missing required field `(?P<field>[^`]*)`")
+_SYNTAX_PLACE: Final = re.compile(r"\(at line (?P<line>\d+), column \d+\)$")
+_KEY: Final = re.compile(
+    r"""\s*(?P<key>(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"]*"))*)\s*="""
+)
+_HEADER: Final = re.compile(r"\s*(?P<open>\[{1,2})\s*(?P<name>[^\[\]]+?)\s*\]{1,2}\s*(?:#.*)?$")
+
+
+_PLAIN_WORDS: Final = {
+    "`int`": "a whole number",
+    "`str`": "text in quotes",
+    "`object`": "a table",
+    "`array`": "a list",
+    "`bool`": "true or false",
+    "`float`": "a number",
+}
+
+
+class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A table of a TOML file: an unknown key is an error."""
+
+
+AnySection = TypeVar("AnySection", bound=Section)
+
+
+def decode_toml(text: str, section: type[AnySection], where: str) -> AnySection:
+    """The checked value of a TOML text; `where` names the file in every complaint."""
+    try:
+        tree = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise _syntax_error(str(error), where) from None
+    try:
+        return msgspec.convert(tree, section, dec_hook=decode_quantity)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error), text, section, tree, where) from None
+
+
+def decode_quantity(kind: type, value: object) -> object:
+    """Text with a unit to the number it means; the hook msgspec calls for our own kinds."""
+    try:
+        if kind is DurationNs:
+            return DurationNs(parse_duration(value))
+        if kind is SizeBytes:
+            return SizeBytes(parse_size(value))
+        if kind is ShareOfWhole:
+            return ShareOfWhole(parse_share(value))
+    except ConfigError as error:
+        raise ValueError(error.remedy) from None
+    if kind is Count:
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _COUNT_LIMIT:
+            raise ValueError(f"write a whole number from 0 to {_COUNT_LIMIT}")
+        return Count(value)
+    raise TypeError(f"no text form for {kind}")
+
+
+def explain_value(message: str, section: type[Section], field: str) -> str:
+    """What is wrong with one value and what the field is for."""
+    place = _PATH.search(message)
+    remedy = _in_plain_words(message[: place.start()].removesuffix(" - at ") if place else message)
+    about = description_of(section, [field])
+    return f"{remedy} ({about})" if about else remedy
+
+
+def line_of(text: str, path: list[str | int], *, exactly: bool = False) -> int | None:
+    """The line on which a value stands, or the nearest table around it; None for one that is not in the text."""
+    arrays: dict[str, int] = {}
+    table: list[str | int] = []
+    best, best_length = None, 0
+    for number, line in enumerate(text.splitlines(), 1):
+        if header := _HEADER.match(line):
+            names: list[str | int] = list(_split_key(header["name"]))
+            if header["open"] == "[[":
+                joined = ".".join(map(str, names))
+                arrays[joined] = arrays.get(joined, -1) + 1
+                names.append(arrays[joined])
+            table, place = names, names
+        elif key := _KEY.match(line):
+            place = [*table, *_split_key(key["key"])]
+        else:
+            continue
+        if best_length < len(place) <= len(path) and path[: len(place)] == place:
+            best, best_length = number, len(place)
+    return None if exactly and best_length < len(path) else best
+
+
+def _split_key(text: str) -> list[str]:
+    return [part.strip().strip("\"'") for part in text.split(".")]
+
+
+def _syntax_error(message: str, where: str) -> ConfigError:
+    place = _SYNTAX_PLACE.search(message)
+    at = f"{where}:{place['line']}" if place else where
+    detail = message[: place.start()].strip() if place else message
+    return ConfigError("TOML", detail, "is not valid TOML here, mend the line", where=at)
+
+
+def _explain(message: str, text: str, section: type, tree: dict[str, Any], where: str) -> ConfigError:
+    found = _PATH.search(message)
+    path: list[str | int] = []
+    for part in re.findall(r"[^.\[\]]+", found["path"] if found else ""):
+        path.append(int(part) if part.isdigit() else part)
+    if unknown := _UNKNOWN.search(message):
+        path.append(unknown["field"])
+        remedy = "no such field, remove it or see `cotenant config show` for those that exist"
+    elif missing := _MISSING.search(message):
+        path.append(missing["field"])
+        remedy = "this field is required, add it"
+    else:
+        remedy = _in_plain_words(message[: found.start()].removesuffix(" - at ") if found else message)
+        if about := description_of(section, path):
+            remedy = f"{remedy} ({about})"
+    value = _value_at(tree, path)
+    line = line_of(text, path)
+    return ConfigError(_dotted(path), value, remedy, where=f"{where}:{line}" if line else where)
+
+
+def description_of(section: Any, path: list[str | int]) -> str:
+    """What the field at this path is for, in its own words; empty where it has none."""
+    about = ""
+    for part in path:
+        if isinstance(part, int):
+            continue
+        fields = {field.name: field for field in msgspec.structs.fields(section)} if _is_section(section) else {}
+        if part not in fields:
+            return about
+        metas = [meta for meta in getattr(fields[part].type, "__metadata__", ()) if isinstance(meta, msgspec.Meta)]
+        about = "".join(meta.description or "" for meta in metas)
+        arguments = getattr(fields[part].type, "__args__", ())
+        section = next((inner for inner in (fields[part].type, *arguments) if _is_section(inner)), None)
+    return about
+
+
+def _is_section(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Section)
+
+
+def _in_plain_words(message: str) -> str:
+    if "matching regex" in message or "Invalid enum value" in message:
+        return "this cannot be"
+    for theirs, ours in _PLAIN_WORDS.items():
+        message = message.replace(theirs, ours)
+    return message[:1].lower() + message[1:]
+
+
+def _value_at(tree: object, path: list[str | int]) -> object:
+    for part in path:
+        try:
+            tree = tree[part]  # type: ignore[index]  # a table or a list, whatever the path says
+        except (KeyError, IndexError, TypeError):
+            return None
+    return tree
+
+
+def _dotted(path: list[str | int]) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")

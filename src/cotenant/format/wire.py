@@ -1,0 +1,152 @@
+"""What do a tenant and the node say to each other? Length-prefixed msgpack, described in docs/wire.md."""
+
+from __future__ import annotations
+
+import struct
+from typing import Annotated, Final, TypeAlias
+
+import msgspec
+
+from cotenant.domain.histogram import Histogram
+from cotenant.domain.plan import Reject
+from cotenant.domain.tenant import ENDING_LIMIT, Departure, TenantSpec, TenantView, Terms
+from cotenant.errors import PeerError
+
+VERSION: Final = 1
+FRAME_LIMIT_BYTES: Final = 64 << 10
+"""What a peer may send at once; the node's own answers may be larger."""
+ANSWER_LIMIT_BYTES: Final = 16 << 20
+_LENGTH: Final = struct.Struct("<I")
+
+
+class Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A map with a `type`: other languages read it easily, and an unknown field is an error."""
+
+
+class Join(Message, frozen=True, tag="join"):
+    """Make me a tenant."""
+
+    version: int
+    spec: TenantSpec
+
+
+class Resume(Message, frozen=True, tag="resume"):
+    """I hold this slot already; the connection broke."""
+
+    version: int
+    slot: int
+    generation: int
+
+
+class Leave(Message, frozen=True, tag="leave"):
+    """My program ended."""
+
+    ending: Annotated[str, msgspec.Meta(max_length=ENDING_LIMIT)]
+
+
+class List(Message, frozen=True, tag="list"):
+    """Who is here?"""
+
+    version: int
+
+
+class Welcome(Message, frozen=True, tag="welcome"):
+    """You are a tenant; the terms page comes along as a file descriptor."""
+
+    version: int
+    tenant: str
+    terms: Terms
+
+
+class Refused(Message, frozen=True, tag="refused"):
+    """You are not, because."""
+
+    reject: Reject
+
+
+class Farewell(Message, frozen=True, tag="farewell"):
+    """Your slot is free again."""
+
+    ending: str
+
+
+class Tenants(Message, frozen=True, tag="tenants"):
+    """Who is here, who was, and how the node is doing."""
+
+    version: int
+    node_version: str
+    pid: int
+    tenants: list[TenantView]
+    departed: list[Departure]
+    now_ns: int
+    turns: int
+    slots: int
+    gpus: list[str]
+    turn_ns: Histogram
+
+
+class Wrong(Message, frozen=True, tag="wrong"):
+    """You broke the protocol; the connection closes."""
+
+    detail: str
+
+
+Request: TypeAlias = Join | Resume | Leave | List
+Answer: TypeAlias = Welcome | Refused | Farewell | Tenants | Wrong
+
+_encoder = msgspec.msgpack.Encoder()
+_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_answers: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
+
+
+def encode(message: Request | Answer) -> bytes:
+    """One frame."""
+    payload = _encoder.encode(message)
+    return _LENGTH.pack(len(payload)) + payload
+
+
+def decode_request(payload: bytes) -> Request:
+    """What a peer asks; raises `PeerError` with the field that is wrong."""
+    try:
+        return _requests.decode(payload)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise PeerError(f"this message cannot be read: {error}") from None
+
+
+def decode_answer(payload: bytes) -> Answer:
+    """What the node answers."""
+    try:
+        return _answers.decode(payload)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise PeerError(f"the node's answer cannot be read: {error}") from None
+
+
+class Frames:
+    """Cuts a stream of bytes into frames; holds at most one unfinished frame."""
+
+    __slots__ = ("_buffer", "_limit_bytes")
+
+    def __init__(self, limit_bytes: int = FRAME_LIMIT_BYTES) -> None:
+        """Accept frames up to this size."""
+        self._buffer = bytearray()
+        self._limit_bytes = limit_bytes
+
+    @property
+    def partial(self) -> bool:
+        """Whether a frame has begun and not ended."""
+        return bool(self._buffer)
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The frames that are now complete; raises `PeerError` for one that is empty or too large."""
+        self._buffer += data
+        frames = []
+        while len(self._buffer) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(self._buffer)
+            if not 0 < length <= self._limit_bytes:
+                raise PeerError(f"a frame has 1 to {self._limit_bytes} bytes, this one announces {length}")
+            end = _LENGTH.size + length
+            if len(self._buffer) < end:
+                break
+            frames.append(bytes(self._buffer[_LENGTH.size : end]))
+            del self._buffer[:end]
+        return frames

@@ -1,0 +1,129 @@
+"""How does one turn go, under any clock? Deliver the event, journal it, carry out the actions, ask when to wake.
+
+The journal comes before the deeds: what a tenant was told is then always on record, whenever the process dies. The
+other order would let a restarted node grant a slot twice (docs/decisions/0003).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeAlias
+
+from cotenant.domain.action import NO_PEER, Action, Grant, Refuse, Revoke, Stop, promises
+from cotenant.domain.event import Event
+from cotenant.domain.instant import Instant
+from cotenant.format.journal import Turn
+from cotenant.port import Door, Journal, Pages
+
+
+class Machine(Protocol):
+    """What a host can run: a pure state machine."""
+
+    def handle(self, event: Event, *, now: Instant) -> list[Action]:
+        """The only way state moves."""
+        ...
+
+    def next_wakeup(self) -> Instant | None:
+        """When it wants to be woken, if at all."""
+        ...
+
+    def snapshot(self) -> Event:
+        """An event that, handled by a fresh machine, makes it equal to this one."""
+        ...
+
+
+Deeds: TypeAlias = dict[type, Callable[[Any], None]]
+"""How each kind of action is carried out."""
+
+
+class NodeWorld:
+    """Carries out a node's decisions through the ports: the same deeds under both clocks."""
+
+    def __init__(self, door: Door, pages: Pages, stop: Callable[[str], None]) -> None:
+        """Hold the ports; `stop` ends the loop that drives the host."""
+        self._door = door
+        self._pages = pages
+        self._stop = stop
+
+    def deeds(self) -> Deeds:
+        """What to do for each kind of action."""
+        return {Grant: self._grant, Refuse: self._refuse, Revoke: self._revoke, Stop: self._end}
+
+    def _grant(self, action: Grant) -> None:
+        """The page is written before the peer hears of it, so that what it reads is already true."""
+        page = self._pages.publish(action.terms)
+        if action.peer != NO_PEER:
+            self._door.welcome(action.peer, action.tenant, action.terms, page)
+
+    def _refuse(self, action: Refuse) -> None:
+        self._door.refuse(action.peer, action.reject)
+
+    def _revoke(self, action: Revoke) -> None:
+        self._pages.revoke(action.slot, action.generation)
+        if action.peer != NO_PEER:
+            self._door.farewell(action.peer, action.ending)
+
+    def _end(self, action: Stop) -> None:
+        self._stop(action.reason)
+
+
+class Host:
+    """One machine, its journal and its world."""
+
+    __slots__ = ("_deeds", "_journal", "machine")
+
+    def __init__(self, machine: Machine, deeds: Deeds, journal: Journal) -> None:
+        """Bind the three; nothing happens yet."""
+        self.machine = machine
+        self._deeds = deeds
+        self._journal = journal
+
+    def turn(self, event: Event, now: Instant) -> Instant | None:
+        """One turn; returns when the machine wants to be woken."""
+        machine = self.machine
+        actions = machine.handle(event, now=now)
+        full = self._journal.append(now, event, actions)
+        for action in actions:
+            self._deeds[type(action)](action)
+        if full:
+            self._journal.begin_segment(now, machine.snapshot())
+        return machine.next_wakeup()
+
+
+class Divergence(Exception):  # noqa: N818  a finding of replay, not an error of ours
+    """A turn whose recorded actions are not the ones the machine takes now."""
+
+    def __init__(self, number: int, turn: Turn, actual: list[Action]) -> None:
+        """Keep both sides for the report."""
+        self.number = number
+        self.turn = turn
+        self.actual = actual
+        super().__init__(f"turn {number}")
+
+
+def _to_the_letter(recorded: list[Action], actual: list[Action]) -> bool:
+    return recorded == actual
+
+
+def replay(
+    machine: Machine,
+    turns: Iterable[Turn],
+    same: Callable[[list[Action], list[Action]], bool] = _to_the_letter,
+) -> int:
+    """Handle every recorded event again; raises `Divergence` at the first turn that goes another way.
+
+    Returns the number of turns. `cotenant replay` judges to the letter; a node that recovers asks only that the same
+    promises were made, so that a new version may use other words.
+    """
+    number = 0
+    for turn in turns:
+        number += 1
+        actual = machine.handle(turn.event, now=turn.now)
+        if not same(turn.actions, actual):
+            raise Divergence(number, turn, actual)
+    return number
+
+
+def same_promises(recorded: list[Action], actual: list[Action]) -> bool:
+    """Whether tenants were promised the same."""
+    return promises(recorded) == promises(actual)

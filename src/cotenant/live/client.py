@@ -1,0 +1,99 @@
+"""How does a program talk to the node? One request, one answer, over the node's Unix socket."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import socket
+from pathlib import Path
+from typing import Final, Self
+
+from cotenant.errors import PeerError, WorldError
+from cotenant.format import wire
+
+_TIMEOUT_S: Final = 10.0
+_DESCRIPTOR_BYTES: Final = array.array("i").itemsize
+
+
+class NodeAwayError(WorldError):
+    """Nobody answers at the node's socket."""
+
+
+class Connection:
+    """One conversation with a node."""
+
+    def __init__(self, path: Path) -> None:
+        """Connect, or raise `NodeAwayError`."""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self._socket.settimeout(_TIMEOUT_S)
+        self._frames = wire.Frames(wire.ANSWER_LIMIT_BYTES)
+        self._answers: list[bytes] = []
+        try:
+            self._socket.connect(str(path))
+        except PermissionError:
+            self._socket.close()
+            raise WorldError(
+                f"you may not connect to {path}; ask its owner to set node.group to a group of yours"
+            ) from None
+        except OSError as error:
+            self._socket.close()
+            raise NodeAwayError(
+                f"no node answers at {path} ({error.strerror}); start one with: cotenant node"
+            ) from None
+
+    def fileno(self) -> int:
+        """For waiting until the node says something, or goes away."""
+        return self._socket.fileno()
+
+    def ask(self, request: wire.Request) -> tuple[wire.Answer, int | None]:
+        """The answer and the descriptor that came along; raises `NodeAwayError` when the node dies meanwhile."""
+        try:
+            self._socket.sendall(wire.encode(request))
+            descriptor: int | None = None
+            while not self._answers:
+                data, received = self._receive()
+                descriptor = received if received is not None else descriptor
+                self._answers += self._frames.feed(data)
+        except TimeoutError:
+            raise WorldError("the node does not answer; see its log, or restart it") from None
+        except OSError as error:
+            raise NodeAwayError(f"the node went away: {error.strerror or error}") from None
+        answer = wire.decode_answer(self._answers.pop(0))
+        if isinstance(answer, wire.Wrong):
+            raise PeerError(f"the node refuses to talk: {answer.detail}")
+        return answer, descriptor
+
+    def close(self) -> None:
+        """Hang up."""
+        self._socket.close()
+
+    def __enter__(self) -> Self:
+        """For a single question."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Hang up."""
+        self.close()
+
+    def _receive(self) -> tuple[bytes, int | None]:
+        data, ancillary, _, _ = self._socket.recvmsg(1 << 16, socket.CMSG_SPACE(4 * _DESCRIPTOR_BYTES))
+        if not data:
+            raise ConnectionResetError(104, "its end of the connection closed")
+        received = array.array("i")
+        for level, kind, content in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                received.frombytes(content[: len(content) - len(content) % _DESCRIPTOR_BYTES])
+        for extra in received[1:]:
+            with contextlib.suppress(OSError):
+                os.close(extra)
+        return data, received[0] if received else None
+
+
+def tenants_of(path: Path) -> wire.Tenants:
+    """Who is on the node."""
+    with Connection(path) as connection:
+        answer, _ = connection.ask(wire.List(wire.VERSION))
+    if not isinstance(answer, wire.Tenants):
+        raise PeerError(f"the node answered {type(answer).__name__} to a question of who is there")
+    return answer

@@ -1,0 +1,65 @@
+"""What time is it really? The only place that reads a clock."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from pathlib import Path
+from typing import Final
+
+from cotenant.domain.instant import Instant
+
+_OFFSET_BITS: Final = 40
+"""Up to 18 minutes: instants of two clocks that got mixed up differ by far more than any duration we reason about."""
+
+
+class LiveClock:
+    """Monotonic nanoseconds plus a random offset, so that an instant of another clock shows at once."""
+
+    __slots__ = ("offset_ns",)
+
+    def __init__(self, offset_ns: int | None = None, not_before: Instant = 0) -> None:
+        """Take up a known offset, or make one that starts after `not_before`."""
+        if offset_ns is None:
+            offset_ns = secrets.randbelow(1 << _OFFSET_BITS) + max(0, not_before - time.monotonic_ns())
+        self.offset_ns = offset_ns
+
+    def now(self) -> Instant:
+        """The present instant."""
+        return time.monotonic_ns() + self.offset_ns
+
+
+def clock_kept_in(file: Path, not_before: Instant) -> LiveClock:
+    """The node's clock, which outlives its process: within one boot a restarted node goes on with the same one.
+
+    A node that cannot go on (another boot, a lost file) starts after the last instant its journal knows.
+    """
+    boot = _boot_id()
+    try:
+        kept = json.loads(file.read_text())
+        clock = LiveClock(int(kept["offset_ns"]))
+        if kept["boot"] == boot and clock.now() >= not_before:
+            return clock
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # no file, or not ours to read: a new clock is always right
+    clock = LiveClock(not_before=not_before)
+    file.write_text(json.dumps({"boot": boot, "offset_ns": clock.offset_ns}))
+    return clock
+
+
+def unix_ns() -> int:
+    """Wall-clock time, for people; no decision depends on it."""
+    return time.time_ns()
+
+
+def pause(seconds: float) -> None:
+    """Let real time pass between two tries of something outside."""
+    time.sleep(seconds)
+
+
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "unknown"

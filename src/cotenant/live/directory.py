@@ -1,0 +1,159 @@
+"""Where do things live? By XDG for a user, in the system's places for root, or where the config says."""
+
+from __future__ import annotations
+
+import fcntl
+import grp
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cotenant.errors import ConfigError, WorldError
+from cotenant.format.config import Config, DirectoriesConfig, decode_config
+
+_SOCKET_PATH_LIMIT: Final = 107  # sun_path of a Unix socket address, less its terminating zero
+
+
+class Places(msgspec.Struct, frozen=True):
+    """The two directories of a node and what is in them."""
+
+    runtime: Path
+    state: Path
+
+    @property
+    def socket(self) -> Path:
+        """The node's door."""
+        return self.runtime / "node.sock"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the one node of this directory."""
+        return self.runtime / "node.lock"
+
+    @property
+    def pages(self) -> Path:
+        """The terms pages."""
+        return self.runtime / "pages"
+
+    @property
+    def clock(self) -> Path:
+        """The offset of the node's clock."""
+        return self.runtime / "clock"
+
+    @property
+    def journal(self) -> Path:
+        """The record of every turn."""
+        return self.state / "journal"
+
+    @property
+    def log(self) -> Path:
+        """What a node that was started in the background prints."""
+        return self.state / "node.log"
+
+
+def places(config: DirectoriesConfig, environ: Mapping[str, str], uid: int) -> Places:
+    """The directories: as configured, else below COTENANT_DIRECTORY, else root's or the user's by XDG."""
+    base = environ.get("COTENANT_DIRECTORY", "")
+    if base:
+        runtime, state = Path(base) / "run", Path(base) / "state"
+    elif uid == 0:
+        runtime, state = Path("/run/cotenant"), Path("/var/lib/cotenant")
+    else:
+        xdg_runtime = environ.get("XDG_RUNTIME_DIR", "")
+        runtime = Path(xdg_runtime) / "cotenant" if xdg_runtime else Path(f"/tmp/cotenant-{uid}")  # noqa: S108  mode 0700, owner checked
+        home = environ.get("XDG_STATE_HOME", "") or str(Path(environ.get("HOME", "/")) / ".local/state")
+        state = Path(home) / "cotenant"
+    if config.runtime:
+        runtime = Path(config.runtime)
+    if config.state:
+        state = Path(config.state)
+    found = Places(runtime.absolute(), state.absolute())
+    if len(os.fsencode(found.socket)) > _SOCKET_PATH_LIMIT:
+        remedy = f"is too long for a socket, choose a directory of at most {_SOCKET_PATH_LIMIT - 10} bytes"
+        raise ConfigError("directories.runtime", str(found.runtime), remedy)
+    return found
+
+
+def config_file(environ: Mapping[str, str], uid: int, given: str = "") -> tuple[Path, bool]:
+    """The config file, and whether it must exist because somebody named it."""
+    named = given or environ.get("COTENANT_CONFIG", "")
+    if named:
+        return Path(named), True
+    if uid == 0:
+        return Path("/etc/cotenant/config.toml"), False
+    home = environ.get("XDG_CONFIG_HOME", "") or str(Path(environ.get("HOME", "/")) / ".config")
+    return Path(home) / "cotenant" / "config.toml", False
+
+
+def load_config(path: Path, *, required: bool) -> Config:
+    """The config of a file; the defaults where there is none and none was named."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        if required:
+            raise ConfigError("config", str(path), "there is no such file, check the path") from None
+        return Config()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise ConfigError("config", str(path), f"cannot be read: {reason}") from None
+    return decode_config(text, str(path))
+
+
+def make_directory(path: Path, field: str, *, group_id: int = -1) -> None:
+    """Make it, private unless a group was named; refuse one that belongs to somebody else."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        owner = path.stat().st_uid
+        if owner != os.geteuid():
+            raise ConfigError(field, str(path), f"belongs to user {owner}, choose a directory of your own")
+        path.chmod(0o710 if group_id >= 0 else 0o700)
+        if group_id >= 0:
+            os.chown(path, -1, group_id)
+    except OSError as error:
+        raise ConfigError(field, str(path), f"cannot be used: {error.strerror}; choose another") from None
+
+
+def group_id_of(name: str) -> int:
+    """The id of a group, -1 for none."""
+    if not name:
+        return -1
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        raise ConfigError("node.group", name, "there is no such group, create it or name another") from None
+
+
+def take_lock(path: Path) -> int:
+    """Become the one node of this directory, for as long as the returned descriptor is open."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
+        os.close(descriptor)
+        raise WorldError(
+            f"a node already runs on {path.parent} (pid {holder}); stop it, or choose another directory with --runtime"
+        ) from None
+    os.ftruncate(descriptor, 0)
+    os.write(descriptor, f"{os.getpid()}\n".encode())
+    return descriptor
+
+
+def listen(path: Path, group_id: int) -> socket.socket:
+    """The listening socket, private from its first moment; a stale one of a dead node is replaced."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    before = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    finally:
+        os.umask(before)
+    if group_id >= 0:
+        os.chown(path, -1, group_id)
+        path.chmod(0o660)
+    listener.listen(256)
+    return listener

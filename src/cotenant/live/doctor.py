@@ -1,0 +1,138 @@
+"""Is this machine ready? Every finding says what it means and what to do about it."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from cotenant import __version__
+from cotenant.errors import CotenantError
+from cotenant.format.journal import JournalDamageError, TurnReader
+from cotenant.format.quantity import format_size
+from cotenant.live.client import NodeAwayError, tenants_of
+from cotenant.live.directory import Places
+
+_PIDFD_KERNEL = (5, 3)
+
+
+class Level(enum.Enum):
+    """How bad it is."""
+
+    GOOD = "good"
+    NOTE = "note"
+    BAD = "bad"
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One thing that was looked at."""
+
+    level: Level
+    what: str
+    remedy: str = ""
+
+
+def examine(places: Places) -> Iterator[Finding]:
+    """Everything worth knowing before a first run, one finding at a time."""
+    looks: list[Callable[[], Iterator[Finding]]] = [
+        _system,
+        _native,
+        lambda: _directories(places),
+        lambda: _node(places),
+        lambda: _journal(places),
+        _driver,
+    ]
+    for look in looks:
+        yield from look()
+
+
+def _system() -> Iterator[Finding]:
+    version = ".".join(map(str, sys.version_info[:3]))
+    kernel = platform.release()
+    numbers = tuple(int(part) for part in kernel.split("-")[0].split(".")[:2] if part.isdigit())
+    if platform.system() != "Linux" or numbers < _PIDFD_KERNEL:
+        yield Finding(Level.BAD, f"kernel {platform.system()} {kernel}", "use Linux 5.3 or newer: pidfd_open is needed")
+    else:
+        yield Finding(Level.GOOD, f"Python {version} on Linux {kernel}")
+
+
+def _native() -> Iterator[Finding]:
+    try:
+        from cotenant import _native as native  # noqa: PLC0415  the import is the thing examined
+    except ImportError as error:
+        yield Finding(Level.BAD, f"the C parts do not load: {error}", "reinstall cotenant with pip; it builds them")
+        return
+    yield Finding(Level.GOOD, f"C parts load (terms page version {native.TERMS_VERSION})")
+
+
+def _directories(places: Places) -> Iterator[Finding]:
+    for label, path in (("runtime", places.runtime), ("state", places.state)):
+        nearest = next(parent for parent in (path, *path.parents) if parent.exists())
+        if not os.access(nearest, os.W_OK | os.X_OK):
+            remedy = f"make it writable, or set directories.{label} in the config to one that is"
+            yield Finding(Level.BAD, f"{label} directory {path} cannot be written", remedy)
+        elif path.exists() and path.stat().st_uid != os.geteuid():
+            remedy = f"set directories.{label} in the config to a directory of your own"
+            yield Finding(Level.BAD, f"{label} directory {path} belongs to user {path.stat().st_uid}", remedy)
+        elif path.exists() and path.stat().st_mode & 0o007:
+            yield Finding(Level.BAD, f"{label} directory {path} is open to everybody", f"run: chmod o-rwx {path}")
+        else:
+            yield Finding(Level.GOOD, f"{label} directory {path}")
+
+
+def _node(places: Places) -> Iterator[Finding]:
+    try:
+        roll = tenants_of(places.socket)
+    except NodeAwayError:
+        if places.socket.exists():
+            remedy = "start a node (`cotenant node`, or any `cotenant run`): it replaces the stale socket and recovers"
+            yield Finding(Level.NOTE, f"a node died and left {places.socket}", remedy)
+        else:
+            yield Finding(
+                Level.NOTE, "no node runs", "nothing to do: `cotenant run` starts one, or run `cotenant node`"
+            )
+        return
+    except CotenantError as error:
+        yield Finding(Level.BAD, f"the node at {places.socket} cannot be asked: {error}", "see its log, or restart it")
+        return
+    if roll.node_version != __version__:
+        what = f"the node is version {roll.node_version}, this is {__version__}"
+        yield Finding(Level.NOTE, what, "restart the node; its tenants will come back to it")
+    yield Finding(Level.GOOD, f"node pid {roll.pid}: {len(roll.tenants)} tenants in {roll.slots} slots")
+    if not roll.gpus:
+        remedy = "add a [[gpu]] table to the config (see `cotenant config show`), or start it with --gpu NAME=MEMORY"
+        yield Finding(Level.NOTE, "the node knows no GPU, so memory and shares are not reserved", remedy)
+
+
+def _journal(places: Places) -> Iterator[Finding]:
+    if not places.journal.exists():
+        return
+    try:
+        with places.journal.open("rb") as file:
+            reader = TurnReader(file.read)
+            for _ in reader:
+                pass
+    except (OSError, JournalDamageError) as error:
+        remedy = "restart the node: it sets the file aside, goes on from the sound part, and says so"
+        yield Finding(Level.BAD, f"journal {places.journal}: {error}", remedy)
+        return
+    size = format_size(reader.sound_bytes)
+    yield Finding(Level.GOOD, f"journal {places.journal}: {reader.turns} turns, {size}")
+    for aside in sorted(Path(places.state).glob("journal.damaged-*")):
+        yield Finding(Level.NOTE, f"a damaged journal was set aside: {aside}", "delete it once you have looked at it")
+
+
+def _driver() -> Iterator[Finding]:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        remedy = "install the NVIDIA driver to share a real GPU; everything else works without"
+        yield Finding(Level.NOTE, "no CUDA driver (libcuda.so.1) on this machine", remedy)
+        return
+    yield Finding(Level.GOOD, "the CUDA driver library loads")

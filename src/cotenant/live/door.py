@@ -1,0 +1,224 @@
+"""The node's Unix socket. A malformed, oversized, slow or hostile peer loses its own connection and nothing else."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+from cotenant.domain.event import PeerLost, TenantJoined, TenantLeft, TenantResumed
+from cotenant.domain.instant import SECOND_NS, Instant
+from cotenant.domain.plan import Reject
+from cotenant.domain.tenant import Terms
+from cotenant.errors import PeerError
+from cotenant.format import wire
+from cotenant.live.loop import READ, WRITE, LiveLoop
+from cotenant.port import Clock
+
+PATIENCE_NS: Final = 5 * SECOND_NS
+"""How long a peer may take for a frame it began, or to say anything before it is a tenant."""
+_READ_BYTES: Final = 4096
+_UNSENT_LIMIT_BYTES: Final = wire.ANSWER_LIMIT_BYTES
+_CREDENTIALS: Final = struct.Struct("3i")
+
+
+class _Peer:
+    """One connection."""
+
+    __slots__ = ("frames", "number", "pid", "requests", "socket", "tenant", "uid", "unsent", "unsent_bytes")
+
+    def __init__(self, connection: socket.socket, number: int) -> None:
+        self.socket = connection
+        self.number = number
+        self.frames = wire.Frames()
+        self.requests: deque[bytes] = deque()
+        self.unsent: deque[tuple[memoryview, list[int]]] = deque()
+        self.unsent_bytes = 0
+        self.tenant = False
+        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        self.pid, self.uid, _ = _CREDENTIALS.unpack(raw)
+
+
+class LiveDoor:
+    """Accepts, reads, answers. What peers say becomes events; what the machine decides becomes answers."""
+
+    def __init__(
+        self, loop: LiveLoop, clock: Clock, listener: socket.socket, roll: Callable[[], wire.Tenants], most: int
+    ) -> None:
+        """Serve on this listening socket; `roll` answers who is here, `most` bounds the connections."""
+        self._loop = loop
+        self._clock = clock
+        self._listener = listener
+        self._roll = roll
+        self._most = most
+        self._sequence = 0
+        self._peers: dict[int, _Peer] = {}
+        self._owing: dict[int, Instant] = {}  # deadlines in the order they were set, which is also their own order
+        listener.setblocking(False)
+        loop.watch(listener.fileno(), READ, self._accept)
+        loop.add_timed(self)
+
+    # -- what the machine decided ------------------------------------------------------------------------------
+
+    def welcome(self, peer: int, tenant: str, terms: Terms, page: int) -> None:
+        """Tell a peer its terms and pass the page along."""
+        found = self._peers.get(peer)
+        if found is None:
+            self._loop.post(PeerLost(peer))
+            return
+        found.tenant = True
+        self._owing.pop(peer, None)
+        self._send(found, wire.Welcome(wire.VERSION, tenant, terms), [page])
+
+    def refuse(self, peer: int, reject: Reject) -> None:
+        """Tell a peer why not."""
+        if found := self._peers.get(peer):
+            self._send(found, wire.Refused(reject))
+
+    def farewell(self, peer: int, ending: str) -> None:
+        """Tell a peer that its slot is free; it is an ordinary peer again."""
+        if found := self._peers.get(peer):
+            found.tenant = False
+            self._owe(found)
+            self._send(found, wire.Farewell(ending))
+
+    # -- time --------------------------------------------------------------------------------------------------
+
+    def next_wakeup(self) -> Instant | None:
+        """The first deadline of a peer that owes us something."""
+        return next(iter(self._owing.values()), None)
+
+    def wake(self, now: Instant) -> None:
+        """Close the connections whose patience has run out."""
+        for number in [number for number, deadline in self._owing.items() if now >= deadline]:
+            self._drop(self._peers[number], "nothing complete came for too long")
+
+    def close(self) -> None:
+        """Close every connection without a word: tenants take it as a node that will come back."""
+        for peer in list(self._peers.values()):
+            self._forget(peer)
+        self._loop.forget(self._listener.fileno())
+        self._listener.close()
+
+    # -- peers -------------------------------------------------------------------------------------------------
+
+    def _accept(self, mask: int) -> None:
+        del mask
+        with contextlib.suppress(BlockingIOError, ConnectionAbortedError, InterruptedError):
+            connection, _ = self._listener.accept()
+            connection.setblocking(False)
+            if len(self._peers) >= self._most:
+                self._make_room()
+            self._sequence += 1
+            peer = _Peer(connection, self._sequence)
+            self._peers[peer.number] = peer
+            self._owe(peer)
+            self._loop.watch(connection.fileno(), READ, lambda ready: self._ready(peer, ready))
+
+    def _make_room(self) -> None:
+        """The oldest connection that is no tenant goes: whoever means well speaks at once."""
+        oldest = next((peer for peer in self._peers.values() if not peer.tenant), None)
+        if oldest is None:
+            oldest = next(iter(self._peers.values()))
+        self._drop(oldest, "too many connections")
+
+    def _ready(self, peer: _Peer, mask: int) -> None:
+        if mask & WRITE:
+            self._flush(peer)
+        if mask & READ and peer.number in self._peers:
+            self._receive(peer)
+        self._answer(peer)
+
+    def _receive(self, peer: _Peer) -> None:
+        try:
+            data = peer.socket.recv(_READ_BYTES)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._lose(peer)
+            return
+        try:
+            peer.requests.extend(peer.frames.feed(data))
+        except PeerError as error:
+            self._drop(peer, str(error))
+            return
+        if peer.tenant and not peer.frames.partial:
+            self._owing.pop(peer.number, None)
+        elif peer.requests or peer.number not in self._owing:
+            self._owe(peer)
+
+    def _owe(self, peer: _Peer) -> None:
+        self._owing.pop(peer.number, None)
+        self._owing[peer.number] = self._clock.now() + PATIENCE_NS
+
+    def _answer(self, peer: _Peer) -> None:
+        """Take requests one by one; a peer that does not read its answers is not listened to."""
+        while peer.requests and not peer.unsent and peer.number in self._peers:
+            try:
+                self._take(peer, wire.decode_request(peer.requests.popleft()))
+            except PeerError as error:
+                self._drop(peer, str(error))
+
+    def _take(self, peer: _Peer, request: wire.Request) -> None:
+        version = getattr(request, "version", wire.VERSION)
+        if version != wire.VERSION:
+            raise PeerError(f"this node speaks version {wire.VERSION} of the protocol, not {version}")
+        match request:
+            case wire.Join(spec=spec):
+                self._loop.post(TenantJoined(peer.number, peer.pid, peer.uid, spec))
+            case wire.Resume(slot=slot, generation=generation):
+                self._loop.post(TenantResumed(peer.number, peer.pid, peer.uid, slot, generation))
+            case wire.Leave(ending=ending):
+                self._loop.post(TenantLeft(peer.number, ending))
+            case wire.List():
+                self._send(peer, self._roll())
+
+    def _send(self, peer: _Peer, message: wire.Answer, descriptors: list[int] | None = None) -> None:
+        data = wire.encode(message)
+        peer.unsent.append((memoryview(data), descriptors or []))
+        peer.unsent_bytes += len(data)
+        if peer.unsent_bytes > _UNSENT_LIMIT_BYTES:
+            self._lose(peer)
+            return
+        self._flush(peer)
+
+    def _flush(self, peer: _Peer) -> None:
+        try:
+            while peer.unsent:
+                data, descriptors = peer.unsent[0]
+                sent = socket.send_fds(peer.socket, [data], descriptors) if descriptors else peer.socket.send(data)
+                peer.unsent_bytes -= sent
+                if sent < len(data):
+                    peer.unsent[0] = (data[sent:], [])  # descriptors travel with the first byte
+                else:
+                    peer.unsent.popleft()
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError:
+            self._lose(peer)
+            return
+        # While answers wait, nothing more is read from this peer: its own socket buffer pushes back.
+        interest = WRITE if peer.unsent else READ
+        self._loop.watch(peer.socket.fileno(), interest, lambda ready: self._ready(peer, ready))
+
+    def _drop(self, peer: _Peer, why: str) -> None:
+        with contextlib.suppress(OSError):
+            peer.socket.send(wire.encode(wire.Wrong(why)))
+        self._lose(peer)
+
+    def _lose(self, peer: _Peer) -> None:
+        self._forget(peer)
+        if peer.tenant:
+            peer.tenant = False
+            self._loop.post(PeerLost(peer.number))
+
+    def _forget(self, peer: _Peer) -> None:
+        if self._peers.pop(peer.number, None) is not None:
+            self._owing.pop(peer.number, None)
+            self._loop.forget(peer.socket.fileno())
+            peer.socket.close()

@@ -1,0 +1,122 @@
+"""The journal on disk. A turn is in the kernel's hands before anybody is told of it, so a SIGKILL loses nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from cotenant.domain.action import Action
+from cotenant.domain.event import Event
+from cotenant.domain.instant import Instant
+from cotenant.errors import WorldError
+from cotenant.format.journal import MAGIC, JournalDamageError, Turn, TurnReader, encode_turn
+
+_MODE: Final = 0o600
+
+
+class FileJournal:
+    """Appends to one file; a full segment is renamed to `NAME.1`, and the one before that is dropped.
+
+    No fsync: what the machine's own death would lose is about tenants that die with the machine.
+    """
+
+    def __init__(self, path: Path, limit_bytes: int) -> None:
+        """Open for appending; the file must be sound (see `recover`)."""
+        self._path = path
+        self._limit_bytes = limit_bytes
+        self._file = self._open(path)
+        self._size_bytes = os.fstat(self._file).st_size
+        if self._size_bytes == 0:
+            self._write(MAGIC)
+
+    def append(self, now: Instant, event: Event, actions: list[Action]) -> bool:
+        """Write one turn."""
+        self._write(encode_turn(now, event, actions))
+        return self._size_bytes > self._limit_bytes
+
+    def begin_segment(self, now: Instant, head: Event) -> None:
+        """Start a new segment; it becomes the journal in one step, complete with its head."""
+        fresh = self._path.with_name(self._path.name + ".new")
+        fresh.unlink(missing_ok=True)
+        file = self._open(fresh)
+        old, self._file, self._size_bytes = self._file, file, 0
+        self._write(MAGIC + encode_turn(now, head, []))
+        os.fsync(file)
+        previous = self._path.with_name(self._path.name + ".1")
+        previous.unlink(missing_ok=True)
+        os.link(self._path, previous)
+        fresh.rename(self._path)
+        os.close(old)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._file)
+
+    def _open(self, path: Path) -> int:
+        try:
+            return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, _MODE)
+        except OSError as error:
+            raise WorldError(f"cannot open the journal {path}: {error.strerror}; mend its directory") from None
+
+    def _write(self, data: bytes) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                written = os.write(self._file, view)
+                self._size_bytes += written
+                view = view[written:]
+        except OSError as error:
+            # Nothing may be promised that is not on record, so a node without a journal must not go on.
+            raise WorldError(f"cannot write the journal {self._path}: {error.strerror}; free space, restart") from None
+
+
+class Recovery:
+    """Reads a journal for a node that starts: `turns()` first, then `mend()` makes the file ready for appending."""
+
+    def __init__(self, path: Path) -> None:
+        """Look at nothing yet."""
+        self._path = path
+        self._reader: TurnReader | None = None
+        self._damage: JournalDamageError | None = None
+        self.last_instant: Instant = 0
+
+    def turns(self) -> Iterator[Turn]:
+        """Every sound turn; damage ends the reading, and `mend` says so."""
+        try:
+            file = self._path.open("rb", buffering=1 << 16)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise WorldError(f"cannot read the journal {self._path}: {error.strerror}; mend its permissions") from None
+        with file:
+            self._reader = TurnReader(file.read)
+            try:
+                for turn in self._reader:
+                    self.last_instant = turn.now
+                    yield turn
+            except JournalDamageError as damage:
+                self._damage = damage
+
+    def mend(self) -> str:
+        """Cut off a torn tail, set a damaged file aside; returns what was done in a sentence, empty for nothing."""
+        if self._reader is None:
+            return ""
+        if self._damage is not None:
+            return self.set_aside(f"was {self._damage}")
+        if self._reader.torn_bytes:
+            os.truncate(self._path, self._reader.sound_bytes)
+            return (
+                f"the journal {self._path} ended in a torn turn ({self._reader.torn_bytes} bytes); dropped it, "
+                f"{self._reader.turns} turns are sound"
+            )
+        return ""
+
+    def set_aside(self, why: str) -> str:
+        """Keep the file under another name; the node goes on with a new one."""
+        number = 1
+        while (aside := self._path.with_name(f"{self._path.name}.damaged-{number}")).exists():
+            number += 1
+        self._path.rename(aside)
+        return f"the journal {self._path} {why}; it is kept as {aside.name}, a new one begins"

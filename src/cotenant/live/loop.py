@@ -1,0 +1,114 @@
+"""What happens next, when time is real? One thread: descriptors that are ready, instants that have come."""
+
+from __future__ import annotations
+
+import selectors
+from collections import deque
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from cotenant.domain.event import Event, Woke
+from cotenant.domain.histogram import Recorder
+from cotenant.domain.instant import SECOND_NS, Instant
+from cotenant.host import Host
+from cotenant.port import Clock
+
+READ: Final = selectors.EVENT_READ
+WRITE: Final = selectors.EVENT_WRITE
+_LONGEST_WAIT_S: Final = 3600.0
+
+
+class Timed(Protocol):
+    """Something that wants to be woken."""
+
+    def next_wakeup(self) -> Instant | None:
+        """When, if at all."""
+        ...
+
+    def wake(self, now: Instant) -> None:
+        """It is time, or past it."""
+        ...
+
+
+class LiveLoop:
+    """Delivers events to a host in the order they came, and never inside another turn."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Watch nothing yet."""
+        self._clock = clock
+        self._selector = selectors.DefaultSelector()
+        self._timed: list[Timed] = []
+        self._queue: deque[Event] = deque()
+        self._host: Host | None = None
+        self._wake: Instant | None = None
+        self._busy = False
+        self._stop: str | None = None
+        self._kept: list[object] = []
+        self.turn_ns = Recorder()
+
+    def bind(self, host: Host) -> None:
+        """Drive this host."""
+        self._host = host
+
+    def watch(self, descriptor: int, when: int, ready: Callable[[int], None]) -> None:
+        """Call `ready(mask)` whenever the descriptor can be read or written, as `when` says."""
+        if descriptor in self._selector.get_map():
+            self._selector.modify(descriptor, when, ready)
+        else:
+            self._selector.register(descriptor, when, ready)
+
+    def forget(self, descriptor: int) -> None:
+        """Watch it no more."""
+        self._selector.unregister(descriptor)
+
+    def keep(self, *things: object) -> None:
+        """Hold on to what must live as long as the loop does."""
+        self._kept += things
+
+    def add_timed(self, timed: Timed) -> None:
+        """Wake it when it asks to be."""
+        self._timed.append(timed)
+
+    def post(self, event: Event) -> None:
+        """Deliver an event now, or right after the turn that is going on."""
+        self._queue.append(event)
+        if self._busy or self._host is None:
+            return
+        self._busy = True
+        try:
+            while self._queue:
+                now = self._clock.now()
+                self._wake = self._host.turn(self._queue.popleft(), now)
+                self.turn_ns.record(self._clock.now() - now)
+        finally:
+            self._busy = False
+
+    def stop(self, reason: str) -> None:
+        """Leave `run` after the present step."""
+        self._stop = reason
+
+    def run(self) -> str:
+        """Go on until stopped; returns the reason."""
+        while self._stop is None:
+            for key, mask in self._selector.select(self._patience()):
+                if key.fd in self._selector.get_map():  # an earlier step of this round may have closed it
+                    key.data(mask)
+            now = self._clock.now()
+            if self._wake is not None and now >= self._wake:
+                self.post(Woke())
+            for timed in self._timed:
+                due = timed.next_wakeup()
+                if due is not None and now >= due:
+                    timed.wake(now)
+        return self._stop
+
+    def close(self) -> None:
+        """Let go of the selector."""
+        self._selector.close()
+
+    def _patience(self) -> float:
+        wakes = [timed.next_wakeup() for timed in self._timed]
+        due = [wake for wake in (self._wake, *wakes) if wake is not None]
+        if not due:
+            return _LONGEST_WAIT_S
+        return min(max(0.0, (min(due) - self._clock.now()) / SECOND_NS), _LONGEST_WAIT_S)

@@ -1,0 +1,100 @@
+"""Terms pages as files that tenants map: they outlive the daemon, and a tenant's descriptor can only read."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from cotenant.domain.tenant import Terms
+from cotenant.errors import ConfigError, PeerError, WorldError
+from cotenant.policy.schedule import gate
+
+TERMS_VARIABLE: Final = "COTENANT_TERMS_FD"
+_PREFIX: Final = "terms-"
+
+
+class LivePages:
+    """One file per slot, mapped by the node; the handle is a descriptor opened for reading only."""
+
+    def __init__(self, directory: Path) -> None:
+        """Keep the pages in this directory; those of an earlier process stay as they are until told otherwise."""
+        self._directory = directory
+        self._pages: dict[int, tuple[mmap.mmap, int]] = {}
+        try:
+            directory.mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise WorldError(f"cannot make {directory}: {error.strerror}; mend its parent directory") from None
+
+    def publish(self, terms: Terms) -> int:
+        """Write the terms of a slot; returns the descriptor to hand over."""
+        page, handle = self._page(terms.slot)
+        gate.write_terms(memoryview(page), terms)
+        return handle
+
+    def revoke(self, slot: int, generation: int) -> None:
+        """Say that this generation holds the slot no more; a later holder's terms stay."""
+        page, _ = self._page(slot)
+        held = gate.read_terms(memoryview(page))
+        if held is None or held.generation == generation:
+            gate.write_revoked(memoryview(page), slot, generation)
+
+    def read(self, slot: int) -> Terms | None:
+        """The terms in force."""
+        return gate.read_terms(memoryview(self._page(slot)[0]))
+
+    def keep_only(self, slots: list[int]) -> None:
+        """Revoke what an earlier process left behind for slots that nobody holds."""
+        held = dict.fromkeys(slots)
+        for file in sorted(self._directory.glob(_PREFIX + "*")):
+            number = file.name.removeprefix(_PREFIX)
+            if number.isdigit() and int(number) not in held and (terms := self.read(int(number))) is not None:
+                self.revoke(int(number), terms.generation)
+
+    def close(self) -> None:
+        """Unmap everything; the files stay for the tenants and the next daemon."""
+        for page, handle in self._pages.values():
+            page.close()
+            os.close(handle)
+        self._pages.clear()
+
+    def _page(self, slot: int) -> tuple[mmap.mmap, int]:
+        known = self._pages.get(slot)
+        if known is not None:
+            return known
+        path = self._directory / f"{_PREFIX}{slot:04d}"
+        try:
+            writable = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            try:
+                os.ftruncate(writable, gate.PAGE_BYTES)
+                page = mmap.mmap(writable, gate.PAGE_BYTES)
+            finally:
+                os.close(writable)
+            handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError as error:
+            raise WorldError(f"cannot make the page {path}: {error.strerror}; mend its directory") from None
+        gate.format_page(memoryview(page))
+        self._pages[slot] = (page, handle)
+        return page, handle
+
+
+def read_page(descriptor: int) -> Terms | None:
+    """What a page says that somebody handed us; raises `PeerError` when it is no page."""
+    try:
+        with mmap.mmap(descriptor, gate.PAGE_BYTES, access=mmap.ACCESS_READ) as page:
+            return gate.read_terms(page)  # type: ignore[arg-type]  # an mmap is a buffer, typeshed does not say so
+    except (OSError, ValueError) as error:
+        raise PeerError(f"descriptor {descriptor} is no terms page: {error}") from None
+
+
+def own_terms(environ: Mapping[str, str]) -> Terms:
+    """The terms of the tenant we run in; raises `ConfigError` outside of one and `WorldError` when they are revoked."""
+    named = environ.get(TERMS_VARIABLE, "")
+    if not named.isdigit():
+        raise ConfigError(TERMS_VARIABLE, named, "this is not a tenant; run the program with: cotenant run -- COMMAND")
+    terms = read_page(int(named))
+    if terms is None:
+        raise WorldError("the node revoked our terms; the tenant lost its slot and should end")
+    return terms

@@ -1,0 +1,1 @@
+"""Who remembers? Pure state machines that compose the verbs of policy/."""

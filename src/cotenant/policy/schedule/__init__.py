@@ -1,0 +1,1 @@
+"""Who runs when? For now: the terms pages that the gate reads."""

@@ -1,0 +1,63 @@
+"""Where does cotenant touch the outside? Every seam is a Protocol in this list, with a live and a double."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from cotenant.domain.action import Action
+from cotenant.domain.event import Event
+from cotenant.domain.instant import Instant
+from cotenant.domain.plan import Reject
+from cotenant.domain.tenant import Terms
+
+
+class Clock(Protocol):
+    """What time is it? Nanoseconds that never go back, from an origin that means nothing."""
+
+    def now(self) -> Instant:
+        """The present instant."""
+        ...
+
+
+class Journal(Protocol):
+    """The record that outlives the process."""
+
+    def append(self, now: Instant, event: Event, actions: list[Action]) -> bool:
+        """Write one turn so that the death of this process cannot lose it; True once the segment is past its limit."""
+        ...
+
+    def begin_segment(self, now: Instant, head: Event) -> None:
+        """Start a new segment with this event at its head; the one before is kept aside."""
+        ...
+
+
+class Pages(Protocol):
+    """The terms pages: one per slot, readable by the tenant without asking anybody."""
+
+    def publish(self, terms: Terms) -> int:
+        """Write the terms of a slot; returns a handle that the door can pass on."""
+        ...
+
+    def revoke(self, slot: int, generation: int) -> None:
+        """Say on the page that this generation holds the slot no more."""
+        ...
+
+    def read(self, slot: int) -> Terms | None:
+        """The terms in force, or None when the slot is free."""
+        ...
+
+
+class Door(Protocol):
+    """The way to the peers. A peer that is gone is told nothing, and that is no error."""
+
+    def welcome(self, peer: int, tenant: str, terms: Terms, page: int) -> None:
+        """Tell a peer that it is a tenant, and hand it its page."""
+        ...
+
+    def refuse(self, peer: int, reject: Reject) -> None:
+        """Tell a peer why not."""
+        ...
+
+    def farewell(self, peer: int, ending: str) -> None:
+        """Tell a peer that its slot is free again."""
+        ...

@@ -1,0 +1,60 @@
+"""A journal in memory: the very bytes of the live one, so that a recovery reads what a disk would hold."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+
+from cotenant.domain.action import Action
+from cotenant.domain.event import Event
+from cotenant.domain.instant import Instant
+from cotenant.format.journal import MAGIC, Turn, TurnReader, encode_turn
+
+
+class SimJournal:
+    """Append-only bytes; a segment past its limit makes room for the next."""
+
+    __slots__ = ("_chunks", "_limit_bytes", "_size_bytes", "previous")
+
+    def __init__(self, limit_bytes: int = 1 << 62) -> None:
+        """Start with the magic line."""
+        self._chunks = [MAGIC]
+        self._size_bytes = len(MAGIC)
+        self._limit_bytes = limit_bytes
+        self.previous = b""
+
+    def append(self, now: Instant, event: Event, actions: list[Action]) -> bool:
+        """Write one turn."""
+        chunk = encode_turn(now, event, actions)
+        self._chunks.append(chunk)
+        self._size_bytes += len(chunk)
+        return self._size_bytes > self._limit_bytes
+
+    def begin_segment(self, now: Instant, head: Event) -> None:
+        """Start over with this event at the head."""
+        self.previous = self.content()
+        self._chunks = [MAGIC]
+        self._size_bytes = len(MAGIC)
+        self.append(now, head, [])
+
+    def content(self) -> bytes:
+        """What a disk would hold."""
+        return b"".join(self._chunks)
+
+    def turns(self) -> Iterator[Turn]:
+        """The present segment, read back from its bytes."""
+        return iter(TurnReader(io.BytesIO(self.content()).read))
+
+
+class NoJournal:
+    """Remembers nothing: for measuring what the rest costs."""
+
+    __slots__ = ()
+
+    def append(self, now: Instant, event: Event, actions: list[Action]) -> bool:
+        """Forget."""
+        del now, event, actions
+        return False
+
+    def begin_segment(self, now: Instant, head: Event) -> None:
+        """Forget."""

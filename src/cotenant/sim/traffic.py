@@ -1,0 +1,131 @@
+"""Who comes, how long do they stay, and how do they end? Populations of tenants with a stream of chance each."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any, Final
+
+from cotenant.domain.event import PeerLost, TenantJoined, TenantLeft, TenantResumed
+from cotenant.domain.gpu import WHOLE_PPM
+from cotenant.domain.instant import MILLISECOND_NS, Instant
+from cotenant.domain.plan import Reject
+from cotenant.domain.tenant import TenantSpec, Terms
+from cotenant.format.scenario import FaultConfig, PopulationConfig
+from cotenant.sim.loop import SimLoop
+from cotenant.sim.node import SimNode
+
+RETRY_NS: Final = 200 * MILLISECOND_NS
+"""How often a tenant whose node is away tries again."""
+
+
+class SimTenant:
+    """A program under `cotenant run`: joins, stays, and leaves or dies; comes back to a node that restarted."""
+
+    __slots__ = ("_chance", "_crashes", "_loop", "_node", "_peer", "_pid", "_spec", "_stay_ns", "ending", "terms")
+
+    def __init__(
+        self, world: tuple[SimLoop, SimNode], spec: TenantSpec, pid: int, life: tuple[int, bool, float]
+    ) -> None:
+        """Bind it to its world; `life` is how long it stays, whether it crashes, and its share of retry jitter."""
+        self._loop, self._node = world
+        self._spec = spec
+        self._pid = pid
+        self._stay_ns, self._crashes, self._chance = life
+        self._peer = 0
+        self.terms: Terms | None = None
+        self.ending = ""
+
+    def arrive(self, _: Any, now: Instant) -> None:
+        """Join, or wait for a node to join."""
+        if not self._node.up:
+            self._retry(self.arrive, now)
+            return
+        self._peer = self._node.door.connect(self._hear)
+        self._node.deliver(TenantJoined(self._peer, self._pid, 1000, self._spec), now)
+        if self.terms is not None:
+            self._loop.at(now + self._stay_ns, self.end, None)
+
+    @property
+    def _homeless(self) -> bool:
+        return self.terms is None and not self.ending
+
+    def come_back(self, _: Any, now: Instant) -> None:
+        """The node died: resume the slot as soon as it answers."""
+        if self.ending or self.terms is None:
+            return
+        if not self._node.up:
+            self._retry(self.come_back, now)
+            return
+        self._peer = self._node.door.connect(self._hear)
+        slot, generation = self.terms.slot, self.terms.generation
+        self._node.deliver(TenantResumed(self._peer, self._pid, 1000, slot, generation), now)
+        if self._homeless:  # came back too late: start over as a new tenant
+            self._node.deliver(TenantJoined(self._peer, self._pid, 1000, self._spec), now)
+
+    def end(self, _: Any, now: Instant) -> None:
+        """The program ends; with a crash nobody says so, the connection just closes."""
+        if self.ending:
+            return
+        self.ending = "crash" if self._crashes else "exit 0"
+        peer, self._peer = self._peer, 0
+        if self._crashes:
+            self._node.door.disconnect(peer)
+            self._node.deliver(PeerLost(peer), now)
+        else:
+            self._node.deliver(TenantLeft(peer, self.ending), now)
+            self._node.door.disconnect(peer)
+
+    def _hear(self, said: Terms | Reject | str) -> None:
+        if isinstance(said, Terms):
+            self.terms = said
+        elif isinstance(said, Reject):
+            if self.terms is None:
+                self.ending = f"refused: {said.reason.value}"
+            self.terms = None
+
+    def _retry(self, step: Any, now: Instant) -> None:
+        self._loop.at(now + int(RETRY_NS * (0.5 + self._chance)), step, None)
+
+
+class Traffic:
+    """All tenants of a scenario, and the deaths of the node."""
+
+    def __init__(self, loop: SimLoop, node: SimNode, seed: int) -> None:
+        """Nothing is scheduled yet."""
+        self._loop = loop
+        self._node = node
+        self._seed = seed
+        self.tenants: list[SimTenant] = []
+
+    def add(self, population: PopulationConfig) -> None:
+        """Schedule the arrivals of one population; its chances depend on the seed and its name alone."""
+        chance = random.Random(f"{self._seed}/{population.name}")
+        spec = population.spec()
+        when = self._loop.now()
+        for _ in range(population.count):
+            when += int(chance.expovariate(1 / max(population.arrive, 1)))
+            stay_ns = int(chance.expovariate(1 / max(population.stay, 1)))
+            crashes = chance.random() * WHOLE_PPM < population.crash
+            life = (stay_ns, crashes, chance.random())
+            tenant = SimTenant((self._loop, self._node), spec, 1000 + len(self.tenants), life)
+            self.tenants.append(tenant)
+            self._loop.at(when, tenant.arrive, None)
+
+    def kill_node(self, faults: FaultConfig) -> None:
+        """Schedule the node's deaths and returns."""
+        chance = random.Random(f"{self._seed}/node kills")
+        when = self._loop.now()
+        for _ in range(faults.node_kills):
+            when += int(chance.expovariate(1 / max(faults.every, 1)))
+            self._loop.at(when, self._kill, None)
+            self._loop.at(when + faults.away, self._node.start, None)
+            when += faults.away
+
+    def _kill(self, _: Any, now: Instant) -> None:
+        self._node.kill()
+        for tenant in self._alive():
+            self._loop.at(now + int(RETRY_NS * tenant._chance), tenant.come_back, None)  # noqa: SLF001  same file
+
+    def _alive(self) -> Sequence[SimTenant]:
+        return [tenant for tenant in self.tenants if tenant.terms is not None and not tenant.ending]
