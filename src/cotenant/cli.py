@@ -77,7 +77,9 @@ def _add(
     for section in sections:
         for flag in flags_of(section):
             about_flag = flag.about.replace("%", "%%")
-            parser.add_argument(flag.option, dest=".".join(flag.field), default=None, metavar="VALUE", help=about_flag)
+            parser.add_argument(
+                flag.option, dest=".".join(flag.field), default=None, metavar=flag.metavar, help=about_flag
+            )
     if json:
         parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     return parser

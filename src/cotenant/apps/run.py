@@ -154,6 +154,8 @@ def ensure_node(places: Places, arguments: Sequence[str], say: Callable[[str], N
 def run_tenant(places: Places, spec: TenantSpec, command: Sequence[str], say: Callable[[str], None]) -> int:
     """Run a program as a tenant; returns its exit code."""
     membership = Membership(places, spec, say)
+    if membership.terms.gpu < 0 and (spec.memory_bytes or spec.share_ppm):
+        say("the node knows no GPU: memory and share are noted, not reserved; start it with --gpu NAME=MEMORY")
     environ = {
         **os.environ,
         TERMS_VARIABLE: str(membership.page),

@@ -9,7 +9,7 @@ import msgspec
 
 from cotenant.errors import ConfigError
 from cotenant.format.config import Config, DirectoriesConfig, GpuConfig, NodeConfig, RunConfig, plain
-from cotenant.format.toml import Section, decode_quantity, explain_value, line_of
+from cotenant.format.toml import DurationNs, Section, ShareOfWhole, SizeBytes, decode_quantity, explain_value, line_of
 
 FieldName: TypeAlias = tuple[str, str]
 """Section and field, as in ("node", "slots")."""
@@ -26,6 +26,7 @@ class Flag(msgspec.Struct, frozen=True):
 
     option: str
     field: FieldName
+    metavar: str
     about: str
 
 
@@ -40,8 +41,18 @@ def flags_of(section: str) -> list[Flag]:
         default = plain(field.default)
         if default not in (None, "", "0s", "0B", "0%"):
             about += f" (default {default})"
-        flags.append(Flag("--" + field.name.replace("_", "-"), (section, field.name), about))
+        option = "--" + field.name.replace("_", "-")
+        flags.append(Flag(option, (section, field.name), _metavar(section, field), about))
     return flags
+
+
+def _metavar(section: str, field: Any) -> str:
+    """What kind of value a flag takes, as `--help` shows it."""
+    kinds: dict[object, str] = {DurationNs: "DURATION", SizeBytes: "SIZE", ShareOfWhole: "PERCENT", int: "N"}
+    inner = getattr(field.type, "__origin__", field.type)
+    if inner is str:
+        return "DIR" if section == "directories" else field.name.upper()
+    return kinds.get(inner, "N")
 
 
 def overlay(config: Config, given: Mapping[FieldName, Any], gpus: Sequence[str] = ()) -> Config:
