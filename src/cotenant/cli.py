@@ -17,7 +17,7 @@ from cotenant.domain.tenant import Kind
 from cotenant.errors import ConfigError, CotenantError
 from cotenant.format.config import Config, encode_config, plain
 from cotenant.format.flags import FieldName, flags_of, overlay, sources
-from cotenant.live.directory import Places, config_file, load_config, places
+from cotenant.live.directory import Places, config_file, door_to_use, load_config, places
 
 
 class _Parser(argparse.ArgumentParser):
@@ -144,6 +144,12 @@ def _load(options: argparse.Namespace) -> tuple[Config, Places]:
     return config, places(config.directories, os.environ, os.geteuid())
 
 
+def _find(options: argparse.Namespace) -> tuple[Config, Places]:
+    """As `_load`, for those who look for a node rather than be one."""
+    config, own = _load(options)
+    return config, door_to_use(own, os.environ, config.directories)
+
+
 def _node(options: argparse.Namespace) -> int:
     from cotenant.apps.node import serve_node
 
@@ -157,7 +163,7 @@ def _run(options: argparse.Namespace) -> int:
     command = options.program[1:] if options.program[:1] == ["--"] else options.program
     if not command:
         raise ConfigError("COMMAND", "", "say what to run, as in: cotenant run --online --slo 50ms -- python serve.py")
-    config, where = _load(options)
+    config, where = _find(options)
     spec = spec_of(config.run, command)
     arguments = ["--runtime", str(where.runtime), "--state", str(where.state)]
     ensure_node(where, [*arguments, *(["--config", options.config] if options.config else [])], _say)
@@ -168,7 +174,7 @@ def _ps(options: argparse.Namespace) -> int:
     from cotenant.apps.show import show_tenants, tenants_json
     from cotenant.live.client import tenants_of
 
-    roll = tenants_of(_load(options)[1].socket)
+    roll = tenants_of(_find(options)[1].socket)
     if options.json:
         _print_json(tenants_json(roll))
     else:
@@ -180,7 +186,7 @@ def _doctor(options: argparse.Namespace) -> int:
     from cotenant.apps.show import show_findings
     from cotenant.live.doctor import Level, examine
 
-    findings = examine(_load(options)[1])
+    findings = examine(_find(options)[1])
     if not options.json:
         return 0 if show_findings(Console(), findings) else 1
     found = list(findings)

@@ -24,6 +24,7 @@ DEFAULT_PRIORITY: Final = {Kind.ONLINE: 2, Kind.OFFLINE: 7}
 _IDLE_EXIT_NS: Final = 300 * 10**9
 _START_TRIES: Final = 100
 _RETRY_S: Final = 0.2
+_LONGEST_RETRY_S: Final = 2.0
 _FAREWELL_TRIES: Final = 3
 
 
@@ -54,6 +55,7 @@ class Membership:
         self._places = places
         self._spec = spec
         self._say = say
+        self._complaint = ""
         self._connection: Connection | None = Connection(places.socket)
         self.tenant = ""
         self.terms: Terms
@@ -86,8 +88,11 @@ class Membership:
             else:
                 connection.close()
                 return False
-        except (WorldError, PeerError):
+        except (WorldError, PeerError) as error:
             connection.close()
+            if str(error) != self._complaint and not isinstance(error, NodeAwayError):
+                self._complaint = str(error)
+                self._say(f"{error}; going on without a slot and trying again")
             return False
         self._connection = connection
         return True
@@ -174,7 +179,8 @@ def run_tenant(places: Places, spec: TenantSpec, command: Sequence[str], say: Ca
 
 
 def _attend(child: Child, membership: Membership) -> None:
-    """Until the program ends: when the node goes away, keep trying to come back."""
+    """Until the program ends: when the node goes away, keep trying to come back, ever less often."""
+    patience_s = _RETRY_S
     while True:
         watched = [child.fileno()]
         if membership.fileno() >= 0:
@@ -183,11 +189,11 @@ def _attend(child: Child, membership: Membership) -> None:
         for descriptor in watched:
             poller.register(descriptor, select.POLLIN)
         away = membership.fileno() < 0
-        ready = [descriptor for descriptor, _ in poller.poll(int(_RETRY_S * 1000) if away else None)]
+        ready = [descriptor for descriptor, _ in poller.poll(int(patience_s * 1000) if away else None)]
         if child.fileno() in ready:
             return
         if away:
-            membership.resume()
+            patience_s = _RETRY_S if membership.resume() else min(2 * patience_s, _LONGEST_RETRY_S)
         elif membership.fileno() in ready:
             membership.lose()
 

@@ -11,7 +11,8 @@ from cotenant.domain.instant import Duration, Instant
 from cotenant.domain.tenant import ENDING_LIMIT, Departure, Tenant, TenantSpec
 from cotenant.domain.value import Value
 
-SLOTS_LIMIT: Final = 4096
+SLOTS_LIMIT: Final = 1024
+"""A snapshot of so many tenants, with the longest texts they may have, still fits into one turn of the journal."""
 DEPARTED_LIMIT: Final = 64
 NEVER: Final = -1
 """In place of an instant that is not set: instants of a clock are never negative."""

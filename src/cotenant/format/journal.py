@@ -21,7 +21,7 @@ from cotenant.domain.value import Value
 from cotenant.errors import PeerError
 
 MAGIC: Final = b"cotenant journal 1\n"
-TURN_LIMIT_BYTES: Final = 4 << 20
+TURN_LIMIT_BYTES: Final = 16 << 20
 _PREFIX: Final = struct.Struct("<II")
 
 

@@ -55,13 +55,17 @@ class Places(msgspec.Struct, frozen=True):
         return self.state / "node.log"
 
 
+SYSTEM: Final = Places(Path("/run/cotenant"), Path("/var/lib/cotenant"))
+"""Root's node, which serves the whole machine."""
+
+
 def places(config: DirectoriesConfig, environ: Mapping[str, str], uid: int) -> Places:
     """The directories: as configured, else below COTENANT_DIRECTORY, else root's or the user's by XDG."""
     base = environ.get("COTENANT_DIRECTORY", "")
     if base:
         runtime, state = Path(base) / "run", Path(base) / "state"
     elif uid == 0:
-        runtime, state = Path("/run/cotenant"), Path("/var/lib/cotenant")
+        runtime, state = SYSTEM.runtime, SYSTEM.state
     else:
         xdg_runtime = environ.get("XDG_RUNTIME_DIR", "")
         runtime = Path(xdg_runtime) / "cotenant" if xdg_runtime else Path(f"/tmp/cotenant-{uid}")  # noqa: S108  mode 0700, owner checked
@@ -76,6 +80,14 @@ def places(config: DirectoriesConfig, environ: Mapping[str, str], uid: int) -> P
         remedy = f"is too long for a socket, choose a directory of at most {_SOCKET_PATH_LIMIT - 10} bytes"
         raise ConfigError("directories.runtime", str(found.runtime), remedy)
     return found
+
+
+def door_to_use(own: Places, environ: Mapping[str, str], config: DirectoriesConfig) -> Places:
+    """Where a program looks for its node: the machine's own node, if it may use it and nothing else was said."""
+    said = environ.get("COTENANT_DIRECTORY") or config.runtime or config.state
+    if said or not os.access(SYSTEM.socket, os.W_OK):
+        return own
+    return SYSTEM
 
 
 def config_file(environ: Mapping[str, str], uid: int, given: str = "") -> tuple[Path, bool]:

@@ -107,23 +107,28 @@ class LiveDoor:
 
     def _accept(self, mask: int) -> None:
         del mask
-        with contextlib.suppress(BlockingIOError, ConnectionAbortedError, InterruptedError):
+        try:
             connection, _ = self._listener.accept()
-            connection.setblocking(False)
-            if len(self._peers) >= self._most:
-                self._make_room()
-            self._sequence += 1
-            peer = _Peer(connection, self._sequence)
-            self._peers[peer.number] = peer
-            self._owe(peer)
-            self._loop.watch(connection.fileno(), READ, lambda ready: self._ready(peer, ready))
+        except (BlockingIOError, ConnectionAbortedError, InterruptedError):
+            return
+        except OSError:  # out of descriptors: the caller stays in the queue until one is free
+            self._make_room()
+            return
+        connection.setblocking(False)
+        if len(self._peers) >= self._most:
+            self._make_room()
+        self._sequence += 1
+        peer = _Peer(connection, self._sequence)
+        self._peers[peer.number] = peer
+        self._owe(peer)
+        self._loop.watch(connection.fileno(), READ, lambda ready: self._ready(peer, ready))
 
     def _make_room(self) -> None:
         """The oldest connection that is no tenant goes: whoever means well speaks at once."""
-        oldest = next((peer for peer in self._peers.values() if not peer.tenant), None)
-        if oldest is None:
-            oldest = next(iter(self._peers.values()))
-        self._drop(oldest, "too many connections")
+        for peer in self._peers.values():
+            if not peer.tenant:
+                self._drop(peer, "too many connections")
+                return
 
     def _ready(self, peer: _Peer, mask: int) -> None:
         if mask & WRITE:
