@@ -28,7 +28,7 @@ _CREDENTIALS: Final = struct.Struct("3i")
 class _Peer:
     """One connection."""
 
-    __slots__ = ("frames", "number", "pid", "requests", "socket", "tenant", "uid", "unsent", "unsent_bytes")
+    __slots__ = ("blocked", "frames", "number", "pid", "requests", "socket", "tenant", "uid", "unsent", "unsent_bytes")
 
     def __init__(self, connection: socket.socket, number: int) -> None:
         self.socket = connection
@@ -38,6 +38,7 @@ class _Peer:
         self.unsent: deque[tuple[memoryview, list[int]]] = deque()
         self.unsent_bytes = 0
         self.tenant = False
+        self.blocked = False  # whether answers wait for the peer to read
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         self.pid, self.uid, _ = _CREDENTIALS.unpack(raw)
 
@@ -55,6 +56,7 @@ class LiveDoor:
         self._roll = roll
         self._most = most
         self._sequence = 0
+        self._deaf = False  # whether we stopped accepting for want of descriptors
         self._peers: dict[int, _Peer] = {}
         self._owing: dict[int, Instant] = {}  # deadlines in the order they were set, which is also their own order
         listener.setblocking(False)
@@ -100,7 +102,8 @@ class LiveDoor:
         """Close every connection without a word: tenants take it as a node that will come back."""
         for peer in list(self._peers.values()):
             self._forget(peer)
-        self._loop.forget(self._listener.fileno())
+        if not self._deaf:
+            self._loop.forget(self._listener.fileno())
         self._listener.close()
 
     # -- peers -------------------------------------------------------------------------------------------------
@@ -112,7 +115,9 @@ class LiveDoor:
         except (BlockingIOError, ConnectionAbortedError, InterruptedError):
             return
         except OSError:  # out of descriptors: the caller stays in the queue until one is free
-            self._make_room()
+            if not self._make_room():
+                self._loop.forget(self._listener.fileno())
+                self._deaf = True
             return
         connection.setblocking(False)
         if len(self._peers) >= self._most:
@@ -123,12 +128,13 @@ class LiveDoor:
         self._owe(peer)
         self._loop.watch(connection.fileno(), READ, lambda ready: self._ready(peer, ready))
 
-    def _make_room(self) -> None:
+    def _make_room(self) -> bool:
         """The oldest connection that is no tenant goes: whoever means well speaks at once."""
         for peer in self._peers.values():
             if not peer.tenant:
                 self._drop(peer, "too many connections")
-                return
+                return True
+        return False
 
     def _ready(self, peer: _Peer, mask: int) -> None:
         if mask & WRITE:
@@ -208,8 +214,10 @@ class LiveDoor:
             self._lose(peer)
             return
         # While answers wait, nothing more is read from this peer: its own socket buffer pushes back.
-        interest = WRITE if peer.unsent else READ
-        self._loop.watch(peer.socket.fileno(), interest, lambda ready: self._ready(peer, ready))
+        if peer.blocked != bool(peer.unsent):
+            peer.blocked = bool(peer.unsent)
+            interest = WRITE if peer.blocked else READ
+            self._loop.watch(peer.socket.fileno(), interest, lambda ready: self._ready(peer, ready))
 
     def _drop(self, peer: _Peer, why: str) -> None:
         with contextlib.suppress(OSError):
@@ -227,3 +235,6 @@ class LiveDoor:
             self._owing.pop(peer.number, None)
             self._loop.forget(peer.socket.fileno())
             peer.socket.close()
+            if self._deaf:
+                self._deaf = False
+                self._loop.watch(self._listener.fileno(), READ, self._accept)
