@@ -54,6 +54,7 @@ class NodeMachine:
         self._generations: list[int] = []
         self._free: list[int] = []
         self._rooms: list[GpuRoom] = []
+        self._ranks: list[tuple[int, ...]] = []  # of the rooms, by the place policy: only a change is ranked anew
         self._judge = admit.POLICIES["reserve"]
         self._rank = place.POLICIES["spread"]
         self._away_until: Instant = NEVER
@@ -238,22 +239,24 @@ class NodeMachine:
 
     def _find_gpu(self, spec: TenantSpec) -> int | Reject:
         """Of the devices that the admit policy accepts, the one the place policy likes best; else its objection."""
-        judge, rank = self._judge, self._rank
-        best = min(self._rooms, key=rank)
-        objection = judge(spec, best)
+        ranks, rooms, judge = self._ranks, self._rooms, self._judge
+        best = ranks.index(min(ranks))
+        objection = judge(spec, rooms[best])
         if objection is None:
-            return best.index
-        fitting = [room for room in self._rooms if judge(spec, room) is None]
-        return min(fitting, key=rank).index if fitting else objection
+            return best
+        fitting = [ranks[room.index] for room in rooms if judge(spec, room) is None]
+        return ranks.index(min(fitting)) if fitting else objection
 
     def _occupy(self, gpu: int, spec: TenantSpec, sign: int) -> None:
         room = self._rooms[gpu]
-        self._rooms[gpu] = GpuRoom(
+        room = GpuRoom(
             gpu,
             room.memory_free_bytes - sign * spec.memory_bytes,
             room.share_free_ppm - sign * spec.share_ppm,
             room.tenants + sign,
         )
+        self._rooms[gpu] = room
+        self._ranks[gpu] = self._rank(room)
 
     def _invent_name(self, spec: TenantSpec, slot: int) -> str:
         base = _program_of(spec.command)
@@ -279,6 +282,7 @@ class NodeMachine:
         self._free = [slot for slot in range(settings.slots) if slot not in self._tenants]
         self._slot_of_name = {tenant.name: slot for slot, tenant in self._tenants.items()}
         self._rooms = [_whole(index, gpu) for index, gpu in enumerate(settings.gpus)]
+        self._ranks = [self._rank(room) for room in self._rooms]
         for tenant in self._tenants.values():
             if 0 <= tenant.terms.gpu < len(self._rooms):
                 self._occupy(tenant.terms.gpu, tenant.spec, 1)
