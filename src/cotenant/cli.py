@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -63,6 +64,7 @@ def _parser() -> _Parser:
     parser.add_argument("--version", action="version", version=f"cotenant {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     _add_node_commands(commands)
+    _add_softgpu_commands(commands)
     _add_study_commands(commands)
     return parser
 
@@ -111,6 +113,22 @@ def _add_node_commands(commands: Any) -> None:
     )
     config.add_argument("--online", dest="run.kind", action="store_const", const="online", help="as in `run`")
     config.add_argument("--offline", dest="run.kind", action="store_const", const="offline", help="as in `run`")
+
+
+def _add_softgpu_commands(commands: Any) -> None:
+    about = "Software GPUs: real time, real libcuda face, no hardware."
+    parser: argparse.ArgumentParser = commands.add_parser("softgpu", help=about, description=about)
+    verbs = parser.add_subparsers(metavar="VERB", required=True)
+    create = _add(verbs, "create", "Start software GPUs on this machine.", _softgpu_create, "directories", json=True)
+    create.add_argument("--gpu", default="v100", metavar="MODEL", help="t4, v100, v100-32, a100, a100-80, h100 (default v100)")
+    create.add_argument("--count", default="1", metavar="N", help="how many (default 1)")
+    create.add_argument("--memory", default=None, metavar="SIZE", help="device memory instead of the model's own")
+    create.add_argument("--slice", default=None, metavar="DURATION", help="time slice between processes (default 2ms)")
+    _add(verbs, "list", "Which software GPUs are there?", _softgpu_list, "directories", json=True)
+    inspect = _add(verbs, "inspect", "The books of one software GPU.", _softgpu_inspect, "directories", json=True)
+    inspect.add_argument("number", nargs="?", default="0", metavar="N", help="its number (default 0)")
+    _add(verbs, "destroy", "End all software GPUs; their clients see a lost device.", _softgpu_destroy, "directories")
+    _add(verbs, "env", "What to export so that programs find them.", _softgpu_env, "directories", json=True)
 
 
 def _add_study_commands(commands: Any) -> None:
@@ -218,6 +236,60 @@ def _config(options: argparse.Namespace) -> int:
         return 0
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     print(encode_config(config, sources(text, str(path), _given(options))), end="")
+    return 0
+
+
+def _softgpu_create(options: argparse.Namespace) -> int:
+    from cotenant.apps import softgpu
+    from cotenant.apps.show import show_softgpus
+
+    made = softgpu.create(_load(options)[1], options.gpu, options.count, options.memory, options.slice)
+    if options.json:
+        _print_json({"gpus": made})
+    else:
+        show_softgpus(Console(), made)
+    return 0
+
+
+def _softgpu_list(options: argparse.Namespace) -> int:
+    from cotenant.apps import softgpu
+    from cotenant.apps.show import show_softgpus
+
+    found = softgpu.find(_load(options)[1])
+    if options.json:
+        _print_json({"gpus": found})
+    else:
+        show_softgpus(Console(), found)
+    return 0
+
+
+def _softgpu_inspect(options: argparse.Namespace) -> int:
+    from cotenant.apps import softgpu
+    from cotenant.apps.show import show_books
+
+    books = softgpu.books(_load(options)[1], options.number)
+    if options.json:
+        _print_json(books)
+    else:
+        show_books(Console(), books)
+    return 0
+
+
+def _softgpu_destroy(options: argparse.Namespace) -> int:
+    from cotenant.apps import softgpu
+
+    _say(f"{softgpu.destroy(_load(options)[1])} software GPUs ended")
+    return 0
+
+
+def _softgpu_env(options: argparse.Namespace) -> int:
+    from cotenant.apps import softgpu
+
+    variables = softgpu.environment(_load(options)[1])
+    if options.json:
+        _print_json(variables)
+    else:
+        print("\n".join(f"export {name}={shlex.quote(value)}" for name, value in variables.items()))
     return 0
 
 
