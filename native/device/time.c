@@ -1,0 +1,157 @@
+/* How time passes: from one change to the next, never past the instant asked for; and the same ahead of time. */
+#include "device/state.h"
+
+#include <string.h>
+
+uint64_t ct_device_next_change(const struct ct_device *d)
+{
+    uint64_t next_ns = ct_min(d->switch_end_ns, d->slice_end_ns);
+    for (int i = 0; i < CT_ENGINES; i++)
+        next_ns = ct_min(next_ns, d->engines[i].end_ns);
+    if (d->active != CT_NONE)
+        next_ns = ct_min(next_ns, ct_groups(d)[d->active].next_end_ns);
+    return next_ns;
+}
+
+/* What follows from changes at this instant, until nothing more does: turns within streams, between groups, blocks. */
+void ct_time_settle(struct ct_device *d)
+{
+    ct_order_run(d);
+    ct_turn_update(d);
+    if (d->slice_end_ns == d->now_ns) { /* before new blocks are placed, only to be frozen in the same instant */
+        ct_turn_slice_over(d);
+        ct_turn_update(d);
+    }
+    if (d->dispatch_due && d->active != CT_NONE)
+        ct_grid_dispatch(d, d->active);
+    d->dispatch_due = 0;
+}
+
+static void step(struct ct_device *d, uint64_t instant_ns)
+{
+    d->now_ns = instant_ns;
+    for (uint32_t i = 0; i < CT_ENGINES; i++)
+        if (d->engines[i].end_ns == instant_ns)
+            ct_engine_finish(d, i);
+    if (d->active != CT_NONE && ct_groups(d)[d->active].next_end_ns == instant_ns)
+        ct_grid_retire(d, d->active);
+    if (d->switch_end_ns == instant_ns)
+        ct_turn_switched(d);
+    ct_time_settle(d);
+}
+
+static void run_to(struct ct_device *d, uint64_t now_ns)
+{
+    for (uint64_t next_ns; (next_ns = ct_device_next_change(d)) <= now_ns && next_ns != CT_DEVICE_NEVER;)
+        step(d, next_ns);
+    d->now_ns = ct_max(d->now_ns, now_ns);
+}
+
+void ct_device_advance(struct ct_device *d, uint64_t now_ns)
+{
+    if (now_ns < d->now_ns)
+        d->counters.late_calls++;
+    run_to(d, now_ns);
+}
+
+uint64_t ct_time_enter(struct ct_device *d, uint64_t now_ns)
+{
+    ct_device_advance(d, now_ns);
+    d->epoch++;
+    return d->now_ns;
+}
+
+uint64_t ct_device_now(const struct ct_device *d)
+{
+    return d->now_ns;
+}
+
+uint64_t ct_device_epoch(const struct ct_device *d)
+{
+    return d->epoch;
+}
+
+/* ---- ahead ------------------------------------------------------------------------------------------------- */
+
+static void copy_table(struct ct_device *to, const struct ct_device *from, const struct ct_table *table, size_t each)
+{
+    memcpy(ct_at(to, table->offset), ct_at(from, table->offset), table->touched * each);
+}
+
+static struct ct_device *fork_ahead(struct ct_device *d)
+{
+    struct ct_device *ahead = ct_at(d, d->ahead_offset);
+    memcpy(ahead, d, sizeof *d);
+    memcpy(ct_groups(ahead), ct_groups(d), d->limits.clients * sizeof(struct ct_group));
+    memcpy(ct_clients(ahead), ct_clients(d), d->limits.clients * sizeof(struct ct_client));
+    for (uint32_t i = 0; i < d->limits.clients; i++)
+        memcpy(ct_chunks(ahead, i), ct_chunks(d, i), ct_groups(d)[i].chunk_count * sizeof(struct ct_chunk));
+    copy_table(ahead, d, &d->contexts, sizeof(struct ct_context));
+    copy_table(ahead, d, &d->streams, sizeof(struct ct_stream));
+    copy_table(ahead, d, &d->events, sizeof(struct ct_event));
+    copy_table(ahead, d, &d->ops, sizeof(struct ct_op));
+    ahead->is_ahead = 1;
+    ahead->ahead_epoch = d->ahead_epoch = d->epoch;
+    return ahead;
+}
+
+/* The op that completes at the very next change, if that can be told at a glance. */
+static uint64_t obvious(const struct ct_device *d, uint32_t slot)
+{
+    const struct ct_op *op = &ct_ops(d)[slot];
+    for (int i = 0; i < CT_ENGINES; i++)
+        if (d->engines[i].first == slot)
+            return d->engines[i].end_ns; /* nothing disturbs a copy once begun */
+    if (op->running_blocks == 0 || op->pending_blocks > 0 || op->chunks != 1 || d->active == CT_NONE)
+        return CT_DEVICE_NEVER;
+    uint64_t next_ns = ct_groups(d)[d->active].next_end_ns;
+    if (next_ns != ct_device_next_change(d))
+        return CT_DEVICE_NEVER;
+    for (uint32_t i = 0; i < ct_groups(d)[d->active].chunk_count; i++)
+        if (ct_chunks(d, d->active)[i].op == slot && ct_chunks(d, d->active)[i].end_ns == next_ns)
+            return next_ns;
+    return CT_DEVICE_NEVER;
+}
+
+uint64_t ct_device_project_op(struct ct_device *d, uint64_t op)
+{
+    uint32_t slot = ct_slot_op(d, op);
+    if (slot == CT_NONE)
+        return CT_DEVICE_DONE;
+    struct ct_op *o = &ct_ops(d)[slot];
+    if (o->projected_epoch == d->epoch)
+        return o->projected_ns;
+    uint64_t known_ns = obvious(d, slot);
+    if (known_ns != CT_DEVICE_NEVER)
+        return known_ns;
+    struct ct_device *ahead = d->ahead_epoch == d->epoch ? ct_at(d, d->ahead_offset) : fork_ahead(d);
+    while (o->projected_epoch != d->epoch) {
+        uint64_t next_ns = ct_device_next_change(ahead);
+        if (next_ns == CT_DEVICE_NEVER)
+            return CT_DEVICE_NEVER;
+        step(ahead, next_ns);
+    }
+    return o->projected_ns;
+}
+
+uint64_t ct_device_project_event(struct ct_device *d, uint32_t event)
+{
+    return ct_device_project_op(d, ct_device_event_op(d, event));
+}
+
+uint64_t ct_device_project_stream(struct ct_device *d, uint32_t stream)
+{
+    return ct_device_project_op(d, ct_device_stream_last(d, stream));
+}
+
+uint64_t ct_device_project_context(struct ct_device *d, uint32_t context)
+{
+    uint32_t slot = ct_slot_context(d, context);
+    uint64_t latest_ns = CT_DEVICE_DONE;
+    if (slot == CT_NONE)
+        return CT_DEVICE_DONE;
+    for (uint32_t s = ct_contexts(d)[slot].first_stream; s != CT_NONE; s = ct_streams(d)[s].next)
+        if (ct_streams(d)[s].last != CT_NONE)
+            latest_ns = ct_max(latest_ns, ct_device_project_op(d, ct_op_id(d, ct_streams(d)[s].last)));
+    return latest_ns;
+}
