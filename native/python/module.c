@@ -3,7 +3,7 @@
 
 static int execute(PyObject *module)
 {
-    return ct_add_gate(module);
+    return ct_add_gate(module) || ct_add_softgpu(module) ? -1 : 0;
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)execute}, {0, NULL}};
