@@ -6,5 +6,6 @@
 #include <Python.h>
 
 int ct_add_gate(PyObject *module);
+int ct_add_device(PyObject *module);
 
 #endif
