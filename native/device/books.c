@@ -200,3 +200,13 @@ int ct_device_count_context(struct ct_device *d, uint32_t context, struct ct_dev
     *counters = ct_contexts(d)[slot].counters;
     return CT_DEVICE_OK;
 }
+
+uint64_t ct_device_delay(struct ct_device *d, uint32_t waiter, uint32_t culprit)
+{
+    uint32_t w = waiter & 0xffff, c = culprit & 0xffff;
+    if (w >= d->limits.clients || c >= d->limits.clients || ct_clients(d)[w].generation != waiter >> 16 ||
+        ct_clients(d)[c].generation != culprit >> 16)
+        return 0;
+    ct_delay_settle_all(d);
+    return ct_clients(d)[w].delayed_by_ns[c];
+}

@@ -257,7 +257,7 @@ int ct_device_count_client(struct ct_device *device, uint32_t client, struct ct_
 int ct_device_count_context(struct ct_device *device, uint32_t context, struct ct_device_counters *counters);
 
 /* Nanoseconds for which kernels of `waiter` were delayed by `culprit`. Cleared when either slot is used again. */
-uint64_t ct_device_delay(const struct ct_device *device, uint32_t waiter, uint32_t culprit);
+uint64_t ct_device_delay(struct ct_device *device, uint32_t waiter, uint32_t culprit);
 
 /* NULL, or what is wrong with the state. For tests; walks everything. */
 const char *ct_device_check(const struct ct_device *device);

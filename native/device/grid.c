@@ -132,11 +132,13 @@ void ct_grid_remove(struct ct_device *d, uint32_t op)
     d->dispatch_due = 1;
 }
 
-/* All that end now leave together, so that what they free is handed out as one. */
+/* All that end now leave together, so that what they free is handed out as one. Kernels that end at the same instant
+ * complete in the order of the list: by priority, then by readiness. */
 void ct_grid_retire(struct ct_device *d, uint32_t group)
 {
     struct ct_group *g = &ct_groups(d)[group];
     struct ct_chunk *chunks = ct_chunks(d, group);
+    uint32_t finished = 0;
     ct_delay_settle(d, group);
     for (uint32_t i = 0; i < g->chunk_count;) {
         if (chunks[i].end_ns != d->now_ns) {
@@ -149,10 +151,16 @@ void ct_grid_retire(struct ct_device *d, uint32_t group)
         o->chunks--;
         set_running(d, o, o->running_blocks - ended.blocks);
         ct_books_retired(d, o, ended.waves * ended.blocks);
-        if (o->pending_blocks == 0 && o->running_blocks == 0) {
-            unlist(d, ended.op);
-            ct_order_complete(d, ended.op);
-        }
+        finished += o->pending_blocks == 0 && o->running_blocks == 0;
+    }
+    for (uint32_t op = g->first_ready, next; finished > 0; op = next) {
+        const struct ct_op *o = &ct_ops(d)[op];
+        next = o->ready_next;
+        if (o->pending_blocks > 0 || o->running_blocks > 0)
+            continue;
+        unlist(d, op);
+        ct_order_complete(d, op);
+        finished--;
     }
     g->next_end_ns = CT_DEVICE_NEVER;
     d->dispatch_due = 1;
