@@ -57,6 +57,7 @@ typedef int CUmemAccess_flags;
 typedef int CUstreamCaptureStatus;
 typedef int CUstreamCaptureMode;
 typedef int CUmem_advise;
+typedef int CUfunctionLoadingState;
 typedef CUlaunchAttributeID CUstreamAttrID;
 
 enum {

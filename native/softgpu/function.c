@@ -154,7 +154,7 @@ API CUresult cuFuncLoad(CUfunction function)
     return sg_leave(CUDA_SUCCESS);
 }
 
-API CUresult cuFuncIsLoaded(int *state, CUfunction function)
+API CUresult cuFuncIsLoaded(CUfunctionLoadingState *state, CUfunction function)
 {
     ENTER(function);
     if (!state)
