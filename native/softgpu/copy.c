@@ -3,10 +3,20 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+
+enum { PAGE = 4096 };
 
 static uint64_t extent(const struct sg_copy *copy, const struct sg_box *box)
 {
     return (copy->depth - 1) * box->slice + (copy->height - 1) * box->pitch + copy->width;
+}
+
+/* Whether the host has anything there: a pointer made of nonsense is refused rather than followed. */
+static int is_mapped(uint64_t start, uint64_t bytes)
+{
+    uint64_t first = start / PAGE * PAGE;
+    return msync((void *)(uintptr_t)first, start - first + bytes, MS_ASYNC) == 0;
 }
 
 /* 1: the device's own memory, 0: the host's, -1: not to be reached by this copy. */
@@ -19,7 +29,7 @@ static int side(const struct sg_copy *copy, const struct sg_box *box, enum sg_si
     if (memory && !sg_memory_covers(box->start, bytes))
         return -1;
     if (!memory)
-        return said == SG_SIDE_DEVICE ? -1 : 0;
+        return said == SG_SIDE_DEVICE || !is_mapped(box->start, bytes) ? -1 : 0;
     return memory->kind == SG_MEMORY_DEVICE || memory->kind == SG_MEMORY_MANAGED;
 }
 

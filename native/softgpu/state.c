@@ -10,7 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { STACK_ROOM = 64 };
+enum { STACK_FIRST = 16 };
 
 struct sg_device sg_devices[SG_MAX_DEVICES];
 int sg_device_count;
@@ -20,8 +20,10 @@ static CUresult state = CUDA_ERROR_NOT_INITIALIZED;
 static int forked;
 static uint64_t ids;
 
-static __thread CUcontext stack[STACK_ROOM];
-static __thread int depth;
+static __thread CUcontext *stack;
+static __thread int depth, stack_room;
+static pthread_key_t stack_key;
+static pthread_once_t stack_once = PTHREAD_ONCE_INIT;
 static __thread int in_callback;
 
 uint64_t sg_clock_ns(void)
@@ -210,6 +212,27 @@ API CUresult cuDriverGetVersion(int *version)
     return CUDA_SUCCESS;
 }
 
+static void make_stack_key(void)
+{
+    pthread_key_create(&stack_key, free); /* a thread's stack ends with the thread */
+}
+
+static int push(CUcontext context)
+{
+    if (depth == stack_room) {
+        int more = stack_room ? stack_room * 2 : STACK_FIRST;
+        CUcontext *larger = realloc(stack, (size_t)more * sizeof *larger);
+        if (!larger)
+            return -1;
+        stack = larger;
+        stack_room = more;
+        pthread_once(&stack_once, make_stack_key);
+        pthread_setspecific(stack_key, stack);
+    }
+    stack[depth++] = context;
+    return 0;
+}
+
 API CUresult cuCtxPushCurrent_v2(CUcontext context)
 {
     CUresult result = sg_enter();
@@ -217,10 +240,7 @@ API CUresult cuCtxPushCurrent_v2(CUcontext context)
         return result;
     if (!sg_alive(SG_CONTEXT, context))
         return sg_leave(CUDA_ERROR_INVALID_CONTEXT);
-    if (depth == STACK_ROOM)
-        return sg_leave(CUDA_ERROR_OUT_OF_MEMORY);
-    stack[depth++] = context;
-    return sg_leave(CUDA_SUCCESS);
+    return sg_leave(push(context) == 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY);
 }
 
 API CUresult cuCtxPopCurrent_v2(CUcontext *context)
@@ -249,7 +269,7 @@ API CUresult cuCtxSetCurrent(CUcontext context)
     if (!sg_alive(SG_CONTEXT, context))
         return sg_leave(CUDA_ERROR_INVALID_CONTEXT);
     if (!depth)
-        depth = 1;
+        return sg_leave(push(context) == 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY);
     stack[depth - 1] = context;
     return sg_leave(CUDA_SUCCESS);
 }
