@@ -55,6 +55,31 @@ void ct_grid_cut_trains(struct ct_device *d, uint32_t group)
     refresh_next_end(d, group);
 }
 
+/* At this very instant a wave ended and the next one has not been placed yet: it need not be the next. Only while
+ * the model itself moves on; a call from outside comes after the placing. 1 if the train is no more. */
+static int stop_train(struct ct_device *d, uint32_t group, struct ct_chunk *chunk)
+{
+    struct ct_op *op = &ct_ops(d)[chunk->op];
+    uint64_t left_ns = chunk->end_ns - d->now_ns;
+    uint64_t unbegun = left_ns / op->block_ns;
+    if (!d->in_step || !ct_group_is_on(d, group) || op->rate != CT_RATE_FULL || left_ns % op->block_ns != 0 ||
+        unbegun >= chunk->waves)
+        return 0;
+    op->pending_blocks += unbegun * chunk->blocks;
+    op->chunks--;
+    ct_books_retired(d, op, (chunk->waves - unbegun) * chunk->blocks);
+    set_running(d, op, op->running_blocks - chunk->blocks);
+    *chunk = ct_chunks(d, group)[--ct_groups(d)[group].chunk_count];
+    return 1;
+}
+
+void ct_grid_stop_trains(struct ct_device *d, uint32_t group)
+{
+    ct_delay_settle(d, group);
+    for (uint32_t i = 0; i < ct_groups(d)[group].chunk_count;)
+        i += !stop_train(d, group, &ct_chunks(d, group)[i]);
+}
+
 void ct_grid_ready(struct ct_device *d, uint32_t op)
 {
     struct ct_op *o = &ct_ops(d)[op];
@@ -62,10 +87,14 @@ void ct_grid_ready(struct ct_device *d, uint32_t op)
     struct ct_client *client = &ct_clients(d)[owner];
     struct ct_group *group = &ct_groups(d)[client->group];
     ct_delay_settle(d, client->group);
-    for (uint32_t i = 0; i < group->chunk_count; i++) {
+    for (uint32_t i = 0; i < group->chunk_count;) {
         struct ct_chunk *chunk = &ct_chunks(d, client->group)[i];
-        if (chunk->waves > 1 && o->priority < ct_ops(d)[chunk->op].priority)
+        if (chunk->waves > 1 && o->priority < ct_ops(d)[chunk->op].priority) {
+            if (stop_train(d, client->group, chunk))
+                continue;
             cut_train(d, client->group, chunk);
+        }
+        i++;
     }
     uint32_t before = group->last_ready;
     while (before != CT_NONE && ct_ops(d)[before].priority > o->priority)

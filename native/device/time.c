@@ -30,6 +30,7 @@ void ct_time_settle(struct ct_device *d)
 static void step(struct ct_device *d, uint64_t instant_ns)
 {
     d->now_ns = instant_ns;
+    d->in_step = 1;
     for (uint32_t i = 0; i < CT_ENGINES; i++)
         if (d->engines[i].end_ns == instant_ns)
             ct_engine_finish(d, i);
@@ -37,7 +38,12 @@ static void step(struct ct_device *d, uint64_t instant_ns)
         ct_grid_retire(d, d->active);
     if (d->switch_end_ns == instant_ns)
         ct_turn_switched(d);
+    ct_order_run(d);
+    ct_turn_update(d);
+    if (d->slice_end_ns == instant_ns)
+        ct_grid_stop_trains(d, d->active);
     ct_time_settle(d);
+    d->in_step = 0;
 }
 
 static void run_to(struct ct_device *d, uint64_t now_ns)
