@@ -161,6 +161,55 @@ void ct_grid_remove(struct ct_device *d, uint32_t op)
     d->dispatch_due = 1;
 }
 
+static uint64_t block_time_ns(const struct ct_op *op)
+{
+    return op->rate == CT_RATE_FULL ? op->block_ns : ct_scale(op->block_ns, CT_RATE_FULL, op->rate, op->rate - 1);
+}
+
+/* The kernel whose blocks are next to be placed. */
+static uint32_t first_waiting(const struct ct_device *d, const struct ct_group *g)
+{
+    uint32_t op = g->first_ready;
+    while (op != CT_NONE && ct_ops(d)[op].pending_blocks == 0)
+        op = ct_ops(d)[op].ready_next;
+    return op;
+}
+
+/* The common case of a long grid: every block that ends now makes room for the next one of the same kernel, and nothing
+ * else changes, so neither shares nor rates nor delays need a look. 0 if it is not so. With a whole device's worth of
+ * blocks still waiting, what the kernel would have alone stays the same too. */
+int ct_grid_refill(struct ct_device *d, uint32_t group)
+{
+    struct ct_group *g = &ct_groups(d)[group];
+    struct ct_chunk *chunks = ct_chunks(d, group);
+    uint32_t first = first_waiting(d, g);
+    uint64_t blocks = 0;
+    if (first == CT_NONE || d->work_first != CT_NONE || d->slice_end_ns == d->now_ns || d->dispatch_due)
+        return 0;
+    struct ct_op *op = &ct_ops(d)[first];
+    if (ct_context_of(d, op)->sm_cap > 0)
+        return 0;
+    for (uint32_t i = 0; i < g->chunk_count; i++) {
+        if (chunks[i].end_ns != d->now_ns)
+            continue;
+        if (chunks[i].op != first || chunks[i].waves != 1)
+            return 0;
+        blocks += chunks[i].blocks;
+    }
+    if (op->pending_blocks < blocks + d->capacity_share / op->share)
+        return 0;
+    uint64_t end_ns = ct_later(d->now_ns, block_time_ns(op)), next_ns = end_ns;
+    for (uint32_t i = 0; i < g->chunk_count; i++) {
+        if (chunks[i].end_ns == d->now_ns)
+            chunks[i].end_ns = end_ns;
+        next_ns = ct_min(next_ns, chunks[i].end_ns);
+    }
+    op->pending_blocks -= blocks;
+    ct_books_retired(d, op, blocks);
+    g->next_end_ns = next_ns;
+    return 1;
+}
+
 /* All that end now leave together, so that what they free is handed out as one. Kernels that end at the same instant
  * complete in the order of the list: by priority, then by readiness. */
 void ct_grid_retire(struct ct_device *d, uint32_t group)
@@ -193,11 +242,6 @@ void ct_grid_retire(struct ct_device *d, uint32_t group)
     }
     g->next_end_ns = CT_DEVICE_NEVER;
     d->dispatch_due = 1;
-}
-
-static uint64_t block_time_ns(const struct ct_op *op)
-{
-    return op->rate == CT_RATE_FULL ? op->block_ns : ct_scale(op->block_ns, CT_RATE_FULL, op->rate, op->rate - 1);
 }
 
 /* Too many sets in flight: the new blocks join the kernel's youngest set, whose end becomes the mean by blocks. */

@@ -238,6 +238,7 @@ void ct_engine_finish(struct ct_device *d, uint32_t engine);
 /* grid.c: blocks onto SMs. */
 void ct_grid_ready(struct ct_device *d, uint32_t op);
 void ct_grid_remove(struct ct_device *d, uint32_t op);
+int ct_grid_refill(struct ct_device *d, uint32_t group);
 void ct_grid_retire(struct ct_device *d, uint32_t group);
 void ct_grid_dispatch(struct ct_device *d, uint32_t group);
 void ct_grid_cut_trains(struct ct_device *d, uint32_t group);

@@ -34,8 +34,13 @@ static void step(struct ct_device *d, uint64_t instant_ns)
     for (uint32_t i = 0; i < CT_ENGINES; i++)
         if (d->engines[i].end_ns == instant_ns)
             ct_engine_finish(d, i);
-    if (d->active != CT_NONE && ct_groups(d)[d->active].next_end_ns == instant_ns)
+    if (d->active != CT_NONE && ct_groups(d)[d->active].next_end_ns == instant_ns) {
+        if (ct_grid_refill(d, d->active)) {
+            d->in_step = 0;
+            return; /* it saw to it that nothing else happens now */
+        }
         ct_grid_retire(d, d->active);
+    }
     if (d->switch_end_ns == instant_ns)
         ct_turn_switched(d);
     ct_order_run(d);

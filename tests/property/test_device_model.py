@@ -75,7 +75,7 @@ def cases(draw: st.DrawFn) -> tuple[Reference, list[Launch]]:
     rows = draw(
         st.lists(
             st.tuples(
-                st.integers(0, clients - 1), st.integers(0, 2), st.integers(0, 600), st.integers(1, 12),
+                st.integers(0, clients - 1), st.integers(0, 2), st.integers(0, 600), st.one_of(st.integers(1, 12), st.integers(1, 60)),
                 st.integers(1, 120), st.integers(1, 4), st.sampled_from([0, 0, -1]),
             ),
             min_size=1, max_size=9,
