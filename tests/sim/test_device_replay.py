@@ -39,9 +39,9 @@ def request(stream: list[tuple[Kernel, int]]) -> tuple[Step, ...]:
     return (*launches, Step(0, None, sync=True))
 
 
-@pytest.mark.parametrize("name", ["resnet50_4_fwd", "mobilenetv2_4_fwd", "resnet101_4_fwd", "bert_2_fwd", "transformer_xl_4_fwd"])  # fmt: skip
-def test_an_inference_alone_takes_the_sum_of_its_kernels(name):
-    stream = read_stream(STREAMS / f"{name}.csv")
+@pytest.mark.parametrize("model", ["resnet50_4", "mobilenetv2_4", "resnet101_4", "bert_2", "transformer_xl_4"])
+def test_an_inference_alone_takes_the_sum_of_its_kernels(model: str) -> None:
+    stream = read_stream(STREAMS / f"{model}_fwd.csv")
     measured_ns = sum(duration_ns for _, duration_ns in stream)
     device = Device(preset("v100"))
     (result,) = device.run([kernel for kernel, _ in stream], [ScriptClient(steps=request(stream), repeats=3)])
@@ -51,7 +51,7 @@ def test_an_inference_alone_takes_the_sum_of_its_kernels(name):
     assert device.count().delayed_ns == 0
 
 
-def test_two_inferences_share_by_slices_and_their_delays_say_so():
+def test_two_inferences_share_by_slices_and_their_delays_say_so() -> None:
     stream = read_stream(STREAMS / "resnet50_4_fwd.csv")
     kernels = [kernel for kernel, _ in stream]
     client = ScriptClient(steps=request(stream), repeats=5)
@@ -59,7 +59,8 @@ def test_two_inferences_share_by_slices_and_their_delays_say_so():
     device = Device(preset("v100"))
     results = device.run(kernels, [client, client])
     for result in results:
-        assert result.finished_ns is not None and alone.finished_ns is not None
+        assert result.finished_ns is not None
+        assert alone.finished_ns is not None
         assert result.finished_ns > 1.5 * alone.finished_ns
         # Kernels queue back to back here, so what a client lost is what its books say, but for its idle gaps.
         lost_ns = result.finished_ns - alone.finished_ns
