@@ -243,7 +243,9 @@ struct ct_device_counters {
     uint64_t killed_ops;
     uint64_t busy_ns;      /* at least one block running */
     uint64_t sm_ns;        /* SMs with at least one block, times ns; blocks spread over SMs before they pile up */
-    uint64_t thread_ns;    /* resident threads times ns: achieved occupancy is thread_ns / (threads_per_sm * sm_ns) */
+    /* Resident threads times ns: achieved occupancy is thread_ns / (threads_per_sm * sm_ns). A full H100 wraps 64 bits
+     * in 19 hours; unsigned differences over less than that stay right. */
+    uint64_t thread_ns;
     uint64_t traffic_bytes; /* device memory, by retired blocks, finished copies */
     uint64_t host_bytes;   /* to and from the host */
     uint64_t delayed_ns;   /* sum over its kernels, copies on the device and memsets */

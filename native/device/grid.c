@@ -55,6 +55,31 @@ void ct_grid_cut_trains(struct ct_device *d, uint32_t group)
     refresh_next_end(d, group);
 }
 
+/* At this very instant a wave ended and the next one has not been placed yet: it need not be the next. Only while
+ * the model itself moves on; a call from outside comes after the placing. 1 if the train is no more. */
+static int stop_train(struct ct_device *d, uint32_t group, struct ct_chunk *chunk)
+{
+    struct ct_op *op = &ct_ops(d)[chunk->op];
+    uint64_t left_ns = chunk->end_ns - d->now_ns;
+    uint64_t unbegun = left_ns / op->block_ns;
+    if (!d->in_step || !ct_group_is_on(d, group) || op->rate != CT_RATE_FULL || left_ns % op->block_ns != 0 ||
+        unbegun >= chunk->waves)
+        return 0;
+    op->pending_blocks += unbegun * chunk->blocks;
+    op->chunks--;
+    ct_books_retired(d, op, (chunk->waves - unbegun) * chunk->blocks);
+    set_running(d, op, op->running_blocks - chunk->blocks);
+    *chunk = ct_chunks(d, group)[--ct_groups(d)[group].chunk_count];
+    return 1;
+}
+
+void ct_grid_stop_trains(struct ct_device *d, uint32_t group)
+{
+    ct_delay_settle(d, group);
+    for (uint32_t i = 0; i < ct_groups(d)[group].chunk_count;)
+        i += !stop_train(d, group, &ct_chunks(d, group)[i]);
+}
+
 void ct_grid_ready(struct ct_device *d, uint32_t op)
 {
     struct ct_op *o = &ct_ops(d)[op];
@@ -62,10 +87,14 @@ void ct_grid_ready(struct ct_device *d, uint32_t op)
     struct ct_client *client = &ct_clients(d)[owner];
     struct ct_group *group = &ct_groups(d)[client->group];
     ct_delay_settle(d, client->group);
-    for (uint32_t i = 0; i < group->chunk_count; i++) {
+    for (uint32_t i = 0; i < group->chunk_count;) {
         struct ct_chunk *chunk = &ct_chunks(d, client->group)[i];
-        if (chunk->waves > 1 && o->priority < ct_ops(d)[chunk->op].priority)
+        if (chunk->waves > 1 && o->priority < ct_ops(d)[chunk->op].priority) {
+            if (stop_train(d, client->group, chunk))
+                continue;
             cut_train(d, client->group, chunk);
+        }
+        i++;
     }
     uint32_t before = group->last_ready;
     while (before != CT_NONE && ct_ops(d)[before].priority > o->priority)
@@ -132,6 +161,55 @@ void ct_grid_remove(struct ct_device *d, uint32_t op)
     d->dispatch_due = 1;
 }
 
+static uint64_t block_time_ns(const struct ct_op *op)
+{
+    return op->rate == CT_RATE_FULL ? op->block_ns : ct_scale(op->block_ns, CT_RATE_FULL, op->rate, op->rate - 1);
+}
+
+/* The kernel whose blocks are next to be placed. */
+static uint32_t first_waiting(const struct ct_device *d, const struct ct_group *g)
+{
+    uint32_t op = g->first_ready;
+    while (op != CT_NONE && ct_ops(d)[op].pending_blocks == 0)
+        op = ct_ops(d)[op].ready_next;
+    return op;
+}
+
+/* The common case of a long grid: every block that ends now makes room for the next one of the same kernel, and nothing
+ * else changes, so neither shares nor rates nor delays need a look. 0 if it is not so. With a whole device's worth of
+ * blocks still waiting, what the kernel would have alone stays the same too. */
+int ct_grid_refill(struct ct_device *d, uint32_t group)
+{
+    struct ct_group *g = &ct_groups(d)[group];
+    struct ct_chunk *chunks = ct_chunks(d, group);
+    uint32_t first = first_waiting(d, g);
+    uint64_t blocks = 0;
+    if (first == CT_NONE || d->work_first != CT_NONE || d->slice_end_ns == d->now_ns || d->dispatch_due)
+        return 0;
+    struct ct_op *op = &ct_ops(d)[first];
+    if (ct_context_of(d, op)->sm_cap > 0)
+        return 0;
+    for (uint32_t i = 0; i < g->chunk_count; i++) {
+        if (chunks[i].end_ns != d->now_ns)
+            continue;
+        if (chunks[i].op != first || chunks[i].waves != 1)
+            return 0;
+        blocks += chunks[i].blocks;
+    }
+    if (op->pending_blocks < blocks + d->capacity_share / op->share)
+        return 0;
+    uint64_t end_ns = ct_later(d->now_ns, block_time_ns(op)), next_ns = end_ns;
+    for (uint32_t i = 0; i < g->chunk_count; i++) {
+        if (chunks[i].end_ns == d->now_ns)
+            chunks[i].end_ns = end_ns;
+        next_ns = ct_min(next_ns, chunks[i].end_ns);
+    }
+    op->pending_blocks -= blocks;
+    ct_books_retired(d, op, blocks);
+    g->next_end_ns = next_ns;
+    return 1;
+}
+
 /* All that end now leave together, so that what they free is handed out as one. Kernels that end at the same instant
  * complete in the order of the list: by priority, then by readiness. */
 void ct_grid_retire(struct ct_device *d, uint32_t group)
@@ -164,11 +242,6 @@ void ct_grid_retire(struct ct_device *d, uint32_t group)
     }
     g->next_end_ns = CT_DEVICE_NEVER;
     d->dispatch_due = 1;
-}
-
-static uint64_t block_time_ns(const struct ct_op *op)
-{
-    return op->rate == CT_RATE_FULL ? op->block_ns : ct_scale(op->block_ns, CT_RATE_FULL, op->rate, op->rate - 1);
 }
 
 /* Too many sets in flight: the new blocks join the kernel's youngest set, whose end becomes the mean by blocks. */

@@ -119,7 +119,7 @@ static void event_happened(struct ct_device *d, uint32_t op)
 {
     const struct ct_op *o = &ct_ops(d)[op];
     struct ct_event *event = &ct_events(d)[o->event];
-    if (event->used && event->record == ct_op_id(d, op)) {
+    if (!d->is_ahead && event->used && event->record == ct_op_id(d, op)) {
         event->done = 1;
         event->instant_ns = d->now_ns;
     }

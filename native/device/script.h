@@ -1,4 +1,4 @@
-/* Whole launch scripts in simulated time: several clients, each a program of launches and waits, in one call. */
+/* Whole launch scripts in one call: several clients, each a program of launches and waits, on an axis of instants. */
 #ifndef COTENANT_DEVICE_SCRIPT_H
 #define COTENANT_DEVICE_SCRIPT_H
 

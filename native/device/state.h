@@ -151,7 +151,7 @@ struct ct_device {
     uint64_t ready_count; /* grids that ever became ready: FIFO order is insertion order */
     uint64_t capacity_share;
     uint32_t work_first, work_last; /* streams whose head may have become ready */
-    uint32_t dispatch_due;
+    uint32_t dispatch_due, in_step;
     /* turns */
     uint32_t active, resident, outgoing, switching;
     uint64_t runnable_mask;
@@ -238,9 +238,11 @@ void ct_engine_finish(struct ct_device *d, uint32_t engine);
 /* grid.c: blocks onto SMs. */
 void ct_grid_ready(struct ct_device *d, uint32_t op);
 void ct_grid_remove(struct ct_device *d, uint32_t op);
+int ct_grid_refill(struct ct_device *d, uint32_t group);
 void ct_grid_retire(struct ct_device *d, uint32_t group);
 void ct_grid_dispatch(struct ct_device *d, uint32_t group);
 void ct_grid_cut_trains(struct ct_device *d, uint32_t group);
+void ct_grid_stop_trains(struct ct_device *d, uint32_t group);
 
 /* rate.c: bandwidth among running kernels. */
 struct ct_flow {

@@ -30,14 +30,25 @@ void ct_time_settle(struct ct_device *d)
 static void step(struct ct_device *d, uint64_t instant_ns)
 {
     d->now_ns = instant_ns;
+    d->in_step = 1;
     for (uint32_t i = 0; i < CT_ENGINES; i++)
         if (d->engines[i].end_ns == instant_ns)
             ct_engine_finish(d, i);
-    if (d->active != CT_NONE && ct_groups(d)[d->active].next_end_ns == instant_ns)
+    if (d->active != CT_NONE && ct_groups(d)[d->active].next_end_ns == instant_ns) {
+        if (ct_grid_refill(d, d->active)) {
+            d->in_step = 0;
+            return; /* it saw to it that nothing else happens now */
+        }
         ct_grid_retire(d, d->active);
+    }
     if (d->switch_end_ns == instant_ns)
         ct_turn_switched(d);
+    ct_order_run(d);
+    ct_turn_update(d);
+    if (d->slice_end_ns == instant_ns)
+        ct_grid_stop_trains(d, d->active);
     ct_time_settle(d);
+    d->in_step = 0;
 }
 
 static void run_to(struct ct_device *d, uint64_t now_ns)
@@ -73,23 +84,40 @@ uint64_t ct_device_epoch(const struct ct_device *d)
 
 /* ---- ahead ------------------------------------------------------------------------------------------------- */
 
-static void copy_table(struct ct_device *to, const struct ct_device *from, const struct ct_table *table, size_t each)
+/* Only what is in use, and nothing that a projection does not look at (events, records, the matrix of delays): the
+ * price of a projection follows the work that is queued, not the size of the tables. */
+static void copy_people(struct ct_device *to, const struct ct_device *from)
 {
-    memcpy(ct_at(to, table->offset), ct_at(from, table->offset), table->touched * each);
+    memcpy(ct_groups(to), ct_groups(from), from->limits.clients * sizeof(struct ct_group));
+    memcpy(ct_contexts(to), ct_contexts(from), from->contexts.touched * sizeof(struct ct_context));
+    memcpy(ct_streams(to), ct_streams(from), from->streams.touched * sizeof(struct ct_stream));
+    for (uint32_t i = 0; i < from->limits.clients; i++) {
+        if (ct_clients(from)[i].used)
+            memcpy(&ct_clients(to)[i], &ct_clients(from)[i], offsetof(struct ct_client, delayed_by_ns));
+        memcpy(ct_chunks(to, i), ct_chunks(from, i), ct_groups(from)[i].chunk_count * sizeof(struct ct_chunk));
+    }
+}
+
+static void copy_work(struct ct_device *to, const struct ct_device *from)
+{
+    for (uint32_t s = 0; s < from->streams.touched; s++) {
+        if (!ct_streams(from)[s].used)
+            continue;
+        for (uint32_t op = ct_streams(from)[s].first; op != CT_NONE; op = ct_ops(from)[op].next) {
+            ct_ops(to)[op] = ct_ops(from)[op];
+            uint32_t awaited = (uint32_t)ct_ops(from)[op].awaits; /* maybe complete: the copy must know that too */
+            if (ct_ops(from)[op].awaits != 0)
+                ct_ops(to)[awaited] = ct_ops(from)[awaited];
+        }
+    }
 }
 
 static struct ct_device *fork_ahead(struct ct_device *d)
 {
     struct ct_device *ahead = ct_at(d, d->ahead_offset);
     memcpy(ahead, d, sizeof *d);
-    memcpy(ct_groups(ahead), ct_groups(d), d->limits.clients * sizeof(struct ct_group));
-    memcpy(ct_clients(ahead), ct_clients(d), d->limits.clients * sizeof(struct ct_client));
-    for (uint32_t i = 0; i < d->limits.clients; i++)
-        memcpy(ct_chunks(ahead, i), ct_chunks(d, i), ct_groups(d)[i].chunk_count * sizeof(struct ct_chunk));
-    copy_table(ahead, d, &d->contexts, sizeof(struct ct_context));
-    copy_table(ahead, d, &d->streams, sizeof(struct ct_stream));
-    copy_table(ahead, d, &d->events, sizeof(struct ct_event));
-    copy_table(ahead, d, &d->ops, sizeof(struct ct_op));
+    copy_people(ahead, d);
+    copy_work(ahead, d);
     ahead->is_ahead = 1;
     ahead->ahead_epoch = d->ahead_epoch = d->epoch;
     return ahead;

@@ -14,7 +14,7 @@ static void turn_on(struct ct_device *d, uint32_t group)
     d->slice_start_ns = d->now_ns;
     d->slice_end_ns = CT_DEVICE_NEVER;
     for (uint32_t i = 0; i < g->chunk_count; i++)
-        chunks[i].end_ns += d->now_ns;
+        chunks[i].end_ns = ct_later(d->now_ns, chunks[i].end_ns);
     ct_books_group_on(d, group, 1);
     d->dispatch_due = 1;
 }

@@ -35,16 +35,16 @@ class Reference:
     switch_ns: int
     groups: list[int]  # by client
     caps: list[int]  # by client, in SMs; 0: none
+    now: int = field(init=False, default=0)
+    queues: dict[tuple[int, int], list[Launch]] = field(init=False, default_factory=dict)
+    ready: list[Launch] = field(init=False, default_factory=list)
+    active: int | None = field(init=False, default=None)
+    resident: int | None = field(init=False, default=None)
+    switch_end: int | None = field(init=False, default=None)
+    slice_start: int = field(init=False, default=0)
+    slice_end: int | None = field(init=False, default=None)
 
     def run(self, launches: list[Launch]) -> None:
-        self.now = 0
-        self.queues: dict[tuple[int, int], list[Launch]] = {}
-        self.ready: list[Launch] = []
-        self.active: int | None = None
-        self.resident: int | None = None
-        self.switch_end: int | None = None
-        self.slice_start = 0
-        self.slice_end: int | None = None
         to_come = sorted(launches, key=lambda launch: launch.submit_ns)
         while True:
             change = self.next_change()
@@ -98,7 +98,7 @@ class Reference:
         passed = instant - self.now
         for launch in self.ready:
             peers = [other for other in self.of_group(self.group(launch)) if other.client == launch.client]
-            alone = len(launch.left_ns) + dict((id(other), n) for other, n in self.placement(peers)).get(id(launch), 0)
+            alone = len(launch.left_ns) + sum(n for other, n in self.placement(peers) if other is launch)
             service = len(launch.left_ns) if self.is_on(self.group(launch)) else 0
             if alone:
                 launch.delayed_ns += passed * (1 - Fraction(service, alone))

@@ -19,8 +19,7 @@ from cotenant.sim.device import (
     StreamKind,
     preset,
 )
-
-from .device_reference import Launch, Reference
+from tests.property.device_reference import Launch, Reference
 
 LIMITS = Limits(clients=4, contexts=8, streams=16, events=16, ops=512, records=1024)
 
@@ -52,7 +51,9 @@ shapes = st.builds(kernel, st.integers(1, 40), st.integers(1, 500), st.integers(
 
 
 @given(st.integers(1, 8), st.integers(1, 32), st.integers(1, 10**6), st.integers(1, 10**6))
-def test_alone_a_kernel_takes_its_waves_times_the_block_time(sm_count, occupancy, blocks, block_ns):
+def test_alone_a_kernel_takes_its_waves_times_the_block_time(
+    sm_count: int, occupancy: int, blocks: int, block_ns: int
+) -> None:
     device = Device(tiny(sm_count), LIMITS)
     _, context = open_client(device)
     stream = device.create_stream(0, context)
@@ -72,23 +73,30 @@ def cases(draw: st.DrawFn) -> tuple[Reference, list[Launch]]:
     sm_count = draw(st.integers(1, 3))
     caps = [draw(st.sampled_from([0, 0, 1])) for _ in range(clients)]
     model = Reference(sm_count, draw(st.integers(50, 400)), draw(st.sampled_from([0, 0, 13])), groups, caps)
-    rows = draw(
+    priorities = [[draw(st.sampled_from([0, 0, -1])) for _ in range(3)] for _ in range(clients)]
+    launches = draw(
         st.lists(
-            st.tuples(
-                st.integers(0, clients - 1), st.integers(0, 2), st.integers(0, 600), st.integers(1, 12),
-                st.integers(1, 120), st.integers(1, 4), st.sampled_from([0, 0, -1]),
+            st.builds(
+                Launch,
+                client=st.integers(0, clients - 1),
+                stream=st.integers(0, 2),
+                submit_ns=st.integers(0, 600),
+                blocks=st.one_of(st.integers(1, 12), st.integers(1, 60)),
+                block_ns=st.integers(1, 120),
+                occupancy=st.integers(1, 4),
             ),
-            min_size=1, max_size=9,
+            min_size=1,
+            max_size=9,
         )
-    )  # fmt: skip
-    priorities: dict[tuple[int, int], int] = {}
-    launches = [Launch(*row[:6], priority=priorities.setdefault(row[:2], row[6])) for row in rows]
+    )
+    for launch in launches:
+        launch.priority = priorities[launch.client][launch.stream]
     return model, launches
 
 
 @settings(max_examples=300, deadline=None)
 @given(cases())
-def test_it_agrees_with_the_reference_block_by_block(case):
+def test_it_agrees_with_the_reference_block_by_block(case: tuple[Reference, list[Launch]]) -> None:
     model, launches = case
     device = Device(tiny(model.sm_count, slice_ns=model.slice_ns, switch_ns=model.switch_ns), LIMITS)
     labels = [OWN_GROUP if model.groups.count(group) == 1 else group for group in model.groups]
@@ -121,13 +129,13 @@ def test_it_agrees_with_the_reference_block_by_block(case):
 
 
 @given(st.lists(shapes, min_size=1, max_size=12), st.integers(1, 3), st.lists(st.integers(0, 2), min_size=12))
-def test_work_is_conserved_and_alone_nobody_is_delayed(kernels, streams, choice):
+def test_work_is_conserved_and_alone_nobody_is_delayed(kernels: list[Kernel], streams: int, choice: list[int]) -> None:
     device = Device(tiny(3, memory_bytes_per_s=10**12), LIMITS)
     client, context = open_client(device)
     handles = [device.create_stream(0, context, StreamKind.NONBLOCKING, -index) for index in range(streams)]
     for index, shape in enumerate(kernels):
-        shape = msgspec.structs.replace(shape, bytes_per_block=1000 * index)
-        device.launch(index, handles[choice[index] % streams], shape, index)
+        loaded = msgspec.structs.replace(shape, bytes_per_block=1000 * index)
+        device.launch(index, handles[choice[index] % streams], loaded, index)
     records = run_out(device)
     counters = device.count()
     assert counters == device.count_context(context) == device.count_client(client)
@@ -140,7 +148,7 @@ def test_work_is_conserved_and_alone_nobody_is_delayed(kernels, streams, choice)
 
 
 @given(st.integers(2, 40), st.integers(100, 5000), st.integers(0, 50))
-def test_two_equal_contexts_halve(count, block_ns, switch_ns):
+def test_two_equal_contexts_halve(count: int, block_ns: int, switch_ns: int) -> None:
     device = Device(tiny(2, slice_ns=1000, switch_ns=switch_ns), LIMITS)
     people = [open_client(device) for _ in range(2)]
     ops = []
@@ -148,7 +156,7 @@ def test_two_equal_contexts_halve(count, block_ns, switch_ns):
         stream = device.create_stream(0, context)
         ops.append([device.launch(0, stream, kernel(2, block_ns)) for _ in range(count)][-1])
     alone_ns = count * block_ns
-    ends = [device.project_ns(op) for op in ops]
+    ends = [device.project_ns(op) or 0 for op in ops]
     records = run_out(device)
     assert ends == [max(r.end_ns for r in records if r.client == client) for client, _ in people]
     counters = device.count()
@@ -161,7 +169,7 @@ def test_two_equal_contexts_halve(count, block_ns, switch_ns):
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), shapes, st.integers(0, 300)), min_size=1, max_size=20))
-def test_order_within_a_stream_and_across_the_legacy_stream(work):
+def test_order_within_a_stream_and_across_the_legacy_stream(work: list[tuple[int, Kernel, int]]) -> None:
     device = Device(tiny(2), LIMITS)
     _, context = open_client(device)
     kinds = [StreamKind.LEGACY, StreamKind.BLOCKING, StreamKind.BLOCKING, StreamKind.NONBLOCKING]
@@ -180,7 +188,9 @@ def test_order_within_a_stream_and_across_the_legacy_stream(work):
 
 
 @given(shapes, shapes, st.integers(0, 400), st.booleans())
-def test_an_event_orders_streams_and_tells_its_instant(first, second, gap_ns, same_client):
+def test_an_event_orders_streams_and_tells_its_instant(
+    first: Kernel, second: Kernel, gap_ns: int, same_client: bool
+) -> None:
     device = Device(tiny(2), LIMITS)
     _, one = open_client(device)
     two = one if same_client else open_client(device)[1]
@@ -201,7 +211,9 @@ def test_an_event_orders_streams_and_tells_its_instant(first, second, gap_ns, sa
 
 
 @given(st.integers(1, 4), st.integers(2, 50), st.integers(10, 500), st.integers(1, 10**4), st.integers(1, 20))
-def test_priority_acts_at_block_boundaries(sm_count, waves, block_ns, at_ns, urgent_ns):
+def test_priority_acts_at_block_boundaries(
+    sm_count: int, waves: int, block_ns: int, at_ns: int, urgent_ns: int
+) -> None:
     device = Device(tiny(sm_count), LIMITS)
     _, context = open_client(device)
     low = device.create_stream(0, context, StreamKind.NONBLOCKING, 0)
@@ -220,7 +232,7 @@ def test_priority_acts_at_block_boundaries(sm_count, waves, block_ns, at_ns, urg
 
 
 @given(st.lists(st.tuples(st.integers(0, 1), shapes), min_size=1, max_size=12), st.integers(1, 3), st.booleans())
-def test_an_sm_cap_is_never_exceeded(work, cap, shared):
+def test_an_sm_cap_is_never_exceeded(work: list[tuple[int, Kernel]], cap: int, shared: bool) -> None:
     device = Device(tiny(4), LIMITS)
     _, capped = open_client(device, 5, cap)
     free = open_client(device, 5)[1] if shared else capped
@@ -237,8 +249,11 @@ def test_an_sm_cap_is_never_exceeded(work, cap, shared):
         before, at_ns = counters.thread_ns, change_ns
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4), shapes), max_size=20), st.integers(0, 3000), st.booleans())
-def test_a_killed_client_leaves_nothing(work, at_ns, together):
+jobs = st.tuples(st.integers(0, 2), st.integers(0, 4), shapes)
+
+
+@given(st.lists(jobs, max_size=20), st.integers(0, 3000), st.booleans())
+def test_a_killed_client_leaves_nothing(work: list[tuple[int, int, Kernel]], at_ns: int, together: bool) -> None:
     device = Device(tiny(2), LIMITS)
     people = [open_client(device, 1 if together else OWN_GROUP) for _ in range(3)]
     streams = [device.create_stream(0, context) for _, context in people]
@@ -266,11 +281,12 @@ def test_a_killed_client_leaves_nothing(work, at_ns, together):
     for client, _ in people[1:]:
         device.kill_client(device.now_ns(), client)
     assert device.free_memory_bytes() == device.config.memory_bytes
-    assert device.next_change_ns() is None and device.check() is None
+    assert device.next_change_ns() is None
+    assert device.check() is None
 
 
 @given(st.integers(1, 20), st.integers(1, 20), st.integers(100, 10**5))
-def test_bandwidth_is_shared_when_there_is_not_enough(a_share, b_share, block_ns):
+def test_bandwidth_is_shared_when_there_is_not_enough(a_share: int, b_share: int, block_ns: int) -> None:
     """Two kernels on half of the SMs each ask for twentieths of the bandwidth: max-min fair, and booked as delay."""
     bandwidth = 10**12
     device = Device(tiny(2, memory_bytes_per_s=bandwidth), LIMITS)
@@ -281,7 +297,8 @@ def test_bandwidth_is_shared_when_there_is_not_enough(a_share, b_share, block_ns
     end_ns = max(record.end_ns for record in run_out(device))
     small, big = sorted((a_share, b_share))
     if small + big <= 20:
-        assert end_ns == block_ns and device.count().delayed_ns == 0
+        assert end_ns == block_ns
+        assert device.count().delayed_ns == 0
         return
     first_ns = block_ns * max(small, 10) / 10  # the smaller one gets what it asks, or half
     rate = (20 - min(small, 10)) / big  # of the bigger one until then
@@ -290,50 +307,57 @@ def test_bandwidth_is_shared_when_there_is_not_enough(a_share, b_share, block_ns
     assert abs(device.count().delayed_ns - (end_ns - block_ns) - (first_ns - block_ns)) <= 6
 
 
-def step_by_step(device: Device, kernels: list[Kernel], clients: list[ScriptClient]) -> dict[int, Record]:
-    """The batch driver's hosts, written out: launch, run ahead, wait; client and launch in the tag."""
-    people = []
-    for client in clients:
+class Host:
+    """One process of the batch driver, written out: it launches, runs ahead and waits."""
+
+    def __init__(self, device: Device, client: ScriptClient, index: int) -> None:
         _, context = open_client(device, client.group_label, client.sm_cap)
-        streams = [device.create_stream(0, context, kind, priority) for kind, priority in client.streams]
-        program = list(client.steps) * client.repeats
-        people.append({"steps": program, "streams": streams, "at": client.start_ns, "ops": [], "waits": False, "n": 0})
-    done: dict[int, Record] = {}
-    for person in people:
-        person["at"] += person["steps"][0].host_ns
+        self.device = device
+        self.streams = [device.create_stream(0, context, kind, priority) for kind, priority in client.streams]
+        self.steps = list(client.steps) * client.repeats
+        self.at_ns = client.start_ns + self.steps[0].host_ns
+        self.ops: list[int] = []
+        self.waits = False
+        self.tag = index << 48
 
-    def collect() -> None:
-        done.update((record.tag, record) for record in device.drain())
-        for person in people:
-            if person["waits"] and all(device.is_done(op) for op in person["ops"]):
-                person["waits"] = False
-                finish_step(person, device.now_ns())
+    def has_nothing_under_way(self) -> bool:
+        return all(self.device.is_done(op) for op in self.ops)
 
-    def finish_step(person: dict[str, Any], now_ns: int) -> None:
-        person["steps"].pop(0)
-        if person["steps"]:
-            person["at"] = now_ns + person["steps"][0].host_ns
+    def end_step(self, now_ns: int) -> None:
+        self.waits = False
+        self.steps.pop(0)
+        if self.steps:
+            self.at_ns = now_ns + self.steps[0].host_ns
 
-    while True:
-        acting = [person for person in people if person["steps"] and not person["waits"]]
-        at_ns = min((person["at"] for person in acting), default=None)
-        change_ns = device.next_change_ns()
-        if change_ns is not None and (at_ns is None or change_ns <= at_ns):
-            device.advance(change_ns)
-            collect()
-            continue
-        if at_ns is None:
-            return done
-        person = next(person for person in acting if person["at"] == at_ns)
-        step = person["steps"][0]
+    def act(self, kernels: list[Kernel]) -> None:
+        step = self.steps[0]
         if step.kernel is not None:
-            tag = people.index(person) << 48 | person["n"]
-            person["ops"].append(device.launch(at_ns, person["streams"][step.stream], kernels[step.kernel], tag))
-            person["n"] += 1
-        if step.sync and not all(device.is_done(op) for op in person["ops"]):
-            person["waits"] = True
+            self.ops.append(self.device.launch(self.at_ns, self.streams[step.stream], kernels[step.kernel], self.tag))
+            self.tag += 1
+        if step.sync and not self.has_nothing_under_way():
+            self.waits = True
         else:
-            finish_step(person, at_ns)
+            self.end_step(self.at_ns)
+
+
+def step_by_step(device: Device, kernels: list[Kernel], clients: list[ScriptClient]) -> dict[int, Record]:
+    """What the batch driver does in one call; records by tag: client and launch."""
+    hosts = [Host(device, client, index) for index, client in enumerate(clients)]
+    done: dict[int, Record] = {}
+    while True:
+        acting = [host for host in hosts if host.steps and not host.waits]
+        next_host = min(acting, key=lambda host: host.at_ns, default=None)
+        change_ns = device.next_change_ns()
+        if change_ns is not None and (next_host is None or change_ns <= next_host.at_ns):
+            device.advance(change_ns)
+            done.update((record.tag, record) for record in device.drain())
+            for host in hosts:
+                if host.waits and host.has_nothing_under_way():
+                    host.end_step(change_ns)
+        elif next_host is not None:
+            next_host.act(kernels)
+        else:
+            return done
 
 
 steps = st.builds(Step, st.integers(0, 400), st.sampled_from([None, 0, 1, 2]), st.integers(0, 1), st.booleans())
@@ -351,13 +375,14 @@ traffic = st.builds(kernel, st.integers(1, 30), st.integers(1, 400), st.integers
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(scripts, min_size=1, max_size=3), st.lists(traffic, min_size=3, max_size=3))
-def test_the_batch_driver_equals_the_step_by_step_api(clients, kernels):
+def test_the_batch_driver_equals_the_step_by_step_api(clients: list[ScriptClient], kernels: list[Kernel]) -> None:
     config = tiny(2, switch_ns=20)
     batch, again, single = (Device(config, LIMITS) for _ in range(3))
     results = batch.run(kernels, clients)
     assert results == again.run(kernels, clients)  # the same calls, the same answers
     records = step_by_step(single, kernels, clients)
-    assert batch.count() == single.count() and batch.check() is None
+    assert batch.count() == single.count()
+    assert batch.check() is None
     for index, result in enumerate(results):
         assert result.launches == result.completions == len(result.ends_ns)
         assert result.finished_ns is not None
