@@ -1,0 +1,131 @@
+/* Who waited for whom: each kernel's service against what it would have at the same instant without the others.
+ * The definition is in device.h above struct ct_device_counters. */
+#include "device/state.h"
+
+struct alone {
+    uint32_t op;
+    uint64_t blocks;
+};
+
+/* What a capped context may still claim, given what this placement has already handed to its other kernels. */
+static uint64_t within_cap(const struct ct_device *d, const struct ct_op *op, const struct alone *placed, uint32_t count)
+{
+    const struct ct_context *context = ct_context_of(d, op);
+    uint64_t cap = context->sm_cap * CT_SM_UNITS;
+    uint64_t held = context->held_share;
+    for (uint32_t i = 0; i < count; i++) {
+        const struct ct_op *other = &ct_ops(d)[placed[i].op];
+        if (ct_context_of(d, other) == context)
+            held += (placed[i].blocks - other->running_blocks) * other->share;
+    }
+    return cap > held ? cap - held : 0;
+}
+
+/* The client's kernels that would have blocks on the SMs now if the other clients' were gone, and how many. */
+static uint32_t placed_alone(const struct ct_device *d, const struct ct_group *g, uint32_t owner, struct alone *placed)
+{
+    uint64_t room = d->capacity_share - ct_clients(d)[owner].held_share;
+    uint32_t count = 0;
+    int blocked = 0;
+    for (uint32_t op = g->first_ready; op != CT_NONE && count < CT_RESIDENT_LIMIT; op = ct_ops(d)[op].ready_next) {
+        const struct ct_op *o = &ct_ops(d)[op];
+        const struct ct_context *context = ct_context_of(d, o);
+        if (context->client != owner)
+            continue;
+        uint64_t blocks = o->running_blocks;
+        if (o->pending_blocks > 0 && !blocked) {
+            uint64_t own = context->sm_cap > 0 ? within_cap(d, o, placed, count) : room;
+            uint64_t more = ct_min(o->pending_blocks, ct_min(room, own) / o->share);
+            blocked = more < o->pending_blocks && own >= room; /* for lack of SMs rather than by its cap */
+            room -= more * o->share;
+            blocks += more;
+        }
+        if (blocks > 0)
+            placed[count++] = (struct alone){op, blocks};
+    }
+    return count;
+}
+
+static void book(struct ct_device *d, struct ct_op *op, uint64_t lost_ns, uint64_t culprits)
+{
+    struct ct_context *context = ct_context_of(d, op);
+    struct ct_client *waiter = &ct_clients(d)[context->client];
+    uint64_t held = 0, left_ns = lost_ns;
+    if (lost_ns == 0 || culprits == 0)
+        return;
+    op->delayed_ns += lost_ns;
+    context->counters.delayed_ns += lost_ns;
+    waiter->counters.delayed_ns += lost_ns;
+    d->counters.delayed_ns += lost_ns;
+    uint32_t first = ct_lowest(culprits);
+    if (culprits & (culprits - 1)) {
+        for (uint64_t mask = culprits; mask; mask &= mask - 1)
+            held += ct_clients(d)[ct_lowest(mask)].held_share;
+        for (uint64_t mask = culprits & (culprits - 1); held > 0 && mask; mask &= mask - 1) {
+            uint64_t part_ns = ct_scale(lost_ns, ct_clients(d)[ct_lowest(mask)].held_share, held, 0);
+            waiter->delayed_by_ns[ct_lowest(mask)] += part_ns;
+            left_ns -= part_ns;
+        }
+    }
+    waiter->delayed_by_ns[first] += left_ns;
+}
+
+/* Switched out, or about to come in: whoever could run loses all of this time to the group that has the device. */
+static void settle_waiting(struct ct_device *d, uint32_t group, uint64_t passed_ns)
+{
+    const struct ct_group *g = &ct_groups(d)[group];
+    uint32_t holder = d->switching && d->active == group ? d->outgoing : d->active;
+    struct alone placed[CT_RESIDENT_LIMIT];
+    if (holder == CT_NONE)
+        return;
+    const struct ct_group *other = &ct_groups(d)[holder];
+    uint64_t culprits = other->ready_mask ? other->ready_mask : other->blame_mask;
+    for (uint64_t mask = g->ready_mask; mask; mask &= mask - 1) {
+        uint32_t count = placed_alone(d, g, ct_lowest(mask), placed);
+        for (uint32_t i = 0; i < count; i++)
+            book(d, &ct_ops(d)[placed[i].op], passed_ns, culprits);
+    }
+}
+
+/* On the device together with other clients: slots they hold and bandwidth they take. */
+static void settle_sharing(struct ct_device *d, uint32_t group, uint32_t owner, uint64_t passed_ns)
+{
+    const struct ct_group *g = &ct_groups(d)[group];
+    struct alone placed[CT_RESIDENT_LIMIT];
+    struct ct_flow flows[CT_RESIDENT_LIMIT];
+    uint32_t count = placed_alone(d, g, owner, placed);
+    uint64_t demand = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        const struct ct_op *o = &ct_ops(d)[placed[i].op];
+        flows[i] = (struct ct_flow){placed[i].blocks * o->demand, (placed[i].blocks * o->share) >> 16, CT_RATE_FULL};
+        demand += flows[i].demand;
+    }
+    if (demand > d->config.memory_bytes_per_s)
+        ct_rate_share(flows, count, d->config.memory_bytes_per_s);
+    for (uint32_t i = 0; i < count; i++) {
+        struct ct_op *o = &ct_ops(d)[placed[i].op];
+        uint64_t service = o->running_blocks * o->rate, alone = placed[i].blocks * flows[i].rate;
+        if (service < alone)
+            book(d, o, ct_scale(passed_ns, alone - service, alone, 0), g->ready_mask & ~(UINT64_C(1) << owner));
+    }
+}
+
+void ct_delay_settle(struct ct_device *d, uint32_t group)
+{
+    struct ct_group *g = &ct_groups(d)[group];
+    uint64_t passed_ns = d->now_ns - g->delays_settled_ns;
+    g->delays_settled_ns = d->now_ns;
+    if (passed_ns == 0 || g->ready_grids == 0 || d->is_ahead)
+        return;
+    if (!ct_group_is_on(d, group))
+        settle_waiting(d, group, passed_ns);
+    else if (g->ready_mask & (g->ready_mask - 1))
+        for (uint64_t mask = g->ready_mask; mask; mask &= mask - 1)
+            settle_sharing(d, group, ct_lowest(mask), passed_ns);
+}
+
+void ct_delay_settle_all(struct ct_device *d)
+{
+    for (uint64_t mask = d->runnable_mask; mask; mask &= mask - 1)
+        ct_delay_settle(d, ct_lowest(mask));
+}

@@ -1,0 +1,326 @@
+/* Blocks onto SMs: in order of priority, then of readiness; a running block keeps its place until it is done. */
+#include "device/state.h"
+
+/* Everything that follows from a kernel having this many blocks on the SMs. */
+static void set_running(struct ct_device *d, struct ct_op *op, uint64_t blocks)
+{
+    struct ct_context *context = ct_context_of(d, op);
+    struct ct_client *client = &ct_clients(d)[context->client];
+    struct ct_group *group = &ct_groups(d)[client->group];
+    uint64_t before = op->running_blocks;
+    ct_books_blocks(d, op, before, blocks);
+    op->running_blocks = blocks;
+    /* Unsigned differences: what goes down wraps and comes back right. */
+    uint64_t share = (blocks - before) * op->share;
+    context->held_share += share;
+    client->held_share += share;
+    group->held_share += share;
+    group->demand += (blocks - before) * op->demand;
+}
+
+static void refresh_next_end(struct ct_device *d, uint32_t group)
+{
+    struct ct_group *g = &ct_groups(d)[group];
+    const struct ct_chunk *chunks = ct_chunks(d, group);
+    uint64_t next_ns = CT_DEVICE_NEVER;
+    if (ct_group_is_on(d, group))
+        for (uint32_t i = 0; i < g->chunk_count; i++)
+            next_ns = ct_min(next_ns, chunks[i].end_ns);
+    g->next_end_ns = next_ns;
+}
+
+/* Gives back the waves that have not begun: whoever goes first at the next boundary may take the slots. */
+static void cut_train(struct ct_device *d, uint32_t group, struct ct_chunk *chunk)
+{
+    struct ct_op *op = &ct_ops(d)[chunk->op];
+    uint64_t from_ns = ct_group_is_on(d, group) ? d->now_ns : 0;
+    uint64_t left_ns = chunk->end_ns - from_ns;
+    if (chunk->waves == 1 || left_ns == 0)
+        return;
+    uint64_t work_ns = ct_max(1, ct_scale(left_ns, op->rate, CT_RATE_FULL, 0));
+    uint64_t unbegun = ct_min((work_ns - 1) / op->block_ns, chunk->waves - 1);
+    op->pending_blocks += unbegun * chunk->blocks;
+    ct_books_retired(d, op, (chunk->waves - 1 - unbegun) * chunk->blocks);
+    chunk->waves = 1;
+    chunk->end_ns = from_ns + ct_scale(work_ns - unbegun * op->block_ns, CT_RATE_FULL, op->rate, op->rate - 1);
+    d->dispatch_due = 1;
+}
+
+void ct_grid_cut_trains(struct ct_device *d, uint32_t group)
+{
+    struct ct_group *g = &ct_groups(d)[group];
+    ct_delay_settle(d, group);
+    for (uint32_t i = 0; i < g->chunk_count; i++)
+        cut_train(d, group, &ct_chunks(d, group)[i]);
+    refresh_next_end(d, group);
+}
+
+/* At this very instant a wave ended and the next one has not been placed yet: it need not be the next. Only while
+ * the model itself moves on; a call from outside comes after the placing. 1 if the train is no more. */
+static int stop_train(struct ct_device *d, uint32_t group, struct ct_chunk *chunk)
+{
+    struct ct_op *op = &ct_ops(d)[chunk->op];
+    uint64_t left_ns = chunk->end_ns - d->now_ns;
+    uint64_t unbegun = left_ns / op->block_ns;
+    if (!d->in_step || !ct_group_is_on(d, group) || op->rate != CT_RATE_FULL || left_ns % op->block_ns != 0 ||
+        unbegun >= chunk->waves)
+        return 0;
+    op->pending_blocks += unbegun * chunk->blocks;
+    op->chunks--;
+    ct_books_retired(d, op, (chunk->waves - unbegun) * chunk->blocks);
+    set_running(d, op, op->running_blocks - chunk->blocks);
+    *chunk = ct_chunks(d, group)[--ct_groups(d)[group].chunk_count];
+    return 1;
+}
+
+void ct_grid_stop_trains(struct ct_device *d, uint32_t group)
+{
+    ct_delay_settle(d, group);
+    for (uint32_t i = 0; i < ct_groups(d)[group].chunk_count;)
+        i += !stop_train(d, group, &ct_chunks(d, group)[i]);
+}
+
+void ct_grid_ready(struct ct_device *d, uint32_t op)
+{
+    struct ct_op *o = &ct_ops(d)[op];
+    uint32_t owner = ct_context_of(d, o)->client;
+    struct ct_client *client = &ct_clients(d)[owner];
+    struct ct_group *group = &ct_groups(d)[client->group];
+    ct_delay_settle(d, client->group);
+    for (uint32_t i = 0; i < group->chunk_count;) {
+        struct ct_chunk *chunk = &ct_chunks(d, client->group)[i];
+        if (chunk->waves > 1 && o->priority < ct_ops(d)[chunk->op].priority) {
+            if (stop_train(d, client->group, chunk))
+                continue;
+            cut_train(d, client->group, chunk);
+        }
+        i++;
+    }
+    uint32_t before = group->last_ready;
+    while (before != CT_NONE && ct_ops(d)[before].priority > o->priority)
+        before = ct_ops(d)[before].ready_prev;
+    o->ready_prev = before;
+    o->ready_next = before == CT_NONE ? group->first_ready : ct_ops(d)[before].ready_next;
+    if (before == CT_NONE)
+        group->first_ready = op;
+    else
+        ct_ops(d)[before].ready_next = op;
+    if (o->ready_next == CT_NONE)
+        group->last_ready = op;
+    else
+        ct_ops(d)[o->ready_next].ready_prev = op;
+    group->ready_grids++;
+    client->ready_grids++;
+    group->ready_mask |= UINT64_C(1) << owner;
+    d->runnable_mask |= UINT64_C(1) << client->group;
+    d->ready_count++;
+    d->dispatch_due = 1;
+}
+
+static void unlist(struct ct_device *d, uint32_t op)
+{
+    struct ct_op *o = &ct_ops(d)[op];
+    uint32_t owner = ct_context_of(d, o)->client;
+    struct ct_client *client = &ct_clients(d)[owner];
+    struct ct_group *group = &ct_groups(d)[client->group];
+    if (o->ready_prev == CT_NONE)
+        group->first_ready = o->ready_next;
+    else
+        ct_ops(d)[o->ready_prev].ready_next = o->ready_next;
+    if (o->ready_next == CT_NONE)
+        group->last_ready = o->ready_prev;
+    else
+        ct_ops(d)[o->ready_next].ready_prev = o->ready_prev;
+    if (o->resident)
+        group->resident_grids--;
+    if (--client->ready_grids == 0)
+        group->ready_mask &= ~(UINT64_C(1) << owner);
+    if (--group->ready_grids == 0)
+        d->runnable_mask &= ~(UINT64_C(1) << client->group);
+}
+
+void ct_grid_remove(struct ct_device *d, uint32_t op)
+{
+    struct ct_op *o = &ct_ops(d)[op];
+    uint32_t group = ct_clients(d)[ct_context_of(d, o)->client].group;
+    struct ct_group *g = &ct_groups(d)[group];
+    struct ct_chunk *chunks = ct_chunks(d, group);
+    ct_delay_settle(d, group);
+    for (uint32_t i = 0; i < g->chunk_count;) {
+        if (chunks[i].op != op) {
+            i++;
+            continue;
+        }
+        cut_train(d, group, &chunks[i]); /* books the waves that are done */
+        chunks[i] = chunks[--g->chunk_count];
+    }
+    set_running(d, o, 0);
+    unlist(d, op);
+    ct_rate_update(d, group);
+    refresh_next_end(d, group);
+    d->dispatch_due = 1;
+}
+
+static uint64_t block_time_ns(const struct ct_op *op)
+{
+    return op->rate == CT_RATE_FULL ? op->block_ns : ct_scale(op->block_ns, CT_RATE_FULL, op->rate, op->rate - 1);
+}
+
+/* The kernel whose blocks are next to be placed. */
+static uint32_t first_waiting(const struct ct_device *d, const struct ct_group *g)
+{
+    uint32_t op = g->first_ready;
+    while (op != CT_NONE && ct_ops(d)[op].pending_blocks == 0)
+        op = ct_ops(d)[op].ready_next;
+    return op;
+}
+
+/* The common case of a long grid: every block that ends now makes room for the next one of the same kernel, and nothing
+ * else changes, so neither shares nor rates nor delays need a look. 0 if it is not so. With a whole device's worth of
+ * blocks still waiting, what the kernel would have alone stays the same too. */
+int ct_grid_refill(struct ct_device *d, uint32_t group)
+{
+    struct ct_group *g = &ct_groups(d)[group];
+    struct ct_chunk *chunks = ct_chunks(d, group);
+    uint32_t first = first_waiting(d, g);
+    uint64_t blocks = 0;
+    if (first == CT_NONE || d->work_first != CT_NONE || d->slice_end_ns == d->now_ns || d->dispatch_due)
+        return 0;
+    struct ct_op *op = &ct_ops(d)[first];
+    if (ct_context_of(d, op)->sm_cap > 0)
+        return 0;
+    for (uint32_t i = 0; i < g->chunk_count; i++) {
+        if (chunks[i].end_ns != d->now_ns)
+            continue;
+        if (chunks[i].op != first || chunks[i].waves != 1)
+            return 0;
+        blocks += chunks[i].blocks;
+    }
+    if (op->pending_blocks < blocks + d->capacity_share / op->share)
+        return 0;
+    uint64_t end_ns = ct_later(d->now_ns, block_time_ns(op)), next_ns = end_ns;
+    for (uint32_t i = 0; i < g->chunk_count; i++) {
+        if (chunks[i].end_ns == d->now_ns)
+            chunks[i].end_ns = end_ns;
+        next_ns = ct_min(next_ns, chunks[i].end_ns);
+    }
+    op->pending_blocks -= blocks;
+    ct_books_retired(d, op, blocks);
+    g->next_end_ns = next_ns;
+    return 1;
+}
+
+/* All that end now leave together, so that what they free is handed out as one. Kernels that end at the same instant
+ * complete in the order of the list: by priority, then by readiness. */
+void ct_grid_retire(struct ct_device *d, uint32_t group)
+{
+    struct ct_group *g = &ct_groups(d)[group];
+    struct ct_chunk *chunks = ct_chunks(d, group);
+    uint32_t finished = 0;
+    ct_delay_settle(d, group);
+    for (uint32_t i = 0; i < g->chunk_count;) {
+        if (chunks[i].end_ns != d->now_ns) {
+            i++;
+            continue;
+        }
+        struct ct_chunk ended = chunks[i];
+        struct ct_op *o = &ct_ops(d)[ended.op];
+        chunks[i] = chunks[--g->chunk_count];
+        o->chunks--;
+        set_running(d, o, o->running_blocks - ended.blocks);
+        ct_books_retired(d, o, ended.waves * ended.blocks);
+        finished += o->pending_blocks == 0 && o->running_blocks == 0;
+    }
+    for (uint32_t op = g->first_ready, next; finished > 0; op = next) {
+        const struct ct_op *o = &ct_ops(d)[op];
+        next = o->ready_next;
+        if (o->pending_blocks > 0 || o->running_blocks > 0)
+            continue;
+        unlist(d, op);
+        ct_order_complete(d, op);
+        finished--;
+    }
+    g->next_end_ns = CT_DEVICE_NEVER;
+    d->dispatch_due = 1;
+}
+
+/* Too many sets in flight: the new blocks join the kernel's youngest set, whose end becomes the mean by blocks. */
+static void merge(struct ct_device *d, uint32_t group, uint32_t op, uint64_t blocks, uint64_t end_ns)
+{
+    struct ct_chunk *youngest = NULL;
+    for (uint32_t i = 0; i < ct_groups(d)[group].chunk_count; i++) {
+        struct ct_chunk *chunk = &ct_chunks(d, group)[i];
+        if (chunk->op == op && (youngest == NULL || chunk->end_ns > youngest->end_ns))
+            youngest = chunk;
+    }
+    uint64_t early_ns = ct_min(youngest->end_ns, end_ns);
+    uint64_t early = youngest->end_ns < end_ns ? youngest->blocks : blocks;
+    uint64_t both = youngest->blocks + blocks;
+    youngest->end_ns = ct_max(youngest->end_ns, end_ns) -
+                       ct_scale(ct_max(youngest->end_ns, end_ns) - early_ns, early, both, 0);
+    youngest->blocks = (uint32_t)both;
+    d->counters.merged_chunks++;
+}
+
+/* Puts this many blocks onto free slots; 0 if the device cannot keep track of another kernel now. */
+static int place(struct ct_device *d, uint32_t group, uint32_t op, uint64_t blocks)
+{
+    struct ct_group *g = &ct_groups(d)[group];
+    struct ct_op *o = &ct_ops(d)[op];
+    int crowded = o->chunks >= CT_KERNEL_CHUNKS || g->chunk_count == CT_GROUP_CHUNKS;
+    if ((!o->resident && g->resident_grids >= d->config.resident_kernels) || (crowded && o->chunks == 0))
+        return 0;
+    if (!o->resident) {
+        o->resident = 1;
+        o->start_ns = d->now_ns;
+        g->resident_grids++;
+    }
+    uint64_t wave_ns = block_time_ns(o);
+    if (crowded) {
+        merge(d, group, op, blocks, ct_later(d->now_ns, wave_ns));
+        o->pending_blocks -= blocks;
+    } else {
+        /* Alone on the SMs and first in order, it will take the same slots again and again: one train of waves. A
+         * later kernel cannot come between; an earlier one cuts the train. The last, partial wave is left over. */
+        uint64_t waves = g->chunk_count == 0 ? o->pending_blocks / blocks : 1;
+        uint64_t end_ns = ct_later(d->now_ns, ct_scale(wave_ns, waves, 1, 0));
+        ct_chunks(d, group)[g->chunk_count++] = (struct ct_chunk){op, (uint32_t)blocks, waves, end_ns};
+        o->chunks++;
+        o->pending_blocks -= waves * blocks;
+    }
+    set_running(d, o, o->running_blocks + blocks);
+    return 1;
+}
+
+void ct_grid_dispatch(struct ct_device *d, uint32_t group)
+{
+    struct ct_group *g = &ct_groups(d)[group];
+    if (!ct_group_is_on(d, group))
+        return;
+    ct_delay_settle(d, group);
+    for (uint32_t op = g->first_ready; op != CT_NONE; op = ct_ops(d)[op].ready_next) {
+        struct ct_op *o = &ct_ops(d)[op];
+        if (o->pending_blocks == 0)
+            continue;
+        const struct ct_context *context = ct_context_of(d, o);
+        uint64_t room = d->capacity_share - g->held_share;
+        int capped = 0;
+        if (room == 0)
+            break;
+        if (context->sm_cap > 0) {
+            uint64_t cap = context->sm_cap * CT_SM_UNITS;
+            uint64_t own = cap > context->held_share ? cap - context->held_share : 0;
+            capped = own < room;
+            room = ct_min(room, own);
+        }
+        uint64_t blocks = ct_min(o->pending_blocks, room / o->share);
+        if (blocks > 0 && !place(d, group, op, blocks))
+            break;
+        /* First come, first served to the last block: nobody overtakes a kernel that still waits for slots, unless it
+         * waits for its own context's cap. */
+        if (o->pending_blocks > 0 && !capped)
+            break;
+    }
+    ct_rate_update(d, group);
+    refresh_next_end(d, group);
+}

@@ -1,0 +1,68 @@
+/* Who gets how much memory bandwidth: everyone what it asks, or a fair share of what there is. */
+#include "device/state.h"
+
+/* Max-min fairness weighted by the SMs held: whoever asks for less than its share is served in full and leaves the rest
+ * to the others. Requests come from SMs, so a kernel's claim grows with the SMs it holds. */
+void ct_rate_share(struct ct_flow *flows, uint32_t count, uint64_t bytes_per_s)
+{
+    ct_u128 weights = 0;
+    uint64_t left = bytes_per_s;
+    for (uint32_t i = 0; i < count; i++) {
+        flows[i].rate = 0;
+        weights += flows[i].weight;
+    }
+    for (int changed = 1; changed;) {
+        changed = 0;
+        for (uint32_t i = 0; i < count; i++) {
+            if (flows[i].rate || (ct_u128)flows[i].demand * weights > (ct_u128)left * flows[i].weight)
+                continue;
+            flows[i].rate = CT_RATE_FULL;
+            left -= flows[i].demand;
+            weights -= flows[i].weight;
+            changed = 1;
+        }
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        if (flows[i].rate)
+            continue;
+        ct_u128 granted = (ct_u128)left * flows[i].weight / weights;
+        flows[i].rate = ct_max(1, ct_min(CT_RATE_FULL, (uint64_t)(granted * CT_RATE_FULL / flows[i].demand)));
+    }
+}
+
+/* After the set of running blocks changed: new rates, and new ends for what is in flight. */
+void ct_rate_update(struct ct_device *d, uint32_t group)
+{
+    struct ct_group *g = &ct_groups(d)[group];
+    struct ct_chunk *chunks = ct_chunks(d, group);
+    struct ct_flow flows[CT_RESIDENT_LIMIT];
+    uint32_t count = 0;
+    uint64_t from_ns = ct_group_is_on(d, group) ? d->now_ns : 0;
+    if (g->demand <= d->config.memory_bytes_per_s && !g->slowed)
+        return;
+    for (uint32_t op = g->first_ready; op != CT_NONE; op = ct_ops(d)[op].ready_next) {
+        const struct ct_op *o = &ct_ops(d)[op];
+        if (o->running_blocks > 0)
+            flows[count++] = (struct ct_flow){ct_scale(o->demand, o->running_blocks, 1, 0),
+                                              (o->running_blocks * o->share) >> 16, 0};
+    }
+    ct_rate_share(flows, count, d->config.memory_bytes_per_s);
+    count = 0;
+    g->slowed = 0;
+    for (uint32_t op = g->first_ready; op != CT_NONE; op = ct_ops(d)[op].ready_next) {
+        struct ct_op *o = &ct_ops(d)[op];
+        if (o->running_blocks == 0)
+            continue;
+        o->next_rate = flows[count++].rate;
+        g->slowed |= o->next_rate != CT_RATE_FULL;
+    }
+    for (uint32_t i = 0; i < g->chunk_count; i++) {
+        const struct ct_op *o = &ct_ops(d)[chunks[i].op];
+        if (o->next_rate != o->rate)
+            chunks[i].end_ns = ct_later(from_ns, ct_scale(chunks[i].end_ns - from_ns, o->rate, o->next_rate,
+                                                          o->next_rate - 1));
+    }
+    for (uint32_t op = g->first_ready; op != CT_NONE; op = ct_ops(d)[op].ready_next)
+        if (ct_ops(d)[op].running_blocks > 0)
+            ct_ops(d)[op].rate = ct_ops(d)[op].next_rate;
+}

@@ -1,0 +1,275 @@
+/* How the device model remembers: tables of plain structs that refer to each other by index. Not for outsiders. */
+#ifndef COTENANT_DEVICE_STATE_H
+#define COTENANT_DEVICE_STATE_H
+
+#include "device/device.h"
+
+typedef unsigned __int128 ct_u128; /* products of two 64-bit quantities, never stored */
+
+#define CT_NONE UINT32_MAX
+/* A block claims 1/occupancy of an SM. In units of 1/lcm(1..32) SM every such claim is a whole number, so that what is
+ * placed and what is free add up exactly; 132 SMs stay far below 2^64. */
+#define CT_SM_UNITS UINT64_C(144403552893600)
+#define CT_RATE_FULL (UINT64_C(1) << 30)
+
+enum {
+    CT_MAX_OCCUPANCY = 32,
+    CT_GROUP_CHUNKS = 256,  /* sets of blocks in flight per group; more are merged */
+    CT_KERNEL_CHUNKS = 16,  /* and per kernel */
+    CT_RESIDENT_LIMIT = 128,
+    CT_ENGINES = 2,
+};
+
+enum ct_op_state {
+    CT_OP_FREE = 0,
+    CT_OP_QUEUED = 1,  /* behind others in its stream, or waiting for an event or the legacy stream */
+    CT_OP_READY = 2,   /* its turn: a grid in its group's list, a copy in its engine's queue, a host function running */
+};
+
+/* What is on the SMs now, and since when the counters have not been told. */
+struct ct_usage {
+    uint64_t blocks, sms, threads;
+    uint64_t settled_ns;
+    uint32_t sm_limit;
+    uint32_t on;
+};
+
+struct ct_op {
+    uint32_t generation;
+    uint32_t next; /* in its stream; of a free op: in the free list */
+    uint32_t stream;
+    uint8_t kind, state;
+    uint16_t chunks;
+    uint32_t ready_prev, ready_next; /* in the group's list of grids, or the engine's queue */
+    int32_t priority;
+    uint32_t threads_per_block;
+    uint64_t order; /* in its context, by submission */
+    uint64_t tag;
+    uint64_t submit_ns, ready_ns, start_ns, delayed_ns;
+    /* grids */
+    uint64_t pending_blocks, running_blocks;
+    uint64_t block_ns, bytes_per_block;
+    uint64_t share;  /* SM units claimed by one block */
+    uint64_t demand; /* bytes per second asked by one running block */
+    uint64_t rate, next_rate;
+    /* copies */
+    uint64_t bytes;
+    /* events: a record's event, a wait's record; waits hang on their record */
+    uint64_t awaits;
+    uint32_t event, first_waiter, next_waiter;
+    uint32_t resident;
+    uint64_t projected_ns, projected_epoch;
+};
+
+/* Blocks of one kernel that started together and so retire together. `waves` > 1: the same slots are refilled by the
+ * same kernel that many times, and nobody could take them in between. end_ns counts from 0 while switched out. */
+struct ct_chunk {
+    uint32_t op, blocks;
+    uint64_t waves;
+    uint64_t end_ns;
+};
+
+struct ct_stream {
+    uint16_t generation;
+    uint8_t used, open, kind, in_work;
+    uint16_t reserved;
+    int32_t priority;
+    uint32_t context;
+    uint32_t first, last; /* ops */
+    uint32_t next;        /* stream of the same context; of a free slot: the free list */
+    uint32_t next_work;
+    uint32_t handle;
+};
+
+struct ct_event {
+    uint16_t generation;
+    uint8_t used, done;
+    uint32_t context;
+    uint32_t next; /* event of the same context, or free list */
+    uint64_t record; /* op id of the latest record */
+    uint64_t instant_ns;
+};
+
+struct ct_context {
+    uint16_t generation;
+    uint8_t used;
+    uint32_t client;
+    uint32_t next; /* context of the same client, or free list */
+    uint32_t first_stream, first_event, legacy;
+    uint32_t sm_cap;
+    uint64_t blocking_ops; /* queued or running in blocking streams */
+    uint64_t legacy_ops;
+    uint64_t next_order;
+    uint64_t held_share;
+    struct ct_usage usage;
+    struct ct_device_counters counters;
+};
+
+struct ct_client {
+    uint16_t generation;
+    uint8_t used;
+    uint32_t group;
+    uint32_t first_context;
+    uint64_t ready_grids;
+    uint64_t held_share;
+    struct ct_usage usage;
+    struct ct_device_counters counters;
+    uint64_t delayed_by_ns[CT_DEVICE_MAX_CLIENTS];
+};
+
+/* Those who may be on the device together. */
+struct ct_group {
+    uint32_t label, members;
+    uint64_t member_mask; /* clients, by index */
+    uint64_t blame_mask;  /* the same, but remembers the last one after it died */
+    uint64_t ready_mask;  /* clients with a grid ready */
+    uint32_t first_ready, last_ready, ready_grids;
+    uint32_t chunk_count, resident_grids;
+    uint32_t slowed; /* some kernel runs below its full rate */
+    uint64_t held_share, demand;
+    uint64_t next_end_ns; /* of its chunks; NEVER while switched out */
+    uint64_t delays_settled_ns;
+};
+
+struct ct_engine {
+    uint32_t first, last; /* ops; the first one is being copied */
+    uint64_t end_ns;
+};
+
+/* Number of slots, the list of free ones, and how many were ever used: only those need copying. */
+struct ct_table {
+    uint32_t slots, free, touched, used;
+    size_t offset;
+};
+
+struct ct_device {
+    struct ct_device_config config;
+    struct ct_device_limits limits;
+    struct ct_table contexts, streams, events, ops;
+    size_t groups_offset, clients_offset, chunks_offset, records_offset, ahead_offset; /* ahead: from the live state */
+    uint64_t now_ns, epoch;
+    uint64_t ready_count; /* grids that ever became ready: FIFO order is insertion order */
+    uint64_t capacity_share;
+    uint32_t work_first, work_last; /* streams whose head may have become ready */
+    uint32_t dispatch_due, in_step;
+    /* turns */
+    uint32_t active, resident, outgoing, switching;
+    uint64_t runnable_mask;
+    uint64_t switch_end_ns, slice_start_ns, slice_end_ns;
+    struct ct_engine engines[CT_ENGINES];
+    struct ct_usage usage;
+    struct ct_device_counters counters;
+    uint32_t record_kinds;
+    uint32_t is_ahead; /* this is the copy in which projections run */
+    uint64_t ahead_epoch;
+    uint64_t record_first, record_count;
+};
+
+static inline void *ct_at(const struct ct_device *d, size_t offset)
+{
+    return (char *)(uintptr_t)d + offset;
+}
+
+static inline struct ct_op *ct_ops(const struct ct_device *d) { return ct_at(d, d->ops.offset); }
+static inline struct ct_stream *ct_streams(const struct ct_device *d) { return ct_at(d, d->streams.offset); }
+static inline struct ct_event *ct_events(const struct ct_device *d) { return ct_at(d, d->events.offset); }
+static inline struct ct_context *ct_contexts(const struct ct_device *d) { return ct_at(d, d->contexts.offset); }
+static inline struct ct_client *ct_clients(const struct ct_device *d) { return ct_at(d, d->clients_offset); }
+static inline struct ct_group *ct_groups(const struct ct_device *d) { return ct_at(d, d->groups_offset); }
+
+static inline struct ct_chunk *ct_chunks(const struct ct_device *d, uint32_t group)
+{
+    return (struct ct_chunk *)ct_at(d, d->chunks_offset) + (size_t)group * CT_GROUP_CHUNKS;
+}
+
+static inline struct ct_context *ct_context_of(const struct ct_device *d, const struct ct_op *op)
+{
+    return &ct_contexts(d)[ct_streams(d)[op->stream].context];
+}
+
+static inline uint64_t ct_min(uint64_t a, uint64_t b) { return a < b ? a : b; }
+static inline uint64_t ct_max(uint64_t a, uint64_t b) { return a > b ? a : b; }
+static inline uint32_t ct_lowest(uint64_t mask) { return (uint32_t)__builtin_ctzll(mask); }
+
+/* a * b / c with the product in 128 bits; what does not fit is the largest value. */
+static inline uint64_t ct_scale(uint64_t a, uint64_t b, uint64_t c, uint64_t round)
+{
+    ct_u128 quotient = ((ct_u128)a * b + round) / c;
+    return quotient > UINT64_MAX ? UINT64_MAX : (uint64_t)quotient;
+}
+
+static inline uint64_t ct_later(uint64_t instant_ns, uint64_t ns)
+{
+    return instant_ns > CT_DEVICE_NEVER - 1 - ns ? CT_DEVICE_NEVER - 1 : instant_ns + ns;
+}
+
+static inline int ct_group_is_on(const struct ct_device *d, uint32_t group)
+{
+    return d->active == group && !d->switching;
+}
+
+/* tables.c: handles to slots; a slot or CT_NONE. Taking one keeps its generation. */
+uint32_t ct_slot_client(const struct ct_device *d, uint32_t handle);
+uint32_t ct_slot_context(const struct ct_device *d, uint32_t handle);
+uint32_t ct_slot_stream(const struct ct_device *d, uint32_t handle);
+uint32_t ct_slot_event(const struct ct_device *d, uint32_t handle);
+uint32_t ct_slot_op(const struct ct_device *d, uint64_t op);
+uint32_t ct_take_op(struct ct_device *d);
+void ct_free_op(struct ct_device *d, uint32_t op);
+void ct_stream_close_if_drained(struct ct_device *d, uint32_t stream);
+
+static inline uint64_t ct_op_id(const struct ct_device *d, uint32_t op)
+{
+    return ((uint64_t)ct_ops(d)[op].generation << 32) | op;
+}
+
+/* order.c: whose turn it is within streams. */
+void ct_order_append(struct ct_device *d, uint32_t stream, uint32_t op);
+void ct_order_touch(struct ct_device *d, uint32_t stream);
+void ct_order_run(struct ct_device *d);
+void ct_order_complete(struct ct_device *d, uint32_t op);
+void ct_order_vanish(struct ct_device *d, uint32_t op); /* killed: the same without a record */
+
+/* engine.c: copies to and from the host. */
+void ct_engine_enter(struct ct_device *d, uint32_t op);
+void ct_engine_remove(struct ct_device *d, uint32_t op);
+void ct_engine_finish(struct ct_device *d, uint32_t engine);
+
+/* grid.c: blocks onto SMs. */
+void ct_grid_ready(struct ct_device *d, uint32_t op);
+void ct_grid_remove(struct ct_device *d, uint32_t op);
+int ct_grid_refill(struct ct_device *d, uint32_t group);
+void ct_grid_retire(struct ct_device *d, uint32_t group);
+void ct_grid_dispatch(struct ct_device *d, uint32_t group);
+void ct_grid_cut_trains(struct ct_device *d, uint32_t group);
+void ct_grid_stop_trains(struct ct_device *d, uint32_t group);
+
+/* rate.c: bandwidth among running kernels. */
+struct ct_flow {
+    uint64_t demand, weight, rate;
+};
+void ct_rate_share(struct ct_flow *flows, uint32_t count, uint64_t bytes_per_s);
+void ct_rate_update(struct ct_device *d, uint32_t group);
+
+/* turn.c: which group is on the device. */
+void ct_turn_update(struct ct_device *d);
+void ct_turn_slice_over(struct ct_device *d);
+void ct_turn_switched(struct ct_device *d);
+
+/* books.c: counters and delays. */
+void ct_books_blocks(struct ct_device *d, const struct ct_op *op, uint64_t before, uint64_t after);
+void ct_books_retired(struct ct_device *d, const struct ct_op *op, uint64_t blocks);
+void ct_books_done(struct ct_device *d, const struct ct_op *op);
+void ct_books_group_on(struct ct_device *d, uint32_t group, uint32_t on);
+void ct_books_settle(struct ct_device *d);
+void ct_books_record(struct ct_device *d, uint32_t op, int what);
+
+/* delay.c: who waited for whom. */
+void ct_delay_settle(struct ct_device *d, uint32_t group);
+void ct_delay_settle_all(struct ct_device *d);
+
+/* time.c */
+uint64_t ct_time_enter(struct ct_device *d, uint64_t now_ns); /* clamps, advances, opens a new epoch */
+void ct_time_settle(struct ct_device *d); /* after a change from outside: ready, turn, dispatch */
+
+#endif

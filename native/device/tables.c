@@ -1,0 +1,169 @@
+/* Where the model's state lies: one piece of memory cut into tables, and handles that know when they are stale. */
+#include "device/state.h"
+
+#include <string.h>
+
+static size_t cut(size_t *total, size_t bytes)
+{
+    size_t offset = *total;
+    *total += (bytes + 63) / 64 * 64;
+    return offset;
+}
+
+/* The live state first, then records, then the state in which projections run (with the same offsets inside). */
+static size_t lay_out(const struct ct_device_limits *limits, struct ct_device *d)
+{
+    size_t total = 0;
+    cut(&total, sizeof *d);
+    d->groups_offset = cut(&total, limits->clients * sizeof(struct ct_group));
+    d->clients_offset = cut(&total, limits->clients * sizeof(struct ct_client));
+    d->chunks_offset = cut(&total, (size_t)limits->clients * CT_GROUP_CHUNKS * sizeof(struct ct_chunk));
+    d->contexts.offset = cut(&total, limits->contexts * sizeof(struct ct_context));
+    d->streams.offset = cut(&total, limits->streams * sizeof(struct ct_stream));
+    d->events.offset = cut(&total, limits->events * sizeof(struct ct_event));
+    d->ops.offset = cut(&total, limits->ops * sizeof(struct ct_op));
+    d->ahead_offset = cut(&total, total);
+    d->records_offset = cut(&total, limits->records * sizeof(struct ct_device_record));
+    return total;
+}
+
+static int within(uint32_t value, uint32_t most)
+{
+    return value >= 1 && value <= most;
+}
+
+size_t ct_device_bytes(const struct ct_device_limits *limits)
+{
+    struct ct_device scratch;
+    if (!within(limits->clients, CT_DEVICE_MAX_CLIENTS) || !within(limits->contexts, CT_DEVICE_MAX_HANDLES) ||
+        !within(limits->streams, CT_DEVICE_MAX_HANDLES) || !within(limits->events, CT_DEVICE_MAX_HANDLES) ||
+        !within(limits->ops, 1u << 24) || !within(limits->records, 1u << 25))
+        return 0;
+    return lay_out(limits, &scratch);
+}
+
+static int sound(const struct ct_device_config *c)
+{
+    return within(c->sm_count, 1024) && within(c->blocks_per_sm, CT_MAX_OCCUPANCY) && c->threads_per_sm >= 1 &&
+           within(c->threads_per_block, 1u << 16) && c->registers_per_sm >= 1 &&
+           within(c->resident_kernels, CT_RESIDENT_LIMIT) && c->copy_engines >= 1 && c->memory_bytes_per_s >= 1 &&
+           c->host_bytes_per_s >= 1 && c->slice_ns >= 1 && c->priority_greatest <= c->priority_least;
+}
+
+static void table_init(struct ct_table *table, uint32_t slots)
+{
+    table->slots = slots;
+    table->free = CT_NONE;
+    table->touched = table->used = 0;
+}
+
+int ct_device_init(void *memory, size_t bytes, const struct ct_device_config *config,
+                   const struct ct_device_limits *limits, uint64_t now_ns, struct ct_device **device)
+{
+    struct ct_device *d = memory;
+    size_t needed = ct_device_bytes(limits);
+    if (needed == 0 || bytes < needed || (uintptr_t)memory % 64 != 0 || !sound(config))
+        return CT_DEVICE_INVALID;
+    memset(memory, 0, needed);
+    lay_out(limits, d);
+    d->config = *config;
+    d->limits = *limits;
+    table_init(&d->contexts, limits->contexts);
+    table_init(&d->streams, limits->streams);
+    table_init(&d->events, limits->events);
+    table_init(&d->ops, limits->ops);
+    d->now_ns = now_ns;
+    d->epoch = 1;
+    d->capacity_share = config->sm_count * CT_SM_UNITS;
+    d->work_first = d->work_last = CT_NONE;
+    d->active = d->resident = d->outgoing = CT_NONE;
+    d->switch_end_ns = d->slice_end_ns = CT_DEVICE_NEVER;
+    for (int i = 0; i < CT_ENGINES; i++)
+        d->engines[i] = (struct ct_engine){CT_NONE, CT_NONE, CT_DEVICE_NEVER};
+    d->usage = (struct ct_usage){.settled_ns = now_ns, .sm_limit = config->sm_count, .on = 1};
+    for (uint32_t i = 0; i < limits->clients; i++)
+        ct_groups(d)[i].next_end_ns = CT_DEVICE_NEVER;
+    d->record_kinds = (1u << CT_OP_KINDS) - 1;
+    d->record_kinds &= ~(1u << CT_OP_EVENT_WAIT | 1u << CT_OP_MARKER);
+    *device = d;
+    return CT_DEVICE_OK;
+}
+
+const struct ct_device_config *ct_device_config(const struct ct_device *device)
+{
+    return &device->config;
+}
+
+uint32_t ct_slot_client(const struct ct_device *d, uint32_t handle)
+{
+    uint32_t slot = handle & 0xffff;
+    if (slot >= d->limits.clients || !ct_clients(d)[slot].used || ct_clients(d)[slot].generation != handle >> 16)
+        return CT_NONE;
+    return slot;
+}
+
+uint32_t ct_slot_context(const struct ct_device *d, uint32_t handle)
+{
+    uint32_t slot = handle & 0xffff;
+    if (slot >= d->contexts.touched || !ct_contexts(d)[slot].used || ct_contexts(d)[slot].generation != handle >> 16)
+        return CT_NONE;
+    return slot;
+}
+
+uint32_t ct_slot_stream(const struct ct_device *d, uint32_t handle)
+{
+    uint32_t slot = handle & 0xffff;
+    if (slot >= d->streams.touched || !ct_streams(d)[slot].open || ct_streams(d)[slot].handle != handle)
+        return CT_NONE;
+    return slot;
+}
+
+uint32_t ct_slot_event(const struct ct_device *d, uint32_t handle)
+{
+    uint32_t slot = handle & 0xffff;
+    if (slot >= d->events.touched || !ct_events(d)[slot].used || ct_events(d)[slot].generation != handle >> 16)
+        return CT_NONE;
+    return slot;
+}
+
+uint32_t ct_slot_op(const struct ct_device *d, uint64_t op)
+{
+    uint64_t slot = op & UINT32_MAX;
+    if (slot >= d->ops.touched || ct_ops(d)[slot].state == CT_OP_FREE || ct_ops(d)[slot].generation != op >> 32)
+        return CT_NONE;
+    return (uint32_t)slot;
+}
+
+uint32_t ct_take_op(struct ct_device *d)
+{
+    uint32_t slot = d->ops.free;
+    uint32_t generation = 1;
+    if (slot != CT_NONE) {
+        d->ops.free = ct_ops(d)[slot].next;
+        generation = ct_ops(d)[slot].generation + 1;
+        if (generation == 0)
+            generation = 1;
+    } else if (d->ops.touched < d->ops.slots) {
+        slot = d->ops.touched++;
+    } else {
+        return CT_NONE;
+    }
+    d->ops.used++;
+    struct ct_op *op = &ct_ops(d)[slot];
+    memset(op, 0, sizeof *op);
+    op->generation = generation;
+    op->state = CT_OP_QUEUED;
+    op->next = op->ready_prev = op->ready_next = CT_NONE;
+    op->event = op->first_waiter = op->next_waiter = CT_NONE;
+    op->rate = CT_RATE_FULL;
+    return slot;
+}
+
+void ct_free_op(struct ct_device *d, uint32_t slot)
+{
+    struct ct_op *op = &ct_ops(d)[slot];
+    op->state = CT_OP_FREE;
+    op->next = d->ops.free;
+    d->ops.free = slot;
+    d->ops.used--;
+}

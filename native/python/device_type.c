@@ -1,0 +1,348 @@
+/* The methods of Device: one per function of the model, numbers in, numbers out. */
+#include "python/device.h"
+
+typedef unsigned long long ull;
+
+static struct ct_device *of(PyObject *self)
+{
+    return ((struct ct_py_device *)self)->device;
+}
+
+static PyObject *done(int result)
+{
+    if (ct_py_device_refuse(result) < 0)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *handle_or(int result, uint32_t handle)
+{
+    return ct_py_device_refuse(result) < 0 ? NULL : PyLong_FromUnsignedLong(handle);
+}
+
+static PyObject *op_or(int result, uint64_t op)
+{
+    return ct_py_device_refuse(result) < 0 ? NULL : PyLong_FromUnsignedLongLong(op);
+}
+
+static PyObject *client_add(PyObject *self, PyObject *args)
+{
+    ull now_ns;
+    unsigned int label;
+    uint32_t client = 0;
+    if (!PyArg_ParseTuple(args, "KI:client_add", &now_ns, &label))
+        return NULL;
+    int result = ct_device_client_add(of(self), now_ns, label, &client);
+    return handle_or(result, client);
+}
+
+static PyObject *client_kill(PyObject *self, PyObject *args)
+{
+    ull now_ns;
+    unsigned int client;
+    if (!PyArg_ParseTuple(args, "KI:client_kill", &now_ns, &client))
+        return NULL;
+    return done(ct_device_client_kill(of(self), now_ns, client));
+}
+
+static PyObject *context_create(PyObject *self, PyObject *args)
+{
+    ull now_ns;
+    unsigned int client, sm_cap;
+    uint32_t context = 0;
+    if (!PyArg_ParseTuple(args, "KII:context_create", &now_ns, &client, &sm_cap))
+        return NULL;
+    int result = ct_device_context_create(of(self), now_ns, client, sm_cap, &context);
+    return handle_or(result, context);
+}
+
+static PyObject *context_destroy(PyObject *self, PyObject *args)
+{
+    ull now_ns;
+    unsigned int context;
+    if (!PyArg_ParseTuple(args, "KI:context_destroy", &now_ns, &context))
+        return NULL;
+    return done(ct_device_context_destroy(of(self), now_ns, context));
+}
+
+static PyObject *context_cap(PyObject *self, PyObject *args)
+{
+    ull now_ns;
+    unsigned int context, sm_cap;
+    if (!PyArg_ParseTuple(args, "KII:context_cap", &now_ns, &context, &sm_cap))
+        return NULL;
+    return done(ct_device_context_cap(of(self), now_ns, context, sm_cap));
+}
+
+static PyObject *memory_take(PyObject *self, PyObject *args)
+{
+    ull bytes;
+    unsigned int context;
+    if (!PyArg_ParseTuple(args, "IK:memory_take", &context, &bytes))
+        return NULL;
+    return done(ct_device_memory_take(of(self), context, bytes));
+}
+
+static PyObject *memory_give(PyObject *self, PyObject *args)
+{
+    ull bytes;
+    unsigned int context;
+    if (!PyArg_ParseTuple(args, "IK:memory_give", &context, &bytes))
+        return NULL;
+    return done(ct_device_memory_give(of(self), context, bytes));
+}
+
+static PyObject *stream_create(PyObject *self, PyObject *args)
+{
+    ull now_ns;
+    unsigned int context;
+    int kind, priority;
+    uint32_t stream = 0;
+    if (!PyArg_ParseTuple(args, "KIii:stream_create", &now_ns, &context, &kind, &priority))
+        return NULL;
+    int result = ct_device_stream_create(of(self), now_ns, context, kind, priority, &stream);
+    return handle_or(result, stream);
+}
+
+static PyObject *stream_destroy(PyObject *self, PyObject *args)
+{
+    ull now_ns;
+    unsigned int stream;
+    if (!PyArg_ParseTuple(args, "KI:stream_destroy", &now_ns, &stream))
+        return NULL;
+    return done(ct_device_stream_destroy(of(self), now_ns, stream));
+}
+
+static PyObject *event_create(PyObject *self, PyObject *args)
+{
+    unsigned int context;
+    uint32_t event = 0;
+    if (!PyArg_ParseTuple(args, "I:event_create", &context))
+        return NULL;
+    int result = ct_device_event_create(of(self), context, &event);
+    return handle_or(result, event);
+}
+
+static PyObject *event_destroy(PyObject *self, PyObject *args)
+{
+    unsigned int event;
+    if (!PyArg_ParseTuple(args, "I:event_destroy", &event))
+        return NULL;
+    return done(ct_device_event_destroy(of(self), event));
+}
+
+static PyObject *launch(PyObject *self, PyObject *args)
+{
+    ull now_ns, tag, blocks, block_ns, bytes;
+    unsigned int stream, threads, registers, shared, per_sm;
+    uint64_t op = 0;
+    if (!PyArg_ParseTuple(args, "KI(KKKIIII)K:launch", &now_ns, &stream, &blocks, &block_ns, &bytes, &threads,
+                          &registers, &shared, &per_sm, &tag))
+        return NULL;
+    struct ct_kernel kernel = {blocks, block_ns, bytes, threads, registers, shared, per_sm};
+    int result = ct_device_launch(of(self), now_ns, stream, &kernel, tag, &op);
+    return op_or(result, op);
+}
+
+static PyObject *copy(PyObject *self, PyObject *args)
+{
+    ull now_ns, bytes, tag;
+    unsigned int stream;
+    int kind;
+    uint64_t op = 0;
+    if (!PyArg_ParseTuple(args, "KIiKK:copy", &now_ns, &stream, &kind, &bytes, &tag))
+        return NULL;
+    int result = ct_device_copy(of(self), now_ns, stream, kind, bytes, tag, &op);
+    return op_or(result, op);
+}
+
+static PyObject *marker(PyObject *self, PyObject *args)
+{
+    ull now_ns, tag;
+    unsigned int stream;
+    uint64_t op = 0;
+    if (!PyArg_ParseTuple(args, "KIK:marker", &now_ns, &stream, &tag))
+        return NULL;
+    int result = ct_device_marker(of(self), now_ns, stream, tag, &op);
+    return op_or(result, op);
+}
+
+static PyObject *host(PyObject *self, PyObject *args)
+{
+    ull now_ns, tag;
+    unsigned int stream;
+    uint64_t op = 0;
+    if (!PyArg_ParseTuple(args, "KIK:host", &now_ns, &stream, &tag))
+        return NULL;
+    int result = ct_device_host(of(self), now_ns, stream, tag, &op);
+    return op_or(result, op);
+}
+
+static PyObject *host_done(PyObject *self, PyObject *args)
+{
+    ull now_ns, op;
+    if (!PyArg_ParseTuple(args, "KK:host_done", &now_ns, &op))
+        return NULL;
+    return done(ct_device_host_done(of(self), now_ns, op));
+}
+
+static PyObject *event_record(PyObject *self, PyObject *args)
+{
+    ull now_ns, tag;
+    unsigned int stream, event;
+    uint64_t op = 0;
+    if (!PyArg_ParseTuple(args, "KIIK:event_record", &now_ns, &stream, &event, &tag))
+        return NULL;
+    int result = ct_device_event_record(of(self), now_ns, stream, event, tag, &op);
+    return op_or(result, op);
+}
+
+static PyObject *event_wait(PyObject *self, PyObject *args)
+{
+    ull now_ns, tag;
+    unsigned int stream, event;
+    uint64_t op = 0;
+    if (!PyArg_ParseTuple(args, "KIIK:event_wait", &now_ns, &stream, &event, &tag))
+        return NULL;
+    int result = ct_device_event_wait(of(self), now_ns, stream, event, tag, &op);
+    return op_or(result, op);
+}
+
+static PyObject *event_time(PyObject *self, PyObject *args)
+{
+    unsigned int event;
+    uint64_t instant_ns = 0;
+    if (!PyArg_ParseTuple(args, "I:event_time", &event))
+        return NULL;
+    int result = ct_device_event_time(of(self), event, &instant_ns);
+    if (result == CT_DEVICE_NOT_READY || result == CT_DEVICE_INVALID)
+        Py_RETURN_NONE;
+    return op_or(result, instant_ns);
+}
+
+static PyObject *advance(PyObject *self, PyObject *args)
+{
+    ull now_ns;
+    if (!PyArg_ParseTuple(args, "K:advance", &now_ns))
+        return NULL;
+    ct_device_advance(of(self), now_ns);
+    Py_RETURN_NONE;
+}
+
+static PyObject *op_done(PyObject *self, PyObject *args)
+{
+    ull op;
+    if (!PyArg_ParseTuple(args, "K:op_done", &op))
+        return NULL;
+    return PyBool_FromLong(ct_device_op_query(of(self), op) == CT_DEVICE_OK);
+}
+
+static PyObject *project_op(PyObject *self, PyObject *args)
+{
+    ull op;
+    if (!PyArg_ParseTuple(args, "K:project_op", &op))
+        return NULL;
+    return ct_py_device_instant(ct_device_project_op(of(self), op));
+}
+
+static PyObject *project_context(PyObject *self, PyObject *args)
+{
+    unsigned int context;
+    if (!PyArg_ParseTuple(args, "I:project_context", &context))
+        return NULL;
+    return ct_py_device_instant(ct_device_project_context(of(self), context));
+}
+
+static PyObject *next_change(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    return ct_py_device_instant(ct_device_next_change(of(self)));
+}
+
+static PyObject *now(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    return PyLong_FromUnsignedLongLong(ct_device_now(of(self)));
+}
+
+static PyObject *memory_free(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    return PyLong_FromUnsignedLongLong(ct_device_memory_free(of(self)));
+}
+
+static PyObject *drain(PyObject *self, PyObject *unused)
+{
+    struct ct_device_record r;
+    PyObject *list = PyList_New(0);
+    (void)unused;
+    while (list && ct_device_drain(of(self), &r, 1) == 1) {
+        PyObject *item = Py_BuildValue("(KKIIIIIKKKKK)", (ull)r.op, (ull)r.tag, r.client, r.context, r.stream,
+                                       (unsigned int)r.kind, (unsigned int)r.what, (ull)r.submit_ns, (ull)r.ready_ns,
+                                       (ull)r.start_ns, (ull)r.end_ns, (ull)r.delayed_ns);
+        if (!item || PyList_Append(list, item) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(item);
+    }
+    return list;
+}
+
+static PyObject *count(PyObject *self, PyObject *unused)
+{
+    struct ct_device_counters counters;
+    (void)unused;
+    ct_device_count(of(self), &counters);
+    return ct_py_device_counters(&counters);
+}
+
+static PyObject *count_client(PyObject *self, PyObject *args)
+{
+    struct ct_device_counters counters;
+    unsigned int client;
+    if (!PyArg_ParseTuple(args, "I:count_client", &client) ||
+        ct_py_device_refuse(ct_device_count_client(of(self), client, &counters)) < 0)
+        return NULL;
+    return ct_py_device_counters(&counters);
+}
+
+static PyObject *count_context(PyObject *self, PyObject *args)
+{
+    struct ct_device_counters counters;
+    unsigned int context;
+    if (!PyArg_ParseTuple(args, "I:count_context", &context) ||
+        ct_py_device_refuse(ct_device_count_context(of(self), context, &counters)) < 0)
+        return NULL;
+    return ct_py_device_counters(&counters);
+}
+
+static PyObject *delay(PyObject *self, PyObject *args)
+{
+    unsigned int waiter, culprit;
+    if (!PyArg_ParseTuple(args, "II:delay", &waiter, &culprit))
+        return NULL;
+    return PyLong_FromUnsignedLongLong(ct_device_delay(of(self), waiter, culprit));
+}
+
+static PyObject *check(PyObject *self, PyObject *unused)
+{
+    const char *wrong = ct_device_check(of(self));
+    (void)unused;
+    if (!wrong)
+        Py_RETURN_NONE;
+    return PyUnicode_FromString(wrong);
+}
+
+#define METHOD(name, flags) {#name, name, flags, NULL}
+PyMethodDef ct_py_device_methods[] = {
+    METHOD(client_add, METH_VARARGS), METHOD(client_kill, METH_VARARGS), METHOD(context_create, METH_VARARGS),
+    METHOD(context_destroy, METH_VARARGS), METHOD(context_cap, METH_VARARGS), METHOD(memory_take, METH_VARARGS),
+    METHOD(memory_give, METH_VARARGS), METHOD(memory_free, METH_NOARGS), METHOD(stream_create, METH_VARARGS),
+    METHOD(stream_destroy, METH_VARARGS), METHOD(event_create, METH_VARARGS), METHOD(event_destroy, METH_VARARGS),
+    METHOD(launch, METH_VARARGS), METHOD(copy, METH_VARARGS), METHOD(marker, METH_VARARGS), METHOD(host, METH_VARARGS),
+    METHOD(host_done, METH_VARARGS), METHOD(event_record, METH_VARARGS), METHOD(event_wait, METH_VARARGS),
+    METHOD(event_time, METH_VARARGS), METHOD(advance, METH_VARARGS), METHOD(op_done, METH_VARARGS),
+    METHOD(project_op, METH_VARARGS), METHOD(project_context, METH_VARARGS), METHOD(next_change, METH_NOARGS),
+    METHOD(now, METH_NOARGS), METHOD(drain, METH_NOARGS), METHOD(count, METH_NOARGS),
+    METHOD(count_client, METH_VARARGS), METHOD(count_context, METH_VARARGS), METHOD(delay, METH_VARARGS),
+    METHOD(check, METH_NOARGS), {"run_script", ct_py_device_run_script, METH_VARARGS, NULL}, {NULL, NULL, 0, NULL},
+};

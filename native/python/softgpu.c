@@ -1,0 +1,67 @@
+/* The device server for Python: one function that serves a soft GPU until it is told to stop. */
+#include "python/module.h"
+#include "softgpu/server/server.h"
+
+#include <string.h>
+
+static PyObject *serve(PyObject *module, PyObject *args)
+{
+    int listener;
+    const char *key;
+    unsigned int ordinal;
+    Py_buffer uuid;
+    unsigned long long memory_bytes, slice_ns;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "isIy*KK:softgpu_serve", &listener, &key, &ordinal, &uuid, &memory_bytes, &slice_ns))
+        return NULL;
+    const struct ct_device_config *preset = ct_device_preset(key);
+    if (!preset || uuid.len != 16) {
+        PyBuffer_Release(&uuid);
+        return PyErr_Format(PyExc_ValueError, preset ? "a uuid has 16 bytes" : "no preset is called %s", key);
+    }
+    struct ct_device_config config = *preset;
+    uint8_t identity[16];
+    memcpy(identity, uuid.buf, sizeof identity);
+    PyBuffer_Release(&uuid);
+    if (memory_bytes)
+        config.memory_bytes = memory_bytes;
+    if (slice_ns)
+        config.slice_ns = slice_ns;
+    int failed;
+    Py_BEGIN_ALLOW_THREADS
+    failed = sg_serve(listener, &config, ordinal, identity);
+    Py_END_ALLOW_THREADS
+    if (failed) {
+        PyErr_Format(PyExc_OSError, "the soft GPU cannot be served: %s", strerror(failed));
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *presets(PyObject *module, PyObject *nothing)
+{
+    PyObject *list = PyList_New(0);
+    (void)module;
+    (void)nothing;
+    for (uint32_t i = 0; list && ct_device_preset_at(i); i++) {
+        PyObject *key = PyUnicode_FromString(ct_device_preset_at(i)->key);
+        if (!key || PyList_Append(list, key) < 0)
+            Py_CLEAR(list);
+        Py_XDECREF(key);
+    }
+    return list;
+}
+
+static PyMethodDef methods[] = {
+    {"softgpu_serve", serve, METH_VARARGS,
+     "softgpu_serve(listener, preset, ordinal, uuid, memory_bytes, slice_ns): serve until told to stop; 0 keeps the preset's"},
+    {"softgpu_presets", presets, METH_NOARGS, "softgpu_presets(): the keys of the devices known"},
+    {NULL, NULL, 0, NULL},
+};
+
+int ct_add_softgpu(PyObject *module)
+{
+    if (PyModule_AddFunctions(module, methods) < 0)
+        return -1;
+    return PyModule_AddIntConstant(module, "SOFTGPU_WIRE_VERSION", SG_WIRE_VERSION);
+}

@@ -1,0 +1,118 @@
+/* cuDeviceGetAttribute: numbers from the preset where the model has them, otherwise what such a device says. */
+#include "softgpu/face.h"
+
+/* Numbers of the attributes that depend on the preset. */
+enum {
+    MAX_THREADS_PER_BLOCK = 1,
+    SHARED_PER_BLOCK = 8,
+    CLOCK_KHZ = 13,
+    SM_COUNT = 16,
+    PCI_BUS = 33,
+    MEMORY_CLOCK_KHZ = 36,
+    BUS_BITS = 37,
+    L2_BYTES = 38,
+    THREADS_PER_SM = 39,
+    ASYNC_ENGINES = 40,
+    CAPABILITY_MAJOR = 75,
+    CAPABILITY_MINOR = 76,
+    SHARED_PER_SM = 81,
+    REGISTERS_PER_SM = 82,
+    SHARED_PER_BLOCK_OPTIN = 97,
+    BLOCKS_PER_SM = 106,
+    PERSISTING_L2 = 108,
+    SHARED_RESERVED = 111,
+    CLUSTER_LAUNCH = 120,
+    LAST = 161,
+};
+
+/* The rest: attribute number to value; what is absent is 0. */
+static const int fixed[LAST + 1] = {
+    [2] = 1024,  [3] = 1024,  [4] = 64, /* block dimensions */
+    [5] = 2147483647, [6] = 65535, [7] = 65535, /* grid dimensions */
+    [9] = 65536, /* constant memory */
+    [10] = CT_DEVICE_WARP_THREADS,
+    [11] = 2147483647, /* pitch */
+    [12] = 65536, /* registers per block */
+    [14] = 512, /* texture alignment */
+    [15] = 1,   /* copies overlap kernels */
+    [19] = 1,   /* maps host memory */
+    [21] = 131072, [22] = 131072, [23] = 65536, [24] = 16384, [25] = 16384, [26] = 16384, [27] = 32768, [28] = 32768,
+    [29] = 2048, [30] = 512, /* textures, surfaces */
+    [31] = 1,   /* concurrent kernels */
+    [32] = 1,   /* ECC */
+    [41] = 1,   /* unified addressing */
+    [51] = 32,  /* texture pitch */
+    [78] = 1,   /* stream priorities */
+    [79] = 1, [80] = 1, /* L1 */
+    [83] = 1,   /* managed memory */
+    [87] = 2,   /* single to double precision */
+    [89] = 1,   /* concurrent managed access */
+    [90] = 1,   /* compute preemption */
+    [91] = 1,   /* host pointers of registered memory */
+    [95] = 1,   /* cooperative launch */
+    [99] = 1,   /* host register */
+    [115] = 1,  /* memory pools */
+    [129] = 1,  /* unified function pointers: entry points only */
+    [131] = -1, [134] = -1, /* no NUMA node of its own */
+};
+
+static int from_preset(const struct sg_device *device, int attribute)
+{
+    const struct ct_device_config *c = &device->config;
+    switch (attribute) {
+    case MAX_THREADS_PER_BLOCK:
+        return (int)c->threads_per_block;
+    case SHARED_PER_BLOCK:
+        return (int)c->shared_bytes_per_block;
+    case CLOCK_KHZ:
+        return (int)c->clock_khz;
+    case SM_COUNT:
+        return (int)c->sm_count;
+    case PCI_BUS:
+        return 0x17 + device->ordinal;
+    case MEMORY_CLOCK_KHZ:
+        return (int)c->memory_clock_khz;
+    case BUS_BITS:
+        return (int)c->memory_bus_bits;
+    case L2_BYTES:
+        return (int)c->l2_bytes;
+    case THREADS_PER_SM:
+        return (int)c->threads_per_sm;
+    case ASYNC_ENGINES:
+        return (int)c->copy_engines;
+    case CAPABILITY_MAJOR:
+        return (int)c->compute_major;
+    case CAPABILITY_MINOR:
+        return (int)c->compute_minor;
+    case SHARED_PER_SM:
+        return (int)c->shared_bytes_per_sm;
+    case REGISTERS_PER_SM:
+        return (int)c->registers_per_sm;
+    case SHARED_PER_BLOCK_OPTIN:
+        return (int)c->shared_bytes_per_block_optin;
+    case BLOCKS_PER_SM:
+        return (int)c->blocks_per_sm;
+    case PERSISTING_L2:
+        return c->compute_major >= 8 ? (int)(c->l2_bytes / 4 * 3) : 0;
+    case SHARED_RESERVED:
+        return (int)c->shared_reserved_bytes;
+    case CLUSTER_LAUNCH:
+        return c->compute_major >= 9;
+    default:
+        return fixed[attribute];
+    }
+}
+
+API CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice ordinal)
+{
+    CUresult result = sg_enter();
+    if (result != CUDA_SUCCESS)
+        return result;
+    struct sg_device *device = sg_device_at(ordinal);
+    if (!value || (int)attribute <= 0 || (int)attribute > LAST)
+        return sg_leave(CUDA_ERROR_INVALID_VALUE);
+    if (!device)
+        return sg_leave(CUDA_ERROR_INVALID_DEVICE);
+    *value = from_preset(device, (int)attribute);
+    return sg_leave(CUDA_SUCCESS);
+}

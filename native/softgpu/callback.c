@@ -1,0 +1,169 @@
+/* The process's one thread for host functions and callbacks: made at first use, asleep while none has its turn. */
+#define _GNU_SOURCE
+#include "softgpu/face.h"
+
+#include <signal.h>
+
+enum { BATCH = 16, LATER_NS = 200000 };
+
+static pthread_cond_t poked = PTHREAD_COND_INITIALIZER;
+static pthread_mutex_t poke_lock = PTHREAD_MUTEX_INITIALIZER;
+static unsigned pokes;
+static int started;
+
+void sg_callbacks_poke(void)
+{
+    pthread_mutex_lock(&poke_lock);
+    pokes++;
+    pthread_cond_signal(&poked);
+    pthread_mutex_unlock(&poke_lock);
+}
+
+/* Under the face's lock: the function whose turn comes first, and when; 0 if none is foreseeable. */
+static int next_turn(struct sg_effect *chosen, uint64_t *at_ns, uint64_t *bulletin)
+{
+    struct sg_effect waiting[BATCH];
+    size_t found = sg_effects_waiting(waiting, BATCH);
+    *at_ns = CT_DEVICE_NEVER;
+    for (size_t i = 0; i < found; i++) {
+        struct sg_question question = {.device = waiting[i].host.device, .target = SG_TARGET_HOST, .number = waiting[i].host.number};
+        CUresult result = sg_foresee(&question);
+        if (result == CUDA_ERROR_DEVICE_UNAVAILABLE) {
+            *chosen = waiting[i]; /* run it with that status: a program may wait for its callback */
+            *at_ns = CT_DEVICE_DONE;
+            return 1;
+        }
+        if (result != CUDA_SUCCESS || question.at_ns >= *at_ns)
+            continue;
+        *chosen = waiting[i];
+        *at_ns = question.done ? CT_DEVICE_DONE : question.at_ns;
+        *bulletin = question.count;
+    }
+    return *at_ns != CT_DEVICE_NEVER;
+}
+
+/* Under the lock; gives it up while the function runs. */
+static void run(const struct sg_effect *effect)
+{
+    struct sg_device *device = effect->host.device;
+    struct sg_request request = {.kind = SG_HOST_DONE, .a = effect->host.number};
+    struct sg_reply reply;
+    int lost = device->link.lost;
+    if (!lost)
+        sg_effects_apply(effect->order);
+    sg_unlock();
+    sg_in_callback(1);
+    if (effect->host.callback)
+        effect->host.callback(effect->host.handle, lost ? CUDA_ERROR_DEVICE_UNAVAILABLE : CUDA_SUCCESS, effect->host.data);
+    else if (!lost) /* a host function is not called after an error */
+        effect->host.function(effect->host.data);
+    sg_in_callback(0);
+    sg_relock();
+    sg_effects_host_ran(effect->order);
+    while (sg_ask(&device->link, &request, &reply) == 0 && reply.result == CT_DEVICE_NOT_READY) {
+        /* Its turn was moved by a submission that arrived late; the function has run, the model catches up. */
+        sg_unlock();
+        sg_sleep_until(&device->link, atomic_load(&device->link.ring->wake), sg_clock_ns() + LATER_NS, 0);
+        sg_relock();
+    }
+    sg_wake(&device->link);
+}
+
+static void *serve(void *nothing)
+{
+    unsigned seen = 0;
+    (void)nothing;
+    sg_relock();
+    for (;;) {
+        struct sg_effect effect;
+        uint64_t at_ns, bulletin = 0;
+        pthread_mutex_lock(&poke_lock);
+        seen = pokes;
+        pthread_mutex_unlock(&poke_lock);
+        if (!next_turn(&effect, &at_ns, &bulletin)) {
+            sg_unlock();
+            pthread_mutex_lock(&poke_lock);
+            while (pokes == seen)
+                pthread_cond_wait(&poked, &poke_lock);
+            pthread_mutex_unlock(&poke_lock);
+            sg_relock();
+            continue;
+        }
+        struct sg_link *link = &effect.host.device->link;
+        if (at_ns != CT_DEVICE_DONE) {
+            uint32_t wake = atomic_load(&link->ring->wake);
+            sg_unlock();
+            sg_sleep_until(link, wake, at_ns, 0);
+            sg_relock();
+            if (sg_clock_ns() < at_ns || atomic_load(&link->bulletin->submissions) != bulletin)
+                continue; /* another may be first by now */
+        }
+        run(&effect);
+    }
+    return NULL;
+}
+
+CUresult sg_callbacks_start(void)
+{
+    pthread_t thread;
+    sigset_t all, before;
+    if (started)
+        return CUDA_SUCCESS;
+    sigfillset(&all); /* the program's signals belong to the program's threads */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    int failed = pthread_create(&thread, NULL, serve, NULL);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (failed)
+        return CUDA_ERROR_OPERATING_SYSTEM;
+    pthread_detach(thread);
+    started = 1;
+    return CUDA_SUCCESS;
+}
+
+static CUresult add(CUstream handle, CUhostFn function, CUstreamCallback callback, void *data)
+{
+    static uint64_t numbers;
+    CUcontext context;
+    CUresult result = sg_enter_context(&context);
+    if (result != CUDA_SUCCESS)
+        return result;
+    CUstream stream = sg_stream(context, handle);
+    if (!function && !callback)
+        return sg_leave(CUDA_ERROR_INVALID_VALUE);
+    if (!stream)
+        return sg_leave(CUDA_ERROR_INVALID_HANDLE);
+    result = sg_callbacks_start();
+    if (result != CUDA_SUCCESS)
+        return sg_leave(result);
+    struct sg_slot slot = {.kind = SG_SLOT_HOST, .value = ++numbers};
+    struct sg_effect effect = {
+        .kind = SG_EFFECT_HOST,
+        .host = {function, callback, handle, data, slot.value, stream->context->device},
+    };
+    result = sg_submit(stream, &slot);
+    if (result == CUDA_SUCCESS)
+        result = sg_effect_add(stream, &effect);
+    sg_leave(result);
+    sg_callbacks_poke();
+    return result;
+}
+
+API CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *data)
+{
+    return add(stream, function, NULL, data);
+}
+
+API CUresult cuLaunchHostFunc_ptsz(CUstream stream, CUhostFn function, void *data)
+{
+    return add(stream ? stream : CU_STREAM_PER_THREAD, function, NULL, data);
+}
+
+API CUresult cuStreamAddCallback(CUstream stream, CUstreamCallback callback, void *data, unsigned int flags)
+{
+    return flags ? CUDA_ERROR_INVALID_VALUE : add(stream, NULL, callback, data);
+}
+
+API CUresult cuStreamAddCallback_ptsz(CUstream stream, CUstreamCallback callback, void *data, unsigned int flags)
+{
+    return flags ? CUDA_ERROR_INVALID_VALUE : add(stream ? stream : CU_STREAM_PER_THREAD, NULL, callback, data);
+}

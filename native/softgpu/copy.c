@@ -1,0 +1,181 @@
+/* One copy: which engine it takes, whether its host side is pinned, and when the caller goes on. */
+#include "softgpu/copy.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+enum { PAGE = 4096 };
+
+static uint64_t extent(const struct sg_copy *copy, const struct sg_box *box)
+{
+    return (copy->depth - 1) * box->slice + (copy->height - 1) * box->pitch + copy->width;
+}
+
+/* Whether the host has anything there: a pointer made of nonsense is refused rather than followed. */
+static int is_mapped(uint64_t start, uint64_t bytes)
+{
+    uint64_t first = start / PAGE * PAGE;
+    return msync((void *)(uintptr_t)first, start - first + bytes, MS_ASYNC) == 0;
+}
+
+/* 1: the device's own memory, 0: the host's, -1: not to be reached by this copy. */
+static int side(const struct sg_copy *copy, const struct sg_box *box, enum sg_side said)
+{
+    uint64_t bytes = extent(copy, box);
+    struct sg_memory *memory = sg_memory_at(box->start);
+    if (!box->start || bytes > UINT64_MAX - box->start)
+        return -1;
+    if (memory && !sg_memory_covers(box->start, bytes))
+        return -1;
+    if (!memory)
+        return said == SG_SIDE_DEVICE || !is_mapped(box->start, bytes) ? -1 : 0;
+    return memory->kind == SG_MEMORY_DEVICE || memory->kind == SG_MEMORY_MANAGED;
+}
+
+static int is_pinned(const struct sg_box *box)
+{
+    return sg_memory_at(box->start) != NULL;
+}
+
+/* The driver reads pageable memory before an asynchronous copy returns: the program may change it at once. */
+static CUresult stage(struct sg_effect *effect)
+{
+    uint64_t width = effect->copy.width, height = effect->copy.height, depth = effect->copy.depth;
+    if (height > SIZE_MAX / width || depth > SIZE_MAX / (width * height))
+        return CUDA_ERROR_INVALID_VALUE;
+    char *staged = malloc(width * height * depth);
+    if (!staged)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    const struct sg_box from = effect->copy.source;
+    for (uint64_t z = 0; z < depth; z++)
+        for (uint64_t y = 0; y < height; y++)
+            memcpy(staged + (z * height + y) * width,
+                   (const void *)(uintptr_t)(from.start + z * from.slice + y * from.pitch), width);
+    effect->staged = staged;
+    effect->copy.source = (struct sg_box){(uintptr_t)staged, width, width * height};
+    return CUDA_SUCCESS;
+}
+
+static CUresult submit(const struct sg_copy *copy, CUstream stream, int is_async)
+{
+    int to = side(copy, &copy->target, copy->target_side), from = side(copy, &copy->source, copy->source_side);
+    if (to < 0 || from < 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    uint32_t how = to && from ? CT_OP_COPY_DTOD : to ? CT_OP_COPY_HTOD : CT_OP_COPY_DTOH;
+    struct sg_slot slot = {.kind = SG_SLOT_COPY, .value = copy->width * copy->height * copy->depth, .how = how};
+    struct sg_effect effect = {
+        .kind = SG_EFFECT_COPY,
+        .copy = {copy->target, copy->source, copy->width, copy->height, copy->depth},
+    };
+    int pageable_target = !to && !is_pinned(&copy->target), pageable_source = !from && !is_pinned(&copy->source);
+    CUresult result = CUDA_SUCCESS;
+    if (is_async && pageable_source && !pageable_target)
+        result = stage(&effect);
+    if (result == CUDA_SUCCESS)
+        result = sg_submit(stream, &slot);
+    if (result == CUDA_SUCCESS)
+        result = sg_effect_add(stream, &effect);
+    if (result != CUDA_SUCCESS) {
+        free(effect.staged);
+        return result;
+    }
+    /* Into pageable memory even the asynchronous forms are synchronous; between two places on the device even the
+     * synchronous ones are not. */
+    if (is_async ? pageable_target : how != CT_OP_COPY_DTOD)
+        result = sg_stream_wait(stream);
+    return result;
+}
+
+CUresult sg_copy(const struct sg_copy *copy, CUstream handle, int is_async)
+{
+    CUcontext context;
+    CUresult result = sg_enter_context(&context);
+    if (result != CUDA_SUCCESS)
+        return result;
+    CUstream stream = sg_stream(context, handle);
+    if (!stream)
+        return sg_leave(CUDA_ERROR_INVALID_HANDLE);
+    if (!copy->width || !copy->height || !copy->depth)
+        return sg_leave(CUDA_SUCCESS);
+    return sg_leave(submit(copy, stream, is_async));
+}
+
+static CUresult line(uint64_t to, enum sg_side to_side, uint64_t from, enum sg_side from_side, size_t bytes,
+                     CUstream stream, int is_async)
+{
+    struct sg_copy copy = {{to, 0, 0}, {from, 0, 0}, to_side, from_side, bytes, 1, 1};
+    return sg_copy(&copy, stream, is_async);
+}
+
+/* Each form has twins: _ptds takes the thread's default stream, _ptsz reads NULL as the thread's default stream. */
+#define SYNC_FORMS(name, twin, parameters, to, to_side, from, from_side)                                               \
+    API CUresult name parameters                                                                                       \
+    {                                                                                                                  \
+        return line(to, to_side, from, from_side, bytes, NULL, 0);                                                     \
+    }                                                                                                                  \
+    API CUresult twin parameters                                                                                       \
+    {                                                                                                                  \
+        return line(to, to_side, from, from_side, bytes, CU_STREAM_PER_THREAD, 0);                                     \
+    }
+
+#define ASYNC_FORMS(name, twin, parameters, to, to_side, from, from_side)                                              \
+    API CUresult name parameters                                                                                       \
+    {                                                                                                                  \
+        return line(to, to_side, from, from_side, bytes, stream, 1);                                                   \
+    }                                                                                                                  \
+    API CUresult twin parameters                                                                                       \
+    {                                                                                                                  \
+        return line(to, to_side, from, from_side, bytes, stream ? stream : CU_STREAM_PER_THREAD, 1);                   \
+    }
+
+SYNC_FORMS(cuMemcpy, cuMemcpy_ptds, (CUdeviceptr to, CUdeviceptr from, size_t bytes), to, SG_SIDE_ANY, from, SG_SIDE_ANY)
+SYNC_FORMS(cuMemcpyHtoD_v2, cuMemcpyHtoD_v2_ptds, (CUdeviceptr to, const void *from, size_t bytes), to, SG_SIDE_DEVICE,
+           (uintptr_t)from, SG_SIDE_HOST)
+SYNC_FORMS(cuMemcpyDtoH_v2, cuMemcpyDtoH_v2_ptds, (void *to, CUdeviceptr from, size_t bytes), (uintptr_t)to,
+           SG_SIDE_HOST, from, SG_SIDE_DEVICE)
+SYNC_FORMS(cuMemcpyDtoD_v2, cuMemcpyDtoD_v2_ptds, (CUdeviceptr to, CUdeviceptr from, size_t bytes), to, SG_SIDE_DEVICE,
+           from, SG_SIDE_DEVICE)
+ASYNC_FORMS(cuMemcpyAsync, cuMemcpyAsync_ptsz, (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), to,
+            SG_SIDE_ANY, from, SG_SIDE_ANY)
+ASYNC_FORMS(cuMemcpyHtoDAsync_v2, cuMemcpyHtoDAsync_v2_ptsz,
+            (CUdeviceptr to, const void *from, size_t bytes, CUstream stream), to, SG_SIDE_DEVICE, (uintptr_t)from,
+            SG_SIDE_HOST)
+ASYNC_FORMS(cuMemcpyDtoHAsync_v2, cuMemcpyDtoHAsync_v2_ptsz,
+            (void *to, CUdeviceptr from, size_t bytes, CUstream stream), (uintptr_t)to, SG_SIDE_HOST, from,
+            SG_SIDE_DEVICE)
+ASYNC_FORMS(cuMemcpyDtoDAsync_v2, cuMemcpyDtoDAsync_v2_ptsz,
+            (CUdeviceptr to, CUdeviceptr from, size_t bytes, CUstream stream), to, SG_SIDE_DEVICE, from, SG_SIDE_DEVICE)
+
+static CUresult peer(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes,
+                     CUstream stream, int is_async)
+{
+    CUresult result = sg_enter();
+    if (result != CUDA_SUCCESS)
+        return result;
+    int valid = sg_alive(SG_CONTEXT, to_context) && sg_alive(SG_CONTEXT, from_context);
+    sg_leave(result);
+    return valid ? line(to, SG_SIDE_DEVICE, from, SG_SIDE_DEVICE, bytes, stream, is_async) : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+API CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes)
+{
+    return peer(to, to_context, from, from_context, bytes, NULL, 0);
+}
+
+API CUresult cuMemcpyPeer_ptds(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes)
+{
+    return peer(to, to_context, from, from_context, bytes, CU_STREAM_PER_THREAD, 0);
+}
+
+API CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,
+                               size_t bytes, CUstream stream)
+{
+    return peer(to, to_context, from, from_context, bytes, stream, 1);
+}
+
+API CUresult cuMemcpyPeerAsync_ptsz(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,
+                                    size_t bytes, CUstream stream)
+{
+    return peer(to, to_context, from, from_context, bytes, stream ? stream : CU_STREAM_PER_THREAD, 1);
+}

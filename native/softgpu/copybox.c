@@ -1,0 +1,118 @@
+/* Copies of rows and slices: the descriptors of the 2D and 3D calls, checked and brought to one form. */
+#include "softgpu/copy.h"
+
+/* One side of a descriptor: where it starts, after the offsets; 0 with *result set when it cannot be used. */
+static CUresult one_side(CUmemorytype type, const void *host, CUdeviceptr device, size_t x, size_t y, size_t z,
+                         size_t pitch, size_t rows, const size_t size[3], struct sg_box *box, enum sg_side *side)
+{
+    uint64_t start;
+    switch ((int)type) {
+    case CU_MEMORYTYPE_HOST:
+        start = (uintptr_t)host;
+        *side = SG_SIDE_HOST;
+        break;
+    case CU_MEMORYTYPE_DEVICE:
+        start = device;
+        *side = SG_SIDE_DEVICE;
+        break;
+    case CU_MEMORYTYPE_UNIFIED:
+        start = device;
+        *side = SG_SIDE_ANY;
+        break;
+    case CU_MEMORYTYPE_ARRAY:
+        return CUDA_ERROR_NOT_SUPPORTED;
+    default:
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (!pitch)
+        pitch = x + size[0];
+    if (!rows)
+        rows = y + size[1];
+    uint64_t slice, row, skip, total, last;
+    /* Numbers from a stranger: whatever does not fit an address is refused. */
+    if (pitch < size[0] || x > pitch - size[0] || __builtin_mul_overflow(pitch, rows, &slice) ||
+        __builtin_mul_overflow(slice, z, &skip) || __builtin_mul_overflow(pitch, y, &row) ||
+        __builtin_add_overflow(skip, row, &skip) || __builtin_add_overflow(skip, x, &skip) ||
+        __builtin_add_overflow(start, skip, &start) || __builtin_mul_overflow(slice, size[2], &total) ||
+        __builtin_mul_overflow(pitch, size[1], &last) || __builtin_add_overflow(total, last, &total) ||
+        __builtin_add_overflow(start, total, &last))
+        return CUDA_ERROR_INVALID_VALUE;
+    *box = (struct sg_box){start, pitch, slice};
+    return CUDA_SUCCESS;
+}
+
+static CUresult flat(const CUDA_MEMCPY2D *d, CUstream stream, int is_async)
+{
+    struct sg_copy copy = {.depth = 1};
+    if (!d)
+        return CUDA_ERROR_INVALID_VALUE;
+    const size_t size[3] = {d->WidthInBytes, d->Height, 1};
+    copy.width = d->WidthInBytes;
+    copy.height = d->Height;
+    CUresult result = one_side(d->srcMemoryType, d->srcHost, d->srcDevice, d->srcXInBytes, d->srcY, 0, d->srcPitch, 0,
+                               size, &copy.source, &copy.source_side);
+    if (result == CUDA_SUCCESS)
+        result = one_side(d->dstMemoryType, d->dstHost, d->dstDevice, d->dstXInBytes, d->dstY, 0, d->dstPitch, 0, size,
+                          &copy.target, &copy.target_side);
+    return result == CUDA_SUCCESS ? sg_copy(&copy, stream, is_async) : result;
+}
+
+/* The peer form has the same layout but for the two context words, which a device of its own kind does not need. */
+static CUresult solid(const CUDA_MEMCPY3D *d, CUstream stream, int is_async)
+{
+    struct sg_copy copy = {0};
+    if (!d || d->srcLOD || d->dstLOD)
+        return CUDA_ERROR_INVALID_VALUE;
+    const size_t size[3] = {d->WidthInBytes, d->Height, d->Depth};
+    copy.width = d->WidthInBytes;
+    copy.height = d->Height;
+    copy.depth = d->Depth;
+    CUresult result = one_side(d->srcMemoryType, d->srcHost, d->srcDevice, d->srcXInBytes, d->srcY, d->srcZ,
+                               d->srcPitch, d->srcHeight, size, &copy.source, &copy.source_side);
+    if (result == CUDA_SUCCESS)
+        result = one_side(d->dstMemoryType, d->dstHost, d->dstDevice, d->dstXInBytes, d->dstY, d->dstZ, d->dstPitch,
+                          d->dstHeight, size, &copy.target, &copy.target_side);
+    return result == CUDA_SUCCESS ? sg_copy(&copy, stream, is_async) : result;
+}
+
+_Static_assert(sizeof(CUDA_MEMCPY3D) == sizeof(CUDA_MEMCPY3D_PEER), "the two 3D descriptors have one layout");
+
+static CUresult solid_peer(const CUDA_MEMCPY3D_PEER *d, CUstream stream, int is_async)
+{
+    if (!d)
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = sg_enter();
+    if (result != CUDA_SUCCESS)
+        return result;
+    int valid = sg_alive(SG_CONTEXT, d->srcContext) && sg_alive(SG_CONTEXT, d->dstContext);
+    sg_leave(result);
+    return valid ? solid((const CUDA_MEMCPY3D *)d, stream, is_async) : CUDA_ERROR_INVALID_CONTEXT;
+}
+
+#define SYNC(name, twin, type, act)                                                                                    \
+    API CUresult name(const type *copy)                                                                                \
+    {                                                                                                                  \
+        return act(copy, NULL, 0);                                                                                     \
+    }                                                                                                                  \
+    API CUresult twin(const type *copy)                                                                                \
+    {                                                                                                                  \
+        return act(copy, CU_STREAM_PER_THREAD, 0);                                                                     \
+    }
+
+#define ASYNC(name, twin, type, act)                                                                                   \
+    API CUresult name(const type *copy, CUstream stream)                                                               \
+    {                                                                                                                  \
+        return act(copy, stream, 1);                                                                                   \
+    }                                                                                                                  \
+    API CUresult twin(const type *copy, CUstream stream)                                                               \
+    {                                                                                                                  \
+        return act(copy, stream ? stream : CU_STREAM_PER_THREAD, 1);                                                   \
+    }
+
+SYNC(cuMemcpy2D_v2, cuMemcpy2D_v2_ptds, CUDA_MEMCPY2D, flat)
+SYNC(cuMemcpy2DUnaligned_v2, cuMemcpy2DUnaligned_v2_ptds, CUDA_MEMCPY2D, flat)
+ASYNC(cuMemcpy2DAsync_v2, cuMemcpy2DAsync_v2_ptsz, CUDA_MEMCPY2D, flat)
+SYNC(cuMemcpy3D_v2, cuMemcpy3D_v2_ptds, CUDA_MEMCPY3D, solid)
+ASYNC(cuMemcpy3DAsync_v2, cuMemcpy3DAsync_v2_ptsz, CUDA_MEMCPY3D, solid)
+SYNC(cuMemcpy3DPeer, cuMemcpy3DPeer_ptds, CUDA_MEMCPY3D_PEER, solid_peer)
+ASYNC(cuMemcpy3DPeerAsync, cuMemcpy3DPeerAsync_ptsz, CUDA_MEMCPY3D_PEER, solid_peer)

@@ -1,0 +1,229 @@
+/* What ops do to memory, in the order submitted, when their completion is first observed.
+ *
+ * An op can only depend on ops submitted before it, so the order of submission is always a valid order of execution;
+ * doing an unrelated op's effect early cannot be told by a program that synchronises properly. The one exception are
+ * host functions: until one has run, what stands behind it must not take effect. A pass over the list therefore
+ * carries along which streams are held. */
+#include "softgpu/face.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static struct sg_effect *list;
+static size_t count, room;
+static int hosts;
+
+/* A stream or an event that is held in this pass. */
+struct hold {
+    uint64_t id, context_id;
+    int is_legacy, is_blocking, is_event;
+};
+
+struct pass {
+    struct hold *holds;
+    size_t count, room;
+};
+
+CUresult sg_effect_add(CUstream stream, const struct sg_effect *effect)
+{
+    if (count == room) {
+        size_t more = room ? room * 2 : 64;
+        struct sg_effect *larger = realloc(list, more * sizeof *larger);
+        if (!larger)
+            return CUDA_ERROR_OUT_OF_MEMORY;
+        list = larger;
+        room = more;
+    }
+    struct sg_effect *added = &list[count++];
+    *added = *effect;
+    added->order = stream->order;
+    /* A free has no op of its own; the list stays in order if it goes with the latest one. */
+    if (count > 1 && list[count - 2].order > added->order)
+        added->order = list[count - 2].order;
+    added->stream_id = stream->object.id;
+    added->context_id = stream->context_id;
+    added->is_legacy = stream->is_legacy;
+    added->is_blocking = !stream->is_legacy && !(stream->flags & CU_STREAM_NON_BLOCKING);
+    hosts += effect->kind == SG_EFFECT_HOST;
+    return CUDA_SUCCESS;
+}
+
+int sg_effects_hosts(void)
+{
+    return hosts;
+}
+
+static void hold(struct pass *pass, const struct hold *added)
+{
+    if (pass->count == pass->room) {
+        size_t more = pass->room ? pass->room * 2 : 16;
+        struct hold *larger = realloc(pass->holds, more * sizeof *larger);
+        if (!larger)
+            return; /* out of host memory: the program is past saving, and an early effect is the smaller evil */
+        pass->holds = larger;
+        pass->room = more;
+    }
+    pass->holds[pass->count++] = *added;
+}
+
+static int event_is_held(const struct pass *pass, uint64_t event_id)
+{
+    for (size_t i = 0; i < pass->count; i++)
+        if (pass->holds[i].is_event && pass->holds[i].id == event_id)
+            return 1;
+    return 0;
+}
+
+static void release_event(struct pass *pass, uint64_t event_id)
+{
+    for (size_t i = 0; i < pass->count; i++)
+        if (pass->holds[i].is_event && pass->holds[i].id == event_id)
+            pass->holds[i--] = pass->holds[--pass->count];
+}
+
+/* By its own stream, or through the legacy stream, which waits for all blocking ones and they for it. */
+static int is_held(const struct pass *pass, const struct sg_effect *effect)
+{
+    for (size_t i = 0; i < pass->count; i++) {
+        const struct hold *h = &pass->holds[i];
+        if (h->is_event)
+            continue;
+        if (h->id == effect->stream_id)
+            return 1;
+        if (h->context_id == effect->context_id &&
+            ((h->is_legacy && effect->is_blocking) || (h->is_blocking && effect->is_legacy)))
+            return 1;
+    }
+    return 0;
+}
+
+static void hold_stream(struct pass *pass, const struct sg_effect *effect)
+{
+    struct hold added = {effect->stream_id, effect->context_id, effect->is_legacy, effect->is_blocking, 0};
+    hold(pass, &added);
+}
+
+static void copy_box(const struct sg_effect *effect)
+{
+    const struct sg_box *to = &effect->copy.target, *from = &effect->copy.source;
+    uint64_t width = effect->copy.width;
+    for (uint64_t z = 0; z < effect->copy.depth; z++)
+        for (uint64_t y = 0; y < effect->copy.height; y++)
+            memmove((void *)(uintptr_t)(to->start + z * to->slice + y * to->pitch),
+                    (const void *)(uintptr_t)(from->start + z * from->slice + y * from->pitch), width);
+}
+
+static void fill_row(char *row, uint64_t width, uint32_t value, uint32_t element_bytes)
+{
+    if (element_bytes == 1) {
+        memset(row, (int)(value & 0xff), width);
+        return;
+    }
+    for (uint64_t x = 0; x < width; x++)
+        memcpy(row + x * element_bytes, &value, element_bytes);
+}
+
+static void fill_box(const struct sg_effect *effect)
+{
+    for (uint64_t y = 0; y < effect->fill.height; y++)
+        fill_row((char *)(uintptr_t)(effect->fill.target.start + y * effect->fill.target.pitch), effect->fill.width,
+                 effect->fill.value, effect->fill.element_bytes);
+}
+
+static void apply(struct sg_effect *effect)
+{
+    switch (effect->kind) {
+    case SG_EFFECT_COPY:
+        copy_box(effect);
+        break;
+    case SG_EFFECT_FILL:
+        fill_box(effect);
+        break;
+    case SG_EFFECT_KERNEL:
+        sg_context_fault(effect->context_id, sg_builtin_run(effect));
+        break;
+    case SG_EFFECT_FREE:
+        sg_memory_drop(effect->free.address);
+        break;
+    default:
+        break;
+    }
+    free(effect->staged);
+}
+
+void sg_effects_apply(uint64_t order)
+{
+    struct pass pass = {NULL, 0, 0};
+    size_t kept = 0, i = 0;
+    if (!count || list[0].order > order)
+        return;
+    for (; i < count && list[i].order <= order; i++) {
+        struct sg_effect *effect = &list[i];
+        int held = is_held(&pass, effect);
+        if (effect->kind == SG_EFFECT_RECORD) {
+            release_event(&pass, effect->event.event_id);
+            if (held) {
+                struct hold added = {.id = effect->event.event_id, .is_event = 1};
+                hold(&pass, &added);
+            }
+        } else if (effect->kind == SG_EFFECT_WAIT && event_is_held(&pass, effect->event.event_id)) {
+            held = 1;
+            hold_stream(&pass, effect);
+        } else if (effect->kind == SG_EFFECT_HOST) {
+            held = 1;
+            hold_stream(&pass, effect);
+        }
+        if (held)
+            list[kept++] = *effect;
+        else
+            apply(effect);
+    }
+    memmove(&list[kept], &list[i], (count - i) * sizeof *list);
+    count = kept + count - i;
+    free(pass.holds);
+}
+
+/* Their work was cut off with the context: the memory they name may be gone. Host functions of it still count as run
+ * at the server, or their places there would be lost. */
+void sg_effects_drop_context(uint64_t context_id)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (list[i].context_id != context_id) {
+            list[kept++] = list[i];
+            continue;
+        }
+        if (list[i].kind == SG_EFFECT_HOST)
+            hosts--;
+        if (list[i].kind == SG_EFFECT_FREE)
+            sg_memory_drop(list[i].free.address);
+        free(list[i].staged);
+    }
+    count = kept;
+}
+
+size_t sg_effects_waiting(struct sg_effect *effects, size_t capacity)
+{
+    size_t found = 0;
+    for (size_t i = 0; i < count && found < capacity; i++)
+        if (list[i].kind == SG_EFFECT_HOST)
+            effects[found++] = list[i];
+    return found;
+}
+
+void sg_effects_host_ran(uint64_t order)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (list[i].kind != SG_EFFECT_HOST || list[i].order != order)
+            continue;
+        memmove(&list[i], &list[i + 1], (count - i - 1) * sizeof *list);
+        count--;
+        hosts--;
+        return;
+    }
+}
+
+int sg_effects_pending(void)
+{
+    return count > 0;
+}

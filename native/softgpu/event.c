@@ -1,0 +1,219 @@
+/* Events: marks in a stream that others wait for, ask about and measure time between. */
+#include "softgpu/face.h"
+
+API CUresult cuEventCreate(CUevent *made, unsigned int flags)
+{
+    CUcontext context;
+    CUresult result = sg_enter_context(&context);
+    if (result != CUDA_SUCCESS)
+        return result;
+    const unsigned known = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
+    if (!made || (flags & ~known) || ((flags & CU_EVENT_INTERPROCESS) && !(flags & CU_EVENT_DISABLE_TIMING)))
+        return sg_leave(CUDA_ERROR_INVALID_VALUE);
+    if (!context->spare_count) { /* a batch at a time: programs make events by the hundred */
+        struct sg_request request = {.kind = SG_EVENTS_CREATE, .a = context->model};
+        struct sg_reply reply;
+        if (sg_ask(&context->device->link, &request, &reply) < 0)
+            return sg_leave(CUDA_ERROR_DEVICE_UNAVAILABLE);
+        if (reply.result != CT_DEVICE_OK)
+            return sg_leave(sg_result(reply.result));
+        for (uint32_t i = 0; i < reply.a && i < SG_EVENT_BATCH; i++)
+            context->spare_events[context->spare_count++] = reply.batch[i];
+    }
+    CUevent event = sg_make(SG_EVENT);
+    if (!event)
+        return sg_leave(CUDA_ERROR_OUT_OF_MEMORY);
+    event->context = context;
+    event->context_id = context->object.id;
+    event->model = context->spare_events[--context->spare_count];
+    event->flags = flags;
+    *made = event;
+    return sg_leave(CUDA_SUCCESS);
+}
+
+/* A record or wait that is still queued keeps its meaning: the model's event is only renamed when recorded again. */
+API CUresult cuEventDestroy_v2(CUevent event)
+{
+    CUcontext context;
+    CUresult result = sg_enter_context(&context);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!sg_alive(SG_EVENT, event))
+        return sg_leave(CUDA_ERROR_INVALID_HANDLE);
+    CUcontext home = event->context;
+    const uint32_t room = sizeof home->spare_events / sizeof home->spare_events[0];
+    if (sg_alive(SG_CONTEXT, home) && home->object.id == event->context_id) {
+        if (home->spare_count < room) {
+            home->spare_events[home->spare_count++] = event->model;
+        } else {
+            struct sg_request request = {.kind = SG_EVENT_DESTROY, .a = event->model};
+            struct sg_reply reply;
+            sg_ask(&home->device->link, &request, &reply);
+        }
+    }
+    sg_unmake(SG_EVENT, event);
+    return sg_leave(CUDA_SUCCESS);
+}
+
+CUresult sg_event_record(CUevent event, CUstream stream)
+{
+    struct sg_slot slot = {.kind = SG_SLOT_RECORD, .value = event->model};
+    if (stream->context->device != event->context->device)
+        return CUDA_ERROR_INVALID_HANDLE;
+    CUresult result = sg_submit(stream, &slot);
+    if (result != CUDA_SUCCESS)
+        return result;
+    event->order = stream->order;
+    if (sg_effects_hosts()) {
+        struct sg_effect effect = {.kind = SG_EFFECT_RECORD, .event.event_id = event->object.id};
+        result = sg_effect_add(stream, &effect);
+    }
+    return result;
+}
+
+static CUresult record(CUevent event, CUstream handle, unsigned flags)
+{
+    CUcontext context;
+    CUresult result = sg_enter_context(&context);
+    if (result != CUDA_SUCCESS)
+        return result;
+    CUstream stream = sg_stream(context, handle);
+    if (!sg_alive(SG_EVENT, event) || !stream)
+        return sg_leave(CUDA_ERROR_INVALID_HANDLE);
+    if (flags & ~(unsigned)CU_EVENT_RECORD_EXTERNAL)
+        return sg_leave(CUDA_ERROR_INVALID_VALUE);
+    return sg_leave(sg_event_record(event, stream));
+}
+
+API CUresult cuEventRecord(CUevent event, CUstream stream)
+{
+    return record(event, stream, 0);
+}
+
+API CUresult cuEventRecord_ptsz(CUevent event, CUstream stream)
+{
+    return record(event, stream ? stream : CU_STREAM_PER_THREAD, 0);
+}
+
+API CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned int flags)
+{
+    return record(event, stream, flags);
+}
+
+API CUresult cuEventRecordWithFlags_ptsz(CUevent event, CUstream stream, unsigned int flags)
+{
+    return record(event, stream ? stream : CU_STREAM_PER_THREAD, flags);
+}
+
+static CUresult wait_for(CUstream handle, CUevent event, unsigned flags)
+{
+    CUcontext context;
+    CUresult result = sg_enter_context(&context);
+    if (result != CUDA_SUCCESS)
+        return result;
+    CUstream stream = sg_stream(context, handle);
+    if (!sg_alive(SG_EVENT, event) || !stream)
+        return sg_leave(CUDA_ERROR_INVALID_HANDLE);
+    if (flags & ~(unsigned)CU_EVENT_WAIT_EXTERNAL)
+        return sg_leave(CUDA_ERROR_INVALID_VALUE);
+    if (!event->order)
+        return sg_leave(CUDA_SUCCESS);
+    /* Two devices have two models and no common order: the host waits in the stream's stead. */
+    if (stream->context->device != event->context->device)
+        return sg_leave(sg_event_wait(event));
+    struct sg_slot slot = {.kind = SG_SLOT_WAIT, .value = event->model};
+    result = sg_submit(stream, &slot);
+    if (result == CUDA_SUCCESS && sg_effects_hosts()) {
+        struct sg_effect effect = {.kind = SG_EFFECT_WAIT, .event.event_id = event->object.id};
+        result = sg_effect_add(stream, &effect);
+    }
+    return sg_leave(result);
+}
+
+API CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags)
+{
+    return wait_for(stream, event, flags);
+}
+
+API CUresult cuStreamWaitEvent_ptsz(CUstream stream, CUevent event, unsigned int flags)
+{
+    return wait_for(stream ? stream : CU_STREAM_PER_THREAD, event, flags);
+}
+
+static CUresult enter_event(CUevent event)
+{
+    CUresult result = sg_enter();
+    if (result != CUDA_SUCCESS)
+        return result;
+    return sg_alive(SG_EVENT, event) ? CUDA_SUCCESS : sg_leave(CUDA_ERROR_INVALID_HANDLE);
+}
+
+API CUresult cuEventQuery(CUevent event)
+{
+    CUresult result = enter_event(event);
+    if (result != CUDA_SUCCESS)
+        return result;
+    return sg_leave(sg_event_ready(event));
+}
+
+API CUresult cuEventSynchronize(CUevent event)
+{
+    CUresult result = enter_event(event);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (event->context->device->link.lost)
+        return sg_leave(CUDA_ERROR_DEVICE_UNAVAILABLE);
+    return sg_leave(sg_event_wait(event));
+}
+
+static CUresult instant(CUevent event, uint64_t *at_ns)
+{
+    struct sg_link *link = &event->context->device->link;
+    struct sg_request request = {.kind = SG_EVENT_TIME, .a = event->model};
+    struct sg_reply reply;
+    for (;;) {
+        CUresult result = sg_event_ready(event);
+        if (result != CUDA_SUCCESS)
+            return result;
+        if (sg_ask(link, &request, &reply) < 0)
+            return CUDA_ERROR_DEVICE_UNAVAILABLE;
+        if (reply.result != CT_DEVICE_NOT_READY)
+            break;
+        /* This process slept until the projected instant and a late submission of another moved it: wait for it too. */
+        event->done_order = 0;
+        result = sg_event_wait(event);
+        if (result != CUDA_SUCCESS)
+            return result;
+    }
+    *at_ns = reply.a;
+    return sg_result(reply.result);
+}
+
+static CUresult elapsed(float *milliseconds, CUevent start, CUevent end)
+{
+    uint64_t start_ns, end_ns;
+    CUresult result = enter_event(start);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!milliseconds)
+        return sg_leave(CUDA_ERROR_INVALID_VALUE);
+    if (!sg_alive(SG_EVENT, end) || !start->order || !end->order || start->context->device != end->context->device ||
+        ((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING))
+        return sg_leave(CUDA_ERROR_INVALID_HANDLE);
+    result = instant(start, &start_ns);
+    if (result == CUDA_SUCCESS)
+        result = instant(end, &end_ns);
+    if (result == CUDA_SUCCESS)
+        *milliseconds = (float)((double)(int64_t)(end_ns - start_ns) / 1e6);
+    return sg_leave(result);
+}
+
+API CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end)
+{
+    return elapsed(milliseconds, start, end);
+}
+
+API CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end)
+{
+    return elapsed(milliseconds, start, end);
+}

@@ -1,0 +1,98 @@
+/* Pools of objects behind handles: an address outside of them, or a dead place inside, is never looked into. */
+#include "softgpu/face.h"
+
+#include <string.h>
+#include <sys/mman.h>
+
+struct pool {
+    char *start;
+    size_t place_bytes; /* a power of two, so that the check of a handle needs no division */
+    uint32_t room, used;
+    uint32_t free_head; /* index plus one */
+};
+
+enum { SHIFT_CONTEXT = 11, SHIFT_STREAM = 8, SHIFT_EVENT = 7, SHIFT_MODULE = 7, SHIFT_FUNCTION = 7, SHIFT_POOL = 8 };
+
+static struct pool pools[SG_KINDS] = {
+    [SG_CONTEXT] = {.place_bytes = 1 << SHIFT_CONTEXT, .room = 4096},
+    [SG_STREAM] = {.place_bytes = 1 << SHIFT_STREAM, .room = 65536},
+    [SG_EVENT] = {.place_bytes = 1 << SHIFT_EVENT, .room = 1 << 20},
+    [SG_MODULE] = {.place_bytes = 1 << SHIFT_MODULE, .room = 1 << 18},
+    [SG_FUNCTION] = {.place_bytes = 1 << SHIFT_FUNCTION, .room = 1 << 20},
+    [SG_POOL] = {.place_bytes = 1 << SHIFT_POOL, .room = 4096},
+};
+
+_Static_assert(sizeof(struct CUctx_st) <= 1 << SHIFT_CONTEXT, "a context fits its place");
+_Static_assert(sizeof(struct CUstream_st) <= 1 << SHIFT_STREAM, "a stream fits its place");
+_Static_assert(sizeof(struct CUevent_st) <= 1 << SHIFT_EVENT, "an event fits its place");
+_Static_assert(sizeof(struct CUmod_st) <= 1 << SHIFT_MODULE, "a module fits its place");
+_Static_assert(sizeof(struct CUfunc_st) <= 1 << SHIFT_FUNCTION, "a function fits its place");
+_Static_assert(sizeof(struct CUmemPoolHandle_st) <= 1 << SHIFT_POOL, "a pool fits its place");
+
+/* While dead, an object's place holds the next free one after its header. */
+struct dead {
+    struct sg_object object;
+    uint32_t next;
+};
+
+void *sg_make(enum sg_kind kind)
+{
+    struct pool *pool = &pools[kind];
+    if (!pool->start) {
+        void *start = mmap(NULL, pool->place_bytes * pool->room, PROT_READ | PROT_WRITE,
+                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (start == MAP_FAILED)
+            return NULL;
+        pool->start = start;
+    }
+    uint32_t index;
+    if (pool->free_head) {
+        index = pool->free_head - 1;
+        pool->free_head = ((struct dead *)(void *)(pool->start + index * pool->place_bytes))->next;
+    } else if (pool->used < pool->room) {
+        index = pool->used++;
+    } else {
+        return NULL;
+    }
+    struct sg_object *object = (struct sg_object *)(void *)(pool->start + index * pool->place_bytes);
+    memset(object, 0, pool->place_bytes);
+    object->alive = 1;
+    object->index = index;
+    object->id = sg_next_id();
+    return object;
+}
+
+void sg_unmake(enum sg_kind kind, void *thing)
+{
+    struct pool *pool = &pools[kind];
+    struct dead *dead = thing;
+    dead->object.alive = 0;
+    dead->next = pool->free_head;
+    pool->free_head = dead->object.index + 1;
+}
+
+int sg_alive(enum sg_kind kind, const void *handle)
+{
+    const struct pool *pool = &pools[kind];
+    uintptr_t offset = (uintptr_t)handle - (uintptr_t)pool->start;
+    if (!pool->start || offset >= pool->used * pool->place_bytes || (offset & (pool->place_bytes - 1)))
+        return 0;
+    return ((const struct sg_object *)handle)->alive == 1;
+}
+
+void sg_hide(void *object)
+{
+    ((struct sg_object *)object)->alive = 2;
+}
+
+void *sg_each(enum sg_kind kind, void *before)
+{
+    struct pool *pool = &pools[kind];
+    uint32_t index = before ? ((struct sg_object *)before)->index + 1 : 0;
+    for (; index < pool->used; index++) {
+        struct sg_object *object = (struct sg_object *)(void *)(pool->start + index * pool->place_bytes);
+        if (object->alive)
+            return object;
+    }
+    return NULL;
+}

@@ -1,0 +1,100 @@
+/* Which kind of image this is, and what all kinds share. */
+#include "softgpu/face.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* More kernels than any library has; an image that says otherwise is broken. */
+enum { KERNELS = 1 << 16 };
+
+void sg_image_free(struct sg_image *image)
+{
+    free(image->kernels);
+    *image = (struct sg_image){NULL, 0, 0};
+}
+
+/* Code this device cannot run takes a stated time: each block 10 us, each thread's traffic 8 bytes. */
+void sg_kernel_default(struct sg_kernel *kernel)
+{
+    kernel->duration_param = -1;
+    kernel->block_ns = 10000;
+    kernel->bytes_per_thread = 8;
+    kernel->registers = 32;
+    kernel->max_threads = 1024;
+}
+
+struct sg_kernel *sg_image_add(struct sg_image *image, const char *name, size_t length)
+{
+    if (!length || length >= SG_NAME_BYTES || image->count >= KERNELS)
+        return NULL;
+    if (image->count == image->room) {
+        size_t more = image->room ? image->room * 2 : 4;
+        struct sg_kernel *larger = realloc(image->kernels, more * sizeof *larger);
+        if (!larger)
+            return NULL;
+        image->kernels = larger;
+        image->room = more;
+    }
+    struct sg_kernel *kernel = &image->kernels[image->count++];
+    memset(kernel, 0, sizeof *kernel);
+    memcpy(kernel->name, name, length);
+    sg_kernel_default(kernel);
+    return kernel;
+}
+
+int sg_kernel_param(struct sg_kernel *kernel, uint32_t bytes, uint32_t alignment)
+{
+    uint32_t end = 0;
+    if (kernel->param_count) {
+        uint32_t last = kernel->param_count - 1;
+        end = kernel->param_offset[last] + kernel->param_bytes[last];
+    }
+    if (kernel->param_count == SG_MAX_PARAMS || !alignment || bytes > 32764)
+        return -1;
+    kernel->param_offset[kernel->param_count] = (end + alignment - 1) / alignment * alignment;
+    kernel->param_bytes[kernel->param_count++] = bytes;
+    return 0;
+}
+
+static const unsigned char FATBIN[4] = {0x50, 0xed, 0x55, 0xba};
+static const unsigned char WRAPPER[4] = {0xb1, 0x43, 0x62, 0x46};
+
+/* What compilers embed: a small header that points to the fat binary. */
+struct wrapper {
+    uint32_t magic, version;
+    const unsigned char *data;
+    void *rest;
+};
+
+CUresult sg_image_read(const void *data, size_t bytes, struct sg_image *image)
+{
+    static const char text_head[] = "softgpu-image";
+    const unsigned char *raw = data;
+    CUresult result;
+    *image = (struct sg_image){NULL, 0, 0};
+    /* Without a size the format must say where it ends; every format's first bytes can be compared one by one. */
+    size_t head = bytes ? bytes : SIZE_MAX;
+    if (head >= 4 && strncmp((const char *)raw, "\177ELF", 4) == 0)
+        result = sg_image_elf(raw, bytes, image);
+    else if (head >= 4 && memcmp(raw, FATBIN, 4) == 0)
+        result = sg_image_fatbin(raw, bytes, image);
+    else if (head >= sizeof(struct wrapper) && memcmp(raw, WRAPPER, 4) == 0 && !bytes) {
+        struct wrapper wrapper;
+        memcpy(&wrapper, raw, sizeof wrapper);
+        result = wrapper.data && memcmp(wrapper.data, FATBIN, 4) == 0 ? sg_image_fatbin(wrapper.data, 0, image)
+                                                                      : CUDA_ERROR_INVALID_IMAGE;
+    } else {
+        const char *text = data;
+        size_t length = bytes ? strnlen(text, bytes) : strlen(text);
+        size_t skip = 0;
+        while (skip < length && strchr(" \t\r\n", text[skip]))
+            skip++;
+        if (length - skip >= sizeof text_head - 1 && memcmp(text + skip, text_head, sizeof text_head - 1) == 0)
+            result = sg_image_text(text, length, image);
+        else
+            result = sg_image_ptx(text, length, image);
+    }
+    if (result != CUDA_SUCCESS)
+        sg_image_free(image);
+    return result;
+}

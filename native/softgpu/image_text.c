@@ -1,0 +1,184 @@
+/* The text image: kernels as a program for this device declares them. docs/softgpu-images.md is its description. */
+#include "softgpu/face.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { WORDS = SG_MAX_PARAMS + 1, WORD_BYTES = 32, SHARED_LIMIT = 1 << 20 };
+
+struct line {
+    const char *word[WORDS];
+    size_t length[WORDS];
+    int count;
+};
+
+/* Cuts the next line into words; a # ends it. -1: too many words. */
+static int next_line(const char **at, const char *end, struct line *line)
+{
+    line->count = 0;
+    while (*at < end && **at != '\n') {
+        if (**at == '#') {
+            while (*at < end && **at != '\n')
+                ++*at;
+            break;
+        }
+        if (**at == ' ' || **at == '\t' || **at == '\r') {
+            ++*at;
+            continue;
+        }
+        if (line->count == WORDS)
+            return -1;
+        const char *start = *at;
+        while (*at < end && !memchr(" \t\r\n#", **at, 5))
+            ++*at;
+        line->word[line->count] = start;
+        line->length[line->count++] = (size_t)(*at - start);
+    }
+    if (*at < end)
+        ++*at;
+    return 0;
+}
+
+static int is(const struct line *line, int index, const char *word)
+{
+    return line->count > index && strlen(word) == line->length[index] && memcmp(line->word[index], word, line->length[index]) == 0;
+}
+
+/* A number with at most `limit`; `percent` allows and applies a trailing %. -1: not one. */
+static double number(const struct line *line, int index, double limit, int percent)
+{
+    char copy[WORD_BYTES], *end;
+    if (line->count <= index || !line->length[index] || line->length[index] >= sizeof copy)
+        return -1;
+    memcpy(copy, line->word[index], line->length[index]);
+    copy[line->length[index]] = 0;
+    if (!strchr("0123456789.", copy[0]) || strpbrk(copy, "xXnNiI"))
+        return -1;
+    double value = strtod(copy, &end);
+    if (percent && *end == '%') {
+        end++;
+        value /= 100;
+    }
+    return *end || !(value >= 0 && value <= limit) ? -1 : value;
+}
+
+static int set_real(const struct line *line, double limit, int percent, double *target)
+{
+    double value = number(line, 1, limit, percent);
+    if (value < 0 || line->count != 2)
+        return -1;
+    *target = value;
+    return 0;
+}
+
+static int set_whole(const struct line *line, double limit, uint64_t *target)
+{
+    double value;
+    if (set_real(line, limit, 0, &value) < 0)
+        return -1;
+    *target = (uint64_t)value;
+    return 0;
+}
+
+static int set_small(const struct line *line, double limit, uint32_t *target)
+{
+    uint64_t value;
+    if (set_whole(line, limit, &value) < 0)
+        return -1;
+    *target = (uint32_t)value;
+    return 0;
+}
+
+static int set_params(struct sg_kernel *kernel, const struct line *line)
+{
+    kernel->param_count = 0;
+    for (int i = 1; i < line->count; i++) {
+        double bytes = number(line, i, 4096, 0);
+        uint32_t size = (uint32_t)bytes, alignment = 1;
+        if (bytes < 1)
+            return -1;
+        while (alignment < 16 && size % (alignment * 2) == 0)
+            alignment *= 2;
+        if (sg_kernel_param(kernel, size, alignment) < 0)
+            return -1;
+    }
+    return 0;
+}
+
+static int set_duration_param(struct sg_kernel *kernel, const struct line *line)
+{
+    uint32_t index;
+    if (set_small(line, SG_MAX_PARAMS - 1, &index) < 0 || index >= kernel->param_count || kernel->param_bytes[index] != 8)
+        return -1;
+    kernel->duration_param = (int)index;
+    return 0;
+}
+
+static int set_builtin(struct sg_kernel *kernel, const struct line *line)
+{
+    if (line->count != 2)
+        return -1;
+    kernel->builtin = (enum sg_builtin)sg_builtin_find(line->word[1], line->length[1]);
+    if (kernel->builtin == SG_BUILTIN_NONE)
+        return -1;
+    sg_builtin_shape(kernel);
+    return 0;
+}
+
+static int property(struct sg_kernel *kernel, const struct line *line)
+{
+    if (is(line, 0, "params"))
+        return set_params(kernel, line);
+    if (is(line, 0, "builtin"))
+        return set_builtin(kernel, line);
+    if (is(line, 0, "duration_ns"))
+        return set_whole(line, 1e15, &kernel->duration_ns);
+    if (is(line, 0, "duration_param"))
+        return set_duration_param(kernel, line);
+    if (is(line, 0, "block_ns"))
+        return set_whole(line, 1e15, &kernel->block_ns);
+    if (is(line, 0, "thread_ns"))
+        return set_real(line, 1e12, 0, &kernel->thread_ns);
+    if (is(line, 0, "bytes_per_block"))
+        return set_real(line, 1e12, 0, &kernel->bytes_per_block);
+    if (is(line, 0, "bytes_per_thread"))
+        return set_real(line, 1e9, 0, &kernel->bytes_per_thread);
+    if (is(line, 0, "registers"))
+        return set_small(line, 255, &kernel->registers);
+    if (is(line, 0, "shared_bytes"))
+        return set_small(line, SHARED_LIMIT, &kernel->shared_bytes);
+    if (is(line, 0, "max_threads"))
+        return set_small(line, 1024, &kernel->max_threads);
+    if (is(line, 0, "blocks_per_sm"))
+        return set_small(line, 32, &kernel->blocks_per_sm);
+    if (is(line, 0, "jitter"))
+        return set_real(line, 1, 1, &kernel->jitter);
+    return -1;
+}
+
+CUresult sg_image_text(const char *text, size_t bytes, struct sg_image *image)
+{
+    const char *at = text, *end = text + bytes;
+    struct line line;
+    struct sg_kernel *kernel = NULL;
+    int is_first = 1;
+    while (at < end) {
+        if (next_line(&at, end, &line) < 0)
+            return CUDA_ERROR_INVALID_IMAGE;
+        if (!line.count)
+            continue;
+        if (is_first) {
+            if (!is(&line, 0, "softgpu-image") || !is(&line, 1, "1") || line.count != 2)
+                return CUDA_ERROR_INVALID_IMAGE;
+            is_first = 0;
+        } else if (is(&line, 0, "kernel")) {
+            kernel = line.count == 2 ? sg_image_add(image, line.word[1], line.length[1]) : NULL;
+            if (!kernel)
+                return CUDA_ERROR_INVALID_IMAGE;
+            kernel->bytes_per_thread = 0; /* what the image does not say is not there */
+        } else if (!kernel || property(kernel, &line) < 0) {
+            return CUDA_ERROR_INVALID_IMAGE;
+        }
+    }
+    return is_first ? CUDA_ERROR_INVALID_IMAGE : CUDA_SUCCESS;
+}

@@ -1,0 +1,188 @@
+/* The line to a device server: connecting, asking, and putting work into the ring without asking. */
+#define _GNU_SOURCE
+#include "softgpu/face.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+/* The server answers in microseconds; one that says nothing for this long is as good as dead. */
+enum { ANSWER_MS = 30000 };
+
+static void lose(struct sg_link *link)
+{
+    link->lost = 1;
+    sg_wake(link);
+}
+
+CUresult sg_result(int model_result)
+{
+    switch (model_result) {
+    case CT_DEVICE_OK:
+        return CUDA_SUCCESS;
+    case CT_DEVICE_STALE:
+        return CUDA_ERROR_INVALID_HANDLE;
+    case CT_DEVICE_FULL:
+    case CT_DEVICE_NO_MEMORY:
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    case CT_DEVICE_NO_FIT:
+        return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
+    case CT_DEVICE_NOT_READY:
+        return CUDA_ERROR_NOT_READY;
+    default:
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+}
+
+/* Waits for the answer, whatever signals arrive in between. */
+static ssize_t hear(int socket, struct msghdr *message)
+{
+    struct pollfd line = {.fd = socket, .events = POLLIN};
+    for (;;) {
+        int ready = poll(&line, 1, ANSWER_MS);
+        if (ready < 0 && errno == EINTR)
+            continue;
+        if (ready <= 0)
+            return -1;
+        ssize_t got = recvmsg(socket, message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+        if (got < 0 && (errno == EINTR || errno == EAGAIN))
+            continue;
+        return got;
+    }
+}
+
+static int say(struct sg_link *link, const struct sg_request *request)
+{
+    ssize_t sent;
+    do
+        sent = send(link->socket, request, sizeof *request, MSG_NOSIGNAL);
+    while (sent < 0 && errno == EINTR);
+    return sent == (ssize_t)sizeof *request ? 0 : -1;
+}
+
+int sg_ask(struct sg_link *link, const struct sg_request *request, struct sg_reply *reply)
+{
+    struct iovec words = {reply, sizeof *reply};
+    struct msghdr message = {.msg_iov = &words, .msg_iovlen = 1};
+    if (link->lost)
+        return -1;
+    if (say(link, request) == 0 && hear(link->socket, &message) == (ssize_t)sizeof *reply)
+        return 0;
+    lose(link);
+    return -1;
+}
+
+void sg_tell(struct sg_link *link, const struct sg_request *request)
+{
+    if (!link->lost && say(link, request) < 0)
+        lose(link);
+}
+
+static int descriptors_of(struct msghdr *message, int descriptors[2])
+{
+    struct cmsghdr *rights = CMSG_FIRSTHDR(message);
+    if (!rights || rights->cmsg_type != SCM_RIGHTS || rights->cmsg_len != CMSG_LEN(2 * sizeof(int)))
+        return -1;
+    memcpy(descriptors, CMSG_DATA(rights), 2 * sizeof(int));
+    return 0;
+}
+
+static void *map(int descriptor, size_t bytes)
+{
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+    close(descriptor);
+    if (memory == MAP_FAILED)
+        return NULL;
+    madvise(memory, bytes, MADV_DONTFORK); /* a child must not write into its parent's ring */
+    return memory;
+}
+
+static int greet(struct sg_device *device)
+{
+    struct sg_link *link = &device->link;
+    struct sg_request request = {.kind = SG_HELLO, .a = SG_WIRE_VERSION};
+    struct sg_hello hello;
+    union {
+        char bytes[CMSG_SPACE(2 * sizeof(int))];
+        struct cmsghdr aligned;
+    } control;
+    struct iovec words = {&hello, sizeof hello};
+    struct msghdr message = {.msg_iov = &words, .msg_iovlen = 1, .msg_control = control.bytes,
+                             .msg_controllen = sizeof control.bytes};
+    int descriptors[2];
+    if (say(link, &request) < 0 || hear(link->socket, &message) != (ssize_t)sizeof hello)
+        return -1;
+    if (hello.result != CT_DEVICE_OK || hello.version != SG_WIRE_VERSION || descriptors_of(&message, descriptors) < 0)
+        return -1;
+    link->ring = map(descriptors[0], sizeof *link->ring);
+    link->bulletin = map(descriptors[1], sizeof *link->bulletin);
+    device->config = hello.config;
+    memcpy(device->uuid, hello.uuid, sizeof device->uuid);
+    return link->ring && link->bulletin ? 0 : -1;
+}
+
+int sg_link_open(const char *path, struct sg_device *device)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    memset(device, 0, sizeof *device);
+    strncpy(address.sun_path, path, sizeof address.sun_path - 1);
+    device->link.socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    if (device->link.socket < 0)
+        return -1;
+    if (connect(device->link.socket, (struct sockaddr *)&address, sizeof address) == 0 && greet(device) == 0)
+        return 0;
+    close(device->link.socket);
+    return -1;
+}
+
+static int is_full(const struct sg_link *link)
+{
+    return link->tail - atomic_load_explicit(&link->ring->head, memory_order_acquire) >= SG_RING_SLOTS;
+}
+
+/* Back-pressure: the server takes what it can, and says when it can take more. */
+static CUresult make_room(struct sg_device *device)
+{
+    struct sg_link *link = &device->link;
+    while (is_full(link)) {
+        uint32_t wake = atomic_load(&link->ring->wake);
+        struct sg_request request = {.kind = SG_PROJECT, .a = SG_TARGET_SPACE, .c = link->tail};
+        struct sg_reply reply;
+        if (sg_ask(link, &request, &reply) < 0)
+            return CUDA_ERROR_DEVICE_UNAVAILABLE;
+        if (!is_full(link))
+            break;
+        sg_unlock();
+        sg_sleep_until(link, wake, reply.a, 0);
+        sg_relock();
+        if (link->lost)
+            return CUDA_ERROR_DEVICE_UNAVAILABLE;
+    }
+    return CUDA_SUCCESS;
+}
+
+CUresult sg_submit(CUstream stream, struct sg_slot *slot)
+{
+    struct sg_device *device = stream->context->device;
+    struct sg_link *link = &device->link;
+    static uint64_t orders;
+    if (link->lost)
+        return CUDA_ERROR_DEVICE_UNAVAILABLE;
+    if (is_full(link)) {
+        CUresult result = make_room(device);
+        if (result != CUDA_SUCCESS)
+            return result;
+    }
+    slot->stream = stream->model;
+    slot->at_ns = sg_clock_ns();
+    link->ring->slots[link->tail % SG_RING_SLOTS] = *slot;
+    link->tail++;
+    atomic_store_explicit(&link->ring->tail, link->tail, memory_order_release);
+    atomic_fetch_add_explicit(&link->bulletin->submissions, 1, memory_order_release);
+    stream->order = ++orders;
+    return CUDA_SUCCESS;
+}

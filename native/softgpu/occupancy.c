@@ -1,0 +1,96 @@
+/* Occupancy: how many blocks fit an SM, and which block size fills it best. */
+#include "softgpu/face.h"
+
+uint32_t sg_function_occupancy(const struct sg_device *device, const struct CUfunc_st *function, uint32_t threads,
+                               size_t shared_bytes)
+{
+    const struct sg_kernel *kernel = function->kernel;
+    if (shared_bytes > UINT32_MAX - kernel->shared_bytes || threads > device->config.threads_per_block)
+        return 0;
+    uint32_t fits = ct_device_occupancy(&device->config, threads, kernel->registers,
+                                        kernel->shared_bytes + (uint32_t)shared_bytes);
+    return kernel->blocks_per_sm ? kernel->blocks_per_sm : fits;
+}
+
+static CUresult enter(const void *function, CUcontext *context)
+{
+    CUresult result = sg_enter_context(context);
+    if (result != CUDA_SUCCESS)
+        return result;
+    return sg_alive(SG_FUNCTION, function) ? CUDA_SUCCESS : sg_leave(CUDA_ERROR_INVALID_HANDLE);
+}
+
+API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction function, int threads,
+                                                                  size_t shared_bytes, unsigned int flags)
+{
+    CUcontext context;
+    CUresult result = enter(function, &context);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!blocks || threads <= 0 || (flags & ~(unsigned)CU_OCCUPANCY_DISABLE_CACHING_OVERRIDE))
+        return sg_leave(CUDA_ERROR_INVALID_VALUE);
+    *blocks = (int)sg_function_occupancy(context->device, function, (uint32_t)threads, shared_bytes);
+    return sg_leave(CUDA_SUCCESS);
+}
+
+API CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int threads, size_t shared_bytes)
+{
+    return cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(blocks, function, threads, shared_bytes, 0);
+}
+
+/* The largest number of resident threads; of equals the largest block, so that fewer blocks are needed. */
+API CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, CUfunction function,
+                                                       CUoccupancyB2DSize shared_of, size_t shared_bytes, int limit,
+                                                       unsigned int flags)
+{
+    CUcontext context;
+    CUresult result = enter(function, &context);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!grid || !block || limit < 0 || (flags & ~(unsigned)CU_OCCUPANCY_DISABLE_CACHING_OVERRIDE))
+        return sg_leave(CUDA_ERROR_INVALID_VALUE);
+    int most = (int)function->kernel->max_threads, best = 0, best_blocks = 0;
+    if (limit && limit < most)
+        most = limit;
+    for (int threads = (most + 31) / 32 * 32; threads > 0; threads -= 32) {
+        int size = threads < most ? threads : most;
+        size_t shared = shared_of ? shared_of(size) : shared_bytes;
+        int blocks = (int)sg_function_occupancy(context->device, function, (uint32_t)size, shared);
+        if (blocks * size > best * best_blocks) {
+            best = size;
+            best_blocks = blocks;
+        }
+    }
+    *block = best;
+    *grid = best_blocks * (int)context->device->config.sm_count;
+    return sg_leave(CUDA_SUCCESS);
+}
+
+API CUresult cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfunction function, CUoccupancyB2DSize shared_of,
+                                              size_t shared_bytes, int limit)
+{
+    return cuOccupancyMaxPotentialBlockSizeWithFlags(grid, block, function, shared_of, shared_bytes, limit, 0);
+}
+
+API CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t *bytes, CUfunction function, int blocks, int threads)
+{
+    CUcontext context;
+    CUresult result = enter(function, &context);
+    if (result != CUDA_SUCCESS)
+        return result;
+    const struct ct_device_config *config = &context->device->config;
+    if (!bytes || blocks <= 0 || threads <= 0)
+        return sg_leave(CUDA_ERROR_INVALID_VALUE);
+    size_t low = 0, high = config->shared_bytes_per_block_optin + 1;
+    if (sg_function_occupancy(context->device, function, (uint32_t)threads, 0) < (uint32_t)blocks)
+        return sg_leave(CUDA_ERROR_INVALID_VALUE);
+    while (high - low > 1) {
+        size_t middle = low + (high - low) / 2;
+        if (sg_function_occupancy(context->device, function, (uint32_t)threads, middle) >= (uint32_t)blocks)
+            low = middle;
+        else
+            high = middle;
+    }
+    *bytes = low;
+    return sg_leave(CUDA_SUCCESS);
+}

@@ -1,0 +1,80 @@
+/* cuGetProcAddress: the same choice of symbol that the real driver makes from name, version and flags. */
+#include "softgpu/face.h"
+#include "softgpu/names.h"
+
+#include <string.h>
+
+/* The names are sorted by symbol, and all symbols of a base share it as a prefix, but other bases may lie between
+ * them (cuMemcpy, cuMemcpy2D, cuMemcpyAsync, cuMemcpy_ptds): a hash of bases would be faster, yet a client asks some
+ * 500 times in its life and a scan costs microseconds. */
+struct choice {
+    const struct sg_name *best;
+    int base_known;
+    int twin_exists;
+};
+
+static struct choice choose(const char *base, int version, int want_twin)
+{
+    struct choice choice = {NULL, 0, 0};
+    for (int i = 0; i < SG_NAME_COUNT; i++) {
+        const struct sg_name *name = &sg_names[i];
+        if (strcmp(name->base, base) != 0)
+            continue;
+        choice.base_known = 1;
+        if (name->twin)
+            choice.twin_exists = 1;
+        if (name->twin != want_twin || name->since == 0 || name->since > version)
+            continue;
+        if (!choice.best || name->since > choice.best->since)
+            choice.best = name;
+    }
+    return choice;
+}
+
+static CUresult find(const char *symbol, void **function, int version, cuuint64_t flags, int *status)
+{
+    if (!symbol || !function || version < 0)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (flags & ~(cuuint64_t)(CU_GET_PROC_ADDRESS_LEGACY_STREAM | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (flags == (CU_GET_PROC_ADDRESS_LEGACY_STREAM | CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM))
+        return CUDA_ERROR_INVALID_VALUE;
+    *function = NULL;
+    struct choice choice = {NULL, 0, 0};
+    if (flags & CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM)
+        choice = choose(symbol, version, 1);
+    if (!choice.twin_exists) /* a call without a stream has one form only */
+        choice = choose(symbol, version, 0);
+    if (choice.best) {
+        *function = choice.best->address;
+        *status = CU_GET_PROC_ADDRESS_SUCCESS;
+        return CUDA_SUCCESS;
+    }
+    *status = choice.base_known ? CU_GET_PROC_ADDRESS_VERSION_NOT_SUFFICIENT : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+    return CUDA_ERROR_NOT_FOUND;
+}
+
+API CUresult cuGetProcAddress(const char *symbol, void **function, int version, cuuint64_t flags)
+{
+    int status;
+    return find(symbol, function, version, flags, &status);
+}
+
+API CUresult cuGetProcAddress_v2(const char *symbol, void **function, int version, cuuint64_t flags,
+                                 CUdriverProcAddressQueryResult *status)
+{
+    int answer = CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
+    CUresult result = find(symbol, function, version, flags, &answer);
+    if (status && result != CUDA_ERROR_INVALID_VALUE)
+        *status = answer;
+    /* With a place for the status the call itself succeeds or not as before: the status only says why. */
+    return result;
+}
+
+API CUresult cuGetProcAddress_v2_ptsz(const char *symbol, void **function, int version, cuuint64_t flags,
+                                      CUdriverProcAddressQueryResult *status)
+{
+    if (flags == CU_GET_PROC_ADDRESS_DEFAULT)
+        flags = CU_GET_PROC_ADDRESS_PER_THREAD_DEFAULT_STREAM;
+    return cuGetProcAddress_v2(symbol, function, version, flags, status);
+}

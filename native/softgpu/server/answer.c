@@ -1,0 +1,243 @@
+/* What the server says to each question of a client; every answer is given at once, none waits for the device. */
+#define _GNU_SOURCE
+#include "softgpu/server/server.h"
+
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+/* When to ask again about slots that wait for something other than room among the ops. */
+enum { BEHIND_NS = 100000 };
+
+static int say(struct sg_client *client, const void *words, size_t bytes)
+{
+    /* A client that does not read its answers is dropped rather than waited for. */
+    return send(client->socket, words, bytes, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)bytes ? 0 : -1;
+}
+
+static int greet(struct sg_server *server, int index, const struct sg_request *request)
+{
+    struct sg_client *client = server->clients[index];
+    struct sg_hello hello = {.version = SG_WIRE_VERSION, .ordinal = server->ordinal};
+    int descriptors[2] = {-1, server->bulletin_fd};
+    if (client->greeted)
+        return -1;
+    if (request->a != SG_WIRE_VERSION)
+        hello.result = CT_DEVICE_INVALID;
+    else
+        hello.result = ct_device_client_add(server->device, sg_now_ns(), CT_GROUP_OWN, &client->model);
+    if (hello.result != CT_DEVICE_OK)
+        return say(client, &hello, sizeof hello);
+    client->greeted = 1;
+    server->connected++;
+    client->ring = sg_shared(&descriptors[0], sizeof *client->ring, "softgpu-ring");
+    if (!client->ring)
+        return -1;
+    hello.client = (uint32_t)index;
+    hello.config = *ct_device_config(server->device);
+    memcpy(hello.uuid, server->uuid, sizeof hello.uuid);
+    union {
+        char bytes[CMSG_SPACE(sizeof descriptors)];
+        struct cmsghdr aligned;
+    } control = {{0}};
+    struct iovec words = {&hello, sizeof hello};
+    struct msghdr message = {.msg_iov = &words, .msg_iovlen = 1, .msg_control = control.bytes,
+                             .msg_controllen = sizeof control.bytes};
+    struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_len = CMSG_LEN(sizeof descriptors);
+    memcpy(CMSG_DATA(rights), descriptors, sizeof descriptors);
+    ssize_t sent = sendmsg(client->socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    close(descriptors[0]);
+    return sent == (ssize_t)sizeof hello ? 0 : -1;
+}
+
+static int context_create(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply,
+                          uint64_t now_ns)
+{
+    struct sg_client *client = server->clients[index];
+    uint32_t context, legacy;
+    int result = ct_device_context_create(server->device, now_ns, client->model, (uint32_t)request->a, &context);
+    if (result != CT_DEVICE_OK)
+        return result;
+    result = ct_device_stream_create(server->device, now_ns, context, CT_STREAM_LEGACY, 0, &legacy);
+    if (result != CT_DEVICE_OK) {
+        ct_device_context_destroy(server->device, now_ns, context);
+        return result;
+    }
+    sg_own(server->contexts, context, index);
+    sg_own(server->streams, legacy, index);
+    reply->a = context;
+    reply->b = legacy;
+    return result;
+}
+
+static int stream_create(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply,
+                         uint64_t now_ns)
+{
+    uint32_t stream;
+    if (!sg_owns(server->contexts, request->a, index))
+        return CT_DEVICE_STALE;
+    if (request->b != CT_STREAM_BLOCKING && request->b != CT_STREAM_NONBLOCKING)
+        return CT_DEVICE_INVALID;
+    int result = ct_device_stream_create(server->device, now_ns, (uint32_t)request->a, (int)request->b,
+                                         (int32_t)(int64_t)request->c, &stream);
+    if (result == CT_DEVICE_OK) {
+        sg_own(server->streams, stream, index);
+        reply->a = stream;
+    }
+    return result;
+}
+
+static int events_create(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply)
+{
+    int result = CT_DEVICE_STALE;
+    if (!sg_owns(server->contexts, request->a, index))
+        return result;
+    for (reply->a = 0; reply->a < SG_EVENT_BATCH; reply->a++) {
+        uint32_t *event = &reply->batch[reply->a];
+        result = ct_device_event_create(server->device, (uint32_t)request->a, event);
+        if (result != CT_DEVICE_OK)
+            break;
+        sg_own(server->events, *event, index);
+    }
+    return reply->a ? CT_DEVICE_OK : result;
+}
+
+static struct sg_host *host_of(struct sg_client *client, uint64_t number)
+{
+    for (int i = 0; number && i < SG_HOSTS; i++)
+        if (client->hosts[i].number == number)
+            return &client->hosts[i];
+    return NULL;
+}
+
+static int project(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply)
+{
+    struct sg_client *client = server->clients[index];
+    struct sg_host *host = NULL;
+    if (client->head < request->c) {
+        uint64_t now_ns = ct_device_now(server->device), room_ns = sg_pump_room(server, client);
+        reply->behind = 1;
+        reply->a = room_ns > now_ns ? room_ns : now_ns + BEHIND_NS;
+        return CT_DEVICE_OK;
+    }
+    switch (request->a) {
+    case SG_TARGET_STREAM:
+        if (!sg_owns(server->streams, request->b, index))
+            return CT_DEVICE_STALE;
+        reply->b = ct_device_stream_last(server->device, (uint32_t)request->b);
+        break;
+    case SG_TARGET_EVENT:
+        if (!sg_owns(server->events, request->b, index))
+            return CT_DEVICE_STALE;
+        reply->b = ct_device_event_op(server->device, (uint32_t)request->b);
+        break;
+    case SG_TARGET_OP:
+        reply->b = request->b;
+        break;
+    case SG_TARGET_HOST:
+        host = host_of(client, request->b);
+        if (!host)
+            return CT_DEVICE_STALE;
+        reply->b = host->before;
+        break;
+    case SG_TARGET_SPACE:
+        break;
+    default:
+        return CT_DEVICE_INVALID;
+    }
+    reply->a = reply->b ? ct_device_project_op(server->device, reply->b) : CT_DEVICE_DONE;
+    return CT_DEVICE_OK;
+}
+
+static int host_done(struct sg_server *server, int index, uint64_t number, uint64_t now_ns)
+{
+    struct sg_host *host = host_of(server->clients[index], number);
+    if (!host)
+        return CT_DEVICE_STALE;
+    int result = ct_device_host_done(server->device, now_ns, host->op);
+    if (result == CT_DEVICE_NOT_READY)
+        return result;
+    *host = (struct sg_host){0};
+    atomic_fetch_add(&server->bulletin->submissions, 1);
+    return result;
+}
+
+static int decide(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply)
+{
+    struct ct_device *device = server->device;
+    uint64_t now_ns = sg_now_ns();
+    /* Read before the rings are: whatever is published after this shows as a change of the count. */
+    reply->c = atomic_load(&server->bulletin->submissions);
+    sg_pump(server, now_ns);
+    switch (request->kind) {
+    case SG_CONTEXT_CREATE:
+        return context_create(server, index, request, reply, now_ns);
+    case SG_CONTEXT_DESTROY:
+        if (!sg_owns(server->contexts, request->a, index))
+            return CT_DEVICE_STALE;
+        sg_disturb(server);
+        return ct_device_context_destroy(device, now_ns, (uint32_t)request->a);
+    case SG_STREAM_CREATE:
+        return stream_create(server, index, request, reply, now_ns);
+    case SG_STREAM_DESTROY:
+        return sg_owns(server->streams, request->a, index)
+                   ? ct_device_stream_destroy(device, now_ns, (uint32_t)request->a)
+                   : CT_DEVICE_STALE;
+    case SG_EVENTS_CREATE:
+        return events_create(server, index, request, reply);
+    case SG_EVENT_DESTROY:
+        return sg_owns(server->events, request->a, index) ? ct_device_event_destroy(device, (uint32_t)request->a)
+                                                          : CT_DEVICE_STALE;
+    case SG_EVENT_TIME:
+        return sg_owns(server->events, request->a, index) ? ct_device_event_time(device, (uint32_t)request->a, &reply->a)
+                                                          : CT_DEVICE_STALE;
+    case SG_MEMORY_TAKE:
+        return sg_owns(server->contexts, request->a, index)
+                   ? ct_device_memory_take(device, (uint32_t)request->a, request->b)
+                   : CT_DEVICE_STALE;
+    case SG_MEMORY_GIVE:
+        return sg_owns(server->contexts, request->a, index)
+                   ? ct_device_memory_give(device, (uint32_t)request->a, request->b)
+                   : CT_DEVICE_STALE;
+    case SG_MEMORY_INFO:
+        reply->a = ct_device_memory_free(device);
+        reply->b = ct_device_config(device)->memory_bytes;
+        return CT_DEVICE_OK;
+    case SG_PROJECT:
+        return project(server, index, request, reply);
+    case SG_HOST_DONE:
+        return host_done(server, index, request->a, now_ns);
+    default:
+        return -1;
+    }
+}
+
+int sg_answer(struct sg_server *server, int index, const struct sg_request *request)
+{
+    struct sg_client *client = server->clients[index];
+    struct sg_reply reply = {0};
+    switch (request->kind) {
+    case SG_HELLO:
+        return greet(server, index, request);
+    case SG_REPORT:
+        sg_pump(server, sg_now_ns());
+        return say(client, server->report, sg_report(server, server->report, sizeof server->report));
+    case SG_SHUTDOWN:
+        server->stop = 1;
+        return say(client, &reply, sizeof reply);
+    case SG_UNSUPPORTED:
+        if (request->a < SG_NAME_COUNT)
+            server->unsupported[request->a]++;
+        return 0; /* told, not asked: a call that is refused need not wait for us */
+    default:
+        break;
+    }
+    if (!client->greeted)
+        return -1;
+    reply.result = decide(server, index, request, &reply);
+    return reply.result < 0 ? -1 : say(client, &reply, sizeof reply);
+}

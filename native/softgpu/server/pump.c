@@ -1,0 +1,157 @@
+/* From the rings into the model: in the order of time across clients, each slot believed only after a check. */
+#include "softgpu/server/server.h"
+
+#include <string.h>
+
+/* The client whose next slot is the oldest; -1 when no ring holds one that can be taken. */
+static int oldest(struct sg_server *server, const uint8_t *blocked, uint64_t *at_ns)
+{
+    int best = -1;
+    for (int i = 0; i < SG_CONNECTIONS; i++) {
+        struct sg_client *client = server->clients[i];
+        if (!client || !client->ring || blocked[i])
+            continue;
+        uint64_t tail = atomic_load_explicit(&client->ring->tail, memory_order_acquire);
+        if (tail == client->head || tail - client->head > SG_RING_SLOTS)
+            continue; /* an impossible tail is the client's own loss: nothing of it is ever taken */
+        uint64_t when_ns = client->ring->slots[client->head % SG_RING_SLOTS].at_ns;
+        if (best < 0 || when_ns < *at_ns) {
+            best = i;
+            *at_ns = when_ns;
+        }
+    }
+    return best;
+}
+
+/* By induction no more than SG_WINDOW ops of a client are unfinished: each waits for the one SG_WINDOW before it. */
+static uint64_t *place(struct sg_client *client)
+{
+    return &client->window[client->submitted % SG_WINDOW];
+}
+
+uint64_t sg_pump_room(struct sg_server *server, struct sg_client *client)
+{
+    uint64_t room_ns = CT_DEVICE_DONE;
+    /* A host function needs two places: its marker and itself. */
+    for (uint64_t ahead = 0; ahead < 2; ahead++) {
+        uint64_t op = client->window[(client->submitted + ahead) % SG_WINDOW];
+        if (!op || ct_device_op_query(server->device, op) != CT_DEVICE_NOT_READY)
+            continue;
+        uint64_t free_ns = ct_device_project_op(server->device, op);
+        room_ns = free_ns > room_ns ? free_ns : room_ns;
+    }
+    return room_ns;
+}
+
+static int has_room(struct sg_server *server, struct sg_client *client)
+{
+    for (uint64_t ahead = 0; ahead < 2; ahead++) {
+        uint64_t op = client->window[(client->submitted + ahead) % SG_WINDOW];
+        if (op && ct_device_op_query(server->device, op) == CT_DEVICE_NOT_READY)
+            return 0;
+    }
+    return 1;
+}
+
+static int host(struct sg_server *server, struct sg_client *client, const struct sg_slot *slot, uint64_t now_ns)
+{
+    struct sg_host *free_host = NULL;
+    for (int i = 0; i < SG_HOSTS && !free_host; i++)
+        if (!client->hosts[i].number)
+            free_host = &client->hosts[i];
+    if (!free_host)
+        return CT_DEVICE_FULL;
+    struct sg_host made = {.number = slot->value};
+    if (!made.number)
+        return CT_DEVICE_INVALID;
+    int result = ct_device_marker(server->device, now_ns, slot->stream, 0, &made.before);
+    if (result != CT_DEVICE_OK)
+        return result;
+    *place(client) = made.before;
+    client->submitted++;
+    result = ct_device_host(server->device, now_ns, slot->stream, 0, &made.op);
+    if (result != CT_DEVICE_OK)
+        return CT_DEVICE_INVALID; /* the marker is in: not to be tried again */
+    *free_host = made;
+    *place(client) = made.op;
+    client->submitted++;
+    return CT_DEVICE_OK;
+}
+
+static int submit(struct sg_server *server, int index, const struct sg_slot *slot, uint64_t now_ns)
+{
+    struct sg_client *client = server->clients[index];
+    struct ct_device *device = server->device;
+    uint64_t op = 0;
+    int result = CT_DEVICE_INVALID;
+    if (!sg_owns(server->streams, slot->stream, index))
+        return CT_DEVICE_STALE;
+    switch (slot->kind) {
+    case SG_SLOT_KERNEL:
+        result = ct_device_launch(device, now_ns, slot->stream, &slot->kernel, 0, &op);
+        break;
+    case SG_SLOT_COPY:
+        if (slot->how >= CT_OP_COPY_HTOD && slot->how <= CT_OP_MEMSET)
+            result = ct_device_copy(device, now_ns, slot->stream, (int)slot->how, slot->value, 0, &op);
+        break;
+    case SG_SLOT_RECORD:
+        if (sg_owns(server->events, slot->value, index))
+            result = ct_device_event_record(device, now_ns, slot->stream, (uint32_t)slot->value, 0, &op);
+        break;
+    case SG_SLOT_WAIT:
+        if (sg_owns(server->events, slot->value, index))
+            result = ct_device_event_wait(device, now_ns, slot->stream, (uint32_t)slot->value, 0, &op);
+        break;
+    case SG_SLOT_HOST:
+        return host(server, client, slot, now_ns);
+    default:
+        break;
+    }
+    if (result == CT_DEVICE_OK && op) {
+        *place(client) = op;
+        client->submitted++;
+    }
+    return result;
+}
+
+/* One slot of this client. 0: it stays where it is until the model has room. */
+static int take(struct sg_server *server, int index, uint64_t now_ns)
+{
+    struct sg_client *client = server->clients[index];
+    struct sg_slot slot;
+    if (!has_room(server, client))
+        return 0;
+    memcpy(&slot, &client->ring->slots[client->head % SG_RING_SLOTS], sizeof slot);
+    uint64_t at_ns = slot.at_ns < now_ns ? slot.at_ns : now_ns;
+    int result = submit(server, index, &slot, at_ns);
+    if (result == CT_DEVICE_FULL)
+        return 0;
+    if (result != CT_DEVICE_OK)
+        server->refused_slots++;
+    client->head++;
+    atomic_store_explicit(&client->ring->head, client->head, memory_order_release);
+    return 1;
+}
+
+void sg_pump(struct sg_server *server, uint64_t now_ns)
+{
+    uint8_t blocked[SG_CONNECTIONS] = {0};
+    int any_blocked = 0;
+    for (;;) {
+        uint64_t at_ns = 0;
+        int index = oldest(server, blocked, &at_ns);
+        if (index >= 0) {
+            if (!take(server, index, now_ns))
+                any_blocked = blocked[index] = 1;
+            continue;
+        }
+        /* Room may come about between then and now: step through the changes while somebody waits for it. */
+        uint64_t next_ns = any_blocked ? ct_device_next_change(server->device) : CT_DEVICE_NEVER;
+        if (next_ns > now_ns)
+            break;
+        ct_device_advance(server->device, next_ns);
+        memset(blocked, 0, sizeof blocked);
+        any_blocked = 0;
+    }
+    ct_device_advance(server->device, now_ns);
+}

@@ -1,0 +1,98 @@
+/* The books of a soft GPU as JSON: what it is, who uses it, what it did, who waited for whom, what was asked in vain. */
+#include "softgpu/server/server.h"
+
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <unistd.h>
+
+static const char *const symbols[SG_NAME_COUNT] = {
+#define NAME(symbol, base, since, twin) #symbol,
+#include "softgpu/names.def"
+#undef NAME
+};
+
+struct text {
+    char *at;
+    size_t left;
+};
+
+__attribute__((format(printf, 2, 3))) static void say(struct text *text, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    int wrote = vsnprintf(text->at, text->left, format, arguments);
+    va_end(arguments);
+    if (wrote < 0 || (size_t)wrote >= text->left)
+        wrote = (int)(text->left ? text->left - 1 : 0); /* full: the reader sees broken JSON rather than a lie */
+    text->at += wrote;
+    text->left -= (size_t)wrote;
+}
+
+static void counters(struct text *text, const struct ct_device_counters *c)
+{
+    say(text,
+        "{\"kernels\":%" PRIu64 ",\"blocks\":%" PRIu64 ",\"copies\":%" PRIu64 ",\"memsets\":%" PRIu64
+        ",\"host_functions\":%" PRIu64 ",\"killed_ops\":%" PRIu64 ",\"busy_ns\":%" PRIu64 ",\"sm_ns\":%" PRIu64
+        ",\"thread_ns\":%" PRIu64 ",\"traffic_bytes\":%" PRIu64 ",\"host_bytes\":%" PRIu64 ",\"delayed_ns\":%" PRIu64
+        ",\"memory_bytes\":%" PRIu64 ",\"memory_peak_bytes\":%" PRIu64 ",\"switches\":%" PRIu64 ",\"late_calls\":%" PRIu64
+        "}",
+        c->kernels, c->blocks, c->copies, c->memsets, c->host_functions, c->killed_ops, c->busy_ns, c->sm_ns,
+        c->thread_ns, c->traffic_bytes, c->host_bytes, c->delayed_ns, c->memory_bytes, c->memory_peak_bytes,
+        c->switches, c->late_calls);
+}
+
+static void clients(struct sg_server *server, struct text *text)
+{
+    const char *comma = "";
+    for (int i = 0; i < SG_CONNECTIONS; i++) {
+        struct sg_client *client = server->clients[i];
+        struct ct_device_counters c;
+        if (!client || !client->greeted || ct_device_count_client(server->device, client->model, &c) != CT_DEVICE_OK)
+            continue;
+        say(text, "%s{\"pid\":%d,\"submitted\":%" PRIu64 ",\"counters\":", comma, (int)client->pid, client->submitted);
+        counters(text, &c);
+        say(text, ",\"delayed_by\":[");
+        const char *inner = "";
+        for (int j = 0; j < SG_CONNECTIONS; j++) {
+            struct sg_client *other = server->clients[j];
+            uint64_t delay_ns = other && other->greeted ? ct_device_delay(server->device, client->model, other->model) : 0;
+            if (!delay_ns)
+                continue;
+            say(text, "%s{\"pid\":%d,\"delay_ns\":%" PRIu64 "}", inner, (int)other->pid, delay_ns);
+            inner = ",";
+        }
+        say(text, "]}");
+        comma = ",";
+    }
+}
+
+size_t sg_report(struct sg_server *server, char *buffer, size_t bytes)
+{
+    struct text text = {buffer, bytes};
+    const struct ct_device_config *config = ct_device_config(server->device);
+    struct ct_device_counters whole;
+    ct_device_count(server->device, &whole);
+    say(&text,
+        "{\"ordinal\":%" PRIu32 ",\"name\":\"%s\",\"preset\":\"%s\",\"pid\":%d,\"memory_bytes\":%" PRIu64
+        ",\"memory_free_bytes\":%" PRIu64 ",\"sm_count\":%" PRIu32 ",\"now_ns\":%" PRIu64 ",\"uuid\":\"",
+        server->ordinal, config->name, config->key, (int)getpid(), config->memory_bytes,
+        ct_device_memory_free(server->device), config->sm_count, ct_device_now(server->device));
+    for (int i = 0; i < 16; i++)
+        say(&text, "%02x", server->uuid[i]);
+    say(&text, "\",\"connected\":%" PRIu64 ",\"left\":%" PRIu64 ",\"refused_slots\":%" PRIu64 ",\"counters\":",
+        server->connected, server->died, server->refused_slots);
+    counters(&text, &whole);
+    say(&text, ",\"clients\":[");
+    clients(server, &text);
+    say(&text, "],\"unsupported\":{");
+    const char *comma = "";
+    for (int i = 0; i < SG_NAME_COUNT; i++) {
+        if (!server->unsupported[i])
+            continue;
+        say(&text, "%s\"%s\":%" PRIu64, comma, symbols[i], server->unsupported[i]);
+        comma = ",";
+    }
+    say(&text, "}}");
+    return (size_t)(text.at - buffer);
+}

@@ -1,0 +1,80 @@
+/* The device server: the one owner of a soft GPU's state, so that no client's death can tear it. */
+#ifndef COTENANT_SOFTGPU_SERVER_H
+#define COTENANT_SOFTGPU_SERVER_H
+
+#include "softgpu/names.h"
+#include "softgpu/wire.h"
+
+#include <sys/types.h>
+
+enum { SG_CLIENTS = CT_DEVICE_MAX_CLIENTS, SG_HOSTS = 256, SG_CONNECTIONS = 128 };
+
+/* A host function between its submission and its client's word that it has run. */
+struct sg_host {
+    uint64_t number; /* the client's; 0: free */
+    uint64_t before; /* the marker in front of it: complete when its turn has come */
+    uint64_t op;
+};
+
+struct sg_client {
+    int socket, pidfd;
+    int greeted; /* has a ring and a place in the model */
+    uint32_t serial;
+    pid_t pid;
+    uint32_t model; /* handle of the client in the model */
+    struct sg_ring *ring;
+    uint64_t head;
+    uint64_t submitted; /* ops given to the model so far */
+    uint64_t window[SG_WINDOW]; /* the last of them, by number modulo SG_WINDOW */
+    struct sg_host hosts[SG_HOSTS];
+};
+
+/* Whose a handle is. The model's own generations say whether it still stands. */
+struct sg_owner {
+    uint32_t handle;
+    uint16_t client; /* index plus one; 0: nobody */
+};
+
+struct sg_server {
+    struct ct_device *device;
+    uint32_t ordinal;
+    uint8_t uuid[16];
+    int listener, epoll;
+    int stop;
+    uint32_t serial;
+    int bulletin_fd;
+    struct sg_bulletin *bulletin;
+    struct sg_client *clients[SG_CONNECTIONS];
+    struct sg_owner contexts[CT_DEVICE_MAX_HANDLES + 1];
+    struct sg_owner streams[CT_DEVICE_MAX_HANDLES + 1];
+    struct sg_owner events[CT_DEVICE_MAX_HANDLES + 1];
+    uint64_t unsupported[SG_NAME_COUNT];
+    uint64_t connected, died, refused_slots;
+    char report[SG_REPORT_BYTES];
+};
+
+/* Serves until told to stop. 0, or an errno; the socket must be listening. `uuid` has 16 bytes. */
+int sg_serve(int listener, const struct ct_device_config *config, uint32_t ordinal, const uint8_t *uuid);
+
+uint64_t sg_now_ns(void);
+
+/* Takes what the rings hold in the order of time, up to now; then the model stands at now. */
+void sg_pump(struct sg_server *server, uint64_t now_ns);
+/* When this client's next slot can be taken; CT_DEVICE_DONE: now. */
+uint64_t sg_pump_room(struct sg_server *server, struct sg_client *client);
+
+/* Answers one message. -1: the client broke the protocol and is to be dropped. */
+int sg_answer(struct sg_server *server, int index, const struct sg_request *request);
+
+void sg_own(struct sg_owner *table, uint32_t handle, int index);
+int sg_owns(const struct sg_owner *table, uint64_t handle, int index);
+
+/* Tells every client that its projections may be too late: something ended sooner than foreseen. */
+void sg_disturb(struct sg_server *server);
+
+/* Memory shared with clients: mapped, sealed in size, its descriptor in *descriptor; NULL with errno on failure. */
+void *sg_shared(int *descriptor, size_t bytes, const char *name);
+
+size_t sg_report(struct sg_server *server, char *text, size_t bytes);
+
+#endif

@@ -1,0 +1,81 @@
+/* Memsets of every width, in lines and rows, now and in stream order. */
+#include "softgpu/face.h"
+
+static CUresult set(uint64_t target, uint64_t pitch, uint32_t value, uint32_t element_bytes, uint64_t width,
+                    uint64_t height, CUstream handle, int is_async)
+{
+    CUcontext context;
+    CUresult result = sg_enter_context(&context);
+    if (result != CUDA_SUCCESS)
+        return result;
+    CUstream stream = sg_stream(context, handle);
+    if (!stream)
+        return sg_leave(CUDA_ERROR_INVALID_HANDLE);
+    uint64_t row, total;
+    if (__builtin_mul_overflow(width, element_bytes, &row) || (height > 1 && pitch < row) ||
+        target % element_bytes || (height > 1 && pitch % element_bytes))
+        return sg_leave(CUDA_ERROR_INVALID_VALUE);
+    if (!width || !height)
+        return sg_leave(CUDA_SUCCESS);
+    if (__builtin_mul_overflow(height - 1, pitch, &total) || __builtin_add_overflow(total, row, &total) ||
+        !sg_memory_covers(target, total))
+        return sg_leave(CUDA_ERROR_INVALID_VALUE);
+    struct sg_slot slot = {.kind = SG_SLOT_COPY, .value = row * height, .how = CT_OP_MEMSET};
+    struct sg_effect effect = {
+        .kind = SG_EFFECT_FILL,
+        .fill = {{target, pitch, 0}, width, height, value, element_bytes},
+    };
+    int is_device = sg_memory_at(target)->kind == SG_MEMORY_DEVICE;
+    result = sg_submit(stream, &slot);
+    if (result == CUDA_SUCCESS)
+        result = sg_effect_add(stream, &effect);
+    /* The synchronous form is only synchronous for memory the host can see. */
+    if (result == CUDA_SUCCESS && !is_async && !is_device)
+        result = sg_stream_wait(stream);
+    return sg_leave(result);
+}
+
+#define LINE(bits, type)                                                                                               \
+    API CUresult cuMemsetD##bits##_v2(CUdeviceptr to, type value, size_t width)                                        \
+    {                                                                                                                  \
+        return set(to, 0, value, bits / 8, width, 1, NULL, 0);                                                         \
+    }                                                                                                                  \
+    API CUresult cuMemsetD##bits##_v2_ptds(CUdeviceptr to, type value, size_t width)                                   \
+    {                                                                                                                  \
+        return set(to, 0, value, bits / 8, width, 1, CU_STREAM_PER_THREAD, 0);                                         \
+    }                                                                                                                  \
+    API CUresult cuMemsetD##bits##Async(CUdeviceptr to, type value, size_t width, CUstream stream)                     \
+    {                                                                                                                  \
+        return set(to, 0, value, bits / 8, width, 1, stream, 1);                                                       \
+    }                                                                                                                  \
+    API CUresult cuMemsetD##bits##Async_ptsz(CUdeviceptr to, type value, size_t width, CUstream stream)                \
+    {                                                                                                                  \
+        return set(to, 0, value, bits / 8, width, 1, stream ? stream : CU_STREAM_PER_THREAD, 1);                       \
+    }
+
+#define ROWS(bits, type)                                                                                               \
+    API CUresult cuMemsetD2D##bits##_v2(CUdeviceptr to, size_t pitch, type value, size_t width, size_t height)         \
+    {                                                                                                                  \
+        return set(to, pitch, value, bits / 8, width, height, NULL, 0);                                                \
+    }                                                                                                                  \
+    API CUresult cuMemsetD2D##bits##_v2_ptds(CUdeviceptr to, size_t pitch, type value, size_t width, size_t height)    \
+    {                                                                                                                  \
+        return set(to, pitch, value, bits / 8, width, height, CU_STREAM_PER_THREAD, 0);                                \
+    }                                                                                                                  \
+    API CUresult cuMemsetD2D##bits##Async(CUdeviceptr to, size_t pitch, type value, size_t width, size_t height,       \
+                                          CUstream stream)                                                             \
+    {                                                                                                                  \
+        return set(to, pitch, value, bits / 8, width, height, stream, 1);                                              \
+    }                                                                                                                  \
+    API CUresult cuMemsetD2D##bits##Async_ptsz(CUdeviceptr to, size_t pitch, type value, size_t width, size_t height,  \
+                                               CUstream stream)                                                        \
+    {                                                                                                                  \
+        return set(to, pitch, value, bits / 8, width, height, stream ? stream : CU_STREAM_PER_THREAD, 1);              \
+    }
+
+LINE(8, unsigned char)
+LINE(16, unsigned short)
+LINE(32, unsigned int)
+ROWS(8, unsigned char)
+ROWS(16, unsigned short)
+ROWS(32, unsigned int)

@@ -1,0 +1,286 @@
+/* Who may call at all: initialisation, the one lock, the thread's stack of contexts, and life after fork. */
+#define _GNU_SOURCE
+#include "softgpu/face.h"
+#include "softgpu/names.h"
+
+#include <dirent.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { STACK_FIRST = 16 };
+
+struct sg_device sg_devices[SG_MAX_DEVICES];
+int sg_device_count;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static CUresult state = CUDA_ERROR_NOT_INITIALIZED;
+static int forked;
+static uint64_t ids;
+
+static __thread CUcontext *stack;
+static __thread int depth, stack_room;
+static pthread_key_t stack_key;
+static pthread_once_t stack_once = PTHREAD_ONCE_INIT;
+static __thread int in_callback;
+
+uint64_t sg_clock_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+}
+
+uint64_t sg_next_id(void)
+{
+    return ++ids;
+}
+
+int sg_in_callback(int set)
+{
+    if (set >= 0)
+        in_callback = set;
+    return in_callback;
+}
+
+void sg_relock(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+void sg_unlock(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
+/* The lock may have been held by another thread at the fork, so the child never touches it. */
+CUresult sg_enter(void)
+{
+    if (forked)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    if (in_callback)
+        return CUDA_ERROR_NOT_PERMITTED;
+    pthread_mutex_lock(&lock);
+    if (state != CUDA_SUCCESS)
+        return sg_leave(state == CUDA_ERROR_NO_DEVICE ? CUDA_ERROR_NOT_INITIALIZED : state);
+    return CUDA_SUCCESS;
+}
+
+CUresult sg_leave(CUresult result)
+{
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+CUresult sg_enter_context(CUcontext *context)
+{
+    CUresult result = sg_enter();
+    if (result != CUDA_SUCCESS)
+        return result;
+    *context = sg_current();
+    if (!*context)
+        return sg_leave(CUDA_ERROR_INVALID_CONTEXT);
+    if (!sg_alive(SG_CONTEXT, *context))
+        return sg_leave(CUDA_ERROR_CONTEXT_IS_DESTROYED);
+    if ((*context)->device->link.lost)
+        return sg_leave(CUDA_ERROR_DEVICE_UNAVAILABLE);
+    if ((*context)->fault != CUDA_SUCCESS)
+        return sg_leave((*context)->fault);
+    return CUDA_SUCCESS;
+}
+
+void sg_context_fault(uint64_t context_id, CUresult fault)
+{
+    for (CUcontext context = sg_each(SG_CONTEXT, NULL); context; context = sg_each(SG_CONTEXT, context))
+        if (context->object.id == context_id && context->fault == CUDA_SUCCESS)
+            context->fault = fault;
+}
+
+CUcontext sg_current(void)
+{
+    return depth ? stack[depth - 1] : NULL;
+}
+
+void sg_forget_context(CUcontext context)
+{
+    if (depth && stack[depth - 1] == context)
+        depth--;
+}
+
+struct sg_device *sg_device_at(CUdevice ordinal)
+{
+    return ordinal >= 0 && ordinal < sg_device_count ? &sg_devices[ordinal] : NULL;
+}
+
+int sg_unsupported(int number)
+{
+    CUresult result = sg_enter();
+    if (result == CUDA_SUCCESS) {
+        CUcontext context = sg_current();
+        struct sg_device *device = context && sg_alive(SG_CONTEXT, context) ? context->device : sg_device_at(0);
+        struct sg_request request = {.kind = SG_UNSUPPORTED, .a = (uint64_t)number};
+        if (device)
+            sg_tell(&device->link, &request);
+        sg_leave(result);
+    }
+    return CUDA_ERROR_NOT_SUPPORTED;
+}
+
+static void after_fork(void)
+{
+    forked = 1;
+    /* The parent's death must show at the server at once: nobody else may hold the line open. */
+    for (int i = 0; i < sg_device_count; i++)
+        close(sg_devices[i].link.socket);
+}
+
+/* CUDA_VISIBLE_DEVICES as a list of numbers: which GPUs, in which order; an invalid entry ends the list. */
+static int visible(int *chosen, int room, int present)
+{
+    const char *list = getenv("CUDA_VISIBLE_DEVICES");
+    int count = 0;
+    if (!list) {
+        for (int i = 0; i < present && i < room; i++)
+            chosen[count++] = i;
+        return count;
+    }
+    while (count < room) {
+        char *end;
+        long number = strtol(list, &end, 10);
+        if (end == list || number < 0 || number >= present)
+            break;
+        chosen[count++] = (int)number;
+        if (*end != ',')
+            break;
+        list = end + 1;
+    }
+    return count;
+}
+
+static CUresult open_devices(void)
+{
+    const char *directory = getenv("COTENANT_SOFTGPU");
+    int chosen[SG_MAX_DEVICES], present = 0;
+    char path[108];
+    if (!directory || !*directory)
+        return CUDA_ERROR_NO_DEVICE;
+    while (present < SG_MAX_DEVICES) {
+        snprintf(path, sizeof path, "%s/gpu%d.sock", directory, present);
+        if (access(path, F_OK) != 0)
+            break;
+        present++;
+    }
+    int count = visible(chosen, SG_MAX_DEVICES, present);
+    for (int i = 0; i < count; i++) {
+        struct sg_device *device = &sg_devices[sg_device_count];
+        int length = snprintf(path, sizeof path, "%s/gpu%d.sock", directory, chosen[i]);
+        /* A GPU whose server is gone is not there, as one that fell off the bus. */
+        if (length >= (int)sizeof path || sg_link_open(path, device) < 0)
+            continue;
+        device->ordinal = sg_device_count++;
+    }
+    return sg_device_count ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
+}
+
+API CUresult cuInit(unsigned int flags)
+{
+    static int handlers_set;
+    if (forked)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    if (in_callback)
+        return CUDA_ERROR_NOT_PERMITTED;
+    if (flags)
+        return CUDA_ERROR_INVALID_VALUE;
+    pthread_mutex_lock(&lock);
+    if (state != CUDA_SUCCESS) {
+        state = open_devices();
+        if (state == CUDA_SUCCESS && !handlers_set && pthread_atfork(NULL, NULL, after_fork) == 0)
+            handlers_set = 1;
+    }
+    CUresult result = state;
+    pthread_mutex_unlock(&lock);
+    return result;
+}
+
+API CUresult cuDriverGetVersion(int *version)
+{
+    if (!version)
+        return CUDA_ERROR_INVALID_VALUE;
+    *version = SG_DRIVER_VERSION;
+    return CUDA_SUCCESS;
+}
+
+static void make_stack_key(void)
+{
+    pthread_key_create(&stack_key, free); /* a thread's stack ends with the thread */
+}
+
+static int push(CUcontext context)
+{
+    if (depth == stack_room) {
+        int more = stack_room ? stack_room * 2 : STACK_FIRST;
+        CUcontext *larger = realloc(stack, (size_t)more * sizeof *larger);
+        if (!larger)
+            return -1;
+        stack = larger;
+        stack_room = more;
+        pthread_once(&stack_once, make_stack_key);
+        pthread_setspecific(stack_key, stack);
+    }
+    stack[depth++] = context;
+    return 0;
+}
+
+API CUresult cuCtxPushCurrent_v2(CUcontext context)
+{
+    CUresult result = sg_enter();
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!sg_alive(SG_CONTEXT, context))
+        return sg_leave(CUDA_ERROR_INVALID_CONTEXT);
+    return sg_leave(push(context) == 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY);
+}
+
+API CUresult cuCtxPopCurrent_v2(CUcontext *context)
+{
+    CUresult result = sg_enter();
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!depth)
+        return sg_leave(CUDA_ERROR_INVALID_CONTEXT);
+    depth--;
+    if (context)
+        *context = stack[depth];
+    return sg_leave(CUDA_SUCCESS);
+}
+
+/* NULL pops what is on top; anything else replaces it. */
+API CUresult cuCtxSetCurrent(CUcontext context)
+{
+    CUresult result = sg_enter();
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!context) {
+        depth -= depth > 0;
+        return sg_leave(CUDA_SUCCESS);
+    }
+    if (!sg_alive(SG_CONTEXT, context))
+        return sg_leave(CUDA_ERROR_INVALID_CONTEXT);
+    if (!depth)
+        return sg_leave(push(context) == 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY);
+    stack[depth - 1] = context;
+    return sg_leave(CUDA_SUCCESS);
+}
+
+API CUresult cuCtxGetCurrent(CUcontext *context)
+{
+    CUresult result = sg_enter();
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!context)
+        return sg_leave(CUDA_ERROR_INVALID_VALUE);
+    *context = sg_current();
+    return sg_leave(CUDA_SUCCESS);
+}

@@ -1,0 +1,301 @@
+/* Streams: the legacy one, each thread's own, and those a program makes; waiting and asking. */
+#include "softgpu/face.h"
+
+/* A thread's number, given when it first uses its default stream; the streams of ended threads are taken over. */
+static pthread_key_t ends;
+static pthread_once_t ends_once = PTHREAD_ONCE_INIT;
+static uint64_t threads;
+static __thread uint64_t this_thread;
+static __thread struct {
+    uint64_t context_id;
+    CUstream stream;
+} last_used;
+
+static void thread_ends(void *value)
+{
+    uint64_t thread = (uint64_t)(uintptr_t)value;
+    if (sg_enter() != CUDA_SUCCESS)
+        return;
+    for (CUstream stream = sg_each(SG_STREAM, NULL); stream; stream = sg_each(SG_STREAM, stream))
+        if (stream->thread == thread)
+            stream->thread = 0;
+    sg_leave(CUDA_SUCCESS);
+}
+
+static void prepare(void)
+{
+    pthread_key_create(&ends, thread_ends);
+}
+
+CUresult sg_stream_make(CUcontext context, unsigned flags, int priority, CUstream *made)
+{
+    struct sg_device *device = context->device;
+    struct sg_request request = {
+        .kind = SG_STREAM_CREATE,
+        .a = context->model,
+        .b = flags & CU_STREAM_NON_BLOCKING ? CT_STREAM_NONBLOCKING : CT_STREAM_BLOCKING,
+    };
+    struct sg_reply reply;
+    if (priority < device->config.priority_greatest)
+        priority = device->config.priority_greatest;
+    if (priority > device->config.priority_least)
+        priority = device->config.priority_least;
+    request.c = (uint64_t)(int64_t)priority;
+    if (sg_ask(&device->link, &request, &reply) < 0)
+        return CUDA_ERROR_DEVICE_UNAVAILABLE;
+    if (reply.result != CT_DEVICE_OK)
+        return sg_result(reply.result);
+    CUstream stream = sg_make(SG_STREAM);
+    if (!stream) {
+        request = (struct sg_request){.kind = SG_STREAM_DESTROY, .a = reply.a};
+        sg_ask(&device->link, &request, &reply);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    stream->context = context;
+    stream->context_id = context->object.id;
+    stream->model = (uint32_t)reply.a;
+    stream->flags = flags;
+    stream->priority = priority;
+    *made = stream;
+    return CUDA_SUCCESS;
+}
+
+static CUstream per_thread(CUcontext context)
+{
+    uint64_t id = context->object.id;
+    if (last_used.context_id == id && sg_alive(SG_STREAM, last_used.stream) && last_used.stream->thread == this_thread &&
+        last_used.stream->context_id == id)
+        return last_used.stream;
+    CUstream found = NULL, spare = NULL;
+    if (!this_thread) {
+        pthread_once(&ends_once, prepare);
+        this_thread = ++threads;
+        pthread_setspecific(ends, (void *)(uintptr_t)this_thread);
+    }
+    for (CUstream stream = sg_each(SG_STREAM, NULL); stream && !found; stream = sg_each(SG_STREAM, stream)) {
+        if (stream->context_id != id || !stream->is_per_thread)
+            continue;
+        if (stream->thread == this_thread)
+            found = stream;
+        else if (!stream->thread)
+            spare = stream;
+    }
+    if (!found)
+        found = spare;
+    if (!found && sg_stream_make(context, CU_STREAM_DEFAULT, 0, &found) != CUDA_SUCCESS)
+        return NULL;
+    found->is_per_thread = 1;
+    found->thread = this_thread;
+    last_used.context_id = id;
+    last_used.stream = found;
+    return found;
+}
+
+CUstream sg_stream(CUcontext context, CUstream handle)
+{
+    if (handle == NULL || handle == CU_STREAM_LEGACY)
+        return context->legacy;
+    if (handle == CU_STREAM_PER_THREAD)
+        return per_thread(context);
+    return sg_alive(SG_STREAM, handle) ? handle : NULL;
+}
+
+void sg_stream_end(CUstream stream)
+{
+    struct sg_request request = {.kind = SG_STREAM_DESTROY, .a = stream->model};
+    struct sg_reply reply;
+    struct sg_link *link = &stream->context->device->link;
+    sg_unmake(SG_STREAM, stream);
+    sg_ask(link, &request, &reply);
+}
+
+/* Programs that make and destroy streams without ever synchronising would pile them up. */
+static void sweep(CUcontext context)
+{
+    for (CUstream stream = sg_each(SG_STREAM, NULL); stream; stream = sg_each(SG_STREAM, stream))
+        if (stream->is_ending && stream->context_id == context->object.id && sg_stream_ready(stream) != CUDA_SUCCESS)
+            break; /* the next one is hardly older */
+}
+
+static CUresult create(CUstream *made, unsigned flags, int priority)
+{
+    CUcontext context;
+    CUresult result = sg_enter_context(&context);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!made || (flags & ~(unsigned)CU_STREAM_NON_BLOCKING))
+        return sg_leave(CUDA_ERROR_INVALID_VALUE);
+    sweep(context);
+    return sg_leave(sg_stream_make(context, flags, priority, made));
+}
+
+API CUresult cuStreamCreate(CUstream *stream, unsigned int flags)
+{
+    return create(stream, flags, 0);
+}
+
+API CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, int priority)
+{
+    return create(stream, flags, priority);
+}
+
+/* What is queued still runs and still has its effects; only the handle ends. */
+API CUresult cuStreamDestroy_v2(CUstream stream)
+{
+    CUcontext context;
+    CUresult result = sg_enter_context(&context);
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!sg_alive(SG_STREAM, stream) || stream->is_legacy || stream->is_per_thread)
+        return sg_leave(CUDA_ERROR_INVALID_HANDLE);
+    /* A later cuCtxSynchronize still waits for it: the handle goes, the stream stays until its work is done. */
+    if (stream->done_order < stream->order) {
+        stream->is_ending = 1;
+        sg_hide(stream);
+        return sg_leave(CUDA_SUCCESS);
+    }
+    sg_stream_end(stream);
+    return sg_leave(CUDA_SUCCESS);
+}
+
+static CUresult enter_stream(CUstream *stream)
+{
+    CUcontext context;
+    CUresult result = sg_enter_context(&context);
+    if (result != CUDA_SUCCESS)
+        return result;
+    *stream = sg_stream(context, *stream);
+    return *stream ? CUDA_SUCCESS : sg_leave(CUDA_ERROR_INVALID_HANDLE);
+}
+
+#define ENTER(stream)                                                                                                  \
+    CUresult result = enter_stream(&stream);                                                                           \
+    if (result != CUDA_SUCCESS)                                                                                        \
+        return result
+
+/* The twin for programs built for per-thread default streams: NULL means the thread's own. */
+static CUstream own(CUstream stream)
+{
+    return stream ? stream : CU_STREAM_PER_THREAD;
+}
+
+API CUresult cuStreamSynchronize(CUstream stream)
+{
+    ENTER(stream);
+    if (stream->is_legacy) /* it stands behind everything in the blocking streams */
+        for (CUstream other = sg_each(SG_STREAM, NULL); other; other = sg_each(SG_STREAM, other))
+            if (other->context_id == stream->context_id && !(other->flags & CU_STREAM_NON_BLOCKING)) {
+                result = sg_stream_wait(other);
+                if (result != CUDA_SUCCESS)
+                    return sg_leave(result);
+            }
+    return sg_leave(sg_stream_wait(stream));
+}
+
+API CUresult cuStreamSynchronize_ptsz(CUstream stream)
+{
+    return cuStreamSynchronize(own(stream));
+}
+
+API CUresult cuStreamQuery(CUstream stream)
+{
+    ENTER(stream);
+    if (stream->is_legacy)
+        for (CUstream other = sg_each(SG_STREAM, NULL); other; other = sg_each(SG_STREAM, other))
+            if (other->context_id == stream->context_id && !(other->flags & CU_STREAM_NON_BLOCKING)) {
+                result = sg_stream_ready(other);
+                if (result != CUDA_SUCCESS)
+                    return sg_leave(result);
+            }
+    return sg_leave(sg_stream_ready(stream));
+}
+
+API CUresult cuStreamQuery_ptsz(CUstream stream)
+{
+    return cuStreamQuery(own(stream));
+}
+
+API CUresult cuStreamGetFlags(CUstream stream, unsigned int *flags)
+{
+    ENTER(stream);
+    if (!flags)
+        return sg_leave(CUDA_ERROR_INVALID_VALUE);
+    *flags = stream->flags;
+    return sg_leave(CUDA_SUCCESS);
+}
+
+API CUresult cuStreamGetFlags_ptsz(CUstream stream, unsigned int *flags)
+{
+    return cuStreamGetFlags(own(stream), flags);
+}
+
+API CUresult cuStreamGetPriority(CUstream stream, int *priority)
+{
+    ENTER(stream);
+    if (!priority)
+        return sg_leave(CUDA_ERROR_INVALID_VALUE);
+    *priority = stream->priority;
+    return sg_leave(CUDA_SUCCESS);
+}
+
+API CUresult cuStreamGetPriority_ptsz(CUstream stream, int *priority)
+{
+    return cuStreamGetPriority(own(stream), priority);
+}
+
+API CUresult cuStreamGetId(CUstream stream, unsigned long long *id)
+{
+    ENTER(stream);
+    if (!id)
+        return sg_leave(CUDA_ERROR_INVALID_VALUE);
+    *id = stream->object.id;
+    return sg_leave(CUDA_SUCCESS);
+}
+
+API CUresult cuStreamGetId_ptsz(CUstream stream, unsigned long long *id)
+{
+    return cuStreamGetId(own(stream), id);
+}
+
+API CUresult cuStreamGetCtx(CUstream stream, CUcontext *context)
+{
+    ENTER(stream);
+    if (!context)
+        return sg_leave(CUDA_ERROR_INVALID_VALUE);
+    *context = stream->context;
+    return sg_leave(CUDA_SUCCESS);
+}
+
+API CUresult cuStreamGetCtx_ptsz(CUstream stream, CUcontext *context)
+{
+    return cuStreamGetCtx(own(stream), context);
+}
+
+API CUresult cuStreamGetDevice(CUstream stream, CUdevice *device)
+{
+    ENTER(stream);
+    if (!device)
+        return sg_leave(CUDA_ERROR_INVALID_VALUE);
+    *device = stream->context->device->ordinal;
+    return sg_leave(CUDA_SUCCESS);
+}
+
+API CUresult cuStreamGetDevice_ptsz(CUstream stream, CUdevice *device)
+{
+    return cuStreamGetDevice(own(stream), device);
+}
+
+/* Nothing is ever captured here: cuStreamBeginCapture is among the calls not supported. */
+API CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
+{
+    ENTER(stream);
+    if (!status)
+        return sg_leave(CUDA_ERROR_INVALID_VALUE);
+    *status = CU_STREAM_CAPTURE_STATUS_NONE;
+    return sg_leave(CUDA_SUCCESS);
+}
+
+API CUresult cuStreamIsCapturing_ptsz(CUstream stream, CUstreamCaptureStatus *status)
+{
+    return cuStreamIsCapturing(own(stream), status);
+}

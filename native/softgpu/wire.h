@@ -1,0 +1,110 @@
+/* What a client of a soft GPU and its device server say to each other: one socket, one ring, one bulletin. */
+#ifndef COTENANT_SOFTGPU_WIRE_H
+#define COTENANT_SOFTGPU_WIRE_H
+
+#include "device/device.h"
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+enum {
+    SG_WIRE_VERSION = 1,
+    SG_RING_SLOTS = 1024, /* a power of two; a real driver's queue holds about as many launches */
+    SG_WINDOW = 1000,     /* ops of one client in the model at once: 64 clients never exceed its 65,535 */
+    SG_EVENT_BATCH = 32,
+    SG_REPORT_BYTES = 131072, /* the longest answer: the books as text */
+};
+
+/* ---- the ring: work, in the order submitted, waiting for nobody ------------------------------------------- */
+
+enum sg_slot_kind {
+    SG_SLOT_KERNEL = 1,
+    SG_SLOT_COPY = 2, /* value: bytes, how: CT_OP_COPY_* or CT_OP_MEMSET */
+    SG_SLOT_RECORD = 3, /* value: event */
+    SG_SLOT_WAIT = 4,   /* value: event */
+    SG_SLOT_HOST = 5,   /* value: the client's number for the host function */
+};
+
+/* One cache line. The server copies it before it looks: the client may write it at any time. */
+struct sg_slot {
+    uint64_t at_ns; /* CLOCK_MONOTONIC when submitted */
+    uint32_t kind;
+    uint32_t stream;
+    union {
+        struct ct_kernel kernel;
+        struct {
+            uint64_t value;
+            uint32_t how;
+        };
+    };
+    uint64_t reserved;
+};
+_Static_assert(sizeof(struct sg_slot) == 64, "a slot is one cache line");
+
+/* Written by the client but for `head`. The server keeps its own head and believes `tail` only within the ring. */
+struct sg_ring {
+    _Alignas(64) _Atomic uint64_t tail; /* slots published so far */
+    _Alignas(64) _Atomic uint64_t head; /* slots the server has taken */
+    _Alignas(64) _Atomic uint32_t wake; /* a futex: changes when every projection of this client may be too late */
+    _Alignas(64) struct sg_slot slots[SG_RING_SLOTS];
+};
+
+/* One page for all clients of a device. Only a hint about freshness: whoever scribbles here costs others a question. */
+struct sg_bulletin {
+    _Alignas(64) _Atomic uint64_t submissions; /* changes with every submission to the device */
+};
+
+/* ---- the socket: questions, each answered at once --------------------------------------------------------- */
+
+enum sg_request_kind {
+    SG_HELLO = 1,           /* a: wire version -> struct sg_hello, and the descriptors of ring and bulletin */
+    SG_CONTEXT_CREATE = 2,  /* a: SM cap -> a: context, b: its legacy stream */
+    SG_CONTEXT_DESTROY = 3, /* a: context */
+    SG_STREAM_CREATE = 4,   /* a: context, b: enum ct_stream_kind, c: priority -> a: stream */
+    SG_STREAM_DESTROY = 5,  /* a: stream */
+    SG_EVENTS_CREATE = 6,   /* a: context -> a: how many, batch: their handles */
+    SG_EVENT_TIME = 7,      /* a: event -> a: instant */
+    SG_MEMORY_TAKE = 8,     /* a: context, b: bytes */
+    SG_MEMORY_GIVE = 9,     /* a: context, b: bytes */
+    SG_MEMORY_INFO = 10,    /* -> a: free bytes, b: total bytes */
+    SG_PROJECT = 11,        /* a: enum sg_target, b: its number, c: slots to be taken first -> struct sg_reply, see below */
+    SG_HOST_DONE = 12,      /* a: the client's number */
+    SG_UNSUPPORTED = 13,    /* a: number of the name called */
+    SG_REPORT = 14,         /* -> the books as JSON, instead of a reply */
+    SG_SHUTDOWN = 15,
+    SG_EVENT_DESTROY = 16, /* a: event */
+};
+
+enum sg_target {
+    SG_TARGET_STREAM = 1, /* its last op; the answer names that op, so that later questions mean the same one */
+    SG_TARGET_EVENT = 2,  /* its latest record */
+    SG_TARGET_OP = 3,
+    SG_TARGET_HOST = 4,  /* the turn of a host function */
+    SG_TARGET_SPACE = 5, /* a free slot in the ring */
+};
+
+struct sg_request {
+    uint32_t kind;
+    uint32_t reserved;
+    uint64_t a, b, c;
+};
+
+/* To SG_PROJECT: a: CT_DEVICE_DONE, an instant or CT_DEVICE_NEVER; b: the op; c: the bulletin's count for which this
+ * holds; behind: the slots were not all taken, so a is when to ask again. */
+struct sg_reply {
+    int32_t result; /* enum ct_device_result */
+    uint32_t behind;
+    uint64_t a, b, c;
+    uint32_t batch[SG_EVENT_BATCH];
+};
+
+struct sg_hello {
+    int32_t result;
+    uint32_t version;
+    uint32_t client;
+    uint32_t ordinal;
+    uint8_t uuid[16];
+    struct ct_device_config config;
+};
+
+#endif

@@ -1,0 +1,27 @@
+/* The least a C test needs: say what was expected where, and stop. */
+#ifndef COTENANT_TESTS_EXPECT_H
+#define COTENANT_TESTS_EXPECT_H
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define EXPECT(condition)                                                                                              \
+    do {                                                                                                               \
+        if (!(condition)) {                                                                                            \
+            fprintf(stderr, "%s:%d: expected %s\n", __FILE__, __LINE__, #condition);                                   \
+            exit(1);                                                                                                   \
+        }                                                                                                              \
+    } while (0)
+
+#define EXPECT_EQ(got, wanted)                                                                                         \
+    do {                                                                                                               \
+        uint64_t got_ = (uint64_t)(got), wanted_ = (uint64_t)(wanted);                                                 \
+        if (got_ != wanted_) {                                                                                         \
+            fprintf(stderr, "%s:%d: %s is %" PRIu64 ", expected %" PRIu64 "\n", __FILE__, __LINE__, #got, got_,        \
+                    wanted_);                                                                                          \
+            exit(1);                                                                                                   \
+        }                                                                                                              \
+    } while (0)
+
+#endif

@@ -1,0 +1,180 @@
+/* Fuzz of the image readers: valid images cut, flipped, spliced and repeated; nothing may crash or leak. */
+#include "softgpu/face.h"
+#include "expect.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static uint64_t state;
+
+static uint64_t dice(void)
+{
+    state += UINT64_C(0x9e3779b97f4a7c15);
+    uint64_t z = state;
+    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return z ^ (z >> 31);
+}
+
+static const char text[] =
+    "softgpu-image 1\n# a comment\nkernel vecadd\n  builtin vecadd\n  block_ns 2000\n  registers 32\n"
+    "kernel spin\n  params 8 4 1\n  duration_param 0\n  jitter 5%\n  shared_bytes 1024\n  blocks_per_sm 4\n"
+    "kernel big\n  thread_ns 1.5\n  bytes_per_thread 12\n  bytes_per_block 1e6\n  max_threads 512\n  duration_ns 7\n";
+
+static const char ptx[] =
+    ".version 8.4\n.target sm_70\n.address_size 64\n/* kernels */\n.global .align 4 .b8 s[5] = {1,2};\n"
+    ".visible .entry _Z3addPfS_i(\n .param .u64 .ptr .global .align 4 a,\n .param .align 8 .b8 b[24],\n .param .u32 n\n)\n"
+    ".maxntid 256, 1, 1\n{\n .reg .b64 %rd<5>; // }\n { ret; }\n}\n.entry empty() { ret; }\n.entry bare { ret; }\n";
+
+/* A small cubin: section names, two kernels with code, one with parameters and shared memory. */
+static size_t make_elf(unsigned char *out)
+{
+    static const char names[] = "\0.shstrtab\0.text.one\0.text.two\0.nv.info.one\0.nv.shared.one";
+    static const unsigned char info[] = {4, 0x17, 12, 0, 0, 0, 0, 0, 1, 0, 8, 0, 0, 0xf0, 0x11, 0,
+                                         4, 0x17, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xf0, 0x21, 0, 3, 0x1b, 0xff, 0};
+    uint64_t head[8] = {0};
+    memcpy(head, "\177ELF\2\1\1\63", 8);
+    memset(out, 0, 1024);
+    memcpy(out, head, 64);
+    uint16_t machine = 190, entry_bytes = 64, sections = 6, name_index = 1;
+    uint64_t table = 256;
+    memcpy(out + 18, &machine, 2);
+    memcpy(out + 40, &table, 8);
+    memcpy(out + 58, &entry_bytes, 2);
+    memcpy(out + 60, &sections, 2);
+    memcpy(out + 62, &name_index, 2);
+    memcpy(out + 64, names, sizeof names);
+    memcpy(out + 160, info, sizeof info);
+    const struct {
+        uint32_t name, type;
+        uint64_t offset, bytes;
+        uint32_t info;
+    } rows[6] = {{0, 0, 0, 0, 0},   {1, 3, 64, sizeof names, 0}, {11, 1, 200, 16, 40u << 24},
+                 {21, 1, 216, 16, 0}, {31, 1, 160, sizeof info, 0}, {44, 8, 0, 512, 0}};
+    for (int i = 0; i < 6; i++) {
+        unsigned char *row = out + table + i * 64;
+        memcpy(row, &rows[i].name, 4);
+        memcpy(row + 4, &rows[i].type, 4);
+        memcpy(row + 24, &rows[i].offset, 8);
+        memcpy(row + 32, &rows[i].bytes, 8);
+        memcpy(row + 44, &rows[i].info, 4);
+    }
+    return 256 + 6 * 64;
+}
+
+/* A fat binary around some payload, as stored or as LZ4 literals. */
+static size_t make_fatbin(unsigned char *out, uint16_t kind, const void *payload, size_t bytes, int is_packed)
+{
+    memset(out, 0, 80);
+    memcpy(out, "\x50\xed\x55\xba\x01\x00\x10\x00", 8);
+    unsigned char *entry = out + 16, *body = entry + 64;
+    size_t stored = bytes;
+    if (is_packed) { /* one sequence of literals alone */
+        size_t rest = bytes - 15, at = 0;
+        body[at++] = 0xf0;
+        for (; rest >= 255; rest -= 255)
+            body[at++] = 255;
+        body[at++] = (unsigned char)rest;
+        memcpy(body + at, payload, bytes);
+        stored = at + bytes;
+    } else {
+        memcpy(body, payload, bytes);
+    }
+    uint64_t all = 64 + stored, stored64 = stored, full = bytes, flags = is_packed ? 0x2000 : 0;
+    uint32_t head = 64, packed = (uint32_t)stored;
+    memcpy(out + 8, &all, 8);
+    memcpy(entry, &kind, 2);
+    memcpy(entry + 4, &head, 4);
+    memcpy(entry + 8, &stored64, 8);
+    memcpy(entry + 16, &packed, 4);
+    memcpy(entry + 40, &flags, 8);
+    memcpy(entry + 56, &full, 8);
+    return 16 + all;
+}
+
+enum { SEEDS = 6, ROOM = 4096 };
+
+static unsigned char seeds[SEEDS][ROOM];
+static size_t seed_bytes[SEEDS];
+
+static void prepare(void)
+{
+    memcpy(seeds[0], text, seed_bytes[0] = sizeof text - 1);
+    memcpy(seeds[1], ptx, seed_bytes[1] = sizeof ptx - 1);
+    seed_bytes[2] = make_elf(seeds[2]);
+    seed_bytes[3] = make_fatbin(seeds[3], 1, ptx, sizeof ptx - 1, 0);
+    seed_bytes[4] = make_fatbin(seeds[4], 2, seeds[2], seed_bytes[2], 1);
+    seed_bytes[5] = make_fatbin(seeds[5], 1, ptx, sizeof ptx - 1, 1);
+}
+
+static void check_seeds(void)
+{
+    static const size_t kernels[SEEDS] = {3, 3, 2, 3, 2, 3};
+    struct sg_image image;
+    for (int i = 0; i < SEEDS; i++) {
+        EXPECT(sg_image_read(seeds[i], seed_bytes[i], &image) == CUDA_SUCCESS);
+        EXPECT(image.count == kernels[i]);
+        if (i == 1) {
+            EXPECT(strcmp(image.kernels[0].name, "_Z3addPfS_i") == 0);
+            EXPECT(image.kernels[0].param_count == 3 && image.kernels[0].param_offset[2] == 32);
+            EXPECT(image.kernels[0].max_threads == 256 && image.kernels[0].ptx_version == 84);
+        }
+        if (i == 2) {
+            EXPECT(image.kernels[0].param_count == 2 && image.kernels[0].param_bytes[0] == 8);
+            EXPECT(image.kernels[0].registers == 40 && image.kernels[0].shared_bytes == 512);
+        }
+        sg_image_free(&image);
+    }
+}
+
+/* The copy has exactly the image's size on the heap, so that the sanitizer sees one byte too far. */
+static void one(void)
+{
+    size_t bytes = 0;
+    int index = (int)(dice() % SEEDS);
+    unsigned char *data = malloc(ROOM + 1);
+    memcpy(data, seeds[index], bytes = seed_bytes[index]);
+    for (uint64_t edits = dice() % 6; edits; edits--) {
+        size_t at = dice() % bytes;
+        switch (dice() % 5) {
+        case 0:
+            data[at] = (unsigned char)dice();
+            break;
+        case 1:
+            data[at] ^= (unsigned char)(1u << dice() % 8);
+            break;
+        case 2:
+            bytes = at ? at : 1;
+            break;
+        case 3: {
+            size_t from = dice() % bytes, length = dice() % 64;
+            if (from + length <= bytes && at + length <= bytes)
+                memmove(data + at, data + from, length);
+            break;
+        }
+        default: {
+            static const uint64_t edges[] = {0, 1, 0x7fffffff, 0xffffffff, UINT64_MAX, UINT64_C(1) << 63};
+            if (at + 8 <= bytes)
+                memcpy(data + at, &edges[dice() % 6], 8);
+        }
+        }
+    }
+    unsigned char *exact = malloc(bytes);
+    memcpy(exact, data, bytes);
+    struct sg_image image;
+    if (sg_image_read(exact, bytes, &image) == CUDA_SUCCESS)
+        sg_image_free(&image);
+    free(exact);
+    free(data);
+}
+
+int main(int argc, char **argv)
+{
+    uint64_t rounds = argc > 1 ? strtoull(argv[1], NULL, 10) : 200000;
+    state = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
+    prepare();
+    check_seeds();
+    for (uint64_t i = 0; i < rounds; i++)
+        one();
+    return 0;
+}

@@ -1,0 +1,57 @@
+/* A device server for C tests: a child process over a socket in a directory of its own. */
+#ifndef COTENANT_TESTS_SOFTGPU_SERVER_H
+#define COTENANT_TESTS_SOFTGPU_SERVER_H
+
+#include "expect.h"
+#include "softgpu/server/server.h"
+
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+struct test_server {
+    char directory[64], path[96];
+    pid_t pid;
+};
+
+static inline void test_server_start(struct test_server *server, const char *preset)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    static const uint8_t uuid[16] = {1, 2, 3};
+    strcpy(server->directory, "/tmp/softgpu-test-XXXXXX");
+    EXPECT(mkdtemp(server->directory) != NULL);
+    snprintf(server->path, sizeof server->path, "%s/gpu0.sock", server->directory);
+    strcpy(address.sun_path, server->path);
+    int listener = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+    EXPECT(bind(listener, (struct sockaddr *)&address, sizeof address) == 0 && listen(listener, 64) == 0);
+    server->pid = fork();
+    if (server->pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        _exit(sg_serve(listener, ct_device_preset(preset), 0, uuid));
+    }
+    close(listener);
+    setenv("COTENANT_SOFTGPU", server->directory, 1);
+}
+
+/* Tells it to stop and expects it to end well: a sanitizer's complaint would show in its exit code. */
+static inline void test_server_stop(struct test_server *server)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    struct sg_request request = {.kind = SG_SHUTDOWN};
+    int status, line = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+    strcpy(address.sun_path, server->path);
+    EXPECT(connect(line, (struct sockaddr *)&address, sizeof address) == 0);
+    EXPECT(send(line, &request, sizeof request, 0) == (ssize_t)sizeof request);
+    EXPECT(waitpid(server->pid, &status, 0) == server->pid);
+    EXPECT_EQ(status, 0);
+    close(line);
+    unlink(server->path);
+    rmdir(server->directory);
+}
+
+#endif

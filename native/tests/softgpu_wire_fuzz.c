@@ -1,0 +1,157 @@
+/* Fuzz of the wire: a client that writes nonsense into its ring and its socket harms nobody but itself. */
+#include "softgpu_server.h"
+
+#include <sys/mman.h>
+
+static uint64_t state;
+
+static uint64_t dice(uint64_t below)
+{
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return state % below;
+}
+
+struct line {
+    int socket;
+    struct sg_ring *ring;
+    uint64_t contexts[4], streams[4], events[4];
+};
+
+static int connected(struct line *line, const char *path)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    struct sg_request request = {.kind = SG_HELLO, .a = SG_WIRE_VERSION};
+    struct sg_hello hello;
+    union {
+        char bytes[CMSG_SPACE(2 * sizeof(int))];
+        struct cmsghdr aligned;
+    } control;
+    struct iovec words = {&hello, sizeof hello};
+    struct msghdr message = {.msg_iov = &words, .msg_iovlen = 1, .msg_control = control.bytes,
+                             .msg_controllen = sizeof control.bytes};
+    int descriptors[2];
+    memset(line, 0, sizeof *line);
+    line->socket = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+    strcpy(address.sun_path, path);
+    EXPECT(connect(line->socket, (struct sockaddr *)&address, sizeof address) == 0);
+    EXPECT(send(line->socket, &request, sizeof request, MSG_NOSIGNAL) == (ssize_t)sizeof request);
+    EXPECT(recvmsg(line->socket, &message, 0) == (ssize_t)sizeof hello);
+    EXPECT_EQ(hello.result, CT_DEVICE_OK);
+    memcpy(descriptors, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof descriptors);
+    /* The server's memory cannot be cut away under it. */
+    EXPECT(ftruncate(descriptors[0], 0) < 0);
+    line->ring = mmap(NULL, sizeof *line->ring, PROT_READ | PROT_WRITE, MAP_SHARED, descriptors[0], 0);
+    EXPECT(line->ring != MAP_FAILED);
+    close(descriptors[0]);
+    close(descriptors[1]);
+    return 1;
+}
+
+static void leave(struct line *line)
+{
+    close(line->socket);
+    munmap(line->ring, sizeof *line->ring);
+    line->socket = -1;
+}
+
+static uint64_t number(const struct line *line)
+{
+    static const uint64_t edges[] = {0, 1, 2, 80, 1000, 65535, UINT32_MAX, UINT64_C(1) << 40, INT64_MAX, UINT64_MAX};
+    switch (dice(5)) {
+    case 0:
+        return line->contexts[dice(4)];
+    case 1:
+        return line->streams[dice(4)];
+    case 2:
+        return line->events[dice(4)];
+    case 3:
+        return edges[dice(10)];
+    default:
+        return dice(UINT64_C(1) << dice(63));
+    }
+}
+
+static void scribble(struct line *line)
+{
+    uint64_t tail = atomic_load(&line->ring->tail);
+    for (uint64_t more = dice(20); more; more--) {
+        struct sg_slot *slot = &line->ring->slots[tail++ % SG_RING_SLOTS];
+        slot->at_ns = dice(4) ? sg_now_ns() : number(line);
+        slot->kind = (uint32_t)dice(7);
+        slot->stream = (uint32_t)(dice(8) ? line->streams[dice(4)] : number(line));
+        slot->kernel = (struct ct_kernel){number(line), number(line), number(line), (uint32_t)number(line),
+                                          (uint32_t)number(line), (uint32_t)number(line), (uint32_t)number(line)};
+        if (dice(2)) /* one that could be right */
+            slot->kernel = (struct ct_kernel){1 + dice(200), 1 + dice(5000), dice(9000), 1 + (uint32_t)dice(1024), 32, 0, 0};
+    }
+    if (dice(40) == 0)
+        tail = number(line);
+    atomic_store(&line->ring->tail, tail);
+}
+
+/* One question; 0 when the server hung up. */
+static int ask(struct line *line)
+{
+    static char answer[SG_REPORT_BYTES];
+    struct sg_request request = {(uint32_t)dice(18), 0, number(line), number(line), number(line)};
+    struct sg_reply reply;
+    size_t bytes = dice(60) ? sizeof request : dice(sizeof request);
+    if (request.kind == SG_SHUTDOWN || request.kind == SG_HELLO)
+        request.kind = SG_PROJECT;
+    if (send(line->socket, &request, bytes, MSG_NOSIGNAL) < 0)
+        return 0;
+    if (request.kind == SG_UNSUPPORTED && bytes == sizeof request)
+        return 1;
+    ssize_t got = recv(line->socket, answer, sizeof answer, 0);
+    if (got <= 0)
+        return 0;
+    if (got == (ssize_t)sizeof reply) {
+        memcpy(&reply, answer, sizeof reply);
+        if (request.kind == SG_CONTEXT_CREATE && reply.result == CT_DEVICE_OK) {
+            line->contexts[dice(4)] = reply.a;
+            line->streams[dice(4)] = reply.b;
+        }
+        if (request.kind == SG_STREAM_CREATE && reply.result == CT_DEVICE_OK)
+            line->streams[dice(4)] = reply.a;
+        if (request.kind == SG_EVENTS_CREATE && reply.result == CT_DEVICE_OK)
+            line->events[dice(4)] = reply.batch[0];
+    }
+    return 1;
+}
+
+int main(int argc, char **argv)
+{
+    struct test_server server;
+    struct line lines[3];
+    int rounds = argc > 1 ? atoi(argv[1]) : 20000;
+    state = (argc > 2 ? strtoull(argv[2], NULL, 10) : 1) * UINT64_C(0x9e3779b97f4a7c15) + 1;
+    test_server_start(&server, "t4");
+    for (int i = 0; i < 3; i++)
+        EXPECT(connected(&lines[i], server.path));
+    for (int i = 0; i < rounds; i++) {
+        struct line *line = &lines[dice(3)];
+        scribble(line);
+        if (!ask(line) || dice(500) == 0) {
+            leave(line);
+            EXPECT(connected(line, server.path));
+        }
+    }
+    for (int i = 0; i < 3; i++)
+        leave(&lines[i]);
+    /* A newcomer finds all memory free. */
+    struct sg_request request = {.kind = SG_MEMORY_INFO};
+    struct sg_reply reply;
+    EXPECT(connected(&lines[0], server.path));
+    for (int tries = 0; tries < 1000; tries++) { /* the server may hear of the last death a moment later */
+        EXPECT(send(lines[0].socket, &request, sizeof request, 0) == (ssize_t)sizeof request);
+        EXPECT(recv(lines[0].socket, &reply, sizeof reply, 0) == (ssize_t)sizeof reply);
+        if (reply.a == reply.b)
+            break;
+    }
+    EXPECT_EQ(reply.a, reply.b);
+    leave(&lines[0]);
+    test_server_stop(&server);
+    return 0;
+}

@@ -1,0 +1,1 @@
+"""Which soft GPUs are there, and how does a program get one?"""

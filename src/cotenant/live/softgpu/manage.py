@@ -1,0 +1,165 @@
+"""How are soft GPUs made, found, looked at, used and ended? A directory holds one socket per GPU."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cotenant import _native
+from cotenant.errors import ConfigError, WorldError
+from cotenant.live.softgpu import wire
+
+MAX_GPUS = 16
+_BACKLOG = 128
+
+
+@dataclass(frozen=True, slots=True)
+class SoftGpu:
+    """One soft GPU: where it is and whether its server lives."""
+
+    ordinal: int
+    path: Path
+    alive: bool
+    name: str = ""
+    preset: str = ""
+    memory_bytes: int = 0
+    pid: int = 0
+    clients: int = 0
+
+
+def library() -> Path:
+    """The face of libcuda, as it was installed beside the extension."""
+    path = Path(_native.__file__).parent / "_softgpu" / "libsoftgpu.so"
+    if not path.exists():
+        raise WorldError(f"{path} is missing: cotenant was installed without its soft GPU")
+    return path
+
+
+def presets() -> list[str]:
+    """The devices known, by key."""
+    return list(_native.softgpu_presets())
+
+
+def _socket_of(directory: Path, ordinal: int) -> Path:
+    return directory / f"gpu{ordinal}.sock"
+
+
+def _listen(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        listener.bind(str(path))
+    except OSError as error:
+        listener.close()
+        raise ConfigError("directory", str(path.parent), f"a socket cannot be made there: {error}") from error
+    path.chmod(0o600)
+    listener.listen(_BACKLOG)
+    return listener
+
+
+def _spawn(directory: Path, ordinal: int, preset: str, memory_bytes: int, slice_ns: int) -> None:
+    path = _socket_of(directory, ordinal)
+    with _listen(path) as listener, (directory / f"gpu{ordinal}.log").open("ab") as log:
+        command = [sys.executable, "-m", "cotenant.live.softgpu.server", str(listener.fileno()), preset]
+        command += [str(ordinal), uuid.uuid4().hex, str(memory_bytes), str(slice_ns)]
+        subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=(listener.fileno(),),
+            start_new_session=True,
+            cwd="/",
+        )
+    # The socket listens already, so the question waits in it until the server takes it: no polling.
+    try:
+        wire.report(path, timeout_s=30.0)
+    except WorldError as error:
+        path.unlink(missing_ok=True)
+        raise WorldError(f"soft GPU {ordinal} did not start, see {directory / f'gpu{ordinal}.log'}") from error
+
+
+def create(directory: Path, preset: str, count: int, *, memory_bytes: int = 0, slice_ns: int = 0) -> list[SoftGpu]:
+    """Starts `count` soft GPUs in a directory and returns when each answers. 0 keeps the preset's memory or slice."""
+    directory = directory.absolute()
+    if preset not in presets() and preset not in ("v100", "a100"):
+        raise ConfigError("gpu", preset, f"known devices are {', '.join(presets())}")
+    if not 1 <= count <= MAX_GPUS:
+        raise ConfigError("count", count, f"a directory holds 1 to {MAX_GPUS} soft GPUs")
+    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if any(gpu.alive for gpu in gpus(directory)):
+        raise ConfigError("directory", str(directory), "soft GPUs live there already; destroy them first")
+    destroy(directory)
+    link = directory / "lib" / "libcuda.so.1"
+    link.parent.mkdir(exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(library())
+    try:
+        for ordinal in range(count):
+            _spawn(directory, ordinal, preset, memory_bytes, slice_ns)
+    except (WorldError, ConfigError):
+        destroy(directory)
+        raise
+    return gpus(directory)
+
+
+def gpus(directory: Path) -> list[SoftGpu]:
+    """The soft GPUs of a directory, dead ones too."""
+    found = []
+    for ordinal in range(MAX_GPUS):
+        path = _socket_of(directory.absolute(), ordinal)
+        if not path.exists():
+            break
+        try:
+            books = wire.report(path)
+        except WorldError:
+            found.append(SoftGpu(ordinal, path, alive=False))
+            continue
+        found.append(
+            SoftGpu(
+                ordinal,
+                path,
+                alive=True,
+                name=books["name"],
+                preset=books["preset"],
+                memory_bytes=books["memory_bytes"],
+                pid=books["pid"],
+                clients=len(books["clients"]),
+            )
+        )
+    return found
+
+
+def inspect(directory: Path, ordinal: int) -> dict[str, Any]:
+    """The books of one soft GPU: counters, clients, who waited for whom, calls that are not supported."""
+    return wire.report(_socket_of(directory.absolute(), ordinal))
+
+
+def destroy(directory: Path) -> None:
+    """Ends the soft GPUs of a directory; their clients see a lost device."""
+    for gpu in gpus(directory):
+        if gpu.alive:
+            try:
+                wire.shut_down(gpu.path)
+            except WorldError:
+                os.kill(gpu.pid, signal.SIGKILL)
+        gpu.path.unlink(missing_ok=True)
+        gpu.path.with_suffix(".log").unlink(missing_ok=True)
+    lib = directory.absolute() / "lib"
+    if lib.is_dir():
+        (lib / "libcuda.so.1").unlink(missing_ok=True)
+        lib.rmdir()
+
+
+def env(directory: Path, *, base: dict[str, str] | None = None) -> dict[str, str]:
+    """What to add to a program's environment so that it finds these GPUs; `base` is the environment it has."""
+    directory = directory.absolute()
+    before = (os.environ if base is None else base).get("LD_LIBRARY_PATH", "")
+    path = f"{directory / 'lib'}:{before}" if before else str(directory / "lib")
+    return {"LD_LIBRARY_PATH": path, "COTENANT_SOFTGPU": str(directory)}

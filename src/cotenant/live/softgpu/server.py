@@ -1,0 +1,23 @@
+"""What runs as the device server? `python -m cotenant.live.softgpu.server FD PRESET ORDINAL UUID MEMORY SLICE`."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+from cotenant import _native
+
+
+def main(arguments: list[str]) -> int:
+    descriptor, preset, ordinal, uuid, memory_bytes, slice_ns = arguments
+    # The server owns no file that a sudden end could tear: the default actions are the right ones.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    _native.softgpu_serve(
+        int(descriptor), preset, int(ordinal), bytes.fromhex(uuid), int(memory_bytes), int(slice_ns)
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,62 @@
+"""How does Python talk to a device server? The few questions that need no ring: the books, and the order to stop."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+from pathlib import Path
+from typing import Any
+
+from cotenant.errors import PeerError, WorldError
+
+# struct sg_request of native/softgpu/wire.h: kind, reserved, a, b, c.
+_REQUEST = struct.Struct("=IIQQQ")
+_REPORT = 14
+_SHUTDOWN = 15
+_ANSWER_BYTES = 1 << 18
+_CREDENTIALS = struct.Struct("3i")
+
+
+def connect(path: Path, *, timeout_s: float = 10.0) -> socket.socket:
+    line = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    line.settimeout(timeout_s)
+    try:
+        line.connect(str(path))
+    except OSError as error:
+        line.close()
+        raise WorldError(f"no device server answers at {path}: {error.strerror}") from error
+    return line
+
+
+def _ask(path: Path, kind: int, timeout_s: float) -> bytes:
+    with connect(path, timeout_s=timeout_s) as line:
+        try:
+            line.send(_REQUEST.pack(kind, 0, 0, 0, 0))
+            return line.recv(_ANSWER_BYTES)
+        except OSError as error:
+            raise WorldError(f"the device server at {path} does not answer: {error}") from error
+
+
+def report(path: Path, *, timeout_s: float = 10.0) -> dict[str, Any]:
+    """The books of a soft GPU as the server tells them."""
+    answer = _ask(path, _REPORT, timeout_s)
+    try:
+        books = json.loads(answer)
+    except ValueError as error:
+        raise PeerError(f"the device server at {path} said what is not JSON: {answer[:80]!r}") from error
+    if not isinstance(books, dict):
+        raise PeerError(f"the device server at {path} said what is not a report: {answer[:80]!r}")
+    return books
+
+
+def server_pid(path: Path) -> int:
+    """The process behind the socket, as the kernel knows it."""
+    with connect(path) as line:
+        pid: int = _CREDENTIALS.unpack(line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0]
+    return pid
+
+
+def shut_down(path: Path, *, timeout_s: float = 5.0) -> None:
+    """Tells the server to stop; returns when it said so."""
+    _ask(path, _SHUTDOWN, timeout_s)

@@ -1,0 +1,79 @@
+"""Whoever dies, the device stays sound: clients give everything back, and a dead server is a lost device."""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import run, start
+
+from cotenant.live.softgpu import manage
+
+pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
+pytestmark = pytest.mark.timeout(600)
+
+KILLS = 200
+CLIENTS = 4
+
+
+def at_work(process: subprocess.Popen[str]) -> None:
+    assert process.stdout is not None
+    assert process.stdout.readline() == "at work\n", process.communicate()
+
+
+def settled(directory: Path) -> dict[str, Any]:
+    """The books once the server has taken notice of every death: it does so before it answers, or a little later."""
+    for _ in range(10000):
+        books = manage.inspect(directory, 0)
+        if not books["clients"]:
+            return books
+    raise AssertionError(books)
+
+
+def test_memory_returns_to_zero_after_200_kills(softgpu: Path) -> None:
+    dice = random.Random(7)
+    clients = [start(softgpu, "crasher.py", str(seed)) for seed in range(CLIENTS)]
+    for kill in range(KILLS):
+        select.select([], [], [], dice.random() * 0.15)  # anywhere between its start and the thick of its work
+        index = dice.randrange(CLIENTS)
+        assert clients[index].poll() is None, clients[index].communicate()
+        clients[index].kill()
+        clients[index].communicate()
+        clients[index] = start(softgpu, "crasher.py", str(CLIENTS + kill))
+    for client in clients:
+        client.kill()
+        client.communicate()
+    books = settled(softgpu)
+    assert books["memory_free_bytes"] == books["memory_bytes"]
+    assert books["counters"]["memory_bytes"] == 0
+    assert books["connected"] > KILLS // 4
+    assert books["connected"] == books["left"]
+    assert "computed" in run(softgpu, "compute.py")
+
+
+def test_a_dead_server_is_a_lost_device(softgpu: Path) -> None:
+    tenant = start(softgpu, "tenant.py")
+    at_work(tenant)
+    os.kill(manage.inspect(softgpu, 0)["pid"], signal.SIGKILL)
+    out, err = tenant.communicate(timeout=60)
+    assert tenant.returncode == 0, err
+    assert out.strip() == "CUDA_ERROR_DEVICE_UNAVAILABLE"
+    assert [gpu.alive for gpu in manage.gpus(softgpu)] == [False]
+
+
+def test_a_stopped_client_holds_nobody_up(softgpu: Path) -> None:
+    tenant = start(softgpu, "tenant.py")
+    at_work(tenant)
+    tenant.send_signal(signal.SIGSTOP)
+    try:
+        assert "computed" in run(softgpu, "compute.py")
+    finally:
+        tenant.kill()
+        tenant.communicate()
+    assert settled(softgpu)["memory_free_bytes"] == manage.inspect(softgpu, 0)["memory_bytes"]

@@ -1,0 +1,73 @@
+"""Unmodified cuda-bindings programs on the soft GPU: what they compute, in which order, and what bad calls get."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from conftest import run, start
+
+from cotenant.live.softgpu import manage, wire
+
+pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
+pytestmark = pytest.mark.timeout(180)
+
+
+def test_built_in_kernels_compute(softgpu: Path) -> None:
+    assert "computed" in run(softgpu, "compute.py")
+    books = manage.inspect(softgpu, 0)
+    assert books["counters"]["kernels"] == 6
+    assert books["memory_free_bytes"] == books["memory_bytes"]
+
+
+def test_streams_keep_their_order(softgpu: Path) -> None:
+    assert "in order" in run(softgpu, "streams.py")
+
+
+def test_bad_arguments_get_the_drivers_codes(softgpu: Path) -> None:
+    assert "refused" in run(softgpu, "errors.py")
+    assert manage.inspect(softgpu, 0)["unsupported"] == {"cuGraphCreate": 1}
+
+
+def test_a_forked_child_is_not_initialised(softgpu: Path) -> None:
+    assert "parent goes on" in run(softgpu, "forked.py")
+
+
+def test_two_processes_share_one_device(softgpu: Path) -> None:
+    answers: list[str] = []
+    threads = [threading.Thread(target=lambda: answers.append(run(softgpu, "compute.py"))) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert answers == ["computed\n"] * 2
+    assert manage.inspect(softgpu, 0)["counters"]["kernels"] == 12
+
+
+def test_time_slices_are_booked_on_the_neighbour(softgpu: Path) -> None:
+    tenants = [start(softgpu, "tenant.py") for _ in range(2)]
+    try:
+        for tenant in tenants:
+            assert tenant.stdout is not None
+            assert tenant.stdout.readline() == "at work\n"
+        pids = {tenant.pid for tenant in tenants}
+        for _ in range(2000):
+            clients = manage.inspect(softgpu, 0)["clients"]
+            if all(client["delayed_by"] for client in clients):
+                break
+        for client in clients:
+            assert client["pid"] in pids
+            assert {other["pid"] for other in client["delayed_by"]} == pids - {client["pid"]}
+    finally:
+        for tenant in tenants:
+            tenant.kill()
+            tenant.communicate()
+
+
+def test_without_a_soft_gpu_there_is_no_device(softgpu: Path) -> None:
+    wire.shut_down(softgpu / "gpu0.sock")
+    process = start(softgpu, "tenant.py")
+    _, err = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "NO_DEVICE" in err

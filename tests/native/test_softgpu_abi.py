@@ -1,0 +1,133 @@
+"""Our own header and NVIDIA's say the same: every constant, every size and offset, every prototype."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FACE = ROOT / "native" / "softgpu"
+# Ours where NVIDIA's is the same thing under an older or newer name, or not a type there at all.
+STRUCTS = {
+    "CUlaunchAttribute": ["id", "value"],
+    "CUlaunchConfig": ["gridDimX", "blockDimZ", "sharedMemBytes", "hStream", "attrs", "numAttrs"],
+    "CUDA_MEMCPY2D": ["srcXInBytes", "srcMemoryType", "srcHost", "dstDevice", "dstPitch", "WidthInBytes", "Height"],
+    "CUDA_MEMCPY3D": ["srcLOD", "srcMemoryType", "reserved0", "srcHeight", "dstZ", "dstHost", "dstHeight", "Depth"],
+    "CUDA_MEMCPY3D_PEER": ["srcContext", "dstContext", "Depth"],
+    "CUdevprop": ["maxThreadsDim", "sharedMemPerBlock", "textureAlign"],
+    "CUexecAffinityParam": ["type", "param"],
+    "CUctxCreateParams": ["execAffinityParams", "numExecAffinityParams", "cigParams"],
+    "CUmemPoolProps": ["allocType", "handleTypes", "location", "maxSize", "usage"],
+    "CUmemAccessDesc": ["location", "flags"],
+    "CUmemLocation": ["type"],
+    "CUuuid": ["bytes"],
+    "CUstreamAttrValue": [],
+    "CUdeviceptr": [],
+    "CUresult": [],
+}
+
+
+def headers() -> list[Path]:
+    """Include directories that hold NVIDIA's cuda.h: of the registry package, or of a toolkit."""
+    site = Path(sysconfig.get_paths()["purelib"])
+    places = [*sorted(site.glob("nvidia/*/include")), Path("/usr/local/cuda/include")]
+    return [place for place in places if (place / "cuda.h").exists()]
+
+
+pytestmark = [
+    pytest.mark.skipif(not headers(), reason="NVIDIA's cuda.h is not here: install nvidia-cuda-runtime"),
+    pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler"),
+]
+
+
+def compiles(source: str, tmp_path: Path, *include: Path) -> None:
+    file = tmp_path / "check.c"
+    file.write_text(source)
+    flags = [f"-I{place}" for place in include]
+    done = subprocess.run(
+        ["gcc", "-std=gnu11", "-fsyntax-only", "-Werror", *flags, str(file)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[:4000]
+
+
+def our_constants() -> dict[str, str]:
+    """Every enumerator and macro of abi.h and errors.def, with our number for it."""
+    text = (FACE / "abi.h").read_text()
+    found = dict(re.findall(r"\b(CU_[A-Z0-9_]+) = (-?\w+)", text))
+    found |= {name: number for name, number in re.findall(r"#define (CU_\w+) \(\(CUstream\)(\w+)\)", text)}
+    found |= dict(re.findall(r"ERROR\((\w+), (\d+),", (FACE / "errors.def").read_text()))
+    return found
+
+
+def prototypes() -> dict[str, str]:
+    """Every function we define, as the compiler sees it after the macros."""
+    found = {}
+    for source in sorted(FACE.glob("*.c")):
+        done = subprocess.run(
+            ["gcc", "-E", "-P", f"-I{FACE.parent}", str(source)], capture_output=True, text=True, check=True
+        )
+        pattern = r'__attribute__\(\(visibility\("default"\)\)\)\s*CUresult\s+(cu\w+)\s*\(([^{;]*?)\)\s*\{'
+        for name, arguments in re.findall(pattern, done.stdout):
+            found[name] = " ".join(arguments.split())
+    return found
+
+
+@pytest.mark.parametrize("include", headers(), ids=str)
+def test_constants_are_nvidias(include: Path, tmp_path: Path) -> None:
+    constants = our_constants()
+    assert len(constants) > 180
+    declared = (include / "cuda.h").read_text(errors="replace")
+    known = {name: number for name, number in constants.items() if re.search(rf"\b{name}\b", declared)}
+    # An older header lacks the newest errors; it never lacks more than a few of what we use.
+    assert len(constants) - len(known) < 12, sorted(set(constants) - set(known))
+    checks = "\n".join(
+        f'_Static_assert((long long)({name}) == (long long)({number}), "{name}");' for name, number in known.items()
+    )
+    checks = checks.replace("(long long)(CU_STREAM_", "(__INTPTR_TYPE__)(CU_STREAM_")
+    compiles(f"#include <cuda.h>\n{checks}\n", tmp_path, include)
+
+
+@pytest.mark.parametrize("include", headers(), ids=str)
+def test_layouts_are_nvidias(include: Path, tmp_path: Path) -> None:
+    probe = tmp_path / "probe.c"
+    lines = []
+    for name, fields in STRUCTS.items():
+        lines.append(f'printf("sizeof({name}) == %zu\\n", sizeof({name}));')
+        lines += [
+            f'printf("__builtin_offsetof({name}, {field}) == %zu\\n", __builtin_offsetof({name}, {field}));'
+            for field in fields
+        ]
+    probe.write_text('#include "softgpu/abi.h"\n#include <stdio.h>\nint main(void) {\n' + "\n".join(lines) + "\n}\n")
+    subprocess.run(["gcc", f"-I{FACE.parent}", str(probe), "-o", str(tmp_path / "probe")], check=True)
+    said = subprocess.run([str(tmp_path / "probe")], capture_output=True, text=True, check=True).stdout.splitlines()
+    checks = "\n".join(f'_Static_assert({line}, "{line}");' for line in said)
+    compiles(f"#include <cuda.h>\n{checks}\n", tmp_path, include)
+
+
+@pytest.mark.parametrize("include", headers(), ids=str)
+def test_prototypes_are_nvidias(include: Path, tmp_path: Path) -> None:
+    """A second declaration of a function that differs from the first is an error: the compiler compares for us."""
+    ours = prototypes()
+    assert len(ours) > 220
+    profiler = include / "cudaProfiler.h"
+    head = "#define __CUDA_API_VERSION_INTERNAL\n#include <cuda.h>\n" + ("#include <cudaProfiler.h>\n" if profiler.exists() else "")
+    done = subprocess.run(
+        ["gcc", "-E", "-P", f"-I{include}", "-x", "c", "-"], input=head, capture_output=True, text=True, check=True
+    )
+    declared = set(re.findall(r"\b(cu[A-Z]\w+)\s*\(", done.stdout))
+    again = "\n".join(f"CUresult {name}({arguments or 'void'});" for name, arguments in ours.items() if name in declared)
+    compiles(f"{head}{again}\n", tmp_path, include)
+
+
+def test_every_name_of_the_headers_is_ours() -> None:
+    listed = set(re.findall(r"^NAME\((\w+),", (FACE / "names.def").read_text(), re.MULTILINE))
+    assert set(prototypes()) <= listed
+    for include in headers():
+        text = (include / "cuda.h").read_text(errors="replace")
+        declared = set(re.findall(r"CUresult CUDAAPI (cu\w+)\s*\(", text))
+        assert declared - {"cuGetProcAddress"} <= listed | {name.removesuffix("_v2") for name in listed}
