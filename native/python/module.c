@@ -3,9 +3,9 @@
 
 static int execute(PyObject *module)
 {
-    if (ct_add_gate(module) < 0 || ct_add_device(module) < 0)
+    if (ct_add_gate(module) < 0 || ct_add_device(module) < 0 || ct_add_softgpu(module) < 0)
         return -1;
-    return ct_add_softgpu(module);
+    return ct_add_probe(module);
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)execute}, {0, NULL}};

@@ -8,5 +8,6 @@
 int ct_add_gate(PyObject *module);
 int ct_add_device(PyObject *module);
 int ct_add_softgpu(PyObject *module);
+int ct_add_probe(PyObject *module);
 
 #endif

@@ -52,7 +52,7 @@ def _say(text: str) -> None:
 
 
 def _print_json(value: Any) -> None:
-    print(msgspec.json.encode(value).decode(), flush=True)
+    print(msgspec.json.encode(value, enc_hook=str).decode(), flush=True)
 
 
 def _parser() -> _Parser:
@@ -72,7 +72,12 @@ def _parser() -> _Parser:
 def _add(
     commands: Any, name: str, about: str, run: Callable[[argparse.Namespace], int], *sections: str, json: bool = False
 ) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=about, description=about)
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=about,
+        description=about,
+        conflict_handler="resolve",  # `config` has the flags of both `node` and `run`, and --gpu means devices there
+    )
     parser.set_defaults(command=run)
     if sections:
         parser.add_argument("--config", default="", metavar="FILE", help="config file instead of the usual one")
@@ -92,7 +97,12 @@ def _add_node_commands(commands: Any) -> None:
         commands, "node", "Be this machine's node: the daemon that tenants register with.", _node, "directories", "node"
     )
     node.add_argument(
-        "--gpu", action="append", default=[], metavar="NAME=MEMORY", help="a GPU to share; may be repeated"
+        "--gpu",
+        action="append",
+        default=[],
+        dest="devices",
+        metavar="NAME=MEMORY",
+        help="a GPU to share; may be repeated",
     )
     run = _add(commands, "run", "Run a program as a tenant.", _run, "directories", "run")
     kind = run.add_mutually_exclusive_group()
@@ -109,7 +119,12 @@ def _add_node_commands(commands: Any) -> None:
     )
     config.add_argument("what", choices=["show", "check"], help="show: every value and its source; check: read it only")
     config.add_argument(
-        "--gpu", action="append", default=[], metavar="NAME=MEMORY", help="a GPU to share; may be repeated"
+        "--gpu",
+        action="append",
+        default=[],
+        dest="devices",
+        metavar="NAME=MEMORY",
+        help="a GPU to share; may be repeated",
     )
     config.add_argument("--online", dest="run.kind", action="store_const", const="online", help="as in `run`")
     config.add_argument("--offline", dest="run.kind", action="store_const", const="offline", help="as in `run`")
@@ -141,7 +156,7 @@ def _add_study_commands(commands: Any) -> None:
     simulate.add_argument("--log", action="store_true", help="print every turn")
     simulate.add_argument("--journal", default="", metavar="FILE", help="write the journal here")
     bench = _add(commands, "bench", "Measure cotenant itself.", _bench, json=True)
-    bench.add_argument("name", choices=["loop"], help="loop: turns per second under both clocks")
+    bench.add_argument("name", choices=["loop", "device"], help="loop: turns under both clocks; device: the software GPU")
     bench.add_argument("--rounds", type=int, default=5, help="interleaved repetitions (default 5)")
     demo = _add(commands, "demo", "The main job in front of your eyes, on this machine.", _demo, json=True)
     demo.add_argument("--keep", default="", metavar="DIR", help="keep the node's directory here")
@@ -158,7 +173,7 @@ def _given(options: argparse.Namespace) -> dict[FieldName, Any]:
 
 def _load(options: argparse.Namespace) -> tuple[Config, Places]:
     path, named = config_file(os.environ, os.geteuid(), options.config)
-    config = overlay(load_config(path, required=named), _given(options), getattr(options, "gpu", ()))
+    config = overlay(load_config(path, required=named), _given(options), getattr(options, "devices", ()))
     return config, places(config.directories, os.environ, os.geteuid())
 
 
@@ -177,15 +192,17 @@ def _node(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     from cotenant.apps.run import ensure_node, run_tenant, spec_of
+    from cotenant.apps.softgpu import environment_of
 
     command = options.program[1:] if options.program[:1] == ["--"] else options.program
     if not command:
         raise ConfigError("COMMAND", "", "say what to run, as in: cotenant run --online --slo 50ms -- python serve.py")
     config, where = _find(options)
     spec = spec_of(config.run, command)
+    environment = environment_of(config.run.gpu, _load(options)[1])
     arguments = ["--runtime", str(where.runtime), "--state", str(where.state)]
     ensure_node(where, [*arguments, *(["--config", options.config] if options.config else [])], _say)
-    return run_tenant(where, spec, command, _say)
+    return run_tenant(where, spec, command, environment, _say)
 
 
 def _ps(options: argparse.Namespace) -> int:
@@ -319,11 +336,12 @@ def _simulate(options: argparse.Namespace) -> int:
 
 def _bench(options: argparse.Namespace) -> int:
     from cotenant.apps.show import show_bench
+    from cotenant.experiment.device import bench_device
     from cotenant.experiment.loop import bench_loop
 
     if not 1 <= options.rounds <= 1000:
         raise ConfigError("--rounds", options.rounds, "choose 1 to 1000")
-    figures = bench_loop(options.rounds, _say)
+    figures = {"loop": bench_loop, "device": bench_device}[options.name](options.rounds, _say)
     if not options.json:
         show_bench(Console(), figures)
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import select
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -156,13 +156,20 @@ def ensure_node(places: Places, arguments: Sequence[str], say: Callable[[str], N
     raise WorldError(f"a node was started but does not answer at {places.socket}; see {places.log}")
 
 
-def run_tenant(places: Places, spec: TenantSpec, command: Sequence[str], say: Callable[[str], None]) -> int:
-    """Run a program as a tenant; returns its exit code."""
+def run_tenant(
+    places: Places,
+    spec: TenantSpec,
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    say: Callable[[str], None],
+) -> int:
+    """Run a program as a tenant, with some variables added to its environment; returns its exit code."""
     membership = Membership(places, spec, say)
     if membership.terms.gpu < 0 and (spec.memory_bytes or spec.share_ppm):
         say("the node knows no GPU: memory and share are noted, not reserved; start it with --gpu NAME=MEMORY")
     environ = {
         **os.environ,
+        **variables,
         TERMS_VARIABLE: str(membership.page),
         "COTENANT_TENANT": membership.tenant,
     }

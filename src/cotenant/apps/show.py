@@ -17,6 +17,7 @@ from cotenant.domain.tenant import Tenant, Terms
 from cotenant.format import wire
 from cotenant.format.quantity import format_duration, format_share, format_size
 from cotenant.live.doctor import Finding, Level
+from cotenant.live.softgpu.manage import SoftGpu
 
 _WIDE: Final = 110
 _LEVEL_STYLE: Final = {Level.GOOD: "green", Level.NOTE: "yellow", Level.BAD: "bold red"}
@@ -156,3 +157,17 @@ def _tenant_json(tenant: Tenant, until_ns: int) -> dict[str, object]:
         "task": spec.task,
         "command": spec.command,
     }
+
+
+def show_softgpus(console: Console, gpus: Sequence[SoftGpu]) -> None:
+    """`cotenant softgpu list`."""
+    rows: list[list[str | Text]] = []
+    for gpu in gpus:
+        state = Text("alive", style="green") if gpu.alive else Text("dead", style="bold red")
+        memory = format_size(gpu.memory_bytes) if gpu.memory_bytes else "-"
+        rows.append([f"soft:{gpu.ordinal}", state, gpu.name or "-", memory, str(gpu.pid or "-"), str(gpu.clients)])
+    console.print(table(f"{len(rows)} software GPUs", ["GPU", "STATE", "MODEL", "MEMORY", "PID", "CLIENTS"], rows))
+    if rows:
+        console.print("use one with: cotenant run --gpu soft:0 -- COMMAND", style="dim")
+    else:
+        console.print("make some with: cotenant softgpu create --gpu v100 --count 2", style="dim")

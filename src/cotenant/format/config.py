@@ -77,6 +77,7 @@ class RunConfig(Section, frozen=True):
         ),
     ] = ""
     task: Annotated[str, Meta(description="task key; empty: the program and its arguments")] = ""
+    gpu: Annotated[str, Meta(description="soft:N for a software GPU, N for a real one; empty: as CUDA finds it")] = ""
 
 
 class Config(Section, frozen=True):

@@ -1,0 +1,81 @@
+"""Wires `cotenant softgpu` and `cotenant run --gpu`: text to numbers, and the directory the software GPUs live in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from cotenant.errors import ConfigError
+from cotenant.format.quantity import parse_duration, parse_size
+from cotenant.live.directory import Places, make_directory
+from cotenant.live.softgpu import manage
+from cotenant.live.softgpu.manage import SoftGpu
+
+
+def create(places: Places, model: str, count: str, memory: str | None, time_slice: str | None) -> list[SoftGpu]:
+    """Start `count` software GPUs of a model."""
+    make_directory(places.runtime, "directories.runtime")
+    return manage.create(
+        home(places),
+        model,
+        _number("--count", count),
+        memory_bytes=0 if memory is None else parse_size(memory, field="--memory"),
+        slice_ns=0 if time_slice is None else parse_duration(time_slice, field="--slice"),
+    )
+
+
+def find(places: Places) -> list[SoftGpu]:
+    """Those that are there."""
+    return manage.gpus(home(places))
+
+
+def books(places: Places, number: str) -> dict[str, Any]:
+    """What one of them counted."""
+    ordinal = _number("N", number)
+    _existing(places, ordinal, "N", number)
+    return manage.inspect(home(places), ordinal)
+
+
+def destroy(places: Places) -> int:
+    """End them all; returns how many there were."""
+    count = len(find(places))
+    manage.destroy(home(places))
+    return count
+
+
+def environment(places: Places) -> dict[str, str]:
+    """What a program needs to find them."""
+    return manage.env(home(places))
+
+
+def environment_of(gpu: str, places: Places) -> dict[str, str]:
+    """What `cotenant run --gpu` adds: "soft:N" is a software GPU, "N" a real one, empty leaves the choice to CUDA."""
+    if not gpu:
+        return {}
+    kind, colon, number = gpu.rpartition(":")
+    if (kind, colon) not in (("", ""), ("soft", ":")) or not number.isdigit():
+        raise ConfigError("--gpu", gpu, 'write "soft:0" for a software GPU, or "0" for a real one')
+    if not colon:
+        return {"CUDA_VISIBLE_DEVICES": number}
+    _existing(places, int(number), "--gpu", gpu)
+    return {**environment(places), "CUDA_VISIBLE_DEVICES": number}
+
+
+def home(places: Places) -> Path:
+    """The directory of the software GPUs."""
+    return places.runtime / "softgpu"
+
+
+def _existing(places: Places, ordinal: int, field: str, value: str) -> None:
+    there = [gpu.ordinal for gpu in find(places) if gpu.alive]
+    if ordinal not in there:
+        known = f"there are {', '.join(map(str, there))}" if there else "there is none"
+        raise ConfigError(field, value, f"no such software GPU, {known}; make some with: cotenant softgpu create")
+
+
+def _number(field: str, text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise ConfigError(field, text, "write a whole number")
+    return int(text)
+
+

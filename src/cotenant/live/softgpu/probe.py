@@ -1,0 +1,30 @@
+"""What do launches and waits cost a program on a soft GPU? `python -m cotenant.live.softgpu.probe ROUNDS BURST NS`."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from cotenant import _native
+from cotenant.live.softgpu import manage
+
+_IMAGE = "softgpu-image 1\nkernel probe\n params 8\n duration_param 0\n"
+
+
+def main(arguments: list[str]) -> int:
+    """Measure in this process, which must have been started with the soft GPU's environment."""
+    rounds, burst, duration_ns = (int(word) for word in arguments)
+    launches, lates = _native.probe_driver(_IMAGE, "probe", rounds, burst, duration_ns)
+    print(json.dumps({"launch_ns": launches, "late_ns": lates}))  # noqa: T201  a program of its own
+    return 0
+
+
+def environment(directory: Path) -> dict[str, str]:
+    """What this module must be started with."""
+    return {**os.environ, **manage.env(directory)}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
