@@ -10,3 +10,21 @@ from cotenant.format.config import decode_config
 def test_a_newline_after_a_word_makes_another_word(line: str) -> None:
     with pytest.raises(ConfigError):
         decode_config(line, "here.toml")
+
+
+BEYOND = {
+    "an integer that Python will not read": "node.slots = " + "1" * 5000,
+    "an integer that Python will not print": "node.slots = 0x" + "1" * 5000,
+    "the same where text belongs": "node.grace = 0x" + "1" * 5000,
+    "tables too deep to print": "a" + ".a" * 5000 + " = 1",
+    "lists too deep to read": "a = " + "[" * 5000 + "]" * 5000,
+    "inline tables without an end": "a = " + "{a = " * 5000,
+}
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_what_is_beyond_measure_is_one_short_sentence(name: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        decode_config(BEYOND[name], "here.toml")
+    assert len(str(caught.value)) < 500
+    assert "\n" not in str(caught.value)

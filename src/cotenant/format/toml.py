@@ -60,8 +60,12 @@ def decode_toml(text: str, section: type[AnySection], where: str) -> AnySection:
     """The checked value of a TOML text; `where` names the file in every complaint."""
     try:
         tree = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except tomllib.TOMLDecodeError as error:
         raise _syntax_error(str(error), where) from None
+    except RecursionError:
+        raise _syntax_error("tables or lists nested too deeply", where) from None
+    except ValueError:  # from int(), which tomllib lets through
+        raise _syntax_error("a number of too many digits", where) from None
     try:
         return msgspec.convert(tree, section, dec_hook=decode_quantity)
     except msgspec.ValidationError as error:
