@@ -3,7 +3,7 @@
 import pytest
 
 from cotenant.errors import ConfigError
-from cotenant.format.config import decode_config
+from cotenant.format.config import Config, DirectoriesConfig, RunConfig, decode_config, encode_config
 
 
 @pytest.mark.parametrize("line", ['node.place = "spread\\n"', 'node.admit = "reserve\\n"', 'run.name = "web\\n"'])
@@ -28,3 +28,13 @@ def test_what_is_beyond_measure_is_one_short_sentence(name: str) -> None:
         decode_config(BEYOND[name], "here.toml")
     assert len(str(caught.value)) < 500
     assert "\n" not in str(caught.value)
+
+
+def test_a_delete_character_survives_the_file() -> None:
+    config = Config(run=RunConfig(task="a\x7fb"))
+    assert decode_config(encode_config(config), "here.toml") == config
+
+
+def test_a_path_that_is_no_text_can_be_shown() -> None:
+    shown = encode_config(Config(directories=DirectoriesConfig(state="/tmp/\udcff")))
+    assert decode_config(shown, "here.toml").directories.state == "/tmp/?"

@@ -128,5 +128,7 @@ def encode_config(config: Config, sources: dict[str, str] | None = None) -> str:
 
 
 def toml_value(value: object) -> str:
-    """One value in TOML; JSON strings and integers are TOML too."""
-    return msgspec.json.encode(value).decode()
+    """One value in TOML; JSON strings and integers are TOML too, once DEL is escaped."""
+    if isinstance(value, str):  # a path may hold bytes that are no text, which TOML cannot say
+        value = value.encode("utf-8", "replace").decode()
+    return msgspec.json.encode(value).decode().replace("\x7f", "\\u007F")
