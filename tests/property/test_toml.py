@@ -38,3 +38,29 @@ def test_a_delete_character_survives_the_file() -> None:
 def test_a_path_that_is_no_text_can_be_shown() -> None:
     shown = encode_config(Config(directories=DirectoriesConfig(state="/tmp/\udcff")))
     assert decode_config(shown, "here.toml").directories.state == "/tmp/?"
+
+
+# name: the text, the line of the mistake, its field
+PLACES = {
+    "a quoted key with a dot": ('\n"a.b" = 1\n', 2, "a.b"),
+    "a literal key": ("\nnode.'slots' = 0\n", 2, "node.slots"),
+    "an escaped key": ('[node]\n"sl\\u006fts" = 0\n', 2, "node.slots"),
+    "a key with a backtick": ('[node]\n"a`b" = 0\n', 2, "node.a`b"),
+    "a line separator in a comment": ("# a\u2028b\x85c\n[node]\nslots = 0\n", 3, "node.slots"),
+    "a text that looks like a table": ('run.task = """\n[node]\nslots = 0\n"""\n[node]\nslots = 0\n', 6, "node.slots"),
+    "a literal that looks like a table": ("run.task = '''\n[node]\nslots = 0'''\n[node]\nslots = 0\n", 5, "node.slots"),
+    "quotes in a comment": ('# """\n[node]\nslots = 0\n# """\n', 3, "node.slots"),
+    "a table in an array": (
+        '[[gpu]]\nname = "a"\nmemory = "1GiB"\n[[gpu]]\nname = "b"\nmemory = "1GiB"\n[gpu.more]\nx = 1\n',
+        7,
+        "gpu[1].more",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_a_mistake_is_found_where_it_stands(name: str) -> None:
+    text, line, field = PLACES[name]
+    with pytest.raises(ConfigError) as caught:
+        decode_config(text, "here.toml")
+    assert (caught.value.where, caught.value.field) == (f"here.toml:{line}", field)
