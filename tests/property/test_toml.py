@@ -4,6 +4,7 @@ import pytest
 
 from cotenant.errors import ConfigError
 from cotenant.format.config import Config, DirectoriesConfig, RunConfig, decode_config, encode_config
+from cotenant.format.flags import sources
 
 
 @pytest.mark.parametrize("line", ['node.place = "spread\\n"', 'node.admit = "reserve\\n"', 'run.name = "web\\n"'])
@@ -64,3 +65,20 @@ def test_a_mistake_is_found_where_it_stands(name: str) -> None:
     with pytest.raises(ConfigError) as caught:
         decode_config(text, "here.toml")
     assert (caught.value.where, caught.value.field) == (f"here.toml:{line}", field)
+
+
+SOURCES = {
+    "a table": ("[node]\nslots = 3\n", "here.toml:2"),
+    "a dotted key": ("\n\nnode.slots = 3\n", "here.toml:3"),
+    "an inline table": ("\nnode = { slots = 3 }\n", "here.toml:2"),
+    "another field": ("[node]\ngrace = '1s'\n", "default"),
+    "a text that looks like it": ("run.task = '''\n[node]\nslots = 3'''\n", "default"),
+    "nothing": ("", "default"),
+}
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_show_says_where_a_value_came_from(name: str) -> None:
+    text, source = SOURCES[name]
+    assert sources(text, "here.toml", {})["node.slots"] == source
+    assert sources(text, "here.toml", {("node", "slots"): "9"})["node.slots"] == "flag"

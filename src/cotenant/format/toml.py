@@ -100,7 +100,7 @@ def explain_value(message: str, section: type[Section], field: str) -> str:
     return f"{remedy} ({about})" if about else remedy
 
 
-def line_of(text: str, path: list[str | int], *, exactly: bool = False) -> int | None:
+def line_of(text: str, path: list[str | int]) -> int | None:
     """The line on which a value stands, or the nearest table around it; None for one that is not in the text."""
     arrays: dict[tuple[str | int, ...], int] = {}
     table: list[str | int] = []
@@ -125,7 +125,7 @@ def line_of(text: str, path: list[str | int], *, exactly: bool = False) -> int |
             continue
         if best_length < len(place) <= len(path) and path[: len(place)] == place:
             best, best_length = number, len(place)
-    return None if exactly and best_length < len(path) else best
+    return best
 
 
 def _without_long_text(found: re.Match[str]) -> str:
