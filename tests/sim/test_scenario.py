@@ -1,0 +1,27 @@
+"""Is a scenario a function of its seed, and does every bad one get one sentence?"""
+
+import pytest
+
+from cotenant.errors import ConfigError
+from cotenant.format.scenario import decode_scenario
+
+WORLD = 'seed = 1\nduration = "1s"\n'
+SORT = WORLD + '[[tenants]]\nname = "a"\ncount = 1\n'
+
+# name: the text, the line of the mistake, its field
+BAD_SCENARIOS = {
+    "a priority that no tenant can have": (SORT + "priority = 42\n", 6, "tenants[0].priority"),
+    "a negative priority": (SORT + "priority = -1\n", 6, "tenants[0].priority"),
+    "an objective for offline work": (SORT + 'slo = "1s"\n', 6, "tenants[0].slo"),
+    "a name that no task can have": (WORLD + f'[[tenants]]\nname = "{"a" * 600}"\ncount = 1\n', 4, "tenants[0].name"),
+    "no name": (WORLD + '[[tenants]]\nname = ""\ncount = 1\n', 4, "tenants[0].name"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_SCENARIOS)
+def test_a_bad_scenario_gets_one_sentence(name: str) -> None:
+    text, line, field = BAD_SCENARIOS[name]
+    with pytest.raises(ConfigError) as caught:
+        decode_scenario(text, "world.toml")
+    assert (caught.value.where, caught.value.field) == (f"world.toml:{line}", field)
+    assert "\n" not in str(caught.value)
