@@ -101,7 +101,7 @@ class TurnReader:
             return None
         try:
             turn = _decoder.decode(payload)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise JournalDamageError(self.sound_bytes, self.turns, f"cannot be read: {error}") from None
         self.turns += 1
         self.sound_bytes += _PREFIX.size + length
