@@ -2,6 +2,7 @@
 
 import pytest
 
+from cotenant.apps.simulate import simulate
 from cotenant.errors import ConfigError
 from cotenant.format.scenario import decode_scenario
 
@@ -25,3 +26,23 @@ def test_a_bad_scenario_gets_one_sentence(name: str) -> None:
         decode_scenario(text, "world.toml")
     assert (caught.value.where, caught.value.field) == (f"world.toml:{line}", field)
     assert "\n" not in str(caught.value)
+
+
+def test_a_tenant_comes_back_once_from_two_quick_deaths_of_the_node() -> None:
+    world = """
+        seed = 1
+        duration = "1h"
+        [node]
+        grace = "1s"
+        [faults]
+        node_kills = 20
+        every = "20ms"
+        away = "1ms"
+        [[tenants]]
+        name = "work"
+        count = 10
+        arrive = "10ms"
+        stay = "100ms"
+    """
+    outcome, _ = simulate(decode_scenario(world, "world.toml"))
+    assert (outcome.granted, outcome.freed, outcome.refused, outcome.still_here) == (10, 10, 0, 0)
