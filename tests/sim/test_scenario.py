@@ -1,8 +1,10 @@
 """Is a scenario a function of its seed, and does every bad one get one sentence?"""
 
+from pathlib import Path
+
 import pytest
 
-from cotenant.apps.simulate import simulate
+from cotenant.apps.simulate import simulate, simulate_file
 from cotenant.errors import ConfigError
 from cotenant.format.scenario import decode_scenario
 
@@ -46,3 +48,17 @@ def test_a_tenant_comes_back_once_from_two_quick_deaths_of_the_node() -> None:
     """
     outcome, _ = simulate(decode_scenario(world, "world.toml"))
     assert (outcome.granted, outcome.freed, outcome.refused, outcome.still_here) == (10, 10, 0, 0)
+
+
+def test_a_journal_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    world = tmp_path / "world.toml"
+    world.write_text(SORT, encoding="utf-8")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        simulate_file(world, None, str(tmp_path / "nowhere" / "journal"), None)
+
+
+def test_a_scenario_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "latin.toml").write_bytes(b"# \xff\n")
+    for path in (tmp_path, tmp_path / "none.toml", tmp_path / "latin.toml"):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            simulate_file(path, None, "", None)
