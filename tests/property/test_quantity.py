@@ -97,7 +97,7 @@ def test_durations_as_people_write_them(amount: int, text: str) -> None:
 
 @pytest.mark.parametrize(
     "amount, text",
-    [(0, "0B"), (4 << 30, "4GiB"), (512 << 20, "512MiB"), (512 << 30, "0.5TiB"), (1023, "1023B"), (3 << 39, "1.5TiB")],
+    [(0, "0B"), (4 << 30, "4GiB"), (512 << 20, "512MiB"), (1023, "1023B"), (3 << 39, "1.5TiB")],
 )
 def test_sizes_as_people_write_them(amount: int, text: str) -> None:
     assert (format_size(amount), parse_size(text)) == (text, amount)
