@@ -19,7 +19,9 @@ from cotenant.domain.gpu import WHOLE_PPM, Gpu
 from cotenant.domain.histogram import Histogram, Recorder
 from cotenant.domain.plan import Reason, Reject
 from cotenant.domain.tenant import Departure, Kind, Tenant, TenantSpec, TenantView, Terms
+from cotenant.format.config import Config, DirectoriesConfig, GpuConfig, NodeConfig, RunConfig
 from cotenant.format.journal import Turn
+from cotenant.format.toml import DurationNs, ShareOfWhole, SizeBytes
 
 LARGEST = (1 << 63) - 1
 
@@ -101,3 +103,31 @@ def histogram_of(values: list[int]) -> Histogram:
 
 
 histograms = st.lists(st.integers(0, 1 << 50), max_size=20).map(histogram_of)
+
+durations_in_config = amounts.map(DurationNs)
+sizes_in_config = amounts.map(SizeBytes)
+configs = st.builds(
+    Config,
+    directories=st.builds(DirectoriesConfig, texts, texts),
+    node=st.builds(
+        NodeConfig,
+        slots=st.integers(1, 4096),
+        grace=durations_in_config,
+        idle_exit=durations_in_config,
+        group=texts,
+        place=st.sampled_from(["spread", "pack"]),
+        admit=st.sampled_from(["reserve", "overcommit"]),
+        journal_limit=sizes_in_config,
+    ),
+    run=st.builds(
+        RunConfig,
+        kind=st.sampled_from(Kind),
+        priority=st.none() | st.integers(0, 9),
+        slo=durations_in_config,
+        memory=sizes_in_config,
+        share=shares.map(ShareOfWhole),
+        name=names,
+        task=texts,
+    ),
+    gpu=st.lists(st.builds(GpuConfig, name=texts.filter(bool), memory=sizes_in_config), max_size=3).map(tuple),
+)
