@@ -83,9 +83,6 @@ def test_flags_say_all_that_a_file_can_say(config: Config) -> None:
 @given(configs, configs, st.sets(st.sampled_from(FIELDS)))
 def test_a_flag_is_the_same_value_in_the_file(base: Config, other: Config, chosen: set[tuple[str, str]]) -> None:
     flags = {field: value for field, value in as_flags(other).items() if field in chosen}
-    flags = {
-        field: value for field, value in flags.items() if plain(getattr(getattr(base, field[0]), field[1])) is not None
-    }
     overlaid = overlay(base, flags)
     for section, field in FIELDS:
         source = other if (section, field) in flags else base
