@@ -276,5 +276,5 @@ class NodeLife(RuleBasedStateMachine):
             assert machine.snapshot() == self.machines[0].snapshot()
 
 
-NodeLife.TestCase.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
+NodeLife.TestCase.settings = settings(max_examples=250, stateful_step_count=50, deadline=None)
 TestNodeLife = NodeLife.TestCase
