@@ -30,7 +30,7 @@ _FAREWELL_TRIES: Final = 3
 
 def spec_of(config: RunConfig, command: Sequence[str]) -> TenantSpec:
     """What the tenant asks for; raises `ConfigError` for what contradicts itself."""
-    text = " ".join(command)
+    text = _wire_text(" ".join(command))
     priority = DEFAULT_PRIORITY[config.kind] if config.priority is None else config.priority
     if config.slo and config.kind is Kind.OFFLINE:
         remedy = "an offline tenant has no latency objective; add --online or leave --slo away"
@@ -42,9 +42,14 @@ def spec_of(config: RunConfig, command: Sequence[str]) -> TenantSpec:
         slo_ns=int(config.slo),
         memory_bytes=int(config.memory),
         share_ppm=int(config.share),
-        task=(config.task or text)[:COMMAND_LIMIT],
+        task=(_wire_text(config.task) or text)[:COMMAND_LIMIT],
         command=text[:COMMAND_LIMIT],
     )
+
+
+def _wire_text(text: str) -> str:
+    """Arguments may be any bytes; the wire carries text, so what is none is told as a question mark."""
+    return text.encode("utf-8", "replace").decode()
 
 
 class Membership:

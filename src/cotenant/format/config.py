@@ -32,8 +32,8 @@ class NodeConfig(Section, frozen=True):
         0
     )
     group: Annotated[str, Meta(description="group whose members may connect; empty: only the owner")] = ""
-    place: Annotated[str, Meta(pattern="^(spread|pack)$", description="which GPU first: spread or pack")] = "spread"
-    admit: Annotated[str, Meta(pattern="^(reserve|overcommit)$", description="promises: reserve or overcommit")] = (
+    place: Annotated[str, Meta(pattern=r"^(spread|pack)\Z", description="which GPU first: spread or pack")] = "spread"
+    admit: Annotated[str, Meta(pattern=r"^(reserve|overcommit)\Z", description="promises: reserve or overcommit")] = (
         "reserve"
     )
     journal_limit: Annotated[SizeBytes, Meta(description="size at which the journal begins a new segment")] = SizeBytes(
@@ -128,5 +128,7 @@ def encode_config(config: Config, sources: dict[str, str] | None = None) -> str:
 
 
 def toml_value(value: object) -> str:
-    """One value in TOML; JSON strings and integers are TOML too."""
-    return msgspec.json.encode(value).decode()
+    """One value in TOML; JSON strings and integers are TOML too, once DEL is escaped."""
+    if isinstance(value, str):  # a path may hold bytes that are no text, which TOML cannot say
+        value = value.encode("utf-8", "replace").decode()
+    return msgspec.json.encode(value).decode().replace("\x7f", "\\u007F")

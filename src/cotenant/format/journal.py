@@ -21,7 +21,9 @@ from cotenant.domain.value import Value
 from cotenant.errors import PeerError
 
 MAGIC: Final = b"cotenant journal 1\n"
-TURN_LIMIT_BYTES: Final = 16 << 20
+TURN_LIMIT_BYTES: Final = 32 << 20
+"""More than the head of a segment takes with every slot there can be held by the longest command."""
+_CHUNK_BYTES: Final = 64 << 10
 _PREFIX: Final = struct.Struct("<II")
 
 
@@ -84,9 +86,7 @@ class TurnReader:
             return None
         length, checksum = _PREFIX.unpack(prefix)
         if length == 0 or length > TURN_LIMIT_BYTES:
-            rest = self._read(TURN_LIMIT_BYTES)
-            if length == 0 and not any(rest) and not checksum:  # a file system may leave zeros behind a lost write
-                self._torn(prefix + rest)
+            if length == 0 and checksum == 0 and self._zeros_to_the_end():
                 return None
             raise JournalDamageError(self.sound_bytes, self.turns, f"a turn of {length} bytes cannot be")
         payload = self._read(length)
@@ -101,7 +101,7 @@ class TurnReader:
             return None
         try:
             turn = _decoder.decode(payload)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise JournalDamageError(self.sound_bytes, self.turns, f"cannot be read: {error}") from None
         self.turns += 1
         self.sound_bytes += _PREFIX.size + length
@@ -109,5 +109,15 @@ class TurnReader:
 
     def _torn(self, tail: bytes) -> None:
         self.torn_bytes = len(tail)
-        while more := self._read(1 << 16):
+        while more := self._read(_CHUNK_BYTES):
             self.torn_bytes += len(more)
+
+    def _zeros_to_the_end(self) -> bool:
+        """A file system may leave zeros behind a lost write; anything after them is no torn tail."""
+        size_bytes = _PREFIX.size
+        while more := self._read(_CHUNK_BYTES):
+            if more.count(0) != len(more):
+                return False
+            size_bytes += len(more)
+        self.torn_bytes = size_bytes
+        return True
