@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from cotenant.domain.action import Action, Grant, Refuse, Revoke, Stop
 from cotenant.domain.event import (
+    SLOTS_LIMIT,
     Event,
     NodeRestored,
     NodeSettings,
@@ -55,7 +56,7 @@ terms = st.builds(
 gpus = st.builds(Gpu, texts, amounts)
 node_settings = st.builds(
     NodeSettings,
-    st.integers(0, 4096),
+    st.integers(0, SLOTS_LIMIT),
     amounts,
     amounts,
     st.sampled_from(["spread", "pack"]),
@@ -111,7 +112,7 @@ configs = st.builds(
     directories=st.builds(DirectoriesConfig, texts, texts),
     node=st.builds(
         NodeConfig,
-        slots=st.integers(1, 4096),
+        slots=st.integers(1, SLOTS_LIMIT),
         grace=durations_in_config,
         idle_exit=durations_in_config,
         group=texts,

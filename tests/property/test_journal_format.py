@@ -100,6 +100,15 @@ def test_zeros_at_the_end_are_a_torn_tail(written: list[Turn], zeros: int) -> No
     assert reader.torn_bytes == zeros
 
 
+def test_a_damaged_length_is_not_taken_for_a_file_cut_short() -> None:
+    turn = encode_turn(1, Woke(), [])
+    longer = bytearray(turn)
+    longer[1] ^= 4  # 1,024 bytes more than there are
+    with pytest.raises(JournalDamageError, match="not what was written") as caught:
+        read(MAGIC + turn + bytes(longer) + turn)
+    assert caught.value.turns == 1
+
+
 def test_a_bad_last_turn_is_torn_and_a_bad_earlier_one_is_damage() -> None:
     turn = encode_turn(1, Woke(), [])
     bad = turn[:-1] + bytes([turn[-1] ^ 1])
@@ -122,10 +131,11 @@ def test_an_empty_file_is_a_journal_that_was_not_begun() -> None:
 
 
 def test_a_turn_that_announces_too_much_is_refused_unread() -> None:
-    file = io.BytesIO(MAGIC + (TURN_LIMIT_BYTES + 1).to_bytes(4, "little") + bytes(100))
-    with pytest.raises(JournalDamageError, match="cannot be"):
+    length = TURN_LIMIT_BYTES + 1
+    file = io.BytesIO(MAGIC + length.to_bytes(4, "little") + (length ^ 0xFFFF_FFFF).to_bytes(4, "little") + bytes(100))
+    with pytest.raises(JournalDamageError, match="not what was written"):
         list(TurnReader(file.read))
-    assert file.tell() == len(MAGIC) + 8
+    assert file.tell() == len(MAGIC) + 12
 
 
 @given(st.lists(turns, min_size=1, max_size=4))

@@ -138,7 +138,7 @@ MISTAKES = {
     "a table for a list": ("[gpu]\nname = 'a'\n", 1, "gpu", "expected a list"),
     "a list in a list": ("gpu = [[]]\n", 1, "gpu[0]", "expected a table"),
     "slots below their limit": ("[node]\nslots = 0\n", 2, "node.slots", ">= 1"),
-    "slots above their limit": ("[node]\nslots = 4097\n", 2, "node.slots", "<= 4096"),
+    "slots above their limit": ("[node]\nslots = 1025\n", 2, "node.slots", "<= 1024"),
     "a priority above its limit": ("[run]\npriority = 10\n", 2, "run.priority", "<= 9"),
     "no such policy": ("[node]\nplace = 'best'\n", 2, "node.place", "spread or pack"),
     "no such kind": ("[run]\nkind = 'batch'\n", 2, "run.kind", "online"),
