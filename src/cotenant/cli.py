@@ -16,7 +16,7 @@ from rich.console import Console
 from cotenant import __version__
 from cotenant.domain.tenant import Kind
 from cotenant.errors import ConfigError, CotenantError
-from cotenant.format.config import Config, encode_config, plain
+from cotenant.format.config import Config, encode_config, plain, validate
 from cotenant.format.flags import FieldName, flags_of, overlay, sources
 from cotenant.live.directory import Places, config_file, door_to_use, load_config, places
 
@@ -174,6 +174,7 @@ def _given(options: argparse.Namespace) -> dict[FieldName, Any]:
 def _load(options: argparse.Namespace) -> tuple[Config, Places]:
     path, named = config_file(os.environ, os.geteuid(), options.config)
     config = overlay(load_config(path, required=named), _given(options), getattr(options, "devices", ()))
+    validate(config)
     return config, places(config.directories, os.environ, os.geteuid())
 
 

@@ -11,6 +11,10 @@ A refusal that was decided is not here: it is a value, `domain.plan.Reject`.
 
 from __future__ import annotations
 
+from typing import Final
+
+_SHOWN_LIMIT: Final = 200
+
 
 class CotenantError(Exception):
     """Anything cotenant says went wrong; `exit_code` is what the command line returns for it."""
@@ -30,7 +34,16 @@ class ConfigError(CotenantError):
         self.remedy = remedy
         self.where = where
         prefix = f"{where}: " if where else ""
-        super().__init__(f"{prefix}{field} = {value!r}: {remedy}")
+        super().__init__(f"{prefix}{field} = {_shown(value)}: {remedy}")
+
+
+def _shown(value: object) -> str:
+    """The value as the user wrote it, as far as that fits into a sentence."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # Python refuses to print an integer of thousands of digits, or a deep nest
+        return f"({type(value).__name__})"
+    return text if len(text) <= _SHOWN_LIMIT else text[:_SHOWN_LIMIT] + "..."
 
 
 class WorldError(CotenantError):

@@ -10,7 +10,7 @@ from typing import Final
 
 from cotenant.domain.plan import Reason
 from cotenant.domain.tenant import COMMAND_LIMIT, Kind, TenantSpec, Terms
-from cotenant.errors import ConfigError, PeerError, WorldError
+from cotenant.errors import PeerError, WorldError
 from cotenant.format import wire
 from cotenant.format.config import RunConfig
 from cotenant.format.quantity import format_duration
@@ -24,17 +24,14 @@ DEFAULT_PRIORITY: Final = {Kind.ONLINE: 2, Kind.OFFLINE: 7}
 _IDLE_EXIT_NS: Final = 300 * 10**9
 _START_TRIES: Final = 100
 _RETRY_S: Final = 0.2
-_LONGEST_RETRY_S: Final = 2.0
+_LONGEST_RETRY_S: Final = 1.0
 _FAREWELL_TRIES: Final = 3
 
 
 def spec_of(config: RunConfig, command: Sequence[str]) -> TenantSpec:
-    """What the tenant asks for; raises `ConfigError` for what contradicts itself."""
-    text = " ".join(command)
+    """What the tenant asks for."""
+    text = _wire_text(" ".join(command))
     priority = DEFAULT_PRIORITY[config.kind] if config.priority is None else config.priority
-    if config.slo and config.kind is Kind.OFFLINE:
-        remedy = "an offline tenant has no latency objective; add --online or leave --slo away"
-        raise ConfigError("run.slo", format_duration(config.slo), remedy)
     return TenantSpec(
         kind=config.kind,
         priority=priority,
@@ -42,9 +39,14 @@ def spec_of(config: RunConfig, command: Sequence[str]) -> TenantSpec:
         slo_ns=int(config.slo),
         memory_bytes=int(config.memory),
         share_ppm=int(config.share),
-        task=(config.task or text)[:COMMAND_LIMIT],
+        task=(_wire_text(config.task) or text)[:COMMAND_LIMIT],
         command=text[:COMMAND_LIMIT],
     )
+
+
+def _wire_text(text: str) -> str:
+    """Arguments may be any bytes; the wire carries text, so what is none is told as a question mark."""
+    return text.encode("utf-8", "replace").decode()
 
 
 class Membership:

@@ -8,6 +8,7 @@ largest value are kept exactly, and every answer lies between them.
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Final
 
 from cotenant.domain.value import Value
@@ -52,7 +53,7 @@ class Histogram(Value, frozen=True):
         """The nearest-rank quantile within `RELATIVE_ERROR`; 0 when nothing was recorded."""
         if not self.count:
             return 0
-        rank = max(1, math.ceil(fraction * self.count))
+        rank = max(1, math.ceil(Fraction(str(fraction)) * self.count))  # 0.55 * 100 is more than 55 in floats
         seen = 0
         for bucket, times in self.buckets:
             seen += times

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
@@ -10,8 +10,12 @@ from msgspec import Meta
 from cotenant.domain.event import SLOTS_LIMIT, NodeSettings
 from cotenant.domain.gpu import Gpu
 from cotenant.domain.tenant import NAME_LIMIT, NAME_PATTERN, Kind
+from cotenant.errors import ConfigError
 from cotenant.format.quantity import format_duration, format_share, format_size
 from cotenant.format.toml import DurationNs, Section, ShareOfWhole, SizeBytes, decode_toml
+
+JOURNAL_LIMIT_LEAST_BYTES: Final = 16 << 20
+"""More than the head of a segment can take: every slot held by a tenant with the longest texts there may be."""
 
 
 class DirectoriesConfig(Section, frozen=True):
@@ -32,8 +36,8 @@ class NodeConfig(Section, frozen=True):
         0
     )
     group: Annotated[str, Meta(description="group whose members may connect; empty: only the owner")] = ""
-    place: Annotated[str, Meta(pattern="^(spread|pack)$", description="which GPU first: spread or pack")] = "spread"
-    admit: Annotated[str, Meta(pattern="^(reserve|overcommit)$", description="promises: reserve or overcommit")] = (
+    place: Annotated[str, Meta(pattern=r"^(spread|pack)\Z", description="which GPU first: spread or pack")] = "spread"
+    admit: Annotated[str, Meta(pattern=r"^(reserve|overcommit)\Z", description="promises: reserve or overcommit")] = (
         "reserve"
     )
     journal_limit: Annotated[SizeBytes, Meta(description="size at which the journal begins a new segment")] = SizeBytes(
@@ -94,6 +98,21 @@ def decode_config(text: str, where: str) -> Config:
     return decode_toml(text, Config, where)
 
 
+def validate(config: Config) -> None:
+    """Refuse what no single field shows: values that contradict each other or that the node could not live with."""
+    if config.node.journal_limit < JOURNAL_LIMIT_LEAST_BYTES:
+        least = format_size(JOURNAL_LIMIT_LEAST_BYTES)
+        remedy = f"give it at least {least}, so that the head of a segment always fits"
+        raise ConfigError("node.journal_limit", format_size(config.node.journal_limit), remedy)
+    if config.run.slo and config.run.kind is Kind.OFFLINE:
+        remedy = "an offline tenant has no latency objective; add --online or leave --slo away"
+        raise ConfigError("run.slo", format_duration(config.run.slo), remedy)
+    names = [gpu.name for gpu in config.gpu]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError("gpu.name", name, "two GPUs have this name, give each its own")
+
+
 def plain(value: object) -> Any:
     """The value as TOML and JSON would have it, quantities with their units."""
     if isinstance(value, DurationNs):
@@ -129,5 +148,7 @@ def encode_config(config: Config, sources: dict[str, str] | None = None) -> str:
 
 
 def toml_value(value: object) -> str:
-    """One value in TOML; JSON strings and integers are TOML too."""
-    return msgspec.json.encode(value).decode()
+    """One value in TOML; JSON strings and integers are TOML too, once DEL is escaped."""
+    if isinstance(value, str):  # a path may hold bytes that are no text, which TOML cannot say
+        value = value.encode("utf-8", "replace").decode()
+    return msgspec.json.encode(value).decode().replace("\x7f", "\\u007F")

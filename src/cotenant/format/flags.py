@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -72,13 +73,13 @@ def overlay(config: Config, given: Mapping[FieldName, Any], gpus: Sequence[str] 
 def sources(text: str, where: str, given: Mapping[FieldName, Any]) -> dict[str, str]:
     """Where each value came from, for `config show`: a flag, a line of the file, or the default."""
     found = {}
+    written = tomllib.loads(text)
     for section, kind in SECTIONS.items():
         for field in kind.__struct_fields__:
-            line = line_of(text, [section, field], exactly=True)
             if (section, field) in given:
                 found[f"{section}.{field}"] = "flag"
-            elif line is not None:
-                found[f"{section}.{field}"] = f"{where}:{line}"
+            elif field in written.get(section, {}):  # in an inline table the nearest line is the table's own
+                found[f"{section}.{field}"] = f"{where}:{line_of(text, [section, field])}"
             else:
                 found[f"{section}.{field}"] = "default"
     return found

@@ -1,8 +1,11 @@
-"""What does a journal look like on disk? A magic line, then turns: length, checksum, msgpack of (now, event, actions).
+"""What does a journal look like on disk? A magic line, then turns: a prefix and msgpack of (now, event, actions).
 
-The length and the checksum are 32-bit little-endian. A turn that the end of the file cuts short, or a last turn whose
-checksum is wrong, is a torn tail: its writer died, nobody was told what it said, and it is dropped. Damage before that
-is not the work of a crash, and is an error that names the place.
+The prefix is the length, its complement and the checksum of what follows, each 32-bit little-endian. The complement is
+there because a length that was damaged would otherwise look like a file cut short, and sound turns be dropped.
+
+A turn that the end of the file cuts short, or a last turn whose checksum is wrong, is a torn tail: its writer died,
+nobody was told what it said, and it is dropped. Damage before that is not the work of a crash, and is an error that
+names the place.
 """
 
 from __future__ import annotations
@@ -21,8 +24,11 @@ from cotenant.domain.value import Value
 from cotenant.errors import PeerError
 
 MAGIC: Final = b"cotenant journal 1\n"
-TURN_LIMIT_BYTES: Final = 16 << 20
-_PREFIX: Final = struct.Struct("<II")
+TURN_LIMIT_BYTES: Final = 32 << 20
+"""More than the head of a segment takes with every slot there can be held by the longest command."""
+_CHUNK_BYTES: Final = 64 << 10
+_PREFIX: Final = struct.Struct("<III")
+_ALL_BITS: Final = 0xFFFF_FFFF
 
 
 class Turn(Value, frozen=True):
@@ -50,7 +56,8 @@ _decoder = msgspec.msgpack.Decoder(Turn)
 def encode_turn(now: Instant, event: Event, actions: list[Action]) -> bytes:
     """One turn as it stands in the file."""
     payload = _encoder.encode((now, event, actions))
-    return _PREFIX.pack(len(payload), zlib.crc32(payload)) + payload
+    length = len(payload)
+    return _PREFIX.pack(length, length ^ _ALL_BITS, zlib.crc32(payload)) + payload
 
 
 class TurnReader:
@@ -82,13 +89,11 @@ class TurnReader:
         if len(prefix) < _PREFIX.size:
             self._torn(prefix)
             return None
-        length, checksum = _PREFIX.unpack(prefix)
-        if length == 0 or length > TURN_LIMIT_BYTES:
-            rest = self._read(TURN_LIMIT_BYTES)
-            if length == 0 and not any(rest) and not checksum:  # a file system may leave zeros behind a lost write
-                self._torn(prefix + rest)
+        length, complement, checksum = _PREFIX.unpack(prefix)
+        if length ^ complement != _ALL_BITS or not 0 < length <= TURN_LIMIT_BYTES:
+            if not any(prefix) and self._zeros_to_the_end():
                 return None
-            raise JournalDamageError(self.sound_bytes, self.turns, f"a turn of {length} bytes cannot be")
+            raise JournalDamageError(self.sound_bytes, self.turns, "the length of a turn is not what was written")
         payload = self._read(length)
         if len(payload) < length:
             self._torn(prefix + payload)
@@ -101,7 +106,7 @@ class TurnReader:
             return None
         try:
             turn = _decoder.decode(payload)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise JournalDamageError(self.sound_bytes, self.turns, f"cannot be read: {error}") from None
         self.turns += 1
         self.sound_bytes += _PREFIX.size + length
@@ -109,5 +114,15 @@ class TurnReader:
 
     def _torn(self, tail: bytes) -> None:
         self.torn_bytes = len(tail)
-        while more := self._read(1 << 16):
+        while more := self._read(_CHUNK_BYTES):
             self.torn_bytes += len(more)
+
+    def _zeros_to_the_end(self) -> bool:
+        """A file system may leave zeros behind a lost write; anything after them is no torn tail."""
+        size_bytes = _PREFIX.size
+        while more := self._read(_CHUNK_BYTES):
+            if more.count(0) != len(more):
+                return False
+            size_bytes += len(more)
+        self.torn_bytes = size_bytes
+        return True

@@ -1,6 +1,7 @@
 """How do people write durations, sizes and shares? With a unit, always: "50ms", "4GiB", "30%".
 
-What is printed parses back to exactly the same number, and is the shortest such text with at most three decimals.
+What is printed parses back to exactly the same number: the shortest such text of at least 0.5 of its unit with at most
+three decimals, and of two equally short ones the one in the smaller unit.
 """
 
 from __future__ import annotations

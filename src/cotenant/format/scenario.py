@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+from msgspec import Meta
+
 from cotenant.domain.event import NodeSettings
-from cotenant.domain.tenant import Kind, TenantSpec
+from cotenant.domain.tenant import Kind, Name, Priority, TenantSpec
+from cotenant.errors import ConfigError
 from cotenant.format.config import GpuConfig, NodeConfig
-from cotenant.format.toml import Count, DurationNs, Section, ShareOfWhole, SizeBytes, decode_toml
+from cotenant.format.quantity import format_duration
+from cotenant.format.toml import Count, DurationNs, Section, ShareOfWhole, SizeBytes, decode_toml, line_of
 
 
 class PopulationConfig(Section, frozen=True):
     """Tenants of one sort: how many, how often, for how long, and how many of them crash."""
 
-    name: str
+    name: Annotated[Name, Meta(min_length=1)]
     count: Count
     kind: Kind = Kind.OFFLINE
-    priority: int = 5
+    priority: Priority = 5
     slo: DurationNs = DurationNs(0)
     memory: SizeBytes = SizeBytes(0)
     share: ShareOfWhole = ShareOfWhole(0)
@@ -60,4 +66,11 @@ class Scenario(Section, frozen=True):
 
 def decode_scenario(text: str, where: str) -> Scenario:
     """Read a scenario; every mistake names its line and field."""
-    return decode_toml(text, Scenario, where)
+    scenario = decode_toml(text, Scenario, where)
+    for index, population in enumerate(scenario.tenants):
+        if population.slo and population.kind is Kind.OFFLINE:
+            remedy = 'an offline tenant has no latency objective; add kind = "online" or leave slo away'
+            line = line_of(text, ["tenants", index, "slo"])
+            slo = format_duration(population.slo)
+            raise ConfigError(f"tenants[{index}].slo", slo, remedy, where=f"{where}:{line}")
+    return scenario

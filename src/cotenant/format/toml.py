@@ -30,14 +30,16 @@ class Count(int):
 
 _COUNT_LIMIT: Final = 1_000_000
 _PATH: Final = re.compile(r"`\$(?P<path>[^`]*)`")
-_UNKNOWN: Final = re.compile(r"unknown field `(?P<field>[^`]*)`")
+_UNKNOWN: Final = re.compile(r"unknown field `(?P<field>.*?)`(?: - at `\$|$)", re.DOTALL)
 _MISSING: Final = re.compile(r"missing required field `(?P<field>[^`]*)`")
 _SYNTAX_PLACE: Final = re.compile(r"\(at line (?P<line>\d+), column \d+\)$")
-_KEY: Final = re.compile(
-    r"""\s*(?P<key>(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')(?:\s*\.\s*(?:[A-Za-z0-9_-]+|"[^"]*"))*)\s*="""
+_PART: Final = r"""(?:[A-Za-z0-9_-]+|"(?:\\.|[^"\\])*"|'[^']*')"""
+_DOTTED: Final = rf"{_PART}(?:\s*\.\s*{_PART})*"
+_KEY: Final = re.compile(rf"\s*(?P<key>{_DOTTED})\s*=")
+_HEADER: Final = re.compile(rf"\s*(?P<open>\[{{1,2}})\s*(?P<name>{_DOTTED})\s*\]{{1,2}}\s*(?:#.*)?$")
+_TEXT_OR_COMMENT: Final = re.compile(
+    r"""(?P<long>\"{3}(?:\\.|[^\\])*?\"{3,5}|'{3}.*?'{3,5})|"(?:\\.|[^"\\\n])*"|'[^'\n]*'|\#[^\n]*""", re.DOTALL
 )
-_HEADER: Final = re.compile(r"\s*(?P<open>\[{1,2})\s*(?P<name>[^\[\]]+?)\s*\]{1,2}\s*(?:#.*)?$")
-
 
 _PLAIN_WORDS: Final = {
     "`int`": "a whole number",
@@ -60,8 +62,12 @@ def decode_toml(text: str, section: type[AnySection], where: str) -> AnySection:
     """The checked value of a TOML text; `where` names the file in every complaint."""
     try:
         tree = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except tomllib.TOMLDecodeError as error:
         raise _syntax_error(str(error), where) from None
+    except RecursionError:
+        raise _syntax_error("tables or lists nested too deeply", where) from None
+    except ValueError:  # from int(), which tomllib lets through
+        raise _syntax_error("a number of too many digits", where) from None
     try:
         return msgspec.convert(tree, section, dec_hook=decode_quantity)
     except msgspec.ValidationError as error:
@@ -94,30 +100,48 @@ def explain_value(message: str, section: type[Section], field: str) -> str:
     return f"{remedy} ({about})" if about else remedy
 
 
-def line_of(text: str, path: list[str | int], *, exactly: bool = False) -> int | None:
+def line_of(text: str, path: list[str | int]) -> int | None:
     """The line on which a value stands, or the nearest table around it; None for one that is not in the text."""
-    arrays: dict[str, int] = {}
+    arrays: dict[tuple[str | int, ...], int] = {}
     table: list[str | int] = []
     best, best_length = None, 0
-    for number, line in enumerate(text.splitlines(), 1):
+    # Lines end where TOML says they do: str.splitlines would also cut at U+2028 and others inside a comment.
+    for number, line in enumerate(_TEXT_OR_COMMENT.sub(_without_long_text, text).split("\n"), 1):
         if header := _HEADER.match(line):
-            names: list[str | int] = list(_split_key(header["name"]))
+            *above, last = _split_key(header["name"])
+            table = []
+            for name in above:
+                table.append(name)
+                if tuple(table) in arrays:  # a table below the latest entry of an array
+                    table.append(arrays[tuple(table)])
+            table.append(last)
             if header["open"] == "[[":
-                joined = ".".join(map(str, names))
-                arrays[joined] = arrays.get(joined, -1) + 1
-                names.append(arrays[joined])
-            table, place = names, names
+                arrays[tuple(table)] = arrays.get(tuple(table), -1) + 1
+                table.append(arrays[tuple(table)])
+            place = table
         elif key := _KEY.match(line):
             place = [*table, *_split_key(key["key"])]
         else:
             continue
         if best_length < len(place) <= len(path) and path[: len(place)] == place:
             best, best_length = number, len(place)
-    return None if exactly and best_length < len(path) else best
+    return best
+
+
+def _without_long_text(found: re.Match[str]) -> str:
+    """A text of several lines may look like keys and tables; only its line breaks count."""
+    return '""' + "\n" * found.group().count("\n") if found["long"] else found.group()
 
 
 def _split_key(text: str) -> list[str]:
-    return [part.strip().strip("\"'") for part in text.split(".")]
+    """The parts of a dotted key, with TOML's own rules for quotes and escapes."""
+    parts = []
+    tree: Any = tomllib.loads(f"{text} = 0")
+    while isinstance(tree, dict):
+        (part,) = tree
+        parts.append(part)
+        tree = tree[part]
+    return parts
 
 
 def _syntax_error(message: str, where: str) -> ConfigError:

@@ -64,11 +64,11 @@ def _system() -> Iterator[Finding]:
 
 def _native() -> Iterator[Finding]:
     try:
-        from cotenant import _native as native  # noqa: PLC0415  the import is the thing examined
+        from cotenant.policy.schedule import gate  # noqa: PLC0415  the import is the thing examined
     except ImportError as error:
         yield Finding(Level.BAD, f"the C parts do not load: {error}", "reinstall cotenant with pip; it builds them")
         return
-    yield Finding(Level.GOOD, f"C parts load (terms page version {native.TERMS_VERSION})")
+    yield Finding(Level.GOOD, f"C parts load (terms page version {gate.PAGE_VERSION})")
 
 
 def _directories(places: Places) -> Iterator[Finding]:

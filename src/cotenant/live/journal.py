@@ -43,7 +43,6 @@ class FileJournal:
         file = self._open(fresh)
         old, self._file, self._size_bytes = self._file, file, 0
         self._write(MAGIC + encode_turn(now, head, []))
-        self._limit_bytes = max(self._limit_bytes, 2 * self._size_bytes)  # else a large head would come each turn
         os.fsync(file)
         previous = self._path.with_name(self._path.name + ".1")
         previous.unlink(missing_ok=True)

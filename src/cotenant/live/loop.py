@@ -70,13 +70,13 @@ class LiveLoop:
         self._timed.append(timed)
 
     def post(self, event: Event) -> None:
-        """Deliver an event now, or right after the turn that is going on."""
+        """Deliver an event now, or right after the turn that is going on; once stopped, the node hears nothing more."""
         self._queue.append(event)
         if self._busy or self._host is None:
             return
         self._busy = True
         try:
-            while self._queue:
+            while self._queue and self._stop is None:
                 now = self._clock.now()
                 self._wake = self._host.turn(self._queue.popleft(), now)
                 self.turn_ns.record(self._clock.now() - now)

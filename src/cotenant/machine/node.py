@@ -210,8 +210,9 @@ class NodeMachine:
         return actions
 
     def _stopping(self, event: NodeStopping, now: Instant) -> list[Action]:
+        """Who is away stays awaited: the next start begins their grace anew."""
         del now
-        self._away_until = self._idle_since = NEVER
+        self._idle_since = NEVER
         return [Stop(self.turn, event.reason)]
 
     # -- what events have in common ----------------------------------------------------------------------------

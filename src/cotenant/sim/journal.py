@@ -36,7 +36,6 @@ class SimJournal:
         self._chunks = [MAGIC]
         self._size_bytes = len(MAGIC)
         self.append(now, head, [])
-        self._limit_bytes = max(self._limit_bytes, 2 * self._size_bytes)  # as the live one does
 
     def content(self) -> bytes:
         """What a disk would hold."""

@@ -64,13 +64,14 @@ class SimLoop:
 class SimDriver:
     """Drives one host by the loop: delivers events and keeps its wake-up in the heap."""
 
-    __slots__ = ("_loop", "_wake", "host")
+    __slots__ = ("_ended", "_loop", "_wake", "host")
 
     def __init__(self, loop: SimLoop, host: Host) -> None:
         """Bind a host to the loop."""
         self._loop = loop
         self.host = host
         self._wake: Instant | None = None
+        self._ended = False
 
     def deliver(self, event: Event, now: Instant) -> None:
         """One turn; used as a step of the loop."""
@@ -79,9 +80,13 @@ class SimDriver:
             self._wake = wake
             self._loop.at(wake, self._ring, wake)
 
+    def end(self) -> None:
+        """The process is dead: what still waits in the heap rings for nobody."""
+        self._ended = True
+
     def _ring(self, armed: Instant, now: Instant) -> None:
         """A wake-up that was moved meanwhile is stale: it is not the instant that is wanted now."""
-        if self._wake != armed:
+        if self._ended or self._wake != armed:
             return
         self._wake = None
         wanted = self.host.machine.next_wakeup()

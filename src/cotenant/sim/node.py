@@ -57,6 +57,8 @@ class SimNode:
 
     def kill(self) -> None:
         """SIGKILL: connections close, memory is gone, the journal and the pages stay."""
+        if self.driver is not None:
+            self.driver.end()
         self.driver = None
         self.door.disconnect_all()
 

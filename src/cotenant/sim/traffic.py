@@ -22,7 +22,10 @@ RETRY_NS: Final = 200 * MILLISECOND_NS
 class SimTenant:
     """A program under `cotenant run`: joins, stays, and leaves or dies; comes back to a node that restarted."""
 
-    __slots__ = ("_chance", "_crashes", "_loop", "_node", "_peer", "_pid", "_spec", "_stay_ns", "ending", "terms")
+    __slots__ = (
+        *("_chance", "_coming_back", "_crashes", "_loop", "_node", "_peer", "_pid", "_spec", "_stay_ns"),
+        *("ending", "terms"),
+    )
 
     def __init__(
         self, world: tuple[SimLoop, SimNode], spec: TenantSpec, pid: int, life: tuple[int, bool, float]
@@ -33,6 +36,7 @@ class SimTenant:
         self._pid = pid
         self._stay_ns, self._crashes, self._chance = life
         self._peer = 0
+        self._coming_back = False
         self.terms: Terms | None = None
         self.ending = ""
 
@@ -50,6 +54,12 @@ class SimTenant:
     def _homeless(self) -> bool:
         return self.terms is None and not self.ending
 
+    def node_died(self, now: Instant) -> None:
+        """Set out to come back, unless already on the way since an earlier death."""
+        if not self._coming_back:
+            self._coming_back = True
+            self._loop.at(now + int(RETRY_NS * self._chance), self.come_back, None)
+
     def come_back(self, _: Any, now: Instant) -> None:
         """The node died: resume the slot as soon as it answers."""
         if self.ending or self.terms is None:
@@ -57,6 +67,7 @@ class SimTenant:
         if not self._node.up:
             self._retry(self.come_back, now)
             return
+        self._coming_back = False
         self._peer = self._node.door.connect(self._hear)
         slot, generation = self.terms.slot, self.terms.generation
         self._node.deliver(TenantResumed(self._peer, self._pid, 1000, slot, generation), now)
@@ -125,7 +136,7 @@ class Traffic:
     def _kill(self, _: Any, now: Instant) -> None:
         self._node.kill()
         for tenant in self._alive():
-            self._loop.at(now + int(RETRY_NS * tenant._chance), tenant.come_back, None)  # noqa: SLF001  same file
+            tenant.node_died(now)
 
     def _alive(self) -> Sequence[SimTenant]:
         return [tenant for tenant in self.tenants if tenant.terms is not None and not tenant.ending]

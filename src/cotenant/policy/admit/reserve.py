@@ -13,9 +13,12 @@ def reserve(spec: TenantSpec, room: GpuRoom) -> Reject | None:
     if spec.memory_bytes > room.memory_free_bytes:
         free = format_size(max(room.memory_free_bytes, 0))
         asked = format_size(spec.memory_bytes)
-        return Reject(Reason.NO_MEMORY, f"asked for {asked} of device memory, at most {free} is not promised yet")
+        return Reject(
+            Reason.NO_MEMORY, f"asked for {asked} of device memory, GPU {room.index} has {free} not promised yet"
+        )
     if spec.share_ppm > room.share_free_ppm:
         free = format_share(max(room.share_free_ppm, 0))
         asked = format_share(spec.share_ppm)
-        return Reject(Reason.NO_SHARE, f"asked for a share of {asked}, at most {free} is not promised yet")
+        detail = f"asked for a share of {asked}, GPU {room.index} has {free} not promised yet"
+        return Reject(Reason.NO_SHARE, detail)
     return None

@@ -8,6 +8,7 @@ from cotenant import _native
 from cotenant.domain.tenant import Kind, Terms
 
 PAGE_BYTES: Final = _native.TERMS_BYTES
+PAGE_VERSION: Final = _native.TERMS_VERSION
 _GRANTED: Final = 1
 _REVOKED: Final = 2
 WritableBuffer: TypeAlias = "bytearray | memoryview"

@@ -1,0 +1,280 @@
+"""Does a node keep its promises whatever happens, in whatever order, and is its journal the whole truth?"""
+
+import io
+from typing import NamedTuple
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from cotenant.domain.action import NO_PEER, Action, Grant, Refuse, Revoke, Stop
+from cotenant.domain.event import (
+    Event,
+    NodeSettings,
+    NodeStarted,
+    NodeStopping,
+    PeerLost,
+    TenantJoined,
+    TenantLeft,
+    TenantResumed,
+    Woke,
+)
+from cotenant.domain.gpu import WHOLE_PPM, Gpu
+from cotenant.domain.plan import Reason
+from cotenant.domain.tenant import Kind, TenantSpec, Terms
+from cotenant.format.journal import MAGIC, Turn, TurnReader, encode_turn
+from cotenant.host import replay
+from cotenant.machine.node import NodeMachine
+
+DEVICES = [(), (Gpu("a", 10),), (Gpu("a", 10), Gpu("b", 6)), (Gpu("b", 6), Gpu("a", 10)), (Gpu("tiny", 1),)]
+node_settings = st.builds(
+    NodeSettings,
+    st.integers(1, 5),
+    st.sampled_from([0, 20, 60]),
+    st.sampled_from([0, 30]),
+    st.sampled_from(["spread", "pack"]),
+    st.sampled_from(["reserve", "overcommit"]),
+    st.sampled_from(DEVICES),
+)
+specs = st.builds(
+    TenantSpec,
+    st.sampled_from(Kind),
+    st.integers(0, 9),
+    st.sampled_from(["", "", "", "web", "job", "python-1"]),
+    memory_bytes=st.integers(0, 7),
+    share_ppm=st.sampled_from([0, 100_000, 400_000, WHOLE_PPM]),
+    command=st.sampled_from(["python x.py", "", "/bin/sh"]),
+)
+steps = st.integers(0, 40)
+picks = st.integers(0, 99)
+
+
+class Holder(NamedTuple):
+    """What the model knows of a tenant; everything else it asks the actions for."""
+
+    pid: int
+    name: str
+    terms: Terms
+    peer: int
+
+
+class NodeLife(RuleBasedStateMachine):
+    """The machine beside a small model of what tenants were promised, and beside twins made from its snapshots."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0
+        self.machines = [NodeMachine()]
+        self.turns: list[Turn] = []
+        self.segment: list[Turn] = []
+        self.held: dict[int, Holder] = {}
+        self.granted_to: dict[tuple[int, int], int] = {}
+        self.ended: set[tuple[int, int]] = set()
+        self.sequence = 100
+        self.settings = NodeSettings(3, 20, 0, "spread", "reserve", DEVICES[2])
+        self.tell(NodeStarted(self.settings, "1", 0))
+
+    # -- telling, and what the model makes of the answer ----------------------------------------------------------
+
+    def tell(self, event: Event) -> list[Action]:
+        actions, *others = [machine.handle(event, now=self.now) for machine in self.machines]
+        assert all(other == actions for other in others)
+        for machine in self.machines:
+            machine.check()
+        turn = Turn(self.now, event, actions)
+        self.turns.append(turn)
+        self.segment.append(turn)
+        for action in actions:
+            assert action.cause == self.machines[0].turn
+            if isinstance(action, Grant):
+                self._believe_grant(action, event)
+            elif isinstance(action, Revoke):
+                self._believe_revoke(action)
+        return actions
+
+    def _believe_grant(self, action: Grant, event: Event) -> None:
+        slot, generation = action.terms.slot, action.terms.generation
+        known = self.held.get(slot)
+        if not isinstance(event, TenantJoined):
+            assert known is not None
+            assert (known.name, known.terms) == (action.tenant, action.terms)
+            self.held[slot] = known._replace(peer=action.peer)
+            return
+        assert known is None
+        assert action.peer == event.peer
+        assert slot < self.settings.slots
+        assert all(generation > later for where, later in self.granted_to if where == slot)
+        assert all(holder.name != action.tenant for holder in self.held.values())
+        self.granted_to[slot, generation] = event.pid
+        self.held[slot] = Holder(event.pid, action.tenant, action.terms, action.peer)
+        if self.settings.admit == "reserve" and action.terms.gpu >= 0:
+            here = [holder.terms for holder in self.held.values() if holder.terms.gpu == action.terms.gpu]
+            if action.terms.memory_bytes:
+                assert sum(terms.memory_bytes for terms in here) <= self.settings.gpus[action.terms.gpu].memory_bytes
+            if action.terms.share_ppm:
+                assert sum(terms.share_ppm for terms in here) <= WHOLE_PPM
+
+    def _believe_revoke(self, action: Revoke) -> None:
+        key = (action.slot, action.generation)
+        holder = self.held.pop(action.slot)
+        assert (holder.name, holder.terms.generation) == (action.tenant, action.generation)
+        assert key in self.granted_to
+        assert key not in self.ended
+        self.ended.add(key)
+
+    def away(self) -> list[Holder]:
+        return [holder for _, holder in sorted(self.held.items()) if holder.peer == NO_PEER]
+
+    def connected(self) -> list[Holder]:
+        return [holder for _, holder in sorted(self.held.items()) if holder.peer != NO_PEER]
+
+    def new_number(self) -> int:
+        self.sequence += 1
+        return self.sequence
+
+    # -- what can happen ------------------------------------------------------------------------------------------
+
+    @rule(step=steps, spec=specs)
+    def join(self, step: int, spec: TenantSpec) -> None:
+        self.now += step
+        peer = self.new_number()
+        (action,) = self.tell(TenantJoined(peer, self.new_number(), 1000, spec))
+        free = [slot for slot in range(self.settings.slots) if slot not in self.held or self.held[slot].peer == peer]
+        if isinstance(action, Refuse) and action.reject.reason is Reason.NO_SLOT:
+            assert free == []
+        elif isinstance(action, Grant):
+            assert action.terms.slot == free[0]
+            assert (action.tenant == spec.name) or not spec.name
+
+    @precondition(lambda self: self.connected())
+    @rule(pick=picks, spec=specs)
+    def join_twice(self, pick: int, spec: TenantSpec) -> None:
+        holder = self.connected()[pick % len(self.connected())]
+        (action,) = self.tell(TenantJoined(holder.peer, holder.pid, 1000, spec))
+        assert isinstance(action, Refuse)
+        assert action.reject.reason is Reason.ALREADY_HERE
+
+    @precondition(lambda self: self.connected())
+    @rule(step=steps, pick=picks, lost=st.booleans())
+    def end(self, step: int, pick: int, lost: bool) -> None:
+        self.now += step
+        holder = self.connected()[pick % len(self.connected())]
+        (action,) = self.tell(PeerLost(holder.peer) if lost else TenantLeft(holder.peer, "exit 0"))
+        assert isinstance(action, Revoke)
+        assert action.peer == (NO_PEER if lost else holder.peer)
+
+    @rule(lost=st.booleans())
+    def a_stranger_ends(self, lost: bool) -> None:
+        peer = self.new_number()
+        assert self.tell(PeerLost(peer) if lost else TenantLeft(peer, "exit 0")) == []
+
+    @precondition(lambda self: self.away())
+    @rule(step=steps, pick=picks)
+    def resume(self, step: int, pick: int) -> None:
+        self.now += step
+        holder = self.away()[pick % len(self.away())]
+        peer = self.new_number()
+        event = TenantResumed(peer, holder.pid, 1000, holder.terms.slot, holder.terms.generation)
+        assert self.tell(event) == [Grant(self.machines[0].turn, peer, holder.name, holder.terms)]
+
+    @precondition(lambda self: self.held)
+    @rule(pick=picks, wrong=st.sampled_from(["pid", "uid", "generation", "slot", "again"]), by=st.sampled_from([-1, 1]))
+    def resume_wrongly(self, pick: int, wrong: str, by: int) -> None:
+        holder = [self.held[slot] for slot in sorted(self.held)][pick % len(self.held)]
+        pid, uid, slot, generation = holder.pid, 1000, holder.terms.slot, holder.terms.generation
+        expected = Reason.ALREADY_HERE if holder.peer != NO_PEER else None
+        if wrong == "pid":
+            pid, expected = pid + by * 1000, Reason.NOT_YOURS
+        elif wrong == "uid":
+            uid, expected = uid + by, Reason.NOT_YOURS
+        elif wrong == "generation":
+            generation, expected = generation + by, Reason.STALE
+        elif wrong == "slot":
+            slot = -1 if by < 0 else max(self.held) + 1
+            expected = Reason.UNKNOWN_SLOT
+        if expected is None:
+            return
+        (action,) = self.tell(TenantResumed(self.new_number(), pid, uid, slot, generation))
+        assert isinstance(action, Refuse)
+        assert action.reject.reason is expected
+
+    @rule(step=steps)
+    def wake(self, step: int) -> None:
+        """Also too early and too late: a clock may ring when nobody asked."""
+        self.now += step
+        due = self.machines[0].next_wakeup()
+        actions = self.tell(Woke())
+        if due is None or self.now < due:
+            assert actions == []
+        else:
+            assert actions
+            assert self.away() == []
+
+    @precondition(lambda self: self.machines[0].next_wakeup() is not None)
+    @rule()
+    def wake_in_time(self) -> None:
+        self.now = max(self.now, self.machines[0].next_wakeup() or 0)
+        self.wake(0)
+
+    @rule(step=steps, new=st.none() | node_settings)
+    def restart(self, step: int, new: NodeSettings | None) -> None:
+        """The process dies; the next one reads the journal, perhaps under other settings."""
+        self.now += step
+        recovered = NodeMachine()
+        replay(recovered, self.segment)
+        self.machines[0] = recovered
+        self.settings = new or self.settings
+        self.held = {slot: holder._replace(peer=NO_PEER) for slot, holder in self.held.items()}
+        actions = self.tell(NodeStarted(self.settings, "1", self.now))
+        assert [action.terms.slot for action in actions if isinstance(action, Grant)] == sorted(self.held)
+
+    @rule()
+    def stop(self) -> None:
+        assert self.tell(NodeStopping("told to")) == [Stop(self.machines[0].turn, "told to")]
+
+    @rule()
+    def snapshot(self) -> None:
+        """A new segment begins; whoever reads only its head must go on exactly as the others do."""
+        head = Turn(self.now, self.machines[0].snapshot(), [])
+        twin = NodeMachine()
+        assert twin.handle(head.event, now=head.now) == []
+        self.machines = [*self.machines[:2], twin]
+        self.segment = [head]
+        self.turns.append(head)
+
+    # -- what is always true --------------------------------------------------------------------------------------
+
+    @invariant()
+    def the_model_and_the_machine_agree(self) -> None:
+        for machine in self.machines:
+            views = machine.tenants()
+            assert [view.tenant.terms for view in views] == [self.held[slot].terms for slot in sorted(self.held)]
+            assert [view.connected for view in views] == [self.held[slot].peer != NO_PEER for slot in sorted(self.held)]
+            assert [view.tenant.pid for view in views] == [
+                self.granted_to[view.tenant.terms.slot, view.tenant.terms.generation] for view in views
+            ]
+
+    @invariant()
+    def all_twins_are_equal(self) -> None:
+        first, *others = self.machines
+        assert all(other.snapshot() == first.snapshot() for other in others)
+        assert all(other.next_wakeup() == first.next_wakeup() for other in others)
+
+    @invariant()
+    def who_is_away_is_waited_for(self) -> None:
+        if self.away():
+            assert self.machines[0].next_wakeup() is not None
+
+    def teardown(self) -> None:
+        """The journal of the whole life, and that of its last segment, replay to the letter."""
+        for turns in (self.turns, self.segment):
+            content = MAGIC + b"".join(encode_turn(turn.now, turn.event, turn.actions) for turn in turns)
+            read = list(TurnReader(io.BytesIO(content).read))
+            assert read == turns
+            machine = NodeMachine()
+            assert replay(machine, read) == len(turns)
+            assert machine.snapshot() == self.machines[0].snapshot()
+
+
+NodeLife.TestCase.settings = settings(max_examples=250, stateful_step_count=50, deadline=None)
+TestNodeLife = NodeLife.TestCase

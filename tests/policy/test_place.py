@@ -1,0 +1,82 @@
+"""Which GPU does each policy choose? Tables first, then what holds for any rooms."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotenant.domain.gpu import WHOLE_PPM, GpuRoom
+from cotenant.format.config import NodeConfig, decode_config
+from cotenant.policy import place
+
+GIB = 1 << 30
+
+
+def room(index: int, memory_gib: int, share_percent: int, tenants: int) -> GpuRoom:
+    return GpuRoom(index, memory_gib * GIB, share_percent * 10_000, tenants)
+
+
+# name: the rooms, whom spread chooses, whom pack chooses
+CHOICES = {
+    "all alike: the lowest index": ([room(0, 16, 100, 0), room(1, 16, 100, 0)], 0, 0),
+    "more free share": ([room(0, 16, 50, 1), room(1, 16, 100, 1)], 1, 0),
+    "share before memory": ([room(0, 1, 100, 1), room(1, 16, 99, 1)], 0, 1),
+    "memory when shares are equal": ([room(0, 8, 50, 1), room(1, 16, 50, 1)], 1, 0),
+    "tenants when all else is equal": ([room(0, 8, 50, 2), room(1, 8, 50, 1)], 1, 0),
+    "tenants before share for pack": ([room(0, 8, 10, 1), room(1, 8, 90, 2)], 1, 1),
+    "an empty device": ([room(0, 8, 90, 3), room(1, 8, 100, 0)], 1, 0),
+    "an overbooked device": ([room(0, -8, -10, 3), room(1, 0, 0, 3)], 1, 0),
+    "in any order": ([room(2, 8, 50, 1), room(0, 8, 50, 1), room(1, 8, 50, 1)], 0, 0),
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_each_policy_chooses(name: str) -> None:
+    rooms, spread, pack = CHOICES[name]
+    chosen = {policy: min(rooms, key=rank).index for policy, rank in place.POLICIES.items()}
+    assert chosen == {"spread": spread, "pack": pack}
+
+
+rooms = st.lists(
+    st.builds(
+        GpuRoom, st.just(0), st.integers(-5, 5), st.integers(-2, 2).map(lambda n: n * WHOLE_PPM // 2), st.integers(0, 3)
+    ),
+    min_size=1,
+    max_size=6,
+).map(lambda found: [GpuRoom(index, *_rest(one)) for index, one in enumerate(found)])
+
+
+def _rest(one: GpuRoom) -> tuple[int, int, int]:
+    return one.memory_free_bytes, one.share_free_ppm, one.tenants
+
+
+@given(rooms)
+def test_spread_takes_the_most_free_share(found: list[GpuRoom]) -> None:
+    best = min(found, key=place.POLICIES["spread"])
+    assert best.share_free_ppm == max(one.share_free_ppm for one in found)
+    alike = [one for one in found if one.share_free_ppm == best.share_free_ppm]
+    assert best.memory_free_bytes == max(one.memory_free_bytes for one in alike)
+
+
+@given(rooms)
+def test_pack_takes_the_most_tenants(found: list[GpuRoom]) -> None:
+    best = min(found, key=place.POLICIES["pack"])
+    assert best.tenants == max(one.tenants for one in found)
+    assert best.share_free_ppm == min(one.share_free_ppm for one in found if one.tenants == best.tenants)
+
+
+@pytest.mark.parametrize("policy", place.POLICIES)
+@given(found=rooms, shuffle=st.randoms(use_true_random=False))
+def test_the_choice_has_no_ties_and_no_order(policy: str, found: list[GpuRoom], shuffle: random.Random) -> None:
+    rank = place.POLICIES[policy]
+    assert len({rank(one) for one in found}) == len(found)
+    shuffled = list(found)
+    shuffle.shuffle(shuffled)
+    assert min(shuffled, key=rank) == min(found, key=rank)
+
+
+def test_the_config_knows_every_policy() -> None:
+    for policy in place.POLICIES:
+        assert decode_config(f"node.place = '{policy}'", "x").node.place == policy
+    assert NodeConfig().place in place.POLICIES

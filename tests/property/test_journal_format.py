@@ -1,0 +1,167 @@
+"""Does a journal say what was written, and nothing else, wherever it ends and whatever befell it?"""
+
+import io
+import zlib
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from cotenant.domain.event import Woke
+from cotenant.format.journal import MAGIC, TURN_LIMIT_BYTES, JournalDamageError, Turn, TurnReader, encode_turn
+from tests.strategies import turns
+
+
+def encoded(turn: Turn) -> bytes:
+    return encode_turn(turn.now, turn.event, turn.actions)
+
+
+def framed(payload: bytes) -> bytes:
+    return len(payload).to_bytes(4, "little") + zlib.crc32(payload).to_bytes(4, "little") + payload
+
+
+def read(content: bytes) -> tuple[list[Turn], TurnReader]:
+    reader = TurnReader(io.BytesIO(content).read)
+    return list(reader), reader
+
+
+def test_text_that_is_no_text_is_damage() -> None:
+    with pytest.raises(JournalDamageError, match="after 0 sound turns"):
+        read(MAGIC + framed(b"\x93\x01\x93\xa4left\x02\xa2\xff\xff\x90"))
+
+
+def test_a_turn_behind_many_zeros_is_not_dropped_unseen() -> None:
+    turn = encode_turn(1, Woke(), [])
+    with pytest.raises(JournalDamageError, match="after 1 sound turns"):
+        read(MAGIC + turn + bytes(33 << 20) + turn)
+
+
+def test_zeros_at_the_end_are_read_in_small_pieces() -> None:
+    file = io.BytesIO(MAGIC + bytes(1 << 20))
+    asked: list[int] = []
+
+    def read_some(size: int) -> bytes:
+        asked.append(size)
+        return file.read(size)
+
+    reader = TurnReader(read_some)
+    assert list(reader) == []
+    assert reader.torn_bytes == 1 << 20
+    assert max(asked) <= 64 << 10
+
+
+@given(st.lists(turns, max_size=5))
+def test_a_journal_says_what_was_written(written: list[Turn]) -> None:
+    chunks = [MAGIC, *map(encoded, written)]
+    found, reader = read(b"".join(chunks))
+    assert found == written
+    assert (reader.turns, reader.torn_bytes, reader.sound_bytes) == (len(written), 0, sum(map(len, chunks)))
+
+
+@settings(max_examples=25)  # each one is cut at every byte
+@given(st.lists(turns, min_size=1, max_size=3))
+def test_every_cut_leaves_exactly_the_turns_before_it(written: list[Turn]) -> None:
+    ends = [len(MAGIC)]
+    for turn in written:
+        ends.append(ends[-1] + len(encoded(turn)))
+    content = MAGIC + b"".join(map(encoded, written))
+    for cut in range(len(content) + 1):
+        found, reader = read(content[:cut])
+        sound = max((end for end in ends if end <= cut), default=0)
+        assert found == written[: max(sum(end <= cut for end in ends) - 1, 0)]
+        assert (reader.sound_bytes, reader.torn_bytes) == (sound, cut - sound)
+
+
+@settings(max_examples=20)  # each one has every bit flipped
+@given(st.lists(turns, min_size=1, max_size=2))
+def test_a_flipped_bit_is_never_taken_for_what_was_written(written: list[Turn]) -> None:
+    content = MAGIC + b"".join(map(encoded, written))
+    assume(len(content) < 600)
+    for at in range(len(content)):
+        for bit in range(8):
+            flipped = bytearray(content)
+            flipped[at] ^= 1 << bit
+            reader = TurnReader(io.BytesIO(flipped).read)
+            found: list[Turn] = []
+            try:
+                found.extend(reader)
+            except JournalDamageError as damage:
+                assert damage.turns == len(found)  # noqa: PT017  damage or a torn tail, both are right
+            else:
+                assert reader.torn_bytes
+            assert found == written[: len(found)]
+            assert len(found) < len(written)
+
+
+@given(st.lists(turns, max_size=2), st.integers(1, 300))
+def test_zeros_at_the_end_are_a_torn_tail(written: list[Turn], zeros: int) -> None:
+    found, reader = read(MAGIC + b"".join(map(encoded, written)) + bytes(zeros))
+    assert found == written
+    assert reader.torn_bytes == zeros
+
+
+def test_a_damaged_length_is_not_taken_for_a_file_cut_short() -> None:
+    turn = encode_turn(1, Woke(), [])
+    longer = bytearray(turn)
+    longer[1] ^= 4  # 1,024 bytes more than there are
+    with pytest.raises(JournalDamageError, match="not what was written") as caught:
+        read(MAGIC + turn + bytes(longer) + turn)
+    assert caught.value.turns == 1
+
+
+def test_a_bad_last_turn_is_torn_and_a_bad_earlier_one_is_damage() -> None:
+    turn = encode_turn(1, Woke(), [])
+    bad = turn[:-1] + bytes([turn[-1] ^ 1])
+    found, reader = read(MAGIC + turn + bad)
+    assert (len(found), reader.torn_bytes) == (1, len(bad))
+    with pytest.raises(JournalDamageError, match="the checksum is wrong") as caught:
+        read(MAGIC + turn + bad + turn)
+    assert (caught.value.offset_bytes, caught.value.turns) == (len(MAGIC + turn), 1)
+
+
+@pytest.mark.parametrize("content", [b"x", b"cotenant journal 2\n", b"\x00" * 30, MAGIC[:-1] + b" "])
+def test_what_is_no_journal_is_refused_at_its_first_line(content: bytes) -> None:
+    with pytest.raises(JournalDamageError, match="not a cotenant journal"):
+        read(content)
+
+
+def test_an_empty_file_is_a_journal_that_was_not_begun() -> None:
+    found, reader = read(b"")
+    assert (found, reader.sound_bytes, reader.torn_bytes) == ([], 0, 0)
+
+
+def test_a_turn_that_announces_too_much_is_refused_unread() -> None:
+    length = TURN_LIMIT_BYTES + 1
+    file = io.BytesIO(MAGIC + length.to_bytes(4, "little") + (length ^ 0xFFFF_FFFF).to_bytes(4, "little") + bytes(100))
+    with pytest.raises(JournalDamageError, match="not what was written"):
+        list(TurnReader(file.read))
+    assert file.tell() == len(MAGIC) + 12
+
+
+@given(st.lists(turns, min_size=1, max_size=4))
+def test_reading_streams(written: list[Turn]) -> None:
+    """When a turn is handed out, no byte behind it has been read; nothing is asked for at once but one turn."""
+    file = io.BytesIO(MAGIC + b"".join(map(encoded, written)))
+    asked: list[int] = []
+
+    def read_some(size: int) -> bytes:
+        asked.append(size)
+        return file.read(size)
+
+    position = len(MAGIC)
+    for turn, expected in zip(TurnReader(read_some), written, strict=True):
+        position += len(encoded(expected))
+        assert turn == expected
+        assert file.tell() == position
+    assert max(asked) <= max(len(MAGIC), *(len(encoded(turn)) for turn in written))
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_are_turns_a_torn_tail_or_damage(tail: bytes) -> None:
+    for content in (tail, MAGIC + tail, MAGIC + framed(tail)):
+        reader = TurnReader(io.BytesIO(content).read)
+        try:
+            list(reader)
+        except JournalDamageError:
+            continue
+        assert reader.sound_bytes + reader.torn_bytes == len(content)

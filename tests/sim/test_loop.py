@@ -1,0 +1,231 @@
+"""Do things happen in the order of their instants, and does a node live and die as a process would?"""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotenant.domain.action import Action
+from cotenant.domain.event import (
+    Event,
+    NodeRestored,
+    NodeSettings,
+    PeerLost,
+    TenantJoined,
+    TenantLeft,
+    TenantResumed,
+    Woke,
+)
+from cotenant.domain.instant import Instant
+from cotenant.domain.tenant import Kind, TenantSpec
+from cotenant.format.journal import Turn
+from cotenant.host import Host
+from cotenant.machine.node import NodeMachine
+from cotenant.sim.journal import NoJournal, SimJournal
+from cotenant.sim.loop import SimDriver, SimLoop
+from cotenant.sim.node import SimNode
+
+WORK = TenantSpec(Kind.OFFLINE, 7, command="python train.py")
+
+
+class Diary:
+    """Writes down what happened when."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[Any, Instant]] = []
+
+    def note(self, what: Any, now: Instant) -> None:
+        self.entries.append((what, now))
+
+
+@given(st.lists(st.integers(0, 5), max_size=30))
+def test_steps_are_taken_by_instant_and_then_as_scheduled(instants: list[int]) -> None:
+    loop, diary = SimLoop(), Diary()
+    for number, when in enumerate(instants):
+        loop.at(when, diary.note, number)
+    loop.run(5)
+    expected = sorted((when, number) for number, when in enumerate(instants))
+    assert diary.entries == [(number, when) for when, number in expected]
+    assert (loop.now(), loop.steps) == (5, len(instants))
+
+
+def test_things_that_cannot_be_compared_may_be_due_at_once() -> None:
+    loop, diary = SimLoop(), Diary()
+    loop.at(1, diary.note, {"a": 1})
+    loop.at(1, diary.note, object)
+    loop.at(1, diary.note, None)
+    loop.run(1)
+    assert diary.entries == [({"a": 1}, 1), (object, 1), (None, 1)]
+
+
+def test_an_instant_that_has_passed_means_now_after_what_is_due() -> None:
+    loop, diary = SimLoop(), Diary()
+
+    def late(_: Any, now: Instant) -> None:
+        loop.at(now - 7, diary.note, "late")
+        diary.note("late is scheduled", now)
+
+    loop.at(10, late, None)
+    loop.at(10, diary.note, "was due")
+    loop.at(11, diary.note, "later")
+    loop.run(20)
+    assert diary.entries == [("late is scheduled", 10), ("was due", 10), ("late", 10), ("later", 11)]
+
+
+def test_run_takes_what_is_due_and_no_more() -> None:
+    loop, diary = SimLoop(), Diary()
+    for when in (1, 2, 3):
+        loop.at(when, diary.note, when)
+    loop.run(2)
+    assert (diary.entries, loop.now(), loop.steps) == ([(1, 1), (2, 2)], 2, 2)
+    loop.run(2)
+    assert loop.steps == 2
+    loop.run(1)  # the clock never goes back
+    assert loop.now() == 2
+    loop.run(9)
+    assert (diary.entries[-1], loop.now()) == ((3, 3), 9)
+
+
+def test_a_step_may_schedule_another_within_the_same_run() -> None:
+    loop, diary = SimLoop(start=100), Diary()
+
+    def again(left: int, now: Instant) -> None:
+        diary.note(left, now)
+        if left:
+            loop.at(now + 5, again, left - 1)
+
+    loop.at(0, again, 2)
+    loop.run(105)
+    assert diary.entries == [(2, 100), (1, 105)]
+
+
+def test_take_counts_steps_instead_of_time() -> None:
+    loop, diary = SimLoop(), Diary()
+    for when in (30, 10, 20):
+        loop.at(when, diary.note, when)
+    assert loop.take(2) == 2
+    assert (diary.entries, loop.now()) == ([(10, 10), (20, 20)], 20)
+    assert loop.take(5) == 1
+    assert (loop.take(5), loop.steps) == (0, 3)
+
+
+class Sleeper:
+    """A machine that wants to be woken when it was last told to."""
+
+    def __init__(self) -> None:
+        self.wants: list[Instant | None] = []
+        self.told: list[tuple[Event, Instant]] = []
+
+    def handle(self, event: Event, *, now: Instant) -> list[Action]:
+        self.told.append((event, now))
+        if isinstance(event, Woke):
+            self.wants.append(None)
+        return []
+
+    def next_wakeup(self) -> Instant | None:
+        return self.wants[-1] if self.wants else None
+
+    def snapshot(self) -> Event:
+        return NodeRestored(NodeSettings(0, 0), 0, (), (), (), -1, -1)
+
+
+@pytest.mark.parametrize(
+    "wanted, woken",
+    [
+        ([50], [50]),
+        ([50, 50], [50]),  # asked for twice
+        ([50, 80], [80]),  # put off
+        ([50, 30], [30]),  # brought forward
+        ([50, 80, 50], [50]),  # put off and back again
+        ([50, None], []),  # not wanted any more
+        ([50, None, 50], [50]),
+        ([50, None, 80], [80]),
+        ([2], [2]),  # already past when asked for: rung as soon as the loop runs
+    ],
+)
+def test_a_wake_up_rings_once_at_the_instant_wanted_last(wanted: list[Instant | None], woken: list[Instant]) -> None:
+    loop, machine = SimLoop(), Sleeper()
+    driver = SimDriver(loop, Host(machine, {}, NoJournal()))
+    for now, want in enumerate(wanted):
+        machine.wants.append(want)
+        driver.deliver(PeerLost(0), now)
+    loop.run(1000)
+    assert [now for event, now in machine.told if isinstance(event, Woke)] == woken
+
+
+def test_a_wake_up_that_moved_without_a_turn_is_followed() -> None:
+    loop, machine = SimLoop(), Sleeper()
+    driver = SimDriver(loop, Host(machine, {}, NoJournal()))
+    machine.wants.append(50)
+    driver.deliver(PeerLost(0), 0)
+    machine.wants.append(70)
+    loop.run(1000)
+    assert machine.told[1:] == [(Woke(), 70)]
+
+
+# -- a node under the loop -------------------------------------------------------------------------------------
+
+
+def journal_of(node: SimNode) -> list[Turn]:
+    assert isinstance(node.journal, SimJournal)
+    return list(node.journal.turns())
+
+
+def test_a_killed_node_is_not_woken_any_more() -> None:
+    loop = SimLoop()
+    node = SimNode(loop, NodeMachine, NodeSettings(2, grace_ns=100))
+    node.start(None, 0)
+    node.deliver(TenantJoined(1, 10, 1000, WORK), 1)
+    node.kill()
+    node.start(None, 10)  # waits for its tenant until 110
+    node.kill()
+    node.start(None, 50)
+    node.deliver(TenantResumed(2, 10, 1000, 0, 1), 60)
+    turns = len(journal_of(node))
+    loop.run(1000)
+    assert len(journal_of(node)) == turns
+    assert node.pages.read(0) is not None
+
+
+def test_a_dead_node_hears_nothing_and_remembers_everything() -> None:
+    loop = SimLoop()
+    node = SimNode(loop, NodeMachine, NodeSettings(2, grace_ns=100))
+    node.start(None, 0)
+    node.deliver(TenantJoined(1, 10, 1000, WORK), 1)
+    node.kill()
+    node.deliver(TenantLeft(1, "exit 0"), 2)
+    assert not node.up
+    assert len(journal_of(node)) == 2
+    node.start(None, 3)
+    loop.run(102)
+    assert node.pages.read(0) is not None
+    loop.run(103)
+    assert node.pages.read(0) is None
+
+
+def test_an_idle_node_stops_and_stays_down() -> None:
+    loop = SimLoop()
+    node = SimNode(loop, NodeMachine, NodeSettings(2, grace_ns=100, idle_exit_ns=30))
+    node.start(None, 0)
+    loop.run(29)
+    assert node.up
+    loop.run(30)
+    assert (node.up, node.stopped_because[:5]) == (False, "idle:")
+    turns = len(journal_of(node))
+    loop.run(1000)
+    assert len(journal_of(node)) == turns
+
+
+def test_a_peer_hears_what_was_decided_about_it() -> None:
+    node = SimNode(SimLoop(), NodeMachine, NodeSettings(1, grace_ns=100))
+    node.start(None, 0)
+    heard: list[object] = []
+    one, two = node.door.connect(heard.append), node.door.connect(heard.append)
+    node.deliver(TenantJoined(one, 10, 1000, WORK), 1)
+    node.deliver(TenantJoined(two, 11, 1000, WORK), 2)
+    node.deliver(TenantLeft(one, "exit 3"), 3)
+    assert [type(said).__name__ for said in heard] == ["Terms", "Reject", "str"]
+    node.door.disconnect(two)
+    node.deliver(TenantJoined(two, 11, 1000, WORK), 4)  # gone: told nothing, and that is no error
+    assert len(heard) == 3

@@ -1,0 +1,256 @@
+"""Is a scenario a function of its seed, and does every bad one get one sentence?"""
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cotenant.apps.replay import replay_file
+from cotenant.apps.simulate import simulate, simulate_file
+from cotenant.domain.action import NO_PEER, Grant, Revoke
+from cotenant.domain.tenant import Kind
+from cotenant.errors import ConfigError
+from cotenant.format.config import GpuConfig, NodeConfig
+from cotenant.format.journal import MAGIC, Turn, TurnReader, encode_turn
+from cotenant.format.scenario import FaultConfig, PopulationConfig, Scenario, decode_scenario
+from cotenant.format.toml import Count, DurationNs, ShareOfWhole, SizeBytes
+from cotenant.host import replay
+from cotenant.machine.node import NodeMachine
+from tests.tool import ROOT, run, run_or_fail
+
+WORLD = 'seed = 1\nduration = "1s"\n'
+SORT = WORLD + '[[tenants]]\nname = "a"\ncount = 1\n'
+
+# name: the text, the line of the mistake, its field
+BAD_SCENARIOS = {
+    "a priority that no tenant can have": (SORT + "priority = 42\n", 6, "tenants[0].priority"),
+    "a negative priority": (SORT + "priority = -1\n", 6, "tenants[0].priority"),
+    "an objective for offline work": (SORT + 'slo = "1s"\n', 6, "tenants[0].slo"),
+    "a name that no task can have": (WORLD + f'[[tenants]]\nname = "{"a" * 600}"\ncount = 1\n', 4, "tenants[0].name"),
+    "no seed": ('duration = "1s"\n', None, "seed"),
+    "a seed that is no number": ('seed = "a"\nduration = "1s"\n', 1, "seed"),
+    "no duration": ("seed = 1\n", None, "duration"),
+    "a duration without a unit": ("seed = 1\nduration = '5'\n", 2, "duration"),
+    "an unknown key": (WORLD + "hours = 3\n", 3, "hours"),
+    "an unknown key among the faults": (WORLD + "[faults]\nkills = 3\n", 4, "faults.kills"),
+    "a negative count": (WORLD + "[faults]\nnode_kills = -1\n", 4, "faults.node_kills"),
+    "a count beyond its limit": (WORLD + "[faults]\nnode_kills = 1000001\n", 4, "faults.node_kills"),
+    "a count that is true": (SORT + '[[tenants]]\nname = "b"\ncount = true\n', 8, "tenants[1].count"),
+    "a bad unit in the second sort": (SORT + '[[tenants]]\nname = "b"\ncount = 1\nstay = "1x"\n', 9, "tenants[1].stay"),
+    "slots beyond their limit": (WORLD + "[node]\nslots = 5000\n", 4, "node.slots"),
+    "a bad gpu": (WORLD + '[[gpu]]\nname = "a"\nmemory = "16"\n', 5, "gpu[0].memory"),
+    "an objective in the second sort": (
+        SORT + '[[tenants]]\nname = "b"\ncount = 1\nkind = "offline"\nslo = "5ms"\n',
+        10,
+        "tenants[1].slo",
+    ),
+    "no TOML": ("seed = \n", 1, "TOML"),
+    "no name": (WORLD + '[[tenants]]\nname = ""\ncount = 1\n', 4, "tenants[0].name"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_SCENARIOS)
+def test_a_bad_scenario_gets_one_sentence(name: str) -> None:
+    text, line, field = BAD_SCENARIOS[name]
+    with pytest.raises(ConfigError) as caught:
+        decode_scenario(text, "world.toml")
+    where = "world.toml" if line is None else f"world.toml:{line}"
+    assert (caught.value.where, caught.value.field) == (where, field)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_tenant_comes_back_once_from_two_quick_deaths_of_the_node() -> None:
+    world = """
+        seed = 1
+        duration = "1h"
+        [node]
+        grace = "1s"
+        [faults]
+        node_kills = 20
+        every = "20ms"
+        away = "1ms"
+        [[tenants]]
+        name = "work"
+        count = 10
+        arrive = "10ms"
+        stay = "100ms"
+    """
+    outcome, _ = simulate(decode_scenario(world, "world.toml"))
+    assert (outcome.granted, outcome.freed, outcome.refused, outcome.still_here) == (10, 10, 0, 0)
+
+
+def test_a_journal_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None:
+    world = tmp_path / "world.toml"
+    world.write_text(SORT, encoding="utf-8")
+    with pytest.raises(ConfigError, match="cannot be written"):
+        simulate_file(world, None, str(tmp_path / "nowhere" / "journal"), None)
+
+
+def test_a_scenario_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "latin.toml").write_bytes(b"# \xff\n")
+    for path in (tmp_path, tmp_path / "none.toml", tmp_path / "latin.toml"):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            simulate_file(path, None, "", None)
+
+
+CHURN = ROOT / "scenarios" / "node-churn.toml"
+
+
+def run_churn(seed: int | None = None) -> tuple[list[str], bytes]:
+    scenario = decode_scenario(CHURN.read_text(encoding="utf-8"), "node-churn.toml")
+    lines: list[str] = []
+    if seed is not None:
+        scenario = msgspec.structs.replace(scenario, seed=seed)
+    _, journal = simulate(scenario, lines.append)
+    return lines, journal
+
+
+# What every decision of this world was when somebody last looked at it. After a change that is meant to change them:
+#   .venv/bin/cotenant simulate scenarios/node-churn.toml --log --json | grep -v '^{' > scenarios/node-churn.log
+# and read the diff as part of the change.
+def test_the_golden_log_is_what_happens() -> None:
+    golden = CHURN.with_suffix(".log").read_text(encoding="utf-8")
+    assert "\n".join(run_churn()[0]) + "\n" == golden
+
+
+def test_another_seed_is_another_world() -> None:
+    lines, journal = run_churn()
+    others = [run_churn(seed) for seed in (8, 9)]
+    assert len({tuple(lines), *(tuple(log) for log, _ in others)}) == 3
+    assert len({journal, *(content for _, content in others)}) == 3
+
+
+def test_log_and_journal_are_the_same_under_any_hash_seed(tmp_path: Path) -> None:
+    found = set()
+    for hash_seed in ("0", "1", "42", "4294967295"):
+        journal = tmp_path / f"journal-{hash_seed}"
+        command = [
+            sys.executable,
+            "-m",
+            "cotenant",
+            "simulate",
+            str(CHURN),
+            "--log",
+            "--json",
+            "--journal",
+            str(journal),
+        ]
+        log = run_or_fail(command, ROOT, {"PYTHONHASHSEED": hash_seed})
+        found.add((log, journal.read_bytes()))
+    assert len(found) == 1
+    ((log, content),) = found
+    *lines, outcome = log.splitlines()
+    assert (lines, content) == run_churn()
+    assert json.loads(outcome)["turns"] == len(lines)
+
+
+def test_the_journal_of_a_scenario_replays(tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    outcome = simulate_file(CHURN, None, str(journal), None)
+    lines: list[str] = []
+    report = replay_file(journal, lines.append)
+    assert (report.reproduced, report.turns, report.torn_bytes, report.damage) == (True, outcome.turns, 0, "")
+    assert "\n".join(lines) + "\n" == CHURN.with_suffix(".log").read_text(encoding="utf-8")
+
+
+def test_a_journal_that_says_otherwise_names_the_turn(tmp_path: Path) -> None:
+    _, content = run_churn()
+    turns = list(TurnReader(io.BytesIO(content).read))
+    refused = next(number for number, turn in enumerate(turns, 1) if "Refuse" in str(turn.actions))
+    journal = tmp_path / "journal"
+    journal.write_bytes(content.replace(b"not promised yet", b"not promised now", 1))
+    report = replay_file(journal)
+    assert (report.reproduced, report.turns, "checksum" in report.damage) == (False, refused - 1, True)
+    journal.write_bytes(recorded_otherwise(turns, refused))
+    report = replay_file(journal)
+    assert (report.reproduced, report.diverged_at, report.damage) == (False, refused, "")
+    assert report.recorded != report.actual
+
+
+def recorded_otherwise(turns: list[Turn], number: int) -> bytes:
+    """The journal of a node that did nothing in one of these turns."""
+    return MAGIC + b"".join(
+        encode_turn(turn.now, turn.event, [] if at == number else turn.actions) for at, turn in enumerate(turns, 1)
+    )
+
+
+def test_a_bad_scenario_ends_the_command_with_one_line(tmp_path: Path) -> None:
+    world = tmp_path / "world.toml"
+    world.write_text(SORT + "priority = 42\n", encoding="utf-8")
+    done = run([sys.executable, "-m", "cotenant", "simulate", world], ROOT)
+    assert (done.returncode, done.stdout.count("\n")) == (2, 1)
+    assert f"{world}:6: tenants[0].priority = 42: " in done.stdout
+
+
+# -- any world -------------------------------------------------------------------------------------------------
+
+
+def milliseconds(least: int, most: int) -> st.SearchStrategy[DurationNs]:
+    return st.integers(least, most).map(lambda number: DurationNs(number * 10**6))
+
+
+populations = st.builds(
+    PopulationConfig,
+    name=st.sampled_from(["a", "b", "c"]),
+    count=st.integers(0, 8).map(Count),
+    kind=st.just(Kind.OFFLINE),
+    priority=st.integers(0, 9),
+    memory=st.sampled_from([0, 3, 8]).map(SizeBytes),
+    share=st.sampled_from([0, 300_000, 10**6]).map(ShareOfWhole),
+    arrive=milliseconds(0, 500),
+    stay=milliseconds(0, 2000),
+    crash=st.sampled_from([0, 500_000, 10**6]).map(ShareOfWhole),
+)
+worlds = st.builds(
+    Scenario,
+    seed=st.integers(0, 99),
+    duration=st.sampled_from([DurationNs(2 * 10**9), DurationNs(600 * 10**9)]),
+    node=st.builds(
+        NodeConfig,
+        slots=st.integers(1, 6),
+        grace=milliseconds(0, 1500),
+        place=st.sampled_from(["spread", "pack"]),
+        admit=st.sampled_from(["reserve", "overcommit"]),
+        journal_limit=st.sampled_from([SizeBytes(0), SizeBytes(2000), SizeBytes(1 << 40)]),
+    ),
+    faults=st.builds(
+        FaultConfig,
+        node_kills=st.integers(0, 8).map(Count),
+        every=milliseconds(0, 500),
+        away=milliseconds(0, 500),
+    ),
+    gpu=st.lists(st.builds(GpuConfig, name=st.just("g"), memory=st.just(SizeBytes(8))), max_size=2).map(tuple),
+    tenants=st.lists(populations, max_size=3).map(tuple),
+)
+
+
+@settings(max_examples=60)
+@given(worlds)
+def test_in_any_world_nobody_is_lost_or_counted_twice(world: Scenario) -> None:
+    outcome, journal = simulate(world)
+    assert (outcome, journal) == simulate(world)
+    machine = NodeMachine()
+    turns = list(TurnReader(io.BytesIO(journal).read))
+    replay(machine, turns)
+    machine.check()
+    assert outcome.still_here == len(machine.tenants()) == outcome.granted - outcome.freed
+    assert sum(outcome.endings.values()) == outcome.freed
+    assert outcome.node_starts <= 1 + world.faults.node_kills
+    if world.duration > DurationNs(10**11):  # long after everybody's time
+        assert outcome.still_here == 0
+    if outcome.turns == len(turns):  # one segment: the journal is the whole story, count in it
+        deeds = [action for turn in turns for action in turn.actions]
+        granted = {
+            (deed.terms.slot, deed.terms.generation)
+            for deed in deeds
+            if isinstance(deed, Grant) and deed.peer != NO_PEER
+        }
+        freed = [(deed.slot, deed.generation) for deed in deeds if isinstance(deed, Revoke)]
+        assert (len(granted), len(freed)) == (outcome.granted, outcome.freed)
+        assert granted.issuperset(freed)
+        assert len(set(freed)) == len(freed)

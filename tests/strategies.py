@@ -1,0 +1,134 @@
+"""What can a node be told, and what can it say? Arbitrary valid values of the domain, for the property tests."""
+
+from hypothesis import strategies as st
+
+from cotenant.domain.action import Action, Grant, Refuse, Revoke, Stop
+from cotenant.domain.event import (
+    SLOTS_LIMIT,
+    Event,
+    NodeRestored,
+    NodeSettings,
+    NodeStarted,
+    NodeStopping,
+    PeerLost,
+    TenantJoined,
+    TenantLeft,
+    TenantResumed,
+    Woke,
+)
+from cotenant.domain.gpu import WHOLE_PPM, Gpu
+from cotenant.domain.histogram import Histogram, Recorder
+from cotenant.domain.plan import Reason, Reject
+from cotenant.domain.tenant import Departure, Kind, Tenant, TenantSpec, TenantView, Terms
+from cotenant.format.config import Config, DirectoriesConfig, GpuConfig, NodeConfig, RunConfig
+from cotenant.format.journal import Turn
+from cotenant.format.toml import DurationNs, ShareOfWhole, SizeBytes
+
+LARGEST = (1 << 63) - 1
+
+amounts = st.integers(0, LARGEST)
+instants = st.integers(0, LARGEST)
+shares = st.integers(0, WHOLE_PPM)
+small = st.integers(0, 10_000)
+# What UTF-8 can carry: everything but lone surrogates.
+texts = st.text(st.characters(codec="utf-8"), max_size=40)
+names = st.from_regex(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})?", fullmatch=True)
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> TenantSpec:
+    kind = draw(st.sampled_from(Kind))
+    return TenantSpec(
+        kind,
+        draw(st.integers(0, 9)),
+        draw(names),
+        draw(amounts) if kind is Kind.ONLINE else 0,
+        draw(amounts),
+        draw(shares),
+        draw(texts),
+        draw(texts),
+    )
+
+
+terms = st.builds(
+    Terms, small, small, st.sampled_from(Kind), st.integers(0, 9), shares, amounts, amounts, st.integers(-1, 7)
+)
+gpus = st.builds(Gpu, texts, amounts)
+node_settings = st.builds(
+    NodeSettings,
+    st.integers(0, SLOTS_LIMIT),
+    amounts,
+    amounts,
+    st.sampled_from(["spread", "pack"]),
+    st.sampled_from(["reserve", "overcommit"]),
+    st.lists(gpus, max_size=3).map(tuple),
+)
+tenants = st.builds(Tenant, names, terms, specs(), small, small, instants)
+departures = st.builds(Departure, tenants, texts, instants)
+views = st.builds(TenantView, tenants, st.booleans())
+rejects = st.builds(Reject, st.sampled_from(Reason), texts)
+
+events: st.SearchStrategy[Event] = st.one_of(
+    st.builds(NodeStarted, node_settings, texts, instants),
+    st.builds(
+        NodeRestored,
+        node_settings,
+        small,
+        st.lists(small, max_size=5).map(tuple),
+        st.lists(st.tuples(st.integers(-1, 99), tenants), max_size=2).map(tuple),
+        st.lists(departures, max_size=2).map(tuple),
+        st.integers(-1, LARGEST),
+        st.integers(-1, LARGEST),
+    ),
+    st.builds(TenantJoined, small, small, small, specs()),
+    st.builds(TenantResumed, small, small, small, small, small),
+    st.builds(TenantLeft, small, texts),
+    st.builds(PeerLost, small),
+    st.just(Woke()),
+    st.builds(NodeStopping, texts),
+)
+actions: st.SearchStrategy[Action] = st.one_of(
+    st.builds(Grant, small, st.integers(-1, 99), names, terms),
+    st.builds(Refuse, small, small, rejects),
+    st.builds(Revoke, small, st.integers(-1, 99), names, small, small, texts),
+    st.builds(Stop, small, texts),
+)
+turns = st.builds(Turn, instants, events, st.lists(actions, max_size=3))
+
+
+def histogram_of(values: list[int]) -> Histogram:
+    recorder = Recorder()
+    for value in values:
+        recorder.record(value)
+    return recorder.histogram()
+
+
+histograms = st.lists(st.integers(0, 1 << 50), max_size=20).map(histogram_of)
+
+durations_in_config = amounts.map(DurationNs)
+sizes_in_config = amounts.map(SizeBytes)
+configs = st.builds(
+    Config,
+    directories=st.builds(DirectoriesConfig, texts, texts),
+    node=st.builds(
+        NodeConfig,
+        slots=st.integers(1, SLOTS_LIMIT),
+        grace=durations_in_config,
+        idle_exit=durations_in_config,
+        group=texts,
+        place=st.sampled_from(["spread", "pack"]),
+        admit=st.sampled_from(["reserve", "overcommit"]),
+        journal_limit=sizes_in_config,
+    ),
+    run=st.builds(
+        RunConfig,
+        kind=st.sampled_from(Kind),
+        priority=st.none() | st.integers(0, 9),
+        slo=durations_in_config,
+        memory=sizes_in_config,
+        share=shares.map(ShareOfWhole),
+        name=names,
+        task=texts,
+    ),
+    gpu=st.lists(st.builds(GpuConfig, name=texts.filter(bool), memory=sizes_in_config), max_size=3).map(tuple),
+)
