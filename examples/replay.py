@@ -7,6 +7,9 @@ A kernel stream is a text file of lines `NAME BLOCKS THREADS DURATION_NS GAP_NS`
 before it launches the next one. Without a file one is made: --kernels of them, --kernel-us long, --gap-us apart.
 """
 
+# ruff: noqa: INP001, T201, TID251
+# A program of its own, not a part of cotenant: it prints, sleeps and reads the clock as its users' programs do.
+
 from __future__ import annotations
 
 import argparse
@@ -87,7 +90,7 @@ class Replayer:
 def online(replayer: Replayer, rate_per_s: float, seconds: float, seed: int) -> list[int]:
     """Requests arrive by themselves (Poisson); a request's latency counts from its arrival, not from its turn."""
     dice = random.Random(seed)
-    latencies_ns = []
+    latencies_ns: list[int] = []
     start_ns = time.monotonic_ns()
     arrival_ns = float(start_ns)
     while True:

@@ -126,7 +126,17 @@ uint64_t sg_clock_ns(void);
 
 /* The thread's stack of contexts. */
 CUcontext sg_current(void);
+
+/* Driver calls that other driver calls are made of. */
 CUresult cuCtxPushCurrent_v2(CUcontext context);
+CUresult cuCtxPopCurrent_v2(CUcontext *context);
+CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device);
+CUresult cuCtxDestroy_v2(CUcontext context);
+CUresult cuStreamDestroy_v2(CUstream stream);
+CUresult cuStreamGetCtx(CUstream stream, CUcontext *context);
+CUresult cuEventDestroy_v2(CUevent event);
+CUresult cuMemHostRegister_v2(void *host, size_t bytes, unsigned int flags);
+
 void sg_forget_context(CUcontext context);
 CUresult sg_context_create(struct sg_device *device, unsigned flags, uint32_t sm_cap, CUcontext *made);
 void sg_context_destroy(CUcontext context);

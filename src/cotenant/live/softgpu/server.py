@@ -13,9 +13,7 @@ def main(arguments: list[str]) -> int:
     # The server owns no file that a sudden end could tear: the default actions are the right ones.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    _native.softgpu_serve(
-        int(descriptor), preset, int(ordinal), bytes.fromhex(uuid), int(memory_bytes), int(slice_ns)
-    )
+    _native.softgpu_serve(int(descriptor), preset, int(ordinal), bytes.fromhex(uuid), int(memory_bytes), int(slice_ns))
     return 0
 
 
