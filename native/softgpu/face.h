@@ -18,7 +18,9 @@ enum sg_kind { SG_CONTEXT, SG_STREAM, SG_EVENT, SG_MODULE, SG_FUNCTION, SG_POOL,
 struct sg_object {
     uint32_t alive;
     uint32_t index;
-    uint64_t id; /* never used again, unlike the address */
+    uint64_t id;    /* never used again, unlike the address */
+    uint32_t next;  /* while dead: the next free place, index plus one */
+    uint32_t spare; /* a dead object keeps its other fields: a thread may still be waiting with it in hand */
 };
 
 void *sg_make(enum sg_kind kind); /* zeroed; NULL: the pool is full */
@@ -192,6 +194,7 @@ struct sg_memory {
     struct CUmemPoolHandle_st *pool;
     enum sg_memory_kind kind;
     unsigned flags;
+    int is_ending; /* freed in stream order, its turn still to come */
 };
 
 struct sg_memory *sg_memory_at(uint64_t address); /* the one that holds this address; NULL: none */
@@ -218,6 +221,8 @@ struct sg_box { /* a 3D piece of memory: rows of width bytes, pitch bytes apart,
 struct sg_effect {
     uint64_t order;
     uint64_t stream_id, context_id;
+    struct sg_link *link;
+    uint64_t slot; /* its number in the ring */
     enum sg_effect_kind kind;
     int is_legacy, is_blocking;
     void *staged; /* freed after it took effect */

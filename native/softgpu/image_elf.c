@@ -144,7 +144,8 @@ CUresult sg_image_elf(const unsigned char *data, size_t bytes, struct sg_image *
         if (!kernel)
             return CUDA_ERROR_INVALID_IMAGE;
         kernel->registers = section.sh_info >> 24 ? section.sh_info >> 24 : 32;
-        kernel->binary_version = (int)(head.e_flags & 0xff);
+        /* The architecture moved within the flags with the eighth version of the ABI. */
+        kernel->binary_version = (int)(head.e_flags >> (head.e_ident[EI_ABIVERSION] >= 8 ? 8 : 0) & 0xff);
         details(&file, &head, &names, kernel);
     }
     return CUDA_SUCCESS;
