@@ -23,7 +23,8 @@ static int (*context_create)(Context *, unsigned, int);
 static int (*module_load)(Module *, const void *);
 static int (*get_function)(Function *, Module, const char *);
 static int (*stream_create)(Stream *, unsigned, int);
-static int (*launch)(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream, void **, void **);
+static int (*launch)(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, Stream, void **,
+                     void **);
 static int (*synchronize)(Stream);
 
 static const struct {
@@ -123,12 +124,13 @@ static void print(const struct options *o, int64_t *durations_ns, size_t count, 
     static const double parts[3] = {0.5, 0.9, 0.99};
     for (int i = 0; count && i < 3; i++)
         at[i] = (double)durations_ns[(size_t)(parts[i] * (double)count)] / 1000;
-    const char *format = o->json
-                             ? "{\"mode\": \"%s\", \"count\": %zu, \"per_s\": %.2f, \"kernels\": %zu, \"mean_us\": %.1f, "
-                               "\"p50_us\": %.1f, \"p90_us\": %.1f, \"p99_us\": %.1f, \"max_us\": %.1f}\n"
-                             : "%s: %zu done, %.2f/s, %zu kernels\nlatency us: mean %.1f  p50 %.1f  p90 %.1f  p99 %.1f  max %.1f\n";
+    const char *format =
+        o->json ? "{\"mode\": \"%s\", \"count\": %zu, \"per_s\": %.2f, \"kernels\": %zu, \"mean_us\": %.1f, "
+                  "\"p50_us\": %.1f, \"p90_us\": %.1f, \"p99_us\": %.1f, \"max_us\": %.1f}\n"
+                : "%s: %zu done, %.2f/s, %zu kernels\nlatency us: mean %.1f  p50 %.1f  p90 %.1f  p99 %.1f  max %.1f\n";
     printf(format, o->is_training ? "training" : "online", count, (double)count / seconds, count * (size_t)o->kernels,
-           count ? sum_ns / (double)count / 1000 : 0, at[0], at[1], at[2], count ? (double)durations_ns[count - 1] / 1000 : 0);
+           count ? sum_ns / (double)count / 1000 : 0, at[0], at[1], at[2],
+           count ? (double)durations_ns[count - 1] / 1000 : 0);
 }
 
 static struct options parse(int argc, char **argv)

@@ -211,8 +211,15 @@ void sg_arena_give(struct sg_arena *arena, uint64_t start, uint64_t bytes);
 
 /* ---- effects: what an op does to memory, done when its completion is first observed --------------------------- */
 
-enum sg_effect_kind { SG_EFFECT_COPY, SG_EFFECT_FILL, SG_EFFECT_KERNEL, SG_EFFECT_FREE, SG_EFFECT_HOST, SG_EFFECT_RECORD,
-                      SG_EFFECT_WAIT };
+enum sg_effect_kind {
+    SG_EFFECT_COPY,
+    SG_EFFECT_FILL,
+    SG_EFFECT_KERNEL,
+    SG_EFFECT_FREE,
+    SG_EFFECT_HOST,
+    SG_EFFECT_RECORD,
+    SG_EFFECT_WAIT
+};
 
 struct sg_box { /* a 3D piece of memory: rows of width bytes, pitch bytes apart, slices of slice bytes apart */
     uint64_t start, pitch, slice;
@@ -334,8 +341,9 @@ struct CUfunc_st {
 };
 
 void sg_module_end(struct CUmod_st *module);
-CUresult sg_function_launch(CUcontext context, struct CUfunc_st *function, const unsigned grid[3], const unsigned block[3],
-                            unsigned shared_bytes, CUstream stream, void **params, void **extra, int is_cooperative);
+CUresult sg_function_launch(CUcontext context, struct CUfunc_st *function, const unsigned grid[3],
+                            const unsigned block[3], unsigned shared_bytes, CUstream stream, void **params,
+                            void **extra, int is_cooperative);
 uint32_t sg_function_occupancy(const struct sg_device *device, const struct CUfunc_st *function, uint32_t threads,
                                size_t shared_bytes);
 

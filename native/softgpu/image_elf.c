@@ -106,10 +106,11 @@ static void details(const struct file *file, const Elf64_Ehdr *head, const Elf64
         const char *name = name_of(file, names, section.sh_name);
         if (!name)
             continue;
-        if (strncmp(name, info_head, sizeof info_head - 1) == 0 && strcmp(name + sizeof info_head - 1, kernel->name) == 0 &&
-            section.sh_type != SHT_NOBITS)
+        if (strncmp(name, info_head, sizeof info_head - 1) == 0 &&
+            strcmp(name + sizeof info_head - 1, kernel->name) == 0 && section.sh_type != SHT_NOBITS)
             parameters(file, &section, kernel);
-        if (strncmp(name, shared_head, sizeof shared_head - 1) == 0 && strcmp(name + sizeof shared_head - 1, kernel->name) == 0)
+        if (strncmp(name, shared_head, sizeof shared_head - 1) == 0 &&
+            strcmp(name + sizeof shared_head - 1, kernel->name) == 0)
             kernel->shared_bytes = section.sh_size < 1 << 20 ? (uint32_t)section.sh_size : 0;
     }
 }

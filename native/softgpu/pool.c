@@ -127,7 +127,8 @@ API CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attrib
         *(int *)value = (int)pool->switches[attribute];
     else if ((int)attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
         *(cuuint64_t *)value = pool->release_bytes;
-    else if ((int)attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT || (int)attribute == CU_MEMPOOL_ATTR_USED_MEM_CURRENT)
+    else if ((int)attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT ||
+             (int)attribute == CU_MEMPOOL_ATTR_USED_MEM_CURRENT)
         *(cuuint64_t *)value = pool->used_bytes;
     else
         *(cuuint64_t *)value = pool->used_high_bytes;

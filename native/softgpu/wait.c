@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 enum {
-    SPIN_NS = 60000,     /* the end of a wait: a sleeper wakes some 30 us late, so it wakes early and looks at the clock */
+    SPIN_NS = 60000, /* the end of a wait: a sleeper wakes some 30 us late, so it wakes early and looks at the clock */
     EARLY_NS = 150000,   /* when to look whether the projection still holds, if the wait is longer than that */
     LOOK_NS = 500000000, /* how long to sleep without looking whether the server still lives */
 };

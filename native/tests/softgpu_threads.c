@@ -19,7 +19,8 @@ CUresult cuStreamWaitEvent(CUstream, CUevent, unsigned int);
 CUresult cuEventCreate(CUevent *, unsigned int);
 CUresult cuEventRecord(CUevent, CUstream);
 CUresult cuEventSynchronize(CUevent);
-CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **);
+CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream,
+                        void **, void **);
 CUresult cuLaunchHostFunc(CUstream, CUhostFn, void *);
 CUresult cuMemGetInfo_v2(size_t *, size_t *);
 
@@ -93,7 +94,8 @@ int main(void)
     test_server_start(&server, "a100");
     EXPECT_EQ(cuInit(0), CUDA_SUCCESS);
     EXPECT_EQ(cuCtxCreate_v2(&context, 0, 0), CUDA_SUCCESS);
-    EXPECT_EQ(cuModuleLoadData(&module, "softgpu-image 1\nkernel fill\n builtin fill\nkernel spin\n params 8\n duration_param 0\n"),
+    EXPECT_EQ(cuModuleLoadData(
+                  &module, "softgpu-image 1\nkernel fill\n builtin fill\nkernel spin\n params 8\n duration_param 0\n"),
               CUDA_SUCCESS);
     EXPECT_EQ(cuModuleGetFunction(&fill, module, "fill"), CUDA_SUCCESS);
     EXPECT_EQ(cuModuleGetFunction(&spin, module, "spin"), CUDA_SUCCESS);
