@@ -48,6 +48,8 @@ static const char *check_chunks(const struct ct_device *d, uint32_t group)
         next_ns = ct_min(next_ns, chunks[i].end_ns);
         all += chunks[i].blocks;
     }
+    if (on && g->ready_grids > 0 && g->chunk_count == 0)
+        return "a group is on the device and nothing of it runs";
     if (g->next_end_ns != (on ? next_ns : CT_DEVICE_NEVER))
         return "the next end of a block is not known";
     for (uint32_t op = g->first_ready; op != CT_NONE; op = ct_ops(d)[op].ready_next) {

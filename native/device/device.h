@@ -231,7 +231,8 @@ size_t ct_device_drain(struct ct_device *device, struct ct_device_record *record
  * waiting blocks are placed in the usual order into the rest of the device (within the context's cap), and only this
  * client's traffic shares the bandwidth. The kernel's delay is the integral of max(0, 1 - service / service alone) over
  * time, 0 while its service alone is 0 (it waits for its own client). Block boundaries, slices, switches and bandwidth
- * are thereby all covered. What is not: delay inherited from an earlier op of the same client, so that delays of one
+ * are thereby all covered: exactly between groups; within a group as lost service, which at the end of a grid can be
+ * less than the time lost. What is not: delay inherited from an earlier op of the same client, so that delays of one
  * stream add up instead of being counted again by every follower; and waits for copy engines.
  *
  * Each piece of delay is booked on culprits: for a group switched out, on the clients of the group that is on the

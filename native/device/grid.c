@@ -262,8 +262,9 @@ static void merge(struct ct_device *d, uint32_t group, uint32_t op, uint64_t blo
     d->counters.merged_chunks++;
 }
 
-/* Puts this many blocks onto free slots; 0 if the device cannot keep track of another kernel now. */
-static int place(struct ct_device *d, uint32_t group, uint32_t op, uint64_t blocks)
+/* Puts this many blocks onto free slots; 0 if the device cannot keep track of another kernel now. `first`: no kernel
+ * before this one waits for slots. */
+static int place(struct ct_device *d, uint32_t group, uint32_t op, uint64_t blocks, int first)
 {
     struct ct_group *g = &ct_groups(d)[group];
     struct ct_op *o = &ct_ops(d)[op];
@@ -282,7 +283,7 @@ static int place(struct ct_device *d, uint32_t group, uint32_t op, uint64_t bloc
     } else {
         /* Alone on the SMs and first in order, it will take the same slots again and again: one train of waves. A
          * later kernel cannot come between; an earlier one cuts the train. The last, partial wave is left over. */
-        uint64_t waves = g->chunk_count == 0 ? o->pending_blocks / blocks : 1;
+        uint64_t waves = g->chunk_count == 0 && first ? o->pending_blocks / blocks : 1;
         uint64_t end_ns = ct_later(d->now_ns, ct_scale(wave_ns, waves, 1, 0));
         ct_chunks(d, group)[g->chunk_count++] = (struct ct_chunk){op, (uint32_t)blocks, waves, end_ns};
         o->chunks++;
@@ -298,6 +299,7 @@ void ct_grid_dispatch(struct ct_device *d, uint32_t group)
     if (!ct_group_is_on(d, group))
         return;
     ct_delay_settle(d, group);
+    int first = 1;
     for (uint32_t op = g->first_ready; op != CT_NONE; op = ct_ops(d)[op].ready_next) {
         struct ct_op *o = &ct_ops(d)[op];
         if (o->pending_blocks == 0)
@@ -314,8 +316,10 @@ void ct_grid_dispatch(struct ct_device *d, uint32_t group)
             room = ct_min(room, own);
         }
         uint64_t blocks = ct_min(o->pending_blocks, room / o->share);
-        if (blocks > 0 && !place(d, group, op, blocks))
-            break;
+        if (blocks > 0 && !place(d, group, op, blocks, first)) {
+            first = 0;
+            continue; /* those already on the device go on, or its place would never become free */
+        }
         /* First come, first served to the last block: nobody overtakes a kernel that still waits for slots, unless it
          * waits for its own context's cap. */
         if (o->pending_blocks > 0 && !capped)

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-enum { SLOTS = 12, CALLS = 8000, SEEDS = 40 };
+enum { SLOTS = 12, CALLS = 8000, SEEDS = 120 };
 
 struct world {
     struct ct_device *device;

@@ -383,6 +383,8 @@ def test_the_batch_driver_equals_the_step_by_step_api(clients: list[ScriptClient
     records = step_by_step(single, kernels, clients)
     assert batch.count() == single.count()
     assert batch.check() is None
+    counters = batch.count()
+    assert counters.traffic_bytes <= config.memory_bytes_per_s * counters.busy_ns // 10**9 * 1.01
     for index, result in enumerate(results):
         assert result.launches == result.completions == len(result.ends_ns)
         assert result.finished_ns is not None
