@@ -54,7 +54,8 @@ static PyObject *presets(PyObject *module, PyObject *nothing)
 
 static PyMethodDef methods[] = {
     {"softgpu_serve", serve, METH_VARARGS,
-     "softgpu_serve(listener, preset, ordinal, uuid, memory_bytes, slice_ns): serve until told to stop; 0 keeps the preset's"},
+     "softgpu_serve(listener, preset, ordinal, uuid, memory_bytes, slice_ns): serve until told to stop; 0 keeps the "
+     "preset's"},
     {"softgpu_presets", presets, METH_NOARGS, "softgpu_presets(): the keys of the devices known"},
     {NULL, NULL, 0, NULL},
 };

@@ -74,7 +74,7 @@ static CUresult release(CUcontext context, uint64_t address, int is_host)
 {
     struct sg_memory *memory = sg_memory_at(address);
     if (!memory || memory->start != address || (memory->kind == SG_MEMORY_HOST) != is_host ||
-        memory->kind == SG_MEMORY_REGISTERED)
+        memory->kind == SG_MEMORY_REGISTERED || memory->is_ending)
         return CUDA_ERROR_INVALID_VALUE;
     /* Of every context: whatever still is to touch this memory must have done so. */
     for (CUcontext each = sg_each(SG_CONTEXT, NULL); each; each = sg_each(SG_CONTEXT, each)) {

@@ -101,7 +101,8 @@ API CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice dev
     return create(context, flags, device, NULL, 0);
 }
 
-API CUresult cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *params, int count, unsigned int flags, CUdevice device)
+API CUresult cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *params, int count, unsigned int flags,
+                            CUdevice device)
 {
     return create(context, flags, device, params, count);
 }

@@ -129,7 +129,8 @@ static CUresult line(uint64_t to, enum sg_side to_side, uint64_t from, enum sg_s
         return line(to, to_side, from, from_side, bytes, stream ? stream : CU_STREAM_PER_THREAD, 1);                   \
     }
 
-SYNC_FORMS(cuMemcpy, cuMemcpy_ptds, (CUdeviceptr to, CUdeviceptr from, size_t bytes), to, SG_SIDE_ANY, from, SG_SIDE_ANY)
+SYNC_FORMS(cuMemcpy, cuMemcpy_ptds, (CUdeviceptr to, CUdeviceptr from, size_t bytes), to, SG_SIDE_ANY, from,
+           SG_SIDE_ANY)
 SYNC_FORMS(cuMemcpyHtoD_v2, cuMemcpyHtoD_v2_ptds, (CUdeviceptr to, const void *from, size_t bytes), to, SG_SIDE_DEVICE,
            (uintptr_t)from, SG_SIDE_HOST)
 SYNC_FORMS(cuMemcpyDtoH_v2, cuMemcpyDtoH_v2_ptds, (void *to, CUdeviceptr from, size_t bytes), (uintptr_t)to,
@@ -163,7 +164,8 @@ API CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext to_context, CUdeviceptr from
     return peer(to, to_context, from, from_context, bytes, NULL, 0);
 }
 
-API CUresult cuMemcpyPeer_ptds(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context, size_t bytes)
+API CUresult cuMemcpyPeer_ptds(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,
+                               size_t bytes)
 {
     return peer(to, to_context, from, from_context, bytes, CU_STREAM_PER_THREAD, 0);
 }

@@ -87,7 +87,8 @@ API CUresult cuDeviceGetPCIBusId(char *text, int length, CUdevice ordinal)
 {
     ENTER(ordinal, device);
     char full[16];
-    int needed = snprintf(full, sizeof full, "%04x:%02x:00.0", PCI_DOMAIN, (unsigned)(PCI_BUS_FIRST + device->ordinal) & 0xff);
+    int needed =
+        snprintf(full, sizeof full, "%04x:%02x:00.0", PCI_DOMAIN, (unsigned)(PCI_BUS_FIRST + device->ordinal) & 0xff);
     if (!text || length <= needed)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
     memcpy(text, full, (size_t)needed + 1);

@@ -9,6 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { MANY = 4096 };
+
 static struct sg_effect *list;
 static size_t count, room;
 static int hosts;
@@ -23,6 +25,19 @@ struct pass {
     struct hold *holds;
     size_t count, room;
 };
+
+/* A program that never synchronises would pile them up. The server takes no op before the one SG_WINDOW before it is
+ * complete, so what lies that far behind what it has taken is complete without asking. */
+static void catch_up(void)
+{
+    uint64_t order = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (list[i].slot + SG_WINDOW > atomic_load_explicit(&list[i].link->ring->head, memory_order_acquire))
+            break;
+        order = list[i].order;
+    }
+    sg_effects_apply(order);
+}
 
 CUresult sg_effect_add(CUstream stream, const struct sg_effect *effect)
 {
@@ -44,7 +59,11 @@ CUresult sg_effect_add(CUstream stream, const struct sg_effect *effect)
     added->context_id = stream->context_id;
     added->is_legacy = stream->is_legacy;
     added->is_blocking = !stream->is_legacy && !(stream->flags & CU_STREAM_NON_BLOCKING);
+    added->link = &stream->context->device->link;
+    added->slot = added->link->tail;
     hosts += effect->kind == SG_EFFECT_HOST;
+    if (count >= MANY)
+        catch_up();
     return CUDA_SUCCESS;
 }
 
@@ -130,6 +149,14 @@ static void fill_box(const struct sg_effect *effect)
                  effect->fill.value, effect->fill.element_bytes);
 }
 
+/* Unless its context took it along and something else lies there by now. */
+static void end_memory(uint64_t address)
+{
+    const struct sg_memory *memory = sg_memory_at(address);
+    if (memory && memory->is_ending)
+        sg_memory_drop(address);
+}
+
 static void apply(struct sg_effect *effect)
 {
     switch (effect->kind) {
@@ -143,7 +170,7 @@ static void apply(struct sg_effect *effect)
         sg_context_fault(effect->context_id, sg_builtin_run(effect));
         break;
     case SG_EFFECT_FREE:
-        sg_memory_drop(effect->free.address);
+        end_memory(effect->free.address);
         break;
     default:
         break;
@@ -196,7 +223,7 @@ void sg_effects_drop_context(uint64_t context_id)
         if (list[i].kind == SG_EFFECT_HOST)
             hosts--;
         if (list[i].kind == SG_EFFECT_FREE)
-            sg_memory_drop(list[i].free.address);
+            end_memory(list[i].free.address);
         free(list[i].staged);
     }
     count = kept;

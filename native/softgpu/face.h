@@ -18,7 +18,9 @@ enum sg_kind { SG_CONTEXT, SG_STREAM, SG_EVENT, SG_MODULE, SG_FUNCTION, SG_POOL,
 struct sg_object {
     uint32_t alive;
     uint32_t index;
-    uint64_t id; /* never used again, unlike the address */
+    uint64_t id;    /* never used again, unlike the address */
+    uint32_t next;  /* while dead: the next free place, index plus one */
+    uint32_t spare; /* a dead object keeps its other fields: a thread may still be waiting with it in hand */
 };
 
 void *sg_make(enum sg_kind kind); /* zeroed; NULL: the pool is full */
@@ -126,7 +128,17 @@ uint64_t sg_clock_ns(void);
 
 /* The thread's stack of contexts. */
 CUcontext sg_current(void);
+
+/* Driver calls that other driver calls are made of. */
 CUresult cuCtxPushCurrent_v2(CUcontext context);
+CUresult cuCtxPopCurrent_v2(CUcontext *context);
+CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device);
+CUresult cuCtxDestroy_v2(CUcontext context);
+CUresult cuStreamDestroy_v2(CUstream stream);
+CUresult cuStreamGetCtx(CUstream stream, CUcontext *context);
+CUresult cuEventDestroy_v2(CUevent event);
+CUresult cuMemHostRegister_v2(void *host, size_t bytes, unsigned int flags);
+
 void sg_forget_context(CUcontext context);
 CUresult sg_context_create(struct sg_device *device, unsigned flags, uint32_t sm_cap, CUcontext *made);
 void sg_context_destroy(CUcontext context);
@@ -182,6 +194,7 @@ struct sg_memory {
     struct CUmemPoolHandle_st *pool;
     enum sg_memory_kind kind;
     unsigned flags;
+    int is_ending; /* freed in stream order, its turn still to come */
 };
 
 struct sg_memory *sg_memory_at(uint64_t address); /* the one that holds this address; NULL: none */
@@ -198,8 +211,15 @@ void sg_arena_give(struct sg_arena *arena, uint64_t start, uint64_t bytes);
 
 /* ---- effects: what an op does to memory, done when its completion is first observed --------------------------- */
 
-enum sg_effect_kind { SG_EFFECT_COPY, SG_EFFECT_FILL, SG_EFFECT_KERNEL, SG_EFFECT_FREE, SG_EFFECT_HOST, SG_EFFECT_RECORD,
-                      SG_EFFECT_WAIT };
+enum sg_effect_kind {
+    SG_EFFECT_COPY,
+    SG_EFFECT_FILL,
+    SG_EFFECT_KERNEL,
+    SG_EFFECT_FREE,
+    SG_EFFECT_HOST,
+    SG_EFFECT_RECORD,
+    SG_EFFECT_WAIT
+};
 
 struct sg_box { /* a 3D piece of memory: rows of width bytes, pitch bytes apart, slices of slice bytes apart */
     uint64_t start, pitch, slice;
@@ -208,6 +228,8 @@ struct sg_box { /* a 3D piece of memory: rows of width bytes, pitch bytes apart,
 struct sg_effect {
     uint64_t order;
     uint64_t stream_id, context_id;
+    struct sg_link *link;
+    uint64_t slot; /* its number in the ring */
     enum sg_effect_kind kind;
     int is_legacy, is_blocking;
     void *staged; /* freed after it took effect */
@@ -319,8 +341,9 @@ struct CUfunc_st {
 };
 
 void sg_module_end(struct CUmod_st *module);
-CUresult sg_function_launch(CUcontext context, struct CUfunc_st *function, const unsigned grid[3], const unsigned block[3],
-                            unsigned shared_bytes, CUstream stream, void **params, void **extra, int is_cooperative);
+CUresult sg_function_launch(CUcontext context, struct CUfunc_st *function, const unsigned grid[3],
+                            const unsigned block[3], unsigned shared_bytes, CUstream stream, void **params,
+                            void **extra, int is_cooperative);
 uint32_t sg_function_occupancy(const struct sg_device *device, const struct CUfunc_st *function, uint32_t threads,
                                size_t shared_bytes);
 

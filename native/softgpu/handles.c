@@ -29,12 +29,6 @@ _Static_assert(sizeof(struct CUmod_st) <= 1 << SHIFT_MODULE, "a module fits its 
 _Static_assert(sizeof(struct CUfunc_st) <= 1 << SHIFT_FUNCTION, "a function fits its place");
 _Static_assert(sizeof(struct CUmemPoolHandle_st) <= 1 << SHIFT_POOL, "a pool fits its place");
 
-/* While dead, an object's place holds the next free one after its header. */
-struct dead {
-    struct sg_object object;
-    uint32_t next;
-};
-
 void *sg_make(enum sg_kind kind)
 {
     struct pool *pool = &pools[kind];
@@ -48,7 +42,7 @@ void *sg_make(enum sg_kind kind)
     uint32_t index;
     if (pool->free_head) {
         index = pool->free_head - 1;
-        pool->free_head = ((struct dead *)(void *)(pool->start + index * pool->place_bytes))->next;
+        pool->free_head = ((struct sg_object *)(void *)(pool->start + index * pool->place_bytes))->next;
     } else if (pool->used < pool->room) {
         index = pool->used++;
     } else {
@@ -65,10 +59,10 @@ void *sg_make(enum sg_kind kind)
 void sg_unmake(enum sg_kind kind, void *thing)
 {
     struct pool *pool = &pools[kind];
-    struct dead *dead = thing;
-    dead->object.alive = 0;
+    struct sg_object *dead = thing;
+    dead->alive = 0;
     dead->next = pool->free_head;
-    pool->free_head = dead->object.index + 1;
+    pool->free_head = dead->index + 1;
 }
 
 int sg_alive(enum sg_kind kind, const void *handle)

@@ -106,10 +106,11 @@ static void details(const struct file *file, const Elf64_Ehdr *head, const Elf64
         const char *name = name_of(file, names, section.sh_name);
         if (!name)
             continue;
-        if (strncmp(name, info_head, sizeof info_head - 1) == 0 && strcmp(name + sizeof info_head - 1, kernel->name) == 0 &&
-            section.sh_type != SHT_NOBITS)
+        if (strncmp(name, info_head, sizeof info_head - 1) == 0 &&
+            strcmp(name + sizeof info_head - 1, kernel->name) == 0 && section.sh_type != SHT_NOBITS)
             parameters(file, &section, kernel);
-        if (strncmp(name, shared_head, sizeof shared_head - 1) == 0 && strcmp(name + sizeof shared_head - 1, kernel->name) == 0)
+        if (strncmp(name, shared_head, sizeof shared_head - 1) == 0 &&
+            strcmp(name + sizeof shared_head - 1, kernel->name) == 0)
             kernel->shared_bytes = section.sh_size < 1 << 20 ? (uint32_t)section.sh_size : 0;
     }
 }
@@ -144,7 +145,8 @@ CUresult sg_image_elf(const unsigned char *data, size_t bytes, struct sg_image *
         if (!kernel)
             return CUDA_ERROR_INVALID_IMAGE;
         kernel->registers = section.sh_info >> 24 ? section.sh_info >> 24 : 32;
-        kernel->binary_version = (int)(head.e_flags & 0xff);
+        /* The architecture moved within the flags with the eighth version of the ABI. */
+        kernel->binary_version = (int)(head.e_flags >> (head.e_ident[EI_ABIVERSION] >= 8 ? 8 : 0) & 0xff);
         details(&file, &head, &names, kernel);
     }
     return CUDA_SUCCESS;

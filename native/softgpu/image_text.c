@@ -41,7 +41,8 @@ static int next_line(const char **at, const char *end, struct line *line)
 
 static int is(const struct line *line, int index, const char *word)
 {
-    return line->count > index && strlen(word) == line->length[index] && memcmp(line->word[index], word, line->length[index]) == 0;
+    return line->count > index && strlen(word) == line->length[index] &&
+           memcmp(line->word[index], word, line->length[index]) == 0;
 }
 
 /* A number with at most `limit`; `percent` allows and applies a trailing %. -1: not one. */
@@ -108,7 +109,8 @@ static int set_params(struct sg_kernel *kernel, const struct line *line)
 static int set_duration_param(struct sg_kernel *kernel, const struct line *line)
 {
     uint32_t index;
-    if (set_small(line, SG_MAX_PARAMS - 1, &index) < 0 || index >= kernel->param_count || kernel->param_bytes[index] != 8)
+    if (set_small(line, SG_MAX_PARAMS - 1, &index) < 0 || index >= kernel->param_count ||
+        kernel->param_bytes[index] != 8)
         return -1;
     kernel->duration_param = (int)index;
     return 0;

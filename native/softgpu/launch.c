@@ -95,8 +95,8 @@ static CUresult check(const struct sg_device *device, const struct CUfunc_st *fu
     return CUDA_SUCCESS;
 }
 
-static CUresult remember(CUstream stream, const struct sg_kernel *kernel, const unsigned grid[3], const unsigned block[3],
-                         void **params, const unsigned char *buffer, size_t buffer_bytes)
+static CUresult remember(CUstream stream, const struct sg_kernel *kernel, const unsigned grid[3],
+                         const unsigned block[3], void **params, const unsigned char *buffer, size_t buffer_bytes)
 {
     struct sg_effect effect = {.kind = SG_EFFECT_KERNEL, .kernel = {.builtin = (int)kernel->builtin}};
     for (int i = 0; i < 3; i++) {
@@ -112,8 +112,9 @@ static CUresult remember(CUstream stream, const struct sg_kernel *kernel, const 
     return sg_effect_add(stream, &effect);
 }
 
-CUresult sg_function_launch(CUcontext context, struct CUfunc_st *function, const unsigned grid[3], const unsigned block[3],
-                            unsigned shared_bytes, CUstream handle, void **params, void **extra, int is_cooperative)
+CUresult sg_function_launch(CUcontext context, struct CUfunc_st *function, const unsigned grid[3],
+                            const unsigned block[3], unsigned shared_bytes, CUstream handle, void **params,
+                            void **extra, int is_cooperative)
 {
     struct sg_device *device = context->device;
     const unsigned char *buffer = NULL;
@@ -159,7 +160,8 @@ static CUresult launch(CUfunction function, const unsigned grid[3], const unsign
     CUresult result = sg_enter_context(&context);
     if (result != CUDA_SUCCESS)
         return result;
-    return sg_leave(sg_function_launch(context, function, grid, block, shared_bytes, stream, params, extra, is_cooperative));
+    return sg_leave(
+        sg_function_launch(context, function, grid, block, shared_bytes, stream, params, extra, is_cooperative));
 }
 
 #define SHAPE                                                                                                          \
@@ -198,7 +200,8 @@ API CUresult cuLaunchCooperativeKernel_ptsz(CUfunction function, unsigned int gr
     return launch(function, grid, block, shared_bytes, stream ? stream : CU_STREAM_PER_THREAD, params, NULL, 1);
 }
 
-static CUresult launch_config(const CUlaunchConfig *config, CUfunction function, void **params, void **extra, int is_twin)
+static CUresult launch_config(const CUlaunchConfig *config, CUfunction function, void **params, void **extra,
+                              int is_twin)
 {
     int is_cooperative = 0;
     if (!config || (config->numAttrs && !config->attrs))

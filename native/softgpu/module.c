@@ -91,7 +91,8 @@ API CUresult cuModuleLoadData(CUmodule *module, const void *image)
     return load(0, image, NULL, module);
 }
 
-API CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int count, CUjit_option *options, void **values)
+API CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned int count, CUjit_option *options,
+                                void **values)
 {
     if (count && (!options || !values))
         return CUDA_ERROR_INVALID_VALUE;

@@ -87,7 +87,8 @@ static size_t width_of(int attribute)
 }
 
 /* What an address does not have is 0 in this form, not an error. */
-API CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attributes, void **data, CUdeviceptr pointer)
+API CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute *attributes, void **data,
+                                    CUdeviceptr pointer)
 {
     CUresult result = sg_enter();
     if (result != CUDA_SUCCESS)

@@ -127,7 +127,8 @@ API CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attrib
         *(int *)value = (int)pool->switches[attribute];
     else if ((int)attribute == CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
         *(cuuint64_t *)value = pool->release_bytes;
-    else if ((int)attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT || (int)attribute == CU_MEMPOOL_ATTR_USED_MEM_CURRENT)
+    else if ((int)attribute == CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT ||
+             (int)attribute == CU_MEMPOOL_ATTR_USED_MEM_CURRENT)
         *(cuuint64_t *)value = pool->used_bytes;
     else
         *(cuuint64_t *)value = pool->used_high_bytes;
@@ -202,14 +203,15 @@ static CUresult release(CUdeviceptr pointer, CUstream handle)
     struct sg_memory *memory = sg_memory_at(pointer);
     if (!stream)
         return sg_leave(CUDA_ERROR_INVALID_HANDLE);
-    if (!memory || memory->start != pointer || memory->kind != SG_MEMORY_DEVICE)
+    if (!memory || memory->start != pointer || memory->kind != SG_MEMORY_DEVICE || memory->is_ending)
         return sg_leave(pointer ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS);
     struct sg_effect effect = {.kind = SG_EFFECT_FREE, .free.address = pointer};
-    if (stream->done_order >= stream->order && !sg_effects_pending())
+    if (stream->done_order >= stream->order && !sg_effects_pending()) {
         sg_memory_drop(pointer);
-    else
-        result = sg_effect_add(stream, &effect);
-    return sg_leave(result);
+        return sg_leave(CUDA_SUCCESS);
+    }
+    memory->is_ending = 1; /* not to be freed again */
+    return sg_leave(sg_effect_add(stream, &effect));
 }
 
 API CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream stream)

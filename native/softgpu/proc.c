@@ -15,6 +15,8 @@ struct choice {
 
 static struct choice choose(const char *base, int version, int want_twin)
 {
+    /* A driver knows nothing newer than itself: a client that asks for more gets the newest form the driver has. A
+     * call that did not exist then still gets an address, so that its use can be counted. */
     struct choice choice = {NULL, 0, 0};
     for (int i = 0; i < SG_NAME_COUNT; i++) {
         const struct sg_name *name = &sg_names[i];
@@ -25,7 +27,9 @@ static struct choice choose(const char *base, int version, int want_twin)
             choice.twin_exists = 1;
         if (name->twin != want_twin || name->since == 0 || name->since > version)
             continue;
-        if (!choice.best || name->since > choice.best->since)
+        int is_ahead = name->since > SG_DRIVER_VERSION;
+        int best_is_ahead = choice.best && choice.best->since > SG_DRIVER_VERSION;
+        if (!choice.best || is_ahead < best_is_ahead || (is_ahead == best_is_ahead && name->since > choice.best->since))
             choice.best = name;
     }
     return choice;

@@ -63,8 +63,8 @@ CUresult sg_stream_make(CUcontext context, unsigned flags, int priority, CUstrea
 static CUstream per_thread(CUcontext context)
 {
     uint64_t id = context->object.id;
-    if (last_used.context_id == id && sg_alive(SG_STREAM, last_used.stream) && last_used.stream->thread == this_thread &&
-        last_used.stream->context_id == id)
+    if (last_used.context_id == id && sg_alive(SG_STREAM, last_used.stream) &&
+        last_used.stream->thread == this_thread && last_used.stream->context_id == id)
         return last_used.stream;
     CUstream found = NULL, spare = NULL;
     if (!this_thread) {

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 enum {
-    SPIN_NS = 60000,     /* the end of a wait: a sleeper wakes some 30 us late, so it wakes early and looks at the clock */
+    SPIN_NS = 60000, /* the end of a wait: a sleeper wakes some 30 us late, so it wakes early and looks at the clock */
     EARLY_NS = 150000,   /* when to look whether the projection still holds, if the wait is longer than that */
     LOOK_NS = 500000000, /* how long to sleep without looking whether the server still lives */
 };
@@ -38,6 +38,15 @@ static int is_dead(struct sg_link *link)
     return link->lost || (poll(&line, 1, 0) > 0 && (line.revents & (POLLRDHUP | POLLHUP | POLLERR)));
 }
 
+static inline void relax(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
 /* Until the instant, or the wake word changes, or the server dies (which the next question finds out). Not under the
  * lock. */
 void sg_sleep_until(struct sg_link *link, uint32_t wake, uint64_t at_ns, int may_spin)
@@ -49,7 +58,7 @@ void sg_sleep_until(struct sg_link *link, uint32_t wake, uint64_t at_ns, int may
             return;
         uint64_t left_ns = at_ns - now_ns;
         if (left_ns <= spin_ns) {
-            __builtin_ia32_pause();
+            relax();
         } else if (left_ns - spin_ns <= LOOK_NS) {
             nap(link, wake, at_ns - spin_ns);
         } else {
@@ -222,9 +231,12 @@ CUresult sg_event_ready(CUevent event)
 
 CUresult sg_context_wait(CUcontext context)
 {
-    uint64_t id = context->object.id;
+    uint64_t id = context->object.id, last = 0;
     for (CUstream stream = sg_each(SG_STREAM, NULL); stream; stream = sg_each(SG_STREAM, stream)) {
-        if (stream->context_id != id || stream->done_order >= stream->order)
+        if (stream->context_id != id)
+            continue;
+        last = stream->order > last ? stream->order : last;
+        if (stream->done_order >= stream->order)
             continue;
         CUresult result = sg_stream_wait(stream);
         if (result != CUDA_SUCCESS)
@@ -232,5 +244,6 @@ CUresult sg_context_wait(CUcontext context)
         if (!sg_alive(SG_CONTEXT, context) || context->object.id != id)
             return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     }
-    return CUDA_SUCCESS;
+    sg_effects_apply(last);
+    return context->fault;
 }

@@ -67,10 +67,10 @@ enum sg_request_kind {
     SG_MEMORY_TAKE = 8,     /* a: context, b: bytes */
     SG_MEMORY_GIVE = 9,     /* a: context, b: bytes */
     SG_MEMORY_INFO = 10,    /* -> a: free bytes, b: total bytes */
-    SG_PROJECT = 11,        /* a: enum sg_target, b: its number, c: slots to be taken first -> struct sg_reply, see below */
-    SG_HOST_DONE = 12,      /* a: the client's number */
-    SG_UNSUPPORTED = 13,    /* a: number of the name called */
-    SG_REPORT = 14,         /* -> the books as JSON, instead of a reply */
+    SG_PROJECT = 11,   /* a: enum sg_target, b: its number, c: slots to be taken first -> struct sg_reply, see below */
+    SG_HOST_DONE = 12, /* a: the client's number */
+    SG_UNSUPPORTED = 13, /* a: number of the name called */
+    SG_REPORT = 14,      /* -> the books as JSON, instead of a reply */
     SG_SHUTDOWN = 15,
     SG_EVENT_DESTROY = 16, /* a: event */
 };

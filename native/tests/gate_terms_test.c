@@ -1,6 +1,6 @@
 /* Does a reader of the terms page ever see half of a write, wait for the dead, or trust a foreign page? */
 #include "gate/terms.h"
-#include "tests/check.h"
+#include "tests/expect.h"
 
 #include <pthread.h>
 #include <stdbool.h>
@@ -45,22 +45,22 @@ static void a_new_page_is_free(void)
     union page page = {0};
     struct ct_terms terms;
     memset(&terms, 0xff, sizeof terms);
-    CHECK(ct_terms_init(&page, sizeof page) == CT_TERMS_OK);
-    CHECK(ct_terms_check(&page, sizeof page) == CT_TERMS_OK);
-    CHECK(ct_terms_read(&page.terms, &terms) == CT_TERMS_OK);
-    CHECK(terms.state == CT_TERMS_FREE);
-    CHECK(terms.share_ppm == 0 && terms.memory_bytes == 0 && terms.gpu == 0);
+    EXPECT(ct_terms_init(&page, sizeof page) == CT_TERMS_OK);
+    EXPECT(ct_terms_check(&page, sizeof page) == CT_TERMS_OK);
+    EXPECT(ct_terms_read(&page.terms, &terms) == CT_TERMS_OK);
+    EXPECT(terms.state == CT_TERMS_FREE);
+    EXPECT(terms.share_ppm == 0 && terms.memory_bytes == 0 && terms.gpu == 0);
 }
 
 static void what_is_written_is_read(void)
 {
     union page page = {0};
-    CHECK(ct_terms_init(&page, sizeof page) == CT_TERMS_OK);
+    EXPECT(ct_terms_init(&page, sizeof page) == CT_TERMS_OK);
     for (uint64_t number = 1; number <= 5; number++) { /* odd and even writes use different copies */
         struct ct_terms written = terms_of(number), read;
         ct_terms_write(&page.terms, &written);
-        CHECK(ct_terms_read(&page.terms, &read) == CT_TERMS_OK);
-        CHECK(equal(&written, &read));
+        EXPECT(ct_terms_read(&page.terms, &read) == CT_TERMS_OK);
+        EXPECT(equal(&written, &read));
     }
 }
 
@@ -68,23 +68,23 @@ static void a_second_init_keeps_what_readers_hold(void)
 {
     union page page = {0};
     struct ct_terms written = terms_of(7), read;
-    CHECK(ct_terms_init(&page, sizeof page) == CT_TERMS_OK);
+    EXPECT(ct_terms_init(&page, sizeof page) == CT_TERMS_OK);
     ct_terms_write(&page.terms, &written);
-    CHECK(ct_terms_init(&page, sizeof page) == CT_TERMS_OK);
-    CHECK(ct_terms_read(&page.terms, &read) == CT_TERMS_OK);
-    CHECK(equal(&written, &read));
+    EXPECT(ct_terms_init(&page, sizeof page) == CT_TERMS_OK);
+    EXPECT(ct_terms_read(&page.terms, &read) == CT_TERMS_OK);
+    EXPECT(equal(&written, &read));
 }
 
 static void what_is_no_terms_page_is_refused(void)
 {
     union page page = {0};
-    CHECK(ct_terms_check(&page, sizeof page) == CT_TERMS_FOREIGN);
-    CHECK(ct_terms_init(&page, CT_TERMS_BYTES - 1) == CT_TERMS_SMALL);
-    CHECK(ct_terms_check(&page, sizeof page) == CT_TERMS_FOREIGN); /* and the refused init wrote nothing */
-    CHECK(ct_terms_init(&page, sizeof page) == CT_TERMS_OK);
-    CHECK(ct_terms_check(&page, CT_TERMS_BYTES - 1) == CT_TERMS_SMALL);
+    EXPECT(ct_terms_check(&page, sizeof page) == CT_TERMS_FOREIGN);
+    EXPECT(ct_terms_init(&page, CT_TERMS_BYTES - 1) == CT_TERMS_SMALL);
+    EXPECT(ct_terms_check(&page, sizeof page) == CT_TERMS_FOREIGN); /* and the refused init wrote nothing */
+    EXPECT(ct_terms_init(&page, sizeof page) == CT_TERMS_OK);
+    EXPECT(ct_terms_check(&page, CT_TERMS_BYTES - 1) == CT_TERMS_SMALL);
     page.terms.version = CT_TERMS_VERSION + 1;
-    CHECK(ct_terms_check(&page, sizeof page) == CT_TERMS_OTHER);
+    EXPECT(ct_terms_check(&page, sizeof page) == CT_TERMS_OTHER);
 }
 
 /* A writer that died after any number of its stores: the count never moved, so the last whole write stays valid. */
@@ -94,7 +94,7 @@ static void a_torn_write_is_never_seen(void)
         for (int stores = 0; stores <= CT_TERMS_WORDS; stores++) {
             union page page = {0};
             struct ct_terms last = {0}, next = terms_of(99), read;
-            CHECK(ct_terms_init(&page, sizeof page) == CT_TERMS_OK);
+            EXPECT(ct_terms_init(&page, sizeof page) == CT_TERMS_OK);
             for (uint64_t number = 1; number <= writes; number++) {
                 last = terms_of(number);
                 ct_terms_write(&page.terms, &last);
@@ -104,13 +104,13 @@ static void a_torn_write_is_never_seen(void)
             memcpy(words, &next, sizeof words);
             for (int i = 0; i < stores; i++)
                 atomic_store(&spare[i], words[i]);
-            CHECK(ct_terms_read(&page.terms, &read) == CT_TERMS_OK);
-            CHECK(equal(&last, &read));
+            EXPECT(ct_terms_read(&page.terms, &read) == CT_TERMS_OK);
+            EXPECT(equal(&last, &read));
             /* The node that comes back writes over the torn copy, and is understood. */
             next = terms_of(100);
             ct_terms_write(&page.terms, &next);
-            CHECK(ct_terms_read(&page.terms, &read) == CT_TERMS_OK);
-            CHECK(equal(&next, &read));
+            EXPECT(ct_terms_read(&page.terms, &read) == CT_TERMS_OK);
+            EXPECT(equal(&next, &read));
         }
     }
 }
@@ -131,14 +131,14 @@ static void *read_until_over(void *argument)
         int result = ct_terms_read(&race->page.terms, &terms);
         if (result == CT_TERMS_BUSY)
             continue; /* bounded, as promised: the reader was overtaken in every attempt, not stuck */
-        CHECK(result == CT_TERMS_OK);
-        CHECK(is_whole(&terms));
-        CHECK(terms.state / 1000 >= newest); /* a reader never goes back in time */
+        EXPECT(result == CT_TERMS_OK);
+        EXPECT(is_whole(&terms));
+        EXPECT(terms.state / 1000 >= newest); /* a reader never goes back in time */
         newest = terms.state / 1000;
         reads++;
     }
-    CHECK(reads > 0);
-    CHECK(newest == WRITES); /* the round after the end sees the last write */
+    EXPECT(reads > 0);
+    EXPECT(newest == WRITES); /* the round after the end sees the last write */
     return NULL;
 }
 
@@ -147,17 +147,17 @@ static void readers_beside_a_busy_writer_see_whole_terms(void)
     static struct race race;
     pthread_t readers[READERS];
     struct ct_terms first = terms_of(0);
-    CHECK(ct_terms_init(&race.page, sizeof race.page) == CT_TERMS_OK);
+    EXPECT(ct_terms_init(&race.page, sizeof race.page) == CT_TERMS_OK);
     ct_terms_write(&race.page.terms, &first);
     for (int i = 0; i < READERS; i++)
-        CHECK(pthread_create(&readers[i], NULL, read_until_over, &race) == 0);
+        EXPECT(pthread_create(&readers[i], NULL, read_until_over, &race) == 0);
     for (uint64_t number = 1; number <= WRITES; number++) {
         struct ct_terms terms = terms_of(number);
         ct_terms_write(&race.page.terms, &terms);
     }
     atomic_store(&race.over, true);
     for (int i = 0; i < READERS; i++)
-        CHECK(pthread_join(readers[i], NULL) == 0);
+        EXPECT(pthread_join(readers[i], NULL) == 0);
 }
 
 int main(void)

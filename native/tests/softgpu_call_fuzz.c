@@ -1,4 +1,4 @@
-/* Fuzz of call sequences: random calls with good, stale and nonsense arguments; every answer is a code, none a crash. */
+/* Fuzz of call sequences: random calls with good, stale and nonsense arguments; each answer is a code, none a crash. */
 #include "softgpu/face.h"
 #include "softgpu_server.h"
 
@@ -37,7 +37,8 @@ CUresult cuEventRecord(CUevent, CUstream);
 CUresult cuEventQuery(CUevent);
 CUresult cuEventSynchronize(CUevent);
 CUresult cuEventElapsedTime(float *, CUevent, CUevent);
-CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream, void **, void **);
+CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream,
+                        void **, void **);
 CUresult cuLaunchHostFunc(CUstream, CUhostFn, void *);
 CUresult cuPointerGetAttribute(void *, CUpointer_attribute, CUdeviceptr);
 CUresult cuOccupancyMaxPotentialBlockSize(int *, int *, CUfunction, CUoccupancyB2DSize, size_t, int);
@@ -108,8 +109,9 @@ static void note(void *data)
 
 static void objects(void)
 {
-    static const char image[] = "softgpu-image 1\nkernel t\n block_ns 500\nkernel f\n builtin fill\nkernel p\n params 8 4 8\n"
-                                " duration_param 2\n jitter 10%\n";
+    static const char image[] =
+        "softgpu-image 1\nkernel t\n block_ns 500\nkernel f\n builtin fill\nkernel p\n params 8 4 8\n"
+        " duration_param 2\n jitter 10%\n";
     static const char *const names[] = {"t", "f", "p", "absent"};
     size_t i = dice(PLACES);
     switch (dice(14)) {
@@ -170,9 +172,18 @@ static void work(void)
     void *values[] = {&pointer, &value, &count};
     if (dice(10))
         count %= 200;
-    CUDA_MEMCPY2D flat = {.srcMemoryType = (int)dice(5), .dstMemoryType = (int)dice(5), .srcHost = host, .dstHost = NULL,
-                          .srcDevice = a_pointer(), .dstDevice = a_pointer(), .srcPitch = dice(200), .dstPitch = dice(200),
-                          .WidthInBytes = dice(100), .Height = dice(20), .srcY = dice(3), .dstXInBytes = dice(3)};
+    CUDA_MEMCPY2D flat = {.srcMemoryType = (int)dice(5),
+                          .dstMemoryType = (int)dice(5),
+                          .srcHost = host,
+                          .dstHost = NULL,
+                          .srcDevice = a_pointer(),
+                          .dstDevice = a_pointer(),
+                          .srcPitch = dice(200),
+                          .dstPitch = dice(200),
+                          .WidthInBytes = dice(100),
+                          .Height = dice(20),
+                          .srcY = dice(3),
+                          .dstXInBytes = dice(3)};
     CUDA_MEMCPY3D solid = {.srcMemoryType = 2, .dstMemoryType = 2, .srcDevice = a_pointer(), .dstDevice = a_pointer(),
                            .srcPitch = dice(200), .srcHeight = a_size(), .dstPitch = dice(200), .dstHeight = dice(20),
                            .WidthInBytes = dice(100), .Height = dice(10), .Depth = dice(4), .srcZ = dice(2)};

@@ -23,7 +23,8 @@ static const char text[] =
 
 static const char ptx[] =
     ".version 8.4\n.target sm_70\n.address_size 64\n/* kernels */\n.global .align 4 .b8 s[5] = {1,2};\n"
-    ".visible .entry _Z3addPfS_i(\n .param .u64 .ptr .global .align 4 a,\n .param .align 8 .b8 b[24],\n .param .u32 n\n)\n"
+    ".visible .entry _Z3addPfS_i(\n .param .u64 .ptr .global .align 4 a,\n .param .align 8 .b8 b[24],\n .param .u32 "
+    "n\n)\n"
     ".maxntid 256, 1, 1\n{\n .reg .b64 %rd<5>; // }\n { ret; }\n}\n.entry empty() { ret; }\n.entry bare { ret; }\n";
 
 /* A small cubin: section names, two kernels with code, one with parameters and shared memory. */

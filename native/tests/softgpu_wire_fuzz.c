@@ -84,7 +84,8 @@ static void scribble(struct line *line)
         slot->kernel = (struct ct_kernel){number(line), number(line), number(line), (uint32_t)number(line),
                                           (uint32_t)number(line), (uint32_t)number(line), (uint32_t)number(line)};
         if (dice(2)) /* one that could be right */
-            slot->kernel = (struct ct_kernel){1 + dice(200), 1 + dice(5000), dice(9000), 1 + (uint32_t)dice(1024), 32, 0, 0};
+            slot->kernel =
+                (struct ct_kernel){1 + dice(200), 1 + dice(5000), dice(9000), 1 + (uint32_t)dice(1024), 32, 0, 0};
     }
     if (dice(40) == 0)
         tail = number(line);

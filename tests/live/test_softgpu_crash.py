@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import run, start
+from softgpus import run, start
 
 from cotenant.live.softgpu import manage
 

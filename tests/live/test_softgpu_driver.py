@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import threading
 from pathlib import Path
 
 import pytest
-from conftest import run, start
+from softgpus import run, start
 
 from cotenant.live.softgpu import manage, wire
 
@@ -32,6 +34,40 @@ def test_bad_arguments_get_the_drivers_codes(softgpu: Path) -> None:
 
 def test_a_forked_child_is_not_initialised(softgpu: Path) -> None:
     assert "parent goes on" in run(softgpu, "forked.py")
+
+
+def test_no_call_dies_of_empty_arguments(softgpu: Path) -> None:
+    names = Path(__file__).parents[2] / "native" / "softgpu" / "names.def"
+    symbols = re.findall(r"^NAME\((\w+),", names.read_text(), re.MULTILINE)
+    process = start(softgpu, "zeros.py")
+    out, err = process.communicate(" ".join(symbols), timeout=60)
+    assert process.returncode == 0, err
+    answers = ast.literal_eval(out)
+    assert sum(answers.values()) == 2 * len(symbols)
+    assert answers.keys() <= {0, 1, 3, 101, 201, 215, 224, 400, 500, 600, 801}
+    listed = manage.inspect(softgpu, 0)["unsupported"]
+    assert sum(listed.values()) == answers[801]
+    assert set(listed) < set(symbols)
+
+
+def test_cuda_core_as_far_as_it_goes(softgpu: Path) -> None:
+    pytest.importorskip("cuda.core", reason="cuda-core is not installed (extra dev)")
+    assert "core goes" in run(softgpu, "core.py")
+
+
+def test_per_thread_default_streams(softgpu: Path) -> None:
+    assert "twins" in run(softgpu, "twins.py")
+
+
+def test_two_devices_in_one_process(tmp_path: Path) -> None:
+    directory = tmp_path / "gpu"
+    made = manage.create(directory, "t4", 2)
+    try:
+        assert [gpu.preset for gpu in made] == ["t4", "t4"]
+        assert "two" in run(directory, "two.py")
+    finally:
+        manage.destroy(directory)
+    assert manage.gpus(directory) == []
 
 
 def test_two_processes_share_one_device(softgpu: Path) -> None:

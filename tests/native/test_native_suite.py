@@ -31,14 +31,14 @@ def test_every_native_test_passes_under_sanitizers() -> None:
 
 
 FAULTS = {
-    "a wrong answer": ("CHECK(argc == 0);", "not true: argc == 0"),
+    "a wrong answer": ("EXPECT(argc == 0);", "expected argc == 0"),
     "a read past the end": (
-        "char *p = malloc((size_t)argc); CHECK(p[argc * 2] != 42); free(p);",
+        "char *p = malloc((size_t)argc); EXPECT(p[argc * 2] != 42); free(p);",
         "heap-buffer-overflow",
     ),
-    "a use after free": ("int *p = malloc(4); free(p); CHECK(p[argc - 1] != 42);", "heap-use-after-free"),
+    "a use after free": ("int *p = malloc(4); free(p); EXPECT(p[argc - 1] != 42);", "heap-use-after-free"),
     "a leak": ("volatile char *p = malloc((size_t)argc); p[0] = 1; p = NULL;", "detected memory leaks"),
-    "an overflow": ("int big = 2147483647; CHECK(big + argc != 42);", "signed integer overflow"),
+    "an overflow": ("int big = 2147483647; EXPECT(big + argc != 42);", "signed integer overflow"),
 }
 
 
@@ -52,7 +52,7 @@ def test_the_suite_catches_each_kind_of_fault(tmp_path: Path) -> None:
     with (folder / "CMakeLists.txt").open("w", encoding="utf-8") as cmake:
         cmake.write(recipe + end)  # native_test itself is the project's own; the project's tests ran above
         for number, (body, _) in enumerate(FAULTS.values()):
-            text = f'#include "check.h"\nint main(int argc, char **argv)\n{{\n(void)argv;\n{body}\nreturn 0;\n}}\n'
+            text = f'#include "expect.h"\nint main(int argc, char **argv)\n{{\n(void)argv;\n{body}\nreturn 0;\n}}\n'
             (folder / f"fault_{number}.c").write_text(text, encoding="utf-8")
             cmake.write(f"native_test(fault_{number} fault_{number}.c)\n")
             # The compiler would refuse some of these by itself; here the sanitizers are on trial.

@@ -50,7 +50,10 @@ def compiles(source: str, tmp_path: Path, *include: Path) -> None:
     file.write_text(source)
     flags = [f"-I{place}" for place in include]
     done = subprocess.run(
-        ["gcc", "-std=gnu11", "-fsyntax-only", "-Werror", *flags, str(file)], capture_output=True, text=True, check=False
+        ["gcc", "-std=gnu11", "-fsyntax-only", "-Werror", *flags, str(file)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[:4000]
 
@@ -59,7 +62,7 @@ def our_constants() -> dict[str, str]:
     """Every enumerator and macro of abi.h and errors.def, with our number for it."""
     text = (FACE / "abi.h").read_text()
     found = dict(re.findall(r"\b(CU_[A-Z0-9_]+) = (-?\w+)", text))
-    found |= {name: number for name, number in re.findall(r"#define (CU_\w+) \(\(CUstream\)(\w+)\)", text)}
+    found |= dict(re.findall(r"#define (CU_\w+) \(\(CUstream\)(\w+)\)", text))
     found |= dict(re.findall(r"ERROR\((\w+), (\d+),", (FACE / "errors.def").read_text()))
     return found
 
@@ -115,12 +118,16 @@ def test_prototypes_are_nvidias(include: Path, tmp_path: Path) -> None:
     ours = prototypes()
     assert len(ours) > 220
     profiler = include / "cudaProfiler.h"
-    head = "#define __CUDA_API_VERSION_INTERNAL\n#include <cuda.h>\n" + ("#include <cudaProfiler.h>\n" if profiler.exists() else "")
+    head = "#define __CUDA_API_VERSION_INTERNAL\n#include <cuda.h>\n" + (
+        "#include <cudaProfiler.h>\n" if profiler.exists() else ""
+    )
     done = subprocess.run(
         ["gcc", "-E", "-P", f"-I{include}", "-x", "c", "-"], input=head, capture_output=True, text=True, check=True
     )
     declared = set(re.findall(r"\b(cu[A-Z]\w+)\s*\(", done.stdout))
-    again = "\n".join(f"CUresult {name}({arguments or 'void'});" for name, arguments in ours.items() if name in declared)
+    again = "\n".join(
+        f"CUresult {name}({arguments or 'void'});" for name, arguments in ours.items() if name in declared
+    )
     compiles(f"{head}{again}\n", tmp_path, include)
 
 

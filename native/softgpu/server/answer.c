@@ -193,8 +193,9 @@ static int decide(struct sg_server *server, int index, const struct sg_request *
         return sg_owns(server->events, request->a, index) ? ct_device_event_destroy(device, (uint32_t)request->a)
                                                           : CT_DEVICE_STALE;
     case SG_EVENT_TIME:
-        return sg_owns(server->events, request->a, index) ? ct_device_event_time(device, (uint32_t)request->a, &reply->a)
-                                                          : CT_DEVICE_STALE;
+        return sg_owns(server->events, request->a, index)
+                   ? ct_device_event_time(device, (uint32_t)request->a, &reply->a)
+                   : CT_DEVICE_STALE;
     case SG_MEMORY_TAKE:
         return sg_owns(server->contexts, request->a, index)
                    ? ct_device_memory_take(device, (uint32_t)request->a, request->b)

@@ -1,4 +1,4 @@
-/* The books of a soft GPU as JSON: what it is, who uses it, what it did, who waited for whom, what was asked in vain. */
+/* The books of a soft GPU as JSON: what it is and did, who uses it, who waited for whom, what was asked in vain. */
 #include "softgpu/server/server.h"
 
 #include <inttypes.h>
@@ -35,8 +35,8 @@ static void counters(struct text *text, const struct ct_device_counters *c)
         "{\"kernels\":%" PRIu64 ",\"blocks\":%" PRIu64 ",\"copies\":%" PRIu64 ",\"memsets\":%" PRIu64
         ",\"host_functions\":%" PRIu64 ",\"killed_ops\":%" PRIu64 ",\"busy_ns\":%" PRIu64 ",\"sm_ns\":%" PRIu64
         ",\"thread_ns\":%" PRIu64 ",\"traffic_bytes\":%" PRIu64 ",\"host_bytes\":%" PRIu64 ",\"delayed_ns\":%" PRIu64
-        ",\"memory_bytes\":%" PRIu64 ",\"memory_peak_bytes\":%" PRIu64 ",\"switches\":%" PRIu64 ",\"late_calls\":%" PRIu64
-        "}",
+        ",\"memory_bytes\":%" PRIu64 ",\"memory_peak_bytes\":%" PRIu64 ",\"switches\":%" PRIu64
+        ",\"late_calls\":%" PRIu64 "}",
         c->kernels, c->blocks, c->copies, c->memsets, c->host_functions, c->killed_ops, c->busy_ns, c->sm_ns,
         c->thread_ns, c->traffic_bytes, c->host_bytes, c->delayed_ns, c->memory_bytes, c->memory_peak_bytes,
         c->switches, c->late_calls);
@@ -56,7 +56,8 @@ static void clients(struct sg_server *server, struct text *text)
         const char *inner = "";
         for (int j = 0; j < SG_CONNECTIONS; j++) {
             struct sg_client *other = server->clients[j];
-            uint64_t delay_ns = other && other->greeted ? ct_device_delay(server->device, client->model, other->model) : 0;
+            uint64_t delay_ns =
+                other && other->greeted ? ct_device_delay(server->device, client->model, other->model) : 0;
             if (!delay_ns)
                 continue;
             say(text, "%s{\"pid\":%d,\"delay_ns\":%" PRIu64 "}", inner, (int)other->pid, delay_ns);

@@ -2,10 +2,13 @@
 
 Usage: names.py INCLUDE_DIR... > native/softgpu/names.def
 
-Each INCLUDE_DIR holds the headers of one CUDA toolkit (the package nvidia-cuda-runtime has them); the list is the union.
-A name has one row: NAME(symbol, base, since, twin). `base` is what a client passes to cuGetProcAddress, `since` the CUDA
-version from which this symbol answers that base, `twin` says whether it is the per-thread default stream twin.
+Each INCLUDE_DIR holds the headers of one CUDA toolkit (the package nvidia-cuda-runtime has them); the list is their
+union. A name has one row: NAME(symbol, base, since, twin). `base` is what a client passes to cuGetProcAddress, `since`
+the CUDA version from which this symbol answers that base, `twin` says whether it is the per-thread default stream twin.
 """
+
+# ruff: noqa: INP001, T201, S603
+# A program of its own: it prints its result and starts the compiler it is asked to start.
 
 import re
 import subprocess
@@ -21,14 +24,15 @@ TYPEDEFS = (
     "cudaVDPAUTypedefs.h",
     "cudaEGLTypedefs.h",
 )
-MODES = (
+MODES: tuple[list[str], ...] = (
     ["-D__CUDA_API_VERSION_INTERNAL"],
     [],
     ["-DCUDA_API_PER_THREAD_DEFAULT_STREAM"],
 )
 # Types of neighbouring systems that those headers name and this machine need not have.
 STUBS = """
-typedef unsigned int GLuint; typedef unsigned int GLenum; typedef unsigned int VdpDevice; typedef unsigned int VdpFuncId;
+typedef unsigned int GLuint; typedef unsigned int GLenum;
+typedef unsigned int VdpDevice; typedef unsigned int VdpFuncId;
 typedef int VdpStatus; typedef VdpStatus VdpGetProcAddress(VdpDevice, VdpFuncId, void **);
 typedef unsigned int VdpVideoSurface; typedef unsigned int VdpOutputSurface;
 typedef void *EGLImageKHR; typedef void *EGLStreamKHR; typedef void *EGLSyncKHR; typedef int EGLint;
@@ -54,7 +58,9 @@ def symbols(includes: list[Path]) -> set[str]:
     for include in includes:
         for header in HEADERS:
             for flags in MODES:
-                found.update(re.findall(r"CUresult\s+(?:CUDAAPI\s+)?(cu[A-Z]\w+)\s*\(", preprocessed(include, header, flags)))
+                found.update(
+                    re.findall(r"CUresult\s+(?:CUDAAPI\s+)?(cu[A-Z]\w+)\s*\(", preprocessed(include, header, flags))
+                )
     return found
 
 

@@ -42,7 +42,7 @@ _SMALL: Final = (
 
 def bench_device(rounds: int, say: Callable[[str], None]) -> dict[str, object]:
     """Medians over interleaved rounds; the wait errors of all rounds are pooled."""
-    rates: dict[str, list[float]] = {"sliced mixed": [], "sliced small": [], "together small": []}
+    rates: dict[str, list[float]] = {"sliced mixed": [], "sliced small": [], "together small": [], "together mixed": []}
     launches: list[int] = []
     late = Recorder()
     idle: list[float] = []
@@ -54,6 +54,7 @@ def bench_device(rounds: int, say: Callable[[str], None]) -> dict[str, object]:
             rates["sliced mixed"].append(_kernels_per_s(_MIXED, OWN_GROUP))
             rates["sliced small"].append(_kernels_per_s(_SMALL, OWN_GROUP))
             rates["together small"].append(_kernels_per_s(_SMALL, 1))
+            rates["together mixed"].append(_kernels_per_s(_MIXED, 1))
             seen = _probe(home)
             launches.append(int(statistics.median(seen["launch_ns"])))
             for late_ns in seen["late_ns"]:
@@ -68,7 +69,8 @@ def bench_device(rounds: int, say: Callable[[str], None]) -> dict[str, object]:
         "rounds": rounds,
         "sim_kernels_per_s": statistics.median(rates["sliced mixed"]),
         "sim_kernels_per_s_one_wave": statistics.median(rates["sliced small"]),
-        "sim_kernels_per_s_one_group": statistics.median(rates["together small"]),
+        "sim_kernels_per_s_one_group": statistics.median(rates["together mixed"]),
+        "sim_kernels_per_s_one_group_one_wave": statistics.median(rates["together small"]),
         "launch_ns": statistics.median(launches),
         "wait_error_us_p50": _microseconds(waits, 0.5),
         "wait_error_us_p99": _microseconds(waits, 0.99),

@@ -27,7 +27,7 @@ events = [P() for _ in range(4)]
 for stream, event in zip(streams, events, strict=True):
     ok(cuda.cuStreamCreate(ctypes.byref(stream), 1))
     ok(cuda.cuEventCreate(ctypes.byref(event), 0))
-memory: list[U64] = []
+memory: list[ctypes.c_uint64] = []
 note = ctypes.CFUNCTYPE(None, P)(lambda _: None)
 while True:
     what, which = dice.randrange(8), dice.randrange(4)

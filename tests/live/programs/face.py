@@ -1,4 +1,4 @@
-"""What the test programs share: the bindings, checked, and an image with kernels that compute and kernels that take time."""
+"""What the test programs share: checked bindings, and an image of kernels that compute and kernels that take time."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ class Gpu:
     def function(self, name: str) -> Any:
         return ok(driver.cuModuleGetFunction(self.module, name.encode()))
 
-    def launch(self, function: Any, values: tuple[Any, ...], types: tuple[Any, ...], *, blocks: int = 4, stream: Any = 0) -> None:
+    def launch(
+        self, function: Any, values: tuple[Any, ...], types: tuple[Any, ...], *, blocks: int = 4, stream: Any = 0
+    ) -> None:
         ok(driver.cuLaunchKernel(function, blocks, 1, 1, 256, 1, 1, 0, stream, (values, types), 0))
 
     def spin(self, nanoseconds: int, stream: Any = 0, *, blocks: int = 80) -> None:

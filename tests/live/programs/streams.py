@@ -40,6 +40,14 @@ assert code(driver.cuEventElapsedTime(start, end)) == "CUDA_ERROR_NOT_READY"
 ok(driver.cuEventSynchronize(end))
 assert ok(driver.cuEventElapsedTime(start, end)) >= 2.0
 
+# To the nanosecond, where the host has no part in it: both records are queued behind a kernel that still runs.
+gpu.spin(60_000_000, first)
+ok(driver.cuEventRecord(start, first))
+gpu.spin(2_500_000, first)
+ok(driver.cuEventRecord(end, first))
+ok(driver.cuEventSynchronize(end))
+assert ok(driver.cuEventElapsedTime(start, end)) == 2.5
+
 # Host functions run in their turn, on another thread, and hold up what is behind them.
 order: list[str] = []
 callback_type = ctypes.CFUNCTYPE(None, ctypes.c_void_p)

@@ -68,7 +68,7 @@ def _spawn(directory: Path, ordinal: int, preset: str, memory_bytes: int, slice_
     with _listen(path) as listener, (directory / f"gpu{ordinal}.log").open("ab") as log:
         command = [sys.executable, "-m", "cotenant.live.softgpu.server", str(listener.fileno()), preset]
         command += [str(ordinal), uuid.uuid4().hex, str(memory_bytes), str(slice_ns)]
-        subprocess.Popen(
+        subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -76,6 +76,7 @@ def _spawn(directory: Path, ordinal: int, preset: str, memory_bytes: int, slice_
             pass_fds=(listener.fileno(),),
             start_new_session=True,
             cwd="/",
+            check=False,
         )
     # The socket listens already, so the question waits in it until the server takes it: no polling.
     try:

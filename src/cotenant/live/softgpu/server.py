@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 
@@ -13,9 +14,10 @@ def main(arguments: list[str]) -> int:
     # The server owns no file that a sudden end could tear: the default actions are the right ones.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    _native.softgpu_serve(
-        int(descriptor), preset, int(ordinal), bytes.fromhex(uuid), int(memory_bytes), int(slice_ns)
-    )
+    # The process that was started ends at once and can be waited for; the server has nobody who must collect it.
+    if os.fork():
+        return 0
+    _native.softgpu_serve(int(descriptor), preset, int(ordinal), bytes.fromhex(uuid), int(memory_bytes), int(slice_ns))
     return 0
 
 
