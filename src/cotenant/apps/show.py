@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from rich.console import Console
@@ -15,7 +15,7 @@ from cotenant.apps.simulate import Outcome
 from cotenant.domain.instant import SECOND_NS
 from cotenant.domain.tenant import Tenant, Terms
 from cotenant.format import wire
-from cotenant.format.quantity import format_duration, format_share, format_size
+from cotenant.format.quantity import format_duration, format_share, format_size, round_duration
 from cotenant.live.doctor import Finding, Level
 from cotenant.live.softgpu.manage import SoftGpu
 
@@ -171,3 +171,39 @@ def show_softgpus(console: Console, gpus: Sequence[SoftGpu]) -> None:
         console.print("use one with: cotenant run --gpu soft:0 -- COMMAND", style="dim")
     else:
         console.print("make some with: cotenant softgpu create --gpu v100 --count 2", style="dim")
+
+
+def show_books(console: Console, books: Mapping[str, Any]) -> None:
+    """`cotenant softgpu inspect`."""
+    counters = books["counters"]
+    taken_bytes = books["memory_bytes"] - books["memory_free_bytes"]
+    rows: list[list[str]] = [
+        ["model", f"{books['name']} ({books['sm_count']} SMs)"],
+        ["memory", f"{format_size(taken_bytes)} taken of {format_size(books['memory_bytes'])}"],
+        ["clients", f"{len(books['clients'])} connected, {books['left']} left"],
+        ["kernels", f"{counters['kernels']:,} ({counters['blocks']:,} blocks)"],
+        ["copies", f"{counters['copies']:,}, {format_size(counters['host_bytes'])} to and from the host"],
+        ["busy", round_duration(counters["busy_ns"])],
+        ["SM time", round_duration(counters["sm_ns"])],
+        ["waited for others", round_duration(counters["delayed_ns"])],
+    ]
+    console.print(table(f"soft:{books['ordinal']}, server pid {books['pid']}", ["WHAT", "VALUE"], rows))
+    if books["clients"]:
+        columns = ["PID", "KERNELS", "BUSY", "MEMORY", "WAITED", "BECAUSE OF"]
+        console.print(table("clients", columns, [_client_row(client) for client in books["clients"]]))
+    if books["unsupported"]:
+        calls = [[name, str(count)] for name, count in sorted(books["unsupported"].items())]
+        console.print(table("called, but not supported", ["CALL", "TIMES"], calls))
+
+
+def _client_row(client: Mapping[str, Any]) -> list[str]:
+    counters = client["counters"]
+    culprits = [f"{culprit['pid']} ({round_duration(culprit['delay_ns'])})" for culprit in client["delayed_by"]]
+    return [
+        str(client["pid"]),
+        f"{counters['kernels']:,}",
+        round_duration(counters["busy_ns"]),
+        format_size(counters["memory_bytes"]),
+        round_duration(counters["delayed_ns"]),
+        ", ".join(culprits) or "-",
+    ]

@@ -77,5 +77,3 @@ def _number(field: str, text: str) -> int:
     if not text.isascii() or not text.isdigit():
         raise ConfigError(field, text, "write a whole number")
     return int(text)
-
-

@@ -47,6 +47,15 @@ def format_duration(nanoseconds: int) -> str:
     return _format(nanoseconds, _DURATION_UNITS, zero="0s")
 
 
+def round_duration(nanoseconds: int) -> str:
+    """About how long, in three digits: for tables that people read, not for reading back."""
+    unit, scale = "ns", 1
+    for name in ("us", "ms", "s"):
+        if nanoseconds >= _DURATION_UNITS[name]:
+            unit, scale = name, _DURATION_UNITS[name]
+    return f"{nanoseconds / scale:.3g}{unit}" if nanoseconds < 1000 * scale else f"{nanoseconds / scale:,.0f}{unit}"
+
+
 def parse_size(text: object, *, field: str = "size") -> int:
     """Bytes from text such as "4GiB" or "512MiB"; decimal units ("4GB") are understood too."""
     units = {**_SIZE_UNITS, **_DECIMAL_SIZE_UNITS}
