@@ -77,7 +77,8 @@ class Connection:
         self.close()
 
     def _receive(self) -> tuple[bytes, int | None]:
-        data, ancillary, _, _ = self._socket.recvmsg(1 << 16, socket.CMSG_SPACE(4 * _DESCRIPTOR_BYTES))
+        room = socket.CMSG_SPACE(4 * _DESCRIPTOR_BYTES)
+        data, ancillary, _, _ = self._socket.recvmsg(1 << 16, room, socket.MSG_CMSG_CLOEXEC)
         if not data:
             raise ConnectionResetError(104, "its end of the connection closed")
         received = array.array("i")
