@@ -12,7 +12,7 @@ from collections.abc import Callable
 from cotenant import __version__
 from cotenant.domain.event import NodeStarted, NodeStopping
 from cotenant.domain.gpu import Gpu
-from cotenant.errors import InvariantError
+from cotenant.errors import ConfigError, InvariantError
 from cotenant.format import wire
 from cotenant.format.config import Config
 from cotenant.host import Divergence, Host, NodeWorld, replay, same_promises
@@ -26,6 +26,8 @@ from cotenant.live.process import name_process
 from cotenant.machine.node import NodeMachine
 
 _SPARE_CONNECTIONS = 256
+_FEWEST_SPARE = 8
+_OWN_DESCRIPTORS = 32
 
 
 def serve_node(config: Config, places: Places, say: Callable[[str], None]) -> None:
@@ -44,9 +46,9 @@ def serve_node(config: Config, places: Places, say: Callable[[str], None]) -> No
     def roll() -> wire.Tenants:
         return _roll(machine, clock, loop, gpus)
 
-    _allow_descriptors(config.node.slots)
+    connections = _allow_descriptors(config.node.slots)
     listener = listen(places.socket, group_id)
-    door = LiveDoor(loop, clock, listener, roll, config.node.slots + _SPARE_CONNECTIONS)
+    door = LiveDoor(loop, clock, listener, roll, connections)
     host = Host(machine, NodeWorld(door, pages, loop.stop).deeds(), journal)
     loop.bind(host)
     _stop_on_signals(loop)
@@ -119,9 +121,19 @@ def _stop_on_signals(loop: LiveLoop) -> None:
     loop.keep(reader, writer)
 
 
-def _allow_descriptors(slots: int) -> None:
-    """A slot may need two descriptors; ask for what the system allows us anyway."""
+def _allow_descriptors(slots: int) -> int:
+    """How many connections there can be, after asking for as many descriptors as the system allows us.
+
+    A slot needs one for its tenant and one for its page: strangers must never use up what a page will need.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * slots + 2 * _SPARE_CONNECTIONS + 64
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
+    wanted = 2 * slots + _SPARE_CONNECTIONS + _OWN_DESCRIPTORS
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    left = _SPARE_CONNECTIONS if soft == resource.RLIM_INFINITY else soft - 2 * slots - _OWN_DESCRIPTORS
+    if left < _FEWEST_SPARE:
+        limit = 2 * slots + _FEWEST_SPARE + _OWN_DESCRIPTORS
+        remedy = f"needs {limit} open files and {hard} are allowed; choose fewer, or raise the limit (ulimit -Hn)"
+        raise ConfigError("node.slots", slots, remedy)
+    return slots + min(left, _SPARE_CONNECTIONS)
