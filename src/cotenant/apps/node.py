@@ -35,7 +35,8 @@ def serve_node(config: Config, places: Places, say: Callable[[str], None]) -> No
     group_id = group_id_of(config.node.group)
     make_directory(places.runtime, "directories.runtime", group_id=group_id)
     make_directory(places.state, "directories.state")
-    lock = take_lock(places.lock)
+    # Two nodes with a runtime directory each may still share a journal, as with XDG_RUNTIME_DIR in one shell only.
+    locks = [take_lock(places.lock), take_lock(places.journal_lock)]
     name_process("cotenant-node")
     machine, clock = _recover(places, say)
     journal = FileJournal(places.journal, config.node.journal_limit)
@@ -64,7 +65,8 @@ def serve_node(config: Config, places: Places, say: Callable[[str], None]) -> No
         pages.close()
         journal.close()
         places.socket.unlink(missing_ok=True)
-        os.close(lock)
+        for lock in locks:
+            os.close(lock)
     say(f"node stopped: {reason}")
 
 

@@ -35,6 +35,11 @@ class Places(msgspec.Struct, frozen=True):
         return self.runtime / "node.lock"
 
     @property
+    def journal_lock(self) -> Path:
+        """Held by the one node that writes this journal."""
+        return self.state / "journal.lock"
+
+    @property
     def pages(self) -> Path:
         """The terms pages."""
         return self.runtime / "pages"
@@ -136,7 +141,7 @@ def take_lock(path: Path) -> int:
         holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
         os.close(descriptor)
         raise WorldError(
-            f"a node already runs on {path.parent} (pid {holder}); stop it, or choose another directory with --runtime"
+            f"a node already runs on {path.parent} (pid {holder}); stop it, or choose others with --runtime and --state"
         ) from None
     os.ftruncate(descriptor, 0)
     os.write(descriptor, f"{os.getpid()}\n".encode())
