@@ -1,8 +1,11 @@
 """Is there one node to a directory, whoever else tries?"""
 
 import contextlib
+import grp
+import os
 import resource
 import signal
+import stat
 
 from cotenant.format import wire
 from cotenant.live.client import Connection, NodeAwayError
@@ -77,3 +80,9 @@ def test_a_full_disk_ends_the_node_with_a_sentence(stage: Stage) -> None:
     stage.node()
     replayed = stage.json("replay", str(stage.places.journal))
     assert replayed["reproduced"]
+
+
+def test_a_refused_node_does_not_close_the_door_of_the_one_that_runs(stage: Stage) -> None:
+    stage.node("--group", grp.getgrgid(os.getegid()).gr_name)
+    assert stage.run("node").returncode == 75
+    assert stat.S_IMODE(stage.places.runtime.stat().st_mode) == 0o710

@@ -12,6 +12,7 @@ from cotenant.errors import ConfigError, WorldError
 from cotenant.format.config import Config, DirectoriesConfig
 from cotenant.live.directory import (
     Places,
+    close_directory,
     config_file,
     group_id_of,
     listen,
@@ -111,11 +112,15 @@ def test_a_config_that_cannot_be_read_is_an_error_either_way(tmp_path: Path, req
 def test_a_directory_is_made_private_with_its_parents(tmp_path: Path) -> None:
     make_directory(tmp_path / "a" / "b", "directories.runtime")
     assert mode(tmp_path / "a" / "b") == 0o700
+    (tmp_path / "a" / "b").chmod(0o755)
+    close_directory(tmp_path / "a" / "b", "directories.runtime")
+    assert mode(tmp_path / "a" / "b") == 0o700
 
 
 def test_a_directory_of_a_group_can_be_passed_through_by_it(tmp_path: Path) -> None:
     group_id = os.getegid()
-    make_directory(tmp_path / "a", "directories.runtime", group_id=group_id)
+    make_directory(tmp_path / "a", "directories.runtime")
+    close_directory(tmp_path / "a", "directories.runtime", group_id=group_id)
     assert mode(tmp_path / "a") == 0o710
     assert (tmp_path / "a").stat().st_gid == group_id
 

@@ -17,7 +17,7 @@ from cotenant.format import wire
 from cotenant.format.config import Config
 from cotenant.host import Divergence, Host, NodeWorld, replay, same_promises
 from cotenant.live.clock import LiveClock, clock_kept_in, unix_ns
-from cotenant.live.directory import Places, group_id_of, listen, make_directory, take_lock
+from cotenant.live.directory import Places, close_directory, group_id_of, listen, make_directory, take_lock
 from cotenant.live.door import LiveDoor
 from cotenant.live.journal import FileJournal, Recovery
 from cotenant.live.loop import READ, LiveLoop
@@ -33,10 +33,12 @@ _OWN_DESCRIPTORS = 32
 def serve_node(config: Config, places: Places, say: Callable[[str], None]) -> None:
     """Be the node of these directories until told to stop; `say` gets a line for whatever a person should know."""
     group_id = group_id_of(config.node.group)
-    make_directory(places.runtime, "directories.runtime", group_id=group_id)
+    make_directory(places.runtime, "directories.runtime")
     make_directory(places.state, "directories.state")
     # Two nodes with a runtime directory each may still share a journal, as with XDG_RUNTIME_DIR in one shell only.
     locks = [take_lock(places.lock), take_lock(places.journal_lock)]
+    close_directory(places.state, "directories.state")
+    close_directory(places.runtime, "directories.runtime", group_id=group_id)
     name_process("cotenant-node")
     machine, clock = _recover(places, say)
     journal = FileJournal(places.journal, config.node.journal_limit)

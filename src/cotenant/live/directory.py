@@ -108,13 +108,20 @@ def load_config(path: Path, *, required: bool) -> Config:
     return decode_config(text, str(path))
 
 
-def make_directory(path: Path, field: str, *, group_id: int = -1) -> None:
-    """Make it, private unless a group was named; refuse one that belongs to somebody else."""
+def make_directory(path: Path, field: str) -> None:
+    """Make it; refuse one that belongs to somebody else. One that was there stays as open as it is."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         owner = path.stat().st_uid
-        if owner != os.geteuid():
-            raise ConfigError(field, str(path), f"belongs to user {owner}, choose a directory of your own")
+    except OSError as error:
+        raise ConfigError(field, str(path), f"cannot be used: {error.strerror}; choose another") from None
+    if owner != os.geteuid():
+        raise ConfigError(field, str(path), f"belongs to user {owner}, choose a directory of your own")
+
+
+def close_directory(path: Path, field: str, *, group_id: int = -1) -> None:
+    """Make it private, or passable for a group; only for whoever holds its lock, since others may be served there."""
+    try:
         path.chmod(0o710 if group_id >= 0 else 0o700)
         if group_id >= 0:
             os.chown(path, -1, group_id)
