@@ -1,6 +1,7 @@
 """Is there one node to a directory, whoever else tries?"""
 
 import contextlib
+import fcntl
 import grp
 import os
 import resource
@@ -9,7 +10,7 @@ import stat
 
 from cotenant.format import wire
 from cotenant.live.client import Connection, NodeAwayError
-from tests.e2e.stage import Stage, until
+from tests.e2e.stage import Stage, alive, until
 from tests.live.indoors import join
 
 
@@ -86,3 +87,30 @@ def test_a_refused_node_does_not_close_the_door_of_the_one_that_runs(stage: Stag
     stage.node("--group", grp.getgrgid(os.getegid()).gr_name)
     assert stage.run("node").returncode == 75
     assert stat.S_IMODE(stage.places.runtime.stat().st_mode) == 0o710
+
+
+def test_a_tenant_waits_for_a_node_that_somebody_else_is_starting(stage: Stage) -> None:
+    """The winner of a race holds the lock for a while before it answers: reading a long journal takes time."""
+    stage.places.runtime.mkdir(mode=0o700)
+    with stage.places.lock.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        print(os.getpid(), file=lock, flush=True)
+        tenant = stage.start("run", "--", "sh", "-c", "exit 7")
+        until(lambda: stage.places.log.exists() and "already runs" in stage.places.log.read_text())
+    stage.node()
+    _, told = tenant.communicate(timeout=60)
+    assert tenant.returncode == 7, told
+
+
+def test_tenants_that_all_find_no_node_share_one(stage: Stage) -> None:
+    tenants = [stage.start("run", "--name", f"t{number}", "--", "sleep", "600") for number in range(6)]
+    until(lambda: len(stage.slots()) == 6 or any(tenant.poll() is not None for tenant in tenants))
+    assert len(stage.slots()) == 6
+    pid = stage.node_pid()
+    for tenant in tenants:
+        tenant.terminate()
+    told = [tenant.communicate(timeout=60)[1] for tenant in tenants]
+    assert sum("no node was running: started one" in text for text in told) == 1
+    assert pid is not None
+    os.kill(pid, signal.SIGTERM)
+    until(lambda: not alive(pid))

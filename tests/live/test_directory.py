@@ -17,6 +17,7 @@ from cotenant.live.directory import (
     group_id_of,
     listen,
     load_config,
+    lock_holder,
     make_directory,
     places,
     take_lock,
@@ -154,8 +155,16 @@ def test_one_directory_has_one_node(tmp_path: Path) -> None:
     assert mode(tmp_path / "node.lock") == 0o600
     with pytest.raises(WorldError, match=rf"a node already runs on .*\(pid {os.getpid()}\)"):
         take_lock(tmp_path / "node.lock")
+    assert lock_holder(tmp_path / "node.lock") == os.getpid()
     os.close(first)
     os.close(take_lock(tmp_path / "node.lock"))
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"\xff", b"4194999", b"9" * 5000])
+def test_a_lock_of_nobody_has_no_holder(tmp_path: Path, content: bytes) -> None:
+    assert lock_holder(tmp_path / "none") is None
+    (tmp_path / "node.lock").write_bytes(content)
+    assert lock_holder(tmp_path / "node.lock") is None
 
 
 def test_the_socket_is_private_or_the_group_s(tmp_path: Path) -> None:

@@ -155,6 +155,15 @@ def take_lock(path: Path) -> int:
     return descriptor
 
 
+def lock_holder(path: Path) -> int | None:
+    """The process that took this lock, if it lives. Asking does not try the lock: that could turn a new node away."""
+    try:
+        pid = int(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return pid if Path(f"/proc/{pid}").exists() else None
+
+
 def listen(path: Path, group_id: int) -> socket.socket:
     """The listening socket, private from its first moment; a stale one of a dead node is replaced."""
     path.unlink(missing_ok=True)
