@@ -253,3 +253,23 @@ def test_a_journal_that_cannot_be_opened_is_a_world_error(tmp_path: Path) -> Non
         FileJournal(tmp_path / "journal", 1)
     with pytest.raises(WorldError, match="cannot read the journal"):
         list(Recovery(tmp_path / "journal").turns())
+
+
+@pytest.mark.parametrize("step", ["os.fsync", "os.link", "pathlib.Path.rename", "pathlib.Path.unlink", "os.write"])
+def test_a_rotation_that_the_disk_does_not_allow_is_a_world_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    path = tmp_path / "journal"
+    machine = lived(path)
+    whole = turns_of(path)
+    journal = FileJournal(path, 1)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(step, refuse)
+        with pytest.raises(WorldError, match="Input/output error"):
+            journal.begin_segment(99, machine.snapshot())
+    assert turns_of(path) == whole
+    journal.close()

@@ -39,16 +39,21 @@ class FileJournal:
     def begin_segment(self, now: Instant, head: Event) -> None:
         """Start a new segment; it becomes the journal in one step, complete with its head."""
         fresh = self._path.with_name(self._path.name + ".new")
-        fresh.unlink(missing_ok=True)
-        file = self._open(fresh)
-        old, self._file, self._size_bytes = self._file, file, 0
-        self._write(MAGIC + encode_turn(now, head, []))
-        os.fsync(file)
         previous = self._path.with_name(self._path.name + ".1")
-        previous.unlink(missing_ok=True)
-        os.link(self._path, previous)
-        fresh.rename(self._path)
-        os.close(old)
+        try:
+            fresh.unlink(missing_ok=True)
+            file = self._open(fresh)
+            old, self._file, self._size_bytes = self._file, file, 0
+            self._write(MAGIC + encode_turn(now, head, []))
+            os.fsync(file)
+            previous.unlink(missing_ok=True)
+            os.link(self._path, previous)
+            fresh.rename(self._path)
+            os.close(old)
+        except OSError as error:
+            raise WorldError(
+                f"cannot begin a new segment of the journal {self._path}: {error.strerror}; mend its directory, restart"
+            ) from None
 
     def close(self) -> None:
         """Let go of the file."""
