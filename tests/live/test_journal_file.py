@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from cotenant.apps.node import _recover
-from cotenant.domain.event import Event, NodeSettings, NodeStarted, PeerLost, TenantJoined, TenantLeft
-from cotenant.domain.tenant import Kind, TenantSpec
+from cotenant.domain.event import SLOTS_LIMIT, Event, NodeSettings, NodeStarted, PeerLost, TenantJoined, TenantLeft
+from cotenant.domain.histogram import Histogram
+from cotenant.domain.tenant import COMMAND_LIMIT, Kind, TenantSpec
 from cotenant.errors import WorldError
+from cotenant.format import wire
 from cotenant.format.journal import MAGIC, Turn, TurnReader
 from cotenant.host import Host, replay
 from cotenant.live.directory import Places
@@ -273,3 +275,21 @@ def test_a_rotation_that_the_disk_does_not_allow_is_a_world_error(
             journal.begin_segment(99, machine.snapshot())
     assert turns_of(path) == whole
     journal.close()
+
+
+def test_the_largest_node_fits_the_head_of_a_segment_and_an_answer(tmp_path: Path) -> None:
+    most = "\N{SNOWMAN WITHOUT SNOW}" * COMMAND_LIMIT
+    astral = "\N{GRINNING FACE}" * COMMAND_LIMIT
+    spec = TenantSpec(Kind.OFFLINE, 7, "", 0, 0, 0, astral, most)
+    machine = NodeMachine()
+    machine.handle(NodeStarted(NodeSettings(SLOTS_LIMIT, 10**10), "test", 0), now=1)
+    for peer in range(SLOTS_LIMIT):
+        machine.handle(TenantJoined(peer, 1 << 22, 1 << 31, spec), now=2)
+    journal = FileJournal(tmp_path / "journal", 1)
+    journal.begin_segment(3, machine.snapshot())
+    journal.close()
+    again = NodeMachine()
+    replay(again, turns_of(tmp_path / "journal"))
+    assert len(again.tenants()) == SLOTS_LIMIT
+    roll = wire.Tenants(1, "test", 1, machine.tenants(), [], 1, 1, SLOTS_LIMIT, [], Histogram())
+    assert len(wire.encode(roll)) < wire.ANSWER_LIMIT_BYTES

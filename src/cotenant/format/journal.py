@@ -21,7 +21,8 @@ from cotenant.domain.value import Value
 from cotenant.errors import PeerError
 
 MAGIC: Final = b"cotenant journal 1\n"
-TURN_LIMIT_BYTES: Final = 4 << 20
+TURN_LIMIT_BYTES: Final = 32 << 20
+"""Holds the whole of the largest node, which is what stands at the head of a segment."""
 _PREFIX: Final = struct.Struct("<II")
 
 

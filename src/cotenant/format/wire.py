@@ -15,7 +15,7 @@ from cotenant.errors import PeerError
 VERSION: Final = 1
 FRAME_LIMIT_BYTES: Final = 64 << 10
 """What a peer may send at once; the node's own answers may be larger."""
-ANSWER_LIMIT_BYTES: Final = 16 << 20
+ANSWER_LIMIT_BYTES: Final = 32 << 20
 _LENGTH: Final = struct.Struct("<I")
 
 
