@@ -94,7 +94,7 @@ def test_a_foreign_file_is_refused(tmp_path: Path, content: bytes) -> None:
 
 def test_a_descriptor_that_is_no_file_is_refused() -> None:
     reader, writer = os.pipe()
-    for descriptor in (reader, 999_999):
+    for descriptor in (reader, 999_999, 1 << 40):
         with pytest.raises(PeerError, match="is no terms page"):
             read_page(descriptor)
     os.close(reader)
@@ -109,7 +109,7 @@ def test_inside_a_tenant_the_terms_are_its_own(pages: LivePages) -> None:
         own_terms({TERMS_VARIABLE: str(handle)})
 
 
-@pytest.mark.parametrize("named", [None, "", "x", "-1", "1.5"])
+@pytest.mark.parametrize("named", [None, "", "x", "-1", "1.5", "²", "9" * 5000])
 def test_outside_a_tenant_there_are_none(named: str | None) -> None:
     with pytest.raises(ConfigError, match="this is not a tenant; run the program with: cotenant run"):
         own_terms({} if named is None else {TERMS_VARIABLE: named})
