@@ -29,7 +29,7 @@ _FAREWELL_TRIES: Final = 3
 
 def spec_of(config: RunConfig, command: Sequence[str]) -> TenantSpec:
     """What the tenant asks for; raises `ConfigError` for what contradicts itself."""
-    text = " ".join(command)
+    text = _as_text(" ".join(command))
     priority = DEFAULT_PRIORITY[config.kind] if config.priority is None else config.priority
     if config.slo and config.kind is Kind.OFFLINE:
         remedy = "an offline tenant has no latency objective; add --online or leave --slo away"
@@ -41,9 +41,14 @@ def spec_of(config: RunConfig, command: Sequence[str]) -> TenantSpec:
         slo_ns=int(config.slo),
         memory_bytes=int(config.memory),
         share_ppm=int(config.share),
-        task=(config.task or text)[:COMMAND_LIMIT],
+        task=(_as_text(config.task) or text)[:COMMAND_LIMIT],
         command=text[:COMMAND_LIMIT],
     )
+
+
+def _as_text(words: str) -> str:
+    """What a person reads: an argument is bytes to the system, and need not be UTF-8."""
+    return os.fsencode(words).decode("utf-8", "replace")
 
 
 class Membership:
