@@ -4,13 +4,20 @@ import fcntl
 import os
 import pty
 import signal
+import socket
 import subprocess
 import sys
 import termios
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from cotenant.domain.tenant import Kind, Terms
+from cotenant.format import wire
+from cotenant.live.directory import listen
+from cotenant.live.page import LivePages
 from tests.e2e.stage import BOUND_S, COTENANT, Stage, alive, until
 
 # Counts every signal it gets, and says so; ends at a line on its standard input, or at SIGTERM when asked.
@@ -199,3 +206,28 @@ def test_inside_a_tenant_the_terms_can_be_asked(stage: Stage) -> None:
     table = stage.run("run", *options, "--", *COTENANT, "terms")
     assert "0/2" in table.stdout
     assert "50ms" in table.stdout
+
+
+def test_a_node_that_talks_nonsense_at_the_end_does_not_cost_the_exit_code(stage: Stage) -> None:
+    stage.places.runtime.mkdir()
+    terms = Terms(0, 1, Kind.OFFLINE, 7, 0, 0, 0, -1)
+    pages = LivePages(stage.places.pages)
+    page = pages.publish(terms)
+    listener = listen(stage.places.socket, -1)
+
+    def serve() -> None:
+        with listener.accept()[0]:  # ensure_node looks whether somebody is there
+            pass
+        with listener.accept()[0] as peer:
+            peer.recv(1 << 16)
+            socket.send_fds(peer, [wire.encode(wire.Welcome(1, "a", terms))], [page])
+            peer.recv(1 << 16)
+            peer.sendall(wire.encode(wire.Wrong("goodbye to you too")))
+        listener.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    done: Any = stage.run("run", "--", "sh", "-c", "exit 5")
+    thread.join(BOUND_S)
+    pages.close()
+    assert done.returncode == 5, done.stderr

@@ -106,7 +106,7 @@ class Membership:
             try:
                 assert self._connection is not None
                 self._connection.ask(wire.Leave(ending))
-            except WorldError:
+            except (WorldError, PeerError):  # whatever the node says, the program's exit code is what counts
                 self.lose()
             else:
                 break
