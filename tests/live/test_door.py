@@ -96,6 +96,7 @@ SPECS: dict[str, tuple[Any, ...]] = {
     "no such kind": ("root", 5),
     "an escape in the name": ("offline", 5, "\x1b[2J"),
     "a path as a name": ("offline", 5, "../../etc"),
+    "a line break after the name": ("offline", 5, "a\n"),
     "a name without an end": ("offline", 5, "x" * 65),
     "an objective for offline work": ("offline", 5, "", 1),
     "more memory than can be counted": ("offline", 5, "", 0, 1 << 63),

@@ -15,7 +15,7 @@ PRIORITY_LOWEST: Final = 9
 NAME_LIMIT: Final = 64
 COMMAND_LIMIT: Final = 512
 ENDING_LIMIT: Final = 256
-NAME_PATTERN: Final = r"^([A-Za-z0-9][A-Za-z0-9._-]*)?$"
+NAME_PATTERN: Final = r"^([A-Za-z0-9][A-Za-z0-9._-]*)?\Z"  # $ would let a last line break through
 _LARGEST: Final = (1 << 63) - 1
 
 Priority = Annotated[int, msgspec.Meta(ge=PRIORITY_HIGHEST, le=PRIORITY_LOWEST)]

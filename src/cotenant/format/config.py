@@ -32,8 +32,8 @@ class NodeConfig(Section, frozen=True):
         0
     )
     group: Annotated[str, Meta(description="group whose members may connect; empty: only the owner")] = ""
-    place: Annotated[str, Meta(pattern="^(spread|pack)$", description="which GPU first: spread or pack")] = "spread"
-    admit: Annotated[str, Meta(pattern="^(reserve|overcommit)$", description="promises: reserve or overcommit")] = (
+    place: Annotated[str, Meta(pattern=r"^(spread|pack)\Z", description="which GPU first: spread or pack")] = "spread"
+    admit: Annotated[str, Meta(pattern=r"^(reserve|overcommit)\Z", description="promises: reserve or overcommit")] = (
         "reserve"
     )
     journal_limit: Annotated[SizeBytes, Meta(description="size at which the journal begins a new segment")] = SizeBytes(
