@@ -148,11 +148,14 @@ class Stage:
         for process in reversed(self._processes):
             if process.poll() is None:
                 process.kill()
-            with contextlib.suppress(subprocess.TimeoutExpired, ValueError):
-                process.communicate(timeout=5)
         for pid in self._left_behind():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        for process in self._processes:
+            process.wait(BOUND_S)
+            for pipe in (process.stdin, process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()
         shutil.rmtree(self.home, ignore_errors=True)
 
     def _left_behind(self) -> Iterator[int]:
