@@ -41,6 +41,7 @@ _HEADER: Final = re.compile(r"\s*(?P<open>\[{1,2})\s*(?P<name>[^\[\]]+?)\s*\]{1,
 
 _PLAIN_WORDS: Final = {
     "`int`": "a whole number",
+    "`int | null`": "a whole number",
     "`str`": "text in quotes",
     "`object`": "a table",
     "`array`": "a list",
