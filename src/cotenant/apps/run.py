@@ -16,7 +16,7 @@ from cotenant.format.config import RunConfig
 from cotenant.format.quantity import format_duration
 from cotenant.live.client import Connection, NodeAwayError, tenants_of
 from cotenant.live.clock import pause
-from cotenant.live.directory import Places, lock_holder
+from cotenant.live.directory import Places, lock_holder, make_directory
 from cotenant.live.page import TERMS_VARIABLE, read_page
 from cotenant.live.process import Child, describe_ending, exec_failure_code, start_in_background
 
@@ -41,7 +41,7 @@ def spec_of(config: RunConfig, command: Sequence[str]) -> TenantSpec:
         slo_ns=int(config.slo),
         memory_bytes=int(config.memory),
         share_ppm=int(config.share),
-        task=(_as_text(config.task) or text)[:COMMAND_LIMIT],
+        task=(config.task or text)[:COMMAND_LIMIT],
         command=text[:COMMAND_LIMIT],
     )
 
@@ -140,6 +140,8 @@ def ensure_node(places: Places, arguments: Sequence[str], say: Callable[[str], N
         pass
     else:
         return
+    make_directory(places.runtime, "directories.runtime")
+    make_directory(places.state, "directories.state")
     process = start_in_background(["node", "--idle-exit", format_duration(_IDLE_EXIT_NS), *arguments], places.log)
     for _ in range(_START_TRIES):
         ended = process.poll()
