@@ -91,5 +91,8 @@ def simulate_file(path: Path, seed: int | None, journal: str, say: Callable[[str
         scenario = msgspec.structs.replace(scenario, seed=seed)
     outcome, content = simulate(scenario, say)
     if journal:
-        Path(journal).write_bytes(content)
+        try:
+            Path(journal).write_bytes(content)
+        except OSError as error:
+            raise ConfigError("--journal", journal, f"cannot be written: {error.strerror}; choose another") from None
     return outcome
