@@ -66,10 +66,10 @@ class Stage:
         self._processes.append(process)
         return process
 
-    def run(self, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, bound_s: float = BOUND_S, **options: Any) -> subprocess.CompletedProcess[str]:
         """One command of cotenant, to its end."""
         process = self.start(*arguments, **options)
-        out, err = process.communicate(timeout=BOUND_S)
+        out, err = process.communicate(timeout=bound_s)
         return subprocess.CompletedProcess(arguments, process.returncode, out, err)
 
     def node(self, *options: str, **given: Any) -> subprocess.Popen[str]:

@@ -9,7 +9,7 @@ from tests.e2e.stage import Stage
 
 @pytest.mark.slow
 def test_the_demo_is_fine(stage: Stage) -> None:
-    done = stage.run("demo", "--json")
+    done = stage.run("demo", "--json", bound_s=240)
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["fine"] is True
@@ -20,7 +20,7 @@ def test_the_demo_is_fine(stage: Stage) -> None:
 
 @pytest.mark.slow
 def test_the_bench_of_the_loop_has_every_figure(stage: Stage) -> None:
-    done = stage.run("bench", "loop", "--rounds", "1", "--json")
+    done = stage.run("bench", "loop", "--rounds", "1", "--json", bound_s=240)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout.splitlines()[-1])
     for name in (
