@@ -14,9 +14,9 @@ from cotenant.errors import PeerError, WorldError
 from cotenant.format import wire
 from cotenant.format.config import RunConfig
 from cotenant.format.quantity import format_duration
-from cotenant.live.client import Connection, NodeAwayError
+from cotenant.live.client import Connection, NodeAwayError, tenants_of
 from cotenant.live.clock import pause
-from cotenant.live.directory import Places
+from cotenant.live.directory import Places, lock_holder, make_directory
 from cotenant.live.page import TERMS_VARIABLE, read_page
 from cotenant.live.process import Child, describe_ending, exec_failure_code, start_in_background
 
@@ -108,7 +108,7 @@ class Membership:
             try:
                 assert self._connection is not None
                 self._connection.ask(wire.Leave(ending))
-            except WorldError:
+            except (WorldError, PeerError):  # whatever the node says, the program's exit code is what counts
                 self.lose()
             else:
                 break
@@ -142,17 +142,20 @@ def ensure_node(places: Places, arguments: Sequence[str], say: Callable[[str], N
         pass
     else:
         return
+    make_directory(places.runtime, "directories.runtime")
+    make_directory(places.state, "directories.state")
     process = start_in_background(["node", "--idle-exit", format_duration(_IDLE_EXIT_NS), *arguments], places.log)
     for _ in range(_START_TRIES):
-        ended = process.poll()  # before the try: whoever won a race for the directory answers by then
+        ended = process.poll()
         try:
-            Connection(places.socket).close()
+            serving = tenants_of(places.socket).pid
         except NodeAwayError:
-            if ended is not None:
+            # Whoever won a race for the directory may take a while to read its journal before it answers.
+            if ended is not None and lock_holder(places.lock) is None:
                 raise WorldError(f"a node could not be started: {_last_line(places.log)}") from None
             pause(0.1)
         else:
-            if ended is None:
+            if serving == process.pid:
                 say(f"no node was running: started one (pid {process.pid}, log {places.log}; it ends itself when idle)")
             return
     raise WorldError(f"a node was started but does not answer at {places.socket}; see {places.log}")

@@ -35,6 +35,11 @@ class Places(msgspec.Struct, frozen=True):
         return self.runtime / "node.lock"
 
     @property
+    def journal_lock(self) -> Path:
+        """Held by the one node that writes this journal."""
+        return self.state / "journal.lock"
+
+    @property
     def pages(self) -> Path:
         """The terms pages."""
         return self.runtime / "pages"
@@ -115,13 +120,20 @@ def load_config(path: Path, *, required: bool) -> Config:
     return decode_config(text, str(path))
 
 
-def make_directory(path: Path, field: str, *, group_id: int = -1) -> None:
-    """Make it, private unless a group was named; refuse one that belongs to somebody else."""
+def make_directory(path: Path, field: str) -> None:
+    """Make it; refuse one that belongs to somebody else. One that was there stays as open as it is."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         owner = path.stat().st_uid
-        if owner != os.geteuid():
-            raise ConfigError(field, str(path), f"belongs to user {owner}, choose a directory of your own")
+    except OSError as error:
+        raise ConfigError(field, str(path), f"cannot be used: {error.strerror}; choose another") from None
+    if owner != os.geteuid():
+        raise ConfigError(field, str(path), f"belongs to user {owner}, choose a directory of your own")
+
+
+def close_directory(path: Path, field: str, *, group_id: int = -1) -> None:
+    """Make it private, or passable for a group; only for whoever holds its lock, since others may be served there."""
+    try:
         path.chmod(0o710 if group_id >= 0 else 0o700)
         if group_id >= 0:
             os.chown(path, -1, group_id)
@@ -148,11 +160,20 @@ def take_lock(path: Path) -> int:
         holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
         os.close(descriptor)
         raise WorldError(
-            f"a node already runs on {path.parent} (pid {holder}); stop it, or choose another directory with --runtime"
+            f"a node already runs on {path.parent} (pid {holder}); stop it, or choose others with --runtime and --state"
         ) from None
     os.ftruncate(descriptor, 0)
     os.write(descriptor, f"{os.getpid()}\n".encode())
     return descriptor
+
+
+def lock_holder(path: Path) -> int | None:
+    """The process that took this lock, if it lives. Asking does not try the lock: that could turn a new node away."""
+    try:
+        pid = int(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return pid if Path(f"/proc/{pid}").exists() else None
 
 
 def listen(path: Path, group_id: int) -> socket.socket:

@@ -11,7 +11,7 @@ from cotenant.domain.action import Action
 from cotenant.domain.event import Event
 from cotenant.domain.instant import Instant
 from cotenant.errors import WorldError
-from cotenant.format.journal import MAGIC, JournalDamageError, Turn, TurnReader, encode_turn
+from cotenant.format.journal import BEGINNING_BYTES, MAGIC, JournalDamageError, Segment, Turn, TurnReader, encode_turn
 
 _MODE: Final = 0o600
 
@@ -27,28 +27,39 @@ class FileJournal:
         self._path = path
         self._limit_bytes = limit_bytes
         self._file = self._open(path)
-        self._size_bytes = os.fstat(self._file).st_size
-        if self._size_bytes == 0:
+        self._segment = Segment(limit_bytes)
+        with path.open("rb") as file:
+            self._segment.resume(os.fstat(self._file).st_size, file.read(BEGINNING_BYTES))
+        if self._segment.size_bytes == 0:
             self._write(MAGIC)
+            self._segment.size_bytes = len(MAGIC)
 
     def append(self, now: Instant, event: Event, actions: list[Action]) -> bool:
         """Write one turn."""
-        self._write(encode_turn(now, event, actions))
-        return self._size_bytes > self._limit_bytes
+        data = encode_turn(now, event, actions)
+        self._write(data)
+        return self._segment.grow(len(data))
 
     def begin_segment(self, now: Instant, head: Event) -> None:
         """Start a new segment; it becomes the journal in one step, complete with its head."""
         fresh = self._path.with_name(self._path.name + ".new")
-        fresh.unlink(missing_ok=True)
-        file = self._open(fresh)
-        old, self._file, self._size_bytes = self._file, file, 0
-        self._write(MAGIC + encode_turn(now, head, []))
-        os.fsync(file)
         previous = self._path.with_name(self._path.name + ".1")
-        previous.unlink(missing_ok=True)
-        os.link(self._path, previous)
-        fresh.rename(self._path)
-        os.close(old)
+        try:
+            fresh.unlink(missing_ok=True)
+            file = self._open(fresh)
+            old, self._file, self._segment = self._file, file, Segment(self._limit_bytes)
+            data = MAGIC + encode_turn(now, head, [])
+            self._write(data)
+            self._segment.grow(len(data))
+            os.fsync(file)
+            previous.unlink(missing_ok=True)
+            os.link(self._path, previous)
+            fresh.rename(self._path)
+            os.close(old)
+        except OSError as error:
+            raise WorldError(
+                f"cannot begin a new segment of the journal {self._path}: {error.strerror}; mend its directory, restart"
+            ) from None
 
     def close(self) -> None:
         """Let go of the file."""
@@ -64,9 +75,7 @@ class FileJournal:
         view = memoryview(data)
         try:
             while view:
-                written = os.write(self._file, view)
-                self._size_bytes += written
-                view = view[written:]
+                view = view[os.write(self._file, view) :]
         except OSError as error:
             # Nothing may be promised that is not on record, so a node without a journal must not go on.
             raise WorldError(f"cannot write the journal {self._path}: {error.strerror}; free space, restart") from None

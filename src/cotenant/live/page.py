@@ -85,14 +85,14 @@ def read_page(descriptor: int) -> Terms | None:
     try:
         with mmap.mmap(descriptor, gate.PAGE_BYTES, access=mmap.ACCESS_READ) as page:
             return gate.read_terms(page)  # type: ignore[arg-type]  # an mmap is a buffer, typeshed does not say so
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, OverflowError) as error:
         raise PeerError(f"descriptor {descriptor} is no terms page: {error}") from None
 
 
 def own_terms(environ: Mapping[str, str]) -> Terms:
     """The terms of the tenant we run in; raises `ConfigError` outside of one and `WorldError` when they are revoked."""
     named = environ.get(TERMS_VARIABLE, "")
-    if not named.isdigit():
+    if not (named.isascii() and named.isdigit() and len(named) < 20):
         raise ConfigError(TERMS_VARIABLE, named, "this is not a tenant; run the program with: cotenant run -- COMMAND")
     terms = read_page(int(named))
     if terms is None:
