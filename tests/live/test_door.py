@@ -216,6 +216,18 @@ def test_a_flood_of_connections_pushes_out_the_oldest_that_is_no_tenant(node: In
         assert isinstance(answer, wire.Tenants)
 
 
+def test_no_newcomer_pushes_a_tenant_out() -> None:
+    with Indoors(slots=8, most=3) as node, contextlib.ExitStack() as stack:
+        tenants = [stack.enter_context(Connection(node.path)) for _ in range(3)]
+        for tenant in tenants:
+            join(tenant)
+        assert heard(node.stranger()) == [wire.Wrong("too many connections, all of them tenants")]
+        for tenant in tenants:
+            answer, _ = tenant.ask(wire.List(wire.VERSION))
+            assert isinstance(answer, wire.Tenants)
+            assert len(answer.tenants) == 3
+
+
 def test_a_thousand_connections_that_hang_up_at_once_leave_nothing(node: Indoors) -> None:
     for number in range(1000):
         node.stranger(*([LIST, JOIN, JOIN[:7], b""][number % 4 : number % 4 + 1])).close()
