@@ -70,7 +70,7 @@ def test_a_daemon_restarted_without_its_journal_takes_its_tenants_in_anew(stage:
     stage.kill_node()
     stage.places.journal.write_bytes(b"this is a letter\n")
     node = stage.node()
-    until(lambda: stage.slots() == {"a": (0, 1)})
+    until(lambda: stage.slots() == {"a": (0, 2)})
     assert tenant.poll() is None
     node.terminate()
     _, told = node.communicate(timeout=BOUND_S)

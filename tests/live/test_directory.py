@@ -187,3 +187,23 @@ def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
         client.connect(str(path))
     with listen(path, -1), socket.socket(socket.AF_UNIX) as client:
         client.connect(str(path))
+
+
+def test_a_directory_that_anybody_may_write_is_refused(tmp_path: Path) -> None:
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    with pytest.raises(ConfigError, match="anybody may write there"):
+        make_directory(shared, "directories.runtime")
+    assert shared.stat().st_mode & 0o7777 == 0o1777
+
+
+def test_a_name_in_tmp_that_somebody_else_took_is_refused() -> None:
+    uid = 3_000_000_000 + os.getpid()
+    squatted = Path(f"/tmp/cotenant-{uid}")
+    squatted.mkdir()
+    try:
+        with pytest.raises(ConfigError, match="not a directory of yours"):
+            places(DirectoriesConfig(), {"HOME": "/nowhere"}, uid)
+    finally:
+        squatted.rmdir()

@@ -8,18 +8,21 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cotenant.apps.node import _recover
 from cotenant.domain.event import SLOTS_LIMIT, Event, NodeSettings, NodeStarted, PeerLost, TenantJoined, TenantLeft
 from cotenant.domain.histogram import Histogram
-from cotenant.domain.tenant import COMMAND_LIMIT, Kind, TenantSpec
+from cotenant.domain.tenant import COMMAND_LIMIT, Kind, TenantSpec, Terms
 from cotenant.errors import WorldError
 from cotenant.format import wire
 from cotenant.format.journal import MAGIC, Turn, TurnReader
 from cotenant.host import Host, replay
+from cotenant.live.clock import LiveClock
 from cotenant.live.directory import Places
 from cotenant.live.journal import FileJournal, Recovery
+from cotenant.live.page import LivePages
 from cotenant.machine.node import NodeMachine
 
 STARTED = NodeStarted(NodeSettings(4, 10**10), "test", 0)
@@ -117,6 +120,43 @@ def test_every_possible_tear_leaves_a_journal_that_goes_on(tmp_path: Path) -> No
         path.unlink()
 
 
+def recovered(places: Places, said: list[str]) -> tuple[NodeMachine, LiveClock]:
+    pages = LivePages(places.pages)
+    try:
+        return _recover(places, pages, said.append)
+    finally:
+        pages.close()
+
+
+def test_a_lost_journal_does_not_forget_generations(tmp_path: Path) -> None:
+    places = places_in(tmp_path)
+    pages = LivePages(places.pages)
+    pages.publish(Terms(0, 7, Kind.OFFLINE, 5, 0, 0, 0, -1))
+    pages.revoke(0, 7)
+    pages.publish(Terms(2, 3, Kind.OFFLINE, 5, 0, 0, 0, -1))
+    pages.close()
+    said: list[str] = []
+    machine, _ = recovered(places, said)
+    assert machine.snapshot().generations == (7, 0, 3)
+    assert machine.tenants() == []
+    assert "is gone" in said[0]
+    [head] = turns_of(places.journal)
+    assert head.event == machine.snapshot()
+
+
+def test_a_tenant_that_a_page_says_was_replaced_is_not_believed(tmp_path: Path) -> None:
+    places = places_in(tmp_path)
+    machine = lived(places.journal)
+    [first, *others] = machine.tenants()
+    places.journal.write_bytes(places.journal.read_bytes() + b"not a turn, and more than a torn one\n")
+    pages = LivePages(places.pages)
+    pages.publish(msgspec.structs.replace(first.tenant.terms, generation=first.tenant.terms.generation + 1))
+    pages.close()
+    again, _ = recovered(places, [])
+    assert [view.tenant for view in again.tenants()] == [view.tenant for view in others]
+    again.check()
+
+
 def test_a_damaged_journal_is_set_aside_and_the_sound_part_goes_on(tmp_path: Path) -> None:
     places = places_in(tmp_path)
     lived(places.journal)
@@ -125,7 +165,7 @@ def test_a_damaged_journal_is_set_aside_and_the_sound_part_goes_on(tmp_path: Pat
     content[len(content) // 2] ^= 0xFF
     places.journal.write_bytes(content)
     said: list[str] = []
-    machine, clock = _recover(places, said.append)
+    machine, clock = recovered(places, said)
     assert 0 < machine.turn < len(whole)
     [finding] = said
     assert "damaged" in finding
@@ -136,7 +176,7 @@ def test_a_damaged_journal_is_set_aside_and_the_sound_part_goes_on(tmp_path: Pat
     assert clock.now() >= head.now
     machine.check()
     # The new journal stands alone, and a second start finds nothing wrong.
-    again, _ = _recover(places, said.append)
+    again, _ = recovered(places, said)
     assert again.snapshot() == machine.snapshot()
     assert len(said) == 1
 
@@ -151,7 +191,7 @@ def test_every_flipped_byte_is_noticed_or_harmless(tmp_path: Path) -> None:
         content[position] ^= 0x55
         places.journal.write_bytes(content)
         said: list[str] = []
-        machine, _ = _recover(places, said.append)
+        machine, _ = recovered(places, said)
         assert said, f"byte {position} was changed and nobody said so"
         assert machine.turn < len(expected)
         for file in places.state.iterdir():
@@ -163,7 +203,7 @@ def test_damage_upon_damage_keeps_every_file(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         places.journal.write_bytes(b"this is a letter\n")
         said: list[str] = []
-        machine, _ = _recover(places, said.append)
+        machine, _ = recovered(places, said)
         assert machine.turn == 0
         assert f"journal.damaged-{number}" in said[0]
 

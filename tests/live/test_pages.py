@@ -10,7 +10,7 @@ import pytest
 
 from cotenant.domain.tenant import Kind, Terms
 from cotenant.errors import ConfigError, PeerError, WorldError
-from cotenant.live.page import TERMS_VARIABLE, LivePages, own_terms, read_page
+from cotenant.live.page import SLOT_VARIABLE, TERMS_VARIABLE, LivePages, own_terms, read_page
 from cotenant.policy.schedule.gate import PAGE_BYTES
 
 TERMS = Terms(slot=3, generation=5, kind=Kind.ONLINE, priority=2, share_ppm=1, memory_bytes=1 << 32, slo_ns=50, gpu=0)
@@ -113,3 +113,14 @@ def test_inside_a_tenant_the_terms_are_its_own(pages: LivePages) -> None:
 def test_outside_a_tenant_there_are_none(named: str | None) -> None:
     with pytest.raises(ConfigError, match="this is not a tenant; run the program with: cotenant run"):
         own_terms({} if named is None else {TERMS_VARIABLE: named})
+
+
+def test_terms_of_whoever_came_after_us_are_not_ours(tmp_path: Path) -> None:
+    pages = LivePages(tmp_path / "pages")
+    descriptor = pages.publish(Terms(0, 1, Kind.OFFLINE, 5, 0, 0, 0, -1))
+    environ = {TERMS_VARIABLE: str(descriptor), SLOT_VARIABLE: "0/1"}
+    assert own_terms(environ).generation == 1
+    pages.publish(Terms(0, 2, Kind.ONLINE, 0, 0, 0, 0, -1))
+    with pytest.raises(WorldError, match="lost its slot"):
+        own_terms(environ)
+    pages.close()

@@ -9,8 +9,11 @@ import signal
 import socket
 from collections.abc import Callable
 
+import msgspec
+
 from cotenant import __version__
-from cotenant.domain.event import NodeStarted, NodeStopping
+from cotenant.domain.action import NO_PEER
+from cotenant.domain.event import NEVER, NodeRestored, NodeStarted, NodeStopping
 from cotenant.domain.gpu import Gpu
 from cotenant.errors import ConfigError, InvariantError
 from cotenant.format import wire
@@ -40,9 +43,9 @@ def serve_node(config: Config, places: Places, say: Callable[[str], None]) -> No
     close_directory(places.state, "directories.state")
     close_directory(places.runtime, "directories.runtime", group_id=group_id)
     name_process("cotenant-node")
-    machine, clock = _recover(places, say)
-    journal = FileJournal(places.journal, config.node.journal_limit)
     pages = LivePages(places.pages)
+    machine, clock = _recover(places, pages, say)
+    journal = FileJournal(places.journal, config.node.journal_limit)
     loop = LiveLoop(clock)
     gpus = tuple(gpu.gpu() for gpu in config.gpu)
 
@@ -72,23 +75,49 @@ def serve_node(config: Config, places: Places, say: Callable[[str], None]) -> No
     say(f"node stopped: {reason}")
 
 
-def _recover(places: Places, say: Callable[[str], None]) -> tuple[NodeMachine, LiveClock]:
-    """The machine as the journal left it. A journal that this version reads otherwise is set aside, not trusted."""
+def _recover(places: Places, pages: LivePages, say: Callable[[str], None]) -> tuple[NodeMachine, LiveClock]:
+    """The machine as the journal left it.
+
+    A journal that this version reads otherwise is set aside, not trusted; of a damaged or lost one the sound part
+    counts. Either way the pages remember the generations, so that no (slot, generation) is ever granted twice.
+    """
     recovery = Recovery(places.journal)
     machine = NodeMachine()
+    trusted = True
     try:
         replay(machine, recovery.turns(), same_promises)
-        finding = recovery.mend()
+        why = recovery.damage
     except (Divergence, InvariantError) as error:
-        finding = recovery.set_aside(f"does not replay with this version ({error}); tenants will join anew")
+        why = f"does not replay with this version ({error}); tenants will join anew"
+        trusted = False
+    generations = pages.generations()
+    if not why and not places.journal.exists() and generations:
+        why = "is gone; tenants will join anew"
+    if not why:
+        finding = recovery.mend()
+    else:
+        head = _head(machine.snapshot(), generations, trusted=trusted)
+        finding = recovery.restart_from(head, why)
         machine = NodeMachine()
+        machine.handle(head, now=recovery.last_instant)
     if finding:
         say(finding)
-        if not places.journal.exists() and machine.turn:  # damaged after a sound part: go on from that part
-            head = FileJournal(places.journal, 1 << 62)
-            head.append(recovery.last_instant, machine.snapshot(), [])
-            head.close()
     return machine, clock_kept_in(places.clock, recovery.last_instant)
+
+
+def _head(known: NodeRestored, on_pages: dict[int, int], *, trusted: bool) -> NodeRestored:
+    """What a journal that begins anew starts from: what is known, less the tenants that a page says were replaced."""
+    most = max(len(known.generations), *(slot + 1 for slot in on_pages), 0)
+    before = [*known.generations, *([0] * (most - len(known.generations)))]
+    generations = tuple(max(generation, on_pages.get(slot, 0)) for slot, generation in enumerate(before))
+    tenants = tuple(
+        (NO_PEER, tenant)
+        for _, tenant in known.tenants
+        if trusted and generations[tenant.terms.slot] == tenant.terms.generation
+    )
+    return msgspec.structs.replace(
+        known, generations=generations, tenants=tenants, away_until_ns=0 if tenants else NEVER
+    )
 
 
 def _roll(machine: NodeMachine, clock: LiveClock, loop: LiveLoop, gpus: tuple[Gpu, ...]) -> wire.Tenants:

@@ -25,11 +25,11 @@ class NodeAwayError(WorldError):
 class Connection:
     """One conversation with a node."""
 
-    def __init__(self, path: Path) -> None:
-        """Connect, or raise `NodeAwayError`."""
+    def __init__(self, path: Path, timeout_s: float = _TIMEOUT_S) -> None:
+        """Connect, or raise `NodeAwayError`; no answer may take longer than the timeout."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         # A connect under Python's own timeout does not wait for a full backlog but fails at once; the kernel's does.
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(_TIMEOUT_S), 0))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(timeout_s), 0))
         self._frames = wire.Frames(wire.ANSWER_LIMIT_BYTES)
         self._answers: list[bytes] = []
         try:
@@ -47,11 +47,15 @@ class Connection:
             raise NodeAwayError(
                 f"no node answers at {path} ({error.strerror}); start one with: cotenant node"
             ) from None
-        self._socket.settimeout(_TIMEOUT_S)
+        self._socket.settimeout(timeout_s)
 
     def fileno(self) -> int:
         """For waiting until the node says something, or goes away."""
         return self._socket.fileno()
+
+    def hurry(self, timeout_s: float) -> None:
+        """From now on an answer may not take longer than this."""
+        self._socket.settimeout(timeout_s)
 
     def ask(self, request: wire.Request) -> tuple[wire.Answer, int | None]:
         """The answer and the descriptor that came along; raises `NodeAwayError` when the node dies meanwhile."""

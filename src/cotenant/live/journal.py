@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from cotenant.domain.action import Action
-from cotenant.domain.event import Event
+from cotenant.domain.event import Event, NodeRestored, NodeSettings, NodeStarted
 from cotenant.domain.instant import Instant
 from cotenant.errors import WorldError
 from cotenant.format.journal import BEGINNING_BYTES, MAGIC, JournalDamageError, Segment, Turn, TurnReader, encode_turn
@@ -82,7 +83,7 @@ class FileJournal:
 
 
 class Recovery:
-    """Reads a journal for a node that starts: `turns()` first, then `mend()` makes the file ready for appending."""
+    """Reads a journal for a node that starts: `turns()` first, then `mend()` or `restart_from()` readies the file."""
 
     def __init__(self, path: Path) -> None:
         """Look at nothing yet."""
@@ -108,24 +109,44 @@ class Recovery:
             except JournalDamageError as damage:
                 self._damage = damage
 
-    def mend(self) -> str:
-        """Cut off a torn tail, set a damaged file aside; returns what was done in a sentence, empty for nothing."""
-        if self._reader is None:
-            return ""
-        if self._damage is not None:
-            return self.set_aside(f"was {self._damage}")
-        if self._reader.torn_bytes:
-            os.truncate(self._path, self._reader.sound_bytes)
-            return (
-                f"the journal {self._path} ended in a torn turn ({self._reader.torn_bytes} bytes); dropped it, "
-                f"{self._reader.turns} turns are sound"
-            )
-        return ""
+    @property
+    def damage(self) -> str:
+        """What is wrong before the end of the file, empty for nothing."""
+        return "" if self._damage is None else f"was {self._damage}"
 
-    def set_aside(self, why: str) -> str:
-        """Keep the file under another name; the node goes on with a new one."""
-        number = 1
-        while (aside := self._path.with_name(f"{self._path.name}.damaged-{number}")).exists():
-            number += 1
-        self._path.rename(aside)
-        return f"the journal {self._path} {why}; it is kept as {aside.name}, a new one begins"
+    def mend(self) -> str:
+        """Cut off a torn tail; returns what was done in a sentence, empty for nothing."""
+        if self._reader is None or not self._reader.torn_bytes:
+            return ""
+        os.truncate(self._path, self._reader.sound_bytes)
+        return (
+            f"the journal {self._path} ended in a torn turn ({self._reader.torn_bytes} bytes); dropped it, "
+            f"{self._reader.turns} turns are sound"
+        )
+
+    def restart_from(self, head: Event, why: str) -> str:
+        """Keep the file under another name and begin one with this head, which takes its place in one step."""
+        aside = ""
+        if self._path.exists():
+            number = 1
+            while (kept := self._path.with_name(f"{self._path.name}.damaged-{number}")).exists():
+                number += 1
+            os.link(self._path, kept)
+            aside = f"; it is kept as {kept.name}"
+        fresh = self._path.with_name(self._path.name + ".new")
+        fresh.unlink(missing_ok=True)
+        journal = FileJournal(fresh, 1 << 62)
+        journal.append(self.last_instant, head, [])
+        journal.close()
+        fresh.rename(self._path)
+        return f"the journal {self._path} {why}{aside}, a new one begins"
+
+
+def last_settings(path: Path) -> NodeSettings | None:
+    """How the last node of this journal was set up; None when there was none, or when that cannot be read."""
+    settings = None
+    with contextlib.suppress(WorldError):
+        for turn in Recovery(path).turns():
+            if isinstance(turn.event, NodeStarted | NodeRestored):
+                settings = turn.event.settings
+    return settings
