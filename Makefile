@@ -68,5 +68,5 @@ lock: $(BIN)/python ## pin every dependency anew in requirements.lock
 
 clean: ## remove what was built; .venv stays
 	@echo "clean: removing build/, dist/ and caches"
-	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis demo-out
+	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,4 +1,4 @@
-/* The gate for Python: functions over any buffer, so that the live pages and their doubles run the same code. */
+/* The gate for Python: functions over any buffer, mapped or not. */
 #include "gate/terms.h"
 #include "python/module.h"
 

@@ -22,7 +22,11 @@ from cotenant.live.directory import Places, config_file, door_to_use, load_confi
 
 
 class _Parser(argparse.ArgumentParser):
-    """Bad arguments get one sentence, not a page of usage."""
+    """Bad arguments get one sentence, not a page of usage; a flag is written out, or abbreviations become interface."""
+
+    def __init__(self, **given: Any) -> None:
+        """As the base class, for the parsers of commands too."""
+        super().__init__(**{"allow_abbrev": False, **given})
 
     def error(self, message: str) -> NoReturn:
         """One sentence and where to read more."""
@@ -192,7 +196,7 @@ def _node(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from cotenant.apps.run import ensure_node, run_tenant, spec_of
+    from cotenant.apps.run import join, run_tenant, spec_of
     from cotenant.apps.softgpu import environment_of
 
     command = options.program[1:] if options.program[:1] == ["--"] else options.program
@@ -202,8 +206,8 @@ def _run(options: argparse.Namespace) -> int:
     spec = spec_of(config.run, command)
     environment = environment_of(config.run.gpu, _load(options)[1])
     arguments = ["--runtime", str(where.runtime), "--state", str(where.state)]
-    ensure_node(where, [*arguments, *(["--config", options.config] if options.config else [])], _say)
-    return run_tenant(where, spec, command, environment, _say)
+    named = ["--config", options.config] if options.config else []
+    return run_tenant(join(where, spec, [*arguments, *named], _say), command, environment, _say)
 
 
 def _ps(options: argparse.Namespace) -> int:

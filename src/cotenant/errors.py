@@ -2,7 +2,7 @@
 
 CotenantError
 ├── ConfigError      you: a field, its value and the remedy (exit code 2, nothing lost)
-├── WorldError       wait: the world is not ready; retry_after_ns says how long, where it is known (exit code 75)
+├── WorldError       wait, or mend the machine: what we need from it is not there now (exit code 75)
 ├── PeerError        that peer or tenant: it broke the protocol or its own terms (exit code 76)
 └── InvariantError   we: a state that must not exist, with the story that led to it (exit code 70)
 
@@ -50,11 +50,6 @@ class WorldError(CotenantError):
     """Wait, or mend the machine: what we need from it is not there now."""
 
     exit_code = 75
-
-    def __init__(self, message: str, *, retry_after_ns: int | None = None) -> None:
-        """Say what is missing; `retry_after_ns` when waiting alone helps."""
-        self.retry_after_ns = retry_after_ns
-        super().__init__(message)
 
 
 class PeerError(CotenantError):

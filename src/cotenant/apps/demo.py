@@ -22,7 +22,7 @@ from cotenant.errors import CotenantError, WorldError
 from cotenant.format import wire
 from cotenant.live.client import tenants_of
 from cotenant.live.clock import pause
-from cotenant.live.directory import Places
+from cotenant.live.directory import Places, make_directory
 
 _GPU = "demo-v100=16GiB"
 _PROGRAM = "import time\nwhile True: time.sleep(0.1)"
@@ -45,7 +45,11 @@ class Stage:
         """Everything lives below this directory."""
         self.places = Places(home / "run", home / "state")
         self._processes: list[subprocess.Popen[str]] = []
-        self.node = self._start_node()
+        try:
+            self.node = self._start_node()
+        except BaseException:
+            self.close()
+            raise
 
     def _start(self, *arguments: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(
@@ -97,7 +101,9 @@ class Stage:
 
 def run_demo(console: Console, keep: str, *, as_json: bool) -> int:
     """The whole story; returns 0 when every step showed what it should."""
-    home = Path(keep) if keep else Path(tempfile.mkdtemp(prefix="cotenant-demo-"))
+    if keep:
+        make_directory(Path(keep), "--keep")
+    home = Path(keep).absolute() if keep else Path(tempfile.mkdtemp(prefix="cotenant-demo-"))
 
     def say(text: str) -> None:
         if not as_json:

@@ -9,15 +9,18 @@ import signal
 import socket
 from collections.abc import Callable
 
+import msgspec
+
 from cotenant import __version__
-from cotenant.domain.event import NodeStarted, NodeStopping
+from cotenant.domain.action import NO_PEER
+from cotenant.domain.event import NEVER, NodeRestored, NodeStarted, NodeStopping
 from cotenant.domain.gpu import Gpu
-from cotenant.errors import InvariantError
+from cotenant.errors import ConfigError, InvariantError
 from cotenant.format import wire
 from cotenant.format.config import Config
 from cotenant.host import Divergence, Host, NodeWorld, replay, same_promises
 from cotenant.live.clock import LiveClock, clock_kept_in, unix_ns
-from cotenant.live.directory import Places, group_id_of, listen, make_directory, take_lock
+from cotenant.live.directory import Places, close_directory, group_id_of, listen, make_directory, take_lock
 from cotenant.live.door import LiveDoor
 from cotenant.live.journal import FileJournal, Recovery
 from cotenant.live.loop import READ, LiveLoop
@@ -26,27 +29,32 @@ from cotenant.live.process import name_process
 from cotenant.machine.node import NodeMachine
 
 _SPARE_CONNECTIONS = 256
+_FEWEST_SPARE = 8
+_OWN_DESCRIPTORS = 32
 
 
 def serve_node(config: Config, places: Places, say: Callable[[str], None]) -> None:
     """Be the node of these directories until told to stop; `say` gets a line for whatever a person should know."""
     group_id = group_id_of(config.node.group)
-    make_directory(places.runtime, "directories.runtime", group_id=group_id)
+    make_directory(places.runtime, "directories.runtime")
     make_directory(places.state, "directories.state")
-    lock = take_lock(places.lock)
+    # Two nodes with a runtime directory each may still share a journal, as with XDG_RUNTIME_DIR in one shell only.
+    locks = [take_lock(places.lock), take_lock(places.journal_lock)]
+    close_directory(places.state, "directories.state")
+    close_directory(places.runtime, "directories.runtime", group_id=group_id)
     name_process("cotenant-node")
-    machine, clock = _recover(places, say)
-    journal = FileJournal(places.journal, config.node.journal_limit)
     pages = LivePages(places.pages)
+    machine, clock = _recover(places, pages, say)
+    journal = FileJournal(places.journal, config.node.journal_limit)
     loop = LiveLoop(clock)
     gpus = tuple(gpu.gpu() for gpu in config.gpu)
 
     def roll() -> wire.Tenants:
         return _roll(machine, clock, loop, gpus)
 
-    _allow_descriptors(config.node.slots)
+    connections = _allow_descriptors(config.node.slots)
     listener = listen(places.socket, group_id)
-    door = LiveDoor(loop, clock, listener, roll, config.node.slots + _SPARE_CONNECTIONS)
+    door = LiveDoor(loop, clock, listener, roll, connections)
     host = Host(machine, NodeWorld(door, pages, loop.stop).deeds(), journal)
     loop.bind(host)
     _stop_on_signals(loop)
@@ -62,27 +70,54 @@ def serve_node(config: Config, places: Places, say: Callable[[str], None]) -> No
         pages.close()
         journal.close()
         places.socket.unlink(missing_ok=True)
-        os.close(lock)
+        for lock in locks:
+            os.close(lock)
     say(f"node stopped: {reason}")
 
 
-def _recover(places: Places, say: Callable[[str], None]) -> tuple[NodeMachine, LiveClock]:
-    """The machine as the journal left it. A journal that this version reads otherwise is set aside, not trusted."""
+def _recover(places: Places, pages: LivePages, say: Callable[[str], None]) -> tuple[NodeMachine, LiveClock]:
+    """The machine as the journal left it.
+
+    A journal that this version reads otherwise is set aside, not trusted; of a damaged or lost one the sound part
+    counts. Either way the pages remember the generations, so that no (slot, generation) is ever granted twice.
+    """
     recovery = Recovery(places.journal)
     machine = NodeMachine()
+    trusted = True
     try:
         replay(machine, recovery.turns(), same_promises)
-        finding = recovery.mend()
+        why = recovery.damage
     except (Divergence, InvariantError) as error:
-        finding = recovery.set_aside(f"does not replay with this version ({error}); tenants will join anew")
+        why = f"does not replay with this version ({error}); tenants will join anew"
+        trusted = False
+    generations = pages.generations()
+    if not why and not places.journal.exists() and generations:
+        why = "is gone; tenants will join anew"
+    if not why:
+        finding = recovery.mend()
+    else:
+        head = _head(machine.snapshot(), generations, trusted=trusted)
+        finding = recovery.restart_from(head, why)
         machine = NodeMachine()
+        machine.handle(head, now=recovery.last_instant)
     if finding:
         say(finding)
-        if not places.journal.exists() and machine.turn:  # damaged after a sound part: go on from that part
-            head = FileJournal(places.journal, 1 << 62)
-            head.append(recovery.last_instant, machine.snapshot(), [])
-            head.close()
     return machine, clock_kept_in(places.clock, recovery.last_instant)
+
+
+def _head(known: NodeRestored, on_pages: dict[int, int], *, trusted: bool) -> NodeRestored:
+    """What a journal that begins anew starts from: what is known, less the tenants that a page says were replaced."""
+    most = max(len(known.generations), *(slot + 1 for slot in on_pages), 0)
+    before = [*known.generations, *([0] * (most - len(known.generations)))]
+    generations = tuple(max(generation, on_pages.get(slot, 0)) for slot, generation in enumerate(before))
+    tenants = tuple(
+        (NO_PEER, tenant)
+        for _, tenant in known.tenants
+        if trusted and generations[tenant.terms.slot] == tenant.terms.generation
+    )
+    return msgspec.structs.replace(
+        known, generations=generations, tenants=tenants, away_until_ns=0 if tenants else NEVER
+    )
 
 
 def _roll(machine: NodeMachine, clock: LiveClock, loop: LiveLoop, gpus: tuple[Gpu, ...]) -> wire.Tenants:
@@ -119,9 +154,19 @@ def _stop_on_signals(loop: LiveLoop) -> None:
     loop.keep(reader, writer)
 
 
-def _allow_descriptors(slots: int) -> None:
-    """A slot may need two descriptors; ask for what the system allows us anyway."""
+def _allow_descriptors(slots: int) -> int:
+    """How many connections there can be, after asking for as many descriptors as the system allows us.
+
+    A slot needs one for its tenant and one for its page: strangers must never use up what a page will need.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * slots + 2 * _SPARE_CONNECTIONS + 64
-    if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(wanted, hard), hard))
+    wanted = 2 * slots + _SPARE_CONNECTIONS + _OWN_DESCRIPTORS
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    left = _SPARE_CONNECTIONS if soft == resource.RLIM_INFINITY else soft - 2 * slots - _OWN_DESCRIPTORS
+    if left < _FEWEST_SPARE:
+        limit = 2 * slots + _FEWEST_SPARE + _OWN_DESCRIPTORS
+        remedy = f"needs {limit} open files and {hard} are allowed; choose fewer, or raise the limit (ulimit -Hn)"
+        raise ConfigError("node.slots", slots, remedy)
+    return slots + min(left, _SPARE_CONNECTIONS)

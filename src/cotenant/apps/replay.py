@@ -60,6 +60,8 @@ def replay_file(path: Path, say: Callable[[str], None] | None = None) -> ReplayR
                 recorded=describe_turn(found.turn.now, found.turn.event, found.turn.actions),
                 actual=describe_turn(found.turn.now, found.turn.event, found.actual),
             )
+        except OSError as error:
+            raise ConfigError("journal", str(path), f"cannot be read: {error.strerror}; check the path") from None
         except JournalDamageError as damage:
             if not reader.turns:
                 raise ConfigError("journal", str(path), f"{damage}") from None

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from cotenant.domain.event import NodeSettings
 from cotenant.domain.plan import Reason
 from cotenant.domain.tenant import COMMAND_LIMIT, Kind, TenantSpec, Terms
 from cotenant.errors import PeerError, WorldError
 from cotenant.format import wire
 from cotenant.format.config import RunConfig
-from cotenant.format.quantity import format_duration
-from cotenant.live.client import Connection, NodeAwayError
+from cotenant.format.quantity import format_duration, format_size
+from cotenant.live.client import Connection, NodeAwayError, tenants_of
 from cotenant.live.clock import pause
-from cotenant.live.directory import Places
-from cotenant.live.page import TERMS_VARIABLE, read_page
+from cotenant.live.directory import Places, lock_holder, make_directory
+from cotenant.live.journal import last_settings
+from cotenant.live.page import SLOT_VARIABLE, TERMS_VARIABLE, read_page, slot_text
 from cotenant.live.process import Child, describe_ending, exec_failure_code, start_in_background
 
 DEFAULT_PRIORITY: Final = {Kind.ONLINE: 2, Kind.OFFLINE: 7}
 _IDLE_EXIT_NS: Final = 300 * 10**9
-_START_TRIES: Final = 100
+_START_TRIES: Final = 600
+_RESTART_TRIES: Final = 30
+_PATIENT_TRIES: Final = 20
 _RETRY_S: Final = 0.2
 _LONGEST_RETRY_S: Final = 1.0
-_FAREWELL_TRIES: Final = 3
+_HURRY_S: Final = 1.0
+_JOIN_TRIES: Final = 3
 
 
 def spec_of(config: RunConfig, command: Sequence[str]) -> TenantSpec:
@@ -55,7 +61,7 @@ class Membership:
     def __init__(self, places: Places, spec: TenantSpec, say: Callable[[str], None]) -> None:
         """Join; raises `WorldError` when refused or when there is no node."""
         self._places = places
-        self._spec = spec
+        self.spec = spec
         self._say = say
         self._complaint = ""
         self._connection: Connection | None = Connection(places.socket)
@@ -74,19 +80,22 @@ class Membership:
             self._connection.close()
             self._connection = None
 
-    def resume(self) -> bool:
-        """Try once to take our place again."""
+    def resume(self, *, join_anew: bool = True) -> bool:
+        """Try once to take our place again, or another if it is gone."""
         try:
-            connection = Connection(self._places.socket)
+            connection = Connection(self._places.socket, _HURRY_S)
         except WorldError:
             return False
         try:
             answer, page = connection.ask(wire.Resume(wire.VERSION, self.terms.slot, self.terms.generation))
             if isinstance(answer, wire.Welcome):
                 self._accept(answer, page)
-            elif isinstance(answer, wire.Refused) and answer.reject.reason is not Reason.ALREADY_HERE:
+            elif join_anew and isinstance(answer, wire.Refused) and answer.reject.reason is not Reason.ALREADY_HERE:
                 self._join(connection)
-                self._say(f"the node no longer knew us ({answer.reject.detail}): joined anew as {self.tenant}")
+                self._say(
+                    f"the node no longer knew us ({answer.reject.detail}): joined anew as {self.tenant}; "
+                    "the running program keeps no terms"
+                )
             else:
                 connection.close()
                 return False
@@ -100,24 +109,22 @@ class Membership:
         return True
 
     def leave(self, ending: str) -> None:
-        """Say how it ended and wait until the slot is free; a node that is away will find out by itself."""
-        for _ in range(_FAREWELL_TRIES):
-            if self._connection is None and not self.resume():
-                pause(_RETRY_S)
-                continue
-            try:
-                assert self._connection is not None
-                self._connection.ask(wire.Leave(ending))
-            except WorldError:
-                self.lose()
-            else:
-                break
+        """Say how it ended and wait until the slot is free.
+
+        A node that is away or hangs will find out by itself; whatever it says, the program's exit code is what counts.
+        """
+        if self._connection is None and not self.resume(join_anew=False):
+            return
+        assert self._connection is not None
+        self._connection.hurry(_HURRY_S)
+        with contextlib.suppress(WorldError, PeerError):
+            self._connection.ask(wire.Leave(ending))
         self.lose()
 
     def _join(self, connection: Connection) -> None:
-        answer, page = connection.ask(wire.Join(wire.VERSION, self._spec))
+        answer, page = connection.ask(wire.Join(wire.VERSION, self.spec))
         if isinstance(answer, wire.Refused):
-            raise WorldError(f"the node refused {self._spec.name or 'the tenant'}: {answer.reject.detail}")
+            raise WorldError(f"the node refused {self.spec.name or 'the tenant'}: {answer.reject.detail}")
         if not isinstance(answer, wire.Welcome):
             raise PeerError(f"the node answered {type(answer).__name__} to a join")
         self._accept(answer, page)
@@ -134,45 +141,88 @@ class Membership:
         self.terms = answer.terms
 
 
-def ensure_node(places: Places, arguments: Sequence[str], say: Callable[[str], None]) -> None:
-    """Start a node of our own when none answers, and say so."""
-    try:
-        Connection(places.socket).close()
-    except NodeAwayError:
-        pass
-    else:
-        return
-    process = start_in_background(["node", "--idle-exit", format_duration(_IDLE_EXIT_NS), *arguments], places.log)
-    for _ in range(_START_TRIES):
-        ended = process.poll()  # before the try: whoever won a race for the directory answers by then
+def join(places: Places, spec: TenantSpec, arguments: Sequence[str], say: Callable[[str], None]) -> Membership:
+    """Become a tenant, of a node of our own if none answers. A node may end between two words; then once more."""
+    for tries in range(_JOIN_TRIES):
+        ensure_node(places, arguments, say)
         try:
-            Connection(places.socket).close()
+            return Membership(places, spec, say)
         except NodeAwayError:
-            if ended is not None:
+            if tries == _JOIN_TRIES - 1:
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def ensure_node(places: Places, arguments: Sequence[str], say: Callable[[str], None]) -> None:
+    """Start a node when none answers, and say so.
+
+    A socket without a node behind it means that the node died rather than stopped: whoever watches over it gets a
+    moment to bring it back, and a node of ours shares the same devices by the same rules, as its journal has them.
+    """
+    if _answers(places):
+        return
+    flags: list[str] = []
+    if places.socket.exists():
+        say("the node died; waiting a moment for it to be restarted")
+        for _ in range(_RESTART_TRIES):
+            pause(0.1)
+            if _answers(places):
+                return
+        if places.runtime.stat().st_uid != os.geteuid():
+            raise WorldError(f"the node at {places.socket} is down; ask its owner to restart it, or use --runtime")
+        flags = _flags_of(last_settings(places.journal))
+    make_directory(places.runtime, "directories.runtime")
+    make_directory(places.state, "directories.state")
+    command = ["node", "--idle-exit", format_duration(_IDLE_EXIT_NS), *arguments, *flags]
+    process = start_in_background(command, places.log)
+    for tries in range(_START_TRIES):
+        ended = process.poll()
+        try:
+            serving = tenants_of(places.socket).pid
+        except NodeAwayError:
+            # Whoever won a race for the directory may take a while to read its journal before it answers.
+            if ended is not None and lock_holder(places.lock) is None:
                 raise WorldError(f"a node could not be started: {_last_line(places.log)}") from None
+            if tries == _PATIENT_TRIES:
+                say("waiting for the node to read its journal")
             pause(0.1)
         else:
-            if ended is None:
+            if serving == process.pid:
                 say(f"no node was running: started one (pid {process.pid}, log {places.log}; it ends itself when idle)")
             return
     raise WorldError(f"a node was started but does not answer at {places.socket}; see {places.log}")
 
 
+def _answers(places: Places) -> bool:
+    try:
+        Connection(places.socket).close()
+    except NodeAwayError:
+        return False
+    return True
+
+
+def _flags_of(settings: NodeSettings | None) -> list[str]:
+    """What a node must be started with to keep the promises of the one before it."""
+    if settings is None or not settings.gpus:
+        return []
+    flags = ["--slots", str(settings.slots), "--place", settings.place, "--admit", settings.admit]
+    for gpu in settings.gpus:
+        flags += ["--gpu", f"{gpu.name}={format_size(gpu.memory_bytes)}"]
+    return flags
+
+
 def run_tenant(
-    places: Places,
-    spec: TenantSpec,
-    command: Sequence[str],
-    variables: Mapping[str, str],
-    say: Callable[[str], None],
+    membership: Membership, command: Sequence[str], variables: Mapping[str, str], say: Callable[[str], None]
 ) -> int:
-    """Run a program as a tenant, with some variables added to its environment; returns its exit code."""
-    membership = Membership(places, spec, say)
+    """Run a program as this tenant, with some variables added to its environment; returns its exit code."""
+    spec = membership.spec
     if membership.terms.gpu < 0 and (spec.memory_bytes or spec.share_ppm):
         say("the node knows no GPU: memory and share are noted, not reserved; start it with --gpu NAME=MEMORY")
     environ = {
         **os.environ,
         **variables,
         TERMS_VARIABLE: str(membership.page),
+        SLOT_VARIABLE: slot_text(membership.terms),
         "COTENANT_TENANT": membership.tenant,
     }
     try:

@@ -29,8 +29,13 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text
     for column in columns:
         made.add_column(column, overflow="fold" if fold else "ellipsis", no_wrap=not fold)
     for row in rows:
-        made.add_row(*row)
+        made.add_row(*(cell if isinstance(cell, Text) else Text(_shown(cell)) for cell in row))
     return made
+
+
+def _shown(text: str) -> str:
+    """Words of others as they can be shown: nothing in them moves the cursor, and rich finds no markup in a Text."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
 def show_tenants(console: Console, roll: wire.Tenants, *, everybody: bool) -> None:
@@ -44,7 +49,9 @@ def show_tenants(console: Console, roll: wire.Tenants, *, everybody: bool) -> No
         rows.append(_tenant_row(view.tenant, status, roll.now_ns, roll.gpus))
     for departure in reversed(roll.departed) if everybody else ():
         commands.append(departure.tenant.spec.command)
-        rows.append(_tenant_row(departure.tenant, Text(departure.ending, style="dim"), departure.ended_ns, roll.gpus))
+        rows.append(
+            _tenant_row(departure.tenant, Text(_shown(departure.ending), style="dim"), departure.ended_ns, roll.gpus)
+        )
     if console.width >= _WIDE:  # a command line is worth a column only where it does not squeeze the others
         columns.append("COMMAND")
         rows = [[*row, " ".join(command.split())] for row, command in zip(rows, commands, strict=True)]
@@ -102,7 +109,7 @@ def show_replay(console: Console, report: ReplayReport) -> None:
         torn = f"; a torn tail of {report.torn_bytes} bytes was dropped" if report.torn_bytes else ""
         console.print(f"{report.turns} turns, {report.actions} actions: every one reproduced{torn}", highlight=False)
     elif report.damage:
-        console.print(f"{report.file}: {report.damage}", style="bold red", highlight=False)
+        console.print(f"{report.file}: {report.damage}", style="bold red", highlight=False, markup=False)
     else:
         console.print(f"turn {report.diverged_at} goes another way", style="bold red", highlight=False)
         console.print(f"recorded: {report.recorded}\nnow:      {report.actual}", highlight=False, markup=False)

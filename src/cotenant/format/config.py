@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -13,9 +13,6 @@ from cotenant.domain.tenant import NAME_LIMIT, NAME_PATTERN, Kind
 from cotenant.errors import ConfigError
 from cotenant.format.quantity import format_duration, format_share, format_size
 from cotenant.format.toml import DurationNs, Section, ShareOfWhole, SizeBytes, decode_toml
-
-JOURNAL_LIMIT_LEAST_BYTES: Final = 16 << 20
-"""More than the head of a segment can take: every slot held by a tenant with the longest texts there may be."""
 
 
 class DirectoriesConfig(Section, frozen=True):
@@ -99,11 +96,7 @@ def decode_config(text: str, where: str) -> Config:
 
 
 def validate(config: Config) -> None:
-    """Refuse what no single field shows: values that contradict each other or that the node could not live with."""
-    if config.node.journal_limit < JOURNAL_LIMIT_LEAST_BYTES:
-        least = format_size(JOURNAL_LIMIT_LEAST_BYTES)
-        remedy = f"give it at least {least}, so that the head of a segment always fits"
-        raise ConfigError("node.journal_limit", format_size(config.node.journal_limit), remedy)
+    """Refuse what no single field shows: values that contradict each other."""
     if config.run.slo and config.run.kind is Kind.OFFLINE:
         remedy = "an offline tenant has no latency objective; add --online or leave --slo away"
         raise ConfigError("run.slo", format_duration(config.run.slo), remedy)

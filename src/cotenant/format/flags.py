@@ -86,11 +86,14 @@ def sources(text: str, where: str, given: Mapping[FieldName, Any]) -> dict[str, 
 
 
 def _value_of(section: type[Section], field: Any, value: Any) -> Any:
+    option = "--" + field.name.replace("_", "-")
+    if not value.isascii() and any(0xD800 <= ord(letter) <= 0xDFFF for letter in value):
+        raise ConfigError(option, value, "is not UTF-8 text, write it in UTF-8")
     try:
         return msgspec.convert(value, field.type, dec_hook=decode_quantity, strict=False)
     except msgspec.ValidationError as error:
         remedy = explain_value(str(error), section, field.name)
-        raise ConfigError("--" + field.name.replace("_", "-"), value, remedy) from None
+        raise ConfigError(option, value, remedy) from None
 
 
 def _gpu_of(text: str) -> GpuConfig:

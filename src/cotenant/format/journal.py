@@ -28,6 +28,7 @@ TURN_LIMIT_BYTES: Final = 32 << 20
 """More than the head of a segment takes with every slot there can be held by the longest command."""
 _CHUNK_BYTES: Final = 64 << 10
 _PREFIX: Final = struct.Struct("<III")
+BEGINNING_BYTES: Final = len(MAGIC) + _PREFIX.size
 _ALL_BITS: Final = 0xFFFF_FFFF
 
 
@@ -58,6 +59,35 @@ def encode_turn(now: Instant, event: Event, actions: list[Action]) -> bytes:
     payload = _encoder.encode((now, event, actions))
     length = len(payload)
     return _PREFIX.pack(length, length ^ _ALL_BITS, zlib.crc32(payload)) + payload
+
+
+class Segment:
+    """How large a segment is, and whether it is time for the next.
+
+    That is past the limit, but not before the head is at most half of it: a node with many tenants and a small limit
+    would otherwise write nothing but heads.
+    """
+
+    __slots__ = ("_head_bytes", "_limit_bytes", "size_bytes")
+
+    def __init__(self, limit_bytes: int) -> None:
+        """Nothing is written yet."""
+        self._limit_bytes = limit_bytes
+        self._head_bytes = 0
+        self.size_bytes = 0
+
+    def resume(self, size_bytes: int, beginning: bytes) -> None:
+        """Go on with a file of this size; `beginning` is at least its first `BEGINNING_BYTES`, if it has them."""
+        self.size_bytes = size_bytes
+        prefix = beginning[len(MAGIC) : BEGINNING_BYTES]
+        self._head_bytes = BEGINNING_BYTES + int(_PREFIX.unpack(prefix)[0]) if len(prefix) == _PREFIX.size else 0
+
+    def grow(self, written_bytes: int) -> bool:
+        """One more turn; True when the next segment should begin."""
+        self.size_bytes += written_bytes
+        if not self._head_bytes:
+            self._head_bytes = self.size_bytes
+        return self.size_bytes > self._limit_bytes and self.size_bytes >= 2 * self._head_bytes
 
 
 class TurnReader:

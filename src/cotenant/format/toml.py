@@ -43,6 +43,7 @@ _TEXT_OR_COMMENT: Final = re.compile(
 
 _PLAIN_WORDS: Final = {
     "`int`": "a whole number",
+    "`int | null`": "a whole number",
     "`str`": "text in quotes",
     "`object`": "a table",
     "`array`": "a list",

@@ -94,6 +94,14 @@ class Wrong(Message, frozen=True, tag="wrong"):
 Request: TypeAlias = Join | Resume | Leave | List
 Answer: TypeAlias = Welcome | Refused | Farewell | Tenants | Wrong
 
+
+class _AnyVersion(msgspec.Struct, frozen=True):
+    """The one field that messages of all versions have, or leave away."""
+
+    version: int = VERSION
+
+
+_versions = msgspec.msgpack.Decoder(_AnyVersion)
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _answers: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
@@ -110,7 +118,16 @@ def decode_request(payload: bytes) -> Request:
     try:
         return _requests.decode(payload)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise PeerError(f"this message cannot be read: {error}") from None
+        raise PeerError(_newer(payload) or f"this message cannot be read: {error}") from None
+
+
+def _newer(payload: bytes) -> str:
+    """A message of another version is told so, rather than which of its fields is unknown here."""
+    try:
+        version = _versions.decode(payload).version
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return ""
+    return "" if version == VERSION else f"this node speaks version {VERSION} of the protocol, not {version}"
 
 
 def decode_answer(payload: bytes) -> Answer:

@@ -6,6 +6,7 @@ import array
 import contextlib
 import os
 import socket
+import struct
 from pathlib import Path
 from typing import Final, Self
 
@@ -13,6 +14,7 @@ from cotenant.errors import PeerError, WorldError
 from cotenant.format import wire
 
 _TIMEOUT_S: Final = 10.0
+_TIMEVAL: Final = struct.Struct("@ll")
 _DESCRIPTOR_BYTES: Final = array.array("i").itemsize
 
 
@@ -23,10 +25,11 @@ class NodeAwayError(WorldError):
 class Connection:
     """One conversation with a node."""
 
-    def __init__(self, path: Path) -> None:
-        """Connect, or raise `NodeAwayError`."""
+    def __init__(self, path: Path, timeout_s: float = _TIMEOUT_S) -> None:
+        """Connect, or raise `NodeAwayError`; no answer may take longer than the timeout."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        self._socket.settimeout(_TIMEOUT_S)
+        # A connect under Python's own timeout does not wait for a full backlog but fails at once; the kernel's does.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(timeout_s), 0))
         self._frames = wire.Frames(wire.ANSWER_LIMIT_BYTES)
         self._answers: list[bytes] = []
         try:
@@ -36,15 +39,23 @@ class Connection:
             raise WorldError(
                 f"you may not connect to {path}; ask its owner to set node.group to a group of yours"
             ) from None
+        except BlockingIOError:
+            self._socket.close()
+            raise WorldError(f"the node at {path} takes no connections; see its log, or restart it") from None
         except OSError as error:
             self._socket.close()
             raise NodeAwayError(
                 f"no node answers at {path} ({error.strerror}); start one with: cotenant node"
             ) from None
+        self._socket.settimeout(timeout_s)
 
     def fileno(self) -> int:
         """For waiting until the node says something, or goes away."""
         return self._socket.fileno()
+
+    def hurry(self, timeout_s: float) -> None:
+        """From now on an answer may not take longer than this."""
+        self._socket.settimeout(timeout_s)
 
     def ask(self, request: wire.Request) -> tuple[wire.Answer, int | None]:
         """The answer and the descriptor that came along; raises `NodeAwayError` when the node dies meanwhile."""
@@ -77,7 +88,8 @@ class Connection:
         self.close()
 
     def _receive(self) -> tuple[bytes, int | None]:
-        data, ancillary, _, _ = self._socket.recvmsg(1 << 16, socket.CMSG_SPACE(4 * _DESCRIPTOR_BYTES))
+        room = socket.CMSG_SPACE(4 * _DESCRIPTOR_BYTES)
+        data, ancillary, _, _ = self._socket.recvmsg(1 << 16, room, socket.MSG_CMSG_CLOEXEC)
         if not data:
             raise ConnectionResetError(104, "its end of the connection closed")
         received = array.array("i")

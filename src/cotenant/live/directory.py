@@ -6,6 +6,7 @@ import fcntl
 import grp
 import os
 import socket
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -33,6 +34,11 @@ class Places(msgspec.Struct, frozen=True):
     def lock(self) -> Path:
         """Held by the one node of this directory."""
         return self.runtime / "node.lock"
+
+    @property
+    def journal_lock(self) -> Path:
+        """Held by the one node that writes this journal."""
+        return self.state / "journal.lock"
 
     @property
     def pages(self) -> Path:
@@ -68,7 +74,7 @@ def places(config: DirectoriesConfig, environ: Mapping[str, str], uid: int) -> P
         runtime, state = SYSTEM.runtime, SYSTEM.state
     else:
         xdg_runtime = environ.get("XDG_RUNTIME_DIR", "")
-        runtime = Path(xdg_runtime) / "cotenant" if xdg_runtime else Path(f"/tmp/cotenant-{uid}")  # noqa: S108  mode 0700, owner checked
+        runtime = Path(xdg_runtime) / "cotenant" if xdg_runtime else _in_shared_directory(uid)
         home = environ.get("XDG_STATE_HOME", "") or str(Path(environ.get("HOME", "/")) / ".local/state")
         state = Path(home) / "cotenant"
     if config.runtime:
@@ -80,6 +86,19 @@ def places(config: DirectoriesConfig, environ: Mapping[str, str], uid: int) -> P
         remedy = f"is too long for a socket, choose a directory of at most {_SOCKET_PATH_LIMIT - 10} bytes"
         raise ConfigError("directories.runtime", str(found.runtime), remedy)
     return found
+
+
+def _in_shared_directory(uid: int) -> Path:
+    """The last resort in /tmp, where anybody could have put something under this name before us."""
+    path = Path(f"/tmp/cotenant-{uid}")  # noqa: S108  who owns it is looked at
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return path
+    if found.st_uid != uid or not stat.S_ISDIR(found.st_mode):
+        remedy = "is not a directory of yours; set XDG_RUNTIME_DIR, or name one with --runtime"
+        raise ConfigError("directories.runtime", str(path), remedy)
+    return path
 
 
 def door_to_use(own: Places, environ: Mapping[str, str], config: DirectoriesConfig) -> Places:
@@ -115,13 +134,22 @@ def load_config(path: Path, *, required: bool) -> Config:
     return decode_config(text, str(path))
 
 
-def make_directory(path: Path, field: str, *, group_id: int = -1) -> None:
-    """Make it, private unless a group was named; refuse one that belongs to somebody else."""
+def make_directory(path: Path, field: str) -> None:
+    """Make it; refuse one that belongs to somebody else. One that was there stays as open as it is."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        owner = path.stat().st_uid
-        if owner != os.geteuid():
-            raise ConfigError(field, str(path), f"belongs to user {owner}, choose a directory of your own")
+        found = path.stat()
+    except OSError as error:
+        raise ConfigError(field, str(path), f"cannot be used: {error.strerror}; choose another") from None
+    if found.st_uid != os.geteuid():
+        raise ConfigError(field, str(path), f"belongs to user {found.st_uid}, choose a directory of your own")
+    if found.st_mode & stat.S_IWOTH:
+        raise ConfigError(field, str(path), "anybody may write there, choose a directory for cotenant alone")
+
+
+def close_directory(path: Path, field: str, *, group_id: int = -1) -> None:
+    """Make it private, or passable for a group; only for whoever holds its lock, since others may be served there."""
+    try:
         path.chmod(0o710 if group_id >= 0 else 0o700)
         if group_id >= 0:
             os.chown(path, -1, group_id)
@@ -148,11 +176,20 @@ def take_lock(path: Path) -> int:
         holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
         os.close(descriptor)
         raise WorldError(
-            f"a node already runs on {path.parent} (pid {holder}); stop it, or choose another directory with --runtime"
+            f"a node already runs on {path.parent} (pid {holder}); stop it, or choose others with --runtime and --state"
         ) from None
     os.ftruncate(descriptor, 0)
     os.write(descriptor, f"{os.getpid()}\n".encode())
     return descriptor
+
+
+def lock_holder(path: Path) -> int | None:
+    """The process that took this lock, if it lives. Asking does not try the lock: that could turn a new node away."""
+    try:
+        pid = int(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return pid if Path(f"/proc/{pid}").exists() else None
 
 
 def listen(path: Path, group_id: int) -> socket.socket:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import struct
 from collections import deque
@@ -22,6 +23,7 @@ PATIENCE_NS: Final = 5 * SECOND_NS
 """How long a peer may take for a frame it began, or to say anything before it is a tenant."""
 _READ_BYTES: Final = 4096
 _UNSENT_LIMIT_BYTES: Final = wire.ANSWER_LIMIT_BYTES
+_EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _CREDENTIALS: Final = struct.Struct("3i")
 
 
@@ -114,27 +116,29 @@ class LiveDoor:
             connection, _ = self._listener.accept()
         except (BlockingIOError, ConnectionAbortedError, InterruptedError):
             return
-        except OSError:  # out of descriptors: the caller stays in the queue until one is free
-            if not self._make_room():
+        except OSError as error:
+            if error.errno not in _EXHAUSTED:
+                raise
+            if not self._make_room():  # the newcomer stays in the backlog until a descriptor is free
                 self._loop.forget(self._listener.fileno())
                 self._deaf = True
             return
         connection.setblocking(False)
-        if len(self._peers) >= self._most:
-            self._make_room()
         self._sequence += 1
         peer = _Peer(connection, self._sequence)
+        if len(self._peers) >= self._most and not self._make_room():
+            self._drop(peer, "too many connections, all of them tenants")
+            return
         self._peers[peer.number] = peer
         self._owe(peer)
         self._loop.watch(connection.fileno(), READ, lambda ready: self._ready(peer, ready))
 
     def _make_room(self) -> bool:
-        """The oldest connection that is no tenant goes: whoever means well speaks at once."""
-        for peer in self._peers.values():
-            if not peer.tenant:
-                self._drop(peer, "too many connections")
-                return True
-        return False
+        """The oldest connection that is no tenant goes: whoever means well speaks at once. A tenant keeps its place."""
+        oldest = next((peer for peer in self._peers.values() if not peer.tenant), None)
+        if oldest is not None:
+            self._drop(oldest, "too many connections")
+        return oldest is not None
 
     def _ready(self, peer: _Peer, mask: int) -> None:
         if mask & WRITE:
@@ -234,7 +238,7 @@ class LiveDoor:
         if self._peers.pop(peer.number, None) is not None:
             self._owing.pop(peer.number, None)
             self._loop.forget(peer.socket.fileno())
-            peer.socket.close()
             if self._deaf:
                 self._deaf = False
                 self._loop.watch(self._listener.fileno(), READ, self._accept)
+        peer.socket.close()

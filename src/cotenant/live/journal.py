@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from cotenant.domain.action import Action
-from cotenant.domain.event import Event
+from cotenant.domain.event import Event, NodeRestored, NodeSettings, NodeStarted
 from cotenant.domain.instant import Instant
 from cotenant.errors import WorldError
-from cotenant.format.journal import MAGIC, JournalDamageError, Turn, TurnReader, encode_turn
+from cotenant.format.journal import BEGINNING_BYTES, MAGIC, JournalDamageError, Segment, Turn, TurnReader, encode_turn
 
 _MODE: Final = 0o600
 
@@ -27,28 +28,39 @@ class FileJournal:
         self._path = path
         self._limit_bytes = limit_bytes
         self._file = self._open(path)
-        self._size_bytes = os.fstat(self._file).st_size
-        if self._size_bytes == 0:
+        self._segment = Segment(limit_bytes)
+        with path.open("rb") as file:
+            self._segment.resume(os.fstat(self._file).st_size, file.read(BEGINNING_BYTES))
+        if self._segment.size_bytes == 0:
             self._write(MAGIC)
+            self._segment.size_bytes = len(MAGIC)
 
     def append(self, now: Instant, event: Event, actions: list[Action]) -> bool:
         """Write one turn."""
-        self._write(encode_turn(now, event, actions))
-        return self._size_bytes > self._limit_bytes
+        data = encode_turn(now, event, actions)
+        self._write(data)
+        return self._segment.grow(len(data))
 
     def begin_segment(self, now: Instant, head: Event) -> None:
         """Start a new segment; it becomes the journal in one step, complete with its head."""
         fresh = self._path.with_name(self._path.name + ".new")
-        fresh.unlink(missing_ok=True)
-        file = self._open(fresh)
-        old, self._file, self._size_bytes = self._file, file, 0
-        self._write(MAGIC + encode_turn(now, head, []))
-        os.fsync(file)
         previous = self._path.with_name(self._path.name + ".1")
-        previous.unlink(missing_ok=True)
-        os.link(self._path, previous)
-        fresh.rename(self._path)
-        os.close(old)
+        try:
+            fresh.unlink(missing_ok=True)
+            file = self._open(fresh)
+            old, self._file, self._segment = self._file, file, Segment(self._limit_bytes)
+            data = MAGIC + encode_turn(now, head, [])
+            self._write(data)
+            self._segment.grow(len(data))
+            os.fsync(file)
+            previous.unlink(missing_ok=True)
+            os.link(self._path, previous)
+            fresh.rename(self._path)
+            os.close(old)
+        except OSError as error:
+            raise WorldError(
+                f"cannot begin a new segment of the journal {self._path}: {error.strerror}; mend its directory, restart"
+            ) from None
 
     def close(self) -> None:
         """Let go of the file."""
@@ -64,16 +76,14 @@ class FileJournal:
         view = memoryview(data)
         try:
             while view:
-                written = os.write(self._file, view)
-                self._size_bytes += written
-                view = view[written:]
+                view = view[os.write(self._file, view) :]
         except OSError as error:
             # Nothing may be promised that is not on record, so a node without a journal must not go on.
             raise WorldError(f"cannot write the journal {self._path}: {error.strerror}; free space, restart") from None
 
 
 class Recovery:
-    """Reads a journal for a node that starts: `turns()` first, then `mend()` makes the file ready for appending."""
+    """Reads a journal for a node that starts: `turns()` first, then `mend()` or `restart_from()` readies the file."""
 
     def __init__(self, path: Path) -> None:
         """Look at nothing yet."""
@@ -99,24 +109,44 @@ class Recovery:
             except JournalDamageError as damage:
                 self._damage = damage
 
-    def mend(self) -> str:
-        """Cut off a torn tail, set a damaged file aside; returns what was done in a sentence, empty for nothing."""
-        if self._reader is None:
-            return ""
-        if self._damage is not None:
-            return self.set_aside(f"was {self._damage}")
-        if self._reader.torn_bytes:
-            os.truncate(self._path, self._reader.sound_bytes)
-            return (
-                f"the journal {self._path} ended in a torn turn ({self._reader.torn_bytes} bytes); dropped it, "
-                f"{self._reader.turns} turns are sound"
-            )
-        return ""
+    @property
+    def damage(self) -> str:
+        """What is wrong before the end of the file, empty for nothing."""
+        return "" if self._damage is None else f"was {self._damage}"
 
-    def set_aside(self, why: str) -> str:
-        """Keep the file under another name; the node goes on with a new one."""
-        number = 1
-        while (aside := self._path.with_name(f"{self._path.name}.damaged-{number}")).exists():
-            number += 1
-        self._path.rename(aside)
-        return f"the journal {self._path} {why}; it is kept as {aside.name}, a new one begins"
+    def mend(self) -> str:
+        """Cut off a torn tail; returns what was done in a sentence, empty for nothing."""
+        if self._reader is None or not self._reader.torn_bytes:
+            return ""
+        os.truncate(self._path, self._reader.sound_bytes)
+        return (
+            f"the journal {self._path} ended in a torn turn ({self._reader.torn_bytes} bytes); dropped it, "
+            f"{self._reader.turns} turns are sound"
+        )
+
+    def restart_from(self, head: Event, why: str) -> str:
+        """Keep the file under another name and begin one with this head, which takes its place in one step."""
+        aside = ""
+        if self._path.exists():
+            number = 1
+            while (kept := self._path.with_name(f"{self._path.name}.damaged-{number}")).exists():
+                number += 1
+            os.link(self._path, kept)
+            aside = f"; it is kept as {kept.name}"
+        fresh = self._path.with_name(self._path.name + ".new")
+        fresh.unlink(missing_ok=True)
+        journal = FileJournal(fresh, 1 << 62)
+        journal.append(self.last_instant, head, [])
+        journal.close()
+        fresh.rename(self._path)
+        return f"the journal {self._path} {why}{aside}, a new one begins"
+
+
+def last_settings(path: Path) -> NodeSettings | None:
+    """How the last node of this journal was set up; None when there was none, or when that cannot be read."""
+    settings = None
+    with contextlib.suppress(WorldError):
+        for turn in Recovery(path).turns():
+            if isinstance(turn.event, NodeStarted | NodeRestored):
+                settings = turn.event.settings
+    return settings

@@ -1,4 +1,4 @@
-"""Terms pages as files that tenants map: they outlive the daemon, and a tenant's descriptor can only read."""
+"""Terms pages as files that tenants map: they outlive the daemon, and no stray write of a tenant reaches them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from cotenant.errors import ConfigError, PeerError, WorldError
 from cotenant.policy.schedule import gate
 
 TERMS_VARIABLE: Final = "COTENANT_TERMS_FD"
+SLOT_VARIABLE: Final = "COTENANT_SLOT"
 _PREFIX: Final = "terms-"
 
 
@@ -45,6 +46,15 @@ class LivePages:
         """The terms in force."""
         return gate.read_terms(memoryview(self._page(slot)[0]))
 
+    def generations(self) -> dict[int, int]:
+        """The latest generation that each page speaks of, granted or revoked: what a lost journal cannot forget."""
+        found = {}
+        for file in sorted(self._directory.glob(_PREFIX + "*")):
+            number = file.name.removeprefix(_PREFIX)
+            if number.isdigit():
+                found[int(number)] = gate.read_generation(memoryview(self._page(int(number))[0]))
+        return found
+
     def keep_only(self, slots: list[int]) -> None:
         """Revoke what an earlier process left behind for slots that nobody holds."""
         held = dict.fromkeys(slots)
@@ -68,7 +78,7 @@ class LivePages:
         try:
             writable = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
-                os.ftruncate(writable, gate.PAGE_BYTES)
+                os.posix_fallocate(writable, 0, gate.PAGE_BYTES)  # a full disk is said here, not by SIGBUS later
                 page = mmap.mmap(writable, gate.PAGE_BYTES)
             finally:
                 os.close(writable)
@@ -85,16 +95,21 @@ def read_page(descriptor: int) -> Terms | None:
     try:
         with mmap.mmap(descriptor, gate.PAGE_BYTES, access=mmap.ACCESS_READ) as page:
             return gate.read_terms(page)  # type: ignore[arg-type]  # an mmap is a buffer, typeshed does not say so
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, OverflowError) as error:
         raise PeerError(f"descriptor {descriptor} is no terms page: {error}") from None
+
+
+def slot_text(terms: Terms) -> str:
+    """Which slot, in which generation: what tells a tenant's own terms from those of whoever came after it."""
+    return f"{terms.slot}/{terms.generation}"
 
 
 def own_terms(environ: Mapping[str, str]) -> Terms:
     """The terms of the tenant we run in; raises `ConfigError` outside of one and `WorldError` when they are revoked."""
-    named = environ.get(TERMS_VARIABLE, "")
-    if not named.isdigit():
+    named, held = environ.get(TERMS_VARIABLE, ""), environ.get(SLOT_VARIABLE, "")
+    if not (named.isascii() and named.isdigit() and len(named) < 20):
         raise ConfigError(TERMS_VARIABLE, named, "this is not a tenant; run the program with: cotenant run -- COMMAND")
     terms = read_page(int(named))
-    if terms is None:
+    if terms is None or held not in ("", slot_text(terms)):  # the slot may have another holder by now
         raise WorldError("the node revoked our terms; the tenant lost its slot and should end")
     return terms

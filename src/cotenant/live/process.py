@@ -58,11 +58,6 @@ class Child:
         self._exit = os.pidfd_open(self._process.pid)
         threading.Thread(target=self._forward_signals, daemon=True).start()
 
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
-
     def fileno(self) -> int:
         """Readable once the program has ended."""
         return self._exit
@@ -72,14 +67,11 @@ class Child:
         code = self._process.wait()
         return code if code >= 0 else 128 - code
 
-    def kill(self) -> None:
-        """End it at once."""
-        self._process.kill()
-
     def _forward_signals(self) -> None:
         while True:
             received = signal.sigwaitinfo(_FORWARDED)
-            if received.si_code != _SENT_BY_KERNEL:
+            # A hangup goes to the leader of the session alone, which may be us; twice does not hurt.
+            if received.si_code != _SENT_BY_KERNEL or received.si_signo == signal.SIGHUP:
                 self._process.send_signal(received.si_signo)
 
 

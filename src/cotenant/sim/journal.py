@@ -8,34 +8,36 @@ from collections.abc import Iterator
 from cotenant.domain.action import Action
 from cotenant.domain.event import Event
 from cotenant.domain.instant import Instant
-from cotenant.format.journal import MAGIC, Turn, TurnReader, encode_turn
+from cotenant.format.journal import MAGIC, Segment, Turn, TurnReader, encode_turn
 
 
 class SimJournal:
     """Append-only bytes; a segment past its limit makes room for the next."""
 
-    __slots__ = ("_chunks", "_limit_bytes", "_size_bytes", "previous")
+    __slots__ = ("_chunks", "_limit_bytes", "_segment", "previous")
 
     def __init__(self, limit_bytes: int = 1 << 62) -> None:
         """Start with the magic line."""
-        self._chunks = [MAGIC]
-        self._size_bytes = len(MAGIC)
         self._limit_bytes = limit_bytes
         self.previous = b""
+        self._begin()
 
     def append(self, now: Instant, event: Event, actions: list[Action]) -> bool:
         """Write one turn."""
         chunk = encode_turn(now, event, actions)
         self._chunks.append(chunk)
-        self._size_bytes += len(chunk)
-        return self._size_bytes > self._limit_bytes
+        return self._segment.grow(len(chunk))
 
     def begin_segment(self, now: Instant, head: Event) -> None:
         """Start over with this event at the head."""
         self.previous = self.content()
-        self._chunks = [MAGIC]
-        self._size_bytes = len(MAGIC)
+        self._begin()
         self.append(now, head, [])
+
+    def _begin(self) -> None:
+        self._chunks = [MAGIC]
+        self._segment = Segment(self._limit_bytes)
+        self._segment.size_bytes = len(MAGIC)
 
     def content(self) -> bytes:
         """What a disk would hold."""

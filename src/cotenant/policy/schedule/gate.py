@@ -42,6 +42,11 @@ def write_revoked(page: WritableBuffer, slot: int, generation: int) -> None:
     _native.terms_write(page, (_REVOKED, slot, generation, 0, 0, 0, 0, 0, 0))
 
 
+def read_generation(page: bytes | WritableBuffer) -> int:
+    """The generation that a page speaks of, whether it is still in force or not."""
+    return _native.terms_read(page)[2]
+
+
 def read_terms(page: bytes | WritableBuffer) -> Terms | None:
     """The terms in force, or None when nobody holds the slot. ValueError when this is no terms page."""
     state, slot, generation, online, priority, share, memory, slo, gpu = _native.terms_read(page)

@@ -1,0 +1,141 @@
+"""Does every mistake get one sentence with its field, its value and its remedy, and no traceback?"""
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cotenant.cli import main
+from tests.e2e.stage import COTENANT, Stage
+
+LONG = "/" + "x" * 120
+FILES = {
+    "wrong.toml": "[node]\nslots = 'many'\n",
+    "unknown.toml": "[node]\nslot = 4\n",
+    "syntax.toml": "[node\n",
+    "unit.toml": "[node]\ngrace = 10\n",
+    "offline.toml": "[run]\nslo = '50ms'\n",
+    "gpu.toml": "[[gpu]]\nname = 'a'\n",
+    "scenario.toml": "seed = 1\nduration = '1s'\n",
+    "bad-scenario.toml": "seed = 1\nduration = 1\n",
+    "letter": "Dear journal,\n",
+}
+
+# what is typed: what the sentence must name
+MISTAKES: dict[str, tuple[str, ...]] = {
+    "": ("COMMAND", "--help"),
+    "dance": ("dance", "choose from", "--help"),
+    "run": ("COMMAND", "say what to run"),
+    "run --": ("COMMAND", "say what to run"),
+    "run --online --slo 50ms": ("COMMAND", "say what to run"),
+    "run --frobnicate -- true": ("--frobnicate", "--help"),
+    "run --priority 12 -- true": ("--priority", "'12'", "<= 9"),
+    "run --priority -1 -- true": ("--priority", "'-1'", ">= 0"),
+    "run --priority high -- true": ("--priority", "'high'", "whole number"),
+    "run --slo 50 --online -- true": ("--slo", "'50'", '"50ms"'),
+    "run --slo 50MB --online -- true": ("--slo", "'50MB'", '"50ms"'),
+    "run --slo -5ms --online -- true": ("--slo", "--help"),
+    "run --slo 50ms -- true": ("run.slo", "'50ms'", "add --online"),
+    "run --slo 50ms --offline -- true": ("run.slo", "'50ms'", "add --online"),
+    "run --online --offline -- true": ("--offline", "--online", "--help"),
+    "run --memory 4 -- true": ("--memory", "'4'", '"4GiB"'),
+    "run --memory 4ms -- true": ("--memory", "'4ms'", '"4GiB"'),
+    "run --memory 99999999999999TiB -- true": ("--memory", "too large"),
+    "run --share 130% -- true": ("--share", "'130%'", '"100%"'),
+    "run --share half -- true": ("--share", "'half'", '"30%"'),
+    "run --name ../etc -- true": ("--name", "'../etc'", "letters, digits"),
+    "run --name -- true": ("--name", "--help"),
+    "run --config none.toml -- true": ("config", "none.toml", "no such file"),
+    "run --config . -- true": ("config", "cannot be read"),
+    "run --config offline.toml -- true": ("run.slo", "'50ms'", "add --online"),
+    f"run --runtime {LONG} -- true": ("directories.runtime", "too long", "at most 97"),
+    "run --state letter/below -- true": ("directories.state", "letter/below", "choose another"),
+    "node --slots 0": ("--slots", "'0'", ">= 1"),
+    "node --slots 5000": ("--slots", "'5000'", "<= 1024"),
+    "node --slots many": ("--slots", "'many'", "whole number"),
+    "node --grace 10": ("--grace", "'10'", '"50ms"'),
+    "node --gpu v100": ("--gpu", "'v100'", "NAME=MEMORY"),
+    "node --gpu v100=lots": ("--gpu", "'v100=lots'", "NAME=MEMORY"),
+    "node --gpu =16GiB": ("--gpu", "'=16GiB'", "NAME=MEMORY"),
+    "node --place anywhere": ("--place", "'anywhere'", "spread or pack"),
+    "node --group no-such-group": ("node.group", "'no-such-group'", "create it"),
+    "node --runtime letter": ("directories.runtime", "letter", "choose another"),
+    "node --state letter/below": ("directories.state", "letter/below", "choose another"),
+    "config": ("what", "--help"),
+    "config mend": ("what", "mend", "--help"),
+    "config check --config wrong.toml": ("wrong.toml:2", "node.slots", "'many'", "whole number"),
+    "config check --config unknown.toml": ("unknown.toml:2", "node.slot", "4", "no such field"),
+    "config check --config syntax.toml": ("syntax.toml:1", "mend the line"),
+    "config check --config unit.toml": ("unit.toml:2", "node.grace", "10", '"50ms"'),
+    "config check --config gpu.toml": ("gpu.toml:1", "memory", "required"),
+    "config show --config latin.toml": ("config", "latin.toml", "not UTF-8"),
+    "config check --config none.toml": ("config", "none.toml", "check the path"),
+    "ps --config none.toml": ("config", "none.toml", "check the path"),
+    "doctor --config none.toml": ("config", "none.toml", "check the path"),
+    "terms": ("COTENANT_TERMS_FD", "''", "cotenant run"),
+    "replay": ("FILE", "--help"),
+    "replay none": ("journal", "none", "check the path"),
+    "replay .": ("journal", "cannot be read"),
+    "replay letter": ("journal", "letter", "not a cotenant journal"),
+    "replay /proc/self/mem": ("journal", "/proc/self/mem", "cannot be read"),
+    "simulate none.toml": ("scenario", "none.toml", "check the path"),
+    "simulate .": ("scenario", "cannot be read"),
+    "simulate latin.toml": ("scenario", "latin.toml", "not UTF-8"),
+    "simulate bad-scenario.toml": ("bad-scenario.toml:2", "duration", "1"),
+    "simulate scenario.toml --seed x": ("--seed", "'x'", "--help"),
+    "simulate scenario.toml --journal none/journal": ("--journal", "none/journal", "choose another"),
+    "bench": ("name", "--help"),
+    "bench everything": ("name", "everything", "--help"),
+    "bench loop --rounds 0": ("--rounds", "0", "choose 1 to 1000"),
+    "bench loop --rounds 1001": ("--rounds", "1001", "choose 1 to 1000"),
+    "bench loop --rounds x": ("--rounds", "'x'", "--help"),
+    "demo --keep letter/below": ("--keep", "letter/below", "choose another"),
+}
+
+
+@pytest.fixture
+def here(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory with wrong files in it, where nothing of the machine's own configuration is seen."""
+    for name, text in FILES.items():
+        (stage.home / name).write_text(text)
+    (stage.home / "latin.toml").write_bytes(b"# caf\xe9\n")
+    monkeypatch.chdir(stage.home)
+    for name, value in stage.environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("COTENANT_TERMS_FD", raising=False)
+    yield stage.home
+    assert not stage.places.socket.exists(), "a mistake must not start a node"
+
+
+@pytest.mark.parametrize("typed", MISTAKES)
+def test_a_mistake_gets_one_sentence(here: Path, capsys: pytest.CaptureFixture[str], typed: str) -> None:
+    try:
+        code = main(typed.split())
+    except SystemExit as left:
+        code = left.code  # type: ignore[assignment]  # argparse leaves with a number
+    out, err = capsys.readouterr()
+    assert code == 2, err
+    assert out == ""
+    [line] = err.splitlines()
+    assert line.startswith("cotenant: ")
+    for word in MISTAKES[typed]:
+        assert word in line
+    assert not re.search(r"msgspec|`int`|regex|Errno|object at", line), "in words of ours"
+
+
+@pytest.mark.parametrize("typed", ["dance", "run --priority 12 -- true", "replay letter", "terms"])
+def test_the_command_itself_says_the_same(here: Path, typed: str) -> None:
+    done = subprocess.run([*COTENANT, *typed.split()], capture_output=True, text=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_a_value_that_is_not_text_is_a_mistake(here: Path) -> None:
+    for words in ([b"config", b"show", b"--runtime", b"/\xff"], [b"run", b"--name", b"\xff", b"--", b"true"]):
+        done = subprocess.run([*COTENANT, *words], capture_output=True, check=False, timeout=60)
+        assert done.returncode == 2, done.stderr
+        [line] = done.stderr.splitlines()
+        assert b"is not UTF-8 text" in line
