@@ -69,6 +69,18 @@ API CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int 
     return sg_leave(result);
 }
 
+/* Waits for every context: whatever still is to touch some memory has then done so. */
+static CUresult all_quiet(CUcontext current)
+{
+    CUresult result = CUDA_SUCCESS;
+    for (CUcontext each = sg_each(SG_CONTEXT, NULL); each; each = sg_each(SG_CONTEXT, each)) {
+        CUresult one = sg_context_wait(each);
+        if (each == current)
+            result = one;
+    }
+    return result;
+}
+
 /* Freeing waits for the device, as the driver's does; a pointer into the middle of an allocation is refused. */
 static CUresult release(CUcontext context, uint64_t address, int is_host)
 {
@@ -76,14 +88,10 @@ static CUresult release(CUcontext context, uint64_t address, int is_host)
     if (!memory || memory->start != address || (memory->kind == SG_MEMORY_HOST) != is_host ||
         memory->kind == SG_MEMORY_REGISTERED || memory->is_ending)
         return CUDA_ERROR_INVALID_VALUE;
-    /* Of every context: whatever still is to touch this memory must have done so. */
-    for (CUcontext each = sg_each(SG_CONTEXT, NULL); each; each = sg_each(SG_CONTEXT, each)) {
-        CUresult result = sg_context_wait(each);
-        if (result != CUDA_SUCCESS && each == context)
-            return result;
-    }
-    sg_memory_drop(address);
-    return CUDA_SUCCESS;
+    CUresult result = all_quiet(context);
+    if (result == CUDA_SUCCESS)
+        sg_memory_drop(address);
+    return result;
 }
 
 API CUresult cuMemFree_v2(CUdeviceptr pointer)
@@ -175,7 +183,7 @@ API CUresult cuMemHostUnregister(void *host)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
     if (!memory || memory->kind != SG_MEMORY_REGISTERED || memory->start != (uintptr_t)host)
         return sg_leave(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
-    result = sg_context_wait(context);
+    result = all_quiet(context);
     if (result == CUDA_SUCCESS)
         sg_memory_drop((uintptr_t)host);
     return sg_leave(result);

@@ -202,6 +202,8 @@ void sg_effects_apply(uint64_t order)
         }
         if (held)
             list[kept++] = *effect;
+        else if (effect->link->lost) /* it never happened, and the memory it names may be gone */
+            free(effect->staged);
         else
             apply(effect);
     }

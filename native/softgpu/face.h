@@ -150,7 +150,6 @@ int sg_in_callback(int set);                      /* set: 1 or 0, or -1 to ask *
 
 int sg_link_open(const char *path, struct sg_device *device);
 int sg_ask(struct sg_link *link, const struct sg_request *request, struct sg_reply *reply); /* 0, or -1: lost */
-void sg_tell(struct sg_link *link, const struct sg_request *request);
 CUresult sg_result(int model_result);
 
 /* Puts one op into the ring; blocks while the ring is full. The lock is held, and given up while blocked. */

@@ -73,6 +73,29 @@ API CUresult cuMemPrefetchAsync_v2_ptsz(CUdeviceptr pointer, size_t bytes, CUmem
     return flags ? CUDA_ERROR_INVALID_VALUE : prefetch(pointer, bytes, own(stream));
 }
 
+static CUresult attach(CUstream handle, CUdeviceptr pointer, unsigned flags)
+{
+    ENTER(context);
+    struct sg_memory *memory = sg_memory_at(pointer);
+    if (!sg_stream(context, handle))
+        return sg_leave(CUDA_ERROR_INVALID_HANDLE);
+    if (!memory || memory->kind != SG_MEMORY_MANAGED || !flags || flags > CU_MEM_ATTACH_SINGLE || (flags & (flags - 1)))
+        return sg_leave(CUDA_ERROR_INVALID_VALUE);
+    return sg_leave(CUDA_SUCCESS);
+}
+
+API CUresult cuStreamAttachMemAsync(CUstream stream, CUdeviceptr pointer, size_t bytes, unsigned int flags)
+{
+    (void)bytes;
+    return attach(stream, pointer, flags);
+}
+
+API CUresult cuStreamAttachMemAsync_ptsz(CUstream stream, CUdeviceptr pointer, size_t bytes, unsigned int flags)
+{
+    (void)bytes;
+    return attach(own(stream), pointer, flags);
+}
+
 /* Of the attributes of a stream its priority is the one that means something. */
 static CUresult get_attribute(CUstream handle, int attribute, CUstreamAttrValue *value)
 {
@@ -127,6 +150,18 @@ static CUresult not_capturing(CUstream handle, CUstreamCaptureStatus *status)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
     *status = CU_STREAM_CAPTURE_STATUS_NONE;
     return sg_leave(CUDA_SUCCESS);
+}
+
+API CUresult cuStreamGetCaptureInfo(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id)
+{
+    (void)id;
+    return not_capturing(stream, status);
+}
+
+API CUresult cuStreamGetCaptureInfo_ptsz(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id)
+{
+    (void)id;
+    return not_capturing(own(stream), status);
 }
 
 API CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,

@@ -76,12 +76,6 @@ int sg_ask(struct sg_link *link, const struct sg_request *request, struct sg_rep
     return -1;
 }
 
-void sg_tell(struct sg_link *link, const struct sg_request *request)
-{
-    if (!link->lost && say(link, request) < 0)
-        lose(link);
-}
-
 static int descriptors_of(struct msghdr *message, int descriptors[2])
 {
     struct cmsghdr *rights = CMSG_FIRSTHDR(message);

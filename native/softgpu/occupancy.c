@@ -1,6 +1,8 @@
 /* Occupancy: how many blocks fit an SM, and which block size fills it best. */
 #include "softgpu/face.h"
 
+enum { CLUSTER_BLOCKS = 8 };
+
 uint32_t sg_function_occupancy(const struct sg_device *device, const struct CUfunc_st *function, uint32_t threads,
                                size_t shared_bytes)
 {
@@ -71,6 +73,53 @@ API CUresult cuOccupancyMaxPotentialBlockSize(int *grid, int *block, CUfunction 
                                               size_t shared_bytes, int limit)
 {
     return cuOccupancyMaxPotentialBlockSizeWithFlags(grid, block, function, shared_of, shared_bytes, limit, 0);
+}
+
+/* Clusters came with compute capability 9: up to 8 blocks that run at once on neighbouring SMs. */
+static CUresult clusters(CUfunction function, const CUlaunchConfig *config, uint32_t *at_once, uint32_t *size)
+{
+    CUcontext context;
+    CUresult result = enter(function, &context);
+    if (result != CUDA_SUCCESS)
+        return result;
+    const struct sg_device *device = context->device;
+    if (!config || (config->numAttrs && !config->attrs))
+        return sg_leave(CUDA_ERROR_INVALID_VALUE);
+    if (device->config.compute_major < 9)
+        return sg_leave(CUDA_ERROR_NOT_SUPPORTED);
+    *size = 1;
+    for (unsigned i = 0; i < config->numAttrs; i++)
+        if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
+            *size = config->attrs[i].value.clusterDim.x * config->attrs[i].value.clusterDim.y *
+                    config->attrs[i].value.clusterDim.z;
+    uint64_t threads = (uint64_t)config->blockDimX * config->blockDimY * config->blockDimZ;
+    if (!*size || *size > CLUSTER_BLOCKS || !threads || threads > device->config.threads_per_block)
+        return sg_leave(CUDA_ERROR_INVALID_CLUSTER_SIZE);
+    *at_once = device->config.sm_count *
+               sg_function_occupancy(device, function, (uint32_t)threads, config->sharedMemBytes);
+    return sg_leave(CUDA_SUCCESS);
+}
+
+API CUresult cuOccupancyMaxActiveClusters(int *count, CUfunction function, const CUlaunchConfig *config)
+{
+    uint32_t at_once = 0, size = 1;
+    CUresult result = clusters(function, config, &at_once, &size);
+    if (result == CUDA_SUCCESS && !count)
+        result = CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS)
+        *count = (int)(at_once / size);
+    return result;
+}
+
+API CUresult cuOccupancyMaxPotentialClusterSize(int *size, CUfunction function, const CUlaunchConfig *config)
+{
+    uint32_t at_once = 0, asked = 1;
+    CUresult result = clusters(function, config, &at_once, &asked);
+    if (result == CUDA_SUCCESS && !size)
+        result = CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS)
+        *size = at_once < CLUSTER_BLOCKS ? (int)at_once : CLUSTER_BLOCKS;
+    return result;
 }
 
 API CUresult cuOccupancyAvailableDynamicSMemPerBlock(size_t *bytes, CUfunction function, int blocks, int threads)

@@ -121,8 +121,9 @@ int sg_unsupported(int number)
         CUcontext context = sg_current();
         struct sg_device *device = context && sg_alive(SG_CONTEXT, context) ? context->device : sg_device_at(0);
         struct sg_request request = {.kind = SG_UNSUPPORTED, .a = (uint64_t)number};
-        if (device)
-            sg_tell(&device->link, &request);
+        struct sg_reply reply;
+        if (device) /* answered, so that it is in the books before this call returns */
+            sg_ask(&device->link, &request, &reply);
         sg_leave(result);
     }
     return CUDA_ERROR_NOT_SUPPORTED;

@@ -103,8 +103,6 @@ static int ask(struct line *line)
         request.kind = SG_PROJECT;
     if (send(line->socket, &request, bytes, MSG_NOSIGNAL) < 0)
         return 0;
-    if (request.kind == SG_UNSUPPORTED && bytes == sizeof request)
-        return 1;
     ssize_t got = recv(line->socket, answer, sizeof answer, 0);
     if (got <= 0)
         return 0;

@@ -77,3 +77,26 @@ def test_a_stopped_client_holds_nobody_up(softgpu: Path) -> None:
         tenant.kill()
         tenant.communicate()
     assert settled(softgpu)["memory_free_bytes"] == manage.inspect(softgpu, 0)["memory_bytes"]
+
+
+@pytest.mark.parametrize("wait", ["blocking", "spinning"])
+def test_a_dead_server_ends_every_wait(softgpu: Path, wait: str) -> None:
+    waiter = start(softgpu, "longwait.py", wait)
+    at_work(waiter)
+    os.kill(manage.inspect(softgpu, 0)["pid"], signal.SIGKILL)
+    out, err = waiter.communicate(timeout=60)
+    assert out.strip() == "CUDA_ERROR_DEVICE_UNAVAILABLE", err
+
+
+def test_a_child_that_holds_the_socket_keeps_nothing(softgpu: Path) -> None:
+    parent = start(softgpu, "orphan.py")
+    assert parent.stdout is not None
+    child = int(parent.stdout.readline())
+    assert manage.inspect(softgpu, 0)["counters"]["memory_bytes"] == 1 << 20
+    parent.kill()
+    try:
+        assert settled(softgpu)["counters"]["memory_bytes"] == 0
+        os.kill(child, 0)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        parent.communicate()

@@ -88,7 +88,7 @@ def test_time_slices_are_booked_on_the_neighbour(softgpu: Path) -> None:
             assert tenant.stdout is not None
             assert tenant.stdout.readline() == "at work\n"
         pids = {tenant.pid for tenant in tenants}
-        for _ in range(2000):
+        for _ in range(50000):
             clients = manage.inspect(softgpu, 0)["clients"]
             if all(client["delayed_by"] for client in clients):
                 break

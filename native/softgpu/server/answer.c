@@ -233,7 +233,7 @@ int sg_answer(struct sg_server *server, int index, const struct sg_request *requ
     case SG_UNSUPPORTED:
         if (request->a < SG_NAME_COUNT)
             server->unsupported[request->a]++;
-        return 0; /* told, not asked: a call that is refused need not wait for us */
+        return say(client, &reply, sizeof reply);
     default:
         break;
     }

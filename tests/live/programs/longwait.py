@@ -1,0 +1,13 @@
+"""Waits for a kernel of a hundred seconds, or for a host function that never comes: only a lost device ends that."""
+
+from __future__ import annotations
+
+import sys
+
+from cuda.bindings import driver
+from face import Gpu, code
+
+gpu = Gpu(int(driver.CUctx_flags.CU_CTX_SCHED_BLOCKING_SYNC) if sys.argv[1] == "blocking" else 0)
+gpu.spin(100_000_000_000)
+print("at work", flush=True)
+print(code(driver.cuCtxSynchronize()), flush=True)
