@@ -76,12 +76,7 @@ def _parser() -> _Parser:
 def _add(
     commands: Any, name: str, about: str, run: Callable[[argparse.Namespace], int], *sections: str, json: bool = False
 ) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=about,
-        description=about,
-        conflict_handler="resolve",  # `config` has the flags of both `node` and `run`, and --gpu means devices there
-    )
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=about, description=about)
     parser.set_defaults(command=run)
     if sections:
         parser.add_argument("--config", default="", metavar="FILE", help="config file instead of the usual one")
@@ -122,14 +117,6 @@ def _add_node_commands(commands: Any) -> None:
         commands, "config", "Show or check the configuration.", _config, "directories", "node", "run", json=True
     )
     config.add_argument("what", choices=["show", "check"], help="show: every value and its source; check: read it only")
-    config.add_argument(
-        "--gpu",
-        action="append",
-        default=[],
-        dest="devices",
-        metavar="NAME=MEMORY",
-        help="a GPU to share; may be repeated",
-    )
     config.add_argument("--online", dest="run.kind", action="store_const", const="online", help="as in `run`")
     config.add_argument("--offline", dest="run.kind", action="store_const", const="offline", help="as in `run`")
 

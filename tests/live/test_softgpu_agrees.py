@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from softgpus import start
 
 from cotenant.sim.device import Device, Kernel, OpKind, StreamKind, preset
+from tests.live.softgpus import start
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
 pytestmark = pytest.mark.timeout(120)

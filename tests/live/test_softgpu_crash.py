@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from softgpus import run, start
 
 from cotenant.live.softgpu import manage
+from tests.live.softgpus import run, start
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
 pytestmark = pytest.mark.timeout(600)
@@ -29,6 +29,7 @@ def at_work(process: subprocess.Popen[str]) -> None:
 
 def settled(directory: Path) -> dict[str, Any]:
     """The books once the server has taken notice of every death: it does so before it answers, or a little later."""
+    books: dict[str, Any] = {}
     for _ in range(10000):
         books = manage.inspect(directory, 0)
         if not books["clients"]:

@@ -8,9 +8,9 @@ import threading
 from pathlib import Path
 
 import pytest
-from softgpus import run, start
 
 from cotenant.live.softgpu import manage, wire
+from tests.live.softgpus import run, start
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
 pytestmark = pytest.mark.timeout(180)
@@ -88,6 +88,7 @@ def test_time_slices_are_booked_on_the_neighbour(softgpu: Path) -> None:
             assert tenant.stdout is not None
             assert tenant.stdout.readline() == "at work\n"
         pids = {tenant.pid for tenant in tenants}
+        clients: list[dict[str, Any]] = []
         for _ in range(50000):
             clients = manage.inspect(softgpu, 0)["clients"]
             if all(client["delayed_by"] for client in clients):
