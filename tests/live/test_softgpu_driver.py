@@ -6,6 +6,7 @@ import ast
 import re
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
