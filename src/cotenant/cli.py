@@ -150,6 +150,7 @@ def _add_study_commands(commands: Any) -> None:
     bench.add_argument("name", choices=["loop", "device"], help="loop: the two clocks; device: the software GPU")
     bench.add_argument("--rounds", type=int, default=5, help="interleaved repetitions (default 5)")
     demo = _add(commands, "demo", "The main job in front of your eyes, on this machine.", _demo, json=True)
+    demo.add_argument("--replay", default="", metavar="FILE", help="examples/replay.py: also share a software GPU")
     demo.add_argument("--keep", default="", metavar="DIR", help="keep the node's directory here")
 
 
@@ -235,7 +236,7 @@ def _terms(options: argparse.Namespace) -> int:
 
 def _config(options: argparse.Namespace) -> int:
     path, named = config_file(os.environ, os.geteuid(), options.config)
-    config, _ = _load(options)
+    config, where = _load(options)
     if options.what == "check":
         found = named or path.exists()
         _say(f"{path}: {'fine' if found else 'there is none, the defaults hold'}")
@@ -244,6 +245,7 @@ def _config(options: argparse.Namespace) -> int:
         _print_json(plain(config))
         return 0
     text = path.read_text(encoding="utf-8") if path.exists() else ""
+    print(f"# socket, lock and pages: {where.runtime}\n# journal and log: {where.state}\n")
     print(encode_config(config, sources(text, str(path), _given(options))), end="")
     return 0
 
@@ -286,8 +288,9 @@ def _softgpu_inspect(options: argparse.Namespace) -> int:
 
 def _softgpu_destroy(options: argparse.Namespace) -> int:
     from cotenant.apps import softgpu
+    from cotenant.apps.show import counted
 
-    _say(f"{softgpu.destroy(_load(options)[1])} software GPUs ended")
+    _say(f"{counted(softgpu.destroy(_load(options)[1]), 'software GPU')} ended")
     return 0
 
 
@@ -344,4 +347,4 @@ def _bench(options: argparse.Namespace) -> int:
 def _demo(options: argparse.Namespace) -> int:
     from cotenant.apps.demo import run_demo
 
-    return run_demo(Console(), options.keep, as_json=options.json)
+    return run_demo(Console(), options.keep, options.replay, as_json=options.json)

@@ -5,16 +5,19 @@ import json
 import pytest
 
 from tests.e2e.stage import Stage
+from tests.tool import ROOT
+
+REPLAY = ROOT / "examples" / "replay.py"
 
 
 @pytest.mark.slow
 def test_the_demo_is_fine(stage: Stage) -> None:
-    done = stage.run("demo", "--json", bound_s=240)
+    done = stage.run("demo", "--replay", str(REPLAY), "--json", bound_s=240)
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["fine"] is True
     assert [step["what"] for step in told["steps"] if not step["fine"]] == []
-    assert len(told["steps"]) >= 7
+    assert len(told["steps"]) >= 8
     assert done.stderr == ""
 
 

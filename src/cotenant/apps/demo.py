@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import shutil
 import signal
 import subprocess
@@ -15,11 +16,13 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
+from cotenant.apps.demo_gpu import play_gpu_act
 from cotenant.apps.replay import replay_file
 from cotenant.apps.show import show_tenants, table
 from cotenant.domain.tenant import TenantView
-from cotenant.errors import CotenantError, WorldError
+from cotenant.errors import ConfigError, CotenantError, WorldError
 from cotenant.format import wire
+from cotenant.format.quantity import round_duration
 from cotenant.live.client import tenants_of
 from cotenant.live.clock import pause
 from cotenant.live.directory import Places, make_directory
@@ -99,8 +102,10 @@ class Stage:
             process.communicate()
 
 
-def run_demo(console: Console, keep: str, *, as_json: bool) -> int:
+def run_demo(console: Console, keep: str, replay_program: str, *, as_json: bool) -> int:
     """The whole story; returns 0 when every step showed what it should."""
+    if replay_program and not Path(replay_program).is_file():
+        raise ConfigError("--replay", replay_program, "there is no such program, name examples/replay.py of the source")
     if keep:
         make_directory(Path(keep), "--keep")
     home = Path(keep).absolute() if keep else Path(tempfile.mkdtemp(prefix="cotenant-demo-"))
@@ -113,7 +118,9 @@ def run_demo(console: Console, keep: str, *, as_json: bool) -> int:
     try:
         say(f"demo: a node of its own in {home}")
         stage = Stage(home)
-        steps = _story(stage, say, None if as_json else console)
+        shown = None if as_json else console
+        steps = _story(stage, say, shown)
+        steps += _gpu_steps(home / "gpu", replay_program, say, shown)
     finally:
         if stage is not None:
             stage.close()
@@ -130,6 +137,19 @@ def run_demo(console: Console, keep: str, *, as_json: bool) -> int:
     console.print()
     console.print(table("what happened", ["DONE", "SHOULD SHOW", "SEEN", "FINE"], rows, fold=True))
     return 0 if fine else 1
+
+
+def _gpu_steps(home: Path, program: str, say: Callable[[str], None], console: Console | None) -> list[Step]:
+    if not program or importlib.util.find_spec("cuda") is None:
+        say("demo: the part with kernels needs NVIDIA's cuda-bindings and --replay examples/replay.py; left out")
+        return []
+    stage = Stage(home)
+    try:
+        act = play_gpu_act(stage.places, Path(program), say, console)
+    finally:
+        stage.close()
+    seen = f"{act.beside['count']} requests; the books say {round_duration(act.waited_ns)} of waiting"
+    return [Step("a service and training share a GPU", "kernels wait for the neighbour", seen, act.waited_ns > 0)]
 
 
 def _story(stage: Stage, say: Callable[[str], None], console: Console | None) -> list[Step]:

@@ -66,5 +66,7 @@ def replay_file(path: Path, say: Callable[[str], None] | None = None) -> ReplayR
             if not reader.turns:
                 raise ConfigError("journal", str(path), f"{damage}") from None
             return ReplayReport(str(path), reader.turns, actions, reproduced=False, torn_bytes=0, damage=str(damage))
+    if not reader.turns and not reader.torn_bytes:
+        raise ConfigError("journal", str(path), "holds no turn; name the journal of a node that ran")
     machine.check()
     return ReplayReport(str(path), reader.turns, actions, reproduced=True, torn_bytes=reader.torn_bytes)

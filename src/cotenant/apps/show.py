@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -20,15 +21,20 @@ from cotenant.live.doctor import Finding, Level
 from cotenant.live.softgpu.manage import SoftGpu
 
 _WIDE: Final = 110
+_NAME_CELLS: Final = 14
 _LEVEL_STYLE: Final = {Level.GOOD: "green", Level.NOTE: "yellow", Level.BAD: "bold red"}
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, fold: bool = False) -> Table:
     """A plain table. Rows stay on one line and the last column gives way, unless its cells may `fold`."""
     made = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False)
-    for column in columns:
-        made.add_column(column, overflow="fold" if fold else "ellipsis", no_wrap=not fold)
-    for row in rows:
+    listed = [list(row) for row in rows]
+    for index, column in enumerate(columns):
+        gives_way = fold or index == len(columns) - 1
+        widest = max((len(row[index]) for row in listed), default=0)
+        least = None if gives_way else max(widest, len(column))
+        made.add_column(column, overflow="fold" if fold else "ellipsis", no_wrap=not fold, min_width=least)
+    for row in listed:
         made.add_row(*(cell if isinstance(cell, Text) else Text(_shown(cell)) for cell in row))
     return made
 
@@ -38,23 +44,32 @@ def _shown(text: str) -> str:
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
+def counted(number: int, noun: str) -> str:
+    """A number and what it counts, as people say it."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def show_tenants(console: Console, roll: wire.Tenants, *, everybody: bool) -> None:
     """`cotenant ps`."""
-    title = f"{len(roll.tenants)} of {roll.slots} slots taken, node pid {roll.pid}, {len(roll.gpus)} GPUs"
+    taken = f"{len(roll.tenants)} of {counted(roll.slots, 'slot')} taken"
+    title = f"{taken}, node pid {roll.pid}, {counted(len(roll.gpus), 'GPU')}"
     columns = ["NAME", "SLOT", "STATUS", "KIND", "PRIO", "SLO", "MEMORY", "SHARE", "GPU", "PID", "AGE"]
     rows: list[list[str | Text]] = []
-    commands = [view.tenant.spec.command for view in roll.tenants]
+    last: list[str] = []  # what gives way where a terminal is narrow
     for view in roll.tenants:
         status = Text("alive", style="green") if view.connected else Text("away", style="yellow")
         rows.append(_tenant_row(view.tenant, status, roll.now_ns, roll.gpus))
+        last.append("" if everybody else " ".join(view.tenant.spec.command.split()))
     for departure in reversed(roll.departed) if everybody else ():
-        commands.append(departure.tenant.spec.command)
-        rows.append(
-            _tenant_row(departure.tenant, Text(_shown(departure.ending), style="dim"), departure.ended_ns, roll.gpus)
-        )
-    if console.width >= _WIDE:  # a command line is worth a column only where it does not squeeze the others
+        rows.append(_tenant_row(departure.tenant, Text("gone", style="dim"), departure.ended_ns, roll.gpus))
+        last.append(departure.ending)
+    if everybody:  # how somebody ended is worth more than what was once promised
+        kept = [columns.index(column) for column in ("NAME", "SLOT", "STATUS", "KIND", "PID", "AGE")]
+        columns = [*(columns[index] for index in kept), "ENDING"]
+        rows = [[*(row[index] for index in kept), cell] for row, cell in zip(rows, last, strict=True)]
+    elif console.width >= _WIDE:  # a command line is worth a column only where it squeezes nothing
         columns.append("COMMAND")
-        rows = [[*row, " ".join(command.split())] for row, command in zip(rows, commands, strict=True)]
+        rows = [[*row, cell] for row, cell in zip(rows, last, strict=True)]
     console.print(table(title, columns, rows))
     if not rows:
         console.print("nobody is here; start a tenant with: cotenant run -- COMMAND", style="dim")
@@ -63,7 +78,7 @@ def show_tenants(console: Console, roll: wire.Tenants, *, everybody: bool) -> No
 def _tenant_row(tenant: Tenant, status: Text, until_ns: int, gpus: list[str]) -> list[str | Text]:
     spec, terms = tenant.spec, tenant.terms
     return [
-        tenant.name,
+        _capped(tenant.name),
         f"{terms.slot}/{terms.generation}",
         status,
         spec.kind.value,
@@ -71,10 +86,24 @@ def _tenant_row(tenant: Tenant, status: Text, until_ns: int, gpus: list[str]) ->
         format_duration(spec.slo_ns) if spec.slo_ns else "-",
         format_size(spec.memory_bytes) if spec.memory_bytes else "-",
         format_share(spec.share_ppm) if spec.share_ppm else "-",
-        gpus[terms.gpu] if 0 <= terms.gpu < len(gpus) else "-",
+        _capped(gpus[terms.gpu]) if 0 <= terms.gpu < len(gpus) else "-",
         str(tenant.pid),
-        f"{max(0, until_ns - tenant.joined_ns) // SECOND_NS}s",
+        age_text(max(0, until_ns - tenant.joined_ns)),
     ]
+
+
+def _capped(name: str) -> str:
+    """A name as long as a table can show without hiding what stands beside it."""
+    return name if len(name) <= _NAME_CELLS else name[: _NAME_CELLS - 1] + "…"
+
+
+def age_text(age_ns: int) -> str:
+    """How long ago, in the two units that matter."""
+    seconds = age_ns // SECOND_NS
+    for unit, size, inner, inner_size in (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1)):
+        if seconds >= size:
+            return f"{seconds // size}{unit}{seconds % size // inner_size}{inner}"
+    return f"{seconds}s"
 
 
 def show_findings(console: Console, findings: Iterable[Finding]) -> bool:
@@ -84,7 +113,7 @@ def show_findings(console: Console, findings: Iterable[Finding]) -> bool:
         well = well and finding.level is not Level.BAD
         console.print(Text.assemble((f"{finding.level.value:>4} ", _LEVEL_STYLE[finding.level]), finding.what))
         if finding.remedy:
-            console.print(Text(f"     -> {finding.remedy}", style="dim"))
+            console.print(Padding(Text(f"-> {finding.remedy}", style="dim"), (0, 0, 0, 5)))
     return well
 
 
@@ -107,7 +136,8 @@ def show_replay(console: Console, report: ReplayReport) -> None:
     """`cotenant replay`."""
     if report.reproduced:
         torn = f"; a torn tail of {report.torn_bytes} bytes was dropped" if report.torn_bytes else ""
-        console.print(f"{report.turns} turns, {report.actions} actions: every one reproduced{torn}", highlight=False)
+        made = f"{counted(report.turns, 'turn')}, {counted(report.actions, 'action')}"
+        console.print(f"{made}: every one reproduced{torn}", highlight=False)
     elif report.damage:
         console.print(f"{report.file}: {report.damage}", style="bold red", highlight=False, markup=False)
     else:
@@ -173,7 +203,9 @@ def show_softgpus(console: Console, gpus: Sequence[SoftGpu]) -> None:
         state = Text("alive", style="green") if gpu.alive else Text("dead", style="bold red")
         memory = format_size(gpu.memory_bytes) if gpu.memory_bytes else "-"
         rows.append([f"soft:{gpu.ordinal}", state, gpu.name or "-", memory, str(gpu.pid or "-"), str(gpu.clients)])
-    console.print(table(f"{len(rows)} software GPUs", ["GPU", "STATE", "MODEL", "MEMORY", "PID", "CLIENTS"], rows))
+    console.print(
+        table(counted(len(rows), "software GPU"), ["GPU", "STATE", "MODEL", "MEMORY", "PID", "CLIENTS"], rows)
+    )
     if rows:
         console.print("use one with: cotenant run --gpu soft:0 -- COMMAND", style="dim")
     else:

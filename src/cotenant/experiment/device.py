@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -16,8 +15,8 @@ import msgspec
 
 from cotenant.domain.histogram import Histogram, Recorder
 from cotenant.domain.instant import MICROSECOND_NS, SECOND_NS
-from cotenant.errors import WorldError
 from cotenant.live.clock import LiveClock, pause
+from cotenant.live.process import run_to_end
 from cotenant.live.softgpu import manage, probe
 from cotenant.sim.device import OWN_GROUP, Device, Kernel, ScriptClient, Step, preset
 
@@ -96,10 +95,7 @@ def _kernels_per_s(kernels: tuple[Kernel, ...], group_label: int) -> float:
 
 def _probe(home: Path) -> dict[str, list[int]]:
     command = [sys.executable, "-m", "cotenant.live.softgpu.probe", str(WAITS), str(BURST), str(WAIT_NS)]
-    done = subprocess.run(command, env=probe.environment(home), capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise WorldError(f"the probe failed: {(done.stderr.strip().splitlines() or ['it says nothing'])[-1]}")
-    seen: dict[str, Any] = msgspec.json.decode(done.stdout)
+    seen: dict[str, Any] = msgspec.json.decode(run_to_end(command, probe.environment(home)))
     return seen
 
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from cotenant.errors import WorldError
+
 _FORWARDED: Final = (
     signal.SIGHUP,
     signal.SIGINT,
@@ -108,3 +110,25 @@ def start_in_background(arguments: Sequence[str], log: Path) -> subprocess.Popen
 def name_process(name: str) -> None:
     """What `ps` and `top` show instead of python."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def start_piped(command: Sequence[str], environ: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
+    """A process whose words we keep."""
+    return subprocess.Popen(
+        list(command),
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run_to_end(command: Sequence[str], environ: Mapping[str, str] | None = None) -> str:
+    """What a process said; raises `WorldError` with its last words when it failed."""
+    process = start_piped(command, environ)
+    said, complained = process.communicate()
+    if process.returncode:
+        last = (complained.strip().splitlines() or ["it says nothing"])[-1]
+        raise WorldError(f"{Path(command[0]).name} ended with {process.returncode}: {last}")
+    return said
