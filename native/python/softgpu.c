@@ -38,25 +38,10 @@ static PyObject *serve(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
-static PyObject *presets(PyObject *module, PyObject *nothing)
-{
-    PyObject *list = PyList_New(0);
-    (void)module;
-    (void)nothing;
-    for (uint32_t i = 0; list && ct_device_preset_at(i); i++) {
-        PyObject *key = PyUnicode_FromString(ct_device_preset_at(i)->key);
-        if (!key || PyList_Append(list, key) < 0)
-            Py_CLEAR(list);
-        Py_XDECREF(key);
-    }
-    return list;
-}
-
 static PyMethodDef methods[] = {
     {"softgpu_serve", serve, METH_VARARGS,
      "softgpu_serve(listener, preset, ordinal, uuid, memory_bytes, slice_ns): serve until told to stop; 0 keeps the "
      "preset's"},
-    {"softgpu_presets", presets, METH_NOARGS, "softgpu_presets(): the keys of the devices known"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -44,7 +44,7 @@ def library() -> Path:
 
 def presets() -> list[str]:
     """The devices known, by key."""
-    return list(_native.softgpu_presets())
+    return _native.device_preset_keys()
 
 
 def _socket_of(directory: Path, ordinal: int) -> Path:
