@@ -57,9 +57,9 @@ static int launch(const struct driver *driver, uint64_t *duration_ns)
 }
 
 /* Appends one number to a list; -1 with a Python error set. */
-static int append(PyObject *list, uint64_t value)
+static int append(PyObject *list, int64_t value)
 {
-    PyObject *number = PyLong_FromUnsignedLongLong(value);
+    PyObject *number = PyLong_FromLongLong(value);
     int failed = !number || PyList_Append(list, number) < 0;
     Py_XDECREF(number);
     return failed ? -1 : 0;
@@ -107,7 +107,7 @@ static PyObject *probe_driver(PyObject *module, PyObject *args)
         Py_END_ALLOW_THREADS;
         if (failed)
             PyErr_SetString(PyExc_OSError, "a driver call failed");
-        if (failed || append(launches, launch_ns) < 0 || append(lates, late_ns < 0 ? 0 : (uint64_t)late_ns) < 0) {
+        if (failed || append(launches, (int64_t)launch_ns) < 0 || append(lates, late_ns) < 0) {
             Py_CLEAR(launches);
             break;
         }
@@ -120,7 +120,7 @@ static PyObject *probe_driver(PyObject *module, PyObject *args)
 
 static PyMethodDef methods[] = {
     {"probe_driver", probe_driver, METH_VARARGS,
-     "probe_driver(image, kernel, rounds, burst, duration_ns): ns per launch in each burst; ns each wait came late"},
+     "probe_driver(image, kernel, rounds, burst, duration_ns): ns per launch in each burst; ns each wait came late (early: negative)"},
     {NULL, NULL, 0, NULL},
 };
 

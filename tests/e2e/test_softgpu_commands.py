@@ -1,6 +1,7 @@
 """Software GPUs from the command line: made, listed, used by a tenant, looked into, and gone again."""
 
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.stage import Stage, until
+from tests.e2e.stage import Stage, alive, until
 
 PROBE = ("--", sys.executable, "-m", "cotenant.live.softgpu.probe")
 
@@ -102,3 +103,18 @@ def test_a_mistake_gets_one_sentence(stage: Stage, words: list[str], said: tuple
 def test_the_bench_prints_every_figure(stage: Stage) -> None:
     figures = stage.json("bench", "device", "--rounds", "1")
     assert {"sim_kernels_per_s", "launch_ns", "wait_error_us_p50", "wait_error_us_p99", "idle_cpu_pct"} <= set(figures)
+
+
+def test_a_server_that_hangs_is_ended_all_the_same(gpus: Stage) -> None:
+    pid = gpus.json("softgpu", "inspect", "1")["pid"]
+    os.kill(pid, signal.SIGSTOP)
+    assert "2 software GPUs ended" in gpus.run("softgpu", "destroy").stderr
+    until(lambda: not alive(pid))
+    assert gpus.json("softgpu", "list")["gpus"] == []
+
+
+def test_a_number_that_only_looks_like_one_is_refused(stage: Stage) -> None:
+    for text in ("soft:²", "²", "soft:", "soft:0:1", "-1"):
+        done = stage.run("run", f"--gpu={text}", "--", "true")
+        assert done.returncode == 2, text
+        assert "soft:0" in done.stderr

@@ -200,7 +200,8 @@ def show_softgpus(console: Console, gpus: Sequence[SoftGpu]) -> None:
     """`cotenant softgpu list`."""
     rows: list[list[str | Text]] = []
     for gpu in gpus:
-        state = Text("alive", style="green") if gpu.alive else Text("dead", style="bold red")
+        word, style = ("alive", "green") if gpu.alive else ("stuck" if gpu.pid else "dead", "bold red")
+        state = Text(word, style=style)
         memory = format_size(gpu.memory_bytes) if gpu.memory_bytes else "-"
         rows.append([f"soft:{gpu.ordinal}", state, gpu.name or "-", memory, str(gpu.pid or "-"), str(gpu.clients)])
     console.print(

@@ -38,9 +38,7 @@ def books(places: Places, number: str) -> dict[str, Any]:
 
 def destroy(places: Places) -> int:
     """End them all; returns how many there were."""
-    count = len(find(places))
-    manage.destroy(home(places))
-    return count
+    return manage.destroy(home(places))
 
 
 def environment(places: Places) -> dict[str, str]:
@@ -53,7 +51,8 @@ def environment_of(gpu: str, places: Places) -> dict[str, str]:
     if not gpu:
         return {}
     kind, colon, number = gpu.rpartition(":")
-    if (kind, colon) not in (("", ""), ("soft", ":")) or not number.isdigit():
+    known = (kind, colon) in (("", ""), ("soft", ":"))
+    if not known or not (number.isascii() and number.isdigit()):
         raise ConfigError("--gpu", gpu, 'write "soft:0" for a software GPU, or "0" for a real one')
     if not colon:
         return {"CUDA_VISIBLE_DEVICES": number}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import statistics
 import sys
@@ -16,7 +15,7 @@ import msgspec
 from cotenant.domain.histogram import Histogram, Recorder
 from cotenant.domain.instant import MICROSECOND_NS, SECOND_NS
 from cotenant.live.clock import LiveClock, pause
-from cotenant.live.process import run_to_end
+from cotenant.live.process import run_to_end, start_piped
 from cotenant.live.softgpu import manage, probe
 from cotenant.sim.device import OWN_GROUP, Device, Kernel, ScriptClient, Step, preset
 
@@ -40,10 +39,11 @@ _SMALL: Final = (
 
 
 def bench_device(rounds: int, say: Callable[[str], None]) -> dict[str, object]:
-    """Medians over interleaved rounds; the wait errors of all rounds are pooled."""
+    """Medians over interleaved rounds; the wait errors of all rounds are pooled, early ones count like late ones."""
     rates: dict[str, list[float]] = {"sliced mixed": [], "sliced small": [], "together small": [], "together mixed": []}
     launches: list[int] = []
-    late = Recorder()
+    wrong = Recorder()
+    early = 0
     idle: list[float] = []
     home = Path(tempfile.mkdtemp(prefix="cotenant-bench-"))
     try:
@@ -57,12 +57,13 @@ def bench_device(rounds: int, say: Callable[[str], None]) -> dict[str, object]:
             seen = _probe(home)
             launches.append(int(statistics.median(seen["launch_ns"])))
             for late_ns in seen["late_ns"]:
-                late.record(late_ns)
+                wrong.record(abs(late_ns))
+                early += late_ns < 0
             idle.append(_idle_cpu_pct(home))
     finally:
         manage.destroy(home)
         shutil.rmtree(home, ignore_errors=True)
-    waits = late.histogram()
+    waits = wrong.histogram()
     return {
         "bench": "device",
         "rounds": rounds,
@@ -73,6 +74,7 @@ def bench_device(rounds: int, say: Callable[[str], None]) -> dict[str, object]:
         "launch_ns": statistics.median(launches),
         "wait_error_us_p50": _microseconds(waits, 0.5),
         "wait_error_us_p99": _microseconds(waits, 0.99),
+        "early_waits": early,
         "idle_cpu_pct": statistics.median(idle),
     }
 
@@ -94,20 +96,32 @@ def _kernels_per_s(kernels: tuple[Kernel, ...], group_label: int) -> float:
 
 
 def _probe(home: Path) -> dict[str, list[int]]:
-    command = [sys.executable, "-m", "cotenant.live.softgpu.probe", str(WAITS), str(BURST), str(WAIT_NS)]
-    seen: dict[str, Any] = msgspec.json.decode(run_to_end(command, probe.environment(home)))
+    said = run_to_end(_command(WAITS, BURST, WAIT_NS), probe.environment(home))
+    seen: dict[str, Any] = msgspec.json.decode(said)
     return seen
 
 
+def _command(*words: object) -> list[str]:
+    return [sys.executable, "-m", "cotenant.live.softgpu.probe", *map(str, words)]
+
+
 def _idle_cpu_pct(home: Path) -> float:
-    """What the server uses while nobody asks for anything."""
-    pid = manage.gpus(home)[0].pid
-    clock = LiveClock()
-    before, begin = _cpu_ns(pid), clock.now()
-    pause(IDLE_S)
-    return 100 * (_cpu_ns(pid) - before) / (clock.now() - begin)
+    """What the server and a client use while the client is connected and asks for nothing."""
+    client = start_piped(_command(1, 1, 1000, "stay"), probe.environment(home), keep_input=True)
+    try:
+        assert client.stdout is not None
+        client.stdout.readline()  # it has launched and waited once: from here on it is idle
+        pids = (manage.gpus(home)[0].pid, client.pid)
+        clock = LiveClock()
+        before, begin = sum(map(_cpu_ns, pids)), clock.now()
+        pause(IDLE_S)
+        return 100 * (sum(map(_cpu_ns, pids)) - before) / (clock.now() - begin)
+    finally:
+        client.kill()
+        client.communicate()
 
 
 def _cpu_ns(pid: int) -> int:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) * SECOND_NS // os.sysconf("SC_CLK_TCK")
+    """Time on a CPU, of all threads, in nanoseconds rather than in ticks."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(task.read_text().split()[0]) for task in tasks)

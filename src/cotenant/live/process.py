@@ -112,12 +112,14 @@ def name_process(name: str) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
-def start_piped(command: Sequence[str], environ: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-    """A process whose words we keep."""
+def start_piped(
+    command: Sequence[str], environ: Mapping[str, str] | None = None, *, keep_input: bool = False
+) -> subprocess.Popen[str]:
+    """A process whose words we keep; it reads nothing, unless it is to wait for us."""
     return subprocess.Popen(
         list(command),
         env=environ,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE if keep_input else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

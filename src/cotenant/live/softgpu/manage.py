@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -13,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from cotenant import _native
-from cotenant.errors import ConfigError, WorldError
+from cotenant.errors import ConfigError, PeerError, WorldError
 from cotenant.live.softgpu import wire
 
 MAX_GPUS = 16
 _BACKLOG = 128
+_LAST_WORDS_MS = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +83,10 @@ def _spawn(directory: Path, ordinal: int, preset: str, memory_bytes: int, slice_
         )
     # The socket listens already, so the question waits in it until the server takes it: no polling.
     try:
-        wire.report(path, timeout_s=30.0)
+        books = wire.report(path, timeout_s=30.0)
     except WorldError as error:
-        path.unlink(missing_ok=True)
         raise WorldError(f"soft GPU {ordinal} did not start, see {directory / f'gpu{ordinal}.log'}") from error
+    path.with_suffix(".pid").write_text(f"{books['pid']}\n")  # a server that hangs later cannot be asked for it
 
 
 def create(directory: Path, preset: str, count: int, *, memory_bytes: int = 0, slice_ns: int = 0) -> list[SoftGpu]:
@@ -119,8 +122,8 @@ def gpus(directory: Path) -> list[SoftGpu]:
             break
         try:
             books = wire.report(path)
-        except WorldError:
-            found.append(SoftGpu(ordinal, path, alive=False))
+        except (WorldError, PeerError):
+            found.append(SoftGpu(ordinal, path, alive=False, pid=_server_of(path) or 0))
             continue
         found.append(
             SoftGpu(
@@ -142,20 +145,55 @@ def inspect(directory: Path, ordinal: int) -> dict[str, Any]:
     return wire.report(_socket_of(directory.absolute(), ordinal))
 
 
-def destroy(directory: Path) -> None:
-    """Ends the soft GPUs of a directory; their clients see a lost device."""
-    for gpu in gpus(directory):
-        if gpu.alive:
-            try:
-                wire.shut_down(gpu.path)
-            except WorldError:
-                os.kill(gpu.pid, signal.SIGKILL)
-        gpu.path.unlink(missing_ok=True)
-        gpu.path.with_suffix(".log").unlink(missing_ok=True)
+def destroy(directory: Path) -> int:
+    """Ends the soft GPUs of a directory and returns how many there were; their clients see a lost device.
+
+    Whoever does not stop when told, is killed: a server that hangs must not live on behind a socket that is gone.
+    """
+    ended = 0
+    for ordinal in range(MAX_GPUS):
+        path = _socket_of(directory.absolute(), ordinal)
+        if not path.exists():
+            break
+        with contextlib.suppress(WorldError, PeerError):
+            wire.shut_down(path, timeout_s=2.0)
+        _end_server(path)
+        for file in (path, path.with_suffix(".log"), path.with_suffix(".pid")):
+            file.unlink(missing_ok=True)
+        ended += 1
     lib = directory.absolute() / "lib"
-    if lib.is_dir():
-        (lib / "libcuda.so.1").unlink(missing_ok=True)
+    (lib / "libcuda.so.1").unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # not there, or somebody keeps something else in it
         lib.rmdir()
+    return ended
+
+
+def _server_of(path: Path) -> int | None:
+    """The server's process, if it lives. The kernel would name whoever made the socket, which is not the server."""
+    try:
+        pid = int(path.with_suffix(".pid").read_text())
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (OSError, ValueError):
+        return None
+    return pid if b"cotenant.live.softgpu.server" in command else None
+
+
+def _end_server(path: Path) -> None:
+    pid = _server_of(path)
+    if pid is None:
+        return
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        waiting = select.poll()
+        waiting.register(process, select.POLLIN)
+        if not waiting.poll(_LAST_WORDS_MS):
+            signal.pidfd_send_signal(process, signal.SIGKILL)
+            waiting.poll()
+    finally:
+        os.close(process)
 
 
 def env(directory: Path, *, base: dict[str, str] | None = None) -> dict[str, str]:

@@ -14,16 +14,21 @@ _IMAGE = "softgpu-image 1\nkernel probe\n params 8\n duration_param 0\n"
 
 
 def main(arguments: list[str]) -> int:
-    """Measure in this process, which must have been started with the soft GPU's environment."""
-    rounds, burst, duration_ns = (int(word) for word in arguments)
+    """Measure in this process, which must have been started with the soft GPU's environment.
+
+    With a fourth word it then waits for the end of its input: a client that is connected and does nothing.
+    """
+    rounds, burst, duration_ns = (int(word) for word in arguments[:3])
     launches, lates = _native.probe_driver(_IMAGE, "probe", rounds, burst, duration_ns)
-    print(json.dumps({"launch_ns": launches, "late_ns": lates}))  # noqa: T201  a program of its own
+    print(json.dumps({"launch_ns": launches, "late_ns": lates}), flush=True)  # noqa: T201  a program of its own
+    if arguments[3:]:
+        sys.stdin.read()
     return 0
 
 
 def environment(directory: Path) -> dict[str, str]:
     """What this module must be started with."""
-    return {**os.environ, **manage.env(directory)}
+    return {**os.environ, **manage.env(directory), "CUDA_VISIBLE_DEVICES": "0"}
 
 
 if __name__ == "__main__":

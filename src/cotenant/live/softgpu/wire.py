@@ -15,7 +15,6 @@ _REQUEST = struct.Struct("=IIQQQ")
 _REPORT = 14
 _SHUTDOWN = 15
 _ANSWER_BYTES = 1 << 18
-_CREDENTIALS = struct.Struct("3i")
 
 
 def connect(path: Path, *, timeout_s: float = 10.0) -> socket.socket:
@@ -48,13 +47,6 @@ def report(path: Path, *, timeout_s: float = 10.0) -> dict[str, Any]:
     if not isinstance(books, dict):
         raise PeerError(f"the device server at {path} said what is not a report: {answer[:80]!r}")
     return books
-
-
-def server_pid(path: Path) -> int:
-    """The process behind the socket, as the kernel knows it."""
-    with connect(path) as line:
-        pid: int = _CREDENTIALS.unpack(line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0]
-    return pid
 
 
 def shut_down(path: Path, *, timeout_s: float = 5.0) -> None:
