@@ -86,7 +86,7 @@ static CUresult release(CUcontext context, uint64_t address, int is_host)
 {
     struct sg_memory *memory = sg_memory_at(address);
     if (!memory || memory->start != address || (memory->kind == SG_MEMORY_HOST) != is_host ||
-        memory->kind == SG_MEMORY_REGISTERED || memory->is_ending)
+        memory->kind == SG_MEMORY_REGISTERED || memory->is_ending || memory->is_variable)
         return CUDA_ERROR_INVALID_VALUE;
     CUresult result = all_quiet(context);
     if (result == CUDA_SUCCESS)

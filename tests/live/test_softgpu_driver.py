@@ -56,6 +56,12 @@ def test_cuda_core_as_far_as_it_goes(softgpu: Path) -> None:
     assert "core goes" in run(softgpu, "core.py")
 
 
+def test_modules_have_variables_and_empty_logs(softgpu: Path) -> None:
+    assert "variables" in run(softgpu, "variables.py")
+    books = manage.inspect(softgpu, 0)
+    assert books["memory_free_bytes"] == books["memory_bytes"]
+
+
 def test_per_thread_default_streams(softgpu: Path) -> None:
     assert "twins" in run(softgpu, "twins.py")
 
