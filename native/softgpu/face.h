@@ -351,6 +351,13 @@ struct CUmod_st {
     size_t placed_count;
 };
 
+/* What launches that take no arguments of their own will use. */
+struct sg_old {
+    unsigned block[3];
+    uint32_t shared_bytes, param_bytes;
+    unsigned char params[4096]; /* as many as a kernel of that time could have */
+};
+
 struct CUfunc_st {
     struct sg_object object;
     struct CUmod_st *module;
@@ -358,6 +365,7 @@ struct CUfunc_st {
     uint32_t dynamic_bytes; /* how much shared memory a launch may add */
     int carveout, cluster_allowed;
     uint64_t launches;
+    struct sg_old *old; /* NULL until something of it is set */
 };
 
 void sg_module_end(struct CUmod_st *module);

@@ -29,8 +29,10 @@ static CUresult make(CUcontext context, struct sg_image *image, struct CUmod_st 
 void sg_module_end(struct CUmod_st *module)
 {
     for (size_t i = 0; i < module->image.count; i++)
-        if (module->functions[i])
+        if (module->functions[i]) {
+            free(module->functions[i]->old);
             sg_unmake(SG_FUNCTION, module->functions[i]);
+        }
     free(module->functions);
     sg_variables_end(module);
     sg_image_free(&module->image);

@@ -62,6 +62,11 @@ def test_modules_have_variables_and_empty_logs(softgpu: Path) -> None:
     assert books["memory_free_bytes"] == books["memory_bytes"]
 
 
+def test_launches_of_the_old_style(softgpu: Path) -> None:
+    assert "old launches" in run(softgpu, "oldlaunch.py")
+    assert manage.inspect(softgpu, 0)["counters"]["kernels"] == 3
+
+
 def test_per_thread_default_streams(softgpu: Path) -> None:
     assert "twins" in run(softgpu, "twins.py")
 
