@@ -67,6 +67,10 @@ def test_launches_of_the_old_style(softgpu: Path) -> None:
     assert manage.inspect(softgpu, 0)["counters"]["kernels"] == 3
 
 
+def test_what_is_left_can_be_freed_without_a_context(softgpu: Path) -> None:
+    assert "freed" in run(softgpu, "leftovers.py")
+
+
 def test_per_thread_default_streams(softgpu: Path) -> None:
     assert "twins" in run(softgpu, "twins.py")
 
