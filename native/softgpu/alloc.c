@@ -86,7 +86,7 @@ static CUresult release(CUcontext context, uint64_t address, int is_host)
 {
     struct sg_memory *memory = sg_memory_at(address);
     if (!memory || memory->start != address || (memory->kind == SG_MEMORY_HOST) != is_host ||
-        memory->kind == SG_MEMORY_REGISTERED || memory->is_ending)
+        memory->kind == SG_MEMORY_REGISTERED || memory->is_ending || memory->is_variable)
         return CUDA_ERROR_INVALID_VALUE;
     CUresult result = all_quiet(context);
     if (result == CUDA_SUCCESS)
@@ -94,9 +94,27 @@ static CUresult release(CUcontext context, uint64_t address, int is_host)
     return result;
 }
 
+/* Programs free what is left after they gave their context back: the memory knows its own. */
+static CUresult enter_for(uint64_t address, CUcontext *context)
+{
+    CUresult result = sg_enter();
+    if (result != CUDA_SUCCESS)
+        return result;
+    struct sg_memory *memory = sg_current() ? NULL : sg_memory_at(address);
+    if (memory) {
+        *context = memory->context;
+        return CUDA_SUCCESS;
+    }
+    sg_leave(CUDA_SUCCESS);
+    return sg_enter_context(context);
+}
+
 API CUresult cuMemFree_v2(CUdeviceptr pointer)
 {
-    ENTER(context);
+    CUcontext context;
+    CUresult result = enter_for(pointer, &context);
+    if (result != CUDA_SUCCESS)
+        return result;
     return sg_leave(pointer ? release(context, pointer, 0) : CUDA_SUCCESS);
 }
 
@@ -139,7 +157,10 @@ API CUresult cuMemHostAlloc(void **pointer, size_t bytes, unsigned int flags)
 
 API CUresult cuMemFreeHost(void *pointer)
 {
-    ENTER(context);
+    CUcontext context;
+    CUresult result = enter_for((uintptr_t)pointer, &context);
+    if (result != CUDA_SUCCESS)
+        return result;
     return sg_leave(pointer ? release(context, (uintptr_t)pointer, 1) : CUDA_SUCCESS);
 }
 

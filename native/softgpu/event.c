@@ -35,7 +35,7 @@ API CUresult cuEventCreate(CUevent *made, unsigned int flags)
 API CUresult cuEventDestroy_v2(CUevent event)
 {
     CUcontext context;
-    CUresult result = sg_enter_context(&context);
+    CUresult result = sg_current() ? sg_enter_context(&context) : sg_enter(); /* it can be done after the last pop */
     if (result != CUDA_SUCCESS)
         return result;
     if (!sg_alive(SG_EVENT, event))

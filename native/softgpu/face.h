@@ -194,6 +194,7 @@ struct sg_memory {
     enum sg_memory_kind kind;
     unsigned flags;
     int is_ending; /* freed in stream order, its turn still to come */
+    int is_variable; /* of a module: goes with it, cannot be freed */
 };
 
 struct sg_memory *sg_memory_at(uint64_t address); /* the one that holds this address; NULL: none */
@@ -300,9 +301,17 @@ struct sg_kernel {
     int ptx_version, binary_version;
 };
 
+struct sg_variable {
+    char name[SG_NAME_BYTES];
+    uint64_t bytes;
+    unsigned char *initial; /* NULL: zeros */
+};
+
 struct sg_image {
     struct sg_kernel *kernels;
     size_t count, room;
+    struct sg_variable *variables;
+    size_t variable_count;
 };
 
 /* Reads any kind of image. CUDA_SUCCESS, or the driver's code; `bytes` 0: unknown, ends where the format says. */
@@ -313,6 +322,10 @@ CUresult sg_image_ptx(const char *text, size_t bytes, struct sg_image *image);
 CUresult sg_image_elf(const unsigned char *data, size_t bytes, struct sg_image *image);
 CUresult sg_image_fatbin(const unsigned char *data, size_t bytes, struct sg_image *image);
 struct sg_kernel *sg_image_add(struct sg_image *image, const char *name, size_t length); /* NULL: no room */
+/* 0, or -1: not to be had. The initial bytes are copied; NULL: zeros. */
+int sg_image_variable(struct sg_image *image, const char *name, size_t length, uint64_t bytes, const void *initial);
+int sg_variables_copy(struct sg_image *image, const struct sg_image *source);
+void sg_variables_free(struct sg_image *image);
 int sg_kernel_param(struct sg_kernel *kernel, uint32_t bytes, uint32_t alignment);       /* 0, or -1: too many */
 void sg_kernel_default(struct sg_kernel *kernel); /* the stated model of code we cannot run */
 
@@ -321,6 +334,12 @@ void sg_context_fault(uint64_t context_id, CUresult fault);
 int sg_builtin_find(const char *name, size_t length);
 void sg_builtin_shape(struct sg_kernel *kernel); /* its parameters */
 
+/* A variable's memory in one context. */
+struct sg_placed {
+    size_t variable;
+    uint64_t context_id, address, memory_id;
+};
+
 /* Modules and libraries are one thing here, and so are functions and kernels: a library's kernel has no context. */
 struct CUmod_st {
     struct sg_object object;
@@ -328,6 +347,15 @@ struct CUmod_st {
     uint64_t context_id;
     struct sg_image image;
     struct CUfunc_st **functions; /* made when asked for; one per kernel of the image */
+    struct sg_placed *placed;     /* its variables, as asked for */
+    size_t placed_count;
+};
+
+/* What launches that take no arguments of their own will use. */
+struct sg_old {
+    unsigned block[3];
+    uint32_t shared_bytes, param_bytes;
+    unsigned char params[4096]; /* as many as a kernel of that time could have */
 };
 
 struct CUfunc_st {
@@ -337,9 +365,11 @@ struct CUfunc_st {
     uint32_t dynamic_bytes; /* how much shared memory a launch may add */
     int carveout, cluster_allowed;
     uint64_t launches;
+    struct sg_old *old; /* NULL until something of it is set */
 };
 
 void sg_module_end(struct CUmod_st *module);
+void sg_variables_end(struct CUmod_st *module);
 CUresult sg_function_launch(CUcontext context, struct CUfunc_st *function, const unsigned grid[3],
                             const unsigned block[3], unsigned shared_bytes, CUstream stream, void **params,
                             void **extra, int is_cooperative);

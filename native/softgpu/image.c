@@ -10,7 +10,8 @@ enum { KERNELS = 1 << 16 };
 void sg_image_free(struct sg_image *image)
 {
     free(image->kernels);
-    *image = (struct sg_image){NULL, 0, 0};
+    sg_variables_free(image);
+    *image = (struct sg_image){0};
 }
 
 /* Code this device cannot run takes a stated time: each block 10 us, each thread's traffic 8 bytes. */
@@ -71,7 +72,7 @@ CUresult sg_image_read(const void *data, size_t bytes, struct sg_image *image)
     static const char text_head[] = "softgpu-image";
     const unsigned char *raw = data;
     CUresult result;
-    *image = (struct sg_image){NULL, 0, 0};
+    *image = (struct sg_image){0};
     /* Without a size the format must say where it ends; every format's first bytes can be compared one by one. */
     size_t head = bytes ? bytes : SIZE_MAX;
     if (head >= 4 && strncmp((const char *)raw, "\177ELF", 4) == 0)

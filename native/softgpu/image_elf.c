@@ -9,6 +9,8 @@ enum {
     EM_CUDA_CODE = 190,
     INFO_PARAM = 0x17, /* the attribute that describes one parameter */
     INFO_SIZED = 4,    /* the format of attributes that carry a payload */
+    INFO_FRAME = 0x11, /* a function's own stack: its symbol, its bytes */
+    INFO_STACK = 0x12, /* and with all it calls */
     PARAM_BYTES = 12,
     KIND_PTX = 1,
     KIND_ELF = 2,
@@ -96,6 +98,72 @@ static void parameters(const struct file *file, const Elf64_Shdr *info, struct s
     }
 }
 
+/* A symbol and its name; the names are in the section that the table links to. */
+static const char *symbol_at(const struct file *file, const Elf64_Ehdr *head, const Elf64_Shdr *table, uint64_t index,
+                             Elf64_Sym *symbol)
+{
+    Elf64_Shdr strings;
+    if (index >= table->sh_size / sizeof *symbol || section_at(file, head, table->sh_link, &strings) < 0 ||
+        strings.sh_type == SHT_NOBITS)
+        return NULL;
+    memcpy(symbol, file->data + table->sh_offset + index * sizeof *symbol, sizeof *symbol);
+    return name_of(file, &strings, symbol->st_name);
+}
+
+/* The stack of each function is its local memory; the whole file's attributes name functions by their symbols. */
+static void local_memory(const struct file *file, const Elf64_Ehdr *head, const Elf64_Shdr *info,
+                         struct sg_kernel *kernel)
+{
+    const unsigned char *at = file->data + info->sh_offset, *end = at + info->sh_size;
+    Elf64_Shdr table;
+    Elf64_Sym symbol;
+    if (section_at(file, head, info->sh_link, &table) < 0 || table.sh_type != SHT_SYMTAB)
+        return;
+    while (end - at >= 4) {
+        uint16_t bytes;
+        uint32_t pair[2];
+        int is_sized = at[0] == INFO_SIZED, is_stack = at[1] == INFO_FRAME || at[1] == INFO_STACK;
+        memcpy(&bytes, at + 2, sizeof bytes);
+        at += 4;
+        if (!is_sized)
+            continue;
+        if (end - at < bytes)
+            return;
+        if (is_stack && bytes == sizeof pair) {
+            memcpy(pair, at, sizeof pair);
+            const char *name = symbol_at(file, head, &table, pair[0], &symbol);
+            if (name && strcmp(name, kernel->name) == 0 && pair[1] > kernel->local_bytes && pair[1] < 1 << 20)
+                kernel->local_bytes = pair[1];
+        }
+        at += bytes;
+    }
+}
+
+/* Variables are the objects in the sections of global and of constant memory. */
+static CUresult variables(const struct file *file, const Elf64_Ehdr *head, const Elf64_Shdr *names,
+                          const Elf64_Shdr *table, struct sg_image *image)
+{
+    for (uint64_t i = 0; i < table->sh_size / sizeof(Elf64_Sym); i++) {
+        Elf64_Sym symbol;
+        Elf64_Shdr home;
+        const char *name = symbol_at(file, head, table, i, &symbol), *place;
+        if (!name || !*name || ELF64_ST_TYPE(symbol.st_info) != STT_OBJECT || !symbol.st_size ||
+            section_at(file, head, symbol.st_shndx, &home) < 0)
+            continue;
+        place = name_of(file, names, home.sh_name);
+        if (!place || (strcmp(place, ".nv.global") != 0 && strcmp(place, ".nv.global.init") != 0 &&
+                       strcmp(place, ".nv.constant3") != 0))
+            continue;
+        if (symbol.st_value > home.sh_size || symbol.st_size > home.sh_size - symbol.st_value)
+            return CUDA_ERROR_INVALID_IMAGE;
+        const void *initial =
+            home.sh_type == SHT_NOBITS ? NULL : file->data + home.sh_offset + symbol.st_value;
+        if (sg_image_variable(image, name, strlen(name), symbol.st_size, initial) < 0)
+            return CUDA_ERROR_INVALID_IMAGE;
+    }
+    return CUDA_SUCCESS;
+}
+
 static void details(const struct file *file, const Elf64_Ehdr *head, const Elf64_Shdr *names, struct sg_kernel *kernel)
 {
     static const char info_head[] = ".nv.info.", shared_head[] = ".nv.shared.";
@@ -109,6 +177,10 @@ static void details(const struct file *file, const Elf64_Ehdr *head, const Elf64
         if (strncmp(name, info_head, sizeof info_head - 1) == 0 &&
             strcmp(name + sizeof info_head - 1, kernel->name) == 0 && section.sh_type != SHT_NOBITS)
             parameters(file, &section, kernel);
+        if (strcmp(name, ".nv.info") == 0 && section.sh_type != SHT_NOBITS)
+            local_memory(file, head, &section, kernel);
+        if (strcmp(name, ".nv.constant3") == 0)
+            kernel->const_bytes = section.sh_size <= 1 << 16 ? (uint32_t)section.sh_size : 0;
         if (strncmp(name, shared_head, sizeof shared_head - 1) == 0 &&
             strcmp(name + sizeof shared_head - 1, kernel->name) == 0)
             kernel->shared_bytes = section.sh_size < 1 << 20 ? (uint32_t)section.sh_size : 0;
@@ -137,6 +209,10 @@ CUresult sg_image_elf(const unsigned char *data, size_t bytes, struct sg_image *
         Elf64_Shdr section;
         if (section_at(&file, &head, i, &section) < 0)
             return CUDA_ERROR_INVALID_IMAGE;
+        CUresult result = section.sh_type == SHT_SYMTAB ? variables(&file, &head, &names, &section, image)
+                                                        : CUDA_SUCCESS;
+        if (result != CUDA_SUCCESS)
+            return result;
         const char *name = name_of(&file, &names, section.sh_name);
         if (!name || strncmp(name, text_head, sizeof text_head - 1) != 0)
             continue;

@@ -153,12 +153,39 @@ static CUresult entry(struct reader *r, struct sg_image *image, int version)
     return CUDA_SUCCESS;
 }
 
+/* A variable outside of functions: .align 4 .b8 name[4][5], up to its value or its end. What cannot be sized is left. */
+static int variable(struct reader *r, struct sg_image *image)
+{
+    const char *start, *name = NULL;
+    size_t length, name_length = 0;
+    uint64_t bytes = 0;
+    while ((length = word(r, &start)) && *start != ';' && *start != '=' && *start != ',') {
+        uint32_t type = type_bytes(start, length);
+        if (type) {
+            bytes = type * (bytes ? bytes : 1);
+        } else if (is(start, length, ".v2") || is(start, length, ".v4")) {
+            bytes = (uint64_t)(start[2] - '0') * (bytes ? bytes : 1);
+        } else if (is(start, length, ".align")) {
+            word(r, &start);
+        } else if (*start == '[') {
+            length = word(r, &start);
+            bytes *= number(start, length);
+            if (bytes > UINT32_MAX)
+                return -1;
+        } else if (!name && *start != '.' && is_name(*start)) {
+            name = start;
+            name_length = length;
+        }
+    }
+    return name && bytes ? sg_image_variable(image, name, name_length, bytes, NULL) : 0;
+}
+
 CUresult sg_image_ptx(const char *text, size_t bytes, struct sg_image *image)
 {
     struct reader r = {text, text + bytes};
     const char *start;
     size_t length;
-    int version = 0, depth = 0;
+    int version = 0, depth = 0, is_extern = 0;
     length = word(&r, &start);
     if (!is(start, length, ".version"))
         return CUDA_ERROR_INVALID_IMAGE;
@@ -179,7 +206,11 @@ CUresult sg_image_ptx(const char *text, size_t bytes, struct sg_image *image)
             if (result != CUDA_SUCCESS)
                 return result;
             r.at -= r.at > text && r.at[-1] == '{'; /* the body's brace is counted above */
+        } else if (!depth && !is_extern && (is(start, length, ".global") || is(start, length, ".const"))) {
+            if (variable(&r, image) < 0)
+                return CUDA_ERROR_INVALID_PTX;
         }
+        is_extern = is(start, length, ".extern");
     }
     return version && !depth ? CUDA_SUCCESS : CUDA_ERROR_INVALID_PTX;
 }

@@ -29,9 +29,12 @@ static CUresult make(CUcontext context, struct sg_image *image, struct CUmod_st 
 void sg_module_end(struct CUmod_st *module)
 {
     for (size_t i = 0; i < module->image.count; i++)
-        if (module->functions[i])
+        if (module->functions[i]) {
+            free(module->functions[i]->old);
             sg_unmake(SG_FUNCTION, module->functions[i]);
+        }
     free(module->functions);
+    sg_variables_end(module);
     sg_image_free(&module->image);
     sg_unmake(SG_MODULE, module);
 }
@@ -81,6 +84,29 @@ static CUresult load(int is_library, const void *data, const char *path, struct 
     return sg_leave(result);
 }
 
+/* Nothing is compiled, so nothing is said: programs print as much of their log buffers as the driver says it filled. */
+static void empty_logs(unsigned count, const CUjit_option *options, void **values)
+{
+    static const struct {
+        CUjit_option buffer, bytes;
+    } logs[] = {{CU_JIT_INFO_LOG_BUFFER, CU_JIT_INFO_LOG_BUFFER_SIZE_BYTES},
+                {CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES}};
+    for (size_t log = 0; log < sizeof logs / sizeof logs[0]; log++) {
+        char *buffer = NULL;
+        unsigned bytes = 0; /* of 32 bits, by the option's type */
+        for (unsigned i = 0; i < count; i++) {
+            if (options[i] == logs[log].buffer)
+                buffer = values[i];
+            if (options[i] != logs[log].bytes)
+                continue;
+            bytes = (unsigned)(uintptr_t)values[i];
+            values[i] = NULL;
+        }
+        if (buffer && bytes)
+            buffer[0] = 0;
+    }
+}
+
 API CUresult cuModuleLoad(CUmodule *module, const char *path)
 {
     return load(0, NULL, path, module);
@@ -96,7 +122,10 @@ API CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned in
 {
     if (count && (!options || !values))
         return CUDA_ERROR_INVALID_VALUE;
-    return load(0, image, NULL, module);
+    CUresult result = load(0, image, NULL, module);
+    if (image && module)
+        empty_logs(count, options, values);
+    return result;
 }
 
 API CUresult cuModuleLoadFatBinary(CUmodule *module, const void *image)
@@ -191,13 +220,6 @@ API CUresult cuModuleEnumerateFunctions(CUfunction *functions, unsigned int coun
     return sg_leave(enumerate(module, functions, count));
 }
 
-/* Images here declare kernels, never variables. */
-API CUresult cuModuleGetGlobal_v2(CUdeviceptr *pointer, size_t *bytes, CUmodule module, const char *name)
-{
-    ENTER(module, 0);
-    return sg_leave(!name || (!pointer && !bytes) ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_NOT_FOUND);
-}
-
 API CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode *mode)
 {
     CUresult result = sg_enter();
@@ -214,7 +236,10 @@ API CUresult cuLibraryLoadData(CUlibrary *library, const void *code, CUjit_optio
 {
     if ((jit_count && (!jit || !jit_values)) || (count && (!options || !values)))
         return CUDA_ERROR_INVALID_VALUE;
-    return load(1, code, NULL, (struct CUmod_st **)library);
+    CUresult result = load(1, code, NULL, (struct CUmod_st **)library);
+    if (code && library)
+        empty_logs(jit_count, jit, jit_values);
+    return result;
 }
 
 API CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_option *jit, void **jit_values,
@@ -222,7 +247,10 @@ API CUresult cuLibraryLoadFromFile(CUlibrary *library, const char *path, CUjit_o
 {
     if ((jit_count && (!jit || !jit_values)) || (count && (!options || !values)))
         return CUDA_ERROR_INVALID_VALUE;
-    return load(1, NULL, path, (struct CUmod_st **)library);
+    CUresult result = load(1, NULL, path, (struct CUmod_st **)library);
+    if (path && library)
+        empty_logs(jit_count, jit, jit_values);
+    return result;
 }
 
 API CUresult cuLibraryUnload(CUlibrary library)
@@ -256,18 +284,6 @@ API CUresult cuLibraryEnumerateKernels(CUkernel *kernels, unsigned int count, CU
     return sg_leave(enumerate((struct CUmod_st *)library, (struct CUfunc_st **)kernels, count));
 }
 
-API CUresult cuLibraryGetGlobal(CUdeviceptr *pointer, size_t *bytes, CUlibrary library, const char *name)
-{
-    ENTER(library, 1);
-    return sg_leave(!name || (!pointer && !bytes) ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_NOT_FOUND);
-}
-
-API CUresult cuLibraryGetManaged(CUdeviceptr *pointer, size_t *bytes, CUlibrary library, const char *name)
-{
-    ENTER(library, 1);
-    return sg_leave(!name || (!pointer && !bytes) ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_NOT_FOUND);
-}
-
 /* In a context, a library's code is a module: the same image, bound. */
 API CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library)
 {
@@ -281,8 +297,10 @@ API CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library)
     struct sg_image image = source->image;
     image.room = image.count ? image.count : 1;
     image.kernels = malloc(image.room * sizeof *image.kernels);
-    if (!image.kernels)
+    if (!image.kernels || sg_variables_copy(&image, &source->image) < 0) {
+        free(image.kernels);
         return sg_leave(CUDA_ERROR_OUT_OF_MEMORY);
+    }
     if (image.count)
         memcpy(image.kernels, source->image.kernels, image.count * sizeof *image.kernels);
     return sg_leave(make(context, &image, module));

@@ -203,7 +203,8 @@ static CUresult release(CUdeviceptr pointer, CUstream handle)
     struct sg_memory *memory = sg_memory_at(pointer);
     if (!stream)
         return sg_leave(CUDA_ERROR_INVALID_HANDLE);
-    if (!memory || memory->start != pointer || memory->kind != SG_MEMORY_DEVICE || memory->is_ending)
+    if (!memory || memory->start != pointer || memory->kind != SG_MEMORY_DEVICE || memory->is_ending ||
+        memory->is_variable)
         return sg_leave(pointer ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS);
     struct sg_effect effect = {.kind = SG_EFFECT_FREE, .free.address = pointer};
     if (stream->done_order >= stream->order && !sg_effects_pending()) {

@@ -143,7 +143,7 @@ API CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned int flags, in
 API CUresult cuStreamDestroy_v2(CUstream stream)
 {
     CUcontext context;
-    CUresult result = sg_enter_context(&context);
+    CUresult result = sg_current() ? sg_enter_context(&context) : sg_enter(); /* it can be done after the last pop */
     if (result != CUDA_SUCCESS)
         return result;
     if (!sg_alive(SG_STREAM, stream) || stream->is_legacy || stream->is_per_thread)

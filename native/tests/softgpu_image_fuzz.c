@@ -27,17 +27,26 @@ static const char ptx[] =
     "n\n)\n"
     ".maxntid 256, 1, 1\n{\n .reg .b64 %rd<5>; // }\n { ret; }\n}\n.entry empty() { ret; }\n.entry bare { ret; }\n";
 
-/* A small cubin: section names, two kernels with code, one with parameters and shared memory. */
+/* A small cubin: two kernels, one with parameters, shared memory and a stack; one variable with a value, a constant. */
 static size_t make_elf(unsigned char *out)
 {
-    static const char names[] = "\0.shstrtab\0.text.one\0.text.two\0.nv.info.one\0.nv.shared.one";
+    static const char names[] = "\0.shstrtab\0.text.one\0.text.two\0.nv.info.one\0.nv.shared.one"
+                                "\0.strtab\0.symtab\0.nv.global.init\0.nv.constant3\0.nv.info";
+    static const char strings[] = "\0one\0tab\0cst";
     static const unsigned char info[] = {4, 0x17, 12, 0, 0, 0, 0, 0, 1, 0, 8, 0, 0, 0xf0, 0x11, 0,
                                          4, 0x17, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xf0, 0x21, 0, 3, 0x1b, 0xff, 0};
     uint64_t head[8] = {0};
     memcpy(head, "\177ELF\2\1\1\63", 8);
-    memset(out, 0, 1024);
+    static const unsigned char stack[] = {4, 0x11, 8, 0, 1, 0, 0, 0, 0xa0, 0x0f, 0, 0};
+    const struct {
+        uint32_t name;
+        uint8_t info, other;
+        uint16_t section;
+        uint64_t value, bytes;
+    } symbols[4] = {{0}, {1, 0x12, 0x10, 2, 0, 16}, {5, 0x01, 0, 8, 4, 4}, {9, 0x01, 0, 9, 0, 8}};
+    memset(out, 0, 1280);
     memcpy(out, head, 64);
-    uint16_t machine = 190, entry_bytes = 64, sections = 6, name_index = 1;
+    uint16_t machine = 190, entry_bytes = 64, sections = 11, name_index = 1;
     uint64_t table = 256;
     memcpy(out + 18, &machine, 2);
     memcpy(out + 40, &table, 8);
@@ -45,22 +54,36 @@ static size_t make_elf(unsigned char *out)
     memcpy(out + 60, &sections, 2);
     memcpy(out + 62, &name_index, 2);
     memcpy(out + 64, names, sizeof names);
-    memcpy(out + 160, info, sizeof info);
+    memcpy(out + 1104, info, sizeof info);
+    memcpy(out + 960, strings, sizeof strings);
+    memcpy(out + 976, symbols, sizeof symbols);
+    memcpy(out + 1072, "\0\0\0\0\7\0\0\0", 8);
+    memcpy(out + 1088, stack, sizeof stack);
     const struct {
         uint32_t name, type;
         uint64_t offset, bytes;
-        uint32_t info;
-    } rows[6] = {{0, 0, 0, 0, 0},   {1, 3, 64, sizeof names, 0}, {11, 1, 200, 16, 40u << 24},
-                 {21, 1, 216, 16, 0}, {31, 1, 160, sizeof info, 0}, {44, 8, 0, 512, 0}};
-    for (int i = 0; i < 6; i++) {
+        uint32_t info, link;
+    } rows[11] = {{0},
+                  {1, 3, 64, sizeof names, 0, 0},
+                  {11, 1, 200, 16, 40u << 24, 0},
+                  {21, 1, 216, 16, 0, 0},
+                  {31, 1, 1104, sizeof info, 0, 0},
+                  {44, 8, 0, 512, 0, 0},
+                  {59, 3, 960, sizeof strings, 0, 0},
+                  {67, 2, 976, sizeof symbols, 0, 6},
+                  {75, 1, 1072, 8, 0, 0},
+                  {91, 1, 1080, 8, 0, 0},
+                  {105, 0x70000000, 1088, sizeof stack, 0, 7}};
+    for (int i = 0; i < 11; i++) {
         unsigned char *row = out + table + i * 64;
         memcpy(row, &rows[i].name, 4);
         memcpy(row + 4, &rows[i].type, 4);
         memcpy(row + 24, &rows[i].offset, 8);
         memcpy(row + 32, &rows[i].bytes, 8);
+        memcpy(row + 40, &rows[i].link, 4);
         memcpy(row + 44, &rows[i].info, 4);
     }
-    return 256 + 6 * 64;
+    return 1104 + sizeof info;
 }
 
 /* A fat binary around some payload, as stored or as LZ4 literals. */
@@ -119,10 +142,15 @@ static void check_seeds(void)
             EXPECT(strcmp(image.kernels[0].name, "_Z3addPfS_i") == 0);
             EXPECT(image.kernels[0].param_count == 3 && image.kernels[0].param_offset[2] == 32);
             EXPECT(image.kernels[0].max_threads == 256 && image.kernels[0].ptx_version == 84);
+            EXPECT(image.variable_count == 1 && image.variables[0].bytes == 5);
         }
         if (i == 2) {
             EXPECT(image.kernels[0].param_count == 2 && image.kernels[0].param_bytes[0] == 8);
             EXPECT(image.kernels[0].registers == 40 && image.kernels[0].shared_bytes == 512);
+            EXPECT(image.kernels[0].local_bytes == 4000 && image.kernels[1].local_bytes == 0);
+            EXPECT(image.kernels[0].const_bytes == 8 && image.variable_count == 2);
+            EXPECT(strcmp(image.variables[0].name, "tab") == 0 && image.variables[0].initial[0] == 7);
+            EXPECT(strcmp(image.variables[1].name, "cst") == 0 && image.variables[1].bytes == 8);
         }
         sg_image_free(&image);
     }

@@ -56,6 +56,21 @@ def test_cuda_core_as_far_as_it_goes(softgpu: Path) -> None:
     assert "core goes" in run(softgpu, "core.py")
 
 
+def test_modules_have_variables_and_empty_logs(softgpu: Path) -> None:
+    assert "variables" in run(softgpu, "variables.py")
+    books = manage.inspect(softgpu, 0)
+    assert books["memory_free_bytes"] == books["memory_bytes"]
+
+
+def test_launches_of_the_old_style(softgpu: Path) -> None:
+    assert "old launches" in run(softgpu, "oldlaunch.py")
+    assert manage.inspect(softgpu, 0)["counters"]["kernels"] == 3
+
+
+def test_what_is_left_can_be_freed_without_a_context(softgpu: Path) -> None:
+    assert "freed" in run(softgpu, "leftovers.py")
+
+
 def test_per_thread_default_streams(softgpu: Path) -> None:
     assert "twins" in run(softgpu, "twins.py")
 

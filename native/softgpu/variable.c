@@ -1,0 +1,153 @@
+/* The variables of modules and libraries: named memory in a context, made when first asked for, gone with their code. */
+#include "softgpu/face.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* More than any program has, in number and in bytes; an image that says otherwise is broken. */
+enum { VARIABLES = 1 << 16, LARGEST = 1 << 30 };
+
+int sg_image_variable(struct sg_image *image, const char *name, size_t length, uint64_t bytes, const void *initial)
+{
+    if (!length || length >= SG_NAME_BYTES || !bytes || bytes > LARGEST || image->variable_count >= VARIABLES)
+        return -1;
+    struct sg_variable *larger = realloc(image->variables, (image->variable_count + 1) * sizeof *larger);
+    if (!larger)
+        return -1;
+    image->variables = larger;
+    struct sg_variable *variable = &larger[image->variable_count];
+    memset(variable, 0, sizeof *variable);
+    if (initial) {
+        variable->initial = malloc(bytes);
+        if (!variable->initial)
+            return -1;
+        memcpy(variable->initial, initial, bytes);
+    }
+    memcpy(variable->name, name, length);
+    variable->bytes = bytes;
+    image->variable_count++;
+    return 0;
+}
+
+int sg_variables_copy(struct sg_image *image, const struct sg_image *source)
+{
+    image->variables = NULL;
+    image->variable_count = 0;
+    for (size_t i = 0; i < source->variable_count; i++) {
+        const struct sg_variable *one = &source->variables[i];
+        if (sg_image_variable(image, one->name, strlen(one->name), one->bytes, one->initial) < 0) {
+            sg_variables_free(image);
+            return -1;
+        }
+    }
+    return 0;
+}
+
+void sg_variables_free(struct sg_image *image)
+{
+    for (size_t i = 0; i < image->variable_count; i++)
+        free(image->variables[i].initial);
+    free(image->variables);
+    image->variables = NULL;
+    image->variable_count = 0;
+}
+
+/* A context that ended took its memory along, and the address may be somebody else's now: the number tells. */
+static int is_there(const struct sg_placed *placed)
+{
+    const struct sg_memory *memory = sg_memory_at(placed->address);
+    return memory && memory->id == placed->memory_id;
+}
+
+void sg_variables_end(struct CUmod_st *module)
+{
+    for (size_t i = 0; i < module->placed_count; i++)
+        if (is_there(&module->placed[i]))
+            sg_memory_drop(module->placed[i].address);
+    free(module->placed);
+    module->placed = NULL;
+    module->placed_count = 0;
+}
+
+static CUresult put(CUcontext context, struct CUmod_st *module, size_t index, uint64_t *address)
+{
+    const struct sg_variable *variable = &module->image.variables[index];
+    struct sg_placed *larger = realloc(module->placed, (module->placed_count + 1) * sizeof *larger);
+    if (!larger)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    module->placed = larger;
+    CUresult result = sg_memory_make(context, variable->bytes, SG_MEMORY_DEVICE, 0, address);
+    if (result != CUDA_SUCCESS)
+        return result;
+    struct sg_memory *memory = sg_memory_at(*address);
+    memory->is_variable = 1;
+    if (variable->initial)
+        memcpy((void *)(uintptr_t)*address, variable->initial, variable->bytes);
+    else
+        memset((void *)(uintptr_t)*address, 0, variable->bytes);
+    larger[module->placed_count++] = (struct sg_placed){index, context->object.id, *address, memory->id};
+    return CUDA_SUCCESS;
+}
+
+static CUresult find(CUcontext context, struct CUmod_st *module, const char *name, CUdeviceptr *pointer, size_t *bytes)
+{
+    size_t index = 0;
+    uint64_t address = 0;
+    if (!name || (!pointer && !bytes))
+        return CUDA_ERROR_INVALID_VALUE;
+    while (index < module->image.variable_count && strcmp(module->image.variables[index].name, name) != 0)
+        index++;
+    if (index == module->image.variable_count)
+        return CUDA_ERROR_NOT_FOUND;
+    if (!context)
+        return CUDA_ERROR_INVALID_CONTEXT;
+    for (size_t i = 0; i < module->placed_count && !address; i++)
+        if (module->placed[i].variable == index && module->placed[i].context_id == context->object.id)
+            address = module->placed[i].address;
+    if (!address) {
+        CUresult result = put(context, module, index, &address);
+        if (result != CUDA_SUCCESS)
+            return result;
+    }
+    if (pointer)
+        *pointer = address;
+    if (bytes)
+        *bytes = module->image.variables[index].bytes;
+    return CUDA_SUCCESS;
+}
+
+static CUresult enter(const struct CUmod_st *module, int is_library)
+{
+    CUresult result = sg_enter();
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!sg_alive(SG_MODULE, module) || (module->context == NULL) != is_library)
+        return sg_leave(CUDA_ERROR_INVALID_HANDLE);
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuModuleGetGlobal_v2(CUdeviceptr *pointer, size_t *bytes, CUmodule module, const char *name)
+{
+    CUresult result = enter(module, 0);
+    return result == CUDA_SUCCESS ? sg_leave(find(module->context, module, name, pointer, bytes)) : result;
+}
+
+/* A library's variable is another one in each context. */
+API CUresult cuLibraryGetGlobal(CUdeviceptr *pointer, size_t *bytes, CUlibrary library, const char *name)
+{
+    struct CUmod_st *module = (struct CUmod_st *)library;
+    CUresult result = enter(module, 1);
+    if (result != CUDA_SUCCESS)
+        return result;
+    CUcontext context = sg_current();
+    return sg_leave(find(sg_alive(SG_CONTEXT, context) ? context : NULL, module, name, pointer, bytes));
+}
+
+/* No image here says which of its variables are managed. */
+API CUresult cuLibraryGetManaged(CUdeviceptr *pointer, size_t *bytes, CUlibrary library, const char *name)
+{
+    CUresult result = enter((struct CUmod_st *)library, 1);
+    if (result != CUDA_SUCCESS)
+        return result;
+    return sg_leave(!name || (!pointer && !bytes) ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_NOT_FOUND);
+}
