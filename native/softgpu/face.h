@@ -9,7 +9,14 @@
 
 #define API __attribute__((visibility("default")))
 
-enum { SG_DRIVER_VERSION = 13000, SG_MAX_DEVICES = 16, SG_MAX_PARAMS = 64, SG_PARAM_BYTES = 256, SG_NAME_BYTES = 512 };
+enum {
+    SG_DRIVER_VERSION = 13000,
+    SG_MAX_DEVICES = 16,
+    SG_MAX_PARAMS = 64,
+    SG_PARAM_BYTES = 256,         /* of a kernel that computes: its parameters are kept until it does */
+    SG_PARAM_LIMIT_BYTES = 32764, /* of any kernel, as of sm_70 */
+    SG_NAME_BYTES = 512
+};
 
 /* ---- handles: every one lies in a pool that is never unmapped, so a bogus one is told by its address ------- */
 
@@ -314,6 +321,7 @@ CUresult sg_image_elf(const unsigned char *data, size_t bytes, struct sg_image *
 CUresult sg_image_fatbin(const unsigned char *data, size_t bytes, struct sg_image *image);
 struct sg_kernel *sg_image_add(struct sg_image *image, const char *name, size_t length); /* NULL: no room */
 int sg_kernel_param(struct sg_kernel *kernel, uint32_t bytes, uint32_t alignment);       /* 0, or -1: too many */
+int sg_kernel_fits(const struct sg_kernel *kernel); /* whether its parameters lie within what such a kernel may have */
 void sg_kernel_default(struct sg_kernel *kernel); /* the stated model of code we cannot run */
 
 CUresult sg_builtin_run(const struct sg_effect *effect);

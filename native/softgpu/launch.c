@@ -128,7 +128,7 @@ CUresult sg_function_launch(CUcontext context, struct CUfunc_st *function, const
     if (result != CUDA_SUCCESS)
         return result;
     const struct sg_kernel *kernel = function->kernel;
-    if (params && extra)
+    if ((params && extra) || !sg_kernel_fits(kernel))
         return CUDA_ERROR_INVALID_VALUE;
     if (extra && (result = unpack(extra, &buffer, &buffer_bytes)) != CUDA_SUCCESS)
         return result;

@@ -18,6 +18,8 @@ assert code(driver.cuMemAlloc(0)) == "CUDA_ERROR_INVALID_VALUE"
 assert code(driver.cuMemAlloc(1 << 40)) == "CUDA_ERROR_OUT_OF_MEMORY"
 assert code(driver.cuMemFree(12345)) == "CUDA_ERROR_INVALID_VALUE"
 assert code(driver.cuModuleLoadData(b"not an image\0")) == "CUDA_ERROR_INVALID_IMAGE"
+for lines in (b"builtin fill\nparams 4096 4096 8", b"params 8 4 8\nbuiltin fill"):  # would not fit what is kept of them
+    assert code(driver.cuModuleLoadData(b"softgpu-image 1\nkernel fill\n" + lines)) == "CUDA_ERROR_INVALID_IMAGE"
 assert code(driver.cuModuleLoad(b"/nonexistent")) == "CUDA_ERROR_FILE_NOT_FOUND"
 assert code(driver.cuModuleGetFunction(gpu.module, b"absent")) == "CUDA_ERROR_NOT_FOUND"
 for bogus in (driver.CUstream(0xDEADBEEF), driver.CUstream(int(gpu.context)), driver.CUstream(3)):
