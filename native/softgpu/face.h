@@ -211,6 +211,8 @@ CUresult sg_memory_register(CUcontext context, uint64_t address, uint64_t bytes,
 void sg_memory_drop(uint64_t address);
 void sg_memory_drop_context(CUcontext context);
 void sg_memory_leave_pool(CUmemoryPool pool);
+/* Whether the program's own memory can be read, or written, there. */
+int sg_host_reaches(uint64_t start, uint64_t bytes, int is_write);
 int sg_arena_open(struct sg_arena *arena, uint64_t capacity_bytes);
 uint64_t sg_arena_take(struct sg_arena *arena, uint64_t bytes);
 void sg_arena_give(struct sg_arena *arena, uint64_t start, uint64_t bytes);

@@ -33,6 +33,10 @@ def test_bad_arguments_get_the_drivers_codes(softgpu: Path) -> None:
     assert manage.inspect(softgpu, 0)["unsupported"] == {"cuGraphCreate": 1}
 
 
+def test_host_memory_out_of_reach_is_refused(softgpu: Path) -> None:
+    assert "reached" in run(softgpu, "reach.py")
+
+
 def test_a_forked_child_is_not_initialised(softgpu: Path) -> None:
     assert "parent goes on" in run(softgpu, "forked.py")
 
