@@ -146,7 +146,7 @@ CUresult cuStreamGetCtx(CUstream stream, CUcontext *context);
 CUresult cuEventDestroy_v2(CUevent event);
 CUresult cuMemHostRegister_v2(void *host, size_t bytes, unsigned int flags);
 
-void sg_forget_context(CUcontext context);
+void sg_forget_context(CUcontext context, uint64_t id); /* as its thread's current one */
 CUresult sg_context_create(struct sg_device *device, unsigned flags, uint32_t sm_cap, CUcontext *made);
 void sg_context_destroy(CUcontext context);
 CUresult sg_primary(struct sg_device *device, CUcontext *context);

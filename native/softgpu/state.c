@@ -20,7 +20,13 @@ static CUresult state = CUDA_ERROR_NOT_INITIALIZED;
 static int forked;
 static uint64_t ids;
 
-static __thread CUcontext *stack;
+/* An address alone does not name a context: a new one may lie where another was. */
+struct entry {
+    CUcontext context;
+    uint64_t name;
+};
+
+static __thread struct entry *stack;
 static __thread int depth, stack_room;
 static pthread_key_t stack_key;
 static pthread_once_t stack_once = PTHREAD_ONCE_INIT;
@@ -74,6 +80,18 @@ CUresult sg_leave(CUresult result)
     return result;
 }
 
+/* A device's primary context that was reset and retained again is the same one to those who had it. */
+static uint64_t name_of(CUcontext context)
+{
+    return context->is_primary ? UINT64_MAX - (uint64_t)context->device->ordinal : context->object.id;
+}
+
+static int is_current_alive(void)
+{
+    const struct entry *top = depth ? &stack[depth - 1] : NULL;
+    return top && sg_alive(SG_CONTEXT, top->context) && name_of(top->context) == top->name;
+}
+
 CUresult sg_enter_context(CUcontext *context)
 {
     CUresult result = sg_enter();
@@ -82,7 +100,7 @@ CUresult sg_enter_context(CUcontext *context)
     *context = sg_current();
     if (!*context)
         return sg_leave(CUDA_ERROR_INVALID_CONTEXT);
-    if (!sg_alive(SG_CONTEXT, *context))
+    if (!is_current_alive())
         return sg_leave(CUDA_ERROR_CONTEXT_IS_DESTROYED);
     if ((*context)->device->link.lost)
         return sg_leave(CUDA_ERROR_DEVICE_UNAVAILABLE);
@@ -100,12 +118,12 @@ void sg_context_fault(uint64_t context_id, CUresult fault)
 
 CUcontext sg_current(void)
 {
-    return depth ? stack[depth - 1] : NULL;
+    return depth ? stack[depth - 1].context : NULL;
 }
 
-void sg_forget_context(CUcontext context)
+void sg_forget_context(CUcontext context, uint64_t id)
 {
-    if (depth && stack[depth - 1] == context)
+    if (depth && stack[depth - 1].context == context && stack[depth - 1].name == id)
         depth--;
 }
 
@@ -119,7 +137,7 @@ int sg_unsupported(int number)
     CUresult result = sg_enter();
     if (result == CUDA_SUCCESS) {
         CUcontext context = sg_current();
-        struct sg_device *device = context && sg_alive(SG_CONTEXT, context) ? context->device : sg_device_at(0);
+        struct sg_device *device = is_current_alive() ? context->device : sg_device_at(0);
         struct sg_request request = {.kind = SG_UNSUPPORTED, .a = (uint64_t)number};
         struct sg_reply reply;
         if (device) /* answered, so that it is in the books before this call returns */
@@ -222,7 +240,7 @@ static int push(CUcontext context)
 {
     if (depth == stack_room) {
         int more = stack_room ? stack_room * 2 : STACK_FIRST;
-        CUcontext *larger = realloc(stack, (size_t)more * sizeof *larger);
+        struct entry *larger = realloc(stack, (size_t)more * sizeof *larger);
         if (!larger)
             return -1;
         stack = larger;
@@ -230,7 +248,7 @@ static int push(CUcontext context)
         pthread_once(&stack_once, make_stack_key);
         pthread_setspecific(stack_key, stack);
     }
-    stack[depth++] = context;
+    stack[depth++] = (struct entry){context, name_of(context)};
     return 0;
 }
 
@@ -253,7 +271,7 @@ API CUresult cuCtxPopCurrent_v2(CUcontext *context)
         return sg_leave(CUDA_ERROR_INVALID_CONTEXT);
     depth--;
     if (context)
-        *context = stack[depth];
+        *context = stack[depth].context;
     return sg_leave(CUDA_SUCCESS);
 }
 
@@ -271,7 +289,7 @@ API CUresult cuCtxSetCurrent(CUcontext context)
         return sg_leave(CUDA_ERROR_INVALID_CONTEXT);
     if (!depth)
         return sg_leave(push(context) == 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY);
-    stack[depth - 1] = context;
+    stack[depth - 1] = (struct entry){context, name_of(context)};
     return sg_leave(CUDA_SUCCESS);
 }
 

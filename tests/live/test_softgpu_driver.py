@@ -37,6 +37,10 @@ def test_host_memory_out_of_reach_is_refused(softgpu: Path) -> None:
     assert "reached" in run(softgpu, "reach.py")
 
 
+def test_a_context_is_more_than_its_address(softgpu: Path) -> None:
+    assert "told apart" in run(softgpu, "contexts.py")
+
+
 def test_a_forked_child_is_not_initialised(softgpu: Path) -> None:
     assert "parent goes on" in run(softgpu, "forked.py")
 
