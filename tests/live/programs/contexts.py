@@ -43,6 +43,19 @@ first = ok(driver.cuCtxCreate(None, 0, device))
 assert elsewhere(first, replace) == ["CUDA_ERROR_CONTEXT_IS_DESTROYED"] * 3
 ok(driver.cuMemAlloc(16))  # the new one is current here
 
+# An event is recorded in streams of its own context; streams of any may wait for it.
+stream, event = ok(driver.cuStreamCreate(0)), ok(driver.cuEventCreate(0))
+ok(driver.cuEventRecord(event, stream))
+third = ok(driver.cuCtxCreate(None, 0, device))
+foreign = ok(driver.cuEventCreate(0))
+for pair in ((foreign, stream), (event, 0), (event, ok(driver.cuStreamCreate(0)))):
+    assert code(driver.cuEventRecord(*pair)) == "CUDA_ERROR_INVALID_HANDLE"
+ok(driver.cuEventRecord(foreign, 0))
+ok(driver.cuStreamWaitEvent(stream, foreign, 0))
+ok(driver.cuStreamWaitEvent(0, event, 0))
+ok(driver.cuStreamSynchronize(stream))
+ok(driver.cuCtxDestroy(third))
+
 
 def reset() -> None:
     ok(driver.cuDevicePrimaryCtxReset(device))
