@@ -231,9 +231,17 @@ API CUresult cuDriverGetVersion(int *version)
     return CUDA_SUCCESS;
 }
 
+/* A thread's stack ends with the thread; what the thread calls in destructors after this one finds an empty stack. */
+static void end_stack(void *ended)
+{
+    free(ended);
+    stack = NULL;
+    depth = stack_room = 0;
+}
+
 static void make_stack_key(void)
 {
-    pthread_key_create(&stack_key, free); /* a thread's stack ends with the thread */
+    pthread_key_create(&stack_key, end_stack);
 }
 
 static int push(CUcontext context)
