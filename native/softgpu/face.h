@@ -349,6 +349,8 @@ struct CUfunc_st {
     uint64_t launches;
 };
 
+/* An attribute of launches and streams: taken, if only as advice; refused as unsupported; or none at all. */
+CUresult sg_attribute_known(int attribute);
 void sg_module_end(struct CUmod_st *module);
 CUresult sg_function_launch(CUcontext context, struct CUfunc_st *function, const unsigned grid[3],
                             const unsigned block[3], unsigned shared_bytes, CUstream stream, void **params,

@@ -1,5 +1,6 @@
 /* Launches: from a function, a grid and parameters to one entry in the ring. */
 #include "softgpu/face.h"
+#include "softgpu/names.h"
 
 #include <string.h>
 
@@ -206,9 +207,15 @@ static CUresult launch_config(const CUlaunchConfig *config, CUfunction function,
     int is_cooperative = 0;
     if (!config || (config->numAttrs && !config->attrs))
         return CUDA_ERROR_INVALID_VALUE;
-    for (unsigned i = 0; i < config->numAttrs; i++)
+    for (unsigned i = 0; i < config->numAttrs; i++) {
+        CUresult known = sg_attribute_known((int)config->attrs[i].id);
+        if (known == CUDA_ERROR_NOT_SUPPORTED)
+            return (CUresult)sg_unsupported(is_twin ? SG_NAME_cuLaunchKernelEx_ptsz : SG_NAME_cuLaunchKernelEx);
+        if (known != CUDA_SUCCESS)
+            return known;
         if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE)
             is_cooperative = config->attrs[i].value.cooperative;
+    }
     const unsigned grid[3] = {config->gridDimX, config->gridDimY, config->gridDimZ};
     const unsigned block[3] = {config->blockDimX, config->blockDimY, config->blockDimZ};
     CUstream stream = is_twin && !config->hStream ? CU_STREAM_PER_THREAD : config->hStream;

@@ -30,7 +30,8 @@ def test_streams_keep_their_order(softgpu: Path) -> None:
 
 def test_bad_arguments_get_the_drivers_codes(softgpu: Path) -> None:
     assert "refused" in run(softgpu, "errors.py")
-    assert manage.inspect(softgpu, 0)["unsupported"] == {"cuGraphCreate": 1}
+    unsupported = {"cuGraphCreate": 1, "cuLaunchKernelEx": 2, "cuStreamSetAttribute": 2}
+    assert manage.inspect(softgpu, 0)["unsupported"] == unsupported
 
 
 def test_host_memory_out_of_reach_is_refused(softgpu: Path) -> None:

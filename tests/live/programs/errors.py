@@ -36,6 +36,20 @@ assert code(driver.cuLaunchKernel(spin, 1, 1, 1, 2048, 1, 1, 0, 0, ((1,), (U64,)
 assert code(driver.cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 1 << 20, 0, ((1,), (U64,)), 0)) == "CUDA_ERROR_INVALID_VALUE"
 assert code(driver.cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0)) == "CUDA_ERROR_INVALID_VALUE"
 assert code(driver.cuGraphCreate(0)) == "CUDA_ERROR_NOT_SUPPORTED"
+# What would change when kernels run is refused and counted, not taken and forgotten.
+NAMES, attribute = driver.CUlaunchAttributeID, driver.CUlaunchAttribute()
+config = driver.CUlaunchConfig()
+config.gridDimX = config.gridDimY = config.gridDimZ = config.blockDimX = config.blockDimY = config.blockDimZ = 1
+attribute.value.priority = -1
+for name in (NAMES.CU_LAUNCH_ATTRIBUTE_PRIORITY, NAMES.CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT):
+    attribute.id, config.numAttrs = name, 1
+    config.attrs = [attribute]
+    assert code(driver.cuLaunchKernelEx(config, spin, ((1,), (U64,)), 0)) == "CUDA_ERROR_NOT_SUPPORTED"
+    assert code(driver.cuStreamSetAttribute(0, name, driver.CUstreamAttrValue())) == "CUDA_ERROR_NOT_SUPPORTED"
+attribute.id, attribute.value = NAMES.CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN, driver.CUlaunchAttributeValue()
+config.attrs = [attribute]
+ok(driver.cuLaunchKernelEx(config, spin, ((1,), (U64,)), 0))
+ok(driver.cuStreamSetAttribute(0, attribute.id, driver.CUstreamAttrValue()))
 assert code(driver.cuGetErrorName(driver.CUresult.CUDA_ERROR_NOT_READY)) == "CUDA_SUCCESS"
 assert ok(driver.cuGetErrorString(driver.CUresult.CUDA_ERROR_INVALID_VALUE)) == b"invalid argument"
 
