@@ -155,7 +155,8 @@ static void after_fork(void)
         close(sg_devices[i].link.socket);
 }
 
-/* CUDA_VISIBLE_DEVICES as a list of numbers: which GPUs, in which order; an invalid entry ends the list. */
+/* CUDA_VISIBLE_DEVICES as a list of numbers: which GPUs, in which order. An invalid entry ends the list; one that is
+ * there twice makes it void, as the driver has it. */
 static int visible(int *chosen, int room, int present)
 {
     const char *list = getenv("CUDA_VISIBLE_DEVICES");
@@ -170,6 +171,9 @@ static int visible(int *chosen, int room, int present)
         long number = strtol(list, &end, 10);
         if (end == list || number < 0 || number >= present)
             break;
+        for (int i = 0; i < count; i++)
+            if (chosen[i] == number)
+                return 0;
         chosen[count++] = (int)number;
         if (*end != ',')
             break;

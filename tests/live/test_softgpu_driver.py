@@ -80,6 +80,19 @@ def test_two_devices_in_one_process(tmp_path: Path) -> None:
     assert manage.gpus(directory) == []
 
 
+def test_visible_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = tmp_path / "gpu"
+    nothing = "CUDA_ERROR_NO_DEVICE"
+    wanted = {"1,0": "2", "1": "1", "0,7,1": "1", "7,0": nothing, "": nothing, "0,0": nothing, "1,0,1": nothing}
+    manage.create(directory, "t4", 2)
+    try:
+        for value, answer in wanted.items():
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+            assert run(directory, "visible.py") == answer + "\n", value
+    finally:
+        manage.destroy(directory)
+
+
 def test_two_processes_share_one_device(softgpu: Path) -> None:
     answers: list[str] = []
     threads = [threading.Thread(target=lambda: answers.append(run(softgpu, "compute.py"))) for _ in range(2)]
