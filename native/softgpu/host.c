@@ -1,4 +1,4 @@
-/* Whether this process can reach memory that is not ours: asked of the kernel, because following a pointer may end it. */
+/* Whether this process can reach memory that is not ours: the kernel is asked, following a pointer may end us. */
 #define _GNU_SOURCE
 #include "softgpu/face.h"
 

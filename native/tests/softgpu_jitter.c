@@ -1,4 +1,4 @@
-/* Jitter is repeatable: it depends on a kernel's name and on the number of the launch, not on what was loaded before. */
+/* Jitter is repeatable: by the name of the kernel and the number of the launch, whatever was loaded before. */
 #include "softgpu/face.h"
 #include "softgpu_server.h"
 
