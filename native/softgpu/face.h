@@ -286,7 +286,6 @@ size_t sg_effects_waiting(struct sg_effect *effects, size_t room);
 void sg_effects_host_ran(uint64_t order);
 CUresult sg_callbacks_start(void);
 void sg_callbacks_poke(void);
-void sg_fill(const struct sg_effect *effect);
 
 /* ---- code ------------------------------------------------------------------------------------------------------ */
 
