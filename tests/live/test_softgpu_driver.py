@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cotenant.errors import ConfigError
 from cotenant.live.softgpu import manage, wire
 from tests.live.softgpus import run, start
 
@@ -91,6 +92,12 @@ def test_visible_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
             assert run(directory, "visible.py") == answer + "\n", value
     finally:
         manage.destroy(directory)
+
+
+def test_an_unknown_device_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="known devices are t4"):
+        manage.create(tmp_path / "gpu", "v1000", 1)
+    assert not (tmp_path / "gpu").exists()
 
 
 def test_two_processes_share_one_device(softgpu: Path) -> None:
