@@ -193,6 +193,8 @@ API CUresult cuMemHostRegister_v2(void *host, size_t bytes, unsigned int flags)
                            CU_MEMHOSTREGISTER_READ_ONLY;
     if (!host || !bytes || (flags & ~known))
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
+    if (!sg_host_reaches((uintptr_t)host, bytes, !(flags & CU_MEMHOSTREGISTER_READ_ONLY)))
+        return sg_leave(CUDA_ERROR_INVALID_VALUE);
     return sg_leave(sg_memory_register(context, (uintptr_t)host, bytes, flags));
 }
 

@@ -124,8 +124,9 @@ API CUresult cuCtxDestroy_v2(CUcontext context)
         return sg_leave(context ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_ERROR_INVALID_CONTEXT);
     if (context->is_primary)
         return sg_leave(CUDA_ERROR_INVALID_CONTEXT);
+    uint64_t id = context->object.id;
     sg_context_destroy(context);
-    sg_forget_context(context);
+    sg_forget_context(context, id);
     return sg_leave(CUDA_SUCCESS);
 }
 
@@ -150,8 +151,9 @@ API CUresult cuCtxDetach(CUcontext context)
     if (!sg_alive(SG_CONTEXT, context) || context->is_primary)
         return sg_leave(CUDA_ERROR_INVALID_CONTEXT);
     if (--context->users == 0) {
+        uint64_t id = context->object.id;
         sg_context_destroy(context);
-        sg_forget_context(context);
+        sg_forget_context(context, id);
     }
     return sg_leave(CUDA_SUCCESS);
 }

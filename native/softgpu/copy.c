@@ -3,7 +3,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 enum { PAGE = 4096 };
 
@@ -12,24 +11,35 @@ static uint64_t extent(const struct sg_copy *copy, const struct sg_box *box)
     return (copy->depth - 1) * box->slice + (copy->height - 1) * box->pitch + copy->width;
 }
 
-/* Whether the host has anything there: a pointer made of nonsense is refused rather than followed. */
-static int is_mapped(uint64_t start, uint64_t bytes)
+/* A pointer made of nonsense is refused rather than followed. Row by row where whole pages lie between the rows:
+ * nobody says that those can be reached. */
+static int is_reached(const struct sg_copy *copy, const struct sg_box *box, int is_target)
 {
-    uint64_t first = start / PAGE * PAGE;
-    return msync((void *)(uintptr_t)first, start - first + bytes, MS_ASYNC) == 0;
+    if ((copy->height == 1 || box->pitch - copy->width < PAGE) &&
+        (copy->depth == 1 || box->slice - copy->height * box->pitch < PAGE))
+        return sg_host_reaches(box->start, extent(copy, box), is_target);
+    for (uint64_t z = 0; z < copy->depth; z++)
+        for (uint64_t y = 0; y < copy->height; y++)
+            if (!sg_host_reaches(box->start + z * box->slice + y * box->pitch, copy->width, is_target))
+                return 0;
+    return 1;
 }
 
 /* 1: the device's own memory, 0: the host's, -1: not to be reached by this copy. */
 static int side(const struct sg_copy *copy, const struct sg_box *box, enum sg_side said)
 {
+    int is_target = box == &copy->target;
     uint64_t bytes = extent(copy, box);
     struct sg_memory *memory = sg_memory_at(box->start);
     if (!box->start || bytes > UINT64_MAX - box->start)
         return -1;
     if (memory && !sg_memory_covers(box->start, bytes))
         return -1;
-    if (!memory)
-        return said == SG_SIDE_DEVICE || !is_mapped(box->start, bytes) ? -1 : 0;
+    if (!memory && said == SG_SIDE_DEVICE)
+        return -1;
+    /* Registered memory is the program's too: it may have been unmapped since. */
+    if (!memory || memory->kind == SG_MEMORY_REGISTERED)
+        return is_reached(copy, box, is_target) ? 0 : -1;
     return memory->kind == SG_MEMORY_DEVICE || memory->kind == SG_MEMORY_MANAGED;
 }
 

@@ -58,7 +58,7 @@ API CUresult cuEventDestroy_v2(CUevent event)
 CUresult sg_event_record(CUevent event, CUstream stream)
 {
     struct sg_slot slot = {.kind = SG_SLOT_RECORD, .value = event->model};
-    if (stream->context->device != event->context->device)
+    if (stream->context_id != event->context_id)
         return CUDA_ERROR_INVALID_HANDLE;
     CUresult result = sg_submit(stream, &slot);
     if (result != CUDA_SUCCESS)

@@ -9,7 +9,14 @@
 
 #define API __attribute__((visibility("default")))
 
-enum { SG_DRIVER_VERSION = 13000, SG_MAX_DEVICES = 16, SG_MAX_PARAMS = 64, SG_PARAM_BYTES = 256, SG_NAME_BYTES = 512 };
+enum {
+    SG_DRIVER_VERSION = 13000,
+    SG_MAX_DEVICES = 16,
+    SG_MAX_PARAMS = 64,
+    SG_PARAM_BYTES = 256,         /* of a kernel that computes: its parameters are kept until it does */
+    SG_PARAM_LIMIT_BYTES = 32764, /* of any kernel, as of sm_70 */
+    SG_NAME_BYTES = 512
+};
 
 /* ---- handles: every one lies in a pool that is never unmapped, so a bogus one is told by its address ------- */
 
@@ -139,7 +146,7 @@ CUresult cuStreamGetCtx(CUstream stream, CUcontext *context);
 CUresult cuEventDestroy_v2(CUevent event);
 CUresult cuMemHostRegister_v2(void *host, size_t bytes, unsigned int flags);
 
-void sg_forget_context(CUcontext context);
+void sg_forget_context(CUcontext context, uint64_t id); /* as its thread's current one */
 CUresult sg_context_create(struct sg_device *device, unsigned flags, uint32_t sm_cap, CUcontext *made);
 void sg_context_destroy(CUcontext context);
 CUresult sg_primary(struct sg_device *device, CUcontext *context);
@@ -205,6 +212,8 @@ CUresult sg_memory_register(CUcontext context, uint64_t address, uint64_t bytes,
 void sg_memory_drop(uint64_t address);
 void sg_memory_drop_context(CUcontext context);
 void sg_memory_leave_pool(CUmemoryPool pool);
+/* Whether the program's own memory can be read, or written, there. */
+int sg_host_reaches(uint64_t start, uint64_t bytes, int is_write);
 int sg_arena_open(struct sg_arena *arena, uint64_t capacity_bytes);
 uint64_t sg_arena_take(struct sg_arena *arena, uint64_t bytes);
 void sg_arena_give(struct sg_arena *arena, uint64_t start, uint64_t bytes);
@@ -278,7 +287,6 @@ size_t sg_effects_waiting(struct sg_effect *effects, size_t room);
 void sg_effects_host_ran(uint64_t order);
 CUresult sg_callbacks_start(void);
 void sg_callbacks_poke(void);
-void sg_fill(const struct sg_effect *effect);
 
 /* ---- code ------------------------------------------------------------------------------------------------------ */
 
@@ -327,6 +335,7 @@ int sg_image_variable(struct sg_image *image, const char *name, size_t length, u
 int sg_variables_copy(struct sg_image *image, const struct sg_image *source);
 void sg_variables_free(struct sg_image *image);
 int sg_kernel_param(struct sg_kernel *kernel, uint32_t bytes, uint32_t alignment);       /* 0, or -1: too many */
+int sg_kernel_fits(const struct sg_kernel *kernel); /* whether its parameters lie within what such a kernel may have */
 void sg_kernel_default(struct sg_kernel *kernel); /* the stated model of code we cannot run */
 
 CUresult sg_builtin_run(const struct sg_effect *effect);
@@ -368,6 +377,8 @@ struct CUfunc_st {
     struct sg_old *old; /* NULL until something of it is set */
 };
 
+/* An attribute of launches and streams: taken, if only as advice; refused as unsupported; or none at all. */
+CUresult sg_attribute_known(int attribute);
 void sg_module_end(struct CUmod_st *module);
 void sg_variables_end(struct CUmod_st *module);
 CUresult sg_function_launch(CUcontext context, struct CUfunc_st *function, const unsigned grid[3],

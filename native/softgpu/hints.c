@@ -1,5 +1,6 @@
 /* Advice, attributes and older forms: calls a driver accepts although little or nothing follows from them here. */
 #include "softgpu/face.h"
+#include "softgpu/names.h"
 
 #include <string.h>
 
@@ -96,6 +97,19 @@ API CUresult cuStreamAttachMemAsync_ptsz(CUstream stream, CUdeviceptr pointer, s
     return attach(own(stream), pointer, flags);
 }
 
+CUresult sg_attribute_known(int attribute)
+{
+    switch (attribute) {
+    case CU_LAUNCH_ATTRIBUTE_PRIORITY: /* a stream has its own from its making to its end */
+    case CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT:
+    case CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT:
+    case CU_LAUNCH_ATTRIBUTE_DEVICE_UPDATABLE_KERNEL_NODE:
+        return CUDA_ERROR_NOT_SUPPORTED; /* the program would wait for, or count on, what never comes */
+    default:
+        return attribute < CU_LAUNCH_ATTRIBUTE_IGNORE || attribute > 18 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+    }
+}
+
 /* Of the attributes of a stream its priority is the one that means something. */
 static CUresult get_attribute(CUstream handle, int attribute, CUstreamAttrValue *value)
 {
@@ -111,13 +125,17 @@ static CUresult get_attribute(CUstream handle, int attribute, CUstreamAttrValue 
     return sg_leave(CUDA_SUCCESS);
 }
 
-static CUresult set_attribute(CUstream handle, int attribute, const CUstreamAttrValue *value)
+static CUresult set_attribute(CUstream handle, int attribute, const CUstreamAttrValue *value, int name)
 {
     ENTER(context);
     CUstream stream = sg_stream(context, handle);
     if (!stream)
         return sg_leave(CUDA_ERROR_INVALID_HANDLE);
-    return sg_leave(!value || attribute < 1 || attribute > 18 ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS);
+    if (!value || attribute == CU_LAUNCH_ATTRIBUTE_IGNORE)
+        return sg_leave(CUDA_ERROR_INVALID_VALUE);
+    sg_leave(result);
+    result = sg_attribute_known(attribute);
+    return result == CUDA_ERROR_NOT_SUPPORTED ? (CUresult)sg_unsupported(name) : result;
 }
 
 API CUresult cuStreamGetAttribute(CUstream stream, CUstreamAttrID attribute, CUstreamAttrValue *value)
@@ -132,12 +150,12 @@ API CUresult cuStreamGetAttribute_ptsz(CUstream stream, CUstreamAttrID attribute
 
 API CUresult cuStreamSetAttribute(CUstream stream, CUstreamAttrID attribute, const CUstreamAttrValue *value)
 {
-    return set_attribute(stream, (int)attribute, value);
+    return set_attribute(stream, (int)attribute, value, SG_NAME_cuStreamSetAttribute);
 }
 
 API CUresult cuStreamSetAttribute_ptsz(CUstream stream, CUstreamAttrID attribute, const CUstreamAttrValue *value)
 {
-    return set_attribute(own(stream), (int)attribute, value);
+    return set_attribute(own(stream), (int)attribute, value, SG_NAME_cuStreamSetAttribute_ptsz);
 }
 
 /* No stream is ever captured. */

@@ -50,11 +50,22 @@ int sg_kernel_param(struct sg_kernel *kernel, uint32_t bytes, uint32_t alignment
         uint32_t last = kernel->param_count - 1;
         end = kernel->param_offset[last] + kernel->param_bytes[last];
     }
-    if (kernel->param_count == SG_MAX_PARAMS || !alignment || bytes > 32764)
+    if (kernel->param_count == SG_MAX_PARAMS || !alignment || bytes > SG_PARAM_LIMIT_BYTES)
         return -1;
     kernel->param_offset[kernel->param_count] = (end + alignment - 1) / alignment * alignment;
     kernel->param_bytes[kernel->param_count++] = bytes;
     return 0;
+}
+
+int sg_kernel_fits(const struct sg_kernel *kernel)
+{
+    uint64_t limit = kernel->builtin == SG_BUILTIN_NONE ? SG_PARAM_LIMIT_BYTES : SG_PARAM_BYTES;
+    if (kernel->param_count > SG_MAX_PARAMS || kernel->duration_param >= (int)kernel->param_count)
+        return 0;
+    for (uint32_t i = 0; i < kernel->param_count; i++)
+        if ((uint64_t)kernel->param_offset[i] + kernel->param_bytes[i] > limit)
+            return 0;
+    return 1;
 }
 
 static const unsigned char FATBIN[4] = {0x50, 0xed, 0x55, 0xba};
@@ -95,6 +106,9 @@ CUresult sg_image_read(const void *data, size_t bytes, struct sg_image *image)
         else
             result = sg_image_ptx(text, length, image);
     }
+    for (size_t i = 0; result == CUDA_SUCCESS && i < image->count; i++)
+        if (!sg_kernel_fits(&image->kernels[i]))
+            result = CUDA_ERROR_INVALID_IMAGE;
     if (result != CUDA_SUCCESS)
         sg_image_free(image);
     return result;

@@ -109,7 +109,7 @@ static int parameter(struct reader *r, struct sg_kernel *kernel, int *is_last)
         }
     }
     *is_last = !length || *start == ')';
-    if (!length || !bytes || elements > 32764 || alignment > 256)
+    if (!length || !bytes || elements > SG_PARAM_LIMIT_BYTES || alignment > 256)
         return -1;
     return sg_kernel_param(kernel, bytes * elements, alignment ? alignment : bytes);
 }

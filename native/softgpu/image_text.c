@@ -90,9 +90,11 @@ static int set_small(const struct line *line, double limit, uint32_t *target)
     return 0;
 }
 
+/* Said once, by params or by builtin: what was already derived from the first saying would no longer be true. */
 static int set_params(struct sg_kernel *kernel, const struct line *line)
 {
-    kernel->param_count = 0;
+    if (kernel->builtin != SG_BUILTIN_NONE || kernel->param_count || line->count < 2)
+        return -1;
     for (int i = 1; i < line->count; i++) {
         double bytes = number(line, i, 4096, 0);
         uint32_t size = (uint32_t)bytes, alignment = 1;
@@ -118,7 +120,7 @@ static int set_duration_param(struct sg_kernel *kernel, const struct line *line)
 
 static int set_builtin(struct sg_kernel *kernel, const struct line *line)
 {
-    if (line->count != 2)
+    if (line->count != 2 || kernel->builtin != SG_BUILTIN_NONE || kernel->param_count)
         return -1;
     kernel->builtin = (enum sg_builtin)sg_builtin_find(line->word[1], line->length[1]);
     if (kernel->builtin == SG_BUILTIN_NONE)

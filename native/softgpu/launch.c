@@ -1,14 +1,18 @@
 /* Launches: from a function, a grid and parameters to one entry in the ring. */
 #include "softgpu/face.h"
+#include "softgpu/names.h"
 
 #include <string.h>
 
 enum { PARAM_END = 0, PARAM_BUFFER = 1, PARAM_BYTES = 2 };
 
 /* Repeatable: depends on the kernel's name and on how often it was launched, not on the clock. Mean 0, deviation 1. */
-static double scatter(struct CUfunc_st *function)
+static double scatter(const struct CUfunc_st *function)
 {
-    uint64_t x = function->object.id * UINT64_C(0x9e3779b97f4a7c15) + function->launches;
+    uint64_t x = UINT64_C(0xcbf29ce484222325);
+    for (const char *p = function->kernel->name; *p; p++)
+        x = (x ^ (unsigned char)*p) * UINT64_C(0x100000001b3);
+    x = x * UINT64_C(0x9e3779b97f4a7c15) + function->launches;
     double sum = 0;
     for (int i = 0; i < 4; i++) {
         x += UINT64_C(0x9e3779b97f4a7c15);
@@ -128,7 +132,7 @@ CUresult sg_function_launch(CUcontext context, struct CUfunc_st *function, const
     if (result != CUDA_SUCCESS)
         return result;
     const struct sg_kernel *kernel = function->kernel;
-    if (params && extra)
+    if ((params && extra) || !sg_kernel_fits(kernel))
         return CUDA_ERROR_INVALID_VALUE;
     if (extra && (result = unpack(extra, &buffer, &buffer_bytes)) != CUDA_SUCCESS)
         return result;
@@ -206,9 +210,15 @@ static CUresult launch_config(const CUlaunchConfig *config, CUfunction function,
     int is_cooperative = 0;
     if (!config || (config->numAttrs && !config->attrs))
         return CUDA_ERROR_INVALID_VALUE;
-    for (unsigned i = 0; i < config->numAttrs; i++)
+    for (unsigned i = 0; i < config->numAttrs; i++) {
+        CUresult known = sg_attribute_known((int)config->attrs[i].id);
+        if (known == CUDA_ERROR_NOT_SUPPORTED)
+            return (CUresult)sg_unsupported(is_twin ? SG_NAME_cuLaunchKernelEx_ptsz : SG_NAME_cuLaunchKernelEx);
+        if (known != CUDA_SUCCESS)
+            return known;
         if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE)
             is_cooperative = config->attrs[i].value.cooperative;
+    }
     const unsigned grid[3] = {config->gridDimX, config->gridDimY, config->gridDimZ};
     const unsigned block[3] = {config->blockDimX, config->blockDimY, config->blockDimZ};
     CUstream stream = is_twin && !config->hStream ? CU_STREAM_PER_THREAD : config->hStream;

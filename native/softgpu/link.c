@@ -76,19 +76,20 @@ int sg_ask(struct sg_link *link, const struct sg_request *request, struct sg_rep
     return -1;
 }
 
-static int descriptors_of(struct msghdr *message, int descriptors[2])
+/* Takes the descriptors that came with a message, if any: from here on they are ours to close. -1: none in a place. */
+static void descriptors_of(struct msghdr *message, int descriptors[2])
 {
     struct cmsghdr *rights = CMSG_FIRSTHDR(message);
-    if (!rights || rights->cmsg_type != SCM_RIGHTS || rights->cmsg_len != CMSG_LEN(2 * sizeof(int)))
-        return -1;
-    memcpy(descriptors, CMSG_DATA(rights), 2 * sizeof(int));
-    return 0;
+    descriptors[0] = descriptors[1] = -1;
+    if (!rights || rights->cmsg_level != SOL_SOCKET || rights->cmsg_type != SCM_RIGHTS)
+        return;
+    size_t bytes = rights->cmsg_len - CMSG_LEN(0);
+    memcpy(descriptors, CMSG_DATA(rights), bytes < 2 * sizeof(int) ? bytes : 2 * sizeof(int));
 }
 
 static void *map(int descriptor, size_t bytes)
 {
     void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
-    close(descriptor);
     if (memory == MAP_FAILED)
         return NULL;
     madvise(memory, bytes, MADV_DONTFORK); /* a child must not write into its parent's ring */
@@ -108,15 +109,31 @@ static int greet(struct sg_device *device)
     struct msghdr message = {.msg_iov = &words, .msg_iovlen = 1, .msg_control = control.bytes,
                              .msg_controllen = sizeof control.bytes};
     int descriptors[2];
-    if (say(link, &request) < 0 || hear(link->socket, &message) != (ssize_t)sizeof hello)
+    ssize_t got = say(link, &request) < 0 ? -1 : hear(link->socket, &message);
+    if (got < 0)
         return -1;
-    if (hello.result != CT_DEVICE_OK || hello.version != SG_WIRE_VERSION || descriptors_of(&message, descriptors) < 0)
-        return -1;
-    link->ring = map(descriptors[0], sizeof *link->ring);
-    link->bulletin = map(descriptors[1], sizeof *link->bulletin);
-    device->config = hello.config;
-    memcpy(device->uuid, hello.uuid, sizeof device->uuid);
+    descriptors_of(&message, descriptors);
+    if (got == (ssize_t)sizeof hello && hello.result == CT_DEVICE_OK && hello.version == SG_WIRE_VERSION &&
+        descriptors[0] >= 0 && descriptors[1] >= 0) {
+        link->ring = map(descriptors[0], sizeof *link->ring);
+        link->bulletin = map(descriptors[1], sizeof *link->bulletin);
+        device->config = hello.config;
+        memcpy(device->uuid, hello.uuid, sizeof device->uuid);
+    }
+    for (int i = 0; i < 2; i++)
+        if (descriptors[i] >= 0)
+            close(descriptors[i]);
     return link->ring && link->bulletin ? 0 : -1;
+}
+
+static void unmap(struct sg_link *link)
+{
+    if (link->ring)
+        munmap(link->ring, sizeof *link->ring);
+    if (link->bulletin)
+        munmap(link->bulletin, sizeof *link->bulletin);
+    link->ring = NULL;
+    link->bulletin = NULL;
 }
 
 int sg_link_open(const char *path, struct sg_device *device)
@@ -129,6 +146,7 @@ int sg_link_open(const char *path, struct sg_device *device)
         return -1;
     if (connect(device->link.socket, (struct sockaddr *)&address, sizeof address) == 0 && greet(device) == 0)
         return 0;
+    unmap(&device->link);
     close(device->link.socket);
     return -1;
 }

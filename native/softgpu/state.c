@@ -20,7 +20,13 @@ static CUresult state = CUDA_ERROR_NOT_INITIALIZED;
 static int forked;
 static uint64_t ids;
 
-static __thread CUcontext *stack;
+/* An address alone does not name a context: a new one may lie where another was. */
+struct entry {
+    CUcontext context;
+    uint64_t name;
+};
+
+static __thread struct entry *stack;
 static __thread int depth, stack_room;
 static pthread_key_t stack_key;
 static pthread_once_t stack_once = PTHREAD_ONCE_INIT;
@@ -74,6 +80,18 @@ CUresult sg_leave(CUresult result)
     return result;
 }
 
+/* A device's primary context that was reset and retained again is the same one to those who had it. */
+static uint64_t name_of(CUcontext context)
+{
+    return context->is_primary ? UINT64_MAX - (uint64_t)context->device->ordinal : context->object.id;
+}
+
+static int is_current_alive(void)
+{
+    const struct entry *top = depth ? &stack[depth - 1] : NULL;
+    return top && sg_alive(SG_CONTEXT, top->context) && name_of(top->context) == top->name;
+}
+
 CUresult sg_enter_context(CUcontext *context)
 {
     CUresult result = sg_enter();
@@ -82,7 +100,7 @@ CUresult sg_enter_context(CUcontext *context)
     *context = sg_current();
     if (!*context)
         return sg_leave(CUDA_ERROR_INVALID_CONTEXT);
-    if (!sg_alive(SG_CONTEXT, *context))
+    if (!is_current_alive())
         return sg_leave(CUDA_ERROR_CONTEXT_IS_DESTROYED);
     if ((*context)->device->link.lost)
         return sg_leave(CUDA_ERROR_DEVICE_UNAVAILABLE);
@@ -100,12 +118,12 @@ void sg_context_fault(uint64_t context_id, CUresult fault)
 
 CUcontext sg_current(void)
 {
-    return depth ? stack[depth - 1] : NULL;
+    return depth ? stack[depth - 1].context : NULL;
 }
 
-void sg_forget_context(CUcontext context)
+void sg_forget_context(CUcontext context, uint64_t id)
 {
-    if (depth && stack[depth - 1] == context)
+    if (depth && stack[depth - 1].context == context && stack[depth - 1].name == id)
         depth--;
 }
 
@@ -119,7 +137,7 @@ int sg_unsupported(int number)
     CUresult result = sg_enter();
     if (result == CUDA_SUCCESS) {
         CUcontext context = sg_current();
-        struct sg_device *device = context && sg_alive(SG_CONTEXT, context) ? context->device : sg_device_at(0);
+        struct sg_device *device = is_current_alive() ? context->device : sg_device_at(0);
         struct sg_request request = {.kind = SG_UNSUPPORTED, .a = (uint64_t)number};
         struct sg_reply reply;
         if (device) /* answered, so that it is in the books before this call returns */
@@ -137,7 +155,8 @@ static void after_fork(void)
         close(sg_devices[i].link.socket);
 }
 
-/* CUDA_VISIBLE_DEVICES as a list of numbers: which GPUs, in which order; an invalid entry ends the list. */
+/* CUDA_VISIBLE_DEVICES as a list of numbers: which GPUs, in which order. An invalid entry ends the list; one that is
+ * there twice makes it void, as the driver has it. */
 static int visible(int *chosen, int room, int present)
 {
     const char *list = getenv("CUDA_VISIBLE_DEVICES");
@@ -152,6 +171,9 @@ static int visible(int *chosen, int room, int present)
         long number = strtol(list, &end, 10);
         if (end == list || number < 0 || number >= present)
             break;
+        for (int i = 0; i < count; i++)
+            if (chosen[i] == number)
+                return 0;
         chosen[count++] = (int)number;
         if (*end != ',')
             break;
@@ -213,16 +235,24 @@ API CUresult cuDriverGetVersion(int *version)
     return CUDA_SUCCESS;
 }
 
+/* A thread's stack ends with the thread; what the thread calls in destructors after this one finds an empty stack. */
+static void end_stack(void *ended)
+{
+    free(ended);
+    stack = NULL;
+    depth = stack_room = 0;
+}
+
 static void make_stack_key(void)
 {
-    pthread_key_create(&stack_key, free); /* a thread's stack ends with the thread */
+    pthread_key_create(&stack_key, end_stack);
 }
 
 static int push(CUcontext context)
 {
     if (depth == stack_room) {
         int more = stack_room ? stack_room * 2 : STACK_FIRST;
-        CUcontext *larger = realloc(stack, (size_t)more * sizeof *larger);
+        struct entry *larger = realloc(stack, (size_t)more * sizeof *larger);
         if (!larger)
             return -1;
         stack = larger;
@@ -230,7 +260,7 @@ static int push(CUcontext context)
         pthread_once(&stack_once, make_stack_key);
         pthread_setspecific(stack_key, stack);
     }
-    stack[depth++] = context;
+    stack[depth++] = (struct entry){context, name_of(context)};
     return 0;
 }
 
@@ -253,7 +283,7 @@ API CUresult cuCtxPopCurrent_v2(CUcontext *context)
         return sg_leave(CUDA_ERROR_INVALID_CONTEXT);
     depth--;
     if (context)
-        *context = stack[depth];
+        *context = stack[depth].context;
     return sg_leave(CUDA_SUCCESS);
 }
 
@@ -271,7 +301,7 @@ API CUresult cuCtxSetCurrent(CUcontext context)
         return sg_leave(CUDA_ERROR_INVALID_CONTEXT);
     if (!depth)
         return sg_leave(push(context) == 0 ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY);
-    stack[depth - 1] = context;
+    stack[depth - 1] = (struct entry){context, name_of(context)};
     return sg_leave(CUDA_SUCCESS);
 }
 

@@ -1,11 +1,14 @@
-/* Fuzz of the image readers: valid images cut, flipped, spliced and repeated; nothing may crash or leak. */
+/* Fuzz of the image readers: valid images cut, flipped, spliced and repeated, read and launched without harm. */
 #include "softgpu/face.h"
-#include "expect.h"
+#include "softgpu_server.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+CUresult cuInit(unsigned int);
+
 static uint64_t state;
+static CUcontext context;
 
 static uint64_t dice(void)
 {
@@ -156,6 +159,52 @@ static void check_seeds(void)
     }
 }
 
+/* One line too many or too long: what a kernel's parameters are cannot be said twice, or larger than they may be. */
+static void check_refusals(void)
+{
+    static const char *const lines[] = {
+        "builtin fill\nparams 4096 4096 8\n", "params 8 4 8\nbuiltin fill\n",        "builtin vecadd\nbuiltin fill\n",
+        "params 8\nduration_param 0\nparams 4\n", "params 4096 4096 4096 4096 4096 4096 4096 4096\n", "params\n",
+    };
+    struct sg_image image;
+    char whole[256];
+    for (size_t i = 0; i < sizeof lines / sizeof lines[0]; i++) {
+        int bytes = snprintf(whole, sizeof whole, "softgpu-image 1\nkernel k\n%s", lines[i]);
+        EXPECT_EQ(sg_image_read(whole, (size_t)bytes, &image), CUDA_ERROR_INVALID_IMAGE);
+    }
+    unsigned char cubin[ROOM];
+    memcpy(cubin, seeds[2], seed_bytes[2]);
+    memset(cubin + 160 + 10, 0xff, 2); /* the offset of its second parameter */
+    EXPECT_EQ(sg_image_read(cubin, seed_bytes[2], &image), CUDA_ERROR_INVALID_IMAGE);
+}
+
+/* Launches what an image says, made to take no time: pointers and durations are zero. */
+static void launch(struct sg_image *image)
+{
+    static char zeros[SG_PARAM_LIMIT_BYTES];
+    static const unsigned one_each[3] = {1, 1, 1};
+    static unsigned launches;
+    void *params[SG_MAX_PARAMS];
+    for (int i = 0; i < SG_MAX_PARAMS; i++)
+        params[i] = zeros;
+    sg_relock();
+    struct CUmod_st *module = sg_make(SG_MODULE);
+    struct CUfunc_st *function = sg_make(SG_FUNCTION);
+    function->module = module;
+    for (size_t i = 0; i < image->count && i < 4; i++) {
+        struct sg_kernel *kernel = function->kernel = &image->kernels[i];
+        kernel->duration_ns = 0;
+        kernel->block_ns = 1;
+        kernel->thread_ns = kernel->bytes_per_block = kernel->bytes_per_thread = 0;
+        sg_function_launch(context, function, one_each, one_each, 0, NULL, params, NULL, 0);
+        if (++launches % 64 == 0)
+            sg_context_wait(context);
+    }
+    sg_unmake(SG_FUNCTION, function);
+    sg_unmake(SG_MODULE, module);
+    sg_unlock();
+}
+
 /* The copy has exactly the image's size on the heap, so that the sanitizer sees one byte too far. */
 static void one(void)
 {
@@ -191,8 +240,11 @@ static void one(void)
     unsigned char *exact = malloc(bytes);
     memcpy(exact, data, bytes);
     struct sg_image image;
-    if (sg_image_read(exact, bytes, &image) == CUDA_SUCCESS)
+    if (sg_image_read(exact, bytes, &image) == CUDA_SUCCESS) {
+        if (dice() % 16 == 0)
+            launch(&image);
         sg_image_free(&image);
+    }
     free(exact);
     free(data);
 }
@@ -201,9 +253,16 @@ int main(int argc, char **argv)
 {
     uint64_t rounds = argc > 1 ? strtoull(argv[1], NULL, 10) : 200000;
     state = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
+    struct test_server server;
     prepare();
     check_seeds();
+    check_refusals();
+    test_server_start(&server, "t4");
+    EXPECT_EQ(cuInit(0), CUDA_SUCCESS);
+    EXPECT_EQ(cuCtxCreate_v2(&context, 0, 0), CUDA_SUCCESS);
     for (uint64_t i = 0; i < rounds; i++)
         one();
+    EXPECT_EQ(cuCtxDestroy_v2(context), CUDA_SUCCESS);
+    test_server_stop(&server);
     return 0;
 }

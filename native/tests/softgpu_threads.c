@@ -6,6 +6,7 @@
 
 CUresult cuInit(unsigned int);
 CUresult cuCtxSetCurrent(CUcontext);
+CUresult cuCtxGetCurrent(CUcontext *);
 CUresult cuModuleLoadData(CUmodule *, const void *);
 CUresult cuModuleGetFunction(CUfunction *, CUmodule, const char *);
 CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
@@ -85,6 +86,40 @@ static void *work(void *argument)
     return NULL;
 }
 
+static pthread_key_t late_key;
+static int late_calls;
+
+/* Runs after the face's own destructor, whose key is older: no context is left, and a new one can be had. */
+static void late(void *argument)
+{
+    CUcontext current = context;
+    CUdeviceptr pointer;
+    (void)argument;
+    EXPECT_EQ(cuCtxGetCurrent(&current), CUDA_SUCCESS);
+    EXPECT(current == NULL);
+    EXPECT_EQ(cuMemAlloc_v2(&pointer, 16), CUDA_ERROR_INVALID_CONTEXT);
+    EXPECT_EQ(cuCtxSetCurrent(context), CUDA_SUCCESS);
+    EXPECT_EQ(cuMemAlloc_v2(&pointer, 16), CUDA_SUCCESS);
+    EXPECT_EQ(cuMemFree_v2(pointer), CUDA_SUCCESS);
+    late_calls++;
+}
+
+static void *end_late(void *argument)
+{
+    EXPECT_EQ(cuCtxSetCurrent(context), CUDA_SUCCESS);
+    EXPECT_EQ(pthread_setspecific(late_key, argument), 0);
+    return NULL;
+}
+
+static void check_late_calls(void)
+{
+    pthread_t thread;
+    EXPECT_EQ(pthread_key_create(&late_key, late), 0);
+    EXPECT_EQ(pthread_create(&thread, NULL, end_late, &late_key), 0);
+    pthread_join(thread, NULL);
+    EXPECT_EQ(late_calls, 1);
+}
+
 int main(void)
 {
     struct test_server server;
@@ -103,6 +138,7 @@ int main(void)
         EXPECT_EQ(pthread_create(&threads[i], NULL, work, (void *)(i + 1)), 0);
     for (int i = 0; i < THREADS; i++)
         pthread_join(threads[i], NULL);
+    check_late_calls();
     EXPECT_EQ(cuMemGetInfo_v2(&free_bytes, &total_bytes), CUDA_SUCCESS);
     EXPECT_EQ(free_bytes, total_bytes);
     EXPECT_EQ(cuCtxDestroy_v2(context), CUDA_SUCCESS);

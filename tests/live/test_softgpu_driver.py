@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cotenant.errors import ConfigError
 from cotenant.live.softgpu import manage, wire
 from tests.live.softgpus import run, start
 
@@ -30,7 +31,16 @@ def test_streams_keep_their_order(softgpu: Path) -> None:
 
 def test_bad_arguments_get_the_drivers_codes(softgpu: Path) -> None:
     assert "refused" in run(softgpu, "errors.py")
-    assert manage.inspect(softgpu, 0)["unsupported"] == {"cuGraphCreate": 1}
+    unsupported = {"cuGraphCreate": 1, "cuLaunchKernelEx": 2, "cuStreamSetAttribute": 2}
+    assert manage.inspect(softgpu, 0)["unsupported"] == unsupported
+
+
+def test_host_memory_out_of_reach_is_refused(softgpu: Path) -> None:
+    assert "reached" in run(softgpu, "reach.py")
+
+
+def test_a_context_is_more_than_its_address(softgpu: Path) -> None:
+    assert "told apart" in run(softgpu, "contexts.py")
 
 
 def test_a_forked_child_is_not_initialised(softgpu: Path) -> None:
@@ -84,6 +94,25 @@ def test_two_devices_in_one_process(tmp_path: Path) -> None:
     finally:
         manage.destroy(directory)
     assert manage.gpus(directory) == []
+
+
+def test_visible_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = tmp_path / "gpu"
+    nothing = "CUDA_ERROR_NO_DEVICE"
+    wanted = {"1,0": "2", "1": "1", "0,7,1": "1", "7,0": nothing, "": nothing, "0,0": nothing, "1,0,1": nothing}
+    manage.create(directory, "t4", 2)
+    try:
+        for value, answer in wanted.items():
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+            assert run(directory, "visible.py") == answer + "\n", value
+    finally:
+        manage.destroy(directory)
+
+
+def test_an_unknown_device_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="known devices are t4"):
+        manage.create(tmp_path / "gpu", "v1000", 1)
+    assert not (tmp_path / "gpu").exists()
 
 
 def test_two_processes_share_one_device(softgpu: Path) -> None:

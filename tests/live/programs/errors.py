@@ -18,6 +18,8 @@ assert code(driver.cuMemAlloc(0)) == "CUDA_ERROR_INVALID_VALUE"
 assert code(driver.cuMemAlloc(1 << 40)) == "CUDA_ERROR_OUT_OF_MEMORY"
 assert code(driver.cuMemFree(12345)) == "CUDA_ERROR_INVALID_VALUE"
 assert code(driver.cuModuleLoadData(b"not an image\0")) == "CUDA_ERROR_INVALID_IMAGE"
+for lines in (b"builtin fill\nparams 4096 4096 8", b"params 8 4 8\nbuiltin fill"):  # would not fit what is kept of them
+    assert code(driver.cuModuleLoadData(b"softgpu-image 1\nkernel fill\n" + lines)) == "CUDA_ERROR_INVALID_IMAGE"
 assert code(driver.cuModuleLoad(b"/nonexistent")) == "CUDA_ERROR_FILE_NOT_FOUND"
 assert code(driver.cuModuleGetFunction(gpu.module, b"absent")) == "CUDA_ERROR_NOT_FOUND"
 for bogus in (driver.CUstream(0xDEADBEEF), driver.CUstream(int(gpu.context)), driver.CUstream(3)):
@@ -34,6 +36,20 @@ assert code(driver.cuLaunchKernel(spin, 1, 1, 1, 2048, 1, 1, 0, 0, ((1,), (U64,)
 assert code(driver.cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 1 << 20, 0, ((1,), (U64,)), 0)) == "CUDA_ERROR_INVALID_VALUE"
 assert code(driver.cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0)) == "CUDA_ERROR_INVALID_VALUE"
 assert code(driver.cuGraphCreate(0)) == "CUDA_ERROR_NOT_SUPPORTED"
+# What would change when kernels run is refused and counted, not taken and forgotten.
+NAMES, attribute = driver.CUlaunchAttributeID, driver.CUlaunchAttribute()
+config = driver.CUlaunchConfig()
+config.gridDimX = config.gridDimY = config.gridDimZ = config.blockDimX = config.blockDimY = config.blockDimZ = 1
+attribute.value.priority = -1
+for name in (NAMES.CU_LAUNCH_ATTRIBUTE_PRIORITY, NAMES.CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT):
+    attribute.id, config.numAttrs = name, 1
+    config.attrs = [attribute]
+    assert code(driver.cuLaunchKernelEx(config, spin, ((1,), (U64,)), 0)) == "CUDA_ERROR_NOT_SUPPORTED"
+    assert code(driver.cuStreamSetAttribute(0, name, driver.CUstreamAttrValue())) == "CUDA_ERROR_NOT_SUPPORTED"
+attribute.id, attribute.value = NAMES.CU_LAUNCH_ATTRIBUTE_MEM_SYNC_DOMAIN, driver.CUlaunchAttributeValue()
+config.attrs = [attribute]
+ok(driver.cuLaunchKernelEx(config, spin, ((1,), (U64,)), 0))
+ok(driver.cuStreamSetAttribute(0, attribute.id, driver.CUstreamAttrValue()))
 assert code(driver.cuGetErrorName(driver.CUresult.CUDA_ERROR_NOT_READY)) == "CUDA_SUCCESS"
 assert ok(driver.cuGetErrorString(driver.CUresult.CUDA_ERROR_INVALID_VALUE)) == b"invalid argument"
 

@@ -92,8 +92,10 @@ def _spawn(directory: Path, ordinal: int, preset: str, memory_bytes: int, slice_
 def create(directory: Path, preset: str, count: int, *, memory_bytes: int = 0, slice_ns: int = 0) -> list[SoftGpu]:
     """Starts `count` soft GPUs in a directory and returns when each answers. 0 keeps the preset's memory or slice."""
     directory = directory.absolute()
-    if preset not in presets() and preset not in ("v100", "a100"):
-        raise ConfigError("gpu", preset, f"known devices are {', '.join(presets())}")
+    try:
+        _native.device_preset(preset)
+    except LookupError:
+        raise ConfigError("gpu", preset, f"known devices are {', '.join(presets())}") from None
     if not 1 <= count <= MAX_GPUS:
         raise ConfigError("count", count, f"a directory holds 1 to {MAX_GPUS} soft GPUs")
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)

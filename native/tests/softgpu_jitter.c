@@ -1,0 +1,52 @@
+/* Jitter is repeatable: by the name of the kernel and the number of the launch, whatever was loaded before. */
+#include "softgpu/face.h"
+#include "softgpu_server.h"
+
+CUresult cuInit(unsigned int);
+CUresult cuModuleLoadData(CUmodule *, const void *);
+CUresult cuModuleGetFunction(CUfunction *, CUmodule, const char *);
+CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream,
+                        void **, void **);
+
+enum { LAUNCHES = 50, BLOCK_NS = 10000 };
+
+static const char image[] = "softgpu-image 1\nkernel one\n block_ns 10000\n jitter 5%\n"
+                            "kernel two\n block_ns 10000\n jitter 5%\n";
+
+/* What each launch of a freshly loaded kernel asks of the device, as it stands in the ring. */
+static void launch(const char *name, uint64_t block_ns[LAUNCHES])
+{
+    CUmodule module;
+    CUfunction function;
+    const struct sg_link *link = &sg_devices[0].link;
+    EXPECT_EQ(cuModuleLoadData(&module, image), CUDA_SUCCESS);
+    EXPECT_EQ(cuModuleGetFunction(&function, module, name), CUDA_SUCCESS);
+    for (int i = 0; i < LAUNCHES; i++) {
+        EXPECT_EQ(cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL), CUDA_SUCCESS);
+        block_ns[i] = link->ring->slots[(link->tail - 1) % SG_RING_SLOTS].kernel.block_ns;
+    }
+}
+
+int main(void)
+{
+    struct test_server server;
+    CUcontext context;
+    uint64_t one[LAUNCHES], again[LAUNCHES], two[LAUNCHES];
+    int changes = 0;
+    test_server_start(&server, "t4");
+    EXPECT_EQ(cuInit(0), CUDA_SUCCESS);
+    EXPECT_EQ(cuCtxCreate_v2(&context, 0, 0), CUDA_SUCCESS);
+    launch("one", one);
+    launch("two", two);
+    launch("one", again);
+    EXPECT_EQ(memcmp(one, again, sizeof one), 0);
+    EXPECT(memcmp(one, two, sizeof one) != 0);
+    for (int i = 0; i < LAUNCHES; i++) {
+        EXPECT(one[i] > BLOCK_NS / 2 && one[i] < BLOCK_NS * 3 / 2);
+        changes += i && one[i] != one[i - 1];
+    }
+    EXPECT(changes > LAUNCHES / 2);
+    EXPECT_EQ(cuCtxDestroy_v2(context), CUDA_SUCCESS);
+    test_server_stop(&server);
+    return 0;
+}
