@@ -174,7 +174,7 @@ static void check_refusals(void)
     }
     unsigned char cubin[ROOM];
     memcpy(cubin, seeds[2], seed_bytes[2]);
-    memset(cubin + 160 + 10, 0xff, 2); /* the offset of its second parameter */
+    memset(cubin + 1104 + 10, 0xff, 2); /* the offset of its second parameter */
     EXPECT_EQ(sg_image_read(cubin, seed_bytes[2], &image), CUDA_ERROR_INVALID_IMAGE);
 }
 
