@@ -90,7 +90,7 @@ CUresult sg_foresee(struct sg_question *question)
     question->at_ns = reply.a;
     question->count = reply.behind ? reply.c - 1 : reply.c; /* behind: never fresh, so that it is asked again */
     question->done = !reply.behind && reply.a == CT_DEVICE_DONE;
-    if (!reply.behind && reply.b && question->target != SG_TARGET_HOST) {
+    if (reply.b && question->target != SG_TARGET_HOST) {
         question->target = SG_TARGET_OP;
         question->number = reply.b;
     }

@@ -15,6 +15,9 @@ enum {
     SG_REPORT_BYTES = 131072, /* the longest answer: the books as text */
 };
 
+/* The longest kernel, alone on the device; a longer one is refused, for it is a wrong unit rather than a wish. */
+#define SG_KERNEL_MAX_NS UINT64_C(3600000000000)
+
 /* ---- the ring: work, in the order submitted, waiting for nobody ------------------------------------------- */
 
 enum sg_slot_kind {
@@ -90,7 +93,8 @@ struct sg_request {
 };
 
 /* To SG_PROJECT: a: CT_DEVICE_DONE, an instant or CT_DEVICE_NEVER; b: the op; c: the bulletin's count for which this
- * holds; behind: the slots were not all taken, so a is when to ask again. */
+ * holds; behind: a is only when to ask again, because the slots were not all taken (b is 0) or the end lies beyond what
+ * the server looks ahead at once (b is the op). */
 struct sg_reply {
     int32_t result; /* enum ct_device_result */
     uint32_t behind;

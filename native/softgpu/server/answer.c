@@ -7,7 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* When to ask again about slots that wait for something other than room among the ops. */
+/* When to ask again at the earliest, about slots that wait for something other than room and ends not yet in sight. */
 enum { BEHIND_NS = 100000 };
 
 static int say(struct sg_client *client, const void *words, size_t bytes)
@@ -149,7 +149,12 @@ static int project(struct sg_server *server, int index, const struct sg_request 
     default:
         return CT_DEVICE_INVALID;
     }
-    reply->a = reply->b ? ct_device_project_op(server->device, reply->b) : CT_DEVICE_DONE;
+    reply->a = CT_DEVICE_DONE;
+    if (reply->b && ct_device_project_within(server->device, reply->b, SG_FORESIGHT, &reply->a) != CT_DEVICE_OK) {
+        uint64_t soon_ns = ct_device_now(server->device) + BEHIND_NS;
+        reply->behind = 1;
+        reply->a = reply->a > soon_ns ? reply->a : soon_ns;
+    }
     return CT_DEVICE_OK;
 }
 
