@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cotenant.errors import ConfigError
 from cotenant.live.softgpu import manage
 from tests.live.softgpus import run, start
 from tests.live.test_softgpu_crash import at_work, settled
@@ -29,6 +30,26 @@ def test_hour_long_kernels_side_by_side_hold_nobody_up(softgpu: Path) -> None:
             waiter.kill()
             waiter.communicate()
     assert settled(softgpu)["memory_free_bytes"] == manage.inspect(softgpu, 0)["memory_bytes"]
+
+
+@pytest.mark.parametrize(
+    "memory_bytes, slice_ns, field",
+    [(None, 9_999, "--slice"), (None, 0, "--slice"), ((1 << 20) - 1, None, "--memory"), (0, None, "--memory")],
+)
+def test_too_short_a_slice_and_too_little_memory_are_refused(
+    tmp_path: Path, memory_bytes: int | None, slice_ns: int | None, field: str
+) -> None:
+    with pytest.raises(ConfigError, match=field):
+        manage.create(tmp_path, "v100", 1, memory_bytes=memory_bytes, slice_ns=slice_ns)
+    assert manage.gpus(tmp_path) == []
+
+
+def test_the_shortest_slice_and_the_least_memory_work(tmp_path: Path) -> None:
+    [gpu] = manage.create(tmp_path / "gpu", "v100", 1, memory_bytes=1 << 20, slice_ns=10_000)
+    try:
+        assert gpu.memory_bytes == 1 << 20
+    finally:
+        manage.destroy(tmp_path / "gpu")
 
 
 def test_a_kernel_of_more_than_an_hour_is_refused(softgpu: Path) -> None:

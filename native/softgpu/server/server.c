@@ -175,6 +175,8 @@ static int start(struct sg_server *server, const struct ct_device_config *config
         .ops = SG_CLIENTS * SG_WINDOW,
         .records = 1,
     };
+    if (config->slice_ns < SG_MIN_SLICE_NS)
+        return EINVAL;
     size_t bytes = ct_device_bytes(&limits);
     void *memory = bytes ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
                          : MAP_FAILED;

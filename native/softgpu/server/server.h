@@ -12,6 +12,9 @@ enum { SG_CLIENTS = CT_DEVICE_MAX_CLIENTS, SG_HOSTS = 256, SG_CONNECTIONS = 128 
 /* How far one answer looks ahead, in changes of the model: a few milliseconds at most, whatever was launched. */
 enum { SG_FORESIGHT = 10000 };
 
+/* Shorter time slices are refused: each costs the server two steps, as long as two clients have work. */
+enum { SG_MIN_SLICE_NS = 10000 };
+
 /* A host function between its submission and its client's word that it has run. */
 struct sg_host {
     uint64_t number; /* the client's; 0: free */
