@@ -16,6 +16,24 @@ static int say(struct sg_client *client, const void *words, size_t bytes)
     return send(client->socket, words, bytes, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)bytes ? 0 : -1;
 }
 
+/* With descriptors beside the words. */
+static int say_with(struct sg_client *client, void *words, size_t bytes, const int *descriptors, size_t count)
+{
+    union {
+        char bytes[CMSG_SPACE(2 * sizeof(int))];
+        struct cmsghdr aligned;
+    } control = {{0}};
+    struct iovec piece = {words, bytes};
+    struct msghdr message = {.msg_iov = &piece, .msg_iovlen = 1, .msg_control = control.bytes,
+                             .msg_controllen = CMSG_SPACE(count * sizeof *descriptors)};
+    struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_len = CMSG_LEN(count * sizeof *descriptors);
+    memcpy(CMSG_DATA(rights), descriptors, count * sizeof *descriptors);
+    return sendmsg(client->socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)bytes ? 0 : -1;
+}
+
 static int greet(struct sg_server *server, int index, const struct sg_request *request)
 {
     struct sg_client *client = server->clients[index];
@@ -37,21 +55,23 @@ static int greet(struct sg_server *server, int index, const struct sg_request *r
     hello.client = (uint32_t)index;
     hello.config = *ct_device_config(server->device);
     memcpy(hello.uuid, server->uuid, sizeof hello.uuid);
-    union {
-        char bytes[CMSG_SPACE(sizeof descriptors)];
-        struct cmsghdr aligned;
-    } control = {{0}};
-    struct iovec words = {&hello, sizeof hello};
-    struct msghdr message = {.msg_iov = &words, .msg_iovlen = 1, .msg_control = control.bytes,
-                             .msg_controllen = sizeof control.bytes};
-    struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
-    rights->cmsg_level = SOL_SOCKET;
-    rights->cmsg_type = SCM_RIGHTS;
-    rights->cmsg_len = CMSG_LEN(sizeof descriptors);
-    memcpy(CMSG_DATA(rights), descriptors, sizeof descriptors);
-    ssize_t sent = sendmsg(client->socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    int failed = say_with(client, &hello, sizeof hello, descriptors, 2);
     close(descriptors[0]);
-    return sent == (ssize_t)sizeof hello ? 0 : -1;
+    return failed;
+}
+
+/* Through a file in memory: with many clients the books are longer than a message may be. */
+static int tell_books(struct sg_server *server, int index)
+{
+    struct sg_reply reply = {0};
+    sg_pump(server, sg_now_ns());
+    reply.a = sg_report(server, server->report, sizeof server->report);
+    int books = memfd_create("softgpu-books", MFD_CLOEXEC);
+    int failed = books < 0 || write(books, server->report, reply.a) != (ssize_t)reply.a ||
+                 say_with(server->clients[index], &reply, sizeof reply, &books, 1) < 0;
+    if (books >= 0)
+        close(books);
+    return failed ? -1 : 0;
 }
 
 static int context_create(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply,
@@ -230,8 +250,7 @@ int sg_answer(struct sg_server *server, int index, const struct sg_request *requ
     case SG_HELLO:
         return greet(server, index, request);
     case SG_REPORT:
-        sg_pump(server, sg_now_ns());
-        return say(client, server->report, sg_report(server, server->report, sizeof server->report));
+        return tell_books(server, index);
     case SG_SHUTDOWN:
         server->stop = 1;
         return say(client, &reply, sizeof reply);

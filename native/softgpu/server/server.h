@@ -15,6 +15,15 @@ enum { SG_FORESIGHT = 10000 };
 /* Shorter time slices are refused: each costs the server two steps, as long as two clients have work. */
 enum { SG_MIN_SLICE_NS = 10000 };
 
+/* Room for the books as text: every counter at its longest, every client delayed by every other, every name asked for
+ * in vain. */
+enum {
+    SG_REPORT_PAIR_BYTES = 64,
+    SG_REPORT_CLIENT_BYTES = 1024 + SG_CLIENTS * SG_REPORT_PAIR_BYTES,
+    SG_REPORT_NAME_BYTES = 128,
+    SG_REPORT_BYTES = 4096 + SG_CLIENTS * SG_REPORT_CLIENT_BYTES + SG_NAME_COUNT * SG_REPORT_NAME_BYTES,
+};
+
 /* A host function between its submission and its client's word that it has run. */
 struct sg_host {
     uint64_t number; /* the client's; 0: free */
