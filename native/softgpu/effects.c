@@ -212,8 +212,8 @@ void sg_effects_apply(uint64_t order)
     free(pass.holds);
 }
 
-/* Their work was cut off with the context: the memory they name may be gone. Host functions of it still count as run
- * at the server, or their places there would be lost. */
+/* Their work was cut off with the context: the memory they name may be gone. The server gives up the places of
+ * their host functions by itself. */
 void sg_effects_drop_context(uint64_t context_id)
 {
     size_t kept = 0;

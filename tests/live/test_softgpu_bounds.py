@@ -52,6 +52,12 @@ def test_the_shortest_slice_and_the_least_memory_work(tmp_path: Path) -> None:
         manage.destroy(tmp_path / "gpu")
 
 
+def test_ended_contexts_leave_room_for_host_functions(softgpu: Path) -> None:
+    assert "ran" in run(softgpu, "hostends.py")
+    # A kernel, a marker and a host function went with each context, more often than the server has places.
+    assert manage.inspect(softgpu, 0)["counters"]["killed_ops"] > 3 * 256
+
+
 def test_a_kernel_of_more_than_an_hour_is_refused(softgpu: Path) -> None:
     waiter = start(softgpu, "longwait.py", "blocking", str(HOUR_S + 1))
     _, err = waiter.communicate(timeout=60)

@@ -134,6 +134,18 @@ static struct sg_host *host_of(struct sg_client *client, uint64_t number)
     return NULL;
 }
 
+/* Host functions that went with their context have no one left who would say that they ran. */
+static int context_destroy(struct sg_server *server, int index, uint32_t context, uint64_t now_ns)
+{
+    struct sg_client *client = server->clients[index];
+    sg_disturb(server);
+    int result = ct_device_context_destroy(server->device, now_ns, context);
+    for (int i = 0; i < SG_HOSTS; i++)
+        if (client->hosts[i].number && ct_device_op_query(server->device, client->hosts[i].op) == CT_DEVICE_OK)
+            client->hosts[i] = (struct sg_host){0};
+    return result;
+}
+
 static int project(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply)
 {
     struct sg_client *client = server->clients[index];
@@ -202,10 +214,9 @@ static int decide(struct sg_server *server, int index, const struct sg_request *
     case SG_CONTEXT_CREATE:
         return context_create(server, index, request, reply, now_ns);
     case SG_CONTEXT_DESTROY:
-        if (!sg_owns(server->contexts, request->a, index))
-            return CT_DEVICE_STALE;
-        sg_disturb(server);
-        return ct_device_context_destroy(device, now_ns, (uint32_t)request->a);
+        return sg_owns(server->contexts, request->a, index)
+                   ? context_destroy(server, index, (uint32_t)request->a, now_ns)
+                   : CT_DEVICE_STALE;
     case SG_STREAM_CREATE:
         return stream_create(server, index, request, reply, now_ns);
     case SG_STREAM_DESTROY:
