@@ -26,8 +26,8 @@ static int next_turn(struct sg_effect *chosen, uint64_t *at_ns, uint64_t *bullet
     size_t found = sg_effects_waiting(waiting, BATCH);
     *at_ns = CT_DEVICE_NEVER;
     for (size_t i = 0; i < found; i++) {
-        struct sg_question question = {
-            .device = waiting[i].host.device, .target = SG_TARGET_HOST, .number = waiting[i].host.number};
+        struct sg_question question = {.device = waiting[i].host.device, .target = SG_TARGET_HOST,
+                                       .number = waiting[i].host.number, .slot = waiting[i].slot};
         CUresult result = sg_foresee(&question);
         if (result == CUDA_ERROR_DEVICE_UNAVAILABLE) {
             *chosen = waiting[i]; /* run it with that status: a program may wait for its callback */

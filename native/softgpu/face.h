@@ -89,6 +89,7 @@ struct CUstream_st {
     int is_ending; /* destroyed by the program, with work still to do */
     uint64_t thread; /* whose default stream it is; 0: nobody's any more */
     uint64_t order, done_order; /* the last submission, and the last one known to be complete */
+    uint64_t slot;              /* slots of the ring up to the last submission */
     struct {
         uint64_t order, at_ns, count;
     } foreseen;
@@ -101,6 +102,7 @@ struct CUevent_st {
     uint32_t model;
     unsigned flags;
     uint64_t order, done_order; /* 0: never recorded */
+    uint64_t slot;              /* slots of the ring up to the latest record */
     struct {
         uint64_t order, at_ns, count;
     } foreseen;
@@ -159,6 +161,7 @@ struct sg_question {
     struct sg_device *device;
     uint32_t target; /* enum sg_target */
     uint64_t number;
+    uint64_t slot; /* the server must have taken this many before it can tell */
     int may_spin;
     uint64_t at_ns, count; /* answered: see struct sg_reply */
     int done;

@@ -58,6 +58,10 @@ def test_ended_contexts_leave_room_for_host_functions(softgpu: Path) -> None:
     assert manage.inspect(softgpu, 0)["counters"]["killed_ops"] > 3 * 256
 
 
+def test_a_deep_queue_holds_up_no_event_before_it(softgpu: Path) -> None:
+    assert "not held up" in run(softgpu, "deep.py")
+
+
 def test_a_kernel_of_more_than_an_hour_is_refused(softgpu: Path) -> None:
     waiter = start(softgpu, "longwait.py", "blocking", str(HOUR_S + 1))
     _, err = waiter.communicate(timeout=60)
