@@ -275,7 +275,7 @@ void sg_effects_apply(uint64_t order);
 void sg_effects_drop_context(uint64_t context_id);
 int sg_effects_hosts(void);   /* host functions still to run */
 int sg_effects_pending(void); /* anything still to take effect */
-/* For the callback thread: the host functions that wait, copied; and the word that one has run. */
+/* For the callback thread: the first host function that waits in each stream, copied; and the word that one has run. */
 size_t sg_effects_waiting(struct sg_effect *effects, size_t room);
 void sg_effects_host_ran(uint64_t order);
 CUresult sg_callbacks_start(void);

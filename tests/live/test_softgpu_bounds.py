@@ -62,6 +62,10 @@ def test_a_deep_queue_holds_up_no_event_before_it(softgpu: Path) -> None:
     assert "not held up" in run(softgpu, "deep.py")
 
 
+def test_waiting_host_functions_hold_up_no_other_stream(softgpu: Path) -> None:
+    assert "not held up" in run(softgpu, "hostqueue.py")
+
+
 def test_a_kernel_of_more_than_an_hour_is_refused(softgpu: Path) -> None:
     waiter = start(softgpu, "longwait.py", "blocking", str(HOUR_S + 1))
     _, err = waiter.communicate(timeout=60)
