@@ -168,6 +168,8 @@ int ct_device_event_wait(struct ct_device *device, uint64_t now_ns, uint32_t str
 
 /* ---- what has happened, what will ------------------------------------------------------------------------- */
 
+/* Costs a step per change on the way: two per slice while groups compete, one per wave of blocks where kernels share
+ * the SMs. An owner that may be silent for long bounds what one call has to do by calling in between. */
 void ct_device_advance(struct ct_device *device, uint64_t now_ns);
 uint64_t ct_device_now(const struct ct_device *device);
 
@@ -190,6 +192,10 @@ uint64_t ct_device_next_change(const struct ct_device *device);
  * question after a change copies the live state and runs ahead in the copy as far as needed; later ones go on from
  * there, so asking for every op of a queue runs it once. Asking for the op that completes next copies nothing. */
 uint64_t ct_device_project_op(struct ct_device *device, uint64_t op);
+/* The same, but at most `steps` changes further than before: OK, and the instant; or NOT_READY, and an instant before
+ * which it is not complete. The next question goes on from there. For owners who must answer at once: competing groups
+ * change every slice, so the price of a long kernel's end is its length in slices. */
+int ct_device_project_within(struct ct_device *device, uint64_t op, uint64_t steps, uint64_t *instant_ns);
 uint64_t ct_device_project_event(struct ct_device *device, uint32_t event);
 uint64_t ct_device_project_stream(struct ct_device *device, uint32_t stream);
 uint64_t ct_device_project_context(struct ct_device *device, uint32_t context);

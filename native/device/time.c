@@ -141,25 +141,36 @@ static uint64_t obvious(const struct ct_device *d, uint32_t slot)
     return CT_DEVICE_NEVER;
 }
 
-uint64_t ct_device_project_op(struct ct_device *d, uint64_t op)
+int ct_device_project_within(struct ct_device *d, uint64_t op, uint64_t steps, uint64_t *instant_ns)
 {
     uint32_t slot = ct_slot_op(d, op);
+    *instant_ns = CT_DEVICE_DONE;
     if (slot == CT_NONE)
-        return CT_DEVICE_DONE;
+        return CT_DEVICE_OK;
     struct ct_op *o = &ct_ops(d)[slot];
-    if (o->projected_epoch == d->epoch)
-        return o->projected_ns;
-    uint64_t known_ns = obvious(d, slot);
-    if (known_ns != CT_DEVICE_NEVER)
-        return known_ns;
+    *instant_ns = o->projected_epoch == d->epoch ? o->projected_ns : obvious(d, slot);
+    if (*instant_ns != CT_DEVICE_NEVER)
+        return CT_DEVICE_OK;
     struct ct_device *ahead = d->ahead_epoch == d->epoch ? ct_at(d, d->ahead_offset) : fork_ahead(d);
     while (o->projected_epoch != d->epoch) {
         uint64_t next_ns = ct_device_next_change(ahead);
         if (next_ns == CT_DEVICE_NEVER)
-            return CT_DEVICE_NEVER;
+            return CT_DEVICE_OK;
+        if (steps-- == 0) {
+            *instant_ns = ct_max(ahead->now_ns, d->now_ns);
+            return CT_DEVICE_NOT_READY;
+        }
         step(ahead, next_ns);
     }
-    return o->projected_ns;
+    *instant_ns = o->projected_ns;
+    return CT_DEVICE_OK;
+}
+
+uint64_t ct_device_project_op(struct ct_device *d, uint64_t op)
+{
+    uint64_t instant_ns;
+    ct_device_project_within(d, op, UINT64_MAX, &instant_ns);
+    return instant_ns;
 }
 
 uint64_t ct_device_project_event(struct ct_device *d, uint32_t event)

@@ -4,7 +4,8 @@
 
 #include <signal.h>
 
-enum { BATCH = 16, LATER_NS = 200000 };
+/* The server knows no more host functions of a client at once, so no more than this can have their turn. */
+enum { BATCH = 256, LATER_NS = 200000 };
 
 static pthread_cond_t poked = PTHREAD_COND_INITIALIZER;
 static pthread_mutex_t poke_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -22,12 +23,12 @@ void sg_callbacks_poke(void)
 /* Under the face's lock: the function whose turn comes first, and when; 0 if none is foreseeable. */
 static int next_turn(struct sg_effect *chosen, uint64_t *at_ns, uint64_t *bulletin)
 {
-    struct sg_effect waiting[BATCH];
+    static struct sg_effect waiting[BATCH]; /* this thread's alone */
     size_t found = sg_effects_waiting(waiting, BATCH);
     *at_ns = CT_DEVICE_NEVER;
     for (size_t i = 0; i < found; i++) {
-        struct sg_question question = {
-            .device = waiting[i].host.device, .target = SG_TARGET_HOST, .number = waiting[i].host.number};
+        struct sg_question question = {.device = waiting[i].host.device, .target = SG_TARGET_HOST,
+                                       .number = waiting[i].host.number, .slot = waiting[i].slot};
         CUresult result = sg_foresee(&question);
         if (result == CUDA_ERROR_DEVICE_UNAVAILABLE) {
             *chosen = waiting[i]; /* run it with that status: a program may wait for its callback */

@@ -212,8 +212,8 @@ void sg_effects_apply(uint64_t order)
     free(pass.holds);
 }
 
-/* Their work was cut off with the context: the memory they name may be gone. Host functions of it still count as run
- * at the server, or their places there would be lost. */
+/* Their work was cut off with the context: the memory they name may be gone. The server gives up the places of
+ * their host functions by itself. */
 void sg_effects_drop_context(uint64_t context_id)
 {
     size_t kept = 0;
@@ -231,11 +231,19 @@ void sg_effects_drop_context(uint64_t context_id)
     count = kept;
 }
 
+static int has_stream(const struct sg_effect *effects, size_t found, uint64_t stream_id)
+{
+    for (size_t i = 0; i < found; i++)
+        if (effects[i].stream_id == stream_id)
+            return 1;
+    return 0;
+}
+
 size_t sg_effects_waiting(struct sg_effect *effects, size_t capacity)
 {
     size_t found = 0;
     for (size_t i = 0; i < count && found < capacity; i++)
-        if (list[i].kind == SG_EFFECT_HOST)
+        if (list[i].kind == SG_EFFECT_HOST && !has_stream(effects, found, list[i].stream_id))
             effects[found++] = list[i];
     return found;
 }

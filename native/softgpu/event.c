@@ -64,6 +64,7 @@ CUresult sg_event_record(CUevent event, CUstream stream)
     if (result != CUDA_SUCCESS)
         return result;
     event->order = stream->order;
+    event->slot = stream->slot;
     if (sg_effects_hosts()) {
         struct sg_effect effect = {.kind = SG_EFFECT_RECORD, .event.event_id = event->object.id};
         result = sg_effect_add(stream, &effect);

@@ -96,6 +96,7 @@ struct CUstream_st {
     int is_ending; /* destroyed by the program, with work still to do */
     uint64_t thread; /* whose default stream it is; 0: nobody's any more */
     uint64_t order, done_order; /* the last submission, and the last one known to be complete */
+    uint64_t slot;              /* slots of the ring up to the last submission */
     struct {
         uint64_t order, at_ns, count;
     } foreseen;
@@ -108,6 +109,7 @@ struct CUevent_st {
     uint32_t model;
     unsigned flags;
     uint64_t order, done_order; /* 0: never recorded */
+    uint64_t slot;              /* slots of the ring up to the latest record */
     struct {
         uint64_t order, at_ns, count;
     } foreseen;
@@ -166,6 +168,7 @@ struct sg_question {
     struct sg_device *device;
     uint32_t target; /* enum sg_target */
     uint64_t number;
+    uint64_t slot; /* the server must have taken this many before it can tell */
     int may_spin;
     uint64_t at_ns, count; /* answered: see struct sg_reply */
     int done;
@@ -282,7 +285,7 @@ void sg_effects_apply(uint64_t order);
 void sg_effects_drop_context(uint64_t context_id);
 int sg_effects_hosts(void);   /* host functions still to run */
 int sg_effects_pending(void); /* anything still to take effect */
-/* For the callback thread: the host functions that wait, copied; and the word that one has run. */
+/* For the callback thread: the first host function that waits in each stream, copied; and the word that one has run. */
 size_t sg_effects_waiting(struct sg_effect *effects, size_t room);
 void sg_effects_host_ran(uint64_t order);
 CUresult sg_callbacks_start(void);

@@ -34,9 +34,10 @@ static const void *parameter(const struct sg_kernel *kernel, uint32_t index, voi
     return buffer && end <= buffer_bytes ? buffer + kernel->param_offset[index] : NULL;
 }
 
-static uint64_t positive(double value)
+static uint64_t waves(const struct sg_device *device, uint64_t blocks, uint32_t at_once)
 {
-    return value < 1 ? 1 : value > 1e17 ? (uint64_t)1e17 : (uint64_t)value;
+    uint64_t places = (uint64_t)at_once * device->config.sm_count;
+    return (blocks + places - 1) / places;
 }
 
 static CUresult cost(const struct sg_device *device, struct CUfunc_st *function, uint64_t threads, uint64_t blocks,
@@ -56,15 +57,16 @@ static CUresult cost(const struct sg_device *device, struct CUfunc_st *function,
     if (duration)
         memcpy(&duration_ns, duration, sizeof duration_ns);
     double block_ns = (double)k->block_ns + k->thread_ns * (double)threads;
-    if (duration_ns || duration) {
-        uint64_t slots = (uint64_t)at_once * device->config.sm_count;
-        block_ns = (double)duration_ns / (double)((blocks + slots - 1) / slots);
-    }
+    double rounds = (double)waves(device, blocks, at_once);
+    if (duration_ns || duration)
+        block_ns = (double)duration_ns / rounds;
     if (k->jitter > 0) {
         double factor = 1 + k->jitter * scatter(function);
         block_ns *= factor < 0.05 ? 0.05 : factor;
     }
-    kernel->block_ns = positive(block_ns);
+    if (block_ns * rounds > (double)SG_KERNEL_MAX_NS)
+        return CUDA_ERROR_INVALID_VALUE;
+    kernel->block_ns = block_ns < 1 ? 1 : (uint64_t)block_ns;
     return CUDA_SUCCESS;
 }
 

@@ -196,5 +196,6 @@ CUresult sg_submit(CUstream stream, struct sg_slot *slot)
     atomic_store_explicit(&link->ring->tail, link->tail, memory_order_release);
     atomic_fetch_add_explicit(&link->bulletin->submissions, 1, memory_order_release);
     stream->order = ++orders;
+    stream->slot = link->tail;
     return CUDA_SUCCESS;
 }

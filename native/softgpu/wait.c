@@ -79,10 +79,8 @@ static int is_fresh(const struct sg_question *question)
 CUresult sg_foresee(struct sg_question *question)
 {
     struct sg_link *link = &question->device->link;
-    struct sg_request request = {.kind = SG_PROJECT, .a = question->target, .b = question->number, .c = link->tail};
+    struct sg_request request = {.kind = SG_PROJECT, .a = question->target, .b = question->number, .c = question->slot};
     struct sg_reply reply;
-    if (question->target == SG_TARGET_OP)
-        request.c = 0; /* the op has been taken, or it would have no number */
     if (sg_ask(link, &request, &reply) < 0)
         return CUDA_ERROR_DEVICE_UNAVAILABLE;
     if (reply.result != CT_DEVICE_OK)
@@ -90,7 +88,7 @@ CUresult sg_foresee(struct sg_question *question)
     question->at_ns = reply.a;
     question->count = reply.behind ? reply.c - 1 : reply.c; /* behind: never fresh, so that it is asked again */
     question->done = !reply.behind && reply.a == CT_DEVICE_DONE;
-    if (!reply.behind && reply.b && question->target != SG_TARGET_HOST) {
+    if (reply.b && question->target != SG_TARGET_HOST) {
         question->target = SG_TARGET_OP;
         question->number = reply.b;
     }
@@ -143,6 +141,7 @@ CUresult sg_stream_wait(CUstream stream)
             .device = stream->context->device,
             .target = SG_TARGET_STREAM,
             .number = stream->model,
+            .slot = stream->slot,
             .may_spin = !(stream->context->flags & CU_CTX_SCHED_BLOCKING_SYNC),
         };
         CUresult result = sg_await(&question);
@@ -166,7 +165,8 @@ CUresult sg_stream_ready(CUstream stream)
     int answer = known(device, stream->order, stream->done_order, stream->foreseen.order, stream->foreseen.at_ns,
                        stream->foreseen.count);
     if (answer < 0) {
-        struct sg_question question = {.device = device, .target = SG_TARGET_STREAM, .number = stream->model};
+        struct sg_question question = {
+            .device = device, .target = SG_TARGET_STREAM, .number = stream->model, .slot = stream->slot};
         CUresult result = sg_foresee(&question);
         if (result != CUDA_SUCCESS)
             return result;
@@ -193,6 +193,7 @@ CUresult sg_event_wait(CUevent event)
             .device = event->context->device,
             .target = SG_TARGET_EVENT,
             .number = event->model,
+            .slot = event->slot,
             .may_spin = !(event->flags & CU_EVENT_BLOCKING_SYNC),
         };
         CUresult result = sg_await(&question);
@@ -213,7 +214,8 @@ CUresult sg_event_ready(CUevent event)
     int answer = known(device, event->order, event->done_order, event->foreseen.order, event->foreseen.at_ns,
                        event->foreseen.count);
     if (answer < 0) {
-        struct sg_question question = {.device = device, .target = SG_TARGET_EVENT, .number = event->model};
+        struct sg_question question = {
+            .device = device, .target = SG_TARGET_EVENT, .number = event->model, .slot = event->slot};
         CUresult result = sg_foresee(&question);
         if (result != CUDA_SUCCESS)
             return result;

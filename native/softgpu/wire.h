@@ -12,8 +12,10 @@ enum {
     SG_RING_SLOTS = 1024, /* a power of two; a real driver's queue holds about as many launches */
     SG_WINDOW = 1000,     /* ops of one client in the model at once: 64 clients never exceed its 65,535 */
     SG_EVENT_BATCH = 32,
-    SG_REPORT_BYTES = 131072, /* the longest answer: the books as text */
 };
+
+/* The longest kernel, alone on the device; a longer one is refused, for it is a wrong unit rather than a wish. */
+#define SG_KERNEL_MAX_NS UINT64_C(3600000000000)
 
 /* ---- the ring: work, in the order submitted, waiting for nobody ------------------------------------------- */
 
@@ -70,7 +72,7 @@ enum sg_request_kind {
     SG_PROJECT = 11,   /* a: enum sg_target, b: its number, c: slots to be taken first -> struct sg_reply, see below */
     SG_HOST_DONE = 12, /* a: the client's number */
     SG_UNSUPPORTED = 13, /* a: number of the name called */
-    SG_REPORT = 14,      /* -> the books as JSON, instead of a reply */
+    SG_REPORT = 14,      /* -> a: bytes, and a descriptor from which that many can be read: the books as JSON */
     SG_SHUTDOWN = 15,
     SG_EVENT_DESTROY = 16, /* a: event */
 };
@@ -90,7 +92,8 @@ struct sg_request {
 };
 
 /* To SG_PROJECT: a: CT_DEVICE_DONE, an instant or CT_DEVICE_NEVER; b: the op; c: the bulletin's count for which this
- * holds; behind: the slots were not all taken, so a is when to ask again. */
+ * holds; behind: a is only when to ask again, because the slots were not all taken (b is 0) or the end lies beyond what
+ * the server looks ahead at once (b is the op). */
 struct sg_reply {
     int32_t result; /* enum ct_device_result */
     uint32_t behind;

@@ -211,6 +211,25 @@ static void sets_of_blocks_stay_few(void)
     free(rig.memory);
 }
 
+/* An owner that must answer at once looks ahead piece by piece, and comes to the same end. */
+static void looking_ahead_is_bounded(void)
+{
+    struct rig rig = open_rig(1, 1000, 10, CT_GROUP_OWN);
+    uint64_t a = launch(&rig, 0, rig.streams[0], 1, 1000000);
+    uint64_t instant_ns = 0, before_ns = 0;
+    int pieces = 0;
+    launch(&rig, 0, rig.streams[1], 1, 1000000);
+    while (ct_device_project_within(rig.device, a, 100, &instant_ns) == CT_DEVICE_NOT_READY) {
+        EXPECT(instant_ns > before_ns);
+        before_ns = instant_ns;
+        pieces++;
+    }
+    EXPECT_EQ(pieces, 39); /* 1,999 slices and 1,998 switches, 100 of them at a time */
+    EXPECT_EQ(instant_ns, ct_device_project_op(rig.device, a));
+    EXPECT_EQ(instant_ns, 1999 * 1000 + 1998 * 10);
+    free(rig.memory);
+}
+
 int main(void)
 {
     presets_and_occupancy();
@@ -222,5 +241,6 @@ int main(void)
     death_frees_at_once();
     late_calls_are_counted();
     sets_of_blocks_stay_few();
+    looking_ahead_is_bounded();
     return 0;
 }

@@ -95,7 +95,7 @@ static void scribble(struct line *line)
 /* One question; 0 when the server hung up. */
 static int ask(struct line *line)
 {
-    static char answer[SG_REPORT_BYTES];
+    static char answer[sizeof(struct sg_reply) + sizeof(struct sg_hello)];
     struct sg_request request = {(uint32_t)dice(18), 0, number(line), number(line), number(line)};
     struct sg_reply reply;
     size_t bytes = dice(60) ? sizeof request : dice(sizeof request);

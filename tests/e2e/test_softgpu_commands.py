@@ -86,6 +86,8 @@ def test_a_second_creation_is_refused_and_destroying_makes_room(gpus: Stage) -> 
         (["softgpu", "create", "--count", "two"], ("--count", "'two'", "whole number")),
         (["softgpu", "create", "--memory", "lots"], ("--memory", "'lots'", "GiB")),
         (["softgpu", "create", "--slice", "2"], ("--slice", "'2'", "ms")),
+        (["softgpu", "create", "--slice", "0ms"], ("--slice", "at least 10us")),
+        (["softgpu", "create", "--memory", "0MiB"], ("--memory", "at least 1 MiB")),
         (["softgpu", "inspect", "0"], ("N", "'0'", "there is none")),
         (["softgpu", "inspect", "first"], ("N", "'first'", "whole number")),
         (["run", "--gpu", "soft:0", "--", "true"], ("--gpu", "'soft:0'", "softgpu create")),

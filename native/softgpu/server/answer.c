@@ -7,13 +7,31 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* When to ask again about slots that wait for something other than room among the ops. */
+/* When to ask again at the earliest, about slots that wait for something other than room and ends not yet in sight. */
 enum { BEHIND_NS = 100000 };
 
 static int say(struct sg_client *client, const void *words, size_t bytes)
 {
     /* A client that does not read its answers is dropped rather than waited for. */
     return send(client->socket, words, bytes, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)bytes ? 0 : -1;
+}
+
+/* With descriptors beside the words. */
+static int say_with(struct sg_client *client, void *words, size_t bytes, const int *descriptors, size_t count)
+{
+    union {
+        char bytes[CMSG_SPACE(2 * sizeof(int))];
+        struct cmsghdr aligned;
+    } control = {{0}};
+    struct iovec piece = {words, bytes};
+    struct msghdr message = {.msg_iov = &piece, .msg_iovlen = 1, .msg_control = control.bytes,
+                             .msg_controllen = CMSG_SPACE(count * sizeof *descriptors)};
+    struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_len = CMSG_LEN(count * sizeof *descriptors);
+    memcpy(CMSG_DATA(rights), descriptors, count * sizeof *descriptors);
+    return sendmsg(client->socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)bytes ? 0 : -1;
 }
 
 static int greet(struct sg_server *server, int index, const struct sg_request *request)
@@ -37,21 +55,23 @@ static int greet(struct sg_server *server, int index, const struct sg_request *r
     hello.client = (uint32_t)index;
     hello.config = *ct_device_config(server->device);
     memcpy(hello.uuid, server->uuid, sizeof hello.uuid);
-    union {
-        char bytes[CMSG_SPACE(sizeof descriptors)];
-        struct cmsghdr aligned;
-    } control = {{0}};
-    struct iovec words = {&hello, sizeof hello};
-    struct msghdr message = {.msg_iov = &words, .msg_iovlen = 1, .msg_control = control.bytes,
-                             .msg_controllen = sizeof control.bytes};
-    struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
-    rights->cmsg_level = SOL_SOCKET;
-    rights->cmsg_type = SCM_RIGHTS;
-    rights->cmsg_len = CMSG_LEN(sizeof descriptors);
-    memcpy(CMSG_DATA(rights), descriptors, sizeof descriptors);
-    ssize_t sent = sendmsg(client->socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    int failed = say_with(client, &hello, sizeof hello, descriptors, 2);
     close(descriptors[0]);
-    return sent == (ssize_t)sizeof hello ? 0 : -1;
+    return failed;
+}
+
+/* Through a file in memory: with many clients the books are longer than a message may be. */
+static int tell_books(struct sg_server *server, int index)
+{
+    struct sg_reply reply = {0};
+    sg_pump(server, sg_now_ns());
+    reply.a = sg_report(server, server->report, sizeof server->report);
+    int books = memfd_create("softgpu-books", MFD_CLOEXEC);
+    int failed = books < 0 || write(books, server->report, reply.a) != (ssize_t)reply.a ||
+                 say_with(server->clients[index], &reply, sizeof reply, &books, 1) < 0;
+    if (books >= 0)
+        close(books);
+    return failed ? -1 : 0;
 }
 
 static int context_create(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply,
@@ -114,6 +134,18 @@ static struct sg_host *host_of(struct sg_client *client, uint64_t number)
     return NULL;
 }
 
+/* Host functions that went with their context have no one left who would say that they ran. */
+static int context_destroy(struct sg_server *server, int index, uint32_t context, uint64_t now_ns)
+{
+    struct sg_client *client = server->clients[index];
+    sg_disturb(server);
+    int result = ct_device_context_destroy(server->device, now_ns, context);
+    for (int i = 0; i < SG_HOSTS; i++)
+        if (client->hosts[i].number && ct_device_op_query(server->device, client->hosts[i].op) == CT_DEVICE_OK)
+            client->hosts[i] = (struct sg_host){0};
+    return result;
+}
+
 static int project(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply)
 {
     struct sg_client *client = server->clients[index];
@@ -149,7 +181,12 @@ static int project(struct sg_server *server, int index, const struct sg_request 
     default:
         return CT_DEVICE_INVALID;
     }
-    reply->a = reply->b ? ct_device_project_op(server->device, reply->b) : CT_DEVICE_DONE;
+    reply->a = CT_DEVICE_DONE;
+    if (reply->b && ct_device_project_within(server->device, reply->b, SG_FORESIGHT, &reply->a) != CT_DEVICE_OK) {
+        uint64_t soon_ns = ct_device_now(server->device) + BEHIND_NS;
+        reply->behind = 1;
+        reply->a = reply->a > soon_ns ? reply->a : soon_ns;
+    }
     return CT_DEVICE_OK;
 }
 
@@ -177,10 +214,9 @@ static int decide(struct sg_server *server, int index, const struct sg_request *
     case SG_CONTEXT_CREATE:
         return context_create(server, index, request, reply, now_ns);
     case SG_CONTEXT_DESTROY:
-        if (!sg_owns(server->contexts, request->a, index))
-            return CT_DEVICE_STALE;
-        sg_disturb(server);
-        return ct_device_context_destroy(device, now_ns, (uint32_t)request->a);
+        return sg_owns(server->contexts, request->a, index)
+                   ? context_destroy(server, index, (uint32_t)request->a, now_ns)
+                   : CT_DEVICE_STALE;
     case SG_STREAM_CREATE:
         return stream_create(server, index, request, reply, now_ns);
     case SG_STREAM_DESTROY:
@@ -225,8 +261,7 @@ int sg_answer(struct sg_server *server, int index, const struct sg_request *requ
     case SG_HELLO:
         return greet(server, index, request);
     case SG_REPORT:
-        sg_pump(server, sg_now_ns());
-        return say(client, server->report, sg_report(server, server->report, sizeof server->report));
+        return tell_books(server, index);
     case SG_SHUTDOWN:
         server->stop = 1;
         return say(client, &reply, sizeof reply);

@@ -37,7 +37,8 @@ uint64_t sg_pump_room(struct sg_server *server, struct sg_client *client)
         uint64_t op = client->window[(client->submitted + ahead) % SG_WINDOW];
         if (!op || ct_device_op_query(server->device, op) != CT_DEVICE_NOT_READY)
             continue;
-        uint64_t free_ns = ct_device_project_op(server->device, op);
+        uint64_t free_ns;
+        ct_device_project_within(server->device, op, SG_FORESIGHT, &free_ns);
         room_ns = free_ns > room_ns ? free_ns : room_ns;
     }
     return room_ns;
@@ -88,7 +89,8 @@ static int submit(struct sg_server *server, int index, const struct sg_slot *slo
         return CT_DEVICE_STALE;
     switch (slot->kind) {
     case SG_SLOT_KERNEL:
-        result = ct_device_launch(device, now_ns, slot->stream, &slot->kernel, 0, &op);
+        if (slot->kernel.block_ns <= SG_KERNEL_MAX_NS)
+            result = ct_device_launch(device, now_ns, slot->stream, &slot->kernel, 0, &op);
         break;
     case SG_SLOT_COPY:
         if (slot->how >= CT_OP_COPY_HTOD && slot->how <= CT_OP_MEMSET)

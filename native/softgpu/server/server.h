@@ -9,6 +9,21 @@
 
 enum { SG_CLIENTS = CT_DEVICE_MAX_CLIENTS, SG_HOSTS = 256, SG_CONNECTIONS = 128 };
 
+/* How far one answer looks ahead, in changes of the model: a few milliseconds at most, whatever was launched. */
+enum { SG_FORESIGHT = 10000 };
+
+/* Shorter time slices are refused: each costs the server two steps, as long as two clients have work. */
+enum { SG_MIN_SLICE_NS = 10000 };
+
+/* Room for the books as text: every counter at its longest, every client delayed by every other, every name asked for
+ * in vain. */
+enum {
+    SG_REPORT_PAIR_BYTES = 64,
+    SG_REPORT_CLIENT_BYTES = 1024 + SG_CLIENTS * SG_REPORT_PAIR_BYTES,
+    SG_REPORT_NAME_BYTES = 128,
+    SG_REPORT_BYTES = 4096 + SG_CLIENTS * SG_REPORT_CLIENT_BYTES + SG_NAME_COUNT * SG_REPORT_NAME_BYTES,
+};
+
 /* A host function between its submission and its client's word that it has run. */
 struct sg_host {
     uint64_t number; /* the client's; 0: free */
@@ -60,7 +75,7 @@ uint64_t sg_now_ns(void);
 
 /* Takes what the rings hold in the order of time, up to now; then the model stands at now. */
 void sg_pump(struct sg_server *server, uint64_t now_ns);
-/* When this client's next slot can be taken; CT_DEVICE_DONE: now. */
+/* When this client's next slot can be taken, or an instant before which it cannot; CT_DEVICE_DONE: now. */
 uint64_t sg_pump_room(struct sg_server *server, struct sg_client *client);
 
 /* Answers one message. -1: the client broke the protocol and is to be dropped. */

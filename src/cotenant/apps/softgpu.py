@@ -19,8 +19,8 @@ def create(places: Places, model: str, count: str, memory: str | None, time_slic
         home(places),
         model,
         _number("--count", count),
-        memory_bytes=0 if memory is None else parse_size(memory, field="--memory"),
-        slice_ns=0 if time_slice is None else parse_duration(time_slice, field="--slice"),
+        memory_bytes=None if memory is None else parse_size(memory, field="--memory"),
+        slice_ns=None if time_slice is None else parse_duration(time_slice, field="--slice"),
     )
 
 

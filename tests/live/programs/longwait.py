@@ -1,4 +1,4 @@
-"""Waits for a kernel of a hundred seconds, or for a host function that never comes: only a lost device ends that."""
+"""Waits for a kernel of a hundred seconds, or as many as it is told: only a lost device ends that."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ from cuda.bindings import driver
 from face import Gpu, code
 
 gpu = Gpu(int(driver.CUctx_flags.CU_CTX_SCHED_BLOCKING_SYNC) if sys.argv[1] == "blocking" else 0)
-gpu.spin(100_000_000_000)
+gpu.spin(int(sys.argv[2]) * 1_000_000_000 if len(sys.argv) > 2 else 100_000_000_000)
 print("at work", flush=True)
 print(code(driver.cuCtxSynchronize()), flush=True)

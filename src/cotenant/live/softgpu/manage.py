@@ -19,6 +19,8 @@ from cotenant.errors import ConfigError, PeerError, WorldError
 from cotenant.live.softgpu import wire
 
 MAX_GPUS = 16
+MIN_SLICE_NS = 10_000  # as native/softgpu/server/server.h: below it the server would do nothing but switch
+MIN_MEMORY_BYTES = 1 << 20
 _BACKLOG = 128
 _LAST_WORDS_MS = 2000
 
@@ -89,8 +91,10 @@ def _spawn(directory: Path, ordinal: int, preset: str, memory_bytes: int, slice_
     path.with_suffix(".pid").write_text(f"{books['pid']}\n")  # a server that hangs later cannot be asked for it
 
 
-def create(directory: Path, preset: str, count: int, *, memory_bytes: int = 0, slice_ns: int = 0) -> list[SoftGpu]:
-    """Starts `count` soft GPUs in a directory and returns when each answers. 0 keeps the preset's memory or slice."""
+def create(
+    directory: Path, preset: str, count: int, *, memory_bytes: int | None = None, slice_ns: int | None = None
+) -> list[SoftGpu]:
+    """Starts `count` soft GPUs in a directory and returns when each answers. None keeps what the preset has."""
     directory = directory.absolute()
     try:
         _native.device_preset(preset)
@@ -98,6 +102,10 @@ def create(directory: Path, preset: str, count: int, *, memory_bytes: int = 0, s
         raise ConfigError("gpu", preset, f"known devices are {', '.join(presets())}") from None
     if not 1 <= count <= MAX_GPUS:
         raise ConfigError("count", count, f"a directory holds 1 to {MAX_GPUS} soft GPUs")
+    if memory_bytes is not None and memory_bytes < MIN_MEMORY_BYTES:
+        raise ConfigError("--memory", memory_bytes, "a soft GPU has at least 1 MiB of memory")
+    if slice_ns is not None and slice_ns < MIN_SLICE_NS:
+        raise ConfigError("--slice", f"{slice_ns} ns", "a time slice lasts at least 10us, the time of a switch")
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if any(gpu.alive for gpu in gpus(directory)):
         raise ConfigError("directory", str(directory), "soft GPUs live there already; destroy them first")
@@ -108,7 +116,7 @@ def create(directory: Path, preset: str, count: int, *, memory_bytes: int = 0, s
     link.symlink_to(library())
     try:
         for ordinal in range(count):
-            _spawn(directory, ordinal, preset, memory_bytes, slice_ns)
+            _spawn(directory, ordinal, preset, memory_bytes or 0, slice_ns or 0)
     except (WorldError, ConfigError):
         destroy(directory)
         raise

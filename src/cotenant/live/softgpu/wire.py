@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import struct
 from pathlib import Path
@@ -14,7 +15,8 @@ from cotenant.errors import PeerError, WorldError
 _REQUEST = struct.Struct("=IIQQQ")
 _REPORT = 14
 _SHUTDOWN = 15
-_ANSWER_BYTES = 1 << 18
+# struct sg_reply: result, behind, a, b, c, a batch of 32 handles.
+_REPLY = struct.Struct("=iIQQQ128x")
 
 
 def connect(path: Path, *, timeout_s: float = 10.0) -> socket.socket:
@@ -29,12 +31,21 @@ def connect(path: Path, *, timeout_s: float = 10.0) -> socket.socket:
 
 
 def _ask(path: Path, kind: int, timeout_s: float) -> bytes:
+    """What the file that came with the answer holds; nothing if none did."""
     with connect(path, timeout_s=timeout_s) as line:
         try:
             line.send(_REQUEST.pack(kind, 0, 0, 0, 0))
-            return line.recv(_ANSWER_BYTES)
+            answer, descriptors, _, _ = socket.recv_fds(line, _REPLY.size, 1)
         except OSError as error:
             raise WorldError(f"the device server at {path} does not answer: {error}") from error
+    try:
+        if len(answer) != _REPLY.size:
+            raise WorldError(f"the device server at {path} does not answer: it said {len(answer)} bytes")
+        length: int = _REPLY.unpack(answer)[2]
+        return os.pread(descriptors[0], length, 0) if descriptors else b""
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 def report(path: Path, *, timeout_s: float = 10.0) -> dict[str, Any]:

@@ -1,0 +1,57 @@
+/* The books as text: complete also when every client was delayed by every other. */
+#include "expect.h"
+#include "softgpu/server/server.h"
+
+#include <string.h>
+
+static struct sg_server server;
+static struct sg_client clients[SG_CLIENTS];
+
+static void open_device(void)
+{
+    const struct ct_device_limits limits = {
+        .clients = SG_CLIENTS, .contexts = SG_CLIENTS, .streams = SG_CLIENTS, .events = 1, .ops = 256, .records = 1};
+    size_t bytes = (ct_device_bytes(&limits) + 63) / 64 * 64;
+    EXPECT_EQ(ct_device_init(aligned_alloc(64, bytes), bytes, ct_device_preset("v100"), &limits, 0, &server.device),
+              CT_DEVICE_OK);
+}
+
+/* A kernel that outlasts many rounds of slices, so that each waits for all others. */
+static void join(int index)
+{
+    const struct ct_kernel kernel = {.blocks = 80, .block_ns = 1000000000, .threads_per_block = 256};
+    uint32_t context, stream;
+    uint64_t op;
+    struct sg_client *client = &clients[index];
+    client->greeted = 1;
+    client->pid = 4194304 - index;
+    EXPECT_EQ(ct_device_client_add(server.device, 0, CT_GROUP_OWN, &client->model), CT_DEVICE_OK);
+    EXPECT_EQ(ct_device_context_create(server.device, 0, client->model, 0, &context), CT_DEVICE_OK);
+    EXPECT_EQ(ct_device_stream_create(server.device, 0, context, CT_STREAM_BLOCKING, 0, &stream), CT_DEVICE_OK);
+    EXPECT_EQ(ct_device_launch(server.device, 0, stream, &kernel, 0, &op), CT_DEVICE_OK);
+    server.clients[index] = client;
+}
+
+static int times(const char *text, const char *word)
+{
+    int found = 0;
+    for (const char *at = text; (at = strstr(at, word)); at++)
+        found++;
+    return found;
+}
+
+int main(void)
+{
+    open_device();
+    for (int i = 0; i < SG_CLIENTS; i++)
+        join(i);
+    for (int i = 0; i < SG_NAME_COUNT; i++)
+        server.unsupported[i] = UINT64_MAX;
+    ct_device_advance(server.device, UINT64_C(10000000000));
+    size_t bytes = sg_report(&server, server.report, sizeof server.report);
+    EXPECT(bytes < sizeof server.report - 1);
+    EXPECT(strcmp(server.report + bytes - 2, "}}") == 0);
+    EXPECT_EQ(times(server.report, "\"delay_ns\":"), SG_CLIENTS * (SG_CLIENTS - 1));
+    free(server.device);
+    return 0;
+}
