@@ -18,6 +18,9 @@ void sg_callbacks_poke(void)
     pokes++;
     pthread_cond_signal(&poked);
     pthread_mutex_unlock(&poke_lock);
+    /* The thread may be asleep until the turn of another function, which can be long after this one's. */
+    for (int i = 0; i < sg_device_count; i++)
+        sg_wake(&sg_devices[i].link);
 }
 
 /* Under the face's lock: the function whose turn comes first, and when; 0 if none is foreseeable. */

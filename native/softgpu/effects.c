@@ -13,7 +13,7 @@ enum { MANY = 4096 };
 
 static struct sg_effect *list;
 static size_t count, room;
-static int hosts;
+static int hosts, frees;
 
 /* A stream or an event that is held in this pass. */
 struct hold {
@@ -62,6 +62,11 @@ CUresult sg_effect_add(CUstream stream, const struct sg_effect *effect)
     added->link = &stream->context->device->link;
     added->slot = added->link->tail;
     hosts += effect->kind == SG_EFFECT_HOST;
+    if (effect->kind == SG_EFFECT_FREE) {
+        added->free.stream = stream;
+        added->free.order = stream->order;
+        frees++;
+    }
     if (count >= MANY)
         catch_up();
     return CUDA_SUCCESS;
@@ -178,16 +183,33 @@ static void apply(struct sg_effect *effect)
     free(effect->staged);
 }
 
+/* Memory is in use until the op before the free is done, whatever is known of other streams. Ahead of other effects
+ * only in a stream that waits for no other by itself. */
+static int is_due(const struct sg_effect *effect, uint64_t order)
+{
+    const struct CUstream_st *stream = effect->free.stream;
+    if (effect->order > order && (effect->is_legacy || effect->is_blocking))
+        return 0;
+    return !stream->object.alive || stream->object.id != effect->stream_id ||
+           stream->done_order >= effect->free.order || effect->link->lost ||
+           effect->slot + SG_WINDOW <= atomic_load_explicit(&effect->link->ring->head, memory_order_acquire);
+}
+
 void sg_effects_apply(uint64_t order)
 {
     struct pass pass = {NULL, 0, 0};
     size_t kept = 0, i = 0;
-    if (!count || list[0].order > order)
+    if (!count || (list[0].order > order && !frees))
         return;
-    for (; i < count && list[i].order <= order; i++) {
+    for (; i < count && (list[i].order <= order || frees); i++) {
         struct sg_effect *effect = &list[i];
-        int held = is_held(&pass, effect);
-        if (effect->kind == SG_EFFECT_RECORD) {
+        int is_later = effect->order > order, held = !is_later && is_held(&pass, effect);
+        if (effect->kind == SG_EFFECT_FREE) {
+            held = held || !is_due(effect, order);
+            frees -= !held;
+        } else if (is_later) {
+            held = 1;
+        } else if (effect->kind == SG_EFFECT_RECORD) {
             release_event(&pass, effect->event.event_id);
             if (held) {
                 struct hold added = {.id = effect->event.event_id, .is_event = 1};
@@ -224,8 +246,10 @@ void sg_effects_drop_context(uint64_t context_id)
         }
         if (list[i].kind == SG_EFFECT_HOST)
             hosts--;
-        if (list[i].kind == SG_EFFECT_FREE)
+        if (list[i].kind == SG_EFFECT_FREE) {
+            frees--;
             end_memory(list[i].free.address);
+        }
         free(list[i].staged);
     }
     count = kept;

@@ -65,6 +65,8 @@ CUresult sg_event_record(CUevent event, CUstream stream)
         return result;
     event->order = stream->order;
     event->slot = stream->slot;
+    event->stream = stream;
+    event->stream_id = stream->object.id;
     if (sg_effects_hosts()) {
         struct sg_effect effect = {.kind = SG_EFFECT_RECORD, .event.event_id = event->object.id};
         result = sg_effect_add(stream, &effect);

@@ -110,6 +110,8 @@ struct CUevent_st {
     unsigned flags;
     uint64_t order, done_order; /* 0: never recorded */
     uint64_t slot;              /* slots of the ring up to the latest record */
+    struct CUstream_st *stream; /* where that is */
+    uint64_t stream_id;
     struct {
         uint64_t order, at_ns, count;
     } foreseen;
@@ -262,7 +264,8 @@ struct sg_effect {
             uint32_t offsets[SG_MAX_PARAMS], param_count;
         } kernel;
         struct {
-            uint64_t address;
+            uint64_t address, order; /* of the last op before it in its stream */
+            CUstream stream;
         } free;
         struct {
             CUhostFn function;

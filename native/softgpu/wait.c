@@ -185,6 +185,14 @@ CUresult sg_stream_ready(CUstream stream)
     return fault;
 }
 
+/* What stands before the record in its stream is complete too: frees there may wait for that. */
+static void saw(CUevent event, uint64_t order)
+{
+    event->done_order = order;
+    if (event->stream && event->stream->object.id == event->stream_id && event->stream->done_order < order)
+        event->stream->done_order = order;
+}
+
 CUresult sg_event_wait(CUevent event)
 {
     uint64_t order = event->order, id = event->object.id;
@@ -199,8 +207,10 @@ CUresult sg_event_wait(CUevent event)
         CUresult result = sg_await(&question);
         if (result != CUDA_SUCCESS)
             return result;
-        if (event->object.id == id && event->done_order < order)
-            event->done_order = order;
+        if (event->object.id == id && event->order == order && event->done_order < order)
+            saw(event, order);
+        else if (event->object.id == id && event->done_order < order)
+            event->done_order = order; /* recorded again meanwhile, perhaps elsewhere */
     }
     sg_effects_apply(order);
     return event->context->fault;
@@ -226,7 +236,7 @@ CUresult sg_event_ready(CUevent event)
     }
     if (!answer)
         return CUDA_ERROR_NOT_READY;
-    event->done_order = event->order;
+    saw(event, event->order);
     sg_effects_apply(event->order);
     return event->context->fault;
 }

@@ -66,6 +66,10 @@ def test_waiting_host_functions_hold_up_no_other_stream(softgpu: Path) -> None:
     assert "not held up" in run(softgpu, "hostqueue.py")
 
 
+def test_memory_freed_in_stream_order_waits_for_its_stream(softgpu: Path) -> None:
+    assert "held and given back" in run(softgpu, "freed.py")
+
+
 def test_a_kernel_of_more_than_an_hour_is_refused(softgpu: Path) -> None:
     waiter = start(softgpu, "longwait.py", "blocking", str(HOUR_S + 1))
     _, err = waiter.communicate(timeout=60)

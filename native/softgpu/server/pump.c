@@ -3,6 +3,22 @@
 
 #include <string.h>
 
+/* A stamp this far ahead of the clock is nonsense; a smaller lead is a slot written while this pump began. */
+enum { LEAD_NS = 1000000000 };
+
+/* Once per pump, or a client that never stops submitting would keep the server with itself. */
+static void look(struct sg_server *server)
+{
+    for (int i = 0; i < SG_CONNECTIONS; i++) {
+        struct sg_client *client = server->clients[i];
+        if (!client || !client->ring)
+            continue;
+        client->tail = atomic_load_explicit(&client->ring->tail, memory_order_acquire);
+        if (client->tail - client->head > SG_RING_SLOTS)
+            client->tail = client->head; /* an impossible tail is the client's own loss: nothing of it is taken */
+    }
+}
+
 /* The client whose next slot is the oldest; -1 when no ring holds one that can be taken. */
 static int oldest(struct sg_server *server, const uint8_t *blocked, uint64_t *at_ns)
 {
@@ -11,9 +27,8 @@ static int oldest(struct sg_server *server, const uint8_t *blocked, uint64_t *at
         struct sg_client *client = server->clients[i];
         if (!client || !client->ring || blocked[i])
             continue;
-        uint64_t tail = atomic_load_explicit(&client->ring->tail, memory_order_acquire);
-        if (tail == client->head || tail - client->head > SG_RING_SLOTS)
-            continue; /* an impossible tail is the client's own loss: nothing of it is ever taken */
+        if (client->tail == client->head)
+            continue;
         uint64_t when_ns = client->ring->slots[client->head % SG_RING_SLOTS].at_ns;
         if (best < 0 || when_ns < *at_ns) {
             best = i;
@@ -97,10 +112,12 @@ static int submit(struct sg_server *server, int index, const struct sg_slot *slo
             result = ct_device_copy(device, now_ns, slot->stream, (int)slot->how, slot->value, 0, &op);
         break;
     case SG_SLOT_RECORD:
+        result = CT_DEVICE_STALE;
         if (sg_owns(server->events, slot->value, index))
             result = ct_device_event_record(device, now_ns, slot->stream, (uint32_t)slot->value, 0, &op);
         break;
     case SG_SLOT_WAIT:
+        result = CT_DEVICE_STALE;
         if (sg_owns(server->events, slot->value, index))
             result = ct_device_event_wait(device, now_ns, slot->stream, (uint32_t)slot->value, 0, &op);
         break;
@@ -116,7 +133,7 @@ static int submit(struct sg_server *server, int index, const struct sg_slot *slo
     return result;
 }
 
-/* One slot of this client. 0: it stays where it is until the model has room. */
+/* One slot of this client. 0: it stays where it is until the model has room, or its time has come. */
 static int take(struct sg_server *server, int index, uint64_t now_ns)
 {
     struct sg_client *client = server->clients[index];
@@ -124,12 +141,17 @@ static int take(struct sg_server *server, int index, uint64_t now_ns)
     if (!has_room(server, client))
         return 0;
     memcpy(&slot, &client->ring->slots[client->head % SG_RING_SLOTS], sizeof slot);
-    uint64_t at_ns = slot.at_ns < now_ns ? slot.at_ns : now_ns;
-    int result = submit(server, index, &slot, at_ns);
+    int result = CT_DEVICE_INVALID;
+    if (slot.at_ns <= now_ns)
+        result = submit(server, index, &slot, slot.at_ns);
+    else if (slot.at_ns - now_ns < LEAD_NS)
+        return 0;
     if (result == CT_DEVICE_FULL)
         return 0;
     if (result != CT_DEVICE_OK)
         server->refused_slots++;
+    /* What names something that has ended meanwhile is no nonsense: a context ends with slots in the ring. */
+    client->nonsense += result != CT_DEVICE_OK && result != CT_DEVICE_STALE;
     client->head++;
     atomic_store_explicit(&client->ring->head, client->head, memory_order_release);
     return 1;
@@ -139,6 +161,7 @@ void sg_pump(struct sg_server *server, uint64_t now_ns)
 {
     uint8_t blocked[SG_CONNECTIONS] = {0};
     int any_blocked = 0;
+    look(server);
     for (;;) {
         uint64_t at_ns = 0;
         int index = oldest(server, blocked, &at_ns);

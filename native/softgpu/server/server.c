@@ -145,6 +145,9 @@ static void turn(struct sg_server *server)
         else
             listen_to(server, index);
     }
+    for (int i = 0; i < SG_CONNECTIONS; i++)
+        if (server->clients[i] && server->clients[i]->nonsense > SG_NONSENSE)
+            drop(server, i);
 }
 
 

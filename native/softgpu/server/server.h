@@ -12,6 +12,9 @@ enum { SG_CLIENTS = CT_DEVICE_MAX_CLIENTS, SG_HOSTS = 256, SG_CONNECTIONS = 128 
 /* How far one answer looks ahead, in changes of the model: a few milliseconds at most, whatever was launched. */
 enum { SG_FORESIGHT = 10000 };
 
+/* After so many slots of nonsense a client is dropped. */
+enum { SG_NONSENSE = 4096 };
+
 /* Shorter time slices are refused: each costs the server two steps, as long as two clients have work. */
 enum { SG_MIN_SLICE_NS = 10000 };
 
@@ -39,6 +42,8 @@ struct sg_client {
     uint32_t model; /* handle of the client in the model */
     struct sg_ring *ring;
     uint64_t head;
+    uint64_t tail;    /* how far this pump goes: what is published meanwhile is left for the next one */
+    uint32_t nonsense; /* slots that no face would write */
     uint64_t submitted; /* ops given to the model so far */
     uint64_t window[SG_WINDOW]; /* the last of them, by number modulo SG_WINDOW */
     struct sg_host hosts[SG_HOSTS];
