@@ -384,7 +384,8 @@ def test_the_batch_driver_equals_the_step_by_step_api(clients: list[ScriptClient
     assert batch.count() == single.count()
     assert batch.check() is None
     counters = batch.count()
-    assert counters.traffic_bytes <= config.memory_bytes_per_s * counters.busy_ns // 10**9 * 1.01
+    # Instants are whole nanoseconds, so a wave of blocks may end up to one too early.
+    assert counters.traffic_bytes * 10**9 <= config.memory_bytes_per_s * (counters.busy_ns + counters.blocks)
     for index, result in enumerate(results):
         assert result.launches == result.completions == len(result.ends_ns)
         assert result.finished_ns is not None
