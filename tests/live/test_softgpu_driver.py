@@ -126,6 +126,18 @@ def test_two_processes_share_one_device(softgpu: Path) -> None:
     assert manage.inspect(softgpu, 0)["counters"]["kernels"] == 12
 
 
+def test_a_greedy_process_leaves_its_neighbour_enough_to_work(softgpu: Path) -> None:
+    greedy = start(softgpu, "greedy.py")
+    try:
+        assert greedy.stdout is not None
+        assert greedy.stdout.readline() == "at work\n", greedy.communicate()
+        assert run(softgpu, "compute.py") == "computed\n"
+        assert run(softgpu, "streams.py")
+    finally:
+        greedy.kill()
+        greedy.communicate()
+
+
 def test_time_slices_are_booked_on_the_neighbour(softgpu: Path) -> None:
     tenants = [start(softgpu, "tenant.py") for _ in range(2)]
     try:

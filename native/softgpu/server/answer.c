@@ -74,11 +74,28 @@ static int tell_books(struct sg_server *server, int index)
     return failed ? -1 : 0;
 }
 
+/* Whether a client may have one more handle of a kind. Counted anew each time: handles end in many ways, and creating
+ * is rare beside using. */
+static int may_have(struct sg_server *server, const struct sg_owner *table, uint32_t limit,
+                    int (*query)(const struct ct_device *, uint32_t), int index)
+{
+    uint32_t used = 0, own = 0, kept = limit / SG_KEPT_PART;
+    for (uint32_t i = 0; i <= limit; i++) {
+        if (!table[i].client || query(server->device, table[i].handle) == CT_DEVICE_STALE)
+            continue;
+        used++;
+        own += table[i].client == index + 1;
+    }
+    return own < kept / SG_CLIENTS || used < limit - kept;
+}
+
 static int context_create(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply,
                           uint64_t now_ns)
 {
     struct sg_client *client = server->clients[index];
     uint32_t context, legacy;
+    if (!may_have(server, server->contexts, SG_CONTEXTS, ct_device_context_query, index))
+        return CT_DEVICE_FULL;
     int result = ct_device_context_create(server->device, now_ns, client->model, (uint32_t)request->a, &context);
     if (result != CT_DEVICE_OK)
         return result;
@@ -102,6 +119,8 @@ static int stream_create(struct sg_server *server, int index, const struct sg_re
         return CT_DEVICE_STALE;
     if (request->b != CT_STREAM_BLOCKING && request->b != CT_STREAM_NONBLOCKING)
         return CT_DEVICE_INVALID;
+    if (!may_have(server, server->streams, SG_STREAMS, ct_device_stream_query, index))
+        return CT_DEVICE_FULL;
     int result = ct_device_stream_create(server->device, now_ns, (uint32_t)request->a, (int)request->b,
                                          (int32_t)(int64_t)request->c, &stream);
     if (result == CT_DEVICE_OK) {
@@ -116,6 +135,8 @@ static int events_create(struct sg_server *server, int index, const struct sg_re
     int result = CT_DEVICE_STALE;
     if (!sg_owns(server->contexts, request->a, index))
         return result;
+    if (!may_have(server, server->events, SG_EVENTS, ct_device_event_query, index))
+        return CT_DEVICE_FULL;
     for (reply->a = 0; reply->a < SG_EVENT_BATCH; reply->a++) {
         uint32_t *event = &reply->batch[reply->a];
         result = ct_device_event_create(server->device, (uint32_t)request->a, event);

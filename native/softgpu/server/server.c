@@ -172,9 +172,9 @@ static int start(struct sg_server *server, const struct ct_device_config *config
 {
     const struct ct_device_limits limits = {
         .clients = SG_CLIENTS,
-        .contexts = 256,
-        .streams = 8192,
-        .events = 32768,
+        .contexts = SG_CONTEXTS,
+        .streams = SG_STREAMS,
+        .events = SG_EVENTS,
         .ops = SG_CLIENTS * SG_WINDOW,
         .records = 1,
     };

@@ -27,6 +27,10 @@ enum {
     SG_REPORT_BYTES = 4096 + SG_CLIENTS * SG_REPORT_CLIENT_BYTES + SG_NAME_COUNT * SG_REPORT_NAME_BYTES,
 };
 
+/* Handles there can be of each kind. The last eighth is kept for clients that hold less than their part of it, so that
+ * a greedy client leaves every other one something to start with. */
+enum { SG_CONTEXTS = 1024, SG_STREAMS = 8192, SG_EVENTS = 32768, SG_KEPT_PART = 8 };
+
 /* A host function between its submission and its client's word that it has run. */
 struct sg_host {
     uint64_t number; /* the client's; 0: free */
