@@ -47,7 +47,5 @@ static PyMethodDef methods[] = {
 
 int ct_add_softgpu(PyObject *module)
 {
-    if (PyModule_AddFunctions(module, methods) < 0)
-        return -1;
-    return PyModule_AddIntConstant(module, "SOFTGPU_WIRE_VERSION", SG_WIRE_VERSION);
+    return PyModule_AddFunctions(module, methods);
 }

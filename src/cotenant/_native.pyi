@@ -61,8 +61,6 @@ class Device:
         self, kernels: Buffer, clients: Sequence[_ScriptClient], until_ns: int, /
     ) -> list[tuple[int, int, int | None, int, int]]: ...
 
-SOFTGPU_WIRE_VERSION: int
-
 def softgpu_serve(
     listener: int, preset: str, ordinal: int, uuid: Buffer, memory_bytes: int, slice_ns: int, /
 ) -> None: ...
