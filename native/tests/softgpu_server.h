@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -52,6 +53,41 @@ static inline void test_server_stop(struct test_server *server)
     close(line);
     unlink(server->path);
     rmdir(server->directory);
+}
+
+/* A bare client: what the face would have, without the face. */
+struct test_line {
+    int socket;
+    struct sg_ring *ring;
+};
+
+static inline struct test_line test_line_open(const char *path)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    struct sg_request request = {.kind = SG_HELLO, .a = SG_WIRE_VERSION};
+    struct sg_hello hello;
+    union {
+        char bytes[CMSG_SPACE(2 * sizeof(int))];
+        struct cmsghdr aligned;
+    } control;
+    struct iovec words = {&hello, sizeof hello};
+    struct msghdr message = {.msg_iov = &words, .msg_iovlen = 1, .msg_control = control.bytes,
+                             .msg_controllen = sizeof control.bytes};
+    int descriptors[2];
+    struct test_line line = {.socket = socket(AF_UNIX, SOCK_SEQPACKET, 0)};
+    strcpy(address.sun_path, path);
+    EXPECT(connect(line.socket, (struct sockaddr *)&address, sizeof address) == 0);
+    EXPECT(send(line.socket, &request, sizeof request, MSG_NOSIGNAL) == (ssize_t)sizeof request);
+    EXPECT(recvmsg(line.socket, &message, 0) == (ssize_t)sizeof hello);
+    EXPECT_EQ(hello.result, CT_DEVICE_OK);
+    memcpy(descriptors, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof descriptors);
+    /* The server's memory cannot be cut away under it. */
+    EXPECT(ftruncate(descriptors[0], 0) < 0);
+    line.ring = mmap(NULL, sizeof *line.ring, PROT_READ | PROT_WRITE, MAP_SHARED, descriptors[0], 0);
+    EXPECT(line.ring != MAP_FAILED);
+    close(descriptors[0]);
+    close(descriptors[1]);
+    return line;
 }
 
 #endif

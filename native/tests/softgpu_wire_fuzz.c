@@ -1,8 +1,6 @@
 /* Fuzz of the wire: a client that writes nonsense into its ring and its socket harms nobody but itself. */
 #include "softgpu_server.h"
 
-#include <sys/mman.h>
-
 static uint64_t state;
 
 static uint64_t dice(uint64_t below)
@@ -19,34 +17,10 @@ struct line {
     uint64_t contexts[4], streams[4], events[4];
 };
 
-static int connected(struct line *line, const char *path)
+static void connect_anew(struct line *line, const char *path)
 {
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    struct sg_request request = {.kind = SG_HELLO, .a = SG_WIRE_VERSION};
-    struct sg_hello hello;
-    union {
-        char bytes[CMSG_SPACE(2 * sizeof(int))];
-        struct cmsghdr aligned;
-    } control;
-    struct iovec words = {&hello, sizeof hello};
-    struct msghdr message = {.msg_iov = &words, .msg_iovlen = 1, .msg_control = control.bytes,
-                             .msg_controllen = sizeof control.bytes};
-    int descriptors[2];
-    memset(line, 0, sizeof *line);
-    line->socket = socket(AF_UNIX, SOCK_SEQPACKET, 0);
-    strcpy(address.sun_path, path);
-    EXPECT(connect(line->socket, (struct sockaddr *)&address, sizeof address) == 0);
-    EXPECT(send(line->socket, &request, sizeof request, MSG_NOSIGNAL) == (ssize_t)sizeof request);
-    EXPECT(recvmsg(line->socket, &message, 0) == (ssize_t)sizeof hello);
-    EXPECT_EQ(hello.result, CT_DEVICE_OK);
-    memcpy(descriptors, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof descriptors);
-    /* The server's memory cannot be cut away under it. */
-    EXPECT(ftruncate(descriptors[0], 0) < 0);
-    line->ring = mmap(NULL, sizeof *line->ring, PROT_READ | PROT_WRITE, MAP_SHARED, descriptors[0], 0);
-    EXPECT(line->ring != MAP_FAILED);
-    close(descriptors[0]);
-    close(descriptors[1]);
-    return 1;
+    struct test_line opened = test_line_open(path);
+    *line = (struct line){.socket = opened.socket, .ring = opened.ring};
 }
 
 static void leave(struct line *line)
@@ -128,13 +102,13 @@ int main(int argc, char **argv)
     state = (argc > 2 ? strtoull(argv[2], NULL, 10) : 1) * UINT64_C(0x9e3779b97f4a7c15) + 1;
     test_server_start(&server, "t4");
     for (int i = 0; i < 3; i++)
-        EXPECT(connected(&lines[i], server.path));
+        connect_anew(&lines[i], server.path);
     for (int i = 0; i < rounds; i++) {
         struct line *line = &lines[dice(3)];
         scribble(line);
         if (!ask(line) || dice(500) == 0) {
             leave(line);
-            EXPECT(connected(line, server.path));
+            connect_anew(line, server.path);
         }
     }
     for (int i = 0; i < 3; i++)
@@ -142,7 +116,7 @@ int main(int argc, char **argv)
     /* A newcomer finds all memory free. */
     struct sg_request request = {.kind = SG_MEMORY_INFO};
     struct sg_reply reply;
-    EXPECT(connected(&lines[0], server.path));
+    connect_anew(&lines[0], server.path);
     for (int tries = 0; tries < 1000; tries++) { /* the server may hear of the last death a moment later */
         EXPECT(send(lines[0].socket, &request, sizeof request, 0) == (ssize_t)sizeof request);
         EXPECT(recv(lines[0].socket, &reply, sizeof reply, 0) == (ssize_t)sizeof reply);
