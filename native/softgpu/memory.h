@@ -1,0 +1,107 @@
+/* Inside libsoftgpu.so: device memory, and what ops do to it. Included by face.h. */
+#ifndef COTENANT_SOFTGPU_MEMORY_H
+#define COTENANT_SOFTGPU_MEMORY_H
+
+/* ---- memory -------------------------------------------------------------------------------------------------- */
+
+enum sg_memory_kind { SG_MEMORY_DEVICE, SG_MEMORY_MANAGED, SG_MEMORY_HOST, SG_MEMORY_REGISTERED };
+
+struct sg_memory {
+    uint64_t start, bytes;
+    uint64_t taken_bytes; /* at the server */
+    uint64_t id, context_id;
+    struct CUctx_st *context;
+    struct sg_device *device;
+    struct CUmemPoolHandle_st *pool;
+    enum sg_memory_kind kind;
+    unsigned flags;
+    int is_ending; /* freed in stream order, its turn still to come */
+    int is_variable; /* of a module: goes with it, cannot be freed */
+};
+
+struct sg_memory *sg_memory_at(uint64_t address); /* the one that holds this address; NULL: none */
+/* Whether these bytes lie in one allocation that the device can reach. */
+int sg_memory_covers(uint64_t address, uint64_t bytes);
+CUresult sg_memory_make(CUcontext context, uint64_t bytes, enum sg_memory_kind kind, unsigned flags, uint64_t *address);
+CUresult sg_memory_register(CUcontext context, uint64_t address, uint64_t bytes, unsigned flags);
+void sg_memory_drop(uint64_t address);
+void sg_memory_drop_context(CUcontext context);
+void sg_memory_leave_pool(CUmemoryPool pool);
+/* Whether the program's own memory can be read, or written, there. */
+int sg_host_reaches(uint64_t start, uint64_t bytes, int is_write);
+int sg_arena_open(struct sg_arena *arena, uint64_t capacity_bytes);
+uint64_t sg_arena_take(struct sg_arena *arena, uint64_t bytes);
+void sg_arena_give(struct sg_arena *arena, uint64_t start, uint64_t bytes);
+
+/* ---- effects: what an op does to memory, done when its completion is first observed --------------------------- */
+
+enum sg_effect_kind {
+    SG_EFFECT_COPY,
+    SG_EFFECT_FILL,
+    SG_EFFECT_KERNEL,
+    SG_EFFECT_FREE,
+    SG_EFFECT_HOST,
+    SG_EFFECT_RECORD,
+    SG_EFFECT_WAIT
+};
+
+struct sg_box { /* a 3D piece of memory: rows of width bytes, pitch bytes apart, slices of slice bytes apart */
+    uint64_t start, pitch, slice;
+};
+
+struct sg_effect {
+    uint64_t order;
+    uint64_t stream_id, context_id;
+    struct sg_link *link;
+    uint64_t slot; /* its number in the ring */
+    enum sg_effect_kind kind;
+    int is_legacy, is_blocking;
+    void *staged; /* freed after it took effect */
+    union {
+        struct {
+            struct sg_box target, source;
+            uint64_t width, height, depth;
+        } copy;
+        struct {
+            struct sg_box target;
+            uint64_t width, height; /* in elements, rows */
+            uint32_t value, element_bytes;
+        } fill;
+        struct {
+            int builtin;
+            uint32_t grid[3], block[3];
+            unsigned char params[SG_PARAM_BYTES];
+            uint32_t offsets[SG_MAX_PARAMS], param_count;
+        } kernel;
+        struct {
+            uint64_t address, order; /* of the last op before it in its stream */
+            CUstream stream;
+        } free;
+        struct {
+            CUhostFn function;
+            CUstreamCallback callback;
+            CUstream handle;
+            void *data;
+            uint64_t number;
+            struct sg_device *device;
+        } host;
+        struct {
+            uint64_t event_id;
+        } event;
+    };
+};
+
+/* Remembers it for the stream's latest submission. */
+CUresult sg_effect_add(CUstream stream, const struct sg_effect *effect);
+/* Does everything submitted up to `order` that is not behind a host function still to run. */
+void sg_effects_apply(uint64_t order);
+void sg_effects_drop_context(uint64_t context_id);
+int sg_effects_hosts(void);   /* host functions still to run */
+int sg_effects_pending(void); /* anything still to take effect */
+/* For the callback thread: the first host function that waits in each stream, copied; and the word that one has run. */
+size_t sg_effects_waiting(struct sg_effect *effects, size_t room);
+void sg_effects_host_ran(uint64_t order);
+CUresult sg_callbacks_start(void);
+void sg_callbacks_poke(void);
+
+#endif

@@ -1,0 +1,46 @@
+"""The command line: arguments to config, and the app they name."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from cotenant import __version__
+from cotenant.cli.command import Parser, say
+from cotenant.cli.node import add_node_commands
+from cotenant.cli.softgpu import add_softgpu_commands
+from cotenant.cli.study import add_study_commands
+from cotenant.errors import CotenantError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    options = _parser().parse_args(words)
+    try:
+        code: int = options.command(options)
+    except CotenantError as error:
+        say(str(error))
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has enough; do not let Python complain about it on the way out.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    return code
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="cotenant",
+        description="Deep-learning workloads share a GPU without hurting each other.",
+        epilog="Try it: cotenant demo. See who shares: cotenant ps. Something odd: cotenant doctor.",
+    )
+    parser.add_argument("--version", action="version", version=f"cotenant {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    add_node_commands(commands)
+    add_softgpu_commands(commands)
+    add_study_commands(commands)
+    return parser

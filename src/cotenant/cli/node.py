@@ -1,0 +1,121 @@
+"""What can be asked of this machine's node and its tenants?"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+import msgspec
+from rich.console import Console
+
+from cotenant.cli.command import add_command, find, given_flags, load, print_json, say
+from cotenant.domain.tenant import Kind
+from cotenant.errors import ConfigError
+from cotenant.format.config import encode_config, plain
+from cotenant.format.flags import sources
+from cotenant.live.directory import config_file
+
+
+def add_node_commands(commands: Any) -> None:
+    node = add_command(
+        commands, "node", "Be this machine's node: the daemon that tenants register with.", _node, "directories", "node"
+    )
+    node.add_argument(
+        "--gpu",
+        action="append",
+        default=[],
+        dest="devices",
+        metavar="NAME=MEMORY",
+        help="a GPU to share; may be repeated",
+    )
+    run = add_command(commands, "run", "Run a program as a tenant.", _run, "directories", "run")
+    kind = run.add_mutually_exclusive_group()
+    for word in Kind:
+        about = "it has a latency objective" if word is Kind.ONLINE else "it takes what is left (default)"
+        kind.add_argument(f"--{word.value}", dest="run.kind", action="store_const", const=word.value, help=about)
+    run.add_argument("program", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the program and its arguments")
+    ps = add_command(commands, "ps", "Who shares this machine's GPUs?", _ps, "directories", json=True)
+    ps.add_argument("--all", action="store_true", help="also those who left, and how they ended")
+    add_command(commands, "doctor", "Is this machine ready, and if not, what to do?", _doctor, "directories", json=True)
+    add_command(commands, "terms", "Inside a tenant: what may I do?", _terms, json=True)
+    config = add_command(
+        commands, "config", "Show or check the configuration.", _config, "directories", "node", "run", json=True
+    )
+    config.add_argument("what", choices=["show", "check"], help="show: every value and its source; check: read it only")
+    config.add_argument("--online", dest="run.kind", action="store_const", const="online", help="as in `run`")
+    config.add_argument("--offline", dest="run.kind", action="store_const", const="offline", help="as in `run`")
+
+
+def _node(options: argparse.Namespace) -> int:
+    from cotenant.apps.node import serve_node
+
+    serve_node(*load(options), say)
+    return 0
+
+
+def _run(options: argparse.Namespace) -> int:
+    from cotenant.apps.run import join, run_tenant, spec_of
+    from cotenant.apps.softgpu import environment_of
+
+    command = options.program[1:] if options.program[:1] == ["--"] else options.program
+    if not command:
+        raise ConfigError("COMMAND", "", "say what to run, as in: cotenant run --online --slo 50ms -- python serve.py")
+    config, where = find(options)
+    spec = spec_of(config.run, command)
+    environment = environment_of(config.run.gpu, load(options)[1])
+    arguments = ["--runtime", str(where.runtime), "--state", str(where.state)]
+    named = ["--config", options.config] if options.config else []
+    return run_tenant(join(where, spec, [*arguments, *named], say), command, environment, say)
+
+
+def _ps(options: argparse.Namespace) -> int:
+    from cotenant.apps.show import show_tenants, tenants_json
+    from cotenant.live.client import tenants_of
+
+    roll = tenants_of(find(options)[1].socket)
+    if options.json:
+        print_json(tenants_json(roll))
+    else:
+        show_tenants(Console(), roll, everybody=options.all)
+    return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from cotenant.apps.show import show_findings
+    from cotenant.live.doctor import Level, examine
+
+    findings = examine(find(options)[1])
+    if not options.json:
+        return 0 if show_findings(Console(), findings) else 1
+    found = list(findings)
+    print_json({"findings": found})
+    return 1 if any(finding.level is Level.BAD for finding in found) else 0
+
+
+def _terms(options: argparse.Namespace) -> int:
+    from cotenant.apps.show import show_terms
+    from cotenant.live.page import own_terms
+
+    terms = own_terms(os.environ)
+    if options.json:
+        print_json(msgspec.structs.asdict(terms))
+    else:
+        show_terms(Console(), terms, os.environ.get("COTENANT_TENANT", ""))
+    return 0
+
+
+def _config(options: argparse.Namespace) -> int:
+    path, named = config_file(os.environ, os.geteuid(), options.config)
+    config, where = load(options)
+    if options.what == "check":
+        found = named or path.exists()
+        say(f"{path}: {'fine' if found else 'there is none, the defaults hold'}")
+        return 0
+    if options.json:
+        print_json(plain(config))
+        return 0
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    print(f"# socket, lock and pages: {where.runtime}\n# journal and log: {where.state}\n")
+    print(encode_config(config, sources(text, str(path), given_flags(options))), end="")
+    return 0
