@@ -72,7 +72,7 @@ IMPORT_BREAKS = {
     "domain looks up": ("domain/gpu.py", "from cotenant.machine import node", ROOMS),
     "host looks up": ("host.py", "from cotenant.live import clock", ROOMS),
     "an import inside a function": ("domain/gpu.py", "def f() -> None:\n    import cotenant.cli", ROOMS),
-    "someone imports __main__": ("cli.py", "import cotenant.__main__", ROOMS),
+    "someone imports __main__": ("cli/__init__.py", "import cotenant.__main__", ROOMS),
     "an unlisted room": ("lounge/__init__.py", "", ROOMS),
     "an unlisted module": ("lounge.py", "", ROOMS),
     "live imports sim": ("live/gpu.py", "from cotenant.sim import clock", WORLDS),
@@ -109,7 +109,7 @@ def test_import_linter_catches(name: str, tmp_path: Path) -> None:
     assert re.search(rf"{contract}.* BROKEN", done.stdout), done.stdout
 
 
-@pytest.mark.parametrize("room", ["errors.py", "port.py", "host.py", "cli.py", "__main__.py"])
+@pytest.mark.parametrize("room", ["errors.py", "port.py", "host.py", "cli/__init__.py", "__main__.py"])
 def test_import_linter_misses_a_room_that_is_gone(room: str, tmp_path: Path) -> None:
     root = plant(tmp_path)
     (root / "src/cotenant" / room).unlink()

@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 enum {
-    SG_WIRE_VERSION = 1,
+    SG_WIRE_VERSION = 2,
     SG_RING_SLOTS = 1024, /* a power of two; a real driver's queue holds about as many launches */
     SG_WINDOW = 1000,     /* ops of one client in the model at once: 64 clients never exceed its 65,535 */
     SG_EVENT_BATCH = 32,

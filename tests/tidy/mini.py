@@ -49,7 +49,7 @@ FILES = {
         *("from cotenant.sim.clock import HeapClock", "", "", "def simulate(seed: int) -> int:"),
         "    return turn([HeapClock(seed).now()])",
     ),
-    "src/cotenant/cli.py": _text(
+    "src/cotenant/cli/__init__.py": _text(
         *('"""Arguments to config."""', "", "from cotenant.apps.simulate import simulate", "", ""),
         *("def main() -> int:", "    print(simulate(1))", "    return 0"),
     ),
