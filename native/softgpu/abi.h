@@ -301,4 +301,7 @@ typedef struct CUmemAccessDesc_st {
     CUmemAccess_flags flags;
 } CUmemAccessDesc;
 
+#include "softgpu/abi_array.h"
+#include "softgpu/abi_device.h"
+
 #endif

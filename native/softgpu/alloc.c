@@ -69,8 +69,7 @@ API CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int 
     return sg_leave(result);
 }
 
-/* Waits for every context: whatever still is to touch some memory has then done so. */
-static CUresult all_quiet(CUcontext current)
+CUresult sg_all_quiet(CUcontext current)
 {
     CUresult result = CUDA_SUCCESS;
     for (CUcontext each = sg_each(SG_CONTEXT, NULL); each; each = sg_each(SG_CONTEXT, each)) {
@@ -88,7 +87,7 @@ static CUresult release(CUcontext context, uint64_t address, int is_host)
     if (!memory || memory->start != address || (memory->kind == SG_MEMORY_HOST) != is_host ||
         memory->kind == SG_MEMORY_REGISTERED || memory->is_ending || memory->is_variable)
         return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = all_quiet(context);
+    CUresult result = sg_all_quiet(context);
     if (result == CUDA_SUCCESS)
         sg_memory_drop(address);
     return result;
@@ -206,7 +205,7 @@ API CUresult cuMemHostUnregister(void *host)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
     if (!memory || memory->kind != SG_MEMORY_REGISTERED || memory->start != (uintptr_t)host)
         return sg_leave(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
-    result = all_quiet(context);
+    result = sg_all_quiet(context);
     if (result == CUDA_SUCCESS)
         sg_memory_drop((uintptr_t)host);
     return sg_leave(result);

@@ -63,6 +63,7 @@ void sg_context_destroy(CUcontext context)
         if (event->context_id == id)
             sg_unmake(SG_EVENT, event);
     end_code(context);
+    sg_arrays_end(context);
     sg_memory_drop_context(context);
     sg_unmake(SG_CONTEXT, context);
 }

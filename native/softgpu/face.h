@@ -20,7 +20,8 @@ enum {
 
 /* ---- handles: every one lies in a pool that is never unmapped, so a bogus one is told by its address ------- */
 
-enum sg_kind { SG_CONTEXT, SG_STREAM, SG_EVENT, SG_MODULE, SG_FUNCTION, SG_POOL, SG_KINDS };
+enum sg_kind { SG_CONTEXT, SG_STREAM, SG_EVENT, SG_MODULE, SG_FUNCTION, SG_POOL,
+               SG_ARRAY, SG_MIPMAP, SG_SAMPLER, SG_LINKER, SG_GREEN, SG_KINDS };
 
 struct sg_object {
     uint32_t alive;
@@ -153,8 +154,10 @@ CUresult cuMemHostRegister_v2(void *host, size_t bytes, unsigned int flags);
 void sg_forget_context(CUcontext context, uint64_t id); /* as its thread's current one */
 CUresult sg_context_create(struct sg_device *device, unsigned flags, uint32_t sm_cap, CUcontext *made);
 void sg_context_destroy(CUcontext context);
+void sg_arrays_end(CUcontext context); /* arrays and what samples them; their memory goes with the context's */
 CUresult sg_primary(struct sg_device *device, CUcontext *context);
 struct sg_device *sg_device_at(CUdevice ordinal); /* NULL: there is none */
+int sg_attribute(const struct sg_device *device, int number); /* as cuDeviceGetAttribute */
 int sg_in_callback(int set);                      /* set: 1 or 0, or -1 to ask */
 
 /* ---- the line to the server ---------------------------------------------------------------------------------- */

@@ -16,7 +16,7 @@ struct sg_memory {
     enum sg_memory_kind kind;
     unsigned flags;
     int is_ending; /* freed in stream order, its turn still to come */
-    int is_variable; /* of a module: goes with it, cannot be freed */
+    int is_variable; /* of a module or an array: goes with it, cannot be freed */
 };
 
 struct sg_memory *sg_memory_at(uint64_t address); /* the one that holds this address; NULL: none */
@@ -26,6 +26,8 @@ CUresult sg_memory_make(CUcontext context, uint64_t bytes, enum sg_memory_kind k
 CUresult sg_memory_register(CUcontext context, uint64_t address, uint64_t bytes, unsigned flags);
 void sg_memory_drop(uint64_t address);
 void sg_memory_drop_context(CUcontext context);
+/* Waits for every context: whatever still is to touch some memory has then done so. */
+CUresult sg_all_quiet(CUcontext current);
 void sg_memory_leave_pool(CUmemoryPool pool);
 /* Whether the program's own memory can be read, or written, there. */
 int sg_host_reaches(uint64_t start, uint64_t bytes, int is_write);
@@ -49,13 +51,22 @@ struct sg_box { /* a 3D piece of memory: rows of width bytes, pitch bytes apart,
     uint64_t start, pitch, slice;
 };
 
+/* A word of memory that a stream waits for or writes. */
+struct sg_word {
+    uint64_t address, value;
+    uint32_t bytes, condition; /* CU_STREAM_WAIT_VALUE_... */
+    int is_write;
+};
+
 struct sg_effect {
     uint64_t order;
     uint64_t stream_id, context_id;
     struct sg_link *link;
+    struct CUstream_st *stream; /* its own, if that still is the one of stream_id */
     uint64_t slot; /* its number in the ring */
     enum sg_effect_kind kind;
     int is_legacy, is_blocking;
+    int is_complete; /* as of the current pass, if that had to ask */
     void *staged; /* freed after it took effect */
     union {
         struct {
@@ -75,7 +86,6 @@ struct sg_effect {
         } kernel;
         struct {
             uint64_t address, order; /* of the last op before it in its stream */
-            CUstream stream;
         } free;
         struct {
             CUhostFn function;
@@ -84,6 +94,8 @@ struct sg_effect {
             void *data;
             uint64_t number;
             struct sg_device *device;
+            struct sg_word word; /* of no bytes: a function */
+            int has_turn; /* of a wait: only the word is missing */
         } host;
         struct {
             uint64_t event_id;
@@ -101,7 +113,20 @@ int sg_effects_pending(void); /* anything still to take effect */
 /* For the callback thread: the first host function that waits in each stream, copied; and the word that one has run. */
 size_t sg_effects_waiting(struct sg_effect *effects, size_t room);
 void sg_effects_host_ran(uint64_t order);
+void sg_effects_has_turn(uint64_t order);
+/* Does what is known to be complete and writes a word that a stream waits for. */
+void sg_effects_notice(void);
+/* The words that streams wait for, from submission until they have come: effects that write one must be neither early
+ * nor late. */
+int sg_word_await(uint64_t order, const struct sg_word *word); /* 0, or -1: no memory */
+void sg_word_forget(uint64_t order);
+int sg_word_count(void);
+int sg_word_is_written(const struct sg_effect *effect);
+int sg_word_holds(const struct sg_word *word);
+void sg_word_write(const struct sg_word *word);
 CUresult sg_callbacks_start(void);
+/* A wait for a word, or a write of it, in the order of the stream; poke when the lock is given back. */
+CUresult sg_word_submit(CUstream stream, const struct sg_word *word);
 void sg_callbacks_poke(void);
 
 #endif
