@@ -58,7 +58,7 @@ API CUresult cuEventDestroy_v2(CUevent event)
 CUresult sg_event_record(CUevent event, CUstream stream)
 {
     struct sg_slot slot = {.kind = SG_SLOT_RECORD, .value = event->model};
-    if (stream->context_id != event->context_id)
+    if (stream->context_id != event->context_id && sg_home(stream->context) != sg_home(event->context))
         return CUDA_ERROR_INVALID_HANDLE;
     CUresult result = sg_submit(stream, &slot);
     if (result != CUDA_SUCCESS)
@@ -108,6 +108,22 @@ API CUresult cuEventRecordWithFlags_ptsz(CUevent event, CUstream stream, unsigne
     return record(event, stream ? stream : CU_STREAM_PER_THREAD, flags);
 }
 
+CUresult sg_event_join(CUstream stream, CUevent event)
+{
+    if (!event->order)
+        return CUDA_SUCCESS;
+    /* Two devices have two models and no common order: the host waits in the stream's stead. */
+    if (stream->context->device != event->context->device)
+        return sg_event_wait(event);
+    struct sg_slot slot = {.kind = SG_SLOT_WAIT, .value = event->model};
+    CUresult result = sg_submit(stream, &slot);
+    if (result == CUDA_SUCCESS && sg_effects_hosts()) {
+        struct sg_effect effect = {.kind = SG_EFFECT_WAIT, .event.event_id = event->object.id};
+        result = sg_effect_add(stream, &effect);
+    }
+    return result;
+}
+
 static CUresult wait_for(CUstream handle, CUevent event, unsigned flags)
 {
     CUcontext context;
@@ -119,18 +135,7 @@ static CUresult wait_for(CUstream handle, CUevent event, unsigned flags)
         return sg_leave(CUDA_ERROR_INVALID_HANDLE);
     if (flags & ~(unsigned)CU_EVENT_WAIT_EXTERNAL)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
-    if (!event->order)
-        return sg_leave(CUDA_SUCCESS);
-    /* Two devices have two models and no common order: the host waits in the stream's stead. */
-    if (stream->context->device != event->context->device)
-        return sg_leave(sg_event_wait(event));
-    struct sg_slot slot = {.kind = SG_SLOT_WAIT, .value = event->model};
-    result = sg_submit(stream, &slot);
-    if (result == CUDA_SUCCESS && sg_effects_hosts()) {
-        struct sg_effect effect = {.kind = SG_EFFECT_WAIT, .event.event_id = event->object.id};
-        result = sg_effect_add(stream, &effect);
-    }
-    return sg_leave(result);
+    return sg_leave(sg_event_join(stream, event));
 }
 
 API CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags)

@@ -83,6 +83,8 @@ struct CUctx_st {
     size_t limits[16];
     int cache_config, shared_config;
     uint32_t peers; /* a bit per device ordinal */
+    uint32_t sm_cap; /* 0: all of the device's */
+    struct CUgreenCtx_st *green; /* whose context it is; NULL: an ordinary one */
     CUresult fault; /* what a kernel of it did wrong: every later call says so */
 };
 
@@ -153,6 +155,11 @@ CUresult cuMemHostRegister_v2(void *host, size_t bytes, unsigned int flags);
 
 void sg_forget_context(CUcontext context, uint64_t id); /* as its thread's current one */
 CUresult sg_context_create(struct sg_device *device, unsigned flags, uint32_t sm_cap, CUcontext *made);
+/* Green contexts share the primary one's memory, code and events: whose they are. */
+CUcontext sg_home(CUcontext context);
+CUresult sg_event_record(CUevent event, CUstream stream);
+CUresult sg_event_join(CUstream stream, CUevent event); /* the stream waits for it */
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice ordinal);
 void sg_context_destroy(CUcontext context);
 void sg_arrays_end(CUcontext context); /* arrays and what samples them; their memory goes with the context's */
 CUresult sg_primary(struct sg_device *device, CUcontext *context);

@@ -222,20 +222,6 @@ API CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
     return CUDA_SUCCESS;
 }
 
-API CUresult cuStreamGetCtx_v2(CUstream stream, CUcontext *context, CUgreenCtx *green)
-{
-    if (green)
-        *green = NULL;
-    return cuStreamGetCtx(stream, context);
-}
-
-API CUresult cuStreamGetCtx_v2_ptsz(CUstream stream, CUcontext *context, CUgreenCtx *green)
-{
-    if (green)
-        *green = NULL;
-    return cuStreamGetCtx(own(stream), context);
-}
-
 /* The forms of CUDA 2 to 4 whose arguments never changed. */
 API CUresult cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice device)
 {

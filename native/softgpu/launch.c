@@ -128,7 +128,9 @@ CUresult sg_function_launch(CUcontext context, struct CUfunc_st *function, const
     if (!sg_alive(SG_FUNCTION, function))
         return CUDA_ERROR_INVALID_HANDLE;
     CUstream stream = sg_stream(context, handle);
-    if (!stream || stream->context != context || (function->module->context && function->module->context != context))
+    CUcontext home = sg_home(context);
+    if (!stream || sg_home(stream->context) != home ||
+        (function->module->context && sg_home(function->module->context) != home))
         return CUDA_ERROR_INVALID_HANDLE;
     CUresult result = check(device, function, grid, block, shared_bytes);
     if (result != CUDA_SUCCESS)

@@ -82,6 +82,7 @@ static void return_space(struct sg_device *device, enum sg_memory_kind kind, uin
 CUresult sg_memory_make(CUcontext context, uint64_t bytes, enum sg_memory_kind kind, unsigned flags, uint64_t *address)
 {
     uint64_t unit = kind == SG_MEMORY_DEVICE ? BOOKED_BYTES : PAGE;
+    context = sg_home(context);
     if (bytes > UINT64_MAX - unit)
         return CUDA_ERROR_OUT_OF_MEMORY;
     uint64_t taken = (bytes + unit - 1) / unit * unit;
@@ -118,6 +119,7 @@ CUresult sg_memory_make(CUcontext context, uint64_t bytes, enum sg_memory_kind k
 CUresult sg_memory_register(CUcontext context, uint64_t address, uint64_t bytes, unsigned flags)
 {
     size_t at = place(address);
+    context = sg_home(context);
     if (address + bytes < address)
         return CUDA_ERROR_INVALID_VALUE;
     if (at < count && table[at].start < address + bytes)
