@@ -1,4 +1,4 @@
-/* The part of the driver ABI about values in streams, linking and green contexts. Included by abi.h. */
+/* The part of the driver ABI about values in streams, batches, linking, tensor maps and green contexts. Included by abi.h. */
 #ifndef COTENANT_SOFTGPU_ABI_DEVICE_H
 #define COTENANT_SOFTGPU_ABI_DEVICE_H
 
@@ -55,6 +55,30 @@ enum {
     CU_JIT_INPUT_LIBRARY = 4,
     CU_JIT_INPUT_NVVM = 5,
 };
+
+typedef int CUmemcpySrcAccessOrder;
+typedef int CUtensorMapDataType;
+typedef int CUtensorMapInterleave;
+typedef int CUtensorMapSwizzle;
+typedef int CUtensorMapL2promotion;
+typedef int CUtensorMapFloatOOBfill;
+
+enum {
+    CU_MEMCPY_SRC_ACCESS_ORDER_STREAM = 1,
+    CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL = 2,
+    CU_MEMCPY_SRC_ACCESS_ORDER_ANY = 3,
+};
+enum { CU_MEMCPY_FLAG_PREFER_OVERLAP_WITH_COMPUTE = 1 };
+
+typedef struct CUmemcpyAttributes_st {
+    CUmemcpySrcAccessOrder srcAccessOrder;
+    CUmemLocation srcLocHint, dstLocHint;
+    unsigned int flags;
+} CUmemcpyAttributes;
+
+typedef struct CUtensorMap_st {
+    _Alignas(128) cuuint64_t opaque[16];
+} CUtensorMap;
 
 enum { CU_DEV_RESOURCE_TYPE_INVALID = 0, CU_DEV_RESOURCE_TYPE_SM = 1 };
 enum { CU_GREEN_CTX_DEFAULT_STREAM = 1 };

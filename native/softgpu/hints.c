@@ -158,6 +158,26 @@ API CUresult cuStreamSetAttribute_ptsz(CUstream stream, CUstreamAttrID attribute
     return set_attribute(own(stream), (int)attribute, value, SG_NAME_cuStreamSetAttribute_ptsz);
 }
 
+/* What a stream can be told has no effect here, so there is nothing to copy. */
+static CUresult copy_attributes(CUstream to, CUstream from)
+{
+    ENTER(context);
+    CUstream target = sg_stream(context, to), source = sg_stream(context, from);
+    if (!target || !source)
+        return sg_leave(CUDA_ERROR_INVALID_HANDLE);
+    return sg_leave(target->context == source->context ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
+}
+
+API CUresult cuStreamCopyAttributes(CUstream to, CUstream from)
+{
+    return copy_attributes(to, from);
+}
+
+API CUresult cuStreamCopyAttributes_ptsz(CUstream to, CUstream from)
+{
+    return copy_attributes(own(to), own(from));
+}
+
 /* No stream is ever captured. */
 static CUresult not_capturing(CUstream handle, CUstreamCaptureStatus *status)
 {

@@ -245,6 +245,19 @@ API CUresult cuLinkAddFile(CUlinkState state, CUjitInputType type, const char *p
     return add_file(SG_NAME_cuLinkAddFile, state, type, path, count, options, values);
 }
 
+/* A broken cubin may say what no text image can: what cannot be read again is not handed out. */
+static char *written_image(const struct sg_image *image, size_t *bytes)
+{
+    struct sg_image again;
+    char *text = sg_image_write(image, bytes);
+    if (text && sg_image_read(text, *bytes, &again) == CUDA_SUCCESS) {
+        sg_image_free(&again);
+        return text;
+    }
+    free(text);
+    return NULL;
+}
+
 /* The image is the linker's until it is destroyed. */
 API CUresult cuLinkComplete(CUlinkState state, void **image, size_t *bytes)
 {
@@ -255,7 +268,7 @@ API CUresult cuLinkComplete(CUlinkState state, void **image, size_t *bytes)
     if (!image)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
     if (!state->linked)
-        state->linked = sg_image_write(&state->image, &written);
+        state->linked = written_image(&state->image, &written);
     else
         written = strlen(state->linked);
     if (!state->linked) {

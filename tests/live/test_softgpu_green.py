@@ -13,7 +13,7 @@ pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (ext
 pytestmark = pytest.mark.timeout(180)
 
 
-@pytest.mark.parametrize(("preset", "least", "step"), [("v100", 2, 2), ("a100-40gb", 4, 2), ("h100", 8, 8)])
+@pytest.mark.parametrize("preset, least, step", [("v100", 2, 2), ("a100-40", 4, 2), ("h100", 8, 8)])
 def test_green_contexts_are_parts_of_a_device(tmp_path: Path, preset: str, least: int, step: int) -> None:
     directory = tmp_path / "gpu"
     manage.create(directory, preset, 1)

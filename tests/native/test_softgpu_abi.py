@@ -33,6 +33,8 @@ STRUCTS = {
     "CUDA_TEXTURE_DESC": ["filterMode", "maxAnisotropy", "maxMipmapLevelClamp", "borderColor", "reserved"],
     "CUDA_RESOURCE_VIEW_DESC": ["format", "depth", "firstMipmapLevel", "lastLayer"],
     "CUstreamBatchMemOpParams": ["waitValue.address", "waitValue.value64", "waitValue.flags", "memoryBarrier.flags"],
+    "CUmemcpyAttributes": ["srcAccessOrder", "srcLocHint", "dstLocHint", "flags"],
+    "CUtensorMap": [],
     "CUdevResource": ["sm", "sm.smCount", "sm.minSmPartitionSize", "sm.smCoscheduledAlignment"],
     "CUuuid": ["bytes"],
     "CUstreamAttrValue": [],
