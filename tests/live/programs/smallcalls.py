@@ -67,7 +67,7 @@ def encode(address: int, *, columns: int = 32, stride: int = 256, swizzle: int =
             swizzle,
             0,
             0,
-        )  # fmt: skip
+        )
     )
 
 
