@@ -37,7 +37,8 @@ struct sg_sampler {
 
 /* Bytes of one element; 0: no such format or number of channels, or one that is not supported. */
 uint32_t sg_texel_bytes(CUarray_format format, unsigned channels);
-/* The piece of an array that starts at this byte, row and slice; `size` is in bytes, rows and slices. */
+/* The piece of an array that starts at this byte, row and slice; `size` is in bytes, rows and slices. Under the
+ * lock. */
 CUresult sg_array_box(CUarray array, size_t x, size_t y, size_t z, const size_t size[3], struct sg_box *box);
 
 #endif

@@ -10,18 +10,15 @@ static int fits(size_t from, size_t length, size_t whole)
 /* Whole elements inside of the array; anything else is refused, as no pitch says where it would go. */
 CUresult sg_array_box(CUarray array, size_t x, size_t y, size_t z, const size_t size[3], struct sg_box *box)
 {
-    CUresult result = sg_enter();
-    if (result != CUDA_SUCCESS)
-        return result;
     if (!sg_alive(SG_ARRAY, array))
-        return sg_leave(CUDA_ERROR_INVALID_VALUE);
+        return CUDA_ERROR_INVALID_VALUE;
     const CUDA_ARRAY3D_DESCRIPTOR *shape = &array->shape;
     if (x % array->texel_bytes || size[0] % array->texel_bytes ||
         !fits(x, size[0], shape->Width * array->texel_bytes) || !fits(y, size[1], shape->Height ? shape->Height : 1) ||
         !fits(z, size[2], shape->Depth ? shape->Depth : 1))
-        return sg_leave(CUDA_ERROR_INVALID_VALUE);
+        return CUDA_ERROR_INVALID_VALUE;
     *box = (struct sg_box){array->address + z * array->slice + y * array->pitch + x, array->pitch, array->slice};
-    return sg_leave(CUDA_SUCCESS);
+    return CUDA_SUCCESS;
 }
 
 /* One side of a copy of bytes in a line: an array with an offset, or an address. */
@@ -56,8 +53,7 @@ static CUresult place(const struct end *end, int is_array, size_t bytes, struct 
     if (result != CUDA_SUCCESS)
         return result;
     int is_line = sg_alive(SG_ARRAY, end->array) && !end->array->shape.Height && !end->array->shape.Depth;
-    sg_leave(result);
-    return is_line ? sg_array_box(end->array, end->at, 0, 0, size, box) : CUDA_ERROR_INVALID_VALUE;
+    return sg_leave(is_line ? sg_array_box(end->array, end->at, 0, 0, size, box) : CUDA_ERROR_INVALID_VALUE);
 }
 
 enum { TO_ARRAY = 1, FROM_ARRAY = 2 };

@@ -12,6 +12,9 @@ struct sg_copy {
     uint64_t width, height, depth;
 };
 
+/* What a description says, under the lock. */
+CUresult sg_copy_read(const CUDA_MEMCPY3D *description, struct sg_copy *copy);
+
 /* `handle` is a stream handle; not async: it is done on return. Takes and gives the lock. */
 CUresult sg_copy(const struct sg_copy *copy, CUstream handle, int is_async);
 

@@ -108,7 +108,7 @@ API CUresult cuEventRecordWithFlags_ptsz(CUevent event, CUstream stream, unsigne
     return record(event, stream ? stream : CU_STREAM_PER_THREAD, flags);
 }
 
-CUresult sg_event_join(CUstream stream, CUevent event)
+CUresult sg_event_hold(CUstream stream, CUevent event)
 {
     if (!event->order)
         return CUDA_SUCCESS;
@@ -135,7 +135,7 @@ static CUresult wait_for(CUstream handle, CUevent event, unsigned flags)
         return sg_leave(CUDA_ERROR_INVALID_HANDLE);
     if (flags & ~(unsigned)CU_EVENT_WAIT_EXTERNAL)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
-    return sg_leave(sg_event_join(stream, event));
+    return sg_leave(sg_event_hold(stream, event));
 }
 
 API CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags)

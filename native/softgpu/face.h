@@ -158,7 +158,7 @@ CUresult sg_context_create(struct sg_device *device, unsigned flags, uint32_t sm
 /* Green contexts share the primary one's memory, code and events: whose they are. */
 CUcontext sg_home(CUcontext context);
 CUresult sg_event_record(CUevent event, CUstream stream);
-CUresult sg_event_join(CUstream stream, CUevent event); /* the stream waits for it */
+CUresult sg_event_hold(CUstream stream, CUevent event); /* the stream waits for it */
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice ordinal);
 void sg_context_destroy(CUcontext context);
 void sg_arrays_end(CUcontext context); /* arrays and what samples them; their memory goes with the context's */

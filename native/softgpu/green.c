@@ -306,7 +306,7 @@ static CUresult all_wait(CUcontext context, CUevent event)
     for (CUstream stream = sg_each(SG_STREAM, NULL); stream && result == CUDA_SUCCESS;
          stream = sg_each(SG_STREAM, stream))
         if (stream->context_id == context->object.id && stream->object.alive == 1)
-            result = sg_event_join(stream, event);
+            result = sg_event_hold(stream, event);
     return result;
 }
 
@@ -323,7 +323,7 @@ static CUresult record_all(CUcontext context, CUevent event)
             continue;
         result = sg_event_record(event, stream);
         if (result == CUDA_SUCCESS)
-            result = sg_event_join(context->legacy, event);
+            result = sg_event_hold(context->legacy, event);
     }
     return result == CUDA_SUCCESS ? sg_event_record(event, context->legacy) : result;
 }
