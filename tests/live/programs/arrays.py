@@ -212,6 +212,42 @@ for made in (texture_object, linear_object, viewed):
     ok(driver.cuTexObjectDestroy(made))
 ok(driver.cuSurfObjectDestroy(surface_object))
 
+
+# Whatever is made and ended, the books hold what the shapes say: rows of 64 bytes, 8 rows, units of 512 bytes.
+def taken_bytes(width: int, height: int, depth: int, texel_bytes: int) -> int:
+    pitch = -(-width * texel_bytes // 64) * 64
+    rows = -(-height // 8) * 8 if height > 1 else 1
+    return -(-pitch * rows * max(depth, 1) // 512) * 512
+
+
+def mipmap_bytes(width: int, height: int, levels: int) -> int:
+    total = 0
+    for _ in range(min(levels, max(width, height).bit_length())):
+        rows = -(-height // 8) * 8 if height > 1 else 1
+        total += -(-width // 64) * 64 * rows
+        width, height = max(width // 2, 1), max(height // 2, 1)
+    return -(-total // 512) * 512
+
+
+live: list[tuple[bool, Any, int]] = []
+base_bytes = free_bytes()
+for _ in range(300):
+    width, height, depth, levels = (int(number) for number in rng.integers(1, 100, 4))
+    choice = rng.integers(3)
+    if choice == 0 and live:
+        is_mipmap, handle, _ = live.pop(int(rng.integers(len(live))))
+        ok(driver.cuMipmappedArrayDestroy(handle) if is_mipmap else driver.cuArrayDestroy(handle))
+    elif choice == 1:
+        bytes1 = shape(width, height, 0, Format.CU_AD_FORMAT_UNSIGNED_INT8, 1)
+        live.append((True, ok(driver.cuMipmappedArrayCreate(bytes1, levels)), mipmap_bytes(width, height, levels)))
+    else:
+        depth = depth if rng.integers(2) else 0
+        live.append((False, create(width, height, depth, *float1), taken_bytes(width, height, depth, 4)))
+    assert base_bytes - free_bytes() == sum(taken for *_, taken in live)
+for is_mipmap, handle, _ in live:
+    ok(driver.cuMipmappedArrayDestroy(handle) if is_mipmap else driver.cuArrayDestroy(handle))
+assert free_bytes() == base_bytes
+
 # All of it is given back, the last of it by the context.
 for array in (picture, one, two):
     ok(driver.cuArrayDestroy(array))
