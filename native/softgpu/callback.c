@@ -170,24 +170,9 @@ CUresult sg_callbacks_start(void)
     return CUDA_SUCCESS;
 }
 
-static uint64_t numbers;
-
-CUresult sg_word_submit(CUstream stream, const struct sg_word *word)
-{
-    CUresult result = sg_callbacks_start();
-    if (result != CUDA_SUCCESS)
-        return result;
-    struct sg_slot slot = {.kind = SG_SLOT_HOST, .value = ++numbers};
-    struct sg_effect effect = {
-        .kind = SG_EFFECT_HOST,
-        .host = {.number = slot.value, .device = stream->context->device, .word = *word},
-    };
-    result = sg_submit(stream, &slot);
-    return result == CUDA_SUCCESS ? sg_effect_add(stream, &effect) : result;
-}
-
 static CUresult add(CUstream handle, CUhostFn function, CUstreamCallback callback, void *data)
 {
+    static uint64_t numbers;
     CUcontext context;
     CUresult result = sg_enter_context(&context);
     if (result != CUDA_SUCCESS)
@@ -203,8 +188,7 @@ static CUresult add(CUstream handle, CUhostFn function, CUstreamCallback callbac
     struct sg_slot slot = {.kind = SG_SLOT_HOST, .value = ++numbers};
     struct sg_effect effect = {
         .kind = SG_EFFECT_HOST,
-        .host = {.function = function, .callback = callback, .handle = handle, .data = data, .number = slot.value,
-                 .device = stream->context->device},
+        .host = {function, callback, handle, data, slot.value, stream->context->device},
     };
     result = sg_submit(stream, &slot);
     if (result == CUDA_SUCCESS)

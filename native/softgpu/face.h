@@ -157,6 +157,8 @@ void sg_forget_context(CUcontext context, uint64_t id); /* as its thread's curre
 CUresult sg_context_create(struct sg_device *device, unsigned flags, uint32_t sm_cap, CUcontext *made);
 /* Green contexts share the primary one's memory, code and events: whose they are. */
 CUcontext sg_home(CUcontext context);
+/* Beside a green context stands the primary one, as the ordinary context of its streams. Either may be NULL. */
+CUresult sg_stream_contexts(CUstream stream, CUcontext *ordinary, CUgreenCtx *green);
 CUresult sg_event_record(CUevent event, CUstream stream);
 CUresult sg_event_hold(CUstream stream, CUevent event); /* the stream waits for it */
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice ordinal);

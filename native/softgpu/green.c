@@ -265,8 +265,7 @@ API CUresult cuGreenCtxStreamCreate(CUstream *stream, CUgreenCtx green, unsigned
     return sg_leave(sg_stream_make(green->context, flags, priority, stream));
 }
 
-/* Beside the green context stands the primary one, as the ordinary context of such a stream. */
-static CUresult contexts_of(CUstream stream, CUcontext *ordinary, CUgreenCtx *green)
+CUresult sg_stream_contexts(CUstream stream, CUcontext *ordinary, CUgreenCtx *green)
 {
     CUcontext context;
     CUresult result = sg_enter_context(&context);
@@ -286,17 +285,7 @@ static CUresult contexts_of(CUstream stream, CUcontext *ordinary, CUgreenCtx *gr
 
 API CUresult cuStreamGetGreenCtx(CUstream stream, CUgreenCtx *green)
 {
-    return contexts_of(stream, NULL, green);
-}
-
-API CUresult cuStreamGetCtx_v2(CUstream stream, CUcontext *context, CUgreenCtx *green)
-{
-    return context ? contexts_of(stream, context, green) : CUDA_ERROR_INVALID_VALUE;
-}
-
-API CUresult cuStreamGetCtx_v2_ptsz(CUstream stream, CUcontext *context, CUgreenCtx *green)
-{
-    return cuStreamGetCtx_v2(stream ? stream : CU_STREAM_PER_THREAD, context, green);
+    return sg_stream_contexts(stream, NULL, green);
 }
 
 /* Every stream of the context waits for the event; under the lock. Streams made later do not. */

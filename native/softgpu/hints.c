@@ -138,26 +138,6 @@ static CUresult set_attribute(CUstream handle, int attribute, const CUstreamAttr
     return result == CUDA_ERROR_NOT_SUPPORTED ? (CUresult)sg_unsupported(name) : result;
 }
 
-API CUresult cuStreamGetAttribute(CUstream stream, CUstreamAttrID attribute, CUstreamAttrValue *value)
-{
-    return get_attribute(stream, (int)attribute, value);
-}
-
-API CUresult cuStreamGetAttribute_ptsz(CUstream stream, CUstreamAttrID attribute, CUstreamAttrValue *value)
-{
-    return get_attribute(own(stream), (int)attribute, value);
-}
-
-API CUresult cuStreamSetAttribute(CUstream stream, CUstreamAttrID attribute, const CUstreamAttrValue *value)
-{
-    return set_attribute(stream, (int)attribute, value, SG_NAME_cuStreamSetAttribute);
-}
-
-API CUresult cuStreamSetAttribute_ptsz(CUstream stream, CUstreamAttrID attribute, const CUstreamAttrValue *value)
-{
-    return set_attribute(own(stream), (int)attribute, value, SG_NAME_cuStreamSetAttribute_ptsz);
-}
-
 /* What a stream can be told has no effect here, so there is nothing to copy. */
 static CUresult copy_attributes(CUstream to, CUstream from)
 {
@@ -176,6 +156,26 @@ API CUresult cuStreamCopyAttributes(CUstream to, CUstream from)
 API CUresult cuStreamCopyAttributes_ptsz(CUstream to, CUstream from)
 {
     return copy_attributes(own(to), own(from));
+}
+
+API CUresult cuStreamGetAttribute(CUstream stream, CUstreamAttrID attribute, CUstreamAttrValue *value)
+{
+    return get_attribute(stream, (int)attribute, value);
+}
+
+API CUresult cuStreamGetAttribute_ptsz(CUstream stream, CUstreamAttrID attribute, CUstreamAttrValue *value)
+{
+    return get_attribute(own(stream), (int)attribute, value);
+}
+
+API CUresult cuStreamSetAttribute(CUstream stream, CUstreamAttrID attribute, const CUstreamAttrValue *value)
+{
+    return set_attribute(stream, (int)attribute, value, SG_NAME_cuStreamSetAttribute);
+}
+
+API CUresult cuStreamSetAttribute_ptsz(CUstream stream, CUstreamAttrID attribute, const CUstreamAttrValue *value)
+{
+    return set_attribute(own(stream), (int)attribute, value, SG_NAME_cuStreamSetAttribute_ptsz);
 }
 
 /* No stream is ever captured. */
@@ -240,6 +240,16 @@ API CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
     current = (int)*mode;
     *mode = before;
     return CUDA_SUCCESS;
+}
+
+API CUresult cuStreamGetCtx_v2(CUstream stream, CUcontext *context, CUgreenCtx *green)
+{
+    return context ? sg_stream_contexts(stream, context, green) : CUDA_ERROR_INVALID_VALUE;
+}
+
+API CUresult cuStreamGetCtx_v2_ptsz(CUstream stream, CUcontext *context, CUgreenCtx *green)
+{
+    return context ? sg_stream_contexts(own(stream), context, green) : CUDA_ERROR_INVALID_VALUE;
 }
 
 /* The forms of CUDA 2 to 4 whose arguments never changed. */

@@ -156,6 +156,21 @@ static CUresult read_op(const CUstreamBatchMemOpParams *op, struct sg_word *word
     return CUDA_SUCCESS;
 }
 
+/* The device numbers them with the host functions, which count from one: these have numbers of their own above. */
+static CUresult add(CUstream stream, const struct sg_word *word)
+{
+    CUresult result = sg_callbacks_start();
+    if (result != CUDA_SUCCESS)
+        return result;
+    struct sg_slot slot = {.kind = SG_SLOT_HOST, .value = UINT64_C(1) << 63 | sg_next_id()};
+    struct sg_effect effect = {
+        .kind = SG_EFFECT_HOST,
+        .host = {.number = slot.value, .device = stream->context->device, .word = *word},
+    };
+    result = sg_submit(stream, &slot);
+    return result == CUDA_SUCCESS ? sg_effect_add(stream, &effect) : result;
+}
+
 static CUresult submit(int name, CUstream handle, unsigned op_count, const CUstreamBatchMemOpParams *ops)
 {
     CUcontext context;
@@ -171,7 +186,7 @@ static CUresult submit(int name, CUstream handle, unsigned op_count, const CUstr
     for (unsigned i = 0; i < op_count && result == CUDA_SUCCESS; i++) {
         read_op(&ops[i], &word);
         if (word.bytes)
-            result = sg_word_submit(stream, &word);
+            result = add(stream, &word);
     }
     sg_leave(result);
     sg_callbacks_poke();

@@ -125,8 +125,6 @@ int sg_word_is_written(const struct sg_effect *effect);
 int sg_word_holds(const struct sg_word *word);
 void sg_word_write(const struct sg_word *word);
 CUresult sg_callbacks_start(void);
-/* A wait for a word, or a write of it, in the order of the stream; poke when the lock is given back. */
-CUresult sg_word_submit(CUstream stream, const struct sg_word *word);
 void sg_callbacks_poke(void);
 
 #endif
