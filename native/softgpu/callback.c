@@ -45,7 +45,8 @@ static int next_turn(struct sg_effect *chosen, uint64_t *at_ns, uint64_t *bullet
     *at_ns = CT_DEVICE_NEVER;
     *polled = NULL;
     for (size_t i = 0; i < found; i++) {
-        if (waiting[i].host.has_turn && !waiting[i].host.device->link.lost && is_missing(&waiting[i])) {
+        if (waiting[i].host.has_turn && sg_trouble(&waiting[i].host.device->link) == CUDA_SUCCESS &&
+            is_missing(&waiting[i])) {
             *polled = waiting[i].host.device;
             continue;
         }

@@ -196,7 +196,7 @@ static int is_past(const struct sg_effect *effect, uint64_t order)
 {
     const struct CUstream_st *stream = effect->stream;
     return !stream->object.alive || stream->object.id != effect->stream_id || stream->done_order >= order ||
-           effect->link->lost ||
+           sg_trouble(effect->link) != CUDA_SUCCESS ||
            effect->slot + SG_WINDOW <= atomic_load_explicit(&effect->link->ring->head, memory_order_acquire);
 }
 
