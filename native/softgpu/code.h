@@ -94,6 +94,10 @@ struct CUfunc_st {
 /* An attribute of launches and streams: taken, if only as advice; refused as unsupported; or none at all. */
 CUresult sg_attribute_known(int attribute);
 void sg_module_end(struct CUmod_st *module);
+CUresult sg_launch_check(const struct sg_device *device, const struct CUfunc_st *function, const unsigned grid[3],
+                         const unsigned block[3], unsigned shared_bytes);
+/* Where each parameter's value lies, in whichever way they were given. */
+CUresult sg_launch_params(const struct sg_kernel *kernel, void **params, void **extra, const void **values);
 void sg_variables_end(struct CUmod_st *module);
 CUresult sg_function_launch(CUcontext context, struct CUfunc_st *function, const unsigned grid[3],
                             const unsigned block[3], unsigned shared_bytes, CUstream stream, void **params,

@@ -57,21 +57,25 @@ static CUresult flat(const CUDA_MEMCPY2D *d, CUstream stream, int is_async)
     return result == CUDA_SUCCESS ? sg_copy(&copy, stream, is_async) : result;
 }
 
-/* The peer form has the same layout but for the two context words, which a device of its own kind does not need. */
-static CUresult solid(const CUDA_MEMCPY3D *d, CUstream stream, int is_async)
+CUresult sg_copy_read(const CUDA_MEMCPY3D *d, struct sg_copy *copy)
 {
-    struct sg_copy copy = {0};
     if (!d || d->srcLOD || d->dstLOD)
         return CUDA_ERROR_INVALID_VALUE;
     const size_t size[3] = {d->WidthInBytes, d->Height, d->Depth};
-    copy.width = d->WidthInBytes;
-    copy.height = d->Height;
-    copy.depth = d->Depth;
+    *copy = (struct sg_copy){.width = d->WidthInBytes, .height = d->Height, .depth = d->Depth};
     CUresult result = one_side(d->srcMemoryType, d->srcHost, d->srcDevice, d->srcXInBytes, d->srcY, d->srcZ,
-                               d->srcPitch, d->srcHeight, size, &copy.source, &copy.source_side);
+                               d->srcPitch, d->srcHeight, size, &copy->source, &copy->source_side);
     if (result == CUDA_SUCCESS)
         result = one_side(d->dstMemoryType, d->dstHost, d->dstDevice, d->dstXInBytes, d->dstY, d->dstZ, d->dstPitch,
-                          d->dstHeight, size, &copy.target, &copy.target_side);
+                          d->dstHeight, size, &copy->target, &copy->target_side);
+    return result;
+}
+
+/* The peer form has the same layout but for the two context words, which a device of its own kind does not need. */
+static CUresult solid(const CUDA_MEMCPY3D *d, CUstream stream, int is_async)
+{
+    struct sg_copy copy;
+    CUresult result = sg_copy_read(d, &copy);
     return result == CUDA_SUCCESS ? sg_copy(&copy, stream, is_async) : result;
 }
 

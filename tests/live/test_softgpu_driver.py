@@ -31,7 +31,7 @@ def test_streams_keep_their_order(softgpu: Path) -> None:
 
 def test_bad_arguments_get_the_drivers_codes(softgpu: Path) -> None:
     assert "refused" in run(softgpu, "errors.py")
-    unsupported = {"cuGraphCreate": 1, "cuLaunchKernelEx": 2, "cuStreamSetAttribute": 2}
+    unsupported = {"cuGraphicsUnregisterResource": 1, "cuLaunchKernelEx": 2, "cuStreamSetAttribute": 2}
     assert manage.inspect(softgpu, 0)["unsupported"] == unsupported
 
 

@@ -1,0 +1,454 @@
+/* Random graphs, explicit and captured: every node's effect comes after its dependencies', and nothing is left over. */
+#include "softgpu/graph.h"
+#include "softgpu_server.h"
+
+CUresult cuInit(unsigned int);
+CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
+CUresult cuMemFree_v2(CUdeviceptr);
+CUresult cuMemHostAlloc(void **, size_t, unsigned int);
+CUresult cuMemFreeHost(void *);
+CUresult cuMemGetInfo_v2(size_t *, size_t *);
+CUresult cuCtxSynchronize(void);
+CUresult cuModuleLoadData(CUmodule *, const void *);
+CUresult cuModuleGetFunction(CUfunction *, CUmodule, const char *);
+CUresult cuStreamCreate(CUstream *, unsigned int);
+CUresult cuStreamSynchronize(CUstream);
+CUresult cuStreamWaitEvent(CUstream, CUevent, unsigned int);
+CUresult cuEventCreate(CUevent *, unsigned int);
+CUresult cuEventRecord(CUevent, CUstream);
+CUresult cuLaunchHostFunc(CUstream, CUhostFn, void *);
+CUresult cuMemsetD32Async(CUdeviceptr, unsigned int, size_t, CUstream);
+CUresult cuMemcpyAsync(CUdeviceptr, CUdeviceptr, size_t, CUstream);
+CUresult cuStreamBeginCapture_v2(CUstream, CUstreamCaptureMode);
+CUresult cuStreamEndCapture(CUstream, CUgraph *);
+CUresult cuGraphCreate(CUgraph *, unsigned int);
+CUresult cuGraphDestroy(CUgraph);
+CUresult cuGraphClone(CUgraph *, CUgraph);
+CUresult cuGraphAddNode_v2(CUgraphNode *, CUgraph, const CUgraphNode *, const CUgraphEdgeData *, size_t,
+                           CUgraphNodeParams *);
+CUresult cuGraphDestroyNode(CUgraphNode);
+CUresult cuGraphAddDependencies(CUgraph, const CUgraphNode *, const CUgraphNode *, size_t);
+CUresult cuGraphRemoveDependencies(CUgraph, const CUgraphNode *, const CUgraphNode *, size_t);
+CUresult cuGraphGetEdges(CUgraph, CUgraphNode *, CUgraphNode *, size_t *);
+CUresult cuGraphInstantiateWithFlags(CUgraphExec *, CUgraph, unsigned long long);
+CUresult cuGraphExecUpdate_v2(CUgraphExec, CUgraph, CUgraphExecUpdateResultInfo *);
+CUresult cuGraphExecDestroy(CUgraphExec);
+CUresult cuGraphNodeSetEnabled(CUgraphExec, CUgraphNode, unsigned int);
+CUresult cuGraphLaunch(CUgraphExec, CUstream);
+CUresult cuGraphUpload(CUgraphExec, CUstream);
+CUresult cuDeviceGetGraphMemAttribute(CUdevice, CUgraphMem_attribute, void *);
+CUresult cuUserObjectCreate(CUuserObject *, void *, CUhostFn, unsigned int, unsigned int);
+CUresult cuGraphRetainUserObject(CUgraph, CUuserObject, unsigned int, unsigned int);
+
+enum { NODES = 60, ROUNDS = 150, STREAMS = 3, CALLS = 30000, PLACES = 8, LONG = 3000 };
+
+static uint64_t state = 88172645463325252u;
+static CUcontext context;
+static CUfunction timed;
+static CUstream streams[STREAMS];
+static int ended; /* user objects */
+
+static uint64_t dice(uint64_t below)
+{
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return state % below;
+}
+
+#define OK(call) EXPECT_EQ(call, CUDA_SUCCESS)
+
+/* Host functions note the order in which they run: one thread runs them all. */
+struct ran {
+    int times;
+    uint64_t at;
+};
+static uint64_t clock_of_runs;
+
+static void note(void *data)
+{
+    struct ran *ran = data;
+    ran->times++;
+    ran->at = ++clock_of_runs;
+}
+
+static void count_end(void *data)
+{
+    (void)data;
+    __atomic_fetch_add(&ended, 1, __ATOMIC_RELAXED);
+}
+
+struct drawn {
+    CUgraph graph;
+    CUgraphNode nodes[NODES];
+    uint8_t before[NODES][NODES];
+    struct ran ran[NODES];
+    int is_host[NODES], count;
+};
+
+static CUgraphNodeParams some_params(struct ran *ran, int *is_host, CUdeviceptr scratch)
+{
+    static uint64_t duration_ns = 100;
+    static void *values[] = {&duration_ns};
+    *is_host = 0;
+    switch (dice(6)) {
+    case 0:
+        return (CUgraphNodeParams){.type = CU_GRAPH_NODE_TYPE_KERNEL,
+                                   .kernel = {timed, 1, 1, 1, 32, 1, 1, 0, values, NULL, NULL, NULL}};
+    case 1:
+        return (CUgraphNodeParams){.type = CU_GRAPH_NODE_TYPE_EMPTY};
+    case 2:
+        return (CUgraphNodeParams){.type = CU_GRAPH_NODE_TYPE_MEMSET, .memset = {scratch, 0, 7, 4, 8, 1, NULL}};
+    default:
+        *is_host = 1;
+        return (CUgraphNodeParams){.type = CU_GRAPH_NODE_TYPE_HOST, .host = {note, ran}};
+    }
+}
+
+/* Edges lead from lower to higher numbers; some are added afterwards, some taken away again, some nodes too. */
+static void draw(struct drawn *d, CUdeviceptr scratch)
+{
+    memset(d, 0, sizeof *d);
+    d->count = 1 + (int)dice(NODES);
+    OK(cuGraphCreate(&d->graph, 0));
+    uint64_t density = 1 + dice(8);
+    for (int i = 0; i < d->count; i++) {
+        CUgraphNode before[NODES];
+        size_t count = 0;
+        for (int k = 0; k < i; k++)
+            if (dice(10) < density && dice(3) == 0) {
+                before[count++] = d->nodes[k];
+                d->before[i][k] = 1;
+            }
+        CUgraphNodeParams params = some_params(&d->ran[i], &d->is_host[i], scratch);
+        OK(cuGraphAddNode_v2(&d->nodes[i], d->graph, before, NULL, count, &params));
+    }
+    for (int n = 0; n < d->count; n++) {
+        int to = (int)dice((uint64_t)d->count), from = to ? (int)dice((uint64_t)to) : 0;
+        if (to == from)
+            continue;
+        CUresult wanted = d->before[to][from] ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+        EXPECT_EQ(cuGraphAddDependencies(d->graph, &d->nodes[from], &d->nodes[to], 1), wanted);
+        if (dice(3) == 0)
+            OK(cuGraphRemoveDependencies(d->graph, &d->nodes[from], &d->nodes[to], 1));
+        d->before[to][from] = 1;
+        size_t edges = 0;
+        OK(cuGraphGetEdges(d->graph, NULL, NULL, &edges));
+        int listed = 0;
+        CUgraphNode *from_nodes = calloc(edges + 1, sizeof *from_nodes), *to_nodes = calloc(edges + 1, sizeof *to_nodes);
+        OK(cuGraphGetEdges(d->graph, from_nodes, to_nodes, &edges));
+        for (size_t e = 0; e < edges; e++)
+            listed |= from_nodes[e] == d->nodes[from] && to_nodes[e] == d->nodes[to];
+        d->before[to][from] = (uint8_t)listed;
+        free(from_nodes);
+        free(to_nodes);
+    }
+    if (dice(4) == 0) {
+        int gone = (int)dice((uint64_t)d->count);
+        OK(cuGraphDestroyNode(d->nodes[gone]));
+        d->is_host[gone] = 0;
+        for (int i = 0; i < d->count; i++)
+            d->before[i][gone] = d->before[gone][i] = 0;
+    }
+}
+
+/* A node that is no host function stands for what it depends on. */
+static void close_over(struct drawn *d)
+{
+    for (int i = 0; i < d->count; i++)
+        for (int k = 0; k < i; k++)
+            for (int m = 0; m < k && d->before[i][k]; m++)
+                d->before[i][m] |= d->before[k][m];
+}
+
+static void expect_order(const struct drawn *d, int times)
+{
+    for (int i = 0; i < d->count; i++) {
+        if (!d->is_host[i])
+            continue;
+        EXPECT_EQ(d->ran[i].times, times);
+        for (int k = 0; k < i; k++)
+            if (d->is_host[k] && d->before[i][k])
+                EXPECT(d->ran[k].at < d->ran[i].at);
+    }
+}
+
+static void explicit_graphs(CUdeviceptr scratch)
+{
+    static struct drawn d;
+    for (int round = 0; round < ROUNDS; round++) {
+        CUgraphExec exec;
+        CUgraph graph, parent = NULL;
+        CUgraphNode child;
+        draw(&d, scratch);
+        close_over(&d);
+        CUuserObject object;
+        OK(cuUserObjectCreate(&object, NULL, count_end, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC));
+        OK(cuGraphRetainUserObject(d.graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE));
+        graph = d.graph;
+        if (dice(3) == 0) {
+            CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_GRAPH, .graph = {.graph = d.graph}};
+            OK(cuGraphCreate(&parent, 0));
+            OK(cuGraphAddNode_v2(&child, parent, NULL, NULL, 0, &params));
+            graph = parent;
+        }
+        OK(cuGraphInstantiateWithFlags(&exec, graph, 0));
+        if (dice(2))
+            OK(cuGraphUpload(exec, streams[dice(STREAMS)]));
+        int times = 1 + (int)dice(3);
+        for (int n = 0; n < times; n++) {
+            OK(cuGraphLaunch(exec, streams[dice(STREAMS)]));
+            if (dice(3) == 0) {
+                CUgraphExecUpdateResultInfo info;
+                OK(cuGraphExecUpdate_v2(exec, graph, &info));
+            }
+        }
+        if (dice(2))
+            OK(cuCtxSynchronize());
+        OK(cuGraphExecDestroy(exec)); /* with launches in flight, or without */
+        OK(cuGraphDestroy(d.graph));
+        if (parent)
+            OK(cuGraphDestroy(parent));
+        OK(cuCtxSynchronize());
+        expect_order(&d, times);
+        EXPECT_EQ(__atomic_load_n(&ended, __ATOMIC_RELAXED), round + 1);
+    }
+}
+
+/* The same in captured streams: each keeps its own order, and a wait puts one behind another. */
+static void captured_graphs(void)
+{
+    static struct drawn d;
+    CUevent events[NODES];
+    for (int i = 0; i < NODES; i++)
+        OK(cuEventCreate(&events[i], CU_EVENT_DISABLE_TIMING));
+    for (int round = 0; round < ROUNDS; round++) {
+        int last[STREAMS] = {-1, -1, -1};
+        CUgraphExec exec;
+        memset(&d, 0, sizeof d);
+        d.count = 1 + (int)dice(NODES);
+        OK(cuStreamBeginCapture_v2(streams[0], (int)dice(3)));
+        OK(cuEventRecord(events[0], streams[0]));
+        for (int s = 1; s < STREAMS; s++)
+            OK(cuStreamWaitEvent(streams[s], events[0], 0));
+        for (int i = 0; i < d.count; i++) {
+            int s = (int)dice(STREAMS);
+            if (i && dice(3) == 0) { /* behind an earlier one: its event was recorded right after it */
+                int on = (int)dice((uint64_t)i);
+                OK(cuStreamWaitEvent(streams[s], events[on], 0));
+                d.before[i][on] = 1;
+            }
+            OK(cuLaunchHostFunc(streams[s], note, &d.ran[i]));
+            OK(cuEventRecord(events[i], streams[s]));
+            d.is_host[i] = 1;
+            if (last[s] >= 0)
+                d.before[i][last[s]] = 1;
+            last[s] = i;
+        }
+        for (int s = 1; s < STREAMS; s++)
+            if (last[s] >= 0)
+                OK(cuStreamWaitEvent(streams[0], events[last[s]], 0));
+        OK(cuStreamEndCapture(streams[0], &d.graph));
+        close_over(&d);
+        OK(cuGraphInstantiateWithFlags(&exec, d.graph, 0));
+        OK(cuGraphDestroy(d.graph));
+        OK(cuGraphLaunch(exec, streams[dice(STREAMS)]));
+        OK(cuGraphLaunch(exec, streams[dice(STREAMS)]));
+        OK(cuGraphExecDestroy(exec));
+        OK(cuCtxSynchronize());
+        expect_order(&d, 2);
+    }
+}
+
+/* Longer than the ring, deeper than a C stack would bear. */
+static void long_and_deep(CUdeviceptr scratch)
+{
+    CUgraph graph, inner = NULL;
+    CUgraphNode last = NULL, node;
+    CUgraphExec exec;
+    static struct ran ran;
+    OK(cuGraphCreate(&graph, 0));
+    for (int i = 0; i < LONG; i++) {
+        int is_host;
+        CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_HOST, .host = {note, &ran}};
+        if (i % 50)
+            do
+                params = some_params(&ran, &is_host, scratch);
+            while (is_host);
+        OK(cuGraphAddNode_v2(&node, graph, &last, NULL, i % 3 && last, &params));
+        last = node;
+    }
+    OK(cuGraphInstantiateWithFlags(&exec, graph, 0));
+    OK(cuGraphLaunch(exec, streams[0]));
+    OK(cuGraphLaunch(exec, streams[1]));
+    OK(cuGraphExecDestroy(exec));
+    OK(cuGraphDestroy(graph));
+    OK(cuCtxSynchronize());
+    EXPECT_EQ(ran.times, 2 * (LONG / 50));
+    for (int i = 0; i < 20000; i++) {
+        CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_HOST, .host = {note, &ran}};
+        OK(cuGraphCreate(&graph, 0));
+        if (inner)
+            params = (CUgraphNodeParams){.type = CU_GRAPH_NODE_TYPE_GRAPH,
+                                         .graph = {inner, CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE}};
+        OK(cuGraphAddNode_v2(&node, graph, NULL, NULL, 0, &params));
+        inner = graph;
+    }
+    OK(cuGraphClone(&graph, inner));
+    OK(cuGraphDestroy(inner));
+    OK(cuGraphInstantiateWithFlags(&exec, graph, 0));
+    OK(cuGraphDestroy(graph));
+    OK(cuGraphLaunch(exec, streams[0]));
+    OK(cuStreamSynchronize(streams[0]));
+    OK(cuGraphExecDestroy(exec));
+    EXPECT_EQ(ran.times, 2 * (LONG / 50) + 1);
+}
+
+/* Any call with any handle, dead or alive, is answered. */
+static void any_calls(CUdeviceptr scratch)
+{
+    static struct ran ran;
+    CUgraph graphs[PLACES] = {0}, found;
+    CUgraphNode nodes[PLACES] = {0};
+    CUgraphExec execs[PLACES] = {0};
+    for (int i = 0; i < CALLS; i++) {
+        CUgraph *graph = &graphs[dice(PLACES)];
+        CUgraphNode *node = &nodes[dice(PLACES)], *other = &nodes[dice(PLACES)];
+        CUgraphExec *exec = &execs[dice(PLACES)];
+        CUstream stream = streams[dice(STREAMS)];
+        int is_host;
+        CUgraphNodeParams params = some_params(&ran, &is_host, scratch);
+        if (dice(8) == 0)
+            params = (CUgraphNodeParams){.type = CU_GRAPH_NODE_TYPE_GRAPH,
+                                         .graph = {graphs[dice(PLACES)], (int)dice(3)}};
+        CUgraphExecUpdateResultInfo info;
+        switch (dice(16)) {
+        case 0:
+            cuGraphDestroy(*graph);
+            cuGraphCreate(graph, 0);
+            break;
+        case 1:
+            if (cuGraphClone(&found, graphs[dice(PLACES)]) == CUDA_SUCCESS) {
+                cuGraphDestroy(*graph);
+                *graph = found;
+            }
+            break;
+        case 2:
+            cuGraphDestroyNode(*node);
+            break;
+        case 3:
+            cuGraphAddDependencies(*graph, node, other, 1);
+            break;
+        case 4:
+            cuGraphRemoveDependencies(*graph, node, other, 1);
+            break;
+        case 5:
+            cuGraphExecDestroy(*exec);
+            cuGraphInstantiateWithFlags(exec, *graph, dice(3));
+            break;
+        case 6:
+            cuGraphExecUpdate_v2(*exec, *graph, &info);
+            break;
+        case 7:
+            cuGraphNodeSetEnabled(*exec, *node, (unsigned)dice(2));
+            break;
+        case 8:
+            cuGraphLaunch(*exec, stream);
+            break;
+        case 9:
+            cuStreamBeginCapture_v2(stream, (int)dice(4));
+            cuMemsetD32Async(scratch, 5, 8, streams[dice(STREAMS)]);
+            break;
+        case 10:
+            if (cuStreamEndCapture(stream, &found) == CUDA_SUCCESS)
+                cuGraphDestroy(found);
+            break;
+        case 11:
+            cuStreamSynchronize(stream);
+            break;
+        default:
+            cuGraphAddNode_v2(node, *graph, other, NULL, dice(2), &params);
+        }
+    }
+    for (int s = 0; s < STREAMS; s++)
+        if (cuStreamEndCapture(streams[s], &found) == CUDA_SUCCESS)
+            cuGraphDestroy(found);
+    OK(cuCtxSynchronize());
+    for (int i = 0; i < PLACES; i++) {
+        cuGraphExecDestroy(execs[i]);
+        cuGraphDestroy(graphs[i]);
+    }
+}
+
+/* Memory of graphs: there from its alloc node to its free node, each launch anew, and none when all is over. */
+static void memory_nodes(void)
+{
+    CUdeviceptr out;
+    cuuint64_t used = 1;
+    OK(cuMemAlloc_v2(&out, 64));
+    for (int round = 0; round < 20; round++) {
+        CUgraph graph;
+        CUgraphNode nodes[4];
+        CUgraphExec exec, second;
+        unsigned got[2] = {0, 0};
+        CUgraphNodeParams params = {
+            .type = CU_GRAPH_NODE_TYPE_MEM_ALLOC,
+            .alloc = {.poolProps = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}}, .bytesize = 1 << 20}};
+        OK(cuGraphCreate(&graph, 0));
+        OK(cuGraphAddNode_v2(&nodes[0], graph, NULL, NULL, 0, &params));
+        CUdeviceptr at = params.alloc.dptr;
+        params = (CUgraphNodeParams){.type = CU_GRAPH_NODE_TYPE_MEMSET,
+                                     .memset = {at, 0, (unsigned)round, 4, 8, 1, NULL}};
+        OK(cuGraphAddNode_v2(&nodes[1], graph, &nodes[0], NULL, 1, &params));
+        params = (CUgraphNodeParams){.type = CU_GRAPH_NODE_TYPE_MEMCPY,
+                                     .memcpy.copyParams = {.srcMemoryType = 4, .srcDevice = at, .dstMemoryType = 4,
+                                                           .dstDevice = out, .WidthInBytes = 8, .Height = 1, .Depth = 1}};
+        OK(cuGraphAddNode_v2(&nodes[2], graph, &nodes[1], NULL, 1, &params));
+        params = (CUgraphNodeParams){.type = CU_GRAPH_NODE_TYPE_MEM_FREE, .free = {at}};
+        OK(cuGraphAddNode_v2(&nodes[3], graph, &nodes[2], NULL, 1, &params));
+        EXPECT_EQ(cuGraphAddNode_v2(&nodes[3], graph, &nodes[2], NULL, 1, &params), CUDA_ERROR_INVALID_VALUE);
+        EXPECT_EQ(cuGraphClone(&(CUgraph){NULL}, graph), CUDA_ERROR_NOT_SUPPORTED);
+        OK(cuGraphInstantiateWithFlags(&exec, graph, 0));
+        EXPECT_EQ(cuGraphInstantiateWithFlags(&second, graph, 0), CUDA_ERROR_INVALID_VALUE);
+        for (int n = 0; n < 5; n++)
+            OK(cuGraphLaunch(exec, streams[n % STREAMS]));
+        OK(cuGraphExecDestroy(exec));
+        OK(cuGraphDestroy(graph));
+        OK(cuCtxSynchronize());
+        OK(cuMemcpyAsync((uintptr_t)got, out, sizeof got, streams[0]));
+        EXPECT_EQ(got[0], round);
+        OK(cuDeviceGetGraphMemAttribute(0, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, &used));
+        EXPECT_EQ(used, 0);
+    }
+    OK(cuMemFree_v2(out));
+}
+
+int main(void)
+{
+    struct test_server server;
+    CUmodule module;
+    CUdeviceptr scratch;
+    size_t free_bytes, total_bytes, after_bytes;
+    test_server_start(&server, "a100");
+    OK(cuInit(0));
+    OK(cuCtxCreate_v2(&context, 0, 0));
+    OK(cuModuleLoadData(&module, "softgpu-image 1\nkernel t\n params 8\n duration_param 0\n"));
+    OK(cuModuleGetFunction(&timed, module, "t"));
+    for (int i = 0; i < STREAMS; i++)
+        OK(cuStreamCreate(&streams[i], i == 2 ? 0 : CU_STREAM_NON_BLOCKING));
+    OK(cuMemGetInfo_v2(&free_bytes, &total_bytes));
+    OK(cuMemAlloc_v2(&scratch, 4096));
+    explicit_graphs(scratch);
+    captured_graphs();
+    memory_nodes();
+    long_and_deep(scratch);
+    any_calls(scratch);
+    OK(cuCtxSynchronize());
+    OK(cuMemFree_v2(scratch));
+    OK(cuMemGetInfo_v2(&after_bytes, &total_bytes));
+    EXPECT_EQ(after_bytes, free_bytes);
+    EXPECT(!sg_effects_pending());
+    OK(cuCtxDestroy_v2(context));
+    test_server_stop(&server);
+    return 0;
+}
