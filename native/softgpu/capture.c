@@ -108,7 +108,8 @@ void sg_capture_end(struct sg_capture *capture, int keeps_graph, struct sg_owned
         at = &(*at)->next;
     *at = capture->next;
     for (size_t i = 0; i < capture->member_count; i++)
-        capture->members[i].stream->capture = NULL;
+        if (capture->members[i].stream)
+            capture->members[i].stream->capture = NULL;
     capture->graph->capture = NULL;
     if (capture->is_own && !keeps_graph)
         sg_graph_end(capture->graph, released);
@@ -150,16 +151,12 @@ void sg_capture_forget(CUstream stream)
 {
     struct sg_capture *capture = stream->capture;
     struct sg_owneds released = {0};
-    capture->is_void = 1;
     if (stream == capture->origin) { /* nobody can end it any more */
         sg_capture_end(capture, 0, &released);
         free(released.at); /* a graph just captured owns nothing */
         return;
     }
-    struct sg_tips *tips = sg_capture_tips(stream);
-    free(tips->nodes);
-    free(tips->data);
-    *tips = capture->members[--capture->member_count];
+    sg_capture_tips(stream)->stream = NULL; /* what it left must still be joined */
     stream->capture = NULL;
 }
 
@@ -173,7 +170,7 @@ static int waits_for(const struct CUstream_st *legacy, const struct sg_capture *
 {
     for (size_t i = 0; i < capture->member_count; i++) {
         CUstream stream = capture->members[i].stream;
-        if (stream->context_id == legacy->context_id && !(stream->flags & CU_STREAM_NON_BLOCKING))
+        if (stream && stream->context_id == legacy->context_id && !(stream->flags & CU_STREAM_NON_BLOCKING))
             return 1;
     }
     return 0;
@@ -202,11 +199,13 @@ CUresult sg_capture_context(CUcontext context)
 {
     CUresult result = CUDA_SUCCESS;
     for (struct sg_capture *capture = captures; capture; capture = capture->next)
-        for (size_t i = 0; i < capture->member_count; i++)
-            if (capture->members[i].stream->context_id == context->object.id) {
-                capture->is_void = 1;
-                result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
-            }
+        for (size_t i = 0; i < capture->member_count; i++) {
+            CUstream stream = capture->members[i].stream;
+            if (!stream || stream->context_id != context->object.id)
+                continue;
+            capture->is_void = 1;
+            result = CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+        }
     return result;
 }
 

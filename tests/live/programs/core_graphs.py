@@ -1,0 +1,66 @@
+"""cuda-core's ways to graphs: a builder that captures, splits and joins, and definitions node by node."""
+
+from __future__ import annotations
+
+import numpy as np
+from cuda.bindings import driver
+from cuda.core import Device, LaunchConfig, LegacyPinnedMemoryResource, ObjectCode, launch
+from cuda.core.graph import GraphBuilder, GraphDefinition
+from face import IMAGE, ok
+
+device = Device()
+device.set_current()
+stream = device.create_stream()
+image = ObjectCode.from_cubin(IMAGE)
+fill, add = image.get_kernel("fill"), image.get_kernel("vecadd")
+config = LaunchConfig(grid=4, block=256)
+COUNT = np.uint64(1024)
+pinned = LegacyPinnedMemoryResource()
+a, b, c = (pinned.allocate(int(COUNT) * 4) for _ in range(3))
+result = np.from_dlpack(c).view(np.float32)
+
+# Two branches and their sum.
+builder = device.create_graph_builder().begin_building()
+left, right = builder.split(2)
+launch(left, config, fill, a, np.float32(2), COUNT)
+launch(right, config, fill, b, np.float32(3), COUNT)
+builder = GraphBuilder.join(left, right)
+launch(builder, config, add, a, b, c, COUNT)
+graph = builder.end_building().complete()
+graph.upload(stream)
+graph.launch(stream)
+stream.sync()
+assert (result == 5).all()
+
+
+def chain(value: float) -> GraphBuilder:
+    one = device.create_graph_builder().begin_building()
+    launch(one, config, fill, c, np.float32(value), COUNT)
+    return one.end_building()
+
+
+# A change of the whole, and a graph within a graph.
+graph = chain(6).complete()
+graph.update(chain(7))
+graph.launch(stream)
+stream.sync()
+assert (result == 7).all()
+outer = device.create_graph_builder().begin_building()
+outer.embed(chain(8))
+launch(outer, config, add, c, c, c, COUNT)
+graph = outer.end_building().complete()
+graph.launch(stream)
+stream.sync()
+assert (result == 16).all()
+
+# Node by node.
+definition = GraphDefinition()
+filled = definition.launch(config, fill, a, np.float32(20), COUNT)
+filled.launch(config, fill, b, np.float32(1), COUNT).launch(config, add, a, b, c, COUNT)
+assert len(definition.nodes()) == 3
+graph = definition.instantiate()
+graph.launch(stream)
+stream.sync()
+assert (result == 21).all()
+ok(driver.cuCtxSynchronize())
+print("core builds")
