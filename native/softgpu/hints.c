@@ -32,6 +32,8 @@ static CUresult prefetch(CUdeviceptr pointer, size_t bytes, CUstream handle)
     CUstream stream = sg_stream(context, handle);
     if (!stream)
         return sg_leave(CUDA_ERROR_INVALID_HANDLE);
+    if (stream->capture)
+        return sg_leave(sg_capture_refuse(stream));
     sg_leave(result);
     return advised(pointer, bytes);
 }
@@ -78,8 +80,11 @@ static CUresult attach(CUstream handle, CUdeviceptr pointer, unsigned flags)
 {
     ENTER(context);
     struct sg_memory *memory = sg_memory_at(pointer);
-    if (!sg_stream(context, handle))
+    CUstream stream = sg_stream(context, handle);
+    if (!stream)
         return sg_leave(CUDA_ERROR_INVALID_HANDLE);
+    if (stream->capture)
+        return sg_leave(sg_capture_refuse(stream));
     if (!memory || memory->kind != SG_MEMORY_MANAGED || !flags || flags > CU_MEM_ATTACH_SINGLE || (flags & (flags - 1)))
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
     return sg_leave(CUDA_SUCCESS);

@@ -1,46 +1,8 @@
 /* Random graphs, explicit and captured: every node's effect comes after its dependencies', and nothing is left over. */
-#include "softgpu/graph.h"
+#include "softgpu_graph_calls.h"
 #include "softgpu_server.h"
 
-CUresult cuInit(unsigned int);
-CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
-CUresult cuMemFree_v2(CUdeviceptr);
-CUresult cuMemHostAlloc(void **, size_t, unsigned int);
-CUresult cuMemFreeHost(void *);
-CUresult cuMemGetInfo_v2(size_t *, size_t *);
-CUresult cuCtxSynchronize(void);
-CUresult cuModuleLoadData(CUmodule *, const void *);
-CUresult cuModuleGetFunction(CUfunction *, CUmodule, const char *);
-CUresult cuStreamCreate(CUstream *, unsigned int);
-CUresult cuStreamSynchronize(CUstream);
-CUresult cuStreamWaitEvent(CUstream, CUevent, unsigned int);
-CUresult cuEventCreate(CUevent *, unsigned int);
-CUresult cuEventRecord(CUevent, CUstream);
-CUresult cuLaunchHostFunc(CUstream, CUhostFn, void *);
-CUresult cuMemsetD32Async(CUdeviceptr, unsigned int, size_t, CUstream);
-CUresult cuMemcpyAsync(CUdeviceptr, CUdeviceptr, size_t, CUstream);
-CUresult cuStreamBeginCapture_v2(CUstream, CUstreamCaptureMode);
-CUresult cuStreamEndCapture(CUstream, CUgraph *);
-CUresult cuGraphCreate(CUgraph *, unsigned int);
-CUresult cuGraphDestroy(CUgraph);
-CUresult cuGraphClone(CUgraph *, CUgraph);
-CUresult cuGraphAddNode_v2(CUgraphNode *, CUgraph, const CUgraphNode *, const CUgraphEdgeData *, size_t,
-                           CUgraphNodeParams *);
-CUresult cuGraphDestroyNode(CUgraphNode);
-CUresult cuGraphAddDependencies(CUgraph, const CUgraphNode *, const CUgraphNode *, size_t);
-CUresult cuGraphRemoveDependencies(CUgraph, const CUgraphNode *, const CUgraphNode *, size_t);
-CUresult cuGraphGetEdges(CUgraph, CUgraphNode *, CUgraphNode *, size_t *);
-CUresult cuGraphInstantiateWithFlags(CUgraphExec *, CUgraph, unsigned long long);
-CUresult cuGraphExecUpdate_v2(CUgraphExec, CUgraph, CUgraphExecUpdateResultInfo *);
-CUresult cuGraphExecDestroy(CUgraphExec);
-CUresult cuGraphNodeSetEnabled(CUgraphExec, CUgraphNode, unsigned int);
-CUresult cuGraphLaunch(CUgraphExec, CUstream);
-CUresult cuGraphUpload(CUgraphExec, CUstream);
-CUresult cuDeviceGetGraphMemAttribute(CUdevice, CUgraphMem_attribute, void *);
-CUresult cuUserObjectCreate(CUuserObject *, void *, CUhostFn, unsigned int, unsigned int);
-CUresult cuGraphRetainUserObject(CUgraph, CUuserObject, unsigned int, unsigned int);
-
-enum { NODES = 60, ROUNDS = 150, STREAMS = 3, CALLS = 30000, PLACES = 8, LONG = 3000 };
+enum { NODES = 60, ROUNDS = 80, STREAMS = 3, CALLS = 15000, PLACES = 8 };
 
 static uint64_t state = 88172645463325252u;
 static CUcontext context;
@@ -55,8 +17,6 @@ static uint64_t dice(uint64_t below)
     state ^= state << 17;
     return state % below;
 }
-
-#define OK(call) EXPECT_EQ(call, CUDA_SUCCESS)
 
 /* Host functions note the order in which they run: one thread runs them all. */
 struct ran {
@@ -260,54 +220,11 @@ static void captured_graphs(void)
     }
 }
 
-/* Longer than the ring, deeper than a C stack would bear. */
-static void long_and_deep(CUdeviceptr scratch)
-{
-    CUgraph graph, inner = NULL;
-    CUgraphNode last = NULL, node;
-    CUgraphExec exec;
-    static struct ran ran;
-    OK(cuGraphCreate(&graph, 0));
-    for (int i = 0; i < LONG; i++) {
-        int is_host;
-        CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_HOST, .host = {note, &ran}};
-        if (i % 50)
-            do
-                params = some_params(&ran, &is_host, scratch);
-            while (is_host);
-        OK(cuGraphAddNode_v2(&node, graph, &last, NULL, i % 3 && last, &params));
-        last = node;
-    }
-    OK(cuGraphInstantiateWithFlags(&exec, graph, 0));
-    OK(cuGraphLaunch(exec, streams[0]));
-    OK(cuGraphLaunch(exec, streams[1]));
-    OK(cuGraphExecDestroy(exec));
-    OK(cuGraphDestroy(graph));
-    OK(cuCtxSynchronize());
-    EXPECT_EQ(ran.times, 2 * (LONG / 50));
-    for (int i = 0; i < 20000; i++) {
-        CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_HOST, .host = {note, &ran}};
-        OK(cuGraphCreate(&graph, 0));
-        if (inner)
-            params = (CUgraphNodeParams){.type = CU_GRAPH_NODE_TYPE_GRAPH,
-                                         .graph = {inner, CU_GRAPH_CHILD_GRAPH_OWNERSHIP_MOVE}};
-        OK(cuGraphAddNode_v2(&node, graph, NULL, NULL, 0, &params));
-        inner = graph;
-    }
-    OK(cuGraphClone(&graph, inner));
-    OK(cuGraphDestroy(inner));
-    OK(cuGraphInstantiateWithFlags(&exec, graph, 0));
-    OK(cuGraphDestroy(graph));
-    OK(cuGraphLaunch(exec, streams[0]));
-    OK(cuStreamSynchronize(streams[0]));
-    OK(cuGraphExecDestroy(exec));
-    EXPECT_EQ(ran.times, 2 * (LONG / 50) + 1);
-}
-
 /* Any call with any handle, dead or alive, is answered. */
 static void any_calls(CUdeviceptr scratch)
 {
     static struct ran ran;
+    int launched = 0, captured = 0, updated = 0;
     CUgraph graphs[PLACES] = {0}, found;
     CUgraphNode nodes[PLACES] = {0};
     CUgraphExec execs[PLACES] = {0};
@@ -347,21 +264,23 @@ static void any_calls(CUdeviceptr scratch)
             cuGraphInstantiateWithFlags(exec, *graph, dice(3));
             break;
         case 6:
-            cuGraphExecUpdate_v2(*exec, *graph, &info);
+            updated += cuGraphExecUpdate_v2(*exec, *graph, &info) == CUDA_SUCCESS;
             break;
         case 7:
             cuGraphNodeSetEnabled(*exec, *node, (unsigned)dice(2));
             break;
         case 8:
-            cuGraphLaunch(*exec, stream);
+            launched += cuGraphLaunch(*exec, stream) == CUDA_SUCCESS;
             break;
         case 9:
             cuStreamBeginCapture_v2(stream, (int)dice(4));
             cuMemsetD32Async(scratch, 5, 8, streams[dice(STREAMS)]);
             break;
         case 10:
-            if (cuStreamEndCapture(stream, &found) == CUDA_SUCCESS)
+            if (cuStreamEndCapture(stream, &found) == CUDA_SUCCESS) {
+                captured++;
                 cuGraphDestroy(found);
+            }
             break;
         case 11:
             cuStreamSynchronize(stream);
@@ -374,53 +293,11 @@ static void any_calls(CUdeviceptr scratch)
         if (cuStreamEndCapture(streams[s], &found) == CUDA_SUCCESS)
             cuGraphDestroy(found);
     OK(cuCtxSynchronize());
+    EXPECT(launched > 50 && captured > 50 && updated > 10); /* it did get somewhere */
     for (int i = 0; i < PLACES; i++) {
         cuGraphExecDestroy(execs[i]);
         cuGraphDestroy(graphs[i]);
     }
-}
-
-/* Memory of graphs: there from its alloc node to its free node, each launch anew, and none when all is over. */
-static void memory_nodes(void)
-{
-    CUdeviceptr out;
-    cuuint64_t used = 1;
-    OK(cuMemAlloc_v2(&out, 64));
-    for (int round = 0; round < 20; round++) {
-        CUgraph graph;
-        CUgraphNode nodes[4];
-        CUgraphExec exec, second;
-        unsigned got[2] = {0, 0};
-        CUgraphNodeParams params = {
-            .type = CU_GRAPH_NODE_TYPE_MEM_ALLOC,
-            .alloc = {.poolProps = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}}, .bytesize = 1 << 20}};
-        OK(cuGraphCreate(&graph, 0));
-        OK(cuGraphAddNode_v2(&nodes[0], graph, NULL, NULL, 0, &params));
-        CUdeviceptr at = params.alloc.dptr;
-        params = (CUgraphNodeParams){.type = CU_GRAPH_NODE_TYPE_MEMSET,
-                                     .memset = {at, 0, (unsigned)round, 4, 8, 1, NULL}};
-        OK(cuGraphAddNode_v2(&nodes[1], graph, &nodes[0], NULL, 1, &params));
-        params = (CUgraphNodeParams){.type = CU_GRAPH_NODE_TYPE_MEMCPY,
-                                     .memcpy.copyParams = {.srcMemoryType = 4, .srcDevice = at, .dstMemoryType = 4,
-                                                           .dstDevice = out, .WidthInBytes = 8, .Height = 1, .Depth = 1}};
-        OK(cuGraphAddNode_v2(&nodes[2], graph, &nodes[1], NULL, 1, &params));
-        params = (CUgraphNodeParams){.type = CU_GRAPH_NODE_TYPE_MEM_FREE, .free = {at}};
-        OK(cuGraphAddNode_v2(&nodes[3], graph, &nodes[2], NULL, 1, &params));
-        EXPECT_EQ(cuGraphAddNode_v2(&nodes[3], graph, &nodes[2], NULL, 1, &params), CUDA_ERROR_INVALID_VALUE);
-        EXPECT_EQ(cuGraphClone(&(CUgraph){NULL}, graph), CUDA_ERROR_NOT_SUPPORTED);
-        OK(cuGraphInstantiateWithFlags(&exec, graph, 0));
-        EXPECT_EQ(cuGraphInstantiateWithFlags(&second, graph, 0), CUDA_ERROR_INVALID_VALUE);
-        for (int n = 0; n < 5; n++)
-            OK(cuGraphLaunch(exec, streams[n % STREAMS]));
-        OK(cuGraphExecDestroy(exec));
-        OK(cuGraphDestroy(graph));
-        OK(cuCtxSynchronize());
-        OK(cuMemcpyAsync((uintptr_t)got, out, sizeof got, streams[0]));
-        EXPECT_EQ(got[0], round);
-        OK(cuDeviceGetGraphMemAttribute(0, CU_GRAPH_MEM_ATTR_USED_MEM_CURRENT, &used));
-        EXPECT_EQ(used, 0);
-    }
-    OK(cuMemFree_v2(out));
 }
 
 int main(void)
@@ -440,8 +317,6 @@ int main(void)
     OK(cuMemAlloc_v2(&scratch, 4096));
     explicit_graphs(scratch);
     captured_graphs();
-    memory_nodes();
-    long_and_deep(scratch);
     any_calls(scratch);
     OK(cuCtxSynchronize());
     OK(cuMemFree_v2(scratch));
