@@ -1,4 +1,4 @@
-"""Memory of graphs: one address for good, memory behind it from alloc to free, and user objects kept as long as used."""
+"""Memory of graphs: one address, memory behind it from alloc to free; and user objects kept as long as used."""
 
 from __future__ import annotations
 
