@@ -227,14 +227,14 @@ CUresult sg_submit(CUstream stream, struct sg_slot *slot)
     static uint64_t orders;
     if (link->lost)
         return CUDA_ERROR_DEVICE_UNAVAILABLE;
-    CUresult allowed = may_submit(stream);
-    if (allowed != CUDA_SUCCESS)
-        return allowed;
-    if (is_full(link)) {
-        CUresult result = make_room(device);
-        if (result != CUDA_SUCCESS)
-            return result;
+    CUresult result = may_submit(stream);
+    while (result == CUDA_SUCCESS && is_full(link)) {
+        result = make_room(device);
+        if (result == CUDA_SUCCESS)
+            result = may_submit(stream); /* another may have taken its turn while this one waited */
     }
+    if (result != CUDA_SUCCESS)
+        return result;
     slot->stream = stream->model;
     slot->at_ns = sg_clock_ns();
     link->ring->slots[link->tail % SG_RING_SLOTS] = *slot;
