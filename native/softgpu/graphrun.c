@@ -106,12 +106,11 @@ CUresult sg_exec_launch(CUgraphExec exec, CUstream stream)
     result = sg_plan_for(exec, stream);
     if (result == CUDA_SUCCESS)
         result = behind_the_last(exec, stream);
-    if (result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS) {
         result = allocate(exec, stream);
-    if (result == CUDA_SUCCESS)
-        result = run(exec, stream);
-    if (exec->done) {
-        CUresult recorded = sg_event_record(exec->done, stream);
+        if (result == CUDA_SUCCESS)
+            result = run(exec, stream);
+        CUresult recorded = sg_event_record(exec->done, stream); /* of as much as there was */
         result = result == CUDA_SUCCESS ? recorded : result;
     }
     sg_stream_end_turn(stream);
