@@ -29,6 +29,9 @@ static CUresult add_read(CUstream stream, const CUgraphNodeParams *params)
 {
     struct sg_body body;
     CUresult result = sg_body_read(params, &body);
+    int is_memory = params->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC || params->type == CU_GRAPH_NODE_TYPE_MEM_FREE;
+    if (result == CUDA_SUCCESS && is_memory && stream->capture->graph->owner)
+        result = CUDA_ERROR_INVALID_VALUE; /* a child graph takes no more of them */
     if (result == CUDA_SUCCESS && params->type == CU_GRAPH_NODE_TYPE_MEM_FREE)
         sg_region_check_free(stream->capture->graph, &body, &result);
     if (result == CUDA_SUCCESS)

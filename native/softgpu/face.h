@@ -194,6 +194,7 @@ CUresult sg_stream_wait(CUstream stream);
 CUresult sg_stream_ready(CUstream stream); /* SUCCESS or NOT_READY */
 void sg_stream_end(CUstream stream);       /* of a stream without work */
 void sg_stream_retire(CUstream stream);    /* ends it once its work is done */
+void sg_stream_sweep(CUcontext context);   /* ends those whose work is done by now */
 CUresult sg_event_make(CUcontext context, unsigned flags, CUevent *made);
 void sg_event_end(CUevent event);
 CUresult sg_event_record(CUevent event, CUstream stream);

@@ -223,6 +223,7 @@ CUresult sg_plan_for(CUgraphExec exec, CUstream stream)
     if (exec->plan)
         sg_plan_end(exec->plan);
     exec->plan = NULL;
+    sg_stream_sweep(stream->context); /* of graphs that were destroyed with launches running */
     CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
     /* With no streams or events to be had all runs in the launch stream, one after the other. */
     for (uint32_t most = SG_BRANCHES; most && result != CUDA_SUCCESS; most = most > 1 ? 1 : 0) {

@@ -110,7 +110,7 @@ void sg_stream_end(CUstream stream)
 }
 
 /* Programs that make and destroy streams without ever synchronising would pile them up. */
-static void sweep(CUcontext context)
+void sg_stream_sweep(CUcontext context)
 {
     for (CUstream stream = sg_each(SG_STREAM, NULL); stream; stream = sg_each(SG_STREAM, stream))
         if (stream->is_ending && stream->context_id == context->object.id && sg_stream_ready(stream) != CUDA_SUCCESS)
@@ -136,7 +136,7 @@ static CUresult create(CUstream *made, unsigned flags, int priority)
         return result;
     if (!made || (flags & ~(unsigned)CU_STREAM_NON_BLOCKING))
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
-    sweep(context);
+    sg_stream_sweep(context);
     return sg_leave(sg_stream_make(context, flags, priority, made));
 }
 

@@ -149,6 +149,33 @@ static void taking_turns(CUdeviceptr scratch)
     }
 }
 
+/* Graphs made and destroyed without end leave neither streams nor events behind. */
+static void one_after_the_other(CUdeviceptr scratch)
+{
+    int left = 0;
+    for (int round = 0; round < 300; round++) {
+        CUgraph graph;
+        CUgraphNode node;
+        CUgraphExec exec;
+        CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_MEMSET, .memset = {scratch, 0, 7, 4, 8, 1, NULL}};
+        OK(cuGraphCreate(&graph, 0));
+        for (int i = 0; i < SG_BRANCHES; i++)
+            OK(cuGraphAddNode_v2(&node, graph, NULL, NULL, 0, &params));
+        OK(cuGraphInstantiateWithFlags(&exec, graph, 0));
+        OK(cuGraphLaunch(exec, streams[0]));
+        OK(cuGraphExecDestroy(exec));
+        OK(cuGraphDestroy(graph));
+        OK(cuStreamSynchronize(streams[0]));
+    }
+    for (CUstream stream = sg_each(SG_STREAM, NULL); stream; stream = sg_each(SG_STREAM, stream))
+        left++;
+    EXPECT(left < 4 * SG_BRANCHES);
+    left = 0;
+    for (CUevent event = sg_each(SG_EVENT, NULL); event; event = sg_each(SG_EVENT, event))
+        left++;
+    EXPECT_EQ(left, 0);
+}
+
 int main(void)
 {
     struct test_server server;
@@ -164,6 +191,7 @@ int main(void)
     memory_nodes();
     long_and_deep(scratch);
     taking_turns(scratch);
+    one_after_the_other(scratch);
     OK(cuMemFree_v2(scratch));
     OK(cuMemGetInfo_v2(&after_bytes, &total_bytes));
     EXPECT_EQ(after_bytes, free_bytes);
