@@ -47,6 +47,7 @@ def test_memory_of_graphs_comes_and_goes_with_their_launches(softgpu: Path) -> N
 def test_cuda_core_builds_graphs(softgpu: Path) -> None:
     pytest.importorskip("cuda.core", reason="cuda-core is not installed (extra dev)")
     assert "core builds" in run(softgpu, "core_graphs.py")
+    expect_nothing_left(softgpu)
 
 
 def test_graphs_reach_over_contexts_and_outlive_them(softgpu: Path) -> None:

@@ -62,5 +62,30 @@ graph = definition.instantiate()
 graph.launch(stream)
 stream.sync()
 assert (result == 21).all()
+
+# Memory of its own, functions on the host, and waits for events; what a callback needs lives as long as the graph.
+seen: list[float] = []
+definition = GraphDefinition()
+made = definition.allocate(int(COUNT) * 4)
+zeroed = made.memset(made.dptr, 0, int(COUNT) * 4)
+copied = zeroed.memcpy(c, made.dptr, int(COUNT) * 4)
+freed = copied.deallocate(made.dptr)
+event = stream.device.create_stream().record()
+freed.wait(event).callback(lambda: seen.append(float(result[0])))
+graph = definition.instantiate()
+del definition, made, zeroed, copied, freed
+for _ in range(2):
+    graph.launch(stream)
+stream.sync()
+assert seen == [0.0, 0.0]
+builder = device.create_graph_builder().begin_building()
+launch(builder, config, fill, c, np.float32(30), COUNT)
+builder.callback(lambda: seen.append(float(result[0])))
+graph = builder.end_building().complete()
+builder.close()
+graph.launch(stream)
+graph.close()  # in flight
+stream.sync()
+assert seen == [0.0, 0.0, 30.0]
 ok(driver.cuCtxSynchronize())
 print("core builds")
