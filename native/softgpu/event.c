@@ -188,9 +188,9 @@ API CUresult cuEventSynchronize(CUevent event)
     CUresult result = enter_event(event);
     if (result != CUDA_SUCCESS)
         return result;
-    if (event->context->device->link.lost)
-        return sg_leave(CUDA_ERROR_DEVICE_UNAVAILABLE);
-    result = sg_capture_event(event);
+    result = sg_trouble(&event->context->device->link);
+    if (result == CUDA_SUCCESS)
+        result = sg_capture_event(event);
     return sg_leave(result == CUDA_SUCCESS ? sg_event_wait(event) : result);
 }
 
