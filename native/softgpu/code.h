@@ -100,6 +100,10 @@ CUresult sg_attribute_known(int attribute);
 /* The whole file with a zero behind it; NULL: not to be had. The caller frees it. */
 char *sg_file_read(const char *path, size_t *bytes);
 void sg_module_end(struct CUmod_st *module);
+CUresult sg_launch_check(const struct sg_device *device, const struct CUfunc_st *function, const unsigned grid[3],
+                         const unsigned block[3], unsigned shared_bytes);
+/* Where each parameter's value lies, in whichever way they were given. */
+CUresult sg_launch_params(const struct sg_kernel *kernel, void **params, void **extra, const void **values);
 void sg_variables_end(struct CUmod_st *module);
 CUresult sg_function_launch(CUcontext context, struct CUfunc_st *function, const unsigned grid[3],
                             const unsigned block[3], unsigned shared_bytes, CUstream stream, void **params,

@@ -65,8 +65,11 @@ void sg_context_destroy(CUcontext context)
     sg_effects_drop_context(id);
     sg_ask(&context->device->link, &request, &reply);
     for (CUstream stream = sg_each(SG_STREAM, NULL); stream; stream = sg_each(SG_STREAM, stream))
-        if (stream->context_id == id)
+        if (stream->context_id == id) {
+            if (stream->capture)
+                sg_capture_forget(stream);
             sg_unmake(SG_STREAM, stream);
+        }
     for (CUevent event = sg_each(SG_EVENT, NULL); event; event = sg_each(SG_EVENT, event))
         if (event->context_id == id)
             sg_unmake(SG_EVENT, event);

@@ -165,8 +165,10 @@ static void fill_box(const struct sg_effect *effect)
 /* Unless its context took it along and something else lies there by now. */
 static void end_memory(uint64_t address)
 {
-    const struct sg_memory *memory = sg_memory_at(address);
-    if (memory && memory->is_ending)
+    struct sg_memory *memory = sg_memory_at(address);
+    if (memory && memory->kept)
+        memory->kept--;
+    else if (memory && memory->is_ending)
         sg_memory_drop(address);
 }
 

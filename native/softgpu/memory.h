@@ -17,6 +17,8 @@ struct sg_memory {
     unsigned flags;
     int is_ending; /* freed in stream order, its turn still to come */
     int is_variable; /* of a module or an array: goes with it, cannot be freed */
+    int is_of_graph; /* its address belongs to a graph and stays when the memory goes */
+    uint32_t kept;   /* frees still to come that a later launch of its graph has overtaken */
 };
 
 struct sg_memory *sg_memory_at(uint64_t address); /* the one that holds this address; NULL: none */
@@ -24,6 +26,11 @@ struct sg_memory *sg_memory_at(uint64_t address); /* the one that holds this add
 int sg_memory_covers(uint64_t address, uint64_t bytes);
 CUresult sg_memory_make(CUcontext context, uint64_t bytes, enum sg_memory_kind kind, unsigned flags, uint64_t *address);
 CUresult sg_memory_register(CUcontext context, uint64_t address, uint64_t bytes, unsigned flags);
+/* Device memory at an address that is already taken from the arena. */
+CUresult sg_memory_place(CUcontext context, uint64_t address, uint64_t bytes);
+uint64_t sg_memory_taken(uint64_t bytes); /* what an allocation of that size takes; 0: too much */
+CUresult sg_memory_free_in(CUstream stream, struct sg_memory *memory); /* in stream order */
+void sg_graph_memory_book(const struct sg_device *device, int64_t bytes);
 void sg_memory_drop(uint64_t address);
 void sg_memory_drop_context(CUcontext context);
 /* Waits for every context: whatever still is to touch some memory has then done so. */
@@ -102,6 +109,9 @@ struct sg_effect {
         } event;
     };
 };
+
+CUresult sg_fill_submit(const struct sg_box *target, uint64_t width, uint64_t height, uint32_t value,
+                        uint32_t element_bytes, CUstream stream);
 
 /* Remembers it for the stream's latest submission. */
 CUresult sg_effect_add(CUstream stream, const struct sg_effect *effect);
