@@ -70,7 +70,7 @@ API CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int 
 }
 
 /* Waits for every context: whatever still is to touch some memory has then done so. */
-static CUresult all_quiet(CUcontext current)
+CUresult sg_all_quiet(CUcontext current)
 {
     CUresult result = CUDA_SUCCESS;
     for (CUcontext each = sg_each(SG_CONTEXT, NULL); each; each = sg_each(SG_CONTEXT, each)) {
@@ -85,10 +85,12 @@ static CUresult all_quiet(CUcontext current)
 static CUresult release(CUcontext context, uint64_t address, int is_host)
 {
     struct sg_memory *memory = sg_memory_at(address);
-    if (!memory || memory->start != address || (memory->kind == SG_MEMORY_HOST) != is_host ||
-        memory->kind == SG_MEMORY_REGISTERED || memory->is_ending || memory->is_variable)
+    /* What a pool of host memory gave is freed as what any pool gave. */
+    if (!memory || memory->start != address || (memory->kind == SG_MEMORY_HOST && !memory->pool) != is_host ||
+        memory->kind == SG_MEMORY_REGISTERED || memory->is_ending || memory->is_variable || memory->physical ||
+        memory->opened)
         return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = all_quiet(context);
+    CUresult result = sg_all_quiet(context);
     if (result == CUDA_SUCCESS)
         sg_memory_drop(address);
     return result;
@@ -101,7 +103,7 @@ static CUresult enter_for(uint64_t address, CUcontext *context)
     if (result != CUDA_SUCCESS)
         return result;
     struct sg_memory *memory = sg_current() ? NULL : sg_memory_at(address);
-    if (memory) {
+    if (memory && memory->context) {
         *context = memory->context;
         return CUDA_SUCCESS;
     }
@@ -206,7 +208,7 @@ API CUresult cuMemHostUnregister(void *host)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
     if (!memory || memory->kind != SG_MEMORY_REGISTERED || memory->start != (uintptr_t)host)
         return sg_leave(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
-    result = all_quiet(context);
+    result = sg_all_quiet(context);
     if (result == CUDA_SUCCESS)
         sg_memory_drop((uintptr_t)host);
     return sg_leave(result);

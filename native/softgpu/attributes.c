@@ -51,7 +51,9 @@ static const int fixed[LAST + 1] = {
     [91] = 1,   /* host pointers of registered memory */
     [95] = 1,   /* cooperative launch */
     [99] = 1,   /* host register */
-    [115] = 1,  /* memory pools */
+    [102] = 1, [103] = 1, /* virtual memory, exported as file descriptors */
+    [115] = 1, [119] = 1, /* memory pools, likewise */
+    [125] = 1,  /* events between processes */
     [129] = 1,  /* unified function pointers: entry points only */
     [131] = -1, [134] = -1, /* no NUMA node of its own */
 };

@@ -126,9 +126,36 @@ CUresult sg_callbacks_start(void)
     return CUDA_SUCCESS;
 }
 
-static CUresult add(CUstream handle, CUhostFn function, CUstreamCallback callback, void *data)
+/* Under the lock. */
+static CUresult submit(CUstream stream, CUstream handle, CUhostFn function, CUstreamCallback callback, void *data)
 {
     static uint64_t numbers;
+    CUresult result = sg_callbacks_start();
+    if (result != CUDA_SUCCESS)
+        return result;
+    struct sg_slot slot = {.kind = SG_SLOT_HOST, .value = ++numbers};
+    struct sg_effect effect = {
+        .kind = SG_EFFECT_HOST,
+        .host = {function, callback, handle, data, slot.value, stream->context->device},
+    };
+    result = sg_submit(stream, &slot);
+    return result == CUDA_SUCCESS ? sg_effect_add(stream, &effect) : result;
+}
+
+static void nothing_more(void *data)
+{
+    (void)data;
+}
+
+CUresult sg_host_barrier(CUstream stream)
+{
+    CUresult result = submit(stream, stream, nothing_more, NULL, NULL);
+    sg_callbacks_poke();
+    return result;
+}
+
+static CUresult add(CUstream handle, CUhostFn function, CUstreamCallback callback, void *data)
+{
     CUcontext context;
     CUresult result = sg_enter_context(&context);
     if (result != CUDA_SUCCESS)
@@ -138,17 +165,7 @@ static CUresult add(CUstream handle, CUhostFn function, CUstreamCallback callbac
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
     if (!stream)
         return sg_leave(CUDA_ERROR_INVALID_HANDLE);
-    result = sg_callbacks_start();
-    if (result != CUDA_SUCCESS)
-        return sg_leave(result);
-    struct sg_slot slot = {.kind = SG_SLOT_HOST, .value = ++numbers};
-    struct sg_effect effect = {
-        .kind = SG_EFFECT_HOST,
-        .host = {function, callback, handle, data, slot.value, stream->context->device},
-    };
-    result = sg_submit(stream, &slot);
-    if (result == CUDA_SUCCESS)
-        result = sg_effect_add(stream, &effect);
+    result = submit(stream, handle, function, callback, data);
     sg_leave(result);
     sg_callbacks_poke();
     return result;

@@ -27,6 +27,7 @@ API CUresult cuEventCreate(CUevent *made, unsigned int flags)
     event->context_id = context->object.id;
     event->model = context->spare_events[--context->spare_count];
     event->flags = flags;
+    event->is_shared = (flags & CU_EVENT_INTERPROCESS) != 0; /* records made before it is handed on count, too */
     *made = event;
     return sg_leave(CUDA_SUCCESS);
 }
@@ -42,14 +43,13 @@ API CUresult cuEventDestroy_v2(CUevent event)
         return sg_leave(CUDA_ERROR_INVALID_HANDLE);
     CUcontext home = event->context;
     const uint32_t room = sizeof home->spare_events / sizeof home->spare_events[0];
-    if (sg_alive(SG_CONTEXT, home) && home->object.id == event->context_id) {
-        if (home->spare_count < room) {
-            home->spare_events[home->spare_count++] = event->model;
-        } else {
-            struct sg_request request = {.kind = SG_EVENT_DESTROY, .a = event->model};
-            struct sg_reply reply;
-            sg_ask(&home->device->link, &request, &reply);
-        }
+    int has_home = sg_alive(SG_CONTEXT, home) && home->object.id == event->context_id;
+    if (has_home && home->spare_count < room && !event->is_shared) {
+        home->spare_events[home->spare_count++] = event->model;
+    } else if (has_home) { /* for one that was opened here, the server keeps it: it is another's */
+        struct sg_request request = {.kind = SG_EVENT_DESTROY, .a = event->model};
+        struct sg_reply reply;
+        sg_ask(&home->device->link, &request, &reply);
     }
     sg_unmake(SG_EVENT, event);
     return sg_leave(CUDA_SUCCESS);
@@ -60,7 +60,10 @@ CUresult sg_event_record(CUevent event, CUstream stream)
     struct sg_slot slot = {.kind = SG_SLOT_RECORD, .value = event->model};
     if (stream->context_id != event->context_id)
         return CUDA_ERROR_INVALID_HANDLE;
-    CUresult result = sg_submit(stream, &slot);
+    /* Another process that sees the record must see the memory written before it. */
+    CUresult result = event->is_shared ? sg_host_barrier(stream) : CUDA_SUCCESS;
+    if (result == CUDA_SUCCESS)
+        result = sg_submit(stream, &slot);
     if (result != CUDA_SUCCESS)
         return result;
     event->order = stream->order;
@@ -119,7 +122,7 @@ static CUresult wait_for(CUstream handle, CUevent event, unsigned flags)
         return sg_leave(CUDA_ERROR_INVALID_HANDLE);
     if (flags & ~(unsigned)CU_EVENT_WAIT_EXTERNAL)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
-    if (!event->order)
+    if (!event->order && !event->is_shared)
         return sg_leave(CUDA_SUCCESS);
     /* Two devices have two models and no common order: the host waits in the stream's stead. */
     if (stream->context->device != event->context->device)

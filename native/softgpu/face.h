@@ -20,7 +20,7 @@ enum {
 
 /* ---- handles: every one lies in a pool that is never unmapped, so a bogus one is told by its address ------- */
 
-enum sg_kind { SG_CONTEXT, SG_STREAM, SG_EVENT, SG_MODULE, SG_FUNCTION, SG_POOL, SG_KINDS };
+enum sg_kind { SG_CONTEXT, SG_STREAM, SG_EVENT, SG_MODULE, SG_FUNCTION, SG_POOL, SG_PHYSICAL, SG_KINDS };
 
 struct sg_object {
     uint32_t alive;
@@ -54,6 +54,7 @@ struct sg_extent {
 /* Address space for device memory: committed only where it is touched. */
 struct sg_arena {
     uint64_t start, bytes;
+    int is_shared; /* a file lies behind it */
     struct sg_extent *free;
     size_t free_count, free_room;
 };
@@ -110,6 +111,7 @@ struct CUevent_st {
     unsigned flags;
     uint64_t order, done_order; /* 0: never recorded */
     uint64_t slot;              /* slots of the ring up to the latest record */
+    int is_shared;              /* with other processes: only the server knows its latest record */
     struct CUstream_st *stream; /* where that is */
     uint64_t stream_id;
     struct {
@@ -117,12 +119,6 @@ struct CUevent_st {
     } foreseen;
 };
 
-struct CUmemPoolHandle_st {
-    struct sg_object object;
-    struct sg_device *device;
-    uint64_t release_bytes, used_bytes, used_high_bytes;
-    uint64_t switches[16];
-};
 
 /* ---- one lock for the face; waiting and running other people's functions happens outside of it --------------- */
 
@@ -161,6 +157,8 @@ int sg_in_callback(int set);                      /* set: 1 or 0, or -1 to ask *
 
 int sg_link_open(const char *path, struct sg_device *device);
 int sg_ask(struct sg_link *link, const struct sg_request *request, struct sg_reply *reply); /* 0, or -1: lost */
+/* With the descriptor that came beside the answer; -1: none did. */
+int sg_ask_for(struct sg_link *link, const struct sg_request *request, struct sg_reply *reply, int *descriptor);
 CUresult sg_result(int model_result);
 
 /* Puts one op into the ring; blocks while the ring is full. The lock is held, and given up while blocked. */
@@ -186,6 +184,8 @@ CUresult sg_stream_wait(CUstream stream);
 CUresult sg_stream_ready(CUstream stream); /* SUCCESS or NOT_READY */
 void sg_stream_end(CUstream stream);       /* of a stream without work */
 CUresult sg_event_wait(CUevent event);
+/* A place in the stream behind which nothing goes on before all memory is as it should be there. */
+CUresult sg_host_barrier(CUstream stream);
 CUresult sg_event_ready(CUevent event);
 CUresult sg_context_wait(CUcontext context);
 /* NULL, legacy and per-thread handles become streams; NULL when there is no such stream. */

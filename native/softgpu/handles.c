@@ -11,7 +11,8 @@ struct pool {
     uint32_t free_head; /* index plus one */
 };
 
-enum { SHIFT_CONTEXT = 11, SHIFT_STREAM = 8, SHIFT_EVENT = 7, SHIFT_MODULE = 7, SHIFT_FUNCTION = 7, SHIFT_POOL = 8 };
+enum { SHIFT_CONTEXT = 11, SHIFT_STREAM = 8, SHIFT_EVENT = 7, SHIFT_MODULE = 7, SHIFT_FUNCTION = 7, SHIFT_POOL = 8,
+       SHIFT_PHYSICAL = 8 };
 
 static struct pool pools[SG_KINDS] = {
     [SG_CONTEXT] = {.place_bytes = 1 << SHIFT_CONTEXT, .room = 4096},
@@ -20,6 +21,7 @@ static struct pool pools[SG_KINDS] = {
     [SG_MODULE] = {.place_bytes = 1 << SHIFT_MODULE, .room = 1 << 18},
     [SG_FUNCTION] = {.place_bytes = 1 << SHIFT_FUNCTION, .room = 1 << 20},
     [SG_POOL] = {.place_bytes = 1 << SHIFT_POOL, .room = 4096},
+    [SG_PHYSICAL] = {.place_bytes = 1 << SHIFT_PHYSICAL, .room = 1 << 20},
 };
 
 _Static_assert(sizeof(struct CUctx_st) <= 1 << SHIFT_CONTEXT, "a context fits its place");
@@ -28,6 +30,7 @@ _Static_assert(sizeof(struct CUevent_st) <= 1 << SHIFT_EVENT, "an event fits its
 _Static_assert(sizeof(struct CUmod_st) <= 1 << SHIFT_MODULE, "a module fits its place");
 _Static_assert(sizeof(struct CUfunc_st) <= 1 << SHIFT_FUNCTION, "a function fits its place");
 _Static_assert(sizeof(struct CUmemPoolHandle_st) <= 1 << SHIFT_POOL, "a pool fits its place");
+_Static_assert(sizeof(struct sg_physical) <= 1 << SHIFT_PHYSICAL, "physical memory fits its place");
 
 void *sg_make(enum sg_kind kind)
 {

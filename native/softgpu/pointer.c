@@ -3,6 +3,26 @@
 
 #include <string.h>
 
+/* What the current context's device may do there. */
+static int access_of(const struct sg_memory *memory)
+{
+    CUcontext context = sg_current();
+    const struct sg_device *device = sg_alive(SG_CONTEXT, context) ? context->device : memory->device;
+    uint32_t bit = UINT32_C(1) << device->ordinal, readers = UINT32_MAX, writers = UINT32_MAX;
+    if (memory->physical) {
+        readers = memory->readers;
+        writers = memory->writers;
+    } else if (memory->pool) {
+        readers = memory->pool->readers;
+        writers = memory->pool->writers;
+    } else if (memory->kind == SG_MEMORY_DEVICE && device != memory->device) {
+        readers = writers = context->peers >> memory->device->ordinal & 1 ? bit : 0;
+    }
+    return writers & bit   ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+           : readers & bit ? CU_MEM_ACCESS_FLAGS_PROT_READ
+                           : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+}
+
 static CUresult attribute_of(void *data, int attribute, uint64_t address)
 {
     struct sg_memory *memory = sg_memory_at(address);
@@ -11,7 +31,7 @@ static CUresult attribute_of(void *data, int attribute, uint64_t address)
     int is_host = memory->kind == SG_MEMORY_HOST || memory->kind == SG_MEMORY_REGISTERED;
     switch (attribute) {
     case CU_POINTER_ATTRIBUTE_CONTEXT:
-        *(CUcontext *)data = memory->context;
+        *(CUcontext *)data = memory->pool ? NULL : memory->context; /* a pool's memory is of no context */
         return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
         *(unsigned int *)data = is_host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
@@ -20,14 +40,20 @@ static CUresult attribute_of(void *data, int attribute, uint64_t address)
         *(CUdeviceptr *)data = address;
         return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-        if (memory->kind == SG_MEMORY_DEVICE)
+        if (memory->kind == SG_MEMORY_DEVICE || memory->physical)
             return CUDA_ERROR_INVALID_VALUE;
         *(void **)data = (void *)(uintptr_t)address;
         return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
-    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+        *(int *)data = memory->is_sync;
+        return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
+    case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
         *(int *)data = 0;
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+        *(int *)data = memory->kind == SG_MEMORY_DEVICE && !memory->pool && !memory->physical && !memory->opened &&
+                       !memory->is_variable;
         return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_BUFFER_ID:
         *(unsigned long long *)data = memory->id;
@@ -48,10 +74,21 @@ static CUresult attribute_of(void *data, int attribute, uint64_t address)
         *(int *)data = 1;
         return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
-        *(unsigned long long *)data = 0;
+        *(unsigned long long *)data = memory->physical ? (unsigned)memory->physical->props.requestedHandleTypes
+                                      : memory->pool   ? (unsigned)memory->pool->handle_types
+                                                       : 0;
         return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
-        *(int *)data = CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        *(int *)data = access_of(memory);
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
+        *(CUdeviceptr *)data = memory->start;
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
+        *(size_t *)data = memory->taken_bytes ? memory->taken_bytes : memory->bytes;
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID:
+        *(unsigned long long *)data = memory->physical ? memory->physical->object.id : memory->id;
         return CUDA_SUCCESS;
     case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
         *(CUmemoryPool *)data = memory->pool;
@@ -80,6 +117,9 @@ static size_t width_of(int attribute)
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
     case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
     case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
+    case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
+    case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
+    case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID:
         return 8;
     default:
         return 4;
@@ -113,7 +153,9 @@ API CUresult cuPointerSetAttribute(const void *value, CUpointer_attribute attrib
     CUresult result = sg_enter();
     if (result != CUDA_SUCCESS)
         return result;
-    if (!value || (int)attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS || !sg_memory_at(pointer))
+    struct sg_memory *memory = sg_memory_at(pointer);
+    if (!value || (int)attribute != CU_POINTER_ATTRIBUTE_SYNC_MEMOPS || !memory)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
+    memory->is_sync = *(const int *)value != 0; /* copies are seen in order here with or without it */
     return sg_leave(CUDA_SUCCESS);
 }

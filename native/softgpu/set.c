@@ -18,7 +18,7 @@ static CUresult set(uint64_t target, uint64_t pitch, uint32_t value, uint32_t el
     if (!width || !height)
         return sg_leave(CUDA_SUCCESS);
     if (__builtin_mul_overflow(height - 1, pitch, &total) || __builtin_add_overflow(total, row, &total) ||
-        !sg_memory_covers(target, total))
+        !sg_memory_allows(stream->context->device, target, total, 1))
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
     struct sg_slot slot = {.kind = SG_SLOT_COPY, .value = row * height, .how = CT_OP_MEMSET};
     struct sg_effect effect = {

@@ -151,6 +151,7 @@ CUresult sg_stream_wait(CUstream stream)
             stream->done_order = order;
     }
     sg_effects_apply(order);
+    sg_pools_settle();
     CUresult fault = stream->context->fault;
     if (stream->object.id == id && stream->object.alive && stream->is_ending && stream->done_order >= stream->order)
         sg_stream_end(stream);
@@ -196,7 +197,7 @@ static void saw(CUevent event, uint64_t order)
 CUresult sg_event_wait(CUevent event)
 {
     uint64_t order = event->order, id = event->object.id;
-    if (event->done_order < order) {
+    if (event->done_order < order || event->is_shared) {
         struct sg_question question = {
             .device = event->context->device,
             .target = SG_TARGET_EVENT,
@@ -207,12 +208,13 @@ CUresult sg_event_wait(CUevent event)
         CUresult result = sg_await(&question);
         if (result != CUDA_SUCCESS)
             return result;
-        if (event->object.id == id && event->order == order && event->done_order < order)
+        if (event->object.id == id && event->order == order && event->done_order < order && !event->is_shared)
             saw(event, order);
         else if (event->object.id == id && event->done_order < order)
-            event->done_order = order; /* recorded again meanwhile, perhaps elsewhere */
+            event->done_order = order; /* recorded again meanwhile, perhaps elsewhere or by another process */
     }
     sg_effects_apply(order);
+    sg_pools_settle();
     return event->context->fault;
 }
 
@@ -221,8 +223,9 @@ CUresult sg_event_ready(CUevent event)
     struct sg_device *device = event->context->device;
     if (device->link.lost)
         return CUDA_ERROR_DEVICE_UNAVAILABLE;
-    int answer = known(device, event->order, event->done_order, event->foreseen.order, event->foreseen.at_ns,
-                       event->foreseen.count);
+    int answer = event->is_shared ? -1
+                                  : known(device, event->order, event->done_order, event->foreseen.order,
+                                          event->foreseen.at_ns, event->foreseen.count);
     if (answer < 0) {
         struct sg_question question = {
             .device = device, .target = SG_TARGET_EVENT, .number = event->model, .slot = event->slot};
@@ -236,7 +239,8 @@ CUresult sg_event_ready(CUevent event)
     }
     if (!answer)
         return CUDA_ERROR_NOT_READY;
-    saw(event, event->order);
+    if (!event->is_shared)
+        saw(event, event->order);
     sg_effects_apply(event->order);
     return event->context->fault;
 }
@@ -257,5 +261,6 @@ CUresult sg_context_wait(CUcontext context)
             return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     }
     sg_effects_apply(last);
+    sg_pools_settle();
     return context->fault;
 }

@@ -24,6 +24,10 @@ STRUCTS = {
     "CUctxCreateParams": ["execAffinityParams", "numExecAffinityParams", "cigParams"],
     "CUmemPoolProps": ["allocType", "handleTypes", "location", "maxSize", "usage"],
     "CUmemAccessDesc": ["location", "flags"],
+    "CUmemAllocationProp": ["type", "requestedHandleTypes", "location", "win32HandleMetaData", "allocFlags"],
+    "CUmemPoolPtrExportData": ["reserved"],
+    "CUipcMemHandle": ["reserved"],
+    "CUipcEventHandle": ["reserved"],
     "CUmemLocation": ["type"],
     "CUuuid": ["bytes"],
     "CUstreamAttrValue": [],
@@ -59,8 +63,8 @@ def compiles(source: str, tmp_path: Path, *include: Path) -> None:
 
 
 def our_constants() -> dict[str, str]:
-    """Every enumerator and macro of abi.h and errors.def, with our number for it."""
-    text = (FACE / "abi.h").read_text()
+    """Every enumerator and macro of abi*.h and errors.def, with our number for it."""
+    text = "".join(header.read_text() for header in sorted(FACE.glob("abi*.h")))
     found = dict(re.findall(r"\b(CU_[A-Z0-9_]+) = (-?\w+)", text))
     found |= dict(re.findall(r"#define (CU_\w+) \(\(CUstream\)(\w+)\)", text))
     found |= dict(re.findall(r"ERROR\((\w+), (\d+),", (FACE / "errors.def").read_text()))
