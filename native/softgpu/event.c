@@ -46,7 +46,7 @@ API CUresult cuEventDestroy_v2(CUevent event)
     int has_home = sg_alive(SG_CONTEXT, home) && home->object.id == event->context_id;
     if (has_home && home->spare_count < room && !event->is_shared) {
         home->spare_events[home->spare_count++] = event->model;
-    } else if (has_home) { /* for one that was opened here, the server keeps it: it is another's */
+    } else if (has_home) { /* one that was opened here goes on where it is from */
         struct sg_request request = {.kind = SG_EVENT_DESTROY, .a = event->model};
         struct sg_reply reply;
         sg_ask(&home->device->link, &request, &reply);

@@ -251,8 +251,10 @@ static int decide(struct sg_server *server, int index, const struct sg_request *
     case SG_EVENTS_CREATE:
         return events_create(server, index, request, reply);
     case SG_EVENT_DESTROY:
-        return sg_owns(server->events, request->a, index) ? ct_device_event_destroy(device, (uint32_t)request->a)
-                                                          : CT_DEVICE_STALE;
+        if (sg_owns(server->events, request->a, index))
+            return ct_device_event_destroy(device, (uint32_t)request->a);
+        sg_event_close(server, request->a, index);
+        return CT_DEVICE_OK;
     case SG_EVENT_TIME:
         return sg_owns(server->events, request->a, index)
                    ? ct_device_event_time(device, (uint32_t)request->a, &reply->a)

@@ -118,7 +118,9 @@ int sg_share_answer(struct sg_server *server, int index, const struct sg_request
 void sg_share_leave(struct sg_server *server, int index);
 /* Whether the client may record, wait for or ask about the event: its own, or one that it opened. */
 int sg_uses_event(struct sg_server *server, uint64_t event, int index);
-void sg_share_start(void);
+/* The client is done with another's event. */
+void sg_event_close(struct sg_server *server, uint64_t event, int index);
+void sg_share_start(void); /* before the first of them */
 
 /* Sends an answer, and one with descriptors beside the words. -1: the client does not read. */
 int sg_say(struct sg_client *client, const void *words, size_t bytes);

@@ -218,12 +218,21 @@ int sg_uses_event(struct sg_server *server, uint64_t event, int index)
     return shared && is_user(shared, index);
 }
 
-/* A place whose event has ended is as good as a free one. */
+static int has_users(const struct sg_shared_event *event)
+{
+    for (int i = 0; i < SG_CONNECTIONS / 64; i++)
+        if (event->users[i])
+            return 1;
+    return 0;
+}
+
+/* A place whose event has ended is as good as a free one, when nobody is left to whom that event is complete. */
 static struct sg_shared_event *free_event(struct sg_server *server)
 {
     for (int i = 0; i < SG_SHARED_EVENTS; i++) {
         struct sg_shared_event *event = &server->shared_events[i];
-        if (event->handle && ct_device_event_query(server->device, event->handle) == CT_DEVICE_STALE) {
+        if (event->handle && !has_users(event) &&
+            ct_device_event_query(server->device, event->handle) == CT_DEVICE_STALE) {
             *event = (struct sg_shared_event){0};
             server->shared_event_count--;
         }
@@ -248,6 +257,13 @@ static int event_share(struct sg_server *server, int index, uint64_t handle, str
     }
     reply->a = event->token;
     return CT_DEVICE_OK;
+}
+
+void sg_event_close(struct sg_server *server, uint64_t handle, int index)
+{
+    struct sg_shared_event *event = shared_event_of(server, handle);
+    if (event)
+        event->users[index / 64] &= ~(UINT64_C(1) << (index % 64));
 }
 
 static int event_open(struct sg_server *server, int index, uint64_t handle, uint64_t token, struct sg_reply *reply)
