@@ -23,87 +23,10 @@ static int access_of(const struct sg_memory *memory)
                            : CU_MEM_ACCESS_FLAGS_PROT_NONE;
 }
 
-static CUresult attribute_of(void *data, int attribute, uint64_t address)
+static int is_ipc_capable(const struct sg_memory *memory)
 {
-    struct sg_memory *memory = sg_memory_at(address);
-    if (!memory)
-        return CUDA_ERROR_INVALID_VALUE;
-    int is_host = memory->kind == SG_MEMORY_HOST || memory->kind == SG_MEMORY_REGISTERED;
-    switch (attribute) {
-    case CU_POINTER_ATTRIBUTE_CONTEXT:
-        *(CUcontext *)data = memory->pool ? NULL : memory->context; /* a pool's memory is of no context */
-        return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
-        *(unsigned int *)data = is_host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
-        return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
-        *(CUdeviceptr *)data = address;
-        return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
-        if (memory->kind == SG_MEMORY_DEVICE || memory->physical)
-            return CUDA_ERROR_INVALID_VALUE;
-        *(void **)data = (void *)(uintptr_t)address;
-        return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
-        *(int *)data = memory->is_sync;
-        return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
-    case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
-        *(int *)data = 0;
-        return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
-        *(int *)data = memory->kind == SG_MEMORY_DEVICE && !memory->pool && !memory->physical && !memory->opened &&
-                       !memory->is_variable;
-        return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
-        *(unsigned long long *)data = memory->id;
-        return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
-        *(int *)data = memory->kind == SG_MEMORY_MANAGED;
-        return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
-        *(int *)data = memory->device->ordinal;
-        return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
-        *(CUdeviceptr *)data = memory->start;
-        return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
-        *(size_t *)data = memory->bytes;
-        return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_MAPPED:
-        *(int *)data = 1;
-        return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
-        *(unsigned long long *)data = memory->physical ? (unsigned)memory->physical->props.requestedHandleTypes
-                                      : memory->pool   ? (unsigned)memory->pool->handle_types
-                                                       : 0;
-        return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
-        *(int *)data = access_of(memory);
-        return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
-        *(CUdeviceptr *)data = memory->start;
-        return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
-        *(size_t *)data = memory->taken_bytes ? memory->taken_bytes : memory->bytes;
-        return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID:
-        *(unsigned long long *)data = memory->physical ? memory->physical->object.id : memory->id;
-        return CUDA_SUCCESS;
-    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
-        *(CUmemoryPool *)data = memory->pool;
-        return CUDA_SUCCESS;
-    default:
-        return CUDA_ERROR_INVALID_VALUE;
-    }
-}
-
-API CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr pointer)
-{
-    CUresult result = sg_enter();
-    if (result != CUDA_SUCCESS)
-        return result;
-    return sg_leave(data ? attribute_of(data, (int)attribute, pointer) : CUDA_ERROR_INVALID_VALUE);
+    return memory->kind == SG_MEMORY_DEVICE && !memory->pool && !memory->physical && !memory->opened &&
+           !memory->is_variable;
 }
 
 static size_t width_of(int attribute)
@@ -124,6 +47,99 @@ static size_t width_of(int attribute)
     default:
         return 4;
     }
+}
+
+static CUresult flag_of(int *data, int attribute, const struct sg_memory *memory)
+{
+    int is_host = memory->kind == SG_MEMORY_HOST || memory->kind == SG_MEMORY_REGISTERED;
+    switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE:
+        *data = is_host ? CU_MEMORYTYPE_HOST : CU_MEMORYTYPE_DEVICE;
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_SYNC_MEMOPS:
+        *data = memory->is_sync;
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_IS_MANAGED:
+        *data = memory->kind == SG_MEMORY_MANAGED;
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL:
+        *data = memory->device->ordinal;
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE:
+        *data = is_ipc_capable(memory);
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_MAPPED:
+        *data = 1;
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE:
+    case CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE:
+        *data = 0;
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_ACCESS_FLAGS:
+        *data = access_of(memory);
+        return CUDA_SUCCESS;
+    default:
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+}
+
+static CUresult word_of(uint64_t *data, int attribute, const struct sg_memory *memory, uint64_t address)
+{
+    switch (attribute) {
+    case CU_POINTER_ATTRIBUTE_CONTEXT: /* a pool's memory is of no context */
+        *data = memory->pool ? 0 : (uintptr_t)memory->context;
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_DEVICE_POINTER:
+        *data = address;
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_HOST_POINTER:
+        if (memory->kind == SG_MEMORY_DEVICE || memory->physical)
+            return CUDA_ERROR_INVALID_VALUE;
+        *data = address;
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_BUFFER_ID:
+        *data = memory->id;
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR:
+    case CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR:
+        *data = memory->start;
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_RANGE_SIZE:
+        *data = memory->bytes;
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_MAPPING_SIZE:
+        *data = memory->taken_bytes ? memory->taken_bytes : memory->bytes;
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:
+        *data = memory->physical ? (unsigned)memory->physical->props.requestedHandleTypes
+                : memory->pool   ? (unsigned)memory->pool->handle_types
+                                 : 0;
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE:
+        *data = (uintptr_t)memory->pool;
+        return CUDA_SUCCESS;
+    case CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID:
+        *data = memory->physical ? memory->physical->object.id : memory->id;
+        return CUDA_SUCCESS;
+    default:
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+}
+
+static CUresult attribute_of(void *data, int attribute, uint64_t address)
+{
+    const struct sg_memory *memory = sg_memory_at(address);
+    if (!memory)
+        return CUDA_ERROR_INVALID_VALUE;
+    return width_of(attribute) == 8 ? word_of(data, attribute, memory, address) : flag_of(data, attribute, memory);
+}
+
+API CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr pointer)
+{
+    CUresult result = sg_enter();
+    if (result != CUDA_SUCCESS)
+        return result;
+    return sg_leave(data ? attribute_of(data, (int)attribute, pointer) : CUDA_ERROR_INVALID_VALUE);
 }
 
 /* What an address does not have is 0 in this form, not an error. */

@@ -1,4 +1,4 @@
-"""A process that does with device memory what it is told, one call at a time: through the descriptor in its argument."""
+"""A process that does with device memory what it is told, call by call, through the descriptor in its argument."""
 
 from __future__ import annotations
 
