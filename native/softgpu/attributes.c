@@ -55,7 +55,8 @@ static const int fixed[LAST + 1] = {
     [115] = 1, [119] = 1, /* memory pools, likewise */
     [125] = 1,  /* events between processes */
     [129] = 1,  /* unified function pointers: entry points only */
-    [131] = -1, [134] = -1, /* no NUMA node of its own */
+    [131] = -1, /* no NUMA node of its own; the host is node 0 */
+    [141] = 1, [142] = 1, [144] = 1, [145] = 1, /* virtual memory and pools of the host */
 };
 
 static int from_preset(const struct sg_device *device, int attribute)

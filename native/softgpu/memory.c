@@ -46,7 +46,11 @@ struct sg_memory *sg_memory_next(const struct sg_memory *memory)
 static int is_allowed(const struct sg_memory *memory, const struct sg_device *device, int is_write)
 {
     uint32_t who = device ? UINT32_C(1) << device->ordinal : UINT32_MAX;
-    return !memory->physical || ((is_write ? memory->writers : memory->readers) & who);
+    if (memory->physical)
+        return ((is_write ? memory->writers : memory->readers) & who) != 0;
+    if (memory->pool && memory->kind == SG_MEMORY_DEVICE)
+        return ((is_write ? memory->pool->writers : memory->pool->readers) & who) != 0;
+    return 1;
 }
 
 /* Mappings that lie side by side are one piece to who uses them. */
@@ -118,6 +122,9 @@ static struct sg_arena *arena_of(struct sg_device *device, CUmemoryPool pool, en
 {
     if (pool && pool->share)
         return &pool->arena;
+    /* A pool may be of a device on which this process has no context. */
+    if (kind == SG_MEMORY_DEVICE && !device->arena.start)
+        sg_arena_open(&device->arena, device->config.memory_bytes);
     return kind == SG_MEMORY_DEVICE ? &device->arena : NULL;
 }
 

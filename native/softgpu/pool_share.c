@@ -14,6 +14,11 @@ struct exported {
 
 #define MAGIC UINT64_C(0x74656b6f6f707473)
 
+static enum sg_share_kind share_kind(enum sg_memory_kind kind)
+{
+    return kind == SG_MEMORY_HOST ? SG_SHARE_HOST_POOL : SG_SHARE_POOL;
+}
+
 static CUresult map_file(CUmemoryPool pool, int descriptor, uint64_t bytes)
 {
     void *start = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, descriptor, 0);
@@ -34,7 +39,7 @@ CUresult sg_pool_lay_in_file(CUmemoryPool pool)
 {
     uint64_t room = pool->device->config.memory_bytes;
     int descriptor;
-    CUresult result = sg_share_make(pool->device, 0, SG_SHARE_POOL, 0, room, &pool->share, &descriptor);
+    CUresult result = sg_share_make(pool->device, 0, share_kind(pool->kind), 0, room, &pool->share, &descriptor);
     if (result != CUDA_SUCCESS)
         return result;
     result = map_file(pool, descriptor, room);
@@ -61,7 +66,7 @@ API CUresult cuMemPoolExportToShareableHandle(void *handle, CUmemoryPool pool, C
     int descriptor;
     if (!handle || flags || !pool->share || (int)type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
-    result = sg_share_open(pool->device, pool->share, 0, SG_SHARE_POOL, &reply, &descriptor);
+    result = sg_share_open(pool->device, pool->share, 0, share_kind(pool->kind), &reply, &descriptor);
     if (result == CUDA_SUCCESS)
         *(int *)handle = descriptor;
     return sg_leave(result);
@@ -81,10 +86,15 @@ API CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *made, void *handle
     struct sg_device *device = sg_share_named((int)(intptr_t)handle, &share, &token);
     if (!device)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
-    result = sg_share_open(device, share, token, SG_SHARE_POOL, &reply, &descriptor);
+    enum sg_memory_kind kind = SG_MEMORY_DEVICE;
+    result = sg_share_open(device, share, token, share_kind(kind), &reply, &descriptor);
+    if (result == CUDA_ERROR_INVALID_HANDLE) {
+        kind = SG_MEMORY_HOST;
+        result = sg_share_open(device, share, token, share_kind(kind), &reply, &descriptor);
+    }
     if (result != CUDA_SUCCESS)
         return sg_leave(result == CUDA_ERROR_INVALID_HANDLE ? CUDA_ERROR_INVALID_VALUE : result);
-    CUmemoryPool pool = sg_pool_make(device, SG_MEMORY_DEVICE);
+    CUmemoryPool pool = sg_pool_make(device, kind);
     result = pool ? map_file(pool, descriptor, reply.b) : CUDA_ERROR_OUT_OF_MEMORY;
     close(descriptor);
     if (result != CUDA_SUCCESS) {
@@ -135,6 +145,7 @@ API CUresult cuMemPoolImportPointer(CUdeviceptr *pointer, CUmemoryPool pool, CUm
     struct sg_memory *memory = sg_memory_insert(NULL, pool->device, start, exported.bytes);
     if (!memory)
         return sg_leave(CUDA_ERROR_OUT_OF_MEMORY);
+    memory->kind = pool->kind;
     memory->taken_bytes = exported.taken_bytes;
     memory->pool = pool;
     pool->used_bytes += memory->taken_bytes;

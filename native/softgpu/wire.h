@@ -90,7 +90,7 @@ enum sg_request_kind {
     SG_EVENT_OPEN = 37,   /* a: event, b: token -> this client may use it; c: 1 if it is its own */
 };
 
-enum sg_share_kind { SG_SHARE_ALLOCATION = 1, SG_SHARE_PHYSICAL = 2, SG_SHARE_POOL = 3 };
+enum sg_share_kind { SG_SHARE_ALLOCATION = 1, SG_SHARE_PHYSICAL = 2, SG_SHARE_POOL = 3, SG_SHARE_HOST_POOL = 4 };
 
 enum sg_target {
     SG_TARGET_STREAM = 1, /* its last op; the answer names that op, so that later questions mean the same one */

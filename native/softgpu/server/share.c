@@ -44,10 +44,8 @@ static int client_give(struct sg_server *server, int index, uint64_t bytes)
 
 static struct sg_share *share_of(struct sg_server *server, uint64_t id)
 {
-    for (int i = 0; id && i < SG_SHARES; i++)
-        if (server->shares[i].id == id)
-            return &server->shares[i];
-    return NULL;
+    struct sg_share *share = &server->shares[id % SG_SHARES];
+    return id && share->id == id ? share : NULL;
 }
 
 static struct sg_share *free_place(struct sg_server *server, int index)
@@ -101,11 +99,11 @@ static int share_make(struct sg_server *server, int index, const struct sg_reque
     uint64_t most = ct_device_config(server->device)->memory_bytes + UNIT;
     uint32_t kind = (uint32_t)request->c, context = (uint32_t)(request->c >> 32);
     struct sg_share *share = free_place(server, index);
-    if (!request->b || request->b > most || request->a > most || kind < SG_SHARE_ALLOCATION || kind > SG_SHARE_POOL)
+    if (!request->b || request->b > most || request->a > most || kind < SG_SHARE_ALLOCATION || kind > SG_SHARE_HOST_POOL)
         return CT_DEVICE_INVALID;
     if (!share)
         return CT_DEVICE_FULL;
-    struct sg_share made = {.id = ++server->share_serial, .bytes = request->a, .file_bytes = request->b,
+    struct sg_share made = {.id = ++server->share_serial * SG_SHARES + (uint64_t)(share - server->shares), .bytes = request->a, .file_bytes = request->b,
                             .kind = (int)kind, .owner = index};
     made.holds[index] = 1;
     if (getrandom(&made.token, sizeof made.token, 0) != sizeof made.token)

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from cuda.core import Device, DeviceMemoryResource, VirtualMemoryResource, VirtualMemoryResourceOptions
+import ctypes
+
+from cuda.core import (
+    Device,
+    DeviceMemoryResource,
+    ManagedMemoryResource,
+    PinnedMemoryResource,
+    PinnedMemoryResourceOptions,
+    VirtualMemoryResource,
+    VirtualMemoryResourceOptions,
+)
 
 device = Device()
 device.set_current()
@@ -26,4 +36,15 @@ one.close(stream)
 two.close(stream)
 stream.sync()
 assert pool.attributes.used_mem_current == 0
+
+pinned = PinnedMemoryResource(PinnedMemoryResourceOptions(ipc_enabled=True))
+for host in (PinnedMemoryResource(), pinned, ManagedMemoryResource()):
+    buffer = host.allocate(1000, stream=stream)
+    assert buffer.is_host_accessible
+    buffer.fill(3, stream=stream)
+    stream.sync()
+    assert ctypes.string_at(int(buffer.handle), 1000) == b"\x03" * 1000
+    buffer.close(stream)
+    stream.sync()
+    assert host.attributes.used_mem_current == 0
 print("core maps")

@@ -45,10 +45,14 @@ place.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
 place.id = 0
 Access = driver.CUmemAccess_flags
 assert ok(driver.cuMemPoolGetAccess(pool, place)) == Access.CU_MEM_ACCESS_FLAGS_PROT_NONE
+lent = ok(driver.cuMemAllocFromPoolAsync(64, pool, 0))
+assert code(driver.cuMemcpyHtoD(lent, numbers, 64)) == "CUDA_ERROR_INVALID_VALUE"
 wish = driver.CUmemAccessDesc()
 wish.location = place
 wish.flags = Access.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 ok(driver.cuMemPoolSetAccess(pool, [wish], 1))
+ok(driver.cuMemcpyHtoD(lent, numbers, 64))
+ok(driver.cuMemFreeAsync(lent, 0))
 assert ok(driver.cuMemPoolGetAccess(pool, place)) == Access.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
 place.id = 1
 wish.location = place
