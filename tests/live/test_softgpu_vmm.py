@@ -165,6 +165,11 @@ def test_kernels_see_mapped_memory_and_fault_without_access(softgpu: Path) -> No
     assert used(softgpu) == 0
 
 
+def test_every_location_has_its_pools(softgpu: Path) -> None:
+    assert "pools" in run(softgpu, "pools.py")
+    assert used(softgpu) == 0
+
+
 def test_managed_memory_remembers_advice(softgpu: Path) -> None:
     assert "advised" in run(softgpu, "advised.py")
 
