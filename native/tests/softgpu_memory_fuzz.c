@@ -36,7 +36,7 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *, CUdeviceptr);
 CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *, CUipcMemHandle, unsigned int);
 CUresult cuIpcCloseMemHandle(CUdeviceptr);
 
-enum { PLACES = 6, CALLS = 6000, WORKERS = 4, KILLS = 60, UNIT = 2 << 20, RESERVED = 8 };
+enum { PLACES = 6, CALLS = 3000, THREADS = 3, WORKERS = 4, KILLS = 60, UNIT = 2 << 20, RESERVED = 8 };
 
 /* What processes tell each other: handles in shared memory, descriptors through a socket that all have. */
 static struct board {
@@ -45,13 +45,14 @@ static struct board {
 } *board;
 static int mailbox[2];
 
-static uint64_t state;
-static CUdeviceptr plain[PLACES], pooled[PLACES], opened[PLACES], space, imported_pointer;
-static uint64_t plain_bytes[PLACES];
-static CUmemGenericAllocationHandle handles[PLACES];
-static uint64_t handle_units[PLACES];
-static uint64_t mapped_units[RESERVED]; /* by the first unit of the mapping */
-static CUmemoryPool pools[PLACES], imported_pool;
+/* Each thread has its own. */
+static __thread uint64_t state;
+static __thread CUdeviceptr plain[PLACES], pooled[PLACES], opened[PLACES], space, imported_pointer;
+static __thread uint64_t plain_bytes[PLACES];
+static __thread CUmemGenericAllocationHandle handles[PLACES];
+static __thread uint64_t handle_units[PLACES];
+static __thread uint64_t mapped_units[RESERVED]; /* by the first unit of the mapping */
+static __thread CUmemoryPool pools[PLACES], imported_pool;
 
 static uint64_t dice(uint64_t below)
 {
@@ -295,14 +296,26 @@ static void let_go(void)
     EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
 }
 
-/* Every sequence of one process ends where it began, with the process still there. */
-static void alone(uint64_t seed)
+static void *one_thread(void *seed)
 {
-    size_t free_bytes, total_bytes;
-    begin(seed);
+    begin((uintptr_t)seed);
     for (int i = 0; i < CALLS; i++)
         act();
     let_go();
+    return NULL;
+}
+
+/* Every sequence of one process, whatever its threads did at the same time, ends where it began. */
+static void alone(uint64_t seed)
+{
+    size_t free_bytes, total_bytes;
+    pthread_t threads[THREADS];
+    for (uint64_t i = 0; i < THREADS; i++)
+        EXPECT_EQ(pthread_create(&threads[i], NULL, one_thread, (void *)(uintptr_t)(seed * THREADS + i)), 0);
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(threads[i], NULL);
+    begin(seed);
+    EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
     EXPECT_EQ(cuMemGetInfo_v2(&free_bytes, &total_bytes), CUDA_SUCCESS);
     EXPECT_EQ(free_bytes, total_bytes);
     exit(0);
@@ -357,16 +370,17 @@ static void together(struct test_line *line)
     EXPECT(all_is_free(line));
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     struct test_server server;
+    uint64_t rounds = argc > 1 ? strtoull(argv[1], NULL, 10) : 3;
     int status;
     board = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     EXPECT(board != MAP_FAILED && socketpair(AF_UNIX, SOCK_DGRAM, 0, mailbox) == 0);
     test_server_start(&server, "v100");
     struct test_line line = test_line_open(server.path);
     state = 7;
-    for (uint64_t seed = 1; seed <= 3; seed++) {
+    for (uint64_t seed = 1; seed <= rounds; seed++) {
         pid_t pid = fork();
         if (pid == 0)
             alone(seed);
