@@ -79,7 +79,7 @@ static int pieces(uint64_t start, uint64_t end)
     return cut(start) < 0 || cut(end) < 0 ? -1 : 0;
 }
 
-/* Whole pages of managed memory; NULL result: nothing else can be advised. */
+/* The whole pages of a range; only managed memory can be advised. */
 static CUresult check(uint64_t address, uint64_t bytes, uint64_t *start, uint64_t *end)
 {
     const struct sg_memory *memory = sg_memory_at(address);

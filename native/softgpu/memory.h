@@ -48,8 +48,8 @@ struct CUmemPoolHandle_st {
     uint32_t readers, writers; /* devices, a bit per ordinal */
 };
 
-/* Keeps what is written there between a process's death and the end of the last holder. NULL result: *address is set.
- * `context` (or 0) is the model's name of the one whose memory it was. */
+/* A file at the server that stands for device memory as long as any process holds it. `context`, or 0, is the model's
+ * name of the one whose memory these bytes were. The descriptor is the caller's to close. */
 CUresult sg_share_make(struct sg_device *device, uint32_t context, enum sg_share_kind kind, uint64_t bytes,
                        uint64_t file_bytes, uint64_t *share, int *descriptor);
 CUresult sg_share_open(struct sg_device *device, uint64_t share, uint64_t token, enum sg_share_kind kind,
@@ -60,6 +60,7 @@ struct sg_device *sg_share_named(int descriptor, uint64_t *share, uint64_t *toke
 struct sg_device *sg_device_by_uuid(const uint8_t *uuid);
 /* The bytes of [from, from + bytes) go into the file; nothing is written where they are 0. */
 int sg_share_fill(int descriptor, uint64_t from, uint64_t bytes);
+/* Memory of the process itself, of no context. */
 CUresult sg_client_book(struct sg_device *device, uint64_t bytes, int is_give);
 
 /* Pools: what is freed stays reserved until the next synchronisation, and beyond it up to the release threshold. */
@@ -68,10 +69,6 @@ void sg_pool_give(CUmemoryPool pool, uint64_t bytes);
 void sg_pools_settle(void);
 /* Everything reserved and unused, because somebody needs it. 1: there was something. */
 int sg_pools_squeeze(struct sg_device *device);
-/* A pool's address space and its end, when the last allocation left it. */
-struct sg_arena *sg_pool_arena(CUmemoryPool pool);
-CUresult sg_pool_export(CUmemoryPool pool);
-void sg_pool_unshare(CUmemoryPool pool);
 
 struct sg_memory *sg_memory_at(uint64_t address); /* the one that holds this address; NULL: none */
 /* Whether these bytes lie in one allocation that the device can reach. */

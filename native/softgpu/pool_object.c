@@ -27,7 +27,7 @@ CUmemoryPool sg_pool_make(struct sg_device *device, enum sg_memory_kind kind)
     return pool;
 }
 
-/* Where the default and the current pool of a location are kept; NULL: there is no such location. */
+/* Where the default and the current pool of a location are kept, and what such pools are made of. */
 static CUresult places(const CUmemLocation *location, CUmemAllocationType type, CUmemoryPool **standard,
                        CUmemoryPool **current, struct sg_device **device, enum sg_memory_kind *kind)
 {

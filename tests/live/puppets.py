@@ -21,13 +21,13 @@ PATIENCE_S = 60
 class Puppet:
     """One process on the soft GPUs of a directory; every operation is a call of the driver in it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, **surroundings: str) -> None:
         self.line, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.line.settimeout(PATIENCE_S)
         with other:
             self.process = subprocess.Popen(
                 [sys.executable, str(PROGRAMS / "puppet.py"), str(other.fileno())],
-                env={**os.environ, **manage.env(directory)},
+                env={**os.environ, **manage.env(directory), **surroundings},
                 pass_fds=[other.fileno()],
             )
 

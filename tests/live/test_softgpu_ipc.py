@@ -225,6 +225,41 @@ def test_events_are_shared_as_their_flags_say(softgpu: Path) -> None:
         assert importer.code("event_open", "11" * 64) == "CUDA_ERROR_INVALID_HANDLE"
 
 
+def test_what_is_of_a_device_out_of_sight_is_refused(tmp_path: Path) -> None:
+    directory = tmp_path / "gpu"
+    manage.create(directory, "v100", 2)
+    first, second = (Puppet(directory, CUDA_VISIBLE_DEVICES=str(number)) for number in range(2))
+    both = Puppet(directory, CUDA_VISIBLE_DEVICES="1,0")
+    try:
+        pointer = first.do("alloc", 100)
+        first.do("fill", pointer, 5, 100)
+        handle = first.do("ipc_get", pointer)
+        first.do("sync")
+        assert second.code("ipc_open", handle) == "CUDA_ERROR_INVALID_DEVICE"
+        assert second.code("event_open", first.do("event_get", first.do("event_make"))) == "CUDA_ERROR_INVALID_DEVICE"
+        descriptor = first.do("export", first.do("create", UNIT))
+        assert second.code("import", descriptor=descriptor) == INVALID
+        os.close(descriptor)
+        # Who sees the device under another number finds it all the same.
+        assert both.do("read", both.do("ipc_open", handle), 2) == "0505"
+    finally:
+        for puppet in (first, second, both):
+            puppet.kill()
+        manage.destroy(directory)
+
+
+def test_shared_memory_outlives_its_context(softgpu: Path) -> None:
+    with puppets(softgpu, 2) as [exporter, importer]:
+        pointer = exporter.do("alloc", 512)
+        exporter.do("fill", pointer, 3, 512)
+        opened = importer.do("ipc_open", exporter.do("ipc_get", pointer))
+        exporter.do("destroy_context")
+        assert importer.do("read", opened, 2) == "0303"
+        assert used_by(softgpu, exporter) == 512
+        importer.do("ipc_close", opened)
+        assert used(softgpu) == 0
+
+
 def test_cuda_core_hands_buffers_to_its_children(softgpu: Path) -> None:
     pytest.importorskip("cuda.core", reason="cuda-core is not installed (extra dev)")
     assert "core shares" in run(softgpu, "coreshares.py")

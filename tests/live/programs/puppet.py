@@ -144,6 +144,7 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "read": read,
     "spin": spin,
     "sync": driver.cuCtxSynchronize,
+    "destroy_context": lambda: driver.cuCtxDestroy(gpu.context),
     "free_bytes": lambda: driver.cuMemGetInfo()[:2],
 }
 
