@@ -83,7 +83,6 @@ struct CUctx_st {
     size_t limits[16];
     int cache_config, shared_config;
     uint32_t peers; /* a bit per device ordinal */
-    CUresult fault; /* what a kernel of it did wrong: every later call says so */
 };
 
 struct CUstream_st {
@@ -160,6 +159,14 @@ int sg_ask(struct sg_link *link, const struct sg_request *request, struct sg_rep
 /* With the descriptor that came beside the answer; -1: none did. */
 int sg_ask_for(struct sg_link *link, const struct sg_request *request, struct sg_reply *reply, int *descriptor);
 CUresult sg_result(int model_result);
+
+/* What every call that needs this device gives, once it is lost or a fatal fault has struck: success until then. */
+static inline CUresult sg_trouble(const struct sg_link *link)
+{
+    if (link->lost)
+        return CUDA_ERROR_DEVICE_UNAVAILABLE;
+    return (CUresult)atomic_load_explicit(&link->ring->fault, memory_order_relaxed);
+}
 
 /* Puts one op into the ring; blocks while the ring is full. The lock is held, and given up while blocked. */
 CUresult sg_submit(CUstream stream, struct sg_slot *slot);

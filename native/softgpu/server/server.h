@@ -3,6 +3,7 @@
 #define COTENANT_SOFTGPU_SERVER_H
 
 #include "softgpu/names.h"
+#include "softgpu/server/fault.h"
 #include "softgpu/wire.h"
 
 #include <sys/types.h>
@@ -24,7 +25,8 @@ enum {
     SG_REPORT_PAIR_BYTES = 64,
     SG_REPORT_CLIENT_BYTES = 1024 + SG_CLIENTS * SG_REPORT_PAIR_BYTES,
     SG_REPORT_NAME_BYTES = 128,
-    SG_REPORT_BYTES = 4096 + SG_CLIENTS * SG_REPORT_CLIENT_BYTES + SG_NAME_COUNT * SG_REPORT_NAME_BYTES,
+    SG_REPORT_XID_BYTES = 128 + SG_XID_TEXT_BYTES,
+    SG_REPORT_BYTES = 4096 + SG_XIDS * SG_REPORT_XID_BYTES + SG_CLIENTS * SG_REPORT_CLIENT_BYTES + SG_NAME_COUNT * SG_REPORT_NAME_BYTES,
 };
 
 /* Handles there can be of each kind. The last eighth is kept for clients that hold less than their part of it, so that
@@ -69,6 +71,8 @@ struct sg_client {
     uint64_t window[SG_WINDOW]; /* the last of them, by number modulo SG_WINDOW */
     struct sg_host hosts[SG_HOSTS];
     uint64_t own_bytes, shared_bytes; /* memory of the client itself, and the part of it that is in shares */
+    uint32_t group; /* clients with the same number share one fate; 0: none */
+    struct sg_trouble trouble;
 };
 
 /* Whose a handle is. The model's own generations say whether it still stands. */
@@ -96,6 +100,7 @@ struct sg_server {
     uint32_t shared_event_count;
     struct sg_share shares[SG_SHARES];
     struct sg_shared_event shared_events[SG_SHARED_EVENTS];
+    struct sg_faults faults;
     char report[SG_REPORT_BYTES];
 };
 
