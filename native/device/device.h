@@ -109,6 +109,9 @@ int ct_device_context_cap(struct ct_device *device, uint64_t now_ns, uint32_t co
 int ct_device_memory_take(struct ct_device *device, uint32_t context, uint64_t bytes);
 int ct_device_memory_give(struct ct_device *device, uint32_t context, uint64_t bytes);
 uint64_t ct_device_memory_free(const struct ct_device *device);
+/* The same for memory of the client itself, which no context takes along when it goes. */
+int ct_device_client_take(struct ct_device *device, uint32_t client, uint64_t bytes);
+int ct_device_client_give(struct ct_device *device, uint32_t client, uint64_t bytes);
 
 enum ct_stream_kind {
     CT_STREAM_BLOCKING = 0,    /* synchronises with the context's legacy stream; also the per-thread default stream */

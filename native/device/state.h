@@ -112,6 +112,7 @@ struct ct_client {
     uint32_t first_context;
     uint64_t ready_grids;
     uint64_t held_share;
+    uint64_t loose_bytes; /* device memory of no context */
     struct ct_usage usage;
     struct ct_device_counters counters;
     uint64_t delayed_by_ns[CT_DEVICE_MAX_CLIENTS];
@@ -216,6 +217,7 @@ static inline int ct_group_is_on(const struct ct_device *d, uint32_t group)
 }
 
 /* tables.c: handles to slots; a slot or CT_NONE. Taking one keeps its generation. */
+void ct_memory_leave(struct ct_device *d, struct ct_client *client); /* what it holds itself goes with it */
 uint32_t ct_slot_client(const struct ct_device *d, uint32_t handle);
 uint32_t ct_slot_context(const struct ct_device *d, uint32_t handle);
 uint32_t ct_slot_stream(const struct ct_device *d, uint32_t handle);

@@ -148,6 +148,7 @@ int ct_device_client_kill(struct ct_device *d, uint64_t now_ns, uint32_t client)
     ct_delay_settle_all(d);
     while (c->first_context != CT_NONE)
         leave(d, c->first_context);
+    ct_memory_leave(d, c);
     c->used = 0;
     group->members--;
     group->member_mask &= ~(UINT64_C(1) << slot);

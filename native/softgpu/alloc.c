@@ -95,8 +95,10 @@ CUresult sg_all_quiet(CUcontext current)
 static CUresult release(CUcontext context, uint64_t address, int is_host)
 {
     struct sg_memory *memory = sg_memory_at(address);
-    if (!memory || memory->start != address || (memory->kind == SG_MEMORY_HOST) != is_host ||
-        memory->kind == SG_MEMORY_REGISTERED || memory->is_ending || memory->is_variable)
+    /* What a pool of host memory gave is freed as what any pool gave. */
+    if (!memory || memory->start != address || (memory->kind == SG_MEMORY_HOST && !memory->pool) != is_host ||
+        memory->kind == SG_MEMORY_REGISTERED || memory->is_ending || memory->is_variable || memory->physical ||
+        memory->opened)
         return CUDA_ERROR_INVALID_VALUE;
     CUresult result = sg_all_quiet(context);
     if (result == CUDA_SUCCESS)
@@ -111,7 +113,7 @@ static CUresult enter_for(uint64_t address, CUcontext *context)
     if (result != CUDA_SUCCESS)
         return result;
     struct sg_memory *memory = sg_current() ? NULL : sg_memory_at(address);
-    if (memory) {
+    if (memory && memory->context) {
         *context = memory->context;
         return CUDA_SUCCESS;
     }

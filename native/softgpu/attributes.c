@@ -57,9 +57,12 @@ static const int fixed[LAST + 1] = {
     [92] = 1, [93] = 1, [94] = 1, [122] = 1, [123] = 1, /* values in streams */
     [95] = 1,   /* cooperative launch */
     [99] = 1,   /* host register */
-    [115] = 1,  /* memory pools */
+    [102] = 1, [103] = 1, /* virtual memory, exported as file descriptors */
+    [115] = 1, [119] = 1, /* memory pools, likewise */
+    [125] = 1,  /* events between processes */
     [129] = 1,  /* unified function pointers: entry points only */
-    [131] = -1, [134] = -1, /* no NUMA node of its own */
+    [131] = -1, /* no NUMA node of its own; the host is node 0 */
+    [141] = 1, [142] = 1, [144] = 1, [145] = 1, /* virtual memory and pools of the host */
 };
 
 int sg_attribute(const struct sg_device *device, int attribute)

@@ -188,6 +188,16 @@ CUresult sg_host_submit(CUstream stream, CUstream handle, CUhostFn function, CUs
     return result;
 }
 
+static void nothing_more(void *data)
+{
+    (void)data;
+}
+
+CUresult sg_host_barrier(CUstream stream)
+{
+    return sg_host_submit(stream, stream, nothing_more, NULL, NULL);
+}
+
 static CUresult add(CUstream handle, CUhostFn function, CUstreamCallback callback, void *data)
 {
     CUcontext context;

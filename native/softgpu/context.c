@@ -76,6 +76,7 @@ void sg_context_destroy(CUcontext context)
     end_code(context);
     sg_arrays_end(context);
     sg_memory_drop_context(context);
+    sg_pools_settle(); /* what a pool held for it is held for nobody */
     sg_unmake(SG_CONTEXT, context);
 }
 

@@ -26,14 +26,14 @@ static int is_reached(const struct sg_copy *copy, const struct sg_box *box, int 
 }
 
 /* 1: the device's own memory, 0: the host's, -1: not to be reached by this copy. */
-static int side(const struct sg_copy *copy, const struct sg_box *box, enum sg_side said)
+static int side(const struct sg_device *device, const struct sg_copy *copy, const struct sg_box *box, enum sg_side said)
 {
     int is_target = box == &copy->target;
     uint64_t bytes = extent(copy, box);
     struct sg_memory *memory = sg_memory_at(box->start);
     if (!box->start || bytes > UINT64_MAX - box->start)
         return -1;
-    if (memory && !sg_memory_covers(box->start, bytes))
+    if (memory && !sg_memory_allows(device, box->start, bytes, is_target))
         return -1;
     if (!memory && said == SG_SIDE_DEVICE)
         return -1;
@@ -69,7 +69,9 @@ static CUresult stage(struct sg_effect *effect)
 
 CUresult sg_copy_submit(const struct sg_copy *copy, CUstream stream, enum sg_copy_how how)
 {
-    int to = side(copy, &copy->target, copy->target_side), from = side(copy, &copy->source, copy->source_side);
+    const struct sg_device *device = stream->context->device;
+    int to = side(device, copy, &copy->target, copy->target_side);
+    int from = side(device, copy, &copy->source, copy->source_side);
     if (to < 0 || from < 0)
         return CUDA_ERROR_INVALID_VALUE;
     uint32_t engine = to && from ? CT_OP_COPY_DTOD : to ? CT_OP_COPY_HTOD : CT_OP_COPY_DTOH;

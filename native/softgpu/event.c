@@ -20,6 +20,7 @@ CUresult sg_event_make(CUcontext context, unsigned flags, CUevent *made)
     event->context_id = context->object.id;
     event->model = context->spare_events[--context->spare_count];
     event->flags = flags;
+    event->is_shared = (flags & CU_EVENT_INTERPROCESS) != 0; /* records made before it is handed on count, too */
     *made = event;
     return CUDA_SUCCESS;
 }
@@ -41,14 +42,13 @@ void sg_event_end(CUevent event)
 {
     CUcontext home = event->context;
     const uint32_t room = sizeof home->spare_events / sizeof home->spare_events[0];
-    if (sg_alive(SG_CONTEXT, home) && home->object.id == event->context_id) {
-        if (home->spare_count < room) {
-            home->spare_events[home->spare_count++] = event->model;
-        } else {
-            struct sg_request request = {.kind = SG_EVENT_DESTROY, .a = event->model};
-            struct sg_reply reply;
-            sg_ask(&home->device->link, &request, &reply);
-        }
+    int has_home = sg_alive(SG_CONTEXT, home) && home->object.id == event->context_id;
+    if (has_home && home->spare_count < room && !event->is_shared) {
+        home->spare_events[home->spare_count++] = event->model;
+    } else if (has_home) { /* one that was opened here goes on where it is from */
+        struct sg_request request = {.kind = SG_EVENT_DESTROY, .a = event->model};
+        struct sg_reply reply;
+        sg_ask(&home->device->link, &request, &reply);
     }
     sg_unmake(SG_EVENT, event);
 }
@@ -70,7 +70,10 @@ CUresult sg_event_record(CUevent event, CUstream stream)
     struct sg_slot slot = {.kind = SG_SLOT_RECORD, .value = event->model};
     if (stream->context_id != event->context_id && sg_home(stream->context) != sg_home(event->context))
         return CUDA_ERROR_INVALID_HANDLE;
-    CUresult result = sg_submit(stream, &slot);
+    /* Another process that sees the record must see the memory written before it. */
+    CUresult result = event->is_shared ? sg_host_barrier(stream) : CUDA_SUCCESS;
+    if (result == CUDA_SUCCESS)
+        result = sg_submit(stream, &slot);
     if (result != CUDA_SUCCESS)
         return result;
     event->order = stream->order;
@@ -125,7 +128,7 @@ API CUresult cuEventRecordWithFlags_ptsz(CUevent event, CUstream stream, unsigne
 
 CUresult sg_event_hold(CUstream stream, CUevent event)
 {
-    if (!event->order)
+    if (!event->order && !event->is_shared)
         return CUDA_SUCCESS;
     /* Two devices have two models and no common order: the host waits in the stream's stead. */
     if (stream->context->device != event->context->device)

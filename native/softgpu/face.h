@@ -21,7 +21,7 @@ enum {
 /* ---- handles: every one lies in a pool that is never unmapped, so a bogus one is told by its address ------- */
 
 enum sg_kind { SG_CONTEXT, SG_STREAM, SG_EVENT, SG_MODULE, SG_FUNCTION, SG_POOL, SG_ARRAY, SG_MIPMAP, SG_SAMPLER,
-               SG_LINKER, SG_GREEN, SG_GRAPH, SG_NODE, SG_EXEC, SG_USER_OBJECT, SG_KINDS };
+               SG_LINKER, SG_GREEN, SG_GRAPH, SG_NODE, SG_EXEC, SG_USER_OBJECT, SG_PHYSICAL, SG_KINDS };
 
 struct sg_object {
     uint32_t alive;
@@ -55,6 +55,7 @@ struct sg_extent {
 /* Address space for device memory: committed only where it is touched. */
 struct sg_arena {
     uint64_t start, bytes;
+    int is_shared; /* a file lies behind it */
     struct sg_extent *free;
     size_t free_count, free_room;
 };
@@ -114,6 +115,7 @@ struct CUevent_st {
     unsigned flags;
     uint64_t order, done_order; /* 0: never recorded */
     uint64_t slot;              /* slots of the ring up to the latest record */
+    int is_shared;              /* with other processes: only the server knows its latest record */
     struct CUstream_st *stream; /* where that is */
     uint64_t stream_id;
     uint64_t captured_by; /* the capture it was last recorded in; 0: a real stream */
@@ -122,12 +124,6 @@ struct CUevent_st {
     } foreseen;
 };
 
-struct CUmemPoolHandle_st {
-    struct sg_object object;
-    struct sg_device *device;
-    uint64_t release_bytes, used_bytes, used_high_bytes;
-    uint64_t switches[16];
-};
 
 /* ---- one lock for the face; waiting and running other people's functions happens outside of it --------------- */
 
@@ -175,6 +171,8 @@ int sg_in_callback(int set);                      /* set: 1 or 0, or -1 to ask *
 
 int sg_link_open(const char *path, struct sg_device *device);
 int sg_ask(struct sg_link *link, const struct sg_request *request, struct sg_reply *reply); /* 0, or -1: lost */
+/* With the descriptor that came beside the answer; -1: none did. */
+int sg_ask_for(struct sg_link *link, const struct sg_request *request, struct sg_reply *reply, int *descriptor);
 CUresult sg_result(int model_result);
 
 /* What every call that needs this device gives, once it is lost or a fatal fault has struck: success until then. */
@@ -219,6 +217,8 @@ CUresult sg_event_record(CUevent event, CUstream stream);
 /* The handle is what a callback is told; NULL for a host function. */
 CUresult sg_host_submit(CUstream stream, CUstream handle, CUhostFn function, CUstreamCallback callback, void *data);
 CUresult sg_event_wait(CUevent event);
+/* A place in the stream behind which nothing goes on before all memory is as it should be there. */
+CUresult sg_host_barrier(CUstream stream);
 CUresult sg_event_ready(CUevent event);
 CUresult sg_context_wait(CUcontext context);
 /* NULL, legacy and per-thread handles become streams; NULL when there is no such stream. */

@@ -16,7 +16,7 @@ struct pool {
 
 enum { SHIFT_CONTEXT = 11, SHIFT_STREAM = 8, SHIFT_EVENT = 8, SHIFT_MODULE = 7, SHIFT_FUNCTION = 7, SHIFT_POOL = 8,
        SHIFT_ARRAY = 7, SHIFT_MIPMAP = 8, SHIFT_SAMPLER = 9, SHIFT_LINKER = 7, SHIFT_GREEN = 6, SHIFT_GRAPH = 7,
-       SHIFT_NODE = 7, SHIFT_EXEC = 8, SHIFT_USER_OBJECT = 6 };
+       SHIFT_NODE = 7, SHIFT_EXEC = 8, SHIFT_USER_OBJECT = 6, SHIFT_PHYSICAL = 8 };
 
 static struct pool pools[SG_KINDS] = {
     [SG_CONTEXT] = {.place_bytes = 1 << SHIFT_CONTEXT, .room = 4096},
@@ -34,6 +34,7 @@ static struct pool pools[SG_KINDS] = {
     [SG_NODE] = {.place_bytes = (size_t)1 << SHIFT_NODE, .room = 1 << 25}, /* more than memory holds of what is behind them */
     [SG_EXEC] = {.place_bytes = 1 << SHIFT_EXEC, .room = 1 << 20},
     [SG_USER_OBJECT] = {.place_bytes = 1 << SHIFT_USER_OBJECT, .room = 1 << 22},
+    [SG_PHYSICAL] = {.place_bytes = 1 << SHIFT_PHYSICAL, .room = 1 << 20},
 };
 
 _Static_assert(sizeof(struct CUctx_st) <= 1 << SHIFT_CONTEXT, "a context fits its place");
@@ -51,6 +52,7 @@ _Static_assert(sizeof(struct CUgraph_st) <= 1 << SHIFT_GRAPH, "a graph fits its 
 _Static_assert(sizeof(struct CUgraphNode_st) <= 1 << SHIFT_NODE, "a node fits its place");
 _Static_assert(sizeof(struct CUgraphExec_st) <= 1 << SHIFT_EXEC, "an executable graph fits its place");
 _Static_assert(sizeof(struct CUuserObject_st) <= 1 << SHIFT_USER_OBJECT, "a user object fits its place");
+_Static_assert(sizeof(struct sg_physical) <= 1 << SHIFT_PHYSICAL, "physical memory fits its place");
 
 void *sg_make(enum sg_kind kind)
 {

@@ -15,67 +15,6 @@ static CUstream own(CUstream stream)
     return stream ? stream : CU_STREAM_PER_THREAD;
 }
 
-/* Only managed memory can be advised or moved; it is everywhere at once here. */
-static CUresult advised(CUdeviceptr pointer, size_t bytes)
-{
-    ENTER(context);
-    (void)context;
-    struct sg_memory *memory = sg_memory_at(pointer);
-    if (!bytes || !memory || memory->kind != SG_MEMORY_MANAGED || !sg_memory_covers(pointer, bytes))
-        return sg_leave(CUDA_ERROR_INVALID_VALUE);
-    return sg_leave(CUDA_SUCCESS);
-}
-
-static CUresult prefetch(CUdeviceptr pointer, size_t bytes, CUstream handle)
-{
-    ENTER(context);
-    CUstream stream = sg_stream(context, handle);
-    if (!stream)
-        return sg_leave(CUDA_ERROR_INVALID_HANDLE);
-    if (stream->capture)
-        return sg_leave(sg_capture_refuse(stream));
-    sg_leave(result);
-    return advised(pointer, bytes);
-}
-
-API CUresult cuMemAdvise(CUdeviceptr pointer, size_t bytes, CUmem_advise advice, CUdevice device)
-{
-    (void)device;
-    return (int)advice < 1 || (int)advice > 6 ? CUDA_ERROR_INVALID_VALUE : advised(pointer, bytes);
-}
-
-API CUresult cuMemAdvise_v2(CUdeviceptr pointer, size_t bytes, CUmem_advise advice, CUmemLocation location)
-{
-    (void)location;
-    return (int)advice < 1 || (int)advice > 6 ? CUDA_ERROR_INVALID_VALUE : advised(pointer, bytes);
-}
-
-API CUresult cuMemPrefetchAsync(CUdeviceptr pointer, size_t bytes, CUdevice device, CUstream stream)
-{
-    (void)device;
-    return prefetch(pointer, bytes, stream);
-}
-
-API CUresult cuMemPrefetchAsync_ptsz(CUdeviceptr pointer, size_t bytes, CUdevice device, CUstream stream)
-{
-    (void)device;
-    return prefetch(pointer, bytes, own(stream));
-}
-
-API CUresult cuMemPrefetchAsync_v2(CUdeviceptr pointer, size_t bytes, CUmemLocation location, unsigned int flags,
-                                   CUstream stream)
-{
-    (void)location;
-    return flags ? CUDA_ERROR_INVALID_VALUE : prefetch(pointer, bytes, stream);
-}
-
-API CUresult cuMemPrefetchAsync_v2_ptsz(CUdeviceptr pointer, size_t bytes, CUmemLocation location, unsigned int flags,
-                                        CUstream stream)
-{
-    (void)location;
-    return flags ? CUDA_ERROR_INVALID_VALUE : prefetch(pointer, bytes, own(stream));
-}
-
 static CUresult attach(CUstream handle, CUdeviceptr pointer, unsigned flags)
 {
     ENTER(context);

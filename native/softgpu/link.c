@@ -64,18 +64,6 @@ static int say(struct sg_link *link, const struct sg_request *request)
     return sent == (ssize_t)sizeof *request ? 0 : -1;
 }
 
-int sg_ask(struct sg_link *link, const struct sg_request *request, struct sg_reply *reply)
-{
-    struct iovec words = {reply, sizeof *reply};
-    struct msghdr message = {.msg_iov = &words, .msg_iovlen = 1};
-    if (link->lost)
-        return -1;
-    if (say(link, request) == 0 && hear(link->socket, &message) == (ssize_t)sizeof *reply)
-        return 0;
-    lose(link);
-    return -1;
-}
-
 /* Takes the descriptors that came with a message, if any: from here on they are ours to close. -1: none in a place. */
 static void descriptors_of(struct msghdr *message, int descriptors[2])
 {
@@ -85,6 +73,37 @@ static void descriptors_of(struct msghdr *message, int descriptors[2])
         return;
     size_t bytes = rights->cmsg_len - CMSG_LEN(0);
     memcpy(descriptors, CMSG_DATA(rights), bytes < 2 * sizeof(int) ? bytes : 2 * sizeof(int));
+}
+
+int sg_ask_for(struct sg_link *link, const struct sg_request *request, struct sg_reply *reply, int *descriptor)
+{
+    union {
+        char bytes[CMSG_SPACE(2 * sizeof(int))];
+        struct cmsghdr aligned;
+    } control;
+    struct iovec words = {reply, sizeof *reply};
+    struct msghdr message = {.msg_iov = &words, .msg_iovlen = 1};
+    int descriptors[2] = {-1, -1};
+    if (link->lost)
+        return -1;
+    if (descriptor) {
+        message.msg_control = control.bytes;
+        message.msg_controllen = sizeof control.bytes;
+    }
+    if (say(link, request) == 0 && hear(link->socket, &message) == (ssize_t)sizeof *reply) {
+        if (descriptor) {
+            descriptors_of(&message, descriptors);
+            *descriptor = descriptors[0];
+        }
+        return 0;
+    }
+    lose(link);
+    return -1;
+}
+
+int sg_ask(struct sg_link *link, const struct sg_request *request, struct sg_reply *reply)
+{
+    return sg_ask_for(link, request, reply, NULL);
 }
 
 static void *map(int descriptor, size_t bytes)

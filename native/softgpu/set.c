@@ -8,7 +8,7 @@ CUresult sg_fill_submit(const struct sg_box *target, uint64_t width, uint64_t he
     uint64_t row = width * element_bytes, total;
     if (target->start % element_bytes || (height > 1 && target->pitch % element_bytes) ||
         __builtin_mul_overflow(height - 1, target->pitch, &total) || __builtin_add_overflow(total, row, &total) ||
-        !sg_memory_covers(target->start, total))
+        !sg_memory_allows(stream->context->device, target->start, total, 1))
         return CUDA_ERROR_INVALID_VALUE;
     struct sg_slot slot = {.kind = SG_SLOT_COPY, .value = row * height, .how = CT_OP_MEMSET};
     struct sg_effect effect = {

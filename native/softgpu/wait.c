@@ -155,6 +155,7 @@ CUresult sg_stream_wait(CUstream stream)
             stream->done_order = order;
     }
     sg_effects_apply(order);
+    sg_pools_settle();
     CUresult trouble = sg_trouble(&device->link);
     if (stream->object.id == id && stream->object.alive && stream->is_ending && stream->done_order >= stream->order)
         sg_stream_end(stream);
@@ -202,7 +203,7 @@ CUresult sg_event_wait(CUevent event)
 {
     struct sg_device *device = event->context->device;
     uint64_t order = event->order, id = event->object.id;
-    if (event->done_order < order) {
+    if (event->done_order < order || event->is_shared) {
         struct sg_question question = {
             .device = device,
             .target = SG_TARGET_EVENT,
@@ -213,12 +214,13 @@ CUresult sg_event_wait(CUevent event)
         CUresult result = sg_await(&question);
         if (result != CUDA_SUCCESS)
             return result;
-        if (event->object.id == id && event->order == order && event->done_order < order)
+        if (event->object.id == id && event->order == order && event->done_order < order && !event->is_shared)
             saw(event, order);
         else if (event->object.id == id && event->done_order < order)
-            event->done_order = order; /* recorded again meanwhile, perhaps elsewhere */
+            event->done_order = order; /* recorded again meanwhile, perhaps elsewhere or by another process */
     }
     sg_effects_apply(order);
+    sg_pools_settle();
     return sg_trouble(&device->link);
 }
 
@@ -228,8 +230,9 @@ CUresult sg_event_ready(CUevent event)
     CUresult trouble = sg_trouble(&device->link);
     if (trouble != CUDA_SUCCESS)
         return trouble;
-    int answer = known(device, event->order, event->done_order, event->foreseen.order, event->foreseen.at_ns,
-                       event->foreseen.count);
+    int answer = event->is_shared ? -1
+                                  : known(device, event->order, event->done_order, event->foreseen.order,
+                                          event->foreseen.at_ns, event->foreseen.count);
     if (answer < 0) {
         struct sg_question question = {
             .device = device, .target = SG_TARGET_EVENT, .number = event->model, .slot = event->slot};
@@ -243,7 +246,8 @@ CUresult sg_event_ready(CUevent event)
     }
     if (!answer)
         return CUDA_ERROR_NOT_READY;
-    saw(event, event->order);
+    if (!event->is_shared)
+        saw(event, event->order);
     sg_effects_apply(event->order);
     return sg_trouble(&device->link);
 }
@@ -264,5 +268,6 @@ CUresult sg_context_wait(CUcontext context)
             return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     }
     sg_effects_apply(last);
+    sg_pools_settle();
     return sg_trouble(&context->device->link);
 }

@@ -81,7 +81,22 @@ enum sg_request_kind {
     SG_FAULT = 20,    /* a: enum sg_fault_kind, b: pid or SG_FAULT_* below, and in its high half the launch at which it
                          strikes (0: now), c: see there -> a: clients struck; STALE: no such client */
     SG_CLOCK = 23,    /* a: speed, of CT_DEVICE_FULL_SPEED, b: nanoseconds until full speed again, 0: never */
+    /* Memory of the client itself, of no context. */
+    SG_CLIENT_TAKE = 30, /* a: bytes */
+    SG_CLIENT_GIVE = 31, /* a: bytes */
+    /* A share is a file in memory that stands for device memory and outlives whoever made it. */
+    SG_SHARE_MAKE = 32, /* a: bytes, of the client's own; b: the file's bytes; c: enum sg_share_kind, and in the upper
+                           half a context whose memory these bytes were until now, or 0 -> a: share, b: token, and the
+                           descriptor of its file. Made with one hold */
+    SG_SHARE_OPEN = 33, /* a: share, b: token (0: a holder asks again), c: kind -> a: bytes, b: the file's bytes, c: 1 if
+                           it is this client's own, and its descriptor. One more hold, unless the token was 0 */
+    SG_SHARE_CLOSE = 34,  /* a: share. One hold less; without any it ends */
+    SG_SHARE_RESIZE = 35, /* a: share, b: bytes. For who made it */
+    SG_EVENT_SHARE = 36,  /* a: event -> a: token */
+    SG_EVENT_OPEN = 37,   /* a: event, b: token -> this client may use it; c: 1 if it is its own */
 };
+
+enum sg_share_kind { SG_SHARE_ALLOCATION = 1, SG_SHARE_PHYSICAL = 2, SG_SHARE_POOL = 3, SG_SHARE_HOST_POOL = 4 };
 
 enum sg_target {
     SG_TARGET_STREAM = 1, /* its last op; the answer names that op, so that later questions mean the same one */

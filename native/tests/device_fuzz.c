@@ -128,10 +128,16 @@ static void people(struct world *w)
             ct_device_context_cap(d, w->now_ns, *context, (uint32_t)draw(w, 7));
         break;
     case 5:
-        ct_device_memory_take(d, *context, draw(w, 600));
+        if (draw(w, 3))
+            ct_device_memory_take(d, *context, draw(w, 600));
+        else
+            ct_device_client_take(d, *client, draw(w, 600));
         break;
     case 6:
-        ct_device_memory_give(d, *context, draw(w, 600));
+        if (draw(w, 3))
+            ct_device_memory_give(d, *context, draw(w, 600));
+        else
+            ct_device_client_give(d, *client, draw(w, 600));
         break;
     case 7:
     case 8:

@@ -119,12 +119,12 @@ static int submit(struct sg_server *server, int index, const struct sg_slot *slo
         break;
     case SG_SLOT_RECORD:
         result = CT_DEVICE_STALE;
-        if (sg_owns(server->events, slot->value, index))
+        if (sg_uses_event(server, slot->value, index))
             result = ct_device_event_record(device, now_ns, slot->stream, (uint32_t)slot->value, 0, &op);
         break;
     case SG_SLOT_WAIT:
         result = CT_DEVICE_STALE;
-        if (sg_owns(server->events, slot->value, index))
+        if (sg_uses_event(server, slot->value, index))
             result = ct_device_event_wait(device, now_ns, slot->stream, (uint32_t)slot->value, 0, &op);
         break;
     case SG_SLOT_HOST:

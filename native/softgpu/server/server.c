@@ -59,6 +59,8 @@ void sg_disturb(struct sg_server *server)
 static void drop(struct sg_server *server, int index)
 {
     struct sg_client *client = server->clients[index];
+    if (client->greeted)
+        sg_share_leave(server, index);
     sg_fault_death(server, index);
     server->clients[index] = NULL;
     if (client->greeted) {
@@ -192,6 +194,7 @@ static int start(struct sg_server *server, const struct ct_device_config *config
     };
     if (config->slice_ns < SG_MIN_SLICE_NS)
         return EINVAL;
+    sg_share_start();
     size_t bytes = ct_device_bytes(&limits);
     void *memory = bytes ? mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
                          : MAP_FAILED;
