@@ -96,6 +96,7 @@ static void count_done(struct ct_device_counters *counters, const struct ct_op *
     case CT_OP_COPY_HTOD:
     case CT_OP_COPY_DTOH:
         counters->host_bytes += op->bytes;
+        counters->to_host_bytes += op->kind == CT_OP_COPY_DTOH ? op->bytes : 0;
         counters->traffic_bytes += op->bytes;
         counters->copies++;
         break;

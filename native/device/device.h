@@ -255,6 +255,7 @@ struct ct_device_counters {
     uint64_t thread_ns;
     uint64_t traffic_bytes; /* device memory, by retired blocks, finished copies */
     uint64_t host_bytes;   /* to and from the host */
+    uint64_t to_host_bytes; /* of these, to the host */
     uint64_t delayed_ns;   /* sum over its kernels, copies on the device and memsets */
     uint64_t memory_bytes, memory_peak_bytes;
     /* Of the device as a whole; 0 elsewhere. */

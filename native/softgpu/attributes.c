@@ -69,7 +69,7 @@ static int from_preset(const struct sg_device *device, int attribute)
     case SM_COUNT:
         return (int)c->sm_count;
     case PCI_BUS:
-        return 0x17 + device->ordinal;
+        return SG_PCI_BUS_FIRST + (int)device->number;
     case MEMORY_CLOCK_KHZ:
         return (int)c->memory_clock_khz;
     case BUS_BITS:

@@ -60,6 +60,7 @@ struct sg_arena {
 
 struct sg_device {
     int ordinal; /* as this process numbers it */
+    uint32_t number; /* as the directory numbers it */
     struct sg_link link;
     struct ct_device_config config;
     uint8_t uuid[16];

@@ -118,6 +118,7 @@ static int greet(struct sg_device *device)
         link->ring = map(descriptors[0], sizeof *link->ring);
         link->bulletin = map(descriptors[1], sizeof *link->bulletin);
         device->config = hello.config;
+        device->number = hello.ordinal;
         memcpy(device->uuid, hello.uuid, sizeof device->uuid);
     }
     for (int i = 0; i < 2; i++)

@@ -12,6 +12,7 @@ enum {
     SG_RING_SLOTS = 1024, /* a power of two; a real driver's queue holds about as many launches */
     SG_WINDOW = 1000,     /* ops of one client in the model at once: 64 clients never exceed its 65,535 */
     SG_EVENT_BATCH = 32,
+    SG_PCI_BUS_FIRST = 0x17, /* as good as any; one bus per device, as the directory numbers them */
 };
 
 /* The longest kernel, alone on the device; a longer one is refused, for it is a wrong unit rather than a wish. */
@@ -54,6 +55,7 @@ struct sg_ring {
 /* One page for all clients of a device. Only a hint about freshness: whoever scribbles here costs others a question. */
 struct sg_bulletin {
     _Alignas(64) _Atomic uint64_t submissions; /* changes with every submission to the device */
+    _Alignas(64) _Atomic uint32_t xids;        /* a futex: changes with every Xid of the device */
 };
 
 /* ---- the socket: questions, each answered at once --------------------------------------------------------- */
@@ -75,6 +77,17 @@ enum sg_request_kind {
     SG_REPORT = 14,      /* -> a: bytes, and a descriptor from which that many can be read: the books as JSON */
     SG_SHUTDOWN = 15,
     SG_EVENT_DESTROY = 16, /* a: event */
+    SG_OBSERVE = 17,       /* a: wire version -> struct sg_hello and the bulletin's descriptor, but no client */
+    SG_SAMPLES = 18,       /* a: since which instant -> struct sg_observation */
+    SG_XID_NEXT = 19,      /* a: the last sequence number seen -> a: Xid or 0, b: its sequence number, c: pid */
+    SG_COMPUTE_MODE = 22,  /* a: enum sg_compute_mode to set -> a: the one now in force */
+};
+
+/* As NVML numbers them. */
+enum sg_compute_mode {
+    SG_COMPUTE_DEFAULT = 0,
+    SG_COMPUTE_PROHIBITED = 2,
+    SG_COMPUTE_EXCLUSIVE_PROCESS = 3,
 };
 
 enum sg_target {

@@ -41,13 +41,16 @@ static int greet(struct sg_server *server, int index, const struct sg_request *r
     int descriptors[2] = {-1, server->bulletin_fd};
     if (client->greeted)
         return -1;
+    uint64_t now_ns = sg_now_ns();
+    sg_pump(server, now_ns); /* the others' work until now comes before this client */
     if (request->a != SG_WIRE_VERSION)
         hello.result = CT_DEVICE_INVALID;
     else
-        hello.result = ct_device_client_add(server->device, sg_now_ns(), CT_GROUP_OWN, &client->model);
+        hello.result = ct_device_client_add(server->device, now_ns, CT_GROUP_OWN, &client->model);
     if (hello.result != CT_DEVICE_OK)
         return say(client, &hello, sizeof hello);
     client->greeted = 1;
+    sg_sample_join(server, client);
     server->connected++;
     client->ring = sg_shared(&descriptors[0], sizeof *client->ring, "softgpu-ring");
     if (!client->ring)
@@ -58,6 +61,32 @@ static int greet(struct sg_server *server, int index, const struct sg_request *r
     int failed = say_with(client, &hello, sizeof hello, descriptors, 2);
     close(descriptors[0]);
     return failed;
+}
+
+/* As greet(), for those who come to look and take no place in the model. */
+static int greet_observer(struct sg_server *server, int index, const struct sg_request *request)
+{
+    struct sg_hello hello = {.version = SG_WIRE_VERSION, .ordinal = server->ordinal, .client = UINT32_MAX};
+    hello.result = request->a == SG_WIRE_VERSION ? CT_DEVICE_OK : CT_DEVICE_INVALID;
+    hello.config = *ct_device_config(server->device);
+    memcpy(hello.uuid, server->uuid, sizeof hello.uuid);
+    return say_with(server->clients[index], &hello, sizeof hello, &server->bulletin_fd, 1);
+}
+
+static int tell_samples(struct sg_server *server, int index, const struct sg_request *request)
+{
+    struct sg_observation told = {0};
+    sg_pump(server, sg_now_ns());
+    sg_observe(server, request->a, &told);
+    return say(server->clients[index], &told, sizeof told);
+}
+
+static int set_compute_mode(struct sg_server *server, uint64_t mode)
+{
+    if (mode != SG_COMPUTE_DEFAULT && mode != SG_COMPUTE_PROHIBITED && mode != SG_COMPUTE_EXCLUSIVE_PROCESS)
+        return CT_DEVICE_INVALID;
+    server->compute_mode = (uint32_t)mode;
+    return CT_DEVICE_OK;
 }
 
 /* Through a file in memory: with many clients the books are longer than a message may be. */
@@ -283,6 +312,14 @@ int sg_answer(struct sg_server *server, int index, const struct sg_request *requ
         return greet(server, index, request);
     case SG_REPORT:
         return tell_books(server, index);
+    case SG_OBSERVE:
+        return greet_observer(server, index, request);
+    case SG_SAMPLES:
+        return tell_samples(server, index, request);
+    case SG_COMPUTE_MODE:
+        reply.result = set_compute_mode(server, request->a);
+        reply.a = server->compute_mode;
+        return say(client, &reply, sizeof reply);
     case SG_SHUTDOWN:
         server->stop = 1;
         return say(client, &reply, sizeof reply);

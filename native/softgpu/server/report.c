@@ -42,6 +42,20 @@ static void counters(struct text *text, const struct ct_device_counters *c)
         c->switches, c->late_calls);
 }
 
+/* The last whole sample period, which is what NVML calls utilization; and the SMs in use, which it does not tell. */
+static void usage(struct sg_server *server, struct text *text)
+{
+    const struct sg_sample *last = sg_sample_back(server, 0), *before = sg_sample_back(server, 1);
+    uint64_t period_ns = last->at_ns - before->at_ns, sm_ns = last->sm_ns - before->sm_ns;
+    double sms = (double)period_ns * ct_device_config(server->device)->sm_count;
+    say(text,
+        ",\"utilization\":{\"at_ns\":%" PRIu64 ",\"period_ns\":%" PRIu64 ",\"busy_ns\":%" PRIu64 ",\"sm_ns\":%" PRIu64
+        ",\"traffic_bytes\":%" PRIu64 ",\"sm_activity\":%.6f,\"energy_uj\":%" PRIu64 ",\"temperature_mc\":%" PRIu32 "}",
+        last->at_ns, period_ns, last->busy_ns - before->busy_ns, sm_ns, last->traffic_bytes - before->traffic_bytes,
+        period_ns ? (double)sm_ns / sms : 0, last->energy_uj, last->temperature_mc);
+    say(text, ",\"compute_mode\":%" PRIu32, server->compute_mode);
+}
+
 static void clients(struct sg_server *server, struct text *text)
 {
     const char *comma = "";
@@ -84,6 +98,7 @@ size_t sg_report(struct sg_server *server, char *buffer, size_t bytes)
     say(&text, "\",\"connected\":%" PRIu64 ",\"left\":%" PRIu64 ",\"refused_slots\":%" PRIu64 ",\"counters\":",
         server->connected, server->died, server->refused_slots);
     counters(&text, &whole);
+    usage(server, &text);
     say(&text, ",\"clients\":[");
     clients(server, &text);
     say(&text, "],\"unsupported\":{");

@@ -2,7 +2,9 @@
 #ifndef COTENANT_SOFTGPU_SERVER_H
 #define COTENANT_SOFTGPU_SERVER_H
 
+#include "device/board.h"
 #include "softgpu/names.h"
+#include "softgpu/observation.h"
 #include "softgpu/wire.h"
 
 #include <sys/types.h>
@@ -38,6 +40,11 @@ struct sg_host {
     uint64_t op;
 };
 
+/* What a client used up to a sample boundary. */
+struct sg_use {
+    uint64_t busy_ns, sm_ns, traffic_bytes;
+};
+
 struct sg_client {
     int socket, pidfd;
     int greeted; /* has a ring and a place in the model */
@@ -51,12 +58,20 @@ struct sg_client {
     uint64_t submitted; /* ops given to the model so far */
     uint64_t window[SG_WINDOW]; /* the last of them, by number modulo SG_WINDOW */
     struct sg_host hosts[SG_HOSTS];
+    uint64_t came; /* number of the latest sample when it came */
+    struct sg_use uses[SG_SAMPLES_KEPT + 1]; /* by number of the sample */
 };
 
 /* Whose a handle is. The model's own generations say whether it still stands. */
 struct sg_owner {
     uint32_t handle;
     uint16_t client; /* index plus one; 0: nobody */
+};
+
+struct sg_history {
+    uint64_t start_ns, epoch_ns, next_ns;
+    uint64_t count; /* samples ever taken; the one of the start is the first */
+    struct sg_sample ring[SG_SAMPLES_KEPT + 1];
 };
 
 struct sg_server {
@@ -74,6 +89,8 @@ struct sg_server {
     struct sg_owner events[CT_DEVICE_MAX_HANDLES + 1];
     uint64_t unsupported[SG_NAME_COUNT];
     uint64_t connected, died, refused_slots;
+    uint32_t compute_mode; /* enum sg_compute_mode */
+    struct sg_history history;
     char report[SG_REPORT_BYTES];
 };
 
@@ -81,6 +98,7 @@ struct sg_server {
 int sg_serve(int listener, const struct ct_device_config *config, uint32_t ordinal, const uint8_t *uuid);
 
 uint64_t sg_now_ns(void);
+uint64_t sg_wall_ns(void);
 
 /* Takes what the rings hold in the order of time, up to now; then the model stands at now. */
 void sg_pump(struct sg_server *server, uint64_t now_ns);
@@ -98,6 +116,20 @@ void sg_disturb(struct sg_server *server);
 
 /* Memory shared with clients: mapped, sealed in size, its descriptor in *descriptor; NULL with errno on failure. */
 void *sg_shared(int *descriptor, size_t bytes, const char *name);
+
+/* Moves the model to every sample boundary up to an instant and keeps what the books say there. To be called before
+ * the model moves. */
+void sg_sample_until(struct sg_server *server, uint64_t until_ns);
+void sg_sample_start(struct sg_server *server);
+void sg_sample_join(struct sg_server *server, struct sg_client *client);
+/* The sample so many before the latest, or the oldest there is. */
+const struct sg_sample *sg_sample_back(struct sg_server *server, uint64_t back);
+void sg_observe(struct sg_server *server, uint64_t since_ns, struct sg_observation *told);
+static inline uint32_t sg_clock_ppm(const struct sg_server *server)
+{
+    (void)server;
+    return SG_CLOCK_FULL_PPM;
+}
 
 size_t sg_report(struct sg_server *server, char *text, size_t bytes);
 

@@ -19,6 +19,7 @@ from cotenant.errors import ConfigError, PeerError, WorldError
 from cotenant.live.softgpu import wire
 
 MAX_GPUS = 16
+LIBRARY_NAMES = ("libcuda.so.1", "libnvidia-ml.so.1")  # one library with both faces, found by either name
 MIN_SLICE_NS = 10_000  # as native/softgpu/server/server.h: below it the server would do nothing but switch
 MIN_MEMORY_BYTES = 1 << 20
 _BACKLOG = 128
@@ -110,10 +111,7 @@ def create(
     if any(gpu.alive for gpu in gpus(directory)):
         raise ConfigError("directory", str(directory), "soft GPUs live there already; destroy them first")
     destroy(directory)
-    link = directory / "lib" / "libcuda.so.1"
-    link.parent.mkdir(exist_ok=True)
-    link.unlink(missing_ok=True)
-    link.symlink_to(library())
+    _link_libraries(directory)
     try:
         for ordinal in range(count):
             _spawn(directory, ordinal, preset, memory_bytes or 0, slice_ns or 0)
@@ -121,6 +119,14 @@ def create(
         destroy(directory)
         raise
     return gpus(directory)
+
+
+def _link_libraries(directory: Path) -> None:
+    lib = directory / "lib"
+    lib.mkdir(exist_ok=True)
+    for name in LIBRARY_NAMES:
+        (lib / name).unlink(missing_ok=True)
+        (lib / name).symlink_to(library())
 
 
 def gpus(directory: Path) -> list[SoftGpu]:
@@ -172,7 +178,8 @@ def destroy(directory: Path) -> int:
             file.unlink(missing_ok=True)
         ended += 1
     lib = directory.absolute() / "lib"
-    (lib / "libcuda.so.1").unlink(missing_ok=True)
+    for name in LIBRARY_NAMES:
+        (lib / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # not there, or somebody keeps something else in it
         lib.rmdir()
     return ended
