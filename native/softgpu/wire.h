@@ -55,7 +55,7 @@ struct sg_ring {
 /* One page for all clients of a device. Only a hint about freshness: whoever scribbles here costs others a question. */
 struct sg_bulletin {
     _Alignas(64) _Atomic uint64_t submissions; /* changes with every submission to the device */
-    _Alignas(64) _Atomic uint32_t xids;        /* a futex: changes with every Xid of the device */
+    _Alignas(64) _Atomic uint32_t xids;        /* a futex: changes with every Xid */
 };
 
 /* ---- the socket: questions, each answered at once --------------------------------------------------------- */
@@ -79,16 +79,11 @@ enum sg_request_kind {
     SG_EVENT_DESTROY = 16, /* a: event */
     SG_OBSERVE = 17,       /* a: wire version -> struct sg_hello and the bulletin's descriptor, but no client */
     SG_SAMPLES = 18,       /* a: since which instant -> struct sg_observation */
-    SG_XID_NEXT = 19,      /* a: the last sequence number seen -> a: Xid or 0, b: its sequence number, c: pid */
-    SG_COMPUTE_MODE = 22,  /* a: enum sg_compute_mode to set -> a: the one now in force */
+    SG_XID_NEXT = 19, /* a: last sequence seen, 0: none -> a: Xid, b: its sequence, c: pid; NOT_READY: there is none */
+    SG_COMPUTE_MODE = 22,    /* a: 1 to set it to b -> a: enum sg_compute_mode */
 };
 
-/* As NVML numbers them. */
-enum sg_compute_mode {
-    SG_COMPUTE_DEFAULT = 0,
-    SG_COMPUTE_PROHIBITED = 2,
-    SG_COMPUTE_EXCLUSIVE_PROCESS = 3,
-};
+enum sg_compute_mode { SG_MODE_DEFAULT = 0, SG_MODE_PROHIBITED = 2, SG_MODE_EXCLUSIVE_PROCESS = 3 };
 
 enum sg_target {
     SG_TARGET_STREAM = 1, /* its last op; the answer names that op, so that later questions mean the same one */

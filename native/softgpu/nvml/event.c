@@ -75,15 +75,14 @@ ANSWER(nvmlDeviceGetSupportedEventTypes, nvmlWord, NVML_EVENT_XID)
 API nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, nvmlWord types, nvmlEventSet_t set);
 API nvmlReturn_t nvmlDeviceRegisterEvents(nvmlDevice_t device, nvmlWord types, nvmlEventSet_t set)
 {
-    struct sg_request request = {.kind = SG_XID_NEXT, .a = UINT64_MAX};
-    struct sg_reply reply;
+    struct sg_observation seen;
     ENTER(device);
     NEED(is_valid(set), NVML_ERROR_INVALID_ARGUMENT);
     NEED(!(types & ~(nvmlWord)NVML_EVENT_XID), NVML_ERROR_NOT_SUPPORTED);
     NEED(types && !set->is_registered[device - nv_devices], NVML_SUCCESS);
-    result = nv_ask(device, &request, &reply);
+    result = nv_observe(device, SG_LATEST_PERIOD, &seen);
     NEED(result == NVML_SUCCESS, result);
-    set->last[device - nv_devices] = reply.b;
+    set->last[device - nv_devices] = seen.xids;
     set->is_registered[device - nv_devices] = 1;
     return nv_leave(NVML_SUCCESS);
 }
@@ -99,7 +98,7 @@ static nvmlReturn_t look(nvmlEventSet_t set, nvmlEventData_t *told)
         nvmlReturn_t result = nv_ask(&nv_devices[i], &request, &reply);
         if (result != NVML_SUCCESS)
             return result;
-        if (!reply.a)
+        if (reply.result != CT_DEVICE_OK)
             continue;
         set->last[i] = reply.b;
         *told = (nvmlEventData_t){&nv_devices[i], NVML_EVENT_XID, reply.a, NVML_NO_INSTANCE, NVML_NO_INSTANCE};

@@ -37,11 +37,11 @@ API nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, unsigned mode);
 API nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, unsigned mode)
 {
     enum { EXCLUSIVE_THREAD = 1 };
-    struct sg_request request = {.kind = SG_COMPUTE_MODE, .a = mode};
+    struct sg_request request = {.kind = SG_COMPUTE_MODE, .a = 1, .b = mode};
     struct sg_reply reply;
     ENTER(device);
     NEED(mode != EXCLUSIVE_THREAD, NVML_ERROR_NOT_SUPPORTED);
-    NEED(mode <= SG_COMPUTE_EXCLUSIVE_PROCESS, NVML_ERROR_INVALID_ARGUMENT);
+    NEED(mode <= SG_MODE_EXCLUSIVE_PROCESS, NVML_ERROR_INVALID_ARGUMENT);
     result = nv_ask(device, &request, &reply);
     if (result == NVML_SUCCESS && reply.result != CT_DEVICE_OK)
         result = NVML_ERROR_INVALID_ARGUMENT;

@@ -72,7 +72,8 @@ nvmlReturn_t nv_ask(nvmlDevice_t device, const struct sg_request *request, struc
 nvmlReturn_t nv_observe(nvmlDevice_t device, uint64_t since_ns, struct sg_observation *seen)
 {
     struct sg_request request = {.kind = SG_SAMPLES, .a = since_ns};
-    return ask(device, &request, seen, sizeof *seen);
+    nvmlReturn_t result = ask(device, &request, seen, sizeof *seen);
+    return result == NVML_SUCCESS && seen->is_lost ? NVML_ERROR_GPU_IS_LOST : result;
 }
 
 static int greet(nvmlDevice_t device)
@@ -101,7 +102,7 @@ static int greet(nvmlDevice_t device)
     }
     close(descriptor);
     struct sg_observation seen;
-    if (!device->bulletin || nv_observe(device, SG_LATEST_PERIOD, &seen) != NVML_SUCCESS)
+    if (!device->bulletin || (nv_observe(device, SG_LATEST_PERIOD, &seen) != NVML_SUCCESS && device->lost))
         return -1;
     device->epoch_ns = seen.epoch_ns;
     return 0;

@@ -81,11 +81,11 @@ static int tell_samples(struct sg_server *server, int index, const struct sg_req
     return say(server->clients[index], &told, sizeof told);
 }
 
-static int set_compute_mode(struct sg_server *server, uint64_t mode)
+static int sg_compute_mode(struct sg_server *server, const struct sg_request *request, struct sg_reply *reply)
 {
-    if (mode != SG_COMPUTE_DEFAULT && mode != SG_COMPUTE_PROHIBITED && mode != SG_COMPUTE_EXCLUSIVE_PROCESS)
-        return CT_DEVICE_INVALID;
-    server->compute_mode = (uint32_t)mode;
+    if (request->a == 1)
+        server->compute_mode = (uint32_t)request->b;
+    reply->a = server->compute_mode;
     return CT_DEVICE_OK;
 }
 
@@ -317,8 +317,7 @@ int sg_answer(struct sg_server *server, int index, const struct sg_request *requ
     case SG_SAMPLES:
         return tell_samples(server, index, request);
     case SG_COMPUTE_MODE:
-        reply.result = set_compute_mode(server, request->a);
-        reply.a = server->compute_mode;
+        reply.result = sg_compute_mode(server, request, &reply);
         return say(client, &reply, sizeof reply);
     case SG_SHUTDOWN:
         server->stop = 1;

@@ -19,7 +19,8 @@ from cotenant.errors import ConfigError, PeerError, WorldError
 from cotenant.live.softgpu import wire
 
 MAX_GPUS = 16
-LIBRARY_NAMES = ("libcuda.so.1", "libnvidia-ml.so.1")  # one library with both faces, found by either name
+NVML = "libnvidia-ml.so.1"
+FACES = {"libcuda.so.1": "libsoftgpu.so", NVML: "libsoftgpu-ml.so"}  # what programs look for: what they find
 MIN_SLICE_NS = 10_000  # as native/softgpu/server/server.h: below it the server would do nothing but switch
 MIN_MEMORY_BYTES = 1 << 20
 _BACKLOG = 128
@@ -40,9 +41,9 @@ class SoftGpu:
     clients: int = 0
 
 
-def library() -> Path:
-    """The face of libcuda, as it was installed beside the extension."""
-    path = Path(_native.__file__).parent / "_softgpu" / "libsoftgpu.so"
+def library(name: str = "libcuda.so.1") -> Path:
+    """One of the faces, as it was installed beside the extension."""
+    path = Path(_native.__file__).parent / "_softgpu" / FACES[name]
     if not path.exists():
         raise WorldError(f"{path} is missing: cotenant was installed without its soft GPU")
     return path
@@ -124,9 +125,9 @@ def create(
 def _link_libraries(directory: Path) -> None:
     lib = directory / "lib"
     lib.mkdir(exist_ok=True)
-    for name in LIBRARY_NAMES:
+    for name in FACES:
         (lib / name).unlink(missing_ok=True)
-        (lib / name).symlink_to(library())
+        (lib / name).symlink_to(library(name))
 
 
 def gpus(directory: Path) -> list[SoftGpu]:
@@ -178,7 +179,7 @@ def destroy(directory: Path) -> int:
             file.unlink(missing_ok=True)
         ended += 1
     lib = directory.absolute() / "lib"
-    for name in LIBRARY_NAMES:
+    for name in FACES:
         (lib / name).unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # not there, or somebody keeps something else in it
         lib.rmdir()
