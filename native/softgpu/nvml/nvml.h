@@ -35,7 +35,6 @@ enum { NVML_REASON_IDLE = 1, NVML_REASON_HW_SLOWDOWN = 8, NVML_REASONS = 0x1ff }
 enum { NVML_INIT_NO_GPUS = 1, NVML_INIT_NO_ATTACH = 2 };
 enum { NVML_PSTATE_UNKNOWN = 32 };
 #define NVML_NO_INSTANCE UINT32_MAX
-#define NVML_NOT_AVAILABLE UINT64_MAX
 
 typedef struct {
     char busIdLegacy[16];

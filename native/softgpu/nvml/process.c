@@ -86,6 +86,6 @@ API nvmlReturn_t nvmlDeviceGetRunningProcessDetailList(nvmlDevice_t device, nvml
     for (unsigned i = 0; i < seen.client_count; i++)
         asked->procArray[i] =
             (nvmlProcessDetail_v1_t){(unsigned)seen.clients[i].pid, seen.clients[i].memory_bytes, NVML_NO_INSTANCE,
-                                     NVML_NO_INSTANCE, NVML_NOT_AVAILABLE};
+                                     NVML_NO_INSTANCE, 0};
     return nv_leave(NVML_SUCCESS);
 }
