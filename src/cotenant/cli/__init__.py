@@ -10,6 +10,7 @@ from cotenant import __version__
 from cotenant.cli.command import Parser, say
 from cotenant.cli.gpu import add_gpu_command
 from cotenant.cli.node import add_node_commands
+from cotenant.cli.profile import add_profile_commands
 from cotenant.cli.softgpu import add_softgpu_commands
 from cotenant.cli.study import add_study_commands
 from cotenant.errors import CotenantError
@@ -43,6 +44,7 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     add_node_commands(commands)
     add_gpu_command(commands)
+    add_profile_commands(commands)
     add_softgpu_commands(commands)
     add_study_commands(commands)
     return parser
