@@ -63,6 +63,7 @@ struct sg_device {
     struct sg_link link;
     struct ct_device_config config;
     uint8_t uuid[16];
+    uint32_t sm_cap; /* of all contexts of an MPS client; 0: none */
     struct sg_arena arena;
     struct CUctx_st *primary;
     uint32_t primary_users;
@@ -74,6 +75,7 @@ struct CUctx_st {
     struct sg_object object;
     struct sg_device *device;
     uint32_t model;
+    uint32_t sm_cap; /* 0: none */
     unsigned flags, api_version, users;
     int is_primary;
     struct CUstream_st *legacy;
@@ -159,7 +161,9 @@ int sg_in_callback(int set);                      /* set: 1 or 0, or -1 to ask *
 
 /* ---- the line to the server ---------------------------------------------------------------------------------- */
 
-int sg_link_open(const char *path, struct sg_device *device);
+/* 0, -1: nobody answers, or the reason of a refusal. */
+int sg_link_open(const char *path, uint32_t group, struct sg_device *device);
+void sg_link_close(struct sg_link *link);
 int sg_ask(struct sg_link *link, const struct sg_request *request, struct sg_reply *reply); /* 0, or -1: lost */
 CUresult sg_result(int model_result);
 
@@ -193,6 +197,7 @@ CUstream sg_stream(CUcontext context, CUstream handle);
 CUresult sg_stream_make(CUcontext context, unsigned flags, int priority, CUstream *made);
 
 #include "softgpu/memory.h"
+#include "softgpu/mps.h"
 #include "softgpu/code.h"
 
 #endif

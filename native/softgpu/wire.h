@@ -59,8 +59,9 @@ struct sg_bulletin {
 /* ---- the socket: questions, each answered at once --------------------------------------------------------- */
 
 enum sg_request_kind {
-    SG_HELLO = 1,           /* a: wire version -> struct sg_hello, and the descriptors of ring and bulletin */
-    SG_CONTEXT_CREATE = 2,  /* a: SM cap -> a: context, b: its legacy stream */
+    /* a: wire version, b: MPS group or 0 -> struct sg_hello, and the descriptors of ring and bulletin */
+    SG_HELLO = 1,
+    SG_CONTEXT_CREATE = 2,  /* a: SM cap -> a: context, b: its legacy stream, batch[0]: the cap it has */
     SG_CONTEXT_DESTROY = 3, /* a: context */
     SG_STREAM_CREATE = 4,   /* a: context, b: enum ct_stream_kind, c: priority -> a: stream */
     SG_STREAM_DESTROY = 5,  /* a: stream */
@@ -75,7 +76,24 @@ enum sg_request_kind {
     SG_REPORT = 14,      /* -> a: bytes, and a descriptor from which that many can be read: the books as JSON */
     SG_SHUTDOWN = 15,
     SG_EVENT_DESTROY = 16, /* a: event */
+    /* From an MPS server, on a connection that stands for its group; the group ends with it. */
+    SG_GROUP_OPEN = 21,      /* a: 1 if a killed client harms only itself -> a: group, b: SMs, batch: the UUID */
+    SG_COMPUTE_MODE = 22,    /* a: 1 to set it to b -> a: enum sg_compute_mode */
+    SG_GROUP_ADMIT = 24,     /* a: pid, b: bytes it may take or 0, c: SM cap, bit 32: below normal priority */
+    SG_GROUP_STATE = 25,     /* -> a: clients, b: 1 while it refuses new ones */
+    SG_GROUP_TERMINATE = 26, /* a: pid -> a: how many connections of it were ended */
+    SG_GROUP_LEAVE = 27,     /* from a client: it ends in order, whatever is in flight */
 };
+
+/* Answers beside enum ct_device_result: the server's own reasons. */
+enum sg_refusal {
+    SG_REFUSED_BUSY = 32,    /* the compute mode keeps this process away */
+    SG_REFUSED_GROUP = 33,   /* there is no such group, or its MPS server did not admit this process */
+    SG_REFUSED_FAULT = 34,   /* the group waits until those whom a fault reached have left */
+    SG_REFUSED_CLIENTS = 35, /* the group has as many contexts as there can be */
+};
+
+enum sg_compute_mode { SG_MODE_DEFAULT = 0, SG_MODE_PROHIBITED = 2, SG_MODE_EXCLUSIVE_PROCESS = 3 };
 
 enum sg_target {
     SG_TARGET_STREAM = 1, /* its last op; the answer names that op, so that later questions mean the same one */
@@ -107,6 +125,8 @@ struct sg_hello {
     uint32_t client;
     uint32_t ordinal;
     uint8_t uuid[16];
+    uint32_t sm_cap; /* of every context of this client; 0: none */
+    uint32_t reserved;
     struct ct_device_config config;
 };
 

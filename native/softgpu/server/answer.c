@@ -44,7 +44,10 @@ static int greet(struct sg_server *server, int index, const struct sg_request *r
     if (request->a != SG_WIRE_VERSION)
         hello.result = CT_DEVICE_INVALID;
     else
-        hello.result = ct_device_client_add(server->device, sg_now_ns(), CT_GROUP_OWN, &client->model);
+        hello.result = request->b ? sg_group_join(server, index, request->b) : CT_DEVICE_OK;
+    if (hello.result == CT_DEVICE_OK)
+        hello.result = ct_device_client_add(server->device, sg_now_ns(), client->group ? client->group : CT_GROUP_OWN,
+                                            &client->model);
     if (hello.result != CT_DEVICE_OK)
         return say(client, &hello, sizeof hello);
     client->greeted = 1;
@@ -53,7 +56,9 @@ static int greet(struct sg_server *server, int index, const struct sg_request *r
     if (!client->ring)
         return -1;
     hello.client = (uint32_t)index;
+    hello.sm_cap = client->admission.sm_cap;
     hello.config = *ct_device_config(server->device);
+    hello.config.priority_least = server->priority_least;
     memcpy(hello.uuid, server->uuid, sizeof hello.uuid);
     int failed = say_with(client, &hello, sizeof hello, descriptors, 2);
     close(descriptors[0]);
@@ -93,13 +98,17 @@ static int context_create(struct sg_server *server, int index, const struct sg_r
                           uint64_t now_ns)
 {
     struct sg_client *client = server->clients[index];
-    uint32_t context, legacy;
-    if (!may_have(server, server->contexts, SG_CONTEXTS, ct_device_context_query, index))
-        return CT_DEVICE_FULL;
-    int result = ct_device_context_create(server->device, now_ns, client->model, (uint32_t)request->a, &context);
+    uint32_t context, legacy, cap = sg_group_cap(server, index, request->a);
+    int result = sg_group_may_compute(server, index);
     if (result != CT_DEVICE_OK)
         return result;
-    result = ct_device_stream_create(server->device, now_ns, context, CT_STREAM_LEGACY, 0, &legacy);
+    if (!may_have(server, server->contexts, SG_CONTEXTS, ct_device_context_query, index))
+        return CT_DEVICE_FULL;
+    result = ct_device_context_create(server->device, now_ns, client->model, cap, &context);
+    if (result != CT_DEVICE_OK)
+        return result;
+    result = ct_device_stream_create(server->device, now_ns, context, CT_STREAM_LEGACY,
+                                     sg_group_priority(server, index, 0), &legacy);
     if (result != CT_DEVICE_OK) {
         ct_device_context_destroy(server->device, now_ns, context);
         return result;
@@ -108,6 +117,7 @@ static int context_create(struct sg_server *server, int index, const struct sg_r
     sg_own(server->streams, legacy, index);
     reply->a = context;
     reply->b = legacy;
+    reply->batch[0] = cap;
     return result;
 }
 
@@ -122,7 +132,7 @@ static int stream_create(struct sg_server *server, int index, const struct sg_re
     if (!may_have(server, server->streams, SG_STREAMS, ct_device_stream_query, index))
         return CT_DEVICE_FULL;
     int result = ct_device_stream_create(server->device, now_ns, (uint32_t)request->a, (int)request->b,
-                                         (int32_t)(int64_t)request->c, &stream);
+                                         sg_group_priority(server, index, (int64_t)request->c), &stream);
     if (result == CT_DEVICE_OK) {
         sg_own(server->streams, stream, index);
         reply->a = stream;
@@ -254,9 +264,11 @@ static int decide(struct sg_server *server, int index, const struct sg_request *
                    ? ct_device_event_time(device, (uint32_t)request->a, &reply->a)
                    : CT_DEVICE_STALE;
     case SG_MEMORY_TAKE:
-        return sg_owns(server->contexts, request->a, index)
+        if (!sg_owns(server->contexts, request->a, index))
+            return CT_DEVICE_STALE;
+        return sg_group_within_limit(server, index, request->b)
                    ? ct_device_memory_take(device, (uint32_t)request->a, request->b)
-                   : CT_DEVICE_STALE;
+                   : CT_DEVICE_NO_MEMORY;
     case SG_MEMORY_GIVE:
         return sg_owns(server->contexts, request->a, index)
                    ? ct_device_memory_give(device, (uint32_t)request->a, request->b)
@@ -272,6 +284,28 @@ static int decide(struct sg_server *server, int index, const struct sg_request *
     default:
         return -1;
     }
+}
+
+static int about_groups(struct sg_server *server, int index, const struct sg_request *request)
+{
+    struct sg_reply reply = {0};
+    switch (request->kind) {
+    case SG_GROUP_OPEN:
+        reply.result = sg_group_open(server, index, request, &reply);
+        break;
+    case SG_GROUP_ADMIT:
+        reply.result = sg_group_admit(server, index, request);
+        break;
+    case SG_GROUP_STATE:
+        reply.result = sg_group_state(server, index, &reply);
+        break;
+    case SG_GROUP_TERMINATE:
+        reply.result = sg_group_terminate(server, index, request, &reply);
+        break;
+    default:
+        reply.result = sg_compute_mode(server, request, &reply);
+    }
+    return reply.result < 0 ? -1 : say(server->clients[index], &reply, sizeof reply);
 }
 
 int sg_answer(struct sg_server *server, int index, const struct sg_request *request)
@@ -290,6 +324,12 @@ int sg_answer(struct sg_server *server, int index, const struct sg_request *requ
         if (request->a < SG_NAME_COUNT)
             server->unsupported[request->a]++;
         return say(client, &reply, sizeof reply);
+    case SG_GROUP_OPEN:
+    case SG_GROUP_ADMIT:
+    case SG_GROUP_STATE:
+    case SG_GROUP_TERMINATE:
+    case SG_COMPUTE_MODE:
+        return about_groups(server, index, request);
     default:
         break;
     }

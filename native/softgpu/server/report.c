@@ -50,7 +50,8 @@ static void clients(struct sg_server *server, struct text *text)
         struct ct_device_counters c;
         if (!client || !client->greeted || ct_device_count_client(server->device, client->model, &c) != CT_DEVICE_OK)
             continue;
-        say(text, "%s{\"pid\":%d,\"submitted\":%" PRIu64 ",\"counters\":", comma, (int)client->pid, client->submitted);
+        say(text, "%s{\"pid\":%d,\"group\":%" PRIu32 ",\"sm_cap\":%" PRIu32 ",\"submitted\":%" PRIu64 ",\"counters\":", comma,
+            (int)client->pid, client->group, client->admission.sm_cap, client->submitted);
         counters(text, &c);
         say(text, ",\"delayed_by\":[");
         const char *inner = "";
@@ -64,6 +65,20 @@ static void clients(struct sg_server *server, struct text *text)
             inner = ",";
         }
         say(text, "]}");
+        comma = ",";
+    }
+}
+
+/* MPS servers: the processes that stand for their clients' contexts. */
+static void groups(struct sg_server *server, struct text *text)
+{
+    const char *comma = "";
+    for (int i = 0; i < SG_GROUPS; i++) {
+        const struct sg_group *group = &server->groups[i];
+        if (!group->number)
+            continue;
+        say(text, "%s{\"group\":%" PRIu32 ",\"pid\":%d}", comma, group->number,
+            (int)server->clients[group->owner]->pid);
         comma = ",";
     }
 }
@@ -86,6 +101,8 @@ size_t sg_report(struct sg_server *server, char *buffer, size_t bytes)
     counters(&text, &whole);
     say(&text, ",\"clients\":[");
     clients(server, &text);
+    say(&text, "],\"compute_mode\":%" PRIu32 ",\"groups\":[", server->compute_mode);
+    groups(server, &text);
     say(&text, "],\"unsupported\":{");
     const char *comma = "";
     for (int i = 0; i < SG_NAME_COUNT; i++) {

@@ -59,6 +59,7 @@ void sg_disturb(struct sg_server *server)
 static void drop(struct sg_server *server, int index)
 {
     struct sg_client *client = server->clients[index];
+    sg_group_leave(server, index);
     server->clients[index] = NULL;
     if (client->greeted) {
         ct_device_client_kill(server->device, sg_now_ns(), client->model);
@@ -185,7 +186,10 @@ static int start(struct sg_server *server, const struct ct_device_config *config
                          : MAP_FAILED;
     if (memory == MAP_FAILED)
         return ENOMEM;
-    if (ct_device_init(memory, bytes, config, &limits, sg_now_ns(), &server->device) != CT_DEVICE_OK)
+    struct ct_device_config wide = *config;
+    server->priority_least = config->priority_least;
+    wide.priority_least += config->priority_least - config->priority_greatest + 1;
+    if (ct_device_init(memory, bytes, &wide, &limits, sg_now_ns(), &server->device) != CT_DEVICE_OK)
         return EINVAL;
     ct_device_record_kinds(server->device, 0);
     server->bulletin = sg_shared(&server->bulletin_fd, sizeof *server->bulletin, "softgpu-bulletin");

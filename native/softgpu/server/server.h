@@ -3,6 +3,7 @@
 #define COTENANT_SOFTGPU_SERVER_H
 
 #include "softgpu/names.h"
+#include "softgpu/server/group.h"
 #include "softgpu/wire.h"
 
 #include <sys/types.h>
@@ -44,6 +45,8 @@ struct sg_client {
     uint32_t serial;
     pid_t pid;
     uint32_t model; /* handle of the client in the model */
+    uint32_t group; /* of an MPS server; 0: none */
+    struct sg_admission admission;
     struct sg_ring *ring;
     uint64_t head;
     uint64_t tail;    /* how far this pump goes: what is published meanwhile is left for the next one */
@@ -72,6 +75,10 @@ struct sg_server {
     struct sg_owner contexts[CT_DEVICE_MAX_HANDLES + 1];
     struct sg_owner streams[CT_DEVICE_MAX_HANDLES + 1];
     struct sg_owner events[CT_DEVICE_MAX_HANDLES + 1];
+    struct sg_group groups[SG_GROUPS];
+    uint32_t group_count; /* groups there ever were */
+    uint32_t compute_mode;
+    int32_t priority_least; /* that clients know: the model has as many again below, for those below normal */
     uint64_t unsupported[SG_NAME_COUNT];
     uint64_t connected, died, refused_slots;
     char report[SG_REPORT_BYTES];

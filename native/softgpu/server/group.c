@@ -1,0 +1,177 @@
+/* Who shares the device under MPS, within which limits, and whom the compute mode keeps away. */
+#include "softgpu/server/server.h"
+
+#include <string.h>
+
+struct sg_group *sg_group_of(struct sg_server *server, uint32_t number)
+{
+    for (int i = 0; number && i < SG_GROUPS; i++)
+        if (server->groups[i].number == number)
+            return &server->groups[i];
+    return NULL;
+}
+
+static struct sg_group *owned(struct sg_server *server, int index)
+{
+    for (int i = 0; i < SG_GROUPS; i++)
+        if (server->groups[i].number && server->groups[i].owner == index)
+            return &server->groups[i];
+    return NULL;
+}
+
+/* Contexts of everybody (group 0: of no group) but those of one process. */
+static int contexts_of(struct sg_server *server, uint32_t group, pid_t except)
+{
+    int count = 0;
+    for (uint32_t i = 0; i <= SG_CONTEXTS; i++) {
+        const struct sg_owner *owner = &server->contexts[i];
+        const struct sg_client *client = owner->client ? server->clients[owner->client - 1] : NULL;
+        if (client && client->group == group && client->pid != except &&
+            ct_device_context_query(server->device, owner->handle) != CT_DEVICE_STALE)
+            count++;
+    }
+    return count;
+}
+
+int sg_group_open(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply)
+{
+    const struct ct_device_config *config = ct_device_config(server->device);
+    struct sg_group *group = NULL;
+    if (server->clients[index]->greeted || owned(server, index))
+        return -1;
+    /* An MPS server is a process with a context, as far as compute modes go. */
+    if (server->compute_mode == SG_MODE_PROHIBITED ||
+        (server->compute_mode == SG_MODE_EXCLUSIVE_PROCESS && contexts_of(server, 0, 0) > 0))
+        return SG_REFUSED_BUSY;
+    for (int i = 0; i < SG_GROUPS && !group; i++) {
+        if (!server->groups[i].number)
+            group = &server->groups[i];
+        else if (server->compute_mode == SG_MODE_EXCLUSIVE_PROCESS)
+            return SG_REFUSED_BUSY;
+    }
+    if (!group)
+        return CT_DEVICE_FULL;
+    *group = (struct sg_group){.number = ++server->group_count, .contained = request->a & 1, .owner = index};
+    reply->a = group->number;
+    reply->b = config->sm_count;
+    memcpy(reply->batch, server->uuid, sizeof server->uuid);
+    return CT_DEVICE_OK;
+}
+
+int sg_group_admit(struct sg_server *server, int index, const struct sg_request *request)
+{
+    struct sg_group *group = owned(server, index);
+    struct sg_admission made = {.pid = (pid_t)request->a,
+                                .sm_cap = (uint32_t)request->c,
+                                .is_below_normal = request->c >> 32 & 1,
+                                .pinned_bytes = request->b};
+    struct sg_admission *place = NULL;
+    if (!group || made.pid <= 0 || made.sm_cap > ct_device_config(server->device)->sm_count)
+        return -1;
+    for (int i = 0; i < SG_ADMISSIONS; i++)
+        if (group->admitted[i].pid == made.pid)
+            place = &group->admitted[i];
+    for (int i = 0; i < SG_ADMISSIONS && !place; i++)
+        if (!group->admitted[i].pid)
+            place = &group->admitted[i];
+    if (!place)
+        place = &group->admitted[group->next++ % SG_ADMISSIONS];
+    *place = made;
+    return CT_DEVICE_OK;
+}
+
+int sg_group_state(struct sg_server *server, int index, struct sg_reply *reply)
+{
+    struct sg_group *group = owned(server, index);
+    if (!group)
+        return -1;
+    for (int i = 0; i < SG_CONNECTIONS; i++)
+        reply->a += server->clients[i] && server->clients[i]->group == group->number;
+    return CT_DEVICE_OK;
+}
+
+int sg_group_join(struct sg_server *server, int index, uint64_t number)
+{
+    struct sg_client *client = server->clients[index];
+    struct sg_group *group = number <= UINT32_MAX ? sg_group_of(server, (uint32_t)number) : NULL;
+    struct sg_admission *found = NULL;
+    for (int i = 0; group && i < SG_ADMISSIONS; i++)
+        if (group->admitted[i].pid && group->admitted[i].pid == client->pid)
+            found = &group->admitted[i];
+    if (!found)
+        return SG_REFUSED_GROUP;
+    client->group = group->number;
+    client->admission = *found;
+    *found = (struct sg_admission){0};
+    return CT_DEVICE_OK;
+}
+
+int sg_group_terminate(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply)
+{
+    struct sg_group *group = owned(server, index);
+    (void)request;
+    (void)reply;
+    return group ? CT_DEVICE_OK : -1;
+}
+
+void sg_group_leave(struct sg_server *server, int index)
+{
+    struct sg_group *group = owned(server, index);
+    if (group)
+        *group = (struct sg_group){0};
+}
+
+int sg_group_may_compute(struct sg_server *server, int index)
+{
+    const struct sg_client *client = server->clients[index];
+    if (server->compute_mode == SG_MODE_PROHIBITED)
+        return SG_REFUSED_BUSY;
+    if (server->compute_mode == SG_MODE_EXCLUSIVE_PROCESS) {
+        if (contexts_of(server, 0, client->group ? 0 : client->pid) > 0)
+            return SG_REFUSED_BUSY;
+        for (int i = 0; i < SG_GROUPS; i++)
+            if (server->groups[i].number && server->groups[i].number != client->group)
+                return SG_REFUSED_BUSY;
+    }
+    if (client->group && contexts_of(server, client->group, 0) >= SG_GROUP_CONTEXTS)
+        return SG_REFUSED_CLIENTS;
+    return CT_DEVICE_OK;
+}
+
+int sg_compute_mode(struct sg_server *server, const struct sg_request *request, struct sg_reply *reply)
+{
+    if (request->a == 1) {
+        /* 1, one thread alone, is what drivers no longer have. */
+        if (request->b != SG_MODE_DEFAULT && request->b != SG_MODE_PROHIBITED && request->b != SG_MODE_EXCLUSIVE_PROCESS)
+            return CT_DEVICE_INVALID;
+        server->compute_mode = (uint32_t)request->b;
+    }
+    reply->a = server->compute_mode;
+    return CT_DEVICE_OK;
+}
+
+uint32_t sg_group_cap(const struct sg_server *server, int index, uint64_t asked)
+{
+    uint32_t cap = server->clients[index]->admission.sm_cap;
+    if (!asked || asked > UINT32_MAX)
+        return asked ? UINT32_MAX : cap; /* too many SMs: the model says so */
+    return cap && cap < asked ? cap : (uint32_t)asked;
+}
+
+int sg_group_within_limit(struct sg_server *server, int index, uint64_t bytes)
+{
+    const struct sg_client *client = server->clients[index];
+    struct ct_device_counters counters;
+    uint64_t limit = client->admission.pinned_bytes;
+    if (!limit || ct_device_count_client(server->device, client->model, &counters) != CT_DEVICE_OK)
+        return 1;
+    return counters.memory_bytes <= limit && bytes <= limit - counters.memory_bytes;
+}
+
+int32_t sg_group_priority(const struct sg_server *server, int index, int64_t asked)
+{
+    const struct ct_device_config *config = ct_device_config(server->device);
+    int32_t least = server->priority_least, greatest = config->priority_greatest;
+    int32_t priority = asked > least ? least : asked < greatest ? greatest : (int32_t)asked;
+    return server->clients[index]->admission.is_below_normal ? priority + (least - greatest) + 1 : priority;
+}
