@@ -80,7 +80,7 @@ enum sg_request_kind {
     SG_GROUP_OPEN = 21,      /* a: 1 if a killed client harms only itself -> a: group, b: SMs, batch: the UUID */
     SG_COMPUTE_MODE = 22,    /* a: 1 to set it to b -> a: enum sg_compute_mode */
     SG_GROUP_ADMIT = 24,     /* a: pid, b: bytes it may take or 0, c: SM cap, bit 32: below normal priority */
-    SG_GROUP_STATE = 25,     /* -> a: clients, b: 1 while it refuses new ones */
+    SG_GROUP_STATE = 25,     /* a: skip so many -> a: clients, b: 1 while it refuses new ones, batch: pids */
     SG_GROUP_TERMINATE = 26, /* a: pid -> a: how many connections of it were ended */
     SG_GROUP_LEAVE = 27,     /* from a client: it ends in order, whatever is in flight */
 };

@@ -297,7 +297,7 @@ static int about_groups(struct sg_server *server, int index, const struct sg_req
         reply.result = sg_group_admit(server, index, request);
         break;
     case SG_GROUP_STATE:
-        reply.result = sg_group_state(server, index, &reply);
+        reply.result = sg_group_state(server, index, request, &reply);
         break;
     case SG_GROUP_TERMINATE:
         reply.result = sg_group_terminate(server, index, request, &reply);

@@ -80,13 +80,18 @@ int sg_group_admit(struct sg_server *server, int index, const struct sg_request 
     return CT_DEVICE_OK;
 }
 
-int sg_group_state(struct sg_server *server, int index, struct sg_reply *reply)
+int sg_group_state(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply)
 {
     struct sg_group *group = owned(server, index);
     if (!group)
         return -1;
-    for (int i = 0; i < SG_CONNECTIONS; i++)
-        reply->a += server->clients[i] && server->clients[i]->group == group->number;
+    for (int i = 0; i < SG_CONNECTIONS; i++) {
+        if (!server->clients[i] || server->clients[i]->group != group->number)
+            continue;
+        uint64_t place = reply->a++ - request->a;
+        if (place < SG_EVENT_BATCH) /* also where the difference wrapped */
+            reply->batch[place] = (uint32_t)server->clients[i]->pid;
+    }
     return CT_DEVICE_OK;
 }
 

@@ -32,7 +32,7 @@ struct sg_group *sg_group_of(struct sg_server *server, uint32_t number); /* NULL
 /* Requests of an MPS server, see wire.h. */
 int sg_group_open(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply);
 int sg_group_admit(struct sg_server *server, int index, const struct sg_request *request);
-int sg_group_state(struct sg_server *server, int index, struct sg_reply *reply);
+int sg_group_state(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply);
 int sg_group_terminate(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply);
 
 /* A client wants to join; takes its admission. CT_DEVICE_OK or a refusal. */

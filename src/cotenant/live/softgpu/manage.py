@@ -17,6 +17,7 @@ from typing import Any
 from cotenant import _native
 from cotenant.errors import ConfigError, PeerError, WorldError
 from cotenant.live.softgpu import wire
+from cotenant.live.softgpu.mps.programs import PROGRAMS, make_programs
 
 MAX_GPUS = 16
 MIN_SLICE_NS = 10_000  # as native/softgpu/server/server.h: below it the server would do nothing but switch
@@ -114,6 +115,7 @@ def create(
     link.parent.mkdir(exist_ok=True)
     link.unlink(missing_ok=True)
     link.symlink_to(library())
+    make_programs(directory / "bin")
     try:
         for ordinal in range(count):
             _spawn(directory, ordinal, preset, memory_bytes or 0, slice_ns or 0)
@@ -171,10 +173,11 @@ def destroy(directory: Path) -> int:
         for file in (path, path.with_suffix(".log"), path.with_suffix(".pid")):
             file.unlink(missing_ok=True)
         ended += 1
-    lib = directory.absolute() / "lib"
-    (lib / "libcuda.so.1").unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # not there, or somebody keeps something else in it
-        lib.rmdir()
+    for file in ("lib/libcuda.so.1", *(f"bin/{name}" for name in PROGRAMS)):
+        (directory.absolute() / file).unlink(missing_ok=True)
+    for folder in ("lib", "bin"):
+        with contextlib.suppress(OSError):  # not there, or somebody keeps something else in it
+            (directory.absolute() / folder).rmdir()
     return ended
 
 
@@ -209,6 +212,7 @@ def _end_server(path: Path) -> None:
 def env(directory: Path, *, base: dict[str, str] | None = None) -> dict[str, str]:
     """What to add to a program's environment so that it finds these GPUs; `base` is the environment it has."""
     directory = directory.absolute()
-    before = (os.environ if base is None else base).get("LD_LIBRARY_PATH", "")
-    path = f"{directory / 'lib'}:{before}" if before else str(directory / "lib")
-    return {"LD_LIBRARY_PATH": path, "COTENANT_SOFTGPU": str(directory)}
+    found = os.environ if base is None else base
+    added = {"LD_LIBRARY_PATH": directory / "lib", "PATH": directory / "bin"}
+    paths = {name: ":".join(filter(None, (str(ours), found.get(name, "")))) for name, ours in added.items()}
+    return {**paths, "COTENANT_SOFTGPU": str(directory)}
