@@ -1,12 +1,22 @@
-"""Which kernel is this? The same function with another grid is another kernel."""
+"""Which piece of device work is this? The same function with another grid is another kernel."""
 
 from __future__ import annotations
 
+import enum
 from typing import TypeAlias
 
 from cotenant.domain.value import Value
 
 Extent: TypeAlias = tuple[int, int, int]
+
+
+class Work(enum.Enum):
+    """What a launch asks of the device. A graph is one piece of work, whatever it holds."""
+
+    KERNEL = "kernel"
+    GRAPH = "graph"
+    COPY = "copy"
+    MEMSET = "memset"
 
 
 class KernelIdentity(Value, frozen=True):
@@ -16,6 +26,7 @@ class KernelIdentity(Value, frozen=True):
     grid: Extent
     block: Extent
     shared_bytes: int = 0
+    work: Work = Work.KERNEL
 
     @property
     def blocks(self) -> int:
