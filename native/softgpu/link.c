@@ -33,14 +33,6 @@ CUresult sg_result(int model_result)
         return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
     case CT_DEVICE_NOT_READY:
         return CUDA_ERROR_NOT_READY;
-    case SG_REFUSED_BUSY:
-        return CUDA_ERROR_DEVICE_UNAVAILABLE;
-    case SG_REFUSED_GROUP:
-        return CUDA_ERROR_MPS_CONNECTION_FAILED;
-    case SG_REFUSED_FAULT:
-        return CUDA_ERROR_MPS_SERVER_NOT_READY;
-    case SG_REFUSED_CLIENTS:
-        return CUDA_ERROR_MPS_MAX_CLIENTS_REACHED;
     default:
         return CUDA_ERROR_INVALID_VALUE;
     }
@@ -132,8 +124,8 @@ static int greet(struct sg_device *device, uint32_t group)
     for (int i = 0; i < 2; i++)
         if (descriptors[i] >= 0)
             close(descriptors[i]);
-    if (got == (ssize_t)sizeof hello && hello.result >= SG_REFUSED_BUSY)
-        return hello.result;
+    if (got == (ssize_t)sizeof hello && hello.result == SG_REFUSED)
+        return (int)hello.refused;
     return link->ring && link->bulletin ? 0 : -1;
 }
 
@@ -185,8 +177,9 @@ static CUresult make_room(struct sg_device *device)
         sg_unlock();
         sg_sleep_until(link, wake, reply.a, 0);
         sg_relock();
-        if (link->lost)
-            return CUDA_ERROR_DEVICE_UNAVAILABLE;
+        CUresult trouble = sg_trouble(link);
+        if (trouble != CUDA_SUCCESS)
+            return trouble;
     }
     return CUDA_SUCCESS;
 }

@@ -41,11 +41,13 @@ static int greet(struct sg_server *server, int index, const struct sg_request *r
     int descriptors[2] = {-1, server->bulletin_fd};
     if (client->greeted)
         return -1;
-    if (request->a != SG_WIRE_VERSION)
+    if (request->a != SG_WIRE_VERSION || server->faults.lost)
         hello.result = CT_DEVICE_INVALID;
     else
-        hello.result = request->b ? sg_group_join(server, index, request->b) : CT_DEVICE_OK;
-    if (hello.result == CT_DEVICE_OK)
+        hello.refused = request->b ? sg_group_join(server, index, request->b) : 0;
+    if (hello.refused)
+        hello.result = SG_REFUSED;
+    else if (hello.result == CT_DEVICE_OK)
         hello.result = ct_device_client_add(server->device, sg_now_ns(), client->group ? client->group : CT_GROUP_OWN,
                                             &client->model);
     if (hello.result != CT_DEVICE_OK)
@@ -99,12 +101,16 @@ static int context_create(struct sg_server *server, int index, const struct sg_r
 {
     struct sg_client *client = server->clients[index];
     uint32_t context, legacy, cap = sg_group_cap(server, index, request->a);
-    int result = sg_group_may_compute(server, index);
-    if (result != CT_DEVICE_OK)
-        return result;
+    uint32_t refused = sg_context_refused(server, index);
+    if (!refused)
+        refused = sg_group_keeps_out(server, index);
+    if (refused) {
+        reply->a = refused;
+        return SG_REFUSED;
+    }
     if (!may_have(server, server->contexts, SG_CONTEXTS, ct_device_context_query, index))
         return CT_DEVICE_FULL;
-    result = ct_device_context_create(server->device, now_ns, client->model, cap, &context);
+    int result = ct_device_context_create(server->device, now_ns, client->model, cap, &context);
     if (result != CT_DEVICE_OK)
         return result;
     result = ct_device_stream_create(server->device, now_ns, context, CT_STREAM_LEGACY,
@@ -174,6 +180,7 @@ static int context_destroy(struct sg_server *server, int index, uint32_t context
     for (int i = 0; i < SG_HOSTS; i++)
         if (client->hosts[i].number && ct_device_op_query(server->device, client->hosts[i].op) == CT_DEVICE_OK)
             client->hosts[i] = (struct sg_host){0};
+    sg_fault_lift(server, index);
     return result;
 }
 
@@ -281,6 +288,9 @@ static int decide(struct sg_server *server, int index, const struct sg_request *
         return project(server, index, request, reply);
     case SG_HOST_DONE:
         return host_done(server, index, request->a, now_ns);
+    case SG_GROUP_LEAVE:
+        server->clients[index]->is_leaving = 1;
+        return CT_DEVICE_OK;
     default:
         return -1;
     }
@@ -291,7 +301,7 @@ static int about_groups(struct sg_server *server, int index, const struct sg_req
     struct sg_reply reply = {0};
     switch (request->kind) {
     case SG_GROUP_OPEN:
-        reply.result = sg_group_open(server, index, request, &reply);
+        reply.result = sg_group_open(server, index, &reply);
         break;
     case SG_GROUP_ADMIT:
         reply.result = sg_group_admit(server, index, request);
@@ -319,6 +329,11 @@ int sg_answer(struct sg_server *server, int index, const struct sg_request *requ
         return tell_books(server, index);
     case SG_SHUTDOWN:
         server->stop = 1;
+        return say(client, &reply, sizeof reply);
+    case SG_XID_NEXT:
+    case SG_FAULT:
+    case SG_CLOCK:
+        reply.result = sg_fault_answer(server, index, request, &reply);
         return say(client, &reply, sizeof reply);
     case SG_UNSUPPORTED:
         if (request->a < SG_NAME_COUNT)

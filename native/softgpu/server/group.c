@@ -1,7 +1,9 @@
 /* Who shares the device under MPS, within which limits, and whom the compute mode keeps away. */
+#include "softgpu/abi.h"
 #include "softgpu/server/server.h"
 
 #include <string.h>
+#include <sys/socket.h>
 
 struct sg_group *sg_group_of(struct sg_server *server, uint32_t number)
 {
@@ -33,25 +35,26 @@ static int contexts_of(struct sg_server *server, uint32_t group, pid_t except)
     return count;
 }
 
-int sg_group_open(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply)
+int sg_group_open(struct sg_server *server, int index, struct sg_reply *reply)
 {
     const struct ct_device_config *config = ct_device_config(server->device);
     struct sg_group *group = NULL;
+    int is_exclusive = server->compute_mode == SG_MODE_EXCLUSIVE_PROCESS;
     if (server->clients[index]->greeted || owned(server, index))
         return -1;
     /* An MPS server is a process with a context, as far as compute modes go. */
-    if (server->compute_mode == SG_MODE_PROHIBITED ||
-        (server->compute_mode == SG_MODE_EXCLUSIVE_PROCESS && contexts_of(server, 0, 0) > 0))
-        return SG_REFUSED_BUSY;
-    for (int i = 0; i < SG_GROUPS && !group; i++) {
-        if (!server->groups[i].number)
+    reply->a = CUDA_ERROR_DEVICE_UNAVAILABLE;
+    if (server->compute_mode == SG_MODE_PROHIBITED || (is_exclusive && contexts_of(server, 0, 0) > 0))
+        return SG_REFUSED;
+    for (int i = 0; i < SG_GROUPS; i++) {
+        if (!server->groups[i].number && !group)
             group = &server->groups[i];
-        else if (server->compute_mode == SG_MODE_EXCLUSIVE_PROCESS)
-            return SG_REFUSED_BUSY;
+        else if (server->groups[i].number && is_exclusive)
+            return SG_REFUSED;
     }
     if (!group)
         return CT_DEVICE_FULL;
-    *group = (struct sg_group){.number = ++server->group_count, .contained = request->a & 1, .owner = index};
+    *group = (struct sg_group){.number = ++server->group_count, .owner = index};
     reply->a = group->number;
     reply->b = config->sm_count;
     memcpy(reply->batch, server->uuid, sizeof server->uuid);
@@ -92,10 +95,11 @@ int sg_group_state(struct sg_server *server, int index, const struct sg_request 
         if (place < SG_EVENT_BATCH) /* also where the difference wrapped */
             reply->batch[place] = (uint32_t)server->clients[i]->pid;
     }
+    reply->b = (uint64_t)sg_group_refuses(server, group->number);
     return CT_DEVICE_OK;
 }
 
-int sg_group_join(struct sg_server *server, int index, uint64_t number)
+uint32_t sg_group_join(struct sg_server *server, int index, uint64_t number)
 {
     struct sg_client *client = server->clients[index];
     struct sg_group *group = number <= UINT32_MAX ? sg_group_of(server, (uint32_t)number) : NULL;
@@ -104,43 +108,64 @@ int sg_group_join(struct sg_server *server, int index, uint64_t number)
         if (group->admitted[i].pid && group->admitted[i].pid == client->pid)
             found = &group->admitted[i];
     if (!found)
-        return SG_REFUSED_GROUP;
+        return CUDA_ERROR_MPS_CONNECTION_FAILED;
+    if (sg_group_refuses(server, group->number))
+        return CUDA_ERROR_MPS_SERVER_NOT_READY;
     client->group = group->number;
     client->admission = *found;
     *found = (struct sg_admission){0};
-    return CT_DEVICE_OK;
+    return 0;
 }
 
 int sg_group_terminate(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply)
 {
     struct sg_group *group = owned(server, index);
-    (void)request;
-    (void)reply;
-    return group ? CT_DEVICE_OK : -1;
+    if (!group)
+        return -1;
+    for (int i = 0; i < SG_CONNECTIONS; i++) {
+        const struct sg_client *client = server->clients[i];
+        if (client && client->group == group->number && (uint64_t)client->pid == request->a) {
+            sg_fault_alone(server, i, CUDA_ERROR_MPS_CLIENT_TERMINATED);
+            reply->a++;
+        }
+    }
+    return CT_DEVICE_OK;
 }
 
-void sg_group_leave(struct sg_server *server, int index)
+/* Its death may be known before its last words were read. */
+void sg_group_hear_out(struct sg_server *server, int index)
+{
+    struct sg_client *client = server->clients[index];
+    struct sg_request request;
+    while (client->group && !client->is_leaving &&
+           recv(client->socket, &request, sizeof request, MSG_DONTWAIT) == (ssize_t)sizeof request)
+        client->is_leaving = request.kind == SG_GROUP_LEAVE;
+}
+
+void sg_group_close(struct sg_server *server, int index)
 {
     struct sg_group *group = owned(server, index);
-    if (group)
-        *group = (struct sg_group){0};
+    if (!group)
+        return;
+    sg_fault_group(server, group->number, CUDA_ERROR_MPS_RPC_FAILURE, 0);
+    *group = (struct sg_group){0};
 }
 
-int sg_group_may_compute(struct sg_server *server, int index)
+uint32_t sg_group_keeps_out(struct sg_server *server, int index)
 {
     const struct sg_client *client = server->clients[index];
     if (server->compute_mode == SG_MODE_PROHIBITED)
-        return SG_REFUSED_BUSY;
+        return CUDA_ERROR_DEVICE_UNAVAILABLE;
     if (server->compute_mode == SG_MODE_EXCLUSIVE_PROCESS) {
         if (contexts_of(server, 0, client->group ? 0 : client->pid) > 0)
-            return SG_REFUSED_BUSY;
+            return CUDA_ERROR_DEVICE_UNAVAILABLE;
         for (int i = 0; i < SG_GROUPS; i++)
             if (server->groups[i].number && server->groups[i].number != client->group)
-                return SG_REFUSED_BUSY;
+                return CUDA_ERROR_DEVICE_UNAVAILABLE;
     }
     if (client->group && contexts_of(server, client->group, 0) >= SG_GROUP_CONTEXTS)
-        return SG_REFUSED_CLIENTS;
-    return CT_DEVICE_OK;
+        return CUDA_ERROR_MPS_MAX_CLIENTS_REACHED;
+    return 0;
 }
 
 int sg_compute_mode(struct sg_server *server, const struct sg_request *request, struct sg_reply *reply)

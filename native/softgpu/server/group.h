@@ -21,8 +21,7 @@ struct sg_admission {
 
 struct sg_group {
     uint32_t number; /* as clients name it, and the label in the model; 0: free */
-    uint32_t contained; /* a client killed with work in flight harms only itself */
-    int owner;          /* the MPS server's connection */
+    int owner;       /* the MPS server's connection */
     struct sg_admission admitted[SG_ADMISSIONS];
     uint32_t next; /* the admission to be overwritten next: one that was never used does not stay for good */
 };
@@ -30,18 +29,20 @@ struct sg_group {
 struct sg_group *sg_group_of(struct sg_server *server, uint32_t number); /* NULL: there is none */
 
 /* Requests of an MPS server, see wire.h. */
-int sg_group_open(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply);
+int sg_group_open(struct sg_server *server, int index, struct sg_reply *reply);
 int sg_group_admit(struct sg_server *server, int index, const struct sg_request *request);
 int sg_group_state(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply);
 int sg_group_terminate(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply);
 
-/* A client wants to join; takes its admission. CT_DEVICE_OK or a refusal. */
-int sg_group_join(struct sg_server *server, int index, uint64_t number);
-/* A connection is about to close: its group ends with it, or its group learns of the death. */
-void sg_group_leave(struct sg_server *server, int index);
+/* A client wants to join; takes its admission. 0, or the CUresult of a refusal. */
+uint32_t sg_group_join(struct sg_server *server, int index, uint64_t number);
+/* A client is about to be dropped: whether it said before that it ends in order. */
+void sg_group_hear_out(struct sg_server *server, int index);
+/* A connection is about to be dropped: its group ends with it, and everybody in it is struck. */
+void sg_group_close(struct sg_server *server, int index);
 
-/* Whether this client may make a context now: compute mode and the group's limit. CT_DEVICE_OK or a refusal. */
-int sg_group_may_compute(struct sg_server *server, int index);
+/* Whether compute mode or the group's size forbid this client a context. 0, or the CUresult of a refusal. */
+uint32_t sg_group_keeps_out(struct sg_server *server, int index);
 int sg_compute_mode(struct sg_server *server, const struct sg_request *request, struct sg_reply *reply);
 
 /* The cap of a context that asks for one: the lower of both, 0 being none. */

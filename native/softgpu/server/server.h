@@ -3,6 +3,7 @@
 #define COTENANT_SOFTGPU_SERVER_H
 
 #include "softgpu/names.h"
+#include "softgpu/server/fault.h"
 #include "softgpu/server/group.h"
 #include "softgpu/wire.h"
 
@@ -25,7 +26,8 @@ enum {
     SG_REPORT_PAIR_BYTES = 64,
     SG_REPORT_CLIENT_BYTES = 1024 + SG_CLIENTS * SG_REPORT_PAIR_BYTES,
     SG_REPORT_NAME_BYTES = 128,
-    SG_REPORT_BYTES = 4096 + SG_CLIENTS * SG_REPORT_CLIENT_BYTES + SG_NAME_COUNT * SG_REPORT_NAME_BYTES,
+    SG_REPORT_XID_BYTES = 128 + SG_XID_TEXT_BYTES,
+    SG_REPORT_BYTES = 4096 + SG_XIDS * SG_REPORT_XID_BYTES + SG_CLIENTS * SG_REPORT_CLIENT_BYTES + SG_NAME_COUNT * SG_REPORT_NAME_BYTES,
 };
 
 /* Handles there can be of each kind. The last eighth is kept for clients that hold less than their part of it, so that
@@ -45,8 +47,8 @@ struct sg_client {
     uint32_t serial;
     pid_t pid;
     uint32_t model; /* handle of the client in the model */
-    uint32_t group; /* of an MPS server; 0: none */
     struct sg_admission admission;
+    uint32_t is_leaving; /* in order: it harms nobody */
     struct sg_ring *ring;
     uint64_t head;
     uint64_t tail;    /* how far this pump goes: what is published meanwhile is left for the next one */
@@ -54,6 +56,8 @@ struct sg_client {
     uint64_t submitted; /* ops given to the model so far */
     uint64_t window[SG_WINDOW]; /* the last of them, by number modulo SG_WINDOW */
     struct sg_host hosts[SG_HOSTS];
+    uint32_t group; /* clients with the same number share one fate; 0: none */
+    struct sg_trouble trouble;
 };
 
 /* Whose a handle is. The model's own generations say whether it still stands. */
@@ -81,6 +85,7 @@ struct sg_server {
     int32_t priority_least; /* that clients know: the model has as many again below, for those below normal */
     uint64_t unsupported[SG_NAME_COUNT];
     uint64_t connected, died, refused_slots;
+    struct sg_faults faults;
     char report[SG_REPORT_BYTES];
 };
 

@@ -17,7 +17,6 @@ from cotenant.live.softgpu.mps.places import WORDS_BYTES, Log, log_directory
 DAEMON_LINE = 0
 """Descriptor of the line to the control daemon: it is started with nothing else."""
 
-CONTAIN_VARIABLE = "COTENANT_MPS_CONTAIN"
 _LOOK_MS = 200
 _TERMINATED = 0
 _NO_SUCH_CLIENT = 1  # CUDA_ERROR_INVALID_VALUE
@@ -54,7 +53,7 @@ def _visible(present: int) -> list[int]:
     return chosen
 
 
-def open_groups(directory: Path, *, contain: bool) -> list[Gpu]:
+def open_groups(directory: Path) -> list[Gpu]:
     """A group at every visible soft GPU that lives."""
     present = 0
     while (directory / f"gpu{present}.sock").exists():
@@ -65,7 +64,7 @@ def open_groups(directory: Path, *, contain: bool) -> list[Gpu]:
             line = wire.connect(directory / f"gpu{ordinal}.sock")
         except WorldError:
             continue  # as for the face: a GPU whose server is gone is not there
-        reply = wire.exchange(line, wire.GROUP_OPEN, int(contain))
+        reply = wire.exchange(line, wire.GROUP_OPEN)
         if reply.result != 0:
             raise WorldError(f"soft GPU {ordinal} does not let an MPS server in: its compute mode keeps others away")
         gpus.append(Gpu(ordinal, line, reply.a, reply.b, identity_of(reply.batch[:16])))
@@ -167,7 +166,7 @@ def main(_arguments: list[str]) -> int:
     daemon = socket.socket(fileno=DAEMON_LINE)
     log.say("Startup")
     try:
-        gpus = open_groups(Path(os.environ.get("COTENANT_SOFTGPU", "")), contain=bool(os.environ.get(CONTAIN_VARIABLE)))
+        gpus = open_groups(Path(os.environ.get("COTENANT_SOFTGPU", "")))
     except WorldError as error:
         log.say("MPS server failed to start")
         log.say(str(error))
