@@ -12,7 +12,9 @@ from cotenant.live.softgpu import manage
 from cotenant.live.softgpu.manage import SoftGpu
 
 
-def create(places: Places, model: str, count: str, memory: str | None, time_slice: str | None) -> list[SoftGpu]:
+def create(
+    places: Places, model: str, count: str, memory: str | None, time_slice: str | None, compute_mode: str
+) -> list[SoftGpu]:
     """Start `count` software GPUs of a model."""
     make_directory(places.runtime, "directories.runtime")
     return manage.create(
@@ -21,6 +23,7 @@ def create(places: Places, model: str, count: str, memory: str | None, time_slic
         _number("--count", count),
         memory_bytes=None if memory is None else parse_size(memory, field="--memory"),
         slice_ns=None if time_slice is None else parse_duration(time_slice, field="--slice"),
+        compute_mode=compute_mode,
     )
 
 

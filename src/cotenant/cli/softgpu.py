@@ -22,6 +22,9 @@ def add_softgpu_commands(commands: Any) -> None:
     create.add_argument("--count", default="1", metavar="N", help="how many (default 1)")
     create.add_argument("--memory", default=None, metavar="SIZE", help="device memory instead of the model's own")
     create.add_argument("--slice", default=None, metavar="DURATION", help="time slice between processes (default 2ms)")
+    create.add_argument(
+        "--compute-mode", default="default", metavar="MODE", help="default, exclusive-process or prohibited"
+    )
     add_command(verbs, "list", "Which software GPUs are there?", _softgpu_list, "directories", json=True)
     inspect = add_command(
         verbs, "inspect", "The books of one software GPU.", _softgpu_inspect, "directories", json=True
@@ -37,7 +40,9 @@ def _softgpu_create(options: argparse.Namespace) -> int:
     from cotenant.apps import softgpu
     from cotenant.apps.show import show_softgpus
 
-    made = softgpu.create(load(options)[1], options.gpu, options.count, options.memory, options.slice)
+    made = softgpu.create(
+        load(options)[1], options.gpu, options.count, options.memory, options.slice, options.compute_mode
+    )
     if options.json:
         print_json({"gpus": made})
     else:

@@ -24,6 +24,8 @@ MIN_SLICE_NS = 10_000  # as native/softgpu/server/server.h: below it the server 
 MIN_MEMORY_BYTES = 1 << 20
 _BACKLOG = 128
 _LAST_WORDS_MS = 2000
+COMPUTE_MODES = {"default": 0, "prohibited": 2, "exclusive-process": 3}
+"""As nvidia-smi knows them; the numbers are the driver's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,13 @@ def _spawn(directory: Path, ordinal: int, preset: str, memory_bytes: int, slice_
 
 
 def create(
-    directory: Path, preset: str, count: int, *, memory_bytes: int | None = None, slice_ns: int | None = None
+    directory: Path,
+    preset: str,
+    count: int,
+    *,
+    memory_bytes: int | None = None,
+    slice_ns: int | None = None,
+    compute_mode: str = "default",
 ) -> list[SoftGpu]:
     """Starts `count` soft GPUs in a directory and returns when each answers. None keeps what the preset has."""
     directory = directory.absolute()
@@ -107,6 +115,8 @@ def create(
         raise ConfigError("--memory", memory_bytes, "a soft GPU has at least 1 MiB of memory")
     if slice_ns is not None and slice_ns < MIN_SLICE_NS:
         raise ConfigError("--slice", f"{slice_ns} ns", "a time slice lasts at least 10us, the time of a switch")
+    if compute_mode not in COMPUTE_MODES:
+        raise ConfigError("--compute-mode", compute_mode, f"there are {', '.join(COMPUTE_MODES)}")
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if any(gpu.alive for gpu in gpus(directory)):
         raise ConfigError("directory", str(directory), "soft GPUs live there already; destroy them first")
@@ -119,6 +129,7 @@ def create(
     try:
         for ordinal in range(count):
             _spawn(directory, ordinal, preset, memory_bytes or 0, slice_ns or 0)
+            wire.compute_mode(_socket_of(directory, ordinal), COMPUTE_MODES[compute_mode])
     except (WorldError, ConfigError):
         destroy(directory)
         raise

@@ -108,7 +108,7 @@ def _daemon(*, background: bool) -> int:
     return _serve(*prepared)
 
 
-def _front_end(commands: Iterable[str], *, prompt: str) -> int:
+def _front_end(commands: Iterable[bytes], *, prompt: str) -> int:
     line = reach()
     if line is None:
         _say(f"{NO_DAEMON}\n")
@@ -117,12 +117,12 @@ def _front_end(commands: Iterable[str], *, prompt: str) -> int:
         _say(prompt)
         for command in commands:
             try:
-                line.send(b"ui\n" + command.strip().encode("utf-8", "surrogateescape")[: WORDS_BYTES - 3])
+                line.send(b"ui\n" + command.strip()[: WORDS_BYTES - 3])
                 answer = line.recv(WORDS_BYTES)
             except OSError:
                 return 1
             if not answer:  # the daemon has ended: as told, or not
-                return 0 if command.split()[:1] == ["quit"] else 1
+                return 0 if command.split()[:1] == [b"quit"] else 1
             _say(answer[1:].decode() + prompt)
     return 0
 
@@ -140,9 +140,9 @@ def main(arguments: list[str]) -> int:
             _say(f"CUDA MPS Control binary version: {VERSION}\n")
             return 0
         case []:
-            return _front_end(sys.stdin, prompt="> " if sys.stdin.isatty() else "")
+            return _front_end(sys.stdin.buffer, prompt="> " if sys.stdin.isatty() else "")
         case [first, *_] if not first.startswith("-"):
-            return _front_end([" ".join(arguments)], prompt="")
+            return _front_end([os.fsencode(" ".join(arguments))], prompt="")
     _say(_USAGE)
     return 1
 

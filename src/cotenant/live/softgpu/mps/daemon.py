@@ -127,8 +127,13 @@ class Daemon:
             if not server.is_draining:
                 return server
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            process = subprocess.Popen([str(self._program)], stdin=theirs, start_new_session=True, cwd="/")
+        try:
+            with theirs:
+                process = subprocess.Popen([str(self._program)], stdin=theirs, start_new_session=True, cwd="/")
+        except OSError as error:  # the soft GPUs were destroyed, and with them the programs
+            ours.close()
+            self.log.say(f"Unable to start a server: {error}")
+            return None
         self.log.say(f"Starting new server {process.pid} for user {uid}")
         ours.settimeout(_START_S)
         try:
@@ -238,7 +243,7 @@ class Daemon:
 
     def _say(self, peer: Peer, answer: str) -> bool:
         try:
-            peer.line.send(answer.encode())
+            peer.line.send(answer.encode(), socket.MSG_DONTWAIT)  # whoever does not read is not waited for
         except OSError:
             return False
         return True

@@ -133,9 +133,11 @@ class Server:
         return _TERMINATED
 
     def run(self, daemon: socket.socket) -> None:
-        """Until told to exit; without a daemon, until the last client has left."""
+        """Until told to exit or no device is left; without a daemon, until the last client has left."""
         orphaned = False
         while True:
+            if not self.gpus:
+                return
             if orphaned and not any(pids for pids, _ in self.members().values()):
                 return
             waiting = select.poll()
