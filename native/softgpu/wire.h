@@ -86,8 +86,9 @@ enum sg_request_kind {
     SG_GROUP_OPEN = 21,      /* -> a: group, b: SMs, batch: the UUID */
     SG_COMPUTE_MODE = 22,    /* a: 1 to set it to b -> a: enum sg_compute_mode */
     SG_GROUP_ADMIT = 24,     /* a: pid, b: bytes it may take or 0, c: SM cap, bit 32: below normal priority */
-    SG_GROUP_STATE = 25,     /* a: skip so many -> a: clients, b: 1 while it refuses new ones, batch: pids */
-    SG_GROUP_TERMINATE = 26, /* a: pid -> a: how many connections of it were ended */
+    SG_GROUP_STATE = 25,     /* a: skip so many, b: 1 for those with contexts alone -> a: clients, b: 1 while it refuses
+                                new ones, batch: pids */
+    SG_GROUP_STRIKE = 26,    /* a: pid or 0 for all, b: the CUresult they shall see -> a: how many were struck */
     SG_GROUP_LEAVE = 27,     /* from a client: it ends in order, whatever is in flight */
 };
 
@@ -134,7 +135,10 @@ struct sg_request {
 
 /* To SG_PROJECT: a: CT_DEVICE_DONE, an instant or CT_DEVICE_NEVER; b: the op; c: the bulletin's count for which this
  * holds; behind: a is only when to ask again, because the slots were not all taken (b is 0) or the end lies beyond what
- * the server looks ahead at once (b is the op). */
+ * the server looks ahead at once (b is the op). Unasked, to an MPS server alone: behind is SG_NEWS, and a fault of one
+ * client has struck its group with the CUresult a. */
+enum { SG_NEWS = 2 };
+
 struct sg_reply {
     int32_t result; /* enum ct_device_result */
     uint32_t behind;

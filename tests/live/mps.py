@@ -1,4 +1,4 @@
-"""How do tests have MPS? A soft GPU, a control daemon with directories of its own, and clients that do as they are told."""
+"""How do tests have MPS? A soft GPU, a control daemon with its own directories, and clients that do as told."""
 
 from __future__ import annotations
 
@@ -61,6 +61,7 @@ class Stage:
 
     def __init__(self, root: Path, count: int = 1) -> None:
         self.directory = root / "gpu"
+        self.count = count
         manage.create(self.directory, "v100", count)
         self.pipe, self.log = root / "pipe", root / "log"
         self.clients: list[Steered] = []
@@ -107,7 +108,7 @@ class Stage:
         for client in leavers:
             client.kill() if killed else client.end()
         pids = {client.pid for client in leavers}
-        while pids & {row["pid"] for row in self.books()["clients"]}:
+        while any(pids & {row["pid"] for row in self.books(n)["clients"]} for n in range(self.count)):
             pass
         while pids & {int(word) for server in self.say("get_server_list").split() for word in self.members(server)}:
             pass

@@ -55,6 +55,29 @@ def test_a_fatal_fault_reaches_all_and_newcomers_wait_until_they_left(stage: Sta
     assert stage.say(f"get_server_status {server}") == "ACTIVE"
 
 
+def test_a_fault_is_contained_in_the_devices_that_its_clients_use(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, count=3)
+    try:
+        assert stage.control("-d").returncode == 0
+        culprit, bridge = stage.client("init", "on 0"), stage.client("init", "on 0", "on 1")
+        beyond, away = stage.client("init", "on 1"), stage.client("init", "on 2")
+        server = stage.server()
+        assert culprit.ask("crash") == "ILLEGAL_ADDRESS"
+        while (answer := beyond.ask("query")) == READY:
+            pass
+        assert answer == bridge.ask("query") == "ILLEGAL_ADDRESS"
+        assert stage.say(f"get_server_status {server}") == "FAULT"
+        newcomer = stage.client()
+        assert newcomer.ask("init") == "MPS_SERVER_NOT_READY"
+        stage.gone(culprit, bridge)
+        assert newcomer.ask("init") == "MPS_SERVER_NOT_READY"
+        stage.gone(beyond)
+        assert newcomer.ask("init", "on 1") == READY
+        assert is_well(away, newcomer)
+    finally:
+        stage.close()
+
+
 def test_a_client_killed_with_work_in_flight_harms_the_others(stage: Stage) -> None:
     idle, busy, other = (stage.client("init", "context") for _ in range(3))
     stage.gone(idle, killed=True)

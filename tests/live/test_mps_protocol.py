@@ -102,7 +102,7 @@ WORDS = st.sampled_from(
     [
         *("get_server_list", "get_client_list", "ps", "-p", "set_active_thread_percentage", "terminate_client", "help"),
         *("set_default_device_pinned_mem_limit", "get_device_client_list", "shutdown_server", "get_server_status"),
-        *("0", "1", "-1", "99999999999999999999", "1e309", "nan", "10G", "0G", "9" * 400 + "G", "GPU-", "0=1G", "quit -x"),
+        *("0", "1", "-1", "99999999999999999999", "1e309", "nan", "10G", "0G", "9" * 400 + "G", "GPU-", "quit -x"),
         *("set_default_active_thread_percentage", "start_server -uid", "\0", "²", "=", "\x1b[2J", "ui", "client"),
     ]
 )

@@ -309,8 +309,8 @@ static int about_groups(struct sg_server *server, int index, const struct sg_req
     case SG_GROUP_STATE:
         reply.result = sg_group_state(server, index, request, &reply);
         break;
-    case SG_GROUP_TERMINATE:
-        reply.result = sg_group_terminate(server, index, request, &reply);
+    case SG_GROUP_STRIKE:
+        reply.result = sg_group_strike(server, index, request, &reply);
         break;
     default:
         reply.result = sg_compute_mode(server, request, &reply);
@@ -342,7 +342,7 @@ int sg_answer(struct sg_server *server, int index, const struct sg_request *requ
     case SG_GROUP_OPEN:
     case SG_GROUP_ADMIT:
     case SG_GROUP_STATE:
-    case SG_GROUP_TERMINATE:
+    case SG_GROUP_STRIKE:
     case SG_COMPUTE_MODE:
         return about_groups(server, index, request);
     default:

@@ -57,7 +57,7 @@ static uint32_t strike_group(struct sg_server *server, uint32_t group, uint32_t 
 {
     uint32_t struck = 0;
     for (int i = 0; i < SG_CONNECTIONS; i++)
-        if (client_at(server, i) && server->clients[i]->group == group)
+        if (client_at(server, i) && server->clients[i]->group == group && sg_group_computes(server, i))
             struck += strike(server, i, code);
     return struck;
 }
@@ -70,6 +70,8 @@ static uint32_t fall(struct sg_server *server, int index, uint32_t code, uint32_
     if (xid)
         sg_xid_add(server, xid, client->pid, text);
     uint32_t struck = client->group ? strike_group(server, client->group, code) : strike(server, index, code);
+    if (client->group)
+        sg_group_tell(server, client->group, code);
     sg_disturb(server);
     return struck;
 }
@@ -80,11 +82,13 @@ void sg_fault(struct sg_server *server, int index, uint32_t code, uint32_t xid)
     fall(server, index, code, xid, text_of(xid));
 }
 
-void sg_fault_alone(struct sg_server *server, int index, uint32_t code)
+uint32_t sg_fault_alone(struct sg_server *server, int index, uint32_t code)
 {
     sg_pump(server, sg_now_ns());
-    if (strike(server, index, code))
+    uint32_t struck = strike(server, index, code);
+    if (struck)
         sg_disturb(server);
+    return struck;
 }
 
 uint32_t sg_fault_group(struct sg_server *server, uint32_t group, uint32_t code, uint32_t xid)

@@ -39,7 +39,7 @@ struct sg_faults {
  * the others of its group, who are not told whose fault it was. xid 0: nothing for the log. */
 void sg_fault(struct sg_server *server, int index, uint32_t code, uint32_t xid);
 /* The same for this client and nobody else. */
-void sg_fault_alone(struct sg_server *server, int index, uint32_t code);
+uint32_t sg_fault_alone(struct sg_server *server, int index, uint32_t code);
 /* The same for all clients of a group; returns how many were struck. */
 uint32_t sg_fault_group(struct sg_server *server, uint32_t group, uint32_t code, uint32_t xid);
 /* Whether new clients must stay out of a group: a fault struck it, and not all whom it struck have left. */

@@ -35,6 +35,15 @@ static int contexts_of(struct sg_server *server, uint32_t group, pid_t except)
     return count;
 }
 
+int sg_group_computes(const struct sg_server *server, int index)
+{
+    for (uint32_t i = 0; i <= SG_CONTEXTS; i++)
+        if (server->contexts[i].client == index + 1 &&
+            ct_device_context_query(server->device, server->contexts[i].handle) != CT_DEVICE_STALE)
+            return 1;
+    return 0;
+}
+
 int sg_group_open(struct sg_server *server, int index, struct sg_reply *reply)
 {
     const struct ct_device_config *config = ct_device_config(server->device);
@@ -89,7 +98,8 @@ int sg_group_state(struct sg_server *server, int index, const struct sg_request 
     if (!group)
         return -1;
     for (int i = 0; i < SG_CONNECTIONS; i++) {
-        if (!server->clients[i] || server->clients[i]->group != group->number)
+        if (!server->clients[i] || server->clients[i]->group != group->number ||
+            (request->b && !sg_group_computes(server, i)))
             continue;
         uint64_t place = reply->a++ - request->a;
         if (place < SG_EVENT_BATCH) /* also where the difference wrapped */
@@ -117,19 +127,28 @@ uint32_t sg_group_join(struct sg_server *server, int index, uint64_t number)
     return 0;
 }
 
-int sg_group_terminate(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply)
+int sg_group_strike(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply)
 {
     struct sg_group *group = owned(server, index);
-    if (!group)
+    if (!group || !request->b || request->b > INT32_MAX)
         return -1;
-    for (int i = 0; i < SG_CONNECTIONS; i++) {
+    if (!request->a)
+        reply->a = sg_fault_group(server, group->number, (uint32_t)request->b, 0);
+    for (int i = 0; request->a && i < SG_CONNECTIONS; i++) {
         const struct sg_client *client = server->clients[i];
-        if (client && client->group == group->number && (uint64_t)client->pid == request->a) {
-            sg_fault_alone(server, i, CUDA_ERROR_MPS_CLIENT_TERMINATED);
-            reply->a++;
-        }
+        if (client && client->group == group->number && (uint64_t)client->pid == request->a)
+            reply->a += sg_fault_alone(server, i, (uint32_t)request->b);
     }
     return CT_DEVICE_OK;
+}
+
+/* So that the fault reaches the other devices that its clients use. One who does not listen is not waited for. */
+void sg_group_tell(struct sg_server *server, uint32_t number, uint32_t code)
+{
+    struct sg_group *group = sg_group_of(server, number);
+    struct sg_reply news = {.behind = SG_NEWS, .a = code};
+    if (group)
+        send(server->clients[group->owner]->socket, &news, sizeof news, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 /* Its death may be known before its last words were read. */

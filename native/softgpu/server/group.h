@@ -32,7 +32,12 @@ struct sg_group *sg_group_of(struct sg_server *server, uint32_t number); /* NULL
 int sg_group_open(struct sg_server *server, int index, struct sg_reply *reply);
 int sg_group_admit(struct sg_server *server, int index, const struct sg_request *request);
 int sg_group_state(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply);
-int sg_group_terminate(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply);
+int sg_group_strike(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply);
+
+/* Tells the group's MPS server that one of its clients brought this upon all. */
+void sg_group_tell(struct sg_server *server, uint32_t number, uint32_t code);
+/* Whether a client has a context: without one it is none of the device's, and no fault there reaches it. */
+int sg_group_computes(const struct sg_server *server, int index);
 
 /* A client wants to join; takes its admission. 0, or the CUresult of a refusal. */
 uint32_t sg_group_join(struct sg_server *server, int index, uint64_t number);

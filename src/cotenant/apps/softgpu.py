@@ -13,7 +13,7 @@ from cotenant.live.softgpu.manage import SoftGpu
 
 
 def create(
-    places: Places, model: str, count: str, memory: str | None, time_slice: str | None, compute_mode: str
+    places: Places, model: str, count: str, memory: str | None, time_slice: str | None, compute_mode: str = "default"
 ) -> list[SoftGpu]:
     """Start `count` software GPUs of a model."""
     make_directory(places.runtime, "directories.runtime")

@@ -1,4 +1,4 @@
-"""A program that does what its input says, one driver call a line, and prints the name of each answer and its values."""
+"""A program that does what its input says, one driver call a line, and prints each answer's name and values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from face import IMAGE, code
 held: dict[str, Any] = {}
 
 
-def context(sms: str = "") -> tuple[Any, ...]:
+def context(sms: str = "", device: int = 0) -> tuple[Any, ...]:
     params = None
     if sms:
         affinity = driver.CUexecAffinityParam()
@@ -22,7 +22,7 @@ def context(sms: str = "") -> tuple[Any, ...]:
         params = driver.CUctxCreateParams()
         params.execAffinityParams = [affinity]
         params.numExecAffinityParams = 1
-    answer = driver.cuCtxCreate(params, 0, 0)
+    answer = driver.cuCtxCreate(params, 0, device)
     if answer[0] == driver.CUresult.CUDA_SUCCESS:
         held["context"] = answer[1]
         held["module"] = driver.cuModuleLoadData(IMAGE)[1]
@@ -65,16 +65,17 @@ def setenv(name: str, value: str) -> tuple[Any, ...]:
 CALLS = {
     "init": lambda: driver.cuInit(0),
     "context": context,
+    "on": lambda device: context(device=int(device)),
     "destroy": lambda: driver.cuCtxDestroy(held.pop("context")),
     "spin": spin,
     "crash": crash,
-    "sync": lambda: driver.cuCtxSynchronize(),
+    "sync": driver.cuCtxSynchronize,
     "query": lambda: driver.cuStreamQuery(0),
     "alloc": alloc,
     "free": lambda: driver.cuMemFree(held["pointers"].pop()),
-    "memory": lambda: driver.cuMemGetInfo(),
+    "memory": driver.cuMemGetInfo,
     "attribute": lambda number: driver.cuDeviceGetAttribute(driver.CUdevice_attribute(int(number)), 0),
-    "count": lambda: driver.cuDeviceGetCount(),
+    "count": driver.cuDeviceGetCount,
     "affinity": affinity,
     "setenv": setenv,
 }

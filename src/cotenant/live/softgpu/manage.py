@@ -184,8 +184,8 @@ def destroy(directory: Path) -> int:
         for file in (path, path.with_suffix(".log"), path.with_suffix(".pid")):
             file.unlink(missing_ok=True)
         ended += 1
-    for file in ("lib/libcuda.so.1", *(f"bin/{name}" for name in PROGRAMS)):
-        (directory.absolute() / file).unlink(missing_ok=True)
+    for name in ("lib/libcuda.so.1", *(f"bin/{program}" for program in PROGRAMS)):
+        (directory.absolute() / name).unlink(missing_ok=True)
     for folder in ("lib", "bin"):
         with contextlib.suppress(OSError):  # not there, or somebody keeps something else in it
             (directory.absolute() / folder).rmdir()

@@ -19,7 +19,9 @@ GROUP_OPEN = 21
 COMPUTE_MODE = 22
 GROUP_ADMIT = 24
 GROUP_STATE = 25
-GROUP_TERMINATE = 26
+GROUP_STRIKE = 26
+NEWS = 2
+"""In `behind` of what an MPS server is told unasked."""
 # struct sg_reply: result, behind, a, b, c, a batch of 32 handles.
 _REPLY = struct.Struct("=iIQQQ128s")
 _BATCH = struct.Struct("=32I")
@@ -74,6 +76,14 @@ def exchange(line: socket.socket, kind: int, a: int = 0, b: int = 0, c: int = 0)
     """One question on a line that stays open, and its answer."""
     try:
         line.send(_REQUEST.pack(kind, 0, a, b, c))
+    except OSError as error:
+        raise WorldError(f"the device server does not answer: {error}") from error
+    return hear(line)
+
+
+def hear(line: socket.socket) -> Reply:
+    """The next answer on a line."""
+    try:
         answer = line.recv(_REPLY.size)
     except OSError as error:
         raise WorldError(f"the device server does not answer: {error}") from error

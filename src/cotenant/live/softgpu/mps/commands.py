@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cotenant.errors import ConfigError
@@ -36,7 +37,7 @@ def obey(daemon: Daemon, line: str, _peer: Peer) -> str | None:
 
 
 def _number(word: str, field: str) -> int:
-    if not (word.isascii() and word.isdigit() and len(word) <= 10):  # noqa: PLR2004  more digits than any pid has
+    if not (word.isascii() and word.isdigit() and len(word) <= 10):
         raise ConfigError(field, word, "write a whole number")
     return int(word)
 
@@ -106,15 +107,15 @@ def _ps(daemon: Daemon, words: Sequence[str]) -> list[str]:
 
 def _namespace(pid: int) -> str:
     try:
-        return os.readlink(f"/proc/{pid}/ns/pid").strip("pid:[]")
+        return str(Path(f"/proc/{pid}/ns/pid").readlink()).strip("pid:[]")
     except OSError:
         return "-"
 
 
 def _command_of(pid: int) -> str:
     try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:  # noqa: PTH123  a path object would double what ps costs
-            return file.read(4096).replace(b"\0", b" ").decode("utf-8", "backslashreplace").strip().replace("\n", " ")
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()[:4096].replace(b"\0", b" ")
+        return words.decode("utf-8", "backslashreplace").strip().replace("\n", " ")
     except OSError:
         return "-"
 

@@ -9,8 +9,16 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from cotenant.live.softgpu.mps.places import LOG_VARIABLE, PIPE_VARIABLE, WORDS_BYTES, Log
-from cotenant.live.softgpu.mps.places import control_socket, log_directory, pipe_directory, reach
+from cotenant.live.softgpu.mps.places import (
+    LOG_VARIABLE,
+    PIPE_VARIABLE,
+    WORDS_BYTES,
+    Log,
+    control_socket,
+    log_directory,
+    pipe_directory,
+    reach,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

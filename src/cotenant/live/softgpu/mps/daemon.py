@@ -18,7 +18,7 @@ from cotenant.live.clock import LiveClock
 from cotenant.live.softgpu.mps.places import WORDS_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from cotenant.live.softgpu.mps.places import Log
 
@@ -63,36 +63,29 @@ class ServerProcess:
 
 
 @dataclass(slots=True)
-class Defaults:
-    """What servers to come start with; lost when the daemon ends."""
+class Limits:
+    """What an environment asks for; the daemon's own are what servers to come start with, and are lost with it."""
 
     percentage: float = text.FULL
     pinned: dict[str, int] = field(default_factory=dict)
     priority: int = 0
 
-    @classmethod
-    def of_environment(cls, log: Log) -> Defaults:
-        return cls()._tightened(dict(os.environ), log)
 
-    def _tightened(self, settings: dict[str, str], log: Log) -> Defaults:
-        """With what an environment says; what it says wrongly is logged and has no effect."""
-        made = Defaults(self.percentage, dict(self.pinned), self.priority)
-        readers: list[tuple[str, Callable[[str], None]]] = [
-            (_PERCENTAGE, lambda value: setattr(made, "percentage", text.parse_percentage(value, field=_PERCENTAGE))),
-            (_PINNED, lambda value: setattr(made, "pinned", text.parse_memory_list(value, field=_PINNED))),
-            (_PRIORITY, lambda value: setattr(made, "priority", parse_priority(value, field=_PRIORITY))),
-        ]
-        for name, read in readers:
-            try:
-                if settings.get(name):
-                    read(settings[name])
-            except ConfigError as error:
-                log.say(str(error))
-        return made
-
-    def of_client(self, settings: dict[str, str], log: Log) -> Defaults:
-        """What a client asks for itself; where it says nothing, the priority is the default one."""
-        return Defaults(priority=self.priority)._tightened(settings, log)
+def read_limits(settings: Mapping[str, str], log: Log, *, priority: int = 0) -> Limits:
+    """From variables as CUDA names them; what is said wrongly is logged and has no effect."""
+    limits = Limits(priority=priority)
+    readers: dict[str, Callable[[str], None]] = {
+        _PERCENTAGE: lambda value: setattr(limits, "percentage", text.parse_percentage(value, field=_PERCENTAGE)),
+        _PINNED: lambda value: setattr(limits, "pinned", text.parse_memory_list(value, field=_PINNED)),
+        _PRIORITY: lambda value: setattr(limits, "priority", parse_priority(value, field=_PRIORITY)),
+    }
+    for name, read in readers.items():
+        try:
+            if settings.get(name):
+                read(settings[name])
+        except ConfigError as error:
+            log.say(str(error))
+    return limits
 
 
 def parse_priority(value: str, *, field: str) -> int:
@@ -106,7 +99,7 @@ class Daemon:
 
     def __init__(self, listener: socket.socket, server_program: Path, log: Log) -> None:
         self.log = log
-        self.defaults = Defaults.of_environment(log)
+        self.defaults = read_limits(os.environ, log)
         self.servers: dict[int, ServerProcess] = {}
         self.peers: list[Peer] = []
         self.obey: Callable[[Daemon, str, Peer], str | None] = lambda _daemon, _command, _peer: ""
@@ -129,7 +122,7 @@ class Daemon:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with theirs:
-                process = subprocess.Popen([str(self._program)], stdin=theirs, start_new_session=True, cwd="/")
+                process = subprocess.Popen([str(self._program)], stdin=theirs.fileno(), start_new_session=True, cwd="/")
         except OSError as error:  # the soft GPUs were destroyed, and with them the programs
             ours.close()
             self.log.say(f"Unable to start a server: {error}")
@@ -257,7 +250,7 @@ class Daemon:
         server = self.start_server(peer.uid)
         if server is None:
             return f"refused {CONNECTION_FAILED}\n"
-        own = self.defaults.of_client(settings, self.log)
+        own = read_limits(settings, self.log, priority=self.defaults.priority)
         limits = []
         for index, (_, _, sm_count, identity) in enumerate(server.gpus):
             wanted = [text.limit_of(limit, index, identity) for limit in (server.pinned, own.pinned)]

@@ -20,9 +20,10 @@ DAEMON_LINE = 0
 _LOOK_MS = 200
 _TERMINATED = 0
 _NO_SUCH_CLIENT = 1  # CUDA_ERROR_INVALID_VALUE
+_CLIENT_TERMINATED = 810
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Gpu:
     """One device and the connection that stands for our group there."""
 
@@ -69,7 +70,9 @@ def open_groups(directory: Path) -> list[Gpu]:
             raise WorldError(f"soft GPU {ordinal} does not let an MPS server in: its compute mode keeps others away")
         gpus.append(Gpu(ordinal, line, reply.a, reply.b, identity_of(reply.batch[:16])))
     if not gpus:
-        raise WorldError("there is no soft GPU for an MPS server: is COTENANT_SOFTGPU set as `cotenant softgpu env` says?")
+        raise WorldError(
+            "there is no soft GPU for an MPS server: is COTENANT_SOFTGPU set as `cotenant softgpu env` says?"
+        )
     return gpus
 
 
@@ -79,13 +82,41 @@ class Server:
     def __init__(self, gpus: list[Gpu], log: Log) -> None:
         self.gpus = gpus
         self.log = log
+        self._news: list[tuple[Gpu, int]] = []
 
     def _on(self, gpu: Gpu, kind: int, a: int = 0, b: int = 0, c: int = 0) -> wire.Reply | None:
+        """The answer of one device; news that came before it are kept for later."""
         try:
-            return wire.exchange(gpu.line, kind, a, b, c)
+            reply = wire.exchange(gpu.line, kind, a, b, c)
+            while reply.behind == wire.NEWS:
+                self._news.append((gpu, reply.a))
+                reply = wire.hear(gpu.line)
         except WorldError:
             self._lose(gpu)
             return None
+        return reply
+
+    def _pids(self, gpu: Gpu, *, computing: bool) -> tuple[list[int], bool]:
+        """Clients that enumerated a device, or have a context there; and whether it refuses others for now."""
+        pids: list[int] = []
+        while (reply := self._on(gpu, wire.GROUP_STATE, len(pids), int(computing))) is not None:
+            page = wire.handles(reply.batch)[: reply.a - len(pids)]
+            pids += page
+            if len(pids) >= reply.a or not page:
+                return pids, bool(reply.b)
+        return pids, False
+
+    def _spread(self) -> None:
+        """A fault on one device is one on every device that the clients there use."""
+        while self._news:
+            source, code = self._news.pop(0)
+            struck = set(self._pids(source, computing=True)[0]) if source in self.gpus else set()
+            self.log.say("Volta MPS: Server is handling a fatal GPU error.")
+            for gpu in list(self.gpus):
+                if gpu is not source and struck & set(self._pids(gpu, computing=True)[0]):
+                    self._on(gpu, wire.GROUP_STRIKE, 0, code)
+            for pid in sorted(struck):
+                self.log.say(f"Volta MPS: status of client {{{pid}, 1}} is INACTIVE")
 
     def _lose(self, gpu: Gpu) -> None:
         self.log.say(f"Lost device {gpu.ordinal}")
@@ -94,16 +125,7 @@ class Server:
 
     def members(self) -> dict[int, tuple[list[int], bool]]:
         """By ordinal: the clients' pids, and whether the group refuses others for now."""
-        found: dict[int, tuple[list[int], bool]] = {}
-        for gpu in list(self.gpus):
-            pids: list[int] = []
-            while (reply := self._on(gpu, wire.GROUP_STATE, len(pids))) is not None:
-                page = wire.handles(reply.batch)[: reply.a - len(pids)]
-                pids += page
-                found[gpu.ordinal] = (pids, bool(reply.b))
-                if len(pids) >= reply.a or not page:
-                    break
-        return found
+        return {gpu.ordinal: self._pids(gpu, computing=False) for gpu in list(self.gpus)}
 
     def answer(self, words: list[str]) -> str:
         """To one message of the daemon: `admit PID PRIORITY CAP:BYTES...`, `members`, `terminate PID`."""
@@ -125,12 +147,18 @@ class Server:
     def _terminate(self, pid: int) -> int:
         ended = 0
         for gpu in list(self.gpus):
-            reply = self._on(gpu, wire.GROUP_TERMINATE, pid)
+            reply = self._on(gpu, wire.GROUP_STRIKE, pid, _CLIENT_TERMINATED)
             ended += reply.a if reply is not None else 0
         if not ended:
             return _NO_SUCH_CLIENT
         self.log.say(f"Volta MPS: status of client {{{pid}, 1}} is INACTIVE")
         return _TERMINATED
+
+    def _listen(self, gpu: Gpu) -> None:
+        try:
+            self._news.append((gpu, wire.hear(gpu.line).a))
+        except WorldError:
+            self._lose(gpu)
 
     def run(self, daemon: socket.socket) -> None:
         """Until told to exit or no device is left; without a daemon, until the last client has left."""
@@ -147,7 +175,8 @@ class Server:
                 waiting.register(gpu.line, select.POLLIN)
             ready = [descriptor for descriptor, _ in waiting.poll(_LOOK_MS if orphaned else None)]
             for gpu in [gpu for gpu in self.gpus if gpu.line.fileno() in ready]:
-                self._lose(gpu)  # a device server says nothing unasked: this is its end
+                self._listen(gpu)
+            self._spread()
             if daemon.fileno() not in ready:
                 continue
             words = daemon.recv(WORDS_BYTES).decode("ascii", "replace").split()
@@ -158,7 +187,9 @@ class Server:
             elif words[0] == "left":
                 self.log.say(f"Client {words[1]} disconnected")
             else:
-                daemon.send(self.answer(words).encode())
+                answer = self.answer(words)
+                self._spread()
+                daemon.send(answer.encode())
 
 
 def main(_arguments: list[str]) -> int:
