@@ -11,14 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from cotenant.live.softgpu import wire
+from cotenant.live.softgpu import fault
 from tests.live.mps import READY, Stage, Steered
 from tests.live.test_mps import LONG, MILLISECOND
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
 pytestmark = pytest.mark.timeout(120)
-
-FAULT, MPS_DEATHS = 20, 15
 
 
 @pytest.fixture
@@ -88,8 +86,7 @@ def test_a_client_killed_with_work_in_flight_harms_the_others(stage: Stage) -> N
 
 
 def test_that_can_be_switched_off(stage: Stage) -> None:
-    with wire.connect(stage.directory / "gpu0.sock") as line:
-        assert wire.exchange(line, FAULT, MPS_DEATHS).result == 0
+    fault.set_mps_deaths(stage.directory, 0, harm=False)
     busy, other = stage.client("init", "context"), stage.client("init", "context")
     assert busy.ask(LONG) == READY
     stage.gone(busy, killed=True)
