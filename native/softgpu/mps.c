@@ -48,10 +48,10 @@ static int introduce(int line)
 
 static CUresult understand(char *answer)
 {
-    int code, used;
-    if (sscanf(answer, "refused %d", &code) == 1)
+    int code;
+    if (sscanf(answer, "refused %d", &code) == 1 && code > 0)
         return (CUresult)code;
-    if (sscanf(answer, "welcome %*d%n", &used) != 0 || strncmp(answer, "welcome", 7) != 0)
+    if (strncmp(answer, "welcome ", 8) != 0)
         return CUDA_ERROR_MPS_CONNECTION_FAILED;
     for (char *line = strchr(answer, '\n'); line && sg_mps.count < SG_MAX_DEVICES; line = strchr(line + 1, '\n')) {
         struct sg_mps_gpu *gpu = &sg_mps.gpus[sg_mps.count];
