@@ -21,6 +21,22 @@ static void change(struct ct_usage *usage, uint64_t blocks, uint64_t sms, uint64
     usage->threads += threads;
 }
 
+static uint64_t within_limit(const struct ct_usage *usage)
+{
+    return ct_min(usage->sms, usage->sm_limit);
+}
+
+/* What a capped context spreads over is at most its cap, for its client and the device too. */
+static void above_context(struct ct_device *d, struct ct_client *client, uint64_t blocks, uint64_t sms, uint64_t threads)
+{
+    settle(&client->usage, &client->counters, d->now_ns);
+    change(&client->usage, blocks, sms, threads);
+    if (client->usage.on) {
+        settle(&d->usage, &d->counters, d->now_ns);
+        change(&d->usage, blocks, sms, threads);
+    }
+}
+
 void ct_books_blocks(struct ct_device *d, const struct ct_op *op, uint64_t before, uint64_t after)
 {
     if (d->is_ahead || before == after)
@@ -31,13 +47,19 @@ void ct_books_blocks(struct ct_device *d, const struct ct_op *op, uint64_t befor
     uint64_t blocks = after - before; /* unsigned differences, as elsewhere */
     uint64_t threads = blocks * op->threads_per_block;
     settle(&context->usage, &context->counters, d->now_ns);
-    settle(&client->usage, &client->counters, d->now_ns);
+    uint64_t held = within_limit(&context->usage);
     change(&context->usage, blocks, sms, threads);
-    change(&client->usage, blocks, sms, threads);
-    if (client->usage.on) {
-        settle(&d->usage, &d->counters, d->now_ns);
-        change(&d->usage, blocks, sms, threads);
-    }
+    above_context(d, client, blocks, within_limit(&context->usage) - held, threads);
+}
+
+void ct_books_cap(struct ct_device *d, struct ct_context *context)
+{
+    uint64_t held = within_limit(&context->usage);
+    if (d->is_ahead)
+        return;
+    settle(&context->usage, &context->counters, d->now_ns);
+    context->usage.sm_limit = context->sm_cap ? context->sm_cap : d->config.sm_count;
+    above_context(d, &ct_clients(d)[context->client], 0, within_limit(&context->usage) - held, 0);
 }
 
 /* Blocks that are switched out keep their slots but do not count as use. */

@@ -167,6 +167,6 @@ API CUresult cuDeviceGetExecAffinitySupport(int *can, CUexecAffinityType type, C
     (void)device;
     if (!can)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
-    *can = type == 0;
+    *can = type == 0 && sg_mps.is_client;
     return sg_leave(CUDA_SUCCESS);
 }

@@ -64,6 +64,7 @@ struct sg_device {
     struct sg_link link;
     struct ct_device_config config;
     uint8_t uuid[16];
+    uint32_t sm_cap; /* of all contexts of an MPS client; 0: none */
     struct sg_arena arena;
     struct CUctx_st *primary;
     uint32_t primary_users;
@@ -75,6 +76,7 @@ struct CUctx_st {
     struct sg_object object;
     struct sg_device *device;
     uint32_t model;
+    uint32_t sm_cap; /* 0: none */
     unsigned flags, api_version, users;
     int is_primary;
     struct CUstream_st *legacy;
@@ -83,7 +85,6 @@ struct CUctx_st {
     size_t limits[16];
     int cache_config, shared_config;
     uint32_t peers; /* a bit per device ordinal */
-    CUresult fault; /* what a kernel of it did wrong: every later call says so */
 };
 
 struct CUstream_st {
@@ -160,9 +161,19 @@ int sg_in_callback(int set);                      /* set: 1 or 0, or -1 to ask *
 
 /* ---- the line to the server ---------------------------------------------------------------------------------- */
 
-int sg_link_open(const char *path, struct sg_device *device);
+/* 0, -1: nobody answers, or the CUresult of a refusal. */
+int sg_link_open(const char *path, uint32_t group, struct sg_device *device);
+void sg_link_close(struct sg_link *link);
 int sg_ask(struct sg_link *link, const struct sg_request *request, struct sg_reply *reply); /* 0, or -1: lost */
 CUresult sg_result(int model_result);
+
+/* What every call that needs this device gives, once it is lost or a fatal fault has struck: success until then. */
+static inline CUresult sg_trouble(const struct sg_link *link)
+{
+    if (link->lost)
+        return CUDA_ERROR_DEVICE_UNAVAILABLE;
+    return (CUresult)atomic_load_explicit(&link->ring->fault, memory_order_relaxed);
+}
 
 /* Puts one op into the ring; blocks while the ring is full. The lock is held, and given up while blocked. */
 CUresult sg_submit(CUstream stream, struct sg_slot *slot);
@@ -194,6 +205,7 @@ CUstream sg_stream(CUcontext context, CUstream handle);
 CUresult sg_stream_make(CUcontext context, unsigned flags, int priority, CUstream *made);
 
 #include "softgpu/memory.h"
+#include "softgpu/mps.h"
 #include "softgpu/code.h"
 
 #endif

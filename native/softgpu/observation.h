@@ -35,7 +35,10 @@ struct sg_observation {
     int32_t result;
     uint32_t compute_mode; /* enum sg_compute_mode */
     uint32_t sample_count, client_count;
-    uint32_t is_lost, reserved;
+    uint32_t is_lost;
+    uint32_t ecc_errors, ecc_errors_since_reset; /* uncorrectable ones of memory */
+    uint32_t rows, rows_since_reset;             /* remapped, or pages retired; those since the reset only pending */
+    uint32_t reserved;
     uint64_t xids;     /* sequence number of the latest; 0: none ever */
     uint64_t epoch_ns; /* the wall clock's reading at instant 0 */
     uint64_t start_ns; /* when the server started */

@@ -44,10 +44,11 @@ struct sg_slot {
 };
 _Static_assert(sizeof(struct sg_slot) == 64, "a slot is one cache line");
 
-/* Written by the client but for `head`. The server keeps its own head and believes `tail` only within the ring. */
+/* Written by the client but for `head` and `fault`. The server keeps its own head and believes `tail` only within the ring. */
 struct sg_ring {
     _Alignas(64) _Atomic uint64_t tail; /* slots published so far */
     _Alignas(64) _Atomic uint64_t head; /* slots the server has taken */
+    _Atomic uint32_t fault; /* the CUresult of a fatal fault, once there was one; the server writes it */
     _Alignas(64) _Atomic uint32_t wake; /* a futex: changes when every projection of this client may be too late */
     _Alignas(64) struct sg_slot slots[SG_RING_SLOTS];
 };
@@ -61,8 +62,9 @@ struct sg_bulletin {
 /* ---- the socket: questions, each answered at once --------------------------------------------------------- */
 
 enum sg_request_kind {
-    SG_HELLO = 1,           /* a: wire version -> struct sg_hello, and the descriptors of ring and bulletin */
-    SG_CONTEXT_CREATE = 2,  /* a: SM cap -> a: context, b: its legacy stream */
+    /* a: wire version, b: MPS group or 0 -> struct sg_hello, and the descriptors of ring and bulletin */
+    SG_HELLO = 1,
+    SG_CONTEXT_CREATE = 2,  /* a: SM cap -> a: context, b: its legacy stream, batch[0]: the cap it has */
     SG_CONTEXT_DESTROY = 3, /* a: context */
     SG_STREAM_CREATE = 4,   /* a: context, b: enum ct_stream_kind, c: priority -> a: stream */
     SG_STREAM_DESTROY = 5,  /* a: stream */
@@ -80,7 +82,17 @@ enum sg_request_kind {
     SG_OBSERVE = 17,       /* a: wire version -> struct sg_hello and the bulletin's descriptor, but no client */
     SG_SAMPLES = 18,       /* a: since which instant -> struct sg_observation */
     SG_XID_NEXT = 19, /* a: last sequence seen, 0: none -> a: Xid, b: its sequence, c: pid; NOT_READY: there is none */
+    SG_FAULT = 20,    /* a: enum sg_fault_kind, b: pid or SG_FAULT_* below, and in its high half the launch at which it
+                         strikes (0: now), c: see there -> a: clients struck; STALE: no such client */
+    SG_CLOCK = 23,    /* a: speed, of CT_DEVICE_FULL_SPEED, b: nanoseconds until full speed again, 0: never */
+    /* From an MPS server, on a connection that stands for its group; the group ends with it. */
+    SG_GROUP_OPEN = 21,      /* -> a: group, b: SMs, batch: the UUID */
     SG_COMPUTE_MODE = 22,    /* a: 1 to set it to b -> a: enum sg_compute_mode */
+    SG_GROUP_ADMIT = 24,     /* a: pid, b: bytes it may take or 0, c: SM cap, bit 32: below normal priority */
+    SG_GROUP_STATE = 25,     /* a: skip so many, b: 1 for those with contexts alone -> a: clients, b: 1 while it refuses
+                                new ones, batch: pids */
+    SG_GROUP_STRIKE = 26,    /* a: pid or 0 for all, b: the CUresult they shall see -> a: how many were struck */
+    SG_GROUP_LEAVE = 27,     /* from a client: it ends in order, whatever is in flight */
 };
 
 enum sg_compute_mode { SG_MODE_DEFAULT = 0, SG_MODE_PROHIBITED = 2, SG_MODE_EXCLUSIVE_PROCESS = 3 };
@@ -93,6 +105,31 @@ enum sg_target {
     SG_TARGET_SPACE = 5, /* a free slot in the ring */
 };
 
+/* What can go wrong. docs/softgpu-faults.md says who sees what. */
+enum sg_fault_kind {
+    SG_FAULT_ILLEGAL_ADDRESS = 1,
+    SG_FAULT_MISALIGNED_ADDRESS = 2,
+    SG_FAULT_ILLEGAL_INSTRUCTION = 3,
+    SG_FAULT_ASSERT = 4,
+    SG_FAULT_STACK = 5,
+    SG_FAULT_LAUNCH_FAILED = 6,
+    SG_FAULT_LAUNCH_TIMEOUT = 7,
+    SG_FAULT_ECC_CONTAINED = 8,
+    SG_FAULT_MPS_SERVER_DEATH = 9, /* every client of a group; with a pid those of its group */
+    SG_FAULT_ECC = 10,             /* everybody */
+    SG_FAULT_DEVICE_LOST = 11,     /* everybody, and whoever comes until SG_FAULT_RESET */
+    SG_FAULT_HANG = 12,            /* a kernel does not end; c: nanoseconds until it times out, 0: never */
+    SG_FAULT_CLEAR = 13,           /* hangs end, faults still to strike do not */
+    SG_FAULT_RESET = 14,           /* NOT_READY: a: clients there are */
+    SG_FAULT_MPS_DEATHS = 15,      /* c: whether a client that dies with work in flight harms its group */
+};
+
+#define SG_FAULT_ALL UINT32_C(0)         /* instead of a pid: every client */
+#define SG_FAULT_SELF UINT32_MAX         /* the one who asks: a kernel of its own went wrong */
+
+/* Beside enum ct_device_result, in a reply: a is the CUresult that the program is to see. */
+enum { SG_REFUSED = 100 };
+
 struct sg_request {
     uint32_t kind;
     uint32_t reserved;
@@ -101,7 +138,10 @@ struct sg_request {
 
 /* To SG_PROJECT: a: CT_DEVICE_DONE, an instant or CT_DEVICE_NEVER; b: the op; c: the bulletin's count for which this
  * holds; behind: a is only when to ask again, because the slots were not all taken (b is 0) or the end lies beyond what
- * the server looks ahead at once (b is the op). */
+ * the server looks ahead at once (b is the op). Unasked, to an MPS server alone: behind is SG_NEWS, and a fault of one
+ * client has struck its group with the CUresult a. */
+enum { SG_NEWS = 2 };
+
 struct sg_reply {
     int32_t result; /* enum ct_device_result */
     uint32_t behind;
@@ -115,6 +155,8 @@ struct sg_hello {
     uint32_t client;
     uint32_t ordinal;
     uint8_t uuid[16];
+    uint32_t sm_cap;  /* of every context of this client; 0: none */
+    uint32_t refused; /* with SG_REFUSED: the CUresult that the program is to see */
     struct ct_device_config config;
 };
 

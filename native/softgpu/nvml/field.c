@@ -5,7 +5,8 @@ enum {
     ECC_CURRENT = 1,
     ECC_PENDING = 2,
     ECC_FIRST_COUNT = 3,
-    ECC_LAST_COUNT = 6,
+    ECC_UNCORRECTED = 4, /* since the reset */
+    ECC_LAST_COUNT = 6,  /* uncorrected, ever */
     RETIRED_FIRST = 29,
     RETIRED_LAST = 31,
     TOTAL_ENERGY = 83,
@@ -13,6 +14,8 @@ enum {
     PCIE_REPLAYS = 94,
     PCIE_REPLAY_ROLLOVERS = 95,
     REMAPPED_FIRST = 142,
+    REMAPPED_UNCORRECTABLE = 143,
+    REMAPPED_PENDING = 144,
     REMAPPED_LAST = 145,
     POWER_AVERAGE = 185,
     POWER_INSTANT = 186,
@@ -39,12 +42,20 @@ static int field(nvmlDevice_t device, const struct sg_observation *seen, nvmlFie
     asked->value.ullVal = 0;
     if (number == ECC_CURRENT || number == ECC_PENDING)
         asked->value.uiVal = 1;
-    else if (is_within(number, ECC_FIRST_COUNT, ECC_LAST_COUNT))
+    else if (is_within(number, ECC_FIRST_COUNT, ECC_LAST_COUNT)) {
         asked->valueType = NVML_VALUE_ULONGLONG;
+        asked->value.ullVal = number == ECC_UNCORRECTED  ? seen->ecc_errors_since_reset
+                              : number == ECC_LAST_COUNT ? seen->ecc_errors
+                                                         : 0;
+    }
     else if (is_within(number, RETIRED_FIRST, RETIRED_LAST))
         return !remaps;
-    else if (is_within(number, REMAPPED_FIRST, REMAPPED_LAST))
+    else if (is_within(number, REMAPPED_FIRST, REMAPPED_LAST)) {
+        asked->value.uiVal = number == REMAPPED_UNCORRECTABLE ? seen->rows
+                             : number == REMAPPED_PENDING     ? seen->rows_since_reset > 0
+                                                              : 0;
         return remaps;
+    }
     else if (number == TOTAL_ENERGY) {
         asked->valueType = NVML_VALUE_ULONGLONG;
         asked->value.ullVal = seen->now.energy_uj / 1000;

@@ -53,7 +53,6 @@ static void usage(struct sg_server *server, struct text *text)
         ",\"traffic_bytes\":%" PRIu64 ",\"sm_activity\":%.6f,\"energy_uj\":%" PRIu64 ",\"temperature_mc\":%" PRIu32 "}",
         last->at_ns, period_ns, last->busy_ns - before->busy_ns, sm_ns, last->traffic_bytes - before->traffic_bytes,
         period_ns ? (double)sm_ns / sms : 0, last->energy_uj, last->temperature_mc);
-    say(text, ",\"compute_mode\":%" PRIu32, server->compute_mode);
 }
 
 static void clients(struct sg_server *server, struct text *text)
@@ -64,7 +63,10 @@ static void clients(struct sg_server *server, struct text *text)
         struct ct_device_counters c;
         if (!client || !client->greeted || ct_device_count_client(server->device, client->model, &c) != CT_DEVICE_OK)
             continue;
-        say(text, "%s{\"pid\":%d,\"submitted\":%" PRIu64 ",\"counters\":", comma, (int)client->pid, client->submitted);
+        say(text,
+            "%s{\"pid\":%d,\"group\":%" PRIu32 ",\"sm_cap\":%" PRIu32 ",\"fault\":%" PRIu32 ",\"submitted\":%" PRIu64
+            ",\"counters\":",
+            comma, (int)client->pid, client->group, client->admission.sm_cap, client->trouble.code, client->submitted);
         counters(text, &c);
         say(text, ",\"delayed_by\":[");
         const char *inner = "";
@@ -80,6 +82,32 @@ static void clients(struct sg_server *server, struct text *text)
         say(text, "]}");
         comma = ",";
     }
+}
+
+/* MPS servers: the processes that stand for their clients' contexts. */
+static void groups(struct sg_server *server, struct text *text)
+{
+    const char *comma = "";
+    for (int i = 0; i < SG_GROUPS; i++) {
+        const struct sg_group *group = &server->groups[i];
+        if (!group->number)
+            continue;
+        say(text, "%s{\"group\":%" PRIu32 ",\"pid\":%d}", comma, group->number,
+            (int)server->clients[group->owner]->pid);
+        comma = ",";
+    }
+}
+
+static void xids(const struct sg_server *server, struct text *text)
+{
+    uint64_t last = server->faults.xid_count, kept = last < SG_XIDS ? last : SG_XIDS;
+    say(text, ",\"xids\":[");
+    for (uint64_t i = last - kept + 1; i <= last; i++) {
+        const struct sg_xid *entry = &server->faults.xids[i % SG_XIDS];
+        say(text, "%s{\"sequence\":%" PRIu64 ",\"xid\":%" PRIu32 ",\"pid\":%d,\"at_ns\":%" PRIu64 ",\"text\":\"%s\"}",
+            i > last - kept + 1 ? "," : "", entry->sequence, entry->xid, (int)entry->pid, entry->at_ns, entry->text);
+    }
+    say(text, "]");
 }
 
 size_t sg_report(struct sg_server *server, char *buffer, size_t bytes)
@@ -99,8 +127,13 @@ size_t sg_report(struct sg_server *server, char *buffer, size_t bytes)
         server->connected, server->died, server->refused_slots);
     counters(&text, &whole);
     usage(server, &text);
+    say(&text, ",\"lost\":%s,\"speed\":%.6f,\"mps_death_harms\":%s", server->faults.lost ? "true" : "false",
+        (double)ct_device_speed(server->device) / CT_DEVICE_FULL_SPEED, server->faults.deaths_spare ? "false" : "true");
+    xids(server, &text);
     say(&text, ",\"clients\":[");
     clients(server, &text);
+    say(&text, "],\"compute_mode\":%" PRIu32 ",\"groups\":[", server->compute_mode);
+    groups(server, &text);
     say(&text, "],\"unsupported\":{");
     const char *comma = "";
     for (int i = 0; i < SG_NAME_COUNT; i++) {

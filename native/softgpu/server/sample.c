@@ -17,6 +17,11 @@ static uint32_t contexts_of(struct sg_server *server, int index)
     return count;
 }
 
+static uint32_t clock_ppm(const struct sg_server *server)
+{
+    return (uint32_t)((uint64_t)SG_CLOCK_FULL_PPM * ct_device_speed(server->device) / CT_DEVICE_FULL_SPEED);
+}
+
 /* The books now, and what the board's sensors would show, given the sample before. */
 static void read_books(struct sg_server *server, const struct sg_sample *before, struct sg_sample *now)
 {
@@ -32,7 +37,7 @@ static void read_books(struct sg_server *server, const struct sg_sample *before,
         .traffic_bytes = c.traffic_bytes,
         .host_bytes = c.host_bytes,
         .to_host_bytes = c.to_host_bytes,
-        .clock_ppm = sg_clock_ppm(server),
+        .clock_ppm = clock_ppm(server),
         .contexts = contexts_of(server, -1),
     };
     struct ct_board_use use = {
@@ -120,6 +125,7 @@ static void observe_client(struct sg_server *server, int index, uint64_t since, 
     *seen = (struct sg_observed){
         .pid = client->pid,
         .contexts = contexts_of(server, index),
+        .is_group_member = client->group != 0,
         .memory_bytes = c.memory_bytes,
         .window_ns = slot_of(server, latest)->at_ns - slot_of(server, from)->at_ns,
         .busy_ns = last->busy_ns - first->busy_ns,
@@ -135,6 +141,12 @@ void sg_observe(struct sg_server *server, uint64_t since_ns, struct sg_observati
     uint64_t since = since_ns == SG_LATEST_PERIOD ? latest - (latest > 0) : number_at(server, since_ns);
     told->result = CT_DEVICE_OK;
     told->compute_mode = server->compute_mode;
+    told->is_lost = server->faults.lost;
+    told->ecc_errors = server->faults.ecc_errors;
+    told->ecc_errors_since_reset = server->faults.ecc_errors - server->faults.ecc_errors_at_reset;
+    told->rows = server->faults.rows;
+    told->rows_since_reset = server->faults.rows - server->faults.rows_at_reset;
+    told->xids = server->faults.xid_count;
     told->epoch_ns = history->epoch_ns;
     told->start_ns = history->start_ns;
     told->memory_bytes = ct_device_config(server->device)->memory_bytes;

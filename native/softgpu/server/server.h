@@ -5,6 +5,8 @@
 #include "device/board.h"
 #include "softgpu/names.h"
 #include "softgpu/observation.h"
+#include "softgpu/server/fault.h"
+#include "softgpu/server/group.h"
 #include "softgpu/wire.h"
 
 #include <sys/types.h>
@@ -26,7 +28,8 @@ enum {
     SG_REPORT_PAIR_BYTES = 64,
     SG_REPORT_CLIENT_BYTES = 1024 + SG_CLIENTS * SG_REPORT_PAIR_BYTES,
     SG_REPORT_NAME_BYTES = 128,
-    SG_REPORT_BYTES = 4096 + SG_CLIENTS * SG_REPORT_CLIENT_BYTES + SG_NAME_COUNT * SG_REPORT_NAME_BYTES,
+    SG_REPORT_XID_BYTES = 128 + SG_XID_TEXT_BYTES,
+    SG_REPORT_BYTES = 4096 + SG_XIDS * SG_REPORT_XID_BYTES + SG_CLIENTS * SG_REPORT_CLIENT_BYTES + SG_NAME_COUNT * SG_REPORT_NAME_BYTES,
 };
 
 /* Handles there can be of each kind. The last eighth is kept for clients that hold less than their part of it, so that
@@ -51,6 +54,8 @@ struct sg_client {
     uint32_t serial;
     pid_t pid;
     uint32_t model; /* handle of the client in the model */
+    struct sg_admission admission;
+    uint32_t is_leaving; /* in order: it harms nobody */
     struct sg_ring *ring;
     uint64_t head;
     uint64_t tail;    /* how far this pump goes: what is published meanwhile is left for the next one */
@@ -60,6 +65,8 @@ struct sg_client {
     struct sg_host hosts[SG_HOSTS];
     uint64_t came; /* number of the latest sample when it came */
     struct sg_use uses[SG_SAMPLES_KEPT + 1]; /* by number of the sample */
+    uint32_t group; /* clients with the same number share one fate; 0: none */
+    struct sg_trouble trouble;
 };
 
 /* Whose a handle is. The model's own generations say whether it still stands. */
@@ -87,10 +94,14 @@ struct sg_server {
     struct sg_owner contexts[CT_DEVICE_MAX_HANDLES + 1];
     struct sg_owner streams[CT_DEVICE_MAX_HANDLES + 1];
     struct sg_owner events[CT_DEVICE_MAX_HANDLES + 1];
+    struct sg_group groups[SG_GROUPS];
+    uint32_t group_count; /* groups there ever were */
+    uint32_t compute_mode;
+    int32_t priority_least; /* that clients know: the model has as many again below, for those below normal */
     uint64_t unsupported[SG_NAME_COUNT];
     uint64_t connected, died, refused_slots;
-    uint32_t compute_mode; /* enum sg_compute_mode */
     struct sg_history history;
+    struct sg_faults faults;
     char report[SG_REPORT_BYTES];
 };
 
@@ -125,11 +136,6 @@ void sg_sample_join(struct sg_server *server, struct sg_client *client);
 /* The sample so many before the latest, or the oldest there is. */
 const struct sg_sample *sg_sample_back(struct sg_server *server, uint64_t back);
 void sg_observe(struct sg_server *server, uint64_t since_ns, struct sg_observation *told);
-static inline uint32_t sg_clock_ppm(const struct sg_server *server)
-{
-    (void)server;
-    return SG_CLOCK_FULL_PPM;
-}
 
 size_t sg_report(struct sg_server *server, char *text, size_t bytes);
 

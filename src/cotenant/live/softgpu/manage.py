@@ -17,6 +17,7 @@ from typing import Any
 from cotenant import _native
 from cotenant.errors import ConfigError, PeerError, WorldError
 from cotenant.live.softgpu import wire
+from cotenant.live.softgpu.mps.programs import PROGRAMS, make_programs
 
 MAX_GPUS = 16
 NVML = "libnvidia-ml.so.1"
@@ -25,6 +26,8 @@ MIN_SLICE_NS = 10_000  # as native/softgpu/server/server.h: below it the server 
 MIN_MEMORY_BYTES = 1 << 20
 _BACKLOG = 128
 _LAST_WORDS_MS = 2000
+COMPUTE_MODES = {"default": 0, "prohibited": 2, "exclusive-process": 3}
+"""As nvidia-smi knows them; the numbers are the driver's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +57,9 @@ def presets() -> list[str]:
     return _native.device_preset_keys()
 
 
-def _socket_of(directory: Path, ordinal: int) -> Path:
-    return directory / f"gpu{ordinal}.sock"
+def socket_of(directory: Path, ordinal: int) -> Path:
+    """Where the device server of a GPU listens."""
+    return directory.absolute() / f"gpu{ordinal}.sock"
 
 
 def _listen(path: Path) -> socket.socket:
@@ -71,7 +75,7 @@ def _listen(path: Path) -> socket.socket:
 
 
 def _spawn(directory: Path, ordinal: int, preset: str, memory_bytes: int, slice_ns: int) -> None:
-    path = _socket_of(directory, ordinal)
+    path = socket_of(directory, ordinal)
     with _listen(path) as listener, (directory / f"gpu{ordinal}.log").open("ab") as log:
         command = [sys.executable, "-m", "cotenant.live.softgpu.server", str(listener.fileno()), preset]
         command += [str(ordinal), uuid.uuid4().hex, str(memory_bytes), str(slice_ns)]
@@ -94,7 +98,13 @@ def _spawn(directory: Path, ordinal: int, preset: str, memory_bytes: int, slice_
 
 
 def create(
-    directory: Path, preset: str, count: int, *, memory_bytes: int | None = None, slice_ns: int | None = None
+    directory: Path,
+    preset: str,
+    count: int,
+    *,
+    memory_bytes: int | None = None,
+    slice_ns: int | None = None,
+    compute_mode: str = "default",
 ) -> list[SoftGpu]:
     """Starts `count` soft GPUs in a directory and returns when each answers. None keeps what the preset has."""
     directory = directory.absolute()
@@ -108,14 +118,18 @@ def create(
         raise ConfigError("--memory", memory_bytes, "a soft GPU has at least 1 MiB of memory")
     if slice_ns is not None and slice_ns < MIN_SLICE_NS:
         raise ConfigError("--slice", f"{slice_ns} ns", "a time slice lasts at least 10us, the time of a switch")
+    if compute_mode not in COMPUTE_MODES:
+        raise ConfigError("--compute-mode", compute_mode, f"there are {', '.join(COMPUTE_MODES)}")
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if any(gpu.alive for gpu in gpus(directory)):
         raise ConfigError("directory", str(directory), "soft GPUs live there already; destroy them first")
     destroy(directory)
     _link_libraries(directory)
+    make_programs(directory / "bin")
     try:
         for ordinal in range(count):
             _spawn(directory, ordinal, preset, memory_bytes or 0, slice_ns or 0)
+            wire.compute_mode(socket_of(directory, ordinal), COMPUTE_MODES[compute_mode])
     except (WorldError, ConfigError):
         destroy(directory)
         raise
@@ -134,7 +148,7 @@ def gpus(directory: Path) -> list[SoftGpu]:
     """The soft GPUs of a directory, dead ones too."""
     found = []
     for ordinal in range(MAX_GPUS):
-        path = _socket_of(directory.absolute(), ordinal)
+        path = socket_of(directory, ordinal)
         if not path.exists():
             break
         try:
@@ -159,7 +173,7 @@ def gpus(directory: Path) -> list[SoftGpu]:
 
 def inspect(directory: Path, ordinal: int) -> dict[str, Any]:
     """The books of one soft GPU: counters, clients, who waited for whom, calls that are not supported."""
-    return wire.report(_socket_of(directory.absolute(), ordinal))
+    return wire.report(socket_of(directory, ordinal))
 
 
 def destroy(directory: Path) -> int:
@@ -169,7 +183,7 @@ def destroy(directory: Path) -> int:
     """
     ended = 0
     for ordinal in range(MAX_GPUS):
-        path = _socket_of(directory.absolute(), ordinal)
+        path = socket_of(directory, ordinal)
         if not path.exists():
             break
         with contextlib.suppress(WorldError, PeerError):
@@ -178,11 +192,11 @@ def destroy(directory: Path) -> int:
         for file in (path, path.with_suffix(".log"), path.with_suffix(".pid")):
             file.unlink(missing_ok=True)
         ended += 1
-    lib = directory.absolute() / "lib"
-    for name in FACES:
-        (lib / name).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # not there, or somebody keeps something else in it
-        lib.rmdir()
+    for name in (*(f"lib/{face}" for face in FACES), *(f"bin/{program}" for program in PROGRAMS)):
+        (directory.absolute() / name).unlink(missing_ok=True)
+    for folder in ("lib", "bin"):
+        with contextlib.suppress(OSError):  # not there, or somebody keeps something else in it
+            (directory.absolute() / folder).rmdir()
     return ended
 
 
@@ -217,6 +231,7 @@ def _end_server(path: Path) -> None:
 def env(directory: Path, *, base: dict[str, str] | None = None) -> dict[str, str]:
     """What to add to a program's environment so that it finds these GPUs; `base` is the environment it has."""
     directory = directory.absolute()
-    before = (os.environ if base is None else base).get("LD_LIBRARY_PATH", "")
-    path = f"{directory / 'lib'}:{before}" if before else str(directory / "lib")
-    return {"LD_LIBRARY_PATH": path, "COTENANT_SOFTGPU": str(directory)}
+    found = os.environ if base is None else base
+    added = {"LD_LIBRARY_PATH": directory / "lib", "PATH": directory / "bin"}
+    paths = {name: ":".join(filter(None, (str(ours), found.get(name, "")))) for name, ours in added.items()}
+    return {**paths, "COTENANT_SOFTGPU": str(directory)}
