@@ -4,81 +4,35 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pynvml as nv
 import pytest
 
-from cotenant.live.gpu import nvml
 from cotenant.live.softgpu import manage
-from tests.live.softgpus import run, start
+from tests.live.nvmls import Worker, device_of, refusal, until_next_sample
+from tests.live.softgpus import run
 
 PERIOD_NS = 166_666_667
 GIB = 1 << 30
 
 
-class Worker:
-    """A process on the device that works when told."""
-
-    def __init__(self, directory: Path) -> None:
-        self.process = start(directory, "worker.py")
-        self._wait()
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    def do(self, *words: object) -> None:
-        assert self.process.stdin is not None
-        print(*words, file=self.process.stdin, flush=True)
-        self._wait()
-
-    def end(self) -> None:
-        self.process.communicate()
-
-    def _wait(self) -> None:
-        assert self.process.stdout is not None
-        assert self.process.stdout.readline() == "done\n", self.process.communicate()
-
-
 @pytest.fixture
 def device(softgpu: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The one V100 of the directory, through NVML."""
-    yield from _device_of(softgpu, monkeypatch)
-
-
-def _device_of(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.setenv("COTENANT_SOFTGPU", str(directory))
-    with nvml(directory):
-        yield nv.nvmlDeviceGetHandleByIndex(0)
+    with device_of(softgpu, monkeypatch) as handle:
+        yield handle
 
 
 @pytest.fixture(params=["t4", "v100-32", "a100", "h100"])
 def part(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, Any]]:
     directory = tmp_path / "gpu"
     manage.create(directory, request.param, 2)
-    for handle in _device_of(directory, monkeypatch):
+    with device_of(directory, monkeypatch) as handle:
         yield request.param, handle
     manage.destroy(directory)
-
-
-def refusal(question: Callable[..., Any], *arguments: Any) -> int:
-    with pytest.raises(nv.NVMLError) as refused:
-        question(*arguments)
-    code: int = refused.value.value
-    return code
-
-
-def until_next_sample(directory: Path) -> dict[str, Any]:
-    """The books after the next sample boundary: everything done before this call is in a whole sample then."""
-    at_ns = manage.inspect(directory, 0)["utilization"]["at_ns"]
-    while True:
-        books = manage.inspect(directory, 0)
-        if books["utilization"]["at_ns"] > at_ns:
-            return books
-        time.sleep(0.01)
 
 
 # -- what it is ----------------------------------------
@@ -240,8 +194,7 @@ def test_visible_devices_are_none_of_nvmls_business_and_buses_agree(
     directory = tmp_path / "gpu"
     manage.create(directory, "t4", 2)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    monkeypatch.setenv("COTENANT_SOFTGPU", str(directory))
-    with nvml(directory):
+    with device_of(directory, monkeypatch):
         assert nv.nvmlDeviceGetCount() == 2
         bus = nv.nvmlDeviceGetPciInfo(nv.nvmlDeviceGetHandleByIndex(1)).busId
     told = run(directory, "bus.py").strip()
@@ -335,7 +288,7 @@ def test_performance_monitoring_of_a_hopper_tells_sms_apart_from_time(
 ) -> None:
     directory = tmp_path / "gpu"
     manage.create(directory, "h100", 1)
-    for device in _device_of(directory, monkeypatch):
+    with device_of(directory, monkeypatch) as device:
         worker = Worker(directory)
         first, second = nv.nvmlGpmSampleAlloc(), nv.nvmlGpmSampleAlloc()
         nv.nvmlGpmSampleGet(device, first)
