@@ -152,7 +152,8 @@ static void people(struct world *w)
         ct_device_op_cut(d, w->now_ns, w->ops[draw(w, SLOTS)]);
         break;
     case 13:
-        ct_device_set_speed(d, w->now_ns, CT_DEVICE_FULL_SPEED >> draw(w, 3) | (uint32_t)draw(w, 1 << 28));
+        /* Mostly back to full speed: at less, work piles up and every look at it takes longer. */
+        ct_device_set_speed(d, w->now_ns, CT_DEVICE_FULL_SPEED - (draw(w, 4) ? 0 : (uint32_t)draw(w, 900000000)));
         break;
     case 10:
         if (ct_device_event_query(d, *event) == CT_DEVICE_STALE)

@@ -54,8 +54,10 @@ def test_what_the_clock_gives_is_what_the_kernel_needs(grid: Kernel, changes: li
         until_ns = min(at_ns, slowed.end_ns)
         given_units += speed * (until_ns - since_ns)
         speed, since_ns = next_speed, until_ns
-    surplus_ns = given_units / FULL_SPEED - alone.end_ns
-    assert -1 <= surplus_ns <= grid.blocks + len(changes) + 1 + 3 * (grid.bytes_per_block > 0) * grid.blocks
+    surplus_units = given_units - alone.end_ns * FULL_SPEED
+    # Ends are rounded up: at each change, for each wave, and with bandwidth to share at full speed too.
+    shared_ns = 3 * grid.blocks if grid.bytes_per_block else 0
+    assert -shared_ns * FULL_SPEED <= surplus_units <= (grid.blocks + len(changes) + 1 + shared_ns) * FULL_SPEED
 
 
 @given(work=WORK, instants=st.lists(st.integers(0, 60000), max_size=8), together=st.booleans())
@@ -138,3 +140,25 @@ def test_a_cut_kernel_is_over_and_the_next_one_begins(grids: list[Kernel], at_ns
     assert device.check() is None
     run_out(device)
     assert all(device.is_done(op) for op in ops)
+
+
+@given(held=st.integers(1, 3), blocks=st.integers(1, 12), block_ns=st.integers(1, 5000), together=st.booleans())
+def test_a_hung_kernel_leaves_others_its_slices_or_the_rest_of_the_sms(
+    held: int, blocks: int, block_ns: int, together: bool
+) -> None:
+    """Beside it a client of its group has the SMs that it left; another group has all of them, every other slice."""
+    device = Device(tiny(4), LIMITS)
+    _, hung = join(device, 1)
+    _, stream = join(device, 1 if together else OWN_GROUP)
+    endless = device.launch(0, hung, kernel(held, 1 << 56))
+    op = device.launch(0, stream, kernel(blocks, block_ns))
+    done_ns = device.project_ns(op)
+    assert done_ns is not None
+    if together:
+        assert done_ns == -(-blocks // (4 - held)) * block_ns
+    else:
+        alone_ns = -(-blocks // 4) * block_ns
+        assert alone_ns <= done_ns - device.config.slice_ns <= 2 * alone_ns
+    device.advance(done_ns)
+    assert device.is_done(op)
+    assert not device.is_done(endless)
