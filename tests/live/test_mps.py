@@ -90,7 +90,7 @@ def test_a_client_at_30_percent_uses_at_most_30_percent_of_the_sms(stage: Stage)
     client = stage.client("init", "context", CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="30")
     for blocks in (1, 24, 80, 640, 2000):
         assert client.ask(f"spin {MILLISECOND} {blocks}") == READY
-    assert client.ask("context", f"spin {5 * MILLISECOND} 2000", "destroy", "sync") == READY  # meanwhile, in another context
+    assert client.ask("context", f"spin {5 * MILLISECOND} 2000", "destroy", "sync") == READY  # in another one
     [row] = stage.books()["clients"]
     counters = row["counters"]
     assert counters["kernels"] == 6
