@@ -97,6 +97,9 @@ int ct_device_client_kill(struct ct_device *device, uint64_t now_ns, uint32_t cl
  * streams, events and memory stay until they are destroyed. */
 int ct_device_client_stop(struct ct_device *device, uint64_t now_ns, uint32_t client);
 
+/* At most this many SMs' worth of blocks at once for all contexts of the client together; 0: no cap. */
+int ct_device_client_cap(struct ct_device *device, uint64_t now_ns, uint32_t client, uint32_t sm_cap);
+
 /* sm_cap: at most this many SMs' worth of blocks at once for the context; 0: no cap. */
 int ct_device_context_create(struct ct_device *device, uint64_t now_ns, uint32_t client, uint32_t sm_cap,
                              uint32_t *context);

@@ -64,6 +64,7 @@ CUresult sg_mps_join(void)
 {
     char answer[4096];
     ssize_t got = -1;
+    sg_mps_part();
     sg_mps = (struct sg_mps){.socket = reach()};
     if (sg_mps.socket < 0)
         return CUDA_SUCCESS;

@@ -224,6 +224,8 @@ static CUresult open_devices(void)
             continue;
         device->ordinal = sg_device_count++;
     }
+    if (!sg_device_count)
+        sg_mps_part();
     return sg_device_count ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
 }
 

@@ -61,7 +61,7 @@ def test_clients_run_at_once_and_others_take_turns_with_the_server(stage: Stage)
     assert all(not row["delayed_by"] for row in stage.books()["clients"])
     stranger = stage.stranger("init", "context")
     for client in (narrow, wide, stranger):
-        assert client.ask(f"spin {20 * MILLISECOND} 160") == READY
+        assert client.ask(f"spin {300 * MILLISECOND} 160") == READY
     assert [client.ask("sync") for client in (narrow, wide, stranger)] == [READY] * 3
     books = stage.books()
     assert books["counters"]["switches"] > 0
@@ -90,10 +90,10 @@ def test_a_client_at_30_percent_uses_at_most_30_percent_of_the_sms(stage: Stage)
     client = stage.client("init", "context", CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="30")
     for blocks in (1, 24, 80, 640, 2000):
         assert client.ask(f"spin {MILLISECOND} {blocks}") == READY
-    assert client.ask("sync") == READY
+    assert client.ask("context", f"spin {5 * MILLISECOND} 2000", "destroy", "sync") == READY  # in another one
     [row] = stage.books()["clients"]
     counters = row["counters"]
-    assert counters["kernels"] == 5
+    assert counters["kernels"] == 6
     assert counters["sm_ns"] <= 24 * counters["busy_ns"]
     assert counters["sm_ns"] > 20 * counters["busy_ns"]
     assert stage.books()["counters"]["sm_ns"] == counters["sm_ns"]
@@ -137,10 +137,10 @@ def test_pinned_memory_is_limited_in_that_client_alone(alone: Stage) -> None:
 def test_a_client_below_normal_goes_after_the_others(stage: Stage) -> None:
     low = stage.client("init", "context", CUDA_MPS_CLIENT_PRIORITY="1")
     normal = stage.client("init", "context")
-    assert low.ask(f"spin {50 * MILLISECOND} 6400") == READY  # waves: the device is full and blocks wait
+    # 10,000 waves of 10 ms each: whoever has the same priority waits for all of them.
+    assert low.ask(f"spin {100_000 * MILLISECOND} {640 * 10_000}") == READY
     assert normal.ask(f"spin {20 * MILLISECOND} 640", "sync") == READY
     assert low.ask("query") == "NOT_READY"
-    assert low.ask("sync") == READY
 
 
 @pytest.mark.parametrize("holder", ["process", "mps"])

@@ -83,6 +83,34 @@ def test_the_transcript_is_to_the_letter(stage: Stage) -> None:
     assert play(stage, script) == expected
 
 
+def test_in_the_foreground_it_says_what_it_logs_and_on_a_terminal_it_prompts(stage: Stage) -> None:
+    foreground = subprocess.Popen(
+        ["nvidia-cuda-mps-control", "-f"], env=stage.environment(), stdout=subprocess.PIPE, text=True
+    )
+    assert foreground.stdout is not None
+    assert "Starting control daemon using socket" in foreground.stdout.readline()
+    ours, theirs = os.openpty()
+    typed = subprocess.Popen(["nvidia-cuda-mps-control"], env=stage.environment(), stdin=theirs, stdout=subprocess.PIPE)
+    os.write(ours, b"get_default_client_priority\nquit\n")
+    assert typed.communicate(timeout=60)[0] == b"> 0\n> "
+    assert typed.returncode == 0
+    out, _ = foreground.communicate(timeout=60)
+    assert foreground.returncode == 0
+    assert out.endswith("Exit\n")
+    assert not (stage.pipe / "control").exists()
+    for descriptor in (ours, theirs):
+        os.close(descriptor)
+
+
+def test_ps_of_the_system_finds_the_programs_by_name(stage: Stage) -> None:
+    assert stage.control("-d").returncode == 0
+    assert stage.say(f"start_server -uid {os.getuid()}") == ""
+    daemon = (stage.pipe / "nvidia-cuda-mps-control.pid").read_text().strip()
+    for pid, name in ((daemon, "nvidia-cuda-mps-control"), (stage.server(), "nvidia-cuda-mps-server")):
+        assert name.encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+        assert Path(f"/proc/{pid}/comm").read_text() == name[:15] + "\n"
+
+
 def answers_to(stage: Stage, messages: list[bytes]) -> list[bytes]:
     """What the daemon sends back to messages on one line of their own; b"" once it has hung up."""
     answers = []

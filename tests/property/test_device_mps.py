@@ -28,14 +28,18 @@ def test_a_client_at_30_percent_never_uses_more_than_30_percent_of_the_sms(
     device = Device(tiny(sm_count), LIMITS)
     caps = [share_of(sm_count, percentage) for percentage in percentages]
     assert all(0 < cap <= max(1, sm_count * 30 // 100) for cap, p in zip(caps, percentages, strict=True) if p == 30.0)
-    people = [open_client(device, GROUP, cap) for cap in caps]
-    streams = [[device.create_stream(0, c, StreamKind.NONBLOCKING) for _ in range(2)] for _, c in people]
+    people = [open_client(device, GROUP) for _ in caps]
+    for cap, (client, _) in zip(caps, people, strict=True):
+        device.cap_client(0, client, cap)
+    contexts = [(first, device.create_context(0, client)) for client, first in people]
+    streams = [[device.create_stream(0, c, StreamKind.NONBLOCKING) for c in pair] for pair in contexts]
     for who, stream, at_ns, shape in sorted(work, key=lambda job: job[2]):
         device.launch(at_ns, streams[who % len(people)][stream], shape)
     before = [device.count_client(client) for client, _ in people]
     at_ns = device.now_ns()
     while (change_ns := device.next_change_ns()) is not None:
         device.advance(change_ns)
+        assert device.check() is None
         after = [device.count_client(client) for client, _ in people]
         for cap, old, new in zip(caps, before, after, strict=True):
             most = (cap or sm_count) * (change_ns - at_ns)

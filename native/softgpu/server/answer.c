@@ -54,6 +54,7 @@ static int greet(struct sg_server *server, int index, const struct sg_request *r
                                             &client->model);
     if (hello.result != CT_DEVICE_OK)
         return say(client, &hello, sizeof hello);
+    ct_device_client_cap(server->device, sg_now_ns(), client->model, client->admission.sm_cap);
     client->greeted = 1;
     sg_sample_join(server, client);
     server->connected++;

@@ -231,7 +231,7 @@ def _end_server(path: Path) -> None:
 def env(directory: Path, *, base: dict[str, str] | None = None) -> dict[str, str]:
     """What to add to a program's environment so that it finds these GPUs; `base` is the environment it has."""
     directory = directory.absolute()
-    found = os.environ if base is None else base
+    found = {"PATH": os.defpath, **(os.environ if base is None else base)}
     added = {"LD_LIBRARY_PATH": directory / "lib", "PATH": directory / "bin"}
     paths = {name: ":".join(filter(None, (str(ours), found.get(name, "")))) for name, ours in added.items()}
     return {**paths, "COTENANT_SOFTGPU": str(directory)}
