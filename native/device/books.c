@@ -21,6 +21,29 @@ static void change(struct ct_usage *usage, uint64_t blocks, uint64_t sms, uint64
     usage->threads += threads;
 }
 
+static uint64_t within_limit(const struct ct_usage *usage)
+{
+    return ct_min(usage->sms, usage->sm_limit);
+}
+
+/* What is capped spreads over at most its cap, in the books of those above it too. */
+static void above_client(struct ct_device *d, const struct ct_client *client, uint64_t blocks, uint64_t sms,
+                         uint64_t threads)
+{
+    if (!client->usage.on)
+        return;
+    settle(&d->usage, &d->counters, d->now_ns);
+    change(&d->usage, blocks, sms, threads);
+}
+
+static void above_context(struct ct_device *d, struct ct_client *client, uint64_t blocks, uint64_t sms, uint64_t threads)
+{
+    uint64_t held = within_limit(&client->usage);
+    settle(&client->usage, &client->counters, d->now_ns);
+    change(&client->usage, blocks, sms, threads);
+    above_client(d, client, blocks, within_limit(&client->usage) - held, threads);
+}
+
 void ct_books_blocks(struct ct_device *d, const struct ct_op *op, uint64_t before, uint64_t after)
 {
     if (d->is_ahead || before == after)
@@ -31,13 +54,29 @@ void ct_books_blocks(struct ct_device *d, const struct ct_op *op, uint64_t befor
     uint64_t blocks = after - before; /* unsigned differences, as elsewhere */
     uint64_t threads = blocks * op->threads_per_block;
     settle(&context->usage, &context->counters, d->now_ns);
-    settle(&client->usage, &client->counters, d->now_ns);
+    uint64_t held = within_limit(&context->usage);
     change(&context->usage, blocks, sms, threads);
-    change(&client->usage, blocks, sms, threads);
-    if (client->usage.on) {
-        settle(&d->usage, &d->counters, d->now_ns);
-        change(&d->usage, blocks, sms, threads);
-    }
+    above_context(d, client, blocks, within_limit(&context->usage) - held, threads);
+}
+
+void ct_books_context_cap(struct ct_device *d, struct ct_context *context)
+{
+    uint64_t held = within_limit(&context->usage);
+    if (d->is_ahead)
+        return;
+    settle(&context->usage, &context->counters, d->now_ns);
+    context->usage.sm_limit = context->sm_cap ? context->sm_cap : d->config.sm_count;
+    above_context(d, &ct_clients(d)[context->client], 0, within_limit(&context->usage) - held, 0);
+}
+
+void ct_books_client_cap(struct ct_device *d, struct ct_client *client)
+{
+    uint64_t held = within_limit(&client->usage);
+    if (d->is_ahead)
+        return;
+    settle(&client->usage, &client->counters, d->now_ns);
+    client->usage.sm_limit = client->sm_cap ? client->sm_cap : d->config.sm_count;
+    above_client(d, client, 0, within_limit(&client->usage) - held, 0);
 }
 
 /* Blocks that are switched out keep their slots but do not count as use. */
@@ -51,7 +90,8 @@ void ct_books_group_on(struct ct_device *d, uint32_t group, uint32_t on)
         uint64_t sign = on ? 1 : UINT64_MAX;
         settle(&client->usage, &client->counters, d->now_ns);
         client->usage.on = on;
-        change(&d->usage, sign * client->usage.blocks, sign * client->usage.sms, sign * client->usage.threads);
+        change(&d->usage, sign * client->usage.blocks, sign * within_limit(&client->usage),
+               sign * client->usage.threads);
         for (uint32_t c = client->first_context; c != CT_NONE; c = ct_contexts(d)[c].next) {
             settle(&ct_contexts(d)[c].usage, &ct_contexts(d)[c].counters, d->now_ns);
             ct_contexts(d)[c].usage.on = on;
@@ -96,6 +136,7 @@ static void count_done(struct ct_device_counters *counters, const struct ct_op *
     case CT_OP_COPY_HTOD:
     case CT_OP_COPY_DTOH:
         counters->host_bytes += op->bytes;
+        counters->to_host_bytes += op->kind == CT_OP_COPY_DTOH ? op->bytes : 0;
         counters->traffic_bytes += op->bytes;
         counters->copies++;
         break;

@@ -7,18 +7,18 @@ struct alone {
     uint64_t blocks;
 };
 
-/* What a capped context may still claim, given what this placement has already handed to its other kernels. */
+/* What a capped kernel may still claim, given what this placement has already handed to its client's other ones. */
 static uint64_t within_cap(const struct ct_device *d, const struct ct_op *op, const struct alone *placed, uint32_t count)
 {
-    const struct ct_context *context = ct_context_of(d, op);
-    uint64_t cap = context->sm_cap * CT_SM_UNITS;
-    uint64_t held = context->held_share;
+    uint64_t of_context = 0, of_client = 0;
     for (uint32_t i = 0; i < count; i++) {
         const struct ct_op *other = &ct_ops(d)[placed[i].op];
-        if (ct_context_of(d, other) == context)
-            held += (placed[i].blocks - other->running_blocks) * other->share;
+        uint64_t more = (placed[i].blocks - other->running_blocks) * other->share;
+        of_client += more;
+        if (ct_context_of(d, other) == ct_context_of(d, op))
+            of_context += more;
     }
-    return cap > held ? cap - held : 0;
+    return ct_cap_left(d, op, of_context, of_client);
 }
 
 /* The client's kernels that would have blocks on the SMs now if the other clients' were gone, and how many. */
@@ -34,7 +34,8 @@ static uint32_t placed_alone(const struct ct_device *d, const struct ct_group *g
             continue;
         uint64_t blocks = o->running_blocks;
         if (o->pending_blocks > 0 && !blocked) {
-            uint64_t own = context->sm_cap > 0 ? within_cap(d, o, placed, count) : room;
+            int is_capped = context->sm_cap > 0 || ct_clients(d)[owner].sm_cap > 0;
+            uint64_t own = is_capped ? within_cap(d, o, placed, count) : room;
             uint64_t more = ct_min(o->pending_blocks, ct_min(room, own) / o->share);
             blocked = more < o->pending_blocks && own >= room; /* for lack of SMs rather than by its cap */
             room -= more * o->share;

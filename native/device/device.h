@@ -97,6 +97,9 @@ int ct_device_client_kill(struct ct_device *device, uint64_t now_ns, uint32_t cl
  * streams, events and memory stay until they are destroyed. */
 int ct_device_client_stop(struct ct_device *device, uint64_t now_ns, uint32_t client);
 
+/* At most this many SMs' worth of blocks at once for all contexts of the client together; 0: no cap. */
+int ct_device_client_cap(struct ct_device *device, uint64_t now_ns, uint32_t client, uint32_t sm_cap);
+
 /* sm_cap: at most this many SMs' worth of blocks at once for the context; 0: no cap. */
 int ct_device_context_create(struct ct_device *device, uint64_t now_ns, uint32_t client, uint32_t sm_cap,
                              uint32_t *context);
@@ -272,6 +275,7 @@ struct ct_device_counters {
     uint64_t thread_ns;
     uint64_t traffic_bytes; /* device memory, by retired blocks, finished copies */
     uint64_t host_bytes;   /* to and from the host */
+    uint64_t to_host_bytes; /* of these, to the host */
     uint64_t delayed_ns;   /* sum over its kernels, copies on the device and memsets */
     uint64_t memory_bytes, memory_peak_bytes;
     /* Of the device as a whole; 0 elsewhere. */

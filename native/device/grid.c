@@ -194,7 +194,7 @@ int ct_grid_refill(struct ct_device *d, uint32_t group)
     if (first == CT_NONE || d->work_first != CT_NONE || d->slice_end_ns == d->now_ns || d->dispatch_due)
         return 0;
     struct ct_op *op = &ct_ops(d)[first];
-    if (ct_context_of(d, op)->sm_cap > 0)
+    if (ct_cap_left(d, op, 0, 0) != UINT64_MAX)
         return 0;
     for (uint32_t i = 0; i < g->chunk_count; i++) {
         if (chunks[i].end_ns != d->now_ns)
@@ -311,24 +311,19 @@ void ct_grid_dispatch(struct ct_device *d, uint32_t group)
         struct ct_op *o = &ct_ops(d)[op];
         if (o->pending_blocks == 0)
             continue;
-        const struct ct_context *context = ct_context_of(d, o);
         uint64_t room = d->capacity_share - g->held_share;
-        int capped = 0;
         if (room == 0)
             break;
-        if (context->sm_cap > 0) {
-            uint64_t cap = context->sm_cap * CT_SM_UNITS;
-            uint64_t own = cap > context->held_share ? cap - context->held_share : 0;
-            capped = own < room;
-            room = ct_min(room, own);
-        }
+        uint64_t own = ct_cap_left(d, o, 0, 0);
+        int capped = own < room;
+        room = ct_min(room, own);
         uint64_t blocks = ct_min(o->pending_blocks, room / o->share);
         if (blocks > 0 && !place(d, group, op, blocks, first)) {
             first = 0;
             continue; /* those already on the device go on, or its place would never become free */
         }
         /* First come, first served to the last block: nobody overtakes a kernel that still waits for slots, unless it
-         * waits for its own context's cap. */
+         * waits for a cap of its own. */
         if (o->pending_blocks > 0 && !capped)
             break;
     }

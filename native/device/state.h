@@ -109,6 +109,7 @@ struct ct_client {
     uint16_t generation;
     uint8_t used;
     uint32_t group;
+    uint32_t sm_cap; /* of all its contexts together; 0: none */
     uint32_t first_context;
     uint64_t ready_grids;
     uint64_t held_share;
@@ -268,6 +269,9 @@ void ct_turn_switched(struct ct_device *d);
 
 /* books.c: counters and delays. */
 void ct_books_blocks(struct ct_device *d, const struct ct_op *op, uint64_t before, uint64_t after);
+/* After a change of its cap. */
+void ct_books_context_cap(struct ct_device *d, struct ct_context *context);
+void ct_books_client_cap(struct ct_device *d, struct ct_client *client);
 void ct_books_retired(struct ct_device *d, const struct ct_op *op, uint64_t blocks);
 void ct_books_done(struct ct_device *d, const struct ct_op *op);
 void ct_books_group_on(struct ct_device *d, uint32_t group, uint32_t on);
@@ -281,5 +285,21 @@ void ct_delay_settle_all(struct ct_device *d);
 /* time.c */
 uint64_t ct_time_enter(struct ct_device *d, uint64_t now_ns); /* clamps, advances, opens a new epoch */
 void ct_time_settle(struct ct_device *d); /* after a change from outside: ready, turn, dispatch */
+
+static inline uint64_t ct_left_of(uint32_t sm_cap, uint64_t held)
+{
+    uint64_t cap = sm_cap * CT_SM_UNITS;
+    return !sm_cap ? UINT64_MAX : cap > held ? cap - held : 0;
+}
+
+/* SM units that the kernel's context and client may still claim, these already being promised; UINT64_MAX: no cap. */
+static inline uint64_t ct_cap_left(const struct ct_device *d, const struct ct_op *op, uint64_t of_context,
+                                   uint64_t of_client)
+{
+    const struct ct_context *context = ct_context_of(d, op);
+    const struct ct_client *client = &ct_clients(d)[context->client];
+    return ct_min(ct_left_of(context->sm_cap, context->held_share + of_context),
+                  ct_left_of(client->sm_cap, client->held_share + of_client));
+}
 
 #endif

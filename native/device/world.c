@@ -176,6 +176,25 @@ int ct_device_client_stop(struct ct_device *d, uint64_t now_ns, uint32_t client)
     return CT_DEVICE_OK;
 }
 
+int ct_device_client_cap(struct ct_device *d, uint64_t now_ns, uint32_t client, uint32_t sm_cap)
+{
+    uint32_t slot = ct_slot_client(d, client);
+    if (slot == CT_NONE)
+        return CT_DEVICE_STALE;
+    if (sm_cap > d->config.sm_count)
+        return CT_DEVICE_INVALID;
+    ct_time_enter(d, now_ns);
+    struct ct_client *c = &ct_clients(d)[slot];
+    ct_delay_settle_all(d);
+    ct_books_settle(d);
+    c->sm_cap = sm_cap;
+    ct_books_client_cap(d, c);
+    ct_grid_cut_trains(d, c->group);
+    d->dispatch_due = 1;
+    ct_time_settle(d);
+    return CT_DEVICE_OK;
+}
+
 int ct_device_context_create(struct ct_device *d, uint64_t now_ns, uint32_t client, uint32_t sm_cap, uint32_t *context)
 {
     uint32_t owner = ct_slot_client(d, client);
@@ -233,7 +252,7 @@ int ct_device_context_cap(struct ct_device *d, uint64_t now_ns, uint32_t context
     ct_delay_settle_all(d);
     ct_books_settle(d);
     c->sm_cap = sm_cap;
-    c->usage.sm_limit = sm_cap ? sm_cap : d->config.sm_count;
+    ct_books_context_cap(d, c);
     ct_grid_cut_trains(d, ct_clients(d)[c->client].group);
     d->dispatch_due = 1;
     ct_time_settle(d);

@@ -91,6 +91,15 @@ static PyObject *context_destroy(PyObject *self, PyObject *args)
     return done(ct_device_context_destroy(of(self), now_ns, context));
 }
 
+static PyObject *client_cap(PyObject *self, PyObject *args)
+{
+    ull now_ns;
+    unsigned int client, sm_cap;
+    if (!PyArg_ParseTuple(args, "KII:client_cap", &now_ns, &client, &sm_cap))
+        return NULL;
+    return done(ct_device_client_cap(of(self), now_ns, client, sm_cap));
+}
+
 static PyObject *context_cap(PyObject *self, PyObject *args)
 {
     ull now_ns;
@@ -362,7 +371,7 @@ static PyObject *check(PyObject *self, PyObject *unused)
 PyMethodDef ct_py_device_methods[] = {
     METHOD(client_add, METH_VARARGS), METHOD(client_kill, METH_VARARGS), METHOD(client_stop, METH_VARARGS),
     METHOD(op_cut, METH_VARARGS), METHOD(set_speed, METH_VARARGS), METHOD(context_create, METH_VARARGS),
-    METHOD(context_destroy, METH_VARARGS), METHOD(context_cap, METH_VARARGS), METHOD(memory_take, METH_VARARGS),
+    METHOD(context_destroy, METH_VARARGS), METHOD(context_cap, METH_VARARGS), METHOD(client_cap, METH_VARARGS), METHOD(memory_take, METH_VARARGS),
     METHOD(memory_give, METH_VARARGS), METHOD(memory_free, METH_NOARGS), METHOD(stream_create, METH_VARARGS),
     METHOD(stream_destroy, METH_VARARGS), METHOD(event_create, METH_VARARGS), METHOD(event_destroy, METH_VARARGS),
     METHOD(launch, METH_VARARGS), METHOD(copy, METH_VARARGS), METHOD(marker, METH_VARARGS), METHOD(host, METH_VARARGS),

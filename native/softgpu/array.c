@@ -50,7 +50,7 @@ uint32_t sg_texel_bytes(CUarray_format format, unsigned channels)
 }
 
 /* The widest, highest and deepest array of its kind, by the numbers of the device's attributes. */
-static int is_within(const struct sg_device *device, const CUDA_ARRAY3D_DESCRIPTOR *shape)
+static int is_within(struct sg_device *device, const CUDA_ARRAY3D_DESCRIPTOR *shape)
 {
     static const struct {
         unsigned flags;
@@ -80,7 +80,7 @@ static int is_within(const struct sg_device *device, const CUDA_ARRAY3D_DESCRIPT
     return 0;
 }
 
-static CUresult check(const struct sg_device *device, const CUDA_ARRAY3D_DESCRIPTOR *shape)
+static CUresult check(struct sg_device *device, const CUDA_ARRAY3D_DESCRIPTOR *shape)
 {
     int is_layered = (shape->Flags & CUDA_ARRAY3D_LAYERED) != 0, is_cube = (shape->Flags & CUDA_ARRAY3D_CUBEMAP) != 0;
     if (!shape->Width || (shape->Flags & ~(unsigned)KNOWN_FLAGS))

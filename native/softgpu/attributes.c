@@ -7,6 +7,7 @@ enum {
     SHARED_PER_BLOCK = 8,
     CLOCK_KHZ = 13,
     SM_COUNT = 16,
+    COMPUTE_MODE = 20,
     PCI_BUS = 33,
     MEMORY_CLOCK_KHZ = 36,
     BUS_BITS = 37,
@@ -22,6 +23,7 @@ enum {
     PERSISTING_L2 = 108,
     SHARED_RESERVED = 111,
     CLUSTER_LAUNCH = 120,
+    MPS_ENABLED = 133,
     LAST = 161,
 };
 
@@ -65,7 +67,24 @@ static const int fixed[LAST + 1] = {
     [141] = 1, [142] = 1, [144] = 1, [145] = 1, /* virtual memory and pools of the host */
 };
 
-int sg_attribute(const struct sg_device *device, int attribute)
+/* Of an MPS client its share; where contexts have shares of their own, that of the current one. */
+static uint32_t usable_sms(const struct sg_device *device)
+{
+    CUcontext current = sg_current();
+    uint32_t cap = device->sm_cap;
+    if (sg_mps.is_per_context && current && sg_alive(SG_CONTEXT, current) && current->device == device)
+        cap = current->sm_cap;
+    return cap ? cap : device->config.sm_count;
+}
+
+static int compute_mode(struct sg_device *device)
+{
+    struct sg_request request = {.kind = SG_COMPUTE_MODE};
+    struct sg_reply reply;
+    return sg_ask(&device->link, &request, &reply) == 0 ? (int)reply.a : SG_MODE_DEFAULT;
+}
+
+int sg_attribute(struct sg_device *device, int attribute)
 {
     const struct ct_device_config *c = &device->config;
     switch (attribute) {
@@ -76,9 +95,13 @@ int sg_attribute(const struct sg_device *device, int attribute)
     case CLOCK_KHZ:
         return (int)c->clock_khz;
     case SM_COUNT:
-        return (int)c->sm_count;
+        return (int)usable_sms(device);
+    case COMPUTE_MODE:
+        return compute_mode(device);
+    case MPS_ENABLED:
+        return sg_mps.is_client;
     case PCI_BUS:
-        return 0x17 + device->ordinal;
+        return SG_PCI_BUS_FIRST + (int)device->number;
     case MEMORY_CLOCK_KHZ:
         return (int)c->memory_clock_khz;
     case BUS_BITS:

@@ -5,7 +5,7 @@
 
 CUresult sg_context_create(struct sg_device *device, unsigned flags, uint32_t sm_cap, CUcontext *made)
 {
-    struct sg_request request = {.kind = SG_CONTEXT_CREATE, .a = sm_cap};
+    struct sg_request request = {.kind = SG_CONTEXT_CREATE, .a = sg_mps_cap(device, sm_cap)};
     struct sg_reply reply;
     if (!device->arena.start && sg_arena_open(&device->arena, device->config.memory_bytes) < 0)
         return CUDA_ERROR_OUT_OF_MEMORY;
@@ -15,6 +15,7 @@ CUresult sg_context_create(struct sg_device *device, unsigned flags, uint32_t sm
         return (CUresult)reply.a;
     if (reply.result != CT_DEVICE_OK)
         return CUDA_ERROR_OUT_OF_MEMORY;
+    uint32_t given = reply.batch[0];
     CUcontext context = sg_make(SG_CONTEXT);
     CUstream legacy = context ? sg_make(SG_STREAM) : NULL;
     if (!legacy) {
@@ -26,8 +27,8 @@ CUresult sg_context_create(struct sg_device *device, unsigned flags, uint32_t sm
     }
     context->device = device;
     context->model = (uint32_t)reply.a;
+    context->sm_cap = given;
     context->flags = flags;
-    context->sm_cap = sm_cap;
     context->api_version = SG_DRIVER_VERSION;
     context->users = 1;
     context->legacy = legacy;
@@ -93,12 +94,12 @@ static CUresult create(CUcontext *made, unsigned flags, CUdevice ordinal, const 
     if (!device)
         return sg_leave(CUDA_ERROR_INVALID_DEVICE);
     for (int i = 0; i < count; i++) {
-        if (params[i].type != 0)
+        if (params[i].type != 0 || !sg_mps.is_client) /* SMs can be counted out under MPS alone */
             return sg_leave(CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY);
         sm_cap = params[i].param.smCount.val;
+        if (!sm_cap || sm_cap > device->config.sm_count)
+            return sg_leave(CUDA_ERROR_INVALID_VALUE);
     }
-    if (sm_cap > device->config.sm_count)
-        return sg_leave(CUDA_ERROR_INVALID_VALUE);
     CUcontext context = NULL;
     result = sg_context_create(device, flags, sm_cap, &context);
     sg_leave(result);

@@ -178,7 +178,7 @@ API CUresult cuCtxGetExecAffinity(CUexecAffinityParam *param, CUexecAffinityType
     if (type != 0)
         return sg_leave(CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY);
     param->type = type;
-    param->param.smCount.val = context->sm_cap ? context->sm_cap : context->device->config.sm_count;
+    param->param.smCount.val = sg_context_sms(context);
     return sg_leave(CUDA_SUCCESS);
 }
 

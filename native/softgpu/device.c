@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { PCI_DOMAIN = 0, PCI_BUS_FIRST = 0x17 }; /* as good as any; one bus per device */
+enum { PCI_DOMAIN = 0 };
 
 static CUresult enter_device(CUdevice ordinal, struct sg_device **device)
 {
@@ -88,7 +88,7 @@ API CUresult cuDeviceGetPCIBusId(char *text, int length, CUdevice ordinal)
     ENTER(ordinal, device);
     char full[16];
     int needed =
-        snprintf(full, sizeof full, "%04x:%02x:00.0", PCI_DOMAIN, (unsigned)(PCI_BUS_FIRST + device->ordinal) & 0xff);
+        snprintf(full, sizeof full, "%04x:%02x:00.0", PCI_DOMAIN, (SG_PCI_BUS_FIRST + device->number) & 0xff);
     if (!text || length <= needed)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
     memcpy(text, full, (size_t)needed + 1);
@@ -108,7 +108,10 @@ API CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *text)
         if (sscanf(text, "%x:%x", &bus, &slot) != 2)
             return sg_leave(CUDA_ERROR_INVALID_VALUE);
     }
-    struct sg_device *found = bus >= PCI_BUS_FIRST ? sg_device_at((int)(bus - PCI_BUS_FIRST)) : NULL;
+    struct sg_device *found = NULL;
+    for (int i = 0; i < sg_device_count && !found; i++)
+        if (SG_PCI_BUS_FIRST + sg_devices[i].number == bus)
+            found = &sg_devices[i];
     if (!found || domain != PCI_DOMAIN || slot)
         return sg_leave(CUDA_ERROR_INVALID_DEVICE);
     *device = found->ordinal;
@@ -164,6 +167,6 @@ API CUresult cuDeviceGetExecAffinitySupport(int *can, CUexecAffinityType type, C
     (void)device;
     if (!can)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
-    *can = type == 0;
+    *can = type == 0 && sg_mps.is_client;
     return sg_leave(CUDA_SUCCESS);
 }

@@ -62,9 +62,11 @@ struct sg_arena {
 
 struct sg_device {
     int ordinal; /* as this process numbers it */
+    uint32_t number; /* as the directory numbers it */
     struct sg_link link;
     struct ct_device_config config;
     uint8_t uuid[16];
+    uint32_t sm_cap; /* of all contexts of an MPS client; 0: none */
     struct sg_arena arena;
     struct CUctx_st *primary;
     uint32_t primary_users;
@@ -76,6 +78,7 @@ struct CUctx_st {
     struct sg_object object;
     struct sg_device *device;
     uint32_t model;
+    uint32_t sm_cap; /* 0: none */
     unsigned flags, api_version, users;
     int is_primary;
     struct CUstream_st *legacy;
@@ -84,7 +87,6 @@ struct CUctx_st {
     size_t limits[16];
     int cache_config, shared_config;
     uint32_t peers; /* a bit per device ordinal */
-    uint32_t sm_cap; /* 0: all of the device's */
     struct CUgreenCtx_st *green; /* whose context it is; NULL: an ordinary one */
 };
 
@@ -164,12 +166,14 @@ void sg_context_destroy(CUcontext context);
 void sg_arrays_end(CUcontext context); /* arrays and what samples them; their memory goes with the context's */
 CUresult sg_primary(struct sg_device *device, CUcontext *context);
 struct sg_device *sg_device_at(CUdevice ordinal); /* NULL: there is none */
-int sg_attribute(const struct sg_device *device, int number); /* as cuDeviceGetAttribute */
+int sg_attribute(struct sg_device *device, int number); /* as cuDeviceGetAttribute */
 int sg_in_callback(int set);                      /* set: 1 or 0, or -1 to ask */
 
 /* ---- the line to the server ---------------------------------------------------------------------------------- */
 
-int sg_link_open(const char *path, struct sg_device *device);
+/* 0, -1: nobody answers, or the CUresult of a refusal. */
+int sg_link_open(const char *path, uint32_t group, struct sg_device *device);
+void sg_link_close(struct sg_link *link);
 int sg_ask(struct sg_link *link, const struct sg_request *request, struct sg_reply *reply); /* 0, or -1: lost */
 /* With the descriptor that came beside the answer; -1: none did. */
 int sg_ask_for(struct sg_link *link, const struct sg_request *request, struct sg_reply *reply, int *descriptor);
@@ -226,6 +230,7 @@ CUstream sg_stream(CUcontext context, CUstream handle);
 CUresult sg_stream_make(CUcontext context, unsigned flags, int priority, CUstream *made);
 
 #include "softgpu/memory.h"
+#include "softgpu/mps.h"
 #include "softgpu/code.h"
 #include "softgpu/capture.h"
 

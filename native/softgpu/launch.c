@@ -161,7 +161,7 @@ CUresult sg_function_launch(CUcontext context, struct CUfunc_st *function, const
     result = cost(device, function, threads, blocks, shared_bytes, duration, &slot.kernel);
     if (result != CUDA_SUCCESS)
         return result;
-    if (is_cooperative && blocks > (uint64_t)device->config.sm_count *
+    if (is_cooperative && blocks > (uint64_t)sg_context_sms(stream->context) *
                                        sg_function_occupancy(device, function, (uint32_t)threads, shared_bytes))
         return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
     result = sg_submit(stream, &slot);

@@ -115,10 +115,10 @@ static void *map(int descriptor, size_t bytes)
     return memory;
 }
 
-static int greet(struct sg_device *device)
+static int greet(struct sg_device *device, uint32_t group)
 {
     struct sg_link *link = &device->link;
-    struct sg_request request = {.kind = SG_HELLO, .a = SG_WIRE_VERSION};
+    struct sg_request request = {.kind = SG_HELLO, .a = SG_WIRE_VERSION, .b = group};
     struct sg_hello hello;
     union {
         char bytes[CMSG_SPACE(2 * sizeof(int))];
@@ -137,15 +137,19 @@ static int greet(struct sg_device *device)
         link->ring = map(descriptors[0], sizeof *link->ring);
         link->bulletin = map(descriptors[1], sizeof *link->bulletin);
         device->config = hello.config;
+        device->number = hello.ordinal;
+        device->sm_cap = hello.sm_cap;
         memcpy(device->uuid, hello.uuid, sizeof device->uuid);
     }
     for (int i = 0; i < 2; i++)
         if (descriptors[i] >= 0)
             close(descriptors[i]);
+    if (got == (ssize_t)sizeof hello && hello.result == SG_REFUSED)
+        return (int)hello.refused;
     return link->ring && link->bulletin ? 0 : -1;
 }
 
-static void unmap(struct sg_link *link)
+void sg_link_close(struct sg_link *link)
 {
     if (link->ring)
         munmap(link->ring, sizeof *link->ring);
@@ -153,9 +157,10 @@ static void unmap(struct sg_link *link)
         munmap(link->bulletin, sizeof *link->bulletin);
     link->ring = NULL;
     link->bulletin = NULL;
+    close(link->socket);
 }
 
-int sg_link_open(const char *path, struct sg_device *device)
+int sg_link_open(const char *path, uint32_t group, struct sg_device *device)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     memset(device, 0, sizeof *device);
@@ -163,11 +168,13 @@ int sg_link_open(const char *path, struct sg_device *device)
     device->link.socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (device->link.socket < 0)
         return -1;
-    if (connect(device->link.socket, (struct sockaddr *)&address, sizeof address) == 0 && greet(device) == 0)
+    int failed = connect(device->link.socket, (struct sockaddr *)&address, sizeof address);
+    if (failed == 0)
+        failed = greet(device, group);
+    if (failed == 0)
         return 0;
-    unmap(&device->link);
-    close(device->link.socket);
-    return -1;
+    sg_link_close(&device->link);
+    return failed;
 }
 
 static int is_full(const struct sg_link *link)

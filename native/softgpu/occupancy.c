@@ -65,7 +65,7 @@ API CUresult cuOccupancyMaxPotentialBlockSizeWithFlags(int *grid, int *block, CU
         }
     }
     *block = best;
-    *grid = best_blocks * (int)context->device->config.sm_count;
+    *grid = best_blocks * (int)sg_context_sms(context);
     return sg_leave(CUDA_SUCCESS);
 }
 

@@ -153,6 +153,7 @@ static void after_fork(void)
     /* The parent's death must show at the server at once: nobody else may hold the line open. */
     for (int i = 0; i < sg_device_count; i++)
         close(sg_devices[i].link.socket);
+    sg_mps_part();
 }
 
 /* CUDA_VISIBLE_DEVICES as a list of numbers: which GPUs, in which order. An invalid entry ends the list; one that is
@@ -182,6 +183,14 @@ static int visible(int *chosen, int room, int present)
     return count;
 }
 
+/* One refused, none used: cuInit may be called again. */
+static void close_devices(void)
+{
+    while (sg_device_count > 0)
+        sg_link_close(&sg_devices[--sg_device_count].link);
+    sg_mps_part();
+}
+
 static CUresult open_devices(void)
 {
     const char *directory = getenv("COTENANT_SOFTGPU");
@@ -195,15 +204,28 @@ static CUresult open_devices(void)
             break;
         present++;
     }
-    int count = visible(chosen, SG_MAX_DEVICES, present);
+    CUresult result = sg_mps_join();
+    if (result != CUDA_SUCCESS)
+        return result;
+    /* An MPS server's own choice comes first: what is visible is counted among its devices. */
+    int count = visible(chosen, SG_MAX_DEVICES, sg_mps.is_client ? sg_mps.count : present);
     for (int i = 0; i < count; i++) {
         struct sg_device *device = &sg_devices[sg_device_count];
-        int length = snprintf(path, sizeof path, "%s/gpu%d.sock", directory, chosen[i]);
+        int number = sg_mps.is_client ? sg_mps.gpus[chosen[i]].ordinal : chosen[i];
+        int length = snprintf(path, sizeof path, "%s/gpu%d.sock", directory, number);
+        uint32_t group = sg_mps.is_client ? sg_mps.gpus[chosen[i]].group : 0;
+        int failed = length < (int)sizeof path ? sg_link_open(path, group, device) : -1;
+        if (failed > 0) {
+            close_devices();
+            return (CUresult)failed;
+        }
         /* A GPU whose server is gone is not there, as one that fell off the bus. */
-        if (length >= (int)sizeof path || sg_link_open(path, device) < 0)
+        if (failed)
             continue;
         device->ordinal = sg_device_count++;
     }
+    if (!sg_device_count)
+        sg_mps_part();
     return sg_device_count ? CUDA_SUCCESS : CUDA_ERROR_NO_DEVICE;
 }
 

@@ -21,7 +21,7 @@ enum {
     if (result != CUDA_SUCCESS)                                                                                        \
         return result
 
-static int is_linear(const struct sg_device *device, const CUDA_RESOURCE_DESC *resource)
+static int is_linear(struct sg_device *device, const CUDA_RESOURCE_DESC *resource)
 {
     uint64_t texel = sg_texel_bytes(resource->res.linear.format, resource->res.linear.numChannels);
     uint64_t bytes = resource->res.linear.sizeInBytes;
@@ -30,7 +30,7 @@ static int is_linear(const struct sg_device *device, const CUDA_RESOURCE_DESC *r
            sg_memory_covers(resource->res.linear.devPtr, bytes);
 }
 
-static int is_pitched(const struct sg_device *device, const CUDA_RESOURCE_DESC *resource)
+static int is_pitched(struct sg_device *device, const CUDA_RESOURCE_DESC *resource)
 {
     uint64_t texel = sg_texel_bytes(resource->res.pitch2D.format, resource->res.pitch2D.numChannels);
     uint64_t width = resource->res.pitch2D.width, height = resource->res.pitch2D.height;
@@ -42,7 +42,7 @@ static int is_pitched(const struct sg_device *device, const CUDA_RESOURCE_DESC *
            sg_memory_covers(resource->res.pitch2D.devPtr, pitch * (height - 1) + width * texel);
 }
 
-static CUresult check_resource(const struct sg_device *device, const CUDA_RESOURCE_DESC *resource)
+static CUresult check_resource(struct sg_device *device, const CUDA_RESOURCE_DESC *resource)
 {
     int is_good = 0;
     if (resource->flags)
@@ -224,7 +224,7 @@ API CUresult cuDeviceGetTexture1DLinearMaxWidth(size_t *texels, CUarray_format f
     CUresult result = sg_enter();
     if (result != CUDA_SUCCESS)
         return result;
-    const struct sg_device *device = sg_device_at(ordinal);
+    struct sg_device *device = sg_device_at(ordinal);
     if (!texels || !sg_texel_bytes(format, channels) || !device)
         return sg_leave(device ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_INVALID_DEVICE);
     *texels = (size_t)sg_attribute(device, LINEAR_TEXELS);

@@ -12,6 +12,7 @@ enum {
     SG_RING_SLOTS = 1024, /* a power of two; a real driver's queue holds about as many launches */
     SG_WINDOW = 1000,     /* ops of one client in the model at once: 64 clients never exceed its 65,535 */
     SG_EVENT_BATCH = 32,
+    SG_PCI_BUS_FIRST = 0x17, /* as good as any; one bus per device, as the directory numbers them */
 };
 
 /* The longest kernel, alone on the device; a longer one is refused, for it is a wrong unit rather than a wish. */
@@ -61,8 +62,9 @@ struct sg_bulletin {
 /* ---- the socket: questions, each answered at once --------------------------------------------------------- */
 
 enum sg_request_kind {
-    SG_HELLO = 1,           /* a: wire version -> struct sg_hello, and the descriptors of ring and bulletin */
-    SG_CONTEXT_CREATE = 2,  /* a: SM cap -> a: context, b: its legacy stream */
+    /* a: wire version, b: MPS group or 0 -> struct sg_hello, and the descriptors of ring and bulletin */
+    SG_HELLO = 1,
+    SG_CONTEXT_CREATE = 2,  /* a: SM cap -> a: context, b: its legacy stream, batch[0]: the cap it has */
     SG_CONTEXT_DESTROY = 3, /* a: context */
     SG_STREAM_CREATE = 4,   /* a: context, b: enum ct_stream_kind, c: priority -> a: stream */
     SG_STREAM_DESTROY = 5,  /* a: stream */
@@ -77,10 +79,20 @@ enum sg_request_kind {
     SG_REPORT = 14,      /* -> a: bytes, and a descriptor from which that many can be read: the books as JSON */
     SG_SHUTDOWN = 15,
     SG_EVENT_DESTROY = 16, /* a: event */
+    SG_OBSERVE = 17,       /* a: wire version -> struct sg_hello and the bulletin's descriptor, but no client */
+    SG_SAMPLES = 18,       /* a: since which instant -> struct sg_observation */
     SG_XID_NEXT = 19, /* a: last sequence seen, 0: none -> a: Xid, b: its sequence, c: pid; NOT_READY: there is none */
     SG_FAULT = 20,    /* a: enum sg_fault_kind, b: pid or SG_FAULT_* below, and in its high half the launch at which it
                          strikes (0: now), c: see there -> a: clients struck; STALE: no such client */
     SG_CLOCK = 23,    /* a: speed, of CT_DEVICE_FULL_SPEED, b: nanoseconds until full speed again, 0: never */
+    /* From an MPS server, on a connection that stands for its group; the group ends with it. */
+    SG_GROUP_OPEN = 21,      /* -> a: group, b: SMs, batch: the UUID */
+    SG_COMPUTE_MODE = 22,    /* a: 1 to set it to b -> a: enum sg_compute_mode */
+    SG_GROUP_ADMIT = 24,     /* a: pid, b: bytes it may take or 0, c: SM cap, bit 32: below normal priority */
+    SG_GROUP_STATE = 25,     /* a: skip so many, b: 1 for those with contexts alone -> a: clients, b: 1 while it refuses
+                                new ones, batch: pids */
+    SG_GROUP_STRIKE = 26,    /* a: pid or 0 for all, b: the CUresult they shall see -> a: how many were struck */
+    SG_GROUP_LEAVE = 27,     /* from a client: it ends in order, whatever is in flight */
     /* Memory of the client itself, of no context. */
     SG_CLIENT_TAKE = 30, /* a: bytes */
     SG_CLIENT_GIVE = 31, /* a: bytes */
@@ -97,6 +109,8 @@ enum sg_request_kind {
 };
 
 enum sg_share_kind { SG_SHARE_ALLOCATION = 1, SG_SHARE_PHYSICAL = 2, SG_SHARE_POOL = 3, SG_SHARE_HOST_POOL = 4 };
+
+enum sg_compute_mode { SG_MODE_DEFAULT = 0, SG_MODE_PROHIBITED = 2, SG_MODE_EXCLUSIVE_PROCESS = 3 };
 
 enum sg_target {
     SG_TARGET_STREAM = 1, /* its last op; the answer names that op, so that later questions mean the same one */
@@ -140,7 +154,10 @@ struct sg_request {
 
 /* To SG_PROJECT: a: CT_DEVICE_DONE, an instant or CT_DEVICE_NEVER; b: the op; c: the bulletin's count for which this
  * holds; behind: a is only when to ask again, because the slots were not all taken (b is 0) or the end lies beyond what
- * the server looks ahead at once (b is the op). */
+ * the server looks ahead at once (b is the op). Unasked, to an MPS server alone: behind is SG_NEWS, and a fault of one
+ * client has struck its group with the CUresult a. */
+enum { SG_NEWS = 2 };
+
 struct sg_reply {
     int32_t result; /* enum ct_device_result */
     uint32_t behind;
@@ -154,6 +171,8 @@ struct sg_hello {
     uint32_t client;
     uint32_t ordinal;
     uint8_t uuid[16];
+    uint32_t sm_cap;  /* of every context of this client; 0: none */
+    uint32_t refused; /* with SG_REFUSED: the CUresult that the program is to see */
     struct ct_device_config config;
 };
 

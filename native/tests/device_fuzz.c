@@ -124,8 +124,10 @@ static void people(struct world *w)
     case 4:
         if (draw(w, 8) == 0)
             ct_device_context_destroy(d, w->now_ns, *context);
-        else
+        else if (draw(w, 3))
             ct_device_context_cap(d, w->now_ns, *context, (uint32_t)draw(w, 7));
+        else
+            ct_device_client_cap(d, w->now_ns, *client, (uint32_t)draw(w, 7));
         break;
     case 5:
         if (draw(w, 3))

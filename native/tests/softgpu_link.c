@@ -99,7 +99,7 @@ int main(void)
         struct greeting greeting = bad[i];
         pthread_t server;
         EXPECT_EQ(pthread_create(&server, NULL, greet_one, &greeting), 0);
-        EXPECT(sg_link_open(address.sun_path, &device) < 0);
+        EXPECT(sg_link_open(address.sun_path, 0, &device) < 0);
         pthread_join(server, NULL);
         EXPECT_EQ(open_descriptors(), before);
         EXPECT_EQ(greeting_mappings(), 0);

@@ -89,6 +89,8 @@ static int ask(struct line *line)
     size_t bytes = dice(60) ? sizeof request : dice(sizeof request);
     if (request.kind == SG_SHUTDOWN || request.kind == SG_HELLO)
         request.kind = SG_PROJECT;
+    if (request.kind == SG_COMPUTE_MODE)
+        request.b &= ~UINT64_C(3); /* nobody could do anything */
     if (request.kind == SG_FAULT && dice(4)) {
         request.a = dice(SG_FAULT_MPS_DEATHS + 2);
         request.b = dice(3) ? SG_FAULT_SELF | dice(3) << 32 : (uint64_t)getpid();

@@ -65,6 +65,7 @@ def test_the_environment_is_made_of_exports_that_a_shell_can_read(gpus: Stage) -
     variables = gpus.json("softgpu", "env")
     assert Path(variables["COTENANT_SOFTGPU"]).is_dir()
     assert (Path(variables["LD_LIBRARY_PATH"].split(":")[0]) / "libcuda.so.1").exists()
+    assert (Path(variables["PATH"].split(":")[0]) / "nvidia-cuda-mps-control").exists()
 
 
 def test_a_second_creation_is_refused_and_destroying_makes_room(gpus: Stage) -> None:
@@ -73,7 +74,9 @@ def test_a_second_creation_is_refused_and_destroying_makes_room(gpus: Stage) -> 
     assert "live there already" in refused.stderr
     assert "2 software GPUs ended" in gpus.run("softgpu", "destroy").stderr
     assert gpus.json("softgpu", "list")["gpus"] == []
-    assert gpus.run("softgpu", "create", "--gpu", "t4", "--memory", "1GiB", "--slice", "1ms").returncode == 0
+    words = ("--gpu", "t4", "--memory", "1GiB", "--slice", "1ms", "--compute-mode", "exclusive-process")
+    assert gpus.run("softgpu", "create", *words).returncode == 0
+    assert gpus.json("softgpu", "inspect")["compute_mode"] == 3
     [made] = gpus.json("softgpu", "list")["gpus"]
     assert (made["preset"], made["memory_bytes"]) == ("t4", 1 << 30)
 
@@ -88,6 +91,7 @@ def test_a_second_creation_is_refused_and_destroying_makes_room(gpus: Stage) -> 
         (["softgpu", "create", "--slice", "2"], ("--slice", "'2'", "ms")),
         (["softgpu", "create", "--slice", "0ms"], ("--slice", "at least 10us")),
         (["softgpu", "create", "--memory", "0MiB"], ("--memory", "at least 1 MiB")),
+        (["softgpu", "create", "--compute-mode", "shared"], ("--compute-mode", "'shared'", "exclusive-process")),
         (["softgpu", "inspect", "0"], ("N", "'0'", "there is none")),
         (["softgpu", "inspect", "first"], ("N", "'first'", "whole number")),
         (["run", "--gpu", "soft:0", "--", "true"], ("--gpu", "'soft:0'", "softgpu create")),

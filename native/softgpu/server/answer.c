@@ -41,23 +41,53 @@ static int greet(struct sg_server *server, int index, const struct sg_request *r
     int descriptors[2] = {-1, server->bulletin_fd};
     if (client->greeted)
         return -1;
+    uint64_t now_ns = sg_now_ns();
+    sg_pump(server, now_ns); /* the others' work until now comes before this client */
     if (request->a != SG_WIRE_VERSION || server->faults.lost)
         hello.result = CT_DEVICE_INVALID;
     else
-        hello.result = ct_device_client_add(server->device, sg_now_ns(), CT_GROUP_OWN, &client->model);
+        hello.refused = request->b ? sg_group_join(server, index, request->b) : 0;
+    if (hello.refused)
+        hello.result = SG_REFUSED;
+    else if (hello.result == CT_DEVICE_OK)
+        hello.result = ct_device_client_add(server->device, now_ns, client->group ? client->group : CT_GROUP_OWN,
+                                            &client->model);
     if (hello.result != CT_DEVICE_OK)
         return sg_say(client, &hello, sizeof hello);
+    ct_device_client_cap(server->device, sg_now_ns(), client->model, client->admission.sm_cap);
     client->greeted = 1;
+    sg_sample_join(server, client);
     server->connected++;
     client->ring = sg_shared(&descriptors[0], sizeof *client->ring, "softgpu-ring");
     if (!client->ring)
         return -1;
     hello.client = (uint32_t)index;
+    hello.sm_cap = client->admission.sm_cap;
     hello.config = *ct_device_config(server->device);
+    hello.config.priority_least = server->priority_least;
     memcpy(hello.uuid, server->uuid, sizeof hello.uuid);
     int failed = sg_say_with(client, &hello, sizeof hello, descriptors, 2);
     close(descriptors[0]);
     return failed;
+}
+
+/* As greet(), for those who come to look and take no place in the model. */
+static int greet_observer(struct sg_server *server, int index, const struct sg_request *request)
+{
+    struct sg_hello hello = {.version = SG_WIRE_VERSION, .ordinal = server->ordinal, .client = UINT32_MAX};
+    hello.result = request->a == SG_WIRE_VERSION ? CT_DEVICE_OK : CT_DEVICE_INVALID;
+    hello.config = *ct_device_config(server->device);
+    hello.config.priority_least = server->priority_least;
+    memcpy(hello.uuid, server->uuid, sizeof hello.uuid);
+    return sg_say_with(server->clients[index], &hello, sizeof hello, &server->bulletin_fd, 1);
+}
+
+static int tell_samples(struct sg_server *server, int index, const struct sg_request *request)
+{
+    struct sg_observation told = {0};
+    sg_pump(server, sg_now_ns());
+    sg_observe(server, request->a, &told);
+    return sg_say(server->clients[index], &told, sizeof told);
 }
 
 /* Through a file in memory: with many clients the books are longer than a message may be. */
@@ -93,17 +123,21 @@ static int context_create(struct sg_server *server, int index, const struct sg_r
                           uint64_t now_ns)
 {
     struct sg_client *client = server->clients[index];
-    uint32_t context, legacy, refused = sg_context_refused(server, index);
+    uint32_t context, legacy, cap = sg_group_cap(server, index, request->a);
+    uint32_t refused = sg_context_refused(server, index);
+    if (!refused)
+        refused = sg_group_keeps_out(server, index);
     if (refused) {
         reply->a = refused;
         return SG_REFUSED;
     }
     if (!may_have(server, server->contexts, SG_CONTEXTS, ct_device_context_query, index))
         return CT_DEVICE_FULL;
-    int result = ct_device_context_create(server->device, now_ns, client->model, (uint32_t)request->a, &context);
+    int result = ct_device_context_create(server->device, now_ns, client->model, cap, &context);
     if (result != CT_DEVICE_OK)
         return result;
-    result = ct_device_stream_create(server->device, now_ns, context, CT_STREAM_LEGACY, 0, &legacy);
+    result = ct_device_stream_create(server->device, now_ns, context, CT_STREAM_LEGACY,
+                                     sg_group_priority(server, index, 0), &legacy);
     if (result != CT_DEVICE_OK) {
         ct_device_context_destroy(server->device, now_ns, context);
         return result;
@@ -112,6 +146,7 @@ static int context_create(struct sg_server *server, int index, const struct sg_r
     sg_own(server->streams, legacy, index);
     reply->a = context;
     reply->b = legacy;
+    reply->batch[0] = cap;
     return result;
 }
 
@@ -126,7 +161,7 @@ static int stream_create(struct sg_server *server, int index, const struct sg_re
     if (!may_have(server, server->streams, SG_STREAMS, ct_device_stream_query, index))
         return CT_DEVICE_FULL;
     int result = ct_device_stream_create(server->device, now_ns, (uint32_t)request->a, (int)request->b,
-                                         (int32_t)(int64_t)request->c, &stream);
+                                         sg_group_priority(server, index, (int64_t)request->c), &stream);
     if (result == CT_DEVICE_OK) {
         sg_own(server->streams, stream, index);
         reply->a = stream;
@@ -271,9 +306,11 @@ static int decide(struct sg_server *server, int index, const struct sg_request *
                    ? ct_device_event_time(device, (uint32_t)request->a, &reply->a)
                    : CT_DEVICE_STALE;
     case SG_MEMORY_TAKE:
-        return sg_owns(server->contexts, request->a, index)
+        if (!sg_owns(server->contexts, request->a, index))
+            return CT_DEVICE_STALE;
+        return sg_group_within_limit(server, index, request->b)
                    ? ct_device_memory_take(device, (uint32_t)request->a, request->b)
-                   : CT_DEVICE_STALE;
+                   : CT_DEVICE_NO_MEMORY;
     case SG_MEMORY_GIVE:
         return sg_owns(server->contexts, request->a, index)
                    ? ct_device_memory_give(device, (uint32_t)request->a, request->b)
@@ -286,9 +323,34 @@ static int decide(struct sg_server *server, int index, const struct sg_request *
         return project(server, index, request, reply);
     case SG_HOST_DONE:
         return host_done(server, index, request->a, now_ns);
+    case SG_GROUP_LEAVE:
+        server->clients[index]->is_leaving = 1;
+        return CT_DEVICE_OK;
     default:
         return -1;
     }
+}
+
+static int about_groups(struct sg_server *server, int index, const struct sg_request *request)
+{
+    struct sg_reply reply = {0};
+    switch (request->kind) {
+    case SG_GROUP_OPEN:
+        reply.result = sg_group_open(server, index, &reply);
+        break;
+    case SG_GROUP_ADMIT:
+        reply.result = sg_group_admit(server, index, request);
+        break;
+    case SG_GROUP_STATE:
+        reply.result = sg_group_state(server, index, request, &reply);
+        break;
+    case SG_GROUP_STRIKE:
+        reply.result = sg_group_strike(server, index, request, &reply);
+        break;
+    default:
+        reply.result = sg_compute_mode(server, request, &reply);
+    }
+    return reply.result < 0 ? -1 : sg_say(server->clients[index], &reply, sizeof reply);
 }
 
 int sg_answer(struct sg_server *server, int index, const struct sg_request *request)
@@ -300,6 +362,10 @@ int sg_answer(struct sg_server *server, int index, const struct sg_request *requ
         return greet(server, index, request);
     case SG_REPORT:
         return tell_books(server, index);
+    case SG_OBSERVE:
+        return greet_observer(server, index, request);
+    case SG_SAMPLES:
+        return tell_samples(server, index, request);
     case SG_SHUTDOWN:
         server->stop = 1;
         return sg_say(client, &reply, sizeof reply);
@@ -312,6 +378,12 @@ int sg_answer(struct sg_server *server, int index, const struct sg_request *requ
         if (request->a < SG_NAME_COUNT)
             server->unsupported[request->a]++;
         return sg_say(client, &reply, sizeof reply);
+    case SG_GROUP_OPEN:
+    case SG_GROUP_ADMIT:
+    case SG_GROUP_STATE:
+    case SG_GROUP_STRIKE:
+    case SG_COMPUTE_MODE:
+        return about_groups(server, index, request);
     default:
         break;
     }

@@ -57,7 +57,7 @@ static uint32_t strike_group(struct sg_server *server, uint32_t group, uint32_t 
 {
     uint32_t struck = 0;
     for (int i = 0; i < SG_CONNECTIONS; i++)
-        if (client_at(server, i) && server->clients[i]->group == group)
+        if (client_at(server, i) && server->clients[i]->group == group && sg_group_computes(server, i))
             struck += strike(server, i, code);
     return struck;
 }
@@ -70,6 +70,8 @@ static uint32_t fall(struct sg_server *server, int index, uint32_t code, uint32_
     if (xid)
         sg_xid_add(server, xid, client->pid, text);
     uint32_t struck = client->group ? strike_group(server, client->group, code) : strike(server, index, code);
+    if (client->group)
+        sg_group_tell(server, client->group, code);
     sg_disturb(server);
     return struck;
 }
@@ -78,6 +80,15 @@ void sg_fault(struct sg_server *server, int index, uint32_t code, uint32_t xid)
 {
     sg_pump(server, sg_now_ns());
     fall(server, index, code, xid, text_of(xid));
+}
+
+uint32_t sg_fault_alone(struct sg_server *server, int index, uint32_t code)
+{
+    sg_pump(server, sg_now_ns());
+    uint32_t struck = strike(server, index, code);
+    if (struck)
+        sg_disturb(server);
+    return struck;
 }
 
 uint32_t sg_fault_group(struct sg_server *server, uint32_t group, uint32_t code, uint32_t xid)
@@ -95,7 +106,8 @@ uint32_t sg_fault_group(struct sg_server *server, uint32_t group, uint32_t code,
 int sg_group_refuses(const struct sg_server *server, uint32_t group)
 {
     for (int i = 0; group && i < SG_CONNECTIONS; i++)
-        if (client_at(server, i) && server->clients[i]->group == group && server->clients[i]->trouble.code)
+        if (client_at(server, i) && server->clients[i]->group == group && server->clients[i]->trouble.code &&
+            server->clients[i]->trouble.code != CUDA_ERROR_MPS_CLIENT_TERMINATED) /* that one's end is nobody else's */
             return 1;
     return 0;
 }
@@ -133,7 +145,8 @@ static int is_busy(const struct sg_server *server, const struct sg_client *clien
 void sg_fault_death(struct sg_server *server, int index)
 {
     struct sg_client *client = client_at(server, index);
-    if (!client || server->stop || client->trouble.code || !client->group || server->faults.deaths_spare)
+    if (!client || server->stop || client->trouble.code || !client->group || client->is_leaving ||
+        server->faults.deaths_spare)
         return;
     sg_pump(server, sg_now_ns());
     if (client->trouble.code || !is_busy(server, client))
@@ -258,6 +271,8 @@ static int reset(struct sg_server *server, struct sg_reply *reply)
     if (reply->a)
         return CT_DEVICE_NOT_READY;
     server->faults.lost = 0;
+    server->faults.ecc_errors_at_reset = server->faults.ecc_errors;
+    server->faults.rows_at_reset = server->faults.rows;
     set_clock(server, CT_DEVICE_FULL_SPEED, 0);
     return CT_DEVICE_OK;
 }

@@ -32,12 +32,16 @@ struct sg_faults {
     struct sg_xid xids[SG_XIDS]; /* by sequence modulo SG_XIDS */
     uint64_t xid_count;
     uint32_t lost, deaths_spare;
+    uint32_t ecc_errors, ecc_errors_at_reset; /* uncorrectable errors of memory, as NVML counts them */
+    uint32_t rows, rows_at_reset;             /* rows to be remapped, or pages retired, which a reset does */
     uint64_t clock_due_ns; /* when full speed returns; 0: not by itself */
 };
 
 /* A fatal fault of a client (by its index): its work is gone, and from now on its calls give this CUresult. With it fall
  * the others of its group, who are not told whose fault it was. xid 0: nothing for the log. */
 void sg_fault(struct sg_server *server, int index, uint32_t code, uint32_t xid);
+/* The same for this client and nobody else. */
+uint32_t sg_fault_alone(struct sg_server *server, int index, uint32_t code);
 /* The same for all clients of a group; returns how many were struck. */
 uint32_t sg_fault_group(struct sg_server *server, uint32_t group, uint32_t code, uint32_t xid);
 /* Whether new clients must stay out of a group: a fault struck it, and not all whom it struck have left. */

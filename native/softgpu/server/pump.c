@@ -154,9 +154,10 @@ static int take(struct sg_server *server, int index, uint64_t now_ns)
         return 0;
     memcpy(&slot, &client->ring->slots[client->head % SG_RING_SLOTS], sizeof slot);
     int result = CT_DEVICE_INVALID;
-    if (slot.at_ns <= now_ns)
+    if (slot.at_ns <= now_ns) {
+        sg_sample_until(server, slot.at_ns);
         result = submit(server, index, &slot, slot.at_ns);
-    else if (slot.at_ns - now_ns < LEAD_NS)
+    } else if (slot.at_ns - now_ns < LEAD_NS)
         return 0;
     if (result == CT_DEVICE_FULL)
         return 0;
@@ -188,9 +189,11 @@ void sg_pump(struct sg_server *server, uint64_t now_ns)
         uint64_t next_ns = any_blocked ? ct_device_next_change(server->device) : CT_DEVICE_NEVER;
         if (next_ns > now_ns)
             break;
+        sg_sample_until(server, next_ns);
         ct_device_advance(server->device, next_ns);
         memset(blocked, 0, sizeof blocked);
         any_blocked = 0;
     }
+    sg_sample_until(server, now_ns);
     ct_device_advance(server->device, now_ns);
 }

@@ -42,6 +42,19 @@ static void counters(struct text *text, const struct ct_device_counters *c)
         c->switches, c->late_calls);
 }
 
+/* The last whole sample period, which is what NVML calls utilization; and the SMs in use, which it does not tell. */
+static void usage(struct sg_server *server, struct text *text)
+{
+    const struct sg_sample *last = sg_sample_back(server, 0), *before = sg_sample_back(server, 1);
+    uint64_t period_ns = last->at_ns - before->at_ns, sm_ns = last->sm_ns - before->sm_ns;
+    double sms = (double)period_ns * ct_device_config(server->device)->sm_count;
+    say(text,
+        ",\"utilization\":{\"at_ns\":%" PRIu64 ",\"period_ns\":%" PRIu64 ",\"busy_ns\":%" PRIu64 ",\"sm_ns\":%" PRIu64
+        ",\"traffic_bytes\":%" PRIu64 ",\"sm_activity\":%.6f,\"energy_uj\":%" PRIu64 ",\"temperature_mc\":%" PRIu32 "}",
+        last->at_ns, period_ns, last->busy_ns - before->busy_ns, sm_ns, last->traffic_bytes - before->traffic_bytes,
+        period_ns ? (double)sm_ns / sms : 0, last->energy_uj, last->temperature_mc);
+}
+
 static void clients(struct sg_server *server, struct text *text)
 {
     const char *comma = "";
@@ -50,8 +63,10 @@ static void clients(struct sg_server *server, struct text *text)
         struct ct_device_counters c;
         if (!client || !client->greeted || ct_device_count_client(server->device, client->model, &c) != CT_DEVICE_OK)
             continue;
-        say(text, "%s{\"pid\":%d,\"group\":%" PRIu32 ",\"fault\":%" PRIu32 ",\"submitted\":%" PRIu64 ",\"counters\":", comma,
-            (int)client->pid, client->group, client->trouble.code, client->submitted);
+        say(text,
+            "%s{\"pid\":%d,\"group\":%" PRIu32 ",\"sm_cap\":%" PRIu32 ",\"fault\":%" PRIu32 ",\"submitted\":%" PRIu64
+            ",\"counters\":",
+            comma, (int)client->pid, client->group, client->admission.sm_cap, client->trouble.code, client->submitted);
         counters(text, &c);
         say(text, ",\"delayed_by\":[");
         const char *inner = "";
@@ -65,6 +80,20 @@ static void clients(struct sg_server *server, struct text *text)
             inner = ",";
         }
         say(text, "]}");
+        comma = ",";
+    }
+}
+
+/* MPS servers: the processes that stand for their clients' contexts. */
+static void groups(struct sg_server *server, struct text *text)
+{
+    const char *comma = "";
+    for (int i = 0; i < SG_GROUPS; i++) {
+        const struct sg_group *group = &server->groups[i];
+        if (!group->number)
+            continue;
+        say(text, "%s{\"group\":%" PRIu32 ",\"pid\":%d}", comma, group->number,
+            (int)server->clients[group->owner]->pid);
         comma = ",";
     }
 }
@@ -97,11 +126,14 @@ size_t sg_report(struct sg_server *server, char *buffer, size_t bytes)
     say(&text, "\",\"connected\":%" PRIu64 ",\"left\":%" PRIu64 ",\"refused_slots\":%" PRIu64 ",\"counters\":",
         server->connected, server->died, server->refused_slots);
     counters(&text, &whole);
+    usage(server, &text);
     say(&text, ",\"lost\":%s,\"speed\":%.6f,\"mps_death_harms\":%s", server->faults.lost ? "true" : "false",
         (double)ct_device_speed(server->device) / CT_DEVICE_FULL_SPEED, server->faults.deaths_spare ? "false" : "true");
     xids(server, &text);
     say(&text, ",\"clients\":[");
     clients(server, &text);
+    say(&text, "],\"compute_mode\":%" PRIu32 ",\"groups\":[", server->compute_mode);
+    groups(server, &text);
     say(&text, "],\"unsupported\":{");
     const char *comma = "";
     for (int i = 0; i < SG_NAME_COUNT; i++) {

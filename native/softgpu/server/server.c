@@ -33,6 +33,13 @@ uint64_t sg_now_ns(void)
     return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
 }
 
+uint64_t sg_wall_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+}
+
 void sg_own(struct sg_owner *table, uint32_t handle, int index)
 {
     table[handle & 0xffff] = (struct sg_owner){handle, (uint16_t)(index + 1)};
@@ -59,9 +66,13 @@ void sg_disturb(struct sg_server *server)
 static void drop(struct sg_server *server, int index)
 {
     struct sg_client *client = server->clients[index];
+    /* The others' work, and its own until now, comes before its end. */
+    sg_pump(server, sg_now_ns());
+    sg_group_hear_out(server, index);
     if (client->greeted)
         sg_share_leave(server, index);
     sg_fault_death(server, index);
+    sg_group_close(server, index);
     server->clients[index] = NULL;
     if (client->greeted) {
         ct_device_client_kill(server->device, sg_now_ns(), client->model);
@@ -200,9 +211,13 @@ static int start(struct sg_server *server, const struct ct_device_config *config
                          : MAP_FAILED;
     if (memory == MAP_FAILED)
         return ENOMEM;
-    if (ct_device_init(memory, bytes, config, &limits, sg_now_ns(), &server->device) != CT_DEVICE_OK)
+    struct ct_device_config wide = *config;
+    server->priority_least = config->priority_least;
+    wide.priority_least += config->priority_least - config->priority_greatest + 1;
+    if (ct_device_init(memory, bytes, &wide, &limits, sg_now_ns(), &server->device) != CT_DEVICE_OK)
         return EINVAL;
     ct_device_record_kinds(server->device, 0);
+    sg_sample_start(server);
     server->bulletin = sg_shared(&server->bulletin_fd, sizeof *server->bulletin, "softgpu-bulletin");
     server->epoll = epoll_create1(EPOLL_CLOEXEC);
     if (!server->bulletin || server->epoll < 0 || watch(server, server->listener, LISTENER) < 0)

@@ -2,8 +2,11 @@
 #ifndef COTENANT_SOFTGPU_SERVER_H
 #define COTENANT_SOFTGPU_SERVER_H
 
+#include "device/board.h"
 #include "softgpu/names.h"
+#include "softgpu/observation.h"
 #include "softgpu/server/fault.h"
+#include "softgpu/server/group.h"
 #include "softgpu/wire.h"
 
 #include <sys/types.h>
@@ -57,12 +60,19 @@ struct sg_host {
     uint64_t op;
 };
 
+/* What a client used up to a sample boundary. */
+struct sg_use {
+    uint64_t busy_ns, sm_ns, traffic_bytes;
+};
+
 struct sg_client {
     int socket, pidfd;
     int greeted; /* has a ring and a place in the model */
     uint32_t serial;
     pid_t pid;
     uint32_t model; /* handle of the client in the model */
+    struct sg_admission admission;
+    uint32_t is_leaving; /* in order: it harms nobody */
     struct sg_ring *ring;
     uint64_t head;
     uint64_t tail;    /* how far this pump goes: what is published meanwhile is left for the next one */
@@ -72,6 +82,8 @@ struct sg_client {
     uint64_t slot_ops[SG_RING_SLOTS]; /* what the last slots became, by number modulo SG_RING_SLOTS; 0: nothing */
     struct sg_host hosts[SG_HOSTS];
     uint64_t own_bytes, shared_bytes; /* memory of the client itself, and the part of it that is in shares */
+    uint64_t came; /* number of the latest sample when it came */
+    struct sg_use uses[SG_SAMPLES_KEPT + 1]; /* by number of the sample */
     uint32_t group; /* clients with the same number share one fate; 0: none */
     struct sg_trouble trouble;
 };
@@ -80,6 +92,12 @@ struct sg_client {
 struct sg_owner {
     uint32_t handle;
     uint16_t client; /* index plus one; 0: nobody */
+};
+
+struct sg_history {
+    uint64_t start_ns, epoch_ns, next_ns;
+    uint64_t count; /* samples ever taken; the one of the start is the first */
+    struct sg_sample ring[SG_SAMPLES_KEPT + 1];
 };
 
 struct sg_server {
@@ -95,12 +113,17 @@ struct sg_server {
     struct sg_owner contexts[CT_DEVICE_MAX_HANDLES + 1];
     struct sg_owner streams[CT_DEVICE_MAX_HANDLES + 1];
     struct sg_owner events[CT_DEVICE_MAX_HANDLES + 1];
+    struct sg_group groups[SG_GROUPS];
+    uint32_t group_count; /* groups there ever were */
+    uint32_t compute_mode;
+    int32_t priority_least; /* that clients know: the model has as many again below, for those below normal */
     uint64_t unsupported[SG_NAME_COUNT];
     uint64_t connected, died, refused_slots;
     uint64_t share_serial;
     uint32_t shared_event_count;
     struct sg_share shares[SG_SHARES];
     struct sg_shared_event shared_events[SG_SHARED_EVENTS];
+    struct sg_history history;
     struct sg_faults faults;
     char report[SG_REPORT_BYTES];
 };
@@ -109,6 +132,7 @@ struct sg_server {
 int sg_serve(int listener, const struct ct_device_config *config, uint32_t ordinal, const uint8_t *uuid);
 
 uint64_t sg_now_ns(void);
+uint64_t sg_wall_ns(void);
 
 /* Takes what the rings hold in the order of time, up to now; then the model stands at now. */
 void sg_pump(struct sg_server *server, uint64_t now_ns);
@@ -140,6 +164,15 @@ void sg_disturb(struct sg_server *server);
 
 /* Memory shared with clients: mapped, sealed in size, its descriptor in *descriptor; NULL with errno on failure. */
 void *sg_shared(int *descriptor, size_t bytes, const char *name);
+
+/* Moves the model to every sample boundary up to an instant and keeps what the books say there. To be called before
+ * the model moves. */
+void sg_sample_until(struct sg_server *server, uint64_t until_ns);
+void sg_sample_start(struct sg_server *server);
+void sg_sample_join(struct sg_server *server, struct sg_client *client);
+/* The sample so many before the latest, or the oldest there is. */
+const struct sg_sample *sg_sample_back(struct sg_server *server, uint64_t back);
+void sg_observe(struct sg_server *server, uint64_t since_ns, struct sg_observation *told);
 
 size_t sg_report(struct sg_server *server, char *text, size_t bytes);
 

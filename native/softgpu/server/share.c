@@ -26,6 +26,8 @@ void sg_share_start(void)
 static int client_take(struct sg_server *server, int index, uint64_t bytes)
 {
     struct sg_client *client = server->clients[index];
+    if (!sg_group_within_limit(server, index, bytes))
+        return CT_DEVICE_NO_MEMORY;
     int result = ct_device_client_take(server->device, client->model, bytes);
     if (result == CT_DEVICE_OK)
         client->own_bytes += bytes;

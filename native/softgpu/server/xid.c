@@ -10,7 +10,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { PCI_BUS_FIRST = 0x17, COMM_BYTES = 16 }; /* as the face numbers its devices */
+enum { COMM_BYTES = 16 };
+/* Of NVIDIA's catalogue: what NVML counts. */
+enum { XID_ECC = 48, XID_ROW = 63, XID_ECC_CONTAINED = 94 };
 
 /* What stands in the books as JSON must not depend on how a process calls itself. */
 static void name_of(int32_t pid, char *name)
@@ -35,6 +37,8 @@ void sg_xid_add(struct sg_server *server, uint32_t xid, int32_t pid, const char 
     char name[COMM_BYTES + 1];
     uint64_t sequence = ++server->faults.xid_count;
     struct sg_xid *entry = &server->faults.xids[sequence % SG_XIDS];
+    server->faults.ecc_errors += xid == XID_ECC || xid == XID_ECC_CONTAINED;
+    server->faults.rows += xid == XID_ROW;
     *entry = (struct sg_xid){.sequence = sequence, .at_ns = sg_now_ns(), .xid = xid, .pid = pid};
     name_of(pid, name);
     if (pid > 0)
@@ -44,7 +48,7 @@ void sg_xid_add(struct sg_server *server, uint32_t xid, int32_t pid, const char 
     if (sequence <= SG_XID_LOG_LINES) /* whoever injects faults without end does not fill the disk */
         fprintf(stderr, "[%5" PRIu64 ".%06" PRIu64 "] NVRM: Xid (PCI:0000:%02x:00): %" PRIu32 ", %s\n",
                 entry->at_ns / 1000000000, entry->at_ns / 1000 % 1000000,
-                (PCI_BUS_FIRST + (unsigned)server->ordinal) & 0xff, xid, entry->text);
+                (SG_PCI_BUS_FIRST + server->ordinal) & 0xff, xid, entry->text);
     atomic_fetch_add(&server->bulletin->xids, 1);
     syscall(SYS_futex, &server->bulletin->xids, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
 }

@@ -225,6 +225,7 @@ def show_books(console: Console, books: Mapping[str, Any]) -> None:
         ["copies", f"{counters['copies']:,}, {format_size(counters['host_bytes'])} to and from the host"],
         ["busy", round_duration(counters["busy_ns"])],
         ["SM time", round_duration(counters["sm_ns"])],
+        ["last sample", _usage(books["utilization"])],
         ["waited for others", round_duration(counters["delayed_ns"])],
         ["speed", "lost" if books["lost"] else f"{books['speed']:.0%}"],
     ]
@@ -247,6 +248,13 @@ def show_faults(console: Console, kinds: Sequence[Mapping[str, Any]]) -> None:
         for kind in kinds
     ]
     console.print(table("faults", ["KIND", "STRIKES", "THEY SEE", "XID", "WHAT HAPPENS"], rows))
+
+
+def _usage(usage: Mapping[str, Any]) -> str:
+    busy_pct = 100 * usage["busy_ns"] / max(1, usage["period_ns"])
+    return (
+        f"busy {busy_pct:.0f} % of {round_duration(usage['period_ns'])}, {100 * usage['sm_activity']:.0f} % of the SMs"
+    )
 
 
 def _client_row(client: Mapping[str, Any]) -> list[str]:

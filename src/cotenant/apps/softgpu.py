@@ -19,6 +19,7 @@ def create(
     memory: str | None,
     time_slice: str | None,
     *,
+    compute_mode: str = "default",
     mps_deaths_harm: bool = True,
 ) -> list[SoftGpu]:
     """Start `count` software GPUs of a model."""
@@ -29,6 +30,7 @@ def create(
         _number("--count", count),
         memory_bytes=None if memory is None else parse_size(memory, field="--memory"),
         slice_ns=None if time_slice is None else parse_duration(time_slice, field="--slice"),
+        compute_mode=compute_mode,
     )
     for gpu in made:
         fault.set_mps_deaths(home(places), gpu.ordinal, harm=mps_deaths_harm)

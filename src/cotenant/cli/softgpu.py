@@ -24,6 +24,9 @@ def add_softgpu_commands(commands: Any) -> None:
     create.add_argument("--count", default="1", metavar="N", help="how many (default 1)")
     create.add_argument("--memory", default=None, metavar="SIZE", help="device memory instead of the model's own")
     create.add_argument("--slice", default=None, metavar="DURATION", help="time slice between processes (default 2ms)")
+    create.add_argument(
+        "--compute-mode", default="default", metavar="MODE", help="default, exclusive-process or prohibited"
+    )
     create.add_argument("--mps-death-harms", default="on", metavar="on|off", help=_HARMS)
     add_command(verbs, "list", "Which software GPUs are there?", _softgpu_list, "directories", json=True)
     inspect = add_command(
@@ -63,6 +66,7 @@ def _softgpu_create(options: argparse.Namespace) -> int:
         options.count,
         options.memory,
         options.slice,
+        compute_mode=options.compute_mode,
         mps_deaths_harm=softgpu_fault.on_or_off(options.mps_death_harms),
     )
     if options.json:

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -110,6 +110,18 @@ def start_in_background(arguments: Sequence[str], log: Path) -> subprocess.Popen
 def name_process(name: str) -> None:
     """What `ps` and `top` show instead of python."""
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def lineage(pid: int) -> Iterator[int]:
+    """A process and those it descends from, nearest first; ends where the kernel tells no more."""
+    while pid > 0:
+        yield pid
+        try:
+            # The name, in brackets, may hold anything: what follows its last bracket is the state and the parent.
+            words = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+            pid = int(words[1])
+        except (OSError, ValueError, IndexError):
+            return
 
 
 def start_piped(

@@ -244,6 +244,10 @@ class Device:
     def destroy_context(self, now_ns: int, context: int) -> None:
         self._native.context_destroy(now_ns, context)
 
+    def cap_client(self, now_ns: int, client: int, sm_cap: int) -> None:
+        """At most so many SMs' worth of blocks at once for all its contexts together; 0: no cap."""
+        self._native.client_cap(now_ns, client, sm_cap)
+
     def cap_context(self, now_ns: int, context: int, sm_cap: int) -> None:
         self._native.context_cap(now_ns, context, sm_cap)
 

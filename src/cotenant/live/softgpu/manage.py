@@ -17,12 +17,17 @@ from typing import Any
 from cotenant import _native
 from cotenant.errors import ConfigError, PeerError, WorldError
 from cotenant.live.softgpu import wire
+from cotenant.live.softgpu.mps.programs import PROGRAMS, make_programs
 
 MAX_GPUS = 16
+NVML = "libnvidia-ml.so.1"
+FACES = {"libcuda.so.1": "libsoftgpu.so", NVML: "libsoftgpu-ml.so"}  # what programs look for: what they find
 MIN_SLICE_NS = 10_000  # as native/softgpu/server/server.h: below it the server would do nothing but switch
 MIN_MEMORY_BYTES = 1 << 20
 _BACKLOG = 128
 _LAST_WORDS_MS = 2000
+COMPUTE_MODES = {"default": 0, "prohibited": 2, "exclusive-process": 3}
+"""As nvidia-smi knows them; the numbers are the driver's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,9 +44,9 @@ class SoftGpu:
     clients: int = 0
 
 
-def library() -> Path:
-    """The face of libcuda, as it was installed beside the extension."""
-    path = Path(_native.__file__).parent / "_softgpu" / "libsoftgpu.so"
+def library(name: str = "libcuda.so.1") -> Path:
+    """One of the faces, as it was installed beside the extension."""
+    path = Path(_native.__file__).parent / "_softgpu" / FACES[name]
     if not path.exists():
         raise WorldError(f"{path} is missing: cotenant was installed without its soft GPU")
     return path
@@ -93,7 +98,13 @@ def _spawn(directory: Path, ordinal: int, preset: str, memory_bytes: int, slice_
 
 
 def create(
-    directory: Path, preset: str, count: int, *, memory_bytes: int | None = None, slice_ns: int | None = None
+    directory: Path,
+    preset: str,
+    count: int,
+    *,
+    memory_bytes: int | None = None,
+    slice_ns: int | None = None,
+    compute_mode: str = "default",
 ) -> list[SoftGpu]:
     """Starts `count` soft GPUs in a directory and returns when each answers. None keeps what the preset has."""
     directory = directory.absolute()
@@ -107,21 +118,30 @@ def create(
         raise ConfigError("--memory", memory_bytes, "a soft GPU has at least 1 MiB of memory")
     if slice_ns is not None and slice_ns < MIN_SLICE_NS:
         raise ConfigError("--slice", f"{slice_ns} ns", "a time slice lasts at least 10us, the time of a switch")
+    if compute_mode not in COMPUTE_MODES:
+        raise ConfigError("--compute-mode", compute_mode, f"there are {', '.join(COMPUTE_MODES)}")
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if any(gpu.alive for gpu in gpus(directory)):
         raise ConfigError("directory", str(directory), "soft GPUs live there already; destroy them first")
     destroy(directory)
-    link = directory / "lib" / "libcuda.so.1"
-    link.parent.mkdir(exist_ok=True)
-    link.unlink(missing_ok=True)
-    link.symlink_to(library())
+    _link_libraries(directory)
+    make_programs(directory / "bin")
     try:
         for ordinal in range(count):
             _spawn(directory, ordinal, preset, memory_bytes or 0, slice_ns or 0)
+            wire.compute_mode(socket_of(directory, ordinal), COMPUTE_MODES[compute_mode])
     except (WorldError, ConfigError):
         destroy(directory)
         raise
     return gpus(directory)
+
+
+def _link_libraries(directory: Path) -> None:
+    lib = directory / "lib"
+    lib.mkdir(exist_ok=True)
+    for name in FACES:
+        (lib / name).unlink(missing_ok=True)
+        (lib / name).symlink_to(library(name))
 
 
 def gpus(directory: Path) -> list[SoftGpu]:
@@ -172,10 +192,11 @@ def destroy(directory: Path) -> int:
         for file in (path, path.with_suffix(".log"), path.with_suffix(".pid")):
             file.unlink(missing_ok=True)
         ended += 1
-    lib = directory.absolute() / "lib"
-    (lib / "libcuda.so.1").unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # not there, or somebody keeps something else in it
-        lib.rmdir()
+    for name in (*(f"lib/{face}" for face in FACES), *(f"bin/{program}" for program in PROGRAMS)):
+        (directory.absolute() / name).unlink(missing_ok=True)
+    for folder in ("lib", "bin"):
+        with contextlib.suppress(OSError):  # not there, or somebody keeps something else in it
+            (directory.absolute() / folder).rmdir()
     return ended
 
 
@@ -210,6 +231,7 @@ def _end_server(path: Path) -> None:
 def env(directory: Path, *, base: dict[str, str] | None = None) -> dict[str, str]:
     """What to add to a program's environment so that it finds these GPUs; `base` is the environment it has."""
     directory = directory.absolute()
-    before = (os.environ if base is None else base).get("LD_LIBRARY_PATH", "")
-    path = f"{directory / 'lib'}:{before}" if before else str(directory / "lib")
-    return {"LD_LIBRARY_PATH": path, "COTENANT_SOFTGPU": str(directory)}
+    found = {"PATH": os.defpath, **(os.environ if base is None else base)}
+    added = {"LD_LIBRARY_PATH": directory / "lib", "PATH": directory / "bin"}
+    paths = {name: ":".join(filter(None, (str(ours), found.get(name, "")))) for name, ours in added.items()}
+    return {**paths, "COTENANT_SOFTGPU": str(directory)}

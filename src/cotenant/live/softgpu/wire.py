@@ -7,7 +7,7 @@ import os
 import socket
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cotenant.errors import PeerError, WorldError
 
@@ -15,8 +15,32 @@ from cotenant.errors import PeerError, WorldError
 _REQUEST = struct.Struct("=IIQQQ")
 _REPORT = 14
 _SHUTDOWN = 15
+GROUP_OPEN = 21
+COMPUTE_MODE = 22
+GROUP_ADMIT = 24
+GROUP_STATE = 25
+GROUP_STRIKE = 26
+NEWS = 2
+"""In `behind` of what an MPS server is told unasked."""
 # struct sg_reply: result, behind, a, b, c, a batch of 32 handles.
-_REPLY = struct.Struct("=iIQQQ128x")
+_REPLY = struct.Struct("=iIQQQ128s")
+_BATCH = struct.Struct("=32I")
+
+
+class Reply(NamedTuple):
+    """What the server said to one question."""
+
+    result: int
+    behind: int
+    a: int
+    b: int
+    c: int
+    batch: bytes
+
+
+def handles(batch: bytes) -> tuple[int, ...]:
+    """A batch as numbers."""
+    return _BATCH.unpack(batch)
 
 
 def connect(path: Path, *, timeout_s: float = 10.0) -> socket.socket:
@@ -48,11 +72,39 @@ def _ask(path: Path, kind: int, timeout_s: float, *numbers: int) -> tuple[tuple[
     try:
         if len(answer) != _REPLY.size:
             raise WorldError(f"the device server at {path} does not answer: it said {len(answer)} bytes")
-        result, _, number, _, _ = _REPLY.unpack(answer)
+        result, _, number, *_ = _REPLY.unpack(answer)
         return (result, number), os.pread(descriptors[0], number, 0) if descriptors else b""
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
+
+
+def exchange(line: socket.socket, kind: int, a: int = 0, b: int = 0, c: int = 0) -> Reply:
+    """One question on a line that stays open, and its answer."""
+    try:
+        line.send(_REQUEST.pack(kind, 0, a, b, c))
+    except OSError as error:
+        raise WorldError(f"the device server does not answer: {error}") from error
+    return hear(line)
+
+
+def hear(line: socket.socket) -> Reply:
+    """The next answer on a line."""
+    try:
+        answer = line.recv(_REPLY.size)
+    except OSError as error:
+        raise WorldError(f"the device server does not answer: {error}") from error
+    if len(answer) != _REPLY.size:
+        raise WorldError(f"the device server does not answer: it said {len(answer)} bytes")
+    return Reply(*_REPLY.unpack(answer))
+
+
+def compute_mode(path: Path, mode: int | None = None) -> int:
+    """The compute mode of a soft GPU, after setting it if one is given."""
+    result, number = ask(path, COMPUTE_MODE, int(mode is not None), mode or 0)
+    if result != 0:
+        raise PeerError(f"the device server at {path} does not know compute mode {mode}")
+    return number
 
 
 def report(path: Path, *, timeout_s: float = 10.0) -> dict[str, Any]:

@@ -1,0 +1,77 @@
+/* How the device is set: compute mode, persistence, display, virtualization, MIG, accounting. Most cannot be changed. */
+#include "softgpu/nvml/face.h"
+
+#define OFF 0
+#define ON 1
+enum { MIG_DEVICES = 7 };
+
+static int has_mig(nvmlDevice_t device)
+{
+    return device->board->architecture >= CT_AMPERE;
+}
+
+ANSWER(nvmlDeviceGetPersistenceMode, int, ON) /* its server lives whether or not anybody uses it */
+ANSWER(nvmlDeviceGetDisplayMode, int, OFF)
+ANSWER(nvmlDeviceGetDisplayActive, int, OFF)
+ANSWER(nvmlDeviceGetVirtualizationMode, unsigned, 0) /* none: bare metal */
+ANSWER(nvmlDeviceGetNumFans, unsigned, 0)            /* passively cooled; speeds of fans are not supported */
+ANSWER(nvmlDeviceGetAccountingMode, int, OFF)
+ANSWER(nvmlDeviceGetAccountingBufferSize, unsigned, 4000)
+ANSWER(nvmlDeviceIsMigDeviceHandle, unsigned, 0)
+ANSWER(nvmlDeviceGetMaxMigDeviceCount, unsigned, has_mig(device) ? MIG_DEVICES : 0)
+
+API nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, unsigned *mode);
+API nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, unsigned *mode)
+{
+    struct sg_observation seen;
+    ENTER(device);
+    NEED(mode, NVML_ERROR_INVALID_ARGUMENT);
+    result = nv_observe(device, SG_LATEST_PERIOD, &seen);
+    if (result == NVML_SUCCESS)
+        *mode = seen.compute_mode;
+    return nv_leave(result);
+}
+
+/* A driver asks for root; here whoever may open the server's socket owns the GPU. */
+API nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, unsigned mode);
+API nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, unsigned mode)
+{
+    enum { EXCLUSIVE_THREAD = 1 };
+    struct sg_request request = {.kind = SG_COMPUTE_MODE, .a = 1, .b = mode};
+    struct sg_reply reply;
+    ENTER(device);
+    NEED(mode != EXCLUSIVE_THREAD, NVML_ERROR_NOT_SUPPORTED);
+    NEED(mode <= SG_MODE_EXCLUSIVE_PROCESS, NVML_ERROR_INVALID_ARGUMENT);
+    result = nv_ask(device, &request, &reply);
+    if (result == NVML_SUCCESS && reply.result != CT_DEVICE_OK)
+        result = NVML_ERROR_INVALID_ARGUMENT;
+    return nv_leave(result);
+}
+
+API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned *now, unsigned *pending);
+API nvmlReturn_t nvmlDeviceGetMigMode(nvmlDevice_t device, unsigned *now, unsigned *pending)
+{
+    ENTER(device);
+    NEED(now && pending, NVML_ERROR_INVALID_ARGUMENT);
+    NEED(has_mig(device), NVML_ERROR_NOT_SUPPORTED);
+    *now = *pending = OFF;
+    return nv_leave(NVML_SUCCESS);
+}
+
+API nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned index, nvmlDevice_t *part);
+API nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t device, unsigned index, nvmlDevice_t *part)
+{
+    ENTER(device);
+    NEED(has_mig(device), NVML_ERROR_NOT_SUPPORTED);
+    NEED(part && index < MIG_DEVICES, NVML_ERROR_INVALID_ARGUMENT);
+    return nv_leave(NVML_ERROR_NOT_FOUND);
+}
+
+API nvmlReturn_t nvmlDeviceGetEncoderStats(nvmlDevice_t device, unsigned *sessions, unsigned *fps, unsigned *latency);
+API nvmlReturn_t nvmlDeviceGetEncoderStats(nvmlDevice_t device, unsigned *sessions, unsigned *fps, unsigned *latency)
+{
+    ENTER(device);
+    NEED(sessions && fps && latency, NVML_ERROR_INVALID_ARGUMENT);
+    *sessions = *fps = *latency = 0;
+    return nv_leave(NVML_SUCCESS);
+}

@@ -1,0 +1,167 @@
+/* What the books said at regular instants. Nobody is woken for it: whoever moves the model stops at each boundary. */
+#include "softgpu/server/server.h"
+
+#include <string.h>
+
+static struct sg_sample *slot_of(struct sg_server *server, uint64_t number)
+{
+    return &server->history.ring[number % (SG_SAMPLES_KEPT + 1)];
+}
+
+static uint32_t contexts_of(struct sg_server *server, int index)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i <= SG_CONTEXTS; i++)
+        count += server->contexts[i].client && (index < 0 || server->contexts[i].client == index + 1) &&
+                 ct_device_context_query(server->device, server->contexts[i].handle) != CT_DEVICE_STALE;
+    return count;
+}
+
+static uint32_t clock_ppm(const struct sg_server *server)
+{
+    return (uint32_t)((uint64_t)SG_CLOCK_FULL_PPM * ct_device_speed(server->device) / CT_DEVICE_FULL_SPEED);
+}
+
+/* The books now, and what the board's sensors would show, given the sample before. */
+static void read_books(struct sg_server *server, const struct sg_sample *before, struct sg_sample *now)
+{
+    const struct ct_device_config *config = ct_device_config(server->device);
+    const struct ct_board *board = ct_board_of(config);
+    struct ct_device_counters c;
+    ct_device_count(server->device, &c);
+    *now = (struct sg_sample){
+        .at_ns = ct_device_now(server->device),
+        .busy_ns = c.busy_ns,
+        .sm_ns = c.sm_ns,
+        .thread_ns = c.thread_ns,
+        .traffic_bytes = c.traffic_bytes,
+        .host_bytes = c.host_bytes,
+        .to_host_bytes = c.to_host_bytes,
+        .clock_ppm = clock_ppm(server),
+        .contexts = contexts_of(server, -1),
+    };
+    struct ct_board_use use = {
+        .passed_ns = now->at_ns - before->at_ns,
+        .sm_ns = now->sm_ns - before->sm_ns,
+        .traffic_bytes = now->traffic_bytes - before->traffic_bytes,
+        .clock_ppm = now->clock_ppm,
+    };
+    double energy_uj = ct_board_energy_uj(board, config, &use);
+    double power_mw = use.passed_ns ? energy_uj * 1e6 / (double)use.passed_ns : 0;
+    now->energy_uj = before->energy_uj + (uint64_t)energy_uj;
+    now->temperature_mc = (uint32_t)(1e3 * ct_board_temperature_c(board, before->temperature_mc / 1e3, power_mw,
+                                                                  use.passed_ns));
+}
+
+static struct sg_use use_of(struct sg_server *server, const struct sg_client *client)
+{
+    struct ct_device_counters c = {0};
+    ct_device_count_client(server->device, client->model, &c);
+    return (struct sg_use){c.busy_ns, c.sm_ns, c.traffic_bytes};
+}
+
+static void take_sample(struct sg_server *server)
+{
+    struct sg_history *history = &server->history;
+    read_books(server, slot_of(server, history->count - 1), slot_of(server, history->count));
+    for (int i = 0; i < SG_CONNECTIONS; i++)
+        if (server->clients[i] && server->clients[i]->greeted)
+            server->clients[i]->uses[history->count % (SG_SAMPLES_KEPT + 1)] = use_of(server, server->clients[i]);
+    history->count++;
+}
+
+void sg_sample_start(struct sg_server *server)
+{
+    struct sg_history *history = &server->history;
+    const struct ct_board *board = ct_board_of(ct_device_config(server->device));
+    history->start_ns = ct_device_now(server->device);
+    history->next_ns = history->start_ns + SG_SAMPLE_NS;
+    history->epoch_ns = sg_wall_ns() - sg_now_ns();
+    history->ring[0] = (struct sg_sample){.at_ns = history->start_ns,
+                                          .temperature_mc = (uint32_t)(1e3 * ct_board_idle_c(board)),
+                                          .clock_ppm = SG_CLOCK_FULL_PPM};
+    history->count = 1;
+}
+
+void sg_sample_until(struct sg_server *server, uint64_t until_ns)
+{
+    struct sg_history *history = &server->history;
+    if (until_ns < history->next_ns)
+        return;
+    /* After a long silence only the boundaries that will be kept are stopped at, and the one before them. */
+    uint64_t due = (until_ns - history->next_ns) / SG_SAMPLE_NS;
+    if (due > SG_SAMPLES_KEPT)
+        history->next_ns += (due - SG_SAMPLES_KEPT) * SG_SAMPLE_NS;
+    for (; history->next_ns <= until_ns; history->next_ns += SG_SAMPLE_NS) {
+        ct_device_advance(server->device, history->next_ns);
+        take_sample(server);
+    }
+}
+
+void sg_sample_join(struct sg_server *server, struct sg_client *client)
+{
+    client->came = server->history.count - 1;
+    client->uses[client->came % (SG_SAMPLES_KEPT + 1)] = (struct sg_use){0, 0, 0};
+}
+
+/* The number of the latest sample at or before an instant, among those kept. */
+static uint64_t number_at(struct sg_server *server, uint64_t at_ns)
+{
+    uint64_t latest = server->history.count - 1;
+    uint64_t number = latest > SG_SAMPLES_KEPT ? latest - SG_SAMPLES_KEPT : 0;
+    while (number < latest && slot_of(server, number + 1)->at_ns <= at_ns)
+        number++;
+    return number;
+}
+
+static void observe_client(struct sg_server *server, int index, uint64_t since, struct sg_observed *seen)
+{
+    const struct sg_client *client = server->clients[index];
+    uint64_t latest = server->history.count - 1, from = client->came > since ? client->came : since;
+    const struct sg_use *first = &client->uses[from % (SG_SAMPLES_KEPT + 1)];
+    const struct sg_use *last = &client->uses[latest % (SG_SAMPLES_KEPT + 1)];
+    struct ct_device_counters c = {0};
+    ct_device_count_client(server->device, client->model, &c);
+    *seen = (struct sg_observed){
+        .pid = client->pid,
+        .contexts = contexts_of(server, index),
+        .is_group_member = client->group != 0,
+        .memory_bytes = c.memory_bytes,
+        .window_ns = slot_of(server, latest)->at_ns - slot_of(server, from)->at_ns,
+        .busy_ns = last->busy_ns - first->busy_ns,
+        .sm_ns = last->sm_ns - first->sm_ns,
+        .traffic_bytes = last->traffic_bytes - first->traffic_bytes,
+    };
+}
+
+void sg_observe(struct sg_server *server, uint64_t since_ns, struct sg_observation *told)
+{
+    struct sg_history *history = &server->history;
+    uint64_t latest = history->count - 1;
+    uint64_t since = since_ns == SG_LATEST_PERIOD ? latest - (latest > 0) : number_at(server, since_ns);
+    told->result = CT_DEVICE_OK;
+    told->compute_mode = server->compute_mode;
+    told->is_lost = server->faults.lost;
+    told->ecc_errors = server->faults.ecc_errors;
+    told->ecc_errors_since_reset = server->faults.ecc_errors - server->faults.ecc_errors_at_reset;
+    told->rows = server->faults.rows;
+    told->rows_since_reset = server->faults.rows - server->faults.rows_at_reset;
+    told->xids = server->faults.xid_count;
+    told->epoch_ns = history->epoch_ns;
+    told->start_ns = history->start_ns;
+    told->memory_bytes = ct_device_config(server->device)->memory_bytes;
+    told->memory_free_bytes = ct_device_memory_free(server->device);
+    read_books(server, slot_of(server, latest), &told->now);
+    for (uint64_t i = since; i <= latest; i++)
+        told->samples[i - since] = *slot_of(server, i);
+    told->sample_count = (uint32_t)(latest - since);
+    for (int i = 0; i < SG_CONNECTIONS; i++)
+        if (server->clients[i] && server->clients[i]->greeted && told->client_count < CT_DEVICE_MAX_CLIENTS)
+            observe_client(server, i, since, &told->clients[told->client_count++]);
+}
+
+const struct sg_sample *sg_sample_back(struct sg_server *server, uint64_t back)
+{
+    uint64_t latest = server->history.count - 1;
+    return slot_of(server, latest - (back < latest ? back : latest));
+}

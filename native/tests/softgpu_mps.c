@@ -1,0 +1,67 @@
+/* The face and a control daemon that says anything: a refusal is handed on, nonsense is one too, and no daemon is none. */
+#include "softgpu_server.h"
+
+#include "softgpu/abi.h"
+
+CUresult cuInit(unsigned flags);
+
+struct answer {
+    const char *text; /* NULL: hangs up */
+    CUresult wanted;
+};
+
+static const struct answer answers[] = {
+    {NULL, CUDA_ERROR_MPS_CONNECTION_FAILED},
+    {"nonsense", CUDA_ERROR_MPS_CONNECTION_FAILED},
+    {"welcom", CUDA_ERROR_MPS_CONNECTION_FAILED},
+    {"refused", CUDA_ERROR_MPS_CONNECTION_FAILED},
+    {"refused -7\n", CUDA_ERROR_MPS_CONNECTION_FAILED},
+    {"refused 0\n", CUDA_ERROR_MPS_CONNECTION_FAILED},
+    {"refused 807\n", CUDA_ERROR_MPS_SERVER_NOT_READY},
+    {"welcome 1\n", CUDA_ERROR_NO_DEVICE},
+    {"welcome 1\ngpu -1 0\ngpu 99 4\ngpu 2147483647 1\n\n\ngpu", CUDA_ERROR_NO_DEVICE},
+    {"welcome 1\ngpu 0 4294967295\n", CUDA_ERROR_MPS_CONNECTION_FAILED}, /* no such group */
+    {"welcome 1\ngpu 9 1\ngpu 9 1\ngpu 9 1\ngpu 9 1\ngpu 9 1\ngpu 9 1\ngpu 9 1\ngpu 9 1\ngpu 9 1\ngpu 9 1\ngpu 9 1\n"
+     "gpu 9 1\ngpu 9 1\ngpu 9 1\ngpu 9 1\ngpu 9 1\ngpu 9 1\ngpu 9 1\ngpu 9 1\ngpu 9 1\n",
+     CUDA_ERROR_NO_DEVICE},
+};
+enum { ANSWERS = sizeof answers / sizeof answers[0] };
+
+static void play_daemon(int listener)
+{
+    char heard[4096];
+    for (size_t i = 0; i < ANSWERS; i++) {
+        int line = accept(listener, NULL, NULL);
+        EXPECT(recv(line, heard, sizeof heard, 0) > 0);
+        EXPECT(strncmp(heard, "client\n", 7) == 0);
+        if (answers[i].text)
+            EXPECT(send(line, answers[i].text, strlen(answers[i].text), 0) > 0);
+        close(line);
+    }
+    _exit(0);
+}
+
+int main(void)
+{
+    struct test_server server;
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    int status;
+    test_server_start(&server, "t4");
+    snprintf(address.sun_path, sizeof address.sun_path, "%s/control", server.directory);
+    setenv("CUDA_MPS_PIPE_DIRECTORY", server.directory, 1);
+    setenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "a\nb", 1);
+    int listener = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+    EXPECT(bind(listener, (struct sockaddr *)&address, sizeof address) == 0 && listen(listener, 8) == 0);
+    pid_t daemon = fork();
+    if (daemon == 0)
+        play_daemon(listener);
+    for (size_t i = 0; i < ANSWERS; i++)
+        EXPECT_EQ(cuInit(0), answers[i].wanted);
+    EXPECT(waitpid(daemon, &status, 0) == daemon);
+    EXPECT_EQ(status, 0);
+    close(listener);
+    EXPECT_EQ(cuInit(0), CUDA_SUCCESS); /* a socket without a daemon is none */
+    unlink(address.sun_path);
+    test_server_stop(&server);
+    return 0;
+}

@@ -1,0 +1,168 @@
+"""What do this machine's GPUs show? Asked of NVML through NVIDIA's own package: a real one's, or a soft one's."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import pynvml
+
+from cotenant.errors import PeerError, WorldError
+from cotenant.live.softgpu import manage
+
+_COMPUTE_MODES: Final = {0: "default", 1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
+_REMEDY: Final = "install NVIDIA's driver, or make a software GPU with: cotenant softgpu create"
+_NOT_TOLD: Final = (
+    pynvml.NVML_ERROR_NOT_SUPPORTED,
+    pynvml.NVML_ERROR_NOT_FOUND,
+    pynvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+    pynvml.NVML_ERROR_NO_PERMISSION,
+)
+_RECENT_US: Final = 1_000_000  # a process's utilization is told over the last second
+
+
+@dataclass(frozen=True, slots=True)
+class GpuProcess:
+    """A process that holds a GPU."""
+
+    pid: int
+    command: str
+    memory_bytes: int | None
+    utilization_pct: int | None
+    is_mps: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReading:
+    """One GPU at one moment. None: this GPU does not tell."""
+
+    index: int
+    name: str
+    uuid: str
+    is_soft: bool
+    memory_bytes: int
+    memory_used_bytes: int
+    utilization_pct: int | None
+    memory_utilization_pct: int | None
+    sm_activity_pct: float | None
+    sm_clock_mhz: int | None
+    sm_clock_max_mhz: int | None
+    power_mw: int | None
+    power_limit_mw: int | None
+    temperature_c: int | None
+    compute_mode: str | None
+    processes: tuple[GpuProcess, ...]
+
+
+def soft_directory(environ: Mapping[str, str], configured: Path) -> Path | None:
+    """Where the soft GPUs are that count here: those in force, or those that live where the config says."""
+    named = environ.get("COTENANT_SOFTGPU")
+    if named:
+        return Path(named)
+    return configured if any(gpu.alive for gpu in manage.gpus(configured)) else None
+
+
+@contextmanager
+def nvml(soft: Path | None) -> Iterator[None]:
+    """NVML, initialised: the soft GPUs' if there is a directory of them, else the machine's."""
+    if soft is not None:
+        library = soft.absolute() / "lib" / manage.NVML
+        os.environ["COTENANT_SOFTGPU"] = str(soft.absolute())  # the library reads it when it is initialised
+        try:
+            ctypes.CDLL(str(library))  # once loaded, it is what its name means, for NVIDIA's package too
+        except OSError as error:
+            raise WorldError(f"the NVML of the software GPUs cannot be loaded: {error}; {_REMEDY}") from error
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        raise WorldError(f"there is no NVML to ask ({error}): {_REMEDY}") from error
+    try:
+        yield
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def read_gpus(soft: Path | None) -> list[GpuReading]:
+    """Every GPU as it is now; NVML must be initialised."""
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return [_reading(index, handle, soft) for index, handle in enumerate(handles)]
+    except pynvml.NVMLError as error:
+        raise WorldError(f"NVML does not answer: {error}") from error
+
+
+def _told(question: Callable[..., Any], *arguments: Any) -> Any:
+    """What NVML answers, or None for what this GPU does not have."""
+    try:
+        return question(*arguments)
+    except pynvml.NVMLError as error:
+        if error.value not in _NOT_TOLD:
+            raise
+        return None
+
+
+def _reading(index: int, handle: Any, soft: Path | None) -> GpuReading:
+    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+    use = _told(pynvml.nvmlDeviceGetUtilizationRates, handle)
+    mode = _told(pynvml.nvmlDeviceGetComputeMode, handle)
+    return GpuReading(
+        index=index,
+        name=_text(pynvml.nvmlDeviceGetName(handle)),
+        uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
+        is_soft=soft is not None,
+        memory_bytes=memory.total,
+        memory_used_bytes=memory.used,
+        utilization_pct=None if use is None else use.gpu,
+        memory_utilization_pct=None if use is None else use.memory,
+        sm_activity_pct=None if soft is None else _sm_activity(soft, pynvml.nvmlDeviceGetMinorNumber(handle)),
+        sm_clock_mhz=_told(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
+        sm_clock_max_mhz=_told(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_SM),
+        power_mw=_told(pynvml.nvmlDeviceGetPowerUsage, handle),
+        power_limit_mw=_told(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle),
+        temperature_c=_told(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
+        compute_mode=None if mode is None else _COMPUTE_MODES.get(mode, str(mode)),
+        processes=_processes(handle),
+    )
+
+
+def _sm_activity(soft: Path, ordinal: int) -> float | None:
+    """SMs in use, in per cent: in the books of a soft GPU, but not in NVML."""
+    try:
+        return 100 * float(manage.inspect(soft, ordinal)["utilization"]["sm_activity"])
+    except (WorldError, PeerError):
+        return None
+
+
+def _processes(handle: Any) -> tuple[GpuProcess, ...]:
+    """Who computes on it; a process that has several kinds of context is told once."""
+    mps = {process.pid: process for process in _told(pynvml.nvmlDeviceGetMPSComputeRunningProcesses, handle) or ()}
+    alone = {process.pid: process for process in _told(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()}
+    computing = {**alone, **mps}
+    uses = _process_use(handle) if computing else {}
+    return tuple(
+        GpuProcess(pid, _command(pid), process.usedGpuMemory, uses.get(pid), pid in mps)
+        for pid, process in sorted(computing.items())
+    )
+
+
+def _process_use(handle: Any) -> dict[int, int]:
+    """Utilization by process over the last second; NVML says nothing of those that did nothing."""
+    found = _told(pynvml.nvmlDeviceGetSamples, handle, pynvml.NVML_GPU_UTILIZATION_SAMPLES, 0)
+    stamps = [sample.timeStamp for sample in found[1]] if found else []
+    since = max(stamps) - _RECENT_US if stamps else 0
+    return {use.pid: use.smUtil for use in _told(pynvml.nvmlDeviceGetProcessUtilization, handle, since) or ()}
+
+
+def _command(pid: int) -> str:
+    name = _told(pynvml.nvmlSystemGetProcessName, pid)
+    return "" if name is None else _text(name)
+
+
+def _text(value: str | bytes) -> str:
+    """NVIDIA's package answered with bytes once, and with text later."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

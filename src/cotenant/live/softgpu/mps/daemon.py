@@ -1,0 +1,290 @@
+"""What does an MPS control daemon do? It starts servers on demand, sends clients to them, and obeys its front end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import struct
+import subprocess
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from cotenant.errors import ConfigError
+from cotenant.format import mps as text
+from cotenant.live.clock import LiveClock
+from cotenant.live.softgpu.mps.places import WORDS_BYTES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from cotenant.live.softgpu.mps.places import Log
+
+CONNECTION_FAILED = 805
+SERVER_NOT_READY = 807
+_ANSWER_S = 10.0
+_START_S = 30.0
+_CONNECTIONS = 512
+_CREDENTIALS = struct.Struct("=iII")
+_PERCENTAGE = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+_PINNED = "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+_PRIORITY = "CUDA_MPS_CLIENT_PRIORITY"
+
+
+@dataclass(slots=True, eq=False)
+class Peer:
+    """Whoever is connected: a front end, or a client once it has a server."""
+
+    line: socket.socket
+    pid: int
+    uid: int
+    server: int = 0
+    is_front_end: bool = False
+    number: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class ServerProcess:
+    """An MPS server that is ready: its devices and the limits of clients that come from now on."""
+
+    process: subprocess.Popen[bytes]
+    line: socket.socket
+    uid: int
+    gpus: list[tuple[int, int, int, str]]  # ordinal, group, SMs, identity
+    percentage: float
+    pinned: dict[str, int]
+    is_draining: bool = False
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+
+@dataclass(slots=True)
+class Limits:
+    """What an environment asks for; the daemon's own are what servers to come start with, and are lost with it."""
+
+    percentage: float = text.FULL
+    pinned: dict[str, int] = field(default_factory=dict)
+    priority: int = 0
+
+
+def read_limits(settings: Mapping[str, str], log: Log, *, priority: int = 0) -> Limits:
+    """From variables as CUDA names them; what is said wrongly is logged and has no effect."""
+    limits = Limits(priority=priority)
+    readers: dict[str, Callable[[str], None]] = {
+        _PERCENTAGE: lambda value: setattr(limits, "percentage", text.parse_percentage(value, field=_PERCENTAGE)),
+        _PINNED: lambda value: setattr(limits, "pinned", text.parse_memory_list(value, field=_PINNED)),
+        _PRIORITY: lambda value: setattr(limits, "priority", parse_priority(value, field=_PRIORITY)),
+    }
+    for name, read in readers.items():
+        try:
+            if settings.get(name):
+                read(settings[name])
+        except ConfigError as error:
+            log.say(str(error))
+    return limits
+
+
+def parse_priority(value: str, *, field: str) -> int:
+    if value not in ("0", "1"):
+        raise ConfigError(field, value, "a priority is 0 (normal) or 1 (below normal)")
+    return int(value)
+
+
+class Daemon:
+    """The state of one control daemon and its loop."""
+
+    def __init__(self, listener: socket.socket, server_program: Path, log: Log) -> None:
+        self.log = log
+        self.defaults = read_limits(os.environ, log)
+        self.servers: dict[int, ServerProcess] = {}
+        self.peers: list[Peer] = []
+        self.obey: Callable[[Daemon, str, Peer], str | None] = lambda _daemon, _command, _peer: ""
+        self._program = server_program
+        self._clock = LiveClock()
+        self._quit_by_ns: int | None = None
+        self._is_quitting = False
+        self._selector = selectors.DefaultSelector()
+        self._listener = listener
+        self._clients = 0
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+
+    # ---- servers
+
+    def start_server(self, uid: int) -> ServerProcess | None:
+        """The server of this user, started if there is none; None if it cannot start."""
+        for server in self.servers.values():
+            if not server.is_draining:
+                return server
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with theirs:
+                process = subprocess.Popen([str(self._program)], stdin=theirs.fileno(), start_new_session=True, cwd="/")
+        except OSError as error:  # the soft GPUs were destroyed, and with them the programs
+            ours.close()
+            self.log.say(f"Unable to start a server: {error}")
+            return None
+        self.log.say(f"Starting new server {process.pid} for user {uid}")
+        ours.settimeout(_START_S)
+        try:
+            words = ours.recv(WORDS_BYTES).decode("ascii").split()
+        except OSError:
+            words = []
+        if not words or words[0] != "ready":
+            ours.close()
+            with contextlib.suppress(OSError):
+                process.kill()
+            self.log.say(f"Server {process.pid} exited with status {process.wait()}")
+            return None
+        gpus = [(int(o), int(g), int(s), i) for o, g, s, i in (word.split(":") for word in words[1:])]
+        server = ServerProcess(process, ours, uid, gpus, self.defaults.percentage, dict(self.defaults.pinned))
+        ours.settimeout(_ANSWER_S)
+        self.servers[server.pid] = server
+        self._selector.register(ours, selectors.EVENT_READ, lambda: self._server_ended(server))
+        self.log.say(f"NEW SERVER {server.pid}: Ready")
+        return server
+
+    def ask(self, server: ServerProcess, question: str) -> str | None:
+        """What a server answers; None if it is no more."""
+        try:
+            server.line.send(question.encode())
+            answer = server.line.recv(WORDS_BYTES).decode("ascii")
+        except OSError:
+            answer = ""
+        if not answer and question != "members":
+            self._server_ended(server)
+            return None
+        return answer
+
+    def members(self, server: ServerProcess) -> dict[int, tuple[list[int], bool]]:
+        """By ordinal: pids of the clients that use the device, and whether it refuses others."""
+        rows = [[int(word) for word in row.split()] for row in (self.ask(server, "members") or "").splitlines()]
+        return {row[0]: (row[2:], bool(row[1])) for row in rows}
+
+    def tell(self, server: ServerProcess, words: str) -> None:
+        with contextlib.suppress(OSError):
+            server.line.send(words.encode())
+
+    def _server_ended(self, server: ServerProcess) -> None:
+        if self.servers.pop(server.pid, None) is None:
+            return
+        self._selector.unregister(server.line)
+        server.line.close()
+        try:
+            status = server.process.wait(_ANSWER_S)
+        except subprocess.TimeoutExpired:
+            server.process.kill()
+            status = server.process.wait()
+        self.log.say(f"Server {server.pid} exited with status {status}")
+
+    def end_server(self, server: ServerProcess) -> None:
+        """At once, whoever uses it."""
+        self.tell(server, "exit")
+        self._server_ended(server)
+
+    def clients_of(self, server_pid: int) -> list[Peer]:
+        return [peer for peer in self.peers if peer.server == server_pid]
+
+    # ---- who comes
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            line, _ = self._listener.accept()
+            line.settimeout(_ANSWER_S)
+            pid, uid, _ = _CREDENTIALS.unpack(line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            self.log.say("Accepting connection...")
+            if len(self.peers) >= _CONNECTIONS:
+                line.close()
+                return
+            peer = Peer(line, pid, uid)
+            self.peers.append(peer)
+            self._selector.register(line, selectors.EVENT_READ, lambda: self._hear(peer))
+
+    def _part(self, peer: Peer) -> None:
+        self._selector.unregister(peer.line)
+        peer.line.close()
+        self.peers.remove(peer)
+        if peer.is_front_end:
+            self.log.say("UI closed")
+        if peer.server in self.servers:
+            self.tell(self.servers[peer.server], f"left {peer.pid}")
+
+    def _hear(self, peer: Peer) -> None:
+        try:
+            message = peer.line.recv(WORDS_BYTES)
+        except OSError:
+            message = b""
+        kind, _, rest = message.decode("utf-8", "backslashreplace").partition("\n")
+        answer: str | None = None
+        if kind == "ui":
+            if not peer.is_front_end:
+                self.log.say("NEW UI")
+            peer.is_front_end = True
+            self.log.say(f"Cmd:{rest[:200]}")
+            answer = self.obey(self, rest, peer)
+            if answer is None:
+                return  # the daemon's end is the answer
+        elif kind == "client" and not peer.server:
+            answer = self._welcome(peer, dict(line.split("=", 1) for line in rest.splitlines() if "=" in line))
+        elif message:
+            self.log.say("Unable to read new connection type information")
+        if answer is None or not self._say(peer, answer):
+            self._part(peer)
+
+    def _say(self, peer: Peer, answer: str) -> bool:
+        try:
+            peer.line.send(answer.encode(), socket.MSG_DONTWAIT)  # whoever does not read is not waited for
+        except OSError:
+            return False
+        return True
+
+    def _welcome(self, peer: Peer, settings: dict[str, str]) -> str:
+        exists = any(not server.is_draining for server in self.servers.values())
+        how = "Server already exists" if exists else "Server is not ready, push client to pending list"
+        self.log.say(f"NEW CLIENT {peer.pid} from user {peer.uid}: {how}")
+        if self._is_quitting or any(server.is_draining for server in self.servers.values()):
+            return f"refused {SERVER_NOT_READY}\n"
+        server = self.start_server(peer.uid)
+        if server is None:
+            return f"refused {CONNECTION_FAILED}\n"
+        own = read_limits(settings, self.log, priority=self.defaults.priority)
+        limits = []
+        for index, (_, _, sm_count, identity) in enumerate(server.gpus):
+            wanted = [text.limit_of(limit, index, identity) for limit in (server.pinned, own.pinned)]
+            pinned_bytes = min(filter(None, wanted), default=0)
+            limits.append(f"{text.share_of(sm_count, min(server.percentage, own.percentage))}:{pinned_bytes}")
+        answer = self.ask(server, f"admit {peer.pid} {own.priority} {' '.join(limits)}")
+        if answer != "admitted":
+            return f"refused {SERVER_NOT_READY if answer == 'fault' else CONNECTION_FAILED}\n"
+        peer.server = server.pid
+        peer.number = self._clients
+        self._clients += 1
+        gpus = "".join(f"gpu {ordinal} {group}\n" for ordinal, group, _, _ in server.gpus)
+        return f"welcome {server.pid}\n{gpus}"
+
+    # ---- until the end
+
+    def quit(self, timeout_s: int | None) -> None:
+        """Take no more clients, and end when the last one has left, or after the timeout."""
+        self._is_quitting = True
+        if timeout_s is not None:
+            self._quit_by_ns = self._clock.now() + timeout_s * 1_000_000_000
+
+    def _is_over(self) -> bool:
+        left_s = None if self._quit_by_ns is None else (self._quit_by_ns - self._clock.now()) / 1e9
+        for server in list(self.servers.values()):
+            is_wanted = not (self._is_quitting or server.is_draining)
+            if not is_wanted and (not self.clients_of(server.pid) or (left_s is not None and left_s <= 0)):
+                self.end_server(server)
+        return self._is_quitting and not self.servers
+
+    def run(self) -> None:
+        while not self._is_over():
+            left_s = None if self._quit_by_ns is None else max(0.0, (self._quit_by_ns - self._clock.now()) / 1e9)
+            for key, _ in self._selector.select(left_s):
+                if key.fileobj in self._selector.get_map():  # gone meanwhile, by what another one said
+                    key.data()
+        self.log.say("Exit")
