@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 from cotenant.errors import ConfigError, WorldError
 from cotenant.experiment.lab.device import Evidence, Measurements, Report, judge_device
@@ -44,7 +44,8 @@ def data_directory(flag: str, environ: Mapping[str, str]) -> Path:
 def read_measurements(directory: Path) -> Measurements:
     """Everything the lab uses; a damaged file is a sentence that names it."""
     streams = {
-        path.stem: orion.read_stream(_bytes(path), str(path)) for path in sorted((directory / _STREAMS).glob("*_fwd.csv"))
+        path.stem: orion.read_stream(_bytes(path), str(path))
+        for path in sorted((directory / _STREAMS).glob("*_fwd.csv"))
     }
     if not streams:
         raise ConfigError("data", str(directory / _STREAMS), "has no *_fwd.csv; fetch the measurements again")
@@ -58,17 +59,19 @@ def read_measurements(directory: Path) -> Measurements:
     )
 
 
-def run_lab(directory: Path, seed: int, console: Console) -> tuple[Report, Evidence]:
-    """The judgement, with a bar on the console (standard error) while it takes its time."""
+def run_lab(directory: Path, seed: int, console: Console, say: Callable[[str], None]) -> tuple[Report, Evidence]:
+    """The judgement; meanwhile a bar on a terminal, and elsewhere a line for each part."""
     measured = read_measurements(directory)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bars:
-        tasks: dict[str, object] = {}
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        tasks: dict[str, TaskID] = {}
 
         def progress(what: str, done: int, total: int) -> None:
             if what not in tasks:
                 tasks[what] = bars.add_task(what, total=total)
-            bars.update(tasks[what], completed=done)  # type: ignore[arg-type]
+                if not console.is_terminal:
+                    say(f"{what}: {total} to do")
+            bars.update(tasks[what], completed=done)
 
         return judge_device(measured, seed, os.cpu_count() or 1, progress)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -101,7 +102,7 @@ def judge_device(measured: Measurements, seed: int, workers: int, progress: Prog
 def _answers(
     measured: Sequence[servers.Measured], kinds: Sequence[tuple[str, int]], workers: int, progress: Progress
 ) -> dict[tuple[str, int], list[servers.Outcome]]:
-    """By kind of split and seed, an outcome for each server. Processes share nothing, so their number changes nothing."""
+    """By kind of split and seed, an outcome for each server; the number of workers changes nothing in them."""
     questions = [servers.Question(measured=one, by=by, seed=seed) for by, seed in kinds for one in measured]
     answers: list[servers.Outcome] = []
     with _pool(workers) as pool:
@@ -115,7 +116,5 @@ def _answers(
 def _pool(workers: int) -> Any:
     """A pool, or (for one worker) nothing that can be used as one."""
     if workers <= 1:
-        import contextlib
-
         return contextlib.nullcontext()
     return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))

@@ -46,7 +46,8 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 
 def measured_of(server: str, workloads: Mapping[str, Sequence[Client]], seen: Mapping[str, Sequence[Seen]]) -> Measured:
     """Clients of the workload file that the result file speaks of."""
-    runs, together = [], {}
+    runs = []
+    together: dict[Cell, float] = {}
     for name, results in seen.items():
         by_client = {one.client: one for one in results}
         clients = tuple(client for client in workloads[name] if client.name in by_client)
@@ -177,7 +178,9 @@ def _reason(measured: Measured, cell: Cell) -> str:
     if slowdown < 1:
         return "measured faster together than alone"
     if slowdown > _SERIAL * _busy(measured, cell):
-        return f"measured {slowdown:.1f} times slower, more than fair slices with all others ({_busy(measured, cell):.1f})"
+        return (
+            f"measured {slowdown:.1f} times slower, more than fair slices with all others ({_busy(measured, cell):.1f})"
+        )
     model = next(client.model for client in run.clients if client.name == cell[1])
     same = [
         measured.together_ns[other.name, client.name] / other.alone_ns[client.name]

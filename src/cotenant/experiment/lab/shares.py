@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import itertools
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -82,7 +83,7 @@ class Shares(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def foretell(surface: Surface, progress: Callable[[str, int, int], None]) -> tuple[list[Curve], int, float]:
-    """Every curve from a few of its shares; how many curves were too short; the lean. Held-out points are not looked at."""
+    """Every curve from a few of its shares; how many were too short; the lean. Points held out are not looked at."""
     config = preset("v100")
     whole = {name: quotas.get(QUOTA_PCT, {}) for name, quotas in surface.items()}
     usable = {name: curve for name, curve in whole.items() if len(curve) > FITTED}
@@ -217,8 +218,7 @@ def _reason(measured: Mapping[int, float]) -> str:
             return f"measured latency rises with the share (at {one} % by {measured[one] / least - 1:.0%})"
         least = min(least, measured[one])
     drops = {
-        after: measured[before] / measured[after] / (after / before)
-        for before, after in zip(shares, shares[1:], strict=False)
+        after: measured[before] / measured[after] / (after / before) for before, after in itertools.pairwise(shares)
     }
     steepest = max(shares[1:], key=lambda one: drops[one])
     if drops[steepest] > 1 + _RISE:

@@ -29,9 +29,7 @@ def read_surface(packed: bytes, where: str) -> Surface:
     surface: Surface = {}
     for place, (model, batch, share, quota, latency) in table_rows(content, _COLUMNS, where):
         curve = (model, whole(batch, "batch", place, least=1))
-        shares = surface.setdefault(curve, {}).setdefault(
-            whole(quota, "time_quota_pct", place, least=1, most=100), {}
-        )
+        shares = surface.setdefault(curve, {}).setdefault(whole(quota, "time_quota_pct", place, least=1, most=100), {})
         share_pct = whole(share, "sm_pct", place, least=1, most=100)
         if share_pct in shares:
             raise ConfigError("sm_pct", share_pct, f"stands twice for {model}; {REMEDY}", where=place)

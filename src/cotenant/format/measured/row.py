@@ -17,16 +17,20 @@ def text_of(content: bytes, where: str) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ConfigError("file", error.object[error.start : error.start + 8], f"is not UTF-8; {REMEDY}", where=where) from None
+        raise ConfigError(
+            "file", error.object[error.start : error.start + 8], f"is not UTF-8; {REMEDY}", where=where
+        ) from None
 
 
 def table_rows(content: bytes, columns: Sequence[str], where: str) -> Iterator[tuple[str, list[str]]]:
-    """Each row of a CSV file with exactly these columns, after the place it stands ("file:line"); blank lines are passed over."""
+    """Each row of a CSV file with exactly these columns, after its place ("file:line"); blank lines are passed over."""
     reader = csv.reader(io.StringIO(text_of(content, where)))
     try:
         header = next(reader, [])
         if header != list(columns):
-            raise ConfigError("header", ",".join(header), f"should be {','.join(columns)}; {REMEDY}", where=f"{where}:1")
+            raise ConfigError(
+                "header", ",".join(header), f"should be {','.join(columns)}; {REMEDY}", where=f"{where}:1"
+            )
         for cells in reader:
             if not cells:
                 continue

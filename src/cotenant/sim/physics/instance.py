@@ -1,13 +1,14 @@
 """Several processes of one model in one instance of a GPU: a process for the device model, fitted to their slowdown.
 
-All processes are one MPS group and repeat the same request without a pause. A request is `PIECES` pieces, each a launch
-by the host, a wide grid that holds every SM, and a narrow grid that holds a part of them. As fractions of the request's
-latency alone there are the host's pace, the wide time, the narrow time and the narrow width. The device model is run for
-every candidate once (`slowdown_table`); nothing here depends on the number of SMs, because grids of one wave do not.
+All processes are one MPS group and repeat the same request without a pause. A request is `PIECES` pieces, each a
+launch by the host, a wide grid that holds every SM, and a narrow grid that holds a part of them. As fractions of the
+request's latency alone there are the host's pace, the wide time, the narrow time and the narrow width. The device model
+is run for every candidate once (`slowdown_table`); the number of SMs plays no part, because grids are of one wave.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
@@ -25,7 +26,9 @@ GPC_SMS: Final = 14
 _ALONE_NS: Final = 10_000_000
 _REPEATS: Final = 9
 _OFFSET: Final = 0.37  # of a request, between the starts of two processes: no two of them begin together
-_NEIGHBOUR: Final = 0.1  # what a cell of the same model counts elsewhere, one octave of batch or size away: times exp(-1/2)
+_NEIGHBOUR: Final = (
+    0.1  # what a cell of the same model counts elsewhere, one octave of batch or size away: times exp(-1/2)
+)
 _LIMITS: Final = Limits(clients=64, contexts=64, streams=64, events=1, ops=16384, records=64)
 
 
@@ -75,12 +78,12 @@ def latency_ns(process: Process, processes: int, config: DeviceConfig) -> float:
     times: list[int] = []
     for result in results:
         ends = [end_ns for end_ns in result.repeat_ends_ns if end_ns <= first_end_ns]
-        times += [after - before for before, after in zip(ends[1:], ends[2:], strict=False)]
+        times += [after - before for before, after in itertools.pairwise(ends[1:])]
     return sum(times) / len(times)
 
 
 def slowdown_table(found: list[Process], most_processes: int, config: DeviceConfig) -> Any:
-    """By candidate and number of processes less one: latency together over latency alone, as the device model has it."""
+    """By candidate and number of processes less one: latency together over latency alone, by the device model."""
     rows = [[latency_ns(one, count, config) for count in range(1, most_processes + 1)] for one in found]
     table = np.array(rows)
     return table / table[:, :1]
@@ -89,8 +92,8 @@ def slowdown_table(found: list[Process], most_processes: int, config: DeviceConf
 def fit_processes(points: Sequence[PointName], slowdown: Mapping[Cell, float], table: Any) -> list[int]:
     """The candidate for each point: nearest to the point's own cells, and a little to those of the same model nearby.
 
-    Only the cells given are looked at. A point without any is judged by its neighbours alone, and one without neighbours
-    gets the first candidate.
+    Only the cells given are looked at. A point without any is judged by its neighbours alone, and one without
+    neighbours gets the first candidate.
     """
     costs = np.zeros((len(points), len(table)))
     for row, point in enumerate(points):

@@ -1,15 +1,15 @@
 """A model's latency against its share of the SMs: a request for the device model, fitted to a few shares.
 
-A request is `PIECES` pieces. The host launches one piece after the other at an even pace and does not wait; a piece is a
-wide grid, which uses every SM it may, and a narrow one of a single block. So a request has three unknowns, all times:
+A request is `PIECES` pieces. The host launches one piece after the other at an even pace and does not wait; a piece is
+a wide grid, which uses every SM it may, and a narrow one of a single block. A request has three unknowns, all times:
 
     host_ns      the host's launches, whatever the share
     wide_sm_ns   work that shrinks as SMs are added: SMs times nanoseconds
     narrow_ns    work that does not
 
-and `lean`, one number for all models: how far the wide work leans towards the end of the request. It says how early the
-launches stop being the bottleneck when the share gets smaller. `latency_ns` is the device model's answer; `law_ns` is the
-same in closed form (tests hold them equal), which is what the fit searches with.
+and `lean`, one number for all models: how far the wide work leans towards the end of the request. It says how early
+the launches stop being the bottleneck when the share gets smaller. `latency_ns` is the device model's answer; `law_ns`
+is the same in closed form (tests hold them equal), which is what the fit searches with.
 """
 
 from __future__ import annotations

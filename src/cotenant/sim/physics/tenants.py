@@ -1,9 +1,10 @@
 """Several clients of different models on one GPU: a request for each model, fitted to how they slow each other.
 
-A request is so many equal kernels on one stream, in one MPS group with all others (they are threads of one server). Alone
-it takes what was measured alone. What must be learned from clients together: how many kernels a request of each model is
-(between two kernels others get their turn, so the model with many small ones waits most), and for all models of a server
-how wide a kernel is and which part of the time alone is kernels rather than launches.
+A request is so many equal kernels on one stream, in one MPS group with all others (they are threads of one server).
+Alone it takes what was measured alone. What must be learned from clients together: how many kernels a request of each
+model is (between two kernels others get their turn, so the model with many small ones waits most), and for all models
+of a server how wide a kernel is and which part of the time alone is kernels, rather than the server's own work before
+the first of them.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ Cell: TypeAlias = tuple[str, str]
 LAYER_KERNELS: Final = {"vgg19": 24, "resnet152": 155, "densenet201": 400, "inceptionv3": 110, "distilbert": 60}
 """Where the search begins: layers of the published networks that are kernels of their own. Others: see below."""
 _UNKNOWN_KERNELS: Final = 100
-_KERNELS: Final = (4.0, 1000.0)
+_KERNELS: Final = (1.0, 1000.0)
 _START_WIDTH: Final = 0.7
 _TRIES: Final = ((0.75, 1.0), (1.3, 1.0), (1.0, 0.7), (1.0, 1 / 0.7))
 _DAMPING: Final = 0.8
-_FIT_SPAN: Final = 35  # times the longest latency alone
-_RUN_SPAN: Final = 140
+_WORTH_IT: Final = 0.01
+_ROUNDS: Final = 3
+_FIT_SPAN: Final = 20  # times the longest latency alone
+_RUN_SPAN: Final = 80
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -63,8 +66,7 @@ def run_together(run: Run, server: Server, config: DeviceConfig, span_ns: int) -
         alone_ns = run.alone_ns[client.name]
         count = max(1, round(server.kernels.get(client.model, _UNKNOWN_KERNELS)))
         block_ns = max(1, int(server.kernel_part * alone_ns / count))
-        # Launches ahead of the kernels only where these are not all of the time: the last kernel ends at alone_ns.
-        host_ns = 0 if server.kernel_part >= 1 else int((alone_ns - block_ns) / count)
+        first = Step(int((1 - server.kernel_part) * alone_ns), index)
         width = max(1, min(config.sm_count, round(server.width * config.sm_count)))
         kernels.append(Kernel(blocks=width, block_ns=block_ns, blocks_per_sm=1))
         asked = _arrivals_ns(client, span_ns)
@@ -72,7 +74,7 @@ def run_together(run: Run, server: Server, config: DeviceConfig, span_ns: int) -
         launches += count
         clients.append(
             ScriptClient(
-                steps=(*(Step(host_ns, index),) * count, Step(0, None, sync=True)),
+                steps=(first, *(Step(0, index),) * (count - 1), Step(0, None, sync=True)),
                 repeats=span_ns // alone_ns + 1 if asked is None else len(asked),
                 arrivals_ns=asked,
                 group_label=1,
@@ -93,57 +95,72 @@ def foretell(runs: Sequence[Run], server: Server, config: DeviceConfig) -> dict[
 
 
 def fit_server(runs: Sequence[Run], together_ns: Mapping[Cell, float], config: DeviceConfig) -> Server:
-    """The server that comes nearest to these latencies; clients that are not among them only keep the others company.
-
-    A latency is nearly proportional to the number of kernels of its model, so the counts are found by correcting each by
-    its models' mean error; width and kernel part by trying neighbours.
-    """
+    """The server that comes nearest to these latencies; clients not among them only keep the others company."""
     models = sorted({client.model for run in runs for client in run.clients})
-    model_of = {(run.name, client.name): client.model for run in runs for client in run.clients}
-    needed = [run for run in runs if any((run.name, client.name) in together_ns for client in run.clients)]
-    span_ns = _span_ns(runs, _FIT_SPAN)
+    first = Server(kernels={model: _first_guess(model) for model in models}, width=_START_WIDTH, kernel_part=1.0)
+    if not together_ns:
+        return first
+    search = _Search(runs, together_ns, config, first)
+    for _ in range(_ROUNDS):
+        before = search.best
+        while search.take_if_better(search.corrected(search.best, search.errors)):
+            pass
+        for wider, fuller in _TRIES:
+            search.try_beside(wider, fuller)
+        if search.best == before:
+            break
+    return search.best
 
-    def judge(server: Server) -> tuple[float, dict[Cell, float]]:
-        latencies = _all_latencies(needed, server, config, span_ns)
-        errors = {cell: math.log(latencies[cell] / together_ns[cell]) for cell in together_ns}
-        return sum(error * error for error in errors.values()), errors
 
-    def corrected(server: Server, errors: Mapping[Cell, float]) -> Server:
+class _Search:
+    """The best server so far, and its log errors by cell.
+
+    A latency is nearly proportional to the number of kernels of its model, so the counts are found by correcting each
+    by its model's mean error; width and kernel part by trying neighbours.
+    """
+
+    def __init__(
+        self, runs: Sequence[Run], together_ns: Mapping[Cell, float], config: DeviceConfig, first: Server
+    ) -> None:
+        self._together_ns = together_ns
+        self._config = config
+        self._model_of = {(run.name, client.name): client.model for run in runs for client in run.clients}
+        self._runs = [run for run in runs if any((run.name, client.name) in together_ns for client in run.clients)]
+        self._span_ns = _span_ns(runs, _FIT_SPAN)
+        self.best = first
+        self.errors = self._judge(first)
+
+    def take_if_better(self, server: Server) -> bool:
+        errors = self._judge(server)
+        if _squares(errors) >= (1 - _WORTH_IT) * _squares(self.errors):
+            return False
+        self.best, self.errors = server, errors
+        return True
+
+    def try_beside(self, wider: float, fuller: float) -> None:
+        """A server of other width or kernel part, its counts corrected once."""
+        server = msgspec.structs.replace(
+            self.best, width=min(1.0, self.best.width * wider), kernel_part=min(1.0, self.best.kernel_part * fuller)
+        )
+        if server != self.best:
+            self.take_if_better(self.corrected(server, self._judge(server)))
+
+    def corrected(self, server: Server, errors: Mapping[Cell, float]) -> Server:
         counts = dict(server.kernels)
-        for model in models:
-            own = [error for cell, error in errors.items() if model_of[cell] == model]
+        for model, count in server.kernels.items():
+            own = [error for cell, error in errors.items() if self._model_of[cell] == model]
             if own:
-                count = counts[model] * math.exp(-_DAMPING * sum(own) / len(own))
-                counts[model] = min(_KERNELS[1], max(_KERNELS[0], count))
+                better = count * math.exp(-_DAMPING * sum(own) / len(own))
+                counts[model] = min(_KERNELS[1], max(_KERNELS[0], better))
         return msgspec.structs.replace(server, kernels=counts)
 
-    best = Server(kernels={model: _first_guess(model) for model in models}, width=_START_WIDTH, kernel_part=1.0)
-    if not together_ns:
-        return best
-    cost, errors = judge(best)
+    def _judge(self, server: Server) -> dict[Cell, float]:
+        latencies = _all_latencies(self._runs, server, self._config, self._span_ns)
+        return {cell: math.log(latencies[cell] / measured) for cell, measured in self._together_ns.items()}
 
-    def correct(times: int) -> None:
-        nonlocal best, cost, errors
-        for _ in range(times):
-            server = corrected(best, errors)
-            new_cost, new_errors = judge(server)
-            if new_cost < cost:
-                best, cost, errors = server, new_cost, new_errors
 
-    correct(4)
-    for wider, fuller in _TRIES * 2:
-        server = msgspec.structs.replace(
-            best, width=min(1.0, best.width * wider), kernel_part=min(1.0, best.kernel_part * fuller)
-        )
-        if server == best:
-            continue
-        _, tried_errors = judge(server)
-        server = corrected(server, tried_errors)
-        new_cost, new_errors = judge(server)
-        if new_cost < cost:
-            best, cost, errors = server, new_cost, new_errors
-    correct(2)
-    return best
+def _squares(errors: Mapping[Cell, float]) -> float:
+    return sum(error * error for error in errors.values())
 
 
 def _all_latencies(runs: Sequence[Run], server: Server, config: DeviceConfig, span_ns: int) -> dict[Cell, float]:
