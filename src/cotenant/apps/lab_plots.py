@@ -59,7 +59,7 @@ def _draw_shares(pyplot: Any, path: Path, curves: Sequence[Curve]) -> str:
     """A good curve, the median one and the worst, by median error of the shares held out."""
     ranked = sorted(curves, key=lambda curve: (curve.median_error(), curve.name))
     shown = {
-        "good (a tenth are better)": ranked[len(ranked) // 10],
+        "a tenth are better": ranked[len(ranked) // 10],
         "median": ranked[len(ranked) // 2],
         "worst": ranked[-1],
     }
@@ -71,7 +71,7 @@ def _draw_shares(pyplot: Any, path: Path, curves: Sequence[Curve]) -> str:
         axis.plot(held, [curve.measured[one] for one in held], "o", color=_MEASURED, ms=4, label="measured, held out")
         fitted = [curve.measured[one] for one in curve.fitted]
         axis.plot(curve.fitted, fitted, "D", color=_FITTED, ms=6, label="measured, fitted")
-        axis.set_title(f"{title}: {curve.name}\nmedian error {curve.median_error():.1%}")
+        axis.set_title(f"{title}:\n{curve.name}\nmedian error {curve.median_error():.1%}")
         axis.set_xlabel("share of the SMs, %")
         axis.set_ylim(bottom=0)
     axes[0].set_ylabel("latency, ms")

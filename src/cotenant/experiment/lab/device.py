@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from cotenant.experiment.lab import servers, shares, sums
+from cotenant.experiment.lab.instances import CHECK as INSTANCES
 from cotenant.experiment.lab.instances import Instances, Outcome
 from cotenant.experiment.lab.judge import Check, Split, Spread, Unexplained, spread_of
 from cotenant.format.measured.orion import MeasuredKernel
@@ -18,6 +19,7 @@ from cotenant.format.measured.parvagpu import Profiles
 from cotenant.format.measured.rapp import Surface
 
 SPLITS: Final = 5
+ALONE: Final = ", from alone only"
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """What is being done, how much of it is done, how much there is."""
@@ -59,14 +61,14 @@ def judge_device(measured: Measurements, seed: int, workers: int, progress: Prog
     sum_check, sum_rows = sums.judge_sums(measured.streams)
     curves, too_short, lean = shares.foretell(measured.surface, progress)
     share_part = shares.judge_shares(curves, too_short, lean)
-    progress("processes in an instance", 0, 1)
+    progress(INSTANCES, 0, 1)
     instances = Instances(measured.profiles)
     instance_outcome = instances.foretell(instances.known_cells("cell", seed))
     seeds = range(seed, seed + SPLITS)
     instance_splits = [instances.split(by, one) for by in ("cell", "point") for one in seeds]
-    progress("processes in an instance", 1, 1)
+    progress(INSTANCES, 1, 1)
     kinds = [(by, one) for by in ("cell", "run") for one in seeds]
-    outcomes = _answers(measured.servers, kinds, workers, progress)
+    outcomes = _answers(measured.servers, [*kinds, ("none", seed)], workers, progress)
     main = outcomes["cell", seed]
     server_splits = [servers.split_of(by, one, outcomes[by, one]) for by, one in kinds]
     report = Report(
@@ -76,14 +78,16 @@ def judge_device(measured: Measurements, seed: int, workers: int, progress: Prog
             share_part.check,
             instances.judge(instance_outcome),
             *servers.judge_servers(measured.servers, main),
+            _no_target(instances.judge(instances.foretell_by_alone(), f"{INSTANCES}{ALONE}")),
+            _no_target(servers.judge_servers(measured.servers, outcomes["none", seed], f"{servers.CHECK}{ALONE}")[0]),
         ],
         sums=sum_rows,
         shares=share_part,
         servers={one.server: one.fitted for one in main},
-        splits={"processes in an instance": instance_splits, "clients of a server": server_splits},
+        splits={INSTANCES: instance_splits, servers.CHECK: server_splits},
         spreads={
-            "processes in an instance": spread_of(instance_splits),
-            "clients of a server": spread_of(server_splits),
+            INSTANCES: spread_of(instance_splits),
+            servers.CHECK: spread_of(server_splits),
         },
         left_out={
             "share curves too short": too_short,
@@ -99,6 +103,11 @@ def judge_device(measured: Measurements, seed: int, workers: int, progress: Prog
     return report, Evidence(curves=curves, instances=instance_outcome, servers=main)
 
 
+def _no_target(check: Check) -> Check:
+    """What nobody asked for, and shows most: nothing that happened together was known."""
+    return msgspec.structs.replace(check, target=None, met=None)
+
+
 def _answers(
     measured: Sequence[servers.Measured], kinds: Sequence[tuple[str, int]], workers: int, progress: Progress
 ) -> dict[tuple[str, int], list[servers.Outcome]]:
@@ -108,7 +117,7 @@ def _answers(
     with _pool(workers) as pool:
         for outcome in pool.map(servers.answer, questions) if pool else map(servers.answer, questions):
             answers.append(outcome)
-            progress("clients of a server", len(answers), len(questions))
+            progress(servers.CHECK, len(answers), len(questions))
     width = len(measured)
     return {kind: answers[index * width : (index + 1) * width] for index, kind in enumerate(kinds)}
 

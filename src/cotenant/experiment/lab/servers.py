@@ -13,6 +13,7 @@ from cotenant.experiment.lab.judge import BEYOND, Check, Errors, Split, Unexplai
 from cotenant.format.measured.disb import Client, Seen
 from cotenant.sim.physics.tenants import Cell, Run, Server, fit_server, foretell, rtx3080
 
+CHECK: Final = "clients of a server"
 TARGET: Final = 0.20
 _MS: Final = 1e6
 _SERIAL: Final = 1.1
@@ -74,15 +75,17 @@ def answer(question: Question) -> Outcome:
 
 
 def known_cells(measured: Measured, by: str, seed: int) -> list[Cell]:
-    """Half of the cells, or all cells of half of the runs."""
+    """Half of the cells, all cells of half of the runs, or none."""
     cells = sorted(measured.together_ns)
+    if by == "none":
+        return []
     if by == "cell":
         return sorted(halves(cells, seed)[0])
     runs = halves([run.name for run in measured.runs], seed)[0]
     return [cell for cell in cells if cell[0] in runs]
 
 
-def judge_servers(measured: Sequence[Measured], outcomes: Sequence[Outcome]) -> list[Check]:
+def judge_servers(measured: Sequence[Measured], outcomes: Sequence[Outcome], name: str = CHECK) -> list[Check]:
     """A check for each server and one for all, beside those of simpler guesses."""
     found = []
     every: list[dict[str, dict[str, float]]] = []
@@ -90,10 +93,10 @@ def judge_servers(measured: Sequence[Measured], outcomes: Sequence[Outcome]) -> 
         guesses = {name: _named(one.server, guess) for name, guess in _guesses(one, outcome).items()}
         truth = _named(one.server, outcome.measured)
         every.append({"truth": truth, **guesses})
-        found.append(_check(f"clients of a server: {one.server}", guesses, truth))
+        found.append(_check(f"{name}: {one.server}", guesses, truth))
     merged = {name: {case: value for part in every for case, value in part[name].items()} for name in every[0]}
     truth = merged.pop("truth")
-    return [_check("clients of a server", merged, truth), *found]
+    return [_check(name, merged, truth), *found]
 
 
 def split_of(by: str, seed: int, outcomes: Sequence[Outcome]) -> Split:
@@ -122,7 +125,7 @@ def unexplained(measured: Sequence[Measured], outcomes: Sequence[Outcome]) -> li
             if error > BEYOND:
                 found.append(
                     Unexplained(
-                        check="clients of a server",
+                        check=CHECK,
                         case=_case(one.server, cell),
                         error=round(error, 6),
                         foretold_ms=round(outcome.foretold[cell], 6),
@@ -149,16 +152,18 @@ def _guesses(measured: Measured, outcome: Outcome) -> dict[str, dict[Cell, float
     model_of = {(run.name, client.name): client.model for run in measured.runs for client in run.clients}
     for cell in outcome.known:
         slowdowns.setdefault(model_of[cell], []).append(measured.together_ns[cell] / _MS / alone[cell])
-    known = {model: statistics.median(values) for model, values in slowdowns.items()}
-    other = statistics.median([value for values in slowdowns.values() for value in values]) if slowdowns else 1.0
-    return {
+    guesses = {
         "model": outcome.foretold,
         "no interference": {cell: alone[cell] for cell in outcome.measured},
         "fair time slices": {cell: alone[cell] * _busy(measured, cell) for cell in outcome.measured},
-        "median slowdown of the model": {
-            cell: alone[cell] * known.get(model_of[cell], other) for cell in outcome.measured
-        },
     }
+    if slowdowns:
+        known = {model: statistics.median(values) for model, values in slowdowns.items()}
+        other = statistics.median([value for values in slowdowns.values() for value in values])
+        guesses["median slowdown of the network"] = {
+            cell: alone[cell] * known.get(model_of[cell], other) for cell in outcome.measured
+        }
+    return guesses
 
 
 def _busy(measured: Measured, cell: Cell) -> float:

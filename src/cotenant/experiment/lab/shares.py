@@ -87,13 +87,15 @@ def foretell(surface: Surface, progress: Callable[[str, int, int], None]) -> tup
     config = preset("v100")
     whole = {name: quotas.get(QUOTA_PCT, {}) for name, quotas in surface.items()}
     usable = {name: curve for name, curve in whole.items() if len(curve) > FITTED}
+    fitted = {name: share.fit_shares(list(curve), FITTED) for name, curve in usable.items()}
     seen = {
-        name: {one: curve[one] * _MS for one in share.fit_shares(list(curve), FITTED)} for name, curve in usable.items()
+        name: {cap: usable[name][one] * _MS for one, cap in zip(shares, share.caps(shares, config), strict=True)}
+        for name, shares in fitted.items()
     }
-    lean = share.choose_lean([curve for name, curve in sorted(seen.items())][::_EVERY_FIFTH], config)
+    lean = share.choose_lean([curve for name, curve in sorted(seen.items())][::_EVERY_FIFTH])
     curves = []
     for index, (name, points) in enumerate(seen.items()):
-        request, _ = share.fit_request(points, config, lean)
+        request, _ = share.fit_request(points, lean)
         shares = sorted(usable[name])
         foretold = {
             one: share.latency_ns(request, config, cap) / _MS
@@ -104,7 +106,7 @@ def foretell(surface: Surface, progress: Callable[[str, int, int], None]) -> tup
                 name=_curve_name(name),
                 measured={one: usable[name][one] for one in shares},
                 foretold=foretold,
-                fitted=sorted(points),
+                fitted=fitted[name],
                 request=request,
             )
         )

@@ -4,6 +4,9 @@ All processes are one MPS group and repeat the same request without a pause. A r
 launch by the host, a wide grid that holds every SM, and a narrow grid that holds a part of them. As fractions of the
 request's latency alone there are the host's pace, the wide time, the narrow time and the narrow width. The device model
 is run for every candidate once (`slowdown_table`); the number of SMs plays no part, because grids are of one wave.
+
+Much is known before any two processes have met: how the latency alone falls with the size of the instance says which
+part of it is wide (`wide_parts`), by the same request that latency against share is fitted with.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import numpy as np
 
 from cotenant.format.measured.parvagpu import PointName
 from cotenant.sim.device import Device, DeviceConfig, Kernel, Limits, ScriptClient, Step
+from cotenant.sim.physics import share
 
 Cell: TypeAlias = tuple[PointName, int]
 """Model, instance and batch; number of processes."""
@@ -29,6 +33,10 @@ _OFFSET: Final = 0.37  # of a request, between the starts of two processes: no t
 _NEIGHBOUR: Final = (
     0.1  # what a cell of the same model counts elsewhere, one octave of batch or size away: times exp(-1/2)
 )
+_KNOWN_ALONE: Final = 0.1  # what the wide part by the latencies alone counts: as much as a neighbour
+_SIZES: Final = 3  # of instances, at least, to tell wide work from the rest
+_LEAN: Final = 0.5
+_LEAST_PART: Final = 0.02
 _LIMITS: Final = Limits(clients=64, contexts=64, streams=64, events=1, ops=16384, records=64)
 
 
@@ -89,11 +97,32 @@ def slowdown_table(found: list[Process], most_processes: int, config: DeviceConf
     return table / table[:, :1]
 
 
-def fit_processes(points: Sequence[PointName], slowdown: Mapping[Cell, float], table: Any) -> list[int]:
-    """The candidate for each point: nearest to the point's own cells, and a little to those of the same model nearby.
+def wide_parts(alone_ns: Mapping[PointName, float]) -> dict[PointName, float]:
+    """Which part of its latency alone each point spends in work that shrinks as SMs are added; by its other sizes."""
+    curves: dict[tuple[str, int], dict[int, float]] = {}
+    for (model, gpcs, batch), latency in alone_ns.items():
+        curves.setdefault((model, batch), {})[gpcs * GPC_SMS] = latency
+    parts = {}
+    for (model, batch), curve in curves.items():
+        if len(curve) < _SIZES:
+            continue
+        request, _ = share.fit_request(curve, _LEAN)
+        for sms, latency in curve.items():
+            part = request.wide_sm_ns / sms / latency
+            parts[model, sms // GPC_SMS, batch] = min(1.0, max(_LEAST_PART, part))
+    return parts
 
-    Only the cells given are looked at. A point without any is judged by its neighbours alone, and one without
-    neighbours gets the first candidate.
+
+def fit_processes(
+    points: Sequence[PointName],
+    slowdown: Mapping[Cell, float],
+    wide: Mapping[PointName, float],
+    found: Sequence[Process],
+    table: Any,
+) -> list[int]:
+    """The candidate for each point: nearest to its own cells, a little to those of its model nearby, and to `wide`.
+
+    Only the cells given are looked at. A point of which nothing is known gets the first candidate.
     """
     costs = np.zeros((len(points), len(table)))
     for row, point in enumerate(points):
@@ -107,7 +136,12 @@ def fit_processes(points: Sequence[PointName], slowdown: Mapping[Cell, float], t
     apart = (batches[:, None] - batches) ** 2 + (sizes[:, None] - sizes) ** 2
     weights = _NEIGHBOUR * np.exp(-apart / 2) * (models[:, None] == models)
     np.fill_diagonal(weights, 1.0)
-    return [int(best) for best in (weights @ costs).argmin(axis=1)]
+    costs = weights @ costs
+    tried = np.log([one.wide for one in found])
+    for row, point in enumerate(points):
+        if point in wide:
+            costs[row] += _KNOWN_ALONE * (tried - np.log(wide[point])) ** 2
+    return [int(best) for best in costs.argmin(axis=1)]
 
 
 def _part_ns(fraction: float) -> int:

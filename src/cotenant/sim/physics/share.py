@@ -90,11 +90,11 @@ def fit_shares(shares_pct: Sequence[int], count: int) -> list[int]:
     return sorted(chosen)
 
 
-def fit_request(latency_by_share: Mapping[int, float], config: DeviceConfig, lean: float) -> tuple[Request, float]:
+def fit_request(latency_by_sms: Mapping[int, float], lean: float) -> tuple[Request, float]:
     """The request that comes nearest to these latencies (ns), and the sum of its squared relative errors."""
-    shares = sorted(latency_by_share)
-    sms = np.array(caps(shares, config), dtype=float)
-    measured = np.array([latency_by_share[share] for share in shares])
+    counts = sorted(latency_by_sms)
+    sms = np.array(counts, dtype=float)
+    measured = np.array([latency_by_sms[count] for count in counts])
     work, last = measured[0] * sms[0], measured[-1]
     scale = np.array([work, last, last])
     weights = np.array(_weights(lean))
@@ -114,17 +114,17 @@ def fit_request(latency_by_share: Mapping[int, float], config: DeviceConfig, lea
     return Request(host_ns=host, wide_sm_ns=wide, narrow_ns=narrow, lean=lean), float(2 * best.cost)
 
 
-def choose_lean(curves: Sequence[Mapping[int, float]], config: DeviceConfig) -> float:
-    """The lean under which inner points of these (fit) curves are best foretold by the curves' other points."""
-    return min(LEANS, key=lambda lean: (_left_out_error(curves, config, lean), lean))
+def choose_lean(curves: Sequence[Mapping[int, float]]) -> float:
+    """The lean under which inner points of these curves (ns by SMs) are best foretold by the curves' other points."""
+    return min(LEANS, key=lambda lean: (_left_out_error(curves, lean), lean))
 
 
-def _left_out_error(curves: Sequence[Mapping[int, float]], config: DeviceConfig, lean: float) -> float:
+def _left_out_error(curves: Sequence[Mapping[int, float]], lean: float) -> float:
     errors = []
     for curve in curves:
-        for share in sorted(curve)[1:-1]:
-            request, _ = fit_request({other: curve[other] for other in curve if other != share}, config, lean)
-            errors.append(abs(law_ns(request, caps([share], config)[0]) / curve[share] - 1))
+        for sms in sorted(curve)[1:-1]:
+            request, _ = fit_request({other: curve[other] for other in curve if other != sms}, lean)
+            errors.append(abs(law_ns(request, sms) / curve[sms] - 1))
     return sum(errors) / len(errors) if errors else 0.0
 
 
