@@ -10,21 +10,9 @@ from hypothesis import strategies as st
 
 from cotenant.domain.curve import knee_pct
 from cotenant.errors import ConfigError
-from cotenant.format.measured import disb, orion, parvagpu, rapp
-from cotenant.format.measured.orion import Bound, MeasuredKernel
+from cotenant.format.measured import disb, parvagpu, rapp
 
-NAMES = st.text(st.characters(codec="ascii", exclude_characters='\r\n"', exclude_categories=["Cc"]), min_size=1)
 WORDS = st.from_regex(r"[a-z][a-z0-9_]{0,12}", fullmatch=True)
-KERNELS = st.lists(
-    st.builds(
-        MeasuredKernel,
-        name=NAMES,
-        bound=st.sampled_from(Bound),
-        sms=st.integers(1, 100_000),
-        duration_ns=st.integers(1, 10**9),
-    ),
-    min_size=1,
-)
 SURFACES = st.dictionaries(
     st.tuples(WORDS, st.integers(1, 64)),
     st.dictionaries(
@@ -35,16 +23,8 @@ SURFACES = st.dictionaries(
     ),
     max_size=5,
 )
-ORION_HEADER = "Name,Profile,Memory_footprint,SM_usage,Duration"
 RAPP_HEADER = "model,batch,sm_pct,time_quota_pct,latency_ms"
 PARVA_HEADER = "model,mig_gpcs,batch,procs,throughput,latency_s"
-
-
-@given(KERNELS)
-@settings(max_examples=50)
-def test_a_list_of_kernels_comes_back_though_names_have_commas(kernels: list[MeasuredKernel]) -> None:
-    rows = [f"{one.name},{int(one.bound)},0,{one.sms},{one.duration_ns}" for one in kernels]
-    assert orion.read_stream("\n".join([ORION_HEADER, *rows]).encode(), "f") == tuple(kernels)
 
 
 @given(SURFACES)
@@ -85,10 +65,6 @@ def _surface(text: str) -> object:
     return rapp.read_surface(gzip.compress(text.encode()), "f")
 
 
-def _stream(text: str) -> object:
-    return orion.read_stream(text.encode(), "f")
-
-
 def _profiles(text: str) -> object:
     return parvagpu.read_profiles(text.encode(), "f")
 
@@ -104,11 +80,6 @@ def _results(text: str) -> object:
 @pytest.mark.parametrize(
     "read, text, said",
     [
-        (_stream, "", "f:1: header"),
-        (_stream, f"{ORION_HEADER}\n", "f: rows = 0"),
-        (_stream, f"{ORION_HEADER}\nk,1,0,80", "f:2: row"),
-        (_stream, f"{ORION_HEADER}\nk,1,0,80,0", "f:2: Duration = '0'"),
-        (_stream, f"{ORION_HEADER}\nk,1,0,80,7\nk,5,0,80,7", "f:3: Profile = '5'"),
         (_surface, f"{RAPP_HEADER}\nm,1,5,100,nan", "f:2: latency_ms = 'nan'"),
         (_surface, f"{RAPP_HEADER}\nm,1,5,100,1\nm,1,5,100,2", "f:3: sm_pct = 5"),
         (_surface, f"{RAPP_HEADER}\nm,1,105,100,1", "f:2: sm_pct = '105'"),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cotenant.format.measured.orion import read_stream
+from cotenant.format.kernels import read_kernels
 from cotenant.sim.device import Device, Kernel, ScriptClient, Step, preset
 from cotenant.sim.physics.stream import kernel_of
 
@@ -22,7 +22,8 @@ def measured_stream(model: str) -> list[tuple[Kernel, int]]:
     """Kernels with the duration measured alone."""
     path = STREAMS / f"{model}_fwd.csv"
     config = preset("v100")
-    return [(kernel_of(one, config), one.duration_ns) for one in read_stream(path.read_bytes(), str(path))]
+    stream = read_kernels(path.read_bytes(), model, str(path))
+    return [(kernel_of(one, config), one.device_ns) for one in stream.activities]
 
 
 def request(stream: list[tuple[Kernel, int]]) -> tuple[Step, ...]:

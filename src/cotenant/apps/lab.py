@@ -13,7 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from cotenant.errors import ConfigError, WorldError
 from cotenant.experiment.lab.device import Evidence, Measurements, Report, judge_device
 from cotenant.experiment.lab.servers import Measured, measured_of
-from cotenant.format.measured import disb, orion, parvagpu, rapp
+from cotenant.format.kernels import read_kernels
+from cotenant.format.measured import disb, parvagpu, rapp
 
 VARIABLE: Final = "COTENANT_DATA"
 USUAL: Final = "../shared/data"
@@ -44,11 +45,14 @@ def data_directory(flag: str, environ: Mapping[str, str]) -> Path:
 def read_measurements(directory: Path) -> Measurements:
     """Everything the lab uses; a damaged file is a sentence that names it."""
     streams = {
-        path.stem: orion.read_stream(_bytes(path), str(path))
+        path.stem: read_kernels(_bytes(path), path.stem, str(path))
         for path in sorted((directory / _STREAMS).glob("*_fwd.csv"))
     }
     if not streams:
         raise ConfigError("data", str(directory / _STREAMS), "has no *_fwd.csv; fetch the measurements again")
+    for name, stream in streams.items():
+        if not stream.busy_ns:
+            raise ConfigError("Duration", 0, f"all kernels of {name} take no time; fetch the measurements again")
     surface = directory / _SURFACE
     profiles = directory / _PROFILES
     return Measurements(

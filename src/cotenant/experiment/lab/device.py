@@ -10,11 +10,11 @@ from typing import Any, Final, TypeAlias
 
 import msgspec
 
+from cotenant.domain.timeline import Timeline
 from cotenant.experiment.lab import servers, shares, sums
 from cotenant.experiment.lab.instances import CHECK as INSTANCES
 from cotenant.experiment.lab.instances import Instances, Outcome
 from cotenant.experiment.lab.judge import Check, Split, Spread, Unexplained, spread_of
-from cotenant.format.measured.orion import MeasuredKernel
 from cotenant.format.measured.parvagpu import Profiles
 from cotenant.format.measured.rapp import Surface
 
@@ -28,7 +28,7 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     """What the data directory holds, read."""
 
-    streams: dict[str, tuple[MeasuredKernel, ...]]
+    streams: dict[str, Timeline]
     surface: Surface
     profiles: Profiles
     servers: list[servers.Measured]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
 
+from cotenant.domain.timeline import Timeline
 from cotenant.experiment.lab.judge import Check, errors_of, relative
-from cotenant.format.measured.orion import MeasuredKernel
 from cotenant.sim.device import preset
 from cotenant.sim.physics.stream import busy_ns
 
@@ -25,17 +25,17 @@ class Sum(msgspec.Struct, frozen=True, kw_only=True):
     error: float
 
 
-def judge_sums(streams: Mapping[str, Sequence[MeasuredKernel]]) -> tuple[Check, list[Sum]]:
+def judge_sums(streams: Mapping[str, Timeline]) -> tuple[Check, list[Sum]]:
     """Every list within the target, not only their median."""
     config = preset("v100")
     sums = []
     for name, stream in streams.items():
-        measured_ns = sum(kernel.duration_ns for kernel in stream)
+        measured_ns = sum(activity.device_ns for activity in stream.activities)
         model_ns = busy_ns(stream, config)
         sums.append(
             Sum(
                 stream=name,
-                kernels=len(stream),
+                kernels=len(stream.activities),
                 measured_ms=measured_ns / 1e6,
                 model_ms=model_ns / 1e6,
                 error=relative(model_ns, measured_ns),
