@@ -31,7 +31,7 @@ _START_WIDTH: Final = 0.7
 _TRIES: Final = ((0.75, 1.0), (1.3, 1.0), (1.0, 0.7), (1.0, 1 / 0.7))
 _DAMPING: Final = 0.8
 _WORTH_IT: Final = 0.01
-_ROUNDS: Final = 2
+_ROUNDS: Final = 6  # at most; a search ends when a round finds nothing better for the known cells
 _FIT_SPAN: Final = 20  # times the longest latency alone
 _RUN_SPAN: Final = 80
 
