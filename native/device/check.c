@@ -122,7 +122,7 @@ static const char *check_books(const struct ct_device *d)
     uint64_t memory = 0, blocks = 0;
     for (uint32_t i = 0; i < d->limits.clients; i++) {
         const struct ct_client *client = &ct_clients(d)[i];
-        uint64_t delayed = 0, owned = 0, held = 0;
+        uint64_t delayed = 0, owned = client->loose_bytes, held = 0;
         for (uint32_t k = 0; k < d->limits.clients; k++)
             delayed += client->delayed_by_ns[k];
         if (delayed > client->counters.delayed_ns) /* less: a culprit's slot was used again */

@@ -6,7 +6,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { ALIGNMENT = 512, PAGE = 4096 };
+/* Whole pages: an allocation that another process comes to hold must not lie on a page with one that it may not. */
+enum { ALIGNMENT = 4096 };
 
 /* Addresses are plenty: several times the capacity, so that holes do not refuse what the books allow. */
 int sg_arena_open(struct sg_arena *arena, uint64_t capacity_bytes)
@@ -55,19 +56,17 @@ uint64_t sg_arena_take(struct sg_arena *arena, uint64_t bytes)
     return 0;
 }
 
-/* What the extent's pages held is forgotten, as far as they belong to it alone. */
-static void forget(uint64_t start, uint64_t bytes)
+/* What the extent's pages held is forgotten. */
+static void forget(const struct sg_arena *arena, uint64_t start, uint64_t bytes)
 {
-    uint64_t first = (start + PAGE - 1) / PAGE * PAGE, end = (start + bytes) / PAGE * PAGE;
-    if (end > first)
-        madvise((void *)(uintptr_t)first, end - first, MADV_DONTNEED);
+    madvise((void *)(uintptr_t)start, bytes, arena->is_shared ? MADV_REMOVE : MADV_DONTNEED);
 }
 
 void sg_arena_give(struct sg_arena *arena, uint64_t start, uint64_t bytes)
 {
     size_t at = 0;
     bytes = rounded(bytes);
-    forget(start, bytes);
+    forget(arena, start, bytes);
     while (at < arena->free_count && arena->free[at].start < start)
         at++;
     struct sg_extent *before = at ? &arena->free[at - 1] : NULL;

@@ -23,6 +23,11 @@ int sg_builtin_find(const char *name, size_t length)
     return SG_BUILTIN_NONE;
 }
 
+const char *sg_builtin_name(enum sg_builtin builtin)
+{
+    return builtins[builtin].name;
+}
+
 void sg_builtin_shape(struct sg_kernel *kernel)
 {
     kernel->param_count = 0;
@@ -31,6 +36,7 @@ void sg_builtin_shape(struct sg_kernel *kernel)
 }
 
 struct values {
+    const struct sg_device *device;
     float *pointer[3];
     float scalar;
     uint64_t number[3];
@@ -39,6 +45,9 @@ struct values {
 static void read_values(const struct sg_effect *effect, struct values *values)
 {
     int pointers = 0, numbers = 0;
+    for (int i = 0; i < sg_device_count; i++)
+        if (&sg_devices[i].link == effect->link)
+            values->device = &sg_devices[i];
     const char *kinds = builtins[effect->kernel.builtin].parameters;
     for (uint32_t i = 0; kinds[i] && i < effect->kernel.param_count; i++) {
         const unsigned char *at = effect->kernel.params + effect->kernel.offsets[i];
@@ -55,17 +64,20 @@ static void read_values(const struct sg_effect *effect, struct values *values)
     }
 }
 
-static int reaches(const float *pointer, uint64_t count)
+enum access { READ, WRITE };
+
+static int reaches(const struct values *v, int which, uint64_t count, enum access access)
 {
+    const float *pointer = v->pointer[which];
     return count <= UINT64_MAX / sizeof *pointer && (uintptr_t)pointer % sizeof *pointer == 0 &&
-           sg_memory_covers((uintptr_t)pointer, count * sizeof *pointer);
+           sg_memory_allows(v->device, (uintptr_t)pointer, count * sizeof *pointer, access == WRITE);
 }
 
 static CUresult gemm(const struct values *v)
 {
     uint64_t m = v->number[0], n = v->number[1], k = v->number[2], mk, kn, mn;
     if (__builtin_mul_overflow(m, k, &mk) || __builtin_mul_overflow(k, n, &kn) || __builtin_mul_overflow(m, n, &mn) ||
-        !reaches(v->pointer[0], mk) || !reaches(v->pointer[1], kn) || !reaches(v->pointer[2], mn))
+        !reaches(v, 0, mk, READ) || !reaches(v, 1, kn, READ) || !reaches(v, 2, mn, WRITE))
         return CUDA_ERROR_ILLEGAL_ADDRESS;
     for (uint64_t i = 0; i < m; i++) {
         for (uint64_t j = 0; j < n; j++)
@@ -80,18 +92,18 @@ static CUresult gemm(const struct values *v)
 /* A pointer that leads nowhere is the device's illegal address, not this process's. */
 CUresult sg_builtin_run(const struct sg_effect *effect)
 {
-    struct values v = {{NULL, NULL, NULL}, 0, {0, 0, 0}};
+    struct values v = {0};
     read_values(effect, &v);
     uint64_t count = v.number[0];
     switch (effect->kernel.builtin) {
     case SG_BUILTIN_VECADD:
-        if (!reaches(v.pointer[0], count) || !reaches(v.pointer[1], count) || !reaches(v.pointer[2], count))
+        if (!reaches(&v, 0, count, READ) || !reaches(&v, 1, count, READ) || !reaches(&v, 2, count, WRITE))
             return CUDA_ERROR_ILLEGAL_ADDRESS;
         for (uint64_t i = 0; i < count; i++)
             v.pointer[2][i] = v.pointer[0][i] + v.pointer[1][i];
         return CUDA_SUCCESS;
     case SG_BUILTIN_SAXPY:
-        if (!reaches(v.pointer[0], count) || !reaches(v.pointer[1], count))
+        if (!reaches(&v, 0, count, READ) || !reaches(&v, 1, count, WRITE))
             return CUDA_ERROR_ILLEGAL_ADDRESS;
         for (uint64_t i = 0; i < count; i++)
             v.pointer[1][i] += v.scalar * v.pointer[0][i];
@@ -99,7 +111,7 @@ CUresult sg_builtin_run(const struct sg_effect *effect)
     case SG_BUILTIN_GEMM:
         return gemm(&v);
     case SG_BUILTIN_REDUCE: {
-        if (!reaches(v.pointer[0], count) || !reaches(v.pointer[1], 1))
+        if (!reaches(&v, 0, count, READ) || !reaches(&v, 1, 1, WRITE))
             return CUDA_ERROR_ILLEGAL_ADDRESS;
         double sum = 0;
         for (uint64_t i = 0; i < count; i++)
@@ -108,7 +120,7 @@ CUresult sg_builtin_run(const struct sg_effect *effect)
         return CUDA_SUCCESS;
     }
     case SG_BUILTIN_FILL:
-        if (!reaches(v.pointer[0], count))
+        if (!reaches(&v, 0, count, WRITE))
             return CUDA_ERROR_ILLEGAL_ADDRESS;
         for (uint64_t i = 0; i < count; i++)
             v.pointer[0][i] = v.scalar;

@@ -26,14 +26,14 @@ static int is_reached(const struct sg_copy *copy, const struct sg_box *box, int 
 }
 
 /* 1: the device's own memory, 0: the host's, -1: not to be reached by this copy. */
-static int side(const struct sg_copy *copy, const struct sg_box *box, enum sg_side said)
+static int side(const struct sg_device *device, const struct sg_copy *copy, const struct sg_box *box, enum sg_side said)
 {
     int is_target = box == &copy->target;
     uint64_t bytes = extent(copy, box);
     struct sg_memory *memory = sg_memory_at(box->start);
     if (!box->start || bytes > UINT64_MAX - box->start)
         return -1;
-    if (memory && !sg_memory_covers(box->start, bytes))
+    if (memory && !sg_memory_allows(device, box->start, bytes, is_target))
         return -1;
     if (!memory && said == SG_SIDE_DEVICE)
         return -1;
@@ -67,20 +67,22 @@ static CUresult stage(struct sg_effect *effect)
     return CUDA_SUCCESS;
 }
 
-static CUresult submit(const struct sg_copy *copy, CUstream stream, int is_async)
+CUresult sg_copy_submit(const struct sg_copy *copy, CUstream stream, enum sg_copy_how how)
 {
-    int to = side(copy, &copy->target, copy->target_side), from = side(copy, &copy->source, copy->source_side);
+    const struct sg_device *device = stream->context->device;
+    int to = side(device, copy, &copy->target, copy->target_side);
+    int from = side(device, copy, &copy->source, copy->source_side);
     if (to < 0 || from < 0)
         return CUDA_ERROR_INVALID_VALUE;
-    uint32_t how = to && from ? CT_OP_COPY_DTOD : to ? CT_OP_COPY_HTOD : CT_OP_COPY_DTOH;
-    struct sg_slot slot = {.kind = SG_SLOT_COPY, .value = copy->width * copy->height * copy->depth, .how = how};
+    uint32_t engine = to && from ? CT_OP_COPY_DTOD : to ? CT_OP_COPY_HTOD : CT_OP_COPY_DTOH;
+    struct sg_slot slot = {.kind = SG_SLOT_COPY, .value = copy->width * copy->height * copy->depth, .how = engine};
     struct sg_effect effect = {
         .kind = SG_EFFECT_COPY,
         .copy = {copy->target, copy->source, copy->width, copy->height, copy->depth},
     };
     int pageable_target = !to && !is_pinned(&copy->target), pageable_source = !from && !is_pinned(&copy->source);
     CUresult result = CUDA_SUCCESS;
-    if (is_async && pageable_source && !pageable_target)
+    if (how == SG_COPY_ASYNC && pageable_source && !pageable_target)
         result = stage(&effect);
     if (result == CUDA_SUCCESS)
         result = sg_submit(stream, &slot);
@@ -92,7 +94,7 @@ static CUresult submit(const struct sg_copy *copy, CUstream stream, int is_async
     }
     /* Into pageable memory even the asynchronous forms are synchronous; between two places on the device even the
      * synchronous ones are not. */
-    if (is_async ? pageable_target : how != CT_OP_COPY_DTOD)
+    if (how == SG_COPY_ASYNC ? pageable_target : how == SG_COPY_SYNC && engine != CT_OP_COPY_DTOD)
         result = sg_stream_wait(stream);
     return result;
 }
@@ -108,7 +110,9 @@ CUresult sg_copy(const struct sg_copy *copy, CUstream handle, int is_async)
         return sg_leave(CUDA_ERROR_INVALID_HANDLE);
     if (!copy->width || !copy->height || !copy->depth)
         return sg_leave(CUDA_SUCCESS);
-    return sg_leave(submit(copy, stream, is_async));
+    if (stream->capture)
+        return sg_leave(is_async ? sg_capture_copy(stream, copy) : sg_capture_refuse(stream));
+    return sg_leave(sg_copy_submit(copy, stream, is_async ? SG_COPY_ASYNC : SG_COPY_SYNC));
 }
 
 static CUresult line(uint64_t to, enum sg_side to_side, uint64_t from, enum sg_side from_side, size_t bytes,

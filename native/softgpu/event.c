@@ -1,6 +1,30 @@
 /* Events: marks in a stream that others wait for, ask about and measure time between. */
 #include "softgpu/face.h"
 
+CUresult sg_event_make(CUcontext context, unsigned flags, CUevent *made)
+{
+    if (!context->spare_count) { /* a batch at a time: programs make events by the hundred */
+        struct sg_request request = {.kind = SG_EVENTS_CREATE, .a = context->model};
+        struct sg_reply reply;
+        if (sg_ask(&context->device->link, &request, &reply) < 0)
+            return CUDA_ERROR_DEVICE_UNAVAILABLE;
+        if (reply.result != CT_DEVICE_OK)
+            return sg_result(reply.result);
+        for (uint32_t i = 0; i < reply.a && i < SG_EVENT_BATCH; i++)
+            context->spare_events[context->spare_count++] = reply.batch[i];
+    }
+    CUevent event = sg_make(SG_EVENT);
+    if (!event)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    event->context = context;
+    event->context_id = context->object.id;
+    event->model = context->spare_events[--context->spare_count];
+    event->flags = flags;
+    event->is_shared = (flags & CU_EVENT_INTERPROCESS) != 0; /* records made before it is handed on count, too */
+    *made = event;
+    return CUDA_SUCCESS;
+}
+
 API CUresult cuEventCreate(CUevent *made, unsigned int flags)
 {
     CUcontext context;
@@ -10,28 +34,25 @@ API CUresult cuEventCreate(CUevent *made, unsigned int flags)
     const unsigned known = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
     if (!made || (flags & ~known) || ((flags & CU_EVENT_INTERPROCESS) && !(flags & CU_EVENT_DISABLE_TIMING)))
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
-    if (!context->spare_count) { /* a batch at a time: programs make events by the hundred */
-        struct sg_request request = {.kind = SG_EVENTS_CREATE, .a = context->model};
-        struct sg_reply reply;
-        if (sg_ask(&context->device->link, &request, &reply) < 0)
-            return sg_leave(CUDA_ERROR_DEVICE_UNAVAILABLE);
-        if (reply.result != CT_DEVICE_OK)
-            return sg_leave(sg_result(reply.result));
-        for (uint32_t i = 0; i < reply.a && i < SG_EVENT_BATCH; i++)
-            context->spare_events[context->spare_count++] = reply.batch[i];
-    }
-    CUevent event = sg_make(SG_EVENT);
-    if (!event)
-        return sg_leave(CUDA_ERROR_OUT_OF_MEMORY);
-    event->context = context;
-    event->context_id = context->object.id;
-    event->model = context->spare_events[--context->spare_count];
-    event->flags = flags;
-    *made = event;
-    return sg_leave(CUDA_SUCCESS);
+    return sg_leave(sg_event_make(context, flags, made));
 }
 
 /* A record or wait that is still queued keeps its meaning: the model's event is only renamed when recorded again. */
+void sg_event_end(CUevent event)
+{
+    CUcontext home = event->context;
+    const uint32_t room = sizeof home->spare_events / sizeof home->spare_events[0];
+    int has_home = sg_alive(SG_CONTEXT, home) && home->object.id == event->context_id;
+    if (has_home && home->spare_count < room && !event->is_shared) {
+        home->spare_events[home->spare_count++] = event->model;
+    } else if (has_home) { /* one that was opened here goes on where it is from */
+        struct sg_request request = {.kind = SG_EVENT_DESTROY, .a = event->model};
+        struct sg_reply reply;
+        sg_ask(&home->device->link, &request, &reply);
+    }
+    sg_unmake(SG_EVENT, event);
+}
+
 API CUresult cuEventDestroy_v2(CUevent event)
 {
     CUcontext context;
@@ -40,27 +61,19 @@ API CUresult cuEventDestroy_v2(CUevent event)
         return result;
     if (!sg_alive(SG_EVENT, event))
         return sg_leave(CUDA_ERROR_INVALID_HANDLE);
-    CUcontext home = event->context;
-    const uint32_t room = sizeof home->spare_events / sizeof home->spare_events[0];
-    if (sg_alive(SG_CONTEXT, home) && home->object.id == event->context_id) {
-        if (home->spare_count < room) {
-            home->spare_events[home->spare_count++] = event->model;
-        } else {
-            struct sg_request request = {.kind = SG_EVENT_DESTROY, .a = event->model};
-            struct sg_reply reply;
-            sg_ask(&home->device->link, &request, &reply);
-        }
-    }
-    sg_unmake(SG_EVENT, event);
+    sg_event_end(event);
     return sg_leave(CUDA_SUCCESS);
 }
 
 CUresult sg_event_record(CUevent event, CUstream stream)
 {
     struct sg_slot slot = {.kind = SG_SLOT_RECORD, .value = event->model};
-    if (stream->context_id != event->context_id)
+    if (stream->context_id != event->context_id && sg_home(stream->context) != sg_home(event->context))
         return CUDA_ERROR_INVALID_HANDLE;
-    CUresult result = sg_submit(stream, &slot);
+    /* Another process that sees the record must see the memory written before it. */
+    CUresult result = event->is_shared ? sg_host_barrier(stream) : CUDA_SUCCESS;
+    if (result == CUDA_SUCCESS)
+        result = sg_submit(stream, &slot);
     if (result != CUDA_SUCCESS)
         return result;
     event->order = stream->order;
@@ -85,7 +98,12 @@ static CUresult record(CUevent event, CUstream handle, unsigned flags)
         return sg_leave(CUDA_ERROR_INVALID_HANDLE);
     if (flags & ~(unsigned)CU_EVENT_RECORD_EXTERNAL)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
-    return sg_leave(sg_event_record(event, stream));
+    if (stream->capture)
+        return sg_leave(sg_capture_record(stream, event, (flags & CU_EVENT_RECORD_EXTERNAL) != 0));
+    result = sg_event_record(event, stream);
+    if (result == CUDA_SUCCESS)
+        event->captured_by = 0;
+    return sg_leave(result);
 }
 
 API CUresult cuEventRecord(CUevent event, CUstream stream)
@@ -108,6 +126,22 @@ API CUresult cuEventRecordWithFlags_ptsz(CUevent event, CUstream stream, unsigne
     return record(event, stream ? stream : CU_STREAM_PER_THREAD, flags);
 }
 
+CUresult sg_event_hold(CUstream stream, CUevent event)
+{
+    if (!event->order && !event->is_shared)
+        return CUDA_SUCCESS;
+    /* Two devices have two models and no common order: the host waits in the stream's stead. */
+    if (stream->context->device != event->context->device)
+        return sg_event_wait(event);
+    struct sg_slot slot = {.kind = SG_SLOT_WAIT, .value = event->model};
+    CUresult result = sg_submit(stream, &slot);
+    if (result == CUDA_SUCCESS && sg_effects_hosts()) {
+        struct sg_effect effect = {.kind = SG_EFFECT_WAIT, .event.event_id = event->object.id};
+        result = sg_effect_add(stream, &effect);
+    }
+    return result;
+}
+
 static CUresult wait_for(CUstream handle, CUevent event, unsigned flags)
 {
     CUcontext context;
@@ -119,18 +153,10 @@ static CUresult wait_for(CUstream handle, CUevent event, unsigned flags)
         return sg_leave(CUDA_ERROR_INVALID_HANDLE);
     if (flags & ~(unsigned)CU_EVENT_WAIT_EXTERNAL)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
-    if (!event->order)
-        return sg_leave(CUDA_SUCCESS);
-    /* Two devices have two models and no common order: the host waits in the stream's stead. */
-    if (stream->context->device != event->context->device)
-        return sg_leave(sg_event_wait(event));
-    struct sg_slot slot = {.kind = SG_SLOT_WAIT, .value = event->model};
-    result = sg_submit(stream, &slot);
-    if (result == CUDA_SUCCESS && sg_effects_hosts()) {
-        struct sg_effect effect = {.kind = SG_EFFECT_WAIT, .event.event_id = event->object.id};
-        result = sg_effect_add(stream, &effect);
-    }
-    return sg_leave(result);
+    int taken = 0;
+    if (stream->capture || event->captured_by)
+        result = sg_capture_wait(stream, event, (flags & CU_EVENT_WAIT_EXTERNAL) != 0, &taken);
+    return sg_leave(taken || result != CUDA_SUCCESS ? result : sg_event_hold(stream, event));
 }
 
 API CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags)
@@ -156,7 +182,8 @@ API CUresult cuEventQuery(CUevent event)
     CUresult result = enter_event(event);
     if (result != CUDA_SUCCESS)
         return result;
-    return sg_leave(sg_event_ready(event));
+    result = sg_capture_event(event);
+    return sg_leave(result == CUDA_SUCCESS ? sg_event_ready(event) : result);
 }
 
 API CUresult cuEventSynchronize(CUevent event)
@@ -164,9 +191,10 @@ API CUresult cuEventSynchronize(CUevent event)
     CUresult result = enter_event(event);
     if (result != CUDA_SUCCESS)
         return result;
-    if (event->context->device->link.lost)
-        return sg_leave(CUDA_ERROR_DEVICE_UNAVAILABLE);
-    return sg_leave(sg_event_wait(event));
+    result = sg_trouble(&event->context->device->link);
+    if (result == CUDA_SUCCESS)
+        result = sg_capture_event(event);
+    return sg_leave(result == CUDA_SUCCESS ? sg_event_wait(event) : result);
 }
 
 static CUresult instant(CUevent event, uint64_t *at_ns)
@@ -203,6 +231,8 @@ static CUresult elapsed(float *milliseconds, CUevent start, CUevent end)
     if (!sg_alive(SG_EVENT, end) || !start->order || !end->order || start->context->device != end->context->device ||
         ((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING))
         return sg_leave(CUDA_ERROR_INVALID_HANDLE);
+    if (start->captured_by || end->captured_by)
+        return sg_leave(CUDA_ERROR_CAPTURED_EVENT);
     result = instant(start, &start_ns);
     if (result == CUDA_SUCCESS)
         result = instant(end, &end_ns);

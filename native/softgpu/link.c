@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 /* The server answers in microseconds; one that says nothing for this long is as good as dead. */
-enum { ANSWER_MS = 30000 };
+enum { ANSWER_MS = 30000, TURN_US = 50 };
 
 static void lose(struct sg_link *link)
 {
@@ -64,18 +64,6 @@ static int say(struct sg_link *link, const struct sg_request *request)
     return sent == (ssize_t)sizeof *request ? 0 : -1;
 }
 
-int sg_ask(struct sg_link *link, const struct sg_request *request, struct sg_reply *reply)
-{
-    struct iovec words = {reply, sizeof *reply};
-    struct msghdr message = {.msg_iov = &words, .msg_iovlen = 1};
-    if (link->lost)
-        return -1;
-    if (say(link, request) == 0 && hear(link->socket, &message) == (ssize_t)sizeof *reply)
-        return 0;
-    lose(link);
-    return -1;
-}
-
 /* Takes the descriptors that came with a message, if any: from here on they are ours to close. -1: none in a place. */
 static void descriptors_of(struct msghdr *message, int descriptors[2])
 {
@@ -85,6 +73,37 @@ static void descriptors_of(struct msghdr *message, int descriptors[2])
         return;
     size_t bytes = rights->cmsg_len - CMSG_LEN(0);
     memcpy(descriptors, CMSG_DATA(rights), bytes < 2 * sizeof(int) ? bytes : 2 * sizeof(int));
+}
+
+int sg_ask_for(struct sg_link *link, const struct sg_request *request, struct sg_reply *reply, int *descriptor)
+{
+    union {
+        char bytes[CMSG_SPACE(2 * sizeof(int))];
+        struct cmsghdr aligned;
+    } control;
+    struct iovec words = {reply, sizeof *reply};
+    struct msghdr message = {.msg_iov = &words, .msg_iovlen = 1};
+    int descriptors[2] = {-1, -1};
+    if (link->lost)
+        return -1;
+    if (descriptor) {
+        message.msg_control = control.bytes;
+        message.msg_controllen = sizeof control.bytes;
+    }
+    if (say(link, request) == 0 && hear(link->socket, &message) == (ssize_t)sizeof *reply) {
+        if (descriptor) {
+            descriptors_of(&message, descriptors);
+            *descriptor = descriptors[0];
+        }
+        return 0;
+    }
+    lose(link);
+    return -1;
+}
+
+int sg_ask(struct sg_link *link, const struct sg_request *request, struct sg_reply *reply)
+{
+    return sg_ask_for(link, request, reply, NULL);
 }
 
 static void *map(int descriptor, size_t bytes)
@@ -171,10 +190,54 @@ static CUresult make_room(struct sg_device *device)
         sg_unlock();
         sg_sleep_until(link, wake, reply.a, 0);
         sg_relock();
-        if (link->lost)
-            return CUDA_ERROR_DEVICE_UNAVAILABLE;
+        CUresult trouble = sg_trouble(link);
+        if (trouble != CUDA_SUCCESS)
+            return trouble;
     }
     return CUDA_SUCCESS;
+}
+
+const void *sg_this_thread(void)
+{
+    static __thread char name;
+    return &name; /* no two threads that live have it at one place */
+}
+
+CUresult sg_stream_take_turn(CUstream stream)
+{
+    uint64_t id = stream->object.id;
+    while (stream->turn && stream->turn != sg_this_thread()) {
+        sg_unlock();
+        usleep(TURN_US);
+        sg_relock();
+        if (stream->object.id != id || !stream->object.alive)
+            return CUDA_ERROR_INVALID_HANDLE;
+    }
+    stream->turn = sg_this_thread();
+    return CUDA_SUCCESS;
+}
+
+void sg_stream_end_turn(CUstream stream)
+{
+    if (stream->turn == sg_this_thread())
+        stream->turn = NULL;
+}
+
+/* What was not made a node before it came here cannot be captured. */
+static CUresult may_submit(CUstream stream)
+{
+    if (stream->capture)
+        return sg_capture_refuse(stream);
+    if (stream->is_legacy) {
+        CUresult result = sg_capture_implicit(stream);
+        if (result != CUDA_SUCCESS)
+            return result;
+    }
+    if (!stream->turn || stream->turn == sg_this_thread())
+        return CUDA_SUCCESS;
+    CUresult result = sg_stream_take_turn(stream);
+    sg_stream_end_turn(stream);
+    return result;
 }
 
 CUresult sg_submit(CUstream stream, struct sg_slot *slot)
@@ -184,11 +247,14 @@ CUresult sg_submit(CUstream stream, struct sg_slot *slot)
     static uint64_t orders;
     if (link->lost)
         return CUDA_ERROR_DEVICE_UNAVAILABLE;
-    if (is_full(link)) {
-        CUresult result = make_room(device);
-        if (result != CUDA_SUCCESS)
-            return result;
+    CUresult result = may_submit(stream);
+    while (result == CUDA_SUCCESS && is_full(link)) {
+        result = make_room(device);
+        if (result == CUDA_SUCCESS)
+            result = may_submit(stream); /* another may have taken its turn while this one waited */
     }
+    if (result != CUDA_SUCCESS)
+        return result;
     slot->stream = stream->model;
     slot->at_ns = sg_clock_ns();
     link->ring->slots[link->tail % SG_RING_SLOTS] = *slot;

@@ -17,6 +17,9 @@ struct line {
     uint64_t contexts[4], streams[4], events[4];
 };
 
+/* Known to all lines: what one shares, another may open. */
+static uint64_t shares[4], tokens[4];
+
 static void connect_anew(struct line *line, const char *path)
 {
     struct test_line opened = test_line_open(path);
@@ -33,7 +36,7 @@ static void leave(struct line *line)
 static uint64_t number(const struct line *line)
 {
     static const uint64_t edges[] = {0, 1, 2, 80, 1000, 65535, UINT32_MAX, UINT64_C(1) << 40, INT64_MAX, UINT64_MAX};
-    switch (dice(5)) {
+    switch (dice(7)) {
     case 0:
         return line->contexts[dice(4)];
     case 1:
@@ -42,6 +45,10 @@ static uint64_t number(const struct line *line)
         return line->events[dice(4)];
     case 3:
         return edges[dice(10)];
+    case 4:
+        return shares[dice(4)];
+    case 5:
+        return tokens[dice(4)];
     default:
         return dice(UINT64_C(1) << dice(63));
     }
@@ -70,11 +77,24 @@ static void scribble(struct line *line)
 static int ask(struct line *line)
 {
     static char answer[sizeof(struct sg_reply) + sizeof(struct sg_hello)];
-    struct sg_request request = {(uint32_t)dice(18), 0, number(line), number(line), number(line)};
+    uint32_t kind = dice(2) ? (uint32_t)dice(28) : SG_CLIENT_TAKE + (uint32_t)dice(8);
+    struct sg_request request = {kind, 0, number(line), number(line), number(line)};
     struct sg_reply reply;
+    if (kind == SG_SHARE_MAKE && dice(2)) /* one that could be right */
+        request = (struct sg_request){kind, 0, dice(2) * 4096, 4096, 1 + dice(3)};
+    if (kind == SG_SHARE_OPEN && dice(2)) {
+        size_t known = dice(4);
+        request = (struct sg_request){kind, 0, shares[known], tokens[known], 1 + dice(3)};
+    }
     size_t bytes = dice(60) ? sizeof request : dice(sizeof request);
     if (request.kind == SG_SHUTDOWN || request.kind == SG_HELLO)
         request.kind = SG_PROJECT;
+    if (request.kind == SG_FAULT && dice(4)) {
+        request.a = dice(SG_FAULT_MPS_DEATHS + 2);
+        request.b = dice(3) ? SG_FAULT_SELF | dice(3) << 32 : (uint64_t)getpid();
+    }
+    if (request.kind == SG_FAULT && request.a == SG_FAULT_DEVICE_LOST)
+        request.a = SG_FAULT_HANG; /* nobody could come back */
     if (send(line->socket, &request, bytes, MSG_NOSIGNAL) < 0)
         return 0;
     ssize_t got = recv(line->socket, answer, sizeof answer, 0);
@@ -90,6 +110,11 @@ static int ask(struct line *line)
             line->streams[dice(4)] = reply.a;
         if (request.kind == SG_EVENTS_CREATE && reply.result == CT_DEVICE_OK)
             line->events[dice(4)] = reply.batch[0];
+        if (request.kind == SG_SHARE_MAKE && reply.result == CT_DEVICE_OK) {
+            size_t place = dice(4);
+            shares[place] = reply.a;
+            tokens[place] = reply.b;
+        }
     }
     return 1;
 }
@@ -106,7 +131,7 @@ int main(int argc, char **argv)
     for (int i = 0; i < rounds; i++) {
         struct line *line = &lines[dice(3)];
         scribble(line);
-        if (!ask(line) || dice(500) == 0) {
+        if (!ask(line) || dice(atomic_load(&line->ring->fault) ? 10 : 500) == 0) {
             leave(line);
             connect_anew(line, server.path);
         }

@@ -10,14 +10,14 @@
 /* When to ask again at the earliest, about slots that wait for something other than room and ends not yet in sight. */
 enum { BEHIND_NS = 100000 };
 
-static int say(struct sg_client *client, const void *words, size_t bytes)
+int sg_say(struct sg_client *client, const void *words, size_t bytes)
 {
     /* A client that does not read its answers is dropped rather than waited for. */
     return send(client->socket, words, bytes, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)bytes ? 0 : -1;
 }
 
 /* With descriptors beside the words. */
-static int say_with(struct sg_client *client, void *words, size_t bytes, const int *descriptors, size_t count)
+int sg_say_with(struct sg_client *client, void *words, size_t bytes, const int *descriptors, size_t count)
 {
     union {
         char bytes[CMSG_SPACE(2 * sizeof(int))];
@@ -41,12 +41,12 @@ static int greet(struct sg_server *server, int index, const struct sg_request *r
     int descriptors[2] = {-1, server->bulletin_fd};
     if (client->greeted)
         return -1;
-    if (request->a != SG_WIRE_VERSION)
+    if (request->a != SG_WIRE_VERSION || server->faults.lost)
         hello.result = CT_DEVICE_INVALID;
     else
         hello.result = ct_device_client_add(server->device, sg_now_ns(), CT_GROUP_OWN, &client->model);
     if (hello.result != CT_DEVICE_OK)
-        return say(client, &hello, sizeof hello);
+        return sg_say(client, &hello, sizeof hello);
     client->greeted = 1;
     server->connected++;
     client->ring = sg_shared(&descriptors[0], sizeof *client->ring, "softgpu-ring");
@@ -55,7 +55,7 @@ static int greet(struct sg_server *server, int index, const struct sg_request *r
     hello.client = (uint32_t)index;
     hello.config = *ct_device_config(server->device);
     memcpy(hello.uuid, server->uuid, sizeof hello.uuid);
-    int failed = say_with(client, &hello, sizeof hello, descriptors, 2);
+    int failed = sg_say_with(client, &hello, sizeof hello, descriptors, 2);
     close(descriptors[0]);
     return failed;
 }
@@ -68,7 +68,7 @@ static int tell_books(struct sg_server *server, int index)
     reply.a = sg_report(server, server->report, sizeof server->report);
     int books = memfd_create("softgpu-books", MFD_CLOEXEC);
     int failed = books < 0 || write(books, server->report, reply.a) != (ssize_t)reply.a ||
-                 say_with(server->clients[index], &reply, sizeof reply, &books, 1) < 0;
+                 sg_say_with(server->clients[index], &reply, sizeof reply, &books, 1) < 0;
     if (books >= 0)
         close(books);
     return failed ? -1 : 0;
@@ -93,7 +93,11 @@ static int context_create(struct sg_server *server, int index, const struct sg_r
                           uint64_t now_ns)
 {
     struct sg_client *client = server->clients[index];
-    uint32_t context, legacy;
+    uint32_t context, legacy, refused = sg_context_refused(server, index);
+    if (refused) {
+        reply->a = refused;
+        return SG_REFUSED;
+    }
     if (!may_have(server, server->contexts, SG_CONTEXTS, ct_device_context_query, index))
         return CT_DEVICE_FULL;
     int result = ct_device_context_create(server->device, now_ns, client->model, (uint32_t)request->a, &context);
@@ -164,6 +168,7 @@ static int context_destroy(struct sg_server *server, int index, uint32_t context
     for (int i = 0; i < SG_HOSTS; i++)
         if (client->hosts[i].number && ct_device_op_query(server->device, client->hosts[i].op) == CT_DEVICE_OK)
             client->hosts[i] = (struct sg_host){0};
+    sg_fault_lift(server, index);
     return result;
 }
 
@@ -184,7 +189,7 @@ static int project(struct sg_server *server, int index, const struct sg_request 
         reply->b = ct_device_stream_last(server->device, (uint32_t)request->b);
         break;
     case SG_TARGET_EVENT:
-        if (!sg_owns(server->events, request->b, index))
+        if (!sg_uses_event(server, request->b, index))
             return CT_DEVICE_STALE;
         reply->b = ct_device_event_op(server->device, (uint32_t)request->b);
         break;
@@ -196,6 +201,12 @@ static int project(struct sg_server *server, int index, const struct sg_request 
         if (!host)
             return CT_DEVICE_STALE;
         reply->b = host->before;
+        break;
+    case SG_TARGET_SLOT: /* one that was overwritten is complete: more ops than the window holds came after it */
+        if (!request->b || request->b > client->head)
+            return CT_DEVICE_INVALID;
+        if (client->head - request->b < SG_RING_SLOTS)
+            reply->b = client->slot_ops[request->b % SG_RING_SLOTS];
         break;
     case SG_TARGET_SPACE:
         break;
@@ -220,7 +231,11 @@ static int host_done(struct sg_server *server, int index, uint64_t number, uint6
     if (result == CT_DEVICE_NOT_READY)
         return result;
     *host = (struct sg_host){0};
-    atomic_fetch_add(&server->bulletin->submissions, 1);
+    /* Another process may sleep until a shared event behind this function: it foresees no instant for that. */
+    if (server->shared_event_count)
+        sg_disturb(server);
+    else
+        atomic_fetch_add(&server->bulletin->submissions, 1);
     return result;
 }
 
@@ -247,8 +262,10 @@ static int decide(struct sg_server *server, int index, const struct sg_request *
     case SG_EVENTS_CREATE:
         return events_create(server, index, request, reply);
     case SG_EVENT_DESTROY:
-        return sg_owns(server->events, request->a, index) ? ct_device_event_destroy(device, (uint32_t)request->a)
-                                                          : CT_DEVICE_STALE;
+        if (sg_owns(server->events, request->a, index))
+            return ct_device_event_destroy(device, (uint32_t)request->a);
+        sg_event_close(server, request->a, index);
+        return CT_DEVICE_OK;
     case SG_EVENT_TIME:
         return sg_owns(server->events, request->a, index)
                    ? ct_device_event_time(device, (uint32_t)request->a, &reply->a)
@@ -285,16 +302,23 @@ int sg_answer(struct sg_server *server, int index, const struct sg_request *requ
         return tell_books(server, index);
     case SG_SHUTDOWN:
         server->stop = 1;
-        return say(client, &reply, sizeof reply);
+        return sg_say(client, &reply, sizeof reply);
+    case SG_XID_NEXT:
+    case SG_FAULT:
+    case SG_CLOCK:
+        reply.result = sg_fault_answer(server, index, request, &reply);
+        return sg_say(client, &reply, sizeof reply);
     case SG_UNSUPPORTED:
         if (request->a < SG_NAME_COUNT)
             server->unsupported[request->a]++;
-        return say(client, &reply, sizeof reply);
+        return sg_say(client, &reply, sizeof reply);
     default:
         break;
     }
     if (!client->greeted)
         return -1;
+    if (request->kind >= SG_CLIENT_TAKE && request->kind <= SG_EVENT_OPEN)
+        return sg_share_answer(server, index, request);
     reply.result = decide(server, index, request, &reply);
-    return reply.result < 0 ? -1 : say(client, &reply, sizeof reply);
+    return reply.result < 0 ? -1 : sg_say(client, &reply, sizeof reply);
 }

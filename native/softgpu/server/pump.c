@@ -103,22 +103,28 @@ static int submit(struct sg_server *server, int index, const struct sg_slot *slo
     if (!sg_owns(server->streams, slot->stream, index))
         return CT_DEVICE_STALE;
     switch (slot->kind) {
-    case SG_SLOT_KERNEL:
-        if (slot->kernel.block_ns <= SG_KERNEL_MAX_NS)
-            result = ct_device_launch(device, now_ns, slot->stream, &slot->kernel, 0, &op);
+    case SG_SLOT_KERNEL: {
+        struct ct_kernel kernel = slot->kernel;
+        if (kernel.block_ns > SG_KERNEL_MAX_NS)
+            break;
+        if (sg_fault_at_launch(server, index, &kernel, now_ns))
+            return CT_DEVICE_OK;
+        result = ct_device_launch(device, now_ns, slot->stream, &kernel, 0, &op);
+        sg_fault_launched(server, index, &kernel, op);
         break;
+    }
     case SG_SLOT_COPY:
         if (slot->how >= CT_OP_COPY_HTOD && slot->how <= CT_OP_MEMSET)
             result = ct_device_copy(device, now_ns, slot->stream, (int)slot->how, slot->value, 0, &op);
         break;
     case SG_SLOT_RECORD:
         result = CT_DEVICE_STALE;
-        if (sg_owns(server->events, slot->value, index))
+        if (sg_uses_event(server, slot->value, index))
             result = ct_device_event_record(device, now_ns, slot->stream, (uint32_t)slot->value, 0, &op);
         break;
     case SG_SLOT_WAIT:
         result = CT_DEVICE_STALE;
-        if (sg_owns(server->events, slot->value, index))
+        if (sg_uses_event(server, slot->value, index))
             result = ct_device_event_wait(device, now_ns, slot->stream, (uint32_t)slot->value, 0, &op);
         break;
     case SG_SLOT_HOST:
@@ -138,6 +144,12 @@ static int take(struct sg_server *server, int index, uint64_t now_ns)
 {
     struct sg_client *client = server->clients[index];
     struct sg_slot slot;
+    uint64_t before = client->submitted;
+    if (client->trouble.code) { /* what a dead client launched is lost */
+        client->head = client->tail;
+        atomic_store_explicit(&client->ring->head, client->head, memory_order_release);
+        return 1;
+    }
     if (!has_room(server, client))
         return 0;
     memcpy(&slot, &client->ring->slots[client->head % SG_RING_SLOTS], sizeof slot);
@@ -153,6 +165,8 @@ static int take(struct sg_server *server, int index, uint64_t now_ns)
     /* What names something that has ended meanwhile is no nonsense: a context ends with slots in the ring. */
     client->nonsense += result != CT_DEVICE_OK && result != CT_DEVICE_STALE;
     client->head++;
+    client->slot_ops[client->head % SG_RING_SLOTS] =
+        client->submitted > before ? client->window[(client->submitted - 1) % SG_WINDOW] : 0;
     atomic_store_explicit(&client->ring->head, client->head, memory_order_release);
     return 1;
 }

@@ -3,6 +3,7 @@
 #define COTENANT_SOFTGPU_SERVER_H
 
 #include "softgpu/names.h"
+#include "softgpu/server/fault.h"
 #include "softgpu/wire.h"
 
 #include <sys/types.h>
@@ -24,12 +25,30 @@ enum {
     SG_REPORT_PAIR_BYTES = 64,
     SG_REPORT_CLIENT_BYTES = 1024 + SG_CLIENTS * SG_REPORT_PAIR_BYTES,
     SG_REPORT_NAME_BYTES = 128,
-    SG_REPORT_BYTES = 4096 + SG_CLIENTS * SG_REPORT_CLIENT_BYTES + SG_NAME_COUNT * SG_REPORT_NAME_BYTES,
+    SG_REPORT_XID_BYTES = 128 + SG_XID_TEXT_BYTES,
+    SG_REPORT_BYTES = 4096 + SG_XIDS * SG_REPORT_XID_BYTES + SG_CLIENTS * SG_REPORT_CLIENT_BYTES + SG_NAME_COUNT * SG_REPORT_NAME_BYTES,
 };
 
 /* Handles there can be of each kind. The last eighth is kept for clients that hold less than their part of it, so that
  * a greedy client leaves every other one something to start with. */
 enum { SG_CONTEXTS = 1024, SG_STREAMS = 8192, SG_EVENTS = 32768, SG_KEPT_PART = 8 };
+
+/* Memory that more than one client may hold: each share keeps a descriptor open. Events likewise. */
+enum { SG_SHARES = 2048, SG_SHARED_EVENTS = 4096 };
+
+struct sg_share {
+    uint64_t id, token; /* id 0: free */
+    uint64_t bytes, file_bytes;
+    int descriptor, kind;
+    int owner; /* whose books it is in; the next holder's when that client dies */
+    uint32_t holds[SG_CONNECTIONS];
+};
+
+struct sg_shared_event {
+    uint32_t handle; /* 0: free */
+    uint64_t token;
+    uint64_t users[SG_CONNECTIONS / 64];
+};
 
 /* A host function between its submission and its client's word that it has run. */
 struct sg_host {
@@ -50,7 +69,11 @@ struct sg_client {
     uint32_t nonsense; /* slots that no face would write */
     uint64_t submitted; /* ops given to the model so far */
     uint64_t window[SG_WINDOW]; /* the last of them, by number modulo SG_WINDOW */
+    uint64_t slot_ops[SG_RING_SLOTS]; /* what the last slots became, by number modulo SG_RING_SLOTS; 0: nothing */
     struct sg_host hosts[SG_HOSTS];
+    uint64_t own_bytes, shared_bytes; /* memory of the client itself, and the part of it that is in shares */
+    uint32_t group; /* clients with the same number share one fate; 0: none */
+    struct sg_trouble trouble;
 };
 
 /* Whose a handle is. The model's own generations say whether it still stands. */
@@ -74,6 +97,11 @@ struct sg_server {
     struct sg_owner events[CT_DEVICE_MAX_HANDLES + 1];
     uint64_t unsupported[SG_NAME_COUNT];
     uint64_t connected, died, refused_slots;
+    uint64_t share_serial;
+    uint32_t shared_event_count;
+    struct sg_share shares[SG_SHARES];
+    struct sg_shared_event shared_events[SG_SHARED_EVENTS];
+    struct sg_faults faults;
     char report[SG_REPORT_BYTES];
 };
 
@@ -89,6 +117,20 @@ uint64_t sg_pump_room(struct sg_server *server, struct sg_client *client);
 
 /* Answers one message. -1: the client broke the protocol and is to be dropped. */
 int sg_answer(struct sg_server *server, int index, const struct sg_request *request);
+
+/* The requests about memory of the client itself, shares and shared events. -1: as sg_answer(). */
+int sg_share_answer(struct sg_server *server, int index, const struct sg_request *request);
+/* Before a client's end: what others hold too is theirs from now on. */
+void sg_share_leave(struct sg_server *server, int index);
+/* Whether the client may record, wait for or ask about the event: its own, or one that it opened. */
+int sg_uses_event(struct sg_server *server, uint64_t event, int index);
+/* The client is done with another's event. */
+void sg_event_close(struct sg_server *server, uint64_t event, int index);
+void sg_share_start(void); /* before the first of them */
+
+/* Sends an answer, and one with descriptors beside the words. -1: the client does not read. */
+int sg_say(struct sg_client *client, const void *words, size_t bytes);
+int sg_say_with(struct sg_client *client, void *words, size_t bytes, const int *descriptors, size_t count);
 
 void sg_own(struct sg_owner *table, uint32_t handle, int index);
 int sg_owns(const struct sg_owner *table, uint64_t handle, int index);

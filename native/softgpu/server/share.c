@@ -1,0 +1,334 @@
+/* What outlives the client that made it: memory of no context, files that stand for device memory, shared events. */
+#define _GNU_SOURCE
+#include "softgpu/server/server.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+enum { UNIT = 2 << 20, DESCRIPTORS = SG_SHARES + 4 * SG_CONNECTIONS };
+
+/* Each share keeps a descriptor open, and the usual limit is lower than there may be of them. */
+void sg_share_start(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) < 0 || limit.rlim_cur >= DESCRIPTORS)
+        return;
+    limit.rlim_cur = limit.rlim_max < DESCRIPTORS ? limit.rlim_max : DESCRIPTORS;
+    setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+static int client_take(struct sg_server *server, int index, uint64_t bytes)
+{
+    struct sg_client *client = server->clients[index];
+    int result = ct_device_client_take(server->device, client->model, bytes);
+    if (result == CT_DEVICE_OK)
+        client->own_bytes += bytes;
+    return result;
+}
+
+/* What lies in shares is given back through them alone. */
+static int client_give(struct sg_server *server, int index, uint64_t bytes)
+{
+    struct sg_client *client = server->clients[index];
+    if (bytes > client->own_bytes - client->shared_bytes)
+        return CT_DEVICE_INVALID;
+    client->own_bytes -= bytes;
+    return ct_device_client_give(server->device, client->model, bytes);
+}
+
+static struct sg_share *share_of(struct sg_server *server, uint64_t id)
+{
+    struct sg_share *share = &server->shares[id % SG_SHARES];
+    return id && share->id == id ? share : NULL;
+}
+
+static struct sg_share *free_place(struct sg_server *server, int index)
+{
+    struct sg_share *place = NULL;
+    int own = 0, used = 0;
+    for (int i = 0; i < SG_SHARES; i++) {
+        if (!server->shares[i].id) {
+            place = place ? place : &server->shares[i];
+            continue;
+        }
+        used++;
+        own += server->shares[i].owner == index;
+    }
+    /* As with handles: a greedy client leaves the others something. */
+    return own < SG_SHARES / SG_KEPT_PART / SG_CLIENTS || used < SG_SHARES - SG_SHARES / SG_KEPT_PART ? place : NULL;
+}
+
+/* The file's name says what it is: whoever was handed its descriptor can ask for it here, nobody else. */
+static int make_file(struct sg_server *server, const struct sg_share *share)
+{
+    char name[128], *end = name + snprintf(name, sizeof name, "softgpu:");
+    for (int i = 0; i < 16; i++)
+        end += sprintf(end, "%02x", server->uuid[i]);
+    sprintf(end, ":%" PRIx64 ":%" PRIx64, share->id, share->token);
+    int descriptor = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (descriptor >= 0 && ftruncate(descriptor, (off_t)share->file_bytes) == 0 &&
+        fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0)
+        return descriptor;
+    if (descriptor >= 0)
+        close(descriptor);
+    return -1;
+}
+
+/* The bytes were the client's own already, or those of one of its contexts. */
+static int adopt(struct sg_server *server, int index, uint32_t context, uint64_t bytes)
+{
+    struct sg_client *client = server->clients[index];
+    if (!context)
+        return bytes <= client->own_bytes - client->shared_bytes ? CT_DEVICE_OK : CT_DEVICE_INVALID;
+    if (!sg_owns(server->contexts, context, index))
+        return CT_DEVICE_STALE;
+    int result = ct_device_memory_give(server->device, context, bytes);
+    return result == CT_DEVICE_OK ? client_take(server, index, bytes) : result;
+}
+
+static int share_make(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply,
+                      int *descriptor)
+{
+    struct sg_client *client = server->clients[index];
+    uint64_t most = ct_device_config(server->device)->memory_bytes + UNIT;
+    uint32_t kind = (uint32_t)request->c, context = (uint32_t)(request->c >> 32);
+    struct sg_share *share = free_place(server, index);
+    if (!request->b || request->b > most || request->a > most || kind < SG_SHARE_ALLOCATION || kind > SG_SHARE_HOST_POOL)
+        return CT_DEVICE_INVALID;
+    if (!share)
+        return CT_DEVICE_FULL;
+    struct sg_share made = {.id = ++server->share_serial * SG_SHARES + (uint64_t)(share - server->shares), .bytes = request->a, .file_bytes = request->b,
+                            .kind = (int)kind, .owner = index};
+    made.holds[index] = 1;
+    if (getrandom(&made.token, sizeof made.token, 0) != sizeof made.token)
+        return CT_DEVICE_FULL;
+    made.token |= 1;
+    made.descriptor = make_file(server, &made);
+    if (made.descriptor < 0)
+        return CT_DEVICE_FULL;
+    int result = adopt(server, index, context, made.bytes);
+    if (result != CT_DEVICE_OK) {
+        close(made.descriptor);
+        return result;
+    }
+    client->shared_bytes += made.bytes;
+    *share = made;
+    reply->a = made.id;
+    reply->b = made.token;
+    *descriptor = made.descriptor;
+    return CT_DEVICE_OK;
+}
+
+static int share_open(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply,
+                      int *descriptor)
+{
+    struct sg_share *share = share_of(server, request->a);
+    if (!share || share->kind != (int)request->c ||
+        (request->b ? request->b != share->token : share->holds[index] == 0))
+        return CT_DEVICE_STALE;
+    if (request->b && share->holds[index] == UINT32_MAX)
+        return CT_DEVICE_FULL;
+    share->holds[index] += request->b != 0;
+    reply->a = share->bytes;
+    reply->b = share->file_bytes;
+    reply->c = share->owner == index;
+    *descriptor = share->descriptor;
+    return CT_DEVICE_OK;
+}
+
+/* The first client that holds it; -1: nobody does. */
+static int holder_of(const struct sg_share *share)
+{
+    for (int i = 0; i < SG_CONNECTIONS; i++)
+        if (share->holds[i])
+            return i;
+    return -1;
+}
+
+/* Out of its owner's books. */
+static void unbook(struct sg_server *server, struct sg_share *share)
+{
+    server->clients[share->owner]->shared_bytes -= share->bytes;
+    client_give(server, share->owner, share->bytes);
+}
+
+static void end_share(struct sg_server *server, struct sg_share *share)
+{
+    unbook(server, share);
+    close(share->descriptor);
+    memset(share, 0, sizeof *share);
+}
+
+static int share_close(struct sg_server *server, int index, uint64_t id)
+{
+    struct sg_share *share = share_of(server, id);
+    if (!share || !share->holds[index])
+        return CT_DEVICE_STALE;
+    share->holds[index]--;
+    if (holder_of(share) < 0)
+        end_share(server, share);
+    return CT_DEVICE_OK;
+}
+
+static int share_resize(struct sg_server *server, int index, uint64_t id, uint64_t bytes)
+{
+    struct sg_share *share = share_of(server, id);
+    if (!share || share->owner != index || !share->holds[index])
+        return CT_DEVICE_STALE;
+    struct sg_client *client = server->clients[index];
+    int result = CT_DEVICE_OK;
+    if (bytes > share->bytes)
+        result = client_take(server, index, bytes - share->bytes);
+    if (result != CT_DEVICE_OK)
+        return result;
+    uint64_t less = bytes < share->bytes ? share->bytes - bytes : 0;
+    client->shared_bytes += bytes - share->bytes; /* unsigned differences */
+    share->bytes = bytes;
+    return less ? client_give(server, index, less) : CT_DEVICE_OK;
+}
+
+/* ---- events ------------------------------------------------------------------------------------------------ */
+
+static int is_user(const struct sg_shared_event *event, int index)
+{
+    return (int)(event->users[index / 64] >> (index % 64) & 1);
+}
+
+static struct sg_shared_event *shared_event_of(struct sg_server *server, uint64_t handle)
+{
+    for (uint32_t i = 0; server->shared_event_count && i < SG_SHARED_EVENTS; i++)
+        if (server->shared_events[i].handle == handle && handle)
+            return &server->shared_events[i];
+    return NULL;
+}
+
+int sg_uses_event(struct sg_server *server, uint64_t event, int index)
+{
+    if (sg_owns(server->events, event, index))
+        return 1;
+    const struct sg_shared_event *shared = shared_event_of(server, event);
+    return shared && is_user(shared, index);
+}
+
+static int has_users(const struct sg_shared_event *event)
+{
+    for (int i = 0; i < SG_CONNECTIONS / 64; i++)
+        if (event->users[i])
+            return 1;
+    return 0;
+}
+
+/* A place whose event has ended is as good as a free one, when nobody is left to whom that event is complete. */
+static struct sg_shared_event *free_event(struct sg_server *server)
+{
+    for (int i = 0; i < SG_SHARED_EVENTS; i++) {
+        struct sg_shared_event *event = &server->shared_events[i];
+        if (event->handle && !has_users(event) &&
+            ct_device_event_query(server->device, event->handle) == CT_DEVICE_STALE) {
+            *event = (struct sg_shared_event){0};
+            server->shared_event_count--;
+        }
+        if (!event->handle)
+            return event;
+    }
+    return NULL;
+}
+
+static int event_share(struct sg_server *server, int index, uint64_t handle, struct sg_reply *reply)
+{
+    if (!sg_owns(server->events, handle, index) ||
+        ct_device_event_query(server->device, (uint32_t)handle) == CT_DEVICE_STALE)
+        return CT_DEVICE_STALE;
+    struct sg_shared_event *event = shared_event_of(server, handle);
+    if (!event) {
+        event = free_event(server);
+        if (!event || getrandom(&event->token, sizeof event->token, 0) != sizeof event->token)
+            return CT_DEVICE_FULL;
+        event->handle = (uint32_t)handle;
+        server->shared_event_count++;
+    }
+    reply->a = event->token;
+    return CT_DEVICE_OK;
+}
+
+void sg_event_close(struct sg_server *server, uint64_t handle, int index)
+{
+    struct sg_shared_event *event = shared_event_of(server, handle);
+    if (event)
+        event->users[index / 64] &= ~(UINT64_C(1) << (index % 64));
+}
+
+static int event_open(struct sg_server *server, int index, uint64_t handle, uint64_t token, struct sg_reply *reply)
+{
+    struct sg_shared_event *event = shared_event_of(server, handle);
+    if (!event || event->token != token || ct_device_event_query(server->device, event->handle) == CT_DEVICE_STALE)
+        return CT_DEVICE_STALE;
+    event->users[index / 64] |= UINT64_C(1) << (index % 64);
+    reply->c = (uint64_t)sg_owns(server->events, handle, index);
+    return CT_DEVICE_OK;
+}
+
+/* ---- together ---------------------------------------------------------------------------------------------- */
+
+void sg_share_leave(struct sg_server *server, int index)
+{
+    for (int i = 0; i < SG_SHARES; i++) {
+        struct sg_share *share = &server->shares[i];
+        if (!share->id || (share->owner != index && !share->holds[index]))
+            continue;
+        share->holds[index] = 0;
+        int heir = holder_of(share);
+        if (heir < 0) {
+            end_share(server, share);
+        } else if (share->owner == index) {
+            unbook(server, share);
+            client_take(server, heir, share->bytes); /* there is room: it was given back just now */
+            server->clients[heir]->shared_bytes += share->bytes;
+            share->owner = heir;
+        }
+    }
+    for (int i = 0; i < SG_SHARED_EVENTS; i++)
+        server->shared_events[i].users[index / 64] &= ~(UINT64_C(1) << (index % 64));
+}
+
+int sg_share_answer(struct sg_server *server, int index, const struct sg_request *request)
+{
+    struct sg_client *client = server->clients[index];
+    struct sg_reply reply = {0};
+    int descriptor = -1;
+    sg_pump(server, sg_now_ns());
+    switch (request->kind) {
+    case SG_CLIENT_TAKE:
+        reply.result = client_take(server, index, request->a);
+        break;
+    case SG_CLIENT_GIVE:
+        reply.result = client_give(server, index, request->a);
+        break;
+    case SG_SHARE_MAKE:
+        reply.result = share_make(server, index, request, &reply, &descriptor);
+        break;
+    case SG_SHARE_OPEN:
+        reply.result = share_open(server, index, request, &reply, &descriptor);
+        break;
+    case SG_SHARE_CLOSE:
+        reply.result = share_close(server, index, request->a);
+        break;
+    case SG_SHARE_RESIZE:
+        reply.result = share_resize(server, index, request->a, request->b);
+        break;
+    case SG_EVENT_SHARE:
+        reply.result = event_share(server, index, request->a, &reply);
+        break;
+    default:
+        reply.result = event_open(server, index, request->a, request->b, &reply);
+        break;
+    }
+    return descriptor < 0 ? sg_say(client, &reply, sizeof reply)
+                          : sg_say_with(client, &reply, sizeof reply, &descriptor, 1);
+}

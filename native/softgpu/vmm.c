@@ -1,0 +1,245 @@
+/* Virtual memory: addresses reserved, physical memory mapped there, and who may touch it. */
+#define _GNU_SOURCE
+#include "softgpu/vmm.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+
+enum { PAGE = 4096 };
+
+static struct sg_extent *reserved; /* in no order: few programs have more than a handful */
+static size_t count, room;
+
+static size_t find(uint64_t address, uint64_t bytes)
+{
+    for (size_t i = 0; i < count; i++)
+        if (address >= reserved[i].start && address - reserved[i].start < reserved[i].bytes &&
+            bytes <= reserved[i].bytes - (address - reserved[i].start))
+            return i;
+    return count;
+}
+
+static void *blank(uint64_t address, uint64_t bytes, int how)
+{
+    return mmap((void *)(uintptr_t)address, bytes, PROT_NONE,
+                MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | how, -1, 0);
+}
+
+/* At the address wished for if it is free, otherwise anywhere. */
+static uint64_t space(uint64_t bytes, uint64_t alignment, uint64_t wish)
+{
+    void *start = MAP_FAILED;
+    if (wish && wish % alignment == 0)
+        start = blank(wish, bytes, MAP_FIXED_NOREPLACE);
+    if (start != MAP_FAILED && (uintptr_t)start == wish)
+        return wish;
+    if (start != MAP_FAILED) /* an old kernel took it for a hint */
+        munmap(start, bytes);
+    start = blank(0, bytes + alignment, 0);
+    if (start == MAP_FAILED)
+        return 0;
+    uint64_t raw = (uintptr_t)start, aligned = (raw + alignment - 1) / alignment * alignment;
+    if (aligned > raw)
+        munmap(start, aligned - raw);
+    munmap((void *)(uintptr_t)(aligned + bytes), alignment - (aligned - raw));
+    return aligned;
+}
+
+API CUresult cuMemAddressReserve(CUdeviceptr *pointer, size_t bytes, size_t alignment, CUdeviceptr wish,
+                                 unsigned long long flags)
+{
+    CUresult result = sg_enter();
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!pointer || !bytes || bytes % PAGE || wish % PAGE || (alignment & (alignment - 1)) || flags)
+        return sg_leave(CUDA_ERROR_INVALID_VALUE);
+    if (alignment < SG_GRANULARITY)
+        alignment = SG_GRANULARITY;
+    if (bytes > UINT64_MAX - alignment)
+        return sg_leave(CUDA_ERROR_OUT_OF_MEMORY);
+    if (count == room) {
+        size_t more = room ? room * 2 : 16;
+        struct sg_extent *larger = realloc(reserved, more * sizeof *larger);
+        if (!larger)
+            return sg_leave(CUDA_ERROR_OUT_OF_MEMORY);
+        reserved = larger;
+        room = more;
+    }
+    uint64_t start = space(bytes, alignment, wish);
+    if (!start)
+        return sg_leave(CUDA_ERROR_OUT_OF_MEMORY);
+    reserved[count++] = (struct sg_extent){start, bytes};
+    *pointer = start;
+    return sg_leave(CUDA_SUCCESS);
+}
+
+API CUresult cuMemAddressFree(CUdeviceptr pointer, size_t bytes)
+{
+    CUresult result = sg_enter();
+    if (result != CUDA_SUCCESS)
+        return result;
+    size_t at = find(pointer, bytes);
+    if (at == count || reserved[at].start != pointer || reserved[at].bytes != bytes || sg_memory_overlaps(pointer, bytes))
+        return sg_leave(CUDA_ERROR_INVALID_VALUE);
+    munmap((void *)(uintptr_t)pointer, bytes);
+    reserved[at] = reserved[--count];
+    return sg_leave(CUDA_SUCCESS);
+}
+
+int sg_view_protect(const struct sg_memory *memory)
+{
+    int protection = memory->writers ? PROT_READ | PROT_WRITE : memory->readers ? PROT_READ : PROT_NONE;
+    return mprotect((void *)(uintptr_t)memory->start, memory->bytes, protection);
+}
+
+/* From a length of 0 the kernel makes a second mapping of the same shared pages. */
+int sg_physical_view(const struct sg_physical *physical, uint64_t address, uint64_t bytes)
+{
+    void *made = mremap((void *)(uintptr_t)physical->home, 0, bytes, MREMAP_MAYMOVE | MREMAP_FIXED,
+                        (void *)(uintptr_t)address);
+    return made == MAP_FAILED ? -1 : 0;
+}
+
+int sg_views_renew(const struct sg_physical *physical)
+{
+    struct sg_memory *memory = NULL;
+    while ((memory = sg_memory_next(memory)) != NULL)
+        if (memory->physical == physical &&
+            (sg_physical_view(physical, memory->start, memory->bytes) < 0 || sg_view_protect(memory) < 0))
+            return -1;
+    return 0;
+}
+
+API CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
+                      unsigned long long flags)
+{
+    CUresult result = sg_enter();
+    if (result != CUDA_SUCCESS)
+        return result;
+    struct sg_physical *physical = sg_physical_of(handle);
+    if (!physical || !bytes || pointer % SG_GRANULARITY || bytes % SG_GRANULARITY || offset || flags ||
+        bytes > physical->bytes || find(pointer, bytes) == count || sg_memory_overlaps(pointer, bytes))
+        return sg_leave(CUDA_ERROR_INVALID_VALUE);
+    if (sg_physical_view(physical, pointer, bytes) < 0)
+        return sg_leave(CUDA_ERROR_OUT_OF_MEMORY);
+    struct sg_memory *memory = sg_memory_insert(NULL, physical->device, pointer, bytes);
+    if (!memory) {
+        blank(pointer, bytes, MAP_FIXED);
+        return sg_leave(CUDA_ERROR_OUT_OF_MEMORY);
+    }
+    memory->physical = physical;
+    if (physical->props.location.type != CU_MEM_LOCATION_TYPE_DEVICE)
+        memory->kind = SG_MEMORY_HOST;
+    sg_view_protect(memory);
+    physical->maps++;
+    return sg_leave(CUDA_SUCCESS);
+}
+
+/* Whether whole mappings, side by side, make up exactly these addresses. */
+static int is_tiled(uint64_t address, uint64_t bytes)
+{
+    while (bytes) {
+        const struct sg_memory *memory = sg_memory_at(address);
+        if (!memory || !memory->physical || memory->start != address || memory->bytes > bytes)
+            return 0;
+        address += memory->bytes;
+        bytes -= memory->bytes;
+    }
+    return 1;
+}
+
+/* What is queued may still want to touch it: the driver, too, waits for the device before addresses change. */
+static CUresult quiet(uint64_t address, uint64_t bytes)
+{
+    if (!bytes || address % SG_GRANULARITY || bytes % SG_GRANULARITY || !is_tiled(address, bytes))
+        return CUDA_ERROR_INVALID_VALUE;
+    if (!sg_effects_pending())
+        return CUDA_SUCCESS;
+    sg_all_quiet(NULL);
+    return is_tiled(address, bytes) ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE; /* the lock was given up meanwhile */
+}
+
+API CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes)
+{
+    CUresult result = sg_enter();
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = quiet(pointer, bytes);
+    if (result != CUDA_SUCCESS)
+        return sg_leave(result);
+    for (uint64_t done = 0, piece; done < bytes; done += piece) {
+        const struct sg_memory *memory = sg_memory_at(pointer + done);
+        struct sg_physical *physical = memory->physical;
+        piece = memory->bytes;
+        blank(pointer + done, piece, MAP_FIXED);
+        sg_memory_forget(pointer + done);
+        physical->maps--;
+        sg_physical_let_go(physical);
+    }
+    return sg_leave(CUDA_SUCCESS);
+}
+
+/* Bits for a location: a device's own, or one for the host. */
+static uint32_t who(const CUmemLocation *location)
+{
+    if (location->type == CU_MEM_LOCATION_TYPE_DEVICE)
+        return sg_device_at(location->id) ? UINT32_C(1) << location->id : 0;
+    return location->type == CU_MEM_LOCATION_TYPE_HOST || location->type == CU_MEM_LOCATION_TYPE_HOST_NUMA
+               ? UINT32_C(1) << 31
+               : 0;
+}
+
+static CUresult check_access(const CUmemAccessDesc *access, size_t access_count)
+{
+    if (!access || !access_count)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (size_t i = 0; i < access_count; i++) {
+        int flags = (int)access[i].flags;
+        if (!who(&access[i].location))
+            return access[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE ? CUDA_ERROR_INVALID_DEVICE
+                                                                          : CUDA_ERROR_INVALID_VALUE;
+        if (flags != CU_MEM_ACCESS_FLAGS_PROT_NONE && flags != CU_MEM_ACCESS_FLAGS_PROT_READ &&
+            flags != CU_MEM_ACCESS_FLAGS_PROT_READWRITE)
+            return CUDA_ERROR_INVALID_VALUE;
+    }
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuMemSetAccess(CUdeviceptr pointer, size_t bytes, const CUmemAccessDesc *access, size_t access_count)
+{
+    CUresult result = sg_enter();
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = check_access(access, access_count);
+    if (result == CUDA_SUCCESS)
+        result = quiet(pointer, bytes);
+    if (result != CUDA_SUCCESS)
+        return sg_leave(result);
+    for (uint64_t done = 0; done < bytes;) {
+        struct sg_memory *memory = sg_memory_at(pointer + done);
+        for (size_t i = 0; i < access_count; i++) {
+            uint32_t bit = who(&access[i].location);
+            memory->readers = (int)access[i].flags & 1 ? memory->readers | bit : memory->readers & ~bit;
+            memory->writers = (int)access[i].flags & 2 ? memory->writers | bit : memory->writers & ~bit;
+        }
+        sg_view_protect(memory);
+        done += memory->bytes;
+    }
+    return sg_leave(CUDA_SUCCESS);
+}
+
+API CUresult cuMemGetAccess(unsigned long long *flags, const CUmemLocation *location, CUdeviceptr pointer)
+{
+    CUresult result = sg_enter();
+    if (result != CUDA_SUCCESS)
+        return result;
+    const struct sg_memory *memory = sg_memory_at(pointer);
+    uint32_t bit = location ? who(location) : 0;
+    if (!flags || !bit || !memory || !memory->physical)
+        return sg_leave(CUDA_ERROR_INVALID_VALUE);
+    *flags = memory->writers & bit   ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+             : memory->readers & bit ? CU_MEM_ACCESS_FLAGS_PROT_READ
+                                     : CU_MEM_ACCESS_FLAGS_PROT_NONE;
+    return sg_leave(CUDA_SUCCESS);
+}

@@ -1,0 +1,395 @@
+/* Fuzz of device memory: after any sequence of calls in any number of processes, and after any death, none is lost. */
+#define _GNU_SOURCE
+#include "softgpu/face.h"
+#include "softgpu_server.h"
+
+/* The face has no header of its own; these are the forms under test. */
+CUresult cuInit(unsigned int);
+CUresult cuCtxSynchronize(void);
+CUresult cuMemGetInfo_v2(size_t *, size_t *);
+CUresult cuMemAlloc_v2(CUdeviceptr *, size_t);
+CUresult cuMemFree_v2(CUdeviceptr);
+CUresult cuMemFreeAsync(CUdeviceptr, CUstream);
+CUresult cuMemsetD8Async(CUdeviceptr, unsigned char, size_t, CUstream);
+CUresult cuMemCreate(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long);
+CUresult cuMemRelease(CUmemGenericAllocationHandle);
+CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *, void *);
+CUresult cuMemAddressReserve(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long);
+CUresult cuMemAddressFree(CUdeviceptr, size_t);
+CUresult cuMemMap(CUdeviceptr, size_t, size_t, CUmemGenericAllocationHandle, unsigned long long);
+CUresult cuMemUnmap(CUdeviceptr, size_t);
+CUresult cuMemSetAccess(CUdeviceptr, size_t, const CUmemAccessDesc *, size_t);
+CUresult cuMemExportToShareableHandle(void *, CUmemGenericAllocationHandle, CUmemAllocationHandleType,
+                                      unsigned long long);
+CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *, void *, CUmemAllocationHandleType);
+CUresult cuMemPoolCreate(CUmemoryPool *, const CUmemPoolProps *);
+CUresult cuMemPoolDestroy(CUmemoryPool);
+CUresult cuMemPoolTrimTo(CUmemoryPool, size_t);
+CUresult cuMemPoolGetAttribute(CUmemoryPool, CUmemPool_attribute, void *);
+CUresult cuMemPoolSetAttribute(CUmemoryPool, CUmemPool_attribute, void *);
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr *, size_t, CUmemoryPool, CUstream);
+CUresult cuMemPoolExportToShareableHandle(void *, CUmemoryPool, CUmemAllocationHandleType, unsigned long long);
+CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *, void *, CUmemAllocationHandleType, unsigned long long);
+CUresult cuMemPoolExportPointer(CUmemPoolPtrExportData *, CUdeviceptr);
+CUresult cuMemPoolImportPointer(CUdeviceptr *, CUmemoryPool, CUmemPoolPtrExportData *);
+CUresult cuIpcGetMemHandle(CUipcMemHandle *, CUdeviceptr);
+CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *, CUipcMemHandle, unsigned int);
+CUresult cuIpcCloseMemHandle(CUdeviceptr);
+
+enum { PLACES = 6, CALLS = 3000, THREADS = 3, WORKERS = 4, KILLS = 60, UNIT = 2 << 20, RESERVED = 8 };
+
+/* What processes tell each other: handles in shared memory, descriptors through a socket that all have. */
+static struct board {
+    CUipcMemHandle handles[PLACES];
+    CUmemPoolPtrExportData pointers[PLACES];
+} *board;
+static int mailbox[2];
+
+/* Each thread has its own. */
+static __thread uint64_t state;
+static __thread CUdeviceptr plain[PLACES], pooled[PLACES], opened[PLACES], space, imported_pointer;
+static __thread uint64_t plain_bytes[PLACES];
+static __thread CUmemGenericAllocationHandle handles[PLACES];
+static __thread uint64_t handle_units[PLACES];
+static __thread uint64_t mapped_units[RESERVED]; /* by the first unit of the mapping */
+static __thread CUmemoryPool pools[PLACES], imported_pool;
+
+static uint64_t dice(uint64_t below)
+{
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return state % below;
+}
+
+static void send_descriptor(int descriptor)
+{
+    char word = 'd';
+    union {
+        char bytes[CMSG_SPACE(sizeof(int))];
+        struct cmsghdr aligned;
+    } control = {{0}};
+    struct iovec piece = {&word, 1};
+    struct msghdr message = {.msg_iov = &piece, .msg_iovlen = 1, .msg_control = control.bytes,
+                             .msg_controllen = sizeof control.bytes};
+    struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
+    rights->cmsg_level = SOL_SOCKET;
+    rights->cmsg_type = SCM_RIGHTS;
+    rights->cmsg_len = CMSG_LEN(sizeof(int));
+    memcpy(CMSG_DATA(rights), &descriptor, sizeof descriptor);
+    sendmsg(mailbox[0], &message, MSG_DONTWAIT);
+    close(descriptor);
+}
+
+static int receive_descriptor(void)
+{
+    char word;
+    union {
+        char bytes[CMSG_SPACE(sizeof(int))];
+        struct cmsghdr aligned;
+    } control;
+    struct iovec piece = {&word, 1};
+    struct msghdr message = {.msg_iov = &piece, .msg_iovlen = 1, .msg_control = control.bytes,
+                             .msg_controllen = sizeof control.bytes};
+    int descriptor = -1;
+    if (recvmsg(mailbox[1], &message, MSG_DONTWAIT) != 1 || !CMSG_FIRSTHDR(&message))
+        return -1;
+    memcpy(&descriptor, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof descriptor);
+    return descriptor;
+}
+
+static void act_plain(size_t i)
+{
+    if (!plain[i]) {
+        plain_bytes[i] = 1 + dice(100000);
+        EXPECT_EQ(cuMemAlloc_v2(&plain[i], plain_bytes[i]), CUDA_SUCCESS);
+    } else if (dice(3) == 0) {
+        EXPECT_EQ(cuIpcGetMemHandle(&board->handles[dice(PLACES)], plain[i]), CUDA_SUCCESS);
+    } else {
+        EXPECT_EQ(cuMemFree_v2(plain[i]), CUDA_SUCCESS);
+        plain[i] = 0;
+    }
+}
+
+/* Another's memory; our own, or one that is gone, is refused. */
+static void act_open(size_t i)
+{
+    if (!opened[i])
+        cuIpcOpenMemHandle_v2(&opened[i], board->handles[dice(PLACES)], 1);
+    else if (cuIpcCloseMemHandle(opened[i]) == CUDA_SUCCESS)
+        opened[i] = 0;
+}
+
+static void act_physical(size_t i)
+{
+    static const CUmemAllocationProp props = {CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+                                              {CU_MEM_LOCATION_TYPE_DEVICE, 0}, NULL, {0, 0, 0, {0}}};
+    int descriptor;
+    if (!handles[i] && dice(3) == 0) {
+        descriptor = receive_descriptor();
+        if (descriptor < 0)
+            return;
+        if (cuMemImportFromShareableHandle(&handles[i], (void *)(intptr_t)descriptor, 1) == CUDA_SUCCESS)
+            handle_units[i] = 1;
+        else if (!imported_pool)
+            cuMemPoolImportFromShareableHandle(&imported_pool, (void *)(intptr_t)descriptor, 1, 0);
+        close(descriptor);
+    } else if (!handles[i]) {
+        handle_units[i] = 1 + dice(3);
+        EXPECT_EQ(cuMemCreate(&handles[i], handle_units[i] * UNIT, &props, 0), CUDA_SUCCESS);
+    } else if (dice(4) == 0) {
+        EXPECT_EQ(cuMemExportToShareableHandle(&descriptor, handles[i], 1, 0), CUDA_SUCCESS);
+        send_descriptor(descriptor);
+    } else {
+        EXPECT_EQ(cuMemRelease(handles[i]), CUDA_SUCCESS);
+        handles[i] = 0;
+    }
+}
+
+static void act_mapping(size_t i)
+{
+    static const CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
+    uint64_t at = dice(RESERVED), units = handle_units[i];
+    CUdeviceptr address = space + at * UNIT;
+    if (mapped_units[at]) {
+        EXPECT_EQ(cuMemUnmap(address, mapped_units[at] * UNIT), CUDA_SUCCESS);
+        mapped_units[at] = 0;
+        return;
+    }
+    if (!handles[i] || cuMemMap(address, units * UNIT, 0, handles[i], 0) != CUDA_SUCCESS)
+        return;
+    mapped_units[at] = units;
+    if (dice(2) && cuMemSetAccess(address, units * UNIT, &access, 1) == CUDA_SUCCESS)
+        EXPECT_EQ(cuMemsetD8Async(address, (unsigned char)at, units * UNIT / 100, NULL), CUDA_SUCCESS);
+    if (dice(3) == 0) {
+        CUmemGenericAllocationHandle again;
+        EXPECT_EQ(cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)(address + dice(UNIT))), CUDA_SUCCESS);
+        EXPECT_EQ(again, handles[i]);
+        EXPECT_EQ(cuMemRelease(again), CUDA_SUCCESS);
+    }
+}
+
+static void act_pool(size_t i)
+{
+    CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .handleTypes = (int)dice(2),
+                            .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+    cuuint64_t bytes = dice(3) * UNIT;
+    int descriptor;
+    if (!pools[i]) {
+        EXPECT_EQ(cuMemPoolCreate(&pools[i], &props), CUDA_SUCCESS);
+        return;
+    }
+    switch (dice(5)) {
+    case 0:
+        EXPECT_EQ(cuMemPoolDestroy(pools[i]), CUDA_SUCCESS);
+        pools[i] = NULL;
+        break;
+    case 1:
+        EXPECT_EQ(cuMemPoolTrimTo(pools[i], bytes), CUDA_SUCCESS);
+        break;
+    case 2:
+        EXPECT_EQ(cuMemPoolSetAttribute(pools[i], CU_MEMPOOL_ATTR_RELEASE_THRESHOLD, &bytes), CUDA_SUCCESS);
+        break;
+    case 3:
+        if (cuMemPoolExportToShareableHandle(&descriptor, pools[i], 1, 0) == CUDA_SUCCESS)
+            send_descriptor(descriptor);
+        break;
+    default:
+        if (imported_pool) {
+            EXPECT_EQ(cuMemPoolDestroy(imported_pool), CUDA_SUCCESS);
+            imported_pool = NULL;
+        }
+        break;
+    }
+}
+
+static void act_pooled(size_t i)
+{
+    if (!pooled[i]) {
+        CUmemoryPool pool = pools[dice(PLACES)];
+        if (pool)
+            EXPECT_EQ(cuMemAllocFromPoolAsync(&pooled[i], 1 + dice(5000000), pool, NULL), CUDA_SUCCESS);
+        return;
+    }
+    if (dice(4) == 0)
+        EXPECT_EQ(cuMemsetD8Async(pooled[i], 1, 1, NULL), CUDA_SUCCESS);
+    if (dice(4) == 0 && cuMemPoolExportPointer(&board->pointers[dice(PLACES)], pooled[i]) == CUDA_SUCCESS)
+        return;
+    EXPECT_EQ(dice(2) ? cuMemFreeAsync(pooled[i], NULL) : cuMemFree_v2(pooled[i]), CUDA_SUCCESS);
+    pooled[i] = 0;
+}
+
+static void act_borrowed(void)
+{
+    if (imported_pointer) {
+        EXPECT_EQ(cuMemFree_v2(imported_pointer), CUDA_SUCCESS);
+        imported_pointer = 0;
+    } else if (imported_pool) {
+        cuMemPoolImportPointer(&imported_pointer, imported_pool, &board->pointers[dice(PLACES)]);
+    }
+}
+
+static void act(void)
+{
+    size_t i = dice(PLACES);
+    switch (dice(8)) {
+    case 0:
+        act_plain(i);
+        break;
+    case 1:
+        act_physical(i);
+        break;
+    case 2:
+        act_mapping(i);
+        break;
+    case 3:
+        act_pool(i);
+        break;
+    case 4:
+    case 5:
+        act_pooled(i);
+        break;
+    case 6:
+        act_open(i);
+        break;
+    default:
+        act_borrowed();
+        if (dice(4) == 0)
+            EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
+        break;
+    }
+}
+
+static void begin(uint64_t seed)
+{
+    CUcontext context;
+    state = seed;
+    EXPECT_EQ(cuInit(0), CUDA_SUCCESS);
+    EXPECT_EQ(cuCtxCreate_v2(&context, 0, 0), CUDA_SUCCESS);
+    EXPECT_EQ(cuMemAddressReserve(&space, RESERVED * (size_t)UNIT, 0, 0, 0), CUDA_SUCCESS);
+}
+
+static void let_go(void)
+{
+    for (size_t i = 0; i < PLACES; i++) {
+        if (plain[i])
+            EXPECT_EQ(cuMemFree_v2(plain[i]), CUDA_SUCCESS);
+        while (opened[i] && cuIpcCloseMemHandle(opened[i]) == CUDA_SUCCESS)
+            ;
+        if (handles[i])
+            EXPECT_EQ(cuMemRelease(handles[i]), CUDA_SUCCESS);
+        if (pooled[i])
+            EXPECT_EQ(cuMemFreeAsync(pooled[i], NULL), CUDA_SUCCESS);
+        if (pools[i])
+            EXPECT_EQ(cuMemPoolDestroy(pools[i]), CUDA_SUCCESS);
+    }
+    for (size_t i = 0; i < RESERVED; i++)
+        if (mapped_units[i])
+            EXPECT_EQ(cuMemUnmap(space + i * UNIT, mapped_units[i] * UNIT), CUDA_SUCCESS);
+    EXPECT_EQ(cuMemAddressFree(space, RESERVED * (size_t)UNIT), CUDA_SUCCESS);
+    if (imported_pointer)
+        EXPECT_EQ(cuMemFree_v2(imported_pointer), CUDA_SUCCESS);
+    if (imported_pool)
+        EXPECT_EQ(cuMemPoolDestroy(imported_pool), CUDA_SUCCESS);
+    for (int i = receive_descriptor(); i >= 0; i = receive_descriptor())
+        close(i);
+    EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
+}
+
+static void *one_thread(void *seed)
+{
+    begin((uintptr_t)seed);
+    for (int i = 0; i < CALLS; i++)
+        act();
+    let_go();
+    return NULL;
+}
+
+/* Every sequence of one process, whatever its threads did at the same time, ends where it began. */
+static void alone(uint64_t seed)
+{
+    size_t free_bytes, total_bytes;
+    pthread_t threads[THREADS];
+    for (uint64_t i = 0; i < THREADS; i++)
+        EXPECT_EQ(pthread_create(&threads[i], NULL, one_thread, (void *)(uintptr_t)(seed * THREADS + i)), 0);
+    for (int i = 0; i < THREADS; i++)
+        pthread_join(threads[i], NULL);
+    begin(seed);
+    EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
+    EXPECT_EQ(cuMemGetInfo_v2(&free_bytes, &total_bytes), CUDA_SUCCESS);
+    EXPECT_EQ(free_bytes, total_bytes);
+    exit(0);
+}
+
+static pid_t worker(uint64_t seed)
+{
+    pid_t pid = fork();
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        begin(seed);
+        for (;;)
+            act();
+    }
+    return pid;
+}
+
+/* What the server says to a stranger; it hears of deaths in its own time, so this asks until it has. */
+static int all_is_free(struct test_line *line)
+{
+    struct sg_request request = {.kind = SG_MEMORY_INFO};
+    struct sg_reply reply = {0};
+    for (int tries = 0; tries < 5000; tries++) {
+        EXPECT(send(line->socket, &request, sizeof request, 0) == (ssize_t)sizeof request);
+        EXPECT(recv(line->socket, &reply, sizeof reply, 0) == (ssize_t)sizeof reply);
+        if (reply.a == reply.b)
+            return 1;
+        usleep(1000);
+    }
+    return 0;
+}
+
+static void together(struct test_line *line)
+{
+    pid_t pids[WORKERS];
+    int status;
+    for (int i = 0; i < WORKERS; i++)
+        pids[i] = worker(1000 + (uint64_t)i);
+    for (int i = 0; i < KILLS; i++) {
+        int victim = (int)dice(WORKERS);
+        usleep((useconds_t)dice(40000));
+        EXPECT_EQ(kill(pids[victim], SIGKILL), 0);
+        EXPECT(waitpid(pids[victim], &status, 0) == pids[victim]);
+        EXPECT(WIFSIGNALED(status)); /* it did not fail by itself before */
+        pids[victim] = worker(2000 + (uint64_t)i);
+    }
+    for (int i = 0; i < WORKERS; i++) {
+        kill(pids[i], SIGKILL);
+        EXPECT(waitpid(pids[i], &status, 0) == pids[i]);
+        EXPECT(WIFSIGNALED(status));
+    }
+    EXPECT(all_is_free(line));
+}
+
+int main(int argc, char **argv)
+{
+    struct test_server server;
+    uint64_t rounds = argc > 1 ? strtoull(argv[1], NULL, 10) : 3;
+    int status;
+    board = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    EXPECT(board != MAP_FAILED && socketpair(AF_UNIX, SOCK_DGRAM, 0, mailbox) == 0);
+    test_server_start(&server, "v100");
+    struct test_line line = test_line_open(server.path);
+    state = 7;
+    for (uint64_t seed = 1; seed <= rounds; seed++) {
+        pid_t pid = fork();
+        if (pid == 0)
+            alone(seed);
+        EXPECT(waitpid(pid, &status, 0) == pid);
+        EXPECT_EQ(status, 0);
+        EXPECT(all_is_free(&line));
+    }
+    together(&line);
+    close(line.socket);
+    test_server_stop(&server);
+    return 0;
+}

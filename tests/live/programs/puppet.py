@@ -1,0 +1,174 @@
+"""A process that does with device memory what it is told, call by call, through the descriptor in its argument."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import socket
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from cuda.bindings import driver
+from face import Gpu, code
+
+POSIX = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+DEVICE = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
+PINNED = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
+PROTECTION = driver.CUmemAccess_flags
+EVENT_FLAGS = driver.CUevent_flags.CU_EVENT_INTERPROCESS | driver.CUevent_flags.CU_EVENT_DISABLE_TIMING
+OPAQUE_BYTES = 64
+
+gpu = Gpu()
+events: dict[int, Any] = {}
+
+
+def location() -> Any:
+    place = driver.CUmemLocation()
+    place.type = DEVICE
+    place.id = 0
+    return place
+
+
+def create(size: int, *, exportable: bool = True) -> Any:
+    props = driver.CUmemAllocationProp()
+    props.type = PINNED
+    props.location = location()
+    if exportable:
+        props.requestedHandleTypes = POSIX
+    return driver.cuMemCreate(size, props, 0)
+
+
+def access(address: int, size: int, flags: str = "READWRITE") -> Any:
+    wish = driver.CUmemAccessDesc()
+    wish.location = location()
+    wish.flags = getattr(PROTECTION, f"CU_MEM_ACCESS_FLAGS_PROT_{flags}")
+    return driver.cuMemSetAccess(address, size, [wish], 1)
+
+
+def pool_make(*, exportable: bool = True) -> Any:
+    props = driver.CUmemPoolProps()
+    props.allocType = PINNED
+    props.location = location()
+    if exportable:
+        props.handleTypes = POSIX
+    return driver.cuMemPoolCreate(props)
+
+
+def pool_get(pool: int, name: str) -> Any:
+    return driver.cuMemPoolGetAttribute(
+        driver.CUmemoryPool(pool), getattr(driver.CUmemPool_attribute, f"CU_MEMPOOL_ATTR_{name}")
+    )
+
+
+def pool_threshold(pool: int, size: int) -> Any:
+    attribute = driver.CUmemPool_attribute.CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
+    return driver.cuMemPoolSetAttribute(driver.CUmemoryPool(pool), attribute, driver.cuuint64_t(size))
+
+
+def opaque(kind: type, text: str) -> Any:
+    """One of the driver's structures of 64 bytes that nobody looks into."""
+    made = kind()
+    ctypes.memmove(made.getPtr(), bytes.fromhex(text), OPAQUE_BYTES)
+    return made
+
+
+def import_pointer(pool: int, text: str) -> Any:
+    data = opaque(driver.CUmemPoolPtrExportData, text)
+    return driver.cuMemPoolImportPointer(driver.CUmemoryPool(pool), data)
+
+
+def ipc_open(text: str) -> Any:
+    return driver.cuIpcOpenMemHandle(opaque(driver.CUipcMemHandle, text), 1)
+
+
+def event_open(text: str) -> Any:
+    return keep_event(driver.cuIpcOpenEventHandle(opaque(driver.CUipcEventHandle, text)))
+
+
+def keep_event(answer: tuple[Any, ...]) -> Any:
+    if answer[0] == driver.CUresult.CUDA_SUCCESS:
+        events[int(answer[1])] = answer[1]
+    return answer
+
+
+def read(address: int, size: int) -> Any:
+    data = bytearray(size)
+    answer = driver.cuMemcpyDtoH((ctypes.c_char * size).from_buffer(data), address, size)
+    return (*answer, bytes(data))
+
+
+def spin(nanoseconds: int) -> Any:
+    gpu.spin(nanoseconds, blocks=1)
+    return (driver.CUresult.CUDA_SUCCESS,)
+
+
+OPERATIONS: dict[str, Callable[..., Any]] = {
+    "alloc": driver.cuMemAlloc,
+    "free": driver.cuMemFree,
+    "free_async": lambda pointer: driver.cuMemFreeAsync(pointer, 0),
+    "range": driver.cuMemGetAddressRange,
+    "create": create,
+    "release": driver.cuMemRelease,
+    "retain": driver.cuMemRetainAllocationHandle,
+    "reserve": lambda size: driver.cuMemAddressReserve(size, 0, 0, 0),
+    "unreserve": driver.cuMemAddressFree,
+    "map": lambda address, size, handle, offset=0: driver.cuMemMap(address, size, offset, handle, 0),
+    "unmap": driver.cuMemUnmap,
+    "access": access,
+    "get_access": lambda address: driver.cuMemGetAccess(location(), address),
+    "export": lambda handle: driver.cuMemExportToShareableHandle(handle, POSIX, 0),
+    "import": lambda descriptor: driver.cuMemImportFromShareableHandle(descriptor, POSIX),
+    "pool_make": pool_make,
+    "pool_destroy": lambda pool: driver.cuMemPoolDestroy(driver.CUmemoryPool(pool)),
+    "pool_alloc": lambda pool, size: driver.cuMemAllocFromPoolAsync(size, driver.CUmemoryPool(pool), 0),
+    "pool_trim": lambda pool, size: driver.cuMemPoolTrimTo(driver.CUmemoryPool(pool), size),
+    "pool_get": pool_get,
+    "pool_threshold": pool_threshold,
+    "pool_export": lambda pool: driver.cuMemPoolExportToShareableHandle(driver.CUmemoryPool(pool), POSIX, 0),
+    "pool_import": lambda descriptor: driver.cuMemPoolImportFromShareableHandle(descriptor, POSIX, 0),
+    "export_pointer": driver.cuMemPoolExportPointer,
+    "import_pointer": import_pointer,
+    "ipc_get": driver.cuIpcGetMemHandle,
+    "ipc_open": ipc_open,
+    "ipc_close": driver.cuIpcCloseMemHandle,
+    "event_make": lambda flags=int(EVENT_FLAGS): keep_event(driver.cuEventCreate(flags)),
+    "event_get": lambda event: driver.cuIpcGetEventHandle(events[event]),
+    "event_open": event_open,
+    "event_record": lambda event: driver.cuEventRecord(events[event], 0),
+    "event_wait": lambda event: driver.cuStreamWaitEvent(0, events[event], 0),
+    "event_query": lambda event: driver.cuEventQuery(events[event]),
+    "event_sync": lambda event: driver.cuEventSynchronize(events[event]),
+    "event_destroy": lambda event: driver.cuEventDestroy(events[event]),
+    "fill": lambda address, value, size: driver.cuMemsetD8Async(address, value, size, 0),
+    "read": read,
+    "spin": spin,
+    "sync": driver.cuCtxSynchronize,
+    "destroy_context": lambda: driver.cuCtxDestroy(gpu.context),
+    "free_bytes": lambda: driver.cuMemGetInfo()[:2],
+}
+
+
+def plain(value: Any) -> Any:
+    """A driver's value as JSON."""
+    if isinstance(value, bytes | str | list | tuple):
+        return value.hex() if isinstance(value, bytes) else value
+    if isinstance(value, driver.CUipcMemHandle | driver.CUipcEventHandle | driver.CUmemPoolPtrExportData):
+        return ctypes.string_at(value.getPtr(), OPAQUE_BYTES).hex()
+    return int(value)
+
+
+line = socket.socket(fileno=int(sys.argv[1]))
+while True:
+    message, descriptors, _, _ = socket.recv_fds(line, 65536, 1)
+    if not message:
+        break
+    name, arguments, options = json.loads(message)
+    answer = OPERATIONS[name](*descriptors, *arguments, **options)
+    for descriptor in descriptors:
+        socket.close(descriptor)
+    values = [plain(value) for value in answer[1:]] if code(answer) == "CUDA_SUCCESS" else []
+    sent = [values[0]] if name in {"export", "pool_export"} and values else []
+    socket.send_fds(line, [json.dumps([code(answer), *values]).encode()], sent)
+    for descriptor in sent:
+        socket.close(descriptor)
