@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from cotenant.format.kernels import read_kernels
 from cotenant.sim.device import Device, Kernel, ScriptClient, Step, preset
+from cotenant.sim.physics.stream import kernel_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DATA = Path(os.environ.get("COTENANT_DATA", ROOT.parent / "shared" / "data"))
@@ -15,23 +17,13 @@ pytestmark = pytest.mark.skipif(
     not STREAMS.is_dir(), reason=f"no measured kernel streams in {STREAMS}: set COTENANT_DATA to where they are"
 )
 
-MEMORY_BOUND_SHARE = 0.8
-"""Of the bandwidth, for kernels the profile calls memory-bound: an assumption of this test."""
 
-
-def read_stream(path: Path) -> list[tuple[Kernel, int]]:
-    """Kernels with the duration measured alone; names contain commas, so fields are split from the right."""
+def measured_stream(model: str) -> list[tuple[Kernel, int]]:
+    """Kernels with the duration measured alone."""
+    path = STREAMS / f"{model}_fwd.csv"
     config = preset("v100")
-    stream = []
-    for line in path.read_text().splitlines()[1:]:
-        _, profile, _, sm_usage, duration = line.rsplit(",", 4)
-        blocks, duration_ns = max(1, int(float(sm_usage))), int(float(duration))
-        waves = -(-blocks // config.sm_count)
-        block_ns = max(1, round(duration_ns / waves))
-        share = MEMORY_BOUND_SHARE if int(float(profile)) == 0 else 0.0
-        traffic = int(share * config.memory_bytes_per_s * block_ns / 1e9 / min(blocks, config.sm_count))
-        stream.append((Kernel(blocks=blocks, block_ns=block_ns, blocks_per_sm=1, bytes_per_block=traffic), duration_ns))
-    return stream
+    stream = read_kernels(path.read_bytes(), model, str(path))
+    return [(kernel_of(one, config), one.device_ns) for one in stream.activities]
 
 
 def request(stream: list[tuple[Kernel, int]]) -> tuple[Step, ...]:
@@ -41,7 +33,7 @@ def request(stream: list[tuple[Kernel, int]]) -> tuple[Step, ...]:
 
 @pytest.mark.parametrize("model", ["resnet50_4", "mobilenetv2_4", "resnet101_4", "bert_2", "transformer_xl_4"])
 def test_an_inference_alone_takes_the_sum_of_its_kernels(model: str) -> None:
-    stream = read_stream(STREAMS / f"{model}_fwd.csv")
+    stream = measured_stream(model)
     measured_ns = sum(duration_ns for _, duration_ns in stream)
     device = Device(preset("v100"))
     (result,) = device.run([kernel for kernel, _ in stream], [ScriptClient(steps=request(stream), repeats=3)])
@@ -52,7 +44,7 @@ def test_an_inference_alone_takes_the_sum_of_its_kernels(model: str) -> None:
 
 
 def test_two_inferences_share_by_slices_and_their_delays_say_so() -> None:
-    stream = read_stream(STREAMS / "resnet50_4_fwd.csv")
+    stream = measured_stream("resnet50_4")
     kernels = [kernel for kernel, _ in stream]
     client = ScriptClient(steps=request(stream), repeats=5)
     alone = Device(preset("v100")).run(kernels, [client])[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,13 @@ def add_study_commands(commands: Any) -> None:
     bench = add_command(commands, "bench", "Measure cotenant itself.", _bench, json=True)
     bench.add_argument("name", choices=["loop", "device"], help="loop: the two clocks; device: the software GPU")
     bench.add_argument("--rounds", type=int, default=5, help="interleaved repetitions (default 5)")
+    lab = add_command(commands, "lab", "Judge cotenant's models by measurements of real GPUs.", _lab, json=True)
+    lab.add_argument("name", choices=["device"], help="device: the software GPU's physics")
+    lab.add_argument(
+        "--data", default="", metavar="DIR", help="the measurements (default $COTENANT_DATA or ../shared/data)"
+    )
+    lab.add_argument("--plots", default="", metavar="DIR", help="draw SVG files and an index.html here")
+    lab.add_argument("--seed", type=int, default=0, help="which half is held out (default 0)")
     demo = add_command(commands, "demo", "The main job in front of your eyes, on this machine.", _demo, json=True)
     demo.add_argument("--replay", default="", metavar="FILE", help="examples/replay.py: also share a software GPU")
     demo.add_argument("--keep", default="", metavar="DIR", help="keep the node's directory here")
@@ -66,6 +74,29 @@ def _bench(options: argparse.Namespace) -> int:
     else:
         print_json(figures)
     return 0
+
+
+def _lab(options: argparse.Namespace) -> int:
+    from cotenant.apps.lab import data_directory, run_lab
+    from cotenant.apps.show_lab import show_lab
+
+    if not 0 <= options.seed < 2**32:
+        raise ConfigError("--seed", options.seed, "choose 0 to 4294967295")
+    directory = data_directory(options.data, os.environ)
+    draw = None
+    if options.plots:
+        from cotenant.apps.lab_plots import plotter
+
+        draw = plotter(Path(options.plots))
+    report, evidence = run_lab(directory, options.seed, Console(stderr=True), say)
+    if draw is not None:
+        draw(report, evidence)
+        say(f"plots are in {Path(options.plots) / 'index.html'}")
+    if options.json:
+        print_json(report)
+    else:
+        show_lab(Console(), report)
+    return 0 if all(check.met is not False for check in report.checks) else 1
 
 
 def _demo(options: argparse.Namespace) -> int:

@@ -1,0 +1,165 @@
+"""How does the lab's judgement look drawn? SVG files and a page that shows them."""
+
+from __future__ import annotations
+
+import html
+import importlib
+import importlib.util
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from cotenant.errors import ConfigError
+from cotenant.experiment.lab.device import Evidence, Report
+from cotenant.experiment.lab.judge import relative
+from cotenant.experiment.lab.shares import Curve
+
+_STYLE: Final = {
+    "svg.hashsalt": "cotenant",
+    "svg.fonttype": "none",
+    "font.size": 10,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+}
+_MODEL, _MEASURED, _FITTED = "#1f6fb4", "#444444", "#d1495b"
+_SERVER_COLOURS: Final = ("#1f6fb4", "#d1495b", "#3a9a5b")
+
+
+def plotter(directory: Path) -> Callable[[Report, Evidence], None]:
+    """What draws into this directory; ConfigError now, rather than after the work, where it cannot be done."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigError("--plots", str(directory), "needs matplotlib: pip install 'cotenant[plots]'")
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        (directory / "index.html").touch()
+    except OSError as error:
+        raise ConfigError("--plots", str(directory), f"cannot be written: {error.strerror}; choose another") from None
+
+    def draw(report: Report, evidence: Evidence) -> None:
+        matplotlib = importlib.import_module("matplotlib")
+        matplotlib.use("svg")
+        pyplot = importlib.import_module("matplotlib.pyplot")
+        with matplotlib.rc_context(_STYLE):
+            captions = {
+                "shares.svg": _draw_shares(pyplot, directory / "shares.svg", evidence.curves),
+                "errors.svg": _draw_errors(pyplot, directory / "errors.svg", evidence),
+                "together.svg": _draw_together(pyplot, directory / "together.svg", evidence),
+            }
+        (directory / "index.html").write_text(_page(report, captions), encoding="utf-8")
+
+    return draw
+
+
+def _save(pyplot: Any, figure: Any, path: Path) -> None:
+    figure.savefig(path, metadata={"Date": None}, bbox_inches="tight")
+    pyplot.close(figure)
+
+
+def _draw_shares(pyplot: Any, path: Path, curves: Sequence[Curve]) -> str:
+    """A good curve, the median one and the worst, by median error of the shares held out."""
+    ranked = sorted(curves, key=lambda curve: (curve.median_error(), curve.name))
+    shown = {
+        "a tenth are better": ranked[len(ranked) // 10],
+        "median": ranked[len(ranked) // 2],
+        "worst": ranked[-1],
+    }
+    figure, axes = pyplot.subplots(1, 3, figsize=(13, 4))
+    for axis, (title, curve) in zip(axes, shown.items(), strict=True):
+        shares = sorted(curve.measured)
+        held = [one for one in shares if one not in curve.fitted]
+        axis.plot(shares, [curve.foretold[one] for one in shares], color=_MODEL, label="device model")
+        axis.plot(held, [curve.measured[one] for one in held], "o", color=_MEASURED, ms=4, label="measured, held out")
+        fitted = [curve.measured[one] for one in curve.fitted]
+        axis.plot(curve.fitted, fitted, "D", color=_FITTED, ms=6, label="measured, fitted")
+        axis.set_title(f"{title}:\n{curve.name}\nmedian error {curve.median_error():.1%}")
+        axis.set_xlabel("share of the SMs, %")
+        axis.set_ylim(bottom=0)
+    axes[0].set_ylabel("latency, ms")
+    axes[0].legend()
+    _save(pyplot, figure, path)
+    return "Latency against the share of the SMs (V100): fitted at the red points, judged at the grey ones."
+
+
+def _draw_errors(pyplot: Any, path: Path, evidence: Evidence) -> str:
+    groups = {
+        "latency by share": [
+            relative(curve.foretold[one], curve.measured[one]) for curve in evidence.curves for one in curve.held_out()
+        ],
+        "processes in an instance": [
+            relative(foretold, evidence.instances.measured[cell])
+            for cell, foretold in evidence.instances.foretold.items()
+        ],
+        "clients of a server": [
+            relative(foretold, outcome.measured[cell])
+            for outcome in evidence.servers
+            for cell, foretold in outcome.foretold.items()
+        ],
+    }
+    figure, axis = pyplot.subplots(figsize=(7, 4.2))
+    for name, errors in groups.items():
+        ordered = sorted(errors)
+        parts = [100 * (rank + 1) / len(ordered) for rank in range(len(ordered))]
+        axis.step([100 * error for error in ordered], parts, where="post", label=f"{name} ({len(ordered):,})")
+    axis.axvline(20, color=_MEASURED, ls=":", label="20 %")
+    axis.set_xlim(0, 60)
+    axis.set_ylim(0, 100)
+    axis.set_xlabel("relative error, %")
+    axis.set_ylabel("cases held out with at most this error, %")
+    axis.legend(loc="lower right")
+    _save(pyplot, figure, path)
+    return "How many of the cases held out are foretold how well."
+
+
+def _draw_together(pyplot: Any, path: Path, evidence: Evidence) -> str:
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 5.4))
+    cells = list(evidence.instances.foretold)
+    measured = [evidence.instances.measured[cell] for cell in cells]
+    foretold = [evidence.instances.foretold[cell] for cell in cells]
+    left.plot(measured, foretold, ".", color=_MODEL, alpha=0.5)
+    left.set_title("2 to 5 processes in an A100 instance")
+    for outcome, colour in zip(evidence.servers, _SERVER_COLOURS, strict=False):
+        own = list(outcome.foretold)
+        seen = [outcome.measured[cell] for cell in own]
+        right.plot(seen, [outcome.foretold[cell] for cell in own], "o", color=colour, ms=5, label=outcome.server)
+    right.set_title("clients of a server on an RTX 3080")
+    for axis in (left, right):
+        axis.set_xscale("log")
+        axis.set_yscale("log")
+        low, high = axis.get_xlim()
+        axis.plot([low, high], [low, high], color=_MEASURED, lw=1, label="equal")
+        axis.fill_between(
+            [low, high],
+            [0.8 * low, 0.8 * high],
+            [1.2 * low, 1.2 * high],
+            color=_MEASURED,
+            alpha=0.12,
+            label="within 20 %",
+        )
+        axis.set_xlim(low, high)
+        axis.set_ylim(low, high)
+        axis.set_xlabel("measured latency together, ms")
+        axis.set_ylabel("device model, ms")
+        axis.legend(loc="upper left")
+    _save(pyplot, figure, path)
+    return "Latency together, as measured and as the device model has it; only cases held out."
+
+
+def _page(report: Report, captions: dict[str, str]) -> str:
+    rows = "".join(
+        f"<tr><td>{html.escape(check.name)}<td>{check.errors.n:,}<td>{check.errors.median:.1%}<td>{check.errors.p90:.1%}"
+        f"<td>{check.errors.worst:.1%}<td>{html.escape(check.errors.worst_case)}</tr>"
+        for check in report.checks
+    )
+    figures = "".join(
+        f'<figure><img src="{name}" alt="{caption}"><figcaption>{caption}</figcaption></figure>'
+        for name, caption in captions.items()
+    )
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>cotenant lab device</title>'
+        "<style>body{font:16px/1.5 sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem}img{max-width:100%}"
+        "figure{margin:2rem 0}td,th{padding:.2rem .8rem;text-align:left}</style>"
+        "<h1>The device model against measurements</h1>"
+        f"<p>cotenant lab device, seed {report.seed}; relative errors.</p>"
+        "<table><tr><th>check<th>held out<th>median<th>p90<th>worst<th>case</tr>"
+        f"{rows}</table>{figures}</html>\n"
+    )
