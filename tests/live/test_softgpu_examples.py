@@ -29,11 +29,11 @@ def said(directory: Path, *command: str) -> dict[str, float]:
 @pytest.mark.parametrize("mode", ["online", "training"])
 def test_replay_in_python(softgpu: Path, tmp_path: Path, mode: str) -> None:
     pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
-    stream = tmp_path / "stream.txt"
-    stream.write_text("# a request\nconv 80 256 30000 0\nnorm 20 128 5000 10000\n")
+    script_file = tmp_path / "launches.txt"
+    script_file.write_text("# a request\nconv 80 256 30000 0\nnorm 20 128 5000 10000\n")
     script = str(EXAMPLES / "replay.py")
     answer = said(
-        softgpu, sys.executable, script, "--mode", mode, "--seconds", "0.5", "--stream", str(stream), "--json"
+        softgpu, sys.executable, script, "--mode", mode, "--seconds", "0.5", "--script", str(script_file), "--json"
     )
     assert answer["count"] > 0
     assert answer["kernels"] == 2 * answer["count"]

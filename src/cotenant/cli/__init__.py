@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from cotenant import __version__
 from cotenant.cli.command import Parser, say
 from cotenant.cli.node import add_node_commands
+from cotenant.cli.profile import add_profile_commands
 from cotenant.cli.softgpu import add_softgpu_commands
 from cotenant.cli.study import add_study_commands
 from cotenant.errors import CotenantError
@@ -41,6 +42,7 @@ def _parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"cotenant {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     add_node_commands(commands)
+    add_profile_commands(commands)
     add_softgpu_commands(commands)
     add_study_commands(commands)
     return parser

@@ -7,6 +7,7 @@ largest value are kept exactly, and every answer lies between them.
 
 from __future__ import annotations
 
+import itertools
 import math
 from fractions import Fraction
 from typing import Final
@@ -48,6 +49,22 @@ class Histogram(Value, frozen=True):
     def mean(self) -> float:
         """The exact mean."""
         return self.total / self.count if self.count else 0.0
+
+    @property
+    def sound(self) -> bool:
+        """Whether it could have been recorded: what comes from outside may contradict itself."""
+        numbers = [bucket for bucket, _ in self.buckets]
+        counts = [times for _, times in self.buckets]
+        if not self.count:
+            return not self.buckets and self.total == self.lowest == self.highest == 0
+        return (
+            sum(counts) == self.count
+            and min(counts) > 0
+            and all(one < other for one, other in itertools.pairwise(numbers))
+            and 0 <= self.lowest <= self.highest
+            and (bucket_of(self.lowest), bucket_of(self.highest)) == (numbers[0], numbers[-1])
+            and self.lowest * self.count <= self.total <= self.highest * self.count
+        )
 
     def quantile(self, fraction: float) -> int:
         """The nearest-rank quantile within `RELATIVE_ERROR`; 0 when nothing was recorded."""

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import enum
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 from cotenant.domain.value import Value
 
 Extent: TypeAlias = tuple[int, int, int]
+
+# What one SM holds at once, as of compute capability 7.0 and 8.0 (CUDA C programming guide, table of technical
+# specifications); 8.6 and 8.9 hold fewer threads and blocks.
+_SM_THREADS: Final = 2048
+_SM_BLOCKS: Final = 32
+_SM_REGISTERS: Final = 65536
+_SM_SHARED_BYTES: Final = 96 * 1024
 
 
 class Work(enum.Enum):
@@ -37,3 +44,12 @@ class KernelIdentity(Value, frozen=True):
     def threads_per_block(self) -> int:
         """How many threads one block has."""
         return self.block[0] * self.block[1] * self.block[2]
+
+    def resident_blocks(self, registers: int) -> int:
+        """How many of its blocks fit on one SM of a data-centre GPU; 0: it is no kernel, or unlike any."""
+        if self.work is not Work.KERNEL or self.threads_per_block < 1:
+            return 0
+        by_threads = min(_SM_BLOCKS, _SM_THREADS // self.threads_per_block)
+        by_registers = _SM_REGISTERS // (registers * self.threads_per_block) if registers > 0 else by_threads
+        by_shared = _SM_SHARED_BYTES // self.shared_bytes if self.shared_bytes > 0 else by_threads
+        return max(min(by_threads, by_registers, by_shared), 1) if by_threads else 0

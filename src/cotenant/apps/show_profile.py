@@ -1,0 +1,173 @@
+"""How does a profile look in a terminal?"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Sequence
+from typing import Final
+
+from rich.console import Console
+
+from cotenant.apps.profile import Change, fills, kernel_label
+from cotenant.apps.show import counted, table
+from cotenant.domain.histogram import bucket_middle
+from cotenant.domain.profile import Profile
+from cotenant.format.quantity import round_duration
+from cotenant.live.profile.store import Kept
+
+GAP_STEPS_NS: Final = (0, 1_000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000, 1 << 62)
+"""Where classes of gaps begin; the last one ends where nothing is."""
+
+_BAR_CELLS: Final = 32
+_CHANGED: Final = 0.05
+_LAST_CELLS: Final = 24  # of a kernel's label: its grid and block, which tell it from its likes
+_LEAST_CELLS: Final = 12
+
+
+def show_profiles(console: Console, kept: Sequence[Kept], where: str) -> None:
+    """`cotenant profile list`."""
+    rows = [
+        [
+            _cut((one.profile.device or "unknown").removeprefix("NVIDIA "), 14),
+            str(one.profile.runs),
+            str(len(one.profile.timings)),
+            duration(one.profile.device_ns),
+            percent(one.profile.busy_ns, one.profile.span_ns),
+            _when(one.recorded_ns),
+            " ".join(one.profile.task.split()),
+        ]
+        for one in kept
+    ]
+    columns = ["DEVICE", "RUNS", "KERNELS", "GPU TIME", "BUSY", "RECORDED", "TASK"]
+    _fit(console, columns, rows, 0)
+    console.print(table(f"{counted(len(kept), 'profile')} in {where}", columns, rows))
+    if not rows:
+        console.print("none yet; make one with: cotenant profile record -- COMMAND", style="dim")
+
+
+def show_profile(console: Console, profile: Profile, most: int) -> None:
+    """`cotenant profile show`."""
+    head = f"{counted(profile.runs, 'run')} on {profile.device or 'an unknown device'}"
+    console.print(profile.task, style="bold", markup=False, highlight=False)
+    busy = percent(profile.busy_ns, profile.span_ns)
+    console.print(
+        f"{head}: {duration(profile.span_ns)} observed, device busy {busy}, idle {duration(profile.idle_ns)}\n"
+    )
+    ordered = sorted(profile.timings, key=lambda timing: -timing.expected_ns)
+    rows = [
+        [
+            percent(timing.expected_ns, profile.device_ns),
+            f"{timing.launches:,}",
+            duration(timing.mean_device_ns),
+            duration(timing.device.quantile(0.99)),
+            duration(timing.mean_gap_ns),
+            kernel_label(timing),
+        ]
+        for timing in ordered[:most]
+    ]
+    columns = ["SHARE", "LAUNCHES", "MEAN", "P99", "GAP AFTER", "KERNEL <GRID, BLOCK>"]
+    _fit(console, columns, rows, _LAST_CELLS)
+    console.print(table(f"{counted(len(ordered), 'kernel')} by share of device time", columns, rows))
+    if len(ordered) > most:
+        console.print(f"... and {len(ordered) - most} more; --most N shows them", style="dim")
+    _show_gaps(console, profile)
+    _show_fill(console, profile)
+
+
+def gap_classes(profile: Profile) -> list[tuple[str, int, int]]:
+    """Gaps by size: a label, how many, and the time in them."""
+    found = [[0, 0] for _ in GAP_STEPS_NS[1:]]
+    for timing in profile.timings:
+        for bucket, times in timing.gap.buckets:
+            middle = min(max(bucket_middle(bucket), timing.gap.lowest), timing.gap.highest)
+            place = next(i for i, above in enumerate(GAP_STEPS_NS[1:]) if middle < above)
+            found[place][0] += times
+            found[place][1] += times * middle
+    labels = [f"below {duration(GAP_STEPS_NS[1])}"]
+    labels += [f"from {duration(step)}" for step in GAP_STEPS_NS[1:-1]]
+    return [(label, count, total_ns) for label, (count, total_ns) in zip(labels, found, strict=True)]
+
+
+def _show_gaps(console: Console, profile: Profile) -> None:
+    classes = gap_classes(profile)
+    most_ns = max((total_ns for _, _, total_ns in classes), default=0)
+    all_ns = sum(total_ns for _, _, total_ns in classes)
+    rows = [
+        [label, f"{count:,}", duration(total_ns), percent(total_ns, all_ns), _bar(total_ns, most_ns)]
+        for label, count, total_ns in classes
+    ]
+    console.print()
+    console.print(table("gaps between kernels", ["GAP", "COUNT", "TIME", "OF GAP TIME", ""], rows))
+
+
+def _show_fill(console: Console, profile: Profile) -> None:
+    rows = [
+        [duration(fill.kernel_ns), duration(fill.filled_ns), f"{fill.filled_part:.0%}", f"{fill.slowdown:.1%}"]
+        for fill in fills(profile)
+    ]
+    console.print()
+    console.print(
+        table("what a neighbour could fill", ["ITS KERNELS LAST", "IT GETS", "OF IDLE TIME", "SLOWS THIS BY"], rows)
+    )
+
+
+def show_difference(console: Console, before: Profile, after: Profile, changes: Sequence[Change], most: int) -> None:
+    """`cotenant profile diff`."""
+    worth = [change for change in changes if change.ratio is None or abs(change.ratio - 1) >= _CHANGED]
+    rows = [
+        [
+            f"{change.share:.1%}",
+            "-" if change.before_ns is None else duration(change.before_ns),
+            "-" if change.after_ns is None else duration(change.after_ns),
+            _verdict(change),
+            change.name,
+        ]
+        for change in worth[:most]
+    ]
+    title = f"{counted(len(worth), 'kernel')} of {len(changes)} differ by {_CHANGED:.0%} or more"
+    columns = ["SHARE", "BEFORE", "AFTER", "CHANGE", "KERNEL <GRID, BLOCK>"]
+    _fit(console, columns, rows, _LAST_CELLS)
+    console.print(table(title, columns, rows))
+    both = ((before, "before"), (after, "after"))
+    said = [f"{word}: busy {percent(one.busy_ns, one.span_ns)} of {duration(one.span_ns)}" for one, word in both]
+    console.print("; ".join(said))
+
+
+def _verdict(change: Change) -> str:
+    if change.ratio is None:
+        return "new" if change.before_ns is None else "gone"
+    return f"{change.ratio - 1:+.1%}"
+
+
+def duration(nanoseconds: float) -> str:
+    """Short, for a table."""
+    return round_duration(round(nanoseconds))
+
+
+def percent(part: float, whole: float) -> str:
+    """A part of a whole; a dash where there is none."""
+    return f"{part / whole:.1%}" if whole else "-"
+
+
+def _fit(console: Console, columns: Sequence[str], rows: Sequence[list[str]], tail: int) -> None:
+    """Cut the last cells to what the others leave: names of kernels are longer than any terminal is wide."""
+    widest = [max([len(columns[i]), *(len(row[i]) for row in rows)]) for i in range(len(columns) - 1)]
+    room = max(console.width - sum(widest) - 2 * len(widest), _LEAST_CELLS)
+    for row in rows:
+        row[-1] = _cut(row[-1], room, tail)
+
+
+def _cut(text: str, cells: int, tail: int = 0) -> str:
+    """Shortened in front of its last `tail` letters."""
+    if len(text) <= cells:
+        return text
+    kept = min(tail, cells // 2)
+    return f"{text[: cells - kept - 1]}\N{HORIZONTAL ELLIPSIS}{text[len(text) - kept :]}"
+
+
+def _bar(value: float, most: float) -> str:
+    return "\N{FULL BLOCK}" * round(_BAR_CELLS * value / most) if most else ""
+
+
+def _when(unix_ns: int) -> str:
+    return dt.datetime.fromtimestamp(unix_ns / 1e9, tz=dt.UTC).strftime("%m-%d %H:%M")

@@ -1,0 +1,1 @@
+"""Profiles on disk: the store, and files to import from."""
