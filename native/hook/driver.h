@@ -1,4 +1,4 @@
-/* The part of the CUDA driver ABI that the hook passes on, in our own words; a test compares it with NVIDIA's header. */
+/* The part of the CUDA driver ABI that the hook passes on, in our own words; a test holds it against NVIDIA's. */
 #ifndef COTENANT_HOOK_DRIVER_H
 #define COTENANT_HOOK_DRIVER_H
 

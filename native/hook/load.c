@@ -85,7 +85,7 @@ static uint64_t look_inside(struct ct_session *session, CUgraphNode *nodes, size
             continue;
         uintptr_t handle = node.func ? (uintptr_t)node.func : (uintptr_t)node.kern;
         if (!handle || (!ct_function_name(session, handle, &name) &&
-                        (!ct_has(CT_cuFuncGetName) || CT_NEXT(cuFuncGetName)(&name, (CUfunction)handle) != CUDA_SUCCESS)))
+                        CT_NEXT(cuFuncGetName)(&name, (CUfunction)handle) != CUDA_SUCCESS))
             continue;
         mixed = mix_in(mixed, name) ^ node.gridDimX ^ ((uint64_t)node.blockDimX << 32);
         if (!*first)
@@ -108,7 +108,9 @@ static void name_graph(CUgraphExec made, CUgraph graph)
         CT_NEXT(cuGraphGetNodes)(graph, nodes, &count) == CUDA_SUCCESS)
         mixed = look_inside(session, nodes, count, &first);
     free(nodes);
-    snprintf(name, sizeof name, "graph of %zu #%08x %.160s", count, (unsigned)(mixed ^ mixed >> 32), first ? first : "");
+    if (!first)
+        first = "";
+    snprintf(name, sizeof name, "graph of %zu #%08x %.160s", count, (unsigned)(mixed ^ mixed >> 32), first);
     ct_function_note(session, (uintptr_t)made, (uintptr_t)made, name);
 }
 

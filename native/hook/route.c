@@ -112,11 +112,6 @@ int ct_bind(int may_load)
     return 1;
 }
 
-int ct_has(enum ct_call call)
-{
-    return atomic_load_explicit(&ct_next[call], memory_order_relaxed) != (void *)not_in_this_driver;
-}
-
 void *ct_substitute(void *address, int *is_known)
 {
     *is_known = 1;

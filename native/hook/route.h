@@ -11,7 +11,8 @@
 
 /* Every line of hooked.def as one macro per symbol: CT_EACH_HOOK(what, symbol, types...), and ASKED as it is. */
 #define ONE(what, ...) CT_EACH_HOOK(what, __VA_ARGS__)
-#define TWO(what, symbol, twin, ...) CT_EACH_HOOK(what, symbol, __VA_ARGS__) CT_EACH_HOOK(what, symbol##twin, __VA_ARGS__)
+#define TWO(what, symbol, twin, ...)                                                                                   \
+    CT_EACH_HOOK(what, symbol, __VA_ARGS__) CT_EACH_HOOK(what, symbol##twin, __VA_ARGS__)
 #define ENGINE(symbol, twin, engine, bytes, stream, ...)                                                               \
     CT_EACH_HOOK(ENGINE, symbol, __VA_ARGS__) CT_EACH_HOOK(ENGINE, symbol##twin, __VA_ARGS__)
 
@@ -47,9 +48,6 @@ extern const char *const ct_names[CT_CALL_COUNT];
 
 /* Finds the driver, once; 0 if there is none. `may_load` says whether it may be loaded for that. */
 int ct_bind(int may_load);
-
-/* Whether the driver has a function that only the hook asks for. */
-int ct_has(enum ct_call call);
 
 /* The hook that stands in for this address of the driver, or the address itself. `*is_known` tells which. */
 void *ct_substitute(void *address, int *is_known);

@@ -95,9 +95,9 @@ static const char *ask_name(enum ct_work work, uintptr_t handle)
     const char *name = NULL;
     if (work == CT_WORK_GRAPH)
         return "graph";
-    if (ct_has(CT_cuFuncGetName) && CT_NEXT(cuFuncGetName)(&name, (CUfunction)handle) == CUDA_SUCCESS && name)
+    if (CT_NEXT(cuFuncGetName)(&name, (CUfunction)handle) == CUDA_SUCCESS && name)
         return name;
-    if (ct_has(CT_cuKernelGetName) && CT_NEXT(cuKernelGetName)(&name, (CUkernel)handle) == CUDA_SUCCESS && name)
+    if (CT_NEXT(cuKernelGetName)(&name, (CUkernel)handle) == CUDA_SUCCESS && name)
         return name;
     return "unnamed";
 }
@@ -243,7 +243,9 @@ void ct_book(struct ct_session *session, const struct ct_identity *identity, uin
         session->step = step->next_step;
     }
     if (CT_UNLIKELY(session->until_sample && --session->until_sample == 0)) {
-        session->until_sample = session->sample_every;
+        /* Not every n-th: a program repeats itself, and the same kernel would be timed each time. */
+        session->dice = session->dice * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        session->until_sample = 1 + (uint32_t)((session->dice >> 33) % (2 * (uint64_t)session->sample_every - 1));
         atomic_store_explicit(&session->time_next, 1, memory_order_relaxed);
     }
     ct_unlock(session);

@@ -49,7 +49,7 @@ struct ct_session {
     _Atomic int time_next; /* whether the next launch gets a pair of events */
     _Atomic int captures;  /* streams that are being captured */
     uint32_t sample_every, until_sample;
-    uint64_t last_ticks;
+    uint64_t last_ticks, dice;
     struct ct_step *step;
     struct ct_clock clock;
     struct ct_record record;
@@ -112,7 +112,8 @@ static inline int ct_same_shape(const struct ct_shape *one, const struct ct_shap
 }
 
 /* The identity of a launch, if it was seen before: reads only, without a lock. */
-static inline struct ct_identity *ct_identity(struct ct_session *session, uintptr_t handle, const struct ct_shape *shape)
+static inline struct ct_identity *ct_identity(struct ct_session *session, uintptr_t handle,
+                                              const struct ct_shape *shape)
 {
     _Static_assert(CT_IDENTITY_BUCKETS == 1 << 12, "ct_hash gives twelve bits");
     struct ct_identity *found =
@@ -142,6 +143,6 @@ void ct_functions_forget(struct ct_session *session, uintptr_t owner);
 void ct_seen_unknown(const char *name);
 int ct_unknown_is_refused(void);
 void ct_seen_export_table(void);
-void ct_seen_memory(int is_free);
+void ct_seen_memory(int is_free, CUresult result);
 
 #endif

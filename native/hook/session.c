@@ -61,6 +61,8 @@ static struct ct_session *make_session(const char *directory)
         munmap(session, sizeof *session);
         return NULL;
     }
+    atomic_store_explicit(&session->record.header->crowded, number_in(getenv("COTENANT_CROWDED"), 0) != 0,
+                          memory_order_relaxed);
     ct_clock_open(&session->clock);
     atomic_store_explicit(&session->time_next, session->is_measuring, memory_order_relaxed);
     return session;
@@ -116,10 +118,10 @@ void ct_seen_export_table(void)
         atomic_fetch_add_explicit(&session->record.header->export_tables, 1, memory_order_relaxed);
 }
 
-void ct_seen_memory(int is_free)
+void ct_seen_memory(int is_free, CUresult result)
 {
     struct ct_session *session = ct_session();
-    if (session) {
+    if (session && result == CUDA_SUCCESS) {
         struct ct_record_header *header = session->record.header;
         atomic_fetch_add_explicit(is_free ? &header->frees : &header->allocations, 1, memory_order_relaxed);
     }

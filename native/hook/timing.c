@@ -14,6 +14,8 @@ struct ct_pair {
     CUevent begin, end;
     const struct ct_identity *identity;
     uint64_t untimed_before; /* a gap is one only if nothing unseen ran in it */
+    uint64_t begin_ticks;    /* 0: the stream was busy, and the work follows its begin at once */
+    double late_ns;          /* the host's own delay from the begin to the launch, while the stream stood idle */
     unsigned generation;
     int context;
     struct ct_pair *next;
@@ -137,6 +139,11 @@ static CUresult mark(CUevent event, CUstream stream, int is_twin)
     return is_twin ? CT_NEXT(cuEventRecord_ptsz)(event, stream) : CT_NEXT(cuEventRecord)(event, stream);
 }
 
+static int is_idle(CUstream stream, int is_twin)
+{
+    return (is_twin ? CT_NEXT(cuStreamQuery_ptsz)(stream) : CT_NEXT(cuStreamQuery)(stream)) == CUDA_SUCCESS;
+}
+
 struct ct_pair *ct_timing_begin(struct ct_session *session, CUstream stream, int is_twin)
 {
     struct ct_record_header *header = session->record.header;
@@ -156,20 +163,28 @@ struct ct_pair *ct_timing_begin(struct ct_session *session, CUstream stream, int
     }
     if (!pair)
         return NULL;
+    pair->begin_ticks = 0;
     if ((!pair->begin && CT_NEXT(cuEventCreate)(&pair->begin, CU_EVENT_DEFAULT) != CUDA_SUCCESS) ||
-        (!pair->end && CT_NEXT(cuEventCreate)(&pair->end, CU_EVENT_DEFAULT) != CUDA_SUCCESS) ||
-        mark(pair->begin, stream, is_twin) != CUDA_SUCCESS) {
+        (!pair->end && CT_NEXT(cuEventCreate)(&pair->end, CU_EVENT_DEFAULT) != CUDA_SUCCESS)) {
         give_back(timing, pair, 1);
         return NULL;
     }
     pair->untimed_before = atomic_load_explicit(&header->untimed, memory_order_relaxed);
+    if (is_idle(stream, is_twin))
+        pair->begin_ticks = ct_clock_ticks(&session->clock);
+    if (mark(pair->begin, stream, is_twin) != CUDA_SUCCESS) {
+        give_back(timing, pair, 1);
+        return NULL;
+    }
     return pair;
 }
 
 void ct_timing_end(struct ct_session *session, struct ct_pair *pair, const struct ct_identity *identity,
-                   CUstream stream, int is_twin)
+                   uint64_t launch_ticks, CUstream stream, int is_twin)
 {
     struct ct_timing *timing = session->timing;
+    const uint64_t begin_ticks = pair->begin_ticks;
+    pair->late_ns = begin_ticks ? (double)ct_clock_between_ns(&session->clock, begin_ticks, launch_ticks) : 0;
     if (!identity || mark(pair->end, stream, is_twin) != CUDA_SUCCESS) {
         give_back(timing, pair, identity != NULL);
         return;
@@ -207,16 +222,20 @@ static int place_in_time(struct ct_session *session, struct context *context, co
     const struct ct_pair *reference = context->reference;
     if (reference && CT_NEXT(cuEventElapsedTime)(&since_ms, reference->end, pair->begin) != CUDA_SUCCESS)
         return 0;
-    double begin_ns = context->reference_end_ns + 1e6 * (double)since_ms, end_ns = begin_ns + length_ns;
+    double begin_ns = context->reference_end_ns + 1e6 * (double)since_ms + pair->late_ns, end_ns = begin_ns + length_ns;
+    int is_next = reference && reference->untimed_before == pair->untimed_before;
     if (!reference || begin_ns >= context->covered_until_ns) {
         uint64_t gap_ns = reference ? whole_ns(begin_ns - context->covered_until_ns) : 0;
-        if (reference && reference->untimed_before == pair->untimed_before)
+        if (is_next)
             ct_histogram_add(&context->covered_by->kernel->gap, gap_ns);
         CT_ADD(header->span_ns, gap_ns + whole_ns(length_ns));
         CT_ADD(header->busy_ns, whole_ns(length_ns));
-    } else if (end_ns > context->covered_until_ns) { /* it ran beside what came before */
-        CT_ADD(header->span_ns, whole_ns(end_ns - context->covered_until_ns));
-        CT_ADD(header->busy_ns, whole_ns(end_ns - context->covered_until_ns));
+    } else { /* it ran beside what came before */
+        uint64_t more_ns = whole_ns(end_ns - context->covered_until_ns);
+        if (is_next)
+            ct_histogram_add(&context->covered_by->kernel->gap, 0);
+        CT_ADD(header->span_ns, more_ns);
+        CT_ADD(header->busy_ns, more_ns);
     }
     if (!reference || end_ns > context->covered_until_ns) {
         context->covered_until_ns = end_ns;
@@ -241,7 +260,9 @@ static int read_oldest(struct ct_session *session, struct context *context)
         return 0;
     if (result == CUDA_SUCCESS)
         result = CT_NEXT(cuEventElapsedTime)(&length_ms, pair->begin, pair->end);
-    double length_ns = 1e6 * (double)length_ms;
+    double length_ns = 1e6 * (double)length_ms - pair->late_ns;
+    if (length_ns < 0)
+        length_ns = 0;
     int is_read = result == CUDA_SUCCESS;
     if (is_read && session->is_measuring)
         is_read = place_in_time(session, context, pair, length_ns);

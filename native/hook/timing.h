@@ -15,9 +15,10 @@ void ct_timing_unmake(struct ct_timing *timing);
 /* Marks the beginning of a launch in its stream; NULL if it is not to be timed. */
 struct ct_pair *ct_timing_begin(struct ct_session *session, CUstream stream, int is_twin);
 
-/* Marks its end, or gives the pair back when the launch failed or has no identity. */
+/* Marks its end, or gives the pair back when the launch failed or has no identity. An idle stream reaches the begin at
+ * once and the work only when it is launched: that delay is the host's, and is taken off. */
 void ct_timing_end(struct ct_session *session, struct ct_pair *pair, const struct ct_identity *identity,
-                   CUstream stream, int is_twin);
+                   uint64_t launch_ticks, CUstream stream, int is_twin);
 
 /* Takes over what is complete in the current context. Never waits. */
 void ct_timing_harvest(struct ct_session *session);

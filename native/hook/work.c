@@ -26,7 +26,8 @@ void ct_piece_settle(struct ct_piece *piece, enum ct_work work, uintptr_t handle
     if (is_work && !piece->identity)
         piece->identity = ct_identity_make(session, work, handle, shape);
     if (piece->pair)
-        ct_timing_end(session, piece->pair, is_work ? piece->identity : NULL, piece->stream, piece->is_twin);
+        ct_timing_end(session, piece->pair, is_work ? piece->identity : NULL, piece->ticks, piece->stream,
+                      piece->is_twin);
     if (is_work && !piece->pair)
         atomic_fetch_add_explicit(&header->untimed, 1, memory_order_relaxed);
     if (is_work)
