@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -26,6 +27,7 @@ Say: TypeAlias = Callable[[str], None]
 MEASURED_RUNS: Final = 3
 _FIRST_LOOK_S: Final = 0.1
 _LONGEST_LOOK_S: Final = 2.0
+_PATIENCE_S: Final = 1.0
 _REMEDY: Final = "it may be linked statically, or load the driver by its path"
 
 
@@ -40,7 +42,7 @@ class Hooked:
         self._strays: dict[int, str] = {}
         self._crowded = False
         self.measuring = measuring
-        self.home = Path(tempfile.mkdtemp(prefix="run-", dir=home))
+        self.home = Path(tempfile.mkdtemp(prefix=f"run-{os.getpid()}-", dir=home))
         self.records = self.home / "records"
         self.records.mkdir(mode=0o700)
         make_shim(self.home / "shim", driver)
@@ -99,6 +101,7 @@ def hook_into(
         return None
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _clear_away(home)
         return Hooked(config, home, driver, measuring=_is_measuring(config.measure, task, store), say=say)
     except OSError as error:
         say(f"the hook cannot be put in place: {error.strerror} ({error.filename}); the program runs without it")
@@ -106,6 +109,14 @@ def hook_into(
     except WorldError as error:
         say(f"{error}; the program runs without it")
         return None
+
+
+def _clear_away(home: Path) -> None:
+    """What runs left behind that were killed themselves."""
+    for left in home.glob("run-*-*"):
+        pid = left.name.split("-")[1]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(left, ignore_errors=True)
 
 
 def _is_measuring(wanted: str, task: str, store: ProfileStore | None) -> bool:
@@ -143,7 +154,7 @@ def keep(profiles: Sequence[Profile], store: ProfileStore | None, say: Say) -> N
 def is_crowded(socket: Path, tenant: str, gpu: int) -> bool:
     """Whether another tenant is on the same device; when the node is away we do not know, and assume it."""
     try:
-        roll = tenants_of(socket)
+        roll = tenants_of(socket, _PATIENCE_S)
     except CotenantError:
         return True
     there = [view.tenant for view in roll.tenants]

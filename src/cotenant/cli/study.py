@@ -22,7 +22,7 @@ def add_study_commands(commands: Any) -> None:
     simulate.add_argument("--log", action="store_true", help="print every turn")
     simulate.add_argument("--journal", default="", metavar="FILE", help="write the journal here")
     bench = add_command(commands, "bench", "Measure cotenant itself.", _bench, json=True)
-    bench.add_argument("name", choices=["loop", "device"], help="loop: the two clocks; device: the software GPU")
+    bench.add_argument("name", choices=["loop", "device", "hook"], help="loop: the two clocks; device: the software GPU; hook")
     bench.add_argument("--rounds", type=int, default=5, help="interleaved repetitions (default 5)")
     demo = add_command(commands, "demo", "The main job in front of your eyes, on this machine.", _demo, json=True)
     demo.add_argument("--replay", default="", metavar="FILE", help="examples/replay.py: also share a software GPU")
@@ -56,11 +56,12 @@ def _simulate(options: argparse.Namespace) -> int:
 def _bench(options: argparse.Namespace) -> int:
     from cotenant.apps.show import show_bench
     from cotenant.experiment.device import bench_device
+    from cotenant.experiment.hook import bench_hook
     from cotenant.experiment.loop import bench_loop
 
     if not 1 <= options.rounds <= 1000:
         raise ConfigError("--rounds", options.rounds, "choose 1 to 1000")
-    figures = {"loop": bench_loop, "device": bench_device}[options.name](options.rounds, say)
+    figures = {"loop": bench_loop, "device": bench_device, "hook": bench_hook}[options.name](options.rounds, say)
     if not options.json:
         show_bench(Console(), figures)
     else:

@@ -42,6 +42,11 @@ def door() -> Path:
     return _installed(f"{_OURS}door-{__version__}.so")
 
 
+def idle_driver() -> Path:
+    """A driver that does nothing, for measuring the way to it."""
+    return _installed(f"{_OURS}idle-{__version__}.so")
+
+
 def _installed(name: str) -> Path:
     path = Path(_native.__file__).parent / "_hook" / name
     if not path.exists():
