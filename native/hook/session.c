@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 _Atomic(struct ct_page *) ct_page;
 
@@ -79,6 +80,7 @@ struct ct_session *ct_session_open(void)
         struct ct_session *expected = NULL;
         session = make_session(directory);
         if (session && !atomic_compare_exchange_strong(&page->session, &expected, session)) {
+            unlink(session->record.path);
             munmap(session->record.header, CT_RECORD_BYTES);
             ct_timing_unmake(session->timing);
             munmap(session, sizeof *session);
