@@ -8,7 +8,9 @@
 #include <string.h>
 #include <sys/mman.h>
 
-enum { CONTEXTS = 16, PAIRS = 1024, HARVEST_EVERY = 16 };
+/* An event takes a place in the device's queues as a kernel does: a program that fills them must not block because of
+ * us, so few pairs are under way at a time, and what finds none is not timed. */
+enum { CONTEXTS = 16, PAIRS = 256, SAMPLED_PAIRS = 16, HARVEST_EVERY = 16 };
 
 struct ct_pair {
     CUevent begin, end;
@@ -152,6 +154,8 @@ struct ct_pair *ct_timing_begin(struct ct_session *session, CUstream stream, int
         atomic_store_explicit(&session->time_next, 0, memory_order_relaxed);
         if (atomic_load_explicit(&header->crowded, memory_order_relaxed))
             return NULL; /* what a neighbour slows down says nothing of the kernel */
+        if (atomic_load_explicit(&timing->waiting, memory_order_relaxed) >= SAMPLED_PAIRS)
+            return NULL; /* the next call that waits will read them */
     }
     CUcontext context = current();
     if (!context || is_capturing(session, stream, is_twin))
