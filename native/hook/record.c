@@ -11,8 +11,9 @@
 
 static const uint64_t MAGIC = UINT64_C(0x31434552544f43); /* "COTREC1" in little-endian bytes */
 
-/* Attempts at a name: a process that forks and a library in a second namespace share pid or memory, not both. */
-enum { NAMES = 64 };
+/* Attempts at a name: a process that forks and a library in a second namespace share pid or memory, not both.
+ * READY divides both tables. */
+enum { NAMES = 64, READY = 32 };
 
 static int make_file(struct ct_record *record, const char *directory)
 {
@@ -52,8 +53,7 @@ static void fill(struct ct_record_header *header, int is_measuring)
     header->interval_limit = CT_RECORD_INTERVALS;
     header->pid = (uint32_t)getpid();
     header->is_measuring = (uint32_t)is_measuring;
-    atomic_thread_fence(memory_order_release);
-    header->magic = MAGIC;
+    atomic_store_explicit(&header->magic, MAGIC, memory_order_release); /* from here on it is a record */
 }
 
 int ct_record_open(struct ct_record *record, const char *directory, int is_measuring)
@@ -79,20 +79,33 @@ int ct_record_open(struct ct_record *record, const char *directory, int is_measu
     return 1;
 }
 
+/* Whether entry `number` of a table has its memory; some are made ready at a time, for a file system takes a while. */
+static int is_ready(const struct ct_record *record, uint32_t *ready, uint32_t number, uint32_t limit, off_t table,
+                    off_t entry)
+{
+    if (number >= limit)
+        return 0;
+    if (number >= *ready && allocate(record, table + (off_t)*ready * entry, READY * entry))
+        *ready += READY;
+    return number < *ready;
+}
+
 struct ct_record_kernel *ct_record_kernel(struct ct_record *record, uint32_t *number)
 {
     struct ct_record_kernel *kernels = (void *)((char *)record->header + CT_RECORD_KERNELS_AT);
     *number = atomic_load_explicit(&record->header->kernels, memory_order_relaxed);
-    off_t at = CT_RECORD_KERNELS_AT + (off_t)*number * (off_t)sizeof *kernels;
-    return *number < CT_RECORD_KERNELS && allocate(record, at, sizeof *kernels) ? &kernels[*number] : NULL;
+    int is_there = is_ready(record, &record->kernels_ready, *number, CT_RECORD_KERNELS, CT_RECORD_KERNELS_AT,
+                            sizeof *kernels);
+    return is_there ? &kernels[*number] : NULL;
 }
 
 struct ct_record_interval *ct_record_interval(struct ct_record *record)
 {
     struct ct_record_interval *intervals = (void *)((char *)record->header + CT_RECORD_INTERVALS_AT);
     uint32_t number = atomic_load_explicit(&record->header->intervals, memory_order_relaxed);
-    off_t at = CT_RECORD_INTERVALS_AT + (off_t)number * (off_t)sizeof *intervals;
-    return number < CT_RECORD_INTERVALS && allocate(record, at, sizeof *intervals) ? &intervals[number] : NULL;
+    int is_there = is_ready(record, &record->intervals_ready, number, CT_RECORD_INTERVALS, CT_RECORD_INTERVALS_AT,
+                            sizeof *intervals);
+    return is_there ? &intervals[number] : NULL;
 }
 
 void ct_record_publish_kernel(struct ct_record *record)

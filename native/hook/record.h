@@ -48,7 +48,7 @@ struct ct_record_interval {
 };
 
 struct ct_record_header {
-    uint64_t magic;
+    _Atomic uint64_t magic;
     uint32_t version, header_bytes;
     uint32_t kernel_bytes, interval_bytes;
     uint32_t kernel_limit, interval_limit;
@@ -79,6 +79,7 @@ struct ct_record {
     char path[1024];
     dev_t device;
     ino_t inode;
+    uint32_t kernels_ready, intervals_ready; /* entries whose memory is there */
     struct ct_record_header *header;
 };
 

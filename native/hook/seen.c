@@ -157,7 +157,7 @@ struct ct_identity *ct_identity_make(struct ct_session *session, enum ct_work wo
     ct_unlock(session);
     const char *asked = function ? NULL : ask_name(work, handle);
     uint32_t blocks_per_sm = ask_blocks_per_sm(work, handle, shape), number = 0;
-    if (!session->record.header->device[0])
+    if (!atomic_exchange_explicit(&session->is_device_named, 1, memory_order_relaxed))
         ct_timing_name_device(session);
     ct_lock(session);
     struct ct_identity *made = ct_identity(session, handle, shape); /* another thread may have been here */

@@ -56,6 +56,7 @@ struct ct_session {
     struct ct_timing *timing;
     int is_measuring;
     /* What is rarely touched. */
+    _Atomic int is_device_named;
     uint32_t identity_count, function_count, step_count;
     struct ct_step overflow;
     _Atomic(struct ct_identity *) identities[CT_IDENTITY_BUCKETS];
