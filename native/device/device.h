@@ -15,6 +15,7 @@
 #define CT_DEVICE_NEVER UINT64_MAX /* not foreseeable: depends on a host function or on nothing submitted yet */
 #define CT_DEVICE_DONE UINT64_C(0) /* a projection of what is complete already */
 #define CT_GROUP_OWN UINT32_MAX    /* the client shares its time slices with nobody */
+#define CT_DEVICE_FULL_SPEED (UINT32_C(1) << 30)
 
 enum { CT_DEVICE_MAX_CLIENTS = 64, CT_DEVICE_MAX_HANDLES = 65535, CT_DEVICE_WARP_THREADS = 32 };
 
@@ -92,6 +93,10 @@ int ct_device_client_add(struct ct_device *device, uint64_t now_ns, uint32_t gro
  * Waits of other clients for its events are released. Its books can be read until the slot is used again. */
 int ct_device_client_kill(struct ct_device *device, uint64_t now_ns, uint32_t client);
 
+/* A fatal fault: as with a kill its queued ops vanish and its running blocks and copies stop at once, but its contexts,
+ * streams, events and memory stay until they are destroyed. */
+int ct_device_client_stop(struct ct_device *device, uint64_t now_ns, uint32_t client);
+
 /* sm_cap: at most this many SMs' worth of blocks at once for the context; 0: no cap. */
 int ct_device_context_create(struct ct_device *device, uint64_t now_ns, uint32_t client, uint32_t sm_cap,
                              uint32_t *context);
@@ -165,6 +170,15 @@ int ct_device_event_record(struct ct_device *device, uint64_t now_ns, uint32_t s
                            uint64_t *op);
 int ct_device_event_wait(struct ct_device *device, uint64_t now_ns, uint32_t stream, uint32_t event, uint64_t tag,
                          uint64_t *op);
+
+/* A kernel (or copy on the device, or memset) that is to take no longer: running or first in its stream it is complete at
+ * this instant, further behind it will be as soon as it is placed. STALE: complete already; INVALID: of another kind. */
+int ct_device_op_cut(struct ct_device *device, uint64_t now_ns, uint64_t op);
+
+/* The device's clocks, of the SMs and of the memory alike: from this instant all grids, running and to come, progress
+ * `speed` / CT_DEVICE_FULL_SPEED as fast. Copies to and from the host keep their pace. */
+int ct_device_set_speed(struct ct_device *device, uint64_t now_ns, uint32_t speed); /* 1 to CT_DEVICE_FULL_SPEED */
+uint32_t ct_device_speed(const struct ct_device *device);
 
 /* ---- what has happened, what will ------------------------------------------------------------------------- */
 

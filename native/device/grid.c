@@ -37,12 +37,12 @@ static void cut_train(struct ct_device *d, uint32_t group, struct ct_chunk *chun
     uint64_t left_ns = chunk->end_ns - from_ns;
     if (chunk->waves == 1 || left_ns == 0)
         return;
-    uint64_t work_ns = ct_max(1, ct_scale(left_ns, op->rate, CT_RATE_FULL, 0));
+    uint64_t pace = ct_pace(d, op->rate), work_ns = ct_max(1, ct_scale(left_ns, pace, CT_RATE_FULL, 0));
     uint64_t unbegun = ct_min((work_ns - 1) / op->block_ns, chunk->waves - 1);
     op->pending_blocks += unbegun * chunk->blocks;
     ct_books_retired(d, op, (chunk->waves - 1 - unbegun) * chunk->blocks);
     chunk->waves = 1;
-    chunk->end_ns = from_ns + ct_scale(work_ns - unbegun * op->block_ns, CT_RATE_FULL, op->rate, op->rate - 1);
+    chunk->end_ns = from_ns + ct_scale(work_ns - unbegun * op->block_ns, CT_RATE_FULL, pace, pace - 1);
     d->dispatch_due = 1;
 }
 
@@ -62,7 +62,7 @@ static int stop_train(struct ct_device *d, uint32_t group, struct ct_chunk *chun
     struct ct_op *op = &ct_ops(d)[chunk->op];
     uint64_t left_ns = chunk->end_ns - d->now_ns;
     uint64_t unbegun = left_ns / op->block_ns;
-    if (!d->in_step || !ct_group_is_on(d, group) || op->rate != CT_RATE_FULL || left_ns % op->block_ns != 0 ||
+    if (!d->in_step || !ct_group_is_on(d, group) || ct_pace(d, op->rate) != CT_RATE_FULL || left_ns % op->block_ns != 0 ||
         unbegun >= chunk->waves)
         return 0;
     op->pending_blocks += unbegun * chunk->blocks;
@@ -161,9 +161,16 @@ void ct_grid_remove(struct ct_device *d, uint32_t op)
     d->dispatch_due = 1;
 }
 
-static uint64_t block_time_ns(const struct ct_op *op)
+void ct_grid_finish(struct ct_device *d, uint32_t op)
 {
-    return op->rate == CT_RATE_FULL ? op->block_ns : ct_scale(op->block_ns, CT_RATE_FULL, op->rate, op->rate - 1);
+    ct_grid_remove(d, op);
+    ct_order_complete(d, op);
+}
+
+static uint64_t block_time_ns(const struct ct_device *d, const struct ct_op *op)
+{
+    uint64_t pace = ct_pace(d, op->rate);
+    return pace == CT_RATE_FULL ? op->block_ns : ct_scale(op->block_ns, CT_RATE_FULL, pace, pace - 1);
 }
 
 /* The kernel whose blocks are next to be placed. */
@@ -198,7 +205,7 @@ int ct_grid_refill(struct ct_device *d, uint32_t group)
     }
     if (op->pending_blocks < blocks + d->capacity_share / op->share)
         return 0;
-    uint64_t end_ns = ct_later(d->now_ns, block_time_ns(op)), next_ns = end_ns;
+    uint64_t end_ns = ct_later(d->now_ns, block_time_ns(d, op)), next_ns = end_ns;
     for (uint32_t i = 0; i < g->chunk_count; i++) {
         if (chunks[i].end_ns == d->now_ns)
             chunks[i].end_ns = end_ns;
@@ -276,7 +283,7 @@ static int place(struct ct_device *d, uint32_t group, uint32_t op, uint64_t bloc
         o->start_ns = d->now_ns;
         g->resident_grids++;
     }
-    uint64_t wave_ns = block_time_ns(o);
+    uint64_t wave_ns = block_time_ns(d, o);
     if (crowded) {
         merge(d, group, op, blocks, ct_later(d->now_ns, wave_ns));
         o->pending_blocks -= blocks;

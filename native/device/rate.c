@@ -30,6 +30,45 @@ void ct_rate_share(struct ct_flow *flows, uint32_t count, uint64_t bytes_per_s)
     }
 }
 
+/* The end of what has run at one pace and goes on at another. */
+static uint64_t repaced(uint64_t end_ns, uint64_t from_ns, uint64_t pace, uint64_t next_pace)
+{
+    return ct_later(from_ns, ct_scale(end_ns - from_ns, pace, next_pace, next_pace - 1));
+}
+
+int ct_device_set_speed(struct ct_device *d, uint64_t now_ns, uint32_t speed)
+{
+    if (speed == 0 || speed > CT_DEVICE_FULL_SPEED)
+        return CT_DEVICE_INVALID;
+    ct_time_enter(d, now_ns);
+    if (speed == d->speed)
+        return CT_DEVICE_OK;
+    uint64_t before = d->speed;
+    for (uint32_t group = 0; group < d->limits.clients; group++) {
+        struct ct_group *g = &ct_groups(d)[group];
+        struct ct_chunk *chunks = ct_chunks(d, group);
+        int is_on = ct_group_is_on(d, group);
+        uint64_t from_ns = is_on ? d->now_ns : 0, next_ns = CT_DEVICE_NEVER;
+        for (uint32_t i = 0; i < g->chunk_count; i++) {
+            uint64_t rate = ct_ops(d)[chunks[i].op].rate;
+            d->speed = before;
+            uint64_t pace = ct_pace(d, rate);
+            d->speed = speed;
+            chunks[i].end_ns = repaced(chunks[i].end_ns, from_ns, pace, ct_pace(d, rate));
+            next_ns = ct_min(next_ns, chunks[i].end_ns);
+        }
+        if (is_on)
+            g->next_end_ns = next_ns;
+    }
+    d->speed = speed;
+    return CT_DEVICE_OK;
+}
+
+uint32_t ct_device_speed(const struct ct_device *d)
+{
+    return (uint32_t)d->speed;
+}
+
 /* After the set of running blocks changed: new rates, and new ends for what is in flight. */
 void ct_rate_update(struct ct_device *d, uint32_t group)
 {
@@ -59,8 +98,7 @@ void ct_rate_update(struct ct_device *d, uint32_t group)
     for (uint32_t i = 0; i < g->chunk_count; i++) {
         const struct ct_op *o = &ct_ops(d)[chunks[i].op];
         if (o->next_rate != o->rate)
-            chunks[i].end_ns = ct_later(from_ns, ct_scale(chunks[i].end_ns - from_ns, o->rate, o->next_rate,
-                                                          o->next_rate - 1));
+            chunks[i].end_ns = repaced(chunks[i].end_ns, from_ns, ct_pace(d, o->rate), ct_pace(d, o->next_rate));
     }
     for (uint32_t op = g->first_ready; op != CT_NONE; op = ct_ops(d)[op].ready_next)
         if (ct_ops(d)[op].running_blocks > 0)

@@ -152,6 +152,7 @@ struct ct_device {
     uint64_t capacity_share;
     uint32_t work_first, work_last; /* streams whose head may have become ready */
     uint32_t dispatch_due, in_step;
+    uint64_t speed; /* of CT_DEVICE_FULL_SPEED */
     /* turns */
     uint32_t active, resident, outgoing, switching;
     uint64_t runnable_mask;
@@ -203,6 +204,12 @@ static inline uint64_t ct_later(uint64_t instant_ns, uint64_t ns)
     return instant_ns > CT_DEVICE_NEVER - 1 - ns ? CT_DEVICE_NEVER - 1 : instant_ns + ns;
 }
 
+/* How fast a kernel's blocks progress, of CT_RATE_FULL: its part of the bandwidth at the device's speed. */
+static inline uint64_t ct_pace(const struct ct_device *d, uint64_t rate)
+{
+    return d->speed == CT_DEVICE_FULL_SPEED ? rate : ct_max(1, rate * d->speed / CT_DEVICE_FULL_SPEED);
+}
+
 static inline int ct_group_is_on(const struct ct_device *d, uint32_t group)
 {
     return d->active == group && !d->switching;
@@ -243,6 +250,7 @@ void ct_grid_retire(struct ct_device *d, uint32_t group);
 void ct_grid_dispatch(struct ct_device *d, uint32_t group);
 void ct_grid_cut_trains(struct ct_device *d, uint32_t group);
 void ct_grid_stop_trains(struct ct_device *d, uint32_t group);
+void ct_grid_finish(struct ct_device *d, uint32_t op); /* at once, whatever was left of it */
 
 /* rate.c: bandwidth among running kernels. */
 struct ct_flow {

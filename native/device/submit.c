@@ -106,6 +106,25 @@ int ct_device_host(struct ct_device *d, uint64_t now_ns, uint32_t stream, uint64
     return plain(d, now_ns, stream, CT_OP_HOST, tag, id);
 }
 
+int ct_device_op_cut(struct ct_device *d, uint64_t now_ns, uint64_t id)
+{
+    ct_time_enter(d, now_ns);
+    uint32_t op = ct_slot_op(d, id);
+    if (op == CT_NONE)
+        return CT_DEVICE_STALE;
+    struct ct_op *o = &ct_ops(d)[op];
+    if (o->kind != CT_OP_KERNEL && o->kind != CT_OP_COPY_DTOD && o->kind != CT_OP_MEMSET)
+        return CT_DEVICE_INVALID;
+    if (o->state == CT_OP_READY) {
+        ct_delay_settle_all(d);
+        ct_grid_finish(d, op);
+    } else {
+        o->pending_blocks = o->block_ns = 1;
+    }
+    ct_time_settle(d);
+    return CT_DEVICE_OK;
+}
+
 int ct_device_host_done(struct ct_device *d, uint64_t now_ns, uint64_t id)
 {
     ct_time_enter(d, now_ns);

@@ -75,6 +75,7 @@ int ct_device_init(void *memory, size_t bytes, const struct ct_device_config *co
     d->now_ns = now_ns;
     d->epoch = 1;
     d->capacity_share = config->sm_count * CT_SM_UNITS;
+    d->speed = CT_DEVICE_FULL_SPEED;
     d->work_first = d->work_last = CT_NONE;
     d->active = d->resident = d->outgoing = CT_NONE;
     d->switch_end_ns = d->slice_end_ns = CT_DEVICE_NEVER;

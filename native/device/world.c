@@ -159,6 +159,22 @@ int ct_device_client_kill(struct ct_device *d, uint64_t now_ns, uint32_t client)
     return CT_DEVICE_OK;
 }
 
+int ct_device_client_stop(struct ct_device *d, uint64_t now_ns, uint32_t client)
+{
+    uint32_t slot = ct_slot_client(d, client);
+    if (slot == CT_NONE)
+        return CT_DEVICE_STALE;
+    ct_time_enter(d, now_ns);
+    ct_delay_settle_all(d);
+    ct_books_settle(d);
+    for (uint32_t c = ct_clients(d)[slot].first_context; c != CT_NONE; c = ct_contexts(d)[c].next)
+        for (uint32_t s = ct_contexts(d)[c].first_stream; s != CT_NONE; s = ct_streams(d)[s].next)
+            while (ct_streams(d)[s].first != CT_NONE)
+                ct_order_vanish(d, ct_streams(d)[s].first);
+    ct_time_settle(d);
+    return CT_DEVICE_OK;
+}
+
 int ct_device_context_create(struct ct_device *d, uint64_t now_ns, uint32_t client, uint32_t sm_cap, uint32_t *context)
 {
     uint32_t owner = ct_slot_client(d, client);

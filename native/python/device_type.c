@@ -45,6 +45,32 @@ static PyObject *client_kill(PyObject *self, PyObject *args)
     return done(ct_device_client_kill(of(self), now_ns, client));
 }
 
+static PyObject *client_stop(PyObject *self, PyObject *args)
+{
+    ull now_ns;
+    unsigned int client;
+    if (!PyArg_ParseTuple(args, "KI:client_stop", &now_ns, &client))
+        return NULL;
+    return done(ct_device_client_stop(of(self), now_ns, client));
+}
+
+static PyObject *op_cut(PyObject *self, PyObject *args)
+{
+    ull now_ns, op;
+    if (!PyArg_ParseTuple(args, "KK:op_cut", &now_ns, &op))
+        return NULL;
+    return done(ct_device_op_cut(of(self), now_ns, op));
+}
+
+static PyObject *set_speed(PyObject *self, PyObject *args)
+{
+    ull now_ns;
+    unsigned int speed;
+    if (!PyArg_ParseTuple(args, "KI:set_speed", &now_ns, &speed))
+        return NULL;
+    return done(ct_device_set_speed(of(self), now_ns, speed));
+}
+
 static PyObject *context_create(PyObject *self, PyObject *args)
 {
     ull now_ns;
@@ -334,7 +360,8 @@ static PyObject *check(PyObject *self, PyObject *unused)
 
 #define METHOD(name, flags) {#name, name, flags, NULL}
 PyMethodDef ct_py_device_methods[] = {
-    METHOD(client_add, METH_VARARGS), METHOD(client_kill, METH_VARARGS), METHOD(context_create, METH_VARARGS),
+    METHOD(client_add, METH_VARARGS), METHOD(client_kill, METH_VARARGS), METHOD(client_stop, METH_VARARGS),
+    METHOD(op_cut, METH_VARARGS), METHOD(set_speed, METH_VARARGS), METHOD(context_create, METH_VARARGS),
     METHOD(context_destroy, METH_VARARGS), METHOD(context_cap, METH_VARARGS), METHOD(memory_take, METH_VARARGS),
     METHOD(memory_give, METH_VARARGS), METHOD(memory_free, METH_NOARGS), METHOD(stream_create, METH_VARARGS),
     METHOD(stream_destroy, METH_VARARGS), METHOD(event_create, METH_VARARGS), METHOD(event_destroy, METH_VARARGS),

@@ -33,7 +33,7 @@ static int next_turn(struct sg_effect *chosen, uint64_t *at_ns, uint64_t *bullet
         struct sg_question question = {.device = waiting[i].host.device, .target = SG_TARGET_HOST,
                                        .number = waiting[i].host.number, .slot = waiting[i].slot};
         CUresult result = sg_foresee(&question);
-        if (result == CUDA_ERROR_DEVICE_UNAVAILABLE) {
+        if (sg_trouble(&waiting[i].host.device->link) != CUDA_SUCCESS) {
             *chosen = waiting[i]; /* run it with that status: a program may wait for its callback */
             *at_ns = CT_DEVICE_DONE;
             return 1;
@@ -53,15 +53,14 @@ static void run(const struct sg_effect *effect)
     struct sg_device *device = effect->host.device;
     struct sg_request request = {.kind = SG_HOST_DONE, .a = effect->host.number};
     struct sg_reply reply;
-    int lost = device->link.lost;
-    if (!lost)
+    CUresult trouble = sg_trouble(&device->link);
+    if (trouble == CUDA_SUCCESS)
         sg_effects_apply(effect->order);
     sg_unlock();
     sg_in_callback(1);
     if (effect->host.callback)
-        effect->host.callback(effect->host.handle, lost ? CUDA_ERROR_DEVICE_UNAVAILABLE : CUDA_SUCCESS,
-                              effect->host.data);
-    else if (!lost) /* a host function is not called after an error */
+        effect->host.callback(effect->host.handle, trouble, effect->host.data);
+    else if (trouble == CUDA_SUCCESS) /* a host function is not called after an error */
         effect->host.function(effect->host.data);
     sg_in_callback(0);
     sg_relock();

@@ -53,7 +53,8 @@ int sg_kernel_fits(const struct sg_kernel *kernel); /* whether its parameters li
 void sg_kernel_default(struct sg_kernel *kernel); /* the stated model of code we cannot run */
 
 CUresult sg_builtin_run(const struct sg_effect *effect);
-void sg_context_fault(uint64_t context_id, CUresult fault);
+/* A kernel did wrong: the device's server decides what follows, for this process and for others. */
+void sg_kernel_fault(struct sg_link *link, CUresult fault);
 int sg_builtin_find(const char *name, size_t length);
 void sg_builtin_shape(struct sg_kernel *kernel); /* its parameters */
 

@@ -11,6 +11,8 @@ CUresult sg_context_create(struct sg_device *device, unsigned flags, uint32_t sm
         return CUDA_ERROR_OUT_OF_MEMORY;
     if (sg_ask(&device->link, &request, &reply) < 0)
         return CUDA_ERROR_DEVICE_UNAVAILABLE;
+    if (reply.result == SG_REFUSED)
+        return (CUresult)reply.a;
     if (reply.result != CT_DEVICE_OK)
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUcontext context = sg_make(SG_CONTEXT);
@@ -178,8 +180,9 @@ API CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice ordinal)
     struct sg_device *device = sg_device_at(ordinal);
     if (!context || !device)
         return sg_leave(context ? CUDA_ERROR_INVALID_DEVICE : CUDA_ERROR_INVALID_VALUE);
-    if (device->link.lost)
-        return sg_leave(CUDA_ERROR_DEVICE_UNAVAILABLE);
+    result = sg_trouble(&device->link);
+    if (result != CUDA_SUCCESS)
+        return sg_leave(result);
     result = sg_primary(device, context);
     device->primary_users += result == CUDA_SUCCESS;
     return sg_leave(result);

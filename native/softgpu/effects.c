@@ -172,7 +172,7 @@ static void apply(struct sg_effect *effect)
         fill_box(effect);
         break;
     case SG_EFFECT_KERNEL:
-        sg_context_fault(effect->context_id, sg_builtin_run(effect));
+        sg_kernel_fault(effect->link, sg_builtin_run(effect));
         break;
     case SG_EFFECT_FREE:
         end_memory(effect->free.address);
@@ -224,7 +224,7 @@ void sg_effects_apply(uint64_t order)
         }
         if (held)
             list[kept++] = *effect;
-        else if (effect->link->lost) /* it never happened, and the memory it names may be gone */
+        else if (sg_trouble(effect->link) != CUDA_SUCCESS) /* it never happened, and the memory it names may be gone */
             free(effect->staged);
         else
             apply(effect);

@@ -164,9 +164,8 @@ API CUresult cuEventSynchronize(CUevent event)
     CUresult result = enter_event(event);
     if (result != CUDA_SUCCESS)
         return result;
-    if (event->context->device->link.lost)
-        return sg_leave(CUDA_ERROR_DEVICE_UNAVAILABLE);
-    return sg_leave(sg_event_wait(event));
+    result = sg_trouble(&event->context->device->link);
+    return sg_leave(result == CUDA_SUCCESS ? sg_event_wait(event) : result);
 }
 
 static CUresult instant(CUevent event, uint64_t *at_ns)

@@ -82,7 +82,6 @@ struct CUctx_st {
     size_t limits[16];
     int cache_config, shared_config;
     uint32_t peers; /* a bit per device ordinal */
-    CUresult fault; /* what a kernel of it did wrong: every later call says so */
 };
 
 struct CUstream_st {
@@ -162,6 +161,14 @@ int sg_in_callback(int set);                      /* set: 1 or 0, or -1 to ask *
 int sg_link_open(const char *path, struct sg_device *device);
 int sg_ask(struct sg_link *link, const struct sg_request *request, struct sg_reply *reply); /* 0, or -1: lost */
 CUresult sg_result(int model_result);
+
+/* What every call that needs this device gives, once it is lost or a fatal fault has struck: success until then. */
+static inline CUresult sg_trouble(const struct sg_link *link)
+{
+    if (link->lost)
+        return CUDA_ERROR_DEVICE_UNAVAILABLE;
+    return (CUresult)atomic_load_explicit(&link->ring->fault, memory_order_relaxed);
+}
 
 /* Puts one op into the ring; blocks while the ring is full. The lock is held, and given up while blocked. */
 CUresult sg_submit(CUstream stream, struct sg_slot *slot);

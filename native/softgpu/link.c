@@ -171,8 +171,9 @@ static CUresult make_room(struct sg_device *device)
         sg_unlock();
         sg_sleep_until(link, wake, reply.a, 0);
         sg_relock();
-        if (link->lost)
-            return CUDA_ERROR_DEVICE_UNAVAILABLE;
+        CUresult trouble = sg_trouble(link);
+        if (trouble != CUDA_SUCCESS)
+            return trouble;
     }
     return CUDA_SUCCESS;
 }

@@ -102,18 +102,18 @@ CUresult sg_enter_context(CUcontext *context)
         return sg_leave(CUDA_ERROR_INVALID_CONTEXT);
     if (!is_current_alive())
         return sg_leave(CUDA_ERROR_CONTEXT_IS_DESTROYED);
-    if ((*context)->device->link.lost)
-        return sg_leave(CUDA_ERROR_DEVICE_UNAVAILABLE);
-    if ((*context)->fault != CUDA_SUCCESS)
-        return sg_leave((*context)->fault);
-    return CUDA_SUCCESS;
+    result = sg_trouble(&(*context)->device->link);
+    return result == CUDA_SUCCESS ? CUDA_SUCCESS : sg_leave(result);
 }
 
-void sg_context_fault(uint64_t context_id, CUresult fault)
+void sg_kernel_fault(struct sg_link *link, CUresult fault)
 {
-    for (CUcontext context = sg_each(SG_CONTEXT, NULL); context; context = sg_each(SG_CONTEXT, context))
-        if (context->object.id == context_id && context->fault == CUDA_SUCCESS)
-            context->fault = fault;
+    struct sg_request request = {.kind = SG_FAULT, .a = SG_FAULT_ILLEGAL_ADDRESS, .b = SG_FAULT_SELF};
+    struct sg_reply reply;
+    if (fault == CUDA_ERROR_MISALIGNED_ADDRESS)
+        request.a = SG_FAULT_MISALIGNED_ADDRESS;
+    if (fault != CUDA_SUCCESS)
+        sg_ask(link, &request, &reply);
 }
 
 CUcontext sg_current(void)

@@ -81,6 +81,9 @@ CUresult sg_foresee(struct sg_question *question)
     struct sg_link *link = &question->device->link;
     struct sg_request request = {.kind = SG_PROJECT, .a = question->target, .b = question->number, .c = question->slot};
     struct sg_reply reply;
+    CUresult trouble = sg_trouble(link);
+    if (trouble != CUDA_SUCCESS)
+        return trouble;
     if (sg_ask(link, &request, &reply) < 0)
         return CUDA_ERROR_DEVICE_UNAVAILABLE;
     if (reply.result != CT_DEVICE_OK)
@@ -135,10 +138,11 @@ static int known(struct sg_device *device, uint64_t order, uint64_t done_order, 
 
 CUresult sg_stream_wait(CUstream stream)
 {
+    struct sg_device *device = stream->context->device;
     uint64_t order = stream->order, id = stream->object.id;
     if (stream->done_order < order) {
         struct sg_question question = {
-            .device = stream->context->device,
+            .device = device,
             .target = SG_TARGET_STREAM,
             .number = stream->model,
             .slot = stream->slot,
@@ -151,17 +155,18 @@ CUresult sg_stream_wait(CUstream stream)
             stream->done_order = order;
     }
     sg_effects_apply(order);
-    CUresult fault = stream->context->fault;
+    CUresult trouble = sg_trouble(&device->link);
     if (stream->object.id == id && stream->object.alive && stream->is_ending && stream->done_order >= stream->order)
         sg_stream_end(stream);
-    return fault;
+    return trouble;
 }
 
 CUresult sg_stream_ready(CUstream stream)
 {
     struct sg_device *device = stream->context->device;
-    if (device->link.lost)
-        return CUDA_ERROR_DEVICE_UNAVAILABLE;
+    CUresult trouble = sg_trouble(&device->link);
+    if (trouble != CUDA_SUCCESS)
+        return trouble;
     int answer = known(device, stream->order, stream->done_order, stream->foreseen.order, stream->foreseen.at_ns,
                        stream->foreseen.count);
     if (answer < 0) {
@@ -179,10 +184,10 @@ CUresult sg_stream_ready(CUstream stream)
         return CUDA_ERROR_NOT_READY;
     stream->done_order = stream->order;
     sg_effects_apply(stream->order);
-    CUresult fault = stream->context->fault;
+    trouble = sg_trouble(&device->link);
     if (stream->is_ending)
         sg_stream_end(stream);
-    return fault;
+    return trouble;
 }
 
 /* What stands before the record in its stream is complete too: frees there may wait for that. */
@@ -195,10 +200,11 @@ static void saw(CUevent event, uint64_t order)
 
 CUresult sg_event_wait(CUevent event)
 {
+    struct sg_device *device = event->context->device;
     uint64_t order = event->order, id = event->object.id;
     if (event->done_order < order) {
         struct sg_question question = {
-            .device = event->context->device,
+            .device = device,
             .target = SG_TARGET_EVENT,
             .number = event->model,
             .slot = event->slot,
@@ -213,14 +219,15 @@ CUresult sg_event_wait(CUevent event)
             event->done_order = order; /* recorded again meanwhile, perhaps elsewhere */
     }
     sg_effects_apply(order);
-    return event->context->fault;
+    return sg_trouble(&device->link);
 }
 
 CUresult sg_event_ready(CUevent event)
 {
     struct sg_device *device = event->context->device;
-    if (device->link.lost)
-        return CUDA_ERROR_DEVICE_UNAVAILABLE;
+    CUresult trouble = sg_trouble(&device->link);
+    if (trouble != CUDA_SUCCESS)
+        return trouble;
     int answer = known(device, event->order, event->done_order, event->foreseen.order, event->foreseen.at_ns,
                        event->foreseen.count);
     if (answer < 0) {
@@ -238,7 +245,7 @@ CUresult sg_event_ready(CUevent event)
         return CUDA_ERROR_NOT_READY;
     saw(event, event->order);
     sg_effects_apply(event->order);
-    return event->context->fault;
+    return sg_trouble(&device->link);
 }
 
 CUresult sg_context_wait(CUcontext context)
@@ -257,5 +264,5 @@ CUresult sg_context_wait(CUcontext context)
             return CUDA_ERROR_CONTEXT_IS_DESTROYED;
     }
     sg_effects_apply(last);
-    return context->fault;
+    return sg_trouble(&context->device->link);
 }

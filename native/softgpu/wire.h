@@ -43,10 +43,11 @@ struct sg_slot {
 };
 _Static_assert(sizeof(struct sg_slot) == 64, "a slot is one cache line");
 
-/* Written by the client but for `head`. The server keeps its own head and believes `tail` only within the ring. */
+/* Written by the client but for `head` and `fault`. The server keeps its own head and believes `tail` only within the ring. */
 struct sg_ring {
     _Alignas(64) _Atomic uint64_t tail; /* slots published so far */
     _Alignas(64) _Atomic uint64_t head; /* slots the server has taken */
+    _Atomic uint32_t fault; /* the CUresult of a fatal fault, once there was one; the server writes it */
     _Alignas(64) _Atomic uint32_t wake; /* a futex: changes when every projection of this client may be too late */
     _Alignas(64) struct sg_slot slots[SG_RING_SLOTS];
 };
@@ -54,6 +55,7 @@ struct sg_ring {
 /* One page for all clients of a device. Only a hint about freshness: whoever scribbles here costs others a question. */
 struct sg_bulletin {
     _Alignas(64) _Atomic uint64_t submissions; /* changes with every submission to the device */
+    _Alignas(64) _Atomic uint32_t xids;        /* a futex: changes with every Xid */
 };
 
 /* ---- the socket: questions, each answered at once --------------------------------------------------------- */
@@ -75,6 +77,10 @@ enum sg_request_kind {
     SG_REPORT = 14,      /* -> a: bytes, and a descriptor from which that many can be read: the books as JSON */
     SG_SHUTDOWN = 15,
     SG_EVENT_DESTROY = 16, /* a: event */
+    SG_XID_NEXT = 19, /* a: last sequence seen, 0: none -> a: Xid, b: its sequence, c: pid; NOT_READY: there is none */
+    SG_FAULT = 20,    /* a: enum sg_fault_kind, b: pid or SG_FAULT_* below, and in its high half the launch at which it
+                         strikes (0: now), c: see there -> a: clients struck; STALE: no such client */
+    SG_CLOCK = 23,    /* a: speed, of CT_DEVICE_FULL_SPEED, b: nanoseconds until full speed again, 0: never */
 };
 
 enum sg_target {
@@ -84,6 +90,31 @@ enum sg_target {
     SG_TARGET_HOST = 4,  /* the turn of a host function */
     SG_TARGET_SPACE = 5, /* a free slot in the ring */
 };
+
+/* What can go wrong. docs/softgpu-faults.md says who sees what. */
+enum sg_fault_kind {
+    SG_FAULT_ILLEGAL_ADDRESS = 1,
+    SG_FAULT_MISALIGNED_ADDRESS = 2,
+    SG_FAULT_ILLEGAL_INSTRUCTION = 3,
+    SG_FAULT_ASSERT = 4,
+    SG_FAULT_STACK = 5,
+    SG_FAULT_LAUNCH_FAILED = 6,
+    SG_FAULT_LAUNCH_TIMEOUT = 7,
+    SG_FAULT_ECC_CONTAINED = 8,
+    SG_FAULT_MPS_SERVER_DEATH = 9, /* every client of a group; with a pid those of its group */
+    SG_FAULT_ECC = 10,             /* everybody */
+    SG_FAULT_DEVICE_LOST = 11,     /* everybody, and whoever comes until SG_FAULT_RESET */
+    SG_FAULT_HANG = 12,            /* a kernel does not end; c: nanoseconds until it times out, 0: never */
+    SG_FAULT_CLEAR = 13,           /* hangs end, faults still to strike do not */
+    SG_FAULT_RESET = 14,           /* NOT_READY: a: clients there are */
+    SG_FAULT_MPS_DEATHS = 15,      /* c: whether a client that dies with work in flight harms its group */
+};
+
+#define SG_FAULT_ALL UINT32_C(0)         /* instead of a pid: every client */
+#define SG_FAULT_SELF UINT32_MAX         /* the one who asks: a kernel of its own went wrong */
+
+/* Beside enum ct_device_result, in a reply: a is the CUresult that the program is to see. */
+enum { SG_REFUSED = 100 };
 
 struct sg_request {
     uint32_t kind;

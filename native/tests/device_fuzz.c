@@ -107,7 +107,7 @@ static void people(struct world *w)
     struct ct_device *d = w->device;
     uint32_t *client = &w->clients[draw(w, 4)], *context = &w->contexts[draw(w, 6)];
     uint32_t *stream = &w->streams[draw(w, SLOTS)], *event = &w->events[draw(w, SLOTS)];
-    switch (draw(w, 12)) {
+    switch (draw(w, 15)) {
     case 0:
         if (*client == 0)
             ct_device_client_add(d, w->now_ns, draw(w, 2) ? CT_GROUP_OWN : (uint32_t)draw(w, 2), client);
@@ -141,6 +141,17 @@ static void people(struct world *w)
     case 9:
         if (draw(w, 3) == 0)
             ct_device_stream_destroy(d, w->now_ns, *stream);
+        break;
+    case 11:
+        if (draw(w, 6) == 0)
+            ct_device_client_stop(d, w->now_ns, *client);
+        break;
+    case 12:
+        ct_device_op_cut(d, w->now_ns, w->ops[draw(w, SLOTS)]);
+        break;
+    case 13:
+        /* Mostly back to full speed: at less, work piles up and every look at it takes longer. */
+        ct_device_set_speed(d, w->now_ns, CT_DEVICE_FULL_SPEED - (draw(w, 4) ? 0 : (uint32_t)draw(w, 900000000)));
         break;
     case 10:
         if (ct_device_event_query(d, *event) == CT_DEVICE_STALE)

@@ -10,6 +10,7 @@ CUresult cuCtxSetCurrent(CUcontext);
 CUresult cuCtxSynchronize(void);
 CUresult cuDevicePrimaryCtxRetain(CUcontext *, CUdevice);
 CUresult cuDevicePrimaryCtxRelease_v2(CUdevice);
+CUresult cuDevicePrimaryCtxReset_v2(CUdevice);
 CUresult cuModuleLoadData(CUmodule *, const void *);
 CUresult cuModuleUnload(CUmodule);
 CUresult cuModuleGetFunction(CUfunction *, CUmodule, const char *);
@@ -265,23 +266,15 @@ static void questions(void)
     }
 }
 
-int main(int argc, char **argv)
+/* One process's calls, until `calls` are made or it faulted a while ago: a faulted process answers nothing else. */
+static int one_process(int calls)
 {
-    struct test_server server;
-    size_t free_bytes, total_bytes;
-    int calls = argc > 1 ? atoi(argv[1]) : CALLS;
-    state = (argc > 2 ? strtoull(argv[2], NULL, 10) : 1) * UINT64_C(0x9e3779b97f4a7c15) + 1;
-    test_server_start(&server, "v100");
+    int made = 0, left_after_fault = 300;
     EXPECT_EQ(cuInit(0), CUDA_SUCCESS);
     for (int i = 0; i < PLACES; i++)
         EXPECT_EQ(cuCtxCreate_v2(&contexts[i], 0, 0), CUDA_SUCCESS);
-    for (int i = 0; i < calls; i++) {
-        /* A context that faulted answers nothing but its fault: fresh ones keep the calls going. */
-        if (i % 150 == 0) {
-            size_t place = dice(PLACES);
-            cuCtxDestroy_v2(contexts[place]);
-            EXPECT_EQ(cuCtxCreate_v2(&contexts[place], 0, 0), CUDA_SUCCESS);
-        }
+    for (; made < calls && left_after_fault; made++) {
+        left_after_fault -= sg_trouble(&sg_devices[0].link) != CUDA_SUCCESS;
         switch (dice(3)) {
         case 0:
             objects();
@@ -296,18 +289,60 @@ int main(int argc, char **argv)
     /* Whatever happened, everything can be given back. */
     for (int i = 0; i < PLACES; i++)
         cuCtxDestroy_v2(contexts[i]);
+    cuDevicePrimaryCtxReset_v2(0);
     for (CUcontext context = sg_each(SG_CONTEXT, NULL); context; context = sg_each(SG_CONTEXT, NULL))
         EXPECT_EQ(cuCtxDestroy_v2(context), CUDA_SUCCESS);
-    CUcontext last;
-    EXPECT_EQ(cuCtxCreate_v2(&last, 0, 0), CUDA_SUCCESS);
-    EXPECT_EQ(cuMemGetInfo_v2(&free_bytes, &total_bytes), CUDA_SUCCESS);
-    EXPECT_EQ(free_bytes, total_bytes);
+    return made;
+}
+
+static void expect_all_memory_free(const char *path)
+{
+    struct test_line line = test_line_open(path);
+    struct sg_request request = {.kind = SG_MEMORY_INFO};
+    struct sg_reply reply;
+    EXPECT(send(line.socket, &request, sizeof request, 0) == (ssize_t)sizeof request);
+    EXPECT(recv(line.socket, &reply, sizeof reply, 0) == (ssize_t)sizeof reply);
+    EXPECT_EQ(reply.a, reply.b);
+    close(line.socket);
+    munmap(line.ring, sizeof *line.ring);
+}
+
+/* The books of all processes. */
+struct tally {
+    int answered[1000];
+    int calls, host_ran, processes;
+};
+
+int main(int argc, char **argv)
+{
+    struct test_server server;
+    int calls = argc > 1 ? atoi(argv[1]) : CALLS;
+    uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
+    struct tally *tally = mmap(NULL, sizeof *tally, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    test_server_start(&server, "v100");
+    while (tally->calls < calls) {
+        int status;
+        pid_t child = fork();
+        if (child == 0) {
+            state = (seed + (uint64_t)tally->processes) * UINT64_C(0x9e3779b97f4a7c15) + 1;
+            tally->processes++;
+            tally->calls += one_process(calls - tally->calls);
+            expect_all_memory_free(server.path);
+            for (int i = 0; i < 1000; i++)
+                tally->answered[i] += answered[i];
+            tally->host_ran += host_ran;
+            exit(0); /* with the sanitizer's look for leaks */
+        }
+        EXPECT(waitpid(child, &status, 0) == child);
+        EXPECT_EQ(status, 0);
+    }
     test_server_stop(&server);
     /* A fuzz whose calls are all refused shows nothing. */
-    EXPECT(answered[CUDA_SUCCESS] > calls / 4 && host_ran > calls / 200);
-    printf("%d calls, %d done, %d host functions\n", calls, answered[CUDA_SUCCESS], host_ran);
+    EXPECT(tally->answered[CUDA_SUCCESS] > calls / 4 && tally->host_ran > calls / 200 && tally->processes > 1);
+    printf("%d calls of %d processes, %d done, %d host functions\n", calls, tally->processes,
+           tally->answered[CUDA_SUCCESS], tally->host_ran);
     for (int i = 1; i < 1000; i++)
-        if (answered[i])
-            printf("  %d answered %d\n", answered[i], i);
+        if (tally->answered[i])
+            printf("  %d answered %d\n", tally->answered[i], i);
     return 0;
 }

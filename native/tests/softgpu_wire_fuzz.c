@@ -70,11 +70,17 @@ static void scribble(struct line *line)
 static int ask(struct line *line)
 {
     static char answer[sizeof(struct sg_reply) + sizeof(struct sg_hello)];
-    struct sg_request request = {(uint32_t)dice(18), 0, number(line), number(line), number(line)};
+    struct sg_request request = {(uint32_t)dice(28), 0, number(line), number(line), number(line)};
     struct sg_reply reply;
     size_t bytes = dice(60) ? sizeof request : dice(sizeof request);
     if (request.kind == SG_SHUTDOWN || request.kind == SG_HELLO)
         request.kind = SG_PROJECT;
+    if (request.kind == SG_FAULT && dice(4)) {
+        request.a = dice(SG_FAULT_MPS_DEATHS + 2);
+        request.b = dice(3) ? SG_FAULT_SELF | dice(3) << 32 : (uint64_t)getpid();
+    }
+    if (request.kind == SG_FAULT && request.a == SG_FAULT_DEVICE_LOST)
+        request.a = SG_FAULT_HANG; /* nobody could come back */
     if (send(line->socket, &request, bytes, MSG_NOSIGNAL) < 0)
         return 0;
     ssize_t got = recv(line->socket, answer, sizeof answer, 0);
@@ -106,7 +112,7 @@ int main(int argc, char **argv)
     for (int i = 0; i < rounds; i++) {
         struct line *line = &lines[dice(3)];
         scribble(line);
-        if (!ask(line) || dice(500) == 0) {
+        if (!ask(line) || dice(atomic_load(&line->ring->fault) ? 10 : 500) == 0) {
             leave(line);
             connect_anew(line, server.path);
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 from pathlib import Path
@@ -125,4 +124,4 @@ def test_no_place_for_a_record_is_no_trouble(hook: Hook) -> None:
     for place in ("/nowhere/at/all", "relative", "/proc", ""):
         done = run([*SPINS, "3"], {**hook.environ("shim"), "COTENANT_RECORD": place})
         assert (done.returncode, done.stdout, done.stderr) == (0, "spun\n", "")
-    assert os.listdir(hook.records) == []
+    assert list(hook.records.iterdir()) == []

@@ -41,7 +41,7 @@ static int greet(struct sg_server *server, int index, const struct sg_request *r
     int descriptors[2] = {-1, server->bulletin_fd};
     if (client->greeted)
         return -1;
-    if (request->a != SG_WIRE_VERSION)
+    if (request->a != SG_WIRE_VERSION || server->faults.lost)
         hello.result = CT_DEVICE_INVALID;
     else
         hello.result = ct_device_client_add(server->device, sg_now_ns(), CT_GROUP_OWN, &client->model);
@@ -93,7 +93,11 @@ static int context_create(struct sg_server *server, int index, const struct sg_r
                           uint64_t now_ns)
 {
     struct sg_client *client = server->clients[index];
-    uint32_t context, legacy;
+    uint32_t context, legacy, refused = sg_context_refused(server, index);
+    if (refused) {
+        reply->a = refused;
+        return SG_REFUSED;
+    }
     if (!may_have(server, server->contexts, SG_CONTEXTS, ct_device_context_query, index))
         return CT_DEVICE_FULL;
     int result = ct_device_context_create(server->device, now_ns, client->model, (uint32_t)request->a, &context);
@@ -164,6 +168,7 @@ static int context_destroy(struct sg_server *server, int index, uint32_t context
     for (int i = 0; i < SG_HOSTS; i++)
         if (client->hosts[i].number && ct_device_op_query(server->device, client->hosts[i].op) == CT_DEVICE_OK)
             client->hosts[i] = (struct sg_host){0};
+    sg_fault_lift(server, index);
     return result;
 }
 
@@ -285,6 +290,11 @@ int sg_answer(struct sg_server *server, int index, const struct sg_request *requ
         return tell_books(server, index);
     case SG_SHUTDOWN:
         server->stop = 1;
+        return say(client, &reply, sizeof reply);
+    case SG_XID_NEXT:
+    case SG_FAULT:
+    case SG_CLOCK:
+        reply.result = sg_fault_answer(server, index, request, &reply);
         return say(client, &reply, sizeof reply);
     case SG_UNSUPPORTED:
         if (request->a < SG_NAME_COUNT)

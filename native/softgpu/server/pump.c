@@ -103,10 +103,16 @@ static int submit(struct sg_server *server, int index, const struct sg_slot *slo
     if (!sg_owns(server->streams, slot->stream, index))
         return CT_DEVICE_STALE;
     switch (slot->kind) {
-    case SG_SLOT_KERNEL:
-        if (slot->kernel.block_ns <= SG_KERNEL_MAX_NS)
-            result = ct_device_launch(device, now_ns, slot->stream, &slot->kernel, 0, &op);
+    case SG_SLOT_KERNEL: {
+        struct ct_kernel kernel = slot->kernel;
+        if (kernel.block_ns > SG_KERNEL_MAX_NS)
+            break;
+        if (sg_fault_at_launch(server, index, &kernel, now_ns))
+            return CT_DEVICE_OK;
+        result = ct_device_launch(device, now_ns, slot->stream, &kernel, 0, &op);
+        sg_fault_launched(server, index, &kernel, op);
         break;
+    }
     case SG_SLOT_COPY:
         if (slot->how >= CT_OP_COPY_HTOD && slot->how <= CT_OP_MEMSET)
             result = ct_device_copy(device, now_ns, slot->stream, (int)slot->how, slot->value, 0, &op);
@@ -138,6 +144,11 @@ static int take(struct sg_server *server, int index, uint64_t now_ns)
 {
     struct sg_client *client = server->clients[index];
     struct sg_slot slot;
+    if (client->trouble.code) { /* what a dead client launched is lost */
+        client->head = client->tail;
+        atomic_store_explicit(&client->ring->head, client->head, memory_order_release);
+        return 1;
+    }
     if (!has_room(server, client))
         return 0;
     memcpy(&slot, &client->ring->slots[client->head % SG_RING_SLOTS], sizeof slot);

@@ -50,7 +50,8 @@ static void clients(struct sg_server *server, struct text *text)
         struct ct_device_counters c;
         if (!client || !client->greeted || ct_device_count_client(server->device, client->model, &c) != CT_DEVICE_OK)
             continue;
-        say(text, "%s{\"pid\":%d,\"submitted\":%" PRIu64 ",\"counters\":", comma, (int)client->pid, client->submitted);
+        say(text, "%s{\"pid\":%d,\"group\":%" PRIu32 ",\"fault\":%" PRIu32 ",\"submitted\":%" PRIu64 ",\"counters\":", comma,
+            (int)client->pid, client->group, client->trouble.code, client->submitted);
         counters(text, &c);
         say(text, ",\"delayed_by\":[");
         const char *inner = "";
@@ -66,6 +67,18 @@ static void clients(struct sg_server *server, struct text *text)
         say(text, "]}");
         comma = ",";
     }
+}
+
+static void xids(const struct sg_server *server, struct text *text)
+{
+    uint64_t last = server->faults.xid_count, kept = last < SG_XIDS ? last : SG_XIDS;
+    say(text, ",\"xids\":[");
+    for (uint64_t i = last - kept + 1; i <= last; i++) {
+        const struct sg_xid *entry = &server->faults.xids[i % SG_XIDS];
+        say(text, "%s{\"sequence\":%" PRIu64 ",\"xid\":%" PRIu32 ",\"pid\":%d,\"at_ns\":%" PRIu64 ",\"text\":\"%s\"}",
+            i > last - kept + 1 ? "," : "", entry->sequence, entry->xid, (int)entry->pid, entry->at_ns, entry->text);
+    }
+    say(text, "]");
 }
 
 size_t sg_report(struct sg_server *server, char *buffer, size_t bytes)
@@ -84,6 +97,9 @@ size_t sg_report(struct sg_server *server, char *buffer, size_t bytes)
     say(&text, "\",\"connected\":%" PRIu64 ",\"left\":%" PRIu64 ",\"refused_slots\":%" PRIu64 ",\"counters\":",
         server->connected, server->died, server->refused_slots);
     counters(&text, &whole);
+    say(&text, ",\"lost\":%s,\"speed\":%.6f,\"mps_death_harms\":%s", server->faults.lost ? "true" : "false",
+        (double)ct_device_speed(server->device) / CT_DEVICE_FULL_SPEED, server->faults.deaths_spare ? "false" : "true");
+    xids(server, &text);
     say(&text, ",\"clients\":[");
     clients(server, &text);
     say(&text, "],\"unsupported\":{");

@@ -59,6 +59,7 @@ void sg_disturb(struct sg_server *server)
 static void drop(struct sg_server *server, int index)
 {
     struct sg_client *client = server->clients[index];
+    sg_fault_death(server, index);
     server->clients[index] = NULL;
     if (client->greeted) {
         ct_device_client_kill(server->device, sg_now_ns(), client->model);
@@ -127,12 +128,23 @@ static void listen_to(struct sg_server *server, int index)
         drop(server, index);
 }
 
+/* Faults that come or go by themselves are the only thing the server does at an instant of its own. */
+static int patience_ms(const struct sg_server *server)
+{
+    uint64_t now_ns = sg_now_ns(), due_ns = sg_fault_due_ns(server);
+    uint64_t left_ms = due_ns > now_ns ? (due_ns - now_ns + 999999) / 1000000 : 0;
+    if (due_ns != CT_DEVICE_NEVER && left_ms < LOOK_MS)
+        return (int)left_ms;
+    return server->connected > server->died || due_ns != CT_DEVICE_NEVER ? LOOK_MS : -1;
+}
+
 static void turn(struct sg_server *server)
 {
     struct epoll_event events[16];
-    int count = epoll_wait(server->epoll, events, 16, server->connected > server->died ? LOOK_MS : -1);
+    int count = epoll_wait(server->epoll, events, 16, patience_ms(server));
     if (count == 0)
         sg_pump(server, sg_now_ns());
+    sg_fault_tick(server, sg_now_ns());
     for (int i = 0; i < count; i++) {
         uint64_t token = events[i].data.u64;
         int index = (int)(token & 0xffff), is_death = (int)(token >> 16 & 1);

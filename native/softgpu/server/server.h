@@ -3,6 +3,7 @@
 #define COTENANT_SOFTGPU_SERVER_H
 
 #include "softgpu/names.h"
+#include "softgpu/server/fault.h"
 #include "softgpu/wire.h"
 
 #include <sys/types.h>
@@ -24,7 +25,8 @@ enum {
     SG_REPORT_PAIR_BYTES = 64,
     SG_REPORT_CLIENT_BYTES = 1024 + SG_CLIENTS * SG_REPORT_PAIR_BYTES,
     SG_REPORT_NAME_BYTES = 128,
-    SG_REPORT_BYTES = 4096 + SG_CLIENTS * SG_REPORT_CLIENT_BYTES + SG_NAME_COUNT * SG_REPORT_NAME_BYTES,
+    SG_REPORT_XID_BYTES = 128 + SG_XID_TEXT_BYTES,
+    SG_REPORT_BYTES = 4096 + SG_XIDS * SG_REPORT_XID_BYTES + SG_CLIENTS * SG_REPORT_CLIENT_BYTES + SG_NAME_COUNT * SG_REPORT_NAME_BYTES,
 };
 
 /* Handles there can be of each kind. The last eighth is kept for clients that hold less than their part of it, so that
@@ -51,6 +53,8 @@ struct sg_client {
     uint64_t submitted; /* ops given to the model so far */
     uint64_t window[SG_WINDOW]; /* the last of them, by number modulo SG_WINDOW */
     struct sg_host hosts[SG_HOSTS];
+    uint32_t group; /* clients with the same number share one fate; 0: none */
+    struct sg_trouble trouble;
 };
 
 /* Whose a handle is. The model's own generations say whether it still stands. */
@@ -74,6 +78,7 @@ struct sg_server {
     struct sg_owner events[CT_DEVICE_MAX_HANDLES + 1];
     uint64_t unsupported[SG_NAME_COUNT];
     uint64_t connected, died, refused_slots;
+    struct sg_faults faults;
     char report[SG_REPORT_BYTES];
 };
 

@@ -226,14 +226,27 @@ def show_books(console: Console, books: Mapping[str, Any]) -> None:
         ["busy", round_duration(counters["busy_ns"])],
         ["SM time", round_duration(counters["sm_ns"])],
         ["waited for others", round_duration(counters["delayed_ns"])],
+        ["speed", "lost" if books["lost"] else f"{books['speed']:.0%}"],
     ]
     console.print(table(f"soft:{books['ordinal']}, server pid {books['pid']}", ["WHAT", "VALUE"], rows))
     if books["clients"]:
         columns = ["PID", "KERNELS", "BUSY", "MEMORY", "WAITED", "BECAUSE OF"]
         console.print(table("clients", columns, [_client_row(client) for client in books["clients"]]))
+    if books["xids"]:
+        entries = [[str(each["sequence"]), str(each["xid"]), each["text"]] for each in books["xids"]]
+        console.print(table("Xids", ["NUMBER", "XID", "TEXT"], entries))
     if books["unsupported"]:
         calls = [[name, str(count)] for name, count in sorted(books["unsupported"].items())]
         console.print(table("called, but not supported", ["CALL", "TIMES"], calls))
+
+
+def show_faults(console: Console, kinds: Sequence[Mapping[str, Any]]) -> None:
+    """`cotenant softgpu fault --list`."""
+    rows = [
+        [kind["kind"], kind["strikes"], kind["code"] or "-", ", ".join(map(str, kind["xids"])) or "-", kind["about"]]
+        for kind in kinds
+    ]
+    console.print(table("faults", ["KIND", "STRIKES", "THEY SEE", "XID", "WHAT HAPPENS"], rows))
 
 
 def _client_row(client: Mapping[str, Any]) -> list[str]:

@@ -8,20 +8,31 @@ from typing import Any
 from cotenant.errors import ConfigError
 from cotenant.format.quantity import parse_duration, parse_size
 from cotenant.live.directory import Places, make_directory
-from cotenant.live.softgpu import manage
+from cotenant.live.softgpu import fault, manage
 from cotenant.live.softgpu.manage import SoftGpu
 
 
-def create(places: Places, model: str, count: str, memory: str | None, time_slice: str | None) -> list[SoftGpu]:
+def create(
+    places: Places,
+    model: str,
+    count: str,
+    memory: str | None,
+    time_slice: str | None,
+    *,
+    mps_deaths_harm: bool = True,
+) -> list[SoftGpu]:
     """Start `count` software GPUs of a model."""
     make_directory(places.runtime, "directories.runtime")
-    return manage.create(
+    made = manage.create(
         home(places),
         model,
         _number("--count", count),
         memory_bytes=None if memory is None else parse_size(memory, field="--memory"),
         slice_ns=None if time_slice is None else parse_duration(time_slice, field="--slice"),
     )
+    for gpu in made:
+        fault.set_mps_deaths(home(places), gpu.ordinal, harm=mps_deaths_harm)
+    return made
 
 
 def find(places: Places) -> list[SoftGpu]:
@@ -31,9 +42,7 @@ def find(places: Places) -> list[SoftGpu]:
 
 def books(places: Places, number: str) -> dict[str, Any]:
     """What one of them counted."""
-    ordinal = _number("N", number)
-    _existing(places, ordinal, "N", number)
-    return manage.inspect(home(places), ordinal)
+    return manage.inspect(home(places), existing(places, "N", number))
 
 
 def destroy(places: Places) -> int:
@@ -63,6 +72,13 @@ def environment_of(gpu: str, places: Places) -> dict[str, str]:
 def home(places: Places) -> Path:
     """The directory of the software GPUs."""
     return places.runtime / "softgpu"
+
+
+def existing(places: Places, field: str, number: str) -> int:
+    """The number of a software GPU that is there."""
+    ordinal = _number(field, number)
+    _existing(places, ordinal, field, number)
+    return ordinal
 
 
 def _existing(places: Places, ordinal: int, field: str, value: str) -> None:

@@ -22,7 +22,8 @@ def add_study_commands(commands: Any) -> None:
     simulate.add_argument("--log", action="store_true", help="print every turn")
     simulate.add_argument("--journal", default="", metavar="FILE", help="write the journal here")
     bench = add_command(commands, "bench", "Measure cotenant itself.", _bench, json=True)
-    bench.add_argument("name", choices=["loop", "device", "hook"], help="loop: the two clocks; device: the software GPU; hook")
+    about = "loop: the two clocks; device: the software GPU; hook: what it costs a launch"
+    bench.add_argument("name", choices=["loop", "device", "hook"], help=about)
     bench.add_argument("--rounds", type=int, default=5, help="interleaved repetitions (default 5)")
     demo = add_command(commands, "demo", "The main job in front of your eyes, on this machine.", _demo, json=True)
     demo.add_argument("--replay", default="", metavar="FILE", help="examples/replay.py: also share a software GPU")

@@ -13,6 +13,9 @@ import msgspec
 
 from cotenant import _native
 
+FULL_SPEED = 2**30
+"""Of `Device.set_speed`: what a device runs at unless its clocks are slowed."""
+
 OWN_GROUP = 2**32 - 1
 """Group label of a client that shares its time slices with nobody."""
 
@@ -222,6 +225,18 @@ class Device:
 
     def kill_client(self, now_ns: int, client: int) -> None:
         self._native.client_kill(now_ns, client)
+
+    def stop_client(self, now_ns: int, client: int) -> None:
+        """A fatal fault: its work is gone as with a kill, its contexts and memory stay."""
+        self._native.client_stop(now_ns, client)
+
+    def set_speed(self, now_ns: int, speed: int) -> None:
+        """From now on every grid runs at `speed` of FULL_SPEED."""
+        self._native.set_speed(now_ns, speed)
+
+    def cut(self, now_ns: int, op: int) -> None:
+        """The kernel takes no longer: it is complete now, or once its turn comes."""
+        self._native.op_cut(now_ns, op)
 
     def create_context(self, now_ns: int, client: int, sm_cap: int = 0) -> int:
         return self._native.context_create(now_ns, client, sm_cap)

@@ -53,14 +53,15 @@ ok(driver.cuStreamSetAttribute(0, attribute.id, driver.CUstreamAttrValue()))
 assert code(driver.cuGetErrorName(driver.CUresult.CUDA_ERROR_NOT_READY)) == "CUDA_SUCCESS"
 assert ok(driver.cuGetErrorString(driver.CUresult.CUDA_ERROR_INVALID_VALUE)) == b"invalid argument"
 
-# A kernel that leads nowhere is this context's fault for good, and no other's.
+# A kernel that leads nowhere is fatal for the process: all of its contexts on the device say so, and no new one helps.
 other = ok(driver.cuCtxCreate(None, 0, gpu.device))
 ok(driver.cuCtxSetCurrent(gpu.context))
 gpu.launch(gpu.function("fill"), (0x1000, 1.0, 10), (U64, ctypes.c_float, U64))
 assert code(driver.cuCtxSynchronize()) == "CUDA_ERROR_ILLEGAL_ADDRESS"
 assert code(driver.cuMemAlloc(16)) == "CUDA_ERROR_ILLEGAL_ADDRESS"
 ok(driver.cuCtxSetCurrent(other))
-ok(driver.cuMemAlloc(16))
+assert code(driver.cuMemAlloc(16)) == "CUDA_ERROR_ILLEGAL_ADDRESS"
 ok(driver.cuCtxDestroy(other))
 assert code(driver.cuCtxDestroy(other)) != "CUDA_SUCCESS"
+assert code(driver.cuCtxCreate(None, 0, gpu.device)) == "CUDA_ERROR_ILLEGAL_ADDRESS"
 print("refused")

@@ -52,8 +52,9 @@ def presets() -> list[str]:
     return _native.device_preset_keys()
 
 
-def _socket_of(directory: Path, ordinal: int) -> Path:
-    return directory / f"gpu{ordinal}.sock"
+def socket_of(directory: Path, ordinal: int) -> Path:
+    """Where the device server of a GPU listens."""
+    return directory.absolute() / f"gpu{ordinal}.sock"
 
 
 def _listen(path: Path) -> socket.socket:
@@ -69,7 +70,7 @@ def _listen(path: Path) -> socket.socket:
 
 
 def _spawn(directory: Path, ordinal: int, preset: str, memory_bytes: int, slice_ns: int) -> None:
-    path = _socket_of(directory, ordinal)
+    path = socket_of(directory, ordinal)
     with _listen(path) as listener, (directory / f"gpu{ordinal}.log").open("ab") as log:
         command = [sys.executable, "-m", "cotenant.live.softgpu.server", str(listener.fileno()), preset]
         command += [str(ordinal), uuid.uuid4().hex, str(memory_bytes), str(slice_ns)]
@@ -127,7 +128,7 @@ def gpus(directory: Path) -> list[SoftGpu]:
     """The soft GPUs of a directory, dead ones too."""
     found = []
     for ordinal in range(MAX_GPUS):
-        path = _socket_of(directory.absolute(), ordinal)
+        path = socket_of(directory, ordinal)
         if not path.exists():
             break
         try:
@@ -152,7 +153,7 @@ def gpus(directory: Path) -> list[SoftGpu]:
 
 def inspect(directory: Path, ordinal: int) -> dict[str, Any]:
     """The books of one soft GPU: counters, clients, who waited for whom, calls that are not supported."""
-    return wire.report(_socket_of(directory.absolute(), ordinal))
+    return wire.report(socket_of(directory, ordinal))
 
 
 def destroy(directory: Path) -> int:
@@ -162,7 +163,7 @@ def destroy(directory: Path) -> int:
     """
     ended = 0
     for ordinal in range(MAX_GPUS):
-        path = _socket_of(directory.absolute(), ordinal)
+        path = socket_of(directory, ordinal)
         if not path.exists():
             break
         with contextlib.suppress(WorldError, PeerError):

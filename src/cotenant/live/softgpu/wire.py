@@ -1,4 +1,4 @@
-"""How does Python talk to a device server? The few questions that need no ring: the books, and the order to stop."""
+"""How does Python talk to a device server? The few questions that need no ring: books, faults, the order to stop."""
 
 from __future__ import annotations
 
@@ -30,19 +30,26 @@ def connect(path: Path, *, timeout_s: float = 10.0) -> socket.socket:
     return line
 
 
-def _ask(path: Path, kind: int, timeout_s: float) -> bytes:
-    """What the file that came with the answer holds; nothing if none did."""
+def ask(path: Path, kind: int, *numbers: int, timeout_s: float = 10.0) -> tuple[int, int]:
+    """One question of plain numbers: the result (enum ct_device_result) and the first number of the answer."""
+    answer, _ = _ask(path, kind, timeout_s, *numbers)
+    return answer
+
+
+def _ask(path: Path, kind: int, timeout_s: float, *numbers: int) -> tuple[tuple[int, int], bytes]:
+    """Result and first number, and what the file that came with the answer holds; nothing if none did."""
+    words = (*numbers, 0, 0, 0)[:3]
     with connect(path, timeout_s=timeout_s) as line:
         try:
-            line.send(_REQUEST.pack(kind, 0, 0, 0, 0))
+            line.send(_REQUEST.pack(kind, 0, *words))
             answer, descriptors, _, _ = socket.recv_fds(line, _REPLY.size, 1)
         except OSError as error:
             raise WorldError(f"the device server at {path} does not answer: {error}") from error
     try:
         if len(answer) != _REPLY.size:
             raise WorldError(f"the device server at {path} does not answer: it said {len(answer)} bytes")
-        length: int = _REPLY.unpack(answer)[2]
-        return os.pread(descriptors[0], length, 0) if descriptors else b""
+        result, _, number, _, _ = _REPLY.unpack(answer)
+        return (result, number), os.pread(descriptors[0], number, 0) if descriptors else b""
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
@@ -50,7 +57,7 @@ def _ask(path: Path, kind: int, timeout_s: float) -> bytes:
 
 def report(path: Path, *, timeout_s: float = 10.0) -> dict[str, Any]:
     """The books of a soft GPU as the server tells them."""
-    answer = _ask(path, _REPORT, timeout_s)
+    _, answer = _ask(path, _REPORT, timeout_s)
     try:
         books = json.loads(answer)
     except ValueError as error:
