@@ -69,7 +69,7 @@ def test_what_escapes_works_and_leaves_no_record(way: str, words: list[str], hoo
 @pytest.mark.parametrize("way", WAYS)
 def test_programs_without_a_gpu_notice_nothing(way: str, hook: Hook, ways: Path) -> None:
     shown = [sys.executable, "-c", "import os; print(sorted(os.listdir('/proc/self/task')) != [])"]
-    for command in (["/bin/true"], [ways, "nothing"], shown):
+    for command in (["/bin/true"], [str(ways), "nothing"], shown):
         bare, hooked = run(command, hook.base), run(command, hook.environ(way))
         assert (bare.returncode, bare.stdout, bare.stderr) == (hooked.returncode, hooked.stdout, hooked.stderr)
         assert hook.recorded() == []

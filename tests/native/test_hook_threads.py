@@ -15,7 +15,7 @@ def test_no_two_threads_write_unseen() -> None:
     run_or_fail([tool("cmake"), "-S", ROOT, "-B", build, "-G", "Ninja", *kind, ninja], ROOT)
     run_or_fail([tool("cmake"), "--build", build, "--target", "hook_threads"], ROOT)
     for stage in ([], ["sharing"]):
-        program = [build / "native" / "tests" / "hook_threads", *stage]
+        program = [str(build / "native" / "tests" / "hook_threads"), *stage]
         # Address randomisation of newer kernels is more than the sanitizer's memory layout expects.
         done = subprocess.run(
             ["setarch", "-R", *program], capture_output=True, text=True, check=False, timeout=120, cwd=ROOT
