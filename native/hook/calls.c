@@ -132,7 +132,11 @@ static void forget_functions(CUresult result)
 
 CUresult cuCtxSynchronize(void)
 {
+    struct ct_session *session = ct_session();
+    uint64_t calls = session ? atomic_load_explicit(&session->record.header->calls, memory_order_relaxed) : 0;
     CUresult result = CT_NEXT(cuCtxSynchronize)();
+    if (session && result == CUDA_SUCCESS)
+        atomic_store_explicit(&session->calls_when_idle, calls, memory_order_relaxed);
     harvest();
     return result;
 }

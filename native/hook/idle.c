@@ -17,7 +17,6 @@ IDLE cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status);
 IDLE cuStreamQuery(CUstream stream);
 IDLE cuEventCreate(CUevent *event, unsigned int flags);
 IDLE cuEventRecord(CUevent event, CUstream stream);
-IDLE cuEventQuery(CUevent event);
 IDLE cuEventElapsedTime(float *milliseconds, CUevent begin, CUevent end);
 IDLE cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes);
 IDLE cuMemFree_v2(CUdeviceptr pointer);
@@ -86,11 +85,6 @@ CUresult cuEventCreate(CUevent *event, unsigned int flags)
 CUresult cuEventRecord(CUevent event, CUstream stream)
 {
     (void)stream;
-    return event ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
-}
-
-CUresult cuEventQuery(CUevent event)
-{
     return event ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 

@@ -56,6 +56,7 @@ struct ct_session {
     struct ct_timing *timing;
     int is_measuring;
     /* What is rarely touched. */
+    _Atomic uint64_t calls_when_idle; /* how many there were when the program last waited for all of them */
     _Atomic int is_device_named;
     uint32_t identity_count, function_count, step_count;
     struct ct_step overflow;

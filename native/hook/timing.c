@@ -141,8 +141,13 @@ static CUresult mark(CUevent event, CUstream stream, int is_twin)
     return is_twin ? CT_NEXT(cuEventRecord_ptsz)(event, stream) : CT_NEXT(cuEventRecord)(event, stream);
 }
 
-static int is_idle(CUstream stream, int is_twin)
+/* While measuring, the driver is asked. Otherwise only what is known for nothing counts: that nothing was launched since
+ * the program last waited for everything. */
+static int is_idle(struct ct_session *session, CUstream stream, int is_twin)
 {
+    if (!session->is_measuring)
+        return atomic_load_explicit(&session->calls_when_idle, memory_order_relaxed) ==
+               atomic_load_explicit(&session->record.header->calls, memory_order_relaxed);
     return (is_twin ? CT_NEXT(cuStreamQuery_ptsz)(stream) : CT_NEXT(cuStreamQuery)(stream)) == CUDA_SUCCESS;
 }
 
@@ -174,7 +179,7 @@ struct ct_pair *ct_timing_begin(struct ct_session *session, CUstream stream, int
         return NULL;
     }
     pair->untimed_before = atomic_load_explicit(&header->untimed, memory_order_relaxed);
-    if (is_idle(stream, is_twin))
+    if (is_idle(session, stream, is_twin))
         pair->begin_ticks = ct_clock_ticks(&session->clock);
     if (mark(pair->begin, stream, is_twin) != CUDA_SUCCESS) {
         give_back(timing, pair, 1);
@@ -259,11 +264,9 @@ static int read_oldest(struct ct_session *session, struct context *context)
     let_go(&timing->lock);
     if (!pair)
         return 0;
-    CUresult result = CT_NEXT(cuEventQuery)(pair->end);
+    CUresult result = CT_NEXT(cuEventElapsedTime)(&length_ms, pair->begin, pair->end);
     if (result == CUDA_ERROR_NOT_READY)
         return 0;
-    if (result == CUDA_SUCCESS)
-        result = CT_NEXT(cuEventElapsedTime)(&length_ms, pair->begin, pair->end);
     double length_ns = 1e6 * (double)length_ms - pair->late_ns;
     if (length_ns < 0)
         length_ns = 0;

@@ -21,6 +21,8 @@ CALLS: Final = 20_000
 BATCHES: Final = 101
 BATCH: Final = 32
 KERNEL_NS: Final = 10_000
+LAUNCH_NS: Final = 5_000
+"""What a launch and its kernel take at the least in practice: what the hook's own share is told against."""
 
 
 def bench_hook(rounds: int, say: Callable[[str], None]) -> dict[str, object]:
@@ -51,6 +53,8 @@ def bench_hook(rounds: int, say: Callable[[str], None]) -> dict[str, object]:
         "plain_ns_alloc": statistics.median(row[2] for row in rows),
         "added_ns_alloc": statistics.median(row[3] - row[2] for row in rows),
         "added_instructions": statistics.median(row[5] - row[4] for row in instructions) if instructions else None,
+        "sampling_own_pct": 100 * statistics.median(row[1] for row in sampled) / LAUNCH_NS
+        - 100 * statistics.median(row[1] for row in rows) / LAUNCH_NS,
         "launch_ns_soft": statistics.median(spent["off"]) / (BATCH * (BATCHES - 1)),
         "counting_overhead_pct": _overhead_pct(spent, "counting"),
         "sampling_overhead_pct": _overhead_pct(spent, "sampling"),
