@@ -47,6 +47,7 @@ static CUresult first_cuCtxSynchronize(void)
 #define FIRST_CAPTURE FIRST
 #define FIRST_SYNC FIRST
 #define FIRST_ENDS FIRST
+#define FIRST_RELEASES FIRST
 #define FIRST_ENGINE FIRST
 #define FIRST_ALLOC FIRST
 #define FIRST_FREE FIRST
@@ -103,6 +104,15 @@ static void forget_functions(CUresult result)
         ct_functions_forget(session, 0);
 }
 
+/* A context that others hold too goes on, and its functions with it. */
+static void release_functions(CUresult result, CUdevice device)
+{
+    unsigned int flags;
+    int is_active = 0;
+    if (CT_NEXT(cuDevicePrimaryCtxGetState)(device, &flags, &is_active) != CUDA_SUCCESS || !is_active)
+        forget_functions(result);
+}
+
 #define AROUND(symbol, before, after, ...)                                                                             \
     CUresult symbol(CT_PARAMETERS(__VA_ARGS__))                                                                        \
     {                                                                                                                  \
@@ -120,6 +130,7 @@ static void forget_functions(CUresult result)
 #define BODY_CAPTURE(symbol, ...) AROUND(symbol, NOTHING, begin_capture(result), __VA_ARGS__)
 #define BODY_SYNC(symbol, ...) AROUND(symbol, NOTHING, harvest(), __VA_ARGS__)
 #define BODY_ENDS(symbol, ...) AROUND(symbol, end_contexts(), forget_functions(result), __VA_ARGS__)
+#define BODY_RELEASES(symbol, ...) AROUND(symbol, end_contexts(), release_functions(result, a), __VA_ARGS__)
 #define BODY_ALLOC(symbol, ...) AROUND(symbol, NOTHING, ct_seen_memory(0, result), __VA_ARGS__)
 #define BODY_FREE(symbol, ...) AROUND(symbol, NOTHING, ct_seen_memory(1, result), __VA_ARGS__)
 #define BODY_ASKS(symbol, ...) AROUND(symbol, NOTHING, NOTHING, __VA_ARGS__)

@@ -40,6 +40,7 @@ class Hooked:
         self._driver = driver
         self._say = say
         self._strays: dict[int, str] = {}
+        self._told: list[int] = []
         self._crowded = False
         self.measuring = measuring
         self.home = Path(tempfile.mkdtemp(prefix=f"run-{os.getpid()}-", dir=home))
@@ -70,16 +71,27 @@ class Hooked:
             path = driver_of(member, self._driver.resolve(), hooked=self._config.hook == "preload")
             if path and member not in self._strays:
                 self._strays[member] = f"{program_of(member)} (pid {member}) uses {path}"
+                if self._config.hook == "shim":  # preloaded, it may be seen yet
+                    self._tell(member)
 
-    def unseen(self) -> list[str]:
-        """Processes that loaded the driver and of which the hook saw nothing."""
-        return [what for pid, what in self._strays.items() if not recorded(self.records, pid)]
+    @property
+    def unseen(self) -> bool:
+        """Whether a process loaded the driver and the hook saw nothing of it."""
+        return bool(self._unseen())
+
+    def _unseen(self) -> list[int]:
+        return [pid for pid in self._strays if not recorded(self.records, pid)]
+
+    def _tell(self, pid: int) -> None:
+        if pid not in self._told:
+            self._told.append(pid)
+            self._say(f"{self._strays[pid]}, and the hook saw nothing of it: {_REMEDY}; its GPU work is not known")
 
     def collect(self, task: str) -> list[Record]:
         """What its processes recorded, told; the directory is gone then."""
         found = [record for record in read_records(self.records, task) if record.calls or record.unknown]
-        for what in self.unseen():
-            self._say(f"{what}, and the hook saw nothing of it: {_REMEDY}; its GPU work is not known")
+        for pid in self._unseen():
+            self._tell(pid)
         names = sorted({name for record in found for name in record.unknown_names})
         if names:
             done = "refused" if self._config.unknown == "refuse" else "passed on unseen"

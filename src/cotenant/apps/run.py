@@ -244,7 +244,7 @@ def run_tenant(
         return exec_failure_code(error)
     _attend(child, membership, hooked)
     code = child.wait()
-    unseen = "; the hook saw nothing of its GPU use" if hooked is not None and hooked.unseen() else ""
+    unseen = "; the hook saw nothing of its GPU use" if hooked is not None and hooked.unseen else ""
     membership.leave(describe_ending(code) + unseen)
     return code
 
