@@ -6,7 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeAlias
 
@@ -88,7 +88,7 @@ class Hooked:
             self._say(f"{self._strays[pid]}, and the hook saw nothing of it: {_REMEDY}; its GPU work is not known")
 
     def collect(self, task: str) -> list[Record]:
-        """What its processes recorded, told; the directory is gone then."""
+        """What its processes recorded; what the hook could not see is said."""
         found = [record for record in read_records(self.records, task) if record.calls or record.unknown]
         for pid in self._unseen():
             self._tell(pid)
@@ -98,14 +98,25 @@ class Hooked:
             self._say(f"the driver has newer forms of {', '.join(names)} than the hook knows: {done}")
         if any(record.export_tables for record in found) and not any(record.calls for record in found):
             self._say("the program uses private tables of the driver: work through them is not seen")
-        shutil.rmtree(self.home, ignore_errors=True)
         return found
 
 
+@contextlib.contextmanager
 def hook_into(
     config: RunConfig, home: Path, environ: Mapping[str, str], task: str, store: ProfileStore | None, say: Say
+) -> Iterator[Hooked | None]:
+    """The hook, ready for a program; None when it is off, or when there is no driver it could stand before."""
+    hooked = _prepare(config, home, environ, task, store, say)
+    try:
+        yield hooked
+    finally:
+        if hooked is not None:
+            shutil.rmtree(hooked.home, ignore_errors=True)
+
+
+def _prepare(
+    config: RunConfig, home: Path, environ: Mapping[str, str], task: str, store: ProfileStore | None, say: Say
 ) -> Hooked | None:
-    """Prepare the hook; None when it is off, or when there is no driver it could stand before."""
     if config.hook == "off":
         return None
     driver = find_driver(environ)

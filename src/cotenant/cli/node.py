@@ -75,11 +75,12 @@ def run_program(options: argparse.Namespace) -> tuple[int, list[Profile]]:
     environment = environment_of(config.run.gpu, own)
     arguments = ["--runtime", str(where.runtime), "--state", str(where.state)]
     named = ["--config", options.config] if options.config else []
-    membership = join(where, spec, [*arguments, *named], say)
     store = store_of(own, say)
-    hooked = hook_into(config.run, own.runtime / "hook", {**os.environ, **environment}, spec.task, store, say)
-    code = run_tenant(membership, command, environment, say, hooked)
-    profiles = [] if hooked is None else profiles_of(hooked.collect(spec.task), spec.task)
+    # Before it joins: a tenant that others can see is a program that is about to run, and has no other children.
+    with hook_into(config.run, own.runtime / "hook", {**os.environ, **environment}, spec.task, store, say) as hooked:
+        membership = join(where, spec, [*arguments, *named], say)
+        code = run_tenant(membership, command, environment, say, hooked)
+        profiles = [] if hooked is None else profiles_of(hooked.collect(spec.task), spec.task)
     keep(profiles, store, say)
     return code, profiles
 
