@@ -101,3 +101,9 @@ def test_nonsense_is_refused_in_one_sentence(flag: str, value: str, about: str, 
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
     assert about in done.stderr
+
+
+def test_the_bench_prints_every_figure(stage: Stage) -> None:
+    figures = stage.json("bench", "hook", "--rounds", "1")
+    named = {"plain_ns", "added_ns", "added_ns_alloc", "measuring_overhead_pct", "sampling_overhead_pct"}
+    assert named | {"added_instructions"} <= set(figures)
