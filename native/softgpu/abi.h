@@ -104,7 +104,6 @@ enum {
 };
 
 enum { CU_MODULE_EAGER_LOADING = 1, CU_MODULE_LAZY_LOADING = 2 };
-enum { CU_STREAM_CAPTURE_STATUS_NONE = 0 };
 enum { CU_OCCUPANCY_DEFAULT = 0, CU_OCCUPANCY_DISABLE_CACHING_OVERRIDE = 1 };
 
 enum {
@@ -300,5 +299,9 @@ typedef struct CUmemAccessDesc_st {
     CUmemLocation location;
     CUmemAccess_flags flags;
 } CUmemAccessDesc;
+
+#include "softgpu/abi_array.h"
+#include "softgpu/abi_device.h"
+#include "softgpu/abi_graph.h"
 
 #endif

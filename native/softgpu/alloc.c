@@ -9,6 +9,14 @@
     if (result != CUDA_SUCCESS)                                                                                        \
         return result
 
+/* These may wait for the device: not while a capture forbids it. */
+#define UNSAFE()                                                                                                       \
+    do {                                                                                                               \
+        CUresult allowed = sg_capture_unsafe();                                                                        \
+        if (allowed != CUDA_SUCCESS)                                                                                   \
+            return sg_leave(allowed);                                                                                  \
+    } while (0)
+
 enum { PITCH = 512 };
 
 API CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
@@ -39,12 +47,14 @@ static CUresult allocate(CUcontext context, CUdeviceptr *pointer, size_t bytes)
 API CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
 {
     ENTER(context);
+    UNSAFE();
     return sg_leave(allocate(context, pointer, bytes));
 }
 
 API CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned int element)
 {
     ENTER(context);
+    UNSAFE();
     if (!pointer || !pitch || !width || !height || (element != 4 && element != 8 && element != 16) ||
         width > SIZE_MAX - PITCH)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
@@ -60,6 +70,7 @@ API CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t widt
 API CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flags)
 {
     ENTER(context);
+    UNSAFE();
     uint64_t address;
     if (!pointer || !bytes || (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST))
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
@@ -69,8 +80,7 @@ API CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int 
     return sg_leave(result);
 }
 
-/* Waits for every context: whatever still is to touch some memory has then done so. */
-static CUresult all_quiet(CUcontext current)
+CUresult sg_all_quiet(CUcontext current)
 {
     CUresult result = CUDA_SUCCESS;
     for (CUcontext each = sg_each(SG_CONTEXT, NULL); each; each = sg_each(SG_CONTEXT, each)) {
@@ -88,7 +98,7 @@ static CUresult release(CUcontext context, uint64_t address, int is_host)
     if (!memory || memory->start != address || (memory->kind == SG_MEMORY_HOST) != is_host ||
         memory->kind == SG_MEMORY_REGISTERED || memory->is_ending || memory->is_variable)
         return CUDA_ERROR_INVALID_VALUE;
-    CUresult result = all_quiet(context);
+    CUresult result = sg_all_quiet(context);
     if (result == CUDA_SUCCESS)
         sg_memory_drop(address);
     return result;
@@ -115,6 +125,7 @@ API CUresult cuMemFree_v2(CUdeviceptr pointer)
     CUresult result = enter_for(pointer, &context);
     if (result != CUDA_SUCCESS)
         return result;
+    UNSAFE();
     return sg_leave(pointer ? release(context, pointer, 0) : CUDA_SUCCESS);
 }
 
@@ -135,6 +146,7 @@ API CUresult cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *bytes, CUdevice
 static CUresult host_allocate(void **pointer, size_t bytes, unsigned flags)
 {
     ENTER(context);
+    UNSAFE();
     uint64_t address;
     const unsigned known = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
     if (!pointer || !bytes || (flags & ~known))
@@ -161,6 +173,7 @@ API CUresult cuMemFreeHost(void *pointer)
     CUresult result = enter_for((uintptr_t)pointer, &context);
     if (result != CUDA_SUCCESS)
         return result;
+    UNSAFE();
     return sg_leave(pointer ? release(context, (uintptr_t)pointer, 1) : CUDA_SUCCESS);
 }
 
@@ -189,6 +202,7 @@ API CUresult cuMemHostGetFlags(unsigned int *flags, void *host)
 API CUresult cuMemHostRegister_v2(void *host, size_t bytes, unsigned int flags)
 {
     ENTER(context);
+    UNSAFE();
     const unsigned known = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_IOMEMORY |
                            CU_MEMHOSTREGISTER_READ_ONLY;
     if (!host || !bytes || (flags & ~known))
@@ -201,12 +215,13 @@ API CUresult cuMemHostRegister_v2(void *host, size_t bytes, unsigned int flags)
 API CUresult cuMemHostUnregister(void *host)
 {
     ENTER(context);
+    UNSAFE();
     struct sg_memory *memory = sg_memory_at((uintptr_t)host);
     if (!host)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
     if (!memory || memory->kind != SG_MEMORY_REGISTERED || memory->start != (uintptr_t)host)
         return sg_leave(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
-    result = all_quiet(context);
+    result = sg_all_quiet(context);
     if (result == CUDA_SUCCESS)
         sg_memory_drop((uintptr_t)host);
     return sg_leave(result);

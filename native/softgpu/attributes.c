@@ -38,6 +38,11 @@ static const int fixed[LAST + 1] = {
     [19] = 1,   /* maps host memory */
     [21] = 131072, [22] = 131072, [23] = 65536, [24] = 16384, [25] = 16384, [26] = 16384, [27] = 32768, [28] = 32768,
     [29] = 2048, [30] = 512, /* textures, surfaces */
+    [42] = 32768, [43] = 2048, [45] = 32768, [46] = 32768, [47] = 8192, [48] = 8192, [49] = 32768,
+    [52] = 32768, [53] = 32768, [54] = 2046, /* layers, gathering, cube maps */
+    [55] = 32768, [56] = 131072, [57] = 65536, [58] = 16384, [59] = 16384, [60] = 16384, [61] = 32768, [62] = 2048,
+    [63] = 32768, [64] = 32768, [65] = 2048, [66] = 32768, [67] = 32768, [68] = 2046, /* surfaces */
+    [69] = 1 << 28, [70] = 131072, [71] = 65000, [72] = 2097120, [73] = 32768, [74] = 32768, [77] = 32768,
     [31] = 1,   /* concurrent kernels */
     [32] = 1,   /* ECC */
     [41] = 1,   /* unified addressing */
@@ -49,6 +54,7 @@ static const int fixed[LAST + 1] = {
     [89] = 1,   /* concurrent managed access */
     [90] = 1,   /* compute preemption */
     [91] = 1,   /* host pointers of registered memory */
+    [92] = 1, [93] = 1, [94] = 1, [122] = 1, [123] = 1, /* values in streams */
     [95] = 1,   /* cooperative launch */
     [99] = 1,   /* host register */
     [115] = 1,  /* memory pools */
@@ -56,7 +62,7 @@ static const int fixed[LAST + 1] = {
     [131] = -1, [134] = -1, /* no NUMA node of its own */
 };
 
-static int from_preset(const struct sg_device *device, int attribute)
+int sg_attribute(const struct sg_device *device, int attribute)
 {
     const struct ct_device_config *c = &device->config;
     switch (attribute) {
@@ -113,6 +119,6 @@ API CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUde
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
     if (!device)
         return sg_leave(CUDA_ERROR_INVALID_DEVICE);
-    *value = from_preset(device, (int)attribute);
+    *value = sg_attribute(device, (int)attribute);
     return sg_leave(CUDA_SUCCESS);
 }

@@ -23,6 +23,11 @@ int sg_builtin_find(const char *name, size_t length)
     return SG_BUILTIN_NONE;
 }
 
+const char *sg_builtin_name(enum sg_builtin builtin)
+{
+    return builtins[builtin].name;
+}
+
 void sg_builtin_shape(struct sg_kernel *kernel)
 {
     kernel->param_count = 0;

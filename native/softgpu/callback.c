@@ -5,7 +5,7 @@
 #include <signal.h>
 
 /* The server knows no more host functions of a client at once, so no more than this can have their turn. */
-enum { BATCH = 256, LATER_NS = 200000 };
+enum { BATCH = 256, LATER_NS = 200000, SOON_NS = 20000, SELDOM_NS = 1000000 };
 
 static pthread_cond_t poked = PTHREAD_COND_INITIALIZER;
 static pthread_mutex_t poke_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -23,13 +23,33 @@ void sg_callbacks_poke(void)
         sg_wake(&sg_devices[i].link);
 }
 
-/* Under the face's lock: the function whose turn comes first, and when; 0 if none is foreseeable. */
-static int next_turn(struct sg_effect *chosen, uint64_t *at_ns, uint64_t *bulletin)
+/* A wait whose turn has come ends when its word does: nothing foresees that, the word must be looked at. */
+static int is_missing(const struct sg_effect *effect)
+{
+    const struct sg_word *word = &effect->host.word;
+    if (!word->bytes || word->is_write || sg_word_holds(word))
+        return 0;
+    if (!effect->host.has_turn)
+        sg_effects_has_turn(effect->order);
+    return 1;
+}
+
+/* Under the face's lock: the function whose turn comes first, and when; 0 if none is foreseeable. `polled` is a device
+ * on which something waits for a word. */
+static int next_turn(struct sg_effect *chosen, uint64_t *at_ns, uint64_t *bulletin, struct sg_device **polled)
 {
     static struct sg_effect waiting[BATCH]; /* this thread's alone */
+    if (sg_word_count())
+        sg_effects_notice();
     size_t found = sg_effects_waiting(waiting, BATCH);
     *at_ns = CT_DEVICE_NEVER;
+    *polled = NULL;
     for (size_t i = 0; i < found; i++) {
+        if (waiting[i].host.has_turn && sg_trouble(&waiting[i].host.device->link) == CUDA_SUCCESS &&
+            is_missing(&waiting[i])) {
+            *polled = waiting[i].host.device;
+            continue;
+        }
         struct sg_question question = {.device = waiting[i].host.device, .target = SG_TARGET_HOST,
                                        .number = waiting[i].host.number, .slot = waiting[i].slot};
         CUresult result = sg_foresee(&question);
@@ -40,11 +60,27 @@ static int next_turn(struct sg_effect *chosen, uint64_t *at_ns, uint64_t *bullet
         }
         if (result != CUDA_SUCCESS || question.at_ns >= *at_ns)
             continue;
+        if (question.done && is_missing(&waiting[i])) {
+            *polled = waiting[i].host.device;
+            continue;
+        }
         *chosen = waiting[i];
         *at_ns = question.done ? CT_DEVICE_DONE : question.at_ns;
         *bulletin = question.count;
     }
     return *at_ns != CT_DEVICE_NEVER;
+}
+
+static void call(const struct sg_effect *effect, CUresult trouble)
+{
+    sg_unlock();
+    sg_in_callback(1);
+    if (effect->host.callback)
+        effect->host.callback(effect->host.handle, trouble, effect->host.data);
+    else if (trouble == CUDA_SUCCESS) /* a host function is not called after an error */
+        effect->host.function(effect->host.data);
+    sg_in_callback(0);
+    sg_relock();
 }
 
 /* Under the lock; gives it up while the function runs. */
@@ -56,14 +92,10 @@ static void run(const struct sg_effect *effect)
     CUresult trouble = sg_trouble(&device->link);
     if (trouble == CUDA_SUCCESS)
         sg_effects_apply(effect->order);
-    sg_unlock();
-    sg_in_callback(1);
-    if (effect->host.callback)
-        effect->host.callback(effect->host.handle, trouble, effect->host.data);
-    else if (trouble == CUDA_SUCCESS) /* a host function is not called after an error */
-        effect->host.function(effect->host.data);
-    sg_in_callback(0);
-    sg_relock();
+    if (effect->host.word.is_write && trouble == CUDA_SUCCESS)
+        sg_word_write(&effect->host.word);
+    else if (!effect->host.word.bytes)
+        call(effect, trouble);
     sg_effects_host_ran(effect->order);
     while (sg_ask(&device->link, &request, &reply) == 0 && reply.result == CT_DEVICE_NOT_READY) {
         /* Its turn was moved by a submission that arrived late; the function has run, the model catches up. */
@@ -77,15 +109,28 @@ static void run(const struct sg_effect *effect)
 static void *serve(void *nothing)
 {
     unsigned seen = 0;
+    uint64_t pause_ns = SOON_NS; /* between two looks at the words that streams wait for */
     (void)nothing;
     sg_relock();
     for (;;) {
         struct sg_effect effect;
+        struct sg_device *polled;
         uint64_t at_ns, bulletin = 0;
         pthread_mutex_lock(&poke_lock);
         seen = pokes;
         pthread_mutex_unlock(&poke_lock);
-        if (!next_turn(&effect, &at_ns, &bulletin)) {
+        int found = next_turn(&effect, &at_ns, &bulletin, &polled);
+        uint64_t look_ns = polled ? sg_clock_ns() + pause_ns : CT_DEVICE_NEVER;
+        if (polled && (!found || at_ns > look_ns)) {
+            uint32_t wake = atomic_load(&polled->link.ring->wake);
+            sg_unlock();
+            sg_sleep_until(&polled->link, wake, look_ns, 0);
+            sg_relock();
+            pause_ns = pause_ns < SELDOM_NS / 2 ? pause_ns * 2 : SELDOM_NS;
+            continue;
+        }
+        pause_ns = SOON_NS;
+        if (!found) {
             sg_unlock();
             pthread_mutex_lock(&poke_lock);
             while (pokes == seen)
@@ -125,9 +170,26 @@ CUresult sg_callbacks_start(void)
     return CUDA_SUCCESS;
 }
 
-static CUresult add(CUstream handle, CUhostFn function, CUstreamCallback callback, void *data)
+CUresult sg_host_submit(CUstream stream, CUstream handle, CUhostFn function, CUstreamCallback callback, void *data)
 {
     static uint64_t numbers;
+    CUresult result = sg_callbacks_start();
+    if (result != CUDA_SUCCESS)
+        return result;
+    struct sg_slot slot = {.kind = SG_SLOT_HOST, .value = ++numbers};
+    struct sg_effect effect = {
+        .kind = SG_EFFECT_HOST,
+        .host = {function, callback, handle, data, slot.value, stream->context->device},
+    };
+    result = sg_submit(stream, &slot);
+    if (result == CUDA_SUCCESS)
+        result = sg_effect_add(stream, &effect);
+    sg_callbacks_poke();
+    return result;
+}
+
+static CUresult add(CUstream handle, CUhostFn function, CUstreamCallback callback, void *data)
+{
     CUcontext context;
     CUresult result = sg_enter_context(&context);
     if (result != CUDA_SUCCESS)
@@ -137,20 +199,9 @@ static CUresult add(CUstream handle, CUhostFn function, CUstreamCallback callbac
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
     if (!stream)
         return sg_leave(CUDA_ERROR_INVALID_HANDLE);
-    result = sg_callbacks_start();
-    if (result != CUDA_SUCCESS)
-        return sg_leave(result);
-    struct sg_slot slot = {.kind = SG_SLOT_HOST, .value = ++numbers};
-    struct sg_effect effect = {
-        .kind = SG_EFFECT_HOST,
-        .host = {function, callback, handle, data, slot.value, stream->context->device},
-    };
-    result = sg_submit(stream, &slot);
-    if (result == CUDA_SUCCESS)
-        result = sg_effect_add(stream, &effect);
-    sg_leave(result);
-    sg_callbacks_poke();
-    return result;
+    if (stream->capture)
+        return sg_leave(function ? sg_capture_host(stream, function, data) : sg_capture_refuse(stream));
+    return sg_leave(sg_host_submit(stream, handle, function, callback, data));
 }
 
 API CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *data)

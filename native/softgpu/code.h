@@ -43,6 +43,8 @@ CUresult sg_image_text(const char *text, size_t bytes, struct sg_image *image);
 CUresult sg_image_ptx(const char *text, size_t bytes, struct sg_image *image);
 CUresult sg_image_elf(const unsigned char *data, size_t bytes, struct sg_image *image);
 CUresult sg_image_fatbin(const unsigned char *data, size_t bytes, struct sg_image *image);
+/* As a text image, a zero behind it; NULL: no memory, or a name that a text image cannot hold. The caller frees it. */
+char *sg_image_write(const struct sg_image *image, size_t *bytes);
 struct sg_kernel *sg_image_add(struct sg_image *image, const char *name, size_t length); /* NULL: no room */
 /* 0, or -1: not to be had. The initial bytes are copied; NULL: zeros. */
 int sg_image_variable(struct sg_image *image, const char *name, size_t length, uint64_t bytes, const void *initial);
@@ -56,6 +58,7 @@ CUresult sg_builtin_run(const struct sg_effect *effect);
 /* A kernel did wrong: the device's server decides what follows, for this process and for others. */
 void sg_kernel_fault(struct sg_link *link, CUresult fault);
 int sg_builtin_find(const char *name, size_t length);
+const char *sg_builtin_name(enum sg_builtin builtin);
 void sg_builtin_shape(struct sg_kernel *kernel); /* its parameters */
 
 /* A variable's memory in one context. */
@@ -94,7 +97,13 @@ struct CUfunc_st {
 
 /* An attribute of launches and streams: taken, if only as advice; refused as unsupported; or none at all. */
 CUresult sg_attribute_known(int attribute);
+/* The whole file with a zero behind it; NULL: not to be had. The caller frees it. */
+char *sg_file_read(const char *path, size_t *bytes);
 void sg_module_end(struct CUmod_st *module);
+CUresult sg_launch_check(const struct sg_device *device, const struct CUfunc_st *function, const unsigned grid[3],
+                         const unsigned block[3], unsigned shared_bytes);
+/* Where each parameter's value lies, in whichever way they were given. */
+CUresult sg_launch_params(const struct sg_kernel *kernel, void **params, void **extra, const void **values);
 void sg_variables_end(struct CUmod_st *module);
 CUresult sg_function_launch(CUcontext context, struct CUfunc_st *function, const unsigned grid[3],
                             const unsigned block[3], unsigned shared_bytes, CUstream stream, void **params,

@@ -27,6 +27,7 @@ CUresult sg_context_create(struct sg_device *device, unsigned flags, uint32_t sm
     context->device = device;
     context->model = (uint32_t)reply.a;
     context->flags = flags;
+    context->sm_cap = sm_cap;
     context->api_version = SG_DRIVER_VERSION;
     context->users = 1;
     context->legacy = legacy;
@@ -38,6 +39,11 @@ CUresult sg_context_create(struct sg_device *device, unsigned flags, uint32_t sm
     legacy->is_legacy = 1;
     *made = context;
     return CUDA_SUCCESS;
+}
+
+CUcontext sg_home(CUcontext context)
+{
+    return context->green && context->device->primary ? context->device->primary : context;
 }
 
 static void end_code(CUcontext context)
@@ -59,12 +65,16 @@ void sg_context_destroy(CUcontext context)
     sg_effects_drop_context(id);
     sg_ask(&context->device->link, &request, &reply);
     for (CUstream stream = sg_each(SG_STREAM, NULL); stream; stream = sg_each(SG_STREAM, stream))
-        if (stream->context_id == id)
+        if (stream->context_id == id) {
+            if (stream->capture)
+                sg_capture_forget(stream);
             sg_unmake(SG_STREAM, stream);
+        }
     for (CUevent event = sg_each(SG_EVENT, NULL); event; event = sg_each(SG_EVENT, event))
         if (event->context_id == id)
             sg_unmake(SG_EVENT, event);
     end_code(context);
+    sg_arrays_end(context);
     sg_memory_drop_context(context);
     sg_unmake(SG_CONTEXT, context);
 }
@@ -124,7 +134,7 @@ API CUresult cuCtxDestroy_v2(CUcontext context)
         return result;
     if (!sg_alive(SG_CONTEXT, context))
         return sg_leave(context ? CUDA_ERROR_CONTEXT_IS_DESTROYED : CUDA_ERROR_INVALID_CONTEXT);
-    if (context->is_primary)
+    if (context->is_primary || context->green)
         return sg_leave(CUDA_ERROR_INVALID_CONTEXT);
     uint64_t id = context->object.id;
     sg_context_destroy(context);
@@ -150,7 +160,7 @@ API CUresult cuCtxDetach(CUcontext context)
     CUresult result = sg_enter();
     if (result != CUDA_SUCCESS)
         return result;
-    if (!sg_alive(SG_CONTEXT, context) || context->is_primary)
+    if (!sg_alive(SG_CONTEXT, context) || context->is_primary || context->green)
         return sg_leave(CUDA_ERROR_INVALID_CONTEXT);
     if (--context->users == 0) {
         uint64_t id = context->object.id;

@@ -67,20 +67,20 @@ static CUresult stage(struct sg_effect *effect)
     return CUDA_SUCCESS;
 }
 
-static CUresult submit(const struct sg_copy *copy, CUstream stream, int is_async)
+CUresult sg_copy_submit(const struct sg_copy *copy, CUstream stream, enum sg_copy_how how)
 {
     int to = side(copy, &copy->target, copy->target_side), from = side(copy, &copy->source, copy->source_side);
     if (to < 0 || from < 0)
         return CUDA_ERROR_INVALID_VALUE;
-    uint32_t how = to && from ? CT_OP_COPY_DTOD : to ? CT_OP_COPY_HTOD : CT_OP_COPY_DTOH;
-    struct sg_slot slot = {.kind = SG_SLOT_COPY, .value = copy->width * copy->height * copy->depth, .how = how};
+    uint32_t engine = to && from ? CT_OP_COPY_DTOD : to ? CT_OP_COPY_HTOD : CT_OP_COPY_DTOH;
+    struct sg_slot slot = {.kind = SG_SLOT_COPY, .value = copy->width * copy->height * copy->depth, .how = engine};
     struct sg_effect effect = {
         .kind = SG_EFFECT_COPY,
         .copy = {copy->target, copy->source, copy->width, copy->height, copy->depth},
     };
     int pageable_target = !to && !is_pinned(&copy->target), pageable_source = !from && !is_pinned(&copy->source);
     CUresult result = CUDA_SUCCESS;
-    if (is_async && pageable_source && !pageable_target)
+    if (how == SG_COPY_ASYNC && pageable_source && !pageable_target)
         result = stage(&effect);
     if (result == CUDA_SUCCESS)
         result = sg_submit(stream, &slot);
@@ -92,7 +92,7 @@ static CUresult submit(const struct sg_copy *copy, CUstream stream, int is_async
     }
     /* Into pageable memory even the asynchronous forms are synchronous; between two places on the device even the
      * synchronous ones are not. */
-    if (is_async ? pageable_target : how != CT_OP_COPY_DTOD)
+    if (how == SG_COPY_ASYNC ? pageable_target : how == SG_COPY_SYNC && engine != CT_OP_COPY_DTOD)
         result = sg_stream_wait(stream);
     return result;
 }
@@ -108,7 +108,9 @@ CUresult sg_copy(const struct sg_copy *copy, CUstream handle, int is_async)
         return sg_leave(CUDA_ERROR_INVALID_HANDLE);
     if (!copy->width || !copy->height || !copy->depth)
         return sg_leave(CUDA_SUCCESS);
-    return sg_leave(submit(copy, stream, is_async));
+    if (stream->capture)
+        return sg_leave(is_async ? sg_capture_copy(stream, copy) : sg_capture_refuse(stream));
+    return sg_leave(sg_copy_submit(copy, stream, is_async ? SG_COPY_ASYNC : SG_COPY_SYNC));
 }
 
 static CUresult line(uint64_t to, enum sg_side to_side, uint64_t from, enum sg_side from_side, size_t bytes,

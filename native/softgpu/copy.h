@@ -12,6 +12,12 @@ struct sg_copy {
     uint64_t width, height, depth;
 };
 
+/* What a description says, under the lock. */
+/* How the caller goes on: when it is done; at once, with what pageable memory held; at once, with what it will hold. */
+enum sg_copy_how { SG_COPY_SYNC, SG_COPY_ASYNC, SG_COPY_OF_GRAPH };
+CUresult sg_copy_submit(const struct sg_copy *copy, CUstream stream, enum sg_copy_how how);
+CUresult sg_copy_read(const CUDA_MEMCPY3D *description, struct sg_copy *copy);
+
 /* `handle` is a stream handle; not async: it is done on return. Takes and gives the lock. */
 CUresult sg_copy(const struct sg_copy *copy, CUstream handle, int is_async);
 

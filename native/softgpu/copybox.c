@@ -1,9 +1,11 @@
 /* Copies of rows and slices: the descriptors of the 2D and 3D calls, checked and brought to one form. */
+#include "softgpu/array.h"
 #include "softgpu/copy.h"
 
 /* One side of a descriptor: where it starts, after the offsets; 0 with *result set when it cannot be used. */
-static CUresult one_side(CUmemorytype type, const void *host, CUdeviceptr device, size_t x, size_t y, size_t z,
-                         size_t pitch, size_t rows, const size_t size[3], struct sg_box *box, enum sg_side *side)
+static CUresult one_side(CUmemorytype type, const void *host, CUdeviceptr device, CUarray array, size_t x, size_t y,
+                         size_t z, size_t pitch, size_t rows, const size_t size[3], struct sg_box *box,
+                         enum sg_side *side)
 {
     uint64_t start;
     switch ((int)type) {
@@ -20,7 +22,8 @@ static CUresult one_side(CUmemorytype type, const void *host, CUdeviceptr device
         *side = SG_SIDE_ANY;
         break;
     case CU_MEMORYTYPE_ARRAY:
-        return CUDA_ERROR_NOT_SUPPORTED;
+        *side = SG_SIDE_DEVICE;
+        return sg_array_box(array, x, y, z, size, box);
     default:
         return CUDA_ERROR_INVALID_VALUE;
     }
@@ -41,37 +44,50 @@ static CUresult one_side(CUmemorytype type, const void *host, CUdeviceptr device
     return CUDA_SUCCESS;
 }
 
-static CUresult flat(const CUDA_MEMCPY2D *d, CUstream stream, int is_async)
+static CUresult read_flat(const CUDA_MEMCPY2D *d, struct sg_copy *copy)
 {
-    struct sg_copy copy = {.depth = 1};
     if (!d)
         return CUDA_ERROR_INVALID_VALUE;
     const size_t size[3] = {d->WidthInBytes, d->Height, 1};
-    copy.width = d->WidthInBytes;
-    copy.height = d->Height;
-    CUresult result = one_side(d->srcMemoryType, d->srcHost, d->srcDevice, d->srcXInBytes, d->srcY, 0, d->srcPitch, 0,
-                               size, &copy.source, &copy.source_side);
+    *copy = (struct sg_copy){.width = d->WidthInBytes, .height = d->Height, .depth = 1};
+    CUresult result = one_side(d->srcMemoryType, d->srcHost, d->srcDevice, d->srcArray, d->srcXInBytes, d->srcY, 0,
+                               d->srcPitch, 0, size, &copy->source, &copy->source_side);
     if (result == CUDA_SUCCESS)
-        result = one_side(d->dstMemoryType, d->dstHost, d->dstDevice, d->dstXInBytes, d->dstY, 0, d->dstPitch, 0, size,
-                          &copy.target, &copy.target_side);
+        result = one_side(d->dstMemoryType, d->dstHost, d->dstDevice, d->dstArray, d->dstXInBytes, d->dstY, 0,
+                          d->dstPitch, 0, size, &copy->target, &copy->target_side);
+    return result;
+}
+
+static CUresult flat(const CUDA_MEMCPY2D *d, CUstream stream, int is_async)
+{
+    struct sg_copy copy;
+    CUresult result = sg_enter();
+    if (result == CUDA_SUCCESS)
+        result = sg_leave(read_flat(d, &copy));
     return result == CUDA_SUCCESS ? sg_copy(&copy, stream, is_async) : result;
+}
+
+CUresult sg_copy_read(const CUDA_MEMCPY3D *d, struct sg_copy *copy)
+{
+    if (!d || d->srcLOD || d->dstLOD)
+        return CUDA_ERROR_INVALID_VALUE;
+    const size_t size[3] = {d->WidthInBytes, d->Height, d->Depth};
+    *copy = (struct sg_copy){.width = d->WidthInBytes, .height = d->Height, .depth = d->Depth};
+    CUresult result = one_side(d->srcMemoryType, d->srcHost, d->srcDevice, d->srcArray, d->srcXInBytes, d->srcY,
+                               d->srcZ, d->srcPitch, d->srcHeight, size, &copy->source, &copy->source_side);
+    if (result == CUDA_SUCCESS)
+        result = one_side(d->dstMemoryType, d->dstHost, d->dstDevice, d->dstArray, d->dstXInBytes, d->dstY, d->dstZ,
+                          d->dstPitch, d->dstHeight, size, &copy->target, &copy->target_side);
+    return result;
 }
 
 /* The peer form has the same layout but for the two context words, which a device of its own kind does not need. */
 static CUresult solid(const CUDA_MEMCPY3D *d, CUstream stream, int is_async)
 {
-    struct sg_copy copy = {0};
-    if (!d || d->srcLOD || d->dstLOD)
-        return CUDA_ERROR_INVALID_VALUE;
-    const size_t size[3] = {d->WidthInBytes, d->Height, d->Depth};
-    copy.width = d->WidthInBytes;
-    copy.height = d->Height;
-    copy.depth = d->Depth;
-    CUresult result = one_side(d->srcMemoryType, d->srcHost, d->srcDevice, d->srcXInBytes, d->srcY, d->srcZ,
-                               d->srcPitch, d->srcHeight, size, &copy.source, &copy.source_side);
+    struct sg_copy copy;
+    CUresult result = sg_enter();
     if (result == CUDA_SUCCESS)
-        result = one_side(d->dstMemoryType, d->dstHost, d->dstDevice, d->dstXInBytes, d->dstY, d->dstZ, d->dstPitch,
-                          d->dstHeight, size, &copy.target, &copy.target_side);
+        result = sg_leave(sg_copy_read(d, &copy));
     return result == CUDA_SUCCESS ? sg_copy(&copy, stream, is_async) : result;
 }
 

@@ -45,7 +45,8 @@ API CUresult cuCtxGetDevice_v2(CUdevice *device, CUcontext context)
 API CUresult cuCtxSynchronize(void)
 {
     ENTER(context);
-    return sg_leave(sg_context_wait(context));
+    CUresult allowed = sg_capture_context(context);
+    return sg_leave(allowed == CUDA_SUCCESS ? sg_context_wait(context) : allowed);
 }
 
 API CUresult cuCtxSynchronize_v2(CUcontext context)
@@ -53,7 +54,8 @@ API CUresult cuCtxSynchronize_v2(CUcontext context)
     CUresult result = enter_named(&context);
     if (result != CUDA_SUCCESS)
         return result;
-    return sg_leave(sg_context_wait(context));
+    CUresult allowed = sg_capture_context(context);
+    return sg_leave(allowed == CUDA_SUCCESS ? sg_context_wait(context) : allowed);
 }
 
 API CUresult cuCtxGetFlags(unsigned int *flags)
@@ -176,7 +178,7 @@ API CUresult cuCtxGetExecAffinity(CUexecAffinityParam *param, CUexecAffinityType
     if (type != 0)
         return sg_leave(CUDA_ERROR_UNSUPPORTED_EXEC_AFFINITY);
     param->type = type;
-    param->param.smCount.val = context->device->config.sm_count;
+    param->param.smCount.val = context->sm_cap ? context->sm_cap : context->device->config.sm_count;
     return sg_leave(CUDA_SUCCESS);
 }
 

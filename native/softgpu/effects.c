@@ -1,9 +1,10 @@
 /* What ops do to memory, in the order submitted, when their completion is first observed.
  *
  * An op can only depend on ops submitted before it, so the order of submission is always a valid order of execution;
- * doing an unrelated op's effect early cannot be told by a program that synchronises properly. The one exception are
- * host functions: until one has run, what stands behind it must not take effect. A pass over the list therefore
- * carries along which streams are held. */
+ * doing an unrelated op's effect early cannot be told by a program that synchronises properly. There are two exceptions.
+ * Host functions: until one has run, what stands behind it must not take effect. And what writes a word for which some
+ * stream waits: that is done when it is complete and not before. A pass over the list therefore carries along which
+ * streams are held. */
 #include "softgpu/face.h"
 
 #include <stdlib.h>
@@ -39,6 +40,11 @@ static void catch_up(void)
     sg_effects_apply(order);
 }
 
+static int is_wait(const struct sg_effect *effect)
+{
+    return effect->kind == SG_EFFECT_HOST && effect->host.word.bytes && !effect->host.word.is_write;
+}
+
 CUresult sg_effect_add(CUstream stream, const struct sg_effect *effect)
 {
     if (count == room) {
@@ -49,6 +55,8 @@ CUresult sg_effect_add(CUstream stream, const struct sg_effect *effect)
         list = larger;
         room = more;
     }
+    if (is_wait(effect) && sg_word_await(stream->order, &effect->host.word) < 0)
+        return CUDA_ERROR_OUT_OF_MEMORY;
     struct sg_effect *added = &list[count++];
     *added = *effect;
     added->order = stream->order;
@@ -60,10 +68,10 @@ CUresult sg_effect_add(CUstream stream, const struct sg_effect *effect)
     added->is_legacy = stream->is_legacy;
     added->is_blocking = !stream->is_legacy && !(stream->flags & CU_STREAM_NON_BLOCKING);
     added->link = &stream->context->device->link;
+    added->stream = stream;
     added->slot = added->link->tail;
     hosts += effect->kind == SG_EFFECT_HOST;
     if (effect->kind == SG_EFFECT_FREE) {
-        added->free.stream = stream;
         added->free.order = stream->order;
         frees++;
     }
@@ -157,8 +165,10 @@ static void fill_box(const struct sg_effect *effect)
 /* Unless its context took it along and something else lies there by now. */
 static void end_memory(uint64_t address)
 {
-    const struct sg_memory *memory = sg_memory_at(address);
-    if (memory && memory->is_ending)
+    struct sg_memory *memory = sg_memory_at(address);
+    if (memory && memory->kept)
+        memory->kept--;
+    else if (memory && memory->is_ending)
         sg_memory_drop(address);
 }
 
@@ -183,16 +193,55 @@ static void apply(struct sg_effect *effect)
     free(effect->staged);
 }
 
+/* Known without asking: its stream has come to this order. */
+static int is_past(const struct sg_effect *effect, uint64_t order)
+{
+    const struct CUstream_st *stream = effect->stream;
+    return !stream->object.alive || stream->object.id != effect->stream_id || stream->done_order >= order ||
+           sg_trouble(effect->link) != CUDA_SUCCESS ||
+           effect->slot + SG_WINDOW <= atomic_load_explicit(&effect->link->ring->head, memory_order_acquire);
+}
+
+static int is_complete(const struct sg_effect *effect)
+{
+    struct sg_request request = {.kind = SG_PROJECT, .a = SG_TARGET_SLOT, .b = effect->slot, .c = effect->slot};
+    struct sg_reply reply;
+    return is_past(effect, effect->order) || sg_ask(effect->link, &request, &reply) < 0 ||
+           (!reply.behind && reply.a == CT_DEVICE_DONE);
+}
+
+static int is_change(const struct sg_effect *effect)
+{
+    return effect->kind == SG_EFFECT_COPY || effect->kind == SG_EFFECT_FILL || effect->kind == SG_EFFECT_KERNEL;
+}
+
+/* Finds the first effect that writes a word somebody waits for and is not complete. It must not be done early, and nor
+ * must what may depend on it: from there on everything is asked for, the latest first, so that nothing is found complete
+ * whose reason is not. `count`: there is none. */
+static size_t first_early(uint64_t order)
+{
+    size_t first = 0, end = 0;
+    if (!sg_word_count())
+        return count;
+    while (first < count && list[first].order <= order &&
+           !(sg_word_is_written(&list[first]) && !is_complete(&list[first])))
+        first++;
+    if (first == count || list[first].order > order)
+        return count;
+    for (end = first; end < count && list[end].order <= order;)
+        end++;
+    while (end-- > first)
+        list[end].is_complete = !is_change(&list[end]) || is_complete(&list[end]);
+    return first;
+}
+
 /* Memory is in use until the op before the free is done, whatever is known of other streams. Ahead of other effects
  * only in a stream that waits for no other by itself. */
 static int is_due(const struct sg_effect *effect, uint64_t order)
 {
-    const struct CUstream_st *stream = effect->free.stream;
     if (effect->order > order && (effect->is_legacy || effect->is_blocking))
         return 0;
-    return !stream->object.alive || stream->object.id != effect->stream_id ||
-           stream->done_order >= effect->free.order || effect->link->lost ||
-           effect->slot + SG_WINDOW <= atomic_load_explicit(&effect->link->ring->head, memory_order_acquire);
+    return is_past(effect, effect->free.order);
 }
 
 void sg_effects_apply(uint64_t order)
@@ -201,6 +250,7 @@ void sg_effects_apply(uint64_t order)
     size_t kept = 0, i = 0;
     if (!count || (list[0].order > order && !frees))
         return;
+    size_t early = first_early(order);
     for (; i < count && (list[i].order <= order || frees); i++) {
         struct sg_effect *effect = &list[i];
         int is_later = effect->order > order, held = !is_later && is_held(&pass, effect);
@@ -218,7 +268,7 @@ void sg_effects_apply(uint64_t order)
         } else if (effect->kind == SG_EFFECT_WAIT && event_is_held(&pass, effect->event.event_id)) {
             held = 1;
             hold_stream(&pass, effect);
-        } else if (effect->kind == SG_EFFECT_HOST) {
+        } else if (effect->kind == SG_EFFECT_HOST || (i >= early && !effect->is_complete)) {
             held = 1;
             hold_stream(&pass, effect);
         }
@@ -246,6 +296,8 @@ void sg_effects_drop_context(uint64_t context_id)
         }
         if (list[i].kind == SG_EFFECT_HOST)
             hosts--;
+        if (is_wait(&list[i]))
+            sg_word_forget(list[i].order);
         if (list[i].kind == SG_EFFECT_FREE) {
             frees--;
             end_memory(list[i].free.address);
@@ -277,11 +329,29 @@ void sg_effects_host_ran(uint64_t order)
     for (size_t i = 0; i < count; i++) {
         if (list[i].kind != SG_EFFECT_HOST || list[i].order != order)
             continue;
+        if (is_wait(&list[i]))
+            sg_word_forget(order);
         memmove(&list[i], &list[i + 1], (count - i - 1) * sizeof *list);
         count--;
         hosts--;
         return;
     }
+}
+
+void sg_effects_has_turn(uint64_t order)
+{
+    for (size_t i = 0; i < count; i++)
+        if (list[i].kind == SG_EFFECT_HOST && list[i].order == order)
+            list[i].host.has_turn = 1;
+}
+
+void sg_effects_notice(void)
+{
+    uint64_t order = 0;
+    for (size_t i = 0; i < count; i++)
+        if (sg_word_is_written(&list[i]) && is_complete(&list[i]))
+            order = list[i].order;
+    sg_effects_apply(order);
 }
 
 int sg_effects_pending(void)

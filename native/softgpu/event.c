@@ -1,6 +1,29 @@
 /* Events: marks in a stream that others wait for, ask about and measure time between. */
 #include "softgpu/face.h"
 
+CUresult sg_event_make(CUcontext context, unsigned flags, CUevent *made)
+{
+    if (!context->spare_count) { /* a batch at a time: programs make events by the hundred */
+        struct sg_request request = {.kind = SG_EVENTS_CREATE, .a = context->model};
+        struct sg_reply reply;
+        if (sg_ask(&context->device->link, &request, &reply) < 0)
+            return CUDA_ERROR_DEVICE_UNAVAILABLE;
+        if (reply.result != CT_DEVICE_OK)
+            return sg_result(reply.result);
+        for (uint32_t i = 0; i < reply.a && i < SG_EVENT_BATCH; i++)
+            context->spare_events[context->spare_count++] = reply.batch[i];
+    }
+    CUevent event = sg_make(SG_EVENT);
+    if (!event)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    event->context = context;
+    event->context_id = context->object.id;
+    event->model = context->spare_events[--context->spare_count];
+    event->flags = flags;
+    *made = event;
+    return CUDA_SUCCESS;
+}
+
 API CUresult cuEventCreate(CUevent *made, unsigned int flags)
 {
     CUcontext context;
@@ -10,36 +33,12 @@ API CUresult cuEventCreate(CUevent *made, unsigned int flags)
     const unsigned known = CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING | CU_EVENT_INTERPROCESS;
     if (!made || (flags & ~known) || ((flags & CU_EVENT_INTERPROCESS) && !(flags & CU_EVENT_DISABLE_TIMING)))
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
-    if (!context->spare_count) { /* a batch at a time: programs make events by the hundred */
-        struct sg_request request = {.kind = SG_EVENTS_CREATE, .a = context->model};
-        struct sg_reply reply;
-        if (sg_ask(&context->device->link, &request, &reply) < 0)
-            return sg_leave(CUDA_ERROR_DEVICE_UNAVAILABLE);
-        if (reply.result != CT_DEVICE_OK)
-            return sg_leave(sg_result(reply.result));
-        for (uint32_t i = 0; i < reply.a && i < SG_EVENT_BATCH; i++)
-            context->spare_events[context->spare_count++] = reply.batch[i];
-    }
-    CUevent event = sg_make(SG_EVENT);
-    if (!event)
-        return sg_leave(CUDA_ERROR_OUT_OF_MEMORY);
-    event->context = context;
-    event->context_id = context->object.id;
-    event->model = context->spare_events[--context->spare_count];
-    event->flags = flags;
-    *made = event;
-    return sg_leave(CUDA_SUCCESS);
+    return sg_leave(sg_event_make(context, flags, made));
 }
 
 /* A record or wait that is still queued keeps its meaning: the model's event is only renamed when recorded again. */
-API CUresult cuEventDestroy_v2(CUevent event)
+void sg_event_end(CUevent event)
 {
-    CUcontext context;
-    CUresult result = sg_current() ? sg_enter_context(&context) : sg_enter(); /* it can be done after the last pop */
-    if (result != CUDA_SUCCESS)
-        return result;
-    if (!sg_alive(SG_EVENT, event))
-        return sg_leave(CUDA_ERROR_INVALID_HANDLE);
     CUcontext home = event->context;
     const uint32_t room = sizeof home->spare_events / sizeof home->spare_events[0];
     if (sg_alive(SG_CONTEXT, home) && home->object.id == event->context_id) {
@@ -52,13 +51,24 @@ API CUresult cuEventDestroy_v2(CUevent event)
         }
     }
     sg_unmake(SG_EVENT, event);
+}
+
+API CUresult cuEventDestroy_v2(CUevent event)
+{
+    CUcontext context;
+    CUresult result = sg_current() ? sg_enter_context(&context) : sg_enter(); /* it can be done after the last pop */
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!sg_alive(SG_EVENT, event))
+        return sg_leave(CUDA_ERROR_INVALID_HANDLE);
+    sg_event_end(event);
     return sg_leave(CUDA_SUCCESS);
 }
 
 CUresult sg_event_record(CUevent event, CUstream stream)
 {
     struct sg_slot slot = {.kind = SG_SLOT_RECORD, .value = event->model};
-    if (stream->context_id != event->context_id)
+    if (stream->context_id != event->context_id && sg_home(stream->context) != sg_home(event->context))
         return CUDA_ERROR_INVALID_HANDLE;
     CUresult result = sg_submit(stream, &slot);
     if (result != CUDA_SUCCESS)
@@ -85,7 +95,12 @@ static CUresult record(CUevent event, CUstream handle, unsigned flags)
         return sg_leave(CUDA_ERROR_INVALID_HANDLE);
     if (flags & ~(unsigned)CU_EVENT_RECORD_EXTERNAL)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
-    return sg_leave(sg_event_record(event, stream));
+    if (stream->capture)
+        return sg_leave(sg_capture_record(stream, event, (flags & CU_EVENT_RECORD_EXTERNAL) != 0));
+    result = sg_event_record(event, stream);
+    if (result == CUDA_SUCCESS)
+        event->captured_by = 0;
+    return sg_leave(result);
 }
 
 API CUresult cuEventRecord(CUevent event, CUstream stream)
@@ -108,6 +123,22 @@ API CUresult cuEventRecordWithFlags_ptsz(CUevent event, CUstream stream, unsigne
     return record(event, stream ? stream : CU_STREAM_PER_THREAD, flags);
 }
 
+CUresult sg_event_hold(CUstream stream, CUevent event)
+{
+    if (!event->order)
+        return CUDA_SUCCESS;
+    /* Two devices have two models and no common order: the host waits in the stream's stead. */
+    if (stream->context->device != event->context->device)
+        return sg_event_wait(event);
+    struct sg_slot slot = {.kind = SG_SLOT_WAIT, .value = event->model};
+    CUresult result = sg_submit(stream, &slot);
+    if (result == CUDA_SUCCESS && sg_effects_hosts()) {
+        struct sg_effect effect = {.kind = SG_EFFECT_WAIT, .event.event_id = event->object.id};
+        result = sg_effect_add(stream, &effect);
+    }
+    return result;
+}
+
 static CUresult wait_for(CUstream handle, CUevent event, unsigned flags)
 {
     CUcontext context;
@@ -119,18 +150,10 @@ static CUresult wait_for(CUstream handle, CUevent event, unsigned flags)
         return sg_leave(CUDA_ERROR_INVALID_HANDLE);
     if (flags & ~(unsigned)CU_EVENT_WAIT_EXTERNAL)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
-    if (!event->order)
-        return sg_leave(CUDA_SUCCESS);
-    /* Two devices have two models and no common order: the host waits in the stream's stead. */
-    if (stream->context->device != event->context->device)
-        return sg_leave(sg_event_wait(event));
-    struct sg_slot slot = {.kind = SG_SLOT_WAIT, .value = event->model};
-    result = sg_submit(stream, &slot);
-    if (result == CUDA_SUCCESS && sg_effects_hosts()) {
-        struct sg_effect effect = {.kind = SG_EFFECT_WAIT, .event.event_id = event->object.id};
-        result = sg_effect_add(stream, &effect);
-    }
-    return sg_leave(result);
+    int taken = 0;
+    if (stream->capture || event->captured_by)
+        result = sg_capture_wait(stream, event, (flags & CU_EVENT_WAIT_EXTERNAL) != 0, &taken);
+    return sg_leave(taken || result != CUDA_SUCCESS ? result : sg_event_hold(stream, event));
 }
 
 API CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flags)
@@ -156,7 +179,8 @@ API CUresult cuEventQuery(CUevent event)
     CUresult result = enter_event(event);
     if (result != CUDA_SUCCESS)
         return result;
-    return sg_leave(sg_event_ready(event));
+    result = sg_capture_event(event);
+    return sg_leave(result == CUDA_SUCCESS ? sg_event_ready(event) : result);
 }
 
 API CUresult cuEventSynchronize(CUevent event)
@@ -165,6 +189,8 @@ API CUresult cuEventSynchronize(CUevent event)
     if (result != CUDA_SUCCESS)
         return result;
     result = sg_trouble(&event->context->device->link);
+    if (result == CUDA_SUCCESS)
+        result = sg_capture_event(event);
     return sg_leave(result == CUDA_SUCCESS ? sg_event_wait(event) : result);
 }
 
@@ -202,6 +228,8 @@ static CUresult elapsed(float *milliseconds, CUevent start, CUevent end)
     if (!sg_alive(SG_EVENT, end) || !start->order || !end->order || start->context->device != end->context->device ||
         ((start->flags | end->flags) & CU_EVENT_DISABLE_TIMING))
         return sg_leave(CUDA_ERROR_INVALID_HANDLE);
+    if (start->captured_by || end->captured_by)
+        return sg_leave(CUDA_ERROR_CAPTURED_EVENT);
     result = instant(start, &start_ns);
     if (result == CUDA_SUCCESS)
         result = instant(end, &end_ns);

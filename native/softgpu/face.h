@@ -20,7 +20,8 @@ enum {
 
 /* ---- handles: every one lies in a pool that is never unmapped, so a bogus one is told by its address ------- */
 
-enum sg_kind { SG_CONTEXT, SG_STREAM, SG_EVENT, SG_MODULE, SG_FUNCTION, SG_POOL, SG_KINDS };
+enum sg_kind { SG_CONTEXT, SG_STREAM, SG_EVENT, SG_MODULE, SG_FUNCTION, SG_POOL, SG_ARRAY, SG_MIPMAP, SG_SAMPLER,
+               SG_LINKER, SG_GREEN, SG_GRAPH, SG_NODE, SG_EXEC, SG_USER_OBJECT, SG_KINDS };
 
 struct sg_object {
     uint32_t alive;
@@ -82,6 +83,8 @@ struct CUctx_st {
     size_t limits[16];
     int cache_config, shared_config;
     uint32_t peers; /* a bit per device ordinal */
+    uint32_t sm_cap; /* 0: all of the device's */
+    struct CUgreenCtx_st *green; /* whose context it is; NULL: an ordinary one */
 };
 
 struct CUstream_st {
@@ -96,6 +99,8 @@ struct CUstream_st {
     uint64_t thread; /* whose default stream it is; 0: nobody's any more */
     uint64_t order, done_order; /* the last submission, and the last one known to be complete */
     uint64_t slot;              /* slots of the ring up to the last submission */
+    struct sg_capture *capture; /* what is put into it becomes nodes of a graph */
+    const void *turn;           /* the thread whose launch of a graph is not to be interrupted */
     struct {
         uint64_t order, at_ns, count;
     } foreseen;
@@ -111,6 +116,7 @@ struct CUevent_st {
     uint64_t slot;              /* slots of the ring up to the latest record */
     struct CUstream_st *stream; /* where that is */
     uint64_t stream_id;
+    uint64_t captured_by; /* the capture it was last recorded in; 0: a real stream */
     struct {
         uint64_t order, at_ns, count;
     } foreseen;
@@ -151,9 +157,18 @@ CUresult cuMemHostRegister_v2(void *host, size_t bytes, unsigned int flags);
 
 void sg_forget_context(CUcontext context, uint64_t id); /* as its thread's current one */
 CUresult sg_context_create(struct sg_device *device, unsigned flags, uint32_t sm_cap, CUcontext *made);
+/* Green contexts share the primary one's memory, code and events: whose they are. */
+CUcontext sg_home(CUcontext context);
+/* Beside a green context stands the primary one, as the ordinary context of its streams. Either may be NULL. */
+CUresult sg_stream_contexts(CUstream stream, CUcontext *ordinary, CUgreenCtx *green);
+CUresult sg_event_record(CUevent event, CUstream stream);
+CUresult sg_event_hold(CUstream stream, CUevent event); /* the stream waits for it */
+CUresult cuDevicePrimaryCtxRelease_v2(CUdevice ordinal);
 void sg_context_destroy(CUcontext context);
+void sg_arrays_end(CUcontext context); /* arrays and what samples them; their memory goes with the context's */
 CUresult sg_primary(struct sg_device *device, CUcontext *context);
 struct sg_device *sg_device_at(CUdevice ordinal); /* NULL: there is none */
+int sg_attribute(const struct sg_device *device, int number); /* as cuDeviceGetAttribute */
 int sg_in_callback(int set);                      /* set: 1 or 0, or -1 to ask */
 
 /* ---- the line to the server ---------------------------------------------------------------------------------- */
@@ -172,6 +187,10 @@ static inline CUresult sg_trouble(const struct sg_link *link)
 
 /* Puts one op into the ring; blocks while the ring is full. The lock is held, and given up while blocked. */
 CUresult sg_submit(CUstream stream, struct sg_slot *slot);
+const void *sg_this_thread(void);
+/* While a thread has its turn no other puts anything into the stream. */
+CUresult sg_stream_take_turn(CUstream stream);
+void sg_stream_end_turn(CUstream stream);
 
 struct sg_question {
     struct sg_device *device;
@@ -192,6 +211,13 @@ void sg_wake(struct sg_link *link); /* those of this process who sleep */
 CUresult sg_stream_wait(CUstream stream);
 CUresult sg_stream_ready(CUstream stream); /* SUCCESS or NOT_READY */
 void sg_stream_end(CUstream stream);       /* of a stream without work */
+void sg_stream_retire(CUstream stream);    /* ends it once its work is done */
+void sg_stream_sweep(CUcontext context);   /* ends those whose work is done by now */
+CUresult sg_event_make(CUcontext context, unsigned flags, CUevent *made);
+void sg_event_end(CUevent event);
+CUresult sg_event_record(CUevent event, CUstream stream);
+/* The handle is what a callback is told; NULL for a host function. */
+CUresult sg_host_submit(CUstream stream, CUstream handle, CUhostFn function, CUstreamCallback callback, void *data);
 CUresult sg_event_wait(CUevent event);
 CUresult sg_event_ready(CUevent event);
 CUresult sg_context_wait(CUcontext context);
@@ -201,5 +227,6 @@ CUresult sg_stream_make(CUcontext context, unsigned flags, int priority, CUstrea
 
 #include "softgpu/memory.h"
 #include "softgpu/code.h"
+#include "softgpu/capture.h"
 
 #endif

@@ -1,5 +1,8 @@
 /* Pools of objects behind handles: an address outside of them, or a dead place inside, is never looked into. */
-#include "softgpu/face.h"
+#include "softgpu/array.h"
+#include "softgpu/green.h"
+#include "softgpu/linker.h"
+#include "softgpu/graph.h"
 
 #include <string.h>
 #include <sys/mman.h>
@@ -11,7 +14,9 @@ struct pool {
     uint32_t free_head; /* index plus one */
 };
 
-enum { SHIFT_CONTEXT = 11, SHIFT_STREAM = 8, SHIFT_EVENT = 7, SHIFT_MODULE = 7, SHIFT_FUNCTION = 7, SHIFT_POOL = 8 };
+enum { SHIFT_CONTEXT = 11, SHIFT_STREAM = 8, SHIFT_EVENT = 8, SHIFT_MODULE = 7, SHIFT_FUNCTION = 7, SHIFT_POOL = 8,
+       SHIFT_ARRAY = 7, SHIFT_MIPMAP = 8, SHIFT_SAMPLER = 9, SHIFT_LINKER = 7, SHIFT_GREEN = 6, SHIFT_GRAPH = 7,
+       SHIFT_NODE = 7, SHIFT_EXEC = 8, SHIFT_USER_OBJECT = 6 };
 
 static struct pool pools[SG_KINDS] = {
     [SG_CONTEXT] = {.place_bytes = 1 << SHIFT_CONTEXT, .room = 4096},
@@ -20,6 +25,15 @@ static struct pool pools[SG_KINDS] = {
     [SG_MODULE] = {.place_bytes = 1 << SHIFT_MODULE, .room = 1 << 18},
     [SG_FUNCTION] = {.place_bytes = 1 << SHIFT_FUNCTION, .room = 1 << 20},
     [SG_POOL] = {.place_bytes = 1 << SHIFT_POOL, .room = 4096},
+    [SG_ARRAY] = {.place_bytes = 1 << SHIFT_ARRAY, .room = 1 << 20},
+    [SG_MIPMAP] = {.place_bytes = 1 << SHIFT_MIPMAP, .room = 1 << 16},
+    [SG_SAMPLER] = {.place_bytes = 1 << SHIFT_SAMPLER, .room = 1 << 20},
+    [SG_LINKER] = {.place_bytes = 1 << SHIFT_LINKER, .room = 4096},
+    [SG_GREEN] = {.place_bytes = 1 << SHIFT_GREEN, .room = 4096},
+    [SG_GRAPH] = {.place_bytes = 1 << SHIFT_GRAPH, .room = 1 << 22},
+    [SG_NODE] = {.place_bytes = (size_t)1 << SHIFT_NODE, .room = 1 << 25}, /* more than memory holds of what is behind them */
+    [SG_EXEC] = {.place_bytes = 1 << SHIFT_EXEC, .room = 1 << 20},
+    [SG_USER_OBJECT] = {.place_bytes = 1 << SHIFT_USER_OBJECT, .room = 1 << 22},
 };
 
 _Static_assert(sizeof(struct CUctx_st) <= 1 << SHIFT_CONTEXT, "a context fits its place");
@@ -28,6 +42,15 @@ _Static_assert(sizeof(struct CUevent_st) <= 1 << SHIFT_EVENT, "an event fits its
 _Static_assert(sizeof(struct CUmod_st) <= 1 << SHIFT_MODULE, "a module fits its place");
 _Static_assert(sizeof(struct CUfunc_st) <= 1 << SHIFT_FUNCTION, "a function fits its place");
 _Static_assert(sizeof(struct CUmemPoolHandle_st) <= 1 << SHIFT_POOL, "a pool fits its place");
+_Static_assert(sizeof(struct CUarray_st) <= 1 << SHIFT_ARRAY, "an array fits its place");
+_Static_assert(sizeof(struct CUmipmappedArray_st) <= 1 << SHIFT_MIPMAP, "a mipmapped array fits its place");
+_Static_assert(sizeof(struct sg_sampler) <= 1 << SHIFT_SAMPLER, "a texture object fits its place");
+_Static_assert(sizeof(struct CUlinkState_st) <= 1 << SHIFT_LINKER, "a linker fits its place");
+_Static_assert(sizeof(struct CUgreenCtx_st) <= 1 << SHIFT_GREEN, "a green context fits its place");
+_Static_assert(sizeof(struct CUgraph_st) <= 1 << SHIFT_GRAPH, "a graph fits its place");
+_Static_assert(sizeof(struct CUgraphNode_st) <= 1 << SHIFT_NODE, "a node fits its place");
+_Static_assert(sizeof(struct CUgraphExec_st) <= 1 << SHIFT_EXEC, "an executable graph fits its place");
+_Static_assert(sizeof(struct CUuserObject_st) <= 1 << SHIFT_USER_OBJECT, "a user object fits its place");
 
 void *sg_make(enum sg_kind kind)
 {

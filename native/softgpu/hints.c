@@ -32,6 +32,8 @@ static CUresult prefetch(CUdeviceptr pointer, size_t bytes, CUstream handle)
     CUstream stream = sg_stream(context, handle);
     if (!stream)
         return sg_leave(CUDA_ERROR_INVALID_HANDLE);
+    if (stream->capture)
+        return sg_leave(sg_capture_refuse(stream));
     sg_leave(result);
     return advised(pointer, bytes);
 }
@@ -78,8 +80,11 @@ static CUresult attach(CUstream handle, CUdeviceptr pointer, unsigned flags)
 {
     ENTER(context);
     struct sg_memory *memory = sg_memory_at(pointer);
-    if (!sg_stream(context, handle))
+    CUstream stream = sg_stream(context, handle);
+    if (!stream)
         return sg_leave(CUDA_ERROR_INVALID_HANDLE);
+    if (stream->capture)
+        return sg_leave(sg_capture_refuse(stream));
     if (!memory || memory->kind != SG_MEMORY_MANAGED || !flags || flags > CU_MEM_ATTACH_SINGLE || (flags & (flags - 1)))
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
     return sg_leave(CUDA_SUCCESS);
@@ -138,6 +143,26 @@ static CUresult set_attribute(CUstream handle, int attribute, const CUstreamAttr
     return result == CUDA_ERROR_NOT_SUPPORTED ? (CUresult)sg_unsupported(name) : result;
 }
 
+/* What a stream can be told has no effect here, so there is nothing to copy. */
+static CUresult copy_attributes(CUstream to, CUstream from)
+{
+    ENTER(context);
+    CUstream target = sg_stream(context, to), source = sg_stream(context, from);
+    if (!target || !source)
+        return sg_leave(CUDA_ERROR_INVALID_HANDLE);
+    return sg_leave(target->context == source->context ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE);
+}
+
+API CUresult cuStreamCopyAttributes(CUstream to, CUstream from)
+{
+    return copy_attributes(to, from);
+}
+
+API CUresult cuStreamCopyAttributes_ptsz(CUstream to, CUstream from)
+{
+    return copy_attributes(own(to), own(from));
+}
+
 API CUresult cuStreamGetAttribute(CUstream stream, CUstreamAttrID attribute, CUstreamAttrValue *value)
 {
     return get_attribute(stream, (int)attribute, value);
@@ -158,82 +183,14 @@ API CUresult cuStreamSetAttribute_ptsz(CUstream stream, CUstreamAttrID attribute
     return set_attribute(own(stream), (int)attribute, value, SG_NAME_cuStreamSetAttribute_ptsz);
 }
 
-/* No stream is ever captured. */
-static CUresult not_capturing(CUstream handle, CUstreamCaptureStatus *status)
-{
-    ENTER(context);
-    if (!sg_stream(context, handle))
-        return sg_leave(CUDA_ERROR_INVALID_HANDLE);
-    if (!status)
-        return sg_leave(CUDA_ERROR_INVALID_VALUE);
-    *status = CU_STREAM_CAPTURE_STATUS_NONE;
-    return sg_leave(CUDA_SUCCESS);
-}
-
-API CUresult cuStreamGetCaptureInfo(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id)
-{
-    (void)id;
-    return not_capturing(stream, status);
-}
-
-API CUresult cuStreamGetCaptureInfo_ptsz(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id)
-{
-    (void)id;
-    return not_capturing(own(stream), status);
-}
-
-API CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
-                                       const CUgraphNode **dependencies, size_t *count)
-{
-    (void)id, (void)graph, (void)dependencies, (void)count;
-    return not_capturing(stream, status);
-}
-
-API CUresult cuStreamGetCaptureInfo_v2_ptsz(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id,
-                                            CUgraph *graph, const CUgraphNode **dependencies, size_t *count)
-{
-    (void)id, (void)graph, (void)dependencies, (void)count;
-    return not_capturing(own(stream), status);
-}
-
-API CUresult cuStreamGetCaptureInfo_v3(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id, CUgraph *graph,
-                                       const CUgraphNode **dependencies, const CUgraphEdgeData **edges, size_t *count)
-{
-    (void)id, (void)graph, (void)dependencies, (void)edges, (void)count;
-    return not_capturing(stream, status);
-}
-
-API CUresult cuStreamGetCaptureInfo_v3_ptsz(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id,
-                                            CUgraph *graph, const CUgraphNode **dependencies,
-                                            const CUgraphEdgeData **edges, size_t *count)
-{
-    (void)id, (void)graph, (void)dependencies, (void)edges, (void)count;
-    return not_capturing(own(stream), status);
-}
-
-API CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode)
-{
-    static __thread int current;
-    if (!mode || (int)*mode < 0 || (int)*mode > 2)
-        return CUDA_ERROR_INVALID_VALUE;
-    int before = current;
-    current = (int)*mode;
-    *mode = before;
-    return CUDA_SUCCESS;
-}
-
 API CUresult cuStreamGetCtx_v2(CUstream stream, CUcontext *context, CUgreenCtx *green)
 {
-    if (green)
-        *green = NULL;
-    return cuStreamGetCtx(stream, context);
+    return context ? sg_stream_contexts(stream, context, green) : CUDA_ERROR_INVALID_VALUE;
 }
 
 API CUresult cuStreamGetCtx_v2_ptsz(CUstream stream, CUcontext *context, CUgreenCtx *green)
 {
-    if (green)
-        *green = NULL;
-    return cuStreamGetCtx(own(stream), context);
+    return context ? sg_stream_contexts(own(stream), context, green) : CUDA_ERROR_INVALID_VALUE;
 }
 
 /* The forms of CUDA 2 to 4 whose arguments never changed. */

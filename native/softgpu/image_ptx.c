@@ -153,12 +153,20 @@ static CUresult entry(struct reader *r, struct sg_image *image, int version)
     return CUDA_SUCCESS;
 }
 
-/* A variable outside of functions: .align 4 .b8 name[4][5], up to its value or its end. What cannot be sized is left. */
-static int variable(struct reader *r, struct sg_image *image)
+/* What is declared behind .global, .const, .shared or .local: .align 4 .b8 name[4][5], up to its value or its end. Of no
+ * bytes: it cannot be sized. */
+struct declared {
+    const char *name;
+    size_t length;
+    uint64_t bytes;
+};
+
+static int declaration(struct reader *r, struct declared *declared)
 {
-    const char *start, *name = NULL;
-    size_t length, name_length = 0;
+    const char *start;
+    size_t length;
     uint64_t bytes = 0;
+    *declared = (struct declared){0};
     while ((length = word(r, &start)) && *start != ';' && *start != '=' && *start != ',') {
         uint32_t type = type_bytes(start, length);
         if (type) {
@@ -172,45 +180,114 @@ static int variable(struct reader *r, struct sg_image *image)
             bytes *= number(start, length);
             if (bytes > UINT32_MAX)
                 return -1;
-        } else if (!name && *start != '.' && is_name(*start)) {
-            name = start;
-            name_length = length;
+        } else if (!declared->name && *start != '.' && is_name(*start)) {
+            declared->name = start;
+            declared->length = length;
         }
     }
-    return name && bytes ? sg_image_variable(image, name, name_length, bytes, NULL) : 0;
+    declared->bytes = declared->name ? bytes : 0;
+    return 0;
+}
+
+/* Memory declared outside of functions that a kernel has if it names it. */
+struct shared {
+    struct declared what;
+    int is_const;
+    size_t last_user; /* index of the kernel that was charged last, plus one */
+};
+
+enum { MOST_SHARED = 64, MOST_BYTES = 1 << 20 };
+
+struct reading {
+    struct reader r;
+    struct sg_image *image;
+    struct shared shared[MOST_SHARED];
+    size_t shared_count;
+    int depth, is_entry, is_extern;
+};
+
+static void charge(uint32_t *total, uint64_t bytes)
+{
+    if (bytes < MOST_BYTES - *total)
+        *total += (uint32_t)bytes;
+}
+
+static int outside(struct reading *reading, const char *start, size_t length)
+{
+    int is_const = is(start, length, ".const"), is_shared = is(start, length, ".shared");
+    struct declared declared;
+    if (is(start, length, ".func"))
+        reading->is_entry = 0;
+    if (reading->is_extern || (!is_const && !is_shared && !is(start, length, ".global")))
+        return 0;
+    if (declaration(&reading->r, &declared) < 0)
+        return -1;
+    if (!declared.bytes)
+        return 0;
+    if ((is_const || is_shared) && reading->shared_count < MOST_SHARED)
+        reading->shared[reading->shared_count++] = (struct shared){declared, is_const, 0};
+    return is_shared ? 0
+                     : sg_image_variable(reading->image, declared.name, declared.length, declared.bytes, NULL);
+}
+
+/* In the body of a kernel: its own memory, and what of the file's it names. */
+static int inside(struct reading *reading, const char *start, size_t length)
+{
+    struct sg_kernel *kernel = &reading->image->kernels[reading->image->count - 1];
+    int is_local = is(start, length, ".local");
+    struct declared declared;
+    if (is_local || is(start, length, ".shared")) {
+        if (declaration(&reading->r, &declared) < 0)
+            return -1;
+        charge(is_local ? &kernel->local_bytes : &kernel->shared_bytes, declared.bytes);
+        return 0;
+    }
+    for (size_t i = 0; i < reading->shared_count; i++) {
+        struct shared *one = &reading->shared[i];
+        if (one->what.length != length || memcmp(one->what.name, start, length) != 0 ||
+            one->last_user == reading->image->count)
+            continue;
+        one->last_user = reading->image->count;
+        charge(one->is_const ? &kernel->const_bytes : &kernel->shared_bytes, one->what.bytes);
+    }
+    return 0;
+}
+
+static int version_of(const char *start, size_t length)
+{
+    int version = (int)(number(start, length) % 1000 * 10);
+    const char *dot = memchr(start, '.', length);
+    return dot ? version + (int)(number(dot + 1, (size_t)(start + length - dot - 1)) % 10) : version;
 }
 
 CUresult sg_image_ptx(const char *text, size_t bytes, struct sg_image *image)
 {
-    struct reader r = {text, text + bytes};
+    struct reading reading = {.r = {text, text + bytes}, .image = image};
     const char *start;
-    size_t length;
-    int version = 0, depth = 0, is_extern = 0;
-    length = word(&r, &start);
+    int version = 0, *depth = &reading.depth;
+    size_t length = word(&reading.r, &start);
     if (!is(start, length, ".version"))
         return CUDA_ERROR_INVALID_IMAGE;
-    while ((length = word(&r, &start))) {
-        if (!version) {
-            version = (int)(number(start, length) % 1000 * 10);
-            const char *dot = memchr(start, '.', length);
-            if (dot)
-                version += (int)(number(dot + 1, (size_t)(start + length - dot - 1)) % 10);
-            if (!version)
-                return CUDA_ERROR_INVALID_PTX;
-        } else if (*start == '{') {
-            depth++;
+    length = word(&reading.r, &start);
+    version = length ? version_of(start, length) : 0;
+    if (!version)
+        return CUDA_ERROR_INVALID_PTX;
+    while ((length = word(&reading.r, &start))) {
+        if (*start == '{') {
+            ++*depth;
         } else if (*start == '}') {
-            depth -= depth > 0;
-        } else if (!depth && is(start, length, ".entry")) {
-            CUresult result = entry(&r, image, version);
+            *depth -= *depth > 0;
+        } else if (!*depth && is(start, length, ".entry")) {
+            CUresult result = entry(&reading.r, image, version);
             if (result != CUDA_SUCCESS)
                 return result;
-            r.at -= r.at > text && r.at[-1] == '{'; /* the body's brace is counted above */
-        } else if (!depth && !is_extern && (is(start, length, ".global") || is(start, length, ".const"))) {
-            if (variable(&r, image) < 0)
-                return CUDA_ERROR_INVALID_PTX;
+            reading.is_entry = 1;
+            reading.r.at -= reading.r.at > text && reading.r.at[-1] == '{'; /* the body's brace is counted above */
+        } else if ((!*depth && outside(&reading, start, length) < 0) ||
+                   (*depth && reading.is_entry && inside(&reading, start, length) < 0)) {
+            return CUDA_ERROR_INVALID_PTX;
         }
-        is_extern = is(start, length, ".extern");
+        reading.is_extern = is(start, length, ".extern");
     }
-    return version && !depth ? CUDA_SUCCESS : CUDA_ERROR_INVALID_PTX;
+    return *depth ? CUDA_ERROR_INVALID_PTX : CUDA_SUCCESS;
 }

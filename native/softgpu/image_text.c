@@ -96,7 +96,7 @@ static int set_params(struct sg_kernel *kernel, const struct line *line)
     if (kernel->builtin != SG_BUILTIN_NONE || kernel->param_count || line->count < 2)
         return -1;
     for (int i = 1; i < line->count; i++) {
-        double bytes = number(line, i, 4096, 0);
+        double bytes = number(line, i, SG_PARAM_LIMIT_BYTES, 0);
         uint32_t size = (uint32_t)bytes, alignment = 1;
         if (bytes < 1)
             return -1;
@@ -106,6 +106,64 @@ static int set_params(struct sg_kernel *kernel, const struct line *line)
             return -1;
     }
     return 0;
+}
+
+/* Where the parameters lie, if not one behind the other: in rising order, none within another. */
+static int set_offsets(struct sg_kernel *kernel, const struct line *line)
+{
+    uint32_t end = 0;
+    if (kernel->builtin != SG_BUILTIN_NONE || !kernel->param_count || line->count != (int)kernel->param_count + 1)
+        return -1;
+    for (uint32_t i = 0; i < kernel->param_count; i++) {
+        double offset = number(line, (int)i + 1, SG_PARAM_LIMIT_BYTES, 0);
+        if (offset < end)
+            return -1;
+        kernel->param_offset[i] = (uint32_t)offset;
+        end = (uint32_t)offset + kernel->param_bytes[i];
+    }
+    return 0;
+}
+
+static int set_version(const struct line *line, int *target)
+{
+    uint32_t value;
+    if (set_small(line, 9999, &value) < 0)
+        return -1;
+    *target = (int)value;
+    return 0;
+}
+
+static int digit(char c)
+{
+    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+/* variable NAME BYTES, or with its first value behind: two digits for each byte. */
+static int add_variable(struct sg_image *image, const struct line *line)
+{
+    double bytes = number(line, 2, 1 << 30, 0);
+    unsigned char *initial = NULL;
+    if (line->count < 3 || line->count > 4 || bytes < 1)
+        return -1;
+    size_t size = (size_t)bytes;
+    if (line->count == 4) {
+        if (line->length[3] != 2 * size)
+            return -1;
+        initial = malloc(size);
+        for (size_t i = 0; initial && i < size; i++) {
+            int high = digit(line->word[3][2 * i]), low = digit(line->word[3][2 * i + 1]);
+            if (high < 0 || low < 0) {
+                free(initial);
+                return -1;
+            }
+            initial[i] = (unsigned char)(high << 4 | low);
+        }
+        if (!initial)
+            return -1;
+    }
+    int failed = sg_image_variable(image, line->word[1], line->length[1], size, initial);
+    free(initial);
+    return failed;
 }
 
 static int set_duration_param(struct sg_kernel *kernel, const struct line *line)
@@ -155,6 +213,16 @@ static int property(struct sg_kernel *kernel, const struct line *line)
         return set_small(line, 1024, &kernel->max_threads);
     if (is(line, 0, "blocks_per_sm"))
         return set_small(line, 32, &kernel->blocks_per_sm);
+    if (is(line, 0, "param_offsets"))
+        return set_offsets(kernel, line);
+    if (is(line, 0, "local_bytes"))
+        return set_small(line, SHARED_LIMIT, &kernel->local_bytes);
+    if (is(line, 0, "const_bytes"))
+        return set_small(line, SHARED_LIMIT, &kernel->const_bytes);
+    if (is(line, 0, "ptx_version"))
+        return set_version(line, &kernel->ptx_version);
+    if (is(line, 0, "binary_version"))
+        return set_version(line, &kernel->binary_version);
     if (is(line, 0, "jitter"))
         return set_real(line, 1, 1, &kernel->jitter);
     return -1;
@@ -180,6 +248,9 @@ CUresult sg_image_text(const char *text, size_t bytes, struct sg_image *image)
             if (!kernel)
                 return CUDA_ERROR_INVALID_IMAGE;
             kernel->bytes_per_thread = 0; /* what the image does not say is not there */
+        } else if (is(&line, 0, "variable")) {
+            if (add_variable(image, &line) < 0)
+                return CUDA_ERROR_INVALID_IMAGE;
         } else if (!kernel || property(kernel, &line) < 0) {
             return CUDA_ERROR_INVALID_IMAGE;
         }

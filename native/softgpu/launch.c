@@ -86,8 +86,8 @@ static CUresult unpack(void **extra, const unsigned char **buffer, size_t *bytes
     return CUDA_ERROR_INVALID_VALUE;
 }
 
-static CUresult check(const struct sg_device *device, const struct CUfunc_st *function, const unsigned grid[3],
-                      const unsigned block[3], unsigned shared_bytes)
+CUresult sg_launch_check(const struct sg_device *device, const struct CUfunc_st *function, const unsigned grid[3],
+                         const unsigned block[3], unsigned shared_bytes)
 {
     uint64_t threads = (uint64_t)block[0] * block[1] * block[2];
     if (!grid[0] || !grid[1] || !grid[2] || !threads || grid[0] > INT32_MAX || grid[1] > 65535 || grid[2] > 65535)
@@ -101,8 +101,23 @@ static CUresult check(const struct sg_device *device, const struct CUfunc_st *fu
     return CUDA_SUCCESS;
 }
 
+CUresult sg_launch_params(const struct sg_kernel *kernel, void **params, void **extra, const void **values)
+{
+    const unsigned char *buffer = NULL;
+    size_t buffer_bytes = 0;
+    if ((params && extra) || !sg_kernel_fits(kernel))
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = extra ? unpack(extra, &buffer, &buffer_bytes) : CUDA_SUCCESS;
+    for (uint32_t i = 0; i < kernel->param_count && result == CUDA_SUCCESS; i++) {
+        values[i] = parameter(kernel, i, params, buffer, buffer_bytes);
+        if (!values[i])
+            result = CUDA_ERROR_INVALID_VALUE;
+    }
+    return result;
+}
+
 static CUresult remember(CUstream stream, const struct sg_kernel *kernel, const unsigned grid[3],
-                         const unsigned block[3], void **params, const unsigned char *buffer, size_t buffer_bytes)
+                         const unsigned block[3], const void **values)
 {
     struct sg_effect effect = {.kind = SG_EFFECT_KERNEL, .kernel = {.builtin = (int)kernel->builtin}};
     for (int i = 0; i < 3; i++) {
@@ -112,8 +127,7 @@ static CUresult remember(CUstream stream, const struct sg_kernel *kernel, const 
     effect.kernel.param_count = kernel->param_count;
     for (uint32_t i = 0; i < kernel->param_count; i++) {
         effect.kernel.offsets[i] = kernel->param_offset[i];
-        memcpy(effect.kernel.params + kernel->param_offset[i], parameter(kernel, i, params, buffer, buffer_bytes),
-               kernel->param_bytes[i]);
+        memcpy(effect.kernel.params + kernel->param_offset[i], values[i], kernel->param_bytes[i]);
     }
     return sg_effect_add(stream, &effect);
 }
@@ -123,29 +137,26 @@ CUresult sg_function_launch(CUcontext context, struct CUfunc_st *function, const
                             void **extra, int is_cooperative)
 {
     struct sg_device *device = context->device;
-    const unsigned char *buffer = NULL;
-    size_t buffer_bytes = 0;
+    const void *values[SG_MAX_PARAMS];
     if (!sg_alive(SG_FUNCTION, function))
         return CUDA_ERROR_INVALID_HANDLE;
     CUstream stream = sg_stream(context, handle);
-    if (!stream || stream->context != context || (function->module->context && function->module->context != context))
+    CUcontext home = sg_home(context);
+    if (!stream || sg_home(stream->context) != home ||
+        (function->module->context && sg_home(function->module->context) != home))
         return CUDA_ERROR_INVALID_HANDLE;
-    CUresult result = check(device, function, grid, block, shared_bytes);
+    CUresult result = sg_launch_check(device, function, grid, block, shared_bytes);
     if (result != CUDA_SUCCESS)
         return result;
     const struct sg_kernel *kernel = function->kernel;
-    if ((params && extra) || !sg_kernel_fits(kernel))
-        return CUDA_ERROR_INVALID_VALUE;
-    if (extra && (result = unpack(extra, &buffer, &buffer_bytes)) != CUDA_SUCCESS)
+    result = sg_launch_params(kernel, params, extra, values);
+    if (result != CUDA_SUCCESS)
         return result;
-    for (uint32_t i = 0; i < kernel->param_count; i++)
-        if (!parameter(kernel, i, params, buffer, buffer_bytes))
-            return CUDA_ERROR_INVALID_VALUE;
+    if (stream->capture)
+        return sg_capture_kernel(stream, function, grid, block, shared_bytes, params, extra, is_cooperative);
     struct sg_slot slot = {.kind = SG_SLOT_KERNEL};
     uint64_t threads = (uint64_t)block[0] * block[1] * block[2], blocks = (uint64_t)grid[0] * grid[1] * grid[2];
-    const void *duration = kernel->duration_param < 0
-                               ? NULL
-                               : parameter(kernel, (uint32_t)kernel->duration_param, params, buffer, buffer_bytes);
+    const void *duration = kernel->duration_param < 0 ? NULL : values[kernel->duration_param];
     function->launches++;
     result = cost(device, function, threads, blocks, shared_bytes, duration, &slot.kernel);
     if (result != CUDA_SUCCESS)
@@ -155,7 +166,7 @@ CUresult sg_function_launch(CUcontext context, struct CUfunc_st *function, const
         return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
     result = sg_submit(stream, &slot);
     if (result == CUDA_SUCCESS && kernel->builtin != SG_BUILTIN_NONE)
-        result = remember(stream, kernel, grid, block, params, buffer, buffer_bytes);
+        result = remember(stream, kernel, grid, block, values);
     return result;
 }
 

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 /* The server answers in microseconds; one that says nothing for this long is as good as dead. */
-enum { ANSWER_MS = 30000 };
+enum { ANSWER_MS = 30000, TURN_US = 50 };
 
 static void lose(struct sg_link *link)
 {
@@ -178,6 +178,49 @@ static CUresult make_room(struct sg_device *device)
     return CUDA_SUCCESS;
 }
 
+const void *sg_this_thread(void)
+{
+    static __thread char name;
+    return &name; /* no two threads that live have it at one place */
+}
+
+CUresult sg_stream_take_turn(CUstream stream)
+{
+    uint64_t id = stream->object.id;
+    while (stream->turn && stream->turn != sg_this_thread()) {
+        sg_unlock();
+        usleep(TURN_US);
+        sg_relock();
+        if (stream->object.id != id || !stream->object.alive)
+            return CUDA_ERROR_INVALID_HANDLE;
+    }
+    stream->turn = sg_this_thread();
+    return CUDA_SUCCESS;
+}
+
+void sg_stream_end_turn(CUstream stream)
+{
+    if (stream->turn == sg_this_thread())
+        stream->turn = NULL;
+}
+
+/* What was not made a node before it came here cannot be captured. */
+static CUresult may_submit(CUstream stream)
+{
+    if (stream->capture)
+        return sg_capture_refuse(stream);
+    if (stream->is_legacy) {
+        CUresult result = sg_capture_implicit(stream);
+        if (result != CUDA_SUCCESS)
+            return result;
+    }
+    if (!stream->turn || stream->turn == sg_this_thread())
+        return CUDA_SUCCESS;
+    CUresult result = sg_stream_take_turn(stream);
+    sg_stream_end_turn(stream);
+    return result;
+}
+
 CUresult sg_submit(CUstream stream, struct sg_slot *slot)
 {
     struct sg_device *device = stream->context->device;
@@ -185,11 +228,14 @@ CUresult sg_submit(CUstream stream, struct sg_slot *slot)
     static uint64_t orders;
     if (link->lost)
         return CUDA_ERROR_DEVICE_UNAVAILABLE;
-    if (is_full(link)) {
-        CUresult result = make_room(device);
-        if (result != CUDA_SUCCESS)
-            return result;
+    CUresult result = may_submit(stream);
+    while (result == CUDA_SUCCESS && is_full(link)) {
+        result = make_room(device);
+        if (result == CUDA_SUCCESS)
+            result = may_submit(stream); /* another may have taken its turn while this one waited */
     }
+    if (result != CUDA_SUCCESS)
+        return result;
     slot->stream = stream->model;
     slot->at_ns = sg_clock_ns();
     link->ring->slots[link->tail % SG_RING_SLOTS] = *slot;

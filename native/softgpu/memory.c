@@ -78,21 +78,54 @@ static void return_space(struct sg_device *device, enum sg_memory_kind kind, uin
         munmap((void *)(uintptr_t)start, bytes);
 }
 
+static CUresult take(CUcontext context, uint64_t bytes)
+{
+    CUresult result = book(context, bytes, 0);
+    if (result == CUDA_ERROR_OUT_OF_MEMORY && sg_effects_pending()) {
+        /* Frees in stream order may be waiting to be observed. */
+        result = sg_context_wait(context);
+        if (result == CUDA_SUCCESS)
+            result = book(context, bytes, 0);
+    }
+    return result;
+}
+
+uint64_t sg_memory_taken(uint64_t bytes)
+{
+    return bytes > UINT64_MAX - BOOKED_BYTES ? 0 : (bytes + BOOKED_BYTES - 1) / BOOKED_BYTES * BOOKED_BYTES;
+}
+
+CUresult sg_memory_place(CUcontext context, uint64_t address, uint64_t bytes)
+{
+    uint64_t taken = sg_memory_taken(bytes);
+    CUresult result = take(context, taken);
+    if (result != CUDA_SUCCESS)
+        return result;
+    struct sg_memory *memory = insert(address, bytes);
+    if (!memory) {
+        book(context, taken, 1);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    memory->taken_bytes = taken;
+    memory->kind = SG_MEMORY_DEVICE;
+    memory->context = context;
+    memory->context_id = context->object.id;
+    memory->device = context->device;
+    memory->is_of_graph = 1;
+    sg_graph_memory_book(context->device, (int64_t)taken);
+    return CUDA_SUCCESS;
+}
+
 /* Device memory is booked; managed memory can be evicted to the host and is not, nor is the host's own. */
 CUresult sg_memory_make(CUcontext context, uint64_t bytes, enum sg_memory_kind kind, unsigned flags, uint64_t *address)
 {
     uint64_t unit = kind == SG_MEMORY_DEVICE ? BOOKED_BYTES : PAGE;
+    context = sg_home(context);
     if (bytes > UINT64_MAX - unit)
         return CUDA_ERROR_OUT_OF_MEMORY;
     uint64_t taken = (bytes + unit - 1) / unit * unit;
     if (kind == SG_MEMORY_DEVICE) {
-        CUresult result = book(context, taken, 0);
-        if (result == CUDA_ERROR_OUT_OF_MEMORY && sg_effects_pending()) {
-            /* Frees in stream order may be waiting to be observed. */
-            result = sg_context_wait(context);
-            if (result == CUDA_SUCCESS)
-                result = book(context, taken, 0);
-        }
+        CUresult result = take(context, taken);
         if (result != CUDA_SUCCESS)
             return result;
     }
@@ -118,6 +151,7 @@ CUresult sg_memory_make(CUcontext context, uint64_t bytes, enum sg_memory_kind k
 CUresult sg_memory_register(CUcontext context, uint64_t address, uint64_t bytes, unsigned flags)
 {
     size_t at = place(address);
+    context = sg_home(context);
     if (address + bytes < address)
         return CUDA_ERROR_INVALID_VALUE;
     if (at < count && table[at].start < address + bytes)
@@ -142,7 +176,10 @@ static void drop_at(size_t at, int is_context_gone)
     if (memory.kind == SG_MEMORY_DEVICE && !is_context_gone && sg_alive(SG_CONTEXT, memory.context) &&
         memory.context->object.id == memory.context_id)
         book(memory.context, memory.taken_bytes, 1);
-    return_space(memory.device, memory.kind, memory.start, memory.taken_bytes);
+    if (memory.is_of_graph)
+        sg_graph_memory_book(memory.device, -(int64_t)memory.taken_bytes);
+    else
+        return_space(memory.device, memory.kind, memory.start, memory.taken_bytes);
 }
 
 void sg_memory_drop(uint64_t address)

@@ -16,7 +16,9 @@ struct sg_memory {
     enum sg_memory_kind kind;
     unsigned flags;
     int is_ending; /* freed in stream order, its turn still to come */
-    int is_variable; /* of a module: goes with it, cannot be freed */
+    int is_variable; /* of a module or an array: goes with it, cannot be freed */
+    int is_of_graph; /* its address belongs to a graph and stays when the memory goes */
+    uint32_t kept;   /* frees still to come that a later launch of its graph has overtaken */
 };
 
 struct sg_memory *sg_memory_at(uint64_t address); /* the one that holds this address; NULL: none */
@@ -24,8 +26,15 @@ struct sg_memory *sg_memory_at(uint64_t address); /* the one that holds this add
 int sg_memory_covers(uint64_t address, uint64_t bytes);
 CUresult sg_memory_make(CUcontext context, uint64_t bytes, enum sg_memory_kind kind, unsigned flags, uint64_t *address);
 CUresult sg_memory_register(CUcontext context, uint64_t address, uint64_t bytes, unsigned flags);
+/* Device memory at an address that is already taken from the arena. */
+CUresult sg_memory_place(CUcontext context, uint64_t address, uint64_t bytes);
+uint64_t sg_memory_taken(uint64_t bytes); /* what an allocation of that size takes; 0: too much */
+CUresult sg_memory_free_in(CUstream stream, struct sg_memory *memory); /* in stream order */
+void sg_graph_memory_book(const struct sg_device *device, int64_t bytes);
 void sg_memory_drop(uint64_t address);
 void sg_memory_drop_context(CUcontext context);
+/* Waits for every context: whatever still is to touch some memory has then done so. */
+CUresult sg_all_quiet(CUcontext current);
 void sg_memory_leave_pool(CUmemoryPool pool);
 /* Whether the program's own memory can be read, or written, there. */
 int sg_host_reaches(uint64_t start, uint64_t bytes, int is_write);
@@ -49,13 +58,22 @@ struct sg_box { /* a 3D piece of memory: rows of width bytes, pitch bytes apart,
     uint64_t start, pitch, slice;
 };
 
+/* A word of memory that a stream waits for or writes. */
+struct sg_word {
+    uint64_t address, value;
+    uint32_t bytes, condition; /* CU_STREAM_WAIT_VALUE_... */
+    int is_write;
+};
+
 struct sg_effect {
     uint64_t order;
     uint64_t stream_id, context_id;
     struct sg_link *link;
+    struct CUstream_st *stream; /* its own, if that still is the one of stream_id */
     uint64_t slot; /* its number in the ring */
     enum sg_effect_kind kind;
     int is_legacy, is_blocking;
+    int is_complete; /* as of the current pass, if that had to ask */
     void *staged; /* freed after it took effect */
     union {
         struct {
@@ -75,7 +93,6 @@ struct sg_effect {
         } kernel;
         struct {
             uint64_t address, order; /* of the last op before it in its stream */
-            CUstream stream;
         } free;
         struct {
             CUhostFn function;
@@ -84,12 +101,17 @@ struct sg_effect {
             void *data;
             uint64_t number;
             struct sg_device *device;
+            struct sg_word word; /* of no bytes: a function */
+            int has_turn; /* of a wait: only the word is missing */
         } host;
         struct {
             uint64_t event_id;
         } event;
     };
 };
+
+CUresult sg_fill_submit(const struct sg_box *target, uint64_t width, uint64_t height, uint32_t value,
+                        uint32_t element_bytes, CUstream stream);
 
 /* Remembers it for the stream's latest submission. */
 CUresult sg_effect_add(CUstream stream, const struct sg_effect *effect);
@@ -101,6 +123,17 @@ int sg_effects_pending(void); /* anything still to take effect */
 /* For the callback thread: the first host function that waits in each stream, copied; and the word that one has run. */
 size_t sg_effects_waiting(struct sg_effect *effects, size_t room);
 void sg_effects_host_ran(uint64_t order);
+void sg_effects_has_turn(uint64_t order);
+/* Does what is known to be complete and writes a word that a stream waits for. */
+void sg_effects_notice(void);
+/* The words that streams wait for, from submission until they have come: effects that write one must be neither early
+ * nor late. */
+int sg_word_await(uint64_t order, const struct sg_word *word); /* 0, or -1: no memory */
+void sg_word_forget(uint64_t order);
+int sg_word_count(void);
+int sg_word_is_written(const struct sg_effect *effect);
+int sg_word_holds(const struct sg_word *word);
+void sg_word_write(const struct sg_word *word);
 CUresult sg_callbacks_start(void);
 void sg_callbacks_poke(void);
 

@@ -39,8 +39,7 @@ void sg_module_end(struct CUmod_st *module)
     sg_unmake(SG_MODULE, module);
 }
 
-/* The whole file with a zero behind it; NULL: not to be had. */
-static char *read_file(const char *path, size_t *bytes)
+char *sg_file_read(const char *path, size_t *bytes)
 {
     FILE *file = fopen(path, "rbe");
     char *data = NULL;
@@ -71,7 +70,7 @@ static CUresult load(int is_library, const void *data, const char *path, struct 
     if (!made || (!data && !path))
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
     if (path) {
-        content = read_file(path, &bytes);
+        content = sg_file_read(path, &bytes);
         if (!content)
             return sg_leave(CUDA_ERROR_FILE_NOT_FOUND);
         data = content;

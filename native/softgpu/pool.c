@@ -167,6 +167,8 @@ static CUresult allocate(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, 
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
     if (!stream)
         return sg_leave(CUDA_ERROR_INVALID_HANDLE);
+    if (stream->capture)
+        return sg_leave(sg_capture_allocate(stream, bytes, pointer));
     result = default_pool(context->device, &fallback);
     if (result != CUDA_SUCCESS)
         return sg_leave(result);
@@ -193,6 +195,17 @@ static CUresult allocate_from(CUdeviceptr *pointer, size_t bytes, CUmemoryPool p
     return allocate(pointer, bytes, pool, stream);
 }
 
+CUresult sg_memory_free_in(CUstream stream, struct sg_memory *memory)
+{
+    struct sg_effect effect = {.kind = SG_EFFECT_FREE, .free.address = memory->start};
+    if (stream->done_order >= stream->order && !sg_effects_pending()) {
+        sg_memory_drop(memory->start);
+        return CUDA_SUCCESS;
+    }
+    memory->is_ending = 1; /* not to be freed again */
+    return sg_effect_add(stream, &effect);
+}
+
 static CUresult release(CUdeviceptr pointer, CUstream handle)
 {
     CUcontext context;
@@ -203,16 +216,12 @@ static CUresult release(CUdeviceptr pointer, CUstream handle)
     struct sg_memory *memory = sg_memory_at(pointer);
     if (!stream)
         return sg_leave(CUDA_ERROR_INVALID_HANDLE);
+    if (stream->capture)
+        return sg_leave(sg_capture_free(stream, pointer));
     if (!memory || memory->start != pointer || memory->kind != SG_MEMORY_DEVICE || memory->is_ending ||
         memory->is_variable)
         return sg_leave(pointer ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS);
-    struct sg_effect effect = {.kind = SG_EFFECT_FREE, .free.address = pointer};
-    if (stream->done_order >= stream->order && !sg_effects_pending()) {
-        sg_memory_drop(pointer);
-        return sg_leave(CUDA_SUCCESS);
-    }
-    memory->is_ending = 1; /* not to be freed again */
-    return sg_leave(sg_effect_add(stream, &effect));
+    return sg_leave(sg_memory_free_in(stream, memory));
 }
 
 API CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream stream)

@@ -1,6 +1,24 @@
 /* Memsets of every width, in lines and rows, now and in stream order. */
 #include "softgpu/face.h"
 
+/* The numbers are checked where they come from; whether the memory is there, when it is to be filled. */
+CUresult sg_fill_submit(const struct sg_box *target, uint64_t width, uint64_t height, uint32_t value,
+                        uint32_t element_bytes, CUstream stream)
+{
+    uint64_t row = width * element_bytes, total;
+    if (target->start % element_bytes || (height > 1 && target->pitch % element_bytes) ||
+        __builtin_mul_overflow(height - 1, target->pitch, &total) || __builtin_add_overflow(total, row, &total) ||
+        !sg_memory_covers(target->start, total))
+        return CUDA_ERROR_INVALID_VALUE;
+    struct sg_slot slot = {.kind = SG_SLOT_COPY, .value = row * height, .how = CT_OP_MEMSET};
+    struct sg_effect effect = {
+        .kind = SG_EFFECT_FILL,
+        .fill = {*target, width, height, value, element_bytes},
+    };
+    CUresult result = sg_submit(stream, &slot);
+    return result == CUDA_SUCCESS ? sg_effect_add(stream, &effect) : result;
+}
+
 static CUresult set(uint64_t target, uint64_t pitch, uint32_t value, uint32_t element_bytes, uint64_t width,
                     uint64_t height, CUstream handle, int is_async)
 {
@@ -11,24 +29,18 @@ static CUresult set(uint64_t target, uint64_t pitch, uint32_t value, uint32_t el
     CUstream stream = sg_stream(context, handle);
     if (!stream)
         return sg_leave(CUDA_ERROR_INVALID_HANDLE);
-    uint64_t row, total;
+    uint64_t row;
     if (__builtin_mul_overflow(width, element_bytes, &row) || (height > 1 && pitch < row) ||
         target % element_bytes || (height > 1 && pitch % element_bytes))
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
     if (!width || !height)
         return sg_leave(CUDA_SUCCESS);
-    if (__builtin_mul_overflow(height - 1, pitch, &total) || __builtin_add_overflow(total, row, &total) ||
-        !sg_memory_covers(target, total))
-        return sg_leave(CUDA_ERROR_INVALID_VALUE);
-    struct sg_slot slot = {.kind = SG_SLOT_COPY, .value = row * height, .how = CT_OP_MEMSET};
-    struct sg_effect effect = {
-        .kind = SG_EFFECT_FILL,
-        .fill = {{target, pitch, 0}, width, height, value, element_bytes},
-    };
-    int is_device = sg_memory_at(target)->kind == SG_MEMORY_DEVICE;
-    result = sg_submit(stream, &slot);
-    if (result == CUDA_SUCCESS)
-        result = sg_effect_add(stream, &effect);
+    const struct sg_box box = {target, pitch, 0};
+    if (stream->capture)
+        return sg_leave(is_async ? sg_capture_fill(stream, &box, width, height, value, element_bytes)
+                                 : sg_capture_refuse(stream));
+    result = sg_fill_submit(&box, width, height, value, element_bytes, stream);
+    int is_device = result == CUDA_SUCCESS && sg_memory_at(target)->kind == SG_MEMORY_DEVICE;
     /* The synchronous form is only synchronous for memory the host can see. */
     if (result == CUDA_SUCCESS && !is_async && !is_device)
         result = sg_stream_wait(stream);

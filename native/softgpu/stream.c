@@ -110,11 +110,22 @@ void sg_stream_end(CUstream stream)
 }
 
 /* Programs that make and destroy streams without ever synchronising would pile them up. */
-static void sweep(CUcontext context)
+void sg_stream_sweep(CUcontext context)
 {
     for (CUstream stream = sg_each(SG_STREAM, NULL); stream; stream = sg_each(SG_STREAM, stream))
         if (stream->is_ending && stream->context_id == context->object.id && sg_stream_ready(stream) != CUDA_SUCCESS)
             break; /* the next one is hardly older */
+}
+
+void sg_stream_retire(CUstream stream)
+{
+    /* A later cuCtxSynchronize still waits for it: the handle goes, the stream stays until its work is done. */
+    if (stream->done_order < stream->order) {
+        stream->is_ending = 1;
+        sg_hide(stream);
+    } else {
+        sg_stream_end(stream);
+    }
 }
 
 static CUresult create(CUstream *made, unsigned flags, int priority)
@@ -125,7 +136,7 @@ static CUresult create(CUstream *made, unsigned flags, int priority)
         return result;
     if (!made || (flags & ~(unsigned)CU_STREAM_NON_BLOCKING))
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
-    sweep(context);
+    sg_stream_sweep(context);
     return sg_leave(sg_stream_make(context, flags, priority, made));
 }
 
@@ -148,13 +159,9 @@ API CUresult cuStreamDestroy_v2(CUstream stream)
         return result;
     if (!sg_alive(SG_STREAM, stream) || stream->is_legacy || stream->is_per_thread)
         return sg_leave(CUDA_ERROR_INVALID_HANDLE);
-    /* A later cuCtxSynchronize still waits for it: the handle goes, the stream stays until its work is done. */
-    if (stream->done_order < stream->order) {
-        stream->is_ending = 1;
-        sg_hide(stream);
-        return sg_leave(CUDA_SUCCESS);
-    }
-    sg_stream_end(stream);
+    if (stream->capture)
+        sg_capture_forget(stream);
+    sg_stream_retire(stream);
     return sg_leave(CUDA_SUCCESS);
 }
 
@@ -179,9 +186,20 @@ static CUstream own(CUstream stream)
     return stream ? stream : CU_STREAM_PER_THREAD;
 }
 
+/* What is only being captured cannot be waited for, nor asked about. */
+static CUresult check_capture(CUstream stream)
+{
+    if (stream->capture)
+        return sg_capture_refuse(stream);
+    return stream->is_legacy ? sg_capture_implicit(stream) : CUDA_SUCCESS;
+}
+
 API CUresult cuStreamSynchronize(CUstream stream)
 {
     ENTER(stream);
+    result = check_capture(stream);
+    if (result != CUDA_SUCCESS)
+        return sg_leave(result);
     if (stream->is_legacy) /* it stands behind everything in the blocking streams */
         for (CUstream other = sg_each(SG_STREAM, NULL); other; other = sg_each(SG_STREAM, other))
             if (other->context_id == stream->context_id && !(other->flags & CU_STREAM_NON_BLOCKING)) {
@@ -200,6 +218,9 @@ API CUresult cuStreamSynchronize_ptsz(CUstream stream)
 API CUresult cuStreamQuery(CUstream stream)
 {
     ENTER(stream);
+    result = check_capture(stream);
+    if (result != CUDA_SUCCESS)
+        return sg_leave(result);
     if (stream->is_legacy)
         for (CUstream other = sg_each(SG_STREAM, NULL); other; other = sg_each(SG_STREAM, other))
             if (other->context_id == stream->context_id && !(other->flags & CU_STREAM_NON_BLOCKING)) {
@@ -283,19 +304,4 @@ API CUresult cuStreamGetDevice(CUstream stream, CUdevice *device)
 API CUresult cuStreamGetDevice_ptsz(CUstream stream, CUdevice *device)
 {
     return cuStreamGetDevice(own(stream), device);
-}
-
-/* Nothing is ever captured here: cuStreamBeginCapture is among the calls not supported. */
-API CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
-{
-    ENTER(stream);
-    if (!status)
-        return sg_leave(CUDA_ERROR_INVALID_VALUE);
-    *status = CU_STREAM_CAPTURE_STATUS_NONE;
-    return sg_leave(CUDA_SUCCESS);
-}
-
-API CUresult cuStreamIsCapturing_ptsz(CUstream stream, CUstreamCaptureStatus *status)
-{
-    return cuStreamIsCapturing(own(stream), status);
 }

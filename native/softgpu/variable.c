@@ -151,3 +151,12 @@ API CUresult cuLibraryGetManaged(CUdeviceptr *pointer, size_t *bytes, CUlibrary 
         return result;
     return sg_leave(!name || (!pointer && !bytes) ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_NOT_FOUND);
 }
+
+/* Nor any which of its functions have one address for host and device. */
+API CUresult cuLibraryGetUnifiedFunction(void **function, CUlibrary library, const char *name)
+{
+    CUresult result = enter((struct CUmod_st *)library, 1);
+    if (result != CUDA_SUCCESS)
+        return result;
+    return sg_leave(!name || !function ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_NOT_FOUND);
+}

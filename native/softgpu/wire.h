@@ -89,6 +89,7 @@ enum sg_target {
     SG_TARGET_OP = 3,
     SG_TARGET_HOST = 4,  /* the turn of a host function */
     SG_TARGET_SPACE = 5, /* a free slot in the ring */
+    SG_TARGET_SLOT = 6,  /* what this slot asked for; its number: slots up to and with it */
 };
 
 /* What can go wrong. docs/softgpu-faults.md says who sees what. */

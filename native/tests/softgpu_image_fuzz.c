@@ -22,6 +22,7 @@ static uint64_t dice(void)
 static const char text[] =
     "softgpu-image 1\n# a comment\nkernel vecadd\n  builtin vecadd\n  block_ns 2000\n  registers 32\n"
     "kernel spin\n  params 8 4 1\n  duration_param 0\n  jitter 5%\n  shared_bytes 1024\n  blocks_per_sm 4\n"
+    "  param_offsets 0 16 20\n  local_bytes 8\n  ptx_version 84\nvariable v 3 01fe7a\nvariable w 9\n"
     "kernel big\n  thread_ns 1.5\n  bytes_per_thread 12\n  bytes_per_block 1e6\n  max_threads 512\n  duration_ns 7\n";
 
 static const char ptx[] =
@@ -134,6 +135,29 @@ static void prepare(void)
     seed_bytes[5] = make_fatbin(seeds[5], 1, ptx, sizeof ptx - 1, 1);
 }
 
+/* What was read can be written, and then says the same. A broken cubin may say what no text image can: its parameters lie
+ * in each other, its names have blanks. */
+static void check_written(const struct sg_image *image, int is_whole)
+{
+    size_t bytes, again_bytes;
+    struct sg_image again;
+    char *first = sg_image_write(image, &bytes);
+    EXPECT(first || !is_whole);
+    if (!first)
+        return;
+    CUresult result = sg_image_read(first, bytes, &again);
+    EXPECT(result == CUDA_SUCCESS || !is_whole);
+    if (result == CUDA_SUCCESS) {
+        EXPECT_EQ(again.count, image->count);
+        EXPECT_EQ(again.variable_count, image->variable_count);
+        char *second = sg_image_write(&again, &again_bytes);
+        EXPECT(second && again_bytes == bytes && memcmp(first, second, bytes) == 0);
+        sg_image_free(&again);
+        free(second);
+    }
+    free(first);
+}
+
 static void check_seeds(void)
 {
     static const size_t kernels[SEEDS] = {3, 3, 2, 3, 2, 3};
@@ -141,6 +165,7 @@ static void check_seeds(void)
     for (int i = 0; i < SEEDS; i++) {
         EXPECT(sg_image_read(seeds[i], seed_bytes[i], &image) == CUDA_SUCCESS);
         EXPECT(image.count == kernels[i]);
+        check_written(&image, 1);
         if (i == 1) {
             EXPECT(strcmp(image.kernels[0].name, "_Z3addPfS_i") == 0);
             EXPECT(image.kernels[0].param_count == 3 && image.kernels[0].param_offset[2] == 32);
@@ -241,6 +266,7 @@ static void one(void)
     memcpy(exact, data, bytes);
     struct sg_image image;
     if (sg_image_read(exact, bytes, &image) == CUDA_SUCCESS) {
+        check_written(&image, 0);
         if (dice() % 16 == 0)
             launch(&image);
         sg_image_free(&image);

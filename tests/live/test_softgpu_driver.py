@@ -31,7 +31,7 @@ def test_streams_keep_their_order(softgpu: Path) -> None:
 
 def test_bad_arguments_get_the_drivers_codes(softgpu: Path) -> None:
     assert "refused" in run(softgpu, "errors.py")
-    unsupported = {"cuGraphCreate": 1, "cuLaunchKernelEx": 2, "cuStreamSetAttribute": 2}
+    unsupported = {"cuGraphicsUnregisterResource": 1, "cuLaunchKernelEx": 2, "cuStreamSetAttribute": 2}
     assert manage.inspect(softgpu, 0)["unsupported"] == unsupported
 
 
@@ -55,7 +55,8 @@ def test_no_call_dies_of_empty_arguments(softgpu: Path) -> None:
     assert process.returncode == 0, err
     answers = ast.literal_eval(out)
     assert sum(answers.values()) == 2 * len(symbols)
-    assert answers.keys() <= {0, 1, 3, 101, 201, 215, 224, 400, 500, 600, 801}
+    # One of the calls begins a capture (of the thread's default stream) that no call without arguments can end.
+    assert answers.keys() <= {0, 1, 3, 101, 201, 215, 224, 400, 401, 500, 600, 801, 900, 901, 906}
     listed = manage.inspect(softgpu, 0)["unsupported"]
     assert sum(listed.values()) == answers[801]
     assert set(listed) < set(symbols)

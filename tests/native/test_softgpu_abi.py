@@ -25,7 +25,30 @@ STRUCTS = {
     "CUmemPoolProps": ["allocType", "handleTypes", "location", "maxSize", "usage"],
     "CUmemAccessDesc": ["location", "flags"],
     "CUmemLocation": ["type"],
+    "CUDA_ARRAY_DESCRIPTOR": ["Height", "Format", "NumChannels"],
+    "CUDA_ARRAY3D_DESCRIPTOR": ["Depth", "Format", "NumChannels", "Flags"],
+    "CUDA_ARRAY_SPARSE_PROPERTIES": ["tileExtent", "miptailSize", "flags"],
+    "CUDA_ARRAY_MEMORY_REQUIREMENTS": ["size", "alignment"],
+    "CUDA_RESOURCE_DESC": ["res", "res.linear.sizeInBytes", "res.pitch2D.pitchInBytes", "flags"],
+    "CUDA_TEXTURE_DESC": ["filterMode", "maxAnisotropy", "maxMipmapLevelClamp", "borderColor", "reserved"],
+    "CUDA_RESOURCE_VIEW_DESC": ["format", "depth", "firstMipmapLevel", "lastLayer"],
+    "CUstreamBatchMemOpParams": ["waitValue.address", "waitValue.value64", "waitValue.flags", "memoryBarrier.flags"],
+    "CUmemcpyAttributes": ["srcAccessOrder", "srcLocHint", "dstLocHint", "flags"],
+    "CUtensorMap": [],
+    "CUdevResource": ["sm", "sm.smCount", "sm.minSmPartitionSize", "sm.smCoscheduledAlignment"],
     "CUuuid": ["bytes"],
+    "CUgraphEdgeData": ["from_port", "to_port", "type"],
+    "CUDA_KERNEL_NODE_PARAMS_v1": ["func", "sharedMemBytes", "extra"],
+    "CUDA_KERNEL_NODE_PARAMS_v2": ["kernelParams", "kern", "ctx"],
+    "CUDA_MEMSET_NODE_PARAMS": ["pitch", "elementSize", "height"],
+    "CUDA_MEMSET_NODE_PARAMS_v2": ["ctx"],
+    "CUDA_MEMCPY_NODE_PARAMS": ["copyCtx", "copyParams"],
+    "CUDA_HOST_NODE_PARAMS": ["fn", "userData"],
+    "CUDA_CHILD_GRAPH_NODE_PARAMS": ["graph", "ownership"],
+    "CUDA_MEM_ALLOC_NODE_PARAMS": ["accessDescs", "bytesize", "dptr"],
+    "CUgraphNodeParams": ["type", "kernel", "memcpy", "free", "reserved2"],
+    "CUDA_GRAPH_INSTANTIATE_PARAMS": ["hUploadStream", "hErrNode_out", "result_out"],
+    "CUgraphExecUpdateResultInfo": ["result", "errorNode", "errorFromNode"],
     "CUstreamAttrValue": [],
     "CUdeviceptr": [],
     "CUresult": [],
@@ -59,9 +82,10 @@ def compiles(source: str, tmp_path: Path, *include: Path) -> None:
 
 
 def our_constants() -> dict[str, str]:
-    """Every enumerator and macro of abi.h and errors.def, with our number for it."""
-    text = (FACE / "abi.h").read_text()
-    found = dict(re.findall(r"\b(CU_[A-Z0-9_]+) = (-?\w+)", text))
+    """Every enumerator and macro of the abi headers and errors.def, with our number for it."""
+    text = "".join(header.read_text() for header in sorted(FACE.glob("abi*.h")))
+    found = dict(re.findall(r"\b(CU(?:DA)?_[A-Z0-9_]+) = (-?\w+)", text))
+    found |= dict(re.findall(r"#define (CU\w+) (0x\w+)", text))
     found |= dict(re.findall(r"#define (CU_\w+) \(\(CUstream\)(\w+)\)", text))
     found |= dict(re.findall(r"ERROR\((\w+), (\d+),", (FACE / "errors.def").read_text()))
     return found

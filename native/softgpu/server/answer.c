@@ -202,6 +202,12 @@ static int project(struct sg_server *server, int index, const struct sg_request 
             return CT_DEVICE_STALE;
         reply->b = host->before;
         break;
+    case SG_TARGET_SLOT: /* one that was overwritten is complete: more ops than the window holds came after it */
+        if (!request->b || request->b > client->head)
+            return CT_DEVICE_INVALID;
+        if (client->head - request->b < SG_RING_SLOTS)
+            reply->b = client->slot_ops[request->b % SG_RING_SLOTS];
+        break;
     case SG_TARGET_SPACE:
         break;
     default:

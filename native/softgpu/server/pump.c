@@ -144,6 +144,7 @@ static int take(struct sg_server *server, int index, uint64_t now_ns)
 {
     struct sg_client *client = server->clients[index];
     struct sg_slot slot;
+    uint64_t before = client->submitted;
     if (client->trouble.code) { /* what a dead client launched is lost */
         client->head = client->tail;
         atomic_store_explicit(&client->ring->head, client->head, memory_order_release);
@@ -164,6 +165,8 @@ static int take(struct sg_server *server, int index, uint64_t now_ns)
     /* What names something that has ended meanwhile is no nonsense: a context ends with slots in the ring. */
     client->nonsense += result != CT_DEVICE_OK && result != CT_DEVICE_STALE;
     client->head++;
+    client->slot_ops[client->head % SG_RING_SLOTS] =
+        client->submitted > before ? client->window[(client->submitted - 1) % SG_WINDOW] : 0;
     atomic_store_explicit(&client->ring->head, client->head, memory_order_release);
     return 1;
 }

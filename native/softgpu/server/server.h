@@ -52,6 +52,7 @@ struct sg_client {
     uint32_t nonsense; /* slots that no face would write */
     uint64_t submitted; /* ops given to the model so far */
     uint64_t window[SG_WINDOW]; /* the last of them, by number modulo SG_WINDOW */
+    uint64_t slot_ops[SG_RING_SLOTS]; /* what the last slots became, by number modulo SG_RING_SLOTS; 0: nothing */
     struct sg_host hosts[SG_HOSTS];
     uint32_t group; /* clients with the same number share one fate; 0: none */
     struct sg_trouble trouble;

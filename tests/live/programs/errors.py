@@ -35,7 +35,7 @@ assert code(driver.cuLaunchKernel(spin, 0, 1, 1, 1, 1, 1, 0, 0, ((1,), (U64,)), 
 assert code(driver.cuLaunchKernel(spin, 1, 1, 1, 2048, 1, 1, 0, 0, ((1,), (U64,)), 0)) == "CUDA_ERROR_INVALID_VALUE"
 assert code(driver.cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 1 << 20, 0, ((1,), (U64,)), 0)) == "CUDA_ERROR_INVALID_VALUE"
 assert code(driver.cuLaunchKernel(spin, 1, 1, 1, 1, 1, 1, 0, 0, 0, 0)) == "CUDA_ERROR_INVALID_VALUE"
-assert code(driver.cuGraphCreate(0)) == "CUDA_ERROR_NOT_SUPPORTED"
+assert code(driver.cuGraphicsUnregisterResource(0)) == "CUDA_ERROR_NOT_SUPPORTED"
 # What would change when kernels run is refused and counted, not taken and forgotten.
 NAMES, attribute = driver.CUlaunchAttributeID, driver.CUlaunchAttribute()
 config = driver.CUlaunchConfig()

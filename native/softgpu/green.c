@@ -1,0 +1,354 @@
+/* Green contexts: parts of a device's SMs, and contexts of the model with as many. */
+#include "softgpu/green.h"
+
+#include <string.h>
+
+enum { MOST_SMS = 1023, MARK = 0x736d7331 };
+
+/* What of a resource is ours to know, in its padding. */
+struct origin {
+    uint32_t mark;
+    int32_t device;
+    uint64_t split; /* the split it came from; 0: none, so it can be split */
+};
+
+/* A descriptor is a place in here: it holds a device and a number of SMs, and never needs to be given back. */
+static const char descriptors[SG_MAX_DEVICES][MOST_SMS + 1];
+
+/* NVIDIA's guideline in the driver API's chapter on green contexts, by architecture: the smallest part, and what its size
+ * is a multiple of. */
+static void grain(const struct sg_device *device, unsigned flags, unsigned *least, unsigned *step)
+{
+    static const struct {
+        unsigned least, step;
+    } grains[] = {[6] = {1, 1}, [7] = {2, 2}, [8] = {4, 2}, [9] = {8, 8}};
+    unsigned major = device->config.compute_major;
+    major = major < 6 ? 6 : major > 9 ? 9 : major;
+    *least = grains[major].least;
+    *step = grains[major].step;
+    if (flags & CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING)
+        *least = *step = major == 6 ? 1 : 2;
+}
+
+static struct origin origin_of(const CUdevResource *resource)
+{
+    struct origin origin;
+    memcpy(&origin, resource->_internal_padding, sizeof origin);
+    return origin;
+}
+
+static void fill(CUdevResource *resource, const struct sg_device *device, unsigned count, uint64_t split)
+{
+    struct origin origin = {MARK, device->ordinal, split};
+    memset(resource, 0, sizeof *resource);
+    if (!count)
+        return; /* of no type: there is nothing left */
+    resource->type = CU_DEV_RESOURCE_TYPE_SM;
+    memcpy(resource->_internal_padding, &origin, sizeof origin);
+    resource->sm.smCount = count;
+    grain(device, 0, &resource->sm.minSmPartitionSize, &resource->sm.smCoscheduledAlignment);
+}
+
+/* CUDA_SUCCESS: it is one that we filled. */
+static CUresult check(const CUdevResource *resource, struct sg_device **device)
+{
+    if (resource->type != CU_DEV_RESOURCE_TYPE_SM)
+        return CUDA_ERROR_INVALID_RESOURCE_TYPE;
+    struct origin origin = origin_of(resource);
+    *device = origin.mark == MARK ? sg_device_at(origin.device) : NULL;
+    return *device && resource->sm.smCount && resource->sm.smCount <= (*device)->config.sm_count
+               ? CUDA_SUCCESS
+               : CUDA_ERROR_INVALID_VALUE;
+}
+
+static unsigned sm_count(const struct CUctx_st *context)
+{
+    return context->sm_cap ? context->sm_cap : context->device->config.sm_count;
+}
+
+static CUresult tell(CUdevResource *resource, CUdevResourceType type, const struct sg_device *device, unsigned count)
+{
+    if (!resource)
+        return CUDA_ERROR_INVALID_VALUE;
+    if (type != CU_DEV_RESOURCE_TYPE_SM)
+        return CUDA_ERROR_INVALID_RESOURCE_TYPE;
+    fill(resource, device, count, 0);
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuDeviceGetDevResource(CUdevice ordinal, CUdevResource *resource, CUdevResourceType type)
+{
+    CUresult result = sg_enter();
+    if (result != CUDA_SUCCESS)
+        return result;
+    const struct sg_device *device = sg_device_at(ordinal);
+    if (!device)
+        return sg_leave(CUDA_ERROR_INVALID_DEVICE);
+    return sg_leave(tell(resource, type, device, device->config.sm_count));
+}
+
+API CUresult cuCtxGetDevResource(CUcontext context, CUdevResource *resource, CUdevResourceType type)
+{
+    CUresult result = sg_enter();
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!sg_alive(SG_CONTEXT, context))
+        return sg_leave(CUDA_ERROR_INVALID_CONTEXT);
+    return sg_leave(tell(resource, type, context->device, sm_count(context)));
+}
+
+static CUresult split(CUdevResource *parts, unsigned *part_count, const CUdevResource *input, CUdevResource *remaining,
+                      unsigned flags, unsigned wanted)
+{
+    struct sg_device *device;
+    const unsigned known =
+        CU_DEV_SM_RESOURCE_SPLIT_IGNORE_SM_COSCHEDULING | CU_DEV_SM_RESOURCE_SPLIT_MAX_POTENTIAL_CLUSTER_SIZE;
+    if (!part_count || !input || (flags & ~known) || (parts && !*part_count))
+        return CUDA_ERROR_INVALID_VALUE;
+    CUresult result = check(input, &device);
+    if (result != CUDA_SUCCESS)
+        return result;
+    unsigned whole = input->sm.smCount, least, step;
+    if (origin_of(input).split)
+        return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+    if (wanted > whole ||
+        ((flags & CU_DEV_SM_RESOURCE_SPLIT_MAX_POTENTIAL_CLUSTER_SIZE) && device->config.compute_major < 9))
+        return CUDA_ERROR_INVALID_VALUE;
+    grain(device, flags, &least, &step);
+    unsigned size = wanted > least ? (wanted + step - 1) / step * step : least, most = whole / size;
+    if (!most)
+        return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+    unsigned made = parts && *part_count < most ? *part_count : most;
+    uint64_t number = sg_next_id();
+    CUdevResource left;
+    fill(&left, device, whole - made * size, number);
+    for (unsigned i = 0; parts && i < made; i++)
+        fill(&parts[i], device, size, number);
+    *part_count = made;
+    if (remaining)
+        *remaining = left;
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuDevSmResourceSplitByCount(CUdevResource *parts, unsigned int *part_count, const CUdevResource *input,
+                                         CUdevResource *remaining, unsigned int flags, unsigned int wanted)
+{
+    CUresult result = sg_enter();
+    if (result != CUDA_SUCCESS)
+        return result;
+    return sg_leave(split(parts, part_count, input, remaining, flags, wanted));
+}
+
+/* Several parts of one split may go together; parts of different splits might overlap. */
+static CUresult describe(CUdevResourceDesc *made, const CUdevResource *resources, unsigned count)
+{
+    struct sg_device *device = NULL;
+    uint64_t total = 0;
+    if (!made || !resources || !count || count > MOST_SMS)
+        return CUDA_ERROR_INVALID_VALUE;
+    for (unsigned i = 0; i < count; i++) {
+        CUresult result = check(&resources[i], &device);
+        if (result != CUDA_SUCCESS)
+            return result;
+        struct origin one = origin_of(&resources[i]), first = origin_of(&resources[0]);
+        if (one.device != first.device || one.split != first.split || (i && !one.split))
+            return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+        total += resources[i].sm.smCount;
+    }
+    if (total > device->config.sm_count || total > MOST_SMS)
+        return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
+    *made = (CUdevResourceDesc)(uintptr_t)&descriptors[device->ordinal][total];
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuDevResourceGenerateDesc(CUdevResourceDesc *made, CUdevResource *resources, unsigned int count)
+{
+    CUresult result = sg_enter();
+    if (result != CUDA_SUCCESS)
+        return result;
+    return sg_leave(describe(made, resources, count));
+}
+
+/* The device's primary context is kept for as long: what the green one allocates is the primary's. */
+static CUresult create(CUgreenCtx *made, uint32_t count, struct sg_device *device)
+{
+    CUcontext primary;
+    CUresult result = sg_primary(device, &primary);
+    if (result != CUDA_SUCCESS)
+        return result;
+    CUgreenCtx green = sg_make(SG_GREEN);
+    if (!green)
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    result = sg_context_create(device, device->primary_flags, count, &green->context);
+    if (result != CUDA_SUCCESS) {
+        sg_unmake(SG_GREEN, green);
+        return result;
+    }
+    device->primary_users++;
+    green->context_id = green->context->object.id;
+    green->context->green = green;
+    *made = green;
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuGreenCtxCreate(CUgreenCtx *made, CUdevResourceDesc descriptor, CUdevice ordinal, unsigned int flags)
+{
+    CUresult result = sg_enter();
+    if (result != CUDA_SUCCESS)
+        return result;
+    uintptr_t place = (uintptr_t)descriptor - (uintptr_t)descriptors;
+    struct sg_device *device = sg_device_at(ordinal);
+    if (!device)
+        return sg_leave(CUDA_ERROR_INVALID_DEVICE);
+    if (!made || flags != CU_GREEN_CTX_DEFAULT_STREAM || place >= sizeof descriptors ||
+        place / (MOST_SMS + 1) != (uintptr_t)ordinal || !(place % (MOST_SMS + 1)))
+        return sg_leave(CUDA_ERROR_INVALID_VALUE);
+    return sg_leave(create(made, (uint32_t)(place % (MOST_SMS + 1)), device));
+}
+
+static CUresult enter_green(CUgreenCtx green)
+{
+    CUresult result = sg_enter();
+    if (result != CUDA_SUCCESS)
+        return result;
+    return sg_alive(SG_GREEN, green) ? CUDA_SUCCESS : sg_leave(CUDA_ERROR_INVALID_HANDLE);
+}
+
+#define ENTER(green)                                                                                                   \
+    CUresult result = enter_green(green);                                                                              \
+    if (result != CUDA_SUCCESS)                                                                                        \
+        return result
+
+API CUresult cuGreenCtxDestroy(CUgreenCtx green)
+{
+    ENTER(green);
+    uint64_t id = green->context_id;
+    CUcontext context = green->context;
+    CUdevice ordinal = context->device->ordinal;
+    sg_unmake(SG_GREEN, green); /* first: the end of the context waits, and nobody may come in between */
+    sg_context_destroy(context);
+    sg_forget_context(context, id);
+    sg_leave(CUDA_SUCCESS);
+    cuDevicePrimaryCtxRelease_v2(ordinal); /* refused after a reset: then it is gone already */
+    return CUDA_SUCCESS;
+}
+
+API CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green)
+{
+    ENTER(green);
+    if (!context)
+        return sg_leave(CUDA_ERROR_INVALID_VALUE);
+    *context = green->context;
+    return sg_leave(CUDA_SUCCESS);
+}
+
+API CUresult cuGreenCtxGetDevResource(CUgreenCtx green, CUdevResource *resource, CUdevResourceType type)
+{
+    ENTER(green);
+    return sg_leave(tell(resource, type, green->context->device, sm_count(green->context)));
+}
+
+API CUresult cuGreenCtxGetId(CUgreenCtx green, unsigned long long *id)
+{
+    ENTER(green);
+    if (!id)
+        return sg_leave(CUDA_ERROR_INVALID_VALUE);
+    *id = green->object.id;
+    return sg_leave(CUDA_SUCCESS);
+}
+
+API CUresult cuGreenCtxStreamCreate(CUstream *stream, CUgreenCtx green, unsigned int flags, int priority)
+{
+    ENTER(green);
+    if (!stream || flags != CU_STREAM_NON_BLOCKING)
+        return sg_leave(CUDA_ERROR_INVALID_VALUE);
+    return sg_leave(sg_stream_make(green->context, flags, priority, stream));
+}
+
+CUresult sg_stream_contexts(CUstream stream, CUcontext *ordinary, CUgreenCtx *green)
+{
+    CUcontext context;
+    CUresult result = sg_enter_context(&context);
+    if (result != CUDA_SUCCESS)
+        return result;
+    stream = sg_stream(context, stream);
+    if (!stream)
+        return sg_leave(CUDA_ERROR_INVALID_HANDLE);
+    if (!ordinary && !green)
+        return sg_leave(CUDA_ERROR_INVALID_VALUE);
+    if (ordinary)
+        *ordinary = sg_home(stream->context);
+    if (green)
+        *green = stream->context->green;
+    return sg_leave(CUDA_SUCCESS);
+}
+
+API CUresult cuStreamGetGreenCtx(CUstream stream, CUgreenCtx *green)
+{
+    return sg_stream_contexts(stream, NULL, green);
+}
+
+/* Every stream of the context waits for the event; under the lock. Streams made later do not. */
+static CUresult all_wait(CUcontext context, CUevent event)
+{
+    CUresult result = CUDA_SUCCESS;
+    for (CUstream stream = sg_each(SG_STREAM, NULL); stream && result == CUDA_SUCCESS;
+         stream = sg_each(SG_STREAM, stream))
+        if (stream->context_id == context->object.id && stream->object.alive == 1)
+            result = sg_event_hold(stream, event);
+    return result;
+}
+
+/* The default stream gathers what the others have to do, and the event stands behind that. */
+static CUresult record_all(CUcontext context, CUevent event)
+{
+    CUresult result = CUDA_SUCCESS;
+    if (sg_home(event->context) != sg_home(context))
+        return CUDA_ERROR_INVALID_HANDLE;
+    for (CUstream stream = sg_each(SG_STREAM, NULL); stream && result == CUDA_SUCCESS;
+         stream = sg_each(SG_STREAM, stream)) {
+        if (stream->context_id != context->object.id || stream == context->legacy ||
+            stream->done_order >= stream->order)
+            continue;
+        result = sg_event_record(event, stream);
+        if (result == CUDA_SUCCESS)
+            result = sg_event_hold(context->legacy, event);
+    }
+    return result == CUDA_SUCCESS ? sg_event_record(event, context->legacy) : result;
+}
+
+static CUresult with_event(CUcontext context, CUevent event, CUresult (*act)(CUcontext, CUevent))
+{
+    CUresult result = sg_enter();
+    if (result != CUDA_SUCCESS)
+        return result;
+    if (!sg_alive(SG_CONTEXT, context))
+        return sg_leave(CUDA_ERROR_INVALID_CONTEXT);
+    return sg_leave(sg_alive(SG_EVENT, event) ? act(context, event) : CUDA_ERROR_INVALID_HANDLE);
+}
+
+API CUresult cuCtxRecordEvent(CUcontext context, CUevent event)
+{
+    return with_event(context, event, record_all);
+}
+
+API CUresult cuCtxWaitEvent(CUcontext context, CUevent event)
+{
+    return with_event(context, event, all_wait);
+}
+
+API CUresult cuGreenCtxRecordEvent(CUgreenCtx green, CUevent event)
+{
+    ENTER(green);
+    CUcontext context = green->context;
+    sg_leave(CUDA_SUCCESS);
+    return with_event(context, event, record_all);
+}
+
+API CUresult cuGreenCtxWaitEvent(CUgreenCtx green, CUevent event)
+{
+    ENTER(green);
+    CUcontext context = green->context;
+    sg_leave(CUDA_SUCCESS);
+    return with_event(context, event, all_wait);
+}

@@ -1,0 +1,244 @@
+/* Values in streams: a stream waits until a word of memory says something, or writes one, in its order.
+ *
+ * Both are host functions to the model: it holds the stream until this process says that they are done. The thread of
+ * callbacks writes when the turn has come, and while a wait has its turn it looks at the word, ever more seldom. */
+#include "softgpu/face.h"
+#include "softgpu/names.h"
+
+#include <stdlib.h>
+
+enum { MOST_OPS = 255, CONDITION = 3 };
+
+/* ---- the words that are waited for, all under the face's lock -------------------------------------------------- */
+
+static struct awaited {
+    uint64_t order, address, bytes;
+} *words;
+static size_t count, room;
+
+int sg_word_await(uint64_t order, const struct sg_word *word)
+{
+    if (count == room) {
+        size_t more = room ? room * 2 : 16;
+        struct awaited *larger = realloc(words, more * sizeof *larger);
+        if (!larger)
+            return -1;
+        words = larger;
+        room = more;
+    }
+    words[count++] = (struct awaited){order, word->address, word->bytes};
+    return 0;
+}
+
+void sg_word_forget(uint64_t order)
+{
+    for (size_t i = 0; i < count; i++)
+        if (words[i].order == order)
+            words[i--] = words[--count];
+}
+
+int sg_word_count(void)
+{
+    return (int)count;
+}
+
+/* A kernel writes where its parameters point to, for all that is known before it runs. */
+static int kernel_reaches(const struct sg_effect *effect, const struct awaited *word)
+{
+    const struct sg_memory *memory = sg_memory_at(word->address);
+    for (uint32_t i = 0; memory && i < effect->kernel.param_count; i++) {
+        uint64_t value = 0;
+        for (int byte = 7; byte >= 0; byte--) {
+            uint32_t at = effect->kernel.offsets[i] + (uint32_t)byte;
+            value = value << 8 | (at < SG_PARAM_BYTES ? effect->kernel.params[at] : 0);
+        }
+        if (value >= memory->start && value - memory->start < memory->bytes)
+            return 1;
+    }
+    return 0;
+}
+
+static int overlaps(uint64_t start, uint64_t bytes, const struct awaited *word)
+{
+    return start < word->address + word->bytes && word->address < start + bytes;
+}
+
+int sg_word_is_written(const struct sg_effect *effect)
+{
+    for (size_t i = 0; i < count; i++) {
+        const struct awaited *word = &words[i];
+        if (effect->kind == SG_EFFECT_COPY &&
+            overlaps(effect->copy.target.start,
+                     (effect->copy.depth - 1) * effect->copy.target.slice +
+                         (effect->copy.height - 1) * effect->copy.target.pitch + effect->copy.width,
+                     word))
+            return 1;
+        if (effect->kind == SG_EFFECT_FILL &&
+            overlaps(effect->fill.target.start,
+                     (effect->fill.height - 1) * effect->fill.target.pitch +
+                         effect->fill.width * effect->fill.element_bytes,
+                     word))
+            return 1;
+        if (effect->kind == SG_EFFECT_KERNEL && kernel_reaches(effect, word))
+            return 1;
+    }
+    return 0;
+}
+
+/* The host may be writing it at this moment. Memory that is gone cannot say anything any more: waiting is pointless. */
+int sg_word_holds(const struct sg_word *word)
+{
+    if (!sg_memory_covers(word->address, word->bytes))
+        return 1;
+    uint64_t mask = word->bytes == 4 ? UINT32_MAX : UINT64_MAX, now;
+    if (word->bytes == 4)
+        now = __atomic_load_n((const uint32_t *)(uintptr_t)word->address, __ATOMIC_ACQUIRE);
+    else
+        now = __atomic_load_n((const uint64_t *)(uintptr_t)word->address, __ATOMIC_ACQUIRE);
+    switch (word->condition) {
+    case CU_STREAM_WAIT_VALUE_GEQ: /* the sign of the difference, so that counters may wrap */
+        return word->bytes == 4 ? (int32_t)(uint32_t)(now - word->value) >= 0 : (int64_t)(now - word->value) >= 0;
+    case CU_STREAM_WAIT_VALUE_EQ:
+        return now == word->value;
+    case CU_STREAM_WAIT_VALUE_AND:
+        return (now & word->value) != 0;
+    default:
+        return (~(now | word->value) & mask) != 0;
+    }
+}
+
+void sg_word_write(const struct sg_word *word)
+{
+    if (!sg_memory_covers(word->address, word->bytes))
+        return;
+    if (word->bytes == 4)
+        __atomic_store_n((uint32_t *)(uintptr_t)word->address, (uint32_t)word->value, __ATOMIC_RELEASE);
+    else
+        __atomic_store_n((uint64_t *)(uintptr_t)word->address, word->value, __ATOMIC_RELEASE);
+}
+
+/* ---- the calls ------------------------------------------------------------------------------------------------- */
+
+/* CUDA_SUCCESS with no bytes in the word: something that has no effect here. */
+static CUresult read_op(const CUstreamBatchMemOpParams *op, struct sg_word *word)
+{
+    *word = (struct sg_word){.address = op->waitValue.address, .value = op->waitValue.value64};
+    unsigned flags = op->waitValue.flags;
+    switch (op->operation) {
+    case CU_STREAM_MEM_OP_BARRIER: /* everything in a stream is ordered here */
+        *word = (struct sg_word){0};
+        return op->memoryBarrier.flags <= CU_STREAM_MEMORY_BARRIER_TYPE_GPU ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+    case CU_STREAM_MEM_OP_FLUSH_REMOTE_WRITES:
+        return CUDA_ERROR_NOT_SUPPORTED;
+    case CU_STREAM_MEM_OP_WAIT_VALUE_32:
+    case CU_STREAM_MEM_OP_WAIT_VALUE_64:
+        word->bytes = op->operation == CU_STREAM_MEM_OP_WAIT_VALUE_32 ? 4 : 8;
+        word->condition = flags & CONDITION;
+        if (flags & ~(unsigned)(CONDITION | CU_STREAM_WAIT_VALUE_FLUSH))
+            return CUDA_ERROR_INVALID_VALUE;
+        if (flags & CU_STREAM_WAIT_VALUE_FLUSH)
+            return CUDA_ERROR_NOT_SUPPORTED;
+        break;
+    case CU_STREAM_MEM_OP_WRITE_VALUE_32:
+    case CU_STREAM_MEM_OP_WRITE_VALUE_64:
+        word->bytes = op->operation == CU_STREAM_MEM_OP_WRITE_VALUE_32 ? 4 : 8;
+        word->is_write = 1;
+        if (flags & ~(unsigned)CU_STREAM_WRITE_VALUE_NO_MEMORY_BARRIER)
+            return CUDA_ERROR_INVALID_VALUE;
+        break;
+    default:
+        return CUDA_ERROR_INVALID_VALUE;
+    }
+    if (word->bytes == 4)
+        word->value = op->waitValue.value;
+    if (!word->address || word->address % word->bytes || !sg_memory_covers(word->address, word->bytes))
+        return CUDA_ERROR_INVALID_VALUE;
+    return CUDA_SUCCESS;
+}
+
+/* The device numbers them with the host functions, which count from one: these have numbers of their own above. */
+static CUresult add(CUstream stream, const struct sg_word *word)
+{
+    CUresult result = sg_callbacks_start();
+    if (result != CUDA_SUCCESS)
+        return result;
+    struct sg_slot slot = {.kind = SG_SLOT_HOST, .value = UINT64_C(1) << 63 | sg_next_id()};
+    struct sg_effect effect = {
+        .kind = SG_EFFECT_HOST,
+        .host = {.number = slot.value, .device = stream->context->device, .word = *word},
+    };
+    result = sg_submit(stream, &slot);
+    return result == CUDA_SUCCESS ? sg_effect_add(stream, &effect) : result;
+}
+
+static CUresult submit(int name, CUstream handle, unsigned op_count, const CUstreamBatchMemOpParams *ops)
+{
+    CUcontext context;
+    struct sg_word word;
+    CUresult result = sg_enter_context(&context);
+    if (result != CUDA_SUCCESS)
+        return result;
+    CUstream stream = sg_stream(context, handle);
+    if (!stream)
+        return sg_leave(CUDA_ERROR_INVALID_HANDLE);
+    for (unsigned i = 0; i < op_count && result == CUDA_SUCCESS; i++) /* all of them or none */
+        result = read_op(&ops[i], &word);
+    for (unsigned i = 0; i < op_count && result == CUDA_SUCCESS; i++) {
+        read_op(&ops[i], &word);
+        if (word.bytes)
+            result = add(stream, &word);
+    }
+    sg_leave(result);
+    sg_callbacks_poke();
+    return result == CUDA_ERROR_NOT_SUPPORTED ? (CUresult)sg_unsupported(name) : result;
+}
+
+static CUresult one(int name, CUstream stream, CUstreamBatchMemOpType operation, CUdeviceptr address, uint64_t value,
+                    unsigned flags)
+{
+    CUstreamBatchMemOpParams op = {.waitValue = {operation, address, {.value64 = value}, flags, 0}};
+    return submit(name, stream, 1, &op);
+}
+
+static CUresult batch(int name, CUstream stream, unsigned op_count, const CUstreamBatchMemOpParams *ops, unsigned flags)
+{
+    if (flags || op_count > MOST_OPS || (op_count && !ops))
+        return CUDA_ERROR_INVALID_VALUE;
+    return submit(name, stream, op_count, ops);
+}
+
+/* The versions differ in which devices say that they can; this one always can. */
+#define FORMS(name, bits, operation)                                                                                   \
+    API CUresult name(CUstream stream, CUdeviceptr address, cuuint##bits##_t value, unsigned int flags)                \
+    {                                                                                                                  \
+        return one(SG_NAME_##name, stream, operation, address, value, flags);                                          \
+    }                                                                                                                  \
+    API CUresult name##_v2(CUstream stream, CUdeviceptr address, cuuint##bits##_t value, unsigned int flags)           \
+    {                                                                                                                  \
+        return one(SG_NAME_##name##_v2, stream, operation, address, value, flags);                                     \
+    }                                                                                                                  \
+    API CUresult name##_ptsz(CUstream stream, CUdeviceptr address, cuuint##bits##_t value, unsigned int flags)         \
+    {                                                                                                                  \
+        return one(SG_NAME_##name##_ptsz, stream ? stream : CU_STREAM_PER_THREAD, operation, address, value, flags);   \
+    }                                                                                                                  \
+    API CUresult name##_v2_ptsz(CUstream stream, CUdeviceptr address, cuuint##bits##_t value, unsigned int flags)      \
+    {                                                                                                                  \
+        return one(SG_NAME_##name##_v2_ptsz, stream ? stream : CU_STREAM_PER_THREAD,                                   \
+                   operation, address, value, flags);                                                                  \
+    }
+
+FORMS(cuStreamWaitValue32, 32, CU_STREAM_MEM_OP_WAIT_VALUE_32)
+FORMS(cuStreamWaitValue64, 64, CU_STREAM_MEM_OP_WAIT_VALUE_64)
+FORMS(cuStreamWriteValue32, 32, CU_STREAM_MEM_OP_WRITE_VALUE_32)
+FORMS(cuStreamWriteValue64, 64, CU_STREAM_MEM_OP_WRITE_VALUE_64)
+
+#define BATCH(name, stream_of)                                                                                         \
+    API CUresult name(CUstream stream, unsigned int op_count, CUstreamBatchMemOpParams *ops, unsigned int flags)       \
+    {                                                                                                                  \
+        return batch(SG_NAME_##name, stream_of, op_count, ops, flags);                                                 \
+    }
+
+BATCH(cuStreamBatchMemOp, stream)
+BATCH(cuStreamBatchMemOp_v2, stream)
+BATCH(cuStreamBatchMemOp_ptsz, stream ? stream : CU_STREAM_PER_THREAD)
+BATCH(cuStreamBatchMemOp_v2_ptsz, stream ? stream : CU_STREAM_PER_THREAD)
