@@ -16,12 +16,18 @@ pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (ext
 pytestmark = pytest.mark.timeout(240)
 
 SAME = (
+    "capture.py",
+    "capture_errors.py",
     "compute.py",
     "contexts.py",
     "deep.py",
     "errors.py",
     "forked.py",
     "freed.py",
+    "graph_contexts.py",
+    "graph_memory.py",
+    "graph_update.py",
+    "graphs.py",
     "hostqueue.py",
     "leftovers.py",
     "oldlaunch.py",
