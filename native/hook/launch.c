@@ -82,11 +82,13 @@ LAUNCH_GRAPH(cuGraphLaunch_ptsz, 1)
         return result;                                                                                                 \
     }
 
-/* A capture that went wrong has ended too; only a stream that was not capturing at all changes nothing. */
+/* A capture that went wrong has ended too. Any other refusal leaves it as it was; to count one too many only means that
+ * less is timed. */
 static void end_capture(CUresult result)
 {
     struct ct_session *session = ct_session();
-    if (!session || result == CUDA_ERROR_ILLEGAL_STATE)
+    if (!session || (result != CUDA_SUCCESS && result != CUDA_ERROR_STREAM_CAPTURE_INVALIDATED &&
+                     result != CUDA_ERROR_STREAM_CAPTURE_UNJOINED))
         return;
     int running = atomic_load_explicit(&session->captures, memory_order_relaxed);
     while (running > 0 && !atomic_compare_exchange_weak(&session->captures, &running, running - 1))
