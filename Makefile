@@ -2,10 +2,10 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-NATIVE := CMakeLists.txt $(shell find native -name '*.c' -o -name '*.h' -o -name '*.map' -o -name 'CMakeLists.txt')
+NATIVE := CMakeLists.txt $(shell find native -name '*.c' -o -name '*.h' -o -name '*.map' -o -name '*.def' -o -name 'CMakeLists.txt')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test native-test check bench docs wheel lock clean
+.PHONY: help setup demo test test-gpu native-test check bench docs wheel lock clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 14
@@ -34,6 +34,10 @@ demo: $(VENV)/.installed ## show cotenant at work
 test: $(VENV)/.installed ## run every test, the native ones under ASan and UBSan included
 	@echo "test: running every test"
 	@$(BIN)/python -m pytest
+
+test-gpu: $(VENV)/.installed ## run the hook before the driver that is installed here
+	@echo "test-gpu: running the hook before the installed NVIDIA driver"
+	@$(BIN)/python -m pytest --quiet tests/gpu
 
 native-test: $(VENV)/.installed ## run the C tests alone, under ASan and UBSan
 	@echo "native-test: building and running the C tests in build/asan"

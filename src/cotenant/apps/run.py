@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from cotenant.apps.hook import Hooked, is_crowded
 from cotenant.domain.event import NodeSettings
 from cotenant.domain.plan import Reason
 from cotenant.domain.tenant import COMMAND_LIMIT, Kind, TenantSpec, Terms
@@ -107,6 +108,10 @@ class Membership:
             return False
         self._connection = connection
         return True
+
+    def crowded(self) -> bool:
+        """Whether another tenant may be on our device."""
+        return is_crowded(self._places.socket, self.tenant, self.terms.gpu)
 
     def leave(self, ending: str) -> None:
         """Say how it ended and wait until the slot is free.
@@ -212,7 +217,11 @@ def _flags_of(settings: NodeSettings | None) -> list[str]:
 
 
 def run_tenant(
-    membership: Membership, command: Sequence[str], variables: Mapping[str, str], say: Callable[[str], None]
+    membership: Membership,
+    command: Sequence[str],
+    variables: Mapping[str, str],
+    say: Callable[[str], None],
+    hooked: Hooked | None = None,
 ) -> int:
     """Run a program as this tenant, with some variables added to its environment; returns its exit code."""
     spec = membership.spec
@@ -225,19 +234,22 @@ def run_tenant(
         SLOT_VARIABLE: slot_text(membership.terms),
         "COTENANT_TENANT": membership.tenant,
     }
+    if hooked is not None:
+        environ |= hooked.variables(environ, crowded=membership.crowded())
     try:
         child = Child(command, environ, [membership.page])
     except OSError as error:
         membership.leave(f"could not start: {error.strerror}")
         say(f"cannot run {command[0]!r}: {error.strerror}")
         return exec_failure_code(error)
-    _attend(child, membership)
+    _attend(child, membership, hooked)
     code = child.wait()
-    membership.leave(describe_ending(code))
+    unseen = "; the hook saw nothing of its GPU use" if hooked is not None and hooked.unseen else ""
+    membership.leave(describe_ending(code) + unseen)
     return code
 
 
-def _attend(child: Child, membership: Membership) -> None:
+def _attend(child: Child, membership: Membership, hooked: Hooked | None) -> None:
     """Until the program ends: when the node goes away, keep trying to come back, ever less often."""
     patience_s = _RETRY_S
     while True:
@@ -248,9 +260,12 @@ def _attend(child: Child, membership: Membership) -> None:
         for descriptor in watched:
             poller.register(descriptor, select.POLLIN)
         away = membership.fileno() < 0
-        ready = [descriptor for descriptor, _ in poller.poll(int(patience_s * 1000) if away else None)]
+        waits_s = ([patience_s] if away else []) + ([] if hooked is None else [hooked.look_s])
+        ready = [descriptor for descriptor, _ in poller.poll(int(min(waits_s) * 1000) if waits_s else None)]
         if child.fileno() in ready:
             return
+        if hooked is not None and not ready:
+            hooked.look(child.pid, crowded=membership.crowded())
         if away:
             patience_s = _RETRY_S if membership.resume() else min(2 * patience_s, _LONGEST_RETRY_S)
         elif membership.fileno() in ready:

@@ -10,6 +10,7 @@ import msgspec
 from rich.console import Console
 
 from cotenant.cli.command import add_command, find, given_flags, load, print_json, say
+from cotenant.domain.profile import Profile
 from cotenant.domain.tenant import Kind
 from cotenant.errors import ConfigError
 from cotenant.format.config import encode_config, plain
@@ -55,6 +56,13 @@ def _node(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
+    return run_program(options)[0]
+
+
+def run_program(options: argparse.Namespace) -> tuple[int, list[Profile]]:
+    """Run a program as a tenant, with the hook in it: its exit code, and what was recorded of its GPU work."""
+    from cotenant.apps.hook import hook_into, keep, profiles_of
+    from cotenant.apps.profile import store_of
     from cotenant.apps.run import join, run_tenant, spec_of
     from cotenant.apps.softgpu import environment_of
 
@@ -63,10 +71,18 @@ def _run(options: argparse.Namespace) -> int:
         raise ConfigError("COMMAND", "", "say what to run, as in: cotenant run --online --slo 50ms -- python serve.py")
     config, where = find(options)
     spec = spec_of(config.run, command)
-    environment = environment_of(config.run.gpu, load(options)[1])
+    own = load(options)[1]
+    environment = environment_of(config.run.gpu, own)
     arguments = ["--runtime", str(where.runtime), "--state", str(where.state)]
     named = ["--config", options.config] if options.config else []
-    return run_tenant(join(where, spec, [*arguments, *named], say), command, environment, say)
+    store = store_of(own, say)
+    # Before it joins: a tenant that others can see is a program that is about to run, and has no other children.
+    with hook_into(config.run, own.runtime / "hook", {**os.environ, **environment}, spec.task, store, say) as hooked:
+        membership = join(where, spec, [*arguments, *named], say)
+        code = run_tenant(membership, command, environment, say, hooked)
+        profiles = [] if hooked is None else profiles_of(hooked.collect(spec.task), spec.task)
+    keep(profiles, store, say)
+    return code, profiles
 
 
 def _ps(options: argparse.Namespace) -> int:

@@ -19,6 +19,8 @@ def add_profile_commands(commands: Any) -> None:
     about = "Profiles: what each program's kernels take, and what they leave."
     parser: argparse.ArgumentParser = commands.add_parser("profile", help=about, description=about)
     verbs = parser.add_subparsers(metavar="VERB", required=True)
+    record = add_command(verbs, "record", "Run a program and time every kernel.", _record, "directories", "run")
+    record.add_argument("program", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the program and its arguments")
     add_command(verbs, "list", "Which profiles are there?", _list, "directories", json=True)
     show = add_command(
         verbs, "show", "Kernels, gaps, and what a neighbour could fill.", _show, "directories", json=True
@@ -51,6 +53,21 @@ def add_profile_commands(commands: Any) -> None:
 def _add_task(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("task", metavar="TASK", help="its task, or a part of it that no other has")
     parser.add_argument("--device", default="", metavar="NAME", help="the device, where a task has several")
+
+
+def _record(options: argparse.Namespace) -> int:
+    from cotenant.apps.show import counted
+    from cotenant.cli.node import run_program
+
+    if vars(options)["run.measure"] is None:
+        vars(options)["run.measure"] = "always"
+    code, profiles = run_program(options)
+    for one in profiles:
+        launches = sum(timing.launches for timing in one.timings)
+        say(f"{one.task}: {counted(len(one.timings), 'kernel')}, {launches:,} launches recorded")
+    if not profiles:
+        say("no GPU work was recorded; `cotenant doctor` tells whether the hook can see any")
+    return code
 
 
 def _list(options: argparse.Namespace) -> int:

@@ -79,6 +79,20 @@ class RunConfig(Section, frozen=True):
     ] = ""
     task: Annotated[str, Meta(description="task key; empty: the program and its arguments")] = ""
     gpu: Annotated[str, Meta(description="soft:N for a software GPU, N for a real one; empty: as CUDA finds it")] = ""
+    hook: Annotated[
+        str, Meta(pattern=r"^(shim|preload|off)\Z", description="how the hook gets in: shim, preload or off")
+    ] = "shim"
+    measure: Annotated[
+        str,
+        Meta(
+            pattern=r"^(auto|always|never|[0-9]{1,6})\Z",
+            description="time every kernel: auto (a task's first 3 runs), always, never, or its first N runs",
+        ),
+    ] = "auto"
+    sample: Annotated[int, Meta(ge=0, le=1_000_000, description="else time one launch in so many; 0: none")] = 64
+    unknown: Annotated[
+        str, Meta(pattern=r"^(pass|refuse)\Z", description="driver calls newer than the hook: pass or refuse")
+    ] = "pass"
 
 
 class Config(Section, frozen=True):

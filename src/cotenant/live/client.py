@@ -102,9 +102,9 @@ class Connection:
         return data, received[0] if received else None
 
 
-def tenants_of(path: Path) -> wire.Tenants:
+def tenants_of(path: Path, timeout_s: float = _TIMEOUT_S) -> wire.Tenants:
     """Who is on the node."""
-    with Connection(path) as connection:
+    with Connection(path, timeout_s) as connection:
         answer, _ = connection.ask(wire.List(wire.VERSION))
     if not isinstance(answer, wire.Tenants):
         raise PeerError(f"the node answered {type(answer).__name__} to a question of who is there")

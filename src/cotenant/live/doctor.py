@@ -7,17 +7,19 @@ import enum
 import os
 import platform
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from cotenant import __version__
-from cotenant.errors import CotenantError
+from cotenant.errors import CotenantError, WorldError
 from cotenant.format.journal import JournalDamageError, TurnReader
 from cotenant.format.quantity import format_size
 from cotenant.live.client import NodeAwayError, tenants_of
 from cotenant.live.directory import Places
+from cotenant.live.hook import door
 
 _PIDFD_KERNEL = (5, 3)
 
@@ -47,6 +49,7 @@ def examine(places: Places) -> Iterator[Finding]:
         lambda: _node(places),
         lambda: _journal(places),
         _driver,
+        _hook,
     ]
     for look in looks:
         yield from look()
@@ -136,3 +139,25 @@ def _driver() -> Iterator[Finding]:
         yield Finding(Level.NOTE, "no CUDA driver (libcuda.so.1) on this machine", remedy)
         return
     yield Finding(Level.GOOD, "the CUDA driver library loads")
+
+
+def _hook() -> Iterator[Finding]:
+    try:
+        library = door.library()
+        door.door()
+    except WorldError as error:
+        yield Finding(Level.BAD, str(error), "reinstall cotenant with pip; it builds the hook")
+        return
+    driver = door.find_driver(os.environ)
+    if driver is None:
+        yield Finding(Level.GOOD, f"hook {library.name} is there, and no driver to put it before")
+        return
+    with tempfile.TemporaryDirectory(prefix="cotenant-doctor-") as place:
+        shim = Path(place) / "shim"
+        door.make_shim(shim, driver)
+        problem = door.try_load(shim, os.environ)
+    if problem:
+        remedy = "programs run without it under `cotenant run --hook off`; please report this"
+        yield Finding(Level.BAD, f"hook {library.name} does not load before {driver}: {problem}", remedy)
+    else:
+        yield Finding(Level.GOOD, f"hook {library.name} loads before {driver}")

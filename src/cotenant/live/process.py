@@ -64,6 +64,11 @@ class Child:
         """Readable once the program has ended."""
         return self._exit
 
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
     def wait(self) -> int:
         """Its exit code as a shell would report it: 128 + n for signal n."""
         code = self._process.wait()

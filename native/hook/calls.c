@@ -1,0 +1,153 @@
+/* The bodies that all calls of a kind share, made from the list; and the way to the driver before it is found. */
+#include "hook/parameters.h"
+#include "hook/work.h"
+
+/* -- every hook is a symbol, and an entry of the table ------------------------------------------------------------ */
+
+#define CT_EACH_HOOK(what, symbol, ...) CT_EXPORT CUresult symbol(__VA_ARGS__);
+#define ASKED(symbol, ...)
+#include "hook/hooked.def"
+#undef CT_EACH_HOOK
+
+void *const ct_hooks[CT_HOOKED_COUNT] = {
+#define CT_EACH_HOOK(what, symbol, ...) [CT_##symbol] = (void *)symbol,
+#include "hook/hooked.def"
+#undef ASKED
+#undef CT_EACH_HOOK
+};
+
+/* -- the first call of each finds the driver ---------------------------------------------------------------------- */
+
+/* The arguments are not looked at, which the x86-64 and AArch64 calling conventions allow; without a driver there is
+ * nothing that could have been initialised. */
+static int find_driver(void)
+{
+    int is_found = ct_bind(1);
+    if (is_found)
+        ct_session();
+    return is_found;
+}
+
+/* The one without parameters is ALONE in the list: `void` has no name to pass on. */
+static CUresult first_cuCtxSynchronize(void)
+{
+    return find_driver() ? CT_NEXT(cuCtxSynchronize)() : CUDA_ERROR_NOT_INITIALIZED;
+}
+
+#define FIRST(symbol, ...)                                                                                             \
+    static CUresult first_##symbol(CT_PARAMETERS(__VA_ARGS__))                                                         \
+    {                                                                                                                  \
+        return find_driver() ? CT_NEXT(symbol)(CT_ARGUMENTS(__VA_ARGS__)) : CUDA_ERROR_NOT_INITIALIZED;                \
+    }
+#define CT_EACH_HOOK(what, symbol, ...) FIRST_##what(symbol, __VA_ARGS__)
+#define FIRST_OWN FIRST
+#define FIRST_ALONE(...)
+#define FIRST_UNNAMED FIRST
+#define FIRST_INSTANTIATE FIRST
+#define FIRST_CAPTURE FIRST
+#define FIRST_SYNC FIRST
+#define FIRST_ENDS FIRST
+#define FIRST_RELEASES FIRST
+#define FIRST_ENGINE FIRST
+#define FIRST_ALLOC FIRST
+#define FIRST_FREE FIRST
+#define FIRST_ASKS FIRST
+#define ASKED(symbol, ...) FIRST(symbol, __VA_ARGS__)
+#include "hook/hooked.def"
+#undef ASKED
+#undef CT_EACH_HOOK
+
+_Atomic(void *) ct_next[CT_CALL_COUNT] = {
+#define CT_EACH_HOOK(what, symbol, ...) [CT_##symbol] = (void *)first_##symbol,
+#define ASKED(symbol, ...) [CT_##symbol] = (void *)first_##symbol,
+#include "hook/hooked.def"
+#undef ASKED
+#undef CT_EACH_HOOK
+};
+
+/* -- what is done around a call of each kind ---------------------------------------------------------------------- */
+
+static void harvest(void)
+{
+    struct ct_session *session = ct_session();
+    if (session)
+        ct_timing_harvest(session);
+}
+
+static void count_unnamed(CUresult result)
+{
+    struct ct_session *session = ct_session();
+    if (session && result == CUDA_SUCCESS) {
+        atomic_fetch_add_explicit(&session->record.header->untimed, 1, memory_order_relaxed);
+        ct_book(session, NULL, 0);
+    }
+}
+
+static void begin_capture(CUresult result)
+{
+    struct ct_session *session = ct_session();
+    if (session && result == CUDA_SUCCESS)
+        atomic_fetch_add_explicit(&session->captures, 1, memory_order_relaxed);
+}
+
+static void end_contexts(void)
+{
+    struct ct_session *session = ct_session();
+    if (session)
+        ct_timing_drop(session);
+}
+
+static void forget_functions(CUresult result)
+{
+    struct ct_session *session = ct_session();
+    if (session && result == CUDA_SUCCESS)
+        ct_functions_forget(session, 0);
+}
+
+/* A context that others hold too goes on, and its functions with it. */
+static void release_functions(CUresult result, CUdevice device)
+{
+    unsigned int flags;
+    int is_active = 0;
+    if (CT_NEXT(cuDevicePrimaryCtxGetState)(device, &flags, &is_active) != CUDA_SUCCESS || !is_active)
+        forget_functions(result);
+}
+
+#define AROUND(symbol, before, after, ...)                                                                             \
+    CUresult symbol(CT_PARAMETERS(__VA_ARGS__))                                                                        \
+    {                                                                                                                  \
+        before;                                                                                                        \
+        CUresult result = CT_NEXT(symbol)(CT_ARGUMENTS(__VA_ARGS__));                                                  \
+        after;                                                                                                         \
+        return result;                                                                                                 \
+    }
+#define NOTHING (void)0
+#define BODY_OWN(symbol, ...)
+#define BODY_ALONE(symbol, ...)
+#define BODY_ENGINE(symbol, ...)
+#define BODY_INSTANTIATE(symbol, ...)
+#define BODY_UNNAMED(symbol, ...) AROUND(symbol, NOTHING, count_unnamed(result), __VA_ARGS__)
+#define BODY_CAPTURE(symbol, ...) AROUND(symbol, NOTHING, begin_capture(result), __VA_ARGS__)
+#define BODY_SYNC(symbol, ...) AROUND(symbol, NOTHING, harvest(), __VA_ARGS__)
+#define BODY_ENDS(symbol, ...) AROUND(symbol, end_contexts(), forget_functions(result), __VA_ARGS__)
+#define BODY_RELEASES(symbol, ...) AROUND(symbol, end_contexts(), release_functions(result, a), __VA_ARGS__)
+#define BODY_ALLOC(symbol, ...) AROUND(symbol, NOTHING, ct_seen_memory(0, result), __VA_ARGS__)
+#define BODY_FREE(symbol, ...) AROUND(symbol, NOTHING, ct_seen_memory(1, result), __VA_ARGS__)
+#define BODY_ASKS(symbol, ...) AROUND(symbol, NOTHING, NOTHING, __VA_ARGS__)
+
+#define CT_EACH_HOOK(what, symbol, ...) BODY_##what(symbol, __VA_ARGS__)
+#define ASKED(symbol, ...)
+#include "hook/hooked.def"
+#undef ASKED
+#undef CT_EACH_HOOK
+
+CUresult cuCtxSynchronize(void)
+{
+    struct ct_session *session = ct_session();
+    uint64_t calls = session ? atomic_load_explicit(&session->record.header->calls, memory_order_relaxed) : 0;
+    CUresult result = CT_NEXT(cuCtxSynchronize)();
+    if (session && result == CUDA_SUCCESS)
+        atomic_store_explicit(&session->calls_when_idle, calls, memory_order_relaxed);
+    harvest();
+    return result;
+}

@@ -1,0 +1,115 @@
+/* A driver that does nothing, at once: what is left of a call's time is the way to it. Only for the bench of the hook. */
+#include "hook/route.h"
+
+#define IDLE __attribute__((visibility("default"))) CUresult
+
+/* What a program must get back to go on with. */
+static char a_context, a_module, a_function, an_event;
+
+IDLE cuInit(unsigned int flags);
+IDLE cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device);
+IDLE cuCtxSetCurrent(CUcontext context);
+IDLE cuCtxSynchronize(void);
+IDLE cuCtxGetCurrent(CUcontext *context);
+IDLE cuModuleLoadData(CUmodule *module, const void *image);
+IDLE cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name);
+IDLE cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status);
+IDLE cuStreamQuery(CUstream stream);
+IDLE cuEventCreate(CUevent *event, unsigned int flags);
+IDLE cuEventRecord(CUevent event, CUstream stream);
+IDLE cuEventElapsedTime(float *milliseconds, CUevent begin, CUevent end);
+IDLE cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes);
+IDLE cuMemFree_v2(CUdeviceptr pointer);
+IDLE cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+                    unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,
+                    CUstream stream, void **params, void **extra);
+
+CUresult cuInit(unsigned int flags)
+{
+    return flags ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
+}
+
+CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
+{
+    *context = (CUcontext)&a_context;
+    return device ? CUDA_ERROR_NO_DEVICE : CUDA_SUCCESS;
+}
+
+CUresult cuCtxSetCurrent(CUcontext context)
+{
+    return context ? CUDA_SUCCESS : CUDA_ERROR_NOT_INITIALIZED;
+}
+
+CUresult cuCtxSynchronize(void)
+{
+    return CUDA_SUCCESS;
+}
+
+CUresult cuCtxGetCurrent(CUcontext *context)
+{
+    *context = (CUcontext)&a_context;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuModuleLoadData(CUmodule *module, const void *image)
+{
+    *module = (CUmodule)&a_module;
+    return image ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)
+{
+    *function = (CUfunction)&a_function;
+    return module && name ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
+{
+    (void)stream;
+    *status = CU_STREAM_CAPTURE_STATUS_NONE;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuStreamQuery(CUstream stream)
+{
+    (void)stream;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuEventCreate(CUevent *event, unsigned int flags)
+{
+    *event = (CUevent)&an_event;
+    return flags ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
+}
+
+CUresult cuEventRecord(CUevent event, CUstream stream)
+{
+    (void)stream;
+    return event ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+CUresult cuEventElapsedTime(float *milliseconds, CUevent begin, CUevent end)
+{
+    *milliseconds = 0.01f;
+    return begin && end ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
+{
+    *pointer = 4096;
+    return bytes ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
+}
+
+CUresult cuMemFree_v2(CUdeviceptr pointer)
+{
+    return pointer ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+CUresult cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
+                        unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,
+                        CUstream stream, void **params, void **extra)
+{
+    (void)grid_y, (void)grid_z, (void)block_x, (void)block_y, (void)block_z, (void)shared_bytes;
+    (void)stream, (void)params, (void)extra;
+    return function && grid_x ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}

@@ -1,0 +1,252 @@
+/* Identities and intervals: made once, then found again; what does not fit is counted as such. */
+#define _GNU_SOURCE
+#include "hook/seen.h"
+
+#include "hook/timing.h"
+
+#include <string.h>
+
+/* Whoever cannot have the lock within this many looks is not kept waiting: its launch is counted and not told apart. */
+enum { PATIENCE = 2000, NAME_END = CT_RECORD_NAME_BYTES - 1 };
+
+/* Into memory that is zero: what is too long is cut before the last byte. */
+static void copy_name(char *to, const char *name)
+{
+    memcpy(to, name, strnlen(name, NAME_END));
+}
+
+/* -- functions: all under the lock ------------------------------------------------------------------------------ */
+
+static unsigned function_bucket(uintptr_t handle)
+{
+    return (unsigned)((uint64_t)handle * UINT64_C(0x9e3779b97f4a7c15) >> 52);
+}
+
+static struct ct_function *function_of(const struct ct_session *session, uintptr_t handle)
+{
+    struct ct_function *found = session->functions[function_bucket(handle)];
+    while (found && !(found->handle == handle && atomic_load_explicit(&found->is_alive, memory_order_relaxed)))
+        found = found->next;
+    return found;
+}
+
+static struct ct_function *function_add(struct ct_session *session, uintptr_t handle, uintptr_t owner, const char *name)
+{
+    struct ct_function **bucket = &session->functions[function_bucket(handle)];
+    if (session->function_count >= CT_FUNCTIONS)
+        return NULL;
+    struct ct_function *made = &session->function_room[session->function_count++];
+    made->handle = handle;
+    made->owner = owner;
+    copy_name(made->name, name);
+    atomic_store_explicit(&made->is_alive, 1, memory_order_relaxed);
+    made->next = *bucket;
+    return *bucket = made;
+}
+
+void ct_function_note(struct ct_session *session, uintptr_t handle, uintptr_t owner, const char *name)
+{
+    ct_lock(session);
+    struct ct_function *known = function_of(session, handle);
+    if (known && (known->owner != owner || strncmp(known->name, name, NAME_END) != 0)) {
+        /* The handle means something else now; whoever looked it up a moment ago launched the old one. */
+        atomic_store_explicit(&known->is_alive, 0, memory_order_relaxed);
+        known = NULL;
+    }
+    if (!known)
+        function_add(session, handle, owner, name);
+    ct_unlock(session);
+}
+
+uintptr_t ct_function_owner(struct ct_session *session, uintptr_t handle)
+{
+    ct_lock(session);
+    const struct ct_function *known = function_of(session, handle);
+    uintptr_t owner = known ? known->owner : 0;
+    ct_unlock(session);
+    return owner;
+}
+
+int ct_function_name(struct ct_session *session, uintptr_t handle, const char **name)
+{
+    ct_lock(session);
+    const struct ct_function *known = function_of(session, handle);
+    *name = known ? known->name : NULL;
+    ct_unlock(session);
+    return known != NULL;
+}
+
+void ct_functions_forget(struct ct_session *session, uintptr_t owner)
+{
+    ct_lock(session);
+    for (uint32_t i = 0; i < session->function_count; i++) {
+        struct ct_function *function = &session->function_room[i];
+        if (function->owner != CT_ENGINES && (!owner || !function->owner || function->owner == owner))
+            atomic_store_explicit(&function->is_alive, 0, memory_order_relaxed);
+    }
+    ct_unlock(session);
+}
+
+/* -- identities -------------------------------------------------------------------------------------------------- */
+
+/* The name of a handle we never saw: newer drivers tell it. The launch succeeded, so the handle is a good one. */
+static const char *ask_name(enum ct_work work, uintptr_t handle)
+{
+    const char *name = NULL;
+    if (work == CT_WORK_GRAPH)
+        return "graph";
+    if (CT_NEXT(cuFuncGetName)(&name, (CUfunction)handle) == CUDA_SUCCESS && name)
+        return name;
+    if (CT_NEXT(cuKernelGetName)(&name, (CUkernel)handle) == CUDA_SUCCESS && name)
+        return name;
+    return "unnamed";
+}
+
+static uint32_t ask_blocks_per_sm(enum ct_work work, uintptr_t handle, const struct ct_shape *shape)
+{
+    int blocks = 0;
+    uint64_t threads = (uint64_t)shape->block[0] * shape->block[1] * shape->block[2];
+    if (work != CT_WORK_KERNEL || !threads || threads > INT32_MAX)
+        return 0;
+    CUresult result = CT_NEXT(cuOccupancyMaxActiveBlocksPerMultiprocessor)(&blocks, (CUfunction)handle, (int)threads,
+                                                                           shape->shared_bytes);
+    return result == CUDA_SUCCESS && blocks > 0 ? (uint32_t)blocks : 0;
+}
+
+static int is_same_kernel(const struct ct_record_kernel *kernel, enum ct_work work, const char *name,
+                          const struct ct_shape *shape)
+{
+    return kernel->work == work && memcmp(kernel->grid, shape->grid, sizeof kernel->grid) == 0 &&
+           memcmp(kernel->block, shape->block, sizeof kernel->block) == 0 &&
+           kernel->shared_bytes == shape->shared_bytes && strncmp(kernel->name, name, NAME_END) == 0;
+}
+
+/* One entry of the record per name and shape, under however many handles it is launched. */
+static struct ct_record_kernel *kernel_of(struct ct_session *session, enum ct_work work, const char *name,
+                                          const struct ct_shape *shape, uint32_t *number)
+{
+    struct ct_record_kernel *kernels = (void *)((char *)session->record.header + CT_RECORD_KERNELS_AT);
+    uint64_t mixed = UINT64_C(0xcbf29ce484222325) ^ ct_hash(work, shape);
+    for (int i = 0; i < NAME_END && name[i]; i++)
+        mixed = (mixed ^ (unsigned char)name[i]) * UINT64_C(0x100000001b3);
+    const unsigned places = sizeof session->kernel_places / sizeof session->kernel_places[0];
+    unsigned at = (unsigned)(mixed >> 32) % places;
+    for (; session->kernel_places[at]; at = (at + 1) % places) {
+        *number = session->kernel_places[at] - 1;
+        if (is_same_kernel(&kernels[*number], work, name, shape))
+            return &kernels[*number];
+    }
+    struct ct_record_kernel *made = ct_record_kernel(&session->record, number);
+    if (!made)
+        return NULL;
+    copy_name(made->name, name);
+    memcpy(made->grid, shape->grid, sizeof made->grid);
+    memcpy(made->block, shape->block, sizeof made->block);
+    made->shared_bytes = shape->shared_bytes;
+    made->work = work;
+    session->kernel_places[at] = *number + 1;
+    return made;
+}
+
+struct ct_identity *ct_identity_make(struct ct_session *session, enum ct_work work, uintptr_t handle,
+                                     const struct ct_shape *shape)
+{
+    /* The driver is asked before the lock is taken: it may take its time, and it may call back. */
+    ct_lock(session);
+    struct ct_function *function = function_of(session, handle);
+    ct_unlock(session);
+    const char *asked = function ? NULL : ask_name(work, handle);
+    uint32_t blocks_per_sm = ask_blocks_per_sm(work, handle, shape), number = 0;
+    if (!atomic_exchange_explicit(&session->is_device_named, 1, memory_order_relaxed))
+        ct_timing_name_device(session);
+    ct_lock(session);
+    struct ct_identity *made = ct_identity(session, handle, shape); /* another thread may have been here */
+    if (!made && session->identity_count < CT_IDENTITIES) {
+        if (!function)
+            function = function_of(session, handle);
+        if (!function)
+            function = function_add(session, handle, 0, asked);
+        uint32_t before = atomic_load_explicit(&session->record.header->kernels, memory_order_relaxed);
+        struct ct_record_kernel *kernel = function ? kernel_of(session, work, function->name, shape, &number) : NULL;
+        if (kernel) {
+            if (blocks_per_sm)
+                kernel->blocks_per_sm = blocks_per_sm;
+            if (number == before)
+                ct_record_publish_kernel(&session->record);
+            made = &session->identity_room[session->identity_count++];
+            *made = (struct ct_identity){.handle = handle, .shape = *shape, .number = number, .function = function,
+                                         .kernel = kernel};
+            _Atomic(struct ct_identity *) *bucket = &session->identities[ct_hash(handle, shape)];
+            made->next = atomic_load_explicit(bucket, memory_order_relaxed);
+            atomic_store_explicit(bucket, made, memory_order_release);
+        }
+    }
+    ct_unlock(session);
+    return made;
+}
+
+/* -- launches and the intervals between them --------------------------------------------------------------------- */
+
+static struct ct_step *step_after(struct ct_session *session, const struct ct_step *from, uint32_t number)
+{
+    const uint32_t after[CT_RECORD_HISTORY] = {from->after[1], from->after[2], number + 1};
+    uint64_t mixed = 0;
+    for (int i = 0; i < CT_RECORD_HISTORY; i++)
+        mixed = (mixed + after[i]) * UINT64_C(0x9e3779b97f4a7c15);
+    unsigned at = (unsigned)(mixed >> 40) % CT_STEP_PLACES;
+    for (; session->step_places[at]; at = (at + 1) % CT_STEP_PLACES)
+        if (memcmp(session->step_places[at]->after, after, sizeof after) == 0)
+            return session->step_places[at];
+    struct ct_record_interval *made = ct_record_interval(&session->record);
+    if (!made || session->step_count > CT_RECORD_INTERVALS) {
+        memcpy(session->overflow.after, after, sizeof after);
+        return &session->overflow;
+    }
+    memcpy(made->after, after, sizeof after);
+    ct_record_publish_interval(&session->record);
+    struct ct_step *step = session->step_places[at] = &session->step_room[session->step_count++];
+    memcpy(step->after, after, sizeof after);
+    step->interval = made;
+    return step;
+}
+
+static int try_lock(struct ct_session *session)
+{
+    for (int i = 0; i < PATIENCE; i++)
+        if (!atomic_load_explicit(&session->lock, memory_order_relaxed) &&
+            !atomic_exchange_explicit(&session->lock, 1, memory_order_acquire))
+            return 1;
+    return 0;
+}
+
+void ct_book(struct ct_session *session, const struct ct_identity *identity, uint64_t ticks)
+{
+    struct ct_record_header *header = session->record.header;
+    if (CT_UNLIKELY(!identity || !try_lock(session))) {
+        atomic_fetch_add_explicit(&header->unbooked, 1, memory_order_relaxed);
+        return;
+    }
+    struct ct_step *step = session->step;
+    if (step->interval)
+        ct_histogram_add(&step->interval->host, ct_clock_between_ns(&session->clock, session->last_ticks, ticks));
+    session->last_ticks = ticks;
+    CT_ADD(header->calls, 1);
+    CT_ADD(identity->kernel->launches, 1);
+    if (CT_UNLIKELY(step->next_number != identity->number + 1)) {
+        struct ct_step *next = step_after(session, step, identity->number);
+        if (next != &session->overflow) {
+            step->next_number = identity->number + 1;
+            step->next_step = next;
+        }
+        session->step = next;
+    } else {
+        session->step = step->next_step;
+    }
+    if (CT_UNLIKELY(session->until_sample && --session->until_sample == 0)) {
+        /* Not every n-th: a program repeats itself, and the same kernel would be timed each time. */
+        session->dice = session->dice * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+        session->until_sample = 1 + (uint32_t)((session->dice >> 33) % (2 * (uint64_t)session->sample_every - 1));
+        atomic_store_explicit(&session->time_next, 1, memory_order_relaxed);
+    }
+    ct_unlock(session);
+}

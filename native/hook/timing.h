@@ -1,0 +1,31 @@
+/* How long does work take on the device? Pairs of events around launches, looked at when they are complete. */
+#ifndef COTENANT_HOOK_TIMING_H
+#define COTENANT_HOOK_TIMING_H
+
+#include "hook/seen.h"
+
+/* Engines are functions without a handle of the driver's; their owner never goes. */
+enum { CT_ENGINES = 1 };
+
+struct ct_pair;
+
+struct ct_timing *ct_timing_make(void);
+void ct_timing_unmake(struct ct_timing *timing);
+
+/* Marks the beginning of a launch in its stream; NULL if it is not to be timed. */
+struct ct_pair *ct_timing_begin(struct ct_session *session, CUstream stream, int is_twin);
+
+/* Marks its end, or gives the pair back when the launch failed or has no identity. An idle stream reaches the begin at
+ * once and the work only when it is launched: that delay is the host's, and is taken off. */
+void ct_timing_end(struct ct_session *session, struct ct_pair *pair, const struct ct_identity *identity,
+                   uint64_t launch_ticks, CUstream stream, int is_twin);
+
+/* Takes over what is complete in the current context. Never waits. */
+void ct_timing_harvest(struct ct_session *session);
+
+/* Before contexts end: what is complete is taken over, what is not is lost, no event of ours stays behind. */
+void ct_timing_drop(struct ct_session *session);
+
+void ct_timing_name_device(struct ct_session *session);
+
+#endif

@@ -1,0 +1,184 @@
+"""Wires the hook into `cotenant run`: before, what the program is started with; after, what is kept of its record."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import msgspec
+
+from cotenant.domain.profile import Profile, merge
+from cotenant.errors import CotenantError, WorldError
+from cotenant.format.config import RunConfig
+from cotenant.format.record import Record
+from cotenant.live.client import tenants_of
+from cotenant.live.clock import unix_ns
+from cotenant.live.hook.door import RECORD_VARIABLE, environment, find_driver, make_shim
+from cotenant.live.hook.trace import driver_of, family, program_of, read_records, recorded, tell_crowded
+from cotenant.live.profile.store import ProfileStore
+
+Say: TypeAlias = Callable[[str], None]
+
+MEASURED_RUNS: Final = 3
+_FIRST_LOOK_S: Final = 0.1
+_LONGEST_LOOK_S: Final = 2.0
+_PATIENCE_S: Final = 1.0
+_REMEDY: Final = "it may be linked statically, or load the driver by its path"
+
+
+class Hooked:
+    """One program with the hook in it, from before its start until after its end."""
+
+    def __init__(self, config: RunConfig, home: Path, driver: Path, *, measuring: bool, say: Say) -> None:
+        """Make the directory that the program finds the hook in and leaves its records in."""
+        self._config = config
+        self._driver = driver
+        self._say = say
+        self._strays: dict[int, str] = {}
+        self._told: list[int] = []
+        self._crowded = False
+        self.measuring = measuring
+        self.home = Path(tempfile.mkdtemp(prefix=f"run-{os.getpid()}-", dir=home))
+        self.records = self.home / "records"
+        self.records.mkdir(mode=0o700)
+        make_shim(self.home / "shim", driver)
+        self.look_s = _FIRST_LOOK_S
+
+    def variables(self, environ: Mapping[str, str], *, crowded: bool) -> dict[str, str]:
+        """What to add to the program's environment."""
+        self._crowded = crowded
+        return {
+            **environment(self._config.hook, self.home / "shim", environ),
+            RECORD_VARIABLE: str(self.records),
+            "COTENANT_MEASURE": str(int(self.measuring)),
+            "COTENANT_SAMPLE": str(self._config.sample),
+            "COTENANT_UNKNOWN": self._config.unknown,
+            "COTENANT_CROWDED": str(int(crowded)),
+        }
+
+    def look(self, pid: int, *, crowded: bool) -> None:
+        """While it runs: does a process use the driver past us, and is somebody else on the device?"""
+        self.look_s = min(2 * self.look_s, _LONGEST_LOOK_S)
+        if crowded != self._crowded:
+            self._crowded = crowded
+            tell_crowded(self.records, crowded=crowded)
+        for member in family(pid):
+            path = driver_of(member, self._driver.resolve(), hooked=self._config.hook == "preload")
+            if path and member not in self._strays:
+                self._strays[member] = f"{program_of(member)} (pid {member}) uses {path}"
+                if self._config.hook == "shim":  # preloaded, it may be seen yet
+                    self._tell(member)
+
+    @property
+    def unseen(self) -> bool:
+        """Whether a process loaded the driver and the hook saw nothing of it."""
+        return bool(self._unseen())
+
+    def _unseen(self) -> list[int]:
+        return [pid for pid in self._strays if not recorded(self.records, pid)]
+
+    def _tell(self, pid: int) -> None:
+        if pid not in self._told:
+            self._told.append(pid)
+            self._say(f"{self._strays[pid]}, and the hook saw nothing of it: {_REMEDY}; its GPU work is not known")
+
+    def collect(self, task: str) -> list[Record]:
+        """What its processes recorded; what the hook could not see is said."""
+        found = [record for record in read_records(self.records, task) if record.calls or record.unknown]
+        for pid in self._unseen():
+            self._tell(pid)
+        names = sorted({name for record in found for name in record.unknown_names})
+        if names:
+            done = "refused" if self._config.unknown == "refuse" else "passed on unseen"
+            self._say(f"the driver has newer forms of {', '.join(names)} than the hook knows: {done}")
+        if any(record.export_tables for record in found) and not any(record.calls for record in found):
+            self._say("the program uses private tables of the driver: work through them is not seen")
+        return found
+
+
+@contextlib.contextmanager
+def hook_into(
+    config: RunConfig, home: Path, environ: Mapping[str, str], task: str, store: ProfileStore | None, say: Say
+) -> Iterator[Hooked | None]:
+    """The hook, ready for a program; None when it is off, or when there is no driver it could stand before."""
+    hooked = _prepare(config, home, environ, task, store, say)
+    try:
+        yield hooked
+    finally:
+        if hooked is not None:
+            shutil.rmtree(hooked.home, ignore_errors=True)
+
+
+def _prepare(
+    config: RunConfig, home: Path, environ: Mapping[str, str], task: str, store: ProfileStore | None, say: Say
+) -> Hooked | None:
+    if config.hook == "off":
+        return None
+    driver = find_driver(environ)
+    if driver is None:
+        return None
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _clear_away(home)
+        return Hooked(config, home, driver, measuring=_is_measuring(config.measure, task, store), say=say)
+    except OSError as error:
+        say(f"the hook cannot be put in place: {error.strerror} ({error.filename}); the program runs without it")
+        return None
+    except WorldError as error:
+        say(f"{error}; the program runs without it")
+        return None
+
+
+def _clear_away(home: Path) -> None:
+    """What runs left behind that were killed themselves."""
+    for left in home.glob("run-*-*"):
+        pid = left.name.split("-")[1]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _is_measuring(wanted: str, task: str, store: ProfileStore | None) -> bool:
+    if wanted in ("always", "never"):
+        return wanted == "always"
+    runs = MEASURED_RUNS if wanted == "auto" else int(wanted)
+    if store is None or not runs:
+        return False
+    with contextlib.suppress(CotenantError):
+        keys = [key for key in store.keys() if key.task == task]  # noqa: SIM118  not a dictionary
+        measured = [one for key in keys for one in store.recordings(key) if one.profile.span_ns]
+        return len(measured) < runs
+    return False
+
+
+def profiles_of(records: Iterable[Record], task: str) -> list[Profile]:
+    """One recording per kind of device, however many processes the program had."""
+    found: dict[str, list[Profile]] = {}
+    for record in records:
+        if record.profile.timings:
+            found.setdefault(record.profile.device, []).append(record.profile)
+    return [msgspec.structs.replace(merge(parts, task, device), runs=1) for device, parts in found.items()]
+
+
+def keep(profiles: Sequence[Profile], store: ProfileStore | None, say: Say) -> None:
+    """Put recordings into the store; a program's end is never spoiled by that."""
+    for profile in profiles if store is not None else ():
+        assert store is not None
+        try:
+            store.add(profile, unix_ns())
+        except CotenantError as error:
+            say(f"the recording is lost: {error}")
+
+
+def is_crowded(socket: Path, tenant: str, gpu: int) -> bool:
+    """Whether another tenant is on the same device; when the node is away we do not know, and assume it."""
+    try:
+        roll = tenants_of(socket, _PATIENCE_S)
+    except CotenantError:
+        return True
+    there = [view.tenant for view in roll.tenants]
+    return any(other.name != tenant and other.terms.gpu == gpu for other in there)

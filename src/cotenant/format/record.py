@@ -1,0 +1,182 @@
+"""What does a process's record say? The shared file of native/hook/record.h, from bytes to a profile.
+
+The process may have died anywhere, and a record is a tenant's word: any bytes give an answer, never an error. What
+contradicts itself is bent to what it can mean at most.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from typing import Final, TypeAlias
+
+from cotenant.domain.histogram import Histogram, bucket_of
+from cotenant.domain.kernel import KernelIdentity, Work
+from cotenant.domain.profile import HISTORY, KernelTiming, LaunchInterval, Profile
+from cotenant.domain.value import Value
+
+MAGIC: Final = b"COTREC1\0"
+VERSION: Final = 1
+CROWDED_AT: Final = 136
+"""Where the one number lies that `cotenant run` writes: whether another tenant is on the device."""
+
+_HEADER: Final = struct.Struct("<8s10I12Q64s512s")
+_KERNEL: Final = struct.Struct("<216s10IQ")
+_INTERVAL: Final = struct.Struct("<4I")
+_OCTAVE_BITS: Final = 4
+_BUCKETS: Final = 32 + 31 * 16
+_HISTOGRAM: Final = struct.Struct(f"<4Q{_BUCKETS}I")
+_NAME_BYTES: Final = 64
+_KERNEL_BYTES: Final = _KERNEL.size + 2 * _HISTOGRAM.size
+_INTERVAL_BYTES: Final = _INTERVAL.size + _HISTOGRAM.size
+KERNELS_AT: Final = 4096
+KERNEL_LIMIT: Final = 2048
+INTERVALS_AT: Final = KERNELS_AT + KERNEL_LIMIT * _KERNEL_BYTES
+INTERVAL_LIMIT: Final = 8192
+_WORK: Final = (Work.KERNEL, Work.GRAPH, Work.COPY, Work.MEMSET)
+
+Part: TypeAlias = Callable[[int, int], bytes]
+"""Some bytes of the file, from an offset; fewer than asked for where it ends."""
+
+
+class Record(Value, frozen=True):
+    """What one process told of its GPU work."""
+
+    profile: Profile
+    pid: int = 0
+    measuring: bool = False
+    """Whether every launch was to be timed, rather than a few."""
+    calls: int = 0
+    unbooked: int = 0
+    captured: int = 0
+    timed: int = 0
+    untimed: int = 0
+    allocations: int = 0
+    frees: int = 0
+    export_tables: int = 0
+    unknown: int = 0
+    unknown_names: tuple[str, ...] = ()
+
+
+def decode_record(part: Part, task: str) -> Record | None:
+    """The record of a task's process; None if this is none of our version."""
+    header = part(0, _HEADER.size)
+    if len(header) != _HEADER.size:
+        return None
+    magic, version, header_bytes, kernel_bytes, interval_bytes, *numbers = _HEADER.unpack(header)
+    sizes = (version, header_bytes, kernel_bytes, interval_bytes, *numbers[:2])
+    if magic != MAGIC or sizes != (VERSION, 4096, _KERNEL_BYTES, _INTERVAL_BYTES, KERNEL_LIMIT, INTERVAL_LIMIT):
+        return None
+    pid, measuring, kernels, intervals = numbers[2:6]
+    counts, (device, names) = numbers[6:18], numbers[18:20]
+    calls, unbooked, captured, timed, untimed, allocations, frees, tables, unknown, span_ns, busy_ns, _ = counts
+    timings = list(_timings(part(KERNELS_AT, min(kernels, KERNEL_LIMIT) * _KERNEL_BYTES)))
+    waits = _intervals(part(INTERVALS_AT, min(intervals, INTERVAL_LIMIT) * _INTERVAL_BYTES), timings)
+    busy_ns = min(busy_ns, span_ns)
+    profile = Profile(task, _text(device), 1, _merged(timings), tuple(waits), span_ns, busy_ns)
+    named = [_text(names[at : at + _NAME_BYTES]) for at in range(0, len(names), _NAME_BYTES)]
+    return Record(
+        profile,
+        pid,
+        bool(measuring),
+        calls,
+        unbooked,
+        captured,
+        timed,
+        untimed,
+        allocations,
+        frees,
+        tables,
+        unknown,
+        tuple(name for name in named if name),
+    )
+
+
+def _timings(data: bytes) -> Iterator[KernelTiming]:
+    for at in range(0, len(data) - _KERNEL_BYTES + 1, _KERNEL_BYTES):
+        name, *numbers, launches = _KERNEL.unpack_from(data, at)
+        grid, block, (shared_bytes, work, blocks_per_sm) = numbers[:3], numbers[3:6], numbers[6:9]
+        identity = KernelIdentity(
+            _text(name) or "unnamed",
+            (grid[0], grid[1], grid[2]),
+            (block[0], block[1], block[2]),
+            shared_bytes,
+            _WORK[work] if work < len(_WORK) else Work.KERNEL,
+        )
+        device = _histogram(data, at + _KERNEL.size)
+        gap = _histogram(data, at + _KERNEL.size + _HISTOGRAM.size)
+        yield KernelTiming(identity, max(launches, device.count), device, gap, blocks_per_sm)
+
+
+def _merged(timings: list[KernelTiming]) -> tuple[KernelTiming, ...]:
+    """A sound record names each kernel once; names that were cut may meet."""
+    found: dict[KernelIdentity, KernelTiming] = {}
+    for timing in timings:
+        known = found.get(timing.kernel)
+        found[timing.kernel] = timing if known is None else known.merged(timing)
+    return tuple(found.values())
+
+
+def _intervals(data: bytes, timings: list[KernelTiming]) -> Iterator[LaunchInterval]:
+    found: dict[tuple[KernelIdentity, ...], LaunchInterval] = {}
+    for at in range(0, len(data) - _INTERVAL_BYTES + 1, _INTERVAL_BYTES):
+        numbers = _INTERVAL.unpack_from(data, at)[:HISTORY]
+        if any(number > len(timings) for number in numbers):
+            continue
+        host = _histogram(data, at + _INTERVAL.size)
+        after = tuple(timings[number - 1].kernel for number in numbers if number)
+        if host.count and after:
+            interval = LaunchInterval(after, host)
+            found[after] = found[after].merged(interval) if after in found else interval
+    yield from found.values()
+
+
+def _histogram(data: bytes, at: int) -> Histogram:
+    """Coarser buckets than the domain's: what fell into one is told by its middle, within the lowest and highest."""
+    _, total, lowest, highest, *counts = _HISTOGRAM.unpack_from(data, at)
+    count = sum(counts)
+    if not count:
+        return Histogram()
+    highest = max(lowest, highest)
+    buckets: dict[int, int] = {}
+    first, last = bucket_of(lowest), bucket_of(highest)
+    for number, times in enumerate(counts):
+        if times:
+            bucket = min(max(bucket_of(_middle(number)), first), last)
+            buckets[bucket] = buckets.get(bucket, 0) + times
+    ends = [first, last] if count > 1 else [first]
+    _hold_ends(buckets, ends)
+    if count == 1:
+        highest = lowest
+    total = min(max(total, lowest * count), highest * count)
+    if count > 1:  # the ends are values of their own
+        total = min(max(total, lowest * (count - 1) + highest), highest * (count - 1) + lowest)
+    return Histogram(tuple(sorted(buckets.items())), count, total, lowest, highest)
+
+
+def _hold_ends(buckets: dict[int, int], ends: list[int]) -> None:
+    """The lowest and the highest value are known exactly: each has its count in its own bucket."""
+    for end in ends:
+        if end in buckets:
+            continue
+        nearest = min(buckets, key=lambda bucket: (abs(bucket - end), bucket))
+        for bucket in sorted(buckets, key=lambda bucket: abs(bucket - end)):
+            if bucket not in ends or buckets[bucket] > 1:
+                nearest = bucket
+                break
+        buckets[nearest] -= 1
+        if not buckets[nearest]:
+            del buckets[nearest]
+        buckets[end] = 1
+
+
+def _middle(number: int) -> int:
+    if number < 2 << _OCTAVE_BITS:
+        return number
+    shift = (number >> _OCTAVE_BITS) - 1
+    lowest = (number - (shift << _OCTAVE_BITS)) << shift
+    return lowest + ((1 << shift) - 1) // 2
+
+
+def _text(raw: bytes) -> str:
+    return raw.partition(b"\0")[0].decode("utf-8", "replace")

@@ -1,0 +1,1 @@
+"""How does the hook get into a program, and what does it leave behind?"""

@@ -1,0 +1,82 @@
+"""What did the hook leave behind, and did a process use the driver without it?"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from cotenant.format.record import CROWDED_AT, Part, Record, decode_record
+
+_RECORDS_LIMIT: Final = 4096
+_PROCESSES_LIMIT: Final = 4096
+
+
+def read_records(directory: Path, task: str) -> Iterator[Record]:
+    """Every record of a directory, in the order of their names; what is none is passed over."""
+    for path in sorted(directory.glob("record-*"))[:_RECORDS_LIMIT]:
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                record = decode_record(_reader(descriptor), task)
+            finally:
+                os.close(descriptor)
+            if record is not None:
+                yield record
+
+
+def _reader(descriptor: int) -> Part:
+    # Read, never mapped: a tenant that cuts its file short must not end us.
+    return lambda at, length: os.pread(descriptor, length, at)
+
+
+def tell_crowded(directory: Path, *, crowded: bool) -> None:
+    """Tell every process of a tenant whether somebody else is on its device."""
+    for path in directory.glob("record-*"):
+        with contextlib.suppress(OSError):
+            descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                os.pwrite(descriptor, int(crowded).to_bytes(8, "little"), CROWDED_AT)
+            finally:
+                os.close(descriptor)
+
+
+def recorded(directory: Path, pid: int) -> bool:
+    """Whether this process has a record. In a namespace of its own it knows itself by another number."""
+    return any(directory.glob(f"record-{pid}-*"))
+
+
+def family(pid: int) -> list[int]:
+    """A process and everything it started that still runs."""
+    found = [pid]
+    for parent in found:
+        if len(found) >= _PROCESSES_LIMIT:
+            break
+        with contextlib.suppress(OSError):
+            for task in Path(f"/proc/{parent}/task").iterdir():
+                found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def driver_of(pid: int, driver: Path, *, hooked: bool) -> str:
+    """The driver's file that a process has mapped without the hook (or, if `hooked`, even with it); or nothing."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    files = sorted({parts[5] for line in lines if len(parts := line.split(maxsplit=5)) == 6})
+    names = [path.rsplit("/", 1)[-1] for path in files]
+    if not hooked and any(name.startswith("libcotenant-") for name in names):
+        return ""
+    mapped = [path for path, name in zip(files, names, strict=True) if name.startswith("libcuda.so")]
+    return min([path for path in files if path == str(driver)] or mapped, default="")
+
+
+def program_of(pid: int) -> str:
+    """What a process calls itself."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    except OSError:
+        return ""

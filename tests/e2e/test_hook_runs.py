@@ -1,0 +1,109 @@
+"""The hook in programs under `cotenant run`: what is kept of them, and what is said of those it cannot see."""
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotenant.live.profile.store import Key, ProfileStore
+from cotenant.live.softgpu import manage
+from tests.e2e.stage import Stage
+
+PROBE = ("--", sys.executable, "-m", "cotenant.live.softgpu.probe", "3", "10", "20000")
+
+
+@pytest.fixture
+def gpu(stage: Stage) -> Iterator[Stage]:
+    done = stage.run("softgpu", "create", "--gpu", "v100")
+    assert done.returncode == 0, done.stderr
+    yield stage
+    stage.run("softgpu", "destroy")
+
+
+def kept(stage: Stage) -> list[Any]:
+    return list(stage.json("profile", "list")["profiles"])
+
+
+def left_behind(stage: Stage) -> list[Path]:
+    return list((stage.places.runtime / "hook").glob("*"))
+
+
+def test_the_first_runs_are_measured_and_the_later_ones_sampled(gpu: Stage) -> None:
+    for _ in range(4):
+        done = gpu.run("run", "--gpu", "soft:0", "--task", "probe", "--sample", "2", *PROBE)
+        assert (done.returncode, len(json.loads(done.stdout)["launch_ns"])) == (0, 3), done.stderr
+    [profile] = kept(gpu)
+    assert (profile["task"], profile["runs"], profile["launches"]) == ("probe", 4, 4 * 33)
+    store = ProfileStore(gpu.places.state / "profiles.sqlite", print)
+    spans = [one.profile.span_ns > 0 for one in store.recordings(Key("probe", profile["device"]))]
+    assert spans == [True, True, True, False]
+    assert left_behind(gpu) == []
+
+
+@pytest.mark.parametrize("way", ["shim", "preload"])
+def test_a_recording_on_purpose_says_what_it_has(way: str, gpu: Stage) -> None:
+    done = gpu.run("profile", "record", "--gpu", "soft:0", "--task", "probe", "--hook", way, *PROBE)
+    assert done.returncode == 0, done.stderr
+    assert "probe: 1 kernel, 33 launches recorded" in done.stderr
+    shown = gpu.json("profile", "show", "probe")
+    [kernel] = shown["kernels"]
+    assert (kernel["function"], kernel["launches"], kernel["timed"]) == ("probe", 33, 33)
+    assert shown["busy_ns"] > 0
+
+
+def test_a_program_without_gpu_work_is_left_alone(gpu: Stage) -> None:
+    done = gpu.run("run", "--gpu", "soft:0", "--", "sh", "-c", "exit 7")
+    assert done.returncode == 7
+    assert kept(gpu) == []
+    assert left_behind(gpu) == []
+    done = gpu.run("profile", "record", "--", "true")
+    assert done.returncode == 0
+    assert "no GPU work was recorded" in done.stderr
+
+
+def test_without_the_hook_nothing_is_recorded(gpu: Stage) -> None:
+    done = gpu.run("run", "--hook", "off", "--gpu", "soft:0", *PROBE)
+    assert (done.returncode, kept(gpu)) == (0, []), done.stderr
+
+
+def test_a_tenant_that_gets_past_the_hook_is_reported(gpu: Stage) -> None:
+    library = str(manage.library())
+    code = (
+        "import ctypes, os, sys, time\n"
+        "ctypes.CDLL(sys.argv[1])\n"
+        "while not os.path.exists(sys.argv[2]): time.sleep(0.01)\n"
+    )
+    flag = gpu.home / "flag"
+    named = ("--gpu", "soft:0", "--name", "past")
+    program = gpu.start("run", *named, "--", sys.executable, "-c", code, library, str(flag))
+    assert program.stderr is not None
+    said = next(line for line in program.stderr if "saw nothing" in line)  # said while it runs
+    assert f"uses {library}, and the hook saw nothing of it" in said
+    flag.touch()
+    assert program.communicate(timeout=60)[1] == ""
+    assert "the hook saw nothing of its GPU use" in gpu.run("ps", "--all").stdout
+
+
+@pytest.mark.parametrize(
+    "flag, value, about",
+    [
+        ("--hook", "magic", "how the hook gets in"),
+        ("--measure", "sometimes", "time every kernel"),
+        ("--sample", "-1", "time one launch"),
+        ("--unknown", "maybe", "newer than the hook"),
+    ],
+)
+def test_nonsense_is_refused_in_one_sentence(flag: str, value: str, about: str, stage: Stage) -> None:
+    done = stage.run("run", flag, value, "--", "true")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1
+    assert about in done.stderr
+
+
+def test_the_bench_prints_every_figure(stage: Stage) -> None:
+    figures = stage.json("bench", "hook", "--rounds", "1")
+    named = {"plain_ns", "added_ns", "added_ns_alloc", "measuring_overhead_pct", "sampling_overhead_pct"}
+    assert named | {"added_instructions"} <= set(figures)

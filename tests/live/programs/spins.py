@@ -1,0 +1,24 @@
+"""Launches a short and a long kernel in turn, waiting now and then: spins.py ROUNDS [die]."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+from cuda.bindings import driver
+from face import Gpu, ok
+
+gpu = Gpu()
+function = gpu.function("spin")
+for number in range(int(sys.argv[1])):
+    for threads, nanoseconds in ((128, 100_000), (256, 300_000)):
+        values = ((nanoseconds,), (ctypes.c_uint64,))
+        ok(driver.cuLaunchKernel(function, 80, 1, 1, threads, 1, 1, 0, 0, values, 0))
+    if number % 4 == 3:
+        ok(driver.cuCtxSynchronize())
+ok(driver.cuCtxSynchronize())
+if sys.argv[2:]:
+    os.kill(os.getpid(), signal.SIGKILL)
+print("spun")

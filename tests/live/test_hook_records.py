@@ -1,0 +1,127 @@
+"""Does the hook record what a program did: names, counts, times, captures, and what it does not know?"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from cotenant.domain.kernel import Work
+from cotenant.live.hook.trace import tell_crowded
+from tests.live.hooks import WAYS, Hook, compiled, hook_before, run
+from tests.live.softgpus import PROGRAMS
+
+pytestmark = pytest.mark.timeout(180)
+TOMORROW = [sys.executable, str(PROGRAMS / "tomorrow.py")]
+SPINS = [sys.executable, str(PROGRAMS / "spins.py")]
+
+
+@pytest.fixture
+def hook(softgpu: Path, tmp_path: Path) -> Hook:
+    pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
+    return hook_before(softgpu, tmp_path / "hook")
+
+
+@pytest.fixture
+def future(tmp_path: Path) -> Hook:
+    """A driver that is newer than the hook, as a program finds it."""
+    library = compiled(tmp_path, "hook_future.c", "-shared", "-fPIC", "-fvisibility=hidden", "-Wl,-soname,libcuda.so.1")
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "libcuda.so.1").symlink_to(library)
+    return Hook(tmp_path / "hook", library, {"LD_LIBRARY_PATH": str(tmp_path / "lib")})
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_newer_driver_is_passed_on_and_reported(way: str, future: Hook) -> None:
+    bare = run(TOMORROW, future.base)
+    hooked = run(TOMORROW, future.environ(way, measure=True))
+    assert (bare.returncode, bare.stdout) == (0, hooked.stdout), hooked.stderr
+    assert hooked.stderr == ""
+    [record] = future.recorded()
+    assert (record.unknown, record.unknown_names, record.export_tables) == (1, ("cuLaunchKernel",), 1)
+
+
+def test_a_newer_form_is_refused_where_that_is_asked_for(future: Hook) -> None:
+    said = run(TOMORROW, future.environ("shim", unknown="refuse")).stdout.splitlines()
+    assert said[:4] == ["known 0 True 0", "newer 500 False 1", "never heard of 0 True 0 1234", "none 500 False 1"]
+
+
+def test_a_capture_is_no_work_and_a_graph_is_one_piece(future: Hook) -> None:
+    for measure in (True, False):
+        done = run(TOMORROW, future.environ("shim", measure=measure, sample=1))
+        assert (done.returncode, done.stderr) == (0, "")
+        [record] = future.recorded()
+        timings = {timing.kernel.work: timing for timing in record.profile.timings}
+        assert (record.captured, record.calls) == (2, 7)
+        assert (timings[Work.GRAPH].launches, timings[Work.KERNEL].launches) == (5, 2)
+        assert timings[Work.GRAPH].kernel.function.startswith("graph of 3 #")
+
+
+def test_measuring_times_every_kernel(hook: Hook) -> None:
+    done = run([*SPINS, "60"], hook.environ("shim", measure=True))
+    assert done.returncode == 0, done.stderr
+    [record] = hook.recorded()
+    assert record.measuring
+    assert (record.timed, record.untimed, record.unbooked) == (120, 0, 0)
+    assert record.profile.device == "Tesla V100-SXM2-16GB"
+    short, long = record.profile.timings
+    assert (short.kernel.function, short.kernel.grid, short.kernel.block) == ("spin", (80, 1, 1), (128, 1, 1))
+    assert (short.launches, short.device.count, long.launches, long.device.count) == (60, 60, 60, 60)
+    assert short.blocks_per_sm > 0
+    # The device's own clock: never shorter than the kernel, and in the median hardly longer.
+    assert 100_000 * 0.97 < short.device.quantile(0.5) < 100_000 * 1.05
+    assert 300_000 * 0.97 < long.device.quantile(0.5) < 300_000 * 1.05
+    assert record.profile.busy_ns >= 60 * 390_000
+    assert record.profile.span_ns >= record.profile.busy_ns
+    histories = {tuple(kernel.block[0] for kernel in one.after) for one in record.profile.intervals}
+    assert histories == {(128,), (128, 256), (128, 256, 128), (256, 128, 256)}
+    assert sum(one.host.count for one in record.profile.intervals) == 119
+
+
+def test_sharing_times_a_few_and_none_beside_a_neighbour(hook: Hook) -> None:
+    environ = hook.environ("preload", sample=4)
+    assert run([*SPINS, "100"], environ).returncode == 0
+    [record] = hook.recorded()
+    assert not record.measuring
+    assert sum(timing.launches for timing in record.profile.timings) == 200
+    assert 20 < record.timed < 90
+    assert all(timing.device.count for timing in record.profile.timings)  # not always the same one
+    assert record.profile.span_ns == 0
+    assert run([*SPINS, "100"], {**environ, "COTENANT_CROWDED": "1"}).returncode == 0
+    [record] = hook.recorded()
+    assert (record.timed, record.calls) == (0, 200)
+    assert run([*SPINS, "100"], {**environ, "COTENANT_SAMPLE": "0"}).returncode == 0
+    [record] = hook.recorded()
+    assert (record.timed, record.calls) == (0, 200)
+
+
+def test_a_neighbour_that_comes_later_is_told(hook: Hook) -> None:
+    (hook.records / "record-1-0").write_bytes(b"\xff" * 4096)
+    tell_crowded(hook.records, crowded=True)
+    written = (hook.records / "record-1-0").read_bytes()
+    assert written == b"\xff" * 136 + (1).to_bytes(8, "little") + b"\xff" * (4096 - 144)
+
+
+def test_a_killed_program_leaves_its_record(hook: Hook) -> None:
+    done = run([*SPINS, "50", "die"], hook.environ("shim", measure=True))
+    assert done.returncode == -signal.SIGKILL
+    [record] = hook.recorded()
+    assert sum(timing.launches for timing in record.profile.timings) == 100
+    assert all(timing.device.sound for timing in record.profile.timings)
+
+
+def test_handles_that_come_again_are_other_kernels(hook: Hook) -> None:
+    done = run([sys.executable, str(PROGRAMS / "reloaded.py")], hook.environ("shim"))
+    assert done.returncode == 0, done.stderr
+    [record] = hook.recorded()
+    counts = {timing.kernel.function: timing.launches for timing in record.profile.timings}
+    assert counts == {f"kernel{number}": 2 for number in range(20)}
+
+
+def test_no_place_for_a_record_is_no_trouble(hook: Hook) -> None:
+    for place in ("/nowhere/at/all", "relative", "/proc", ""):
+        done = run([*SPINS, "3"], {**hook.environ("shim"), "COTENANT_RECORD": place})
+        assert (done.returncode, done.stdout, done.stderr) == (0, "spun\n", "")
+    assert list(hook.records.iterdir()) == []

@@ -1,0 +1,108 @@
+"""Is the hook's list the driver's: every name exported, every prototype NVIDIA's, every twin where it belongs?"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cotenant.format import record
+from cotenant.live.hook import door
+from tests.native.test_softgpu_abi import compiles, headers
+from tests.tool import ROOT
+
+HOOK = ROOT / "native" / "hook"
+
+
+def listed() -> dict[str, list[str]]:
+    """Every symbol of the list with its parameters' types, twins included, those the hook asks for too."""
+    text = re.sub(r"/\*.*?\*/", "", (HOOK / "hooked.def").read_text(), flags=re.DOTALL)
+    found = {}
+    for macro, body in re.findall(r"^(ONE|TWO|ENGINE|ASKED)\((.*?)\)$", text, re.DOTALL | re.MULTILINE):
+        words = [word.strip() for word in " ".join(body.split()).split(",")]
+        if macro == "ASKED":
+            found[words[0]] = words[1:]
+        elif macro == "ONE":
+            found[words[1]] = words[2:]
+        elif macro == "TWO":
+            found |= dict.fromkeys((words[1], words[1] + words[2]), words[3:])
+        else:
+            found |= dict.fromkeys((words[0], words[0] + words[1]), words[5:])
+    return found
+
+
+def driver_names() -> dict[str, tuple[str, bool]]:
+    text = (ROOT / "native" / "softgpu" / "names.def").read_text()
+    rows = re.findall(r"^NAME\((\w+), (\w+), \d+, ([01])\)", text, re.MULTILINE)
+    return {symbol: (base, twin == "1") for symbol, base, twin in rows}
+
+
+def test_every_name_is_the_drivers_and_every_twin_is_one() -> None:
+    names, ours = driver_names(), listed()
+    assert len(ours) > 170
+    assert set(ours) <= set(names)
+    marked = {symbol for symbol in ours if symbol.endswith(("_ptsz", "_ptds"))}
+    assert marked == {symbol for symbol in ours if names[symbol][1]}
+    for symbol in ours:  # a call that is hooked in one form is hooked in its twin's form too
+        for twin in (f"{symbol}_ptsz", f"{symbol}_ptds"):
+            assert twin not in names or twin in ours, twin
+
+
+def test_the_library_exports_what_is_listed_and_no_more() -> None:
+    done = subprocess.run(["nm", "-D", "--defined-only", door.library()], capture_output=True, text=True, check=True)
+    exported = set(re.findall(r" T (\w+)$", done.stdout, re.MULTILINE))
+    text = (HOOK / "hooked.def").read_text()
+    asked = set(re.findall(r"^ASKED\((\w+),", text, re.MULTILINE))
+    assert exported == (set(listed()) - asked) | {"dlsym"}
+
+
+@pytest.mark.skipif(not headers(), reason="NVIDIA's cuda.h is not here: install nvidia-cuda-runtime")
+@pytest.mark.parametrize("include", headers(), ids=str)
+def test_prototypes_are_nvidias(include: Path, tmp_path: Path) -> None:
+    """A second declaration that differs from the first is an error: the compiler compares for us."""
+    head = "#define __CUDA_API_VERSION_INTERNAL\n#include <cuda.h>\n"
+    done = subprocess.run(
+        ["gcc", "-E", "-P", f"-I{include}", "-x", "c", "-"], input=head, capture_output=True, text=True, check=True
+    )
+    declared = set(re.findall(r"\b(cu[A-Z]\w+)\s*\(", done.stdout))
+    ours = listed()
+    missing = set(ours) - declared - {"cuGetProcAddress_v2_ptsz"}  # exported by drivers, declared by no header
+    assert len(missing) < 8, missing  # an older header lacks the newest calls
+    again = "\n".join(f"CUresult {name}({', '.join(ours[name])});" for name in ours if name in declared)
+    compiles(f"{head}{again}\n", tmp_path, include)
+
+
+LAYOUT = """
+#include "hook/record.h"
+#include <stdio.h>
+int main(void)
+{
+    printf("%zu %zu %zu %d %d %d\\n", sizeof(struct ct_record_kernel), sizeof(struct ct_record_interval),
+           offsetof(struct ct_record_header, crowded), CT_RECORD_INTERVALS_AT, CT_RECORD_KERNELS, CT_RECORD_INTERVALS);
+    for (unsigned long long value = 0; value < 1ull << 37; value = value * 9 / 8 + 1)
+        printf("%llu:%u ", value, ct_bucket_of(value));
+}
+"""
+
+
+def test_both_sides_of_a_record_agree(tmp_path: Path) -> None:
+    source = tmp_path / "layout.c"
+    source.write_text(LAYOUT)
+    subprocess.run(["gcc", f"-I{ROOT / 'native'}", str(source), "-o", str(tmp_path / "layout")], check=True)
+    said = subprocess.run([tmp_path / "layout"], capture_output=True, text=True, check=True).stdout
+    sizes, buckets = said.split("\n")
+    assert [int(word) for word in sizes.split()] == [
+        record._KERNEL_BYTES,
+        record._INTERVAL_BYTES,
+        record.CROWDED_AT,
+        record.INTERVALS_AT,
+        record.KERNEL_LIMIT,
+        record.INTERVAL_LIMIT,
+    ]
+    for pair in buckets.split():
+        value, bucket = map(int, pair.split(":"))
+        middle = record._middle(bucket)
+        if bucket < record._BUCKETS - 1:
+            assert abs(middle - value) <= value / 32, value
