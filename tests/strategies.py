@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from cotenant.domain.action import Action, Grant, Refuse, Revoke, Stop
+from cotenant.domain.action import Action, Crowd, Grant, Refuse, Revoke, Stop
 from cotenant.domain.event import (
     SLOTS_LIMIT,
     Event,
@@ -88,7 +88,8 @@ events: st.SearchStrategy[Event] = st.one_of(
     st.builds(NodeStopping, texts),
 )
 actions: st.SearchStrategy[Action] = st.one_of(
-    st.builds(Grant, small, st.integers(-1, 99), names, terms),
+    st.builds(Grant, small, st.integers(-1, 99), names, terms, small),
+    st.builds(Crowd, small, st.lists(small, max_size=5).map(tuple), small),
     st.builds(Refuse, small, small, rejects),
     st.builds(Revoke, small, st.integers(-1, 99), names, small, small, texts),
     st.builds(Stop, small, texts),

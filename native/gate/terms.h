@@ -18,7 +18,8 @@ enum ct_terms_result {
     CT_TERMS_BUSY = 4,    /* the writer overtook the reader in every attempt */
 };
 
-/* Every field is 64 bits wide, so that the page is copied word by word with plain atomic loads. */
+/* Every field is 64 bits wide, so that the page is copied word by word with plain atomic loads. Fields are only added at
+ * the end, where an older writer left zeros: zero must mean that nothing is known. */
 struct ct_terms {
     uint64_t state;
     uint64_t slot;
@@ -29,6 +30,7 @@ struct ct_terms {
     uint64_t memory_bytes; /* 0: none asked */
     uint64_t slo_ns; /* 0: none */
     uint64_t gpu; /* index on this node plus one; 0: the node has none */
+    uint64_t neighbours; /* other tenants on the same GPU plus one, many counted as some; 0: nobody said */
 };
 
 enum { CT_TERMS_WORDS = sizeof(struct ct_terms) / sizeof(uint64_t) };

@@ -62,7 +62,6 @@ struct ct_record_header {
     _Atomic uint64_t export_tables;    /* private tables asked for: what goes through them is not seen */
     _Atomic uint64_t unknown;          /* addresses under a hooked name that are none of the driver's symbols */
     _Atomic uint64_t span_ns, busy_ns; /* by the device's own clock, while measuring */
-    _Atomic uint64_t crowded;          /* 1 while another tenant may use the device: written by `cotenant run` */
     char device[64];
     char unknown_names[CT_RECORD_UNKNOWN][CT_RECORD_UNKNOWN_BYTES];
 };

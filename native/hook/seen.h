@@ -2,6 +2,7 @@
 #ifndef COTENANT_HOOK_SEEN_H
 #define COTENANT_HOOK_SEEN_H
 
+#include "hook/beside.h"
 #include "hook/clock.h"
 #include "hook/driver.h"
 #include "hook/record.h"
@@ -53,6 +54,7 @@ struct ct_session {
     struct ct_step *step;
     struct ct_clock clock;
     struct ct_record record;
+    struct ct_beside beside;
     struct ct_timing *timing;
     int is_measuring;
     /* What is rarely touched. */

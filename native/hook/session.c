@@ -43,6 +43,13 @@ static unsigned number_in(const char *text, unsigned otherwise)
     return number <= UINT32_MAX ? (unsigned)number : otherwise;
 }
 
+static void unmake_session(struct ct_session *session)
+{
+    ct_timing_unmake(session->timing);
+    ct_beside_close(&session->beside);
+    munmap(session, sizeof *session);
+}
+
 static struct ct_session *make_session(const char *directory)
 {
     struct ct_session *session =
@@ -57,13 +64,11 @@ static struct ct_session *make_session(const char *directory)
     session->step = &session->step_room[0];
     session->step_count = 1;
     session->timing = ct_timing_make();
+    ct_beside_open(&session->beside, directory);
     if (!session->timing || !ct_record_open(&session->record, directory, session->is_measuring)) {
-        ct_timing_unmake(session->timing);
-        munmap(session, sizeof *session);
+        unmake_session(session);
         return NULL;
     }
-    atomic_store_explicit(&session->record.header->crowded, number_in(getenv("COTENANT_CROWDED"), 0) != 0,
-                          memory_order_relaxed);
     ct_clock_open(&session->clock);
     atomic_store_explicit(&session->time_next, session->is_measuring, memory_order_relaxed);
     return session;
@@ -82,8 +87,7 @@ struct ct_session *ct_session_open(void)
         if (session && !atomic_compare_exchange_strong(&page->session, &expected, session)) {
             unlink(session->record.path);
             munmap(session->record.header, CT_RECORD_BYTES);
-            ct_timing_unmake(session->timing);
-            munmap(session, sizeof *session);
+            unmake_session(session);
         }
     }
     if (page) {

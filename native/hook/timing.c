@@ -16,6 +16,7 @@ struct ct_pair {
     CUevent begin, end;
     const struct ct_identity *identity;
     uint64_t untimed_before; /* a gap is one only if nothing unseen ran in it */
+    uint64_t alone_since;    /* as the node's page said it when this began */
     uint64_t begin_ticks;    /* 0: the stream was busy, and the work follows its begin at once */
     double late_ns;          /* the host's own delay from the begin to the launch, while the stream stood idle */
     unsigned generation;
@@ -155,9 +156,10 @@ struct ct_pair *ct_timing_begin(struct ct_session *session, CUstream stream, int
 {
     struct ct_record_header *header = session->record.header;
     struct ct_timing *timing = session->timing;
+    const uint64_t alone_since = ct_alone_since(&session->beside);
     if (!session->is_measuring) {
         atomic_store_explicit(&session->time_next, 0, memory_order_relaxed);
-        if (atomic_load_explicit(&header->crowded, memory_order_relaxed))
+        if (!alone_since)
             return NULL; /* what a neighbour slows down says nothing of the kernel */
         if (atomic_load_explicit(&timing->waiting, memory_order_relaxed) >= SAMPLED_PAIRS)
             return NULL; /* the next call that waits will read them */
@@ -173,6 +175,7 @@ struct ct_pair *ct_timing_begin(struct ct_session *session, CUstream stream, int
     if (!pair)
         return NULL;
     pair->begin_ticks = 0;
+    pair->alone_since = alone_since;
     if ((!pair->begin && CT_NEXT(cuEventCreate)(&pair->begin, CU_EVENT_DEFAULT) != CUDA_SUCCESS) ||
         (!pair->end && CT_NEXT(cuEventCreate)(&pair->end, CU_EVENT_DEFAULT) != CUDA_SUCCESS)) {
         give_back(timing, pair, 1);
@@ -273,7 +276,7 @@ static int read_oldest(struct ct_session *session, struct context *context)
     int is_read = result == CUDA_SUCCESS;
     if (is_read && session->is_measuring)
         is_read = place_in_time(session, context, pair, length_ns);
-    if (is_read && !atomic_load_explicit(&session->record.header->crowded, memory_order_relaxed))
+    if (is_read && pair->alone_since && pair->alone_since == ct_alone_since(&session->beside))
         ct_histogram_add(&pair->identity->kernel->device, whole_ns(length_ns));
     hold(&timing->lock);
     context->first = pair->next;

@@ -52,8 +52,8 @@ static PyObject *terms_write(PyObject *module, PyObject *args)
     unsigned long long word[CT_TERMS_WORDS];
     struct ct_terms terms;
     (void)module;
-    if (!PyArg_ParseTuple(args, "w*(KKKKKKKKK):terms_write", &view, &word[0], &word[1], &word[2], &word[3], &word[4],
-                          &word[5], &word[6], &word[7], &word[8]))
+    if (!PyArg_ParseTuple(args, "w*(KKKKKKKKKK):terms_write", &view, &word[0], &word[1], &word[2], &word[3], &word[4],
+                          &word[5], &word[6], &word[7], &word[8], &word[9]))
         return NULL;
     int failed = aligned(&view) || refuse(ct_terms_check(view.buf, (size_t)view.len));
     if (!failed) {
@@ -79,10 +79,11 @@ static PyObject *terms_read(PyObject *module, PyObject *args)
     PyBuffer_Release(&view);
     if (failed)
         return NULL;
-    return Py_BuildValue("(KKKKKKKKK)", (unsigned long long)t.state, (unsigned long long)t.slot,
+    return Py_BuildValue("(KKKKKKKKKK)", (unsigned long long)t.state, (unsigned long long)t.slot,
                          (unsigned long long)t.generation, (unsigned long long)t.online,
                          (unsigned long long)t.priority, (unsigned long long)t.share_ppm,
-                         (unsigned long long)t.memory_bytes, (unsigned long long)t.slo_ns, (unsigned long long)t.gpu);
+                         (unsigned long long)t.memory_bytes, (unsigned long long)t.slo_ns, (unsigned long long)t.gpu,
+                         (unsigned long long)t.neighbours);
 }
 
 static PyMethodDef methods[] = {

@@ -6,7 +6,7 @@ from typing_extensions import Buffer
 TERMS_BYTES: int
 TERMS_VERSION: int
 
-_Words: TypeAlias = tuple[int, int, int, int, int, int, int, int, int]
+_Words: TypeAlias = tuple[int, int, int, int, int, int, int, int, int, int]
 
 def terms_init(buffer: Buffer, /) -> None: ...
 def terms_write(buffer: Buffer, words: _Words, /) -> None: ...

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeAlias
 
-from cotenant.domain.action import NO_PEER, Action, Grant, Refuse, Revoke, Stop, promises
+from cotenant.domain.action import NO_PEER, Action, Crowd, Grant, Refuse, Revoke, Stop, promises
 from cotenant.domain.event import Event
 from cotenant.domain.instant import Instant
 from cotenant.format.journal import Turn
@@ -47,11 +47,17 @@ class NodeWorld:
 
     def deeds(self) -> Deeds:
         """What to do for each kind of action."""
-        return {Grant: self._grant, Refuse: self._refuse, Revoke: self._revoke, Stop: self._end}
+        return {
+            Grant: self._grant,
+            Refuse: self._refuse,
+            Revoke: self._revoke,
+            Crowd: self._crowd,
+            Stop: self._end,
+        }
 
     def _grant(self, action: Grant) -> None:
         """The page is written before the peer hears of it, so that what it reads is already true."""
-        page = self._pages.publish(action.terms)
+        page = self._pages.publish(action.terms, action.neighbours)
         if action.peer != NO_PEER:
             self._door.welcome(action.peer, action.tenant, action.terms, page)
 
@@ -62,6 +68,10 @@ class NodeWorld:
         self._pages.revoke(action.slot, action.generation)
         if action.peer != NO_PEER:
             self._door.farewell(action.peer, action.ending)
+
+    def _crowd(self, action: Crowd) -> None:
+        for slot in action.slots:
+            self._pages.crowd(slot, action.neighbours)
 
     def _end(self, action: Stop) -> None:
         self._stop(action.reason)

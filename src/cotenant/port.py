@@ -34,12 +34,20 @@ class Journal(Protocol):
 class Pages(Protocol):
     """The terms pages: one per slot, readable by the tenant without asking anybody."""
 
-    def publish(self, terms: Terms) -> int:
-        """Write the terms of a slot; returns a handle that the door can pass on."""
+    def publish(self, terms: Terms, neighbours: int) -> int:
+        """Write the terms of a slot and how many others are on its device; returns a handle for the door to pass on."""
         ...
 
     def revoke(self, slot: int, generation: int) -> None:
         """Say on the page that this generation holds the slot no more."""
+        ...
+
+    def crowd(self, slot: int, neighbours: int) -> None:
+        """Say on the page how many others there are now; a page without terms stays as it is."""
+        ...
+
+    def neighbours(self, slot: int) -> int:
+        """How many others the page speaks of, or -1 when the slot is free."""
         ...
 
     def read(self, slot: int) -> Terms | None:

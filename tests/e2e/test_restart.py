@@ -104,7 +104,7 @@ def test_pages_say_what_the_journal_says_whatever_was_on_them(stage: Stage) -> N
     assert of_a is not None
     assert of_b is not None
     pages.revoke(0, of_a.generation)
-    pages.publish(type(of_b)(7, 3, of_b.kind, 0, 0, 0, 0, -1))
+    pages.publish(type(of_b)(7, 3, of_b.kind, 0, 0, 0, 0, -1), 0)
     node = stage.node()
     until(lambda: len(stage.slots()) == 2)
     assert [pages.read(slot) for slot in (0, 1, 7)] == [of_a, of_b, None]

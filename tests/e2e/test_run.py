@@ -212,7 +212,7 @@ def test_a_node_that_talks_nonsense_at_the_end_does_not_cost_the_exit_code(stage
     stage.places.runtime.mkdir()
     terms = Terms(0, 1, Kind.OFFLINE, 7, 0, 0, 0, -1)
     pages = LivePages(stage.places.pages)
-    page = pages.publish(terms)
+    page = pages.publish(terms, 0)
     listener = listen(stage.places.socket, -1)
 
     def serve() -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from cotenant.domain.kernel import Work
-from cotenant.live.hook.trace import tell_crowded
+from cotenant.domain.tenant import Kind, Terms
+from cotenant.format.record import Record
+from cotenant.live.hook.trace import show_terms
+from cotenant.live.page import LivePages
 from tests.live.hooks import WAYS, Hook, compiled, hook_before, run
 from tests.live.softgpus import PROGRAMS
 
@@ -80,7 +84,7 @@ def test_measuring_times_every_kernel(hook: Hook) -> None:
     assert sum(one.host.count for one in record.profile.intervals) == 119
 
 
-def test_sharing_times_a_few_and_none_beside_a_neighbour(hook: Hook) -> None:
+def test_sharing_times_a_few(hook: Hook) -> None:
     environ = hook.environ("preload", sample=4)
     assert run([*SPINS, "100"], environ).returncode == 0
     [record] = hook.recorded()
@@ -89,19 +93,58 @@ def test_sharing_times_a_few_and_none_beside_a_neighbour(hook: Hook) -> None:
     assert 20 < record.timed < 90
     assert all(timing.device.count for timing in record.profile.timings)  # not always the same one
     assert record.profile.span_ns == 0
-    assert run([*SPINS, "100"], {**environ, "COTENANT_CROWDED": "1"}).returncode == 0
-    [record] = hook.recorded()
-    assert (record.timed, record.calls) == (0, 200)
     assert run([*SPINS, "100"], {**environ, "COTENANT_SAMPLE": "0"}).returncode == 0
     [record] = hook.recorded()
     assert (record.timed, record.calls) == (0, 200)
 
 
-def test_a_neighbour_that_comes_later_is_told(hook: Hook) -> None:
-    (hook.records / "record-1-0").write_bytes(b"\xff" * 4096)
-    tell_crowded(hook.records, crowded=True)
-    written = (hook.records / "record-1-0").read_bytes()
-    assert written == b"\xff" * 136 + (1).to_bytes(8, "little") + b"\xff" * (4096 - 144)
+HELD = Terms(4, 7, Kind.OFFLINE, 5, 0, 0, 0, 0)
+
+
+@pytest.mark.parametrize("measure", [False, True])
+def test_only_who_is_known_to_be_alone_learns_how_long_kernels_take(measure: bool, hook: Hook, tmp_path: Path) -> None:
+    pages = LivePages(tmp_path / "pages")
+    page = pages.publish(HELD, 0)
+    environ = {**hook.environ("shim", measure=measure, sample=2), "COTENANT_SLOT": "4/7"}
+    lost = {**environ, "COTENANT_TERMS_FD": "99"}  # as after a program that closes what it does not know
+
+    def learned(environ: dict[str, str], *, named: bool) -> int:
+        if named:
+            show_terms(hook.records, page)
+        assert run([*SPINS, "20"], environ).returncode == 0
+        [record] = hook.recorded()
+        assert (record.timed > 0) == (measure or learning(record) > 0)
+        return learning(record)
+
+    assert learned(lost, named=True) > 0
+    assert learned(lost, named=False) == 0  # a tenant that nobody told anything
+    assert learned({**environ, "COTENANT_SLOT": "4/6"}, named=True) == 0  # the slot is somebody else's by now
+    pages.crowd(4, 1)
+    assert learned(lost, named=True) == 0
+    pages.crowd(4, 0)
+    assert learned(lost, named=True) > 0
+    pages.revoke(4, 7)
+    assert learned(lost, named=True) == 0
+    pages.close()
+
+
+def learning(record: Record) -> int:
+    return sum(timing.device.count for timing in record.profile.timings)
+
+
+def test_a_neighbour_that_comes_in_between_spoils_what_was_under_way(hook: Hook, tmp_path: Path) -> None:
+    pages = LivePages(tmp_path / "pages")
+    show_terms(hook.records, pages.publish(HELD, 0))
+    environ = {**hook.environ("shim", measure=True), "COTENANT_SLOT": "4/7"}
+    program = subprocess.Popen([*SPINS, "3", "ask"], env=environ, stdin=-1, stdout=-1, text=True)
+    assert program.stdout is not None
+    assert program.stdout.readline() == "launched\n"
+    for others in (1, 0):  # gone again before anybody looks
+        pages.crowd(4, others)
+    assert program.communicate("\n", timeout=60)[0] == "spun\n"
+    [record] = hook.recorded()
+    assert (record.calls, record.timed, learning(record)) == (6, 6, 0)
+    pages.close()
 
 
 def test_a_killed_program_leaves_its_record(hook: Hook) -> None:

@@ -52,9 +52,9 @@ def lived(path: Path, peers: int = 6, limit_bytes: int = 1 << 30) -> NodeMachine
 
 
 def _all_actions() -> list[type]:
-    from cotenant.domain.action import Grant, Refuse, Revoke, Stop
+    from cotenant.domain.action import Crowd, Grant, Refuse, Revoke, Stop
 
-    return [Grant, Refuse, Revoke, Stop]
+    return [Crowd, Grant, Refuse, Revoke, Stop]
 
 
 def places_in(home: Path) -> Places:
@@ -131,9 +131,9 @@ def recovered(places: Places, said: list[str]) -> tuple[NodeMachine, LiveClock]:
 def test_a_lost_journal_does_not_forget_generations(tmp_path: Path) -> None:
     places = places_in(tmp_path)
     pages = LivePages(places.pages)
-    pages.publish(Terms(0, 7, Kind.OFFLINE, 5, 0, 0, 0, -1))
+    pages.publish(Terms(0, 7, Kind.OFFLINE, 5, 0, 0, 0, -1), 0)
     pages.revoke(0, 7)
-    pages.publish(Terms(2, 3, Kind.OFFLINE, 5, 0, 0, 0, -1))
+    pages.publish(Terms(2, 3, Kind.OFFLINE, 5, 0, 0, 0, -1), 0)
     pages.close()
     said: list[str] = []
     machine, _ = recovered(places, said)
@@ -150,7 +150,7 @@ def test_a_tenant_that_a_page_says_was_replaced_is_not_believed(tmp_path: Path) 
     [first, *others] = machine.tenants()
     places.journal.write_bytes(places.journal.read_bytes() + b"not a turn, and more than a torn one\n")
     pages = LivePages(places.pages)
-    pages.publish(msgspec.structs.replace(first.tenant.terms, generation=first.tenant.terms.generation + 1))
+    pages.publish(msgspec.structs.replace(first.tenant.terms, generation=first.tenant.terms.generation + 1), 0)
     pages.close()
     again, _ = recovered(places, [])
     assert [view.tenant for view in again.tenants()] == [view.tenant for view in others]

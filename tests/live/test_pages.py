@@ -24,16 +24,16 @@ def pages(tmp_path: Path) -> Iterator[LivePages]:
 
 
 def test_what_the_node_publishes_the_tenant_reads_at_once(pages: LivePages) -> None:
-    handle = pages.publish(TERMS)
+    handle = pages.publish(TERMS, 0)
     assert read_page(handle) == TERMS
     pages.revoke(3, 5)
     assert read_page(handle) is None
-    pages.publish(TERMS)
+    pages.publish(TERMS, 0)
     assert read_page(handle) == TERMS, "the same file for ever: a slot never moves"
 
 
 def test_a_tenant_cannot_write_through_its_descriptor(pages: LivePages) -> None:
-    handle = pages.publish(TERMS)
+    handle = pages.publish(TERMS, 0)
     with pytest.raises(PermissionError):
         mmap.mmap(handle, PAGE_BYTES, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
     with pytest.raises(OSError, match="Bad file descriptor"):
@@ -44,13 +44,13 @@ def test_a_tenant_cannot_write_through_its_descriptor(pages: LivePages) -> None:
 
 
 def test_pages_are_private_files(pages: LivePages, tmp_path: Path) -> None:
-    pages.publish(TERMS)
+    pages.publish(TERMS, 0)
     assert stat.S_IMODE((tmp_path / "pages").stat().st_mode) == 0o700
     assert stat.S_IMODE((tmp_path / "pages" / "terms-0003").stat().st_mode) == 0o600
 
 
 def test_pages_outlive_the_daemon(pages: LivePages, tmp_path: Path) -> None:
-    tenant = os.dup(pages.publish(TERMS))
+    tenant = os.dup(pages.publish(TERMS, 0))
     pages.close()
     assert read_page(tenant) == TERMS
     after = LivePages(tmp_path / "pages")
@@ -63,7 +63,7 @@ def test_pages_outlive_the_daemon(pages: LivePages, tmp_path: Path) -> None:
 
 def test_what_nobody_holds_any_more_is_revoked_at_the_start(pages: LivePages, tmp_path: Path) -> None:
     for slot in range(4):
-        pages.publish(Terms(slot, 1, Kind.OFFLINE, 7, 0, 0, 0, -1))
+        pages.publish(Terms(slot, 1, Kind.OFFLINE, 7, 0, 0, 0, -1), 0)
     (tmp_path / "pages" / "terms-x").touch()
     pages.keep_only([1, 3])
     assert [slot for slot in range(4) if pages.read(slot) is not None] == [1, 3]
@@ -74,7 +74,7 @@ def test_a_link_in_the_place_of_a_page_is_not_followed(pages: LivePages, tmp_pat
     precious.write_text("data")
     (tmp_path / "pages" / "terms-0003").symlink_to(precious)
     with pytest.raises(WorldError, match="cannot make the page"):
-        pages.publish(TERMS)
+        pages.publish(TERMS, 0)
     assert precious.read_text() == "data"
 
 
@@ -102,7 +102,7 @@ def test_a_descriptor_that_is_no_file_is_refused() -> None:
 
 
 def test_inside_a_tenant_the_terms_are_its_own(pages: LivePages) -> None:
-    handle = pages.publish(TERMS)
+    handle = pages.publish(TERMS, 0)
     assert own_terms({TERMS_VARIABLE: str(handle)}) == TERMS
     pages.revoke(3, 5)
     with pytest.raises(WorldError, match="revoked"):
@@ -117,10 +117,10 @@ def test_outside_a_tenant_there_are_none(named: str | None) -> None:
 
 def test_terms_of_whoever_came_after_us_are_not_ours(tmp_path: Path) -> None:
     pages = LivePages(tmp_path / "pages")
-    descriptor = pages.publish(Terms(0, 1, Kind.OFFLINE, 5, 0, 0, 0, -1))
+    descriptor = pages.publish(Terms(0, 1, Kind.OFFLINE, 5, 0, 0, 0, -1), 0)
     environ = {TERMS_VARIABLE: str(descriptor), SLOT_VARIABLE: "0/1"}
     assert own_terms(environ).generation == 1
-    pages.publish(Terms(0, 2, Kind.ONLINE, 0, 0, 0, 0, -1))
+    pages.publish(Terms(0, 2, Kind.ONLINE, 0, 0, 0, 0, -1), 0)
     with pytest.raises(WorldError, match="lost its slot"):
         own_terms(environ)
     pages.close()

@@ -176,7 +176,7 @@ def pages(side: str, tmp_path: Path) -> Iterator[Pages]:
 @both_sides
 def test_pages_say_what_was_published_until_it_is_revoked(pages: Pages) -> None:
     assert pages.read(3) is None
-    handle = pages.publish(TERMS)
+    handle = pages.publish(TERMS, 0)
     assert isinstance(handle, int)
     assert pages.read(3) == TERMS
     assert pages.read(4) is None
@@ -185,11 +185,26 @@ def test_pages_say_what_was_published_until_it_is_revoked(pages: Pages) -> None:
 
 
 @both_sides
+def test_neighbours_come_and_go_and_the_terms_stay(pages: Pages) -> None:
+    assert pages.neighbours(3) == -1
+    pages.crowd(3, 2)
+    assert (pages.read(3), pages.neighbours(3)) == (None, -1)
+    pages.publish(TERMS, 1)
+    assert pages.neighbours(3) == 1
+    pages.crowd(3, 4)
+    assert (pages.read(3), pages.neighbours(3), pages.neighbours(4)) == (TERMS, 4, -1)
+    pages.publish(TERMS, 0)
+    assert pages.neighbours(3) == 0
+    pages.revoke(3, 5)
+    assert pages.neighbours(3) == -1
+
+
+@both_sides
 def test_a_stale_generation_does_not_revoke_a_later_holder(pages: Pages) -> None:
     later = Terms(3, 6, Kind.OFFLINE, 9, 0, 0, 0, -1)
-    pages.publish(TERMS)
+    pages.publish(TERMS, 0)
     pages.revoke(3, 5)
-    pages.publish(later)
+    pages.publish(later, 0)
     pages.revoke(3, 5)
     assert pages.read(3) == later
     pages.revoke(3, 6)
@@ -201,7 +216,7 @@ def test_a_stale_generation_does_not_revoke_a_later_holder(pages: Pages) -> None
 def test_revoking_what_nobody_holds_is_no_error(pages: Pages) -> None:
     pages.revoke(0, 1)
     assert pages.read(0) is None
-    assert isinstance(pages.publish(TERMS), int)
+    assert isinstance(pages.publish(TERMS, 0), int)
 
 
 # -- Door ------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cotenant.domain.action import NO_PEER, Action, Grant, Refuse, Revoke, Stop
+from cotenant.domain.action import NO_PEER, Action, Crowd, Grant, Refuse, Revoke, Stop
 from cotenant.domain.event import (
     DEPARTED_LIMIT,
     Event,
@@ -22,7 +22,17 @@ from cotenant.domain.event import (
 )
 from cotenant.domain.gpu import Gpu
 from cotenant.domain.plan import Reason, Reject
-from cotenant.domain.tenant import NAME_LIMIT, NAME_PATTERN, Departure, Kind, Tenant, TenantSpec, TenantView, Terms
+from cotenant.domain.tenant import (
+    NAME_LIMIT,
+    NAME_PATTERN,
+    NEIGHBOURS_LIMIT,
+    Departure,
+    Kind,
+    Tenant,
+    TenantSpec,
+    TenantView,
+    Terms,
+)
 from cotenant.errors import InvariantError
 from cotenant.machine.node import NodeMachine
 
@@ -75,7 +85,7 @@ def test_a_first_start_has_nothing_to_do() -> None:
 def test_a_tenant_gets_the_lowest_slot_and_its_terms() -> None:
     node = Node()
     assert node.join(1, SERVE) == [Grant(2, 1, "web", terms(0, 1, SERVE))]
-    assert node.join(2) == [Grant(3, 2, "python-1", terms(1, 1))]
+    assert node.join(2) == [Crowd(3, (0,), 1), Grant(3, 2, "python-1", terms(1, 1), 1)]
     held = [Tenant("web", terms(0, 1, SERVE), SERVE, 11, 1000, 5), Tenant("python-1", terms(1, 1), WORK, 12, 1000, 5)]
     assert node.machine.tenants() == [TenantView(tenant, True) for tenant in held]
 
@@ -84,8 +94,8 @@ def test_a_slot_that_comes_free_has_a_new_generation() -> None:
     node = Node()
     node.join(1)
     node.join(2)
-    assert node.tell(TenantLeft(1, "exit 0"), 9) == [Revoke(4, 1, "python-0", 0, 1, "exit 0")]
-    assert node.join(3, SERVE) == [Grant(5, 3, "web", terms(0, 2, SERVE))]
+    assert node.tell(TenantLeft(1, "exit 0"), 9) == [Revoke(4, 1, "python-0", 0, 1, "exit 0"), Crowd(4, (1,), 0)]
+    assert node.join(3, SERVE) == [Crowd(5, (1,), 1), Grant(5, 3, "web", terms(0, 2, SERVE), 1)]
 
 
 def test_a_connection_is_one_tenant() -> None:
@@ -150,7 +160,7 @@ def test_the_device_that_is_liked_best_is_passed_over_when_it_does_not_fit() -> 
 def test_under_overcommit_everybody_comes_in() -> None:
     node = Node(NodeSettings(4, 100, admit="overcommit", gpus=TWO_GPUS))
     whole = TenantSpec(Kind.OFFLINE, 7, memory_bytes=99 * GIB, share_ppm=10**6)
-    assert [type(action) for peer in range(4) for action in node.join(peer, whole)] == [Grant] * 4
+    assert [type(node.join(peer, whole)[-1]) for peer in range(4)] == [Grant] * 4
 
 
 def test_what_a_tenant_held_is_free_when_it_ends() -> None:
@@ -159,6 +169,31 @@ def test_what_a_tenant_held_is_free_when_it_ends() -> None:
     for peer in range(1, 4):
         assert node.join(peer, whole) == [Grant(2 * peer, peer, "tenant-0", terms(0, peer, whole, gpu=0))]
         node.tell(PeerLost(peer))
+
+
+def test_only_those_on_the_same_device_hear_of_each_other() -> None:
+    node = Node(NodeSettings(4, 100, gpus=TWO_GPUS))
+    large, share = TenantSpec(Kind.OFFLINE, 7, memory_bytes=9 * GIB), TenantSpec(Kind.OFFLINE, 7, share_ppm=700_000)
+    grants = [node.join(peer, spec)[-1] for peer, spec in enumerate((large, share, share))]
+    told = [(action.terms.gpu, action.neighbours) for action in grants if isinstance(action, Grant)]
+    assert sorted(told) == [(0, 0), (1, 0), (1, 1)]
+    alone = next(peer for peer, (gpu, _) in enumerate(told) if gpu == 0)
+    assert len(node.tell(PeerLost(alone))) == 1
+    assert node.tell(PeerLost(0))[1:] == [Crowd(6, (3 - alone,), 0)]
+
+
+def test_who_comes_to_a_crowd_changes_nothing_for_the_others() -> None:
+    node = Node(NodeSettings(99, 100, gpus=TWO_GPUS[:1]))
+    for peer in range(NEIGHBOURS_LIMIT):
+        node.join(peer)
+    *others, _ = node.join(50)
+    assert others == [Crowd(node.machine.turn, tuple(range(NEIGHBOURS_LIMIT)), NEIGHBOURS_LIMIT)]
+    (granted,) = node.join(51)
+    assert isinstance(granted, Grant)
+    assert granted.neighbours == NEIGHBOURS_LIMIT
+    assert len(node.tell(PeerLost(51))) == 1
+    _, fewer = node.tell(PeerLost(50))
+    assert fewer == Crowd(node.machine.turn, tuple(range(NEIGHBOURS_LIMIT)), NEIGHBOURS_LIMIT - 1)
 
 
 def test_a_peer_that_is_no_tenant_may_leave_or_be_lost() -> None:
@@ -190,13 +225,13 @@ def test_after_a_restart_tenants_are_awaited_and_their_pages_renewed() -> None:
     node = Node()
     node.join(1)
     node.join(2, SERVE)
-    granted = [Grant(4, NO_PEER, "python-0", terms(0, 1)), Grant(4, NO_PEER, "web", terms(1, 1, SERVE))]
+    granted = [Grant(4, NO_PEER, "python-0", terms(0, 1), 1), Grant(4, NO_PEER, "web", terms(1, 1, SERVE), 1)]
     assert node.restart(50) == granted
     assert node.machine.next_wakeup() == 150
     assert [view.connected for view in node.machine.tenants()] == [False, False]
-    assert node.tell(TenantResumed(1, 12, 1000, 1, 1)) == [Grant(5, 1, "web", terms(1, 1, SERVE))]
+    assert node.tell(TenantResumed(1, 12, 1000, 1, 1)) == [Grant(5, 1, "web", terms(1, 1, SERVE), 1)]
     assert node.machine.next_wakeup() == 150
-    assert node.tell(TenantResumed(2, 11, 1000, 0, 1)) == [Grant(6, 2, "python-0", terms(0, 1))]
+    assert node.tell(TenantResumed(2, 11, 1000, 0, 1)) == [Grant(6, 2, "python-0", terms(0, 1), 1)]
     assert node.machine.next_wakeup() is None
 
 
@@ -207,7 +242,8 @@ def test_who_does_not_come_back_in_time_is_lost() -> None:
     node.restart(50)
     node.tell(TenantResumed(1, 12, 1000, 1, 1))
     assert node.tell(Woke(), 149) == []
-    assert node.tell(Woke(), 150) == [Revoke(7, NO_PEER, "python-0", 0, 1, "lost: did not come back in time")]
+    gone = Revoke(7, NO_PEER, "python-0", 0, 1, "lost: did not come back in time")
+    assert node.tell(Woke(), 150) == [gone, Crowd(7, (1,), 0)]
     assert node.machine.next_wakeup() is None
     late = TenantResumed(2, 11, 1000, 0, 1)
     assert node.tell(late, 151) == refusal(8, 2, Reason.UNKNOWN_SLOT, "nobody holds slot 0")
@@ -217,7 +253,7 @@ def test_a_slot_of_somebody_away_is_granted_to_nobody() -> None:
     node = Node()
     node.join(1)
     node.restart(50)
-    assert node.join(2) == [Grant(4, 2, "python-1", terms(1, 1))]
+    assert node.join(2) == [Crowd(4, (0,), 1), Grant(4, 2, "python-1", terms(1, 1), 1)]
     assert [type(action) for action in node.join(3)] == [Refuse]
 
 
@@ -274,14 +310,14 @@ def test_with_fewer_slots_the_surplus_runs_out() -> None:
     node.restart(50, slots=1)
     for peer in range(3):
         assert node.tell(TenantResumed(peer, 10 + peer, 1000, peer, 1)) == [
-            Grant(6 + peer, peer, f"python-{peer}", terms(peer, 1))
+            Grant(6 + peer, peer, f"python-{peer}", terms(peer, 1), 2)
         ]
-    assert node.tell(TenantLeft(2, "exit 0")) == [Revoke(9, 2, "python-2", 2, 1, "exit 0")]
+    assert node.tell(TenantLeft(2, "exit 0")) == [Revoke(9, 2, "python-2", 2, 1, "exit 0"), Crowd(9, (0, 1), 1)]
     assert [type(action) for action in node.join(5)] == [Refuse]
     node.tell(TenantLeft(0, "exit 0"))
-    assert node.join(5) == [Grant(12, 5, "python-0", terms(0, 2))]
+    assert node.join(5) == [Crowd(12, (1,), 1), Grant(12, 5, "python-0", terms(0, 2), 1)]
     node.restart(60, slots=3)
-    assert node.join(6) == [Grant(14, 6, "python-2", terms(2, 2))]
+    assert node.join(6) == [Crowd(14, (0, 1), 2), Grant(14, 6, "python-2", terms(2, 2), 2)]
 
 
 def test_a_device_that_is_gone_keeps_its_tenant_and_takes_no_other() -> None:
@@ -295,7 +331,7 @@ def test_a_device_that_is_gone_keeps_its_tenant_and_takes_no_other() -> None:
     node.restart(70, gpus=(TWO_GPUS[0], Gpu("small", GIB)))
     assert node.machine.plan().room(1).memory_free_bytes == -8 * GIB
     tiny = TenantSpec(Kind.OFFLINE, 7, "tiny", memory_bytes=1)
-    assert node.join(3, tiny) == [Grant(7, 3, "tiny", terms(2, 1, tiny, gpu=0))]
+    assert node.join(3, tiny) == [Crowd(7, (1,), 1), Grant(7, 3, "tiny", terms(2, 1, tiny, gpu=0), 1)]
 
 
 # -- stopping --------------------------------------------------------------------------------------------------
@@ -363,7 +399,7 @@ def test_who_has_no_name_is_called_by_its_program(command: str, name: str) -> No
 def test_an_invented_name_evades_one_that_is_taken() -> None:
     node = Node()
     node.join(1, TenantSpec(Kind.OFFLINE, 7, "python-1"))
-    assert node.join(2) == [Grant(3, 2, "python-1-2", terms(1, 1))]
+    assert node.join(2) == [Crowd(3, (0,), 1), Grant(3, 2, "python-1-2", terms(1, 1), 1)]
 
 
 def test_a_snapshot_is_the_whole_story() -> None:

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cotenant.domain.action import NO_PEER, Action, Grant, Refuse, Revoke, Stop
+from cotenant.domain.action import NO_PEER, Action, Crowd, Grant, Refuse, Revoke, Stop
 from cotenant.domain.event import (
     Event,
     NodeSettings,
@@ -21,7 +21,7 @@ from cotenant.domain.event import (
 )
 from cotenant.domain.gpu import WHOLE_PPM, Gpu
 from cotenant.domain.plan import Reason
-from cotenant.domain.tenant import Kind, TenantSpec, Terms
+from cotenant.domain.tenant import NEIGHBOURS_LIMIT, Kind, TenantSpec, Terms
 from cotenant.format.journal import MAGIC, Turn, TurnReader, encode_turn
 from cotenant.host import replay
 from cotenant.machine.node import NodeMachine
@@ -68,6 +68,7 @@ class NodeLife(RuleBasedStateMachine):
         self.turns: list[Turn] = []
         self.segment: list[Turn] = []
         self.held: dict[int, Holder] = {}
+        self.neighbours: dict[int, int] = {}
         self.granted_to: dict[tuple[int, int], int] = {}
         self.ended: set[tuple[int, int]] = set()
         self.sequence = 100
@@ -88,6 +89,11 @@ class NodeLife(RuleBasedStateMachine):
             assert action.cause == self.machines[0].turn
             if isinstance(action, Grant):
                 self._believe_grant(action, event)
+                self.neighbours[action.terms.slot] = action.neighbours
+            elif isinstance(action, Crowd):
+                for slot in action.slots:  # nobody is told what it knows
+                    assert self.neighbours[slot] != action.neighbours
+                    self.neighbours[slot] = action.neighbours
             elif isinstance(action, Revoke):
                 self._believe_revoke(action)
         return actions
@@ -117,6 +123,7 @@ class NodeLife(RuleBasedStateMachine):
     def _believe_revoke(self, action: Revoke) -> None:
         key = (action.slot, action.generation)
         holder = self.held.pop(action.slot)
+        del self.neighbours[action.slot]
         assert (holder.name, holder.terms.generation) == (action.tenant, action.generation)
         assert key in self.granted_to
         assert key not in self.ended
@@ -138,7 +145,7 @@ class NodeLife(RuleBasedStateMachine):
     def join(self, step: int, spec: TenantSpec) -> None:
         self.now += step
         peer = self.new_number()
-        (action,) = self.tell(TenantJoined(peer, self.new_number(), 1000, spec))
+        *_, action = self.tell(TenantJoined(peer, self.new_number(), 1000, spec))
         free = [slot for slot in range(self.settings.slots) if slot not in self.held or self.held[slot].peer == peer]
         if isinstance(action, Refuse) and action.reject.reason is Reason.NO_SLOT:
             assert free == []
@@ -159,7 +166,7 @@ class NodeLife(RuleBasedStateMachine):
     def end(self, step: int, pick: int, lost: bool) -> None:
         self.now += step
         holder = self.connected()[pick % len(self.connected())]
-        (action,) = self.tell(PeerLost(holder.peer) if lost else TenantLeft(holder.peer, "exit 0"))
+        action, *_ = self.tell(PeerLost(holder.peer) if lost else TenantLeft(holder.peer, "exit 0"))
         assert isinstance(action, Revoke)
         assert action.peer == (NO_PEER if lost else holder.peer)
 
@@ -175,7 +182,8 @@ class NodeLife(RuleBasedStateMachine):
         holder = self.away()[pick % len(self.away())]
         peer = self.new_number()
         event = TenantResumed(peer, holder.pid, 1000, holder.terms.slot, holder.terms.generation)
-        assert self.tell(event) == [Grant(self.machines[0].turn, peer, holder.name, holder.terms)]
+        neighbours = self.neighbours[holder.terms.slot]
+        assert self.tell(event) == [Grant(self.machines[0].turn, peer, holder.name, holder.terms, neighbours)]
 
     @precondition(lambda self: self.held)
     @rule(pick=picks, wrong=st.sampled_from(["pid", "uid", "generation", "slot", "again"]), by=st.sampled_from([-1, 1]))
@@ -253,6 +261,12 @@ class NodeLife(RuleBasedStateMachine):
             assert [view.tenant.pid for view in views] == [
                 self.granted_to[view.tenant.terms.slot, view.tenant.terms.generation] for view in views
             ]
+
+    @invariant()
+    def every_page_counts_the_others_on_its_device(self) -> None:
+        places = [holder.terms.gpu for holder in self.held.values()]
+        right = {slot: places.count(holder.terms.gpu) - 1 for slot, holder in self.held.items()}
+        assert self.neighbours == {slot: min(others, NEIGHBOURS_LIMIT) for slot, others in right.items()}
 
     @invariant()
     def all_twins_are_equal(self) -> None:

@@ -80,7 +80,7 @@ LAYOUT = """
 int main(void)
 {
     printf("%zu %zu %zu %d %d %d\\n", sizeof(struct ct_record_kernel), sizeof(struct ct_record_interval),
-           offsetof(struct ct_record_header, crowded), CT_RECORD_INTERVALS_AT, CT_RECORD_KERNELS, CT_RECORD_INTERVALS);
+           offsetof(struct ct_record_header, device), CT_RECORD_INTERVALS_AT, CT_RECORD_KERNELS, CT_RECORD_INTERVALS);
     for (unsigned long long value = 0; value < 1ull << 37; value = value * 9 / 8 + 1)
         printf("%llu:%u ", value, ct_bucket_of(value));
 }
@@ -96,7 +96,7 @@ def test_both_sides_of_a_record_agree(tmp_path: Path) -> None:
     assert [int(word) for word in sizes.split()] == [
         record._KERNEL_BYTES,
         record._INTERVAL_BYTES,
-        record.CROWDED_AT,
+        record._HEADER.size - 512 - 64,
         record.INTERVALS_AT,
         record.KERNEL_LIMIT,
         record.INTERVAL_LIMIT,

@@ -16,10 +16,9 @@ from cotenant.domain.profile import Profile, merge
 from cotenant.errors import CotenantError, WorldError
 from cotenant.format.config import RunConfig
 from cotenant.format.record import Record
-from cotenant.live.client import tenants_of
 from cotenant.live.clock import unix_ns
 from cotenant.live.hook.door import RECORD_VARIABLE, environment, find_driver, make_shim
-from cotenant.live.hook.trace import driver_of, family, program_of, read_records, recorded, tell_crowded
+from cotenant.live.hook.trace import driver_of, family, program_of, read_records, recorded, show_terms
 from cotenant.live.profile.store import ProfileStore
 
 Say: TypeAlias = Callable[[str], None]
@@ -27,7 +26,6 @@ Say: TypeAlias = Callable[[str], None]
 MEASURED_RUNS: Final = 3
 _FIRST_LOOK_S: Final = 0.1
 _LONGEST_LOOK_S: Final = 2.0
-_PATIENCE_S: Final = 1.0
 _REMEDY: Final = "it may be linked statically, or load the driver by its path"
 
 
@@ -41,7 +39,6 @@ class Hooked:
         self._say = say
         self._strays: dict[int, str] = {}
         self._told: list[int] = []
-        self._crowded = False
         self.measuring = measuring
         self.home = Path(tempfile.mkdtemp(prefix=f"run-{os.getpid()}-", dir=home))
         self.records = self.home / "records"
@@ -49,24 +46,20 @@ class Hooked:
         make_shim(self.home / "shim", driver)
         self.look_s = _FIRST_LOOK_S
 
-    def variables(self, environ: Mapping[str, str], *, crowded: bool) -> dict[str, str]:
-        """What to add to the program's environment."""
-        self._crowded = crowded
+    def variables(self, environ: Mapping[str, str], page: int) -> dict[str, str]:
+        """What to add to the environment of a program under the terms of this page."""
+        show_terms(self.records, page)
         return {
             **environment(self._config.hook, self.home / "shim", environ),
             RECORD_VARIABLE: str(self.records),
             "COTENANT_MEASURE": str(int(self.measuring)),
             "COTENANT_SAMPLE": str(self._config.sample),
             "COTENANT_UNKNOWN": self._config.unknown,
-            "COTENANT_CROWDED": str(int(crowded)),
         }
 
-    def look(self, pid: int, *, crowded: bool) -> None:
-        """While it runs: does a process use the driver past us, and is somebody else on the device?"""
+    def look(self, pid: int) -> None:
+        """While it runs: does a process use the driver past us?"""
         self.look_s = min(2 * self.look_s, _LONGEST_LOOK_S)
-        if crowded != self._crowded:
-            self._crowded = crowded
-            tell_crowded(self.records, crowded=crowded)
         for member in family(pid):
             path = driver_of(member, self._driver.resolve(), hooked=self._config.hook == "preload")
             if path and member not in self._strays:
@@ -172,13 +165,3 @@ def keep(profiles: Sequence[Profile], store: ProfileStore | None, say: Say) -> N
             store.add(profile, unix_ns())
         except CotenantError as error:
             say(f"the recording is lost: {error}")
-
-
-def is_crowded(socket: Path, tenant: str, gpu: int) -> bool:
-    """Whether another tenant is on the same device; when the node is away we do not know, and assume it."""
-    try:
-        roll = tenants_of(socket, _PATIENCE_S)
-    except CotenantError:
-        return True
-    there = [view.tenant for view in roll.tenants]
-    return any(other.name != tenant and other.terms.gpu == gpu for other in there)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from cotenant.apps.hook import Hooked, is_crowded
+from cotenant.apps.hook import Hooked
 from cotenant.domain.event import NodeSettings
 from cotenant.domain.plan import Reason
 from cotenant.domain.tenant import COMMAND_LIMIT, Kind, TenantSpec, Terms
@@ -108,10 +108,6 @@ class Membership:
             return False
         self._connection = connection
         return True
-
-    def crowded(self) -> bool:
-        """Whether another tenant may be on our device."""
-        return is_crowded(self._places.socket, self.tenant, self.terms.gpu)
 
     def leave(self, ending: str) -> None:
         """Say how it ended and wait until the slot is free.
@@ -235,7 +231,7 @@ def run_tenant(
         "COTENANT_TENANT": membership.tenant,
     }
     if hooked is not None:
-        environ |= hooked.variables(environ, crowded=membership.crowded())
+        environ |= hooked.variables(environ, membership.page)
     try:
         child = Child(command, environ, [membership.page])
     except OSError as error:
@@ -265,7 +261,7 @@ def _attend(child: Child, membership: Membership, hooked: Hooked | None) -> None
         if child.fileno() in ready:
             return
         if hooked is not None and not ready:
-            hooked.look(child.pid, crowded=membership.crowded())
+            hooked.look(child.pid)
         if away:
             patience_s = _RETRY_S if membership.resume() else min(2 * patience_s, _LONGEST_RETRY_S)
         elif membership.fileno() in ready:

@@ -19,6 +19,8 @@ class Grant(Value, frozen=True, tag="grant"):
     peer: int
     tenant: str
     terms: Terms
+    neighbours: int = 0
+    """How many others are on its device, up to `NEIGHBOURS_LIMIT`: no promise, and told anew as they come and go."""
 
 
 class Refuse(Value, frozen=True, tag="refuse"):
@@ -40,6 +42,14 @@ class Revoke(Value, frozen=True, tag="revoke"):
     ending: str
 
 
+class Crowd(Value, frozen=True, tag="crowd"):
+    """Somebody came to or left the device of these slots' holders: so many others are there now."""
+
+    cause: int
+    slots: tuple[int, ...]
+    neighbours: int
+
+
 class Stop(Value, frozen=True, tag="stop"):
     """The daemon ends itself."""
 
@@ -47,7 +57,7 @@ class Stop(Value, frozen=True, tag="stop"):
     reason: str
 
 
-Action: TypeAlias = Grant | Refuse | Revoke | Stop
+Action: TypeAlias = Grant | Refuse | Revoke | Crowd | Stop
 
 
 def promises(actions: list[Action]) -> list[tuple[int, int, Terms | None]]:

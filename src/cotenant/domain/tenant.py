@@ -16,6 +16,8 @@ NAME_LIMIT: Final = 64
 COMMAND_LIMIT: Final = 512
 ENDING_LIMIT: Final = 256
 NAME_PATTERN: Final = r"^([A-Za-z0-9][A-Za-z0-9._-]*)?\Z"  # not $, which lets a newline follow
+NEIGHBOURS_LIMIT: Final = 15
+"""More than these are counted as these: whoever comes to a crowd then changes nothing for the others in it."""
 _LARGEST: Final = (1 << 63) - 1
 
 Priority = Annotated[int, msgspec.Meta(ge=PRIORITY_HIGHEST, le=PRIORITY_LOWEST)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cotenant.domain.action import Action, Grant, Refuse, Revoke, Stop
+from cotenant.domain.action import Action, Crowd, Grant, Refuse, Revoke, Stop
 from cotenant.domain.event import (
     Event,
     NodeRestored,
@@ -16,7 +16,7 @@ from cotenant.domain.event import (
     TenantResumed,
 )
 from cotenant.domain.instant import SECOND_NS, Instant
-from cotenant.domain.tenant import TenantSpec
+from cotenant.domain.tenant import NEIGHBOURS_LIMIT, TenantSpec
 from cotenant.format.quantity import format_duration, format_share, format_size
 
 
@@ -63,15 +63,23 @@ def describe_event(event: Event) -> str:
             return "woke"
 
 
+def _neighbours(count: int) -> str:
+    more = " or more" if count >= NEIGHBOURS_LIMIT else ""
+    return f"{count or 'no'}{more} neighbour{'' if count == 1 else 's'}"
+
+
 def describe_action(action: Action) -> str:
     """What was done."""
     match action:
-        case Grant(tenant=tenant, terms=terms):
+        case Grant(tenant=tenant, terms=terms, neighbours=neighbours):
             where = f" on GPU {terms.gpu}" if terms.gpu >= 0 else ""
-            return f"grant {tenant} slot {terms.slot}/{terms.generation}{where}"
+            beside = f" with {_neighbours(neighbours)}" if neighbours else ""
+            return f"grant {tenant} slot {terms.slot}/{terms.generation}{where}{beside}"
         case Refuse(peer=peer, reject=reject):
             return f"refuse peer {peer}: {reject.reason.value}: {reject.detail}"
         case Revoke(tenant=tenant, slot=slot, generation=generation, ending=ending):
             return f"free slot {slot}/{generation} of {tenant}: {ending}"
+        case Crowd(slots=slots, neighbours=neighbours):
+            return f"tell slot {', '.join(map(str, slots))}: {_neighbours(neighbours)}"
         case Stop(reason=reason):
             return f"stop: {reason}"

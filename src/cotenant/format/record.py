@@ -17,10 +17,8 @@ from cotenant.domain.value import Value
 
 MAGIC: Final = b"COTREC1\0"
 VERSION: Final = 1
-CROWDED_AT: Final = 136
-"""Where the one number lies that `cotenant run` writes: whether another tenant is on the device."""
 
-_HEADER: Final = struct.Struct("<8s10I12Q64s512s")
+_HEADER: Final = struct.Struct("<8s10I11Q64s512s")
 _KERNEL: Final = struct.Struct("<216s10IQ")
 _INTERVAL: Final = struct.Struct("<4I")
 _OCTAVE_BITS: Final = 4
@@ -68,8 +66,8 @@ def decode_record(part: Part, task: str) -> Record | None:
     if magic != MAGIC or sizes != (VERSION, 4096, _KERNEL_BYTES, _INTERVAL_BYTES, KERNEL_LIMIT, INTERVAL_LIMIT):
         return None
     pid, measuring, kernels, intervals = numbers[2:6]
-    counts, (device, names) = numbers[6:18], numbers[18:20]
-    calls, unbooked, captured, timed, untimed, allocations, frees, tables, unknown, span_ns, busy_ns, _ = counts
+    counts, (device, names) = numbers[6:17], numbers[17:19]
+    calls, unbooked, captured, timed, untimed, allocations, frees, tables, unknown, span_ns, busy_ns = counts
     timings = list(_timings(part(KERNELS_AT, min(kernels, KERNEL_LIMIT) * _KERNEL_BYTES)))
     waits = _intervals(part(INTERVALS_AT, min(intervals, INTERVAL_LIMIT) * _INTERVAL_BYTES), timings)
     busy_ns = min(busy_ns, span_ns)

@@ -29,10 +29,10 @@ class LivePages:
         except OSError as error:
             raise WorldError(f"cannot make {directory}: {error.strerror}; mend its parent directory") from None
 
-    def publish(self, terms: Terms) -> int:
+    def publish(self, terms: Terms, neighbours: int) -> int:
         """Write the terms of a slot; returns the descriptor to hand over."""
         page, handle = self._page(terms.slot)
-        gate.write_terms(memoryview(page), terms)
+        gate.write_terms(memoryview(page), terms, neighbours)
         return handle
 
     def revoke(self, slot: int, generation: int) -> None:
@@ -45,6 +45,17 @@ class LivePages:
     def read(self, slot: int) -> Terms | None:
         """The terms in force."""
         return gate.read_terms(memoryview(self._page(slot)[0]))
+
+    def crowd(self, slot: int, neighbours: int) -> None:
+        """Change the number of others, and nothing else."""
+        page = memoryview(self._page(slot)[0])
+        held = gate.read_terms(page)
+        if held is not None:
+            gate.write_terms(page, held, neighbours)
+
+    def neighbours(self, slot: int) -> int:
+        """How many others the holder has; -1 when nobody holds the slot."""
+        return gate.read_neighbours(memoryview(self._page(slot)[0]))
 
     def generations(self) -> dict[int, int]:
         """The latest generation that each page speaks of, granted or revoked: what a lost journal cannot forget."""

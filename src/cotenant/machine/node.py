@@ -13,7 +13,7 @@ import re
 from collections import deque
 from typing import Any, Final
 
-from cotenant.domain.action import NO_PEER, Action, Grant, Refuse, Revoke, Stop
+from cotenant.domain.action import NO_PEER, Action, Crowd, Grant, Refuse, Revoke, Stop
 from cotenant.domain.event import (
     DEPARTED_LIMIT,
     NEVER,
@@ -31,7 +31,7 @@ from cotenant.domain.event import (
 from cotenant.domain.gpu import WHOLE_PPM, Gpu, GpuRoom
 from cotenant.domain.instant import Instant
 from cotenant.domain.plan import Plan, Reason, Reject, Seat
-from cotenant.domain.tenant import Departure, Tenant, TenantSpec, TenantView, Terms
+from cotenant.domain.tenant import NEIGHBOURS_LIMIT, Departure, Tenant, TenantSpec, TenantView, Terms
 from cotenant.errors import InvariantError
 from cotenant.policy import admit, place
 
@@ -53,6 +53,7 @@ class NodeMachine:
         self._slot_of_name: dict[str, int] = {}
         self._generations: list[int] = []
         self._free: list[int] = []
+        self._seated: dict[int, set[int]] = {}  # slots by device; -1: those that got none may all be on the same
         self._rooms: list[GpuRoom] = []
         self._ranks: list[tuple[int, ...]] = []  # of the rooms, by the place policy: only a change is ranked anew
         self._judge = admit.POLICIES["reserve"]
@@ -162,7 +163,9 @@ class NodeMachine:
         self._idle_since = NEVER
         if gpu != _NO_GPU:
             self._occupy(gpu, spec, 1)
-        return [Grant(self.turn, peer, name, terms)]
+        crowd = self._crowd(gpu)
+        self._seated.setdefault(gpu, set()).add(slot)
+        return [*crowd, self._grant(peer, self._tenants[slot])]
 
     def _resumed(self, event: TenantResumed, now: Instant) -> list[Action]:
         del now
@@ -188,13 +191,13 @@ class NodeMachine:
         slot = self._slot_of_peer.get(event.peer)
         if slot is None:  # a peer that never was a tenant may say goodbye
             return []
-        return [self._release(slot, event.ending, event.peer, now)]
+        return self._release(slot, event.ending, event.peer, now)
 
     def _lost(self, event: PeerLost, now: Instant) -> list[Action]:
         slot = self._slot_of_peer.get(event.peer)
         if slot is None:
             return []
-        return [self._release(slot, "lost: its connection closed", NO_PEER, now)]
+        return self._release(slot, "lost: its connection closed", NO_PEER, now)
 
     def _woke(self, event: Woke, now: Instant) -> list[Action]:
         del event
@@ -202,7 +205,8 @@ class NodeMachine:
         if self._away_until != NEVER and now >= self._away_until:
             self._away_until = NEVER
             away = [slot for slot in sorted(self._tenants) if slot not in self._peer_of]
-            actions += [self._release(slot, "lost: did not come back in time", NO_PEER, now) for slot in away]
+            for slot in away:
+                actions += self._release(slot, "lost: did not come back in time", NO_PEER, now)
         patience = self.settings.idle_exit_ns
         if patience and self._idle_since != NEVER and now >= self._idle_since + patience:
             self._idle_since = NEVER
@@ -221,9 +225,16 @@ class NodeMachine:
         return [Refuse(self.turn, peer, Reject(reason, detail))]
 
     def _grant(self, peer: int, tenant: Tenant) -> Grant:
-        return Grant(self.turn, peer, tenant.name, tenant.terms)
+        others = len(self._seated[tenant.terms.gpu]) - 1
+        return Grant(self.turn, peer, tenant.name, tenant.terms, min(others, NEIGHBOURS_LIMIT))
 
-    def _release(self, slot: int, ending: str, peer: int, now: Instant) -> Revoke:
+    def _crowd(self, gpu: int, leaving: int = 0) -> list[Action]:
+        """What the others on a device must hear when somebody joins them, or has left: nothing if they are many."""
+        slots = self._seated.get(gpu, set())
+        others = len(slots) - leaving
+        return [Crowd(self.turn, tuple(sorted(slots)), others)] if slots and len(slots) <= NEIGHBOURS_LIMIT else []
+
+    def _release(self, slot: int, ending: str, peer: int, now: Instant) -> list[Action]:
         tenant = self._tenants.pop(slot)
         connected = self._peer_of.pop(slot, None)
         if connected is not None:
@@ -236,7 +247,9 @@ class NodeMachine:
         if not self._tenants:
             self._idle_since = now
         self.departed.append(Departure(tenant, ending, now))
-        return Revoke(self.turn, peer, tenant.name, slot, tenant.terms.generation, ending)
+        self._seated[tenant.terms.gpu].remove(slot)
+        revoked = Revoke(self.turn, peer, tenant.name, slot, tenant.terms.generation, ending)
+        return [revoked, *self._crowd(tenant.terms.gpu, leaving=1)]
 
     def _find_gpu(self, spec: TenantSpec) -> int | Reject:
         """Of the devices that the admit policy accepts, the one the place policy likes best; else its objection."""
@@ -282,9 +295,11 @@ class NodeMachine:
         self._generations += [0] * (settings.slots - len(self._generations))
         self._free = [slot for slot in range(settings.slots) if slot not in self._tenants]
         self._slot_of_name = {tenant.name: slot for slot, tenant in self._tenants.items()}
+        self._seated = {}
         self._rooms = [_whole(index, gpu) for index, gpu in enumerate(settings.gpus)]
         self._ranks = [self._rank(room) for room in self._rooms]
-        for tenant in self._tenants.values():
+        for slot, tenant in self._tenants.items():
+            self._seated.setdefault(tenant.terms.gpu, set()).add(slot)
             if 0 <= tenant.terms.gpu < len(self._rooms):
                 self._occupy(tenant.terms.gpu, tenant.spec, 1)
 
@@ -303,6 +318,11 @@ class NodeMachine:
             ("peers by slot", {peer: slot for slot, peer in self._peer_of.items()}, self._slot_of_peer),
             ("connected slots", [slot for slot in self._peer_of if slot not in held], []),
             ("names", {tenant.name: slot for slot, tenant in self._tenants.items()}, self._slot_of_name),
+            (
+                "seats",
+                sorted((gpu, slot) for gpu, slots in self._seated.items() for slot in slots),
+                sorted((terms.gpu, slot) for slot, terms in held.items()),
+            ),
             ("rooms", self._rooms, [plan.room(room.index) for room in self._rooms]),
             ("waiting for somebody", self._away_until != NEVER, len(self._peer_of) < len(held)),
         ]

@@ -8,15 +8,17 @@ from cotenant.domain.tenant import Terms
 class SimPages:
     """One entry per slot; the handle is the slot itself."""
 
-    __slots__ = ("_terms",)
+    __slots__ = ("_neighbours", "_terms")
 
     def __init__(self) -> None:
         """All slots free."""
         self._terms: dict[int, Terms] = {}
+        self._neighbours: dict[int, int] = {}
 
-    def publish(self, terms: Terms) -> int:
+    def publish(self, terms: Terms, neighbours: int) -> int:
         """Write the terms of a slot."""
         self._terms[terms.slot] = terms
+        self._neighbours[terms.slot] = neighbours
         return terms.slot
 
     def revoke(self, slot: int, generation: int) -> None:
@@ -24,7 +26,17 @@ class SimPages:
         held = self._terms.get(slot)
         if held is not None and held.generation == generation:
             del self._terms[slot]
+            del self._neighbours[slot]
+
+    def crowd(self, slot: int, neighbours: int) -> None:
+        """Change the number of others, and nothing else."""
+        if slot in self._terms:
+            self._neighbours[slot] = neighbours
 
     def read(self, slot: int) -> Terms | None:
         """The terms in force."""
         return self._terms.get(slot)
+
+    def neighbours(self, slot: int) -> int:
+        """How many others the holder has; -1 when nobody holds the slot."""
+        return self._neighbours.get(slot, -1)

@@ -1,4 +1,4 @@
-"""Launches a short and a long kernel in turn, waiting now and then: spins.py ROUNDS [die]."""
+"""Launches a short and a long kernel in turn, waiting now and then: spins.py ROUNDS [ask | die]."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ for number in range(int(sys.argv[1])):
         ok(driver.cuLaunchKernel(function, 80, 1, 1, threads, 1, 1, 0, 0, values, 0))
     if number % 4 == 3:
         ok(driver.cuCtxSynchronize())
+if sys.argv[2:] == ["ask"]:
+    print("launched", flush=True)
+    input()
 ok(driver.cuCtxSynchronize())
-if sys.argv[2:]:
+if sys.argv[2:] == ["die"]:
     os.kill(os.getpid(), signal.SIGKILL)
 print("spun")

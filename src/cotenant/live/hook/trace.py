@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from cotenant.format.record import CROWDED_AT, Part, Record, decode_record
+from cotenant.format.record import Part, Record, decode_record
 
 _RECORDS_LIMIT: Final = 4096
 _PROCESSES_LIMIT: Final = 4096
@@ -32,15 +32,10 @@ def _reader(descriptor: int) -> Part:
     return lambda at, length: os.pread(descriptor, length, at)
 
 
-def tell_crowded(directory: Path, *, crowded: bool) -> None:
-    """Tell every process of a tenant whether somebody else is on its device."""
-    for path in directory.glob("record-*"):
-        with contextlib.suppress(OSError):
-            descriptor = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                os.pwrite(descriptor, int(crowded).to_bytes(8, "little"), CROWDED_AT)
-            finally:
-                os.close(descriptor)
+def show_terms(directory: Path, page: int) -> None:
+    """Put the name of a tenant's terms page beside its records: a child may have lost the descriptor."""
+    with contextlib.suppress(OSError):
+        (directory / "terms").symlink_to(Path(f"/proc/self/fd/{page}").readlink())
 
 
 def recorded(directory: Path, pid: int) -> bool:

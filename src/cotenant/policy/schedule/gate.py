@@ -19,7 +19,7 @@ def format_page(page: WritableBuffer) -> None:
     _native.terms_init(page)
 
 
-def write_terms(page: WritableBuffer, terms: Terms) -> None:
+def write_terms(page: WritableBuffer, terms: Terms, neighbours: int) -> None:
     """Replace what the page says, in one step for every reader."""
     _native.terms_write(
         page,
@@ -33,13 +33,14 @@ def write_terms(page: WritableBuffer, terms: Terms) -> None:
             terms.memory_bytes,
             terms.slo_ns,
             terms.gpu + 1,
+            neighbours + 1,
         ),
     )
 
 
 def write_revoked(page: WritableBuffer, slot: int, generation: int) -> None:
     """Say that this generation holds the slot no more."""
-    _native.terms_write(page, (_REVOKED, slot, generation, 0, 0, 0, 0, 0, 0))
+    _native.terms_write(page, (_REVOKED, slot, generation, 0, 0, 0, 0, 0, 0, 0))
 
 
 def read_generation(page: bytes | WritableBuffer) -> int:
@@ -49,8 +50,13 @@ def read_generation(page: bytes | WritableBuffer) -> int:
 
 def read_terms(page: bytes | WritableBuffer) -> Terms | None:
     """The terms in force, or None when nobody holds the slot. ValueError when this is no terms page."""
-    state, slot, generation, online, priority, share, memory, slo, gpu = _native.terms_read(page)
+    state, slot, generation, online, priority, share, memory, slo, gpu, _ = _native.terms_read(page)
     if state != _GRANTED:
         return None
     kind = Kind.ONLINE if online else Kind.OFFLINE
     return Terms(slot, generation, kind, priority, share, memory, slo, gpu - 1)
+
+
+def read_neighbours(page: bytes | WritableBuffer) -> int:
+    """How many others are on the holder's device, as far as they are counted; -1 when nobody said."""
+    return _native.terms_read(page)[9] - 1
