@@ -83,11 +83,18 @@ static void count_unnamed(CUresult result)
     }
 }
 
-static void begin_capture(CUresult result)
+/* Counted before the driver begins it: another thread must not time anything in the moment between. */
+static void begin_capture(void)
 {
     struct ct_session *session = ct_session();
-    if (session && result == CUDA_SUCCESS)
-        atomic_fetch_add_explicit(&session->captures, 1, memory_order_relaxed);
+    if (session)
+        atomic_fetch_add(&session->captures, 1);
+}
+
+static void capture_begun(CUresult result)
+{
+    if (result != CUDA_SUCCESS)
+        ct_capture_ended();
 }
 
 static void end_contexts(void)
@@ -127,7 +134,7 @@ static void release_functions(CUresult result, CUdevice device)
 #define BODY_ENGINE(symbol, ...)
 #define BODY_INSTANTIATE(symbol, ...)
 #define BODY_UNNAMED(symbol, ...) AROUND(symbol, NOTHING, count_unnamed(result), __VA_ARGS__)
-#define BODY_CAPTURE(symbol, ...) AROUND(symbol, NOTHING, begin_capture(result), __VA_ARGS__)
+#define BODY_CAPTURE(symbol, ...) AROUND(symbol, begin_capture(), capture_begun(result), __VA_ARGS__)
 #define BODY_SYNC(symbol, ...) AROUND(symbol, NOTHING, harvest(), __VA_ARGS__)
 #define BODY_ENDS(symbol, ...) AROUND(symbol, end_contexts(), forget_functions(result), __VA_ARGS__)
 #define BODY_RELEASES(symbol, ...) AROUND(symbol, end_contexts(), release_functions(result, a), __VA_ARGS__)

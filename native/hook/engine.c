@@ -19,7 +19,8 @@ static void begin(struct ct_piece *piece, enum engine engine, size_t bytes, CUst
                   struct ct_shape *shape)
 {
     uint64_t kilobytes = bytes >> 10; /* a grid's side has 32 bits; what is below a KiB costs the same */
-    uint32_t size = kilobytes > 1 ? (uint32_t)1 << (64 - __builtin_clzll(kilobytes - 1)) : (uint32_t)kilobytes;
+    unsigned doublings = kilobytes > 1 ? 64 - (unsigned)__builtin_clzll(kilobytes - 1) : 0;
+    uint32_t size = kilobytes ? UINT32_C(1) << (doublings < 31 ? doublings : 31) : 0; /* no such copy succeeds */
     *shape = (struct ct_shape){{size, 1, 1}, {1, 1, 1}, 0};
     ct_piece_begin(piece, handle_of(engine), shape, stream, is_twin, stream != NO_STREAM);
     if (piece->session && !piece->identity)

@@ -86,13 +86,9 @@ LAUNCH_GRAPH(cuGraphLaunch_ptsz, 1)
  * less is timed. */
 static void end_capture(CUresult result)
 {
-    struct ct_session *session = ct_session();
-    if (!session || (result != CUDA_SUCCESS && result != CUDA_ERROR_STREAM_CAPTURE_INVALIDATED &&
-                     result != CUDA_ERROR_STREAM_CAPTURE_UNJOINED))
-        return;
-    int running = atomic_load_explicit(&session->captures, memory_order_relaxed);
-    while (running > 0 && !atomic_compare_exchange_weak(&session->captures, &running, running - 1))
-        ;
+    if (result == CUDA_SUCCESS || result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED ||
+        result == CUDA_ERROR_STREAM_CAPTURE_UNJOINED)
+        ct_capture_ended();
 }
 
 END_CAPTURE(cuStreamEndCapture)

@@ -4,8 +4,10 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -13,7 +15,7 @@ static const uint64_t MAGIC = UINT64_C(0x31434552544f43); /* "COTREC1" in little
 
 /* Attempts at a name: a process that forks and a library in a second namespace share pid or memory, not both.
  * READY divides both tables. */
-enum { NAMES = 64, READY = 32 };
+enum { NAMES = 64, READY = 32, INTERRUPTIONS = 16 };
 
 static int make_file(struct ct_record *record, const char *directory)
 {
@@ -31,16 +33,35 @@ static int make_file(struct ct_record *record, const char *directory)
 
 /* The file is opened anew each time: a program may close what it does not know and get the same number for a file of
  * its own, which we must not touch. */
-static int allocate(const struct ct_record *record, off_t at, off_t bytes)
+static int allocate_once(const struct ct_record *record, off_t at, off_t bytes)
 {
     struct stat found;
-    int descriptor = open(record->path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    int descriptor = open(record->path, O_RDWR | O_CLOEXEC | O_NOFOLLOW), result = EINTR;
     if (descriptor < 0)
         return 0;
-    int is_there = fstat(descriptor, &found) == 0 && found.st_dev == record->device && found.st_ino == record->inode &&
-                   fallocate(descriptor, 0, at, bytes) == 0;
+    int is_ours = fstat(descriptor, &found) == 0 && found.st_dev == record->device && found.st_ino == record->inode;
+    for (int i = 0; is_ours && result == EINTR && i < INTERRUPTIONS; i++)
+        result = posix_fallocate(descriptor, at, bytes); /* which also does where the file system cannot */
     close(descriptor);
+    return is_ours && !result;
+}
+
+/* In the midst of a launch, under our lock: it changes no errno, and the thread is not cancelled here. */
+static int allocate(const struct ct_record *record, off_t at, off_t bytes)
+{
+    int kept_errno = errno, cancelled;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancelled);
+    int is_there = allocate_once(record, at, bytes);
+    pthread_setcancelstate(cancelled, &cancelled);
+    errno = kept_errno;
     return is_there;
+}
+
+/* A file larger than the process may make would end it by SIGXFSZ. */
+static int may_be_this_large(void)
+{
+    struct rlimit limit;
+    return getrlimit(RLIMIT_FSIZE, &limit) == 0 && (limit.rlim_cur == RLIM_INFINITY || limit.rlim_cur >= CT_RECORD_BYTES);
 }
 
 static void fill(struct ct_record_header *header, int is_measuring)
@@ -59,7 +80,7 @@ static void fill(struct ct_record_header *header, int is_measuring)
 int ct_record_open(struct ct_record *record, const char *directory, int is_measuring)
 {
     struct stat made;
-    int descriptor = make_file(record, directory);
+    int descriptor = may_be_this_large() ? make_file(record, directory) : -1;
     if (descriptor < 0)
         return 0;
     if (fstat(descriptor, &made) == 0 && ftruncate(descriptor, CT_RECORD_BYTES) == 0) {

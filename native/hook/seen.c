@@ -33,6 +33,12 @@ static struct ct_function *function_of(const struct ct_session *session, uintptr
 static struct ct_function *function_add(struct ct_session *session, uintptr_t handle, uintptr_t owner, const char *name)
 {
     struct ct_function **bucket = &session->functions[function_bucket(handle)];
+    /* What was unloaded and is loaded again in the same place under the same name is the same again. */
+    for (struct ct_function *gone = *bucket; gone; gone = gone->next)
+        if (gone->handle == handle && gone->owner == owner && strncmp(gone->name, name, NAME_END) == 0) {
+            atomic_store_explicit(&gone->is_alive, 1, memory_order_relaxed);
+            return gone;
+        }
     if (session->function_count >= CT_FUNCTIONS)
         return NULL;
     struct ct_function *made = &session->function_room[session->function_count++];
@@ -81,7 +87,8 @@ void ct_functions_forget(struct ct_session *session, uintptr_t owner)
     ct_lock(session);
     for (uint32_t i = 0; i < session->function_count; i++) {
         struct ct_function *function = &session->function_room[i];
-        if (function->owner != CT_ENGINES && (!owner || !function->owner || function->owner == owner))
+        int is_graph = function->owner == function->handle; /* whoever makes another one in its place tells us */
+        if (function->owner != CT_ENGINES && (owner ? !function->owner || function->owner == owner : !is_graph))
             atomic_store_explicit(&function->is_alive, 0, memory_order_relaxed);
     }
     ct_unlock(session);
@@ -154,7 +161,10 @@ struct ct_identity *ct_identity_make(struct ct_session *session, enum ct_work wo
     /* The driver is asked before the lock is taken: it may take its time, and it may call back. */
     ct_lock(session);
     struct ct_function *function = function_of(session, handle);
+    int has_room = session->identity_count < CT_IDENTITIES && (function || session->function_count < CT_FUNCTIONS);
     ct_unlock(session);
+    if (!has_room)
+        return NULL; /* at every launch from now on: the driver is not to be asked each time */
     const char *asked = function ? NULL : ask_name(work, handle);
     uint32_t blocks_per_sm = ask_blocks_per_sm(work, handle, shape), number = 0;
     if (!atomic_exchange_explicit(&session->is_device_named, 1, memory_order_relaxed))
@@ -168,11 +178,11 @@ struct ct_identity *ct_identity_make(struct ct_session *session, enum ct_work wo
             function = function_add(session, handle, 0, asked);
         uint32_t before = atomic_load_explicit(&session->record.header->kernels, memory_order_relaxed);
         struct ct_record_kernel *kernel = function ? kernel_of(session, work, function->name, shape, &number) : NULL;
-        if (kernel) {
-            if (blocks_per_sm)
-                kernel->blocks_per_sm = blocks_per_sm;
-            if (number == before)
-                ct_record_publish_kernel(&session->record);
+        if (kernel && blocks_per_sm)
+            kernel->blocks_per_sm = blocks_per_sm;
+        if (kernel && number == before)
+            ct_record_publish_kernel(&session->record);
+        if (function) {
             made = &session->identity_room[session->identity_count++];
             *made = (struct ct_identity){.handle = handle, .shape = *shape, .number = number, .function = function,
                                          .kernel = kernel};
@@ -222,7 +232,7 @@ static int try_lock(struct ct_session *session)
 void ct_book(struct ct_session *session, const struct ct_identity *identity, uint64_t ticks)
 {
     struct ct_record_header *header = session->record.header;
-    if (CT_UNLIKELY(!identity || !try_lock(session))) {
+    if (CT_UNLIKELY(!identity || !identity->kernel || !try_lock(session))) {
         atomic_fetch_add_explicit(&header->unbooked, 1, memory_order_relaxed);
         return;
     }

@@ -28,7 +28,7 @@ struct ct_identity {
     struct ct_shape shape;
     uint32_t number; /* of the kernel in the record */
     const struct ct_function *function;
-    struct ct_record_kernel *kernel;
+    struct ct_record_kernel *kernel; /* NULL: there was no room, and nobody asks again */
     struct ct_identity *next;
 };
 
@@ -142,6 +142,9 @@ uintptr_t ct_function_owner(struct ct_session *session, uintptr_t handle);
 int ct_function_name(struct ct_session *session, uintptr_t handle, const char **name);
 /* Forgets what went with this owner, and what came from nobody knows where; 0: everything but engines. */
 void ct_functions_forget(struct ct_session *session, uintptr_t owner);
+
+/* One capture fewer; never fewer than none. */
+void ct_capture_ended(void);
 
 /* An address under a hooked name that we know nothing of: passed on, or refused if it is to be. */
 void ct_seen_unknown(const char *name);

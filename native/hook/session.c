@@ -98,6 +98,14 @@ struct ct_session *ct_session_open(void)
     return session;
 }
 
+void ct_capture_ended(void)
+{
+    struct ct_session *session = ct_session();
+    int running = session ? atomic_load_explicit(&session->captures, memory_order_relaxed) : 0;
+    while (running > 0 && !atomic_compare_exchange_weak(&session->captures, &running, running - 1))
+        ;
+}
+
 void ct_seen_unknown(const char *name)
 {
     struct ct_session *session = ct_session();

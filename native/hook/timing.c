@@ -5,12 +5,13 @@
 #define _GNU_SOURCE
 #include "hook/timing.h"
 
+#include <sched.h>
 #include <string.h>
 #include <sys/mman.h>
 
 /* An event takes a place in the device's queues as a kernel does: a program that fills them must not block because of
  * us, so few pairs are under way at a time, and what finds none is not timed. */
-enum { CONTEXTS = 16, PAIRS = 256, SAMPLED_PAIRS = 16, HARVEST_EVERY = 16 };
+enum { CONTEXTS = 16, PAIRS = 256, SAMPLED_PAIRS = 16, HARVEST_EVERY = 16, SPINS_BEFORE_YIELD = 100 };
 
 struct ct_pair {
     CUevent begin, end;
@@ -64,13 +65,28 @@ void ct_timing_unmake(struct ct_timing *timing)
 
 static void hold(_Atomic int *lock)
 {
-    while (atomic_exchange_explicit(lock, 1, memory_order_acquire))
-        ;
+    for (int tries = 0; atomic_exchange_explicit(lock, 1, memory_order_acquire); tries++)
+        if (tries >= SPINS_BEFORE_YIELD)
+            sched_yield();
 }
 
 static void let_go(_Atomic int *lock)
 {
     atomic_store_explicit(lock, 0, memory_order_release);
+}
+
+/* A capture in the global mode is spoiled by any thread that asks after an event, and may begin while we do. What a
+ * thread asks in the relaxed mode spoils none. Drivers before 10.1 have neither. */
+static int relax(CUstreamCaptureMode *mode)
+{
+    *mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    return CT_NEXT(cuThreadExchangeStreamCaptureMode)(mode) == CUDA_SUCCESS;
+}
+
+static void tighten(int is_relaxed, CUstreamCaptureMode mode)
+{
+    if (is_relaxed)
+        CT_NEXT(cuThreadExchangeStreamCaptureMode)(&mode);
 }
 
 static CUcontext current(void)
@@ -152,18 +168,10 @@ static int is_idle(struct ct_session *session, CUstream stream, int is_twin)
     return (is_twin ? CT_NEXT(cuStreamQuery_ptsz)(stream) : CT_NEXT(cuStreamQuery)(stream)) == CUDA_SUCCESS;
 }
 
-struct ct_pair *ct_timing_begin(struct ct_session *session, CUstream stream, int is_twin)
+static struct ct_pair *begin_relaxed(struct ct_session *session, CUstream stream, int is_twin, uint64_t alone_since)
 {
     struct ct_record_header *header = session->record.header;
     struct ct_timing *timing = session->timing;
-    const uint64_t alone_since = ct_alone_since(&session->beside);
-    if (!session->is_measuring) {
-        atomic_store_explicit(&session->time_next, 0, memory_order_relaxed);
-        if (!alone_since)
-            return NULL; /* what a neighbour slows down says nothing of the kernel */
-        if (atomic_load_explicit(&timing->waiting, memory_order_relaxed) >= SAMPLED_PAIRS)
-            return NULL; /* the next call that waits will read them */
-    }
     CUcontext context = current();
     if (!context || is_capturing(session, stream, is_twin))
         return NULL;
@@ -191,13 +199,33 @@ struct ct_pair *ct_timing_begin(struct ct_session *session, CUstream stream, int
     return pair;
 }
 
+struct ct_pair *ct_timing_begin(struct ct_session *session, CUstream stream, int is_twin)
+{
+    struct ct_timing *timing = session->timing;
+    const uint64_t alone_since = ct_alone_since(&session->beside);
+    CUstreamCaptureMode mode;
+    if (!session->is_measuring) {
+        atomic_store_explicit(&session->time_next, 0, memory_order_relaxed);
+        if (!alone_since)
+            return NULL; /* what a neighbour slows down says nothing of the kernel */
+        if (atomic_load_explicit(&timing->waiting, memory_order_relaxed) >= SAMPLED_PAIRS)
+            ct_timing_harvest(session); /* a program that never waits would fill them for good */
+        if (atomic_load_explicit(&timing->waiting, memory_order_relaxed) >= SAMPLED_PAIRS)
+            return NULL;
+    }
+    int is_relaxed = relax(&mode);
+    struct ct_pair *pair = begin_relaxed(session, stream, is_twin, alone_since);
+    tighten(is_relaxed, mode);
+    return pair;
+}
+
 void ct_timing_end(struct ct_session *session, struct ct_pair *pair, const struct ct_identity *identity,
                    uint64_t launch_ticks, CUstream stream, int is_twin)
 {
     struct ct_timing *timing = session->timing;
     const uint64_t begin_ticks = pair->begin_ticks;
     pair->late_ns = begin_ticks ? (double)ct_clock_between_ns(&session->clock, begin_ticks, launch_ticks) : 0;
-    if (!identity || mark(pair->end, stream, is_twin) != CUDA_SUCCESS) {
+    if (!identity || !identity->kernel || mark(pair->end, stream, is_twin) != CUDA_SUCCESS) {
         give_back(timing, pair, identity != NULL);
         return;
     }
@@ -309,9 +337,13 @@ void ct_timing_harvest(struct ct_session *session)
         return;
     CUcontext handle = current();
     struct context *context = handle ? known(timing, handle) : NULL;
-    if (context && !context->is_broken)
+    if (context && !context->is_broken) {
+        CUstreamCaptureMode mode;
+        int is_relaxed = relax(&mode);
         while (read_oldest(session, context))
             ;
+        tighten(is_relaxed, mode);
+    }
     let_go(&timing->is_harvesting);
 }
 

@@ -40,6 +40,28 @@ static void names_follow_handles(struct ct_session *session)
     EXPECT_EQ(session->record.header->calls, calls);
 }
 
+static void what_comes_again_takes_no_room(struct ct_session *session)
+{
+    uint32_t functions = session->function_count, identities = session->identity_count;
+    for (int i = 0; i < 2 * CT_FUNCTIONS; i++) { /* a program that makes and destroys the same graph */
+        ct_function_note(session, 0x5000, 0x5000, "graph");
+        EXPECT_EQ(test_launch(0x5000, 1, NULL), CUDA_SUCCESS);
+        ct_functions_forget(session, 0x5000);
+    }
+    EXPECT_EQ(session->function_count, functions + 1);
+    EXPECT_EQ(session->identity_count, identities + 1);
+}
+
+static void a_context_that_ends_takes_no_graph_along(struct ct_session *session)
+{
+    const char *name = NULL;
+    ct_function_note(session, 0x6000, 0x6000, "graph of another context");
+    ct_function_note(session, 0x7000, 0x7100, "function");
+    ct_functions_forget(session, 0);
+    EXPECT(ct_function_name(session, 0x6000, &name) && strcmp(name, "graph of another context") == 0);
+    EXPECT(!ct_function_name(session, 0x7000, &name));
+}
+
 static void a_child_has_its_own(struct ct_session *session)
 {
     int status;
@@ -71,6 +93,10 @@ static void full_books_still_count(struct ct_session *session)
     for (uint32_t i = 0; i < header->kernels; i++)
         launches += kernels(session)[i].launches;
     EXPECT_EQ(launches, header->calls);
+    /* What found no room is remembered too: the driver is not asked for its name at every launch. */
+    const struct ct_shape last = {{MORE, 1, 1}, {32, 1, 1}, 0};
+    const struct ct_identity *found = ct_identity(session, 0x1000, &last);
+    EXPECT(found && !found->kernel);
 }
 
 int main(void)
@@ -84,6 +110,8 @@ int main(void)
     EXPECT_EQ(session->record.header->allocations, 1);
     EXPECT_EQ(session->record.header->frees, 1);
     names_follow_handles(session);
+    what_comes_again_takes_no_room(session);
+    a_context_that_ends_takes_no_graph_along(session);
     a_child_has_its_own(session);
     full_books_still_count(session);
     EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);

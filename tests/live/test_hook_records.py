@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ import pytest
 from cotenant.domain.kernel import Work
 from cotenant.domain.tenant import Kind, Terms
 from cotenant.format.record import Record
-from cotenant.live.hook.trace import show_terms
+from cotenant.live.hook.trace import read_records, show_terms
 from cotenant.live.page import LivePages
 from tests.live.hooks import WAYS, Hook, compiled, hook_before, run
 from tests.live.softgpus import PROGRAMS
@@ -58,6 +59,7 @@ def test_a_capture_is_no_work_and_a_graph_is_one_piece(future: Hook) -> None:
         assert (done.returncode, done.stderr) == (0, "")
         [record] = future.recorded()
         timings = {timing.kernel.work: timing for timing in record.profile.timings}
+        assert sum(timing.device.count for timing in record.profile.timings) > 0
         assert (record.captured, record.calls) == (2, 7)
         assert (timings[Work.GRAPH].launches, timings[Work.KERNEL].launches) == (5, 2)
         assert timings[Work.GRAPH].kernel.function.startswith("graph of 3 #")
@@ -161,6 +163,20 @@ def test_handles_that_come_again_are_other_kernels(hook: Hook) -> None:
     [record] = hook.recorded()
     counts = {timing.kernel.function: timing.launches for timing in record.profile.timings}
     assert counts == {f"kernel{number}": 2 for number in range(20)}
+
+
+def test_a_limit_on_files_does_not_end_the_program(hook: Hook) -> None:
+    limited = ["sh", "-c", 'ulimit -f 1000; exec "$@"', "sh", *SPINS, "3"]
+    done = run(limited, hook.environ("shim", measure=True))
+    assert (done.returncode, done.stdout, done.stderr) == (0, "spun\n", "")
+    assert hook.recorded() == []
+
+
+def test_what_is_no_file_is_no_record(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "record-1-0")  # nobody ever opens the other end
+    (tmp_path / "record-2-0").mkdir()
+    (tmp_path / "record-3-0").symlink_to("/dev/zero")
+    assert list(read_records(tmp_path, "task")) == []
 
 
 def test_no_place_for_a_record_is_no_trouble(hook: Hook) -> None:
