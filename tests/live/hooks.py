@@ -62,5 +62,5 @@ def compiled(home: Path, source: str, *flags: str) -> Path:
     return target
 
 
-def run(command: Sequence[str | Path], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=120)
+def run(command: Sequence[str | Path], environ: dict[str, str], heard: str = "") -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, env=environ, input=heard, capture_output=True, text=True, check=False, timeout=120)

@@ -166,8 +166,12 @@ def test_handles_that_come_again_are_other_kernels(hook: Hook) -> None:
 
 
 def test_a_limit_on_files_does_not_end_the_program(hook: Hook) -> None:
-    limited = ["sh", "-c", 'ulimit -f 1000; exec "$@"', "sh", *SPINS, "3"]
-    done = run(limited, hook.environ("shim", measure=True))
+    code = (  # Python ignores the signal, C programs do not
+        "import resource, runpy, signal, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20)); "
+        "signal.signal(signal.SIGXFSZ, signal.SIG_DFL); sys.path.insert(0, sys.argv[1]); sys.argv[1:] = ['3']; "
+        "runpy.run_path(sys.path[0] + '/spins.py')"
+    )
+    done = run([sys.executable, "-c", code, str(PROGRAMS)], hook.environ("shim", measure=True))
     assert (done.returncode, done.stdout, done.stderr) == (0, "spun\n", "")
     assert hook.recorded() == []
 
