@@ -56,10 +56,10 @@ def _node(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    return run_program(options)[0]
+    return run_program(options, "cotenant run --online --slo 50ms -- python serve.py")[0]
 
 
-def run_program(options: argparse.Namespace) -> tuple[int, list[Profile]]:
+def run_program(options: argparse.Namespace, example: str) -> tuple[int, list[Profile]]:
     """Run a program as a tenant, with the hook in it: its exit code, and what was recorded of its GPU work."""
     from cotenant.apps.hook import hook_into, keep, profiles_of
     from cotenant.apps.profile import store_of
@@ -68,7 +68,7 @@ def run_program(options: argparse.Namespace) -> tuple[int, list[Profile]]:
 
     command = options.program[1:] if options.program[:1] == ["--"] else options.program
     if not command:
-        raise ConfigError("COMMAND", "", "say what to run, as in: cotenant run --online --slo 50ms -- python serve.py")
+        raise ConfigError("COMMAND", "", f"say what to run, as in: {example}")
     config, where = find(options)
     spec = spec_of(config.run, command)
     own = load(options)[1]

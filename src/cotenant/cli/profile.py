@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -61,10 +62,16 @@ def _record(options: argparse.Namespace) -> int:
 
     if vars(options)["run.measure"] is None:
         vars(options)["run.measure"] = "always"
-    code, profiles = run_program(options)
+    code, profiles = run_program(options, "cotenant profile record --task train -- python train.py")
     for one in profiles:
         launches = sum(timing.launches for timing in one.timings)
-        say(f"{one.task}: {counted(len(one.timings), 'kernel')}, {launches:,} launches recorded")
+        timed = sum(timing.device.count for timing in one.timings)
+        kernels = counted(len(one.timings), "kernel")
+        say(f"{one.task}: {kernels}, {launches:,} launches recorded, {timed:,} of them timed")
+        if timed:
+            say(f"look at it with: cotenant profile show {shlex.quote(one.task)}")
+        else:
+            say("no time was learned: record it while no other tenant is on the device, and with --measure always")
     if not profiles:
         say("no GPU work was recorded; `cotenant doctor` tells whether the hook can see any")
     return code
