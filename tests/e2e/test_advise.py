@@ -22,7 +22,9 @@ def gpu(stage: Stage) -> Iterator[Stage]:
 
 
 def test_a_program_is_watched_as_nobodys_tenant(gpu: Stage) -> None:
-    program = [*REPLAY, "--seconds", "1", "--gap-us", "500", "--kernels", "5"]
+    script = gpu.home / "launches"
+    script.write_text("conv 80 256 20000 500000\n" * 5 + "@htod 1048576 100000\n")
+    program = [*REPLAY, "--seconds", "1", "--script", str(script)]
     done = gpu.run("advise", "--gpu", "soft:0", "--json", "--", *program)
     assert done.returncode == 0, done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
@@ -31,10 +33,12 @@ def test_a_program_is_watched_as_nobodys_tenant(gpu: Stage) -> None:
     assert device["device"] == "Tesla V100-SXM2-16GB"
     assert device["busy_ns"] + device["idle_ns"] == device["observed_ns"]
     assert device["idle_ns"] > device["busy_ns"] > 0
-    assert device["launches"] == gpu.json("softgpu", "inspect")["counters"]["kernels"]
+    counted = gpu.json("softgpu", "inspect")["counters"]
+    assert device["launches"] == counted["kernels"] + counted["copies"]
     assert [fill["kernel_ns"] for fill in device["fill"]] == [10_000, 50_000, 100_000, 500_000]
     assert device["fill"][0]["filled_ns"] > 0
     (memory,) = told["memory"]
+    assert memory["peak_bytes"] == 2 << 20
     assert memory["peak_bytes"] + memory["headroom_bytes"] == memory["memory_bytes"]
     assert not gpu.places.socket.exists(), "advice starts no node"
     assert [one["runs"] for one in gpu.json("profile", "list")["profiles"]] == [1]
