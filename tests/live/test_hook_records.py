@@ -157,6 +157,13 @@ def test_a_killed_program_leaves_its_record(hook: Hook) -> None:
     assert all(timing.device.sound for timing in record.profile.timings)
 
 
+def test_one_refused_launch_does_not_end_the_timing(hook: Hook) -> None:
+    done = run([sys.executable, str(PROGRAMS / "strays.py")], hook.environ("shim", measure=True))
+    assert done.stdout.split().count("CUDA_SUCCESS") == 4, done.stderr
+    [record] = hook.recorded()
+    assert (record.calls, record.timed, learning(record)) == (4, 4, 4)
+
+
 def test_handles_that_come_again_are_other_kernels(hook: Hook) -> None:
     done = run([sys.executable, str(PROGRAMS / "reloaded.py")], hook.environ("shim"))
     assert done.returncode == 0, done.stderr
