@@ -161,7 +161,7 @@ def test_one_refused_launch_does_not_end_the_timing(hook: Hook) -> None:
     done = run([sys.executable, str(PROGRAMS / "strays.py")], hook.environ("shim", measure=True))
     assert done.stdout.split().count("CUDA_SUCCESS") == 4, done.stderr
     [record] = hook.recorded()
-    assert (record.calls, record.timed, learning(record)) == (4, 4, 4)
+    assert (record.calls, record.timed, learning(record) > 0) == (4, 4, True)
 
 
 def test_handles_that_come_again_are_other_kernels(hook: Hook) -> None:
