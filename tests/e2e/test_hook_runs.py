@@ -47,11 +47,12 @@ def test_the_first_runs_are_measured_and_the_later_ones_sampled(gpu: Stage) -> N
 def test_a_recording_on_purpose_says_what_it_has(way: str, gpu: Stage) -> None:
     done = gpu.run("profile", "record", "--gpu", "soft:0", "--task", "probe", "--hook", way, *PROBE)
     assert done.returncode == 0, done.stderr
-    assert "probe: 1 kernel, 33 launches recorded, 33 of them timed" in done.stderr
+    assert "probe: 1 kernel, 33 launches recorded, " in done.stderr
     assert "cotenant profile show probe" in done.stderr
     shown = gpu.json("profile", "show", "probe")
     [kernel] = shown["kernels"]
-    assert (kernel["function"], kernel["launches"], kernel["timed"]) == ("probe", 33, 33)
+    # Where the host was held up between launch and mark, a time is only a bound, and need not be kept.
+    assert (kernel["function"], kernel["launches"], 0 < kernel["timed"] <= 33) == ("probe", 33, True)
     assert shown["busy_ns"] > 0
 
 
@@ -63,7 +64,8 @@ def test_beside_a_neighbour_no_time_is_learned_and_that_is_said(gpu: Stage) -> N
     assert "while no other tenant is on the device" in done.stderr
     neighbour.communicate("", timeout=60)
     done = gpu.run("profile", "record", "--gpu", "soft:0", "--task", "probe", *PROBE)
-    assert "33 launches recorded, 33 of them timed" in done.stderr
+    assert "33 launches recorded, " in done.stderr
+    assert " 0 of them timed" not in done.stderr
 
 
 def test_a_program_without_gpu_work_is_left_alone(gpu: Stage) -> None:

@@ -109,7 +109,7 @@ def observe(
         if hooked is None:
             raise WorldError("there is no CUDA driver to look at; `cotenant doctor` says what to do")
         try:
-            child = Child(command, {**environ, **hooked.variables(environ, crowded=False)}, [])
+            child = Child(command, {**environ, **hooked.variables(environ, None)}, [])
         except OSError as error:
             say(f"cannot run {command[0]!r}: {error.strerror}")
             return exec_failure_code(error), [], []
@@ -123,7 +123,7 @@ def observe(
             ended = select.poll()
             ended.register(child.fileno(), select.POLLIN)
             while not ended.poll(_LOOK_MS):
-                hooked.look(child.pid, crowded=False)
+                hooked.look(child.pid)
                 if has_nvml:
                     watch.look(read_gpus(soft), family(child.pid))
         code = child.wait()
