@@ -124,6 +124,9 @@ struct CUevent_st {
     struct {
         uint64_t order, at_ns, count;
     } foreseen;
+    struct { /* when the record of this order was complete: that never changes */
+        uint64_t order, at_ns;
+    } instant;
 };
 
 
@@ -224,6 +227,9 @@ CUresult sg_event_wait(CUevent event);
 /* A place in the stream behind which nothing goes on before all memory is as it should be there. */
 CUresult sg_host_barrier(CUstream stream);
 CUresult sg_event_ready(CUevent event);
+int sg_event_known(CUevent event);         /* without asking: 1 complete, 0 not yet, -1 must ask */
+CUresult sg_event_seen(CUevent event);     /* its record is complete, and so is what stands before it */
+void sg_event_foresaw(CUevent event, uint64_t at_ns, uint64_t count);
 CUresult sg_context_wait(CUcontext context);
 /* NULL, legacy and per-thread handles become streams; NULL when there is no such stream. */
 CUstream sg_stream(CUcontext context, CUstream handle);

@@ -44,7 +44,7 @@ int sg_group_computes(const struct sg_server *server, int index)
     return 0;
 }
 
-int sg_group_open(struct sg_server *server, int index, struct sg_reply *reply)
+static int open_group(struct sg_server *server, int index, struct sg_reply *reply)
 {
     const struct ct_device_config *config = ct_device_config(server->device);
     struct sg_group *group = NULL;
@@ -70,7 +70,7 @@ int sg_group_open(struct sg_server *server, int index, struct sg_reply *reply)
     return CT_DEVICE_OK;
 }
 
-int sg_group_admit(struct sg_server *server, int index, const struct sg_request *request)
+static int admit(struct sg_server *server, int index, const struct sg_request *request)
 {
     struct sg_group *group = owned(server, index);
     struct sg_admission made = {.pid = (pid_t)request->a,
@@ -92,7 +92,7 @@ int sg_group_admit(struct sg_server *server, int index, const struct sg_request 
     return CT_DEVICE_OK;
 }
 
-int sg_group_state(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply)
+static int tell_state(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply)
 {
     struct sg_group *group = owned(server, index);
     if (!group)
@@ -127,7 +127,7 @@ uint32_t sg_group_join(struct sg_server *server, int index, uint64_t number)
     return 0;
 }
 
-int sg_group_strike(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply)
+static int strike_some(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply)
 {
     struct sg_group *group = owned(server, index);
     if (!group || !request->b || request->b > INT32_MAX)
@@ -187,7 +187,7 @@ uint32_t sg_group_keeps_out(struct sg_server *server, int index)
     return 0;
 }
 
-int sg_compute_mode(struct sg_server *server, const struct sg_request *request, struct sg_reply *reply)
+static int compute_mode(struct sg_server *server, const struct sg_request *request, struct sg_reply *reply)
 {
     if (request->a == 1) {
         /* 1, one thread alone, is what drivers no longer have. */
@@ -223,4 +223,26 @@ int32_t sg_group_priority(const struct sg_server *server, int index, int64_t ask
     int32_t least = server->priority_least, greatest = config->priority_greatest;
     int32_t priority = asked > least ? least : asked < greatest ? greatest : (int32_t)asked;
     return server->clients[index]->admission.is_below_normal ? priority + (least - greatest) + 1 : priority;
+}
+
+int sg_group_answer(struct sg_server *server, int index, const struct sg_request *request)
+{
+    struct sg_reply reply = {0};
+    switch (request->kind) {
+    case SG_GROUP_OPEN:
+        reply.result = open_group(server, index, &reply);
+        break;
+    case SG_GROUP_ADMIT:
+        reply.result = admit(server, index, request);
+        break;
+    case SG_GROUP_STATE:
+        reply.result = tell_state(server, index, request, &reply);
+        break;
+    case SG_GROUP_STRIKE:
+        reply.result = strike_some(server, index, request, &reply);
+        break;
+    default:
+        reply.result = compute_mode(server, request, &reply);
+    }
+    return reply.result < 0 ? -1 : sg_say(server->clients[index], &reply, sizeof reply);
 }
