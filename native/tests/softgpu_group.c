@@ -163,6 +163,50 @@ static void modes(const char *path)
     close(asker);
 }
 
+/* Whoever outlives the owner of what it holds gets it into its books, beyond its limit: it is on the device anyway. */
+static void heirs(const char *path)
+{
+    enum { LIMIT = 4096, BYTES = 4 * LIMIT };
+    int owner = line_to(path);
+    uint64_t group = ask(owner, SG_GROUP_OPEN, 0, 0, 0).a;
+    EXPECT_EQ(ask(owner, SG_GROUP_ADMIT, (uint64_t)getpid(), LIMIT, 0).result, CT_DEVICE_OK);
+    struct member heir = join(path, group), maker = join(path, 0);
+    uint64_t free_bytes = ask(heir.line, SG_MEMORY_INFO, 0, 0, 0).a;
+    EXPECT_EQ(ask(maker.line, SG_CLIENT_TAKE, BYTES, 0, 0).result, CT_DEVICE_OK);
+    struct sg_reply share = ask(maker.line, SG_SHARE_MAKE, BYTES, BYTES, SG_SHARE_PHYSICAL);
+    EXPECT_EQ(share.result, CT_DEVICE_OK);
+    EXPECT_EQ(ask(heir.line, SG_SHARE_OPEN, share.a, share.b, SG_SHARE_PHYSICAL).result, CT_DEVICE_OK);
+    leave(&maker);
+    while (!ask(heir.line, SG_SHARE_OPEN, share.a, 0, SG_SHARE_PHYSICAL).c) /* until it is the heir's own */
+        ;
+    EXPECT_EQ(ask(heir.line, SG_MEMORY_INFO, 0, 0, 0).a, free_bytes - BYTES);
+    EXPECT_EQ(ask(heir.line, SG_CLIENT_TAKE, 1, 0, 0).result, CT_DEVICE_NO_MEMORY);
+    EXPECT_EQ(ask(heir.line, SG_CLIENT_GIVE, 1, 0, 0).result, CT_DEVICE_INVALID); /* the share has it */
+    EXPECT_EQ(ask(heir.line, SG_SHARE_CLOSE, share.a, 0, 0).result, CT_DEVICE_OK);
+    EXPECT_EQ(ask(heir.line, SG_MEMORY_INFO, 0, 0, 0).a, free_bytes);
+    EXPECT_EQ(ask(heir.line, SG_CLIENT_TAKE, LIMIT, 0, 0).result, CT_DEVICE_OK);
+    leave(&heir);
+    until_members(owner, 0);
+    close(owner);
+}
+
+/* A client without a context is nobody's victim, but its group is no more. */
+static void survivors(const char *path)
+{
+    int owner = line_to(path), next = line_to(path);
+    uint64_t group = ask(owner, SG_GROUP_OPEN, 0, 0, 0).a;
+    EXPECT_EQ(ask(owner, SG_GROUP_ADMIT, (uint64_t)getpid(), 0, 0).result, CT_DEVICE_OK);
+    struct member idle = join(path, group);
+    EXPECT_EQ(ask(next, SG_COMPUTE_MODE, 1, SG_MODE_EXCLUSIVE_PROCESS, 0).result, CT_DEVICE_OK);
+    close(owner);
+    while (ask(next, SG_GROUP_OPEN, 0, 0, 0).result != CT_DEVICE_OK) /* until the old group has ended */
+        ;
+    EXPECT_EQ(ask(next, SG_COMPUTE_MODE, 1, SG_MODE_DEFAULT, 0).result, CT_DEVICE_OK);
+    EXPECT_EQ(ask(idle.line, SG_CONTEXT_CREATE, 0, 0, 0).a, CUDA_ERROR_MPS_RPC_FAILURE);
+    leave(&idle);
+    close(next);
+}
+
 /* An MPS server that says anything at all: it is answered or dropped, and the next one finds everything in order. */
 static void nonsense(const char *path)
 {
@@ -200,6 +244,8 @@ int main(void)
     joining(server.path);
     ending(server.path);
     modes(server.path);
+    heirs(server.path);
+    survivors(server.path);
     nonsense(server.path);
     joining(server.path);
     test_server_stop(&server);

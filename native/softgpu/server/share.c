@@ -23,15 +23,19 @@ void sg_share_start(void)
     setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-static int client_take(struct sg_server *server, int index, uint64_t bytes)
+/* Memory that is on the device already and only changes hands: no limit speaks against it. */
+static int client_inherit(struct sg_server *server, int index, uint64_t bytes)
 {
     struct sg_client *client = server->clients[index];
-    if (!sg_group_within_limit(server, index, bytes))
-        return CT_DEVICE_NO_MEMORY;
     int result = ct_device_client_take(server->device, client->model, bytes);
     if (result == CT_DEVICE_OK)
         client->own_bytes += bytes;
     return result;
+}
+
+static int client_take(struct sg_server *server, int index, uint64_t bytes)
+{
+    return sg_group_within_limit(server, index, bytes) ? client_inherit(server, index, bytes) : CT_DEVICE_NO_MEMORY;
 }
 
 /* What lies in shares is given back through them alone. */
@@ -91,7 +95,7 @@ static int adopt(struct sg_server *server, int index, uint32_t context, uint64_t
     if (!sg_owns(server->contexts, context, index))
         return CT_DEVICE_STALE;
     int result = ct_device_memory_give(server->device, context, bytes);
-    return result == CT_DEVICE_OK ? client_take(server, index, bytes) : result;
+    return result == CT_DEVICE_OK ? client_inherit(server, index, bytes) : result;
 }
 
 static int share_make(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply,
@@ -290,7 +294,7 @@ void sg_share_leave(struct sg_server *server, int index)
             end_share(server, share);
         } else if (share->owner == index) {
             unbook(server, share);
-            client_take(server, heir, share->bytes); /* there is room: it was given back just now */
+            client_inherit(server, heir, share->bytes); /* there is room: it was given back just now */
             server->clients[heir]->shared_bytes += share->bytes;
             share->owner = heir;
         }
