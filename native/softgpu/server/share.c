@@ -230,9 +230,12 @@ static int has_users(const struct sg_shared_event *event)
     return 0;
 }
 
-/* A place whose event has ended is as good as a free one, when nobody is left to whom that event is complete. */
-static struct sg_shared_event *free_event(struct sg_server *server)
+/* A place whose event has ended is as good as a free one, when nobody is left to whom that event is complete. As with
+ * handles, a greedy client leaves the others something. */
+static struct sg_shared_event *free_event(struct sg_server *server, int index)
 {
+    struct sg_shared_event *place = NULL;
+    uint32_t own = 0, kept = SG_SHARED_EVENTS / SG_KEPT_PART;
     for (int i = 0; i < SG_SHARED_EVENTS; i++) {
         struct sg_shared_event *event = &server->shared_events[i];
         if (event->handle && !has_users(event) &&
@@ -240,10 +243,11 @@ static struct sg_shared_event *free_event(struct sg_server *server)
             *event = (struct sg_shared_event){0};
             server->shared_event_count--;
         }
-        if (!event->handle)
-            return event;
+        own += (uint32_t)sg_owns(server->events, event->handle, index);
+        if (!event->handle && !place)
+            place = event;
     }
-    return NULL;
+    return own < kept / SG_CLIENTS || server->shared_event_count < SG_SHARED_EVENTS - kept ? place : NULL;
 }
 
 static int event_share(struct sg_server *server, int index, uint64_t handle, struct sg_reply *reply)
@@ -253,7 +257,7 @@ static int event_share(struct sg_server *server, int index, uint64_t handle, str
         return CT_DEVICE_STALE;
     struct sg_shared_event *event = shared_event_of(server, handle);
     if (!event) {
-        event = free_event(server);
+        event = free_event(server, index);
         if (!event || getrandom(&event->token, sizeof event->token, 0) != sizeof event->token)
             return CT_DEVICE_FULL;
         event->handle = (uint32_t)handle;
