@@ -207,6 +207,43 @@ static void survivors(const char *path)
     close(next);
 }
 
+static uint64_t last_xid(int line)
+{
+    struct sg_reply told = {0};
+    uint64_t last;
+    do {
+        last = told.b;
+        told = ask(line, SG_XID_NEXT, last, 0, 0);
+    } while (told.result == CT_DEVICE_OK);
+    return last;
+}
+
+/* A kernel that hangs goes with its context: nothing is left that could time out. Nobody without a context faults. */
+static void over(const char *path, int in_group)
+{
+    int owner = line_to(path);
+    uint64_t group = ask(owner, SG_GROUP_OPEN, 0, 0, 0).a;
+    EXPECT_EQ(ask(owner, SG_GROUP_ADMIT, (uint64_t)getpid(), 0, 0).result, CT_DEVICE_OK);
+    struct member member = join(path, in_group ? group : 0);
+    uint64_t before = last_xid(member.line);
+    struct sg_reply context = ask(member.line, SG_CONTEXT_CREATE, 0, 0, 0);
+    EXPECT_EQ(ask(member.line, SG_FAULT, SG_FAULT_HANG, SG_FAULT_SELF | UINT64_C(1) << 32, 1000000).a, 1);
+    member.ring->slots[0] = (struct sg_slot){.at_ns = sg_now_ns(), .kind = SG_SLOT_KERNEL, .stream = (uint32_t)context.b,
+                                             .kernel = {.blocks = 1, .block_ns = 1, .threads_per_block = 32}};
+    atomic_store(&member.ring->tail, 1);
+    EXPECT_EQ(ask(member.line, SG_CONTEXT_DESTROY, context.a, 0, 0).result, CT_DEVICE_OK);
+    uint64_t due_ns = sg_now_ns() + 2000000;
+    while (sg_now_ns() < due_ns || ask(member.line, SG_MEMORY_INFO, 0, 0, 0).result != CT_DEVICE_OK)
+        ;
+    EXPECT_EQ(ask(member.line, SG_MEMORY_INFO, 0, 0, 0).result, CT_DEVICE_OK);
+    EXPECT_EQ(atomic_load(&member.ring->fault), 0);
+    if (in_group)
+        EXPECT_EQ(ask(member.line, SG_FAULT, SG_FAULT_ILLEGAL_ADDRESS, SG_FAULT_SELF, 0).a, 0);
+    EXPECT_EQ(last_xid(member.line), before);
+    leave(&member);
+    close(owner);
+}
+
 /* An MPS server that says anything at all: it is answered or dropped, and the next one finds everything in order. */
 static void nonsense(const char *path)
 {
@@ -246,6 +283,8 @@ int main(void)
     modes(server.path);
     heirs(server.path);
     survivors(server.path);
+    over(server.path, 0);
+    over(server.path, 1);
     nonsense(server.path);
     joining(server.path);
     test_server_stop(&server);
