@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from cotenant.apps.hook import hook_into, profiles_of
-from cotenant.apps.profile import fills
+from cotenant.apps.profile import fills, fills_json
 from cotenant.domain.profile import Profile
 from cotenant.errors import ConfigError, WorldError
 from cotenant.format.config import RunConfig
@@ -164,15 +164,7 @@ def advice_json(advices: Sequence[Advice], memory: Sequence[MemoryUse]) -> dict[
                 "busy_ns": one.busy_ns,
                 "idle_ns": one.idle_ns,
                 "launches": sum(timing.launches for timing in one.profile.timings),
-                "fill": [
-                    {
-                        "kernel_ns": fill.kernel_ns,
-                        "filled_ns": fill.filled_ns,
-                        "filled_part": round(fill.filled_part, 4),
-                        "slowdown": round(fill.slowdown, 4),
-                    }
-                    for fill in one.fills
-                ],
+                "fill": fills_json(one.fills),
             }
             for one in advices
         ],
