@@ -99,7 +99,7 @@ static CUresult open_memory(CUcontext context, struct sg_device *device, const s
     struct sg_memory *memory = known(context, ticket->name);
     if (reply.c || memory || !ticket->bytes || ticket->bytes > reply.b) {
         close(descriptor);
-        if (!reply.c && memory) {
+        if (memory) { /* also one that has become its own, the maker being dead */
             memory->opened++;
             *pointer = memory->start;
             return CUDA_SUCCESS;

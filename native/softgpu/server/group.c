@@ -151,11 +151,14 @@ void sg_group_tell(struct sg_server *server, uint32_t number, uint32_t code)
         send(server->clients[group->owner]->socket, &news, sizeof news, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-/* Its death may be known before its last words were read. */
+/* Its death may be known before its last words were read. It says no more from here on: one that is dropped while it
+ * lives could otherwise talk for ever. */
 void sg_group_hear_out(struct sg_server *server, int index)
 {
     struct sg_client *client = server->clients[index];
     struct sg_request request;
+    if (client->group)
+        shutdown(client->socket, SHUT_RD);
     while (client->group && !client->is_leaving &&
            recv(client->socket, &request, sizeof request, MSG_DONTWAIT) == (ssize_t)sizeof request)
         client->is_leaving = request.kind == SG_GROUP_LEAVE;
@@ -182,6 +185,8 @@ uint32_t sg_group_keeps_out(struct sg_server *server, int index)
             if (server->groups[i].number && server->groups[i].number != client->group)
                 return CUDA_ERROR_DEVICE_UNAVAILABLE;
     }
+    if (client->group && !sg_group_of(server, client->group)) /* it had no context when its MPS server died */
+        return CUDA_ERROR_MPS_RPC_FAILURE;
     if (client->group && contexts_of(server, client->group, 0) >= SG_GROUP_CONTEXTS)
         return CUDA_ERROR_MPS_MAX_CLIENTS_REACHED;
     return 0;
