@@ -83,7 +83,7 @@ static int pieces(uint64_t start, uint64_t end)
 static CUresult check(uint64_t address, uint64_t bytes, uint64_t *start, uint64_t *end)
 {
     const struct sg_memory *memory = sg_memory_at(address);
-    if (!bytes || !memory || memory->kind != SG_MEMORY_MANAGED || !sg_memory_covers(address, bytes))
+    if (!bytes || !memory || memory->kind != SG_MEMORY_MANAGED || !sg_memory_allows(NULL, address, bytes, 0))
         return CUDA_ERROR_INVALID_VALUE;
     *start = address / PAGE * PAGE;
     *end = (address + bytes + PAGE - 1) / PAGE * PAGE;

@@ -100,7 +100,11 @@ static CUresult release(CUcontext context, uint64_t address, int is_host)
         memory->kind == SG_MEMORY_REGISTERED || memory->is_ending || memory->is_variable || memory->physical ||
         memory->opened)
         return CUDA_ERROR_INVALID_VALUE;
+    uint64_t id = memory->id;
     CUresult result = sg_all_quiet(context);
+    memory = sg_memory_at(address);
+    if (!memory || memory->id != id)
+        return CUDA_ERROR_INVALID_VALUE; /* another thread was faster */
     if (result == CUDA_SUCCESS)
         sg_memory_drop(address);
     return result;

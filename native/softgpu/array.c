@@ -126,8 +126,8 @@ static struct CUarray_st *make(CUcontext context, const CUDA_ARRAY3D_DESCRIPTOR 
 {
     struct CUarray_st *array = sg_make(SG_ARRAY);
     if (array) {
-        array->context = context;
-        array->context_id = context->object.id;
+        array->context = sg_home(context); /* where its memory is */
+        array->context_id = array->context->object.id;
         array->shape = *shape;
     }
     return array;
@@ -308,8 +308,8 @@ static CUresult create_mipmap(CUmipmappedArray *made, const CUDA_ARRAY3D_DESCRIP
     struct CUmipmappedArray_st *mipmap = sg_make(SG_MIPMAP);
     if (!mipmap)
         return sg_leave(CUDA_ERROR_OUT_OF_MEMORY);
-    mipmap->context = context;
-    mipmap->context_id = context->object.id;
+    mipmap->context = sg_home(context);
+    mipmap->context_id = mipmap->context->object.id;
     mipmap->level_count = levels < 1 ? 1 : levels < most ? levels : most; /* the driver clamps it likewise */
     result = make_levels(context, mipmap, *shape);
     if (result != CUDA_SUCCESS)

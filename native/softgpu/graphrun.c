@@ -19,6 +19,16 @@ CUresult sg_exec_settle(CUgraphExec exec)
     return CUDA_SUCCESS;
 }
 
+/* A launch that failed leaves none of its memory behind: the next one finds the addresses free. */
+static void give_back(CUgraphExec exec, size_t count, CUstream stream)
+{
+    for (size_t i = 0; i < count; i++) {
+        const struct sg_body *body = &exec->steps[i].body;
+        if (body->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && !sg_region_is_free(body->region))
+            sg_region_empty(body->region, stream);
+    }
+}
+
 static CUresult allocate(CUgraphExec exec, CUstream stream)
 {
     int auto_free = (exec->flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) != 0;
@@ -33,9 +43,8 @@ static CUresult allocate(CUgraphExec exec, CUstream stream)
         if (result == CUDA_SUCCESS)
             result = sg_region_fill(body->region, body->context);
     }
-    for (size_t i = 0; result != CUDA_SUCCESS && i + 1 < filled; i++)
-        if (exec->steps[i].body.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
-            sg_region_empty(exec->steps[i].body.region, stream);
+    if (result != CUDA_SUCCESS)
+        give_back(exec, filled - 1, stream);
     return result;
 }
 
@@ -108,8 +117,8 @@ CUresult sg_exec_launch(CUgraphExec exec, CUstream stream)
         result = behind_the_last(exec, stream);
     if (result == CUDA_SUCCESS) {
         result = allocate(exec, stream);
-        if (result == CUDA_SUCCESS)
-            result = run(exec, stream);
+        if (result == CUDA_SUCCESS && (result = run(exec, stream)) != CUDA_SUCCESS)
+            give_back(exec, exec->count, stream);
         CUresult recorded = sg_event_record(exec->done, stream); /* of as much as there was */
         result = result == CUDA_SUCCESS ? recorded : result;
     }

@@ -292,6 +292,10 @@ API CUresult cuStreamGetGreenCtx(CUstream stream, CUgreenCtx *green)
 static CUresult all_wait(CUcontext context, CUevent event)
 {
     CUresult result = CUDA_SUCCESS;
+    if (event->captured_by) {
+        sg_capture_event(event);
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
     for (CUstream stream = sg_each(SG_STREAM, NULL); stream && result == CUDA_SUCCESS;
          stream = sg_each(SG_STREAM, stream))
         if (stream->context_id == context->object.id && stream->object.alive == 1)
@@ -324,7 +328,10 @@ static CUresult with_event(CUcontext context, CUevent event, CUresult (*act)(CUc
         return result;
     if (!sg_alive(SG_CONTEXT, context))
         return sg_leave(CUDA_ERROR_INVALID_CONTEXT);
-    return sg_leave(sg_alive(SG_EVENT, event) ? act(context, event) : CUDA_ERROR_INVALID_HANDLE);
+    if (!sg_alive(SG_EVENT, event))
+        return sg_leave(CUDA_ERROR_INVALID_HANDLE);
+    result = sg_capture_context(context); /* all of its streams are meant, captured ones too */
+    return sg_leave(result == CUDA_SUCCESS ? act(context, event) : result);
 }
 
 API CUresult cuCtxRecordEvent(CUcontext context, CUevent event)

@@ -13,12 +13,13 @@ static CUresult allocate(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, 
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
     if (!stream)
         return sg_leave(CUDA_ERROR_INVALID_HANDLE);
-    if (stream->capture)
-        return sg_leave(sg_capture_allocate(stream, bytes, pointer));
     if (!pool)
         result = sg_pool_current(context->device, &pool);
     else if (!sg_alive(SG_POOL, pool) || pool->is_imported)
         result = CUDA_ERROR_INVALID_VALUE; /* only its maker allocates from a pool */
+    if (result == CUDA_SUCCESS && stream->capture) /* of the pool a node has only where it is */
+        return sg_leave(pool->kind == SG_MEMORY_DEVICE ? sg_capture_allocate(stream, pool->device, bytes, pointer)
+                                                       : sg_capture_refuse(stream));
     if (result == CUDA_SUCCESS)
         result = sg_memory_make_from(pool, context, bytes, &address);
     if (result == CUDA_SUCCESS)

@@ -27,7 +27,7 @@ static int is_linear(struct sg_device *device, const CUDA_RESOURCE_DESC *resourc
     uint64_t bytes = resource->res.linear.sizeInBytes;
     return texel && bytes && resource->res.linear.devPtr % (uint64_t)sg_attribute(device, ALIGNMENT) == 0 &&
            bytes / texel <= (uint64_t)sg_attribute(device, LINEAR_TEXELS) &&
-           sg_memory_covers(resource->res.linear.devPtr, bytes);
+           sg_memory_allows(device, resource->res.linear.devPtr, bytes, 0);
 }
 
 static int is_pitched(struct sg_device *device, const CUDA_RESOURCE_DESC *resource)
@@ -39,7 +39,7 @@ static int is_pitched(struct sg_device *device, const CUDA_RESOURCE_DESC *resour
            height <= (uint64_t)sg_attribute(device, PITCHED_HEIGHT) && pitch <= (uint64_t)sg_attribute(device, PITCH) &&
            pitch >= width * texel && pitch % (uint64_t)sg_attribute(device, PITCH_ALIGNMENT) == 0 &&
            resource->res.pitch2D.devPtr % (uint64_t)sg_attribute(device, ALIGNMENT) == 0 &&
-           sg_memory_covers(resource->res.pitch2D.devPtr, pitch * (height - 1) + width * texel);
+           sg_memory_allows(device, resource->res.pitch2D.devPtr, pitch * (height - 1) + width * texel, 0);
 }
 
 static CUresult check_resource(struct sg_device *device, const CUDA_RESOURCE_DESC *resource)
@@ -95,7 +95,7 @@ static struct sg_sampler *keep(CUcontext context, const CUDA_RESOURCE_DESC *reso
 {
     struct sg_sampler *sampler = sg_make(SG_SAMPLER);
     if (sampler) {
-        sampler->context_id = context->object.id;
+        sampler->context_id = sg_home(context)->object.id;
         sampler->resource = *resource;
         sampler->is_surface = is_surface;
     }
