@@ -18,3 +18,10 @@ def test_the_parts_of_the_face_go_together(softgpu: Path) -> None:
     books = manage.inspect(softgpu, 0)
     assert books["memory_free_bytes"] == books["memory_bytes"]
     assert books["unsupported"] == {}
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_kind_of_memory_comes_back_from_a_full_device(softgpu: Path, seed: int) -> None:
+    assert "given back" in run(softgpu, "hoard.py", str(seed))
+    books = manage.inspect(softgpu, 0)
+    assert books["memory_free_bytes"] == books["memory_bytes"]
