@@ -25,7 +25,9 @@ static CUresult wait_for(CUstream handle)
     if (result != CUDA_SUCCESS)
         return result;
     CUstream stream = sg_stream(context, handle);
-    return sg_leave(stream ? sg_stream_wait(stream) : CUDA_ERROR_INVALID_HANDLE);
+    if (!stream)
+        return sg_leave(CUDA_ERROR_INVALID_HANDLE);
+    return sg_leave(stream->capture ? sg_capture_refuse(stream) : sg_stream_wait(stream));
 }
 
 static CUresult batch(const CUdeviceptr *to, const CUdeviceptr *from, const size_t *sizes, size_t count,

@@ -186,6 +186,7 @@ static CUresult create(CUgreenCtx *made, uint32_t count, struct sg_device *devic
     }
     device->primary_users++;
     green->context_id = green->context->object.id;
+    green->primary_id = primary->object.id;
     green->context->green = green;
     *made = green;
     return CUDA_SUCCESS;
@@ -222,15 +223,15 @@ static CUresult enter_green(CUgreenCtx green)
 API CUresult cuGreenCtxDestroy(CUgreenCtx green)
 {
     ENTER(green);
-    uint64_t id = green->context_id;
+    uint64_t id = green->context_id, primary_id = green->primary_id;
     CUcontext context = green->context;
-    CUdevice ordinal = context->device->ordinal;
+    const struct sg_device *device = context->device;
     sg_unmake(SG_GREEN, green); /* first: the end of the context waits, and nobody may come in between */
     sg_context_destroy(context);
     sg_forget_context(context, id);
+    int is_kept = device->primary && device->primary->object.id == primary_id; /* one made after a reset is others' */
     sg_leave(CUDA_SUCCESS);
-    cuDevicePrimaryCtxRelease_v2(ordinal); /* refused after a reset: then it is gone already */
-    return CUDA_SUCCESS;
+    return is_kept ? cuDevicePrimaryCtxRelease_v2(device->ordinal) : CUDA_SUCCESS;
 }
 
 API CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green)

@@ -251,12 +251,26 @@ def green_contexts_share_with_the_primary() -> None:
     ok(driver.cuMemFree(memory))
 
 
+def green_contexts_let_go_of_what_they_kept() -> None:
+    """A primary context made anew after a reset is not the green context's to release."""
+    kind = driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM
+    whole = ok(driver.cuDevResourceGenerateDesc([ok(driver.cuDeviceGetDevResource(device, kind))], 1))
+    green = ok(driver.cuGreenCtxCreate(whole, device, 1))
+    ok(driver.cuDevicePrimaryCtxReset(device))
+    again = ok(driver.cuDevicePrimaryCtxRetain(device))
+    ok(driver.cuCtxSetCurrent(again))
+    ok(driver.cuGreenCtxDestroy(green))
+    assert ok(driver.cuDevicePrimaryCtxGetState(device))[1] == 1
+    ok(driver.cuMemFree(ok(driver.cuMemAlloc(4096))))
+
+
 for part in (
     values_obey_access,
     waits_foreseen_still_wait,
     captures_refuse,
     captures_take,
     green_contexts_share_with_the_primary,
+    green_contexts_let_go_of_what_they_kept,  # last: it resets the device
 ):
     part()
     ok(driver.cuCtxSynchronize())
