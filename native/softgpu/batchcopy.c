@@ -68,7 +68,7 @@ API CUresult cuMemcpyBatchAsync_ptsz(CUdeviceptr *to, CUdeviceptr *from, size_t 
                                      size_t *failed, CUstream stream)
 {
     return batch(to, from, sizes, count, attributes, starts, attribute_count, failed,
-                 stream ? stream : CU_STREAM_PER_THREAD);
+                 sg_twin(stream));
 }
 
 API CUresult cuMemcpyBatchAsync_v2(CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t count,
@@ -83,5 +83,5 @@ API CUresult cuMemcpyBatchAsync_v2_ptsz(CUdeviceptr *to, CUdeviceptr *from, size
                                         CUstream stream)
 {
     return batch(to, from, sizes, count, attributes, starts, attribute_count, NULL,
-                 stream ? stream : CU_STREAM_PER_THREAD);
+                 sg_twin(stream));
 }

@@ -221,7 +221,7 @@ API CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *data)
 
 API CUresult cuLaunchHostFunc_ptsz(CUstream stream, CUhostFn function, void *data)
 {
-    return add(stream ? stream : CU_STREAM_PER_THREAD, function, NULL, data);
+    return add(sg_twin(stream), function, NULL, data);
 }
 
 API CUresult cuStreamAddCallback(CUstream stream, CUstreamCallback callback, void *data, unsigned int flags)
@@ -231,5 +231,5 @@ API CUresult cuStreamAddCallback(CUstream stream, CUstreamCallback callback, voi
 
 API CUresult cuStreamAddCallback_ptsz(CUstream stream, CUstreamCallback callback, void *data, unsigned int flags)
 {
-    return flags ? CUDA_ERROR_INVALID_VALUE : add(stream ? stream : CU_STREAM_PER_THREAD, NULL, callback, data);
+    return flags ? CUDA_ERROR_INVALID_VALUE : add(sg_twin(stream), NULL, callback, data);
 }

@@ -111,7 +111,7 @@ API CUresult cuEventRecord(CUevent event, CUstream stream)
 
 API CUresult cuEventRecord_ptsz(CUevent event, CUstream stream)
 {
-    return record(event, stream ? stream : CU_STREAM_PER_THREAD, 0);
+    return record(event, sg_twin(stream), 0);
 }
 
 API CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned int flags)
@@ -121,7 +121,7 @@ API CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned int
 
 API CUresult cuEventRecordWithFlags_ptsz(CUevent event, CUstream stream, unsigned int flags)
 {
-    return record(event, stream ? stream : CU_STREAM_PER_THREAD, flags);
+    return record(event, sg_twin(stream), flags);
 }
 
 CUresult sg_event_hold(CUstream stream, CUevent event)
@@ -164,7 +164,7 @@ API CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flag
 
 API CUresult cuStreamWaitEvent_ptsz(CUstream stream, CUevent event, unsigned int flags)
 {
-    return wait_for(stream ? stream : CU_STREAM_PER_THREAD, event, flags);
+    return wait_for(sg_twin(stream), event, flags);
 }
 
 static CUresult enter_event(CUevent event)

@@ -160,7 +160,7 @@ API CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream)
 
 API CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream)
 {
-    return with_stream(exec, stream ? stream : CU_STREAM_PER_THREAD, 1);
+    return with_stream(exec, sg_twin(stream), 1);
 }
 
 API CUresult cuGraphUpload(CUgraphExec exec, CUstream stream)
@@ -170,5 +170,5 @@ API CUresult cuGraphUpload(CUgraphExec exec, CUstream stream)
 
 API CUresult cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream)
 {
-    return with_stream(exec, stream ? stream : CU_STREAM_PER_THREAD, 0);
+    return with_stream(exec, sg_twin(stream), 0);
 }

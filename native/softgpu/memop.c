@@ -220,11 +220,11 @@ static CUresult batch(int name, CUstream stream, unsigned op_count, const CUstre
     }                                                                                                                  \
     API CUresult name##_ptsz(CUstream stream, CUdeviceptr address, cuuint##bits##_t value, unsigned int flags)         \
     {                                                                                                                  \
-        return one(SG_NAME_##name##_ptsz, stream ? stream : CU_STREAM_PER_THREAD, operation, address, value, flags);   \
+        return one(SG_NAME_##name##_ptsz, sg_twin(stream), operation, address, value, flags);                          \
     }                                                                                                                  \
     API CUresult name##_v2_ptsz(CUstream stream, CUdeviceptr address, cuuint##bits##_t value, unsigned int flags)      \
     {                                                                                                                  \
-        return one(SG_NAME_##name##_v2_ptsz, stream ? stream : CU_STREAM_PER_THREAD,                                   \
+        return one(SG_NAME_##name##_v2_ptsz, sg_twin(stream),                                                          \
                    operation, address, value, flags);                                                                  \
     }
 
@@ -241,5 +241,5 @@ FORMS(cuStreamWriteValue64, 64, CU_STREAM_MEM_OP_WRITE_VALUE_64)
 
 BATCH(cuStreamBatchMemOp, stream)
 BATCH(cuStreamBatchMemOp_v2, stream)
-BATCH(cuStreamBatchMemOp_ptsz, stream ? stream : CU_STREAM_PER_THREAD)
-BATCH(cuStreamBatchMemOp_v2_ptsz, stream ? stream : CU_STREAM_PER_THREAD)
+BATCH(cuStreamBatchMemOp_ptsz, sg_twin(stream))
+BATCH(cuStreamBatchMemOp_v2_ptsz, sg_twin(stream))

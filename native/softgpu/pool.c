@@ -68,7 +68,7 @@ API CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream stream
 
 API CUresult cuMemAllocAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUstream stream)
 {
-    return allocate(pointer, bytes, NULL, stream ? stream : CU_STREAM_PER_THREAD);
+    return allocate(pointer, bytes, NULL, sg_twin(stream));
 }
 
 API CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream)
@@ -78,7 +78,7 @@ API CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t bytes, CUmemor
 
 API CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream)
 {
-    return allocate_from(pointer, bytes, pool, stream ? stream : CU_STREAM_PER_THREAD);
+    return allocate_from(pointer, bytes, pool, sg_twin(stream));
 }
 
 API CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream)
@@ -88,5 +88,5 @@ API CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream)
 
 API CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream)
 {
-    return release(pointer, stream ? stream : CU_STREAM_PER_THREAD);
+    return release(pointer, sg_twin(stream));
 }

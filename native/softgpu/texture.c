@@ -15,12 +15,6 @@ enum {
     MOST_ANISOTROPY = 16,
 };
 
-#define ENTER(context)                                                                                                 \
-    CUcontext context;                                                                                                 \
-    CUresult result = sg_enter_context(&context);                                                                      \
-    if (result != CUDA_SUCCESS)                                                                                        \
-        return result
-
 static int is_linear(struct sg_device *device, const CUDA_RESOURCE_DESC *resource)
 {
     uint64_t texel = sg_texel_bytes(resource->res.linear.format, resource->res.linear.numChannels);
@@ -105,7 +99,7 @@ static struct sg_sampler *keep(CUcontext context, const CUDA_RESOURCE_DESC *reso
 API CUresult cuTexObjectCreate(CUtexObject *object, const CUDA_RESOURCE_DESC *resource,
                                const CUDA_TEXTURE_DESC *texture, const CUDA_RESOURCE_VIEW_DESC *view)
 {
-    ENTER(context);
+    SG_ENTER(context);
     if (!object || !resource || !texture)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
     result = check_resource(context->device, resource);
@@ -130,7 +124,7 @@ API CUresult cuTexObjectCreate(CUtexObject *object, const CUDA_RESOURCE_DESC *re
 
 API CUresult cuSurfObjectCreate(CUsurfObject *object, const CUDA_RESOURCE_DESC *resource)
 {
-    ENTER(context);
+    SG_ENTER(context);
     if (!object || !resource || resource->flags || resource->resType != CU_RESOURCE_TYPE_ARRAY ||
         !sg_alive(SG_ARRAY, resource->res.array.hArray) ||
         !(resource->res.array.hArray->shape.Flags & CUDA_ARRAY3D_SURFACE_LDST))
@@ -144,7 +138,7 @@ API CUresult cuSurfObjectCreate(CUsurfObject *object, const CUDA_RESOURCE_DESC *
 
 static CUresult enter_object(unsigned long long object, int is_surface, struct sg_sampler **sampler)
 {
-    ENTER(context);
+    SG_ENTER(context);
     (void)context;
     *sampler = (struct sg_sampler *)(uintptr_t)object;
     if (!sg_alive(SG_SAMPLER, *sampler) || (*sampler)->is_surface != is_surface)
