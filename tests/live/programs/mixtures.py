@@ -117,9 +117,15 @@ def waits_foreseen_still_wait() -> None:
     time.sleep(0.02)  # with nothing submitted meanwhile: what was foreseen comes as foreseen
     assert code(driver.cuStreamQuery(stream)) == "CUDA_ERROR_NOT_READY"
     assert read(word + 4) == [0]
+    # Meanwhile memory is mapped and opened to the device: only taking it away has to wait.
+    address, wish = mapped_memory()
+    wish.flags = Access.CU_MEM_ACCESS_FLAGS_PROT_READWRITE
+    ok(driver.cuMemSetAccess(address, UNIT, [wish], 1))
     ok(driver.cuStreamWriteValue32(other, word, 1, 0))
     ok(driver.cuStreamSynchronize(stream))
     assert read(word + 4) == [7]
+    ok(driver.cuMemUnmap(address, UNIT))
+    ok(driver.cuMemAddressFree(address, UNIT))
     ok(driver.cuMemFree(word))
 
 
