@@ -46,3 +46,9 @@ def test_green_contexts_divide_what_an_mps_client_has(tmp_path: Path) -> None:
         assert done.stdout.strip() == "green", done.stdout
     finally:
         stage.close()
+
+
+def test_nodes_record_and_await_events_of_another_process(softgpu: Path) -> None:
+    assert "seen" in run(softgpu, "sharedgraph.py")
+    books = manage.inspect(softgpu, 0)
+    assert books["memory_free_bytes"] == books["memory_bytes"]
