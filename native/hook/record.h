@@ -36,7 +36,7 @@ struct ct_record_kernel {
     uint32_t grid[3], block[3];
     uint32_t shared_bytes, work;
     uint32_t blocks_per_sm; /* 0: unknown */
-    uint32_t reserved;
+    uint32_t is_bound;      /* its device time is the least bound seen, of runs too short to be timed */
     _Atomic uint64_t launches;
     struct ct_histogram device, gap;
 };

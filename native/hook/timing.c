@@ -10,14 +10,15 @@
 
 /* An event takes a place in the device's queues as a kernel does: a program that fills them must not block because of
  * us, so few pairs are under way at a time, and what finds none is not timed. */
-enum { CONTEXTS = 16, PAIRS = 256, SAMPLED_PAIRS = 16, HARVEST_EVERY = 16 };
+enum { CLOSE_NS = 50, NEAR_NS = 500, CONTEXTS = 16, PAIRS = 256, SAMPLED_PAIRS = 16, HARVEST_EVERY = 16 };
 
 struct ct_pair {
     CUevent begin, end;
     const struct ct_identity *identity;
     uint64_t untimed_before; /* a gap is one only if nothing unseen ran in it */
     uint64_t begin_ticks;    /* 0: the stream was busy, and the work follows its begin at once */
-    double late_ns;          /* the host's own delay from the begin to the launch, while the stream stood idle */
+    double late_ns;          /* the host's own delay from the begin to the launch, which counts if the stream stood idle */
+    double host_ns;          /* from the begin to the end as the host marked them, likewise */
     unsigned generation;
     int context;
     struct ct_pair *next;
@@ -141,14 +142,12 @@ static CUresult mark(CUevent event, CUstream stream, int is_twin)
     return is_twin ? CT_NEXT(cuEventRecord_ptsz)(event, stream) : CT_NEXT(cuEventRecord)(event, stream);
 }
 
-/* While measuring, the driver is asked. Otherwise only what is known for nothing counts: that nothing was launched since
- * the program last waited for everything. */
-static int is_idle(struct ct_session *session, CUstream stream, int is_twin)
+/* While measuring, the events tell afterwards. Otherwise only what is known for nothing counts: that nothing was launched
+ * since the program last waited for everything. */
+static int may_be_idle(struct ct_session *session)
 {
-    if (!session->is_measuring)
-        return atomic_load_explicit(&session->calls_when_idle, memory_order_relaxed) ==
-               atomic_load_explicit(&session->record.header->calls, memory_order_relaxed);
-    return (is_twin ? CT_NEXT(cuStreamQuery_ptsz)(stream) : CT_NEXT(cuStreamQuery)(stream)) == CUDA_SUCCESS;
+    return session->is_measuring || atomic_load_explicit(&session->calls_when_idle, memory_order_relaxed) ==
+                                        atomic_load_explicit(&session->record.header->calls, memory_order_relaxed);
 }
 
 struct ct_pair *ct_timing_begin(struct ct_session *session, CUstream stream, int is_twin)
@@ -179,7 +178,7 @@ struct ct_pair *ct_timing_begin(struct ct_session *session, CUstream stream, int
         return NULL;
     }
     pair->untimed_before = atomic_load_explicit(&header->untimed, memory_order_relaxed);
-    if (is_idle(session, stream, is_twin))
+    if (may_be_idle(session))
         pair->begin_ticks = ct_clock_ticks(&session->clock);
     if (mark(pair->begin, stream, is_twin) != CUDA_SUCCESS) {
         give_back(timing, pair, 1);
@@ -194,6 +193,8 @@ void ct_timing_end(struct ct_session *session, struct ct_pair *pair, const struc
     struct ct_timing *timing = session->timing;
     const uint64_t begin_ticks = pair->begin_ticks;
     pair->late_ns = begin_ticks ? (double)ct_clock_between_ns(&session->clock, begin_ticks, launch_ticks) : 0;
+    pair->host_ns =
+        begin_ticks ? (double)ct_clock_between_ns(&session->clock, begin_ticks, ct_clock_ticks(&session->clock)) : 0;
     if (!identity || mark(pair->end, stream, is_twin) != CUDA_SUCCESS) {
         give_back(timing, pair, identity != NULL);
         return;
@@ -222,16 +223,25 @@ static uint64_t whole_ns(double ns)
     return ns > 0 ? (uint64_t)(ns + 0.5) : 0;
 }
 
-/* Where this work lies on the device's own time, and what the device did before it. */
-static int place_in_time(struct ct_session *session, struct context *context, const struct ct_pair *pair,
-                         double length_ns)
+/* When the begin was marked, by the device's own time; whether the device stood idle then. */
+static int place_begin(const struct context *context, const struct ct_pair *pair, double *begin_ns, int *is_idle)
 {
-    struct ct_record_header *header = session->record.header;
     float since_ms = 0;
     const struct ct_pair *reference = context->reference;
     if (reference && CT_NEXT(cuEventElapsedTime)(&since_ms, reference->end, pair->begin) != CUDA_SUCCESS)
         return 0;
-    double begin_ns = context->reference_end_ns + 1e6 * (double)since_ms + pair->late_ns, end_ns = begin_ns + length_ns;
+    *begin_ns = context->reference_end_ns + 1e6 * (double)since_ms;
+    *is_idle = !reference || *begin_ns > context->covered_until_ns + CLOSE_NS;
+    return 1;
+}
+
+/* Where this work lies on the device's own time, and what the device did before it. */
+static void place_in_time(struct ct_session *session, struct context *context, const struct ct_pair *pair,
+                          double begin_ns, double length_ns)
+{
+    struct ct_record_header *header = session->record.header;
+    const struct ct_pair *reference = context->reference;
+    double end_ns = begin_ns + length_ns;
     int is_next = reference && reference->untimed_before == pair->untimed_before;
     if (!reference || begin_ns >= context->covered_until_ns) {
         uint64_t gap_ns = reference ? whole_ns(begin_ns - context->covered_until_ns) : 0;
@@ -251,7 +261,26 @@ static int place_in_time(struct ct_session *session, struct context *context, co
         context->covered_by = pair->identity;
     }
     context->reference_end_ns = end_ns;
-    return 1;
+}
+
+/* Begun on an idle stream, and its end marked by the device as soon as by the host: such a kernel was over before the
+ * mark, which shows only a bound of its time. The least bound is the best that is known, until a run that was marked
+ * in time tells better. */
+static void add_length(struct ct_record_kernel *kernel, uint64_t length_ns, int is_bound)
+{
+    uint64_t count = atomic_load_explicit(&kernel->device.count, memory_order_relaxed);
+    if (is_bound && count &&
+        (!kernel->is_bound || atomic_load_explicit(&kernel->device.lowest, memory_order_relaxed) <= length_ns))
+        return;
+    if (kernel->is_bound || is_bound) {
+        atomic_store_explicit(&kernel->device.count, 0, memory_order_relaxed);
+        atomic_store_explicit(&kernel->device.total, 0, memory_order_relaxed);
+        atomic_store_explicit(&kernel->device.highest, 0, memory_order_relaxed);
+        for (unsigned i = 0; count && i < CT_RECORD_BUCKETS; i++)
+            atomic_store_explicit(&kernel->device.buckets[i], 0, memory_order_relaxed);
+    }
+    kernel->is_bound = (uint32_t)is_bound;
+    ct_histogram_add(&kernel->device, length_ns);
 }
 
 /* Reads the oldest pair; 0 when it is not complete or cannot be read. */
@@ -267,14 +296,16 @@ static int read_oldest(struct ct_session *session, struct context *context)
     CUresult result = CT_NEXT(cuEventElapsedTime)(&length_ms, pair->begin, pair->end);
     if (result == CUDA_ERROR_NOT_READY)
         return 0;
-    double length_ns = 1e6 * (double)length_ms - pair->late_ns;
-    if (length_ns < 0)
-        length_ns = 0;
-    int is_read = result == CUDA_SUCCESS;
+    int is_read = result == CUDA_SUCCESS, is_idle = 1;
+    double marked_ns = 1e6 * (double)length_ms, begin_ns = 0;
     if (is_read && session->is_measuring)
-        is_read = place_in_time(session, context, pair, length_ns);
+        is_read = place_begin(context, pair, &begin_ns, &is_idle);
+    is_idle = is_idle && pair->begin_ticks;
+    double late_ns = is_idle ? pair->late_ns : 0, length_ns = marked_ns > late_ns ? marked_ns - late_ns : 0;
+    if (is_read && session->is_measuring)
+        place_in_time(session, context, pair, begin_ns + late_ns, length_ns);
     if (is_read && !atomic_load_explicit(&session->record.header->crowded, memory_order_relaxed))
-        ct_histogram_add(&pair->identity->kernel->device, whole_ns(length_ns));
+        add_length(pair->identity->kernel, whole_ns(length_ns), is_idle && marked_ns <= pair->host_ns + NEAR_NS);
     hold(&timing->lock);
     context->first = pair->next;
     context->is_broken |= !is_read;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import sys
 from pathlib import Path
@@ -108,3 +109,20 @@ def test_image_and_script_run_on_a_software_gpu(kept: Stage) -> None:
         assert kept.json("softgpu", "inspect")["counters"]["kernels"] == 6
     finally:
         kept.run("softgpu", "destroy")
+
+
+def test_the_lab_replays_timelines_under_the_hook(stage: Stage) -> None:
+    data = stage.home / "data" / "kernel_timelines"
+    data.mkdir(parents=True)
+    for name, text in (("small", SMALL), ("later", LATER)):
+        (data / f"{name}.csv.gz").write_bytes(gzip.compress(text.encode()))
+    done = stage.run(
+        "lab", "timelines", "--data", str(data.parent), "--replay", str(ROOT / "examples" / "replay.py"), "--json"
+    )
+    report = json.loads(done.stdout.splitlines()[-1])
+    assert [(one["name"], one["kernels"], one["missing"], one["launches"]) for one in report["timelines"]] == [
+        ("later", 3, 0, 9),
+        ("small", 2, 0, 6),
+    ]
+    assert done.returncode == (0 if report["median_error"] <= report["target"] else 1)
+    assert "no timelines" in stage.run("lab", "timelines", "--data", str(stage.home)).stderr

@@ -46,8 +46,10 @@ FAULTS = {
 def test_the_suite_catches_each_kind_of_fault(tmp_path: Path) -> None:
     """One tree with one broken test per kind, because a configure and build each would take seconds."""
     shutil.copy(ROOT / "CMakeLists.txt", tmp_path)
-    shutil.copytree(ROOT / "native", tmp_path / "native")
     folder = tmp_path / "native" / "tests"
+    shutil.copytree(ROOT / "native" / "tests", folder)
+    # What the tests are of is left out: they have nothing to do with it, and it takes half a minute to build.
+    (tmp_path / "native" / "CMakeLists.txt").write_text("add_subdirectory(tests)\n", encoding="utf-8")
     recipe, end, _ = (folder / "CMakeLists.txt").read_text(encoding="utf-8").partition("endfunction()\n")
     with (folder / "CMakeLists.txt").open("w", encoding="utf-8") as cmake:
         cmake.write(recipe + end)  # native_test itself is the project's own; the project's tests ran above

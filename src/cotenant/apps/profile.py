@@ -193,13 +193,18 @@ def profile_json(profile: Profile) -> dict[str, object]:
             }
             for timing in sorted(profile.timings, key=lambda timing: -timing.expected_ns)
         ],
-        "fill": [
-            {
-                "kernel_ns": fill.kernel_ns,
-                "filled_ns": fill.filled_ns,
-                "filled_part": round(fill.filled_part, 4),
-                "slowdown": round(fill.slowdown, 4),
-            }
-            for fill in fills(profile)
-        ],
+        "fill": fills_json(fills(profile)),
     }
+
+
+def fills_json(found: Sequence[Fill]) -> list[dict[str, object]]:
+    """What neighbours would get, in numbers."""
+    return [
+        {
+            "kernel_ns": fill.kernel_ns,
+            "filled_ns": fill.filled_ns,
+            "filled_part": round(fill.filled_part, 4),
+            "slowdown": round(fill.slowdown, 4),
+        }
+        for fill in found
+    ]

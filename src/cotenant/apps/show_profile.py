@@ -71,7 +71,8 @@ def show_profile(console: Console, profile: Profile, most: int) -> None:
     if len(ordered) > most:
         console.print(f"... and {len(ordered) - most} more; --most N shows them", style="dim")
     _show_gaps(console, profile)
-    _show_fill(console, profile)
+    console.print()
+    show_fill(console, profile)
 
 
 def gap_classes(profile: Profile) -> list[tuple[str, int, int]]:
@@ -100,12 +101,12 @@ def _show_gaps(console: Console, profile: Profile) -> None:
     console.print(table("gaps between kernels", ["GAP", "COUNT", "TIME", "OF GAP TIME", ""], rows))
 
 
-def _show_fill(console: Console, profile: Profile) -> None:
+def show_fill(console: Console, profile: Profile) -> None:
+    """What neighbours of several kernel lengths would get."""
     rows = [
         [duration(fill.kernel_ns), duration(fill.filled_ns), f"{fill.filled_part:.0%}", f"{fill.slowdown:.1%}"]
         for fill in fills(profile)
     ]
-    console.print()
     console.print(
         table("what a neighbour could fill", ["ITS KERNELS LAST", "IT GETS", "OF IDLE TIME", "SLOWS THIS BY"], rows)
     )

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from cotenant import __version__
+from cotenant.cli.advise import add_advise_command
 from cotenant.cli.command import Parser, say
 from cotenant.cli.gpu import add_gpu_command
 from cotenant.cli.node import add_node_commands
@@ -45,6 +46,7 @@ def _parser() -> Parser:
     add_node_commands(commands)
     add_gpu_command(commands)
     add_profile_commands(commands)
+    add_advise_command(commands)
     add_softgpu_commands(commands)
     add_study_commands(commands)
     return parser

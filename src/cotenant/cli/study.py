@@ -27,12 +27,16 @@ def add_study_commands(commands: Any) -> None:
     bench.add_argument("name", choices=["loop", "device", "hook"], help=about)
     bench.add_argument("--rounds", type=int, default=5, help="interleaved repetitions (default 5)")
     lab = add_command(commands, "lab", "Judge cotenant's models by measurements of real GPUs.", _lab, json=True)
-    lab.add_argument("name", choices=["device"], help="device: the software GPU's physics")
+    about = "device: the software GPU's physics; timelines: what the hook measures of real ones, replayed"
+    lab.add_argument("name", choices=["device", "timelines"], help=about)
     lab.add_argument(
         "--data", default="", metavar="DIR", help="the measurements (default $COTENANT_DATA or ../shared/data)"
     )
     lab.add_argument("--plots", default="", metavar="DIR", help="draw SVG files and an index.html here")
-    lab.add_argument("--seed", type=int, default=0, help="which half is held out (default 0)")
+    lab.add_argument("--seed", type=int, default=0, help="device: which half is held out (default 0)")
+    lab.add_argument(
+        "--replay", default="examples/replay.py", metavar="FILE", help="timelines: the program that replays them"
+    )
     demo = add_command(commands, "demo", "The main job in front of your eyes, on this machine.", _demo, json=True)
     demo.add_argument("--replay", default="", metavar="FILE", help="examples/replay.py: also share a software GPU")
     demo.add_argument("--keep", default="", metavar="DIR", help="keep the node's directory here")
@@ -79,6 +83,23 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _lab(options: argparse.Namespace) -> int:
+    return {"device": _lab_device, "timelines": _lab_timelines}[options.name](options)
+
+
+def _lab_timelines(options: argparse.Namespace) -> int:
+    from cotenant.apps.lab import USUAL, VARIABLE
+    from cotenant.apps.lab_timelines import run_timelines, show_timelines, timelines_of
+
+    directory = Path(options.data or os.environ.get(VARIABLE, "") or USUAL) / "kernel_timelines"
+    report = run_timelines(timelines_of(directory), Path(options.replay), Console(stderr=True), say)
+    if options.json:
+        print_json(report)
+    else:
+        show_timelines(Console(), report)
+    return 0 if report.met else 1
+
+
+def _lab_device(options: argparse.Namespace) -> int:
     from cotenant.apps.lab import data_directory, run_lab
     from cotenant.apps.show_lab import show_lab
 

@@ -2,7 +2,9 @@
 
 The rule predicted here: after each kernel the gap is expected to last at least as long as the shorter quarter of those
 seen after it; the neighbour's kernels go into that, one after the other, as long as they fit. Where a gap turns out
-shorter, the task waits for the neighbour's kernel that runs by then, and no further one starts.
+shorter, the task waits for the neighbour's kernel that runs by then, and no further one starts. A gap that lasts twice
+as long as usual is a pause: the neighbour has the rest of it, and the task, when it comes back, waits for half of one
+of the neighbour's kernels on average.
 """
 
 from __future__ import annotations
@@ -22,6 +24,10 @@ SURE: Final = 0.25
 
 NEIGHBOUR_NS: Final = (10_000, 50_000, 100_000, 500_000)
 """Lengths of a neighbour's kernels worth asking about."""
+
+
+QUIET: Final = 2
+"""After so many times its median, a gap is a pause."""
 
 
 class Fill(Value, frozen=True):
@@ -56,13 +62,16 @@ def predict_fill(profile: Profile, kernel_ns: int) -> Fill:
 
 def _after_one(gaps: Histogram, kernel_ns: int) -> tuple[float, float]:
     """Device time filled and waits caused over all gaps that follow one kernel."""
-    planned = (gaps.quantile(SURE) - 2 * WAKE_NS) // kernel_ns
-    if planned < 1:
-        return 0.0, 0.0
+    planned = max((gaps.quantile(SURE) - 2 * WAKE_NS) // kernel_ns, 0)
+    quiet_ns = QUIET * gaps.quantile(0.5) + WAKE_NS
     filled = cost = 0.0
     for bucket, times in gaps.buckets:
-        usable_ns = max(bucket_middle(bucket) - WAKE_NS, 0)
+        gap_ns = bucket_middle(bucket)
+        usable_ns = max(gap_ns - WAKE_NS, 0)
         started = min(planned, math.ceil(usable_ns / kernel_ns))
-        filled += times * started * kernel_ns
+        filled += times * min(started * kernel_ns, usable_ns)
         cost += times * max(started * kernel_ns - usable_ns, 0)
+        if gap_ns > quiet_ns:
+            filled += times * (gap_ns - quiet_ns)
+            cost += times * kernel_ns / 2
     return filled, cost

@@ -1,0 +1,79 @@
+"""Does advice tell what a program left, and change nothing?"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.stage import Stage, until
+
+REPLAY = [sys.executable, str(Path(__file__).parents[2] / "examples" / "replay.py"), "--mode", "training"]
+
+
+@pytest.fixture
+def gpu(stage: Stage) -> Iterator[Stage]:
+    assert stage.run("softgpu", "create", "--gpu", "v100").returncode == 0
+    yield stage
+    stage.run("softgpu", "destroy")
+
+
+def test_a_program_is_watched_as_nobodys_tenant(gpu: Stage) -> None:
+    script = gpu.home / "launches"
+    script.write_text("conv 80 256 20000 500000\n" * 5 + "@htod 1048576 100000\n")
+    program = [*REPLAY, "--seconds", "1", "--script", str(script)]
+    done = gpu.run("advise", "--gpu", "soft:0", "--json", "--", *program)
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    (device,) = told["devices"]
+    assert device["measured"]
+    assert device["device"] == "Tesla V100-SXM2-16GB"
+    assert device["busy_ns"] + device["idle_ns"] == device["observed_ns"]
+    assert device["idle_ns"] > device["busy_ns"] > 0
+    counted = gpu.json("softgpu", "inspect")["counters"]
+    assert device["launches"] == counted["kernels"] + counted["copies"]
+    assert [fill["kernel_ns"] for fill in device["fill"]] == [10_000, 50_000, 100_000, 500_000]
+    assert device["fill"][0]["filled_ns"] > 0
+    (memory,) = told["memory"]
+    assert memory["peak_bytes"] == 2 << 20
+    assert memory["peak_bytes"] + memory["headroom_bytes"] == memory["memory_bytes"]
+    assert not gpu.places.socket.exists(), "advice starts no node"
+    assert [one["runs"] for one in gpu.json("profile", "list")["profiles"]] == [1]
+
+
+def test_the_programs_end_is_ours(gpu: Stage) -> None:
+    done = gpu.run("advise", "--gpu", "soft:0", "--", "sh", "-c", "exit 7")
+    assert done.returncode == 7
+    assert "no GPU work was seen" in done.stdout
+    done = gpu.run("advise", "--gpu", "soft:0", "--", "no-such-program")
+    assert done.returncode == 127
+
+
+def test_a_tenant_that_runs_is_looked_at(gpu: Stage) -> None:
+    tenant = gpu.start(
+        "run", "--name", "job", "--measure", "never", "--gpu", "soft:0", "--", *REPLAY, "--seconds", "60"
+    )
+
+    def seen() -> bool:
+        done = gpu.run("advise", "--tenant", "job", "--json")
+        return done.returncode == 0 and '"launches":' in done.stdout
+
+    until(seen)
+    (device,) = gpu.json("advise", "--tenant", "job")["devices"]
+    assert not device["measured"]
+    assert device["busy_ns"] + device["idle_ns"] == device["observed_ns"]
+    tenant.terminate()
+    tenant.wait()
+    done = gpu.run("advise", "--tenant", "job")
+    assert done.returncode == 2
+    assert "cotenant ps" in done.stderr
+
+
+def test_one_of_the_two_must_be_named(gpu: Stage) -> None:
+    for words in (["advise"], ["advise", "--tenant", "job", "--", "true"]):
+        done = gpu.run(*words)
+        assert done.returncode == 2
+        assert "not both" in done.stderr
