@@ -80,6 +80,7 @@ CUresult sg_event_record(CUevent event, CUstream stream)
     event->slot = stream->slot;
     event->stream = stream;
     event->stream_id = stream->object.id;
+    event->captured_by = 0;
     if (sg_effects_hosts()) {
         struct sg_effect effect = {.kind = SG_EFFECT_RECORD, .event.event_id = event->object.id};
         result = sg_effect_add(stream, &effect);
@@ -100,10 +101,7 @@ static CUresult record(CUevent event, CUstream handle, unsigned flags)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
     if (stream->capture)
         return sg_leave(sg_capture_record(stream, event, (flags & CU_EVENT_RECORD_EXTERNAL) != 0));
-    result = sg_event_record(event, stream);
-    if (result == CUDA_SUCCESS)
-        event->captured_by = 0;
-    return sg_leave(result);
+    return sg_leave(sg_event_record(event, stream));
 }
 
 API CUresult cuEventRecord(CUevent event, CUstream stream)
@@ -113,7 +111,7 @@ API CUresult cuEventRecord(CUevent event, CUstream stream)
 
 API CUresult cuEventRecord_ptsz(CUevent event, CUstream stream)
 {
-    return record(event, stream ? stream : CU_STREAM_PER_THREAD, 0);
+    return record(event, sg_twin(stream), 0);
 }
 
 API CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned int flags)
@@ -123,7 +121,7 @@ API CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned int
 
 API CUresult cuEventRecordWithFlags_ptsz(CUevent event, CUstream stream, unsigned int flags)
 {
-    return record(event, stream ? stream : CU_STREAM_PER_THREAD, flags);
+    return record(event, sg_twin(stream), flags);
 }
 
 CUresult sg_event_hold(CUstream stream, CUevent event)
@@ -166,7 +164,7 @@ API CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flag
 
 API CUresult cuStreamWaitEvent_ptsz(CUstream stream, CUevent event, unsigned int flags)
 {
-    return wait_for(stream ? stream : CU_STREAM_PER_THREAD, event, flags);
+    return wait_for(sg_twin(stream), event, flags);
 }
 
 static CUresult enter_event(CUevent event)

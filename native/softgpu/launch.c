@@ -214,7 +214,7 @@ API CUresult cuLaunchKernel_ptsz(CUfunction function, unsigned int grid_x, unsig
                                  unsigned int shared_bytes, CUstream stream, void **params, void **extra)
 {
     SHAPE;
-    return launch(function, grid, block, shared_bytes, stream ? stream : CU_STREAM_PER_THREAD, params, extra, 0);
+    return launch(function, grid, block, shared_bytes, sg_twin(stream), params, extra, 0);
 }
 
 API CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y,
@@ -231,7 +231,7 @@ API CUresult cuLaunchCooperativeKernel_ptsz(CUfunction function, unsigned int gr
                                             void **params)
 {
     SHAPE;
-    return launch(function, grid, block, shared_bytes, stream ? stream : CU_STREAM_PER_THREAD, params, NULL, 1);
+    return launch(function, grid, block, shared_bytes, sg_twin(stream), params, NULL, 1);
 }
 
 static CUresult launch_config(const CUlaunchConfig *config, CUfunction function, void **params, void **extra,
