@@ -14,19 +14,30 @@ static void settle(struct ct_usage *usage, struct ct_device_counters *counters, 
     }
 }
 
-static void change(struct ct_usage *usage, uint64_t blocks, uint64_t sms, uint64_t threads)
+/* What is capped spreads over at most its cap, in the books of those above it too. What is not may count for more SMs
+ * than there are: the books in which it is added up have a limit of their own. */
+static uint64_t within_cap(const struct ct_usage *usage, uint64_t sms)
+{
+    return usage->is_capped ? ct_min(sms, usage->sm_limit) : sms;
+}
+
+/* How many SMs more this is for those above. */
+static uint64_t change(struct ct_usage *usage, uint64_t blocks, uint64_t sms, uint64_t threads)
 {
     usage->blocks += blocks;
     usage->sms += sms;
     usage->threads += threads;
+    return usage->is_capped ? within_cap(usage, usage->sms) - within_cap(usage, usage->sms - sms) : sms;
 }
 
-static uint64_t within_limit(const struct ct_usage *usage)
+static uint64_t change_cap(const struct ct_device *d, struct ct_usage *usage, uint32_t sm_cap)
 {
-    return ct_min(usage->sms, usage->sm_limit);
+    uint64_t before = within_cap(usage, usage->sms);
+    usage->is_capped = sm_cap > 0;
+    usage->sm_limit = sm_cap ? sm_cap : d->config.sm_count;
+    return within_cap(usage, usage->sms) - before;
 }
 
-/* What is capped spreads over at most its cap, in the books of those above it too. */
 static void above_client(struct ct_device *d, const struct ct_client *client, uint64_t blocks, uint64_t sms,
                          uint64_t threads)
 {
@@ -38,10 +49,8 @@ static void above_client(struct ct_device *d, const struct ct_client *client, ui
 
 static void above_context(struct ct_device *d, struct ct_client *client, uint64_t blocks, uint64_t sms, uint64_t threads)
 {
-    uint64_t held = within_limit(&client->usage);
     settle(&client->usage, &client->counters, d->now_ns);
-    change(&client->usage, blocks, sms, threads);
-    above_client(d, client, blocks, within_limit(&client->usage) - held, threads);
+    above_client(d, client, blocks, change(&client->usage, blocks, sms, threads), threads);
 }
 
 void ct_books_blocks(struct ct_device *d, const struct ct_op *op, uint64_t before, uint64_t after)
@@ -54,29 +63,24 @@ void ct_books_blocks(struct ct_device *d, const struct ct_op *op, uint64_t befor
     uint64_t blocks = after - before; /* unsigned differences, as elsewhere */
     uint64_t threads = blocks * op->threads_per_block;
     settle(&context->usage, &context->counters, d->now_ns);
-    uint64_t held = within_limit(&context->usage);
-    change(&context->usage, blocks, sms, threads);
-    above_context(d, client, blocks, within_limit(&context->usage) - held, threads);
+    above_context(d, client, blocks, change(&context->usage, blocks, sms, threads), threads);
 }
 
 void ct_books_context_cap(struct ct_device *d, struct ct_context *context)
 {
-    uint64_t held = within_limit(&context->usage);
     if (d->is_ahead)
         return;
     settle(&context->usage, &context->counters, d->now_ns);
-    context->usage.sm_limit = context->sm_cap ? context->sm_cap : d->config.sm_count;
-    above_context(d, &ct_clients(d)[context->client], 0, within_limit(&context->usage) - held, 0);
+    uint64_t sms = change_cap(d, &context->usage, context->sm_cap);
+    above_context(d, &ct_clients(d)[context->client], 0, sms, 0);
 }
 
 void ct_books_client_cap(struct ct_device *d, struct ct_client *client)
 {
-    uint64_t held = within_limit(&client->usage);
     if (d->is_ahead)
         return;
     settle(&client->usage, &client->counters, d->now_ns);
-    client->usage.sm_limit = client->sm_cap ? client->sm_cap : d->config.sm_count;
-    above_client(d, client, 0, within_limit(&client->usage) - held, 0);
+    above_client(d, client, 0, change_cap(d, &client->usage, client->sm_cap), 0);
 }
 
 /* Blocks that are switched out keep their slots but do not count as use. */
@@ -89,12 +93,12 @@ void ct_books_group_on(struct ct_device *d, uint32_t group, uint32_t on)
         struct ct_client *client = &ct_clients(d)[ct_lowest(mask)];
         uint64_t sign = on ? 1 : UINT64_MAX;
         settle(&client->usage, &client->counters, d->now_ns);
-        client->usage.on = on;
-        change(&d->usage, sign * client->usage.blocks, sign * within_limit(&client->usage),
+        client->usage.on = (uint16_t)on;
+        change(&d->usage, sign * client->usage.blocks, sign * within_cap(&client->usage, client->usage.sms),
                sign * client->usage.threads);
         for (uint32_t c = client->first_context; c != CT_NONE; c = ct_contexts(d)[c].next) {
             settle(&ct_contexts(d)[c].usage, &ct_contexts(d)[c].counters, d->now_ns);
-            ct_contexts(d)[c].usage.on = on;
+            ct_contexts(d)[c].usage.on = (uint16_t)on;
         }
     }
 }

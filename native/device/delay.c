@@ -34,8 +34,7 @@ static uint32_t placed_alone(const struct ct_device *d, const struct ct_group *g
             continue;
         uint64_t blocks = o->running_blocks;
         if (o->pending_blocks > 0 && !blocked) {
-            int is_capped = context->sm_cap > 0 || ct_clients(d)[owner].sm_cap > 0;
-            uint64_t own = is_capped ? within_cap(d, o, placed, count) : room;
+            uint64_t own = context->is_capped ? within_cap(d, o, placed, count) : room;
             uint64_t more = ct_min(o->pending_blocks, ct_min(room, own) / o->share);
             blocked = more < o->pending_blocks && own >= room; /* for lack of SMs rather than by its cap */
             room -= more * o->share;

@@ -194,7 +194,7 @@ int ct_grid_refill(struct ct_device *d, uint32_t group)
     if (first == CT_NONE || d->work_first != CT_NONE || d->slice_end_ns == d->now_ns || d->dispatch_due)
         return 0;
     struct ct_op *op = &ct_ops(d)[first];
-    if (ct_cap_left(d, op, 0, 0) != UINT64_MAX)
+    if (ct_context_of(d, op)->is_capped)
         return 0;
     for (uint32_t i = 0; i < g->chunk_count; i++) {
         if (chunks[i].end_ns != d->now_ns)
@@ -312,11 +312,14 @@ void ct_grid_dispatch(struct ct_device *d, uint32_t group)
         if (o->pending_blocks == 0)
             continue;
         uint64_t room = d->capacity_share - g->held_share;
+        int capped = 0;
         if (room == 0)
             break;
-        uint64_t own = ct_cap_left(d, o, 0, 0);
-        int capped = own < room;
-        room = ct_min(room, own);
+        if (ct_context_of(d, o)->is_capped) {
+            uint64_t own = ct_cap_left(d, o, 0, 0);
+            capped = own < room;
+            room = ct_min(room, own);
+        }
         uint64_t blocks = ct_min(o->pending_blocks, room / o->share);
         if (blocks > 0 && !place(d, group, op, blocks, first)) {
             first = 0;

@@ -31,7 +31,8 @@ struct ct_usage {
     uint64_t blocks, sms, threads;
     uint64_t settled_ns;
     uint32_t sm_limit;
-    uint32_t on;
+    uint16_t is_capped; /* the limit is its own rather than the device's */
+    uint16_t on;
 };
 
 struct ct_op {
@@ -97,6 +98,7 @@ struct ct_context {
     uint32_t next; /* context of the same client, or free list */
     uint32_t first_stream, first_event, legacy;
     uint32_t sm_cap;
+    uint32_t is_capped;    /* itself or by its client's cap */
     uint64_t blocking_ops; /* queued or running in blocking streams */
     uint64_t legacy_ops;
     uint64_t next_order;

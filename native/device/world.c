@@ -64,7 +64,7 @@ int ct_device_client_add(struct ct_device *d, uint64_t now_ns, uint32_t group_la
         ct_clients(d)[i].delayed_by_ns[slot] = 0;
     c->usage.settled_ns = d->now_ns;
     c->usage.sm_limit = d->config.sm_count;
-    c->usage.on = (uint32_t)ct_group_is_on(d, c->group);
+    c->usage.on = (uint16_t)ct_group_is_on(d, c->group);
     *client = handle_of(generation, slot);
     return CT_DEVICE_OK;
 }
@@ -188,6 +188,8 @@ int ct_device_client_cap(struct ct_device *d, uint64_t now_ns, uint32_t client, 
     ct_delay_settle_all(d);
     ct_books_settle(d);
     c->sm_cap = sm_cap;
+    for (uint32_t k = c->first_context; k != CT_NONE; k = ct_contexts(d)[k].next)
+        ct_contexts(d)[k].is_capped = sm_cap || ct_contexts(d)[k].sm_cap;
     ct_books_client_cap(d, c);
     ct_grid_cut_trains(d, c->group);
     d->dispatch_due = 1;
@@ -221,9 +223,11 @@ int ct_device_context_create(struct ct_device *d, uint64_t now_ns, uint32_t clie
     ct_clients(d)[owner].first_context = slot;
     c->first_stream = c->first_event = c->legacy = CT_NONE;
     c->sm_cap = sm_cap;
+    c->is_capped = sm_cap || ct_clients(d)[owner].sm_cap;
     c->usage.settled_ns = d->now_ns;
     c->usage.sm_limit = sm_cap ? sm_cap : d->config.sm_count;
-    c->usage.on = (uint32_t)ct_group_is_on(d, ct_clients(d)[owner].group);
+    c->usage.is_capped = sm_cap > 0;
+    c->usage.on = (uint16_t)ct_group_is_on(d, ct_clients(d)[owner].group);
     *context = handle_of(generation, slot);
     return ct_device_memory_take(d, *context, d->config.context_bytes);
 }
@@ -252,6 +256,7 @@ int ct_device_context_cap(struct ct_device *d, uint64_t now_ns, uint32_t context
     ct_delay_settle_all(d);
     ct_books_settle(d);
     c->sm_cap = sm_cap;
+    c->is_capped = sm_cap || ct_clients(d)[c->client].sm_cap;
     ct_books_context_cap(d, c);
     ct_grid_cut_trains(d, ct_clients(d)[c->client].group);
     d->dispatch_due = 1;

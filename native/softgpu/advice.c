@@ -4,12 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define ENTER(context)                                                                                                 \
-    CUcontext context;                                                                                                 \
-    CUresult result = sg_enter_context(&context);                                                                      \
-    if (result != CUDA_SUCCESS)                                                                                        \
-        return result
-
 enum { PAGE = 4096, CPU = -1, NOWHERE = -2 };
 
 /* Pages with the same advice. They make up each allocation that was ever advised, without gaps. */
@@ -83,7 +77,7 @@ static int pieces(uint64_t start, uint64_t end)
 static CUresult check(uint64_t address, uint64_t bytes, uint64_t *start, uint64_t *end)
 {
     const struct sg_memory *memory = sg_memory_at(address);
-    if (!bytes || !memory || memory->kind != SG_MEMORY_MANAGED || !sg_memory_covers(address, bytes))
+    if (!bytes || !memory || memory->kind != SG_MEMORY_MANAGED || !sg_memory_allows(NULL, address, bytes, 0))
         return CUDA_ERROR_INVALID_VALUE;
     *start = address / PAGE * PAGE;
     *end = (address + bytes + PAGE - 1) / PAGE * PAGE;
@@ -147,7 +141,7 @@ static CUresult apply(uint64_t address, uint64_t bytes, int advice, const CUmemL
 
 API CUresult cuMemAdvise_v2(CUdeviceptr pointer, size_t bytes, CUmem_advise advice, CUmemLocation location)
 {
-    ENTER(context);
+    SG_ENTER(context);
     (void)context;
     if ((int)advice < CU_MEM_ADVISE_SET_READ_MOSTLY || (int)advice > CU_MEM_ADVISE_UNSET_ACCESSED_BY)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
@@ -168,7 +162,7 @@ API CUresult cuMemAdvise(CUdeviceptr pointer, size_t bytes, CUmem_advise advice,
 /* Managed memory is everywhere at once here: what remains is where it was sent. */
 static CUresult prefetch(CUdeviceptr pointer, size_t bytes, CUmemLocation location, unsigned flags, CUstream handle)
 {
-    ENTER(context);
+    SG_ENTER(context);
     CUstream stream = sg_stream(context, handle);
     if (!stream)
         return sg_leave(CUDA_ERROR_INVALID_HANDLE);
@@ -178,11 +172,6 @@ static CUresult prefetch(CUdeviceptr pointer, size_t bytes, CUmemLocation locati
     return sg_leave(result == CUDA_SUCCESS ? apply(pointer, bytes, 0, &location) : result);
 }
 
-static CUstream own(CUstream stream)
-{
-    return stream ? stream : CU_STREAM_PER_THREAD;
-}
-
 API CUresult cuMemPrefetchAsync(CUdeviceptr pointer, size_t bytes, CUdevice device, CUstream stream)
 {
     return prefetch(pointer, bytes, location_of(device), 0, stream);
@@ -190,7 +179,7 @@ API CUresult cuMemPrefetchAsync(CUdeviceptr pointer, size_t bytes, CUdevice devi
 
 API CUresult cuMemPrefetchAsync_ptsz(CUdeviceptr pointer, size_t bytes, CUdevice device, CUstream stream)
 {
-    return prefetch(pointer, bytes, location_of(device), 0, own(stream));
+    return prefetch(pointer, bytes, location_of(device), 0, sg_twin(stream));
 }
 
 API CUresult cuMemPrefetchAsync_v2(CUdeviceptr pointer, size_t bytes, CUmemLocation location, unsigned int flags,
@@ -202,7 +191,7 @@ API CUresult cuMemPrefetchAsync_v2(CUdeviceptr pointer, size_t bytes, CUmemLocat
 API CUresult cuMemPrefetchAsync_v2_ptsz(CUdeviceptr pointer, size_t bytes, CUmemLocation location, unsigned int flags,
                                         CUstream stream)
 {
-    return prefetch(pointer, bytes, location, flags, own(stream));
+    return prefetch(pointer, bytes, location, flags, sg_twin(stream));
 }
 
 static int is_same(CUmemLocation a, CUmemLocation b)
@@ -293,7 +282,7 @@ static CUresult answer(void *data, size_t data_bytes, int attribute, uint64_t ad
 API CUresult cuMemRangeGetAttribute(void *data, size_t data_bytes, CUmem_range_attribute attribute,
                                     CUdeviceptr pointer, size_t bytes)
 {
-    ENTER(context);
+    SG_ENTER(context);
     (void)context;
     return sg_leave(answer(data, data_bytes, (int)attribute, pointer, bytes));
 }
@@ -301,7 +290,7 @@ API CUresult cuMemRangeGetAttribute(void *data, size_t data_bytes, CUmem_range_a
 API CUresult cuMemRangeGetAttributes(void **data, size_t *data_bytes, CUmem_range_attribute *attributes,
                                      size_t attribute_count, CUdeviceptr pointer, size_t bytes)
 {
-    ENTER(context);
+    SG_ENTER(context);
     (void)context;
     if (!data || !data_bytes || !attributes || !attribute_count)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);

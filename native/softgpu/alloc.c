@@ -3,12 +3,6 @@
 
 #include <string.h>
 
-#define ENTER(context)                                                                                                 \
-    CUcontext context;                                                                                                 \
-    CUresult result = sg_enter_context(&context);                                                                      \
-    if (result != CUDA_SUCCESS)                                                                                        \
-        return result
-
 /* These may wait for the device: not while a capture forbids it. */
 #define UNSAFE()                                                                                                       \
     do {                                                                                                               \
@@ -21,7 +15,7 @@ enum { PITCH = 512 };
 
 API CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
 {
-    ENTER(context);
+    SG_ENTER(context);
     struct sg_request request = {.kind = SG_MEMORY_INFO};
     struct sg_reply reply;
     if (!free_bytes || !total_bytes)
@@ -46,14 +40,14 @@ static CUresult allocate(CUcontext context, CUdeviceptr *pointer, size_t bytes)
 
 API CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
 {
-    ENTER(context);
+    SG_ENTER(context);
     UNSAFE();
     return sg_leave(allocate(context, pointer, bytes));
 }
 
 API CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height, unsigned int element)
 {
-    ENTER(context);
+    SG_ENTER(context);
     UNSAFE();
     if (!pointer || !pitch || !width || !height || (element != 4 && element != 8 && element != 16) ||
         width > SIZE_MAX - PITCH)
@@ -69,7 +63,7 @@ API CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t widt
 
 API CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flags)
 {
-    ENTER(context);
+    SG_ENTER(context);
     UNSAFE();
     uint64_t address;
     if (!pointer || !bytes || (flags != CU_MEM_ATTACH_GLOBAL && flags != CU_MEM_ATTACH_HOST))
@@ -100,7 +94,11 @@ static CUresult release(CUcontext context, uint64_t address, int is_host)
         memory->kind == SG_MEMORY_REGISTERED || memory->is_ending || memory->is_variable || memory->physical ||
         memory->opened)
         return CUDA_ERROR_INVALID_VALUE;
+    uint64_t id = memory->id;
     CUresult result = sg_all_quiet(context);
+    memory = sg_memory_at(address);
+    if (!memory || memory->id != id)
+        return CUDA_ERROR_INVALID_VALUE; /* another thread was faster */
     if (result == CUDA_SUCCESS)
         sg_memory_drop(address);
     return result;
@@ -133,7 +131,7 @@ API CUresult cuMemFree_v2(CUdeviceptr pointer)
 
 API CUresult cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *bytes, CUdeviceptr pointer)
 {
-    ENTER(context);
+    SG_ENTER(context);
     (void)context;
     struct sg_memory *memory = sg_memory_at(pointer);
     if (!memory)
@@ -147,7 +145,7 @@ API CUresult cuMemGetAddressRange_v2(CUdeviceptr *start, size_t *bytes, CUdevice
 
 static CUresult host_allocate(void **pointer, size_t bytes, unsigned flags)
 {
-    ENTER(context);
+    SG_ENTER(context);
     UNSAFE();
     uint64_t address;
     const unsigned known = CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP | CU_MEMHOSTALLOC_WRITECOMBINED;
@@ -181,7 +179,7 @@ API CUresult cuMemFreeHost(void *pointer)
 
 API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *pointer, void *host, unsigned int flags)
 {
-    ENTER(context);
+    SG_ENTER(context);
     (void)context;
     struct sg_memory *memory = sg_memory_at((uintptr_t)host);
     if (!pointer || !memory || flags || (memory->kind != SG_MEMORY_HOST && memory->kind != SG_MEMORY_REGISTERED))
@@ -192,7 +190,7 @@ API CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *pointer, void *host, unsi
 
 API CUresult cuMemHostGetFlags(unsigned int *flags, void *host)
 {
-    ENTER(context);
+    SG_ENTER(context);
     (void)context;
     struct sg_memory *memory = sg_memory_at((uintptr_t)host);
     if (!flags || !memory || memory->kind != SG_MEMORY_HOST)
@@ -203,7 +201,7 @@ API CUresult cuMemHostGetFlags(unsigned int *flags, void *host)
 
 API CUresult cuMemHostRegister_v2(void *host, size_t bytes, unsigned int flags)
 {
-    ENTER(context);
+    SG_ENTER(context);
     UNSAFE();
     const unsigned known = CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP | CU_MEMHOSTREGISTER_IOMEMORY |
                            CU_MEMHOSTREGISTER_READ_ONLY;
@@ -216,7 +214,7 @@ API CUresult cuMemHostRegister_v2(void *host, size_t bytes, unsigned int flags)
 
 API CUresult cuMemHostUnregister(void *host)
 {
-    ENTER(context);
+    SG_ENTER(context);
     UNSAFE();
     struct sg_memory *memory = sg_memory_at((uintptr_t)host);
     if (!host)

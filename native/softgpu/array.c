@@ -15,12 +15,6 @@ enum {
                   LATER_FLAGS,
 };
 
-#define ENTER(context)                                                                                                 \
-    CUcontext context;                                                                                                 \
-    CUresult result = sg_enter_context(&context);                                                                      \
-    if (result != CUDA_SUCCESS)                                                                                        \
-        return result
-
 uint32_t sg_texel_bytes(CUarray_format format, unsigned channels)
 {
     static const uint8_t fixed_channels[] = {1, 2, 4};
@@ -126,8 +120,8 @@ static struct CUarray_st *make(CUcontext context, const CUDA_ARRAY3D_DESCRIPTOR 
 {
     struct CUarray_st *array = sg_make(SG_ARRAY);
     if (array) {
-        array->context = context;
-        array->context_id = context->object.id;
+        array->context = sg_home(context); /* where its memory is */
+        array->context_id = array->context->object.id;
         array->shape = *shape;
     }
     return array;
@@ -144,7 +138,7 @@ static CUresult back(CUcontext context, uint64_t bytes, uint64_t *address)
 
 static CUresult create(CUarray *made, const CUDA_ARRAY3D_DESCRIPTOR *shape)
 {
-    ENTER(context);
+    SG_ENTER(context);
     if (!made || !shape)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
     result = check(context->device, shape);
@@ -181,7 +175,7 @@ API CUresult cuArray3DCreate_v2(CUarray *array, const CUDA_ARRAY3D_DESCRIPTOR *s
 
 static CUresult describe(CUarray array, CUDA_ARRAY3D_DESCRIPTOR *shape)
 {
-    ENTER(context);
+    SG_ENTER(context);
     (void)context;
     if (!sg_alive(SG_ARRAY, array))
         return sg_leave(CUDA_ERROR_INVALID_HANDLE);
@@ -293,7 +287,7 @@ static CUresult make_levels(CUcontext context, struct CUmipmappedArray_st *mipma
 
 static CUresult create_mipmap(CUmipmappedArray *made, const CUDA_ARRAY3D_DESCRIPTOR *shape, unsigned levels)
 {
-    ENTER(context);
+    SG_ENTER(context);
     if (!made || !shape)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
     result = check(context->device, shape);
@@ -308,8 +302,8 @@ static CUresult create_mipmap(CUmipmappedArray *made, const CUDA_ARRAY3D_DESCRIP
     struct CUmipmappedArray_st *mipmap = sg_make(SG_MIPMAP);
     if (!mipmap)
         return sg_leave(CUDA_ERROR_OUT_OF_MEMORY);
-    mipmap->context = context;
-    mipmap->context_id = context->object.id;
+    mipmap->context = sg_home(context);
+    mipmap->context_id = mipmap->context->object.id;
     mipmap->level_count = levels < 1 ? 1 : levels < most ? levels : most; /* the driver clamps it likewise */
     result = make_levels(context, mipmap, *shape);
     if (result != CUDA_SUCCESS)
@@ -326,7 +320,7 @@ API CUresult cuMipmappedArrayCreate(CUmipmappedArray *made, const CUDA_ARRAY3D_D
 
 API CUresult cuMipmappedArrayGetLevel(CUarray *level_array, CUmipmappedArray mipmap, unsigned int level)
 {
-    ENTER(context);
+    SG_ENTER(context);
     (void)context;
     if (!sg_alive(SG_MIPMAP, mipmap))
         return sg_leave(CUDA_ERROR_INVALID_HANDLE);

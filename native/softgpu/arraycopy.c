@@ -84,7 +84,7 @@ static CUresult line(struct end to, struct end from, int arrays, size_t bytes, C
     }                                                                                                                  \
     API CUresult name##_v2_ptsz(__VA_ARGS__, size_t bytes, CUstream stream)                                            \
     {                                                                                                                  \
-        return line(to, from, arrays, bytes, stream ? stream : CU_STREAM_PER_THREAD, 1);                               \
+        return line(to, from, arrays, bytes, sg_twin(stream), 1);                                                      \
     }
 
 SYNC(cuMemcpyHtoA, TO_ARRAY, in_array(to, offset), at_host(from), CUarray to, size_t offset, const void *from)

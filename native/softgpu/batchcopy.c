@@ -25,7 +25,9 @@ static CUresult wait_for(CUstream handle)
     if (result != CUDA_SUCCESS)
         return result;
     CUstream stream = sg_stream(context, handle);
-    return sg_leave(stream ? sg_stream_wait(stream) : CUDA_ERROR_INVALID_HANDLE);
+    if (!stream)
+        return sg_leave(CUDA_ERROR_INVALID_HANDLE);
+    return sg_leave(stream->capture ? sg_capture_refuse(stream) : sg_stream_wait(stream));
 }
 
 static CUresult batch(const CUdeviceptr *to, const CUdeviceptr *from, const size_t *sizes, size_t count,
@@ -66,7 +68,7 @@ API CUresult cuMemcpyBatchAsync_ptsz(CUdeviceptr *to, CUdeviceptr *from, size_t 
                                      size_t *failed, CUstream stream)
 {
     return batch(to, from, sizes, count, attributes, starts, attribute_count, failed,
-                 stream ? stream : CU_STREAM_PER_THREAD);
+                 sg_twin(stream));
 }
 
 API CUresult cuMemcpyBatchAsync_v2(CUdeviceptr *to, CUdeviceptr *from, size_t *sizes, size_t count,
@@ -81,5 +83,5 @@ API CUresult cuMemcpyBatchAsync_v2_ptsz(CUdeviceptr *to, CUdeviceptr *from, size
                                         CUstream stream)
 {
     return batch(to, from, sizes, count, attributes, starts, attribute_count, NULL,
-                 stream ? stream : CU_STREAM_PER_THREAD);
+                 sg_twin(stream));
 }

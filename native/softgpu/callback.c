@@ -27,7 +27,7 @@ void sg_callbacks_poke(void)
 static int is_missing(const struct sg_effect *effect)
 {
     const struct sg_word *word = &effect->host.word;
-    if (!word->bytes || word->is_write || sg_word_holds(word))
+    if (!word->bytes || word->is_write || sg_word_holds(effect->host.device, word))
         return 0;
     if (!effect->host.has_turn)
         sg_effects_has_turn(effect->order);
@@ -93,7 +93,7 @@ static void run(const struct sg_effect *effect)
     if (trouble == CUDA_SUCCESS)
         sg_effects_apply(effect->order);
     if (effect->host.word.is_write && trouble == CUDA_SUCCESS)
-        sg_word_write(&effect->host.word);
+        sg_word_write(device, &effect->host.word);
     else if (!effect->host.word.bytes)
         call(effect, trouble);
     sg_effects_host_ran(effect->order);
@@ -145,8 +145,8 @@ static void *serve(void *nothing)
             sg_unlock();
             sg_sleep_until(link, wake, at_ns, 0);
             sg_relock();
-            if (sg_clock_ns() < at_ns || atomic_load(&link->bulletin->submissions) != bulletin)
-                continue; /* another may be first by now */
+            if (sg_clock_ns() < at_ns || atomic_load(&link->bulletin->submissions) != bulletin || is_missing(&effect))
+                continue; /* another may be first by now, or its turn has come and its word has not */
         }
         run(&effect);
     }
@@ -221,7 +221,7 @@ API CUresult cuLaunchHostFunc(CUstream stream, CUhostFn function, void *data)
 
 API CUresult cuLaunchHostFunc_ptsz(CUstream stream, CUhostFn function, void *data)
 {
-    return add(stream ? stream : CU_STREAM_PER_THREAD, function, NULL, data);
+    return add(sg_twin(stream), function, NULL, data);
 }
 
 API CUresult cuStreamAddCallback(CUstream stream, CUstreamCallback callback, void *data, unsigned int flags)
@@ -231,5 +231,5 @@ API CUresult cuStreamAddCallback(CUstream stream, CUstreamCallback callback, voi
 
 API CUresult cuStreamAddCallback_ptsz(CUstream stream, CUstreamCallback callback, void *data, unsigned int flags)
 {
-    return flags ? CUDA_ERROR_INVALID_VALUE : add(stream ? stream : CU_STREAM_PER_THREAD, NULL, callback, data);
+    return flags ? CUDA_ERROR_INVALID_VALUE : add(sg_twin(stream), NULL, callback, data);
 }

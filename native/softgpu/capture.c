@@ -276,7 +276,7 @@ static CUresult mark(struct sg_capture *capture, CUstream stream, CUevent event)
 
 CUresult sg_capture_record(CUstream stream, CUevent event, int is_external)
 {
-    if (stream->context_id != event->context_id)
+    if (sg_home(stream->context) != sg_home(event->context))
         return CUDA_ERROR_INVALID_HANDLE;
     if (stream->capture->is_void)
         return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
@@ -293,7 +293,7 @@ CUresult sg_capture_wait(CUstream stream, CUevent event, int is_external, int *t
     if (mine && is_external)
         return sg_capture_add_event(stream, CU_GRAPH_NODE_TYPE_WAIT_EVENT, event);
     if (!event->captured_by) { /* so the stream is captured */
-        if (!event->order)
+        if (!event->order && !event->is_shared) /* of a shared one other processes' records count, too */
             return CUDA_SUCCESS;
         mine->is_void = 1;
         return CUDA_ERROR_STREAM_CAPTURE_ISOLATION;

@@ -14,7 +14,7 @@ CUresult sg_capture_fill(CUstream stream, const struct sg_box *target, uint64_t 
                          uint32_t element_bytes);
 CUresult sg_capture_host(CUstream stream, CUhostFn function, void *data);
 CUresult sg_capture_record(CUstream stream, CUevent event, int is_external);
-CUresult sg_capture_allocate(CUstream stream, uint64_t bytes, CUdeviceptr *address);
+CUresult sg_capture_allocate(CUstream stream, const struct sg_device *device, uint64_t bytes, CUdeviceptr *address);
 CUresult sg_capture_free(CUstream stream, uint64_t address);
 /* A wait that involves a capture on either side; *taken: dealt with, the caller is done. */
 CUresult sg_capture_wait(CUstream stream, CUevent event, int is_external, int *taken);

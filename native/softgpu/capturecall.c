@@ -112,9 +112,9 @@ CUresult sg_capture_add_event(CUstream stream, int type, CUevent event)
     return add_read(stream, &params);
 }
 
-CUresult sg_capture_allocate(CUstream stream, uint64_t bytes, CUdeviceptr *address)
+CUresult sg_capture_allocate(CUstream stream, const struct sg_device *device, uint64_t bytes, CUdeviceptr *address)
 {
-    const CUmemLocation location = {CU_MEM_LOCATION_TYPE_DEVICE, stream->context->device->ordinal};
+    const CUmemLocation location = {CU_MEM_LOCATION_TYPE_DEVICE, device->ordinal};
     const CUgraphNodeParams params = {
         .type = CU_GRAPH_NODE_TYPE_MEM_ALLOC,
         .alloc = {.poolProps = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .location = location}, .bytesize = bytes},

@@ -51,7 +51,6 @@ int sg_image_variable(struct sg_image *image, const char *name, size_t length, u
 int sg_variables_copy(struct sg_image *image, const struct sg_image *source);
 void sg_variables_free(struct sg_image *image);
 int sg_kernel_param(struct sg_kernel *kernel, uint32_t bytes, uint32_t alignment);       /* 0, or -1: too many */
-int sg_kernel_fits(const struct sg_kernel *kernel); /* whether its parameters lie within what such a kernel may have */
 void sg_kernel_default(struct sg_kernel *kernel); /* the stated model of code we cannot run */
 
 CUresult sg_builtin_run(const struct sg_effect *effect);
@@ -92,6 +91,10 @@ struct CUfunc_st {
     uint32_t dynamic_bytes; /* how much shared memory a launch may add */
     int carveout, cluster_allowed;
     uint64_t launches;
+    struct { /* of its latest launch: most are of the same shape */
+        const struct sg_device *device;
+        uint32_t threads, shared_bytes, at_once;
+    } fit;
     struct sg_old *old; /* NULL until something of it is set */
 };
 

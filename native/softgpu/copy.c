@@ -140,7 +140,7 @@ static CUresult line(uint64_t to, enum sg_side to_side, uint64_t from, enum sg_s
     }                                                                                                                  \
     API CUresult twin parameters                                                                                       \
     {                                                                                                                  \
-        return line(to, to_side, from, from_side, bytes, stream ? stream : CU_STREAM_PER_THREAD, 1);                   \
+        return line(to, to_side, from, from_side, bytes, sg_twin(stream), 1);                                          \
     }
 
 SYNC_FORMS(cuMemcpy, cuMemcpy_ptds, (CUdeviceptr to, CUdeviceptr from, size_t bytes), to, SG_SIDE_ANY, from,
@@ -193,5 +193,5 @@ API CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr
 API CUresult cuMemcpyPeerAsync_ptsz(CUdeviceptr to, CUcontext to_context, CUdeviceptr from, CUcontext from_context,
                                     size_t bytes, CUstream stream)
 {
-    return peer(to, to_context, from, from_context, bytes, stream ? stream : CU_STREAM_PER_THREAD, 1);
+    return peer(to, to_context, from, from_context, bytes, sg_twin(stream), 1);
 }

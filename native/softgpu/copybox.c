@@ -122,7 +122,7 @@ static CUresult solid_peer(const CUDA_MEMCPY3D_PEER *d, CUstream stream, int is_
     }                                                                                                                  \
     API CUresult twin(const type *copy, CUstream stream)                                                               \
     {                                                                                                                  \
-        return act(copy, stream ? stream : CU_STREAM_PER_THREAD, 1);                                                   \
+        return act(copy, sg_twin(stream), 1);                                                                          \
     }
 
 SYNC(cuMemcpy2D_v2, cuMemcpy2D_v2_ptds, CUDA_MEMCPY2D, flat)

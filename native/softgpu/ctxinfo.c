@@ -1,15 +1,9 @@
 /* What a context says of itself, and the settings that a real driver accepts and this device has no use for. */
 #include "softgpu/face.h"
 
-#define ENTER(context)                                                                                                 \
-    CUcontext context;                                                                                                 \
-    CUresult result = sg_enter_context(&context);                                                                      \
-    if (result != CUDA_SUCCESS)                                                                                        \
-        return result
-
 API CUresult cuCtxGetDevice(CUdevice *device)
 {
-    ENTER(context);
+    SG_ENTER(context);
     if (!device)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
     *device = context->device->ordinal;
@@ -44,7 +38,7 @@ API CUresult cuCtxGetDevice_v2(CUdevice *device, CUcontext context)
 
 API CUresult cuCtxSynchronize(void)
 {
-    ENTER(context);
+    SG_ENTER(context);
     CUresult allowed = sg_capture_context(context);
     return sg_leave(allowed == CUDA_SUCCESS ? sg_context_wait(context) : allowed);
 }
@@ -60,7 +54,7 @@ API CUresult cuCtxSynchronize_v2(CUcontext context)
 
 API CUresult cuCtxGetFlags(unsigned int *flags)
 {
-    ENTER(context);
+    SG_ENTER(context);
     if (!flags)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
     *flags = context->flags;
@@ -69,7 +63,7 @@ API CUresult cuCtxGetFlags(unsigned int *flags)
 
 API CUresult cuCtxSetFlags(unsigned int flags)
 {
-    ENTER(context);
+    SG_ENTER(context);
     unsigned mode = flags & CU_CTX_SCHED_MASK;
     if ((flags & ~(unsigned)CU_CTX_FLAGS_MASK) || (mode & (mode - 1)))
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
@@ -101,7 +95,7 @@ API CUresult cuCtxGetApiVersion(CUcontext context, unsigned int *version)
 
 API CUresult cuCtxSetLimit(CUlimit limit, size_t value)
 {
-    ENTER(context);
+    SG_ENTER(context);
     if (limit < 0 || limit > CU_LIMIT_PERSISTING_L2_CACHE_SIZE)
         return sg_leave(limit == 7 ? CUDA_ERROR_UNSUPPORTED_LIMIT : CUDA_ERROR_INVALID_VALUE);
     context->limits[limit] = value;
@@ -110,7 +104,7 @@ API CUresult cuCtxSetLimit(CUlimit limit, size_t value)
 
 API CUresult cuCtxGetLimit(size_t *value, CUlimit limit)
 {
-    ENTER(context);
+    SG_ENTER(context);
     if (!value || limit < 0 || limit > CU_LIMIT_PERSISTING_L2_CACHE_SIZE)
         return sg_leave(value && limit == 7 ? CUDA_ERROR_UNSUPPORTED_LIMIT : CUDA_ERROR_INVALID_VALUE);
     *value = context->limits[limit];
@@ -119,7 +113,7 @@ API CUresult cuCtxGetLimit(size_t *value, CUlimit limit)
 
 API CUresult cuCtxGetCacheConfig(CUfunc_cache *config)
 {
-    ENTER(context);
+    SG_ENTER(context);
     if (!config)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
     *config = context->cache_config;
@@ -128,7 +122,7 @@ API CUresult cuCtxGetCacheConfig(CUfunc_cache *config)
 
 API CUresult cuCtxSetCacheConfig(CUfunc_cache config)
 {
-    ENTER(context);
+    SG_ENTER(context);
     if ((int)config < 0 || (int)config > 3)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
     context->cache_config = (int)config;
@@ -137,7 +131,7 @@ API CUresult cuCtxSetCacheConfig(CUfunc_cache config)
 
 API CUresult cuCtxGetSharedMemConfig(CUsharedconfig *config)
 {
-    ENTER(context);
+    SG_ENTER(context);
     if (!config)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
     *config = context->shared_config;
@@ -146,7 +140,7 @@ API CUresult cuCtxGetSharedMemConfig(CUsharedconfig *config)
 
 API CUresult cuCtxSetSharedMemConfig(CUsharedconfig config)
 {
-    ENTER(context);
+    SG_ENTER(context);
     if ((int)config < 0 || (int)config > 2)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
     context->shared_config = (int)config;
@@ -155,7 +149,7 @@ API CUresult cuCtxSetSharedMemConfig(CUsharedconfig config)
 
 API CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
 {
-    ENTER(context);
+    SG_ENTER(context);
     if (least)
         *least = context->device->config.priority_least;
     if (greatest)
@@ -165,14 +159,14 @@ API CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
 
 API CUresult cuCtxResetPersistingL2Cache(void)
 {
-    ENTER(context);
+    SG_ENTER(context);
     (void)context;
     return sg_leave(CUDA_SUCCESS);
 }
 
 API CUresult cuCtxGetExecAffinity(CUexecAffinityParam *param, CUexecAffinityType type)
 {
-    ENTER(context);
+    SG_ENTER(context);
     if (!param)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
     if (type != 0)
@@ -184,7 +178,7 @@ API CUresult cuCtxGetExecAffinity(CUexecAffinityParam *param, CUexecAffinityType
 
 API CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags)
 {
-    ENTER(context);
+    SG_ENTER(context);
     if (!sg_alive(SG_CONTEXT, peer))
         return sg_leave(CUDA_ERROR_INVALID_CONTEXT);
     if (flags)
@@ -200,7 +194,7 @@ API CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags)
 
 API CUresult cuCtxDisablePeerAccess(CUcontext peer)
 {
-    ENTER(context);
+    SG_ENTER(context);
     if (!sg_alive(SG_CONTEXT, peer))
         return sg_leave(CUDA_ERROR_INVALID_CONTEXT);
     uint32_t bit = UINT32_C(1) << peer->device->ordinal;
@@ -212,14 +206,14 @@ API CUresult cuCtxDisablePeerAccess(CUcontext peer)
 
 API CUresult cuProfilerStart(void)
 {
-    ENTER(context);
+    SG_ENTER(context);
     (void)context;
     return sg_leave(CUDA_SUCCESS);
 }
 
 API CUresult cuProfilerStop(void)
 {
-    ENTER(context);
+    SG_ENTER(context);
     (void)context;
     return sg_leave(CUDA_SUCCESS);
 }

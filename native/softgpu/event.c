@@ -80,6 +80,7 @@ CUresult sg_event_record(CUevent event, CUstream stream)
     event->slot = stream->slot;
     event->stream = stream;
     event->stream_id = stream->object.id;
+    event->captured_by = 0;
     if (sg_effects_hosts()) {
         struct sg_effect effect = {.kind = SG_EFFECT_RECORD, .event.event_id = event->object.id};
         result = sg_effect_add(stream, &effect);
@@ -100,10 +101,7 @@ static CUresult record(CUevent event, CUstream handle, unsigned flags)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
     if (stream->capture)
         return sg_leave(sg_capture_record(stream, event, (flags & CU_EVENT_RECORD_EXTERNAL) != 0));
-    result = sg_event_record(event, stream);
-    if (result == CUDA_SUCCESS)
-        event->captured_by = 0;
-    return sg_leave(result);
+    return sg_leave(sg_event_record(event, stream));
 }
 
 API CUresult cuEventRecord(CUevent event, CUstream stream)
@@ -113,7 +111,7 @@ API CUresult cuEventRecord(CUevent event, CUstream stream)
 
 API CUresult cuEventRecord_ptsz(CUevent event, CUstream stream)
 {
-    return record(event, stream ? stream : CU_STREAM_PER_THREAD, 0);
+    return record(event, sg_twin(stream), 0);
 }
 
 API CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned int flags)
@@ -123,7 +121,7 @@ API CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned int
 
 API CUresult cuEventRecordWithFlags_ptsz(CUevent event, CUstream stream, unsigned int flags)
 {
-    return record(event, stream ? stream : CU_STREAM_PER_THREAD, flags);
+    return record(event, sg_twin(stream), flags);
 }
 
 CUresult sg_event_hold(CUstream stream, CUevent event)
@@ -166,7 +164,7 @@ API CUresult cuStreamWaitEvent(CUstream stream, CUevent event, unsigned int flag
 
 API CUresult cuStreamWaitEvent_ptsz(CUstream stream, CUevent event, unsigned int flags)
 {
-    return wait_for(stream ? stream : CU_STREAM_PER_THREAD, event, flags);
+    return wait_for(sg_twin(stream), event, flags);
 }
 
 static CUresult enter_event(CUevent event)
@@ -197,32 +195,53 @@ API CUresult cuEventSynchronize(CUevent event)
     return sg_leave(result == CUDA_SUCCESS ? sg_event_wait(event) : result);
 }
 
-static CUresult instant(CUevent event, uint64_t *at_ns)
+static void learn(CUevent event, uint64_t at_ns)
 {
-    struct sg_link *link = &event->context->device->link;
-    struct sg_request request = {.kind = SG_EVENT_TIME, .a = event->model};
-    struct sg_reply reply;
+    event->instant.order = event->order;
+    event->instant.at_ns = at_ns;
+}
+
+/* One question tells the instants of both, or when to ask again; none is asked about what is known. */
+static CUresult learn_instants(CUevent start, CUevent end)
+{
+    struct sg_link *link = &start->context->device->link;
     for (;;) {
-        CUresult result = sg_event_ready(event);
-        if (result != CUDA_SUCCESS)
+        struct sg_request request = {.kind = SG_EVENT_TIMES, .a = start->model, .b = end->model};
+        struct sg_reply reply;
+        CUresult result = sg_trouble(link);
+        if (result != CUDA_SUCCESS || (start->instant.order == start->order && end->instant.order == end->order))
             return result;
+        int start_known = sg_event_known(start), end_known = sg_event_known(end);
+        if (!start_known || !end_known)
+            return CUDA_ERROR_NOT_READY;
+        request.c = start->slot > end->slot ? start->slot : end->slot;
         if (sg_ask(link, &request, &reply) < 0)
             return CUDA_ERROR_DEVICE_UNAVAILABLE;
+        if (reply.result == CT_DEVICE_OK) {
+            learn(start, reply.a);
+            learn(end, reply.b);
+            result = sg_event_seen(start);
+            return result == CUDA_SUCCESS ? sg_event_seen(end) : result;
+        }
         if (reply.result != CT_DEVICE_NOT_READY)
-            break;
+            return sg_result(reply.result);
+        if (start_known < 0 || end_known < 0) {
+            if (end_known < 0 && !reply.behind && reply.a != CT_DEVICE_DONE)
+                sg_event_foresaw(end, reply.a, reply.c);
+            return CUDA_ERROR_NOT_READY;
+        }
         /* This process slept until the projected instant and a late submission of another moved it: wait for it too. */
-        event->done_order = 0;
-        result = sg_event_wait(event);
+        start->done_order = end->done_order = 0;
+        result = sg_event_wait(start);
+        if (result == CUDA_SUCCESS)
+            result = sg_event_wait(end);
         if (result != CUDA_SUCCESS)
             return result;
     }
-    *at_ns = reply.a;
-    return sg_result(reply.result);
 }
 
 static CUresult elapsed(float *milliseconds, CUevent start, CUevent end)
 {
-    uint64_t start_ns, end_ns;
     CUresult result = enter_event(start);
     if (result != CUDA_SUCCESS)
         return result;
@@ -233,11 +252,9 @@ static CUresult elapsed(float *milliseconds, CUevent start, CUevent end)
         return sg_leave(CUDA_ERROR_INVALID_HANDLE);
     if (start->captured_by || end->captured_by)
         return sg_leave(CUDA_ERROR_CAPTURED_EVENT);
-    result = instant(start, &start_ns);
+    result = learn_instants(start, end);
     if (result == CUDA_SUCCESS)
-        result = instant(end, &end_ns);
-    if (result == CUDA_SUCCESS)
-        *milliseconds = (float)((double)(int64_t)(end_ns - start_ns) / 1e6);
+        *milliseconds = (float)((double)(int64_t)(end->instant.at_ns - start->instant.at_ns) / 1e6);
     return sg_leave(result);
 }
 

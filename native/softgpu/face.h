@@ -124,6 +124,9 @@ struct CUevent_st {
     struct {
         uint64_t order, at_ns, count;
     } foreseen;
+    struct { /* when the record of this order was complete: that never changes */
+        uint64_t order, at_ns;
+    } instant;
 };
 
 
@@ -135,6 +138,13 @@ extern int sg_device_count;
 CUresult sg_enter(void);                       /* initialised and not forked: takes the lock */
 CUresult sg_enter_context(CUcontext *context); /* and a context is current */
 CUresult sg_leave(CUresult result);            /* gives the lock back and hands the result on */
+/* How most calls begin: declares the current context and `result`. */
+#define SG_ENTER(context)                                                                                              \
+    CUcontext context;                                                                                                 \
+    CUresult result = sg_enter_context(&context);                                                                      \
+    if (result != CUDA_SUCCESS)                                                                                        \
+        return result
+
 void sg_relock(void);
 void sg_unlock(void);
 uint64_t sg_next_id(void);
@@ -217,17 +227,24 @@ void sg_stream_retire(CUstream stream);    /* ends it once its work is done */
 void sg_stream_sweep(CUcontext context);   /* ends those whose work is done by now */
 CUresult sg_event_make(CUcontext context, unsigned flags, CUevent *made);
 void sg_event_end(CUevent event);
-CUresult sg_event_record(CUevent event, CUstream stream);
 /* The handle is what a callback is told; NULL for a host function. */
 CUresult sg_host_submit(CUstream stream, CUstream handle, CUhostFn function, CUstreamCallback callback, void *data);
 CUresult sg_event_wait(CUevent event);
 /* A place in the stream behind which nothing goes on before all memory is as it should be there. */
 CUresult sg_host_barrier(CUstream stream);
 CUresult sg_event_ready(CUevent event);
+int sg_event_known(CUevent event);         /* without asking: 1 complete, 0 not yet, -1 must ask */
+CUresult sg_event_seen(CUevent event);     /* its record is complete, and so is what stands before it */
+void sg_event_foresaw(CUevent event, uint64_t at_ns, uint64_t count);
 CUresult sg_context_wait(CUcontext context);
 /* NULL, legacy and per-thread handles become streams; NULL when there is no such stream. */
 CUstream sg_stream(CUcontext context, CUstream handle);
 CUresult sg_stream_make(CUcontext context, unsigned flags, int priority, CUstream *made);
+/* The forms for programs built for per-thread default streams: NULL means the thread's own. */
+static inline CUstream sg_twin(CUstream stream)
+{
+    return stream ? stream : CU_STREAM_PER_THREAD;
+}
 
 #include "softgpu/memory.h"
 #include "softgpu/mps.h"

@@ -38,7 +38,7 @@ CUresult sg_body_kernel(struct sg_body *body, CUcontext context, CUfunction func
     CUresult result = sg_alive(SG_FUNCTION, function) ? set_context(body, context) : CUDA_ERROR_INVALID_VALUE;
     if (result != CUDA_SUCCESS)
         return result;
-    if (function->module->context && function->module->context != body->context) {
+    if (function->module->context && sg_home(function->module->context) != sg_home(body->context)) {
         if (context)
             return CUDA_ERROR_INVALID_VALUE;
         result = set_context(body, function->module->context); /* the current one says nothing about a module's own */
@@ -288,7 +288,6 @@ CUresult sg_body_submit(const struct sg_body *body, CUstream stream)
             return CUDA_ERROR_INVALID_HANDLE;
         if (body->type == CU_GRAPH_NODE_TYPE_WAIT_EVENT)
             return sg_event_hold(stream, body->event.event);
-        body->event.event->captured_by = 0;
         return sg_event_record(body->event.event, stream);
     case CU_GRAPH_NODE_TYPE_MEM_FREE:
         return sg_region_empty(body->region, stream);

@@ -19,6 +19,16 @@ CUresult sg_exec_settle(CUgraphExec exec)
     return CUDA_SUCCESS;
 }
 
+/* A launch that failed leaves none of its memory behind: the next one finds the addresses free. */
+static void give_back(CUgraphExec exec, size_t count, CUstream stream)
+{
+    for (size_t i = 0; i < count; i++) {
+        const struct sg_body *body = &exec->steps[i].body;
+        if (body->type == CU_GRAPH_NODE_TYPE_MEM_ALLOC && !sg_region_is_free(body->region))
+            sg_region_empty(body->region, stream);
+    }
+}
+
 static CUresult allocate(CUgraphExec exec, CUstream stream)
 {
     int auto_free = (exec->flags & CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH) != 0;
@@ -33,9 +43,8 @@ static CUresult allocate(CUgraphExec exec, CUstream stream)
         if (result == CUDA_SUCCESS)
             result = sg_region_fill(body->region, body->context);
     }
-    for (size_t i = 0; result != CUDA_SUCCESS && i + 1 < filled; i++)
-        if (exec->steps[i].body.type == CU_GRAPH_NODE_TYPE_MEM_ALLOC)
-            sg_region_empty(exec->steps[i].body.region, stream);
+    if (result != CUDA_SUCCESS)
+        give_back(exec, filled - 1, stream);
     return result;
 }
 
@@ -108,8 +117,8 @@ CUresult sg_exec_launch(CUgraphExec exec, CUstream stream)
         result = behind_the_last(exec, stream);
     if (result == CUDA_SUCCESS) {
         result = allocate(exec, stream);
-        if (result == CUDA_SUCCESS)
-            result = run(exec, stream);
+        if (result == CUDA_SUCCESS && (result = run(exec, stream)) != CUDA_SUCCESS)
+            give_back(exec, exec->count, stream);
         CUresult recorded = sg_event_record(exec->done, stream); /* of as much as there was */
         result = result == CUDA_SUCCESS ? recorded : result;
     }
@@ -151,7 +160,7 @@ API CUresult cuGraphLaunch(CUgraphExec exec, CUstream stream)
 
 API CUresult cuGraphLaunch_ptsz(CUgraphExec exec, CUstream stream)
 {
-    return with_stream(exec, stream ? stream : CU_STREAM_PER_THREAD, 1);
+    return with_stream(exec, sg_twin(stream), 1);
 }
 
 API CUresult cuGraphUpload(CUgraphExec exec, CUstream stream)
@@ -161,5 +170,5 @@ API CUresult cuGraphUpload(CUgraphExec exec, CUstream stream)
 
 API CUresult cuGraphUpload_ptsz(CUgraphExec exec, CUstream stream)
 {
-    return with_stream(exec, stream ? stream : CU_STREAM_PER_THREAD, 0);
+    return with_stream(exec, sg_twin(stream), 0);
 }

@@ -49,6 +49,12 @@ static void fill(CUdevResource *resource, const struct sg_device *device, unsign
     grain(device, 0, &resource->sm.minSmPartitionSize, &resource->sm.smCoscheduledAlignment);
 }
 
+/* Of the device an MPS client has its share to divide, not the whole. */
+static unsigned usable(const struct sg_device *device)
+{
+    return device->sm_cap ? device->sm_cap : device->config.sm_count;
+}
+
 /* CUDA_SUCCESS: it is one that we filled. */
 static CUresult check(const CUdevResource *resource, struct sg_device **device)
 {
@@ -56,14 +62,9 @@ static CUresult check(const CUdevResource *resource, struct sg_device **device)
         return CUDA_ERROR_INVALID_RESOURCE_TYPE;
     struct origin origin = origin_of(resource);
     *device = origin.mark == MARK ? sg_device_at(origin.device) : NULL;
-    return *device && resource->sm.smCount && resource->sm.smCount <= (*device)->config.sm_count
+    return *device && resource->sm.smCount && resource->sm.smCount <= usable(*device)
                ? CUDA_SUCCESS
                : CUDA_ERROR_INVALID_VALUE;
-}
-
-static unsigned sm_count(const struct CUctx_st *context)
-{
-    return context->sm_cap ? context->sm_cap : context->device->config.sm_count;
 }
 
 static CUresult tell(CUdevResource *resource, CUdevResourceType type, const struct sg_device *device, unsigned count)
@@ -84,7 +85,7 @@ API CUresult cuDeviceGetDevResource(CUdevice ordinal, CUdevResource *resource, C
     const struct sg_device *device = sg_device_at(ordinal);
     if (!device)
         return sg_leave(CUDA_ERROR_INVALID_DEVICE);
-    return sg_leave(tell(resource, type, device, device->config.sm_count));
+    return sg_leave(tell(resource, type, device, usable(device)));
 }
 
 API CUresult cuCtxGetDevResource(CUcontext context, CUdevResource *resource, CUdevResourceType type)
@@ -94,7 +95,7 @@ API CUresult cuCtxGetDevResource(CUcontext context, CUdevResource *resource, CUd
         return result;
     if (!sg_alive(SG_CONTEXT, context))
         return sg_leave(CUDA_ERROR_INVALID_CONTEXT);
-    return sg_leave(tell(resource, type, context->device, sm_count(context)));
+    return sg_leave(tell(resource, type, context->device, sg_context_sms(context)));
 }
 
 static CUresult split(CUdevResource *parts, unsigned *part_count, const CUdevResource *input, CUdevResource *remaining,
@@ -155,7 +156,7 @@ static CUresult describe(CUdevResourceDesc *made, const CUdevResource *resources
             return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
         total += resources[i].sm.smCount;
     }
-    if (total > device->config.sm_count || total > MOST_SMS)
+    if (total > usable(device) || total > MOST_SMS)
         return CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION;
     *made = (CUdevResourceDesc)(uintptr_t)&descriptors[device->ordinal][total];
     return CUDA_SUCCESS;
@@ -186,6 +187,7 @@ static CUresult create(CUgreenCtx *made, uint32_t count, struct sg_device *devic
     }
     device->primary_users++;
     green->context_id = green->context->object.id;
+    green->primary_id = primary->object.id;
     green->context->green = green;
     *made = green;
     return CUDA_SUCCESS;
@@ -222,15 +224,15 @@ static CUresult enter_green(CUgreenCtx green)
 API CUresult cuGreenCtxDestroy(CUgreenCtx green)
 {
     ENTER(green);
-    uint64_t id = green->context_id;
+    uint64_t id = green->context_id, primary_id = green->primary_id;
     CUcontext context = green->context;
-    CUdevice ordinal = context->device->ordinal;
+    const struct sg_device *device = context->device;
     sg_unmake(SG_GREEN, green); /* first: the end of the context waits, and nobody may come in between */
     sg_context_destroy(context);
     sg_forget_context(context, id);
+    int is_kept = device->primary && device->primary->object.id == primary_id; /* one made after a reset is others' */
     sg_leave(CUDA_SUCCESS);
-    cuDevicePrimaryCtxRelease_v2(ordinal); /* refused after a reset: then it is gone already */
-    return CUDA_SUCCESS;
+    return is_kept ? cuDevicePrimaryCtxRelease_v2(device->ordinal) : CUDA_SUCCESS;
 }
 
 API CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green)
@@ -245,7 +247,7 @@ API CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green)
 API CUresult cuGreenCtxGetDevResource(CUgreenCtx green, CUdevResource *resource, CUdevResourceType type)
 {
     ENTER(green);
-    return sg_leave(tell(resource, type, green->context->device, sm_count(green->context)));
+    return sg_leave(tell(resource, type, green->context->device, sg_context_sms(green->context)));
 }
 
 API CUresult cuGreenCtxGetId(CUgreenCtx green, unsigned long long *id)
@@ -292,6 +294,10 @@ API CUresult cuStreamGetGreenCtx(CUstream stream, CUgreenCtx *green)
 static CUresult all_wait(CUcontext context, CUevent event)
 {
     CUresult result = CUDA_SUCCESS;
+    if (event->captured_by) {
+        sg_capture_event(event);
+        return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+    }
     for (CUstream stream = sg_each(SG_STREAM, NULL); stream && result == CUDA_SUCCESS;
          stream = sg_each(SG_STREAM, stream))
         if (stream->context_id == context->object.id && stream->object.alive == 1)
@@ -324,7 +330,10 @@ static CUresult with_event(CUcontext context, CUevent event, CUresult (*act)(CUc
         return result;
     if (!sg_alive(SG_CONTEXT, context))
         return sg_leave(CUDA_ERROR_INVALID_CONTEXT);
-    return sg_leave(sg_alive(SG_EVENT, event) ? act(context, event) : CUDA_ERROR_INVALID_HANDLE);
+    if (!sg_alive(SG_EVENT, event))
+        return sg_leave(CUDA_ERROR_INVALID_HANDLE);
+    result = sg_capture_context(context); /* all of its streams are meant, captured ones too */
+    return sg_leave(result == CUDA_SUCCESS ? act(context, event) : result);
 }
 
 API CUresult cuCtxRecordEvent(CUcontext context, CUevent event)

@@ -8,6 +8,7 @@ struct CUgreenCtx_st {
     struct sg_object object;
     CUcontext context;
     uint64_t context_id;
+    uint64_t primary_id; /* the primary context that it keeps, unless that was reset */
 };
 
 #endif

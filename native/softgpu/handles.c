@@ -9,7 +9,8 @@
 
 struct pool {
     char *start;
-    size_t place_bytes; /* a power of two, so that the check of a handle needs no division */
+    size_t used_bytes;    /* what a handle may point into; 0 before the first object */
+    uint32_t place_bytes; /* a power of two, so that the check of a handle needs no division */
     uint32_t room, used;
     uint32_t free_head; /* index plus one */
 };
@@ -31,7 +32,7 @@ static struct pool pools[SG_KINDS] = {
     [SG_LINKER] = {.place_bytes = 1 << SHIFT_LINKER, .room = 4096},
     [SG_GREEN] = {.place_bytes = 1 << SHIFT_GREEN, .room = 4096},
     [SG_GRAPH] = {.place_bytes = 1 << SHIFT_GRAPH, .room = 1 << 22},
-    [SG_NODE] = {.place_bytes = (size_t)1 << SHIFT_NODE, .room = 1 << 25}, /* more than memory holds of what is behind them */
+    [SG_NODE] = {.place_bytes = 1 << SHIFT_NODE, .room = 1 << 25}, /* more than memory holds of what is behind them */
     [SG_EXEC] = {.place_bytes = 1 << SHIFT_EXEC, .room = 1 << 20},
     [SG_USER_OBJECT] = {.place_bytes = 1 << SHIFT_USER_OBJECT, .room = 1 << 22},
     [SG_PHYSICAL] = {.place_bytes = 1 << SHIFT_PHYSICAL, .room = 1 << 20},
@@ -54,11 +55,16 @@ _Static_assert(sizeof(struct CUgraphExec_st) <= 1 << SHIFT_EXEC, "an executable 
 _Static_assert(sizeof(struct CUuserObject_st) <= 1 << SHIFT_USER_OBJECT, "a user object fits its place");
 _Static_assert(sizeof(struct sg_physical) <= 1 << SHIFT_PHYSICAL, "physical memory fits its place");
 
+static struct sg_object *place(const struct pool *pool, uint32_t index)
+{
+    return (struct sg_object *)(void *)(pool->start + (size_t)index * pool->place_bytes);
+}
+
 void *sg_make(enum sg_kind kind)
 {
     struct pool *pool = &pools[kind];
     if (!pool->start) {
-        void *start = mmap(NULL, pool->place_bytes * pool->room, PROT_READ | PROT_WRITE,
+        void *start = mmap(NULL, (size_t)pool->place_bytes * pool->room, PROT_READ | PROT_WRITE,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (start == MAP_FAILED)
             return NULL;
@@ -67,13 +73,14 @@ void *sg_make(enum sg_kind kind)
     uint32_t index;
     if (pool->free_head) {
         index = pool->free_head - 1;
-        pool->free_head = ((struct sg_object *)(void *)(pool->start + index * pool->place_bytes))->next;
+        pool->free_head = place(pool, index)->next;
     } else if (pool->used < pool->room) {
         index = pool->used++;
+        pool->used_bytes += pool->place_bytes;
     } else {
         return NULL;
     }
-    struct sg_object *object = (struct sg_object *)(void *)(pool->start + index * pool->place_bytes);
+    struct sg_object *object = place(pool, index);
     memset(object, 0, pool->place_bytes);
     object->alive = 1;
     object->index = index;
@@ -94,7 +101,7 @@ int sg_alive(enum sg_kind kind, const void *handle)
 {
     const struct pool *pool = &pools[kind];
     uintptr_t offset = (uintptr_t)handle - (uintptr_t)pool->start;
-    if (!pool->start || offset >= pool->used * pool->place_bytes || (offset & (pool->place_bytes - 1)))
+    if (offset >= pool->used_bytes || (offset & (pool->place_bytes - 1)))
         return 0;
     return ((const struct sg_object *)handle)->alive == 1;
 }
@@ -109,7 +116,7 @@ void *sg_each(enum sg_kind kind, void *before)
     struct pool *pool = &pools[kind];
     uint32_t index = before ? ((struct sg_object *)before)->index + 1 : 0;
     for (; index < pool->used; index++) {
-        struct sg_object *object = (struct sg_object *)(void *)(pool->start + index * pool->place_bytes);
+        struct sg_object *object = place(pool, index);
         if (object->alive)
             return object;
     }

@@ -4,20 +4,9 @@
 
 #include <string.h>
 
-#define ENTER(context)                                                                                                 \
-    CUcontext context;                                                                                                 \
-    CUresult result = sg_enter_context(&context);                                                                      \
-    if (result != CUDA_SUCCESS)                                                                                        \
-        return result
-
-static CUstream own(CUstream stream)
-{
-    return stream ? stream : CU_STREAM_PER_THREAD;
-}
-
 static CUresult attach(CUstream handle, CUdeviceptr pointer, unsigned flags)
 {
-    ENTER(context);
+    SG_ENTER(context);
     struct sg_memory *memory = sg_memory_at(pointer);
     CUstream stream = sg_stream(context, handle);
     if (!stream)
@@ -38,7 +27,7 @@ API CUresult cuStreamAttachMemAsync(CUstream stream, CUdeviceptr pointer, size_t
 API CUresult cuStreamAttachMemAsync_ptsz(CUstream stream, CUdeviceptr pointer, size_t bytes, unsigned int flags)
 {
     (void)bytes;
-    return attach(own(stream), pointer, flags);
+    return attach(sg_twin(stream), pointer, flags);
 }
 
 CUresult sg_attribute_known(int attribute)
@@ -57,7 +46,7 @@ CUresult sg_attribute_known(int attribute)
 /* Of the attributes of a stream its priority is the one that means something. */
 static CUresult get_attribute(CUstream handle, int attribute, CUstreamAttrValue *value)
 {
-    ENTER(context);
+    SG_ENTER(context);
     CUstream stream = sg_stream(context, handle);
     if (!stream)
         return sg_leave(CUDA_ERROR_INVALID_HANDLE);
@@ -71,7 +60,7 @@ static CUresult get_attribute(CUstream handle, int attribute, CUstreamAttrValue 
 
 static CUresult set_attribute(CUstream handle, int attribute, const CUstreamAttrValue *value, int name)
 {
-    ENTER(context);
+    SG_ENTER(context);
     CUstream stream = sg_stream(context, handle);
     if (!stream)
         return sg_leave(CUDA_ERROR_INVALID_HANDLE);
@@ -85,7 +74,7 @@ static CUresult set_attribute(CUstream handle, int attribute, const CUstreamAttr
 /* What a stream can be told has no effect here, so there is nothing to copy. */
 static CUresult copy_attributes(CUstream to, CUstream from)
 {
-    ENTER(context);
+    SG_ENTER(context);
     CUstream target = sg_stream(context, to), source = sg_stream(context, from);
     if (!target || !source)
         return sg_leave(CUDA_ERROR_INVALID_HANDLE);
@@ -99,7 +88,7 @@ API CUresult cuStreamCopyAttributes(CUstream to, CUstream from)
 
 API CUresult cuStreamCopyAttributes_ptsz(CUstream to, CUstream from)
 {
-    return copy_attributes(own(to), own(from));
+    return copy_attributes(sg_twin(to), sg_twin(from));
 }
 
 API CUresult cuStreamGetAttribute(CUstream stream, CUstreamAttrID attribute, CUstreamAttrValue *value)
@@ -109,7 +98,7 @@ API CUresult cuStreamGetAttribute(CUstream stream, CUstreamAttrID attribute, CUs
 
 API CUresult cuStreamGetAttribute_ptsz(CUstream stream, CUstreamAttrID attribute, CUstreamAttrValue *value)
 {
-    return get_attribute(own(stream), (int)attribute, value);
+    return get_attribute(sg_twin(stream), (int)attribute, value);
 }
 
 API CUresult cuStreamSetAttribute(CUstream stream, CUstreamAttrID attribute, const CUstreamAttrValue *value)
@@ -119,7 +108,7 @@ API CUresult cuStreamSetAttribute(CUstream stream, CUstreamAttrID attribute, con
 
 API CUresult cuStreamSetAttribute_ptsz(CUstream stream, CUstreamAttrID attribute, const CUstreamAttrValue *value)
 {
-    return set_attribute(own(stream), (int)attribute, value, SG_NAME_cuStreamSetAttribute_ptsz);
+    return set_attribute(sg_twin(stream), (int)attribute, value, SG_NAME_cuStreamSetAttribute_ptsz);
 }
 
 API CUresult cuStreamGetCtx_v2(CUstream stream, CUcontext *context, CUgreenCtx *green)
@@ -129,7 +118,7 @@ API CUresult cuStreamGetCtx_v2(CUstream stream, CUcontext *context, CUgreenCtx *
 
 API CUresult cuStreamGetCtx_v2_ptsz(CUstream stream, CUcontext *context, CUgreenCtx *green)
 {
-    return context ? sg_stream_contexts(own(stream), context, green) : CUDA_ERROR_INVALID_VALUE;
+    return context ? sg_stream_contexts(sg_twin(stream), context, green) : CUDA_ERROR_INVALID_VALUE;
 }
 
 /* The forms of CUDA 2 to 4 whose arguments never changed. */

@@ -57,7 +57,8 @@ int sg_kernel_param(struct sg_kernel *kernel, uint32_t bytes, uint32_t alignment
     return 0;
 }
 
-int sg_kernel_fits(const struct sg_kernel *kernel)
+/* Whether its parameters lie within what such a kernel may have. */
+static int fits(const struct sg_kernel *kernel)
 {
     uint64_t limit = kernel->builtin == SG_BUILTIN_NONE ? SG_PARAM_LIMIT_BYTES : SG_PARAM_BYTES;
     if (kernel->param_count > SG_MAX_PARAMS || kernel->duration_param >= (int)kernel->param_count)
@@ -107,7 +108,7 @@ CUresult sg_image_read(const void *data, size_t bytes, struct sg_image *image)
             result = sg_image_ptx(text, length, image);
     }
     for (size_t i = 0; result == CUDA_SUCCESS && i < image->count; i++)
-        if (!sg_kernel_fits(&image->kernels[i]))
+        if (!fits(&image->kernels[i]))
             result = CUDA_ERROR_INVALID_IMAGE;
     if (result != CUDA_SUCCESS)
         sg_image_free(image);

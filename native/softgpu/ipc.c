@@ -53,9 +53,9 @@ API CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer)
     if (result != CUDA_SUCCESS)
         return result;
     struct sg_memory *memory = sg_memory_at(pointer);
-    /* What a pool gave, what is mapped and what is another's goes other ways. */
+    /* What a pool gave, what is mapped and what is another's goes other ways; a graph's comes and goes with launches. */
     if (!handle || !memory || memory->kind != SG_MEMORY_DEVICE || memory->pool || memory->physical || memory->opened ||
-        memory->is_ending || memory->is_variable)
+        memory->is_ending || memory->is_variable || memory->is_of_graph)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
     if (!memory->share)
         result = move_into_file(memory);
@@ -96,10 +96,11 @@ static CUresult open_memory(CUcontext context, struct sg_device *device, const s
         sg_share_open(device, ticket->name, ticket->token, SG_SHARE_ALLOCATION, &reply, &descriptor);
     if (result != CUDA_SUCCESS)
         return result;
+    context = sg_home(context);
     struct sg_memory *memory = known(context, ticket->name);
     if (reply.c || memory || !ticket->bytes || ticket->bytes > reply.b) {
         close(descriptor);
-        if (!reply.c && memory) {
+        if (memory) { /* also one that has become its own, the maker being dead */
             memory->opened++;
             *pointer = memory->start;
             return CUDA_SUCCESS;

@@ -34,10 +34,24 @@ static const void *parameter(const struct sg_kernel *kernel, uint32_t index, voi
     return buffer && end <= buffer_bytes ? buffer + kernel->param_offset[index] : NULL;
 }
 
-static uint64_t waves(const struct sg_device *device, uint64_t blocks, uint32_t at_once)
+static uint64_t waves(const struct sg_device *device, uint64_t blocks, uint32_t per_sm)
 {
-    uint64_t places = (uint64_t)at_once * device->config.sm_count;
+    uint64_t places = (uint64_t)per_sm * device->config.sm_count;
     return (blocks + places - 1) / places;
+}
+
+/* Blocks of this shape on one SM at once. */
+static uint32_t at_once(const struct sg_device *device, struct CUfunc_st *function, uint32_t threads,
+                        unsigned shared_bytes)
+{
+    if (function->fit.device != device || function->fit.threads != threads ||
+        function->fit.shared_bytes != shared_bytes) {
+        function->fit.device = device;
+        function->fit.threads = threads;
+        function->fit.shared_bytes = shared_bytes;
+        function->fit.at_once = sg_function_occupancy(device, function, threads, shared_bytes);
+    }
+    return function->fit.at_once;
 }
 
 static CUresult cost(const struct sg_device *device, struct CUfunc_st *function, uint64_t threads, uint64_t blocks,
@@ -51,13 +65,13 @@ static CUresult cost(const struct sg_device *device, struct CUfunc_st *function,
     kernel->shared_bytes_per_block = k->shared_bytes + shared_bytes;
     kernel->blocks_per_sm = k->blocks_per_sm;
     kernel->bytes_per_block = (uint64_t)(k->bytes_per_block + k->bytes_per_thread * (double)threads);
-    uint32_t at_once = sg_function_occupancy(device, function, (uint32_t)threads, shared_bytes);
-    if (!at_once)
+    uint32_t per_sm = at_once(device, function, (uint32_t)threads, shared_bytes);
+    if (!per_sm)
         return CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES;
     if (duration)
         memcpy(&duration_ns, duration, sizeof duration_ns);
     double block_ns = (double)k->block_ns + k->thread_ns * (double)threads;
-    double rounds = (double)waves(device, blocks, at_once);
+    double rounds = (double)waves(device, blocks, per_sm);
     if (duration_ns || duration)
         block_ns = (double)duration_ns / rounds;
     if (k->jitter > 0) {
@@ -105,7 +119,7 @@ CUresult sg_launch_params(const struct sg_kernel *kernel, void **params, void **
 {
     const unsigned char *buffer = NULL;
     size_t buffer_bytes = 0;
-    if ((params && extra) || !sg_kernel_fits(kernel))
+    if (params && extra)
         return CUDA_ERROR_INVALID_VALUE;
     CUresult result = extra ? unpack(extra, &buffer, &buffer_bytes) : CUDA_SUCCESS;
     for (uint32_t i = 0; i < kernel->param_count && result == CUDA_SUCCESS; i++) {
@@ -132,6 +146,11 @@ static CUresult remember(CUstream stream, const struct sg_kernel *kernel, const 
     return sg_effect_add(stream, &effect);
 }
 
+static int is_at_home(CUcontext one, CUcontext other)
+{
+    return one == other || sg_home(one) == sg_home(other);
+}
+
 CUresult sg_function_launch(CUcontext context, struct CUfunc_st *function, const unsigned grid[3],
                             const unsigned block[3], unsigned shared_bytes, CUstream handle, void **params,
                             void **extra, int is_cooperative)
@@ -141,9 +160,8 @@ CUresult sg_function_launch(CUcontext context, struct CUfunc_st *function, const
     if (!sg_alive(SG_FUNCTION, function))
         return CUDA_ERROR_INVALID_HANDLE;
     CUstream stream = sg_stream(context, handle);
-    CUcontext home = sg_home(context);
-    if (!stream || sg_home(stream->context) != home ||
-        (function->module->context && sg_home(function->module->context) != home))
+    CUcontext of_code = function->module->context;
+    if (!stream || !is_at_home(stream->context, context) || (of_code && !is_at_home(of_code, context)))
         return CUDA_ERROR_INVALID_HANDLE;
     CUresult result = sg_launch_check(device, function, grid, block, shared_bytes);
     if (result != CUDA_SUCCESS)
@@ -161,8 +179,7 @@ CUresult sg_function_launch(CUcontext context, struct CUfunc_st *function, const
     result = cost(device, function, threads, blocks, shared_bytes, duration, &slot.kernel);
     if (result != CUDA_SUCCESS)
         return result;
-    if (is_cooperative && blocks > (uint64_t)sg_context_sms(stream->context) *
-                                       sg_function_occupancy(device, function, (uint32_t)threads, shared_bytes))
+    if (is_cooperative && blocks > (uint64_t)sg_context_sms(stream->context) * function->fit.at_once)
         return CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
     result = sg_submit(stream, &slot);
     if (result == CUDA_SUCCESS && kernel->builtin != SG_BUILTIN_NONE)
@@ -197,7 +214,7 @@ API CUresult cuLaunchKernel_ptsz(CUfunction function, unsigned int grid_x, unsig
                                  unsigned int shared_bytes, CUstream stream, void **params, void **extra)
 {
     SHAPE;
-    return launch(function, grid, block, shared_bytes, stream ? stream : CU_STREAM_PER_THREAD, params, extra, 0);
+    return launch(function, grid, block, shared_bytes, sg_twin(stream), params, extra, 0);
 }
 
 API CUresult cuLaunchCooperativeKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y,
@@ -214,7 +231,7 @@ API CUresult cuLaunchCooperativeKernel_ptsz(CUfunction function, unsigned int gr
                                             void **params)
 {
     SHAPE;
-    return launch(function, grid, block, shared_bytes, stream ? stream : CU_STREAM_PER_THREAD, params, NULL, 1);
+    return launch(function, grid, block, shared_bytes, sg_twin(stream), params, NULL, 1);
 }
 
 static CUresult launch_config(const CUlaunchConfig *config, CUfunction function, void **params, void **extra,

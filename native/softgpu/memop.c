@@ -86,9 +86,9 @@ int sg_word_is_written(const struct sg_effect *effect)
 }
 
 /* The host may be writing it at this moment. Memory that is gone cannot say anything any more: waiting is pointless. */
-int sg_word_holds(const struct sg_word *word)
+int sg_word_holds(const struct sg_device *device, const struct sg_word *word)
 {
-    if (!sg_memory_covers(word->address, word->bytes))
+    if (!sg_memory_allows(device, word->address, word->bytes, 0))
         return 1;
     uint64_t mask = word->bytes == 4 ? UINT32_MAX : UINT64_MAX, now;
     if (word->bytes == 4)
@@ -107,9 +107,9 @@ int sg_word_holds(const struct sg_word *word)
     }
 }
 
-void sg_word_write(const struct sg_word *word)
+void sg_word_write(const struct sg_device *device, const struct sg_word *word)
 {
-    if (!sg_memory_covers(word->address, word->bytes))
+    if (!sg_memory_allows(device, word->address, word->bytes, 1))
         return;
     if (word->bytes == 4)
         __atomic_store_n((uint32_t *)(uintptr_t)word->address, (uint32_t)word->value, __ATOMIC_RELEASE);
@@ -120,7 +120,7 @@ void sg_word_write(const struct sg_word *word)
 /* ---- the calls ------------------------------------------------------------------------------------------------- */
 
 /* CUDA_SUCCESS with no bytes in the word: something that has no effect here. */
-static CUresult read_op(const CUstreamBatchMemOpParams *op, struct sg_word *word)
+static CUresult read_op(const struct sg_device *device, const CUstreamBatchMemOpParams *op, struct sg_word *word)
 {
     *word = (struct sg_word){.address = op->waitValue.address, .value = op->waitValue.value64};
     unsigned flags = op->waitValue.flags;
@@ -151,7 +151,8 @@ static CUresult read_op(const CUstreamBatchMemOpParams *op, struct sg_word *word
     }
     if (word->bytes == 4)
         word->value = op->waitValue.value;
-    if (!word->address || word->address % word->bytes || !sg_memory_covers(word->address, word->bytes))
+    if (!word->address || word->address % word->bytes ||
+        !sg_memory_allows(device, word->address, word->bytes, word->is_write))
         return CUDA_ERROR_INVALID_VALUE;
     return CUDA_SUCCESS;
 }
@@ -182,9 +183,9 @@ static CUresult submit(int name, CUstream handle, unsigned op_count, const CUstr
     if (!stream)
         return sg_leave(CUDA_ERROR_INVALID_HANDLE);
     for (unsigned i = 0; i < op_count && result == CUDA_SUCCESS; i++) /* all of them or none */
-        result = read_op(&ops[i], &word);
+        result = read_op(stream->context->device, &ops[i], &word);
     for (unsigned i = 0; i < op_count && result == CUDA_SUCCESS; i++) {
-        read_op(&ops[i], &word);
+        read_op(stream->context->device, &ops[i], &word);
         if (word.bytes)
             result = add(stream, &word);
     }
@@ -219,11 +220,11 @@ static CUresult batch(int name, CUstream stream, unsigned op_count, const CUstre
     }                                                                                                                  \
     API CUresult name##_ptsz(CUstream stream, CUdeviceptr address, cuuint##bits##_t value, unsigned int flags)         \
     {                                                                                                                  \
-        return one(SG_NAME_##name##_ptsz, stream ? stream : CU_STREAM_PER_THREAD, operation, address, value, flags);   \
+        return one(SG_NAME_##name##_ptsz, sg_twin(stream), operation, address, value, flags);                          \
     }                                                                                                                  \
     API CUresult name##_v2_ptsz(CUstream stream, CUdeviceptr address, cuuint##bits##_t value, unsigned int flags)      \
     {                                                                                                                  \
-        return one(SG_NAME_##name##_v2_ptsz, stream ? stream : CU_STREAM_PER_THREAD,                                   \
+        return one(SG_NAME_##name##_v2_ptsz, sg_twin(stream),                                                          \
                    operation, address, value, flags);                                                                  \
     }
 
@@ -240,5 +241,5 @@ FORMS(cuStreamWriteValue64, 64, CU_STREAM_MEM_OP_WRITE_VALUE_64)
 
 BATCH(cuStreamBatchMemOp, stream)
 BATCH(cuStreamBatchMemOp_v2, stream)
-BATCH(cuStreamBatchMemOp_ptsz, stream ? stream : CU_STREAM_PER_THREAD)
-BATCH(cuStreamBatchMemOp_v2_ptsz, stream ? stream : CU_STREAM_PER_THREAD)
+BATCH(cuStreamBatchMemOp_ptsz, sg_twin(stream))
+BATCH(cuStreamBatchMemOp_v2_ptsz, sg_twin(stream))

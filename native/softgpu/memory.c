@@ -71,11 +71,6 @@ int sg_memory_allows(const struct sg_device *device, uint64_t address, uint64_t 
     return 1;
 }
 
-int sg_memory_covers(uint64_t address, uint64_t bytes)
-{
-    return sg_memory_allows(NULL, address, bytes, 0);
-}
-
 static struct sg_memory *insert(uint64_t start, uint64_t bytes)
 {
     if (count == room) {
@@ -180,13 +175,16 @@ uint64_t sg_memory_taken(uint64_t bytes)
 CUresult sg_memory_place(CUcontext context, uint64_t address, uint64_t bytes)
 {
     uint64_t taken = sg_memory_taken(bytes);
+    context = sg_home(context);
     CUresult result = book_anyhow(context, taken);
     if (result != CUDA_SUCCESS)
         return result;
-    struct sg_memory *memory = sg_memory_insert(context, context->device, address, bytes);
+    /* Booking may have waited: another launch may have been there meanwhile. */
+    int is_taken = sg_memory_at(address) != NULL;
+    struct sg_memory *memory = is_taken ? NULL : sg_memory_insert(context, context->device, address, bytes);
     if (!memory) {
         book(context, taken, 1);
-        return CUDA_ERROR_OUT_OF_MEMORY;
+        return is_taken ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_OUT_OF_MEMORY;
     }
     memory->taken_bytes = taken;
     memory->is_of_graph = 1;
@@ -229,7 +227,7 @@ CUresult sg_memory_make_from(CUmemoryPool pool, CUcontext context, uint64_t byte
     }
     if (result != CUDA_SUCCESS)
         return result;
-    result = put(context, pool->device, pool, bytes, taken, pool->kind, address);
+    result = put(sg_home(context), pool->device, pool, bytes, taken, pool->kind, address);
     if (result != CUDA_SUCCESS)
         sg_pool_give(pool, taken);
     return result;

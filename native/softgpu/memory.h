@@ -73,8 +73,6 @@ void sg_pools_settle(void);
 int sg_pools_squeeze(struct sg_device *device);
 
 struct sg_memory *sg_memory_at(uint64_t address); /* the one that holds this address; NULL: none */
-/* Whether these bytes lie in one allocation that the device can reach. */
-int sg_memory_covers(uint64_t address, uint64_t bytes);
 CUresult sg_memory_make(CUcontext context, uint64_t bytes, enum sg_memory_kind kind, unsigned flags, uint64_t *address);
 CUresult sg_memory_register(CUcontext context, uint64_t address, uint64_t bytes, unsigned flags);
 /* Device memory at an address that is already taken from the arena. */
@@ -91,7 +89,8 @@ struct sg_memory *sg_memory_insert(CUcontext context, struct sg_device *device, 
 struct sg_memory *sg_memory_next(const struct sg_memory *memory); /* by address; NULL: the first, or none left */
 int sg_memory_overlaps(uint64_t address, uint64_t bytes);          /* anything there */
 void sg_memory_forget(uint64_t address);                          /* the entry alone */
-/* Whether a device may read, or write, all of it; NULL: any device. */
+/* Whether a device may read, or write, all of it: bytes of one allocation, or of mappings side by side; NULL: any
+ * device. */
 int sg_memory_allows(const struct sg_device *device, uint64_t address, uint64_t bytes, int is_write);
 /* Waits for every context: whatever still is to touch some memory has then done so. */
 CUresult sg_all_quiet(CUcontext current);
@@ -192,8 +191,8 @@ int sg_word_await(uint64_t order, const struct sg_word *word); /* 0, or -1: no m
 void sg_word_forget(uint64_t order);
 int sg_word_count(void);
 int sg_word_is_written(const struct sg_effect *effect);
-int sg_word_holds(const struct sg_word *word);
-void sg_word_write(const struct sg_word *word);
+int sg_word_holds(const struct sg_device *device, const struct sg_word *word);
+void sg_word_write(const struct sg_device *device, const struct sg_word *word);
 CUresult sg_callbacks_start(void);
 void sg_callbacks_poke(void);
 

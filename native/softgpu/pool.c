@@ -13,12 +13,13 @@ static CUresult allocate(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, 
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
     if (!stream)
         return sg_leave(CUDA_ERROR_INVALID_HANDLE);
-    if (stream->capture)
-        return sg_leave(sg_capture_allocate(stream, bytes, pointer));
     if (!pool)
         result = sg_pool_current(context->device, &pool);
     else if (!sg_alive(SG_POOL, pool) || pool->is_imported)
         result = CUDA_ERROR_INVALID_VALUE; /* only its maker allocates from a pool */
+    if (result == CUDA_SUCCESS && stream->capture) /* of the pool a node has only where it is */
+        return sg_leave(pool->kind == SG_MEMORY_DEVICE ? sg_capture_allocate(stream, pool->device, bytes, pointer)
+                                                       : sg_capture_refuse(stream));
     if (result == CUDA_SUCCESS)
         result = sg_memory_make_from(pool, context, bytes, &address);
     if (result == CUDA_SUCCESS)
@@ -67,7 +68,7 @@ API CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream stream
 
 API CUresult cuMemAllocAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUstream stream)
 {
-    return allocate(pointer, bytes, NULL, stream ? stream : CU_STREAM_PER_THREAD);
+    return allocate(pointer, bytes, NULL, sg_twin(stream));
 }
 
 API CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream)
@@ -77,7 +78,7 @@ API CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t bytes, CUmemor
 
 API CUresult cuMemAllocFromPoolAsync_ptsz(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream)
 {
-    return allocate_from(pointer, bytes, pool, stream ? stream : CU_STREAM_PER_THREAD);
+    return allocate_from(pointer, bytes, pool, sg_twin(stream));
 }
 
 API CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream)
@@ -87,5 +88,5 @@ API CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream)
 
 API CUresult cuMemFreeAsync_ptsz(CUdeviceptr pointer, CUstream stream)
 {
-    return release(pointer, stream ? stream : CU_STREAM_PER_THREAD);
+    return release(pointer, sg_twin(stream));
 }

@@ -62,7 +62,7 @@ static CUresult set(uint64_t target, uint64_t pitch, uint32_t value, uint32_t el
     }                                                                                                                  \
     API CUresult cuMemsetD##bits##Async_ptsz(CUdeviceptr to, type value, size_t width, CUstream stream)                \
     {                                                                                                                  \
-        return set(to, 0, value, bits / 8, width, 1, stream ? stream : CU_STREAM_PER_THREAD, 1);                       \
+        return set(to, 0, value, bits / 8, width, 1, sg_twin(stream), 1);                                              \
     }
 
 #define ROWS(bits, type)                                                                                               \
@@ -82,7 +82,7 @@ static CUresult set(uint64_t target, uint64_t pitch, uint32_t value, uint32_t el
     API CUresult cuMemsetD2D##bits##Async_ptsz(CUdeviceptr to, size_t pitch, type value, size_t width, size_t height,  \
                                                CUstream stream)                                                        \
     {                                                                                                                  \
-        return set(to, pitch, value, bits / 8, width, height, stream ? stream : CU_STREAM_PER_THREAD, 1);              \
+        return set(to, pitch, value, bits / 8, width, height, sg_twin(stream), 1);                                     \
     }
 
 LINE(8, unsigned char)

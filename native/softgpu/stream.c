@@ -180,12 +180,6 @@ static CUresult enter_stream(CUstream *stream)
     if (result != CUDA_SUCCESS)                                                                                        \
         return result
 
-/* The twin for programs built for per-thread default streams: NULL means the thread's own. */
-static CUstream own(CUstream stream)
-{
-    return stream ? stream : CU_STREAM_PER_THREAD;
-}
-
 /* What is only being captured cannot be waited for, nor asked about. */
 static CUresult check_capture(CUstream stream)
 {
@@ -212,7 +206,7 @@ API CUresult cuStreamSynchronize(CUstream stream)
 
 API CUresult cuStreamSynchronize_ptsz(CUstream stream)
 {
-    return cuStreamSynchronize(own(stream));
+    return cuStreamSynchronize(sg_twin(stream));
 }
 
 API CUresult cuStreamQuery(CUstream stream)
@@ -233,7 +227,7 @@ API CUresult cuStreamQuery(CUstream stream)
 
 API CUresult cuStreamQuery_ptsz(CUstream stream)
 {
-    return cuStreamQuery(own(stream));
+    return cuStreamQuery(sg_twin(stream));
 }
 
 API CUresult cuStreamGetFlags(CUstream stream, unsigned int *flags)
@@ -247,7 +241,7 @@ API CUresult cuStreamGetFlags(CUstream stream, unsigned int *flags)
 
 API CUresult cuStreamGetFlags_ptsz(CUstream stream, unsigned int *flags)
 {
-    return cuStreamGetFlags(own(stream), flags);
+    return cuStreamGetFlags(sg_twin(stream), flags);
 }
 
 API CUresult cuStreamGetPriority(CUstream stream, int *priority)
@@ -261,7 +255,7 @@ API CUresult cuStreamGetPriority(CUstream stream, int *priority)
 
 API CUresult cuStreamGetPriority_ptsz(CUstream stream, int *priority)
 {
-    return cuStreamGetPriority(own(stream), priority);
+    return cuStreamGetPriority(sg_twin(stream), priority);
 }
 
 API CUresult cuStreamGetId(CUstream stream, unsigned long long *id)
@@ -275,7 +269,7 @@ API CUresult cuStreamGetId(CUstream stream, unsigned long long *id)
 
 API CUresult cuStreamGetId_ptsz(CUstream stream, unsigned long long *id)
 {
-    return cuStreamGetId(own(stream), id);
+    return cuStreamGetId(sg_twin(stream), id);
 }
 
 API CUresult cuStreamGetCtx(CUstream stream, CUcontext *context)
@@ -289,7 +283,7 @@ API CUresult cuStreamGetCtx(CUstream stream, CUcontext *context)
 
 API CUresult cuStreamGetCtx_ptsz(CUstream stream, CUcontext *context)
 {
-    return cuStreamGetCtx(own(stream), context);
+    return cuStreamGetCtx(sg_twin(stream), context);
 }
 
 API CUresult cuStreamGetDevice(CUstream stream, CUdevice *device)
@@ -303,5 +297,5 @@ API CUresult cuStreamGetDevice(CUstream stream, CUdevice *device)
 
 API CUresult cuStreamGetDevice_ptsz(CUstream stream, CUdevice *device)
 {
-    return cuStreamGetDevice(own(stream), device);
+    return cuStreamGetDevice(sg_twin(stream), device);
 }

@@ -15,19 +15,13 @@ enum {
     MOST_ANISOTROPY = 16,
 };
 
-#define ENTER(context)                                                                                                 \
-    CUcontext context;                                                                                                 \
-    CUresult result = sg_enter_context(&context);                                                                      \
-    if (result != CUDA_SUCCESS)                                                                                        \
-        return result
-
 static int is_linear(struct sg_device *device, const CUDA_RESOURCE_DESC *resource)
 {
     uint64_t texel = sg_texel_bytes(resource->res.linear.format, resource->res.linear.numChannels);
     uint64_t bytes = resource->res.linear.sizeInBytes;
     return texel && bytes && resource->res.linear.devPtr % (uint64_t)sg_attribute(device, ALIGNMENT) == 0 &&
            bytes / texel <= (uint64_t)sg_attribute(device, LINEAR_TEXELS) &&
-           sg_memory_covers(resource->res.linear.devPtr, bytes);
+           sg_memory_allows(device, resource->res.linear.devPtr, bytes, 0);
 }
 
 static int is_pitched(struct sg_device *device, const CUDA_RESOURCE_DESC *resource)
@@ -39,7 +33,7 @@ static int is_pitched(struct sg_device *device, const CUDA_RESOURCE_DESC *resour
            height <= (uint64_t)sg_attribute(device, PITCHED_HEIGHT) && pitch <= (uint64_t)sg_attribute(device, PITCH) &&
            pitch >= width * texel && pitch % (uint64_t)sg_attribute(device, PITCH_ALIGNMENT) == 0 &&
            resource->res.pitch2D.devPtr % (uint64_t)sg_attribute(device, ALIGNMENT) == 0 &&
-           sg_memory_covers(resource->res.pitch2D.devPtr, pitch * (height - 1) + width * texel);
+           sg_memory_allows(device, resource->res.pitch2D.devPtr, pitch * (height - 1) + width * texel, 0);
 }
 
 static CUresult check_resource(struct sg_device *device, const CUDA_RESOURCE_DESC *resource)
@@ -95,7 +89,7 @@ static struct sg_sampler *keep(CUcontext context, const CUDA_RESOURCE_DESC *reso
 {
     struct sg_sampler *sampler = sg_make(SG_SAMPLER);
     if (sampler) {
-        sampler->context_id = context->object.id;
+        sampler->context_id = sg_home(context)->object.id;
         sampler->resource = *resource;
         sampler->is_surface = is_surface;
     }
@@ -105,7 +99,7 @@ static struct sg_sampler *keep(CUcontext context, const CUDA_RESOURCE_DESC *reso
 API CUresult cuTexObjectCreate(CUtexObject *object, const CUDA_RESOURCE_DESC *resource,
                                const CUDA_TEXTURE_DESC *texture, const CUDA_RESOURCE_VIEW_DESC *view)
 {
-    ENTER(context);
+    SG_ENTER(context);
     if (!object || !resource || !texture)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
     result = check_resource(context->device, resource);
@@ -130,7 +124,7 @@ API CUresult cuTexObjectCreate(CUtexObject *object, const CUDA_RESOURCE_DESC *re
 
 API CUresult cuSurfObjectCreate(CUsurfObject *object, const CUDA_RESOURCE_DESC *resource)
 {
-    ENTER(context);
+    SG_ENTER(context);
     if (!object || !resource || resource->flags || resource->resType != CU_RESOURCE_TYPE_ARRAY ||
         !sg_alive(SG_ARRAY, resource->res.array.hArray) ||
         !(resource->res.array.hArray->shape.Flags & CUDA_ARRAY3D_SURFACE_LDST))
@@ -144,7 +138,7 @@ API CUresult cuSurfObjectCreate(CUsurfObject *object, const CUDA_RESOURCE_DESC *
 
 static CUresult enter_object(unsigned long long object, int is_surface, struct sg_sampler **sampler)
 {
-    ENTER(context);
+    SG_ENTER(context);
     (void)context;
     *sampler = (struct sg_sampler *)(uintptr_t)object;
     if (!sg_alive(SG_SAMPLER, *sampler) || (*sampler)->is_surface != is_surface)

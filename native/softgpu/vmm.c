@@ -149,10 +149,15 @@ static int is_tiled(uint64_t address, uint64_t bytes)
     return 1;
 }
 
+static int is_whole(uint64_t address, uint64_t bytes)
+{
+    return bytes && address % SG_GRANULARITY == 0 && bytes % SG_GRANULARITY == 0 && is_tiled(address, bytes);
+}
+
 /* What is queued may still want to touch it: the driver, too, waits for the device before addresses change. */
 static CUresult quiet(uint64_t address, uint64_t bytes)
 {
-    if (!bytes || address % SG_GRANULARITY || bytes % SG_GRANULARITY || !is_tiled(address, bytes))
+    if (!is_whole(address, bytes))
         return CUDA_ERROR_INVALID_VALUE;
     if (!sg_effects_pending())
         return CUDA_SUCCESS;
@@ -206,23 +211,45 @@ static CUresult check_access(const CUmemAccessDesc *access, size_t access_count)
     return CUDA_SUCCESS;
 }
 
+static void give_access(uint32_t *readers, uint32_t *writers, const CUmemAccessDesc *access, size_t access_count)
+{
+    for (size_t i = 0; i < access_count; i++) {
+        uint32_t bit = who(&access[i].location);
+        *readers = (int)access[i].flags & 1 ? *readers | bit : *readers & ~bit;
+        *writers = (int)access[i].flags & 2 ? *writers | bit : *writers & ~bit;
+    }
+}
+
+/* Whether anybody may do less than before. */
+static int takes_away(uint64_t address, uint64_t bytes, const CUmemAccessDesc *access, size_t access_count)
+{
+    for (uint64_t done = 0; done < bytes;) {
+        const struct sg_memory *memory = sg_memory_at(address + done);
+        uint32_t readers = memory->readers, writers = memory->writers;
+        give_access(&readers, &writers, access, access_count);
+        if ((memory->readers & ~readers) || (memory->writers & ~writers))
+            return 1;
+        done += memory->bytes;
+    }
+    return 0;
+}
+
+/* Granting waits for nothing: allocators that grow a range do so while the device works. */
 API CUresult cuMemSetAccess(CUdeviceptr pointer, size_t bytes, const CUmemAccessDesc *access, size_t access_count)
 {
     CUresult result = sg_enter();
     if (result != CUDA_SUCCESS)
         return result;
     result = check_access(access, access_count);
-    if (result == CUDA_SUCCESS)
+    if (result == CUDA_SUCCESS && !is_whole(pointer, bytes))
+        result = CUDA_ERROR_INVALID_VALUE;
+    if (result == CUDA_SUCCESS && takes_away(pointer, bytes, access, access_count))
         result = quiet(pointer, bytes);
     if (result != CUDA_SUCCESS)
         return sg_leave(result);
     for (uint64_t done = 0; done < bytes;) {
         struct sg_memory *memory = sg_memory_at(pointer + done);
-        for (size_t i = 0; i < access_count; i++) {
-            uint32_t bit = who(&access[i].location);
-            memory->readers = (int)access[i].flags & 1 ? memory->readers | bit : memory->readers & ~bit;
-            memory->writers = (int)access[i].flags & 2 ? memory->writers | bit : memory->writers & ~bit;
-        }
+        give_access(&memory->readers, &memory->writers, access, access_count);
         sg_view_protect(memory);
         done += memory->bytes;
     }

@@ -224,32 +224,50 @@ CUresult sg_event_wait(CUevent event)
     return sg_trouble(&device->link);
 }
 
+int sg_event_known(CUevent event)
+{
+    const struct CUstream_st *stream = event->stream;
+    if (event->is_shared)
+        return -1;
+    if (stream && stream->object.id == event->stream_id && stream->done_order >= event->order)
+        return 1;
+    return known(event->context->device, event->order, event->done_order, event->foreseen.order, event->foreseen.at_ns,
+                 event->foreseen.count);
+}
+
+void sg_event_foresaw(CUevent event, uint64_t at_ns, uint64_t count)
+{
+    event->foreseen.order = event->order;
+    event->foreseen.at_ns = at_ns;
+    event->foreseen.count = count;
+}
+
+CUresult sg_event_seen(CUevent event)
+{
+    struct sg_device *device = event->context->device;
+    if (!event->is_shared)
+        saw(event, event->order);
+    sg_effects_apply(event->order);
+    return sg_trouble(&device->link);
+}
+
 CUresult sg_event_ready(CUevent event)
 {
     struct sg_device *device = event->context->device;
     CUresult trouble = sg_trouble(&device->link);
     if (trouble != CUDA_SUCCESS)
         return trouble;
-    int answer = event->is_shared ? -1
-                                  : known(device, event->order, event->done_order, event->foreseen.order,
-                                          event->foreseen.at_ns, event->foreseen.count);
+    int answer = sg_event_known(event);
     if (answer < 0) {
         struct sg_question question = {
             .device = device, .target = SG_TARGET_EVENT, .number = event->model, .slot = event->slot};
         CUresult result = sg_foresee(&question);
         if (result != CUDA_SUCCESS)
             return result;
-        event->foreseen.order = event->order;
-        event->foreseen.at_ns = question.at_ns;
-        event->foreseen.count = question.count;
+        sg_event_foresaw(event, question.at_ns, question.count);
         answer = question.done;
     }
-    if (!answer)
-        return CUDA_ERROR_NOT_READY;
-    if (!event->is_shared)
-        saw(event, event->order);
-    sg_effects_apply(event->order);
-    return sg_trouble(&device->link);
+    return answer ? sg_event_seen(event) : CUDA_ERROR_NOT_READY;
 }
 
 CUresult sg_context_wait(CUcontext context)

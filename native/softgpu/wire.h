@@ -69,7 +69,8 @@ enum sg_request_kind {
     SG_STREAM_CREATE = 4,   /* a: context, b: enum ct_stream_kind, c: priority -> a: stream */
     SG_STREAM_DESTROY = 5,  /* a: stream */
     SG_EVENTS_CREATE = 6,   /* a: context -> a: how many, batch: their handles */
-    SG_EVENT_TIME = 7,      /* a: event -> a: instant */
+    SG_EVENT_TIMES = 7,     /* a: event, b: another, c: slots to be taken first -> a, b: their instants; NOT_READY: not both
+                               are complete, and the reply is otherwise what SG_PROJECT says of b */
     SG_MEMORY_TAKE = 8,     /* a: context, b: bytes */
     SG_MEMORY_GIVE = 9,     /* a: context, b: bytes */
     SG_MEMORY_INFO = 10,    /* -> a: free bytes, b: total bytes */

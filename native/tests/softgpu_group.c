@@ -163,6 +163,87 @@ static void modes(const char *path)
     close(asker);
 }
 
+/* Whoever outlives the owner of what it holds gets it into its books, beyond its limit: it is on the device anyway. */
+static void heirs(const char *path)
+{
+    enum { LIMIT = 4096, BYTES = 4 * LIMIT };
+    int owner = line_to(path);
+    uint64_t group = ask(owner, SG_GROUP_OPEN, 0, 0, 0).a;
+    EXPECT_EQ(ask(owner, SG_GROUP_ADMIT, (uint64_t)getpid(), LIMIT, 0).result, CT_DEVICE_OK);
+    struct member heir = join(path, group), maker = join(path, 0);
+    uint64_t free_bytes = ask(heir.line, SG_MEMORY_INFO, 0, 0, 0).a;
+    EXPECT_EQ(ask(maker.line, SG_CLIENT_TAKE, BYTES, 0, 0).result, CT_DEVICE_OK);
+    struct sg_reply share = ask(maker.line, SG_SHARE_MAKE, BYTES, BYTES, SG_SHARE_PHYSICAL);
+    EXPECT_EQ(share.result, CT_DEVICE_OK);
+    EXPECT_EQ(ask(heir.line, SG_SHARE_OPEN, share.a, share.b, SG_SHARE_PHYSICAL).result, CT_DEVICE_OK);
+    leave(&maker);
+    while (!ask(heir.line, SG_SHARE_OPEN, share.a, 0, SG_SHARE_PHYSICAL).c) /* until it is the heir's own */
+        ;
+    EXPECT_EQ(ask(heir.line, SG_MEMORY_INFO, 0, 0, 0).a, free_bytes - BYTES);
+    EXPECT_EQ(ask(heir.line, SG_CLIENT_TAKE, 1, 0, 0).result, CT_DEVICE_NO_MEMORY);
+    EXPECT_EQ(ask(heir.line, SG_CLIENT_GIVE, 1, 0, 0).result, CT_DEVICE_INVALID); /* the share has it */
+    EXPECT_EQ(ask(heir.line, SG_SHARE_CLOSE, share.a, 0, 0).result, CT_DEVICE_OK);
+    EXPECT_EQ(ask(heir.line, SG_MEMORY_INFO, 0, 0, 0).a, free_bytes);
+    EXPECT_EQ(ask(heir.line, SG_CLIENT_TAKE, LIMIT, 0, 0).result, CT_DEVICE_OK);
+    leave(&heir);
+    until_members(owner, 0);
+    close(owner);
+}
+
+/* A client without a context is nobody's victim, but its group is no more. */
+static void survivors(const char *path)
+{
+    int owner = line_to(path), next = line_to(path);
+    uint64_t group = ask(owner, SG_GROUP_OPEN, 0, 0, 0).a;
+    EXPECT_EQ(ask(owner, SG_GROUP_ADMIT, (uint64_t)getpid(), 0, 0).result, CT_DEVICE_OK);
+    struct member idle = join(path, group);
+    EXPECT_EQ(ask(next, SG_COMPUTE_MODE, 1, SG_MODE_EXCLUSIVE_PROCESS, 0).result, CT_DEVICE_OK);
+    close(owner);
+    while (ask(next, SG_GROUP_OPEN, 0, 0, 0).result != CT_DEVICE_OK) /* until the old group has ended */
+        ;
+    EXPECT_EQ(ask(next, SG_COMPUTE_MODE, 1, SG_MODE_DEFAULT, 0).result, CT_DEVICE_OK);
+    EXPECT_EQ(ask(idle.line, SG_CONTEXT_CREATE, 0, 0, 0).a, CUDA_ERROR_MPS_RPC_FAILURE);
+    leave(&idle);
+    close(next);
+}
+
+static uint64_t last_xid(int line)
+{
+    struct sg_reply told = {0};
+    uint64_t last;
+    do {
+        last = told.b;
+        told = ask(line, SG_XID_NEXT, last, 0, 0);
+    } while (told.result == CT_DEVICE_OK);
+    return last;
+}
+
+/* A kernel that hangs goes with its context: nothing is left that could time out. Nobody without a context faults. */
+static void over(const char *path, int in_group)
+{
+    int owner = line_to(path);
+    uint64_t group = ask(owner, SG_GROUP_OPEN, 0, 0, 0).a;
+    EXPECT_EQ(ask(owner, SG_GROUP_ADMIT, (uint64_t)getpid(), 0, 0).result, CT_DEVICE_OK);
+    struct member member = join(path, in_group ? group : 0);
+    uint64_t before = last_xid(member.line);
+    struct sg_reply context = ask(member.line, SG_CONTEXT_CREATE, 0, 0, 0);
+    EXPECT_EQ(ask(member.line, SG_FAULT, SG_FAULT_HANG, SG_FAULT_SELF | UINT64_C(1) << 32, 1000000).a, 1);
+    member.ring->slots[0] = (struct sg_slot){.at_ns = sg_now_ns(), .kind = SG_SLOT_KERNEL, .stream = (uint32_t)context.b,
+                                             .kernel = {.blocks = 1, .block_ns = 1, .threads_per_block = 32}};
+    atomic_store(&member.ring->tail, 1);
+    EXPECT_EQ(ask(member.line, SG_CONTEXT_DESTROY, context.a, 0, 0).result, CT_DEVICE_OK);
+    uint64_t due_ns = sg_now_ns() + 2000000;
+    while (sg_now_ns() < due_ns || ask(member.line, SG_MEMORY_INFO, 0, 0, 0).result != CT_DEVICE_OK)
+        ;
+    EXPECT_EQ(ask(member.line, SG_MEMORY_INFO, 0, 0, 0).result, CT_DEVICE_OK);
+    EXPECT_EQ(atomic_load(&member.ring->fault), 0);
+    if (in_group)
+        EXPECT_EQ(ask(member.line, SG_FAULT, SG_FAULT_ILLEGAL_ADDRESS, SG_FAULT_SELF, 0).a, 0);
+    EXPECT_EQ(last_xid(member.line), before);
+    leave(&member);
+    close(owner);
+}
+
 /* An MPS server that says anything at all: it is answered or dropped, and the next one finds everything in order. */
 static void nonsense(const char *path)
 {
@@ -200,6 +281,10 @@ int main(void)
     joining(server.path);
     ending(server.path);
     modes(server.path);
+    heirs(server.path);
+    survivors(server.path);
+    over(server.path, 0);
+    over(server.path, 1);
     nonsense(server.path);
     joining(server.path);
     test_server_stop(&server);

@@ -61,10 +61,11 @@ struct test_line {
     struct sg_ring *ring;
 };
 
-static inline struct test_line test_line_open(const char *path)
+/* In an MPS group, or 0; one that the group refuses has no ring. */
+static inline struct test_line test_line_open_in(const char *path, uint64_t group)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    struct sg_request request = {.kind = SG_HELLO, .a = SG_WIRE_VERSION};
+    struct sg_request request = {.kind = SG_HELLO, .a = SG_WIRE_VERSION, .b = group};
     struct sg_hello hello;
     union {
         char bytes[CMSG_SPACE(2 * sizeof(int))];
@@ -79,6 +80,8 @@ static inline struct test_line test_line_open(const char *path)
     EXPECT(connect(line.socket, (struct sockaddr *)&address, sizeof address) == 0);
     EXPECT(send(line.socket, &request, sizeof request, MSG_NOSIGNAL) == (ssize_t)sizeof request);
     EXPECT(recvmsg(line.socket, &message, 0) == (ssize_t)sizeof hello);
+    if (group && hello.result == SG_REFUSED)
+        return line;
     EXPECT_EQ(hello.result, CT_DEVICE_OK);
     memcpy(descriptors, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof descriptors);
     /* The server's memory cannot be cut away under it. */
@@ -88,6 +91,11 @@ static inline struct test_line test_line_open(const char *path)
     close(descriptors[0]);
     close(descriptors[1]);
     return line;
+}
+
+static inline struct test_line test_line_open(const char *path)
+{
+    return test_line_open_in(path, 0);
 }
 
 #endif

@@ -20,9 +20,41 @@ struct line {
 /* Known to all lines: what one shares, another may open. */
 static uint64_t shares[4], tokens[4];
 
+/* An MPS server: half of the lines are its clients, with less memory than they want. */
+static int owner;
+static uint64_t group;
+
+static struct sg_reply ask_owner(uint32_t kind, uint64_t a, uint64_t b)
+{
+    struct sg_request request = {kind, 0, a, b, 0};
+    struct sg_reply reply;
+    EXPECT(send(owner, &request, sizeof request, MSG_NOSIGNAL) == (ssize_t)sizeof request);
+    do
+        EXPECT(recv(owner, &reply, sizeof reply, 0) == (ssize_t)sizeof reply);
+    while (reply.behind == SG_NEWS);
+    EXPECT_EQ(reply.result, CT_DEVICE_OK);
+    return reply;
+}
+
+static void open_group(const char *path)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    owner = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+    strcpy(address.sun_path, path);
+    EXPECT(connect(owner, (struct sockaddr *)&address, sizeof address) == 0);
+    group = ask_owner(SG_GROUP_OPEN, 0, 0).a;
+}
+
 static void connect_anew(struct line *line, const char *path)
 {
-    struct test_line opened = test_line_open(path);
+    uint64_t joins = dice(2) ? group : 0;
+    if (joins)
+        ask_owner(SG_GROUP_ADMIT, (uint64_t)getpid(), 8192);
+    struct test_line opened = test_line_open_in(path, joins);
+    if (!opened.ring) {
+        close(opened.socket);
+        opened = test_line_open(path);
+    }
     *line = (struct line){.socket = opened.socket, .ring = opened.ring};
 }
 
@@ -82,6 +114,8 @@ static int ask(struct line *line)
     struct sg_reply reply;
     if (kind == SG_SHARE_MAKE && dice(2)) /* one that could be right */
         request = (struct sg_request){kind, 0, dice(2) * 4096, 4096, 1 + dice(3)};
+    if (kind == SG_CLIENT_TAKE && dice(2))
+        request.a = 4096 * (1 + dice(4));
     if (kind == SG_SHARE_OPEN && dice(2)) {
         size_t known = dice(4);
         request = (struct sg_request){kind, 0, shares[known], tokens[known], 1 + dice(3)};
@@ -128,6 +162,7 @@ int main(int argc, char **argv)
     int rounds = argc > 1 ? atoi(argv[1]) : 20000;
     state = (argc > 2 ? strtoull(argv[2], NULL, 10) : 1) * UINT64_C(0x9e3779b97f4a7c15) + 1;
     test_server_start(&server, "t4");
+    open_group(server.path);
     for (int i = 0; i < 3; i++)
         connect_anew(&lines[i], server.path);
     for (int i = 0; i < rounds; i++) {
@@ -152,6 +187,7 @@ int main(int argc, char **argv)
     }
     EXPECT_EQ(reply.a, reply.b);
     leave(&lines[0]);
+    close(owner);
     test_server_stop(&server);
     return 0;
 }

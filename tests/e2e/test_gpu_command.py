@@ -54,6 +54,21 @@ def test_a_process_is_shown_with_the_name_of_its_tenant(gpus: Stage) -> None:
     tenant.communicate(timeout=BOUND_S)
 
 
+def test_a_lost_gpu_hides_no_other(gpus: Stage) -> None:
+    assert gpus.run("softgpu", "fault", "device-lost", "--gpu", "0").returncode == 0
+    lost, other = gpus.json("gpu")["gpus"]
+    assert (lost["is_lost"], lost["utilization_pct"], lost["processes"]) == (True, None, [])
+    assert (other["is_lost"], other["utilization_pct"]) == (False, 0)
+    assert [line.split()[:2] for line in gpus.run("gpu").stdout.splitlines()[2:]] == [
+        ["soft:0", "lost"],
+        ["soft:1", "NVIDIA"],
+    ]
+    assert [gpu["is_lost"] for gpu in gpus.json("softgpu", "list")["gpus"]] == [True, False]
+    assert "lost" in gpus.run("softgpu", "list").stdout
+    assert gpus.run("softgpu", "reset", "0").returncode == 0
+    assert [gpu["is_lost"] for gpu in gpus.json("gpu")["gpus"]] == [False, False]
+
+
 def test_the_gpus_in_force_come_before_the_configured_ones(gpus: Stage) -> None:
     with Stage() as other:
         # The library need not be on the path: the directory is enough.

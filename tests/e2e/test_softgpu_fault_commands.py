@@ -34,7 +34,8 @@ def test_the_kinds_are_listed(gpu: Stage) -> None:
     assert [kind["kind"] for kind in kinds] == list(KINDS)
     shown = gpu.run("softgpu", "fault", "--list").stdout
     assert "illegal-address" in shown
-    assert "CUDA_ERROR_ECC_UNCORRECTABLE" in shown
+    assert "device-lost" in shown
+    assert " ECC_UNCORRECTABLE" in shown
 
 
 def test_a_fault_strikes_a_client_and_shows_in_the_books(gpu: Stage) -> None:

@@ -18,6 +18,12 @@ pytestmark = pytest.mark.timeout(180)
 HOUR_S = 3600
 
 
+def test_an_idle_server_is_small(softgpu: Path) -> None:
+    status = Path(f"/proc/{manage.inspect(softgpu, 0)['pid']}/status").read_text()
+    resident_kib = int(status.split("VmRSS:")[1].split()[0])
+    assert resident_kib < 30 << 10
+
+
 def test_hour_long_kernels_side_by_side_hold_nobody_up(softgpu: Path) -> None:
     waiters = [start(softgpu, "longwait.py", "blocking", str(HOUR_S)) for _ in range(2)]
     try:

@@ -102,6 +102,21 @@ def test_a_killed_importer_leaves_the_memory_to_its_maker(softgpu: Path) -> None
         assert used(softgpu) == 0
 
 
+def test_an_heir_may_open_once_more_what_has_become_its_own(softgpu: Path) -> None:
+    with puppets(softgpu, 2) as [exporter, importer]:
+        pointer = exporter.do("alloc", 1000)
+        handle = exporter.do("ipc_get", pointer)
+        opened = importer.do("ipc_open", handle)
+        exporter.kill()
+        assert used_by(softgpu, importer) == 1024
+        assert importer.do("ipc_open", handle) == opened
+        importer.do("ipc_close", opened)
+        importer.do("fill", opened, 5, 2)
+        assert importer.do("read", opened, 2) == "0505"
+        importer.do("ipc_close", opened)
+        assert used(softgpu) == 0
+
+
 def test_a_handle_opens_in_other_processes_only_while_its_memory_is_there(softgpu: Path) -> None:
     with puppets(softgpu, 2) as [exporter, importer]:
         neighbour, pointer = exporter.do("alloc", 100), exporter.do("alloc", 100)

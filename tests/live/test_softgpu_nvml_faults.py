@@ -12,7 +12,7 @@ import pytest
 
 from cotenant.live.softgpu import manage
 from cotenant.live.softgpu.fault import KINDS, inject, reset, set_clock
-from tests.live.mps import Stage
+from tests.live.mps import READY, Stage
 from tests.live.nvmls import Worker, device_of, refusal
 
 pytestmark = pytest.mark.timeout(120)
@@ -104,10 +104,18 @@ def test_clients_of_mps_are_told_apart(tmp_path: Path, monkeypatch: pytest.Monke
     stage = Stage(tmp_path)
     try:
         assert stage.control("-d").returncode == 0
-        client, stranger = stage.client("init", "context"), stage.stranger("init", "context")
+        client, stranger = stage.client("init"), stage.stranger("init", "context", "alloc 2097152")
         with device_of(stage.directory, monkeypatch) as device:
-            everybody = {process.pid for process in nv.nvmlDeviceGetComputeRunningProcesses(device)}
-            assert everybody == {client.pid, stranger.pid}
+            assert [process.pid for process in nv.nvmlDeviceGetComputeRunningProcesses(device)] == [stranger.pid]
+            assert client.ask("context", "alloc 4194304") == READY
+            everybody = {process.pid: process for process in nv.nvmlDeviceGetComputeRunningProcesses(device)}
+            assert set(everybody) == {
+                client.pid,
+                stranger.pid,
+                stage.server(),
+            }  # who stands for its clients
+            taken = nv.nvmlDeviceGetMemoryInfo(device).used
+            assert sum(process.usedGpuMemory for process in everybody.values()) == taken == 6 << 20
             assert [process.pid for process in nv.nvmlDeviceGetMPSComputeRunningProcesses(device)] == [client.pid]
     finally:
         stage.close()

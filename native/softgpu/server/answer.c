@@ -257,6 +257,21 @@ static int project(struct sg_server *server, int index, const struct sg_request 
     return CT_DEVICE_OK;
 }
 
+static int event_times(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply)
+{
+    struct sg_request about_end = {.a = SG_TARGET_EVENT, .b = request->b, .c = request->c};
+    int result = CT_DEVICE_NOT_READY;
+    if (!sg_owns(server->events, request->a, index) || !sg_owns(server->events, request->b, index))
+        return CT_DEVICE_STALE;
+    if (server->clients[index]->head >= request->c) /* otherwise the model knows of earlier records alone */
+        result = ct_device_event_time(server->device, (uint32_t)request->a, &reply->a);
+    if (result == CT_DEVICE_OK)
+        result = ct_device_event_time(server->device, (uint32_t)request->b, &reply->b);
+    if (result == CT_DEVICE_NOT_READY)
+        project(server, index, &about_end, reply);
+    return result;
+}
+
 static int host_done(struct sg_server *server, int index, uint64_t number, uint64_t now_ns)
 {
     struct sg_host *host = host_of(server->clients[index], number);
@@ -301,10 +316,8 @@ static int decide(struct sg_server *server, int index, const struct sg_request *
             return ct_device_event_destroy(device, (uint32_t)request->a);
         sg_event_close(server, request->a, index);
         return CT_DEVICE_OK;
-    case SG_EVENT_TIME:
-        return sg_owns(server->events, request->a, index)
-                   ? ct_device_event_time(device, (uint32_t)request->a, &reply->a)
-                   : CT_DEVICE_STALE;
+    case SG_EVENT_TIMES:
+        return event_times(server, index, request, reply);
     case SG_MEMORY_TAKE:
         if (!sg_owns(server->contexts, request->a, index))
             return CT_DEVICE_STALE;
@@ -329,28 +342,6 @@ static int decide(struct sg_server *server, int index, const struct sg_request *
     default:
         return -1;
     }
-}
-
-static int about_groups(struct sg_server *server, int index, const struct sg_request *request)
-{
-    struct sg_reply reply = {0};
-    switch (request->kind) {
-    case SG_GROUP_OPEN:
-        reply.result = sg_group_open(server, index, &reply);
-        break;
-    case SG_GROUP_ADMIT:
-        reply.result = sg_group_admit(server, index, request);
-        break;
-    case SG_GROUP_STATE:
-        reply.result = sg_group_state(server, index, request, &reply);
-        break;
-    case SG_GROUP_STRIKE:
-        reply.result = sg_group_strike(server, index, request, &reply);
-        break;
-    default:
-        reply.result = sg_compute_mode(server, request, &reply);
-    }
-    return reply.result < 0 ? -1 : sg_say(server->clients[index], &reply, sizeof reply);
 }
 
 int sg_answer(struct sg_server *server, int index, const struct sg_request *request)
@@ -383,7 +374,7 @@ int sg_answer(struct sg_server *server, int index, const struct sg_request *requ
     case SG_GROUP_STATE:
     case SG_GROUP_STRIKE:
     case SG_COMPUTE_MODE:
-        return about_groups(server, index, request);
+        return sg_group_answer(server, index, request);
     default:
         break;
     }

@@ -65,7 +65,7 @@ static uint32_t strike_group(struct sg_server *server, uint32_t group, uint32_t 
 static uint32_t fall(struct sg_server *server, int index, uint32_t code, uint32_t xid, const char *text)
 {
     struct sg_client *client = client_at(server, index);
-    if (!client || client->trouble.code)
+    if (!client || client->trouble.code || (client->group && !sg_group_computes(server, index)))
         return 0;
     if (xid)
         sg_xid_add(server, xid, client->pid, text);
@@ -232,7 +232,11 @@ void sg_fault_tick(struct sg_server *server, uint64_t now_ns)
         set_clock(server, CT_DEVICE_FULL_SPEED, 0);
     for (int i = 0; i < SG_CONNECTIONS; i++) {
         struct sg_client *client = client_at(server, i);
-        if (client && client->trouble.hang_due_ns && client->trouble.hang_due_ns <= now_ns)
+        if (!client || !client->trouble.hang_due_ns || client->trouble.hang_due_ns > now_ns)
+            continue;
+        client->trouble.hang_due_ns = 0;
+        /* Its context may have ended meanwhile, and the kernel with it. */
+        if (ct_device_op_query(server->device, client->trouble.hung_op) == CT_DEVICE_NOT_READY)
             fall(server, i, timeout->code, timeout->xid, timeout->text);
     }
 }

@@ -44,7 +44,7 @@ int sg_group_computes(const struct sg_server *server, int index)
     return 0;
 }
 
-int sg_group_open(struct sg_server *server, int index, struct sg_reply *reply)
+static int open_group(struct sg_server *server, int index, struct sg_reply *reply)
 {
     const struct ct_device_config *config = ct_device_config(server->device);
     struct sg_group *group = NULL;
@@ -70,7 +70,7 @@ int sg_group_open(struct sg_server *server, int index, struct sg_reply *reply)
     return CT_DEVICE_OK;
 }
 
-int sg_group_admit(struct sg_server *server, int index, const struct sg_request *request)
+static int admit(struct sg_server *server, int index, const struct sg_request *request)
 {
     struct sg_group *group = owned(server, index);
     struct sg_admission made = {.pid = (pid_t)request->a,
@@ -92,7 +92,7 @@ int sg_group_admit(struct sg_server *server, int index, const struct sg_request 
     return CT_DEVICE_OK;
 }
 
-int sg_group_state(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply)
+static int tell_state(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply)
 {
     struct sg_group *group = owned(server, index);
     if (!group)
@@ -127,7 +127,7 @@ uint32_t sg_group_join(struct sg_server *server, int index, uint64_t number)
     return 0;
 }
 
-int sg_group_strike(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply)
+static int strike_some(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply)
 {
     struct sg_group *group = owned(server, index);
     if (!group || !request->b || request->b > INT32_MAX)
@@ -151,11 +151,14 @@ void sg_group_tell(struct sg_server *server, uint32_t number, uint32_t code)
         send(server->clients[group->owner]->socket, &news, sizeof news, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-/* Its death may be known before its last words were read. */
+/* Its death may be known before its last words were read. It says no more from here on: one that is dropped while it
+ * lives could otherwise talk for ever. */
 void sg_group_hear_out(struct sg_server *server, int index)
 {
     struct sg_client *client = server->clients[index];
     struct sg_request request;
+    if (client->group)
+        shutdown(client->socket, SHUT_RD);
     while (client->group && !client->is_leaving &&
            recv(client->socket, &request, sizeof request, MSG_DONTWAIT) == (ssize_t)sizeof request)
         client->is_leaving = request.kind == SG_GROUP_LEAVE;
@@ -182,12 +185,14 @@ uint32_t sg_group_keeps_out(struct sg_server *server, int index)
             if (server->groups[i].number && server->groups[i].number != client->group)
                 return CUDA_ERROR_DEVICE_UNAVAILABLE;
     }
+    if (client->group && !sg_group_of(server, client->group)) /* it had no context when its MPS server died */
+        return CUDA_ERROR_MPS_RPC_FAILURE;
     if (client->group && contexts_of(server, client->group, 0) >= SG_GROUP_CONTEXTS)
         return CUDA_ERROR_MPS_MAX_CLIENTS_REACHED;
     return 0;
 }
 
-int sg_compute_mode(struct sg_server *server, const struct sg_request *request, struct sg_reply *reply)
+static int compute_mode(struct sg_server *server, const struct sg_request *request, struct sg_reply *reply)
 {
     if (request->a == 1) {
         /* 1, one thread alone, is what drivers no longer have. */
@@ -223,4 +228,26 @@ int32_t sg_group_priority(const struct sg_server *server, int index, int64_t ask
     int32_t least = server->priority_least, greatest = config->priority_greatest;
     int32_t priority = asked > least ? least : asked < greatest ? greatest : (int32_t)asked;
     return server->clients[index]->admission.is_below_normal ? priority + (least - greatest) + 1 : priority;
+}
+
+int sg_group_answer(struct sg_server *server, int index, const struct sg_request *request)
+{
+    struct sg_reply reply = {0};
+    switch (request->kind) {
+    case SG_GROUP_OPEN:
+        reply.result = open_group(server, index, &reply);
+        break;
+    case SG_GROUP_ADMIT:
+        reply.result = admit(server, index, request);
+        break;
+    case SG_GROUP_STATE:
+        reply.result = tell_state(server, index, request, &reply);
+        break;
+    case SG_GROUP_STRIKE:
+        reply.result = strike_some(server, index, request, &reply);
+        break;
+    default:
+        reply.result = compute_mode(server, request, &reply);
+    }
+    return reply.result < 0 ? -1 : sg_say(server->clients[index], &reply, sizeof reply);
 }

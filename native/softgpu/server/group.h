@@ -28,11 +28,8 @@ struct sg_group {
 
 struct sg_group *sg_group_of(struct sg_server *server, uint32_t number); /* NULL: there is none */
 
-/* Requests of an MPS server, see wire.h. */
-int sg_group_open(struct sg_server *server, int index, struct sg_reply *reply);
-int sg_group_admit(struct sg_server *server, int index, const struct sg_request *request);
-int sg_group_state(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply);
-int sg_group_strike(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply);
+/* The requests of an MPS server, and about the compute mode. -1: as sg_answer(). */
+int sg_group_answer(struct sg_server *server, int index, const struct sg_request *request);
 
 /* Tells the group's MPS server that one of its clients brought this upon all. */
 void sg_group_tell(struct sg_server *server, uint32_t number, uint32_t code);
@@ -48,7 +45,6 @@ void sg_group_close(struct sg_server *server, int index);
 
 /* Whether compute mode or the group's size forbid this client a context. 0, or the CUresult of a refusal. */
 uint32_t sg_group_keeps_out(struct sg_server *server, int index);
-int sg_compute_mode(struct sg_server *server, const struct sg_request *request, struct sg_reply *reply);
 
 /* The cap of a context that asks for one: the lower of both, 0 being none. */
 uint32_t sg_group_cap(const struct sg_server *server, int index, uint64_t asked);

@@ -134,6 +134,20 @@ static void observe_client(struct sg_server *server, int index, uint64_t since, 
     };
 }
 
+/* An MPS server holds the device for its clients, as soon as one of them has a context. What they take is theirs. */
+static void observe_groups(struct sg_server *server, struct sg_observation *told)
+{
+    for (int i = 0; i < SG_GROUPS; i++) {
+        const struct sg_group *group = &server->groups[i];
+        int holds = 0;
+        for (int k = 0; group->number && !holds && k < SG_CONNECTIONS; k++)
+            holds = server->clients[k] && server->clients[k]->group == group->number && contexts_of(server, k);
+        if (holds && told->client_count < CT_DEVICE_MAX_CLIENTS)
+            told->clients[told->client_count++] =
+                (struct sg_observed){.pid = server->clients[group->owner]->pid, .contexts = 1};
+    }
+}
+
 void sg_observe(struct sg_server *server, uint64_t since_ns, struct sg_observation *told)
 {
     struct sg_history *history = &server->history;
@@ -158,6 +172,7 @@ void sg_observe(struct sg_server *server, uint64_t since_ns, struct sg_observati
     for (int i = 0; i < SG_CONNECTIONS; i++)
         if (server->clients[i] && server->clients[i]->greeted && told->client_count < CT_DEVICE_MAX_CLIENTS)
             observe_client(server, i, since, &told->clients[told->client_count++]);
+    observe_groups(server, told);
 }
 
 const struct sg_sample *sg_sample_back(struct sg_server *server, uint64_t back)

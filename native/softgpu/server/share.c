@@ -23,15 +23,19 @@ void sg_share_start(void)
     setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-static int client_take(struct sg_server *server, int index, uint64_t bytes)
+/* Memory that is on the device already and only changes hands: no limit speaks against it. */
+static int client_inherit(struct sg_server *server, int index, uint64_t bytes)
 {
     struct sg_client *client = server->clients[index];
-    if (!sg_group_within_limit(server, index, bytes))
-        return CT_DEVICE_NO_MEMORY;
     int result = ct_device_client_take(server->device, client->model, bytes);
     if (result == CT_DEVICE_OK)
         client->own_bytes += bytes;
     return result;
+}
+
+static int client_take(struct sg_server *server, int index, uint64_t bytes)
+{
+    return sg_group_within_limit(server, index, bytes) ? client_inherit(server, index, bytes) : CT_DEVICE_NO_MEMORY;
 }
 
 /* What lies in shares is given back through them alone. */
@@ -91,7 +95,7 @@ static int adopt(struct sg_server *server, int index, uint32_t context, uint64_t
     if (!sg_owns(server->contexts, context, index))
         return CT_DEVICE_STALE;
     int result = ct_device_memory_give(server->device, context, bytes);
-    return result == CT_DEVICE_OK ? client_take(server, index, bytes) : result;
+    return result == CT_DEVICE_OK ? client_inherit(server, index, bytes) : result;
 }
 
 static int share_make(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply,
@@ -226,9 +230,12 @@ static int has_users(const struct sg_shared_event *event)
     return 0;
 }
 
-/* A place whose event has ended is as good as a free one, when nobody is left to whom that event is complete. */
-static struct sg_shared_event *free_event(struct sg_server *server)
+/* A place whose event has ended is as good as a free one, when nobody is left to whom that event is complete. As with
+ * handles, a greedy client leaves the others something. */
+static struct sg_shared_event *free_event(struct sg_server *server, int index)
 {
+    struct sg_shared_event *place = NULL;
+    uint32_t own = 0, kept = SG_SHARED_EVENTS / SG_KEPT_PART;
     for (int i = 0; i < SG_SHARED_EVENTS; i++) {
         struct sg_shared_event *event = &server->shared_events[i];
         if (event->handle && !has_users(event) &&
@@ -236,10 +243,11 @@ static struct sg_shared_event *free_event(struct sg_server *server)
             *event = (struct sg_shared_event){0};
             server->shared_event_count--;
         }
-        if (!event->handle)
-            return event;
+        own += (uint32_t)sg_owns(server->events, event->handle, index);
+        if (!event->handle && !place)
+            place = event;
     }
-    return NULL;
+    return own < kept / SG_CLIENTS || server->shared_event_count < SG_SHARED_EVENTS - kept ? place : NULL;
 }
 
 static int event_share(struct sg_server *server, int index, uint64_t handle, struct sg_reply *reply)
@@ -249,7 +257,7 @@ static int event_share(struct sg_server *server, int index, uint64_t handle, str
         return CT_DEVICE_STALE;
     struct sg_shared_event *event = shared_event_of(server, handle);
     if (!event) {
-        event = free_event(server);
+        event = free_event(server, index);
         if (!event || getrandom(&event->token, sizeof event->token, 0) != sizeof event->token)
             return CT_DEVICE_FULL;
         event->handle = (uint32_t)handle;
@@ -290,7 +298,7 @@ void sg_share_leave(struct sg_server *server, int index)
             end_share(server, share);
         } else if (share->owner == index) {
             unbook(server, share);
-            client_take(server, heir, share->bytes); /* there is room: it was given back just now */
+            client_inherit(server, heir, share->bytes); /* there is room: it was given back just now */
             server->clients[heir]->shared_bytes += share->bytes;
             share->owner = heir;
         }

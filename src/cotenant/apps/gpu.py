@@ -83,8 +83,10 @@ def gpus_table(shown: Shown, width: int) -> Group:
 
 
 def _gpu_row(gpu: GpuReading, *, bar: bool) -> list[str | Text]:
+    if gpu.is_lost:
+        return [_number(gpu), Text("lost", style="bold red"), *["-"] * 8]
     return [
-        f"soft:{gpu.index}" if gpu.is_soft else str(gpu.index),
+        _number(gpu),
         gpu.name,
         _memory(gpu, bar=bar),
         _pct(gpu.utilization_pct),
@@ -95,6 +97,10 @@ def _gpu_row(gpu: GpuReading, *, bar: bool) -> list[str | Text]:
         gpu.compute_mode or "-",
         gpu.uuid,
     ]
+
+
+def _number(gpu: GpuReading) -> str:
+    return f"soft:{gpu.index}" if gpu.is_soft else str(gpu.index)
 
 
 def _memory(gpu: GpuReading, *, bar: bool) -> Text:
@@ -120,7 +126,7 @@ def _pct(value: float | None) -> str:
 
 def _process_row(gpu: GpuReading, process: GpuProcess, tenants: Mapping[int, str]) -> list[str | Text]:
     return [
-        f"soft:{gpu.index}" if gpu.is_soft else str(gpu.index),
+        _number(gpu),
         str(process.pid),
         tenants.get(process.pid, "-"),
         "-" if process.memory_bytes is None else f"{process.memory_bytes / _MIB:,.0f} MiB",

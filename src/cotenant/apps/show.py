@@ -200,8 +200,8 @@ def show_softgpus(console: Console, gpus: Sequence[SoftGpu]) -> None:
     """`cotenant softgpu list`."""
     rows: list[list[str | Text]] = []
     for gpu in gpus:
-        word, style = ("alive", "green") if gpu.alive else ("stuck" if gpu.pid else "dead", "bold red")
-        state = Text(word, style=style)
+        word = "lost" if gpu.is_lost else "alive" if gpu.alive else "stuck" if gpu.pid else "dead"
+        state = Text(word, style="green" if word == "alive" else "bold red")
         memory = format_size(gpu.memory_bytes) if gpu.memory_bytes else "-"
         rows.append([f"soft:{gpu.ordinal}", state, gpu.name or "-", memory, str(gpu.pid or "-"), str(gpu.clients)])
     console.print(
@@ -242,12 +242,16 @@ def show_books(console: Console, books: Mapping[str, Any]) -> None:
 
 
 def show_faults(console: Console, kinds: Sequence[Mapping[str, Any]]) -> None:
-    """`cotenant softgpu fault --list`."""
-    rows = [
-        [kind["kind"], kind["strikes"], kind["code"] or "-", ", ".join(map(str, kind["xids"])) or "-", kind["about"]]
-        for kind in kinds
-    ]
-    console.print(table("faults", ["KIND", "STRIKES", "THEY SEE", "XID", "WHAT HAPPENS"], rows))
+    """`cotenant softgpu fault --list`; where a terminal is narrow, without whom each strikes."""
+    columns = ["KIND", "CUDA_ERROR_", "XID", "STRIKES", "WHAT HAPPENS"]
+    rows = []
+    for kind in kinds:
+        code, xids = kind["code"].removeprefix("CUDA_ERROR_") or "-", ", ".join(map(str, kind["xids"])) or "-"
+        rows.append([kind["kind"], code, xids, kind["strikes"], kind["about"]])
+    kept = [index for index in range(len(columns)) if console.width >= _WIDE or columns[index] != "STRIKES"]
+    made = table("faults", [columns[index] for index in kept], [[row[index] for index in kept] for row in rows])
+    made.columns[-1].no_wrap = False
+    console.print(made)
 
 
 def _usage(usage: Mapping[str, Any]) -> str:

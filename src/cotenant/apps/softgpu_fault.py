@@ -98,7 +98,7 @@ def _factor(text: str | None) -> float:
     try:
         return float(text or "")
     except ValueError:
-        raise ConfigError("--factor", text, "write how fast kernels shall run, such as 0.5; 1 is full speed") from None
+        raise ConfigError("--factor", text or "", "write the speed of kernels, such as 0.5; 1 is full speed") from None
 
 
 def _count(field: str, text: str) -> int:

@@ -45,18 +45,19 @@ class GpuReading:
     name: str
     uuid: str
     is_soft: bool
-    memory_bytes: int
-    memory_used_bytes: int
-    utilization_pct: int | None
-    memory_utilization_pct: int | None
-    sm_activity_pct: float | None
-    sm_clock_mhz: int | None
-    sm_clock_max_mhz: int | None
-    power_mw: int | None
-    power_limit_mw: int | None
-    temperature_c: int | None
-    compute_mode: str | None
-    processes: tuple[GpuProcess, ...]
+    memory_bytes: int = 0
+    memory_used_bytes: int = 0
+    utilization_pct: int | None = None
+    memory_utilization_pct: int | None = None
+    sm_activity_pct: float | None = None
+    sm_clock_mhz: int | None = None
+    sm_clock_max_mhz: int | None = None
+    power_mw: int | None = None
+    power_limit_mw: int | None = None
+    temperature_c: int | None = None
+    compute_mode: str | None = None
+    processes: tuple[GpuProcess, ...] = ()
+    is_lost: bool = False
 
 
 def soft_directory(environ: Mapping[str, str], configured: Path) -> Path | None:
@@ -90,8 +91,7 @@ def nvml(soft: Path | None) -> Iterator[None]:
 def read_gpus(soft: Path | None) -> list[GpuReading]:
     """Every GPU as it is now; NVML must be initialised."""
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        return [_reading(index, handle, soft) for index, handle in enumerate(handles)]
+        return [_reading_or_lost(index, soft) for index in range(pynvml.nvmlDeviceGetCount())]
     except pynvml.NVMLError as error:
         raise WorldError(f"NVML does not answer: {error}") from error
 
@@ -104,6 +104,16 @@ def _told(question: Callable[..., Any], *arguments: Any) -> Any:
         if error.value not in _NOT_TOLD:
             raise
         return None
+
+
+def _reading_or_lost(index: int, soft: Path | None) -> GpuReading:
+    """One GPU that fell off the bus says nothing any more; the others are worth showing all the same."""
+    try:
+        return _reading(index, pynvml.nvmlDeviceGetHandleByIndex(index), soft)
+    except pynvml.NVMLError as error:
+        if error.value != pynvml.NVML_ERROR_GPU_IS_LOST:
+            raise
+        return GpuReading(index, name="", uuid="", is_soft=soft is not None, is_lost=True)
 
 
 def _reading(index: int, handle: Any, soft: Path | None) -> GpuReading:

@@ -47,6 +47,17 @@ gpu.spin(2_500_000, first)
 ok(driver.cuEventRecord(end, first))
 ok(driver.cuEventSynchronize(end))
 assert ok(driver.cuEventElapsedTime(start, end)) == 2.5
+assert ok(driver.cuEventElapsedTime(end, start)) == -2.5
+
+# What is known of one record says nothing of the next.
+gpu.spin(300_000_000, first)
+ok(driver.cuEventRecord(end, first))
+assert code(driver.cuEventElapsedTime(start, end)) == "CUDA_ERROR_NOT_READY"
+assert code(driver.cuEventElapsedTime(end, start)) == "CUDA_ERROR_NOT_READY"
+assert code(driver.cuEventQuery(end)) == "CUDA_ERROR_NOT_READY"
+ok(driver.cuStreamSynchronize(first))
+ok(driver.cuEventQuery(end))
+assert ok(driver.cuEventElapsedTime(start, end)) >= 302.5
 
 # Host functions run in their turn, on another thread, and hold up what is behind them.
 order: list[str] = []

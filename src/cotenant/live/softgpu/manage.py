@@ -32,7 +32,7 @@ COMPUTE_MODES = {"default": 0, "prohibited": 2, "exclusive-process": 3}
 
 @dataclass(frozen=True, slots=True)
 class SoftGpu:
-    """One soft GPU: where it is and whether its server lives."""
+    """One soft GPU: where it is, whether its server lives, and whether a fault took the device away."""
 
     ordinal: int
     path: Path
@@ -42,6 +42,7 @@ class SoftGpu:
     memory_bytes: int = 0
     pid: int = 0
     clients: int = 0
+    is_lost: bool = False
 
 
 def library(name: str = "libcuda.so.1") -> Path:
@@ -166,6 +167,7 @@ def gpus(directory: Path) -> list[SoftGpu]:
                 memory_bytes=books["memory_bytes"],
                 pid=books["pid"],
                 clients=len(books["clients"]),
+                is_lost=books["lost"],
             )
         )
     return found

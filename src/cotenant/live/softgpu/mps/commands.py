@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _PARTIAL = len("GPU-xxxxxxxx-xxxx-xxxx")
 _TIMEOUT_DIGITS = 6
+_COMMAND_BYTES = 256
+"""Of one client's command line: what ps answers is one message, however many there are."""
 
 
 def obey(daemon: Daemon, line: str, _peer: Peer) -> str | None:
@@ -55,6 +57,7 @@ def _server_list(daemon: Daemon, _words: Sequence[str]) -> list[str]:
 
 def _server_status(daemon: Daemon, words: Sequence[str]) -> list[str]:
     is_faulty = any(refuses for _, refuses in daemon.members(_server(daemon, words[0])).values())
+    _server(daemon, words[0])  # one that did not answer is no more
     return ["FAULT" if is_faulty else "ACTIVE"]
 
 
@@ -114,7 +117,7 @@ def _namespace(pid: int) -> str:
 
 def _command_of(pid: int) -> str:
     try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes()[:4096].replace(b"\0", b" ")
+        words = Path(f"/proc/{pid}/cmdline").read_bytes()[:_COMMAND_BYTES].replace(b"\0", b" ")
         return words.decode("utf-8", "backslashreplace").strip().replace("\n", " ")
     except OSError:
         return "-"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import socket
@@ -45,15 +46,20 @@ def _say(text: str) -> None:
     sys.stdout.flush()
 
 
-def _locked_pid_file() -> int | None:
+def locked_pid_file() -> int | None:
     """The daemon's pid file, locked for as long as the daemon lives; None if another one has it."""
-    file = os.open(pipe_directory() / "nvidia-cuda-mps-control.pid", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(file)
-        return None
-    return file
+    path = pipe_directory() / "nvidia-cuda-mps-control.pid"
+    while True:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(file)
+            return None
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file), path.stat()):
+                return file
+        os.close(file)  # a daemon that ended has just removed it: its lock keeps nobody out
 
 
 def _prepare(echo: TextIO | None) -> tuple[socket.socket, int, Log] | str:
@@ -61,15 +67,18 @@ def _prepare(echo: TextIO | None) -> tuple[socket.socket, int, Log] | str:
     try:
         for directory in (pipe_directory(), log_directory()):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if len(os.fsencode(control_socket())) > _PATH_BYTES:
+            return f"{control_socket()} is too long for a socket: set {PIPE_VARIABLE} to a shorter path"
         log = Log(log_directory() / "control.log", "Control", echo)
+        file = locked_pid_file()
+        return ALREADY if file is None else (_listener(), file, log)
     except OSError as error:
         return f"The daemon cannot keep its files: {error}; set {PIPE_VARIABLE} and {LOG_VARIABLE}"
-    if len(os.fsencode(control_socket())) > _PATH_BYTES:
-        return f"{control_socket()} is too long for a socket: set {PIPE_VARIABLE} to a shorter path"
-    file = _locked_pid_file()
-    if file is None:
-        return ALREADY
-    control_socket().unlink(missing_ok=True)  # of a daemon that is no more: we have its lock
+
+
+def _listener() -> socket.socket:
+    """Where clients come to, in place of what a daemon that is no more left there: we have its lock."""
+    control_socket().unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     mask = os.umask(0o077)
     try:
@@ -77,7 +86,7 @@ def _prepare(echo: TextIO | None) -> tuple[socket.socket, int, Log] | str:
     finally:
         os.umask(mask)
     listener.listen(_BACKLOG)
-    return listener, file, log
+    return listener
 
 
 def _serve(listener: socket.socket, file: int, log: Log) -> int:
@@ -131,7 +140,7 @@ def _front_end(commands: Iterable[bytes], *, prompt: str) -> int:
                 return 1
             if not answer:  # the daemon has ended: as told, or not
                 return 0 if command.split()[:1] == [b"quit"] else 1
-            _say(answer[1:].decode() + prompt)
+            _say(answer[1:].decode("utf-8", "replace") + prompt)
     return 0
 
 

@@ -148,13 +148,14 @@ class Daemon:
         return server
 
     def ask(self, server: ServerProcess, question: str) -> str | None:
-        """What a server answers; None if it is no more."""
+        """What a server answers; None if it is no more, or was ended because it does not answer."""
         try:
             server.line.send(question.encode())
             answer = server.line.recv(WORDS_BYTES).decode("ascii")
-        except OSError:
+        except OSError:  # its answer may still come, and would be taken for that to the next question
+            server.process.kill()
             answer = ""
-        if not answer and question != "members":
+        if not answer:
             self._server_ended(server)
             return None
         return answer
@@ -166,7 +167,9 @@ class Daemon:
 
     def tell(self, server: ServerProcess, words: str) -> None:
         with contextlib.suppress(OSError):
+            server.line.setblocking(False)  # one that does not listen is not waited for
             server.line.send(words.encode())
+        server.line.settimeout(_ANSWER_S)
 
     def _server_ended(self, server: ServerProcess) -> None:
         if self.servers.pop(server.pid, None) is None:
@@ -193,7 +196,7 @@ class Daemon:
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             line, _ = self._listener.accept()
-            line.settimeout(_ANSWER_S)
+            line.setblocking(False)  # whoever does not read is not waited for
             pid, uid, _ = _CREDENTIALS.unpack(line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
             self.log.say("Accepting connection...")
             if len(self.peers) >= _CONNECTIONS:
@@ -236,7 +239,7 @@ class Daemon:
 
     def _say(self, peer: Peer, answer: str) -> bool:
         try:
-            peer.line.send(answer.encode(), socket.MSG_DONTWAIT)  # whoever does not read is not waited for
+            peer.line.send(answer.encode())
         except OSError:
             return False
         return True

@@ -80,8 +80,9 @@ class Server:
     """Answers its control daemon until it is told to go."""
 
     def __init__(self, gpus: list[Gpu], log: Log) -> None:
-        self.gpus = gpus
+        self.gpus = list(gpus)
         self.log = log
+        self._all = gpus
         self._news: list[tuple[Gpu, int]] = []
 
     def _on(self, gpu: Gpu, kind: int, a: int = 0, b: int = 0, c: int = 0) -> wire.Reply | None:
@@ -133,14 +134,15 @@ class Server:
             return self._admit(int(words[1]), int(words[2]), [tuple(map(int, pair.split(":"))) for pair in words[3:]])
         if words[0] == "terminate":
             return str(self._terminate(int(words[1])))
-        found = self.members()
-        return "\n".join(f"{o} {int(refuses)} {' '.join(map(str, pids))}" for o, (pids, refuses) in found.items())
+        rows = [f"{o} {int(refuses)} {' '.join(map(str, pids))}" for o, (pids, refuses) in self.members().items()]
+        return "\n".join(rows) or "\n"  # no answer would be no server
 
     def _admit(self, pid: int, priority: int, limits: list[tuple[int, ...]]) -> str:
         if any(refuses for _, refuses in self.members().values()):
             return "fault"
-        for gpu, (cap, limit_bytes) in zip(list(self.gpus), limits, strict=False):
-            self._on(gpu, wire.GROUP_ADMIT, pid, limit_bytes, cap | priority << 32)
+        for gpu, (cap, limit_bytes) in zip(self._all, limits, strict=True):
+            if gpu in self.gpus:
+                self._on(gpu, wire.GROUP_ADMIT, pid, limit_bytes, cap | priority << 32)
         self.log.say(f"New client {pid} connected")
         return "admitted"
 
@@ -179,7 +181,7 @@ class Server:
             self._spread()
             if daemon.fileno() not in ready:
                 continue
-            words = daemon.recv(WORDS_BYTES).decode("ascii", "replace").split()
+            words = heard(daemon).split()
             if not words:
                 orphaned = True
             elif words[0] == "exit":
@@ -189,7 +191,16 @@ class Server:
             else:
                 answer = self.answer(words)
                 self._spread()
-                daemon.send(answer.encode())
+                with contextlib.suppress(OSError):  # a daemon that died meanwhile shows when it is heard next
+                    daemon.send(answer.encode())
+
+
+def heard(daemon: socket.socket) -> str:
+    """The next message; nothing if the daemon is no more, also if it died with an answer unread."""
+    try:
+        return daemon.recv(WORDS_BYTES).decode("ascii", "replace")
+    except OSError:
+        return ""
 
 
 def main(_arguments: list[str]) -> int:
