@@ -29,6 +29,7 @@ def hooked_symbols() -> list[str]:
 
 NOT_COMPARED = {
     "anycalls.py": "compared below, answer by answer",
+    "blocked.py": "waits for a device that is lost",
     "crasher.py": "runs until it is killed",
     "exporter.py": "prints what NVML measures",
     "face.py": "no program",
@@ -45,6 +46,7 @@ NOT_COMPARED = {
 }
 GIVEN = {  # arguments; all others have none
     "green.py": ("2", "2"),
+    "hoard.py": ("1",),
     "smallcalls.py": ("none",),
     "spins.py": ("10",),
 }
