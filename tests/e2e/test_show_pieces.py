@@ -1,6 +1,7 @@
 """Do the demo and the bench end well, and say so in one JSON object on their last line?"""
 
 import json
+import signal
 
 import pytest
 
@@ -12,7 +13,11 @@ REPLAY = ROOT / "examples" / "replay.py"
 
 @pytest.mark.slow
 def test_the_demo_is_fine(stage: Stage) -> None:
-    done = stage.run("demo", "--replay", str(REPLAY), "--json", bound_s=240)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as for a job that a shell starts in the background
+    try:
+        done = stage.run("demo", "--replay", str(REPLAY), "--json", bound_s=240)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["fine"] is True

@@ -114,6 +114,9 @@ def run_demo(console: Console, keep: str, replay_program: str, *, as_json: bool)
         if not as_json:
             console.print(text, style="dim", highlight=False)
 
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # Started in the background: its tenants would inherit the deafness, and one of them is to be interrupted.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     stage = None
     try:
         say(f"demo: a node of its own in {home}")
