@@ -37,7 +37,7 @@ test: $(VENV)/.installed ## run every test, the native ones under ASan and UBSan
 
 test-gpu: $(VENV)/.installed ## run the hook before the driver that is installed here
 	@echo "test-gpu: running the hook before the installed NVIDIA driver"
-	@$(BIN)/python -m pytest --quiet tests/gpu
+	@$(BIN)/python -m pytest --quiet tests/gpu || [ $$? -eq 5 ] # 5: no driver here, so all of them were skipped
 
 native-test: $(VENV)/.installed ## run the C tests alone, under ASan and UBSan
 	@echo "native-test: building and running the C tests in build/asan"
