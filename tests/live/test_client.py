@@ -11,7 +11,6 @@ import pytest
 
 from cotenant.errors import PeerError, WorldError
 from cotenant.format import wire
-from cotenant.live import client
 from cotenant.live.client import Connection, NodeAwayError, tenants_of
 from cotenant.live.directory import listen
 
@@ -76,24 +75,20 @@ def test_a_full_backlog_is_waited_for(tmp_path: Path) -> None:
         one.close()
 
 
-def test_a_node_that_takes_no_connections_is_not_taken_for_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(client, "_TIMEOUT_S", 1.0)
+def test_a_node_that_takes_no_connections_is_not_taken_for_none(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(path))
         listener.listen(0)
         with Connection(path), pytest.raises(WorldError, match="takes no connections") as told:
-            Connection(path)
+            Connection(path, 1.0)
     assert not isinstance(told.value, NodeAwayError), "nobody must start a second node because the first is busy"
 
 
-def test_a_node_that_does_not_answer_is_a_world_error(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "_TIMEOUT_S", 0.2)
+def test_a_node_that_does_not_answer_is_a_world_error(serve: Serve) -> None:
     path = serve(lambda peer: peer.recv(100))
     with pytest.raises(WorldError, match="does not answer"):
-        tenants_of(path)
+        tenants_of(path, 0.2)
 
 
 def test_a_node_that_dies_meanwhile_is_away(serve: Serve) -> None:
