@@ -101,10 +101,12 @@ def test_several_processes_write_at_once(store: ProfileStore) -> None:
 
 def test_a_writer_killed_half_way_leaves_whole_recordings(store: ProfileStore) -> None:
     writer = subprocess.Popen([sys.executable, "-c", WRITER, str(store.path), "a", "100000"])
-    while len(store.keys()) < 10:
-        assert writer.poll() is None
-    writer.kill()
-    writer.wait()
+    try:
+        while len(store.keys()) < 10:
+            assert writer.poll() is None
+    finally:
+        writer.kill()
+        writer.wait()
     keys = store.keys()
     assert all(store.get(key) is not None for key in keys)
     store.add(ONE, 0)

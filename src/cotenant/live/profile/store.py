@@ -91,14 +91,14 @@ class ProfileStore:
         if not self.path.exists():
             return []
         query = "SELECT DISTINCT task, device FROM recording ORDER BY task, device"
-        return self._work(lambda database: [Key(*row) for row in database.execute(query)])
+        return self._work(lambda database: [Key(*row) for row in database.execute(query)], writing=False)
 
     def recordings(self, key: Key) -> list[Kept]:
         """The recordings of one task and device, the oldest first."""
         if not self.path.exists():
             return []
         query = "SELECT id, at_ns, body, crc FROM recording WHERE task = ? AND device = ? ORDER BY id"
-        rows = self._work(lambda database: list(database.execute(query, (key.task, key.device))))
+        rows = self._work(lambda database: list(database.execute(query, (key.task, key.device))), writing=False)
         return list(self._sound(rows))
 
     def get(self, key: Key) -> Kept | None:
@@ -134,22 +134,24 @@ class ProfileStore:
             except (ValueError, TypeError, msgspec.DecodeError) as error:
                 self._say(f"{self.path}: recording {number} is damaged and left out: {error}")
 
-    def _work(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+    def _work(self, work: Callable[[sqlite3.Connection], _T], *, writing: bool = True) -> _T:
         """One transaction. A damaged file is set aside, once, and the work is done on a new one."""
         try:
-            return self._transact(work)
+            return self._transact(work, writing=writing)
         except sqlite3.DatabaseError as error:
             if not any(word in str(error) for word in _DAMAGE):
                 raise WorldError(f"{self.path}: {error}; try again, or mend its directory") from None
             self._set_aside(str(error))
         try:
-            return self._transact(work)
+            return self._transact(work, writing=writing)
         except sqlite3.DatabaseError as error:
             raise WorldError(f"{self.path}: {error}; move it away by hand") from None
 
-    def _transact(self, work: Callable[[sqlite3.Connection], _T]) -> _T:
+    def _transact(self, work: Callable[[sqlite3.Connection], _T], *, writing: bool) -> _T:
         with self._open() as database, database:
-            database.execute("BEGIN IMMEDIATE")
+            # Who only reads waits for nobody, however busy the writers are; but a new file is made by a writer.
+            is_made = int(database.execute("PRAGMA user_version").fetchone()[0]) == _SCHEMA
+            database.execute("BEGIN IMMEDIATE" if writing or not is_made else "BEGIN")
             self._migrate(database)
             return work(database)
 
