@@ -21,7 +21,7 @@ def run_native_tests(root: Path, build: Path) -> subprocess.CompletedProcess[str
     run_or_fail([tool("cmake"), "--build", build], root)
     # ctest succeeds when it finds no test at all unless it is told otherwise.
     # The limit is against hangs alone: on a busy machine the fuzzers take many times their time.
-    options = ["--output-on-failure", "--no-tests=error", "--timeout", "300"]
+    options = ["--output-on-failure", "--no-tests=error", "--timeout", "300", "--parallel", "2"]
     return run([tool("ctest"), "--test-dir", build / "native", *options], root, SANITIZERS)
 
 
