@@ -29,9 +29,11 @@ PRESET: Final = "v100"
 _SAID_MOST: Final = 36
 
 
-def timelines_of(directory: Path) -> list[Timeline]:
-    """Every timeline of a directory; of files with several the first."""
+def timelines_of(directory: Path, flag: str) -> list[Timeline]:
+    """Every timeline of a directory; of files with several the first. `flag` is what named it, if anything did."""
     files = sorted(directory.glob("*.csv.gz"))
+    if not files and flag:
+        raise ConfigError("--data", flag, f"there are no timelines in {directory}; name a directory that has some")
     if not files:
         raise WorldError(f"there are no timelines in {directory}; set COTENANT_DATA or --data to where they are")
     found = []

@@ -32,10 +32,10 @@ def add_study_commands(commands: Any) -> None:
     lab.add_argument(
         "--data", default="", metavar="DIR", help="the measurements (default $COTENANT_DATA or ../shared/data)"
     )
-    lab.add_argument("--plots", default="", metavar="DIR", help="draw SVG files and an index.html here")
-    lab.add_argument("--seed", type=int, default=0, help="device: which half is held out (default 0)")
+    lab.add_argument("--plots", default=None, metavar="DIR", help="device: draw SVG files and an index.html here")
+    lab.add_argument("--seed", type=int, default=None, help="device: which half is held out (default 0)")
     lab.add_argument(
-        "--replay", default="examples/replay.py", metavar="FILE", help="timelines: the program that replays them"
+        "--replay", default=None, metavar="FILE", help="timelines: replays them (default examples/replay.py)"
     )
     demo = add_command(commands, "demo", "The main job in front of your eyes, on this machine.", _demo, json=True)
     demo.add_argument("--replay", default="", metavar="FILE", help="examples/replay.py: also share a software GPU")
@@ -83,6 +83,11 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _lab(options: argparse.Namespace) -> int:
+    for flag in {"device": ("replay",), "timelines": ("plots", "seed")}[options.name]:
+        if getattr(options, flag) is not None:
+            raise ConfigError(
+                f"--{flag}", getattr(options, flag), f"means nothing to `lab {options.name}`: leave it out"
+            )
     return {"device": _lab_device, "timelines": _lab_timelines}[options.name](options)
 
 
@@ -91,7 +96,8 @@ def _lab_timelines(options: argparse.Namespace) -> int:
     from cotenant.apps.lab_timelines import run_timelines, show_timelines, timelines_of
 
     directory = Path(options.data or os.environ.get(VARIABLE, "") or USUAL) / "kernel_timelines"
-    report = run_timelines(timelines_of(directory), Path(options.replay), Console(stderr=True), say)
+    timelines = timelines_of(directory, options.data)
+    report = run_timelines(timelines, Path(options.replay or "examples/replay.py"), Console(stderr=True), say)
     if options.json:
         print_json(report)
     else:
@@ -103,15 +109,16 @@ def _lab_device(options: argparse.Namespace) -> int:
     from cotenant.apps.lab import data_directory, run_lab
     from cotenant.apps.show_lab import show_lab
 
-    if not 0 <= options.seed < 2**32:
-        raise ConfigError("--seed", options.seed, "choose 0 to 4294967295")
+    seed = 0 if options.seed is None else options.seed
+    if not 0 <= seed < 2**32:
+        raise ConfigError("--seed", seed, "choose 0 to 4294967295")
     directory = data_directory(options.data, os.environ)
     draw = None
     if options.plots:
         from cotenant.apps.lab_plots import plotter
 
         draw = plotter(Path(options.plots))
-    report, evidence = run_lab(directory, options.seed, Console(stderr=True), say)
+    report, evidence = run_lab(directory, seed, Console(stderr=True), say)
     if draw is not None:
         draw(report, evidence)
         say(f"plots are in {Path(options.plots) / 'index.html'}")
