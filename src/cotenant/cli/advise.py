@@ -9,14 +9,16 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
-from cotenant.cli.command import add_command, find, load, print_json, say
+from cotenant.cli.command import add_command, add_flags, find, load, print_json, say
 from cotenant.errors import ConfigError
 
 
 def add_advise_command(commands: Any) -> None:
     """`cotenant advise`."""
     about = "Watch a program's GPU work, change nothing, and say what could be shared."
-    advise = add_command(commands, "advise", about, _advise, "directories", "run", json=True)
+    advise = add_command(commands, "advise", about, _advise, "directories", json=True)
+    # Not what a tenant asks of a node, for it is nobody's tenant; nor how it is measured, for every kernel is timed.
+    add_flags(advise, "run", ("gpu", "hook", "task", "unknown"))
     advise.add_argument("--tenant", default="", metavar="NAME", help="look at this tenant, which runs already, instead")
     advise.add_argument("program", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the program and its arguments")
 

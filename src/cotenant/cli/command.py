@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NoReturn
 
 import msgspec
@@ -43,14 +43,19 @@ def add_command(
     if sections:
         parser.add_argument("--config", default="", metavar="FILE", help="config file instead of the usual one")
     for section in sections:
-        for flag in flags_of(section):
-            about_flag = flag.about.replace("%", "%%")
-            parser.add_argument(
-                flag.option, dest=".".join(flag.field), default=None, metavar=flag.metavar, help=about_flag
-            )
+        add_flags(parser, section)
     if json:
         parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     return parser
+
+
+def add_flags(parser: argparse.ArgumentParser, section: str, names: Collection[str] = ()) -> None:
+    """The fields of a section of the config as flags; all of them, or those named."""
+    for flag in flags_of(section):
+        if names and flag.field[1] not in names:
+            continue
+        about = flag.about.replace("%", "%%")
+        parser.add_argument(flag.option, dest=".".join(flag.field), default=None, metavar=flag.metavar, help=about)
 
 
 def given_flags(options: argparse.Namespace) -> dict[FieldName, Any]:
