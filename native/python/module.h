@@ -6,6 +6,7 @@
 #include <Python.h>
 
 int ct_add_gate(PyObject *module);
+int ct_add_gate_pages(PyObject *module);
 int ct_add_device(PyObject *module);
 int ct_add_softgpu(PyObject *module);
 int ct_add_probe(PyObject *module);
