@@ -19,6 +19,7 @@ void ct_gate_open(struct ct_gate *gate, const void *file, struct ct_gate_page *p
     gate->floor = floor;
     gate->slot = slot;
     gate->generation = generation;
+    gate->slots = gate->roster->slots;
     gate->writes = UINT64_MAX;
     ct_gate_reread(gate);
 }
@@ -27,7 +28,7 @@ void ct_gate_open(struct ct_gate *gate, const void *file, struct ct_gate_page *p
 
 static const struct ct_gate_page *page_of(const struct ct_gate *gate, uint32_t slot)
 {
-    return slot < gate->roster->slots
+    return slot < gate->slots
                ? (const struct ct_gate_page *)((const char *)gate->roster + ct_gate_offset(slot))
                : NULL;
 }
@@ -133,6 +134,16 @@ void ct_gate_announce(struct ct_gate *gate, const struct ct_gate_wish *wish, uin
     atomic_store_explicit(&mine->at_ns, now_ns, memory_order_release);
     /* Several processes of a tenant may launch at once: the count must not lose one, whatever the rest says. */
     atomic_fetch_add_explicit(&mine->sequence, 1, memory_order_release);
+}
+
+void ct_gate_withdrawn(struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t now_ns)
+{
+    struct ct_gate_page *mine = gate->mine;
+    const uint64_t busy_ns = LOAD(mine->busy_ns);
+    ADD(mine->counts.launches, -UINT64_C(1));
+    ADD(mine->counts.device_ns, -wish->expect_ns);
+    if (busy_ns > now_ns)
+        STORE(mine->busy_ns, busy_ns - now_ns > wish->expect_ns ? busy_ns - wish->expect_ns : now_ns);
 }
 
 void ct_gate_rest(struct ct_gate *gate, uint64_t low_ns, uint64_t high_ns, int is_drained, uint64_t now_ns)
