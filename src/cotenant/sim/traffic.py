@@ -87,7 +87,7 @@ class SimTenant:
             self._node.deliver(TenantLeft(peer, self.ending), now)
             self._node.door.disconnect(peer)
 
-    def _hear(self, said: Terms | Reject | str) -> None:
+    def _hear(self, said: Terms | Reject | str | tuple[str, ...]) -> None:
         if isinstance(said, Terms):
             self.terms = said
         elif isinstance(said, Reject):
