@@ -152,6 +152,12 @@ configs = st.builds(
         group=texts,
         place=st.sampled_from(["spread", "pack"]),
         admit=st.sampled_from(["reserve", "overcommit"]),
+        gate=gate_policies.map(lambda policy: policy.value),
+        bound=durations_in_config,
+        delay=shares.map(ShareOfWhole),
+        patience=durations_in_config,
+        switch=durations_in_config,
+        spin=shares.map(ShareOfWhole),
         journal_limit=sizes_in_config,
     ),
     run=st.builds(

@@ -236,13 +236,18 @@ class NodeLife(RuleBasedStateMachine):
             assert action.reject.reason is Reason.NOT_YOURS
             assert self.rosters == before
             return
+        if any(holder.terms.gpu < 0 for holder in chosen):
+            assert isinstance(action, Refuse)
+            assert action.reject.reason is Reason.NO_GATE
+            return
         assert action == Confirm(self.machines[0].turn, 9, names, self.in_force)
         for holder in chosen:
             self.held[holder.terms.slot] = holder._replace(paused=paused)
 
     @rule(paused=st.booleans(), uid=st.sampled_from([1000, 1001]), owner=st.booleans())
     def pause_all_offline(self, paused: bool, uid: int, owner: bool) -> None:
-        mine = {slot: holder for slot, holder in self.held.items() if owner or uid == 1000}
+        gated = {slot: holder for slot, holder in self.held.items() if holder.terms.gpu >= 0}
+        mine = {slot: holder for slot, holder in gated.items() if owner or uid == 1000}
         offline = {slot: holder for slot, holder in mine.items() if holder.terms.kind is Kind.OFFLINE}
         (action,) = self.tell(TenantsPaused(9, uid, owner, (), all_offline=True, paused=paused))
         assert isinstance(action, Confirm)

@@ -16,7 +16,7 @@ from cotenant.domain.tenant import COMMAND_LIMIT, Kind, TenantSpec, Terms
 from cotenant.errors import PeerError, WorldError
 from cotenant.format import wire
 from cotenant.format.config import RunConfig
-from cotenant.format.quantity import format_duration, format_size
+from cotenant.format.quantity import format_duration, format_share, format_size
 from cotenant.live.client import Connection, NodeAwayError, tenants_of
 from cotenant.live.clock import pause
 from cotenant.live.directory import Places, lock_holder, make_directory
@@ -210,6 +210,10 @@ def _flags_of(settings: NodeSettings | None) -> list[str]:
     if settings is None or not settings.gpus:
         return []
     flags = ["--slots", str(settings.slots), "--place", settings.place, "--admit", settings.admit]
+    gate = settings.gate
+    flags += ["--gate", gate.policy.value, "--bound", format_duration(gate.bound_ns)]
+    flags += ["--delay", format_share(gate.delay_ppm), "--patience", format_duration(gate.patience_ns)]
+    flags += ["--switch", format_duration(gate.switch_ns), "--spin", format_share(gate.spin_ppm)]
     for gpu in settings.gpus:
         flags += ["--gpu", f"{gpu.name}={format_size(gpu.memory_bytes)}"]
     return flags

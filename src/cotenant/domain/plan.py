@@ -16,6 +16,7 @@ class Reason(enum.Enum):
     NO_MEMORY = "no-memory"
     NO_SHARE = "no-share"
     NO_SEAT = "no-seat"
+    NO_GATE = "no-gate"
     UNKNOWN_SLOT = "unknown-slot"
     UNKNOWN_TENANT = "unknown-tenant"
     NOT_YOURS = "not-yours"

@@ -10,7 +10,8 @@ import struct
 from pathlib import Path
 from typing import Final, Self
 
-from cotenant.errors import PeerError, WorldError
+from cotenant.domain.plan import Reason, Reject
+from cotenant.errors import ConfigError, PeerError, WorldError
 from cotenant.format import wire
 
 _TIMEOUT_S: Final = 10.0
@@ -111,3 +112,17 @@ def tenants_of(path: Path, timeout_s: float = _TIMEOUT_S) -> wire.Tenants:
     if not isinstance(answer, wire.Tenants):
         raise PeerError(f"the node answered {type(answer).__name__} to a question of who is there")
     return answer
+
+
+def wish(path: Path, request: wire.Pause | wire.SetPriority | wire.SetRules, names: str) -> wire.Confirmed:
+    """Have something changed while the node runs; raises `ConfigError` when nobody has one of the names."""
+    with Connection(path) as connection:
+        answer, _ = connection.ask(request)
+    match answer:
+        case wire.Confirmed():
+            return answer
+        case wire.Refused(reject=Reject(reason=Reason.UNKNOWN_TENANT, detail=detail)):
+            raise ConfigError("NAME", names, detail)
+        case wire.Refused(reject=reject):
+            raise WorldError(f"the node refused: {reject.detail}")
+    raise PeerError(f"the node answered {type(answer).__name__} to a wish")

@@ -224,12 +224,16 @@ class NodeMachine:
             everybody = [self._tenants[slot] for slot in sorted(self._tenants)]  # by slot: their order is journaled
             chosen = [tenant for tenant in everybody if tenant.terms.kind is Kind.OFFLINE]
             chosen = [tenant for tenant in chosen if event.is_owner or tenant.uid == event.uid]
+            chosen = [tenant for tenant in chosen if tenant.terms.gpu != _NO_GPU]
         else:
             chosen = []
             for name in event.names:
                 found = self._find_tenant(name, event.uid, is_owner=event.is_owner)
                 if isinstance(found, Reject):
                     return [Refuse(self.turn, event.peer, found)]
+                if found.terms.gpu == _NO_GPU:
+                    detail = f"nothing holds {name!r} back: the node knows no GPU; start it with --gpu NAME=MEMORY"
+                    return self._refuse(event.peer, Reason.NO_GATE, detail)
                 chosen.append(found)
         for tenant in chosen:
             if tenant.paused != event.paused:
