@@ -54,7 +54,7 @@ def serve_node(config: Config, places: Places, say: Callable[[str], None]) -> No
     def roll() -> wire.Tenants:
         return _roll(machine, clock, loop, gpus)
 
-    connections = _allow_descriptors(config.node.slots)
+    connections = _allow_descriptors(config.node.slots, len(gpus))
     listener = listen(places.socket, group_id)
     door = LiveDoor(loop, clock, listener, roll, connections)
     host = Host(machine, NodeWorld(door, pages, gates, loop.stop).deeds(), journal)
@@ -159,19 +159,21 @@ def _stop_on_signals(loop: LiveLoop) -> None:
     loop.keep(reader, writer)
 
 
-def _allow_descriptors(slots: int) -> int:
+def _allow_descriptors(slots: int, gpus: int) -> int:
     """How many connections there can be, after asking for as many descriptors as the system allows us.
 
-    A slot needs one for its tenant and one for its page: strangers must never use up what a page will need.
+    A slot needs one for its tenant and two for its page, a device three for its gate, since a mapping holds one too:
+    strangers must never use up what a page will need.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * slots + _SPARE_CONNECTIONS + _OWN_DESCRIPTORS
+    ours = 3 * slots + 3 * gpus + _OWN_DESCRIPTORS
+    wanted = ours + _SPARE_CONNECTIONS
     if soft != resource.RLIM_INFINITY and soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    left = _SPARE_CONNECTIONS if soft == resource.RLIM_INFINITY else soft - 2 * slots - _OWN_DESCRIPTORS
+    left = _SPARE_CONNECTIONS if soft == resource.RLIM_INFINITY else soft - ours
     if left < _FEWEST_SPARE:
-        limit = 2 * slots + _FEWEST_SPARE + _OWN_DESCRIPTORS
+        limit = ours + _FEWEST_SPARE
         remedy = f"needs {limit} open files and {hard} are allowed; choose fewer, or raise the limit (ulimit -Hn)"
         raise ConfigError("node.slots", slots, remedy)
     return slots + min(left, _SPARE_CONNECTIONS)

@@ -27,7 +27,7 @@ def add_gate_commands(commands: Any) -> None:
     change.add_argument("--priority", dest="run.priority", metavar="N", help="0 highest to 9; needs NAME")
     from cotenant.apps.gate import RULES
 
-    add_flags(change, "node", RULES)
+    add_flags(change, "node", RULES, defaults=False)  # what is not given stays as it is
 
 
 def _pause(options: argparse.Namespace) -> int:
