@@ -29,7 +29,7 @@ static void look_at_events(struct ct_session *session, int is_bound)
     struct ct_marks *marks = &gateway->marks;
     const uint64_t now_ns = gateway->instant.last_ns;
     const _Atomic uint64_t *busy_ns = &gateway->gate.mine->busy_ns;
-    int is_over = atomic_load_explicit(busy_ns, memory_order_relaxed) <= now_ns;
+    int is_over = marks->count && atomic_load_explicit(busy_ns, memory_order_relaxed) <= now_ns;
     if (!gateway->gate.unconfirmed || (!is_over && !is_bound && now_ns - marks->harvested_ns < LOOK_NS))
         return;
     ct_unlock(session);

@@ -59,8 +59,8 @@ static uint64_t key_of(const char *device, const struct ct_record_kernel *kernel
 
 static void set(struct ct_known *known, uint64_t mean_ns, uint64_t p90_ns, uint64_t p99_ns)
 {
-    known->expect_ns = mean_ns;
-    known->sure_ns = p90_ns > mean_ns ? p90_ns : mean_ns;
+    known->expect_ns = mean_ns ? mean_ns : 1; /* none means that nobody knows */
+    known->sure_ns = p90_ns > known->expect_ns ? p90_ns : known->expect_ns;
     known->may_fill = p99_ns / WILD <= mean_ns;
     known->is_known = 1;
 }

@@ -15,6 +15,24 @@
 enum { LONG_NS = 50 * 1000, SHARED_BY = 64, PARTS = 8, AGED_NS = 20 * 1000 * 1000 };
 enum { CU_EVENT_DISABLE_TIMING = 2 };
 
+static int has_some(const struct ct_batch *batch)
+{
+    return batch->launches || batch->unknown;
+}
+
+static void confirm(struct ct_session *session, struct ct_batch *batch, uint64_t now_ns)
+{
+    struct ct_gate *gate = &session->gateway->gate;
+    session->gateway->marks.outstanding -= batch->launches + batch->unknown;
+    for (; batch->unknown; batch->unknown--)
+        ct_gate_confirmed(gate, 0, now_ns);
+    for (; batch->launches; batch->launches--) { /* each is at least a nanosecond, and all are the sum */
+        uint64_t part_ns = batch->launches > 1 ? 1 : batch->expect_ns;
+        ct_gate_confirmed(gate, part_ns, now_ns);
+        batch->expect_ns -= part_ns;
+    }
+}
+
 static struct ct_lane *lane_of(struct ct_marks *marks, CUstream stream, int is_twin, uint64_t now_ns)
 {
     struct ct_lane *oldest = &marks->lanes[0];
@@ -26,7 +44,7 @@ static struct ct_lane *lane_of(struct ct_marks *marks, CUstream stream, int is_t
         if (!lane->is_used || (oldest->is_used && lane->used_ns < oldest->used_ns))
             oldest = lane;
     }
-    if (oldest->launches) /* as many streams at once as there are lanes: what nobody will show goes by its age */
+    if (has_some(&oldest->open)) /* as many streams at once as there are lanes: what nobody will show goes by its age */
         return NULL;
     *oldest = (struct ct_lane){.stream = stream, .is_twin = is_twin, .thread = thread, .is_used = 1, .used_ns = now_ns};
     return oldest;
@@ -61,12 +79,11 @@ static void mark_lane(struct ct_session *session, struct ct_lane *lane)
     const unsigned generation = marks->generation;
     const CUstream stream = lane->stream;
     const int is_twin = lane->is_twin;
-    struct ct_mark *mark = context && lane->launches ? take(marks, context) : NULL;
+    struct ct_mark *mark = context && has_some(&lane->open) ? take(marks, context) : NULL;
     if (mark) {
-        mark->expect_ns = lane->expect_ns;
-        mark->launches = lane->launches;
+        mark->batch = lane->open;
         mark->lane = (int)(lane - marks->lanes);
-        lane->expect_ns = lane->launches = 0;
+        lane->open = (struct ct_batch){0};
     }
     ct_unlock(session);
     if (mark) {
@@ -79,13 +96,24 @@ static void mark_lane(struct ct_session *session, struct ct_lane *lane)
             mark->state = CT_MARK_WAITING;
             marks->queue[(marks->first + marks->count++) % CT_MARKS] = (uint8_t)(mark - marks->room);
         } else { /* as if it had not been tried: the next one does it */
-            lane->expect_ns += mark->expect_ns;
-            lane->launches += mark->launches;
+            lane->open.expect_ns += mark->batch.expect_ns;
+            lane->open.launches += mark->batch.launches;
+            lane->open.unknown += mark->batch.unknown;
             mark->state = mark->event ? CT_MARK_SPARE : CT_MARK_EMPTY;
         }
         ct_unlock(session);
     }
     ct_tighten(is_relaxed, mode);
+}
+
+/* The marks stay in the queue until a harvest, and stand for nothing. */
+static void forget(struct ct_marks *marks)
+{
+    for (int i = 0; i < CT_LANES; i++)
+        marks->lanes[i].open = (struct ct_batch){0};
+    for (int i = 0; i < CT_MARKS; i++)
+        marks->room[i].batch = (struct ct_batch){0};
+    marks->outstanding = 0;
 }
 
 void ct_marks_note(struct ct_session *session, const struct ct_gate_wish *wish, CUstream stream, int is_twin,
@@ -98,6 +126,8 @@ void ct_marks_note(struct ct_session *session, const struct ct_gate_wish *wish, 
     const uint64_t now_ns = gateway->instant.last_ns, part_ns = gate->bound_ns / PARTS;
     struct ct_lane *lane = lane_of(marks, stream, is_twin, now_ns);
     marks->progress_ns = now_ns;
+    if (CT_UNLIKELY(gate->unconfirmed <= 1 && marks->outstanding))
+        forget(marks); /* the gate has forgotten them: for a while nobody was above */
     if (!lane) { /* shown by nothing: by its expected end alone, and that is long over before anybody asks */
         ct_gate_confirmed(&gateway->gate, wish->expect_ns, now_ns);
         ct_unlock(session);
@@ -108,10 +138,12 @@ void ct_marks_note(struct ct_session *session, const struct ct_gate_wish *wish, 
         marks->switched_ns = now_ns;
     }
     lane->used_ns = now_ns;
-    lane->expect_ns += wish->expect_ns;
-    lane->launches++;
-    int is_due = lane->expect_ns >= part_ns || wish->expect_ns >= LONG_NS || !wish->may_fill ||
-                 lane->launches >= SHARED_BY || gate->unconfirmed_ns + wish->expect_ns > gate->bound_ns ||
+    lane->open.expect_ns += wish->expect_ns;
+    lane->open.launches += wish->expect_ns != 0;
+    lane->open.unknown += wish->expect_ns == 0;
+    marks->outstanding++;
+    int is_due = lane->open.expect_ns >= part_ns || lane->open.unknown || wish->expect_ns >= LONG_NS ||
+                 lane->open.launches >= SHARED_BY || gate->unconfirmed_ns + wish->expect_ns > gate->bound_ns ||
                  now_ns - marks->switched_ns < AGED_NS;
     ct_unlock(session);
     if (is_due && may_mark && !atomic_load_explicit(&session->captures, memory_order_relaxed))
@@ -125,16 +157,10 @@ void ct_marks_close(struct ct_session *session, CUstream stream, int is_twin)
         return;
     ct_lock(session);
     struct ct_lane *lane = lane_of(marks, stream, is_twin, session->gateway->instant.last_ns);
-    int has_open = lane && lane->launches;
+    int has_open = lane && has_some(&lane->open);
     ct_unlock(session);
     if (has_open)
         mark_lane(session, lane);
-}
-
-static void confirm(struct ct_gate *gate, uint64_t expect_ns, uint32_t launches, uint64_t now_ns)
-{
-    for (uint32_t i = 0; i < launches; i++)
-        ct_gate_confirmed(gate, i ? 0 : expect_ns, now_ns);
 }
 
 /* Under the lock: takes what has ended off the front of the queue. */
@@ -153,10 +179,8 @@ static void age(struct ct_session *session, uint64_t now_ns)
     struct ct_gateway *gateway = session->gateway;
     for (int i = 0; i < CT_LANES; i++) {
         struct ct_lane *lane = &gateway->marks.lanes[i];
-        if (lane->launches && now_ns - lane->used_ns > AGED_NS) {
-            confirm(&gateway->gate, lane->expect_ns, lane->launches, now_ns);
-            lane->expect_ns = lane->launches = 0;
-        }
+        if (has_some(&lane->open) && now_ns - lane->used_ns > AGED_NS)
+            confirm(session, &lane->open, now_ns);
     }
 }
 
@@ -187,7 +211,7 @@ void ct_marks_harvest(struct ct_session *session)
         uint64_t now_ns = ct_instant_ns(&gateway->instant, &session->clock, ct_clock_ticks(&session->clock));
         mark->state = CT_MARK_DONE;
         marks->progress_ns = now_ns;
-        confirm(&gateway->gate, mark->expect_ns, mark->launches, now_ns);
+        confirm(session, &mark->batch, now_ns);
     }
     pop_done(marks);
     uint64_t now_ns = ct_instant_ns(&gateway->instant, &session->clock, ct_clock_ticks(&session->clock));
@@ -202,10 +226,7 @@ void ct_marks_all_ended(struct ct_session *session, uint64_t now_ns)
 {
     struct ct_gateway *gateway = session->gateway;
     struct ct_marks *marks = &gateway->marks;
-    for (int i = 0; i < CT_LANES; i++)
-        marks->lanes[i].expect_ns = marks->lanes[i].launches = 0;
-    for (int i = 0; i < CT_MARKS; i++) /* they stay in the queue until a harvest, and stand for nothing */
-        marks->room[i].expect_ns = marks->room[i].launches = 0;
+    forget(marks);
     while (gateway->gate.unconfirmed)
         ct_gate_confirmed(&gateway->gate, gateway->gate.unconfirmed_ns, now_ns);
     marks->progress_ns = now_ns;

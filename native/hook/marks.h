@@ -14,11 +14,17 @@ enum { CT_MARKS = 64, CT_LANES = 8 };
 
 enum ct_mark_state { CT_MARK_EMPTY = 0, CT_MARK_SPARE = 1, CT_MARK_TAKEN = 2, CT_MARK_WAITING = 3, CT_MARK_DONE = 4 };
 
+/* Launches that end together, as far as anybody can see. */
+struct ct_batch {
+    uint64_t expect_ns;
+    uint32_t launches, unknown; /* those that add to it, and those of which nobody knows how long they take */
+};
+
 struct ct_mark {
     CUevent event;
     CUcontext context;
-    uint64_t expect_ns; /* of all launches that it stands for */
-    uint32_t launches, state;
+    struct ct_batch batch;
+    uint32_t state;
     int lane;
 };
 
@@ -27,14 +33,15 @@ struct ct_lane {
     CUstream stream;
     int is_twin, is_used;
     uintptr_t thread; /* of a per-thread default stream; else 0 */
-    uint64_t expect_ns, used_ns;
-    uint32_t launches; /* behind which no event is yet */
+    uint64_t used_ns;
+    struct ct_batch open; /* behind which no event is yet */
 };
 
 /* All under the session's lock, but for the one who harvests. */
 struct ct_marks {
     _Atomic int is_harvesting;
-    unsigned generation; /* counts the drops */
+    unsigned generation;  /* counts the drops */
+    uint32_t outstanding; /* launches that the gate counts on us for */
     uint32_t first, count; /* of the queue */
     uint8_t queue[CT_MARKS];
     int last_lane;
