@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import sys
 from array import array
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.warm_up:
         _native.player_play(player, 0, 0, 0, options.warm_up, 0)
     if options.steered:
-        print(READY, flush=True)
+        print(READY, os.getpid(), flush=True)
         sys.stdin.readline()
     period_ns, limit_ns = round(options.period_us * 1e3), round(options.seconds * 1e9)
     endless = options.arrival == "training" or options.seconds
@@ -118,7 +119,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--graph", action="store_true", help="launch each request as one captured CUDA graph")
     parser.add_argument("--priority", type=int, default=0, help="of its streams; lower goes first")
     parser.add_argument("--detail", action="store_true", help="also print due, begin and end of every request")
-    parser.add_argument("--steered", action="store_true", help="say ready, begin at a line of input, stay until its end")
+    parser.add_argument(
+        "--steered", action="store_true", help="say ready, begin at a line of input, stay until its end"
+    )
     return parser
 
 
