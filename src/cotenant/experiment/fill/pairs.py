@@ -2,6 +2,8 @@
 
 Kernels take as long here as they took where they were measured: what is a V100 is the device's SMs, memory and time
 slices. Host times of traces with Python stacks are inflated by their profiler; "/4" marks loads with a quarter of them.
+Copies and memsets within the device are kernels here that fill it for as long: the software GPU would really move the
+bytes, and the host would pay for that.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Final
 import msgspec
 
 from cotenant.domain.instant import MICROSECOND_NS, MILLISECOND_NS
-from cotenant.domain.kernel import KernelIdentity
+from cotenant.domain.kernel import KernelIdentity, Work
 from cotenant.domain.load import BACK_TO_BACK, TRAINING, Arrival, Launch, Load, launches_of, periodic, poisson
 from cotenant.domain.timeline import Timeline
 from cotenant.domain.value import Value
@@ -27,8 +29,8 @@ RUN_NS: Final = 300 * MILLISECOND_NS
 PAUSE_NS: Final = 2 * MILLISECOND_NS
 """Longer intervals within a request are cut to this: autotuning and data loading, which are no part of a service."""
 
-_LAYER_SMS: Final = 80
-"""A layer of a TensorRT engine is not told with its grid: it is taken to fill a V100."""
+_V100_SMS: Final = 80
+"""What a layer of a TensorRT engine is taken to fill: its grid is not told."""
 _ONE_PER_SM: Final = ((1024, 1, 1), 64)
 """A block and registers of which an SM holds one."""
 _TIMELINES: Final = "kernel_timelines"
@@ -195,14 +197,20 @@ def _measured(path: Path, recipe: Recipe) -> tuple[Launch, ...]:
 
 
 def _paced(launch: Launch, recipe: Recipe) -> Launch:
-    """Streams are kept; their host's interval is the recipe's, or the measured one, scaled and without long pauses."""
+    """The host's interval is the recipe's, or the measured one, scaled and without long pauses."""
     interval_ns = recipe.host_ns or round(min(launch.interval_ns, PAUSE_NS) * recipe.scale)
+    kernel = launch.kernel
+    if kernel.work is Work.MEMSET or (kernel.work is Work.COPY and "dtod" in kernel.function.lower()):
+        return _filling(kernel.function, launch.device_ns, interval_ns, launch.stream)
     return msgspec.structs.replace(launch, interval_ns=interval_ns)
 
 
 def _layers(path: Path, recipe: Recipe) -> tuple[Launch, ...]:
+    layers = read_layers(path.read_bytes(), str(path))
+    return tuple(_filling(name, device_ns, recipe.host_ns) for name, device_ns in layers)
+
+
+def _filling(name: str, device_ns: int, interval_ns: int, stream: int = 0) -> Launch:
+    """A kernel that takes every SM of a V100 for as long as it runs."""
     block, registers = _ONE_PER_SM
-    return tuple(
-        Launch(KernelIdentity(name, (_LAYER_SMS, 1, 1), block), device_ns, recipe.host_ns, 0, registers)
-        for name, device_ns in read_layers(path.read_bytes(), str(path))
-    )
+    return Launch(KernelIdentity(name, (_V100_SMS, 1, 1), block), device_ns, interval_ns, stream, registers)
