@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.warm_up:
         _native.player_play(player, 0, 0, 0, options.warm_up, 0)
     if options.steered:
-        print(READY, os.getpid(), flush=True)
+        _say(f"{READY} {os.getpid()}")
         sys.stdin.readline()
     period_ns, limit_ns = round(options.period_us * 1e3), round(options.seconds * 1e9)
     endless = options.arrival == "training" or options.seconds
@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
     said = summary(packed, launches)
     if options.detail:
         said["detail"] = _rows(packed)
-    print(json.dumps(said), flush=True)
+    _say(json.dumps(said))
     if options.steered:
         sys.stdin.read()  # still a client of the device: its books are there until somebody has looked
     return 0
@@ -101,8 +101,13 @@ def _rows(packed: bytes) -> list[tuple[int, int, int]]:
     return list(zip(words[::_WORDS], words[1::_WORDS], words[2::_WORDS], strict=True))
 
 
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
 def _complain(text: str) -> int:
-    print(f"player: {text}", file=sys.stderr)
+    sys.stderr.write(f"player: {text}\n")
     return 2
 
 

@@ -25,7 +25,7 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     """By the device's clock, from before the first online launch to after the last completion."""
     requests: int = 0
     latency_sum_ns: int = 0
-    """Over the requests, each from when it was due: the online program's completion time, without pauses it has anyway."""
+    """Of all requests, each from when it was due: the online completion time without the pauses it has anyway."""
     latency_p50_ns: int = 0
     latency_p99_ns: int = 0
     online_delayed_ns: int = 0
