@@ -105,6 +105,7 @@ def test_the_figures_of_a_pair_by_hand() -> None:
     assert found.offline_ratio_vs_sharing == {"slices": pytest.approx(334 / 200)}
     assert found.offline_vs_alone == {"slices": pytest.approx(0.5), "cotenant slices": pytest.approx(0.4)}
     assert found.overhead_pct == pytest.approx(1.0)
+    assert found.overhead_pct_unsampled is None
     assert found.online_alone_ms == 100
     assert found.spread["slices"].max_over_min == 0
 

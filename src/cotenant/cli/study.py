@@ -49,7 +49,10 @@ def add_study_commands(commands: Any) -> None:
         "--replay", default=None, metavar="FILE", help="timelines: replays them (default examples/replay.py)"
     )
     demo = add_command(commands, "demo", "The main job in front of your eyes, on this machine.", _demo, json=True)
-    demo.add_argument("--replay", default="", metavar="FILE", help="examples/replay.py: also share a software GPU")
+    about = "share: a service and a training job on one GPU (default); node: kills, a restart, a replay"
+    demo.add_argument("--story", choices=["share", "node"], default="share", help=about)
+    demo.add_argument("--report", default="", metavar="FILE", help="share: the page (default demo-report.html)")
+    demo.add_argument("--requests", type=int, default=None, help="share: to the service in each act (default 480)")
     demo.add_argument("--keep", default="", metavar="DIR", help="keep the node's directory here")
 
 
@@ -176,4 +179,4 @@ def _lab_device(options: argparse.Namespace) -> int:
 def _demo(options: argparse.Namespace) -> int:
     from cotenant.apps.demo import run_demo
 
-    return run_demo(Console(), options.keep, options.replay, as_json=options.json)
+    return run_demo(Console(), options.story, options.keep, options.report, options.requests, as_json=options.json)

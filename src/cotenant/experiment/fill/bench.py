@@ -25,6 +25,7 @@ MODES: Final[tuple[Mode, ...]] = (
     "alone",
     "offline alone",
     "through",
+    "unsampled",
     "slices",
     "cotenant slices",
     "mps",
@@ -125,7 +126,7 @@ def play(stage: Stage, pair: Pair, mode: Mode) -> Scene:
     """One run of a pair."""
     if mode == "offline alone":
         return stage.play(mode, None, pair.offline, ALONE_S)
-    return stage.play(mode, pair.online, None if mode in ("alone", "through") else pair.offline)
+    return stage.play(mode, pair.online, None if mode in ("alone", "through", "unsampled") else pair.offline)
 
 
 def sweep_bounds(stage: Stage, pairs: Sequence[Pair], policy: NodePolicy, say: Say) -> list[Point]:
