@@ -45,7 +45,7 @@ def _axes(x_of: object, y_of: object, least: int, most: int) -> str:
     assert callable(x_of)
     assert callable(y_of)
     lines = []
-    for part in (0.0, 0.5, 0.9, 0.99, 1.0):
+    for part in (0.0, 0.5, 0.9, 1.0):
         y = y_of(part)
         lines.append(f"<line class=grid x1={_LEFT} x2={_WIDTH - _RIGHT} y1={y:.1f} y2={y:.1f} />")
         lines.append(f"<text x={_LEFT - 6} y={y + 4:.1f} text-anchor=end>{part:.0%}</text>")
