@@ -80,6 +80,7 @@ def test_a_scene_is_the_difference_of_two_books() -> None:
 def scene(mode: Mode, wall_ms: int, latency_ms: int, delayed_ms: float = 0, done_ms: float = 0) -> Scene:
     return Scene(
         mode=mode,
+        latency_p50_ns=latency_ms * MS // 10 + (mode == "through") * MS,
         wall_ns=wall_ms * MS,
         latency_sum_ns=latency_ms * MS,
         online_delayed_ns=round(delayed_ms * MS),
@@ -105,6 +106,7 @@ def test_the_figures_of_a_pair_by_hand() -> None:
     assert found.offline_ratio_vs_sharing == {"slices": pytest.approx(334 / 200)}
     assert found.offline_vs_alone == {"slices": pytest.approx(0.5), "cotenant slices": pytest.approx(0.4)}
     assert found.overhead_pct == pytest.approx(1.0)
+    assert found.overhead_pct_p50 == pytest.approx(11.0)
     assert found.overhead_pct_unsampled is None
     assert found.online_alone_ms == 100
     assert found.spread["slices"].max_over_min == 0

@@ -54,6 +54,8 @@ class PairFigures(msgspec.Struct, frozen=True, kw_only=True):
     """By mode: kernel time per second while the online program runs, over that alone."""
     overhead_pct: float | None
     """Of the online completion time alone, through cotenant over plain."""
+    overhead_pct_p50: float | None
+    """Of the median latency: what the machine's other work does to single requests is not in it."""
     overhead_pct_unsampled: float | None
     """The same without timing one launch in 64, which asks the software GPU a question that a real driver need not."""
     spread: dict[str, Spread]
@@ -87,6 +89,7 @@ def figures_of(name: str, family: str, rounds: Sequence[Round], failed: Sequence
     overheads = by_mode(
         lambda one, mode: one[mode].latency_sum_ns / one["alone"].latency_sum_ns, ["through", "unsampled"]
     )
+    medians = by_mode(lambda one, mode: one[mode].latency_p50_ns / max(one["alone"].latency_p50_ns, 1), ["through"])
     return PairFigures(
         name=name,
         family=family,
@@ -101,6 +104,7 @@ def figures_of(name: str, family: str, rounds: Sequence[Round], failed: Sequence
         offline_rate_vs_sharing=against(lambda ours, theirs, _: offline_rate(ours) / max(offline_rate(theirs), 1e-9)),
         offline_vs_alone=by_mode(lambda one, mode: offline_rate(one[mode]) / offline_rate(one["offline alone"])),
         overhead_pct=_percent_over(overheads.get("through")),
+        overhead_pct_p50=_percent_over(medians.get("through")),
         overhead_pct_unsampled=_percent_over(overheads.get("unsampled")),
         spread={mode: spread_of(times) for mode in every if (times := _times(rounds, mode))},
         latency_p50_ms=by_mode(lambda one, mode: one[mode].latency_p50_ns / 1e6, every),
@@ -149,6 +153,7 @@ def ranges_of(pairs: Sequence[PairFigures]) -> dict[str, Range]:
                 found[f"{figure}_{sharing}"] = range_
     overheads = {
         "overhead_pct": range_of(one.overhead_pct for one in pairs),
+        "overhead_pct_p50": range_of(one.overhead_pct_p50 for one in pairs),
         "overhead_pct_unsampled": range_of(one.overhead_pct_unsampled for one in pairs),
     }
     return found | {name: known for name, known in overheads.items() if known is not None}
