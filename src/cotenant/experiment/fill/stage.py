@@ -128,8 +128,12 @@ class Stage:
         for directory in (self.places.runtime, self.places.state):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         manage.create(self.gpus, PRESET, 1)
-        fault.set_mps_deaths(self.gpus, 0, harm=False)
-        run_to_end(["nvidia-cuda-mps-control", "-d"], self._environ(mps=True))
+        try:
+            fault.set_mps_deaths(self.gpus, 0, harm=False)
+            run_to_end(["nvidia-cuda-mps-control", "-d"], self._environ(mps=True))
+        except CotenantError:
+            manage.destroy(self.gpus)
+            raise
 
     def __enter__(self) -> Self:
         """For `with`."""
