@@ -135,9 +135,14 @@ class Membership:
     def _accept(self, answer: wire.Welcome, handed: list[int]) -> None:
         if not handed:
             raise PeerError("the node's welcome came without a terms page")
-        said = read_page(handed[0])
-        if said is None or slot_text(said) != slot_text(answer.terms):  # the priority may have changed already
-            raise PeerError("the terms page does not say what the welcome says")
+        try:
+            said = read_page(handed[0])
+            if said is None or slot_text(said) != slot_text(answer.terms):  # the priority may have changed already
+                raise PeerError("the terms page does not say what the welcome says")
+        except PeerError:
+            for descriptor in handed:
+                os.close(descriptor)
+            raise
         for descriptor in (*self.gate, *([self.page] if self.page >= 0 else [])):
             os.close(descriptor)
         self.page, *self.gate = handed
