@@ -21,8 +21,24 @@ static uint64_t now_of(struct ct_session *session)
 
 /* ---- what has ended ----------------------------------------------------------------------------------------------- */
 
-/* Under the lock, which it may release for a moment: has what is expected to be over really ended? Whatever does not end
- * for too long perhaps waits for what waits here, and keeps it no longer. */
+/* Nothing has ended for so long that it perhaps waits for what waits here. */
+static int is_stuck(const struct ct_marks *marks, uint64_t now_ns)
+{
+    return marks->outstanding && now_ns > marks->ended_ns && now_ns - marks->ended_ns >= CT_GATE_STUCK_NS;
+}
+
+/* Each launch need not find that out anew. */
+static struct ct_gate_answer ask(struct ct_session *session, const struct ct_piece *piece, uint64_t since_ns,
+                                 uint64_t now_ns)
+{
+    struct ct_gateway *gateway = session->gateway;
+    if (is_stuck(&gateway->marks, now_ns) && gateway->marks.ended_ns < since_ns)
+        since_ns = gateway->marks.ended_ns;
+    return ct_gate_ask(&gateway->gate, &piece->wish, since_ns, now_ns);
+}
+
+/* Under the lock, which it may release for a moment: has what is expected to be over really ended? What is stuck is not
+ * waited for any longer. */
 static void look_at_events(struct ct_session *session, int is_bound)
 {
     struct ct_gateway *gateway = session->gateway;
@@ -35,7 +51,7 @@ static void look_at_events(struct ct_session *session, int is_bound)
     ct_unlock(session);
     ct_marks_harvest(session);
     ct_lock(session);
-    if (is_over && marks->count && now_ns - marks->progress_ns < CT_GATE_STUCK_NS)
+    if (is_over && marks->count && !is_stuck(marks, now_ns))
         ct_gate_prolong(&gateway->gate, now_of(session) + LONGER_NS);
 }
 
@@ -122,7 +138,7 @@ static void wait_long(struct waiting *waiting, struct ct_gate_answer *answer, ui
         }
         look_at_events(session, answer->reason == CT_GATE_BOUND);
         heard = atomic_load_explicit(&gateway->gate.floor->bell, memory_order_acquire);
-        *answer = ct_gate_ask(&gateway->gate, &piece->wish, waiting->since_ns, now_of(session));
+        *answer = ask(session, piece, waiting->since_ns, now_of(session));
     } while (!answer->pass);
     uint64_t now_ns = gateway->instant.last_ns;
     if (waiting->spun_ns)
@@ -139,8 +155,7 @@ void ct_gate_wait(struct ct_session *session, struct ct_piece *piece, uint64_t s
     struct ct_gateway *gateway = session->gateway;
     look_at_events(session, 0);
     uint32_t heard = atomic_load_explicit(&gateway->gate.floor->bell, memory_order_acquire);
-    struct ct_gate_answer answer =
-        ct_gate_ask(&gateway->gate, &piece->wish, since_ns, gateway->instant.last_ns);
+    struct ct_gate_answer answer = ask(session, piece, since_ns, gateway->instant.last_ns);
     if (!answer.pass) {
         struct waiting waiting = {.session = session, .piece = piece, .since_ns = since_ns, .slack = -1};
         wait_long(&waiting, &answer, heard);
