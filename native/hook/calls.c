@@ -67,11 +67,25 @@ _Atomic(void *) ct_next[CT_CALL_COUNT] = {
 
 /* -- what is done around a call of each kind ---------------------------------------------------------------------- */
 
-static void harvest(void)
+static uint64_t sync_begins(void)
+{
+    const struct ct_session *session = ct_session();
+    return session ? ct_clock_ticks(&session->clock) : 0;
+}
+
+/* A call that found its answer at once did not wait: it is no line in the trace. */
+static void sync_ends(uint64_t began_ticks)
 {
     struct ct_session *session = ct_session();
-    if (session)
-        ct_timing_harvest(session);
+    if (!session)
+        return;
+    uint64_t ticks = ct_clock_ticks(&session->clock);
+    if (ct_clock_between_ns(&session->clock, began_ticks, ticks) >= CT_TRACE_SYNC_NS) {
+        ct_lock(session);
+        ct_trace_sync(&session->trace, &session->record, &session->clock, began_ticks, ticks);
+        ct_unlock(session);
+    }
+    ct_timing_harvest(session);
 }
 
 static void count_unnamed(CUresult result)
@@ -79,7 +93,7 @@ static void count_unnamed(CUresult result)
     struct ct_session *session = ct_session();
     if (session && result == CUDA_SUCCESS) {
         atomic_fetch_add_explicit(&session->record.header->untimed, 1, memory_order_relaxed);
-        ct_book(session, NULL, 0);
+        ct_book(session, NULL, 0, 0);
     }
 }
 
@@ -135,7 +149,7 @@ static void release_functions(CUresult result, CUdevice device)
 #define BODY_INSTANTIATE(symbol, ...)
 #define BODY_UNNAMED(symbol, ...) AROUND(symbol, NOTHING, count_unnamed(result), __VA_ARGS__)
 #define BODY_CAPTURE(symbol, ...) AROUND(symbol, begin_capture(), capture_begun(result), __VA_ARGS__)
-#define BODY_SYNC(symbol, ...) AROUND(symbol, NOTHING, harvest(), __VA_ARGS__)
+#define BODY_SYNC(symbol, ...) AROUND(symbol, uint64_t began_ticks = sync_begins(), sync_ends(began_ticks), __VA_ARGS__)
 #define BODY_ENDS(symbol, ...) AROUND(symbol, end_contexts(), forget_functions(result), __VA_ARGS__)
 #define BODY_RELEASES(symbol, ...) AROUND(symbol, end_contexts(), release_functions(result, a), __VA_ARGS__)
 #define BODY_ALLOC(symbol, ...) AROUND(symbol, NOTHING, ct_seen_memory(0, result), __VA_ARGS__)
@@ -152,9 +166,10 @@ CUresult cuCtxSynchronize(void)
 {
     struct ct_session *session = ct_session();
     uint64_t calls = session ? atomic_load_explicit(&session->record.header->calls, memory_order_relaxed) : 0;
+    uint64_t began_ticks = sync_begins();
     CUresult result = CT_NEXT(cuCtxSynchronize)();
     if (session && result == CUDA_SUCCESS)
         atomic_store_explicit(&session->calls_when_idle, calls, memory_order_relaxed);
-    harvest();
+    sync_ends(began_ticks);
     return result;
 }

@@ -229,7 +229,7 @@ static int try_lock(struct ct_session *session)
     return 0;
 }
 
-void ct_book(struct ct_session *session, const struct ct_identity *identity, uint64_t ticks)
+void ct_book(struct ct_session *session, const struct ct_identity *identity, uint64_t ticks, uintptr_t stream)
 {
     struct ct_record_header *header = session->record.header;
     if (CT_UNLIKELY(!identity || !identity->kernel || !try_lock(session))) {
@@ -242,6 +242,7 @@ void ct_book(struct ct_session *session, const struct ct_identity *identity, uin
     session->last_ticks = ticks;
     CT_ADD(header->calls, 1);
     CT_ADD(identity->kernel->launches, 1);
+    ct_trace_launch(&session->trace, &session->record, &session->clock, ticks, identity->number, stream, 0, 0);
     if (CT_UNLIKELY(step->next_number != identity->number + 1)) {
         struct ct_step *next = step_after(session, step, identity->number);
         if (next != &session->overflow) {

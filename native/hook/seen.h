@@ -7,6 +7,7 @@
 #include "hook/driver.h"
 #include "hook/record.h"
 #include "hook/route.h"
+#include "hook/trace.h"
 
 #include <stdatomic.h>
 #include <stdint.h>
@@ -54,6 +55,7 @@ struct ct_session {
     struct ct_step *step;
     struct ct_clock clock;
     struct ct_record record;
+    struct ct_trace trace;
     struct ct_beside beside;
     struct ct_timing *timing;
     int is_measuring;
@@ -133,7 +135,7 @@ struct ct_identity *ct_identity_make(struct ct_session *session, enum ct_work wo
                                      const struct ct_shape *shape);
 
 /* Counts a launch and the interval since the last one. */
-void ct_book(struct ct_session *session, const struct ct_identity *identity, uint64_t ticks);
+void ct_book(struct ct_session *session, const struct ct_identity *identity, uint64_t ticks, uintptr_t stream);
 
 /* Names come with the handles, and go when their owner or its context does. */
 void ct_function_note(struct ct_session *session, uintptr_t handle, uintptr_t owner, const char *name);

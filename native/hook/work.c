@@ -31,7 +31,7 @@ void ct_piece_settle(struct ct_piece *piece, enum ct_work work, uintptr_t handle
     if (is_work && !piece->pair)
         atomic_fetch_add_explicit(&header->untimed, 1, memory_order_relaxed);
     if (is_work)
-        ct_book(session, piece->identity, piece->ticks);
+        ct_book(session, piece->identity, piece->ticks, ct_stream_key(piece->stream, piece->is_twin));
     else if (result == CUDA_SUCCESS)
         atomic_fetch_add_explicit(&header->captured, 1, memory_order_relaxed);
 }

@@ -44,7 +44,7 @@ static inline CUresult ct_piece_end(struct ct_piece *piece, enum ct_work work, u
                     atomic_load_explicit(&session->captures, memory_order_relaxed)))
         ct_piece_settle(piece, work, handle, shape, result);
     else
-        ct_book(session, piece->identity, piece->ticks);
+        ct_book(session, piece->identity, piece->ticks, ct_stream_key(piece->stream, piece->is_twin));
     return result;
 }
 
