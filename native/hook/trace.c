@@ -7,35 +7,15 @@
 static const uint64_t MAGIC = UINT64_C(0x31435254544f43); /* "COTTRC1" in little-endian bytes */
 
 /* Entries that get memory at once; divides the ring. */
-enum { GROWTH = 2048, LOOKS = 4, SETTLED_NS = 1000 * 1000 };
-
-struct look {
-    uint64_t ticks, ns, width;
-};
-
-static struct look look_at(const struct ct_clock *clock)
-{
-    struct look best = {0, 0, UINT64_MAX};
-    for (int i = 0; i < LOOKS; i++) {
-        uint64_t before = ct_clock_ticks(clock), ns = ct_clock_monotonic_ns(), after = ct_clock_ticks(clock);
-        if (after - before < best.width)
-            best = (struct look){before + (after - before) / 2, ns, after - before};
-    }
-    return best;
-}
+enum { GROWTH = 2048 };
 
 uint64_t ct_trace_look(struct ct_trace *trace, const struct ct_clock *clock, uint64_t ticks)
 {
-    if ((int64_t)(ticks - trace->anchor_ticks) < 0) /* taken before another thread's look */
-        return trace->anchor_ns - ct_clock_between_ns(clock, ticks, trace->anchor_ticks);
-    struct look now = look_at(clock);
-    uint64_t passed_ns = now.ns - trace->first_ns, passed_ticks = now.ticks - trace->first_ticks;
-    /* The longer the way, the less the two looks at its ends matter. */
-    if (passed_ns >= SETTLED_NS && passed_ticks)
-        trace->ns_per_tick = (uint64_t)(((unsigned __int128)passed_ns << 32) / passed_ticks);
-    trace->anchor_ticks = now.ticks;
-    trace->anchor_ns = now.ns;
-    return now.ns - ct_clock_between_ns(clock, ticks, now.ticks);
+    struct ct_instant *instant = &trace->instant;
+    if ((int64_t)(ticks - instant->ticks) >= 0)
+        ct_instant_renew(instant, clock);
+    return instant->ns + ct_clock_between_ns(clock, instant->ticks, ticks) -
+           ct_clock_between_ns(clock, ticks, instant->ticks);
 }
 
 int ct_trace_grow(struct ct_trace *trace, const struct ct_record *record)
@@ -73,10 +53,7 @@ void ct_trace_open(struct ct_trace *trace, struct ct_record *record, const struc
     trace->stream_count = 1; /* the default one */
     if ((said && strcmp(said, "0") == 0) || !ct_record_reserve(record, CT_RECORD_TRACE_AT, CT_RECORD_TRACE_HEADER_BYTES))
         return;
-    struct look first = look_at(clock);
-    trace->first_ticks = trace->anchor_ticks = first.ticks;
-    trace->first_ns = trace->anchor_ns = first.ns;
-    trace->ns_per_tick = clock->ns_per_tick;
+    ct_instant_open(&trace->instant, clock);
     trace->entries = (void *)((char *)header + CT_RECORD_TRACE_HEADER_BYTES);
     header->version = CT_TRACE_VERSION;
     header->entry_bytes = CT_RECORD_TRACE_ENTRY_BYTES;

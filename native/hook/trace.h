@@ -13,11 +13,13 @@ enum {
     CT_TRACE_VERSION = 1,
     CT_TRACE_STREAMS = 128, /* told apart; later ones share the number after the last */
     CT_TRACE_SYNC_NS = 2000, /* a call that took less did not wait */
+    CT_TRACE_SHORT_NS = 10 * 1000, /* reasons that change faster are not told apart */
+    CT_TRACE_LONG_NS = 100 * 1000 * 1000, /* a wait that goes on is told of this often */
 };
 
 enum ct_trace_kind {
-    CT_TRACE_LAUNCH = 1, /* length: device time expected, 0: unknown */
-    CT_TRACE_WAIT = 2,   /* at the gate, from the first question to the pass; length: how long, reason: the last one */
+    CT_TRACE_LAUNCH = 1, /* length: device time expected, 0: unknown; reason: why it passed */
+    CT_TRACE_WAIT = 2,   /* at the gate, a piece of the time from the first question to the pass; reason: why it waited */
     CT_TRACE_SYNC = 3,   /* a call that waited for the device; length: how long */
 };
 
@@ -42,8 +44,7 @@ struct ct_trace {
     struct ct_trace_header *header; /* NULL: nothing is traced */
     struct ct_trace_entry *entries;
     uint64_t written, ready; /* entries there were; those that have memory, all of them once the ring is full */
-    uint64_t anchor_ticks, anchor_ns, ns_per_tick; /* the counter against the clock, looked at again now and then */
-    uint64_t first_ticks, first_ns;
+    struct ct_instant instant;
     uint32_t stream_count;
     uint32_t last_number;
     uintptr_t last_stream;
@@ -67,15 +68,13 @@ static inline uintptr_t ct_stream_key(const void *stream, int is_twin)
     return handle == 1 || handle == UINTPTR_MAX ? 0 : handle;
 }
 
-/* Between two looks the counter is off by its pace's error: a few nanoseconds in a millisecond. */
-enum { CT_TRACE_TICKS_BETWEEN_LOOKS = 1 << 22 };
-
+/* Unlike ct_instant_ns() it may go back: what another thread began earlier is told when it was. */
 static inline uint64_t ct_trace_instant(struct ct_trace *trace, const struct ct_clock *clock, uint64_t ticks)
 {
-    uint64_t passed = ticks - trace->anchor_ticks;
-    if (__builtin_expect(passed >= CT_TRACE_TICKS_BETWEEN_LOOKS, 0))
+    uint64_t passed = ticks - trace->instant.ticks;
+    if (__builtin_expect(passed >= trace->instant.fresh_ticks, 0))
         return ct_trace_look(trace, clock, ticks);
-    return trace->anchor_ns + (passed * trace->ns_per_tick >> 32);
+    return trace->instant.ns + (passed * trace->instant.ns_per_tick >> 32);
 }
 
 static inline uint32_t ct_trace_stream(struct ct_trace *trace, uintptr_t stream)
@@ -97,13 +96,13 @@ static inline void ct_trace_put(struct ct_trace *trace, const struct ct_record *
 }
 
 /* Under the lock. */
-static inline void ct_trace_launch(struct ct_trace *trace, const struct ct_record *record, const struct ct_clock *clock,
-                                   uint64_t ticks, uint32_t kernel, uintptr_t stream, uint64_t expect_ns, uint8_t reason)
+static inline void ct_trace_launch(struct ct_trace *trace, const struct ct_record *record, uint64_t at_ns,
+                                   uint32_t kernel, uintptr_t stream, uint64_t expect_ns, uint8_t reason)
 {
     if (!trace->header)
         return;
     ct_trace_put(trace, record,
-                 (struct ct_trace_entry){.at_ns = ct_trace_instant(trace, clock, ticks),
+                 (struct ct_trace_entry){.at_ns = at_ns,
                                          .length_ns = expect_ns,
                                          .kernel = kernel,
                                          .stream = ct_trace_stream(trace, stream),
