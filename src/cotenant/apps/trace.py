@@ -94,13 +94,13 @@ def record(places: Places, seconds: float, console: Console, say: Callable[[str]
     """Follow everything for so many seconds; for 0, what is remembered of the time before."""
     rings = Rings(places.runtime / "hook")
     servers = [_Server(gpu, say) for gpu in softgpu.find(places) if gpu.alive]
-    began_ns = monotonic_ns()
+    began_ns = ended_ns = monotonic_ns()
     try:
         for _ in _looks(seconds, console):
+            ended_ns = monotonic_ns()  # looking takes a while: what comes in between is seen by some and not by others
             rings.look()
             for server in servers:
                 server.look()
-        ended_ns = monotonic_ns()
         programs = tuple(rings.programs())
     finally:
         rings.close()
