@@ -7,7 +7,11 @@ import os
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import msgspec
+
 from cotenant.domain.gate import GateRules
+from cotenant.domain.instant import Instant
+from cotenant.domain.pace import DeviceLook, GateCounts
 from cotenant.errors import WorldError
 from cotenant.policy.schedule import roster
 
@@ -119,3 +123,22 @@ def devices_in(directory: Path) -> list[int]:
     """The devices that have a file here."""
     names = [file.name.removeprefix(_PREFIX) for file in directory.glob(_PREFIX + "*")]
     return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+
+
+def look_at(directory: Path, gpu: int, now: Instant) -> DeviceLook | None:
+    """What the file of a device says, with or without a daemon; None where it is gone, or no roster (yet)."""
+    path = path_of(directory, gpu)
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
+            rules = roster.read_roster(memory)  # type: ignore[arg-type]  # an mmap is a buffer, typeshed does not say so
+            pages = {seat.slot: roster.page_offset(seat.slot) for seat in rules.seats}
+            counts = {slot: _counts(memory[begin : begin + roster.PAGE_BYTES]) for slot, begin in pages.items()}
+    except (FileNotFoundError, ValueError):
+        return None
+    except OSError as error:
+        raise WorldError(f"cannot read {path}: {error.strerror}; only the user that runs the node may") from None
+    return DeviceLook(gpu, now, rules, counts)
+
+
+def _counts(page: bytes) -> GateCounts:
+    return msgspec.convert(roster.read_page(page), GateCounts)
