@@ -162,6 +162,16 @@ void ct_gate_announce(struct ct_gate *gate, const struct ct_gate_wish *wish, uin
     atomic_fetch_add_explicit(&mine->sequence, 1, memory_order_release);
 }
 
+void ct_gate_withdrawn(struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t now_ns)
+{
+    struct ct_gate_page *mine = gate->mine;
+    const uint64_t busy_ns = LOAD(mine->busy_ns);
+    ADD(mine->counts.launches, -UINT64_C(1));
+    ADD(mine->counts.device_ns, -wish->expect_ns);
+    if (busy_ns > now_ns)
+        STORE(mine->busy_ns, busy_ns - now_ns > wish->expect_ns ? busy_ns - wish->expect_ns : now_ns);
+}
+
 void ct_gate_rest(struct ct_gate *gate, uint64_t low_ns, uint64_t high_ns, int is_drained, uint64_t now_ns)
 {
     struct ct_gate_page *mine = gate->mine;

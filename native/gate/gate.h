@@ -110,6 +110,9 @@ struct ct_gate_wish {
 /* Before a launch that need not ask: a line of own stores. Whoever reads the sequence sees what was stored before it. */
 void ct_gate_announce(struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t now_ns);
 
+/* The launch that was announced last, without asking, has failed: its work is not to come. */
+void ct_gate_withdrawn(struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t now_ns);
+
 /* The host goes into a call that waits for the device, or (`is_drained`) comes out of one that waited for all of it. */
 void ct_gate_rest(struct ct_gate *gate, uint64_t low_ns, uint64_t high_ns, int is_drained, uint64_t now_ns);
 
