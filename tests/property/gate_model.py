@@ -23,26 +23,9 @@ Page = dict[str, int]
 Answer = tuple[int, int, int]
 
 WORDS: Final = ("sequence", "at_ns", "quiet_ns", "next_ns", "busy_ns", "generation", "wanted_ns", "asked_ns")
-COUNTS: Final = tuple(
-    [
-        "launches",
-        "device_ns",
-        "filled_ns",
-        "waits",
-        "waited_ns",
-        "overruns",
-        "overrun_ns",
-        "admitted",
-        "submitted",
-        "late",
-        "late_ns",
-        "stale",
-        "foreseen",
-        "early",
-        "miss_ns",
-        "confirmed",
-        "stuck",
-    ]
+COUNTS: Final = (
+    *("launches", "device_ns", "filled_ns", "waits", "waited_ns", "overruns", "overrun_ns", "admitted", "submitted"),
+    *("late", "late_ns", "stale", "foreseen", "early", "miss_ns", "confirmed", "stuck"),
 )
 
 
@@ -216,6 +199,14 @@ class Tenant:
         self.page[f"passed {reason}"] += 1
         return 1, reason, now
 
+    def decide_free(self, expect: int, submitted: int, now: int) -> tuple[int, int]:
+        debt, lead = self.debt(now), min(LEAD, self.rules.bound_ns)
+        if debt > BURST and self.rules.delay_ppm:
+            return DEBT, now + debt - BURST
+        if submitted > lead and submitted + expect > self.rules.bound_ns:
+            return BOUND, now + submitted - lead
+        return FREE, now
+
     def decide(self, wish: Wish, since: int, now: int) -> tuple[int, int]:
         """The reason, and until when to wait if it is one to wait."""
         expect, sure, _, _, may_fill = wish
@@ -228,13 +219,8 @@ class Tenant:
         room = min([max(page["next_ns"] - now, 0) for page in expected], default=NEVER)
         cost = 0 if submitted else self.rules.switch_ns
         most = BURST if cost else HARD_DEBT
-        lead = min(LEAD, self.rules.bound_ns)
         if not expected and busy == now:
-            if debt > BURST and self.rules.delay_ppm:
-                return DEBT, now + debt - BURST
-            if submitted > lead and submitted + expect > self.rules.bound_ns:
-                return BOUND, now + submitted - lead
-            return FREE, now
+            return self.decide_free(expect, submitted, now)
         if busy > now:
             reason, until = BUSY, busy
         elif self.rules.policy is not GatePolicy.FILL or not room or not may_fill:
@@ -292,9 +278,10 @@ class Tenant:
 
     def submitted(self, wish: Wish, is_submitted: bool, now: int) -> None:
         if not self.unconfirmed:
-            return None
+            return
         if not is_submitted:
-            return self.take_off(wish[0], now)
+            self.take_off(wish[0], now)
+            return
         self.page["submitted"] += 1
         first = self.first_back()
         if first != NEVER:

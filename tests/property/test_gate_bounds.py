@@ -108,16 +108,17 @@ def test_what_those_above_lose_is_bounded_whatever_they_foresee(
 def test_nobody_waits_for_ever(
     data: st.DataObject, policy: GatePolicy, debt_ns: int, expect: int, may_fill: int
 ) -> None:
-    """The others fall silent at once, in the middle of anything. It may be told to wait for their work, for their return,
-    for the debt, for what is in flight beside it: each a finite time, and a few times in all.
+    """The others fall silent at once, in the middle of anything.
+
+    It may be told to wait for their work, for their return, for the debt, for what is in flight beside it: each a
+    finite time, and a few times in all.
     """
     file = device(GateRules(policy, switch_ns=data.draw(st.sampled_from([0, 30 * US])), seats=seats(0, 3, 5, 5)))
     *others, last = gates(file, 4)
     now = START
     times = st.sampled_from([0, 10 * US, 400 * US, 3 * MS])
-    for who, step_ns, length_ns, low_ns in data.draw(
-        st.lists(st.tuples(st.integers(0, 2), times, times, times), max_size=9)
-    ):
+    launches = st.lists(st.tuples(st.integers(0, 2), times, times, times), max_size=9)
+    for who, step_ns, length_ns, low_ns in data.draw(launches):
         now += step_ns
         others[who].ask((length_ns, length_ns, low_ns, low_ns + 50 * US, 1), now, now)
     struct.pack_into("<Q", file, DEBT_AT, now + debt_ns)
@@ -134,9 +135,10 @@ def test_nobody_waits_for_ever(
         pytest.fail(f"it waits for ever: {reasons}")
 
 
-@pytest.mark.parametrize(
-    "claim", [(START // 1024 + 20) << 24 | 2, (START // 1024 + 1_000_000) << 24 | 2, 2**64 - 1, 77]
-)
+CLAIMS = [*((START // 1024 + ticks) << 24 | 2 for ticks in (20, 1_000_000)), 2**64 - 1, 77]
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
 def test_a_claim_of_the_dead_or_a_scribble_lapses(claim: int) -> None:
     file = device(GateRules(seats=seats(0, 5, 5)))
     _, one, other = gates(file, 3)
