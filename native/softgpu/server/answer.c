@@ -383,5 +383,7 @@ int sg_answer(struct sg_server *server, int index, const struct sg_request *requ
     if (request->kind >= SG_CLIENT_TAKE && request->kind <= SG_EVENT_OPEN)
         return sg_share_answer(server, index, request);
     reply.result = decide(server, index, request, &reply);
+    if (request->kind == SG_PROJECT || request->kind == SG_EVENT_TIMES)
+        sg_outcomes_foretell(server, client, reply.c);
     return reply.result < 0 ? -1 : sg_say(client, &reply, sizeof reply);
 }
