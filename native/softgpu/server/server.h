@@ -16,7 +16,7 @@ enum { SG_CLIENTS = CT_DEVICE_MAX_CLIENTS, SG_HOSTS = 256, SG_CONNECTIONS = 128 
 /* How far one answer looks ahead, in changes of the model: a few milliseconds at most, whatever was launched. */
 enum { SG_FORESIGHT = 10000 };
 
-/* Records of events whose end is foretold with an answer, per client, and how many changes further one answer looks for each. */
+/* Records of events whose end is foretold with an answer, per client, and how many changes further it looks for each. */
 enum { SG_FORETOLD = 128, SG_FORETELL_STEPS = 32 };
 
 /* Completions kept between two looks at them. One that is lost costs its client a question. */

@@ -1,4 +1,4 @@
-"""What do launches and waits cost a program on a soft GPU? `python -m cotenant.live.softgpu.probe ROUNDS BURST NS`."""
+"""What do calls cost a program on a soft GPU? `python -m cotenant.live.softgpu.probe ROUNDS BURST NS`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from cotenant import _native
 from cotenant.live.softgpu import manage
 
+CONFIRMED_NS = 20_000
 _IMAGE = "softgpu-image 1\nkernel probe\n params 8\n duration_param 0\n"
 
 
@@ -20,7 +21,9 @@ def main(arguments: list[str]) -> int:
     """
     rounds, burst, duration_ns = (int(word) for word in arguments[:3])
     launches, lates = _native.probe_driver(_IMAGE, "probe", rounds, burst, duration_ns)
-    print(json.dumps({"launch_ns": launches, "late_ns": lates}), flush=True)  # noqa: T201  a program of its own
+    queries, confirmed = _native.probe_events(_IMAGE, "probe", rounds, CONFIRMED_NS)
+    seen = {"launch_ns": launches, "late_ns": lates, "query_ns": queries, "confirmed_ns": confirmed}
+    print(json.dumps(seen), flush=True)  # noqa: T201  a program of its own
     if arguments[3:]:
         sys.stdin.read()
     return 0
