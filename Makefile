@@ -29,7 +29,7 @@ $(VENV)/.installed: $(VENV)/.pinned pyproject.toml $(NATIVE)
 
 demo: $(VENV)/.installed ## show cotenant at work
 	@echo "demo: running cotenant demo"
-	@$(BIN)/python -m cotenant demo --replay examples/replay.py
+	@$(BIN)/python -m cotenant demo
 
 # Most tests wait for processes more than they compute: three at a time keep two cores busy. A worker that has run out
 # takes tests from the others, so that no file's length decides how long it all takes.

@@ -6,9 +6,12 @@
 #include <Python.h>
 
 int ct_add_gate(PyObject *module);
+int ct_add_gate_pages(PyObject *module);
+int ct_add_gate_type(PyObject *module);
 int ct_add_device(PyObject *module);
 int ct_add_softgpu(PyObject *module);
 int ct_add_probe(PyObject *module);
 int ct_add_hook(PyObject *module);
+int ct_add_player(PyObject *module);
 
 #endif

@@ -16,10 +16,11 @@ from cotenant.domain.tenant import COMMAND_LIMIT, Kind, TenantSpec, Terms
 from cotenant.errors import PeerError, WorldError
 from cotenant.format import wire
 from cotenant.format.config import RunConfig
-from cotenant.format.quantity import format_duration, format_size
+from cotenant.format.quantity import format_duration, format_share, format_size
 from cotenant.live.client import Connection, NodeAwayError, tenants_of
 from cotenant.live.clock import pause
 from cotenant.live.directory import Places, lock_holder, make_directory
+from cotenant.live.gate import GATE_VARIABLE
 from cotenant.live.journal import last_settings
 from cotenant.live.page import SLOT_VARIABLE, TERMS_VARIABLE, read_page, slot_text
 from cotenant.live.process import Child, describe_ending, exec_failure_code, start_in_background
@@ -69,6 +70,7 @@ class Membership:
         self.tenant = ""
         self.terms: Terms
         self.page = -1
+        self.gate: list[int] = []
         self._join(self._connection)
 
     def fileno(self) -> int:
@@ -88,9 +90,9 @@ class Membership:
         except WorldError:
             return False
         try:
-            answer, page = connection.ask(wire.Resume(wire.VERSION, self.terms.slot, self.terms.generation))
+            answer, handed = connection.ask(wire.Resume(wire.VERSION, self.terms.slot, self.terms.generation))
             if isinstance(answer, wire.Welcome):
-                self._accept(answer, page)
+                self._accept(answer, handed)
             elif join_anew and isinstance(answer, wire.Refused) and answer.reject.reason is not Reason.ALREADY_HERE:
                 self._join(connection)
                 self._say(
@@ -123,21 +125,22 @@ class Membership:
         self.lose()
 
     def _join(self, connection: Connection) -> None:
-        answer, page = connection.ask(wire.Join(wire.VERSION, self.spec))
+        answer, handed = connection.ask(wire.Join(wire.VERSION, self.spec))
         if isinstance(answer, wire.Refused):
             raise WorldError(f"the node refused {self.spec.name or 'the tenant'}: {answer.reject.detail}")
         if not isinstance(answer, wire.Welcome):
             raise PeerError(f"the node answered {type(answer).__name__} to a join")
-        self._accept(answer, page)
+        self._accept(answer, handed)
 
-    def _accept(self, answer: wire.Welcome, page: int | None) -> None:
-        if page is None:
+    def _accept(self, answer: wire.Welcome, handed: list[int]) -> None:
+        if not handed:
             raise PeerError("the node's welcome came without a terms page")
-        if read_page(page) != answer.terms:
+        said = read_page(handed[0])
+        if said is None or slot_text(said) != slot_text(answer.terms):  # the priority may have changed already
             raise PeerError("the terms page does not say what the welcome says")
-        if self.page >= 0:
-            os.close(self.page)
-        self.page = page
+        for descriptor in (*self.gate, *([self.page] if self.page >= 0 else [])):
+            os.close(descriptor)
+        self.page, *self.gate = handed
         self.tenant = answer.tenant
         self.terms = answer.terms
 
@@ -207,6 +210,10 @@ def _flags_of(settings: NodeSettings | None) -> list[str]:
     if settings is None or not settings.gpus:
         return []
     flags = ["--slots", str(settings.slots), "--place", settings.place, "--admit", settings.admit]
+    gate = settings.gate
+    flags += ["--gate", gate.policy.value, "--bound", format_duration(gate.bound_ns)]
+    flags += ["--delay", format_share(gate.delay_ppm), "--patience", format_duration(gate.patience_ns)]
+    flags += ["--switch", format_duration(gate.switch_ns), "--spin", format_share(gate.spin_ppm)]
     for gpu in settings.gpus:
         flags += ["--gpu", f"{gpu.name}={format_size(gpu.memory_bytes)}"]
     return flags
@@ -228,12 +235,13 @@ def run_tenant(
         **variables,
         TERMS_VARIABLE: str(membership.page),
         SLOT_VARIABLE: slot_text(membership.terms),
+        GATE_VARIABLE: ",".join(map(str, membership.gate)),
         "COTENANT_TENANT": membership.tenant,
     }
     if hooked is not None:
-        environ |= hooked.variables(environ, membership.page)
+        environ |= hooked.variables(environ, membership.page, membership.gate)
     try:
-        child = Child(command, environ, [membership.page])
+        child = Child(command, environ, [membership.page, *membership.gate])
     except OSError as error:
         membership.leave(f"could not start: {error.strerror}")
         say(f"cannot run {command[0]!r}: {error.strerror}")

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from cotenant import __version__
 from cotenant.cli.advise import add_advise_command
 from cotenant.cli.command import Parser, say
+from cotenant.cli.gate import add_gate_commands
 from cotenant.cli.gpu import add_gpu_command
 from cotenant.cli.node import add_node_commands
 from cotenant.cli.profile import add_profile_commands
@@ -44,6 +45,7 @@ def _parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"cotenant {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     add_node_commands(commands)
+    add_gate_commands(commands)
     add_gpu_command(commands)
     add_profile_commands(commands)
     add_advise_command(commands)

@@ -23,6 +23,7 @@ KERNELS: Final = 200_000
 WAITS: Final = 200
 BURST: Final = 256
 WAIT_NS: Final = 1_000_000
+CONFIRMED_NS: Final = 20_000
 IDLE_S: Final = 3.0
 _MIXED: Final = (
     Kernel(blocks=640, block_ns=10_000),
@@ -54,7 +55,7 @@ def bench_device(rounds: int, say: Callable[[str], None]) -> dict[str, object]:
             rates["sliced small"].append(_kernels_per_s(_SMALL, OWN_GROUP))
             rates["together small"].append(_kernels_per_s(_SMALL, 1))
             rates["together mixed"].append(_kernels_per_s(_MIXED, 1))
-            seen = _probe(home)
+            seen = {**_probe(home, WAITS, BURST, WAIT_NS), **_probe(home, "events", WAITS, CONFIRMED_NS)}
             for what, medians in costs.items():
                 medians.append(statistics.median(seen[what]))
             for late_ns in seen["late_ns"]:
@@ -98,8 +99,8 @@ def _kernels_per_s(kernels: tuple[Kernel, ...], group_label: int) -> float:
     return sum(result.completions for result in results) / seconds
 
 
-def _probe(home: Path) -> dict[str, list[int]]:
-    said = run_to_end(_command(WAITS, BURST, WAIT_NS), probe.environment(home))
+def _probe(home: Path, *words: object) -> dict[str, list[int]]:
+    said = run_to_end(_command(*words), probe.environment(home))
     seen: dict[str, Any] = msgspec.json.decode(said)
     return seen
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -33,10 +33,14 @@ def _reader(descriptor: int) -> Part:
     return lambda at, length: os.pread(descriptor, length, at)
 
 
-def show_terms(directory: Path, page: int) -> None:
-    """Put the name of a tenant's terms page beside its records: a child may have lost the descriptor."""
-    with contextlib.suppress(OSError):
-        (directory / "terms").symlink_to(Path(f"/proc/self/fd/{page}").readlink())
+def show_terms(directory: Path, page: int, gate: Sequence[int] = ()) -> None:
+    """Put the names of a tenant's terms page and of its device's gate beside its records.
+
+    A child may have lost the descriptors, or closed what it did not know.
+    """
+    for name, descriptor in (("terms", page), *(("gate", one) for one in gate[:1])):
+        with contextlib.suppress(OSError):
+            (directory / name).symlink_to(Path(f"/proc/self/fd/{descriptor}").readlink())
 
 
 def recorded(directory: Path, pid: int) -> bool:

@@ -1,0 +1,272 @@
+/* May this kernel go now? What those above leave, what is submitted already, what may still be risked. */
+#include "gate/claim.h"
+#include "gate/debt.h"
+#include "gate/words.h"
+
+enum { PAUSE_LOOK_NS = 5 * 1000 * 1000, AGAIN_NS = 2 * 1000 };
+
+/* ---- what is seen of the others --------------------------------------------------------------------------------- */
+
+struct sight {
+    int is_active;         /* somebody above has work, or is expected back */
+    uint64_t open_ns;      /* their work is over by then */
+    uint64_t end_ns;       /* the first of them is expected back then */
+    uint64_t quiet_ns;     /* all of them are quiet by then */
+    uint64_t submitted_ns; /* expected device time of what we and those beside us have submitted */
+    uint64_t sequence[CT_GATE_SEATS];
+};
+
+static int is_asking(const struct ct_gate_page *page, uint64_t now_ns)
+{
+    uint64_t asked_ns = SEE(page->asked_ns);
+    return LOAD(page->wanted_ns) != 0 && left(now_ns, asked_ns) <= CT_GATE_LOOK_NS &&
+           left(asked_ns, now_ns) <= CT_GATE_LOOK_NS;
+}
+
+static void look_up(struct ct_gate *gate, uint64_t now_ns, struct sight *sight)
+{
+    sight->is_active = 0;
+    sight->open_ns = sight->quiet_ns = now_ns;
+    sight->end_ns = CT_GATE_NEVER;
+    for (uint32_t i = 0; i < gate->above_count; i++) {
+        struct ct_gate_peer *peer = &gate->above[i];
+        const struct ct_gate_page *page = peer->page;
+        /* In the opposite order of the stores: a launch whose sequence is seen is seen with its words, or later ones. */
+        peer->observed = sight->sequence[i] = SEE(page->sequence);
+        if (!sight->sequence[i] || SEE(page->generation) != peer->generation)
+            continue;
+        uint64_t quiet_ns = believed(SEE(page->quiet_ns), now_ns), next_ns = believed(SEE(page->next_ns), now_ns);
+        uint64_t busy_ns = believed(SEE(page->busy_ns), now_ns);
+        /* One that waits at the gate itself launches when it passes, not when it was expected to. */
+        int is_expected = now_ns < quiet_ns && !is_asking(page, now_ns);
+        if (!is_expected && busy_ns <= now_ns)
+            continue;
+        sight->is_active = 1;
+        sight->open_ns = later(sight->open_ns, busy_ns);
+        sight->quiet_ns = later(sight->quiet_ns, is_expected ? later(quiet_ns, busy_ns) : busy_ns);
+        if (is_expected)
+            sight->end_ns = sooner(sight->end_ns, later(next_ns, now_ns));
+    }
+}
+
+static int has_changed(struct ct_gate *gate, const struct sight *sight)
+{
+    for (uint32_t i = 0; i < gate->above_count; i++)
+        if ((gate->above[i].observed = SEE(gate->above[i].page->sequence)) != sight->sequence[i])
+            return 1;
+    return 0;
+}
+
+static uint64_t submitted_by(const struct ct_gate *gate, uint64_t now_ns)
+{
+    uint64_t sum_ns = left(believed(LOAD(gate->mine->busy_ns), now_ns), now_ns);
+    for (uint32_t i = 0; i < gate->beside_count; i++)
+        if (SEE(gate->beside[i].page->generation) == gate->beside[i].generation)
+            sum_ns += left(believed(LOAD(gate->beside[i].page->busy_ns), now_ns), now_ns);
+    return sum_ns;
+}
+
+/* Whether this one, which waits too, goes before us: by priority, then the longest that fits, then the lower slot. */
+static int is_better(const struct ct_gate *gate, const struct ct_gate_peer *peer, uint64_t sure_ns, uint64_t room_ns,
+                     int is_old, uint64_t now_ns)
+{
+    if (peer->priority > gate->priority || (is_old && peer->priority == gate->priority) ||
+        SEE(peer->page->generation) != peer->generation || !is_asking(peer->page, now_ns))
+        return 0;
+    const uint64_t its_ns = LOAD(peer->page->wanted_ns) - 1; /* of none that waits, or none that may fill: too long */
+    if (its_ns > room_ns)
+        return 0;
+    return peer->priority < gate->priority || its_ns > sure_ns || (its_ns == sure_ns && peer->slot < gate->slot);
+}
+
+static int better_waits(const struct ct_gate *gate, uint64_t sure_ns, uint64_t room_ns, uint64_t since_ns,
+                        uint64_t now_ns)
+{
+    /* Who waited long lets only its betters go first: or the longer kernels of an equal would keep it out for good. */
+    const int is_old = left(now_ns, since_ns) >= CT_GATE_RISK_AFTER_NS;
+    for (uint32_t i = 0; i < gate->above_count; i++)
+        if (is_better(gate, &gate->above[i], sure_ns, room_ns, is_old, now_ns))
+            return 1;
+    for (uint32_t i = 0; i < gate->beside_count; i++)
+        if (is_better(gate, &gate->beside[i], sure_ns, room_ns, is_old, now_ns))
+            return 1;
+    return 0;
+}
+
+/* ---- the answers -------------------------------------------------------------------------------------------------- */
+
+static struct ct_gate_answer wait_for(uint32_t reason, uint64_t until_ns)
+{
+    return (struct ct_gate_answer){.pass = 0, .reason = reason, .until_ns = until_ns};
+}
+
+/* What a change of the process on the device costs, when ours would be the first. */
+static uint64_t cost_of(const struct ct_gate *gate, const struct sight *sight)
+{
+    return sight->submitted_ns ? 0 : gate->switch_ns;
+}
+
+/* What those above lose for certain, and is charged at once. */
+static void charge_upfront(struct ct_gate *gate, const struct ct_gate_wish *wish, uint32_t reason,
+                           const struct sight *sight, uint64_t now_ns)
+{
+    if (reason == CT_GATE_RISK)
+        ct_gate_charge(gate, plus(weight_of(gate, wish->expect_ns), 1), now_ns);
+    else if (reason == CT_GATE_GAP && cost_of(gate, sight))
+        ct_gate_charge(gate, cost_of(gate, sight), now_ns);
+}
+
+/* Announces the kernel and writes down what is known of those above, so that what it costs them can be told later. */
+static struct ct_gate_answer pass(struct ct_gate *gate, const struct ct_gate_wish *wish, uint32_t reason,
+                                  const struct sight *sight, uint64_t now_ns)
+{
+    struct ct_gate_counts *counts = &gate->mine->counts;
+    for (uint32_t i = 0; i < gate->above_count; i++) {
+        if (gate->above[i].observed != sight->sequence[i])
+            ADD(counts->stale, 1);
+        gate->above[i].seen = sight->sequence[i];
+    }
+    ct_gate_announce(gate, wish, now_ns);
+    STORE(gate->mine->wanted_ns, 0);
+    charge_upfront(gate, wish, reason, sight, now_ns);
+    gate->charged_from_ns = now_ns;
+    gate->charged_until_ns = reason == CT_GATE_LEAST ? 0 : LOAD(gate->mine->busy_ns); /* 0: it was promised */
+    gate->is_back = reason == CT_GATE_RISK; /* charged already, but for what it takes longer than expected */
+    const uint64_t weight_ns = weight_of(gate, wish->expect_ns);
+    if (reason == CT_GATE_LEAST)
+        gate->least_ns = plus(later(gate->least_ns, now_ns), ct_gate_earned_in(plus(weight_ns, 1), gate->least_ppm));
+    if (reason == CT_GATE_GAP)
+        ADD(counts->filled_ns, wish->expect_ns);
+    gate->unconfirmed++;
+    gate->unconfirmed_ns = plus(gate->unconfirmed_ns, weight_ns);
+    ADD(counts->admitted, 1);
+    ADD(counts->passed[reason], 1);
+    return (struct ct_gate_answer){.pass = 1, .reason = reason, .until_ns = now_ns};
+}
+
+/* What may have changed since we looked. Those above come last: between that look and the launch there is nothing else. */
+static int is_outdated(struct ct_gate *gate, uint32_t reason, const struct sight *sight, uint64_t now_ns)
+{
+    if (gate->must_claim && (submitted_by(gate, now_ns) > sight->submitted_ns ||
+                             (reason == CT_GATE_RISK && ct_gate_debt(gate, now_ns))))
+        return 1;
+    return has_changed(gate, sight);
+}
+
+/* The last look before a pass. With others who must ask it is under the claim, so that each sees what the other did. */
+static struct ct_gate_answer pass_if_unchanged(struct ct_gate *gate, const struct ct_gate_wish *wish, uint32_t reason,
+                                               const struct sight *sight, uint64_t now_ns)
+{
+    struct ct_gate_answer answer = wait_for(CT_GATE_CHANGED, now_ns);
+    uint64_t claim = 0;
+    if (gate->must_claim && !ct_gate_take_claim(gate, now_ns, &claim))
+        return wait_for(CT_GATE_OTHER, plus(now_ns, AGAIN_NS));
+    if (!is_outdated(gate, reason, sight, now_ns))
+        answer = pass(gate, wish, reason, sight, now_ns);
+    if (gate->must_claim)
+        ct_gate_give_claim(gate, claim); /* if it lapsed meanwhile, another may have passed too: one kernel more */
+    return answer;
+}
+
+/* Nobody above is active. */
+static struct ct_gate_answer ask_free(struct ct_gate *gate, const struct ct_gate_wish *wish, const struct sight *sight,
+                                      uint64_t now_ns)
+{
+    const uint64_t debt_ns = ct_gate_debt(gate, now_ns), lead_ns = sooner(CT_GATE_LEAD_NS, gate->bound_ns);
+    if (debt_ns > CT_GATE_BURST_NS && gate->delay_ppm)
+        return wait_for(CT_GATE_DEBT, plus(now_ns, debt_ns - CT_GATE_BURST_NS));
+    if (sight->submitted_ns > lead_ns && plus(sight->submitted_ns, wish->expect_ns) > gate->bound_ns)
+        return wait_for(CT_GATE_BOUND, plus(now_ns, sight->submitted_ns - lead_ns));
+    return pass_if_unchanged(gate, wish, CT_GATE_FREE, sight, now_ns);
+}
+
+/* Somebody above is expected back: does it fit before that? */
+static struct ct_gate_answer ask_gap(struct ct_gate *gate, const struct ct_gate_wish *wish, const struct sight *sight,
+                                     uint64_t since_ns, uint64_t now_ns)
+{
+    const uint64_t submitted_ns = sight->submitted_ns, cost_ns = cost_of(gate, sight), lead_ns = CT_GATE_LEAD_NS / 2;
+    const uint64_t room_ns = left(sight->end_ns, now_ns), taken_ns = plus(submitted_ns, plus(cost_ns, cost_ns));
+    const uint64_t sure_ns = later(wish->sure_ns, wish->expect_ns);
+    const uint64_t debt_ns = ct_gate_debt(gate, now_ns), most_ns = cost_ns ? CT_GATE_BURST_NS : CT_GATE_HARD_DEBT_NS;
+    if (!room_ns || !wish->may_fill)
+        return wait_for(CT_GATE_DUE, sight->quiet_ns);
+    if (debt_ns > most_ns)
+        return wait_for(CT_GATE_DEBT, plus(now_ns, debt_ns - most_ns));
+    if (plus(taken_ns, sure_ns) > room_ns)
+        return wait_for(CT_GATE_TIGHT, sight->quiet_ns);
+    if (submitted_ns > lead_ns && plus(submitted_ns, wish->expect_ns) > CT_GATE_DEPTH_NS)
+        return wait_for(CT_GATE_BOUND, plus(now_ns, submitted_ns - lead_ns));
+    if (better_waits(gate, sure_ns, room_ns - taken_ns, since_ns, now_ns))
+        return wait_for(CT_GATE_OTHER, plus(now_ns, AGAIN_NS));
+    return pass_if_unchanged(gate, wish, CT_GATE_GAP, sight, now_ns);
+}
+
+/* A kernel that fits nowhere spends what those above can spare, one at a time; what it takes is charged at once. */
+static int may_risk(const struct ct_gate *gate, const struct sight *sight, uint64_t since_ns, uint64_t now_ns)
+{
+    return gate->policy == CT_GATE_FILL && gate->delay_ppm && !sight->submitted_ns &&
+           left(now_ns, since_ns) >= CT_GATE_RISK_AFTER_NS && !ct_gate_debt(gate, now_ns);
+}
+
+static struct ct_gate_answer ask_below(struct ct_gate *gate, const struct ct_gate_wish *wish, const struct sight *sight,
+                                       uint64_t since_ns, uint64_t now_ns)
+{
+    struct ct_gate_answer answer;
+    if (!sight->is_active)
+        return ask_free(gate, wish, sight, now_ns);
+    if (now_ns < sight->open_ns)
+        answer = wait_for(CT_GATE_BUSY, sight->open_ns);
+    else if (gate->policy != CT_GATE_FILL)
+        answer = wait_for(CT_GATE_DUE, sight->quiet_ns);
+    else
+        answer = ask_gap(gate, wish, sight, since_ns, now_ns);
+    if (!answer.pass && answer.reason <= CT_GATE_DUE && may_risk(gate, sight, since_ns, now_ns))
+        answer = pass_if_unchanged(gate, wish, CT_GATE_RISK, sight, now_ns);
+    return answer;
+}
+
+static int least_is_due(const struct ct_gate *gate, uint64_t now_ns)
+{
+    return gate->least_ppm && left(gate->least_ns, now_ns) <= CT_GATE_BURST_NS &&
+           believed(LOAD(gate->mine->busy_ns), now_ns) <= now_ns;
+}
+
+/* Tells the others that we wait, and for what: CT_GATE_NEVER if no gap would let us pass, so that nobody holds back. */
+static void show_wish(struct ct_gate *gate, const struct ct_gate_wish *wish, int may_fill, uint64_t now_ns)
+{
+    const uint64_t sure_ns = later(wish->sure_ns, wish->expect_ns);
+    STORE(gate->mine->wanted_ns, may_fill ? plus(sure_ns, 1) : CT_GATE_NEVER);
+    SHOW(gate->mine->asked_ns, now_ns);
+}
+
+struct ct_gate_answer ct_gate_ask(struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t since_ns,
+                                  uint64_t now_ns)
+{
+    struct sight sight;
+    if (!ct_gate_must_ask(gate)) {
+        ct_gate_announce(gate, wish, now_ns);
+        STORE(gate->mine->wanted_ns, 0);
+        ADD(gate->mine->counts.passed[CT_GATE_TOP], 1);
+        return (struct ct_gate_answer){.pass = 1, .reason = CT_GATE_TOP, .until_ns = now_ns};
+    }
+    const int is_full = gate->unconfirmed > 1 &&
+                        plus(gate->unconfirmed_ns, weight_of(gate, wish->expect_ns)) > gate->bound_ns;
+    show_wish(gate, wish, wish->may_fill && !is_full && !gate->is_paused, now_ns);
+    ct_gate_settle(gate, now_ns);
+    if (gate->is_paused)
+        return wait_for(CT_GATE_PAUSED, plus(now_ns, PAUSE_LOOK_NS));
+    look_up(gate, now_ns, &sight);
+    sight.submitted_ns = submitted_by(gate, now_ns);
+    if (is_full) {
+        if (left(now_ns, since_ns) / 8 < plus(CT_GATE_STUCK_NS / 8, gate->unconfirmed_ns))
+            return wait_for(CT_GATE_BOUND, later(believed(LOAD(gate->mine->busy_ns), now_ns), plus(now_ns, AGAIN_NS)));
+        ADD(gate->mine->counts.stuck, 1);
+        return pass(gate, wish, CT_GATE_STUCK, &sight, now_ns);
+    }
+    struct ct_gate_answer answer = ask_below(gate, wish, &sight, since_ns, now_ns);
+    if (!answer.pass && answer.reason != CT_GATE_CHANGED && least_is_due(gate, now_ns)) {
+        look_up(gate, now_ns, &sight);
+        return pass(gate, wish, CT_GATE_LEAST, &sight, now_ns);
+    }
+    return answer;
+}

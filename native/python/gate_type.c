@@ -1,0 +1,222 @@
+/* The gate for Python: one tenant at one device's file, and the forecasts it is given. Numbers in, numbers out. */
+#include "gate/gate.h"
+#include "python/module.h"
+
+#include <stdlib.h>
+#include <structmember.h>
+
+typedef unsigned long long ull;
+
+struct py_gate {
+    PyObject_HEAD Py_buffer view;
+    struct ct_gate *gate; /* on cache lines of its own */
+};
+
+struct py_forecast {
+    PyObject_HEAD struct ct_forecast forecast;
+};
+
+static struct ct_gate *of(PyObject *self)
+{
+    return ((struct py_gate *)self)->gate;
+}
+
+static PyObject *gate_new(PyTypeObject *type, PyObject *args, PyObject *keywords)
+{
+    PyObject *buffer;
+    unsigned int slot, generation;
+    if (keywords && PyDict_Size(keywords)) {
+        PyErr_SetString(PyExc_TypeError, "Gate takes no keywords");
+        return NULL;
+    }
+    if (!PyArg_ParseTuple(args, "OII:Gate", &buffer, &slot, &generation))
+        return NULL;
+    allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    struct py_gate *made = (struct py_gate *)alloc(type, 0);
+    if (!made)
+        return NULL;
+    if (PyObject_GetBuffer(buffer, &made->view, PyBUF_WRITABLE) < 0) {
+        made->view.obj = NULL;
+        Py_DECREF(made);
+        return NULL;
+    }
+    char *file = made->view.buf;
+    if (((uintptr_t)file) % 8 || ct_roster_check(file, (size_t)made->view.len) < 0 ||
+        (size_t)made->view.len < ct_gate_offset(0) || ((struct ct_gate_roster *)file)->slots <= slot ||
+        ((struct ct_gate_roster *)file)->slots > (size_t)made->view.len / CT_GATE_PAGE_BYTES - 2) {
+        PyErr_SetString(PyExc_ValueError, "this buffer is no gate file with room for that slot");
+        Py_DECREF(made);
+        return NULL;
+    }
+    made->gate = aligned_alloc(64, (sizeof *made->gate + 63) / 64 * 64);
+    if (!made->gate) {
+        Py_DECREF(made);
+        return PyErr_NoMemory();
+    }
+    ct_gate_open(made->gate, file, (struct ct_gate_page *)(file + ct_gate_offset(slot)),
+                 (struct ct_gate_floor *)(file + CT_GATE_PAGE_BYTES), slot, generation);
+    return (PyObject *)made;
+}
+
+static void gate_dealloc(PyObject *self)
+{
+    PyTypeObject *type = Py_TYPE(self);
+    PyBuffer_Release(&((struct py_gate *)self)->view);
+    free(((struct py_gate *)self)->gate);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(self);
+    Py_DECREF(type);
+}
+
+static int wish_of(PyObject *item, struct ct_gate_wish *wish)
+{
+    ull expect, sure, low, high;
+    unsigned int may_fill;
+    if (!PyArg_ParseTuple(item, "KKKKI:wish", &expect, &sure, &low, &high, &may_fill))
+        return -1;
+    *wish = (struct ct_gate_wish){expect, sure, low, high, may_fill};
+    return 0;
+}
+
+static PyObject *must_ask(PyObject *self, PyObject *unused)
+{
+    (void)unused;
+    return PyBool_FromLong(ct_gate_must_ask(of(self)));
+}
+
+static PyObject *announce(PyObject *self, PyObject *args)
+{
+    PyObject *item;
+    struct ct_gate_wish wish;
+    ull now_ns;
+    if (!PyArg_ParseTuple(args, "OK:announce", &item, &now_ns) || wish_of(item, &wish) < 0)
+        return NULL;
+    ct_gate_announce(of(self), &wish, now_ns);
+    Py_RETURN_NONE;
+}
+
+static PyObject *rest(PyObject *self, PyObject *args)
+{
+    ull low_ns, high_ns, now_ns;
+    int is_drained;
+    if (!PyArg_ParseTuple(args, "KKpK:rest", &low_ns, &high_ns, &is_drained, &now_ns))
+        return NULL;
+    ct_gate_rest(of(self), low_ns, high_ns, is_drained, now_ns);
+    Py_RETURN_NONE;
+}
+
+static PyObject *ask(PyObject *self, PyObject *args)
+{
+    PyObject *item;
+    struct ct_gate_wish wish;
+    ull since_ns, now_ns;
+    if (!PyArg_ParseTuple(args, "OKK:ask", &item, &since_ns, &now_ns) || wish_of(item, &wish) < 0)
+        return NULL;
+    struct ct_gate_answer answer = ct_gate_ask(of(self), &wish, since_ns, now_ns);
+    return Py_BuildValue("(IIK)", answer.pass, answer.reason, (ull)answer.until_ns);
+}
+
+static PyObject *submitted(PyObject *self, PyObject *args)
+{
+    PyObject *item;
+    struct ct_gate_wish wish;
+    int is_submitted;
+    ull now_ns;
+    if (!PyArg_ParseTuple(args, "OpK:submitted", &item, &is_submitted, &now_ns) || wish_of(item, &wish) < 0)
+        return NULL;
+    ct_gate_submitted(of(self), &wish, is_submitted, now_ns);
+    Py_RETURN_NONE;
+}
+
+#define WITH_TWO(name, function)                                                                                       \
+    static PyObject *name(PyObject *self, PyObject *args)                                                              \
+    {                                                                                                                  \
+        ull one, now_ns;                                                                                               \
+        if (!PyArg_ParseTuple(args, "KK:" #name, &one, &now_ns))                                                       \
+            return NULL;                                                                                               \
+        function(of(self), one, now_ns);                                                                               \
+        Py_RETURN_NONE;                                                                                                \
+    }
+WITH_TWO(confirmed, ct_gate_confirmed)
+WITH_TWO(waited, ct_gate_waited)
+WITH_TWO(spun, ct_gate_spun)
+
+#define WITH_ONE(name, function)                                                                                       \
+    static PyObject *name(PyObject *self, PyObject *args)                                                              \
+    {                                                                                                                  \
+        ull one;                                                                                                       \
+        if (!PyArg_ParseTuple(args, "K:" #name, &one))                                                                 \
+            return NULL;                                                                                               \
+        function(of(self), one);                                                                                       \
+        Py_RETURN_NONE;                                                                                                \
+    }
+WITH_ONE(prolong, ct_gate_prolong)
+WITH_ONE(slept, ct_gate_slept)
+
+static PyObject *nap(PyObject *self, PyObject *args)
+{
+    ull until_ns, now_ns;
+    unsigned int reason;
+    if (!PyArg_ParseTuple(args, "IKK:nap", &reason, &until_ns, &now_ns))
+        return NULL;
+    struct ct_gate_answer answer = {.pass = 0, .reason = reason, .until_ns = until_ns};
+    struct ct_gate_nap found = ct_gate_nap(of(self), &answer, now_ns);
+    return Py_BuildValue("(KK)", (ull)found.sleep_until_ns, (ull)found.spin_until_ns);
+}
+
+static PyObject *has_sleepers(PyObject *self, PyObject *args)
+{
+    ull now_ns;
+    if (!PyArg_ParseTuple(args, "K:has_sleepers", &now_ns))
+        return NULL;
+    return PyBool_FromLong(ct_gate_has_sleepers(of(self), now_ns));
+}
+
+#define METHOD(name, flags) {#name, name, flags, NULL}
+static PyMethodDef gate_methods[] = {
+    METHOD(must_ask, METH_NOARGS),   METHOD(announce, METH_VARARGS),  METHOD(rest, METH_VARARGS),
+    METHOD(ask, METH_VARARGS),       METHOD(submitted, METH_VARARGS), METHOD(confirmed, METH_VARARGS),
+    METHOD(waited, METH_VARARGS),    METHOD(spun, METH_VARARGS),      METHOD(prolong, METH_VARARGS),
+    METHOD(slept, METH_VARARGS),     METHOD(nap, METH_VARARGS),       METHOD(has_sleepers, METH_VARARGS),
+    {NULL, NULL, 0, NULL},
+};
+
+static PyObject *learn(PyObject *self, PyObject *args)
+{
+    ull interval_ns;
+    if (!PyArg_ParseTuple(args, "K:learn", &interval_ns))
+        return NULL;
+    ct_forecast_learn(&((struct py_forecast *)self)->forecast, interval_ns);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef forecast_methods[] = {METHOD(learn, METH_VARARGS), {NULL, NULL, 0, NULL}};
+
+#define PLACE(name) (offsetof(struct py_forecast, forecast) + offsetof(struct ct_forecast, name))
+static PyMemberDef forecast_members[] = {
+    {"low_ns", T_ULONGLONG, PLACE(low_ns), READONLY, NULL},
+    {"high_ns", T_ULONGLONG, PLACE(high_ns), READONLY, NULL},
+    {"seen", T_UINT, PLACE(seen), READONLY, NULL},
+    {NULL, 0, 0, 0, NULL},
+};
+
+static PyType_Slot gate_slots[] = {
+    {Py_tp_new, gate_new}, {Py_tp_dealloc, gate_dealloc}, {Py_tp_methods, gate_methods}, {0, NULL}};
+static PyType_Spec gate_spec = {"cotenant._native.Gate", sizeof(struct py_gate), 0, Py_TPFLAGS_DEFAULT, gate_slots};
+
+static PyType_Slot forecast_slots[] = {
+    {Py_tp_methods, forecast_methods}, {Py_tp_members, forecast_members}, {0, NULL}};
+static PyType_Spec forecast_spec = {"cotenant._native.Forecast", sizeof(struct py_forecast), 0, Py_TPFLAGS_DEFAULT,
+                                    forecast_slots};
+
+static int add_type(PyObject *module, const char *name, PyType_Spec *spec)
+{
+    PyObject *type = PyType_FromSpec(spec);
+    int failed = !type || PyModule_AddObjectRef(module, name, type) < 0;
+    Py_XDECREF(type);
+    return failed ? -1 : 0;
+}
+
+int ct_add_gate_type(PyObject *module)
+{
+    return add_type(module, "Gate", &gate_spec) < 0 ? -1 : add_type(module, "Forecast", &forecast_spec);
+}
