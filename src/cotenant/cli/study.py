@@ -24,7 +24,7 @@ def add_study_commands(commands: Any) -> None:
     simulate.add_argument("--journal", default="", metavar="FILE", help="write the journal here")
     bench = add_command(commands, "bench", "Measure cotenant itself.", _bench, json=True)
     about = "loop: the two clocks; device: the software GPU; hook: what it costs a launch"
-    bench.add_argument("name", choices=["loop", "device", "hook"], help=about)
+    bench.add_argument("name", choices=["loop", "device", "hook", "gate"], help=about)
     bench.add_argument("--rounds", type=int, default=5, help="interleaved repetitions (default 5)")
     lab = add_command(commands, "lab", "Judge cotenant's models by measurements of real GPUs.", _lab, json=True)
     about = "device: the software GPU's physics; timelines: what the hook measures of real ones, replayed"
@@ -69,12 +69,14 @@ def _simulate(options: argparse.Namespace) -> int:
 def _bench(options: argparse.Namespace) -> int:
     from cotenant.apps.show import show_bench
     from cotenant.experiment.device import bench_device
+    from cotenant.experiment.gate import bench_gate
     from cotenant.experiment.hook import bench_hook
     from cotenant.experiment.loop import bench_loop
 
     if not 1 <= options.rounds <= 1000:
         raise ConfigError("--rounds", options.rounds, "choose 1 to 1000")
-    figures = {"loop": bench_loop, "device": bench_device, "hook": bench_hook}[options.name](options.rounds, say)
+    benches = {"loop": bench_loop, "device": bench_device, "hook": bench_hook, "gate": bench_gate}
+    figures = benches[options.name](options.rounds, say)
     if not options.json:
         show_bench(Console(), figures)
     else:
