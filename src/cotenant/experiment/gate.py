@@ -77,14 +77,14 @@ def _added_ns(rows: Sequence[Sequence[float]]) -> float:
 class _Stage:
     """A device's gate with an online and an offline seat, and programs in them."""
 
-    def __init__(self, home: Path, driver: Path, base: dict[str, str]) -> None:
+    def __init__(self, home: Path, driver: Path, base: dict[str, str], delay_ppm: int = GateRules().delay_ppm) -> None:
         home.mkdir()
         self._home = home
         self._driver = driver
         self._base = base
         self._gates = LiveGates(home / "gates", 2)
         seats = (GateSeat(ONLINE, 1, 2, online=True), GateSeat(OFFLINE, 1, 7, online=False))
-        self._gates.seat(0, GateRules(seats=seats))
+        self._gates.seat(0, GateRules(delay_ppm=delay_ppm, seats=seats))
         self.file = path_of(home / "gates", 0)
         self._running: list[subprocess.Popen[str]] = []
 
@@ -140,8 +140,8 @@ def _compare(home: Path, way: str) -> list[list[float]]:
     return rows
 
 
-def _before_softgpu(home: Path, gpu: Path) -> _Stage:
-    return _Stage(home, manage.library(), {**manage.env(gpu, base={}), "CUDA_VISIBLE_DEVICES": "0"})
+def _before_softgpu(home: Path, gpu: Path, delay_ppm: int = GateRules().delay_ppm) -> _Stage:
+    return _Stage(home, manage.library(), {**manage.env(gpu, base={}), "CUDA_VISIBLE_DEVICES": "0"}, delay_ppm)
 
 
 def _told(process: subprocess.Popen[str]) -> Any:  # noqa: ANN401  whatever the probe said
@@ -172,8 +172,11 @@ def _under_load(home: Path, gpu: Path) -> dict[str, object]:
 
 
 def _idle_to_offline(home: Path, gpu: Path) -> dict[str, object]:
-    """From the end of the wait of the tenant above to the next pass of the one that waits below."""
-    stage = _before_softgpu(home, gpu)
+    """From the end of the wait of the tenant above to the next pass of the one that waits below.
+
+    Nothing is paid off here: a gate that is closed for debt is meant to be, and says nothing of how fast one reacts.
+    """
+    stage = _before_softgpu(home, gpu, delay_ppm=1_000_000)
     try:
         stage.start(OFFLINE, "requests", _ENDLESS, BATCH, OFFLINE_KERNEL_NS, 0)
         online = stage.start(ONLINE, "requests", REQUESTS, REQUEST, LONG_KERNEL_NS, LONG_PAUSE_NS)
