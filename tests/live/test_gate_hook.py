@@ -1,4 +1,4 @@
-"""Do launches wait at the gate when they must, all of them and nothing else, and does nobody stall by another's death?"""
+"""Do launches wait at the gate when they must, all kinds of them, and does nobody stall by another's death?"""
 
 from __future__ import annotations
 

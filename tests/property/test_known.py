@@ -12,9 +12,8 @@ from cotenant.format.known import MAGIC, decode_known, encode_known, key_of
 
 TIMES = st.lists(st.integers(0, 10**9), min_size=1, max_size=20)
 EXTENTS = st.tuples(*[st.integers(1, 2**16)] * 3)
-KERNELS = st.builds(
-    KernelIdentity, st.text(min_size=1, max_size=300), EXTENTS, EXTENTS, st.integers(0, 2**17), st.sampled_from(list(Work))
-)
+NAMES = st.text(min_size=1, max_size=300)
+KERNELS = st.builds(KernelIdentity, NAMES, EXTENTS, EXTENTS, st.integers(0, 2**17), st.sampled_from(list(Work)))
 
 
 def timing(kernel: KernelIdentity, times: list[int]) -> KernelTiming:

@@ -1,4 +1,4 @@
-"""Does what it is told, line by line: kernel, thread, graph, copy, memset, capture or end; says each when it is done."""
+"""Does what it is told, line by line (kernel, thread, graph, copy, memset, capture, end), and says when it is done."""
 
 from __future__ import annotations
 
