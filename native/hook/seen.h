@@ -9,6 +9,7 @@
 #include "hook/known.h"
 #include "hook/record.h"
 #include "hook/route.h"
+#include "hook/trace.h"
 
 #include <stdatomic.h>
 #include <stdint.h>
@@ -59,6 +60,7 @@ struct ct_session {
     struct ct_gateway *gateway; /* NULL: there is no gate */
     struct ct_clock clock;
     struct ct_record record;
+    struct ct_trace trace;
     struct ct_beside beside;
     struct ct_timing *timing;
     int is_measuring;
@@ -146,7 +148,7 @@ struct ct_identity *ct_identity_make(struct ct_session *session, enum ct_work wo
                                      const struct ct_shape *shape);
 
 /* Counts a launch and the interval since the last one. */
-void ct_book(struct ct_session *session, const struct ct_identity *identity, uint64_t ticks);
+void ct_book(struct ct_session *session, const struct ct_identity *identity, uint64_t ticks, uintptr_t stream);
 /* Takes it back: the launch failed. */
 void ct_unbook(struct ct_session *session, const struct ct_identity *identity);
 

@@ -72,6 +72,7 @@ static struct ct_session *make_session(const char *directory)
         return NULL;
     }
     ct_clock_open(&session->clock);
+    ct_trace_open(&session->trace, &session->record, &session->clock);
     ct_known_read(&session->known_file, directory);
     session->gateway = ct_gateway_open(&session->beside, &session->clock, directory);
     atomic_store_explicit(&session->time_next, session->is_measuring, memory_order_relaxed);

@@ -84,7 +84,7 @@ def _status(view: TenantView) -> str:
 def _tenant_row(tenant: Tenant, status: Text, until_ns: int, gpus: list[str]) -> list[str | Text]:
     spec, terms = tenant.spec, tenant.terms
     return [
-        _capped(tenant.name),
+        capped(tenant.name),
         f"{terms.slot}/{terms.generation}",
         status,
         spec.kind.value,
@@ -92,13 +92,13 @@ def _tenant_row(tenant: Tenant, status: Text, until_ns: int, gpus: list[str]) ->
         format_duration(spec.slo_ns) if spec.slo_ns else "-",
         format_size(spec.memory_bytes) if spec.memory_bytes else "-",
         format_share(spec.share_ppm) if spec.share_ppm else "-",
-        _capped(gpus[terms.gpu]) if 0 <= terms.gpu < len(gpus) else "-",
+        capped(gpus[terms.gpu]) if 0 <= terms.gpu < len(gpus) else "-",
         str(tenant.pid),
         age_text(max(0, until_ns - tenant.joined_ns)),
     ]
 
 
-def _capped(name: str) -> str:
+def capped(name: str) -> str:
     """A name as long as a table can show without hiding what stands beside it."""
     return name if len(name) <= _NAME_CELLS else name[: _NAME_CELLS - 1] + "…"
 

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from rich.console import Console
+from rich.live import Live
 
 from cotenant.cli.command import add_command, add_flags, find, given_flags, print_json
 from cotenant.errors import ConfigError
@@ -27,6 +28,9 @@ def add_gate_commands(commands: Any) -> None:
     change.add_argument("--priority", dest="run.priority", metavar="N", help="0 highest to 9; needs NAME")
     from cotenant.apps.gate import RULES
 
+    top = add_command(commands, "top", "How do tenants get on with each other, now?", _top, "directories", json=True)
+    top.add_argument("--once", action="store_true", help="for one second, and only once")
+    top.add_argument("--seconds", type=int, metavar="N", help="for so many seconds; else until stopped")
     add_flags(change, "node", RULES, defaults=False)  # what is not given stays as it is
 
 
@@ -70,4 +74,24 @@ def _set(options: argparse.Namespace) -> int:
         print_json({"tenants": done.tenants, "priority": priority, "rules": rules_json(done.rules)})
     else:
         Console(soft_wrap=True).print(told, highlight=False, markup=False)
+    return 0
+
+
+def _top(options: argparse.Namespace) -> int:
+    from cotenant.apps.top import top_json, top_tables, watch
+
+    if options.seconds is not None and (options.seconds < 1 or options.once):
+        raise ConfigError("--seconds", options.seconds, "write a whole number of at least 1, and not beside --once")
+    looks = watch(find(options)[1], 1 if options.once else options.seconds)
+    console = Console()
+    if options.json:
+        for shown in looks:
+            print_json(top_json(shown))
+    elif options.once:
+        for shown in looks:
+            console.print(top_tables(shown))
+    else:
+        with Live(console=console, auto_refresh=False) as live:
+            for shown in looks:
+                live.update(top_tables(shown), refresh=True)
     return 0

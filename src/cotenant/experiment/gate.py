@@ -1,4 +1,4 @@
-"""What does the gate cost a launch, and how fast does it react? Idle drivers for the one, real processes for the other."""
+"""What does the gate cost a launch, and how fast does it react? An idle driver, and real processes on a software GPU."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def bench_gate(rounds: int, say: Callable[[str], None]) -> dict[str, object]:
         for number in range(1, rounds + 1):
             say(f"round {number} of {rounds}: {len(rows)} times {BURSTS} bursts of {CALLS} launches")
             for way, found in rows.items():
-                found += _compare(home / f"{way}{number}", way)
+                found.extend(_compare(home / f"{way}{number}", way))
         say(f"{LAUNCHES} launches of an online tenant above a busy offline one, then {REQUESTS} requests with pauses")
         manage.create(home / "gpu", "v100", 1)
         try:
@@ -144,7 +144,7 @@ def _before_softgpu(home: Path, gpu: Path, delay_ppm: int = GateRules().delay_pp
     return _Stage(home, manage.library(), {**manage.env(gpu, base={}), "CUDA_VISIBLE_DEVICES": "0"}, delay_ppm)
 
 
-def _told(process: subprocess.Popen[str]) -> Any:  # noqa: ANN401  whatever the probe said
+def _told(process: subprocess.Popen[str]) -> Any:
     said, complained = process.communicate()
     if process.returncode:
         raise WorldError(f"a probe ended with {process.returncode}: {(complained.strip().splitlines() or ['?'])[-1]}")

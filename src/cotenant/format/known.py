@@ -1,4 +1,4 @@
-"""What is told to a program's hook about its kernels? How long they took in earlier runs; read by native/hook/known.c."""
+"""What is the hook told of a program's kernels? How long they took in earlier runs; read by native/hook/known.c."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ def decode_known(data: bytes) -> Iterator[tuple[int, int, int, int]]:
     """Key, mean, p90 and p99 of each entry; nothing if this is no such file."""
     if data.startswith(MAGIC):
         whole = (len(data) - len(MAGIC)) // _ENTRY.size * _ENTRY.size
-        for key, mean_ns, p90_ns, p99_ns in _ENTRY.iter_unpack(data[len(MAGIC) : len(MAGIC) + whole]):
-            yield key, mean_ns, p90_ns, p99_ns
+        yield from _ENTRY.iter_unpack(data[len(MAGIC) : len(MAGIC) + whole])  # type: ignore[misc]  # four numbers each
 
 
 def key_of(device: str, kernel: KernelIdentity) -> int:

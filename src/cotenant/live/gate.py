@@ -7,7 +7,11 @@ import os
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import msgspec
+
 from cotenant.domain.gate import GateRules
+from cotenant.domain.instant import Instant
+from cotenant.domain.pace import DeviceLook, GateCounts
 from cotenant.errors import WorldError
 from cotenant.policy.schedule import roster
 
@@ -39,7 +43,8 @@ class LiveGates:
 
     def seat(self, gpu: int, rules: GateRules) -> None:
         """Replace a roster; the pages of those who were not on it are cleared first: nobody looks at them yet."""
-        file = self._file(gpu)
+        # A restarted node may have fewer slots than its tenants hold, and may have lost the file.
+        file = self._file(gpu, max((seat.slot + 1 for seat in rules.seats), default=0))
         memory = memoryview(file.memory)
         known = {(seat.slot, seat.generation) for seat in roster.read_roster(memory).seats}
         for seat in rules.seats:
@@ -76,7 +81,7 @@ class LiveGates:
             os.close(file.writing)
         self._files.clear()
 
-    def _file(self, gpu: int) -> _File:
+    def _file(self, gpu: int, least_slots: int = 0) -> _File:
         known = self._files.get(gpu)
         if known is not None:
             return known
@@ -85,7 +90,7 @@ class LiveGates:
             writing = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 # It grows and never shrinks: a tenant that mapped it would be ended by SIGBUS.
-                size_bytes = max(roster.file_bytes(self._slots), os.fstat(writing).st_size)
+                size_bytes = max(roster.file_bytes(max(self._slots, least_slots)), os.fstat(writing).st_size)
                 os.posix_fallocate(writing, 0, size_bytes)  # a full disk is said here
                 memory = mmap.mmap(writing, size_bytes)
                 reading = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -119,3 +124,22 @@ def devices_in(directory: Path) -> list[int]:
     """The devices that have a file here."""
     names = [file.name.removeprefix(_PREFIX) for file in directory.glob(_PREFIX + "*")]
     return sorted(int(name) for name in names if name.isascii() and name.isdigit())
+
+
+def look_at(directory: Path, gpu: int, now: Instant) -> DeviceLook | None:
+    """What the file of a device says, with or without a daemon; None where it is gone, or no roster (yet)."""
+    path = path_of(directory, gpu)
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as memory:
+            rules = roster.read_roster(memory)  # type: ignore[arg-type]  # an mmap is a buffer, typeshed does not say so
+            pages = {seat.slot: roster.page_offset(seat.slot) for seat in rules.seats}
+            counts = {slot: _counts(memory[begin : begin + roster.PAGE_BYTES]) for slot, begin in pages.items()}
+    except (FileNotFoundError, ValueError):
+        return None
+    except OSError as error:
+        raise WorldError(f"cannot read {path}: {error.strerror}; only the user that runs the node may") from None
+    return DeviceLook(gpu, now, rules, counts)
+
+
+def _counts(page: bytes) -> GateCounts:
+    return msgspec.convert(roster.read_page(page), GateCounts)
