@@ -23,7 +23,7 @@ def add_study_commands(commands: Any) -> None:
     simulate.add_argument("--log", action="store_true", help="print every turn")
     simulate.add_argument("--journal", default="", metavar="FILE", help="write the journal here")
     bench = add_command(commands, "bench", "Measure cotenant itself.", _bench, json=True)
-    about = "loop: the two clocks; device: the software GPU; hook, gate: what they cost a launch; fill: pairs that share"
+    about = "loop: the two clocks; device: the software GPU; hook, gate: what they cost a launch; fill: pairs"
     bench.add_argument("name", choices=["loop", "device", "hook", "gate", "fill"], help=about)
     bench.add_argument(
         "--rounds", type=int, default=None, help="interleaved repetitions (default 5; fill: 3, quick: 1)"

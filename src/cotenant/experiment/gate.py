@@ -1,4 +1,4 @@
-"""What does the gate cost a launch, and how fast does it react? An idle driver, and real processes on a software GPU."""
+"""What does the gate cost a launch, and how fast does it react? An idle driver, and processes on a software GPU."""
 
 from __future__ import annotations
 
