@@ -38,15 +38,16 @@ _RECORDED_STEPS: Final = 2
 
 
 class NodePolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """What the node is told about the gate."""
+    """What the node is told about the gate; empty: nothing, so that its own default holds."""
 
-    gate: str = "fill"
-    bound: str = "500us"
-    delay: str = "3%"
+    gate: str = ""
+    bound: str = ""
+    delay: str = ""
 
     def flags(self) -> list[str]:
         """For `cotenant node`."""
-        return ["--gate", self.gate, "--bound", self.bound, "--delay", self.delay]
+        given = {"--gate": self.gate, "--bound": self.bound, "--delay": self.delay}
+        return [word for flag, value in given.items() if value for word in (flag, value)]
 
 
 class Player:
