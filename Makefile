@@ -29,7 +29,7 @@ $(VENV)/.installed: $(VENV)/.pinned pyproject.toml $(NATIVE)
 
 demo: $(VENV)/.installed ## show cotenant at work
 	@echo "demo: running cotenant demo"
-	@$(BIN)/python -m cotenant demo --replay examples/replay.py
+	@$(BIN)/python -m cotenant demo
 
 test: $(VENV)/.installed ## run every test, the native ones under ASan and UBSan included
 	@echo "test: running every test"
