@@ -155,7 +155,7 @@ def _under_load(home: Path, gpu: Path) -> dict[str, object]:
     """Admissions of the tenant below while the one above launches all the time."""
     stage = _before_softgpu(home, gpu)
     try:
-        stage.start(OFFLINE, "requests", _ENDLESS, BATCH, OFFLINE_KERNEL_NS, 0)
+        stage.start(OFFLINE, "requests", 1, _ENDLESS, OFFLINE_KERNEL_NS, 0)  # it always has another launch
         online = stage.start(ONLINE, "requests", LAUNCHES // BATCH, BATCH, KERNEL_NS, PAUSE_NS)
         _told(online)
         above, below = stage.page(ONLINE), stage.page(OFFLINE)
@@ -178,7 +178,7 @@ def _idle_to_offline(home: Path, gpu: Path) -> dict[str, object]:
     """
     stage = _before_softgpu(home, gpu, delay_ppm=1_000_000)
     try:
-        stage.start(OFFLINE, "requests", _ENDLESS, BATCH, OFFLINE_KERNEL_NS, 0)
+        stage.start(OFFLINE, "requests", 1, _ENDLESS, OFFLINE_KERNEL_NS, 0)  # it always has another launch
         online = stage.start(ONLINE, "requests", REQUESTS, REQUEST, LONG_KERNEL_NS, LONG_PAUSE_NS)
         floor = stage.start(None, "floor", REQUESTS)
         passes = stage.launch_instants(OFFLINE, online)
