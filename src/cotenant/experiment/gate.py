@@ -131,6 +131,8 @@ def _compare(home: Path, way: str) -> list[list[float]]:
     stage = _Stage(home, door.idle_driver(), {})
     try:
         slot = {"hook": None, "online": ONLINE, "offline": OFFLINE}[way]
+        for other in {ONLINE, OFFLINE} - {slot}:  # beside who is not seen yet nothing is learned
+            run_to_end(_command("compare", 1, 1), stage.environ(other))
         said = run_to_end(_command("compare", BURSTS, CALLS), stage.environ(slot))
         rows: list[list[float]] = msgspec.json.decode(said)
         if slot is not None and not stage.page(slot)["sequence"]:
