@@ -12,5 +12,6 @@ int ct_add_device(PyObject *module);
 int ct_add_softgpu(PyObject *module);
 int ct_add_probe(PyObject *module);
 int ct_add_hook(PyObject *module);
+int ct_add_player(PyObject *module);
 
 #endif

@@ -1,0 +1,124 @@
+/* When is the next launch, and how long did each request take? */
+#include "player/player.h"
+
+#include <math.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/prctl.h>
+#include <time.h>
+
+#define SLEEP_FROM_NS UINT64_C(200000) /* a sleep may overshoot by this much: below it only looking at the clock is precise */
+#define WAKE_EARLY_NS UINT64_C(100000)
+#define SECOND_NS UINT64_C(1000000000)
+
+static volatile sig_atomic_t stopped;
+
+void pl_stop(void)
+{
+    stopped = 1;
+}
+
+static uint64_t now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * SECOND_NS + (uint64_t)now.tv_nsec;
+}
+
+static void pause_until(uint64_t at_ns)
+{
+    for (uint64_t now = now_ns(); now < at_ns && !stopped; now = now_ns()) {
+        if (at_ns - now <= SLEEP_FROM_NS)
+            continue;
+        uint64_t wake_ns = at_ns - WAKE_EARLY_NS;
+        struct timespec wake = {.tv_sec = (time_t)(wake_ns / SECOND_NS), .tv_nsec = (long)(wake_ns % SECOND_NS)};
+        clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &wake, NULL);
+    }
+}
+
+uint64_t pl_exponential(uint64_t *state, uint64_t mean_ns)
+{
+    /* splitmix64 (Steele, Lea and Flood 2014): any seed does, and a sequence needs nothing but one word. */
+    uint64_t mixed = *state += UINT64_C(0x9e3779b97f4a7c15);
+    mixed = (mixed ^ mixed >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
+    mixed = (mixed ^ mixed >> 27) * UINT64_C(0x94d049bb133111eb);
+    mixed ^= mixed >> 31;
+    double uniform = (double)(mixed >> 11) / 9007199254740992.0; /* 2^53: from 0 up to, not including, 1 */
+    return (uint64_t)(-log1p(-uniform) * (double)mean_ns);
+}
+
+/* All steps at their intervals, until the last is complete; the first that fails ends it. */
+static int play_steps(const struct pl_stage *stage, const struct pl_script *script, uint64_t *launches)
+{
+    int failed = 0;
+    for (size_t i = 0; !failed && !stopped && i < script->count; i++) {
+        const struct pl_step *step = &script->steps[i];
+        uint64_t launched_ns = step->interval_ns ? now_ns() : 0;
+        failed = pl_launch(stage, step, stage->streams[step->stream]);
+        ++*launches;
+        if (step->interval_ns)
+            pause_until(launched_ns + step->interval_ns);
+    }
+    for (size_t i = 0; !failed && i < script->stream_count; i++)
+        failed = stage->driver.synchronize(stage->streams[i]);
+    return failed;
+}
+
+static int play_graph(const struct pl_stage *stage, uint64_t *launches)
+{
+    int failed = stage->driver.graph_launch(stage->graph, stage->streams[0]);
+    ++*launches;
+    return failed ? failed : stage->driver.synchronize(stage->streams[0]);
+}
+
+static int keep(struct pl_result *result, const struct pl_request *request)
+{
+    if (result->count == result->room) {
+        size_t room = result->room ? 2 * result->room : 256;
+        struct pl_request *more = realloc(result->requests, room * sizeof *more);
+        if (!more)
+            return -1;
+        result->requests = more;
+        result->room = room;
+    }
+    result->requests[result->count++] = *request;
+    return 0;
+}
+
+/* A request that comes while another is under way waits for its turn, and its latency counts from when it was due. */
+static uint64_t next_due(const struct pl_plan *plan, uint64_t due_ns, uint64_t *state)
+{
+    if (plan->arrival == PL_BACK_TO_BACK)
+        return now_ns();
+    uint64_t after_ns = plan->arrival == PL_POISSON ? pl_exponential(state, plan->period_ns) : plan->period_ns;
+    due_ns += after_ns;
+    pause_until(due_ns);
+    return due_ns;
+}
+
+void pl_play(const struct pl_stage *stage, const struct pl_script *script, const struct pl_plan *plan, struct pl_result *result)
+{
+    uint64_t state = plan->seed, start_ns = now_ns(), due_ns = start_ns;
+    *result = (struct pl_result){0};
+    prctl(PR_SET_TIMERSLACK, 1UL); /* sleeps end within microseconds, not within the usual 50 */
+    while (!stopped && (!plan->requests || result->count < plan->requests)) {
+        due_ns = next_due(plan, due_ns, &state);
+        if (stopped || (plan->limit_ns && due_ns - start_ns > plan->limit_ns))
+            break;
+        struct pl_request request = {.due_ns = due_ns, .begin_ns = now_ns()};
+        result->failed = stage->graph ? play_graph(stage, &result->launches) : play_steps(stage, script, &result->launches);
+        request.end_ns = now_ns();
+        if (result->failed || (stopped && !stage->graph))
+            break;
+        if (keep(result, &request)) {
+            result->no_memory = 1;
+            break;
+        }
+    }
+}
+
+void pl_result_free(struct pl_result *result)
+{
+    free(result->requests);
+    *result = (struct pl_result){0};
+}

@@ -1,0 +1,154 @@
+/* What does a launch script say? Lines of NAME BLOCKS THREADS DURATION_NS INTERVAL_NS [STREAM], or @COPY BYTES INTERVAL_NS [STREAM]. */
+#include "player/player.h"
+
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { WORDS = 7, LINE_LIMIT = 4096 };
+
+static const struct {
+    const char *word;
+    enum pl_work work;
+} COPIES[] = {{"@htod", PL_HTOD}, {"@dtoh", PL_DTOH}, {"@dtod", PL_DTOD}, {"@memset", PL_MEMSET}};
+
+/* Room for one more; doubles, so that a million lines cost few moves. */
+static void *grown(void *list, size_t count, size_t bytes)
+{
+    if (count & (count - 1))
+        return list;
+    return realloc(list, (count ? 2 * count : 1) * bytes);
+}
+
+static int number(const char *word, uint64_t *value)
+{
+    char *end;
+    if (!isdigit((unsigned char)word[0]))
+        return 0;
+    *value = strtoull(word, &end, 10);
+    return *end == '\0' && *value < UINT64_C(1) << 63;
+}
+
+/* Place of a name, which is added if it is new; -1 without memory. The last one asked for is looked at first. */
+static long place_of_name(struct pl_script *script, const char *name)
+{
+    for (size_t back = 1; back <= script->name_count; back++) {
+        if (!strcmp(script->names[script->name_count - back], name))
+            return (long)(script->name_count - back);
+    }
+    char **names = grown(script->names, script->name_count, sizeof *names);
+    if (!names)
+        return -1;
+    script->names = names;
+    names[script->name_count] = strdup(name);
+    return names[script->name_count] ? (long)script->name_count++ : -1;
+}
+
+static long place_of_stream(struct pl_script *script, long stream)
+{
+    for (size_t i = 0; i < script->stream_count; i++) {
+        if (script->streams[i] == stream)
+            return (long)i;
+    }
+    long *streams = grown(script->streams, script->stream_count, sizeof *streams);
+    if (!streams)
+        return -1;
+    script->streams = streams;
+    streams[script->stream_count] = stream;
+    return (long)script->stream_count++;
+}
+
+static int split(char *line, char **words)
+{
+    int count = 0;
+    char *rest = NULL;
+    for (char *word = strtok_r(line, " \t\r", &rest); word; word = strtok_r(NULL, " \t\r", &rest)) {
+        if (count == WORDS)
+            return WORDS;
+        words[count++] = word;
+    }
+    return count;
+}
+
+/* A copy: 1 if it is one, 0 if it is damaged. */
+static int read_copy(char **words, int count, struct pl_step *step, uint64_t *stream)
+{
+    for (size_t i = 0; i < sizeof COPIES / sizeof *COPIES; i++) {
+        if (strcmp(words[0], COPIES[i].word))
+            continue;
+        step->work = COPIES[i].work;
+        return (count == 3 || count == 4) && number(words[1], &step->amount) && step->amount > 0 &&
+               number(words[2], &step->interval_ns) && (count == 3 || number(words[3], stream));
+    }
+    return 0;
+}
+
+static int read_kernel(char **words, int count, struct pl_step *step, uint64_t *stream)
+{
+    uint64_t blocks, threads;
+    if ((count != 5 && count != 6) || !number(words[1], &blocks) || !number(words[2], &threads) ||
+        !number(words[3], &step->amount) || !number(words[4], &step->interval_ns) || (count == 6 && !number(words[5], stream)))
+        return 0;
+    step->blocks = (uint32_t)blocks;
+    step->threads = (uint32_t)threads;
+    return blocks > 0 && blocks <= INT32_MAX && threads > 0 && threads <= 1024;
+}
+
+/* One line without its comment: 1 read or blank, 0 damaged, -1 without memory. */
+static int read_line(struct pl_script *script, char *line)
+{
+    char *words[WORDS];
+    struct pl_step step = {.work = PL_KERNEL};
+    uint64_t stream = 0;
+    int count = split(line, words), is_copy = count && words[0][0] == '@';
+    if (!count)
+        return 1;
+    if (!(is_copy ? read_copy(words, count, &step, &stream) : read_kernel(words, count, &step, &stream)))
+        return 0;
+    long function = is_copy ? 0 : place_of_name(script, words[0]), place = place_of_stream(script, (long)stream);
+    struct pl_step *steps = grown(script->steps, script->count, sizeof *steps);
+    if (steps)
+        script->steps = steps;
+    if (function < 0 || place < 0 || !steps)
+        return -1;
+    step.function = (uint32_t)function;
+    step.stream = (uint32_t)place;
+    if (is_copy && step.amount > script->most_bytes)
+        script->most_bytes = step.amount;
+    steps[script->count++] = step;
+    return 1;
+}
+
+long pl_script_read(struct pl_script *script, const char *text, size_t length)
+{
+    const char *end = text + length;
+    char line[LINE_LIMIT];
+    long at = 0;
+    memset(script, 0, sizeof *script);
+    while (text < end) {
+        const char *stop = memchr(text, '\n', (size_t)(end - text));
+        size_t bytes = (size_t)((stop ? stop : end) - text);
+        at++;
+        if (bytes >= sizeof line || memchr(text, '\0', bytes))
+            return at;
+        memcpy(line, text, bytes);
+        line[bytes] = '\0';
+        line[strcspn(line, "#")] = '\0';
+        int read = read_line(script, line);
+        if (read <= 0)
+            return read ? -1 : at;
+        text += bytes + 1;
+    }
+    return script->count ? 0 : at + 1;
+}
+
+void pl_script_free(struct pl_script *script)
+{
+    for (size_t i = 0; i < script->name_count; i++)
+        free(script->names[i]);
+    free(script->names);
+    free(script->streams);
+    free(script->steps);
+    memset(script, 0, sizeof *script);
+}

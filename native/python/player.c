@@ -1,0 +1,105 @@
+/* The player for Python: makes a stage, plays on it without the interpreter's lock, and hands over every request. */
+#include "python/module.h"
+
+#include "player/player.h"
+
+#include <signal.h>
+#include <string.h>
+
+static const char CAPSULE[] = "cotenant.player";
+
+struct player {
+    struct pl_script script;
+    struct pl_stage stage;
+};
+
+static void free_player(PyObject *capsule)
+{
+    struct player *player = PyCapsule_GetPointer(capsule, CAPSULE);
+    if (!player)
+        return;
+    pl_stage_free(&player->stage);
+    pl_script_free(&player->script);
+    PyMem_Free(player);
+}
+
+static PyObject *player_open(PyObject *module, PyObject *args)
+{
+    const char *script, *image;
+    Py_ssize_t length;
+    int priority, graph, failed;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "s#sii:player_open", &script, &length, &image, &priority, &graph))
+        return NULL;
+    struct player *player = PyMem_Calloc(1, sizeof *player);
+    PyObject *capsule = player ? PyCapsule_New(player, CAPSULE, free_player) : NULL;
+    if (!capsule) {
+        PyMem_Free(player);
+        return PyErr_NoMemory();
+    }
+    long line = pl_script_read(&player->script, script, (size_t)length);
+    if (line) {
+        Py_DECREF(capsule);
+        return line < 0 ? PyErr_NoMemory() : PyErr_Format(PyExc_ValueError, "%ld", line);
+    }
+    const char *problem = pl_stage_open(&player->stage, &player->script, image, priority, graph, &failed);
+    if (problem) {
+        Py_DECREF(capsule);
+        return PyErr_Format(PyExc_OSError, failed ? "%s (CUDA error %d)" : "%s", problem, failed);
+    }
+    return capsule;
+}
+
+static void on_signal(int number)
+{
+    (void)number;
+    pl_stop();
+}
+
+static PyObject *player_play(PyObject *module, PyObject *args)
+{
+    PyObject *capsule;
+    struct pl_plan plan;
+    struct pl_result result;
+    struct sigaction ours = {.sa_handler = on_signal}, before_int, before_term;
+    int arrival;
+    unsigned long long period_ns, seed, requests, limit_ns;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OiKKKK:player_play", &capsule, &arrival, &period_ns, &seed, &requests, &limit_ns))
+        return NULL;
+    struct player *player = PyCapsule_GetPointer(capsule, CAPSULE);
+    if (!player)
+        return NULL;
+    plan = (struct pl_plan){.arrival = (enum pl_arrival)arrival, .period_ns = period_ns, .seed = seed, .requests = requests,
+                            .limit_ns = limit_ns};
+    sigaction(SIGINT, &ours, &before_int);
+    sigaction(SIGTERM, &ours, &before_term);
+    Py_BEGIN_ALLOW_THREADS;
+    pl_play(&player->stage, &player->script, &plan, &result);
+    Py_END_ALLOW_THREADS;
+    sigaction(SIGINT, &before_int, NULL);
+    sigaction(SIGTERM, &before_term, NULL);
+    PyObject *answer = NULL;
+    if (result.no_memory)
+        PyErr_NoMemory();
+    else if (result.failed)
+        PyErr_Format(PyExc_OSError, "a driver call failed (CUDA error %d)", result.failed);
+    else
+        answer = Py_BuildValue("y#K", result.count ? (const char *)result.requests : "",
+                               (Py_ssize_t)(result.count * sizeof *result.requests), (unsigned long long)result.launches);
+    pl_result_free(&result);
+    return answer;
+}
+
+static PyMethodDef methods[] = {
+    {"player_open", player_open, METH_VARARGS,
+     "player_open(script, image, priority, graph): a context with the script's kernels; ValueError names a damaged line"},
+    {"player_play", player_play, METH_VARARGS,
+     "player_play(player, arrival, period_ns, seed, requests, limit_ns): (due, begin, end) of each request, and launches"},
+    {NULL, NULL, 0, NULL},
+};
+
+int ct_add_player(PyObject *module)
+{
+    return PyModule_AddFunctions(module, methods);
+}

@@ -1,0 +1,216 @@
+"""Which two tenants share the device? Pairs of public measurements, as loads that a player and a simulator take.
+
+Kernels take as long here as they took where they were measured: what is a V100 is the device's SMs, memory and time
+slices. Host times of traces with Python stacks are inflated by their profiler; "/4" marks loads with a quarter of them.
+Copies and memsets within the device are kernels here that fill it for as long: the software GPU would really move the
+bytes, and the host would pay for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cotenant.domain.instant import MICROSECOND_NS, MILLISECOND_NS
+from cotenant.domain.kernel import KernelIdentity, Work
+from cotenant.domain.load import BACK_TO_BACK, TRAINING, Arrival, Launch, Load, launches_of, periodic, poisson
+from cotenant.domain.timeline import Timeline
+from cotenant.domain.value import Value
+from cotenant.errors import ConfigError
+from cotenant.format.measured.trt import read_layers
+from cotenant.live.profile.files import read_recordings
+
+RUN_NS: Final = 300 * MILLISECOND_NS
+"""About how long the online part of a pair runs alone."""
+
+PAUSE_NS: Final = 2 * MILLISECOND_NS
+"""Longer intervals within a request are cut to this: autotuning and data loading, which are no part of a service."""
+
+_V100_SMS: Final = 80
+"""What a layer of a TensorRT engine is taken to fill: its grid is not told."""
+_ONE_PER_SM: Final = ((1024, 1, 1), 64)
+"""A block and registers of which an SM holds one."""
+_TIMELINES: Final = "kernel_timelines"
+_LISTS: Final = "orion"
+_ENGINES: Final = "trt_engine_explorer"
+
+
+class Pair(Value, frozen=True):
+    """An online and an offline load on one device."""
+
+    name: str
+    family: str
+    """eager, host-bound, graph, periodic or poisson."""
+    online: Load
+    offline: Load
+
+
+class Recipe(msgspec.Struct, frozen=True, kw_only=True):
+    """One load, before its file is read."""
+
+    name: str
+    path: str
+    host_ns: int = 0
+    """Given to every launch of a list without host times."""
+    scale: float = 1.0
+    """Of host times, where a profiler inflated them."""
+    arrival: Arrival = BACK_TO_BACK
+    graph: bool = False
+    part: tuple[int, int] | None = None
+    """These launches alone: an iteration out of several."""
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """A pair, before its files are read."""
+
+    family: str
+    online: Recipe
+    offline: Recipe
+
+
+class Missing(msgspec.Struct, frozen=True):
+    """A pair that cannot be had, and why."""
+
+    name: str
+    why: str
+
+
+def _eager(name: str, file: str, scale: float = 1.0, arrival: Arrival = BACK_TO_BACK) -> Recipe:
+    marked = name if scale == 1.0 else f"{name} /{round(1 / scale)}"
+    return Recipe(name=marked, path=f"{_TIMELINES}/{file}.csv.gz", scale=scale, arrival=arrival)
+
+
+def _listed(name: str, file: str, host_us: int, arrival: Arrival = BACK_TO_BACK) -> Recipe:
+    return Recipe(name=name, path=f"{_LISTS}/{file}.csv", host_ns=host_us * MICROSECOND_NS, arrival=arrival)
+
+
+def _engine(name: str, file: str, arrival: Arrival = BACK_TO_BACK) -> Recipe:
+    return Recipe(name=name, path=f"{_ENGINES}/{file}.engine.profile.json", arrival=arrival, graph=True)
+
+
+def _training(name: str, file: str, host_us: int = 4) -> Recipe:
+    return Recipe(name=name, path=f"{_LISTS}/{file}.csv", host_ns=host_us * MICROSECOND_NS, arrival=TRAINING)
+
+
+def _traced_training(name: str, file: str, part: tuple[int, int]) -> Recipe:
+    return Recipe(name=name, path=f"{_TIMELINES}/{file}.csv.gz", arrival=TRAINING, part=part)
+
+
+_RESNET50 = _training("train resnet50 b32", "model_kernels/resnet50_32_fb1")
+_RESNET101 = _training("train resnet101 b32", "model_kernels/resnet101_32_fb1")
+_MOBILENET = _training("train mobilenetv2 b64", "model_kernels/mobilenetv2_64_fb1")
+_WIDE_MOBILENET = _training("train mobilenetv2 b96", "model_kernels/mobilenetv2_96_fb1")
+_BERT = _training("train bert b8", "model_kernels/bert_8_fb1")
+_TRANSFORMER = _training("train transformer-xl b8", "model_kernels/transformer_xl_8_fb1")
+_TRACED = _traced_training("train resnet50 b32, traced", "v100_resnet50_ddp_train_ns", (0, 1219))
+
+_BERT_SMALL: Final = "h100_bert_small_inference_eager"
+_VIT: Final = "h100_vit_base_inference_eager"
+_RESNET18_ENGINE: Final = "examples_pytorch_resnet_A100_fp16_resnet.onnx"
+_RESNET50_ENGINE: Final = "examples_tensorflow_resnet_RTX-3090_qat_resnet-qat.onnx"
+_MOBILENET_ENGINE: Final = "tests_inputs_mobilenet_v2_residuals.qat.onnx"
+
+PLANS: Final[tuple[Plan, ...]] = (
+    Plan("eager", _eager("bert-small", _BERT_SMALL), _RESNET50),
+    Plan("eager", _eager("bert-small", _BERT_SMALL, 0.25), _BERT),
+    Plan("eager", _eager("vit-base", _VIT), _TRACED),
+    Plan("eager", _eager("vit-base", _VIT, 0.25), _MOBILENET),
+    Plan("eager", _eager("vllm prefill", "b200_vllm_prefill888_eager", 0.25), _RESNET101),
+    Plan("eager", _eager("bert-small mi300x", "mi300x_bert_small_inference_eager", 0.25), _TRANSFORMER),
+    Plan("host-bound", _listed("mobilenetv2 b4", "model_kernels/mobilenetv2_4_fwd", 10), _RESNET50),
+    Plan("host-bound", _listed("resnet50 b4", "model_kernels/resnet50_4_fwd", 10), _WIDE_MOBILENET),
+    Plan("host-bound", _listed("resnet101 b4", "model_kernels/resnet101_4_fwd", 8), _BERT),
+    Plan("host-bound", _listed("efficientnet b4", "profiles_new/efficientnet_4_fwd_new", 10), _TRACED),
+    Plan("host-bound", _listed("transformer-xl b4", "model_kernels/transformer_xl_4_fwd", 5), _RESNET101),
+    Plan("graph", _engine("trt resnet18 fp16", _RESNET18_ENGINE), _RESNET50),
+    Plan("graph", _engine("trt resnet50 int8", _RESNET50_ENGINE), _TRANSFORMER),
+    Plan(
+        "periodic",
+        _listed("resnet50 b4", "model_kernels/resnet50_4_fwd", 10, periodic(40 * MILLISECOND_NS)),
+        _RESNET50,
+    ),
+    Plan("periodic", _engine("trt mobilenetv2 int8", _MOBILENET_ENGINE, periodic(5 * MILLISECOND_NS)), _BERT),
+    Plan("poisson", _eager("bert-small", _BERT_SMALL, 0.25, poisson(60.0, 1)), _RESNET101),
+    Plan(
+        "poisson",
+        _listed("mobilenetv2 b4", "model_kernels/mobilenetv2_4_fwd", 10, poisson(60.0, 2)),
+        _WIDE_MOBILENET,
+    ),
+)
+
+
+def plan_name(plan: Plan) -> str:
+    """What the pair is called."""
+    way = {"periodic": ", periodic", "poisson": ", poisson"}.get(plan.online.arrival.kind, "")
+    return f"{plan.online.name}{way} + {plan.offline.name}"
+
+
+def read_pairs(
+    directory: Path, plans: Sequence[Plan] = PLANS, run_ns: int = RUN_NS
+) -> tuple[list[Pair], list[Missing]]:
+    """The pairs whose measurements are there, and those that are left out because theirs are not."""
+    read: dict[Recipe, Load] = {}
+    pairs, missing = [], []
+    for plan in plans:
+        absent = [part.path for part in (plan.online, plan.offline) if not (directory / part.path).is_file()]
+        if absent:
+            missing.append(Missing(plan_name(plan), f"{directory / absent[0]} is not there"))
+            continue
+        for recipe in (plan.online, plan.offline):
+            if recipe not in read:
+                read[recipe] = read_load(directory, recipe, run_ns)
+        pairs.append(Pair(plan_name(plan), plan.family, read[plan.online], read[plan.offline]))
+    return pairs, missing
+
+
+def read_load(directory: Path, recipe: Recipe, run_ns: int = RUN_NS) -> Load:
+    """A load as its recipe says, with as many requests as take about `run_ns` alone."""
+    path = directory / recipe.path
+    reader: Callable[[Path, Recipe], tuple[Launch, ...]] = _layers if recipe.path.endswith(".json") else _measured
+    load = Load(recipe.name, reader(path, recipe), recipe.arrival, 1, recipe.graph)
+    return msgspec.structs.replace(load, requests=_requests(load, run_ns))
+
+
+def _requests(load: Load, run_ns: int) -> int:
+    arrival = load.arrival
+    each_ns = max(load.device_ns, load.host_ns, 1)
+    if arrival.kind == "training":
+        return 1
+    if arrival.kind == "periodic":
+        each_ns = arrival.period_ns
+    elif arrival.kind == "poisson":
+        each_ns = round(1e9 / arrival.rate_per_s)
+    return max(round(run_ns / each_ns), 3)
+
+
+def _measured(path: Path, recipe: Recipe) -> tuple[Launch, ...]:
+    recording = next(iter(read_recordings(path)))
+    if not isinstance(recording, Timeline):
+        raise ConfigError("data", str(path), "it is a profile, not a table of kernels; fetch the measurements again")
+    launches = launches_of(recording)
+    if recipe.part is not None:
+        launches = launches[slice(*recipe.part)]
+    return tuple(_paced(launch, recipe) for launch in launches)
+
+
+def _paced(launch: Launch, recipe: Recipe) -> Launch:
+    """The host's interval is the recipe's, or the measured one, scaled and without long pauses."""
+    interval_ns = recipe.host_ns or round(min(launch.interval_ns, PAUSE_NS) * recipe.scale)
+    kernel = launch.kernel
+    if kernel.work is Work.MEMSET or (kernel.work is Work.COPY and "dtod" in kernel.function.lower()):
+        return _filling(kernel.function, launch.device_ns, interval_ns, launch.stream)
+    return msgspec.structs.replace(launch, interval_ns=interval_ns)
+
+
+def _layers(path: Path, recipe: Recipe) -> tuple[Launch, ...]:
+    layers = read_layers(path.read_bytes(), str(path))
+    return tuple(_filling(name, device_ns, recipe.host_ns) for name, device_ns in layers)
+
+
+def _filling(name: str, device_ns: int, interval_ns: int, stream: int = 0) -> Launch:
+    """A kernel that takes every SM of a V100 for as long as it runs."""
+    block, registers = _ONE_PER_SM
+    return Launch(KernelIdentity(name, (_V100_SMS, 1, 1), block), device_ns, interval_ns, stream, registers)

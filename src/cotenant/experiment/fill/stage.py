@@ -1,0 +1,280 @@
+"""Who plays where? One software V100, its MPS daemon, a node, and the players of a scene as real processes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self
+
+import msgspec
+
+from cotenant.domain.instant import MILLISECOND_NS
+from cotenant.domain.load import Load
+from cotenant.errors import CotenantError, WorldError
+from cotenant.experiment.fill.scene import Mode, Progress, Scene, client_of, scene_of
+from cotenant.format.launches import image_text, script_text
+from cotenant.live.client import tenants_of
+from cotenant.live.clock import LiveClock, pause
+from cotenant.live.directory import Places
+from cotenant.live.player import READY
+from cotenant.live.process import run_to_end, start_piped
+from cotenant.live.softgpu import fault, manage
+
+PRESET: Final = "v100"
+_GPU: Final = "v100=16GiB"
+_WARM_NS: Final = 20 * MILLISECOND_NS
+"""Kernel time the offline program has completed before anything is counted."""
+_PATIENCE_S: Final = 90.0
+_NODE_TRIES: Final = 200
+_RECORDED_REQUESTS: Final = 8
+_RECORDED_STEPS: Final = 2
+
+
+class NodePolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """What the node is told about the gate."""
+
+    gate: str = "fill"
+    bound: str = "500us"
+    delay: str = "3%"
+
+    def flags(self) -> list[str]:
+        """For `cotenant node`."""
+        return ["--gate", self.gate, "--bound", self.bound, "--delay", self.delay]
+
+
+class Player:
+    """A player process that says when it is ready, begins when told, and stays until its books were read."""
+
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
+        """Start it; it makes its context by itself."""
+        self._process = start_piped(command, environ, keep_input=True)
+        self.pid = 0
+
+    def await_ready(self) -> None:
+        """Until its kernels are loaded; from here on the device knows its pid."""
+        word, _, pid = self._heard().partition(" ")
+        if word != READY:
+            raise WorldError(f"a player said {word!r} instead of {READY!r}")
+        self.pid = int(pid)
+
+    def go(self) -> None:
+        """Let it play."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+
+    def result(self) -> dict[str, Any]:
+        """What it says when it has played."""
+        found: dict[str, Any] = msgspec.json.decode(self._heard())
+        return found
+
+    def stop(self) -> None:
+        """Ask it to end between two launches."""
+        self._process.send_signal(signal.SIGTERM)
+
+    def end(self) -> None:
+        """It may go; one that does not is killed."""
+        try:
+            self._process.communicate(timeout=_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        """At once."""
+        self._process.kill()
+        self._process.communicate()
+
+    def _heard(self) -> str:
+        assert self._process.stdout is not None
+        ready, _, _ = select.select([self._process.stdout], [], [], _PATIENCE_S)
+        line = self._process.stdout.readline() if ready else ""
+        if line:
+            return line.strip()
+        self._process.kill()
+        _, complained = self._process.communicate()
+        last = (complained.strip().splitlines() or ["it said nothing"])[-1]
+        raise WorldError(f"a player ended or hung: {last}")
+
+
+class Stage:
+    """The device and the daemons of a bench, all in one directory, all ended with it."""
+
+    def __init__(self, home: Path) -> None:
+        """Start the device and MPS; a node is started when one is asked for."""
+        self.places = Places(home / "run", home / "state")
+        self.gpus = self.places.runtime / "softgpu"
+        self._home = home
+        self._node: subprocess.Popen[str] | None = None
+        self._policy: NodePolicy | None = None
+        self._files: dict[Load, tuple[Path, Path]] = {}
+        self._progress: dict[Load, Progress] = {}
+        self._recorded: dict[Load, str] = {}
+        for directory in (self.places.runtime, self.places.state):
+            directory.mkdir(mode=0o700, parents=True)
+        manage.create(self.gpus, PRESET, 1)
+        fault.set_mps_deaths(self.gpus, 0, harm=False)
+        run_to_end(["nvidia-cuda-mps-control", "-d"], self._environ(mps=True))
+
+    def __enter__(self) -> Self:
+        """For `with`."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """End everything, whatever happened."""
+        self._end_node()
+        with contextlib.suppress(CotenantError):
+            run_to_end(["nvidia-cuda-mps-control", "quit", "-t", "1"], self._environ(mps=True))
+        manage.destroy(self.gpus)
+
+    def rule(self, policy: NodePolicy) -> None:
+        """Have a node with this policy; profiles stay from one to the next."""
+        if policy == self._policy:
+            return
+        self._end_node()
+        where = ["--runtime", str(self.places.runtime), "--state", str(self.places.state)]
+        command = [sys.executable, "-m", "cotenant", "node", *where, "--gpu", _GPU, "--slots", "8", *policy.flags()]
+        node = self._node = start_piped(command)
+        for _ in range(_NODE_TRIES):
+            if node.poll() is not None:
+                _, complained = node.communicate()
+                raise WorldError(f"the node did not start: {complained.strip()[-200:]}")
+            with contextlib.suppress(CotenantError):
+                tenants_of(self.places.socket)
+                self._policy = policy
+                return
+            pause(0.05)
+        raise WorldError(f"the node does not answer at {self.places.socket}")
+
+    def record(self, load: Load) -> None:
+        """Let cotenant time every kernel of a load, alone, once."""
+        if load in self._recorded:
+            return
+        requests = min(load.requests, _RECORDED_REQUESTS) if load.arrival.kind != "training" else _RECORDED_STEPS
+        paced = ["--arrival", "back-to-back", "--requests", str(requests)]
+        run_to_end(self._tenant(load, ["--measure", "always"], [*self._script(load), *paced]), self._environ(mps=False))
+        self._recorded[load] = _task(load)
+
+    def books(self) -> dict[str, Any]:
+        """The device's."""
+        return manage.inspect(self.gpus, 0)
+
+    def play(self, mode: Mode, online: Load | None, offline: Load | None, for_s: float = 0.0) -> Scene:
+        """One scene: the online load beside the offline one, or one of them alone (the offline one for a while)."""
+        mps = mode in ("mps", "cotenant mps")
+        through = mode == "through" or mode.startswith("cotenant")
+        environ = self._environ(mps=mps)
+        with contextlib.ExitStack() as players:
+            second = self._start(players, offline, "offline", environ, through=through)
+            first = self._start(players, online, "online", environ, through=through)
+            if second is not None and offline is not None:
+                second.await_ready()
+                second.go()
+                self._warm(second.pid, self._progress_of(offline))
+            if first is not None:
+                first.await_ready()
+            before = self.books()
+            said = None
+            if first is not None:
+                first.go()
+                said = (first.pid, first.result())
+            else:
+                pause(for_s)
+            after = self.books()
+            doing = None if second is None or offline is None else (second.pid, self._progress_of(offline))
+            scene = scene_of(mode, before, after, said, doing)
+            if first is not None:
+                first.end()
+            if second is not None:
+                second.stop()
+                second.end()
+            players.pop_all()
+        return scene
+
+    def _start(
+        self, players: contextlib.ExitStack, load: Load | None, kind: str, environ: Mapping[str, str], *, through: bool
+    ) -> Player | None:
+        if load is None:
+            return None
+        arguments = [*self._script(load), *_arrival(load), "--steered"]
+        plain = [sys.executable, *arguments]
+        command = self._tenant(load, [f"--{kind}", "--measure", "never"], arguments) if through else plain
+        player = Player(command, environ)
+        players.callback(player.kill)
+        return player
+
+    def _tenant(self, load: Load, flags: Sequence[str], arguments: Sequence[str]) -> list[str]:
+        where = ["--runtime", str(self.places.runtime), "--state", str(self.places.state), "--task", _task(load)]
+        run = [sys.executable, "-m", "cotenant", "run", *where, *flags]
+        return [*run, "--", sys.executable, *arguments]
+
+    def _script(self, load: Load) -> list[str]:
+        if load not in self._files:
+            number = len(self._files)
+            script, image = self._home / f"script{number}", self._home / f"image{number}"
+            script.write_text(script_text(load.name, load.launches), encoding="utf-8")
+            image.write_text(image_text(load.launches), encoding="utf-8")
+            self._files[load] = script, image
+        script, image = self._files[load]
+        graph = ["--graph"] if load.graph else []
+        return ["-m", "cotenant.live.player", str(script), "--image", str(image), *graph]
+
+    def _progress_of(self, load: Load) -> Progress:
+        if load not in self._progress:
+            self._progress[load] = Progress(load)
+        return self._progress[load]
+
+    def _warm(self, pid: int, progress: Progress) -> None:
+        """Until it has completed some work; asking the device is what takes the time."""
+        wanted = progress.kernels_by(_WARM_NS)
+        for _ in _until(_PATIENCE_S):
+            if client_of(self.books(), pid)["counters"]["kernels"] >= wanted:
+                return
+            pause(0.002)
+        raise WorldError("the offline program does not come forward; look at its node with `cotenant ps`")
+
+    def _environ(self, *, mps: bool) -> dict[str, str]:
+        pipe = self._home / ("pipe" if mps else "no-pipe")
+        return {
+            **os.environ,
+            **manage.env(self.gpus),
+            "CUDA_VISIBLE_DEVICES": "0",
+            "CUDA_MPS_PIPE_DIRECTORY": str(pipe),
+            "CUDA_MPS_LOG_DIRECTORY": str(self._home / "log"),
+        }
+
+    def _end_node(self) -> None:
+        node, self._node, self._policy = self._node, None, None
+        if node is not None:
+            node.terminate()
+            node.communicate()
+
+
+def _task(load: Load) -> str:
+    """What its profile is kept under: the same kernels with other arrivals are the same task."""
+    return f"fill {load.name}"
+
+
+def _arrival(load: Load) -> list[str]:
+    arrival = load.arrival
+    if arrival.kind == "training":
+        return ["--arrival", "training"]
+    words = ["--arrival", arrival.kind.replace("_", "-"), "--requests", str(load.requests), "--warm-up", "1"]
+    if arrival.kind == "periodic":
+        words += ["--period-us", str(arrival.period_ns / 1e3)]
+    elif arrival.kind == "poisson":
+        words += ["--period-us", str(1e6 / arrival.rate_per_s), "--seed", str(arrival.seed)]
+    return words
+
+
+def _until(seconds: float) -> Iterator[None]:
+    clock = LiveClock()
+    end = clock.now() + round(seconds * 1e9)
+    while clock.now() < end:
+        yield

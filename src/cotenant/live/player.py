@@ -1,0 +1,134 @@
+"""How is a launch script played as a program of its own? `python -m cotenant.live.player SCRIPT` is an ordinary client.
+
+It knows nothing of cotenant's node or hook: it finds libcuda.so.1 as any program does. Launches and their instants are
+C (native/player); here are its arguments and the summary it prints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import sys
+from array import array
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from cotenant import _native
+
+READY: Final = "ready"
+ARRIVALS: Final = {"back-to-back": 0, "periodic": 1, "poisson": 2, "training": 0}
+"""A word for each, and how it is played: training is requests at once after each other that nobody counts."""
+_WORDS: Final = 3  # of a request: due, begin, end
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Play, and print one JSON object."""
+    options = _parser().parse_args(arguments)
+    try:
+        script = Path(options.script).read_text(encoding="utf-8")
+        image = Path(options.image).read_text(encoding="utf-8") if options.image else image_for(script)
+    except (OSError, UnicodeDecodeError) as error:
+        return _complain(f"{error}; name a launch script and the text image of its kernels")
+    if options.arrival in ("periodic", "poisson") and not options.period_us > 0:
+        return _complain(f"--period-us: {options.period_us:g}: say how far apart {options.arrival} requests are")
+    try:
+        player = _native.player_open(script, image, options.priority, options.graph)
+    except ValueError as error:
+        return _complain(f"{options.script}:{error}: write NAME BLOCKS THREADS DURATION_NS INTERVAL_NS [STREAM]")
+    except OSError as error:
+        return _complain(str(error))
+    if options.warm_up:
+        _native.player_play(player, 0, 0, 0, options.warm_up, 0)
+    if options.steered:
+        _say(f"{READY} {os.getpid()}")
+        sys.stdin.readline()
+    period_ns, limit_ns = round(options.period_us * 1e3), round(options.seconds * 1e9)
+    endless = options.arrival == "training" or options.seconds
+    requests = options.requests or (0 if endless else 1)
+    try:
+        packed, launches = _native.player_play(
+            player, ARRIVALS[options.arrival], period_ns, options.seed, requests, limit_ns
+        )
+    except OSError as error:
+        return _complain(str(error))
+    said = summary(packed, launches)
+    if options.detail:
+        said["detail"] = _rows(packed)
+    _say(json.dumps(said))
+    if options.steered:
+        sys.stdin.read()  # still a client of the device: its books are there until somebody has looked
+    return 0
+
+
+def summary(packed: bytes, launches: int) -> dict[str, Any]:
+    """What the requests were like, in nanoseconds; a latency counts from when a request was due."""
+    rows = _rows(packed)
+    latencies = sorted(end - due for due, _, end in rows)
+    completion_ns = rows[-1][2] - rows[0][1] if rows else 0
+    return {
+        "requests": len(rows),
+        "launches": launches,
+        "latency_ns": {
+            "p50": quantile(latencies, 0.5),
+            "p90": quantile(latencies, 0.9),
+            "p99": quantile(latencies, 0.99),
+            "mean": sum(latencies) // len(latencies) if latencies else 0,
+            "max": latencies[-1] if latencies else 0,
+        },
+        "latency_sum_ns": sum(latencies),
+        "completion_ns": completion_ns,
+        "requests_per_s": len(rows) / (completion_ns / 1e9) if completion_ns else 0.0,
+    }
+
+
+def quantile(ordered: Sequence[int], part: float) -> int:
+    """The least value that so large a part does not exceed; 0 of none."""
+    return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else 0
+
+
+def image_for(script: str) -> str:
+    """An image with the script's names, where none is given: each launch says how long it takes."""
+    names = dict.fromkeys(re.findall(r"^\s*([^\s#@]\S*)", script, re.MULTILINE))
+    kernels = "".join(f"kernel {name}\n params 8\n duration_param 0\n" for name in names)
+    return f"softgpu-image 1\n{kernels}"
+
+
+def _rows(packed: bytes) -> list[tuple[int, int, int]]:
+    words = array("Q", packed)
+    return list(zip(words[::_WORDS], words[1::_WORDS], words[2::_WORDS], strict=True))
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def _complain(text: str) -> int:
+    sys.stderr.write(f"player: {text}\n")
+    return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m cotenant.live.player", description="play a launch script")
+    parser.add_argument("script", metavar="SCRIPT", help="as `cotenant profile import --script` writes it")
+    parser.add_argument("--image", default="", metavar="FILE", help="of its kernels (default: one made of their names)")
+    parser.add_argument("--arrival", choices=list(ARRIVALS), default="back-to-back")
+    parser.add_argument("--period-us", type=float, default=0.0, help="periodic: between requests; poisson: in the mean")
+    parser.add_argument("--seed", type=int, default=0, help="of the poisson arrivals")
+    parser.add_argument("--requests", type=int, default=0, help="how many (default 1; training: until it is stopped)")
+    parser.add_argument("--seconds", type=float, default=0.0, help="begin no request after so long")
+    parser.add_argument("--warm-up", type=int, default=0, metavar="N", help="requests before, back to back, unseen")
+    parser.add_argument("--graph", action="store_true", help="launch each request as one captured CUDA graph")
+    parser.add_argument("--priority", type=int, default=0, help="of its streams; lower goes first")
+    parser.add_argument("--detail", action="store_true", help="also print due, begin and end of every request")
+    parser.add_argument(
+        "--steered", action="store_true", help="say ready, begin at a line of input, stay until its end"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
