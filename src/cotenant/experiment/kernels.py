@@ -11,7 +11,6 @@ from cotenant.domain.gate import GatePolicy, GateRules, GateSeat
 from cotenant.domain.histogram import Recorder
 from cotenant.domain.kernel import KernelIdentity
 from cotenant.domain.load import Load
-from cotenant.domain.profile import VARIES
 from cotenant.experiment.kernels_oracle import Below, Gapped, Plan, plan_of
 from cotenant.policy.schedule import passage
 from cotenant.policy.schedule.roster import file_bytes, format_roster, write_roster
@@ -91,8 +90,7 @@ def works_of(load: Load) -> tuple[list[passage.Work], list[int]]:
 
 def _work(recorder: Recorder) -> passage.Work:
     seen = recorder.histogram()
-    mean_ns = round(seen.mean)
-    return passage.Work(mean_ns, max(round(seen.quantile(0.9)), mean_ns), seen.quantile(0.99) <= VARIES * seen.mean)
+    return passage.work_of(seen.mean, seen.quantile(0.9), seen.quantile(0.99))
 
 
 def _doors(policy: Policy, tenants: Sequence[Tenant], setting: Setting) -> Sequence[Door]:

@@ -61,6 +61,8 @@ class Played(Value, frozen=True, kw_only=True):
     clients: tuple[Tally, ...]
     gaps_ns: tuple[tuple[int, int], ...]
     """Of the first client: from the end of all its work to its next launch, within the window."""
+    beside_ns: int
+    """Time for which kernels that had to ask ran while the first client had work on the device."""
 
     @property
     def wall_ns(self) -> int:
@@ -176,9 +178,11 @@ class World:
     def _submit(self, host: Host, now_ns: int) -> None:
         device, streams, step = self._device, host.streams, host.step
         ops = host.ops[step]
-        if host.outstanding == 0:
+        if host is self._hosts[0]:
             device.advance(now_ns)
-            host.gaps.append((host.idle_from_ns, now_ns))
+            self._collect()
+            if not host.outstanding:
+                host.gaps.append((host.idle_from_ns, now_ns))
         last = len(ops) - 1
         for index, (op, stream, _) in enumerate(ops):
             tag = host.tag | (index == last) << 39 | (index << _STEP_BITS if last else 0) | step
@@ -257,8 +261,10 @@ class World:
             host.outstanding -= 1
             host.kernels += 1
             host.done_ns += host.ops[step][index][2]
-            if tag >> 39 & 1 and host.door.confirms:
-                host.ended.append((end_ns, step))
+            if host.door.confirms:
+                host.runs.append((record[9], end_ns))
+                if tag >> 39 & 1:
+                    host.ended.append((end_ns, step))
             if not host.outstanding:
                 host.idle_from_ns = end_ns
             if host.awaits:
@@ -302,10 +308,31 @@ class World:
                     waited_ns=waited_ns,
                 )
             )
+        gaps = tuple(self._hosts[0].gaps[self._gaps_before :])
         return Played(
             begin_ns=begin.at_ns,
             end_ns=end.at_ns,
             busy_ns=end.busy_ns - begin.busy_ns,
             clients=tuple(tallies),
-            gaps_ns=tuple(self._hosts[0].gaps[self._gaps_before :]),
+            gaps_ns=gaps,
+            beside_ns=sum(_beside_ns(host.runs, gaps, begin.at_ns, end.at_ns) for host in self._hosts[1:]),
         )
+
+
+def _beside_ns(
+    runs: Sequence[tuple[int, int]], gaps: Sequence[tuple[int, int]], begin_ns: int, end_ns: int
+) -> int:
+    """How much of the runs, in order, lies within the window and outside of the gaps, in order."""
+    total = first = 0
+    for run in runs:
+        start_ns, stop_ns = max(run[0], begin_ns), min(run[1], end_ns)
+        if stop_ns <= start_ns:
+            continue
+        total += stop_ns - start_ns
+        while first < len(gaps) and gaps[first][1] <= start_ns:
+            first += 1
+        place = first
+        while place < len(gaps) and gaps[place][0] < stop_ns:
+            total -= max(min(stop_ns, gaps[place][1]) - max(start_ns, gaps[place][0]), 0)
+            place += 1
+    return total

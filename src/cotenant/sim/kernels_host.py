@@ -136,6 +136,7 @@ class Host:
         "request",
         "requests",
         "rng",
+        "runs",
         "since_ns",
         "state",
         "step",
@@ -180,6 +181,7 @@ class Host:
         self.done_ns = self.kernels = self.waits = self.waited_ns = 0
         self.gaps: list[tuple[int, int]] = []
         self.idle_from_ns = 0
+        self.runs: list[tuple[int, int]] = []
 
     def interval_ns(self) -> int:
         """From this launch to the next."""

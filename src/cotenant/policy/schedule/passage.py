@@ -10,11 +10,17 @@ from collections.abc import Sequence
 from typing import Final
 
 from cotenant import _native
+from cotenant.domain.instant import MICROSECOND_NS
+from cotenant.domain.profile import VARIES
 from cotenant.domain.value import Value
 from cotenant.policy.schedule.roster import WritableBuffer
 
 PASSES: Final = 8
 """Reasons below this one are passes; see native/gate/gate.h."""
+
+
+SHORT_NS: Final = 100 * MICROSECOND_NS
+"""What may be submitted at once into a gap, CT_GATE_DEPTH_NS in native/gate/gate.h: no kernel is too risky below it."""
 
 
 class Work(Value, frozen=True):
@@ -25,6 +31,17 @@ class Work(Value, frozen=True):
     """It hardly takes longer."""
     may_fill: bool = True
     """Whether its time is certain enough to be put into a gap."""
+
+
+def work_of(mean_ns: float, p90_ns: float, p99_ns: float) -> Work:
+    """What a profile's quantiles make of it.
+
+    A kernel that varies wildly is put into no gap, unless even its longest runs are short: then it is taken to be as
+    long as these. Many kernels of a few microseconds vary so.
+    """
+    if p99_ns <= VARIES * mean_ns:
+        return Work(round(mean_ns), max(round(p90_ns), round(mean_ns)))
+    return Work(round(mean_ns), round(p99_ns), p99_ns <= SHORT_NS)
 
 
 class Passage:
