@@ -266,9 +266,18 @@ static struct ct_gate_answer ask_free(struct ct_gate *gate, const struct ct_gate
     return pass_if_unchanged(gate, wish, CT_GATE_FREE, sight, submitted_ns, now_ns);
 }
 
-/* Somebody above is expected back: does it fit before that? */
+/* What those above can spare by now: nothing while there is a debt, then what was earned since this kernel asked. The
+ * longer it waits, the worse a gap it takes; so it takes about the best that comes by. */
+static uint64_t spendable_at(const struct ct_gate *gate, uint64_t cost_ns, uint64_t since_ns, uint64_t now_ns)
+{
+    if (gate->policy != CT_GATE_FILL || !gate->delay_ppm)
+        return CT_GATE_NEVER;
+    return later(since_ns + earned_in(cost_ns, gate->delay_ppm), now_ns + debt_of(gate, now_ns));
+}
+
+/* Somebody above is expected back: does it end before that, or so soon after that it can be spared? */
 static struct ct_gate_answer ask_gap(struct ct_gate *gate, const struct ct_gate_wish *wish, const struct sight *sight,
-                                     uint64_t submitted_ns, uint64_t now_ns)
+                                     uint64_t submitted_ns, uint64_t since_ns, uint64_t now_ns)
 {
     const uint64_t room_ns = left(sight->end_ns, now_ns);
     const uint64_t cost_ns = submitted_ns ? 0 : gate->switch_ns, depth_ns = CT_GATE_DEPTH_NS;
@@ -277,23 +286,18 @@ static struct ct_gate_answer ask_gap(struct ct_gate *gate, const struct ct_gate_
         return wait_for(CT_GATE_DUE, sight->quiet_ns);
     if (debt_ns > CT_GATE_HARD_DEBT_NS || (cost_ns && debt_ns > CT_GATE_BURST_NS))
         return wait_for(CT_GATE_DEBT, now_ns + debt_ns - CT_GATE_BURST_NS);
-    if (submitted_ns + wish->sure_ns + 2 * cost_ns > room_ns)
+    const uint64_t over_ns = left(submitted_ns + wish->sure_ns + 2 * cost_ns, room_ns);
+    if (over_ns && spendable_at(gate, over_ns, since_ns, now_ns) > now_ns)
         return wait_for(CT_GATE_TIGHT, sight->quiet_ns);
     if (submitted_ns > CT_GATE_LEAD_NS / 2 && submitted_ns + wish->expect_ns > depth_ns)
         return wait_for(CT_GATE_BOUND, now_ns + submitted_ns - CT_GATE_LEAD_NS / 2);
-    if ((gate->beside_count || gate->above_count > 1) && better_waits(gate, wish->sure_ns, room_ns - submitted_ns, now_ns))
+    if ((gate->beside_count || gate->above_count > 1) &&
+        better_waits(gate, wish->sure_ns, left(room_ns, submitted_ns), now_ns))
         return wait_for(CT_GATE_OTHER, now_ns + AGAIN_NS);
     struct ct_gate_answer answer = pass_if_unchanged(gate, wish, CT_GATE_GAP, sight, submitted_ns, now_ns);
     if (answer.pass && cost_ns)
         charge(gate, cost_ns, now_ns);
     return answer;
-}
-
-/* A kernel that fits nowhere spends what those above can spare, one at a time; what it takes is charged at once. */
-static int may_risk(const struct ct_gate *gate, uint64_t submitted_ns, uint64_t since_ns, uint64_t now_ns)
-{
-    return gate->policy == CT_GATE_FILL && gate->delay_ppm && !submitted_ns &&
-           left(now_ns, since_ns) >= CT_GATE_RISK_AFTER_NS && !debt_of(gate, now_ns);
 }
 
 static struct ct_gate_answer ask_below(struct ct_gate *gate, const struct ct_gate_wish *wish, const struct sight *sight,
@@ -308,12 +312,20 @@ static struct ct_gate_answer ask_below(struct ct_gate *gate, const struct ct_gat
     else if (gate->policy != CT_GATE_FILL)
         answer = wait_for(CT_GATE_DUE, sight->quiet_ns);
     else
-        answer = ask_gap(gate, wish, sight, submitted_ns, now_ns);
-    if (!answer.pass && answer.reason <= CT_GATE_DUE && may_risk(gate, submitted_ns, since_ns, now_ns)) {
-        answer = pass_if_unchanged(gate, wish, CT_GATE_RISK, sight, submitted_ns, now_ns);
-        if (answer.pass)
-            charge(gate, wish->expect_ns + 1, now_ns);
+        answer = ask_gap(gate, wish, sight, submitted_ns, since_ns, now_ns);
+    if (answer.pass || answer.reason > CT_GATE_DUE || submitted_ns)
+        return answer;
+    /* A kernel that fits nowhere spends what those above can spare, one at a time; what it takes is charged at once. */
+    uint64_t risk_ns = wish->expect_ns ? spendable_at(gate, wish->expect_ns, since_ns, now_ns)
+                                       : later(since_ns + CT_GATE_RISK_AFTER_NS, spendable_at(gate, 1, since_ns, now_ns));
+    if (risk_ns > now_ns) {
+        if (answer.until_ns > risk_ns)
+            answer.until_ns = risk_ns;
+        return answer;
     }
+    answer = pass_if_unchanged(gate, wish, CT_GATE_RISK, sight, submitted_ns, now_ns);
+    if (answer.pass)
+        charge(gate, wish->expect_ns + 1, now_ns);
     return answer;
 }
 

@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-enum { PATIENCE_LEAST_NS = 20 * 1000 };
+enum { PATIENCE_LEAST_NS = 250 * 1000, PATIENCE_SPREADS = 4 };
 
 #define LOAD(place) atomic_load_explicit(&(place), memory_order_relaxed)
 #define STORE(place, value) atomic_store_explicit(&(place), (value), memory_order_relaxed)
@@ -103,7 +103,7 @@ void ct_gate_reread(struct ct_gate *gate)
 
 static uint64_t quiet_after(const struct ct_gate *gate, uint64_t next_ns, uint64_t low_ns, uint64_t high_ns)
 {
-    uint64_t patience_ns = high_ns > low_ns ? high_ns - low_ns : 0;
+    uint64_t patience_ns = high_ns > low_ns ? PATIENCE_SPREADS * (high_ns - low_ns) : 0;
     if (!high_ns || patience_ns > gate->patience_ns)
         patience_ns = gate->patience_ns;
     if (patience_ns < PATIENCE_LEAST_NS)
