@@ -6,7 +6,7 @@
 #define STORE(place, value) atomic_store_explicit(&(place), (value), memory_order_relaxed)
 #define ADD(place, more) STORE(place, LOAD(place) + (more))
 
-enum { PPM = 1000 * 1000, PAUSE_LOOK_NS = 5 * 1000 * 1000, AGAIN_NS = 2 * 1000, MOST_PPM = 1000 * 1000 };
+enum { PPM = 1000 * 1000, PAUSE_LOOK_NS = 5 * 1000 * 1000, AGAIN_NS = 2 * 1000, WAITED_FOR_NS = 50 * 1000, MOST_PPM = 1000 * 1000 };
 
 static unsigned power_of(uint64_t ns)
 {
@@ -92,7 +92,8 @@ static void settle(struct ct_gate *gate, uint64_t now_ns)
 struct sight {
     int is_active;     /* somebody above has work, or is expected back */
     uint64_t open_ns;  /* their work is over by then */
-    uint64_t end_ns;   /* the first of them is expected back then */
+    uint64_t end_ns;   /* the first of them is expected back then at the earliest */
+    uint64_t late_ns;  /* and hardly after then */
     uint64_t quiet_ns; /* all of them are quiet by then */
     uint64_t sequence[CT_GATE_SEATS];
 };
@@ -106,7 +107,7 @@ static void look_up(struct ct_gate *gate, uint64_t now_ns, struct sight *sight)
 {
     sight->is_active = 0;
     sight->open_ns = sight->quiet_ns = now_ns;
-    sight->end_ns = CT_GATE_NEVER;
+    sight->end_ns = sight->late_ns = CT_GATE_NEVER;
     for (uint32_t i = 0; i < gate->above_count; i++) {
         struct ct_gate_peer *peer = &gate->above[i];
         const struct ct_gate_page *page = peer->page;
@@ -115,6 +116,9 @@ static void look_up(struct ct_gate *gate, uint64_t now_ns, struct sight *sight)
         if (!sight->sequence[i] || SEE(page->generation) != peer->generation)
             continue;
         uint64_t quiet_ns = SEE(page->quiet_ns), next_ns = SEE(page->next_ns), busy_ns = SEE(page->busy_ns);
+        /* Work that a host still waits for is not over, whatever was expected: others may have held it up. */
+        if (LOAD(page->waits_ns) && busy_ns <= now_ns && now_ns < busy_ns + gate->patience_ns)
+            busy_ns = now_ns + WAITED_FOR_NS;
         /* One that waits at the gate itself launches when it passes, not when it was expected to. */
         int is_expected = now_ns < quiet_ns && !is_asking(page, now_ns);
         if (!is_expected && busy_ns <= now_ns)
@@ -122,9 +126,10 @@ static void look_up(struct ct_gate *gate, uint64_t now_ns, struct sight *sight)
         sight->is_active = 1;
         sight->open_ns = later(sight->open_ns, busy_ns);
         sight->quiet_ns = later(sight->quiet_ns, is_expected ? later(quiet_ns, busy_ns) : busy_ns);
-        uint64_t back_ns = is_expected ? later(next_ns, now_ns) : CT_GATE_NEVER;
-        if (back_ns < sight->end_ns)
-            sight->end_ns = back_ns;
+        if (is_expected && next_ns < sight->end_ns) {
+            sight->end_ns = next_ns;
+            sight->late_ns = LOAD(page->late_ns);
+        }
     }
 }
 
@@ -275,24 +280,41 @@ static uint64_t spendable_at(const struct ct_gate *gate, uint64_t cost_ns, uint6
     return later(since_ns + earned_in(cost_ns, gate->delay_ppm), now_ns + debt_of(gate, now_ns));
 }
 
-/* Somebody above is expected back: does it end before that, or so soon after that it can be spared? */
+/* What one above loses in the mean if our work ends then. Its launch is as likely at any instant between the earliest and
+ * the latest expected; past the latest, as soon as it has been waited for. */
+static uint64_t loss_of(const struct sight *sight, uint64_t until_ns, uint64_t now_ns)
+{
+    const uint64_t from_ns = later(sight->end_ns, now_ns), over_ns = left(until_ns, from_ns);
+    const uint64_t width_ns = later(left(sight->late_ns, from_ns), left(now_ns, sight->end_ns));
+    if (over_ns >= width_ns)
+        return over_ns - width_ns / 2;
+    return over_ns < UINT32_MAX ? over_ns * over_ns / (2 * width_ns) : over_ns / 2;
+}
+
+/* Somebody above is expected back: does it end before that, or is what that may cost to be spared? */
 static struct ct_gate_answer ask_gap(struct ct_gate *gate, const struct ct_gate_wish *wish, const struct sight *sight,
                                      uint64_t submitted_ns, uint64_t since_ns, uint64_t now_ns)
 {
-    const uint64_t room_ns = left(sight->end_ns, now_ns);
     const uint64_t cost_ns = submitted_ns ? 0 : gate->switch_ns, depth_ns = CT_GATE_DEPTH_NS;
+    const uint64_t from_ns = now_ns + submitted_ns + 2 * cost_ns;
     uint64_t debt_ns = debt_of(gate, now_ns);
-    if (!room_ns || !wish->may_fill)
+    if (!wish->may_fill)
         return wait_for(CT_GATE_DUE, sight->quiet_ns);
     if (debt_ns > CT_GATE_HARD_DEBT_NS || (cost_ns && debt_ns > CT_GATE_BURST_NS))
         return wait_for(CT_GATE_DEBT, now_ns + debt_ns - CT_GATE_BURST_NS);
-    const uint64_t over_ns = left(submitted_ns + wish->sure_ns + 2 * cost_ns, room_ns);
-    if (over_ns && spendable_at(gate, over_ns, since_ns, now_ns) > now_ns)
-        return wait_for(CT_GATE_TIGHT, sight->quiet_ns);
+    if (from_ns + wish->sure_ns > sight->end_ns) {
+        /* Hardly any takes as long as it may: mostly the mean counts. */
+        const uint64_t loss_ns = (3 * loss_of(sight, from_ns + wish->expect_ns, now_ns) +
+                                  loss_of(sight, from_ns + wish->sure_ns, now_ns)) / 4 + 1;
+        uint64_t spend_ns = spendable_at(gate, loss_ns, since_ns, now_ns);
+        if (spend_ns > now_ns)
+            return wait_for(now_ns < sight->end_ns ? CT_GATE_TIGHT : CT_GATE_DUE,
+                            spend_ns < sight->quiet_ns ? spend_ns : sight->quiet_ns);
+    }
     if (submitted_ns > CT_GATE_LEAD_NS / 2 && submitted_ns + wish->expect_ns > depth_ns)
         return wait_for(CT_GATE_BOUND, now_ns + submitted_ns - CT_GATE_LEAD_NS / 2);
     if ((gate->beside_count || gate->above_count > 1) &&
-        better_waits(gate, wish->sure_ns, left(room_ns, submitted_ns), now_ns))
+        better_waits(gate, wish->sure_ns, left(sight->end_ns, now_ns + submitted_ns), now_ns))
         return wait_for(CT_GATE_OTHER, now_ns + AGAIN_NS);
     struct ct_gate_answer answer = pass_if_unchanged(gate, wish, CT_GATE_GAP, sight, submitted_ns, now_ns);
     if (answer.pass && cost_ns)

@@ -128,6 +128,8 @@ void ct_gate_announce(struct ct_gate *gate, const struct ct_gate_wish *wish, uin
     STORE(mine->recent_ns[(sequence + 1) % CT_GATE_RECENT], now_ns);
     atomic_store_explicit(&mine->busy_ns, (busy_ns > now_ns ? busy_ns : now_ns) + wish->expect_ns, memory_order_release);
     atomic_store_explicit(&mine->next_ns, next_ns, memory_order_release);
+    STORE(mine->late_ns, now_ns + wish->high_ns);
+    STORE(mine->waits_ns, 0);
     atomic_store_explicit(&mine->quiet_ns, quiet_after(gate, next_ns, wish->low_ns, wish->high_ns),
                           memory_order_release);
     atomic_store_explicit(&mine->at_ns, now_ns, memory_order_release);
@@ -143,6 +145,8 @@ void ct_gate_rest(struct ct_gate *gate, uint64_t low_ns, uint64_t high_ns, int i
         busy_ns = now_ns; /* what a host waits for inside of a call ends before it can launch again */
     if (is_drained)
         atomic_store_explicit(&mine->busy_ns, busy_ns, memory_order_release);
+    STORE(mine->late_ns, busy_ns + high_ns);
+    STORE(mine->waits_ns, is_drained ? 0 : now_ns);
     atomic_store_explicit(&mine->next_ns, busy_ns + low_ns, memory_order_release);
     atomic_store_explicit(&mine->quiet_ns, quiet_after(gate, busy_ns + low_ns, low_ns, high_ns), memory_order_release);
 }
