@@ -13,7 +13,7 @@ from cotenant.domain.kernel import KernelIdentity
 from cotenant.domain.load import Load
 from cotenant.experiment.kernels_oracle import Below, Gapped, Plan, plan_of
 from cotenant.policy.schedule import passage
-from cotenant.policy.schedule.roster import file_bytes, format_roster, write_roster
+from cotenant.policy.schedule.roster import file_bytes, format_roster, page_offset, read_page, write_roster
 from cotenant.sim.device import DeviceConfig
 from cotenant.sim.kernels import Played, World
 from cotenant.sim.kernels_host import Client, Costs, Door, Open
@@ -53,15 +53,39 @@ def play_alone(load: Load, setting: Setting, *, for_ns: int = _LONGEST_NS, seed:
     return World(setting.device, [client], [Open()], setting.costs, setting.seed).play(for_ns)
 
 
-def play(policy: Policy, tenants: Sequence[Tenant], setting: Setting) -> Played:
+class Shared(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of several, and of those that asked the gate what their pages say."""
+
+    played: Played
+    pages: tuple[dict[str, int | list[int]], ...] = ()
+
+    def count(self, name: str) -> int:
+        """A figure of the pages of all but the first tenant, in sum."""
+        return sum(value for page in self.pages[1:] if isinstance(value := page[name], int))
+
+    def passes(self, reason: int) -> int:
+        """Launches of all but the first tenant that passed for this reason, by its number in native/gate/gate.h."""
+        return sum(value[reason] for page in self.pages[1:] if isinstance(value := page["passed"], list))
+
+
+def play(policy: Policy, tenants: Sequence[Tenant], setting: Setting) -> Shared:
     """All of them on one device."""
     sliced = shares_slices(policy)
     clients = [
         Client(tenant.load, place if sliced else 0, _host_seed(setting, place), setting.warm if place == 0 else 0)
         for place, tenant in enumerate(tenants)
     ]
-    doors = _doors(policy, tenants, setting)
-    return World(setting.device, clients, doors, setting.costs, setting.seed).play(_LONGEST_NS)
+    way = policy.removesuffix("-slice")
+    if way not in _GATES:
+        doors: list[Door] = [Open() for _ in tenants]
+        return Shared(played=World(setting.device, clients, doors, setting.costs, setting.seed).play(_LONGEST_NS))
+    file = bytearray(file_bytes(len(tenants)))
+    format_roster(file, len(tenants))
+    write_roster(file, _rules(_GATES[way], tenants, setting, sliced=sliced))
+    doors = [passage.Passage(file, place, 1, *works_of(tenant.load)) for place, tenant in enumerate(tenants)]
+    played = World(setting.device, clients, doors, setting.costs, setting.seed).play(_LONGEST_NS)
+    pages = (bytes(file[page_offset(place) : page_offset(place + 1)]) for place in range(len(tenants)))
+    return Shared(played=played, pages=tuple(read_page(page) for page in pages))
 
 
 def plan_oracle(alone: Played, offline: Load, setting: Setting, allowance_ns: int, *, sliced: bool) -> Plan:
@@ -93,20 +117,13 @@ def _work(recorder: Recorder) -> passage.Work:
     return passage.work_of(seen.mean, seen.quantile(0.9), seen.quantile(0.99))
 
 
-def _doors(policy: Policy, tenants: Sequence[Tenant], setting: Setting) -> Sequence[Door]:
-    way = policy.removesuffix("-slice")
-    if way.startswith("open"):
-        return [Open() for _ in tenants]
-    switch_ns = setting.device.switch_ns if shares_slices(policy) else 0
+def _rules(policy: GatePolicy, tenants: Sequence[Tenant], setting: Setting, *, sliced: bool) -> GateRules:
     seats = tuple(
         GateSeat(place, 1, tenant.priority, place == 0, least_ppm=tenant.least_ppm)
         for place, tenant in enumerate(tenants)
     )
-    rules = msgspec.structs.replace(setting.rules, policy=_GATES[way], switch_ns=switch_ns, seats=seats)
-    file = bytearray(file_bytes(len(tenants)))
-    format_roster(file, len(tenants))
-    write_roster(file, rules)
-    return [passage.Passage(file, place, 1, *works_of(tenant.load)) for place, tenant in enumerate(tenants)]
+    switch_ns = setting.device.switch_ns if sliced else 0
+    return msgspec.structs.replace(setting.rules, policy=policy, switch_ns=switch_ns, seats=seats)
 
 
 def _host_seed(setting: Setting, place: int) -> int:
