@@ -67,8 +67,11 @@ def _replay(options: argparse.Namespace) -> int:
 
 def _simulate(options: argparse.Namespace) -> int:
     from cotenant.apps.show import show_outcome
-    from cotenant.apps.simulate import simulate_file
+    from cotenant.apps.simulate import read_scenario, simulate_file
+    from cotenant.format.scenario_kernels import is_of_kernels
 
+    if is_of_kernels(read_scenario(Path(options.scenario))):
+        return _simulate_kernels(options)
     outcome = simulate_file(Path(options.scenario), options.seed, options.journal, print if options.log else None)
     if options.json:
         print_json(outcome)
@@ -78,6 +81,21 @@ def _simulate(options: argparse.Namespace) -> int:
 
 
 _FILL_FLAGS = ("data", "quick", "sweep_bound", "gate", "bound", "delay")
+
+
+def _simulate_kernels(options: argparse.Namespace) -> int:
+    from cotenant.apps.show_kernels import show_kernels
+    from cotenant.apps.simulate_kernels import simulate_kernels_file
+
+    if options.journal or options.log:
+        flag = "--journal" if options.journal else "--log"
+        raise ConfigError(flag, options.journal or True, "a scenario of kernels has no turns of a node: leave it out")
+    outcome = simulate_kernels_file(Path(options.scenario), options.seed, say)
+    if options.json:
+        print_json(outcome)
+    else:
+        show_kernels(Console(), outcome)
+    return 0
 
 
 def _bench(options: argparse.Namespace) -> int:
