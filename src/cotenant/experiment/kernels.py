@@ -11,7 +11,7 @@ from cotenant.domain.gate import GatePolicy, GateRules, GateSeat
 from cotenant.domain.histogram import Recorder
 from cotenant.domain.kernel import KernelIdentity
 from cotenant.domain.load import Load
-from cotenant.experiment.kernels_oracle import Below, Gapped, Plan, plan_of
+from cotenant.experiment.kernels_oracle import Below, Plan, plan_of
 from cotenant.policy.schedule import passage
 from cotenant.policy.schedule.roster import file_bytes, format_roster, page_offset, read_page, write_roster
 from cotenant.sim.device import DeviceConfig
@@ -97,7 +97,7 @@ def plan_oracle(alone: Played, offline: Load, setting: Setting, allowance_ns: in
             intervals_ns=tuple(max(launch.interval_ns, setting.costs.call_ns) for launch in offline.launches),
         )
     switch_ns = setting.device.switch_ns if sliced else 0
-    return plan_of(Gapped(alone.gaps_ns, alone.end_ns), below, allowance_ns, switch_ns, setting.costs)
+    return plan_of(alone.gaps_ns, below, allowance_ns, switch_ns, setting.costs)
 
 
 def works_of(load: Load) -> tuple[list[passage.Work], list[int]]:

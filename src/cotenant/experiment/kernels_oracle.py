@@ -1,43 +1,39 @@
 """The oracle: who knows every future launch of the tenant above, what is the most that could be done below?
 
 Given the gaps of the online tenant as it runs alone, the offline kernels in their order, none preempted, none beside an
-online kernel, and a total delay that may be spent: the most offline kernel time. In each gap kernels run one after the
-other as their host launches them; what runs past the gap's end is delay, and so is, between time slices, changing
-back. States (delay spent, kernels done) that another state beats in both are dropped, and the best remains.
+online kernel, and a total delay that may be spent: the most offline kernel time. What runs past the end of a gap is
+delay, and so is, between time slices, changing back. For every number of kernels done the least delay is kept, gap by
+gap; what another number beats in both is dropped.
 
-It is held to what holds for the gate and favoured otherwise: it sees ends and gaps at once, pays one poll of a spinning
-host at the beginning of a gap, and its delays do not shorten later gaps, as a pause before a periodic request would be.
+It is held to what holds for the gate and favoured otherwise. It pays one poll of a spinning host at the beginning of a
+gap; it sees ends at once; its delays do not shorten later gaps, as a pause before a periodic request would be; what is
+left of the allowance in the end is spent at any instant; and its host is never late, unless it takes longer than the
+device in the mean: then each kernel takes as long as its host.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import Final, TypeAlias
 
 import msgspec
+import numpy as np
+import numpy.typing as npt
 
 from cotenant.domain.value import Value
 from cotenant.sim.kernels_host import Costs
 
-STATES: Final = 48
-"""Kept at once. Beyond it the delay is divided into so many parts and the best of each is kept."""
-
-
-class Gapped(Value, frozen=True):
-    """The online tenant alone: its gaps in order, and when it ended."""
-
-    gaps_ns: tuple[tuple[int, int], ...]
-    end_ns: int
+STATES: Final = 512
+"""Kept at once; beyond it every other one, which has not been seen to matter."""
+_ROUNDS_MOST: Final = 100_000
+_Ints: TypeAlias = npt.NDArray[np.int64]
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """How much is done, at what delay, and in which gap each offline kernel runs."""
+    """How much is done, and at what delay."""
 
     done_ns: int
     kernels: int
     delay_ns: int
-    gaps: tuple[tuple[int, int], ...]
-    """Those that are used: their number, and how many kernels have been done by their end."""
 
 
 class Below(Value, frozen=True, kw_only=True):
@@ -47,90 +43,55 @@ class Below(Value, frozen=True, kw_only=True):
     intervals_ns: tuple[int, ...]
     """Of its host, from each launch to the next."""
 
+    def lengths_ns(self) -> _Ints:
+        """What each kernel takes of a gap."""
+        durations = np.array(self.durations_ns, dtype=np.int64)
+        intervals = np.array(self.intervals_ns, dtype=np.int64)
+        return np.maximum(durations, intervals) if intervals.sum() > durations.sum() else durations
 
-_Path: TypeAlias = "tuple[int, int, _Path] | None"
-_State: TypeAlias = tuple[int, int, int, _Path]
-"""Delay spent, kernels done, when the host may launch again, and the gaps used: the last, and before."""
 
-
-def plan_of(online: Gapped, below: Below, allowance_ns: int, switch_ns: int, costs: Costs) -> Plan:
+def plan_of(
+    gaps_ns: tuple[tuple[int, int], ...], below: Below, allowance_ns: int, switch_ns: int, costs: Costs
+) -> Plan:
     """The plan that does the most at no more delay than the allowance."""
-    states: list[_State] = [(0, 0, 0, None)]
-    last = len(online.gaps_ns) - 1
-    for number, gap in enumerate(online.gaps_ns):
-        most_over = len(below.durations_ns) if number == last else 1
-        more = [
-            (state[0] + delay_ns, state[1] + count, free_ns, (number, state[1] + count, state[3]))
-            for state in states
-            for delay_ns, count, free_ns in _fillings(gap, below, state, allowance_ns, switch_ns, costs, most_over)
-        ]
-        if more:
-            states = _best([*states, *more], allowance_ns)
-    return _plan(max(states, key=lambda state: (state[1], -state[0])), below)
+    lengths = below.lengths_ns()
+    whole_ns = allowance_ns + sum(close_ns - open_ns for open_ns, close_ns in gaps_ns)
+    rounds = min(whole_ns // max(int(lengths.sum()), 1) + 2, _ROUNDS_MOST)
+    ends: _Ints = np.concatenate(([0], np.cumsum(np.tile(lengths, rounds))))
+    done: _Ints = np.zeros(1, dtype=np.int64)
+    delays: _Ints = np.zeros(1, dtype=np.int64)
+    for open_ns, close_ns in gaps_ns:
+        room_ns = close_ns - open_ns - switch_ns - costs.poll_ns
+        if room_ns > 0:
+            done, delays = _after_gap(done, delays, ends, room_ns, allowance_ns, switch_ns)
+    done = np.searchsorted(ends, ends[done] + (allowance_ns - delays), side="right") - 1
+    most = int(done.max())
+    each = len(below.durations_ns)
+    done_ns = most // each * sum(below.durations_ns) + sum(below.durations_ns[: most % each])
+    return Plan(done_ns, most, int(delays[int(done.argmax())]))
 
 
-def _fillings(
-    gap: tuple[int, int],
-    below: Below,
-    state: _State,
-    allowance_ns: int,
-    switch_ns: int,
-    costs: Costs,
-    most_over: int,
-) -> Iterator[tuple[int, int, int]]:
-    """What can be done in one gap: all that fits, and then one kernel more. Delay, kernels, when the host is free.
-
-    Two kernels past the end of a gap are no better than one there and one in the next, except in the last gap.
-    """
-    durations_ns, intervals_ns = below.durations_ns, below.intervals_ns
-    each, close_ns = len(durations_ns), gap[1]
-    spare_ns = allowance_ns - state[0] - switch_ns
-    launch_ns = max(gap[0] + switch_ns + costs.poll_ns, state[2])
-    kernel, count, over = state[1] % each, 0, 0
-    end_ns = launch_ns
-    if spare_ns < 0 or launch_ns + durations_ns[kernel] - close_ns > spare_ns:
-        return
-    while over < most_over:
-        end_ns = (launch_ns if launch_ns > end_ns else end_ns) + durations_ns[kernel]
-        over_ns = end_ns - close_ns
-        if over_ns > spare_ns:
-            return
-        over += over_ns > 0
-        count += 1
-        launch_ns += intervals_ns[kernel]
-        kernel += 1
-        if kernel == each:
-            kernel = 0
-            launch_ns = max(launch_ns, end_ns + costs.sync_ns)
-        if (launch_ns if launch_ns > end_ns else end_ns) + durations_ns[kernel] > close_ns:
-            yield switch_ns + max(over_ns, 0), count, launch_ns
-
-
-def _best(states: list[_State], allowance_ns: int) -> list[_State]:
-    """Those that no other beats by less delay and more done."""
-    states.sort(key=lambda state: (state[0], -state[1], state[2]))
-    kept: list[_State] = []
-    most = -1
-    for state in states:
-        if state[1] > most:
-            kept.append(state)
-            most = state[1]
-    if len(kept) <= STATES:
-        return kept
-    thinned: dict[int, _State] = {}
-    for state in kept:
-        thinned[state[0] * STATES // (allowance_ns + 1)] = state  # the last of each part has done the most
-    first = kept[0]
-    return [first, *(state for state in thinned.values() if state is not first)]
-
-
-def _plan(best: _State, below: Below) -> Plan:
-    delay_ns, done, _, path = best
-    gaps: list[tuple[int, int]] = []
-    while path is not None:
-        number, by_then, path = path
-        gaps.append((number, by_then))
-    gaps.reverse()
-    rounds, rest = divmod(done, len(below.durations_ns))
-    done_ns = rounds * sum(below.durations_ns) + sum(below.durations_ns[:rest])
-    return Plan(done_ns, done, delay_ns, tuple(gaps))
+def _after_gap(
+    done: _Ints, delays: _Ints, ends: _Ints, room_ns: int, allowance_ns: int, switch_ns: int
+) -> tuple[_Ints, _Ints]:
+    """All that fits, or that and one kernel more; two past the end are no better than one here and one in the next."""
+    begins = ends[done]
+    fitting: _Ints = np.searchsorted(ends, begins + room_ns, side="right") - 1
+    spent: _Ints = delays + switch_ns
+    over: _Ints = spent + ends[fitting + 1] - begins - room_ns
+    affordable = over <= allowance_ns
+    if switch_ns:
+        paid = (fitting > done) & (spent <= allowance_ns)
+        all_done = np.concatenate((done, fitting[paid], fitting[affordable] + 1))
+        all_delays = np.concatenate((delays, spent[paid], over[affordable]))
+    else:
+        all_done = np.concatenate((fitting, fitting[affordable] + 1))
+        all_delays = np.concatenate((spent, over[affordable]))
+    order = np.lexsort((-all_done, all_delays))
+    all_done, all_delays = all_done[order], all_delays[order]
+    best = np.maximum.accumulate(all_done)
+    kept = np.concatenate(([True], all_done[1:] > best[:-1]))
+    done, delays = all_done[kept], all_delays[kept]
+    if len(done) > STATES:
+        done, delays = np.append(done[:-1:2], done[-1]), np.append(delays[:-1:2], delays[-1])
+    return done, delays
