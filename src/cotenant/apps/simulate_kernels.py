@@ -28,6 +28,8 @@ from cotenant.sim.kernels_host import Costs
 _GAP: Final = 2
 """CT_GATE_GAP in native/gate/gate.h."""
 _REPEATS_MOST: Final = 64
+_ORACLES: Final[dict[str, Policy]] = {"oracle": "fill", "oracle-slice": "fill-slice"}
+"""Whose delay each oracle may spend."""
 _DATA: Final = "COTENANT_DATA"
 Say = Callable[[str], None]
 
@@ -90,15 +92,16 @@ def simulate_kernels(scenario: KernelScenario, where: Path, say: Say) -> KernelO
             runs[policy] = play(policy, tenants, setting)
         return runs[policy]
 
-    rows, against = [], {}
+    rows: list[PolicyOutcome] = []
+    against: dict[str, float] = {}
     for policy in scenario.policies:
-        if policy == "oracle" or policy == "oracle-slice":
-            fill: Policy = "fill-slice" if policy == "oracle-slice" else "fill"
-            played = run(fill).played
-            rows.append(_oracle(policy, alone, played, loads[1], setting))
-            against[fill] = played.clients[1].done_ns / 1e6 / max(rows[-1].offline_kernel_ms, 1e-6)
-        else:
-            rows.append(_row(policy, run(policy), alone))
+        fill: Policy | None = _ORACLES.get(policy)
+        if fill is None:
+            rows.append(_row(policy, run(msgspec.convert(policy, Policy)), alone))
+            continue
+        played = run(fill).played
+        rows.append(_oracle(policy, alone, played, loads[1], setting))
+        against[fill] = played.clients[1].done_ns / 1e6 / max(rows[-1].offline_kernel_ms, 1e-6)
     gap_ns = sum(close_ns - open_ns for open_ns, close_ns in alone.gaps_ns)
     return KernelOutcome(
         seed=scenario.seed,
@@ -168,8 +171,7 @@ def _load(config: TenantConfig, scenario: KernelScenario, where: Path) -> Load:
     launches = _made_up(config.generator) if config.generator else _read(config, where)
     host_ns, scale = int(config.host), int(config.scale) / 1e6
     launches = tuple(
-        msgspec.structs.replace(launch, interval_ns=host_ns or round(launch.interval_ns * scale))
-        for launch in launches
+        msgspec.structs.replace(launch, interval_ns=host_ns or round(launch.interval_ns * scale)) for launch in launches
     )
     load = Load(config.name, launches, config.arrivals(scenario.seed), max(int(config.requests), 1), config.graph)
     if config.requests or load.arrival.kind == "training":

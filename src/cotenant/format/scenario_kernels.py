@@ -8,17 +8,15 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from cotenant.domain.instant import MICROSECOND_NS, MILLISECOND_NS
 from cotenant.domain.gate import GateRules
+from cotenant.domain.instant import MICROSECOND_NS, MILLISECOND_NS
 from cotenant.domain.load import Arrival
 from cotenant.domain.tenant import Kind, Name, Priority
 from cotenant.errors import ConfigError
 from cotenant.format.toml import Count, DurationNs, Section, ShareOfWhole, decode_toml, line_of
 
 _RULES = GateRules()
-PolicyName = Literal[
-    "open-slice", "open-mps", "strict", "strict-slice", "fill", "fill-slice", "oracle", "oracle-slice"
-]
+PolicyName = Literal["open-slice", "open-mps", "strict", "strict-slice", "fill", "fill-slice", "oracle", "oracle-slice"]
 ArrivalName = Literal["back-to-back", "periodic", "poisson", "training"]
 
 

@@ -319,9 +319,7 @@ class World:
         )
 
 
-def _beside_ns(
-    runs: Sequence[tuple[int, int]], gaps: Sequence[tuple[int, int]], begin_ns: int, end_ns: int
-) -> int:
+def _beside_ns(runs: Sequence[tuple[int, int]], gaps: Sequence[tuple[int, int]], begin_ns: int, end_ns: int) -> int:
     """How much of the runs, in order, lies within the window and outside of the gaps, in order."""
     total = first = 0
     for run in runs:

@@ -6,13 +6,13 @@ import multiprocessing
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
 import msgspec
 
 from cotenant.domain.gate import GateRules
 from cotenant.domain.instant import MILLISECOND_NS
-from cotenant.experiment.fill.figures import PairFigures, Range, figures_of, range_of, ranges_of
+from cotenant.experiment.fill.figures import COTENANT, PairFigures, Range, figures_of, range_of, ranges_of
 from cotenant.experiment.fill.pairs import Pair
 from cotenant.experiment.fill.scene import Mode, Scene
 from cotenant.experiment.kernels import Policy, Setting, Tenant, plan_oracle, play, play_alone
@@ -71,7 +71,7 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
     cases: list[Judged]
     figures: dict[str, Range]
     above: dict[str, float]
-    """By sharing: the part of the pairs whose online program is more than 3.5 times as fast as under default sharing."""
+    """By sharing: the part of the pairs whose online program is over 3.5 times as fast as by default."""
 
 
 def judge(case: Case, setting: Setting) -> Judged:
@@ -97,7 +97,7 @@ def judge(case: Case, setting: Setting) -> Judged:
         shared = play(policy, tenants, setting)
         played = shared.played
         scenes[mode] = scene_of(mode, played)
-        if mode not in ("cotenant slices", "cotenant mps"):
+        if mode not in COTENANT.values():
             continue
         sharing = mode.removeprefix("cotenant ")
         spent_ns = max(played.clients[0].delayed_ns, played.beside_ns)
@@ -110,10 +110,7 @@ def judge(case: Case, setting: Setting) -> Judged:
     return Judged(
         figures=figures_of(pair.name, pair.family, [scenes]),
         gap_ratio=gap_ns / max(alone.wall_ns, 1),
-        delay_of_wall={
-            sharing: scenes[mode].online_delayed_ns / alone.wall_ns
-            for sharing, mode in (("slices", "cotenant slices"), ("mps", "cotenant mps"))
-        },
+        delay_of_wall={sharing: scenes[mode].online_delayed_ns / alone.wall_ns for sharing, mode in COTENANT.items()},
         fill_vs_oracle=against,
         oracle_vs_wall=oracle,
         filled_gaps=filled,
@@ -181,7 +178,7 @@ def _offline_alone(played: Played) -> Scene:
 class _Inline:
     """A pool of nobody: the work is done here."""
 
-    def __enter__(self) -> _Inline:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

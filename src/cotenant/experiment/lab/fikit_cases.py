@@ -85,7 +85,9 @@ def timelines(directory: Path, *, quick: bool) -> tuple[list[Case], list[Missing
     for family, recipe in recipes[:: 4 if quick else 1]:
         load = read_load(directory, recipe, run_ns)
         if not recipe.graph and (len(load.launches) < _KERNELS_LEAST or not load.host_ns):
-            missing.append(Missing(recipe.name, f"has {len(load.launches)} launches and {load.host_ns} ns of host time"))
+            missing.append(
+                Missing(recipe.name, f"has {len(load.launches)} launches and {load.host_ns} ns of host time")
+            )
             continue
         cases += [Case(pair=Pair(f"{load.name} + {one.name}", family, load, one)) for one in offline]
     return cases, missing
