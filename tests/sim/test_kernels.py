@@ -14,7 +14,7 @@ from cotenant.apps.simulate_kernels import simulate_kernels
 from cotenant.domain.kernel import KernelIdentity
 from cotenant.domain.load import BACK_TO_BACK, TRAINING, Arrival, Launch, Load
 from cotenant.errors import ConfigError
-from cotenant.experiment.kernels import Setting, Tenant, plan_oracle, play, play_alone
+from cotenant.experiment.kernels import Policy, Setting, Tenant, plan_oracle, play, play_alone
 from cotenant.experiment.kernels_oracle import Below, plan_of
 from cotenant.format.launch_script import read_script
 from cotenant.format.launches import script_text
@@ -27,6 +27,9 @@ from tests.tool import ROOT, run, run_or_fail
 V100 = preset("v100")
 FREE = Costs(call_ns=0, sync_ns=0, query_ns=0, poll_ns=1, wake_ns=0, wake_spread_ns=0, jitter_ppm=0)
 US = 1000
+OPEN: Policy = "open-mps"
+STRICT: Policy = "strict"
+FILL: Policy = "fill"
 COTENANT = (sys.executable, "-m", "cotenant")
 
 lengths = st.integers(1, 60).map(lambda us: us * US)
