@@ -63,13 +63,14 @@ struct ct_gate_nap ct_gate_nap(struct ct_gate *gate, const struct ct_gate_answer
     int may_spin = gate->spin_ppm && answer->reason != CT_GATE_PAUSED && answer->reason != CT_GATE_DEBT &&
                    gate->spin_ns <= now_ns + SPIN_BURST_NS;
     /* Who waits for a holder that may come at any instant looks at it, for its launch opens the next gap. */
-    int must_look = answer->reason == CT_GATE_TIGHT || answer->reason == CT_GATE_DUE;
+    int must_look = answer->reason == CT_GATE_DUE;
     if (may_spin && (must_look || until_ns - now_ns <= CT_GATE_WAKE_NS)) {
         nap.spin_until_ns = until_ns - now_ns < SPIN_LONGEST_NS ? until_ns : now_ns + SPIN_LONGEST_NS;
         return nap;
     }
-    if (until_ns - now_ns > CT_GATE_NAP_NS)
-        until_ns = now_ns + CT_GATE_NAP_NS;
+    const uint64_t most_ns = must_look ? 2 * CT_GATE_WAKE_NS : CT_GATE_NAP_NS;
+    if (until_ns - now_ns > most_ns)
+        until_ns = now_ns + most_ns;
     nap.sleep_until_ns = may_spin ? until_ns - CT_GATE_WAKE_NS : until_ns;
     if (LOAD(gate->floor->asleep_until_ns) < nap.sleep_until_ns ||
         LOAD(gate->floor->asleep_until_ns) > now_ns + CT_GATE_NAP_NS)

@@ -94,6 +94,7 @@ struct sight {
     uint64_t open_ns;  /* their work is over by then */
     uint64_t end_ns;   /* the first of them is expected back then at the earliest */
     uint64_t late_ns;  /* and hardly after then */
+    uint64_t opens_ns; /* what it launches then is over by then, if it is like the last */
     uint64_t quiet_ns; /* all of them are quiet by then */
     uint64_t sequence[CT_GATE_SEATS];
 };
@@ -107,7 +108,7 @@ static void look_up(struct ct_gate *gate, uint64_t now_ns, struct sight *sight)
 {
     sight->is_active = 0;
     sight->open_ns = sight->quiet_ns = now_ns;
-    sight->end_ns = sight->late_ns = CT_GATE_NEVER;
+    sight->end_ns = sight->late_ns = sight->opens_ns = CT_GATE_NEVER;
     for (uint32_t i = 0; i < gate->above_count; i++) {
         struct ct_gate_peer *peer = &gate->above[i];
         const struct ct_gate_page *page = peer->page;
@@ -116,6 +117,7 @@ static void look_up(struct ct_gate *gate, uint64_t now_ns, struct sight *sight)
         if (!sight->sequence[i] || SEE(page->generation) != peer->generation)
             continue;
         uint64_t quiet_ns = SEE(page->quiet_ns), next_ns = SEE(page->next_ns), busy_ns = SEE(page->busy_ns);
+        const uint64_t last_ns = left(busy_ns, LOAD(page->at_ns));
         /* Work that a host still waits for is not over, whatever was expected: others may have held it up. */
         if (LOAD(page->waits_ns) && busy_ns <= now_ns && now_ns < busy_ns + gate->patience_ns)
             busy_ns = now_ns + WAITED_FOR_NS;
@@ -129,6 +131,7 @@ static void look_up(struct ct_gate *gate, uint64_t now_ns, struct sight *sight)
         if (is_expected && next_ns < sight->end_ns) {
             sight->end_ns = next_ns;
             sight->late_ns = LOAD(page->late_ns);
+            sight->opens_ns = next_ns + last_ns;
         }
     }
 }
@@ -307,9 +310,10 @@ static struct ct_gate_answer ask_gap(struct ct_gate *gate, const struct ct_gate_
         const uint64_t loss_ns = (3 * loss_of(sight, from_ns + wish->expect_ns, now_ns) +
                                   loss_of(sight, from_ns + wish->sure_ns, now_ns)) / 4 + 1;
         uint64_t spend_ns = spendable_at(gate, loss_ns, since_ns, now_ns);
+        const int is_due = now_ns >= sight->end_ns;
+        const uint64_t until_ns = is_due ? sight->quiet_ns : sight->opens_ns; /* no use in looking before that */
         if (spend_ns > now_ns)
-            return wait_for(now_ns < sight->end_ns ? CT_GATE_TIGHT : CT_GATE_DUE,
-                            spend_ns < sight->quiet_ns ? spend_ns : sight->quiet_ns);
+            return wait_for(is_due ? CT_GATE_DUE : CT_GATE_TIGHT, spend_ns < until_ns ? spend_ns : until_ns);
     }
     if (submitted_ns > CT_GATE_LEAD_NS / 2 && submitted_ns + wish->expect_ns > depth_ns)
         return wait_for(CT_GATE_BOUND, now_ns + submitted_ns - CT_GATE_LEAD_NS / 2);
