@@ -6,7 +6,7 @@
 #define STORE(place, value) atomic_store_explicit(&(place), (value), memory_order_relaxed)
 #define ADD(place, more) STORE(place, LOAD(place) + (more))
 
-enum { PPM = 1000 * 1000, PAUSE_LOOK_NS = 5 * 1000 * 1000, AGAIN_NS = 2 * 1000, WAITED_FOR_NS = 50 * 1000, MOST_PPM = 1000 * 1000 };
+enum { PPM = 1000 * 1000, PAUSE_LOOK_NS = 5 * 1000 * 1000, AGAIN_NS = 2 * 1000, WAITED_FOR_NS = 50 * 1000, MOST_PPM = 1000 * 1000, CHEAP = 4 };
 
 static unsigned power_of(uint64_t ns)
 {
@@ -83,8 +83,10 @@ static void settle(struct ct_gate *gate, uint64_t now_ns)
     }
     if (first_ns < gate->charged_until_ns)
         charge(gate, gate->charged_until_ns - first_ns, now_ns);
-    if (first_ns != CT_GATE_NEVER)
+    if (first_ns != CT_GATE_NEVER) {
         gate->charged_until_ns = 0;
+        gate->has_switched = 0;
+    }
 }
 
 /* ---- what is seen of the others --------------------------------------------------------------------------------- */
@@ -231,6 +233,7 @@ static struct ct_gate_answer pass(struct ct_gate *gate, const struct ct_gate_wis
     ct_gate_announce(gate, wish, now_ns);
     STORE(gate->mine->wanted_ns, 0);
     gate->charged_until_ns = LOAD(gate->mine->busy_ns);
+    gate->has_switched = 1;
     if (reason == CT_GATE_LEAST)
         gate->least_ns = later(gate->least_ns, now_ns) + earned_in(wish->expect_ns + 1, gate->least_ppm);
     if (reason == CT_GATE_LEAST || reason == CT_GATE_RISK)
@@ -274,13 +277,24 @@ static struct ct_gate_answer ask_free(struct ct_gate *gate, const struct ct_gate
     return pass_if_unchanged(gate, wish, CT_GATE_FREE, sight, submitted_ns, now_ns);
 }
 
-/* What those above can spare by now: nothing while there is a debt, then what was earned since this kernel asked. The
- * longer it waits, the worse a gap it takes; so it takes about the best that comes by. */
-static uint64_t spendable_at(const struct ct_gate *gate, uint64_t cost_ns, uint64_t since_ns, uint64_t now_ns)
+/* When those above can spare a loss. What costs little of what it is worth is paid out of what was saved up. What costs
+ * more must have been earned since this kernel asked, and there must be no debt: the longer it waits, the worse a gap it
+ * takes; so it takes about the best that comes by. */
+static uint64_t spendable_at(const struct ct_gate *gate, uint64_t loss_ns, uint64_t worth_ns, uint64_t since_ns,
+                             uint64_t now_ns)
 {
     if (gate->policy != CT_GATE_FILL || !gate->delay_ppm)
         return CT_GATE_NEVER;
-    return later(since_ns + earned_in(cost_ns, gate->delay_ppm), now_ns + debt_of(gate, now_ns));
+    const uint64_t earned_ns = earned_in(loss_ns, gate->delay_ppm), debt_ns = debt_of(gate, now_ns);
+    if (loss_ns <= worth_ns / CHEAP)
+        return later(later(gate->spent_ns, left(now_ns, CT_GATE_SPARE_NS)) + earned_ns,
+                     now_ns + left(debt_ns, CT_GATE_BURST_NS));
+    return later(later(gate->spent_ns, since_ns) + earned_ns, now_ns + debt_ns);
+}
+
+static void spend(struct ct_gate *gate, uint64_t loss_ns, uint64_t now_ns)
+{
+    gate->spent_ns = later(gate->spent_ns, left(now_ns, CT_GATE_SPARE_NS)) + earned_in(loss_ns, gate->delay_ppm);
 }
 
 /* What one above loses in the mean if our work ends then. Its launch is as likely at any instant between the earliest and
@@ -298,18 +312,18 @@ static uint64_t loss_of(const struct sight *sight, uint64_t until_ns, uint64_t n
 static struct ct_gate_answer ask_gap(struct ct_gate *gate, const struct ct_gate_wish *wish, const struct sight *sight,
                                      uint64_t submitted_ns, uint64_t since_ns, uint64_t now_ns)
 {
-    const uint64_t cost_ns = submitted_ns ? 0 : gate->switch_ns, depth_ns = CT_GATE_DEPTH_NS;
+    const uint64_t cost_ns = gate->has_switched ? 0 : gate->switch_ns, depth_ns = CT_GATE_DEPTH_NS;
     const uint64_t from_ns = now_ns + submitted_ns + 2 * cost_ns;
-    uint64_t debt_ns = debt_of(gate, now_ns);
+    uint64_t debt_ns = debt_of(gate, now_ns), loss_ns = 0;
     if (!wish->may_fill)
         return wait_for(CT_GATE_DUE, sight->quiet_ns);
-    if (debt_ns > CT_GATE_HARD_DEBT_NS || (cost_ns && debt_ns > CT_GATE_BURST_NS))
+    if (debt_ns > CT_GATE_HARD_DEBT_NS)
         return wait_for(CT_GATE_DEBT, now_ns + debt_ns - CT_GATE_BURST_NS);
-    if (from_ns + wish->sure_ns > sight->end_ns) {
+    if (cost_ns || from_ns + wish->sure_ns > sight->end_ns) {
         /* Hardly any takes as long as it may: mostly the mean counts. */
-        const uint64_t loss_ns = (3 * loss_of(sight, from_ns + wish->expect_ns, now_ns) +
-                                  loss_of(sight, from_ns + wish->sure_ns, now_ns)) / 4 + 1;
-        uint64_t spend_ns = spendable_at(gate, loss_ns, since_ns, now_ns);
+        loss_ns = (3 * loss_of(sight, from_ns + wish->expect_ns, now_ns) +
+                   loss_of(sight, from_ns + wish->sure_ns, now_ns)) / 4 + cost_ns + 1;
+        uint64_t spend_ns = spendable_at(gate, loss_ns, wish->expect_ns, since_ns, now_ns);
         const int is_due = now_ns >= sight->end_ns;
         const uint64_t until_ns = is_due ? sight->quiet_ns : sight->opens_ns; /* no use in looking before that */
         if (spend_ns > now_ns)
@@ -321,6 +335,8 @@ static struct ct_gate_answer ask_gap(struct ct_gate *gate, const struct ct_gate_
         better_waits(gate, wish->sure_ns, left(sight->end_ns, now_ns + submitted_ns), now_ns))
         return wait_for(CT_GATE_OTHER, now_ns + AGAIN_NS);
     struct ct_gate_answer answer = pass_if_unchanged(gate, wish, CT_GATE_GAP, sight, submitted_ns, now_ns);
+    if (answer.pass && loss_ns)
+        spend(gate, loss_ns, now_ns);
     if (answer.pass && cost_ns)
         charge(gate, cost_ns, now_ns);
     return answer;
@@ -342,16 +358,19 @@ static struct ct_gate_answer ask_below(struct ct_gate *gate, const struct ct_gat
     if (answer.pass || answer.reason > CT_GATE_DUE || submitted_ns)
         return answer;
     /* A kernel that fits nowhere spends what those above can spare, one at a time; what it takes is charged at once. */
-    uint64_t risk_ns = wish->expect_ns ? spendable_at(gate, wish->expect_ns, since_ns, now_ns)
-                                       : later(since_ns + CT_GATE_RISK_AFTER_NS, spendable_at(gate, 1, since_ns, now_ns));
+    uint64_t risk_ns = spendable_at(gate, wish->expect_ns + 1, 0, since_ns, now_ns);
+    if (!wish->expect_ns)
+        risk_ns = later(risk_ns, since_ns + CT_GATE_RISK_AFTER_NS);
     if (risk_ns > now_ns) {
         if (answer.until_ns > risk_ns)
             answer.until_ns = risk_ns;
         return answer;
     }
     answer = pass_if_unchanged(gate, wish, CT_GATE_RISK, sight, submitted_ns, now_ns);
-    if (answer.pass)
+    if (answer.pass) {
+        spend(gate, wish->expect_ns + 1, now_ns);
         charge(gate, wish->expect_ns + 1, now_ns);
+    }
     return answer;
 }
 

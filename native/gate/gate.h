@@ -19,6 +19,7 @@ enum {
     CT_GATE_CLAIM_NS = 20 * 1000,  /* a claim that is not given back lapses after this */
     CT_GATE_NAP_NS = 5 * 1000 * 1000,
     CT_GATE_RISK_AFTER_NS = 10 * 1000 * 1000,  /* who has waited this long may spend what those above can spare */
+    CT_GATE_SPARE_NS = 20 * 1000 * 1000,       /* what those above can spare is saved up for so long */
     CT_GATE_BURST_NS = 30 * 1000 * 1000,       /* debt up to this binds nobody */
     CT_GATE_HARD_DEBT_NS = 120 * 1000 * 1000,  /* debt above this closes the gaps, too */
     CT_GATE_DEBT_MOST_NS = 2000 * 1000 * 1000, /* no debt is longer */
@@ -70,7 +71,9 @@ struct ct_gate {
     /* of our own */
     uint64_t unconfirmed_ns, unconfirmed; /* submitted below a holder, and no event has shown its end */
     uint64_t charged_until_ns;            /* the end of the work that may still cost those above something; 0: none */
+    int has_switched;                     /* something of ours passed since one above launched: the device is ours */
     uint64_t least_ns, spin_ns;           /* what was used of the least share and of the spinning, as an instant */
+    uint64_t spent_ns;                    /* what was spent on purpose of what those above can spare, as an instant */
     struct ct_gate_page orphan;           /* written while we have no seat: nobody reads it */
 };
 
