@@ -14,7 +14,7 @@
 enum {
     CT_GATE_LEAD_NS = 60 * 1000,   /* work submitted ahead so that the device does not idle while we wake up */
     CT_GATE_DEPTH_NS = 100 * 1000, /* of short kernels, what may be submitted at once into a gap */
-    CT_GATE_WAKE_NS = 70 * 1000,   /* a sleeper is this late at worst on a quiet machine: it sleeps so much less */
+    CT_GATE_WAKE_NS = 50 * 1000,   /* a sleeper is hardly later than this on a quiet machine: it sleeps so much less */
     CT_GATE_LOOK_NS = 50 * 1000,   /* who has not asked for this long sleeps, or died */
     CT_GATE_CLAIM_NS = 20 * 1000,  /* a claim that is not given back lapses after this */
     CT_GATE_NAP_NS = 5 * 1000 * 1000,
