@@ -2,20 +2,25 @@
 
 from hypothesis import strategies as st
 
-from cotenant.domain.action import Action, Crowd, Grant, Refuse, Revoke, Stop
+from cotenant.domain.action import Action, Confirm, Crowd, Grant, Refuse, Revoke, Roster, Stop
 from cotenant.domain.event import (
     SLOTS_LIMIT,
     Event,
+    GateChange,
     NodeRestored,
     NodeSettings,
     NodeStarted,
     NodeStopping,
     PeerLost,
+    PriorityChanged,
+    RulesChanged,
     TenantJoined,
     TenantLeft,
     TenantResumed,
+    TenantsPaused,
     Woke,
 )
+from cotenant.domain.gate import GatePolicy, GateRules, GateSeat
 from cotenant.domain.gpu import WHOLE_PPM, Gpu
 from cotenant.domain.histogram import Histogram, Recorder
 from cotenant.domain.plan import Reason, Reject
@@ -54,6 +59,19 @@ terms = st.builds(
     Terms, small, small, st.sampled_from(Kind), st.integers(0, 9), shares, amounts, amounts, st.integers(-1, 7)
 )
 gpus = st.builds(Gpu, texts, amounts)
+gate_seats = st.builds(GateSeat, small, small, st.integers(0, 9), st.booleans(), st.booleans(), shares)
+gate_policies = st.sampled_from(GatePolicy)
+gate_rules = st.builds(
+    GateRules,
+    gate_policies,
+    *(amounts, shares, amounts, amounts, shares),
+    st.lists(gate_seats, max_size=3).map(tuple),
+)
+gate_changes = st.builds(
+    GateChange,
+    st.none() | gate_policies,
+    *(st.none() | values for values in (amounts, shares, amounts, amounts, shares)),
+)
 node_settings = st.builds(
     NodeSettings,
     st.integers(0, SLOTS_LIMIT),
@@ -62,8 +80,9 @@ node_settings = st.builds(
     st.sampled_from(["spread", "pack"]),
     st.sampled_from(["reserve", "overcommit"]),
     st.lists(gpus, max_size=3).map(tuple),
+    gate_rules,
 )
-tenants = st.builds(Tenant, names, terms, specs(), small, small, instants)
+tenants = st.builds(Tenant, names, terms, specs(), small, small, instants, st.booleans())
 departures = st.builds(Departure, tenants, texts, instants)
 views = st.builds(TenantView, tenants, st.booleans())
 rejects = st.builds(Reject, st.sampled_from(Reason), texts)
@@ -79,11 +98,23 @@ events: st.SearchStrategy[Event] = st.one_of(
         st.lists(departures, max_size=2).map(tuple),
         st.integers(-1, LARGEST),
         st.integers(-1, LARGEST),
+        st.none() | gate_rules,
     ),
     st.builds(TenantJoined, small, small, small, specs()),
     st.builds(TenantResumed, small, small, small, small, small),
     st.builds(TenantLeft, small, texts),
     st.builds(PeerLost, small),
+    st.builds(
+        TenantsPaused,
+        small,
+        small,
+        st.booleans(),
+        st.lists(names, max_size=3).map(tuple),
+        st.booleans(),
+        st.booleans(),
+    ),
+    st.builds(PriorityChanged, small, small, st.booleans(), names, st.integers(0, 9)),
+    st.builds(RulesChanged, small, st.booleans(), gate_changes),
     st.just(Woke()),
     st.builds(NodeStopping, texts),
 )
@@ -92,6 +123,8 @@ actions: st.SearchStrategy[Action] = st.one_of(
     st.builds(Crowd, small, st.lists(small, max_size=5).map(tuple), small),
     st.builds(Refuse, small, small, rejects),
     st.builds(Revoke, small, st.integers(-1, 99), names, small, small, texts),
+    st.builds(Roster, small, small, gate_rules),
+    st.builds(Confirm, small, small, st.lists(names, max_size=3).map(tuple), gate_rules),
     st.builds(Stop, small, texts),
 )
 turns = st.builds(Turn, instants, events, st.lists(actions, max_size=3))
@@ -119,6 +152,12 @@ configs = st.builds(
         group=texts,
         place=st.sampled_from(["spread", "pack"]),
         admit=st.sampled_from(["reserve", "overcommit"]),
+        gate=gate_policies.map(lambda policy: policy.value),
+        bound=durations_in_config,
+        delay=shares.map(ShareOfWhole),
+        patience=durations_in_config,
+        switch=durations_in_config,
+        spin=shares.map(ShareOfWhole),
         journal_limit=sizes_in_config,
     ),
     run=st.builds(

@@ -12,9 +12,12 @@ struct ct_forecast {
 };
 
 enum { CT_FORECAST_YOUNG = 16 }; /* at first it follows in larger steps */
+#define CT_FORECAST_LONGEST_NS (UINT64_C(1) << 48)
 
 static inline void ct_forecast_learn(struct ct_forecast *forecast, uint64_t interval_ns)
 {
+    if (interval_ns > CT_FORECAST_LONGEST_NS)
+        interval_ns = CT_FORECAST_LONGEST_NS; /* sums below stay sums */
     if (__builtin_expect(!forecast->seen, 0)) {
         forecast->seen = 1;
         forecast->low_ns = interval_ns - interval_ns / 4;

@@ -1,13 +1,9 @@
 /* The gate as one tenant has it: what the roster says of the others, and what the own page says to them. */
-#include "gate/gate.h"
+#include "gate/words.h"
 
 #include <string.h>
 
-enum { PATIENCE_LEAST_NS = 250 * 1000, PATIENCE_SPREADS = 4 };
-
-#define LOAD(place) atomic_load_explicit(&(place), memory_order_relaxed)
-#define STORE(place, value) atomic_store_explicit(&(place), (value), memory_order_relaxed)
-#define ADD(place, more) STORE(place, LOAD(place) + (more))
+enum { PATIENCE_LEAST_NS = 20 * 1000 };
 
 void ct_gate_open(struct ct_gate *gate, const void *file, struct ct_gate_page *page, struct ct_gate_floor *floor,
                   uint32_t slot, uint32_t generation)
@@ -19,6 +15,7 @@ void ct_gate_open(struct ct_gate *gate, const void *file, struct ct_gate_page *p
     gate->floor = floor;
     gate->slot = slot;
     gate->generation = generation;
+    gate->slots = gate->roster->slots;
     gate->writes = UINT64_MAX;
     ct_gate_reread(gate);
 }
@@ -27,7 +24,7 @@ void ct_gate_open(struct ct_gate *gate, const void *file, struct ct_gate_page *p
 
 static const struct ct_gate_page *page_of(const struct ct_gate *gate, uint32_t slot)
 {
-    return slot < gate->roster->slots
+    return slot < gate->slots
                ? (const struct ct_gate_page *)((const char *)gate->roster + ct_gate_offset(slot))
                : NULL;
 }
@@ -41,7 +38,7 @@ static void keep(const struct ct_gate_peer *known, uint32_t count, struct ct_gat
             peer->observed = known[i].observed;
             return;
         }
-    peer->seen = peer->observed = atomic_load_explicit(&peer->page->sequence, memory_order_acquire);
+    peer->seen = peer->observed = SEE(peer->page->sequence);
 }
 
 static void seat_others(struct ct_gate *gate, const struct ct_gate_rules *rules)
@@ -49,15 +46,21 @@ static void seat_others(struct ct_gate *gate, const struct ct_gate_rules *rules)
     struct ct_gate_peer known[CT_GATE_SEATS];
     const uint32_t known_count = gate->above_count;
     memcpy(known, gate->above, sizeof known[0] * known_count);
+    uint32_t top = gate->priority;
+    for (uint64_t i = 0; i < rules->seats; i++)
+        top = rules->seat[i].priority < top ? rules->seat[i].priority : top;
     gate->above_count = gate->beside_count = 0;
+    gate->must_claim = 0;
     for (uint64_t i = 0; i < rules->seats; i++) {
         const struct ct_gate_seat *seat = &rules->seat[i];
         struct ct_gate_peer peer = {.page = page_of(gate, seat->slot),
                                     .generation = seat->generation,
                                     .slot = seat->slot,
                                     .priority = seat->priority};
-        if (seat->slot == gate->slot || !peer.page)
+        /* Another generation in our slot is another tenant: then it is we who have no seat. */
+        if ((seat->slot == gate->slot && seat->generation == gate->generation) || !peer.page)
             continue;
+        gate->must_claim |= seat->priority > top; /* it must ask as we do, whether above us or beside us */
         if (seat->priority < gate->priority) {
             keep(known, known_count, &peer);
             gate->above[gate->above_count++] = peer;
@@ -65,6 +68,25 @@ static void seat_others(struct ct_gate *gate, const struct ct_gate_rules *rules)
             gate->beside[gate->beside_count++] = peer;
         }
     }
+}
+
+/* The page as its first process finds it speaks of the tenant that had the slot before. The sequence goes on: whoever
+ * compares it must never see it come back. */
+static void move_in(struct ct_gate *gate)
+{
+    struct ct_gate_page *page = gate->page;
+    if (LOAD(page->generation) == gate->generation)
+        return; /* another process of ours was here first */
+    SHOW(page->generation, 0);
+    _Atomic uint64_t *count = (_Atomic uint64_t *)&page->counts;
+    for (size_t i = 0; i < sizeof page->counts / sizeof *count; i++)
+        STORE(count[i], 0);
+    STORE(page->wanted_ns, 0);
+    STORE(page->busy_ns, 0);
+    STORE(page->next_ns, 0);
+    STORE(page->quiet_ns, 0);
+    STORE(page->at_ns, 0);
+    SHOW(page->generation, gate->generation);
 }
 
 void ct_gate_reread(struct ct_gate *gate)
@@ -95,29 +117,35 @@ void ct_gate_reread(struct ct_gate *gate)
     seat_others(gate, &rules);
     gate->mine = gate->is_seated ? gate->page : &gate->orphan;
     if (gate->is_seated)
-        atomic_store_explicit(&gate->page->generation, gate->generation, memory_order_release);
+        move_in(gate);
     gate->must_ask = gate->is_paused || (gate->policy != CT_GATE_OPEN && gate->above_count > 0);
+    if (!gate->must_ask) /* what is launched from now on is not counted: nor must its end end what was before */
+        gate->unconfirmed = gate->unconfirmed_ns = gate->charged_until_ns = gate->owed_ns = 0;
 }
 
 /* ---- the own page ---------------------------------------------------------------------------------------------- */
 
-static uint64_t quiet_after(const struct ct_gate *gate, uint64_t next_ns, uint64_t low_ns, uint64_t high_ns)
+/* No instant of ours lies further ahead than others believe. */
+static uint64_t after(uint64_t from_ns, uint64_t more_ns, uint64_t now_ns)
 {
-    uint64_t patience_ns = high_ns > low_ns ? PATIENCE_SPREADS * (high_ns - low_ns) : 0;
+    return sooner(plus(from_ns, more_ns), plus(now_ns, CT_GATE_FAR_NS));
+}
+
+static uint64_t patience(const struct ct_gate *gate, uint64_t low_ns, uint64_t high_ns)
+{
+    uint64_t patience_ns = high_ns > low_ns ? high_ns - low_ns : 0;
     if (!high_ns || patience_ns > gate->patience_ns)
         patience_ns = gate->patience_ns;
-    if (patience_ns < PATIENCE_LEAST_NS)
-        patience_ns = PATIENCE_LEAST_NS;
-    return next_ns + patience_ns;
+    return later(patience_ns, PATIENCE_LEAST_NS);
 }
 
 void ct_gate_announce(struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t now_ns)
 {
     struct ct_gate_page *mine = gate->mine;
     const uint64_t busy_ns = LOAD(mine->busy_ns), sequence = LOAD(mine->sequence), due_ns = LOAD(mine->next_ns);
-    const uint64_t next_ns = now_ns + wish->low_ns;
+    const uint64_t next_ns = after(now_ns, wish->low_ns, now_ns);
 
-    if (due_ns && LOAD(mine->at_ns)) {
+    if (due_ns > LOAD(mine->at_ns) && LOAD(mine->at_ns)) { /* else nothing was foreseen */
         ADD(mine->counts.foreseen, 1);
         if (now_ns < due_ns)
             ADD(mine->counts.early, 1);
@@ -126,15 +154,22 @@ void ct_gate_announce(struct ct_gate *gate, const struct ct_gate_wish *wish, uin
     ADD(mine->counts.launches, 1);
     ADD(mine->counts.device_ns, wish->expect_ns);
     STORE(mine->recent_ns[(sequence + 1) % CT_GATE_RECENT], now_ns);
-    atomic_store_explicit(&mine->busy_ns, (busy_ns > now_ns ? busy_ns : now_ns) + wish->expect_ns, memory_order_release);
-    atomic_store_explicit(&mine->next_ns, next_ns, memory_order_release);
-    STORE(mine->late_ns, now_ns + wish->high_ns);
-    STORE(mine->waits_ns, 0);
-    atomic_store_explicit(&mine->quiet_ns, quiet_after(gate, next_ns, wish->low_ns, wish->high_ns),
-                          memory_order_release);
-    atomic_store_explicit(&mine->at_ns, now_ns, memory_order_release);
+    SHOW(mine->busy_ns, after(later(busy_ns, now_ns), wish->expect_ns, now_ns));
+    SHOW(mine->next_ns, next_ns);
+    SHOW(mine->quiet_ns, after(next_ns, patience(gate, wish->low_ns, wish->high_ns), now_ns));
+    SHOW(mine->at_ns, now_ns);
     /* Several processes of a tenant may launch at once: the count must not lose one, whatever the rest says. */
     atomic_fetch_add_explicit(&mine->sequence, 1, memory_order_release);
+}
+
+void ct_gate_withdrawn(struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t now_ns)
+{
+    struct ct_gate_page *mine = gate->mine;
+    const uint64_t busy_ns = LOAD(mine->busy_ns);
+    ADD(mine->counts.launches, -UINT64_C(1));
+    ADD(mine->counts.device_ns, -wish->expect_ns);
+    if (busy_ns > now_ns)
+        STORE(mine->busy_ns, busy_ns - now_ns > wish->expect_ns ? busy_ns - wish->expect_ns : now_ns);
 }
 
 void ct_gate_rest(struct ct_gate *gate, uint64_t low_ns, uint64_t high_ns, int is_drained, uint64_t now_ns)
@@ -144,15 +179,13 @@ void ct_gate_rest(struct ct_gate *gate, uint64_t low_ns, uint64_t high_ns, int i
     if (is_drained || busy_ns < now_ns)
         busy_ns = now_ns; /* what a host waits for inside of a call ends before it can launch again */
     if (is_drained)
-        atomic_store_explicit(&mine->busy_ns, busy_ns, memory_order_release);
-    STORE(mine->late_ns, busy_ns + high_ns);
-    STORE(mine->waits_ns, is_drained ? 0 : now_ns);
-    atomic_store_explicit(&mine->next_ns, busy_ns + low_ns, memory_order_release);
-    atomic_store_explicit(&mine->quiet_ns, quiet_after(gate, busy_ns + low_ns, low_ns, high_ns), memory_order_release);
+        SHOW(mine->busy_ns, busy_ns);
+    SHOW(mine->next_ns, after(busy_ns, low_ns, now_ns));
+    SHOW(mine->quiet_ns, after(plus(busy_ns, low_ns), patience(gate, low_ns, high_ns), now_ns));
 }
 
 int ct_gate_has_sleepers(const struct ct_gate *gate, uint64_t now_ns)
 {
-    uint64_t until_ns = atomic_load_explicit(&gate->floor->asleep_until_ns, memory_order_relaxed);
+    uint64_t until_ns = LOAD(gate->floor->asleep_until_ns);
     return until_ns > now_ns && until_ns - now_ns <= CT_GATE_NAP_NS;
 }

@@ -14,17 +14,22 @@
 enum {
     CT_GATE_LEAD_NS = 60 * 1000,   /* work submitted ahead so that the device does not idle while we wake up */
     CT_GATE_DEPTH_NS = 100 * 1000, /* of short kernels, what may be submitted at once into a gap */
-    CT_GATE_WAKE_NS = 50 * 1000,   /* a sleeper is hardly later than this on a quiet machine: it sleeps so much less */
+    CT_GATE_WAKE_NS = 70 * 1000,   /* a sleeper is this late at worst on a quiet machine: it sleeps so much less */
     CT_GATE_LOOK_NS = 50 * 1000,   /* who has not asked for this long sleeps, or died */
     CT_GATE_CLAIM_NS = 20 * 1000,  /* a claim that is not given back lapses after this */
     CT_GATE_NAP_NS = 5 * 1000 * 1000,
-    CT_GATE_RISK_AFTER_NS = 10 * 1000 * 1000,  /* who has waited this long may spend what those above can spare */
-    CT_GATE_SPARE_NS = 20 * 1000 * 1000,       /* what those above can spare is saved up for so long */
+    CT_GATE_RISK_AFTER_NS = 10 * 1000 * 1000,  /* who has waited this long may spend what those above can spare, and no
+                                                * longer lets its equals go first */
     CT_GATE_BURST_NS = 30 * 1000 * 1000,       /* debt up to this binds nobody */
     CT_GATE_HARD_DEBT_NS = 120 * 1000 * 1000,  /* debt above this closes the gaps, too */
-    CT_GATE_DEBT_MOST_NS = 2000 * 1000 * 1000, /* no debt is longer */
+    CT_GATE_CLOSED_NS = 2000 * 1000 * 1000,    /* what any loss costs when those above can spare nothing */
     CT_GATE_STUCK_NS = 100 * 1000 * 1000,      /* nothing ended for so long: perhaps it waits for what waits here */
 };
+
+/* No debt is longer: at 2 %, 1.2 s lost at once are charged in full. */
+#define CT_GATE_DEBT_MOST_NS UINT64_C(60000000000)
+/* No tenant foresees more than this: an instant further ahead is a scribble, or of another boot, and means nothing. */
+#define CT_GATE_FAR_NS UINT64_C(60000000000)
 
 enum ct_gate_reason {
     /* it passes, because */
@@ -60,9 +65,11 @@ struct ct_gate {
     struct ct_gate_page *page;
     struct ct_gate_floor *floor;
     uint32_t slot, generation;
+    uint64_t slots; /* pages in the file as it was mapped: one that grew later is not seen further */
     /* from the roster, as of `writes` */
     uint64_t writes;
     int must_ask, is_paused, is_seated;
+    int must_claim; /* others must ask, too: one decides at a time */
     uint32_t priority;
     uint64_t policy, bound_ns, delay_ppm, patience_ns, switch_ns, spin_ppm, least_ppm;
     uint32_t above_count, beside_count;
@@ -70,10 +77,10 @@ struct ct_gate {
     struct ct_gate_peer beside[CT_GATE_SEATS]; /* of our own or lower, who share the gaps with us */
     /* of our own */
     uint64_t unconfirmed_ns, unconfirmed; /* submitted below a holder, and no event has shown its end */
-    uint64_t charged_until_ns;            /* the end of the work that may still cost those above something; 0: none */
-    int has_switched;                     /* something of ours passed since one above launched: the device is ours */
+    uint64_t charged_from_ns, charged_until_ns; /* our work that may cost those above something; until 0: none */
+    uint64_t owed_ns;                     /* lost by those above, and not yet charged */
+    int is_back;                          /* one above launched while that work ran: it is charged up to its end */
     uint64_t least_ns, spin_ns;           /* what was used of the least share and of the spinning, as an instant */
-    uint64_t spent_ns;                    /* what was spent on purpose of what those above can spare, as an instant */
     struct ct_gate_page orphan;           /* written while we have no seat: nobody reads it */
 };
 
@@ -103,6 +110,9 @@ struct ct_gate_wish {
 /* Before a launch that need not ask: a line of own stores. Whoever reads the sequence sees what was stored before it. */
 void ct_gate_announce(struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t now_ns);
 
+/* The launch that was announced last, without asking, has failed: its work is not to come. */
+void ct_gate_withdrawn(struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t now_ns);
+
 /* The host goes into a call that waits for the device, or (`is_drained`) comes out of one that waited for all of it. */
 void ct_gate_rest(struct ct_gate *gate, uint64_t low_ns, uint64_t high_ns, int is_drained, uint64_t now_ns);
 
@@ -120,7 +130,8 @@ struct ct_gate_answer ct_gate_ask(struct ct_gate *gate, const struct ct_gate_wis
                                   uint64_t now_ns);
 void ct_gate_submitted(struct ct_gate *gate, const struct ct_gate_wish *wish, int is_submitted, uint64_t now_ns);
 void ct_gate_confirmed(struct ct_gate *gate, uint64_t expect_ns, uint64_t now_ns);
-/* What was submitted last is expected to end only then: an event has not shown its end in time. */
+/* What was submitted last is expected to end only then: an event has not shown its end in time. If one above is back,
+ * that is what it loses more. */
 void ct_gate_prolong(struct ct_gate *gate, uint64_t until_ns);
 /* Whoever gives up waiting, or has waited: nobody holds back for this tenant any more. */
 void ct_gate_waited(struct ct_gate *gate, uint64_t since_ns, uint64_t now_ns);

@@ -15,23 +15,6 @@ int ct_roster_check(const void *memory, size_t bytes)
     return 0;
 }
 
-int ct_roster_init(void *memory, size_t bytes, uint64_t slots)
-{
-    struct ct_gate_roster *roster = memory;
-    if (bytes < CT_GATE_PAGE_BYTES)
-        return -1;
-    if (ct_roster_check(memory, bytes) == 0 && roster->slots >= slots)
-        return 0; /* tenants may have it mapped: what it says stays */
-    uint64_t writes = atomic_load_explicit(&roster->writes, memory_order_relaxed);
-    memset(roster->copy, 0, sizeof roster->copy);
-    atomic_store_explicit(&roster->writes, writes + 2, memory_order_release);
-    roster->version = CT_GATE_VERSION;
-    roster->slots = slots;
-    atomic_thread_fence(memory_order_release);
-    roster->magic = MAGIC;
-    return 0;
-}
-
 void ct_roster_write(struct ct_gate_roster *roster, const struct ct_gate_rules *rules)
 {
     uint64_t words[CT_GATE_RULES_WORDS];
@@ -62,4 +45,24 @@ int ct_roster_read(const struct ct_gate_roster *roster, struct ct_gate_rules *ru
         }
     }
     return -1;
+}
+
+int ct_roster_init(void *memory, size_t bytes, uint64_t slots)
+{
+    struct ct_gate_roster *roster = memory;
+    if (bytes < CT_GATE_PAGE_BYTES)
+        return -1;
+    if (ct_roster_check(memory, bytes) == 0) {
+        if (roster->slots < slots)
+            roster->slots = slots; /* the file grew; tenants that have it mapped know how far they did */
+        return 0;                  /* and what it says stays */
+    }
+    const struct ct_gate_rules nothing = {0};
+    ct_roster_write(roster, &nothing);
+    ct_roster_write(roster, &nothing); /* both copies: nobody who reads meanwhile gets a mixture */
+    roster->version = CT_GATE_VERSION;
+    roster->slots = slots;
+    atomic_thread_fence(memory_order_release);
+    roster->magic = MAGIC;
+    return 0;
 }

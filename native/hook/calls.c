@@ -46,6 +46,7 @@ static CUresult first_cuCtxSynchronize(void)
 #define FIRST_INSTANTIATE FIRST
 #define FIRST_CAPTURE FIRST
 #define FIRST_SYNC FIRST
+#define FIRST_QUERY FIRST
 #define FIRST_ENDS FIRST
 #define FIRST_RELEASES FIRST
 #define FIRST_ENGINE FIRST
@@ -74,12 +75,18 @@ static void harvest(void)
         ct_timing_harvest(session);
 }
 
+static void rested(uint64_t began_ticks, CUresult result)
+{
+    ct_rest_end(began_ticks, CT_AWAITED_SOME, NULL, 0, result);
+    harvest();
+}
+
 static void count_unnamed(CUresult result)
 {
     struct ct_session *session = ct_session();
     if (session && result == CUDA_SUCCESS) {
         atomic_fetch_add_explicit(&session->record.header->untimed, 1, memory_order_relaxed);
-        ct_book(session, NULL, 0);
+        ct_book(session, NULL, 0, 0);
     }
 }
 
@@ -102,6 +109,8 @@ static void end_contexts(void)
     struct ct_session *session = ct_session();
     if (session)
         ct_timing_drop(session);
+    if (session && session->gateway)
+        ct_marks_drop(session);
 }
 
 static void forget_functions(CUresult result)
@@ -135,7 +144,9 @@ static void release_functions(CUresult result, CUdevice device)
 #define BODY_INSTANTIATE(symbol, ...)
 #define BODY_UNNAMED(symbol, ...) AROUND(symbol, NOTHING, count_unnamed(result), __VA_ARGS__)
 #define BODY_CAPTURE(symbol, ...) AROUND(symbol, begin_capture(), capture_begun(result), __VA_ARGS__)
-#define BODY_SYNC(symbol, ...) AROUND(symbol, NOTHING, harvest(), __VA_ARGS__)
+#define BODY_SYNC(symbol, ...)                                                                                         \
+    AROUND(symbol, const uint64_t began_ticks = ct_rest_begin(), rested(began_ticks, result), __VA_ARGS__)
+#define BODY_QUERY(symbol, ...) AROUND(symbol, NOTHING, harvest(), __VA_ARGS__)
 #define BODY_ENDS(symbol, ...) AROUND(symbol, end_contexts(), forget_functions(result), __VA_ARGS__)
 #define BODY_RELEASES(symbol, ...) AROUND(symbol, end_contexts(), release_functions(result, a), __VA_ARGS__)
 #define BODY_ALLOC(symbol, ...) AROUND(symbol, NOTHING, ct_seen_memory(0, result), __VA_ARGS__)
@@ -148,13 +159,47 @@ static void release_functions(CUresult result, CUdevice device)
 #undef ASKED
 #undef CT_EACH_HOOK
 
-CUresult cuCtxSynchronize(void)
+/* -- waits for all, and for one stream ------------------------------------------------------------------------------ */
+
+static uint64_t calls_before(void)
 {
     struct ct_session *session = ct_session();
-    uint64_t calls = session ? atomic_load_explicit(&session->record.header->calls, memory_order_relaxed) : 0;
-    CUresult result = CT_NEXT(cuCtxSynchronize)();
+    return session ? atomic_load_explicit(&session->record.header->calls, memory_order_relaxed) : 0;
+}
+
+static CUresult waited_for_all(uint64_t calls, uint64_t began_ticks, CUresult result)
+{
+    struct ct_session *session = ct_session();
     if (session && result == CUDA_SUCCESS)
         atomic_store_explicit(&session->calls_when_idle, calls, memory_order_relaxed);
+    ct_rest_end(began_ticks, CT_AWAITED_ALL, NULL, 0, result);
     harvest();
     return result;
 }
+
+CUresult cuCtxSynchronize(void)
+{
+    uint64_t calls = calls_before(), began_ticks = ct_rest_begin();
+    return waited_for_all(calls, began_ticks, CT_NEXT(cuCtxSynchronize)());
+}
+
+CUresult cuCtxSynchronize_v2(CUcontext context)
+{
+    uint64_t began_ticks = ct_rest_begin();
+    CUresult result = CT_NEXT(cuCtxSynchronize_v2)(context);
+    rested(began_ticks, result); /* perhaps not the context that the work is in */
+    return result;
+}
+
+#define WAIT_FOR_STREAM(symbol, is_twin)                                                                               \
+    CUresult symbol(CUstream stream)                                                                                   \
+    {                                                                                                                  \
+        const uint64_t began_ticks = ct_rest_begin();                                                                  \
+        CUresult result = CT_NEXT(symbol)(stream);                                                                     \
+        ct_rest_end(began_ticks, CT_AWAITED_STREAM, stream, is_twin, result);                                          \
+        harvest();                                                                                                     \
+        return result;                                                                                                 \
+    }
+
+WAIT_FOR_STREAM(cuStreamSynchronize, 0)
+WAIT_FOR_STREAM(cuStreamSynchronize_ptsz, 1)

@@ -7,7 +7,7 @@ enum engine { HTOD, DTOH, DTOD, COPY, MEMSET, ENGINE_COUNT };
 static const char *const NAMES[ENGINE_COUNT] = {"copy HtoD", "copy DtoH", "copy DtoD", "copy", "memset"};
 
 #define UNSIZED 0
-#define NO_STREAM ((CUstream)-1) /* it waits for its end itself: nothing is recorded around it */
+#define NO_STREAM CT_NO_STREAM
 
 /* An engine's handle is a number that no function of the driver has for an address. */
 static uintptr_t handle_of(enum engine engine)
@@ -25,13 +25,19 @@ static void begin(struct ct_piece *piece, enum engine engine, size_t bytes, CUst
     ct_piece_begin(piece, handle_of(engine), shape, stream, is_twin, stream != NO_STREAM);
     if (piece->session && !piece->identity)
         ct_function_note(piece->session, handle_of(engine), CT_ENGINES, NAMES[engine]);
+    if (stream == NO_STREAM && engine != MEMSET)
+        piece->rest_ticks = ct_rest_begin();
 }
 
 static CUresult end(struct ct_piece *piece, enum engine engine, const struct ct_shape *shape, CUresult result)
 {
     ct_piece_end(piece, engine == MEMSET ? CT_WORK_MEMSET : CT_WORK_COPY, handle_of(engine), shape, result);
-    if (piece->session && piece->stream == NO_STREAM)
-        ct_timing_harvest(piece->session);
+    if (!piece->session || piece->stream != NO_STREAM)
+        return result;
+    if (engine != MEMSET) /* only what is copied to the host is sure to be over, and what came before it */
+        ct_rest_end(piece->rest_ticks, engine == DTOH ? CT_AWAITED_STREAM : CT_AWAITED_SOME, NULL, piece->is_twin,
+                    result);
+    ct_timing_harvest(piece->session);
     return result;
 }
 

@@ -1,7 +1,10 @@
-/* A driver that does nothing, at once: what is left of a call's time is the way to it. Only for the bench of the hook. */
+/* A driver that does nothing, at once: what is left of a call's time is the way to it. For the bench of the hook, and for
+ * tests, which can keep its events from ever being complete. */
 #include "hook/route.h"
 
 #define IDLE __attribute__((visibility("default"))) CUresult
+
+__attribute__((visibility("default"))) int idle_is_stuck;
 
 /* What a program must get back to go on with. */
 static char a_context, a_module, a_function, an_event;
@@ -17,6 +20,8 @@ IDLE cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status);
 IDLE cuStreamQuery(CUstream stream);
 IDLE cuEventCreate(CUevent *event, unsigned int flags);
 IDLE cuEventRecord(CUevent event, CUstream stream);
+IDLE cuEventQuery(CUevent event);
+IDLE cuEventDestroy_v2(CUevent event);
 IDLE cuEventElapsedTime(float *milliseconds, CUevent begin, CUevent end);
 IDLE cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes);
 IDLE cuMemFree_v2(CUdeviceptr pointer);
@@ -79,7 +84,7 @@ CUresult cuStreamQuery(CUstream stream)
 CUresult cuEventCreate(CUevent *event, unsigned int flags)
 {
     *event = (CUevent)&an_event;
-    return flags ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
+    return flags > 3 ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
 }
 
 CUresult cuEventRecord(CUevent event, CUstream stream)
@@ -88,9 +93,21 @@ CUresult cuEventRecord(CUevent event, CUstream stream)
     return event ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 
+CUresult cuEventQuery(CUevent event)
+{
+    if (idle_is_stuck)
+        return CUDA_ERROR_NOT_READY;
+    return event ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+CUresult cuEventDestroy_v2(CUevent event)
+{
+    return event ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
 CUresult cuEventElapsedTime(float *milliseconds, CUevent begin, CUevent end)
 {
-    *milliseconds = 0.01f;
+    *milliseconds = 20e-6f; /* less than a launch takes: the device is always free */
     return begin && end ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 

@@ -182,6 +182,8 @@ struct ct_identity *ct_identity_make(struct ct_session *session, enum ct_work wo
             kernel->blocks_per_sm = blocks_per_sm;
         if (kernel && number == before)
             ct_record_publish_kernel(&session->record);
+        if (kernel)
+            ct_known_find(&session->known_file, session->record.header->device, kernel, &session->known[number]);
         if (function) {
             made = &session->identity_room[session->identity_count++];
             *made = (struct ct_identity){.handle = handle, .shape = *shape, .number = number, .function = function,
@@ -197,7 +199,7 @@ struct ct_identity *ct_identity_make(struct ct_session *session, enum ct_work wo
 
 /* -- launches and the intervals between them --------------------------------------------------------------------- */
 
-static struct ct_step *step_after(struct ct_session *session, const struct ct_step *from, uint32_t number)
+static struct ct_step *find_step(struct ct_session *session, const struct ct_step *from, uint32_t number)
 {
     const uint32_t after[CT_RECORD_HISTORY] = {from->after[1], from->after[2], number + 1};
     uint64_t mixed = 0;
@@ -220,6 +222,16 @@ static struct ct_step *step_after(struct ct_session *session, const struct ct_st
     return step;
 }
 
+struct ct_step *ct_step_after(struct ct_session *session, struct ct_step *from, uint32_t number)
+{
+    struct ct_step *next = find_step(session, from, number);
+    if (next != &session->overflow) {
+        from->next_number = number + 1;
+        from->next_step = next;
+    }
+    return next;
+}
+
 static int try_lock(struct ct_session *session)
 {
     for (int i = 0; i < PATIENCE; i++)
@@ -229,34 +241,31 @@ static int try_lock(struct ct_session *session)
     return 0;
 }
 
-void ct_book(struct ct_session *session, const struct ct_identity *identity, uint64_t ticks)
+void ct_sample_next(struct ct_session *session)
 {
-    struct ct_record_header *header = session->record.header;
+    /* Not every n-th: a program repeats itself, and the same kernel would be timed each time. */
+    session->dice = session->dice * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    session->until_sample = 1 + (uint32_t)((session->dice >> 33) % (2 * (uint64_t)session->sample_every - 1));
+    atomic_store_explicit(&session->time_next, 1, memory_order_relaxed);
+}
+
+void ct_book(struct ct_session *session, const struct ct_identity *identity, uint64_t ticks, uintptr_t stream)
+{
     if (CT_UNLIKELY(!identity || !identity->kernel || !try_lock(session))) {
-        atomic_fetch_add_explicit(&header->unbooked, 1, memory_order_relaxed);
+        atomic_fetch_add_explicit(&session->record.header->unbooked, 1, memory_order_relaxed);
         return;
     }
-    struct ct_step *step = session->step;
-    if (step->interval)
-        ct_histogram_add(&step->interval->host, ct_clock_between_ns(&session->clock, session->last_ticks, ticks));
-    session->last_ticks = ticks;
-    CT_ADD(header->calls, 1);
-    CT_ADD(identity->kernel->launches, 1);
-    if (CT_UNLIKELY(step->next_number != identity->number + 1)) {
-        struct ct_step *next = step_after(session, step, identity->number);
-        if (next != &session->overflow) {
-            step->next_number = identity->number + 1;
-            step->next_step = next;
-        }
-        session->step = next;
-    } else {
-        session->step = step->next_step;
-    }
-    if (CT_UNLIKELY(session->until_sample && --session->until_sample == 0)) {
-        /* Not every n-th: a program repeats itself, and the same kernel would be timed each time. */
-        session->dice = session->dice * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-        session->until_sample = 1 + (uint32_t)((session->dice >> 33) % (2 * (uint64_t)session->sample_every - 1));
-        atomic_store_explicit(&session->time_next, 1, memory_order_relaxed);
-    }
+    ct_advance(session, identity, ticks);
+    if (session->trace.header)
+        ct_trace_launch(&session->trace, &session->record, ct_trace_instant(&session->trace, &session->clock, ticks),
+                        identity->number, stream, session->known[identity->number].expect_ns, 0);
+    ct_unlock(session);
+}
+
+void ct_unbook(struct ct_session *session, const struct ct_identity *identity)
+{
+    ct_lock(session);
+    CT_ADD(session->record.header->calls, -UINT64_C(1));
+    CT_ADD(identity->kernel->launches, -UINT64_C(1));
     ct_unlock(session);
 }

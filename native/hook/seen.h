@@ -2,11 +2,14 @@
 #ifndef COTENANT_HOOK_SEEN_H
 #define COTENANT_HOOK_SEEN_H
 
+#include "gate/forecast.h"
 #include "hook/beside.h"
 #include "hook/clock.h"
 #include "hook/driver.h"
+#include "hook/known.h"
 #include "hook/record.h"
 #include "hook/route.h"
+#include "hook/trace.h"
 
 #include <stdatomic.h>
 #include <stdint.h>
@@ -38,11 +41,13 @@ struct ct_step {
     uint32_t next_number; /* plus one */
     struct ct_record_interval *interval;
     struct ct_step *next_step;
+    struct ct_forecast next, rested; /* the next launch, since this one, and since a wait that came in between */
 };
 
 enum { CT_IDENTITY_BUCKETS = 4096, CT_IDENTITIES = 8192, CT_FUNCTIONS = 8192, CT_STEP_PLACES = 16384 };
 
 struct ct_timing;
+struct ct_gateway;
 
 struct ct_session {
     /* What every launch touches. */
@@ -52,8 +57,10 @@ struct ct_session {
     uint32_t sample_every, until_sample;
     uint64_t last_ticks, dice;
     struct ct_step *step;
+    struct ct_gateway *gateway; /* NULL: there is no gate */
     struct ct_clock clock;
     struct ct_record record;
+    struct ct_trace trace;
     struct ct_beside beside;
     struct ct_timing *timing;
     int is_measuring;
@@ -62,6 +69,8 @@ struct ct_session {
     _Atomic int is_device_named;
     uint32_t identity_count, function_count, step_count;
     struct ct_step overflow;
+    struct ct_known known[CT_RECORD_KERNELS]; /* by the kernel's number */
+    struct ct_known_file known_file;
     _Atomic(struct ct_identity *) identities[CT_IDENTITY_BUCKETS];
     struct ct_function *functions[CT_IDENTITY_BUCKETS];
     uint32_t kernel_places[2 * CT_RECORD_KERNELS]; /* numbers plus one, by name and shape */
@@ -91,7 +100,13 @@ static inline struct ct_session *ct_session(void)
 }
 
 /* Waits for the lock; whoever holds it is between a few memory writes, or making room for a new entry. */
-void ct_lock(struct ct_session *session);
+void ct_lock_late(struct ct_session *session);
+
+static inline void ct_lock(struct ct_session *session)
+{
+    if (CT_UNLIKELY(atomic_exchange_explicit(&session->lock, 1, memory_order_acquire)))
+        ct_lock_late(session);
+}
 
 static inline void ct_unlock(struct ct_session *session)
 {
@@ -133,7 +148,29 @@ struct ct_identity *ct_identity_make(struct ct_session *session, enum ct_work wo
                                      const struct ct_shape *shape);
 
 /* Counts a launch and the interval since the last one. */
-void ct_book(struct ct_session *session, const struct ct_identity *identity, uint64_t ticks);
+void ct_book(struct ct_session *session, const struct ct_identity *identity, uint64_t ticks, uintptr_t stream);
+/* Takes it back: the launch failed. */
+void ct_unbook(struct ct_session *session, const struct ct_identity *identity);
+
+/* What comes after a step, looked up by its history. Under the lock. */
+struct ct_step *ct_step_after(struct ct_session *session, struct ct_step *from, uint32_t number);
+void ct_sample_next(struct ct_session *session);
+
+/* The same under the lock, for an identity that has a place in the record. */
+static inline void ct_advance(struct ct_session *session, const struct ct_identity *identity, uint64_t ticks)
+{
+    struct ct_step *step = session->step;
+    if (step->interval)
+        ct_histogram_add(&step->interval->host, ct_clock_between_ns(&session->clock, session->last_ticks, ticks));
+    session->last_ticks = ticks;
+    CT_ADD(session->record.header->calls, 1);
+    CT_ADD(identity->kernel->launches, 1);
+    session->step = CT_UNLIKELY(step->next_number != identity->number + 1)
+                        ? ct_step_after(session, step, identity->number)
+                        : step->next_step;
+    if (CT_UNLIKELY(session->until_sample && --session->until_sample == 0))
+        ct_sample_next(session);
+}
 
 /* Names come with the handles, and go when their owner or its context does. */
 void ct_function_note(struct ct_session *session, uintptr_t handle, uintptr_t owner, const char *name);

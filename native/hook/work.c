@@ -1,9 +1,18 @@
-/* The slow side of a piece of work. */
+/* The slow side of a piece of work, and the way through the gate, slow or not. */
 #include "hook/work.h"
+
+/* Launches that are timed for no other reason than that the kernel is unknown. */
+enum { TRIES = 8 };
 
 void ct_piece_time(struct ct_piece *piece)
 {
-    piece->pair = ct_timing_begin(piece->session, piece->stream, piece->is_twin);
+    struct ct_session *session = piece->session;
+    piece->pair = ct_timing_begin(session, piece->stream, piece->is_twin);
+    if (piece->must_time && piece->pair) {
+        ct_lock(session);
+        session->known[piece->identity->number].tries++;
+        ct_unlock(session);
+    }
 }
 
 /* While anything is captured: does this stream take part? Then this was no work yet, only the description of some. */
@@ -17,21 +26,118 @@ static int is_captured(const struct ct_piece *piece)
     return result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
+/* ---- through the gate --------------------------------------------------------------------------------------------- */
+
+/* Whose interval it was that ends with this launch. */
+static inline void learn(struct ct_session *session, struct ct_gateway *gateway, uint64_t ticks)
+{
+    struct ct_step *step = session->step;
+    if (CT_UNLIKELY(!step->interval)) /* before the first, or one that has no place of its own */
+        return;
+    if (CT_UNLIKELY(gateway->has_rested))
+        ct_forecast_learn(&step->rested, ct_clock_between_ns(&session->clock, gateway->rested_ticks, ticks));
+    else
+        ct_forecast_learn(&step->next, ct_clock_between_ns(&session->clock, session->last_ticks, ticks));
+}
+
+static inline void foresee(struct ct_piece *piece)
+{
+    const struct ct_known *known = &piece->session->known[piece->identity->number];
+    const struct ct_forecast *next = &piece->session->step->next;
+    piece->wish = (struct ct_gate_wish){.expect_ns = known->expect_ns,
+                                        .sure_ns = known->sure_ns,
+                                        .low_ns = next->low_ns,
+                                        .high_ns = next->high_ns,
+                                        .may_fill = known->may_fill};
+    piece->must_time = !known->is_known && known->tries < TRIES;
+}
+
+/* Which stream, and which thread: whether a wait for one is a wait for all. */
+static inline void notice(struct ct_gateway *gateway, const struct ct_piece *piece, uint64_t now_ns)
+{
+    const uintptr_t thread = (uintptr_t)__builtin_thread_pointer();
+    const CUstream stream = piece->stream == CT_NO_STREAM ? NULL : piece->stream;
+    if (CT_UNLIKELY(gateway->thread != thread)) {
+        gateway->several_ns = gateway->thread ? now_ns : 0;
+        gateway->thread = thread;
+    }
+    if (CT_UNLIKELY(!gateway->has_stream)) {
+        gateway->has_stream = 1;
+        gateway->stream = stream;
+        gateway->stream_is_twin = piece->is_twin;
+    } else if (CT_UNLIKELY(gateway->stream != stream || gateway->stream_is_twin != piece->is_twin)) {
+        gateway->has_streams = 1;
+    }
+    gateway->has_rested = 0;
+}
+
+void ct_piece_enter(struct ct_piece *piece)
+{
+    struct ct_session *session = piece->session;
+    struct ct_gateway *gateway = session->gateway;
+    if (CT_UNLIKELY(is_captured(piece)))
+        return;
+    const uint64_t ticks = ct_clock_ticks(&session->clock); /* before the lock, which holds up what comes after it */
+    ct_lock(session);
+    const uint64_t now_ns = ct_gateway_now(session, ticks);
+    if (CT_UNLIKELY(!piece->identity || !piece->identity->kernel)) {
+        piece->wish = (struct ct_gate_wish){0};
+    } else {
+        learn(session, gateway, ticks);
+        ct_advance(session, piece->identity, ticks);
+        foresee(piece);
+        piece->is_booked = 1;
+        piece->ticks = ticks;
+    }
+    notice(gateway, piece, now_ns);
+    if (CT_UNLIKELY(ct_gate_must_ask(&gateway->gate))) {
+        ct_gate_wait(session, piece, now_ns);
+        return;
+    }
+    ct_gate_announce(&gateway->gate, &piece->wish, now_ns);
+    ct_piece_trace(piece, now_ns, CT_GATE_TOP);
+    ct_unlock(session);
+    piece->passed = CT_PASSED_ABOVE;
+}
+
+/* What the gate is to know after the launch. */
+static void leave(struct ct_piece *piece, CUresult result)
+{
+    struct ct_session *session = piece->session;
+    struct ct_gateway *gateway = session->gateway;
+    if (piece->passed == CT_PASSED_ABOVE && result == CUDA_SUCCESS)
+        return;
+    ct_lock(session);
+    uint64_t now_ns = ct_gateway_now(session, ct_clock_ticks(&session->clock));
+    if (piece->passed == CT_PASSED_ABOVE)
+        ct_gate_withdrawn(&gateway->gate, &piece->wish, now_ns);
+    else
+        ct_gate_submitted(&gateway->gate, &piece->wish, result == CUDA_SUCCESS, now_ns);
+    ct_unlock(session);
+    if (piece->passed == CT_PASSED_BELOW && result == CUDA_SUCCESS)
+        ct_marks_note(session, &piece->wish, piece->stream == CT_NO_STREAM ? NULL : piece->stream, piece->is_twin,
+                      piece->may_mark);
+}
+
 void ct_piece_settle(struct ct_piece *piece, enum ct_work work, uintptr_t handle, const struct ct_shape *shape,
                      CUresult result)
 {
     struct ct_session *session = piece->session;
     struct ct_record_header *header = session->record.header;
-    int is_work = result == CUDA_SUCCESS && !is_captured(piece);
+    int is_work = result == CUDA_SUCCESS && (piece->passed != CT_PASSED_FREELY || !is_captured(piece));
     if (is_work && !piece->identity)
         piece->identity = ct_identity_make(session, work, handle, shape);
     if (piece->pair)
         ct_timing_end(session, piece->pair, is_work ? piece->identity : NULL, piece->ticks, piece->stream,
                       piece->is_twin);
-    if (is_work && !piece->pair)
+    if (piece->passed != CT_PASSED_FREELY)
+        leave(piece, result);
+    if (is_work && !piece->pair && (session->is_measuring || !piece->is_booked))
         atomic_fetch_add_explicit(&header->untimed, 1, memory_order_relaxed);
-    if (is_work)
-        ct_book(session, piece->identity, piece->ticks);
-    else if (result == CUDA_SUCCESS)
+    if (is_work && !piece->is_booked)
+        ct_book(session, piece->identity, piece->ticks, ct_stream_key(piece->stream, piece->is_twin));
+    else if (!is_work && piece->is_booked)
+        ct_unbook(session, piece->identity);
+    if (!is_work && result == CUDA_SUCCESS)
         atomic_fetch_add_explicit(&header->captured, 1, memory_order_relaxed);
 }

@@ -1,9 +1,19 @@
-/* Around a piece of work: look it up and take the time before, count it after. */
+/* Around a piece of work: look it up, let it through the gate, take the time before; count it after. */
 #ifndef COTENANT_HOOK_WORK_H
 #define COTENANT_HOOK_WORK_H
 
+#include "hook/gateway.h"
 #include "hook/seen.h"
 #include "hook/timing.h"
+
+/* It waits for its end itself, or is in the default stream: nothing is recorded around it. */
+#define CT_NO_STREAM ((CUstream)-1)
+
+enum ct_passed {
+    CT_PASSED_FREELY = 0, /* there is no gate, or it is no work yet */
+    CT_PASSED_ABOVE,      /* announced, and not asked */
+    CT_PASSED_BELOW,      /* admitted by the gate, which wants to know what becomes of it */
+};
 
 struct ct_piece {
     struct ct_session *session;
@@ -12,9 +22,27 @@ struct ct_piece {
     uint64_t ticks;
     CUstream stream;
     int is_twin;
+    int is_booked;   /* counted already */
+    int must_time;   /* nobody knows yet how long it takes */
+    int may_mark;    /* whether an event may follow it */
+    enum ct_passed passed;
+    uint64_t rest_ticks; /* when it began to wait for its own end, if it does */
+    struct ct_gate_wish wish;
 };
 
-/* What is not simply counted: the first of its kind, a timed one, one into a capture, one that failed. */
+/* Under the lock, of a launch that is counted: it goes to the driver now. */
+static inline void ct_piece_trace(struct ct_piece *piece, uint64_t now_ns, uint32_t reason)
+{
+    struct ct_session *session = piece->session;
+    if (piece->is_booked)
+        ct_trace_launch(&session->trace, &session->record, now_ns, piece->identity->number,
+                        ct_stream_key(piece->stream, piece->is_twin), piece->wish.expect_ns, (uint8_t)reason);
+}
+
+/* Through the gate, which there is: counts the launch, announces it, and waits for as long as it must. */
+void ct_piece_enter(struct ct_piece *piece);
+
+/* What is not simply counted: the first of its kind, a timed one, one into a capture, one that failed or was admitted. */
 void ct_piece_time(struct ct_piece *piece);
 void ct_piece_settle(struct ct_piece *piece, enum ct_work work, uintptr_t handle, const struct ct_shape *shape,
                      CUresult result);
@@ -29,9 +57,15 @@ static inline void ct_piece_begin(struct ct_piece *piece, uintptr_t handle, cons
     piece->identity = ct_identity(session, handle, shape);
     piece->stream = stream;
     piece->is_twin = is_twin;
-    if (CT_UNLIKELY(atomic_load_explicit(&session->time_next, memory_order_relaxed)) && can_time)
+    piece->is_booked = piece->must_time = 0;
+    piece->may_mark = can_time || stream == CT_NO_STREAM;
+    piece->passed = CT_PASSED_FREELY;
+    if (session->gateway)
+        ct_piece_enter(piece);
+    if (CT_UNLIKELY(piece->must_time || atomic_load_explicit(&session->time_next, memory_order_relaxed)) && can_time)
         ct_piece_time(piece);
-    piece->ticks = ct_clock_ticks(&session->clock);
+    if (!piece->is_booked || piece->pair)
+        piece->ticks = ct_clock_ticks(&session->clock);
 }
 
 static inline CUresult ct_piece_end(struct ct_piece *piece, enum ct_work work, uintptr_t handle,
@@ -41,10 +75,11 @@ static inline CUresult ct_piece_end(struct ct_piece *piece, enum ct_work work, u
     if (CT_UNLIKELY(!session))
         return result;
     if (CT_UNLIKELY(result != CUDA_SUCCESS || !piece->identity || piece->pair || session->is_measuring ||
+                    piece->passed == CT_PASSED_BELOW ||
                     atomic_load_explicit(&session->captures, memory_order_relaxed)))
         ct_piece_settle(piece, work, handle, shape, result);
-    else
-        ct_book(session, piece->identity, piece->ticks);
+    else if (!piece->is_booked)
+        ct_book(session, piece->identity, piece->ticks, ct_stream_key(piece->stream, piece->is_twin));
     return result;
 }
 

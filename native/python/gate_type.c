@@ -42,7 +42,8 @@ static PyObject *gate_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     }
     char *file = made->view.buf;
     if (((uintptr_t)file) % 8 || ct_roster_check(file, (size_t)made->view.len) < 0 ||
-        (size_t)made->view.len < ct_gate_offset(slot) + CT_GATE_PAGE_BYTES) {
+        (size_t)made->view.len < ct_gate_offset(0) || ((struct ct_gate_roster *)file)->slots <= slot ||
+        ((struct ct_gate_roster *)file)->slots > (size_t)made->view.len / CT_GATE_PAGE_BYTES - 2) {
         PyErr_SetString(PyExc_ValueError, "this buffer is no gate file with room for that slot");
         Py_DECREF(made);
         return NULL;

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeAlias
 
-from cotenant.domain.action import NO_PEER, Action, Crowd, Grant, Refuse, Revoke, Stop, promises
+from cotenant.domain.action import NO_PEER, Action, Confirm, Crowd, Grant, Refuse, Revoke, Roster, Stop, promises
 from cotenant.domain.event import Event
 from cotenant.domain.instant import Instant
 from cotenant.format.journal import Turn
-from cotenant.port import Door, Journal, Pages
+from cotenant.port import Door, Gates, Journal, Pages
 
 
 class Machine(Protocol):
@@ -39,10 +39,11 @@ Deeds: TypeAlias = dict[type, Callable[[Any], None]]
 class NodeWorld:
     """Carries out a node's decisions through the ports: the same deeds under both clocks."""
 
-    def __init__(self, door: Door, pages: Pages, stop: Callable[[str], None]) -> None:
+    def __init__(self, door: Door, pages: Pages, gates: Gates, stop: Callable[[str], None]) -> None:
         """Hold the ports; `stop` ends the loop that drives the host."""
         self._door = door
         self._pages = pages
+        self._gates = gates
         self._stop = stop
 
     def deeds(self) -> Deeds:
@@ -52,6 +53,8 @@ class NodeWorld:
             Refuse: self._refuse,
             Revoke: self._revoke,
             Crowd: self._crowd,
+            Roster: self._roster,
+            Confirm: self._confirm,
             Stop: self._end,
         }
 
@@ -59,7 +62,8 @@ class NodeWorld:
         """The page is written before the peer hears of it, so that what it reads is already true."""
         page = self._pages.publish(action.terms, action.neighbours)
         if action.peer != NO_PEER:
-            self._door.welcome(action.peer, action.tenant, action.terms, page)
+            handles = (page, *self._gates.handles(action.terms.gpu))
+            self._door.welcome(action.peer, action.tenant, action.terms, handles)
 
     def _refuse(self, action: Refuse) -> None:
         self._door.refuse(action.peer, action.reject)
@@ -72,6 +76,12 @@ class NodeWorld:
     def _crowd(self, action: Crowd) -> None:
         for slot in action.slots:
             self._pages.crowd(slot, action.neighbours)
+
+    def _roster(self, action: Roster) -> None:
+        self._gates.seat(action.gpu, action.rules)
+
+    def _confirm(self, action: Confirm) -> None:
+        self._door.confirm(action.peer, action.tenants, action.rules)
 
     def _end(self, action: Stop) -> None:
         self._stop(action.reason)

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from cotenant.domain.action import Action
 from cotenant.domain.event import Event
+from cotenant.domain.gate import GateRules
 from cotenant.domain.instant import Instant
 from cotenant.domain.plan import Reject
 from cotenant.domain.tenant import Terms
@@ -55,11 +56,31 @@ class Pages(Protocol):
         ...
 
 
+class Gates(Protocol):
+    """What the tenants of a device know of each other: one roster per device, and a page per slot."""
+
+    def seat(self, gpu: int, rules: GateRules) -> None:
+        """Say who is on a device and by which rules, in one step; a newcomer finds its own page empty."""
+        ...
+
+    def read(self, gpu: int) -> GateRules | None:
+        """What the roster of a device says, or None where there is none."""
+        ...
+
+    def handles(self, gpu: int) -> tuple[int, ...]:
+        """For the door to pass on: to look at what belongs to a device, and to write to it; none for no device."""
+        ...
+
+
 class Door(Protocol):
     """The way to the peers. A peer that is gone is told nothing, and that is no error."""
 
-    def welcome(self, peer: int, tenant: str, terms: Terms, page: int) -> None:
-        """Tell a peer that it is a tenant, and hand it its page."""
+    def welcome(self, peer: int, tenant: str, terms: Terms, handles: tuple[int, ...]) -> None:
+        """Tell a peer that it is a tenant, and hand it its page and what belongs to its device."""
+        ...
+
+    def confirm(self, peer: int, tenants: tuple[str, ...], rules: GateRules) -> None:
+        """Tell a peer that what it wanted is so for these tenants, and which rules are in force."""
         ...
 
     def refuse(self, peer: int, reject: Reject) -> None:

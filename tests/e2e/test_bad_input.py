@@ -115,7 +115,15 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "bench loop --rounds 0": ("--rounds", "0", "choose 1 to 1000"),
     "bench loop --rounds 1001": ("--rounds", "1001", "choose 1 to 1000"),
     "bench loop --rounds x": ("--rounds", "'x'", "--help"),
+    "bench loop --quick": ("--quick", "means nothing", "leave it out"),
+    "bench device --bound 1ms": ("--bound", "1ms", "leave it out"),
+    "bench fill --rounds 0": ("--rounds", "0", "choose 1 to 1000"),
     "demo --keep letter/below": ("--keep", "letter/below", "choose another"),
+    "demo --story none": ("--story", "'none'", "--help"),
+    "demo --story node --report x.html": ("--report", "x.html", "leave it out"),
+    "demo --story node --requests 20": ("--requests", "20", "leave it out"),
+    "demo --requests 1": ("--requests", "1", "choose 10"),
+    "demo --report none/x.html": ("--report", "none/x.html", "does not exist"),
 }
 
 

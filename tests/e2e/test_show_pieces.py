@@ -2,27 +2,50 @@
 
 import json
 import signal
+from pathlib import Path
 
 import pytest
 
 from tests.e2e.stage import Stage
-from tests.tool import ROOT
-
-REPLAY = ROOT / "examples" / "replay.py"
 
 
 @pytest.mark.slow
-def test_the_demo_is_fine(stage: Stage) -> None:
+def test_the_demo_of_sharing_leaves_a_page(stage: Stage, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    done = stage.run("demo", "--requests", "10", "--report", str(page), "--json", bound_s=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["fine"] is True
+    assert [(act["name"], act["requests"]) for act in told["acts"]] == [
+        ("alone", 10),
+        ("default sharing", 10),
+        ("cotenant", 10),
+    ]
+    alone, shared, ours = told["acts"]
+    assert alone["waited_ns"] == alone["steps_per_s"] == 0 < shared["waited_ns"]
+    assert min(shared["steps_per_s"], ours["steps_per_s"]) > 0
+    for act in told["acts"]:
+        assert act["latencies_ns"] == sorted(act["latencies_ns"])
+        assert 0 < act["sm_activity"] <= 1.01
+        assert act["picture"]["online"]
+    assert Path(told["trace"]).is_file()
+    text = page.read_text(encoding="utf-8")
+    assert text.count("<svg") == 5
+    assert not [word for word in ("src=", "href=", "@import", "url(") if word in text]
+
+
+@pytest.mark.slow
+def test_the_story_of_the_node_is_fine(stage: Stage) -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as for a job that a shell starts in the background
     try:
-        done = stage.run("demo", "--replay", str(REPLAY), "--json", bound_s=240)
+        done = stage.run("demo", "--story", "node", "--json", bound_s=240)
     finally:
         signal.signal(signal.SIGINT, before)
     assert done.returncode == 0, done.stdout + done.stderr
     told = json.loads(done.stdout.splitlines()[-1])
     assert told["fine"] is True
     assert [step["what"] for step in told["steps"] if not step["fine"]] == []
-    assert len(told["steps"]) >= 8
+    assert len(told["steps"]) >= 7
     assert done.stderr == ""
 
 

@@ -109,16 +109,17 @@ class Worker(threading.Thread):
         except WorldError:
             return None
         try:
-            answer, page = connection.ask(request)
+            answer, handed = connection.ask(request)
         except CotenantError:
             connection.close()
             return None
         if not isinstance(answer, wire.Welcome):
             connection.close()
             return None
-        assert page is not None
-        assert read_page(page) == answer.terms
-        os.close(page)
+        assert len(handed) == 3, "its terms page, and its device's gate to read and to write"
+        assert read_page(handed[0]) == answer.terms
+        for descriptor in handed:
+            os.close(descriptor)
         return connection, answer.terms
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from cotenant.domain.event import NodeSettings, NodeStarted
+from cotenant.domain.gpu import Gpu
 from cotenant.domain.instant import Instant
 from cotenant.domain.tenant import Kind, TenantSpec, Terms
 from cotenant.format import wire
@@ -19,6 +20,7 @@ from cotenant.host import Host, NodeWorld
 from cotenant.live.client import Connection
 from cotenant.live.directory import listen
 from cotenant.live.door import PATIENCE_NS, LiveDoor
+from cotenant.live.gate import LiveGates
 from cotenant.live.journal import FileJournal
 from cotenant.live.loop import LiveLoop
 from cotenant.live.page import LivePages
@@ -44,7 +46,7 @@ class SetClock:
 class Indoors:
     """Runs in a thread; whatever ends it but `close` is the failure of the test that did it."""
 
-    def __init__(self, *, slots: int = 4, most: int = 16, bind: bool = True) -> None:
+    def __init__(self, *, slots: int = 4, most: int = 16, bind: bool = True, gpus: tuple[Gpu, ...] = ()) -> None:
         self.home = Path(tempfile.mkdtemp(prefix="ct-", dir="/tmp"))
         self.path = self.home / "node.sock"
         self.clock = SetClock()
@@ -52,10 +54,12 @@ class Indoors:
         self.loop = LiveLoop(self.clock)
         self.door = LiveDoor(self.loop, self.clock, listen(self.path, -1), self._roll, most)
         self.pages = LivePages(self.home / "pages")
+        self.gates = LiveGates(self.home / "pages", slots)
         self.journal = FileJournal(self.home / "journal", 1 << 30)
         if bind:
-            self.loop.bind(Host(self.machine, NodeWorld(self.door, self.pages, self.loop.stop).deeds(), self.journal))
-            self.loop.post(NodeStarted(NodeSettings(slots, 10**10), "test", 0))
+            world = NodeWorld(self.door, self.pages, self.gates, self.loop.stop)
+            self.loop.bind(Host(self.machine, world.deeds(), self.journal))
+            self.loop.post(NodeStarted(NodeSettings(slots, 10**10, gpus=gpus), "test", 0))
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -84,6 +88,7 @@ class Indoors:
             self.machine.settings.slots,
             [],
             self.loop.turn_ns.histogram(),
+            self.machine.rules,
         )
 
     def close(self) -> None:
@@ -95,6 +100,7 @@ class Indoors:
         assert not self._thread.is_alive(), "the loop hangs"
         self.door.close()
         self.pages.close()
+        self.gates.close()
         self.journal.close()
         self.loop.close()
         shutil.rmtree(self.home, ignore_errors=True)
@@ -146,10 +152,11 @@ def heard(connection: socket.socket) -> list[wire.Answer]:
 
 def join(connection: Connection, spec: TenantSpec = SPEC) -> Terms:
     """Become a tenant; the page is looked at by other tests."""
-    answer, page = connection.ask(wire.Join(wire.VERSION, spec))
+    answer, handed = connection.ask(wire.Join(wire.VERSION, spec))
     assert isinstance(answer, wire.Welcome), answer
-    assert page is not None
-    os.close(page)
+    assert handed
+    for descriptor in handed:
+        os.close(descriptor)
     return answer.terms
 
 

@@ -57,17 +57,17 @@ MALFORMED = {
     "an HTTP request": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
     "not msgpack": frame(b"\xc1"),
     "half of a map": frame(b"\x82\xa4type\xa4list"),
-    "bytes after the message": frame(msgspec.msgpack.encode({"type": "list", "version": 1}) + b"\0"),
+    "bytes after the message": frame(msgspec.msgpack.encode({"type": "list", "version": wire.VERSION}) + b"\0"),
     "a list instead of a map": frame(msgspec.msgpack.encode([1, 2, 3])),
-    "no type": packed(version=1),
-    "an unknown type": packed(type="shutdown", version=1),
-    "a type that is no text": packed(type=5, version=1),
+    "no type": packed(version=wire.VERSION),
+    "an unknown type": packed(type="shutdown", version=wire.VERSION),
+    "a type that is no text": packed(type=5, version=wire.VERSION),
     "an answer instead of a request": wire.encode(wire.Farewell("bye")),
-    "an unknown field": packed(type="list", version=1, more=1),
+    "an unknown field": packed(type="list", version=wire.VERSION, more=1),
     "a missing field": packed(type="list"),
-    "another version": packed(type="list", version=2),
+    "another version": packed(type="list", version=wire.VERSION + 1),
     "a version below zero": packed(type="list", version=-1),
-    "a version as text": packed(type="list", version="1"),
+    "a version as text": packed(type="list", version=str(wire.VERSION)),
     "text that is not UTF-8": frame(b"\x82\xa4type\xa5leave\xa6ending\xa2\xff\xfe"),
     "a key that is not UTF-8": frame(b"\x82\xa4type\xa4list\xa2\xff\xfe\x01"),
     "a type that is not UTF-8": frame(b"\x81\xa4type\xa2\xff\xfe"),
@@ -75,10 +75,10 @@ MALFORMED = {
     "maps in maps in maps": frame(b"\x82\xa4type\xa4list\xa7version" + b"\x81\xa1a" * 19_000 + b"\x01"),
     "a million entries announced": frame(b"\xdf\x00\x0f\xff\xff"),
     "an extension": frame(b"\xd4\x05\x01"),
-    "a number where a spec belongs": packed(type="join", version=1, spec=7),
+    "a number where a spec belongs": packed(type="join", version=wire.VERSION, spec=7),
     "an ending without an end": packed(type="leave", ending="x" * 60_000),
-    "a fraction of a slot": packed(type="resume", version=1, slot=0.5, generation=1),
-    "an infinite slot": packed(type="resume", version=1, slot=float("inf"), generation=1),
+    "a fraction of a slot": packed(type="resume", version=wire.VERSION, slot=0.5, generation=1),
+    "an infinite slot": packed(type="resume", version=wire.VERSION, slot=float("inf"), generation=1),
 }
 
 
@@ -88,6 +88,11 @@ def test_a_malformed_message_costs_its_sender_the_connection_and_says_why(node: 
     [answer] = heard(stranger)
     assert isinstance(answer, wire.Wrong)
     assert answer.detail
+
+
+def test_a_client_of_an_older_version_is_told_so(node: Indoors) -> None:
+    [answer] = heard(node.stranger(packed(type="list", version=1)))
+    assert answer == wire.Wrong(f"this node speaks version {wire.VERSION} of the protocol, not 1")
 
 
 SPECS: dict[str, tuple[Any, ...]] = {
@@ -110,7 +115,7 @@ SPECS: dict[str, tuple[Any, ...]] = {
 
 @pytest.mark.parametrize("what", SPECS)
 def test_a_spec_that_cannot_be_is_refused_at_the_door(node: Indoors, what: str) -> None:
-    [answer] = heard(node.stranger(packed(type="join", version=1, spec=SPECS[what])))
+    [answer] = heard(node.stranger(packed(type="join", version=wire.VERSION, spec=SPECS[what])))
     assert isinstance(answer, wire.Wrong)
     assert node.honest().tenants == []
 
@@ -238,11 +243,11 @@ def test_a_thousand_connections_that_hang_up_at_once_leave_nothing(node: Indoors
 def test_joining_twice_is_refused_and_the_first_place_stays(node: Indoors) -> None:
     with Connection(node.path) as tenant:
         terms = join(tenant)
-        for request in (wire.Join(1, SPEC), wire.Resume(1, terms.slot, terms.generation)):
-            answer, page = tenant.ask(request)
+        for request in (wire.Join(wire.VERSION, SPEC), wire.Resume(wire.VERSION, terms.slot, terms.generation)):
+            answer, handed = tenant.ask(request)
             assert isinstance(answer, wire.Refused)
             assert answer.reject.reason is Reason.ALREADY_HERE
-            assert page is None
+            assert handed == []
         assert [view.tenant.terms for view in node.honest().tenants] == [terms]
 
 
@@ -260,9 +265,9 @@ def test_nobody_resumes_the_slot_of_somebody_else(node: Indoors, slot: int, gene
     with Connection(node.path) as tenant, Connection(node.path) as thief:
         terms = join(tenant)
         assert (terms.slot, terms.generation) == (0, 1)
-        answer, page = thief.ask(wire.Resume(wire.VERSION, slot, generation))
+        answer, handed = thief.ask(wire.Resume(wire.VERSION, slot, generation))
         assert isinstance(answer, wire.Refused)
-        assert page is None
+        assert handed == []
         assert [view.connected for view in node.honest().tenants] == [True]
 
 
@@ -289,9 +294,9 @@ def test_the_page_comes_along_for_reading_only(node: Indoors) -> None:
     from cotenant.live.page import read_page
 
     with Connection(node.path) as tenant:
-        answer, page = tenant.ask(wire.Join(wire.VERSION, TenantSpec(Kind.ONLINE, 1, slo_ns=50, share_ppm=7)))
+        answer, handed = tenant.ask(wire.Join(wire.VERSION, TenantSpec(Kind.ONLINE, 1, slo_ns=50, share_ppm=7)))
         assert isinstance(answer, wire.Welcome)
-        assert page is not None
+        [page] = handed  # without a device there is no gate
         assert read_page(page) == answer.terms
         assert not os.get_inheritable(page)
         with pytest.raises(OSError, match="Bad file descriptor"):
@@ -313,12 +318,12 @@ def test_descriptors_that_a_peer_sends_along_are_not_kept(node: Indoors) -> None
 
 
 requests = st.one_of(
-    st.builds(wire.List, st.integers(0, 2)),
+    st.builds(wire.List, st.integers(0, 3)),
     st.builds(wire.Leave, st.text(max_size=300)),
-    st.builds(wire.Resume, st.just(1), st.integers(-(1 << 63), (1 << 64) - 1), st.integers(-1, 5)),
+    st.builds(wire.Resume, st.just(wire.VERSION), st.integers(-(1 << 63), (1 << 64) - 1), st.integers(-1, 5)),
     st.builds(
         wire.Join,
-        st.just(1),
+        st.just(wire.VERSION),
         st.builds(
             TenantSpec,
             st.just(Kind.OFFLINE),

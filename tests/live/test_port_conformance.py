@@ -13,16 +13,19 @@ import pytest
 
 from cotenant.domain.action import Action, Grant, Refuse
 from cotenant.domain.event import Event, NodeSettings, NodeStarted, PeerLost, TenantJoined
+from cotenant.domain.gate import GatePolicy, GateRules, GateSeat
 from cotenant.domain.plan import Reason, Reject
 from cotenant.domain.tenant import Kind, TenantSpec, Terms
 from cotenant.format import wire
 from cotenant.format.journal import Turn, TurnReader
 from cotenant.live.clock import LiveClock
 from cotenant.live.door import LiveDoor
+from cotenant.live.gate import LiveGates
 from cotenant.live.journal import FileJournal
 from cotenant.live.page import LivePages
-from cotenant.port import Clock, Door, Journal, Pages
+from cotenant.port import Clock, Door, Gates, Journal, Pages
 from cotenant.sim.door import SimDoor
+from cotenant.sim.gate import SimGates
 from cotenant.sim.journal import SimJournal
 from cotenant.sim.loop import SimLoop
 from cotenant.sim.page import SimPages
@@ -32,6 +35,7 @@ IMPLEMENTATIONS: dict[Any, dict[str, type]] = {
     Clock: {"live": LiveClock, "sim": SimLoop},
     Journal: {"live": FileJournal, "sim": SimJournal},
     Pages: {"live": LivePages, "sim": SimPages},
+    Gates: {"live": LiveGates, "sim": SimGates},
     Door: {"live": LiveDoor, "sim": SimDoor},
 }
 SIDES = ("live", "sim")
@@ -219,6 +223,39 @@ def test_revoking_what_nobody_holds_is_no_error(pages: Pages) -> None:
     assert isinstance(pages.publish(TERMS, 0), int)
 
 
+# -- Gates -----------------------------------------------------------------------------------------------------
+
+RULES = GateRules(GatePolicy.STRICT, 1, 2, 3, 4, 5, (GateSeat(0, 7, 2, online=True), GateSeat(3, 1, 9, online=False)))
+
+
+@pytest.fixture
+def gates(side: str, tmp_path: Path) -> Iterator[Gates]:
+    if side == "sim":
+        yield SimGates()
+        return
+    made = LiveGates(tmp_path / "pages", 4)
+    yield made
+    made.close()
+
+
+@both_sides
+def test_a_roster_says_what_was_said_last_and_of_its_own_device(gates: Gates) -> None:
+    assert gates.read(0) is None
+    gates.seat(1, RULES)
+    assert (gates.read(0), gates.read(1)) == (None, RULES)
+    gates.seat(0, GateRules())
+    gates.seat(1, GateRules(seats=RULES.seats[1:]))
+    assert (gates.read(0), gates.read(1)) == (GateRules(), GateRules(seats=RULES.seats[1:]))
+
+
+@both_sides
+def test_a_device_has_two_handles_and_no_device_none(gates: Gates) -> None:
+    gates.seat(1, RULES)
+    assert gates.handles(-1) == ()
+    assert len(gates.handles(1)) == 2
+    assert gates.handles(1) == gates.handles(1)
+
+
 # -- Door ------------------------------------------------------------------------------------------------------
 
 
@@ -229,7 +266,7 @@ class Porch(Protocol):
     peer: int
 
     @abstractmethod
-    def heard(self) -> list[Terms | Reject | str]: ...
+    def heard(self) -> list[Terms | Reject | str | tuple[str, ...]]: ...
     @abstractmethod
     def go_away(self) -> None: ...
     @abstractmethod
@@ -240,10 +277,10 @@ class SimPorch(Porch):
     def __init__(self) -> None:
         self.door = made = SimDoor()
         self._made = made
-        self._heard: list[Terms | Reject | str] = []
+        self._heard: list[Terms | Reject | str | tuple[str, ...]] = []
         self.peer = made.connect(self._heard.append)
 
-    def heard(self) -> list[Terms | Reject | str]:
+    def heard(self) -> list[Terms | Reject | str | tuple[str, ...]]:
         return self._heard
 
     def go_away(self) -> None:
@@ -261,9 +298,9 @@ class LivePorch(Porch):
         self._node.settled(1)
         [self.peer] = self._node.door._peers
 
-    def heard(self) -> list[Terms | Reject | str]:
+    def heard(self) -> list[Terms | Reject | str | tuple[str, ...]]:
         self._socket.shutdown(socket.SHUT_WR)  # the node hangs up once it has said everything
-        words: list[Terms | Reject | str] = []
+        words: list[Terms | Reject | str | tuple[str, ...]] = []
         for answer in heard(self._socket):
             match answer:
                 case wire.Welcome(terms=terms):
@@ -272,6 +309,8 @@ class LivePorch(Porch):
                     words.append(reject)
                 case wire.Farewell(ending=ending):
                     words.append(ending)
+                case wire.Confirmed(tenants=tenants):
+                    words.append(tuple(tenants))
         return words
 
     def go_away(self) -> None:
@@ -291,13 +330,14 @@ def porch(side: str) -> Iterator[Porch]:
 
 
 @both_sides
-def test_a_peer_hears_welcome_refusal_and_farewell_in_order(porch: Porch, tmp_path: Path) -> None:
+def test_a_peer_hears_welcome_refusal_confirmation_and_farewell_in_order(porch: Porch, tmp_path: Path) -> None:
     page = os.open(tmp_path, os.O_RDONLY)
     reject = Reject(Reason.NO_MEMORY, "too much")
-    porch.door.welcome(porch.peer, "a", TERMS, page)
+    porch.door.welcome(porch.peer, "a", TERMS, (page,))
     porch.door.refuse(porch.peer, reject)
+    porch.door.confirm(porch.peer, ("a", "b"), GateRules())
     porch.door.farewell(porch.peer, "exit 0")
-    assert porch.heard() == [TERMS, reject, "exit 0"]
+    assert porch.heard() == [TERMS, reject, ("a", "b"), "exit 0"]
     os.close(page)
 
 
@@ -310,8 +350,9 @@ def test_a_peer_that_is_gone_is_told_nothing_and_that_is_no_error(porch: Porch, 
         porch.go_away()
     else:
         peer += 1000
-    porch.door.welcome(peer, "a", TERMS, page)
+    porch.door.welcome(peer, "a", TERMS, (page,))
     porch.door.refuse(peer, Reject(Reason.NO_SLOT, "none"))
+    porch.door.confirm(peer, (), GateRules())
     porch.door.farewell(peer, "exit 0")
     os.close(page)
     if not knew:

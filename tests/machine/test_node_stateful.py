@@ -3,22 +3,28 @@
 import io
 from typing import NamedTuple
 
+import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cotenant.domain.action import NO_PEER, Action, Crowd, Grant, Refuse, Revoke, Stop
+from cotenant.domain.action import NO_PEER, Action, Confirm, Crowd, Grant, Refuse, Revoke, Roster, Stop
 from cotenant.domain.event import (
     Event,
+    GateChange,
     NodeSettings,
     NodeStarted,
     NodeStopping,
     PeerLost,
+    PriorityChanged,
+    RulesChanged,
     TenantJoined,
     TenantLeft,
     TenantResumed,
+    TenantsPaused,
     Woke,
 )
+from cotenant.domain.gate import GatePolicy, GateRules, GateSeat
 from cotenant.domain.gpu import WHOLE_PPM, Gpu
 from cotenant.domain.plan import Reason
 from cotenant.domain.tenant import NEIGHBOURS_LIMIT, Kind, TenantSpec, Terms
@@ -35,6 +41,7 @@ node_settings = st.builds(
     st.sampled_from(["spread", "pack"]),
     st.sampled_from(["reserve", "overcommit"]),
     st.sampled_from(DEVICES),
+    st.sampled_from([GateRules(), GateRules(GatePolicy.STRICT, 7)]),
 )
 specs = st.builds(
     TenantSpec,
@@ -56,6 +63,7 @@ class Holder(NamedTuple):
     name: str
     terms: Terms
     peer: int
+    paused: bool = False
 
 
 class NodeLife(RuleBasedStateMachine):
@@ -69,6 +77,8 @@ class NodeLife(RuleBasedStateMachine):
         self.segment: list[Turn] = []
         self.held: dict[int, Holder] = {}
         self.neighbours: dict[int, int] = {}
+        self.rosters: dict[int, GateRules] = {}
+        self.in_force = GateRules()
         self.granted_to: dict[tuple[int, int], int] = {}
         self.ended: set[tuple[int, int]] = set()
         self.sequence = 100
@@ -85,6 +95,10 @@ class NodeLife(RuleBasedStateMachine):
         turn = Turn(self.now, event, actions)
         self.turns.append(turn)
         self.segment.append(turn)
+        told = [action for action in actions if isinstance(action, Roster)]
+        assert told == actions[: len(told)], "whoever hears of a change finds it made"
+        assert len({roster.gpu for roster in told}) == len(told)
+        self.rosters |= {roster.gpu: roster.rules for roster in told}
         for action in actions:
             assert action.cause == self.machines[0].turn
             if isinstance(action, Grant):
@@ -96,15 +110,16 @@ class NodeLife(RuleBasedStateMachine):
                     self.neighbours[slot] = action.neighbours
             elif isinstance(action, Revoke):
                 self._believe_revoke(action)
-        return actions
+        return actions[len(told) :]
 
     def _believe_grant(self, action: Grant, event: Event) -> None:
         slot, generation = action.terms.slot, action.terms.generation
         known = self.held.get(slot)
         if not isinstance(event, TenantJoined):
             assert known is not None
-            assert (known.name, known.terms) == (action.tenant, action.terms)
-            self.held[slot] = known._replace(peer=action.peer)
+            changed = {"priority": event.priority} if isinstance(event, PriorityChanged) else {}
+            assert (known.name, msgspec.structs.replace(known.terms, **changed)) == (action.tenant, action.terms)
+            self.held[slot] = known._replace(terms=action.terms, peer=known.peer if changed else action.peer)
             return
         assert known is None
         assert action.peer == event.peer
@@ -206,6 +221,63 @@ class NodeLife(RuleBasedStateMachine):
         assert isinstance(action, Refuse)
         assert action.reject.reason is expected
 
+    @precondition(lambda self: self.held)
+    @rule(
+        picked=st.lists(picks, max_size=3), paused=st.booleans(), uid=st.sampled_from([1000, 1001]), owner=st.booleans()
+    )
+    def pause_or_go_on(self, picked: list[int], paused: bool, uid: int, owner: bool) -> None:
+        holders = [self.held[slot] for slot in sorted(self.held)]
+        chosen = list(dict.fromkeys(holders[pick % len(holders)] for pick in picked))
+        names = tuple(holder.name for holder in chosen)
+        before = dict(self.rosters)
+        (action,) = self.tell(TenantsPaused(9, uid, owner, names, all_offline=False, paused=paused))
+        if names and uid != 1000 and not owner:
+            assert isinstance(action, Refuse)
+            assert action.reject.reason is Reason.NOT_YOURS
+            assert self.rosters == before
+            return
+        if any(holder.terms.gpu < 0 for holder in chosen):
+            assert isinstance(action, Refuse)
+            assert action.reject.reason is Reason.NO_GATE
+            return
+        assert action == Confirm(self.machines[0].turn, 9, names, self.in_force)
+        for holder in chosen:
+            self.held[holder.terms.slot] = holder._replace(paused=paused)
+
+    @rule(paused=st.booleans(), uid=st.sampled_from([1000, 1001]), owner=st.booleans())
+    def pause_all_offline(self, paused: bool, uid: int, owner: bool) -> None:
+        gated = {slot: holder for slot, holder in self.held.items() if holder.terms.gpu >= 0}
+        mine = {slot: holder for slot, holder in gated.items() if owner or uid == 1000}
+        offline = {slot: holder for slot, holder in mine.items() if holder.terms.kind is Kind.OFFLINE}
+        (action,) = self.tell(TenantsPaused(9, uid, owner, (), all_offline=True, paused=paused))
+        assert isinstance(action, Confirm)
+        assert sorted(action.tenants) == sorted(holder.name for holder in offline.values())
+        self.held |= {slot: holder._replace(paused=paused) for slot, holder in offline.items()}
+
+    @rule(name=st.sampled_from(["", "nobody", "web"]), paused=st.booleans())
+    def pause_somebody_unknown(self, name: str, paused: bool) -> None:
+        if all(holder.name != name for holder in self.held.values()):
+            before = dict(self.rosters)
+            (action,) = self.tell(TenantsPaused(9, 1000, True, (name,), all_offline=False, paused=paused))
+            assert isinstance(action, Refuse)
+            assert action.reject.reason is Reason.UNKNOWN_TENANT
+            assert self.rosters == before
+
+    @precondition(lambda self: self.held)
+    @rule(pick=picks, priority=st.integers(0, 9))
+    def change_priority(self, pick: int, priority: int) -> None:
+        holder = [self.held[slot] for slot in sorted(self.held)][pick % len(self.held)]
+        *granted, action = self.tell(PriorityChanged(9, 1000, False, holder.name, priority))
+        assert len(granted) == (holder.terms.priority != priority)
+        assert action == Confirm(self.machines[0].turn, 9, (holder.name,), self.in_force)
+
+    @rule(owner=st.booleans(), policy=st.none() | st.sampled_from(GatePolicy), bound_ns=st.none() | st.integers(0, 3))
+    def change_rules(self, owner: bool, policy: GatePolicy | None, bound_ns: int | None) -> None:
+        change = GateChange(policy, bound_ns)
+        self.in_force = change.applied(self.in_force) if owner else self.in_force
+        (action,) = self.tell(RulesChanged(9, owner, change))
+        assert isinstance(action, Confirm if owner else Refuse)
+
     @rule(step=steps)
     def wake(self, step: int) -> None:
         """Also too early and too late: a clock may ring when nobody asked."""
@@ -231,6 +303,8 @@ class NodeLife(RuleBasedStateMachine):
         recovered = NodeMachine()
         replay(recovered, self.segment)
         self.machines[0] = recovered
+        if new is not None and new.gate != self.settings.gate:
+            self.in_force = new.gate
         self.settings = new or self.settings
         self.held = {slot: holder._replace(peer=NO_PEER) for slot, holder in self.held.items()}
         actions = self.tell(NodeStarted(self.settings, "1", self.now))
@@ -258,6 +332,8 @@ class NodeLife(RuleBasedStateMachine):
             views = machine.tenants()
             assert [view.tenant.terms for view in views] == [self.held[slot].terms for slot in sorted(self.held)]
             assert [view.connected for view in views] == [self.held[slot].peer != NO_PEER for slot in sorted(self.held)]
+            assert [view.tenant.paused for view in views] == [self.held[slot].paused for slot in sorted(self.held)]
+            assert machine.rules == self.in_force
             assert [view.tenant.pid for view in views] == [
                 self.granted_to[view.tenant.terms.slot, view.tenant.terms.generation] for view in views
             ]
@@ -267,6 +343,22 @@ class NodeLife(RuleBasedStateMachine):
         places = [holder.terms.gpu for holder in self.held.values()]
         right = {slot: places.count(holder.terms.gpu) - 1 for slot, holder in self.held.items()}
         assert self.neighbours == {slot: min(others, NEIGHBOURS_LIMIT) for slot, others in right.items()}
+
+    @invariant()
+    def every_roster_lists_the_tenants_of_its_device(self) -> None:
+        """Also where a restarted node has fewer devices than the one before: the roster of a lost one runs out."""
+        seats: dict[int, list[GateSeat]] = {gpu: [] for gpu in range(len(self.settings.gpus))}
+        for slot, holder in sorted(self.held.items()):
+            terms = holder.terms
+            is_online = terms.kind is Kind.ONLINE
+            least_ppm = 0 if is_online else terms.share_ppm
+            seat = GateSeat(slot, terms.generation, terms.priority, is_online, holder.paused, least_ppm)
+            seats.setdefault(terms.gpu, []).append(seat)
+        for gpu, listed in seats.items():
+            if gpu >= 0:
+                assert self.rosters[gpu] == msgspec.structs.replace(self.in_force, seats=tuple(listed))
+        assert -1 not in self.rosters
+        assert all(not rules.seats for gpu, rules in self.rosters.items() if gpu not in seats)
 
     @invariant()
     def all_twins_are_equal(self) -> None:

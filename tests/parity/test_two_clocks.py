@@ -21,11 +21,13 @@ from cotenant.domain.event import (
     TenantLeft,
     TenantResumed,
 )
+from cotenant.domain.gate import GateRules
 from cotenant.domain.gpu import Gpu
 from cotenant.domain.instant import MILLISECOND_NS, SECOND_NS, Instant
 from cotenant.domain.plan import Reject
 from cotenant.domain.tenant import Kind, TenantSpec, Terms
 from cotenant.host import Host, NodeWorld, replay
+from cotenant.live.gate import LiveGates
 from cotenant.live.journal import FileJournal, Recovery
 from cotenant.live.loop import READ, LiveLoop
 from cotenant.live.page import LivePages
@@ -41,22 +43,23 @@ Step: TypeAlias = tuple[Instant, Event | None]
 
 
 class Told(NamedTuple):
-    """What is left when a story is over: the journal, the segment before it, what peers heard, what pages say."""
+    """What is left when a story is over: the journal, the segment before it, and what was heard and written."""
 
     journal: bytes
     previous: bytes
     heard: list[tuple[object, ...]]
     pages: list[Terms | None]
+    rosters: list[GateRules | None]
 
 
 class NotebookDoor(SimDoor):
-    """Writes down what peers would hear; the page's handle is each world's own."""
+    """Writes down what peers would hear; the handles are each world's own."""
 
     def __init__(self) -> None:
         super().__init__()
         self.heard: list[tuple[object, ...]] = []
 
-    def welcome(self, peer: int, tenant: str, terms: Terms, page: int) -> None:
+    def welcome(self, peer: int, tenant: str, terms: Terms, handles: tuple[int, ...]) -> None:
         self.heard.append(("welcome", peer, tenant, terms))
 
     def refuse(self, peer: int, reject: Reject) -> None:
@@ -64,6 +67,9 @@ class NotebookDoor(SimDoor):
 
     def farewell(self, peer: int, ending: str) -> None:
         self.heard.append(("farewell", peer, ending))
+
+    def confirm(self, peer: int, tenants: tuple[str, ...], rules: GateRules) -> None:
+        self.heard.append(("confirm", peer, tenants, rules))
 
 
 def under_the_heap(node_settings: NodeSettings, story: list[Step], limit_bytes: int) -> Told:
@@ -84,7 +90,9 @@ def under_the_heap(node_settings: NodeSettings, story: list[Step], limit_bytes: 
     for when, event in story:
         loop.at(when, happen, event)
     loop.run(1 << 60)
-    return Told(journal.content(), journal.previous, door.heard, [node.pages.read(slot) for slot in range(SLOTS)])
+    said = [node.pages.read(slot) for slot in range(SLOTS)]
+    rosters = [node.gates.read(gpu) for gpu in range(len(node_settings.gpus))]
+    return Told(journal.content(), journal.previous, door.heard, said, rosters)
 
 
 class KilledError(Exception):
@@ -144,11 +152,12 @@ def under_the_clock(node_settings: NodeSettings, story: list[Step], limit_bytes:
         assert recovery.mend() == ""
         journal = FileJournal(path, limit_bytes)
         pages = LivePages(home / "pages")
+        gates = LiveGates(home / "pages", SLOTS)
         loop = LiveLoop(time)
         loop._selector.close()
         loop._selector = time  # type: ignore[assignment]  # all of a selector that a loop needs
         time.deliver, time.stop = loop.post, loop.stop
-        loop.bind(Host(machine, NodeWorld(door, pages, loop.stop).deeds(), journal))
+        loop.bind(Host(machine, NodeWorld(door, pages, gates, loop.stop).deeds(), journal))
         starts += 1
         loop.post(NodeStarted(node_settings, "sim", starts))
         try:
@@ -157,10 +166,13 @@ def under_the_clock(node_settings: NodeSettings, story: list[Step], limit_bytes:
             continue
         finally:
             said = [pages.read(slot) for slot in range(SLOTS)]
+            rosters = [gates.read(gpu) for gpu in range(len(node_settings.gpus))]
             pages.close()
+            gates.close()
             journal.close()
         previous = home / "journal.1"
-        return Told(path.read_bytes(), previous.read_bytes() if previous.exists() else b"", door.heard, said)
+        before = previous.read_bytes() if previous.exists() else b""
+        return Told(path.read_bytes(), before, door.heard, said, rosters)
 
 
 WORK = TenantSpec(Kind.OFFLINE, 7, memory_bytes=3, share_ppm=200_000, command="python train.py")

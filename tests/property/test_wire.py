@@ -13,7 +13,20 @@ from cotenant.domain.tenant import Kind, TenantSpec
 from cotenant.errors import PeerError
 from cotenant.format import wire
 from cotenant.format.config import RunConfig
-from tests.strategies import LARGEST, departures, histograms, names, rejects, small, specs, terms, texts, views
+from tests.strategies import (
+    LARGEST,
+    departures,
+    gate_changes,
+    gate_rules,
+    histograms,
+    names,
+    rejects,
+    small,
+    specs,
+    terms,
+    texts,
+    views,
+)
 
 
 def test_a_newline_after_a_name_is_not_part_of_a_name() -> None:
@@ -34,11 +47,15 @@ requests: st.SearchStrategy[wire.Request] = st.one_of(
     st.builds(wire.Resume, any_int, any_int, any_int),
     st.builds(wire.Leave, texts),
     st.builds(wire.List, any_int),
+    st.builds(wire.Pause, any_int, st.lists(names, max_size=3), st.booleans(), st.booleans()),
+    st.builds(wire.SetPriority, any_int, names, st.integers(0, 9)),
+    st.builds(wire.SetRules, any_int, gate_changes),
 )
 answers: st.SearchStrategy[wire.Answer] = st.one_of(
     st.builds(wire.Welcome, any_int, names, terms),
     st.builds(wire.Refused, rejects),
     st.builds(wire.Farewell, texts),
+    st.builds(wire.Confirmed, st.lists(names, max_size=3), gate_rules),
     st.builds(wire.Wrong, texts),
     st.builds(
         wire.Tenants,
@@ -52,6 +69,7 @@ answers: st.SearchStrategy[wire.Answer] = st.one_of(
         small,
         st.lists(texts, max_size=3),
         histograms,
+        gate_rules,
     ),
 )
 
@@ -219,7 +237,7 @@ BEYOND: list[tuple[str, object]] = [
 
 
 def join_of(spec: dict[str, Any], *more: object) -> bytes:
-    return msgspec.msgpack.encode({"type": "join", "version": 1, "spec": [*spec.values(), *more]})
+    return msgspec.msgpack.encode({"type": "join", "version": wire.VERSION, "spec": [*spec.values(), *more]})
 
 
 @pytest.mark.parametrize("field, value", BEYOND)
@@ -256,9 +274,9 @@ def test_the_limits_themselves_are_within(field: str, value: object) -> None:
         {"type": "leave", "ending": "x", "more": 1},
         {"type": "leave"},
         {"type": "list", "version": "1"},
-        {"type": "resume", "version": 1, "slot": 0},
-        {"type": "welcome", "version": 1},
-        {"version": 1},
+        {"type": "resume", "version": wire.VERSION, "slot": 0},
+        {"type": "welcome", "version": wire.VERSION},
+        {"version": wire.VERSION},
         {},
         [],
     ],
@@ -274,6 +292,8 @@ def test_a_field_too_many_is_refused() -> None:
 
 
 def test_a_message_of_another_version_is_told_so() -> None:
-    newer = msgspec.msgpack.encode({"type": "join", "version": 2, "spec": [1, 2, 3], "colour": "blue"})
-    with pytest.raises(PeerError, match="version 1 of the protocol, not 2"):
+    older = wire.encode(wire.List(wire.VERSION - 1))[4:]
+    assert wire.decode_request(older) == wire.List(wire.VERSION - 1)  # the door itself looks at the number
+    newer = msgspec.msgpack.encode({"type": "join", "version": wire.VERSION + 1, "spec": [1, 2, 3], "colour": "blue"})
+    with pytest.raises(PeerError, match=f"version {wire.VERSION} of the protocol, not {wire.VERSION + 1}"):
         wire.decode_request(newer)

@@ -49,6 +49,11 @@ BAD_SCENARIOS = {
         10,
         "tenants[1].slo",
     ),
+    "a wish for nothing": (WORLD + '[[wishes]]\nat = "1s"\n', 4, "wishes[0]"),
+    "two wishes in one": (WORLD + '[[wishes]]\nat = "1s"\npause = true\ngate = "open"\n', 4, "wishes[0]"),
+    "a priority for nobody": (WORLD + '[[wishes]]\nat = "1s"\npriority = 3\n', 4, "wishes[0]"),
+    "rules for one tenant": (WORLD + '[[wishes]]\nat = "1s"\nname = "a"\ngate = "open"\n', 4, "wishes[0]"),
+    "a gate that is none": (WORLD + '[[wishes]]\nat = "1s"\ngate = "ajar"\n', 5, "wishes[0].gate"),
     "no TOML": ("seed = \n", 1, "TOML"),
     "no name": (WORLD + '[[tenants]]\nname = ""\ncount = 1\n', 4, "tenants[0].name"),
 }
@@ -101,8 +106,8 @@ def test_a_scenario_that_cannot_be_read_is_one_sentence(tmp_path: Path) -> None:
 CHURN = ROOT / "scenarios" / "node-churn.toml"
 
 
-def run_churn(seed: int | None = None) -> tuple[list[str], bytes]:
-    scenario = decode_scenario(CHURN.read_text(encoding="utf-8"), "node-churn.toml")
+def run_churn(seed: int | None = None, file: Path = CHURN) -> tuple[list[str], bytes]:
+    scenario = decode_scenario(file.read_text(encoding="utf-8"), file.name)
     lines: list[str] = []
     if seed is not None:
         scenario = msgspec.structs.replace(scenario, seed=seed)
@@ -112,10 +117,12 @@ def run_churn(seed: int | None = None) -> tuple[list[str], bytes]:
 
 # What every decision of this world was when somebody last looked at it. After a change that is meant to change them:
 #   .venv/bin/cotenant simulate scenarios/node-churn.toml --log --json | grep -v '^{' > scenarios/node-churn.log
-# and read the diff as part of the change.
-def test_the_golden_log_is_what_happens() -> None:
-    golden = CHURN.with_suffix(".log").read_text(encoding="utf-8")
-    assert "\n".join(run_churn()[0]) + "\n" == golden
+# and read the diff as part of the change; likewise for the other one.
+@pytest.mark.parametrize("name", ["node-churn", "gate-changes"])
+def test_the_golden_log_is_what_happens(name: str) -> None:
+    file = ROOT / "scenarios" / f"{name}.toml"
+    golden = file.with_suffix(".log").read_text(encoding="utf-8")
+    assert "\n".join(run_churn(file=file)[0]) + "\n" == golden
 
 
 def test_another_seed_is_another_world() -> None:

@@ -15,10 +15,12 @@ import msgspec
 from cotenant.domain.profile import Profile, merge
 from cotenant.errors import CotenantError, WorldError
 from cotenant.format.config import RunConfig
+from cotenant.format.known import FILE_NAME, encode_known
 from cotenant.format.record import Record
 from cotenant.live.clock import unix_ns
+from cotenant.live.gate import GATE_VARIABLE
 from cotenant.live.hook.door import RECORD_VARIABLE, environment, find_driver, make_shim
-from cotenant.live.hook.trace import driver_of, family, program_of, read_records, recorded, show_terms
+from cotenant.live.hook.trace import driver_of, family, program_of, read_records, recorded, show_task, show_terms
 from cotenant.live.page import SLOT_VARIABLE
 from cotenant.live.profile.store import ProfileStore
 
@@ -33,7 +35,7 @@ _REMEDY: Final = "it may be linked statically, or load the driver by its path"
 class Hooked:
     """One program with the hook in it, from before its start until after its end."""
 
-    def __init__(self, config: RunConfig, home: Path, driver: Path, *, measuring: bool, say: Say) -> None:
+    def __init__(self, config: RunConfig, home: Path, driver: Path, task: str, *, measuring: bool, say: Say) -> None:
         """Make the directory that the program finds the hook in and leaves its records in."""
         self._config = config
         self._driver = driver
@@ -44,20 +46,25 @@ class Hooked:
         self.home = Path(tempfile.mkdtemp(prefix=f"run-{os.getpid()}-", dir=home))
         self.records = self.home / "records"
         self.records.mkdir(mode=0o700)
+        show_task(self.home, config.name or task)
         make_shim(self.home / "shim", driver)
         self.look_s = _FIRST_LOOK_S
 
-    def variables(self, environ: Mapping[str, str], page: int | None) -> dict[str, str]:
-        """What to add to the environment of a program under the terms of this page, or of nobody's tenant."""
+    def variables(self, environ: Mapping[str, str], page: int | None, gate: Sequence[int] = ()) -> dict[str, str]:
+        """What to add to the environment of a program under the terms of this page, or of nobody's tenant.
+
+        `gate` are the descriptors of its device's file, to read and to write, where it has a device.
+        """
         if page is not None:
-            show_terms(self.records, page)
+            show_terms(self.records, page, gate)
         return {
             **environment(self._config.hook, self.home / "shim", environ),
-            **({SLOT_VARIABLE: ""} if page is None else {}),
+            **({SLOT_VARIABLE: "", GATE_VARIABLE: ""} if page is None else {}),
             RECORD_VARIABLE: str(self.records),
             "COTENANT_MEASURE": str(int(self.measuring)),
             "COTENANT_SAMPLE": str(self._config.sample),
             "COTENANT_UNKNOWN": self._config.unknown,
+            "COTENANT_TRACE": str(int(self._config.trace == "on")),
         }
 
     def look(self, pid: int) -> None:
@@ -121,7 +128,9 @@ def _prepare(
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         _clear_away(home)
-        return Hooked(config, home, driver, measuring=_is_measuring(config.measure, task, store), say=say)
+        hooked = Hooked(config, home, driver, task, measuring=_is_measuring(config.measure, task, store), say=say)
+        _tell_known(hooked.records, task, store)
+        return hooked
     except OSError as error:
         say(f"the hook cannot be put in place: {error.strerror} ({error.filename}); the program runs without it")
         return None
@@ -149,6 +158,15 @@ def _is_measuring(wanted: str, task: str, store: ProfileStore | None) -> bool:
         measured = [one for key in keys for one in store.recordings(key) if one.profile.span_ns]
         return len(measured) < runs
     return False
+
+
+def _tell_known(records: Path, task: str, store: ProfileStore | None) -> None:
+    """Put what earlier runs of the task say of its kernels beside its records; without it the hook learns anew."""
+    with contextlib.suppress(CotenantError):
+        keys = [key for key in store.keys() if key.task == task] if store is not None else []  # noqa: SIM118
+        kept = [found for key in keys if store is not None and (found := store.get(key)) is not None]
+        if kept:
+            (records / FILE_NAME).write_bytes(encode_known(one.profile for one in kept))
 
 
 def profiles_of(records: Iterable[Record], task: str) -> list[Profile]:

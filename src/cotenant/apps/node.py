@@ -22,6 +22,7 @@ from cotenant.host import Divergence, Host, NodeWorld, replay, same_promises
 from cotenant.live.clock import LiveClock, clock_kept_in, unix_ns
 from cotenant.live.directory import Places, close_directory, group_id_of, listen, make_directory, take_lock
 from cotenant.live.door import LiveDoor
+from cotenant.live.gate import LiveGates
 from cotenant.live.journal import FileJournal, Recovery
 from cotenant.live.loop import READ, LiveLoop
 from cotenant.live.page import LivePages
@@ -44,6 +45,7 @@ def serve_node(config: Config, places: Places, say: Callable[[str], None]) -> No
     close_directory(places.runtime, "directories.runtime", group_id=group_id)
     name_process("cotenant-node")
     pages = LivePages(places.pages)
+    gates = LiveGates(places.pages, config.node.slots)
     machine, clock = _recover(places, pages, say)
     journal = FileJournal(places.journal, config.node.journal_limit)
     loop = LiveLoop(clock)
@@ -52,15 +54,16 @@ def serve_node(config: Config, places: Places, say: Callable[[str], None]) -> No
     def roll() -> wire.Tenants:
         return _roll(machine, clock, loop, gpus)
 
-    connections = _allow_descriptors(config.node.slots)
+    connections = _allow_descriptors(config.node.slots, len(gpus))
     listener = listen(places.socket, group_id)
     door = LiveDoor(loop, clock, listener, roll, connections)
-    host = Host(machine, NodeWorld(door, pages, loop.stop).deeds(), journal)
+    host = Host(machine, NodeWorld(door, pages, gates, loop.stop).deeds(), journal)
     loop.bind(host)
     _stop_on_signals(loop)
     loop.post(NodeStarted(config.node.settings(gpus), __version__, unix_ns()))
     held = machine.tenants()
     pages.keep_only([view.tenant.terms.slot for view in held])
+    gates.keep_only([*range(len(gpus)), *(view.tenant.terms.gpu for view in held)])
     expected = f", {len(held)} tenants expected back" if held else ""
     say(f"node {__version__} serves {places.socket} with {config.node.slots} slots and {len(gpus)} GPUs{expected}")
     try:
@@ -68,6 +71,7 @@ def serve_node(config: Config, places: Places, say: Callable[[str], None]) -> No
     finally:
         door.close()
         pages.close()
+        gates.close()
         journal.close()
         places.socket.unlink(missing_ok=True)
         for lock in locks:
@@ -132,6 +136,7 @@ def _roll(machine: NodeMachine, clock: LiveClock, loop: LiveLoop, gpus: tuple[Gp
         slots=machine.settings.slots,
         gpus=[gpu.name for gpu in gpus],
         turn_ns=loop.turn_ns.histogram(),
+        rules=machine.rules,
     )
 
 
@@ -154,19 +159,21 @@ def _stop_on_signals(loop: LiveLoop) -> None:
     loop.keep(reader, writer)
 
 
-def _allow_descriptors(slots: int) -> int:
+def _allow_descriptors(slots: int, gpus: int) -> int:
     """How many connections there can be, after asking for as many descriptors as the system allows us.
 
-    A slot needs one for its tenant and one for its page: strangers must never use up what a page will need.
+    A slot needs one for its tenant and two for its page, a device three for its gate, since a mapping holds one too:
+    strangers must never use up what a page will need.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 2 * slots + _SPARE_CONNECTIONS + _OWN_DESCRIPTORS
+    ours = 3 * slots + 3 * gpus + _OWN_DESCRIPTORS
+    wanted = ours + _SPARE_CONNECTIONS
     if soft != resource.RLIM_INFINITY and soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    left = _SPARE_CONNECTIONS if soft == resource.RLIM_INFINITY else soft - 2 * slots - _OWN_DESCRIPTORS
+    left = _SPARE_CONNECTIONS if soft == resource.RLIM_INFINITY else soft - ours
     if left < _FEWEST_SPARE:
-        limit = 2 * slots + _FEWEST_SPARE + _OWN_DESCRIPTORS
+        limit = ours + _FEWEST_SPARE
         remedy = f"needs {limit} open files and {hard} are allowed; choose fewer, or raise the limit (ulimit -Hn)"
         raise ConfigError("node.slots", slots, remedy)
     return slots + min(left, _SPARE_CONNECTIONS)

@@ -16,15 +16,18 @@ from cotenant.domain.tenant import COMMAND_LIMIT, Kind, TenantSpec, Terms
 from cotenant.errors import PeerError, WorldError
 from cotenant.format import wire
 from cotenant.format.config import RunConfig
-from cotenant.format.quantity import format_duration, format_size
+from cotenant.format.quantity import format_duration, format_share, format_size
 from cotenant.live.client import Connection, NodeAwayError, tenants_of
 from cotenant.live.clock import pause
 from cotenant.live.directory import Places, lock_holder, make_directory
+from cotenant.live.gate import GATE_VARIABLE
 from cotenant.live.journal import last_settings
 from cotenant.live.page import SLOT_VARIABLE, TERMS_VARIABLE, read_page, slot_text
 from cotenant.live.process import Child, describe_ending, exec_failure_code, start_in_background
 
 DEFAULT_PRIORITY: Final = {Kind.ONLINE: 2, Kind.OFFLINE: 7}
+_MPS_PRIORITY: Final = "CUDA_MPS_CLIENT_PRIORITY"
+_BELOW_NORMAL: Final = "1"
 _IDLE_EXIT_NS: Final = 300 * 10**9
 _START_TRIES: Final = 600
 _RESTART_TRIES: Final = 30
@@ -69,6 +72,7 @@ class Membership:
         self.tenant = ""
         self.terms: Terms
         self.page = -1
+        self.gate: list[int] = []
         self._join(self._connection)
 
     def fileno(self) -> int:
@@ -88,9 +92,9 @@ class Membership:
         except WorldError:
             return False
         try:
-            answer, page = connection.ask(wire.Resume(wire.VERSION, self.terms.slot, self.terms.generation))
+            answer, handed = connection.ask(wire.Resume(wire.VERSION, self.terms.slot, self.terms.generation))
             if isinstance(answer, wire.Welcome):
-                self._accept(answer, page)
+                self._accept(answer, handed)
             elif join_anew and isinstance(answer, wire.Refused) and answer.reject.reason is not Reason.ALREADY_HERE:
                 self._join(connection)
                 self._say(
@@ -123,21 +127,27 @@ class Membership:
         self.lose()
 
     def _join(self, connection: Connection) -> None:
-        answer, page = connection.ask(wire.Join(wire.VERSION, self.spec))
+        answer, handed = connection.ask(wire.Join(wire.VERSION, self.spec))
         if isinstance(answer, wire.Refused):
             raise WorldError(f"the node refused {self.spec.name or 'the tenant'}: {answer.reject.detail}")
         if not isinstance(answer, wire.Welcome):
             raise PeerError(f"the node answered {type(answer).__name__} to a join")
-        self._accept(answer, page)
+        self._accept(answer, handed)
 
-    def _accept(self, answer: wire.Welcome, page: int | None) -> None:
-        if page is None:
+    def _accept(self, answer: wire.Welcome, handed: list[int]) -> None:
+        if not handed:
             raise PeerError("the node's welcome came without a terms page")
-        if read_page(page) != answer.terms:
-            raise PeerError("the terms page does not say what the welcome says")
-        if self.page >= 0:
-            os.close(self.page)
-        self.page = page
+        try:
+            said = read_page(handed[0])
+            if said is None or slot_text(said) != slot_text(answer.terms):  # the priority may have changed already
+                raise PeerError("the terms page does not say what the welcome says")
+        except PeerError:
+            for descriptor in handed:
+                os.close(descriptor)
+            raise
+        for descriptor in (*self.gate, *([self.page] if self.page >= 0 else [])):
+            os.close(descriptor)
+        self.page, *self.gate = handed
         self.tenant = answer.tenant
         self.terms = answer.terms
 
@@ -207,6 +217,10 @@ def _flags_of(settings: NodeSettings | None) -> list[str]:
     if settings is None or not settings.gpus:
         return []
     flags = ["--slots", str(settings.slots), "--place", settings.place, "--admit", settings.admit]
+    gate = settings.gate
+    flags += ["--gate", gate.policy.value, "--bound", format_duration(gate.bound_ns)]
+    flags += ["--delay", format_share(gate.delay_ppm), "--patience", format_duration(gate.patience_ns)]
+    flags += ["--switch", format_duration(gate.switch_ns), "--spin", format_share(gate.spin_ppm)]
     for gpu in settings.gpus:
         flags += ["--gpu", f"{gpu.name}={format_size(gpu.memory_bytes)}"]
     return flags
@@ -224,16 +238,18 @@ def run_tenant(
     if membership.terms.gpu < 0 and (spec.memory_bytes or spec.share_ppm):
         say("the node knows no GPU: memory and share are noted, not reserved; start it with --gpu NAME=MEMORY")
     environ = {
+        **_behind_others(spec.kind),
         **os.environ,
         **variables,
         TERMS_VARIABLE: str(membership.page),
         SLOT_VARIABLE: slot_text(membership.terms),
+        GATE_VARIABLE: ",".join(map(str, membership.gate)),
         "COTENANT_TENANT": membership.tenant,
     }
     if hooked is not None:
-        environ |= hooked.variables(environ, membership.page)
+        environ |= hooked.variables(environ, membership.page, membership.gate)
     try:
-        child = Child(command, environ, [membership.page])
+        child = Child(command, environ, [membership.page, *membership.gate])
     except OSError as error:
         membership.leave(f"could not start: {error.strerror}")
         say(f"cannot run {command[0]!r}: {error.strerror}")
@@ -243,6 +259,11 @@ def run_tenant(
     unseen = "; the hook saw nothing of its GPU use" if hooked is not None and hooked.unseen else ""
     membership.leave(describe_ending(code) + unseen)
     return code
+
+
+def _behind_others(kind: Kind) -> dict[str, str]:
+    """Under MPS an offline tenant's blocks come after all others': what runs gives way block by block."""
+    return {_MPS_PRIORITY: _BELOW_NORMAL} if kind is Kind.OFFLINE else {}
 
 
 def _attend(child: Child, membership: Membership, hooked: Hooked | None) -> None:

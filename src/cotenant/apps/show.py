@@ -13,8 +13,9 @@ from rich.text import Text
 
 from cotenant.apps.replay import ReplayReport
 from cotenant.apps.simulate import Outcome
+from cotenant.domain.gate import GateRules
 from cotenant.domain.instant import SECOND_NS
-from cotenant.domain.tenant import Tenant, Terms
+from cotenant.domain.tenant import Tenant, TenantView, Terms
 from cotenant.format import wire
 from cotenant.format.quantity import format_duration, format_share, format_size, round_duration
 from cotenant.live.doctor import Finding, Level
@@ -57,7 +58,7 @@ def show_tenants(console: Console, roll: wire.Tenants, *, everybody: bool) -> No
     rows: list[list[str | Text]] = []
     last: list[str] = []  # what gives way where a terminal is narrow
     for view in roll.tenants:
-        status = Text("alive", style="green") if view.connected else Text("away", style="yellow")
+        status = Text(_status(view), style="green" if _status(view) == "alive" else "yellow")
         rows.append(_tenant_row(view.tenant, status, roll.now_ns, roll.gpus))
         last.append("" if everybody else " ".join(view.tenant.spec.command.split()))
     for departure in reversed(roll.departed) if everybody else ():
@@ -75,24 +76,29 @@ def show_tenants(console: Console, roll: wire.Tenants, *, everybody: bool) -> No
         console.print("nobody is here; start a tenant with: cotenant run -- COMMAND", style="dim")
 
 
+def _status(view: TenantView) -> str:
+    """Away matters more than paused: who is away may not come back."""
+    return "away" if not view.connected else "paused" if view.tenant.paused else "alive"
+
+
 def _tenant_row(tenant: Tenant, status: Text, until_ns: int, gpus: list[str]) -> list[str | Text]:
     spec, terms = tenant.spec, tenant.terms
     return [
-        _capped(tenant.name),
+        capped(tenant.name),
         f"{terms.slot}/{terms.generation}",
         status,
         spec.kind.value,
-        str(spec.priority),
+        str(terms.priority),
         format_duration(spec.slo_ns) if spec.slo_ns else "-",
         format_size(spec.memory_bytes) if spec.memory_bytes else "-",
         format_share(spec.share_ppm) if spec.share_ppm else "-",
-        _capped(gpus[terms.gpu]) if 0 <= terms.gpu < len(gpus) else "-",
+        capped(gpus[terms.gpu]) if 0 <= terms.gpu < len(gpus) else "-",
         str(tenant.pid),
         age_text(max(0, until_ns - tenant.joined_ns)),
     ]
 
 
-def _capped(name: str) -> str:
+def capped(name: str) -> str:
     """A name as long as a table can show without hiding what stands beside it."""
     return name if len(name) <= _NAME_CELLS else name[: _NAME_CELLS - 1] + "…"
 
@@ -161,19 +167,22 @@ def show_bench(console: Console, figures: Mapping[str, object]) -> None:
 
 def tenants_json(roll: wire.Tenants) -> dict[str, object]:
     """`cotenant ps --json`: names instead of positions, and no units in text."""
-    here = [
-        {**_tenant_json(view.tenant, roll.now_ns), "status": "alive" if view.connected else "away"}
-        for view in roll.tenants
-    ]
+    here = [{**_tenant_json(view.tenant, roll.now_ns), "status": _status(view)} for view in roll.tenants]
     departed = [
         {**_tenant_json(gone.tenant, gone.ended_ns), "status": "gone", "ending": gone.ending} for gone in roll.departed
     ]
     return {
         "node": {"pid": roll.pid, "version": roll.node_version, "slots": roll.slots, "turns": roll.turns},
         "gpus": roll.gpus,
+        "rules": rules_json(roll.rules),
         "tenants": here,
         "departed": departed,
     }
+
+
+def rules_json(rules: GateRules) -> dict[str, object]:
+    """By which rules tenants let each other pass; the seats are the tenants."""
+    return {**{name: getattr(rules, name) for name in rules.__struct_fields__[1:-1]}, "policy": rules.policy.value}
 
 
 def _tenant_json(tenant: Tenant, until_ns: int) -> dict[str, object]:
@@ -183,7 +192,8 @@ def _tenant_json(tenant: Tenant, until_ns: int) -> dict[str, object]:
         "slot": terms.slot,
         "generation": terms.generation,
         "kind": spec.kind.value,
-        "priority": spec.priority,
+        "priority": terms.priority,
+        "paused": tenant.paused,
         "slo_ns": spec.slo_ns,
         "memory_bytes": spec.memory_bytes,
         "share_ppm": spec.share_ppm,

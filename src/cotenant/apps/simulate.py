@@ -62,6 +62,8 @@ def simulate(scenario: Scenario, say: Callable[[str], None] | None = None) -> tu
     loop.at(0, node.start, None)
     for population in scenario.tenants:
         traffic.add(population)
+    for wish in scenario.wishes:
+        traffic.wish(wish)
     traffic.kill_node(scenario.faults)
     loop.run(scenario.duration)
     assert isinstance(node.journal, SimJournal)

@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from cotenant import __version__
 from cotenant.cli.advise import add_advise_command
 from cotenant.cli.command import Parser, say
+from cotenant.cli.gate import add_gate_commands
 from cotenant.cli.gpu import add_gpu_command
 from cotenant.cli.node import add_node_commands
 from cotenant.cli.profile import add_profile_commands
 from cotenant.cli.softgpu import add_softgpu_commands
 from cotenant.cli.study import add_study_commands
+from cotenant.cli.trace import add_trace_command
 from cotenant.errors import CotenantError
 
 
@@ -44,7 +46,9 @@ def _parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"cotenant {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     add_node_commands(commands)
+    add_gate_commands(commands)
     add_gpu_command(commands)
+    add_trace_command(commands)
     add_profile_commands(commands)
     add_advise_command(commands)
     add_softgpu_commands(commands)

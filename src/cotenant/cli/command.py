@@ -49,12 +49,14 @@ def add_command(
     return parser
 
 
-def add_flags(parser: argparse.ArgumentParser, section: str, names: Collection[str] = ()) -> None:
+def add_flags(
+    parser: argparse.ArgumentParser, section: str, names: Collection[str] = (), *, defaults: bool = True
+) -> None:
     """The fields of a section of the config as flags; all of them, or those named."""
     for flag in flags_of(section):
         if names and flag.field[1] not in names:
             continue
-        about = flag.about.replace("%", "%%")
+        about = (flag.about + (flag.default if defaults else "")).replace("%", "%%")
         parser.add_argument(flag.option, dest=".".join(flag.field), default=None, metavar=flag.metavar, help=about)
 
 

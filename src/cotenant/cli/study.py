@@ -23,8 +23,8 @@ def add_study_commands(commands: Any) -> None:
     simulate.add_argument("--log", action="store_true", help="print every turn")
     simulate.add_argument("--journal", default="", metavar="FILE", help="write the journal here")
     bench = add_command(commands, "bench", "Measure cotenant itself.", _bench, json=True)
-    about = "loop: the two clocks; device: the software GPU; hook: what it costs a launch; fill: pairs that share"
-    bench.add_argument("name", choices=["loop", "device", "hook", "fill"], help=about)
+    about = "loop: the two clocks; device: the software GPU; hook, gate: what they cost a launch; fill: pairs"
+    bench.add_argument("name", choices=["loop", "device", "hook", "gate", "fill"], help=about)
     bench.add_argument(
         "--rounds", type=int, default=None, help="interleaved repetitions (default 5; fill: 3, quick: 1)"
     )
@@ -56,7 +56,10 @@ def add_study_commands(commands: Any) -> None:
         "--replay", default=None, metavar="FILE", help="timelines: replays them (default examples/replay.py)"
     )
     demo = add_command(commands, "demo", "The main job in front of your eyes, on this machine.", _demo, json=True)
-    demo.add_argument("--replay", default="", metavar="FILE", help="examples/replay.py: also share a software GPU")
+    about = "share: a service and a training job on one GPU (default); node: kills, a restart, a replay"
+    demo.add_argument("--story", choices=["share", "node"], default="share", help=about)
+    demo.add_argument("--report", default="", metavar="FILE", help="share: the page (default demo-report.html)")
+    demo.add_argument("--requests", type=int, default=None, help="share: to the service in each act (default 480)")
     demo.add_argument("--keep", default="", metavar="DIR", help="keep the node's directory here")
 
 
@@ -140,10 +143,12 @@ def _bench_fill(options: argparse.Namespace) -> int:
 def _bench_plain(name: str, rounds: int, *, as_json: bool) -> int:
     from cotenant.apps.show import show_bench
     from cotenant.experiment.device import bench_device
+    from cotenant.experiment.gate import bench_gate
     from cotenant.experiment.hook import bench_hook
     from cotenant.experiment.loop import bench_loop
 
-    figures = {"loop": bench_loop, "device": bench_device, "hook": bench_hook}[name](rounds, say)
+    benches = {"loop": bench_loop, "device": bench_device, "hook": bench_hook, "gate": bench_gate}
+    figures = benches[name](rounds, say)
     if not as_json:
         show_bench(Console(), figures)
     else:
@@ -235,4 +240,4 @@ def _lab_device(options: argparse.Namespace) -> int:
 def _demo(options: argparse.Namespace) -> int:
     from cotenant.apps.demo import run_demo
 
-    return run_demo(Console(), options.keep, options.replay, as_json=options.json)
+    return run_demo(Console(), options.story, options.keep, options.report, options.requests, as_json=options.json)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
+from cotenant.domain.gate import GateRules
 from cotenant.domain.plan import Reject
 from cotenant.domain.tenant import Terms
 from cotenant.domain.value import Value
@@ -50,6 +51,26 @@ class Crowd(Value, frozen=True, tag="crowd"):
     neighbours: int
 
 
+class Roster(Value, frozen=True, tag="roster"):
+    """The tenants of this device are these, and let each other pass by these rules.
+
+    It comes before all else in its turn: whoever hears of a change, as a newcomer of its grant, finds it made.
+    """
+
+    cause: int
+    gpu: int
+    rules: GateRules
+
+
+class Confirm(Value, frozen=True, tag="confirm"):
+    """This peer is told that what it wanted is so, for these tenants, and which rules are in force."""
+
+    cause: int
+    peer: int
+    tenants: tuple[str, ...]
+    rules: GateRules
+
+
 class Stop(Value, frozen=True, tag="stop"):
     """The daemon ends itself."""
 
@@ -57,7 +78,7 @@ class Stop(Value, frozen=True, tag="stop"):
     reason: str
 
 
-Action: TypeAlias = Grant | Refuse | Revoke | Crowd | Stop
+Action: TypeAlias = Grant | Refuse | Revoke | Crowd | Roster | Confirm | Stop
 
 
 def promises(actions: list[Action]) -> list[tuple[int, int, Terms | None]]:

@@ -6,9 +6,10 @@ from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
+from cotenant.domain.gate import GatePolicy, GateRules
 from cotenant.domain.gpu import Gpu
 from cotenant.domain.instant import Duration, Instant
-from cotenant.domain.tenant import ENDING_LIMIT, Departure, Tenant, TenantSpec
+from cotenant.domain.tenant import ENDING_LIMIT, Amount, Departure, Name, Priority, SharePpm, Tenant, TenantSpec
 from cotenant.domain.value import Value
 
 SLOTS_LIMIT: Final = 1024
@@ -27,6 +28,8 @@ class NodeSettings(Value, frozen=True):
     place: str = "spread"
     admit: str = "reserve"
     gpus: tuple[Gpu, ...] = ()
+    gate: GateRules = GateRules()
+    """By which the tenants of a device let each other pass, until somebody changes that while the node runs."""
 
 
 class NodeStarted(Value, frozen=True, tag="started"):
@@ -47,6 +50,8 @@ class NodeRestored(Value, frozen=True, tag="restored"):
     departed: tuple[Departure, ...]
     away_until_ns: Instant
     idle_since_ns: Instant
+    gate: GateRules | None = None
+    """The rules in force; a journal of an older version has none but those of the settings."""
 
 
 class TenantJoined(Value, frozen=True, tag="joined"):
@@ -81,6 +86,60 @@ class PeerLost(Value, frozen=True, tag="lost"):
     peer: int
 
 
+class TenantsPaused(Value, frozen=True, tag="paused"):
+    """Somebody wants tenants to launch nothing for a while, or to go on: those named, or all that are offline.
+
+    `uid` is the kernel's word for who asks; `is_owner` says that the node itself is that user's.
+    """
+
+    peer: int
+    uid: int
+    is_owner: bool
+    names: tuple[Name, ...]
+    all_offline: bool
+    paused: bool
+
+
+class PriorityChanged(Value, frozen=True, tag="priority"):
+    """Somebody wants a tenant to have another priority."""
+
+    peer: int
+    uid: int
+    is_owner: bool
+    name: Name
+    priority: Priority
+
+
+class GateChange(Value, frozen=True):
+    """Which of the rules become what; None: as it is."""
+
+    policy: GatePolicy | None = None
+    bound_ns: Amount | None = None
+    delay_ppm: SharePpm | None = None
+    patience_ns: Amount | None = None
+    switch_ns: Amount | None = None
+    spin_ppm: SharePpm | None = None
+
+    def applied(self, rules: GateRules) -> GateRules:
+        """The rules with the change in them."""
+        return GateRules(
+            rules.policy if self.policy is None else self.policy,
+            rules.bound_ns if self.bound_ns is None else self.bound_ns,
+            rules.delay_ppm if self.delay_ppm is None else self.delay_ppm,
+            rules.patience_ns if self.patience_ns is None else self.patience_ns,
+            rules.switch_ns if self.switch_ns is None else self.switch_ns,
+            rules.spin_ppm if self.spin_ppm is None else self.spin_ppm,
+        )
+
+
+class RulesChanged(Value, frozen=True, tag="rules"):
+    """Somebody wants other rules for all devices of the node."""
+
+    peer: int
+    is_owner: bool
+    change: GateChange
+
+
 class Woke(Value, frozen=True, tag="woke"):
     """The instant that was asked for has come."""
 
@@ -92,5 +151,15 @@ class NodeStopping(Value, frozen=True, tag="stopping"):
 
 
 Event: TypeAlias = (
-    NodeStarted | NodeRestored | TenantJoined | TenantResumed | TenantLeft | PeerLost | Woke | NodeStopping
+    NodeStarted
+    | NodeRestored
+    | TenantJoined
+    | TenantResumed
+    | TenantLeft
+    | PeerLost
+    | TenantsPaused
+    | PriorityChanged
+    | RulesChanged
+    | Woke
+    | NodeStopping
 )

@@ -53,7 +53,10 @@ class TenantSpec(Value, frozen=True):
 
 
 class Terms(Value, frozen=True):
-    """What a tenant may do now; `gpu` is -1 on a node that has none."""
+    """What a tenant may do now; `gpu` is -1 on a node that has none.
+
+    The priority may change while it runs; slot, generation and device never do.
+    """
 
     slot: int
     generation: int
@@ -74,6 +77,8 @@ class Tenant(Value, frozen=True):
     pid: int
     uid: int
     joined_ns: int
+    paused: bool = False
+    """Whether its launches wait at the gate."""
 
 
 class TenantView(Value, frozen=True):

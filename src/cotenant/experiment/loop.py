@@ -156,9 +156,9 @@ def _live_turns() -> tuple[int, int]:
         door = home / "run" / "node.sock"
         connection = _connect(door)
         for _ in range(LIVE_TURNS // 2):
-            _, page = connection.ask(wire.Join(wire.VERSION, _SPEC))
-            if page is not None:
-                os.close(page)
+            _, handed = connection.ask(wire.Join(wire.VERSION, _SPEC))
+            for descriptor in handed:
+                os.close(descriptor)
             connection.ask(wire.Leave("exit 0"))
         turns = tenants_of(door).turn_ns
         connection.close()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
 
 from cotenant.domain.event import SLOTS_LIMIT, NodeSettings
+from cotenant.domain.gate import GatePolicy, GateRules
 from cotenant.domain.gpu import Gpu
 from cotenant.domain.tenant import NAME_LIMIT, NAME_PATTERN, Kind
 from cotenant.errors import ConfigError
 from cotenant.format.quantity import format_duration, format_share, format_size
 from cotenant.format.toml import DurationNs, Section, ShareOfWhole, SizeBytes, decode_toml
+
+_GATE: Final = GateRules()
 
 
 class DirectoriesConfig(Section, frozen=True):
@@ -37,13 +40,43 @@ class NodeConfig(Section, frozen=True):
     admit: Annotated[str, Meta(pattern=r"^(reserve|overcommit)\Z", description="promises: reserve or overcommit")] = (
         "reserve"
     )
+    gate: Annotated[
+        str,
+        Meta(
+            pattern=r"^(fill|strict|open)\Z",
+            description="below an active tenant passes: what fits its gaps (fill), nobody (strict), all (open)",
+        ),
+    ] = _GATE.policy.value
+    bound: Annotated[
+        DurationNs,
+        Meta(description="device time a lower tenant may have submitted and not confirmed, while it is quiet"),
+    ] = DurationNs(_GATE.bound_ns)
+    delay: Annotated[ShareOfWhole, Meta(description="of its time, what a tenant may lose to those below it")] = (
+        ShareOfWhole(_GATE.delay_ppm)
+    )
+    patience: Annotated[DurationNs, Meta(description="a tenant this long past its expected launch is quiet")] = (
+        DurationNs(_GATE.patience_ns)
+    )
+    switch: Annotated[
+        DurationNs, Meta(description="cost of changing the process on the device and back; about 10us without MPS")
+    ] = DurationNs(_GATE.switch_ns)
+    spin: Annotated[ShareOfWhole, Meta(description="of a processor, what a waiting tenant may spin away")] = (
+        ShareOfWhole(_GATE.spin_ppm)
+    )
     journal_limit: Annotated[SizeBytes, Meta(description="size at which the journal begins a new segment")] = SizeBytes(
         64 << 20
     )
 
     def settings(self, gpus: tuple[Gpu, ...]) -> NodeSettings:
         """The part that the machine decides by, in plain integers."""
-        return NodeSettings(self.slots, int(self.grace), int(self.idle_exit), self.place, self.admit, gpus)
+        return NodeSettings(
+            self.slots, int(self.grace), int(self.idle_exit), self.place, self.admit, gpus, self.rules()
+        )
+
+    def rules(self) -> GateRules:
+        """By which the tenants of a device let each other pass."""
+        times = (int(self.patience), int(self.switch))
+        return GateRules(GatePolicy(self.gate), int(self.bound), int(self.delay), *times, int(self.spin))
 
 
 class GpuConfig(Section, frozen=True):
@@ -93,6 +126,9 @@ class RunConfig(Section, frozen=True):
     unknown: Annotated[
         str, Meta(pattern=r"^(pass|refuse)\Z", description="driver calls newer than the hook: pass or refuse")
     ] = "pass"
+    trace: Annotated[
+        str, Meta(pattern=r"^(on|off)\Z", description="keep the latest launches for `cotenant trace`: on or off")
+    ] = "on"
 
 
 class Config(Section, frozen=True):

@@ -29,6 +29,8 @@ class Flag(msgspec.Struct, frozen=True):
     field: FieldName
     metavar: str
     about: str
+    default: str
+    """What `--help` says of the value that holds where none is given; empty for nothing worth saying."""
 
 
 def flags_of(section: str) -> list[Flag]:
@@ -40,10 +42,9 @@ def flags_of(section: str) -> list[Flag]:
         metas = [meta for meta in getattr(field.type, "__metadata__", ()) if isinstance(meta, msgspec.Meta)]
         about = "".join(meta.description or "" for meta in metas)
         default = plain(field.default)
-        if default not in (None, "", "0s", "0B", "0%"):
-            about += f" (default {default})"
+        told = "" if default in (None, "", "0s", "0B", "0%") else f" (default {default})"
         option = "--" + field.name.replace("_", "-")
-        flags.append(Flag(option, (section, field.name), _metavar(section, field), about))
+        flags.append(Flag(option, (section, field.name), _metavar(section, field), about, told))
     return flags
 
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cotenant.domain.action import Action, Crowd, Grant, Refuse, Revoke, Stop
+from cotenant.domain.action import Action, Confirm, Crowd, Grant, Refuse, Revoke, Roster, Stop
 from cotenant.domain.event import (
     Event,
+    GateChange,
     NodeRestored,
     NodeStarted,
     NodeStopping,
     PeerLost,
+    PriorityChanged,
+    RulesChanged,
     TenantJoined,
     TenantLeft,
     TenantResumed,
+    TenantsPaused,
 )
+from cotenant.domain.gate import GateRules, GateSeat
 from cotenant.domain.instant import SECOND_NS, Instant
 from cotenant.domain.tenant import NEIGHBOURS_LIMIT, TenantSpec
 from cotenant.format.quantity import format_duration, format_share, format_size
@@ -40,6 +45,26 @@ def describe_spec(spec: TenantSpec) -> str:
     return " ".join(words)
 
 
+def describe_rules(rules: GateRules | GateChange) -> str:
+    """By which rules tenants pass, or what changes about them."""
+    words = [] if rules.policy is None else [rules.policy.value]
+    for name, value, written in (
+        ("bound", rules.bound_ns, format_duration),
+        ("delay", rules.delay_ppm, format_share),
+        ("patience", rules.patience_ns, format_duration),
+        ("switch", rules.switch_ns, format_duration),
+        ("spin", rules.spin_ppm, format_share),
+    ):
+        words += [] if value is None else [f"{name} {written(value)}"]
+    return ", ".join(words) or "no change"
+
+
+def _seat(seat: GateSeat) -> str:
+    """A seat as slot/generation, its priority, and what is special about it."""
+    least = f" least {format_share(seat.least_ppm)}" if seat.least_ppm else ""
+    return f"[{seat.slot}/{seat.generation} at {seat.priority}{least}{' paused' if seat.paused else ''}]"
+
+
 def describe_event(event: Event) -> str:
     """What happened."""
     match event:
@@ -59,6 +84,20 @@ def describe_event(event: Event) -> str:
             return f"peer {peer} lost"
         case NodeStopping(reason=reason):
             return f"node stops: {reason}"
+        case _:
+            return _wish(event)
+
+
+def _wish(event: Event) -> str:
+    """What somebody wants of the node while it runs, or that nobody wants anything."""
+    match event:
+        case TenantsPaused(peer=peer, names=names, all_offline=everybody, paused=paused):
+            whom = "all offline tenants" if everybody else ", ".join(names)
+            return f"peer {peer} {'pauses' if paused else 'resumes'} {whom}"
+        case PriorityChanged(peer=peer, name=name, priority=priority):
+            return f"peer {peer} sets the priority of {name} to {priority}"
+        case RulesChanged(peer=peer, change=change):
+            return f"peer {peer} sets the rules: {describe_rules(change)}"
         case _:
             return "woke"
 
@@ -81,5 +120,9 @@ def describe_action(action: Action) -> str:
             return f"free slot {slot}/{generation} of {tenant}: {ending}"
         case Crowd(slots=slots, neighbours=neighbours):
             return f"tell slot {', '.join(map(str, slots))}: {_neighbours(neighbours)}"
+        case Roster(gpu=gpu, rules=rules):
+            return f"roster of GPU {gpu}: {rules.policy.value}, {' '.join(map(_seat, rules.seats)) or 'nobody'}"
+        case Confirm(peer=peer, tenants=tenants):
+            return f"confirm to peer {peer}{': ' if tenants else ''}{', '.join(tenants)}"
         case Stop(reason=reason):
             return f"stop: {reason}"

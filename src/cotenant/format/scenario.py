@@ -6,7 +6,8 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from cotenant.domain.event import NodeSettings
+from cotenant.domain.event import GateChange, NodeSettings, PriorityChanged, RulesChanged, TenantsPaused
+from cotenant.domain.gate import GatePolicy
 from cotenant.domain.tenant import Kind, Name, Priority, TenantSpec
 from cotenant.errors import ConfigError
 from cotenant.format.config import GpuConfig, NodeConfig
@@ -49,6 +50,30 @@ class FaultConfig(Section, frozen=True):
     away: DurationNs = DurationNs(1_000_000_000)
 
 
+class WishConfig(Section, frozen=True):
+    """Somebody changes one thing while tenants run: pauses a tenant or lets it go on, its priority, or the rules.
+
+    Without a name, `pause` is about all offline tenants.
+    """
+
+    at: DurationNs
+    name: Name = ""
+    pause: bool | None = None
+    priority: Priority | None = None
+    gate: Annotated[str, Meta(pattern=r"^(fill|strict|open)\Z")] | None = None
+    bound: DurationNs | None = None
+
+    def event(self, peer: int, uid: int) -> TenantsPaused | PriorityChanged | RulesChanged:
+        """What the node is told, by this peer."""
+        if self.pause is not None:
+            names = (self.name,) if self.name else ()
+            return TenantsPaused(peer, uid, True, names, not names, self.pause)
+        if self.priority is not None:
+            return PriorityChanged(peer, uid, True, self.name, self.priority)
+        policy = None if self.gate is None else GatePolicy(self.gate)
+        return RulesChanged(peer, True, GateChange(policy, None if self.bound is None else int(self.bound)))
+
+
 class Scenario(Section, frozen=True):
     """A whole world; what happens in it is a function of this and the seed."""
 
@@ -58,6 +83,7 @@ class Scenario(Section, frozen=True):
     faults: FaultConfig = FaultConfig()
     gpu: tuple[GpuConfig, ...] = ()
     tenants: tuple[PopulationConfig, ...] = ()
+    wishes: tuple[WishConfig, ...] = ()
 
     def settings(self) -> NodeSettings:
         """The node as its machine is told."""
@@ -73,4 +99,10 @@ def decode_scenario(text: str, where: str) -> Scenario:
             line = line_of(text, ["tenants", index, "slo"])
             slo = format_duration(population.slo)
             raise ConfigError(f"tenants[{index}].slo", slo, remedy, where=f"{where}:{line}")
+    for index, wish in enumerate(scenario.wishes):
+        wanted = [wish.pause is not None, wish.priority is not None, (wish.gate, wish.bound) != (None, None)]
+        if sum(wanted) != 1 or bool(wish.name) > wanted[0] + wanted[1] or (wanted[1] and not wish.name):
+            remedy = "write one of: pause, with a name or for all offline tenants; name and priority; gate or bound"
+            line = line_of(text, ["wishes", index, "at"])
+            raise ConfigError(f"wishes[{index}]", wish.name, remedy, where=f"{where}:{line}")
     return scenario

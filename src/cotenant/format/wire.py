@@ -7,12 +7,14 @@ from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
+from cotenant.domain.event import GateChange
+from cotenant.domain.gate import GateRules
 from cotenant.domain.histogram import Histogram
 from cotenant.domain.plan import Reject
-from cotenant.domain.tenant import ENDING_LIMIT, Departure, TenantSpec, TenantView, Terms
+from cotenant.domain.tenant import ENDING_LIMIT, Departure, Name, Priority, TenantSpec, TenantView, Terms
 from cotenant.errors import PeerError
 
-VERSION: Final = 1
+VERSION: Final = 2
 FRAME_LIMIT_BYTES: Final = 64 << 10
 """What a peer may send at once; the node's own answers may be larger."""
 ANSWER_LIMIT_BYTES: Final = 32 << 20
@@ -50,8 +52,35 @@ class List(Message, frozen=True, tag="list"):
     version: int
 
 
+class Pause(Message, frozen=True, tag="pause"):
+    """Let these tenants launch nothing, or (`paused` false) go on; or all that are offline and mine to change."""
+
+    version: int
+    names: list[Name]
+    all_offline: bool
+    paused: bool
+
+
+class SetPriority(Message, frozen=True, tag="set-priority"):
+    """Give this tenant another priority."""
+
+    version: int
+    name: Name
+    priority: Priority
+
+
+class SetRules(Message, frozen=True, tag="set-rules"):
+    """Change the rules by which tenants let each other pass."""
+
+    version: int
+    change: GateChange
+
+
 class Welcome(Message, frozen=True, tag="welcome"):
-    """You are a tenant; the terms page comes along as a file descriptor."""
+    """You are a tenant.
+
+    Descriptors come along: the terms page and, where there is a device, its gate's file to read and to write.
+    """
 
     version: int
     tenant: str
@@ -70,6 +99,13 @@ class Farewell(Message, frozen=True, tag="farewell"):
     ending: str
 
 
+class Confirmed(Message, frozen=True, tag="confirmed"):
+    """It is as you wished, for these tenants; these rules are in force."""
+
+    tenants: list[str]
+    rules: GateRules
+
+
 class Tenants(Message, frozen=True, tag="tenants"):
     """Who is here, who was, and how the node is doing."""
 
@@ -83,6 +119,7 @@ class Tenants(Message, frozen=True, tag="tenants"):
     slots: int
     gpus: list[str]
     turn_ns: Histogram
+    rules: GateRules
 
 
 class Wrong(Message, frozen=True, tag="wrong"):
@@ -91,8 +128,8 @@ class Wrong(Message, frozen=True, tag="wrong"):
     detail: str
 
 
-Request: TypeAlias = Join | Resume | Leave | List
-Answer: TypeAlias = Welcome | Refused | Farewell | Tenants | Wrong
+Request: TypeAlias = Join | Resume | Leave | List | Pause | SetPriority | SetRules
+Answer: TypeAlias = Welcome | Refused | Farewell | Confirmed | Tenants | Wrong
 
 
 class _AnyVersion(msgspec.Struct, frozen=True):

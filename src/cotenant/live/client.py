@@ -10,11 +10,14 @@ import struct
 from pathlib import Path
 from typing import Final, Self
 
-from cotenant.errors import PeerError, WorldError
+from cotenant.domain.plan import Reason, Reject
+from cotenant.errors import ConfigError, PeerError, WorldError
 from cotenant.format import wire
 
 _TIMEOUT_S: Final = 10.0
 _TIMEVAL: Final = struct.Struct("@ll")
+HANDED: Final = 3
+"""Descriptors that come with a welcome: the terms page, and a device's gate to read and to write."""
 _DESCRIPTOR_BYTES: Final = array.array("i").itemsize
 
 
@@ -32,6 +35,7 @@ class Connection:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(timeout_s), 0))
         self._frames = wire.Frames(wire.ANSWER_LIMIT_BYTES)
         self._answers: list[bytes] = []
+        self._handed: list[int] = []  # descriptors that came with an answer that is not complete yet
         try:
             self._socket.connect(str(path))
         except PermissionError:
@@ -57,14 +61,13 @@ class Connection:
         """From now on an answer may not take longer than this."""
         self._socket.settimeout(timeout_s)
 
-    def ask(self, request: wire.Request) -> tuple[wire.Answer, int | None]:
-        """The answer and the descriptor that came along; raises `NodeAwayError` when the node dies meanwhile."""
+    def ask(self, request: wire.Request) -> tuple[wire.Answer, list[int]]:
+        """The answer and the descriptors that came along; raises `NodeAwayError` when the node dies meanwhile."""
         try:
             self._socket.sendall(wire.encode(request))
-            descriptor: int | None = None
             while not self._answers:
                 data, received = self._receive()
-                descriptor = received if received is not None else descriptor
+                self._handed += received
                 self._answers += self._frames.feed(data)
         except TimeoutError:
             raise WorldError("the node does not answer; see its log, or restart it") from None
@@ -73,11 +76,14 @@ class Connection:
         answer = wire.decode_answer(self._answers.pop(0))
         if isinstance(answer, wire.Wrong):
             raise PeerError(f"the node refuses to talk: {answer.detail}")
-        return answer, descriptor
+        handed, self._handed = self._handed, []
+        return answer, handed
 
     def close(self) -> None:
         """Hang up."""
         self._socket.close()
+        while self._handed:
+            os.close(self._handed.pop())
 
     def __enter__(self) -> Self:
         """For a single question."""
@@ -87,8 +93,8 @@ class Connection:
         """Hang up."""
         self.close()
 
-    def _receive(self) -> tuple[bytes, int | None]:
-        room = socket.CMSG_SPACE(4 * _DESCRIPTOR_BYTES)
+    def _receive(self) -> tuple[bytes, list[int]]:
+        room = socket.CMSG_SPACE((HANDED + 1) * _DESCRIPTOR_BYTES)
         data, ancillary, _, _ = self._socket.recvmsg(1 << 16, room, socket.MSG_CMSG_CLOEXEC)
         if not data:
             raise ConnectionResetError(104, "its end of the connection closed")
@@ -96,10 +102,10 @@ class Connection:
         for level, kind, content in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 received.frombytes(content[: len(content) - len(content) % _DESCRIPTOR_BYTES])
-        for extra in received[1:]:
+        for extra in received[HANDED:]:
             with contextlib.suppress(OSError):
                 os.close(extra)
-        return data, received[0] if received else None
+        return data, received[:HANDED].tolist()
 
 
 def tenants_of(path: Path, timeout_s: float = _TIMEOUT_S) -> wire.Tenants:
@@ -109,3 +115,17 @@ def tenants_of(path: Path, timeout_s: float = _TIMEOUT_S) -> wire.Tenants:
     if not isinstance(answer, wire.Tenants):
         raise PeerError(f"the node answered {type(answer).__name__} to a question of who is there")
     return answer
+
+
+def wish(path: Path, request: wire.Pause | wire.SetPriority | wire.SetRules, names: str) -> wire.Confirmed:
+    """Have something changed while the node runs; raises `ConfigError` when nobody has one of the names."""
+    with Connection(path) as connection:
+        answer, _ = connection.ask(request)
+    match answer:
+        case wire.Confirmed():
+            return answer
+        case wire.Refused(reject=Reject(reason=Reason.UNKNOWN_TENANT, detail=detail)):
+            raise ConfigError("NAME", names, detail)
+        case wire.Refused(reject=reject):
+            raise WorldError(f"the node refused: {reject.detail}")
+    raise PeerError(f"the node answered {type(answer).__name__} to a wish")

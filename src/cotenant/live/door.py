@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import socket
 import struct
 from collections import deque
 from collections.abc import Callable
 from typing import Final
 
-from cotenant.domain.event import PeerLost, TenantJoined, TenantLeft, TenantResumed
+from cotenant.domain.event import (
+    PeerLost,
+    PriorityChanged,
+    RulesChanged,
+    TenantJoined,
+    TenantLeft,
+    TenantResumed,
+    TenantsPaused,
+)
+from cotenant.domain.gate import GateRules
 from cotenant.domain.instant import SECOND_NS, Instant
 from cotenant.domain.plan import Reject
 from cotenant.domain.tenant import Terms
@@ -30,19 +40,23 @@ _CREDENTIALS: Final = struct.Struct("3i")
 class _Peer:
     """One connection."""
 
-    __slots__ = ("blocked", "frames", "number", "pid", "requests", "socket", "tenant", "uid", "unsent", "unsent_bytes")
+    __slots__ = (
+        *("blocked", "frames", "is_owner", "number", "pid", "requests", "socket", "tenant", "uid", "unsent"),
+        "unsent_bytes",
+    )
 
     def __init__(self, connection: socket.socket, number: int) -> None:
         self.socket = connection
         self.number = number
         self.frames = wire.Frames()
         self.requests: deque[bytes] = deque()
-        self.unsent: deque[tuple[memoryview, list[int]]] = deque()
+        self.unsent: deque[tuple[memoryview, tuple[int, ...]]] = deque()
         self.unsent_bytes = 0
         self.tenant = False
         self.blocked = False  # whether answers wait for the peer to read
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         self.pid, self.uid, _ = _CREDENTIALS.unpack(raw)
+        self.is_owner = self.uid == os.geteuid()  # whether the node itself is this user's
 
 
 class LiveDoor:
@@ -67,15 +81,15 @@ class LiveDoor:
 
     # -- what the machine decided ------------------------------------------------------------------------------
 
-    def welcome(self, peer: int, tenant: str, terms: Terms, page: int) -> None:
-        """Tell a peer its terms and pass the page along."""
+    def welcome(self, peer: int, tenant: str, terms: Terms, handles: tuple[int, ...]) -> None:
+        """Tell a peer its terms and pass the page and its device's gate along."""
         found = self._peers.get(peer)
         if found is None:
             self._loop.post(PeerLost(peer))
             return
         found.tenant = True
         self._owing.pop(peer, None)
-        self._send(found, wire.Welcome(wire.VERSION, tenant, terms), [page])
+        self._send(found, wire.Welcome(wire.VERSION, tenant, terms), handles)
 
     def refuse(self, peer: int, reject: Reject) -> None:
         """Tell a peer why not."""
@@ -88,6 +102,11 @@ class LiveDoor:
             found.tenant = False
             self._owe(found)
             self._send(found, wire.Farewell(ending))
+
+    def confirm(self, peer: int, tenants: tuple[str, ...], rules: GateRules) -> None:
+        """Tell a peer that it is as it wished."""
+        if found := self._peers.get(peer):
+            self._send(found, wire.Confirmed(list(tenants), rules))
 
     # -- time --------------------------------------------------------------------------------------------------
 
@@ -190,12 +209,19 @@ class LiveDoor:
                 self._loop.post(TenantResumed(peer.number, peer.pid, peer.uid, slot, generation))
             case wire.Leave(ending=ending):
                 self._loop.post(TenantLeft(peer.number, ending))
+            case wire.Pause(names=names, all_offline=all_offline, paused=paused):
+                asked = (tuple(names), all_offline, paused)
+                self._loop.post(TenantsPaused(peer.number, peer.uid, peer.is_owner, *asked))
+            case wire.SetPriority(name=name, priority=priority):
+                self._loop.post(PriorityChanged(peer.number, peer.uid, peer.is_owner, name, priority))
+            case wire.SetRules(change=change):
+                self._loop.post(RulesChanged(peer.number, peer.is_owner, change))
             case wire.List():
                 self._send(peer, self._roll())
 
-    def _send(self, peer: _Peer, message: wire.Answer, descriptors: list[int] | None = None) -> None:
+    def _send(self, peer: _Peer, message: wire.Answer, descriptors: tuple[int, ...] = ()) -> None:
         data = wire.encode(message)
-        peer.unsent.append((memoryview(data), descriptors or []))
+        peer.unsent.append((memoryview(data), descriptors))
         peer.unsent_bytes += len(data)
         if peer.unsent_bytes > _UNSENT_LIMIT_BYTES:
             self._lose(peer)
@@ -206,10 +232,11 @@ class LiveDoor:
         try:
             while peer.unsent:
                 data, descriptors = peer.unsent[0]
-                sent = socket.send_fds(peer.socket, [data], descriptors) if descriptors else peer.socket.send(data)
+                connection = peer.socket
+                sent = socket.send_fds(connection, [data], [*descriptors]) if descriptors else connection.send(data)
                 peer.unsent_bytes -= sent
                 if sent < len(data):
-                    peer.unsent[0] = (data[sent:], [])  # descriptors travel with the first byte
+                    peer.unsent[0] = (data[sent:], ())  # descriptors travel with the first byte
                 else:
                     peer.unsent.popleft()
         except (BlockingIOError, InterruptedError):

@@ -7,13 +7,13 @@ the grace ends; nothing they hold is granted to anybody else before.
 
 from __future__ import annotations
 
-import functools
 import heapq
-import re
 from collections import deque
 from typing import Any, Final
 
-from cotenant.domain.action import NO_PEER, Action, Crowd, Grant, Refuse, Revoke, Stop
+import msgspec
+
+from cotenant.domain.action import NO_PEER, Action, Confirm, Crowd, Grant, Refuse, Revoke, Roster, Stop
 from cotenant.domain.event import (
     DEPARTED_LIMIT,
     NEVER,
@@ -23,20 +23,24 @@ from cotenant.domain.event import (
     NodeStarted,
     NodeStopping,
     PeerLost,
+    PriorityChanged,
+    RulesChanged,
     TenantJoined,
     TenantLeft,
     TenantResumed,
+    TenantsPaused,
     Woke,
 )
-from cotenant.domain.gpu import WHOLE_PPM, Gpu, GpuRoom
+from cotenant.domain.gate import GateRules
 from cotenant.domain.instant import Instant
 from cotenant.domain.plan import Plan, Reason, Reject, Seat
-from cotenant.domain.tenant import NEIGHBOURS_LIMIT, Departure, Tenant, TenantSpec, TenantView, Terms
+from cotenant.domain.tenant import NEIGHBOURS_LIMIT, Departure, Kind, Tenant, TenantView, Terms
 from cotenant.errors import InvariantError
-from cotenant.policy import admit, place
+from cotenant.machine.name import invent_name
+from cotenant.machine.rooms import Rooms
+from cotenant.machine.seats import Seats, seat_of
 
 _NO_GPU: Final = -1
-_NOT_IN_NAME: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 
 class NodeMachine:
@@ -53,11 +57,10 @@ class NodeMachine:
         self._slot_of_name: dict[str, int] = {}
         self._generations: list[int] = []
         self._free: list[int] = []
-        self._seated: dict[int, set[int]] = {}  # slots by device; -1: those that got none may all be on the same
-        self._rooms: list[GpuRoom] = []
-        self._ranks: list[tuple[int, ...]] = []  # of the rooms, by the place policy: only a change is ranked anew
-        self._judge = admit.POLICIES["reserve"]
-        self._rank = place.POLICIES["spread"]
+        self._rules = self.settings.gate  # in force: those of the settings until somebody changed them
+        self._seats = Seats()
+        self._rooms = Rooms(self.settings, ())
+        self._stirred: set[int] = set()  # devices whose roster this turn must say anew
         self._away_until: Instant = NEVER
         self._idle_since: Instant = NEVER
         self._handlers: dict[type, Any] = {
@@ -67,6 +70,9 @@ class NodeMachine:
             TenantResumed: self._resumed,
             TenantLeft: self._left,
             PeerLost: self._lost,
+            TenantsPaused: self._paused,
+            PriorityChanged: self._reprioritized,
+            RulesChanged: self._ruled,
             Woke: self._woke,
             NodeStopping: self._stopping,
         }
@@ -74,8 +80,9 @@ class NodeMachine:
     def handle(self, event: Event, *, now: Instant) -> list[Action]:
         """Take one event in; the answer is what must be done, in this order."""
         self.turn += 1
+        self._stirred.clear()
         actions: list[Action] = self._handlers[type(event)](event, now)
-        return actions
+        return [*self._rosters(), *actions] if self._stirred else actions
 
     def next_wakeup(self) -> Instant | None:
         """The end of the grace, or of the patience of an idle node."""
@@ -84,6 +91,11 @@ class NodeMachine:
         if self._idle_since != NEVER and self.settings.idle_exit_ns:
             return self._idle_since + self.settings.idle_exit_ns
         return None
+
+    @property
+    def rules(self) -> GateRules:
+        """By which the tenants of a device let each other pass now."""
+        return self._rules
 
     def tenants(self) -> list[TenantView]:
         """Everybody who holds a slot, by slot."""
@@ -99,6 +111,7 @@ class NodeMachine:
             tuple(self.departed),
             self._away_until,
             self._idle_since,
+            self._rules,
         )
 
     def plan(self) -> Plan:
@@ -115,14 +128,18 @@ class NodeMachine:
     def _started(self, event: NodeStarted, now: Instant) -> list[Action]:
         """Everybody known is away until it resumes: their connections died with the process before.
 
-        Their terms are granted anew to nobody in particular, so that the pages say what the journal says.
+        Their terms are granted anew to nobody in particular, so that the pages say what the journal says. Rules that
+        were changed while the node ran outlive it, unless the new one was set up with others than the one before.
         """
+        if event.settings.gate != self.settings.gate:
+            self._rules = event.settings.gate
         self.settings = event.settings
         self._peer_of.clear()
         self._slot_of_peer.clear()
         self._away_until = now + event.settings.grace_ns if self._tenants else NEVER
         self._idle_since = NEVER if self._tenants else now
         self._lay_out()
+        self._stir_all()
         return [self._grant(NO_PEER, self._tenants[slot]) for slot in sorted(self._tenants)]
 
     def _restored(self, event: NodeRestored, now: Instant) -> list[Action]:
@@ -136,6 +153,7 @@ class NodeMachine:
         self._generations = list(event.generations)
         self._away_until = event.away_until_ns
         self._idle_since = event.idle_since_ns
+        self._rules = event.settings.gate if event.gate is None else event.gate
         self._lay_out()
         return []
 
@@ -149,22 +167,22 @@ class NodeMachine:
         if spec.name in self._slot_of_name:
             detail = f"the name {spec.name!r} is taken by the tenant in slot {self._slot_of_name[spec.name]}"
             return self._refuse(peer, Reason.NAME_TAKEN, detail)
-        gpu = self._find_gpu(spec) if self._rooms else _NO_GPU
+        gpu = self._rooms.find(spec) if self.settings.gpus else _NO_GPU
         if isinstance(gpu, Reject):
             return [Refuse(self.turn, peer, gpu)]
         slot = heapq.heappop(self._free)
         generation = self._generations[slot] = self._generations[slot] + 1
-        name = spec.name or self._invent_name(spec, slot)
+        name = spec.name or invent_name(spec.command, slot, self._slot_of_name)
         terms = Terms(slot, generation, spec.kind, spec.priority, spec.share_ppm, spec.memory_bytes, spec.slo_ns, gpu)
         self._tenants[slot] = Tenant(name, terms, spec, event.pid, event.uid, now)
         self._peer_of[slot] = peer
         self._slot_of_peer[peer] = slot
         self._slot_of_name[name] = slot
         self._idle_since = NEVER
-        if gpu != _NO_GPU:
-            self._occupy(gpu, spec, 1)
+        self._rooms.occupy(gpu, spec, 1)
         crowd = self._crowd(gpu)
-        self._seated.setdefault(gpu, set()).add(slot)
+        self._seats.put(self._tenants[slot])
+        self._stir(gpu)
         return [*crowd, self._grant(peer, self._tenants[slot])]
 
     def _resumed(self, event: TenantResumed, now: Instant) -> list[Action]:
@@ -199,6 +217,52 @@ class NodeMachine:
             return []
         return self._release(slot, "lost: its connection closed", NO_PEER, now)
 
+    def _paused(self, event: TenantsPaused, now: Instant) -> list[Action]:
+        """Its launches wait at the gate from the next one on; who is as it should be already stays so."""
+        del now
+        if event.all_offline:
+            everybody = [self._tenants[slot] for slot in sorted(self._tenants)]  # by slot: their order is journaled
+            chosen = [tenant for tenant in everybody if tenant.terms.kind is Kind.OFFLINE]
+            chosen = [tenant for tenant in chosen if event.is_owner or tenant.uid == event.uid]
+            chosen = [tenant for tenant in chosen if tenant.terms.gpu != _NO_GPU]
+        else:
+            chosen = []
+            for name in event.names:
+                found = self._find_tenant(name, event.uid, is_owner=event.is_owner)
+                if isinstance(found, Reject):
+                    return [Refuse(self.turn, event.peer, found)]
+                if found.terms.gpu == _NO_GPU:
+                    detail = f"nothing holds {name!r} back: the node knows no GPU; start it with --gpu NAME=MEMORY"
+                    return self._refuse(event.peer, Reason.NO_GATE, detail)
+                chosen.append(found)
+        for tenant in chosen:
+            if tenant.paused != event.paused:
+                self._replace(msgspec.structs.replace(tenant, paused=event.paused))
+        return [self._confirm(event.peer, *chosen)]
+
+    def _reprioritized(self, event: PriorityChanged, now: Instant) -> list[Action]:
+        del now
+        tenant = self._find_tenant(event.name, event.uid, is_owner=event.is_owner)
+        if isinstance(tenant, Reject):
+            return [Refuse(self.turn, event.peer, tenant)]
+        if tenant.terms.priority == event.priority:
+            return [self._confirm(event.peer, tenant)]
+        terms = msgspec.structs.replace(tenant.terms, priority=event.priority)
+        tenant = msgspec.structs.replace(tenant, terms=terms)
+        self._replace(tenant)
+        return [self._grant(NO_PEER, tenant), self._confirm(event.peer, tenant)]
+
+    def _ruled(self, event: RulesChanged, now: Instant) -> list[Action]:
+        del now
+        if not event.is_owner:
+            detail = "the rules of a node are changed by the user that runs it"
+            return self._refuse(event.peer, Reason.NOT_YOURS, detail)
+        rules = event.change.applied(self._rules)
+        if rules != self._rules:
+            self._rules = rules
+            self._stir_all()
+        return [self._confirm(event.peer)]
+
     def _woke(self, event: Woke, now: Instant) -> list[Action]:
         del event
         actions: list[Action] = []
@@ -225,14 +289,44 @@ class NodeMachine:
         return [Refuse(self.turn, peer, Reject(reason, detail))]
 
     def _grant(self, peer: int, tenant: Tenant) -> Grant:
-        others = len(self._seated[tenant.terms.gpu]) - 1
+        others = self._seats.count(tenant.terms.gpu) - 1
         return Grant(self.turn, peer, tenant.name, tenant.terms, min(others, NEIGHBOURS_LIMIT))
 
     def _crowd(self, gpu: int, leaving: int = 0) -> list[Action]:
         """What the others on a device must hear when somebody joins them, or has left: nothing if they are many."""
-        slots = self._seated.get(gpu, set())
-        others = len(slots) - leaving
-        return [Crowd(self.turn, tuple(sorted(slots)), others)] if slots and len(slots) <= NEIGHBOURS_LIMIT else []
+        here = self._seats.count(gpu)
+        if not 0 < here <= NEIGHBOURS_LIMIT:
+            return []
+        return [Crowd(self.turn, self._seats.slots(gpu), here - leaving)]
+
+    def _find_tenant(self, name: str, uid: int, *, is_owner: bool) -> Tenant | Reject:
+        """A tenant that this user may change: its own, or anybody's on a node of its own."""
+        slot = self._slot_of_name.get(name)
+        if slot is None:
+            return Reject(Reason.UNKNOWN_TENANT, f"no tenant is called {name!r}; see: cotenant ps")
+        tenant = self._tenants[slot]
+        if not is_owner and tenant.uid != uid:
+            return Reject(Reason.NOT_YOURS, f"the tenant {name!r} is another user's")
+        return tenant
+
+    def _replace(self, tenant: Tenant) -> None:
+        self._tenants[tenant.terms.slot] = tenant
+        self._seats.put(tenant)
+        self._stir(tenant.terms.gpu)
+
+    def _confirm(self, peer: int, *tenants: Tenant) -> Confirm:
+        return Confirm(self.turn, peer, tuple(tenant.name for tenant in tenants), self._rules)
+
+    def _stir(self, gpu: int) -> None:
+        if gpu != _NO_GPU:
+            self._stirred.add(gpu)
+
+    def _stir_all(self) -> None:
+        for gpu in (*range(len(self.settings.gpus)), *self._seats.devices()):
+            self._stir(gpu)
+
+    def _rosters(self) -> list[Action]:
+        return [Roster(self.turn, gpu, self._seats.roster(gpu, self._rules)) for gpu in sorted(self._stirred)]
 
     def _release(self, slot: int, ending: str, peer: int, now: Instant) -> list[Action]:
         tenant = self._tenants.pop(slot)
@@ -242,66 +336,23 @@ class NodeMachine:
         del self._slot_of_name[tenant.name]
         if slot < self.settings.slots:  # a node restarted with fewer slots lets the surplus run out
             heapq.heappush(self._free, slot)
-        if 0 <= tenant.terms.gpu < len(self._rooms):
-            self._occupy(tenant.terms.gpu, tenant.spec, -1)
+        self._rooms.occupy(tenant.terms.gpu, tenant.spec, -1)
         if not self._tenants:
             self._idle_since = now
         self.departed.append(Departure(tenant, ending, now))
-        self._seated[tenant.terms.gpu].remove(slot)
+        self._seats.clear(tenant)
+        self._stir(tenant.terms.gpu)
         revoked = Revoke(self.turn, peer, tenant.name, slot, tenant.terms.generation, ending)
         return [revoked, *self._crowd(tenant.terms.gpu, leaving=1)]
 
-    def _find_gpu(self, spec: TenantSpec) -> int | Reject:
-        """Of the devices that the admit policy accepts, the one the place policy likes best; else its objection."""
-        ranks, rooms, judge = self._ranks, self._rooms, self._judge
-        best = ranks.index(min(ranks))
-        objection = judge(spec, rooms[best])
-        if objection is None:
-            return best
-        fitting = [ranks[room.index] for room in rooms if judge(spec, room) is None]
-        return ranks.index(min(fitting)) if fitting else objection
-
-    def _occupy(self, gpu: int, spec: TenantSpec, sign: int) -> None:
-        room = self._rooms[gpu]
-        room = GpuRoom(
-            gpu,
-            room.memory_free_bytes - sign * spec.memory_bytes,
-            room.share_free_ppm - sign * spec.share_ppm,
-            room.tenants + sign,
-        )
-        self._rooms[gpu] = room
-        self._ranks[gpu] = self._rank(room)
-
-    def _invent_name(self, spec: TenantSpec, slot: int) -> str:
-        base = _program_of(spec.command)
-        name = f"{base}-{slot}"
-        extra = 1
-        while name in self._slot_of_name:
-            extra += 1
-            name = f"{base}-{slot}-{extra}"
-        return name
-
     def _lay_out(self) -> None:
-        """Derive the free slots, the names and the rooms from the tenants and the settings."""
+        """Derive the free slots, the names, the seats and the rooms from the tenants and the settings."""
         settings = self.settings
-        for verb, policies, name in (
-            ("place", place.POLICIES, settings.place),
-            ("admit", admit.POLICIES, settings.admit),
-        ):
-            if name not in policies:
-                raise InvariantError(f"the journal names the {verb} policy {name!r}, which this version does not have")
-        self._judge = admit.POLICIES[settings.admit]
-        self._rank = place.POLICIES[settings.place]
         self._generations += [0] * (settings.slots - len(self._generations))
         self._free = [slot for slot in range(settings.slots) if slot not in self._tenants]
         self._slot_of_name = {tenant.name: slot for slot, tenant in self._tenants.items()}
-        self._seated = {}
-        self._rooms = [_whole(index, gpu) for index, gpu in enumerate(settings.gpus)]
-        self._ranks = [self._rank(room) for room in self._rooms]
-        for slot, tenant in self._tenants.items():
-            self._seated.setdefault(tenant.terms.gpu, set()).add(slot)
-            if 0 <= tenant.terms.gpu < len(self._rooms):
-                self._occupy(tenant.terms.gpu, tenant.spec, 1)
+        self._seats = Seats(self._tenants.values())
+        self._rooms = Rooms(settings, self._tenants.values())
 
     def check(self) -> None:
         """Raise `InvariantError` with the story if any promise of this machine is broken."""
@@ -320,24 +371,15 @@ class NodeMachine:
             ("names", {tenant.name: slot for slot, tenant in self._tenants.items()}, self._slot_of_name),
             (
                 "seats",
-                sorted((gpu, slot) for gpu, slots in self._seated.items() for slot in slots),
-                sorted((terms.gpu, slot) for slot, terms in held.items()),
+                {gpu: self._seats.seats(gpu) for gpu in self._seats.devices()},
+                {
+                    gpu: tuple(seat_of(self._tenants[slot]) for slot in sorted(held) if held[slot].gpu == gpu)
+                    for gpu in sorted({terms.gpu for terms in held.values()})
+                },
             ),
-            ("rooms", self._rooms, [plan.room(room.index) for room in self._rooms]),
+            ("rooms", self._rooms.rooms, [plan.room(room.index) for room in self._rooms.rooms]),
             ("waiting for somebody", self._away_until != NEVER, len(self._peer_of) < len(held)),
         ]
         wrong = [f"{what} are {found}, not {right}" for what, found, right in expected if found != right]
         if wrong:
             raise InvariantError(f"after turn {self.turn}: " + "; ".join(wrong))
-
-
-@functools.lru_cache(maxsize=1024)
-def _program_of(command: str) -> str:
-    """The program's name as far as a tenant's name allows it."""
-    words = command.split(maxsplit=1)
-    base = _NOT_IN_NAME.sub("-", words[0].rsplit("/", 1)[-1]).strip("-._")[:32] if words else ""
-    return base or "tenant"
-
-
-def _whole(index: int, gpu: Gpu) -> GpuRoom:
-    return GpuRoom(index, gpu.memory_bytes, WHOLE_PPM, 0)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
+from cotenant.domain.gate import GateRules
 from cotenant.domain.plan import Reject
 from cotenant.domain.tenant import Terms
 
-Hearing: TypeAlias = Callable[[Terms | Reject | str], None]
-"""What a peer hears: its terms, a refusal, or how it ended."""
+Hearing: TypeAlias = Callable[[Terms | Reject | str | tuple[str, ...]], None]
+"""What a peer hears: its terms, a refusal, how it ended, or whom its wish was carried out for."""
 
 
 class SimDoor:
@@ -38,9 +39,9 @@ class SimDoor:
         self._peers.clear()
         return peers
 
-    def welcome(self, peer: int, tenant: str, terms: Terms, page: int) -> None:
+    def welcome(self, peer: int, tenant: str, terms: Terms, handles: tuple[int, ...]) -> None:
         """Tell a peer its terms."""
-        del tenant, page
+        del tenant, handles
         if hear := self._peers.get(peer):
             hear(terms)
 
@@ -53,3 +54,9 @@ class SimDoor:
         """Tell a peer that its slot is free."""
         if hear := self._peers.get(peer):
             hear(ending)
+
+    def confirm(self, peer: int, tenants: tuple[str, ...], rules: GateRules) -> None:
+        """Tell a peer for whom its wish was carried out."""
+        del rules
+        if hear := self._peers.get(peer):
+            hear(tenants)

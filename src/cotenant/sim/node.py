@@ -11,6 +11,7 @@ from cotenant.domain.instant import Instant
 from cotenant.host import Host, Machine, NodeWorld, replay
 from cotenant.port import Journal
 from cotenant.sim.door import SimDoor
+from cotenant.sim.gate import SimGates
 from cotenant.sim.journal import SimJournal
 from cotenant.sim.loop import SimDriver, SimLoop
 from cotenant.sim.page import SimPages
@@ -35,6 +36,7 @@ class SimNode:
         self.journal = SimJournal() if journal is None else journal
         self.door = SimDoor()
         self.pages = SimPages()
+        self.gates = SimGates()
         self.driver: SimDriver | None = None
         self.stopped_because = ""
         self.starts = 0
@@ -49,7 +51,7 @@ class SimNode:
         machine = self._new_machine()
         if isinstance(self.journal, SimJournal):
             replay(machine, self.journal.turns())
-        world = NodeWorld(self.door, self.pages, self._stop)
+        world = NodeWorld(self.door, self.pages, self.gates, self._stop)
         watched: Machine = machine if self._watch is None else _Watched(machine, self._watch)
         self.driver = SimDriver(self._loop, Host(watched, world.deeds(), self.journal))
         self.starts += 1

@@ -11,12 +11,13 @@ from cotenant.domain.gpu import WHOLE_PPM
 from cotenant.domain.instant import MILLISECOND_NS, Instant
 from cotenant.domain.plan import Reject
 from cotenant.domain.tenant import TenantSpec, Terms
-from cotenant.format.scenario import FaultConfig, PopulationConfig
+from cotenant.format.scenario import FaultConfig, PopulationConfig, WishConfig
 from cotenant.sim.loop import SimLoop
 from cotenant.sim.node import SimNode
 
 RETRY_NS: Final = 200 * MILLISECOND_NS
 """How often a tenant whose node is away tries again."""
+_UID: Final = 1000
 
 
 class SimTenant:
@@ -46,7 +47,7 @@ class SimTenant:
             self._retry(self.arrive, now)
             return
         self._peer = self._node.door.connect(self._hear)
-        self._node.deliver(TenantJoined(self._peer, self._pid, 1000, self._spec), now)
+        self._node.deliver(TenantJoined(self._peer, self._pid, _UID, self._spec), now)
         if self.terms is not None:
             self._loop.at(now + self._stay_ns, self.end, None)
 
@@ -70,9 +71,9 @@ class SimTenant:
         self._coming_back = False
         self._peer = self._node.door.connect(self._hear)
         slot, generation = self.terms.slot, self.terms.generation
-        self._node.deliver(TenantResumed(self._peer, self._pid, 1000, slot, generation), now)
+        self._node.deliver(TenantResumed(self._peer, self._pid, _UID, slot, generation), now)
         if self._homeless:  # came back too late: start over as a new tenant
-            self._node.deliver(TenantJoined(self._peer, self._pid, 1000, self._spec), now)
+            self._node.deliver(TenantJoined(self._peer, self._pid, _UID, self._spec), now)
 
     def end(self, _: Any, now: Instant) -> None:
         """The program ends; with a crash nobody says so, the connection just closes."""
@@ -87,7 +88,7 @@ class SimTenant:
             self._node.deliver(TenantLeft(peer, self.ending), now)
             self._node.door.disconnect(peer)
 
-    def _hear(self, said: Terms | Reject | str) -> None:
+    def _hear(self, said: Terms | Reject | str | tuple[str, ...]) -> None:
         if isinstance(said, Terms):
             self.terms = said
         elif isinstance(said, Reject):
@@ -132,6 +133,15 @@ class Traffic:
             self._loop.at(when, self._kill, None)
             self._loop.at(when + faults.away, self._node.start, None)
             when += faults.away
+
+    def wish(self, wish: WishConfig) -> None:
+        """Schedule what somebody changes; of a node that is away then, nobody can wish anything."""
+        self._loop.at(self._loop.now() + wish.at, self._tell, wish)
+
+    def _tell(self, wish: WishConfig, now: Instant) -> None:
+        peer = self._node.door.connect(lambda _: None)
+        self._node.deliver(wish.event(peer, _UID), now)
+        self._node.door.disconnect(peer)
 
     def _kill(self, _: Any, now: Instant) -> None:
         self._node.kill()

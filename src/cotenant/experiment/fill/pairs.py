@@ -33,6 +33,7 @@ _V100_SMS: Final = 80
 """What a layer of a TensorRT engine is taken to fill: its grid is not told."""
 _ONE_PER_SM: Final = ((1024, 1, 1), 64)
 """A block and registers of which an SM holds one."""
+FAMILIES: Final = ("eager", "host-bound", "graph", "periodic", "poisson")
 _TIMELINES: Final = "kernel_timelines"
 _LISTS: Final = "orion"
 _ENGINES: Final = "trt_engine_explorer"
@@ -43,7 +44,7 @@ class Pair(Value, frozen=True):
 
     name: str
     family: str
-    """eager, host-bound, graph, periodic or poisson."""
+    """One of `FAMILIES`."""
     online: Load
     offline: Load
 

@@ -13,8 +13,11 @@ from cotenant.domain.kernel import Work
 from cotenant.domain.load import Load
 from cotenant.errors import WorldError
 
-Mode: TypeAlias = Literal["alone", "offline alone", "through", "slices", "mps", "cotenant slices", "cotenant mps"]
-"""Alone: nobody else and no cotenant; through: nobody else, under cotenant; the last four share the device."""
+Mode: TypeAlias = Literal[
+    "alone", "offline alone", "through", "unsampled", "slices", "mps", "cotenant slices", "cotenant mps"
+]
+"""Alone: nobody else, no cotenant. Through: nobody else, under cotenant; unsampled: without its one timed launch in 64.
+The last four share the device."""
 
 
 class Scene(msgspec.Struct, frozen=True, kw_only=True):

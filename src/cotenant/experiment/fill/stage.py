@@ -8,7 +8,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -38,15 +38,16 @@ _RECORDED_STEPS: Final = 2
 
 
 class NodePolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """What the node is told about the gate."""
+    """What the node is told about the gate; empty: nothing, so that its own default holds."""
 
-    gate: str = "fill"
-    bound: str = "500us"
-    delay: str = "3%"
+    gate: str = ""
+    bound: str = ""
+    delay: str = ""
 
     def flags(self) -> list[str]:
         """For `cotenant node`."""
-        return ["--gate", self.gate, "--bound", self.bound, "--delay", self.delay]
+        given = {"--gate": self.gate, "--bound": self.bound, "--delay": self.delay}
+        return [word for flag, value in given.items() if value for word in (flag, value)]
 
 
 class Player:
@@ -103,24 +104,37 @@ class Player:
         raise WorldError(f"a player ended or hung: {last}")
 
 
+class Performance(msgspec.Struct, frozen=True):
+    """A scene, and the summaries of its players; empty where there was none."""
+
+    scene: Scene
+    online: dict[str, Any]
+    offline: dict[str, Any]
+
+
 class Stage:
     """The device and the daemons of a bench, all in one directory, all ended with it."""
 
-    def __init__(self, home: Path) -> None:
-        """Start the device and MPS; a node is started when one is asked for."""
+    def __init__(self, home: Path, *, detail: bool = False) -> None:
+        """Start the device and MPS; a node is started when one is asked for. `detail`: players tell every request."""
         self.places = Places(home / "run", home / "state")
         self.gpus = self.places.runtime / "softgpu"
         self._home = home
+        self._detail = ["--detail"] if detail else []
         self._node: subprocess.Popen[str] | None = None
         self._policy: NodePolicy | None = None
         self._files: dict[Load, tuple[Path, Path]] = {}
         self._progress: dict[Load, Progress] = {}
         self._recorded: dict[Load, str] = {}
         for directory in (self.places.runtime, self.places.state):
-            directory.mkdir(mode=0o700, parents=True)
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         manage.create(self.gpus, PRESET, 1)
-        fault.set_mps_deaths(self.gpus, 0, harm=False)
-        run_to_end(["nvidia-cuda-mps-control", "-d"], self._environ(mps=True))
+        try:
+            fault.set_mps_deaths(self.gpus, 0, harm=False)
+            run_to_end(["nvidia-cuda-mps-control", "-d"], self._environ(mps=True))
+        except CotenantError:
+            manage.destroy(self.gpus)
+            raise
 
     def __enter__(self) -> Self:
         """For `with`."""
@@ -167,12 +181,25 @@ class Stage:
 
     def play(self, mode: Mode, online: Load | None, offline: Load | None, for_s: float = 0.0) -> Scene:
         """One scene: the online load beside the offline one, or one of them alone (the offline one for a while)."""
+        return self.perform(mode, online, offline, for_s=for_s).scene
+
+    def perform(
+        self,
+        mode: Mode,
+        online: Load | None,
+        offline: Load | None,
+        *,
+        for_s: float = 0.0,
+        look: Callable[[int, int], None] = lambda _online, _offline: None,
+    ) -> Performance:
+        """A scene with all that its players said; `look` is called with their pids when the online one has played."""
         mps = mode in ("mps", "cotenant mps")
-        through = mode == "through" or mode.startswith("cotenant")
+        through = mode in ("through", "unsampled") or mode.startswith("cotenant")
+        sample = ["--sample", "0"] if mode == "unsampled" else []
         environ = self._environ(mps=mps)
         with contextlib.ExitStack() as players:
-            second = self._start(players, offline, "offline", environ, through=through)
-            first = self._start(players, online, "online", environ, through=through)
+            second = self._start(players, offline, environ, ["--offline"] if through else None)
+            first = self._start(players, online, environ, ["--online", *sample] if through else None)
             if second is not None and offline is not None:
                 second.await_ready()
                 second.go()
@@ -180,31 +207,36 @@ class Stage:
             if first is not None:
                 first.await_ready()
             before = self.books()
-            said = None
+            online_said: dict[str, Any] = {}
             if first is not None:
                 first.go()
-                said = (first.pid, first.result())
+                online_said = first.result()
             else:
                 pause(for_s)
             after = self.books()
+            look(0 if first is None else first.pid, 0 if second is None else second.pid)
+            said = None if first is None else (first.pid, online_said)
             doing = None if second is None or offline is None else (second.pid, self._progress_of(offline))
             scene = scene_of(mode, before, after, said, doing)
             if first is not None:
                 first.end()
+            offline_said: dict[str, Any] = {}
             if second is not None:
                 second.stop()
+                offline_said = second.result()
                 second.end()
             players.pop_all()
-        return scene
+        return Performance(scene, online_said, offline_said)
 
     def _start(
-        self, players: contextlib.ExitStack, load: Load | None, kind: str, environ: Mapping[str, str], *, through: bool
+        self, players: contextlib.ExitStack, load: Load | None, environ: Mapping[str, str], flags: list[str] | None
     ) -> Player | None:
+        """A player as a tenant with these flags of `cotenant run`, or (without any) as a program of its own."""
         if load is None:
             return None
-        arguments = [*self._script(load), *_arrival(load), "--steered"]
+        arguments = [*self._script(load), *_arrival(load), "--steered", *self._detail]
         plain = [sys.executable, *arguments]
-        command = self._tenant(load, [f"--{kind}", "--measure", "never"], arguments) if through else plain
+        command = plain if flags is None else self._tenant(load, ["--measure", "never", *flags], arguments)
         player = Player(command, environ)
         players.callback(player.kill)
         return player

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +12,8 @@ from cotenant.format.record import Part, Record, decode_record
 
 _RECORDS_LIMIT: Final = 4096
 _PROCESSES_LIMIT: Final = 4096
+TASK_FILE: Final = "task"
+"""Beside a run's records: what it calls itself."""
 
 
 def read_records(directory: Path, task: str) -> Iterator[Record]:
@@ -33,10 +35,20 @@ def _reader(descriptor: int) -> Part:
     return lambda at, length: os.pread(descriptor, length, at)
 
 
-def show_terms(directory: Path, page: int) -> None:
-    """Put the name of a tenant's terms page beside its records: a child may have lost the descriptor."""
+def show_terms(directory: Path, page: int, gate: Sequence[int] = ()) -> None:
+    """Put the names of a tenant's terms page and of its device's gate beside its records.
+
+    A child may have lost the descriptors, or closed what it did not know.
+    """
+    for name, descriptor in (("terms", page), *(("gate", one) for one in gate[:1])):
+        with contextlib.suppress(OSError):
+            (directory / name).symlink_to(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+
+def show_task(run: Path, task: str) -> None:
+    """Say whose records these are, for whoever looks at them while it runs."""
     with contextlib.suppress(OSError):
-        (directory / "terms").symlink_to(Path(f"/proc/self/fd/{page}").readlink())
+        (run / TASK_FILE).write_text(task, encoding="utf-8", errors="replace")
 
 
 def recorded(directory: Path, pid: int) -> bool:

@@ -1,0 +1,17 @@
+/* What have those above lost to those below, and how long does that keep the gate closed? */
+#ifndef COTENANT_GATE_DEBT_H
+#define COTENANT_GATE_DEBT_H
+
+#include "gate/gate.h"
+
+/* An amount as the time in which it is earned at a rate. */
+uint64_t ct_gate_earned_in(uint64_t amount_ns, uint64_t ppm);
+/* How much longer the debt lasts. */
+uint64_t ct_gate_debt(const struct ct_gate *gate, uint64_t now_ns);
+void ct_gate_charge(struct ct_gate *gate, uint64_t lost_ns, uint64_t now_ns);
+/* What those above lost since we last looked: from their first launch to the end of our work that ran then. */
+void ct_gate_settle(struct ct_gate *gate, uint64_t now_ns);
+/* When one above launched for the first time since our last admission; CT_GATE_NEVER: it has not. */
+uint64_t ct_gate_came_back(const struct ct_gate *gate, struct ct_gate_peer *peer);
+
+#endif

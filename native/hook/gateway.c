@@ -1,0 +1,177 @@
+/* Finding the device's pages, and what they say of the others. */
+#define _GNU_SOURCE
+#include "hook/gateway.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { PATH_ROOM = 1024, MARGIN_NS = 20 * 1000 };
+
+/* ---- the pages --------------------------------------------------------------------------------------------------- */
+
+struct pages {
+    const struct ct_gate_roster *file;
+    size_t bytes;
+    struct ct_gate_floor *floor;
+    struct ct_gate_page *page;
+};
+
+static void *map(int descriptor, int protection, off_t at, size_t bytes)
+{
+    void *mapped = mmap(NULL, bytes, protection, MAP_SHARED, descriptor, at);
+    if (mapped == MAP_FAILED)
+        return NULL;
+    madvise(mapped, bytes, MADV_DONTFORK); /* a child maps its own */
+    return mapped;
+}
+
+static void unmap(const struct pages *pages)
+{
+    if (pages->file)
+        munmap((void *)(uintptr_t)pages->file, pages->bytes);
+    if (pages->floor)
+        munmap(pages->floor, CT_GATE_PAGE_BYTES);
+    if (pages->page)
+        munmap(pages->page, CT_GATE_PAGE_BYTES);
+}
+
+/* What the program has under these numbers may be anything by now. */
+static int map_pages(struct pages *pages, int reading, int writing, uint64_t slot)
+{
+    struct stat one, other;
+    memset(pages, 0, sizeof *pages);
+    if (reading < 0 || writing < 0 || fstat(reading, &one) < 0 || fstat(writing, &other) < 0 ||
+        !S_ISREG(one.st_mode) || one.st_dev != other.st_dev || one.st_ino != other.st_ino || slot > UINT16_MAX ||
+        (uint64_t)one.st_size < ct_gate_offset((uint32_t)slot + 1))
+        return 0;
+    pages->bytes = (size_t)one.st_size;
+    pages->file = map(reading, PROT_READ, 0, pages->bytes);
+    if (!pages->file || ct_roster_check(pages->file, pages->bytes) < 0 || pages->file->slots <= slot ||
+        pages->file->slots > pages->bytes / CT_GATE_PAGE_BYTES - 2) {
+        unmap(pages);
+        return 0;
+    }
+    pages->floor = map(writing, PROT_READ | PROT_WRITE, CT_GATE_PAGE_BYTES, CT_GATE_PAGE_BYTES);
+    pages->page = map(writing, PROT_READ | PROT_WRITE, (off_t)ct_gate_offset((uint32_t)slot), CT_GATE_PAGE_BYTES);
+    if (pages->floor && pages->page)
+        return 1;
+    unmap(pages);
+    return 0;
+}
+
+static int map_named(struct pages *pages, const char *records, uint64_t slot)
+{
+    char path[PATH_ROOM];
+    int length = snprintf(path, sizeof path, "%s/gate", records);
+    if (length < 0 || (size_t)length >= sizeof path)
+        return 0;
+    int reading = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), writing = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
+    int is_mapped = map_pages(pages, reading, writing, slot);
+    if (reading >= 0)
+        close(reading);
+    if (writing >= 0)
+        close(writing);
+    return is_mapped;
+}
+
+struct ct_gateway *ct_gateway_open(const struct ct_beside *beside, const struct ct_clock *clock, const char *records)
+{
+    const char *named = getenv("COTENANT_GATE_FD");
+    int reading = -1, writing = -1;
+    struct pages pages;
+    if (!beside->is_tenant || beside->generation > UINT32_MAX || !beside->generation)
+        return NULL;
+    if (named && sscanf(named, "%d,%d", &reading, &writing) != 2)
+        reading = writing = -1;
+    if (!map_pages(&pages, reading, writing, beside->slot) && !map_named(&pages, records, beside->slot))
+        return NULL;
+    struct ct_gateway *gateway =
+        mmap(NULL, sizeof *gateway, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (gateway == MAP_FAILED) {
+        unmap(&pages);
+        return NULL;
+    }
+    madvise(gateway, sizeof *gateway, MADV_DONTFORK);
+    gateway->file = pages.file;
+    gateway->bytes = pages.bytes;
+    ct_instant_open(&gateway->instant, clock);
+    ct_gate_open(&gateway->gate, pages.file, pages.page, pages.floor, (uint32_t)beside->slot,
+                 (uint32_t)beside->generation);
+    return gateway;
+}
+
+void ct_gateway_close(struct ct_gateway *gateway)
+{
+    if (!gateway)
+        return;
+    unmap(&(struct pages){gateway->file, gateway->bytes, gateway->gate.floor, gateway->gate.page});
+    munmap(gateway, sizeof *gateway);
+}
+
+/* ---- the others -------------------------------------------------------------------------------------------------- */
+
+#define LOAD(place) atomic_load_explicit(&(place), memory_order_acquire)
+
+/* All that they have launched, plus one; 0 if something of it may still run. Who has not moved into its page yet has
+ * launched nothing. */
+static uint64_t sum_of(const struct ct_gate *gate, uint64_t now_ns, int must_be_over)
+{
+    uint64_t sum = 1 + (gate->writes << 48); /* who joins or leaves changes it, too */
+    for (uint32_t i = 0; i < gate->above_count + gate->beside_count; i++) {
+        const struct ct_gate_peer *peer =
+            i < gate->above_count ? &gate->above[i] : &gate->beside[i - gate->above_count];
+        sum += LOAD(peer->page->sequence);
+        if (must_be_over && LOAD(peer->page->generation) == peer->generation && LOAD(peer->page->busy_ns) > now_ns)
+            return 0;
+    }
+    return sum;
+}
+
+struct ct_still ct_others_still(struct ct_session *session)
+{
+    struct ct_gateway *gateway = session->gateway;
+    ct_lock(session);
+    uint64_t now_ns = ct_gateway_now(session, ct_clock_ticks(&session->clock));
+    uint64_t busy_ns = LOAD(gateway->gate.mine->busy_ns);
+    uint64_t sum = gateway->gate.is_seated ? sum_of(&gateway->gate, now_ns, 1) : 0;
+    ct_unlock(session);
+    return (struct ct_still){sum, now_ns, busy_ns > now_ns ? busy_ns : now_ns};
+}
+
+/* The first launch of anybody else after an instant, if it is remembered; 0: it is not. */
+static uint64_t first_after(const struct ct_gate *gate, uint64_t launches, uint64_t after_ns)
+{
+    uint64_t first_ns = CT_GATE_NEVER;
+    if (launches > CT_GATE_RECENT - 2)
+        return 0;
+    for (uint32_t i = 0; i < gate->above_count + gate->beside_count; i++) {
+        const struct ct_gate_page *page =
+            i < gate->above_count ? gate->above[i].page : gate->beside[i - gate->above_count].page;
+        uint64_t sequence = LOAD(page->sequence);
+        for (uint64_t back = 0; back < launches && back < sequence; back++) {
+            uint64_t at_ns = LOAD(page->recent_ns[(sequence - back) % CT_GATE_RECENT]);
+            if (at_ns > after_ns && at_ns < first_ns)
+                first_ns = at_ns;
+        }
+    }
+    return first_ns;
+}
+
+int ct_others_were_still(struct ct_session *session, const struct ct_still *still, uint64_t length_ns)
+{
+    struct ct_gate *gate = &session->gateway->gate;
+    ct_lock(session);
+    uint64_t sum = sum_of(gate, 0, 0);
+    int were_still = still->launches && sum == still->launches;
+    if (still->launches && sum > still->launches) {
+        uint64_t first_ns = first_after(gate, sum - still->launches, still->from_ns);
+        were_still = first_ns != CT_GATE_NEVER && first_ns > still->start_ns + length_ns + length_ns / 4 + MARGIN_NS;
+    }
+    ct_unlock(session);
+    return were_still;
+}

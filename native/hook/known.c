@@ -1,0 +1,104 @@
+/* The times of kernels as numbers to plan with: read once, then learned. */
+#define _GNU_SOURCE
+#include "hook/known.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const uint64_t MAGIC = UINT64_C(0x31574f4e4b544f43); /* "COTKNOW1" in little-endian bytes */
+
+/* Samples that count for more than a profile; a kernel that goes over this many times its mean varies wildly. */
+enum { ENOUGH = 8, WILD = 4, PATH_ROOM = 1024 };
+
+static int open_known(const char *directory)
+{
+    char path[PATH_ROOM];
+    int length = snprintf(path, sizeof path, "%s/known", directory);
+    if (length < 0 || (size_t)length >= sizeof path)
+        return -1;
+    return open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOFOLLOW);
+}
+
+void ct_known_read(struct ct_known_file *file, const char *directory)
+{
+    struct stat found;
+    uint64_t magic = 0;
+    int descriptor = open_known(directory);
+    file->count = 0;
+    if (descriptor < 0)
+        return;
+    if (fstat(descriptor, &found) == 0 && S_ISREG(found.st_mode) &&
+        read(descriptor, &magic, sizeof magic) == (ssize_t)sizeof magic && magic == MAGIC) {
+        ssize_t bytes = read(descriptor, file->entries, sizeof file->entries);
+        file->count = bytes > 0 ? (uint32_t)((size_t)bytes / sizeof file->entries[0]) : 0;
+    }
+    close(descriptor);
+}
+
+static uint64_t mix(uint64_t key, const void *bytes, size_t count)
+{
+    const unsigned char *byte = bytes;
+    for (size_t i = 0; i < count; i++)
+        key = (key ^ byte[i]) * UINT64_C(0x100000001b3);
+    return key;
+}
+
+/* FNV-1a of the device's name and of the kernel's, each with its zero, and of shape and work as in the record. */
+static uint64_t key_of(const char *device, const struct ct_record_kernel *kernel)
+{
+    uint64_t key = mix(UINT64_C(0xcbf29ce484222325), device, strlen(device) + 1);
+    key = mix(key, kernel->name, strlen(kernel->name) + 1);
+    key = mix(key, kernel->grid, sizeof kernel->grid);
+    key = mix(key, kernel->block, sizeof kernel->block);
+    key = mix(key, &kernel->shared_bytes, sizeof kernel->shared_bytes);
+    return mix(key, &kernel->work, sizeof kernel->work);
+}
+
+static void set(struct ct_known *known, uint64_t mean_ns, uint64_t p90_ns, uint64_t p99_ns)
+{
+    known->expect_ns = mean_ns ? mean_ns : 1; /* none means that nobody knows */
+    known->sure_ns = p90_ns > known->expect_ns ? p90_ns : known->expect_ns;
+    known->may_fill = p99_ns / WILD <= mean_ns;
+    known->is_known = 1;
+}
+
+void ct_known_find(const struct ct_known_file *file, const char *device, const struct ct_record_kernel *kernel,
+                   struct ct_known *known)
+{
+    if (!file->count || known->is_known)
+        return;
+    uint64_t key = key_of(device, kernel);
+    for (uint32_t i = 0; i < file->count; i++)
+        if (file->entries[i].key == key) {
+            set(known, file->entries[i].mean_ns, file->entries[i].p90_ns, file->entries[i].p99_ns);
+            return;
+        }
+}
+
+static uint64_t top_of(unsigned bucket)
+{
+    if (bucket < 2u << CT_RECORD_OCTAVE_BITS)
+        return bucket;
+    unsigned shift = (bucket >> CT_RECORD_OCTAVE_BITS) - 1;
+    return (((uint64_t)bucket - (shift << CT_RECORD_OCTAVE_BITS) + 1) << shift) - 1;
+}
+
+void ct_known_learn(struct ct_known *known, const struct ct_histogram *device)
+{
+    uint64_t count = atomic_load_explicit(&device->count, memory_order_relaxed), seen = 0, p90_ns = 0, p99_ns = 0;
+    const uint64_t highest_ns = atomic_load_explicit(&device->highest, memory_order_relaxed);
+    if (!count || (known->is_known && count < ENOUGH && known->tries == 0) || (count > 2 * ENOUGH && count % ENOUGH))
+        return;
+    for (unsigned i = 0; i < CT_RECORD_BUCKETS && seen < count; i++) {
+        seen += atomic_load_explicit(&device->buckets[i], memory_order_relaxed);
+        if (!p90_ns && 10 * seen >= 9 * count)
+            p90_ns = top_of(i);
+        if (!p99_ns && 100 * seen >= 99 * count)
+            p99_ns = top_of(i);
+    }
+    uint64_t mean_ns = atomic_load_explicit(&device->total, memory_order_relaxed) / count;
+    set(known, mean_ns, p90_ns < highest_ns ? p90_ns : highest_ns, p99_ns < highest_ns ? p99_ns : highest_ns);
+}

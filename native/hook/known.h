@@ -1,0 +1,41 @@
+/* How long do kernels take? What an earlier profile of the task says, and what was seen since. */
+#ifndef COTENANT_HOOK_KNOWN_H
+#define COTENANT_HOOK_KNOWN_H
+
+#include "hook/record.h"
+
+#include <stdint.h>
+
+struct ct_shape;
+
+/* Of one kernel; read and written under the session's lock. */
+struct ct_known {
+    uint64_t expect_ns, sure_ns; /* its mean, and what it hardly exceeds */
+    uint32_t is_known, may_fill;
+    uint32_t tries; /* launches that were timed only because it was not known */
+    uint32_t reserved;
+};
+
+/* The file `known` beside the records: a magic, then these, as format/known.py writes them. */
+struct ct_known_entry {
+    uint64_t key, mean_ns, p90_ns, p99_ns;
+};
+
+enum { CT_KNOWN_ENTRIES = 4096 };
+
+struct ct_known_file {
+    uint32_t count;
+    struct ct_known_entry entries[CT_KNOWN_ENTRIES];
+};
+
+/* Reads the file; one that is not there, or is none, says nothing. */
+void ct_known_read(struct ct_known_file *file, const char *directory);
+
+/* What the file says of a kernel on a device goes into `known`, unless something is in there already. */
+void ct_known_find(const struct ct_known_file *file, const char *device, const struct ct_record_kernel *kernel,
+                   struct ct_known *known);
+
+/* What was seen of it so far replaces what the file said, once there is enough of it. */
+void ct_known_learn(struct ct_known *known, const struct ct_histogram *device);
+
+#endif

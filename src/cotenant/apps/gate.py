@@ -1,0 +1,48 @@
+"""Wires `cotenant pause`, `resume` and `set`: what is changed about tenants and rules while they run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from cotenant.domain.event import GateChange
+from cotenant.domain.gate import GatePolicy
+from cotenant.domain.tenant import NAME_LIMIT, NAME_PATTERN
+from cotenant.errors import ConfigError
+from cotenant.format import wire
+from cotenant.format.config import NodeConfig
+from cotenant.live.client import wish
+
+RULES = ("gate", "bound", "delay", "patience", "switch", "spin")
+"""The fields of `[node]` that are the rules of the gate."""
+
+
+def set_paused(socket: Path, names: Sequence[str], *, all_offline: bool, paused: bool) -> wire.Confirmed:
+    """Let tenants launch nothing, or go on."""
+    if bool(names) == all_offline:
+        raise ConfigError("NAME", " ".join(names), "say which tenants, or --all-offline instead; see: cotenant ps")
+    request = wire.Pause(wire.VERSION, [_name(name) for name in names], all_offline, paused)
+    return wish(socket, request, " ".join(names))
+
+
+def set_priority(socket: Path, name: str, priority: int) -> wire.Confirmed:
+    """Give a tenant another priority."""
+    return wish(socket, wire.SetPriority(wire.VERSION, _name(name), priority), name)
+
+
+def set_rules(socket: Path, node: NodeConfig, fields: Sequence[str]) -> wire.Confirmed:
+    """Change the rules by which tenants pass: of these, the fields that were given."""
+
+    def given(field: str) -> int | None:
+        return int(getattr(node, field)) if field in fields else None
+
+    policy = GatePolicy(node.gate) if "gate" in fields else None
+    change = GateChange(policy, *(given(field) for field in RULES[1:]))
+    return wish(socket, wire.SetRules(wire.VERSION, change), "")
+
+
+def _name(name: str) -> str:
+    if not name or len(name) > NAME_LIMIT or not re.match(NAME_PATTERN, name):
+        raise ConfigError("NAME", name, "no tenant can be called that; see: cotenant ps")
+    return name

@@ -1,0 +1,211 @@
+"""Wires `cotenant top`: looks at the gates' files again and again, and finds names for who is in them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from cotenant.apps.show import capped, counted, rules_json, table
+from cotenant.domain.gate import GateRules
+from cotenant.domain.gpu import WHOLE_PPM
+from cotenant.domain.pace import DeviceLook, GateState, Pace, pace_of
+from cotenant.errors import CotenantError, InvariantError, WorldError
+from cotenant.format.log import describe_rules
+from cotenant.format.quantity import round_duration
+from cotenant.host import Divergence, replay, same_promises
+from cotenant.live.client import tenants_of
+from cotenant.live.clock import LiveClock, pause
+from cotenant.live.directory import Places
+from cotenant.live.gate import devices_in, look_at
+from cotenant.live.journal import Recovery, last_settings
+from cotenant.machine.node import NodeMachine
+
+EVERY_S: Final = 1.0
+_STYLES: Final = {
+    GateState.PAUSED: "yellow",
+    GateState.WAITING: "cyan",
+    GateState.RUNNING: "green",
+    GateState.QUIET: "dim",
+}
+_NOTE: Final = "DEVICE and FILLED: by the times that tenants announced. P50, P99: at most so long, in powers of two."
+_NOBODY: Final = "nobody is here; start a tenant with: cotenant run -- COMMAND"
+_NO_GATE: Final = "no node with a GPU has run here; start one with: cotenant node --gpu NAME=MEMORY"
+
+
+class Device(msgspec.Struct, frozen=True):
+    """One device between two looks."""
+
+    gpu: int
+    name: str
+    rules: GateRules
+    tenants: list[tuple[str, Pace]]
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """All devices between two looks, and whether the daemon answered."""
+
+    is_served: bool
+    seconds: float
+    devices: list[Device]
+
+
+class _Names:
+    """Who holds which slot in which generation, and what the devices are called: by the daemon, or by its journal."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._is_read = False
+        self._tenants: dict[tuple[int, int], str] = {}
+        self._gpus: list[str] = []
+        self.is_served = False
+
+    def renew(self) -> None:
+        """Ask the daemon; without one its journal is read, once: nobody writes to it."""
+        try:
+            roll = tenants_of(self._places.socket, EVERY_S)
+        except CotenantError:
+            self.is_served = False
+            if not self._is_read:
+                self._is_read = True
+                self._read_journal()
+            return
+        self.is_served, self._is_read = True, False
+        self._gpus = roll.gpus
+        views = roll.tenants
+        self._tenants |= {(view.tenant.terms.slot, view.tenant.terms.generation): view.tenant.name for view in views}
+
+    def tenant(self, pace: Pace) -> str:
+        return self._tenants.get((pace.slot, pace.generation), f"slot {pace.slot}/{pace.generation}")
+
+    def gpu(self, index: int) -> str:
+        return self._gpus[index] if index < len(self._gpus) else ""
+
+    def _read_journal(self) -> None:
+        """As far as it can be read: names are a comfort, the files say the rest."""
+        machine = NodeMachine()
+        with contextlib.suppress(WorldError, InvariantError, Divergence):
+            replay(machine, Recovery(self._places.journal).turns(), same_promises)
+        for view in machine.tenants():
+            terms = view.tenant.terms
+            self._tenants[terms.slot, terms.generation] = view.tenant.name
+        settings = last_settings(self._places.journal)
+        self._gpus = [] if settings is None else [gpu.name for gpu in settings.gpus]
+
+
+def watch(places: Places, times: int | None) -> Iterator[Shown]:
+    """What happened in each second, so many times or for as long as somebody looks."""
+    clock = LiveClock(0)  # the instants in the pages are those of the kernel's own monotonic clock
+    names = _Names(places)
+    before = _look(places, clock)
+    while times is None or times > 0:
+        pause(EVERY_S)
+        after = _look(places, clock)
+        names.renew()
+        yield _shown(before, after, names)
+        before = after
+        times = None if times is None else times - 1
+
+
+def _look(places: Places, clock: LiveClock) -> dict[int, DeviceLook]:
+    looks = [look_at(places.pages, gpu, clock.now()) for gpu in devices_in(places.pages)]
+    return {look.gpu: look for look in looks if look is not None}
+
+
+def _shown(before: dict[int, DeviceLook], after: dict[int, DeviceLook], names: _Names) -> Shown:
+    devices = []
+    elapsed_ns = 0
+    for gpu, look in after.items():
+        first = before.get(gpu, look)
+        elapsed_ns = max(elapsed_ns, look.at_ns - first.at_ns)
+        tenants = [(names.tenant(pace), pace) for pace in pace_of(first, look)]
+        devices.append(Device(gpu, names.gpu(gpu), look.rules, tenants))
+    return Shown(names.is_served, elapsed_ns / 1e9, devices)
+
+
+def top_json(shown: Shown) -> dict[str, Any]:
+    """`cotenant top --json`: one object per second."""
+    devices = [
+        {
+            "gpu": device.gpu,
+            "name": device.name,
+            "rules": rules_json(device.rules),
+            "tenants": [{"name": name, **msgspec.to_builtins(pace)} for name, pace in device.tenants],
+        }
+        for device in shown.devices
+    ]
+    return {"served": shown.is_served, "seconds": shown.seconds, "devices": devices}
+
+
+def top_tables(shown: Shown) -> RenderableType:
+    """`cotenant top`: who uses each device, and who waits for whom."""
+    parts: list[RenderableType] = []
+    for device in shown.devices:
+        what = f"GPU {device.gpu}{f' ({capped(device.name)})' if device.name else ''}"
+        here = counted(len(device.tenants), "tenant")
+        parts.append(Text(f"{what}, {here}; {describe_rules(device.rules)}", style="bold"))
+        if device.tenants:
+            parts += [_use(device.tenants), _waits(device.tenants, device.rules)]
+    if not shown.is_served and shown.devices:
+        parts.append(Text("the node is down: everybody goes on under these rules", style="yellow"))
+    if any(device.tenants for device in shown.devices):
+        parts.append(Text(_NOTE, style="dim"))
+    else:
+        parts.append(Text(_NOBODY if shown.devices else _NO_GATE, style="dim"))
+    return Group(*parts)
+
+
+def _use(tenants: Sequence[tuple[str, Pace]]) -> RenderableType:
+    columns = ["NAME", "KIND", "PRIO", "STATE", "LAUNCHES/S", "DEVICE", "FILLED", "OF IDLE", "EARLY", "MISS"]
+    rows: list[list[str | Text]] = [
+        [
+            capped(name),
+            "online" if pace.is_online else "offline",
+            str(pace.priority),
+            Text(pace.state.value, style=_STYLES[pace.state]),
+            _rate(pace.launches_per_s),
+            _percent(pace.device_ppm),
+            _percent(pace.filled_ppm),
+            _percent(pace.filled_of_idle_ppm),
+            _percent(pace.early_ppm),
+            "-" if pace.miss_ns is None else round_duration(pace.miss_ns),
+        ]
+        for name, pace in tenants
+    ]
+    return table("", columns, rows)
+
+
+def _waits(tenants: Sequence[tuple[str, Pace]], rules: GateRules) -> RenderableType:
+    columns = ["NAME", "WAITS/S", "P50", "P99", "CAUSED/S", "P50", "P99", "LOST", "LATE/S", "SPIN"]
+    rows = [
+        [
+            capped(name),
+            _rate(pace.waits_per_s),
+            _at_most(pace.waited_p50_ns),
+            _at_most(pace.waited_p99_ns),
+            _rate(pace.overruns_per_s),
+            _at_most(pace.overrun_p50_ns),
+            _at_most(pace.overrun_p99_ns),
+            _percent(pace.overrun_ppm),
+            _rate(pace.late_per_s),
+            f"{_percent(pace.spun_ppm)} of {_percent(rules.spin_ppm)}" + ("" if not pace.stale else " STALE!"),
+        ]
+        for name, pace in tenants
+    ]
+    return table("", columns, rows)
+
+
+def _rate(per_s: float) -> str:
+    return "-" if not per_s else f"{per_s:,.0f}" if per_s >= 10 else f"{per_s:.1f}"
+
+
+def _percent(ppm: int | None) -> str:
+    return "-" if ppm is None else f"{100 * ppm / WHOLE_PPM:.3g}%"
+
+
+def _at_most(bound_ns: int) -> str:
+    return f"<={round_duration(bound_ns)}" if bound_ns else "-"

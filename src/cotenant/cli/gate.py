@@ -1,0 +1,97 @@
+"""What can be changed about tenants while they run, and how do they get on with each other?"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+
+from cotenant.cli.command import add_command, add_flags, find, given_flags, print_json
+from cotenant.errors import ConfigError
+
+_NEITHER = "say NAME and --priority, or which rules: --gate, --bound, --delay, --patience, --switch, --spin"
+
+
+def add_gate_commands(commands: Any) -> None:
+    for verb, run, about in (
+        ("pause", _pause, "Let tenants launch nothing from their next launch on."),
+        ("resume", _resume, "Let paused tenants go on."),
+    ):
+        parser = add_command(commands, verb, about, run, "directories", json=True)
+        parser.add_argument("names", nargs="*", metavar="NAME", help="the tenants, by their names in `ps`")
+        parser.add_argument("--all-offline", action="store_true", help="all offline tenants that are yours to change")
+    about = "Change a tenant's priority, or the rules of the gate, while tenants run."
+    change = add_command(commands, "set", about, _set, "directories", json=True)
+    change.add_argument("name", nargs="?", default="", metavar="NAME", help="the tenant, by its name in `ps`")
+    change.add_argument("--priority", dest="run.priority", metavar="N", help="0 highest to 9; needs NAME")
+    from cotenant.apps.gate import RULES
+
+    top = add_command(commands, "top", "How do tenants get on with each other, now?", _top, "directories", json=True)
+    top.add_argument("--once", action="store_true", help="for one second, and only once")
+    top.add_argument("--seconds", type=int, metavar="N", help="for so many seconds; else until stopped")
+    add_flags(change, "node", RULES, defaults=False)  # what is not given stays as it is
+
+
+def _pause(options: argparse.Namespace) -> int:
+    return _set_paused(options, paused=True)
+
+
+def _resume(options: argparse.Namespace) -> int:
+    return _set_paused(options, paused=False)
+
+
+def _set_paused(options: argparse.Namespace, *, paused: bool) -> int:
+    from cotenant.apps.gate import set_paused
+
+    done = set_paused(find(options)[1].socket, options.names, all_offline=options.all_offline, paused=paused)
+    if options.json:
+        print_json({"tenants": done.tenants, "paused": paused})
+    else:
+        state = "paused" if paused else "not paused"
+        print(f"{state}: {', '.join(done.tenants)}" if done.tenants else "no offline tenant of yours is here")
+    return 0
+
+
+def _set(options: argparse.Namespace) -> int:
+    from cotenant.apps.gate import set_priority, set_rules
+    from cotenant.apps.show import rules_json
+    from cotenant.format.log import describe_rules
+
+    config, where = find(options)
+    given = [field for section, field in given_flags(options) if section == "node"]
+    priority = config.run.priority if ("run", "priority") in given_flags(options) else None
+    if bool(options.name) != (priority is not None) or bool(options.name) == bool(given):
+        raise ConfigError("NAME", options.name, _NEITHER)
+    if priority is not None:
+        done = set_priority(where.socket, options.name, priority)
+        told = f"{options.name} has priority {priority}"
+    else:
+        done = set_rules(where.socket, config.node, given)
+        told = f"rules in force: {describe_rules(done.rules)}"
+    if options.json:
+        print_json({"tenants": done.tenants, "priority": priority, "rules": rules_json(done.rules)})
+    else:
+        Console(soft_wrap=True).print(told, highlight=False, markup=False)
+    return 0
+
+
+def _top(options: argparse.Namespace) -> int:
+    from cotenant.apps.top import top_json, top_tables, watch
+
+    if options.seconds is not None and (options.seconds < 1 or options.once):
+        raise ConfigError("--seconds", options.seconds, "write a whole number of at least 1, and not beside --once")
+    looks = watch(find(options)[1], 1 if options.once else options.seconds)
+    console = Console()
+    if options.json:
+        for shown in looks:
+            print_json(top_json(shown))
+    elif options.once:
+        for shown in looks:
+            console.print(top_tables(shown))
+    else:
+        with Live(console=console, auto_refresh=False) as live:
+            for shown in looks:
+                live.update(top_tables(shown), refresh=True)
+    return 0

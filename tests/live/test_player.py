@@ -1,0 +1,137 @@
+"""Does the player launch what its script says, and does a pair on one device leave honest books?"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotenant.domain.kernel import KernelIdentity
+from cotenant.domain.load import TRAINING, Launch, Load
+from cotenant.experiment.fill.stage import NodePolicy, Stage
+from cotenant.live.player import READY, image_for, quantile
+from cotenant.live.softgpu import manage
+
+SCRIPT = "gemm 80 256 20000 3000 7\nrelu 40 128 5000 0 7\n@htod 4096 0 9\n"
+
+
+@pytest.fixture
+def gpu(tmp_path: Path) -> Iterator[Path]:
+    manage.create(tmp_path / "gpu", "v100", 1)
+    yield tmp_path / "gpu"
+    manage.destroy(tmp_path / "gpu")
+
+
+def start(gpu: Path, script: str, *arguments: str) -> subprocess.Popen[str]:
+    path = gpu.parent / "script"
+    path.write_text(script)
+    return subprocess.Popen(
+        [sys.executable, "-m", "cotenant.live.player", str(path), *arguments],
+        env={**os.environ, **manage.env(gpu)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def heard(player: subprocess.Popen[str]) -> str:
+    assert player.stdout is not None
+    return player.stdout.readline().strip()
+
+
+def told(player: subprocess.Popen[str], text: str) -> None:
+    assert player.stdin is not None
+    player.stdin.write(text)
+    player.stdin.flush()
+
+
+@pytest.mark.parametrize("arrival", [["back-to-back"], ["poisson", "--period-us", "50"], ["back-to-back", "--graph"]])
+def test_the_books_hold_every_launch(gpu: Path, arrival: list[str]) -> None:
+    player = start(gpu, SCRIPT, "--requests", "30", "--steered", "--detail", "--arrival", *arrival)
+    word, pid = heard(player).split()
+    assert word == READY
+    told(player, "go\n")
+    said: dict[str, Any] = json.loads(heard(player))
+    (client,) = manage.inspect(gpu, 0)["clients"]
+    player.communicate(timeout=60)
+    assert client["pid"] == int(pid)
+    assert (client["counters"]["kernels"], client["counters"]["copies"]) == (60, 30)
+    assert said["requests"] == len(said["detail"]) == 30
+    assert said["launches"] == (30 if "--graph" in arrival else 90)
+    assert said["latency_sum_ns"] == sum(end - due for due, _, end in said["detail"])
+    assert all(due <= begin < end for due, begin, end in said["detail"])
+    latency = said["latency_ns"]
+    assert 25_000 <= latency["p50"] <= latency["p90"] <= latency["p99"] <= latency["max"]
+
+
+def test_training_goes_on_until_it_is_told(gpu: Path) -> None:
+    player = start(gpu, SCRIPT, "--arrival", "training", "--steered")
+    heard(player)
+    told(player, "go\n")
+    while not manage.inspect(gpu, 0)["clients"][0]["counters"]["kernels"]:
+        pass
+    player.send_signal(signal.SIGTERM)
+    said = json.loads(heard(player))
+    player.communicate(timeout=60)
+    assert player.returncode == 0
+    assert said["launches"] >= 3 * said["requests"]
+
+
+@pytest.mark.parametrize(
+    "script, arguments, complaint",
+    [
+        ("gemm 80 256\n", [], "script:1"),
+        (SCRIPT, ["--arrival", "poisson"], "--period-us"),
+        (SCRIPT, ["--image", "/nowhere"], "No such file"),
+        (SCRIPT + "gemm 1 1 1\n", [], "script:4"),
+    ],
+)
+def test_what_cannot_be_played_is_one_sentence(gpu: Path, script: str, arguments: list[str], complaint: str) -> None:
+    _, complained = (player := start(gpu, script, *arguments)).communicate(timeout=60)
+    assert player.returncode == 2
+    assert complaint in complained
+    assert len(complained.splitlines()) == 1
+
+
+def test_an_image_has_each_name_once() -> None:
+    assert image_for("# a\n a 1 1 1 1\n@htod 1 1\nb 1 1 1 1\na 1 1 1 1\n").count("kernel ") == 2
+    assert quantile([], 0.5) == 0
+    assert quantile([1, 2, 3, 4], 0.99) == 4
+
+
+def made(name: str, *durations_ns: int) -> tuple[Launch, ...]:
+    return tuple(
+        Launch(KernelIdentity(f"{name}{i}", (80, 1, 1), (1024, 1, 1)), duration_ns, 4000, 0, 64)
+        for i, duration_ns in enumerate(durations_ns)
+    )
+
+
+def test_a_pair_waits_for_each_other_and_the_books_say_who(tmp_path: Path) -> None:
+    online = Load("light", made("light", 10_000, 20_000, 15_000), requests=40)
+    offline = Load("heavy", made("heavy", *[300_000] * 20), TRAINING)
+    with Stage(tmp_path) as stage:
+        stage.rule(NodePolicy(delay="10%"))
+        for load in (online, offline):
+            stage.record(load)
+        governed = [stage.play(mode, online, offline) for mode in ("cotenant slices", "cotenant mps")]
+        through = stage.play("through", online, None)
+        alone, beside = stage.play("alone", online, None), stage.play("slices", online, offline)
+        together = stage.play("mps", online, offline)
+        heavy = stage.play("offline alone", None, offline, 0.05)
+    assert alone.requests == beside.requests == together.requests == 40
+    assert alone.online_delayed_ns == 0 < min(beside.online_delayed_ns, together.online_delayed_ns)
+    assert alone.offline_done_ns == 0 < min(beside.offline_done_ns, together.offline_done_ns)
+    assert heavy.requests == 0 < heavy.offline_done_ns <= heavy.wall_ns + 300_000
+    assert through.online_delayed_ns == 0
+    assert [scene.requests for scene in (through, *governed)] == [40, 40, 40]
+    for scene in (beside, together, heavy, *governed):
+        assert scene.offline_done_ns % 300_000 == 0
+        assert scene.busy_ns <= scene.wall_ns

@@ -1,0 +1,132 @@
+"""Does `cotenant top` show what the gate itself counted, with and without a daemon, in a terminal of 100 columns?"""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from cotenant import _native
+from cotenant.apps import top
+from cotenant.cli import main
+from cotenant.domain.event import NodeSettings, NodeStarted, TenantJoined, TenantsPaused
+from cotenant.domain.gate import GateRules, GateSeat
+from cotenant.domain.gpu import WHOLE_PPM, Gpu
+from cotenant.domain.instant import SECOND_NS
+from cotenant.domain.pace import DeviceLook, GateState, Pace, pace_of
+from cotenant.domain.tenant import Kind, TenantSpec
+from cotenant.live.directory import Places
+from cotenant.live.gate import LiveGates, devices_in, look_at, path_of
+from cotenant.live.journal import FileJournal
+from cotenant.machine.node import NodeMachine
+
+WEB, JOB = GateSeat(0, 1, 1, online=True), GateSeat(1, 1, 7, online=False)
+WISH = (1000, 1000, 5000, 9000, 1)
+
+
+def seen(directory: Path, now_ns: int) -> DeviceLook:
+    look = look_at(directory, 0, now_ns)
+    assert look is not None
+    return look
+
+
+def test_what_the_gate_counts_is_what_is_shown(tmp_path: Path) -> None:
+    gates = LiveGates(tmp_path, 2)
+    gates.seat(0, GateRules(seats=(WEB, JOB)))
+    file = gates._files[0].memory
+    web = _native.Gate(file, 0, 1)
+    before = seen(tmp_path, 0)
+    assert [pace.state for pace in pace_of(before, before)] == [GateState.QUIET, GateState.QUIET]
+    for number in range(1, 11):
+        assert not web.must_ask()
+        web.announce(WISH, number * 10_000)
+    job = _native.Gate(file, 1, 1)
+    assert job.must_ask()
+    passed, _, _ = job.ask((90_000_000, 90_000_000, 0, 0, 1), 100_001, 100_001)
+    assert not passed, "it fits into no gap of the other's"
+    [above, below] = pace_of(before, seen(tmp_path, SECOND_NS))
+    assert (above.launches_per_s, above.device_ppm, above.state) == (10, 10, GateState.RUNNING)
+    assert (below.launches_per_s, below.state, below.filled_of_idle_ppm) == (0, GateState.WAITING, 0)
+    job.waited(100_001, 100_001 + 5000)
+    [_, below] = pace_of(before, seen(tmp_path, SECOND_NS))
+    assert (below.waits_per_s, below.waited_p50_ns, below.waited_p99_ns) == (1, 8192, 8192)
+    del web, job, file
+    gates.close()
+
+
+def test_a_file_that_is_gone_or_no_roster_is_nothing_to_look_at(tmp_path: Path) -> None:
+    assert look_at(tmp_path, 0, 0) is None
+    for content in (b"", b"x" * 9000):
+        path_of(tmp_path, 0).write_bytes(content)
+        assert look_at(tmp_path, 0, 0) is None
+    (tmp_path / "gate-x").touch()
+    assert devices_in(tmp_path) == [0]
+
+
+def test_the_tables_fit_into_a_hundred_columns() -> None:
+    worst = Pace(
+        95, 10**6, 9, False, GateState.WAITING, 123_456, 1_234_567, 999_999, 999_999, 99_999, 1 << 40, 1 << 40,
+        123_456, 1 << 40, 1 << 40, 99_999, 999_999, 123_456_789, 349_999, 12_345, 0, 0,
+    )  # fmt: skip
+    device = top.Device(7, "n" * 60, GateRules(), [("t" * 64, worst), ("web", worst)])
+    console = Console(width=100, record=True, force_terminal=False)
+    with console.capture() as captured:
+        console.print(top.top_tables(top.Shown(False, 1.0, [device])))
+    lines = captured.get().splitlines()
+    assert max(map(len, lines)) <= 100
+    rows = [line for line in lines if line.startswith(("ttt", "web"))]
+    assert len(rows) == 4
+    assert all("…" not in line.removeprefix("t" * 13 + "…") for line in rows), "nothing but a name is cut"
+    assert "the node is down" in captured.get()
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
+    monkeypatch.setenv("COTENANT_DIRECTORY", str(tmp_path))
+    monkeypatch.setenv("COTENANT_CONFIG", str(tmp_path / "config.toml"))
+    (tmp_path / "config.toml").touch()
+    monkeypatch.setattr(top, "pause", lambda _: None)
+    made = Places(tmp_path / "run", tmp_path / "state")
+    made.runtime.mkdir()
+    made.state.mkdir()
+    return made
+
+
+def test_where_nobody_is_that_is_said(places: Places, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top", "--once"]) == 0
+    assert "no node with a GPU has run here" in capsys.readouterr().out
+    gates = LiveGates(places.pages, 2)
+    gates.seat(0, GateRules())
+    gates.close()
+    assert main(["top", "--once"]) == 0
+    assert "nobody is here" in capsys.readouterr().out
+    for words in (["--seconds", "0"], ["--seconds", "2", "--once"]):
+        assert main(["top", *words]) == 2
+
+
+def test_without_a_daemon_the_files_and_the_journal_say_it_all(
+    places: Places, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine, journal = NodeMachine(), FileJournal(places.journal, 1 << 30)
+    gates = LiveGates(places.pages, 4)
+    started = NodeStarted(NodeSettings(4, 10**10, gpus=(Gpu("v100", 1 << 34),)), "test", 0)
+    spec = TenantSpec(Kind.OFFLINE, 7, "job")
+    for event in (started, TenantJoined(1, 11, 1000, spec), TenantsPaused(2, 1000, False, ("job",), False, True)):
+        journal.append(1, event, machine.handle(event, now=1))
+    journal.close()
+    [view] = machine.tenants()
+    stranger = GateSeat(3, 9, 8, online=False)
+    gates.seat(0, GateRules(seats=(GateSeat(0, 1, 7, False, paused=view.tenant.paused), stranger)))
+    gates.close()
+    assert main(["top", "--seconds", "2", "--json"]) == 0
+    looks = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(looks) == 2
+    assert [look["served"] for look in looks] == [False, False]
+    [device] = looks[0]["devices"]
+    assert device["name"] == "v100"
+    assert device["rules"]["policy"] == "fill"
+    assert [(row["name"], row["state"]) for row in device["tenants"]] == [("job", "paused"), ("slot 3/9", "quiet")]
+    shown = list(top.watch(places, 1))
+    assert msgspec.json.encode(top.top_json(shown[0]))
+    assert shown[0].devices[0].rules.spin_ppm == 35 * WHOLE_PPM // 100

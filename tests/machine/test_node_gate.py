@@ -1,0 +1,145 @@
+"""What does a node say at the gates of its devices, and what do pauses, priorities and rules change?"""
+
+from typing import Any
+
+from cotenant.domain.action import NO_PEER, Confirm, Crowd, Grant, Refuse, Revoke, Roster
+from cotenant.domain.event import GateChange, NodeSettings, PriorityChanged, RulesChanged, TenantLeft, TenantsPaused
+from cotenant.domain.gate import SEATS_LIMIT, GatePolicy, GateRules, GateSeat
+from cotenant.domain.plan import Reason, Reject
+from cotenant.domain.tenant import Kind, TenantSpec
+from tests.machine.test_node_machine import GIB, TWO_GPUS, WORK, Node, terms
+
+ONE_GPU = NodeSettings(4, 100, gpus=TWO_GPUS[:1])
+WEB = TenantSpec(Kind.ONLINE, 1, "web", share_ppm=500_000)
+JOB = TenantSpec(Kind.OFFLINE, 7, "job", share_ppm=100_000)
+WEB_SEAT = GateSeat(0, 1, 1, online=True)
+JOB_SEAT = GateSeat(1, 1, 7, online=False, least_ppm=100_000)
+OWN, OTHER = 1000, 1001
+
+
+def roster(turn: int, *seats: GateSeat, gpu: int = 0, **rules: Any) -> Roster:
+    return Roster(turn, gpu, GateRules(**rules, seats=seats))
+
+
+def paused(*names: str, uid: int = OWN, owner: bool = False, on: bool = True) -> TenantsPaused:
+    return TenantsPaused(9, uid, owner, names, all_offline=not names, paused=on)
+
+
+def two() -> Node:
+    node = Node(ONE_GPU)
+    node.join(1, WEB)
+    node.join(2, JOB)
+    return node
+
+
+def test_the_roster_comes_first_and_lists_everybody_of_the_device() -> None:
+    node = Node(ONE_GPU)
+    assert node.told == [roster(1)]
+    node.join(1, WEB)
+    assert node.told == [roster(2, WEB_SEAT), Grant(2, 1, "web", terms(0, 1, WEB, 0))]
+    node.join(2, JOB)
+    granted = Grant(3, 2, "job", terms(1, 1, JOB, 0), 1)
+    assert node.told == [roster(3, WEB_SEAT, JOB_SEAT), Crowd(3, (0,), 1), granted]
+    node.tell(TenantLeft(1, "exit 0"))
+    assert node.told == [roster(4, JOB_SEAT), Revoke(4, 1, "web", 0, 1, "exit 0"), Crowd(4, (1,), 0)]
+
+
+def test_each_device_has_its_own_roster() -> None:
+    node = Node(NodeSettings(4, 100, gpus=TWO_GPUS))
+    assert node.told == [roster(1), roster(1, gpu=1)]
+    node.join(1, TenantSpec(Kind.OFFLINE, 3, memory_bytes=9 * GIB))
+    assert node.told[0] == roster(2, GateSeat(0, 1, 3, online=False), gpu=1)
+
+
+def test_a_node_without_devices_has_no_roster_and_holds_nobody_back() -> None:
+    node = Node()
+    assert node.told == []
+    node.join(1)
+    assert [type(action) for action in node.told] == [Grant]
+    (refused,) = node.tell(paused("python-0"))
+    assert isinstance(refused, Refuse)
+    assert refused.reject.reason is Reason.NO_GATE
+    assert node.tell(paused()) == [Confirm(4, 9, (), GateRules())]
+
+
+def test_a_pause_is_seen_by_everybody_and_twice_is_once() -> None:
+    node = two()
+    held = GateSeat(1, 1, 7, online=False, paused=True, least_ppm=100_000)
+    node.tell(paused("job"))
+    assert node.told == [roster(4, WEB_SEAT, held), Confirm(4, 9, ("job",), GateRules())]
+    node.tell(paused("job"))
+    assert node.told == [Confirm(5, 9, ("job",), GateRules())]
+    node.tell(paused("job", on=False))
+    assert node.told == [roster(6, WEB_SEAT, JOB_SEAT), Confirm(6, 9, ("job",), GateRules())]
+    node.tell(paused())
+    assert node.told == [roster(7, WEB_SEAT, held), Confirm(7, 9, ("job",), GateRules())]
+
+
+def test_of_several_names_all_are_paused_or_none() -> None:
+    node = two()
+    node.tell(paused("job", "jab"))
+    unknown = Reject(Reason.UNKNOWN_TENANT, "no tenant is called 'jab'; see: cotenant ps")
+    assert node.told == [Refuse(4, 9, unknown)]
+    assert not any(view.tenant.paused for view in node.machine.tenants())
+    assert node.tell(paused("job", "web")) == [Confirm(5, 9, ("job", "web"), GateRules())]
+    assert all(view.tenant.paused for view in node.machine.tenants())
+
+
+def test_a_tenant_is_changed_by_its_own_user_or_the_node_s() -> None:
+    node = two()
+    refused = Reject(Reason.NOT_YOURS, "the tenant 'job' is another user's")
+    assert node.tell(paused("job", uid=OTHER)) == [Refuse(4, 9, refused)]
+    assert node.tell(PriorityChanged(9, OTHER, False, "job", 0)) == [Refuse(5, 9, refused)]
+    assert node.tell(paused(uid=OTHER)) == [Confirm(6, 9, (), GateRules())]
+    assert node.tell(paused("job", uid=OTHER, owner=True)) == [Confirm(7, 9, ("job",), GateRules())]
+    (rules,) = node.tell(RulesChanged(9, False, GateChange(GatePolicy.OPEN)))
+    assert isinstance(rules, Refuse)
+    assert rules.reject.reason is Reason.NOT_YOURS
+
+
+def test_another_priority_is_on_the_roster_and_on_its_page() -> None:
+    node = two()
+    node.tell(PriorityChanged(9, OWN, False, "job", 0))
+    changed = TenantSpec(Kind.OFFLINE, 0, "job", share_ppm=100_000)
+    assert node.told == [
+        roster(4, WEB_SEAT, GateSeat(1, 1, 0, online=False, least_ppm=100_000)),
+        Grant(4, NO_PEER, "job", terms(1, 1, changed, 0), 1),
+        Confirm(4, 9, ("job",), GateRules()),
+    ]
+    node.tell(PriorityChanged(9, OWN, False, "job", 0))
+    assert node.told == [Confirm(5, 9, ("job",), GateRules())]
+
+
+def test_rules_change_for_all_devices_and_only_what_was_said() -> None:
+    node = Node(NodeSettings(4, 100, gpus=TWO_GPUS))
+    node.tell(RulesChanged(9, True, GateChange(GatePolicy.STRICT, delay_ppm=10_000)))
+    changed: dict[str, Any] = {"policy": GatePolicy.STRICT, "delay_ppm": 10_000}
+    rules = GateRules(**changed)
+    assert node.told == [roster(2, **changed), roster(2, gpu=1, **changed), Confirm(2, 9, (), rules)]
+    node.tell(RulesChanged(9, True, GateChange(bound_ns=rules.bound_ns)))
+    assert node.told == [Confirm(3, 9, (), rules)]
+
+
+def test_pauses_priorities_and_rules_outlive_the_process() -> None:
+    node = two()
+    node.tell(paused("job"))
+    node.tell(PriorityChanged(9, OWN, False, "job", 2))
+    node.tell(RulesChanged(9, True, GateChange(GatePolicy.OPEN)))
+    node.restart(50)
+    held = GateSeat(1, 1, 2, online=False, paused=True, least_ppm=100_000)
+    assert node.told[0] == roster(7, WEB_SEAT, held, policy=GatePolicy.OPEN)
+    node.restart(60, gate=GateRules(GatePolicy.STRICT))
+    assert node.told[0] == roster(8, WEB_SEAT, held, policy=GatePolicy.STRICT)
+
+
+def test_a_device_has_so_many_seats_and_no_more() -> None:
+    node = Node(NodeSettings(200, 100, admit="overcommit", gpus=TWO_GPUS))
+    for peer in range(2 * SEATS_LIMIT):
+        node.join(peer)
+    assert [room.tenants for room in node.machine._rooms.rooms] == [SEATS_LIMIT, SEATS_LIMIT]
+    (refused,) = node.join(999)
+    assert isinstance(refused, Refuse)
+    assert refused.reject.reason is Reason.NO_SEAT
+    assert "96" in refused.reject.detail
+    node.tell(TenantLeft(0, "exit 0"))
+    assert isinstance(node.join(1000, WORK)[-1], Grant)
