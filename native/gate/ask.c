@@ -52,7 +52,7 @@ static void look_up(struct ct_gate *gate, uint64_t now_ns, struct sight *sight)
         sight->quiet_ns = later(sight->quiet_ns, is_expected ? later(quiet_ns, busy_ns) : busy_ns);
         if (is_expected && next_ns < sight->end_ns) {
             sight->end_ns = next_ns;
-            sight->late_ns = believed(LOAD(page->late_ns), now_ns);
+            sight->late_ns = believed(LOAD(page->latest_ns), now_ns);
             sight->opens_ns = plus(next_ns, last_ns);
         }
     }

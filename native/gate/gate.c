@@ -86,6 +86,8 @@ static void move_in(struct ct_gate *gate)
     STORE(page->busy_ns, 0);
     STORE(page->next_ns, 0);
     STORE(page->quiet_ns, 0);
+    STORE(page->latest_ns, 0);
+    STORE(page->waits_ns, 0);
     STORE(page->at_ns, 0);
     SHOW(page->generation, gate->generation);
 }
@@ -157,7 +159,7 @@ void ct_gate_announce(struct ct_gate *gate, const struct ct_gate_wish *wish, uin
     STORE(mine->recent_ns[(sequence + 1) % CT_GATE_RECENT], now_ns);
     SHOW(mine->busy_ns, after(later(busy_ns, now_ns), wish->expect_ns, now_ns));
     SHOW(mine->next_ns, next_ns);
-    SHOW(mine->late_ns, after(now_ns, wish->high_ns, now_ns));
+    SHOW(mine->latest_ns, after(now_ns, wish->high_ns, now_ns));
     SHOW(mine->waits_ns, 0);
     SHOW(mine->quiet_ns, after(next_ns, patience(gate, wish->low_ns, wish->high_ns), now_ns));
     SHOW(mine->at_ns, now_ns);
@@ -184,7 +186,7 @@ void ct_gate_rest(struct ct_gate *gate, uint64_t low_ns, uint64_t high_ns, int i
     if (is_drained)
         SHOW(mine->busy_ns, busy_ns);
     SHOW(mine->next_ns, after(busy_ns, low_ns, now_ns));
-    SHOW(mine->late_ns, after(busy_ns, high_ns, now_ns));
+    SHOW(mine->latest_ns, after(busy_ns, high_ns, now_ns));
     SHOW(mine->waits_ns, is_drained ? 0 : now_ns);
     SHOW(mine->quiet_ns, after(plus(busy_ns, low_ns), patience(gate, low_ns, high_ns), now_ns));
 }
