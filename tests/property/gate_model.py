@@ -12,9 +12,10 @@ NEVER: Final = 2**64 - 1
 TOP, FREE, GAP, LEAST, RISK, STUCK = range(6)
 BUSY, TIGHT, DUE, BOUND, OTHER, PAUSED, CHANGED, DEBT = range(8, 16)
 LEAD, DEPTH, LOOK = 60 * US, 100 * US, 50 * US
-RISK_AFTER, BURST, HARD_DEBT, STUCK_AFTER = 10 * MS, 30 * MS, 120 * MS, 100 * MS
+OLD, SPARE, BURST, HARD_DEBT, STUCK_AFTER = 10 * MS, 20 * MS, 30 * MS, 120 * MS, 100 * MS
 DEBT_MOST = FAR = 60_000 * MS
-CLOSED, AGAIN, PAUSE_LOOK, PATIENCE_LEAST = 2000 * MS, 2 * US, 5 * MS, 20 * US
+CLOSED, AGAIN, PAUSE_LOOK, PATIENCE_LEAST = 2000 * MS, 2 * US, 5 * MS, 250 * US
+PATIENCE_SPREADS, WAITED_FOR, CHEAP = 4, 50 * US, 4
 RECENT, PPM = 32, 10**6
 
 Wish = tuple[int, int, int, int, int]
@@ -22,7 +23,10 @@ Wish = tuple[int, int, int, int, int]
 Page = dict[str, int]
 Answer = tuple[int, int, int]
 
-WORDS: Final = ("sequence", "at_ns", "quiet_ns", "next_ns", "busy_ns", "generation", "wanted_ns", "asked_ns")
+WORDS: Final = (
+    *("sequence", "at_ns", "quiet_ns", "next_ns", "busy_ns", "generation", "latest_ns", "waits_ns"),
+    *("wanted_ns", "asked_ns"),
+)
 COUNTS: Final = (
     *("launches", "device_ns", "filled_ns", "waits", "waited_ns", "overruns", "overrun_ns", "admitted", "submitted"),
     *("late", "late_ns", "stale", "foreseen", "early", "miss_ns", "confirmed", "stuck"),
@@ -31,6 +35,16 @@ COUNTS: Final = (
 
 def earned_in(amount: int, ppm: int) -> int:
     return min(amount * PPM // min(ppm, PPM), DEBT_MOST) if ppm else CLOSED
+
+
+def loss_at(holder: Page, until: int, now: int) -> int:
+    """Its launch is as likely at any instant from the earliest to the latest; then, in as long as it was waited for."""
+    begin = max(holder["next_ns"], now)
+    over = max(until - begin, 0)
+    width = max(holder["latest_ns"] - begin, now - holder["next_ns"], 0)
+    if over >= width:
+        return over - width // 2
+    return over * over // (2 * width) if over < 2**32 - 1 else over // 2
 
 
 class Device:
@@ -57,8 +71,8 @@ class Tenant:
         self.above: list[GateSeat] = []
         self.seen: dict[GateSeat, int] = {}
         self.unconfirmed = self.unconfirmed_ns = 0
-        self.charged_from = self.charged_until = self.owed = self.least_until = 0
-        self.is_back = False
+        self.charged_from = self.charged_until = self.owed = self.least_until = self.spent = 0
+        self.is_back = self.has_switched = False
         self.must_ask()
 
     # ---- the roster
@@ -93,7 +107,7 @@ class Tenant:
 
     def patience(self, low: int, high: int) -> int:
         most = self.rules.patience_ns
-        return max(min(max(high - low, 0), most) if high else most, PATIENCE_LEAST)
+        return max(min(PATIENCE_SPREADS * max(high - low, 0), most) if high else most, PATIENCE_LEAST)
 
     def announce(self, wish: Wish, now: int) -> None:
         expect, _, low, high, _ = wish
@@ -106,6 +120,7 @@ class Tenant:
         page["device_ns"] += expect
         page["busy_ns"] = min(max(page["busy_ns"], now) + expect, far)
         page["next_ns"] = min(now + low, far)
+        page["latest_ns"], page["waits_ns"] = min(now + high, far), 0
         page["quiet_ns"] = min(page["next_ns"] + self.patience(low, high), far)
         page["at_ns"] = now
         page["sequence"] += 1
@@ -117,6 +132,7 @@ class Tenant:
         if is_drained:
             page["busy_ns"] = busy
         page["next_ns"] = min(busy + low, far)
+        page["latest_ns"], page["waits_ns"] = min(busy + high, far), 0 if is_drained else now
         page["quiet_ns"] = min(busy + low + self.patience(low, high), far)
 
     # ---- the debt
@@ -128,6 +144,28 @@ class Tenant:
         self.device.debt_ns = now + min(self.debt(now) + earned_in(lost, self.rules.delay_ppm), DEBT_MOST)
         self.page["overruns"] += 1
         self.page["overrun_ns"] += lost
+
+    def spendable_at(self, loss: int, worth: int, since: int, now: int) -> int:
+        """When a loss can be spared on purpose, for work of this worth."""
+        if self.rules.policy is not GatePolicy.FILL or not self.rules.delay_ppm:
+            return NEVER
+        earned, debt = earned_in(loss, self.rules.delay_ppm), self.debt(now)
+        if loss <= worth // CHEAP:
+            return max(max(self.spent, now - SPARE, 0) + earned, now + max(debt - BURST, 0))
+        return max(max(self.spent, since) + earned, now + debt)
+
+    def spend(self, loss: int, now: int) -> None:
+        self.spent = max(self.spent, now - SPARE, 0) + earned_in(loss, self.rules.delay_ppm)
+
+    def loss_of(self, wish: Wish, holder: Page, submitted: int, now: int) -> int:
+        """What those above lose in the mean by this kernel in a gap before this one's next launch."""
+        expect, sure = wish[0], max(wish[0], wish[1])
+        cost = 0 if self.has_switched else self.rules.switch_ns
+        begin = now + submitted + 2 * cost
+        if not cost and begin + sure <= holder["next_ns"]:
+            return 0
+        mean, most = (loss_at(holder, begin + length, now) for length in (expect, sure))
+        return mean - mean // 4 + most // 4 + cost + 1
 
     def first_back(self) -> int:
         """When the first of those above launched since we were admitted."""
@@ -144,7 +182,7 @@ class Tenant:
         if back != NEVER:
             if back < self.charged_until and not self.is_back:
                 self.charge(self.charged_until - back, now)
-            self.is_back = True
+            self.is_back, self.has_switched = True, False
             for seat in self.above:
                 page = self.page_of(seat)
                 self.seen[seat] = page["sequence"] if page else self.seen[seat]
@@ -166,7 +204,7 @@ class Tenant:
         mine = self.seat.priority if self.seat else 10
         for seat in [*self.above, *self.beside]:
             page = self.page_of(seat)
-            is_equal_to_old = seat.priority == mine and now - since >= RISK_AFTER
+            is_equal_to_old = seat.priority == mine and now - since >= OLD
             if not page or seat.priority > mine or is_equal_to_old or not self.is_asking(page, now):
                 continue
             its = page["wanted_ns"] - 1
@@ -177,15 +215,20 @@ class Tenant:
     def weight(self, expect: int) -> int:
         return expect or self.rules.bound_ns
 
-    def admit(self, reason: int, wish: Wish, submitted: int, now: int) -> Answer:
+    def admit(self, reason: int, wish: Wish, loss: int, now: int) -> Answer:
         expect = wish[0]
+        if reason == RISK:
+            self.spend(self.weight(expect) + 1, now)
+            self.charge(self.weight(expect) + 1, now)
+        if reason == GAP:
+            if loss:
+                self.spend(loss, now)
+            if self.rules.switch_ns and not self.has_switched:
+                self.charge(self.rules.switch_ns, now)
+        self.has_switched = True
         self.seen = {seat: self.device.pages[seat.slot]["sequence"] for seat in self.above}
         self.announce(wish, now)
         self.page["wanted_ns"] = 0
-        if reason == RISK:
-            self.charge(self.weight(expect) + 1, now)
-        if reason == GAP and not submitted and self.rules.switch_ns:
-            self.charge(self.rules.switch_ns, now)
         if reason == GAP:
             self.page["filled_ns"] += expect
         if reason == LEAST and self.seat:
@@ -207,38 +250,53 @@ class Tenant:
             return BOUND, now + submitted - lead
         return FREE, now
 
-    def decide(self, wish: Wish, since: int, now: int) -> tuple[int, int]:
-        """The reason, and until when to wait if it is one to wait."""
-        expect, sure, _, _, may_fill = wish
-        sure = max(sure, expect)
-        submitted, debt = self.submitted_ns(now), self.debt(now)
+    def busy_until(self, page: Page, now: int) -> int:
+        """Work that a host still waits for is not over, whatever was expected."""
+        is_held_up = page["waits_ns"] and 0 <= now - page["busy_ns"] < self.rules.patience_ns
+        return now + WAITED_FOR if is_held_up else page["busy_ns"]
+
+    def decide(self, wish: Wish, since: int, now: int) -> tuple[int, int, int]:
+        """The reason, until when to wait if it is one to wait, and what a gap costs in the mean."""
+        expect, submitted = wish[0], self.submitted_ns(now)
         pages = [page for page in map(self.page_of, self.above) if page and page["sequence"]]
         expected = [page for page in pages if now < page["quiet_ns"] and not self.is_asking(page, now)]
-        busy = max([now, *(page["busy_ns"] for page in pages)])
+        busy = max([now, *(self.busy_until(page, now) for page in pages)])
         quiet = max([busy, *(page["quiet_ns"] for page in expected)])
-        room = min([max(page["next_ns"] - now, 0) for page in expected], default=NEVER)
-        cost = 0 if submitted else self.rules.switch_ns
-        most = BURST if cost else HARD_DEBT
+        loss = 0
         if not expected and busy == now:
-            return self.decide_free(expect, submitted, now)
+            return *self.decide_free(expect, submitted, now), 0
         if busy > now:
             reason, until = BUSY, busy
-        elif self.rules.policy is not GatePolicy.FILL or not room or not may_fill:
+        elif self.rules.policy is not GatePolicy.FILL:
             reason, until = DUE, quiet
-        elif debt > most:
-            return DEBT, now + debt - most
-        elif submitted + 2 * cost + sure > room:
-            reason, until = TIGHT, quiet
-        elif submitted > LEAD // 2 and submitted + expect > DEPTH:
-            return BOUND, now + submitted - LEAD // 2
-        elif self.better_waits(sure, room - submitted - 2 * cost, since, now):
-            return OTHER, now + AGAIN
         else:
-            return GAP, now
-        is_fill = self.rules.policy is GatePolicy.FILL and self.rules.delay_ppm
-        if is_fill and not submitted and not debt and now - since >= RISK_AFTER:
-            return RISK, now
-        return reason, until
+            reason, until, loss = self.decide_gap(wish, min(expected, key=lambda page: page["next_ns"]), quiet, since, now)
+        if reason < BUSY or reason > DUE or submitted:
+            return reason, until, loss
+        risk = self.spendable_at(self.weight(expect) + 1, 0, since, now)
+        if not expect:
+            risk = max(risk, since + OLD)
+        return (RISK, now, 0) if risk <= now else (reason, min(until, risk), 0)
+
+    def decide_gap(self, wish: Wish, holder: Page, quiet: int, since: int, now: int) -> tuple[int, int, int]:
+        """Somebody above is expected back, this one first."""
+        expect, sure, _, _, may_fill = wish
+        submitted, debt = self.submitted_ns(now), self.debt(now)
+        cost = 0 if self.has_switched else self.rules.switch_ns
+        if not may_fill:
+            return DUE, quiet, 0
+        if debt > HARD_DEBT:
+            return DEBT, now + debt - HARD_DEBT, 0
+        loss = self.loss_of(wish, holder, submitted, now)
+        at = self.spendable_at(loss, expect, since, now) if loss else now
+        if at > now:
+            opens = holder["next_ns"] + max(holder["busy_ns"] - holder["at_ns"], 0)
+            return (TIGHT, min(at, opens), 0) if now < holder["next_ns"] else (DUE, min(at, quiet), 0)
+        if submitted > LEAD // 2 and submitted + expect > DEPTH:
+            return BOUND, now + submitted - LEAD // 2, 0
+        if self.better_waits(max(sure, expect), max(holder["next_ns"] - now - submitted - 2 * cost, 0), since, now):
+            return OTHER, now + AGAIN, 0
+        return GAP, now, loss
 
     def ask(self, wish: Wish, since: int, now: int) -> Answer:
         expect, sure, _, _, may_fill = wish
@@ -254,17 +312,16 @@ class Tenant:
         self.settle(now)
         if self.is_paused:
             return 0, PAUSED, now + PAUSE_LOOK
-        submitted = self.submitted_ns(now)
         if is_full:
             if (now - since) // 8 < STUCK_AFTER // 8 + self.unconfirmed_ns:
                 return 0, BOUND, max(self.page["busy_ns"], now + AGAIN)
             self.page["stuck"] += 1
-            return self.admit(STUCK, wish, submitted, now)
-        reason, until = self.decide(wish, since, now)
+            return self.admit(STUCK, wish, 0, now)
+        reason, until, loss = self.decide(wish, since, now)
         is_due = self.seat and self.seat.least_ppm and self.least_until - now <= BURST
         if reason >= BUSY and is_due and self.page["busy_ns"] <= now:
             reason = LEAST
-        return self.admit(reason, wish, submitted, now) if reason < BUSY else (0, reason, until)
+        return self.admit(reason, wish, loss, now) if reason < BUSY else (0, reason, until)
 
     # ---- after the answer
 

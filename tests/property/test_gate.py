@@ -216,7 +216,10 @@ class GateMachine(RuleBasedStateMachine):
             assert wish[4]
             assert all(page["busy_ns"] <= now for page in active)
             expected = [page for page in active if page["quiet_ns"] > now]
-            assert all(now + outstanding + sure <= page["next_ns"] for page in expected)
+            if any(now + outstanding + sure > page["next_ns"] for page in expected):  # it may cost something
+                assert rules.delay_ppm
+                assert debt_ns <= model.BURST
+            assert debt_ns <= model.HARD_DEBT
             assert outstanding + expect <= max(model.DEPTH, model.LEAD // 2 + expect)
             self.check_best(slot, priority, sure, min(page["next_ns"] for page in expected) - now - outstanding)
         if reason == model.FREE:
@@ -233,7 +236,7 @@ class GateMachine(RuleBasedStateMachine):
         """Nobody who waits, and would fit, came before: by priority, then the longest, then the slot."""
         rules, pair = self.file.rules, self.file.pairs[slot]
         room -= 2 * rules.switch_ns
-        is_old = pair.since_ns is not None and self.now - pair.since_ns >= model.RISK_AFTER
+        is_old = pair.since_ns is not None and self.now - pair.since_ns >= model.OLD
         for seat in rules.seats:
             other = self.file.pairs.get(seat.slot)
             if seat.slot == slot or other is None or other.wish is None:

@@ -186,7 +186,7 @@ def test_a_short_kernel_is_not_kept_out_for_good_by_the_longer_ones_of_an_equal(
     now += 10 * US
     wish = (20 * US, 20 * US, 0, 0, 1)
     assert short.ask(wish, now, now)[1] == model.OTHER
-    assert short.ask(wish, now - model.RISK_AFTER, now)[1] == model.GAP
+    assert short.ask(wish, now - model.OLD, now)[1] == model.GAP
 
 
 def test_unknown_kernels_pass_two_at_a_time() -> None:
