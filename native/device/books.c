@@ -83,6 +83,40 @@ void ct_books_client_cap(struct ct_device *d, struct ct_client *client)
     above_client(d, client, 0, change_cap(d, &client->usage, client->sm_cap), 0);
 }
 
+static struct ct_device_record *next_record(struct ct_device *d)
+{
+    uint64_t slots = d->limits.records;
+    if (d->record_count == slots) {
+        d->record_first = d->record_first + 1 == slots ? 0 : d->record_first + 1;
+        d->record_count--;
+        d->counters.dropped_records++;
+    }
+    uint64_t slot = d->record_first + d->record_count;
+    struct ct_device_record *record = ct_at(d, d->records_offset);
+    d->record_count++;
+    d->records_ever++;
+    return record + (slot >= slots ? slot - slots : slot);
+}
+
+static uint32_t client_handle(const struct ct_device *d, uint32_t client)
+{
+    return (uint32_t)ct_clients(d)[client].generation << 16 | client;
+}
+
+/* A client whose blocks freeze or go on: what is between the two is no time on the device. */
+static void record_turn(struct ct_device *d, uint32_t client, int what)
+{
+    if (!(d->record_kinds & CT_RECORD_TURNS) || !ct_clients(d)[client].usage.blocks)
+        return;
+    *next_record(d) = (struct ct_device_record){.client = client_handle(d, client),
+                                                .kind = CT_OP_KINDS,
+                                                .what = (uint8_t)what,
+                                                .submit_ns = d->now_ns,
+                                                .ready_ns = d->now_ns,
+                                                .start_ns = d->now_ns,
+                                                .end_ns = d->now_ns};
+}
+
 /* Blocks that are switched out keep their slots but do not count as use. */
 void ct_books_group_on(struct ct_device *d, uint32_t group, uint32_t on)
 {
@@ -94,6 +128,7 @@ void ct_books_group_on(struct ct_device *d, uint32_t group, uint32_t on)
         uint64_t sign = on ? 1 : UINT64_MAX;
         settle(&client->usage, &client->counters, d->now_ns);
         client->usage.on = (uint16_t)on;
+        record_turn(d, ct_lowest(mask), on ? CT_RECORD_ON : CT_RECORD_OFF);
         change(&d->usage, sign * client->usage.blocks, sign * within_cap(&client->usage, client->usage.sms),
                sign * client->usage.threads);
         for (uint32_t c = client->first_context; c != CT_NONE; c = ct_contexts(d)[c].next) {
@@ -175,19 +210,10 @@ void ct_books_record(struct ct_device *d, uint32_t op, int what)
         return;
     const struct ct_stream *stream = &ct_streams(d)[o->stream];
     const struct ct_context *context = &ct_contexts(d)[stream->context];
-    uint64_t slots = d->limits.records;
-    if (d->record_count == slots) {
-        d->record_first = d->record_first + 1 == slots ? 0 : d->record_first + 1;
-        d->record_count--;
-        d->counters.dropped_records++;
-    }
-    uint64_t slot = d->record_first + d->record_count;
-    struct ct_device_record *record = ct_at(d, d->records_offset);
-    record += slot >= slots ? slot - slots : slot;
-    d->record_count++;
+    struct ct_device_record *record = next_record(d);
     record->op = ct_op_id(d, op);
     record->tag = o->tag;
-    record->client = (uint32_t)ct_clients(d)[context->client].generation << 16 | context->client;
+    record->client = client_handle(d, context->client);
     record->context = (uint32_t)context->generation << 16 | stream->context;
     record->stream = stream->handle;
     record->kind = o->kind;
@@ -202,7 +228,7 @@ void ct_books_record(struct ct_device *d, uint32_t op, int what)
 
 void ct_device_record_kinds(struct ct_device *d, uint32_t kinds)
 {
-    d->record_kinds = kinds & ((1u << CT_OP_KINDS) - 1);
+    d->record_kinds = kinds & (2u * CT_RECORD_TURNS - 1);
 }
 
 size_t ct_device_drain(struct ct_device *d, struct ct_device_record *records, size_t capacity)
@@ -215,6 +241,17 @@ size_t ct_device_drain(struct ct_device *d, struct ct_device_record *records, si
         d->record_count--;
     }
     return taken;
+}
+
+size_t ct_device_records(const struct ct_device *d, uint64_t from, const struct ct_device_record **records,
+                         uint64_t *number)
+{
+    uint64_t oldest = d->records_ever - d->record_count;
+    *number = ct_min(ct_max(from, oldest), d->records_ever);
+    uint64_t slot = d->record_first + (*number - oldest), slots = d->limits.records;
+    slot = slot >= slots ? slot - slots : slot;
+    *records = (const struct ct_device_record *)ct_at(d, d->records_offset) + slot;
+    return (size_t)ct_min(d->records_ever - *number, slots - slot);
 }
 
 void ct_device_count(struct ct_device *d, struct ct_device_counters *counters)

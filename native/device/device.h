@@ -229,6 +229,8 @@ uint64_t ct_device_epoch(const struct ct_device *device);
 enum ct_record_what {
     CT_RECORD_DONE = 0,
     CT_RECORD_READY = 1, /* a host function's turn has come: end_ns is 0 */
+    CT_RECORD_OFF = 2,   /* running blocks of the client were switched out at start_ns; op and stream are 0 */
+    CT_RECORD_ON = 3,    /* and in again */
 };
 
 struct ct_device_record {
@@ -243,13 +245,19 @@ struct ct_device_record {
     uint64_t delayed_ns; /* by other clients, see below */
 };
 
-/* Which kinds leave records: a bit per enum ct_op_kind. At set-up: all but waits and markers. */
+/* Which kinds leave records: a bit per enum ct_op_kind, and CT_RECORD_TURNS. At set-up: all but waits, markers, turns. */
+enum { CT_RECORD_TURNS = 1 << CT_OP_KINDS };
 void ct_device_record_kinds(struct ct_device *device, uint32_t kinds);
 
 /* Takes up to `capacity` of the oldest records, in the order of completion. When the ring is full the oldest is
  * overwritten and counted (dropped_records). An owner that drains after every call loses none if limits.records is
  * at least twice limits.ops. Ops of killed clients leave none. */
 size_t ct_device_drain(struct ct_device *device, struct ct_device_record *records, size_t capacity);
+
+/* The records that are still there, for who does not drain: records are numbered from 0; from that number on (or the
+ * oldest there is), as many as lie in one piece. `number` is that of the first of them, or of the next one to come. */
+size_t ct_device_records(const struct ct_device *device, uint64_t from, const struct ct_device_record **records,
+                         uint64_t *number);
 
 /* What is counted as delay. At every instant each kernel that is ready and unfinished has a service: its running
  * blocks times their rate, 0 while its group is switched out. Its service alone is what it would have at this very

@@ -167,7 +167,7 @@ struct ct_device {
     uint32_t record_kinds;
     uint32_t is_ahead; /* this is the copy in which projections run */
     uint64_t ahead_epoch;
-    uint64_t record_first, record_count;
+    uint64_t record_first, record_count, records_ever;
 };
 
 static inline void *ct_at(const struct ct_device *d, size_t offset)

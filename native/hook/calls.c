@@ -75,9 +75,9 @@ static void harvest(void)
         ct_timing_harvest(session);
 }
 
-static void rested(CUresult result)
+static void rested(uint64_t began_ticks, CUresult result)
 {
-    ct_rest_end(CT_AWAITED_SOME, NULL, 0, result);
+    ct_rest_end(began_ticks, CT_AWAITED_SOME, NULL, 0, result);
     harvest();
 }
 
@@ -86,7 +86,7 @@ static void count_unnamed(CUresult result)
     struct ct_session *session = ct_session();
     if (session && result == CUDA_SUCCESS) {
         atomic_fetch_add_explicit(&session->record.header->untimed, 1, memory_order_relaxed);
-        ct_book(session, NULL, 0);
+        ct_book(session, NULL, 0, 0);
     }
 }
 
@@ -144,7 +144,8 @@ static void release_functions(CUresult result, CUdevice device)
 #define BODY_INSTANTIATE(symbol, ...)
 #define BODY_UNNAMED(symbol, ...) AROUND(symbol, NOTHING, count_unnamed(result), __VA_ARGS__)
 #define BODY_CAPTURE(symbol, ...) AROUND(symbol, begin_capture(), capture_begun(result), __VA_ARGS__)
-#define BODY_SYNC(symbol, ...) AROUND(symbol, ct_rest_begin(), rested(result), __VA_ARGS__)
+#define BODY_SYNC(symbol, ...)                                                                                         \
+    AROUND(symbol, const uint64_t began_ticks = ct_rest_begin(), rested(began_ticks, result), __VA_ARGS__)
 #define BODY_QUERY(symbol, ...) AROUND(symbol, NOTHING, harvest(), __VA_ARGS__)
 #define BODY_ENDS(symbol, ...) AROUND(symbol, end_contexts(), forget_functions(result), __VA_ARGS__)
 #define BODY_RELEASES(symbol, ...) AROUND(symbol, end_contexts(), release_functions(result, a), __VA_ARGS__)
@@ -163,40 +164,39 @@ static void release_functions(CUresult result, CUdevice device)
 static uint64_t calls_before(void)
 {
     struct ct_session *session = ct_session();
-    ct_rest_begin();
     return session ? atomic_load_explicit(&session->record.header->calls, memory_order_relaxed) : 0;
 }
 
-static CUresult waited_for_all(uint64_t calls, CUresult result)
+static CUresult waited_for_all(uint64_t calls, uint64_t began_ticks, CUresult result)
 {
     struct ct_session *session = ct_session();
     if (session && result == CUDA_SUCCESS)
         atomic_store_explicit(&session->calls_when_idle, calls, memory_order_relaxed);
-    ct_rest_end(CT_AWAITED_ALL, NULL, 0, result);
+    ct_rest_end(began_ticks, CT_AWAITED_ALL, NULL, 0, result);
     harvest();
     return result;
 }
 
 CUresult cuCtxSynchronize(void)
 {
-    uint64_t calls = calls_before();
-    return waited_for_all(calls, CT_NEXT(cuCtxSynchronize)());
+    uint64_t calls = calls_before(), began_ticks = ct_rest_begin();
+    return waited_for_all(calls, began_ticks, CT_NEXT(cuCtxSynchronize)());
 }
 
 CUresult cuCtxSynchronize_v2(CUcontext context)
 {
-    ct_rest_begin();
+    uint64_t began_ticks = ct_rest_begin();
     CUresult result = CT_NEXT(cuCtxSynchronize_v2)(context);
-    rested(result); /* perhaps not the context that the work is in */
+    rested(began_ticks, result); /* perhaps not the context that the work is in */
     return result;
 }
 
 #define WAIT_FOR_STREAM(symbol, is_twin)                                                                               \
     CUresult symbol(CUstream stream)                                                                                   \
     {                                                                                                                  \
-        ct_rest_begin();                                                                                               \
+        const uint64_t began_ticks = ct_rest_begin();                                                                  \
         CUresult result = CT_NEXT(symbol)(stream);                                                                     \
-        ct_rest_end(CT_AWAITED_STREAM, stream, is_twin, result);                                                       \
+        ct_rest_end(began_ticks, CT_AWAITED_STREAM, stream, is_twin, result);                                          \
         harvest();                                                                                                     \
         return result;                                                                                                 \
     }

@@ -26,7 +26,7 @@ static void begin(struct ct_piece *piece, enum engine engine, size_t bytes, CUst
     if (piece->session && !piece->identity)
         ct_function_note(piece->session, handle_of(engine), CT_ENGINES, NAMES[engine]);
     if (stream == NO_STREAM && engine != MEMSET)
-        ct_rest_begin();
+        piece->rest_ticks = ct_rest_begin();
 }
 
 static CUresult end(struct ct_piece *piece, enum engine engine, const struct ct_shape *shape, CUresult result)
@@ -35,7 +35,8 @@ static CUresult end(struct ct_piece *piece, enum engine engine, const struct ct_
     if (!piece->session || piece->stream != NO_STREAM)
         return result;
     if (engine != MEMSET) /* only what is copied to the host is sure to be over, and what came before it */
-        ct_rest_end(engine == DTOH ? CT_AWAITED_STREAM : CT_AWAITED_SOME, NULL, piece->is_twin, result);
+        ct_rest_end(piece->rest_ticks, engine == DTOH ? CT_AWAITED_STREAM : CT_AWAITED_SOME, NULL, piece->is_twin,
+                    result);
     ct_timing_harvest(piece->session);
     return result;
 }

@@ -21,8 +21,24 @@ static uint64_t now_of(struct ct_session *session)
 
 /* ---- what has ended ----------------------------------------------------------------------------------------------- */
 
-/* Under the lock, which it may release for a moment: has what is expected to be over really ended? Whatever does not end
- * for too long perhaps waits for what waits here, and keeps it no longer. */
+/* Nothing has ended for so long that it perhaps waits for what waits here. */
+static int is_stuck(const struct ct_marks *marks, uint64_t now_ns)
+{
+    return marks->outstanding && now_ns > marks->ended_ns && now_ns - marks->ended_ns >= CT_GATE_STUCK_NS;
+}
+
+/* Each launch need not find that out anew. */
+static struct ct_gate_answer ask(struct ct_session *session, const struct ct_piece *piece, uint64_t since_ns,
+                                 uint64_t now_ns)
+{
+    struct ct_gateway *gateway = session->gateway;
+    if (is_stuck(&gateway->marks, now_ns) && gateway->marks.ended_ns < since_ns)
+        since_ns = gateway->marks.ended_ns;
+    return ct_gate_ask(&gateway->gate, &piece->wish, since_ns, now_ns);
+}
+
+/* Under the lock, which it may release for a moment: has what is expected to be over really ended? What is stuck is not
+ * waited for any longer. */
 static void look_at_events(struct ct_session *session, int is_bound)
 {
     struct ct_gateway *gateway = session->gateway;
@@ -35,7 +51,7 @@ static void look_at_events(struct ct_session *session, int is_bound)
     ct_unlock(session);
     ct_marks_harvest(session);
     ct_lock(session);
-    if (is_over && marks->count && now_ns - marks->progress_ns < CT_GATE_STUCK_NS)
+    if (is_over && marks->count && !is_stuck(marks, now_ns))
         ct_gate_prolong(&gateway->gate, now_of(session) + LONGER_NS);
 }
 
@@ -73,6 +89,8 @@ struct waiting {
     struct ct_session *session;
     struct ct_piece *piece;
     uint64_t since_ns, spun_ns, looked_ns;
+    uint64_t traced_ns; /* until then it is in the trace */
+    uint32_t reason;    /* why it has waited since */
     int slack; /* the thread's own timer slack, to be given back; -1: it was not changed */
 };
 
@@ -102,6 +120,22 @@ static void wait_once(struct waiting *waiting, const struct ct_gate_answer *answ
     ct_gate_slept(gate, awake_ns > now_ns ? awake_ns - now_ns : 0);
 }
 
+/* A wait is in the trace piece by piece: as its reason changes, and now and then, for who looks while it lasts. */
+static void trace_wait(struct waiting *waiting, const struct ct_gate_answer *answer, uint64_t now_ns)
+{
+    struct ct_session *session = waiting->session;
+    const struct ct_piece *piece = waiting->piece;
+    const uint64_t passed_ns = now_ns - waiting->traced_ns;
+    if (!answer->pass && passed_ns < CT_TRACE_LONG_NS &&
+        (answer->reason == waiting->reason || passed_ns < CT_TRACE_SHORT_NS))
+        return;
+    ct_trace_wait(&session->trace, &session->record, waiting->traced_ns, now_ns,
+                  piece->is_booked ? piece->identity->number : UINT32_MAX,
+                  ct_stream_key(piece->stream, piece->is_twin), (uint8_t)waiting->reason);
+    waiting->traced_ns = now_ns;
+    waiting->reason = answer->reason;
+}
+
 /* Until it passes, with the lock held. */
 static void wait_long(struct waiting *waiting, struct ct_gate_answer *answer, uint32_t heard)
 {
@@ -122,7 +156,8 @@ static void wait_long(struct waiting *waiting, struct ct_gate_answer *answer, ui
         }
         look_at_events(session, answer->reason == CT_GATE_BOUND);
         heard = atomic_load_explicit(&gateway->gate.floor->bell, memory_order_acquire);
-        *answer = ct_gate_ask(&gateway->gate, &piece->wish, waiting->since_ns, now_of(session));
+        *answer = ask(session, piece, waiting->since_ns, now_of(session));
+        trace_wait(waiting, answer, gateway->instant.last_ns);
     } while (!answer->pass);
     uint64_t now_ns = gateway->instant.last_ns;
     if (waiting->spun_ns)
@@ -139,12 +174,17 @@ void ct_gate_wait(struct ct_session *session, struct ct_piece *piece, uint64_t s
     struct ct_gateway *gateway = session->gateway;
     look_at_events(session, 0);
     uint32_t heard = atomic_load_explicit(&gateway->gate.floor->bell, memory_order_acquire);
-    struct ct_gate_answer answer =
-        ct_gate_ask(&gateway->gate, &piece->wish, since_ns, gateway->instant.last_ns);
+    struct ct_gate_answer answer = ask(session, piece, since_ns, gateway->instant.last_ns);
     if (!answer.pass) {
-        struct waiting waiting = {.session = session, .piece = piece, .since_ns = since_ns, .slack = -1};
+        struct waiting waiting = {.session = session,
+                                  .piece = piece,
+                                  .since_ns = since_ns,
+                                  .traced_ns = since_ns,
+                                  .reason = answer.reason,
+                                  .slack = -1};
         wait_long(&waiting, &answer, heard);
     }
+    ct_piece_trace(piece, gateway->instant.last_ns, answer.reason);
     ct_unlock(session);
     piece->passed = answer.reason == CT_GATE_TOP ? CT_PASSED_ABOVE : CT_PASSED_BELOW;
 }
@@ -158,25 +198,42 @@ static int is_the_only_one(const struct ct_gateway *gateway, uint64_t now_ns)
            (!gateway->several_ns || now_ns - gateway->several_ns > SEVERAL_NS);
 }
 
-void ct_rest_begin(void)
+uint64_t ct_rest_begin(void)
 {
     struct ct_session *session = ct_session();
     struct ct_gateway *gateway = session ? session->gateway : NULL;
+    if (!session)
+        return 0;
+    const uint64_t ticks = ct_clock_ticks(&session->clock);
     if (!gateway)
-        return;
+        return ticks;
     ct_lock(session);
-    uint64_t now_ns = now_of(session);
+    uint64_t now_ns = ct_gateway_now(session, ticks);
     const struct ct_forecast *rested = &session->step->rested;
     if (is_the_only_one(gateway, now_ns))
         ct_gate_rest(&gateway->gate, rested->low_ns, rested->high_ns, 0, now_ns);
     ct_unlock(session);
+    return ticks;
 }
 
-void ct_rest_end(enum ct_awaited awaited, CUstream stream, int is_twin, CUresult result)
+/* A call that found its answer at once did not wait: it is nothing in the trace. */
+static void trace_rest(struct ct_session *session, uint64_t began_ticks)
+{
+    const uint64_t ticks = ct_clock_ticks(&session->clock);
+    if (ct_clock_between_ns(&session->clock, began_ticks, ticks) < CT_TRACE_SYNC_NS)
+        return;
+    ct_lock(session);
+    ct_trace_sync(&session->trace, &session->record, &session->clock, began_ticks, ticks);
+    ct_unlock(session);
+}
+
+void ct_rest_end(uint64_t began_ticks, enum ct_awaited awaited, CUstream stream, int is_twin, CUresult result)
 {
     struct ct_session *session = ct_session();
     struct ct_gateway *gateway = session ? session->gateway : NULL;
     int is_rung = 0;
+    if (session && session->trace.header)
+        trace_rest(session, began_ticks);
     if (!gateway)
         return;
     ct_lock(session);

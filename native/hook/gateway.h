@@ -40,8 +40,8 @@ void ct_gate_wait(struct ct_session *session, struct ct_piece *piece, uint64_t s
 
 /* Around a call in which the host waits for the device: for all of it, for one stream, or for nobody knows what. */
 enum ct_awaited { CT_AWAITED_ALL, CT_AWAITED_STREAM, CT_AWAITED_SOME };
-void ct_rest_begin(void);
-void ct_rest_end(enum ct_awaited awaited, CUstream stream, int is_twin, CUresult result);
+uint64_t ct_rest_begin(void); /* its ticks, for the end of it */
+void ct_rest_end(uint64_t began_ticks, enum ct_awaited awaited, CUstream stream, int is_twin, CUresult result);
 
 /* What the others of the device have launched so far. */
 struct ct_still {

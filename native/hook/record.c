@@ -47,7 +47,7 @@ static int allocate_once(const struct ct_record *record, off_t at, off_t bytes)
 }
 
 /* In the midst of a launch, under our lock: it changes no errno, and the thread is not cancelled here. */
-static int allocate(const struct ct_record *record, off_t at, off_t bytes)
+int ct_record_reserve(const struct ct_record *record, off_t at, off_t bytes)
 {
     int kept_errno = errno, cancelled;
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancelled);
@@ -92,7 +92,7 @@ int ct_record_open(struct ct_record *record, const char *directory, int is_measu
     if (!record->header || record->header == MAP_FAILED)
         return 0;
     /* A forked child must not count in our name; it makes a file of its own. */
-    if (madvise(record->header, CT_RECORD_BYTES, MADV_DONTFORK) < 0 || !allocate(record, 0, CT_RECORD_HEADER_BYTES)) {
+    if (madvise(record->header, CT_RECORD_BYTES, MADV_DONTFORK) < 0 || !ct_record_reserve(record, 0, CT_RECORD_HEADER_BYTES)) {
         munmap(record->header, CT_RECORD_BYTES);
         return 0;
     }
@@ -106,7 +106,7 @@ static int is_ready(const struct ct_record *record, uint32_t *ready, uint32_t nu
 {
     if (number >= limit)
         return 0;
-    if (number >= *ready && allocate(record, table + (off_t)*ready * entry, READY * entry))
+    if (number >= *ready && ct_record_reserve(record, table + (off_t)*ready * entry, READY * entry))
         *ready += READY;
     return number < *ready;
 }

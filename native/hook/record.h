@@ -1,6 +1,6 @@
 /* What one process tells of its GPU work: a shared file that outlives it, whatever its end. Read by format/record.py.
  *
- * A header page, then kernels, then intervals, each with room for a fixed number. A count in the header grows after its
+ * A header page, then kernels, then intervals, each with room for a fixed number, then the ring of trace.h. A count in the header grows after its
  * entry is whole; the numbers inside an entry are counted up without a lock between writer and reader, so a reader may
  * see one more in a bucket than in the count. All numbers are little-endian, as on every machine the driver runs on. */
 #ifndef COTENANT_HOOK_RECORD_H
@@ -21,6 +21,9 @@ enum {
     CT_RECORD_UNKNOWN_BYTES = 64,
     CT_RECORD_HISTORY = 3,       /* launches that an interval is keyed by */
     CT_RECORD_OCTAVE_BITS = 4,   /* 16 buckets per octave: a quantile is right within 1/32 */
+    CT_RECORD_TRACE_HEADER_BYTES = 4096,
+    CT_RECORD_TRACE_ENTRIES = 65536,
+    CT_RECORD_TRACE_ENTRY_BYTES = 32,
     CT_RECORD_BUCKETS = 32 + 31 * 16, /* below 32 exactly, then to 2^36 ns; what is longer counts there */
 };
 
@@ -71,7 +74,9 @@ _Static_assert(sizeof(struct ct_record_header) <= CT_RECORD_HEADER_BYTES, "the h
 enum {
     CT_RECORD_KERNELS_AT = CT_RECORD_HEADER_BYTES,
     CT_RECORD_INTERVALS_AT = CT_RECORD_KERNELS_AT + CT_RECORD_KERNELS * sizeof(struct ct_record_kernel),
-    CT_RECORD_BYTES = CT_RECORD_INTERVALS_AT + CT_RECORD_INTERVALS * sizeof(struct ct_record_interval),
+    CT_RECORD_TRACE_AT = CT_RECORD_INTERVALS_AT + CT_RECORD_INTERVALS * sizeof(struct ct_record_interval),
+    CT_RECORD_BYTES =
+        CT_RECORD_TRACE_AT + CT_RECORD_TRACE_HEADER_BYTES + CT_RECORD_TRACE_ENTRIES * CT_RECORD_TRACE_ENTRY_BYTES,
 };
 
 struct ct_record {
@@ -84,6 +89,9 @@ struct ct_record {
 
 /* Makes a file of our own in the directory; 0 if that cannot be. */
 int ct_record_open(struct ct_record *record, const char *directory, int is_measuring);
+
+/* Memory for a part of the file, for good; 0 if there is none. */
+int ct_record_reserve(const struct ct_record *record, off_t at, off_t bytes);
 
 /* The next free entry, its memory really there (a full disk would otherwise kill the program later); NULL if none is
  * left. It counts only once it is published. One thread at a time. */

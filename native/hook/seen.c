@@ -249,13 +249,16 @@ void ct_sample_next(struct ct_session *session)
     atomic_store_explicit(&session->time_next, 1, memory_order_relaxed);
 }
 
-void ct_book(struct ct_session *session, const struct ct_identity *identity, uint64_t ticks)
+void ct_book(struct ct_session *session, const struct ct_identity *identity, uint64_t ticks, uintptr_t stream)
 {
     if (CT_UNLIKELY(!identity || !identity->kernel || !try_lock(session))) {
         atomic_fetch_add_explicit(&session->record.header->unbooked, 1, memory_order_relaxed);
         return;
     }
     ct_advance(session, identity, ticks);
+    if (session->trace.header)
+        ct_trace_launch(&session->trace, &session->record, ct_trace_instant(&session->trace, &session->clock, ticks),
+                        identity->number, stream, session->known[identity->number].expect_ns, 0);
     ct_unlock(session);
 }
 

@@ -9,6 +9,7 @@
 #include "hook/known.h"
 #include "hook/record.h"
 #include "hook/route.h"
+#include "hook/trace.h"
 
 #include <stdatomic.h>
 #include <stdint.h>
@@ -59,6 +60,7 @@ struct ct_session {
     struct ct_gateway *gateway; /* NULL: there is no gate */
     struct ct_clock clock;
     struct ct_record record;
+    struct ct_trace trace;
     struct ct_beside beside;
     struct ct_timing *timing;
     int is_measuring;
@@ -98,7 +100,13 @@ static inline struct ct_session *ct_session(void)
 }
 
 /* Waits for the lock; whoever holds it is between a few memory writes, or making room for a new entry. */
-void ct_lock(struct ct_session *session);
+void ct_lock_late(struct ct_session *session);
+
+static inline void ct_lock(struct ct_session *session)
+{
+    if (CT_UNLIKELY(atomic_exchange_explicit(&session->lock, 1, memory_order_acquire)))
+        ct_lock_late(session);
+}
 
 static inline void ct_unlock(struct ct_session *session)
 {
@@ -140,7 +148,7 @@ struct ct_identity *ct_identity_make(struct ct_session *session, enum ct_work wo
                                      const struct ct_shape *shape);
 
 /* Counts a launch and the interval since the last one. */
-void ct_book(struct ct_session *session, const struct ct_identity *identity, uint64_t ticks);
+void ct_book(struct ct_session *session, const struct ct_identity *identity, uint64_t ticks, uintptr_t stream);
 /* Takes it back: the launch failed. */
 void ct_unbook(struct ct_session *session, const struct ct_identity *identity);
 

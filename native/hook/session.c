@@ -15,7 +15,7 @@ _Atomic(struct ct_page *) ct_page;
 
 enum { DEFAULT_SAMPLE = 64, SPINS_BEFORE_YIELD = 100 };
 
-void ct_lock(struct ct_session *session)
+void ct_lock_late(struct ct_session *session)
 {
     for (int tries = 0; atomic_exchange_explicit(&session->lock, 1, memory_order_acquire); tries++)
         if (tries >= SPINS_BEFORE_YIELD)
@@ -72,6 +72,7 @@ static struct ct_session *make_session(const char *directory)
         return NULL;
     }
     ct_clock_open(&session->clock);
+    ct_trace_open(&session->trace, &session->record, &session->clock);
     ct_known_read(&session->known_file, directory);
     session->gateway = ct_gateway_open(&session->beside, &session->clock, directory);
     atomic_store_explicit(&session->time_next, session->is_measuring, memory_order_relaxed);

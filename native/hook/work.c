@@ -94,6 +94,7 @@ void ct_piece_enter(struct ct_piece *piece)
         return;
     }
     ct_gate_announce(&gateway->gate, &piece->wish, now_ns);
+    ct_piece_trace(piece, now_ns, CT_GATE_TOP);
     ct_unlock(session);
     piece->passed = CT_PASSED_ABOVE;
 }
@@ -133,7 +134,7 @@ void ct_piece_settle(struct ct_piece *piece, enum ct_work work, uintptr_t handle
     if (is_work && !piece->pair && (session->is_measuring || !piece->is_booked))
         atomic_fetch_add_explicit(&header->untimed, 1, memory_order_relaxed);
     if (is_work && !piece->is_booked)
-        ct_book(session, piece->identity, piece->ticks);
+        ct_book(session, piece->identity, piece->ticks, ct_stream_key(piece->stream, piece->is_twin));
     else if (!is_work && piece->is_booked)
         ct_unbook(session, piece->identity);
     if (!is_work && result == CUDA_SUCCESS)

@@ -26,8 +26,18 @@ struct ct_piece {
     int must_time;   /* nobody knows yet how long it takes */
     int may_mark;    /* whether an event may follow it */
     enum ct_passed passed;
+    uint64_t rest_ticks; /* when it began to wait for its own end, if it does */
     struct ct_gate_wish wish;
 };
+
+/* Under the lock, of a launch that is counted: it goes to the driver now. */
+static inline void ct_piece_trace(struct ct_piece *piece, uint64_t now_ns, uint32_t reason)
+{
+    struct ct_session *session = piece->session;
+    if (piece->is_booked)
+        ct_trace_launch(&session->trace, &session->record, now_ns, piece->identity->number,
+                        ct_stream_key(piece->stream, piece->is_twin), piece->wish.expect_ns, (uint8_t)reason);
+}
 
 /* Through the gate, which there is: counts the launch, announces it, and waits for as long as it must. */
 void ct_piece_enter(struct ct_piece *piece);
@@ -69,7 +79,7 @@ static inline CUresult ct_piece_end(struct ct_piece *piece, enum ct_work work, u
                     atomic_load_explicit(&session->captures, memory_order_relaxed)))
         ct_piece_settle(piece, work, handle, shape, result);
     else if (!piece->is_booked)
-        ct_book(session, piece->identity, piece->ticks);
+        ct_book(session, piece->identity, piece->ticks, ct_stream_key(piece->stream, piece->is_twin));
     return result;
 }
 

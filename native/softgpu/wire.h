@@ -107,6 +107,9 @@ enum sg_request_kind {
     SG_SHARE_RESIZE = 35, /* a: share, b: bytes. For who made it */
     SG_EVENT_SHARE = 36,  /* a: event -> a: token */
     SG_EVENT_OPEN = 37,   /* a: event, b: token -> this client may use it; c: 1 if it is its own */
+    SG_TRACE = 44, /* a: from that record on -> a: bytes, b: number of the first record, c: of the next to come, and a
+                      descriptor from which the bytes can be read: struct ct_device_record each, in the order of their
+                      ends. The upper half of a tag is the client's pid, the lower one its slots before this one */
 };
 
 enum sg_share_kind { SG_SHARE_ALLOCATION = 1, SG_SHARE_PHYSICAL = 2, SG_SHARE_POOL = 3, SG_SHARE_HOST_POOL = 4 };

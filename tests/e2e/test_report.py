@@ -56,7 +56,7 @@ class Balance(HTMLParser):
 
 def test_a_page_is_whole_and_its_names_are_text() -> None:
     acts = [act("<script>", [MS, 2 * MS]), act("other", [MS] * 500)]
-    page = report_page(acts, service(10), training(), 29.5, "")
+    page = report_page(acts, service(10, 0), training(), 29.5, "")
     parser = Balance()
     parser.feed(page)
     assert parser.open == []

@@ -353,6 +353,8 @@ int sg_answer(struct sg_server *server, int index, const struct sg_request *requ
         return greet(server, index, request);
     case SG_REPORT:
         return tell_books(server, index);
+    case SG_TRACE:
+        return sg_trace_tell(server, index, request->a);
     case SG_OBSERVE:
         return greet_observer(server, index, request);
     case SG_SAMPLES:

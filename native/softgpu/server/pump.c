@@ -38,6 +38,12 @@ static int oldest(struct sg_server *server, const uint8_t *blocked, uint64_t *at
     return best;
 }
 
+/* Whose an op is and which of its slots it came from, for the records. */
+static uint64_t tag_of(const struct sg_client *client)
+{
+    return (uint64_t)(uint32_t)client->pid << 32 | (uint32_t)client->head;
+}
+
 /* By induction no more than SG_WINDOW ops of a client are unfinished: each waits for the one SG_WINDOW before it. */
 static uint64_t *place(struct sg_client *client)
 {
@@ -85,7 +91,7 @@ static int host(struct sg_server *server, struct sg_client *client, const struct
         return result;
     *place(client) = made.before;
     client->submitted++;
-    result = ct_device_host(server->device, now_ns, slot->stream, 0, &made.op);
+    result = ct_device_host(server->device, now_ns, slot->stream, tag_of(client), &made.op);
     if (result != CT_DEVICE_OK)
         return CT_DEVICE_INVALID; /* the marker is in: not to be tried again */
     *free_host = made;
@@ -109,13 +115,13 @@ static int submit(struct sg_server *server, int index, const struct sg_slot *slo
             break;
         if (sg_fault_at_launch(server, index, &kernel, now_ns))
             return CT_DEVICE_OK;
-        result = ct_device_launch(device, now_ns, slot->stream, &kernel, 0, &op);
+        result = ct_device_launch(device, now_ns, slot->stream, &kernel, tag_of(client), &op);
         sg_fault_launched(server, index, &kernel, op);
         break;
     }
     case SG_SLOT_COPY:
         if (slot->how >= CT_OP_COPY_HTOD && slot->how <= CT_OP_MEMSET)
-            result = ct_device_copy(device, now_ns, slot->stream, (int)slot->how, slot->value, 0, &op);
+            result = ct_device_copy(device, now_ns, slot->stream, (int)slot->how, slot->value, tag_of(client), &op);
         break;
     case SG_SLOT_RECORD:
         result = CT_DEVICE_STALE;

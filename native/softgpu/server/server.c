@@ -201,7 +201,7 @@ static int start(struct sg_server *server, const struct ct_device_config *config
         .streams = SG_STREAMS,
         .events = SG_EVENTS,
         .ops = SG_CLIENTS * SG_WINDOW,
-        .records = 1,
+        .records = SG_TRACE_RECORDS,
     };
     if (config->slice_ns < SG_MIN_SLICE_NS)
         return EINVAL;
@@ -216,7 +216,7 @@ static int start(struct sg_server *server, const struct ct_device_config *config
     wide.priority_least += config->priority_least - config->priority_greatest + 1;
     if (ct_device_init(memory, bytes, &wide, &limits, sg_now_ns(), &server->device) != CT_DEVICE_OK)
         return EINVAL;
-    ct_device_record_kinds(server->device, 0);
+    sg_trace_start(server);
     sg_sample_start(server);
     server->bulletin = sg_shared(&server->bulletin_fd, sizeof *server->bulletin, "softgpu-bulletin");
     server->epoll = epoll_create1(EPOLL_CLOEXEC);

@@ -19,6 +19,9 @@ enum { SG_FORESIGHT = 10000 };
 /* After so many slots of nonsense a client is dropped. */
 enum { SG_NONSENSE = 4096 };
 
+/* What ran lately: as many ops are remembered. */
+enum { SG_TRACE_RECORDS = 65536 };
+
 /* Shorter time slices are refused: each costs the server two steps, as long as two clients have work. */
 enum { SG_MIN_SLICE_NS = 10000 };
 
@@ -173,6 +176,10 @@ void sg_sample_join(struct sg_server *server, struct sg_client *client);
 /* The sample so many before the latest, or the oldest there is. */
 const struct sg_sample *sg_sample_back(struct sg_server *server, uint64_t back);
 void sg_observe(struct sg_server *server, uint64_t since_ns, struct sg_observation *told);
+
+/* Records of what ran, from now on, and the answer to who asks for them. -1: as sg_answer(). */
+void sg_trace_start(struct sg_server *server);
+int sg_trace_tell(struct sg_server *server, int index, uint64_t from);
 
 size_t sg_report(struct sg_server *server, char *text, size_t bytes);
 

@@ -22,6 +22,7 @@ from cotenant.errors import ConfigError, WorldError
 from cotenant.experiment.fill.scene import Mode, client_of
 from cotenant.experiment.fill.stage import NodePolicy, Performance, Stage
 from cotenant.live.clock import pause
+from cotenant.live.player import quantile
 from cotenant.live.process import start_piped
 
 ACTS: Final[tuple[tuple[Mode, str], ...]] = (
@@ -29,7 +30,8 @@ ACTS: Final[tuple[tuple[Mode, str], ...]] = (
     ("slices", "default sharing"),
     ("cotenant slices", "cotenant"),
 )
-ALONE_S: Final = 1.5
+ALONE_S: Final = 1.0
+ROUNDS: Final = 3
 PICTURE_NS: Final = 20 * MILLISECOND_NS
 _PICTURE_REQUESTS: Final = 20
 _LOOKS_NS: Final = 200 * MILLISECOND_NS
@@ -52,7 +54,7 @@ def tell_share_story(
     console: Console, home: Path, report: Path, requests: int, say: Callable[[str], None], *, as_json: bool
 ) -> int:
     """Three acts, a table, a page; returns 0 when every act ended as it should."""
-    online, offline = service(requests), training()
+    online, offline = service(requests, 0), training()
     say(f"demo: a software V100 and a node of their own in {home}")
     with Stage(home, detail=True) as stage:
         stage.rule(NodePolicy())
@@ -61,14 +63,14 @@ def tell_share_story(
             stage.record(load)
         say("demo: the training job alone, for its own pace")
         alone = stage.perform("offline alone", None, offline, for_s=ALONE_S).scene
-        acts = [_act(stage, mode, name, online, offline, say) for mode, name in ACTS]
+        acts = _acts(stage, requests, offline, say)
         trace = _trace(stage, online, offline, report.with_name("demo-trace.json"), say)
     steps_per_s = alone.offline_done_ns / offline.kernels_ns / (alone.wall_ns / 1e9)
     try:
         report.write_text(report_page(acts, online, offline, steps_per_s, trace), encoding="utf-8")
     except OSError as error:
         raise ConfigError("--report", str(report), f"it cannot be written: {error.strerror}") from None
-    fine = all(act.requests == online.requests for act in acts) and all(act.steps_per_s > 0 for act in acts[1:])
+    fine = all(act.requests == requests for act in acts) and all(act.steps_per_s > 0 for act in acts[1:])
     story = Story(fine, acts, steps_per_s, str(report.absolute()), trace)
     if as_json:
         print(msgspec.json.encode(story).decode())
@@ -77,31 +79,37 @@ def tell_share_story(
     return 0 if fine else 1
 
 
-def _act(stage: Stage, mode: Mode, name: str, online: Load, offline: Load, say: Callable[[str], None]) -> Act:
-    beside = None if mode == "alone" else offline
-    with_whom = "" if beside is None else ", beside the training job"
-    rate = online.arrival.rate_per_s
-    say(f"demo: {name}: {online.requests} requests to the service, {rate:g} a second at random instants{with_whom}")
-    performance = stage.perform(mode, online, beside)
-    return act_of(name, performance, offline, _picture(stage, mode, online, beside))
+def _acts(stage: Stage, requests: int, offline: Load, say: Callable[[str], None]) -> list[Act]:
+    """The acts in turn, several times: what else the machine does meanwhile should not meet one of them alone."""
+    played: dict[Mode, list[Performance]] = {mode: [] for mode, _ in ACTS}
+    for number in range(ROUNDS):
+        online = service(requests * (number + 1) // ROUNDS - requests * number // ROUNDS, number)
+        for mode, name in ACTS:
+            say(f"demo: round {number + 1} of {ROUNDS}, {name}: {online.requests} requests to the service")
+            played[mode].append(stage.perform(mode, online, None if mode == "alone" else offline))
+    say(f"demo: {PICTURE_NS // MILLISECOND_NS} ms of each act for a picture")
+    few = service(min(_PICTURE_REQUESTS, requests), 0)
+    pictures = {mode: _picture(stage, mode, few, None if mode == "alone" else offline) for mode, _ in ACTS}
+    return [act_of(name, played[mode], offline, pictures[mode]) for mode, name in ACTS]
 
 
-def act_of(name: str, performance: Performance, offline: Load, picture: Picture) -> Act:
-    """What one act showed."""
-    scene, said = performance.scene, performance.online
-    wall_s = scene.wall_ns / 1e9
+def act_of(name: str, performances: Sequence[Performance], offline: Load, picture: Picture) -> Act:
+    """What the rounds of one act showed, together."""
+    scenes = [one.scene for one in performances]
+    latencies_ns = sorted(end - due for one in performances for due, _, end in one.online["detail"])
+    wall_ns = sum(scene.wall_ns for scene in scenes)
     return Act(
         name=name,
-        requests=said["requests"],
-        requests_per_s=said["requests_per_s"],
-        p50_ns=scene.latency_p50_ns,
-        p99_ns=scene.latency_p99_ns,
-        max_ns=said["latency_ns"]["max"],
-        latencies_ns=sorted(end - due for due, _, end in said["detail"]),
-        steps_per_s=scene.offline_done_ns / offline.kernels_ns / wall_s,
-        busy=scene.busy_ns / scene.wall_ns,
-        sm_activity=scene.sm_ns / (scene.wall_ns * _V100_SMS),
-        waited_ns=scene.online_delayed_ns,
+        requests=len(latencies_ns),
+        requests_per_s=len(latencies_ns) / (sum(one.online["completion_ns"] for one in performances) / 1e9),
+        p50_ns=quantile(latencies_ns, 0.5),
+        p99_ns=quantile(latencies_ns, 0.99),
+        max_ns=latencies_ns[-1],
+        latencies_ns=latencies_ns,
+        steps_per_s=sum(scene.offline_done_ns for scene in scenes) / offline.kernels_ns / (wall_ns / 1e9),
+        busy=sum(scene.busy_ns for scene in scenes) / wall_ns,
+        sm_activity=sum(scene.sm_ns for scene in scenes) / (wall_ns * _V100_SMS),
+        waited_ns=sum(scene.online_delayed_ns for scene in scenes),
         picture=picture,
     )
 
@@ -117,8 +125,7 @@ def _picture(stage: Stage, mode: Mode, online: Load, offline: Load | None) -> Pi
             looks.append((books["now_ns"], clients[0], clients[1]))
             pause(0.0001)
 
-    few = msgspec.structs.replace(online, requests=min(_PICTURE_REQUESTS, online.requests))
-    performance = stage.perform(mode, few, offline, meanwhile=look)
+    performance = stage.perform(mode, online, offline, meanwhile=look)
     return picture_of(looks, [(due, end) for due, _, end in performance.online["detail"]])
 
 
@@ -173,7 +180,8 @@ def _trace(stage: Stage, online: Load, offline: Load, path: Path, say: Callable[
         return ""
     _, complained = process.communicate()
     if process.returncode or not path.exists():
-        say(f"demo: no trace: {(complained.strip().splitlines() or ['it was not written'])[-1]}")
+        why = (complained.strip().splitlines() or ["it was not written"])[-1]
+        say(f"demo: no trace: {why}")
         return ""
     say(f"demo: what ran when is in {path}: open it at ui.perfetto.dev")
     return str(path.absolute())
@@ -200,7 +208,5 @@ def _show(console: Console, story: Story) -> None:
     title = f"one software V100; the training job alone: {story.offline_alone_steps_per_s:.1f} steps/s"
     console.print()
     console.print(table(title, headers, rows))
-    console.print(
-        "BUSY: part of the time the device ran anything; SMS: part of its SMs; WAITED: its kernels, for others"
-    )
+    console.print("BUSY: the device ran anything; SMS: part of them at work; WAITED: its kernels, for others")
     console.print(f"the report: {story.report}", highlight=False, soft_wrap=True)

@@ -19,7 +19,7 @@ from cotenant.format.record import Record
 from cotenant.live.clock import unix_ns
 from cotenant.live.gate import GATE_VARIABLE
 from cotenant.live.hook.door import RECORD_VARIABLE, environment, find_driver, make_shim
-from cotenant.live.hook.trace import driver_of, family, program_of, read_records, recorded, show_terms
+from cotenant.live.hook.trace import driver_of, family, program_of, read_records, recorded, show_task, show_terms
 from cotenant.live.page import SLOT_VARIABLE
 from cotenant.live.profile.store import ProfileStore
 
@@ -34,7 +34,7 @@ _REMEDY: Final = "it may be linked statically, or load the driver by its path"
 class Hooked:
     """One program with the hook in it, from before its start until after its end."""
 
-    def __init__(self, config: RunConfig, home: Path, driver: Path, *, measuring: bool, say: Say) -> None:
+    def __init__(self, config: RunConfig, home: Path, driver: Path, task: str, *, measuring: bool, say: Say) -> None:
         """Make the directory that the program finds the hook in and leaves its records in."""
         self._config = config
         self._driver = driver
@@ -45,6 +45,7 @@ class Hooked:
         self.home = Path(tempfile.mkdtemp(prefix=f"run-{os.getpid()}-", dir=home))
         self.records = self.home / "records"
         self.records.mkdir(mode=0o700)
+        show_task(self.home, config.name or task)
         make_shim(self.home / "shim", driver)
         self.look_s = _FIRST_LOOK_S
 
@@ -62,6 +63,7 @@ class Hooked:
             "COTENANT_MEASURE": str(int(self.measuring)),
             "COTENANT_SAMPLE": str(self._config.sample),
             "COTENANT_UNKNOWN": self._config.unknown,
+            "COTENANT_TRACE": str(int(self._config.trace == "on")),
         }
 
     def look(self, pid: int) -> None:
@@ -125,7 +127,7 @@ def _prepare(
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         _clear_away(home)
-        return Hooked(config, home, driver, measuring=_is_measuring(config.measure, task, store), say=say)
+        return Hooked(config, home, driver, task, measuring=_is_measuring(config.measure, task, store), say=say)
     except OSError as error:
         say(f"the hook cannot be put in place: {error.strerror} ({error.filename}); the program runs without it")
         return None

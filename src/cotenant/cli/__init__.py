@@ -15,6 +15,7 @@ from cotenant.cli.node import add_node_commands
 from cotenant.cli.profile import add_profile_commands
 from cotenant.cli.softgpu import add_softgpu_commands
 from cotenant.cli.study import add_study_commands
+from cotenant.cli.trace import add_trace_command
 from cotenant.errors import CotenantError
 
 
@@ -47,6 +48,7 @@ def _parser() -> Parser:
     add_node_commands(commands)
     add_gate_commands(commands)
     add_gpu_command(commands)
+    add_trace_command(commands)
     add_profile_commands(commands)
     add_advise_command(commands)
     add_softgpu_commands(commands)

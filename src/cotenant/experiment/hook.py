@@ -28,6 +28,7 @@ LAUNCH_NS: Final = 5_000
 def bench_hook(rounds: int, say: Callable[[str], None]) -> dict[str, object]:
     """Medians: of bursts that alternate in one process, and of processes that alternate on one software GPU."""
     rows: list[list[float]] = []
+    untraced: list[list[float]] = []
     sampled: list[list[float]] = []
     spent: dict[str, list[float]] = {"off": [], "counting": [], "sampling": [], "measuring": []}
     home = Path(tempfile.mkdtemp(prefix="cotenant-bench-"))
@@ -36,6 +37,7 @@ def bench_hook(rounds: int, say: Callable[[str], None]) -> dict[str, object]:
         for number in range(1, rounds + 1):
             say(f"round {number} of {rounds}: {BURSTS} bursts of {CALLS} launches, then {len(spent)} programs")
             rows += _compare(home / f"idle{number}", sample=0)
+            untraced += _compare(home / f"untraced{number}", sample=0, trace=False)
             sampled += _compare(home / f"sampled{number}", sample=64)
             for way, times in spent.items():
                 times.append(_spend(home / f"{way}{number}", home / "gpu", way))
@@ -50,6 +52,8 @@ def bench_hook(rounds: int, say: Callable[[str], None]) -> dict[str, object]:
         "plain_ns": plain_ns,
         "added_ns": statistics.median(row[1] - row[0] for row in sampled),
         "added_ns_unsampled": statistics.median(row[1] - row[0] for row in rows),
+        "trace_added_ns": statistics.median(row[1] - row[0] for row in rows)
+        - statistics.median(row[1] - row[0] for row in untraced),
         "plain_ns_alloc": statistics.median(row[2] for row in rows),
         "added_ns_alloc": statistics.median(row[3] - row[2] for row in rows),
         "added_instructions": statistics.median(row[5] - row[4] for row in instructions) if instructions else None,
@@ -68,9 +72,9 @@ def _overhead_pct(spent: Mapping[str, list[float]], way: str) -> float:
     return 100 * statistics.median(with_hook / without - 1 for with_hook, without in pairs)
 
 
-def _compare(home: Path, *, sample: int) -> list[list[float]]:
+def _compare(home: Path, *, sample: int, trace: bool = True) -> list[list[float]]:
     home.mkdir()
-    environ = probe.environment(home, door.idle_driver(), {}, measure=False, sample=sample)
+    environ = probe.environment(home, door.idle_driver(), {}, measure=False, sample=sample, trace=trace)
     rows: list[list[float]] = msgspec.json.decode(run_to_end(_command("compare", BURSTS, CALLS), environ))
     return rows
 

@@ -126,6 +126,9 @@ class RunConfig(Section, frozen=True):
     unknown: Annotated[
         str, Meta(pattern=r"^(pass|refuse)\Z", description="driver calls newer than the hook: pass or refuse")
     ] = "pass"
+    trace: Annotated[
+        str, Meta(pattern=r"^(on|off)\Z", description="keep the latest launches for `cotenant trace`: on or off")
+    ] = "on"
 
 
 class Config(Section, frozen=True):

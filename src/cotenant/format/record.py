@@ -31,6 +31,7 @@ KERNELS_AT: Final = 4096
 KERNEL_LIMIT: Final = 2048
 INTERVALS_AT: Final = KERNELS_AT + KERNEL_LIMIT * _KERNEL_BYTES
 INTERVAL_LIMIT: Final = 8192
+RING_AT: Final = INTERVALS_AT + INTERVAL_LIMIT * _INTERVAL_BYTES
 _WORK: Final = (Work.KERNEL, Work.GRAPH, Work.COPY, Work.MEMSET)
 
 Part: TypeAlias = Callable[[int, int], bytes]
@@ -88,6 +89,15 @@ def decode_record(part: Part, task: str) -> Record | None:
         unknown,
         tuple(name for name in named if name),
     )
+
+
+def kernels_of(part: Part) -> list[KernelTiming]:
+    """The kernels of a record by their numbers, as its trace ring names them."""
+    header = part(0, _HEADER.size)
+    if len(header) != _HEADER.size or header[: len(MAGIC)] != MAGIC:
+        return []
+    kernels = _HEADER.unpack(header)[9]
+    return list(_timings(part(KERNELS_AT, min(kernels, KERNEL_LIMIT) * _KERNEL_BYTES)))
 
 
 def _timings(data: bytes) -> Iterator[KernelTiming]:

@@ -48,6 +48,11 @@ def clock_kept_in(file: Path, not_before: Instant) -> LiveClock:
     return clock
 
 
+def monotonic_ns() -> Instant:
+    """The system's own count, without our offset: what native code and device servers write down."""
+    return time.monotonic_ns()
+
+
 def unix_ns() -> int:
     """Wall-clock time, for people; no decision depends on it."""
     return time.time_ns()

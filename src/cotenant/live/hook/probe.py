@@ -25,13 +25,20 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def environment(home: Path, driver: Path, base: Mapping[str, str], *, measure: bool, sample: int) -> dict[str, str]:
+def environment(
+    home: Path, driver: Path, base: Mapping[str, str], *, measure: bool, sample: int, trace: bool = True
+) -> dict[str, str]:
     """What this module must be started with so that the hook stands before a driver."""
     shim, records = home / "shim", home / "records"
     if not shim.exists():
         door.make_shim(shim, driver)
         records.mkdir()
-    told = {door.RECORD_VARIABLE: str(records), "COTENANT_MEASURE": str(int(measure)), "COTENANT_SAMPLE": str(sample)}
+    told = {
+        door.RECORD_VARIABLE: str(records),
+        "COTENANT_MEASURE": str(int(measure)),
+        "COTENANT_SAMPLE": str(sample),
+        "COTENANT_TRACE": str(int(trace)),
+    }
     return {**os.environ, **base, **told, **door.environment("shim", shim, base)}
 
 

@@ -12,6 +12,8 @@ from cotenant.format.record import Part, Record, decode_record
 
 _RECORDS_LIMIT: Final = 4096
 _PROCESSES_LIMIT: Final = 4096
+TASK_FILE: Final = "task"
+"""Beside a run's records: what it calls itself."""
 
 
 def read_records(directory: Path, task: str) -> Iterator[Record]:
@@ -41,6 +43,12 @@ def show_terms(directory: Path, page: int, gate: Sequence[int] = ()) -> None:
     for name, descriptor in (("terms", page), *(("gate", one) for one in gate[:1])):
         with contextlib.suppress(OSError):
             (directory / name).symlink_to(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+
+def show_task(run: Path, task: str) -> None:
+    """Say whose records these are, for whoever looks at them while it runs."""
+    with contextlib.suppress(OSError):
+        (run / TASK_FILE).write_text(task, encoding="utf-8", errors="replace")
 
 
 def recorded(directory: Path, pid: int) -> bool:

@@ -15,6 +15,7 @@ from cotenant.errors import PeerError, WorldError
 _REQUEST = struct.Struct("=IIQQQ")
 _REPORT = 14
 _SHUTDOWN = 15
+_TRACE = 44
 GROUP_OPEN = 21
 COMPUTE_MODE = 22
 GROUP_ADMIT = 24
@@ -57,11 +58,11 @@ def connect(path: Path, *, timeout_s: float = 10.0) -> socket.socket:
 def ask(path: Path, kind: int, *numbers: int, timeout_s: float = 10.0) -> tuple[int, int]:
     """One question of plain numbers: the result (enum ct_device_result) and the first number of the answer."""
     answer, _ = _ask(path, kind, timeout_s, *numbers)
-    return answer
+    return answer.result, answer.a
 
 
-def _ask(path: Path, kind: int, timeout_s: float, *numbers: int) -> tuple[tuple[int, int], bytes]:
-    """Result and first number, and what the file that came with the answer holds; nothing if none did."""
+def _ask(path: Path, kind: int, timeout_s: float, *numbers: int) -> tuple[Reply, bytes]:
+    """The answer, and what the file that came with the answer holds; nothing if none did."""
     words = (*numbers, 0, 0, 0)[:3]
     with connect(path, timeout_s=timeout_s) as line:
         try:
@@ -72,8 +73,8 @@ def _ask(path: Path, kind: int, timeout_s: float, *numbers: int) -> tuple[tuple[
     try:
         if len(answer) != _REPLY.size:
             raise WorldError(f"the device server at {path} does not answer: it said {len(answer)} bytes")
-        result, _, number, *_ = _REPLY.unpack(answer)
-        return (result, number), os.pread(descriptors[0], number, 0) if descriptors else b""
+        reply = Reply(*_REPLY.unpack(answer))
+        return reply, os.pread(descriptors[0], reply.a, 0) if descriptors else b""
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
@@ -117,6 +118,12 @@ def report(path: Path, *, timeout_s: float = 10.0) -> dict[str, Any]:
     if not isinstance(books, dict):
         raise PeerError(f"the device server at {path} said what is not a report: {answer[:80]!r}")
     return books
+
+
+def trace(path: Path, after: int, *, timeout_s: float = 10.0) -> tuple[bytes, int, int]:
+    """Records of what ran, from number `after` on as far as there are; the first one's number, the next one's."""
+    reply, records = _ask(path, _TRACE, timeout_s, after)
+    return records, reply.b, reply.c
 
 
 def shut_down(path: Path, *, timeout_s: float = 5.0) -> None:
