@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from cotenant import _native
@@ -14,9 +14,20 @@ from tests.property.gate_model import MS, US
 NAMES: Final = ("online", "training", "batch")
 PRIORITIES: Final = (0, 5, 7)
 REASONS: Final = {
-    **{0: "nobody is above", 1: "all above are quiet", 2: "it fits into the gap", 3: "its share is due"},
-    **{4: "it waited long", 5: "nothing ends", 8: "one above is busy", 9: "it does not fit", 10: "one above is due"},
-    **{11: "enough is submitted", 12: "a better one waits", 13: "it is paused", 14: "one launched", 15: "of the debt"},
+    0: "nobody is above",
+    1: "all above are quiet",
+    2: "it fits into the gap",
+    3: "its share is due",
+    4: "it waited long",
+    5: "nothing ends",
+    8: "one above is busy",
+    9: "it does not fit",
+    10: "one above is due",
+    11: "enough is submitted",
+    12: "a better one waits",
+    13: "it is paused",
+    14: "one launched",
+    15: "of the debt",
 }
 START: Final = 1_000_000_000
 DEBT_AT: Final = roster.PAGE_BYTES + 64
@@ -68,7 +79,7 @@ class Story:
 
 def told() -> Iterator[str]:
     story = Story()
-    for now_us, deed in (
+    deeds: list[tuple[int, Callable[[], str]]] = [
         (0, lambda: story.launch("online", 20, 300)),
         (5, lambda: story.launch("training", 60)),
         (6, lambda: story.launch("batch", 40)),
@@ -108,11 +119,12 @@ def told() -> Iterator[str]:
         (303_000, lambda: story.launch("training", 50)),
         (303_010, lambda: story.rule(GatePolicy.OPEN)),
         (303_011, lambda: story.launch("batch", 40)),
-    ):
+    ]
+    for now_us, deed in deeds:
         story.at(now_us)
         yield f"{now_us:>9.1f} us  {deed()}"
 
 
 if __name__ == "__main__":
     for line in told():
-        print(line)  # noqa: T201 - this is its work
+        print(line)
