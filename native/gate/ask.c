@@ -10,7 +10,8 @@ enum { PAUSE_LOOK_NS = 5 * 1000 * 1000, AGAIN_NS = 2 * 1000 };
 struct sight {
     int is_active;         /* somebody above has work, or is expected back */
     uint64_t open_ns;      /* their work is over by then */
-    uint64_t end_ns;       /* the first of them is expected back then */
+    uint64_t end_ns;       /* the first of them is expected back then at the earliest */
+    uint64_t latest_ns;    /* and hardly after then */
     uint64_t quiet_ns;     /* all of them are quiet by then */
     uint64_t submitted_ns; /* expected device time of what we and those beside us have submitted */
     uint64_t sequence[CT_GATE_SEATS];
@@ -27,7 +28,7 @@ static void look_up(struct ct_gate *gate, uint64_t now_ns, struct sight *sight)
 {
     sight->is_active = 0;
     sight->open_ns = sight->quiet_ns = now_ns;
-    sight->end_ns = CT_GATE_NEVER;
+    sight->end_ns = sight->latest_ns = CT_GATE_NEVER;
     for (uint32_t i = 0; i < gate->above_count; i++) {
         struct ct_gate_peer *peer = &gate->above[i];
         const struct ct_gate_page *page = peer->page;
@@ -37,6 +38,9 @@ static void look_up(struct ct_gate *gate, uint64_t now_ns, struct sight *sight)
             continue;
         uint64_t quiet_ns = believed(SEE(page->quiet_ns), now_ns), next_ns = believed(SEE(page->next_ns), now_ns);
         uint64_t busy_ns = believed(SEE(page->busy_ns), now_ns);
+        /* Work that its host still waits for is not over, whatever was expected: others may have held it up. */
+        if (LOAD(page->waits_ns) && busy_ns <= now_ns && now_ns < plus(busy_ns, gate->patience_ns))
+            busy_ns = plus(now_ns, CT_GATE_WAITED_FOR_NS);
         /* One that waits at the gate itself launches when it passes, not when it was expected to. */
         int is_expected = now_ns < quiet_ns && !is_asking(page, now_ns);
         if (!is_expected && busy_ns <= now_ns)
@@ -44,8 +48,10 @@ static void look_up(struct ct_gate *gate, uint64_t now_ns, struct sight *sight)
         sight->is_active = 1;
         sight->open_ns = later(sight->open_ns, busy_ns);
         sight->quiet_ns = later(sight->quiet_ns, is_expected ? later(quiet_ns, busy_ns) : busy_ns);
-        if (is_expected)
-            sight->end_ns = sooner(sight->end_ns, later(next_ns, now_ns));
+        if (is_expected && next_ns < sight->end_ns) {
+            sight->end_ns = next_ns;
+            sight->latest_ns = believed(LOAD(page->latest_ns), now_ns);
+        }
     }
 }
 
@@ -180,32 +186,64 @@ static struct ct_gate_answer ask_free(struct ct_gate *gate, const struct ct_gate
     return pass_if_unchanged(gate, wish, CT_GATE_FREE, sight, now_ns);
 }
 
-/* Somebody above is expected back: does it fit before that? */
+/* When those above can spare this much: not while there is a debt, and not before it is earned since the kernel asked. The
+ * longer it waits, the worse a gap it takes; so it takes about the best that comes by. */
+static uint64_t spendable_at(const struct ct_gate *gate, uint64_t cost_ns, uint64_t since_ns, uint64_t now_ns)
+{
+    if (gate->policy != CT_GATE_FILL || !gate->delay_ppm)
+        return CT_GATE_NEVER;
+    return later(plus(since_ns, ct_gate_earned_in(cost_ns, gate->delay_ppm)), plus(now_ns, ct_gate_debt(gate, now_ns)));
+}
+
+/* What one above loses in the mean if our work ends then. Its launch is as likely at any instant between the earliest and
+ * the latest expected; past the latest, as soon as it has been waited for. */
+static uint64_t loss_of(const struct sight *sight, uint64_t until_ns, uint64_t now_ns)
+{
+    const uint64_t from_ns = later(sight->end_ns, now_ns), over_ns = left(until_ns, from_ns);
+    const uint64_t width_ns = later(left(sight->latest_ns, from_ns), left(now_ns, sight->end_ns));
+    if (over_ns >= width_ns)
+        return over_ns - width_ns / 2;
+    return over_ns < UINT32_MAX ? over_ns * over_ns / width_ns / 2 : over_ns / 2;
+}
+
+/* Somebody above is expected back: does it end before that, or is what that may cost to be spared? */
 static struct ct_gate_answer ask_gap(struct ct_gate *gate, const struct ct_gate_wish *wish, const struct sight *sight,
                                      uint64_t since_ns, uint64_t now_ns)
 {
     const uint64_t submitted_ns = sight->submitted_ns, cost_ns = cost_of(gate, sight), lead_ns = CT_GATE_LEAD_NS / 2;
-    const uint64_t room_ns = left(sight->end_ns, now_ns), taken_ns = plus(submitted_ns, plus(cost_ns, cost_ns));
+    const uint64_t from_ns = plus(now_ns, plus(submitted_ns, plus(cost_ns, cost_ns)));
     const uint64_t sure_ns = later(wish->sure_ns, wish->expect_ns);
     const uint64_t debt_ns = ct_gate_debt(gate, now_ns), most_ns = cost_ns ? CT_GATE_BURST_NS : CT_GATE_HARD_DEBT_NS;
-    if (!room_ns || !wish->may_fill)
+    if (!wish->may_fill)
         return wait_for(CT_GATE_DUE, sight->quiet_ns);
     if (debt_ns > most_ns)
         return wait_for(CT_GATE_DEBT, plus(now_ns, debt_ns - most_ns));
-    if (plus(taken_ns, sure_ns) > room_ns)
-        return wait_for(CT_GATE_TIGHT, sight->quiet_ns);
+    if (plus(from_ns, sure_ns) > sight->end_ns) {
+        /* Hardly any takes as long as it may: mostly the mean counts. */
+        const uint64_t mean_ns = loss_of(sight, plus(from_ns, wish->expect_ns), now_ns);
+        const uint64_t loss_ns = plus(mean_ns - mean_ns / 4, loss_of(sight, plus(from_ns, sure_ns), now_ns) / 4);
+        const uint64_t spend_ns = spendable_at(gate, plus(loss_ns, 1), since_ns, now_ns);
+        if (spend_ns > now_ns)
+            return wait_for(now_ns < sight->end_ns ? CT_GATE_TIGHT : CT_GATE_DUE, sooner(spend_ns, sight->quiet_ns));
+    }
     if (submitted_ns > lead_ns && plus(submitted_ns, wish->expect_ns) > CT_GATE_DEPTH_NS)
         return wait_for(CT_GATE_BOUND, plus(now_ns, submitted_ns - lead_ns));
-    if (better_waits(gate, sure_ns, room_ns - taken_ns, since_ns, now_ns))
+    if (better_waits(gate, sure_ns, left(sight->end_ns, from_ns), since_ns, now_ns))
         return wait_for(CT_GATE_OTHER, plus(now_ns, AGAIN_NS));
     return pass_if_unchanged(gate, wish, CT_GATE_GAP, sight, now_ns);
 }
 
 /* A kernel that fits nowhere spends what those above can spare, one at a time; what it takes is charged at once. */
-static int may_risk(const struct ct_gate *gate, const struct sight *sight, uint64_t since_ns, uint64_t now_ns)
+static struct ct_gate_answer ask_risk(struct ct_gate *gate, const struct ct_gate_wish *wish, const struct sight *sight,
+                                      struct ct_gate_answer answer, uint64_t since_ns, uint64_t now_ns)
 {
-    return gate->policy == CT_GATE_FILL && gate->delay_ppm && !sight->submitted_ns &&
-           left(now_ns, since_ns) >= CT_GATE_RISK_AFTER_NS && !ct_gate_debt(gate, now_ns);
+    uint64_t risk_ns = spendable_at(gate, later(wish->expect_ns, 1), since_ns, now_ns);
+    if (!wish->expect_ns)
+        risk_ns = later(risk_ns, plus(since_ns, CT_GATE_RISK_AFTER_NS));
+    if (risk_ns <= now_ns)
+        return pass_if_unchanged(gate, wish, CT_GATE_RISK, sight, now_ns);
+    answer.until_ns = sooner(answer.until_ns, risk_ns);
+    return answer;
 }
 
 static struct ct_gate_answer ask_below(struct ct_gate *gate, const struct ct_gate_wish *wish, const struct sight *sight,
@@ -220,9 +258,9 @@ static struct ct_gate_answer ask_below(struct ct_gate *gate, const struct ct_gat
         answer = wait_for(CT_GATE_DUE, sight->quiet_ns);
     else
         answer = ask_gap(gate, wish, sight, since_ns, now_ns);
-    if (!answer.pass && answer.reason <= CT_GATE_DUE && may_risk(gate, sight, since_ns, now_ns))
-        answer = pass_if_unchanged(gate, wish, CT_GATE_RISK, sight, now_ns);
-    return answer;
+    if (answer.pass || answer.reason > CT_GATE_DUE || sight->submitted_ns)
+        return answer;
+    return ask_risk(gate, wish, sight, answer, since_ns, now_ns);
 }
 
 static int least_is_due(const struct ct_gate *gate, uint64_t now_ns)

@@ -18,8 +18,9 @@ enum {
     CT_GATE_LOOK_NS = 50 * 1000,   /* who has not asked for this long sleeps, or died */
     CT_GATE_CLAIM_NS = 20 * 1000,  /* a claim that is not given back lapses after this */
     CT_GATE_NAP_NS = 5 * 1000 * 1000,
-    CT_GATE_RISK_AFTER_NS = 10 * 1000 * 1000,  /* who has waited this long may spend what those above can spare, and no
-                                                * longer lets its equals go first */
+    CT_GATE_RISK_AFTER_NS = 10 * 1000 * 1000,  /* a kernel of unknown length that waited this long may spend what those
+                                                * above can spare; and who did no longer lets its equals go first */
+    CT_GATE_WAITED_FOR_NS = 50 * 1000,         /* work that its host waits for still is looked at again after this */
     CT_GATE_BURST_NS = 30 * 1000 * 1000,       /* debt up to this binds nobody */
     CT_GATE_HARD_DEBT_NS = 120 * 1000 * 1000,  /* debt above this closes the gaps, too */
     CT_GATE_CLOSED_NS = 2000 * 1000 * 1000,    /* what any loss costs when those above can spare nothing */

@@ -10,7 +10,7 @@
 
 #include <stdbool.h>
 
-enum { THREADS = 3, PLACES = 48, SLOTS = 3, LONGEST = 400 };
+enum { THREADS = 3, PLACES = 56, SLOTS = 3, LONGEST = 400 };
 enum kind { A_LOAD, A_STORE, A_ADD, A_SWAP, A_FENCE, A_END };
 
 struct access {

@@ -110,12 +110,12 @@ static int word_of(size_t offset)
 static uint64_t least_word(uint64_t sequence, int place)
 {
     const uint64_t launched_ns[] = {0, START - 10 * US, START + US, START + 2 * US};
-    const uint64_t low_ns = sequence == 1 ? 110 * US : 500 * US, spread_ns = sequence == 1 ? 40 * US : 100 * US;
+    const uint64_t low_ns = sequence == 1 ? 110 * US : 500 * US, patience_ns = sequence == 1 ? 250 * US : 400 * US;
     const size_t base = ct_gate_offset(0);
     if (place == word_of(base + offsetof(struct ct_gate_page, next_ns)))
         return launched_ns[sequence] + low_ns;
     if (place == word_of(base + offsetof(struct ct_gate_page, quiet_ns)))
-        return launched_ns[sequence] + low_ns + spread_ns;
+        return launched_ns[sequence] + low_ns + patience_ns;
     if (place == word_of(base + offsetof(struct ct_gate_page, busy_ns)))
         return sequence == 1 ? START : START + US + 30 * US * (sequence - 1);
     return 0;
@@ -177,10 +177,11 @@ static const char *judge_survivors(const uint64_t *memory)
         struct ct_gate_page *page = (struct ct_gate_page *)(later + ct_gate_offset(slot));
         ct_gate_open(&survivor, later, page, (struct ct_gate_floor *)(later + CT_GATE_PAGE_BYTES), slot, 1);
         struct ct_gate_wish wish = {.expect_ns = US, .sure_ns = US};
-        uint64_t now_ns = START + 50 * US;
+        const uint64_t since_ns = START + 50 * US;
+        uint64_t now_ns = since_ns;
         struct ct_gate_answer answer = {0};
-        for (int asked = 0; asked < 6 && !answer.pass; asked++) {
-            answer = ct_gate_ask(&survivor, &wish, now_ns, now_ns);
+        for (int asked = 0; asked < 9 && !answer.pass; asked++) {
+            answer = ct_gate_ask(&survivor, &wish, since_ns, now_ns);
             now_ns = answer.until_ns;
         }
         if (!answer.pass)

@@ -124,7 +124,7 @@ def test_nobody_waits_for_ever(
     struct.pack_into("<Q", file, DEBT_AT, now + debt_ns)
     since, wish = now, (expect, expect, 0, 0, may_fill)
     reasons = []
-    for _ in range(7):
+    for _ in range(12):
         passes, reason, until = last.ask(wish, since, now)
         reasons.append(reason)
         if passes:
