@@ -12,7 +12,8 @@
 
 /* How often a spinner asks, and how often the events are looked at; how much longer what has not ended in time is taken to
  * last: less than what is submitted ahead anyway, so that it alone keeps nothing waiting while nobody above is active. */
-enum { ASK_NS = 500, LOOK_NS = 100 * 1000, LONGER_NS = CT_GATE_LEAD_NS / 2, SEVERAL_NS = 1000 * 1000 * 1000 };
+enum { ASK_NS = 500, LOOK_NS = 100 * 1000, LONGER_NS = CT_GATE_LEAD_NS / 2 };
+enum { SEVERAL_NS = 1000 * 1000 * 1000, LATE_MOST_NS = 1000 * 1000 };
 
 static uint64_t now_of(struct ct_session *session)
 {
@@ -198,6 +199,18 @@ static int is_the_only_one(const struct ct_gateway *gateway, uint64_t now_ns)
            (!gateway->several_ns || now_ns - gateway->several_ns > SEVERAL_NS);
 }
 
+/* Kernels do not follow each other without a gap, nor does the first begin at once: what was expected to be over hardly
+ * ever is. Those below must not begin before. */
+static void expect_later(struct ct_gateway *gateway, uint64_t now_ns)
+{
+    uint64_t busy_ns = atomic_load_explicit(&gateway->gate.mine->busy_ns, memory_order_relaxed);
+    gateway->awaited_ns = 0;
+    if (gateway->gate.must_ask || busy_ns <= now_ns)
+        return;
+    gateway->awaited_ns = busy_ns;
+    ct_gate_prolong(&gateway->gate, busy_ns + (gateway->late.low_ns < LATE_MOST_NS ? gateway->late.low_ns : LATE_MOST_NS));
+}
+
 uint64_t ct_rest_begin(void)
 {
     struct ct_session *session = ct_session();
@@ -210,8 +223,10 @@ uint64_t ct_rest_begin(void)
     ct_lock(session);
     uint64_t now_ns = ct_gateway_now(session, ticks);
     const struct ct_forecast *rested = &session->step->rested;
-    if (is_the_only_one(gateway, now_ns))
+    if (is_the_only_one(gateway, now_ns)) {
+        expect_later(gateway, now_ns);
         ct_gate_rest(&gateway->gate, rested->low_ns, rested->high_ns, 0, now_ns);
+    }
     ct_unlock(session);
     return ticks;
 }
@@ -251,6 +266,9 @@ void ct_rest_end(uint64_t began_ticks, enum ct_awaited awaited, CUstream stream,
         const struct ct_forecast *rested = &session->step->rested;
         gateway->has_stream = gateway->has_streams = 0;
         ct_marks_all_ended(session, now_ns);
+        if (gateway->awaited_ns)
+            ct_forecast_learn(&gateway->late, now_ns > gateway->awaited_ns ? now_ns - gateway->awaited_ns : 0);
+        gateway->awaited_ns = 0;
         ct_gate_rest(&gateway->gate, rested->low_ns, rested->high_ns, 1, now_ns);
         is_rung = ct_gate_has_sleepers(&gateway->gate, now_ns);
     }

@@ -11,6 +11,9 @@
 
 enum { SLOTS = 4, ONLINE = 0, OFFLINE = 1, MANY = 2000 };
 
+/* Of a kernel `unnamed` of five blocks of 32 threads on a device without a name. */
+#define KEY_OF_UNNAMED UINT64_C(0xdb3b73dfe37e22ca)
+
 static char gate_path[96];
 static char *file;
 
@@ -168,6 +171,8 @@ static void below_a_quiet_holder_all_pass(void)
     struct ct_gate_rules rules = rules_of(2, 7);
     make_gate(&rules, SIZE_MAX, OFFLINE);
     page_of(ONLINE)->generation = 1; /* it is there, and has launched nothing */
+    struct ct_gate_floor *floor = (struct ct_gate_floor *)(file + CT_GATE_PAGE_BYTES);
+    floor->claim = floor->debt_ns = floor->asleep_until_ns = UINT64_MAX; /* left by the dead, or scribbled */
     struct ct_session *session = opened();
     for (int i = 0; i < MANY; i++)
         EXPECT_EQ(test_launch(0x1000, 1 + (unsigned)i % 3, NULL), CUDA_SUCCESS);
@@ -185,6 +190,32 @@ static void below_a_quiet_holder_all_pass(void)
     EXPECT_EQ(session->gateway->marks.outstanding, 0);
     EXPECT_EQ(cuCtxDestroy_v2(NULL), CUDA_ERROR_NOT_SUPPORTED); /* drops the events */
     EXPECT_EQ(session->gateway->marks.count, 0);
+}
+
+/* What an earlier profile says of a kernel is believed until there are samples; the key is what format/known.py writes. */
+static void what_a_profile_says_is_known(void)
+{
+    struct ct_gate_rules rules = rules_of(2, 7);
+    char path[96];
+    const struct {
+        char magic[8];
+        struct ct_known_entry entry[2];
+        char torn[5];
+    } told = {"COTKNOW1", {{KEY_OF_UNNAMED, 70000, 90000, 400000}, {1, 2, 3, 4}}, "torn"};
+    make_gate(&rules, SIZE_MAX, OFFLINE);
+    snprintf(path, sizeof path, "%s/known", test_records);
+    int descriptor = open(path, O_WRONLY | O_CREAT, 0600);
+    EXPECT(descriptor >= 0 && write(descriptor, &told, sizeof told) == (ssize_t)sizeof told);
+    close(descriptor);
+    struct ct_session *session = opened();
+    unlink(path);
+    EXPECT_EQ(session->known_file.count, 2);
+    EXPECT_EQ(test_launch(0x1000, 5, NULL), CUDA_SUCCESS);
+    EXPECT(session->known[0].is_known && !session->known[0].may_fill); /* its p99 is more than four times its mean */
+    EXPECT_EQ(session->known[0].expect_ns, 70000);
+    EXPECT_EQ(session->known[0].sure_ns, 90000);
+    EXPECT_EQ(test_launch(0x1000, 6, NULL), CUDA_SUCCESS);
+    EXPECT(!session->known[1].is_known);
 }
 
 /* Nothing that was submitted ever ends, and yet the next launch passes: perhaps it is what the others wait for. */
@@ -295,6 +326,7 @@ static void (*const CASES[])(void) = {
     a_holder_announces_and_takes_back,
     a_child_opens_its_own,
     below_a_quiet_holder_all_pass,
+    what_a_profile_says_is_known,
     what_never_ends_holds_up_nothing_for_good,
     a_change_acts_at_the_next_launch,
     many_threads_below_an_active_holder,

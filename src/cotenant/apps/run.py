@@ -262,7 +262,7 @@ def run_tenant(
 
 
 def _behind_others(kind: Kind) -> dict[str, str]:
-    """Under MPS an offline tenant's blocks come after everybody's: what runs gives way block by block, not as a whole."""
+    """Under MPS an offline tenant's blocks come after all others': what runs gives way block by block."""
     return {_MPS_PRIORITY: _BELOW_NORMAL} if kind is Kind.OFFLINE else {}
 
 
