@@ -67,6 +67,13 @@ static struct ct_gate_answer ask_once(struct ct_gate *gate)
     return ct_gate_ask(gate, &wish, START, START);
 }
 
+/* A claim taken at START has lapsed by now, whether its taker is dead or only slow. */
+static struct ct_gate_answer ask_later(struct ct_gate *gate)
+{
+    struct ct_gate_wish wish = {.expect_ns = 60 * US, .sure_ns = 60 * US, .may_fill = 1};
+    return ct_gate_ask(gate, &wish, START, START + 30 * US);
+}
+
 /* The gap is over, the one at the top quiet: nor do two of these fit into the bound. */
 static struct ct_gate_answer ask_free(struct ct_gate *gate)
 {
@@ -147,7 +154,7 @@ static const char *judge_history(const struct world *world, int thread, uint32_t
     return NULL;
 }
 
-static const char *judge_passes(const struct world *world, const uint32_t *node)
+static const char *judge_passes(const struct world *world, const uint32_t *node, int most)
 {
     int passed = 0;
     for (int i = 0; i < world->threads; i++) {
@@ -159,7 +166,7 @@ static const char *judge_passes(const struct world *world, const uint32_t *node)
             return complaint;
         passed += end->next.kind == A_END && end->answer.pass;
     }
-    return passed > 1 ? "two passed where one fits" : NULL;
+    return passed > most ? "two passed where one fits" : NULL;
 }
 
 /* Whoever is left: its page and the floor as they are now, and it asks again when all is quiet. */
@@ -192,8 +199,29 @@ static const char *judge_survivors(const uint64_t *memory)
 
 static const char *judge_end(const struct world *world, const uint32_t *node, const uint64_t *memory)
 {
-    const char *complaint = judge_passes(world, node);
+    const char *complaint = judge_passes(world, node, 1);
     return complaint || !memory ? complaint : judge_survivors(memory);
+}
+
+/* One kernel more when a claim lapsed in the hands of one that was slow. */
+static const char *judge_slow_end(const struct world *world, const uint32_t *node, const uint64_t *memory)
+{
+    const char *complaint = judge_passes(world, node, 2);
+    return complaint ? complaint : judge_survivors(memory);
+}
+
+static const char *judge_claim(const struct world *world, int thread, uint32_t node, const uint64_t *memory)
+{
+    const struct access next = node_of(&world->thread[thread], node)->next;
+    const int claim = word_of(CT_GATE_PAGE_BYTES);
+    const bool gives = next.kind == A_SWAP && next.place == claim && next.value == 0;
+    return gives && memory_at(memory, claim) != next.expected ? "a claim was taken by another before it was given back" : NULL;
+}
+
+/* The slow one may lose its claim; the one that came later may not, though its claim is of the slow one's future. */
+static const char *judge_slow_step(const struct world *world, int thread, uint32_t node, const uint64_t *memory)
+{
+    return world->thread[thread].slot == 2 ? judge_claim(world, thread, node, memory) : NULL;
 }
 
 static bool holds_claim(const struct world *world, int thread, uint32_t node)
@@ -215,9 +243,9 @@ static const char *judge_step(const struct world *world, int thread, uint32_t no
     static uint64_t results[LONGEST];
     const struct thread *who = &world->thread[thread];
     const struct access next = node_of(who, node)->next;
-    const int top = word_of(ct_gate_offset(0)), claim = word_of(CT_GATE_PAGE_BYTES);
-    if (next.kind == A_SWAP && next.place == claim && next.value == 0 && memory_at(memory, claim) != next.expected)
-        return "a claim was taken by another before it was given back";
+    const int top = word_of(ct_gate_offset(0));
+    if (judge_claim(world, thread, node, memory))
+        return judge_claim(world, thread, node, memory);
     if (who->slot <= 0 || next.kind != A_STORE)
         return NULL;
     const size_t inside = (size_t)((unsigned char *)address_of(next.place) - file) % CT_GATE_PAGE_BYTES;
@@ -306,6 +334,10 @@ static void the_code_holds(void)
     holds("two ask, one launches, C11", three, explore_views);
     holds("two ask, one of them dies", mortal, explore_buffers);
     holds("two ask while all is quiet", free_ones, explore_buffers);
+    struct world slow = world_of(launch_once, ask_once, ask_later);
+    slow.judge_step = judge_slow_step;
+    slow.judge_end = judge_slow_end;
+    holds("two ask, one of them is slow", slow, explore_buffers);
     begin(3, 5);
     holds("two of unequal priority ask", world_of(launch_once, ask_once, ask_once), explore_buffers);
     holds("two of unequal priority ask, C11", world_of(launch_once, ask_once, ask_once), explore_views);

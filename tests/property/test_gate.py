@@ -97,6 +97,7 @@ class File:
             page |= {f"passed {reason}": count for reason, count in enumerate(page["passed"])}
             shown = {name: value for name, value in plain.items() if not name.startswith("recent")}
             assert {name: page[name] for name in shown} == shown, slot
+            assert page["recent_ns"] == [plain.get(f"recent {number}", 0) for number in range(model.RECENT)]
             assert page["stale"] == 0
             assert sum(page["overrun"]) == page["overruns"]
             assert sum(page["waited"]) == page["waits"]
