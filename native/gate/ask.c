@@ -3,7 +3,7 @@
 #include "gate/debt.h"
 #include "gate/words.h"
 
-enum { PAUSE_LOOK_NS = 5 * 1000 * 1000, AGAIN_NS = 2 * 1000 };
+enum { PAUSE_LOOK_NS = 5 * 1000 * 1000, AGAIN_NS = 2 * 1000, CHEAP = 4 };
 
 /* ---- what is seen of the others --------------------------------------------------------------------------------- */
 
@@ -106,20 +106,19 @@ static struct ct_gate_answer wait_for(uint32_t reason, uint64_t until_ns)
     return (struct ct_gate_answer){.pass = 0, .reason = reason, .until_ns = until_ns};
 }
 
-/* What a change of the process on the device costs, when ours would be the first. */
-static uint64_t cost_of(const struct ct_gate *gate, const struct sight *sight)
+/* What a change of the process on the device costs, when ours would be the first since one above launched. */
+static uint64_t cost_of(const struct ct_gate *gate)
 {
-    return sight->submitted_ns ? 0 : gate->switch_ns;
+    return gate->has_switched ? 0 : gate->switch_ns;
 }
 
 /* What those above lose for certain, and is charged at once. */
-static void charge_upfront(struct ct_gate *gate, const struct ct_gate_wish *wish, uint32_t reason,
-                           const struct sight *sight, uint64_t now_ns)
+static void charge_upfront(struct ct_gate *gate, const struct ct_gate_wish *wish, uint32_t reason, uint64_t now_ns)
 {
     if (reason == CT_GATE_RISK)
         ct_gate_charge(gate, plus(weight_of(gate, wish->expect_ns), 1), now_ns);
-    else if (reason == CT_GATE_GAP && cost_of(gate, sight))
-        ct_gate_charge(gate, cost_of(gate, sight), now_ns);
+    else if (reason == CT_GATE_GAP && cost_of(gate))
+        ct_gate_charge(gate, cost_of(gate), now_ns);
 }
 
 /* Announces the kernel and writes down what is known of those above, so that what it costs them can be told later. */
@@ -134,7 +133,8 @@ static struct ct_gate_answer pass(struct ct_gate *gate, const struct ct_gate_wis
     }
     ct_gate_announce(gate, wish, now_ns);
     STORE(gate->mine->wanted_ns, 0);
-    charge_upfront(gate, wish, reason, sight, now_ns);
+    charge_upfront(gate, wish, reason, now_ns);
+    gate->has_switched = 1;
     gate->charged_from_ns = now_ns;
     gate->charged_until_ns = reason == CT_GATE_LEAST ? 0 : LOAD(gate->mine->busy_ns); /* 0: it was promised */
     gate->is_back = reason == CT_GATE_RISK; /* charged already, but for what it takes longer than expected */
@@ -186,13 +186,25 @@ static struct ct_gate_answer ask_free(struct ct_gate *gate, const struct ct_gate
     return pass_if_unchanged(gate, wish, CT_GATE_FREE, sight, now_ns);
 }
 
-/* When those above can spare this much: not while there is a debt, and not before it is earned since the kernel asked. The
- * longer it waits, the worse a gap it takes; so it takes about the best that comes by. */
-static uint64_t spendable_at(const struct ct_gate *gate, uint64_t cost_ns, uint64_t since_ns, uint64_t now_ns)
+/* When those above can spare a loss. What costs little of what it is worth is paid out of what was saved up. What costs
+ * more must have been earned since this kernel asked, and there must be no debt: the longer it waits, the worse a gap it
+ * takes; so it takes about the best that comes by. */
+static uint64_t spendable_at(const struct ct_gate *gate, uint64_t loss_ns, uint64_t worth_ns, uint64_t since_ns,
+                             uint64_t now_ns)
 {
     if (gate->policy != CT_GATE_FILL || !gate->delay_ppm)
         return CT_GATE_NEVER;
-    return later(plus(since_ns, ct_gate_earned_in(cost_ns, gate->delay_ppm)), plus(now_ns, ct_gate_debt(gate, now_ns)));
+    const uint64_t earned_ns = ct_gate_earned_in(loss_ns, gate->delay_ppm), debt_ns = ct_gate_debt(gate, now_ns);
+    if (loss_ns <= worth_ns / CHEAP)
+        return later(plus(later(gate->spent_ns, left(now_ns, CT_GATE_SPARE_NS)), earned_ns),
+                     plus(now_ns, left(debt_ns, CT_GATE_BURST_NS)));
+    return later(plus(later(gate->spent_ns, since_ns), earned_ns), plus(now_ns, debt_ns));
+}
+
+static void spend(struct ct_gate *gate, uint64_t loss_ns, uint64_t now_ns)
+{
+    const uint64_t saved_ns = later(gate->spent_ns, left(now_ns, CT_GATE_SPARE_NS));
+    gate->spent_ns = plus(saved_ns, ct_gate_earned_in(loss_ns, gate->delay_ppm));
 }
 
 /* What one above loses in the mean if our work ends then. Its launch is as likely at any instant between the earliest and
@@ -210,19 +222,21 @@ static uint64_t loss_of(const struct sight *sight, uint64_t until_ns, uint64_t n
 static struct ct_gate_answer ask_gap(struct ct_gate *gate, const struct ct_gate_wish *wish, const struct sight *sight,
                                      uint64_t since_ns, uint64_t now_ns)
 {
-    const uint64_t submitted_ns = sight->submitted_ns, cost_ns = cost_of(gate, sight), lead_ns = CT_GATE_LEAD_NS / 2;
+    const uint64_t submitted_ns = sight->submitted_ns, cost_ns = cost_of(gate), lead_ns = CT_GATE_LEAD_NS / 2;
     const uint64_t from_ns = plus(now_ns, plus(submitted_ns, plus(cost_ns, cost_ns)));
     const uint64_t sure_ns = later(wish->sure_ns, wish->expect_ns);
-    const uint64_t debt_ns = ct_gate_debt(gate, now_ns), most_ns = cost_ns ? CT_GATE_BURST_NS : CT_GATE_HARD_DEBT_NS;
+    const uint64_t debt_ns = ct_gate_debt(gate, now_ns);
+    uint64_t loss_ns = 0;
     if (!wish->may_fill)
         return wait_for(CT_GATE_DUE, sight->quiet_ns);
-    if (debt_ns > most_ns)
-        return wait_for(CT_GATE_DEBT, plus(now_ns, debt_ns - most_ns));
-    if (plus(from_ns, sure_ns) > sight->end_ns) {
+    if (debt_ns > CT_GATE_HARD_DEBT_NS)
+        return wait_for(CT_GATE_DEBT, plus(now_ns, debt_ns - CT_GATE_HARD_DEBT_NS));
+    if (cost_ns || plus(from_ns, sure_ns) > sight->end_ns) {
         /* Hardly any takes as long as it may: mostly the mean counts. */
         const uint64_t mean_ns = loss_of(sight, plus(from_ns, wish->expect_ns), now_ns);
-        const uint64_t loss_ns = plus(mean_ns - mean_ns / 4, loss_of(sight, plus(from_ns, sure_ns), now_ns) / 4);
-        const uint64_t spend_ns = spendable_at(gate, plus(loss_ns, 1), since_ns, now_ns);
+        loss_ns = plus(mean_ns - mean_ns / 4, loss_of(sight, plus(from_ns, sure_ns), now_ns) / 4);
+        loss_ns = plus(loss_ns, plus(cost_ns, 1));
+        const uint64_t spend_ns = spendable_at(gate, loss_ns, wish->expect_ns, since_ns, now_ns);
         if (spend_ns > now_ns)
             return wait_for(now_ns < sight->end_ns ? CT_GATE_TIGHT : CT_GATE_DUE, sooner(spend_ns, sight->quiet_ns));
     }
@@ -230,19 +244,26 @@ static struct ct_gate_answer ask_gap(struct ct_gate *gate, const struct ct_gate_
         return wait_for(CT_GATE_BOUND, plus(now_ns, submitted_ns - lead_ns));
     if (better_waits(gate, sure_ns, left(sight->end_ns, from_ns), since_ns, now_ns))
         return wait_for(CT_GATE_OTHER, plus(now_ns, AGAIN_NS));
-    return pass_if_unchanged(gate, wish, CT_GATE_GAP, sight, now_ns);
+    struct ct_gate_answer answer = pass_if_unchanged(gate, wish, CT_GATE_GAP, sight, now_ns);
+    if (answer.pass && loss_ns)
+        spend(gate, loss_ns, now_ns);
+    return answer;
 }
 
 /* A kernel that fits nowhere spends what those above can spare, one at a time; what it takes is charged at once. */
 static struct ct_gate_answer ask_risk(struct ct_gate *gate, const struct ct_gate_wish *wish, const struct sight *sight,
                                       struct ct_gate_answer answer, uint64_t since_ns, uint64_t now_ns)
 {
-    uint64_t risk_ns = spendable_at(gate, later(wish->expect_ns, 1), since_ns, now_ns);
+    uint64_t risk_ns = spendable_at(gate, plus(wish->expect_ns, 1), 0, since_ns, now_ns);
     if (!wish->expect_ns)
         risk_ns = later(risk_ns, plus(since_ns, CT_GATE_RISK_AFTER_NS));
-    if (risk_ns <= now_ns)
-        return pass_if_unchanged(gate, wish, CT_GATE_RISK, sight, now_ns);
-    answer.until_ns = sooner(answer.until_ns, risk_ns);
+    if (risk_ns > now_ns) {
+        answer.until_ns = sooner(answer.until_ns, risk_ns);
+        return answer;
+    }
+    answer = pass_if_unchanged(gate, wish, CT_GATE_RISK, sight, now_ns);
+    if (answer.pass)
+        spend(gate, plus(weight_of(gate, wish->expect_ns), 1), now_ns);
     return answer;
 }
 

@@ -68,8 +68,10 @@ void ct_gate_settle(struct ct_gate *gate, uint64_t now_ns)
     }
     if (first_ns < gate->charged_until_ns && !gate->is_back)
         ct_gate_charge(gate, gate->charged_until_ns - first_ns, now_ns);
-    if (first_ns != CT_GATE_NEVER)
+    if (first_ns != CT_GATE_NEVER) {
         gate->is_back = 1; /* all that our work takes from here on is lost, too: see ct_gate_prolong() */
+        gate->has_switched = 0;
+    }
     if (gate->owed_ns)
         ct_gate_charge(gate, gate->owed_ns, now_ns);
     gate->owed_ns = 0;

@@ -15,6 +15,7 @@ LEAD, DEPTH, LOOK = 60 * US, 100 * US, 50 * US
 RISK_AFTER, BURST, HARD_DEBT, STUCK_AFTER = 10 * MS, 30 * MS, 120 * MS, 100 * MS
 DEBT_MOST = FAR = 60_000 * MS
 CLOSED, AGAIN, PAUSE_LOOK, PATIENCE_LEAST, WAITED_FOR = 2000 * MS, 2 * US, 5 * MS, 250 * US, 50 * US
+SPARE = 20 * MS
 RECENT, PPM = 32, 10**6
 
 Wish = tuple[int, int, int, int, int]
@@ -68,7 +69,8 @@ class Tenant:
         self.seen: dict[GateSeat, int] = {}
         self.unconfirmed = self.unconfirmed_ns = 0
         self.charged_from = self.charged_until = self.owed = self.least_until = 0
-        self.is_back = False
+        self.is_back = self.has_switched = False
+        self.spent = 0
         self.must_ask()
 
     # ---- the roster
@@ -156,7 +158,7 @@ class Tenant:
         if back != NEVER:
             if back < self.charged_until and not self.is_back:
                 self.charge(self.charged_until - back, now)
-            self.is_back = True
+            self.is_back, self.has_switched = True, False
             for seat in self.above:
                 page = self.page_of(seat)
                 self.seen[seat] = page["sequence"] if page else self.seen[seat]
@@ -189,15 +191,16 @@ class Tenant:
     def weight(self, expect: int) -> int:
         return expect or self.rules.bound_ns
 
-    def admit(self, reason: int, wish: Wish, submitted: int, now: int) -> Answer:
+    def admit(self, reason: int, wish: Wish, now: int) -> Answer:
         expect = wish[0]
         self.seen = {seat: self.device.pages[seat.slot]["sequence"] for seat in self.above}
         self.announce(wish, now)
         self.page["wanted_ns"] = 0
         if reason == RISK:
             self.charge(self.weight(expect) + 1, now)
-        if reason == GAP and not submitted and self.rules.switch_ns:
-            self.charge(self.rules.switch_ns, now)
+        if reason == GAP and self.cost():
+            self.charge(self.cost(), now)
+        self.has_switched = True
         if reason == GAP:
             self.page["filled_ns"] += expect
         if reason == LEAST and self.seat:
@@ -224,31 +227,43 @@ class Tenant:
         busy = page["busy_ns"]
         return now + WAITED_FOR if page["waits_ns"] and busy <= now < busy + self.rules.patience_ns else busy
 
-    def spendable_at(self, cost: int, since: int, now: int) -> int:
+    def cost(self) -> int:
+        return 0 if self.has_switched else self.rules.switch_ns
+
+    def spendable_at(self, loss: int, worth: int, since: int, now: int) -> int:
         if self.rules.policy is not GatePolicy.FILL or not self.rules.delay_ppm:
             return NEVER
-        return max(since + earned_in(cost, self.rules.delay_ppm), now + self.debt(now))
+        earned, debt = earned_in(loss, self.rules.delay_ppm), self.debt(now)
+        if loss <= worth // 4:
+            return max(max(self.spent, now - SPARE) + earned, now + max(debt - BURST, 0))
+        return max(max(self.spent, since) + earned, now + debt)
+
+    def spend(self, loss: int, now: int) -> None:
+        self.spent = max(self.spent, now - SPARE) + earned_in(loss, self.rules.delay_ppm)
 
     def decide_gap(self, wish: Wish, holder: Page, quiet: int, since: int, now: int) -> tuple[int, int]:
         """The holder is the one that is expected back first."""
         expect, sure, _, _, may_fill = wish
         sure, end = max(sure, expect), holder["next_ns"]
         submitted, debt = self.submitted_ns(now), self.debt(now)
-        cost = 0 if submitted else self.rules.switch_ns
-        begin, most = now + submitted + 2 * cost, BURST if cost else HARD_DEBT
+        cost, loss = self.cost(), 0
+        begin = now + submitted + 2 * cost
         if not may_fill:
             return DUE, quiet
-        if debt > most:
-            return DEBT, now + debt - most
-        if begin + sure > end:
+        if debt > HARD_DEBT:
+            return DEBT, now + debt - HARD_DEBT
+        if cost or begin + sure > end:
             mean, worst = loss_of(holder, begin + expect, now), loss_of(holder, begin + sure, now)
-            spend = self.spendable_at(mean - mean // 4 + worst // 4 + 1, since, now)
+            loss = mean - mean // 4 + worst // 4 + cost + 1
+            spend = self.spendable_at(loss, expect, since, now)
             if spend > now:
                 return TIGHT if now < end else DUE, min(spend, quiet)
         if submitted > LEAD // 2 and submitted + expect > DEPTH:
             return BOUND, now + submitted - LEAD // 2
         if self.better_waits(sure, max(end - begin, 0), since, now):
             return OTHER, now + AGAIN
+        if loss:
+            self.spend(loss, now)
         return GAP, now
 
     def decide(self, wish: Wish, since: int, now: int) -> tuple[int, int]:
@@ -268,8 +283,11 @@ class Tenant:
             reason, until = self.decide_gap(wish, min(expected, key=lambda page: page["next_ns"]), quiet, since, now)
         if reason not in {BUSY, TIGHT, DUE} or self.submitted_ns(now):
             return reason, until
-        risk = max(self.spendable_at(max(expect, 1), since, now), 0 if expect else since + RISK_AFTER)
-        return (RISK, now) if risk <= now else (reason, min(until, risk))
+        risk = max(self.spendable_at(expect + 1, 0, since, now), 0 if expect else since + RISK_AFTER)
+        if risk > now:
+            return reason, min(until, risk)
+        self.spend(self.weight(expect) + 1, now)
+        return RISK, now
 
     def ask(self, wish: Wish, since: int, now: int) -> Answer:
         expect, sure, _, _, may_fill = wish
@@ -285,17 +303,16 @@ class Tenant:
         self.settle(now)
         if self.is_paused:
             return 0, PAUSED, now + PAUSE_LOOK
-        submitted = self.submitted_ns(now)
         if is_full:
             if (now - since) // 8 < STUCK_AFTER // 8 + self.unconfirmed_ns:
                 return 0, BOUND, max(self.page["busy_ns"], now + AGAIN)
             self.page["stuck"] += 1
-            return self.admit(STUCK, wish, submitted, now)
+            return self.admit(STUCK, wish, now)
         reason, until = self.decide(wish, since, now)
         is_due = self.seat and self.seat.least_ppm and self.least_until - now <= BURST
         if reason >= BUSY and is_due and self.page["busy_ns"] <= now:
             reason = LEAST
-        return self.admit(reason, wish, submitted, now) if reason < BUSY else (0, reason, until)
+        return self.admit(reason, wish, now) if reason < BUSY else (0, reason, until)
 
     # ---- after the answer
 
