@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-/* Who is late by less than some of its own spread, or than this, is only late. */
+/* Who is late is not quiet: of many launches some are always late. */
 enum { PATIENCE_LEAST_NS = 250 * 1000, PATIENCE_SPREADS = 4 };
 
 void ct_gate_open(struct ct_gate *gate, const void *file, struct ct_gate_page *page, struct ct_gate_floor *floor,
@@ -136,10 +136,10 @@ static uint64_t after(uint64_t from_ns, uint64_t more_ns, uint64_t now_ns)
 
 static uint64_t patience(const struct ct_gate *gate, uint64_t low_ns, uint64_t high_ns)
 {
-    uint64_t spread_ns = left(high_ns, low_ns);
-    if (!high_ns || spread_ns > gate->patience_ns / PATIENCE_SPREADS)
-        return later(gate->patience_ns, PATIENCE_LEAST_NS);
-    return later(PATIENCE_SPREADS * spread_ns, PATIENCE_LEAST_NS);
+    uint64_t patience_ns = sooner(left(high_ns, low_ns), gate->patience_ns) * PATIENCE_SPREADS;
+    if (!high_ns || patience_ns > gate->patience_ns)
+        patience_ns = gate->patience_ns;
+    return later(patience_ns, PATIENCE_LEAST_NS);
 }
 
 void ct_gate_announce(struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t now_ns)
@@ -159,8 +159,8 @@ void ct_gate_announce(struct ct_gate *gate, const struct ct_gate_wish *wish, uin
     STORE(mine->recent_ns[(sequence + 1) % CT_GATE_RECENT], now_ns);
     SHOW(mine->busy_ns, after(later(busy_ns, now_ns), wish->expect_ns, now_ns));
     SHOW(mine->next_ns, next_ns);
-    STORE(mine->latest_ns, after(now_ns, wish->high_ns, now_ns));
-    STORE(mine->waits_ns, 0);
+    SHOW(mine->latest_ns, after(now_ns, wish->high_ns, now_ns));
+    SHOW(mine->waits_ns, 0);
     SHOW(mine->quiet_ns, after(next_ns, patience(gate, wish->low_ns, wish->high_ns), now_ns));
     SHOW(mine->at_ns, now_ns);
     /* Several processes of a tenant may launch at once: the count must not lose one, whatever the rest says. */
@@ -185,9 +185,9 @@ void ct_gate_rest(struct ct_gate *gate, uint64_t low_ns, uint64_t high_ns, int i
         busy_ns = now_ns; /* what a host waits for inside of a call ends before it can launch again */
     if (is_drained)
         SHOW(mine->busy_ns, busy_ns);
-    STORE(mine->latest_ns, after(busy_ns, high_ns, now_ns));
-    STORE(mine->waits_ns, is_drained ? 0 : now_ns);
     SHOW(mine->next_ns, after(busy_ns, low_ns, now_ns));
+    SHOW(mine->latest_ns, after(busy_ns, high_ns, now_ns));
+    SHOW(mine->waits_ns, is_drained ? 0 : now_ns);
     SHOW(mine->quiet_ns, after(plus(busy_ns, low_ns), patience(gate, low_ns, high_ns), now_ns));
 }
 

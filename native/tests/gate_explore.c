@@ -21,7 +21,7 @@ static bool matters(size_t offset)
     if (offset < ct_gate_offset(0))
         return offset - CT_GATE_PAGE_BYTES <= offsetof(struct ct_gate_floor, debt_ns);
     size_t inside = offset % CT_GATE_PAGE_BYTES;
-    return inside < offsetof(struct ct_gate_page, counts) && inside != offsetof(struct ct_gate_page, at_ns);
+    return inside < offsetof(struct ct_gate_page, counts);
 }
 
 int place_of(const volatile void *word)

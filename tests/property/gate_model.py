@@ -257,7 +257,8 @@ class Tenant:
             loss = mean - mean // 4 + worst // 4 + cost + 1
             spend = self.spendable_at(loss, expect, since, now)
             if spend > now:
-                return TIGHT if now < end else DUE, min(spend, quiet)
+                last = max(holder["busy_ns"] - holder["at_ns"], 0)
+                return (TIGHT, min(spend, end + last)) if now < end else (DUE, min(spend, quiet))
         if submitted > LEAD // 2 and submitted + expect > DEPTH:
             return BOUND, now + submitted - LEAD // 2
         if self.better_waits(sure, max(end - begin, 0), since, now):
@@ -283,7 +284,7 @@ class Tenant:
             reason, until = self.decide_gap(wish, min(expected, key=lambda page: page["next_ns"]), quiet, since, now)
         if reason not in {BUSY, TIGHT, DUE} or self.submitted_ns(now):
             return reason, until
-        risk = max(self.spendable_at(expect + 1, 0, since, now), 0 if expect else since + RISK_AFTER)
+        risk = max(self.spendable_at(self.weight(expect) + 1, 0, since, now), 0 if expect else since + RISK_AFTER)
         if risk > now:
             return reason, min(until, risk)
         self.spend(self.weight(expect) + 1, now)
