@@ -173,7 +173,7 @@ def _device_group(
         stream = f"stream {streams[key]}" if key in streams else f"queue {key[2]}"
         if slices:
             lanes.append(Lane(f"{owner}, {stream}", sorted(slices, key=_by_start), flows_end=True))
-    busy = [(start, end) for start, end in busy_spans(device) if end > window[0] and start < window[1]]
+    busy = [(start, end) for start, end in busy_spans(device) if end >= window[0] and start <= window[1]]
     idle = Lane("idle", list(_clipped(_idle(busy), window)))
     return Group(f"device {device.number}: {device.name} (exact)", [idle, *lanes], [_busy_track(busy, window)])
 
@@ -254,7 +254,7 @@ def _program_group(program: Program, window: Span, starts: Mapping[tuple[int, in
     following: dict[int, int] = {}
     for number in reversed(range(len(launches))):
         launch = launches[number]
-        end_ns = min(launch.at_ns + LAUNCH_NS, following.get(launch.stream, window[1]))
+        end_ns = min(launch.at_ns + LAUNCH_NS, following.get(launch.stream, window[1]), window[1])
         following[launch.stream] = launch.at_ns
         flow = starts.get((program.pid, number), 0)
         facts: Facts = (("expected_ns", launch.length_ns),) if launch.length_ns else ()
