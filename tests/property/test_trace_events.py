@@ -78,7 +78,7 @@ def written(recording: Recording) -> Trace:
 def test_any_recording_is_a_sound_trace(recording: Recording) -> None:
     trace = written(recording)
     last_us = Decimal(recording.end_ns - recording.start_ns) / 1000
-    assert all(event.ts + max(event.dur, 0) <= last_us for event in trace.traceEvents if event.ph != "M")
+    assert all(event.ts + max(event.dur, Decimal(0)) <= last_us for event in trace.traceEvents if event.ph != "M")
 
 
 @settings(max_examples=50, deadline=None)
@@ -128,7 +128,7 @@ def test_without_a_device_that_tells_the_lane_is_an_expectation() -> None:
     launches = [Asked(Ask.LAUNCH, 100, 700, 0, 0), Asked(Ask.LAUNCH, 200, 0, 0, 0), Asked(Ask.LAUNCH, 300, 0, 1, 0)]
     kernels = (TracedKernel("k", Work.KERNEL, 500), TracedKernel("unknown", Work.KERNEL, 0))
     trace = written(Recording(0, 9000, 10**18, (Program(1, "a", kernels, launches),)))
-    lanes = {name: [(one.ts * 1000, one.dur * 1000) for one in slices] for name, slices in lanes_of(trace).items()}
+    lanes = {name: [(int(one.ts * 1000), int(one.dur * 1000)) for one in slices] for name, slices in lanes_of(trace).items()}
     assert lanes["device (expected) | a (1), stream 0 (expected)"] == [(100, 700), (800, 500)]
 
 

@@ -28,6 +28,7 @@ from cotenant.live.softgpu import manage, wire
 
 DEFAULT_SECONDS: Final = 5.0
 _MOST_SECONDS: Final = 600.0
+_BEFORE_NS: Final = 100_000_000
 _LOOK_S: Final = 0.1
 """A ring holds 65,536 entries: looked at this often, a program must launch 650,000 times a second to escape."""
 
@@ -80,7 +81,7 @@ class _Server:
             self._after = -1
             return
         if self._after >= 0:
-            self._lost += max(first - self._after, 0)
+            self._lost += max(first - self._after, 0) if self._after else 0  # what was gone before the first look
             ran, turns = read_ran(records)
             self._ran += ran
             self._turns += turns
@@ -106,7 +107,7 @@ def record(places: Places, seconds: float, console: Console, say: Callable[[str]
         rings.close()
     devices = tuple(server.device() for server in servers)
     recording = Recording(began_ns, ended_ns, unix_ns(), programs, devices)
-    return recording if seconds else msgspec.structs.replace(recording, start_ns=_earliest(recording))
+    return _since(recording) if seconds else msgspec.structs.replace(recording, start_ns=_earliest(recording))
 
 
 def _looks(seconds: float, console: Console) -> Iterator[None]:
@@ -121,6 +122,19 @@ def _looks(seconds: float, console: Console) -> Iterator[None]:
             pause(min(left_s, _LOOK_S))
             bars.update(task, completed=seconds - left_s)
             yield
+
+
+def _since(recording: Recording) -> Recording:
+    """Without what was over long before; a little is kept, for what it led to."""
+    old_ns = recording.start_ns - _BEFORE_NS
+    programs = [
+        msgspec.structs.replace(one, asked=[asked for asked in one.asked if asked.end_ns >= old_ns])
+        for one in recording.programs
+    ]
+    devices = [
+        msgspec.structs.replace(one, ran=[ran for ran in one.ran if ran.end_ns >= old_ns]) for one in recording.devices
+    ]
+    return msgspec.structs.replace(recording, programs=tuple(programs), devices=tuple(devices))
 
 
 def _earliest(recording: Recording) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, TypeAlias
 
 from cotenant.domain.kernel import Work
-from cotenant.domain.trace import GATE_REASONS, Ask, Asked, Device, Op, Program, Ran, Recording, Turn
+from cotenant.domain.trace import GATE_REASONS, PASS_REASONS, Ask, Asked, Device, Op, Program, Ran, Recording, Turn
 from cotenant.domain.value import Value
 
 IDLE_NS: Final = 5000
@@ -257,7 +257,8 @@ def _program_group(program: Program, window: Span, starts: Mapping[tuple[int, in
         end_ns = min(launch.at_ns + LAUNCH_NS, following.get(launch.stream, window[1]), window[1])
         following[launch.stream] = launch.at_ns
         flow = starts.get((program.pid, number), 0)
-        facts: Facts = (("expected_ns", launch.length_ns),) if launch.length_ns else ()
+        passed = PASS_REASONS.get(launch.reason, "unknown")
+        facts: Facts = (("expected_ns", launch.length_ns), ("passed", passed))
         one = Slice(_name_of(program, launch), launch.at_ns, max(end_ns, launch.at_ns), "launch", facts, flow)
         if _is_within(launch, window):
             rows.setdefault(launch.stream, []).append(one)

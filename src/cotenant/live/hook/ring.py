@@ -61,9 +61,10 @@ class _Ring:
 
     def look(self) -> None:
         with contextlib.suppress(OSError):
-            found, self._after, lost = read_ring(self._part(), self._after)
+            found, following, lost = read_ring(self._part(), self._after)
             self.asked += found
-            self._lost += lost
+            self._lost += lost if self._after else 0  # what was gone at the first look was never to be seen
+            self._after = following
 
     def program(self) -> Program:
         kernels = []
