@@ -31,9 +31,13 @@ demo: $(VENV)/.installed ## show cotenant at work
 	@echo "demo: running cotenant demo"
 	@$(BIN)/python -m cotenant demo
 
+# Most tests wait for processes more than they compute: three at a time keep two cores busy. A worker that has run out
+# takes tests from the others, so that no file's length decides how long it all takes.
+TEST_WORKERS ?= 3
+
 test: $(VENV)/.installed ## run every test, the native ones under ASan and UBSan included
-	@echo "test: running every test"
-	@$(BIN)/python -m pytest
+	@echo "test: running every test, $(TEST_WORKERS) at a time"
+	@$(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist worksteal
 
 test-gpu: $(VENV)/.installed ## run the hook before the driver that is installed here
 	@echo "test-gpu: running the hook before the installed NVIDIA driver"

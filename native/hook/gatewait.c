@@ -12,7 +12,8 @@
 
 /* How often a spinner asks, and how often the events are looked at; how much longer what has not ended in time is taken to
  * last: less than what is submitted ahead anyway, so that it alone keeps nothing waiting while nobody above is active. */
-enum { ASK_NS = 500, LOOK_NS = 100 * 1000, LONGER_NS = CT_GATE_LEAD_NS / 2, SEVERAL_NS = 1000 * 1000 * 1000 };
+enum { ASK_NS = 500, LOOK_NS = 100 * 1000, LONGER_NS = CT_GATE_LEAD_NS / 2 };
+enum { SEVERAL_NS = 1000 * 1000 * 1000, LATE_MOST_NS = 1000 * 1000 };
 
 static uint64_t now_of(struct ct_session *session)
 {
@@ -21,8 +22,24 @@ static uint64_t now_of(struct ct_session *session)
 
 /* ---- what has ended ----------------------------------------------------------------------------------------------- */
 
-/* Under the lock, which it may release for a moment: has what is expected to be over really ended? Whatever does not end
- * for too long perhaps waits for what waits here, and keeps it no longer. */
+/* Nothing has ended for so long that it perhaps waits for what waits here. */
+static int is_stuck(const struct ct_marks *marks, uint64_t now_ns)
+{
+    return marks->outstanding && now_ns > marks->ended_ns && now_ns - marks->ended_ns >= CT_GATE_STUCK_NS;
+}
+
+/* Each launch need not find that out anew. */
+static struct ct_gate_answer ask(struct ct_session *session, const struct ct_piece *piece, uint64_t since_ns,
+                                 uint64_t now_ns)
+{
+    struct ct_gateway *gateway = session->gateway;
+    if (is_stuck(&gateway->marks, now_ns) && gateway->marks.ended_ns < since_ns)
+        since_ns = gateway->marks.ended_ns;
+    return ct_gate_ask(&gateway->gate, &piece->wish, since_ns, now_ns);
+}
+
+/* Under the lock, which it may release for a moment: has what is expected to be over really ended? What is stuck is not
+ * waited for any longer. */
 static void look_at_events(struct ct_session *session, int is_bound)
 {
     struct ct_gateway *gateway = session->gateway;
@@ -35,7 +52,7 @@ static void look_at_events(struct ct_session *session, int is_bound)
     ct_unlock(session);
     ct_marks_harvest(session);
     ct_lock(session);
-    if (is_over && marks->count && now_ns - marks->progress_ns < CT_GATE_STUCK_NS)
+    if (is_over && marks->count && !is_stuck(marks, now_ns))
         ct_gate_prolong(&gateway->gate, now_of(session) + LONGER_NS);
 }
 
@@ -140,7 +157,7 @@ static void wait_long(struct waiting *waiting, struct ct_gate_answer *answer, ui
         }
         look_at_events(session, answer->reason == CT_GATE_BOUND);
         heard = atomic_load_explicit(&gateway->gate.floor->bell, memory_order_acquire);
-        *answer = ct_gate_ask(&gateway->gate, &piece->wish, waiting->since_ns, now_of(session));
+        *answer = ask(session, piece, waiting->since_ns, now_of(session));
         trace_wait(waiting, answer, gateway->instant.last_ns);
     } while (!answer->pass);
     uint64_t now_ns = gateway->instant.last_ns;
@@ -158,8 +175,7 @@ void ct_gate_wait(struct ct_session *session, struct ct_piece *piece, uint64_t s
     struct ct_gateway *gateway = session->gateway;
     look_at_events(session, 0);
     uint32_t heard = atomic_load_explicit(&gateway->gate.floor->bell, memory_order_acquire);
-    struct ct_gate_answer answer =
-        ct_gate_ask(&gateway->gate, &piece->wish, since_ns, gateway->instant.last_ns);
+    struct ct_gate_answer answer = ask(session, piece, since_ns, gateway->instant.last_ns);
     if (!answer.pass) {
         struct waiting waiting = {.session = session,
                                   .piece = piece,
@@ -183,6 +199,18 @@ static int is_the_only_one(const struct ct_gateway *gateway, uint64_t now_ns)
            (!gateway->several_ns || now_ns - gateway->several_ns > SEVERAL_NS);
 }
 
+/* Kernels do not follow each other without a gap, nor does the first begin at once: what was expected to be over hardly
+ * ever is. Those below must not begin before. */
+static void expect_later(struct ct_gateway *gateway, uint64_t now_ns)
+{
+    uint64_t busy_ns = atomic_load_explicit(&gateway->gate.mine->busy_ns, memory_order_relaxed);
+    gateway->awaited_ns = 0;
+    if (gateway->gate.must_ask || busy_ns <= now_ns)
+        return;
+    gateway->awaited_ns = busy_ns;
+    ct_gate_prolong(&gateway->gate, busy_ns + (gateway->late.low_ns < LATE_MOST_NS ? gateway->late.low_ns : LATE_MOST_NS));
+}
+
 uint64_t ct_rest_begin(void)
 {
     struct ct_session *session = ct_session();
@@ -195,8 +223,10 @@ uint64_t ct_rest_begin(void)
     ct_lock(session);
     uint64_t now_ns = ct_gateway_now(session, ticks);
     const struct ct_forecast *rested = &session->step->rested;
-    if (is_the_only_one(gateway, now_ns))
+    if (is_the_only_one(gateway, now_ns)) {
+        expect_later(gateway, now_ns);
         ct_gate_rest(&gateway->gate, rested->low_ns, rested->high_ns, 0, now_ns);
+    }
     ct_unlock(session);
     return ticks;
 }
@@ -236,6 +266,9 @@ void ct_rest_end(uint64_t began_ticks, enum ct_awaited awaited, CUstream stream,
         const struct ct_forecast *rested = &session->step->rested;
         gateway->has_stream = gateway->has_streams = 0;
         ct_marks_all_ended(session, now_ns);
+        if (gateway->awaited_ns)
+            ct_forecast_learn(&gateway->late, now_ns > gateway->awaited_ns ? now_ns - gateway->awaited_ns : 0);
+        gateway->awaited_ns = 0;
         ct_gate_rest(&gateway->gate, rested->low_ns, rested->high_ns, 1, now_ns);
         is_rung = ct_gate_has_sleepers(&gateway->gate, now_ns);
     }

@@ -21,6 +21,9 @@ struct ct_gateway {
     /* since the host came out of a call that waited */
     int has_rested;
     uint64_t rested_ticks;
+    /* how much later than expected the work is over that the host waits for, as the host sees it */
+    struct ct_forecast late;
+    uint64_t awaited_ns; /* when it was expected to be, by the wait that is under way; 0: by then it was */
     struct ct_marks marks;
     const void *file;
     size_t bytes;

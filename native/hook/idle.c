@@ -1,7 +1,10 @@
-/* A driver that does nothing, at once: what is left of a call's time is the way to it. Only for the bench of the hook. */
+/* A driver that does nothing, at once: what is left of a call's time is the way to it. For the bench of the hook, and for
+ * tests, which can keep its events from ever being complete. */
 #include "hook/route.h"
 
 #define IDLE __attribute__((visibility("default"))) CUresult
+
+__attribute__((visibility("default"))) int idle_is_stuck;
 
 /* What a program must get back to go on with. */
 static char a_context, a_module, a_function, an_event;
@@ -92,6 +95,8 @@ CUresult cuEventRecord(CUevent event, CUstream stream)
 
 CUresult cuEventQuery(CUevent event)
 {
+    if (idle_is_stuck)
+        return CUDA_ERROR_NOT_READY;
     return event ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 

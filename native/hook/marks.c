@@ -125,9 +125,10 @@ void ct_marks_note(struct ct_session *session, const struct ct_gate_wish *wish, 
     ct_lock(session);
     const uint64_t now_ns = gateway->instant.last_ns, part_ns = gate->bound_ns / PARTS;
     struct ct_lane *lane = lane_of(marks, stream, is_twin, now_ns);
-    marks->progress_ns = now_ns;
     if (CT_UNLIKELY(gate->unconfirmed <= 1 && marks->outstanding))
         forget(marks); /* the gate has forgotten them: for a while nobody was above */
+    if (!marks->outstanding)
+        marks->ended_ns = now_ns;
     if (!lane) { /* shown by nothing: by its expected end alone, and that is long over before anybody asks */
         ct_gate_confirmed(&gateway->gate, wish->expect_ns, now_ns);
         ct_unlock(session);
@@ -210,7 +211,7 @@ void ct_marks_harvest(struct ct_session *session)
         /* Also what cannot be asked after any more: the program will hear of it soon enough. */
         uint64_t now_ns = ct_instant_ns(&gateway->instant, &session->clock, ct_clock_ticks(&session->clock));
         mark->state = CT_MARK_DONE;
-        marks->progress_ns = now_ns;
+        marks->ended_ns = now_ns;
         confirm(session, &mark->batch, now_ns);
     }
     pop_done(marks);
@@ -229,7 +230,7 @@ void ct_marks_all_ended(struct ct_session *session, uint64_t now_ns)
     forget(marks);
     while (gateway->gate.unconfirmed)
         ct_gate_confirmed(&gateway->gate, gateway->gate.unconfirmed_ns, now_ns);
-    marks->progress_ns = now_ns;
+    marks->ended_ns = now_ns;
 }
 
 void ct_marks_drop(struct ct_session *session)

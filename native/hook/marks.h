@@ -46,7 +46,8 @@ struct ct_marks {
     uint8_t queue[CT_MARKS];
     int last_lane;
     uint64_t switched_ns;               /* when launches last went from one stream to another */
-    uint64_t harvested_ns, progress_ns; /* the last look, and the last end or submission */
+    uint64_t harvested_ns; /* the last look */
+    uint64_t ended_ns;     /* the last end, or the first submission after it */
     struct ct_mark room[CT_MARKS];
     struct ct_lane lanes[CT_LANES];
 };

@@ -67,6 +67,8 @@ static void add_length(struct ct_session *session, const struct ct_identity *ide
     }
     kernel->is_bound = (uint32_t)is_bound;
     ct_histogram_add(&kernel->device, length_ns);
+    if (!session->gateway)
+        return; /* nobody plans with it */
     ct_lock(session);
     ct_known_learn(&session->known[identity->number], &kernel->device);
     ct_unlock(session);

@@ -15,7 +15,7 @@ _Atomic(struct ct_page *) ct_page;
 
 enum { DEFAULT_SAMPLE = 64, SPINS_BEFORE_YIELD = 100 };
 
-void ct_lock(struct ct_session *session)
+void ct_lock_late(struct ct_session *session)
 {
     for (int tries = 0; atomic_exchange_explicit(&session->lock, 1, memory_order_acquire); tries++)
         if (tries >= SPINS_BEFORE_YIELD)

@@ -83,6 +83,8 @@ static inline uint32_t ct_trace_stream(struct ct_trace *trace, uintptr_t stream)
     return __builtin_expect(stream == trace->last_stream, 1) ? trace->last_number : ct_trace_find_stream(trace, stream);
 }
 
+enum { CT_TRACE_NEAR = 8 };
+
 /* The words of struct ct_trace_entry, put together in registers: written in parts, they could not be read back at once. */
 static inline void ct_trace_put(struct ct_trace *trace, const struct ct_record *record, enum ct_trace_kind kind,
                                 uint64_t at_ns, uint64_t length_ns, uint32_t kernel, uint32_t stream, uint8_t reason)
@@ -96,6 +98,8 @@ static inline void ct_trace_put(struct ct_trace *trace, const struct ct_record *
     atomic_store_explicit(&place[1], length_ns, memory_order_release);
     atomic_store_explicit(&place[2], (uint32_t)number | (uint64_t)kernel << 32, memory_order_release);
     atomic_store_explicit(&place[3], stream | (uint64_t)kind << 32 | (uint64_t)reason << 40, memory_order_release);
+    /* The next launch's lock waits until this is out of the store buffer: the memory is to be near by then. */
+    __builtin_prefetch(trace->entries[(number + CT_TRACE_NEAR) % CT_RECORD_TRACE_ENTRIES], 1);
     trace->written = number + 1;
     atomic_store_explicit(&trace->header->written, number + 1, memory_order_release);
 }

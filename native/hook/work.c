@@ -77,8 +77,9 @@ void ct_piece_enter(struct ct_piece *piece)
     struct ct_gateway *gateway = session->gateway;
     if (CT_UNLIKELY(is_captured(piece)))
         return;
+    const uint64_t ticks = ct_clock_ticks(&session->clock); /* before the lock, which holds up what comes after it */
     ct_lock(session);
-    const uint64_t ticks = ct_clock_ticks(&session->clock), now_ns = ct_gateway_now(session, ticks);
+    const uint64_t now_ns = ct_gateway_now(session, ticks);
     if (CT_UNLIKELY(!piece->identity || !piece->identity->kernel)) {
         piece->wish = (struct ct_gate_wish){0};
     } else {

@@ -2,8 +2,12 @@
 #include "python/module.h"
 
 #include <dlfcn.h>
+#include <linux/futex.h>
 #include <linux/perf_event.h>
+#include <pthread.h>
+#include <stdatomic.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <sys/ioctl.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -160,7 +164,104 @@ static PyObject *hook_spend(PyObject *module, PyObject *args)
     return PyLong_FromUnsignedLongLong(now_ns() - before);
 }
 
+/* Requests of some launches and a wait, with a pause after each: the instants of the last launch, and of the wait's end. */
+static PyObject *hook_requests(PyObject *module, PyObject *args)
+{
+    const char *image, *kernel;
+    int requests, launches;
+    unsigned long long duration_ns, pause_ns;
+    void *function = NULL;
+    struct way way;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "ssiiKK:hook_requests", &image, &kernel, &requests, &launches, &duration_ns, &pause_ns))
+        return NULL;
+    void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL), *parameters[] = {&duration_ns};
+    const char *problem = open_way(&way, library);
+    call_synchronize synchronize = library ? (call_synchronize)dlsym(library, "cuCtxSynchronize") : NULL;
+    if (!problem)
+        problem = synchronize ? open_function(library, image, kernel, &function) : "libcuda.so.1 lacks a core function";
+    PyObject *rows = PyList_New(0);
+    for (int i = 0; rows && !problem && i < requests; i++) {
+        int failed = 0;
+        for (int j = 0; j < launches; j++)
+            failed |= way.launch(function, 1 + (unsigned)j % SHAPES, 1, 1, 64, 1, 1, 0, NULL, parameters, NULL);
+        uint64_t launched_ns = now_ns();
+        failed |= synchronize();
+        PyObject *row = failed ? NULL : Py_BuildValue("(KK)", (unsigned long long)launched_ns, (unsigned long long)now_ns());
+        if (failed)
+            problem = "a driver call failed";
+        else if (!row || PyList_Append(rows, row) < 0)
+            Py_CLEAR(rows);
+        Py_XDECREF(row);
+        const struct timespec rest = {(time_t)(pause_ns / 1000000000), (long)(pause_ns % 1000000000)};
+        if (pause_ns)
+            nanosleep(&rest, NULL);
+    }
+    if (problem) {
+        PyErr_SetString(PyExc_OSError, problem);
+        Py_CLEAR(rows);
+    }
+    return rows;
+}
+
+/* ---- how late does anybody wake up who sleeps? ------------------------------------------------------------------- */
+
+struct sleeper {
+    _Atomic uint32_t bell;
+    _Atomic uint64_t rung_ns;
+    uint32_t rounds;
+    uint64_t *late_ns;
+};
+
+static void *sleep_and_look(void *given)
+{
+    struct sleeper *sleeper = given;
+    for (uint32_t i = 0; i < sleeper->rounds; i++) {
+        while (sleeper->bell == i)
+            syscall(SYS_futex, &sleeper->bell, FUTEX_WAIT, i, NULL, NULL, 0);
+        sleeper->late_ns[i] = now_ns() - sleeper->rung_ns;
+    }
+    return NULL;
+}
+
+/* From the ring of a bell to whoever slept on it, as often as told: the least that a wait across processes takes. */
+static PyObject *hook_floor(PyObject *module, PyObject *args)
+{
+    enum { MOST = 100000, APART_NS = 1000 * 1000 };
+    int rounds;
+    pthread_t thread;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "i:hook_floor", &rounds))
+        return NULL;
+    if (rounds < 1 || rounds > MOST)
+        return PyErr_Format(PyExc_ValueError, "%d rounds: choose 1 to %d", rounds, MOST);
+    struct sleeper sleeper = {.rounds = (uint32_t)rounds, .late_ns = calloc((size_t)rounds, sizeof(uint64_t))};
+    if (!sleeper.late_ns || pthread_create(&thread, NULL, sleep_and_look, &sleeper) != 0) {
+        free(sleeper.late_ns);
+        return PyErr_NoMemory();
+    }
+    const struct timespec rest = {0, APART_NS};
+    Py_BEGIN_ALLOW_THREADS
+    for (int i = 0; i < rounds; i++) {
+        nanosleep(&rest, NULL);
+        sleeper.rung_ns = now_ns();
+        sleeper.bell++;
+        syscall(SYS_futex, &sleeper.bell, FUTEX_WAKE, 1, NULL, NULL, 0);
+    }
+    pthread_join(thread, NULL);
+    Py_END_ALLOW_THREADS
+    PyObject *list = PyList_New(rounds);
+    for (int i = 0; list && i < rounds; i++)
+        PyList_SetItem(list, i, PyLong_FromUnsignedLongLong(sleeper.late_ns[i]));
+    free(sleeper.late_ns);
+    return list;
+}
+
 static PyMethodDef methods[] = {
+    {"hook_requests", hook_requests, METH_VARARGS,
+     "hook_requests(image, kernel, requests, launches, duration_ns, pause_ns): per request the instants of the last "
+     "launch and of the wait's end"},
+    {"hook_floor", hook_floor, METH_VARARGS, "hook_floor(rounds): ns from a futex's wake to the sleeper, each time"},
     {"hook_compare", hook_compare, METH_VARARGS,
      "hook_compare(bursts, calls): per burst ns per launch plain and hooked, per allocation or free, and instructions"},
     {"hook_spend", hook_spend, METH_VARARGS,

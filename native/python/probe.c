@@ -1,4 +1,4 @@
-/* What does a driver call cost from C? Loads whatever libcuda the process finds, and times launches and waits. */
+/* What does a driver call cost from C? Loads whatever libcuda the process finds, and times launches, waits and queries. */
 #include "python/module.h"
 
 #include <dlfcn.h>
@@ -14,11 +14,19 @@ typedef int (*call_function)(void **, void *, const char *);
 typedef int (*call_launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
                            void **);
 typedef int (*call_synchronize)(void);
+typedef int (*call_make)(void **, unsigned);
+typedef int (*call_record)(void *, void *);
+typedef int (*call_query)(void *);
+
+enum { NOT_READY = 600, IN_FLIGHT = 8, CONFIRMED = 64, NON_BLOCKING = 1 };
 
 struct driver {
     call_launch launch;
     call_synchronize synchronize;
+    call_record record;
+    call_query query;
     void *function;
+    void *streams[2], *events[IN_FLIGHT];
 };
 
 static uint64_t now_ns(void)
@@ -26,6 +34,19 @@ static uint64_t now_ns(void)
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
+}
+
+static const char *open_events(struct driver *driver, void *library)
+{
+    call_make stream = (call_make)dlsym(library, "cuStreamCreate"), event = (call_make)dlsym(library, "cuEventCreate");
+    driver->record = (call_record)dlsym(library, "cuEventRecord");
+    driver->query = (call_query)dlsym(library, "cuEventQuery");
+    if (!stream || !event || !driver->record || !driver->query)
+        return "libcuda.so.1 lacks a core function";
+    int failed = stream(&driver->streams[0], NON_BLOCKING) | stream(&driver->streams[1], NON_BLOCKING);
+    for (int i = 0; i < IN_FLIGHT; i++)
+        failed |= event(&driver->events[i], 0);
+    return failed ? "the device gives no streams or events" : NULL;
 }
 
 static const char *open_driver(struct driver *driver, const char *image, const char *kernel)
@@ -47,13 +68,18 @@ static const char *open_driver(struct driver *driver, const char *image, const c
         return "the device gives no context";
     if (load(&module, image) || function(&driver->function, module, kernel))
         return "the kernel image does not load";
-    return NULL;
+    return open_events(driver, library);
+}
+
+static int launch_into(const struct driver *driver, void *stream, uint64_t *duration_ns)
+{
+    void *parameters[] = {duration_ns};
+    return driver->launch(driver->function, 1, 1, 1, 32, 1, 1, 0, stream, parameters, NULL);
 }
 
 static int launch(const struct driver *driver, uint64_t *duration_ns)
 {
-    void *parameters[] = {duration_ns};
-    return driver->launch(driver->function, 1, 1, 1, 32, 1, 1, 0, NULL, parameters, NULL);
+    return launch_into(driver, NULL, duration_ns);
 }
 
 /* Appends one number to a list; -1 with a Python error set. */
@@ -81,6 +107,69 @@ static int measure(const struct driver *driver, int burst, uint64_t duration_ns,
     failed |= driver->synchronize();
     *late_ns = (int64_t)(now_ns() - before) - (int64_t)duration_ns;
     return failed ? -1 : 0;
+}
+
+static int until_complete(const struct driver *driver, void *event)
+{
+    int result;
+    do
+        result = driver->query(event);
+    while (result == NOT_READY);
+    return result;
+}
+
+/* One round: a query of an event that is complete, and of which nothing was heard since another stream was launched into;
+ * then launches of which so many are in flight and each is confirmed by queries. */
+static int measure_events(const struct driver *driver, uint64_t duration_ns, uint64_t *query_ns, uint64_t *confirmed_ns)
+{
+    int failed = 0;
+    for (int i = 0; i < 2; i++) {
+        failed |= launch_into(driver, driver->streams[i], &duration_ns);
+        failed |= driver->record(driver->events[i], driver->streams[i]);
+    }
+    failed |= until_complete(driver, driver->events[1]);
+    uint64_t before = now_ns();
+    failed |= driver->query(driver->events[0]);
+    *query_ns = now_ns() - before;
+    before = now_ns();
+    for (int i = 0; i < CONFIRMED + IN_FLIGHT; i++) {
+        void *event = driver->events[i % IN_FLIGHT];
+        failed |= i >= IN_FLIGHT && until_complete(driver, event);
+        if (i < CONFIRMED)
+            failed |= launch_into(driver, driver->streams[0], &duration_ns) | driver->record(event, driver->streams[0]);
+    }
+    *confirmed_ns = (now_ns() - before) / CONFIRMED;
+    return failed ? -1 : 0;
+}
+
+static PyObject *probe_events(PyObject *module, PyObject *args)
+{
+    const char *image, *kernel;
+    int rounds;
+    unsigned long long duration_ns;
+    struct driver driver;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "ssiK:probe_events", &image, &kernel, &rounds, &duration_ns))
+        return NULL;
+    const char *problem = open_driver(&driver, image, kernel);
+    PyObject *queries = PyList_New(0), *confirmed = PyList_New(0);
+    for (int i = 0; !problem && queries && confirmed && i < rounds; i++) {
+        uint64_t query_ns = 0, confirmed_ns = 0;
+        int failed;
+        Py_BEGIN_ALLOW_THREADS;
+        failed = measure_events(&driver, duration_ns, &query_ns, &confirmed_ns);
+        Py_END_ALLOW_THREADS;
+        if (failed)
+            problem = "a driver call failed";
+        else if (append(queries, (int64_t)query_ns) < 0 || append(confirmed, (int64_t)confirmed_ns) < 0)
+            Py_CLEAR(queries);
+    }
+    if (problem)
+        PyErr_SetString(PyExc_OSError, problem);
+    PyObject *both = !problem && queries && confirmed ? PyTuple_Pack(2, queries, confirmed) : NULL;
+    Py_XDECREF(queries);
+    Py_XDECREF(confirmed);
+    return both;
 }
 
 static PyObject *probe_driver(PyObject *module, PyObject *args)
@@ -121,6 +210,8 @@ static PyObject *probe_driver(PyObject *module, PyObject *args)
 static PyMethodDef methods[] = {
     {"probe_driver", probe_driver, METH_VARARGS,
      "probe_driver(image, kernel, rounds, burst, duration_ns): ns per launch in each burst; ns each wait came late (early: negative)"},
+    {"probe_events", probe_events, METH_VARARGS,
+     "probe_events(image, kernel, rounds, duration_ns): ns of a query of what is complete; ns per launch confirmed by queries"},
     {NULL, NULL, 0, NULL},
 };
 

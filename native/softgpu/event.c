@@ -201,6 +201,12 @@ static void learn(CUevent event, uint64_t at_ns)
     event->instant.at_ns = at_ns;
 }
 
+static CUresult see_both(CUevent start, CUevent end)
+{
+    CUresult result = sg_event_seen(start);
+    return result == CUDA_SUCCESS ? sg_event_seen(end) : result;
+}
+
 /* One question tells the instants of both, or when to ask again; none is asked about what is known. */
 static CUresult learn_instants(CUevent start, CUevent end)
 {
@@ -209,8 +215,12 @@ static CUresult learn_instants(CUevent start, CUevent end)
         struct sg_request request = {.kind = SG_EVENT_TIMES, .a = start->model, .b = end->model};
         struct sg_reply reply;
         CUresult result = sg_trouble(link);
-        if (result != CUDA_SUCCESS || (start->instant.order == start->order && end->instant.order == end->order))
+        if (result != CUDA_SUCCESS)
             return result;
+        sg_event_look(start);
+        sg_event_look(end);
+        if (start->instant.order == start->order && end->instant.order == end->order)
+            return see_both(start, end);
         int start_known = sg_event_known(start), end_known = sg_event_known(end);
         if (!start_known || !end_known)
             return CUDA_ERROR_NOT_READY;
@@ -220,8 +230,7 @@ static CUresult learn_instants(CUevent start, CUevent end)
         if (reply.result == CT_DEVICE_OK) {
             learn(start, reply.a);
             learn(end, reply.b);
-            result = sg_event_seen(start);
-            return result == CUDA_SUCCESS ? sg_event_seen(end) : result;
+            return see_both(start, end);
         }
         if (reply.result != CT_DEVICE_NOT_READY)
             return sg_result(reply.result);
@@ -231,10 +240,9 @@ static CUresult learn_instants(CUevent start, CUevent end)
             return CUDA_ERROR_NOT_READY;
         }
         /* This process slept until the projected instant and a late submission of another moved it: wait for it too. */
-        start->done_order = end->done_order = 0;
-        result = sg_event_wait(start);
+        result = sg_event_await(start);
         if (result == CUDA_SUCCESS)
-            result = sg_event_wait(end);
+            result = sg_event_await(end);
         if (result != CUDA_SUCCESS)
             return result;
     }

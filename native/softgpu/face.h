@@ -46,6 +46,18 @@ struct sg_link {
     struct sg_ring *ring;
     struct sg_bulletin *bulletin;
     uint64_t tail;
+    struct { /* the latest submissions to the device, as far as all were ours and went into one stream */
+        uint64_t stream_id, first_count, next_count;
+    } run;
+    struct { /* the wake word as it was last seen, and the least count whose projections tell when there is nothing to ask */
+        uint32_t wake;
+        uint64_t since_count;
+    } calm;
+};
+
+/* When the submission of this order will be complete, foreseen at a count of the bulletin. */
+struct sg_foreseen {
+    uint64_t order, at_ns, count;
 };
 
 struct sg_extent {
@@ -104,9 +116,7 @@ struct CUstream_st {
     uint64_t slot;              /* slots of the ring up to the last submission */
     struct sg_capture *capture; /* what is put into it becomes nodes of a graph */
     const void *turn;           /* the thread whose launch of a graph is not to be interrupted */
-    struct {
-        uint64_t order, at_ns, count;
-    } foreseen;
+    struct sg_foreseen foreseen;
 };
 
 struct CUevent_st {
@@ -121,9 +131,7 @@ struct CUevent_st {
     struct CUstream_st *stream; /* where that is */
     uint64_t stream_id;
     uint64_t captured_by; /* the capture it was last recorded in; 0: a real stream */
-    struct {
-        uint64_t order, at_ns, count;
-    } foreseen;
+    struct sg_foreseen foreseen;
     struct { /* when the record of this order was complete: that never changes */
         uint64_t order, at_ns;
     } instant;
@@ -230,10 +238,17 @@ void sg_event_end(CUevent event);
 /* The handle is what a callback is told; NULL for a host function. */
 CUresult sg_host_submit(CUstream stream, CUstream handle, CUhostFn function, CUstreamCallback callback, void *data);
 CUresult sg_event_wait(CUevent event);
+CUresult sg_event_await(CUevent event); /* asks at least once, whatever is known */
 /* A place in the stream behind which nothing goes on before all memory is as it should be there. */
 CUresult sg_host_barrier(CUstream stream);
 CUresult sg_event_ready(CUevent event);
-int sg_event_known(CUevent event);         /* without asking: 1 complete, 0 not yet, -1 must ask */
+/* Without asking: 1 complete, 0 not yet, -1 must ask. */
+int sg_event_known(CUevent event);
+int sg_stream_known(CUstream stream);
+/* Something foreseen at this count has come: what was foreseen earlier may have come before it. */
+void sg_passed(struct sg_link *link, uint64_t count);
+void sg_event_look(CUevent event); /* learns its instant, if that can be told without asking */
+void sg_submitted(CUstream stream, uint64_t count); /* as the latest, which made the bulletin's count this */
 CUresult sg_event_seen(CUevent event);     /* its record is complete, and so is what stands before it */
 void sg_event_foresaw(CUevent event, uint64_t at_ns, uint64_t count);
 CUresult sg_context_wait(CUcontext context);

@@ -267,8 +267,9 @@ CUresult sg_submit(CUstream stream, struct sg_slot *slot)
     link->ring->slots[link->tail % SG_RING_SLOTS] = *slot;
     link->tail++;
     atomic_store_explicit(&link->ring->tail, link->tail, memory_order_release);
-    atomic_fetch_add_explicit(&link->bulletin->submissions, 1, memory_order_release);
+    uint64_t count = atomic_fetch_add_explicit(&link->bulletin->submissions, 1, memory_order_release);
     stream->order = ++orders;
     stream->slot = link->tail;
+    sg_submitted(stream, count + 1);
     return CUDA_SUCCESS;
 }

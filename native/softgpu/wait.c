@@ -120,27 +120,19 @@ CUresult sg_await(struct sg_question *question)
             return CUDA_ERROR_DEVICE_UNAVAILABLE;
         if (done) {
             question->done = 1;
+            sg_passed(link, question->count);
             return CUDA_SUCCESS;
         }
     }
-}
-
-/* What is known without asking: 1 done, 0 not yet, -1 must ask. */
-static int known(struct sg_device *device, uint64_t order, uint64_t done_order, uint64_t foreseen_order, uint64_t at_ns,
-                 uint64_t count)
-{
-    if (done_order >= order)
-        return 1;
-    if (foreseen_order != order || atomic_load(&device->link.bulletin->submissions) != count)
-        return -1;
-    return sg_clock_ns() >= at_ns;
 }
 
 CUresult sg_stream_wait(CUstream stream)
 {
     struct sg_device *device = stream->context->device;
     uint64_t order = stream->order, id = stream->object.id;
-    if (stream->done_order < order) {
+    if (sg_stream_known(stream) > 0) {
+        stream->done_order = order;
+    } else {
         struct sg_question question = {
             .device = device,
             .target = SG_TARGET_STREAM,
@@ -168,17 +160,14 @@ CUresult sg_stream_ready(CUstream stream)
     CUresult trouble = sg_trouble(&device->link);
     if (trouble != CUDA_SUCCESS)
         return trouble;
-    int answer = known(device, stream->order, stream->done_order, stream->foreseen.order, stream->foreseen.at_ns,
-                       stream->foreseen.count);
+    int answer = sg_stream_known(stream);
     if (answer < 0) {
         struct sg_question question = {
             .device = device, .target = SG_TARGET_STREAM, .number = stream->model, .slot = stream->slot};
         CUresult result = sg_foresee(&question);
         if (result != CUDA_SUCCESS)
             return result;
-        stream->foreseen.order = stream->order;
-        stream->foreseen.at_ns = question.at_ns;
-        stream->foreseen.count = question.count;
+        stream->foreseen = (struct sg_foreseen){stream->order, question.at_ns, question.count};
         answer = question.done;
     }
     if (!answer)
@@ -199,47 +188,45 @@ static void saw(CUevent event, uint64_t order)
         event->stream->done_order = order;
 }
 
+CUresult sg_event_await(CUevent event)
+{
+    uint64_t order = event->order, id = event->object.id;
+    struct sg_question question = {
+        .device = event->context->device,
+        .target = SG_TARGET_EVENT,
+        .number = event->model,
+        .slot = event->slot,
+        .may_spin = !(event->flags & CU_EVENT_BLOCKING_SYNC),
+    };
+    CUresult result = sg_await(&question);
+    if (result != CUDA_SUCCESS || event->object.id != id || event->done_order >= order)
+        return result;
+    if (event->order == order && !event->is_shared)
+        saw(event, order);
+    else
+        event->done_order = order; /* recorded again meanwhile, perhaps elsewhere or by another process */
+    return result;
+}
+
 CUresult sg_event_wait(CUevent event)
 {
     struct sg_device *device = event->context->device;
-    uint64_t order = event->order, id = event->object.id;
-    if (event->done_order < order || event->is_shared) {
-        struct sg_question question = {
-            .device = device,
-            .target = SG_TARGET_EVENT,
-            .number = event->model,
-            .slot = event->slot,
-            .may_spin = !(event->flags & CU_EVENT_BLOCKING_SYNC),
-        };
-        CUresult result = sg_await(&question);
+    uint64_t order = event->order;
+    if (sg_event_known(event) > 0) {
+        saw(event, order);
+    } else {
+        CUresult result = sg_event_await(event);
         if (result != CUDA_SUCCESS)
             return result;
-        if (event->object.id == id && event->order == order && event->done_order < order && !event->is_shared)
-            saw(event, order);
-        else if (event->object.id == id && event->done_order < order)
-            event->done_order = order; /* recorded again meanwhile, perhaps elsewhere or by another process */
     }
     sg_effects_apply(order);
     sg_pools_settle();
     return sg_trouble(&device->link);
 }
 
-int sg_event_known(CUevent event)
-{
-    const struct CUstream_st *stream = event->stream;
-    if (event->is_shared)
-        return -1;
-    if (stream && stream->object.id == event->stream_id && stream->done_order >= event->order)
-        return 1;
-    return known(event->context->device, event->order, event->done_order, event->foreseen.order, event->foreseen.at_ns,
-                 event->foreseen.count);
-}
-
 void sg_event_foresaw(CUevent event, uint64_t at_ns, uint64_t count)
 {
-    event->foreseen.order = event->order;
-    event->foreseen.at_ns = at_ns;
-    event->foreseen.count = count;
+    event->foreseen = (struct sg_foreseen){event->order, at_ns, count};
 }
 
 CUresult sg_event_seen(CUevent event)

@@ -8,9 +8,10 @@
 #include <stdint.h>
 
 enum {
-    SG_WIRE_VERSION = 2,
+    SG_WIRE_VERSION = 3,
     SG_RING_SLOTS = 1024, /* a power of two; a real driver's queue holds about as many launches */
     SG_WINDOW = 1000,     /* ops of one client in the model at once: 64 clients never exceed its 65,535 */
+    SG_OUTCOMES = 4096,   /* slots whose outcome can still be read: a power of two, some times what the ring holds */
     SG_EVENT_BATCH = 32,
     SG_PCI_BUS_FIRST = 0x17, /* as good as any; one bus per device, as the directory numbers them */
 };
@@ -44,13 +45,26 @@ struct sg_slot {
 };
 _Static_assert(sizeof(struct sg_slot) == 64, "a slot is one cache line");
 
-/* Written by the client but for `head` and `fault`. The server keeps its own head and believes `tail` only within the ring. */
+/* When a slot's work is complete. The server writes it whenever it moves the model, whoever asked, and never reads it.
+ * `slot` is 0 while the rest is written, and is to be read before and after the rest. */
+struct sg_outcome {
+    _Atomic uint64_t slot; /* its number: slots up to and with it */
+    _Atomic uint64_t at_ns;
+    _Atomic uint64_t count; /* SG_CERTAIN: it is complete since; otherwise the bulletin's count for which this is foreseen */
+    uint64_t reserved;
+};
+_Static_assert(sizeof(struct sg_outcome) == 32, "no outcome lies in two cache lines");
+#define SG_CERTAIN UINT64_MAX
+
+/* Written by the client but for `head`, `fault` and `outcomes`. The server keeps its own head and believes `tail` only
+ * within the ring. */
 struct sg_ring {
     _Alignas(64) _Atomic uint64_t tail; /* slots published so far */
     _Alignas(64) _Atomic uint64_t head; /* slots the server has taken */
     _Atomic uint32_t fault; /* the CUresult of a fatal fault, once there was one; the server writes it */
     _Alignas(64) _Atomic uint32_t wake; /* a futex: changes when every projection of this client may be too late */
     _Alignas(64) struct sg_slot slots[SG_RING_SLOTS];
+    _Alignas(64) struct sg_outcome outcomes[SG_OUTCOMES]; /* by number modulo SG_OUTCOMES */
 };
 
 /* One page for all clients of a device. Only a hint about freshness: whoever scribbles here costs others a question. */

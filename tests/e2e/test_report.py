@@ -10,17 +10,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotenant.apps.demo_loads import service, training
-from cotenant.apps.demo_share import PICTURE_NS, picture_of
-from cotenant.apps.report.act import Act
+from cotenant.apps.demo_share import PICTURE_NS, last_of, picture_of, ran_spans
+from cotenant.apps.report.act import Act, Picture
 from cotenant.apps.report.draw import bars, curves, ticks, timeline
 from cotenant.apps.report.page import report_page
+from cotenant.domain.trace import Device, Op, Ran, Recording, Turn
 from cotenant.errors import WorldError
 
 MS = 1_000_000
 
 
 def act(name: str, latencies_ns: list[int]) -> Act:
-    looks = [(at * MS, at * MS * 8, at * MS * 40) for at in range(60)]
+    picture = Picture(
+        0, PICTURE_NS, [(5 * MS, 9 * MS)], [(MS, 2 * MS)] * 3, [(at * MS, at * MS + 9) for at in range(20)]
+    )
     return Act(
         name=name,
         requests=len(latencies_ns),
@@ -33,7 +36,7 @@ def act(name: str, latencies_ns: list[int]) -> Act:
         busy=0.5,
         sm_activity=0.4,
         waited_ns=3 * MS,
-        picture=picture_of(looks, [(5 * MS, 9 * MS), (900 * MS, 901 * MS)]),
+        picture=picture,
     )
 
 
@@ -56,7 +59,7 @@ class Balance(HTMLParser):
 
 def test_a_page_is_whole_and_its_names_are_text() -> None:
     acts = [act("<script>", [MS, 2 * MS]), act("other", [MS] * 500)]
-    page = report_page(acts, service(10), training(), 29.5, "")
+    page = report_page(acts, service(10, 0), training(), 29.5, "")
     parser = Balance()
     parser.feed(page)
     assert parser.open == []
@@ -65,20 +68,38 @@ def test_a_page_is_whole_and_its_names_are_text() -> None:
     assert page.count("<svg") == 4
 
 
+def ran(pid: int, client: int, start_ms: int, end_ms: int, kind: Op = Op.KERNEL) -> Ran:
+    return Ran(kind, pid, client, 0, start_ms * MS, start_ms * MS, start_ms * MS, end_ms * MS, 0)
+
+
+def recorded(rows: list[Ran], turns: list[Turn]) -> Recording:
+    return Recording(0, 200 * MS, 0, (), (Device(0, "made", rows, turns),))
+
+
 def test_a_picture_is_the_window_in_which_the_service_did_most() -> None:
-    busy = range(30, 40)
-    online = 0
-    looks = []
-    for at in range(100):
-        looks.append((at * MS, online, at * MS * 80))
-        online += 80 * MS if at in busy else 0
-    picture = picture_of(looks, [(31 * MS, 33 * MS), (99 * MS, 100 * MS)])
-    assert picture.end_ns - picture.begin_ns == PICTURE_NS
-    assert sum(one.online for one in picture.bins) == pytest.approx(len(busy))
-    assert all(one.offline == pytest.approx(1.0) for one in picture.bins)
-    assert picture.requests == [(31 * MS, 33 * MS)]
+    rows = [ran(1, 0, 10, 11), ran(1, 0, 60, 63), ran(1, 0, 64, 65), ran(2, 1, 0, 200), ran(1, 0, 61, 99, Op.HOST)]
+    requests = [(10 * MS, 11 * MS), (60 * MS, 65 * MS)]
+    picture = picture_of(recorded(rows, []), (1, 2), requests)
+    assert (picture.begin_ns, picture.end_ns) == (58 * MS, 58 * MS + PICTURE_NS)
+    assert picture.requests == [(60 * MS, 65 * MS)]
+    assert picture.online == [(60 * MS, 63 * MS), (64 * MS, 65 * MS)]
+    assert picture.offline == [(0, 200 * MS)]
     with pytest.raises(WorldError):
-        picture_of(looks[:1], [])
+        picture_of(recorded(rows, []), (3, 0), requests)
+
+
+def test_a_kernel_that_was_switched_out_did_not_run_meanwhile() -> None:
+    turns = [Turn(1, 3 * MS, is_on=False), Turn(0, 4 * MS, is_on=False), Turn(1, 5 * MS, is_on=True)]
+    assert ran_spans(recorded([ran(2, 1, 1, 8)], turns), 2) == [(1 * MS, 3 * MS), (5 * MS, 8 * MS)]
+    assert ran_spans(recorded([ran(2, 1, 1, 4)], turns[:1]), 2) == [(1 * MS, 3 * MS)]
+    assert ran_spans(recorded([ran(2, 1, 5, 8)], turns), 2) == [(5 * MS, 8 * MS)]
+
+
+def test_the_last_of_a_recording_is_its_end() -> None:
+    found = last_of(recorded([ran(1, 0, 10, 11), ran(1, 0, 190, 191)], [Turn(0, 5, is_on=True)]), 20 * MS)
+    assert found.start_ns == 180 * MS
+    assert [one.start_ns for one in found.devices[0].ran] == [190 * MS]
+    assert found.devices[0].turns == []
 
 
 @given(st.integers(1, 10**10), st.integers(1, 10**10))
@@ -103,4 +124,4 @@ def test_a_curve_rises_and_stays_inside(latencies: list[list[int]]) -> None:
 def test_bars_and_lanes_have_one_mark_for_each() -> None:
     assert bars([("a", "50%", 0.5, 0), ("b", "120%", 1.2, 1)]).count("<rect") == 2
     drawn = timeline(act("x", [1, 2]).picture)
-    assert drawn.count("class=online") == drawn.count("class=offline") == 20
+    assert [drawn.count(f"class={kind}") for kind in ("request", "online", "offline")] == [1, 3, 20]

@@ -27,7 +27,8 @@ def test_the_demo_of_sharing_leaves_a_page(stage: Stage, tmp_path: Path) -> None
     for act in told["acts"]:
         assert act["latencies_ns"] == sorted(act["latencies_ns"])
         assert 0 < act["sm_activity"] <= 1.01
-        assert act["picture"]["bins"]
+        assert act["picture"]["online"]
+    assert Path(told["trace"]).is_file()
     text = page.read_text(encoding="utf-8")
     assert text.count("<svg") == 5
     assert not [word for word in ("src=", "href=", "@import", "url(") if word in text]

@@ -109,6 +109,7 @@ def test_a_mistake_gets_one_sentence(stage: Stage, words: list[str], said: tuple
 def test_the_bench_prints_every_figure(stage: Stage) -> None:
     figures = stage.json("bench", "device", "--rounds", "1")
     assert {"sim_kernels_per_s", "launch_ns", "wait_error_us_p50", "wait_error_us_p99", "idle_cpu_pct"} <= set(figures)
+    assert {"query_ns", "confirmed_launch_ns"} <= set(figures)
 
 
 def test_a_server_that_hangs_is_ended_all_the_same(gpus: Stage) -> None:

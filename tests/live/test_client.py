@@ -111,6 +111,17 @@ def test_a_strange_answer_is_the_peer_s_error(serve: Serve, answer: bytes, told:
         tenants_of(serve(lambda peer: peer.sendall(answer)))
 
 
+def test_descriptors_of_an_answer_that_never_ends_are_not_kept(serve: Serve) -> None:
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    begun = wire.encode(wire.Farewell("x"))[:3]
+    with (
+        pytest.raises(NodeAwayError),
+        Connection(serve(lambda peer: socket.send_fds(peer, [begun], [0, 1, 2]))) as connection,
+    ):
+        connection.ask(wire.List(wire.VERSION))
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 1
+
+
 def test_of_many_descriptors_only_those_of_a_welcome_are_kept(serve: Serve) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     farewell = wire.encode(wire.Farewell("x"))

@@ -90,6 +90,11 @@ def test_a_malformed_message_costs_its_sender_the_connection_and_says_why(node: 
     assert answer.detail
 
 
+def test_a_client_of_an_older_version_is_told_so(node: Indoors) -> None:
+    [answer] = heard(node.stranger(packed(type="list", version=1)))
+    assert answer == wire.Wrong(f"this node speaks version {wire.VERSION} of the protocol, not 1")
+
+
 SPECS: dict[str, tuple[Any, ...]] = {
     "a priority of twelve": ("offline", 12),
     "a priority below zero": ("offline", -1),

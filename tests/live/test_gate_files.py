@@ -146,6 +146,15 @@ def test_a_restart_keeps_the_file_and_what_tenants_wrote(tmp_path: Path, slots: 
     second.close()
 
 
+def test_a_node_with_fewer_slots_has_room_for_the_tenants_of_the_one_before(tmp_path: Path) -> None:
+    gates = LiveGates(tmp_path, 1)
+    seat = GateSeat(8, 3, 7, online=False)
+    gates.seat(0, GateRules(seats=(ONE, seat)))
+    assert gates.read(0) == GateRules(seats=(ONE, seat))
+    assert page(gates, 8) == bytes(roster.PAGE_BYTES)
+    gates.close()
+
+
 def test_what_is_left_of_a_device_on_which_nobody_is_says_so(tmp_path: Path) -> None:
     first = LiveGates(tmp_path, 2)
     for gpu in (0, 1, 2):

@@ -13,6 +13,7 @@ import pytest
 
 from cotenant.domain.kernel import Work
 from cotenant.live.softgpu import manage
+from tests.live.gates import OFFLINE, ONLINE, Gate
 from tests.live.hooks import NATIVE, WAYS, Hook, compiled, hook_before, run
 from tests.live.softgpus import PROGRAMS
 
@@ -35,10 +36,12 @@ NOT_COMPARED = {
     "face.py": "no program",
     "hostends.py": "waits for a device that is broken from outside",
     "longwait.py": "waits for a device that is lost",
+    "ordered.py": "does what a test says, line by line",
     "orphan.py": "runs until it is killed",
     "paced.py": "prints how long things took",
     "puppet.py": "speaks over a socket",
     "script.py": "prints how long things took",
+    "shortlived.py": "its children run until they are killed",
     "steered.py": "prints its pid",
     "tenant.py": "runs until it is killed",
     "tomorrow.py": "for a driver that does not exist yet",
@@ -54,6 +57,14 @@ WORK_FOR_IT = "spin 100000 80\ncopy 4096\ntake 65536\n"
 HEARD = {"worker.py": WORK_FOR_IT, "zeros.py": " ".join(hooked_symbols())}
 ON_TWO = ("peers.py", "two.py")
 WITHOUT_RECORD = {"bus.py", "visible.py"}
+BELOW = {"capture.py", "capture_beside.py", "contexts.py", "oldlaunch.py", "spins.py", "twins.py"}
+NOT_BELOW = {  # a launch below another tenant may wait until earlier work has ended
+    "deep.py": "queues more than ever ends: it takes seconds until the gate gives up",
+    "graphs.py": "expects a launch to return while earlier work runs",
+    "memops.py": "expects a launch to return while earlier work runs",
+    "streams.py": "expects a launch to return while earlier work runs",
+}
+SEATS = (None, ONLINE, OFFLINE)
 STAGES = ((True, 0), (False, 2))  # every launch timed; every second or so
 
 
@@ -71,8 +82,13 @@ def hook(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hook]:
 
 
 def test_every_exception_is_a_program() -> None:
-    named = {*NOT_COMPARED, *GIVEN, *HEARD, *ON_TWO, *WITHOUT_RECORD}
+    named = {*NOT_COMPARED, *GIVEN, *HEARD, *ON_TWO, *WITHOUT_RECORD, *BELOW, *NOT_BELOW}
     assert named <= {path.name for path in PROGRAMS.glob("*.py")}
+
+
+def seated(hook: Hook, environ: dict[str, str], seat: int | None) -> dict[str, str]:
+    """At the gate of a device whose other tenant does nothing, or at none."""
+    return environ if seat is None else Gate(hook.records.parent / "gates").environ(environ, hook.records, seat)
 
 
 def assert_same(program: str, hook: Hook) -> None:
@@ -80,7 +96,9 @@ def assert_same(program: str, hook: Hook) -> None:
     bare = run(command, hook.base, HEARD.get(program, ""))
     assert bare.returncode == 0, bare.stderr
     way, (measure, sample) = list(itertools.product(WAYS, STAGES))[SAME.index(program) % 4]
-    hooked = run(command, hook.environ(way, measure=measure, sample=sample), HEARD.get(program, ""))
+    seat = OFFLINE if program in BELOW else SEATS[SAME.index(program) % (2 if program in NOT_BELOW else 3)]
+    environ = seated(hook, hook.environ(way, measure=measure, sample=sample), seat)
+    hooked = run(command, environ, HEARD.get(program, ""))
     assert (hooked.returncode, hooked.stdout, hooked.stderr) == (0, bare.stdout, bare.stderr)
     assert bool(hook.recorded()) == (program not in WITHOUT_RECORD)
 
@@ -120,7 +138,7 @@ def test_any_calls_are_answered_the_same(seed: int, hook: Hook) -> None:
     bare = run(command, hook.base)
     assert bare.returncode == 0, bare.stderr
     way, (measure, sample) = list(itertools.product(WAYS, STAGES))[seed]
-    hooked = run(command, hook.environ(way, measure=measure, sample=sample))
+    hooked = run(command, seated(hook, hook.environ(way, measure=measure, sample=sample), (*SEATS, OFFLINE)[seed]))
     assert hooked.returncode == 0, hooked.stderr
     for number, (one, other) in enumerate(zip(bare.stdout.splitlines(), hooked.stdout.splitlines(), strict=True)):
         assert one == other, f"answer {number} of seed {seed}"

@@ -15,7 +15,7 @@ import pytest
 
 from cotenant.domain.kernel import KernelIdentity
 from cotenant.domain.load import TRAINING, Launch, Load
-from cotenant.experiment.fill.stage import Stage
+from cotenant.experiment.fill.stage import NodePolicy, Stage
 from cotenant.live.player import READY, image_for, quantile
 from cotenant.live.softgpu import manage
 
@@ -118,6 +118,11 @@ def test_a_pair_waits_for_each_other_and_the_books_say_who(tmp_path: Path) -> No
     online = Load("light", made("light", 10_000, 20_000, 15_000), requests=40)
     offline = Load("heavy", made("heavy", *[300_000] * 20), TRAINING)
     with Stage(tmp_path) as stage:
+        stage.rule(NodePolicy(delay="10%"))
+        for load in (online, offline):
+            stage.record(load)
+        governed = [stage.play(mode, online, offline) for mode in ("cotenant slices", "cotenant mps")]
+        through = stage.play("through", online, None)
         alone, beside = stage.play("alone", online, None), stage.play("slices", online, offline)
         together = stage.play("mps", online, offline)
         heavy = stage.play("offline alone", None, offline, 0.05)
@@ -125,6 +130,8 @@ def test_a_pair_waits_for_each_other_and_the_books_say_who(tmp_path: Path) -> No
     assert alone.online_delayed_ns == 0 < min(beside.online_delayed_ns, together.online_delayed_ns)
     assert alone.offline_done_ns == 0 < min(beside.offline_done_ns, together.offline_done_ns)
     assert heavy.requests == 0 < heavy.offline_done_ns <= heavy.wall_ns + 300_000
-    for scene in (beside, together, heavy):
+    assert through.online_delayed_ns == 0
+    assert [scene.requests for scene in (through, *governed)] == [40, 40, 40]
+    for scene in (beside, together, heavy, *governed):
         assert scene.offline_done_ns % 300_000 == 0
         assert scene.busy_ns <= scene.wall_ns

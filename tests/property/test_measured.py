@@ -110,7 +110,14 @@ def test_damage_is_named(read: Callable[[str], object], text: str, said: str) ->
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"not gzip", gzip.compress(b"abc" * 100)[:-9], gzip.compress(b"\xff\xfe\xfa")]
+    "content",
+    [b"", b"not gzip", gzip.compress(b"abc" * 100)[:-9], gzip.compress(b"\xff\xfe\xfa")],
+    ids=[
+        "empty",
+        "other",
+        "cut",
+        "binary",
+    ],  # the packed bytes hold the time, and every worker must know a test by one name
 )
 def test_a_file_that_is_not_whole_is_named(content: bytes) -> None:
     with pytest.raises(ConfigError):

@@ -208,3 +208,8 @@ def test_without_measurements_it_says_where_it_looked(tmp_path: Path) -> None:
 def test_damaged_engine_profiles_are_named(content: bytes) -> None:
     with pytest.raises(ConfigError, match="fetch it again"):
         read_layers(content, "there")
+
+
+def test_a_policy_that_says_nothing_leaves_the_node_its_own() -> None:
+    assert NodePolicy().flags() == []
+    assert NodePolicy(bound="1ms", gate="strict").flags() == ["--gate", "strict", "--bound", "1ms"]

@@ -56,6 +56,7 @@ static int greet(struct sg_server *server, int index, const struct sg_request *r
         return sg_say(client, &hello, sizeof hello);
     ct_device_client_cap(server->device, sg_now_ns(), client->model, client->admission.sm_cap);
     client->greeted = 1;
+    server->connection_of[(client->model & 0xffff) % SG_CLIENTS] = index;
     sg_sample_join(server, client);
     server->connected++;
     client->ring = sg_shared(&descriptors[0], sizeof *client->ring, "softgpu-ring");
@@ -385,5 +386,7 @@ int sg_answer(struct sg_server *server, int index, const struct sg_request *requ
     if (request->kind >= SG_CLIENT_TAKE && request->kind <= SG_EVENT_OPEN)
         return sg_share_answer(server, index, request);
     reply.result = decide(server, index, request, &reply);
+    if (request->kind == SG_PROJECT || request->kind == SG_EVENT_TIMES)
+        sg_outcomes_foretell(server, client, reply.c);
     return reply.result < 0 ? -1 : sg_say(client, &reply, sizeof reply);
 }

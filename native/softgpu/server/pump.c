@@ -38,12 +38,6 @@ static int oldest(struct sg_server *server, const uint8_t *blocked, uint64_t *at
     return best;
 }
 
-/* Whose an op is and which of its slots it came from, for the records. */
-static uint64_t tag_of(const struct sg_client *client)
-{
-    return (uint64_t)(uint32_t)client->pid << 32 | (uint32_t)client->head;
-}
-
 /* By induction no more than SG_WINDOW ops of a client are unfinished: each waits for the one SG_WINDOW before it. */
 static uint64_t *place(struct sg_client *client)
 {
@@ -75,7 +69,8 @@ static int has_room(struct sg_server *server, struct sg_client *client)
     return 1;
 }
 
-static int host(struct sg_server *server, struct sg_client *client, const struct sg_slot *slot, uint64_t now_ns)
+static int host(struct sg_server *server, struct sg_client *client, const struct sg_slot *slot, uint64_t tag,
+                uint64_t now_ns)
 {
     struct sg_host *free_host = NULL;
     for (int i = 0; i < SG_HOSTS && !free_host; i++)
@@ -91,7 +86,7 @@ static int host(struct sg_server *server, struct sg_client *client, const struct
         return result;
     *place(client) = made.before;
     client->submitted++;
-    result = ct_device_host(server->device, now_ns, slot->stream, tag_of(client), &made.op);
+    result = ct_device_host(server->device, now_ns, slot->stream, tag, &made.op);
     if (result != CT_DEVICE_OK)
         return CT_DEVICE_INVALID; /* the marker is in: not to be tried again */
     *free_host = made;
@@ -104,7 +99,7 @@ static int submit(struct sg_server *server, int index, const struct sg_slot *slo
 {
     struct sg_client *client = server->clients[index];
     struct ct_device *device = server->device;
-    uint64_t op = 0;
+    uint64_t op = 0, tag = sg_outcome_tag(server, index);
     int result = CT_DEVICE_INVALID;
     if (!sg_owns(server->streams, slot->stream, index))
         return CT_DEVICE_STALE;
@@ -115,32 +110,34 @@ static int submit(struct sg_server *server, int index, const struct sg_slot *slo
             break;
         if (sg_fault_at_launch(server, index, &kernel, now_ns))
             return CT_DEVICE_OK;
-        result = ct_device_launch(device, now_ns, slot->stream, &kernel, tag_of(client), &op);
+        result = ct_device_launch(device, now_ns, slot->stream, &kernel, tag, &op);
         sg_fault_launched(server, index, &kernel, op);
         break;
     }
     case SG_SLOT_COPY:
         if (slot->how >= CT_OP_COPY_HTOD && slot->how <= CT_OP_MEMSET)
-            result = ct_device_copy(device, now_ns, slot->stream, (int)slot->how, slot->value, tag_of(client), &op);
+            result = ct_device_copy(device, now_ns, slot->stream, (int)slot->how, slot->value, tag, &op);
         break;
     case SG_SLOT_RECORD:
         result = CT_DEVICE_STALE;
         if (sg_uses_event(server, slot->value, index))
-            result = ct_device_event_record(device, now_ns, slot->stream, (uint32_t)slot->value, 0, &op);
+            result = ct_device_event_record(device, now_ns, slot->stream, (uint32_t)slot->value, tag, &op);
         break;
     case SG_SLOT_WAIT:
         result = CT_DEVICE_STALE;
         if (sg_uses_event(server, slot->value, index))
-            result = ct_device_event_wait(device, now_ns, slot->stream, (uint32_t)slot->value, 0, &op);
+            result = ct_device_event_wait(device, now_ns, slot->stream, (uint32_t)slot->value, tag, &op);
         break;
     case SG_SLOT_HOST:
-        return host(server, client, slot, now_ns);
+        return host(server, client, slot, tag, now_ns);
     default:
         break;
     }
     if (result == CT_DEVICE_OK && op) {
         *place(client) = op;
         client->submitted++;
+        if (slot->kind == SG_SLOT_RECORD)
+            sg_outcomes_record(client, op);
     }
     return result;
 }
@@ -202,4 +199,5 @@ void sg_pump(struct sg_server *server, uint64_t now_ns)
     }
     sg_sample_until(server, now_ns);
     ct_device_advance(server->device, now_ns);
+    sg_outcomes_publish(server);
 }

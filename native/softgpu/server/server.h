@@ -16,10 +16,14 @@ enum { SG_CLIENTS = CT_DEVICE_MAX_CLIENTS, SG_HOSTS = 256, SG_CONNECTIONS = 128 
 /* How far one answer looks ahead, in changes of the model: a few milliseconds at most, whatever was launched. */
 enum { SG_FORESIGHT = 10000 };
 
+/* Records of events whose end is foretold with an answer, per client, and how many changes further it looks for each. */
+enum { SG_FORETOLD = 128, SG_FORETELL_STEPS = 32 };
+
 /* After so many slots of nonsense a client is dropped. */
 enum { SG_NONSENSE = 4096 };
 
-/* What ran lately: as many ops are remembered. */
+/* What ran lately: as many ops are remembered. A completion that is overwritten before its client is told of it costs that
+ * client a question. */
 enum { SG_TRACE_RECORDS = 65536 };
 
 /* Shorter time slices are refused: each costs the server two steps, as long as two clients have work. */
@@ -63,6 +67,11 @@ struct sg_host {
     uint64_t op;
 };
 
+/* The record of an event: the slot that asked for it, and what it became. */
+struct sg_record {
+    uint64_t slot, op;
+};
+
 /* What a client used up to a sample boundary. */
 struct sg_use {
     uint64_t busy_ns, sm_ns, traffic_bytes;
@@ -83,6 +92,8 @@ struct sg_client {
     uint64_t submitted; /* ops given to the model so far */
     uint64_t window[SG_WINDOW]; /* the last of them, by number modulo SG_WINDOW */
     uint64_t slot_ops[SG_RING_SLOTS]; /* what the last slots became, by number modulo SG_RING_SLOTS; 0: nothing */
+    struct sg_record records[SG_FORETOLD]; /* of events, the latest: by number modulo SG_FORETOLD */
+    uint64_t record_first, record_count;   /* the oldest that may be under way, and how many there ever were */
     struct sg_host hosts[SG_HOSTS];
     uint64_t own_bytes, shared_bytes; /* memory of the client itself, and the part of it that is in shares */
     uint64_t came; /* number of the latest sample when it came */
@@ -113,6 +124,8 @@ struct sg_server {
     int bulletin_fd;
     struct sg_bulletin *bulletin;
     struct sg_client *clients[SG_CONNECTIONS];
+    int connection_of[SG_CLIENTS]; /* by the model's index of a client */
+    uint64_t published;            /* records that clients were told of */
     struct sg_owner contexts[CT_DEVICE_MAX_HANDLES + 1];
     struct sg_owner streams[CT_DEVICE_MAX_HANDLES + 1];
     struct sg_owner events[CT_DEVICE_MAX_HANDLES + 1];
@@ -141,6 +154,16 @@ uint64_t sg_wall_ns(void);
 void sg_pump(struct sg_server *server, uint64_t now_ns);
 /* When this client's next slot can be taken, or an instant before which it cannot; CT_DEVICE_DONE: now. */
 uint64_t sg_pump_room(struct sg_server *server, struct sg_client *client);
+
+/* What every op is tagged with, so that its completion finds the slot it came from. */
+uint64_t sg_outcome_tag(const struct sg_server *server, int index);
+/* Writes what was completed since into the rings of those who asked for it. */
+void sg_outcomes_publish(struct sg_server *server);
+/* The slot just taken records an event. */
+void sg_outcomes_record(struct sg_client *client, uint64_t op);
+/* Writes into this client's ring when its records will be complete, as far as that can be seen from where the last
+ * projection ended. `count` is the bulletin's, read before the rings were. */
+void sg_outcomes_foretell(struct sg_server *server, struct sg_client *client, uint64_t count);
 
 /* Answers one message. -1: the client broke the protocol and is to be dropped. */
 int sg_answer(struct sg_server *server, int index, const struct sg_request *request);

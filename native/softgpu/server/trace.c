@@ -7,9 +7,7 @@
 
 void sg_trace_start(struct sg_server *server)
 {
-    const uint32_t kinds = 1u << CT_OP_KERNEL | 1u << CT_OP_COPY_HTOD | 1u << CT_OP_COPY_DTOH | 1u << CT_OP_COPY_DTOD |
-                           1u << CT_OP_MEMSET | 1u << CT_OP_HOST | CT_RECORD_TURNS;
-    ct_device_record_kinds(server->device, kinds);
+    ct_device_record_kinds(server->device, ((1u << CT_OP_KINDS) - 1) | CT_RECORD_TURNS);
 }
 
 /* A file of a memory of its own, so that the asker may read while the ring goes on. */

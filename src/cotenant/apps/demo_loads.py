@@ -41,11 +41,11 @@ def _bottlenecks(factor: float, host_us: int, blocks: int, direction: str) -> li
     return launches
 
 
-def service(requests: int) -> Load:
+def service(requests: int, seed: int) -> Load:
     """Inference, a batch of 4: requests come at random."""
     launches = [_kernel("conv_stem", 60.0, INFERENCE_HOST_US, 160), *_bottlenecks(1.0, INFERENCE_HOST_US, 160, "fwd")]
     launches.append(_kernel("fully_connected", 15.0, INFERENCE_HOST_US, 40))
-    return Load("service", tuple(launches), poisson(RATE_PER_S, 1), requests)
+    return Load("service", tuple(launches), poisson(RATE_PER_S, seed), requests)
 
 
 def training() -> Load:

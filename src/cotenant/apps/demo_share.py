@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
@@ -12,28 +10,29 @@ import msgspec
 from rich.console import Console
 
 from cotenant.apps.demo_loads import service, training
-from cotenant.apps.report.act import Act, Bin, Picture
+from cotenant.apps.report.act import Act, Picture, Span
 from cotenant.apps.report.page import report_page
 from cotenant.apps.show import table
 from cotenant.apps.show_profile import duration
+from cotenant.apps.trace import record, write
 from cotenant.domain.instant import MILLISECOND_NS
 from cotenant.domain.load import Load
-from cotenant.errors import ConfigError, WorldError
-from cotenant.experiment.fill.scene import Mode, client_of
+from cotenant.domain.trace import Recording, Turn
+from cotenant.errors import ConfigError, CotenantError, WorldError
+from cotenant.experiment.fill.scene import Mode
 from cotenant.experiment.fill.stage import NodePolicy, Performance, Stage
-from cotenant.live.clock import pause
-from cotenant.live.process import start_piped
+from cotenant.live.player import quantile
 
 ACTS: Final[tuple[tuple[Mode, str], ...]] = (
     ("alone", "alone"),
     ("slices", "default sharing"),
     ("cotenant slices", "cotenant"),
 )
-ALONE_S: Final = 1.5
+ALONE_S: Final = 1.0
+ROUNDS: Final = 3
 PICTURE_NS: Final = 20 * MILLISECOND_NS
-_PICTURE_REQUESTS: Final = 20
-_LOOKS_NS: Final = 200 * MILLISECOND_NS
-_TRACE_S: Final = 1
+_BEFORE_NS: Final = 2 * MILLISECOND_NS
+_TRACE_NS: Final = 1000 * MILLISECOND_NS
 _V100_SMS: Final = 80
 
 
@@ -52,7 +51,7 @@ def tell_share_story(
     console: Console, home: Path, report: Path, requests: int, say: Callable[[str], None], *, as_json: bool
 ) -> int:
     """Three acts, a table, a page; returns 0 when every act ended as it should."""
-    online, offline = service(requests), training()
+    online, offline = service(requests, 0), training()
     say(f"demo: a software V100 and a node of their own in {home}")
     with Stage(home, detail=True) as stage:
         stage.rule(NodePolicy())
@@ -61,14 +60,13 @@ def tell_share_story(
             stage.record(load)
         say("demo: the training job alone, for its own pace")
         alone = stage.perform("offline alone", None, offline, for_s=ALONE_S).scene
-        acts = [_act(stage, mode, name, online, offline, say) for mode, name in ACTS]
-        trace = _trace(stage, online, offline, report.with_name("demo-trace.json"), say)
+        acts, trace = _acts(stage, requests, offline, report.with_name("demo-trace.json"), say)
     steps_per_s = alone.offline_done_ns / offline.kernels_ns / (alone.wall_ns / 1e9)
     try:
         report.write_text(report_page(acts, online, offline, steps_per_s, trace), encoding="utf-8")
     except OSError as error:
         raise ConfigError("--report", str(report), f"it cannot be written: {error.strerror}") from None
-    fine = all(act.requests == online.requests for act in acts) and all(act.steps_per_s > 0 for act in acts[1:])
+    fine = all(act.requests == requests for act in acts) and all(act.steps_per_s > 0 for act in acts[1:])
     story = Story(fine, acts, steps_per_s, str(report.absolute()), trace)
     if as_json:
         print(msgspec.json.encode(story).decode())
@@ -77,106 +75,137 @@ def tell_share_story(
     return 0 if fine else 1
 
 
-def _act(stage: Stage, mode: Mode, name: str, online: Load, offline: Load, say: Callable[[str], None]) -> Act:
-    beside = None if mode == "alone" else offline
-    with_whom = "" if beside is None else ", beside the training job"
-    rate = online.arrival.rate_per_s
-    say(f"demo: {name}: {online.requests} requests to the service, {rate:g} a second at random instants{with_whom}")
-    performance = stage.perform(mode, online, beside)
-    return act_of(name, performance, offline, _picture(stage, mode, online, beside))
+def _acts(stage: Stage, requests: int, offline: Load, trace: Path, say: Callable[[str], None]) -> tuple[list[Act], str]:
+    """The acts in turn, several times: what else the machine does meanwhile should not meet one of them alone.
+
+    The last round is the one that pictures are taken of, and under cotenant the trace.
+    """
+    played: dict[Mode, list[Performance]] = {mode: [] for mode, _ in ACTS}
+    pictures: dict[Mode, Picture] = {}
+    written = ""
+    for number in range(ROUNDS):
+        online = service(requests * (number + 1) // ROUNDS - requests * number // ROUNDS, number)
+        for mode, name in ACTS:
+            say(f"demo: round {number + 1} of {ROUNDS}, {name}: {online.requests} requests to the service")
+            seen = Camera(stage, say)
+            look = seen.look if number == ROUNDS - 1 else (lambda _online, _offline: None)
+            performance = stage.perform(mode, online, None if mode == "alone" else offline, look=look)
+            played[mode].append(performance)
+            if seen.recording is not None:
+                pictures[mode] = picture_of(seen.recording, seen.pids, _spans(performance))
+                written = _write(seen.recording, trace, say) if mode == "cotenant slices" else ""
+    return [act_of(name, played[mode], offline, pictures[mode]) for mode, name in ACTS], written
 
 
-def act_of(name: str, performance: Performance, offline: Load, picture: Picture) -> Act:
-    """What one act showed."""
-    scene, said = performance.scene, performance.online
-    wall_s = scene.wall_ns / 1e9
+class Camera:
+    """What the device and the programs remember, at the end of a run."""
+
+    def __init__(self, stage: Stage, say: Callable[[str], None]) -> None:
+        """Nothing yet."""
+        self._stage = stage
+        self._say = say
+        self.pids = (0, 0)
+        self.recording: Recording | None = None
+
+    def look(self, online_pid: int, offline_pid: int) -> None:
+        """Keep it."""
+        self.pids = (online_pid, offline_pid)
+        self.recording = record(self._stage.places, 0, Console(stderr=True), self._say)
+
+
+def _spans(performance: Performance) -> list[Span]:
+    return [(due, end) for due, _, end in performance.online["detail"]]
+
+
+def act_of(name: str, performances: Sequence[Performance], offline: Load, picture: Picture) -> Act:
+    """What the rounds of one act showed, together."""
+    scenes = [one.scene for one in performances]
+    latencies_ns = sorted(end - due for one in performances for due, _, end in one.online["detail"])
+    wall_ns = sum(scene.wall_ns for scene in scenes)
     return Act(
         name=name,
-        requests=said["requests"],
-        requests_per_s=said["requests_per_s"],
-        p50_ns=scene.latency_p50_ns,
-        p99_ns=scene.latency_p99_ns,
-        max_ns=said["latency_ns"]["max"],
-        latencies_ns=sorted(end - due for due, _, end in said["detail"]),
-        steps_per_s=scene.offline_done_ns / offline.kernels_ns / wall_s,
-        busy=scene.busy_ns / scene.wall_ns,
-        sm_activity=scene.sm_ns / (scene.wall_ns * _V100_SMS),
-        waited_ns=scene.online_delayed_ns,
+        requests=len(latencies_ns),
+        requests_per_s=len(latencies_ns) / (sum(one.online["completion_ns"] for one in performances) / 1e9),
+        p50_ns=quantile(latencies_ns, 0.5),
+        p99_ns=quantile(latencies_ns, 0.99),
+        max_ns=latencies_ns[-1],
+        latencies_ns=latencies_ns,
+        steps_per_s=sum(scene.offline_done_ns for scene in scenes) / offline.kernels_ns / (wall_ns / 1e9),
+        busy=sum(scene.busy_ns for scene in scenes) / wall_ns,
+        sm_activity=sum(scene.sm_ns for scene in scenes) / (wall_ns * _V100_SMS),
+        waited_ns=sum(scene.online_delayed_ns for scene in scenes),
         picture=picture,
     )
 
 
-def _picture(stage: Stage, mode: Mode, online: Load, offline: Load | None) -> Picture:
-    """A short run that is only looked at: asking for the books again and again would slow what is counted."""
-    looks: list[tuple[int, int, int]] = []
-
-    def look(online_pid: int, offline_pid: int) -> None:
-        while not looks or looks[-1][0] - looks[0][0] < _LOOKS_NS:
-            books = stage.books()
-            clients = [client_of(books, pid)["counters"]["sm_ns"] if pid else 0 for pid in (online_pid, offline_pid)]
-            looks.append((books["now_ns"], clients[0], clients[1]))
-            pause(0.0001)
-
-    few = msgspec.structs.replace(online, requests=min(_PICTURE_REQUESTS, online.requests))
-    performance = stage.perform(mode, few, offline, meanwhile=look)
-    return picture_of(looks, [(due, end) for due, _, end in performance.online["detail"]])
+def picture_of(recording: Recording, pids: tuple[int, int], requests: Sequence[Span]) -> Picture:
+    """The 20 ms, a little before a request was due, in which the service had the most of the device."""
+    spans = {pid: ran_spans(recording, pid) for pid in pids}
+    online, offline = spans[pids[0]], spans[pids[1]] if pids[1] else []
+    if not online:
+        raise WorldError("the device remembers nothing of the service; try again")
+    begins = [due - _BEFORE_NS for due, end in requests if due - _BEFORE_NS >= online[0][0]] or [online[0][0]]
+    begin_ns = max(begins, key=lambda begin: sum(end - start for start, end in cut(online, begin, begin + PICTURE_NS)))
+    window = begin_ns, begin_ns + PICTURE_NS
+    return Picture(*window, cut(requests, *window), cut(online, *window), cut(offline, *window))
 
 
-def picture_of(looks: Sequence[tuple[int, int, int]], requests: Sequence[tuple[int, int]]) -> Picture:
-    """The 20 ms in which the online program had the most of the device, as shares of its SMs from look to look."""
-    bins = []
-    for (begin, *before), (end, *after) in itertools.pairwise(looks):
-        whole_ns = _V100_SMS * (end - begin)
-        if whole_ns > 0:
-            online, offline = ((last - first) / whole_ns for first, last in zip(before, after, strict=True))
-            bins.append(Bin(begin, end, online, offline))
-    if not bins:
-        raise WorldError("the device was not looked at; try again")
+def ran_spans(recording: Recording, pid: int) -> list[Span]:
+    """When a program's kernels ran, in order, without the time they were switched out."""
+    found: list[Span] = []
+    for device in recording.devices:
+        turns: dict[int, list[Turn]] = {}
+        for turn in device.turns:
+            turns.setdefault(turn.client, []).append(turn)
+        for ran in device.ran:
+            if ran.pid != pid or not ran.kind.on_sms:
+                continue
+            start_ns: int | None = ran.start_ns
+            for turn in turns.get(ran.client, []):
+                if not ran.start_ns < turn.at_ns < ran.end_ns:
+                    continue
+                if turn.is_on:
+                    start_ns = turn.at_ns
+                elif start_ns is not None:
+                    found.append((start_ns, turn.at_ns))
+                    start_ns = None
+            if start_ns is not None:
+                found.append((start_ns, ran.end_ns))
+    return sorted(found)
 
-    def online_ns(begin_ns: int) -> float:
-        inside = (one for one in bins if begin_ns <= one.begin_ns < begin_ns + PICTURE_NS)
-        return sum(one.online * (one.end_ns - one.begin_ns) for one in inside)
 
-    begin_ns = max((one.begin_ns for one in bins), key=online_ns)
-    end_ns = begin_ns + PICTURE_NS
-    return Picture(
-        begin_ns,
-        end_ns,
-        [one for one in bins if begin_ns <= one.begin_ns < end_ns],
-        [(due, end) for due, end in requests if end > begin_ns and due < end_ns],
-    )
+def cut(spans: Sequence[Span], begin_ns: int, end_ns: int) -> list[Span]:
+    """What of them lies within a window, whole."""
+    return [(start, end) for start, end in spans if end > begin_ns and start < end_ns]
 
 
-def _trace(stage: Stage, online: Load, offline: Load, path: Path, say: Callable[[str], None]) -> str:
-    """What ran when under cotenant, as Perfetto reads it; the file's name, or nothing and a word about it."""
-    where = ["--runtime", str(stage.places.runtime), "--state", str(stage.places.state)]
-    command = [
-        sys.executable,
-        "-m",
-        "cotenant",
-        "trace",
-        "-o",
-        str(path.absolute()),
-        "--seconds",
-        str(_TRACE_S),
-        *where,
-    ]
-    process = None
-
-    def start(_online: int, _offline: int) -> None:
-        nonlocal process
-        process = start_piped(command)
-
-    few = msgspec.structs.replace(online, requests=max(1, round(_TRACE_S * online.arrival.rate_per_s)))
-    stage.perform("cotenant slices", few, offline, meanwhile=start)
-    if process is None:
+def _write(recording: Recording, path: Path, say: Callable[[str], None]) -> str:
+    """The last second as Perfetto reads it; the file's name, or nothing and a word about it."""
+    try:
+        write(last_of(recording, _TRACE_NS), str(path))
+    except CotenantError as error:
+        say(f"demo: no trace: {error}")
         return ""
-    _, complained = process.communicate()
-    if process.returncode or not path.exists():
-        say(f"demo: no trace: {(complained.strip().splitlines() or ['it was not written'])[-1]}")
-        return ""
-    say(f"demo: what ran when is in {path}: open it at ui.perfetto.dev")
+    say(f"demo: what ran when under cotenant is in {path}: open it at ui.perfetto.dev")
     return str(path.absolute())
+
+
+def last_of(recording: Recording, span_ns: int) -> Recording:
+    """Its end: a page of a browser should not have to hold the rest."""
+    start_ns = max(recording.start_ns, recording.end_ns - span_ns)
+    programs = tuple(
+        msgspec.structs.replace(one, asked=[asked for asked in one.asked if asked.at_ns >= start_ns])
+        for one in recording.programs
+    )
+    devices = tuple(
+        msgspec.structs.replace(
+            one,
+            ran=[ran for ran in one.ran if ran.start_ns >= start_ns],
+            turns=[turn for turn in one.turns if turn.at_ns >= start_ns],
+        )
+        for one in recording.devices
+    )
+    return msgspec.structs.replace(recording, start_ns=start_ns, programs=programs, devices=devices)
 
 
 def _show(console: Console, story: Story) -> None:
@@ -200,7 +229,5 @@ def _show(console: Console, story: Story) -> None:
     title = f"one software V100; the training job alone: {story.offline_alone_steps_per_s:.1f} steps/s"
     console.print()
     console.print(table(title, headers, rows))
-    console.print(
-        "BUSY: part of the time the device ran anything; SMS: part of its SMs; WAITED: its kernels, for others"
-    )
+    console.print("BUSY: the device ran anything; SMS: part of them at work; WAITED: its kernels, for others")
     console.print(f"the report: {story.report}", highlight=False, soft_wrap=True)

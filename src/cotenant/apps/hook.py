@@ -15,6 +15,7 @@ import msgspec
 from cotenant.domain.profile import Profile, merge
 from cotenant.errors import CotenantError, WorldError
 from cotenant.format.config import RunConfig
+from cotenant.format.known import FILE_NAME, encode_known
 from cotenant.format.record import Record
 from cotenant.live.clock import unix_ns
 from cotenant.live.gate import GATE_VARIABLE
@@ -127,7 +128,9 @@ def _prepare(
     try:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         _clear_away(home)
-        return Hooked(config, home, driver, task, measuring=_is_measuring(config.measure, task, store), say=say)
+        hooked = Hooked(config, home, driver, task, measuring=_is_measuring(config.measure, task, store), say=say)
+        _tell_known(hooked.records, task, store)
+        return hooked
     except OSError as error:
         say(f"the hook cannot be put in place: {error.strerror} ({error.filename}); the program runs without it")
         return None
@@ -155,6 +158,15 @@ def _is_measuring(wanted: str, task: str, store: ProfileStore | None) -> bool:
         measured = [one for key in keys for one in store.recordings(key) if one.profile.span_ns]
         return len(measured) < runs
     return False
+
+
+def _tell_known(records: Path, task: str, store: ProfileStore | None) -> None:
+    """Put what earlier runs of the task say of its kernels beside its records; without it the hook learns anew."""
+    with contextlib.suppress(CotenantError):
+        keys = [key for key in store.keys() if key.task == task] if store is not None else []  # noqa: SIM118
+        kept = [found for key in keys if store is not None and (found := store.get(key)) is not None]
+        if kept:
+            (records / FILE_NAME).write_bytes(encode_known(one.profile for one in kept))
 
 
 def profiles_of(records: Iterable[Record], task: str) -> list[Profile]:

@@ -26,6 +26,8 @@ from cotenant.live.page import SLOT_VARIABLE, TERMS_VARIABLE, read_page, slot_te
 from cotenant.live.process import Child, describe_ending, exec_failure_code, start_in_background
 
 DEFAULT_PRIORITY: Final = {Kind.ONLINE: 2, Kind.OFFLINE: 7}
+_MPS_PRIORITY: Final = "CUDA_MPS_CLIENT_PRIORITY"
+_BELOW_NORMAL: Final = "1"
 _IDLE_EXIT_NS: Final = 300 * 10**9
 _START_TRIES: Final = 600
 _RESTART_TRIES: Final = 30
@@ -135,9 +137,14 @@ class Membership:
     def _accept(self, answer: wire.Welcome, handed: list[int]) -> None:
         if not handed:
             raise PeerError("the node's welcome came without a terms page")
-        said = read_page(handed[0])
-        if said is None or slot_text(said) != slot_text(answer.terms):  # the priority may have changed already
-            raise PeerError("the terms page does not say what the welcome says")
+        try:
+            said = read_page(handed[0])
+            if said is None or slot_text(said) != slot_text(answer.terms):  # the priority may have changed already
+                raise PeerError("the terms page does not say what the welcome says")
+        except PeerError:
+            for descriptor in handed:
+                os.close(descriptor)
+            raise
         for descriptor in (*self.gate, *([self.page] if self.page >= 0 else [])):
             os.close(descriptor)
         self.page, *self.gate = handed
@@ -231,6 +238,7 @@ def run_tenant(
     if membership.terms.gpu < 0 and (spec.memory_bytes or spec.share_ppm):
         say("the node knows no GPU: memory and share are noted, not reserved; start it with --gpu NAME=MEMORY")
     environ = {
+        **_behind_others(spec.kind),
         **os.environ,
         **variables,
         TERMS_VARIABLE: str(membership.page),
@@ -251,6 +259,11 @@ def run_tenant(
     unseen = "; the hook saw nothing of its GPU use" if hooked is not None and hooked.unseen else ""
     membership.leave(describe_ending(code) + unseen)
     return code
+
+
+def _behind_others(kind: Kind) -> dict[str, str]:
+    """Under MPS an offline tenant's blocks come after all others': what runs gives way block by block."""
+    return {_MPS_PRIORITY: _BELOW_NORMAL} if kind is Kind.OFFLINE else {}
 
 
 def _attend(child: Child, membership: Membership, hooked: Hooked | None) -> None:

@@ -23,8 +23,8 @@ def add_study_commands(commands: Any) -> None:
     simulate.add_argument("--log", action="store_true", help="print every turn")
     simulate.add_argument("--journal", default="", metavar="FILE", help="write the journal here")
     bench = add_command(commands, "bench", "Measure cotenant itself.", _bench, json=True)
-    about = "loop: the two clocks; device: the software GPU; hook: what it costs a launch; fill: pairs that share"
-    bench.add_argument("name", choices=["loop", "device", "hook", "fill"], help=about)
+    about = "loop: the two clocks; device: the software GPU; hook, gate: what they cost a launch; fill: pairs"
+    bench.add_argument("name", choices=["loop", "device", "hook", "gate", "fill"], help=about)
     bench.add_argument(
         "--rounds", type=int, default=None, help="interleaved repetitions (default 5; fill: 3, quick: 1)"
     )
@@ -118,10 +118,12 @@ def _bench_fill(options: argparse.Namespace) -> int:
 def _bench_plain(name: str, rounds: int, *, as_json: bool) -> int:
     from cotenant.apps.show import show_bench
     from cotenant.experiment.device import bench_device
+    from cotenant.experiment.gate import bench_gate
     from cotenant.experiment.hook import bench_hook
     from cotenant.experiment.loop import bench_loop
 
-    figures = {"loop": bench_loop, "device": bench_device, "hook": bench_hook}[name](rounds, say)
+    benches = {"loop": bench_loop, "device": bench_device, "hook": bench_hook, "gate": bench_gate}
+    figures = benches[name](rounds, say)
     if not as_json:
         show_bench(Console(), figures)
     else:

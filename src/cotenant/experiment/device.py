@@ -1,4 +1,4 @@
-"""How fast is the software GPU? The model in simulated time, and a launch and a wait in real time."""
+"""How fast is the software GPU? The model in simulated time, and launches, waits and queries in real time."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ KERNELS: Final = 200_000
 WAITS: Final = 200
 BURST: Final = 256
 WAIT_NS: Final = 1_000_000
+CONFIRMED_NS: Final = 20_000
 IDLE_S: Final = 3.0
 _MIXED: Final = (
     Kernel(blocks=640, block_ns=10_000),
@@ -41,7 +42,7 @@ _SMALL: Final = (
 def bench_device(rounds: int, say: Callable[[str], None]) -> dict[str, object]:
     """Medians over interleaved rounds; the wait errors of all rounds are pooled, early ones count like late ones."""
     rates: dict[str, list[float]] = {"sliced mixed": [], "sliced small": [], "together small": [], "together mixed": []}
-    launches: list[int] = []
+    costs: dict[str, list[float]] = {"launch_ns": [], "query_ns": [], "confirmed_ns": []}
     wrong = Recorder()
     early = 0
     idle: list[float] = []
@@ -54,8 +55,9 @@ def bench_device(rounds: int, say: Callable[[str], None]) -> dict[str, object]:
             rates["sliced small"].append(_kernels_per_s(_SMALL, OWN_GROUP))
             rates["together small"].append(_kernels_per_s(_SMALL, 1))
             rates["together mixed"].append(_kernels_per_s(_MIXED, 1))
-            seen = _probe(home)
-            launches.append(int(statistics.median(seen["launch_ns"])))
+            seen = {**_probe(home, WAITS, BURST, WAIT_NS), **_probe(home, "events", WAITS, CONFIRMED_NS)}
+            for what, medians in costs.items():
+                medians.append(statistics.median(seen[what]))
             for late_ns in seen["late_ns"]:
                 wrong.record(abs(late_ns))
                 early += late_ns < 0
@@ -71,7 +73,9 @@ def bench_device(rounds: int, say: Callable[[str], None]) -> dict[str, object]:
         "sim_kernels_per_s_one_wave": statistics.median(rates["sliced small"]),
         "sim_kernels_per_s_one_group": statistics.median(rates["together mixed"]),
         "sim_kernels_per_s_one_group_one_wave": statistics.median(rates["together small"]),
-        "launch_ns": statistics.median(launches),
+        "launch_ns": statistics.median(costs["launch_ns"]),
+        "query_ns": statistics.median(costs["query_ns"]),
+        "confirmed_launch_ns": statistics.median(costs["confirmed_ns"]),
         "wait_error_us_p50": _microseconds(waits, 0.5),
         "wait_error_us_p99": _microseconds(waits, 0.99),
         "early_waits": early,
@@ -95,8 +99,8 @@ def _kernels_per_s(kernels: tuple[Kernel, ...], group_label: int) -> float:
     return sum(result.completions for result in results) / seconds
 
 
-def _probe(home: Path) -> dict[str, list[int]]:
-    said = run_to_end(_command(WAITS, BURST, WAIT_NS), probe.environment(home))
+def _probe(home: Path, *words: object) -> dict[str, list[int]]:
+    said = run_to_end(_command(*words), probe.environment(home))
     seen: dict[str, Any] = msgspec.json.decode(said)
     return seen
 

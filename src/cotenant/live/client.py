@@ -35,6 +35,7 @@ class Connection:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(timeout_s), 0))
         self._frames = wire.Frames(wire.ANSWER_LIMIT_BYTES)
         self._answers: list[bytes] = []
+        self._handed: list[int] = []  # descriptors that came with an answer that is not complete yet
         try:
             self._socket.connect(str(path))
         except PermissionError:
@@ -62,12 +63,11 @@ class Connection:
 
     def ask(self, request: wire.Request) -> tuple[wire.Answer, list[int]]:
         """The answer and the descriptors that came along; raises `NodeAwayError` when the node dies meanwhile."""
-        descriptors: list[int] = []
         try:
             self._socket.sendall(wire.encode(request))
             while not self._answers:
                 data, received = self._receive()
-                descriptors += received
+                self._handed += received
                 self._answers += self._frames.feed(data)
         except TimeoutError:
             raise WorldError("the node does not answer; see its log, or restart it") from None
@@ -76,11 +76,14 @@ class Connection:
         answer = wire.decode_answer(self._answers.pop(0))
         if isinstance(answer, wire.Wrong):
             raise PeerError(f"the node refuses to talk: {answer.detail}")
-        return answer, descriptors
+        handed, self._handed = self._handed, []
+        return answer, handed
 
     def close(self) -> None:
         """Hang up."""
         self._socket.close()
+        while self._handed:
+            os.close(self._handed.pop())
 
     def __enter__(self) -> Self:
         """For a single question."""

@@ -43,7 +43,8 @@ class LiveGates:
 
     def seat(self, gpu: int, rules: GateRules) -> None:
         """Replace a roster; the pages of those who were not on it are cleared first: nobody looks at them yet."""
-        file = self._file(gpu)
+        # A restarted node may have fewer slots than its tenants hold, and may have lost the file.
+        file = self._file(gpu, max((seat.slot + 1 for seat in rules.seats), default=0))
         memory = memoryview(file.memory)
         known = {(seat.slot, seat.generation) for seat in roster.read_roster(memory).seats}
         for seat in rules.seats:
@@ -80,7 +81,7 @@ class LiveGates:
             os.close(file.writing)
         self._files.clear()
 
-    def _file(self, gpu: int) -> _File:
+    def _file(self, gpu: int, least_slots: int = 0) -> _File:
         known = self._files.get(gpu)
         if known is not None:
             return known
@@ -89,7 +90,7 @@ class LiveGates:
             writing = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
                 # It grows and never shrinks: a tenant that mapped it would be ended by SIGBUS.
-                size_bytes = max(roster.file_bytes(self._slots), os.fstat(writing).st_size)
+                size_bytes = max(roster.file_bytes(max(self._slots, least_slots)), os.fstat(writing).st_size)
                 os.posix_fallocate(writing, 0, size_bytes)  # a full disk is said here
                 memory = mmap.mmap(writing, size_bytes)
                 reading = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)

@@ -294,9 +294,10 @@ class NodeMachine:
 
     def _crowd(self, gpu: int, leaving: int = 0) -> list[Action]:
         """What the others on a device must hear when somebody joins them, or has left: nothing if they are many."""
-        slots = self._seats.slots(gpu)
-        others = len(slots) - leaving
-        return [Crowd(self.turn, tuple(slots), others)] if slots and len(slots) <= NEIGHBOURS_LIMIT else []
+        here = self._seats.count(gpu)
+        if not 0 < here <= NEIGHBOURS_LIMIT:
+            return []
+        return [Crowd(self.turn, self._seats.slots(gpu), here - leaving)]
 
     def _find_tenant(self, name: str, uid: int, *, is_owner: bool) -> Tenant | Reject:
         """A tenant that this user may change: its own, or anybody's on a node of its own."""

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import msgspec
 
-
-class Bin(msgspec.Struct, frozen=True, array_like=True):
-    """From one look at the device's books to the next: which part of its SMs each program had."""
-
-    begin_ns: int
-    end_ns: int
-    online: float
-    offline: float
+Span: TypeAlias = tuple[int, int]
+"""From when to when, in nanoseconds of the monotonic clock."""
 
 
 class Picture(msgspec.Struct, frozen=True):
-    """Some milliseconds of a device."""
+    """Some milliseconds of a device, by its own record of what ran."""
 
     begin_ns: int
     end_ns: int
-    bins: list[Bin]
-    requests: list[tuple[int, int]]
+    requests: list[Span]
     """When each was due and when it was complete."""
+    online: list[Span]
+    """When kernels of the service ran, without the time they were switched out."""
+    offline: list[Span]
 
 
 class Act(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import Final
 
@@ -16,6 +16,7 @@ _CURVE_HEIGHT: Final = 260
 _LANE_HEIGHT: Final = 46
 _STEPS: Final = 200  # points of a curve: more than a screen tells apart
 _NS_PER_MS: Final = 1e6
+_THINNEST: Final = 0.3
 
 
 def curves(acts: Sequence[Act]) -> str:
@@ -41,9 +42,7 @@ def curves(acts: Sequence[Act]) -> str:
     return _svg(_CURVE_HEIGHT, parts, "distribution of latencies")
 
 
-def _axes(x_of: object, y_of: object, least: int, most: int) -> str:
-    assert callable(x_of)
-    assert callable(y_of)
+def _axes(x_of: Callable[[float], float], y_of: Callable[[float], float], least: int, most: int) -> str:
     lines = []
     for part in (0.0, 0.5, 0.9, 1.0):
         y = y_of(part)
@@ -80,7 +79,7 @@ def bars(rows: Sequence[tuple[str, str, float, int]]) -> str:
 
 
 def timeline(picture: Picture) -> str:
-    """Requests as bars; below them which part of the SMs each program had, from look to look."""
+    """Requests as bars; below them the kernels of each program as they ran."""
     span_ns = picture.end_ns - picture.begin_ns
 
     def x_of(at_ns: int) -> float:
@@ -88,17 +87,12 @@ def timeline(picture: Picture) -> str:
         return _LEFT + inside_ns / span_ns * (_WIDTH - _LEFT - _RIGHT)
 
     parts = [f"<text x=0 y={24 + lane * _LANE_HEIGHT}>{name}</text>" for lane, name in enumerate(_LANES)]
-    for due_ns, end_ns in picture.requests:
-        width = max(x_of(end_ns) - x_of(due_ns), 1.0)
-        parts.append(f"<rect class=request x={x_of(due_ns):.1f} y=8 width={width:.1f} height=24 rx=2 />")
-    for one in picture.bins:
-        x = x_of(one.begin_ns)
-        width = max(x_of(one.end_ns) - x, 0.3)
-        for lane, (kind, part) in enumerate((("online", one.online), ("offline", one.offline)), start=1):
-            height = min(part, 1.0) * (_LANE_HEIGHT - 10)
-            y = (lane + 1) * _LANE_HEIGHT - 4 - height
-            if part > 0:
-                parts.append(f"<rect class={kind} x={x:.1f} y={y:.1f} width={width:.2f} height={height:.1f} />")
+    lanes = (("request", picture.requests), ("online", picture.online), ("offline", picture.offline))
+    for lane, (kind, spans) in enumerate(lanes):
+        for begin_ns, end_ns in spans:
+            width = max(x_of(end_ns) - x_of(begin_ns), _THINNEST)
+            place = f"x={x_of(begin_ns):.2f} y={8 + lane * _LANE_HEIGHT} width={width:.2f}"
+            parts.append(f"<rect class={kind} {place} height={_LANE_HEIGHT - 18} />")
     for milliseconds in range(0, round(span_ns / _NS_PER_MS) + 1, 5):
         x = x_of(picture.begin_ns + milliseconds * 1_000_000)
         parts.append(f"<line class=grid x1={x:.1f} x2={x:.1f} y1=4 y2={3 * _LANE_HEIGHT} />")

@@ -107,9 +107,8 @@ def _bars(acts: Sequence[Act], steps_per_s: float) -> list[tuple[str, str, float
 def _timelines(acts: Sequence[Act]) -> Iterable[str]:
     yield "<h2>20 milliseconds of each</h2>"
     yield (
-        "<p class=note>Grey: a request, from when it was due until it was complete. Below: which part of the SMs "
-        "the service and the training job had, from one look at the device's books to the next. From a run of its own, "
-        "because looking slows.</p>"
+        "<p class=note>Grey: a request, from when it was due until it was complete. Below: when kernels of the "
+        "service and of the training job ran, by the device's own record.</p>"
     )
     for act in acts:
         yield f"<h3>{escape(act.name)}</h3>{timeline(act.picture)}"

@@ -69,7 +69,7 @@ def bench_fill(
         raise WorldError(f"there are no measurements in {directory}; set COTENANT_DATA or --data to where they are")
     with tempfile.TemporaryDirectory(prefix="cotenant-fill-") as home, Stage(Path(home)) as stage:
         figures = measure_pairs(stage, pairs, rounds, policy, say)
-        curve = sweep_bounds(stage, swept(pairs), policy, say) if sweep else []
+        curve = sweep_bounds(stage, swept(pairs), rounds, policy, say) if sweep else []
     return FillReport(
         rounds=rounds,
         policy=policy,
@@ -129,16 +129,17 @@ def play(stage: Stage, pair: Pair, mode: Mode) -> Scene:
     return stage.play(mode, pair.online, None if mode in ("alone", "through", "unsampled") else pair.offline)
 
 
-def sweep_bounds(stage: Stage, pairs: Sequence[Pair], policy: NodePolicy, say: Say) -> list[Point]:
+def sweep_bounds(stage: Stage, pairs: Sequence[Pair], rounds: int, policy: NodePolicy, say: Say) -> list[Point]:
     """Delay and offline throughput over the bound D on outstanding offline device time."""
     found = []
     for bound in BOUNDS:
         stage.rule(msgspec.structs.replace(policy, bound=bound))
         for pair in pairs:
             say(f"bound {bound}: {pair.name}")
+            modes: tuple[Mode, ...] = ("alone", "offline alone", *COTENANT.values())
+            seen = [{mode: play(stage, pair, mode) for mode in modes} for _ in range(rounds)]
+            figures = figures_of(pair.name, pair.family, seen)
             for mode in COTENANT.values():
-                one: Round = {name: play(stage, pair, name) for name in ("alone", "offline alone", mode)}
-                figures = figures_of(pair.name, pair.family, [one])
                 point = Point(
                     pair=pair.name,
                     bound=bound,

@@ -38,15 +38,16 @@ _RECORDED_STEPS: Final = 2
 
 
 class NodePolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """What the node is told about the gate."""
+    """What the node is told about the gate; empty: nothing, so that its own default holds."""
 
-    gate: str = "fill"
-    bound: str = "500us"
-    delay: str = "3%"
+    gate: str = ""
+    bound: str = ""
+    delay: str = ""
 
     def flags(self) -> list[str]:
         """For `cotenant node`."""
-        return ["--gate", self.gate, "--bound", self.bound, "--delay", self.delay]
+        given = {"--gate": self.gate, "--bound": self.bound, "--delay": self.delay}
+        return [word for flag, value in given.items() if value for word in (flag, value)]
 
 
 class Player:
@@ -189,9 +190,9 @@ class Stage:
         offline: Load | None,
         *,
         for_s: float = 0.0,
-        meanwhile: Callable[[int, int], None] = lambda _online, _offline: None,
+        look: Callable[[int, int], None] = lambda _online, _offline: None,
     ) -> Performance:
-        """A scene with all that its players said; `meanwhile` is called with their pids while the online one plays."""
+        """A scene with all that its players said; `look` is called with their pids when the online one has played."""
         mps = mode in ("mps", "cotenant mps")
         through = mode in ("through", "unsampled") or mode.startswith("cotenant")
         sample = ["--sample", "0"] if mode == "unsampled" else []
@@ -209,11 +210,11 @@ class Stage:
             online_said: dict[str, Any] = {}
             if first is not None:
                 first.go()
-                meanwhile(first.pid, 0 if second is None else second.pid)
                 online_said = first.result()
             else:
                 pause(for_s)
             after = self.books()
+            look(0 if first is None else first.pid, 0 if second is None else second.pid)
             said = None if first is None else (first.pid, online_said)
             doing = None if second is None or offline is None else (second.pid, self._progress_of(offline))
             scene = scene_of(mode, before, after, said, doing)

@@ -1,4 +1,4 @@
-"""What does the hook cost a program? `python -m cotenant.live.hook.probe compare BURSTS CALLS`, or `spend ...`."""
+"""What does the hook cost a program? `python -m cotenant.live.hook.probe compare|spend|requests|floor NUMBERS`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,10 @@ def main(arguments: list[str]) -> int:
     numbers = [int(word) for word in arguments[1:]]
     if arguments[0] == "compare":
         said: object = _native.hook_compare(*numbers)
+    elif arguments[0] == "floor":
+        said = _native.hook_floor(*numbers)
+    elif arguments[0] == "requests":
+        said = _native.hook_requests(_IMAGE, "probe", *numbers)
     else:
         said = _native.hook_spend(_IMAGE, "probe", *numbers)
     print(json.dumps(said))  # noqa: T201  a program of its own

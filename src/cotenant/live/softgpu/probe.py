@@ -1,4 +1,4 @@
-"""What do launches and waits cost a program on a soft GPU? `python -m cotenant.live.softgpu.probe ROUNDS BURST NS`."""
+"""What do calls cost a program on a soft GPU? `python -m cotenant.live.softgpu.probe ROUNDS BURST NS`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,17 @@ _IMAGE = "softgpu-image 1\nkernel probe\n params 8\n duration_param 0\n"
 def main(arguments: list[str]) -> int:
     """Measure in this process, which must have been started with the soft GPU's environment.
 
-    With a fourth word it then waits for the end of its input: a client that is connected and does nothing.
+    `events ROUNDS NS` measures queries. With a fourth word it then waits for the end of its input: a client that is
+    connected and does nothing.
     """
-    rounds, burst, duration_ns = (int(word) for word in arguments[:3])
-    launches, lates = _native.probe_driver(_IMAGE, "probe", rounds, burst, duration_ns)
-    print(json.dumps({"launch_ns": launches, "late_ns": lates}), flush=True)  # noqa: T201  a program of its own
+    if arguments[0] == "events":
+        queries, confirmed = _native.probe_events(_IMAGE, "probe", int(arguments[1]), int(arguments[2]))
+        said = {"query_ns": queries, "confirmed_ns": confirmed}
+    else:
+        rounds, burst, duration_ns = (int(word) for word in arguments[:3])
+        launches, lates = _native.probe_driver(_IMAGE, "probe", rounds, burst, duration_ns)
+        said = {"launch_ns": launches, "late_ns": lates}
+    print(json.dumps(said), flush=True)  # noqa: T201  a program of its own
     if arguments[3:]:
         sys.stdin.read()
     return 0

@@ -1,0 +1,47 @@
+"""Does what it is told, line by line (kernel, thread, graph, copy, memset, capture, end), and says when it is done."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+import numpy as np
+from cuda.bindings import driver
+from face import Gpu, ok
+
+gpu = Gpu()
+stream = ok(driver.cuStreamCreate(1))
+words = np.zeros(1024, np.uint32)
+pointer = gpu.upload(words)
+function = gpu.function("spin")
+RELAXED = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
+
+
+def captured() -> driver.CUgraph:
+    ok(driver.cuStreamBeginCapture(stream, RELAXED))
+    gpu.launch(function, (10_000,), (ctypes.c_uint64,), stream=stream)
+    return ok(driver.cuStreamEndCapture(stream))
+
+
+exec_graph = ok(driver.cuGraphInstantiate(captured(), 0))
+ok(driver.cuCtxSynchronize())
+print("ready", flush=True)
+for line in sys.stdin:
+    order = line.strip()
+    if order == "end":
+        break
+    if order == "kernel":
+        gpu.launch(function, (10_000,), (ctypes.c_uint64,), stream=stream)
+    elif order == "thread":
+        gpu.launch(function, (10_000,), (ctypes.c_uint64,), stream=driver.CUstream(driver.CU_STREAM_PER_THREAD))
+    elif order == "graph":
+        ok(driver.cuGraphLaunch(exec_graph, stream))
+    elif order == "copy":
+        ok(driver.cuMemcpyHtoDAsync(pointer, words.ctypes.data, words.nbytes, stream))
+    elif order == "memset":
+        ok(driver.cuMemsetD32Async(pointer, 1, words.size, stream))
+    elif order == "capture":
+        captured()
+    print(order, flush=True)
+ok(driver.cuCtxSynchronize())
+print("ended")

@@ -1,0 +1,304 @@
+"""Does the gate do what its rules say, and what nobody may break, for any tenants, forecasts and instants?"""
+
+import struct
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
+
+from cotenant import _native
+from cotenant.domain.gate import GatePolicy, GateRules, GateSeat
+from cotenant.policy.schedule import roster
+from tests.property import gate_model as model
+from tests.property.gate_model import MS, US, Page, Wish
+
+SLOTS = 5
+DEBT_AT = roster.PAGE_BYTES + 64
+
+few_ns = st.sampled_from([20 * US, 0, 1, US, 70 * US, 150 * US, 600 * US, 3 * MS, 40 * MS])
+steps_ns = st.sampled_from([2 * US, 0, 1, 15 * US, 50 * US, 90 * US, 400 * US, 2 * MS, 11 * MS])
+kernels = st.builds(
+    lambda expect, more, low, spread, may_fill: (expect, expect + more, low, low and low + spread, int(may_fill != 0)),
+    few_ns,
+    st.sampled_from([0, 0, 1, 10 * US]),
+    st.sampled_from([900 * US, 0, 200 * US, 5 * MS]),
+    few_ns,
+    st.integers(0, 6),
+)
+wishes = st.one_of(kernels, kernels, kernels, st.tuples(few_ns, few_ns, few_ns, few_ns, st.integers(0, 1)))
+short = st.sampled_from([20 * US, 25 * US, 60 * US]).map(lambda expect: (expect, expect, 0, 0, 1))
+rarely = st.integers(0, 5).map(lambda drawn: drawn == 5)
+seats = st.tuples(st.integers(0, 3), rarely, st.sampled_from([0, 0, 0, 0, 50_000, 1_000_000]))
+gaps_ns = st.sampled_from([200 * US, 900 * US, 70 * US])
+rules = st.builds(
+    GateRules,
+    st.sampled_from([GatePolicy.FILL, GatePolicy.FILL, GatePolicy.STRICT, GatePolicy.OPEN]),
+    st.sampled_from([500 * US, 0, 40 * US, 5 * MS]),
+    st.sampled_from([20_000, 0, 1, 500_000, 1_000_000]),
+    st.sampled_from([2 * MS, 0, 300 * US]),
+    st.sampled_from([0, 0, 30 * US]),
+)
+
+
+@dataclass
+class Pair:
+    """A tenant twice: in C, and as the rules say."""
+
+    native: Any
+    plain: model.Tenant
+    since_ns: int | None = None
+    wish: Wish | None = None
+    """What it waits with."""
+    pending: list[Wish] = field(default_factory=list)
+    """Admitted below others, and not confirmed."""
+
+
+class File:
+    """A device's file in both forms, and who is there."""
+
+    def __init__(self) -> None:
+        self.bytes = bytearray(roster.file_bytes(SLOTS))
+        roster.format_roster(self.bytes, SLOTS)
+        self.device = model.Device(SLOTS)
+        self.rules = GateRules(seats=())
+        self.pairs: dict[int, Pair] = {}
+
+    def write(self, new: GateRules) -> None:
+        self.rules = new
+        self.device.write(new)
+        roster.write_roster(self.bytes, new)
+
+    def join(self, slot: int, generation: int) -> None:
+        native = _native.Gate(self.bytes, slot, generation)
+        self.pairs[slot] = Pair(native, model.Tenant(self.device, slot, generation))
+
+    def page(self, slot: int) -> dict[str, Any]:
+        start = roster.page_offset(slot)
+        return roster.read_page(bytes(self.bytes[start : start + roster.PAGE_BYTES]))
+
+    def debt_ns(self) -> int:
+        return int(struct.unpack_from("<Q", self.bytes, DEBT_AT)[0])
+
+    def ask(self, slot: int, wish: Wish, now: int) -> model.Answer:
+        pair = self.pairs[slot]
+        pair.since_ns = now if pair.since_ns is None else pair.since_ns
+        pair.wish = wish
+        answer: model.Answer = pair.native.ask(wish, pair.since_ns, now)
+        assert answer == pair.plain.ask(wish, pair.since_ns, now)
+        return answer
+
+    def check_same(self) -> None:
+        assert self.debt_ns() == self.device.debt_ns
+        for slot, plain in enumerate(self.device.pages):
+            page = self.page(slot)
+            page |= {f"passed {reason}": count for reason, count in enumerate(page["passed"])}
+            shown = {name: value for name, value in plain.items() if not name.startswith("recent")}
+            assert {name: page[name] for name in shown} == shown, slot
+            assert page["stale"] == 0
+            assert sum(page["overrun"]) == page["overruns"]
+            assert sum(page["waited"]) == page["waits"]
+
+
+def is_active(page: Page, now: int) -> bool:
+    is_asking = page["wanted_ns"] != 0 and abs(now - page["asked_ns"]) <= model.LOOK
+    return page["sequence"] > 0 and (page["busy_ns"] > now or (now < page["quiet_ns"] and not is_asking))
+
+
+class GateMachine(RuleBasedStateMachine):
+    """Launches, rests, deaths, new rules: after each, both forms say and show the same, and the promises hold."""
+
+    @initialize(new=rules, drawn=st.lists(seats, min_size=2, max_size=SLOTS), confirms=st.integers(0, 3))
+    def begin(self, new: GateRules, drawn: list[tuple[int, bool, int]], confirms: int) -> None:
+        self.confirms = confirms > 0
+        self.file, self.now, self.generations = File(), 1_000_000_000, [0] * SLOTS
+        self.reseat(new, drawn)
+
+    @rule(new=rules, drawn=st.lists(seats, min_size=2, max_size=SLOTS), renew=st.booleans())
+    def change(self, new: GateRules, drawn: list[tuple[int, bool, int]], renew: bool) -> None:
+        if renew:
+            self.reseat(new, drawn)
+        else:
+            self.file.write(msgspec.structs.replace(new, seats=self.file.rules.seats))
+
+    def reseat(self, new: GateRules, drawn: list[tuple[int, bool, int]]) -> None:
+        """Seats for the first so many slots; who lives there stays, the rest of the slots get a new generation."""
+        coming = [slot for slot in range(len(drawn)) if slot not in self.file.pairs]
+        for slot in coming:
+            self.generations[slot] += 1
+        placed = [
+            GateSeat(slot, self.generations[slot], drawn_priority if slot else 0, slot == 0, paused, least)
+            for slot, (drawn_priority, paused, least) in enumerate(drawn)
+        ]
+        self.file.write(msgspec.structs.replace(new, seats=tuple(placed)))
+        for slot in coming:
+            self.file.join(slot, self.generations[slot])
+        self.file.check_same()
+
+    @rule(slot=st.integers(0, SLOTS - 1))
+    def die(self, slot: int) -> None:
+        if slot in self.file.pairs and len(self.file.pairs) > 2:
+            del self.file.pairs[slot]
+
+    @rule(launches=st.lists(st.tuples(st.integers(0, SLOTS - 1), steps_ns, wishes), min_size=1, max_size=8))
+    def launch_in_turn(self, launches: list[tuple[int, int, Wish]]) -> None:
+        for number, step_ns, wish in launches:
+            slot = sorted(self.file.pairs)[number % len(self.file.pairs)]
+            self.now += step_ns
+            self.launch(slot, self.file.pairs[slot].wish or wish)
+
+    @rule(number=st.integers(0, SLOTS - 1), wish=wishes, times=st.integers(1, 6))
+    def keep_launching(self, number: int, wish: Wish, times: int) -> None:
+        """As a host does that has nothing else to do: it waits as long as it is told to."""
+        slot = sorted(self.file.pairs)[number % len(self.file.pairs)]
+        for _ in range(times):
+            self.now = max(self.now, self.launch(slot, self.file.pairs[slot].wish or wish))
+
+    @rule(gap_ns=gaps_ns, others=st.lists(short, max_size=4), turned=st.booleans())
+    def open_a_gap(self, gap_ns: int, others: list[Wish], turned: bool) -> None:
+        """The others ask while one is busy, and again, in either order, when its work is over."""
+        holder, *slots = sorted(self.file.pairs)
+        calm = [msgspec.structs.replace(seat, paused=False, least_ppm=0) for seat in self.file.rules.seats]
+        self.file.write(GateRules(seats=tuple(calm)))
+        self.now += 200 * MS
+        self.launch(holder, (20 * US, 20 * US, gap_ns, gap_ns + 100 * US, 1))
+        asking = list(zip(slots, others, strict=False))
+        for slot, wish in asking:
+            self.launch(slot, self.file.pairs[slot].wish or wish)
+        self.now = max(self.now, self.file.page(holder)["busy_ns"])
+        for slot, wish in reversed(asking) if turned else asking:
+            self.launch(slot, self.file.pairs[slot].wish or wish)
+
+    def launch(self, slot: int, wish: Wish) -> int:
+        pair = self.file.pairs[slot]
+        while self.confirms and pair.pending and self.file.page(slot)["busy_ns"] <= self.now:
+            self.confirm(slot)
+        before = {seat: self.file.page(seat.slot) for seat in self.file.rules.seats}
+        debt_ns = max(self.file.debt_ns() - self.now, 0)
+        passes, reason, until_ns = self.file.ask(slot, wish, self.now)
+        self.check_promises(slot, wish, before, debt_ns, (passes, reason, until_ns))
+        if passes:
+            pair.pending = [*pair.pending, wish] if reason != model.TOP else []  # one at the top is not counted
+            pair.since_ns = pair.wish = None
+        self.file.check_same()
+        return until_ns
+
+    def check_promises(
+        self, slot: int, wish: Wish, before: dict[GateSeat, Page], debt_ns: int, answer: model.Answer
+    ) -> None:
+        """From the pages before the answer alone, and not from how it is found."""
+        passes, reason, until_ns = answer
+        pair, rules, now = self.file.pairs[slot], self.file.rules, self.now
+        mine = next((seat for seat in before if (seat.slot, seat.generation) == (slot, self.generations[slot])), None)
+        priority = mine.priority if mine else 10
+        valid = {seat: page for seat, page in before.items() if page["generation"] == seat.generation and seat != mine}
+        above = [page for seat, page in valid.items() if seat.priority < priority]
+        active = [page for page in above if is_active(page, now)]
+        if mine and mine.paused:
+            assert (passes, reason) == (0, model.PAUSED)
+            return
+        if rules.policy is GatePolicy.OPEN or not any(seat.priority < priority for seat in before if seat != mine):
+            assert (passes, reason) == (1, model.TOP)
+            return
+        assert passes == (reason < model.BUSY)
+        if not passes:
+            assert now < until_ns <= now + model.FAR
+            return
+        if active and rules.policy is GatePolicy.STRICT:
+            assert reason in {model.LEAST, model.STUCK}
+        own = before[mine]["busy_ns"] if mine else pair.plain.orphan["busy_ns"] - wish[0]
+        beside = [page["busy_ns"] for seat, page in valid.items() if seat.priority >= priority]
+        outstanding = sum(max(busy_ns - now, 0) for busy_ns in [own, *beside])
+        expect, sure = wish[0], max(wish[:2])
+        if reason == model.GAP:
+            assert wish[4]
+            assert all(page["busy_ns"] <= now for page in active)
+            expected = [page for page in active if page["quiet_ns"] > now]
+            assert all(now + outstanding + sure <= page["next_ns"] for page in expected)
+            assert outstanding + expect <= max(model.DEPTH, model.LEAD // 2 + expect)
+            self.check_best(slot, priority, sure, min(page["next_ns"] for page in expected) - now - outstanding)
+        if reason == model.FREE:
+            assert not active
+            assert outstanding + expect <= max(rules.bound_ns, min(model.LEAD, rules.bound_ns) + expect)
+            assert debt_ns <= model.BURST or not rules.delay_ppm
+        if reason == model.RISK:
+            assert debt_ns == 0
+            assert outstanding == 0
+        if reason != model.STUCK:
+            assert len(pair.pending) < 2 or sum(w[0] for w in pair.pending) + expect <= rules.bound_ns
+
+    def check_best(self, slot: int, priority: int, sure: int, room: int) -> None:
+        """Nobody who waits, and would fit, came before: by priority, then the longest, then the slot."""
+        rules, pair = self.file.rules, self.file.pairs[slot]
+        room -= 2 * rules.switch_ns
+        is_old = pair.since_ns is not None and self.now - pair.since_ns >= model.RISK_AFTER
+        for seat in rules.seats:
+            other = self.file.pairs.get(seat.slot)
+            if seat.slot == slot or other is None or other.wish is None:
+                continue
+            page = self.file.page(seat.slot)
+            longest = max(other.wish[:2])
+            is_there = seat.generation == self.generations[seat.slot]
+            is_waiting = is_there and page["wanted_ns"] == longest + 1 and self.now - page["asked_ns"] <= model.LOOK
+            if is_waiting and longest <= room and not (is_old and seat.priority == priority):
+                assert (priority, -sure, slot) < (seat.priority, -longest, seat.slot)
+
+    @rule(slot=st.integers(0, SLOTS - 1), low=few_ns, high=few_ns, drained=st.booleans())
+    def rest(self, slot: int, low: int, high: int, drained: bool) -> None:
+        for form in self.forms(slot):
+            form.rest(low, high, drained, self.now)
+        self.file.check_same()
+
+    @rule(slot=st.integers(0, SLOTS - 1), wish=wishes)
+    def announce_as_the_hook_does(self, slot: int, wish: Wish) -> None:
+        asks = [form.must_ask() for form in self.forms(slot)]
+        assert len(set(asks)) <= 1
+        if asks and not asks[0]:
+            self.file.pairs[slot].pending = []
+            for form in self.forms(slot):
+                form.announce(wish, self.now)
+        self.file.check_same()
+
+    @rule(slot=st.integers(0, SLOTS - 1), failed=st.integers(0, 4))
+    def submit(self, slot: int, failed: int) -> None:
+        pair = self.file.pairs.get(slot)
+        if pair and pair.pending:
+            for form in self.forms(slot):
+                form.submitted(pair.pending[-1], failed > 0, self.now)
+            if not failed:
+                pair.pending.pop()
+        self.file.check_same()
+
+    @rule(slot=st.integers(0, SLOTS - 1))
+    def confirm(self, slot: int) -> None:
+        pair = self.file.pairs.get(slot)
+        if pair and pair.pending:
+            expect_ns = pair.pending.pop(0)[0]
+            for form in self.forms(slot):
+                form.confirmed(expect_ns, self.now)
+        self.file.check_same()
+
+    @rule(slot=st.integers(0, SLOTS - 1), more_ns=few_ns)
+    def prolong(self, slot: int, more_ns: int) -> None:
+        for form in self.forms(slot):
+            form.prolong(self.now + more_ns)
+        self.file.check_same()
+
+    @rule(slot=st.integers(0, SLOTS - 1))
+    def give_up(self, slot: int) -> None:
+        pair = self.file.pairs.get(slot)
+        if pair and pair.since_ns is not None:
+            for form in self.forms(slot):
+                form.waited(pair.since_ns, self.now)
+            pair.since_ns = pair.wish = None
+        self.file.check_same()
+
+    def forms(self, slot: int) -> list[Any]:
+        pair = self.file.pairs.get(slot)
+        return [pair.native, pair.plain] if pair else []
+
+
+def test_the_gate_does_what_its_rules_say() -> None:
+    run_state_machine_as_test(GateMachine, settings=settings(max_examples=100, stateful_step_count=30))

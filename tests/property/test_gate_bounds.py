@@ -1,0 +1,214 @@
+"""What do those above lose at most, and does everybody who waits go at last?"""
+
+import struct
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cotenant import _native
+from cotenant.domain.gate import GatePolicy, GateRules, GateSeat
+from cotenant.policy.schedule import roster
+from tests.property import gate_model as model
+from tests.property.gate_model import MS, US, Wish
+
+START = 1_000_000_000
+CLAIM_AT = roster.PAGE_BYTES
+DEBT_AT = CLAIM_AT + 64
+
+
+def device(rules: GateRules) -> bytearray:
+    slots = len(rules.seats)
+    file = bytearray(roster.file_bytes(slots))
+    roster.format_roster(file, slots)
+    roster.write_roster(file, rules)
+    return file
+
+
+def seats(*priorities: int, least_ppm: int = 0) -> tuple[GateSeat, ...]:
+    return tuple(
+        GateSeat(slot, 1, priority, online=not priority, least_ppm=least_ppm if priority else 0)
+        for slot, priority in enumerate(priorities)
+    )
+
+
+def gates(file: bytearray, count: int) -> list[_native.Gate]:
+    return [_native.Gate(file, slot, 1) for slot in range(count)]
+
+
+def read(file: bytearray, slot: int, name: str) -> int:
+    start = roster.page_offset(slot)
+    found = roster.read_page(bytes(file[start : start + roster.PAGE_BYTES]))[name]
+    assert isinstance(found, int)
+    return found
+
+
+lengths_ns = st.sampled_from([10 * US, 90 * US, 400 * US, 5 * MS, 90 * MS])
+
+
+@settings(max_examples=40)
+@given(
+    delay_ppm=st.sampled_from([1_000, 20_000, 300_000]),
+    bound_ns=st.sampled_from([0, 500 * US, 20 * MS]),
+    switch_ns=st.sampled_from([0, 0, 40 * US]),
+    lies=st.lists(st.tuples(st.sampled_from([0, 200 * US, 50 * MS]), lengths_ns), min_size=3, max_size=6),
+    kernels=st.lists(lengths_ns, min_size=2, max_size=3),
+    late_ns=st.sampled_from([0, 0, 300 * US]),
+)
+def test_what_those_above_lose_is_bounded_whatever_they_foresee(
+    delay_ppm: int, bound_ns: int, switch_ns: int, lies: list[tuple[int, int]], kernels: list[int], late_ns: int
+) -> None:
+    """A holder that announces one interval and comes back after another, and tenants below that never stop asking.
+
+    Each charge adds lost/rate to the debt, and time pays it off. Gaps are closed above HARD of debt, so when a tenant
+    passes, the debt is HARD at most; and what it can be charged before it passes again is what it has in flight.
+    So after T, with n tenants below, charged <= rate * (T + HARD) + n * in flight + a nanosecond for each rounding.
+    """
+    rules = GateRules(GatePolicy.FILL, bound_ns, delay_ppm, switch_ns=switch_ns, seats=seats(0, *([5] * len(kernels))))
+    file = device(rules)
+    holder, *below = gates(file, len(rules.seats))
+    now, back, waiting = START, START, [START] * len(below)
+    for turn in range(400):
+        if now >= back:
+            low_ns, really_ns = lies[turn % len(lies)]
+            holder.announce((20 * US, 20 * US, low_ns, low_ns + 100 * US, 1), now)
+            back = now + really_ns
+        soonest = back
+        for number, gate in enumerate(below):
+            expect = kernels[number]
+            slot = number + 1
+            if read(file, slot, "busy_ns") <= now:
+                while read(file, slot, "confirmed") < read(file, slot, "submitted"):
+                    gate.confirmed(expect, now)
+            wish: Wish = (expect, expect, 0, 0, 1)
+            passes, _, until = gate.ask(wish, waiting[number], now)
+            if passes:
+                gate.submitted(wish, True, now)
+                if late_ns:
+                    gate.prolong(read(file, slot, "busy_ns") + late_ns)
+                waiting[number] = now
+            soonest = min(soonest, max(until, now + 7 * US))
+        now = soonest
+    lost = sum(read(file, slot, "overrun_ns") for slot in range(1, len(rules.seats)))
+    charges = sum(read(file, slot, "overruns") for slot in range(1, len(rules.seats)))
+    longest = max(kernels)
+    in_flight = max(bound_ns, 2 * longest, model.LEAD + longest) + late_ns * max(2, bound_ns // min(kernels) + 1)
+    most = (now - START + model.HARD_DEBT) * delay_ppm // model.PPM + len(below) * (in_flight + switch_ns) + charges
+    assert lost <= most
+
+
+@settings(max_examples=60)
+@given(
+    data=st.data(),
+    policy=st.sampled_from([GatePolicy.FILL, GatePolicy.STRICT]),
+    debt_ns=st.sampled_from([0, 20 * MS, 500 * MS, 59_000 * MS]),
+    expect=st.sampled_from([0, 30 * US, 700 * US, 30 * MS]),
+    may_fill=st.integers(0, 1),
+)
+def test_nobody_waits_for_ever(
+    data: st.DataObject, policy: GatePolicy, debt_ns: int, expect: int, may_fill: int
+) -> None:
+    """The others fall silent at once, in the middle of anything.
+
+    It may be told to wait for their work, for their return, for the debt, for what is in flight beside it: each a
+    finite time, and a few times in all.
+    """
+    file = device(GateRules(policy, switch_ns=data.draw(st.sampled_from([0, 30 * US])), seats=seats(0, 3, 5, 5)))
+    *others, last = gates(file, 4)
+    now = START
+    times = st.sampled_from([0, 10 * US, 400 * US, 3 * MS])
+    launches = st.lists(st.tuples(st.integers(0, 2), times, times, times), max_size=9)
+    for who, step_ns, length_ns, low_ns in data.draw(launches):
+        now += step_ns
+        others[who].ask((length_ns, length_ns, low_ns, low_ns + 50 * US, 1), now, now)
+    struct.pack_into("<Q", file, DEBT_AT, now + debt_ns)
+    since, wish = now, (expect, expect, 0, 0, may_fill)
+    reasons = []
+    for _ in range(7):
+        passes, reason, until = last.ask(wish, since, now)
+        reasons.append(reason)
+        if passes:
+            break
+        assert now < until <= now + model.FAR
+        now = until
+    else:
+        pytest.fail(f"it waits for ever: {reasons}")
+
+
+CLAIMS = [*((START // 1024 + ticks) << 24 | 2 for ticks in (20, 1_000_000)), 2**64 - 1, 77]
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+def test_a_claim_of_the_dead_or_a_scribble_lapses(claim: int) -> None:
+    file = device(GateRules(seats=seats(0, 5, 5)))
+    _, one, other = gates(file, 3)
+    struct.pack_into("<Q", file, CLAIM_AT, claim)
+    wish = (20 * US, 20 * US, 0, 0, 1)
+    now, asks = START, 0
+    while not (answer := other.ask(wish, now, now))[0]:
+        assert answer[1] == model.OTHER
+        now, asks = answer[2] if asks < 20 else now + MS, asks + 1
+        assert now < START + 2000 * MS
+    assert one.ask(wish, now, now)[:2] == (1, model.FREE), "the one that passed gave it back"
+
+
+def test_equal_tenants_with_equal_kernels_go_one_after_the_other() -> None:
+    """Each once held the other for the better one, and neither went."""
+    file = device(GateRules(seats=seats(0, 5, 5)))
+    holder, one, other = gates(file, 3)
+    holder.announce((10 * US, 10 * US, 500 * US, 600 * US, 1), START)
+    wish, now = (40 * US, 40 * US, 0, 0, 1), START + 10 * US
+    for gate in (one, other):
+        assert gate.ask(wish, START, START)[1] == model.BUSY
+    assert other.ask(wish, START, now)[:2] == (0, model.OTHER)
+    assert one.ask(wish, START, now)[:2] == (1, model.GAP)
+    assert other.ask(wish, START, now + 20 * US)[:2] == (1, model.GAP)
+
+
+def test_a_paused_or_unfillable_tenant_keeps_nobody_out_of_a_gap() -> None:
+    for paused, may_fill in ((True, 1), (False, 0)):
+        first, second, third = seats(0, 4, 5)
+        held = GateSeat(second.slot, 1, second.priority, online=False, paused=paused)
+        file = device(GateRules(seats=(first, held, third)))
+        holder, kept, low = gates(file, 3)
+        holder.announce((10 * US, 10 * US, 500 * US, 600 * US, 1), START)
+        now = START + 10 * US
+        assert not kept.ask((5 * US, 5 * US, 0, 0, may_fill), START, now)[0]
+        assert low.ask((40 * US, 40 * US, 0, 0, 1), START, now)[:2] == (1, model.GAP)
+
+
+def test_a_short_kernel_is_not_kept_out_for_good_by_the_longer_ones_of_an_equal() -> None:
+    file = device(GateRules(seats=seats(0, 5, 5)))
+    holder, long, short = gates(file, 3)
+    now = START
+    holder.announce((10 * US, 10 * US, 500 * US, 600 * US, 1), now)
+    long.ask((60 * US, 60 * US, 0, 0, 1), now, now)
+    now += 10 * US
+    wish = (20 * US, 20 * US, 0, 0, 1)
+    assert short.ask(wish, now, now)[1] == model.OTHER
+    assert short.ask(wish, now - model.RISK_AFTER, now)[1] == model.GAP
+
+
+def test_unknown_kernels_pass_two_at_a_time() -> None:
+    file = device(GateRules(seats=seats(0, 5)))
+    _, low = gates(file, 2)
+    unknown = (0, 0, 0, 0, 0)
+    assert [low.ask(unknown, START, START)[1] for _ in range(3)] == [model.FREE, model.FREE, model.BOUND]
+    low.confirmed(0, START)
+    assert low.ask(unknown, START, START)[1] == model.FREE
+
+
+def test_a_new_tenant_in_a_slot_does_not_inherit_what_the_last_one_said() -> None:
+    rules = GateRules(GatePolicy.STRICT, seats=seats(0, 5))
+    file = device(rules)
+    old, low = gates(file, 2)
+    old.announce((30_000 * MS, 30_000 * MS, 0, 0, 1), START)
+    wish = (20 * US, 20 * US, 0, 0, 1)
+    assert low.ask(wish, START, START)[1] == model.BUSY
+    roster.write_roster(file, GateRules(GatePolicy.STRICT, seats=(GateSeat(0, 2, 0, online=True), rules.seats[1])))
+    assert low.ask(wish, START, START)[1] == model.FREE, "nobody is there yet"
+    launches = read(file, 0, "sequence")
+    _native.Gate(file, 0, 2)
+    assert low.ask(wish, START, START)[1] == model.FREE, "it is there, and has launched nothing"
+    assert (read(file, 0, "sequence"), read(file, 0, "launches")) == (launches, 0)
+    assert old.ask(wish, START, START)[1] != model.TOP, "another tenant has its slot, and is above it"

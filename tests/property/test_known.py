@@ -1,0 +1,47 @@
+"""Is what the hook is told of kernels what the profile says, and is any file read without harm?"""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotenant.domain.histogram import Recorder
+from cotenant.domain.kernel import KernelIdentity, Work
+from cotenant.domain.profile import KernelTiming, Profile
+from cotenant.format.known import MAGIC, decode_known, encode_known, key_of
+
+TIMES = st.lists(st.integers(0, 10**9), min_size=1, max_size=20)
+EXTENTS = st.tuples(*[st.integers(1, 2**16)] * 3)
+NAMES = st.text(min_size=1, max_size=300)
+KERNELS = st.builds(KernelIdentity, NAMES, EXTENTS, EXTENTS, st.integers(0, 2**17), st.sampled_from(list(Work)))
+
+
+def timing(kernel: KernelIdentity, times: list[int]) -> KernelTiming:
+    recorder = Recorder()
+    for time_ns in times:
+        recorder.record(time_ns)
+    return KernelTiming(kernel, len(times), recorder.histogram())
+
+
+@given(st.dictionaries(KERNELS, TIMES, max_size=8), st.text(max_size=80))
+def test_every_timed_kernel_is_told(kernels: dict[KernelIdentity, list[int]], device: str) -> None:
+    timings = tuple(timing(kernel, times) for kernel, times in kernels.items())
+    untimed = KernelTiming(KernelIdentity("never timed", (1, 1, 1), (1, 1, 1)), 3)
+    told = sorted(decode_known(encode_known([Profile("task", device, 1, (*timings, untimed))])))
+    assert told == sorted(
+        (key_of(device, one.kernel), round(one.device.mean), one.device.quantile(0.9), one.device.quantile(0.99))
+        for one in timings
+    )
+
+
+def test_keys_are_those_of_the_hook() -> None:
+    """As native/tests/hook_gate.c computes them."""
+    kernel = KernelIdentity("unnamed", (5, 1, 1), (32, 1, 1))
+    assert key_of("", kernel) == 0xDB3B73DFE37E22CA
+    assert key_of("V100", kernel) != key_of("", kernel)
+
+
+@given(st.binary(max_size=100))
+def test_any_bytes_are_read(data: bytes) -> None:
+    assert not list(decode_known(data)) or data.startswith(MAGIC)
+    assert len(list(decode_known(MAGIC + data))) == len(data) // 32
