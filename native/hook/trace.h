@@ -83,7 +83,7 @@ static inline uint32_t ct_trace_stream(struct ct_trace *trace, uintptr_t stream)
     return __builtin_expect(stream == trace->last_stream, 1) ? trace->last_number : ct_trace_find_stream(trace, stream);
 }
 
-enum { CT_TRACE_NEAR = 8 };
+enum { CT_TRACE_NEAR = 8 }; /* entries ahead, four cache lines */
 
 /* The words of struct ct_trace_entry, put together in registers: written in parts, they could not be read back at once. */
 static inline void ct_trace_put(struct ct_trace *trace, const struct ct_record *record, enum ct_trace_kind kind,

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from cotenant.domain.trace import Ask, Asked
 from cotenant.format.ran import RECORD, read_ran
-from cotenant.format.record import RING_AT
-from cotenant.format.ring import ENTRIES, ENTRIES_AT, ENTRY, HEADER, MAGIC, VERSION, read_ring
+from cotenant.format.record import RING_AT, Part
+from cotenant.format.ring import ENTRIES, ENTRIES_AT, ENTRY, HEADER, MAGIC, VERSION, entries_of, fetch_ring
 
 
 class Ring:
@@ -31,6 +31,11 @@ class Ring:
         if number < 0:
             return bytes(ENTRY.size)
         return ENTRY.pack(1000 + number, 7, number & 0xFFFFFFFF, number % 5, number % 3, 1, 2, 0)
+
+
+def read_ring(part: Part, after: int) -> tuple[list[Asked], int, int]:
+    fetched = fetch_ring(part, after)
+    return entries_of(fetched), fetched.following, fetched.first - after
 
 
 def entry(number: int) -> Asked:

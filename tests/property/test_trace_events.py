@@ -128,8 +128,8 @@ def test_without_a_device_that_tells_the_lane_is_an_expectation() -> None:
     launches = [Asked(Ask.LAUNCH, 100, 700, 0, 0), Asked(Ask.LAUNCH, 200, 0, 0, 0), Asked(Ask.LAUNCH, 300, 0, 1, 0)]
     kernels = (TracedKernel("k", Work.KERNEL, 500), TracedKernel("unknown", Work.KERNEL, 0))
     trace = written(Recording(0, 9000, 10**18, (Program(1, "a", kernels, launches),)))
-    lanes = {name: [(int(one.ts * 1000), int(one.dur * 1000)) for one in slices] for name, slices in lanes_of(trace).items()}
-    assert lanes["device (expected) | a (1), stream 0 (expected)"] == [(100, 700), (800, 500)]
+    lane = lanes_of(trace)["device (expected) | a (1), stream 0 (expected)"]
+    assert [(int(one.ts * 1000), int(one.dur * 1000)) for one in lane] == [(100, 700), (800, 500)]
 
 
 def test_many_events_are_written_in_pieces() -> None:

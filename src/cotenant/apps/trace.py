@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from cotenant import __version__
 from cotenant.apps import softgpu
 from cotenant.domain.lanes import Group, lay_out
-from cotenant.domain.trace import Device, Ran, Recording, Turn
+from cotenant.domain.trace import Device, Recording
 from cotenant.errors import ConfigError, CotenantError
 from cotenant.format.ran import RECORD, read_ran
 from cotenant.format.traceevents import trace_events
@@ -69,8 +69,7 @@ class _Server:
         self._say = say
         self._after = 0
         self._lost = 0
-        self._ran: list[Ran] = []
-        self._turns: list[Turn] = []
+        self._records: list[bytes] = []
 
     def look(self) -> None:
         try:
@@ -82,13 +81,12 @@ class _Server:
             return
         if self._after >= 0:
             self._lost += max(first - self._after, 0) if self._after else 0  # what was gone before the first look
-            ran, turns = read_ran(records)
-            self._ran += ran
-            self._turns += turns
+            self._records.append(records)
             self._after = first + len(records) // RECORD.size if records else following
 
     def device(self) -> Device:
-        return Device(self._gpu.ordinal, self._gpu.name, self._ran, self._turns, self._lost)
+        ran, turns = read_ran(b"".join(self._records))
+        return Device(self._gpu.ordinal, self._gpu.name, ran, turns, self._lost)
 
 
 def record(places: Places, seconds: float, console: Console, say: Callable[[str], None]) -> Recording:
