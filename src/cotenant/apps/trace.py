@@ -29,8 +29,8 @@ from cotenant.live.softgpu import manage, wire
 DEFAULT_SECONDS: Final = 5.0
 _MOST_SECONDS: Final = 600.0
 _BEFORE_NS: Final = 100_000_000
-_LOOK_S: Final = 0.1
-"""A ring holds 65,536 entries: looked at this often, a program must launch 650,000 times a second to escape."""
+_LOOK_S: Final = 0.04
+"""A ring holds 65,536 entries: looked at this often, a program must launch 1.6 million times a second to escape."""
 
 
 class Written(msgspec.Struct, frozen=True):
