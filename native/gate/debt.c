@@ -3,7 +3,7 @@
 
 #include "gate/words.h"
 
-enum { PPM = 1000 * 1000 };
+enum { PPM = 1000 * 1000, CHEAP = 4 };
 
 static unsigned power_of(uint64_t ns)
 {
@@ -55,6 +55,28 @@ uint64_t ct_gate_came_back(const struct ct_gate *gate, struct ct_gate_peer *peer
     return later(LOAD(peer->page->recent_ns[first % CT_GATE_RECENT]), gate->charged_from_ns);
 }
 
+/* What was spent, as an instant; nothing is saved up for longer than a while. */
+static uint64_t spent(const struct ct_gate *gate, uint64_t now_ns)
+{
+    return later(gate->spent_ns, left(now_ns, CT_GATE_SPARE_NS));
+}
+
+uint64_t ct_gate_spendable_at(const struct ct_gate *gate, uint64_t loss_ns, uint64_t worth_ns, uint64_t since_ns,
+                              uint64_t now_ns)
+{
+    if (gate->policy != CT_GATE_FILL || !gate->delay_ppm)
+        return CT_GATE_NEVER;
+    const uint64_t earned_ns = ct_gate_earned_in(loss_ns, gate->delay_ppm), debt_ns = ct_gate_debt(gate, now_ns);
+    if (loss_ns <= worth_ns / CHEAP)
+        return later(plus(spent(gate, now_ns), earned_ns), plus(now_ns, left(debt_ns, CT_GATE_BURST_NS)));
+    return later(plus(later(gate->spent_ns, since_ns), earned_ns), plus(now_ns, debt_ns));
+}
+
+void ct_gate_spend(struct ct_gate *gate, uint64_t loss_ns, uint64_t now_ns)
+{
+    gate->spent_ns = plus(spent(gate, now_ns), ct_gate_earned_in(loss_ns, gate->delay_ppm));
+}
+
 void ct_gate_settle(struct ct_gate *gate, uint64_t now_ns)
 {
     uint64_t first_ns = CT_GATE_NEVER;
@@ -68,8 +90,10 @@ void ct_gate_settle(struct ct_gate *gate, uint64_t now_ns)
     }
     if (first_ns < gate->charged_until_ns && !gate->is_back)
         ct_gate_charge(gate, gate->charged_until_ns - first_ns, now_ns);
-    if (first_ns != CT_GATE_NEVER)
+    if (first_ns != CT_GATE_NEVER) {
         gate->is_back = 1; /* all that our work takes from here on is lost, too: see ct_gate_prolong() */
+        gate->has_switched = 0;
+    }
     if (gate->owed_ns)
         ct_gate_charge(gate, gate->owed_ns, now_ns);
     gate->owed_ns = 0;

@@ -3,7 +3,8 @@
 
 #include <string.h>
 
-enum { PATIENCE_LEAST_NS = 20 * 1000 };
+/* Who is late is not quiet: of many launches some are always late. */
+enum { PATIENCE_LEAST_NS = 250 * 1000, PATIENCE_SPREADS = 4 };
 
 void ct_gate_open(struct ct_gate *gate, const void *file, struct ct_gate_page *page, struct ct_gate_floor *floor,
                   uint32_t slot, uint32_t generation)
@@ -85,6 +86,8 @@ static void move_in(struct ct_gate *gate)
     STORE(page->busy_ns, 0);
     STORE(page->next_ns, 0);
     STORE(page->quiet_ns, 0);
+    STORE(page->latest_ns, 0);
+    STORE(page->waits_ns, 0);
     STORE(page->at_ns, 0);
     SHOW(page->generation, gate->generation);
 }
@@ -133,7 +136,7 @@ static uint64_t after(uint64_t from_ns, uint64_t more_ns, uint64_t now_ns)
 
 static uint64_t patience(const struct ct_gate *gate, uint64_t low_ns, uint64_t high_ns)
 {
-    uint64_t patience_ns = high_ns > low_ns ? high_ns - low_ns : 0;
+    uint64_t patience_ns = sooner(left(high_ns, low_ns), gate->patience_ns) * PATIENCE_SPREADS;
     if (!high_ns || patience_ns > gate->patience_ns)
         patience_ns = gate->patience_ns;
     return later(patience_ns, PATIENCE_LEAST_NS);
@@ -156,6 +159,8 @@ void ct_gate_announce(struct ct_gate *gate, const struct ct_gate_wish *wish, uin
     STORE(mine->recent_ns[(sequence + 1) % CT_GATE_RECENT], now_ns);
     SHOW(mine->busy_ns, after(later(busy_ns, now_ns), wish->expect_ns, now_ns));
     SHOW(mine->next_ns, next_ns);
+    SHOW(mine->latest_ns, after(now_ns, wish->high_ns, now_ns));
+    SHOW(mine->waits_ns, 0);
     SHOW(mine->quiet_ns, after(next_ns, patience(gate, wish->low_ns, wish->high_ns), now_ns));
     SHOW(mine->at_ns, now_ns);
     /* Several processes of a tenant may launch at once: the count must not lose one, whatever the rest says. */
@@ -181,6 +186,8 @@ void ct_gate_rest(struct ct_gate *gate, uint64_t low_ns, uint64_t high_ns, int i
     if (is_drained)
         SHOW(mine->busy_ns, busy_ns);
     SHOW(mine->next_ns, after(busy_ns, low_ns, now_ns));
+    SHOW(mine->latest_ns, after(busy_ns, high_ns, now_ns));
+    SHOW(mine->waits_ns, is_drained ? 0 : now_ns);
     SHOW(mine->quiet_ns, after(plus(busy_ns, low_ns), patience(gate, low_ns, high_ns), now_ns));
 }
 

@@ -14,12 +14,13 @@
 enum {
     CT_GATE_LEAD_NS = 60 * 1000,   /* work submitted ahead so that the device does not idle while we wake up */
     CT_GATE_DEPTH_NS = 100 * 1000, /* of short kernels, what may be submitted at once into a gap */
-    CT_GATE_WAKE_NS = 70 * 1000,   /* a sleeper is this late at worst on a quiet machine: it sleeps so much less */
+    CT_GATE_WAKE_NS = 50 * 1000,   /* a sleeper is hardly later than this on a quiet machine: it sleeps so much less */
     CT_GATE_LOOK_NS = 50 * 1000,   /* who has not asked for this long sleeps, or died */
     CT_GATE_CLAIM_NS = 20 * 1000,  /* a claim that is not given back lapses after this */
     CT_GATE_NAP_NS = 5 * 1000 * 1000,
-    CT_GATE_RISK_AFTER_NS = 10 * 1000 * 1000,  /* who has waited this long may spend what those above can spare, and no
-                                                * longer lets its equals go first */
+    CT_GATE_OLD_NS = 10 * 1000 * 1000,         /* who has waited this long no longer lets its equals go first, and may go
+                                                * though nobody knows how long it takes */
+    CT_GATE_SPARE_NS = 20 * 1000 * 1000,       /* what those above can spare is saved up for so long */
     CT_GATE_BURST_NS = 30 * 1000 * 1000,       /* debt up to this binds nobody */
     CT_GATE_HARD_DEBT_NS = 120 * 1000 * 1000,  /* debt above this closes the gaps, too */
     CT_GATE_CLOSED_NS = 2000 * 1000 * 1000,    /* what any loss costs when those above can spare nothing */
@@ -80,6 +81,8 @@ struct ct_gate {
     uint64_t charged_from_ns, charged_until_ns; /* our work that may cost those above something; until 0: none */
     uint64_t owed_ns;                     /* lost by those above, and not yet charged */
     int is_back;                          /* one above launched while that work ran: it is charged up to its end */
+    int has_switched;                     /* ours passed since one above launched: the device need not change hands */
+    uint64_t spent_ns;                    /* what was spent on purpose of what those above can spare, as an instant */
     uint64_t least_ns, spin_ns;           /* what was used of the least share and of the spinning, as an instant */
     struct ct_gate_page orphan;           /* written while we have no seat: nobody reads it */
 };

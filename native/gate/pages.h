@@ -111,6 +111,8 @@ struct ct_gate_page {
     _Atomic uint64_t next_ns;               /* before then no further launch is expected */
     _Atomic uint64_t busy_ns;               /* its announced work is expected to be over by then */
     _Atomic uint64_t generation;            /* whose page this is; the words of an earlier tenant mean nothing */
+    _Atomic uint64_t latest_ns;             /* after then a launch would be later than hardly any was */
+    _Atomic uint64_t waits_ns;              /* since then its host waits for its work; 0: it does not */
     /* What others who wait must know. */
     _Alignas(64) _Atomic uint64_t wanted_ns; /* what the kernel that waits here needs of a gap, and one; 0: none waits;
                                               * CT_GATE_NEVER: one does that no gap lets pass */

@@ -2,6 +2,8 @@
 #define _GNU_SOURCE
 #include "hook/known.h"
 
+#include "gate/gate.h"
+
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
@@ -60,8 +62,11 @@ static uint64_t key_of(const char *device, const struct ct_record_kernel *kernel
 static void set(struct ct_known *known, uint64_t mean_ns, uint64_t p90_ns, uint64_t p99_ns)
 {
     known->expect_ns = mean_ns ? mean_ns : 1; /* none means that nobody knows */
-    known->sure_ns = p90_ns > known->expect_ns ? p90_ns : known->expect_ns;
-    known->may_fill = p99_ns / WILD <= mean_ns;
+    /* One that varies wildly goes into no gap, unless even its longest runs are short: many of a few microseconds are such. */
+    const int is_wild = p99_ns / WILD > mean_ns;
+    const uint64_t hardly_ns = is_wild ? p99_ns : p90_ns;
+    known->sure_ns = hardly_ns > known->expect_ns ? hardly_ns : known->expect_ns;
+    known->may_fill = !is_wild || p99_ns <= CT_GATE_DEPTH_NS;
     known->is_known = 1;
 }
 
