@@ -270,7 +270,9 @@ class Tenant:
         elif self.rules.policy is not GatePolicy.FILL:
             reason, until = DUE, quiet
         else:
-            reason, until, loss = self.decide_gap(wish, min(expected, key=lambda page: page["next_ns"]), quiet, since, now)
+            reason, until, loss = self.decide_gap(
+                wish, min(expected, key=lambda page: page["next_ns"]), quiet, since, now
+            )
         if reason < BUSY or reason > DUE or submitted:
             return reason, until, loss
         risk = self.spendable_at(self.weight(expect) + 1, 0, since, now)
