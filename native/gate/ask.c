@@ -14,6 +14,7 @@ struct sight {
     uint64_t latest_ns;    /* and hardly after then */
     uint64_t opens_ns;     /* what it launches then is over by then, if it is like the last */
     uint64_t quiet_ns;     /* all of them are quiet by then */
+    uint64_t pieces_per_s; /* kernels that they launch, as far as they are expected to */
     uint64_t submitted_ns; /* expected device time of what we and those beside us have submitted */
     uint64_t sequence[CT_GATE_SEATS];
 };
@@ -25,11 +26,24 @@ static int is_asking(const struct ct_gate_page *page, uint64_t now_ns)
            left(asked_ns, now_ns) <= CT_GATE_LOOK_NS;
 }
 
+/* How many kernels a second it has launched lately. */
+static uint64_t pace_of(const struct ct_gate_page *page, uint64_t sequence)
+{
+    const uint64_t known = sooner(sequence, CT_GATE_RECENT - 2); /* the oldest may be overwritten while we look */
+    const uint64_t from_ns = LOAD(page->recent_ns[(sequence - known + 1) % CT_GATE_RECENT]);
+    const uint64_t span_ns = left(LOAD(page->at_ns), from_ns), pieces = later(LOAD(page->pieces), sequence);
+    if (known < 2 || !span_ns || pieces / sequence > UINT16_MAX)
+        return UINT32_MAX;
+    const uint64_t tenths = 10 * (pieces / sequence) + 10 * (pieces % sequence) / sequence;
+    return sooner((known - 1) * UINT64_C(100000000) * tenths / span_ns, UINT32_MAX);
+}
+
 static void look_up(struct ct_gate *gate, uint64_t now_ns, struct sight *sight)
 {
     sight->is_active = 0;
     sight->open_ns = sight->quiet_ns = now_ns;
     sight->end_ns = sight->latest_ns = sight->opens_ns = CT_GATE_NEVER;
+    sight->pieces_per_s = 0;
     for (uint32_t i = 0; i < gate->above_count; i++) {
         struct ct_gate_peer *peer = &gate->above[i];
         const struct ct_gate_page *page = peer->page;
@@ -48,6 +62,7 @@ static void look_up(struct ct_gate *gate, uint64_t now_ns, struct sight *sight)
         if (!is_expected && busy_ns <= now_ns)
             continue;
         sight->is_active = 1;
+        sight->pieces_per_s += pace_of(page, sight->sequence[i]);
         sight->open_ns = later(sight->open_ns, busy_ns);
         sight->quiet_ns = later(sight->quiet_ns, is_expected ? later(quiet_ns, busy_ns) : busy_ns);
         if (is_expected && next_ns < sight->end_ns) {
@@ -126,6 +141,19 @@ static uint64_t loss_at(const struct sight *sight, uint64_t until_ns, uint64_t n
     return over_ns < UINT32_MAX ? over_ns * over_ns / width_ns / 2 : over_ns / 2;
 }
 
+/* What they lose by one that gives way block by block: what comes until it is over waits for a part of a block. */
+static uint64_t loss_beside(const struct ct_gate_wish *wish, const struct sight *sight, uint64_t now_ns)
+{
+    const uint64_t until_ns = plus(now_ns, plus(sight->submitted_ns, wish->expect_ns));
+    /* What was launched and has not begun may begin at any instant. */
+    const uint64_t from_ns = now_ns < sight->open_ns ? now_ns : later(sight->end_ns, now_ns);
+    const uint64_t over_ns = left(until_ns, from_ns);
+    if (!over_ns)
+        return 0;
+    const uint64_t pieces = sooner(over_ns, UINT32_MAX) * sight->pieces_per_s / UINT64_C(1000000000);
+    return plus(ct_gate_yielded(plus(pieces, 1), wish->grain_ns), 1);
+}
+
 /* What those above lose in the mean by this kernel in a gap; hardly any takes as long as it may, so mostly the mean counts. */
 static uint64_t loss_of(const struct ct_gate *gate, const struct ct_gate_wish *wish, const struct sight *sight,
                         uint64_t now_ns)
@@ -136,7 +164,8 @@ static uint64_t loss_of(const struct ct_gate *gate, const struct ct_gate_wish *w
         return 0;
     const uint64_t mean_ns = loss_at(sight, plus(from_ns, wish->expect_ns), now_ns);
     const uint64_t most_ns = loss_at(sight, plus(from_ns, sure_ns), now_ns);
-    return plus(mean_ns - mean_ns / 4 + most_ns / 4, cost_ns + 1);
+    const uint64_t loss_ns = plus(mean_ns - mean_ns / 4 + most_ns / 4, cost_ns + 1);
+    return wish->grain_ns && !cost_ns ? sooner(loss_ns, loss_beside(wish, sight, now_ns)) : loss_ns;
 }
 
 /* What those above lose for certain is charged at once; what they are to lose in the mean is spent. */
@@ -147,9 +176,10 @@ static void charge_upfront(struct ct_gate *gate, const struct ct_gate_wish *wish
         ct_gate_spend(gate, plus(weight_of(gate, wish->expect_ns), 1), now_ns);
         ct_gate_charge(gate, plus(weight_of(gate, wish->expect_ns), 1), now_ns);
     }
-    if (reason != CT_GATE_GAP)
+    if (reason != CT_GATE_GAP && reason != CT_GATE_BESIDE)
         return;
-    const uint64_t loss_ns = loss_of(gate, wish, sight, now_ns);
+    const uint64_t loss_ns =
+        reason == CT_GATE_GAP ? loss_of(gate, wish, sight, now_ns) : loss_beside(wish, sight, now_ns);
     if (loss_ns)
         ct_gate_spend(gate, loss_ns, now_ns);
     if (cost_of(gate))
@@ -168,6 +198,10 @@ static struct ct_gate_answer pass(struct ct_gate *gate, const struct ct_gate_wis
     }
     charge_upfront(gate, wish, reason, sight, now_ns);
     gate->has_switched = 1;
+    if (gate->charged_until_ns <= now_ns)
+        gate->grain_ns = wish->grain_ns;
+    else if (gate->grain_ns) /* all that runs gives way, or none of it does */
+        gate->grain_ns = wish->grain_ns ? later(gate->grain_ns, wish->grain_ns) : 0;
     ct_gate_announce(gate, wish, now_ns);
     STORE(gate->mine->wanted_ns, 0);
     gate->charged_from_ns = now_ns;
@@ -252,6 +286,15 @@ static uint64_t risk_at(const struct ct_gate *gate, const struct ct_gate_wish *w
     return wish->expect_ns ? at_ns : later(at_ns, plus(since_ns, CT_GATE_OLD_NS));
 }
 
+/* Whether it may run beside those above, whatever they do: at what that costs, and when that can be spared. */
+static uint64_t beside_at(const struct ct_gate *gate, const struct ct_gate_wish *wish, const struct sight *sight,
+                          uint64_t since_ns, uint64_t now_ns)
+{
+    if (!wish->grain_ns || !wish->expect_ns || gate->switch_ns)
+        return CT_GATE_NEVER;
+    return ct_gate_spendable_at(gate, loss_beside(wish, sight, now_ns), wish->expect_ns, since_ns, now_ns);
+}
+
 static struct ct_gate_answer ask_below(struct ct_gate *gate, const struct ct_gate_wish *wish, const struct sight *sight,
                                        uint64_t since_ns, uint64_t now_ns)
 {
@@ -264,7 +307,16 @@ static struct ct_gate_answer ask_below(struct ct_gate *gate, const struct ct_gat
         answer = wait_for(CT_GATE_DUE, sight->quiet_ns);
     else
         answer = ask_gap(gate, wish, sight, since_ns, now_ns);
-    if (answer.pass || answer.reason > CT_GATE_DUE || sight->submitted_ns) /* one at a time */
+    if (answer.pass || answer.reason > CT_GATE_DUE)
+        return answer;
+    const uint64_t lead_ns = CT_GATE_LEAD_NS / 2, beside_ns = beside_at(gate, wish, sight, since_ns, now_ns);
+    if (beside_ns <= now_ns) {
+        if (sight->submitted_ns > lead_ns && plus(sight->submitted_ns, wish->expect_ns) > CT_GATE_DEPTH_NS)
+            return wait_for(CT_GATE_BOUND, plus(now_ns, sight->submitted_ns - lead_ns));
+        return pass_if_unchanged(gate, wish, CT_GATE_BESIDE, sight, now_ns);
+    }
+    answer.until_ns = sooner(answer.until_ns, beside_ns);
+    if (sight->submitted_ns) /* one at a time */
         return answer;
     const uint64_t risk_ns = risk_at(gate, wish, since_ns, now_ns);
     if (risk_ns <= now_ns)

@@ -18,6 +18,7 @@ void ct_gate_open(struct ct_gate *gate, const void *file, struct ct_gate_page *p
     gate->generation = generation;
     gate->slots = gate->roster->slots;
     gate->writes = UINT64_MAX;
+    gate->duty_ppm = CT_GATE_DUTY_LEAST_PPM; /* until it is known */
     ct_gate_reread(gate);
 }
 
@@ -83,6 +84,8 @@ static void move_in(struct ct_gate *gate)
     for (size_t i = 0; i < sizeof page->counts / sizeof *count; i++)
         STORE(count[i], 0);
     STORE(page->wanted_ns, 0);
+    STORE(page->pieces, 0);
+    STORE(page->active_ns, 0);
     STORE(page->busy_ns, 0);
     STORE(page->next_ns, 0);
     STORE(page->quiet_ns, 0);
@@ -142,6 +145,17 @@ static uint64_t patience(const struct ct_gate *gate, uint64_t low_ns, uint64_t h
     return later(patience_ns, PATIENCE_LEAST_NS);
 }
 
+/* Counts the time since the last call: no longer than the work at hand and our patience, for a host may just go away. */
+static void be_active(struct ct_gate *gate, uint64_t now_ns)
+{
+    const uint64_t marked_ns = gate->marked_ns;
+    if (marked_ns && now_ns > marked_ns) {
+        const uint64_t most_ns = later(left(LOAD(gate->mine->busy_ns), marked_ns), gate->patience_ns);
+        ADD(gate->mine->active_ns, sooner(now_ns - marked_ns, most_ns));
+    }
+    gate->marked_ns = now_ns;
+}
+
 void ct_gate_announce(struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t now_ns)
 {
     struct ct_gate_page *mine = gate->mine;
@@ -163,6 +177,8 @@ void ct_gate_announce(struct ct_gate *gate, const struct ct_gate_wish *wish, uin
     SHOW(mine->waits_ns, 0);
     SHOW(mine->quiet_ns, after(next_ns, patience(gate, wish->low_ns, wish->high_ns), now_ns));
     SHOW(mine->at_ns, now_ns);
+    be_active(gate, now_ns);
+    ADD(mine->pieces, wish->pieces ? wish->pieces : 1);
     /* Several processes of a tenant may launch at once: the count must not lose one, whatever the rest says. */
     atomic_fetch_add_explicit(&mine->sequence, 1, memory_order_release);
 }
@@ -181,6 +197,10 @@ void ct_gate_rest(struct ct_gate *gate, uint64_t low_ns, uint64_t high_ns, int i
 {
     struct ct_gate_page *mine = gate->mine;
     uint64_t busy_ns = LOAD(mine->busy_ns);
+    if (gate->marked_ns)
+        be_active(gate, now_ns);
+    if (is_drained)
+        gate->marked_ns = 0;
     if (is_drained || busy_ns < now_ns)
         busy_ns = now_ns; /* what a host waits for inside of a call ends before it can launch again */
     if (is_drained)

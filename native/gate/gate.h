@@ -27,6 +27,11 @@ enum {
     CT_GATE_STUCK_NS = 100 * 1000 * 1000,      /* nothing ended for so long: perhaps it waits for what waits here */
 };
 
+enum {
+    CT_GATE_DUTY_NS = 50 * 1000 * 1000, /* over how long the activity of those above is counted */
+    CT_GATE_DUTY_LEAST_PPM = 300 * 1000, /* one that is hardly there can spare as if it were there this much */
+};
+
 /* No debt is longer: at 2 %, 1.2 s lost at once are charged in full. */
 #define CT_GATE_DEBT_MOST_NS UINT64_C(60000000000)
 /* No tenant foresees more than this: an instant further ahead is a scribble, or of another boot, and means nothing. */
@@ -40,6 +45,7 @@ enum ct_gate_reason {
     CT_GATE_LEAST = 3, /* its least share is due */
     CT_GATE_RISK = 4,  /* it waited long, and those above can spare it */
     CT_GATE_STUCK = 5, /* what was submitted before does not end */
+    CT_GATE_BESIDE = 6, /* it gives way block by block, and those above can spare what that costs */
     /* it waits, because */
     CT_GATE_BUSY = 8,    /* work of one above still runs */
     CT_GATE_TIGHT = 9,   /* it does not fit into what is left of the gap */
@@ -79,6 +85,10 @@ struct ct_gate {
     /* of our own */
     uint64_t unconfirmed_ns, unconfirmed; /* submitted below a holder, and no event has shown its end */
     uint64_t charged_from_ns, charged_until_ns; /* our work that may cost those above something; until 0: none */
+    uint64_t grain_ns;                    /* what each kernel of those above waits for at most, of that work; 0: for all */
+    uint64_t duty_ppm;                    /* of the time, how much those above were active lately */
+    uint64_t duty_from_ns, duty_active_ns; /* since when that is counted, and what their pages said then */
+    uint64_t marked_ns;                   /* until when our own activity is counted; 0: we are idle */
     uint64_t owed_ns;                     /* lost by those above, and not yet charged */
     int is_back;                          /* one above launched while that work ran: it is charged up to its end */
     int has_switched;                     /* ours passed since one above launched: the device need not change hands */
@@ -108,6 +118,9 @@ struct ct_gate_wish {
     uint64_t low_ns;    /* the host's next launch comes hardly before this much from now; 0: unknown */
     uint64_t high_ns;   /* and hardly after this much */
     uint32_t may_fill;  /* 0: unknown or too varying to be put into a gap */
+    uint32_t pieces;    /* kernels in it: more than one in a graph; 0 is one */
+    uint64_t grain_ns;  /* a kernel above that comes waits for it no longer than this, since its blocks give way one by one
+                         * (MPS, and those above of higher priority there); 0: until it is over */
 };
 
 /* Before a launch that need not ask: a line of own stores. Whoever reads the sequence sees what was stored before it. */

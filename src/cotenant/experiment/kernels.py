@@ -20,6 +20,8 @@ from cotenant.sim.kernels_host import Client, Costs, Door, Open
 
 Policy: TypeAlias = Literal["open-slice", "open-mps", "strict", "strict-slice", "fill", "fill-slice"]
 _GATES: Final = {"strict": GatePolicy.STRICT, "fill": GatePolicy.FILL}
+_FIRST: Final = -1
+"""Under MPS tenants start their offline programs below the normal priority of MPS clients: here the first is above."""
 _LONGEST_NS: Final = 600 * 10**9
 
 
@@ -71,18 +73,24 @@ class Shared(msgspec.Struct, frozen=True, kw_only=True):
 def play(policy: Policy, tenants: Sequence[Tenant], setting: Setting) -> Shared:
     """All of them on one device."""
     sliced = shares_slices(policy)
+    way = policy.removesuffix("-slice")
     clients = [
-        Client(tenant.load, place if sliced else 0, _host_seed(setting, place), setting.warm if place == 0 else 0)
+        Client(
+            tenant.load,
+            place if sliced else 0,
+            _host_seed(setting, place),
+            setting.warm if place == 0 else 0,
+            _FIRST if way in _GATES and place == 0 else 0,
+        )
         for place, tenant in enumerate(tenants)
     ]
-    way = policy.removesuffix("-slice")
     if way not in _GATES:
         doors: list[Door] = [Open() for _ in tenants]
         return Shared(played=World(setting.device, clients, doors, setting.costs, setting.seed).play(_LONGEST_NS))
     file = bytearray(file_bytes(len(tenants)))
     format_roster(file, len(tenants))
     write_roster(file, _rules(_GATES[way], tenants, setting, sliced=sliced))
-    doors = [passage.Passage(file, place, 1, *works_of(tenant.load)) for place, tenant in enumerate(tenants)]
+    doors = [passage.Passage(file, place, 1, *works_of(tenant.load, 0 if sliced else setting.device.sm_count)) for place, tenant in enumerate(tenants)]
     played = World(setting.device, clients, doors, setting.costs, setting.seed).play(_LONGEST_NS)
     pages = (bytes(file[page_offset(place) : page_offset(place + 1)]) for place in range(len(tenants)))
     return Shared(played=played, pages=tuple(read_page(page) for page in pages))
@@ -100,21 +108,28 @@ def plan_oracle(alone: Played, offline: Load, setting: Setting, allowance_ns: in
     return plan_of(alone.gaps_ns, below, allowance_ns, switch_ns, setting.costs)
 
 
-def works_of(load: Load) -> tuple[list[passage.Work], list[int]]:
-    """What a profile of the load would say of each piece of work, and which of them each launch is."""
+def works_of(load: Load, sm_count: int = 0) -> tuple[list[passage.Work], list[int]]:
+    """What a profile of the load would say of each piece of work, and which of them each launch is.
+
+    With a number of SMs, also for how long its blocks hold these up.
+    """
+    pieces = len(load.launches)
     if load.graph:
-        return [passage.Work(load.device_ns, load.device_ns)], [0]
+        grain_ns = load.device_ns // pieces if sm_count else 0
+        return [passage.Work(load.device_ns, load.device_ns, grain_ns=grain_ns, pieces=pieces)], [0]
     numbers: dict[KernelIdentity, int] = {}
     steps = [numbers.setdefault(launch.kernel, len(numbers)) for launch in load.launches]
     times = [Recorder() for _ in numbers]
     for launch, number in zip(load.launches, steps, strict=True):
         times[number].record(launch.device_ns)
-    return [_work(recorder) for recorder in times], steps
+    slots = {launch.kernel: launch.blocks_per_sm * sm_count for launch in load.launches}
+    return [_work(recorder, kernel.blocks, slots[kernel]) for kernel, recorder in zip(numbers, times, strict=True)], steps
 
 
-def _work(recorder: Recorder) -> passage.Work:
+def _work(recorder: Recorder, blocks: int, slots: int) -> passage.Work:
     seen = recorder.histogram()
-    return passage.work_of(seen.mean, seen.quantile(0.9), seen.quantile(0.99))
+    grain_ns = passage.grain_of(seen.mean, blocks, slots)
+    return passage.work_of(seen.mean, seen.quantile(0.9), seen.quantile(0.99), grain_ns)
 
 
 def _rules(policy: GatePolicy, tenants: Sequence[Tenant], setting: Setting, *, sliced: bool) -> GateRules:

@@ -97,7 +97,7 @@ class World:
             host = Host(client, door, index, config, costs)
             host.client = self._device.client_add(0, client.group)
             context = self._device.context_create(0, host.client, 0)
-            host.streams = [self._device.stream_create(0, context, 0, 0) for _ in range(host.kinds)]
+            host.streams = [self._device.stream_create(0, context, 0, client.priority) for _ in range(host.kinds)]
             self._hosts.append(host)
 
     def play(self, until_ns: int = NEVER_NS - 1) -> Played:

@@ -108,6 +108,8 @@ class Client(Value, frozen=True):
     seed: int = 0
     warm: int = 0
     """Requests before anything is counted."""
+    priority: int = 0
+    """Of its streams; lower goes first."""
 
 
 class Host:

@@ -31,17 +31,27 @@ class Work(Value, frozen=True):
     """It hardly takes longer."""
     may_fill: bool = True
     """Whether its time is certain enough to be put into a gap."""
+    grain_ns: int = 0
+    """A kernel above that comes waits no longer than this, because blocks give way one by one; 0: until it is over."""
+    pieces: int = 1
+    """Kernels in it."""
 
 
-def work_of(mean_ns: float, p90_ns: float, p99_ns: float) -> Work:
+def grain_of(mean_ns: float, blocks: int, slots: int) -> int:
+    """How long a block runs, as far as such blocks fill the device: it has slots for so many of them at once."""
+    waves = max(-(-blocks // slots), 1) if slots else 1
+    return round(mean_ns / waves * min(1.0, blocks / slots)) if slots else 0
+
+
+def work_of(mean_ns: float, p90_ns: float, p99_ns: float, grain_ns: int = 0) -> Work:
     """What a profile's quantiles make of it.
 
     A kernel that varies wildly is put into no gap, unless even its longest runs are short: then it is taken to be as
     long as these. Many kernels of a few microseconds vary so.
     """
     if p99_ns <= VARIES * mean_ns:
-        return Work(round(mean_ns), max(round(p90_ns), round(mean_ns)))
-    return Work(round(mean_ns), round(p99_ns), p99_ns <= SHORT_NS)
+        return Work(round(mean_ns), max(round(p90_ns), round(mean_ns)), grain_ns=grain_ns)
+    return Work(round(mean_ns), round(p99_ns), p99_ns <= SHORT_NS, grain_ns)
 
 
 class Passage:
@@ -54,7 +64,9 @@ class Passage:
     ) -> None:
         """Take the seat; the file is the device's."""
         self._gate = _native.Gate(file, slot, generation)
-        self._works = [(work.expect_ns, work.sure_ns, int(work.may_fill)) for work in works]
+        self._works = [
+            (work.expect_ns, work.sure_ns, (int(work.may_fill), work.grain_ns, work.pieces)) for work in works
+        ]
         self._steps = steps
         self._base = len(works) + 2
         self._wait = len(works) + 1
@@ -63,8 +75,8 @@ class Passage:
         self._last_ns = 0
         self._since_ns = -1
         self._asked_ns = 0
-        self._wish = (0, 0, 0, 0, 0)
-        self._passing = (0, 0, 0, 0, 0)
+        self._wish = (0, 0, 0, 0, 0, 0, 1)
+        self._passing = self._wish
         self._must_ask = True
         self.sleeps = self.looks = False
         self.confirms = self._gate.must_ask()
@@ -123,8 +135,8 @@ class Passage:
             forecast.learn(max(now_ns - self._last_ns, 0))
         work = self._steps[step]
         self._key = self._after(work)
-        expect_ns, sure_ns, may_fill = self._works[work]
-        self._wish = (expect_ns, sure_ns, *self._foreseen(), may_fill)
+        expect_ns, sure_ns, how = self._works[work]
+        self._wish = (expect_ns, sure_ns, *self._foreseen(), *how)
         self._since_ns = now_ns
         self.sleeps = self.looks = False
 
