@@ -11,7 +11,7 @@ struct sight {
     int is_active;         /* somebody above has work, or is expected back */
     uint64_t open_ns;      /* their work is over by then */
     uint64_t end_ns;       /* the first of them is expected back then at the earliest */
-    uint64_t late_ns;      /* and hardly after then */
+    uint64_t latest_ns;    /* and hardly after then */
     uint64_t opens_ns;     /* what it launches then is over by then, if it is like the last */
     uint64_t quiet_ns;     /* all of them are quiet by then */
     uint64_t submitted_ns; /* expected device time of what we and those beside us have submitted */
@@ -29,7 +29,7 @@ static void look_up(struct ct_gate *gate, uint64_t now_ns, struct sight *sight)
 {
     sight->is_active = 0;
     sight->open_ns = sight->quiet_ns = now_ns;
-    sight->end_ns = sight->late_ns = sight->opens_ns = CT_GATE_NEVER;
+    sight->end_ns = sight->latest_ns = sight->opens_ns = CT_GATE_NEVER;
     for (uint32_t i = 0; i < gate->above_count; i++) {
         struct ct_gate_peer *peer = &gate->above[i];
         const struct ct_gate_page *page = peer->page;
@@ -52,7 +52,7 @@ static void look_up(struct ct_gate *gate, uint64_t now_ns, struct sight *sight)
         sight->quiet_ns = later(sight->quiet_ns, is_expected ? later(quiet_ns, busy_ns) : busy_ns);
         if (is_expected && next_ns < sight->end_ns) {
             sight->end_ns = next_ns;
-            sight->late_ns = believed(LOAD(page->latest_ns), now_ns);
+            sight->latest_ns = believed(LOAD(page->latest_ns), now_ns);
             sight->opens_ns = plus(next_ns, last_ns);
         }
     }
@@ -120,10 +120,10 @@ static uint64_t cost_of(const struct ct_gate *gate)
 static uint64_t loss_at(const struct sight *sight, uint64_t until_ns, uint64_t now_ns)
 {
     const uint64_t from_ns = later(sight->end_ns, now_ns), over_ns = left(until_ns, from_ns);
-    const uint64_t width_ns = later(left(sight->late_ns, from_ns), left(now_ns, sight->end_ns));
+    const uint64_t width_ns = later(left(sight->latest_ns, from_ns), left(now_ns, sight->end_ns));
     if (over_ns >= width_ns)
         return over_ns - width_ns / 2;
-    return over_ns < UINT32_MAX ? over_ns * over_ns / (2 * width_ns) : over_ns / 2;
+    return over_ns < UINT32_MAX ? over_ns * over_ns / width_ns / 2 : over_ns / 2;
 }
 
 /* What those above lose in the mean by this kernel in a gap; hardly any takes as long as it may, so mostly the mean counts. */

@@ -12,8 +12,8 @@ struct ct_shape;
 struct ct_known {
     uint64_t expect_ns, sure_ns; /* its mean, and what it hardly exceeds */
     uint32_t is_known, may_fill;
-    uint32_t tries; /* launches that were timed only because it was not known */
-    uint32_t reserved;
+    uint32_t tries;    /* launches that were timed only because it was not known */
+    uint32_t attempts; /* launches that were to be */
 };
 
 /* The file `known` beside the records: a magic, then these, as format/known.py writes them. */
