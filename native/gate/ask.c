@@ -127,7 +127,7 @@ static struct ct_gate_answer wait_for(uint32_t reason, uint64_t until_ns)
 /* What a change of the process on the device costs, when ours would be the first since one above launched. */
 static uint64_t cost_of(const struct ct_gate *gate)
 {
-    return gate->has_switched ? 0 : gate->switch_ns;
+    return gate->has_switched || gate->is_mps ? 0 : gate->switch_ns;
 }
 
 /* What one above loses in the mean if our work ends then. Its launch is as likely at any instant between the earliest and
@@ -290,7 +290,7 @@ static uint64_t risk_at(const struct ct_gate *gate, const struct ct_gate_wish *w
 static uint64_t beside_at(const struct ct_gate *gate, const struct ct_gate_wish *wish, const struct sight *sight,
                           uint64_t since_ns, uint64_t now_ns)
 {
-    if (!wish->grain_ns || !wish->expect_ns || gate->switch_ns)
+    if (!wish->grain_ns || !wish->expect_ns)
         return CT_GATE_NEVER;
     return ct_gate_spendable_at(gate, loss_beside(wish, sight, now_ns), wish->expect_ns, since_ns, now_ns);
 }

@@ -72,6 +72,7 @@ struct ct_gate {
     struct ct_gate_page *page;
     struct ct_gate_floor *floor;
     uint32_t slot, generation;
+    int is_mps;     /* the device changes hands for nothing; whoever opens the gate says so when it knows */
     uint64_t slots; /* pages in the file as it was mapped: one that grew later is not seen further */
     /* from the roster, as of `writes` */
     uint64_t writes;
