@@ -146,7 +146,7 @@ def _row(policy: str, shared: Shared, alone: Played) -> PolicyOutcome:
 
 
 def _oracle(policy: str, alone: Played, fill: Played, offline: Load, setting: Setting) -> PolicyOutcome:
-    spent_ns = max(fill.clients[0].delayed_ns, fill.beside_ns)
+    spent_ns = fill.clients[0].delayed_ns
     plan = plan_oracle(alone, offline, setting, spent_ns, sliced=policy.endswith("-slice"))
     latencies = sorted(alone.clients[0].latencies_ns)
     alone_ns = sum(latencies)

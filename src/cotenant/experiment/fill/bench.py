@@ -12,10 +12,13 @@ import msgspec
 from cotenant.domain.instant import MILLISECOND_NS
 from cotenant.domain.load import Load
 from cotenant.errors import CotenantError, WorldError
+from cotenant.experiment.fill.compare import Compared, agreement, compare_pairs, ranges_of_compared
 from cotenant.experiment.fill.figures import COTENANT, PairFigures, Range, Round, figures_of, ranges_of
 from cotenant.experiment.fill.pairs import PLANS, RUN_NS, Missing, Pair, Plan, read_pairs
 from cotenant.experiment.fill.scene import Mode, Scene
-from cotenant.experiment.fill.stage import NodePolicy, Stage
+from cotenant.experiment.fill.stage import PRESET, NodePolicy, Stage
+from cotenant.experiment.kernels import Setting
+from cotenant.sim.device import preset
 
 ROUNDS: Final = 3
 QUICK_RUN_NS: Final = 120 * MILLISECOND_NS
@@ -53,6 +56,9 @@ class FillReport(msgspec.Struct, frozen=True, kw_only=True):
     policy: NodePolicy
     figures: dict[str, Range]
     pairs: list[PairFigures]
+    compared: list[Compared]
+    delay_apart: dict[str, float]
+    """By sharing: the median distance of the online delay ratio, live from simulated."""
     left_out: list[Missing]
     curve: list[Point]
 
@@ -70,11 +76,14 @@ def bench_fill(
     with tempfile.TemporaryDirectory(prefix="cotenant-fill-") as home, Stage(Path(home)) as stage:
         figures = measure_pairs(stage, pairs, rounds, policy, say)
         curve = sweep_bounds(stage, swept(pairs), rounds, policy, say) if sweep else []
+    compared = compare_pairs(pairs, figures, Setting(device=preset(PRESET), rules=policy.rules()), say)
     return FillReport(
         rounds=rounds,
         policy=policy,
-        figures=ranges_of(figures),
+        figures=ranges_of(figures) | ranges_of_compared(compared),
         pairs=figures,
+        compared=compared,
+        delay_apart=agreement(compared, figures),
         left_out=missing,
         curve=curve,
     )

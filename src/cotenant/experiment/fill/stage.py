@@ -15,11 +15,13 @@ from typing import Any, Final, Self
 
 import msgspec
 
+from cotenant.domain.gate import GatePolicy, GateRules
 from cotenant.domain.instant import MILLISECOND_NS
 from cotenant.domain.load import Load
 from cotenant.errors import CotenantError, WorldError
 from cotenant.experiment.fill.scene import Mode, Progress, Scene, client_of, scene_of
 from cotenant.format.launches import image_text, script_text
+from cotenant.format.quantity import parse_duration, parse_share
 from cotenant.live.client import tenants_of
 from cotenant.live.clock import LiveClock, pause
 from cotenant.live.directory import Places
@@ -48,6 +50,16 @@ class NodePolicy(msgspec.Struct, frozen=True, kw_only=True):
         """For `cotenant node`."""
         given = {"--gate": self.gate, "--bound": self.bound, "--delay": self.delay}
         return [word for flag, value in given.items() if value for word in (flag, value)]
+
+    def rules(self) -> GateRules:
+        """The same for a simulated device."""
+        own = GateRules()
+        return msgspec.structs.replace(
+            own,
+            policy=GatePolicy(self.gate) if self.gate else own.policy,
+            bound_ns=parse_duration(self.bound) if self.bound else own.bound_ns,
+            delay_ppm=parse_share(self.delay) if self.delay else own.delay_ppm,
+        )
 
 
 class Player:

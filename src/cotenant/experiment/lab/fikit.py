@@ -57,6 +57,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     delay_of_wall: dict[str, float]
     """By sharing: what its kernels waited, over the whole of its time alone, pauses between requests included."""
     fill_vs_oracle: dict[str, float]
+    """Offline kernel time over the oracle's at the same delay; above 1 where it ran beside, as the oracle never does."""
     oracle_vs_wall: dict[str, float]
     """Offline kernel time of the oracle over the time of the run: what there was to fill."""
     filled_gaps: dict[str, int]
@@ -100,8 +101,7 @@ def judge(case: Case, setting: Setting) -> Judged:
         if mode not in COTENANT.values():
             continue
         sharing = mode.removeprefix("cotenant ")
-        spent_ns = max(played.clients[0].delayed_ns, played.beside_ns)
-        plan = plan_oracle(alone, pair.offline, setting, spent_ns, sliced=sharing == "slices")
+        plan = plan_oracle(alone, pair.offline, setting, played.clients[0].delayed_ns, sliced=sharing == "slices")
         oracle[sharing] = plan.done_ns / alone.wall_ns
         against[sharing] = played.clients[1].done_ns / max(plan.done_ns, 1)
         filled[sharing] = shared.passes(2)
