@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from cotenant.domain.action import Action, Confirm, Crowd, Grant, Refuse, Revoke, Roster, Stop
+from cotenant.domain.action import Action, Confirm, Crowd, Grant, Refuse, Revoke, Rise, Roster, Sit, Stop
 from cotenant.domain.event import (
     SLOTS_LIMIT,
     Event,
@@ -120,10 +120,12 @@ events: st.SearchStrategy[Event] = st.one_of(
 )
 actions: st.SearchStrategy[Action] = st.one_of(
     st.builds(Grant, small, st.integers(-1, 99), names, terms, small),
-    st.builds(Crowd, small, st.lists(small, max_size=5).map(tuple), small),
+    st.builds(Crowd, small, st.integers(-1, 9) | st.lists(small, max_size=5).map(tuple), small),
     st.builds(Refuse, small, small, rejects),
     st.builds(Revoke, small, st.integers(-1, 99), names, small, small, texts),
     st.builds(Roster, small, small, gate_rules),
+    st.builds(Sit, small, small, gate_seats),
+    st.builds(Rise, small, small, small),
     st.builds(Confirm, small, small, st.lists(names, max_size=3).map(tuple), gate_rules),
     st.builds(Stop, small, texts),
 )

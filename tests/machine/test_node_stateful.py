@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cotenant.domain.action import NO_PEER, Action, Confirm, Crowd, Grant, Refuse, Revoke, Roster, Stop
+from cotenant.domain.action import NO_PEER, Action, Confirm, Crowd, Grant, Refuse, Revoke, Rise, Roster, Sit, Stop
 from cotenant.domain.event import (
     Event,
     GateChange,
@@ -95,22 +95,38 @@ class NodeLife(RuleBasedStateMachine):
         turn = Turn(self.now, event, actions)
         self.turns.append(turn)
         self.segment.append(turn)
-        told = [action for action in actions if isinstance(action, Roster)]
+        told = [action for action in actions if isinstance(action, Roster | Sit | Rise)]
         assert told == actions[: len(told)], "whoever hears of a change finds it made"
         assert len({roster.gpu for roster in told}) == len(told)
-        self.rosters |= {roster.gpu: roster.rules for roster in told}
+        for roster in told:
+            self._believe_roster(roster)
         for action in actions:
             assert action.cause == self.machines[0].turn
             if isinstance(action, Grant):
                 self._believe_grant(action, event)
                 self.neighbours[action.terms.slot] = action.neighbours
             elif isinstance(action, Crowd):
-                for slot in action.slots:  # nobody is told what it knows
+                here = [slot for slot, holder in self.held.items() if holder.terms.gpu == action.where]
+                assert here
+                for slot in here:  # nobody is told what it knows
                     assert self.neighbours[slot] != action.neighbours
                     self.neighbours[slot] = action.neighbours
             elif isinstance(action, Revoke):
                 self._believe_revoke(action)
         return actions[len(told) :]
+
+    def _believe_roster(self, action: Roster | Sit | Rise) -> None:
+        if isinstance(action, Roster):
+            self.rosters[action.gpu] = action.rules
+            return
+        rules = self.rosters[action.gpu]
+        seats = {seat.slot: seat for seat in rules.seats}
+        if isinstance(action, Sit):
+            assert seats.get(action.seat.slot) != action.seat
+            seats[action.seat.slot] = action.seat
+        else:
+            del seats[action.slot]
+        self.rosters[action.gpu] = msgspec.structs.replace(rules, seats=tuple(seats[slot] for slot in sorted(seats)))
 
     def _believe_grant(self, action: Grant, event: Event) -> None:
         slot, generation = action.terms.slot, action.terms.generation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cotenant.domain.action import Action, Confirm, Crowd, Grant, Refuse, Revoke, Roster, Stop
+from cotenant.domain.action import Action, Confirm, Crowd, Grant, Refuse, Revoke, Rise, Roster, Sit, Stop
 from cotenant.domain.event import (
     Event,
     GateChange,
@@ -107,6 +107,12 @@ def _neighbours(count: int) -> str:
     return f"{count or 'no'}{more} neighbour{'' if count == 1 else 's'}"
 
 
+def _whom(where: int | tuple[int, ...]) -> str:
+    if isinstance(where, tuple):
+        return f"slot {', '.join(map(str, where))}"
+    return f"all on GPU {where}" if where >= 0 else "all"
+
+
 def describe_action(action: Action) -> str:
     """What was done."""
     match action:
@@ -118,10 +124,14 @@ def describe_action(action: Action) -> str:
             return f"refuse peer {peer}: {reject.reason.value}: {reject.detail}"
         case Revoke(tenant=tenant, slot=slot, generation=generation, ending=ending):
             return f"free slot {slot}/{generation} of {tenant}: {ending}"
-        case Crowd(slots=slots, neighbours=neighbours):
-            return f"tell slot {', '.join(map(str, slots))}: {_neighbours(neighbours)}"
+        case Crowd(where=where, neighbours=neighbours):
+            return f"tell {_whom(where)}: {_neighbours(neighbours)}"
         case Roster(gpu=gpu, rules=rules):
             return f"roster of GPU {gpu}: {rules.policy.value}, {' '.join(map(_seat, rules.seats)) or 'nobody'}"
+        case Sit(gpu=gpu, seat=seat):
+            return f"seat at GPU {gpu}: {_seat(seat)}"
+        case Rise(gpu=gpu, slot=slot):
+            return f"no seat at GPU {gpu} for slot {slot}"
         case Confirm(peer=peer, tenants=tenants):
             return f"confirm to peer {peer}{': ' if tenants else ''}{', '.join(tenants)}"
         case Stop(reason=reason):

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from cotenant.domain.action import NO_PEER, Action, Confirm, Crowd, Grant, Refuse, Revoke, Roster, Stop
+from cotenant.domain.action import NO_PEER, Action, Confirm, Crowd, Grant, Refuse, Revoke, Rise, Roster, Sit, Stop
 from cotenant.domain.event import (
     DEPARTED_LIMIT,
     NEVER,
@@ -31,7 +31,7 @@ from cotenant.domain.event import (
     TenantsPaused,
     Woke,
 )
-from cotenant.domain.gate import GateRules
+from cotenant.domain.gate import SEATS_LIMIT, GateRules
 from cotenant.domain.instant import Instant
 from cotenant.domain.plan import Plan, Reason, Reject, Seat
 from cotenant.domain.tenant import NEIGHBOURS_LIMIT, Departure, Kind, Tenant, TenantView, Terms
@@ -60,7 +60,7 @@ class NodeMachine:
         self._rules = self.settings.gate  # in force: those of the settings until somebody changed them
         self._seats = Seats()
         self._rooms = Rooms(self.settings, ())
-        self._stirred: set[int] = set()  # devices whose roster this turn must say anew
+        self._stirred: dict[int, Sit | Rise | None] = {}  # by device, what this turn changes there; None: all of it
         self._away_until: Instant = NEVER
         self._idle_since: Instant = NEVER
         self._handlers: dict[type, Any] = {
@@ -80,7 +80,6 @@ class NodeMachine:
     def handle(self, event: Event, *, now: Instant) -> list[Action]:
         """Take one event in; the answer is what must be done, in this order."""
         self.turn += 1
-        self._stirred.clear()
         actions: list[Action] = self._handlers[type(event)](event, now)
         return [*self._rosters(), *actions] if self._stirred else actions
 
@@ -181,8 +180,7 @@ class NodeMachine:
         self._idle_since = NEVER
         self._rooms.occupy(gpu, spec, 1)
         crowd = self._crowd(gpu)
-        self._seats.put(self._tenants[slot])
-        self._stir(gpu)
+        self._seat(self._tenants[slot])
         return [*crowd, self._grant(peer, self._tenants[slot])]
 
     def _resumed(self, event: TenantResumed, now: Instant) -> list[Action]:
@@ -297,7 +295,7 @@ class NodeMachine:
         here = self._seats.count(gpu)
         if not 0 < here <= NEIGHBOURS_LIMIT:
             return []
-        return [Crowd(self.turn, self._seats.slots(gpu), here - leaving)]
+        return [Crowd(self.turn, gpu, here - leaving)]
 
     def _find_tenant(self, name: str, uid: int, *, is_owner: bool) -> Tenant | Reject:
         """A tenant that this user may change: its own, or anybody's on a node of its own."""
@@ -311,22 +309,36 @@ class NodeMachine:
 
     def _replace(self, tenant: Tenant) -> None:
         self._tenants[tenant.terms.slot] = tenant
-        self._seats.put(tenant)
-        self._stir(tenant.terms.gpu)
+        self._seat(tenant)
 
     def _confirm(self, peer: int, *tenants: Tenant) -> Confirm:
         return Confirm(self.turn, peer, tuple(tenant.name for tenant in tenants), self._rules)
 
-    def _stir(self, gpu: int) -> None:
+    def _seat(self, tenant: Tenant) -> None:
+        gpu = tenant.terms.gpu
+        self._stir(gpu, Sit(self.turn, gpu, self._seats.put(tenant)))
+
+    def _stir(self, gpu: int, change: Sit | Rise | None) -> None:
+        """Note what a roster must say; two changes in one turn are said at once, with all the rest."""
         if gpu != _NO_GPU:
-            self._stirred.add(gpu)
+            self._stirred[gpu] = None if gpu in self._stirred else change
 
     def _stir_all(self) -> None:
         for gpu in (*range(len(self.settings.gpus)), *self._seats.devices()):
-            self._stir(gpu)
+            self._stir(gpu, None)
 
     def _rosters(self) -> list[Action]:
-        return [Roster(self.turn, gpu, self._seats.roster(gpu, self._rules)) for gpu in sorted(self._stirred)]
+        """A journal of an older version may know more tenants than a roster holds: then who is on it is said in full."""
+        actions: list[Action] = []
+        for gpu in sorted(self._stirred):
+            change = self._stirred[gpu]
+            if change is None or self._seats.count(gpu) >= SEATS_LIMIT:
+                change_or_all: Action = Roster(self.turn, gpu, self._seats.roster(gpu, self._rules))
+            else:
+                change_or_all = change
+            actions.append(change_or_all)
+        self._stirred.clear()
+        return actions
 
     def _release(self, slot: int, ending: str, peer: int, now: Instant) -> list[Action]:
         tenant = self._tenants.pop(slot)
@@ -341,7 +353,7 @@ class NodeMachine:
             self._idle_since = now
         self.departed.append(Departure(tenant, ending, now))
         self._seats.clear(tenant)
-        self._stir(tenant.terms.gpu)
+        self._stir(tenant.terms.gpu, Rise(self.turn, tenant.terms.gpu, slot))
         revoked = Revoke(self.turn, peer, tenant.name, slot, tenant.terms.generation, ending)
         return [revoked, *self._crowd(tenant.terms.gpu, leaving=1)]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterable
 
 from cotenant.domain.gate import SEATS_LIMIT, GateRules, GateSeat
@@ -18,57 +17,44 @@ def seat_of(tenant: Tenant) -> GateSeat:
 
 
 class Seats:
-    """Seats by device, in the order of their slots; device -1: those that got none may all be on the same.
+    """Seats by device; device -1: those that got none may all be on the same.
 
-    A change makes a new tuple of the old one's parts: rosters are said far more often than devices are full.
+    In no order: who is there changes with every turn, and is listed only when a whole roster is said.
     """
 
-    __slots__ = ("_seats", "_slots")
+    __slots__ = ("_seats",)
 
     def __init__(self, tenants: Iterable[Tenant] = ()) -> None:
         """Everybody who is there."""
-        self._slots: dict[int, list[int]] = {}
-        self._seats: dict[int, tuple[GateSeat, ...]] = {}
+        self._seats: dict[int, dict[int, GateSeat]] = {}
         for tenant in tenants:
             self.put(tenant)
 
-    def put(self, tenant: Tenant) -> None:
+    def put(self, tenant: Tenant) -> GateSeat:
         """Seat a tenant, or change what its seat says."""
-        gpu, slot = tenant.terms.gpu, tenant.terms.slot
-        slots, seats = self._slots.setdefault(gpu, []), self._seats.get(gpu, ())
-        place = bisect.bisect_left(slots, slot)
-        is_known = place < len(slots) and slots[place] == slot
-        if not is_known:
-            slots.insert(place, slot)
-        self._seats[gpu] = (*seats[:place], seat_of(tenant), *seats[place + is_known :])
+        seat = seat_of(tenant)
+        self._seats.setdefault(tenant.terms.gpu, {})[seat.slot] = seat
+        return seat
 
     def clear(self, tenant: Tenant) -> None:
         """Nobody sits there any more."""
-        gpu = tenant.terms.gpu
-        place = bisect.bisect_left(self._slots[gpu], tenant.terms.slot)
-        del self._slots[gpu][place]
-        seats = self._seats[gpu]
-        self._seats[gpu] = seats[:place] + seats[place + 1 :]
-
-    def slots(self, gpu: int) -> tuple[int, ...]:
-        """The slots of all who are on a device."""
-        return tuple(self._slots.get(gpu, ()))
+        del self._seats[tenant.terms.gpu][tenant.terms.slot]
 
     def seats(self, gpu: int) -> tuple[GateSeat, ...]:
         """All seats of a device, by slot."""
-        return self._seats.get(gpu, ())
+        seats = self._seats.get(gpu, {})
+        return tuple(seats[slot] for slot in sorted(seats))
 
     def count(self, gpu: int) -> int:
         """How many are on a device."""
-        return len(self._slots.get(gpu, ()))
+        return len(self._seats.get(gpu, ()))
 
     def devices(self) -> list[int]:
         """The devices on which somebody is."""
-        return sorted(gpu for gpu, slots in self._slots.items() if slots)
+        return sorted(gpu for gpu, seats in self._seats.items() if seats)
 
     def roster(self, gpu: int, rules: GateRules) -> GateRules:
         """The rules with the seats of a device. A journal of an older version may know more than a roster holds."""
-        seats = self._seats.get(gpu, ())
         return GateRules(
             rules.policy,
             rules.bound_ns,
@@ -76,5 +62,5 @@ class Seats:
             rules.patience_ns,
             rules.switch_ns,
             rules.spin_ppm,
-            seats if len(seats) <= SEATS_LIMIT else seats[:SEATS_LIMIT],
+            self.seats(gpu)[:SEATS_LIMIT],
         )
