@@ -7,6 +7,7 @@ from cotenant.domain.event import (
     SLOTS_LIMIT,
     Event,
     GateChange,
+    GpusFound,
     NodeRestored,
     NodeSettings,
     NodeStarted,
@@ -52,13 +53,14 @@ def specs(draw: st.DrawFn) -> TenantSpec:
         draw(shares),
         draw(texts),
         draw(texts),
+        draw(st.sampled_from(["", "0", "soft:1", "GPU-0f"])),
     )
 
 
 terms = st.builds(
     Terms, small, small, st.sampled_from(Kind), st.integers(0, 9), shares, amounts, amounts, st.integers(-1, 7)
 )
-gpus = st.builds(Gpu, texts, amounts)
+gpus = st.builds(Gpu, texts, amounts, st.sampled_from([(), ("soft:0",), ("GPU-0f1e", "0")]))
 gate_seats = st.builds(GateSeat, small, small, st.integers(0, 9), st.booleans(), st.booleans(), shares)
 gate_policies = st.sampled_from(GatePolicy)
 gate_rules = st.builds(
@@ -115,6 +117,7 @@ events: st.SearchStrategy[Event] = st.one_of(
     ),
     st.builds(PriorityChanged, small, small, st.booleans(), names, st.integers(0, 9)),
     st.builds(RulesChanged, small, st.booleans(), gate_changes),
+    st.builds(GpusFound, st.lists(gpus, max_size=3).map(tuple)),
     st.just(Woke()),
     st.builds(NodeStopping, texts),
 )
@@ -160,6 +163,7 @@ configs = st.builds(
         patience=durations_in_config,
         switch=durations_in_config,
         spin=shares.map(ShareOfWhole),
+        find=st.sampled_from(["yes", "no"]),
         journal_limit=sizes_in_config,
     ),
     run=st.builds(

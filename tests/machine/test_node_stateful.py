@@ -12,6 +12,7 @@ from cotenant.domain.action import NO_PEER, Action, Confirm, Crowd, Grant, Refus
 from cotenant.domain.event import (
     Event,
     GateChange,
+    GpusFound,
     NodeSettings,
     NodeStarted,
     NodeStopping,
@@ -33,6 +34,7 @@ from cotenant.host import replay
 from cotenant.machine.node import NodeMachine
 
 DEVICES = [(), (Gpu("a", 10),), (Gpu("a", 10), Gpu("b", 6)), (Gpu("b", 6), Gpu("a", 10)), (Gpu("tiny", 1),)]
+FOUND = (Gpu("soft:1 x", 5, ("soft:1", "GPU-1f")), Gpu("3 y", 5, ("GPU-3e", "3")))
 node_settings = st.builds(
     NodeSettings,
     st.integers(1, 5),
@@ -51,6 +53,7 @@ specs = st.builds(
     memory_bytes=st.integers(0, 7),
     share_ppm=st.sampled_from([0, 100_000, 400_000, WHOLE_PPM]),
     command=st.sampled_from(["python x.py", "", "/bin/sh"]),
+    gpu=st.sampled_from(["", "", "", "", "0", "soft:1", "3", "GPU-3"]),
 )
 steps = st.integers(0, 40)
 picks = st.integers(0, 99)
@@ -183,6 +186,19 @@ class NodeLife(RuleBasedStateMachine):
         elif isinstance(action, Grant):
             assert action.terms.slot == free[0]
             assert (action.tenant == spec.name) or not spec.name
+        devices = self.settings.gpus
+        meant = [index for index, gpu in enumerate(devices) if gpu.is_called(spec.gpu, index)][:1]
+        if isinstance(action, Grant) and spec.gpu and devices:
+            assert [action.terms.gpu] == meant
+        elif isinstance(action, Refuse) and action.reject.reason is Reason.UNKNOWN_GPU:
+            assert meant == []
+
+    @precondition(lambda self: len(self.settings.gpus) < 4)
+    @rule(gpu=st.sampled_from(FOUND))
+    def find_gpu(self, gpu: Gpu) -> None:
+        self.settings = msgspec.structs.replace(self.settings, gpus=(*self.settings.gpus, gpu))
+        assert self.tell(GpusFound((gpu,))) == []
+        assert self.machines[0].settings == self.settings
 
     @precondition(lambda self: self.connected())
     @rule(pick=picks, spec=specs)

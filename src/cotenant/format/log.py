@@ -8,6 +8,7 @@ from cotenant.domain.action import Action, Confirm, Crowd, Grant, Refuse, Revoke
 from cotenant.domain.event import (
     Event,
     GateChange,
+    GpusFound,
     NodeRestored,
     NodeStarted,
     NodeStopping,
@@ -42,6 +43,8 @@ def describe_spec(spec: TenantSpec) -> str:
         words.append(f"memory {format_size(spec.memory_bytes)}")
     if spec.share_ppm:
         words.append(f"share {format_share(spec.share_ppm)}")
+    if spec.gpu:
+        words.append(f"on {spec.gpu}")
     return " ".join(words)
 
 
@@ -98,6 +101,8 @@ def _wish(event: Event) -> str:
             return f"peer {peer} sets the priority of {name} to {priority}"
         case RulesChanged(peer=peer, change=change):
             return f"peer {peer} sets the rules: {describe_rules(change)}"
+        case GpusFound(gpus=gpus):
+            return f"found {', '.join(gpu.name for gpu in gpus)}"
         case _:
             return "woke"
 
@@ -113,6 +118,16 @@ def _whom(where: int | tuple[int, ...]) -> str:
     return f"all on GPU {where}" if where >= 0 else "all"
 
 
+def _said_at_gate(action: Roster | Sit | Rise) -> str:
+    match action:
+        case Roster(gpu=gpu, rules=rules):
+            return f"roster of GPU {gpu}: {rules.policy.value}, {' '.join(map(_seat, rules.seats)) or 'nobody'}"
+        case Sit(gpu=gpu, seat=seat):
+            return f"seat at GPU {gpu}: {_seat(seat)}"
+        case Rise(gpu=gpu, slot=slot):
+            return f"no seat at GPU {gpu} for slot {slot}"
+
+
 def describe_action(action: Action) -> str:
     """What was done."""
     match action:
@@ -126,12 +141,8 @@ def describe_action(action: Action) -> str:
             return f"free slot {slot}/{generation} of {tenant}: {ending}"
         case Crowd(where=where, neighbours=neighbours):
             return f"tell {_whom(where)}: {_neighbours(neighbours)}"
-        case Roster(gpu=gpu, rules=rules):
-            return f"roster of GPU {gpu}: {rules.policy.value}, {' '.join(map(_seat, rules.seats)) or 'nobody'}"
-        case Sit(gpu=gpu, seat=seat):
-            return f"seat at GPU {gpu}: {_seat(seat)}"
-        case Rise(gpu=gpu, slot=slot):
-            return f"no seat at GPU {gpu} for slot {slot}"
+        case Roster() | Sit() | Rise():
+            return _said_at_gate(action)
         case Confirm(peer=peer, tenants=tenants):
             return f"confirm to peer {peer}{': ' if tenants else ''}{', '.join(tenants)}"
         case Stop(reason=reason):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from cotenant.domain.action import Action, Rise, Roster, Sit
 from cotenant.domain.gate import SEATS_LIMIT, GateRules, GateSeat
 from cotenant.domain.tenant import Kind, Tenant
 
@@ -19,26 +20,57 @@ def seat_of(tenant: Tenant) -> GateSeat:
 class Seats:
     """Seats by device; device -1: those that got none may all be on the same.
 
-    In no order: who is there changes with every turn, and is listed only when a whole roster is said.
+    In no order: who is there changes with every turn, and is listed only when a whole roster is said. What a turn
+    changes is noted, for the actions that say so.
     """
 
-    __slots__ = ("_seats",)
+    __slots__ = ("_seats", "stirred")
 
     def __init__(self, tenants: Iterable[Tenant] = ()) -> None:
         """Everybody who is there."""
         self._seats: dict[int, dict[int, GateSeat]] = {}
+        self.stirred: dict[int, GateSeat | int | None] = {}  # a seat, a slot that nobody sits in now, or all of it
         for tenant in tenants:
             self.put(tenant)
+        self.stirred.clear()
 
-    def put(self, tenant: Tenant) -> GateSeat:
+    def put(self, tenant: Tenant) -> None:
         """Seat a tenant, or change what its seat says."""
-        seat = seat_of(tenant)
-        self._seats.setdefault(tenant.terms.gpu, {})[seat.slot] = seat
-        return seat
+        gpu, seat = tenant.terms.gpu, seat_of(tenant)
+        self._seats.setdefault(gpu, {})[seat.slot] = seat
+        self._note(gpu, seat)
 
     def clear(self, tenant: Tenant) -> None:
         """Nobody sits there any more."""
-        del self._seats[tenant.terms.gpu][tenant.terms.slot]
+        gpu, slot = tenant.terms.gpu, tenant.terms.slot
+        del self._seats[gpu][slot]
+        self._note(gpu, slot)
+
+    def say_all(self, gpu: int) -> None:
+        """The whole roster of a device must be said."""
+        self._note(gpu, None)
+
+    def _note(self, gpu: int, change: GateSeat | int | None) -> None:
+        """Two changes in one turn are said at once, with all the rest; who has no device sits at no gate."""
+        if gpu >= 0:
+            self.stirred[gpu] = None if gpu in self.stirred else change
+
+    def changes(self, turn: int, rules: GateRules) -> list[Action]:
+        """What this turn changes of each roster, by device; asked once.
+
+        Of a full device all is said: a journal of an older version may know more tenants than a roster holds.
+        """
+        said: list[Action] = []
+        for gpu in sorted(self.stirred):
+            change = self.stirred[gpu]
+            if change is None or self.count(gpu) >= SEATS_LIMIT:
+                said.append(Roster(turn, gpu, self.roster(gpu, rules)))
+            elif isinstance(change, GateSeat):
+                said.append(Sit(turn, gpu, change))
+            else:
+                said.append(Rise(turn, gpu, change))
+        self.stirred.clear()
+        return said
 
     def seats(self, gpu: int) -> tuple[GateSeat, ...]:
         """All seats of a device, by slot."""
@@ -54,7 +86,7 @@ class Seats:
         return sorted(gpu for gpu, seats in self._seats.items() if seats)
 
     def roster(self, gpu: int, rules: GateRules) -> GateRules:
-        """The rules with the seats of a device. A journal of an older version may know more than a roster holds."""
+        """The rules with the seats of a device, as many as a roster holds."""
         return GateRules(
             rules.policy,
             rules.bound_ns,
