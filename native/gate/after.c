@@ -74,13 +74,12 @@ struct ct_gate_nap ct_gate_nap(struct ct_gate *gate, const struct ct_gate_answer
     int may_spin = gate->spin_ppm && answer->reason != CT_GATE_PAUSED && answer->reason != CT_GATE_DEBT &&
                    left(gate->spin_ns, now_ns) <= SPIN_BURST_NS;
     /* Who waits for a holder that may come at any instant looks at it, for its launch opens the next gap. */
-    int must_look = answer->reason == CT_GATE_TIGHT || answer->reason == CT_GATE_DUE;
+    int must_look = answer->reason == CT_GATE_DUE;
     if (may_spin && (must_look || until_ns - now_ns <= CT_GATE_WAKE_NS)) {
         nap.spin_until_ns = until_ns - now_ns < SPIN_LONGEST_NS ? until_ns : now_ns + SPIN_LONGEST_NS;
         return nap;
     }
-    if (until_ns - now_ns > CT_GATE_NAP_NS)
-        until_ns = now_ns + CT_GATE_NAP_NS;
+    until_ns = sooner(until_ns, plus(now_ns, must_look ? 2 * CT_GATE_WAKE_NS : CT_GATE_NAP_NS));
     nap.sleep_until_ns = may_spin ? until_ns - CT_GATE_WAKE_NS : until_ns;
     uint64_t asleep_ns = LOAD(gate->floor->asleep_until_ns);
     if (asleep_ns < nap.sleep_until_ns || left(asleep_ns, now_ns) > CT_GATE_NAP_NS)

@@ -3,15 +3,18 @@
 #include "gate/debt.h"
 #include "gate/words.h"
 
-enum { PAUSE_LOOK_NS = 5 * 1000 * 1000, AGAIN_NS = 2 * 1000 };
+enum { PAUSE_LOOK_NS = 5 * 1000 * 1000, AGAIN_NS = 2 * 1000, WAITED_FOR_NS = 50 * 1000 };
 
 /* ---- what is seen of the others --------------------------------------------------------------------------------- */
 
 struct sight {
     int is_active;         /* somebody above has work, or is expected back */
     uint64_t open_ns;      /* their work is over by then */
-    uint64_t end_ns;       /* the first of them is expected back then */
+    uint64_t end_ns;       /* the first of them is expected back then at the earliest */
+    uint64_t latest_ns;    /* and hardly after then */
+    uint64_t opens_ns;     /* what it launches then is over by then, if it is like the last */
     uint64_t quiet_ns;     /* all of them are quiet by then */
+    uint64_t pieces_per_s; /* kernels that they launch, as far as they are expected to */
     uint64_t submitted_ns; /* expected device time of what we and those beside us have submitted */
     uint64_t sequence[CT_GATE_SEATS];
 };
@@ -23,11 +26,24 @@ static int is_asking(const struct ct_gate_page *page, uint64_t now_ns)
            left(asked_ns, now_ns) <= CT_GATE_LOOK_NS;
 }
 
+/* How many kernels a second it has launched lately. */
+static uint64_t pace_of(const struct ct_gate_page *page, uint64_t sequence)
+{
+    const uint64_t known = sooner(sequence, CT_GATE_RECENT - 2); /* the oldest may be overwritten while we look */
+    const uint64_t from_ns = LOAD(page->recent_ns[(sequence - known + 1) % CT_GATE_RECENT]);
+    const uint64_t span_ns = left(LOAD(page->at_ns), from_ns), pieces = later(LOAD(page->pieces), sequence);
+    if (known < 2 || !span_ns || pieces / sequence > UINT16_MAX)
+        return UINT32_MAX;
+    const uint64_t tenths = 10 * (pieces / sequence) + 10 * (pieces % sequence) / sequence;
+    return sooner((known - 1) * UINT64_C(100000000) * tenths / span_ns, UINT32_MAX);
+}
+
 static void look_up(struct ct_gate *gate, uint64_t now_ns, struct sight *sight)
 {
     sight->is_active = 0;
     sight->open_ns = sight->quiet_ns = now_ns;
-    sight->end_ns = CT_GATE_NEVER;
+    sight->end_ns = sight->latest_ns = sight->opens_ns = CT_GATE_NEVER;
+    sight->pieces_per_s = 0;
     for (uint32_t i = 0; i < gate->above_count; i++) {
         struct ct_gate_peer *peer = &gate->above[i];
         const struct ct_gate_page *page = peer->page;
@@ -37,15 +53,23 @@ static void look_up(struct ct_gate *gate, uint64_t now_ns, struct sight *sight)
             continue;
         uint64_t quiet_ns = believed(SEE(page->quiet_ns), now_ns), next_ns = believed(SEE(page->next_ns), now_ns);
         uint64_t busy_ns = believed(SEE(page->busy_ns), now_ns);
+        const uint64_t last_ns = left(busy_ns, LOAD(page->at_ns));
+        /* Work that a host still waits for is not over, whatever was expected: others may have held it up. */
+        if (LOAD(page->waits_ns) && busy_ns <= now_ns && now_ns - busy_ns < gate->patience_ns)
+            busy_ns = plus(now_ns, WAITED_FOR_NS);
         /* One that waits at the gate itself launches when it passes, not when it was expected to. */
         int is_expected = now_ns < quiet_ns && !is_asking(page, now_ns);
         if (!is_expected && busy_ns <= now_ns)
             continue;
         sight->is_active = 1;
+        sight->pieces_per_s += pace_of(page, sight->sequence[i]);
         sight->open_ns = later(sight->open_ns, busy_ns);
         sight->quiet_ns = later(sight->quiet_ns, is_expected ? later(quiet_ns, busy_ns) : busy_ns);
-        if (is_expected)
-            sight->end_ns = sooner(sight->end_ns, later(next_ns, now_ns));
+        if (is_expected && next_ns < sight->end_ns) {
+            sight->end_ns = next_ns;
+            sight->latest_ns = believed(LOAD(page->latest_ns), now_ns);
+            sight->opens_ns = plus(next_ns, last_ns);
+        }
     }
 }
 
@@ -83,7 +107,7 @@ static int better_waits(const struct ct_gate *gate, uint64_t sure_ns, uint64_t r
                         uint64_t now_ns)
 {
     /* Who waited long lets only its betters go first: or the longer kernels of an equal would keep it out for good. */
-    const int is_old = left(now_ns, since_ns) >= CT_GATE_RISK_AFTER_NS;
+    const int is_old = left(now_ns, since_ns) >= CT_GATE_OLD_NS;
     for (uint32_t i = 0; i < gate->above_count; i++)
         if (is_better(gate, &gate->above[i], sure_ns, room_ns, is_old, now_ns))
             return 1;
@@ -100,20 +124,66 @@ static struct ct_gate_answer wait_for(uint32_t reason, uint64_t until_ns)
     return (struct ct_gate_answer){.pass = 0, .reason = reason, .until_ns = until_ns};
 }
 
-/* What a change of the process on the device costs, when ours would be the first. */
-static uint64_t cost_of(const struct ct_gate *gate, const struct sight *sight)
+/* What a change of the process on the device costs, when ours would be the first since one above launched. */
+static uint64_t cost_of(const struct ct_gate *gate)
 {
-    return sight->submitted_ns ? 0 : gate->switch_ns;
+    return gate->has_switched || gate->is_mps ? 0 : gate->switch_ns;
 }
 
-/* What those above lose for certain, and is charged at once. */
+/* What one above loses in the mean if our work ends then. Its launch is as likely at any instant between the earliest and
+ * the latest expected; past the latest, in as long as it has been waited for. */
+static uint64_t loss_at(const struct sight *sight, uint64_t until_ns, uint64_t now_ns)
+{
+    const uint64_t from_ns = later(sight->end_ns, now_ns), over_ns = left(until_ns, from_ns);
+    const uint64_t width_ns = later(left(sight->latest_ns, from_ns), left(now_ns, sight->end_ns));
+    if (over_ns >= width_ns)
+        return over_ns - width_ns / 2;
+    return over_ns < UINT32_MAX ? over_ns * over_ns / width_ns / 2 : over_ns / 2;
+}
+
+/* What they lose by one that gives way block by block: what comes until it is over waits for a part of a block. */
+static uint64_t loss_beside(const struct ct_gate_wish *wish, const struct sight *sight, uint64_t now_ns)
+{
+    const uint64_t until_ns = plus(now_ns, plus(sight->submitted_ns, wish->expect_ns));
+    /* What was launched and has not begun may begin at any instant. */
+    const uint64_t from_ns = now_ns < sight->open_ns ? now_ns : later(sight->end_ns, now_ns);
+    const uint64_t over_ns = left(until_ns, from_ns);
+    if (!over_ns)
+        return 0;
+    const uint64_t pieces = sooner(over_ns, UINT32_MAX) * sight->pieces_per_s / UINT64_C(1000000000);
+    return plus(ct_gate_yielded(plus(pieces, 1), wish->grain_ns), 1);
+}
+
+/* What those above lose in the mean by this kernel in a gap; hardly any takes as long as it may, so mostly the mean counts. */
+static uint64_t loss_of(const struct ct_gate *gate, const struct ct_gate_wish *wish, const struct sight *sight,
+                        uint64_t now_ns)
+{
+    const uint64_t cost_ns = cost_of(gate), from_ns = plus(now_ns, plus(sight->submitted_ns, plus(cost_ns, cost_ns)));
+    const uint64_t sure_ns = later(wish->sure_ns, wish->expect_ns);
+    if (!cost_ns && plus(from_ns, sure_ns) <= sight->end_ns)
+        return 0;
+    const uint64_t mean_ns = loss_at(sight, plus(from_ns, wish->expect_ns), now_ns);
+    const uint64_t most_ns = loss_at(sight, plus(from_ns, sure_ns), now_ns);
+    const uint64_t loss_ns = plus(mean_ns - mean_ns / 4 + most_ns / 4, cost_ns + 1);
+    return wish->grain_ns && !cost_ns ? sooner(loss_ns, loss_beside(wish, sight, now_ns)) : loss_ns;
+}
+
+/* What those above lose for certain is charged at once; what they are to lose in the mean is spent. */
 static void charge_upfront(struct ct_gate *gate, const struct ct_gate_wish *wish, uint32_t reason,
                            const struct sight *sight, uint64_t now_ns)
 {
-    if (reason == CT_GATE_RISK)
+    if (reason == CT_GATE_RISK) {
+        ct_gate_spend(gate, plus(weight_of(gate, wish->expect_ns), 1), now_ns);
         ct_gate_charge(gate, plus(weight_of(gate, wish->expect_ns), 1), now_ns);
-    else if (reason == CT_GATE_GAP && cost_of(gate, sight))
-        ct_gate_charge(gate, cost_of(gate, sight), now_ns);
+    }
+    if (reason != CT_GATE_GAP && reason != CT_GATE_BESIDE)
+        return;
+    const uint64_t loss_ns =
+        reason == CT_GATE_GAP ? loss_of(gate, wish, sight, now_ns) : loss_beside(wish, sight, now_ns);
+    if (loss_ns)
+        ct_gate_spend(gate, loss_ns, now_ns);
+    if (cost_of(gate))
+        ct_gate_charge(gate, cost_of(gate), now_ns);
 }
 
 /* Announces the kernel and writes down what is known of those above, so that what it costs them can be told later. */
@@ -126,9 +196,14 @@ static struct ct_gate_answer pass(struct ct_gate *gate, const struct ct_gate_wis
             ADD(counts->stale, 1);
         gate->above[i].seen = sight->sequence[i];
     }
+    charge_upfront(gate, wish, reason, sight, now_ns);
+    gate->has_switched = 1;
+    if (gate->charged_until_ns <= now_ns)
+        gate->grain_ns = wish->grain_ns;
+    else if (gate->grain_ns) /* all that runs gives way, or none of it does */
+        gate->grain_ns = wish->grain_ns ? later(gate->grain_ns, wish->grain_ns) : 0;
     ct_gate_announce(gate, wish, now_ns);
     STORE(gate->mine->wanted_ns, 0);
-    charge_upfront(gate, wish, reason, sight, now_ns);
     gate->charged_from_ns = now_ns;
     gate->charged_until_ns = reason == CT_GATE_LEAST ? 0 : LOAD(gate->mine->busy_ns); /* 0: it was promised */
     gate->is_back = reason == CT_GATE_RISK; /* charged already, but for what it takes longer than expected */
@@ -180,32 +255,44 @@ static struct ct_gate_answer ask_free(struct ct_gate *gate, const struct ct_gate
     return pass_if_unchanged(gate, wish, CT_GATE_FREE, sight, now_ns);
 }
 
-/* Somebody above is expected back: does it fit before that? */
+/* Somebody above is expected back: does it end before that, or is what that may cost to be spared? */
 static struct ct_gate_answer ask_gap(struct ct_gate *gate, const struct ct_gate_wish *wish, const struct sight *sight,
                                      uint64_t since_ns, uint64_t now_ns)
 {
-    const uint64_t submitted_ns = sight->submitted_ns, cost_ns = cost_of(gate, sight), lead_ns = CT_GATE_LEAD_NS / 2;
-    const uint64_t room_ns = left(sight->end_ns, now_ns), taken_ns = plus(submitted_ns, plus(cost_ns, cost_ns));
-    const uint64_t sure_ns = later(wish->sure_ns, wish->expect_ns);
-    const uint64_t debt_ns = ct_gate_debt(gate, now_ns), most_ns = cost_ns ? CT_GATE_BURST_NS : CT_GATE_HARD_DEBT_NS;
-    if (!room_ns || !wish->may_fill)
+    const uint64_t submitted_ns = sight->submitted_ns, cost_ns = cost_of(gate), lead_ns = CT_GATE_LEAD_NS / 2;
+    const uint64_t taken_ns = plus(submitted_ns, plus(cost_ns, cost_ns)), debt_ns = ct_gate_debt(gate, now_ns);
+    const int is_due = now_ns >= sight->end_ns;
+    if (!wish->may_fill)
         return wait_for(CT_GATE_DUE, sight->quiet_ns);
-    if (debt_ns > most_ns)
-        return wait_for(CT_GATE_DEBT, plus(now_ns, debt_ns - most_ns));
-    if (plus(taken_ns, sure_ns) > room_ns)
-        return wait_for(CT_GATE_TIGHT, sight->quiet_ns);
+    if (debt_ns > CT_GATE_HARD_DEBT_NS)
+        return wait_for(CT_GATE_DEBT, plus(now_ns, debt_ns - CT_GATE_HARD_DEBT_NS));
+    const uint64_t loss_ns = loss_of(gate, wish, sight, now_ns);
+    const uint64_t at_ns = loss_ns ? ct_gate_spendable_at(gate, loss_ns, wish->expect_ns, since_ns, now_ns) : now_ns;
+    if (at_ns > now_ns) /* before its next work is over there is no use in looking */
+        return wait_for(is_due ? CT_GATE_DUE : CT_GATE_TIGHT, sooner(at_ns, is_due ? sight->quiet_ns : sight->opens_ns));
     if (submitted_ns > lead_ns && plus(submitted_ns, wish->expect_ns) > CT_GATE_DEPTH_NS)
         return wait_for(CT_GATE_BOUND, plus(now_ns, submitted_ns - lead_ns));
-    if (better_waits(gate, sure_ns, room_ns - taken_ns, since_ns, now_ns))
+    if (better_waits(gate, later(wish->sure_ns, wish->expect_ns), left(sight->end_ns, plus(now_ns, taken_ns)), since_ns,
+                     now_ns))
         return wait_for(CT_GATE_OTHER, plus(now_ns, AGAIN_NS));
     return pass_if_unchanged(gate, wish, CT_GATE_GAP, sight, now_ns);
 }
 
-/* A kernel that fits nowhere spends what those above can spare, one at a time; what it takes is charged at once. */
-static int may_risk(const struct ct_gate *gate, const struct sight *sight, uint64_t since_ns, uint64_t now_ns)
+/* When a kernel that fits nowhere may spend what those above can spare. */
+static uint64_t risk_at(const struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t since_ns, uint64_t now_ns)
 {
-    return gate->policy == CT_GATE_FILL && gate->delay_ppm && !sight->submitted_ns &&
-           left(now_ns, since_ns) >= CT_GATE_RISK_AFTER_NS && !ct_gate_debt(gate, now_ns);
+    const uint64_t weight_ns = weight_of(gate, wish->expect_ns);
+    const uint64_t at_ns = ct_gate_spendable_at(gate, plus(weight_ns, 1), 0, since_ns, now_ns);
+    return wish->expect_ns ? at_ns : later(at_ns, plus(since_ns, CT_GATE_OLD_NS));
+}
+
+/* Whether it may run beside those above, whatever they do: at what that costs, and when that can be spared. */
+static uint64_t beside_at(const struct ct_gate *gate, const struct ct_gate_wish *wish, const struct sight *sight,
+                          uint64_t since_ns, uint64_t now_ns)
+{
+    if (!wish->grain_ns || !wish->expect_ns)
+        return CT_GATE_NEVER;
+    return ct_gate_spendable_at(gate, loss_beside(wish, sight, now_ns), wish->expect_ns, since_ns, now_ns);
 }
 
 static struct ct_gate_answer ask_below(struct ct_gate *gate, const struct ct_gate_wish *wish, const struct sight *sight,
@@ -220,8 +307,21 @@ static struct ct_gate_answer ask_below(struct ct_gate *gate, const struct ct_gat
         answer = wait_for(CT_GATE_DUE, sight->quiet_ns);
     else
         answer = ask_gap(gate, wish, sight, since_ns, now_ns);
-    if (!answer.pass && answer.reason <= CT_GATE_DUE && may_risk(gate, sight, since_ns, now_ns))
-        answer = pass_if_unchanged(gate, wish, CT_GATE_RISK, sight, now_ns);
+    if (answer.pass || answer.reason > CT_GATE_DUE)
+        return answer;
+    const uint64_t lead_ns = CT_GATE_LEAD_NS / 2, beside_ns = beside_at(gate, wish, sight, since_ns, now_ns);
+    if (beside_ns <= now_ns) {
+        if (sight->submitted_ns > lead_ns && plus(sight->submitted_ns, wish->expect_ns) > CT_GATE_DEPTH_NS)
+            return wait_for(CT_GATE_BOUND, plus(now_ns, sight->submitted_ns - lead_ns));
+        return pass_if_unchanged(gate, wish, CT_GATE_BESIDE, sight, now_ns);
+    }
+    answer.until_ns = sooner(answer.until_ns, beside_ns);
+    if (sight->submitted_ns) /* one at a time */
+        return answer;
+    const uint64_t risk_ns = risk_at(gate, wish, since_ns, now_ns);
+    if (risk_ns <= now_ns)
+        return pass_if_unchanged(gate, wish, CT_GATE_RISK, sight, now_ns);
+    answer.until_ns = sooner(answer.until_ns, risk_ns);
     return answer;
 }
 

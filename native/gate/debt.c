@@ -3,7 +3,7 @@
 
 #include "gate/words.h"
 
-enum { PPM = 1000 * 1000 };
+enum { PPM = 1000 * 1000, CHEAP = 4 };
 
 static unsigned power_of(uint64_t ns)
 {
@@ -26,6 +26,29 @@ static uint64_t owed(uint64_t debt_ns, uint64_t now_ns)
     return left(debt_ns, now_ns) <= CT_GATE_DEBT_MOST_NS ? left(debt_ns, now_ns) : 0;
 }
 
+uint64_t ct_gate_spared_ppm(const struct ct_gate *gate)
+{
+    const uint64_t spared_ppm = sooner(gate->delay_ppm, PPM) * gate->duty_ppm / PPM;
+    return gate->delay_ppm && !spared_ppm ? 1 : spared_ppm;
+}
+
+/* Half of it is what was seen before: a request that happens to fall into the time looked at is not all there is. */
+static void count_duty(struct ct_gate *gate, uint64_t now_ns)
+{
+    uint64_t active_ns = 0;
+    if (left(now_ns, gate->duty_from_ns) < CT_GATE_DUTY_NS)
+        return;
+    for (uint32_t i = 0; i < gate->above_count; i++)
+        active_ns = plus(active_ns, LOAD(gate->above[i].page->active_ns));
+    if (gate->duty_from_ns) {
+        const uint64_t more_ns = left(active_ns, gate->duty_active_ns), span_ns = now_ns - gate->duty_from_ns;
+        const uint64_t duty_ppm = more_ns >= span_ns ? PPM : more_ns * PPM / span_ns;
+        gate->duty_ppm = later((gate->duty_ppm + duty_ppm) / 2, CT_GATE_DUTY_LEAST_PPM);
+    }
+    gate->duty_from_ns = now_ns;
+    gate->duty_active_ns = active_ns;
+}
+
 uint64_t ct_gate_debt(const struct ct_gate *gate, uint64_t now_ns)
 {
     return owed(LOAD(gate->floor->debt_ns), now_ns);
@@ -33,7 +56,7 @@ uint64_t ct_gate_debt(const struct ct_gate *gate, uint64_t now_ns)
 
 void ct_gate_charge(struct ct_gate *gate, uint64_t lost_ns, uint64_t now_ns)
 {
-    uint64_t debt_ns = LOAD(gate->floor->debt_ns), more_ns = ct_gate_earned_in(lost_ns, gate->delay_ppm), paid_ns;
+    uint64_t debt_ns = LOAD(gate->floor->debt_ns), more_ns = ct_gate_earned_in(lost_ns, ct_gate_spared_ppm(gate)), paid_ns;
     do
         paid_ns = plus(now_ns, sooner(owed(debt_ns, now_ns) + more_ns, CT_GATE_DEBT_MOST_NS));
     while (!atomic_compare_exchange_weak_explicit(&gate->floor->debt_ns, &debt_ns, paid_ns, memory_order_relaxed,
@@ -55,21 +78,67 @@ uint64_t ct_gate_came_back(const struct ct_gate *gate, struct ct_gate_peer *peer
     return later(LOAD(peer->page->recent_ns[first % CT_GATE_RECENT]), gate->charged_from_ns);
 }
 
+/* What was spent, as an instant; nothing is saved up for longer than a while. */
+static uint64_t spent(const struct ct_gate *gate, uint64_t now_ns)
+{
+    return later(gate->spent_ns, left(now_ns, CT_GATE_SPARE_NS));
+}
+
+uint64_t ct_gate_spendable_at(const struct ct_gate *gate, uint64_t loss_ns, uint64_t worth_ns, uint64_t since_ns,
+                              uint64_t now_ns)
+{
+    if (gate->policy != CT_GATE_FILL || !gate->delay_ppm)
+        return CT_GATE_NEVER;
+    const uint64_t earned_ns = ct_gate_earned_in(loss_ns, ct_gate_spared_ppm(gate)), debt_ns = ct_gate_debt(gate, now_ns);
+    if (loss_ns <= worth_ns / CHEAP)
+        return later(plus(spent(gate, now_ns), earned_ns), plus(now_ns, left(debt_ns, CT_GATE_BURST_NS)));
+    return later(plus(later(gate->spent_ns, since_ns), earned_ns), plus(now_ns, debt_ns));
+}
+
+void ct_gate_spend(struct ct_gate *gate, uint64_t loss_ns, uint64_t now_ns)
+{
+    gate->spent_ns = plus(spent(gate, now_ns), ct_gate_earned_in(loss_ns, ct_gate_spared_ppm(gate)));
+}
+
+uint64_t ct_gate_yielded(uint64_t pieces, uint64_t grain_ns)
+{
+    return pieces > UINT32_MAX || grain_ns > UINT32_MAX ? CT_GATE_NEVER : pieces * grain_ns / 2;
+}
+
+/* Kernels that one above launched since our last admission and before an instant. */
+static uint64_t pieces_until(const struct ct_gate_peer *peer, uint64_t until_ns)
+{
+    const uint64_t sequence = peer->observed, pieces = later(LOAD(peer->page->pieces), sequence);
+    uint64_t launches = 0;
+    for (uint64_t i = 0; i < sooner(sequence - peer->seen, CT_GATE_RECENT - 2); i++)
+        launches += LOAD(peer->page->recent_ns[(sequence - i) % CT_GATE_RECENT]) < until_ns;
+    return sequence ? launches * sooner(pieces / sequence, UINT16_MAX) +
+                          launches * (pieces % sequence) / sequence : 0;
+}
+
 void ct_gate_settle(struct ct_gate *gate, uint64_t now_ns)
 {
-    uint64_t first_ns = CT_GATE_NEVER;
+    uint64_t first_ns = CT_GATE_NEVER, pieces = 0;
+    count_duty(gate, now_ns);
     for (uint32_t i = 0; i < gate->above_count; i++) {
         struct ct_gate_peer *peer = &gate->above[i];
         uint64_t back_ns = ct_gate_came_back(gate, peer);
         if (back_ns == CT_GATE_NEVER)
             continue;
+        if (gate->grain_ns)
+            pieces += pieces_until(peer, gate->charged_until_ns);
         peer->seen = peer->observed;
         first_ns = sooner(first_ns, back_ns);
     }
-    if (first_ns < gate->charged_until_ns && !gate->is_back)
-        ct_gate_charge(gate, gate->charged_until_ns - first_ns, now_ns);
-    if (first_ns != CT_GATE_NEVER)
-        gate->is_back = 1; /* all that our work takes from here on is lost, too: see ct_gate_prolong() */
+    if (first_ns < gate->charged_until_ns && !gate->is_back) {
+        const uint64_t rest_ns = gate->charged_until_ns - first_ns;
+        ct_gate_charge(gate, gate->grain_ns ? sooner(rest_ns, ct_gate_yielded(pieces, gate->grain_ns)) : rest_ns, now_ns);
+    }
+    if (first_ns != CT_GATE_NEVER) {
+        /* All that our work takes from here on is lost, too, see ct_gate_prolong(); unless each kernel pays for itself. */
+        gate->is_back |= !gate->grain_ns;
+        gate->has_switched = 0;
+    }
     if (gate->owed_ns)
         ct_gate_charge(gate, gate->owed_ns, now_ns);
     gate->owed_ns = 0;

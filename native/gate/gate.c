@@ -3,7 +3,8 @@
 
 #include <string.h>
 
-enum { PATIENCE_LEAST_NS = 20 * 1000 };
+/* Who is late is not quiet: of many launches some are always late. */
+enum { PATIENCE_LEAST_NS = 250 * 1000, PATIENCE_SPREADS = 4 };
 
 void ct_gate_open(struct ct_gate *gate, const void *file, size_t bytes, struct ct_gate_page *page,
                   struct ct_gate_floor *floor, uint32_t slot, uint32_t generation)
@@ -18,6 +19,7 @@ void ct_gate_open(struct ct_gate *gate, const void *file, size_t bytes, struct c
     const uint64_t mapped = bytes / CT_GATE_PAGE_BYTES - 2, slots = SEE(gate->roster->slots);
     gate->slots = slots < mapped ? slots : mapped;
     gate->writes = UINT64_MAX;
+    gate->duty_ppm = CT_GATE_DUTY_LEAST_PPM; /* until it is known */
     ct_gate_reread(gate);
 }
 
@@ -83,9 +85,13 @@ static void move_in(struct ct_gate *gate)
     for (size_t i = 0; i < sizeof page->counts / sizeof *count; i++)
         STORE(count[i], 0);
     STORE(page->wanted_ns, 0);
+    STORE(page->pieces, 0);
+    STORE(page->active_ns, 0);
     STORE(page->busy_ns, 0);
     STORE(page->next_ns, 0);
     STORE(page->quiet_ns, 0);
+    STORE(page->latest_ns, 0);
+    STORE(page->waits_ns, 0);
     STORE(page->at_ns, 0);
     SHOW(page->generation, gate->generation);
 }
@@ -134,10 +140,21 @@ static uint64_t after(uint64_t from_ns, uint64_t more_ns, uint64_t now_ns)
 
 static uint64_t patience(const struct ct_gate *gate, uint64_t low_ns, uint64_t high_ns)
 {
-    uint64_t patience_ns = high_ns > low_ns ? high_ns - low_ns : 0;
+    uint64_t patience_ns = sooner(left(high_ns, low_ns), gate->patience_ns) * PATIENCE_SPREADS;
     if (!high_ns || patience_ns > gate->patience_ns)
         patience_ns = gate->patience_ns;
     return later(patience_ns, PATIENCE_LEAST_NS);
+}
+
+/* Counts the time since the last call: no longer than the work at hand and our patience, for a host may just go away. */
+static void be_active(struct ct_gate *gate, uint64_t now_ns)
+{
+    const uint64_t marked_ns = gate->marked_ns;
+    if (marked_ns && now_ns > marked_ns) {
+        const uint64_t most_ns = later(left(LOAD(gate->mine->busy_ns), marked_ns), gate->patience_ns);
+        ADD(gate->mine->active_ns, sooner(now_ns - marked_ns, most_ns));
+    }
+    gate->marked_ns = now_ns;
 }
 
 void ct_gate_announce(struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t now_ns)
@@ -157,8 +174,12 @@ void ct_gate_announce(struct ct_gate *gate, const struct ct_gate_wish *wish, uin
     STORE(mine->recent_ns[(sequence + 1) % CT_GATE_RECENT], now_ns);
     SHOW(mine->busy_ns, after(later(busy_ns, now_ns), wish->expect_ns, now_ns));
     SHOW(mine->next_ns, next_ns);
+    SHOW(mine->latest_ns, after(now_ns, wish->high_ns, now_ns));
+    SHOW(mine->waits_ns, 0);
     SHOW(mine->quiet_ns, after(next_ns, patience(gate, wish->low_ns, wish->high_ns), now_ns));
     SHOW(mine->at_ns, now_ns);
+    be_active(gate, now_ns);
+    ADD(mine->pieces, wish->pieces ? wish->pieces : 1);
     /* Several processes of a tenant may launch at once: the count must not lose one, whatever the rest says. */
     atomic_fetch_add_explicit(&mine->sequence, 1, memory_order_release);
 }
@@ -177,11 +198,17 @@ void ct_gate_rest(struct ct_gate *gate, uint64_t low_ns, uint64_t high_ns, int i
 {
     struct ct_gate_page *mine = gate->mine;
     uint64_t busy_ns = LOAD(mine->busy_ns);
+    if (gate->marked_ns)
+        be_active(gate, now_ns);
+    if (is_drained)
+        gate->marked_ns = 0;
     if (is_drained || busy_ns < now_ns)
         busy_ns = now_ns; /* what a host waits for inside of a call ends before it can launch again */
     if (is_drained)
         SHOW(mine->busy_ns, busy_ns);
     SHOW(mine->next_ns, after(busy_ns, low_ns, now_ns));
+    SHOW(mine->latest_ns, after(busy_ns, high_ns, now_ns));
+    SHOW(mine->waits_ns, is_drained ? 0 : now_ns);
     SHOW(mine->quiet_ns, after(plus(busy_ns, low_ns), patience(gate, low_ns, high_ns), now_ns));
 }
 

@@ -14,16 +14,22 @@
 enum {
     CT_GATE_LEAD_NS = 60 * 1000,   /* work submitted ahead so that the device does not idle while we wake up */
     CT_GATE_DEPTH_NS = 100 * 1000, /* of short kernels, what may be submitted at once into a gap */
-    CT_GATE_WAKE_NS = 70 * 1000,   /* a sleeper is this late at worst on a quiet machine: it sleeps so much less */
+    CT_GATE_WAKE_NS = 50 * 1000,   /* a sleeper is hardly later than this on a quiet machine: it sleeps so much less */
     CT_GATE_LOOK_NS = 50 * 1000,   /* who has not asked for this long sleeps, or died */
     CT_GATE_CLAIM_NS = 20 * 1000,  /* a claim that is not given back lapses after this */
     CT_GATE_NAP_NS = 5 * 1000 * 1000,
-    CT_GATE_RISK_AFTER_NS = 10 * 1000 * 1000,  /* who has waited this long may spend what those above can spare, and no
-                                                * longer lets its equals go first */
+    CT_GATE_OLD_NS = 10 * 1000 * 1000,         /* who has waited this long no longer lets its equals go first, and may go
+                                                * though nobody knows how long it takes */
+    CT_GATE_SPARE_NS = 20 * 1000 * 1000,       /* what those above can spare is saved up for so long */
     CT_GATE_BURST_NS = 30 * 1000 * 1000,       /* debt up to this binds nobody */
     CT_GATE_HARD_DEBT_NS = 120 * 1000 * 1000,  /* debt above this closes the gaps, too */
     CT_GATE_CLOSED_NS = 2000 * 1000 * 1000,    /* what any loss costs when those above can spare nothing */
     CT_GATE_STUCK_NS = 100 * 1000 * 1000,      /* nothing ended for so long: perhaps it waits for what waits here */
+};
+
+enum {
+    CT_GATE_DUTY_NS = 50 * 1000 * 1000, /* over how long the activity of those above is counted */
+    CT_GATE_DUTY_LEAST_PPM = 300 * 1000, /* one that is hardly there can spare as if it were there this much */
 };
 
 /* No debt is longer: at 2 %, 1.2 s lost at once are charged in full. */
@@ -39,6 +45,7 @@ enum ct_gate_reason {
     CT_GATE_LEAST = 3, /* its least share is due */
     CT_GATE_RISK = 4,  /* it waited long, and those above can spare it */
     CT_GATE_STUCK = 5, /* what was submitted before does not end */
+    CT_GATE_BESIDE = 6, /* it gives way block by block, and those above can spare what that costs */
     /* it waits, because */
     CT_GATE_BUSY = 8,    /* work of one above still runs */
     CT_GATE_TIGHT = 9,   /* it does not fit into what is left of the gap */
@@ -65,6 +72,7 @@ struct ct_gate {
     struct ct_gate_page *page;
     struct ct_gate_floor *floor;
     uint32_t slot, generation;
+    int is_mps;     /* the device changes hands for nothing; whoever opens the gate says so when it knows */
     uint64_t slots; /* pages in the file as it was mapped: one that grew later is not seen further */
     /* from the roster, as of `writes` */
     uint64_t writes;
@@ -78,8 +86,14 @@ struct ct_gate {
     /* of our own */
     uint64_t unconfirmed_ns, unconfirmed; /* submitted below a holder, and no event has shown its end */
     uint64_t charged_from_ns, charged_until_ns; /* our work that may cost those above something; until 0: none */
+    uint64_t grain_ns;                    /* what each kernel of those above waits for at most, of that work; 0: for all */
+    uint64_t duty_ppm;                    /* of the time, how much those above were active lately */
+    uint64_t duty_from_ns, duty_active_ns; /* since when that is counted, and what their pages said then */
+    uint64_t marked_ns;                   /* until when our own activity is counted; 0: we are idle */
     uint64_t owed_ns;                     /* lost by those above, and not yet charged */
     int is_back;                          /* one above launched while that work ran: it is charged up to its end */
+    int has_switched;                     /* ours passed since one above launched: the device need not change hands */
+    uint64_t spent_ns;                    /* what was spent on purpose of what those above can spare, as an instant */
     uint64_t least_ns, spin_ns;           /* what was used of the least share and of the spinning, as an instant */
     struct ct_gate_page orphan;           /* written while we have no seat: nobody reads it */
 };
@@ -106,6 +120,9 @@ struct ct_gate_wish {
     uint64_t low_ns;    /* the host's next launch comes hardly before this much from now; 0: unknown */
     uint64_t high_ns;   /* and hardly after this much */
     uint32_t may_fill;  /* 0: unknown or too varying to be put into a gap */
+    uint32_t pieces;    /* kernels in it: more than one in a graph; 0 is one */
+    uint64_t grain_ns;  /* a kernel above that comes waits for it no longer than this, since its blocks give way one by one
+                         * (MPS, and those above of higher priority there); 0: until it is over */
 };
 
 /* Before a launch that need not ask: a line of own stores. Whoever reads the sequence sees what was stored before it. */

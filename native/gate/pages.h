@@ -111,9 +111,13 @@ struct ct_gate_page {
     _Atomic uint64_t next_ns;               /* before then no further launch is expected */
     _Atomic uint64_t busy_ns;               /* its announced work is expected to be over by then */
     _Atomic uint64_t generation;            /* whose page this is; the words of an earlier tenant mean nothing */
+    _Atomic uint64_t latest_ns;             /* after then a launch would be later than hardly any was */
+    _Atomic uint64_t waits_ns;              /* since then its host waits for its work; 0: it does not */
     /* What others who wait must know. */
     _Alignas(64) _Atomic uint64_t wanted_ns; /* what the kernel that waits here needs of a gap, and one; 0: none waits;
                                               * CT_GATE_NEVER: one does that no gap lets pass */
+    _Atomic uint64_t pieces;                 /* kernels announced: a launch of a graph is one of many */
+    _Atomic uint64_t active_ns;              /* time for which it had work or was about to have some, so far */
     _Atomic uint64_t asked_ns;               /* when it last asked: one that sleeps, or died, is not waited for */
     _Alignas(64) _Atomic uint64_t recent_ns[CT_GATE_RECENT]; /* instants of the latest launches, by sequence */
     _Alignas(64) struct ct_gate_counts counts;

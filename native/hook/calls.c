@@ -81,15 +81,6 @@ static void rested(uint64_t began_ticks, CUresult result)
     harvest();
 }
 
-static void count_unnamed(CUresult result)
-{
-    struct ct_session *session = ct_session();
-    if (session && result == CUDA_SUCCESS) {
-        atomic_fetch_add_explicit(&session->record.header->untimed, 1, memory_order_relaxed);
-        ct_book(session, NULL, 0, 0);
-    }
-}
-
 /* Counted before the driver begins it: another thread must not time anything in the moment between. */
 static void begin_capture(void)
 {
@@ -142,7 +133,8 @@ static void release_functions(CUresult result, CUdevice device)
 #define BODY_ALONE(symbol, ...)
 #define BODY_ENGINE(symbol, ...)
 #define BODY_INSTANTIATE(symbol, ...)
-#define BODY_UNNAMED(symbol, ...) AROUND(symbol, NOTHING, count_unnamed(result), __VA_ARGS__)
+#define BODY_UNNAMED(symbol, ...)                                                                                      \
+    AROUND(symbol, struct ct_piece piece; ct_unnamed_begin(&piece), ct_unnamed_end(&piece, result), __VA_ARGS__)
 #define BODY_CAPTURE(symbol, ...) AROUND(symbol, begin_capture(), capture_begun(result), __VA_ARGS__)
 #define BODY_SYNC(symbol, ...)                                                                                         \
     AROUND(symbol, const uint64_t began_ticks = ct_rest_begin(), rested(began_ticks, result), __VA_ARGS__)

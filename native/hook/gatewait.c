@@ -145,8 +145,8 @@ static void wait_long(struct waiting *waiting, struct ct_gate_answer *answer, ui
     const struct ct_piece *piece = waiting->piece;
     int kept_errno = errno;
     ct_unlock(session);
-    if (piece->may_mark)
-        ct_marks_close(session, piece->stream == CT_NO_STREAM ? NULL : piece->stream, piece->is_twin);
+    /* Also before one that is meant to overlap with what came before: it waits for that now. */
+    ct_marks_close(session, piece->stream == CT_NO_STREAM ? NULL : piece->stream, piece->is_twin);
     ct_lock(session);
     do {
         wait_once(waiting, answer, heard);
@@ -242,6 +242,15 @@ static void trace_rest(struct ct_session *session, uint64_t began_ticks)
     ct_unlock(session);
 }
 
+/* The host is out of a wait, and not all of its work is over: it may launch again before that is. */
+static void be_back(struct ct_session *session, uint64_t now_ns)
+{
+    _Atomic uint64_t *next_ns = &session->gateway->gate.mine->next_ns;
+    uint64_t back_ns = now_ns + session->step->rested.low_ns;
+    if (atomic_load_explicit(next_ns, memory_order_relaxed) > back_ns)
+        atomic_store_explicit(next_ns, back_ns, memory_order_release);
+}
+
 void ct_rest_end(uint64_t began_ticks, enum ct_awaited awaited, CUstream stream, int is_twin, CUresult result)
 {
     struct ct_session *session = ct_session();
@@ -271,6 +280,8 @@ void ct_rest_end(uint64_t began_ticks, enum ct_awaited awaited, CUstream stream,
         gateway->awaited_ns = 0;
         ct_gate_rest(&gateway->gate, rested->low_ns, rested->high_ns, 1, now_ns);
         is_rung = ct_gate_has_sleepers(&gateway->gate, now_ns);
+    } else if (is_only) {
+        be_back(session, now_ns);
     }
     ct_unlock(session);
     if (is_rung) {

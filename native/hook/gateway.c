@@ -116,8 +116,8 @@ void ct_gateway_close(struct ct_gateway *gateway)
 
 #define LOAD(place) atomic_load_explicit(&(place), memory_order_acquire)
 
-/* All that they have launched, plus one; 0 if something of it may still run. Who has not moved into its page yet has
- * launched nothing. */
+/* All that they have launched, plus one; 0 if something of it may still run, or if one of them has not moved into its
+ * page: it may not have begun, and it may use the device past the hook. */
 static uint64_t sum_of(const struct ct_gate *gate, uint64_t now_ns, int must_be_over)
 {
     uint64_t sum = 1 + (gate->writes << 48); /* who joins or leaves changes it, too */
@@ -125,7 +125,7 @@ static uint64_t sum_of(const struct ct_gate *gate, uint64_t now_ns, int must_be_
         const struct ct_gate_peer *peer =
             i < gate->above_count ? &gate->above[i] : &gate->beside[i - gate->above_count];
         sum += LOAD(peer->page->sequence);
-        if (must_be_over && LOAD(peer->page->generation) == peer->generation && LOAD(peer->page->busy_ns) > now_ns)
+        if (LOAD(peer->page->generation) != peer->generation || (must_be_over && LOAD(peer->page->busy_ns) > now_ns))
             return 0;
     }
     return sum;

@@ -2,6 +2,8 @@
 #define _GNU_SOURCE
 #include "hook/known.h"
 
+#include "gate/gate.h"
+
 #include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
@@ -60,8 +62,11 @@ static uint64_t key_of(const char *device, const struct ct_record_kernel *kernel
 static void set(struct ct_known *known, uint64_t mean_ns, uint64_t p90_ns, uint64_t p99_ns)
 {
     known->expect_ns = mean_ns ? mean_ns : 1; /* none means that nobody knows */
-    known->sure_ns = p90_ns > known->expect_ns ? p90_ns : known->expect_ns;
-    known->may_fill = p99_ns / WILD <= mean_ns;
+    /* One that varies wildly goes into no gap, unless even its longest runs are short: many of a few microseconds are such. */
+    const int is_wild = p99_ns / WILD > mean_ns;
+    const uint64_t hardly_ns = is_wild ? p99_ns : p90_ns;
+    known->sure_ns = hardly_ns > known->expect_ns ? hardly_ns : known->expect_ns;
+    known->may_fill = !is_wild || p99_ns <= CT_GATE_DEPTH_NS;
     known->is_known = 1;
 }
 
@@ -101,4 +106,28 @@ void ct_known_learn(struct ct_known *known, const struct ct_histogram *device)
     }
     uint64_t mean_ns = atomic_load_explicit(&device->total, memory_order_relaxed) / count;
     set(known, mean_ns, p90_ns < highest_ns ? p90_ns : highest_ns, p99_ns < highest_ns ? p99_ns : highest_ns);
+}
+
+/* The hook names a graph by the number of its nodes. */
+static uint32_t pieces_of(const struct ct_record_kernel *kernel)
+{
+    unsigned long count = 0;
+    if (kernel->work == CT_WORK_GRAPH && sscanf(kernel->name, "graph of %lu", &count) == 1 && count < UINT16_MAX)
+        return (uint32_t)count;
+    return 1;
+}
+
+void ct_known_spread(struct ct_known *known, const struct ct_record_kernel *kernel, uint32_t sms)
+{
+    known->pieces = pieces_of(kernel);
+    known->grain_part = 0;
+    if (sms && kernel->work == CT_WORK_GRAPH && known->pieces > 1)
+        known->grain_part = (1u << 16) / known->pieces;
+    if (!sms || kernel->work != CT_WORK_KERNEL || !kernel->blocks_per_sm)
+        return;
+    const uint64_t blocks = (uint64_t)kernel->grid[0] * kernel->grid[1] * kernel->grid[2];
+    const uint64_t slots = (uint64_t)sms * kernel->blocks_per_sm;
+    const uint64_t waves = blocks ? (blocks + slots - 1) / slots : 1, filled = blocks < slots ? blocks : slots;
+    const uint64_t part = (filled << 16) / slots / waves;
+    known->grain_part = part ? (uint32_t)part : 1;
 }

@@ -12,8 +12,10 @@ struct ct_shape;
 struct ct_known {
     uint64_t expect_ns, sure_ns; /* its mean, and what it hardly exceeds */
     uint32_t is_known, may_fill;
-    uint32_t tries; /* launches that were timed only because it was not known */
-    uint32_t reserved;
+    uint32_t pieces;     /* kernels in it; 0 is one */
+    uint32_t grain_part; /* of its time, what one block holds up those above, in 2^-16; 0: all of it does */
+    uint32_t tries;    /* launches that were timed only because it was not known */
+    uint32_t attempts; /* launches that were to be */
 };
 
 /* The file `known` beside the records: a magic, then these, as format/known.py writes them. */
@@ -37,5 +39,8 @@ void ct_known_find(const struct ct_known_file *file, const char *device, const s
 
 /* What was seen of it so far replaces what the file said, once there is enough of it. */
 void ct_known_learn(struct ct_known *known, const struct ct_histogram *device);
+
+/* How its blocks lie on the device: how many kernels it has, and how soon those give way, if they do at all (SMs above 0). */
+void ct_known_spread(struct ct_known *known, const struct ct_record_kernel *kernel, uint32_t sms);
 
 #endif

@@ -182,8 +182,10 @@ struct ct_identity *ct_identity_make(struct ct_session *session, enum ct_work wo
             kernel->blocks_per_sm = blocks_per_sm;
         if (kernel && number == before)
             ct_record_publish_kernel(&session->record);
-        if (kernel)
+        if (kernel) {
             ct_known_find(&session->known_file, session->record.header->device, kernel, &session->known[number]);
+            ct_known_spread(&session->known[number], kernel, session->yielding_sms);
+        }
         if (function) {
             made = &session->identity_room[session->identity_count++];
             *made = (struct ct_identity){.handle = handle, .shape = *shape, .number = number, .function = function,

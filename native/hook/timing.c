@@ -6,8 +6,10 @@
 #include "hook/timing.h"
 
 #include "hook/asking.h"
+#include "hook/gateway.h"
 #include "hook/pairs.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 
@@ -241,6 +243,23 @@ void ct_timing_drop(struct ct_session *session)
     ct_timing_let_go(&timing->is_harvesting);
 }
 
+static int is_under_mps(CUdevice device)
+{
+    int is_mps = 0;
+    return CT_NEXT(cuDeviceGetAttribute)(&is_mps, CU_DEVICE_ATTRIBUTE_MPS_ENABLED, device) == CUDA_SUCCESS && is_mps;
+}
+
+/* The device's SMs if our blocks give way to those of others: as an MPS client below normal priority. */
+static uint32_t yielding_sms(CUdevice device)
+{
+    const char *priority = getenv("CUDA_MPS_CLIENT_PRIORITY");
+    int sms = 0;
+    if (!priority || strcmp(priority, "1") != 0 ||
+        CT_NEXT(cuDeviceGetAttribute)(&sms, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device) != CUDA_SUCCESS)
+        return 0;
+    return sms > 0 ? (uint32_t)sms : 0;
+}
+
 void ct_timing_name_device(struct ct_session *session)
 {
     CUdevice device;
@@ -248,7 +267,12 @@ void ct_timing_name_device(struct ct_session *session)
     if (CT_NEXT(cuCtxGetDevice)(&device) != CUDA_SUCCESS ||
         CT_NEXT(cuDeviceGetName)(name, sizeof name - 1, device) != CUDA_SUCCESS)
         return;
+    const int is_mps = is_under_mps(device);
+    const uint32_t sms = is_mps ? yielding_sms(device) : 0;
     ct_lock(session);
+    session->yielding_sms = sms;
+    if (session->gateway)
+        session->gateway->gate.is_mps = is_mps;
     memcpy(session->record.header->device, name, sizeof name);
     ct_unlock(session);
 }

@@ -11,6 +11,7 @@
 
 enum {
     CT_TRACE_VERSION = 1,
+    CT_TRACE_ENTRY_WORDS = CT_RECORD_TRACE_ENTRY_BYTES / 8,
     CT_TRACE_STREAMS = 128, /* told apart; later ones share the number after the last */
     CT_TRACE_SYNC_NS = 2000, /* a call that took less did not wait */
     CT_TRACE_SHORT_NS = 10 * 1000, /* reasons that change faster are not told apart */
@@ -42,7 +43,7 @@ struct ct_trace_header {
 
 struct ct_trace {
     struct ct_trace_header *header; /* NULL: nothing is traced */
-    struct ct_trace_entry *entries;
+    _Atomic uint64_t (*entries)[CT_TRACE_ENTRY_WORDS]; /* struct ct_trace_entry each */
     uint64_t written, ready; /* entries there were; those that have memory, all of them once the ring is full */
     struct ct_instant instant;
     uint32_t stream_count;
@@ -82,19 +83,23 @@ static inline uint32_t ct_trace_stream(struct ct_trace *trace, uintptr_t stream)
     return __builtin_expect(stream == trace->last_stream, 1) ? trace->last_number : ct_trace_find_stream(trace, stream);
 }
 
-enum { CT_TRACE_NEAR = 8 };
+enum { CT_TRACE_NEAR = 8 }; /* entries ahead, four cache lines */
 
-static inline void ct_trace_put(struct ct_trace *trace, const struct ct_record *record, struct ct_trace_entry entry)
+/* The words of struct ct_trace_entry, put together in registers: written in parts, they could not be read back at once. */
+static inline void ct_trace_put(struct ct_trace *trace, const struct ct_record *record, enum ct_trace_kind kind,
+                                uint64_t at_ns, uint64_t length_ns, uint32_t kernel, uint32_t stream, uint8_t reason)
 {
     uint64_t number = trace->written;
     if (__builtin_expect(number == trace->ready, 0) && !ct_trace_grow(trace, record))
         return;
-    entry.number = (uint32_t)number;
-    /* Whoever sees a part of this entry sees the count of those before it, too. */
-    atomic_thread_fence(memory_order_release);
-    trace->entries[number % CT_RECORD_TRACE_ENTRIES] = entry;
+    /* Whoever sees a word of this entry sees the count of those before it, too. */
+    _Atomic uint64_t *place = trace->entries[number % CT_RECORD_TRACE_ENTRIES];
+    atomic_store_explicit(&place[0], at_ns, memory_order_release);
+    atomic_store_explicit(&place[1], length_ns, memory_order_release);
+    atomic_store_explicit(&place[2], (uint32_t)number | (uint64_t)kernel << 32, memory_order_release);
+    atomic_store_explicit(&place[3], stream | (uint64_t)kind << 32 | (uint64_t)reason << 40, memory_order_release);
     /* The next launch's lock waits until this is out of the store buffer: the memory is to be near by then. */
-    __builtin_prefetch(&trace->entries[(number + CT_TRACE_NEAR) % CT_RECORD_TRACE_ENTRIES], 1);
+    __builtin_prefetch(trace->entries[(number + CT_TRACE_NEAR) % CT_RECORD_TRACE_ENTRIES], 1);
     trace->written = number + 1;
     atomic_store_explicit(&trace->header->written, number + 1, memory_order_release);
 }
@@ -105,13 +110,7 @@ static inline void ct_trace_launch(struct ct_trace *trace, const struct ct_recor
 {
     if (!trace->header)
         return;
-    ct_trace_put(trace, record,
-                 (struct ct_trace_entry){.at_ns = at_ns,
-                                         .length_ns = expect_ns,
-                                         .kernel = kernel,
-                                         .stream = ct_trace_stream(trace, stream),
-                                         .kind = CT_TRACE_LAUNCH,
-                                         .reason = reason});
+    ct_trace_put(trace, record, CT_TRACE_LAUNCH, at_ns, expect_ns, kernel, ct_trace_stream(trace, stream), reason);
 }
 
 static inline void ct_trace_wait(struct ct_trace *trace, const struct ct_record *record, uint64_t since_ns,
@@ -119,13 +118,8 @@ static inline void ct_trace_wait(struct ct_trace *trace, const struct ct_record 
 {
     if (!trace->header || until_ns <= since_ns)
         return;
-    ct_trace_put(trace, record,
-                 (struct ct_trace_entry){.at_ns = since_ns,
-                                         .length_ns = until_ns - since_ns,
-                                         .kernel = kernel,
-                                         .stream = ct_trace_stream(trace, stream),
-                                         .kind = CT_TRACE_WAIT,
-                                         .reason = reason});
+    ct_trace_put(trace, record, CT_TRACE_WAIT, since_ns, until_ns - since_ns, kernel, ct_trace_stream(trace, stream),
+                 reason);
 }
 
 static inline void ct_trace_sync(struct ct_trace *trace, const struct ct_record *record, const struct ct_clock *clock,
@@ -135,11 +129,7 @@ static inline void ct_trace_sync(struct ct_trace *trace, const struct ct_record 
         return;
     uint64_t until_ns = ct_trace_instant(trace, clock, until_ticks);
     uint64_t length_ns = ct_clock_between_ns(clock, from_ticks, until_ticks);
-    ct_trace_put(trace, record,
-                 (struct ct_trace_entry){.at_ns = until_ns - length_ns,
-                                         .length_ns = length_ns,
-                                         .kernel = UINT32_MAX,
-                                         .kind = CT_TRACE_SYNC});
+    ct_trace_put(trace, record, CT_TRACE_SYNC, until_ns - length_ns, length_ns, UINT32_MAX, 0, 0);
 }
 
 #endif

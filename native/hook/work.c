@@ -2,7 +2,7 @@
 #include "hook/work.h"
 
 /* Launches that are timed for no other reason than that the kernel is unknown. */
-enum { TRIES = 8 };
+enum { TRIES = 8, ATTEMPTS = 64 };
 
 void ct_piece_time(struct ct_piece *piece)
 {
@@ -42,14 +42,17 @@ static inline void learn(struct ct_session *session, struct ct_gateway *gateway,
 
 static inline void foresee(struct ct_piece *piece)
 {
-    const struct ct_known *known = &piece->session->known[piece->identity->number];
+    struct ct_known *known = &piece->session->known[piece->identity->number];
     const struct ct_forecast *next = &piece->session->step->next;
     piece->wish = (struct ct_gate_wish){.expect_ns = known->expect_ns,
                                         .sure_ns = known->sure_ns,
                                         .low_ns = next->low_ns,
                                         .high_ns = next->high_ns,
-                                        .may_fill = known->may_fill};
-    piece->must_time = !known->is_known && known->tries < TRIES;
+                                        .may_fill = known->may_fill,
+                                        .pieces = known->pieces,
+                                        .grain_ns = known->expect_ns * known->grain_part >> 16};
+    if (CT_UNLIKELY(!known->is_known && known->tries < TRIES)) /* where nobody is ever still, not every launch looks */
+        piece->must_time = known->attempts++ < ATTEMPTS || known->attempts % ATTEMPTS == 0;
 }
 
 /* Which stream, and which thread: whether a wait for one is a wait for all. */
@@ -117,6 +120,24 @@ static void leave(struct ct_piece *piece, CUresult result)
     if (piece->passed == CT_PASSED_BELOW && result == CUDA_SUCCESS)
         ct_marks_note(session, &piece->wish, piece->stream == CT_NO_STREAM ? NULL : piece->stream, piece->is_twin,
                       piece->may_mark);
+}
+
+void ct_unnamed_begin(struct ct_piece *piece)
+{
+    *piece = (struct ct_piece){.session = ct_session()};
+    if (piece->session && piece->session->gateway)
+        ct_piece_enter(piece);
+}
+
+void ct_unnamed_end(struct ct_piece *piece, CUresult result)
+{
+    struct ct_session *session = piece->session;
+    if (piece->passed != CT_PASSED_FREELY)
+        leave(piece, result);
+    if (session && result == CUDA_SUCCESS) {
+        atomic_fetch_add_explicit(&session->record.header->untimed, 1, memory_order_relaxed);
+        ct_book(session, NULL, 0, 0);
+    }
 }
 
 void ct_piece_settle(struct ct_piece *piece, enum ct_work work, uintptr_t handle, const struct ct_shape *shape,

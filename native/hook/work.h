@@ -47,6 +47,10 @@ void ct_piece_time(struct ct_piece *piece);
 void ct_piece_settle(struct ct_piece *piece, enum ct_work work, uintptr_t handle, const struct ct_shape *shape,
                      CUresult result);
 
+/* Around a launch of which nothing is known: it asks as one of unknown length, and is counted. */
+void ct_unnamed_begin(struct ct_piece *piece);
+void ct_unnamed_end(struct ct_piece *piece, CUresult result);
+
 static inline void ct_piece_begin(struct ct_piece *piece, uintptr_t handle, const struct ct_shape *shape,
                                   CUstream stream, int is_twin, int can_time)
 {

@@ -68,11 +68,11 @@ static void gate_dealloc(PyObject *self)
 
 static int wish_of(PyObject *item, struct ct_gate_wish *wish)
 {
-    ull expect, sure, low, high;
-    unsigned int may_fill;
-    if (!PyArg_ParseTuple(item, "KKKKI:wish", &expect, &sure, &low, &high, &may_fill))
+    ull expect, sure, low, high, grain = 0;
+    unsigned int may_fill, pieces = 1;
+    if (!PyArg_ParseTuple(item, "KKKKI|KI:wish", &expect, &sure, &low, &high, &may_fill, &grain, &pieces))
         return -1;
-    *wish = (struct ct_gate_wish){expect, sure, low, high, may_fill};
+    *wish = (struct ct_gate_wish){expect, sure, low, high, may_fill, pieces, grain};
     return 0;
 }
 

@@ -230,8 +230,44 @@ static void looking_ahead_is_bounded(void)
     free(rig.memory);
 }
 
+/* Records that nobody drains are numbered, the oldest go first; a client that was switched out says so. */
+static void records_can_be_read_again(void)
+{
+    struct rig rig = open_rig(1, 1000, 10, CT_GROUP_OWN);
+    const struct ct_device_record *records;
+    uint64_t number = 99;
+    EXPECT_EQ(ct_device_records(rig.device, 5, &records, &number), 0);
+    EXPECT_EQ(number, 0);
+    ct_device_record_kinds(rig.device, 1u << CT_OP_KERNEL | CT_RECORD_TURNS);
+    uint64_t a = launch(&rig, 0, rig.streams[0], 1, 1500), b = launch(&rig, 100, rig.streams[1], 1, 1200);
+    ct_device_advance(rig.device, 10000);
+    const struct {
+        uint64_t op, at_ns;
+        int client, what;
+    } expected[] = {{0, 1000, 0, CT_RECORD_OFF}, {0, 2010, 1, CT_RECORD_OFF}, {0, 2020, 0, CT_RECORD_ON},
+                    {a, 2520, 0, CT_RECORD_DONE}, {0, 2530, 1, CT_RECORD_ON}, {b, 2730, 1, CT_RECORD_DONE}};
+    EXPECT_EQ(ct_device_records(rig.device, 0, &records, &number), 6);
+    for (int i = 0; i < 6; i++) {
+        EXPECT_EQ(records[i].op, expected[i].op);
+        EXPECT_EQ(records[i].end_ns, expected[i].at_ns);
+        EXPECT_EQ(records[i].client, rig.clients[expected[i].client]);
+        EXPECT_EQ(records[i].what, expected[i].what);
+    }
+    for (uint64_t i = 0; i < 200; i++)
+        launch(&rig, 20000 + 10 * i, rig.streams[0], 1, 5);
+    ct_device_advance(rig.device, 30000);
+    size_t first = ct_device_records(rig.device, 0, &records, &number);
+    EXPECT_EQ(number, 206 - 128);
+    EXPECT_EQ(records[0].submit_ns, 20000 + 10 * (number - 6));
+    EXPECT_EQ(ct_device_records(rig.device, number + first, &records, &number), 128 - first);
+    EXPECT_EQ(ct_device_records(rig.device, 206, &records, &number), 0);
+    EXPECT_EQ(number, 206);
+    free(rig.memory);
+}
+
 int main(void)
 {
+    records_can_be_read_again();
     presets_and_occupancy();
     slices_freeze_blocks();
     groups_share();

@@ -213,7 +213,7 @@ static void what_a_profile_says_is_known(void)
     EXPECT_EQ(test_launch(0x1000, 5, NULL), CUDA_SUCCESS);
     EXPECT(session->known[0].is_known && !session->known[0].may_fill); /* its p99 is more than four times its mean */
     EXPECT_EQ(session->known[0].expect_ns, 70000);
-    EXPECT_EQ(session->known[0].sure_ns, 90000);
+    EXPECT_EQ(session->known[0].sure_ns, 400000); /* and then that is what it hardly exceeds */
     EXPECT_EQ(test_launch(0x1000, 6, NULL), CUDA_SUCCESS);
     EXPECT(!session->known[1].is_known);
 }

@@ -23,7 +23,7 @@ def roster_write(buffer: Buffer, rules: _Rules, seats: Sequence[_Seat], /) -> No
 def roster_read(buffer: Buffer, /) -> tuple[_Rules, list[_Seat]]: ...
 def page_read(buffer: Buffer, /) -> dict[str, int | list[int]]: ...
 
-_Wish: TypeAlias = tuple[int, int, int, int, int]
+_Wish: TypeAlias = tuple[int, int, int, int, int] | tuple[int, int, int, int, int, int, int]
 
 class Forecast:
     low_ns: int

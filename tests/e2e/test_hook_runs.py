@@ -40,6 +40,10 @@ def test_the_first_runs_are_measured_and_the_later_ones_sampled(gpu: Stage) -> N
     store = ProfileStore(gpu.places.state / "profiles.sqlite", print)
     spans = [one.profile.span_ns > 0 for one in store.recordings(Key("probe", profile["device"]))]
     assert spans == [True, True, True, False]
+    # What they took is told to the next run of the task, and to no other.
+    for task, said in (("probe", "COTKNOW1"), ("another", "")):
+        told = ("--task", task, "--", "sh", "-c", 'head -c 8 "$COTENANT_RECORD/known" 2>/dev/null || true')
+        assert gpu.run("run", "--gpu", "soft:0", *told).stdout == said
     assert left_behind(gpu) == []
 
 

@@ -52,6 +52,7 @@ GIVEN = {  # arguments; all others have none
     "hoard.py": ("1",),
     "smallcalls.py": ("none",),
     "spins.py": ("10",),
+    "steps.py": ("5", "100000"),
 }
 WORK_FOR_IT = "spin 100000 80\ncopy 4096\ntake 65536\n"
 HEARD = {"worker.py": WORK_FOR_IT, "zeros.py": " ".join(hooked_symbols())}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cotenant.format import record
+from cotenant.format import record, ring
 from cotenant.live.hook import door
 from tests.native.test_softgpu_abi import compiles, headers
 from tests.tool import ROOT
@@ -75,12 +75,13 @@ def test_prototypes_are_nvidias(include: Path, tmp_path: Path) -> None:
 
 
 LAYOUT = """
-#include "hook/record.h"
+#include "hook/trace.h"
 #include <stdio.h>
 int main(void)
 {
-    printf("%zu %zu %zu %d %d %d\\n", sizeof(struct ct_record_kernel), sizeof(struct ct_record_interval),
-           offsetof(struct ct_record_header, device), CT_RECORD_INTERVALS_AT, CT_RECORD_KERNELS, CT_RECORD_INTERVALS);
+    printf("%zu %zu %zu %d %d %d %d %zu %zu\\n", sizeof(struct ct_record_kernel), sizeof(struct ct_record_interval),
+           offsetof(struct ct_record_header, device), CT_RECORD_INTERVALS_AT, CT_RECORD_KERNELS, CT_RECORD_INTERVALS,
+           CT_RECORD_TRACE_AT, sizeof(struct ct_trace_header), offsetof(struct ct_trace_entry, kind));
     for (unsigned long long value = 0; value < 1ull << 37; value = value * 9 / 8 + 1)
         printf("%llu:%u ", value, ct_bucket_of(value));
 }
@@ -100,6 +101,9 @@ def test_both_sides_of_a_record_agree(tmp_path: Path) -> None:
         record.INTERVALS_AT,
         record.KERNEL_LIMIT,
         record.INTERVAL_LIMIT,
+        record.RING_AT,
+        ring.HEADER.size,
+        ring.ENTRY.size - 4,
     ]
     for pair in buckets.split():
         value, bucket = map(int, pair.split(":"))

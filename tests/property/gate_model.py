@@ -14,7 +14,8 @@ BUSY, TIGHT, DUE, BOUND, OTHER, PAUSED, CHANGED, DEBT = range(8, 16)
 LEAD, DEPTH, LOOK = 60 * US, 100 * US, 50 * US
 RISK_AFTER, BURST, HARD_DEBT, STUCK_AFTER = 10 * MS, 30 * MS, 120 * MS, 100 * MS
 DEBT_MOST = FAR = 60_000 * MS
-CLOSED, AGAIN, PAUSE_LOOK, PATIENCE_LEAST = 2000 * MS, 2 * US, 5 * MS, 20 * US
+CLOSED, AGAIN, PAUSE_LOOK, PATIENCE_LEAST, WAITED_FOR = 2000 * MS, 2 * US, 5 * MS, 250 * US, 50 * US
+SPARE = 20 * MS
 RECENT, PPM = 32, 10**6
 
 Wish = tuple[int, int, int, int, int]
@@ -22,7 +23,8 @@ Wish = tuple[int, int, int, int, int]
 Page = dict[str, int]
 Answer = tuple[int, int, int]
 
-WORDS: Final = ("sequence", "at_ns", "quiet_ns", "next_ns", "busy_ns", "generation", "wanted_ns", "asked_ns")
+WORDS: Final = ("sequence", "at_ns", "quiet_ns", "next_ns", "busy_ns", "generation")
+WISHES: Final = ("latest_ns", "waits_ns", "wanted_ns", "asked_ns")
 COUNTS: Final = (
     *("launches", "device_ns", "filled_ns", "waits", "waited_ns", "overruns", "overrun_ns", "admitted", "submitted"),
     *("late", "late_ns", "stale", "foreseen", "early", "miss_ns", "confirmed", "stuck"),
@@ -31,6 +33,15 @@ COUNTS: Final = (
 
 def earned_in(amount: int, ppm: int) -> int:
     return min(amount * PPM // min(ppm, PPM), DEBT_MOST) if ppm else CLOSED
+
+
+def loss_of(holder: Page, until: int, now: int) -> int:
+    """What the holder loses in the mean if our work ends then: it comes at any instant from earliest to latest."""
+    begin = max(holder["next_ns"], now)
+    over, width = max(until - begin, 0), max(holder["latest_ns"] - begin, now - holder["next_ns"], 0)
+    if over >= width:
+        return over - width // 2
+    return over * over // width // 2 if over < 2**32 - 1 else over // 2
 
 
 class Device:
@@ -45,7 +56,7 @@ class Device:
 
 
 def new_page() -> Page:
-    return dict.fromkeys((*WORDS, *COUNTS, *(f"passed {reason}" for reason in range(16))), 0)
+    return dict.fromkeys((*WORDS, *WISHES, *COUNTS, *(f"passed {reason}" for reason in range(16))), 0)
 
 
 class Tenant:
@@ -58,7 +69,8 @@ class Tenant:
         self.seen: dict[GateSeat, int] = {}
         self.unconfirmed = self.unconfirmed_ns = 0
         self.charged_from = self.charged_until = self.owed = self.least_until = 0
-        self.is_back = False
+        self.is_back = self.has_switched = False
+        self.spent = 0
         self.must_ask()
 
     # ---- the roster
@@ -92,8 +104,8 @@ class Tenant:
     # ---- what the own page says
 
     def patience(self, low: int, high: int) -> int:
-        most = self.rules.patience_ns
-        return max(min(max(high - low, 0), most) if high else most, PATIENCE_LEAST)
+        most, spread = self.rules.patience_ns, max(high - low, 0)
+        return max(most if not high or spread > most // 4 else 4 * spread, PATIENCE_LEAST)
 
     def announce(self, wish: Wish, now: int) -> None:
         expect, _, low, high, _ = wish
@@ -106,6 +118,7 @@ class Tenant:
         page["device_ns"] += expect
         page["busy_ns"] = min(max(page["busy_ns"], now) + expect, far)
         page["next_ns"] = min(now + low, far)
+        page["latest_ns"], page["waits_ns"] = min(now + high, far), 0
         page["quiet_ns"] = min(page["next_ns"] + self.patience(low, high), far)
         page["at_ns"] = now
         page["sequence"] += 1
@@ -116,6 +129,7 @@ class Tenant:
         busy = now if is_drained else max(page["busy_ns"], now)
         if is_drained:
             page["busy_ns"] = busy
+        page["latest_ns"], page["waits_ns"] = min(busy + high, far), 0 if is_drained else now
         page["next_ns"] = min(busy + low, far)
         page["quiet_ns"] = min(busy + low + self.patience(low, high), far)
 
@@ -144,7 +158,7 @@ class Tenant:
         if back != NEVER:
             if back < self.charged_until and not self.is_back:
                 self.charge(self.charged_until - back, now)
-            self.is_back = True
+            self.is_back, self.has_switched = True, False
             for seat in self.above:
                 page = self.page_of(seat)
                 self.seen[seat] = page["sequence"] if page else self.seen[seat]
@@ -177,15 +191,16 @@ class Tenant:
     def weight(self, expect: int) -> int:
         return expect or self.rules.bound_ns
 
-    def admit(self, reason: int, wish: Wish, submitted: int, now: int) -> Answer:
+    def admit(self, reason: int, wish: Wish, now: int) -> Answer:
         expect = wish[0]
         self.seen = {seat: self.device.pages[seat.slot]["sequence"] for seat in self.above}
         self.announce(wish, now)
         self.page["wanted_ns"] = 0
         if reason == RISK:
             self.charge(self.weight(expect) + 1, now)
-        if reason == GAP and not submitted and self.rules.switch_ns:
-            self.charge(self.rules.switch_ns, now)
+        if reason == GAP and self.cost():
+            self.charge(self.cost(), now)
+        self.has_switched = True
         if reason == GAP:
             self.page["filled_ns"] += expect
         if reason == LEAST and self.seat:
@@ -207,38 +222,73 @@ class Tenant:
             return BOUND, now + submitted - lead
         return FREE, now
 
+    def busy_of(self, page: Page, now: int) -> int:
+        """When its work is over; work that its host still waits for is not, for a while."""
+        busy = page["busy_ns"]
+        return now + WAITED_FOR if page["waits_ns"] and busy <= now < busy + self.rules.patience_ns else busy
+
+    def cost(self) -> int:
+        return 0 if self.has_switched else self.rules.switch_ns
+
+    def spendable_at(self, loss: int, worth: int, since: int, now: int) -> int:
+        if self.rules.policy is not GatePolicy.FILL or not self.rules.delay_ppm:
+            return NEVER
+        earned, debt = earned_in(loss, self.rules.delay_ppm), self.debt(now)
+        if loss <= worth // 4:
+            return max(max(self.spent, now - SPARE) + earned, now + max(debt - BURST, 0))
+        return max(max(self.spent, since) + earned, now + debt)
+
+    def spend(self, loss: int, now: int) -> None:
+        self.spent = max(self.spent, now - SPARE) + earned_in(loss, self.rules.delay_ppm)
+
+    def decide_gap(self, wish: Wish, holder: Page, quiet: int, since: int, now: int) -> tuple[int, int]:
+        """The holder is the one that is expected back first."""
+        expect, sure, _, _, may_fill = wish
+        sure, end = max(sure, expect), holder["next_ns"]
+        submitted, debt = self.submitted_ns(now), self.debt(now)
+        cost, loss = self.cost(), 0
+        begin = now + submitted + 2 * cost
+        if not may_fill:
+            return DUE, quiet
+        if debt > HARD_DEBT:
+            return DEBT, now + debt - HARD_DEBT
+        if cost or begin + sure > end:
+            mean, worst = loss_of(holder, begin + expect, now), loss_of(holder, begin + sure, now)
+            loss = mean - mean // 4 + worst // 4 + cost + 1
+            spend = self.spendable_at(loss, expect, since, now)
+            if spend > now:
+                last = max(holder["busy_ns"] - holder["at_ns"], 0)
+                return (TIGHT, min(spend, end + last)) if now < end else (DUE, min(spend, quiet))
+        if submitted > LEAD // 2 and submitted + expect > DEPTH:
+            return BOUND, now + submitted - LEAD // 2
+        if self.better_waits(sure, max(end - begin, 0), since, now):
+            return OTHER, now + AGAIN
+        if loss:
+            self.spend(loss, now)
+        return GAP, now
+
     def decide(self, wish: Wish, since: int, now: int) -> tuple[int, int]:
         """The reason, and until when to wait if it is one to wait."""
-        expect, sure, _, _, may_fill = wish
-        sure = max(sure, expect)
-        submitted, debt = self.submitted_ns(now), self.debt(now)
+        expect = wish[0]
         pages = [page for page in map(self.page_of, self.above) if page and page["sequence"]]
         expected = [page for page in pages if now < page["quiet_ns"] and not self.is_asking(page, now)]
-        busy = max([now, *(page["busy_ns"] for page in pages)])
+        busy = max([now, *(self.busy_of(page, now) for page in pages)])
         quiet = max([busy, *(page["quiet_ns"] for page in expected)])
-        room = min([max(page["next_ns"] - now, 0) for page in expected], default=NEVER)
-        cost = 0 if submitted else self.rules.switch_ns
-        most = BURST if cost else HARD_DEBT
         if not expected and busy == now:
-            return self.decide_free(expect, submitted, now)
+            return self.decide_free(expect, self.submitted_ns(now), now)
         if busy > now:
             reason, until = BUSY, busy
-        elif self.rules.policy is not GatePolicy.FILL or not room or not may_fill:
+        elif self.rules.policy is not GatePolicy.FILL:
             reason, until = DUE, quiet
-        elif debt > most:
-            return DEBT, now + debt - most
-        elif submitted + 2 * cost + sure > room:
-            reason, until = TIGHT, quiet
-        elif submitted > LEAD // 2 and submitted + expect > DEPTH:
-            return BOUND, now + submitted - LEAD // 2
-        elif self.better_waits(sure, room - submitted - 2 * cost, since, now):
-            return OTHER, now + AGAIN
         else:
-            return GAP, now
-        is_fill = self.rules.policy is GatePolicy.FILL and self.rules.delay_ppm
-        if is_fill and not submitted and not debt and now - since >= RISK_AFTER:
-            return RISK, now
-        return reason, until
+            reason, until = self.decide_gap(wish, min(expected, key=lambda page: page["next_ns"]), quiet, since, now)
+        if reason not in {BUSY, TIGHT, DUE} or self.submitted_ns(now):
+            return reason, until
+        risk = max(self.spendable_at(self.weight(expect) + 1, 0, since, now), 0 if expect else since + RISK_AFTER)
+        if risk > now:
+            return reason, min(until, risk)
+        self.spend(self.weight(expect) + 1, now)
+        return RISK, now
 
     def ask(self, wish: Wish, since: int, now: int) -> Answer:
         expect, sure, _, _, may_fill = wish
@@ -254,17 +304,16 @@ class Tenant:
         self.settle(now)
         if self.is_paused:
             return 0, PAUSED, now + PAUSE_LOOK
-        submitted = self.submitted_ns(now)
         if is_full:
             if (now - since) // 8 < STUCK_AFTER // 8 + self.unconfirmed_ns:
                 return 0, BOUND, max(self.page["busy_ns"], now + AGAIN)
             self.page["stuck"] += 1
-            return self.admit(STUCK, wish, submitted, now)
+            return self.admit(STUCK, wish, now)
         reason, until = self.decide(wish, since, now)
         is_due = self.seat and self.seat.least_ppm and self.least_until - now <= BURST
         if reason >= BUSY and is_due and self.page["busy_ns"] <= now:
             reason = LEAST
-        return self.admit(reason, wish, submitted, now) if reason < BUSY else (0, reason, until)
+        return self.admit(reason, wish, now) if reason < BUSY else (0, reason, until)
 
     # ---- after the answer
 

@@ -97,14 +97,16 @@ class File:
             page |= {f"passed {reason}": count for reason, count in enumerate(page["passed"])}
             shown = {name: value for name, value in plain.items() if not name.startswith("recent")}
             assert {name: page[name] for name in shown} == shown, slot
+            assert page["recent_ns"] == [plain.get(f"recent {number}", 0) for number in range(model.RECENT)]
             assert page["stale"] == 0
             assert sum(page["overrun"]) == page["overruns"]
             assert sum(page["waited"]) == page["waits"]
 
 
-def is_active(page: Page, now: int) -> bool:
+def is_active(page: Page, patience_ns: int, now: int) -> bool:
     is_asking = page["wanted_ns"] != 0 and abs(now - page["asked_ns"]) <= model.LOOK
-    return page["sequence"] > 0 and (page["busy_ns"] > now or (now < page["quiet_ns"] and not is_asking))
+    is_busy = page["busy_ns"] > now or (page["waits_ns"] > 0 and now < page["busy_ns"] + patience_ns)
+    return page["sequence"] > 0 and (is_busy or (now < page["quiet_ns"] and not is_asking))
 
 
 class GateMachine(RuleBasedStateMachine):
@@ -195,7 +197,7 @@ class GateMachine(RuleBasedStateMachine):
         priority = mine.priority if mine else 10
         valid = {seat: page for seat, page in before.items() if page["generation"] == seat.generation and seat != mine}
         above = [page for seat, page in valid.items() if seat.priority < priority]
-        active = [page for page in above if is_active(page, now)]
+        active = [page for page in above if is_active(page, rules.patience_ns, now)]
         if mine and mine.paused:
             assert (passes, reason) == (0, model.PAUSED)
             return
@@ -216,9 +218,12 @@ class GateMachine(RuleBasedStateMachine):
             assert wish[4]
             assert all(page["busy_ns"] <= now for page in active)
             expected = [page for page in active if page["quiet_ns"] > now]
-            assert all(now + outstanding + sure <= page["next_ns"] for page in expected)
+            if any(now + outstanding + sure > page["next_ns"] for page in expected):  # then it is to be spared
+                assert debt_ns <= model.BURST
+                assert rules.delay_ppm
             assert outstanding + expect <= max(model.DEPTH, model.LEAD // 2 + expect)
-            self.check_best(slot, priority, sure, min(page["next_ns"] for page in expected) - now - outstanding)
+            end_ns = max(min(page["next_ns"] for page in expected), now + outstanding)
+            self.check_best(slot, priority, sure, end_ns - now - outstanding)
         if reason == model.FREE:
             assert not active
             assert outstanding + expect <= max(rules.bound_ns, min(model.LEAD, rules.bound_ns) + expect)

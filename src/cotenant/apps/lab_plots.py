@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import importlib
 import importlib.util
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,8 +26,8 @@ _MODEL, _MEASURED, _FITTED = "#1f6fb4", "#444444", "#d1495b"
 _SERVER_COLOURS: Final = ("#1f6fb4", "#d1495b", "#3a9a5b")
 
 
-def plotter(directory: Path) -> Callable[[Report, Evidence], None]:
-    """What draws into this directory; ConfigError now, rather than after the work, where it cannot be done."""
+def drawing(directory: Path) -> Callable[[], contextlib.AbstractContextManager[Any]]:
+    """What gives a pyplot to draw with; ConfigError now, rather than after the work, where it cannot be done."""
     if importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plots", str(directory), "needs matplotlib: pip install 'cotenant[plots]'")
     try:
@@ -35,11 +36,23 @@ def plotter(directory: Path) -> Callable[[Report, Evidence], None]:
     except OSError as error:
         raise ConfigError("--plots", str(directory), f"cannot be written: {error.strerror}; choose another") from None
 
-    def draw(report: Report, evidence: Evidence) -> None:
+    @contextlib.contextmanager
+    def begin() -> Iterator[Any]:
         matplotlib = importlib.import_module("matplotlib")
         matplotlib.use("svg")
         pyplot = importlib.import_module("matplotlib.pyplot")
         with matplotlib.rc_context(_STYLE):
+            yield pyplot
+
+    return begin
+
+
+def plotter(directory: Path) -> Callable[[Report, Evidence], None]:
+    """What draws the judgement of the device into this directory."""
+    begin = drawing(directory)
+
+    def draw(report: Report, evidence: Evidence) -> None:
+        with begin() as pyplot:
             captions = {
                 "shares.svg": _draw_shares(pyplot, directory / "shares.svg", evidence.curves),
                 "errors.svg": _draw_errors(pyplot, directory / "errors.svg", evidence),
@@ -50,7 +63,8 @@ def plotter(directory: Path) -> Callable[[Report, Evidence], None]:
     return draw
 
 
-def _save(pyplot: Any, figure: Any, path: Path) -> None:
+def save(pyplot: Any, figure: Any, path: Path) -> None:
+    """The same figure is the same file."""
     figure.savefig(path, metadata={"Date": None}, bbox_inches="tight")
     pyplot.close(figure)
 
@@ -76,7 +90,7 @@ def _draw_shares(pyplot: Any, path: Path, curves: Sequence[Curve]) -> str:
         axis.set_ylim(bottom=0)
     axes[0].set_ylabel("latency, ms")
     axes[0].legend()
-    _save(pyplot, figure, path)
+    save(pyplot, figure, path)
     return "Latency against the share of the SMs (V100): fitted at the red points, judged at the grey ones."
 
 
@@ -106,7 +120,7 @@ def _draw_errors(pyplot: Any, path: Path, evidence: Evidence) -> str:
     axis.set_xlabel("relative error, %")
     axis.set_ylabel("cases held out with at most this error, %")
     axis.legend(loc="lower right")
-    _save(pyplot, figure, path)
+    save(pyplot, figure, path)
     return "How many of the cases held out are foretold how well."
 
 
@@ -140,7 +154,7 @@ def _draw_together(pyplot: Any, path: Path, evidence: Evidence) -> str:
         axis.set_xlabel("measured latency together, ms")
         axis.set_ylabel("device model, ms")
         axis.legend(loc="upper left")
-    _save(pyplot, figure, path)
+    save(pyplot, figure, path)
     return "Latency together, as measured and as the device model has it; only cases held out."
 
 
@@ -150,16 +164,20 @@ def _page(report: Report, captions: dict[str, str]) -> str:
         f"<td>{check.errors.worst:.1%}<td>{html.escape(check.errors.worst_case)}</tr>"
         for check in report.checks
     )
+    head = "<tr><th>check<th>held out<th>median<th>p90<th>worst<th>case</tr>"
+    said = f"cotenant lab device, seed {report.seed}; relative errors."
+    return figures_page("The device model against measurements", said, head, rows, captions)
+
+
+def figures_page(title: str, said: str, head: str, rows: str, captions: Mapping[str, str]) -> str:
+    """A page with a table and drawings."""
     figures = "".join(
         f'<figure><img src="{name}" alt="{caption}"><figcaption>{caption}</figcaption></figure>'
         for name, caption in captions.items()
     )
     return (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>cotenant lab device</title>'
+        f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
         "<style>body{font:16px/1.5 sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem}img{max-width:100%}"
         "figure{margin:2rem 0}td,th{padding:.2rem .8rem;text-align:left}</style>"
-        "<h1>The device model against measurements</h1>"
-        f"<p>cotenant lab device, seed {report.seed}; relative errors.</p>"
-        "<table><tr><th>check<th>held out<th>median<th>p90<th>worst<th>case</tr>"
-        f"{rows}</table>{figures}</html>\n"
+        f"<h1>{title}</h1><p>{said}</p><table>{head}{rows}</table>{figures}</html>\n"
     )

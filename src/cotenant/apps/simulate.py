@@ -81,14 +81,18 @@ def simulate(scenario: Scenario, say: Callable[[str], None] | None = None) -> tu
     return outcome, node.journal.content()
 
 
-def simulate_file(path: Path, seed: int | None, journal: str, say: Callable[[str], None] | None) -> Outcome:
-    """The scenario of a file, with another seed and its journal kept if asked."""
+def read_scenario(path: Path) -> str:
+    """The text of a scenario; ConfigError where there is none."""
     try:
-        text = path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise ConfigError("scenario", str(path), f"cannot be read: {reason}; check the path") from None
-    scenario = decode_scenario(text, str(path))
+
+
+def simulate_file(path: Path, seed: int | None, journal: str, say: Callable[[str], None] | None) -> Outcome:
+    """The scenario of a file, with another seed and its journal kept if asked."""
+    scenario = decode_scenario(read_scenario(path), str(path))
     if seed is not None:
         scenario = msgspec.structs.replace(scenario, seed=seed)
     outcome, content = simulate(scenario, say)

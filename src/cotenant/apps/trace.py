@@ -17,7 +17,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from cotenant import __version__
 from cotenant.apps import softgpu
 from cotenant.domain.lanes import Group, lay_out
-from cotenant.domain.trace import Device, Ran, Recording, Turn
+from cotenant.domain.trace import Device, Recording
 from cotenant.errors import ConfigError, CotenantError
 from cotenant.format.ran import RECORD, read_ran
 from cotenant.format.traceevents import trace_events
@@ -28,8 +28,9 @@ from cotenant.live.softgpu import manage, wire
 
 DEFAULT_SECONDS: Final = 5.0
 _MOST_SECONDS: Final = 600.0
-_LOOK_S: Final = 0.1
-"""A ring holds 65,536 entries: looked at this often, a program must launch 650,000 times a second to escape."""
+_BEFORE_NS: Final = 100_000_000
+_LOOK_S: Final = 0.04
+"""A ring holds 65,536 entries: looked at this often, a program must launch 1.6 million times a second to escape."""
 
 
 class Written(msgspec.Struct, frozen=True):
@@ -68,8 +69,7 @@ class _Server:
         self._say = say
         self._after = 0
         self._lost = 0
-        self._ran: list[Ran] = []
-        self._turns: list[Turn] = []
+        self._records: list[bytes] = []
 
     def look(self) -> None:
         try:
@@ -80,14 +80,13 @@ class _Server:
             self._after = -1
             return
         if self._after >= 0:
-            self._lost += max(first - self._after, 0)
-            ran, turns = read_ran(records)
-            self._ran += ran
-            self._turns += turns
+            self._lost += max(first - self._after, 0) if self._after else 0  # what was gone before the first look
+            self._records.append(records)
             self._after = first + len(records) // RECORD.size if records else following
 
     def device(self) -> Device:
-        return Device(self._gpu.ordinal, self._gpu.name, self._ran, self._turns, self._lost)
+        ran, turns = read_ran(b"".join(self._records))
+        return Device(self._gpu.ordinal, self._gpu.name, ran, turns, self._lost)
 
 
 def record(places: Places, seconds: float, console: Console, say: Callable[[str], None]) -> Recording:
@@ -106,7 +105,7 @@ def record(places: Places, seconds: float, console: Console, say: Callable[[str]
         rings.close()
     devices = tuple(server.device() for server in servers)
     recording = Recording(began_ns, ended_ns, unix_ns(), programs, devices)
-    return recording if seconds else msgspec.structs.replace(recording, start_ns=_earliest(recording))
+    return _since(recording) if seconds else msgspec.structs.replace(recording, start_ns=_earliest(recording))
 
 
 def _looks(seconds: float, console: Console) -> Iterator[None]:
@@ -121,6 +120,19 @@ def _looks(seconds: float, console: Console) -> Iterator[None]:
             pause(min(left_s, _LOOK_S))
             bars.update(task, completed=seconds - left_s)
             yield
+
+
+def _since(recording: Recording) -> Recording:
+    """Without what was over long before; a little is kept, for what it led to."""
+    old_ns = recording.start_ns - _BEFORE_NS
+    programs = [
+        msgspec.structs.replace(one, asked=[asked for asked in one.asked if asked.end_ns >= old_ns])
+        for one in recording.programs
+    ]
+    devices = [
+        msgspec.structs.replace(one, ran=[ran for ran in one.ran if ran.end_ns >= old_ns]) for one in recording.devices
+    ]
+    return msgspec.structs.replace(recording, programs=tuple(programs), devices=tuple(devices))
 
 
 def _earliest(recording: Recording) -> int:

@@ -38,13 +38,20 @@ def add_study_commands(commands: Any) -> None:
     for flag, values in (("gate", "open, strict or fill"), ("bound", "like 500us"), ("delay", "like 3%%")):
         bench.add_argument(f"--{flag}", default=None, help=f"fill: as of `cotenant node`, {values}")
     lab = add_command(commands, "lab", "Judge cotenant's models by measurements of real GPUs.", _lab, json=True)
-    about = "device: the software GPU's physics; timelines: what the hook measures of real ones, replayed"
-    lab.add_argument("name", choices=["device", "timelines"], help=about)
+    about = (
+        "device: the software GPU's physics; timelines: what the hook measures of real ones, replayed; "
+        "fikit: gap filling over many pairs of programs"
+    )
+    lab.add_argument("name", choices=["device", "timelines", "fikit"], help=about)
     lab.add_argument(
         "--data", default="", metavar="DIR", help="the measurements (default $COTENANT_DATA or ../shared/data)"
     )
-    lab.add_argument("--plots", default=None, metavar="DIR", help="device: draw SVG files and an index.html here")
-    lab.add_argument("--seed", type=int, default=None, help="device: which half is held out (default 0)")
+    lab.add_argument(
+        "--plots", default=None, metavar="DIR", help="device, fikit: draw SVG files and an index.html here"
+    )
+    lab.add_argument("--seed", type=int, default=None, help="device: which half is held out; fikit: hosts (default 0)")
+    lab.add_argument("--quick", action="store_true", default=None, help="fikit: fewer and shorter cases")
+    lab.add_argument("--live", default=None, metavar="FILE", help="fikit: what `bench fill --json` printed, to compare")
     lab.add_argument(
         "--replay", default=None, metavar="FILE", help="timelines: replays them (default examples/replay.py)"
     )
@@ -70,8 +77,11 @@ def _replay(options: argparse.Namespace) -> int:
 
 def _simulate(options: argparse.Namespace) -> int:
     from cotenant.apps.show import show_outcome
-    from cotenant.apps.simulate import simulate_file
+    from cotenant.apps.simulate import read_scenario, simulate_file
+    from cotenant.format.scenario_kernels import is_of_kernels
 
+    if is_of_kernels(read_scenario(Path(options.scenario))):
+        return _simulate_kernels(options)
     outcome = simulate_file(Path(options.scenario), options.seed, options.journal, print if options.log else None)
     if options.json:
         print_json(outcome)
@@ -81,6 +91,21 @@ def _simulate(options: argparse.Namespace) -> int:
 
 
 _FILL_FLAGS = ("data", "quick", "sweep_bound", "gate", "bound", "delay")
+
+
+def _simulate_kernels(options: argparse.Namespace) -> int:
+    from cotenant.apps.show_kernels import show_kernels
+    from cotenant.apps.simulate_kernels import simulate_kernels_file
+
+    if options.journal or options.log:
+        flag = "--journal" if options.journal else "--log"
+        raise ConfigError(flag, options.journal or True, "a scenario of kernels has no turns of a node: leave it out")
+    outcome = simulate_kernels_file(Path(options.scenario), options.seed, say)
+    if options.json:
+        print_json(outcome)
+    else:
+        show_kernels(Console(), outcome)
+    return 0
 
 
 def _bench(options: argparse.Namespace) -> int:
@@ -132,12 +157,48 @@ def _bench_plain(name: str, rounds: int, *, as_json: bool) -> int:
 
 
 def _lab(options: argparse.Namespace) -> int:
-    for flag in {"device": ("replay",), "timelines": ("plots", "seed")}[options.name]:
+    refused = {
+        "device": ("replay", "quick", "live"),
+        "timelines": ("plots", "seed", "quick", "live"),
+        "fikit": ("replay",),
+    }
+    for flag in refused[options.name]:
         if getattr(options, flag) is not None:
             raise ConfigError(
                 f"--{flag}", getattr(options, flag), f"means nothing to `lab {options.name}`: leave it out"
             )
-    return {"device": _lab_device, "timelines": _lab_timelines}[options.name](options)
+    return {"device": _lab_device, "timelines": _lab_timelines, "fikit": _lab_fikit}[options.name](options)
+
+
+def _lab_fikit(options: argparse.Namespace) -> int:
+    from cotenant.apps.lab import USUAL, VARIABLE
+    from cotenant.apps.lab_fikit import run_fikit
+    from cotenant.apps.show_fikit import show_fikit
+
+    draw = None
+    if options.plots:
+        from cotenant.apps.lab_fikit_plots import plotter
+
+        draw = plotter(Path(options.plots))
+    directory = Path(options.data or os.environ.get(VARIABLE, "") or USUAL)
+    report = run_fikit(
+        directory, options.live or "", _seed(options), Console(stderr=True), say, quick=bool(options.quick)
+    )
+    if draw is not None:
+        draw(report)
+        say(f"plots are in {Path(options.plots) / 'index.html'}")
+    if options.json:
+        print_json(report)
+    else:
+        show_fikit(Console(), report)
+    return 0 if all(report.met.values()) else 1
+
+
+def _seed(options: argparse.Namespace) -> int:
+    seed = 0 if options.seed is None else int(options.seed)
+    if not 0 <= seed < 2**32:
+        raise ConfigError("--seed", seed, "choose 0 to 4294967295")
+    return seed
 
 
 def _lab_timelines(options: argparse.Namespace) -> int:
@@ -158,9 +219,7 @@ def _lab_device(options: argparse.Namespace) -> int:
     from cotenant.apps.lab import data_directory, run_lab
     from cotenant.apps.show_lab import show_lab
 
-    seed = 0 if options.seed is None else options.seed
-    if not 0 <= seed < 2**32:
-        raise ConfigError("--seed", seed, "choose 0 to 4294967295")
+    seed = _seed(options)
     directory = data_directory(options.data, os.environ)
     draw = None
     if options.plots:

@@ -32,7 +32,8 @@ def _trace(options: argparse.Namespace) -> int:
     seconds = 0.0 if options.last else seconds_of(options.seconds)
     recording = record(load(options)[1], seconds, Console(stderr=True), say)
     if options.output:
-        written = write(recording, options.output)
+        with Console(stderr=True).status("writing"):  # shown on a terminal alone
+            written = write(recording, options.output)
         if options.json:
             print_json(written)
         else:

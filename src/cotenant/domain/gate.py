@@ -41,8 +41,8 @@ class GateRules(Value, frozen=True):
     """Of its time, what a tenant above may lose to those below."""
     patience_ns: int = 2_000_000
     """A holder this long past its expected launch is quiet."""
-    switch_ns: int = 0
-    """What it costs to change the process on the device and back; nothing under MPS."""
+    switch_ns: int = 10_000
+    """What it costs to change the process on the device and back; a tenant under MPS knows that it costs nothing."""
     spin_ppm: int = 350_000
     """Of a processor, what a waiting tenant may spin away."""
     seats: tuple[GateSeat, ...] = ()

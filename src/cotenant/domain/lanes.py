@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Final, TypeAlias
 
 from cotenant.domain.kernel import Work
-from cotenant.domain.trace import GATE_REASONS, Ask, Asked, Device, Op, Program, Ran, Recording, Turn
+from cotenant.domain.trace import GATE_REASONS, PASS_REASONS, Ask, Asked, Device, Op, Program, Ran, Recording, Turn
 from cotenant.domain.value import Value
 
 IDLE_NS: Final = 5000
@@ -173,7 +173,7 @@ def _device_group(
         stream = f"stream {streams[key]}" if key in streams else f"queue {key[2]}"
         if slices:
             lanes.append(Lane(f"{owner}, {stream}", sorted(slices, key=_by_start), flows_end=True))
-    busy = [(start, end) for start, end in busy_spans(device) if end > window[0] and start < window[1]]
+    busy = [(start, end) for start, end in busy_spans(device) if end >= window[0] and start <= window[1]]
     idle = Lane("idle", list(_clipped(_idle(busy), window)))
     return Group(f"device {device.number}: {device.name} (exact)", [idle, *lanes], [_busy_track(busy, window)])
 
@@ -254,10 +254,11 @@ def _program_group(program: Program, window: Span, starts: Mapping[tuple[int, in
     following: dict[int, int] = {}
     for number in reversed(range(len(launches))):
         launch = launches[number]
-        end_ns = min(launch.at_ns + LAUNCH_NS, following.get(launch.stream, window[1]))
+        end_ns = min(launch.at_ns + LAUNCH_NS, following.get(launch.stream, window[1]), window[1])
         following[launch.stream] = launch.at_ns
         flow = starts.get((program.pid, number), 0)
-        facts: Facts = (("expected_ns", launch.length_ns),) if launch.length_ns else ()
+        passed = PASS_REASONS.get(launch.reason, "unknown")
+        facts: Facts = (("expected_ns", launch.length_ns), ("passed", passed))
         one = Slice(_name_of(program, launch), launch.at_ns, max(end_ns, launch.at_ns), "launch", facts, flow)
         if _is_within(launch, window):
             rows.setdefault(launch.stream, []).append(one)

@@ -21,6 +21,10 @@ GATE_REASONS: Final = {
 """Why a launch waits; enum ct_gate_reason of native/gate/gate.h."""
 
 
+PASS_REASONS: Final = {0: "top", 1: "free", 2: "gap", 3: "least", 4: "risk", 5: "stuck"}
+"""Why a launch passed the gate; the same enum."""
+
+
 class Ask(enum.IntEnum):
     """What a program did; enum ct_trace_kind of native/hook/trace.h."""
 

@@ -131,6 +131,8 @@ def _compare(home: Path, way: str) -> list[list[float]]:
     stage = _Stage(home, door.idle_driver(), {})
     try:
         slot = {"hook": None, "online": ONLINE, "offline": OFFLINE}[way]
+        for other in {ONLINE, OFFLINE} - {slot}:  # beside who is not seen yet nothing is learned
+            run_to_end(_command("compare", 1, 1), stage.environ(other))
         said = run_to_end(_command("compare", BURSTS, CALLS), stage.environ(slot))
         rows: list[list[float]] = msgspec.json.decode(said)
         if slot is not None and not stage.page(slot)["sequence"]:
@@ -155,7 +157,7 @@ def _under_load(home: Path, gpu: Path) -> dict[str, object]:
     """Admissions of the tenant below while the one above launches all the time."""
     stage = _before_softgpu(home, gpu)
     try:
-        stage.start(OFFLINE, "requests", _ENDLESS, BATCH, OFFLINE_KERNEL_NS, 0)
+        stage.start(OFFLINE, "requests", 1, _ENDLESS, OFFLINE_KERNEL_NS, 0)  # it always has another launch
         online = stage.start(ONLINE, "requests", LAUNCHES // BATCH, BATCH, KERNEL_NS, PAUSE_NS)
         _told(online)
         above, below = stage.page(ONLINE), stage.page(OFFLINE)
@@ -178,7 +180,7 @@ def _idle_to_offline(home: Path, gpu: Path) -> dict[str, object]:
     """
     stage = _before_softgpu(home, gpu, delay_ppm=1_000_000)
     try:
-        stage.start(OFFLINE, "requests", _ENDLESS, BATCH, OFFLINE_KERNEL_NS, 0)
+        stage.start(OFFLINE, "requests", 1, _ENDLESS, OFFLINE_KERNEL_NS, 0)  # it always has another launch
         online = stage.start(ONLINE, "requests", REQUESTS, REQUEST, LONG_KERNEL_NS, LONG_PAUSE_NS)
         floor = stage.start(None, "floor", REQUESTS)
         passes = stage.launch_instants(OFFLINE, online)

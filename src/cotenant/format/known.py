@@ -33,7 +33,7 @@ def decode_known(data: bytes) -> Iterator[tuple[int, int, int, int]]:
     """Key, mean, p90 and p99 of each entry; nothing if this is no such file."""
     if data.startswith(MAGIC):
         whole = (len(data) - len(MAGIC)) // _ENTRY.size * _ENTRY.size
-        yield from _ENTRY.iter_unpack(data[len(MAGIC) : len(MAGIC) + whole])  # type: ignore[misc]  # four numbers each
+        yield from _ENTRY.iter_unpack(data[len(MAGIC) : len(MAGIC) + whole])
 
 
 def key_of(device: str, kernel: KernelIdentity) -> int:

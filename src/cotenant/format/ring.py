@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from cotenant.domain.trace import Ask, Asked
+from cotenant.domain.value import Value
 from cotenant.format.record import RING_AT, Part
 
 MAGIC: Final = b"COTTRC1\0"
@@ -22,24 +23,40 @@ _KINDS: Final = {kind.value: kind for kind in Ask}
 _LONGEST_NS: Final = 1 << 62
 
 
-def read_ring(part: Part, after: int) -> tuple[list[Asked], int, int]:
-    """The entries from number `after` on that are still there, the number of the next one, and how many are lost."""
+class Fetched(Value, frozen=True):
+    """Some entries in a row, as bytes: whoever follows a ring has no time to look at them."""
+
+    first: int
+    data: bytes
+
+    @property
+    def following(self) -> int:
+        """The number of the entry after the last."""
+        return self.first + len(self.data) // ENTRY.size
+
+
+def fetch_ring(part: Part, after: int) -> Fetched:
+    """The entries from number `after` on that are still there and whole."""
     written = _written(part)
     if written is None or written <= after:
-        return [], after, 0
+        return Fetched(after, b"")
     first = max(after, written - ENTRIES)
     data = b"".join(_pieces(part, first, written))
     overtaken = _written(part)
     # While the next entry is written, the one that was ENTRIES before it is no longer whole.
-    sound = first if overtaken is None else max(first, overtaken + 1 - ENTRIES)
+    sound = first if overtaken is None else min(max(first, overtaken + 1 - ENTRIES), written)
+    return Fetched(sound, data[(sound - first) * ENTRY.size :])
+
+
+def entries_of(fetched: Fetched) -> list[Asked]:
+    """What they say; an entry that does not bear its own number is none."""
     found = []
-    for number in range(sound, first + len(data) // ENTRY.size):
-        at_ns, length_ns, tells, kernel, stream, kind, reason, _ = ENTRY.unpack_from(
-            data, (number - first) * ENTRY.size
-        )
+    whole = fetched.data[: len(fetched.data) - len(fetched.data) % ENTRY.size]
+    for number, entry in enumerate(ENTRY.iter_unpack(whole), fetched.first):
+        at_ns, length_ns, tells, kernel, stream, kind, reason, _ = entry
         if tells == number & 0xFFFFFFFF and kind in _KINDS and max(at_ns, length_ns) < _LONGEST_NS:
             found.append(Asked(_KINDS[kind], at_ns, length_ns, kernel, stream, reason))
-    return found, written, written - after - len(found)
+    return found
 
 
 def _written(part: Part) -> int | None:

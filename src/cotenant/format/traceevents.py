@@ -91,7 +91,8 @@ def _rest(one: Slice) -> str:
     colour = _COLOURS.get(one.name)
     text = f',"cname":"{colour}"' if colour else ""
     if one.facts:
-        text += f',"args":{msgspec.json.encode(dict(one.facts)).decode()}'
+        facts = ",".join(f'"{key}":{_text(value) if isinstance(value, str) else value}' for key, value in one.facts)
+        text += f',"args":{{{facts}}}'
     return text
 
 

@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 from typing import Final
 
-from cotenant.domain.trace import Asked, Program, TracedKernel
+from cotenant.domain.trace import Program, TracedKernel
 from cotenant.format.record import Part, kernels_of
-from cotenant.format.ring import read_ring
+from cotenant.format.ring import Fetched, entries_of, fetch_ring
 from cotenant.live.hook.trace import TASK_FILE
 
 _FILES_LIMIT: Final = 4096
@@ -36,7 +36,7 @@ class Rings:
 
     def programs(self) -> list[Program]:
         """What was taken over, per process that did anything."""
-        return [ring.program() for ring in self._files.values() if ring.asked]
+        return [ring.program() for ring in self._files.values() if ring.fetched]
 
     def close(self) -> None:
         """Let go of the files."""
@@ -49,7 +49,7 @@ class _Ring:
     def __init__(self, path: Path) -> None:
         # Not to wait for whoever opens the other end, if the tenant made it a pipe.
         self.descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-        self.asked: list[Asked] = []
+        self.fetched: list[Fetched] = []
         self._path = path
         self._after = 0
         self._lost = 0
@@ -61,9 +61,12 @@ class _Ring:
 
     def look(self) -> None:
         with contextlib.suppress(OSError):
-            found, self._after, lost = read_ring(self._part(), self._after)
-            self.asked += found
-            self._lost += lost
+            fetched = fetch_ring(self._part(), self._after)
+            if fetched.data:
+                self.fetched.append(fetched)
+                # What was gone at the first look was never to be seen.
+                self._lost += fetched.first - self._after if self._after else 0
+                self._after = fetched.following
 
     def program(self) -> Program:
         kernels = []
@@ -71,7 +74,7 @@ class _Ring:
             for timing in kernels_of(self._part()):
                 mean_ns = timing.device.total // timing.device.count if timing.device.count else 0
                 kernels.append(TracedKernel(timing.kernel.function, timing.kernel.work, mean_ns))
-        asked = sorted(self.asked, key=lambda one: one.at_ns)
+        asked = sorted((one for fetched in self.fetched for one in entries_of(fetched)), key=lambda one: one.at_ns)
         return Program(_pid_of(self._path), self._name, tuple(kernels), asked, self._lost)
 
 

@@ -1,0 +1,312 @@
+/* What does a thread do next, given what it has read? And which states were seen before? */
+#include "tests/gate_explore.h"
+
+#include "tests/expect.h"
+
+#include <setjmp.h>
+#include <string.h>
+
+/* ---- which words matter ------------------------------------------------------------------------------------------- */
+
+static unsigned char *file_start;
+static size_t place_offset[PLACES];
+static int place_count;
+
+static bool matters(size_t offset)
+{
+    if (offset < CT_GATE_PAGE_BYTES) { /* of the roster, the count and three words of each copy */
+        const size_t first = offsetof(struct ct_gate_roster, copy), copy = sizeof(uint64_t) * CT_GATE_RULES_WORDS;
+        return offset == offsetof(struct ct_gate_roster, writes) || (offset >= first && (offset - first) % copy < 24);
+    }
+    if (offset < ct_gate_offset(0))
+        return offset - CT_GATE_PAGE_BYTES <= offsetof(struct ct_gate_floor, debt_ns);
+    size_t inside = offset % CT_GATE_PAGE_BYTES;
+    return inside < offsetof(struct ct_gate_page, counts);
+}
+
+int place_of(const volatile void *word)
+{
+    const unsigned char *at = (const unsigned char *)(uintptr_t)word;
+    if (at < file_start || at >= file_start + ct_gate_offset(SLOTS) || !matters((size_t)(at - file_start)))
+        return -1;
+    size_t offset = (size_t)(at - file_start);
+    for (int i = 0; i < place_count; i++)
+        if (place_offset[i] == offset)
+            return i;
+    EXPECT(place_count < PLACES);
+    place_offset[place_count] = offset;
+    return place_count++;
+}
+
+int owner_of(int place)
+{
+    size_t offset = place_offset[place];
+    if (offset < CT_GATE_PAGE_BYTES)
+        return -1;
+    return offset < ct_gate_offset(0) ? -2 : (int)(offset / CT_GATE_PAGE_BYTES) - 2;
+}
+
+bool is_constant(int place)
+{
+    size_t inside = place_offset[place] % CT_GATE_PAGE_BYTES;
+    int slot = owner_of(place);
+    /* The one at the top never waits, and nobody moves. */
+    return slot >= 0 && (inside == offsetof(struct ct_gate_page, generation) ||
+                         (slot == 0 && (inside == offsetof(struct ct_gate_page, wanted_ns) ||
+                                        inside == offsetof(struct ct_gate_page, asked_ns))));
+}
+
+void *address_of(int place)
+{
+    return file_start + place_offset[place];
+}
+
+uint64_t value_at_start(int place)
+{
+    uint64_t value;
+    memcpy(&value, address_of(place), sizeof value);
+    return value;
+}
+
+/* ---- a thread's code, up to its next access ------------------------------------------------------------------------- */
+
+static struct {
+    bool is_on;
+    enum breakage broken;
+    int results_count, used;
+    uint64_t results[LONGEST];
+    struct access next;
+    int looks; /* at the sequence of the one at the top */
+    uint64_t last_look;
+    jmp_buf stop;
+} replay;
+
+static uint64_t next_result(enum kind kind, int place, int order, uint64_t value, uint64_t expected)
+{
+    if (replay.used < replay.results_count)
+        return replay.results[replay.used++];
+    replay.next = (struct access){kind, place, order, value, expected};
+    longjmp(replay.stop, 1);
+}
+
+/* Words that nobody else reads: as they are, and kept out of the file while we explore. */
+uint64_t explored_load(const volatile void *place, int order)
+{
+    int index = place_of(place);
+    if (!replay.is_on || index < 0)
+        return *(const volatile uint64_t *)place;
+    const bool is_top = address_of(index) == file_start + ct_gate_offset(0);
+    if (is_top && replay.broken == NO_RECHECK && replay.looks == 2)
+        return replay.last_look;
+    uint64_t result = next_result(A_LOAD, index, order, 0, 0);
+    if (is_top) {
+        replay.looks++;
+        replay.last_look = result;
+    }
+    return result;
+}
+
+static bool is_private(const volatile void *place)
+{
+    const unsigned char *at = (const unsigned char *)(uintptr_t)place;
+    return at < file_start || at >= file_start + ct_gate_offset(SLOTS);
+}
+
+void explored_store(volatile void *place, uint64_t value, int order)
+{
+    int index = place_of(place);
+    if (replay.is_on && index >= 0)
+        next_result(A_STORE, index, order, value, 0);
+    else if (!replay.is_on || is_private(place))
+        *(volatile uint64_t *)place = value;
+}
+
+uint64_t explored_add(volatile void *place, uint64_t more, int order)
+{
+    int index = place_of(place);
+    if (replay.is_on && index >= 0)
+        return next_result(A_ADD, index, order, more, 0);
+    uint64_t before = *(volatile uint64_t *)place;
+    *(volatile uint64_t *)place = before + more;
+    return before;
+}
+
+int explored_swap(volatile void *place, uint64_t *expected, uint64_t value, int order)
+{
+    int index = place_of(place);
+    uint64_t before = replay.is_on && index >= 0 ? next_result(A_SWAP, index, order, value, *expected)
+                                                 : *(volatile uint64_t *)place;
+    const int is_swapped = before == *expected;
+    if (is_swapped && !replay.is_on)
+        *(volatile uint64_t *)place = value;
+    *expected = before;
+    return is_swapped;
+}
+
+void explored_fence(int order)
+{
+    if (replay.is_on && replay.broken != NO_FENCE)
+        next_result(A_FENCE, 0, order, 0, 0);
+}
+
+const struct node *node_of(const struct thread *thread, uint32_t index)
+{
+    return &thread->nodes[index];
+}
+
+int history_of(const struct thread *thread, uint32_t index, struct access *accesses, uint64_t *results)
+{
+    int count = (int)thread->nodes[index].depth;
+    for (int i = count - 1; i >= 0; i--) {
+        results[i] = thread->nodes[index].result;
+        index = thread->nodes[index].parent;
+        if (accesses)
+            accesses[i] = thread->nodes[index].next;
+    }
+    return count;
+}
+
+static struct access weakened(const struct world *world, struct access access)
+{
+    const size_t inside = place_offset[access.place] % CT_GATE_PAGE_BYTES;
+    const bool is_sequence = access.kind == A_ADD && inside == 0;
+    const bool is_writes = access.kind == A_STORE && inside == offsetof(struct ct_gate_roster, writes);
+    if ((world->broken == RELAXED_SEQUENCE && is_sequence) ||
+        (world->broken == RELAXED_ROSTER && is_writes && owner_of(access.place) == -1))
+        access.order = memory_order_relaxed;
+    return access;
+}
+
+static void run_on(struct world *world, struct thread *thread, uint32_t index)
+{
+    static struct ct_gate scratch;
+    memcpy(&scratch, thread->gate, sizeof scratch);
+    if (scratch.mine == &thread->gate->orphan)
+        scratch.mine = &scratch.orphan;
+    replay.results_count = history_of(thread, index, NULL, replay.results);
+    EXPECT(replay.results_count < LONGEST);
+    replay.used = replay.looks = 0;
+    replay.broken = world->broken;
+    replay.is_on = true;
+    if (!setjmp(replay.stop)) {
+        thread->nodes[index].answer = thread->run(&scratch);
+        replay.next = (struct access){.kind = A_END};
+    }
+    replay.is_on = false;
+    thread->nodes[index].next = weakened(world, replay.next);
+}
+
+static uint32_t add_node(struct world *world, struct thread *thread, uint32_t parent, uint64_t result)
+{
+    if (thread->count == thread->room) {
+        thread->room = thread->room ? 2 * thread->room : 64;
+        thread->nodes = realloc(thread->nodes, thread->room * sizeof *thread->nodes);
+        EXPECT(thread->nodes);
+    }
+    const uint32_t index = thread->count++;
+    struct node *node = &thread->nodes[index];
+    *node = (struct node){.result = result, .parent = parent};
+    if (index) {
+        node->sibling = thread->nodes[parent].child;
+        node->depth = thread->nodes[parent].depth + 1;
+        thread->nodes[parent].child = index;
+    }
+    run_on(world, thread, index);
+    return index;
+}
+
+uint32_t follow(struct world *world, int number, uint32_t index, uint64_t result)
+{
+    struct thread *thread = &world->thread[number];
+    for (uint32_t at = thread->nodes[index].child; at; at = thread->nodes[at].sibling)
+        if (thread->nodes[at].result == result)
+            return at;
+    return add_node(world, thread, index, result);
+}
+
+/* ---- what was seen ------------------------------------------------------------------------------------------------ */
+
+static uint64_t *seen;
+static size_t seen_room, seen_count;
+
+static uint64_t hash_of(const void *state, size_t bytes)
+{
+    const uint64_t *word = state;
+    uint64_t hash = UINT64_C(0x9e3779b97f4a7c15);
+    for (size_t i = 0; i < bytes / sizeof *word; i++) {
+        hash = (hash ^ word[i]) * UINT64_C(0xff51afd7ed558ccd);
+        hash ^= hash >> 32;
+    }
+    return hash ? hash : 1;
+}
+
+static bool put(uint64_t hash)
+{
+    size_t at = hash & (seen_room - 1);
+    for (; seen[at]; at = (at + 1) & (seen_room - 1))
+        if (seen[at] == hash)
+            return true;
+    seen[at] = hash;
+    return false;
+}
+
+bool seen_before(const void *state, size_t bytes)
+{
+    if (2 * seen_count >= seen_room) {
+        uint64_t *old = seen;
+        size_t old_room = seen_room;
+        seen_room = old_room ? 4 * old_room : 1 << 14;
+        seen = calloc(seen_room, sizeof *seen);
+        EXPECT(seen);
+        for (size_t i = 0; i < old_room; i++)
+            if (old[i])
+                put(old[i]);
+        free(old);
+    }
+    const bool is_known = put(hash_of(state, bytes));
+    seen_count += !is_known;
+    return is_known;
+}
+
+void world_begin(struct world *world)
+{
+    file_start = world->file;
+    place_count = 0;
+    world->states = world->ends = 0;
+    world->complaint = NULL;
+    memset(world->passed, 0, sizeof world->passed);
+    for (int i = 0; i < world->threads; i++) {
+        world->thread[i].count = 0;
+        add_node(world, &world->thread[i], 0, 0);
+    }
+}
+
+void world_end(struct world *world)
+{
+    for (int i = 0; i < world->threads; i++) {
+        free(world->thread[i].nodes);
+        world->thread[i].nodes = NULL;
+        world->thread[i].room = world->thread[i].count = 0;
+    }
+    free(seen);
+    seen = NULL;
+    seen_room = seen_count = 0;
+}
+
+void complain(struct world *world, const char *what)
+{
+    if (what && !world->complaint)
+        world->complaint = what;
+}
+
+void judge(struct world *world, const uint32_t *node, const uint64_t *memory)
+{
+    int passed = 0;
+    for (int i = 0; i < world->threads; i++) {
+        const struct node *end = node_of(&world->thread[i], node[i]);
+        passed += end->next.kind == A_END && end->answer.pass && end->answer.reason != CT_GATE_TOP;
+    }
+    world->ends++;
+    world->passed[passed]++;
+    complain(world, world->judge_end(world, node, memory));
+}

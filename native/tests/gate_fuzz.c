@@ -1,0 +1,190 @@
+/* Whatever others wrote into the pages, and whatever instants it is asked at: does the gate stay within bounds and end? */
+#include "gate/gate.h"
+#include "tests/expect.h"
+
+#include <string.h>
+
+enum { SLOTS = 6, ROUNDS = 1000000, GATES = 3 };
+
+static _Alignas(4096) unsigned char file[CT_GATE_PAGE_BYTES * (2 + SLOTS)];
+static uint64_t seed = 1;
+
+static uint64_t draw(void)
+{
+    seed ^= seed << 13;
+    seed ^= seed >> 7;
+    seed ^= seed << 17;
+    return seed;
+}
+
+/* Mostly near an instant, sometimes at the ends of what a word can hold, sometimes anything. */
+static uint64_t word_near(uint64_t now_ns)
+{
+    switch (draw() % 8) {
+    case 0:
+        return draw();
+    case 1:
+        return UINT64_MAX - draw() % 3;
+    case 2:
+        return draw() % 3;
+    case 3:
+        return now_ns;
+    default:
+        return now_ns + draw() % 4000000 - 1000000;
+    }
+}
+
+static uint64_t length(void)
+{
+    const uint64_t lengths[] = {0, 1, 2000, 60000, 700000, 90000000, CT_GATE_FAR_NS, UINT64_MAX / 2, UINT64_MAX, draw()};
+    return lengths[draw() % 10];
+}
+
+static struct ct_gate_wish any_wish(void)
+{
+    return (struct ct_gate_wish){length(), length(), length(), length(), (uint32_t)(draw() % 2)};
+}
+
+static void scribble(uint64_t now_ns)
+{
+    uint64_t *words = (uint64_t *)(file + ct_gate_offset((uint32_t)(draw() % SLOTS)));
+    for (int i = 0; i < 6; i++)
+        words[draw() % (draw() % 2 ? 10 : CT_GATE_PAGE_BYTES / 8)] = word_near(now_ns);
+    if (draw() % 4 == 0)
+        words[5] = draw() % 3; /* its generation */
+    uint64_t *floor = (uint64_t *)(file + CT_GATE_PAGE_BYTES);
+    if (draw() % 4 == 0)
+        floor[8 * (draw() % 3)] = word_near(now_ns);
+}
+
+static void any_roster(void)
+{
+    struct ct_gate_rules rules = {draw() % 4, length(), length(), length(), length(), length(), draw(), draw() % 8, {{0}}};
+    if (draw() % 16 == 0)
+        rules.seats = draw();
+    for (int i = 0; i < 8; i++)
+        rules.seat[i] = (struct ct_gate_seat){.generation = (uint32_t)(draw() % 3),
+                                              .slot = (uint16_t)(draw() % 16 ? draw() % SLOTS : draw()),
+                                              .priority = (uint8_t)(draw() % 16 ? draw() % 4 : draw()),
+                                              .flags = (uint8_t)(draw() % 4 ? 0 : draw()),
+                                              .least_ppm = draw() % 2 ? 0 : length()};
+    ct_roster_write((struct ct_gate_roster *)file, &rules);
+    if (draw() % 64 == 0) { /* as if the node itself had gone mad */
+        uint64_t *copy = (uint64_t *)(file + offsetof(struct ct_gate_roster, copy));
+        copy[draw() % (2 * CT_GATE_RULES_WORDS)] = draw();
+    }
+}
+
+/* The gate's own state may be anything that calls made of it, and every answer names a finite wait. */
+static void ask(struct ct_gate *gate, uint64_t now_ns)
+{
+    struct ct_gate_wish wish = any_wish();
+    uint64_t since_ns = draw() % 4 ? now_ns - draw() % 200000000 : word_near(now_ns);
+    struct ct_gate_answer answer = ct_gate_ask(gate, &wish, since_ns, now_ns);
+    EXPECT(answer.pass == (answer.reason < CT_GATE_BUSY) && answer.reason < CT_GATE_REASONS);
+    EXPECT(answer.until_ns >= now_ns);
+    EXPECT(answer.until_ns - now_ns <= SLOTS * CT_GATE_FAR_NS);
+    EXPECT(answer.pass || answer.until_ns > now_ns || answer.reason == CT_GATE_CHANGED || now_ns == UINT64_MAX);
+    if (answer.pass) {
+        ct_gate_submitted(gate, &wish, draw() % 4 != 0, word_near(now_ns));
+        return;
+    }
+    struct ct_gate_nap nap = ct_gate_nap(gate, &answer, now_ns);
+    EXPECT(nap.sleep_until_ns <= now_ns || nap.sleep_until_ns - now_ns <= CT_GATE_NAP_NS);
+    EXPECT(nap.spin_until_ns <= now_ns || nap.spin_until_ns - now_ns <= CT_GATE_NAP_NS);
+    if (draw() % 2)
+        ct_gate_waited(gate, since_ns, now_ns);
+}
+
+static void call(struct ct_gate *gate, uint64_t now_ns)
+{
+    struct ct_gate_wish wish = any_wish();
+    switch (draw() % 12) {
+    case 0:
+        if (!ct_gate_must_ask(gate))
+            ct_gate_announce(gate, &wish, now_ns);
+        break;
+    case 1:
+        ct_gate_rest(gate, length(), length(), (int)(draw() % 2), now_ns);
+        break;
+    case 2:
+        ct_gate_confirmed(gate, length(), now_ns);
+        break;
+    case 3:
+        ct_gate_prolong(gate, word_near(now_ns));
+        break;
+    case 4:
+        ct_gate_spun(gate, length(), now_ns);
+        ct_gate_slept(gate, length());
+        break;
+    case 5:
+        ct_gate_withdrawn(gate, &wish, now_ns);
+        EXPECT(ct_gate_has_sleepers(gate, now_ns) <= 1);
+        break;
+    default:
+        ask(gate, now_ns);
+    }
+}
+
+static void open_gate(struct ct_gate *gate)
+{
+    const uint32_t slot = (uint32_t)(draw() % SLOTS);
+    ct_gate_open(gate, file, (struct ct_gate_page *)(file + ct_gate_offset(slot)),
+                 (struct ct_gate_floor *)(file + CT_GATE_PAGE_BYTES), slot, (uint32_t)(draw() % 3));
+}
+
+static void any_pages_and_instants(void)
+{
+    static struct ct_gate gates[GATES];
+    uint64_t now_ns = 1000000000;
+    for (int i = 0; i < GATES; i++)
+        open_gate(&gates[i]);
+    for (int round = 0; round < ROUNDS; round++) {
+        now_ns = draw() % 64 ? now_ns + draw() % 100000 : word_near(now_ns);
+        if (draw() % 4 == 0)
+            scribble(now_ns);
+        if (draw() % 32 == 0)
+            any_roster();
+        if (draw() % 256 == 0)
+            open_gate(&gates[draw() % GATES]);
+        call(&gates[draw() % GATES], now_ns);
+        if (now_ns > UINT64_MAX / 2 && draw() % 16 == 0)
+            now_ns = 1000000000;
+    }
+}
+
+/* When the scribbling ends and all is quiet, the one that is left passes. */
+static void it_recovers(void)
+{
+    static struct ct_gate gate;
+    for (int round = 0; round < 300; round++) {
+        uint64_t now_ns = 1000000000000 + draw() % 1000000000;
+        for (int i = 0; i < 40; i++)
+            scribble(now_ns);
+        struct ct_gate_rules rules = {CT_GATE_STRICT + draw() % 2, 500000, 20000, 2000000, 0, 0, 0, SLOTS, {{0}}};
+        for (uint16_t i = 0; i < SLOTS; i++)
+            rules.seat[i] = (struct ct_gate_seat){.generation = (uint32_t)(draw() % 3), .slot = i, .priority = (uint8_t)i};
+        ct_roster_write((struct ct_gate_roster *)file, &rules);
+        ct_gate_open(&gate, file, (struct ct_gate_page *)(file + ct_gate_offset(SLOTS - 1)),
+                     (struct ct_gate_floor *)(file + CT_GATE_PAGE_BYTES), SLOTS - 1, rules.seat[SLOTS - 1].generation);
+        struct ct_gate_wish wish = {.expect_ns = 50000, .sure_ns = 60000, .may_fill = (uint32_t)(draw() % 2)};
+        const uint64_t since_ns = now_ns;
+        struct ct_gate_answer answer = {0};
+        for (int asked = 0; asked < 1000 && !answer.pass; asked++) {
+            answer = ct_gate_ask(&gate, &wish, since_ns, now_ns);
+            now_ns = answer.until_ns + (answer.reason == CT_GATE_OTHER ? 100000 : 0);
+        }
+        if (!answer.pass)
+            fprintf(stderr, "round %d: it waits for reason %u\n", round, answer.reason);
+        EXPECT(answer.pass);
+        EXPECT(now_ns - since_ns <= 3 * CT_GATE_FAR_NS);
+    }
+}
+
+int main(void)
+{
+    EXPECT(ct_roster_init(file, sizeof file, SLOTS) == 0);
+    any_pages_and_instants();
+    it_recovers();
+    return 0;
+}

@@ -1,0 +1,336 @@
+"""Kernel streams of several hosts on one device: who launches when, what waits, what it costs whom.
+
+A loop over instants without an object per kernel. Who may launch is asked of a door that is given from outside.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from cotenant import _native
+from cotenant.domain.value import Value
+from cotenant.sim.device import DeviceConfig
+from cotenant.sim.kernels_host import (
+    AHEAD_LIMIT,
+    AT_DOOR,
+    AT_LIMIT,
+    ENTERING,
+    IN_SYNC,
+    NEVER_NS,
+    READY,
+    RETURNING,
+    SUBMITTING,
+    THROUGH,
+    Client,
+    Costs,
+    Door,
+    Host,
+)
+
+_OPS: Final = 8192
+_STEP_BITS: Final = 24
+_STEP_MASK: Final = (1 << _STEP_BITS) - 1
+_HOST_SHIFT: Final = 40
+
+
+class Tally(Value, frozen=True, kw_only=True):
+    """What became of one client within the window: from the end of the first one's warm-up to its last request."""
+
+    requests: int
+    latencies_ns: tuple[int, ...]
+    kernels: int
+    done_ns: int
+    """Kernel time completed: what these kernels take alone."""
+    delayed_ns: int
+    """What its kernels waited because of others, by the device's books."""
+    waits: int
+    """Launches that did not pass at once."""
+    waited_ns: int
+
+
+class Played(Value, frozen=True, kw_only=True):
+    """A run."""
+
+    begin_ns: int
+    end_ns: int
+    busy_ns: int
+    clients: tuple[Tally, ...]
+    gaps_ns: tuple[tuple[int, int], ...]
+    """Of the first client: from the end of all its work to its next launch, within the window."""
+    beside_ns: int
+    """Time for which kernels that had to ask ran while the first client had work on the device."""
+
+    @property
+    def wall_ns(self) -> int:
+        """How long the window was."""
+        return self.end_ns - self.begin_ns
+
+
+class _Mark(msgspec.Struct, frozen=True):
+    """The books at an edge of the window."""
+
+    at_ns: int
+    busy_ns: int
+    rows: tuple[tuple[int, int, int, int, int], ...]
+
+
+class World:
+    """Hosts before one device. The first is the one that the window is about."""
+
+    def __init__(
+        self, config: DeviceConfig, clients: Sequence[Client], doors: Sequence[Door], costs: Costs, seed: int
+    ) -> None:
+        """Everybody begins at instant 0; ties go to the first."""
+        self._device = _native.Device(
+            msgspec.structs.asdict(config), (len(clients), len(clients), 64 * len(clients), 1, 2 * _OPS, 4 * _OPS), 0
+        )
+        self._costs = costs
+        self._sleeps = random.Random(seed)
+        self._hosts: list[Host] = []
+        self._begin: _Mark | None = None
+        self._gaps_before = 0
+        for index, (client, door) in enumerate(zip(clients, doors, strict=True)):
+            host = Host(client, door, index, config, costs)
+            host.client = self._device.client_add(0, client.group)
+            context = self._device.context_create(0, host.client, 0)
+            host.streams = [self._device.stream_create(0, context, 0, client.priority) for _ in range(host.kinds)]
+            self._hosts.append(host)
+
+    def play(self, until_ns: int = NEVER_NS - 1) -> Played:
+        """Until the first host is through, or until an instant."""
+        hosts, device, first = self._hosts, self._device, self._hosts[0]
+        act = self._act
+        if not first.warm:
+            self._begin = self._mark(0)
+        now_ns = 0
+        while first.state != THROUGH:
+            now_ns, who, awaited = NEVER_NS, None, False
+            for host in hosts:
+                if host.at_ns < now_ns:
+                    now_ns, who = host.at_ns, host
+                if host.awaits:
+                    awaited = True
+            if awaited:
+                change_ns = device.next_change()
+                if change_ns is not None and change_ns <= now_ns:
+                    device.advance(change_ns)
+                    self._collect()
+                    continue
+            if who is None or now_ns > until_ns:
+                now_ns = until_ns
+                device.advance(now_ns)
+                self._collect()
+                break
+            act(who, now_ns)
+        return self._played(now_ns)
+
+    # ---- a host at an instant ---------------------------------------------------------------------------------------
+
+    def _act(self, host: Host, now_ns: int) -> None:
+        state = host.state
+        if state == SUBMITTING:
+            self._submit(host, now_ns)
+        elif state <= AT_DOOR:
+            self._ask(host, now_ns)
+        elif state == ENTERING:
+            self._enter(host, now_ns)
+        elif state == RETURNING:
+            self._return(host, now_ns)
+
+    def _ask(self, host: Host, now_ns: int) -> None:
+        if host.state == READY:
+            if host.outstanding >= AHEAD_LIMIT:
+                self._device.advance(now_ns)
+                self._collect()
+                if host.outstanding >= AHEAD_LIMIT:
+                    host.state, host.at_ns, host.awaits = AT_LIMIT, NEVER_NS, True
+                    return
+            host.since_ns = now_ns
+        door = host.door
+        if door.confirms:
+            self._confirm(host, now_ns)
+        at_ns = door.ask(host.step, host.since_ns, now_ns)
+        if at_ns > now_ns:
+            if host.state == READY:
+                host.waits += 1
+                host.state = AT_DOOR
+            if door.sleeps:
+                at_ns += self._overshoot_ns()
+            host.at_ns = max(at_ns, now_ns + self._costs.poll_ns)
+            host.awaits = door.looks and host.outstanding > 0
+            return
+        host.waited_ns += now_ns - host.since_ns
+        host.state, host.at_ns, host.awaits = SUBMITTING, now_ns + self._costs.call_ns, False
+        self._seen_by_others(host, now_ns)
+
+    def _confirm(self, host: Host, now_ns: int) -> None:
+        """Tell the door of what has ended."""
+        self._device.advance(now_ns)
+        self._collect()
+        ended, seen_ns = host.ended, now_ns - self._costs.query_ns
+        while ended and ended[0][0] <= seen_ns:
+            host.door.ended(ended.popleft()[1], now_ns)
+
+    def _submit(self, host: Host, now_ns: int) -> None:
+        device, streams, step = self._device, host.streams, host.step
+        ops = host.ops[step]
+        if host is self._hosts[0]:
+            device.advance(now_ns)
+            self._collect()
+            if not host.outstanding:
+                host.gaps.append((host.idle_from_ns, now_ns))
+        last = len(ops) - 1
+        for index, (op, stream, _) in enumerate(ops):
+            tag = host.tag | (index == last) << 39 | (index << _STEP_BITS if last else 0) | step
+            if len(op) == 2:
+                device.copy(now_ns, streams[stream], op[0], op[1], tag)
+            else:
+                device.launch(now_ns, streams[stream], op, tag)  # type: ignore[arg-type]
+        host.outstanding += last + 1
+        host.door.submitted(now_ns)
+        host.at_ns = max(now_ns, host.since_ns + host.interval_ns())
+        if step == host.last_step:
+            host.state = ENTERING
+        else:
+            host.step = step + 1
+            host.state = READY
+
+    def _enter(self, host: Host, now_ns: int) -> None:
+        """The call that waits for everything."""
+        host.door.waits(now_ns)
+        self._device.advance(now_ns)
+        self._collect()
+        if host.outstanding:
+            host.state, host.at_ns, host.awaits = IN_SYNC, NEVER_NS, True
+        else:
+            host.state, host.at_ns = RETURNING, now_ns + self._costs.sync_ns
+        self._seen_by_others(host, now_ns)
+
+    def _return(self, host: Host, now_ns: int) -> None:
+        """One request is over; the next is due at some instant."""
+        if host.door.confirms:
+            self._confirm(host, now_ns)
+        rings = host.door.drained(now_ns)
+        host.request += 1
+        if host.request > host.warm and not host.training:
+            host.latencies.append(now_ns - host.due_ns)
+        host.step = 0
+        if host.request == host.warm and host is self._hosts[0]:
+            self._begin = self._mark(now_ns)
+            self._gaps_before = len(host.gaps)
+        if host.request >= host.requests:
+            host.state, host.at_ns = THROUGH, NEVER_NS
+        else:
+            host.due_ns = host.next_due_ns(now_ns)
+            host.state, host.at_ns = READY, max(host.due_ns, now_ns)
+        self._seen_by_others(host, now_ns)
+        if rings:
+            self._ring(now_ns)
+
+    def _seen_by_others(self, host: Host, now_ns: int) -> None:
+        """Whoever spins sees it at its next look."""
+        seen_ns = now_ns + self._costs.poll_ns
+        for other in self._hosts:
+            if other.state == AT_DOOR and other is not host and other.door.looks and other.at_ns > seen_ns:
+                other.at_ns = seen_ns
+
+    def _ring(self, now_ns: int) -> None:
+        for other in self._hosts:
+            if other.state == AT_DOOR and other.door.sleeps:
+                other.at_ns = min(other.at_ns, now_ns + self._overshoot_ns())
+
+    def _overshoot_ns(self) -> int:
+        costs = self._costs
+        if not costs.wake_spread_ns:
+            return costs.wake_ns
+        return costs.wake_ns + round(self._sleeps.expovariate(1 / costs.wake_spread_ns))
+
+    # ---- what the device says ---------------------------------------------------------------------------------------
+
+    def _collect(self) -> None:
+        hosts = self._hosts
+        for record in self._device.drain():
+            tag, end_ns = record[1], record[10]
+            host = hosts[tag >> _HOST_SHIFT]
+            step = tag & _STEP_MASK
+            index = tag >> _STEP_BITS & 0x7FFF
+            host.outstanding -= 1
+            host.kernels += 1
+            host.done_ns += host.ops[step][index][2]
+            if host.door.confirms:
+                host.runs.append((record[9], end_ns))
+                if tag >> 39 & 1:
+                    host.ended.append((end_ns, step))
+            if not host.outstanding:
+                host.idle_from_ns = end_ns
+            if host.awaits:
+                self._awaited(host, end_ns)
+
+    def _awaited(self, host: Host, end_ns: int) -> None:
+        costs = self._costs
+        if host.state == IN_SYNC:
+            if not host.outstanding:
+                host.state, host.at_ns, host.awaits = RETURNING, end_ns + costs.sync_ns, False
+        elif host.state == AT_LIMIT:
+            host.state, host.at_ns, host.awaits = READY, end_ns, False
+        else:
+            host.at_ns = min(host.at_ns, end_ns + costs.query_ns)
+            host.awaits = host.outstanding > 0
+
+    def _mark(self, now_ns: int) -> _Mark:
+        device = self._device
+        device.advance(now_ns)
+        self._collect()
+        rows = tuple(
+            (host.kernels, host.done_ns, device.count_client(host.client)["delayed_ns"], host.waits, host.waited_ns)
+            for host in self._hosts
+        )
+        return _Mark(now_ns, device.count()["busy_ns"], rows)
+
+    def _played(self, now_ns: int) -> Played:
+        end = self._mark(now_ns)
+        begin = self._begin or end
+        tallies = []
+        for host, before, after in zip(self._hosts, begin.rows, end.rows, strict=True):
+            kernels, done_ns, delayed_ns, waits, waited_ns = (b - a for a, b in zip(before, after, strict=True))
+            tallies.append(
+                Tally(
+                    requests=len(host.latencies),
+                    latencies_ns=tuple(host.latencies),
+                    kernels=kernels,
+                    done_ns=done_ns,
+                    delayed_ns=delayed_ns,
+                    waits=waits,
+                    waited_ns=waited_ns,
+                )
+            )
+        gaps = tuple(self._hosts[0].gaps[self._gaps_before :])
+        return Played(
+            begin_ns=begin.at_ns,
+            end_ns=end.at_ns,
+            busy_ns=end.busy_ns - begin.busy_ns,
+            clients=tuple(tallies),
+            gaps_ns=gaps,
+            beside_ns=sum(_beside_ns(host.runs, gaps, begin.at_ns, end.at_ns) for host in self._hosts[1:]),
+        )
+
+
+def _beside_ns(runs: Sequence[tuple[int, int]], gaps: Sequence[tuple[int, int]], begin_ns: int, end_ns: int) -> int:
+    """How much of the runs, in order, lies within the window and outside of the gaps, in order."""
+    total = first = 0
+    for run in runs:
+        start_ns, stop_ns = max(run[0], begin_ns), min(run[1], end_ns)
+        if stop_ns <= start_ns:
+            continue
+        total += stop_ns - start_ns
+        while first < len(gaps) and gaps[first][1] <= start_ns:
+            first += 1
+        place = first
+        while place < len(gaps) and gaps[place][0] < stop_ns:
+            total -= max(min(stop_ns, gaps[place][1]) - max(start_ns, gaps[place][0]), 0)
+            place += 1
+    return total

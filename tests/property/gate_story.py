@@ -1,0 +1,130 @@
+"""A short life of three tenants at one gate, told line by line: what each wanted, and what the gate said."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from cotenant import _native
+from cotenant.domain.gate import GatePolicy, GateRules, GateSeat
+from cotenant.policy.schedule import roster
+from tests.property.gate_model import MS, US
+
+NAMES: Final = ("online", "training", "batch")
+PRIORITIES: Final = (0, 5, 7)
+REASONS: Final = {
+    0: "nobody is above",
+    1: "all above are quiet",
+    2: "it fits into the gap",
+    3: "its share is due",
+    4: "it waited long",
+    5: "nothing ends",
+    8: "one above is busy",
+    9: "it does not fit",
+    10: "one above is due",
+    11: "enough is submitted",
+    12: "a better one waits",
+    13: "it is paused",
+    14: "one launched",
+    15: "of the debt",
+}
+START: Final = 1_000_000_000
+DEBT_AT: Final = roster.PAGE_BYTES + 64
+
+
+class Story:
+    """The device's file, its tenants, and the instant."""
+
+    def __init__(self) -> None:
+        self.file = bytearray(roster.file_bytes(len(NAMES)))
+        self.now, self.since = START, dict.fromkeys(NAMES, 0)
+        roster.format_roster(self.file, len(NAMES))
+        self.rule()
+        self.gates = {name: _native.Gate(self.file, slot, 1) for slot, name in enumerate(NAMES)}
+
+    def rule(self, policy: GatePolicy = GatePolicy.FILL, paused: str = "") -> str:
+        seats = [
+            GateSeat(slot, 1, PRIORITIES[slot], online=slot == 0, paused=name == paused)
+            for slot, name in enumerate(NAMES)
+        ]
+        roster.write_roster(self.file, GateRules(policy, seats=tuple(seats)))
+        return f"the node says: {policy.value}" + (f", {paused} paused" if paused else "")
+
+    def launch(self, name: str, expect_us: int, back_us: int = 0) -> str:
+        """One ask, or launch, and what comes of it. After `back_us` the host launches again, as it thinks."""
+        gate, low = self.gates[name], back_us * US
+        wish = (expect_us * US, expect_us * US, low, low and low + 50 * US, 1)
+        self.since[name] = self.since[name] or self.now
+        passes, reason, until = gate.ask(wish, self.since[name], self.now)
+        if passes:
+            self.since[name] = 0
+            gate.submitted(wish, True, self.now)
+        verdict = "passes" if passes else f"waits until {(until - START) / US:.1f} us"
+        owed = max(struct.unpack_from("<Q", self.file, DEBT_AT)[0] - self.now, 0)
+        debt = f" (debt {owed / MS:.2f} ms)" if owed else ""
+        return f"{name} wants {expect_us} us: {verdict}, {REASONS[reason]}{debt}"
+
+    def over(self, name: str, expect_us: int) -> str:
+        self.gates[name].confirmed(expect_us * US, self.now)
+        return f"{name}'s {expect_us} us are over"
+
+    def wait(self, name: str) -> str:
+        self.gates[name].rest(400 * US, 450 * US, False, self.now)
+        return f"{name} waits for the device, and is expected back 400 us after"
+
+    def at(self, now_us: float) -> None:
+        self.now = START + round(now_us * US)
+
+
+def told() -> Iterator[str]:
+    story = Story()
+    deeds: list[tuple[int, Callable[[], str]]] = [
+        (0, lambda: story.launch("online", 20, 300)),
+        (5, lambda: story.launch("training", 60)),
+        (6, lambda: story.launch("batch", 40)),
+        (20, lambda: story.launch("batch", 40)),
+        (20, lambda: story.launch("training", 60)),
+        (22, lambda: story.launch("batch", 40)),
+        (80, lambda: story.over("training", 60)),
+        (85, lambda: story.launch("batch", 40)),
+        (120, lambda: story.launch("training", 250)),
+        (125, lambda: story.launch("training", 100)),
+        (140, lambda: story.launch("online", 30, 300)),  # earlier than it thought
+        (150, lambda: story.launch("training", 100)),
+        (225, lambda: story.over("training", 100)),
+        (226, lambda: story.wait("online")),
+        (230, lambda: story.launch("training", 100)),
+        (330, lambda: story.over("training", 100)),
+        (5000, lambda: story.launch("training", 3000)),  # nobody is there
+        (5010, lambda: story.launch("batch", 40)),
+        (5100, lambda: story.launch("online", 20, 400)),  # and comes back
+        (5110, lambda: story.launch("training", 50)),
+        (8000, lambda: story.over("training", 3000)),
+        (8100, lambda: story.launch("batch", 40)),
+        (8200, lambda: story.launch("online", 20, 400)),
+        (8250, lambda: story.launch("training", 50)),
+        (150_000, lambda: story.launch("online", 20, 400)),
+        (150_025, lambda: story.launch("training", 50)),  # paid off so far that gaps are open again
+        (150_080, lambda: story.over("training", 50)),
+        (160_000, lambda: story.launch("training", 50)),
+        (161_000, lambda: story.rule(paused="training")),
+        (161_001, lambda: story.launch("training", 50)),
+        (161_002, lambda: story.launch("batch", 40)),
+        (300_000, lambda: story.launch("batch", 40)),
+        (300_100, lambda: story.over("batch", 40)),
+        (300_100, lambda: story.rule(GatePolicy.STRICT)),
+        (300_200, lambda: story.launch("online", 20, 400)),
+        (300_300, lambda: story.launch("training", 50)),
+        (303_000, lambda: story.launch("training", 50)),
+        (303_010, lambda: story.rule(GatePolicy.OPEN)),
+        (303_011, lambda: story.launch("batch", 40)),
+    ]
+    for now_us, deed in deeds:
+        story.at(now_us)
+        yield f"{now_us:>9.1f} us  {deed()}"
+
+
+if __name__ == "__main__":
+    for line in told():
+        print(line)

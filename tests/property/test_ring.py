@@ -1,0 +1,86 @@
+"""Is a trace ring, whole, overtaken or hostile, read as what it says and no more?"""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cotenant.domain.trace import Ask, Asked
+from cotenant.format.ran import RECORD, read_ran
+from cotenant.format.record import RING_AT, Part
+from cotenant.format.ring import ENTRIES, ENTRIES_AT, ENTRY, HEADER, MAGIC, VERSION, entries_of, fetch_ring
+
+
+class Ring:
+    """As native/hook/trace.h writes it; `while_read` more entries come between the first look and the last."""
+
+    def __init__(self, while_read: int = 0) -> None:
+        self.written = 0
+        self.while_read = while_read
+
+    def part(self, at: int, length: int) -> bytes:
+        if at == RING_AT:
+            return HEADER.pack(MAGIC, VERSION, ENTRY.size, ENTRIES, 0, self.written)[:length]
+        self.written += self.while_read
+        self.while_read = 0
+        first = (at - ENTRIES_AT) // ENTRY.size
+        return b"".join(self._at(place) for place in range(first, first + length // ENTRY.size))
+
+    def _at(self, place: int) -> bytes:
+        number = place + (self.written - 1 - place) // ENTRIES * ENTRIES  # the latest that came to this place
+        if number < 0:
+            return bytes(ENTRY.size)
+        return ENTRY.pack(1000 + number, 7, number & 0xFFFFFFFF, number % 5, number % 3, 1, 2, 0)
+
+
+def read_ring(part: Part, after: int) -> tuple[list[Asked], int, int]:
+    fetched = fetch_ring(part, after)
+    return entries_of(fetched), fetched.following, fetched.first - after
+
+
+def entry(number: int) -> Asked:
+    return Asked(Ask.LAUNCH, 1000 + number, 7, number % 5, number % 3, 2)
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 200) | st.integers(ENTRIES - 2, ENTRIES + 200), st.integers(0, 50), st.integers(0, 200))
+def test_what_is_still_there_is_read_and_the_rest_counted(before: int, more: int, while_read: int) -> None:
+    ring = Ring()
+    ring.written = before
+    found, following, lost = read_ring(ring.part, 0)
+    assert found == [entry(number) for number in range(max(before - ENTRIES + 1, 0), before)]
+    assert (following, lost) == (before, before - len(found))
+    ring.written += more
+    ring.while_read = while_read
+    found, following, lost = read_ring(ring.part, following)
+    assert found == [entry(number) for number in range(before, before + more)]
+    assert (following, lost) == (before + more, 0)
+
+
+def test_an_entry_that_was_overtaken_while_it_was_read_is_not_believed() -> None:
+    ring = Ring(while_read=10)
+    ring.written = ENTRIES
+    found, following, lost = read_ring(ring.part, 0)
+    assert found == [entry(number) for number in range(11, ENTRIES)]
+    assert (following, lost) == (ENTRIES, 11)
+
+
+@settings(max_examples=200)
+@given(st.binary(max_size=200), st.binary(max_size=400), st.integers(0, 2**64), st.booleans())
+def test_any_bytes_give_entries_or_none(head: bytes, body: bytes, after: int, sound: bool) -> None:
+    start = HEADER.pack(MAGIC, VERSION, ENTRY.size, ENTRIES, 0, int.from_bytes(head[:8], "little")) if sound else head
+
+    def part(at: int, length: int) -> bytes:
+        return (start if at == RING_AT else body)[:length]
+
+    found, following, lost = read_ring(part, after)
+    assert len(found) <= len(body) // ENTRY.size
+    assert following >= after
+    assert lost >= 0
+
+
+@given(st.binary(max_size=1000))
+def test_any_bytes_of_a_device_give_ops_or_none(data: bytes) -> None:
+    ran, turns = read_ran(data)
+    assert len(ran) + len(turns) <= len(data) // RECORD.size
+    assert all(one.start_ns <= one.end_ns for one in ran)

@@ -1,0 +1,233 @@
+"""Are kernel streams played by the device's rules, is the oracle the best there is, and does nobody beat it?"""
+
+import itertools
+import json
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cotenant.apps.simulate_kernels import simulate_kernels
+from cotenant.domain.kernel import KernelIdentity
+from cotenant.domain.load import BACK_TO_BACK, TRAINING, Arrival, Launch, Load
+from cotenant.errors import ConfigError
+from cotenant.experiment.kernels import Policy, Setting, Tenant, plan_oracle, play, play_alone
+from cotenant.experiment.kernels_oracle import Below, plan_of
+from cotenant.format.launch_script import read_script
+from cotenant.format.launches import script_text
+from cotenant.format.scenario_kernels import decode_kernels, is_of_kernels
+from cotenant.sim.device import Device, Kernel, ScriptClient, Step, preset
+from cotenant.sim.kernels import World
+from cotenant.sim.kernels_host import Client, Costs, Open
+from tests.tool import ROOT, run, run_or_fail
+
+V100 = preset("v100")
+FREE = Costs(call_ns=0, sync_ns=0, query_ns=0, poll_ns=1, wake_ns=0, wake_spread_ns=0, jitter_ppm=0)
+US = 1000
+OPEN: Policy = "open-mps"
+STRICT: Policy = "strict"
+FILL: Policy = "fill"
+COTENANT = (sys.executable, "-m", "cotenant")
+
+lengths = st.integers(1, 60).map(lambda us: us * US)
+
+
+@st.composite
+def loads(draw: st.DrawFn, arrival: Arrival = BACK_TO_BACK, *, whole_device: bool = False) -> Load:
+    launches = tuple(
+        Launch(
+            KernelIdentity(
+                f"k{draw(st.integers(0, 3))}", (80 if whole_device else draw(st.integers(1, 300)), 1, 1), (1024, 1, 1)
+            ),
+            draw(lengths),
+            draw(st.integers(0, 80)) * US,
+            registers=64,
+        )
+        for _ in range(draw(st.integers(1, 6)))
+    )
+    return Load("made up", launches, arrival, draw(st.integers(1, 8)), draw(st.booleans()))
+
+
+def kernel_of(launch: Launch) -> Kernel:
+    waves = -(-launch.kernel.blocks // V100.sm_count)
+    return Kernel(
+        blocks=launch.kernel.blocks,
+        block_ns=max(round(launch.device_ns / waves), 1),
+        threads_per_block=1024,
+        registers_per_thread=64,
+        blocks_per_sm=1,
+    )
+
+
+@given(st.lists(loads(), min_size=1, max_size=3), st.booleans())
+@settings(max_examples=40)
+def test_hosts_before_an_open_door_do_what_the_batch_driver_does(programs: list[Load], together: bool) -> None:
+    """Two drivers of the same model, one in C and one here: every request ends at the same instant."""
+    groups = [0 if together else place for place in range(len(programs))]
+    clients = [Client(load, group) for load, group in zip(programs, groups, strict=True)]
+    world = World(V100, clients, [Open() for _ in programs], FREE, 0)
+    played = world.play()
+    kernels = [kernel_of(launch) for load in programs for launch in load.launches]
+    scripts, first = [], 0
+    for load, group in zip(programs, groups, strict=True):
+        waits = [0, *(0 if load.graph else launch.interval_ns for launch in load.launches)]
+        steps = [Step(wait_ns, first + place) for place, wait_ns in enumerate(waits[:-1])]
+        steps.append(Step(waits[-1], None, sync=True))
+        scripts.append(ScriptClient(steps=tuple(steps), repeats=load.requests, group_label=group))
+        first += len(load.launches)
+    results = Device(V100).run(kernels, scripts)
+    ends = list(itertools.accumulate(played.clients[0].latencies_ns))
+    assert ends == list(results[0].repeat_ends_ns)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.integers(0, 40)), min_size=1, max_size=5),
+    st.lists(st.integers(1, 25), min_size=1, max_size=4),
+    st.integers(0, 30),
+)
+def test_nothing_does_more_than_the_oracle(gaps: list[tuple[int, int]], durations: list[int], allowance: int) -> None:
+    """By trying every number of kernels in every gap."""
+    at, placed = 0, []
+    for pause, length in gaps:
+        at += pause + 1
+        placed.append((at, at + length))
+        at += length
+    no_poll = msgspec.structs.replace(FREE, poll_ns=0)
+    below = Below(durations_ns=tuple(durations), intervals_ns=(0,) * len(durations))
+    plan = plan_of(tuple(placed), below, allowance, 0, no_poll)
+    most = _brute_force([length for _, length in gaps], durations, allowance)
+    # What the oracle's allowance buys after the last gap may be spent at any instant, so it is never below.
+    assert plan.done_ns >= most
+    without = plan_of(tuple(placed), below, 0, 0, no_poll)
+    assert without.done_ns == _brute_force([length for _, length in gaps], durations, 0)
+    assert without.delay_ns == 0
+    assert plan.done_ns <= sum(length for _, length in gaps) + allowance
+
+
+def _brute_force(rooms: list[int], durations: list[int], allowance: int) -> int:
+    best = 0
+    whole = sum(rooms) + allowance
+
+    def go(gap: int, kernel: int, done: int, left: int) -> None:
+        nonlocal best
+        best = max(best, done)
+        if gap == len(rooms):
+            return
+        used, count = 0, 0
+        while True:
+            over = max(used - rooms[gap], 0) if count else 0
+            if over > left or done + used > whole:
+                return
+            go(gap + 1, (kernel + count) % len(durations), done + used, left - over)
+            used += durations[(kernel + count) % len(durations)]
+            count += 1
+
+    go(0, 0, 0, allowance)
+    return best
+
+
+@given(loads(whole_device=True), loads(TRAINING, whole_device=True), st.sampled_from([STRICT, FILL]), st.integers(0, 3))
+@settings(max_examples=25)
+def test_the_gate_does_not_beat_the_oracle(online: Load, offline: Load, policy: Policy, seed: int) -> None:
+    """Kernels that fill the device and one group: offline time done is time that the online tenant left, or lost."""
+    setting = Setting(device=V100, seed=seed)
+    alone = play_alone(online, setting)
+    shared = play(policy, [Tenant(load=online, priority=1), Tenant(load=offline, priority=7)], setting).played
+    spent_ns = max(shared.clients[0].delayed_ns, shared.beside_ns)
+    plan = plan_oracle(alone, offline, setting, spent_ns, sliced=False)
+    one_ns = max(offline.device_ns if offline.graph else max(one.device_ns for one in offline.launches), 1)
+    # The window begins and ends within a kernel, and a gap that grew by a delay is longer than it was alone.
+    stretched_ns = max(shared.wall_ns - alone.wall_ns, 0)
+    assert shared.clients[1].done_ns <= plan.done_ns + 2 * one_ns + stretched_ns
+    assert shared.clients[0].requests == alone.clients[0].requests
+
+
+@given(loads(whole_device=True), loads(TRAINING, whole_device=True))
+@settings(max_examples=15)
+def test_strict_costs_the_online_tenant_no_more_than_open_sharing(online: Load, offline: Load) -> None:
+    setting = Setting(device=V100)
+    tenants = [Tenant(load=online, priority=1), Tenant(load=offline, priority=7)]
+    delays = [play(policy, tenants, setting).played.clients[0].delayed_ns for policy in (OPEN, STRICT)]
+    assert delays[1] <= delays[0] + 2 * offline.device_ns
+
+
+SCENARIO = """
+seed = 4
+duration = "4ms"
+policies = ["open-slice", "open-mps", "strict", "fill", "oracle"]
+[device]
+preset = "v100"
+[[tenant]]
+name = "service"
+kind = "online"
+priority = 1
+[tenant.generator]
+kernels = 10
+kernel = "20us"
+interval = "60us"
+[[tenant]]
+name = "training"
+kind = "offline"
+priority = 7
+arrival = "training"
+[tenant.generator]
+kernels = 30
+kernel = "15us"
+interval = "4us"
+"""
+
+
+def test_a_scenario_is_a_function_of_its_seed(tmp_path: Path) -> None:
+    file = tmp_path / "kernels.toml"
+    file.write_text(SCENARIO)
+    outcomes = [
+        run_or_fail([*COTENANT, "simulate", file, "--json"], tmp_path, {"PYTHONHASHSEED": seed}) for seed in ("1", "2")
+    ]
+    assert outcomes[0] == outcomes[1]
+    played = json.loads(outcomes[0][outcomes[0].index("{") :])
+    assert [one["policy"] for one in played["policies"]] == ["open-slice", "open-mps", "strict", "fill", "oracle"]
+    other = simulate_kernels(decode_kernels(SCENARIO.replace("seed = 4", "seed = 5"), "x"), file, lambda _: None)
+    assert other.policies[3].online_ms != played["policies"][3]["online_ms"]
+
+
+BAD = {
+    "policies[0]": SCENARIO.replace('"open-slice"', '"closed"'),
+    "tenant[0].colour": SCENARIO.replace("priority = 1\n", 'priority = 1\ncolour = "red"\n'),
+    "tenant[1].period": SCENARIO.replace('arrival = "training"', 'arrival = "poisson"'),
+    "tenant[1].priority": SCENARIO.replace("priority = 7", "priority = 0"),
+    "tenant[0].file": SCENARIO.replace("priority = 1\n", 'priority = 1\nfile = "a.csv"\n'),
+    "tenant[0].arrival": SCENARIO.replace("priority = 1\n", 'priority = 1\narrival = "training"\n'),
+    "tenant[1].generator.kernel": SCENARIO.replace('kernel = "15us"', 'kernel = "15"'),
+}
+
+
+@pytest.mark.parametrize("field", BAD)
+def test_a_bad_scenario_of_kernels_gets_one_sentence(field: str) -> None:
+    assert is_of_kernels(BAD[field])
+    with pytest.raises(ConfigError) as caught:
+        decode_kernels(BAD[field], "s.toml")
+    assert field in str(caught.value)
+    assert "s.toml:" in str(caught.value)
+
+
+def test_what_a_scenario_cannot_have_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "kernels.toml"
+    file.write_text(SCENARIO.replace('"v100"', '"v101"'))
+    refused = run([*COTENANT, "simulate", file], tmp_path)
+    assert refused.returncode == 2
+    assert "device.preset = 'v101'" in refused.stdout
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "scenarios").glob("kernels-*.toml")), ids=lambda path: path.stem)
+def test_the_scenarios_of_kernels_are_readable(file: Path) -> None:
+    assert is_of_kernels(file.read_text())
+    assert len(decode_kernels(file.read_text(), str(file)).tenant) >= 2
+
+
+@given(loads())
+def test_a_launch_script_is_read_as_it_was_written(load: Load) -> None:
+    written = script_text("made up", load.launches)
+    assert script_text("made up", read_script(written.encode(), "script")) == written
