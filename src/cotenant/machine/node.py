@@ -179,15 +179,15 @@ class NodeMachine:
         generation = self._generations[slot] = self._generations[slot] + 1
         name = spec.name or invent_name(spec.command, slot, self._slot_of_name)
         terms = Terms(slot, generation, spec.kind, spec.priority, spec.share_ppm, spec.memory_bytes, spec.slo_ns, gpu)
-        self._tenants[slot] = Tenant(name, terms, spec, event.pid, event.uid, now)
+        tenant = self._tenants[slot] = Tenant(name, terms, spec, event.pid, event.uid, now)
         self._peer_of[slot] = peer
         self._slot_of_peer[peer] = slot
         self._slot_of_name[name] = slot
         self._idle_since = NEVER
         self._rooms.occupy(gpu, spec, 1)
         crowd = self._crowd(gpu)
-        self._seats.put(self._tenants[slot])
-        return [*crowd, self._grant(peer, self._tenants[slot])]
+        self._seats.put(tenant)
+        return [*crowd, self._grant(peer, tenant)]
 
     def _resumed(self, event: TenantResumed, now: Instant) -> list[Action]:
         del now

@@ -60,17 +60,14 @@ class Seats:
 
         Of a full device all is said: a journal of an older version may know more tenants than a roster holds.
         """
-        said: list[Action] = []
-        for gpu in sorted(self.stirred):
-            change = self.stirred[gpu]
-            if change is None or self.count(gpu) >= SEATS_LIMIT:
-                said.append(Roster(turn, gpu, self.roster(gpu, rules)))
-            elif isinstance(change, GateSeat):
-                said.append(Sit(turn, gpu, change))
-            else:
-                said.append(Rise(turn, gpu, change))
+        said = [self._change(gpu, self.stirred[gpu], turn, rules) for gpu in sorted(self.stirred)]
         self.stirred.clear()
         return said
+
+    def _change(self, gpu: int, change: GateSeat | int | None, turn: int, rules: GateRules) -> Action:
+        if change is None or len(self._seats.get(gpu, ())) >= SEATS_LIMIT:
+            return Roster(turn, gpu, self.roster(gpu, rules))
+        return Sit(turn, gpu, change) if isinstance(change, GateSeat) else Rise(turn, gpu, change)
 
     def seats(self, gpu: int) -> tuple[GateSeat, ...]:
         """All seats of a device, by slot."""
