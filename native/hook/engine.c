@@ -22,9 +22,11 @@ static void begin(struct ct_piece *piece, enum engine engine, size_t bytes, CUst
     unsigned doublings = kilobytes > 1 ? 64 - (unsigned)__builtin_clzll(kilobytes - 1) : 0;
     uint32_t size = kilobytes ? UINT32_C(1) << (doublings < 31 ? doublings : 31) : 0; /* no such copy succeeds */
     *shape = (struct ct_shape){{size, 1, 1}, {1, 1, 1}, 0};
-    ct_piece_begin(piece, handle_of(engine), shape, stream, is_twin, stream != NO_STREAM);
-    if (piece->session && !piece->identity)
-        ct_function_note(piece->session, handle_of(engine), CT_ENGINES, NAMES[engine]);
+    struct ct_session *session = ct_session();
+    if (session && !ct_identity(session, handle_of(engine), shape))
+        ct_function_note(session, handle_of(engine), CT_ENGINES, NAMES[engine]);
+    ct_piece_begin(piece, engine == MEMSET ? CT_WORK_MEMSET : CT_WORK_COPY, handle_of(engine), shape, stream, is_twin,
+                   stream != NO_STREAM);
     if (stream == NO_STREAM && engine != MEMSET)
         piece->rest_ticks = ct_rest_begin();
 }

@@ -62,11 +62,11 @@ static uint64_t key_of(const char *device, const struct ct_record_kernel *kernel
 static void set(struct ct_known *known, uint64_t mean_ns, uint64_t p90_ns, uint64_t p99_ns)
 {
     known->expect_ns = mean_ns ? mean_ns : 1; /* none means that nobody knows */
-    /* One that varies wildly goes into no gap, unless even its longest runs are short: many of a few microseconds are such. */
+    /* One that varies wildly goes only where twice its longest runs would fit; many of a few microseconds are such. */
     const int is_wild = p99_ns / WILD > mean_ns;
-    const uint64_t hardly_ns = is_wild ? p99_ns : p90_ns;
+    const uint64_t hardly_ns = !is_wild ? p90_ns : p99_ns <= CT_GATE_DEPTH_NS ? p99_ns : 2 * p99_ns;
     known->sure_ns = hardly_ns > known->expect_ns ? hardly_ns : known->expect_ns;
-    known->may_fill = !is_wild || p99_ns <= CT_GATE_DEPTH_NS;
+    known->may_fill = 1;
     known->is_known = 1;
 }
 

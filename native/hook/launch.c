@@ -10,7 +10,7 @@
     {                                                                                                                  \
         const struct ct_shape shape = SHAPE;                                                                           \
         struct ct_piece piece;                                                                                         \
-        ct_piece_begin(&piece, (uintptr_t)function, &shape, stream, is_twin, 1);                                       \
+        ct_piece_begin(&piece, CT_WORK_KERNEL, (uintptr_t)function, &shape, stream, is_twin, 1);                       \
         CUresult result = CT_NEXT(symbol)(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes,   \
                                           stream, params, extra);                                                      \
         return ct_piece_end(&piece, CT_WORK_KERNEL, (uintptr_t)function, &shape, result);                              \
@@ -23,7 +23,7 @@
     {                                                                                                                  \
         const struct ct_shape shape = SHAPE;                                                                           \
         struct ct_piece piece;                                                                                         \
-        ct_piece_begin(&piece, (uintptr_t)function, &shape, stream, is_twin, 1);                                       \
+        ct_piece_begin(&piece, CT_WORK_KERNEL, (uintptr_t)function, &shape, stream, is_twin, 1);                       \
         CUresult result = CT_NEXT(symbol)(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes,   \
                                           stream, params);                                                             \
         return ct_piece_end(&piece, CT_WORK_KERNEL, (uintptr_t)function, &shape, result);                              \
@@ -50,7 +50,8 @@ static int may_be_timed(const CUlaunchConfig *config)
                                        {config->blockDimX, config->blockDimY, config->blockDimZ},                      \
                                        config->sharedMemBytes};                                                        \
         struct ct_piece piece;                                                                                         \
-        ct_piece_begin(&piece, (uintptr_t)function, &shape, config->hStream, is_twin, may_be_timed(config));           \
+        ct_piece_begin(&piece, CT_WORK_KERNEL, (uintptr_t)function, &shape, config->hStream, is_twin,                  \
+                       may_be_timed(config));                                                                          \
         CUresult result = CT_NEXT(symbol)(config, function, params, extra);                                            \
         return ct_piece_end(&piece, CT_WORK_KERNEL, (uintptr_t)function, &shape, result);                              \
     }
@@ -60,7 +61,7 @@ static int may_be_timed(const CUlaunchConfig *config)
     {                                                                                                                  \
         const struct ct_shape shape = {{1, 1, 1}, {1, 1, 1}, 0};                                                       \
         struct ct_piece piece;                                                                                         \
-        ct_piece_begin(&piece, (uintptr_t)graph, &shape, stream, is_twin, 1);                                          \
+        ct_piece_begin(&piece, CT_WORK_GRAPH, (uintptr_t)graph, &shape, stream, is_twin, 1);                           \
         CUresult result = CT_NEXT(symbol)(graph, stream);                                                              \
         return ct_piece_end(&piece, CT_WORK_GRAPH, (uintptr_t)graph, &shape, result);                                  \
     }

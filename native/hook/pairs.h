@@ -38,6 +38,7 @@ struct ct_timing {
     _Atomic int lock;
     _Atomic int is_harvesting;
     _Atomic unsigned waiting; /* recorded and not read */
+    _Atomic unsigned in_vain; /* times that a measured launch waited for a pair, and none came free */
     struct ct_timed_context contexts[CT_TIMED_CONTEXTS];
     struct ct_pair *unused;
     struct ct_pair room[CT_PAIRS];

@@ -74,6 +74,20 @@ static inline void notice(struct ct_gateway *gateway, const struct ct_piece *pie
     gateway->has_rested = 0;
 }
 
+void ct_piece_know(struct ct_piece *piece, enum ct_work work, uintptr_t handle, const struct ct_shape *shape)
+{
+    struct ct_session *session = piece->session;
+    const char *name;
+    if (is_captured(piece))
+        return;
+    ct_lock(session);
+    const int must_ask = ct_gate_must_ask(&session->gateway->gate);
+    ct_unlock(session);
+    /* A handle of which we have never heard may be none: the driver is asked about it after it has launched it. */
+    if (must_ask && ct_function_name(session, handle, &name))
+        piece->identity = ct_identity_make(session, work, handle, shape);
+}
+
 void ct_piece_enter(struct ct_piece *piece)
 {
     struct ct_session *session = piece->session;

@@ -51,8 +51,11 @@ void ct_piece_settle(struct ct_piece *piece, enum ct_work work, uintptr_t handle
 void ct_unnamed_begin(struct ct_piece *piece);
 void ct_unnamed_end(struct ct_piece *piece, CUresult result);
 
-static inline void ct_piece_begin(struct ct_piece *piece, uintptr_t handle, const struct ct_shape *shape,
-                                  CUstream stream, int is_twin, int can_time)
+/* One that must ask is known by its profile, if it has one, before it is launched for the first time. */
+void ct_piece_know(struct ct_piece *piece, enum ct_work work, uintptr_t handle, const struct ct_shape *shape);
+
+static inline void ct_piece_begin(struct ct_piece *piece, enum ct_work work, uintptr_t handle,
+                                  const struct ct_shape *shape, CUstream stream, int is_twin, int can_time)
 {
     struct ct_session *session = piece->session = ct_session();
     piece->pair = NULL;
@@ -64,8 +67,11 @@ static inline void ct_piece_begin(struct ct_piece *piece, uintptr_t handle, cons
     piece->is_booked = piece->must_time = 0;
     piece->may_mark = can_time || stream == CT_NO_STREAM;
     piece->passed = CT_PASSED_FREELY;
-    if (session->gateway)
+    if (session->gateway) {
+        if (CT_UNLIKELY(!piece->identity))
+            ct_piece_know(piece, work, handle, shape);
         ct_piece_enter(piece);
+    }
     if (CT_UNLIKELY(piece->must_time || atomic_load_explicit(&session->time_next, memory_order_relaxed)) && can_time)
         ct_piece_time(piece);
     if (!piece->is_booked || piece->pair)

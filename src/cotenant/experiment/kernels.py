@@ -90,7 +90,10 @@ def play(policy: Policy, tenants: Sequence[Tenant], setting: Setting) -> Shared:
     file = bytearray(file_bytes(len(tenants)))
     format_roster(file, len(tenants))
     write_roster(file, _rules(_GATES[way], tenants, setting, sliced=sliced))
-    doors = [passage.Passage(file, place, 1, *works_of(tenant.load, 0 if sliced else setting.device.sm_count)) for place, tenant in enumerate(tenants)]
+    doors = [
+        passage.Passage(file, place, 1, *works_of(tenant.load, 0 if sliced else setting.device.sm_count))
+        for place, tenant in enumerate(tenants)
+    ]
     played = World(setting.device, clients, doors, setting.costs, setting.seed).play(_LONGEST_NS)
     pages = (bytes(file[page_offset(place) : page_offset(place + 1)]) for place in range(len(tenants)))
     return Shared(played=played, pages=tuple(read_page(page) for page in pages))
@@ -123,7 +126,9 @@ def works_of(load: Load, sm_count: int = 0) -> tuple[list[passage.Work], list[in
     for launch, number in zip(load.launches, steps, strict=True):
         times[number].record(launch.device_ns)
     slots = {launch.kernel: launch.blocks_per_sm * sm_count for launch in load.launches}
-    return [_work(recorder, kernel.blocks, slots[kernel]) for kernel, recorder in zip(numbers, times, strict=True)], steps
+    return [
+        _work(recorder, kernel.blocks, slots[kernel]) for kernel, recorder in zip(numbers, times, strict=True)
+    ], steps
 
 
 def _work(recorder: Recorder, blocks: int, slots: int) -> passage.Work:

@@ -46,12 +46,12 @@ def grain_of(mean_ns: float, blocks: int, slots: int) -> int:
 def work_of(mean_ns: float, p90_ns: float, p99_ns: float, grain_ns: int = 0) -> Work:
     """What a profile's quantiles make of it.
 
-    A kernel that varies wildly is put into no gap, unless even its longest runs are short: then it is taken to be as
-    long as these. Many kernels of a few microseconds vary so.
+    A kernel that varies wildly goes only where twice its longest runs would fit, or these themselves if they are short:
+    many kernels of a few microseconds vary so.
     """
     if p99_ns <= VARIES * mean_ns:
         return Work(round(mean_ns), max(round(p90_ns), round(mean_ns)), grain_ns=grain_ns)
-    return Work(round(mean_ns), round(p99_ns), p99_ns <= SHORT_NS, grain_ns)
+    return Work(round(mean_ns), round(p99_ns if p99_ns <= SHORT_NS else 2 * p99_ns), grain_ns=grain_ns)
 
 
 class Passage:
