@@ -2,11 +2,12 @@
 
 from hypothesis import strategies as st
 
-from cotenant.domain.action import Action, Confirm, Crowd, Grant, Refuse, Revoke, Roster, Stop
+from cotenant.domain.action import Action, Confirm, Crowd, Grant, Refuse, Revoke, Rise, Roster, Sit, Stop
 from cotenant.domain.event import (
     SLOTS_LIMIT,
     Event,
     GateChange,
+    GpusFound,
     NodeRestored,
     NodeSettings,
     NodeStarted,
@@ -52,13 +53,14 @@ def specs(draw: st.DrawFn) -> TenantSpec:
         draw(shares),
         draw(texts),
         draw(texts),
+        draw(st.sampled_from(["", "0", "soft:1", "GPU-0f"])),
     )
 
 
 terms = st.builds(
     Terms, small, small, st.sampled_from(Kind), st.integers(0, 9), shares, amounts, amounts, st.integers(-1, 7)
 )
-gpus = st.builds(Gpu, texts, amounts)
+gpus = st.builds(Gpu, texts, amounts, st.sampled_from([(), ("soft:0",), ("GPU-0f1e", "0")]))
 gate_seats = st.builds(GateSeat, small, small, st.integers(0, 9), st.booleans(), st.booleans(), shares)
 gate_policies = st.sampled_from(GatePolicy)
 gate_rules = st.builds(
@@ -115,15 +117,18 @@ events: st.SearchStrategy[Event] = st.one_of(
     ),
     st.builds(PriorityChanged, small, small, st.booleans(), names, st.integers(0, 9)),
     st.builds(RulesChanged, small, st.booleans(), gate_changes),
+    st.builds(GpusFound, st.lists(gpus, max_size=3).map(tuple)),
     st.just(Woke()),
     st.builds(NodeStopping, texts),
 )
 actions: st.SearchStrategy[Action] = st.one_of(
     st.builds(Grant, small, st.integers(-1, 99), names, terms, small),
-    st.builds(Crowd, small, st.lists(small, max_size=5).map(tuple), small),
+    st.builds(Crowd, small, st.integers(-1, 9) | st.lists(small, max_size=5).map(tuple), small),
     st.builds(Refuse, small, small, rejects),
     st.builds(Revoke, small, st.integers(-1, 99), names, small, small, texts),
     st.builds(Roster, small, small, gate_rules),
+    st.builds(Sit, small, small, gate_seats),
+    st.builds(Rise, small, small, small),
     st.builds(Confirm, small, small, st.lists(names, max_size=3).map(tuple), gate_rules),
     st.builds(Stop, small, texts),
 )
@@ -158,6 +163,7 @@ configs = st.builds(
         patience=durations_in_config,
         switch=durations_in_config,
         spin=shares.map(ShareOfWhole),
+        find=st.sampled_from(["yes", "no"]),
         journal_limit=sizes_in_config,
     ),
     run=st.builds(

@@ -6,8 +6,8 @@
 /* Who is late is not quiet: of many launches some are always late. */
 enum { PATIENCE_LEAST_NS = 250 * 1000, PATIENCE_SPREADS = 4 };
 
-void ct_gate_open(struct ct_gate *gate, const void *file, struct ct_gate_page *page, struct ct_gate_floor *floor,
-                  uint32_t slot, uint32_t generation)
+void ct_gate_open(struct ct_gate *gate, const void *file, size_t bytes, struct ct_gate_page *page,
+                  struct ct_gate_floor *floor, uint32_t slot, uint32_t generation)
 {
     memset(gate, 0, sizeof *gate);
     gate->roster = file;
@@ -16,7 +16,8 @@ void ct_gate_open(struct ct_gate *gate, const void *file, struct ct_gate_page *p
     gate->floor = floor;
     gate->slot = slot;
     gate->generation = generation;
-    gate->slots = gate->roster->slots;
+    const uint64_t mapped = bytes / CT_GATE_PAGE_BYTES - 2, slots = SEE(gate->roster->slots);
+    gate->slots = slots < mapped ? slots : mapped;
     gate->writes = UINT64_MAX;
     gate->duty_ppm = CT_GATE_DUTY_LEAST_PPM; /* until it is known */
     ct_gate_reread(gate);

@@ -98,9 +98,10 @@ struct ct_gate {
     struct ct_gate_page orphan;           /* written while we have no seat: nobody reads it */
 };
 
-/* `file` is the device's whole file, `page` our own page in it and `floor` its floor, both mapped for writing. */
-void ct_gate_open(struct ct_gate *gate, const void *file, struct ct_gate_page *page, struct ct_gate_floor *floor,
-                  uint32_t slot, uint32_t generation);
+/* `file` is the device's whole file as far as it is mapped, `page` our own page in it and `floor` its floor, both mapped
+ * for writing. The node may let the file grow at any instant: seats beyond `bytes` are never looked at. */
+void ct_gate_open(struct ct_gate *gate, const void *file, size_t bytes, struct ct_gate_page *page,
+                  struct ct_gate_floor *floor, uint32_t slot, uint32_t generation);
 
 void ct_gate_reread(struct ct_gate *gate);
 

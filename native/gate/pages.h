@@ -65,7 +65,7 @@ enum { CT_GATE_RULES_WORDS = sizeof(struct ct_gate_rules) / sizeof(uint64_t) };
 /* Two copies and a count of completed writes, as in a terms page: a reader never waits for a writer that died. */
 struct ct_gate_roster {
     uint64_t magic, version;
-    uint64_t slots; /* pages that the file has room for */
+    _Atomic uint64_t slots; /* pages that the file has room for; it may grow while tenants look */
     uint64_t reserved[5];
     _Alignas(64) _Atomic uint64_t writes;
     _Alignas(64) _Atomic uint64_t copy[2][CT_GATE_RULES_WORDS];
@@ -126,7 +126,8 @@ _Static_assert(sizeof(struct ct_gate_page) <= CT_GATE_PAGE_BYTES, "a tenant's pa
 
 /* ---- the node's side -------------------------------------------------------------------------------------------- */
 
-/* Makes memory the roster of a file with room for so many slots; one that is a roster already keeps what it says. */
+/* Makes memory the roster of a file with room for so many slots. One that is a roster already keeps what it says, at every
+ * instant, for those who read it meanwhile too: only the number of slots may grow. */
 int ct_roster_init(void *memory, size_t bytes, uint64_t slots);
 int ct_roster_check(const void *memory, size_t bytes); /* 0: a roster of our version */
 void ct_roster_write(struct ct_gate_roster *roster, const struct ct_gate_rules *rules);

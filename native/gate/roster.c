@@ -53,15 +53,15 @@ int ct_roster_init(void *memory, size_t bytes, uint64_t slots)
     if (bytes < CT_GATE_PAGE_BYTES)
         return -1;
     if (ct_roster_check(memory, bytes) == 0) {
-        if (roster->slots < slots)
-            roster->slots = slots; /* the file grew; tenants that have it mapped know how far they did */
+        if (atomic_load_explicit(&roster->slots, memory_order_relaxed) < slots) /* tenants know how far they mapped it */
+            atomic_store_explicit(&roster->slots, slots, memory_order_release);
         return 0;                  /* and what it says stays */
     }
     const struct ct_gate_rules nothing = {0};
     ct_roster_write(roster, &nothing);
     ct_roster_write(roster, &nothing); /* both copies: nobody who reads meanwhile gets a mixture */
     roster->version = CT_GATE_VERSION;
-    roster->slots = slots;
+    atomic_store_explicit(&roster->slots, slots, memory_order_relaxed);
     atomic_thread_fence(memory_order_release);
     roster->magic = MAGIC;
     return 0;

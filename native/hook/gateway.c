@@ -51,8 +51,7 @@ static int map_pages(struct pages *pages, int reading, int writing, uint64_t slo
         return 0;
     pages->bytes = (size_t)one.st_size;
     pages->file = map(reading, PROT_READ, 0, pages->bytes);
-    if (!pages->file || ct_roster_check(pages->file, pages->bytes) < 0 || pages->file->slots <= slot ||
-        pages->file->slots > pages->bytes / CT_GATE_PAGE_BYTES - 2) {
+    if (!pages->file || ct_roster_check(pages->file, pages->bytes) < 0 || pages->file->slots <= slot) {
         unmap(pages);
         return 0;
     }
@@ -100,7 +99,7 @@ struct ct_gateway *ct_gateway_open(const struct ct_beside *beside, const struct 
     gateway->file = pages.file;
     gateway->bytes = pages.bytes;
     ct_instant_open(&gateway->instant, clock);
-    ct_gate_open(&gateway->gate, pages.file, pages.page, pages.floor, (uint32_t)beside->slot,
+    ct_gate_open(&gateway->gate, pages.file, pages.bytes, pages.page, pages.floor, (uint32_t)beside->slot,
                  (uint32_t)beside->generation);
     return gateway;
 }

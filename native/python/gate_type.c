@@ -42,8 +42,7 @@ static PyObject *gate_new(PyTypeObject *type, PyObject *args, PyObject *keywords
     }
     char *file = made->view.buf;
     if (((uintptr_t)file) % 8 || ct_roster_check(file, (size_t)made->view.len) < 0 ||
-        (size_t)made->view.len < ct_gate_offset(0) || ((struct ct_gate_roster *)file)->slots <= slot ||
-        ((struct ct_gate_roster *)file)->slots > (size_t)made->view.len / CT_GATE_PAGE_BYTES - 2) {
+        (size_t)made->view.len < ct_gate_offset(slot + 1) || ((struct ct_gate_roster *)file)->slots <= slot) {
         PyErr_SetString(PyExc_ValueError, "this buffer is no gate file with room for that slot");
         Py_DECREF(made);
         return NULL;
@@ -53,7 +52,7 @@ static PyObject *gate_new(PyTypeObject *type, PyObject *args, PyObject *keywords
         Py_DECREF(made);
         return PyErr_NoMemory();
     }
-    ct_gate_open(made->gate, file, (struct ct_gate_page *)(file + ct_gate_offset(slot)),
+    ct_gate_open(made->gate, file, (size_t)made->view.len, (struct ct_gate_page *)(file + ct_gate_offset(slot)),
                  (struct ct_gate_floor *)(file + CT_GATE_PAGE_BYTES), slot, generation);
     return (PyObject *)made;
 }

@@ -98,7 +98,7 @@ static void a_file_of_something_else(void)
 static void a_file_that_was_cut_short(void)
 {
     struct ct_gate_rules rules = rules_of(2, 7);
-    make_gate(&rules, ct_gate_offset(2), ONLINE); /* its roster says that there are more */
+    make_gate(&rules, ct_gate_offset(1), OFFLINE); /* its roster says that there are more */
     launch_ungated();
 }
 

@@ -9,7 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeAlias
 
-from cotenant.domain.action import NO_PEER, Action, Confirm, Crowd, Grant, Refuse, Revoke, Roster, Stop, promises
+from cotenant.domain.action import (
+    NO_PEER,
+    Action,
+    Confirm,
+    Crowd,
+    Grant,
+    Refuse,
+    Revoke,
+    Rise,
+    Roster,
+    Sit,
+    Stop,
+    promises,
+)
 from cotenant.domain.event import Event
 from cotenant.domain.instant import Instant
 from cotenant.format.journal import Turn
@@ -54,6 +67,8 @@ class NodeWorld:
             Revoke: self._revoke,
             Crowd: self._crowd,
             Roster: self._roster,
+            Sit: self._sit,
+            Rise: self._rise,
             Confirm: self._confirm,
             Stop: self._end,
         }
@@ -74,11 +89,17 @@ class NodeWorld:
             self._door.farewell(action.peer, action.ending)
 
     def _crowd(self, action: Crowd) -> None:
-        for slot in action.slots:
-            self._pages.crowd(slot, action.neighbours)
+        assert isinstance(action.where, int)  # only what is read from old journals is otherwise, and never carried out
+        self._pages.crowd(action.where, action.neighbours)
 
     def _roster(self, action: Roster) -> None:
         self._gates.seat(action.gpu, action.rules)
+
+    def _sit(self, action: Sit) -> None:
+        self._gates.sit(action.gpu, action.seat)
+
+    def _rise(self, action: Rise) -> None:
+        self._gates.rise(action.gpu, action.slot)
 
     def _confirm(self, action: Confirm) -> None:
         self._door.confirm(action.peer, action.tenants, action.rules)

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from cotenant.domain.action import Action
 from cotenant.domain.event import Event
-from cotenant.domain.gate import GateRules
+from cotenant.domain.gate import GateRules, GateSeat
 from cotenant.domain.instant import Instant
 from cotenant.domain.plan import Reject
 from cotenant.domain.tenant import Terms
@@ -43,8 +43,8 @@ class Pages(Protocol):
         """Say on the page that this generation holds the slot no more."""
         ...
 
-    def crowd(self, slot: int, neighbours: int) -> None:
-        """Say on the page how many others there are now; a page without terms stays as it is."""
+    def crowd(self, gpu: int, neighbours: int) -> None:
+        """Say on the pages of all who are on a device how many others there are now."""
         ...
 
     def neighbours(self, slot: int) -> int:
@@ -61,6 +61,14 @@ class Gates(Protocol):
 
     def seat(self, gpu: int, rules: GateRules) -> None:
         """Say who is on a device and by which rules, in one step; a newcomer finds its own page empty."""
+        ...
+
+    def sit(self, gpu: int, seat: GateSeat) -> None:
+        """Add one seat to the roster, or change it; the rest stays as it was said last."""
+        ...
+
+    def rise(self, gpu: int, slot: int) -> None:
+        """Take one seat off the roster; the rest stays as it was said last."""
         ...
 
     def read(self, gpu: int) -> GateRules | None:

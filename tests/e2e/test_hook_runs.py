@@ -60,7 +60,8 @@ def test_a_recording_on_purpose_says_what_it_has(way: str, gpu: Stage) -> None:
     assert shown["busy_ns"] > 0
 
 
-def test_beside_a_neighbour_no_time_is_learned_and_that_is_said(gpu: Stage) -> None:
+def test_beside_a_neighbour_without_a_gate_no_time_is_learned_and_that_is_said(gpu: Stage) -> None:
+    gpu.node("--gpu", "none")  # at a gate it would be seen that the neighbour launches nothing
     neighbour = gpu.start("run", "--name", "neighbour", "--", "cat", stdin=-1)
     until(gpu.granted_pages)
     done = gpu.run("profile", "record", "--gpu", "soft:0", "--task", "probe", *PROBE)

@@ -108,7 +108,8 @@ SPECS: dict[str, tuple[Any, ...]] = {
     "less memory than none": ("offline", 5, "", 0, -1),
     "more than the whole": ("offline", 5, "", 0, 0, 1_000_001),
     "a command without an end": ("offline", 5, "", 0, 0, 0, "", "x" * 513),
-    "too many fields": ("offline", 5, "", 0, 0, 0, "", "", "more"),
+    "too many fields": ("offline", 5, "", 0, 0, 0, "", "", "", "more"),
+    "a GPU that no one is called": ("offline", 5, "", 0, 0, 0, "", "", "a b"),
     "too few fields": ("offline",),
 }
 

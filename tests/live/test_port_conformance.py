@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 import pytest
 
 from cotenant.domain.action import Action, Grant, Refuse
@@ -191,11 +192,12 @@ def test_pages_say_what_was_published_until_it_is_revoked(pages: Pages) -> None:
 @both_sides
 def test_neighbours_come_and_go_and_the_terms_stay(pages: Pages) -> None:
     assert pages.neighbours(3) == -1
-    pages.crowd(3, 2)
+    pages.crowd(TERMS.gpu, 2)
     assert (pages.read(3), pages.neighbours(3)) == (None, -1)
     pages.publish(TERMS, 1)
     assert pages.neighbours(3) == 1
-    pages.crowd(3, 4)
+    pages.crowd(TERMS.gpu, 4)
+    pages.crowd(TERMS.gpu + 1, 5)
     assert (pages.read(3), pages.neighbours(3), pages.neighbours(4)) == (TERMS, 4, -1)
     pages.publish(TERMS, 0)
     assert pages.neighbours(3) == 0
@@ -246,6 +248,18 @@ def test_a_roster_says_what_was_said_last_and_of_its_own_device(gates: Gates) ->
     gates.seat(0, GateRules())
     gates.seat(1, GateRules(seats=RULES.seats[1:]))
     assert (gates.read(0), gates.read(1)) == (GateRules(), GateRules(seats=RULES.seats[1:]))
+
+
+@both_sides
+def test_one_seat_changes_and_the_rest_of_the_roster_stays(gates: Gates) -> None:
+    gates.seat(1, RULES)
+    first, last = RULES.seats
+    newcomer, later = GateSeat(2, 4, 5, online=False, least_ppm=9), GateSeat(3, 2, 1, online=True, paused=True)
+    gates.sit(1, newcomer)
+    assert gates.read(1) == msgspec.structs.replace(RULES, seats=(first, newcomer, last))
+    gates.sit(1, later)
+    gates.rise(1, first.slot)
+    assert gates.read(1) == msgspec.structs.replace(RULES, seats=(newcomer, later))
 
 
 @both_sides

@@ -2,7 +2,9 @@
 
 from typing import Any
 
-from cotenant.domain.action import NO_PEER, Confirm, Crowd, Grant, Refuse, Revoke, Roster
+import msgspec
+
+from cotenant.domain.action import NO_PEER, Confirm, Crowd, Grant, Refuse, Revoke, Rise, Roster, Sit
 from cotenant.domain.event import GateChange, NodeSettings, PriorityChanged, RulesChanged, TenantLeft, TenantsPaused
 from cotenant.domain.gate import SEATS_LIMIT, GatePolicy, GateRules, GateSeat
 from cotenant.domain.plan import Reason, Reject
@@ -32,23 +34,23 @@ def two() -> Node:
     return node
 
 
-def test_the_roster_comes_first_and_lists_everybody_of_the_device() -> None:
+def test_what_the_roster_says_anew_comes_first() -> None:
     node = Node(ONE_GPU)
     assert node.told == [roster(1)]
     node.join(1, WEB)
-    assert node.told == [roster(2, WEB_SEAT), Grant(2, 1, "web", terms(0, 1, WEB, 0))]
+    assert node.told == [Sit(2, 0, WEB_SEAT), Grant(2, 1, "web", terms(0, 1, WEB, 0))]
     node.join(2, JOB)
     granted = Grant(3, 2, "job", terms(1, 1, JOB, 0), 1)
-    assert node.told == [roster(3, WEB_SEAT, JOB_SEAT), Crowd(3, (0,), 1), granted]
+    assert node.told == [Sit(3, 0, JOB_SEAT), Crowd(3, 0, 1), granted]
     node.tell(TenantLeft(1, "exit 0"))
-    assert node.told == [roster(4, JOB_SEAT), Revoke(4, 1, "web", 0, 1, "exit 0"), Crowd(4, (1,), 0)]
+    assert node.told == [Rise(4, 0, 0), Revoke(4, 1, "web", 0, 1, "exit 0"), Crowd(4, 0, 0)]
 
 
 def test_each_device_has_its_own_roster() -> None:
     node = Node(NodeSettings(4, 100, gpus=TWO_GPUS))
     assert node.told == [roster(1), roster(1, gpu=1)]
     node.join(1, TenantSpec(Kind.OFFLINE, 3, memory_bytes=9 * GIB))
-    assert node.told[0] == roster(2, GateSeat(0, 1, 3, online=False), gpu=1)
+    assert node.told[0] == Sit(2, 1, GateSeat(0, 1, 3, online=False))
 
 
 def test_a_node_without_devices_has_no_roster_and_holds_nobody_back() -> None:
@@ -66,13 +68,13 @@ def test_a_pause_is_seen_by_everybody_and_twice_is_once() -> None:
     node = two()
     held = GateSeat(1, 1, 7, online=False, paused=True, least_ppm=100_000)
     node.tell(paused("job"))
-    assert node.told == [roster(4, WEB_SEAT, held), Confirm(4, 9, ("job",), GateRules())]
+    assert node.told == [Sit(4, 0, held), Confirm(4, 9, ("job",), GateRules())]
     node.tell(paused("job"))
     assert node.told == [Confirm(5, 9, ("job",), GateRules())]
     node.tell(paused("job", on=False))
-    assert node.told == [roster(6, WEB_SEAT, JOB_SEAT), Confirm(6, 9, ("job",), GateRules())]
+    assert node.told == [Sit(6, 0, JOB_SEAT), Confirm(6, 9, ("job",), GateRules())]
     node.tell(paused())
-    assert node.told == [roster(7, WEB_SEAT, held), Confirm(7, 9, ("job",), GateRules())]
+    assert node.told == [Sit(7, 0, held), Confirm(7, 9, ("job",), GateRules())]
 
 
 def test_of_several_names_all_are_paused_or_none() -> None:
@@ -82,6 +84,8 @@ def test_of_several_names_all_are_paused_or_none() -> None:
     assert node.told == [Refuse(4, 9, unknown)]
     assert not any(view.tenant.paused for view in node.machine.tenants())
     assert node.tell(paused("job", "web")) == [Confirm(5, 9, ("job", "web"), GateRules())]
+    held = [msgspec.structs.replace(seat, paused=True) for seat in (WEB_SEAT, JOB_SEAT)]
+    assert node.told[0] == roster(5, *held), "two changes are seen at once"
     assert all(view.tenant.paused for view in node.machine.tenants())
 
 
@@ -102,7 +106,7 @@ def test_another_priority_is_on_the_roster_and_on_its_page() -> None:
     node.tell(PriorityChanged(9, OWN, False, "job", 0))
     changed = TenantSpec(Kind.OFFLINE, 0, "job", share_ppm=100_000)
     assert node.told == [
-        roster(4, WEB_SEAT, GateSeat(1, 1, 0, online=False, least_ppm=100_000)),
+        Sit(4, 0, GateSeat(1, 1, 0, online=False, least_ppm=100_000)),
         Grant(4, NO_PEER, "job", terms(1, 1, changed, 0), 1),
         Confirm(4, 9, ("job",), GateRules()),
     ]
@@ -143,3 +147,4 @@ def test_a_device_has_so_many_seats_and_no_more() -> None:
     assert "96" in refused.reject.detail
     node.tell(TenantLeft(0, "exit 0"))
     assert isinstance(node.join(1000, WORK)[-1], Grant)
+    assert isinstance(node.told[0], Roster), "a full device's is said in full"

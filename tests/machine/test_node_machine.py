@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cotenant.domain.action import NO_PEER, Action, Crowd, Grant, Refuse, Revoke, Roster, Stop
+from cotenant.domain.action import NO_PEER, Action, Crowd, Grant, Refuse, Revoke, Rise, Roster, Sit, Stop
 from cotenant.domain.event import (
     DEPARTED_LIMIT,
     Event,
@@ -49,7 +49,7 @@ class Node:
         fresh.check()
         assert fresh.snapshot() == self.machine.snapshot()
         assert (fresh.tenants(), fresh.next_wakeup()) == (self.machine.tenants(), self.machine.next_wakeup())
-        return [action for action in self.told if not isinstance(action, Roster)]
+        return [action for action in self.told if not isinstance(action, Roster | Sit | Rise)]
 
     def join(self, peer: int, spec: TenantSpec = WORK, now: int = 5) -> list[Action]:
         return self.tell(TenantJoined(peer, 10 + peer, 1000, spec), now)
@@ -76,7 +76,7 @@ def test_a_first_start_has_nothing_to_do() -> None:
 def test_a_tenant_gets_the_lowest_slot_and_its_terms() -> None:
     node = Node()
     assert node.join(1, SERVE) == [Grant(2, 1, "web", terms(0, 1, SERVE))]
-    assert node.join(2) == [Crowd(3, (0,), 1), Grant(3, 2, "python-1", terms(1, 1), 1)]
+    assert node.join(2) == [Crowd(3, -1, 1), Grant(3, 2, "python-1", terms(1, 1), 1)]
     held = [Tenant("web", terms(0, 1, SERVE), SERVE, 11, 1000, 5), Tenant("python-1", terms(1, 1), WORK, 12, 1000, 5)]
     assert node.machine.tenants() == [TenantView(tenant, True) for tenant in held]
 
@@ -85,8 +85,8 @@ def test_a_slot_that_comes_free_has_a_new_generation() -> None:
     node = Node()
     node.join(1)
     node.join(2)
-    assert node.tell(TenantLeft(1, "exit 0"), 9) == [Revoke(4, 1, "python-0", 0, 1, "exit 0"), Crowd(4, (1,), 0)]
-    assert node.join(3, SERVE) == [Crowd(5, (1,), 1), Grant(5, 3, "web", terms(0, 2, SERVE), 1)]
+    assert node.tell(TenantLeft(1, "exit 0"), 9) == [Revoke(4, 1, "python-0", 0, 1, "exit 0"), Crowd(4, -1, 0)]
+    assert node.join(3, SERVE) == [Crowd(5, -1, 1), Grant(5, 3, "web", terms(0, 2, SERVE), 1)]
 
 
 def test_a_connection_is_one_tenant() -> None:
@@ -209,7 +209,7 @@ def test_who_does_not_come_back_in_time_is_lost() -> None:
     node.tell(TenantResumed(1, 12, 1000, 1, 1))
     assert node.tell(Woke(), 149) == []
     gone = Revoke(7, NO_PEER, "python-0", 0, 1, "lost: did not come back in time")
-    assert node.tell(Woke(), 150) == [gone, Crowd(7, (1,), 0)]
+    assert node.tell(Woke(), 150) == [gone, Crowd(7, -1, 0)]
     assert node.machine.next_wakeup() is None
     late = TenantResumed(2, 11, 1000, 0, 1)
     assert node.tell(late, 151) == refusal(8, 2, Reason.UNKNOWN_SLOT, "nobody holds slot 0")
@@ -219,7 +219,7 @@ def test_a_slot_of_somebody_away_is_granted_to_nobody() -> None:
     node = Node()
     node.join(1)
     node.restart(50)
-    assert node.join(2) == [Crowd(4, (0,), 1), Grant(4, 2, "python-1", terms(1, 1), 1)]
+    assert node.join(2) == [Crowd(4, -1, 1), Grant(4, 2, "python-1", terms(1, 1), 1)]
     assert [type(action) for action in node.join(3)] == [Refuse]
 
 
@@ -278,12 +278,12 @@ def test_with_fewer_slots_the_surplus_runs_out() -> None:
         assert node.tell(TenantResumed(peer, 10 + peer, 1000, peer, 1)) == [
             Grant(6 + peer, peer, f"python-{peer}", terms(peer, 1), 2)
         ]
-    assert node.tell(TenantLeft(2, "exit 0")) == [Revoke(9, 2, "python-2", 2, 1, "exit 0"), Crowd(9, (0, 1), 1)]
+    assert node.tell(TenantLeft(2, "exit 0")) == [Revoke(9, 2, "python-2", 2, 1, "exit 0"), Crowd(9, -1, 1)]
     assert [type(action) for action in node.join(5)] == [Refuse]
     node.tell(TenantLeft(0, "exit 0"))
-    assert node.join(5) == [Crowd(12, (1,), 1), Grant(12, 5, "python-0", terms(0, 2), 1)]
+    assert node.join(5) == [Crowd(12, -1, 1), Grant(12, 5, "python-0", terms(0, 2), 1)]
     node.restart(60, slots=3)
-    assert node.join(6) == [Crowd(14, (0, 1), 2), Grant(14, 6, "python-2", terms(2, 2), 2)]
+    assert node.join(6) == [Crowd(14, -1, 2), Grant(14, 6, "python-2", terms(2, 2), 2)]
 
 
 def test_a_device_that_is_gone_keeps_its_tenant_and_takes_no_other() -> None:
@@ -297,7 +297,7 @@ def test_a_device_that_is_gone_keeps_its_tenant_and_takes_no_other() -> None:
     node.restart(70, gpus=(TWO_GPUS[0], Gpu("small", GIB)))
     assert node.machine.plan().room(1).memory_free_bytes == -8 * GIB
     tiny = TenantSpec(Kind.OFFLINE, 7, "tiny", memory_bytes=1)
-    assert node.join(3, tiny) == [Crowd(7, (1,), 1), Grant(7, 3, "tiny", terms(2, 1, tiny, gpu=0), 1)]
+    assert node.join(3, tiny) == [Crowd(7, 0, 1), Grant(7, 3, "tiny", terms(2, 1, tiny, gpu=0), 1)]
 
 
 # -- stopping --------------------------------------------------------------------------------------------------
@@ -365,7 +365,7 @@ def test_who_has_no_name_is_called_by_its_program(command: str, name: str) -> No
 def test_an_invented_name_evades_one_that_is_taken() -> None:
     node = Node()
     node.join(1, TenantSpec(Kind.OFFLINE, 7, "python-1"))
-    assert node.join(2) == [Crowd(3, (0,), 1), Grant(3, 2, "python-1-2", terms(1, 1), 1)]
+    assert node.join(2) == [Crowd(3, -1, 1), Grant(3, 2, "python-1-2", terms(1, 1), 1)]
 
 
 def test_a_snapshot_is_the_whole_story() -> None:

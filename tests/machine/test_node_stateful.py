@@ -8,10 +8,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cotenant.domain.action import NO_PEER, Action, Confirm, Crowd, Grant, Refuse, Revoke, Roster, Stop
+from cotenant.domain.action import NO_PEER, Action, Confirm, Crowd, Grant, Refuse, Revoke, Rise, Roster, Sit, Stop
 from cotenant.domain.event import (
     Event,
     GateChange,
+    GpusFound,
     NodeSettings,
     NodeStarted,
     NodeStopping,
@@ -31,29 +32,7 @@ from cotenant.domain.tenant import NEIGHBOURS_LIMIT, Kind, TenantSpec, Terms
 from cotenant.format.journal import MAGIC, Turn, TurnReader, encode_turn
 from cotenant.host import replay
 from cotenant.machine.node import NodeMachine
-
-DEVICES = [(), (Gpu("a", 10),), (Gpu("a", 10), Gpu("b", 6)), (Gpu("b", 6), Gpu("a", 10)), (Gpu("tiny", 1),)]
-node_settings = st.builds(
-    NodeSettings,
-    st.integers(1, 5),
-    st.sampled_from([0, 20, 60]),
-    st.sampled_from([0, 30]),
-    st.sampled_from(["spread", "pack"]),
-    st.sampled_from(["reserve", "overcommit"]),
-    st.sampled_from(DEVICES),
-    st.sampled_from([GateRules(), GateRules(GatePolicy.STRICT, 7)]),
-)
-specs = st.builds(
-    TenantSpec,
-    st.sampled_from(Kind),
-    st.integers(0, 9),
-    st.sampled_from(["", "", "", "web", "job", "python-1"]),
-    memory_bytes=st.integers(0, 7),
-    share_ppm=st.sampled_from([0, 100_000, 400_000, WHOLE_PPM]),
-    command=st.sampled_from(["python x.py", "", "/bin/sh"]),
-)
-steps = st.integers(0, 40)
-picks = st.integers(0, 99)
+from tests.machine.worlds import DEVICES, FOUND, node_settings, picks, specs, steps
 
 
 class Holder(NamedTuple):
@@ -95,22 +74,38 @@ class NodeLife(RuleBasedStateMachine):
         turn = Turn(self.now, event, actions)
         self.turns.append(turn)
         self.segment.append(turn)
-        told = [action for action in actions if isinstance(action, Roster)]
+        told = [action for action in actions if isinstance(action, Roster | Sit | Rise)]
         assert told == actions[: len(told)], "whoever hears of a change finds it made"
         assert len({roster.gpu for roster in told}) == len(told)
-        self.rosters |= {roster.gpu: roster.rules for roster in told}
+        for roster in told:
+            self._believe_roster(roster)
         for action in actions:
             assert action.cause == self.machines[0].turn
             if isinstance(action, Grant):
                 self._believe_grant(action, event)
                 self.neighbours[action.terms.slot] = action.neighbours
             elif isinstance(action, Crowd):
-                for slot in action.slots:  # nobody is told what it knows
+                here = [slot for slot, holder in self.held.items() if holder.terms.gpu == action.where]
+                assert here
+                for slot in here:  # nobody is told what it knows
                     assert self.neighbours[slot] != action.neighbours
                     self.neighbours[slot] = action.neighbours
             elif isinstance(action, Revoke):
                 self._believe_revoke(action)
         return actions[len(told) :]
+
+    def _believe_roster(self, action: Roster | Sit | Rise) -> None:
+        if isinstance(action, Roster):
+            self.rosters[action.gpu] = action.rules
+            return
+        rules = self.rosters[action.gpu]
+        seats = {seat.slot: seat for seat in rules.seats}
+        if isinstance(action, Sit):
+            assert seats.get(action.seat.slot) != action.seat
+            seats[action.seat.slot] = action.seat
+        else:
+            del seats[action.slot]
+        self.rosters[action.gpu] = msgspec.structs.replace(rules, seats=tuple(seats[slot] for slot in sorted(seats)))
 
     def _believe_grant(self, action: Grant, event: Event) -> None:
         slot, generation = action.terms.slot, action.terms.generation
@@ -167,6 +162,19 @@ class NodeLife(RuleBasedStateMachine):
         elif isinstance(action, Grant):
             assert action.terms.slot == free[0]
             assert (action.tenant == spec.name) or not spec.name
+        devices = self.settings.gpus
+        meant = [index for index, gpu in enumerate(devices) if gpu.is_called(spec.gpu, index)][:1]
+        if isinstance(action, Grant) and spec.gpu and devices:
+            assert [action.terms.gpu] == meant
+        elif isinstance(action, Refuse) and action.reject.reason is Reason.UNKNOWN_GPU:
+            assert meant == []
+
+    @precondition(lambda self: len(self.settings.gpus) < 4)
+    @rule(gpu=st.sampled_from(FOUND))
+    def find_gpu(self, gpu: Gpu) -> None:
+        self.settings = msgspec.structs.replace(self.settings, gpus=(*self.settings.gpus, gpu))
+        assert self.tell(GpusFound((gpu,))) == []
+        assert self.machines[0].settings == self.settings
 
     @precondition(lambda self: self.connected())
     @rule(pick=picks, spec=specs)

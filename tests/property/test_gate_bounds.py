@@ -8,7 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotenant import _native
+from cotenant.apps.run import spec_of
+from cotenant.domain.event import NodeSettings, NodeStarted, TenantJoined
 from cotenant.domain.gate import GatePolicy, GateRules, GateSeat
+from cotenant.domain.gpu import Gpu
+from cotenant.domain.tenant import Kind
+from cotenant.format.config import RunConfig
+from cotenant.format.toml import ShareOfWhole
+from cotenant.machine.node import NodeMachine
+from cotenant.machine.seats import seat_of
 from cotenant.policy.schedule import roster
 from tests.property import gate_model as model
 from tests.property.gate_model import MS, US, Wish
@@ -244,3 +252,51 @@ def test_a_new_tenant_in_a_slot_does_not_inherit_what_the_last_one_said() -> Non
     assert low.ask(wish, START, START)[1] == model.FREE, "it is there, and has launched nothing"
     assert (read(file, 0, "sequence"), read(file, 0, "launches")) == (launches, 0)
     assert old.ask(wish, START, START)[1] != model.TOP, "another tenant has its slot, and is above it"
+
+
+def test_an_offline_tenant_gets_its_share_beside_one_that_never_pauses() -> None:
+    """From `--share` to the launches: an online tenant whose work never ends leaves no gap, and is never quiet."""
+    node = NodeMachine()
+    node.handle(NodeStarted(NodeSettings(2, 0, gpus=(Gpu("a", 1 << 30),)), "", 0), now=0)
+    shares = (ShareOfWhole(0), ShareOfWhole(200_000))
+    for peer, (kind, share) in enumerate(zip((Kind.ONLINE, Kind.OFFLINE), shares, strict=True)):
+        node.handle(TenantJoined(peer, peer, 0, spec_of(RunConfig(kind=kind, share=share), ["job"])), now=0)
+    file = device(GateRules(seats=tuple(seat_of(view.tenant) for view in node.tenants())))
+    holder, below = gates(file, 2)
+    length_ns, span_ns, launched_ns = 700 * US, 2_000 * MS, 0
+    wish: Wish = (length_ns, length_ns, 0, 0, 1)
+    now, since, holder_at, ends = START, START, START, START
+    while now < START + span_ns:
+        if now >= holder_at:
+            holder.announce((MS, MS, MS, MS + 10 * US, 1), now)
+            holder_at = now + MS
+        if launched_ns and ends <= now and read(file, 1, "confirmed") < read(file, 1, "submitted"):
+            below.confirmed(length_ns, now)
+        passes, _, until = below.ask(wish, since, now)
+        if passes:
+            below.submitted(wish, True, now)
+            launched_ns, since, ends = launched_ns + length_ns, now, read(file, 1, "busy_ns")
+        now = min(holder_at, max(until, now + 50 * US))
+    # What it may have in advance is the burst's part; what it may lack is a kernel, and what it waits to ask again.
+    assert 0 <= launched_ns - span_ns // 5 + 2 * length_ns <= model.BURST // 5 + 3 * length_ns
+
+
+def test_a_file_that_grows_keeps_its_rules_and_old_tenants_look_no_further_than_they_mapped() -> None:
+    file = bytearray(roster.file_bytes(9))
+    rules = GateRules(GatePolicy.STRICT, seats=seats(3, 5))
+    roster.format_roster(file, 2)
+    roster.write_roster(file, rules)
+    mapped = memoryview(file)[: roster.file_bytes(2)]
+    old = _native.Gate(mapped, 0, 1)
+    before = bytes(file)
+    roster.format_roster(file, 9)
+    changed = [place for place, (one, other) in enumerate(zip(before, file, strict=True)) if one != other]
+    assert changed == [16], "the number of slots, and nothing that a reader of the rules could see"
+    far = GateSeat(8, 1, 0, online=True)
+    roster.write_roster(file, GateRules(GatePolicy.STRICT, seats=(*rules.seats, far)))
+    holder, new = _native.Gate(file, 8, 1), _native.Gate(file, 1, 1)
+    late = _native.Gate(mapped, 0, 1)  # mapped before the file grew, opened after
+    busy: Wish = (MS, MS, MS, MS, 1)
+    holder.announce(busy, START)
+    wish: Wish = (20 * US, 20 * US, 0, 0, 1)
+    assert [gate.ask(wish, START, START)[0] for gate in (old, late, new)] == [1, 1, 0]

@@ -62,7 +62,7 @@ def test_the_fullest_node_can_say_who_is_here() -> None:
         LARGEST,
         node.turn,
         SLOTS_LIMIT,
-        [gpu.name for gpu in node.settings.gpus],
+        list(node.settings.gpus),
         histogram_of([1 << bits for bits in range(50)]),
         node.rules,
     )

@@ -18,6 +18,7 @@ from tests.strategies import (
     departures,
     gate_changes,
     gate_rules,
+    gpus,
     histograms,
     names,
     rejects,
@@ -67,7 +68,7 @@ answers: st.SearchStrategy[wire.Answer] = st.one_of(
         small,
         small,
         small,
-        st.lists(texts, max_size=3),
+        st.lists(gpus, max_size=3),
         histograms,
         gate_rules,
     ),
@@ -203,6 +204,7 @@ SPEC: dict[str, Any] = {
     "share_ppm": 1,
     "task": "t",
     "command": "c",
+    "gpu": "soft:0",
 }
 
 # field: values just beyond its limits

@@ -12,9 +12,10 @@ from collections.abc import Callable
 import msgspec
 
 from cotenant import __version__
+from cotenant.apps.softgpu import home
 from cotenant.domain.action import NO_PEER
-from cotenant.domain.event import NEVER, NodeRestored, NodeStarted, NodeStopping
-from cotenant.domain.gpu import Gpu
+from cotenant.domain.event import NEVER, GpusFound, NodeRestored, NodeStarted, NodeStopping
+from cotenant.domain.tenant import TenantSpec
 from cotenant.errors import ConfigError, InvariantError
 from cotenant.format import wire
 from cotenant.format.config import Config
@@ -27,6 +28,8 @@ from cotenant.live.journal import FileJournal, Recovery
 from cotenant.live.loop import READ, LiveLoop
 from cotenant.live.page import LivePages
 from cotenant.live.process import name_process
+from cotenant.live.search import Search
+from cotenant.live.softgpu.manage import MAX_GPUS
 from cotenant.machine.node import NodeMachine
 
 _SPARE_CONNECTIONS = 256
@@ -49,14 +52,26 @@ def serve_node(config: Config, places: Places, say: Callable[[str], None]) -> No
     machine, clock = _recover(places, pages, say)
     journal = FileJournal(places.journal, config.node.journal_limit)
     loop = LiveLoop(clock)
+    search = Search(home(places), os.environ) if config.node.find == "yes" and not config.gpu else None
     gpus = tuple(gpu.gpu() for gpu in config.gpu)
+    if search is not None:
+        # A device that tenants hold keeps its place, whether it is still there or not.
+        gpus = search.merged([gpu for gpu in machine.settings.gpus if gpu.called] if machine.tenants() else [])
 
     def roll() -> wire.Tenants:
-        return _roll(machine, clock, loop, gpus)
+        return _roll(machine, clock, loop)
 
-    connections = _allow_descriptors(config.node.slots, len(gpus))
+    def foresee(spec: TenantSpec) -> None:
+        known = machine.settings.gpus
+        is_known = machine.device_called(spec.gpu) is not None if spec.gpu else bool(known)
+        new = () if search is None or is_known else search.merged(known)[len(known) :]
+        if new:
+            say(f"found {', '.join(gpu.name for gpu in new)}")
+            loop.post(GpusFound(new))
+
+    connections = _allow_descriptors(config.node.slots, len(gpus) if search is None else max(len(gpus), MAX_GPUS))
     listener = listen(places.socket, group_id)
-    door = LiveDoor(loop, clock, listener, roll, connections)
+    door = LiveDoor(loop, clock, listener, roll, connections, foresee)
     host = Host(machine, NodeWorld(door, pages, gates, loop.stop).deeds(), journal)
     loop.bind(host)
     _stop_on_signals(loop)
@@ -65,7 +80,9 @@ def serve_node(config: Config, places: Places, say: Callable[[str], None]) -> No
     pages.keep_only([view.tenant.terms.slot for view in held])
     gates.keep_only([*range(len(gpus)), *(view.tenant.terms.gpu for view in held)])
     expected = f", {len(held)} tenants expected back" if held else ""
-    say(f"node {__version__} serves {places.socket} with {config.node.slots} slots and {len(gpus)} GPUs{expected}")
+    named = f" ({', '.join(gpu.name for gpu in gpus)})" if gpus else ""
+    size = f"{config.node.slots} slots and {len(gpus)} GPUs{named}"
+    say(f"node {__version__} serves {places.socket} with {size}{expected}")
     try:
         reason = loop.run()
     finally:
@@ -124,7 +141,7 @@ def _head(known: NodeRestored, on_pages: dict[int, int], *, trusted: bool) -> No
     )
 
 
-def _roll(machine: NodeMachine, clock: LiveClock, loop: LiveLoop, gpus: tuple[Gpu, ...]) -> wire.Tenants:
+def _roll(machine: NodeMachine, clock: LiveClock, loop: LiveLoop) -> wire.Tenants:
     return wire.Tenants(
         version=wire.VERSION,
         node_version=__version__,
@@ -134,7 +151,7 @@ def _roll(machine: NodeMachine, clock: LiveClock, loop: LiveLoop, gpus: tuple[Gp
         now_ns=clock.now(),
         turns=machine.turn,
         slots=machine.settings.slots,
-        gpus=[gpu.name for gpu in gpus],
+        gpus=list(machine.settings.gpus),
         turn_ns=loop.turn_ns.histogram(),
         rules=machine.rules,
     )

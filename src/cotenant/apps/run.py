@@ -9,8 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+import msgspec
+
 from cotenant.apps.hook import Hooked
 from cotenant.domain.event import NodeSettings
+from cotenant.domain.gpu import Gpu
 from cotenant.domain.plan import Reason
 from cotenant.domain.tenant import COMMAND_LIMIT, Kind, TenantSpec, Terms
 from cotenant.errors import PeerError, WorldError
@@ -27,6 +30,7 @@ from cotenant.live.process import Child, describe_ending, exec_failure_code, sta
 
 DEFAULT_PRIORITY: Final = {Kind.ONLINE: 2, Kind.OFFLINE: 7}
 _MPS_PRIORITY: Final = "CUDA_MPS_CLIENT_PRIORITY"
+_VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 _BELOW_NORMAL: Final = "1"
 _IDLE_EXIT_NS: Final = 300 * 10**9
 _START_TRIES: Final = 600
@@ -38,7 +42,7 @@ _HURRY_S: Final = 1.0
 _JOIN_TRIES: Final = 3
 
 
-def spec_of(config: RunConfig, command: Sequence[str]) -> TenantSpec:
+def spec_of(config: RunConfig, command: Sequence[str], gpu: str = "") -> TenantSpec:
     """What the tenant asks for."""
     text = _wire_text(" ".join(command))
     priority = DEFAULT_PRIORITY[config.kind] if config.priority is None else config.priority
@@ -51,6 +55,7 @@ def spec_of(config: RunConfig, command: Sequence[str]) -> TenantSpec:
         share_ppm=int(config.share),
         task=(_wire_text(config.task) or text)[:COMMAND_LIMIT],
         command=text[:COMMAND_LIMIT],
+        gpu=gpu,
     )
 
 
@@ -112,6 +117,17 @@ class Membership:
             return False
         self._connection = connection
         return True
+
+    def device(self) -> Gpu | None:
+        """The device that we sit at; if we ever must join anew, it is the one we ask for: the program is there."""
+        if self.terms.gpu < 0 or self._connection is None:
+            return None
+        answer, _ = self._connection.ask(wire.List(wire.VERSION))
+        if not isinstance(answer, wire.Tenants) or self.terms.gpu >= len(answer.gpus):
+            raise PeerError(f"the node does not say what its GPU {self.terms.gpu} is")
+        device = answer.gpus[self.terms.gpu]
+        self.spec = msgspec.structs.replace(self.spec, gpu=device.names(self.terms.gpu)[0])
+        return device
 
     def leave(self, ending: str) -> None:
         """Say how it ended and wait until the slot is free.
@@ -221,7 +237,7 @@ def _flags_of(settings: NodeSettings | None) -> list[str]:
     flags += ["--gate", gate.policy.value, "--bound", format_duration(gate.bound_ns)]
     flags += ["--delay", format_share(gate.delay_ppm), "--patience", format_duration(gate.patience_ns)]
     flags += ["--switch", format_duration(gate.switch_ns), "--spin", format_share(gate.spin_ppm)]
-    for gpu in settings.gpus:
+    for gpu in () if settings.gpus[0].called else settings.gpus:  # those that were found are found again
         flags += ["--gpu", f"{gpu.name}={format_size(gpu.memory_bytes)}"]
     return flags
 
@@ -241,6 +257,7 @@ def run_tenant(
         **_behind_others(spec.kind),
         **os.environ,
         **variables,
+        **_on_its_device(membership, variables),
         TERMS_VARIABLE: str(membership.page),
         SLOT_VARIABLE: slot_text(membership.terms),
         GATE_VARIABLE: ",".join(map(str, membership.gate)),
@@ -259,6 +276,14 @@ def run_tenant(
     unseen = "; the hook saw nothing of its GPU use" if hooked is not None and hooked.unseen else ""
     membership.leave(describe_ending(code) + unseen)
     return code
+
+
+def _on_its_device(membership: Membership, variables: Mapping[str, str]) -> dict[str, str]:
+    """Show the program the device at whose gate it sits, and no other, unless its environment made the choice."""
+    if _VISIBLE in os.environ and _VISIBLE not in variables:
+        return {}
+    device = membership.device()
+    return {} if device is None else {_VISIBLE: device.visible(membership.terms.gpu)}
 
 
 def _behind_others(kind: Kind) -> dict[str, str]:

@@ -55,14 +55,15 @@ def show_tenants(console: Console, roll: wire.Tenants, *, everybody: bool) -> No
     taken = f"{len(roll.tenants)} of {counted(roll.slots, 'slot')} taken"
     title = f"{taken}, node pid {roll.pid}, {counted(len(roll.gpus), 'GPU')}"
     columns = ["NAME", "SLOT", "STATUS", "KIND", "PRIO", "SLO", "MEMORY", "SHARE", "GPU", "PID", "AGE"]
+    gpus = [gpu.name for gpu in roll.gpus]
     rows: list[list[str | Text]] = []
     last: list[str] = []  # what gives way where a terminal is narrow
     for view in roll.tenants:
         status = Text(_status(view), style="green" if _status(view) == "alive" else "yellow")
-        rows.append(_tenant_row(view.tenant, status, roll.now_ns, roll.gpus))
+        rows.append(_tenant_row(view.tenant, status, roll.now_ns, gpus))
         last.append("" if everybody else " ".join(view.tenant.spec.command.split()))
     for departure in reversed(roll.departed) if everybody else ():
-        rows.append(_tenant_row(departure.tenant, Text("gone", style="dim"), departure.ended_ns, roll.gpus))
+        rows.append(_tenant_row(departure.tenant, Text("gone", style="dim"), departure.ended_ns, gpus))
         last.append(departure.ending)
     if everybody:  # how somebody ended is worth more than what was once promised
         kept = [columns.index(column) for column in ("NAME", "SLOT", "STATUS", "KIND", "PID", "AGE")]
@@ -173,7 +174,7 @@ def tenants_json(roll: wire.Tenants) -> dict[str, object]:
     ]
     return {
         "node": {"pid": roll.pid, "version": roll.node_version, "slots": roll.slots, "turns": roll.turns},
-        "gpus": roll.gpus,
+        "gpus": [gpu.name for gpu in roll.gpus],
         "rules": rules_json(roll.rules),
         "tenants": here,
         "departed": departed,

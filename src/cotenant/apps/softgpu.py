@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+from cotenant.domain.gpu import SOFT_PREFIX
+from cotenant.domain.tenant import GPU_PATTERN, NAME_LIMIT
 from cotenant.errors import ConfigError
 from cotenant.format.quantity import parse_duration, parse_size
 from cotenant.live.directory import Places, make_directory
 from cotenant.live.softgpu import fault, manage
 from cotenant.live.softgpu.manage import SoftGpu
+
+_NO_DEVICE: Final = "-1"
 
 
 def create(
@@ -69,6 +75,17 @@ def environment_of(gpu: str, places: Places) -> dict[str, str]:
         return {"CUDA_VISIBLE_DEVICES": number}
     _existing(places, int(number), "--gpu", gpu)
     return {**environment(places), "CUDA_VISIBLE_DEVICES": number}
+
+
+def wished_gpu(gpu: str, environ: Mapping[str, str]) -> str:
+    """Which device a program was told to use, as a node calls it: by `--gpu`, or by the environment; empty: none.
+
+    A program that may use several is where the first of them is. Among software GPUs a number is one of them.
+    """
+    named = gpu or environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
+    if not re.match(GPU_PATTERN, named) or len(named) > NAME_LIMIT or named == _NO_DEVICE:
+        return ""
+    return f"{SOFT_PREFIX}{named}" if named.isdigit() and environ.get("COTENANT_SOFTGPU") else named
 
 
 def home(places: Places) -> Path:

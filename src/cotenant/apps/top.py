@@ -75,7 +75,7 @@ class _Names:
                 self._read_journal()
             return
         self.is_served, self._is_read = True, False
-        self._gpus = roll.gpus
+        self._gpus = [gpu.name for gpu in roll.gpus]
         views = roll.tenants
         self._tenants |= {(view.tenant.terms.slot, view.tenant.terms.generation): view.tenant.name for view in views}
 

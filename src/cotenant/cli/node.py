@@ -28,7 +28,7 @@ def add_node_commands(commands: Any) -> None:
         default=[],
         dest="devices",
         metavar="NAME=MEMORY",
-        help="a GPU to share; may be repeated",
+        help="a GPU to share, in the order of their numbers, may be repeated; `none`: no GPU; default: what is found",
     )
     run = add_command(commands, "run", "Run a program as a tenant.", _run, "directories", "run")
     kind = run.add_mutually_exclusive_group()
@@ -64,15 +64,15 @@ def run_program(options: argparse.Namespace, example: str) -> tuple[int, list[Pr
     from cotenant.apps.hook import hook_into, keep, profiles_of
     from cotenant.apps.profile import store_of
     from cotenant.apps.run import join, run_tenant, spec_of
-    from cotenant.apps.softgpu import environment_of
+    from cotenant.apps.softgpu import environment_of, wished_gpu
 
     command = options.program[1:] if options.program[:1] == ["--"] else options.program
     if not command:
         raise ConfigError("COMMAND", "", f"say what to run, as in: {example}")
     config, where = find(options)
-    spec = spec_of(config.run, command)
     own = load(options)[1]
     environment = environment_of(config.run.gpu, own)
+    spec = spec_of(config.run, command, wished_gpu(config.run.gpu, os.environ))
     arguments = ["--runtime", str(where.runtime), "--state", str(where.state)]
     named = ["--config", options.config] if options.config else []
     store = store_of(own, say)

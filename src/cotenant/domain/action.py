@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from cotenant.domain.gate import GateRules
+from cotenant.domain.gate import GateRules, GateSeat
 from cotenant.domain.plan import Reject
 from cotenant.domain.tenant import Terms
 from cotenant.domain.value import Value
@@ -44,10 +44,11 @@ class Revoke(Value, frozen=True, tag="revoke"):
 
 
 class Crowd(Value, frozen=True, tag="crowd"):
-    """Somebody came to or left the device of these slots' holders: so many others are there now."""
+    """Somebody came to or left a device: whoever was or stays there has so many others beside it now."""
 
     cause: int
-    slots: tuple[int, ...]
+    where: int | tuple[int, ...]
+    """The device, -1 for those that have none; a journal of an older version lists the slots of those who are there."""
     neighbours: int
 
 
@@ -60,6 +61,25 @@ class Roster(Value, frozen=True, tag="roster"):
     cause: int
     gpu: int
     rules: GateRules
+
+
+class Sit(Value, frozen=True, tag="sit"):
+    """On the roster of this device one seat is new, or says something else; all the rest of it stays.
+
+    Most turns change one seat. To say only that keeps the journal short; tenants always read a whole roster.
+    """
+
+    cause: int
+    gpu: int
+    seat: GateSeat
+
+
+class Rise(Value, frozen=True, tag="rise"):
+    """On the roster of this device nobody sits in this slot any more; all the rest of it stays."""
+
+    cause: int
+    gpu: int
+    slot: int
 
 
 class Confirm(Value, frozen=True, tag="confirm"):
@@ -78,7 +98,7 @@ class Stop(Value, frozen=True, tag="stop"):
     reason: str
 
 
-Action: TypeAlias = Grant | Refuse | Revoke | Crowd | Roster | Confirm | Stop
+Action: TypeAlias = Grant | Refuse | Revoke | Crowd | Roster | Sit | Rise | Confirm | Stop
 
 
 def promises(actions: list[Action]) -> list[tuple[int, int, Terms | None]]:

@@ -140,6 +140,12 @@ class RulesChanged(Value, frozen=True, tag="rules"):
     change: GateChange
 
 
+class GpusFound(Value, frozen=True, tag="found"):
+    """The machine has devices that the node did not know; they come after those that it knows."""
+
+    gpus: tuple[Gpu, ...]
+
+
 class Woke(Value, frozen=True, tag="woke"):
     """The instant that was asked for has come."""
 
@@ -160,6 +166,7 @@ Event: TypeAlias = (
     | TenantsPaused
     | PriorityChanged
     | RulesChanged
+    | GpusFound
     | Woke
     | NodeStopping
 )

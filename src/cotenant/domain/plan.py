@@ -17,6 +17,7 @@ class Reason(enum.Enum):
     NO_SHARE = "no-share"
     NO_SEAT = "no-seat"
     NO_GATE = "no-gate"
+    UNKNOWN_GPU = "unknown-gpu"
     UNKNOWN_SLOT = "unknown-slot"
     UNKNOWN_TENANT = "unknown-tenant"
     NOT_YOURS = "not-yours"

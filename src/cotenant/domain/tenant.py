@@ -16,6 +16,7 @@ NAME_LIMIT: Final = 64
 COMMAND_LIMIT: Final = 512
 ENDING_LIMIT: Final = 256
 NAME_PATTERN: Final = r"^([A-Za-z0-9][A-Za-z0-9._-]*)?\Z"  # not $, which lets a newline follow
+GPU_PATTERN: Final = r"^[A-Za-z0-9:._/-]*\Z"
 NEIGHBOURS_LIMIT: Final = 15
 """More than these are counted as these: whoever comes to a crowd then changes nothing for the others in it."""
 _LARGEST: Final = (1 << 63) - 1
@@ -24,6 +25,7 @@ Priority = Annotated[int, msgspec.Meta(ge=PRIORITY_HIGHEST, le=PRIORITY_LOWEST)]
 Amount = Annotated[int, msgspec.Meta(ge=0, le=_LARGEST)]
 SharePpm = Annotated[int, msgspec.Meta(ge=0, le=WHOLE_PPM)]
 Name = Annotated[str, msgspec.Meta(max_length=NAME_LIMIT, pattern=NAME_PATTERN)]
+GpuName = Annotated[str, msgspec.Meta(max_length=NAME_LIMIT, pattern=GPU_PATTERN)]
 CommandText = Annotated[str, msgspec.Meta(max_length=COMMAND_LIMIT)]
 
 
@@ -45,6 +47,8 @@ class TenantSpec(Value, frozen=True):
     share_ppm: SharePpm = 0
     task: CommandText = ""
     command: CommandText = ""
+    gpu: GpuName = ""
+    """The one device it must be on, as `Gpu.called` has it; empty: the node chooses."""
 
     def __post_init__(self) -> None:
         """Refuse what contradicts itself, wherever it came from."""

@@ -63,6 +63,9 @@ class NodeConfig(Section, frozen=True):
     spin: Annotated[ShareOfWhole, Meta(description="of a processor, what a waiting tenant may spin away")] = (
         ShareOfWhole(_GATE.spin_ppm)
     )
+    find: Annotated[
+        str, Meta(pattern=r"^(yes|no)\Z", description="where no GPU is named, look which there are: yes or no")
+    ] = "yes"
     journal_limit: Annotated[SizeBytes, Meta(description="size at which the journal begins a new segment")] = SizeBytes(
         64 << 20
     )

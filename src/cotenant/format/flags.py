@@ -15,6 +15,8 @@ from cotenant.format.toml import DurationNs, Section, ShareOfWhole, SizeBytes, d
 FieldName: TypeAlias = tuple[str, str]
 """Section and field, as in ("node", "slots")."""
 
+NO_GPUS: Final = "none"
+"""In place of a GPU: there is none, and none is to be looked for."""
 SECTIONS: Final[dict[str, type[Section]]] = {
     "directories": DirectoriesConfig,
     "node": NodeConfig,
@@ -66,7 +68,10 @@ def overlay(config: Config, given: Mapping[FieldName, Any], gpus: Sequence[str] 
             if (name, field.name) in given:
                 values[field.name] = _value_of(kind, field, given[name, field.name])
         sections[name] = msgspec.structs.replace(getattr(config, name), **values)
-    if gpus:
+    if list(gpus) == [NO_GPUS]:
+        sections["node"] = msgspec.structs.replace(sections["node"], find="no")
+        sections["gpu"] = ()
+    elif gpus:
         sections["gpu"] = tuple(_gpu_of(text) for text in gpus)
     return msgspec.structs.replace(config, **sections)
 

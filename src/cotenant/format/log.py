@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cotenant.domain.action import Action, Confirm, Crowd, Grant, Refuse, Revoke, Roster, Stop
+from cotenant.domain.action import Action, Confirm, Crowd, Grant, Refuse, Revoke, Rise, Roster, Sit, Stop
 from cotenant.domain.event import (
     Event,
     GateChange,
+    GpusFound,
     NodeRestored,
     NodeStarted,
     NodeStopping,
@@ -42,6 +43,8 @@ def describe_spec(spec: TenantSpec) -> str:
         words.append(f"memory {format_size(spec.memory_bytes)}")
     if spec.share_ppm:
         words.append(f"share {format_share(spec.share_ppm)}")
+    if spec.gpu:
+        words.append(f"on {spec.gpu}")
     return " ".join(words)
 
 
@@ -98,6 +101,8 @@ def _wish(event: Event) -> str:
             return f"peer {peer} sets the priority of {name} to {priority}"
         case RulesChanged(peer=peer, change=change):
             return f"peer {peer} sets the rules: {describe_rules(change)}"
+        case GpusFound(gpus=gpus):
+            return f"found {', '.join(gpu.name for gpu in gpus)}"
         case _:
             return "woke"
 
@@ -105,6 +110,22 @@ def _wish(event: Event) -> str:
 def _neighbours(count: int) -> str:
     more = " or more" if count >= NEIGHBOURS_LIMIT else ""
     return f"{count or 'no'}{more} neighbour{'' if count == 1 else 's'}"
+
+
+def _whom(where: int | tuple[int, ...]) -> str:
+    if isinstance(where, tuple):
+        return f"slot {', '.join(map(str, where))}"
+    return f"all on GPU {where}" if where >= 0 else "all"
+
+
+def _said_at_gate(action: Roster | Sit | Rise) -> str:
+    match action:
+        case Roster(gpu=gpu, rules=rules):
+            return f"roster of GPU {gpu}: {rules.policy.value}, {' '.join(map(_seat, rules.seats)) or 'nobody'}"
+        case Sit(gpu=gpu, seat=seat):
+            return f"seat at GPU {gpu}: {_seat(seat)}"
+        case Rise(gpu=gpu, slot=slot):
+            return f"no seat at GPU {gpu} for slot {slot}"
 
 
 def describe_action(action: Action) -> str:
@@ -118,10 +139,10 @@ def describe_action(action: Action) -> str:
             return f"refuse peer {peer}: {reject.reason.value}: {reject.detail}"
         case Revoke(tenant=tenant, slot=slot, generation=generation, ending=ending):
             return f"free slot {slot}/{generation} of {tenant}: {ending}"
-        case Crowd(slots=slots, neighbours=neighbours):
-            return f"tell slot {', '.join(map(str, slots))}: {_neighbours(neighbours)}"
-        case Roster(gpu=gpu, rules=rules):
-            return f"roster of GPU {gpu}: {rules.policy.value}, {' '.join(map(_seat, rules.seats)) or 'nobody'}"
+        case Crowd(where=where, neighbours=neighbours):
+            return f"tell {_whom(where)}: {_neighbours(neighbours)}"
+        case Roster() | Sit() | Rise():
+            return _said_at_gate(action)
         case Confirm(peer=peer, tenants=tenants):
             return f"confirm to peer {peer}{': ' if tenants else ''}{', '.join(tenants)}"
         case Stop(reason=reason):

@@ -9,12 +9,13 @@ import msgspec
 
 from cotenant.domain.event import GateChange
 from cotenant.domain.gate import GateRules
+from cotenant.domain.gpu import Gpu
 from cotenant.domain.histogram import Histogram
 from cotenant.domain.plan import Reject
 from cotenant.domain.tenant import ENDING_LIMIT, Departure, Name, Priority, TenantSpec, TenantView, Terms
 from cotenant.errors import PeerError
 
-VERSION: Final = 2
+VERSION: Final = 3
 FRAME_LIMIT_BYTES: Final = 64 << 10
 """What a peer may send at once; the node's own answers may be larger."""
 ANSWER_LIMIT_BYTES: Final = 32 << 20
@@ -117,7 +118,7 @@ class Tenants(Message, frozen=True, tag="tenants"):
     now_ns: int
     turns: int
     slots: int
-    gpus: list[str]
+    gpus: list[Gpu]
     turn_ns: Histogram
     rules: GateRules
 

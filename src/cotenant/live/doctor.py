@@ -109,7 +109,7 @@ def _node(places: Places) -> Iterator[Finding]:
         yield Finding(Level.NOTE, what, "restart the node; its tenants will come back to it")
     yield Finding(Level.GOOD, f"node pid {roll.pid}: {len(roll.tenants)} tenants in {roll.slots} slots")
     if not roll.gpus:
-        remedy = "add a [[gpu]] table to the config (see `cotenant config show`), or start it with --gpu NAME=MEMORY"
+        remedy = "it looks again when a tenant joins; else add a [[gpu]] table to its config, or use --gpu NAME=MEMORY"
         yield Finding(Level.NOTE, "the node knows no GPU, so memory and shares are not reserved", remedy)
 
 

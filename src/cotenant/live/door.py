@@ -23,7 +23,7 @@ from cotenant.domain.event import (
 from cotenant.domain.gate import GateRules
 from cotenant.domain.instant import SECOND_NS, Instant
 from cotenant.domain.plan import Reject
-from cotenant.domain.tenant import Terms
+from cotenant.domain.tenant import TenantSpec, Terms
 from cotenant.errors import PeerError
 from cotenant.format import wire
 from cotenant.live.loop import READ, WRITE, LiveLoop
@@ -63,9 +63,19 @@ class LiveDoor:
     """Accepts, reads, answers. What peers say becomes events; what the machine decides becomes answers."""
 
     def __init__(
-        self, loop: LiveLoop, clock: Clock, listener: socket.socket, roll: Callable[[], wire.Tenants], most: int
+        self,
+        loop: LiveLoop,
+        clock: Clock,
+        listener: socket.socket,
+        roll: Callable[[], wire.Tenants],
+        most: int,
+        foresee: Callable[[TenantSpec], None] | None = None,
     ) -> None:
-        """Serve on this listening socket; `roll` answers who is here, `most` bounds the connections."""
+        """Serve on this listening socket; `roll` answers who is here, `most` bounds the connections.
+
+        `foresee` sees what a newcomer wants before the machine does.
+        """
+        self._foresee = foresee
         self._loop = loop
         self._clock = clock
         self._listener = listener
@@ -204,6 +214,8 @@ class LiveDoor:
             raise PeerError(f"this node speaks version {wire.VERSION} of the protocol, not {version}")
         match request:
             case wire.Join(spec=spec):
+                if self._foresee is not None:
+                    self._foresee(spec)
                 self._loop.post(TenantJoined(peer.number, peer.pid, peer.uid, spec))
             case wire.Resume(slot=slot, generation=generation):
                 self._loop.post(TenantResumed(peer.number, peer.pid, peer.uid, slot, generation))

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from cotenant.domain.gate import GateRules
+from cotenant.domain.gate import GateRules, GateSeat
 from cotenant.domain.instant import Instant
 from cotenant.domain.pace import DeviceLook, GateCounts
 from cotenant.errors import WorldError
@@ -49,9 +49,26 @@ class LiveGates:
         known = {(seat.slot, seat.generation) for seat in roster.read_roster(memory).seats}
         for seat in rules.seats:
             if (seat.slot, seat.generation) not in known:
-                begin = roster.page_offset(seat.slot)
-                memory[begin : begin + roster.PAGE_BYTES] = bytes(roster.PAGE_BYTES)
+                _clear_page(memory, seat.slot)
         roster.write_roster(memory, rules)
+
+    def sit(self, gpu: int, seat: GateSeat) -> None:
+        """Replace a roster by itself with one seat added or changed."""
+        file = self._file(gpu)
+        memory = memoryview(file.memory)
+        rules = roster.read_roster(memory)
+        others = [other for other in rules.seats if other.slot != seat.slot]
+        if (seat.slot, seat.generation) not in {(other.slot, other.generation) for other in rules.seats}:
+            _clear_page(memory, seat.slot)
+        seats = tuple(sorted([*others, seat], key=_slot_of))
+        roster.write_roster(memory, msgspec.structs.replace(rules, seats=seats))
+
+    def rise(self, gpu: int, slot: int) -> None:
+        """Replace a roster by itself without one seat."""
+        memory = memoryview(self._file(gpu).memory)
+        rules = roster.read_roster(memory)
+        seats = tuple(seat for seat in rules.seats if seat.slot != slot)
+        roster.write_roster(memory, msgspec.structs.replace(rules, seats=seats))
 
     def read(self, gpu: int) -> GateRules | None:
         """What the roster of a device says."""
@@ -102,6 +119,15 @@ class LiveGates:
         _format(memoryview(memory), size_bytes)
         made = self._files[gpu] = _File(memory, reading, writing)
         return made
+
+
+def _slot_of(seat: GateSeat) -> int:
+    return seat.slot
+
+
+def _clear_page(memory: memoryview, slot: int) -> None:
+    begin = roster.page_offset(slot)
+    memory[begin : begin + roster.PAGE_BYTES] = bytes(roster.PAGE_BYTES)
 
 
 def _format(memory: memoryview, size_bytes: int) -> None:

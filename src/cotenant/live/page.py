@@ -24,6 +24,7 @@ class LivePages:
         """Keep the pages in this directory; those of an earlier process stay as they are until told otherwise."""
         self._directory = directory
         self._pages: dict[int, tuple[mmap.mmap, int]] = {}
+        self._gpu_of: dict[int, int] = {}  # of the slots that we granted
         try:
             directory.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
@@ -33,6 +34,7 @@ class LivePages:
         """Write the terms of a slot; returns the descriptor to hand over."""
         page, handle = self._page(terms.slot)
         gate.write_terms(memoryview(page), terms, neighbours)
+        self._gpu_of[terms.slot] = terms.gpu
         return handle
 
     def revoke(self, slot: int, generation: int) -> None:
@@ -41,17 +43,19 @@ class LivePages:
         held = gate.read_terms(memoryview(page))
         if held is None or held.generation == generation:
             gate.write_revoked(memoryview(page), slot, generation)
+            self._gpu_of.pop(slot, None)
 
     def read(self, slot: int) -> Terms | None:
         """The terms in force."""
         return gate.read_terms(memoryview(self._page(slot)[0]))
 
-    def crowd(self, slot: int, neighbours: int) -> None:
-        """Change the number of others, and nothing else."""
-        page = memoryview(self._page(slot)[0])
-        held = gate.read_terms(page)
-        if held is not None:
-            gate.write_terms(page, held, neighbours)
+    def crowd(self, gpu: int, neighbours: int) -> None:
+        """Change the number of others on a device, and nothing else."""
+        for slot in [slot for slot, place in self._gpu_of.items() if place == gpu]:
+            page = memoryview(self._page(slot)[0])
+            held = gate.read_terms(page)
+            if held is not None:
+                gate.write_terms(page, held, neighbours)
 
     def neighbours(self, slot: int) -> int:
         """How many others the holder has; -1 when nobody holds the slot."""

@@ -13,11 +13,12 @@ from typing import Any, Final
 
 import msgspec
 
-from cotenant.domain.action import NO_PEER, Action, Confirm, Crowd, Grant, Refuse, Revoke, Roster, Stop
+from cotenant.domain.action import NO_PEER, Action, Confirm, Crowd, Grant, Refuse, Revoke, Stop
 from cotenant.domain.event import (
     DEPARTED_LIMIT,
     NEVER,
     Event,
+    GpusFound,
     NodeRestored,
     NodeSettings,
     NodeStarted,
@@ -34,7 +35,7 @@ from cotenant.domain.event import (
 from cotenant.domain.gate import GateRules
 from cotenant.domain.instant import Instant
 from cotenant.domain.plan import Plan, Reason, Reject, Seat
-from cotenant.domain.tenant import NEIGHBOURS_LIMIT, Departure, Kind, Tenant, TenantView, Terms
+from cotenant.domain.tenant import NEIGHBOURS_LIMIT, Departure, Kind, Tenant, TenantSpec, TenantView, Terms
 from cotenant.errors import InvariantError
 from cotenant.machine.name import invent_name
 from cotenant.machine.rooms import Rooms
@@ -60,7 +61,6 @@ class NodeMachine:
         self._rules = self.settings.gate  # in force: those of the settings until somebody changed them
         self._seats = Seats()
         self._rooms = Rooms(self.settings, ())
-        self._stirred: set[int] = set()  # devices whose roster this turn must say anew
         self._away_until: Instant = NEVER
         self._idle_since: Instant = NEVER
         self._handlers: dict[type, Any] = {
@@ -73,6 +73,7 @@ class NodeMachine:
             TenantsPaused: self._paused,
             PriorityChanged: self._reprioritized,
             RulesChanged: self._ruled,
+            GpusFound: self._found,
             Woke: self._woke,
             NodeStopping: self._stopping,
         }
@@ -80,9 +81,8 @@ class NodeMachine:
     def handle(self, event: Event, *, now: Instant) -> list[Action]:
         """Take one event in; the answer is what must be done, in this order."""
         self.turn += 1
-        self._stirred.clear()
         actions: list[Action] = self._handlers[type(event)](event, now)
-        return [*self._rosters(), *actions] if self._stirred else actions
+        return [*self._seats.changes(self.turn, self._rules), *actions] if self._seats.stirred else actions
 
     def next_wakeup(self) -> Instant | None:
         """The end of the grace, or of the patience of an idle node."""
@@ -96,6 +96,11 @@ class NodeMachine:
     def rules(self) -> GateRules:
         """By which the tenants of a device let each other pass now."""
         return self._rules
+
+    def device_called(self, wish: str) -> int | None:
+        """The place of the device that somebody means by this name."""
+        named = (index for index, gpu in enumerate(self.settings.gpus) if gpu.is_called(wish, index))
+        return next(named, None)
 
     def tenants(self) -> list[TenantView]:
         """Everybody who holds a slot, by slot."""
@@ -139,7 +144,7 @@ class NodeMachine:
         self._away_until = now + event.settings.grace_ns if self._tenants else NEVER
         self._idle_since = NEVER if self._tenants else now
         self._lay_out()
-        self._stir_all()
+        self._say_all()
         return [self._grant(NO_PEER, self._tenants[slot]) for slot in sorted(self._tenants)]
 
     def _restored(self, event: NodeRestored, now: Instant) -> list[Action]:
@@ -167,23 +172,22 @@ class NodeMachine:
         if spec.name in self._slot_of_name:
             detail = f"the name {spec.name!r} is taken by the tenant in slot {self._slot_of_name[spec.name]}"
             return self._refuse(peer, Reason.NAME_TAKEN, detail)
-        gpu = self._rooms.find(spec) if self.settings.gpus else _NO_GPU
+        gpu = self._choose(spec) if self.settings.gpus else _NO_GPU
         if isinstance(gpu, Reject):
             return [Refuse(self.turn, peer, gpu)]
         slot = heapq.heappop(self._free)
         generation = self._generations[slot] = self._generations[slot] + 1
         name = spec.name or invent_name(spec.command, slot, self._slot_of_name)
         terms = Terms(slot, generation, spec.kind, spec.priority, spec.share_ppm, spec.memory_bytes, spec.slo_ns, gpu)
-        self._tenants[slot] = Tenant(name, terms, spec, event.pid, event.uid, now)
+        tenant = self._tenants[slot] = Tenant(name, terms, spec, event.pid, event.uid, now)
         self._peer_of[slot] = peer
         self._slot_of_peer[peer] = slot
         self._slot_of_name[name] = slot
         self._idle_since = NEVER
         self._rooms.occupy(gpu, spec, 1)
         crowd = self._crowd(gpu)
-        self._seats.put(self._tenants[slot])
-        self._stir(gpu)
-        return [*crowd, self._grant(peer, self._tenants[slot])]
+        self._seats.put(tenant)
+        return [*crowd, self._grant(peer, tenant)]
 
     def _resumed(self, event: TenantResumed, now: Instant) -> list[Action]:
         del now
@@ -260,8 +264,17 @@ class NodeMachine:
         rules = event.change.applied(self._rules)
         if rules != self._rules:
             self._rules = rules
-            self._stir_all()
+            self._say_all()
         return [self._confirm(event.peer)]
+
+    def _found(self, event: GpusFound, now: Instant) -> list[Action]:
+        del now
+        known = self.settings.gpus
+        self.settings = msgspec.structs.replace(self.settings, gpus=(*known, *event.gpus))
+        self._rooms = Rooms(self.settings, self._tenants.values())
+        for gpu in range(len(known), len(self.settings.gpus)):
+            self._seats.say_all(gpu)
+        return []
 
     def _woke(self, event: Woke, now: Instant) -> list[Action]:
         del event
@@ -288,6 +301,15 @@ class NodeMachine:
     def _refuse(self, peer: int, reason: Reason, detail: str) -> list[Action]:
         return [Refuse(self.turn, peer, Reject(reason, detail))]
 
+    def _choose(self, spec: TenantSpec) -> int | Reject:
+        if not spec.gpu:
+            return self._rooms.find(spec)
+        index = self.device_called(spec.gpu)
+        if index is not None:
+            return self._rooms.find(spec, index)
+        known = ", ".join(gpu.names(index)[0] for index, gpu in enumerate(self.settings.gpus))
+        return Reject(Reason.UNKNOWN_GPU, f"the node has no GPU {spec.gpu!r}, only {known}; name one of them, or none")
+
     def _grant(self, peer: int, tenant: Tenant) -> Grant:
         others = self._seats.count(tenant.terms.gpu) - 1
         return Grant(self.turn, peer, tenant.name, tenant.terms, min(others, NEIGHBOURS_LIMIT))
@@ -297,7 +319,7 @@ class NodeMachine:
         here = self._seats.count(gpu)
         if not 0 < here <= NEIGHBOURS_LIMIT:
             return []
-        return [Crowd(self.turn, self._seats.slots(gpu), here - leaving)]
+        return [Crowd(self.turn, gpu, here - leaving)]
 
     def _find_tenant(self, name: str, uid: int, *, is_owner: bool) -> Tenant | Reject:
         """A tenant that this user may change: its own, or anybody's on a node of its own."""
@@ -312,21 +334,13 @@ class NodeMachine:
     def _replace(self, tenant: Tenant) -> None:
         self._tenants[tenant.terms.slot] = tenant
         self._seats.put(tenant)
-        self._stir(tenant.terms.gpu)
 
     def _confirm(self, peer: int, *tenants: Tenant) -> Confirm:
         return Confirm(self.turn, peer, tuple(tenant.name for tenant in tenants), self._rules)
 
-    def _stir(self, gpu: int) -> None:
-        if gpu != _NO_GPU:
-            self._stirred.add(gpu)
-
-    def _stir_all(self) -> None:
+    def _say_all(self) -> None:
         for gpu in (*range(len(self.settings.gpus)), *self._seats.devices()):
-            self._stir(gpu)
-
-    def _rosters(self) -> list[Action]:
-        return [Roster(self.turn, gpu, self._seats.roster(gpu, self._rules)) for gpu in sorted(self._stirred)]
+            self._seats.say_all(gpu)
 
     def _release(self, slot: int, ending: str, peer: int, now: Instant) -> list[Action]:
         tenant = self._tenants.pop(slot)
@@ -341,7 +355,6 @@ class NodeMachine:
             self._idle_since = now
         self.departed.append(Departure(tenant, ending, now))
         self._seats.clear(tenant)
-        self._stir(tenant.terms.gpu)
         revoked = Revoke(self.turn, peer, tenant.name, slot, tenant.terms.generation, ending)
         return [revoked, *self._crowd(tenant.terms.gpu, leaving=1)]
 

@@ -33,8 +33,10 @@ class Rooms:
         for tenant in tenants:
             self.occupy(tenant.terms.gpu, tenant.spec, 1)
 
-    def find(self, spec: TenantSpec) -> int | Reject:
+    def find(self, spec: TenantSpec, only: int | None = None) -> int | Reject:
         """Of the devices that have room, the one the place policy likes best; else what is against that one."""
+        if only is not None:
+            return self._objection(spec, self.rooms[only]) or only
         ranks, rooms = self._ranks, self.rooms
         best = ranks.index(min(ranks))
         objection = self._objection(spec, rooms[best])

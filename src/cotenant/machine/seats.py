@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import bisect
 from collections.abc import Iterable
 
+from cotenant.domain.action import Action, Rise, Roster, Sit
 from cotenant.domain.gate import SEATS_LIMIT, GateRules, GateSeat
 from cotenant.domain.tenant import Kind, Tenant
 
@@ -18,57 +18,72 @@ def seat_of(tenant: Tenant) -> GateSeat:
 
 
 class Seats:
-    """Seats by device, in the order of their slots; device -1: those that got none may all be on the same.
+    """Seats by device; device -1: those that got none may all be on the same.
 
-    A change makes a new tuple of the old one's parts: rosters are said far more often than devices are full.
+    In no order: who is there changes with every turn, and is listed only when a whole roster is said. What a turn
+    changes is noted, for the actions that say so.
     """
 
-    __slots__ = ("_seats", "_slots")
+    __slots__ = ("_seats", "stirred")
 
     def __init__(self, tenants: Iterable[Tenant] = ()) -> None:
         """Everybody who is there."""
-        self._slots: dict[int, list[int]] = {}
-        self._seats: dict[int, tuple[GateSeat, ...]] = {}
+        self._seats: dict[int, dict[int, GateSeat]] = {}
+        self.stirred: dict[int, GateSeat | int | None] = {}  # a seat, a slot that nobody sits in now, or all of it
         for tenant in tenants:
             self.put(tenant)
+        self.stirred.clear()
 
     def put(self, tenant: Tenant) -> None:
         """Seat a tenant, or change what its seat says."""
-        gpu, slot = tenant.terms.gpu, tenant.terms.slot
-        slots, seats = self._slots.setdefault(gpu, []), self._seats.get(gpu, ())
-        place = bisect.bisect_left(slots, slot)
-        is_known = place < len(slots) and slots[place] == slot
-        if not is_known:
-            slots.insert(place, slot)
-        self._seats[gpu] = (*seats[:place], seat_of(tenant), *seats[place + is_known :])
+        gpu, seat = tenant.terms.gpu, seat_of(tenant)
+        self._seats.setdefault(gpu, {})[seat.slot] = seat
+        self._note(gpu, seat)
 
     def clear(self, tenant: Tenant) -> None:
         """Nobody sits there any more."""
-        gpu = tenant.terms.gpu
-        place = bisect.bisect_left(self._slots[gpu], tenant.terms.slot)
-        del self._slots[gpu][place]
-        seats = self._seats[gpu]
-        self._seats[gpu] = seats[:place] + seats[place + 1 :]
+        gpu, slot = tenant.terms.gpu, tenant.terms.slot
+        del self._seats[gpu][slot]
+        self._note(gpu, slot)
 
-    def slots(self, gpu: int) -> tuple[int, ...]:
-        """The slots of all who are on a device."""
-        return tuple(self._slots.get(gpu, ()))
+    def say_all(self, gpu: int) -> None:
+        """The whole roster of a device must be said."""
+        self._note(gpu, None)
+
+    def _note(self, gpu: int, change: GateSeat | int | None) -> None:
+        """Two changes in one turn are said at once, with all the rest; who has no device sits at no gate."""
+        if gpu >= 0:
+            self.stirred[gpu] = None if gpu in self.stirred else change
+
+    def changes(self, turn: int, rules: GateRules) -> list[Action]:
+        """What this turn changes of each roster, by device; asked once.
+
+        Of a full device all is said: a journal of an older version may know more tenants than a roster holds.
+        """
+        said = [self._change(gpu, self.stirred[gpu], turn, rules) for gpu in sorted(self.stirred)]
+        self.stirred.clear()
+        return said
+
+    def _change(self, gpu: int, change: GateSeat | int | None, turn: int, rules: GateRules) -> Action:
+        if change is None or len(self._seats.get(gpu, ())) >= SEATS_LIMIT:
+            return Roster(turn, gpu, self.roster(gpu, rules))
+        return Sit(turn, gpu, change) if isinstance(change, GateSeat) else Rise(turn, gpu, change)
 
     def seats(self, gpu: int) -> tuple[GateSeat, ...]:
         """All seats of a device, by slot."""
-        return self._seats.get(gpu, ())
+        seats = self._seats.get(gpu, {})
+        return tuple(seats[slot] for slot in sorted(seats))
 
     def count(self, gpu: int) -> int:
         """How many are on a device."""
-        return len(self._slots.get(gpu, ()))
+        return len(self._seats.get(gpu, ()))
 
     def devices(self) -> list[int]:
         """The devices on which somebody is."""
-        return sorted(gpu for gpu, slots in self._slots.items() if slots)
+        return sorted(gpu for gpu, seats in self._seats.items() if seats)
 
     def roster(self, gpu: int, rules: GateRules) -> GateRules:
-        """The rules with the seats of a device. A journal of an older version may know more than a roster holds."""
-        seats = self._seats.get(gpu, ())
+        """The rules with the seats of a device, as many as a roster holds."""
         return GateRules(
             rules.policy,
             rules.bound_ns,
@@ -76,5 +91,5 @@ class Seats:
             rules.patience_ns,
             rules.switch_ns,
             rules.spin_ppm,
-            seats if len(seats) <= SEATS_LIMIT else seats[:SEATS_LIMIT],
+            self.seats(gpu)[:SEATS_LIMIT],
         )

@@ -13,12 +13,12 @@ class SimPages:
     def __init__(self) -> None:
         """All slots free."""
         self._terms: dict[int, Terms] = {}
-        self._neighbours: dict[int, int] = {}
+        self._neighbours: dict[int, int] = {}  # by device: all who are there have the same number of others
 
     def publish(self, terms: Terms, neighbours: int) -> int:
         """Write the terms of a slot."""
         self._terms[terms.slot] = terms
-        self._neighbours[terms.slot] = neighbours
+        self._neighbours[terms.gpu] = neighbours
         return terms.slot
 
     def revoke(self, slot: int, generation: int) -> None:
@@ -26,12 +26,10 @@ class SimPages:
         held = self._terms.get(slot)
         if held is not None and held.generation == generation:
             del self._terms[slot]
-            del self._neighbours[slot]
 
-    def crowd(self, slot: int, neighbours: int) -> None:
-        """Change the number of others, and nothing else."""
-        if slot in self._terms:
-            self._neighbours[slot] = neighbours
+    def crowd(self, gpu: int, neighbours: int) -> None:
+        """Change the number of others on a device, and nothing else."""
+        self._neighbours[gpu] = neighbours
 
     def read(self, slot: int) -> Terms | None:
         """The terms in force."""
@@ -39,4 +37,5 @@ class SimPages:
 
     def neighbours(self, slot: int) -> int:
         """How many others the holder has; -1 when nobody holds the slot."""
-        return self._neighbours.get(slot, -1)
+        held = self._terms.get(slot)
+        return -1 if held is None else self._neighbours[held.gpu]

@@ -1,0 +1,33 @@
+"""Which nodes and tenants does a long life of the machine meet? Small ones, so that they get into each other's way."""
+
+from hypothesis import strategies as st
+
+from cotenant.domain.event import NodeSettings
+from cotenant.domain.gate import GatePolicy, GateRules
+from cotenant.domain.gpu import WHOLE_PPM, Gpu
+from cotenant.domain.tenant import Kind, TenantSpec
+
+DEVICES = [(), (Gpu("a", 10),), (Gpu("a", 10), Gpu("b", 6)), (Gpu("b", 6), Gpu("a", 10)), (Gpu("tiny", 1),)]
+FOUND = (Gpu("soft:1 x", 5, ("soft:1", "GPU-1f")), Gpu("3 y", 5, ("GPU-3e", "3")))
+node_settings = st.builds(
+    NodeSettings,
+    st.integers(1, 5),
+    st.sampled_from([0, 20, 60]),
+    st.sampled_from([0, 30]),
+    st.sampled_from(["spread", "pack"]),
+    st.sampled_from(["reserve", "overcommit"]),
+    st.sampled_from(DEVICES),
+    st.sampled_from([GateRules(), GateRules(GatePolicy.STRICT, 7)]),
+)
+specs = st.builds(
+    TenantSpec,
+    st.sampled_from(Kind),
+    st.integers(0, 9),
+    st.sampled_from(["", "", "", "web", "job", "python-1"]),
+    memory_bytes=st.integers(0, 7),
+    share_ppm=st.sampled_from([0, 100_000, 400_000, WHOLE_PPM]),
+    command=st.sampled_from(["python x.py", "", "/bin/sh"]),
+    gpu=st.sampled_from(["", "", "", "", "0", "soft:1", "3", "GPU-3"]),
+)
+steps = st.integers(0, 40)
+picks = st.integers(0, 99)
