@@ -57,7 +57,7 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     delay_of_wall: dict[str, float]
     """By sharing: what its kernels waited, over the whole of its time alone, pauses between requests included."""
     fill_vs_oracle: dict[str, float]
-    """Offline kernel time over the oracle's at the same delay; above 1 where it ran beside, as the oracle never does."""
+    """Offline kernel time over the oracle's at the same delay; above 1 where it ran beside, unlike the oracle."""
     oracle_vs_wall: dict[str, float]
     """Offline kernel time of the oracle over the time of the run: what there was to fill."""
     filled_gaps: dict[str, int]
