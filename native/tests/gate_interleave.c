@@ -36,6 +36,8 @@ static void begin(int middle, int low)
         ct_gate_open(&gates[i], file, page_of((int)i), (struct ct_gate_floor *)(file + CT_GATE_PAGE_BYTES), i, 1);
     struct ct_gate_wish wish = {.expect_ns = 10 * US, .sure_ns = 10 * US, .low_ns = 110 * US, .high_ns = 150 * US};
     ct_gate_announce(&gates[0], &wish, START - 10 * US);
+    for (int i = 0; i < SLOTS; i++)
+        gates[i].duty_from_ns = START; /* how active others are is a sum of words that need not be of one instant */
 }
 
 /* ---- what the threads do ------------------------------------------------------------------------------------------- */
