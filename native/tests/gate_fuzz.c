@@ -138,7 +138,7 @@ static void call(struct ct_gate *gate, uint64_t now_ns)
 static void open_gate(struct ct_gate *gate)
 {
     const uint32_t slot = (uint32_t)(draw() % SLOTS);
-    ct_gate_open(gate, file, (struct ct_gate_page *)(file + ct_gate_offset(slot)),
+    ct_gate_open(gate, file, sizeof file, (struct ct_gate_page *)(file + ct_gate_offset(slot)),
                  (struct ct_gate_floor *)(file + CT_GATE_PAGE_BYTES), slot, (uint32_t)(draw() % 3));
 }
 
@@ -174,7 +174,7 @@ static void it_recovers(void)
         for (uint16_t i = 0; i < SLOTS; i++)
             rules.seat[i] = (struct ct_gate_seat){.generation = (uint32_t)(draw() % 3), .slot = i, .priority = (uint8_t)i};
         ct_roster_write((struct ct_gate_roster *)file, &rules);
-        ct_gate_open(&gate, file, (struct ct_gate_page *)(file + ct_gate_offset(SLOTS - 1)),
+        ct_gate_open(&gate, file, sizeof file, (struct ct_gate_page *)(file + ct_gate_offset(SLOTS - 1)),
                      (struct ct_gate_floor *)(file + CT_GATE_PAGE_BYTES), SLOTS - 1, rules.seat[SLOTS - 1].generation);
         struct ct_gate_wish wish = {.expect_ns = 50000, .sure_ns = 60000, .may_fill = (uint32_t)(draw() % 2), .grain_ns = draw() % 9};
         const uint64_t since_ns = now_ns;
