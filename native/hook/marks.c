@@ -8,8 +8,6 @@
 #include "hook/asking.h"
 #include "hook/gateway.h"
 
-#include <sched.h>
-
 /* A kernel as long as this has an event of its own; so many short ones share one at most. What was launched into a stream
  * that is not used any more, and is less than an eighth of the bound, is taken to have ended after this long. */
 enum { LONG_NS = 50 * 1000, SHARED_BY = 64, PARTS = 8, AGED_NS = 20 * 1000 * 1000 };
@@ -248,8 +246,7 @@ void ct_marks_drop(struct ct_session *session)
     struct ct_marks *marks = &session->gateway->marks;
     CUevent events[CT_MARKS];
     int count = 0;
-    while (atomic_exchange_explicit(&marks->is_harvesting, 1, memory_order_acquire))
-        sched_yield();
+    ct_hold_late(&marks->is_harvesting);
     ct_lock(session);
     marks->generation++;
     ct_marks_all_ended(session, session->gateway->instant.last_ns);

@@ -297,10 +297,8 @@ void ct_timing_name_device(struct ct_session *session)
     CUdevice device;
     char name[sizeof session->record.header->device] = {0};
     if (CT_NEXT(cuCtxGetDevice)(&device) != CUDA_SUCCESS ||
-        CT_NEXT(cuDeviceGetName)(name, sizeof name - 1, device) != CUDA_SUCCESS) {
-        atomic_store_explicit(&session->is_device_named, 0, memory_order_relaxed); /* there is no context yet */
-        return;
-    }
+        CT_NEXT(cuDeviceGetName)(name, sizeof name - 1, device) != CUDA_SUCCESS)
+        return; /* there is no context yet: the next one asks again */
     const int is_mps = is_under_mps(device);
     const uint32_t sms = is_mps ? yielding_sms(device) : 0;
     ct_lock(session);
@@ -309,4 +307,5 @@ void ct_timing_name_device(struct ct_session *session)
         session->gateway->gate.is_mps = is_mps;
     memcpy(session->record.header->device, name, sizeof name);
     ct_unlock(session);
+    atomic_store_explicit(&session->is_device_named, 1, memory_order_release);
 }
