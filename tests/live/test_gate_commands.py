@@ -68,7 +68,7 @@ def test_a_priority_and_rules_are_set_and_said(node: Indoors, say: Say) -> None:
         "priority": None,
         "rules": {
             "policy": "strict", "bound_ns": 200_000, "delay_ppm": 10_000,
-            "patience_ns": 2_000_000, "switch_ns": 0, "spin_ppm": 350_000,
+            "patience_ns": 2_000_000, "switch_ns": 10_000, "spin_ppm": 350_000,
         },
     }  # fmt: skip
     roster = node.gates.read(0)
