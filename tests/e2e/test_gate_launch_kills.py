@@ -1,4 +1,4 @@
-"""Tenants killed while they launch, and the daemon meanwhile: does anybody else stall, and does anything of them stay?"""
+"""Tenants killed while they launch, and the daemon meanwhile: does anybody else stall, does anything of them stay?"""
 
 import contextlib
 import os
@@ -48,8 +48,7 @@ def launches(stage: Stage, name: str) -> int:
 def nobody_stalls(stage: Stage) -> None:
     """Both who stay go on launching."""
     before = {name: launches(stage, name) for name in STAYING}
-    for name, count in before.items():
-        until(lambda name=name, count=count: launches(stage, name) > count + 2)
+    until(lambda: all(launches(stage, name) > count + 2 for name, count in before.items()))
 
 
 def restart(stage: Stage) -> None:
@@ -94,5 +93,7 @@ def test_tenants_die_while_they_launch_and_so_does_the_daemon(gpu: Stage, tmp_pa
     nobody_stalls(gpu)
     assert (page(gpu, "above")["waits"], page(gpu, "below")["stale"]) == (0, 0)
     until(lambda: held(gpu) == 3)  # to read, to write, and the mapping's
-    until(lambda: len(gpu.json("softgpu", "inspect", "0")["clients"]) == len(STAYING))  # the device has no others either
+    until(
+        lambda: len(gpu.json("softgpu", "inspect", "0")["clients"]) == len(STAYING)
+    )  # the device has no others either
     assert list(hook.records.iterdir()) == []

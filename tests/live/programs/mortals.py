@@ -1,6 +1,6 @@
 """Tenants that join, launch and are killed at any instant, three at a time: mortals.py SOCKET COUNT SEED.
 
-Prints how many were killed, and of them how many had launched. One that finds no node ends by itself and does not count.
+Prints how many were killed, and of them how many had launched. One that finds no node ends by itself, uncounted.
 """
 
 from __future__ import annotations
