@@ -5,7 +5,7 @@
 #define IDLE __attribute__((visibility("default"))) CUresult
 
 __attribute__((visibility("default"))) int idle_is_stuck;
-__attribute__((visibility("default"))) CUstream idle_asked_stream;
+__attribute__((visibility("default"))) _Atomic(CUstream) idle_asked_stream;
 
 /* What a program must get back to go on with. */
 static char a_context, a_module, a_function, an_event;

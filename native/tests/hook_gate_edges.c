@@ -54,7 +54,7 @@ static void a_copy_beside_a_capture_names_no_stream(void)
     struct ct_gate_rules rules = rules_of(2, 7);
     make_gate(&rules, SIZE_MAX, OFFLINE);
     struct ct_session *session = opened();
-    CUstream *asked = of_the_driver("idle_asked_stream");
+    _Atomic(CUstream) *asked = of_the_driver("idle_asked_stream");
     *asked = (CUstream)(uintptr_t)0x77;
     atomic_store(&session->captures, 1);
     EXPECT_EQ(cuMemcpyHtoD_v2(4096, "", 1), CUDA_ERROR_NOT_SUPPORTED);
