@@ -1,10 +1,11 @@
 /* A driver that does nothing, at once: what is left of a call's time is the way to it. For the bench of the hook, and for
- * tests, which can keep its events from ever being complete. */
+ * tests, which can keep its events from ever being complete, and see which stream it was last asked after. */
 #include "hook/route.h"
 
 #define IDLE __attribute__((visibility("default"))) CUresult
 
 __attribute__((visibility("default"))) int idle_is_stuck;
+__attribute__((visibility("default"))) _Atomic(CUstream) idle_asked_stream;
 
 /* What a program must get back to go on with. */
 static char a_context, a_module, a_function, an_event;
@@ -70,7 +71,7 @@ CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *
 
 CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
 {
-    (void)stream;
+    idle_asked_stream = stream;
     *status = CU_STREAM_CAPTURE_STATUS_NONE;
     return CUDA_SUCCESS;
 }
@@ -107,6 +108,8 @@ CUresult cuEventDestroy_v2(CUevent event)
 
 CUresult cuEventElapsedTime(float *milliseconds, CUevent begin, CUevent end)
 {
+    if (idle_is_stuck)
+        return CUDA_ERROR_NOT_READY;
     *milliseconds = 20e-6f; /* less than a launch takes: the device is always free */
     return begin && end ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }

@@ -8,8 +8,6 @@
 #include "hook/asking.h"
 #include "hook/gateway.h"
 
-#include <sched.h>
-
 /* A kernel as long as this has an event of its own; so many short ones share one at most. What was launched into a stream
  * that is not used any more, and is less than an eighth of the bound, is taken to have ended after this long. */
 enum { LONG_NS = 50 * 1000, SHARED_BY = 64, PARTS = 8, AGED_NS = 20 * 1000 * 1000 };
@@ -50,10 +48,11 @@ static struct ct_lane *lane_of(struct ct_marks *marks, CUstream stream, int is_t
     return oldest;
 }
 
-/* A mark for this context, with its event if it has one already. */
-static struct ct_mark *take(struct ct_marks *marks, CUcontext context)
+/* A mark for this context, with its event if it has one already. When all are another context's, one of those, whose
+ * event is to be destroyed. */
+static struct ct_mark *take(struct ct_marks *marks, CUcontext context, CUevent *old)
 {
-    struct ct_mark *empty = NULL;
+    struct ct_mark *empty = NULL, *other = NULL;
     for (int i = 0; i < CT_MARKS; i++) {
         struct ct_mark *mark = &marks->room[i];
         if (mark->state == CT_MARK_SPARE && mark->context == context) {
@@ -62,6 +61,12 @@ static struct ct_mark *take(struct ct_marks *marks, CUcontext context)
         }
         if (mark->state == CT_MARK_EMPTY)
             empty = mark;
+        else if (mark->state == CT_MARK_SPARE)
+            other = mark;
+    }
+    if (!empty && other) {
+        *old = other->event;
+        empty = other;
     }
     if (empty)
         *empty = (struct ct_mark){.state = CT_MARK_TAKEN, .context = context};
@@ -79,13 +84,16 @@ static void mark_lane(struct ct_session *session, struct ct_lane *lane)
     const unsigned generation = marks->generation;
     const CUstream stream = lane->stream;
     const int is_twin = lane->is_twin;
-    struct ct_mark *mark = context && has_some(&lane->open) ? take(marks, context) : NULL;
+    CUevent old = NULL;
+    struct ct_mark *mark = context && has_some(&lane->open) ? take(marks, context, &old) : NULL;
     if (mark) {
         mark->batch = lane->open;
         mark->lane = (int)(lane - marks->lanes);
         lane->open = (struct ct_batch){0};
     }
     ct_unlock(session);
+    if (old)
+        CT_NEXT(cuEventDestroy_v2)(old);
     if (mark) {
         int is_marked = (mark->event || CT_NEXT(cuEventCreate)(&mark->event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS) &&
                         ct_mark(mark->event, stream, is_twin) == CUDA_SUCCESS;
@@ -238,8 +246,7 @@ void ct_marks_drop(struct ct_session *session)
     struct ct_marks *marks = &session->gateway->marks;
     CUevent events[CT_MARKS];
     int count = 0;
-    while (atomic_exchange_explicit(&marks->is_harvesting, 1, memory_order_acquire))
-        sched_yield();
+    ct_hold_late(&marks->is_harvesting);
     ct_lock(session);
     marks->generation++;
     ct_marks_all_ended(session, session->gateway->instant.last_ns);

@@ -5,9 +5,7 @@
 #include "hook/gateway.h"
 #include "hook/timing.h"
 
-#include <sched.h>
-
-enum { CT_TIMED_CONTEXTS = 16, CT_PAIRS = 256, CT_SPINS_BEFORE_YIELD = 100 };
+enum { CT_TIMED_CONTEXTS = 16, CT_PAIRS = 256 };
 
 struct ct_pair {
     CUevent begin, end;
@@ -46,9 +44,8 @@ struct ct_timing {
 
 static inline void ct_timing_hold(_Atomic int *lock)
 {
-    for (int tries = 0; atomic_exchange_explicit(lock, 1, memory_order_acquire); tries++)
-        if (tries >= CT_SPINS_BEFORE_YIELD)
-            sched_yield();
+    if (atomic_exchange_explicit(lock, 1, memory_order_acquire))
+        ct_hold_late(lock);
 }
 
 static inline void ct_timing_let_go(_Atomic int *lock)

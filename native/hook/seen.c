@@ -167,8 +167,8 @@ struct ct_identity *ct_identity_make(struct ct_session *session, enum ct_work wo
         return NULL; /* at every launch from now on: the driver is not to be asked each time */
     const char *asked = function ? NULL : ask_name(work, handle);
     uint32_t blocks_per_sm = ask_blocks_per_sm(work, handle, shape), number = 0;
-    if (!atomic_exchange_explicit(&session->is_device_named, 1, memory_order_relaxed))
-        ct_timing_name_device(session);
+    if (!atomic_load_explicit(&session->is_device_named, memory_order_acquire))
+        ct_timing_name_device(session); /* perhaps each of two threads: neither goes on before it has its name */
     ct_lock(session);
     struct ct_identity *made = ct_identity(session, handle, shape); /* another thread may have been here */
     if (!made && session->identity_count < CT_IDENTITIES) {

@@ -100,13 +100,13 @@ static inline struct ct_session *ct_session(void)
     return session;
 }
 
-/* Waits for the lock; whoever holds it is between a few memory writes, or making room for a new entry. */
-void ct_lock_late(struct ct_session *session);
+/* Waits for a lock; whoever holds the session's is between a few memory writes, or making room for a new entry. */
+void ct_hold_late(_Atomic int *lock);
 
 static inline void ct_lock(struct ct_session *session)
 {
     if (CT_UNLIKELY(atomic_exchange_explicit(&session->lock, 1, memory_order_acquire)))
-        ct_lock_late(session);
+        ct_hold_late(&session->lock);
 }
 
 static inline void ct_unlock(struct ct_session *session)

@@ -9,16 +9,30 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 _Atomic(struct ct_page *) ct_page;
 
-enum { DEFAULT_SAMPLE = 64, SPINS_BEFORE_YIELD = 100 };
+enum { DEFAULT_SAMPLE = 64, SPINS_BEFORE_YIELD = 100, YIELDS_BEFORE_DOZE = 1000, DOZE_NS = 50 * 1000 };
 
-void ct_lock_late(struct ct_session *session)
+/* Whoever holds it may be of lower priority, and run only while we sleep. Not by nanosleep(), where a thread may be
+ * cancelled. */
+static void doze(void)
 {
-    for (int tries = 0; atomic_exchange_explicit(&session->lock, 1, memory_order_acquire); tries++)
-        if (tries >= SPINS_BEFORE_YIELD)
+    const struct timespec moment = {.tv_nsec = DOZE_NS};
+    int kept_errno = errno;
+    syscall(SYS_nanosleep, &moment, NULL);
+    errno = kept_errno;
+}
+
+void ct_hold_late(_Atomic int *lock)
+{
+    for (int tries = 0; atomic_exchange_explicit(lock, 1, memory_order_acquire); tries++)
+        if (tries >= YIELDS_BEFORE_DOZE)
+            doze();
+        else if (tries >= SPINS_BEFORE_YIELD)
             sched_yield();
 }
 

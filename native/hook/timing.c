@@ -9,6 +9,7 @@
 #include "hook/gateway.h"
 #include "hook/pairs.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -93,23 +94,34 @@ static int may_be_idle(struct ct_session *session)
                                         atomic_load_explicit(&session->record.header->calls, memory_order_relaxed);
 }
 
-/* Measuring is slow on purpose: a host that runs far ahead of its device would otherwise leave the same kernels untimed
- * in every run. Not for ever: work that is under way may wait for what this thread does next. */
-static struct ct_pair *take_patiently(struct ct_session *session, CUcontext context)
+static int has_pair(struct ct_timing *timing, CUcontext handle)
+{
+    ct_timing_hold(&timing->lock);
+    const struct ct_timed_context *context = place_of(timing, handle);
+    int is_there = !context || context->is_broken || context->spare || timing->unused;
+    ct_timing_let_go(&timing->lock);
+    return is_there;
+}
+
+void ct_timing_await_pair(struct ct_session *session)
 {
     struct ct_timing *timing = session->timing;
-    struct ct_pair *pair = NULL;
-    if (atomic_load_explicit(&timing->in_vain, memory_order_relaxed) >= IN_VAIN)
-        return NULL;
-    for (int looks = 0; !pair && looks < LOOKS; looks++) {
+    CUcontext context = ct_current_context();
+    const int kept_errno = errno;
+    for (int looks = 0; context && !has_pair(timing, context); looks++) {
         const struct timespec moment = {.tv_nsec = LOOK_NS};
-        nanosleep(&moment, NULL);
+        if (atomic_load_explicit(&session->captures, memory_order_relaxed) ||
+            atomic_load_explicit(&timing->in_vain, memory_order_relaxed) >= IN_VAIN)
+            break;
+        if (looks == LOOKS) {
+            atomic_fetch_add_explicit(&timing->in_vain, 1, memory_order_relaxed);
+            break;
+        }
+        if (looks)
+            nanosleep(&moment, NULL);
         ct_timing_harvest(session);
-        pair = take(timing, context);
     }
-    if (!pair)
-        atomic_fetch_add_explicit(&timing->in_vain, 1, memory_order_relaxed);
-    return pair;
+    errno = kept_errno;
 }
 
 static struct ct_pair *begin_relaxed(struct ct_session *session, CUstream stream, int is_twin, uint64_t alone_since,
@@ -125,8 +137,6 @@ static struct ct_pair *begin_relaxed(struct ct_session *session, CUstream stream
         ct_timing_harvest(session);
         pair = take(timing, context);
     }
-    if (!pair && session->is_measuring)
-        pair = take_patiently(session, context);
     if (!pair)
         return NULL;
     pair->begin_ticks = 0;
@@ -288,7 +298,7 @@ void ct_timing_name_device(struct ct_session *session)
     char name[sizeof session->record.header->device] = {0};
     if (CT_NEXT(cuCtxGetDevice)(&device) != CUDA_SUCCESS ||
         CT_NEXT(cuDeviceGetName)(name, sizeof name - 1, device) != CUDA_SUCCESS)
-        return;
+        return; /* there is no context yet: the next one asks again */
     const int is_mps = is_under_mps(device);
     const uint32_t sms = is_mps ? yielding_sms(device) : 0;
     ct_lock(session);
@@ -297,4 +307,5 @@ void ct_timing_name_device(struct ct_session *session)
         session->gateway->gate.is_mps = is_mps;
     memcpy(session->record.header->device, name, sizeof name);
     ct_unlock(session);
+    atomic_store_explicit(&session->is_device_named, 1, memory_order_release);
 }

@@ -12,6 +12,11 @@ struct ct_pair;
 struct ct_timing *ct_timing_make(void);
 void ct_timing_unmake(struct ct_timing *timing);
 
+/* Measuring is slow on purpose: a host that runs far ahead of its device would otherwise leave the same kernels untimed
+ * in every run. Waits until there is a pair, before the gate lets anything pass. Not for ever: work that is under way may
+ * wait for what this thread does next. */
+void ct_timing_await_pair(struct ct_session *session);
+
 /* Marks the beginning of a launch in its stream; NULL if it is not to be timed. */
 struct ct_pair *ct_timing_begin(struct ct_session *session, CUstream stream, int is_twin);
 

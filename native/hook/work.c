@@ -15,14 +15,21 @@ void ct_piece_time(struct ct_piece *piece)
     }
 }
 
+/* The driver knows nothing of our word for none, and looks where a handle points. */
+static CUstream stream_of(const struct ct_piece *piece)
+{
+    return piece->stream == CT_NO_STREAM ? NULL : piece->stream;
+}
+
 /* While anything is captured: does this stream take part? Then this was no work yet, only the description of some. */
 static int is_captured(const struct ct_piece *piece)
 {
     CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
     if (!atomic_load_explicit(&piece->session->captures, memory_order_relaxed))
         return 0;
-    CUresult result = piece->is_twin ? CT_NEXT(cuStreamIsCapturing_ptsz)(piece->stream, &status)
-                                     : CT_NEXT(cuStreamIsCapturing)(piece->stream, &status);
+    const CUstream stream = stream_of(piece);
+    CUresult result = piece->is_twin ? CT_NEXT(cuStreamIsCapturing_ptsz)(stream, &status)
+                                     : CT_NEXT(cuStreamIsCapturing)(stream, &status);
     return result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
 }
 
@@ -59,7 +66,7 @@ static inline void foresee(struct ct_piece *piece)
 static inline void notice(struct ct_gateway *gateway, const struct ct_piece *piece, uint64_t now_ns)
 {
     const uintptr_t thread = (uintptr_t)__builtin_thread_pointer();
-    const CUstream stream = piece->stream == CT_NO_STREAM ? NULL : piece->stream;
+    const CUstream stream = stream_of(piece);
     if (CT_UNLIKELY(gateway->thread != thread)) {
         gateway->several_ns = gateway->thread ? now_ns : 0;
         gateway->thread = thread;
@@ -74,11 +81,20 @@ static inline void notice(struct ct_gateway *gateway, const struct ct_piece *pie
     gateway->has_rested = 0;
 }
 
+/* A grid or block of nothing is refused by every driver, and no profile may name it. */
+static int is_possible(enum ct_work work, const struct ct_shape *shape)
+{
+    int is_possible = 1;
+    for (int i = 0; work == CT_WORK_KERNEL && i < 3; i++)
+        is_possible &= shape->grid[i] && shape->block[i];
+    return is_possible;
+}
+
 void ct_piece_know(struct ct_piece *piece, enum ct_work work, uintptr_t handle, const struct ct_shape *shape)
 {
     struct ct_session *session = piece->session;
     const char *name;
-    if (is_captured(piece))
+    if (!is_possible(work, shape) || is_captured(piece))
         return;
     ct_lock(session);
     const int must_ask = ct_gate_must_ask(&session->gateway->gate);
@@ -132,8 +148,7 @@ static void leave(struct ct_piece *piece, CUresult result)
         ct_gate_submitted(&gateway->gate, &piece->wish, result == CUDA_SUCCESS, now_ns);
     ct_unlock(session);
     if (piece->passed == CT_PASSED_BELOW && result == CUDA_SUCCESS)
-        ct_marks_note(session, &piece->wish, piece->stream == CT_NO_STREAM ? NULL : piece->stream, piece->is_twin,
-                      piece->may_mark);
+        ct_marks_note(session, &piece->wish, stream_of(piece), piece->is_twin, piece->may_mark);
 }
 
 void ct_unnamed_begin(struct ct_piece *piece)

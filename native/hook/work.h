@@ -67,6 +67,8 @@ static inline void ct_piece_begin(struct ct_piece *piece, enum ct_work work, uin
     piece->is_booked = piece->must_time = 0;
     piece->may_mark = can_time || stream == CT_NO_STREAM;
     piece->passed = CT_PASSED_FREELY;
+    if (CT_UNLIKELY(session->is_measuring) && can_time)
+        ct_timing_await_pair(session);
     if (session->gateway) {
         if (CT_UNLIKELY(!piece->identity))
             ct_piece_know(piece, work, handle, shape);

@@ -1,67 +1,13 @@
-/* The hook at the gate: what it announces, what it waits for, and files that are none. Each case in a process of its own. */
-#include "hook_inside.h"
+/* The hook at the gate: what it announces, what it waits for, and files that are none. */
+#include "hook_at_gate.h"
 
-#include "hook/gateway.h"
-
-#include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
 
-enum { SLOTS = 4, ONLINE = 0, OFFLINE = 1, MANY = 2000 };
+enum { MANY = 2000 };
 
 /* Of a kernel `unnamed` of five blocks of 32 threads on a device without a name. */
 #define KEY_OF_UNNAMED UINT64_C(0xdb3b73dfe37e22ca)
-
-static char gate_path[96];
-static char *file;
-
-static struct ct_gate_page *page_of(uint32_t slot)
-{
-    return (struct ct_gate_page *)(file + ct_gate_offset(slot));
-}
-
-static struct ct_gate_rules rules_of(uint8_t mine, uint8_t its)
-{
-    struct ct_gate_rules rules = {.policy = CT_GATE_FILL,
-                                  .bound_ns = 500000,
-                                  .delay_ppm = 20000,
-                                  .patience_ns = 2000000,
-                                  .spin_ppm = 350000,
-                                  .seats = 2};
-    rules.seat[0] = (struct ct_gate_seat){.generation = 1, .slot = ONLINE, .priority = mine};
-    rules.seat[1] = (struct ct_gate_seat){.generation = 1, .slot = OFFLINE, .priority = its};
-    return rules;
-}
-
-/* A device's file as the node makes it, under the name that the hook looks for. */
-static void make_gate(const struct ct_gate_rules *rules, size_t bytes, uint32_t slot)
-{
-    char text[16];
-    snprintf(gate_path, sizeof gate_path, "%s/gate", test_records);
-    int descriptor = open(gate_path, O_RDWR | O_CREAT, 0600);
-    EXPECT(descriptor >= 0 && ftruncate(descriptor, (off_t)ct_gate_offset(SLOTS)) == 0);
-    file = mmap(NULL, ct_gate_offset(SLOTS), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
-    EXPECT(file != MAP_FAILED);
-    EXPECT_EQ(ct_roster_init(file, ct_gate_offset(SLOTS), SLOTS), 0);
-    ct_roster_write((struct ct_gate_roster *)file, rules);
-    if (bytes < ct_gate_offset(SLOTS)) {
-        munmap(file, ct_gate_offset(SLOTS));
-        EXPECT_EQ(ftruncate(descriptor, (off_t)bytes), 0);
-    }
-    close(descriptor);
-    snprintf(text, sizeof text, "%u/1", slot);
-    setenv("COTENANT_SLOT", text, 1);
-}
-
-static struct ct_session *opened(void)
-{
-    EXPECT_EQ(cuMemFree_v2(1), CUDA_SUCCESS); /* the first call of all finds the driver */
-    struct ct_session *session = ct_session();
-    EXPECT(session != NULL);
-    return session;
-}
 
 /* ---- what is no gate ---------------------------------------------------------------------------------------------- */
 
@@ -213,7 +159,7 @@ static void what_a_profile_says_is_known(void)
     EXPECT_EQ(test_launch(0x1000, 5, NULL), CUDA_SUCCESS);
     EXPECT(session->known[0].is_known && session->known[0].may_fill);
     EXPECT_EQ(session->known[0].expect_ns, 70000);
-    EXPECT_EQ(session->known[0].sure_ns, 800000); /* its p99 is more than four times its mean: then twice that must fit */
+    EXPECT_EQ(session->known[0].sure_ns, 800000); /* its p99 is more than four times its mean: twice that must fit */
     EXPECT_EQ(test_launch(0x1000, 6, NULL), CUDA_SUCCESS);
     EXPECT(!session->known[1].is_known);
 }
@@ -224,10 +170,7 @@ static void what_never_ends_holds_up_nothing_for_good(void)
     struct ct_gate_rules rules = rules_of(2, 7);
     make_gate(&rules, SIZE_MAX, OFFLINE);
     opened();
-    void *driver = dlopen(IDLE_DRIVER, RTLD_NOW | RTLD_LOCAL);
-    EXPECT(driver != NULL);
-    int *is_stuck = dlsym(driver, "idle_is_stuck");
-    EXPECT(is_stuck != NULL);
+    int *is_stuck = of_the_driver("idle_is_stuck");
     *is_stuck = 1;
     for (unsigned i = 1; i < 5; i++)
         EXPECT_EQ(test_launch(0x1000, i, NULL), CUDA_SUCCESS); /* each unknown, each as long as the bound */
@@ -237,7 +180,6 @@ static void what_never_ends_holds_up_nothing_for_good(void)
     *is_stuck = 0;
     EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
     EXPECT_EQ(opened()->gateway->gate.unconfirmed, 0);
-    dlclose(driver);
 }
 
 static void *launch_one(void *given)
@@ -334,23 +276,5 @@ static void (*const CASES[])(void) = {
 
 int main(void)
 {
-    test_hook_open("0", "8");
-    for (size_t i = 0; i < sizeof CASES / sizeof CASES[0]; i++) {
-        int status;
-        pid_t child = fork();
-        if (child == 0) {
-            CASES[i]();
-            if (file && file != MAP_FAILED && gate_path[0])
-                unlink(gate_path);
-            _exit(0);
-        }
-        EXPECT(waitpid(child, &status, 0) == child);
-        if (status)
-            fprintf(stderr, "case %zu ended with %d\n", i, status);
-        EXPECT_EQ(status, 0);
-        snprintf(gate_path, sizeof gate_path, "%s/gate", test_records);
-        unlink(gate_path);
-    }
-    EXPECT(test_hook_close() > 0);
-    return 0;
+    return run_cases(CASES, sizeof CASES / sizeof CASES[0]);
 }

@@ -110,6 +110,7 @@ def test_a_holder_waits_for_nobody_however_those_below_die(seats: Seats) -> None
     victims = seats.start(OFFLINE, "shortlived.py", str(KILLS), "7")
     assert heard(victims) == "all killed"
     assert victims.wait() == 0
+    assert seats.count(OFFLINE, "sequence") > 0  # they came as far as the gate, and through it
     assert holder.poll() is None
     launched = seats.count(ONLINE, "sequence")
     while seats.count(ONLINE, "sequence") < launched + 100:  # it goes on

@@ -37,6 +37,7 @@ NOT_COMPARED = {
     "hostends.py": "waits for a device that is broken from outside",
     "longwait.py": "waits for a device that is lost",
     "ordered.py": "does what a test says, line by line",
+    "mortals.py": "its children run until they are killed",
     "orphan.py": "runs until it is killed",
     "paced.py": "prints how long things took",
     "puppet.py": "speaks over a socket",

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cotenant.domain.kernel import KernelIdentity
+from cotenant.domain.kernel import KernelIdentity, Work
 from cotenant.domain.profile import KernelTiming, LaunchInterval, Profile
 from cotenant.errors import ConfigError
 from cotenant.format.profile import decode_profile, encode_profile, looks_like_profile
@@ -28,6 +28,13 @@ def test_a_file_says_what_the_profile_said(profile: Profile) -> None:
     data = encode_profile(profile)
     assert looks_like_profile(data)
     assert decode_profile(data, "here") == within(profile)
+
+
+@pytest.mark.parametrize("work", [Work.COPY, Work.MEMSET])
+def test_an_engine_may_move_less_than_a_kilobyte(work: Work) -> None:
+    small = KernelIdentity("copy HtoD", (0, 1, 1), (1, 1, 1), 0, work)
+    profile = Profile("task", "V100", 1, (KernelTiming(small, 1, histogram([5]), histogram([])),), (), 100, 50)
+    assert decode_profile(encode_profile(profile), "here") == profile
 
 
 ONE = Profile(

@@ -134,7 +134,9 @@ def _read(written: _Histogram, where: str) -> Histogram:
 
 
 def _timing(kernel: _Kernel, where: str) -> KernelTiming:
-    if min(*kernel.grid, *kernel.block, kernel.shared_bytes + 1, kernel.launches + 1, kernel.blocks_per_sm + 1) < 1:
+    is_engine = kernel.work in {Work.COPY, Work.MEMSET}  # whose grid says how many KiB, and none is possible
+    sides = (kernel.grid[0] + is_engine, *kernel.grid[1:], *kernel.block)
+    if min(*sides, kernel.shared_bytes + 1, kernel.launches + 1, kernel.blocks_per_sm + 1) < 1:
         raise ConfigError("kernels", kernel.function, "a grid, block or count of it cannot be", where=where)
     return KernelTiming(
         KernelIdentity(kernel.function, kernel.grid, kernel.block, kernel.shared_bytes, kernel.work),

@@ -1,0 +1,103 @@
+/* What is rare at the gate: other contexts, launches that fail, captures beside, measuring. */
+#include "hook_at_gate.h"
+
+#include "hook/pairs.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+/* What every mark was used for in another context does not keep this one from being marked. */
+static void marks_of_another_context_are_taken_over(void)
+{
+    struct ct_gate_rules rules = rules_of(2, 7);
+    make_gate(&rules, SIZE_MAX, OFFLINE);
+    struct ct_marks *marks = &opened()->gateway->marks;
+    for (int i = 0; i < CT_MARKS; i++)
+        marks->room[i] = (struct ct_mark){
+            .state = CT_MARK_SPARE, .context = (CUcontext)(uintptr_t)0x77, .event = (CUevent)(uintptr_t)0x77};
+    EXPECT_EQ(test_launch(0x1000, 1, NULL), CUDA_SUCCESS);
+    EXPECT_EQ(marks->outstanding, 1);
+    EXPECT_EQ(marks->count, 1);
+    const struct ct_mark *mark = &marks->room[marks->queue[marks->first]];
+    EXPECT(mark->context != (CUcontext)(uintptr_t)0x77 && mark->event != (CUevent)(uintptr_t)0x77);
+}
+
+/* The first work of a program may fail for want of a context, and is known before it does. */
+static void a_device_without_a_name_is_asked_again(void)
+{
+    struct ct_gate_rules rules = rules_of(2, 7);
+    make_gate(&rules, SIZE_MAX, OFFLINE);
+    struct ct_session *session = opened();
+    EXPECT_EQ(cuMemcpyHtoDAsync_v2(4096, "", 1, NULL), CUDA_ERROR_NOT_SUPPORTED);
+    EXPECT_EQ(session->record.header->kernels, 1); /* the driver was asked where it is, and did not know */
+    EXPECT_EQ(session->is_device_named, 0);
+}
+
+/* A launch of nothing is refused, and leaves nothing in the record that a profile may not hold. */
+static void a_launch_of_nothing_is_not_known(void)
+{
+    struct ct_gate_rules rules = rules_of(2, 7);
+    CUfunction function;
+    make_gate(&rules, SIZE_MAX, OFFLINE);
+    struct ct_session *session = opened();
+    EXPECT_EQ(cuModuleGetFunction(&function, (CUmodule)(uintptr_t)0x10, "named"), CUDA_SUCCESS);
+    EXPECT_EQ(test_launch((uintptr_t)function, 0, NULL), CUDA_ERROR_NOT_FOUND);
+    EXPECT_EQ(session->record.header->kernels, 0);
+    EXPECT_EQ(test_launch((uintptr_t)function, 1, NULL), CUDA_SUCCESS);
+    EXPECT_EQ(session->record.header->kernels, 1);
+    EXPECT_EQ(session->gateway->gate.unconfirmed, 1);
+}
+
+/* What has no stream of its own is asked after by a handle that the driver knows. */
+static void a_copy_beside_a_capture_names_no_stream(void)
+{
+    struct ct_gate_rules rules = rules_of(2, 7);
+    make_gate(&rules, SIZE_MAX, OFFLINE);
+    struct ct_session *session = opened();
+    _Atomic(CUstream) *asked = of_the_driver("idle_asked_stream");
+    *asked = (CUstream)(uintptr_t)0x77;
+    atomic_store(&session->captures, 1);
+    EXPECT_EQ(cuMemcpyHtoD_v2(4096, "", 1), CUDA_ERROR_NOT_SUPPORTED);
+    EXPECT(*asked == NULL);
+}
+
+static void *launch_one(void *given)
+{
+    (void)given;
+    EXPECT_EQ(test_launch(0x1000, 1, NULL), CUDA_SUCCESS);
+    return NULL;
+}
+
+/* Whoever measures waits for a pair of events before it is announced: what was let pass goes at once. */
+static void patience_comes_before_the_gate(void)
+{
+    struct ct_gate_rules rules = rules_of(2, 7);
+    pthread_t thread;
+    setenv("COTENANT_MEASURE", "1", 1);
+    make_gate(&rules, SIZE_MAX, ONLINE);
+    struct ct_session *session = opened();
+    *(int *)of_the_driver("idle_is_stuck") = 1;
+    for (int i = 0; i < CT_PAIRS; i++)
+        EXPECT_EQ(test_launch(0x1000, 1, NULL), CUDA_SUCCESS);
+    EXPECT_EQ(session->record.header->timed, CT_PAIRS);
+    EXPECT_EQ(pthread_create(&thread, NULL, launch_one, NULL), 0);
+    while (page_of(ONLINE)->sequence == CT_PAIRS)
+        sched_yield();
+    EXPECT_EQ(session->timing->in_vain, 1);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    EXPECT_EQ(session->record.header->timed, CT_PAIRS);
+    EXPECT_EQ(page_of(ONLINE)->sequence, CT_PAIRS + 1);
+}
+
+static void (*const CASES[])(void) = {
+    marks_of_another_context_are_taken_over,
+    a_device_without_a_name_is_asked_again,
+    a_launch_of_nothing_is_not_known,
+    a_copy_beside_a_capture_names_no_stream,
+    patience_comes_before_the_gate,
+};
+
+int main(void)
+{
+    return run_cases(CASES, sizeof CASES / sizeof CASES[0]);
+}
