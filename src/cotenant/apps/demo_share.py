@@ -229,5 +229,6 @@ def _show(console: Console, story: Story) -> None:
     title = f"one software V100; the training job alone: {story.offline_alone_steps_per_s:.1f} steps/s"
     console.print()
     console.print(table(title, headers, rows))
-    console.print("BUSY: the device ran anything; SMS: part of them at work; WAITED: its kernels, for others")
+    console.print("BUSY: of the time, the device ran anything; SMS: of them, at work", highlight=False)
+    console.print("WAITED: device time that the service's kernels waited for the training job's", highlight=False)
     console.print(f"the report: {story.report}", highlight=False, soft_wrap=True)
