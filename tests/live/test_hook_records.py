@@ -121,9 +121,9 @@ def test_only_who_is_known_to_be_alone_learns_how_long_kernels_take(measure: boo
     assert learned(lost, named=True) > 0
     assert learned(lost, named=False) == 0  # a tenant that nobody told anything
     assert learned({**environ, "COTENANT_SLOT": "4/6"}, named=True) == 0  # the slot is somebody else's by now
-    pages.crowd(4, 1)
+    pages.crowd(HELD.gpu, 1)
     assert learned(lost, named=True) == 0
-    pages.crowd(4, 0)
+    pages.crowd(HELD.gpu, 0)
     assert learned(lost, named=True) > 0
     pages.revoke(4, 7)
     assert learned(lost, named=True) == 0
@@ -142,7 +142,7 @@ def test_a_neighbour_that_comes_in_between_spoils_what_was_under_way(hook: Hook,
     assert program.stdout is not None
     assert program.stdout.readline() == "launched\n"
     for others in (1, 0):  # gone again before anybody looks
-        pages.crowd(4, others)
+        pages.crowd(HELD.gpu, others)
     assert program.communicate("\n", timeout=60)[0] == "spun\n"
     [record] = hook.recorded()
     assert (record.calls, record.timed, learning(record)) == (6, 6, 0)
