@@ -29,13 +29,13 @@ static int is_asking(const struct ct_gate_page *page, uint64_t now_ns)
 /* How many kernels a second it has launched lately. */
 static uint64_t pace_of(const struct ct_gate_page *page, uint64_t sequence)
 {
-    const uint64_t known = sooner(sequence, CT_GATE_RECENT - 2); /* the oldest may be overwritten while we look */
+    /* The oldest may be overwritten while we look, or be of the tenant that had the slot before. */
+    const uint64_t known = sooner(LOAD(page->counts.launches), CT_GATE_RECENT - 2);
     const uint64_t from_ns = LOAD(page->recent_ns[(sequence - known + 1) % CT_GATE_RECENT]);
-    const uint64_t span_ns = left(LOAD(page->at_ns), from_ns), pieces = later(LOAD(page->pieces), sequence);
-    if (known < 2 || !span_ns || pieces / sequence > UINT16_MAX)
+    const uint64_t span_ns = left(LOAD(page->at_ns), from_ns);
+    if (known < 2 || !span_ns)
         return UINT32_MAX;
-    const uint64_t tenths = 10 * (pieces / sequence) + 10 * (pieces % sequence) / sequence;
-    return sooner((known - 1) * UINT64_C(100000000) * tenths / span_ns, UINT32_MAX);
+    return sooner((known - 1) * UINT64_C(100000000) * ct_gate_tenths(page) / span_ns, UINT32_MAX);
 }
 
 static void look_up(struct ct_gate *gate, uint64_t now_ns, struct sight *sight)
@@ -53,7 +53,7 @@ static void look_up(struct ct_gate *gate, uint64_t now_ns, struct sight *sight)
             continue;
         uint64_t quiet_ns = believed(SEE(page->quiet_ns), now_ns), next_ns = believed(SEE(page->next_ns), now_ns);
         uint64_t busy_ns = believed(SEE(page->busy_ns), now_ns);
-        const uint64_t last_ns = left(busy_ns, LOAD(page->at_ns));
+        const uint64_t last_ns = sooner(left(busy_ns, LOAD(page->at_ns)), CT_GATE_FAR_NS);
         /* Work that a host still waits for is not over, whatever was expected: others may have held it up. */
         if (LOAD(page->waits_ns) && busy_ns <= now_ns && now_ns - busy_ns < gate->patience_ns)
             busy_ns = plus(now_ns, WAITED_FOR_NS);
@@ -62,7 +62,7 @@ static void look_up(struct ct_gate *gate, uint64_t now_ns, struct sight *sight)
         if (!is_expected && busy_ns <= now_ns)
             continue;
         sight->is_active = 1;
-        sight->pieces_per_s += pace_of(page, sight->sequence[i]);
+        sight->pieces_per_s = sooner(sight->pieces_per_s + pace_of(page, sight->sequence[i]), UINT32_MAX);
         sight->open_ns = later(sight->open_ns, busy_ns);
         sight->quiet_ns = later(sight->quiet_ns, is_expected ? later(quiet_ns, busy_ns) : busy_ns);
         if (is_expected && next_ns < sight->end_ns) {
@@ -313,6 +313,11 @@ static struct ct_gate_answer ask_below(struct ct_gate *gate, const struct ct_gat
     if (beside_ns <= now_ns) {
         if (sight->submitted_ns > lead_ns && plus(sight->submitted_ns, wish->expect_ns) > CT_GATE_DEPTH_NS)
             return wait_for(CT_GATE_BOUND, plus(now_ns, sight->submitted_ns - lead_ns));
+        /* What is left of a gap is for those whom it lets pass. */
+        const uint64_t room_ns = left(sight->end_ns, plus(now_ns, sight->submitted_ns));
+        if (now_ns >= sight->open_ns &&
+            better_waits(gate, later(wish->sure_ns, wish->expect_ns), room_ns, since_ns, now_ns))
+            return wait_for(CT_GATE_OTHER, plus(now_ns, AGAIN_NS));
         return pass_if_unchanged(gate, wish, CT_GATE_BESIDE, sight, now_ns);
     }
     answer.until_ns = sooner(answer.until_ns, beside_ns);

@@ -39,10 +39,11 @@ static void count_duty(struct ct_gate *gate, uint64_t now_ns)
     if (left(now_ns, gate->duty_from_ns) < CT_GATE_DUTY_NS)
         return;
     for (uint32_t i = 0; i < gate->above_count; i++)
-        active_ns = plus(active_ns, LOAD(gate->above[i].page->active_ns));
+        if (SEE(gate->above[i].page->generation) == gate->above[i].generation)
+            active_ns = plus(active_ns, LOAD(gate->above[i].page->active_ns));
     if (gate->duty_from_ns) {
         const uint64_t more_ns = left(active_ns, gate->duty_active_ns), span_ns = now_ns - gate->duty_from_ns;
-        const uint64_t duty_ppm = more_ns >= span_ns ? PPM : more_ns * PPM / span_ns;
+        const uint64_t duty_ppm = more_ns >= span_ns ? PPM : more_ns * 1000 / (span_ns / 1000);
         gate->duty_ppm = later((gate->duty_ppm + duty_ppm) / 2, CT_GATE_DUTY_LEAST_PPM);
     }
     gate->duty_from_ns = now_ns;
@@ -105,15 +106,26 @@ uint64_t ct_gate_yielded(uint64_t pieces, uint64_t grain_ns)
     return pieces > UINT32_MAX || grain_ns > UINT32_MAX ? CT_GATE_NEVER : pieces * grain_ns / 2;
 }
 
+uint64_t ct_gate_tenths(const struct ct_gate_page *page)
+{
+    const uint64_t launches = LOAD(page->counts.launches), pieces = LOAD(page->pieces);
+    if (!launches || pieces <= launches)
+        return 10;
+    if (pieces / launches >= UINT16_MAX)
+        return 10 * UINT16_MAX;
+    return 10 * (pieces / launches) + pieces % launches / (launches / 10 + 1);
+}
+
 /* Kernels that one above launched since our last admission and before an instant. */
 static uint64_t pieces_until(const struct ct_gate_peer *peer, uint64_t until_ns)
 {
-    const uint64_t sequence = peer->observed, pieces = later(LOAD(peer->page->pieces), sequence);
+    const uint64_t sequence = peer->observed, all = sequence - peer->seen, known = sooner(all, CT_GATE_RECENT - 2);
     uint64_t launches = 0;
-    for (uint64_t i = 0; i < sooner(sequence - peer->seen, CT_GATE_RECENT - 2); i++)
+    for (uint64_t i = 0; i < known; i++)
         launches += LOAD(peer->page->recent_ns[(sequence - i) % CT_GATE_RECENT]) < until_ns;
-    return sequence ? launches * sooner(pieces / sequence, UINT16_MAX) +
-                          launches * (pieces % sequence) / sequence : 0;
+    if (launches == known) /* then those whose instants are overwritten came before it, too */
+        launches = sooner(all, UINT32_MAX);
+    return launches * ct_gate_tenths(peer->page) / 10;
 }
 
 void ct_gate_settle(struct ct_gate *gate, uint64_t now_ns)
@@ -131,8 +143,12 @@ void ct_gate_settle(struct ct_gate *gate, uint64_t now_ns)
         first_ns = sooner(first_ns, back_ns);
     }
     if (first_ns < gate->charged_until_ns && !gate->is_back) {
-        const uint64_t rest_ns = gate->charged_until_ns - first_ns;
-        ct_gate_charge(gate, gate->grain_ns ? sooner(rest_ns, ct_gate_yielded(pieces, gate->grain_ns)) : rest_ns, now_ns);
+        uint64_t lost_ns = gate->charged_until_ns - first_ns;
+        if (gate->grain_ns) {
+            lost_ns = sooner(lost_ns, ct_gate_yielded(pieces, gate->grain_ns));
+            gate->charged_from_ns = first_ns + lost_ns; /* all kernels together lose no more than all of our work */
+        }
+        ct_gate_charge(gate, lost_ns, now_ns);
     }
     if (first_ns != CT_GATE_NEVER) {
         /* All that our work takes from here on is lost, too, see ct_gate_prolong(); unless each kernel pays for itself. */

@@ -19,6 +19,8 @@ uint64_t ct_gate_spendable_at(const struct ct_gate *gate, uint64_t loss_ns, uint
 void ct_gate_spend(struct ct_gate *gate, uint64_t loss_ns, uint64_t now_ns);
 /* What those above lost since we last looked: from their first launch to the end of our work that ran then. */
 void ct_gate_settle(struct ct_gate *gate, uint64_t now_ns);
+/* Kernels in a launch of one above in the mean, in tenths; whatever its page says, from one to UINT16_MAX of them. */
+uint64_t ct_gate_tenths(const struct ct_gate_page *page);
 /* What is lost to work that gives way block by block: half a block in the mean for each kernel that comes. */
 uint64_t ct_gate_yielded(uint64_t pieces, uint64_t grain_ns);
 /* When one above launched for the first time since our last admission; CT_GATE_NEVER: it has not. */

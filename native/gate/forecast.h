@@ -13,7 +13,7 @@ struct ct_forecast {
 
 enum {
     CT_FORECAST_YOUNG = 16, /* at first it follows in larger steps */
-    CT_FORECAST_ROW = 4,    /* so many in a row: another time has begun */
+    CT_FORECAST_ROW = 12,   /* so many in a row: another time has begun; of a varying host, few are all so long by chance */
 };
 
 /* After a change for the longer, small steps would take for ever: half of the least of several is about as sure. */

@@ -87,6 +87,7 @@ static void move_in(struct ct_gate *gate)
     STORE(page->wanted_ns, 0);
     STORE(page->pieces, 0);
     STORE(page->active_ns, 0);
+    STORE(page->marked_ns, 0);
     STORE(page->busy_ns, 0);
     STORE(page->next_ns, 0);
     STORE(page->quiet_ns, 0);
@@ -122,6 +123,7 @@ void ct_gate_reread(struct ct_gate *gate)
     gate->switch_ns = rules.switch_ns;
     gate->spin_ppm = rules.spin_ppm;
     seat_others(gate, &rules);
+    gate->duty_from_ns = 0; /* the activity of others is counted from now on */
     gate->mine = gate->is_seated ? gate->page : &gate->orphan;
     if (gate->is_seated)
         move_in(gate);
@@ -146,15 +148,17 @@ static uint64_t patience(const struct ct_gate *gate, uint64_t low_ns, uint64_t h
     return later(patience_ns, PATIENCE_LEAST_NS);
 }
 
-/* Counts the time since the last call: no longer than the work at hand and our patience, for a host may just go away. */
+/* Counts the time since the last call: no longer than the work at hand then and our patience, for a host may just go away.
+ * The mark is in the page, so that what several processes of ours do at the same time counts once. */
 static void be_active(struct ct_gate *gate, uint64_t now_ns)
 {
-    const uint64_t marked_ns = gate->marked_ns;
+    struct ct_gate_page *mine = gate->mine;
+    const uint64_t marked_ns = LOAD(mine->marked_ns);
     if (marked_ns && now_ns > marked_ns) {
-        const uint64_t most_ns = later(left(LOAD(gate->mine->busy_ns), marked_ns), gate->patience_ns);
-        ADD(gate->mine->active_ns, sooner(now_ns - marked_ns, most_ns));
+        const uint64_t most_ns = later(left(LOAD(mine->busy_ns), marked_ns), gate->patience_ns);
+        ADD(mine->active_ns, sooner(now_ns - marked_ns, most_ns));
     }
-    gate->marked_ns = now_ns;
+    STORE(mine->marked_ns, now_ns);
 }
 
 void ct_gate_announce(struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t now_ns)
@@ -171,6 +175,8 @@ void ct_gate_announce(struct ct_gate *gate, const struct ct_gate_wish *wish, uin
     }
     ADD(mine->counts.launches, 1);
     ADD(mine->counts.device_ns, wish->expect_ns);
+    ADD(mine->pieces, wish->pieces ? wish->pieces : 1);
+    be_active(gate, now_ns);
     STORE(mine->recent_ns[(sequence + 1) % CT_GATE_RECENT], now_ns);
     SHOW(mine->busy_ns, after(later(busy_ns, now_ns), wish->expect_ns, now_ns));
     SHOW(mine->next_ns, next_ns);
@@ -178,8 +184,6 @@ void ct_gate_announce(struct ct_gate *gate, const struct ct_gate_wish *wish, uin
     SHOW(mine->waits_ns, 0);
     SHOW(mine->quiet_ns, after(next_ns, patience(gate, wish->low_ns, wish->high_ns), now_ns));
     SHOW(mine->at_ns, now_ns);
-    be_active(gate, now_ns);
-    ADD(mine->pieces, wish->pieces ? wish->pieces : 1);
     /* Several processes of a tenant may launch at once: the count must not lose one, whatever the rest says. */
     atomic_fetch_add_explicit(&mine->sequence, 1, memory_order_release);
 }
@@ -190,6 +194,7 @@ void ct_gate_withdrawn(struct ct_gate *gate, const struct ct_gate_wish *wish, ui
     const uint64_t busy_ns = LOAD(mine->busy_ns);
     ADD(mine->counts.launches, -UINT64_C(1));
     ADD(mine->counts.device_ns, -wish->expect_ns);
+    ADD(mine->pieces, -(uint64_t)(wish->pieces ? wish->pieces : 1));
     if (busy_ns > now_ns)
         STORE(mine->busy_ns, busy_ns - now_ns > wish->expect_ns ? busy_ns - wish->expect_ns : now_ns);
 }
@@ -198,10 +203,10 @@ void ct_gate_rest(struct ct_gate *gate, uint64_t low_ns, uint64_t high_ns, int i
 {
     struct ct_gate_page *mine = gate->mine;
     uint64_t busy_ns = LOAD(mine->busy_ns);
-    if (gate->marked_ns)
+    if (LOAD(mine->marked_ns))
         be_active(gate, now_ns);
     if (is_drained)
-        gate->marked_ns = 0;
+        STORE(mine->marked_ns, 0);
     if (is_drained || busy_ns < now_ns)
         busy_ns = now_ns; /* what a host waits for inside of a call ends before it can launch again */
     if (is_drained)

@@ -89,7 +89,6 @@ struct ct_gate {
     uint64_t grain_ns;                    /* what each kernel of those above waits for at most, of that work; 0: for all */
     uint64_t duty_ppm;                    /* of the time, how much those above were active lately */
     uint64_t duty_from_ns, duty_active_ns; /* since when that is counted, and what their pages said then */
-    uint64_t marked_ns;                   /* until when our own activity is counted; 0: we are idle */
     uint64_t owed_ns;                     /* lost by those above, and not yet charged */
     int is_back;                          /* one above launched while that work ran: it is charged up to its end */
     int has_switched;                     /* ours passed since one above launched: the device need not change hands */

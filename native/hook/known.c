@@ -63,7 +63,7 @@ static void set(struct ct_known *known, uint64_t mean_ns, uint64_t p90_ns, uint6
 {
     known->expect_ns = mean_ns ? mean_ns : 1; /* none means that nobody knows */
     /* One that varies wildly goes only where twice its longest runs would fit; many of a few microseconds are such. */
-    const int is_wild = p99_ns / WILD > mean_ns;
+    const int is_wild = mean_ns < UINT64_MAX / WILD && p99_ns > WILD * mean_ns;
     const uint64_t hardly_ns = !is_wild ? p90_ns : p99_ns <= CT_GATE_DEPTH_NS ? p99_ns : 2 * p99_ns;
     known->sure_ns = hardly_ns > known->expect_ns ? hardly_ns : known->expect_ns;
     known->may_fill = 1;

@@ -43,4 +43,11 @@ void ct_known_learn(struct ct_known *known, const struct ct_histogram *device);
 /* How its blocks lie on the device: how many kernels it has, and how soon those give way, if they do at all (SMs above 0). */
 void ct_known_spread(struct ct_known *known, const struct ct_record_kernel *kernel, uint32_t sms);
 
+/* How long a kernel above waits for one of its blocks at most; 0: until it is over. */
+static inline uint64_t ct_known_grain(const struct ct_known *known)
+{
+    const uint64_t grain_ns = known->expect_ns * known->grain_part >> 16;
+    return grain_ns || !known->grain_part || !known->expect_ns ? grain_ns : 1; /* hardly anything is not all of it */
+}
+
 #endif

@@ -50,7 +50,7 @@ static inline void foresee(struct ct_piece *piece)
                                         .high_ns = next->high_ns,
                                         .may_fill = known->may_fill,
                                         .pieces = known->pieces,
-                                        .grain_ns = known->expect_ns * known->grain_part >> 16};
+                                        .grain_ns = ct_known_grain(known)};
     if (CT_UNLIKELY(!known->is_known && known->tries < TRIES)) /* where nobody is ever still, not every launch looks */
         piece->must_time = known->attempts++ < ATTEMPTS || known->attempts % ATTEMPTS == 0;
 }

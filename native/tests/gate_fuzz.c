@@ -42,16 +42,24 @@ static uint64_t length(void)
 
 static struct ct_gate_wish any_wish(void)
 {
-    return (struct ct_gate_wish){length(), length(), length(), length(), (uint32_t)(draw() % 2)};
+    return (struct ct_gate_wish){.expect_ns = length(),
+                                 .sure_ns = length(),
+                                 .low_ns = length(),
+                                 .high_ns = length(),
+                                 .may_fill = (uint32_t)(draw() % 2),
+                                 .pieces = (uint32_t)length(),
+                                 .grain_ns = draw() % 2 ? length() : 0};
 }
 
 static void scribble(uint64_t now_ns)
 {
     uint64_t *words = (uint64_t *)(file + ct_gate_offset((uint32_t)(draw() % SLOTS)));
     for (int i = 0; i < 6; i++)
-        words[draw() % (draw() % 2 ? 10 : CT_GATE_PAGE_BYTES / 8)] = word_near(now_ns);
+        words[draw() % (draw() % 2 ? 13 : CT_GATE_PAGE_BYTES / 8)] = word_near(now_ns);
     if (draw() % 4 == 0)
         words[5] = draw() % 3; /* its generation */
+    if (draw() % 8 == 0) /* kernels in a launch: of none, of few, of all */
+        words[offsetof(struct ct_gate_page, counts.launches) / 8] = draw() % 2 ? draw() % 3 : draw();
     uint64_t *floor = (uint64_t *)(file + CT_GATE_PAGE_BYTES);
     if (draw() % 4 == 0)
         floor[8 * (draw() % 3)] = word_near(now_ns);
@@ -83,6 +91,7 @@ static void ask(struct ct_gate *gate, uint64_t now_ns)
     struct ct_gate_answer answer = ct_gate_ask(gate, &wish, since_ns, now_ns);
     EXPECT(answer.pass == (answer.reason < CT_GATE_BUSY) && answer.reason < CT_GATE_REASONS);
     EXPECT(answer.until_ns >= now_ns);
+    EXPECT(gate->duty_ppm >= CT_GATE_DUTY_LEAST_PPM && gate->duty_ppm <= 1000000);
     EXPECT(answer.until_ns - now_ns <= SLOTS * CT_GATE_FAR_NS);
     EXPECT(answer.pass || answer.until_ns > now_ns || answer.reason == CT_GATE_CHANGED || now_ns == UINT64_MAX);
     if (answer.pass) {
@@ -129,7 +138,7 @@ static void call(struct ct_gate *gate, uint64_t now_ns)
 static void open_gate(struct ct_gate *gate)
 {
     const uint32_t slot = (uint32_t)(draw() % SLOTS);
-    ct_gate_open(gate, file, (struct ct_gate_page *)(file + ct_gate_offset(slot)),
+    ct_gate_open(gate, file, sizeof file, (struct ct_gate_page *)(file + ct_gate_offset(slot)),
                  (struct ct_gate_floor *)(file + CT_GATE_PAGE_BYTES), slot, (uint32_t)(draw() % 3));
 }
 
@@ -165,9 +174,9 @@ static void it_recovers(void)
         for (uint16_t i = 0; i < SLOTS; i++)
             rules.seat[i] = (struct ct_gate_seat){.generation = (uint32_t)(draw() % 3), .slot = i, .priority = (uint8_t)i};
         ct_roster_write((struct ct_gate_roster *)file, &rules);
-        ct_gate_open(&gate, file, (struct ct_gate_page *)(file + ct_gate_offset(SLOTS - 1)),
+        ct_gate_open(&gate, file, sizeof file, (struct ct_gate_page *)(file + ct_gate_offset(SLOTS - 1)),
                      (struct ct_gate_floor *)(file + CT_GATE_PAGE_BYTES), SLOTS - 1, rules.seat[SLOTS - 1].generation);
-        struct ct_gate_wish wish = {.expect_ns = 50000, .sure_ns = 60000, .may_fill = (uint32_t)(draw() % 2)};
+        struct ct_gate_wish wish = {.expect_ns = 50000, .sure_ns = 60000, .may_fill = (uint32_t)(draw() % 2), .grain_ns = draw() % 9};
         const uint64_t since_ns = now_ns;
         struct ct_gate_answer answer = {0};
         for (int asked = 0; asked < 1000 && !answer.pass; asked++) {

@@ -33,9 +33,12 @@ static void begin(int middle, int low)
     struct ct_gate_rules rules = rules_of(middle, low);
     ct_roster_write((struct ct_gate_roster *)file, &rules);
     for (uint32_t i = 0; i < SLOTS; i++)
-        ct_gate_open(&gates[i], file, page_of((int)i), (struct ct_gate_floor *)(file + CT_GATE_PAGE_BYTES), i, 1);
+        ct_gate_open(&gates[i], file, sizeof file, page_of((int)i),
+                     (struct ct_gate_floor *)(file + CT_GATE_PAGE_BYTES), i, 1);
     struct ct_gate_wish wish = {.expect_ns = 10 * US, .sure_ns = 10 * US, .low_ns = 110 * US, .high_ns = 150 * US};
     ct_gate_announce(&gates[0], &wish, START - 10 * US);
+    for (int i = 0; i < SLOTS; i++)
+        gates[i].duty_from_ns = START; /* how active others are is a sum of words that need not be of one instant */
 }
 
 /* ---- what the threads do ------------------------------------------------------------------------------------------- */
@@ -182,7 +185,8 @@ static const char *judge_survivors(const uint64_t *memory)
         }
     for (uint32_t slot = 1; slot < SLOTS; slot++) {
         struct ct_gate_page *page = (struct ct_gate_page *)(later + ct_gate_offset(slot));
-        ct_gate_open(&survivor, later, page, (struct ct_gate_floor *)(later + CT_GATE_PAGE_BYTES), slot, 1);
+        ct_gate_open(&survivor, later, sizeof later, page, (struct ct_gate_floor *)(later + CT_GATE_PAGE_BYTES), slot,
+                     1);
         struct ct_gate_wish wish = {.expect_ns = US, .sure_ns = US};
         const uint64_t since_ns = START + 50 * US;
         uint64_t now_ns = since_ns;

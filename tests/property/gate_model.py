@@ -2,169 +2,47 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-from cotenant.domain.gate import GatePolicy, GateRules, GateSeat
-
-US: Final = 1000
-MS: Final = 1000 * US
-NEVER: Final = 2**64 - 1
-TOP, FREE, GAP, LEAST, RISK, STUCK = range(6)
-BUSY, TIGHT, DUE, BOUND, OTHER, PAUSED, CHANGED, DEBT = range(8, 16)
-LEAD, DEPTH, LOOK = 60 * US, 100 * US, 50 * US
-RISK_AFTER, BURST, HARD_DEBT, STUCK_AFTER = 10 * MS, 30 * MS, 120 * MS, 100 * MS
-DEBT_MOST = FAR = 60_000 * MS
-CLOSED, AGAIN, PAUSE_LOOK, PATIENCE_LEAST, WAITED_FOR = 2000 * MS, 2 * US, 5 * MS, 250 * US, 50 * US
-SPARE = 20 * MS
-RECENT, PPM = 32, 10**6
-
-Wish = tuple[int, int, int, int, int]
-"""expect, sure, low, high, may_fill"""
-Page = dict[str, int]
-Answer = tuple[int, int, int]
-
-WORDS: Final = ("sequence", "at_ns", "quiet_ns", "next_ns", "busy_ns", "generation")
-WISHES: Final = ("latest_ns", "waits_ns", "wanted_ns", "asked_ns")
-COUNTS: Final = (
-    *("launches", "device_ns", "filled_ns", "waits", "waited_ns", "overruns", "overrun_ns", "admitted", "submitted"),
-    *("late", "late_ns", "stale", "foreseen", "early", "miss_ns", "confirmed", "stuck"),
+from cotenant.domain.gate import GatePolicy
+from tests.property.gate_ledger import Ledger
+from tests.property.gate_sums import (
+    AGAIN,
+    BESIDE,
+    BOUND,
+    BURST,
+    BUSY,
+    DEBT,
+    DEPTH,
+    DUE,
+    FREE,
+    GAP,
+    HARD_DEBT,
+    LEAD,
+    LEAST,
+    LOOK,
+    NEVER,
+    OTHER,
+    PAUSE_LOOK,
+    PAUSED,
+    RISK,
+    RISK_AFTER,
+    SPARE,
+    STUCK,
+    STUCK_AFTER,
+    TIGHT,
+    TOP,
+    WAITED_FOR,
+    Answer,
+    Page,
+    Wish,
+    earned_in,
+    loss_at,
+    pace_of,
+    yielded,
 )
 
 
-def earned_in(amount: int, ppm: int) -> int:
-    return min(amount * PPM // min(ppm, PPM), DEBT_MOST) if ppm else CLOSED
-
-
-def loss_of(holder: Page, until: int, now: int) -> int:
-    """What the holder loses in the mean if our work ends then: it comes at any instant from earliest to latest."""
-    begin = max(holder["next_ns"], now)
-    over, width = max(until - begin, 0), max(holder["latest_ns"] - begin, now - holder["next_ns"], 0)
-    if over >= width:
-        return over - width // 2
-    return over * over // width // 2 if over < 2**32 - 1 else over // 2
-
-
-class Device:
-    """The file: what the node says, the floor, and a page for each slot."""
-
-    def __init__(self, slots: int) -> None:
-        self.rules, self.writes, self.debt_ns = GateRules(seats=()), 0, 0
-        self.pages = [new_page() for _ in range(slots)]
-
-    def write(self, rules: GateRules) -> None:
-        self.rules, self.writes = rules, self.writes + 1
-
-
-def new_page() -> Page:
-    return dict.fromkeys((*WORDS, *WISHES, *COUNTS, *(f"passed {reason}" for reason in range(16))), 0)
-
-
-class Tenant:
-    """One process of a tenant."""
-
-    def __init__(self, device: Device, slot: int, generation: int) -> None:
-        self.device, self.slot, self.generation = device, slot, generation
-        self.writes, self.orphan = -1, new_page()
-        self.above: list[GateSeat] = []
-        self.seen: dict[GateSeat, int] = {}
-        self.unconfirmed = self.unconfirmed_ns = 0
-        self.charged_from = self.charged_until = self.owed = self.least_until = 0
-        self.is_back = self.has_switched = False
-        self.spent = 0
-        self.must_ask()
-
-    # ---- the roster
-
-    def must_ask(self) -> bool:
-        rules = self.device.rules
-        if self.writes != self.device.writes:
-            self.writes = self.device.writes
-            self.seat = next((s for s in rules.seats if (s.slot, s.generation) == (self.slot, self.generation)), None)
-            priority = self.seat.priority if self.seat else 10
-            others = [s for s in rules.seats if s is not self.seat]
-            known = {(s.slot, s.generation): seen for s, seen in self.seen.items()}
-            self.above = [s for s in others if s.priority < priority]
-            self.beside = [s for s in others if s.priority >= priority]
-            pages = self.device.pages
-            self.seen = {s: known.get((s.slot, s.generation), pages[s.slot]["sequence"]) for s in self.above}
-            self.page = pages[self.slot] if self.seat else self.orphan
-            if self.seat and self.page["generation"] != self.generation:
-                kept = {"sequence": self.page["sequence"], "asked_ns": self.page["asked_ns"]}
-                self.page.update(new_page() | kept | {"generation": self.generation})
-        self.rules, self.is_paused = rules, bool(self.seat and self.seat.paused)
-        asks = self.is_paused or bool(rules.policy is not GatePolicy.OPEN and self.above)
-        if not asks:
-            self.unconfirmed = self.unconfirmed_ns = self.charged_until = self.owed = 0
-        return asks
-
-    def page_of(self, seat: GateSeat) -> Page | None:
-        page = self.device.pages[seat.slot]
-        return page if page["generation"] == seat.generation else None
-
-    # ---- what the own page says
-
-    def patience(self, low: int, high: int) -> int:
-        most, spread = self.rules.patience_ns, max(high - low, 0)
-        return max(most if not high or spread > most // 4 else 4 * spread, PATIENCE_LEAST)
-
-    def announce(self, wish: Wish, now: int) -> None:
-        expect, _, low, high, _ = wish
-        page, far = self.page, now + FAR
-        if page["at_ns"] and page["next_ns"] > page["at_ns"]:
-            page["foreseen"] += 1
-            page["early"] += now < page["next_ns"]
-            page["miss_ns"] += abs(now - page["next_ns"])
-        page["launches"] += 1
-        page["device_ns"] += expect
-        page["busy_ns"] = min(max(page["busy_ns"], now) + expect, far)
-        page["next_ns"] = min(now + low, far)
-        page["latest_ns"], page["waits_ns"] = min(now + high, far), 0
-        page["quiet_ns"] = min(page["next_ns"] + self.patience(low, high), far)
-        page["at_ns"] = now
-        page["sequence"] += 1
-        page[f"recent {page['sequence'] % RECENT}"] = now
-
-    def rest(self, low: int, high: int, is_drained: bool, now: int) -> None:
-        page, far = self.page, now + FAR
-        busy = now if is_drained else max(page["busy_ns"], now)
-        if is_drained:
-            page["busy_ns"] = busy
-        page["latest_ns"], page["waits_ns"] = min(busy + high, far), 0 if is_drained else now
-        page["next_ns"] = min(busy + low, far)
-        page["quiet_ns"] = min(busy + low + self.patience(low, high), far)
-
-    # ---- the debt
-
-    def debt(self, now: int) -> int:
-        return max(self.device.debt_ns - now, 0)
-
-    def charge(self, lost: int, now: int) -> None:
-        self.device.debt_ns = now + min(self.debt(now) + earned_in(lost, self.rules.delay_ppm), DEBT_MOST)
-        self.page["overruns"] += 1
-        self.page["overrun_ns"] += lost
-
-    def first_back(self) -> int:
-        """When the first of those above launched since we were admitted."""
-        first = NEVER
-        for seat, seen in self.seen.items():
-            page = self.page_of(seat)
-            if page and page["sequence"] != seen:
-                oldest = max(seen + 1, page["sequence"] - RECENT + 2)
-                first = min(first, max(page.get(f"recent {oldest % RECENT}", 0), self.charged_from))
-        return first
-
-    def settle(self, now: int) -> None:
-        back = self.first_back()
-        if back != NEVER:
-            if back < self.charged_until and not self.is_back:
-                self.charge(self.charged_until - back, now)
-            self.is_back, self.has_switched = True, False
-            for seat in self.above:
-                page = self.page_of(seat)
-                self.seen[seat] = page["sequence"] if page else self.seen[seat]
-        if self.owed:
-            self.charge(self.owed, now)
-        self.owed = 0
+class Tenant(Ledger):
+    """One process of a tenant: may it launch, and what follows."""
 
     # ---- may it go?
 
@@ -198,9 +76,13 @@ class Tenant:
         self.page["wanted_ns"] = 0
         if reason == RISK:
             self.charge(self.weight(expect) + 1, now)
-        if reason == GAP and self.cost():
+        if reason in {GAP, BESIDE} and self.cost():
             self.charge(self.cost(), now)
         self.has_switched = True
+        if self.charged_until <= now:
+            self.grain = wish[5]
+        elif self.grain:
+            self.grain = max(self.grain, wish[5]) if wish[5] else 0
         if reason == GAP:
             self.page["filled_ns"] += expect
         if reason == LEAST and self.seat:
@@ -233,17 +115,17 @@ class Tenant:
     def spendable_at(self, loss: int, worth: int, since: int, now: int) -> int:
         if self.rules.policy is not GatePolicy.FILL or not self.rules.delay_ppm:
             return NEVER
-        earned, debt = earned_in(loss, self.rules.delay_ppm), self.debt(now)
+        earned, debt = earned_in(loss, self.spared_ppm()), self.debt(now)
         if loss <= worth // 4:
             return max(max(self.spent, now - SPARE) + earned, now + max(debt - BURST, 0))
         return max(max(self.spent, since) + earned, now + debt)
 
     def spend(self, loss: int, now: int) -> None:
-        self.spent = max(self.spent, now - SPARE) + earned_in(loss, self.rules.delay_ppm)
+        self.spent = max(self.spent, now - SPARE) + earned_in(loss, self.spared_ppm())
 
     def decide_gap(self, wish: Wish, holder: Page, quiet: int, since: int, now: int) -> tuple[int, int]:
         """The holder is the one that is expected back first."""
-        expect, sure, _, _, may_fill = wish
+        expect, sure, _, _, may_fill, grain, _ = wish
         sure, end = max(sure, expect), holder["next_ns"]
         submitted, debt = self.submitted_ns(now), self.debt(now)
         cost, loss = self.cost(), 0
@@ -253,10 +135,11 @@ class Tenant:
         if debt > HARD_DEBT:
             return DEBT, now + debt - HARD_DEBT
         if cost or begin + sure > end:
-            mean, worst = loss_of(holder, begin + expect, now), loss_of(holder, begin + sure, now)
+            mean, worst = loss_at(holder, begin + expect, now), loss_at(holder, begin + sure, now)
             loss = mean - mean // 4 + worst // 4 + cost + 1
+            loss = min(loss, self.loss_beside(wish, now)) if grain and not cost else loss
             spend = self.spendable_at(loss, expect, since, now)
-            if spend > now:
+            if loss and spend > now:
                 last = max(holder["busy_ns"] - holder["at_ns"], 0)
                 return (TIGHT, min(spend, end + last)) if now < end else (DUE, min(spend, quiet))
         if submitted > LEAD // 2 and submitted + expect > DEPTH:
@@ -267,12 +150,45 @@ class Tenant:
             self.spend(loss, now)
         return GAP, now
 
+    def look(self, now: int) -> tuple[list[Page], list[Page], int]:
+        """Those above that have launched, those of them that are expected back, and when their work is over."""
+        pages = [page for page in map(self.page_of, self.above) if page and page["sequence"]]
+        expected = [page for page in pages if now < page["quiet_ns"] and not self.is_asking(page, now)]
+        return pages, expected, max([now, *(self.busy_of(page, now) for page in pages)])
+
+    def loss_beside(self, wish: Wish, now: int) -> int:
+        """What those above lose to blocks that give way: half of one for each of their kernels that come meanwhile."""
+        pages, expected, busy = self.look(now)
+        begin = now if now < busy else max(min(page["next_ns"] for page in expected), now)
+        over = max(now + self.submitted_ns(now) + wish[0] - begin, 0)
+        active = [page for page in pages if self.busy_of(page, now) > now or any(page is other for other in expected)]
+        pieces = min(over, 2**32 - 1) * min(sum(map(pace_of, active)), 2**32 - 1) // 10**9
+        return min(yielded(pieces + 1, wish[5]) + 1, NEVER) if over else 0
+
+    def decide_beside(self, wish: Wish, since: int, now: int) -> tuple[int, int]:
+        """BESIDE, or what keeps it from that; TIGHT until it can be spared."""
+        expect, sure, _, _, _, grain, _ = wish
+        if not grain or not expect:
+            return TIGHT, NEVER
+        loss, submitted = self.loss_beside(wish, now), self.submitted_ns(now)
+        at = self.spendable_at(loss, expect, since, now)
+        if at > now:
+            return TIGHT, at
+        if submitted > LEAD // 2 and submitted + expect > DEPTH:
+            return BOUND, now + submitted - LEAD // 2
+        _, expected, busy = self.look(now)
+        if now >= busy:
+            room = max(min(page["next_ns"] for page in expected) - now - submitted, 0)
+            if self.better_waits(max(sure, expect), room, since, now):
+                return OTHER, now + AGAIN
+        if loss:
+            self.spend(loss, now)
+        return BESIDE, now
+
     def decide(self, wish: Wish, since: int, now: int) -> tuple[int, int]:
         """The reason, and until when to wait if it is one to wait."""
         expect = wish[0]
-        pages = [page for page in map(self.page_of, self.above) if page and page["sequence"]]
-        expected = [page for page in pages if now < page["quiet_ns"] and not self.is_asking(page, now)]
-        busy = max([now, *(self.busy_of(page, now) for page in pages)])
+        _, expected, busy = self.look(now)
         quiet = max([busy, *(page["quiet_ns"] for page in expected)])
         if not expected and busy == now:
             return self.decide_free(expect, self.submitted_ns(now), now)
@@ -282,7 +198,13 @@ class Tenant:
             reason, until = DUE, quiet
         else:
             reason, until = self.decide_gap(wish, min(expected, key=lambda page: page["next_ns"]), quiet, since, now)
-        if reason not in {BUSY, TIGHT, DUE} or self.submitted_ns(now):
+        if reason not in {BUSY, TIGHT, DUE}:
+            return reason, until
+        beside, at = self.decide_beside(wish, since, now)
+        if beside != TIGHT:
+            return beside, at
+        until = min(until, at)
+        if self.submitted_ns(now):
             return reason, until
         risk = max(self.spendable_at(self.weight(expect) + 1, 0, since, now), 0 if expect else since + RISK_AFTER)
         if risk > now:
@@ -291,7 +213,7 @@ class Tenant:
         return RISK, now
 
     def ask(self, wish: Wish, since: int, now: int) -> Answer:
-        expect, sure, _, _, may_fill = wish
+        expect, sure, _, _, may_fill, _, _ = wish
         if not self.must_ask():
             self.announce(wish, now)
             self.page["wanted_ns"] = 0

@@ -9,7 +9,7 @@ from typing import Final
 from cotenant import _native
 from cotenant.domain.gate import GatePolicy, GateRules, GateSeat
 from cotenant.policy.schedule import roster
-from tests.property.gate_model import MS, US
+from tests.property.gate_sums import MS, US
 
 NAMES: Final = ("online", "training", "batch")
 PRIORITIES: Final = (0, 5, 7)
@@ -20,6 +20,7 @@ REASONS: Final = {
     3: "its share is due",
     4: "it waited long",
     5: "nothing ends",
+    6: "it gives way block by block",
     8: "one above is busy",
     9: "it does not fit",
     10: "one above is due",
@@ -48,13 +49,13 @@ class Story:
             GateSeat(slot, 1, PRIORITIES[slot], online=slot == 0, paused=name == paused)
             for slot, name in enumerate(NAMES)
         ]
-        roster.write_roster(self.file, GateRules(policy, seats=tuple(seats)))
+        roster.write_roster(self.file, GateRules(policy, switch_ns=0, seats=tuple(seats)))
         return f"the node says: {policy.value}" + (f", {paused} paused" if paused else "")
 
-    def launch(self, name: str, expect_us: int, back_us: int = 0) -> str:
+    def launch(self, name: str, expect_us: int, back_us: int = 0, grain_us: int = 0) -> str:
         """One ask, or launch, and what comes of it. After `back_us` the host launches again, as it thinks."""
         gate, low = self.gates[name], back_us * US
-        wish = (expect_us * US, expect_us * US, low, low and low + 50 * US, 1)
+        wish = (expect_us * US, expect_us * US, low, low and low + 50 * US, 1, grain_us * US, 1)
         self.since[name] = self.since[name] or self.now
         passes, reason, until = gate.ask(wish, self.since[name], self.now)
         if passes:
@@ -63,7 +64,8 @@ class Story:
         verdict = "passes" if passes else f"waits until {(until - START) / US:.1f} us"
         owed = max(struct.unpack_from("<Q", self.file, DEBT_AT)[0] - self.now, 0)
         debt = f" (debt {owed / MS:.2f} ms)" if owed else ""
-        return f"{name} wants {expect_us} us: {verdict}, {REASONS[reason]}{debt}"
+        blocks = f" in blocks of {grain_us} us" if grain_us else ""
+        return f"{name} wants {expect_us} us{blocks}: {verdict}, {REASONS[reason]}{debt}"
 
     def over(self, name: str, expect_us: int) -> str:
         self.gates[name].confirmed(expect_us * US, self.now)
@@ -96,14 +98,15 @@ def told() -> Iterator[str]:
         (226, lambda: story.wait("online")),
         (230, lambda: story.launch("training", 100)),
         (330, lambda: story.over("training", 100)),
-        (5000, lambda: story.launch("training", 3000)),  # nobody is there
-        (5010, lambda: story.launch("batch", 40)),
-        (5100, lambda: story.launch("online", 20, 400)),  # and comes back
-        (5110, lambda: story.launch("training", 50)),
-        (8000, lambda: story.over("training", 3000)),
-        (8100, lambda: story.launch("batch", 40)),
-        (8200, lambda: story.launch("online", 20, 400)),
-        (8250, lambda: story.launch("training", 50)),
+        (5000, lambda: story.launch("training", 900)),  # nobody is there, but so much is owed
+        (20_000, lambda: story.launch("training", 900)),
+        (20_010, lambda: story.launch("batch", 40)),
+        (20_100, lambda: story.launch("online", 20, 400)),  # and comes back
+        (20_110, lambda: story.launch("training", 50)),
+        (20_900, lambda: story.over("training", 900)),
+        (21_000, lambda: story.launch("batch", 40)),
+        (21_100, lambda: story.launch("online", 20, 400)),
+        (21_150, lambda: story.launch("training", 50)),
         (150_000, lambda: story.launch("online", 20, 400)),
         (150_025, lambda: story.launch("training", 50)),  # paid off so far that gaps are open again
         (150_080, lambda: story.over("training", 50)),
@@ -119,6 +122,15 @@ def told() -> Iterator[str]:
         (303_000, lambda: story.launch("training", 50)),
         (303_010, lambda: story.rule(GatePolicy.OPEN)),
         (303_011, lambda: story.launch("batch", 40)),
+        (303_051, lambda: story.over("batch", 40)),
+        (400_000, lambda: story.rule(GatePolicy.FILL)),
+        (400_001, lambda: story.launch("online", 900, 100)),
+        (400_101, lambda: story.launch("online", 900, 100)),
+        (400_201, lambda: story.launch("online", 900, 100)),
+        (400_210, lambda: story.launch("batch", 200)),
+        (400_220, lambda: story.launch("training", 200, grain_us=4)),  # beside work that keeps the device busy
+        (400_301, lambda: story.launch("online", 900, 100)),  # which loses a part of a block
+        (400_310, lambda: story.launch("training", 200, grain_us=4)),
     ]
     for now_us, deed in deeds:
         story.at(now_us)

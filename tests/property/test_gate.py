@@ -13,23 +13,37 @@ from cotenant import _native
 from cotenant.domain.gate import GatePolicy, GateRules, GateSeat
 from cotenant.policy.schedule import roster
 from tests.property import gate_model as model
-from tests.property.gate_model import MS, US, Page, Wish
+from tests.property import gate_sums as sums
+from tests.property.gate_ledger import Device
+from tests.property.gate_sums import MS, US, Answer, Page, Wish
 
 SLOTS = 5
 DEBT_AT = roster.PAGE_BYTES + 64
 
 few_ns = st.sampled_from([20 * US, 0, 1, US, 70 * US, 150 * US, 600 * US, 3 * MS, 40 * MS])
 steps_ns = st.sampled_from([2 * US, 0, 1, 15 * US, 50 * US, 90 * US, 400 * US, 2 * MS, 11 * MS])
+grains_ns = st.sampled_from([0, 0, 0, 1, US, 5 * US, 100 * US, 3 * MS])
+counts = st.sampled_from([1, 1, 0, 7, 60])
 kernels = st.builds(
-    lambda expect, more, low, spread, may_fill: (expect, expect + more, low, low and low + spread, int(may_fill != 0)),
+    lambda expect, more, low, spread, may_fill, grain, pieces: (
+        *(expect, expect + more, low, low and low + spread),
+        *(int(may_fill != 0), grain, pieces),
+    ),
     few_ns,
     st.sampled_from([0, 0, 1, 10 * US]),
     st.sampled_from([900 * US, 0, 200 * US, 5 * MS]),
     few_ns,
     st.integers(0, 6),
+    grains_ns,
+    counts,
 )
-wishes = st.one_of(kernels, kernels, kernels, st.tuples(few_ns, few_ns, few_ns, few_ns, st.integers(0, 1)))
-short = st.sampled_from([20 * US, 25 * US, 60 * US]).map(lambda expect: (expect, expect, 0, 0, 1))
+any_wishes = st.tuples(few_ns, few_ns, few_ns, few_ns, st.integers(0, 1), grains_ns, counts)
+wishes = st.one_of(kernels, kernels, kernels, any_wishes)
+short = st.builds(
+    lambda expect, grain: (expect, expect, 0, 0, 1, grain, 1),
+    st.sampled_from([20 * US, 25 * US, 60 * US]),
+    st.sampled_from([0, 0, 2 * US]),
+)
 rarely = st.integers(0, 5).map(lambda drawn: drawn == 5)
 seats = st.tuples(st.integers(0, 3), rarely, st.sampled_from([0, 0, 0, 0, 50_000, 1_000_000]))
 gaps_ns = st.sampled_from([200 * US, 900 * US, 70 * US])
@@ -54,6 +68,8 @@ class Pair:
     """What it waits with."""
     pending: list[Wish] = field(default_factory=list)
     """Admitted below others, and not confirmed."""
+    is_rebound: bool = False
+    """The bound changed since: what is of unknown length counts as much as the bound, as it was or as it is."""
 
 
 class File:
@@ -62,11 +78,13 @@ class File:
     def __init__(self) -> None:
         self.bytes = bytearray(roster.file_bytes(SLOTS))
         roster.format_roster(self.bytes, SLOTS)
-        self.device = model.Device(SLOTS)
+        self.device = Device(SLOTS)
         self.rules = GateRules(seats=())
         self.pairs: dict[int, Pair] = {}
 
     def write(self, new: GateRules) -> None:
+        for pair in self.pairs.values():
+            pair.is_rebound = bool(pair.pending) and (pair.is_rebound or new.bound_ns != self.rules.bound_ns)
         self.rules = new
         self.device.write(new)
         roster.write_roster(self.bytes, new)
@@ -82,11 +100,11 @@ class File:
     def debt_ns(self) -> int:
         return int(struct.unpack_from("<Q", self.bytes, DEBT_AT)[0])
 
-    def ask(self, slot: int, wish: Wish, now: int) -> model.Answer:
+    def ask(self, slot: int, wish: Wish, now: int) -> Answer:
         pair = self.pairs[slot]
         pair.since_ns = now if pair.since_ns is None else pair.since_ns
         pair.wish = wish
-        answer: model.Answer = pair.native.ask(wish, pair.since_ns, now)
+        answer: Answer = pair.native.ask(wish, pair.since_ns, now)
         assert answer == pair.plain.ask(wish, pair.since_ns, now)
         return answer
 
@@ -97,14 +115,14 @@ class File:
             page |= {f"passed {reason}": count for reason, count in enumerate(page["passed"])}
             shown = {name: value for name, value in plain.items() if not name.startswith("recent")}
             assert {name: page[name] for name in shown} == shown, slot
-            assert page["recent_ns"] == [plain.get(f"recent {number}", 0) for number in range(model.RECENT)]
+            assert page["recent_ns"] == [plain.get(f"recent {number}", 0) for number in range(sums.RECENT)]
             assert page["stale"] == 0
             assert sum(page["overrun"]) == page["overruns"]
             assert sum(page["waited"]) == page["waits"]
 
 
 def is_active(page: Page, patience_ns: int, now: int) -> bool:
-    is_asking = page["wanted_ns"] != 0 and abs(now - page["asked_ns"]) <= model.LOOK
+    is_asking = page["wanted_ns"] != 0 and abs(now - page["asked_ns"]) <= sums.LOOK
     is_busy = page["busy_ns"] > now or (page["waits_ns"] > 0 and now < page["busy_ns"] + patience_ns)
     return page["sequence"] > 0 and (is_busy or (now < page["quiet_ns"] and not is_asking))
 
@@ -163,9 +181,9 @@ class GateMachine(RuleBasedStateMachine):
         """The others ask while one is busy, and again, in either order, when its work is over."""
         holder, *slots = sorted(self.file.pairs)
         calm = [msgspec.structs.replace(seat, paused=False, least_ppm=0) for seat in self.file.rules.seats]
-        self.file.write(GateRules(seats=tuple(calm)))
+        self.file.write(GateRules(switch_ns=0, seats=tuple(calm)))
         self.now += 200 * MS
-        self.launch(holder, (20 * US, 20 * US, gap_ns, gap_ns + 100 * US, 1))
+        self.launch(holder, (20 * US, 20 * US, gap_ns, gap_ns + 100 * US, 1, 0, 1))
         asking = list(zip(slots, others, strict=False))
         for slot, wish in asking:
             self.launch(slot, self.file.pairs[slot].wish or wish)
@@ -182,14 +200,12 @@ class GateMachine(RuleBasedStateMachine):
         passes, reason, until_ns = self.file.ask(slot, wish, self.now)
         self.check_promises(slot, wish, before, debt_ns, (passes, reason, until_ns))
         if passes:
-            pair.pending = [*pair.pending, wish] if reason != model.TOP else []  # one at the top is not counted
+            pair.pending = [*pair.pending, wish] if reason != sums.TOP else []  # one at the top is not counted
             pair.since_ns = pair.wish = None
         self.file.check_same()
         return until_ns
 
-    def check_promises(
-        self, slot: int, wish: Wish, before: dict[GateSeat, Page], debt_ns: int, answer: model.Answer
-    ) -> None:
+    def check_promises(self, slot: int, wish: Wish, before: dict[GateSeat, Page], debt_ns: int, answer: Answer) -> None:
         """From the pages before the answer alone, and not from how it is found."""
         passes, reason, until_ns = answer
         pair, rules, now = self.file.pairs[slot], self.file.rules, self.now
@@ -199,46 +215,53 @@ class GateMachine(RuleBasedStateMachine):
         above = [page for seat, page in valid.items() if seat.priority < priority]
         active = [page for page in above if is_active(page, rules.patience_ns, now)]
         if mine and mine.paused:
-            assert (passes, reason) == (0, model.PAUSED)
+            assert (passes, reason) == (0, sums.PAUSED)
             return
         if rules.policy is GatePolicy.OPEN or not any(seat.priority < priority for seat in before if seat != mine):
-            assert (passes, reason) == (1, model.TOP)
+            assert (passes, reason) == (1, sums.TOP)
             return
-        assert passes == (reason < model.BUSY)
+        assert passes == (reason < sums.BUSY)
         if not passes:
-            assert now < until_ns <= now + model.FAR
+            assert now < until_ns <= now + sums.FAR
             return
         if active and rules.policy is GatePolicy.STRICT:
-            assert reason in {model.LEAST, model.STUCK}
+            assert reason in {sums.LEAST, sums.STUCK}
         own = before[mine]["busy_ns"] if mine else pair.plain.orphan["busy_ns"] - wish[0]
         beside = [page["busy_ns"] for seat, page in valid.items() if seat.priority >= priority]
         outstanding = sum(max(busy_ns - now, 0) for busy_ns in [own, *beside])
         expect, sure = wish[0], max(wish[:2])
-        if reason == model.GAP:
+        if reason == sums.GAP:
             assert wish[4]
             assert all(page["busy_ns"] <= now for page in active)
             expected = [page for page in active if page["quiet_ns"] > now]
             if any(now + outstanding + sure > page["next_ns"] for page in expected):  # then it is to be spared
-                assert debt_ns <= model.BURST
+                assert debt_ns <= sums.BURST
                 assert rules.delay_ppm
-            assert outstanding + expect <= max(model.DEPTH, model.LEAD // 2 + expect)
+            assert outstanding + expect <= max(sums.DEPTH, sums.LEAD // 2 + expect)
             end_ns = max(min(page["next_ns"] for page in expected), now + outstanding)
             self.check_best(slot, priority, sure, end_ns - now - outstanding)
-        if reason == model.FREE:
+        if reason == sums.FREE:
             assert not active
-            assert outstanding + expect <= max(rules.bound_ns, min(model.LEAD, rules.bound_ns) + expect)
-            assert debt_ns <= model.BURST or not rules.delay_ppm
-        if reason == model.RISK:
+            assert outstanding + expect <= max(rules.bound_ns, min(sums.LEAD, rules.bound_ns) + expect)
+            assert debt_ns <= sums.BURST or not rules.delay_ppm
+        if reason == sums.BESIDE:
+            assert wish[5]
+            assert expect
+            assert active
+            assert rules.delay_ppm
+            assert debt_ns <= sums.BURST
+            assert outstanding + expect <= max(sums.DEPTH, sums.LEAD // 2 + expect)
+        if reason == sums.RISK:
             assert debt_ns == 0
             assert outstanding == 0
-        if reason != model.STUCK:
+        if reason != sums.STUCK and not pair.is_rebound:
             assert len(pair.pending) < 2 or sum(w[0] for w in pair.pending) + expect <= rules.bound_ns
 
     def check_best(self, slot: int, priority: int, sure: int, room: int) -> None:
         """Nobody who waits, and would fit, came before: by priority, then the longest, then the slot."""
         rules, pair = self.file.rules, self.file.pairs[slot]
         room -= 2 * rules.switch_ns
-        is_old = pair.since_ns is not None and self.now - pair.since_ns >= model.RISK_AFTER
+        is_old = pair.since_ns is not None and self.now - pair.since_ns >= sums.RISK_AFTER
         for seat in rules.seats:
             other = self.file.pairs.get(seat.slot)
             if seat.slot == slot or other is None or other.wish is None:
@@ -246,7 +269,7 @@ class GateMachine(RuleBasedStateMachine):
             page = self.file.page(seat.slot)
             longest = max(other.wish[:2])
             is_there = seat.generation == self.generations[seat.slot]
-            is_waiting = is_there and page["wanted_ns"] == longest + 1 and self.now - page["asked_ns"] <= model.LOOK
+            is_waiting = is_there and page["wanted_ns"] == longest + 1 and self.now - page["asked_ns"] <= sums.LOOK
             if is_waiting and longest <= room and not (is_old and seat.priority == priority):
                 assert (priority, -sure, slot) < (seat.priority, -longest, seat.slot)
 

@@ -18,8 +18,8 @@ from cotenant.format.toml import ShareOfWhole
 from cotenant.machine.node import NodeMachine
 from cotenant.machine.seats import seat_of
 from cotenant.policy.schedule import roster
-from tests.property import gate_model as model
-from tests.property.gate_model import MS, US, Wish
+from tests.property import gate_sums as sums
+from tests.property.gate_sums import MS, US, Wish
 
 START = 1_000_000_000
 CLAIM_AT = roster.PAGE_BYTES
@@ -65,21 +65,43 @@ class Losses:
     in_flight_ns: int
 
 
+def greatest_duty_ppm(actives: list[tuple[int, int]]) -> int:
+    """Of any stretch of time that is long enough to tell, the part for which the holder was active; the greatest."""
+    parts = [
+        min((until_active - from_active) * sums.PPM // (until - begin), sums.PPM)
+        for number, (begin, from_active) in enumerate(actives)
+        for until, until_active in actives[number + 1 :]
+        if until - begin >= sums.DUTY
+    ]
+    return max([sums.DUTY_LEAST, *parts])
+
+
 def play(  # one holder that lies, and tenants below that never stop asking
-    rules: GateRules, lies: list[tuple[int, int]], kernels: list[int], late_ns: int = 0, *, forgiving: bool = False
+    rules: GateRules,
+    lies: list[tuple[int, int]],
+    kernels: list[int],
+    late_ns: int = 0,
+    grain_ns: int = 0,
+    *,
+    rests: bool = False,
+    forgiving: bool = False,
 ) -> Losses:
     file = device(rules)
     holder, *below = gates(file, len(rules.seats))
     slots = range(1, len(rules.seats))
     now, back, waiting, true_ns = START, START, [START] * len(below), 0
     is_running = dict.fromkeys(slots, False)
+    actives, low_ns = [], 0
     for turn in range(400):
         if now >= back:
             low_ns, really_ns = lies[turn % len(lies)]
-            holder.announce((20 * US, 20 * US, low_ns, low_ns + 100 * US, 1), now)
+            holder.announce((20 * US, 20 * US, low_ns, low_ns + 100 * US, 1, 0, 1), now)
             back = now + really_ns
             true_ns += sum(max(read(file, slot, "busy_ns") - now, 0) for slot in slots if is_running[slot])
             is_running = dict.fromkeys(slots, False)  # the first return counts: from then on all of it is lost
+        elif rests and now >= read(file, 0, "busy_ns"):
+            holder.rest(low_ns, low_ns + 100 * US, True, now)
+        actives.append((now, read(file, 0, "active_ns")))
         soonest = back
         for slot, gate, expect in zip(slots, below, kernels, strict=True):
             if forgiving:
@@ -87,7 +109,7 @@ def play(  # one holder that lies, and tenants below that never stop asking
             if read(file, slot, "busy_ns") <= now:
                 while read(file, slot, "confirmed") < read(file, slot, "submitted"):
                     gate.confirmed(expect, now)
-            wish: Wish = (expect, expect, 0, 0, 1)
+            wish: Wish = (expect, expect, 0, 0, 1, grain_ns and min(grain_ns, expect), 1)
             passes, _, until = gate.ask(wish, waiting[slot - 1], now)
             if passes:
                 gate.submitted(wish, True, now)
@@ -97,8 +119,10 @@ def play(  # one holder that lies, and tenants below that never stop asking
             soonest = min(soonest, max(until, now + 7 * US))
         now = soonest
     longest, bound_ns = max(kernels), rules.bound_ns
-    in_flight = max(bound_ns, 2 * longest, model.LEAD + longest) + late_ns * max(2, bound_ns // min(kernels) + 1)
-    most = (now - START + model.HARD_DEBT) * rules.delay_ppm // model.PPM
+    in_flight = max(bound_ns, 2 * longest, sums.LEAD + longest) + late_ns * max(2, bound_ns // min(kernels) + 1)
+    assert read(file, 0, "active_ns") <= now - START
+    spared_ppm = rules.delay_ppm * greatest_duty_ppm(actives) // sums.PPM
+    most = (now - START + sums.HARD_DEBT) * spared_ppm // sums.PPM
     most += len(below) * (in_flight + rules.switch_ns) + sum(read(file, slot, "overruns") for slot in slots)
     charged = sum(read(file, slot, "overrun_ns") for slot in slots)
     return Losses(charged, true_ns, most, len(below) * in_flight)
@@ -112,20 +136,32 @@ def play(  # one holder that lies, and tenants below that never stop asking
     lies=st.lists(st.tuples(st.sampled_from([0, 200 * US, 50 * MS]), lengths_ns), min_size=3, max_size=6),
     kernels=st.lists(lengths_ns, min_size=2, max_size=3),
     late_ns=st.sampled_from([0, 0, 300 * US]),
+    grain_ns=st.sampled_from([0, 0, 3 * US, 100 * US, 2 * MS]),
+    rests=st.booleans(),
 )
 def test_what_those_above_lose_is_bounded_whatever_they_foresee(
-    delay_ppm: int, bound_ns: int, switch_ns: int, lies: list[tuple[int, int]], kernels: list[int], late_ns: int
+    delay_ppm: int,
+    bound_ns: int,
+    switch_ns: int,
+    lies: list[tuple[int, int]],
+    kernels: list[int],
+    late_ns: int,
+    grain_ns: int,
+    rests: bool,
 ) -> None:
     """A holder that announces one interval and comes back after another.
 
     Each charge adds lost/rate to the debt, and time pays it off. Gaps are closed above HARD of debt, so when a tenant
     passes, the debt is HARD at most; and what it can be charged before it passes again is what it has in flight.
     So after T, with n tenants below, charged <= rate * (T + HARD) + n * in flight + a nanosecond for each rounding.
+    The rate is a part of the time for which the holder is active: of as much as it ever was in 50 ms or more.
     """
     below = [5] * len(kernels)
     rules = GateRules(GatePolicy.FILL, bound_ns, delay_ppm, switch_ns=switch_ns, seats=seats(0, *below))
-    found = play(rules, lies, kernels, late_ns)
+    found = play(rules, lies, kernels, late_ns, grain_ns, rests=rests)
     assert found.charged_ns <= found.most_ns
+    if grain_ns:  # then a return does not lose all the rest
+        return
     assert found.true_ns <= found.charged_ns + found.in_flight_ns, "what is lost is charged when its tenant asks again"
 
 
@@ -162,14 +198,14 @@ def test_nobody_waits_for_ever(
         now += step_ns
         others[who].ask((length_ns, length_ns, low_ns, low_ns + 50 * US, 1), now, now)
     struct.pack_into("<Q", file, DEBT_AT, now + debt_ns)
-    since, wish = now, (expect, expect, 0, 0, may_fill)
+    since, wish = now, (expect, expect, 0, 0, may_fill, 0, 1)
     reasons = []
     for _ in range(12):
         passes, reason, until = last.ask(wish, since, now)
         reasons.append(reason)
         if passes:
             break
-        assert now < until <= now + model.FAR
+        assert now < until <= now + sums.FAR
         now = until
     else:
         pytest.fail(f"it waits for ever: {reasons}")
@@ -180,78 +216,119 @@ CLAIMS = [*((START // 1024 + ticks) << 24 | 2 for ticks in (20, 1_000_000)), 2**
 
 @pytest.mark.parametrize("claim", CLAIMS)
 def test_a_claim_of_the_dead_or_a_scribble_lapses(claim: int) -> None:
-    file = device(GateRules(seats=seats(0, 5, 5)))
+    file = device(GateRules(switch_ns=0, seats=seats(0, 5, 5)))
     _, one, other = gates(file, 3)
     struct.pack_into("<Q", file, CLAIM_AT, claim)
-    wish = (20 * US, 20 * US, 0, 0, 1)
+    wish = (20 * US, 20 * US, 0, 0, 1, 0, 1)
     now, asks = START, 0
     while not (answer := other.ask(wish, now, now))[0]:
-        assert answer[1] == model.OTHER
+        assert answer[1] == sums.OTHER
         now, asks = answer[2] if asks < 20 else now + MS, asks + 1
         assert now < START + 2000 * MS
-    assert one.ask(wish, now, now)[:2] == (1, model.FREE), "the one that passed gave it back"
+    assert one.ask(wish, now, now)[:2] == (1, sums.FREE), "the one that passed gave it back"
 
 
 def test_equal_tenants_with_equal_kernels_go_one_after_the_other() -> None:
     """Each once held the other for the better one, and neither went."""
-    file = device(GateRules(seats=seats(0, 5, 5)))
+    file = device(GateRules(switch_ns=0, seats=seats(0, 5, 5)))
     holder, one, other = gates(file, 3)
-    holder.announce((10 * US, 10 * US, 500 * US, 600 * US, 1), START)
-    wish, now = (40 * US, 40 * US, 0, 0, 1), START + 10 * US
+    holder.announce((10 * US, 10 * US, 500 * US, 600 * US, 1, 0, 1), START)
+    wish, now = (40 * US, 40 * US, 0, 0, 1, 0, 1), START + 10 * US
     for gate in (one, other):
-        assert gate.ask(wish, START, START)[1] == model.BUSY
-    assert other.ask(wish, START, now)[:2] == (0, model.OTHER)
-    assert one.ask(wish, START, now)[:2] == (1, model.GAP)
-    assert other.ask(wish, START, now + 20 * US)[:2] == (1, model.GAP)
+        assert gate.ask(wish, START, START)[1] == sums.BUSY
+    assert other.ask(wish, START, now)[:2] == (0, sums.OTHER)
+    assert one.ask(wish, START, now)[:2] == (1, sums.GAP)
+    assert other.ask(wish, START, now + 20 * US)[:2] == (1, sums.GAP)
 
 
 def test_a_paused_or_unfillable_tenant_keeps_nobody_out_of_a_gap() -> None:
     for paused, may_fill in ((True, 1), (False, 0)):
         first, second, third = seats(0, 4, 5)
         held = GateSeat(second.slot, 1, second.priority, online=False, paused=paused)
-        file = device(GateRules(seats=(first, held, third)))
+        file = device(GateRules(switch_ns=0, seats=(first, held, third)))
         holder, kept, low = gates(file, 3)
-        holder.announce((10 * US, 10 * US, 500 * US, 600 * US, 1), START)
+        holder.announce((10 * US, 10 * US, 500 * US, 600 * US, 1, 0, 1), START)
         now = START + 10 * US
-        assert not kept.ask((5 * US, 5 * US, 0, 0, may_fill), START, now)[0]
-        assert low.ask((40 * US, 40 * US, 0, 0, 1), START, now)[:2] == (1, model.GAP)
+        assert not kept.ask((5 * US, 5 * US, 0, 0, may_fill, 0, 1), START, now)[0]
+        assert low.ask((40 * US, 40 * US, 0, 0, 1, 0, 1), START, now)[:2] == (1, sums.GAP)
 
 
 def test_a_short_kernel_is_not_kept_out_for_good_by_the_longer_ones_of_an_equal() -> None:
-    file = device(GateRules(seats=seats(0, 5, 5)))
+    file = device(GateRules(switch_ns=0, seats=seats(0, 5, 5)))
     holder, long, short = gates(file, 3)
     now = START
-    holder.announce((10 * US, 10 * US, 500 * US, 600 * US, 1), now)
-    long.ask((60 * US, 60 * US, 0, 0, 1), now, now)
+    holder.announce((10 * US, 10 * US, 500 * US, 600 * US, 1, 0, 1), now)
+    long.ask((60 * US, 60 * US, 0, 0, 1, 0, 1), now, now)
     now += 10 * US
-    wish = (20 * US, 20 * US, 0, 0, 1)
-    assert short.ask(wish, now, now)[1] == model.OTHER
-    assert short.ask(wish, now - model.RISK_AFTER, now)[1] == model.GAP
+    wish = (20 * US, 20 * US, 0, 0, 1, 0, 1)
+    assert short.ask(wish, now, now)[1] == sums.OTHER
+    assert short.ask(wish, now - sums.RISK_AFTER, now)[1] == sums.GAP
 
 
 def test_unknown_kernels_pass_two_at_a_time() -> None:
-    file = device(GateRules(seats=seats(0, 5)))
+    file = device(GateRules(switch_ns=0, seats=seats(0, 5)))
     _, low = gates(file, 2)
-    unknown = (0, 0, 0, 0, 0)
-    assert [low.ask(unknown, START, START)[1] for _ in range(3)] == [model.FREE, model.FREE, model.BOUND]
+    unknown = (0, 0, 0, 0, 0, 0, 1)
+    assert [low.ask(unknown, START, START)[1] for _ in range(3)] == [sums.FREE, sums.FREE, sums.BOUND]
     low.confirmed(0, START)
-    assert low.ask(unknown, START, START)[1] == model.FREE
+    assert low.ask(unknown, START, START)[1] == sums.FREE
 
 
 def test_a_new_tenant_in_a_slot_does_not_inherit_what_the_last_one_said() -> None:
     rules = GateRules(GatePolicy.STRICT, seats=seats(0, 5))
     file = device(rules)
     old, low = gates(file, 2)
-    old.announce((30_000 * MS, 30_000 * MS, 0, 0, 1), START)
-    wish = (20 * US, 20 * US, 0, 0, 1)
-    assert low.ask(wish, START, START)[1] == model.BUSY
+    old.announce((30_000 * MS, 30_000 * MS, 0, 0, 1, 0, 1), START)
+    wish = (20 * US, 20 * US, 0, 0, 1, 0, 1)
+    assert low.ask(wish, START, START)[1] == sums.BUSY
     roster.write_roster(file, GateRules(GatePolicy.STRICT, seats=(GateSeat(0, 2, 0, online=True), rules.seats[1])))
-    assert low.ask(wish, START, START)[1] == model.FREE, "nobody is there yet"
+    assert low.ask(wish, START, START)[1] == sums.FREE, "nobody is there yet"
     launches = read(file, 0, "sequence")
     _native.Gate(file, 0, 2)
-    assert low.ask(wish, START, START)[1] == model.FREE, "it is there, and has launched nothing"
+    assert low.ask(wish, START, START)[1] == sums.FREE, "it is there, and has launched nothing"
     assert (read(file, 0, "sequence"), read(file, 0, "launches")) == (launches, 0)
-    assert old.ask(wish, START, START)[1] != model.TOP, "another tenant has its slot, and is above it"
+    assert old.ask(wish, START, START)[1] != sums.TOP, "another tenant has its slot, and is above it"
+
+
+def test_a_holder_is_active_once_at_a_time_and_not_while_it_is_away() -> None:
+    rules = GateRules(seats=seats(0, 5))
+    file = device(rules)
+    one, other = _native.Gate(file, 0, 1), _native.Gate(file, 0, 1)
+    wish = (300 * US, 300 * US, 0, 0, 1, 0, 1)
+    for number in range(100):
+        for process in (one, other):  # of one tenant
+            process.announce(wish, START + number * 100 * US)
+    assert read(file, 0, "active_ns") == 9900 * US
+    work_ns = read(file, 0, "busy_ns") - (START + 9900 * US)
+    one.announce(wish, START + 60_000 * MS)  # a minute later, and it never waited for its work
+    assert read(file, 0, "active_ns") == 9900 * US + max(work_ns, rules.patience_ns)
+
+
+def test_what_gives_way_leaves_a_gap_to_its_better() -> None:
+    file = device(GateRules(switch_ns=0, seats=seats(0, 4, 5)))
+    holder, better, low = gates(file, 3)
+    for number in range(40):
+        holder.announce((10 * US, 10 * US, 100 * US, 110 * US, 1, 0, 1), START + number * 100 * US)
+    now, wish = START + 3910 * US, (400 * US, 400 * US, 0, 0, 0, 2 * US, 1)
+    assert low.ask(wish, now, now)[:2] == (1, sums.BESIDE)
+    low.submitted(wish, False, now)
+    assert better.ask((40 * US, 40 * US, 0, 0, 1, 0, 1), START, now - 5 * US)[1] == sums.BUSY
+    assert low.ask(wish, now, now)[:2] == (0, sums.OTHER)
+
+
+def test_graphs_of_a_newcomer_are_counted_by_its_own_launches() -> None:
+    """Its slot had a tenant of many short launches before; what it gives way to is what the newcomer launches."""
+    file = device(GateRules(switch_ns=0, seats=seats(0, 5)))
+    holder, low = gates(file, 2)
+    for number in range(1000):
+        holder.announce((US, US, 0, 0, 1, 0, 1), START + number * US)
+    renewed = (GateSeat(0, 2, 0, online=True), seats(0, 5)[1])
+    roster.write_roster(file, GateRules(switch_ns=0, seats=renewed))
+    newcomer, now = _native.Gate(file, 0, 2), START + 100 * MS
+    assert low.ask((300 * US, 300 * US, 0, 0, 1, 10 * US, 1), now, now)[1] == sums.FREE
+    newcomer.announce((50 * US, 50 * US, 0, 0, 1, 0, 20), now + 100 * US)
+    low.ask((300 * US, 300 * US, 0, 0, 1, 10 * US, 1), now + 110 * US, now + 110 * US)
+    assert read(file, 1, "overrun_ns") == 20 * 10 * US // 2
 
 
 def test_an_offline_tenant_gets_its_share_beside_one_that_never_pauses() -> None:
@@ -264,11 +341,11 @@ def test_an_offline_tenant_gets_its_share_beside_one_that_never_pauses() -> None
     file = device(GateRules(seats=tuple(seat_of(view.tenant) for view in node.tenants())))
     holder, below = gates(file, 2)
     length_ns, span_ns, launched_ns = 700 * US, 2_000 * MS, 0
-    wish: Wish = (length_ns, length_ns, 0, 0, 1)
+    wish: Wish = (length_ns, length_ns, 0, 0, 1, 0, 1)
     now, since, holder_at, ends = START, START, START, START
     while now < START + span_ns:
         if now >= holder_at:
-            holder.announce((MS, MS, MS, MS + 10 * US, 1), now)
+            holder.announce((MS, MS, MS, MS + 10 * US, 1, 0, 1), now)
             holder_at = now + MS
         if launched_ns and ends <= now and read(file, 1, "confirmed") < read(file, 1, "submitted"):
             below.confirmed(length_ns, now)
@@ -278,7 +355,7 @@ def test_an_offline_tenant_gets_its_share_beside_one_that_never_pauses() -> None
             launched_ns, since, ends = launched_ns + length_ns, now, read(file, 1, "busy_ns")
         now = min(holder_at, max(until, now + 50 * US))
     # What it may have in advance is the burst's part; what it may lack is a kernel, and what it waits to ask again.
-    assert 0 <= launched_ns - span_ns // 5 + 2 * length_ns <= model.BURST // 5 + 3 * length_ns
+    assert 0 <= launched_ns - span_ns // 5 + 2 * length_ns <= sums.BURST // 5 + 3 * length_ns
 
 
 def test_a_file_that_grows_keeps_its_rules_and_old_tenants_look_no_further_than_they_mapped() -> None:
@@ -296,7 +373,7 @@ def test_a_file_that_grows_keeps_its_rules_and_old_tenants_look_no_further_than_
     roster.write_roster(file, GateRules(GatePolicy.STRICT, seats=(*rules.seats, far)))
     holder, new = _native.Gate(file, 8, 1), _native.Gate(file, 1, 1)
     late = _native.Gate(mapped, 0, 1)  # mapped before the file grew, opened after
-    busy: Wish = (MS, MS, MS, MS, 1)
+    busy: Wish = (MS, MS, MS, MS, 1, 0, 1)
     holder.announce(busy, START)
-    wish: Wish = (20 * US, 20 * US, 0, 0, 1)
+    wish: Wish = (20 * US, 20 * US, 0, 0, 1, 0, 1)
     assert [gate.ask(wish, START, START)[0] for gate in (old, late, new)] == [1, 1, 0]

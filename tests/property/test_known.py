@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,6 +12,8 @@ from cotenant.domain.histogram import Recorder
 from cotenant.domain.kernel import KernelIdentity, Work
 from cotenant.domain.profile import KernelTiming, Profile
 from cotenant.format.known import MAGIC, decode_known, encode_known, key_of
+from cotenant.policy.schedule.passage import grain_of, work_of
+from tests.tool import ROOT
 
 TIMES = st.lists(st.integers(0, 10**9), min_size=1, max_size=20)
 EXTENTS = st.tuples(*[st.integers(1, 2**16)] * 3)
@@ -45,3 +50,18 @@ def test_keys_are_those_of_the_hook() -> None:
 def test_any_bytes_are_read(data: bytes) -> None:
     assert not list(decode_known(data)) or data.startswith(MAGIC)
     assert len(list(decode_known(MAGIC + data))) == len(data) // 32
+
+
+GOLDEN = re.findall(
+    r"^GOLDEN\((.*)\)$", (ROOT / "native" / "tests" / "known_golden.def").read_text("utf-8"), re.MULTILINE
+)
+
+
+@pytest.mark.parametrize("row", GOLDEN)
+def test_kernels_are_planned_with_as_the_hook_does(row: str) -> None:
+    """The same table as in native/tests/hook_known.c; the hook keeps the grain as a part of the time, in 2^-16."""
+    mean_ns, p90_ns, p99_ns, blocks, blocks_per_sm, sms, expect_ns, sure_ns, grain_ns = map(int, row.split(","))
+    work = work_of(mean_ns, p90_ns, p99_ns, grain_of(mean_ns, blocks, blocks_per_sm * sms))
+    assert (work.expect_ns, work.sure_ns, work.may_fill) == (expect_ns, sure_ns, True)
+    assert abs(work.grain_ns - grain_ns) <= 1 + expect_ns // 2**16
+    assert bool(work.grain_ns) == bool(grain_ns)

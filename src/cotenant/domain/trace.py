@@ -21,7 +21,7 @@ GATE_REASONS: Final = {
 """Why a launch waits; enum ct_gate_reason of native/gate/gate.h."""
 
 
-PASS_REASONS: Final = {0: "top", 1: "free", 2: "gap", 3: "least", 4: "risk", 5: "stuck"}
+PASS_REASONS: Final = {0: "top", 1: "free", 2: "gap", 3: "least", 4: "risk", 5: "stuck", 6: "beside"}
 """Why a launch passed the gate; the same enum."""
 
 

@@ -40,7 +40,7 @@ class Work(Value, frozen=True):
 def grain_of(mean_ns: float, blocks: int, slots: int) -> int:
     """How long a block runs, as far as such blocks fill the device: it has slots for so many of them at once."""
     waves = max(-(-blocks // slots), 1) if slots else 1
-    return round(mean_ns / waves * min(1.0, blocks / slots)) if slots else 0
+    return max(round(mean_ns / waves * min(1.0, blocks / slots)), 1) if slots else 0
 
 
 def work_of(mean_ns: float, p90_ns: float, p99_ns: float, grain_ns: int = 0) -> Work:
@@ -49,9 +49,9 @@ def work_of(mean_ns: float, p90_ns: float, p99_ns: float, grain_ns: int = 0) -> 
     A kernel that varies wildly goes only where twice its longest runs would fit, or these themselves if they are short:
     many kernels of a few microseconds vary so.
     """
-    if p99_ns <= VARIES * mean_ns:
-        return Work(round(mean_ns), max(round(p90_ns), round(mean_ns)), grain_ns=grain_ns)
-    return Work(round(mean_ns), round(p99_ns if p99_ns <= SHORT_NS else 2 * p99_ns), grain_ns=grain_ns)
+    expect_ns = max(round(mean_ns), 1)  # none means that nobody knows
+    hardly_ns = p90_ns if p99_ns <= VARIES * mean_ns else p99_ns if p99_ns <= SHORT_NS else 2 * p99_ns
+    return Work(expect_ns, max(round(hardly_ns), expect_ns), grain_ns=grain_ns)
 
 
 class Passage:

@@ -1,0 +1,186 @@
+"""The gate's bookkeeping in plain Python: what a tenant knows of the others, tells them, and owes them."""
+
+from __future__ import annotations
+
+from cotenant.domain.gate import GatePolicy, GateRules, GateSeat
+from tests.property.gate_sums import (
+    DEBT_MOST,
+    DUTY,
+    DUTY_LEAST,
+    FAR,
+    NEVER,
+    PATIENCE_LEAST,
+    PPM,
+    RECENT,
+    Page,
+    Wish,
+    earned_in,
+    new_page,
+    tenths_of,
+    yielded,
+)
+
+
+class Device:
+    """The file: what the node says, the floor, and a page for each slot."""
+
+    def __init__(self, slots: int) -> None:
+        self.rules, self.writes, self.debt_ns = GateRules(seats=()), 0, 0
+        self.pages = [new_page() for _ in range(slots)]
+
+    def write(self, rules: GateRules) -> None:
+        self.rules, self.writes = rules, self.writes + 1
+
+
+class Ledger:
+    """One process of a tenant: whom it knows, what its page says, and what those above lost to it."""
+
+    def __init__(self, device: Device, slot: int, generation: int) -> None:
+        self.device, self.slot, self.generation = device, slot, generation
+        self.writes, self.orphan = -1, new_page()
+        self.above: list[GateSeat] = []
+        self.seen: dict[GateSeat, int] = {}
+        self.unconfirmed = self.unconfirmed_ns = 0
+        self.charged_from = self.charged_until = self.owed = self.least_until = 0
+        self.is_back = self.has_switched = False
+        self.spent = self.grain = self.duty_from = self.duty_active = 0
+        self.duty_ppm = DUTY_LEAST
+        self.must_ask()
+
+    # ---- the roster
+
+    def must_ask(self) -> bool:
+        rules = self.device.rules
+        if self.writes != self.device.writes:
+            self.writes = self.device.writes
+            self.seat = next((s for s in rules.seats if (s.slot, s.generation) == (self.slot, self.generation)), None)
+            priority = self.seat.priority if self.seat else 10
+            others = [s for s in rules.seats if s is not self.seat]
+            known = {(s.slot, s.generation): seen for s, seen in self.seen.items()}
+            self.above = [s for s in others if s.priority < priority]
+            self.beside = [s for s in others if s.priority >= priority]
+            pages = self.device.pages
+            self.seen = {s: known.get((s.slot, s.generation), pages[s.slot]["sequence"]) for s in self.above}
+            self.duty_from = 0
+            self.page = pages[self.slot] if self.seat else self.orphan
+            if self.seat and self.page["generation"] != self.generation:
+                kept = {"sequence": self.page["sequence"], "asked_ns": self.page["asked_ns"]}
+                self.page.update(new_page() | kept | {"generation": self.generation})
+        self.rules, self.is_paused = rules, bool(self.seat and self.seat.paused)
+        asks = self.is_paused or bool(rules.policy is not GatePolicy.OPEN and self.above)
+        if not asks:
+            self.unconfirmed = self.unconfirmed_ns = self.charged_until = self.owed = 0
+        return asks
+
+    def page_of(self, seat: GateSeat) -> Page | None:
+        page = self.device.pages[seat.slot]
+        return page if page["generation"] == seat.generation else None
+
+    # ---- what the own page says
+
+    def patience(self, low: int, high: int) -> int:
+        most, spread = self.rules.patience_ns, max(high - low, 0)
+        return max(most if not high or spread > most // 4 else 4 * spread, PATIENCE_LEAST)
+
+    def be_active(self, now: int) -> None:
+        page, marked = self.page, self.page["marked_ns"]
+        if marked and now > marked:
+            page["active_ns"] += min(now - marked, max(page["busy_ns"] - marked, self.rules.patience_ns))
+        page["marked_ns"] = now
+
+    def announce(self, wish: Wish, now: int) -> None:
+        expect, _, low, high, _, _, pieces = wish
+        page, far = self.page, now + FAR
+        if page["at_ns"] and page["next_ns"] > page["at_ns"]:
+            page["foreseen"] += 1
+            page["early"] += now < page["next_ns"]
+            page["miss_ns"] += abs(now - page["next_ns"])
+        page["launches"] += 1
+        page["device_ns"] += expect
+        page["pieces"] += pieces or 1
+        self.be_active(now)
+        page["busy_ns"] = min(max(page["busy_ns"], now) + expect, far)
+        page["next_ns"] = min(now + low, far)
+        page["latest_ns"], page["waits_ns"] = min(now + high, far), 0
+        page["quiet_ns"] = min(page["next_ns"] + self.patience(low, high), far)
+        page["at_ns"] = now
+        page["sequence"] += 1
+        page[f"recent {page['sequence'] % RECENT}"] = now
+
+    def rest(self, low: int, high: int, is_drained: bool, now: int) -> None:
+        page, far = self.page, now + FAR
+        if page["marked_ns"]:
+            self.be_active(now)
+            page["marked_ns"] = 0 if is_drained else now
+        busy = now if is_drained else max(page["busy_ns"], now)
+        if is_drained:
+            page["busy_ns"] = busy
+        page["latest_ns"], page["waits_ns"] = min(busy + high, far), 0 if is_drained else now
+        page["next_ns"] = min(busy + low, far)
+        page["quiet_ns"] = min(busy + low + self.patience(low, high), far)
+
+    # ---- the debt
+
+    def debt(self, now: int) -> int:
+        return max(self.device.debt_ns - now, 0)
+
+    def spared_ppm(self) -> int:
+        """Of the time, what those above can spare: a part of that for which they are active."""
+        delay = self.rules.delay_ppm
+        return max(min(delay, PPM) * self.duty_ppm // PPM, 1) if delay else 0
+
+    def count_duty(self, now: int) -> None:
+        if now - self.duty_from < DUTY:
+            return
+        active = sum(page["active_ns"] for page in filter(None, map(self.page_of, self.above)))
+        if self.duty_from:
+            more, span = max(active - self.duty_active, 0), now - self.duty_from
+            duty = PPM if more >= span else more * 1000 // (span // 1000)
+            self.duty_ppm = max((self.duty_ppm + duty) // 2, DUTY_LEAST)
+        self.duty_from, self.duty_active = now, active
+
+    def charge(self, lost: int, now: int) -> None:
+        self.device.debt_ns = now + min(self.debt(now) + earned_in(lost, self.spared_ppm()), DEBT_MOST)
+        self.page["overruns"] += 1
+        self.page["overrun_ns"] += lost
+
+    def first_back(self) -> int:
+        """When the first of those above launched since we were admitted."""
+        first = NEVER
+        for seat, seen in self.seen.items():
+            page = self.page_of(seat)
+            if page and page["sequence"] != seen:
+                oldest = max(seen + 1, page["sequence"] - RECENT + 2)
+                first = min(first, max(page.get(f"recent {oldest % RECENT}", 0), self.charged_from))
+        return first
+
+    def pieces_back(self) -> int:
+        """Kernels that those above launched since we were admitted, while our work ran."""
+        pieces = 0
+        for seat, seen in self.seen.items():
+            page = self.page_of(seat)
+            if page and page["sequence"] != seen:
+                known = min(page["sequence"] - seen, RECENT - 2)
+                latest = [page.get(f"recent {(page['sequence'] - i) % RECENT}", 0) for i in range(known)]
+                launches = sum(at < self.charged_until for at in latest)
+                launches = page["sequence"] - seen if launches == known else launches
+                pieces += launches * tenths_of(page) // 10
+        return pieces
+
+    def settle(self, now: int) -> None:
+        self.count_duty(now)
+        back = self.first_back()
+        if back != NEVER:
+            if back < self.charged_until and not self.is_back:
+                lost = self.charged_until - back
+                if self.grain:
+                    lost = min(lost, yielded(self.pieces_back(), self.grain))
+                    self.charged_from = back + lost
+                self.charge(lost, now)
+            self.is_back, self.has_switched = self.is_back or not self.grain, False
+            for seat in self.above:
+                page = self.page_of(seat)
+                self.seen[seat] = page["sequence"] if page else self.seen[seat]
+        if self.owed:
+            self.charge(self.owed, now)
+        self.owed = 0

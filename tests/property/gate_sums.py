@@ -1,0 +1,68 @@
+"""What the rules of the gate reckon with: its constants, and what single numbers make of each other."""
+
+from __future__ import annotations
+
+from typing import Final
+
+US: Final = 1000
+MS: Final = 1000 * US
+NEVER: Final = 2**64 - 1
+TOP, FREE, GAP, LEAST, RISK, STUCK, BESIDE = range(7)
+BUSY, TIGHT, DUE, BOUND, OTHER, PAUSED, CHANGED, DEBT = range(8, 16)
+LEAD, DEPTH, LOOK = 60 * US, 100 * US, 50 * US
+RISK_AFTER, BURST, HARD_DEBT, STUCK_AFTER = 10 * MS, 30 * MS, 120 * MS, 100 * MS
+DEBT_MOST = FAR = 60_000 * MS
+CLOSED, AGAIN, PAUSE_LOOK, PATIENCE_LEAST, WAITED_FOR = 2000 * MS, 2 * US, 5 * MS, 250 * US, 50 * US
+SPARE = 20 * MS
+RECENT, PPM = 32, 10**6
+DUTY, DUTY_LEAST = 50 * MS, 300_000
+
+Wish = tuple[int, int, int, int, int, int, int]
+"""expect, sure, low, high, may_fill, grain, pieces"""
+Page = dict[str, int]
+Answer = tuple[int, int, int]
+
+WORDS: Final = ("sequence", "at_ns", "quiet_ns", "next_ns", "busy_ns", "generation")
+WISHES: Final = ("latest_ns", "waits_ns", "wanted_ns", "pieces", "active_ns", "marked_ns", "asked_ns")
+COUNTS: Final = (
+    *("launches", "device_ns", "filled_ns", "waits", "waited_ns", "overruns", "overrun_ns", "admitted", "submitted"),
+    *("late", "late_ns", "stale", "foreseen", "early", "miss_ns", "confirmed", "stuck"),
+)
+
+
+def earned_in(amount: int, ppm: int) -> int:
+    return min(amount * PPM // min(ppm, PPM), DEBT_MOST) if ppm else CLOSED
+
+
+def tenths_of(page: Page) -> int:
+    """Kernels in a launch in the mean, in tenths."""
+    launches, pieces = page["launches"], page["pieces"]
+    if not launches or pieces <= launches:
+        return 10
+    return min(10 * (pieces // launches) + pieces % launches // (launches // 10 + 1), 10 * (2**16 - 1))
+
+
+def pace_of(page: Page) -> int:
+    """Kernels a second of its latest launches."""
+    known = min(page["launches"], RECENT - 2)
+    span = page["at_ns"] - page.get(f"recent {(page['sequence'] - known + 1) % RECENT}", 0)
+    if known < 2 or span <= 0:
+        return 2**32 - 1
+    return min((known - 1) * 10**8 * tenths_of(page) // span, 2**32 - 1)
+
+
+def yielded(pieces: int, grain: int) -> int:
+    return NEVER if max(pieces, grain) >= 2**32 else pieces * grain // 2
+
+
+def loss_at(holder: Page, until: int, now: int) -> int:
+    """What the holder loses in the mean if our work ends then: it comes at any instant from earliest to latest."""
+    begin = max(holder["next_ns"], now)
+    over, width = max(until - begin, 0), max(holder["latest_ns"] - begin, now - holder["next_ns"], 0)
+    if over >= width:
+        return over - width // 2
+    return over * over // width // 2 if over < 2**32 - 1 else over // 2
+
+
+def new_page() -> Page:
+    return dict.fromkeys((*WORDS, *WISHES, *COUNTS, *(f"passed {reason}" for reason in range(16))), 0)
