@@ -47,7 +47,7 @@ def test_a_tenant_runs_kernels_on_one_of_them_and_the_books_say_so(gpus: Stage) 
 def test_a_tenant_on_a_gpu_that_is_not_there_is_told_which_are(gpus: Stage) -> None:
     done = gpus.run("run", "--gpu", "soft:7", "--", "true")
     assert done.returncode == 2
-    assert "no such software GPU, there are 0, 1" in done.stderr
+    assert "no such software GPU, here are soft:0, soft:1" in done.stderr
 
 
 def test_a_killed_tenant_leaves_nothing_on_the_device(gpus: Stage) -> None:

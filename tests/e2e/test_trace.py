@@ -2,10 +2,16 @@
 
 import gzip
 import sys
+from io import StringIO
 from pathlib import Path
 from subprocess import PIPE, Popen
 from typing import Any
 
+from rich.console import Console
+
+from cotenant.apps.show_trace import show_picture
+from cotenant.domain.kernel import Work
+from cotenant.domain.trace import Ask, Asked, Program, Recording, TracedKernel
 from tests.e2e.stage import Stage, until
 from tests.live.softgpus import PROGRAMS
 from tests.traceevents import Event, Trace, busy_ns, check, lanes_of
@@ -81,3 +87,13 @@ def test_programs_that_share_and_one_that_is_paused(stage: Stage) -> None:
     assert {one.name for one in lane(last(stage, "t.json")[1], "held", "gate waits")} == {"gate: paused"}
     held.kill()
     stage.run("softgpu", "destroy")
+
+
+def test_a_picture_ends_with_what_was_done_by_its_end() -> None:
+    """What begins while it is looked at lies after the end, and must not empty the picture."""
+    ms = 1_000_000
+    launches = [Asked(Ask.LAUNCH, at_ns, 0, 0, 1) for at_ns in (5 * ms, 101 * ms)]
+    program = Program(1, "web", (TracedKernel("k", Work.KERNEL, 0),), launches)
+    console = Console(width=120, record=True, file=StringIO())
+    show_picture(console, Recording(0, 100 * ms, 10**18, (program,)))
+    assert "launches, stream 1" in console.export_text()

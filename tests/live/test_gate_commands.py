@@ -52,7 +52,7 @@ def test_tenants_are_paused_and_go_on_by_name_or_all_offline_ones(node: Indoors,
     assert paused(node) == ["web", "a"]
     assert json.loads(say("pause", "--all-offline", "--json")[1]) == {"tenants": ["a", "b"], "paused": True}
     assert paused(node) == ["web", "a", "b"]
-    assert say("resume", "--all-offline") == (0, "not paused: a, b\n", "")
+    assert say("resume", "--all-offline") == (0, "resumed: a, b\n", "")
     assert say("resume", "a", "web", "a")[0] == 0
     assert paused(node) == []
 
@@ -87,14 +87,14 @@ def test_a_priority_and_rules_are_set_and_said(node: Indoors, say: Say) -> None:
         (["pause", "a", "--all-offline"], "say which tenants"),
         (["pause", "a", "nobody"], "no tenant is called 'nobody'"),
         (["resume", "x y"], "no tenant can be called that"),
-        (["set"], "say NAME and --priority, or which rules"),
-        (["set", "a"], "say NAME and --priority, or which rules"),
-        (["set", "--priority", "3"], "say NAME and --priority, or which rules"),
-        (["set", "a", "--priority", "3", "--gate", "open"], "say NAME and --priority, or which rules"),
+        (["set"], "say NAME and --priority, or rules without a NAME"),
+        (["set", "a"], "say NAME and --priority, or rules without a NAME"),
+        (["set", "--priority", "3"], "say NAME and --priority, or rules without a NAME"),
+        (["set", "a", "--priority", "3", "--gate", "open"], "say NAME and --priority, or rules without a NAME"),
         (["set", "a", "--priority", "12"], "--priority = '12'"),
         (["set", "a", "--priority", "high"], "--priority = 'high'"),
         (["set", "nobody", "--priority", "3"], "no tenant is called 'nobody'"),
-        (["set", "--gate", "ajar"], "--gate = 'ajar'"),
+        (["set", "--gate", "ajar"], "--gate = 'ajar': choose fill, strict or open"),
         (["set", "--bound", "5"], "--bound = '5'"),
         (["set", "--delay", "200%"], "--delay = '200%'"),
     ],

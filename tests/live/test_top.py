@@ -64,20 +64,22 @@ def test_a_file_that_is_gone_or_no_roster_is_nothing_to_look_at(tmp_path: Path) 
     assert devices_in(tmp_path) == [0]
 
 
-def test_the_tables_fit_into_a_hundred_columns() -> None:
+@pytest.mark.parametrize("width, cells", [(80, 10), (100, 14)])
+def test_the_tables_lose_no_column_in_a_narrow_terminal(width: int, cells: int) -> None:
     worst = Pace(
-        95, 10**6, 9, False, GateState.WAITING, 123_456, 1_234_567, 999_999, 999_999, 99_999, 1 << 40, 1 << 40,
-        123_456, 1 << 40, 1 << 40, 99_999, 999_999, 123_456_789, 349_999, 12_345, 0, 0,
+        95, 10**6, 9, False, GateState.WAITING, 123_456, 1_234_567, 999_999, 999_999, 99_999, 1 << 33, 1 << 33,
+        123_456, 1 << 33, 1 << 33, 99_999, 999_999, 123_456_789, 349_999, 12_345, 3, 0,
     )  # fmt: skip
     device = top.Device(7, "n" * 60, GateRules(), [("t" * 64, worst), ("web", worst)])
-    console = Console(width=100, record=True, force_terminal=False)
+    console = Console(width=width, record=True, force_terminal=False)
     with console.capture() as captured:
-        console.print(top.top_tables(top.Shown(False, 1.0, [device])))
+        console.print(top.top_tables(top.Shown(False, 1.0, [device]), width))
     lines = captured.get().splitlines()
-    assert max(map(len, lines)) <= 100
-    rows = [line for line in lines if line.startswith(("ttt", "web"))]
-    assert len(rows) == 4
-    assert all("…" not in line.removeprefix("t" * 13 + "…") for line in rows), "nothing but a name is cut"
+    assert max(map(len, lines)) <= width
+    rows = [line for line in lines if line.startswith(("tttttttttt", "ttttttttt…", "web ")) and ":" not in line]
+    assert [len(row.split()) for row in rows] == [10, 10, 10, 10]
+    assert all("…" not in line.removeprefix("t" * (cells - 1) + "…") for line in rows), "nothing but a name is cut"
+    assert "3 stale admissions, please report it" in captured.get()
     assert "the node is down" in captured.get()
 
 
@@ -94,13 +96,15 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Places:
 
 
 def test_where_nobody_is_that_is_said(places: Places, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["top", "--once"]) == 0
-    assert "no node with a GPU has run here" in capsys.readouterr().out
+    assert main(["top"]) == 75, "without a node it does not wait for one"
+    assert "no node answers" in capsys.readouterr().err
     gates = LiveGates(places.pages, 2)
     gates.seat(0, GateRules())
     gates.close()
     assert main(["top", "--once"]) == 0
     assert "nobody is here" in capsys.readouterr().out
+    assert main(["top", "--json"]) == 0, "one object and an end, unless --seconds says otherwise"
+    assert len(capsys.readouterr().out.splitlines()) == 1
     for words in (["--seconds", "0"], ["--seconds", "2", "--once"]):
         assert main(["top", *words]) == 2
 

@@ -35,7 +35,7 @@ def run_demo(console: Console, story: str, keep: str, report: str, requests: int
 
     def say(text: str) -> None:
         if not as_json:
-            console.print(text, style="dim", highlight=False)
+            console.print(text, style="dim", highlight=False, soft_wrap=True)
 
     try:
         if story == "node":

@@ -19,7 +19,7 @@ from cotenant.domain.instant import MILLISECOND_NS
 from cotenant.domain.load import Load
 from cotenant.domain.trace import Recording, Turn
 from cotenant.errors import ConfigError, CotenantError, WorldError
-from cotenant.experiment.fill.scene import Mode
+from cotenant.experiment.fill.scene import Mode, Scene
 from cotenant.experiment.fill.stage import NodePolicy, Performance, Stage
 from cotenant.live.player import quantile
 
@@ -58,16 +58,13 @@ def tell_share_story(
         say("demo: cotenant times the kernels of the service and of the training job, each alone")
         for load in (online, offline):
             stage.record(load)
-        say("demo: the training job alone, for its own pace")
-        alone = stage.perform("offline alone", None, offline, for_s=ALONE_S).scene
-        acts, trace = _acts(stage, requests, offline, report.with_name("demo-trace.json"), say)
-    steps_per_s = alone.offline_done_ns / offline.kernels_ns / (alone.wall_ns / 1e9)
+        acts, pace, trace = _acts(stage, requests, offline, report.with_name("demo-trace.json"), say)
     try:
-        report.write_text(report_page(acts, online, offline, steps_per_s, trace), encoding="utf-8")
+        report.write_text(report_page(acts, online, offline, pace, trace), encoding="utf-8")
     except OSError as error:
         raise ConfigError("--report", str(report), f"it cannot be written: {error.strerror}") from None
     fine = all(act.requests == requests for act in acts) and all(act.steps_per_s > 0 for act in acts[1:])
-    story = Story(fine, acts, steps_per_s, str(report.absolute()), trace)
+    story = Story(fine, acts, pace, str(report.absolute()), trace)
     if as_json:
         print(msgspec.json.encode(story).decode())
     else:
@@ -75,15 +72,21 @@ def tell_share_story(
     return 0 if fine else 1
 
 
-def _acts(stage: Stage, requests: int, offline: Load, trace: Path, say: Callable[[str], None]) -> tuple[list[Act], str]:
+def _acts(
+    stage: Stage, requests: int, offline: Load, trace: Path, say: Callable[[str], None]
+) -> tuple[list[Act], float, str]:
     """The acts in turn, several times: what else the machine does meanwhile should not meet one of them alone.
 
-    The last round is the one that pictures are taken of, and under cotenant the trace.
+    In each round the training job also runs alone, for its own pace. The last round is the one that pictures are taken
+    of, and under cotenant the trace.
     """
     played: dict[Mode, list[Performance]] = {mode: [] for mode, _ in ACTS}
     pictures: dict[Mode, Picture] = {}
+    alone: list[Scene] = []
     written = ""
     for number in range(ROUNDS):
+        say(f"demo: round {number + 1} of {ROUNDS}, the training job alone, for its own pace")
+        alone.append(stage.perform("offline alone", None, offline, for_s=ALONE_S).scene)
         online = service(requests * (number + 1) // ROUNDS - requests * number // ROUNDS, number)
         for mode, name in ACTS:
             say(f"demo: round {number + 1} of {ROUNDS}, {name}: {online.requests} requests to the service")
@@ -94,7 +97,14 @@ def _acts(stage: Stage, requests: int, offline: Load, trace: Path, say: Callable
             if seen.recording is not None:
                 pictures[mode] = picture_of(seen.recording, seen.pids, _spans(performance))
                 written = _write(seen.recording, trace, say) if mode == "cotenant slices" else ""
-    return [act_of(name, played[mode], offline, pictures[mode]) for mode, name in ACTS], written
+    acts = [act_of(name, played[mode], offline, pictures[mode]) for mode, name in ACTS]
+    return acts, steps_per_s(alone, offline), written
+
+
+def steps_per_s(scenes: Sequence[Scene], offline: Load) -> float:
+    """The pace of the training job over several runs, by the kernel time that it completed."""
+    steps = sum(scene.offline_done_ns for scene in scenes) / offline.kernels_ns
+    return steps / (sum(scene.wall_ns for scene in scenes) / 1e9)
 
 
 class Camera:
@@ -130,7 +140,7 @@ def act_of(name: str, performances: Sequence[Performance], offline: Load, pictur
         p99_ns=quantile(latencies_ns, 0.99),
         max_ns=latencies_ns[-1],
         latencies_ns=latencies_ns,
-        steps_per_s=sum(scene.offline_done_ns for scene in scenes) / offline.kernels_ns / (wall_ns / 1e9),
+        steps_per_s=steps_per_s(scenes, offline),
         busy=sum(scene.busy_ns for scene in scenes) / wall_ns,
         sm_activity=sum(scene.sm_ns for scene in scenes) / (wall_ns * _V100_SMS),
         waited_ns=sum(scene.online_delayed_ns for scene in scenes),
@@ -229,5 +239,6 @@ def _show(console: Console, story: Story) -> None:
     title = f"one software V100; the training job alone: {story.offline_alone_steps_per_s:.1f} steps/s"
     console.print()
     console.print(table(title, headers, rows))
-    console.print("BUSY: the device ran anything; SMS: part of them at work; WAITED: its kernels, for others")
+    console.print("BUSY: of the time, the device ran anything; SMS: of them, at work", highlight=False)
+    console.print("WAITED: device time that the service's kernels waited for the training job's", highlight=False)
     console.print(f"the report: {story.report}", highlight=False, soft_wrap=True)

@@ -25,10 +25,19 @@ _SERVERS: Final = ("trt", "triton", "tfs")
 _WHOLE: Final = f"needs {_STREAMS}, {_SURFACE}, {_PROFILES}, disb/workloads and disb/results"
 
 
+def named_directory(flag: str, environ: Mapping[str, str]) -> Path:
+    """Where measurements are looked for; a place that was named must be there, the usual one need not."""
+    given = flag or environ.get(VARIABLE, "")
+    if given and not Path(given).is_dir():
+        name = "--data" if flag else VARIABLE
+        raise ConfigError(name, given, "no such directory; name the one that holds the measurements")
+    return Path(given or USUAL)
+
+
 def data_directory(flag: str, environ: Mapping[str, str]) -> Path:
     """Where the measurements are: the flag, the variable, or beside the project."""
     given = flag or environ.get(VARIABLE, "")
-    path = Path(given or USUAL)
+    path = named_directory(flag, environ)
     missing = [part for part in (_STREAMS, _SURFACE, _PROFILES, "disb/results") if not (path / part).exists()]
     if not missing:
         return path

@@ -55,7 +55,8 @@ def show_tenants(console: Console, roll: wire.Tenants, *, everybody: bool) -> No
     taken = f"{len(roll.tenants)} of {counted(roll.slots, 'slot')} taken"
     title = f"{taken}, node pid {roll.pid}, {counted(len(roll.gpus), 'GPU')}"
     columns = ["NAME", "SLOT", "STATUS", "KIND", "PRIO", "SLO", "MEMORY", "SHARE", "GPU", "PID", "AGE"]
-    gpus = [gpu.name for gpu in roll.gpus]
+    wide = console.width >= _WIDE
+    gpus = [gpu.name if wide else gpu.name.partition(" ")[0] for gpu in roll.gpus]  # its number comes first
     rows: list[list[str | Text]] = []
     last: list[str] = []  # what gives way where a terminal is narrow
     for view in roll.tenants:
@@ -69,7 +70,7 @@ def show_tenants(console: Console, roll: wire.Tenants, *, everybody: bool) -> No
         kept = [columns.index(column) for column in ("NAME", "SLOT", "STATUS", "KIND", "PID", "AGE")]
         columns = [*(columns[index] for index in kept), "ENDING"]
         rows = [[*(row[index] for index in kept), cell] for row, cell in zip(rows, last, strict=True)]
-    elif console.width >= _WIDE:  # a command line is worth a column only where it squeezes nothing
+    elif wide:  # a command line is worth a column only where it squeezes nothing
         columns.append("COMMAND")
         rows = [[*row, cell] for row, cell in zip(rows, last, strict=True)]
     console.print(table(title, columns, rows))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import Final
 
 import msgspec
@@ -68,7 +69,10 @@ def _level(part: float) -> str:
 
 
 def _ends(recording: Recording) -> Iterable[int]:
+    """When each was last seen to do anything; what began while it was looked at is not part of the recording."""
     for device in recording.devices:
-        yield from (ran.end_ns for ran in device.ran[-1:])
+        began = (ran.end_ns for ran in reversed(device.ran) if ran.start_ns < recording.end_ns)
+        yield from islice(began, 1)
     for program in recording.programs:
-        yield from (one.end_ns for one in program.asked[-1:])
+        began = (one.end_ns for one in reversed(program.asked) if one.at_ns < recording.end_ns)
+        yield from islice(began, 1)

@@ -103,7 +103,8 @@ def existing(places: Places, field: str, number: str) -> int:
 def _existing(places: Places, ordinal: int, field: str, value: str) -> None:
     there = [gpu.ordinal for gpu in find(places) if gpu.alive]
     if ordinal not in there:
-        known = f"there are {', '.join(map(str, there))}" if there else "there is none"
+        named = ", ".join(f"{SOFT_PREFIX}{one}" for one in there)
+        known = f"here {'is' if len(there) == 1 else 'are'} {named}" if there else "there is none"
         raise ConfigError(field, value, f"no such software GPU, {known}; make some with: cotenant softgpu create")
 
 

@@ -32,9 +32,11 @@ _STYLES: Final = {
     GateState.RUNNING: "green",
     GateState.QUIET: "dim",
 }
-_NOTE: Final = "DEVICE and FILLED: by the times that tenants announced. P50, P99: at most so long, in powers of two."
+_NOTE: Final = "DEVICE, FILLED: by announced times. P50, P99: at most so long, in powers of two."
 _NOBODY: Final = "nobody is here; start a tenant with: cotenant run -- COMMAND"
-_NO_GATE: Final = "no node with a GPU has run here; start one with: cotenant node --gpu NAME=MEMORY"
+_NO_GATE: Final = "the node knows no GPU, so nobody waits for anybody; name one with: cotenant node --gpu NAME=MEMORY"
+_NARROW: Final = 90
+_SHORT_NAME_CELLS: Final = 10
 
 
 class Device(msgspec.Struct, frozen=True):
@@ -102,6 +104,8 @@ def watch(places: Places, times: int | None) -> Iterator[Shown]:
     clock = LiveClock(0)  # the instants in the pages are those of the kernel's own monotonic clock
     names = _Names(places)
     before = _look(places, clock)
+    if not before:
+        tenants_of(places.socket, EVERY_S)  # a node without a GPU answers; without a node there is nothing to look at
     while times is None or times > 0:
         pause(EVERY_S)
         after = _look(places, clock)
@@ -141,15 +145,16 @@ def top_json(shown: Shown) -> dict[str, Any]:
     return {"served": shown.is_served, "seconds": shown.seconds, "devices": devices}
 
 
-def top_tables(shown: Shown) -> RenderableType:
+def top_tables(shown: Shown, width: int) -> RenderableType:
     """`cotenant top`: who uses each device, and who waits for whom."""
     parts: list[RenderableType] = []
     for device in shown.devices:
-        what = f"GPU {device.gpu}{f' ({capped(device.name)})' if device.name else ''}"
-        here = counted(len(device.tenants), "tenant")
-        parts.append(Text(f"{what}, {here}; {describe_rules(device.rules)}", style="bold"))
+        what = f"GPU {device.gpu}{f' ({device.name})' if device.name else ''}"
+        parts.append(Text(f"{what}, {counted(len(device.tenants), 'tenant')}", style="bold"))
+        parts.append(Text(describe_rules(device.rules), style="dim"))
         if device.tenants:
-            parts += [_use(device.tenants), _waits(device.tenants, device.rules)]
+            tenants = [(_named(name, width), pace) for name, pace in device.tenants]
+            parts += [_use(tenants), _waits(tenants), *_broken(tenants)]
     if not shown.is_served and shown.devices:
         parts.append(Text("the node is down: everybody goes on under these rules", style="yellow"))
     if any(device.tenants for device in shown.devices):
@@ -159,31 +164,37 @@ def top_tables(shown: Shown) -> RenderableType:
     return Group(*parts)
 
 
+def _named(name: str, width: int) -> str:
+    """A name, shorter where a terminal is narrow: no column may be lost to it."""
+    if width >= _NARROW or len(name) <= _SHORT_NAME_CELLS:
+        return capped(name)
+    return name[: _SHORT_NAME_CELLS - 1] + "…"
+
+
 def _use(tenants: Sequence[tuple[str, Pace]]) -> RenderableType:
-    columns = ["NAME", "KIND", "PRIO", "STATE", "LAUNCHES/S", "DEVICE", "FILLED", "OF IDLE", "EARLY", "MISS"]
+    columns = ["NAME", "PRIORITY", "STATE", "LAUNCH/S", "DEVICE", "FILLED", "OF IDLE", "MISS", "SPIN"]
     rows: list[list[str | Text]] = [
         [
-            capped(name),
-            "online" if pace.is_online else "offline",
-            str(pace.priority),
+            name,
+            f"{pace.priority} {'online' if pace.is_online else 'offline'}",
             Text(pace.state.value, style=_STYLES[pace.state]),
             _rate(pace.launches_per_s),
             _percent(pace.device_ppm),
             _percent(pace.filled_ppm),
             _percent(pace.filled_of_idle_ppm),
-            _percent(pace.early_ppm),
             "-" if pace.miss_ns is None else round_duration(pace.miss_ns),
+            _percent(pace.spun_ppm),
         ]
         for name, pace in tenants
     ]
     return table("", columns, rows)
 
 
-def _waits(tenants: Sequence[tuple[str, Pace]], rules: GateRules) -> RenderableType:
-    columns = ["NAME", "WAITS/S", "P50", "P99", "CAUSED/S", "P50", "P99", "LOST", "LATE/S", "SPIN"]
+def _waits(tenants: Sequence[tuple[str, Pace]]) -> RenderableType:
+    columns = ["NAME", "WAITS/S", "P50", "P99", "COST/S", "P50", "P99", "LOST", "LATE", "EARLY"]
     rows = [
         [
-            capped(name),
+            name,
             _rate(pace.waits_per_s),
             _at_most(pace.waited_p50_ns),
             _at_most(pace.waited_p99_ns),
@@ -192,20 +203,31 @@ def _waits(tenants: Sequence[tuple[str, Pace]], rules: GateRules) -> RenderableT
             _at_most(pace.overrun_p99_ns),
             _percent(pace.overrun_ppm),
             _rate(pace.late_per_s),
-            f"{_percent(pace.spun_ppm)} of {_percent(rules.spin_ppm)}" + ("" if not pace.stale else " STALE!"),
+            _percent(pace.early_ppm),
         ]
         for name, pace in tenants
     ]
     return table("", columns, rows)
 
 
+def _broken(tenants: Sequence[tuple[str, Pace]]) -> list[Text]:
+    """What must never be: it was let pass although it had seen that one above launched."""
+    stale = [(name, pace.stale) for name, pace in tenants if pace.stale]
+    return [Text(f"{name}: {counted(times, 'stale admission')}, please report it", "bold red") for name, times in stale]
+
+
 def _rate(per_s: float) -> str:
+    if per_s >= 10_000:
+        return f"{per_s / 1000:.1f}k" if per_s < 100_000 else f"{per_s / 1000:.0f}k"
     return "-" if not per_s else f"{per_s:,.0f}" if per_s >= 10 else f"{per_s:.1f}"
 
 
 def _percent(ppm: int | None) -> str:
-    return "-" if ppm is None else f"{100 * ppm / WHOLE_PPM:.3g}%"
+    if not ppm:
+        return "-" if ppm is None else "0%"
+    percent = 100 * ppm / WHOLE_PPM
+    return f"{percent:.0f}%" if percent >= 10 else f"{percent:.2f}%"
 
 
 def _at_most(bound_ns: int) -> str:
-    return f"<={round_duration(bound_ns)}" if bound_ns else "-"
+    return round_duration(bound_ns) if bound_ns else "-"

@@ -18,7 +18,7 @@ from cotenant import __version__
 from cotenant.apps import softgpu
 from cotenant.domain.lanes import Group, lay_out
 from cotenant.domain.trace import Device, Recording
-from cotenant.errors import ConfigError, CotenantError
+from cotenant.errors import ConfigError, CotenantError, WorldError
 from cotenant.format.ran import RECORD, read_ran
 from cotenant.format.traceevents import trace_events
 from cotenant.live.clock import monotonic_ns, pause, unix_ns
@@ -89,6 +89,17 @@ class _Server:
         return Device(self._gpu.ordinal, self._gpu.name, ran, turns, self._lost)
 
 
+def check_place(output: str) -> None:
+    """Whether a file can be written there, as far as that can be known before."""
+    parent = Path(output).absolute().parent
+    if not parent.is_dir():
+        raise ConfigError("--output", output, "its directory does not exist; choose another place")
+    if Path(output).is_dir():
+        raise ConfigError("--output", output, "is a directory; name a file in it")
+    if not os.access(parent, os.W_OK):
+        raise ConfigError("--output", output, "you may not write there; choose another place")
+
+
 def record(places: Places, seconds: float, console: Console, say: Callable[[str], None]) -> Recording:
     """Follow everything for so many seconds; for 0, what is remembered of the time before."""
     rings = Rings(places.runtime / "hook")
@@ -144,6 +155,8 @@ def _earliest(recording: Recording) -> int:
 
 def write(recording: Recording, output: str) -> Written:
     """The timeline as a file; none is left half written."""
+    if not recording.programs and not recording.devices:
+        raise WorldError("nothing to write: no program under `cotenant run` and no software GPU is here")
     groups = lay_out(recording)
     about: dict[str, int | str] = {
         "cotenant": __version__,
@@ -158,7 +171,7 @@ def write(recording: Recording, output: str) -> Written:
                 file.write(piece)
         size_bytes = path.stat().st_size
     except OSError as error:
-        raise ConfigError("--output", output, f"cannot be written: {error.strerror}") from None
+        raise ConfigError("--output", output, f"cannot be written: {error.strerror}; choose another place") from None
     return Written(
         output,
         size_bytes,

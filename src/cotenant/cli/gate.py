@@ -11,7 +11,7 @@ from rich.live import Live
 from cotenant.cli.command import add_command, add_flags, find, given_flags, print_json
 from cotenant.errors import ConfigError
 
-_NEITHER = "say NAME and --priority, or which rules: --gate, --bound, --delay, --patience, --switch, --spin"
+_NEITHER = "say NAME and --priority, or rules without a NAME: --gate, --bound, --delay, --patience, --switch, --spin"
 
 
 def add_gate_commands(commands: Any) -> None:
@@ -29,8 +29,8 @@ def add_gate_commands(commands: Any) -> None:
     from cotenant.apps.gate import RULES
 
     top = add_command(commands, "top", "How do tenants get on with each other, now?", _top, "directories", json=True)
-    top.add_argument("--once", action="store_true", help="for one second, and only once")
-    top.add_argument("--seconds", type=int, metavar="N", help="for so many seconds; else until stopped")
+    top.add_argument("--once", action="store_true", help="for one second, and only once; with --json that is usual")
+    top.add_argument("--seconds", type=int, metavar="N", help="every second, so many times; else until stopped")
     add_flags(change, "node", RULES, defaults=False)  # what is not given stays as it is
 
 
@@ -49,7 +49,7 @@ def _set_paused(options: argparse.Namespace, *, paused: bool) -> int:
     if options.json:
         print_json({"tenants": done.tenants, "paused": paused})
     else:
-        state = "paused" if paused else "not paused"
+        state = "paused" if paused else "resumed"
         print(f"{state}: {', '.join(done.tenants)}" if done.tenants else "no offline tenant of yours is here")
     return 0
 
@@ -82,16 +82,17 @@ def _top(options: argparse.Namespace) -> int:
 
     if options.seconds is not None and (options.seconds < 1 or options.once):
         raise ConfigError("--seconds", options.seconds, "write a whole number of at least 1, and not beside --once")
-    looks = watch(find(options)[1], 1 if options.once else options.seconds)
+    once = options.once or (options.json and options.seconds is None)
+    looks = watch(find(options)[1], 1 if once else options.seconds)
     console = Console()
     if options.json:
         for shown in looks:
             print_json(top_json(shown))
-    elif options.once:
+    elif once or not console.is_terminal:
         for shown in looks:
-            console.print(top_tables(shown))
+            console.print(top_tables(shown, console.width))
     else:
         with Live(console=console, auto_refresh=False) as live:
             for shown in looks:
-                live.update(top_tables(shown), refresh=True)
+                live.update(top_tables(shown, console.width), refresh=True)
     return 0

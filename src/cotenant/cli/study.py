@@ -11,6 +11,8 @@ from rich.console import Console
 
 from cotenant.cli.command import add_command, print_json, say
 from cotenant.errors import ConfigError
+from cotenant.format.config import Config
+from cotenant.format.flags import overlay
 
 
 def add_study_commands(commands: Any) -> None:
@@ -123,14 +125,15 @@ def _bench(options: argparse.Namespace) -> int:
 def _bench_fill(options: argparse.Namespace) -> int:
     import msgspec
 
-    from cotenant.apps.lab import USUAL, VARIABLE
+    from cotenant.apps.lab import named_directory
     from cotenant.apps.show_fill import show_fill
     from cotenant.experiment.fill.bench import ROUNDS, bench_fill
     from cotenant.experiment.fill.stage import NodePolicy
 
     given = {flag: value for flag in ("gate", "bound", "delay") if (value := getattr(options, flag)) is not None}
+    overlay(Config(), {("node", flag): value for flag, value in given.items()})  # refused here, not by a node
     policy = msgspec.structs.replace(NodePolicy(), **given)
-    directory = Path(options.data or os.environ.get(VARIABLE, "") or USUAL)
+    directory = named_directory(options.data or "", os.environ)
     rounds = options.rounds or (1 if options.quick else ROUNDS)
     report = bench_fill(directory, rounds, policy, say, quick=bool(options.quick), sweep=bool(options.sweep_bound))
     if options.json:
@@ -171,7 +174,7 @@ def _lab(options: argparse.Namespace) -> int:
 
 
 def _lab_fikit(options: argparse.Namespace) -> int:
-    from cotenant.apps.lab import USUAL, VARIABLE
+    from cotenant.apps.lab import named_directory
     from cotenant.apps.lab_fikit import run_fikit
     from cotenant.apps.show_fikit import show_fikit
 
@@ -180,7 +183,7 @@ def _lab_fikit(options: argparse.Namespace) -> int:
         from cotenant.apps.lab_fikit_plots import plotter
 
         draw = plotter(Path(options.plots))
-    directory = Path(options.data or os.environ.get(VARIABLE, "") or USUAL)
+    directory = named_directory(options.data, os.environ)
     report = run_fikit(
         directory, options.live or "", _seed(options), Console(stderr=True), say, quick=bool(options.quick)
     )
@@ -202,10 +205,10 @@ def _seed(options: argparse.Namespace) -> int:
 
 
 def _lab_timelines(options: argparse.Namespace) -> int:
-    from cotenant.apps.lab import USUAL, VARIABLE
+    from cotenant.apps.lab import named_directory
     from cotenant.apps.lab_timelines import run_timelines, show_timelines, timelines_of
 
-    directory = Path(options.data or os.environ.get(VARIABLE, "") or USUAL) / "kernel_timelines"
+    directory = named_directory(options.data, os.environ) / "kernel_timelines"
     timelines = timelines_of(directory, options.data)
     report = run_timelines(timelines, Path(options.replay or "examples/replay.py"), Console(stderr=True), say)
     if options.json:

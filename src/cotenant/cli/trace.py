@@ -23,12 +23,14 @@ def add_trace_command(commands: Any) -> None:
 
 def _trace(options: argparse.Namespace) -> int:
     from cotenant.apps.show_trace import show_picture
-    from cotenant.apps.trace import record, seconds_of, write
+    from cotenant.apps.trace import check_place, record, seconds_of, write
 
     if not options.output and not options.show:
         raise ConfigError("--output", "", "say where to write the timeline, as in: cotenant trace -o trace.json")
     if options.show and options.json and not options.output:
         raise ConfigError("--json", "", "a picture is for people; name a file with -o")
+    if options.output:
+        check_place(options.output)  # before the recording, not after it
     seconds = 0.0 if options.last else seconds_of(options.seconds)
     recording = record(load(options)[1], seconds, Console(stderr=True), say)
     if options.output:

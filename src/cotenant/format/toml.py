@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import enum
 import re
 import tomllib
+import typing
 from typing import Any, Final, TypeVar
 
 import msgspec
@@ -41,6 +43,7 @@ _TEXT_OR_COMMENT: Final = re.compile(
     r"""(?P<long>\"{3}(?:\\.|[^\\])*?\"{3,5}|'{3}.*?'{3,5})|"(?:\\.|[^"\\\n])*"|'[^'\n]*'|\#[^\n]*""", re.DOTALL
 )
 
+_ALTERNATIVES: Final = re.compile(r"\^\((?P<words>[a-z|-]+)\)\\Z")
 _PLAIN_WORDS: Final = {
     "`int`": "a whole number",
     "`int | null`": "a whole number",
@@ -96,7 +99,9 @@ def decode_quantity(kind: type, value: object) -> object:
 def explain_value(message: str, section: type[Section], field: str) -> str:
     """What is wrong with one value and what the field is for."""
     place = _PATH.search(message)
-    remedy = _in_plain_words(message[: place.start()].removesuffix(" - at ") if place else message)
+    said = message[: place.start()].removesuffix(" - at ") if place else message
+    # A flag's value is always text, so what it "got" says nothing.
+    remedy = _in_plain_words(said.removesuffix(", got `str`"), section, [field])
     about = description_of(section, [field])
     return f"{remedy} ({about})" if about else remedy
 
@@ -159,12 +164,16 @@ def _explain(message: str, text: str, section: type, tree: dict[str, Any], where
         path.append(int(part) if part.isdigit() else part)
     if unknown := _UNKNOWN.search(message):
         path.append(unknown["field"])
-        remedy = "no such field, remove it or see `cotenant config show` for those that exist"
+        known = _fields_of(_kind_at(section, path[:-1]))
+        remedy = (
+            f"no such field, remove it or choose one of {', '.join(known)}" if known else "no such field, remove it"
+        )
     elif missing := _MISSING.search(message):
         path.append(missing["field"])
         remedy = "this field is required, add it"
     else:
-        remedy = _in_plain_words(message[: found.start()].removesuffix(" - at ") if found else message)
+        said = message[: found.start()].removesuffix(" - at ") if found else message
+        remedy = _in_plain_words(said, section, path)
         if about := description_of(section, path):
             remedy = f"{remedy} ({about})"
     value = _value_at(tree, path)
@@ -192,9 +201,39 @@ def _is_section(kind: object) -> bool:
     return isinstance(kind, type) and issubclass(kind, Section)
 
 
-def _in_plain_words(message: str) -> str:
+def _kind_at(kind: Any, path: list[str | int]) -> Any:
+    """The declared type of what is at a path; None where there is none."""
+    for part in path:
+        inner = [kind, *typing.get_args(kind)]
+        if isinstance(part, int):
+            kind = next((one for one in inner[1:] if one is not Ellipsis), None)
+        else:
+            section = next((one for one in inner if _is_section(one)), None)
+            kind = _fields_of(section).get(part)
+    return kind
+
+
+def _fields_of(kind: Any) -> dict[str, Any]:
+    section = next((one for one in (kind, *typing.get_args(kind)) if _is_section(one)), None)
+    return {} if section is None else {field.name: field.type for field in msgspec.structs.fields(section)}
+
+
+def _words_of(kind: Any) -> list[str]:
+    """The words that a value of this type may be, where they can be counted."""
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
+        return [str(one.value) for one in kind]
+    if typing.get_origin(kind) is typing.Literal:
+        return [str(one) for one in typing.get_args(kind)]
+    for meta in getattr(kind, "__metadata__", ()):
+        if found := _ALTERNATIVES.fullmatch(getattr(meta, "pattern", None) or ""):
+            return found["words"].split("|")
+    return next((words for one in typing.get_args(kind) if (words := _words_of(one))), [])
+
+
+def _in_plain_words(message: str, section: type, path: list[str | int]) -> str:
     if "matching regex" in message or "Invalid enum value" in message:
-        return "this cannot be"
+        words = _words_of(_kind_at(section, path))
+        return f"choose {', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else "this cannot be"
     for theirs, ours in _PLAIN_WORDS.items():
         message = message.replace(theirs, ours)
     return message[:1].lower() + message[1:]

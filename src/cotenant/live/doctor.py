@@ -107,7 +107,8 @@ def _node(places: Places) -> Iterator[Finding]:
     if roll.node_version != __version__:
         what = f"the node is version {roll.node_version}, this is {__version__}"
         yield Finding(Level.NOTE, what, "restart the node; its tenants will come back to it")
-    yield Finding(Level.GOOD, f"node pid {roll.pid}: {len(roll.tenants)} tenants in {roll.slots} slots")
+    shared = f", shares {', '.join(gpu.name for gpu in roll.gpus)}" if roll.gpus else ""
+    yield Finding(Level.GOOD, f"node pid {roll.pid}: {len(roll.tenants)} tenants in {roll.slots} slots{shared}")
     if not roll.gpus:
         remedy = "it looks again when a tenant joins; else add a [[gpu]] table to its config, or use --gpu NAME=MEMORY"
         yield Finding(Level.NOTE, "the node knows no GPU, so memory and shares are not reserved", remedy)

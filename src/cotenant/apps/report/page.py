@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from pathlib import Path
 from typing import Final
 
 from cotenant.apps.report.act import Act
@@ -115,7 +116,12 @@ def _timelines(acts: Sequence[Act]) -> Iterable[str]:
 
 
 def _notes(trace: str) -> str:
-    kept = f" Every kernel under cotenant is in {trace}, for ui.perfetto.dev." if trace else " No trace was written."
+    file = Path(trace).name  # beside this page, which may be moved
+    kept = (
+        f" What ran in the last second under cotenant is in {file}, for ui.perfetto.dev."
+        if trace
+        else " No trace was written."
+    )
     return (
         "Latencies are by the service's clock, from when a request was due. Busy time, SM activity and waiting are the "
         f"software GPU's books. This has only ever run on the software GPU.{kept}"

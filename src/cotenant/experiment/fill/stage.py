@@ -302,7 +302,7 @@ class Stage:
 
 def _task(load: Load) -> str:
     """What its profile is kept under: the same kernels with other arrivals are the same task."""
-    return f"fill {load.name}"
+    return load.name
 
 
 def _arrival(load: Load) -> list[str]:
