@@ -138,7 +138,7 @@ def test_a_curve_that_rises_with_the_share_is_named() -> None:
 @pytest.mark.parametrize(
     "arguments, code, said",
     [
-        (["--data", "/nowhere"], 2, "--data = '/nowhere': has no orion/model_kernels"),
+        (["--data", "/nowhere"], 2, "--data = '/nowhere': no such directory"),
         (["--seed", "-1"], 2, "--seed = -1: choose 0"),
     ],
 )
