@@ -142,8 +142,9 @@ def _compare(home: Path, way: str) -> list[list[float]]:
     return rows
 
 
-def _before_softgpu(home: Path, gpu: Path, delay_ppm: int = GateRules().delay_ppm) -> _Stage:
-    return _Stage(home, manage.library(), {**manage.env(gpu, base={}), "CUDA_VISIBLE_DEVICES": "0"}, delay_ppm)
+def _before_softgpu(home: Path, gpu: Path) -> _Stage:
+    """Nothing is paid off: a gate that is closed for debt is meant to be, and says nothing of how fast one reacts."""
+    return _Stage(home, manage.library(), {**manage.env(gpu, base={}), "CUDA_VISIBLE_DEVICES": "0"}, 1_000_000)
 
 
 def _told(process: subprocess.Popen[str]) -> Any:
@@ -174,11 +175,8 @@ def _under_load(home: Path, gpu: Path) -> dict[str, object]:
 
 
 def _idle_to_offline(home: Path, gpu: Path) -> dict[str, object]:
-    """From the end of the wait of the tenant above to the next pass of the one that waits below.
-
-    Nothing is paid off here: a gate that is closed for debt is meant to be, and says nothing of how fast one reacts.
-    """
-    stage = _before_softgpu(home, gpu, delay_ppm=1_000_000)
+    """From the end of the wait of the tenant above to the next pass of the one that waits below."""
+    stage = _before_softgpu(home, gpu)
     try:
         stage.start(OFFLINE, "requests", 1, _ENDLESS, OFFLINE_KERNEL_NS, 0)  # it always has another launch
         online = stage.start(ONLINE, "requests", REQUESTS, REQUEST, LONG_KERNEL_NS, LONG_PAUSE_NS)
