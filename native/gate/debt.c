@@ -44,7 +44,9 @@ static void count_duty(struct ct_gate *gate, uint64_t now_ns)
     if (gate->duty_from_ns) {
         const uint64_t more_ns = left(active_ns, gate->duty_active_ns), span_ns = now_ns - gate->duty_from_ns;
         const uint64_t duty_ppm = more_ns >= span_ns ? PPM : more_ns * 1000 / (span_ns / 1000);
-        gate->duty_ppm = later((gate->duty_ppm + duty_ppm) / 2, CT_GATE_DUTY_LEAST_PPM);
+        /* From the least up at once: nobody knew, or it just came back. */
+        const uint64_t before_ppm = gate->duty_ppm > CT_GATE_DUTY_LEAST_PPM ? gate->duty_ppm : duty_ppm;
+        gate->duty_ppm = later((before_ppm + duty_ppm) / 2, CT_GATE_DUTY_LEAST_PPM);
     }
     gate->duty_from_ns = now_ns;
     gate->duty_active_ns = active_ns;

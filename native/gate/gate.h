@@ -28,7 +28,7 @@ enum {
 };
 
 enum {
-    CT_GATE_DUTY_NS = 50 * 1000 * 1000, /* over how long the activity of those above is counted */
+    CT_GATE_DUTY_NS = 20 * 1000 * 1000, /* over how long the activity of those above is counted */
     CT_GATE_DUTY_LEAST_PPM = 300 * 1000, /* one that is hardly there can spare as if it were there this much */
 };
 

@@ -136,7 +136,8 @@ class Ledger:
         if self.duty_from:
             more, span = max(active - self.duty_active, 0), now - self.duty_from
             duty = PPM if more >= span else more * 1000 // (span // 1000)
-            self.duty_ppm = max((self.duty_ppm + duty) // 2, DUTY_LEAST)
+            before = self.duty_ppm if self.duty_ppm > DUTY_LEAST else duty
+            self.duty_ppm = max((before + duty) // 2, DUTY_LEAST)
         self.duty_from, self.duty_active = now, active
 
     def charge(self, lost: int, now: int) -> None:

@@ -15,7 +15,7 @@ DEBT_MOST = FAR = 60_000 * MS
 CLOSED, AGAIN, PAUSE_LOOK, PATIENCE_LEAST, WAITED_FOR = 2000 * MS, 2 * US, 5 * MS, 250 * US, 50 * US
 SPARE = 20 * MS
 RECENT, PPM = 32, 10**6
-DUTY, DUTY_LEAST = 50 * MS, 300_000
+DUTY, DUTY_LEAST = 20 * MS, 300_000
 
 Wish = tuple[int, int, int, int, int, int, int]
 """expect, sure, low, high, may_fill, grain, pieces"""
