@@ -1,4 +1,4 @@
-"""Wires the demo's main story: a service and a training job on one GPU, alone, as it is usual, by cotenant."""
+"""Wires the demo's main story: a service and a training job on one GPU, alone, as is usual, under MPS, by cotenant."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ from cotenant.experiment.fill.scene import Mode, Scene
 from cotenant.experiment.fill.stage import NodePolicy, Performance, Stage
 from cotenant.live.player import quantile
 
+_COTENANT: Final[Mode] = "cotenant mps"
 ACTS: Final[tuple[tuple[Mode, str], ...]] = (
     ("alone", "alone"),
     ("slices", "default sharing"),
-    ("cotenant slices", "cotenant"),
+    ("mps", "MPS"),
+    (_COTENANT, "cotenant"),
 )
 ALONE_S: Final = 1.0
 ROUNDS: Final = 3
@@ -50,7 +52,7 @@ class Story(msgspec.Struct, frozen=True):
 def tell_share_story(
     console: Console, home: Path, report: Path, requests: int, say: Callable[[str], None], *, as_json: bool
 ) -> int:
-    """Three acts, a table, a page; returns 0 when every act ended as it should."""
+    """Four acts, a table, a page; returns 0 when every act ended as it should."""
     online, offline = service(requests, 0), training()
     say(f"demo: a software V100 and a node of their own in {home}")
     with Stage(home, detail=True) as stage:
@@ -96,7 +98,7 @@ def _acts(
             played[mode].append(performance)
             if seen.recording is not None:
                 pictures[mode] = picture_of(seen.recording, seen.pids, _spans(performance))
-                written = _write(seen.recording, trace, say) if mode == "cotenant slices" else ""
+                written = _write(seen.recording, trace, say) if mode == _COTENANT else ""
     acts = [act_of(name, played[mode], offline, pictures[mode]) for mode, name in ACTS]
     return acts, steps_per_s(alone, offline), written
 
