@@ -19,9 +19,10 @@ def test_the_demo_of_sharing_leaves_a_page(stage: Stage, tmp_path: Path) -> None
     assert [(act["name"], act["requests"]) for act in told["acts"]] == [
         ("alone", 10),
         ("default sharing", 10),
+        ("MPS", 10),
         ("cotenant", 10),
     ]
-    alone, shared, ours = told["acts"]
+    alone, shared, _, ours = told["acts"]
     assert alone["waited_ns"] == alone["steps_per_s"] == 0 < shared["waited_ns"]
     assert min(shared["steps_per_s"], ours["steps_per_s"]) > 0
     for act in told["acts"]:
@@ -30,7 +31,7 @@ def test_the_demo_of_sharing_leaves_a_page(stage: Stage, tmp_path: Path) -> None
         assert act["picture"]["online"]
     assert Path(told["trace"]).is_file()
     text = page.read_text(encoding="utf-8")
-    assert text.count("<svg") == 5
+    assert text.count("<svg") == 6
     assert not [word for word in ("src=", "href=", "@import", "url(") if word in text]
 
 
