@@ -166,7 +166,10 @@ def _device_group(
             is_seen = window[0] <= ran.start_ns < window[1] and _is_within(launches[ran.pid][launch], window)
             if is_seen and (ran.pid, launch) not in starts:
                 flow = starts[ran.pid, launch] = next(flows)
-        row += _clipped(_ran_slices(ran, name, flow, offs.get(ran.client, [])), window)
+        slices = list(_clipped(_ran_slices(ran, name, flow, offs.get(ran.client, [])), window))
+        if flow and launch is not None and not any(one.flow for one in slices):
+            del starts[ran.pid, launch]  # switched out for as long as was looked: there is no slice to point to
+        row += slices
     lanes = []
     for key, slices in sorted(rows.items()):
         owner = f"{programs[key[0]].name} ({key[0]})" if key[0] in programs else f"pid {key[0]}"
