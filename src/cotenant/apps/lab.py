@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Final
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from cotenant.apps.lab_progress import parts_shown
 from cotenant.errors import ConfigError, WorldError
 from cotenant.experiment.lab.device import Evidence, Measurements, Report, judge_device
 from cotenant.experiment.lab.servers import Measured, measured_of
@@ -75,17 +75,7 @@ def read_measurements(directory: Path) -> Measurements:
 def run_lab(directory: Path, seed: int, console: Console, say: Callable[[str], None]) -> tuple[Report, Evidence]:
     """The judgement; meanwhile a bar on a terminal, and elsewhere a line for each part."""
     measured = read_measurements(directory)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        tasks: dict[str, TaskID] = {}
-
-        def progress(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what, total=total)
-                if not console.is_terminal:
-                    say(f"{what}: {total} to do")
-            bars.update(tasks[what], completed=done)
-
+    with parts_shown(console, say, "to do") as progress:
         return judge_device(measured, seed, os.cpu_count() or 1, progress)
 
 

@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from cotenant.apps.lab_progress import parts_shown
 from cotenant.errors import ConfigError
 from cotenant.experiment.kernels import Setting
 from cotenant.experiment.lab.fikit_cases import catalogue, sweep, timelines
@@ -31,17 +31,7 @@ def run_fikit(
     for one in left_out:
         say(f"left out: {one.name}: {one.why}")
     groups = {"pairs": pairs, "sweep": sweep(quick=quick), "timelines": traced}
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
-        tasks: dict[str, TaskID] = {}
-
-        def progress(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what, total=total)
-                if not console.is_terminal:
-                    say(f"{what}: {total} to play")
-            bars.update(tasks[what], completed=done)
-
+    with parts_shown(console, say, "to play") as progress:
         return judge_fikit(
             {name: cases for name, cases in groups.items() if cases},
             curve_cases([case.pair for case in pairs], quick=quick),

@@ -192,10 +192,6 @@ def _launches_of(program: Program) -> list[Asked]:
     return [one for one in program.asked if one.kind is Ask.LAUNCH]
 
 
-def _work_of(program: Program, launch: Asked) -> Work | None:
-    return program.kernels[launch.kernel].work if launch.kernel < len(program.kernels) else None
-
-
 def _name_of(program: Program, launch: Asked, ran: Ran | None = None) -> str:
     if launch.kernel >= len(program.kernels):
         return "kernel"

@@ -15,10 +15,6 @@ from cotenant.domain.profile import VARIES
 from cotenant.domain.value import Value
 from cotenant.policy.schedule.roster import WritableBuffer
 
-PASSES: Final = 8
-"""Reasons below this one are passes; see native/gate/gate.h."""
-
-
 SHORT_NS: Final = 100 * MICROSECOND_NS
 """What may be submitted at once into a gap, CT_GATE_DEPTH_NS in native/gate/gate.h: no kernel is too risky below it."""
 
