@@ -88,6 +88,7 @@ static void move_in(struct ct_gate *gate)
     STORE(page->pieces, 0);
     STORE(page->active_ns, 0);
     STORE(page->marked_ns, 0);
+    STORE(page->unsure_ns, 0);
     STORE(page->busy_ns, 0);
     STORE(page->next_ns, 0);
     STORE(page->quiet_ns, 0);
@@ -176,6 +177,8 @@ void ct_gate_announce(struct ct_gate *gate, const struct ct_gate_wish *wish, uin
     ADD(mine->counts.launches, 1);
     ADD(mine->counts.device_ns, wish->expect_ns);
     ADD(mine->pieces, wish->pieces ? wish->pieces : 1);
+    if (!wish->expect_ns)
+        STORE(mine->unsure_ns, now_ns);
     be_active(gate, now_ns);
     STORE(mine->recent_ns[(sequence + 1) % CT_GATE_RECENT], now_ns);
     SHOW(mine->busy_ns, after(later(busy_ns, now_ns), wish->expect_ns, now_ns));
