@@ -25,11 +25,12 @@ _RECENT_US: Final = 200_000  # of a process's use: a whole sample period of a de
 
 
 class Question(msgspec.Struct, frozen=True):
-    """Which device to look at, and what else to ask than who holds memory there."""
+    """Which device to look at, and what to ask besides its Xids."""
 
     gpu: int
     device: Gpu
     sample: bool = False
+    held: bool = True
     uses: bool = False
 
 
@@ -42,8 +43,8 @@ class Seen(msgspec.Struct, frozen=True):
     lost: str = ""
     """Why it is as good as gone; empty: it is not."""
     sample: GpuSample | None = None
-    held_bytes: Mapping[int, int | None] = {}
-    """By process; None: the device does not tell how much, as under some drivers."""
+    held_bytes: Mapping[int, int | None] | None = None
+    """By process, None of one of which the driver does not tell how much; None instead of all: not asked."""
     uses_pct: Mapping[int, int] | None = None
     """By process, of those that did anything lately; None: not asked, or not told."""
     xids: Sequence[tuple[int, int]] = ()
@@ -136,7 +137,7 @@ class _Session:
                 question.gpu,
                 is_there=True,
                 sample=device.sample() if question.sample else None,
-                held_bytes=device.held(),
+                held_bytes=device.held() if question.held else None,
                 uses_pct=device.uses() if question.uses else None,
                 xids=xids,
             )
