@@ -78,7 +78,7 @@ def serve_node(config: Config, places: Places, say: Callable[[str], None]) -> No
     ports = NodePorts(door, pages, gates, LiveLedgers(), LiveWardens(say))
     loop.bind(Host(machine, NodeWorld(ports, loop.stop).deeds(), journal))
     _stop_on_signals(loop)
-    loop.post(NodeStarted(config.node.settings(gpus), __version__, unix_ns()))
+    loop.post(NodeStarted(config.node.settings(gpus, config.protect.limits()), __version__, unix_ns()))
     held = machine.tenants()
     pages.keep_only([view.tenant.terms.slot for view in held])
     gates.keep_only([*range(len(gpus)), *(view.tenant.terms.gpu for view in held)])
