@@ -208,8 +208,10 @@ void ct_gate_rest(struct ct_gate *gate, uint64_t low_ns, uint64_t high_ns, int i
     uint64_t busy_ns = LOAD(mine->busy_ns);
     if (LOAD(mine->marked_ns))
         be_active(gate, now_ns);
-    if (is_drained)
+    if (is_drained) {
         STORE(mine->marked_ns, 0);
+        STORE(mine->unsure_ns, 0); /* however long it was: it is over */
+    }
     if (is_drained || busy_ns < now_ns)
         busy_ns = now_ns; /* what a host waits for inside of a call ends before it can launch again */
     if (is_drained)

@@ -1,4 +1,4 @@
-"""What may take long, done beside the loop: one thread does deeds in order, their outcomes come back as the loop's own."""
+"""Who does what may take long? One thread beside the loop, in order; the outcomes come back in the loop."""
 
 from __future__ import annotations
 

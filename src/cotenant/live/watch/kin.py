@@ -1,6 +1,6 @@
 """Which process wrote this line, and does it live? A ledger knows processes by a word, also those of containers.
 
-The word (`ct_ledger_identity` of native/ledger/ledger.h) has a process's number in its own namespace, of which namespace
+The word (`ct_ledger_identity` of native/ledger/ledger.h) has a process's number in its own namespace, which namespace
 that is, and when it started. A number alone would be another process's before long.
 """
 
@@ -83,7 +83,7 @@ def parse_numbers(status: bytes) -> tuple[int, ...]:
 
 
 class Kin:
-    """Finds processes by their identity, and holds on to them: a pidfd names nobody else, whatever becomes of the number."""
+    """Finds processes by their identity, and holds on to them: a pidfd never comes to name somebody else."""
 
     def __init__(self, proc: Path = _PROC) -> None:
         """Look into this proc filesystem."""

@@ -96,7 +96,7 @@ class Watch:
         self._asked: Sequence[Question] = ()
         self._left_behind = set(parts.ledgers.devices())
 
-    # ---- when ------------------------------------------------------------------------------------------------------
+    # ---- when ----------------------------------------------------------------------------------------------------
 
     def next_wakeup(self) -> Instant | None:
         """The next look, if anybody or anything needs one."""
@@ -155,7 +155,7 @@ class Watch:
         watches = self._known.watches()
         return watches[gpu].health if gpu < len(watches) else Health.INIT
 
-    # ---- before the device is asked -----------------------------------------------------------------------------------
+    # ---- before the device is asked ------------------------------------------------------------------------------
 
     def _read(self, place: _Place, now: Instant) -> Question | None:
         seats = {tenant.terms.slot: tenant.terms.generation for tenant in place.tenants}
@@ -175,7 +175,7 @@ class Watch:
             uses=bool(held_back) or (is_due and any(tenant.spec.kind is Kind.OFFLINE for tenant in place.tenants)),
         )
 
-    # ---- after -----------------------------------------------------------------------------------------------------------
+    # ---- after ---------------------------------------------------------------------------------------------------
 
     def _answered(self, outcome: Outcome[list[Seen]]) -> None:
         asked, self._asked, self._asked_ns = self._asked, (), None
