@@ -91,7 +91,7 @@ struct ct_ledger {
     const struct ct_ledger_header *file; /* all of it, to read */
     size_t bytes;
     struct ct_ledger_account *account; /* our tenant's, to write */
-    struct ct_ledger_line *line;       /* our process's; NULL: all lines are taken */
+    _Atomic(struct ct_ledger_line *) line; /* our process's; NULL: all lines were taken */
     uint32_t slot;
     uint64_t generation, identity;
 };
@@ -109,10 +109,11 @@ enum ct_ledger_kind { CT_LEDGER_BOOKED = 0, CT_LEDGER_OWN = 1, CT_LEDGER_MANAGED
 /* 0: a ledger of our version, with room for what it says. */
 int ct_ledger_check(const void *memory, size_t bytes);
 /* Claims a line for this process, or finds the one it has (then its amounts begin at zero: it was another program). 0, or -1
- * where this is no ledger with such an account, or it is another tenant's. Without a free line it is 0 too, and may be tried
- * again: `line` is NULL. */
+ * where this is no ledger with such an account, or it is another tenant's. Without a free line it is 0 too, and `line` is NULL:
+ * ct_ledger_claim tries again, one thread at a time; 1: there is a line now. */
 int ct_ledger_open(struct ct_ledger *ledger, const void *file, size_t bytes, struct ct_ledger_account *account,
                    uint32_t slot, uint64_t generation, uint64_t identity);
+int ct_ledger_claim(struct ct_ledger *ledger);
 
 /* Before the driver is asked: takes the bytes into our line, unless the tenant would be past its quota (0: none). Around it
  * and the driver's call: begin and end. */

@@ -45,16 +45,33 @@ int ct_ledger_open(struct ct_ledger *ledger, const void *file, size_t bytes, str
     if (ct_ledger_check(file, bytes) < 0 || slot >= accounts_of(file, bytes) || !identity ||
         LOAD(account->generation) != generation)
         return -1;
-    *ledger = (struct ct_ledger){.file = file, .bytes = bytes, .account = account, .slot = slot,
-                                 .generation = generation, .identity = identity};
-    ledger->line = line_of(account, identity);
-    if (ledger->line)
+    ledger->file = file;
+    ledger->bytes = bytes;
+    ledger->account = account;
+    ledger->slot = slot;
+    ledger->generation = generation;
+    ledger->identity = identity;
+    struct ct_ledger_line *had = line_of(account, identity);
+    if (had) {
+        empty(had);
+        LINE_IS(ledger, had);
         ct_ledger_shares_forget(ledger);
-    else
-        ledger->line = claim(account, identity);
-    if (ledger->line)
-        empty(ledger->line);
+    } else {
+        ct_ledger_claim(ledger);
+    }
     return 0;
+}
+
+int ct_ledger_claim(struct ct_ledger *ledger)
+{
+    if (LOAD(ledger->account->generation) != ledger->generation)
+        return 0;
+    struct ct_ledger_line *line = claim(ledger->account, ledger->identity);
+    if (!line)
+        return 0;
+    empty(line);
+    LINE_IS(ledger, line);
+    return 1;
 }
 
 /* ---- what is held ------------------------------------------------------------------------------------------------ */
@@ -97,9 +114,9 @@ uint64_t ct_ledger_held(const struct ct_ledger_header *file, size_t bytes, const
 
 /* ---- taking and giving ------------------------------------------------------------------------------------------- */
 
-static int is_ours(const struct ct_ledger *ledger)
+static int is_ours(const struct ct_ledger *ledger, const struct ct_ledger_line *line)
 {
-    return LOAD(ledger->account->generation) == ledger->generation && LOAD(ledger->line->owner) == ledger->identity;
+    return LOAD(ledger->account->generation) == ledger->generation && LOAD(line->owner) == ledger->identity;
 }
 
 static _Atomic uint64_t *word_of(struct ct_ledger_line *line, enum ct_ledger_kind kind)
@@ -117,14 +134,18 @@ static void changed(struct ct_ledger_line *line, enum ct_ledger_kind kind)
 
 void ct_ledger_begin(struct ct_ledger *ledger)
 {
-    if (ledger->line)
-        atomic_fetch_add(&ledger->line->begun, 1);
+    struct ct_ledger_line *line = line_in(ledger);
+    if (line)
+        atomic_fetch_add(&line->begun, 1);
 }
 
+/* Never more than were begun: a call may have begun before we had a line. */
 void ct_ledger_end(struct ct_ledger *ledger)
 {
-    if (ledger->line)
-        atomic_fetch_add(&ledger->line->ended, 1);
+    struct ct_ledger_line *line = line_in(ledger);
+    uint64_t ended = line ? LOAD(line->ended) : 0;
+    while (line && ended != LOAD(line->begun) && !atomic_compare_exchange_weak(&line->ended, &ended, ended + 1))
+        ;
 }
 
 static void take_back(struct ct_ledger_line *line, enum ct_ledger_kind kind, uint64_t bytes)
@@ -135,17 +156,17 @@ static void take_back(struct ct_ledger_line *line, enum ct_ledger_kind kind, uin
 
 int ct_ledger_reserve(struct ct_ledger *ledger, enum ct_ledger_kind kind, uint64_t bytes, uint64_t quota_bytes)
 {
-    struct ct_ledger_line *line = ledger->line;
+    struct ct_ledger_line *line = line_in(ledger);
     int is_unsettled = 0;
     if (!line)
         return CT_LEDGER_NO_LINE;
-    if (!is_ours(ledger))
+    if (!is_ours(ledger, line))
         return CT_LEDGER_REVOKED;
     if (bytes > UINT64_MAX / 4) /* no device has as much, and no word is to run over */
         return CT_LEDGER_OVER;
     atomic_fetch_add(word_of(line, kind), bytes);
     changed(line, kind);
-    if (!is_ours(ledger)) { /* it went to somebody else in between, who must not be left with our bytes */
+    if (!is_ours(ledger, line)) { /* it went to somebody else in between, who must not be left with our bytes */
         take_back(line, kind, bytes);
         return CT_LEDGER_REVOKED;
     }
@@ -157,14 +178,16 @@ int ct_ledger_reserve(struct ct_ledger *ledger, enum ct_ledger_kind kind, uint64
 
 void ct_ledger_give(struct ct_ledger *ledger, enum ct_ledger_kind kind, uint64_t bytes)
 {
-    if (ledger->line && is_ours(ledger))
-        take_back(ledger->line, kind, bytes);
+    struct ct_ledger_line *line = line_in(ledger);
+    if (line && is_ours(ledger, line))
+        take_back(line, kind, bytes);
 }
 
 void ct_ledger_denied(struct ct_ledger *ledger, uint64_t bytes)
 {
-    if (!ledger->line || !is_ours(ledger))
+    struct ct_ledger_line *line = line_in(ledger);
+    if (!line || !is_ours(ledger, line))
         return;
-    atomic_fetch_add(&ledger->line->denied, 1);
-    atomic_fetch_add(&ledger->line->denied_bytes, bytes);
+    atomic_fetch_add(&line->denied, 1);
+    atomic_fetch_add(&line->denied_bytes, bytes);
 }

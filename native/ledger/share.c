@@ -3,7 +3,7 @@
 
 static uint64_t line_number(const struct ct_ledger *ledger)
 {
-    return (uint64_t)(ledger->line - ledger->account->line) + 1;
+    return (uint64_t)(line_in(ledger) - ledger->account->line) + 1;
 }
 
 static struct ct_ledger_share *find(struct ct_ledger *ledger, enum ct_ledger_role role, uint64_t key)
@@ -19,7 +19,7 @@ static struct ct_ledger_share *find(struct ct_ledger *ledger, enum ct_ledger_rol
 
 int ct_ledger_share_add(struct ct_ledger *ledger, enum ct_ledger_role role, uint64_t key, uint64_t bytes)
 {
-    if (!ledger->line || !key || LOAD(ledger->account->generation) != ledger->generation)
+    if (!line_in(ledger) || !key || LOAD(ledger->account->generation) != ledger->generation)
         return 0;
     if (role == CT_LEDGER_EXPORT && find(ledger, role, key))
         return 1; /* the same memory once more */
@@ -53,7 +53,7 @@ int ct_ledger_is_imported(const struct ct_ledger_header *file, size_t bytes, uin
 
 void ct_ledger_share_drop(struct ct_ledger *ledger, enum ct_ledger_role role, uint64_t key)
 {
-    struct ct_ledger_share *share = ledger->line ? find(ledger, role, key) : NULL;
+    struct ct_ledger_share *share = line_in(ledger) ? find(ledger, role, key) : NULL;
     if (!share || LOAD(ledger->account->generation) != ledger->generation)
         return;
     uint64_t bytes = LOAD(share->bytes);

@@ -8,6 +8,13 @@
 #define LOAD(place) atomic_load_explicit(&(place), memory_order_seq_cst)
 #define STORE(place, value) atomic_store_explicit(&(place), (value), memory_order_seq_cst)
 
+#define LINE_IS(ledger, place) atomic_store_explicit(&(ledger)->line, (place), memory_order_release)
+
+static inline struct ct_ledger_line *line_in(const struct ct_ledger *ledger)
+{
+    return atomic_load_explicit(&ledger->line, memory_order_acquire);
+}
+
 /* A sum that stays at the top: what somebody scribbled must not look small. */
 static inline uint64_t plus(uint64_t one, uint64_t other)
 {

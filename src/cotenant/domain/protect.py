@@ -23,6 +23,17 @@ class Health(enum.Enum):
     DISABLED = "disabled"
 
 
+class Block(enum.Enum):
+    """What must be well again before anybody joins a device."""
+
+    DEVICE = "device"
+    """It does not answer, or its firmware does not."""
+    SERVER = "server"
+    """Its MPS server is gone."""
+    DRAIN = "drain"
+    """An error reached everybody on it: they all leave first."""
+
+
 class GpuSample(Value, frozen=True):
     """What was seen of a device at one instant; -1: the device does not tell."""
 
@@ -52,6 +63,8 @@ class GpuWatch(Value, frozen=True):
     """When it was Overlimit the latest times, newest last; at most `EVICTIONS_LIMIT`."""
     until_ns: Instant = NEVER
     """Back-off: not before then."""
+    blocked: tuple[Block, ...] = ()
+    """What keeps everybody away; something does exactly while it is Disabled."""
 
 
 class Stage(enum.Enum):
@@ -78,6 +91,14 @@ class Standing(Value, frozen=True):
     until_ns: Instant = NEVER
     grace_ns: Duration = 0
     """How long its program has between the request to end and the end."""
+    again: bool = False
+    """Whether its parent may start it anew elsewhere or later: nobody wanted it gone for good."""
+    firm: bool = False
+    """Whether the deadline is waited for even if no work is left."""
+    aside: bool = False
+    """Whether its memory is on the host: it holds nothing of the device, promises included."""
+    held_bytes: int = 0
+    """What it held of the device's memory when it had to go aside; zero: nobody knows."""
 
 
 class OnPressure(enum.Enum):
