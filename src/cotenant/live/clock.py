@@ -54,7 +54,7 @@ def monotonic_ns() -> Instant:
 
 
 def boot_ns() -> Instant:
-    """Nanoseconds since the machine was started, those that it slept included: what the starts of processes are told by."""
+    """Since the machine was started, its sleep included: by this the kernel says when a process began."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 

@@ -117,14 +117,12 @@ class Mps:
         clock: Clock,
         program: Program,
         gpus: Callable[[], int],
-        say: Callable[[str], None],
     ) -> None:
         """`gpus` says of how many devices the server is; nothing is started yet."""
         self._loop = loop
         self._clock = clock
         self._program = program
         self._gpus = gpus
-        self._say = say
         self._errands = Errands(loop, "cotenant-mps")
         self._watched: dict[int, str] = {}  # pidfds
         self._due: Instant | None = None
@@ -196,7 +194,6 @@ class Mps:
     def _died(self, what: str) -> None:
         """Clients of a server whose daemon died go on: nobody need hear of it, unless no other daemon can be had."""
         self._forget()
-        self._say(f"the MPS {what} has died")
         if what == "server":
             self._tell(is_ready=False, detail="the MPS server has died")
         else:

@@ -83,7 +83,7 @@ class Books:
         held = held_bytes.get(pid, 0)  # one that is not listed has no context, and holds nothing
         if held is None:
             return
-        taken = self._ledgers.measured(self._gpu, line.slot, line.line, line.owner, (line.begun, line.ended), held)
+        taken = self._ledgers.measured(self._gpu, line, held)
         if taken and held and not (line.booked_bytes or line.managed_bytes):
             self._contexts.append(held)
             self._ledgers.learn_context(self._gpu, int(statistics.median_low(self._contexts)))

@@ -185,15 +185,14 @@ class Watch:
     def _take(self, place: _Place, question: Question, seen: Seen) -> None:
         self._tell_xids(place, seen)
         if not seen.is_there or seen.lost:
-            if place.is_known:
+            # One that was found once is lost; of one that a person named nobody says that NVML must know it.
+            if place.is_known or question.device.called:
                 self._lose(place, seen.lost or "NVML does not know it any more")
             place.books.settle(None)
             self._judge_drains(place, None)
             return
-        # What an earlier node lost, it cannot tell us itself; what is closed for another reason stays so.
-        was_left_lost = not place.is_known and self._health(place.gpu) is Health.DISABLED
         place.is_known = True
-        if place.is_lost or was_left_lost:
+        if place.is_lost:
             place.is_lost = False
             self._post(GpuBack(place.gpu))
         if seen.held_bytes is not None:
