@@ -7,7 +7,7 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -16,6 +16,7 @@ from cotenant.apps.node_watch import Lookout
 from cotenant.apps.softgpu import home
 from cotenant.domain.action import NO_PEER
 from cotenant.domain.event import GpusFound, NodeRestored, NodeStarted, NodeStopping
+from cotenant.domain.gpu import Gpu
 from cotenant.domain.instant import NEVER
 from cotenant.domain.tenant import TenantSpec
 from cotenant.errors import ConfigError, InvariantError
@@ -82,10 +83,7 @@ def serve_node(config: Config, places: Places, say: Callable[[str], None]) -> No
     held = machine.tenants()
     pages.keep_only([view.tenant.terms.slot for view in held])
     gates.keep_only([*range(len(gpus)), *(view.tenant.terms.gpu for view in held)])
-    expected = f", {len(held)} tenants expected back" if held else ""
-    named = f" ({', '.join(gpu.name for gpu in gpus)})" if gpus else ""
-    size = f"{config.node.slots} slots and {len(gpus)} GPUs{named}"
-    say(f"node {__version__} serves {places.socket} with {size}{expected}")
+    say(_greeting(config, places, gpus, len(held)))
     lookout.begin()
     try:
         reason = loop.run()
@@ -99,6 +97,13 @@ def serve_node(config: Config, places: Places, say: Callable[[str], None]) -> No
         for lock in locks:
             os.close(lock)
     say(f"node stopped: {reason}")
+
+
+def _greeting(config: Config, places: Places, gpus: Sequence[Gpu], held: int) -> str:
+    expected = f", {held} tenants expected back" if held else ""
+    named = f" ({', '.join(gpu.name for gpu in gpus)})" if gpus else ""
+    size = f"{config.node.slots} slots and {len(gpus)} GPUs{named}"
+    return f"node {__version__} serves {places.socket} with {size}{expected}"
 
 
 def _recover(places: Places, pages: LivePages, say: Callable[[str], None]) -> tuple[NodeMachine, LiveClock]:
