@@ -71,6 +71,9 @@ class NodeConfig(Section, frozen=True):
     journal_limit: Annotated[SizeBytes, Meta(description="size at which the journal begins a new segment")] = SizeBytes(
         64 << 20
     )
+    mps: Annotated[
+        str, Meta(pattern=r"^(off|on)\Z", description="start and supervise an MPS daemon for the tenants: on or off")
+    ] = "off"
 
     def settings(self, gpus: tuple[Gpu, ...], limits: ProtectLimits = _LIMITS) -> NodeSettings:
         """The part that the machine decides by, in plain integers."""
