@@ -220,7 +220,7 @@ def test_a_node_that_talks_nonsense_at_the_end_does_not_cost_the_exit_code(stage
             pass
         with listener.accept()[0] as peer:
             peer.recv(1 << 16)
-            socket.send_fds(peer, [wire.encode(wire.Welcome(wire.VERSION, "a", terms))], [page])
+            socket.send_fds(peer, [wire.encode(wire.Welcome(wire.VERSION, "a", terms, {}))], [page])
             peer.recv(1 << 16)
             peer.sendall(wire.encode(wire.Wrong("goodbye to you too")))
         listener.close()

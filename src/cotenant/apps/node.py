@@ -14,22 +14,25 @@ import msgspec
 from cotenant import __version__
 from cotenant.apps.softgpu import home
 from cotenant.domain.action import NO_PEER
-from cotenant.domain.event import NEVER, GpusFound, NodeRestored, NodeStarted, NodeStopping
+from cotenant.domain.event import GpusFound, NodeRestored, NodeStarted, NodeStopping
+from cotenant.domain.instant import NEVER
 from cotenant.domain.tenant import TenantSpec
 from cotenant.errors import ConfigError, InvariantError
 from cotenant.format import wire
 from cotenant.format.config import Config
-from cotenant.host import Divergence, Host, NodeWorld, replay, same_promises
+from cotenant.host import Divergence, Host, NodePorts, NodeWorld, replay, same_promises
 from cotenant.live.clock import LiveClock, clock_kept_in, unix_ns
 from cotenant.live.directory import Places, close_directory, group_id_of, listen, make_directory, take_lock
 from cotenant.live.door import LiveDoor
 from cotenant.live.gate import LiveGates
 from cotenant.live.journal import FileJournal, Recovery
+from cotenant.live.ledger import LiveLedgers
 from cotenant.live.loop import READ, LiveLoop
 from cotenant.live.page import LivePages
 from cotenant.live.process import name_process
 from cotenant.live.search import Search
 from cotenant.live.softgpu.manage import MAX_GPUS
+from cotenant.live.watch.warden import LiveWardens
 from cotenant.machine.node import NodeMachine
 
 _SPARE_CONNECTIONS = 256
@@ -72,8 +75,8 @@ def serve_node(config: Config, places: Places, say: Callable[[str], None]) -> No
     connections = _allow_descriptors(config.node.slots, len(gpus) if search is None else max(len(gpus), MAX_GPUS))
     listener = listen(places.socket, group_id)
     door = LiveDoor(loop, clock, listener, roll, connections, foresee)
-    host = Host(machine, NodeWorld(door, pages, gates, loop.stop).deeds(), journal)
-    loop.bind(host)
+    ports = NodePorts(door, pages, gates, LiveLedgers(), LiveWardens(say))
+    loop.bind(Host(machine, NodeWorld(ports, loop.stop).deeds(), journal))
     _stop_on_signals(loop)
     loop.post(NodeStarted(config.node.settings(gpus), __version__, unix_ns()))
     held = machine.tenants()
@@ -154,6 +157,7 @@ def _roll(machine: NodeMachine, clock: LiveClock, loop: LiveLoop) -> wire.Tenant
         gpus=list(machine.settings.gpus),
         turn_ns=loop.turn_ns.histogram(),
         rules=machine.rules,
+        devices=machine.watches(),
     )
 
 
