@@ -12,6 +12,7 @@ from collections.abc import Callable
 import msgspec
 
 from cotenant import __version__
+from cotenant.apps.lookout import Lookout
 from cotenant.apps.softgpu import home
 from cotenant.domain.action import NO_PEER
 from cotenant.domain.event import GpusFound, NodeRestored, NodeStarted, NodeStopping
@@ -28,6 +29,8 @@ from cotenant.live.gate import LiveGates
 from cotenant.live.journal import FileJournal, Recovery
 from cotenant.live.ledger import LiveLedgers
 from cotenant.live.loop import READ, LiveLoop
+from cotenant.live.observe.http import CONNECTIONS
+from cotenant.live.observe.log import NodeLog
 from cotenant.live.page import LivePages
 from cotenant.live.process import name_process
 from cotenant.live.search import Search
@@ -37,18 +40,15 @@ from cotenant.machine.node import NodeMachine
 
 _SPARE_CONNECTIONS = 256
 _FEWEST_SPARE = 8
-_OWN_DESCRIPTORS = 32
+_OWN_DESCRIPTORS = 32 + CONNECTIONS
 
 
-def serve_node(config: Config, places: Places, say: Callable[[str], None]) -> None:
-    """Be the node of these directories until told to stop; `say` gets a line for whatever a person should know."""
+def serve_node(config: Config, places: Places, log: NodeLog) -> None:
+    """Be the node of these directories until told to stop; the log gets a line for whatever a person should know."""
+    say = log.say
+    lookout = Lookout(config.node, log)
     group_id = group_id_of(config.node.group)
-    make_directory(places.runtime, "directories.runtime")
-    make_directory(places.state, "directories.state")
-    # Two nodes with a runtime directory each may still share a journal, as with XDG_RUNTIME_DIR in one shell only.
-    locks = [take_lock(places.lock), take_lock(places.journal_lock)]
-    close_directory(places.state, "directories.state")
-    close_directory(places.runtime, "directories.runtime", group_id=group_id)
+    locks = _take_directories(places, group_id)
     name_process("cotenant-node")
     pages = LivePages(places.pages)
     gates = LiveGates(places.pages, config.node.slots)
@@ -69,14 +69,15 @@ def serve_node(config: Config, places: Places, say: Callable[[str], None]) -> No
         is_known = machine.device_called(spec.gpu) is not None if spec.gpu else bool(known)
         new = () if search is None or is_known else search.merged(known)[len(known) :]
         if new:
-            say(f"found {', '.join(gpu.name for gpu in new)}")
             loop.post(GpusFound(new))
 
     connections = _allow_descriptors(config.node.slots, len(gpus) if search is None else max(len(gpus), MAX_GPUS))
     listener = listen(places.socket, group_id)
     door = LiveDoor(loop, clock, listener, roll, connections, foresee)
-    ports = NodePorts(door, pages, gates, LiveLedgers(), LiveWardens(say))
-    loop.bind(Host(machine, NodeWorld(ports, loop.stop).deeds(), journal))
+    ledgers = LiveLedgers()
+    ports = NodePorts(door, pages, gates, ledgers, LiveWardens(say))
+    witness = lookout.open(machine, loop, clock, journal, (gates, ledgers))
+    loop.bind(Host(machine, NodeWorld(ports, loop.stop).deeds(), journal, witness))
     _stop_on_signals(loop)
     loop.post(NodeStarted(config.node.settings(gpus), __version__, unix_ns()))
     held = machine.tenants()
@@ -89,6 +90,7 @@ def serve_node(config: Config, places: Places, say: Callable[[str], None]) -> No
     try:
         reason = loop.run()
     finally:
+        lookout.close()
         door.close()
         pages.close()
         gates.close()
@@ -97,6 +99,19 @@ def serve_node(config: Config, places: Places, say: Callable[[str], None]) -> No
         for lock in locks:
             os.close(lock)
     say(f"node stopped: {reason}")
+
+
+def _take_directories(places: Places, group_id: int) -> list[int]:
+    """Make them, and become the one node that uses them, for as long as the returned locks are open.
+
+    Two nodes with a runtime directory each may still share a journal, as with XDG_RUNTIME_DIR in one shell only.
+    """
+    make_directory(places.runtime, "directories.runtime")
+    make_directory(places.state, "directories.state")
+    locks = [take_lock(places.lock), take_lock(places.journal_lock)]
+    close_directory(places.state, "directories.state")
+    close_directory(places.runtime, "directories.runtime", group_id=group_id)
+    return locks
 
 
 def _recover(places: Places, pages: LivePages, say: Callable[[str], None]) -> tuple[NodeMachine, LiveClock]:

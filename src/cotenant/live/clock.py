@@ -81,7 +81,7 @@ def _calendar(unix_time_ns: int, zone: Callable[[float], time.struct_time], form
 
 
 def kept_offset(file: Path) -> int | None:
-    """From the node's clock to the wall clock, by the offset that a node of this boot kept; None where there is none."""
+    """From the node's clock to the wall clock, as a node of this boot kept it; None where there is none."""
     try:
         kept = json.loads(file.read_text())
         offset_ns = int(kept["offset_ns"])

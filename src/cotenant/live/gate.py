@@ -83,6 +83,12 @@ class LiveGates:
         file = self._file(gpu)
         return file.reading, file.writing
 
+    def counts(self, gpu: int, slot: int) -> GateCounts:
+        """What the page of a slot says, whoever wrote it."""
+        file = self._file(gpu)
+        begin = roster.page_offset(slot)
+        return _counts(file.memory[begin : begin + roster.PAGE_BYTES])
+
     def keep_only(self, gpus: list[int]) -> None:
         """Empty the rosters that an earlier process left behind for devices on which nobody is now."""
         for gpu in devices_in(self._directory):

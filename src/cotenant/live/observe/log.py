@@ -99,5 +99,3 @@ def _leading_to(file: os.stat_result) -> list[int]:
         if (own.st_dev, own.st_ino) == (file.st_dev, file.st_ino):
             found.append(descriptor)
     return found
-
-

@@ -47,7 +47,7 @@ class JournalTail:
 
     The writer appends, and begins a segment by renaming a file over the old one: whoever has the old one open reads it
     to its end and then opens the new one. Only one segment before the present one is kept, so a reader that sleeps
-    through two of them misses turns; the head of a segment says which turn it is, and the reader of the turns sees that.
+    through two of them misses turns; the head of a segment says which turn it is, and the chronicle sees that.
     """
 
     def __init__(self, path: Path, say: Callable[[str], None]) -> None:
@@ -116,7 +116,9 @@ class JournalTail:
         except FileNotFoundError:
             return None
         except OSError as error:
-            raise WorldError(f"cannot read the journal {path}: {error.strerror}; ask the user that runs the node") from None
+            raise WorldError(
+                f"cannot read the journal {path}: {error.strerror}; ask the user that runs the node"
+            ) from None
 
 
 def _stat(file: BinaryIO) -> tuple[int, int]:
