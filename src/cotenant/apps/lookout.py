@@ -17,7 +17,6 @@ from cotenant.live.observe.witness import Witness
 from cotenant.machine.node import NodeMachine
 from cotenant.port import Clock
 
-
 DeviceFiles: TypeAlias = tuple[LiveGates, LiveLedgers]
 """What tenants of the devices write: the gates' pages and the ledgers."""
 

@@ -173,5 +173,16 @@ def look_at(directory: Path, gpu: int, now: Instant) -> DeviceLook | None:
     return DeviceLook(gpu, now, rules, counts)
 
 
+def copy_of(directory: Path, gpu: int) -> bytes:
+    """The file of a device as it is at this instant; empty where it is gone."""
+    path = path_of(directory, gpu)
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise WorldError(f"cannot read {path}: {error.strerror}; only the user that runs the node may") from None
+
+
 def _counts(page: bytes) -> GateCounts:
     return msgspec.convert(roster.read_page(page), GateCounts)
