@@ -165,7 +165,8 @@ static uint64_t loss_of(const struct ct_gate *gate, const struct ct_gate_wish *w
     const uint64_t mean_ns = loss_at(sight, plus(from_ns, wish->expect_ns), now_ns);
     const uint64_t most_ns = loss_at(sight, plus(from_ns, sure_ns), now_ns);
     const uint64_t loss_ns = plus(mean_ns - mean_ns / 4 + most_ns / 4, cost_ns + 1);
-    return wish->grain_ns && !cost_ns ? sooner(loss_ns, loss_beside(wish, sight, now_ns)) : loss_ns;
+    /* One that ends in time in the mean only is not for nothing, though no kernel of theirs is expected to meet it. */
+    return wish->grain_ns && !cost_ns ? sooner(loss_ns, later(loss_beside(wish, sight, now_ns), 1)) : loss_ns;
 }
 
 /* What those above lose for certain is charged at once; what they are to lose in the mean is spent. */

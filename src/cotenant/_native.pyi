@@ -101,7 +101,15 @@ class Device:
     ) -> list[tuple[int, int, int | None, int, int]]: ...
 
 def softgpu_serve(
-    listener: int, preset: str, ordinal: int, uuid: Buffer, memory_bytes: int, slice_ns: int, /
+    listener: int,
+    preset: str,
+    ordinal: int,
+    uuid: Buffer,
+    memory_bytes: int,
+    slice_ns: int,
+    context_bytes: int,
+    counts_code: bool,
+    /,
 ) -> None: ...
 def probe_driver(
     image: str, kernel: str, rounds: int, burst: int, duration_ns: int, /

@@ -131,7 +131,7 @@ class NodeWorld:
         self._door.confirm(action.peer, action.tenants, action.rules)
 
     def _signal(self, action: Signal) -> None:
-        self._door.signal(action.peer, action.kind, action.why)
+        self._door.signal(action.peer, action.kind, action.why, again=action.again)
 
     def _kill(self, action: Kill) -> None:
         self._wardens.kill(action.gpu, action.slot, action.pid)

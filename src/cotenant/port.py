@@ -132,7 +132,7 @@ class Door(Protocol):
         """Tell a peer that its slot is free again."""
         ...
 
-    def signal(self, peer: int, kind: SignalKind, why: str) -> None:
+    def signal(self, peer: int, kind: SignalKind, why: str, *, again: bool) -> None:
         """Tell a tenant's parent to ask its program to end, or to end it."""
         ...
 

@@ -360,9 +360,9 @@ def test_a_peer_hears_welcome_refusal_confirmation_and_farewell_in_order(porch: 
     porch.door.confirm(porch.peer, ("a", "b"), GateRules())
     porch.door.suspend(porch.peer, "others need it")
     porch.door.restore(porch.peer)
-    porch.door.signal(porch.peer, "term", "evicted")
+    porch.door.signal(porch.peer, "term", "evicted", again=True)
     porch.door.farewell(porch.peer, "exit 0")
-    pushes = [wire.Suspend("others need it"), wire.Restore(), wire.Signal("term", "evicted")]
+    pushes = [wire.Suspend("others need it"), wire.Restore(), wire.Signal("term", "evicted", True)]
     assert porch.heard() == [TERMS, reject, ("a", "b"), *pushes, "exit 0"]
     os.close(page)
 
@@ -379,7 +379,7 @@ def test_a_peer_that_is_gone_is_told_nothing_and_that_is_no_error(porch: Porch, 
     porch.door.welcome(peer, "a", TERMS, (page,))
     porch.door.refuse(peer, Reject(Reason.NO_SLOT, "none"))
     porch.door.confirm(peer, (), GateRules())
-    porch.door.signal(peer, "kill", "evicted")
+    porch.door.signal(peer, "kill", "evicted", again=False)
     porch.door.suspend(peer, "others need it")
     porch.door.restore(peer)
     porch.door.farewell(peer, "exit 0")

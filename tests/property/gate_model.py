@@ -137,7 +137,7 @@ class Tenant(Ledger):
         if cost or begin + sure > end:
             mean, worst = loss_at(holder, begin + expect, now), loss_at(holder, begin + sure, now)
             loss = mean - mean // 4 + worst // 4 + cost + 1
-            loss = min(loss, self.loss_beside(wish, now)) if grain and not cost else loss
+            loss = min(loss, max(self.loss_beside(wish, now), 1)) if grain and not cost else loss
             spend = self.spendable_at(loss, expect, since, now)
             if loss and spend > now:
                 last = max(holder["busy_ns"] - holder["at_ns"], 0)

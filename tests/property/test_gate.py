@@ -330,3 +330,17 @@ class GateMachine(RuleBasedStateMachine):
 
 def test_the_gate_does_what_its_rules_say() -> None:
     run_state_machine_as_test(GateMachine, settings=settings(max_examples=100, stateful_step_count=30))
+
+
+def test_what_ends_in_time_in_the_mean_only_passes_no_deep_debt() -> None:
+    """Found by chance: a kernel that gives way, and whose mean just fits the gap, went in for nothing."""
+    state = GateMachine()
+    rules = GateRules(GatePolicy.FILL, 500000, 20000, 2000000, 0)
+    state.begin(new=rules, drawn=[(0, False, 0), (0, False, 0)], confirms=0)
+    state.change(drawn=[(0, False, 0), (1, False, 0), (0, False, 0)], new=rules, renew=True)
+    state.keep_launching(number=1, times=1, wish=(600000, 600000, 900000, 920000, 0, 0, 1))
+    state.keep_launching(number=0, times=1, wish=(20000, 20000, 900000, 920000, 0, 0, 1))
+    state.open_a_gap(gap_ns=200000, others=[(25000, 25000, 0, 0, 1, 0, 1)], turned=False)
+    state.confirm(slot=1)
+    state.keep_launching(number=1, times=1, wish=(150000, 160000, 900000, 920000, 1, 1, 1))
+    state.teardown()

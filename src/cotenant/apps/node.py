@@ -79,7 +79,7 @@ def serve_node(config: Config, places: Places, log: NodeLog) -> None:
     witness = lookout.open(machine, loop, clock, journal, (gates, ledgers))
     loop.bind(Host(machine, NodeWorld(ports, loop.stop).deeds(), journal, witness))
     _stop_on_signals(loop)
-    loop.post(NodeStarted(config.node.settings(gpus), __version__, unix_ns()))
+    loop.post(NodeStarted(config.node.settings(gpus, config.protect.limits()), __version__, unix_ns()))
     held = machine.tenants()
     pages.keep_only([view.tenant.terms.slot for view in held])
     gates.keep_only([*range(len(gpus)), *(view.tenant.terms.gpu for view in held)])

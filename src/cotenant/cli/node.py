@@ -14,13 +14,19 @@ from cotenant.domain.profile import Profile
 from cotenant.domain.tenant import Kind
 from cotenant.errors import ConfigError
 from cotenant.format.config import encode_config, plain
-from cotenant.format.flags import sources
+from cotenant.format.flags import SECTIONS, sources
 from cotenant.live.directory import config_file
 
 
 def add_node_commands(commands: Any) -> None:
     node = add_command(
-        commands, "node", "Be this machine's node: the daemon that tenants register with.", _node, "directories", "node"
+        commands,
+        "node",
+        "Be this machine's node: the daemon that tenants register with.",
+        _node,
+        "directories",
+        "node",
+        "protect",
     )
     node.add_argument(
         "--gpu",
@@ -40,9 +46,7 @@ def add_node_commands(commands: Any) -> None:
     ps.add_argument("--all", action="store_true", help="also those who left, and how they ended")
     add_command(commands, "doctor", "Is this machine ready, and if not, what to do?", _doctor, "directories", json=True)
     add_command(commands, "terms", "Inside a tenant: what may I do?", _terms, json=True)
-    config = add_command(
-        commands, "config", "Show or check the configuration.", _config, "directories", "node", "run", json=True
-    )
+    config = add_command(commands, "config", "Show or check the configuration.", _config, *SECTIONS, json=True)
     config.add_argument("what", choices=["show", "check"], help="show: every value and its source; check: read it only")
     config.add_argument("--online", dest="run.kind", action="store_const", const="online", help="as in `run`")
     config.add_argument("--offline", dest="run.kind", action="store_const", const="offline", help="as in `run`")

@@ -102,6 +102,8 @@ class Signal(Value, frozen=True, tag="signal"):
     generation: int
     kind: SignalKind
     why: str
+    again: bool = False
+    """Whether its parent may start it anew."""
 
 
 class Kill(Value, frozen=True, tag="kill"):

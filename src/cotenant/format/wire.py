@@ -176,6 +176,8 @@ class Signal(Message, frozen=True, tag="signal"):
 
     kind: SignalKind
     why: str
+    again: bool
+    """Whether you may join anew, by your own rule of restarting: nobody wanted your program gone for good."""
 
 
 class Suspend(Message, frozen=True, tag="suspend"):

@@ -141,10 +141,10 @@ class LiveDoor:
         if found := self._peers.get(peer):
             self._send(found, wire.Confirmed(list(tenants), rules))
 
-    def signal(self, peer: int, kind: SignalKind, why: str) -> None:
+    def signal(self, peer: int, kind: SignalKind, why: str, *, again: bool) -> None:
         """Tell a tenant to ask its program to end, or to end it."""
         if found := self._peers.get(peer):
-            self._send(found, wire.Signal(kind, why))
+            self._send(found, wire.Signal(kind, why, again))
 
     def suspend(self, peer: int, why: str) -> None:
         """Tell a tenant to move its program's device memory to the host."""

@@ -64,10 +64,10 @@ class SimDoor:
         if hear := self._peers.get(peer):
             hear(tenants)
 
-    def signal(self, peer: int, kind: SignalKind, why: str) -> None:
+    def signal(self, peer: int, kind: SignalKind, why: str, *, again: bool) -> None:
         """Tell a tenant to ask its program to end, or to end it."""
         if hear := self._peers.get(peer):
-            hear(Signal(kind, why))
+            hear(Signal(kind, why, again))
 
     def suspend(self, peer: int, why: str) -> None:
         """Tell a tenant to move its program's device memory to the host."""
