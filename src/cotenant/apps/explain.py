@@ -144,9 +144,8 @@ def _causes_of_one_here(places: Places, roll: Roll, view: TenantView, record: _R
         text = f"somebody paused it, so that it launches nothing; let it go on with: cotenant resume {tenant.name}"
         yield record.cause("paused", text, _turn_of(paused))
     joined = record.latest(What.JOINED)
-    yield from gate_causes(
-        places, roll, tenant, lambda kind, text, details: record.cause(kind, text, _turn_of(joined), details)
-    )
+    for kind, text, details in gate_causes(places, roll, tenant):
+        yield record.cause(kind, text, _turn_of(joined), details)
     gpu = tenant.terms.gpu
     watch = roll.devices[gpu] if 0 <= gpu < len(roll.devices) else None
     if watch is not None and watch.health not in (Health.INIT, Health.HEALTHY):

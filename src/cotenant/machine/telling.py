@@ -19,11 +19,14 @@ from cotenant.domain.event import (
     TenantRestored,
     TenantSuspended,
 )
+from cotenant.domain.fault import MpsTrouble, Source
 from cotenant.domain.happening import NO_GPU, Level, What
 from cotenant.domain.protect import Health
 from cotenant.domain.tenant import Kind, Terms
 from cotenant.format.quantity import round_duration, round_size
+from cotenant.policy.protect.errors import classify
 
+OTHER_FAULT: Final = "unknown"
 _HEALTH_LEVELS: Final = {
     Health.UNHEALTHY: Level.WARNING,
     Health.OVERLIMIT: Level.WARNING,
@@ -56,7 +59,12 @@ def _because(detail: str) -> str:
 
 
 def _class_of(source: str, code: int) -> tuple[str, str]:
-    return source, f"{source} {code}"
+    """The name and the words of an error's class; a source that nobody knows is its own."""
+    try:
+        found = classify(Source(source), code)
+    except ValueError:
+        return OTHER_FAULT, "of a kind that this version does not know"
+    return found.name, found.words
 
 
 def _restarted(event: TenantRestarted, who: Resident) -> Telling:
@@ -105,9 +113,8 @@ def _faulted(event: TenantFaulted, who: Resident) -> Telling:
 def _hangs(event: TenantHangs, who: Resident) -> Telling:
     known = f", expected {round_duration(event.expected_ns)}" if event.expected_ns else ""
     kernel = f"kernel {event.kernel}" if event.kernel else "a kernel"
-    return Telling(
-        What.HANGS, f"{who.name} hangs: {kernel} has run for {round_duration(event.waited_ns)}{known}", Level.WARNING
-    )
+    text = f"{who.name} hangs: {kernel} has run for {round_duration(event.waited_ns)}{known}"
+    return Telling(What.HANGS, text, Level.WARNING, why=_class_of(Source.HANG.value, 0)[0])
 
 
 def _found(event: GpusFound, who: Resident) -> Telling:
@@ -124,7 +131,7 @@ def _watched(action: Watch, who: Resident) -> Telling:
 
 
 def _gpu_faulted(event: GpuFaulted, who: Resident) -> Telling:
-    name, words = _class_of("xid", event.xid)
+    name, words = _class_of(Source.XID.value, event.xid)
     whose = f" of {who.name}" if who.name else ""
     text = f"GPU {event.gpu} reported Xid {event.xid}{whose}: {words}"
     return Telling(What.GPU_FAULTED, text, Level.WARNING, event.gpu, name)
@@ -145,7 +152,8 @@ def _mps_seen(event: MpsSeen, who: Resident) -> Telling:
     if event.is_ready:
         return Telling(What.MPS_READY, f"MPS serves GPU {event.gpu}", gpu=event.gpu)
     text = f"the MPS server of GPU {event.gpu} is gone{_because(event.detail)}"
-    return Telling(What.MPS_GONE, text, Level.ERROR, event.gpu)
+    name, _ = _class_of(Source.MPS.value, MpsTrouble.SERVER_DIED)
+    return Telling(What.MPS_GONE, text, Level.ERROR, event.gpu, name)
 
 
 def _mps_restarted(action: MpsRestart, who: Resident) -> Telling:

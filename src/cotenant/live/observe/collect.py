@@ -16,6 +16,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from cotenant.domain.fault import Source
 from cotenant.domain.gpu import WHOLE_PPM
 from cotenant.domain.happening import What
 from cotenant.domain.histogram import Histogram, bucket_middle
@@ -24,6 +25,8 @@ from cotenant.domain.plan import Reason
 from cotenant.domain.protect import Health
 from cotenant.domain.tenant import Kind
 from cotenant.live.observe.figures import GpuFigures, NodeFigures, TenantFigures, Work
+from cotenant.machine.telling import OTHER_FAULT
+from cotenant.policy.protect.errors import CLASSES
 
 _TURN_BOUNDS_NS: Final = (10**4, 10**5, 10**6, 10**7, 10**8, 10**9)
 _WORK: Final[tuple[tuple[str, str, Callable[[Work], float]], ...]] = (
@@ -37,6 +40,7 @@ _WORK: Final[tuple[tuple[str, str, Callable[[Work], float]], ...]] = (
     ("waited_seconds", "For how long launches waited at the gate.", lambda work: work.waited_ns / SECOND_NS),
     ("denied_allocations", "Allocations refused because of the quota.", lambda work: work.denied),
 )
+_COUNTED: Final = (Source.CUDA, Source.XID, Source.MPS, Source.HANG)
 _TENANT_LABELS: Final = ("tenant", "gpu", "kind")
 _GPU_LABELS: Final = ("gpu", "name")
 
@@ -158,7 +162,7 @@ def _of_node(figures: NodeFigures) -> Iterator[Metric]:
     for name, about, label, counts in (
         ("events", "What happened, as `cotenant events` tells it.", "event", _all(What, figures.happenings)),
         ("refusals", "Joins and wishes that were refused.", "reason", _all(Reason, figures.refusals)),
-        ("faults", "Errors of tenants and devices.", "class", figures.faults),
+        ("faults", "Errors of tenants and devices.", "class", _faults(figures.faults)),
     ):
         counter = CounterMetricFamily(f"cotenant_node_{name}", about, None, (label,))
         for word, count in counts.items():
@@ -199,3 +203,9 @@ def _histogram(name: str, about: str, seen: Histogram) -> HistogramMetricFamily:
 def _all(words: type[Enum], counts: Mapping[str, int]) -> dict[str, int]:
     """Zero for every word that was not counted yet."""
     return {word.value: counts.get(word.value, 0) for word in words}
+
+
+def _faults(counts: Mapping[str, int]) -> dict[str, int]:
+    """By the table of error classes: those that a tenant or a device can have, whether they were seen or not."""
+    names = [each.name for each in CLASSES if each.source in _COUNTED]
+    return {name: counts.get(name, 0) for name in (*names, OTHER_FAULT)}

@@ -17,7 +17,7 @@ from cotenant.live.observe.log import NodeLog
 from cotenant.machine.chronicle import Chronicle
 
 _REFUSALS = (What.REFUSED, What.WISH_REFUSED)
-_FAULTS = (What.FAULTED, What.GPU_FAULTED)
+_FAULTS = (What.FAULTED, What.GPU_FAULTED, What.HANGS, What.MPS_GONE)
 
 
 class Witness:
