@@ -31,6 +31,7 @@ def pair(softgpu: Path) -> Iterator[tuple[Puppet, Puppet]]:
     """Who is suspended, and who does it."""
     with puppets(softgpu, 1, SOFTGPU_ACCOUNT="t") as [target], puppets(softgpu, 1) as [other]:
         target.do("sync")
+        other.do("sync")
         yield target, other
 
 
