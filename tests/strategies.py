@@ -26,7 +26,7 @@ from cotenant.domain.gpu import WHOLE_PPM, Gpu
 from cotenant.domain.histogram import Histogram, Recorder
 from cotenant.domain.plan import Reason, Reject
 from cotenant.domain.tenant import Departure, Kind, Tenant, TenantSpec, TenantView, Terms
-from cotenant.format.config import Config, DirectoriesConfig, GpuConfig, NodeConfig, RunConfig
+from cotenant.format.config import Config, DirectoriesConfig, GpuConfig, NodeConfig, ProtectConfig, RunConfig
 from cotenant.format.journal import Turn
 from cotenant.format.toml import DurationNs, ShareOfWhole, SizeBytes
 
@@ -175,6 +175,14 @@ configs = st.builds(
         share=shares.map(ShareOfWhole),
         name=names,
         task=texts,
+    ),
+    protect=st.builds(
+        ProtectConfig,
+        watch_period=durations_in_config,
+        memory_over=shares.map(ShareOfWhole),
+        clock_low=shares.map(ShareOfWhole),
+        high_samples=st.integers(1, 10_000),
+        backoff_cap=durations_in_config,
     ),
     gpu=st.lists(st.builds(GpuConfig, name=texts.filter(bool), memory=sizes_in_config), max_size=3).map(tuple),
 )

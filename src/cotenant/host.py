@@ -7,7 +7,7 @@ other order would let a restarted node grant a slot twice (docs/decisions/0003).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from cotenant.domain.action import (
     NO_PEER,
@@ -15,18 +15,24 @@ from cotenant.domain.action import (
     Confirm,
     Crowd,
     Grant,
+    Kill,
+    MpsRestart,
     Refuse,
+    Restore,
     Revoke,
     Rise,
     Roster,
+    Signal,
     Sit,
     Stop,
+    Suspend,
+    Watch,
     promises,
 )
 from cotenant.domain.event import Event
 from cotenant.domain.instant import Instant
 from cotenant.format.journal import Turn
-from cotenant.port import Door, Gates, Journal, Pages
+from cotenant.port import Door, Gates, Journal, Ledgers, Pages, Wardens
 
 
 class Machine(Protocol):
@@ -48,15 +54,26 @@ class Machine(Protocol):
 Deeds: TypeAlias = dict[type, Callable[[Any], None]]
 """How each kind of action is carried out."""
 
+Observer: TypeAlias = Callable[[Instant, Event, list[Action]], None]
+"""Who is told of each turn after it."""
+
+
+class NodePorts(NamedTuple):
+    """Where a node touches the outside."""
+
+    door: Door
+    pages: Pages
+    gates: Gates
+    ledgers: Ledgers
+    wardens: Wardens
+
 
 class NodeWorld:
     """Carries out a node's decisions through the ports: the same deeds under both clocks."""
 
-    def __init__(self, door: Door, pages: Pages, gates: Gates, stop: Callable[[str], None]) -> None:
+    def __init__(self, ports: NodePorts, stop: Callable[[str], None]) -> None:
         """Hold the ports; `stop` ends the loop that drives the host."""
-        self._door = door
-        self._pages = pages
-        self._gates = gates
+        self._door, self._pages, self._gates, self._ledgers, self._wardens = ports
         self._stop = stop
 
     def deeds(self) -> Deeds:
@@ -70,15 +87,24 @@ class NodeWorld:
             Sit: self._sit,
             Rise: self._rise,
             Confirm: self._confirm,
+            Signal: self._signal,
+            Kill: self._kill,
+            Suspend: self._suspend,
+            Restore: self._restore,
+            Watch: self._watch,
+            MpsRestart: self._mps_restart,
             Stop: self._end,
         }
 
     def _grant(self, action: Grant) -> None:
         """The page is written before the peer hears of it, so that what it reads is already true."""
-        page = self._pages.publish(action.terms, action.neighbours)
+        terms = action.terms
+        page = self._pages.publish(terms, action.neighbours)
+        if terms.gpu >= 0:
+            self._ledgers.grant(terms.gpu, terms.slot, terms.generation)
         if action.peer != NO_PEER:
-            handles = (page, *self._gates.handles(action.terms.gpu))
-            self._door.welcome(action.peer, action.tenant, action.terms, handles)
+            handles = (page, *self._gates.handles(terms.gpu), *self._ledgers.handles(terms.gpu))
+            self._door.welcome(action.peer, action.tenant, terms, handles)
 
     def _refuse(self, action: Refuse) -> None:
         self._door.refuse(action.peer, action.reject)
@@ -104,6 +130,24 @@ class NodeWorld:
     def _confirm(self, action: Confirm) -> None:
         self._door.confirm(action.peer, action.tenants, action.rules)
 
+    def _signal(self, action: Signal) -> None:
+        self._door.signal(action.peer, action.kind, action.why, again=action.again)
+
+    def _kill(self, action: Kill) -> None:
+        self._wardens.kill(action.gpu, action.slot, action.pid)
+
+    def _suspend(self, action: Suspend) -> None:
+        self._door.suspend(action.peer, action.why)
+
+    def _restore(self, action: Restore) -> None:
+        self._door.restore(action.peer)
+
+    def _watch(self, action: Watch) -> None:
+        self._wardens.show(action.gpu, action.watch)
+
+    def _mps_restart(self, action: MpsRestart) -> None:
+        self._wardens.restart_mps(action.gpu)
+
     def _end(self, action: Stop) -> None:
         self._stop(action.reason)
 
@@ -111,13 +155,14 @@ class NodeWorld:
 class Host:
     """One machine, its journal and its world."""
 
-    __slots__ = ("_deeds", "_journal", "machine")
+    __slots__ = ("_deeds", "_journal", "_observe", "machine")
 
-    def __init__(self, machine: Machine, deeds: Deeds, journal: Journal) -> None:
-        """Bind the three; nothing happens yet."""
+    def __init__(self, machine: Machine, deeds: Deeds, journal: Journal, observe: Observer | None = None) -> None:
+        """Bind them; nothing happens yet. Who observes sees each turn once it is done, and has no say in it."""
         self.machine = machine
         self._deeds = deeds
         self._journal = journal
+        self._observe = observe
 
     def turn(self, event: Event, now: Instant) -> Instant | None:
         """One turn; returns when the machine wants to be woken."""
@@ -126,6 +171,8 @@ class Host:
         full = self._journal.append(now, event, actions)
         for action in actions:
             self._deeds[type(action)](action)
+        if self._observe is not None:
+            self._observe(now, event, actions)
         if full:
             self._journal.begin_segment(now, machine.snapshot())
         return machine.next_wakeup()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from cotenant.domain.action import Action
+from cotenant.domain.action import Action, SignalKind
 from cotenant.domain.event import Event
 from cotenant.domain.gate import GateRules, GateSeat
 from cotenant.domain.instant import Instant
 from cotenant.domain.plan import Reject
+from cotenant.domain.protect import GpuWatch
 from cotenant.domain.tenant import Terms
 
 
@@ -80,6 +81,38 @@ class Gates(Protocol):
         ...
 
 
+class Ledgers(Protocol):
+    """What the tenants of a device hold of its memory: one file per device, an account per slot."""
+
+    def grant(self, gpu: int, slot: int, generation: int) -> None:
+        """The account of a slot is this generation's from now on; one that has it already keeps its lines."""
+        ...
+
+    def held(self, gpu: int, slot: int) -> int:
+        """The device memory that a tenant holds, in bytes."""
+        ...
+
+    def handles(self, gpu: int) -> tuple[int, ...]:
+        """For the door to pass on: to look at the accounts of a device, and to write to them; none for no device."""
+        ...
+
+
+class Wardens(Protocol):
+    """What the node does to processes and devices, when it must."""
+
+    def kill(self, gpu: int, slot: int, pid: int) -> None:
+        """End a tenant: the parent with this number, and whatever else the ledger says is the tenant's."""
+        ...
+
+    def restart_mps(self, gpu: int) -> None:
+        """Start the MPS server of a device again."""
+        ...
+
+    def show(self, gpu: int, watch: GpuWatch) -> None:
+        """Say that a device is in another state now."""
+        ...
+
+
 class Door(Protocol):
     """The way to the peers. A peer that is gone is told nothing, and that is no error."""
 
@@ -97,4 +130,16 @@ class Door(Protocol):
 
     def farewell(self, peer: int, ending: str) -> None:
         """Tell a peer that its slot is free again."""
+        ...
+
+    def signal(self, peer: int, kind: SignalKind, why: str, *, again: bool) -> None:
+        """Tell a tenant's parent to ask its program to end, or to end it."""
+        ...
+
+    def suspend(self, peer: int, why: str) -> None:
+        """Tell a tenant's parent to move its program's device memory to the host."""
+        ...
+
+    def restore(self, peer: int) -> None:
+        """Tell a tenant's parent to move its program's memory back."""
         ...

@@ -16,15 +16,17 @@ from cotenant.domain.gpu import Gpu
 from cotenant.domain.instant import Instant
 from cotenant.domain.tenant import Kind, TenantSpec, Terms
 from cotenant.format import wire
-from cotenant.host import Host, NodeWorld
+from cotenant.host import Host, NodePorts, NodeWorld
 from cotenant.live.client import Connection
 from cotenant.live.directory import listen
 from cotenant.live.door import PATIENCE_NS, LiveDoor
 from cotenant.live.gate import LiveGates
 from cotenant.live.journal import FileJournal
+from cotenant.live.ledger import LiveLedgers
 from cotenant.live.loop import LiveLoop
 from cotenant.live.page import LivePages
 from cotenant.machine.node import NodeMachine
+from cotenant.sim.warden import SimWardens
 
 SPEC = TenantSpec(Kind.OFFLINE, 7, command="test")
 BOUND_S = 30.0
@@ -57,7 +59,8 @@ class Indoors:
         self.gates = LiveGates(self.home / "pages", slots)
         self.journal = FileJournal(self.home / "journal", 1 << 30)
         if bind:
-            world = NodeWorld(self.door, self.pages, self.gates, self.loop.stop)
+            ports = NodePorts(self.door, self.pages, self.gates, LiveLedgers(), SimWardens())
+            world = NodeWorld(ports, self.loop.stop)
             self.loop.bind(Host(self.machine, world.deeds(), self.journal))
             self.loop.post(NodeStarted(NodeSettings(slots, 10**10, gpus=gpus), "test", 0))
         self.failure: BaseException | None = None
@@ -89,6 +92,7 @@ class Indoors:
             [],
             self.loop.turn_ns.histogram(),
             self.machine.rules,
+            self.machine.watches(),
         )
 
     def close(self) -> None:

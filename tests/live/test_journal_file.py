@@ -331,5 +331,5 @@ def test_the_largest_node_fits_the_head_of_a_segment_and_an_answer(tmp_path: Pat
     again = NodeMachine()
     replay(again, turns_of(tmp_path / "journal"))
     assert len(again.tenants()) == SLOTS_LIMIT
-    roll = wire.Tenants(1, "test", 1, machine.tenants(), [], 1, 1, SLOTS_LIMIT, [], Histogram(), machine.rules)
+    roll = wire.Tenants(1, "test", 1, machine.tenants(), [], 1, 1, SLOTS_LIMIT, [], Histogram(), machine.rules, [])
     assert len(wire.encode(roll)) < wire.ANSWER_LIMIT_BYTES

@@ -23,13 +23,17 @@ from cotenant.live.clock import LiveClock
 from cotenant.live.door import LiveDoor
 from cotenant.live.gate import LiveGates
 from cotenant.live.journal import FileJournal
+from cotenant.live.ledger import LiveLedgers
 from cotenant.live.page import LivePages
-from cotenant.port import Clock, Door, Gates, Journal, Pages
-from cotenant.sim.door import SimDoor
+from cotenant.live.watch.warden import LiveWardens
+from cotenant.port import Clock, Door, Gates, Journal, Ledgers, Pages, Wardens
+from cotenant.sim.door import Heard, SimDoor
 from cotenant.sim.gate import SimGates
 from cotenant.sim.journal import SimJournal
+from cotenant.sim.ledger import SimLedgers
 from cotenant.sim.loop import SimLoop
 from cotenant.sim.page import SimPages
+from cotenant.sim.warden import SimWardens
 from tests.live.indoors import Indoors, heard, until
 
 IMPLEMENTATIONS: dict[Any, dict[str, type]] = {
@@ -37,6 +41,8 @@ IMPLEMENTATIONS: dict[Any, dict[str, type]] = {
     Journal: {"live": FileJournal, "sim": SimJournal},
     Pages: {"live": LivePages, "sim": SimPages},
     Gates: {"live": LiveGates, "sim": SimGates},
+    Ledgers: {"live": LiveLedgers, "sim": SimLedgers},
+    Wardens: {"live": LiveWardens, "sim": SimWardens},
     Door: {"live": LiveDoor, "sim": SimDoor},
 }
 SIDES = ("live", "sim")
@@ -280,7 +286,7 @@ class Porch(Protocol):
     peer: int
 
     @abstractmethod
-    def heard(self) -> list[Terms | Reject | str | tuple[str, ...]]: ...
+    def heard(self) -> list[Heard]: ...
     @abstractmethod
     def go_away(self) -> None: ...
     @abstractmethod
@@ -291,10 +297,10 @@ class SimPorch(Porch):
     def __init__(self) -> None:
         self.door = made = SimDoor()
         self._made = made
-        self._heard: list[Terms | Reject | str | tuple[str, ...]] = []
+        self._heard: list[Heard] = []
         self.peer = made.connect(self._heard.append)
 
-    def heard(self) -> list[Terms | Reject | str | tuple[str, ...]]:
+    def heard(self) -> list[Heard]:
         return self._heard
 
     def go_away(self) -> None:
@@ -312,9 +318,9 @@ class LivePorch(Porch):
         self._node.settled(1)
         [self.peer] = self._node.door._peers
 
-    def heard(self) -> list[Terms | Reject | str | tuple[str, ...]]:
+    def heard(self) -> list[Heard]:
         self._socket.shutdown(socket.SHUT_WR)  # the node hangs up once it has said everything
-        words: list[Terms | Reject | str | tuple[str, ...]] = []
+        words: list[Heard] = []
         for answer in heard(self._socket):
             match answer:
                 case wire.Welcome(terms=terms):
@@ -325,6 +331,8 @@ class LivePorch(Porch):
                     words.append(ending)
                 case wire.Confirmed(tenants=tenants):
                     words.append(tuple(tenants))
+                case wire.Signal() | wire.Suspend() | wire.Restore():
+                    words.append(answer)
         return words
 
     def go_away(self) -> None:
@@ -350,8 +358,12 @@ def test_a_peer_hears_welcome_refusal_confirmation_and_farewell_in_order(porch: 
     porch.door.welcome(porch.peer, "a", TERMS, (page,))
     porch.door.refuse(porch.peer, reject)
     porch.door.confirm(porch.peer, ("a", "b"), GateRules())
+    porch.door.suspend(porch.peer, "others need it")
+    porch.door.restore(porch.peer)
+    porch.door.signal(porch.peer, "term", "evicted", again=True)
     porch.door.farewell(porch.peer, "exit 0")
-    assert porch.heard() == [TERMS, reject, ("a", "b"), "exit 0"]
+    pushes = [wire.Suspend("others need it"), wire.Restore(), wire.Signal("term", "evicted", True)]
+    assert porch.heard() == [TERMS, reject, ("a", "b"), *pushes, "exit 0"]
     os.close(page)
 
 
@@ -367,6 +379,9 @@ def test_a_peer_that_is_gone_is_told_nothing_and_that_is_no_error(porch: Porch, 
     porch.door.welcome(peer, "a", TERMS, (page,))
     porch.door.refuse(peer, Reject(Reason.NO_SLOT, "none"))
     porch.door.confirm(peer, (), GateRules())
+    porch.door.signal(peer, "kill", "evicted", again=False)
+    porch.door.suspend(peer, "others need it")
+    porch.door.restore(peer)
     porch.door.farewell(peer, "exit 0")
     os.close(page)
     if not knew:

@@ -26,7 +26,7 @@ from cotenant.domain.gpu import Gpu
 from cotenant.domain.instant import MILLISECOND_NS, SECOND_NS, Instant
 from cotenant.domain.plan import Reject
 from cotenant.domain.tenant import Kind, TenantSpec, Terms
-from cotenant.host import Host, NodeWorld, replay
+from cotenant.host import Host, NodePorts, NodeWorld, replay
 from cotenant.live.gate import LiveGates
 from cotenant.live.journal import FileJournal, Recovery
 from cotenant.live.loop import READ, LiveLoop
@@ -34,8 +34,10 @@ from cotenant.live.page import LivePages
 from cotenant.machine.node import NodeMachine
 from cotenant.sim.door import SimDoor
 from cotenant.sim.journal import SimJournal
+from cotenant.sim.ledger import SimLedgers
 from cotenant.sim.loop import SimLoop
 from cotenant.sim.node import SimNode
+from cotenant.sim.warden import SimWardens
 
 SLOTS = 3
 Step: TypeAlias = tuple[Instant, Event | None]
@@ -157,7 +159,8 @@ def under_the_clock(node_settings: NodeSettings, story: list[Step], limit_bytes:
         loop._selector.close()
         loop._selector = time  # type: ignore[assignment]  # all of a selector that a loop needs
         time.deliver, time.stop = loop.post, loop.stop
-        loop.bind(Host(machine, NodeWorld(door, pages, gates, loop.stop).deeds(), journal))
+        ports = NodePorts(door, pages, gates, SimLedgers(), SimWardens())
+        loop.bind(Host(machine, NodeWorld(ports, loop.stop).deeds(), journal))
         starts += 1
         loop.post(NodeStarted(node_settings, "sim", starts))
         try:

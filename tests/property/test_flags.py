@@ -54,7 +54,7 @@ def test_no_two_fields_share_a_flag() -> None:
 
 @pytest.mark.parametrize(
     "command, sections",
-    [("node", ["directories", "node"]), ("run", ["directories", "run"]), ("config", ["directories", "node", "run"])],
+    [("node", ["directories", "node", "protect"]), ("run", ["directories", "run"]), ("config", list(SECTIONS))],
 )
 def test_a_command_has_the_flags_of_its_sections(command: str, sections: list[str]) -> None:
     expected = {

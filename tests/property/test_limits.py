@@ -65,6 +65,7 @@ def test_the_fullest_node_can_say_who_is_here() -> None:
         list(node.settings.gpus),
         histogram_of([1 << bits for bits in range(50)]),
         node.rules,
+        node.watches(),
     )
     frame = wire.encode(answer)
     assert len(frame) <= wire.ANSWER_LIMIT_BYTES

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from cotenant.domain.gate import GateRules, GateSeat
 from cotenant.domain.plan import Reject
+from cotenant.domain.protect import GpuWatch
 from cotenant.domain.tenant import Terms
 from cotenant.domain.value import Value
 
 NO_PEER = -1
 """An action about a tenant that nobody is connected for."""
+SignalKind = Literal["term", "kill"]
 
 
 class Grant(Value, frozen=True, tag="grant"):
@@ -91,6 +93,61 @@ class Confirm(Value, frozen=True, tag="confirm"):
     rules: GateRules
 
 
+class Signal(Value, frozen=True, tag="signal"):
+    """A tenant's parent is told to ask its program to end ("term"), or to end it ("kill")."""
+
+    cause: int
+    peer: int
+    slot: int
+    generation: int
+    kind: SignalKind
+    why: str
+    again: bool = False
+    """Whether its parent may start it anew."""
+
+
+class Kill(Value, frozen=True, tag="kill"):
+    """The node itself ends a tenant, parent and all: nobody is there to do it, or did not."""
+
+    cause: int
+    gpu: int
+    slot: int
+    pid: int
+    why: str
+
+
+class Suspend(Value, frozen=True, tag="suspend"):
+    """A tenant's parent is told to move its program's device memory to the host."""
+
+    cause: int
+    peer: int
+    slot: int
+    why: str
+
+
+class Restore(Value, frozen=True, tag="restore"):
+    """A tenant's parent is told to move its program's memory back to the device."""
+
+    cause: int
+    peer: int
+    slot: int
+
+
+class Watch(Value, frozen=True, tag="watch"):
+    """A device is in another state now."""
+
+    cause: int
+    gpu: int
+    watch: GpuWatch
+
+
+class MpsRestart(Value, frozen=True, tag="mps-restart"):
+    """The MPS server of a device is to be started again."""
+
+    cause: int
+    gpu: int
+
+
 class Stop(Value, frozen=True, tag="stop"):
     """The daemon ends itself."""
 
@@ -98,7 +155,23 @@ class Stop(Value, frozen=True, tag="stop"):
     reason: str
 
 
-Action: TypeAlias = Grant | Refuse | Revoke | Crowd | Roster | Sit | Rise | Confirm | Stop
+Action: TypeAlias = (
+    Grant
+    | Refuse
+    | Revoke
+    | Crowd
+    | Roster
+    | Sit
+    | Rise
+    | Confirm
+    | Signal
+    | Kill
+    | Suspend
+    | Restore
+    | Watch
+    | MpsRestart
+    | Stop
+)
 
 
 def promises(actions: list[Action]) -> list[tuple[int, int, Terms | None]]:

@@ -9,14 +9,15 @@ import msgspec
 from cotenant.domain.gate import GatePolicy, GateRules
 from cotenant.domain.gpu import Gpu
 from cotenant.domain.instant import Duration, Instant
+from cotenant.domain.protect import WHY_LIMIT, GpuSample, GpuWatch, ProtectLimits
 from cotenant.domain.tenant import ENDING_LIMIT, Amount, Departure, Name, Priority, SharePpm, Tenant, TenantSpec
 from cotenant.domain.value import Value
 
 SLOTS_LIMIT: Final = 1024
 """A snapshot of so many tenants, with the longest texts they may have, still fits into one turn of the journal."""
 DEPARTED_LIMIT: Final = 64
-NEVER: Final = -1
-"""In place of an instant that is not set: instants of a clock are never negative."""
+Detail = Annotated[str, msgspec.Meta(max_length=WHY_LIMIT)]
+Ending = Annotated[str, msgspec.Meta(max_length=ENDING_LIMIT)]
 
 
 class NodeSettings(Value, frozen=True):
@@ -30,6 +31,7 @@ class NodeSettings(Value, frozen=True):
     gpus: tuple[Gpu, ...] = ()
     gate: GateRules = GateRules()
     """By which the tenants of a device let each other pass, until somebody changes that while the node runs."""
+    limits: ProtectLimits = ProtectLimits()
 
 
 class NodeStarted(Value, frozen=True, tag="started"):
@@ -38,6 +40,25 @@ class NodeStarted(Value, frozen=True, tag="started"):
     settings: NodeSettings
     version: str
     unix_ns: int
+
+
+class WaitingJoin(Value, frozen=True):
+    """An online newcomer for which others make room on a device."""
+
+    peer: int
+    pid: int
+    uid: int
+    spec: TenantSpec
+    gpu: int
+    until_ns: Instant
+
+
+class OnlineFirst(Value, frozen=True):
+    """On this device, offline newcomers wait until these online tenants are back, and no longer than this."""
+
+    gpu: int
+    names: tuple[str, ...]
+    until_ns: Instant
 
 
 class NodeRestored(Value, frozen=True, tag="restored"):
@@ -52,6 +73,10 @@ class NodeRestored(Value, frozen=True, tag="restored"):
     idle_since_ns: Instant
     gate: GateRules | None = None
     """The rules in force; a journal of an older version has none but those of the settings."""
+    watches: tuple[GpuWatch, ...] = ()
+    """Of each device, by its number."""
+    waiting: tuple[WaitingJoin, ...] = ()
+    online_first: tuple[OnlineFirst, ...] = ()
 
 
 class TenantJoined(Value, frozen=True, tag="joined"):
@@ -77,7 +102,7 @@ class TenantLeft(Value, frozen=True, tag="left"):
     """A tenant's program ended and its parent says how."""
 
     peer: int
-    ending: Annotated[str, msgspec.Meta(max_length=ENDING_LIMIT)]
+    ending: Ending
 
 
 class PeerLost(Value, frozen=True, tag="lost"):
@@ -146,6 +171,120 @@ class GpusFound(Value, frozen=True, tag="found"):
     gpus: tuple[Gpu, ...]
 
 
+class GpuSeen(Value, frozen=True, tag="gpu-seen"):
+    """A device was looked at."""
+
+    gpu: int
+    sample: GpuSample
+
+
+class GpuFaulted(Value, frozen=True, tag="gpu-faulted"):
+    """The driver reported an error of a device by its number (Xid); slot -1: nobody knows whose."""
+
+    gpu: int
+    xid: int
+    slot: int = -1
+    generation: int = 0
+
+
+class GpuLost(Value, frozen=True, tag="gpu-lost"):
+    """A device does not answer any more."""
+
+    gpu: int
+    detail: Detail = ""
+
+
+class GpuBack(Value, frozen=True, tag="gpu-back"):
+    """A device that was lost answers again."""
+
+    gpu: int
+
+
+class TenantFaulted(Value, frozen=True, tag="faulted"):
+    """A process of a tenant met an error that it does not survive; `source` as domain/fault.py has it."""
+
+    slot: int
+    generation: int
+    source: Detail
+    code: int
+
+
+class TenantHangs(Value, frozen=True, tag="hangs"):
+    """A kernel of a tenant runs far longer than its profile says."""
+
+    slot: int
+    generation: int
+    kernel: Detail
+    expected_ns: Duration
+    waited_ns: Duration
+
+
+class TenantDrained(Value, frozen=True, tag="drained"):
+    """A tenant that is held back has no announced work left on the device."""
+
+    slot: int
+    generation: int
+
+
+class MemoryWanted(Value, frozen=True, tag="memory-wanted"):
+    """An allocation waits that the tenant's quota allows and the device has no room for."""
+
+    slot: int
+    generation: int
+    bytes: Amount
+    held: tuple[tuple[int, int], ...] = ()
+    """Slot and device memory of everybody on the device, by the ledger."""
+
+
+class EvictAsked(Value, frozen=True, tag="evict"):
+    """Somebody wants these tenants to end; `uid` and `is_owner` as for a pause. Grace zero: as they have it."""
+
+    peer: int
+    uid: int
+    is_owner: bool
+    names: tuple[Name, ...]
+    grace_ns: Amount = 0
+
+
+class QuitAsked(Value, frozen=True, tag="quit"):
+    """A tenant's parent was told to end its program."""
+
+    peer: int
+    grace_ns: Amount = 0
+
+
+class TenantSuspended(Value, frozen=True, tag="suspended"):
+    """How it went to move a tenant's device memory to the host."""
+
+    peer: int
+    ok: bool
+    detail: Detail = ""
+
+
+class TenantRestored(Value, frozen=True, tag="tenant-restored"):
+    """How it went to move a tenant's memory back to the device."""
+
+    peer: int
+    ok: bool
+    detail: Detail = ""
+
+
+class TenantRestarted(Value, frozen=True, tag="restarted"):
+    """A tenant's program ended and its parent started it again."""
+
+    peer: int
+    ending: Ending
+    restarts: Amount
+
+
+class MpsSeen(Value, frozen=True, tag="mps"):
+    """The MPS server of a device is there, or is gone."""
+
+    gpu: int
+    is_ready: bool
+    detail: Detail = ""
+
+
 class Woke(Value, frozen=True, tag="woke"):
     """The instant that was asked for has come."""
 
@@ -167,6 +306,20 @@ Event: TypeAlias = (
     | PriorityChanged
     | RulesChanged
     | GpusFound
+    | GpuSeen
+    | GpuFaulted
+    | GpuLost
+    | GpuBack
+    | TenantFaulted
+    | TenantHangs
+    | TenantDrained
+    | MemoryWanted
+    | EvictAsked
+    | QuitAsked
+    | TenantSuspended
+    | TenantRestored
+    | TenantRestarted
+    | MpsSeen
     | Woke
     | NodeStopping
 )

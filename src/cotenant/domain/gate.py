@@ -29,6 +29,8 @@ class GateSeat(Value, frozen=True):
     paused: bool = False
     least_ppm: int = 0
     """Share of the time that it gets whatever those above do."""
+    ending: bool = False
+    """Whether it was asked to end, and launches only what it takes for that."""
 
 
 class GateRules(Value, frozen=True):

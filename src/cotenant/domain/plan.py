@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 
 from cotenant.domain.gpu import WHOLE_PPM, Gpu, GpuRoom
+from cotenant.domain.instant import Duration
 from cotenant.domain.value import Value
 
 
@@ -23,6 +24,9 @@ class Reason(enum.Enum):
     NOT_YOURS = "not-yours"
     STALE = "stale"
     ALREADY_HERE = "already-here"
+    UNHEALTHY = "unhealthy"
+    NO_ROOM_YET = "no-room-yet"
+    EVICTED = "evicted"
 
 
 class Reject(Value, frozen=True):
@@ -30,6 +34,8 @@ class Reject(Value, frozen=True):
 
     reason: Reason
     detail: str
+    retry_after_ns: Duration = 0
+    """After how long it is worth another try; zero: not by itself."""
 
 
 class Seat(Value, frozen=True):

@@ -8,6 +8,7 @@ from typing import Annotated, Final
 import msgspec
 
 from cotenant.domain.gpu import WHOLE_PPM
+from cotenant.domain.protect import OnPressure, Standing
 from cotenant.domain.value import Value
 
 PRIORITY_HIGHEST: Final = 0
@@ -49,6 +50,10 @@ class TenantSpec(Value, frozen=True):
     command: CommandText = ""
     gpu: GpuName = ""
     """The one device it must be on, as `Gpu.called` has it; empty: the node chooses."""
+    on_pressure: OnPressure = OnPressure.EVICT
+    """What becomes of it when an online tenant needs its memory; of an offline tenant only."""
+    grace_ns: Amount = 0
+    """How long its program has between the request to end and its end; zero: as the node has it."""
 
     def __post_init__(self) -> None:
         """Refuse what contradicts itself, wherever it came from."""
@@ -82,7 +87,10 @@ class Tenant(Value, frozen=True):
     uid: int
     joined_ns: int
     paused: bool = False
-    """Whether its launches wait at the gate."""
+    """Whether somebody wants its launches to wait at the gate."""
+    standing: Standing = Standing()
+    restarts: int = 0
+    """How often its parent started the program again."""
 
 
 class TenantView(Value, frozen=True):

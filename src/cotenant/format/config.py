@@ -10,12 +10,14 @@ from msgspec import Meta
 from cotenant.domain.event import SLOTS_LIMIT, NodeSettings
 from cotenant.domain.gate import GatePolicy, GateRules
 from cotenant.domain.gpu import Gpu
+from cotenant.domain.protect import ProtectLimits
 from cotenant.domain.tenant import NAME_LIMIT, NAME_PATTERN, Kind
 from cotenant.errors import ConfigError
 from cotenant.format.quantity import format_duration, format_share, format_size
 from cotenant.format.toml import DurationNs, Section, ShareOfWhole, SizeBytes, decode_toml
 
 _GATE: Final = GateRules()
+_LIMITS: Final = ProtectLimits()
 
 
 class DirectoriesConfig(Section, frozen=True):
@@ -69,12 +71,18 @@ class NodeConfig(Section, frozen=True):
     journal_limit: Annotated[SizeBytes, Meta(description="size at which the journal begins a new segment")] = SizeBytes(
         64 << 20
     )
+    mps: Annotated[
+        str, Meta(pattern=r"^(off|on)\Z", description="start and supervise an MPS daemon for the tenants: on or off")
+    ] = "off"
+    log: Annotated[str, Meta(pattern=r"^(text|json)\Z", description="lines of the log: text or json")] = "text"
+    metrics: Annotated[str, Meta(description="HOST:PORT at which to serve /metrics for Prometheus; empty: nowhere")] = (
+        ""
+    )
 
-    def settings(self, gpus: tuple[Gpu, ...]) -> NodeSettings:
+    def settings(self, gpus: tuple[Gpu, ...], limits: ProtectLimits = _LIMITS) -> NodeSettings:
         """The part that the machine decides by, in plain integers."""
-        return NodeSettings(
-            self.slots, int(self.grace), int(self.idle_exit), self.place, self.admit, gpus, self.rules()
-        )
+        times = (int(self.grace), int(self.idle_exit))
+        return NodeSettings(self.slots, *times, self.place, self.admit, gpus, self.rules(), limits)
 
     def rules(self) -> GateRules:
         """By which the tenants of a device let each other pass."""
@@ -132,6 +140,120 @@ class RunConfig(Section, frozen=True):
     trace: Annotated[
         str, Meta(pattern=r"^(on|off)\Z", description="keep the latest launches for `cotenant trace`: on or off")
     ] = "on"
+    grace: Annotated[
+        DurationNs, Meta(description="between the request to end and the kill, how long the program has")
+    ] = DurationNs(10_000_000_000)
+    on_pressure: Annotated[
+        str,
+        Meta(
+            pattern=r"^(evict|suspend)\Z",
+            description="where an online tenant needs an offline one's memory: evict it, or suspend it if possible",
+        ),
+    ] = "evict"
+    restart: Annotated[
+        str,
+        Meta(
+            pattern=r"^(no|(on-failure|always)(:[1-9][0-9]{0,5})?)\Z",
+            description="start it again: no, on-failure or always, at most N times in a row with :N",
+        ),
+    ] = "no"
+    restart_delay: Annotated[
+        DurationNs, Meta(description="before it is started again; twice as long each time, at most 5min")
+    ] = DurationNs(1_000_000_000)
+
+
+class ProtectConfig(Section, frozen=True):
+    """When a device harms the online work on it, and how offline gives way; docs/protection.md gives the reasons."""
+
+    watch_period: Annotated[DurationNs, Meta(description="how often a device in use is looked at")] = DurationNs(
+        _LIMITS.period_ns
+    )
+    memory_high: Annotated[ShareOfWhole, Meta(description="memory used above this: no more offline comes")] = (
+        ShareOfWhole(_LIMITS.memory_ppm)
+    )
+    memory_calm: Annotated[ShareOfWhole, Meta(description="memory used up to this is calm: room for a newcomer")] = (
+        ShareOfWhole(_LIMITS.memory_calm_ppm)
+    )
+    memory_over: Annotated[
+        ShareOfWhole, Meta(description="above this offline goes, or online's next context finds no room; 100%: never")
+    ] = ShareOfWhole(_LIMITS.memory_over_ppm)
+    utilization_high: Annotated[
+        ShareOfWhole, Meta(description="with activity_high: the device beside online is full, no more offline comes")
+    ] = ShareOfWhole(_LIMITS.utilization_ppm)
+    utilization_calm: Annotated[ShareOfWhole, Meta(description="utilization up to this is calm")] = ShareOfWhole(
+        _LIMITS.utilization_calm_ppm
+    )
+    activity_high: Annotated[
+        ShareOfWhole, Meta(description="SM activity above this, with utilization_high: full in time and in space")
+    ] = ShareOfWhole(_LIMITS.sm_activity_ppm)
+    activity_calm: Annotated[ShareOfWhole, Meta(description="SM activity up to this is calm")] = ShareOfWhole(
+        _LIMITS.sm_activity_calm_ppm
+    )
+    clock_low: Annotated[
+        ShareOfWhole, Meta(description="SM clock under load below this: power or heat slows all, no more offline comes")
+    ] = ShareOfWhole(_LIMITS.clock_ppm)
+    clock_calm: Annotated[ShareOfWhole, Meta(description="SM clock from this on is calm")] = ShareOfWhole(
+        _LIMITS.clock_calm_ppm
+    )
+    clock_over: Annotated[
+        ShareOfWhole, Meta(description="below this the hardware protects itself (it halves its clock): offline goes")
+    ] = ShareOfWhole(_LIMITS.clock_over_ppm)
+    loaded: Annotated[ShareOfWhole, Meta(description="at less utilization a low clock only saves power")] = (
+        ShareOfWhole(_LIMITS.load_ppm)
+    )
+    high_samples: Annotated[
+        int, Meta(ge=1, le=10_000, description="samples in a row that are high, until a device is Unhealthy")
+    ] = _LIMITS.samples
+    over_samples: Annotated[
+        int, Meta(ge=1, le=10_000, description="samples in a row over the limit, until it is Overlimit")
+    ] = _LIMITS.over_samples
+    calm_samples: Annotated[
+        int, Meta(ge=1, le=10_000, description="calm samples in a row, until it is one step better again")
+    ] = _LIMITS.calm_samples
+    first_samples: Annotated[
+        int, Meta(ge=1, le=10_000, description="good samples in a row, until a new device is Healthy")
+    ] = _LIMITS.init_samples
+    backoff: Annotated[DurationNs, Meta(description="how long offline stays away after Overlimit, the first time")] = (
+        DurationNs(_LIMITS.backoff_ns)
+    )
+    backoff_cap: Annotated[DurationNs, Meta(description="how long at most: each time is twice the one before")] = (
+        DurationNs(_LIMITS.backoff_cap_ns)
+    )
+    backoff_window: Annotated[DurationNs, Meta(description="an Overlimit longer ago than this is forgotten")] = (
+        DurationNs(_LIMITS.backoff_window_ns)
+    )
+    hang_factor: Annotated[
+        int, Meta(ge=2, le=1_000_000, description="a kernel that takes so many times what it should hangs")
+    ] = _LIMITS.hang_factor
+    hang_least: Annotated[DurationNs, Meta(description="but none hangs that has not taken this long")] = DurationNs(
+        _LIMITS.hang_least_ns
+    )
+    hang_unknown: Annotated[
+        DurationNs, Meta(description="a kernel that no profile knows hangs after this; 0s: never")
+    ] = DurationNs(_LIMITS.hang_unknown_ns)
+    drain: Annotated[DurationNs, Meta(description="how long the work of a tenant that is to end may take to end")] = (
+        DurationNs(_LIMITS.drain_ns)
+    )
+    evict_grace: Annotated[
+        DurationNs, Meta(description="how long a program that is to end has from SIGTERM to SIGKILL")
+    ] = DurationNs(_LIMITS.grace_ns)
+    fault_grace: Annotated[
+        DurationNs, Meta(description="how long a program that lost its device has to end by itself")
+    ] = DurationNs(_LIMITS.fault_grace_ns)
+    obey: Annotated[
+        DurationNs, Meta(description="how long `cotenant run` has to do what it is told, before the node does it")
+    ] = DurationNs(_LIMITS.obey_ns)
+    make_room: Annotated[DurationNs, Meta(description="how long an online newcomer waits for offline to go")] = (
+        DurationNs(_LIMITS.make_room_ns)
+    )
+    online_first: Annotated[
+        DurationNs, Meta(description="how long offline waits for online to be back after an MPS server died")
+    ] = DurationNs(_LIMITS.online_first_ns)
+
+    def limits(self) -> ProtectLimits:
+        """The part that the machine decides by, in plain integers."""
+        values = [int(getattr(self, field)) for field in self.__struct_fields__]
+        return ProtectLimits(*values)
 
 
 class Config(Section, frozen=True):
@@ -140,6 +262,7 @@ class Config(Section, frozen=True):
     directories: DirectoriesConfig = DirectoriesConfig()
     node: NodeConfig = NodeConfig()
     run: RunConfig = RunConfig()
+    protect: ProtectConfig = ProtectConfig()
     gpu: tuple[GpuConfig, ...] = ()
 
 
@@ -153,10 +276,29 @@ def validate(config: Config) -> None:
     if config.run.slo and config.run.kind is Kind.OFFLINE:
         remedy = "an offline tenant has no latency objective; add --online or leave --slo away"
         raise ConfigError("run.slo", format_duration(config.run.slo), remedy)
+    _validate_protection(config.protect)
     names = [gpu.name for gpu in config.gpu]
     for name in names:
         if names.count(name) > 1:
             raise ConfigError("gpu.name", name, "two GPUs have this name, give each its own")
+
+
+def _validate_protection(protect: ProtectConfig) -> None:
+    """Calm must be farther from harm than harm is: or a device would change its state to and fro."""
+    for lower, higher in (
+        ("memory_calm", "memory_high"),
+        ("memory_high", "memory_over"),
+        ("utilization_calm", "utilization_high"),
+        ("activity_calm", "activity_high"),
+        ("clock_over", "clock_low"),
+        ("clock_low", "clock_calm"),
+        ("backoff", "backoff_cap"),
+    ):
+        if getattr(protect, lower) > getattr(protect, higher):
+            remedy = f"must not be above protect.{higher}, which is {plain(getattr(protect, higher))}"
+            raise ConfigError(f"protect.{lower}", plain(getattr(protect, lower)), remedy)
+    if not protect.watch_period:
+        raise ConfigError("protect.watch_period", "0s", 'a device cannot be looked at all the time, write "1s" or so')
 
 
 def plain(value: object) -> Any:
@@ -179,7 +321,7 @@ def plain(value: object) -> Any:
 def encode_config(config: Config, sources: dict[str, str] | None = None) -> str:
     """The config as TOML that reads back to the same; a comment says where each value came from."""
     lines: list[str] = []
-    for section in ("directories", "node", "run"):
+    for section in ("directories", "node", "run", "protect"):
         lines.append(f"[{section}]")
         part = getattr(config, section)
         for field in part.__struct_fields__:

@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from cotenant.errors import ConfigError
-from cotenant.format.config import Config, DirectoriesConfig, GpuConfig, NodeConfig, RunConfig, plain
+from cotenant.format.config import Config, DirectoriesConfig, GpuConfig, NodeConfig, ProtectConfig, RunConfig, plain
 from cotenant.format.toml import DurationNs, Section, ShareOfWhole, SizeBytes, decode_quantity, explain_value, line_of
 
 FieldName: TypeAlias = tuple[str, str]
@@ -21,6 +21,7 @@ SECTIONS: Final[dict[str, type[Section]]] = {
     "directories": DirectoriesConfig,
     "node": NodeConfig,
     "run": RunConfig,
+    "protect": ProtectConfig,
 }
 
 

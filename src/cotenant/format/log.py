@@ -4,24 +4,57 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cotenant.domain.action import Action, Confirm, Crowd, Grant, Refuse, Revoke, Rise, Roster, Sit, Stop
+from cotenant.domain.action import (
+    NO_PEER,
+    Action,
+    Confirm,
+    Crowd,
+    Grant,
+    Kill,
+    MpsRestart,
+    Refuse,
+    Restore,
+    Revoke,
+    Rise,
+    Roster,
+    Signal,
+    Sit,
+    Stop,
+    Suspend,
+    Watch,
+)
 from cotenant.domain.event import (
     Event,
+    EvictAsked,
     GateChange,
+    GpuBack,
+    GpuFaulted,
+    GpuLost,
+    GpuSeen,
     GpusFound,
+    MemoryWanted,
+    MpsSeen,
     NodeRestored,
     NodeStarted,
     NodeStopping,
     PeerLost,
     PriorityChanged,
+    QuitAsked,
     RulesChanged,
+    TenantDrained,
+    TenantFaulted,
+    TenantHangs,
     TenantJoined,
     TenantLeft,
+    TenantRestarted,
+    TenantRestored,
     TenantResumed,
     TenantsPaused,
+    TenantSuspended,
 )
 from cotenant.domain.gate import GateRules, GateSeat
 from cotenant.domain.instant import SECOND_NS, Instant
+from cotenant.domain.protect import GpuSample
 from cotenant.domain.tenant import NEIGHBOURS_LIMIT, TenantSpec
 from cotenant.format.quantity import format_duration, format_share, format_size
 
@@ -29,8 +62,11 @@ from cotenant.format.quantity import format_duration, format_share, format_size
 def describe_turn(now: Instant, event: Event, actions: Sequence[Action]) -> str:
     """The whole turn in one line."""
     deeds = "; ".join(describe_action(action) for action in actions) or "nothing to do"
-    line = f"{now // SECOND_NS}.{now % SECOND_NS:09d} {describe_event(event)} -> {deeds}"
-    # How it ended is the tenant's own word: it may hold line breaks, or what moves a terminal's cursor.
+    return printable(f"{now // SECOND_NS}.{now % SECOND_NS:09d} {describe_event(event)} -> {deeds}")
+
+
+def printable(line: str) -> str:
+    """A line in which nothing moves a terminal's cursor: how it ended, say, is the tenant's own word."""
     return line if line.isprintable() else "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
 
 
@@ -65,7 +101,8 @@ def describe_rules(rules: GateRules | GateChange) -> str:
 def _seat(seat: GateSeat) -> str:
     """A seat as slot/generation, its priority, and what is special about it."""
     least = f" least {format_share(seat.least_ppm)}" if seat.least_ppm else ""
-    return f"[{seat.slot}/{seat.generation} at {seat.priority}{least}{' paused' if seat.paused else ''}]"
+    state = f"{' paused' if seat.paused else ''}{' ending' if seat.ending else ''}"
+    return f"[{seat.slot}/{seat.generation} at {seat.priority}{least}{state}]"
 
 
 def describe_event(event: Event) -> str:
@@ -92,7 +129,7 @@ def describe_event(event: Event) -> str:
 
 
 def _wish(event: Event) -> str:
-    """What somebody wants of the node while it runs, or that nobody wants anything."""
+    """What somebody wants of the node while it runs."""
     match event:
         case TenantsPaused(peer=peer, names=names, all_offline=everybody, paused=paused):
             whom = "all offline tenants" if everybody else ", ".join(names)
@@ -103,8 +140,75 @@ def _wish(event: Event) -> str:
             return f"peer {peer} sets the rules: {describe_rules(change)}"
         case GpusFound(gpus=gpus):
             return f"found {', '.join(gpu.name for gpu in gpus)}"
+        case EvictAsked(peer=peer, names=names, grace_ns=grace_ns):
+            return f"peer {peer} evicts {', '.join(names)}{_grace(grace_ns)}"
+        case QuitAsked(peer=peer, grace_ns=grace_ns):
+            return f"peer {peer} asks to end{_grace(grace_ns)}"
+        case _:
+            return _told(event)
+
+
+def _told(event: Event) -> str:
+    """What a tenant's parent tells of its program, or what was heard of a device."""
+    match event:
+        case TenantSuspended(peer=peer, ok=ok, detail=detail):
+            return f"peer {peer} {'suspended' if ok else 'could not suspend'} its program{_because(detail)}"
+        case TenantRestored(peer=peer, ok=ok, detail=detail):
+            return f"peer {peer} {'restored' if ok else 'could not restore'} its program{_because(detail)}"
+        case TenantRestarted(peer=peer, ending=ending, restarts=restarts):
+            return f"peer {peer} started its program again ({restarts} times by now): {ending}"
+        case GpuLost(gpu=gpu, detail=detail):
+            return f"GPU {gpu} is lost{_because(detail)}"
+        case GpuBack(gpu=gpu):
+            return f"GPU {gpu} is back"
+        case MpsSeen(gpu=gpu, is_ready=is_ready, detail=detail):
+            return f"the MPS server of GPU {gpu} is {'there' if is_ready else 'gone'}{_because(detail)}"
+        case _:
+            return _seen(event)
+
+
+def _grace(grace_ns: int) -> str:
+    return f" within {format_duration(grace_ns)}" if grace_ns else ""
+
+
+def _because(detail: str) -> str:
+    return f": {detail}" if detail else ""
+
+
+def _seen(event: Event) -> str:
+    """What was seen of a device or of a tenant on it, or that nothing was."""
+    match event:
+        case GpuSeen(gpu=gpu, sample=sample):
+            return f"saw GPU {gpu}: {describe_sample(sample)}"
+        case GpuFaulted(gpu=gpu, xid=xid, slot=slot, generation=generation):
+            return f"GPU {gpu} reports Xid {xid}{f' of slot {slot}/{generation}' if slot >= 0 else ''}"
+        case TenantFaulted(slot=slot, generation=generation, source=source, code=code):
+            return f"slot {slot}/{generation} met {source} error {code}"
+        case TenantHangs(slot=slot, generation=generation, kernel=kernel, expected_ns=expected, waited_ns=waited):
+            late = f"{format_duration(waited)} where {format_duration(expected)} is expected"
+            return f"slot {slot}/{generation} hangs in {kernel}: {late}"
+        case TenantDrained(slot=slot, generation=generation):
+            return f"slot {slot}/{generation} has no work left"
+        case MemoryWanted(slot=slot, generation=generation, bytes=wanted):
+            return f"slot {slot}/{generation} waits for {format_size(wanted)}"
         case _:
             return "woke"
+
+
+def describe_sample(sample: GpuSample) -> str:
+    """What a device told of itself."""
+    words = [
+        f"{name} {format_share(value)}"
+        for name, value in (
+            ("utilization", sample.utilization_ppm),
+            ("SM activity", sample.sm_activity_ppm),
+            ("clock", sample.clock_ppm),
+        )
+        if value >= 0
+    ]
+    if sample.memory_used_bytes >= 0 and sample.memory_bytes >= 0:
+        words.append(f"memory {format_size(sample.memory_used_bytes)} of {format_size(sample.memory_bytes)}")
+    return ", ".join(words) or "it tells nothing"
 
 
 def _neighbours(count: int) -> str:
@@ -147,3 +251,23 @@ def describe_action(action: Action) -> str:
             return f"confirm to peer {peer}{': ' if tenants else ''}{', '.join(tenants)}"
         case Stop(reason=reason):
             return f"stop: {reason}"
+        case _:
+            return _protected(action)
+
+
+def _protected(action: Signal | Kill | Suspend | Restore | Watch | MpsRestart) -> str:
+    """What was done to keep a device well."""
+    match action:
+        case Signal(peer=peer, slot=slot, generation=generation, kind=kind, why=why):
+            whom = f"slot {slot}/{generation}" if peer == NO_PEER else f"peer {peer} of slot {slot}/{generation}"
+            return f"tell {whom} to {'end' if kind == 'term' else 'kill'} its program: {why}"
+        case Kill(slot=slot, pid=pid, why=why):
+            return f"kill process {pid} of slot {slot}: {why}"
+        case Suspend(peer=peer, slot=slot, why=why):
+            return f"tell peer {peer} to suspend slot {slot}: {why}"
+        case Restore(peer=peer, slot=slot):
+            return f"tell peer {peer} to restore slot {slot}"
+        case Watch(gpu=gpu, watch=watch):
+            return f"GPU {gpu} is {watch.health.value}{_because(watch.why)}"
+        case MpsRestart(gpu=gpu):
+            return f"start the MPS server of GPU {gpu} again"

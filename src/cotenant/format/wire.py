@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import struct
-from typing import Annotated, Final, TypeAlias
+from typing import Final, TypeAlias
 
 import msgspec
 
-from cotenant.domain.event import GateChange
+from cotenant.domain.action import SignalKind
+from cotenant.domain.event import Detail, Ending, GateChange
 from cotenant.domain.gate import GateRules
 from cotenant.domain.gpu import Gpu
 from cotenant.domain.histogram import Histogram
 from cotenant.domain.plan import Reject
-from cotenant.domain.tenant import ENDING_LIMIT, Departure, Name, Priority, TenantSpec, TenantView, Terms
+from cotenant.domain.protect import GpuWatch
+from cotenant.domain.tenant import Amount, Departure, Name, Priority, TenantSpec, TenantView, Terms
 from cotenant.errors import PeerError
 
-VERSION: Final = 3
+VERSION: Final = 4
 FRAME_LIMIT_BYTES: Final = 64 << 10
 """What a peer may send at once; the node's own answers may be larger."""
 ANSWER_LIMIT_BYTES: Final = 32 << 20
@@ -44,7 +46,7 @@ class Resume(Message, frozen=True, tag="resume"):
 class Leave(Message, frozen=True, tag="leave"):
     """My program ended."""
 
-    ending: Annotated[str, msgspec.Meta(max_length=ENDING_LIMIT)]
+    ending: Ending
 
 
 class List(Message, frozen=True, tag="list"):
@@ -77,15 +79,53 @@ class SetRules(Message, frozen=True, tag="set-rules"):
     change: GateChange
 
 
+class EvictTenants(Message, frozen=True, tag="evict"):
+    """Let these tenants end, gracefully; a grace of zero: as long as each has by itself."""
+
+    version: int
+    names: list[Name]
+    grace_ns: Amount
+
+
+class Quit(Message, frozen=True, tag="quit"):
+    """I was told to end my program: let it end gracefully."""
+
+    grace_ns: Amount
+
+
+class Suspended(Message, frozen=True, tag="suspended"):
+    """My program's device memory is on the host now, or (`ok` false) is not. No answer."""
+
+    ok: bool
+    detail: Detail
+
+
+class Restored(Message, frozen=True, tag="restored"):
+    """My program's memory is on the device again, or is not. No answer."""
+
+    ok: bool
+    detail: Detail
+
+
+class Restarted(Message, frozen=True, tag="restarted"):
+    """My program ended like this, and I started it again, so often by now. No answer."""
+
+    ending: Ending
+    restarts: Amount
+
+
 class Welcome(Message, frozen=True, tag="welcome"):
     """You are a tenant.
 
-    Descriptors come along: the terms page and, where there is a device, its gate's file to read and to write.
+    Descriptors come along: the terms page and, where there is a device, its gate's file to read and to write, and its
+    ledger's likewise.
     """
 
     version: int
     tenant: str
     terms: Terms
+    environment: dict[str, str]
+    """What the program is to find in its environment."""
 
 
 class Refused(Message, frozen=True, tag="refused"):
@@ -121,6 +161,8 @@ class Tenants(Message, frozen=True, tag="tenants"):
     gpus: list[Gpu]
     turn_ns: Histogram
     rules: GateRules
+    devices: list[GpuWatch]
+    """How each device is doing, by its number."""
 
 
 class Wrong(Message, frozen=True, tag="wrong"):
@@ -129,8 +171,42 @@ class Wrong(Message, frozen=True, tag="wrong"):
     detail: str
 
 
-Request: TypeAlias = Join | Resume | Leave | List | Pause | SetPriority | SetRules
-Answer: TypeAlias = Welcome | Refused | Farewell | Confirmed | Tenants | Wrong
+class Signal(Message, frozen=True, tag="signal"):
+    """Ask your program to end ("term"), or end it ("kill"). Comes by itself, as do the two below."""
+
+    kind: SignalKind
+    why: str
+    again: bool
+    """Whether you may join anew, by your own rule of restarting: nobody wanted your program gone for good."""
+
+
+class Suspend(Message, frozen=True, tag="suspend"):
+    """Move your program's device memory to the host."""
+
+    why: str
+
+
+class Restore(Message, frozen=True, tag="restore"):
+    """Move your program's memory back to the device."""
+
+
+Request: TypeAlias = (
+    Join
+    | Resume
+    | Leave
+    | List
+    | Pause
+    | SetPriority
+    | SetRules
+    | EvictTenants
+    | Quit
+    | Suspended
+    | Restored
+    | Restarted
+)
+Push: TypeAlias = Signal | Suspend | Restore
+"""What the node says to a tenant without being asked; it may come before an answer that is awaited."""
+Answer: TypeAlias = Welcome | Refused | Farewell | Confirmed | Tenants | Wrong | Push
 
 
 class _AnyVersion(msgspec.Struct, frozen=True):

@@ -11,14 +11,21 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final
 
+from cotenant.domain.action import SignalKind
 from cotenant.domain.event import (
+    Event,
+    EvictAsked,
     PeerLost,
     PriorityChanged,
+    QuitAsked,
     RulesChanged,
     TenantJoined,
     TenantLeft,
+    TenantRestarted,
+    TenantRestored,
     TenantResumed,
     TenantsPaused,
+    TenantSuspended,
 )
 from cotenant.domain.gate import GateRules
 from cotenant.domain.instant import SECOND_NS, Instant
@@ -59,6 +66,19 @@ class _Peer:
         self.is_owner = self.uid == os.geteuid()  # whether the node itself is this user's
 
 
+def _said_by_parent(peer: int, said: wire.Quit | wire.Suspended | wire.Restored | wire.Restarted) -> Event:
+    """What a tenant's parent tells of its program; from anybody else the machine takes no notice of it."""
+    match said:
+        case wire.Quit(grace_ns=grace_ns):
+            return QuitAsked(peer, grace_ns)
+        case wire.Suspended(ok=ok, detail=detail):
+            return TenantSuspended(peer, ok, detail)
+        case wire.Restored(ok=ok, detail=detail):
+            return TenantRestored(peer, ok, detail)
+        case wire.Restarted(ending=ending, restarts=restarts):
+            return TenantRestarted(peer, ending, restarts)
+
+
 class LiveDoor:
     """Accepts, reads, answers. What peers say becomes events; what the machine decides becomes answers."""
 
@@ -70,12 +90,14 @@ class LiveDoor:
         roll: Callable[[], wire.Tenants],
         most: int,
         foresee: Callable[[TenantSpec], None] | None = None,
+        environment: Callable[[Terms], dict[str, str]] | None = None,
     ) -> None:
         """Serve on this listening socket; `roll` answers who is here, `most` bounds the connections.
 
-        `foresee` sees what a newcomer wants before the machine does.
+        `foresee` sees what a newcomer wants before the machine does; `environment` says what its program needs to know.
         """
         self._foresee = foresee
+        self._environment = environment
         self._loop = loop
         self._clock = clock
         self._listener = listener
@@ -99,7 +121,8 @@ class LiveDoor:
             return
         found.tenant = True
         self._owing.pop(peer, None)
-        self._send(found, wire.Welcome(wire.VERSION, tenant, terms), handles)
+        environment = {} if self._environment is None else self._environment(terms)
+        self._send(found, wire.Welcome(wire.VERSION, tenant, terms, environment), handles)
 
     def refuse(self, peer: int, reject: Reject) -> None:
         """Tell a peer why not."""
@@ -117,6 +140,21 @@ class LiveDoor:
         """Tell a peer that it is as it wished."""
         if found := self._peers.get(peer):
             self._send(found, wire.Confirmed(list(tenants), rules))
+
+    def signal(self, peer: int, kind: SignalKind, why: str, *, again: bool) -> None:
+        """Tell a tenant to ask its program to end, or to end it."""
+        if found := self._peers.get(peer):
+            self._send(found, wire.Signal(kind, why, again))
+
+    def suspend(self, peer: int, why: str) -> None:
+        """Tell a tenant to move its program's device memory to the host."""
+        if found := self._peers.get(peer):
+            self._send(found, wire.Suspend(why))
+
+    def restore(self, peer: int) -> None:
+        """Tell a tenant to move its program's memory back."""
+        if found := self._peers.get(peer):
+            self._send(found, wire.Restore())
 
     # -- time --------------------------------------------------------------------------------------------------
 
@@ -228,8 +266,12 @@ class LiveDoor:
                 self._loop.post(PriorityChanged(peer.number, peer.uid, peer.is_owner, name, priority))
             case wire.SetRules(change=change):
                 self._loop.post(RulesChanged(peer.number, peer.is_owner, change))
+            case wire.EvictTenants(names=names, grace_ns=grace_ns):
+                self._loop.post(EvictAsked(peer.number, peer.uid, peer.is_owner, tuple(names), grace_ns))
             case wire.List():
                 self._send(peer, self._roll())
+            case wire.Quit() | wire.Suspended() | wire.Restored() | wire.Restarted():
+                self._loop.post(_said_by_parent(peer.number, request))
 
     def _send(self, peer: _Peer, message: wire.Answer, descriptors: tuple[int, ...] = ()) -> None:
         data = wire.encode(message)

@@ -16,25 +16,39 @@ import msgspec
 from cotenant.domain.action import NO_PEER, Action, Confirm, Crowd, Grant, Refuse, Revoke, Stop
 from cotenant.domain.event import (
     DEPARTED_LIMIT,
-    NEVER,
     Event,
+    EvictAsked,
+    GpuBack,
+    GpuFaulted,
+    GpuLost,
+    GpuSeen,
     GpusFound,
+    MemoryWanted,
+    MpsSeen,
     NodeRestored,
     NodeSettings,
     NodeStarted,
     NodeStopping,
     PeerLost,
     PriorityChanged,
+    QuitAsked,
     RulesChanged,
+    TenantDrained,
+    TenantFaulted,
+    TenantHangs,
     TenantJoined,
     TenantLeft,
+    TenantRestarted,
+    TenantRestored,
     TenantResumed,
     TenantsPaused,
+    TenantSuspended,
     Woke,
 )
 from cotenant.domain.gate import GateRules
-from cotenant.domain.instant import Instant
+from cotenant.domain.instant import NEVER, Instant
 from cotenant.domain.plan import Plan, Reason, Reject, Seat
+from cotenant.domain.protect import GpuWatch
 from cotenant.domain.tenant import NEIGHBOURS_LIMIT, Departure, Kind, Tenant, TenantSpec, TenantView, Terms
 from cotenant.errors import InvariantError
 from cotenant.machine.name import invent_name
@@ -75,6 +89,13 @@ class NodeMachine:
             RulesChanged: self._ruled,
             GpusFound: self._found,
             Woke: self._woke,
+            **dict.fromkeys(
+                (
+                    *(GpuSeen, GpuFaulted, GpuLost, GpuBack, TenantFaulted, TenantHangs, TenantDrained, MemoryWanted),
+                    *(EvictAsked, QuitAsked, TenantSuspended, TenantRestored, TenantRestarted, MpsSeen),
+                ),
+                lambda *_: [],
+            ),
             NodeStopping: self._stopping,
         }
 
@@ -105,6 +126,10 @@ class NodeMachine:
     def tenants(self) -> list[TenantView]:
         """Everybody who holds a slot, by slot."""
         return [TenantView(self._tenants[slot], slot in self._peer_of) for slot in sorted(self._tenants)]
+
+    def watches(self) -> list[GpuWatch]:
+        """How each device is doing, by its number."""
+        return [GpuWatch() for _ in self.settings.gpus]
 
     def snapshot(self) -> NodeRestored:
         """The whole state as the event that restores it."""

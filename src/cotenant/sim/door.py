@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
+from cotenant.domain.action import SignalKind
 from cotenant.domain.gate import GateRules
 from cotenant.domain.plan import Reject
 from cotenant.domain.tenant import Terms
+from cotenant.format.wire import Push, Restore, Signal, Suspend
 
-Hearing: TypeAlias = Callable[[Terms | Reject | str | tuple[str, ...]], None]
-"""What a peer hears: its terms, a refusal, how it ended, or whom its wish was carried out for."""
+Heard: TypeAlias = Terms | Reject | str | tuple[str, ...] | Push
+"""What a peer hears: its terms, a refusal, how it ended, whom its wish was carried out for, or what it is to do."""
+Hearing: TypeAlias = Callable[[Heard], None]
 
 
 class SimDoor:
@@ -60,3 +63,18 @@ class SimDoor:
         del rules
         if hear := self._peers.get(peer):
             hear(tenants)
+
+    def signal(self, peer: int, kind: SignalKind, why: str, *, again: bool) -> None:
+        """Tell a tenant to ask its program to end, or to end it."""
+        if hear := self._peers.get(peer):
+            hear(Signal(kind, why, again))
+
+    def suspend(self, peer: int, why: str) -> None:
+        """Tell a tenant to move its program's device memory to the host."""
+        if hear := self._peers.get(peer):
+            hear(Suspend(why))
+
+    def restore(self, peer: int) -> None:
+        """Tell a tenant to move its program's memory back."""
+        if hear := self._peers.get(peer):
+            hear(Restore())

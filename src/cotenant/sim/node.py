@@ -8,13 +8,15 @@ from typing import Any
 from cotenant.domain.action import Action
 from cotenant.domain.event import Event, NodeSettings, NodeStarted
 from cotenant.domain.instant import Instant
-from cotenant.host import Host, Machine, NodeWorld, replay
+from cotenant.host import Host, Machine, NodePorts, NodeWorld, replay
 from cotenant.port import Journal
 from cotenant.sim.door import SimDoor
 from cotenant.sim.gate import SimGates
 from cotenant.sim.journal import SimJournal
+from cotenant.sim.ledger import SimLedgers
 from cotenant.sim.loop import SimDriver, SimLoop
 from cotenant.sim.page import SimPages
+from cotenant.sim.warden import SimWardens
 
 
 class SimNode:
@@ -37,6 +39,8 @@ class SimNode:
         self.door = SimDoor()
         self.pages = SimPages()
         self.gates = SimGates()
+        self.ledgers = SimLedgers()
+        self.wardens = SimWardens()
         self.driver: SimDriver | None = None
         self.stopped_because = ""
         self.starts = 0
@@ -51,7 +55,8 @@ class SimNode:
         machine = self._new_machine()
         if isinstance(self.journal, SimJournal):
             replay(machine, self.journal.turns())
-        world = NodeWorld(self.door, self.pages, self.gates, self._stop)
+        ports = NodePorts(self.door, self.pages, self.gates, self.ledgers, self.wardens)
+        world = NodeWorld(ports, self._stop)
         watched: Machine = machine if self._watch is None else _Watched(machine, self._watch)
         self.driver = SimDriver(self._loop, Host(watched, world.deeds(), self.journal))
         self.starts += 1

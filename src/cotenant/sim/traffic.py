@@ -12,6 +12,7 @@ from cotenant.domain.instant import MILLISECOND_NS, Instant
 from cotenant.domain.plan import Reject
 from cotenant.domain.tenant import TenantSpec, Terms
 from cotenant.format.scenario import FaultConfig, PopulationConfig, WishConfig
+from cotenant.sim.door import Heard
 from cotenant.sim.loop import SimLoop
 from cotenant.sim.node import SimNode
 
@@ -88,7 +89,7 @@ class SimTenant:
             self._node.deliver(TenantLeft(peer, self.ending), now)
             self._node.door.disconnect(peer)
 
-    def _hear(self, said: Terms | Reject | str | tuple[str, ...]) -> None:
+    def _hear(self, said: Heard) -> None:
         if isinstance(said, Terms):
             self.terms = said
         elif isinstance(said, Reject):
