@@ -150,6 +150,10 @@ static void an_online_tenant_waits_for_room(void)
     make_tenant(1024 * KIB, true);
     *(_Atomic uint64_t *)of_the_driver("idle_free_bytes") = 4 * KIB;
     EXPECT_EQ(cuMemAlloc_v2(&pointer, 4 * KIB), CUDA_SUCCESS);
+    EXPECT_EQ(cuMemAlloc_v2(&pointer, 8 * KIB), CUDA_ERROR_OUT_OF_MEMORY); /* nobody else has it: at once */
+    struct ct_ledger_account *other = (struct ct_ledger_account *)(file + ct_ledger_offset(0));
+    other->lines_used = other->line[0].owner = 1;
+    other->line[0].booked_bytes = 4 * KIB;
     EXPECT_EQ(pthread_create(&thread, NULL, make_room, NULL), 0);
     EXPECT_EQ(cuMemAlloc_v2(&pointer, 8 * KIB), CUDA_SUCCESS);
     EXPECT_EQ(pthread_join(thread, NULL), 0);
