@@ -36,7 +36,7 @@ void ct_hold_late(_Atomic int *lock)
             sched_yield();
 }
 
-static struct ct_page *page_of_this_process(void)
+struct ct_page *ct_page_open(void)
 {
     struct ct_page *page = atomic_load_explicit(&ct_page, memory_order_acquire), *other = NULL;
     if (page)
@@ -96,7 +96,7 @@ static struct ct_session *make_session(const char *directory)
 struct ct_session *ct_session_open(void)
 {
     int kept_errno = errno; /* a driver call changes no errno; neither do we */
-    struct ct_page *page = page_of_this_process();
+    struct ct_page *page = ct_page_open();
     const char *directory = getenv("COTENANT_RECORD");
     struct ct_session *session = NULL;
     if (page && directory && *directory == '/' && !atomic_load(&page->is_tried)) {

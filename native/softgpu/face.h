@@ -79,6 +79,7 @@ struct sg_device {
     struct ct_device_config config;
     uint8_t uuid[16];
     uint32_t sm_cap; /* of all contexts of an MPS client; 0: none */
+    int counts_code; /* loaded code takes device memory */
     struct sg_arena arena;
     struct CUctx_st *primary;
     uint32_t primary_users;

@@ -73,6 +73,7 @@ static void drop(struct sg_server *server, int index)
         sg_share_leave(server, index);
     sg_fault_death(server, index);
     sg_group_close(server, index);
+    sg_account_leave(server, index);
     server->clients[index] = NULL;
     if (client->greeted) {
         ct_device_client_kill(server->device, sg_now_ns(), client->model);
@@ -133,11 +134,14 @@ static void welcome(struct sg_server *server)
 static void listen_to(struct sg_server *server, int index)
 {
     struct sg_client *client = server->clients[index];
-    struct sg_request request;
-    ssize_t got = recv(client->socket, &request, sizeof request, MSG_DONTWAIT | MSG_TRUNC);
+    struct sg_greeting said;
+    ssize_t got = recv(client->socket, &said, sizeof said, MSG_DONTWAIT | MSG_TRUNC);
     if (got < 0 && (errno == EAGAIN || errno == EINTR))
         return;
-    if (got != (ssize_t)sizeof request || sg_answer(server, index, &request) < 0)
+    int is_greeting = got == (ssize_t)sizeof said && said.request.kind == SG_HELLO && !client->greeted;
+    if (is_greeting)
+        memcpy(client->account_name, said.account, sizeof client->account_name);
+    if ((got != (ssize_t)sizeof said.request && !is_greeting) || sg_answer(server, index, &said.request) < 0)
         drop(server, index);
 }
 
@@ -225,13 +229,14 @@ static int start(struct sg_server *server, const struct ct_device_config *config
     return 0;
 }
 
-int sg_serve(int listener, const struct ct_device_config *config, uint32_t ordinal, const uint8_t *uuid)
+int sg_serve(int listener, const struct ct_device_config *config, uint32_t ordinal, const uint8_t *uuid, int counts_code)
 {
     struct sg_server *server = mmap(NULL, sizeof *server, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (server == MAP_FAILED)
         return errno;
     server->listener = listener;
     server->ordinal = ordinal;
+    server->counts_code = counts_code;
     memcpy(server->uuid, uuid, sizeof server->uuid);
     int failed = start(server, config);
     while (!failed && !server->stop)

@@ -5,6 +5,7 @@
 #include "device/board.h"
 #include "softgpu/names.h"
 #include "softgpu/observation.h"
+#include "softgpu/server/account.h"
 #include "softgpu/server/fault.h"
 #include "softgpu/server/group.h"
 #include "softgpu/wire.h"
@@ -33,10 +34,12 @@ enum { SG_MIN_SLICE_NS = 10000 };
  * in vain. */
 enum {
     SG_REPORT_PAIR_BYTES = 64,
-    SG_REPORT_CLIENT_BYTES = 1024 + SG_CLIENTS * SG_REPORT_PAIR_BYTES,
+    SG_REPORT_CLIENT_BYTES = 1280 + SG_CLIENTS * SG_REPORT_PAIR_BYTES,
     SG_REPORT_NAME_BYTES = 128,
     SG_REPORT_XID_BYTES = 128 + SG_XID_TEXT_BYTES,
-    SG_REPORT_BYTES = 4096 + SG_XIDS * SG_REPORT_XID_BYTES + SG_CLIENTS * SG_REPORT_CLIENT_BYTES + SG_NAME_COUNT * SG_REPORT_NAME_BYTES,
+    SG_REPORT_ACCOUNT_BYTES = 256 + SG_ACCOUNT_BYTES,
+    SG_REPORT_BYTES = 4096 + SG_XIDS * SG_REPORT_XID_BYTES + SG_CLIENTS * SG_REPORT_CLIENT_BYTES +
+                      SG_ACCOUNTS * SG_REPORT_ACCOUNT_BYTES + SG_NAME_COUNT * SG_REPORT_NAME_BYTES,
 };
 
 /* Handles there can be of each kind. The last eighth is kept for clients that hold less than their part of it, so that
@@ -51,6 +54,7 @@ struct sg_share {
     uint64_t bytes, file_bytes;
     int descriptor, kind;
     int owner; /* whose books it is in; the next holder's when that client dies */
+    uint32_t account; /* of who made it, whoever holds it */
     uint32_t holds[SG_CONNECTIONS];
 };
 
@@ -96,6 +100,9 @@ struct sg_client {
     uint64_t record_first, record_count;   /* the oldest that may be under way, and how many there ever were */
     struct sg_host hosts[SG_HOSTS];
     uint64_t own_bytes, shared_bytes; /* memory of the client itself, and the part of it that is in shares */
+    char account_name[SG_ACCOUNT_BYTES]; /* as it named it, to be checked */
+    uint32_t account;         /* place plus one; 0: none */
+    uint64_t accounted_bytes; /* there, without its shares */
     uint64_t came; /* number of the latest sample when it came */
     struct sg_use uses[SG_SAMPLES_KEPT + 1]; /* by number of the sample */
     uint32_t group; /* clients with the same number share one fate; 0: none */
@@ -118,6 +125,7 @@ struct sg_server {
     struct ct_device *device;
     uint32_t ordinal;
     uint8_t uuid[16];
+    int counts_code; /* loaded code takes device memory */
     int listener, epoll;
     int stop;
     uint32_t serial;
@@ -137,6 +145,7 @@ struct sg_server {
     uint64_t connected, died, refused_slots;
     uint64_t share_serial;
     uint32_t shared_event_count;
+    struct sg_account accounts[SG_ACCOUNTS];
     struct sg_share shares[SG_SHARES];
     struct sg_shared_event shared_events[SG_SHARED_EVENTS];
     struct sg_history history;
@@ -144,8 +153,9 @@ struct sg_server {
     char report[SG_REPORT_BYTES];
 };
 
-/* Serves until told to stop. 0, or an errno; the socket must be listening. `uuid` has 16 bytes. */
-int sg_serve(int listener, const struct ct_device_config *config, uint32_t ordinal, const uint8_t *uuid);
+/* Serves until told to stop. 0, or an errno; the socket must be listening. `uuid` has 16 bytes. `counts_code`: whether
+ * code that programs load takes device memory. */
+int sg_serve(int listener, const struct ct_device_config *config, uint32_t ordinal, const uint8_t *uuid, int counts_code);
 
 uint64_t sg_now_ns(void);
 uint64_t sg_wall_ns(void);

@@ -245,6 +245,9 @@ def show_books(console: Console, books: Mapping[str, Any]) -> None:
     if books["clients"]:
         columns = ["PID", "KERNELS", "BUSY", "MEMORY", "WAITED", "BECAUSE OF"]
         console.print(table("clients", columns, [_client_row(client) for client in books["clients"]]))
+    if books["accounts"]:
+        columns = ["ACCOUNT", "CLIENTS", "EVER", "MEMORY", "AT MOST"]
+        console.print(table("accounts", columns, [_account_row(account) for account in books["accounts"]]))
     if books["xids"]:
         entries = [[str(each["sequence"]), str(each["xid"]), each["text"]] for each in books["xids"]]
         console.print(table("Xids", ["NUMBER", "XID", "TEXT"], entries))
@@ -271,6 +274,11 @@ def _usage(usage: Mapping[str, Any]) -> str:
     return (
         f"busy {busy_pct:.0f} % of {round_duration(usage['period_ns'])}, {100 * usage['sm_activity']:.0f} % of the SMs"
     )
+
+
+def _account_row(account: Mapping[str, Any]) -> list[str]:
+    sizes = (format_size(account["memory_bytes"]), format_size(account["memory_peak_bytes"]))
+    return [account["account"], str(account["clients"]), str(account["connected"]), *sizes]
 
 
 def _client_row(client: Mapping[str, Any]) -> list[str]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cuda.bindings import driver
-from face import Gpu, code
+from face import IMAGE, Gpu, code
 
 POSIX = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 DEVICE = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
@@ -103,6 +103,19 @@ def spin(nanoseconds: int) -> Any:
     return (driver.CUresult.CUDA_SUCCESS,)
 
 
+def array(width: int) -> Any:
+    wish = driver.CUDA_ARRAY_DESCRIPTOR()
+    wish.Width, wish.NumChannels = width, 1
+    wish.Format = driver.CUarray_format.CU_AD_FORMAT_UNSIGNED_INT8
+    return driver.cuArrayCreate(wish)
+
+
+def launch_of(library: int) -> Any:
+    answer = driver.cuLibraryGetKernel(driver.CUlibrary(library), b"spin")
+    kernel = driver.CUfunction(int(answer[1]))
+    return driver.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, 0, ((1000,), (ctypes.c_uint64,)), 0)
+
+
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "alloc": driver.cuMemAlloc,
     "free": driver.cuMemFree,
@@ -145,6 +158,16 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "spin": spin,
     "sync": driver.cuCtxSynchronize,
     "destroy_context": lambda: driver.cuCtxDestroy(gpu.context),
+    "new_context": lambda: driver.cuCtxCreate(None, 0, gpu.device),
+    "end_context": lambda context: driver.cuCtxDestroy(driver.CUcontext(context)),
+    "load": lambda: driver.cuModuleLoadData(IMAGE),
+    "unload": lambda module: driver.cuModuleUnload(driver.CUmodule(module)),
+    "load_library": lambda: driver.cuLibraryLoadData(IMAGE, [], [], 0, [], [], 0),
+    "unload_library": lambda library: driver.cuLibraryUnload(driver.CUlibrary(library)),
+    "launch_of": launch_of,
+    "array": array,
+    "array_end": lambda name: driver.cuArrayDestroy(driver.CUarray(name)),
+    "managed": lambda size: driver.cuMemAllocManaged(size, driver.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL),
     "free_bytes": lambda: driver.cuMemGetInfo()[:2],
 }
 
