@@ -21,7 +21,7 @@ DeviceFiles: TypeAlias = tuple[LiveGates, LiveLedgers]
 """What tenants of the devices write: the gates' pages and the ledgers."""
 
 
-class Lookout:
+class Showcase:
     """Made before the node is: an address that cannot be served at is said before anything else happens."""
 
     def __init__(self, config: NodeConfig, log: NodeLog) -> None:
