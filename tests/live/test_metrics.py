@@ -284,7 +284,7 @@ def test_what_those_who_left_did_is_kept_and_samples_are_those_seen_last(tmp_pat
     gate.announce((1000, 1000, 0, 0, 1), 5_000)
     del gate
     with (tmp_path / "log").open("wb") as log:
-        witness = Witness(NodeLog("text", descriptor=log.fileno()), gates, LiveLedgers(), 0)
+        witness = Witness(NodeLog("text", descriptor=log.fileno()), gates, LiveLedgers(tmp_path, 2), 0)
         witness(1, TenantJoined(1, 1, 0, TenantSpec(Kind.OFFLINE, 7, "job")), [Grant(1, 1, "job", terms)])
         assert witness.work_of(terms) == Work(device_ns=1000, launches=1)
         gates.rise(0, 0)
