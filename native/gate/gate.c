@@ -94,6 +94,7 @@ static void move_in(struct ct_gate *gate)
     STORE(page->pieces, 0);
     STORE(page->active_ns, 0);
     STORE(page->marked_ns, 0);
+    STORE(page->unsure_ns, 0);
     STORE(page->busy_ns, 0);
     STORE(page->next_ns, 0);
     STORE(page->quiet_ns, 0);
@@ -183,6 +184,8 @@ void ct_gate_announce(struct ct_gate *gate, const struct ct_gate_wish *wish, uin
     ADD(mine->counts.launches, 1);
     ADD(mine->counts.device_ns, wish->expect_ns);
     ADD(mine->pieces, wish->pieces ? wish->pieces : 1);
+    if (!wish->expect_ns)
+        STORE(mine->unsure_ns, now_ns);
     be_active(gate, now_ns);
     STORE(mine->recent_ns[(sequence + 1) % CT_GATE_RECENT], now_ns);
     SHOW(mine->busy_ns, after(later(busy_ns, now_ns), wish->expect_ns, now_ns));
@@ -212,8 +215,10 @@ void ct_gate_rest(struct ct_gate *gate, uint64_t low_ns, uint64_t high_ns, int i
     uint64_t busy_ns = LOAD(mine->busy_ns);
     if (LOAD(mine->marked_ns))
         be_active(gate, now_ns);
-    if (is_drained)
+    if (is_drained) {
         STORE(mine->marked_ns, 0);
+        STORE(mine->unsure_ns, 0); /* however long it was: it is over */
+    }
     if (is_drained || busy_ns < now_ns)
         busy_ns = now_ns; /* what a host waits for inside of a call ends before it can launch again */
     if (is_drained)

@@ -1,4 +1,4 @@
-"""A program in namespaces of its own, as containers have them: other pids and mounts, the node's directory elsewhere."""
+"""A program in namespaces of its own, as containers have: other pids and mounts, the node's directory elsewhere."""
 
 from __future__ import annotations
 
