@@ -115,6 +115,13 @@ uint64_t ct_device_memory_free(const struct ct_device *device);
 /* The same for memory of the client itself, which no context takes along when it goes. */
 int ct_device_client_take(struct ct_device *device, uint32_t client, uint64_t bytes);
 int ct_device_client_give(struct ct_device *device, uint32_t client, uint64_t bytes);
+/* What the client has on the device, with all of its contexts; 0 for one that is gone. */
+uint64_t ct_device_client_memory(const struct ct_device *device, uint32_t client);
+/* All of it leaves the device and comes back as it was, unless there is no room for it: then nothing does. What ends
+ * meanwhile does not come back. */
+int ct_device_client_park(struct ct_device *device, uint32_t client);
+int ct_device_client_unpark(struct ct_device *device, uint32_t client);
+uint64_t ct_device_client_parked(const struct ct_device *device, uint32_t client);
 
 enum ct_stream_kind {
     CT_STREAM_BLOCKING = 0,    /* synchronises with the context's legacy stream; also the per-thread default stream */

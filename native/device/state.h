@@ -103,6 +103,7 @@ struct ct_context {
     uint64_t legacy_ops;
     uint64_t next_order;
     uint64_t held_share;
+    uint64_t parked_bytes; /* of its memory, what is not on the device for now */
     struct ct_usage usage;
     struct ct_device_counters counters;
 };
@@ -116,6 +117,7 @@ struct ct_client {
     uint64_t ready_grids;
     uint64_t held_share;
     uint64_t loose_bytes; /* device memory of no context */
+    uint64_t parked_bytes; /* likewise, but not on the device for now */
     struct ct_usage usage;
     struct ct_device_counters counters;
     uint64_t delayed_by_ns[CT_DEVICE_MAX_CLIENTS];

@@ -48,6 +48,7 @@ enum { CT_IDENTITY_BUCKETS = 4096, CT_IDENTITIES = 8192, CT_FUNCTIONS = 8192, CT
 
 struct ct_timing;
 struct ct_gateway;
+struct ct_memory;
 
 struct ct_session {
     /* What every launch touches. */
@@ -85,8 +86,11 @@ struct ct_session {
 struct ct_page {
     _Atomic(struct ct_session *) session;
     _Atomic int is_tried;
+    _Atomic(struct ct_memory *) memory; /* apart from the session, for a quota must not depend on a record */
+    _Atomic int is_memory_tried, memory_lock;
 };
 extern _Atomic(struct ct_page *) ct_page;
+struct ct_page *ct_page_open(void); /* NULL: this process has no memory left */
 
 /* The session of this process, made at its first work; NULL if nothing is to be recorded. */
 struct ct_session *ct_session_open(void);

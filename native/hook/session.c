@@ -36,7 +36,7 @@ void ct_hold_late(_Atomic int *lock)
             sched_yield();
 }
 
-static struct ct_page *page_of_this_process(void)
+struct ct_page *ct_page_open(void)
 {
     struct ct_page *page = atomic_load_explicit(&ct_page, memory_order_acquire), *other = NULL;
     if (page)
@@ -81,7 +81,9 @@ static struct ct_session *make_session(const char *directory)
     session->step_count = 1;
     session->timing = ct_timing_make();
     ct_beside_open(&session->beside, directory);
-    if (!session->timing || !ct_record_open(&session->record, directory, session->is_measuring)) {
+    /* A tenant that went into a file system without our directory is still one: its gate needs no record. */
+    if (!session->timing || !(ct_record_open(&session->record, directory, session->is_measuring) ||
+                              (session->beside.is_tenant && ct_record_in_memory(&session->record, session->is_measuring)))) {
         unmake_session(session);
         return NULL;
     }
@@ -96,7 +98,7 @@ static struct ct_session *make_session(const char *directory)
 struct ct_session *ct_session_open(void)
 {
     int kept_errno = errno; /* a driver call changes no errno; neither do we */
-    struct ct_page *page = page_of_this_process();
+    struct ct_page *page = ct_page_open();
     const char *directory = getenv("COTENANT_RECORD");
     struct ct_session *session = NULL;
     if (page && directory && *directory == '/' && !atomic_load(&page->is_tried)) {

@@ -45,8 +45,10 @@ struct ct_ledger_line {
     _Atomic uint64_t wanted_bytes;  /* an allocation waits that the quota allows and the device has no room for; 0: none */
     _Atomic uint64_t fault;         /* the first error of a call after which the process cannot use the device; 0: none */
     uint64_t reserved[2];
-    /* By the node: what the device says that it holds beyond booked_bytes, and the own_version this was found at plus one. */
-    _Atomic uint64_t measured_own_bytes, measured_version;
+    /* By the node: what the device says that it holds beyond booked_bytes and own_bytes, and the own_version this was found
+     * at plus one. One word, so that nobody can see half of it; it may be below zero, which counts for that version only. */
+    _Atomic int64_t excess_bytes;
+    _Atomic uint64_t measured_version;
     uint64_t reserved_too;
 };
 _Static_assert(sizeof(struct ct_ledger_line) == CT_LEDGER_LINE_BYTES, "two cache lines");
@@ -55,6 +57,7 @@ enum ct_ledger_role {
     CT_LEDGER_EXPORT = 1, /* our memory, which others may open; counted in our line */
     CT_LEDGER_IMPORT = 2, /* another process's memory, which we opened; counted in the exporter's account */
     CT_LEDGER_LEFT = 3,   /* was exported, and is freed by or died with its process: counts while anybody has it open */
+    CT_LEDGER_MAKING = 4, /* its words are being written: it means nothing yet */
 };
 
 /* Memory that went from one process to another. */
@@ -67,7 +70,9 @@ struct ct_ledger_share {
 
 struct ct_ledger_account {
     _Atomic uint64_t generation; /* of the tenant whose account this is; the words of an earlier one mean nothing */
-    uint64_t reserved[15];
+    _Atomic uint64_t lines_used, shares_used; /* from these on none was ever taken: whoever sums may stop there */
+    _Atomic uint64_t denied, denied_bytes;    /* by processes that are gone; the node adds them when it clears a line */
+    uint64_t reserved[11];
     struct ct_ledger_line line[CT_LEDGER_LINES];
     struct ct_ledger_share share[CT_LEDGER_SHARES];
 };
@@ -87,9 +92,9 @@ struct ct_ledger {
     const struct ct_ledger_header *file; /* all of it, to read */
     size_t bytes;
     struct ct_ledger_account *account; /* our tenant's, to write */
-    struct ct_ledger_line *line;       /* our process's; NULL: all lines are taken */
+    _Atomic(struct ct_ledger_line *) line; /* our process's; NULL: all lines were taken */
     uint32_t slot;
-    uint64_t generation;
+    uint64_t generation, identity;
 };
 
 enum ct_ledger_result {
@@ -104,12 +109,15 @@ enum ct_ledger_kind { CT_LEDGER_BOOKED = 0, CT_LEDGER_OWN = 1, CT_LEDGER_MANAGED
 
 /* 0: a ledger of our version, with room for what it says. */
 int ct_ledger_check(const void *memory, size_t bytes);
-/* Claims a line for this process, or finds the one it has (then its amounts begin at zero: it was another program). */
+/* Claims a line for this process, or finds the one it has (then its amounts begin at zero: it was another program). 0, or -1
+ * where this is no ledger with such an account, or it is another tenant's. Without a free line it is 0 too, and `line` is NULL:
+ * ct_ledger_claim tries again, one thread at a time; 1: there is a line now. */
 int ct_ledger_open(struct ct_ledger *ledger, const void *file, size_t bytes, struct ct_ledger_account *account,
                    uint32_t slot, uint64_t generation, uint64_t identity);
+int ct_ledger_claim(struct ct_ledger *ledger);
 
-/* Before the driver is asked: takes the bytes into our line, unless the tenant would be past its quota (0: none), which is
- * counted. Around it and the driver's call: begin and end. */
+/* Before the driver is asked: takes the bytes into our line, unless the tenant would be past its quota (0: none). Around it
+ * and the driver's call: begin and end. */
 void ct_ledger_begin(struct ct_ledger *ledger);
 void ct_ledger_end(struct ct_ledger *ledger);
 int ct_ledger_reserve(struct ct_ledger *ledger, enum ct_ledger_kind kind, uint64_t bytes, uint64_t quota_bytes);
@@ -118,7 +126,8 @@ void ct_ledger_denied(struct ct_ledger *ledger, uint64_t bytes);
 
 /* What a tenant holds: the sum over its lines, and over memory it left that others have open. */
 uint64_t ct_ledger_held(const struct ct_ledger_header *file, size_t bytes, const struct ct_ledger_account *account);
-/* What one line counts for: booked, managed, and of own the measured if it is of this version, else the larger one. */
+/* What one line counts for: booked, managed, own, and what the device says beyond; less than that only if nothing has changed
+ * since the device said so. */
 uint64_t ct_ledger_line_bytes(const struct ct_ledger_line *line);
 
 /* Shares: 1, or 0 when there is no room. */
@@ -130,12 +139,14 @@ int ct_ledger_is_imported(const struct ct_ledger_header *file, size_t bytes, uin
 
 /* ---- the node's side -------------------------------------------------------------------------------------------- */
 
-int ct_ledger_init(void *memory, size_t bytes, uint64_t slots); /* keeps what is there, as ct_roster_init does */
+/* Keeps what is there, as ct_roster_init does; -1: there is no room for so many. */
+int ct_ledger_init(void *memory, size_t bytes, uint64_t slots);
 void ct_ledger_grant(struct ct_ledger_account *account, uint64_t generation); /* an empty account; the same generation keeps its lines */
 /* Frees the line of a process that is gone, if it is still that process's: its exports that others have open become LEFT. */
 void ct_ledger_clear(void *file, size_t bytes, uint32_t slot, uint32_t line, uint64_t owner);
-/* What the device says a process holds in all; taken only if no call of it was under way: begun and ended as read before the device
- * was asked. 0: it was not taken. */
+/* What the device says a process holds in all; taken only if no call of it was under way: begun and ended as read before the
+ * device was asked. 0: it was not taken. Of managed memory nobody knows how much is on the device: with it, what contexts and
+ * modules are believed to take is doubted only upwards. */
 int ct_ledger_measured(struct ct_ledger_line *line, uint64_t owner, uint64_t begun_before, uint64_t ended_before,
                        uint64_t held_bytes);
 /* Frees the LEFT shares of an account that nobody has open any more. */

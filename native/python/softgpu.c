@@ -10,9 +10,11 @@ static PyObject *serve(PyObject *module, PyObject *args)
     const char *key;
     unsigned int ordinal;
     Py_buffer uuid;
-    unsigned long long memory_bytes, slice_ns;
+    unsigned long long memory_bytes, slice_ns, context_bytes;
+    int counts_code;
     (void)module;
-    if (!PyArg_ParseTuple(args, "isIy*KK:softgpu_serve", &listener, &key, &ordinal, &uuid, &memory_bytes, &slice_ns))
+    if (!PyArg_ParseTuple(args, "isIy*KKKp:softgpu_serve", &listener, &key, &ordinal, &uuid, &memory_bytes, &slice_ns,
+                          &context_bytes, &counts_code))
         return NULL;
     const struct ct_device_config *preset = ct_device_preset(key);
     if (!preset || uuid.len != 16) {
@@ -27,9 +29,10 @@ static PyObject *serve(PyObject *module, PyObject *args)
         config.memory_bytes = memory_bytes;
     if (slice_ns)
         config.slice_ns = slice_ns;
+    config.context_bytes = context_bytes;
     int failed;
     Py_BEGIN_ALLOW_THREADS
-    failed = sg_serve(listener, &config, ordinal, identity);
+    failed = sg_serve(listener, &config, ordinal, identity, counts_code);
     Py_END_ALLOW_THREADS
     if (failed) {
         PyErr_Format(PyExc_OSError, "the soft GPU cannot be served: %s", strerror(failed));
@@ -40,8 +43,8 @@ static PyObject *serve(PyObject *module, PyObject *args)
 
 static PyMethodDef methods[] = {
     {"softgpu_serve", serve, METH_VARARGS,
-     "softgpu_serve(listener, preset, ordinal, uuid, memory_bytes, slice_ns): serve until told to stop; 0 keeps the "
-     "preset's"},
+     "softgpu_serve(listener, preset, ordinal, uuid, memory_bytes, slice_ns, context_bytes, counts_code): serve until "
+     "told to stop; a memory or slice of 0 keeps the preset's"},
     {NULL, NULL, 0, NULL},
 };
 

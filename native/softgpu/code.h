@@ -34,6 +34,7 @@ struct sg_image {
     size_t count, room;
     struct sg_variable *variables;
     size_t variable_count;
+    uint64_t code_bytes; /* of what was read, unpacked */
 };
 
 /* Reads any kind of image. CUDA_SUCCESS, or the driver's code; `bytes` 0: unknown, ends where the format says. */
@@ -60,9 +61,9 @@ int sg_builtin_find(const char *name, size_t length);
 const char *sg_builtin_name(enum sg_builtin builtin);
 void sg_builtin_shape(struct sg_kernel *kernel); /* its parameters */
 
-/* A variable's memory in one context. */
+/* A variable's memory in one context, or the code's. */
 struct sg_placed {
-    size_t variable;
+    size_t variable; /* SG_CODE: none */
     uint64_t context_id, address, memory_id;
 };
 
@@ -75,7 +76,9 @@ struct CUmod_st {
     struct CUfunc_st **functions; /* made when asked for; one per kernel of the image */
     struct sg_placed *placed;     /* its variables, as asked for */
     size_t placed_count;
+    uint64_t code_context_id; /* the last context in which its code was found to be placed */
 };
+#define SG_CODE SIZE_MAX
 
 /* What launches that take no arguments of their own will use. */
 struct sg_old {
@@ -108,6 +111,9 @@ CUresult sg_launch_check(const struct sg_device *device, const struct CUfunc_st 
 /* Where each parameter's value lies, in whichever way they were given. */
 CUresult sg_launch_params(const struct sg_kernel *kernel, void **params, void **extra, const void **values);
 void sg_variables_end(struct CUmod_st *module);
+/* The code takes its memory in this context, where code takes any and this does not have it yet. May wait: afterwards
+ * the module may be gone, which is INVALID_HANDLE. */
+CUresult sg_code_place(CUcontext context, struct CUmod_st *module);
 CUresult sg_function_launch(CUcontext context, struct CUfunc_st *function, const unsigned grid[3],
                             const unsigned block[3], unsigned shared_bytes, CUstream stream, void **params,
                             void **extra, int is_cooperative);

@@ -168,10 +168,11 @@ API CUresult cuKernelGetFunction(CUfunction *function, CUkernel kernel)
     ENTER(kernel);
     if (!function)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
-    if (!sg_current())
+    CUcontext context = sg_current();
+    if (!context)
         return sg_leave(CUDA_ERROR_INVALID_CONTEXT);
     *function = (CUfunction)kernel;
-    return sg_leave(CUDA_SUCCESS);
+    return sg_leave(sg_alive(SG_CONTEXT, context) ? sg_code_place(context, (*function)->module) : CUDA_SUCCESS);
 }
 
 API CUresult cuKernelGetLibrary(CUlibrary *library, CUkernel kernel)

@@ -202,6 +202,7 @@ CUresult sg_image_elf(const unsigned char *data, size_t bytes, struct sg_image *
         return CUDA_ERROR_INVALID_IMAGE;
     if (!bytes && measure(&file) < 0)
         return CUDA_ERROR_INVALID_IMAGE;
+    image->code_bytes = file.bytes;
     if (head.e_shentsize != sizeof names || section_at(&file, &head, head.e_shstrndx, &names) < 0 ||
         names.sh_type == SHT_NOBITS)
         return CUDA_ERROR_INVALID_IMAGE;

@@ -266,6 +266,7 @@ CUresult sg_image_ptx(const char *text, size_t bytes, struct sg_image *image)
     const char *start;
     int version = 0, *depth = &reading.depth;
     size_t length = word(&reading.r, &start);
+    image->code_bytes = bytes;
     if (!is(start, length, ".version"))
         return CUDA_ERROR_INVALID_IMAGE;
     length = word(&reading.r, &start);

@@ -234,6 +234,7 @@ CUresult sg_image_text(const char *text, size_t bytes, struct sg_image *image)
     struct line line;
     struct sg_kernel *kernel = NULL;
     int is_first = 1;
+    image->code_bytes = bytes;
     while (at < end) {
         if (next_line(&at, end, &line) < 0)
             return CUDA_ERROR_INVALID_IMAGE;

@@ -159,11 +159,14 @@ CUresult sg_function_launch(CUcontext context, struct CUfunc_st *function, const
     const void *values[SG_MAX_PARAMS];
     if (!sg_alive(SG_FUNCTION, function))
         return CUDA_ERROR_INVALID_HANDLE;
-    CUstream stream = sg_stream(context, handle);
     CUcontext of_code = function->module->context;
+    CUresult result = of_code ? CUDA_SUCCESS : sg_code_place(context, function->module);
+    if (result != CUDA_SUCCESS)
+        return result;
+    CUstream stream = sg_stream(context, handle);
     if (!stream || !is_at_home(stream->context, context) || (of_code && !is_at_home(of_code, context)))
         return CUDA_ERROR_INVALID_HANDLE;
-    CUresult result = sg_launch_check(device, function, grid, block, shared_bytes);
+    result = sg_launch_check(device, function, grid, block, shared_bytes);
     if (result != CUDA_SUCCESS)
         return result;
     const struct sg_kernel *kernel = function->kernel;

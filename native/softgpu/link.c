@@ -4,6 +4,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -16,7 +17,8 @@ enum { ANSWER_MS = 30000, TURN_US = 50 };
 static void lose(struct sg_link *link)
 {
     link->lost = 1;
-    sg_wake(link);
+    if (link->ring)
+        sg_wake(link);
 }
 
 CUresult sg_result(int model_result)
@@ -38,30 +40,30 @@ CUresult sg_result(int model_result)
     }
 }
 
-/* Waits for the answer, whatever signals arrive in between. */
-static ssize_t hear(int socket, struct msghdr *message)
+/* Waits for the answer, whatever signals arrive in between. While the process is locked there is none. */
+static ssize_t hear(const struct sg_link *link, struct msghdr *message)
 {
-    struct pollfd line = {.fd = socket, .events = POLLIN};
+    struct pollfd line = {.fd = link->socket, .events = POLLIN};
     for (;;) {
         int ready = poll(&line, 1, ANSWER_MS);
-        if (ready < 0 && errno == EINTR)
+        if ((ready < 0 && errno == EINTR) || (ready == 0 && link->ring && atomic_load(&link->ring->held)))
             continue;
         if (ready <= 0)
             return -1;
-        ssize_t got = recvmsg(socket, message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+        ssize_t got = recvmsg(link->socket, message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
         if (got < 0 && (errno == EINTR || errno == EAGAIN))
             continue;
         return got;
     }
 }
 
-static int say(struct sg_link *link, const struct sg_request *request)
+static int say(struct sg_link *link, const void *words, size_t bytes)
 {
     ssize_t sent;
     do
-        sent = send(link->socket, request, sizeof *request, MSG_NOSIGNAL);
+        sent = send(link->socket, words, bytes, MSG_NOSIGNAL);
     while (sent < 0 && errno == EINTR);
-    return sent == (ssize_t)sizeof *request ? 0 : -1;
+    return sent == (ssize_t)bytes ? 0 : -1;
 }
 
 /* Takes the descriptors that came with a message, if any: from here on they are ours to close. -1: none in a place. */
@@ -90,7 +92,7 @@ int sg_ask_for(struct sg_link *link, const struct sg_request *request, struct sg
         message.msg_control = control.bytes;
         message.msg_controllen = sizeof control.bytes;
     }
-    if (say(link, request) == 0 && hear(link->socket, &message) == (ssize_t)sizeof *reply) {
+    if (say(link, request, sizeof *request) == 0 && hear(link, &message) == (ssize_t)sizeof *reply) {
         if (descriptor) {
             descriptors_of(&message, descriptors);
             *descriptor = descriptors[0];
@@ -118,7 +120,8 @@ static void *map(int descriptor, size_t bytes)
 static int greet(struct sg_device *device, uint32_t group)
 {
     struct sg_link *link = &device->link;
-    struct sg_request request = {.kind = SG_HELLO, .a = SG_WIRE_VERSION, .b = group};
+    struct sg_greeting greeting = {.request = {.kind = SG_HELLO, .a = SG_WIRE_VERSION, .b = group}};
+    const char *account = getenv("SOFTGPU_ACCOUNT");
     struct sg_hello hello;
     union {
         char bytes[CMSG_SPACE(2 * sizeof(int))];
@@ -128,7 +131,9 @@ static int greet(struct sg_device *device, uint32_t group)
     struct msghdr message = {.msg_iov = &words, .msg_iovlen = 1, .msg_control = control.bytes,
                              .msg_controllen = sizeof control.bytes};
     int descriptors[2];
-    ssize_t got = say(link, &request) < 0 ? -1 : hear(link->socket, &message);
+    if (account) /* one without a zero behind it is too long: the server says so */
+        memcpy(greeting.account, account, strnlen(account, sizeof greeting.account));
+    ssize_t got = say(link, &greeting, sizeof greeting) < 0 ? -1 : hear(link, &message);
     if (got < 0)
         return -1;
     descriptors_of(&message, descriptors);
@@ -139,6 +144,7 @@ static int greet(struct sg_device *device, uint32_t group)
         device->config = hello.config;
         device->number = hello.ordinal;
         device->sm_cap = hello.sm_cap;
+        device->counts_code = (int)hello.counts_code;
         memcpy(device->uuid, hello.uuid, sizeof device->uuid);
     }
     for (int i = 0; i < 2; i++)

@@ -149,6 +149,8 @@ static CUresult put(CUcontext context, struct sg_device *device, CUmemoryPool po
     memory->taken_bytes = taken;
     memory->kind = kind;
     memory->pool = pool;
+    if (kind == SG_MEMORY_MANAGED)
+        atomic_fetch_add(&device->link.ring->managed_bytes, taken);
     *address = start;
     return CUDA_SUCCESS;
 }
@@ -260,8 +262,10 @@ static void drop_at(size_t at, int is_context_gone)
     if (is_booked && !is_context_gone && sg_alive(SG_CONTEXT, memory.context) &&
         memory.context->object.id == memory.context_id)
         book(memory.context, memory.taken_bytes, 1);
-    if (memory.kind == SG_MEMORY_MANAGED)
+    if (memory.kind == SG_MEMORY_MANAGED) {
         sg_advice_forget(memory.start, memory.taken_bytes);
+        atomic_fetch_sub(&memory.device->link.ring->managed_bytes, memory.taken_bytes);
+    }
     if (memory.share) {
         void *start = (void *)(uintptr_t)memory.start;
         if (!memory.opened) /* from here on these addresses are private again */

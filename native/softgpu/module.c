@@ -39,6 +39,23 @@ void sg_module_end(struct CUmod_st *module)
     sg_unmake(SG_MODULE, module);
 }
 
+/* With its code on the device, if it is a module: a library's comes there when it is first used in a context. */
+static CUresult bind(CUcontext context, struct sg_image *image, struct CUmod_st **made)
+{
+    struct CUmod_st *module;
+    CUresult result = make(context, image, &module);
+    if (result != CUDA_SUCCESS)
+        return result;
+    uint64_t id = module->object.id;
+    if (context)
+        result = sg_code_place(context, module);
+    if (result == CUDA_SUCCESS)
+        *made = module;
+    else if (sg_alive(SG_MODULE, module) && module->object.id == id)
+        sg_module_end(module);
+    return result;
+}
+
 char *sg_file_read(const char *path, size_t *bytes)
 {
     FILE *file = fopen(path, "rbe");
@@ -79,7 +96,7 @@ static CUresult load(int is_library, const void *data, const char *path, struct 
     result = path && !bytes ? CUDA_ERROR_INVALID_IMAGE : sg_image_read(data, bytes, &image);
     free(content);
     if (result == CUDA_SUCCESS)
-        result = make(context, &image, made);
+        result = bind(context, &image, made);
     return sg_leave(result);
 }
 
@@ -302,5 +319,5 @@ API CUresult cuLibraryGetModule(CUmodule *module, CUlibrary library)
     }
     if (image.count)
         memcpy(image.kernels, source->image.kernels, image.count * sizeof *image.kernels);
-    return sg_leave(make(context, &image, module));
+    return sg_leave(bind(context, &image, module));
 }

@@ -5,7 +5,7 @@
 #include <string.h>
 
 /* More than any program has, in number and in bytes; an image that says otherwise is broken. */
-enum { VARIABLES = 1 << 16, LARGEST = 1 << 30 };
+enum { VARIABLES = 1 << 16, LARGEST = 1 << 30, CODE_UNIT = 4096 };
 
 int sg_image_variable(struct sg_image *image, const char *name, size_t length, uint64_t bytes, const void *initial)
 {
@@ -69,23 +69,54 @@ void sg_variables_end(struct CUmod_st *module)
     module->placed_count = 0;
 }
 
-static CUresult put(CUcontext context, struct CUmod_st *module, size_t index, uint64_t *address)
+/* Where it is in this context; 0: not yet. */
+static uint64_t placed_at(const struct CUmod_st *module, size_t index, uint64_t context_id)
 {
-    const struct sg_variable *variable = &module->image.variables[index];
-    struct sg_placed *larger = realloc(module->placed, (module->placed_count + 1) * sizeof *larger);
-    if (!larger)
-        return CUDA_ERROR_OUT_OF_MEMORY;
-    module->placed = larger;
-    CUresult result = sg_memory_make(context, variable->bytes, SG_MEMORY_DEVICE, 0, address);
+    for (size_t i = 0; i < module->placed_count; i++)
+        if (module->placed[i].variable == index && module->placed[i].context_id == context_id)
+            return module->placed[i].address;
+    return 0;
+}
+
+/* To have memory may mean to wait for it, and whatever another thread did meanwhile comes first. */
+static CUresult put(CUcontext context, struct CUmod_st *module, size_t index, uint64_t bytes, uint64_t *address)
+{
+    uint64_t id = module->object.id, context_id = context->object.id, made;
+    CUresult result = sg_memory_make(context, bytes, SG_MEMORY_DEVICE, 0, &made);
     if (result != CUDA_SUCCESS)
         return result;
-    struct sg_memory *memory = sg_memory_at(*address);
+    int is_alive = sg_alive(SG_MODULE, module) && module->object.id == id;
+    uint64_t faster = is_alive ? placed_at(module, index, context_id) : 0;
+    struct sg_placed *larger =
+        is_alive && !faster ? realloc(module->placed, (module->placed_count + 1) * sizeof *larger) : NULL;
+    if (!larger) {
+        sg_memory_drop(made);
+        *address = faster;
+        return faster ? CUDA_SUCCESS : is_alive ? CUDA_ERROR_OUT_OF_MEMORY : CUDA_ERROR_INVALID_HANDLE;
+    }
+    struct sg_memory *memory = sg_memory_at(made);
     memory->is_variable = 1;
-    if (variable->initial)
-        memcpy((void *)(uintptr_t)*address, variable->initial, variable->bytes);
-    else
-        memset((void *)(uintptr_t)*address, 0, variable->bytes);
-    larger[module->placed_count++] = (struct sg_placed){index, context->object.id, *address, memory->id};
+    module->placed = larger;
+    larger[module->placed_count++] = (struct sg_placed){index, context_id, made, memory->id};
+    *address = made;
+    return CUDA_SUCCESS;
+}
+
+CUresult sg_code_place(CUcontext context, struct CUmod_st *module)
+{
+    uint64_t address, bytes = (module->image.code_bytes + CODE_UNIT - 1) / CODE_UNIT * CODE_UNIT;
+    context = sg_home(context);
+    uint64_t id = context->object.id;
+    if (!context->device->counts_code || !bytes || module->code_context_id == id)
+        return CUDA_SUCCESS;
+    if (!placed_at(module, SG_CODE, id)) {
+        CUresult result = put(context, module, SG_CODE, bytes, &address);
+        if (result != CUDA_SUCCESS)
+            return result;
+        if (!sg_alive(SG_CONTEXT, context) || context->object.id != id)
+            return CUDA_ERROR_CONTEXT_IS_DESTROYED;
+    }
+    module->code_context_id = id;
     return CUDA_SUCCESS;
 }
 
@@ -101,18 +132,24 @@ static CUresult find(CUcontext context, struct CUmod_st *module, const char *nam
         return CUDA_ERROR_NOT_FOUND;
     if (!context)
         return CUDA_ERROR_INVALID_CONTEXT;
-    for (size_t i = 0; i < module->placed_count && !address; i++)
-        if (module->placed[i].variable == index && module->placed[i].context_id == context->object.id)
-            address = module->placed[i].address;
+    CUresult result = module->context ? CUDA_SUCCESS : sg_code_place(context, module);
+    if (result != CUDA_SUCCESS)
+        return result;
+    const struct sg_variable variable = module->image.variables[index];
+    address = placed_at(module, index, context->object.id);
     if (!address) {
-        CUresult result = put(context, module, index, &address);
+        result = put(context, module, index, variable.bytes, &address);
         if (result != CUDA_SUCCESS)
             return result;
+        if (variable.initial)
+            memcpy((void *)(uintptr_t)address, variable.initial, variable.bytes);
+        else
+            memset((void *)(uintptr_t)address, 0, variable.bytes);
     }
     if (pointer)
         *pointer = address;
     if (bytes)
-        *bytes = module->image.variables[index].bytes;
+        *bytes = variable.bytes;
     return CUDA_SUCCESS;
 }
 

@@ -8,11 +8,12 @@
 #include <stdint.h>
 
 enum {
-    SG_WIRE_VERSION = 3,
+    SG_WIRE_VERSION = 4,
     SG_RING_SLOTS = 1024, /* a power of two; a real driver's queue holds about as many launches */
     SG_WINDOW = 1000,     /* ops of one client in the model at once: 64 clients never exceed its 65,535 */
     SG_OUTCOMES = 4096,   /* slots whose outcome can still be read: a power of two, some times what the ring holds */
     SG_EVENT_BATCH = 32,
+    SG_ACCOUNT_BYTES = 64, /* of an account's name, with the zero behind it */
     SG_PCI_BUS_FIRST = 0x17, /* as good as any; one bus per device, as the directory numbers them */
 };
 
@@ -56,13 +57,15 @@ struct sg_outcome {
 _Static_assert(sizeof(struct sg_outcome) == 32, "no outcome lies in two cache lines");
 #define SG_CERTAIN UINT64_MAX
 
-/* Written by the client but for `head`, `fault` and `outcomes`. The server keeps its own head and believes `tail` only
+/* Written by the client but for `head`, `fault`, `held` and `outcomes`. The server keeps its own head and believes `tail` only
  * within the ring. */
 struct sg_ring {
     _Alignas(64) _Atomic uint64_t tail; /* slots published so far */
     _Alignas(64) _Atomic uint64_t head; /* slots the server has taken */
     _Atomic uint32_t fault; /* the CUresult of a fatal fault, once there was one; the server writes it */
     _Alignas(64) _Atomic uint32_t wake; /* a futex: changes when every projection of this client may be too late */
+    _Atomic uint64_t managed_bytes;     /* memory that is on the device and on the host by turns, for the report */
+    _Alignas(64) _Atomic uint32_t held; /* a futex: while it is not 0 no call begins; the server writes it */
     _Alignas(64) struct sg_slot slots[SG_RING_SLOTS];
     _Alignas(64) struct sg_outcome outcomes[SG_OUTCOMES]; /* by number modulo SG_OUTCOMES */
 };
@@ -76,7 +79,8 @@ struct sg_bulletin {
 /* ---- the socket: questions, each answered at once --------------------------------------------------------- */
 
 enum sg_request_kind {
-    /* a: wire version, b: MPS group or 0 -> struct sg_hello, and the descriptors of ring and bulletin */
+    /* a: wire version, b: MPS group or 0; alone, or as the head of struct sg_greeting -> struct sg_hello, and the
+       descriptors of ring and bulletin */
     SG_HELLO = 1,
     SG_CONTEXT_CREATE = 2,  /* a: SM cap -> a: context, b: its legacy stream, batch[0]: the cap it has */
     SG_CONTEXT_DESTROY = 3, /* a: context */
@@ -124,6 +128,20 @@ enum sg_request_kind {
     SG_TRACE = 44, /* a: from that record on -> a: bytes, b: number of the first record, c: of the next to come, and a
                       descriptor from which the bytes can be read: struct ct_device_record each, in the order of their
                       ends. The upper half of a tag is the client's pid, the lower one its slots before this one */
+    SG_CHECKPOINT = 48, /* a: pid, b: enum sg_checkpoint_act -> a: its CUprocessState, batch: the UUID; STALE: no such
+                           client */
+};
+
+/* Of another process, by its pid: SG_CHECKPOINT. A pair is: whether it could be done, and doing it. */
+enum sg_checkpoint_act {
+    SG_CHECKPOINT_STATE = 0,
+    SG_CHECKPOINT_HOLD = 1, /* no call of it begins; NOT_READY: work is under way. Ends with the asker's connection */
+    SG_CHECKPOINT_LOCK = 2, /* the same, for good */
+    SG_CHECKPOINT_RELEASE = 3,
+    SG_CHECKPOINT_MAY_SAVE = 4,
+    SG_CHECKPOINT_SAVE = 5, /* its memory leaves the device */
+    SG_CHECKPOINT_MAY_LOAD = 6,
+    SG_CHECKPOINT_LOAD = 7, /* and comes back; NO_MEMORY: there is no room for it */
 };
 
 enum sg_share_kind { SG_SHARE_ALLOCATION = 1, SG_SHARE_PHYSICAL = 2, SG_SHARE_POOL = 3, SG_SHARE_HOST_POOL = 4 };
@@ -176,6 +194,12 @@ struct sg_request {
  * client has struck its group with the CUresult a. */
 enum { SG_NEWS = 2 };
 
+/* A hello that names an account. Its name is what the device's books of memory over several processes go by. */
+struct sg_greeting {
+    struct sg_request request;
+    char account[SG_ACCOUNT_BYTES]; /* letters, digits and -_.:@/ with a zero behind them; empty: none */
+};
+
 struct sg_reply {
     int32_t result; /* enum ct_device_result */
     uint32_t behind;
@@ -191,6 +215,8 @@ struct sg_hello {
     uint8_t uuid[16];
     uint32_t sm_cap;  /* of every context of this client; 0: none */
     uint32_t refused; /* with SG_REFUSED: the CUresult that the program is to see */
+    uint32_t counts_code; /* whether loaded code takes device memory */
+    uint32_t reserved;
     struct ct_device_config config;
 };
 

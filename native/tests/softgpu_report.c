@@ -1,4 +1,4 @@
-/* The books as text: complete also when every client was delayed by every other. */
+/* The books as text: complete also when every client was delayed by every other, with every account. */
 #include "expect.h"
 #include "softgpu/server/server.h"
 
@@ -25,6 +25,7 @@ static void join(int index)
     struct sg_client *client = &clients[index];
     client->greeted = 1;
     client->pid = 4194304 - index;
+    memset(client->account_name, 'x', SG_ACCOUNT_BYTES - 1);
     EXPECT_EQ(ct_device_client_add(server.device, 0, CT_GROUP_OWN, &client->model), CT_DEVICE_OK);
     EXPECT_EQ(ct_device_context_create(server.device, 0, client->model, 0, &context), CT_DEVICE_OK);
     EXPECT_EQ(ct_device_stream_create(server.device, 0, context, CT_STREAM_BLOCKING, 0, &stream), CT_DEVICE_OK);
@@ -47,11 +48,17 @@ int main(void)
         join(i);
     for (int i = 0; i < SG_NAME_COUNT; i++)
         server.unsupported[i] = UINT64_MAX;
+    for (int i = 0; i < SG_ACCOUNTS; i++) {
+        server.accounts[i] = (struct sg_account){
+            .clients = UINT32_MAX, .connected = UINT64_MAX, .memory_bytes = UINT64_MAX, .memory_peak_bytes = UINT64_MAX};
+        memset(server.accounts[i].name, 'x', SG_ACCOUNT_BYTES - 1);
+    }
     ct_device_advance(server.device, UINT64_C(10000000000));
     size_t bytes = sg_report(&server, server.report, sizeof server.report);
     EXPECT(bytes < sizeof server.report - 1);
     EXPECT(strcmp(server.report + bytes - 2, "}}") == 0);
     EXPECT_EQ(times(server.report, "\"delay_ns\":"), SG_CLIENTS * (SG_CLIENTS - 1));
+    EXPECT_EQ(times(server.report, "\"connected\":"), SG_ACCOUNTS + 1);
     free(server.device);
     return 0;
 }

@@ -73,9 +73,9 @@ class Puppet:
 
 
 @contextmanager
-def puppets(directory: Path, count: int) -> Iterator[list[Puppet]]:
+def puppets(directory: Path, count: int, **surroundings: str) -> Iterator[list[Puppet]]:
     """Some processes that are gone afterwards, whatever happened."""
-    made = [Puppet(directory) for _ in range(count)]
+    made = [Puppet(directory, **surroundings) for _ in range(count)]
     try:
         yield made
     finally:

@@ -6,8 +6,10 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -23,6 +25,7 @@ pytestmark = pytest.mark.timeout(300)
 UNIT = 2 << 20
 BOOKED = 512
 WHO = st.integers(0, 1)
+STORIES = count()
 
 
 def rounded(size: int, unit: int) -> int:
@@ -37,10 +40,11 @@ class Shared:
     owner: int  # in whose books it is
     kind: str  # "plain" or "physical"
     maker: int = -1  # who can free it or hand it on; -1: was killed
+    account: int = -1  # of who made it, whoever holds it
     names: list[list[int]] = field(default_factory=lambda: [[], []])
 
     def __post_init__(self) -> None:
-        self.maker = self.owner
+        self.maker = self.account = self.owner
 
     @property
     def held(self) -> bool:
@@ -54,9 +58,14 @@ class Memory(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.puppets = [Puppet(self.directory), Puppet(self.directory)]
+        self.story = next(STORIES)
+        self.peaks = [0, 0]
+        self.puppets = [self.puppet(who) for who in range(2)]
         self.shared: list[Shared] = []
         self.pools: list[dict[int, dict[int, int]]] = [{}, {}]  # by process and pool: its allocations and their bytes
+
+    def puppet(self, who: int) -> Puppet:
+        return Puppet(self.directory, SOFTGPU_ACCOUNT=f"story-{self.story}/{who}")
 
     def pick(self, draw: int, *, kind: str, holder: int) -> Shared | None:
         choice = [one for one in self.shared if one.kind == kind and one.names[holder]]
@@ -152,7 +161,7 @@ class Memory(RuleBasedStateMachine):
     @rule(who=WHO)
     def kill(self, who: int) -> None:
         self.puppets[who].kill()
-        self.puppets[who] = Puppet(self.directory)
+        self.puppets[who] = self.puppet(who)
         self.pools[who] = {}
         for one in self.shared:
             one.names[who].clear()
@@ -162,22 +171,30 @@ class Memory(RuleBasedStateMachine):
     @invariant()
     def each_owes_what_it_holds(self) -> None:
         self.shared = [one for one in self.shared if one.held]
-        owed = [
-            sum(one.size for one in self.shared if one.owner == who)
-            + sum(rounded(sum(pointers.values()), UNIT) for pointers in self.pools[who].values())
-            for who in range(2)
-        ]
+        pools = [sum(rounded(sum(held.values()), UNIT) for held in self.pools[who].values()) for who in range(2)]
+        owed = [pools[who] + sum(one.size for one in self.shared if one.owner == who) for who in range(2)]
         books = manage.inspect(self.directory, 0)
         counted = {client["pid"]: client["counters"]["memory_bytes"] for client in books["clients"]}
         # A process that has not come so far as to be a client owes nothing.
         assert [counted.get(puppet.process.pid, 0) for puppet in self.puppets] == owed
         assert books["memory_bytes"] - books["memory_free_bytes"] == sum(owed)
+        for who in range(2):
+            now = pools[who] + sum(one.size for one in self.shared if one.account == who)
+            self.peaks[who] = max(self.peaks[who], now)
+            assert self.account(books, who) == (now, self.peaks[who])
+
+    def account(self, books: dict[str, Any], who: int) -> tuple[int, int]:
+        name = f"story-{self.story}/{who}"
+        found = [account for account in books["accounts"] if account["account"] == name]
+        # Before its first process has come so far there is none.
+        return (found[0]["memory_bytes"], found[0]["memory_peak_bytes"]) if found else (0, 0)
 
     def teardown(self) -> None:
         for puppet in self.puppets:
             puppet.kill()
         books = manage.inspect(self.directory, 0)
         assert books["memory_bytes"] == books["memory_free_bytes"]
+        assert [self.account(books, who) for who in range(2)] == [(0, peak) for peak in self.peaks]
         assert books["clients"] == []
 
 

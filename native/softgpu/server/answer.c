@@ -46,14 +46,18 @@ static int greet(struct sg_server *server, int index, const struct sg_request *r
     if (request->a != SG_WIRE_VERSION || server->faults.lost)
         hello.result = CT_DEVICE_INVALID;
     else
-        hello.refused = request->b ? sg_group_join(server, index, request->b) : 0;
+        hello.refused = sg_account_join(server, index);
+    if (hello.result == CT_DEVICE_OK && !hello.refused && request->b)
+        hello.refused = sg_group_join(server, index, request->b);
     if (hello.refused)
         hello.result = SG_REFUSED;
     else if (hello.result == CT_DEVICE_OK)
         hello.result = ct_device_client_add(server->device, now_ns, client->group ? client->group : CT_GROUP_OWN,
                                             &client->model);
-    if (hello.result != CT_DEVICE_OK)
+    if (hello.result != CT_DEVICE_OK) {
+        sg_account_leave(server, index);
         return sg_say(client, &hello, sizeof hello);
+    }
     ct_device_client_cap(server->device, sg_now_ns(), client->model, client->admission.sm_cap);
     client->greeted = 1;
     server->connection_of[(client->model & 0xffff) % SG_CLIENTS] = index;
@@ -64,6 +68,7 @@ static int greet(struct sg_server *server, int index, const struct sg_request *r
         return -1;
     hello.client = (uint32_t)index;
     hello.sm_cap = client->admission.sm_cap;
+    hello.counts_code = (uint32_t)server->counts_code;
     hello.config = *ct_device_config(server->device);
     hello.config.priority_least = server->priority_least;
     memcpy(hello.uuid, server->uuid, sizeof hello.uuid);
@@ -368,6 +373,8 @@ int sg_answer(struct sg_server *server, int index, const struct sg_request *requ
     case SG_CLOCK:
         reply.result = sg_fault_answer(server, index, request, &reply);
         return sg_say(client, &reply, sizeof reply);
+    case SG_CHECKPOINT:
+        return sg_checkpoint_answer(server, index, request);
     case SG_UNSUPPORTED:
         if (request->a < SG_NAME_COUNT)
             server->unsupported[request->a]++;
@@ -386,6 +393,7 @@ int sg_answer(struct sg_server *server, int index, const struct sg_request *requ
     if (request->kind >= SG_CLIENT_TAKE && request->kind <= SG_EVENT_OPEN)
         return sg_share_answer(server, index, request);
     reply.result = decide(server, index, request, &reply);
+    sg_account_settle(server, index);
     if (request->kind == SG_PROJECT || request->kind == SG_EVENT_TIMES)
         sg_outcomes_foretell(server, client, reply.c);
     return reply.result < 0 ? -1 : sg_say(client, &reply, sizeof reply);

@@ -12,6 +12,13 @@ static const char *const symbols[SG_NAME_COUNT] = {
 #undef NAME
 };
 
+/* By CUprocessState. */
+static const char *state_of(const struct sg_client *client)
+{
+    static const char *const states[] = {"running", "locked", "checkpointed", "failed"};
+    return client->locker ? "locking" : states[client->state];
+}
+
 struct text {
     char *at;
     size_t left;
@@ -65,8 +72,11 @@ static void clients(struct sg_server *server, struct text *text)
             continue;
         say(text,
             "%s{\"pid\":%d,\"group\":%" PRIu32 ",\"sm_cap\":%" PRIu32 ",\"fault\":%" PRIu32 ",\"submitted\":%" PRIu64
+            ",\"account\":\"%s\",\"managed_bytes\":%" PRIu64 ",\"state\":\"%s\",\"parked_bytes\":%" PRIu64
             ",\"counters\":",
-            comma, (int)client->pid, client->group, client->admission.sm_cap, client->trouble.code, client->submitted);
+            comma, (int)client->pid, client->group, client->admission.sm_cap, client->trouble.code, client->submitted,
+            client->account_name, client->ring ? atomic_load(&client->ring->managed_bytes) : 0, state_of(client),
+            ct_device_client_parked(server->device, client->model));
         counters(text, &c);
         say(text, ",\"delayed_by\":[");
         const char *inner = "";
@@ -94,6 +104,22 @@ static void groups(struct sg_server *server, struct text *text)
             continue;
         say(text, "%s{\"group\":%" PRIu32 ",\"pid\":%d}", comma, group->number,
             (int)server->clients[group->owner]->pid);
+        comma = ",";
+    }
+}
+
+static void accounts(const struct sg_server *server, struct text *text)
+{
+    const char *comma = "";
+    for (int i = 0; i < SG_ACCOUNTS; i++) {
+        const struct sg_account *account = &server->accounts[i];
+        if (!account->name[0])
+            continue;
+        say(text,
+            "%s{\"account\":\"%s\",\"clients\":%" PRIu32 ",\"connected\":%" PRIu64 ",\"memory_bytes\":%" PRIu64
+            ",\"memory_peak_bytes\":%" PRIu64 "}",
+            comma, account->name, account->clients, account->connected, account->memory_bytes,
+            account->memory_peak_bytes);
         comma = ",";
     }
 }
@@ -134,6 +160,9 @@ size_t sg_report(struct sg_server *server, char *buffer, size_t bytes)
     clients(server, &text);
     say(&text, "],\"compute_mode\":%" PRIu32 ",\"groups\":[", server->compute_mode);
     groups(server, &text);
+    say(&text, "],\"context_bytes\":%" PRIu64 ",\"counts_code\":%s,\"accounts\":[", config->context_bytes,
+        server->counts_code ? "true" : "false");
+    accounts(server, &text);
     say(&text, "],\"unsupported\":{");
     const char *comma = "";
     for (int i = 0; i < SG_NAME_COUNT; i++) {

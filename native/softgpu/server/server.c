@@ -66,6 +66,7 @@ void sg_disturb(struct sg_server *server)
 static void drop(struct sg_server *server, int index)
 {
     struct sg_client *client = server->clients[index];
+    sg_checkpoint_forget(server, index);
     /* The others' work, and its own until now, comes before its end. */
     sg_pump(server, sg_now_ns());
     sg_group_hear_out(server, index);
@@ -73,6 +74,7 @@ static void drop(struct sg_server *server, int index)
         sg_share_leave(server, index);
     sg_fault_death(server, index);
     sg_group_close(server, index);
+    sg_account_leave(server, index);
     server->clients[index] = NULL;
     if (client->greeted) {
         ct_device_client_kill(server->device, sg_now_ns(), client->model);
@@ -120,6 +122,7 @@ static void welcome(struct sg_server *server)
     }
     client->socket = socket;
     client->serial = server->serial;
+    client->token = token_of(index, 0, client->serial);
     client->pid = peer.pid;
     /* The socket alone would not do: a child forked by the client may hold it open past the client's death. A pid of
      * another namespace is 0 here, and then the socket has to do. */
@@ -133,11 +136,14 @@ static void welcome(struct sg_server *server)
 static void listen_to(struct sg_server *server, int index)
 {
     struct sg_client *client = server->clients[index];
-    struct sg_request request;
-    ssize_t got = recv(client->socket, &request, sizeof request, MSG_DONTWAIT | MSG_TRUNC);
+    struct sg_greeting said;
+    ssize_t got = recv(client->socket, &said, sizeof said, MSG_DONTWAIT | MSG_TRUNC);
     if (got < 0 && (errno == EAGAIN || errno == EINTR))
         return;
-    if (got != (ssize_t)sizeof request || sg_answer(server, index, &request) < 0)
+    int is_greeting = got == (ssize_t)sizeof said && said.request.kind == SG_HELLO && !client->greeted;
+    if (is_greeting)
+        memcpy(client->account_name, said.account, sizeof client->account_name);
+    if ((got != (ssize_t)sizeof said.request && !is_greeting) || sg_answer(server, index, &said.request) < 0)
         drop(server, index);
 }
 
@@ -167,6 +173,8 @@ static void turn(struct sg_server *server)
             continue;
         else if (is_death)
             drop(server, index);
+        else if (sg_is_asleep(server->clients[index]) && events[i].events == EPOLLIN)
+            continue; /* it was locked a moment ago: what it says has to wait */
         else
             listen_to(server, index);
     }
@@ -225,13 +233,14 @@ static int start(struct sg_server *server, const struct ct_device_config *config
     return 0;
 }
 
-int sg_serve(int listener, const struct ct_device_config *config, uint32_t ordinal, const uint8_t *uuid)
+int sg_serve(int listener, const struct ct_device_config *config, uint32_t ordinal, const uint8_t *uuid, int counts_code)
 {
     struct sg_server *server = mmap(NULL, sizeof *server, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (server == MAP_FAILED)
         return errno;
     server->listener = listener;
     server->ordinal = ordinal;
+    server->counts_code = counts_code;
     memcpy(server->uuid, uuid, sizeof server->uuid);
     int failed = start(server, config);
     while (!failed && !server->stop)

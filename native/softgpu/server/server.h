@@ -5,6 +5,7 @@
 #include "device/board.h"
 #include "softgpu/names.h"
 #include "softgpu/observation.h"
+#include "softgpu/server/account.h"
 #include "softgpu/server/fault.h"
 #include "softgpu/server/group.h"
 #include "softgpu/wire.h"
@@ -33,10 +34,12 @@ enum { SG_MIN_SLICE_NS = 10000 };
  * in vain. */
 enum {
     SG_REPORT_PAIR_BYTES = 64,
-    SG_REPORT_CLIENT_BYTES = 1024 + SG_CLIENTS * SG_REPORT_PAIR_BYTES,
+    SG_REPORT_CLIENT_BYTES = 1280 + SG_CLIENTS * SG_REPORT_PAIR_BYTES,
     SG_REPORT_NAME_BYTES = 128,
     SG_REPORT_XID_BYTES = 128 + SG_XID_TEXT_BYTES,
-    SG_REPORT_BYTES = 4096 + SG_XIDS * SG_REPORT_XID_BYTES + SG_CLIENTS * SG_REPORT_CLIENT_BYTES + SG_NAME_COUNT * SG_REPORT_NAME_BYTES,
+    SG_REPORT_ACCOUNT_BYTES = 256 + SG_ACCOUNT_BYTES,
+    SG_REPORT_BYTES = 4096 + SG_XIDS * SG_REPORT_XID_BYTES + SG_CLIENTS * SG_REPORT_CLIENT_BYTES +
+                      SG_ACCOUNTS * SG_REPORT_ACCOUNT_BYTES + SG_NAME_COUNT * SG_REPORT_NAME_BYTES,
 };
 
 /* Handles there can be of each kind. The last eighth is kept for clients that hold less than their part of it, so that
@@ -51,6 +54,7 @@ struct sg_share {
     uint64_t bytes, file_bytes;
     int descriptor, kind;
     int owner; /* whose books it is in; the next holder's when that client dies */
+    uint32_t account; /* of who made it, whoever holds it */
     uint32_t holds[SG_CONNECTIONS];
 };
 
@@ -79,12 +83,15 @@ struct sg_use {
 
 struct sg_client {
     int socket, pidfd;
+    uint64_t token; /* by which epoll knows the socket */
     int greeted; /* has a ring and a place in the model */
     uint32_t serial;
     pid_t pid;
     uint32_t model; /* handle of the client in the model */
     struct sg_admission admission;
     uint32_t is_leaving; /* in order: it harms nobody */
+    uint32_t state;      /* CUprocessState */
+    int locker;          /* whose lock of it is not complete yet: index plus one; 0: nobody's */
     struct sg_ring *ring;
     uint64_t head;
     uint64_t tail;    /* how far this pump goes: what is published meanwhile is left for the next one */
@@ -96,6 +103,9 @@ struct sg_client {
     uint64_t record_first, record_count;   /* the oldest that may be under way, and how many there ever were */
     struct sg_host hosts[SG_HOSTS];
     uint64_t own_bytes, shared_bytes; /* memory of the client itself, and the part of it that is in shares */
+    char account_name[SG_ACCOUNT_BYTES]; /* as it named it, to be checked */
+    uint32_t account;         /* place plus one; 0: none */
+    uint64_t accounted_bytes; /* there, without its shares */
     uint64_t came; /* number of the latest sample when it came */
     struct sg_use uses[SG_SAMPLES_KEPT + 1]; /* by number of the sample */
     uint32_t group; /* clients with the same number share one fate; 0: none */
@@ -118,6 +128,7 @@ struct sg_server {
     struct ct_device *device;
     uint32_t ordinal;
     uint8_t uuid[16];
+    int counts_code; /* loaded code takes device memory */
     int listener, epoll;
     int stop;
     uint32_t serial;
@@ -137,6 +148,7 @@ struct sg_server {
     uint64_t connected, died, refused_slots;
     uint64_t share_serial;
     uint32_t shared_event_count;
+    struct sg_account accounts[SG_ACCOUNTS];
     struct sg_share shares[SG_SHARES];
     struct sg_shared_event shared_events[SG_SHARED_EVENTS];
     struct sg_history history;
@@ -144,8 +156,9 @@ struct sg_server {
     char report[SG_REPORT_BYTES];
 };
 
-/* Serves until told to stop. 0, or an errno; the socket must be listening. `uuid` has 16 bytes. */
-int sg_serve(int listener, const struct ct_device_config *config, uint32_t ordinal, const uint8_t *uuid);
+/* Serves until told to stop. 0, or an errno; the socket must be listening. `uuid` has 16 bytes. `counts_code`: whether
+ * code that programs load takes device memory. */
+int sg_serve(int listener, const struct ct_device_config *config, uint32_t ordinal, const uint8_t *uuid, int counts_code);
 
 uint64_t sg_now_ns(void);
 uint64_t sg_wall_ns(void);
@@ -154,6 +167,8 @@ uint64_t sg_wall_ns(void);
 void sg_pump(struct sg_server *server, uint64_t now_ns);
 /* When this client's next slot can be taken, or an instant before which it cannot; CT_DEVICE_DONE: now. */
 uint64_t sg_pump_room(struct sg_server *server, struct sg_client *client);
+/* Whether something that the model took of it is not complete. */
+int sg_pump_busy(const struct sg_server *server, const struct sg_client *client);
 
 /* What every op is tagged with, so that its completion finds the slot it came from. */
 uint64_t sg_outcome_tag(const struct sg_server *server, int index);
@@ -177,6 +192,17 @@ int sg_uses_event(struct sg_server *server, uint64_t event, int index);
 /* The client is done with another's event. */
 void sg_event_close(struct sg_server *server, uint64_t event, int index);
 void sg_share_start(void); /* before the first of them */
+
+/* Whether it has any part in memory that more than one client may hold. */
+int sg_share_holds(const struct sg_server *server, int index);
+
+/* What others want of a process as a whole. -1: as sg_answer(). */
+int sg_checkpoint_answer(struct sg_server *server, int index, const struct sg_request *request);
+int sg_is_asleep(const struct sg_client *client); /* locked: neither its slots nor its questions are taken */
+/* A fault has struck a client that is asleep: it wakes to see it. */
+void sg_checkpoint_fail(struct sg_server *server, int index);
+/* A connection is about to be dropped: the locks that it has not completed end with it. */
+void sg_checkpoint_forget(struct sg_server *server, int index);
 
 /* Sends an answer, and one with descriptors beside the words. -1: the client does not read. */
 int sg_say(struct sg_client *client, const void *words, size_t bytes);

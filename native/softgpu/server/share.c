@@ -110,7 +110,7 @@ static int share_make(struct sg_server *server, int index, const struct sg_reque
     if (!share)
         return CT_DEVICE_FULL;
     struct sg_share made = {.id = ++server->share_serial * SG_SHARES + (uint64_t)(share - server->shares), .bytes = request->a, .file_bytes = request->b,
-                            .kind = (int)kind, .owner = index};
+                            .kind = (int)kind, .owner = index, .account = client->account};
     made.holds[index] = 1;
     if (getrandom(&made.token, sizeof made.token, 0) != sizeof made.token)
         return CT_DEVICE_FULL;
@@ -124,6 +124,7 @@ static int share_make(struct sg_server *server, int index, const struct sg_reque
         return result;
     }
     client->shared_bytes += made.bytes;
+    sg_account_share(server, made.account, made.bytes);
     *share = made;
     reply->a = made.id;
     reply->b = made.token;
@@ -167,6 +168,7 @@ static void unbook(struct sg_server *server, struct sg_share *share)
 static void end_share(struct sg_server *server, struct sg_share *share)
 {
     unbook(server, share);
+    sg_account_share(server, share->account, 0 - share->bytes);
     close(share->descriptor);
     memset(share, 0, sizeof *share);
 }
@@ -195,8 +197,18 @@ static int share_resize(struct sg_server *server, int index, uint64_t id, uint64
         return result;
     uint64_t less = bytes < share->bytes ? share->bytes - bytes : 0;
     client->shared_bytes += bytes - share->bytes; /* unsigned differences */
+    sg_account_share(server, share->account, bytes - share->bytes);
+    sg_account_mark(server, share->account);
     share->bytes = bytes;
     return less ? client_give(server, index, less) : CT_DEVICE_OK;
+}
+
+int sg_share_holds(const struct sg_server *server, int index)
+{
+    for (int i = 0; i < SG_SHARES; i++)
+        if (server->shares[i].id && (server->shares[i].owner == index || server->shares[i].holds[index]))
+            return 1;
+    return 0;
 }
 
 /* ---- events ------------------------------------------------------------------------------------------------ */
@@ -339,6 +351,7 @@ int sg_share_answer(struct sg_server *server, int index, const struct sg_request
         reply.result = event_open(server, index, request->a, request->b, &reply);
         break;
     }
+    sg_account_settle(server, index);
     return descriptor < 0 ? sg_say(client, &reply, sizeof reply)
                           : sg_say_with(client, &reply, sizeof reply, &descriptor, 1);
 }

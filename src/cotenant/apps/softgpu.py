@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,28 +19,36 @@ from cotenant.live.softgpu.manage import SoftGpu
 _NO_DEVICE: Final = "-1"
 
 
-def create(
-    places: Places,
-    model: str,
-    count: str,
-    memory: str | None,
-    time_slice: str | None,
-    *,
-    compute_mode: str = "default",
-    mps_deaths_harm: bool = True,
-) -> list[SoftGpu]:
-    """Start `count` software GPUs of a model."""
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What new software GPUs shall be like, as written; None keeps what the model has."""
+
+    model: str
+    count: str
+    memory: str | None = None
+    time_slice: str | None = None
+    context_memory: str | None = None
+    module_memory: bool = False
+    compute_mode: str = "default"
+    mps_deaths_harm: bool = True
+
+
+def create(places: Places, wish: Wish) -> list[SoftGpu]:
+    """Start software GPUs."""
     make_directory(places.runtime, "directories.runtime")
+    context_bytes = None if wish.context_memory is None else parse_size(wish.context_memory, field="--context-memory")
     made = manage.create(
         home(places),
-        model,
-        _number("--count", count),
-        memory_bytes=None if memory is None else parse_size(memory, field="--memory"),
-        slice_ns=None if time_slice is None else parse_duration(time_slice, field="--slice"),
-        compute_mode=compute_mode,
+        wish.model,
+        _number("--count", wish.count),
+        memory_bytes=None if wish.memory is None else parse_size(wish.memory, field="--memory"),
+        slice_ns=None if wish.time_slice is None else parse_duration(wish.time_slice, field="--slice"),
+        compute_mode=wish.compute_mode,
+        context_bytes=context_bytes or 0,
+        counts_code=wish.module_memory,
     )
     for gpu in made:
-        fault.set_mps_deaths(home(places), gpu.ordinal, harm=mps_deaths_harm)
+        fault.set_mps_deaths(home(places), gpu.ordinal, harm=wish.mps_deaths_harm)
     return made
 
 

@@ -76,10 +76,10 @@ def set_mps_deaths(places: Places, gpu: str, harms: str) -> None:
     fault.set_mps_deaths(softgpu.home(places), softgpu.existing(places, "--gpu", gpu), harm=on_or_off(harms))
 
 
-def on_or_off(harms: str) -> bool:
-    if harms not in ("on", "off"):
-        raise ConfigError("--mps-death-harms", harms, 'write "on" or "off"')
-    return harms == "on"
+def on_or_off(choice: str, field: str = "--mps-death-harms") -> bool:
+    if choice not in ("on", "off"):
+        raise ConfigError(field, choice, 'write "on" or "off"')
+    return choice == "on"
 
 
 def _suit(kind: Kind, wish: Wish) -> None:

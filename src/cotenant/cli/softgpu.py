@@ -27,6 +27,12 @@ def add_softgpu_commands(commands: Any) -> None:
     create.add_argument(
         "--compute-mode", default="default", metavar="MODE", help="default, exclusive-process or prohibited"
     )
+    create.add_argument(
+        "--context-memory", default=None, metavar="SIZE", help="device memory that each context takes (default none)"
+    )
+    create.add_argument(
+        "--module-memory", default="off", metavar="on|off", help="whether loaded code takes device memory (default off)"
+    )
     create.add_argument("--mps-death-harms", default="on", metavar="on|off", help=_HARMS)
     add_command(verbs, "list", "Which software GPUs are there?", _softgpu_list, "directories", json=True)
     inspect = add_command(
@@ -60,15 +66,17 @@ def _softgpu_create(options: argparse.Namespace) -> int:
     from cotenant.apps import softgpu, softgpu_fault
     from cotenant.apps.show import show_softgpus
 
-    made = softgpu.create(
-        load(options)[1],
+    wish = softgpu.Wish(
         options.gpu,
         options.count,
         options.memory,
         options.slice,
-        compute_mode=options.compute_mode,
-        mps_deaths_harm=softgpu_fault.on_or_off(options.mps_death_harms),
+        options.context_memory,
+        softgpu_fault.on_or_off(options.module_memory, field="--module-memory"),
+        options.compute_mode,
+        softgpu_fault.on_or_off(options.mps_death_harms),
     )
+    made = softgpu.create(load(options)[1], wish)
     if options.json:
         print_json({"gpus": made})
     else:

@@ -76,12 +76,25 @@ class LiveGates:
             return None
         return roster.read_roster(memoryview(self._file(gpu).memory))
 
+    def page(self, gpu: int, slot: int) -> dict[str, int | list[int]]:
+        """What the tenant in a slot says of its work; nothing where the file has no room for it."""
+        memory = memoryview(self._file(gpu).memory)
+        begin = roster.page_offset(slot)
+        page = memory[begin : begin + roster.PAGE_BYTES]
+        return roster.read_page(page) if len(page) == roster.PAGE_BYTES else {}
+
     def handles(self, gpu: int) -> tuple[int, ...]:
         """The descriptors to hand over; a node without devices has none."""
         if gpu < 0:
             return ()
         file = self._file(gpu)
         return file.reading, file.writing
+
+    def counts(self, gpu: int, slot: int) -> GateCounts:
+        """What the page of a slot says, whoever wrote it."""
+        file = self._file(gpu)
+        begin = roster.page_offset(slot)
+        return _counts(file.memory[begin : begin + roster.PAGE_BYTES])
 
     def keep_only(self, gpus: list[int]) -> None:
         """Empty the rosters that an earlier process left behind for devices on which nobody is now."""
@@ -165,6 +178,17 @@ def look_at(directory: Path, gpu: int, now: Instant) -> DeviceLook | None:
     except OSError as error:
         raise WorldError(f"cannot read {path}: {error.strerror}; only the user that runs the node may") from None
     return DeviceLook(gpu, now, rules, counts)
+
+
+def copy_of(directory: Path, gpu: int) -> bytes:
+    """The file of a device as it is at this instant; empty where it is gone."""
+    path = path_of(directory, gpu)
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise WorldError(f"cannot read {path}: {error.strerror}; only the user that runs the node may") from None
 
 
 def _counts(page: bytes) -> GateCounts:

@@ -75,11 +75,11 @@ def _listen(path: Path) -> socket.socket:
     return listener
 
 
-def _spawn(directory: Path, ordinal: int, preset: str, memory_bytes: int, slice_ns: int) -> None:
+def _spawn(directory: Path, ordinal: int, preset: str, numbers: tuple[int, ...]) -> None:
     path = socket_of(directory, ordinal)
     with _listen(path) as listener, (directory / f"gpu{ordinal}.log").open("ab") as log:
         command = [sys.executable, "-m", "cotenant.live.softgpu.server", str(listener.fileno()), preset]
-        command += [str(ordinal), uuid.uuid4().hex, str(memory_bytes), str(slice_ns)]
+        command += [str(ordinal), uuid.uuid4().hex, *map(str, numbers)]
         subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
@@ -106,8 +106,13 @@ def create(
     memory_bytes: int | None = None,
     slice_ns: int | None = None,
     compute_mode: str = "default",
+    context_bytes: int = 0,
+    counts_code: bool = False,
 ) -> list[SoftGpu]:
-    """Starts `count` soft GPUs in a directory and returns when each answers. None keeps what the preset has."""
+    """Starts `count` soft GPUs in a directory and returns when each answers. None keeps what the preset has.
+
+    `context_bytes` of device memory go with each context; with `counts_code` loaded code takes memory too.
+    """
     directory = directory.absolute()
     try:
         _native.device_preset(preset)
@@ -119,6 +124,8 @@ def create(
         raise ConfigError("--memory", memory_bytes, "a soft GPU has at least 1 MiB of memory")
     if slice_ns is not None and slice_ns < MIN_SLICE_NS:
         raise ConfigError("--slice", f"{slice_ns} ns", "a time slice lasts at least 10us, the time of a switch")
+    if context_bytes and context_bytes >= (memory_bytes or int(_native.device_preset(preset)["memory_bytes"])):
+        raise ConfigError("--context-memory", context_bytes, "a context must leave some of the device's memory")
     if compute_mode not in COMPUTE_MODES:
         raise ConfigError("--compute-mode", compute_mode, f"there are {', '.join(COMPUTE_MODES)}")
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -127,9 +134,10 @@ def create(
     destroy(directory)
     _link_libraries(directory)
     make_programs(directory / "bin")
+    numbers = (memory_bytes or 0, slice_ns or 0, context_bytes, int(counts_code))
     try:
         for ordinal in range(count):
-            _spawn(directory, ordinal, preset, memory_bytes or 0, slice_ns or 0)
+            _spawn(directory, ordinal, preset, numbers)
             wire.compute_mode(socket_of(directory, ordinal), COMPUTE_MODES[compute_mode])
     except (WorldError, ConfigError):
         destroy(directory)

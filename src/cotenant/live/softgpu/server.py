@@ -1,4 +1,4 @@
-"""What runs as the device server? `python -m cotenant.live.softgpu.server FD PRESET ORDINAL UUID MEMORY SLICE`."""
+"""What runs as the device server? `python -m cotenant.live.softgpu.server FD PRESET ORDINAL UUID NUMBERS`."""
 
 from __future__ import annotations
 
@@ -10,14 +10,23 @@ from cotenant import _native
 
 
 def main(arguments: list[str]) -> int:
-    descriptor, preset, ordinal, uuid, memory_bytes, slice_ns = arguments
+    descriptor, preset, ordinal, uuid, memory_bytes, slice_ns, context_bytes, counts_code = arguments
     # The server owns no file that a sudden end could tear: the default actions are the right ones.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     # The process that was started ends at once and can be waited for; the server has nobody who must collect it.
     if os.fork():
         return 0
-    _native.softgpu_serve(int(descriptor), preset, int(ordinal), bytes.fromhex(uuid), int(memory_bytes), int(slice_ns))
+    _native.softgpu_serve(
+        int(descriptor),
+        preset,
+        int(ordinal),
+        bytes.fromhex(uuid),
+        int(memory_bytes),
+        int(slice_ns),
+        int(context_bytes),
+        counts_code == "1",
+    )
     return 0
 
 

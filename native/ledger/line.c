@@ -1,0 +1,191 @@
+/* A process's line: how is it claimed, and what may it take? */
+#include "ledger/words.h"
+
+#include <string.h>
+
+/* ---- claiming ---------------------------------------------------------------------------------------------------- */
+
+static void empty(struct ct_ledger_line *line)
+{
+    STORE(line->booked_bytes, 0);
+    STORE(line->own_bytes, 0);
+    STORE(line->managed_bytes, 0);
+    STORE(line->own_version, LOAD(line->own_version) + 1); /* what was measured was another's */
+    STORE(line->excess_bytes, 0);
+    STORE(line->ended, LOAD(line->begun));
+    STORE(line->wanted_bytes, 0);
+    STORE(line->fault, 0);
+}
+
+static struct ct_ledger_line *line_of(struct ct_ledger_account *account, uint64_t identity)
+{
+    for (uint32_t i = 0; i < CT_LEDGER_LINES; i++)
+        if (LOAD(account->line[i].owner) == identity)
+            return &account->line[i];
+    return NULL;
+}
+
+static struct ct_ledger_line *claim(struct ct_ledger_account *account, uint64_t identity)
+{
+    for (uint32_t i = 0; i < CT_LEDGER_LINES; i++) {
+        uint64_t nobody = 0;
+        raise_to(&account->lines_used, i + 1); /* before it is ours: whoever dies here has only cost a look */
+        if (!LOAD(account->line[i].owner) && atomic_compare_exchange_strong(&account->line[i].owner, &nobody, identity))
+            return &account->line[i];
+    }
+    return NULL;
+}
+
+int ct_ledger_open(struct ct_ledger *ledger, const void *file, size_t bytes, struct ct_ledger_account *account,
+                   uint32_t slot, uint64_t generation, uint64_t identity)
+{
+    memset(ledger, 0, sizeof *ledger);
+    if (ct_ledger_check(file, bytes) < 0 || slot >= accounts_of(file, bytes) || !identity ||
+        LOAD(account->generation) != generation)
+        return -1;
+    ledger->file = file;
+    ledger->bytes = bytes;
+    ledger->account = account;
+    ledger->slot = slot;
+    ledger->generation = generation;
+    ledger->identity = identity;
+    struct ct_ledger_line *had = line_of(account, identity);
+    if (had) {
+        empty(had);
+        LINE_IS(ledger, had);
+        ct_ledger_shares_forget(ledger);
+    } else {
+        ct_ledger_claim(ledger);
+    }
+    return 0;
+}
+
+int ct_ledger_claim(struct ct_ledger *ledger)
+{
+    if (LOAD(ledger->account->generation) != ledger->generation)
+        return 0;
+    struct ct_ledger_line *line = claim(ledger->account, ledger->identity);
+    if (!line)
+        return 0;
+    empty(line);
+    LINE_IS(ledger, line);
+    return 1;
+}
+
+/* ---- what is held ------------------------------------------------------------------------------------------------ */
+
+uint64_t ct_ledger_line_bytes(const struct ct_ledger_line *line)
+{
+    uint64_t version = LOAD(line->own_version), measured = LOAD(line->measured_version), own = LOAD(line->own_bytes);
+    int64_t excess = LOAD(line->excess_bytes);
+    if (excess >= 0)
+        own = plus(own, (uint64_t)excess);
+    else if (measured == version + 1 && LOAD(line->measured_version) == measured && LOAD(line->own_version) == version) {
+        uint64_t less = UINT64_C(0) - (uint64_t)excess;
+        own = own > less ? own - less : 0;
+    }
+    return plus(plus(LOAD(line->booked_bytes), LOAD(line->managed_bytes)), own);
+}
+
+/* The sum, and whether any of it was being changed while we looked: in our own line there is one call, ours. */
+static uint64_t sum_of(const struct ct_ledger_header *file, size_t bytes, const struct ct_ledger_account *account,
+                       const struct ct_ledger_line *mine, int *is_unsettled)
+{
+    uint64_t sum = ct_ledger_left_bytes(file, bytes, account);
+    uint32_t used = used_of(&account->lines_used, CT_LEDGER_LINES);
+    for (uint32_t i = 0; i < used; i++) {
+        const struct ct_ledger_line *line = &account->line[i];
+        if (!LOAD(line->owner))
+            continue;
+        uint64_t ended = LOAD(line->ended); /* first: then equality says that nothing was under way all along */
+        sum = plus(sum, ct_ledger_line_bytes(line));
+        *is_unsettled |= LOAD(line->begun) - ended > (uint64_t)(line == mine);
+    }
+    return sum;
+}
+
+uint64_t ct_ledger_held(const struct ct_ledger_header *file, size_t bytes, const struct ct_ledger_account *account)
+{
+    int ignored = 0;
+    return sum_of(file, bytes, account, NULL, &ignored);
+}
+
+/* ---- taking and giving ------------------------------------------------------------------------------------------- */
+
+static int is_ours(const struct ct_ledger *ledger, const struct ct_ledger_line *line)
+{
+    return LOAD(ledger->account->generation) == ledger->generation && LOAD(line->owner) == ledger->identity;
+}
+
+static _Atomic uint64_t *word_of(struct ct_ledger_line *line, enum ct_ledger_kind kind)
+{
+    return kind == CT_LEDGER_OWN       ? &line->own_bytes
+           : kind == CT_LEDGER_MANAGED ? &line->managed_bytes
+                                       : &line->booked_bytes;
+}
+
+static void changed(struct ct_ledger_line *line, enum ct_ledger_kind kind)
+{
+    if (kind == CT_LEDGER_OWN)
+        atomic_fetch_add(&line->own_version, 1);
+}
+
+void ct_ledger_begin(struct ct_ledger *ledger)
+{
+    struct ct_ledger_line *line = line_in(ledger);
+    if (line)
+        atomic_fetch_add(&line->begun, 1);
+}
+
+/* Never more than were begun: a call may have begun before we had a line. */
+void ct_ledger_end(struct ct_ledger *ledger)
+{
+    struct ct_ledger_line *line = line_in(ledger);
+    uint64_t ended = line ? LOAD(line->ended) : 0;
+    while (line && ended != LOAD(line->begun) && !atomic_compare_exchange_weak(&line->ended, &ended, ended + 1))
+        ;
+}
+
+static void take_back(struct ct_ledger_line *line, enum ct_ledger_kind kind, uint64_t bytes)
+{
+    take_from(word_of(line, kind), bytes);
+    changed(line, kind);
+}
+
+int ct_ledger_reserve(struct ct_ledger *ledger, enum ct_ledger_kind kind, uint64_t bytes, uint64_t quota_bytes)
+{
+    struct ct_ledger_line *line = line_in(ledger);
+    int is_unsettled = 0;
+    if (!line)
+        return CT_LEDGER_NO_LINE;
+    if (!is_ours(ledger, line))
+        return CT_LEDGER_REVOKED;
+    if (bytes > UINT64_MAX / 4) /* no device has as much, and no word is to run over */
+        return CT_LEDGER_OVER;
+    atomic_fetch_add(word_of(line, kind), bytes);
+    changed(line, kind);
+    if (!is_ours(ledger, line)) { /* it went to somebody else in between, who must not be left with our bytes */
+        take_back(line, kind, bytes);
+        return CT_LEDGER_REVOKED;
+    }
+    if (!quota_bytes || sum_of(ledger->file, ledger->bytes, ledger->account, line, &is_unsettled) <= quota_bytes)
+        return CT_LEDGER_OK;
+    take_back(line, kind, bytes);
+    return is_unsettled ? CT_LEDGER_CONTENDED : CT_LEDGER_OVER;
+}
+
+void ct_ledger_give(struct ct_ledger *ledger, enum ct_ledger_kind kind, uint64_t bytes)
+{
+    struct ct_ledger_line *line = line_in(ledger);
+    if (line && is_ours(ledger, line))
+        take_back(line, kind, bytes);
+}
+
+void ct_ledger_denied(struct ct_ledger *ledger, uint64_t bytes)
+{
+    struct ct_ledger_line *line = line_in(ledger);
+    if (!line || !is_ours(ledger, line))
+        return;
+    atomic_fetch_add(&line->denied, 1);
+    atomic_fetch_add(&line->denied_bytes, bytes);
+}

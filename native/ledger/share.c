@@ -1,0 +1,98 @@
+/* Memory that went from one process to another: who has it open, and whose is it after its owner? */
+#include "ledger/words.h"
+
+static uint64_t line_number(const struct ct_ledger *ledger)
+{
+    return (uint64_t)(line_in(ledger) - ledger->account->line) + 1;
+}
+
+static struct ct_ledger_share *find(struct ct_ledger *ledger, enum ct_ledger_role role, uint64_t key)
+{
+    uint32_t used = used_of(&ledger->account->shares_used, CT_LEDGER_SHARES);
+    for (uint32_t i = 0; i < used; i++) {
+        struct ct_ledger_share *share = &ledger->account->share[i];
+        if (LOAD(share->place) == share_place(role, line_number(ledger)) && LOAD(share->key) == key)
+            return share;
+    }
+    return NULL;
+}
+
+int ct_ledger_share_add(struct ct_ledger *ledger, enum ct_ledger_role role, uint64_t key, uint64_t bytes)
+{
+    if (!line_in(ledger) || !key || LOAD(ledger->account->generation) != ledger->generation)
+        return 0;
+    if (role == CT_LEDGER_EXPORT && find(ledger, role, key))
+        return 1; /* the same memory once more */
+    for (uint32_t i = 0; i < CT_LEDGER_SHARES; i++) {
+        struct ct_ledger_share *share = &ledger->account->share[i];
+        uint64_t nobody = 0;
+        raise_to(&ledger->account->shares_used, i + 1);
+        if (LOAD(share->place) ||
+            !atomic_compare_exchange_strong(&share->place, &nobody, share_place(CT_LEDGER_MAKING, line_number(ledger))))
+            continue;
+        STORE(share->key, key);
+        STORE(share->bytes, bytes);
+        STORE(share->place, share_place(role, line_number(ledger)));
+        return 1;
+    }
+    return 0;
+}
+
+int ct_ledger_is_imported(const struct ct_ledger_header *file, size_t bytes, uint64_t key)
+{
+    uint64_t accounts = accounts_of(file, bytes);
+    for (uint64_t slot = 0; slot < accounts; slot++) {
+        const struct ct_ledger_account *account = account_of(file, slot);
+        uint32_t used = used_of(&account->shares_used, CT_LEDGER_SHARES);
+        for (uint32_t i = 0; i < used; i++)
+            if (share_role(LOAD(account->share[i].place)) == CT_LEDGER_IMPORT && LOAD(account->share[i].key) == key)
+                return 1;
+    }
+    return 0;
+}
+
+void ct_ledger_share_drop(struct ct_ledger *ledger, enum ct_ledger_role role, uint64_t key)
+{
+    struct ct_ledger_share *share = line_in(ledger) ? find(ledger, role, key) : NULL;
+    if (!share || LOAD(ledger->account->generation) != ledger->generation)
+        return;
+    uint64_t bytes = LOAD(share->bytes);
+    int is_open = role == CT_LEDGER_EXPORT && ct_ledger_is_imported(ledger->file, ledger->bytes, key);
+    STORE(share->place, is_open ? share_place(CT_LEDGER_LEFT, line_number(ledger)) : 0);
+    if (role == CT_LEDGER_EXPORT)
+        ct_ledger_give(ledger, CT_LEDGER_BOOKED, bytes); /* after: for an instant it counts twice, never not at all */
+}
+
+uint64_t ct_ledger_left_bytes(const struct ct_ledger_header *file, size_t bytes, const struct ct_ledger_account *account)
+{
+    uint32_t used = used_of(&account->shares_used, CT_LEDGER_SHARES);
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < used; i++) {
+        const struct ct_ledger_share *share = &account->share[i];
+        if (share_role(LOAD(share->place)) == CT_LEDGER_LEFT && ct_ledger_is_imported(file, bytes, LOAD(share->key)))
+            sum = plus(sum, LOAD(share->bytes));
+    }
+    return sum;
+}
+
+void ct_ledger_shares_end(const struct ct_ledger_header *file, size_t bytes, struct ct_ledger_account *account,
+                          uint64_t line_and_one)
+{
+    uint32_t used = used_of(&account->shares_used, CT_LEDGER_SHARES);
+    for (uint32_t i = 0; i < used; i++) {
+        struct ct_ledger_share *share = &account->share[i];
+        uint64_t place = LOAD(share->place);
+        enum ct_ledger_role role = share_role(place);
+        if (!place || (uint32_t)place != line_and_one)
+            continue;
+        int was_ours = role == CT_LEDGER_EXPORT || role == CT_LEDGER_LEFT;
+        STORE(share->place, was_ours && ct_ledger_is_imported(file, bytes, LOAD(share->key))
+                                ? share_place(CT_LEDGER_LEFT, 0)
+                                : 0);
+    }
+}
+
+void ct_ledger_shares_forget(struct ct_ledger *ledger)
+{
+    ct_ledger_shares_end(ledger->file, ledger->bytes, ledger->account, line_number(ledger));
+}

@@ -1,0 +1,49 @@
+"""Who serves without a pause? A program with a request every so often, due by the clock whether it runs or not.
+
+`python -m cotenant.live.soak.service LOG PERIOD_US ORIGIN_NS`: request i is due at ORIGIN_NS + i periods. One that was
+due while nobody ran is nobody's; one that was late is served late. A line per request goes to LOG: its number, and how
+late it was over; the first error of the driver ends the program.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from cotenant.live.clock import LiveClock, pause
+from cotenant.live.soak.client import CudaClient, CudaError
+
+KERNELS: Final = 4
+KERNEL_NS: Final = 100_000
+MEMORY_BYTES: Final = 64 << 20
+FAILED: Final = 3
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve until told to end."""
+    log = os.open(arguments[0], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    period_ns, origin_ns = int(arguments[1]) * 1000, int(arguments[2])
+    clock = LiveClock(0)  # the same instants as those who count on us
+    try:
+        client = CudaClient()
+        client.allocate(MEMORY_BYTES)
+        number = (clock.now() - origin_ns) // period_ns + 1
+        while True:
+            due_ns = origin_ns + number * period_ns
+            ahead_ns = due_ns - clock.now()
+            if ahead_ns > 0:
+                pause(ahead_ns / 1e9)
+            for _ in range(KERNELS):
+                client.launch(KERNEL_NS, 40)
+            client.wait()
+            os.write(log, f"{number} {clock.now() - due_ns}\n".encode())
+            number += 1
+    except CudaError as error:
+        sys.stderr.write(f"service: {error}\n")
+        return FAILED
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

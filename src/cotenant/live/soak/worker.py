@@ -1,0 +1,117 @@
+"""Who trains, and misbehaves when told? A program that always has work; what it is to do next it reads from a file.
+
+`python -m cotenant.live.soak.worker LOG ORDERS`: LOG gets a line per step. ORDERS holds a number and a word; a
+number that is new is an order, carried out once, by whichever process of this program reads it first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from cotenant.live.clock import LiveClock, pause
+from cotenant.live.soak.client import OUT_OF_MEMORY, CudaClient, CudaError
+
+KERNELS: Final = 8
+KERNEL_NS: Final = 200_000
+MEMORY_BYTES: Final = 256 << 20
+FAILED: Final = 3
+_PIECE_BYTES: Final = 128 << 20
+_PATTERN: Final = bytes(range(256))
+_FLOOD: Final = 2000
+_CHILDREN: Final = 3
+_REST_S: Final = 0.5
+
+
+class Worker:
+    """One process of it."""
+
+    def __init__(self, log: Path, orders: Path) -> None:
+        """Make the context, and put something into device memory that must stay there."""
+        self._log = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._orders = orders
+        self._done = _order(orders)[0]
+        self._clock = LiveClock(0)  # the same instants as those who count on us
+        self.client = CudaClient()
+        self._memory = self.client.allocate(MEMORY_BYTES)
+        self.client.write(self._memory, _PATTERN)
+        self._misdeeds: dict[str, Callable[[], None]] = {
+            "exit": lambda: sys.exit(FAILED),
+            "segv": self._crash,
+            "abort": os.abort,
+            "leak": self._leak,
+            "flood": self._flood,
+            "rest": lambda: pause(_REST_S),
+            "children": self._children,
+        }
+
+    def work(self) -> None:
+        """Step after step, for ever."""
+        while True:
+            for _ in range(KERNELS):
+                self.client.launch(KERNEL_NS)
+            number, word = _order(self._orders)
+            if number > self._done:
+                self._done = number
+                self._misdeeds[word]()
+            self.client.wait()
+            if self.client.read(self._memory, len(_PATTERN)) != _PATTERN:
+                os.write(self._log, b"spoilt\n")
+                sys.exit(FAILED)
+            os.write(self._log, f"{self._clock.now()}\n".encode())
+
+    def _crash(self) -> None:
+        """With work in flight."""
+        ctypes.string_at(0)
+
+    def _leak(self) -> None:
+        """Until there is no more, and then some."""
+        while True:
+            self.client.allocate(_PIECE_BYTES)
+
+    def _flood(self) -> None:
+        for _ in range(_FLOOD):
+            self.client.launch(KERNEL_NS // 4)
+
+    def _children(self) -> None:
+        """Some processes that hold memory and are killed, as a pool of data loaders is by a host out of memory."""
+        children = [subprocess.Popen([sys.executable, "-c", _HOARD]) for _ in range(_CHILDREN)]
+        pause(_REST_S)
+        for child in children:
+            child.kill()
+            child.wait()
+
+
+_HOARD: Final = (
+    "from cotenant.live.soak.client import CudaClient\n"
+    "client = CudaClient()\n"
+    "held = [client.allocate(64 << 20) for _ in range(4)]\n"
+    "while True: client.launch(200_000); client.wait()"
+)
+
+
+def _order(path: Path) -> tuple[int, str]:
+    with contextlib.suppress(OSError, ValueError):
+        number, word = path.read_text(encoding="utf-8").split()
+        return int(number), word
+    return 0, ""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Work until told to end, or until the driver refuses."""
+    try:
+        Worker(Path(arguments[0]), Path(arguments[1])).work()
+    except CudaError as error:
+        sys.stderr.write(f"worker: {error}\n")
+        return OUT_OF_MEMORY if error.code == OUT_OF_MEMORY else FAILED
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
