@@ -111,6 +111,14 @@ def array(width: int) -> Any:
     return driver.cuArrayCreate(wish)
 
 
+def box(width: int, height: int, depth: int, *, levels: int = 0) -> Any:
+    """An array of three dimensions, or several of them, each half as large as the one before."""
+    wish = driver.CUDA_ARRAY3D_DESCRIPTOR()
+    wish.Width, wish.Height, wish.Depth, wish.NumChannels = width, height, depth, 4
+    wish.Format = driver.CUarray_format.CU_AD_FORMAT_HALF
+    return driver.cuMipmappedArrayCreate(wish, levels) if levels else driver.cuArray3DCreate(wish)
+
+
 def launch_of(library: int) -> Any:
     answer = driver.cuLibraryGetKernel(driver.CUlibrary(library), b"spin")
     kernel = driver.CUfunction(int(answer[1]))
@@ -218,6 +226,14 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "restore": restore,
     "unlock": lambda pid: driver.cuCheckpointProcessUnlock(pid, None),
     "free_bytes": lambda: driver.cuMemGetInfo()[:2],
+    "total_bytes": lambda: driver.cuDeviceTotalMem(gpu.device),
+    "pitch": lambda width, height: driver.cuMemAllocPitch(width, height, 16),
+    "box": box,
+    "mipmap_end": lambda name: driver.cuMipmappedArrayDestroy(driver.CUmipmappedArray(name)),
+    "retain_primary": lambda: driver.cuDevicePrimaryCtxRetain(gpu.device),
+    "release_primary": lambda: driver.cuDevicePrimaryCtxRelease(gpu.device),
+    "reset_primary": lambda: driver.cuDevicePrimaryCtxReset(gpu.device),
+    "use_context": lambda context: driver.cuCtxSetCurrent(driver.CUcontext(context)),
 }
 
 
