@@ -31,7 +31,7 @@ static const struct ct_terms_page *map_page(int descriptor)
 static const struct ct_terms_page *map_named(const char *records)
 {
     char path[PATH_ROOM];
-    int length = snprintf(path, sizeof path, "%s/terms", records);
+    int length = records ? snprintf(path, sizeof path, "%s/terms", records) : -1;
     if (length < 0 || (size_t)length >= sizeof path)
         return NULL;
     int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);

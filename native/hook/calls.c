@@ -1,4 +1,5 @@
 /* The bodies that all calls of a kind share, made from the list; and the way to the driver before it is found. */
+#include "hook/memory_context.h"
 #include "hook/parameters.h"
 #include "hook/work.h"
 
@@ -49,10 +50,12 @@ static CUresult first_cuCtxSynchronize(void)
 #define FIRST_QUERY FIRST
 #define FIRST_ENDS FIRST
 #define FIRST_RELEASES FIRST
+#define FIRST_DETACHES FIRST
+#define FIRST_RESETS FIRST
+#define FIRST_WITHERS FIRST
 #define FIRST_ENGINE FIRST
 #define FIRST_ALLOC FIRST
 #define FIRST_FREE FIRST
-#define FIRST_ASKS FIRST
 #define ASKED(symbol, ...) FIRST(symbol, __VA_ARGS__)
 #include "hook/hooked.def"
 #undef ASKED
@@ -95,13 +98,17 @@ static void capture_begun(CUresult result)
         ct_capture_ended();
 }
 
-static void end_contexts(void)
+/* Begins what the ledger must hear the end of. */
+static struct ct_memory *end_contexts(void)
 {
     struct ct_session *session = ct_session();
+    struct ct_memory *memory = ct_memory();
     if (session)
         ct_timing_drop(session);
     if (session && session->gateway)
         ct_marks_drop(session);
+    ct_memory_begin(memory);
+    return memory;
 }
 
 static void forget_functions(CUresult result)
@@ -126,7 +133,7 @@ static void release_functions(CUresult result, CUdevice device)
         before;                                                                                                        \
         CUresult result = CT_NEXT(symbol)(CT_ARGUMENTS(__VA_ARGS__));                                                  \
         after;                                                                                                         \
-        return result;                                                                                                 \
+        return ct_fault_seen(result);                                                                                  \
     }
 #define NOTHING (void)0
 #define BODY_OWN(symbol, ...)
@@ -139,11 +146,15 @@ static void release_functions(CUresult result, CUdevice device)
 #define BODY_SYNC(symbol, ...)                                                                                         \
     AROUND(symbol, const uint64_t began_ticks = ct_rest_begin(), rested(began_ticks, result), __VA_ARGS__)
 #define BODY_QUERY(symbol, ...) AROUND(symbol, NOTHING, harvest(), __VA_ARGS__)
-#define BODY_ENDS(symbol, ...) AROUND(symbol, end_contexts(), forget_functions(result), __VA_ARGS__)
-#define BODY_RELEASES(symbol, ...) AROUND(symbol, end_contexts(), release_functions(result, a), __VA_ARGS__)
+#define ENDING(symbol, functions, ended, ...)                                                                          \
+    AROUND(symbol, struct ct_memory *memory = end_contexts(), functions; ended(memory, a, result), __VA_ARGS__)
+#define BODY_ENDS(symbol, ...) ENDING(symbol, forget_functions(result), ct_memory_context_ended, __VA_ARGS__)
+#define BODY_DETACHES(symbol, ...) ENDING(symbol, forget_functions(result), ct_memory_context_detached, __VA_ARGS__)
+#define BODY_RESETS(symbol, ...) ENDING(symbol, forget_functions(result), ct_memory_primary_released, __VA_ARGS__)
+#define BODY_WITHERS(symbol, ...) ENDING(symbol, forget_functions(result), ct_memory_green_ended, __VA_ARGS__)
+#define BODY_RELEASES(symbol, ...) ENDING(symbol, release_functions(result, a), ct_memory_primary_released, __VA_ARGS__)
 #define BODY_ALLOC(symbol, ...) AROUND(symbol, NOTHING, ct_seen_memory(0, result), __VA_ARGS__)
 #define BODY_FREE(symbol, ...) AROUND(symbol, NOTHING, ct_seen_memory(1, result), __VA_ARGS__)
-#define BODY_ASKS(symbol, ...) AROUND(symbol, NOTHING, NOTHING, __VA_ARGS__)
 
 #define CT_EACH_HOOK(what, symbol, ...) BODY_##what(symbol, __VA_ARGS__)
 #define ASKED(symbol, ...)
@@ -166,7 +177,7 @@ static CUresult waited_for_all(uint64_t calls, uint64_t began_ticks, CUresult re
         atomic_store_explicit(&session->calls_when_idle, calls, memory_order_relaxed);
     ct_rest_end(began_ticks, CT_AWAITED_ALL, NULL, 0, result);
     harvest();
-    return result;
+    return ct_fault_seen(result);
 }
 
 CUresult cuCtxSynchronize(void)
@@ -180,7 +191,7 @@ CUresult cuCtxSynchronize_v2(CUcontext context)
     uint64_t began_ticks = ct_rest_begin();
     CUresult result = CT_NEXT(cuCtxSynchronize_v2)(context);
     rested(began_ticks, result); /* perhaps not the context that the work is in */
-    return result;
+    return ct_fault_seen(result);
 }
 
 #define WAIT_FOR_STREAM(symbol, is_twin)                                                                               \
@@ -190,7 +201,7 @@ CUresult cuCtxSynchronize_v2(CUcontext context)
         CUresult result = CT_NEXT(symbol)(stream);                                                                     \
         ct_rest_end(began_ticks, CT_AWAITED_STREAM, stream, is_twin, result);                                          \
         harvest();                                                                                                     \
-        return result;                                                                                                 \
+        return ct_fault_seen(result);                                                                                  \
     }
 
 WAIT_FOR_STREAM(cuStreamSynchronize, 0)

@@ -1,4 +1,5 @@
 /* Where handles get their names, and when they lose them. */
+#include "hook/memory.h"
 #include "hook/parameters.h"
 #include "hook/work.h"
 
@@ -43,15 +44,19 @@ static CUresult unloaded(uintptr_t owner, CUresult result)
     return result;
 }
 
-CT_EXPORT CUresult cuModuleUnload(CUmodule module)
-{
-    return unloaded((uintptr_t)module, CT_NEXT(cuModuleUnload)(module));
-}
+#define UNLOAD(symbol, type, held_as)                                                                                  \
+    CT_EXPORT CUresult symbol(type handle)                                                                             \
+    {                                                                                                                  \
+        struct ct_memory *memory = ct_memory();                                                                        \
+        struct ct_holding holding;                                                                                     \
+        ct_memory_begin(memory);                                                                                       \
+        int was_held = ct_holding_take(memory, held_as, (uintptr_t)handle, &holding);                                  \
+        CUresult result = unloaded((uintptr_t)handle, CT_NEXT(symbol)(handle));                                        \
+        return ct_memory_settle_free(memory, &holding, was_held, result);                                              \
+    }
 
-CT_EXPORT CUresult cuLibraryUnload(CUlibrary library)
-{
-    return unloaded((uintptr_t)library, CT_NEXT(cuLibraryUnload)(library));
-}
+UNLOAD(cuModuleUnload, CUmodule, CT_HELD_MODULE)
+UNLOAD(cuLibraryUnload, CUlibrary, CT_HELD_LIBRARY)
 
 CT_EXPORT CUresult cuGraphExecDestroy(CUgraphExec graph)
 {
@@ -134,7 +139,9 @@ static void name_graph(CUgraphExec made, CUgraph graph)
 #define BODY_ENGINE(...)
 #define BODY_ALLOC(...)
 #define BODY_FREE(...)
-#define BODY_ASKS(...)
+#define BODY_DETACHES(...)
+#define BODY_RESETS(...)
+#define BODY_WITHERS(...)
 #define CT_EACH_HOOK(what, symbol, ...) BODY_##what(symbol, __VA_ARGS__)
 #define ASKED(symbol, ...)
 #include "hook/hooked.def"

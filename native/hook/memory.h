@@ -20,6 +20,7 @@ enum ct_held {
     CT_HELD_LIBRARY,
     CT_HELD_CONTEXT,  /* which home a context has; for one that is its own, what it takes too */
     CT_HELD_PRIMARY,  /* a primary context that is active, by its device plus one */
+    CT_HELD_GREEN,    /* a green context, by its handle; the note is its device */
     CT_HELD_POOLED,   /* by a device pointer: from a pool */
     CT_HELD_PHYSICAL, /* by a handle of cuMemCreate */
     CT_HELD_POOL,

@@ -3,6 +3,7 @@
 #define COTENANT_HOOK_WORK_H
 
 #include "hook/gateway.h"
+#include "hook/memory.h"
 #include "hook/seen.h"
 #include "hook/timing.h"
 
@@ -84,6 +85,7 @@ static inline CUresult ct_piece_end(struct ct_piece *piece, enum ct_work work, u
                                     const struct ct_shape *shape, CUresult result)
 {
     struct ct_session *session = piece->session;
+    ct_fault_seen(result);
     if (CT_UNLIKELY(!session))
         return result;
     if (CT_UNLIKELY(result != CUDA_SUCCESS || !piece->identity || piece->pair || session->is_measuring ||

@@ -1,0 +1,314 @@
+/* How does this process find its tenant's ledger, and when may it take memory? */
+#define _GNU_SOURCE
+#include "hook/memory.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { PATH_ROOM = 1024, STAT_ROOM = 512, PID_BITS = 22, START_BITS = 20 };
+enum { MOMENT_NS = 50 * 1000, LONGEST_NS = 4 * 1000 * 1000, PATIENCE_NS = 200 * 1000 * 1000 };
+enum { ROOM_EVERY_NS = 20 * 1000 * 1000 };
+#define ROOM_PATIENCE_NS (UINT64_C(12) * 1000 * 1000 * 1000)
+
+/* ---- who we are -------------------------------------------------------------------------------------------------- */
+
+/* The state and the start of a process, as this namespace counts it; 0: there is none. */
+static int look_up(uint64_t pid, char *state, uint64_t *start_ticks)
+{
+    char path[64], text[STAT_ROOM];
+    unsigned long long ticks;
+    snprintf(path, sizeof path, "/proc/%llu/stat", (unsigned long long)pid);
+    int descriptor = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t length = descriptor < 0 ? -1 : read(descriptor, text, sizeof text - 1);
+    if (descriptor >= 0)
+        close(descriptor);
+    if (length <= 0)
+        return 0;
+    text[length] = 0;
+    const char *after = strrchr(text, ')'); /* a program's name may hold anything */
+    if (!after || sscanf(after, ") %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu", state,
+                         &ticks) != 2)
+        return 0;
+    *start_ticks = ticks;
+    return 1;
+}
+
+static uint64_t identity(void)
+{
+    struct stat space;
+    char state;
+    uint64_t pid = (uint64_t)getpid(), start_ticks = 0;
+    uint64_t inode = stat("/proc/self/ns/pid", &space) == 0 ? space.st_ino : 0;
+    look_up(pid, &state, &start_ticks);
+    return ct_ledger_identity(pid, inode, start_ticks);
+}
+
+/* Whether this line's process is over. Of one in another namespace we cannot know, and believe that it lives. */
+static int is_gone(uint64_t owner, uint64_t mine)
+{
+    const uint64_t space = ((UINT64_C(1) << PID_BITS) - 1) << START_BITS;
+    uint64_t start_ticks;
+    char state;
+    if (!owner || ((owner ^ mine) & space))
+        return 0;
+    return !look_up(owner >> (PID_BITS + START_BITS), &state, &start_ticks) || state == 'Z' || state == 'X' ||
+           ((start_ticks ^ owner) & ((UINT64_C(1) << START_BITS) - 1));
+}
+
+static int is_anybody_gone(const struct ct_ledger *ledger)
+{
+    for (int i = 0; i < CT_LEDGER_LINES; i++)
+        if (is_gone(atomic_load(&ledger->account->line[i].owner), ledger->identity))
+            return 1;
+    return 0;
+}
+
+/* ---- opening ----------------------------------------------------------------------------------------------------- */
+
+struct ledger_file {
+    void *file;
+    size_t bytes;
+    struct ct_ledger_account *account;
+};
+
+static void *map(int descriptor, int protection, off_t at, size_t bytes)
+{
+    void *mapped = mmap(NULL, bytes, protection, MAP_SHARED, descriptor, at);
+    if (mapped == MAP_FAILED)
+        return NULL;
+    madvise(mapped, bytes, MADV_DONTFORK); /* a child maps its own */
+    return mapped;
+}
+
+static void unmap(const struct ledger_file *found)
+{
+    if (found->file)
+        munmap(found->file, found->bytes);
+    if (found->account)
+        munmap(found->account, CT_LEDGER_ACCOUNT_BYTES);
+}
+
+/* What the program has under these numbers may be anything by now. */
+static int map_file(struct ledger_file *found, int reading, int writing, uint64_t slot)
+{
+    struct stat one, other;
+    memset(found, 0, sizeof *found);
+    if (reading < 0 || writing < 0 || fstat(reading, &one) < 0 || fstat(writing, &other) < 0 ||
+        !S_ISREG(one.st_mode) || one.st_dev != other.st_dev || one.st_ino != other.st_ino || slot > UINT16_MAX ||
+        (uint64_t)one.st_size < ct_ledger_offset((uint32_t)slot + 1))
+        return 0;
+    found->bytes = (size_t)one.st_size;
+    found->file = map(reading, PROT_READ, 0, found->bytes);
+    if (found->file && ct_ledger_check(found->file, found->bytes) == 0)
+        found->account = map(writing, PROT_READ | PROT_WRITE, (off_t)ct_ledger_offset((uint32_t)slot),
+                             CT_LEDGER_ACCOUNT_BYTES);
+    if (found->account)
+        return 1;
+    unmap(found);
+    return 0;
+}
+
+static int map_named(struct ledger_file *found, const char *records, uint64_t slot)
+{
+    char path[PATH_ROOM];
+    int length = records ? snprintf(path, sizeof path, "%s/ledger", records) : -1;
+    if (length < 0 || (size_t)length >= sizeof path)
+        return 0;
+    int reading = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), writing = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
+    int is_mapped = map_file(found, reading, writing, slot);
+    if (reading >= 0)
+        close(reading);
+    if (writing >= 0)
+        close(writing);
+    return is_mapped;
+}
+
+static struct ct_memory *make(void)
+{
+    const char *records = getenv("COTENANT_RECORD"), *named = getenv("COTENANT_LEDGER_FD");
+    struct ledger_file found;
+    struct ct_beside beside;
+    int reading = -1, writing = -1;
+    records = records && *records == '/' ? records : NULL;
+    ct_beside_open(&beside, records);
+    if (named && sscanf(named, "%d,%d", &reading, &writing) != 2)
+        reading = writing = -1;
+    if (!beside.generation || (!map_file(&found, reading, writing, beside.slot) &&
+                               !map_named(&found, records, beside.slot))) {
+        ct_beside_close(&beside);
+        return NULL;
+    }
+    struct ct_memory *memory = mmap(NULL, sizeof *memory, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory != MAP_FAILED && ct_ledger_open(&memory->ledger, found.file, found.bytes, found.account,
+                                               (uint32_t)beside.slot, beside.generation, identity()) == 0) {
+        madvise(memory, sizeof *memory, MADV_DONTFORK);
+        memory->beside = beside;
+        return memory;
+    }
+    if (memory != MAP_FAILED)
+        munmap(memory, sizeof *memory);
+    ct_beside_close(&beside);
+    unmap(&found);
+    return NULL;
+}
+
+/* Under a lock: a second claim would find the line of the first, and empty it. */
+struct ct_memory *ct_memory_open(void)
+{
+    int kept_errno = errno;
+    struct ct_page *page = ct_page_open();
+    if (page) {
+        if (atomic_exchange_explicit(&page->memory_lock, 1, memory_order_acquire))
+            ct_hold_late(&page->memory_lock);
+        if (!atomic_load_explicit(&page->is_memory_tried, memory_order_relaxed)) {
+            atomic_store_explicit(&page->memory, make(), memory_order_release);
+            atomic_store_explicit(&page->is_memory_tried, 1, memory_order_release);
+        }
+        atomic_store_explicit(&page->memory_lock, 0, memory_order_release);
+    }
+    errno = kept_errno;
+    return page ? atomic_load_explicit(&page->memory, memory_order_acquire) : NULL;
+}
+
+/* ---- the quota ----------------------------------------------------------------------------------------------------- */
+
+/* Terms that are not ours any more say nothing: what was in force last stays. */
+uint64_t ct_memory_quota(struct ct_memory *memory)
+{
+    struct ct_terms terms;
+    if (!memory)
+        return 0;
+    const struct ct_beside *beside = &memory->beside;
+    if (beside->page && ct_terms_read(beside->page, &terms) == CT_TERMS_OK && terms.state == CT_TERMS_GRANTED &&
+        terms.slot == beside->slot && terms.generation == beside->generation) {
+        if (atomic_load_explicit(&memory->quota_bytes, memory_order_relaxed) != terms.memory_bytes)
+            atomic_store_explicit(&memory->quota_bytes, terms.memory_bytes, memory_order_relaxed);
+        if (atomic_load_explicit(&memory->is_online, memory_order_relaxed) != (terms.online == 1))
+            atomic_store_explicit(&memory->is_online, terms.online == 1, memory_order_relaxed);
+    }
+    return atomic_load_explicit(&memory->quota_bytes, memory_order_relaxed);
+}
+
+uint64_t ct_memory_held(struct ct_memory *memory)
+{
+    return memory ? ct_ledger_held(memory->ledger.file, memory->ledger.bytes, memory->ledger.account) : 0;
+}
+
+/* ---- reserving ----------------------------------------------------------------------------------------------------- */
+
+void ct_memory_begin(struct ct_memory *memory)
+{
+    if (memory)
+        ct_ledger_begin(&memory->ledger);
+}
+
+void ct_memory_end(struct ct_memory *memory)
+{
+    if (memory)
+        ct_ledger_end(&memory->ledger);
+}
+
+void ct_memory_give(struct ct_memory *memory, enum ct_ledger_kind kind, uint64_t bytes)
+{
+    if (memory && bytes)
+        ct_ledger_give(&memory->ledger, kind, bytes);
+}
+
+/* Not by nanosleep(), where a thread may be cancelled. */
+static void doze(uint64_t ns)
+{
+    const struct timespec moment = {.tv_nsec = (long)ns};
+    int kept_errno = errno;
+    syscall(SYS_nanosleep, &moment, NULL);
+    errno = kept_errno;
+}
+
+static int attempt(struct ct_memory *memory, enum ct_ledger_kind kind, uint64_t bytes)
+{
+    uint64_t quota = ct_memory_quota(memory);
+    ct_ledger_begin(&memory->ledger);
+    int result = ct_ledger_reserve(&memory->ledger, kind, bytes, quota);
+    if (result == CT_LEDGER_NO_LINE && !quota)
+        result = CT_LEDGER_OK; /* nobody counts us, and there is nothing that we could be past */
+    if (result != CT_LEDGER_OK)
+        ct_ledger_end(&memory->ledger);
+    return result;
+}
+
+/* The node may have freed a line since. */
+static void look_for_a_line(struct ct_memory *memory)
+{
+    if (atomic_exchange_explicit(&memory->claiming, 1, memory_order_acquire))
+        return;
+    if (!atomic_load(&memory->ledger.line))
+        ct_ledger_claim(&memory->ledger);
+    atomic_store_explicit(&memory->claiming, 0, memory_order_release);
+}
+
+static int may_settle(struct ct_memory *memory, int result)
+{
+    return result == CT_LEDGER_CONTENDED ||
+           ((result == CT_LEDGER_OVER || result == CT_LEDGER_NO_LINE) && is_anybody_gone(&memory->ledger));
+}
+
+CUresult ct_memory_reserve(struct ct_memory *memory, enum ct_ledger_kind kind, uint64_t bytes)
+{
+    if (!memory)
+        return CUDA_SUCCESS;
+    int result = attempt(memory, kind, bytes), kept_errno = errno;
+    uint64_t waited_ns = 0, next_ns = MOMENT_NS + memory->ledger.identity % MOMENT_NS; /* not all in step */
+    while (CT_UNLIKELY(result != CT_LEDGER_OK)) {
+        if (waited_ns >= PATIENCE_NS || !may_settle(memory, result)) {
+            if (result != CT_LEDGER_NO_LINE || waited_ns)
+                break;
+        } else {
+            doze(next_ns);
+        }
+        waited_ns += next_ns;
+        next_ns = next_ns * 2 < LONGEST_NS ? next_ns * 2 : LONGEST_NS;
+        if (result == CT_LEDGER_NO_LINE)
+            look_for_a_line(memory);
+        result = attempt(memory, kind, bytes);
+    }
+    if (result != CT_LEDGER_OK)
+        ct_ledger_denied(&memory->ledger, bytes);
+    errno = kept_errno;
+    return result == CT_LEDGER_OK ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static void want(struct ct_memory *memory, uint64_t bytes)
+{
+    struct ct_ledger_line *line = atomic_load(&memory->ledger.line);
+    if (line)
+        atomic_store(&line->wanted_bytes, bytes);
+}
+
+/* Not begun meanwhile: what is reserved stays so, and the others need not wait for us to settle. */
+int ct_memory_wants(struct ct_memory *memory, struct ct_wanting *wanting, uint64_t bytes, CUresult result)
+{
+    size_t free_bytes = 0, total_bytes = 0;
+    int is_again = 0;
+    if (!memory || !bytes || (result != CUDA_ERROR_OUT_OF_MEMORY && !wanting->waited_ns))
+        return 0;
+    if (result == CUDA_ERROR_OUT_OF_MEMORY && atomic_load_explicit(&memory->is_online, memory_order_relaxed)) {
+        ct_memory_end(memory);
+        want(memory, bytes);
+        while (!is_again && wanting->waited_ns < ROOM_PATIENCE_NS) {
+            doze(ROOM_EVERY_NS);
+            wanting->waited_ns += ROOM_EVERY_NS;
+            is_again = CT_NEXT(cuMemGetInfo_v2)(&free_bytes, &total_bytes) != CUDA_SUCCESS || free_bytes >= bytes;
+        }
+        ct_memory_begin(memory);
+    }
+    if (!is_again)
+        want(memory, 0);
+    return is_again;
+}

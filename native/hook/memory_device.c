@@ -1,0 +1,111 @@
+/* Plain device memory: what a program allocates, frees, and asks after. */
+#include "hook/memory.h"
+
+/* A context of its own takes nothing here that is not given back: reserve, the driver, remember. */
+static CUresult settle(struct ct_memory *memory, enum ct_ledger_kind kind, uint64_t bytes, const CUdeviceptr *pointer,
+                       CUresult result)
+{
+    ct_seen_memory(0, result);
+    const struct ct_holding holding = {.key = result == CUDA_SUCCESS ? *pointer : 0, .bytes = bytes,
+                                       .home = result == CUDA_SUCCESS ? ct_memory_home(memory) : 0,
+                                       .held = CT_HELD_MEMORY, .kind = (uint8_t)kind};
+    return ct_memory_settle(memory, &holding, result);
+}
+
+CT_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
+{
+    struct ct_memory *memory = ct_memory();
+    struct ct_wanting wanting = {0};
+    const uint64_t taken = ct_memory_rounded(bytes);
+    CUresult result = ct_memory_reserve(memory, CT_LEDGER_BOOKED, taken);
+    if (result != CUDA_SUCCESS)
+        return result;
+    do
+        result = CT_NEXT(cuMemAlloc_v2)(pointer, bytes);
+    while (ct_memory_wants(memory, &wanting, taken, result));
+    return settle(memory, CT_LEDGER_BOOKED, taken, pointer, result);
+}
+
+/* Rows are a multiple of this apart, as far as any device is known; what the driver says afterwards counts. */
+enum { ROW_BYTES = 512 };
+
+static uint64_t times(uint64_t one, uint64_t other)
+{
+    uint64_t product;
+    return __builtin_mul_overflow(one, other, &product) ? UINT64_MAX : product;
+}
+
+static uint64_t correct(struct ct_memory *memory, uint64_t reserved, uint64_t taken)
+{
+    if (taken < reserved)
+        ct_memory_give(memory, CT_LEDGER_BOOKED, reserved - taken);
+    else if (memory && taken > reserved) /* it is there: whatever the quota says, it counts */
+        ct_ledger_reserve(&memory->ledger, CT_LEDGER_BOOKED, taken - reserved, 0);
+    return taken;
+}
+
+CT_EXPORT CUresult cuMemAllocPitch_v2(CUdeviceptr *pointer, size_t *pitch, size_t width, size_t height,
+                                      unsigned int element)
+{
+    struct ct_memory *memory = ct_memory();
+    struct ct_wanting wanting = {0};
+    uint64_t row = width > UINT64_MAX - ROW_BYTES ? UINT64_MAX : (width + ROW_BYTES - 1) / ROW_BYTES * ROW_BYTES;
+    uint64_t taken = ct_memory_rounded(times(row, height));
+    CUresult result = ct_memory_reserve(memory, CT_LEDGER_BOOKED, taken);
+    if (result != CUDA_SUCCESS)
+        return result;
+    do
+        result = CT_NEXT(cuMemAllocPitch_v2)(pointer, pitch, width, height, element);
+    while (ct_memory_wants(memory, &wanting, taken, result));
+    if (result == CUDA_SUCCESS)
+        taken = correct(memory, taken, ct_memory_rounded(times(*pitch, height)));
+    return settle(memory, CT_LEDGER_BOOKED, taken, pointer, result);
+}
+
+CT_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigned int flags)
+{
+    struct ct_memory *memory = ct_memory();
+    const uint64_t taken = ct_memory_rounded(bytes);
+    CUresult result = ct_memory_reserve(memory, CT_LEDGER_MANAGED, taken);
+    if (result != CUDA_SUCCESS)
+        return result;
+    return settle(memory, CT_LEDGER_MANAGED, taken, pointer, CT_NEXT(cuMemAllocManaged)(pointer, bytes, flags));
+}
+
+/* What we never saw, and what a pool gave, passes. */
+CT_EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer)
+{
+    struct ct_memory *memory = ct_memory();
+    struct ct_holding holding;
+    ct_memory_begin(memory);
+    int was_held = ct_holding_take(memory, CT_HELD_MEMORY, pointer, &holding);
+    CUresult result = CT_NEXT(cuMemFree_v2)(pointer);
+    ct_seen_memory(1, result);
+    return ct_memory_settle_free(memory, &holding, was_held, result);
+}
+
+/* ---- what a program is told of the device -------------------------------------------------------------------------- */
+
+CT_EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
+{
+    CUresult result = CT_NEXT(cuMemGetInfo_v2)(free_bytes, total_bytes);
+    struct ct_memory *memory = ct_memory();
+    uint64_t quota = ct_memory_quota(memory);
+    if (result != CUDA_SUCCESS || !quota)
+        return ct_fault_seen(result);
+    uint64_t held = ct_memory_held(memory), left = quota > held ? quota - held : 0;
+    if (*free_bytes > left)
+        *free_bytes = left;
+    if (*total_bytes > quota)
+        *total_bytes = quota;
+    return result;
+}
+
+CT_EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
+{
+    CUresult result = CT_NEXT(cuDeviceTotalMem_v2)(bytes, device);
+    uint64_t quota = ct_memory_quota(ct_memory());
+    if (result == CUDA_SUCCESS && quota && *bytes > quota)
+        *bytes = quota;
+    return ct_fault_seen(result);
+}

@@ -1,0 +1,154 @@
+/* What does this process hold, and what does it end with? A table by handle. */
+#define _GNU_SOURCE
+#include "hook/memory.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/mman.h>
+
+enum { FIRST_PLACES = 256 };
+
+static void hold(struct ct_memory *memory)
+{
+    if (atomic_exchange_explicit(&memory->lock, 1, memory_order_acquire))
+        ct_hold_late(&memory->lock);
+}
+
+static void let_go(struct ct_memory *memory)
+{
+    atomic_store_explicit(&memory->lock, 0, memory_order_release);
+}
+
+static uint64_t wish(const struct ct_holdings *holdings, unsigned held, uint64_t key)
+{
+    uint64_t mixed = (key ^ (uint64_t)held << 56) * UINT64_C(0x9e3779b97f4a7c15);
+    return (mixed ^ mixed >> 32) & (holdings->places - 1);
+}
+
+/* Its place, or the free one where it would be. There always is a free one. */
+static uint64_t seek(const struct ct_holdings *holdings, unsigned held, uint64_t key)
+{
+    uint64_t at = wish(holdings, held, key);
+    while (holdings->place[at].held && !(holdings->place[at].held == held && holdings->place[at].key == key))
+        at = (at + 1) & (holdings->places - 1);
+    return at;
+}
+
+static int grow(struct ct_holdings *holdings)
+{
+    struct ct_holdings larger = {.places = holdings->places ? 2 * holdings->places : FIRST_PLACES,
+                                 .count = holdings->count};
+    int kept_errno = errno;
+    larger.place = mmap(NULL, larger.places * sizeof *larger.place, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+                        -1, 0);
+    errno = kept_errno;
+    if (larger.place == MAP_FAILED)
+        return 0;
+    madvise(larger.place, larger.places * sizeof *larger.place, MADV_DONTFORK);
+    for (uint64_t i = 0; i < holdings->places; i++) {
+        const struct ct_holding *old = &holdings->place[i];
+        if (old->held)
+            larger.place[seek(&larger, old->held, old->key)] = *old;
+    }
+    if (holdings->places)
+        munmap(holdings->place, holdings->places * sizeof *holdings->place);
+    *holdings = larger;
+    return 1;
+}
+
+/* Closes the hole, so that whoever was put behind it is still found. */
+static void drop(struct ct_holdings *holdings, uint64_t hole)
+{
+    const uint64_t mask = holdings->places - 1;
+    for (uint64_t at = (hole + 1) & mask; holdings->place[at].held; at = (at + 1) & mask) {
+        uint64_t wished = wish(holdings, holdings->place[at].held, holdings->place[at].key);
+        if (((at - wished) & mask) >= ((at - hole) & mask)) {
+            holdings->place[hole] = holdings->place[at];
+            hole = at;
+        }
+    }
+    memset(&holdings->place[hole], 0, sizeof holdings->place[hole]);
+    holdings->count--;
+}
+
+int ct_holding_add(struct ct_memory *memory, const struct ct_holding *holding)
+{
+    if (!memory)
+        return 1;
+    hold(memory);
+    struct ct_holdings *holdings = &memory->holdings;
+    int has_room = 2 * (holdings->count + 1) <= holdings->places || grow(holdings) ||
+                   holdings->count + 2 <= holdings->places; /* full is slow, and better than forgotten */
+    if (has_room) {
+        uint64_t at = seek(holdings, holding->held, holding->key);
+        holdings->count += !holdings->place[at].held;
+        holdings->place[at] = *holding;
+    }
+    let_go(memory);
+    return has_room;
+}
+
+static int look(struct ct_memory *memory, enum ct_held held, uint64_t key, struct ct_holding *found, int is_taken)
+{
+    int is_found = 0;
+    if (!memory)
+        return 0;
+    hold(memory);
+    if (memory->holdings.count) {
+        uint64_t at = seek(&memory->holdings, held, key);
+        *found = memory->holdings.place[at];
+        is_found = found->held != CT_HELD_NOTHING;
+        if (is_found && is_taken)
+            drop(&memory->holdings, at);
+    }
+    let_go(memory);
+    return is_found;
+}
+
+int ct_holding_find(struct ct_memory *memory, enum ct_held held, uint64_t key, struct ct_holding *found)
+{
+    return look(memory, held, key, found, 0);
+}
+
+int ct_holding_take(struct ct_memory *memory, enum ct_held held, uint64_t key, struct ct_holding *found)
+{
+    return look(memory, held, key, found, 1);
+}
+
+void ct_holdings_end(struct ct_memory *memory, uint64_t home)
+{
+    if (!memory || !home)
+        return;
+    hold(memory);
+    struct ct_holdings *holdings = &memory->holdings;
+    for (uint64_t at = 0; at < holdings->places;) {
+        struct ct_holding gone = holdings->place[at];
+        if (!gone.held || gone.home != home) {
+            at++;
+            continue;
+        }
+        drop(holdings, at); /* another may have moved here: this place once more */
+        ct_memory_give(memory, gone.kind, gone.bytes);
+    }
+    let_go(memory);
+}
+
+CUresult ct_memory_settle(struct ct_memory *memory, const struct ct_holding *holding, CUresult result)
+{
+    if (result == CUDA_SUCCESS)
+        ct_holding_add(memory, holding);
+    else
+        ct_memory_give(memory, holding->kind, holding->bytes);
+    ct_memory_end(memory);
+    return ct_fault_seen(result);
+}
+
+CUresult ct_memory_settle_free(struct ct_memory *memory, const struct ct_holding *holding, int was_held, CUresult result)
+{
+    if (was_held && result == CUDA_SUCCESS)
+        ct_memory_give(memory, holding->kind, holding->bytes);
+    else if (was_held)
+        ct_holding_add(memory, holding);
+    ct_memory_end(memory);
+    return ct_fault_seen(result);
+}

@@ -1,0 +1,78 @@
+/* Whatever somebody scribbled into the file: is nothing outside of it touched, and does every call return? */
+#include "ledger/ledger.h"
+#include "tests/expect.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { SLOTS = 2, ROUNDS = 3000, BYTES = CT_LEDGER_HEADER_BYTES + SLOTS * CT_LEDGER_ACCOUNT_BYTES };
+
+static uint64_t dice = 20;
+
+static uint64_t roll(void)
+{
+    dice = dice * UINT64_C(6364136223846793005) + 1442695040888963407u;
+    return dice >> 16;
+}
+
+static uint64_t odd_number(void)
+{
+    static const uint64_t odd[] = {0, 1, 63, 64, 255, 256, UINT32_MAX, INT64_MAX, UINT64_MAX, UINT64_C(1) << 63};
+    return roll() % 2 ? odd[roll() % (sizeof odd / sizeof odd[0])] : roll();
+}
+
+static void scribble(unsigned char *file)
+{
+    for (uint64_t words = roll() % 40; words; words--) {
+        uint64_t word = odd_number();
+        /* The beginning of each account is hit as often as all the rest. */
+        uint64_t at = roll() % 2 ? ct_ledger_offset((uint32_t)(roll() % SLOTS)) + 8 * (roll() % 40) : 8 * (roll() % (BYTES / 8));
+        memcpy(file + at, &word, sizeof word);
+    }
+}
+
+static void use(unsigned char *file, size_t bytes)
+{
+    uint32_t slot = (uint32_t)(roll() % (SLOTS + 1));
+    struct ct_ledger ledger;
+    struct ct_ledger_account *account = (void *)(file + ct_ledger_offset(slot % SLOTS));
+    ct_ledger_held((const void *)file, bytes, account);
+    for (uint32_t line = 0; line < CT_LEDGER_LINES; line++)
+        ct_ledger_measured(&account->line[line], account->line[line].owner, account->line[line].begun,
+                           account->line[line].ended, odd_number());
+    if (ct_ledger_open(&ledger, file, bytes, account, slot, account->generation, 1 + roll() % 3) == 0) {
+        for (int i = 0; i < 8; i++) {
+            uint64_t quota = odd_number(), many = odd_number();
+            scribble(file);
+            ct_ledger_begin(&ledger);
+            int result = ct_ledger_reserve(&ledger, (enum ct_ledger_kind)(roll() % 3), many, quota);
+            EXPECT(result >= CT_LEDGER_OK && result <= CT_LEDGER_REVOKED);
+            ct_ledger_share_add(&ledger, (enum ct_ledger_role)(1 + roll() % 3), 1 + roll() % 4, odd_number());
+            ct_ledger_share_drop(&ledger, (enum ct_ledger_role)(1 + roll() % 3), 1 + roll() % 4);
+            ct_ledger_give(&ledger, (enum ct_ledger_kind)(roll() % 3), odd_number());
+            ct_ledger_end(&ledger);
+        }
+    }
+    ct_ledger_clear(file, bytes, slot, (uint32_t)(roll() % 70), account->line[0].owner);
+    ct_ledger_sweep(file, bytes, slot);
+    ct_ledger_is_imported((const void *)file, bytes, roll() % 4);
+}
+
+int main(void)
+{
+    for (int round = 0; round < ROUNDS; round++) {
+        /* Of exactly its size, so that the sanitizer sees every step outside. */
+        unsigned char *file = aligned_alloc(64, BYTES);
+        EXPECT(file != NULL);
+        memset(file, 0, BYTES);
+        EXPECT_EQ(ct_ledger_init(file, BYTES, SLOTS), 0);
+        ct_ledger_grant((void *)(file + ct_ledger_offset(0)), 1);
+        for (int again = 0; again < 3; again++) {
+            scribble(file);
+            if (ct_ledger_check(file, BYTES) == 0)
+                use(file, BYTES);
+        }
+        free(file);
+    }
+    return 0;
+}

@@ -1,0 +1,232 @@
+/* May many threads and processes together ever hold more than their quota, and what do those leave that are killed? */
+#define _GNU_SOURCE
+#include "ledger/ledger.h"
+#include "tests/expect.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { RACERS = 4, THREADS = 3, ROUNDS = 4000, KILLS = 60, QUOTA = 1000, IDENTITIES = 1 << 20 };
+
+/* What all processes of the test share: the file, and what the reservations that were granted come to. */
+struct shared {
+    _Alignas(4096) unsigned char file[CT_LEDGER_HEADER_BYTES + CT_LEDGER_ACCOUNT_BYTES];
+    _Atomic uint64_t granted, most_seen, granted_count, refused_count;
+    _Atomic int is_over;
+};
+
+static struct shared *shared;
+
+static struct ct_ledger_account *account(void)
+{
+    return (struct ct_ledger_account *)(shared->file + ct_ledger_offset(0));
+}
+
+static void make_shared(void)
+{
+    shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    EXPECT(shared != MAP_FAILED);
+    EXPECT_EQ(ct_ledger_init(shared->file, sizeof shared->file, 1), 0);
+    ct_ledger_grant(account(), 1);
+}
+
+static struct ct_ledger opened(uint64_t number)
+{
+    struct ct_ledger ledger;
+    EXPECT_EQ(ct_ledger_open(&ledger, shared->file, sizeof shared->file, account(), 0, 1, ct_ledger_identity(number, 1, 1)), 0);
+    return ledger;
+}
+
+static uint64_t next_of(uint64_t *dice)
+{
+    *dice = *dice * UINT64_C(6364136223846793005) + 1442695040888963407u;
+    return *dice >> 33;
+}
+
+/* Counted as granted strictly within the time for which it is: the counter is at most the truth, at every instant. */
+static void take_and_give(struct ct_ledger *ledger, uint64_t *dice)
+{
+    uint64_t bytes = 1 + next_of(dice) % (QUOTA / 3);
+    enum ct_ledger_kind kind = (enum ct_ledger_kind)(next_of(dice) % 3);
+    ct_ledger_begin(ledger);
+    int result = ct_ledger_reserve(ledger, kind, bytes, QUOTA);
+    if (result == CT_LEDGER_OK) {
+        EXPECT(atomic_fetch_add(&shared->granted, bytes) + bytes <= QUOTA);
+        atomic_fetch_add(&shared->granted_count, 1);
+    } else {
+        EXPECT(result == CT_LEDGER_OVER || result == CT_LEDGER_CONTENDED);
+        atomic_fetch_add(&shared->refused_count, 1);
+    }
+    ct_ledger_end(ledger);
+    if (result != CT_LEDGER_OK)
+        return;
+    if (next_of(dice) % 8 == 0)
+        sched_yield();
+    ct_ledger_begin(ledger);
+    atomic_fetch_sub(&shared->granted, bytes);
+    ct_ledger_give(ledger, kind, bytes);
+    ct_ledger_end(ledger);
+}
+
+struct thread {
+    struct ct_ledger *ledger;
+    uint64_t dice;
+};
+
+static void *race(void *given)
+{
+    struct thread *thread = given;
+    for (int i = 0; i < ROUNDS; i++)
+        take_and_give(thread->ledger, &thread->dice);
+    return NULL;
+}
+
+static void race_in_a_process(uint64_t number)
+{
+    struct ct_ledger ledger = opened(number);
+    struct thread threads[THREADS];
+    pthread_t running[THREADS];
+    for (int i = 0; i < THREADS; i++) {
+        threads[i] = (struct thread){&ledger, number * 100 + (uint64_t)i};
+        EXPECT_EQ(pthread_create(&running[i], NULL, race, &threads[i]), 0);
+    }
+    for (int i = 0; i < THREADS; i++)
+        EXPECT_EQ(pthread_join(running[i], NULL), 0);
+    exit(0);
+}
+
+/* A process of its own, which only looks. */
+static pid_t start_observer(void)
+{
+    pid_t observer = fork();
+    if (observer)
+        return observer;
+    while (!atomic_load(&shared->is_over)) {
+        uint64_t seen = atomic_load(&shared->granted);
+        EXPECT(seen <= QUOTA);
+        if (seen > atomic_load(&shared->most_seen))
+            atomic_store(&shared->most_seen, seen);
+    }
+    exit(0);
+}
+
+static void end_well(pid_t child)
+{
+    int status;
+    EXPECT_EQ(waitpid(child, &status, 0), child);
+    EXPECT(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+}
+
+static uint64_t held(void)
+{
+    return ct_ledger_held((const void *)shared->file, sizeof shared->file, account());
+}
+
+static void no_race_grants_more_than_the_quota(void)
+{
+    pid_t racers[RACERS];
+    make_shared();
+    pid_t observer = start_observer();
+    for (uint64_t i = 0; i < RACERS; i++) {
+        racers[i] = fork();
+        if (racers[i] == 0)
+            race_in_a_process(i + 1);
+    }
+    for (int i = 0; i < RACERS; i++)
+        end_well(racers[i]);
+    atomic_store(&shared->is_over, 1);
+    end_well(observer);
+    EXPECT(atomic_load(&shared->granted_count) > 0 && atomic_load(&shared->refused_count) > 0); /* it was a race */
+    EXPECT(atomic_load(&shared->most_seen) > QUOTA / 2);
+    EXPECT_EQ(atomic_load(&shared->granted), 0);
+    EXPECT_EQ(held(), 0);
+    munmap(shared, sizeof *shared);
+}
+
+static void doze(uint64_t ns)
+{
+    const struct timespec moment = {.tv_nsec = (long)ns};
+    nanosleep(&moment, NULL);
+}
+
+/* Killed at any point: what the dead one had counts until its line is cleared, and not a byte of it afterwards. */
+static void the_killed_leave_nothing(void)
+{
+    uint64_t dice = 3;
+    make_shared();
+    struct ct_ledger survivor = opened(IDENTITIES - 1);
+    ct_ledger_begin(&survivor);
+    EXPECT_EQ(ct_ledger_reserve(&survivor, CT_LEDGER_BOOKED, 7, QUOTA), CT_LEDGER_OK);
+    ct_ledger_end(&survivor);
+    for (uint64_t i = 1; i <= KILLS; i++) {
+        pid_t child = fork();
+        if (child == 0) {
+            struct ct_ledger ledger = opened(i);
+            uint64_t own_dice = i;
+            for (uint64_t n = 0;; n++) {
+                enum ct_ledger_kind kind = (enum ct_ledger_kind)(n % 3);
+                ct_ledger_begin(&ledger);
+                if (ct_ledger_reserve(&ledger, kind, 1 + next_of(&own_dice) % 50, QUOTA) != CT_LEDGER_OK)
+                    ct_ledger_give(&ledger, kind, 100);
+                if (n % 16 == 0 && ct_ledger_share_add(&ledger, CT_LEDGER_EXPORT, i * 1000 + n % 64 + 1, 3))
+                    ct_ledger_share_drop(&ledger, CT_LEDGER_EXPORT, i * 1000 + (n - 16) % 64 + 1);
+                ct_ledger_end(&ledger);
+            }
+        }
+        doze(200 * 1000 + next_of(&dice) % (2 * 1000 * 1000));
+        EXPECT_EQ(kill(child, SIGKILL), 0);
+        EXPECT_EQ(waitpid(child, NULL, 0), child);
+        EXPECT(held() >= 7);
+        for (uint32_t line = 0; line < CT_LEDGER_LINES; line++)
+            ct_ledger_clear(shared->file, sizeof shared->file, 0, line, ct_ledger_identity(i, 1, 1));
+        EXPECT_EQ(held(), 7);
+    }
+    ct_ledger_give(&survivor, CT_LEDGER_BOOKED, 7);
+    EXPECT_EQ(held(), 0);
+    for (uint32_t i = 0; i < CT_LEDGER_SHARES; i++)
+        EXPECT_EQ(account()->share[i].place, 0);
+    EXPECT(account()->lines_used <= 3); /* lines are used again */
+    munmap(shared, sizeof *shared);
+}
+
+static void *claim_one(void *given)
+{
+    struct ct_ledger *ledger = given;
+    *ledger = opened((uint64_t)(ledger->identity));
+    return NULL;
+}
+
+static void no_line_has_two_owners(void)
+{
+    static struct ct_ledger ledgers[CT_LEDGER_LINES + 9];
+    pthread_t running[CT_LEDGER_LINES + 9];
+    int without = 0;
+    make_shared();
+    for (int i = 0; i < CT_LEDGER_LINES + 9; i++) {
+        ledgers[i].identity = (uint64_t)i + 1;
+        EXPECT_EQ(pthread_create(&running[i], NULL, claim_one, &ledgers[i]), 0);
+    }
+    for (int i = 0; i < CT_LEDGER_LINES + 9; i++)
+        EXPECT_EQ(pthread_join(running[i], NULL), 0);
+    for (int i = 0; i < CT_LEDGER_LINES + 9; i++) {
+        without += !ledgers[i].line;
+        for (int other = 0; other < i; other++)
+            EXPECT(!ledgers[i].line || ledgers[i].line != ledgers[other].line);
+    }
+    EXPECT_EQ(without, 9);
+    munmap(shared, sizeof *shared);
+}
+
+int main(void)
+{
+    no_race_grants_more_than_the_quota();
+    the_killed_leave_nothing();
+    no_line_has_two_owners();
+    return 0;
+}
