@@ -37,7 +37,11 @@ enum ct_gate_policy {
     CT_GATE_FILL = 2,   /* below an active holder, what fits into its gaps */
 };
 
-enum ct_gate_seat_flag { CT_GATE_SEAT_PAUSED = 1, CT_GATE_SEAT_ONLINE = 2 };
+enum ct_gate_seat_flag {
+    CT_GATE_SEAT_PAUSED = 1,
+    CT_GATE_SEAT_ONLINE = 2,
+    CT_GATE_SEAT_ENDING = 4, /* it was asked to end: below everybody, and one launch at a time */
+};
 
 struct ct_gate_seat {
     uint32_t generation;
@@ -120,6 +124,7 @@ struct ct_gate_page {
     _Atomic uint64_t active_ns;              /* time for which it had work or was about to have some, so far */
     _Atomic uint64_t marked_ns;              /* until when that is counted, by whichever of its processes; 0: it is idle */
     _Atomic uint64_t asked_ns;               /* when it last asked: one that sleeps, or died, is not waited for */
+    _Atomic uint64_t unsure_ns;              /* when it last announced work of unknown length; 0: all of that is over */
     _Alignas(64) _Atomic uint64_t recent_ns[CT_GATE_RECENT]; /* instants of the latest launches, by sequence */
     _Alignas(64) struct ct_gate_counts counts;
 };

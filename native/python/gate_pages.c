@@ -146,10 +146,10 @@ static PyObject *page_read(PyObject *module, PyObject *buffer)
     const struct ct_gate_page *page = view.buf;
     const struct ct_gate_counts *c = &page->counts;
     PyObject *made = Py_BuildValue(
-        "{sKsKsKsKsKsKsKsKsKsKsKsKsKsNsKsNsKsKsKsKsKsKsKsKsNsNsKsKsKsKsKsKsKsKsKsK}", "sequence", LOAD(page->sequence), "at_ns",
+        "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsNsKsNsKsKsKsKsKsKsKsKsNsNsKsKsKsKsKsKsKsKsKsK}", "sequence", LOAD(page->sequence), "at_ns",
         LOAD(page->at_ns), "quiet_ns", LOAD(page->quiet_ns), "next_ns", LOAD(page->next_ns), "busy_ns",
         LOAD(page->busy_ns), "generation", LOAD(page->generation), "latest_ns", LOAD(page->latest_ns), "waits_ns",
-        LOAD(page->waits_ns), "wanted_ns", LOAD(page->wanted_ns), "pieces", LOAD(page->pieces), "active_ns", LOAD(page->active_ns), "marked_ns", LOAD(page->marked_ns), "asked_ns", LOAD(page->asked_ns), "recent_ns",
+        LOAD(page->waits_ns), "wanted_ns", LOAD(page->wanted_ns), "pieces", LOAD(page->pieces), "active_ns", LOAD(page->active_ns), "marked_ns", LOAD(page->marked_ns), "asked_ns", LOAD(page->asked_ns), "unsure_ns", LOAD(page->unsure_ns), "recent_ns",
         list_of(page->recent_ns, CT_GATE_RECENT), "launches", LOAD(c->launches), "passed",
         list_of(c->passed, CT_GATE_REASONS), "device_ns",
         LOAD(c->device_ns), "filled_ns", LOAD(c->filled_ns), "waits", LOAD(c->waits), "waited_ns", LOAD(c->waited_ns),

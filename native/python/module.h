@@ -13,5 +13,6 @@ int ct_add_softgpu(PyObject *module);
 int ct_add_probe(PyObject *module);
 int ct_add_hook(PyObject *module);
 int ct_add_player(PyObject *module);
+int ct_add_ledger(PyObject *module);
 
 #endif

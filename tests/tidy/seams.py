@@ -11,10 +11,19 @@ TABLE = "IMPLEMENTATIONS"
 SIDES = ("live", "sim")
 
 NATIVE = "_native"
-# The gate for the policy, the device for the simulated world (kernel streams have no time for a wrapper), the pages
-# and the soft GPU for the real one; the hook's file lies beside the module, and its bench and the player are
+# The gate for the policy, the device for the simulated world (kernel streams have no time for a wrapper), the pages,
+# the ledger and the soft GPU for the real one; the hook's file lies beside the module, and its bench and the player are
 # driven from C.
-BINDS_NATIVE = ("policy/schedule", "sim/device", "sim/kernels", "live/page", "live/softgpu", "live/hook", "live/player")
+BINDS_NATIVE = (
+    "policy/schedule",
+    "sim/device",
+    "sim/kernels",
+    "live/page",
+    "live/ledger",
+    "live/softgpu",
+    "live/hook",
+    "live/player",
+)
 
 
 def ports_with_one_side(tree: Tree) -> list[Problem]:

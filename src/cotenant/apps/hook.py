@@ -19,7 +19,7 @@ from cotenant.format.known import FILE_NAME, encode_known
 from cotenant.format.record import Record
 from cotenant.live.clock import unix_ns
 from cotenant.live.gate import GATE_VARIABLE
-from cotenant.live.hook.door import RECORD_VARIABLE, environment, find_driver, make_shim
+from cotenant.live.hook.door import LEDGER_VARIABLE, RECORD_VARIABLE, environment, find_driver, make_shim
 from cotenant.live.hook.trace import driver_of, family, program_of, read_records, recorded, show_task, show_terms
 from cotenant.live.page import SLOT_VARIABLE
 from cotenant.live.profile.store import ProfileStore
@@ -50,16 +50,18 @@ class Hooked:
         make_shim(self.home / "shim", driver)
         self.look_s = _FIRST_LOOK_S
 
-    def variables(self, environ: Mapping[str, str], page: int | None, gate: Sequence[int] = ()) -> dict[str, str]:
+    def variables(
+        self, environ: Mapping[str, str], page: int | None, gate: Sequence[int] = (), ledger: Sequence[int] = ()
+    ) -> dict[str, str]:
         """What to add to the environment of a program under the terms of this page, or of nobody's tenant.
 
-        `gate` are the descriptors of its device's file, to read and to write, where it has a device.
+        `gate` and `ledger` are the descriptors of its device's files, to read and to write, where it has a device.
         """
         if page is not None:
-            show_terms(self.records, page, gate)
+            show_terms(self.records, page, gate, ledger)
         return {
             **environment(self._config.hook, self.home / "shim", environ),
-            **({SLOT_VARIABLE: "", GATE_VARIABLE: ""} if page is None else {}),
+            **({SLOT_VARIABLE: "", GATE_VARIABLE: "", LEDGER_VARIABLE: ""} if page is None else {}),
             RECORD_VARIABLE: str(self.records),
             "COTENANT_MEASURE": str(int(self.measuring)),
             "COTENANT_SAMPLE": str(self._config.sample),

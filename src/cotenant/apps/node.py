@@ -7,14 +7,16 @@ import os
 import resource
 import signal
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
 from cotenant import __version__
+from cotenant.apps.node_watch import Lookout
 from cotenant.apps.softgpu import home
 from cotenant.domain.action import NO_PEER
 from cotenant.domain.event import GpusFound, NodeRestored, NodeStarted, NodeStopping
+from cotenant.domain.gpu import Gpu
 from cotenant.domain.instant import NEVER
 from cotenant.domain.tenant import TenantSpec
 from cotenant.errors import ConfigError, InvariantError
@@ -26,13 +28,11 @@ from cotenant.live.directory import Places, close_directory, group_id_of, listen
 from cotenant.live.door import LiveDoor
 from cotenant.live.gate import LiveGates
 from cotenant.live.journal import FileJournal, Recovery
-from cotenant.live.ledger import LiveLedgers
 from cotenant.live.loop import READ, LiveLoop
 from cotenant.live.page import LivePages
 from cotenant.live.process import name_process
 from cotenant.live.search import Search
 from cotenant.live.softgpu.manage import MAX_GPUS
-from cotenant.live.watch.warden import LiveWardens
 from cotenant.machine.node import NodeMachine
 
 _SPARE_CONNECTIONS = 256
@@ -73,22 +73,22 @@ def serve_node(config: Config, places: Places, say: Callable[[str], None]) -> No
             loop.post(GpusFound(new))
 
     connections = _allow_descriptors(config.node.slots, len(gpus) if search is None else max(len(gpus), MAX_GPUS))
+    lookout = Lookout(config, places, machine, loop, clock, gates)
     listener = listen(places.socket, group_id)
-    door = LiveDoor(loop, clock, listener, roll, connections, foresee)
-    ports = NodePorts(door, pages, gates, LiveLedgers(), LiveWardens(say))
+    door = LiveDoor(loop, clock, listener, roll, connections, foresee, lookout.environment)
+    ports = NodePorts(door, pages, gates, lookout.ledgers, lookout.wardens(say))
     loop.bind(Host(machine, NodeWorld(ports, loop.stop).deeds(), journal))
     _stop_on_signals(loop)
     loop.post(NodeStarted(config.node.settings(gpus, config.protect.limits()), __version__, unix_ns()))
     held = machine.tenants()
     pages.keep_only([view.tenant.terms.slot for view in held])
     gates.keep_only([*range(len(gpus)), *(view.tenant.terms.gpu for view in held)])
-    expected = f", {len(held)} tenants expected back" if held else ""
-    named = f" ({', '.join(gpu.name for gpu in gpus)})" if gpus else ""
-    size = f"{config.node.slots} slots and {len(gpus)} GPUs{named}"
-    say(f"node {__version__} serves {places.socket} with {size}{expected}")
+    say(_greeting(config, places, gpus, len(held)))
+    lookout.begin()
     try:
         reason = loop.run()
     finally:
+        lookout.close()
         door.close()
         pages.close()
         gates.close()
@@ -97,6 +97,13 @@ def serve_node(config: Config, places: Places, say: Callable[[str], None]) -> No
         for lock in locks:
             os.close(lock)
     say(f"node stopped: {reason}")
+
+
+def _greeting(config: Config, places: Places, gpus: Sequence[Gpu], held: int) -> str:
+    expected = f", {held} tenants expected back" if held else ""
+    named = f" ({', '.join(gpu.name for gpu in gpus)})" if gpus else ""
+    size = f"{config.node.slots} slots and {len(gpus)} GPUs{named}"
+    return f"node {__version__} serves {places.socket} with {size}{expected}"
 
 
 def _recover(places: Places, pages: LivePages, say: Callable[[str], None]) -> tuple[NodeMachine, LiveClock]:
@@ -183,11 +190,12 @@ def _stop_on_signals(loop: LiveLoop) -> None:
 def _allow_descriptors(slots: int, gpus: int) -> int:
     """How many connections there can be, after asking for as many descriptors as the system allows us.
 
-    A slot needs one for its tenant and two for its page, a device three for its gate, since a mapping holds one too:
-    strangers must never use up what a page will need.
+    A slot needs one for its tenant, two for its page and one for a process of it that we hold on to, a device three
+    for its gate and as many for its ledger, since a mapping holds one too: strangers must never use up what a page
+    will need. More processes than these are held on to by their numbers.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    ours = 3 * slots + 3 * gpus + _OWN_DESCRIPTORS
+    ours = 4 * slots + 6 * gpus + _OWN_DESCRIPTORS
     wanted = ours + _SPARE_CONNECTIONS
     if soft != resource.RLIM_INFINITY and soft < wanted:
         soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from cotenant import __version__
 from cotenant.cli.advise import add_advise_command
+from cotenant.cli.bench import add_bench_command
 from cotenant.cli.command import Parser, say
 from cotenant.cli.gate import add_gate_commands
 from cotenant.cli.gpu import add_gpu_command
@@ -53,4 +54,5 @@ def _parser() -> Parser:
     add_advise_command(commands)
     add_softgpu_commands(commands)
     add_study_commands(commands)
+    add_bench_command(commands)
     return parser

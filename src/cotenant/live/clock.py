@@ -53,6 +53,11 @@ def monotonic_ns() -> Instant:
     return time.monotonic_ns()
 
 
+def boot_ns() -> Instant:
+    """Since the machine was started, its sleep included: by this the kernel says when a process began."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
 def unix_ns() -> int:
     """Wall-clock time, for people; no decision depends on it."""
     return time.time_ns()

@@ -76,6 +76,13 @@ class LiveGates:
             return None
         return roster.read_roster(memoryview(self._file(gpu).memory))
 
+    def page(self, gpu: int, slot: int) -> dict[str, int | list[int]]:
+        """What the tenant in a slot says of its work; nothing where the file has no room for it."""
+        memory = memoryview(self._file(gpu).memory)
+        begin = roster.page_offset(slot)
+        page = memory[begin : begin + roster.PAGE_BYTES]
+        return roster.read_page(page) if len(page) == roster.PAGE_BYTES else {}
+
     def handles(self, gpu: int) -> tuple[int, ...]:
         """The descriptors to hand over; a node without devices has none."""
         if gpu < 0:

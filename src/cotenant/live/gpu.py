@@ -96,7 +96,7 @@ def read_gpus(soft: Path | None) -> list[GpuReading]:
         raise WorldError(f"NVML does not answer: {error}") from error
 
 
-def _told(question: Callable[..., Any], *arguments: Any) -> Any:
+def told(question: Callable[..., Any], *arguments: Any) -> Any:
     """What NVML answers, or None for what this GPU does not have."""
     try:
         return question(*arguments)
@@ -118,29 +118,29 @@ def _reading_or_lost(index: int, soft: Path | None) -> GpuReading:
 
 def _reading(index: int, handle: Any, soft: Path | None) -> GpuReading:
     memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    use = _told(pynvml.nvmlDeviceGetUtilizationRates, handle)
-    mode = _told(pynvml.nvmlDeviceGetComputeMode, handle)
+    use = told(pynvml.nvmlDeviceGetUtilizationRates, handle)
+    mode = told(pynvml.nvmlDeviceGetComputeMode, handle)
     return GpuReading(
         index=index,
-        name=_text(pynvml.nvmlDeviceGetName(handle)),
-        uuid=_text(pynvml.nvmlDeviceGetUUID(handle)),
+        name=text_of(pynvml.nvmlDeviceGetName(handle)),
+        uuid=text_of(pynvml.nvmlDeviceGetUUID(handle)),
         is_soft=soft is not None,
         memory_bytes=memory.total,
         memory_used_bytes=memory.used,
         utilization_pct=None if use is None else use.gpu,
         memory_utilization_pct=None if use is None else use.memory,
-        sm_activity_pct=None if soft is None else _sm_activity(soft, pynvml.nvmlDeviceGetMinorNumber(handle)),
-        sm_clock_mhz=_told(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
-        sm_clock_max_mhz=_told(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_SM),
-        power_mw=_told(pynvml.nvmlDeviceGetPowerUsage, handle),
-        power_limit_mw=_told(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle),
-        temperature_c=_told(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
+        sm_activity_pct=None if soft is None else sm_activity(soft, pynvml.nvmlDeviceGetMinorNumber(handle)),
+        sm_clock_mhz=told(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM),
+        sm_clock_max_mhz=told(pynvml.nvmlDeviceGetMaxClockInfo, handle, pynvml.NVML_CLOCK_SM),
+        power_mw=told(pynvml.nvmlDeviceGetPowerUsage, handle),
+        power_limit_mw=told(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle),
+        temperature_c=told(pynvml.nvmlDeviceGetTemperature, handle, pynvml.NVML_TEMPERATURE_GPU),
         compute_mode=None if mode is None else _COMPUTE_MODES.get(mode, str(mode)),
         processes=_processes(handle),
     )
 
 
-def _sm_activity(soft: Path, ordinal: int) -> float | None:
+def sm_activity(soft: Path, ordinal: int) -> float | None:
     """SMs in use, in per cent: in the books of a soft GPU, but not in NVML."""
     try:
         return 100 * float(manage.inspect(soft, ordinal)["utilization"]["sm_activity"])
@@ -150,29 +150,34 @@ def _sm_activity(soft: Path, ordinal: int) -> float | None:
 
 def _processes(handle: Any) -> tuple[GpuProcess, ...]:
     """Who computes on it; a process that has several kinds of context is told once."""
-    mps = {process.pid: process for process in _told(pynvml.nvmlDeviceGetMPSComputeRunningProcesses, handle) or ()}
-    alone = {process.pid: process for process in _told(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()}
+    mps = {process.pid: process for process in told(pynvml.nvmlDeviceGetMPSComputeRunningProcesses, handle) or ()}
+    alone = {process.pid: process for process in told(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()}
     computing = {**alone, **mps}
-    uses = _process_use(handle) if computing else {}
+    uses = (told(process_use, handle) if computing else None) or {}
     return tuple(
         GpuProcess(pid, _command(pid), process.usedGpuMemory, uses.get(pid), pid in mps)
         for pid, process in sorted(computing.items())
     )
 
 
-def _process_use(handle: Any) -> dict[int, int]:
-    """Utilization by process over the last second; NVML says nothing of those that did nothing."""
-    found = _told(pynvml.nvmlDeviceGetSamples, handle, pynvml.NVML_GPU_UTILIZATION_SAMPLES, 0)
+def process_use(handle: Any, recent_us: int = _RECENT_US) -> dict[int, int]:
+    """Utilization by process, over the last second or as said; NVML says nothing of those that did nothing."""
+    found = told(pynvml.nvmlDeviceGetSamples, handle, pynvml.NVML_GPU_UTILIZATION_SAMPLES, 0)
     stamps = [sample.timeStamp for sample in found[1]] if found else []
-    since = max(stamps) - _RECENT_US if stamps else 0
-    return {use.pid: use.smUtil for use in _told(pynvml.nvmlDeviceGetProcessUtilization, handle, since) or ()}
+    since = max(stamps) - recent_us if stamps else 0
+    try:
+        return {use.pid: use.smUtil for use in pynvml.nvmlDeviceGetProcessUtilization(handle, since)}
+    except pynvml.NVMLError as error:
+        if error.value in (pynvml.NVML_SUCCESS, pynvml.NVML_ERROR_NOT_FOUND):
+            return {}
+        raise
 
 
 def _command(pid: int) -> str:
-    name = _told(pynvml.nvmlSystemGetProcessName, pid)
-    return "" if name is None else _text(name)
+    name = told(pynvml.nvmlSystemGetProcessName, pid)
+    return "" if name is None else text_of(name)
 
 
-def _text(value: str | bytes) -> str:
+def text_of(value: str | bytes) -> str:
     """NVIDIA's package answered with bytes once, and with text later."""
     return value.decode(errors="replace") if isinstance(value, bytes) else value

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from cotenant.domain.trace import Program, TracedKernel
+from cotenant.domain.trace import Ask, Program, TracedKernel
 from cotenant.format.record import Part, kernels_of
 from cotenant.format.ring import Fetched, entries_of, fetch_ring
 from cotenant.live.hook.trace import TASK_FILE
@@ -43,6 +44,23 @@ class Rings:
         for ring in self._files.values():
             os.close(ring.descriptor)
         self._files.clear()
+
+
+def latest_kernel(home: Path, pids: Sequence[int]) -> str:
+    """What the latest launch of these processes was of, as they number themselves; empty where nothing says so."""
+    for pid in pids:
+        for path in sorted(home.glob(f"run-*/records/record-{pid}-*"))[:_FILES_LIMIT]:
+            with contextlib.suppress(OSError):
+                ring = _Ring(path)
+                try:
+                    ring.look()
+                    program = ring.program()
+                finally:
+                    os.close(ring.descriptor)
+                launches = [asked for asked in program.asked if asked.kind is Ask.LAUNCH]
+                if launches and launches[-1].kernel < len(program.kernels):
+                    return program.kernels[launches[-1].kernel].name
+    return ""
 
 
 class _Ring:

@@ -35,13 +35,15 @@ def _reader(descriptor: int) -> Part:
     return lambda at, length: os.pread(descriptor, length, at)
 
 
-def show_terms(directory: Path, page: int, gate: Sequence[int] = ()) -> None:
-    """Put the names of a tenant's terms page and of its device's gate beside its records.
+def show_terms(directory: Path, page: int, gate: Sequence[int] = (), ledger: Sequence[int] = ()) -> None:
+    """Put the names of a tenant's terms page and of its device's gate and ledger beside its records.
 
     A child may have lost the descriptors, or closed what it did not know.
     """
-    for name, descriptor in (("terms", page), *(("gate", one) for one in gate[:1])):
+    shown = [("terms", page), *(("gate", one) for one in gate[:1]), *(("ledger", one) for one in ledger[:1])]
+    for name, descriptor in shown:
         with contextlib.suppress(OSError):
+            (directory / name).unlink(missing_ok=True)  # of the place that it had before
             (directory / name).symlink_to(Path(f"/proc/self/fd/{descriptor}").readlink())
 
 

@@ -1,1 +1,1 @@
-"""How are the devices and the tenants on them doing, and what is done to them when it must be?"""
+"""What does the node see of its devices and tenants by itself? Nobody has to tell it: it looks."""

@@ -1,0 +1,229 @@
+/* A device's memory ledger for Python: the node makes it, reads its lines, and ends those of the dead. */
+#include "ledger/words.h"
+#include "python/module.h"
+
+#define U(value) ((unsigned long long)(value))
+
+/* The view of a ledger's whole file, or -1 with the complaint set. */
+static int view_of(PyObject *object, int flags, Py_buffer *view)
+{
+    if (PyObject_GetBuffer(object, view, flags) < 0)
+        return -1;
+    if ((size_t)view->len >= CT_LEDGER_HEADER_BYTES && ((uintptr_t)view->buf) % sizeof(uint64_t) == 0 &&
+        ct_ledger_check(view->buf, (size_t)view->len) == 0)
+        return 0;
+    PyErr_SetString(PyExc_ValueError, "this is no ledger");
+    PyBuffer_Release(view);
+    return -1;
+}
+
+/* One account of it, or NULL with the complaint set and the view released. */
+static struct ct_ledger_account *account_in(Py_buffer *view, unsigned long slot)
+{
+    if (slot < accounts_of(view->buf, (size_t)view->len))
+        return (void *)((unsigned char *)view->buf + ct_ledger_offset((uint32_t)slot));
+    PyErr_Format(PyExc_ValueError, "the ledger has no account %lu", slot);
+    PyBuffer_Release(view);
+    return NULL;
+}
+
+static PyObject *ledger_init(PyObject *module, PyObject *args)
+{
+    PyObject *buffer;
+    Py_buffer view;
+    unsigned long long slots;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OK:ledger_init", &buffer, &slots) ||
+        PyObject_GetBuffer(buffer, &view, PyBUF_WRITABLE) < 0)
+        return NULL;
+    int failed = (size_t)view.len < CT_LEDGER_HEADER_BYTES || ((uintptr_t)view.buf) % sizeof(uint64_t) ||
+                 ct_ledger_init(view.buf, (size_t)view.len, slots) < 0;
+    PyBuffer_Release(&view);
+    if (failed) {
+        PyErr_Format(PyExc_ValueError, "a ledger of %llu accounts needs more bytes, aligned to 8", slots);
+        return NULL;
+    }
+    Py_RETURN_NONE;
+}
+
+static PyObject *ledger_grant(PyObject *module, PyObject *args)
+{
+    PyObject *buffer;
+    Py_buffer view;
+    unsigned long slot;
+    unsigned long long generation;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OkK:ledger_grant", &buffer, &slot, &generation) ||
+        view_of(buffer, PyBUF_WRITABLE, &view) < 0)
+        return NULL;
+    struct ct_ledger_account *account = account_in(&view, slot);
+    if (!account)
+        return NULL;
+    ct_ledger_grant(account, generation);
+    PyBuffer_Release(&view);
+    Py_RETURN_NONE;
+}
+
+static PyObject *line_of(uint64_t slot, uint64_t generation, const struct ct_ledger_line *line, unsigned index, uint64_t owner)
+{
+    return Py_BuildValue("(KKIKKKKKKKKKKKLKK)", U(slot), U(generation), index, U(owner), U(LOAD(line->booked_bytes)),
+                         U(LOAD(line->own_bytes)), U(LOAD(line->own_version)), U(LOAD(line->managed_bytes)),
+                         U(LOAD(line->begun)), U(LOAD(line->ended)), U(LOAD(line->denied)),
+                         U(LOAD(line->denied_bytes)), U(LOAD(line->wanted_bytes)), U(LOAD(line->fault)),
+                         (long long)LOAD(line->excess_bytes), U(LOAD(line->measured_version)),
+                         U(ct_ledger_line_bytes(line)));
+}
+
+static int append_lines(PyObject *lines, const struct ct_ledger_account *account, uint64_t slot)
+{
+    for (unsigned i = 0; i < used_of(&account->lines_used, CT_LEDGER_LINES); i++) {
+        uint64_t owner = LOAD(account->line[i].owner);
+        if (!owner)
+            continue;
+        PyObject *line = line_of(slot, LOAD(account->generation), &account->line[i], i, owner);
+        int failed = !line || PyList_Append(lines, line) < 0;
+        Py_XDECREF(line);
+        if (failed)
+            return -1;
+    }
+    return 0;
+}
+
+/* Every line that is in use: each number by itself, for no two were written at once. */
+static PyObject *ledger_lines(PyObject *module, PyObject *buffer)
+{
+    Py_buffer view;
+    (void)module;
+    if (view_of(buffer, PyBUF_SIMPLE, &view) < 0)
+        return NULL;
+    PyObject *lines = PyList_New(0);
+    for (uint64_t slot = 0; lines && slot < accounts_of(view.buf, (size_t)view.len); slot++)
+        if (append_lines(lines, account_of(view.buf, slot), slot) < 0)
+            Py_CLEAR(lines);
+    PyBuffer_Release(&view);
+    return lines;
+}
+
+/* Whose account it is, and what that tenant holds. */
+static PyObject *ledger_account(PyObject *module, PyObject *args)
+{
+    PyObject *buffer;
+    Py_buffer view;
+    unsigned long slot;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "Ok:ledger_account", &buffer, &slot) || view_of(buffer, PyBUF_SIMPLE, &view) < 0)
+        return NULL;
+    const struct ct_ledger_account *account = account_in(&view, slot);
+    if (!account)
+        return NULL;
+    PyObject *made = Py_BuildValue("(KK)", U(LOAD(account->generation)),
+                                   U(ct_ledger_held(view.buf, (size_t)view.len, account)));
+    PyBuffer_Release(&view);
+    return made;
+}
+
+static PyObject *ledger_clear(PyObject *module, PyObject *args)
+{
+    PyObject *buffer;
+    Py_buffer view;
+    unsigned long slot, line;
+    unsigned long long owner;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OkkK:ledger_clear", &buffer, &slot, &line, &owner) ||
+        view_of(buffer, PyBUF_WRITABLE, &view) < 0)
+        return NULL;
+    ct_ledger_clear(view.buf, (size_t)view.len, (uint32_t)slot, (uint32_t)line, owner);
+    PyBuffer_Release(&view);
+    Py_RETURN_NONE;
+}
+
+static PyObject *ledger_measured(PyObject *module, PyObject *args)
+{
+    PyObject *buffer;
+    Py_buffer view;
+    unsigned long slot, line;
+    unsigned long long owner, begun, ended, held;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OkkKKKK:ledger_measured", &buffer, &slot, &line, &owner, &begun, &ended, &held) ||
+        view_of(buffer, PyBUF_WRITABLE, &view) < 0)
+        return NULL;
+    struct ct_ledger_account *account = account_in(&view, slot);
+    if (!account)
+        return NULL;
+    int is_taken = line < CT_LEDGER_LINES && ct_ledger_measured(&account->line[line], owner, begun, ended, held);
+    PyBuffer_Release(&view);
+    return PyBool_FromLong(is_taken);
+}
+
+static PyObject *ledger_sweep(PyObject *module, PyObject *args)
+{
+    PyObject *buffer;
+    Py_buffer view;
+    unsigned long slot;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "Ok:ledger_sweep", &buffer, &slot) || view_of(buffer, PyBUF_WRITABLE, &view) < 0)
+        return NULL;
+    ct_ledger_sweep(view.buf, (size_t)view.len, (uint32_t)slot);
+    PyBuffer_Release(&view);
+    Py_RETURN_NONE;
+}
+
+/* How many accounts there are, and what a context takes of the device as far as was seen. */
+static PyObject *ledger_read(PyObject *module, PyObject *buffer)
+{
+    Py_buffer view;
+    (void)module;
+    if (view_of(buffer, PyBUF_SIMPLE, &view) < 0)
+        return NULL;
+    const struct ct_ledger_header *header = view.buf;
+    PyObject *made = Py_BuildValue("(KK)", U(accounts_of(header, (size_t)view.len)), U(LOAD(header->context_bytes)));
+    PyBuffer_Release(&view);
+    return made;
+}
+
+static PyObject *ledger_learn(PyObject *module, PyObject *args)
+{
+    PyObject *buffer;
+    Py_buffer view;
+    unsigned long long context_bytes;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OK:ledger_learn", &buffer, &context_bytes) ||
+        view_of(buffer, PyBUF_WRITABLE, &view) < 0)
+        return NULL;
+    struct ct_ledger_header *header = view.buf;
+    STORE(header->context_bytes, context_bytes);
+    PyBuffer_Release(&view);
+    Py_RETURN_NONE;
+}
+
+static PyObject *ledger_identity(PyObject *module, PyObject *args)
+{
+    unsigned long long pid, space, start;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "KKK:ledger_identity", &pid, &space, &start))
+        return NULL;
+    return PyLong_FromUnsignedLongLong(ct_ledger_identity(pid, space, start));
+}
+
+static PyMethodDef methods[] = {
+    {"ledger_init", ledger_init, METH_VARARGS, "ledger_init(file, slots): make memory a ledger; one keeps what it says"},
+    {"ledger_grant", ledger_grant, METH_VARARGS, "ledger_grant(file, slot, generation): an empty account"},
+    {"ledger_lines", ledger_lines, METH_O, "ledger_lines(file): every line in use"},
+    {"ledger_account", ledger_account, METH_VARARGS, "ledger_account(file, slot): generation, and bytes held"},
+    {"ledger_clear", ledger_clear, METH_VARARGS, "ledger_clear(file, slot, line, owner): free the line of the dead"},
+    {"ledger_measured", ledger_measured, METH_VARARGS,
+     "ledger_measured(file, slot, line, owner, begun, ended, held): whether the device's word was taken"},
+    {"ledger_sweep", ledger_sweep, METH_VARARGS, "ledger_sweep(file, slot): free what nobody has open any more"},
+    {"ledger_read", ledger_read, METH_O, "ledger_read(file): accounts, and what a context takes"},
+    {"ledger_learn", ledger_learn, METH_VARARGS, "ledger_learn(file, bytes): what a context takes"},
+    {"ledger_identity", ledger_identity, METH_VARARGS, "ledger_identity(pid, namespace, start): who a process is"},
+    {NULL, NULL, 0, NULL},
+};
+
+int ct_add_ledger(PyObject *module)
+{
+    if (PyModule_AddIntConstant(module, "LEDGER_HEADER_BYTES", CT_LEDGER_HEADER_BYTES) < 0 ||
+        PyModule_AddIntConstant(module, "LEDGER_ACCOUNT_BYTES", CT_LEDGER_ACCOUNT_BYTES) < 0)
+        return -1;
+    return PyModule_AddFunctions(module, methods);
+}

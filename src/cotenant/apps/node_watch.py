@@ -1,0 +1,81 @@
+"""Wires what the node sees and does by itself: devices, ledgers and tenants' work, and MPS where it is wanted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from cotenant.apps.softgpu import home
+from cotenant.domain.instant import Instant
+from cotenant.domain.tenant import Terms
+from cotenant.format.config import Config
+from cotenant.live.clock import LiveClock
+from cotenant.live.directory import Places
+from cotenant.live.errand import Errands
+from cotenant.live.gate import LiveGates
+from cotenant.live.ledger import LiveLedgers
+from cotenant.live.loop import LiveLoop
+from cotenant.live.mps import Mps, Program
+from cotenant.live.watch.device import Devices
+from cotenant.live.watch.kin import Kin
+from cotenant.live.watch.node import Parts, Watch
+from cotenant.live.watch.warden import LiveWardens, since_boot
+from cotenant.machine.node import NodeMachine
+
+
+class Lookout:
+    """The node's eyes and hands beyond its door."""
+
+    def __init__(
+        self, config: Config, places: Places, machine: NodeMachine, loop: LiveLoop, clock: LiveClock, gates: LiveGates
+    ) -> None:
+        """Look at nothing yet; raises `ConfigError` where MPS is wanted and cannot be had."""
+        self._machine = machine
+        self._loop = loop
+        self._clock = clock
+        homes = soft_homes(places, os.environ)
+        self.mps: Mps | None = None
+        if config.node.mps == "on":
+            program = Program(places.runtime / "mps", os.environ, homes)
+            self.mps = Mps(loop, clock, program, lambda: len(machine.settings.gpus))
+        self.ledgers = LiveLedgers(places.pages, config.node.slots)
+        self._kin = Kin()
+        self._errands = Errands(loop, "cotenant-watch")
+        records = places.runtime / "hook"
+        parts = Parts(gates, self.ledgers, self._kin, Devices(homes), self._errands, records)
+        self.watch = Watch(machine, parts, loop.post)
+
+    def wardens(self, say: Callable[[str], None]) -> LiveWardens:
+        """What carries out the machine's decisions about processes and devices."""
+        restart = (lambda: None) if self.mps is None else self.mps.restart
+        return LiveWardens(self.ledgers, self._kin, say, joined_ns=self._joined_ns, restart_mps=restart)
+
+    def environment(self, terms: Terms) -> dict[str, str]:
+        """What a program on a device needs in its environment besides its terms."""
+        return {} if self.mps is None or terms.gpu < 0 else self.mps.environment()
+
+    def begin(self) -> None:
+        """From here on the loop wakes us."""
+        self._loop.add_timed(self.watch)
+        if self.mps is not None:
+            self._loop.add_timed(self.mps)
+            self.mps.begin()
+
+    def close(self) -> None:
+        """Look no more. MPS stays while tenants are there: they go on, and so does their server."""
+        self.watch.close()
+        self._errands.close()
+        if self.mps is not None:
+            self.mps.close(keep=bool(self._machine.tenants()))
+        self.ledgers.close()
+
+    def _joined_ns(self, slot: int) -> Instant | None:
+        views = [view.tenant for view in self._machine.tenants() if view.tenant.terms.slot == slot]
+        return since_boot(views[0].joined_ns, self._clock.now()) if views else None
+
+
+def soft_homes(places: Places, environ: Mapping[str, str]) -> list[Path]:
+    """Where software GPUs of this node may live: its own directory, then the one that the environment names."""
+    named = environ.get("COTENANT_SOFTGPU")
+    return [home(places), *([Path(named)] if named else [])]

@@ -1,0 +1,114 @@
+"""Does the ledger of a device say what the device itself says? Lines of the dead end here, and the living are measured.
+
+A line is freed only when its process is gone *and* the device lists it no more: memory that the ledger calls free can
+then be had. The order of the looks makes that sound: who was dead before the device was asked cannot come back after.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from cotenant.domain.event import Event, MemoryWanted, TenantFaulted
+from cotenant.domain.fault import Source
+from cotenant.domain.instant import SECOND_NS, Instant
+from cotenant.domain.ledger import LedgerLine
+from cotenant.live.ledger import LiveLedgers
+from cotenant.live.watch.kin import Kin
+
+_AGAIN_NS: Final = SECOND_NS
+_CONTEXTS_KEPT: Final = 15
+
+
+class Books:
+    """The lines of one device, from look to look."""
+
+    def __init__(self, gpu: int, ledgers: LiveLedgers, kin: Kin, post: Callable[[Event], None]) -> None:
+        """Tell of faults and of memory that is wanted through `post`."""
+        self._gpu = gpu
+        self._ledgers = ledgers
+        self._kin = kin
+        self._post = post
+        self._lines: Sequence[LedgerLine] = ()
+        self._dead: frozenset[int] = frozenset()
+        self._told_faults: dict[int, int] = {}
+        self._told_wants: dict[int, Instant] = {}
+        self._contexts: deque[int] = deque(maxlen=_CONTEXTS_KEPT)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no process had a line at the last reading."""
+        return not self._lines
+
+    def read(self, seats: Mapping[int, int], now: Instant) -> bool:
+        """Look at every line; whether the device is to be asked. `seats` are the generations by slot."""
+        self._lines = self._ledgers.lines(self._gpu)
+        self._dead = frozenset(line.owner for line in self._lines if not self._kin.is_alive(line.owner))
+        self._tell_faults(seats)
+        self._tell_wants(seats, now)
+        return bool(self._dead) or any(_is_unmeasured(line) for line in self._lines)
+
+    def settle(self, held_bytes: Mapping[int, int | None] | None) -> None:
+        """Take in what the device said after the reading, by process; None: there is no device that could say."""
+        cleared = [line for line in self._lines if line.owner in self._dead and self._is_over(line, held_bytes)]
+        for line in cleared:
+            self._ledgers.clear(self._gpu, line.slot, line.line, line.owner)
+            self._kin.let_go(line.owner)
+        if held_bytes is not None:
+            for line in self._lines:
+                if line.owner not in self._dead:
+                    self._measure(line, held_bytes)
+        for slot in dict.fromkeys(line.slot for line in (*cleared, *self._lines)):
+            self._ledgers.sweep(self._gpu, slot)
+        gone = {line.owner for line in cleared}
+        self._lines = [line for line in self._lines if line.owner not in gone]
+
+    def owners(self, slot: int) -> list[int]:
+        """The processes of a tenant that use the device."""
+        return [line.owner for line in self._lines if line.slot == slot and line.owner not in self._dead]
+
+    def held(self, slot: int) -> int:
+        """What a tenant holds, in bytes."""
+        return self._ledgers.held(self._gpu, slot)
+
+    def _is_over(self, line: LedgerLine, held_bytes: Mapping[int, int | None] | None) -> bool:
+        return held_bytes is None or not any(self._kin.could_be(line.owner, pid) for pid in held_bytes)
+
+    def _measure(self, line: LedgerLine, held_bytes: Mapping[int, int | None]) -> None:
+        pid = self._kin.find(line.owner)
+        if pid is None:
+            return
+        held = held_bytes.get(pid, 0)  # one that is not listed has no context, and holds nothing
+        if held is None:
+            return
+        taken = self._ledgers.measured(self._gpu, line, held)
+        if taken and held and not (line.booked_bytes or line.managed_bytes):
+            self._contexts.append(held)
+            self._ledgers.learn_context(self._gpu, int(statistics.median_low(self._contexts)))
+
+    def _tell_faults(self, seats: Mapping[int, int]) -> None:
+        """Once for each process: what it cannot survive does not get worse."""
+        self._told_faults = {line.owner: line.fault for line in self._lines if line.owner in self._told_faults}
+        for line in self._lines:
+            if line.fault and line.owner not in self._told_faults and seats.get(line.slot) == line.generation:
+                self._told_faults[line.owner] = line.fault
+                self._post(TenantFaulted(line.slot, line.generation, Source.CUDA.value, line.fault))
+
+    def _tell_wants(self, seats: Mapping[int, int], now: Instant) -> None:
+        """At once, and again while it lasts: room may have been made and taken by somebody else."""
+        wanted: dict[int, int] = {}
+        for line in self._lines:
+            if line.wanted_bytes and line.owner not in self._dead and seats.get(line.slot) == line.generation:
+                wanted[line.slot] = max(wanted.get(line.slot, 0), line.wanted_bytes)
+        self._told_wants = {slot: at for slot, at in self._told_wants.items() if slot in wanted}
+        for slot, wanted_bytes in wanted.items():
+            if now - self._told_wants.get(slot, now - _AGAIN_NS) >= _AGAIN_NS:
+                self._told_wants[slot] = now
+                held = tuple((other, self.held(other)) for other in sorted(seats))
+                self._post(MemoryWanted(slot, seats[slot], wanted_bytes, held))
+
+
+def _is_unmeasured(line: LedgerLine) -> bool:
+    return line.begun == line.ended and line.measured_version != line.own_version + 1
