@@ -54,8 +54,10 @@ def add_node_commands(commands: Any) -> None:
 
 def _node(options: argparse.Namespace) -> int:
     from cotenant.apps.node import serve_node
+    from cotenant.live.observe.log import NodeLog
 
-    serve_node(*load(options), say)
+    config, where = load(options)
+    serve_node(config, where, NodeLog(config.node.log, where.log))
     return 0
 
 

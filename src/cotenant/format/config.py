@@ -74,6 +74,10 @@ class NodeConfig(Section, frozen=True):
     mps: Annotated[
         str, Meta(pattern=r"^(off|on)\Z", description="start and supervise an MPS daemon for the tenants: on or off")
     ] = "off"
+    log: Annotated[str, Meta(pattern=r"^(text|json)\Z", description="lines of the log: text or json")] = "text"
+    metrics: Annotated[str, Meta(description="HOST:PORT at which to serve /metrics for Prometheus; empty: nowhere")] = (
+        ""
+    )
 
     def settings(self, gpus: tuple[Gpu, ...], limits: ProtectLimits = _LIMITS) -> NodeSettings:
         """The part that the machine decides by, in plain integers."""
