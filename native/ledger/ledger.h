@@ -134,6 +134,8 @@ uint64_t ct_ledger_line_bytes(const struct ct_ledger_line *line);
 int ct_ledger_share_add(struct ct_ledger *ledger, enum ct_ledger_role role, uint64_t key, uint64_t bytes);
 /* The memory is freed (an export becomes LEFT while somebody has it open, and leaves booked_bytes) or closed (an import). */
 void ct_ledger_share_drop(struct ct_ledger *ledger, enum ct_ledger_role role, uint64_t key);
+/* An export of another size from now on: a pool's. */
+void ct_ledger_share_resize(struct ct_ledger *ledger, uint64_t key, uint64_t bytes);
 /* Whether any process of the device has it open. */
 int ct_ledger_is_imported(const struct ct_ledger_header *file, size_t bytes, uint64_t key);
 

@@ -63,6 +63,13 @@ void ct_ledger_share_drop(struct ct_ledger *ledger, enum ct_ledger_role role, ui
         ct_ledger_give(ledger, CT_LEDGER_BOOKED, bytes); /* after: for an instant it counts twice, never not at all */
 }
 
+void ct_ledger_share_resize(struct ct_ledger *ledger, uint64_t key, uint64_t bytes)
+{
+    struct ct_ledger_share *share = ledger->line ? find(ledger, CT_LEDGER_EXPORT, key) : NULL;
+    if (share)
+        STORE(share->bytes, bytes);
+}
+
 uint64_t ct_ledger_left_bytes(const struct ct_ledger_header *file, size_t bytes, const struct ct_ledger_account *account)
 {
     uint32_t used = used_of(&account->shares_used, CT_LEDGER_SHARES);
