@@ -81,8 +81,6 @@ int ct_holding_add(struct ct_memory *memory, const struct ct_holding *holding)
                    holdings->count + 2 <= holdings->places; /* full is slow, and better than forgotten */
     if (has_room) {
         struct ct_holding *place = &holdings->place[seek(holdings, holding->held, holding->key)];
-        if (place->held) /* it was freed past us: the driver would not give the same twice */
-            ct_memory_give(memory, place->kind, place->bytes);
         holdings->count += !place->held;
         *place = *holding;
     }
@@ -160,10 +158,14 @@ void ct_holdings_end(struct ct_memory *memory, uint64_t home)
 
 CUresult ct_memory_settle(struct ct_memory *memory, const struct ct_holding *holding, CUresult result)
 {
-    if (result == CUDA_SUCCESS)
+    struct ct_holding earlier;
+    if (result == CUDA_SUCCESS) {
+        if (ct_holding_take(memory, holding->held, holding->key, &earlier))
+            give(memory, &earlier); /* it was freed past us: the driver does not give the same twice */
         ct_holding_add(memory, holding);
-    else
+    } else {
         ct_memory_give(memory, holding->kind, holding->bytes);
+    }
     ct_memory_end(memory);
     return ct_fault_seen(result);
 }

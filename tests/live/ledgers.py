@@ -66,7 +66,9 @@ class Quotas:
     def measure(self) -> None:
         """What the node does: the device is asked what each process holds."""
         lines = self.ledgers.lines(0)
-        held = {client["pid"]: client["counters"]["memory_bytes"] for client in manage.inspect(self.softgpu, 0)["clients"]}
+        held = {
+            client["pid"]: client["counters"]["memory_bytes"] for client in manage.inspect(self.softgpu, 0)["clients"]
+        }
         for line in lines:
             self.ledgers.measured(0, line, held.get(line.owner >> 42, 0))
 
