@@ -141,6 +141,11 @@ class _World:
         total = sum(one.workers for one in TENANTS)
         for number, one in enumerate(TENANTS):
             self._start(number, one, self._operations // total, self._kills * one.workers // total)
+        self._tell(QUIET)
+        for _ in self._until("the node does not learn what a context takes"):
+            if (look := look_at(self._places.pages, 0)) is not None and look.context_bytes:
+                break
+        self._tell(WORK)
         goal = self._operations // total * total
         for quiet in range(1, self._quiets + 1):
             for _ in self._until("the processes do not go on"):
