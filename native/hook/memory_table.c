@@ -71,7 +71,7 @@ static void drop(struct ct_holdings *holdings, uint64_t hole)
     holdings->count--;
 }
 
-int ct_holding_add(struct ct_memory *memory, const struct ct_holding *holding)
+static int put(struct ct_memory *memory, const struct ct_holding *holding, int is_new)
 {
     if (!memory)
         return 1;
@@ -81,13 +81,23 @@ int ct_holding_add(struct ct_memory *memory, const struct ct_holding *holding)
                    holdings->count + 2 <= holdings->places; /* full is slow, and better than forgotten */
     if (has_room) {
         struct ct_holding *place = &holdings->place[seek(holdings, holding->held, holding->key)];
-        if (place->held) /* it was freed past us: the driver would not give the same twice */
+        if (is_new && place->held && place->held < CT_HELD_POOLED) /* freed past us: no driver gives the same twice */
             ct_memory_give(memory, place->kind, place->bytes);
         holdings->count += !place->held;
         *place = *holding;
     }
     let_go(memory);
     return has_room;
+}
+
+int ct_holding_add(struct ct_memory *memory, const struct ct_holding *holding)
+{
+    return put(memory, holding, 1);
+}
+
+void ct_holding_change(struct ct_memory *memory, const struct ct_holding *holding)
+{
+    put(memory, holding, 0);
 }
 
 static int look(struct ct_memory *memory, enum ct_held held, uint64_t key, struct ct_holding *found, int is_taken)

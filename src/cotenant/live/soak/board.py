@@ -94,10 +94,17 @@ class Mail:
         at = number % _LETTERS * _LETTER_BYTES
         self._letters[at : at + _LETTER_BYTES] = handle
 
-    def take(self, number: int) -> bytes:
-        """Zeros where nothing came yet."""
+    def recall(self, number: int, handle: bytes) -> None:
+        """If it still is there: most of those that are found can then be opened."""
         at = number % _LETTERS * _LETTER_BYTES
-        return bytes(self._letters[at : at + _LETTER_BYTES])
+        if self._letters[at : at + _LETTER_BYTES] == handle:
+            self._letters[at : at + _LETTER_BYTES] = bytes(_LETTER_BYTES)
+
+    def take(self, number: int) -> bytes:
+        """One of those that are there, or zeros."""
+        found = (bytes(self._letters[at * _LETTER_BYTES : (at + 1) * _LETTER_BYTES]) for at in range(_LETTERS))
+        letters = [letter for letter in found if any(letter)]
+        return letters[number % len(letters)] if letters else bytes(_LETTER_BYTES)
 
 
 def _mapped(path: Path, size_bytes: int) -> mmap.mmap:

@@ -258,8 +258,14 @@ class Hands:
         except CudaError:
             self._call("cuMemFree_v2", pointer)
             raise
-        self._mail.send(self._dice.randrange(1 << 20), bytes(handle.bytes))
-        return lambda: self._call("cuMemFree_v2", pointer)
+        number, letter = self._dice.randrange(1 << 20), bytes(handle.bytes)
+        self._mail.send(number, letter)
+
+        def undo() -> None:
+            self._mail.recall(number, letter)
+            self._call("cuMemFree_v2", pointer)
+
+        return undo
 
     def _open(self, size_bytes: int) -> Undo:
         """What somebody exported, if it still is there."""
