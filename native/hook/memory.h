@@ -22,7 +22,6 @@ enum ct_held {
     CT_HELD_CONTEXT,  /* which home a context has; for one that is its own, what it takes too */
     CT_HELD_PRIMARY,  /* a primary context that is active, by its device plus one */
     CT_HELD_GREEN,    /* a green context, by its handle; the note is its device */
-    /* From here on the bytes, if there are any, are not those in our line. */
     CT_HELD_POOLED,   /* by a device pointer: from a pool */
     CT_HELD_PHYSICAL, /* by a handle of cuMemCreate */
     CT_HELD_MAPPED,   /* by the start of its mapping: bytes is how long that is */
@@ -114,8 +113,6 @@ uint64_t ct_memory_home(struct ct_memory *memory);
 
 /* 0: there is no room in this process for another; it counts until the process ends. */
 int ct_holding_add(struct ct_memory *memory, const struct ct_holding *holding);
-/* One that is there, and about which something else is known now. */
-void ct_holding_change(struct ct_memory *memory, const struct ct_holding *holding);
 int ct_holding_find(struct ct_memory *memory, enum ct_held held, uint64_t key, struct ct_holding *found);
 /* The one that begins at or before this and is long enough. Looks at all of them. */
 int ct_holding_around(struct ct_memory *memory, enum ct_held held, uint64_t inside, struct ct_holding *found);

@@ -114,7 +114,7 @@ static uint64_t may_grow(struct ct_memory *memory, const struct ct_supply *suppl
     uint64_t most = beyond->graphs_most_bytes > supply->booked_bytes ? beyond->graphs_most_bytes - supply->booked_bytes : 0;
     ct_beyond_let_go(beyond);
     if (!is_counted)
-        ct_holding_change(memory, graph);
+        ct_holding_add(memory, graph);
     return most < bytes ? most : bytes;
 }
 

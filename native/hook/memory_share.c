@@ -79,7 +79,7 @@ CT_EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer
         if (ct_holding_find(memory, CT_HELD_MEMORY, start, &holding) && !holding.note) {
             holding.note = key;
             if (ct_ledger_share_add(&memory->ledger, CT_LEDGER_EXPORT, key, holding.bytes))
-                ct_holding_change(memory, &holding);
+                ct_holding_add(memory, &holding);
             else
                 result = CUDA_ERROR_OUT_OF_MEMORY;
         }
@@ -106,7 +106,7 @@ static CUresult opened(struct ct_memory *memory, const CUdeviceptr *pointer, uin
         holding = (struct ct_holding){.key = *pointer, .bytes = 1, .home = ct_memory_home(memory), .note = key,
                                       .held = CT_HELD_OPENED};
     }
-    ct_holding_change(memory, &holding);
+    ct_holding_add(memory, &holding);
     return result;
 }
 

@@ -71,7 +71,7 @@ static void drop(struct ct_holdings *holdings, uint64_t hole)
     holdings->count--;
 }
 
-static int put(struct ct_memory *memory, const struct ct_holding *holding, int is_new)
+int ct_holding_add(struct ct_memory *memory, const struct ct_holding *holding)
 {
     if (!memory)
         return 1;
@@ -81,23 +81,11 @@ static int put(struct ct_memory *memory, const struct ct_holding *holding, int i
                    holdings->count + 2 <= holdings->places; /* full is slow, and better than forgotten */
     if (has_room) {
         struct ct_holding *place = &holdings->place[seek(holdings, holding->held, holding->key)];
-        if (is_new && place->held && place->held < CT_HELD_POOLED) /* freed past us: no driver gives the same twice */
-            ct_memory_give(memory, place->kind, place->bytes);
         holdings->count += !place->held;
         *place = *holding;
     }
     let_go(memory);
     return has_room;
-}
-
-int ct_holding_add(struct ct_memory *memory, const struct ct_holding *holding)
-{
-    return put(memory, holding, 1);
-}
-
-void ct_holding_change(struct ct_memory *memory, const struct ct_holding *holding)
-{
-    put(memory, holding, 0);
 }
 
 static int look(struct ct_memory *memory, enum ct_held held, uint64_t key, struct ct_holding *found, int is_taken)
@@ -170,10 +158,14 @@ void ct_holdings_end(struct ct_memory *memory, uint64_t home)
 
 CUresult ct_memory_settle(struct ct_memory *memory, const struct ct_holding *holding, CUresult result)
 {
-    if (result == CUDA_SUCCESS)
+    struct ct_holding earlier;
+    if (result == CUDA_SUCCESS) {
+        if (ct_holding_take(memory, holding->held, holding->key, &earlier))
+            give(memory, &earlier); /* it was freed past us: the driver does not give the same twice */
         ct_holding_add(memory, holding);
-    else
+    } else {
         ct_memory_give(memory, holding->kind, holding->bytes);
+    }
     ct_memory_end(memory);
     return ct_fault_seen(result);
 }

@@ -152,10 +152,11 @@ void ct_ledger_grant(struct ct_ledger_account *account, uint64_t generation); /*
 /* Frees the line of a process that is gone, if it is still that process's: its exports that others have open become LEFT. */
 void ct_ledger_clear(void *file, size_t bytes, uint32_t slot, uint32_t line, uint64_t owner);
 /* What the device says a process holds in all; taken only if no call of it was under way: begun and ended as read before the
- * device was asked. 0: it was not taken. Of managed memory nobody knows how much is on the device: with it, what contexts and
- * modules are believed to take is doubted only upwards. */
-int ct_ledger_measured(struct ct_ledger_line *line, uint64_t owner, uint64_t begun_before, uint64_t ended_before,
-                       uint64_t held_bytes);
+ * device was asked. 0: it was not taken. Of managed memory nobody knows how much is on the device, and of memory that several
+ * processes have open nobody knows whom the device counts it to: with either, what contexts and modules are believed to take
+ * is doubted only upwards. */
+int ct_ledger_measured(void *file, size_t bytes, uint32_t slot, uint32_t line, uint64_t owner, uint64_t begun_before,
+                       uint64_t ended_before, uint64_t held_bytes);
 /* Frees the LEFT shares of an account that nobody has open any more. */
 void ct_ledger_sweep(void *file, size_t bytes, uint32_t slot);
 

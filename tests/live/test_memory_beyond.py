@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cotenant.live.clock import pause
-from cotenant.live.softgpu import manage
-from tests.live.ledgers import Tenants
+from tests.live.ledgers import Quotas
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
 pytestmark = pytest.mark.timeout(240)
@@ -21,110 +19,108 @@ PAST = "CUDA_ERROR_OUT_OF_MEMORY"
 
 
 @pytest.fixture
-def tenants(softgpu: Path, tmp_path: Path) -> Iterator[Tenants]:
-    made = Tenants(softgpu, tmp_path)
-    for slot in (0, 1):
-        made.allow(slot, GIB)
+def quotas(softgpu: Path, tmp_path: Path) -> Iterator[Quotas]:
+    made = Quotas(softgpu, tmp_path, GIB, GIB)
     yield made
     made.close()
 
 
-def agrees(tenants: Tenants, *slots: int) -> None:
+def agrees(quotas: Quotas, *slots: int) -> None:
     """Ledger and device say the same, and nobody was ever past the quota."""
     for slot in slots or (0, 1):
-        assert tenants.held(slot) == tenants.truth(slot)
-        assert tenants.peak(slot) <= GIB
+        assert quotas.held(slot) == quotas.truth(slot)
+        assert quotas.truth(slot, "memory_peak_bytes") <= GIB
 
 
-def test_a_pool_counts_by_what_it_reserves(tenants: Tenants) -> None:
-    one = tenants.process(0)
+def test_a_pool_counts_by_what_it_reserves(quotas: Quotas) -> None:
+    one = quotas.start(0)
     assert one.code("alloc_async", 20 * GIB) == PAST
-    assert tenants.held(0) == 0
-    assert tenants.line(one).denied == 1
+    assert quotas.held(0) == 0
+    assert quotas.denied(0) == 1
     first = one.do("alloc_async", 100 * MIB)
-    assert tenants.held(0) == tenants.truth(0) == 100 * MIB
+    assert quotas.held(0) == quotas.truth(0) == 100 * MIB
     one.do("spin", 1_000_000)
     one.do("free_async", first)
-    assert tenants.held(0) == 100 * MIB  # reserved until somebody waits
+    assert quotas.held(0) == 100 * MIB  # reserved until somebody waits
     one.do("sync")
-    assert tenants.held(0) == tenants.truth(0) == 0
+    assert quotas.held(0) == quotas.truth(0) == 0
     pool = one.do("pool_make", exportable=False)
     one.do("pool_threshold", pool, 2 * GIB)
     kept = one.do("pool_alloc", pool, 700 * MIB)
     assert one.code("alloc_async", 400 * MIB) == PAST
     one.do("free_async", kept)
     one.do("sync")
-    assert tenants.held(0) == tenants.truth(0) == 700 * MIB  # above the threshold nothing goes back
+    assert quotas.held(0) == quotas.truth(0) == 700 * MIB  # above the threshold nothing goes back
     plain = one.do("alloc", 900 * MIB)  # unless somebody of this process needs it
-    agrees(tenants, 0)
+    agrees(quotas, 0)
     one.do("free", plain)
     one.do("pool_alloc", pool, 700 * MIB)
     one.do("pool_trim", pool, 0)
-    agrees(tenants, 0)
-    assert tenants.held(0) == 700 * MIB
+    agrees(quotas, 0)
+    assert quotas.held(0) == 700 * MIB
 
 
-def test_what_a_destroyed_pool_gave_counts_until_it_is_freed(tenants: Tenants) -> None:
-    one = tenants.process(0)
+def test_what_a_destroyed_pool_gave_counts_until_it_is_freed(quotas: Quotas) -> None:
+    one = quotas.start(0)
     pool = one.do("pool_make", exportable=False)
     kept, other = one.do("pool_alloc", pool, 10 * MIB), one.do("pool_alloc", pool, 30 * MIB)
     one.do("pool_destroy", pool)
-    assert tenants.held(0) == tenants.truth(0) == 40 * MIB
+    assert quotas.held(0) == quotas.truth(0) == 40 * MIB
     one.do("free", other)
     one.do("spin", 1_000_000)
     one.do("free_async", kept)
     one.do("sync")
-    assert tenants.held(0) == tenants.truth(0) == 0
+    assert quotas.held(0) == quotas.truth(0) == 0
     busy = one.do("pool_make", exportable=False)
     late = one.do("pool_alloc", busy, 10 * MIB)
     one.do("spin", 2_000_000_000)
     one.do("free_async", late)
     one.do("pool_destroy", busy)
-    assert tenants.held(0) == tenants.truth(0) == 10 * MIB
+    assert quotas.held(0) == quotas.truth(0) == 10 * MIB
     one.do("sync")
-    assert tenants.held(0) == tenants.truth(0) == 0
+    assert quotas.held(0) == quotas.truth(0) == 0
     host = one.do("host_pool")
     one.do("pool_alloc", host, 2 * GIB)  # the host's memory is no business of the device's
-    agrees(tenants, 0)
+    agrees(quotas, 0)
 
 
-def test_a_plain_allocation_freed_in_stream_order_counts_until_then(tenants: Tenants) -> None:
-    one = tenants.process(0)
+def test_a_plain_allocation_freed_in_stream_order_counts_until_then(quotas: Quotas) -> None:
+    one = quotas.start(0)
     plain = one.do("alloc", 800 * MIB)
     one.do("spin", 1_000_000_000)
     one.do("free_async", plain)
-    assert tenants.held(0) == tenants.truth(0) == 800 * MIB
+    assert quotas.held(0) == quotas.truth(0) == 800 * MIB
     assert one.code("alloc", 800 * MIB) == PAST
     one.do("sync")
     one.do("alloc", 800 * MIB)
-    agrees(tenants, 0)
+    agrees(quotas, 0)
 
 
-def test_graphs_memory_does_not_escape(tenants: Tenants) -> None:
-    one = tenants.process(0)
+def test_graphs_memory_does_not_escape(quotas: Quotas) -> None:
+    one = quotas.start(0)
     assert one.code("launch", one.do("graph", 600 * MIB, 600 * MIB)) == PAST
     assert one.code("launch", one.do("captured", 2 * GIB)) == PAST
-    assert tenants.peak(0) == 0
+    assert quotas.truth(0, "memory_peak_bytes") == 0
     fits = one.do("graph", 600 * MIB)
     for _ in range(3):  # again while the last one may still have its memory
         one.do("launch", fits)
     one.do("sync")
-    agrees(tenants, 0)
-    assert tenants.held(0) == 0
+    agrees(quotas, 0)
+    assert quotas.held(0) == 0
     keeps = one.do("graph", 600 * MIB, frees=False)
     one.do("launch", keeps)
-    agrees(tenants, 0)
+    agrees(quotas, 0)
     assert one.code("launch", fits) == PAST
     one.do("end_graph", keeps)
-    agrees(tenants, 0)
+    agrees(quotas, 0)
     assert one.code("alloc", 600 * MIB) == PAST
     one.do("launch", one.do("captured", 100 * MIB))
     one.do("sync")
-    agrees(tenants, 0)
+    agrees(quotas, 0)
 
 
-def test_physical_memory_counts_from_its_making_to_its_last_mapping(tenants: Tenants) -> None:
-    one = tenants.process(0)
+def test_physical_memory_counts_from_its_making_to_its_last_mapping(quotas: Quotas) -> None:
+    one = quotas.start(0)
     assert one.code("create", 2 * GIB) == PAST
     size = 400 * MIB
     handle = one.do("create", size)
@@ -133,22 +129,22 @@ def test_physical_memory_counts_from_its_making_to_its_last_mapping(tenants: Ten
     one.do("map", at + size, size, handle)
     one.do("release", handle)
     assert one.code("create", 2 * size) == PAST
-    agrees(tenants, 0)
+    agrees(quotas, 0)
     again = one.do("retain", at + 5)
     one.do("unmap", at, 2 * size)
-    agrees(tenants, 0)
-    assert tenants.held(0) == size
+    agrees(quotas, 0)
+    assert quotas.held(0) == size
     one.do("release", again)
-    agrees(tenants, 0)
-    assert tenants.held(0) == 0
+    agrees(quotas, 0)
+    assert quotas.held(0) == 0
 
 
 @pytest.mark.parametrize("way", ["plain", "physical", "pool"])
 @pytest.mark.parametrize("end", ["frees", "dies"])
-def test_what_others_have_open_stays_its_makers(tenants: Tenants, way: str, end: str) -> None:
+def test_what_others_have_open_stays_its_makers(quotas: Quotas, way: str, end: str) -> None:
     """Also across tenants, whoever frees or dies first; and it is gone when the last one closes it."""
     size = 600 * MIB
-    maker, other = tenants.process(0), tenants.process(1)
+    maker, other = quotas.start(0), quotas.start(1)
     if way == "plain":
         made = maker.do("alloc", size)
         opened = other.do("ipc_open", maker.do("ipc_get", made + 512))
@@ -169,22 +165,20 @@ def test_what_others_have_open_stays_its_makers(tenants: Tenants, way: str, end:
         os.close(descriptor)
         opened = other.do("import_pointer", taken, maker.do("export_pointer", made))
         free, close = [("free", made), ("pool_destroy", pool)], [("pool_destroy", taken), ("free", opened)]
-    agrees(tenants)
-    assert (tenants.held(0), tenants.held(1)) == (size, 0)
+    agrees(quotas)
+    assert (quotas.held(0), quotas.held(1)) == (size, 0)
     if end == "frees":
         for name, what in free:
             maker.do(name, what)
     else:
         maker.kill()
-        while maker.process.pid in {client["pid"] for client in manage.inspect(tenants.softgpu, 0)["clients"]}:
-            pause(0.005)
-        tenants.bury()
-    agrees(tenants)
+        quotas.bury()
+    agrees(quotas)
     left = 0 if (way, end) == ("pool", "frees") else size  # a pool that is empty has nothing reserved
-    assert (tenants.held(0), tenants.held(1)) == (left, 0)
-    assert tenants.process(0).code("alloc", GIB - left + 512) == PAST
+    assert (quotas.held(0), quotas.held(1)) == (left, 0)
+    assert quotas.start(0).code("alloc", GIB - left + 512) == PAST
     other.do("alloc", GIB)  # the importer's own quota is whole
     for name, what in close:
         other.do(name, what)
-    agrees(tenants)
-    assert (tenants.held(0), tenants.held(1)) == (0, GIB)
+    agrees(quotas)
+    assert (quotas.held(0), quotas.held(1)) == (0, GIB)

@@ -6,7 +6,6 @@ then be had. The order of the looks makes that sound: who was dead before the de
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -86,7 +85,8 @@ class Books:
         taken = self._ledgers.measured(self._gpu, line, held)
         if taken and held and not (line.booked_bytes or line.managed_bytes):
             self._contexts.append(held)
-            self._ledgers.learn_context(self._gpu, int(statistics.median_low(self._contexts)))
+            # The least: of the others some have several contexts, or memory that they opened and its owner left them.
+            self._ledgers.learn_context(self._gpu, min(self._contexts))
 
     def _tell_faults(self, seats: Mapping[int, int]) -> None:
         """Once for each process: what it cannot survive does not get worse."""
