@@ -54,6 +54,7 @@ TENANTS: Final = (
     Tenancy("two", 2, 512 * _MIB),
     Tenancy("other", 2, 384 * _MIB),
 )
+SCOUT: Final = Tenancy("scout", 1, 256 * _MIB)
 LARGEST_BYTES: Final = 128 * _MIB
 
 
@@ -114,7 +115,7 @@ class _World:
     def __enter__(self) -> Self:
         for directory in (self._places.runtime, self._places.state):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        manage.create(self._gpus, "v100", 1, context_bytes=CONTEXT_BYTES)
+        manage.create(self._gpus, "v100", 1, context_bytes=CONTEXT_BYTES, counts_code=True)
         with (self._home / "node.err").open("ab") as complaints:
             self._node = subprocess.Popen(
                 self._cotenant("node", "--slots", "8"), stdin=subprocess.DEVNULL, stdout=complaints, stderr=complaints
@@ -139,13 +140,9 @@ class _World:
     def run(self) -> None:
         """From the first process to the last."""
         total = sum(one.workers for one in TENANTS)
+        self._scout()
         for number, one in enumerate(TENANTS):
             self._start(number, one, self._operations // total, self._kills * one.workers // total)
-        self._tell(QUIET)
-        for _ in self._until("the node does not learn what a context takes"):
-            if (look := look_at(self._places.pages, 0)) is not None and look.context_bytes:
-                break
-        self._tell(WORK)
         goal = self._operations // total * total
         for quiet in range(1, self._quiets + 1):
             for _ in self._until("the processes do not go on"):
@@ -180,6 +177,17 @@ class _World:
         }
 
     # -- tenants -------------------------------------------------------------------------------------------------
+
+    def _scout(self) -> None:
+        """What a context takes of this device the node learns from the first process that has one and nothing else."""
+        board = Board(self._home / f"board-{SCOUT.name}", SCOUT.workers)
+        self._start(0, SCOUT, 0, 0)
+        for _ in self._until("the node does not learn what a context takes"):
+            if (look := look_at(self._places.pages, 0)) is not None and look.context_bytes:
+                break
+        board.tell(STOP)
+        scout = self._running.pop()
+        scout.communicate()
 
     def _cotenant(self, *words: str) -> list[str]:
         where = ["--runtime", str(self._places.runtime), "--state", str(self._places.state)]
