@@ -44,6 +44,12 @@ static void keep(const struct ct_gate_peer *known, uint32_t count, struct ct_gat
     peer->seen = peer->observed = SEE(peer->page->sequence);
 }
 
+/* Who is to end lets everybody go first, its equals too. */
+static uint32_t priority_of(const struct ct_gate_seat *seat)
+{
+    return seat->flags & CT_GATE_SEAT_ENDING ? CT_GATE_PRIORITIES : seat->priority;
+}
+
 static void seat_others(struct ct_gate *gate, const struct ct_gate_rules *rules)
 {
     struct ct_gate_peer known[CT_GATE_SEATS];
@@ -51,7 +57,7 @@ static void seat_others(struct ct_gate *gate, const struct ct_gate_rules *rules)
     memcpy(known, gate->above, sizeof known[0] * known_count);
     uint32_t top = gate->priority;
     for (uint64_t i = 0; i < rules->seats; i++)
-        top = rules->seat[i].priority < top ? rules->seat[i].priority : top;
+        top = priority_of(&rules->seat[i]) < top ? priority_of(&rules->seat[i]) : top;
     gate->above_count = gate->beside_count = 0;
     gate->must_claim = 0;
     for (uint64_t i = 0; i < rules->seats; i++) {
@@ -59,12 +65,12 @@ static void seat_others(struct ct_gate *gate, const struct ct_gate_rules *rules)
         struct ct_gate_peer peer = {.page = page_of(gate, seat->slot),
                                     .generation = seat->generation,
                                     .slot = seat->slot,
-                                    .priority = seat->priority};
+                                    .priority = priority_of(seat)};
         /* Another generation in our slot is another tenant: then it is we who have no seat. */
         if ((seat->slot == gate->slot && seat->generation == gate->generation) || !peer.page)
             continue;
-        gate->must_claim |= seat->priority > top; /* it must ask as we do, whether above us or beside us */
-        if (seat->priority < gate->priority) {
+        gate->must_claim |= peer.priority > top; /* it must ask as we do, whether above us or beside us */
+        if (peer.priority < gate->priority) {
             keep(known, known_count, &peer);
             gate->above[gate->above_count++] = peer;
         } else {
@@ -105,7 +111,7 @@ void ct_gate_reread(struct ct_gate *gate)
     if (ct_roster_read(gate->roster, &rules, &writes) < 0)
         return; /* the last rules hold, and the next launch tries again */
     gate->writes = writes;
-    gate->is_seated = gate->is_paused = 0;
+    gate->is_seated = gate->is_paused = gate->is_ending = 0;
     gate->priority = CT_GATE_PRIORITIES; /* who lost its seat is below everybody */
     gate->least_ppm = 0;
     for (uint64_t i = 0; i < rules.seats; i++) {
@@ -113,8 +119,9 @@ void ct_gate_reread(struct ct_gate *gate)
         if (seat->slot != gate->slot || seat->generation != gate->generation)
             continue;
         gate->is_seated = 1;
-        gate->priority = seat->priority;
+        gate->priority = priority_of(seat);
         gate->is_paused = (seat->flags & CT_GATE_SEAT_PAUSED) != 0;
+        gate->is_ending = (seat->flags & CT_GATE_SEAT_ENDING) != 0;
         gate->least_ppm = seat->least_ppm;
     }
     gate->policy = rules.policy;
@@ -128,7 +135,7 @@ void ct_gate_reread(struct ct_gate *gate)
     gate->mine = gate->is_seated ? gate->page : &gate->orphan;
     if (gate->is_seated)
         move_in(gate);
-    gate->must_ask = gate->is_paused || (gate->policy != CT_GATE_OPEN && gate->above_count > 0);
+    gate->must_ask = gate->is_paused || gate->is_ending || (gate->policy != CT_GATE_OPEN && gate->above_count > 0);
     if (!gate->must_ask) /* what is launched from now on is not counted: nor must its end end what was before */
         gate->unconfirmed = gate->unconfirmed_ns = gate->charged_until_ns = gate->owed_ns = 0;
 }

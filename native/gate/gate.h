@@ -77,6 +77,7 @@ struct ct_gate {
     /* from the roster, as of `writes` */
     uint64_t writes;
     int must_ask, is_paused, is_seated;
+    int is_ending;  /* whoever kills us finds at most one launch of ours on the device */
     int must_claim; /* others must ask, too: one decides at a time */
     uint32_t priority;
     uint64_t policy, bound_ns, delay_ppm, patience_ns, switch_ns, spin_ppm, least_ppm;

@@ -37,7 +37,11 @@ enum ct_gate_policy {
     CT_GATE_FILL = 2,   /* below an active holder, what fits into its gaps */
 };
 
-enum ct_gate_seat_flag { CT_GATE_SEAT_PAUSED = 1, CT_GATE_SEAT_ONLINE = 2 };
+enum ct_gate_seat_flag {
+    CT_GATE_SEAT_PAUSED = 1,
+    CT_GATE_SEAT_ONLINE = 2,
+    CT_GATE_SEAT_ENDING = 4, /* it was asked to end: below everybody, and one launch at a time */
+};
 
 struct ct_gate_seat {
     uint32_t generation;

@@ -153,7 +153,7 @@ void ct_marks_note(struct ct_session *session, const struct ct_gate_wish *wish, 
     marks->outstanding++;
     int is_due = lane->open.expect_ns >= part_ns || lane->open.unknown || wish->expect_ns >= LONG_NS ||
                  lane->open.launches >= SHARED_BY || gate->unconfirmed_ns + wish->expect_ns > gate->bound_ns ||
-                 now_ns - marks->switched_ns < AGED_NS;
+                 gate->is_ending || now_ns - marks->switched_ns < AGED_NS;
     ct_unlock(session);
     if (is_due && may_mark && !atomic_load_explicit(&session->captures, memory_order_relaxed))
         mark_lane(session, lane);

@@ -218,6 +218,31 @@ static void a_change_acts_at_the_next_launch(void)
     EXPECT_EQ(session->record.header->calls, 3);
 }
 
+/* A tenant that is to end, alone on its device: what a kill would find is one launch, whatever it launches. */
+static void one_at_a_time_at_the_end(void)
+{
+    struct ct_gate_rules rules = rules_of(7, 2);
+    make_gate(&rules, SIZE_MAX, OFFLINE);
+    struct ct_session *session = opened();
+    const struct ct_gate *gate = &session->gateway->gate;
+    for (int i = 0; i < 3; i++)
+        EXPECT_EQ(test_launch(0x1000, 1, NULL), CUDA_SUCCESS);
+    EXPECT_EQ(page_of(OFFLINE)->counts.admitted, 0);
+    EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
+    rules.seat[1].flags = CT_GATE_SEAT_ENDING;
+    for (int i = 0; i < 2; i++) {
+        rules.policy = i ? CT_GATE_OPEN : CT_GATE_FILL;
+        ct_roster_write((struct ct_gate_roster *)file, &rules);
+        for (int j = 0; j < 40; j++) {
+            EXPECT_EQ(test_launch(0x1000, 1 + (unsigned)j % 3, (CUstream)(uintptr_t)(j % 2)), CUDA_SUCCESS);
+            EXPECT_EQ(gate->unconfirmed, 1);
+        }
+    }
+    EXPECT_EQ(page_of(OFFLINE)->counts.admitted, 80);
+    EXPECT_EQ(page_of(OFFLINE)->counts.confirmed, 79);
+    EXPECT_EQ(page_of(OFFLINE)->counts.stuck, 0);
+}
+
 static void *launch_many(void *given)
 {
     for (int i = 0; i < MANY; i++) {
@@ -271,6 +296,7 @@ static void (*const CASES[])(void) = {
     what_a_profile_says_is_known,
     what_never_ends_holds_up_nothing_for_good,
     a_change_acts_at_the_next_launch,
+    one_at_a_time_at_the_end,
     many_threads_below_an_active_holder,
 };
 

@@ -54,6 +54,9 @@ class Machine(Protocol):
 Deeds: TypeAlias = dict[type, Callable[[Any], None]]
 """How each kind of action is carried out."""
 
+Observer: TypeAlias = Callable[[Instant, Event, list[Action]], None]
+"""Who is told of each turn after it."""
+
 
 class NodePorts(NamedTuple):
     """Where a node touches the outside."""
@@ -152,13 +155,14 @@ class NodeWorld:
 class Host:
     """One machine, its journal and its world."""
 
-    __slots__ = ("_deeds", "_journal", "machine")
+    __slots__ = ("_deeds", "_journal", "_observe", "machine")
 
-    def __init__(self, machine: Machine, deeds: Deeds, journal: Journal) -> None:
-        """Bind the three; nothing happens yet."""
+    def __init__(self, machine: Machine, deeds: Deeds, journal: Journal, observe: Observer | None = None) -> None:
+        """Bind them; nothing happens yet. Who observes sees each turn once it is done, and has no say in it."""
         self.machine = machine
         self._deeds = deeds
         self._journal = journal
+        self._observe = observe
 
     def turn(self, event: Event, now: Instant) -> Instant | None:
         """One turn; returns when the machine wants to be woken."""
@@ -167,6 +171,8 @@ class Host:
         full = self._journal.append(now, event, actions)
         for action in actions:
             self._deeds[type(action)](action)
+        if self._observe is not None:
+            self._observe(now, event, actions)
         if full:
             self._journal.begin_segment(now, machine.snapshot())
         return machine.next_wakeup()

@@ -49,6 +49,11 @@ def only_child(pid: int) -> int:
     return found[0]
 
 
+def program(pid: int) -> int:
+    """Below `cotenant run` is the guard, and below that the program."""
+    return only_child(only_child(pid))
+
+
 def test_a_node_is_started_when_none_runs_and_that_is_said(stage: Stage) -> None:
     first = stage.run("run", "--", "echo", "hello")
     assert (first.returncode, first.stdout) == (0, "hello\n")
@@ -160,7 +165,7 @@ def test_ctrl_c_in_a_terminal_reaches_the_program_exactly_once(stage: Stage) -> 
 def test_the_death_of_the_parent_frees_the_slot_and_takes_the_program_along(stage: Stage) -> None:
     stage.node()
     tenant = stage.tenant("a")
-    child = only_child(tenant.pid)
+    child = program(tenant.pid)
     tenant.kill()
     until(lambda: not stage.names())
     until(lambda: not alive(child))
@@ -170,7 +175,7 @@ def test_the_death_of_the_parent_frees_the_slot_and_takes_the_program_along(stag
 def test_the_death_of_the_program_is_forwarded_and_frees_the_slot(stage: Stage) -> None:
     stage.node()
     tenant = stage.tenant("a")
-    os.kill(only_child(tenant.pid), signal.SIGKILL)
+    os.kill(program(tenant.pid), signal.SIGKILL)
     assert tenant.wait(BOUND_S) == 137
     until(lambda: not stage.names())
     assert stage.endings() == {"a": "killed by SIGKILL"}

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from cotenant import cli
-from cotenant.apps.run import _flags_of
+from cotenant.apps.membership import _flags_of
 from cotenant.domain.event import NodeSettings
 from cotenant.domain.gate import GatePolicy, GateRules
 from cotenant.domain.gpu import Gpu

@@ -16,6 +16,7 @@ from tests.property.gate_sums import (
     Wish,
     earned_in,
     new_page,
+    rank,
     tenths_of,
     yielded,
 )
@@ -54,11 +55,11 @@ class Ledger:
         if self.writes != self.device.writes:
             self.writes = self.device.writes
             self.seat = next((s for s in rules.seats if (s.slot, s.generation) == (self.slot, self.generation)), None)
-            priority = self.seat.priority if self.seat else 10
+            priority = rank(self.seat) if self.seat else 10
             others = [s for s in rules.seats if s is not self.seat]
             known = {(s.slot, s.generation): seen for s, seen in self.seen.items()}
-            self.above = [s for s in others if s.priority < priority]
-            self.beside = [s for s in others if s.priority >= priority]
+            self.above = [s for s in others if rank(s) < priority]
+            self.beside = [s for s in others if rank(s) >= priority]
             pages = self.device.pages
             self.seen = {s: known.get((s.slot, s.generation), pages[s.slot]["sequence"]) for s in self.above}
             self.duty_from = 0
@@ -67,7 +68,8 @@ class Ledger:
                 kept = {"sequence": self.page["sequence"], "asked_ns": self.page["asked_ns"]}
                 self.page.update(new_page() | kept | {"generation": self.generation})
         self.rules, self.is_paused = rules, bool(self.seat and self.seat.paused)
-        asks = self.is_paused or bool(rules.policy is not GatePolicy.OPEN and self.above)
+        self.is_ending = bool(self.seat and self.seat.ending)
+        asks = self.is_paused or self.is_ending or bool(rules.policy is not GatePolicy.OPEN and self.above)
         if not asks:
             self.unconfirmed = self.unconfirmed_ns = self.charged_until = self.owed = 0
         return asks

@@ -37,6 +37,7 @@ from tests.property.gate_sums import (
     earned_in,
     loss_at,
     pace_of,
+    rank,
     yielded,
 )
 
@@ -55,14 +56,14 @@ class Tenant(Ledger):
 
     def better_waits(self, sure: int, room: int, since: int, now: int) -> bool:
         assert self.seat or self.above
-        mine = self.seat.priority if self.seat else 10
+        mine = rank(self.seat) if self.seat else 10
         for seat in [*self.above, *self.beside]:
             page = self.page_of(seat)
-            is_equal_to_old = seat.priority == mine and now - since >= RISK_AFTER
-            if not page or seat.priority > mine or is_equal_to_old or not self.is_asking(page, now):
+            is_equal_to_old = rank(seat) == mine and now - since >= RISK_AFTER
+            if not page or rank(seat) > mine or is_equal_to_old or not self.is_asking(page, now):
                 continue
             its = page["wanted_ns"] - 1
-            if its <= room and (seat.priority, -its, seat.slot) < (mine, -sure, self.slot):
+            if its <= room and (rank(seat), -its, seat.slot) < (mine, -sure, self.slot):
                 return True
         return False
 
@@ -220,6 +221,8 @@ class Tenant(Ledger):
             self.page[f"passed {TOP}"] += 1
             return 1, TOP, now
         is_full = self.unconfirmed > 1 and self.unconfirmed_ns + self.weight(expect) > self.rules.bound_ns
+        if self.is_ending:
+            is_full = self.unconfirmed > 0 or self.page["busy_ns"] > now
         competes = may_fill and not is_full and not self.is_paused
         self.page["wanted_ns"] = max(sure, expect) + 1 if competes else NEVER
         self.page["asked_ns"] = now
@@ -227,10 +230,12 @@ class Tenant(Ledger):
         if self.is_paused:
             return 0, PAUSED, now + PAUSE_LOOK
         if is_full:
-            if (now - since) // 8 < STUCK_AFTER // 8 + self.unconfirmed_ns:
+            if self.is_ending or (now - since) // 8 < STUCK_AFTER // 8 + self.unconfirmed_ns:
                 return 0, BOUND, max(self.page["busy_ns"], now + AGAIN)
             self.page["stuck"] += 1
             return self.admit(STUCK, wish, now)
+        if self.rules.policy is GatePolicy.OPEN:
+            return self.admit(FREE, wish, now)
         reason, until = self.decide(wish, since, now)
         is_due = self.seat and self.seat.least_ppm and self.least_until - now <= BURST
         if reason >= BUSY and is_due and self.page["busy_ns"] <= now:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from cotenant.domain.gate import GateSeat
+
 US: Final = 1000
 MS: Final = 1000 * US
 NEVER: Final = 2**64 - 1
@@ -28,6 +30,11 @@ COUNTS: Final = (
     *("launches", "device_ns", "filled_ns", "waits", "waited_ns", "overruns", "overrun_ns", "admitted", "submitted"),
     *("late", "late_ns", "stale", "foreseen", "early", "miss_ns", "confirmed", "stuck"),
 )
+
+
+def rank(seat: GateSeat) -> int:
+    """Below everybody is who is to end."""
+    return 10 if seat.ending else seat.priority
 
 
 def earned_in(amount: int, ppm: int) -> int:

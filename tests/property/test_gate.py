@@ -45,7 +45,7 @@ short = st.builds(
     st.sampled_from([0, 0, 2 * US]),
 )
 rarely = st.integers(0, 5).map(lambda drawn: drawn == 5)
-seats = st.tuples(st.integers(0, 3), rarely, st.sampled_from([0, 0, 0, 0, 50_000, 1_000_000]))
+seats = st.tuples(st.integers(0, 3), rarely, st.sampled_from([0, 0, 0, 0, 50_000, 1_000_000]), rarely)
 gaps_ns = st.sampled_from([200 * US, 900 * US, 70 * US])
 rules = st.builds(
     GateRules,
@@ -131,26 +131,26 @@ class GateMachine(RuleBasedStateMachine):
     """Launches, rests, deaths, new rules: after each, both forms say and show the same, and the promises hold."""
 
     @initialize(new=rules, drawn=st.lists(seats, min_size=2, max_size=SLOTS), confirms=st.integers(0, 3))
-    def begin(self, new: GateRules, drawn: list[tuple[int, bool, int]], confirms: int) -> None:
+    def begin(self, new: GateRules, drawn: list[tuple[int, bool, int, bool]], confirms: int) -> None:
         self.confirms = confirms > 0
         self.file, self.now, self.generations = File(), 1_000_000_000, [0] * SLOTS
         self.reseat(new, drawn)
 
     @rule(new=rules, drawn=st.lists(seats, min_size=2, max_size=SLOTS), renew=st.booleans())
-    def change(self, new: GateRules, drawn: list[tuple[int, bool, int]], renew: bool) -> None:
+    def change(self, new: GateRules, drawn: list[tuple[int, bool, int, bool]], renew: bool) -> None:
         if renew:
             self.reseat(new, drawn)
         else:
             self.file.write(msgspec.structs.replace(new, seats=self.file.rules.seats))
 
-    def reseat(self, new: GateRules, drawn: list[tuple[int, bool, int]]) -> None:
+    def reseat(self, new: GateRules, drawn: list[tuple[int, bool, int, bool]]) -> None:
         """Seats for the first so many slots; who lives there stays, the rest of the slots get a new generation."""
         coming = [slot for slot in range(len(drawn)) if slot not in self.file.pairs]
         for slot in coming:
             self.generations[slot] += 1
         placed = [
-            GateSeat(slot, self.generations[slot], drawn_priority if slot else 0, slot == 0, paused, least)
-            for slot, (drawn_priority, paused, least) in enumerate(drawn)
+            GateSeat(slot, self.generations[slot], drawn_priority if slot else 0, slot == 0, paused, least, ending)
+            for slot, (drawn_priority, paused, least, ending) in enumerate(drawn)
         ]
         self.file.write(msgspec.structs.replace(new, seats=tuple(placed)))
         for slot in coming:
@@ -180,7 +180,9 @@ class GateMachine(RuleBasedStateMachine):
     def open_a_gap(self, gap_ns: int, others: list[Wish], turned: bool) -> None:
         """The others ask while one is busy, and again, in either order, when its work is over."""
         holder, *slots = sorted(self.file.pairs)
-        calm = [msgspec.structs.replace(seat, paused=False, least_ppm=0) for seat in self.file.rules.seats]
+        calm = [
+            msgspec.structs.replace(seat, paused=False, least_ppm=0, ending=False) for seat in self.file.rules.seats
+        ]
         self.file.write(GateRules(switch_ns=0, seats=tuple(calm)))
         self.now += 200 * MS
         self.launch(holder, (20 * US, 20 * US, gap_ns, gap_ns + 100 * US, 1, 0, 1))
@@ -210,15 +212,19 @@ class GateMachine(RuleBasedStateMachine):
         passes, reason, until_ns = answer
         pair, rules, now = self.file.pairs[slot], self.file.rules, self.now
         mine = next((seat for seat in before if (seat.slot, seat.generation) == (slot, self.generations[slot])), None)
-        priority = mine.priority if mine else 10
+        priority = sums.rank(mine) if mine else 10
         valid = {seat: page for seat, page in before.items() if page["generation"] == seat.generation and seat != mine}
-        above = [page for seat, page in valid.items() if seat.priority < priority]
+        above = [page for seat, page in valid.items() if sums.rank(seat) < priority]
         active = [page for page in above if is_active(page, rules.patience_ns, now)]
         if mine and mine.paused:
             assert (passes, reason) == (0, sums.PAUSED)
             return
-        if rules.policy is GatePolicy.OPEN or not any(seat.priority < priority for seat in before if seat != mine):
-            assert (passes, reason) == (1, sums.TOP)
+        above_it = [seat for seat in before if seat != mine and sums.rank(seat) < priority]
+        is_ending = mine is not None and mine.ending
+        if mine and is_ending:
+            self.check_ending(before[mine]["busy_ns"], len(above_it), answer)
+        if rules.policy is GatePolicy.OPEN or not above_it:
+            assert is_ending or (passes, reason) == (1, sums.TOP)
             return
         assert passes == (reason < sums.BUSY)
         if not passes:
@@ -227,7 +233,7 @@ class GateMachine(RuleBasedStateMachine):
         if active and rules.policy is GatePolicy.STRICT:
             assert reason in {sums.LEAST, sums.STUCK}
         own = before[mine]["busy_ns"] if mine else pair.plain.orphan["busy_ns"] - wish[0]
-        beside = [page["busy_ns"] for seat, page in valid.items() if seat.priority >= priority]
+        beside = [page["busy_ns"] for seat, page in valid.items() if sums.rank(seat) >= priority]
         outstanding = sum(max(busy_ns - now, 0) for busy_ns in [own, *beside])
         expect, sure = wish[0], max(wish[:2])
         if reason == sums.GAP:
@@ -245,17 +251,32 @@ class GateMachine(RuleBasedStateMachine):
             assert outstanding + expect <= max(rules.bound_ns, min(sums.LEAD, rules.bound_ns) + expect)
             assert debt_ns <= sums.BURST or not rules.delay_ppm
         if reason == sums.BESIDE:
-            assert wish[5]
-            assert expect
-            assert active
-            assert rules.delay_ppm
-            assert debt_ns <= sums.BURST
-            assert outstanding + expect <= max(sums.DEPTH, sums.LEAD // 2 + expect)
+            self.check_beside(wish, active, debt_ns, outstanding)
         if reason == sums.RISK:
             assert debt_ns == 0
             assert outstanding == 0
         if reason != sums.STUCK and not pair.is_rebound:
             assert len(pair.pending) < 2 or sum(w[0] for w in pair.pending) + expect <= rules.bound_ns
+
+    def check_beside(self, wish: Wish, active: list[Page], debt_ns: int, outstanding: int) -> None:
+        """It gives way block by block, those above are there and can spare it, and little else is submitted."""
+        assert wish[5]
+        assert wish[0]
+        assert active
+        assert self.file.rules.delay_ppm
+        assert debt_ns <= sums.BURST
+        assert outstanding + wish[0] <= max(sums.DEPTH, sums.LEAD // 2 + wish[0])
+
+    def check_ending(self, busy_ns: int, above: int, answer: Answer) -> None:
+        """One launch at a time; alone, or where everybody passes, nothing else keeps it."""
+        passes, reason, _ = answer
+        if busy_ns > self.now:
+            assert (passes, reason) == (0, sums.BOUND)
+        elif self.file.rules.policy is GatePolicy.OPEN:
+            assert reason in {sums.FREE, sums.BOUND}
+        elif not above:
+            assert reason in {sums.FREE, sums.BOUND, sums.DEBT, sums.OTHER, sums.LEAST}
+        assert reason not in {sums.TOP, sums.STUCK}
 
     def check_best(self, slot: int, priority: int, sure: int, room: int) -> None:
         """Nobody who waits, and would fit, came before: by priority, then the longest, then the slot."""
@@ -270,8 +291,8 @@ class GateMachine(RuleBasedStateMachine):
             longest = max(other.wish[:2])
             is_there = seat.generation == self.generations[seat.slot]
             is_waiting = is_there and page["wanted_ns"] == longest + 1 and self.now - page["asked_ns"] <= sums.LOOK
-            if is_waiting and longest <= room and not (is_old and seat.priority == priority):
-                assert (priority, -sure, slot) < (seat.priority, -longest, seat.slot)
+            if is_waiting and longest <= room and not (is_old and sums.rank(seat) == priority):
+                assert (priority, -sure, slot) < (sums.rank(seat), -longest, seat.slot)
 
     @rule(slot=st.integers(0, SLOTS - 1), low=few_ns, high=few_ns, drained=st.booleans())
     def rest(self, slot: int, low: int, high: int, drained: bool) -> None:
@@ -336,8 +357,8 @@ def test_what_ends_in_time_in_the_mean_only_passes_no_deep_debt() -> None:
     """Found by chance: a kernel that gives way, and whose mean just fits the gap, went in for nothing."""
     state = GateMachine()
     rules = GateRules(GatePolicy.FILL, 500000, 20000, 2000000, 0)
-    state.begin(new=rules, drawn=[(0, False, 0), (0, False, 0)], confirms=0)
-    state.change(drawn=[(0, False, 0), (1, False, 0), (0, False, 0)], new=rules, renew=True)
+    state.begin(new=rules, drawn=[(0, False, 0, False), (0, False, 0, False)], confirms=0)
+    state.change(drawn=[(0, False, 0, False), (1, False, 0, False), (0, False, 0, False)], new=rules, renew=True)
     state.keep_launching(number=1, times=1, wish=(600000, 600000, 900000, 920000, 0, 0, 1))
     state.keep_launching(number=0, times=1, wish=(20000, 20000, 900000, 920000, 0, 0, 1))
     state.open_a_gap(gap_ns=200000, others=[(25000, 25000, 0, 0, 1, 0, 1)], turned=False)

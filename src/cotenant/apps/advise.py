@@ -18,8 +18,9 @@ from cotenant.format.config import RunConfig
 from cotenant.live.client import tenants_of
 from cotenant.live.directory import Places
 from cotenant.live.gpu import GpuReading, nvml, read_gpus
+from cotenant.live.guard import Child
 from cotenant.live.hook.trace import family, read_records
-from cotenant.live.process import Child, exec_failure_code
+from cotenant.live.process import Signals, exec_failure_code
 from cotenant.policy.predict.fill import Fill
 
 _LOOK_MS: Final = 200
@@ -108,25 +109,36 @@ def observe(
     with hook_into(config, places.runtime / "hook", environ, config.task, None, say) as hooked:
         if hooked is None:
             raise WorldError("there is no CUDA driver to look at; `cotenant doctor` says what to do")
+        signals = Signals()
         try:
-            child = Child(command, {**environ, **hooked.variables(environ, None)}, [])
+            child = Child(command, {**environ, **hooked.variables(environ, None)}, [], signals.before)
         except OSError as error:
+            signals.close()
             say(f"cannot run {command[0]!r}: {error.strerror}")
             return exec_failure_code(error), [], []
         with contextlib.ExitStack() as stack:
+            stack.callback(signals.close)
             try:
                 stack.enter_context(nvml(soft))
                 has_nvml = True
             except WorldError as error:
                 say(f"{error}; memory is not told")
                 has_nvml = False
-            ended = select.poll()
-            ended.register(child.fileno(), select.POLLIN)
-            while not ended.poll(_LOOK_MS):
-                hooked.look(child.pid)
+            poller = select.poll()
+            poller.register(child.fileno(), select.POLLIN)
+            poller.register(signals.fileno(), select.POLLIN)
+            while child.code is None:
+                ready = [descriptor for descriptor, _ in poller.poll(_LOOK_MS)]
+                if child.fileno() in ready:
+                    child.hear()
+                for number, has_it in signals.read():
+                    if not has_it:
+                        child.send_signal(number)
+                hooked.look(child.guard)
                 if has_nvml:
-                    watch.look(read_gpus(soft), family(child.pid))
-        code = child.wait()
+                    watch.look(read_gpus(soft), family(child.guard))
+        code = child.code
+        child.release(let_go=True)
         return code, profiles_of(hooked.collect(config.task), config.task), watch.uses()
 
 

@@ -1,4 +1,4 @@
-"""Wires `cotenant pause`, `resume` and `set`: what is changed about tenants and rules while they run."""
+"""Wires `cotenant pause`, `resume`, `evict` and `set`: what is changed about tenants and rules while they run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from cotenant.domain.tenant import NAME_LIMIT, NAME_PATTERN
 from cotenant.errors import ConfigError
 from cotenant.format import wire
 from cotenant.format.config import NodeConfig
+from cotenant.format.quantity import parse_duration
 from cotenant.live.client import wish
+from cotenant.machine.ending import AT_ONCE_NS
 
 RULES = ("gate", "bound", "delay", "patience", "switch", "spin")
 """The fields of `[node]` that are the rules of the gate."""
@@ -24,6 +26,12 @@ def set_paused(socket: Path, names: Sequence[str], *, all_offline: bool, paused:
         raise ConfigError("NAME", " ".join(names), "say which tenants, or --all-offline instead; see: cotenant ps")
     request = wire.Pause(wire.VERSION, [_name(name) for name in names], all_offline, paused)
     return wish(socket, request, " ".join(names))
+
+
+def evict(socket: Path, names: Sequence[str], grace: str | None) -> wire.Confirmed:
+    """Let tenants end gracefully, within a grace other than their own if one is given."""
+    grace_ns = 0 if grace is None else parse_duration(grace, field="--grace") or AT_ONCE_NS
+    return wish(socket, wire.EvictTenants(wire.VERSION, [_name(name) for name in names], grace_ns), " ".join(names))
 
 
 def set_priority(socket: Path, name: str, priority: int) -> wire.Confirmed:

@@ -19,8 +19,18 @@ from cotenant.format.known import FILE_NAME, encode_known
 from cotenant.format.record import Record
 from cotenant.live.clock import unix_ns
 from cotenant.live.gate import GATE_VARIABLE
-from cotenant.live.hook.door import RECORD_VARIABLE, environment, find_driver, make_shim
-from cotenant.live.hook.trace import driver_of, family, program_of, read_records, recorded, show_task, show_terms
+from cotenant.live.hook.door import LEDGER_VARIABLE, RECORD_VARIABLE, environment, find_driver, make_shim
+from cotenant.live.hook.trace import (
+    driver_of,
+    family,
+    hold,
+    is_abandoned,
+    program_of,
+    read_records,
+    recorded,
+    show_task,
+    show_terms,
+)
 from cotenant.live.page import SLOT_VARIABLE
 from cotenant.live.profile.store import ProfileStore
 
@@ -44,28 +54,36 @@ class Hooked:
         self._told: list[int] = []
         self.measuring = measuring
         self.home = Path(tempfile.mkdtemp(prefix=f"run-{os.getpid()}-", dir=home))
+        self._held = hold(self.home)
         self.records = self.home / "records"
         self.records.mkdir(mode=0o700)
         show_task(self.home, config.name or task)
         make_shim(self.home / "shim", driver)
         self.look_s = _FIRST_LOOK_S
 
-    def variables(self, environ: Mapping[str, str], page: int | None, gate: Sequence[int] = ()) -> dict[str, str]:
+    def variables(
+        self, environ: Mapping[str, str], page: int | None, gate: Sequence[int] = (), ledger: Sequence[int] = ()
+    ) -> dict[str, str]:
         """What to add to the environment of a program under the terms of this page, or of nobody's tenant.
 
-        `gate` are the descriptors of its device's file, to read and to write, where it has a device.
+        `gate` and `ledger` are the descriptors of its device's files, to read and to write, where it has a device.
         """
         if page is not None:
-            show_terms(self.records, page, gate)
+            show_terms(self.records, page, gate, ledger)
         return {
             **environment(self._config.hook, self.home / "shim", environ),
-            **({SLOT_VARIABLE: "", GATE_VARIABLE: ""} if page is None else {}),
+            **({SLOT_VARIABLE: "", GATE_VARIABLE: "", LEDGER_VARIABLE: ""} if page is None else {}),
             RECORD_VARIABLE: str(self.records),
             "COTENANT_MEASURE": str(int(self.measuring)),
             "COTENANT_SAMPLE": str(self._config.sample),
             "COTENANT_UNKNOWN": self._config.unknown,
             "COTENANT_TRACE": str(int(self._config.trace == "on")),
         }
+
+    def close(self) -> None:
+        """Nothing of it stays."""
+        shutil.rmtree(self.home, ignore_errors=True)
+        os.close(self._held)
 
     def look(self, pid: int) -> None:
         """While it runs: does a process use the driver past us?"""
@@ -114,7 +132,7 @@ def hook_into(
         yield hooked
     finally:
         if hooked is not None:
-            shutil.rmtree(hooked.home, ignore_errors=True)
+            hooked.close()
 
 
 def _prepare(
@@ -142,8 +160,7 @@ def _prepare(
 def _clear_away(home: Path) -> None:
     """What runs left behind that were killed themselves."""
     for left in home.glob("run-*-*"):
-        pid = left.name.split("-")[1]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+        if is_abandoned(left):
             shutil.rmtree(left, ignore_errors=True)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from cotenant import __version__
+from cotenant.apps.node_show import Showcase
 from cotenant.apps.node_watch import Lookout
 from cotenant.apps.softgpu import home
 from cotenant.domain.action import NO_PEER
@@ -29,6 +30,8 @@ from cotenant.live.door import LiveDoor
 from cotenant.live.gate import LiveGates
 from cotenant.live.journal import FileJournal, Recovery
 from cotenant.live.loop import READ, LiveLoop
+from cotenant.live.observe.http import CONNECTIONS
+from cotenant.live.observe.log import NodeLog
 from cotenant.live.page import LivePages
 from cotenant.live.process import name_process
 from cotenant.live.search import Search
@@ -37,18 +40,15 @@ from cotenant.machine.node import NodeMachine
 
 _SPARE_CONNECTIONS = 256
 _FEWEST_SPARE = 8
-_OWN_DESCRIPTORS = 32
+_OWN_DESCRIPTORS = 32 + CONNECTIONS
 
 
-def serve_node(config: Config, places: Places, say: Callable[[str], None]) -> None:
-    """Be the node of these directories until told to stop; `say` gets a line for whatever a person should know."""
+def serve_node(config: Config, places: Places, log: NodeLog) -> None:
+    """Be the node of these directories until told to stop; the log gets a line for whatever a person should know."""
+    say = log.say
+    showcase = Showcase(config.node, log)
     group_id = group_id_of(config.node.group)
-    make_directory(places.runtime, "directories.runtime")
-    make_directory(places.state, "directories.state")
-    # Two nodes with a runtime directory each may still share a journal, as with XDG_RUNTIME_DIR in one shell only.
-    locks = [take_lock(places.lock), take_lock(places.journal_lock)]
-    close_directory(places.state, "directories.state")
-    close_directory(places.runtime, "directories.runtime", group_id=group_id)
+    locks = _take_directories(places, group_id)
     name_process("cotenant-node")
     pages = LivePages(places.pages)
     gates = LiveGates(places.pages, config.node.slots)
@@ -69,7 +69,6 @@ def serve_node(config: Config, places: Places, say: Callable[[str], None]) -> No
         is_known = machine.device_called(spec.gpu) is not None if spec.gpu else bool(known)
         new = () if search is None or is_known else search.merged(known)[len(known) :]
         if new:
-            say(f"found {', '.join(gpu.name for gpu in new)}")
             loop.post(GpusFound(new))
 
     connections = _allow_descriptors(config.node.slots, len(gpus) if search is None else max(len(gpus), MAX_GPUS))
@@ -77,7 +76,8 @@ def serve_node(config: Config, places: Places, say: Callable[[str], None]) -> No
     listener = listen(places.socket, group_id)
     door = LiveDoor(loop, clock, listener, roll, connections, foresee, lookout.environment)
     ports = NodePorts(door, pages, gates, lookout.ledgers, lookout.wardens(say))
-    loop.bind(Host(machine, NodeWorld(ports, loop.stop).deeds(), journal))
+    witness = showcase.open(machine, loop, clock, journal, (gates, lookout.ledgers))
+    loop.bind(Host(machine, NodeWorld(ports, loop.stop).deeds(), journal, witness))
     _stop_on_signals(loop)
     loop.post(NodeStarted(config.node.settings(gpus, config.protect.limits()), __version__, unix_ns()))
     held = machine.tenants()
@@ -89,6 +89,7 @@ def serve_node(config: Config, places: Places, say: Callable[[str], None]) -> No
         reason = loop.run()
     finally:
         lookout.close()
+        showcase.close()
         door.close()
         pages.close()
         gates.close()
@@ -104,6 +105,19 @@ def _greeting(config: Config, places: Places, gpus: Sequence[Gpu], held: int) ->
     named = f" ({', '.join(gpu.name for gpu in gpus)})" if gpus else ""
     size = f"{config.node.slots} slots and {len(gpus)} GPUs{named}"
     return f"node {__version__} serves {places.socket} with {size}{expected}"
+
+
+def _take_directories(places: Places, group_id: int) -> list[int]:
+    """Make them, and become the one node that uses them, for as long as the returned locks are open.
+
+    Two nodes with a runtime directory each may still share a journal, as with XDG_RUNTIME_DIR in one shell only.
+    """
+    make_directory(places.runtime, "directories.runtime")
+    make_directory(places.state, "directories.state")
+    locks = [take_lock(places.lock), take_lock(places.journal_lock)]
+    close_directory(places.state, "directories.state")
+    close_directory(places.runtime, "directories.runtime", group_id=group_id)
+    return locks
 
 
 def _recover(places: Places, pages: LivePages, say: Callable[[str], None]) -> tuple[NodeMachine, LiveClock]:

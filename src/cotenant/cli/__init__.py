@@ -8,10 +8,12 @@ from collections.abc import Sequence
 
 from cotenant import __version__
 from cotenant.cli.advise import add_advise_command
+from cotenant.cli.bench import add_bench_command
 from cotenant.cli.command import Parser, say
 from cotenant.cli.gate import add_gate_commands
 from cotenant.cli.gpu import add_gpu_command
 from cotenant.cli.node import add_node_commands
+from cotenant.cli.observe import add_observe_commands
 from cotenant.cli.profile import add_profile_commands
 from cotenant.cli.softgpu import add_softgpu_commands
 from cotenant.cli.study import add_study_commands
@@ -47,10 +49,12 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     add_node_commands(commands)
     add_gate_commands(commands)
+    add_observe_commands(commands)
     add_gpu_command(commands)
     add_trace_command(commands)
     add_profile_commands(commands)
     add_advise_command(commands)
     add_softgpu_commands(commands)
     add_study_commands(commands)
+    add_bench_command(commands)
     return parser

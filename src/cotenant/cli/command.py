@@ -43,21 +43,31 @@ def add_command(
     if sections:
         parser.add_argument("--config", default="", metavar="FILE", help="config file instead of the usual one")
     for section in sections:
-        add_flags(parser, section)
+        add_flags(parser, section, others=[other for other in sections if other != section])
     if json:
         parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     return parser
 
 
 def add_flags(
-    parser: argparse.ArgumentParser, section: str, names: Collection[str] = (), *, defaults: bool = True
+    parser: argparse.ArgumentParser,
+    section: str,
+    names: Collection[str] = (),
+    *,
+    defaults: bool = True,
+    others: Collection[str] = (),
 ) -> None:
-    """The fields of a section of the config as flags; all of them, or those named."""
+    """The fields of a section of the config as flags; all of them, or those named.
+
+    A flag that one of the `others` has too is called by its section as well.
+    """
+    taken = {flag.option for other in others for flag in flags_of(other)}
     for flag in flags_of(section):
         if names and flag.field[1] not in names:
             continue
         about = (flag.about + (flag.default if defaults else "")).replace("%", "%%")
-        parser.add_argument(flag.option, dest=".".join(flag.field), default=None, metavar=flag.metavar, help=about)
+        option = flag.option if flag.option not in taken else f"--{section}-{flag.option[2:]}"
+        parser.add_argument(option, dest=".".join(flag.field), default=None, metavar=flag.metavar, help=about)
 
 
 def given_flags(options: argparse.Namespace) -> dict[FieldName, Any]:

@@ -22,6 +22,10 @@ def add_gate_commands(commands: Any) -> None:
         parser = add_command(commands, verb, about, run, "directories", json=True)
         parser.add_argument("names", nargs="*", metavar="NAME", help="the tenants, by their names in `ps`")
         parser.add_argument("--all-offline", action="store_true", help="all offline tenants that are yours to change")
+    about = "Let tenants end gracefully: their work drains, they get SIGTERM, and after a grace they are killed."
+    evict = add_command(commands, "evict", about, _evict, "directories", json=True)
+    evict.add_argument("names", nargs="+", metavar="NAME", help="the tenants, by their names in `ps`")
+    evict.add_argument("--grace", metavar="DURATION", help="between SIGTERM and the kill; default: as each has it")
     about = "Change a tenant's priority, or the rules of the gate, while tenants run."
     change = add_command(commands, "set", about, _set, "directories", json=True)
     change.add_argument("name", nargs="?", default="", metavar="NAME", help="the tenant, by its name in `ps`")
@@ -51,6 +55,17 @@ def _set_paused(options: argparse.Namespace, *, paused: bool) -> int:
     else:
         state = "paused" if paused else "resumed"
         print(f"{state}: {', '.join(done.tenants)}" if done.tenants else "no offline tenant of yours is here")
+    return 0
+
+
+def _evict(options: argparse.Namespace) -> int:
+    from cotenant.apps.gate import evict
+
+    done = evict(find(options)[1].socket, options.names, options.grace)
+    if options.json:
+        print_json({"tenants": done.tenants})
+    else:
+        print(f"on their way out: {', '.join(done.tenants)}")
     return 0
 
 

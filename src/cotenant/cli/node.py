@@ -54,8 +54,10 @@ def add_node_commands(commands: Any) -> None:
 
 def _node(options: argparse.Namespace) -> int:
     from cotenant.apps.node import serve_node
+    from cotenant.live.observe.log import NodeLog
 
-    serve_node(*load(options), say)
+    config, where = load(options)
+    serve_node(config, where, NodeLog(config.node.log, where.log))
     return 0
 
 
@@ -65,9 +67,10 @@ def _run(options: argparse.Namespace) -> int:
 
 def run_program(options: argparse.Namespace, example: str) -> tuple[int, list[Profile]]:
     """Run a program as a tenant, with the hook in it: its exit code, and what was recorded of its GPU work."""
+    from cotenant.apps.hami import with_hami
     from cotenant.apps.hook import hook_into, keep, profiles_of
     from cotenant.apps.profile import store_of
-    from cotenant.apps.run import join, run_tenant, spec_of
+    from cotenant.apps.run import Tenancy, spec_of
     from cotenant.apps.softgpu import environment_of, wished_gpu
 
     command = options.program[1:] if options.program[:1] == ["--"] else options.program
@@ -76,28 +79,30 @@ def run_program(options: argparse.Namespace, example: str) -> tuple[int, list[Pr
     config, where = find(options)
     own = load(options)[1]
     environment = environment_of(config.run.gpu, own)
-    spec = spec_of(config.run, command, wished_gpu(config.run.gpu, os.environ))
+    wanted = with_hami(config.run, given_flags(options), os.environ, say)
+    spec = spec_of(wanted, command, wished_gpu(config.run.gpu, os.environ))
     arguments = ["--runtime", str(where.runtime), "--state", str(where.state)]
     named = ["--config", options.config] if options.config else []
     store = store_of(own, say)
     # Before it joins: a tenant that others can see is a program that is about to run, and has no other children.
     with hook_into(config.run, own.runtime / "hook", {**os.environ, **environment}, spec.task, store, say) as hooked:
-        membership = join(where, spec, [*arguments, *named], say)
-        code = run_tenant(membership, command, environment, say, hooked)
+        code = Tenancy(where, spec, config.run, command, environment, [*arguments, *named], hooked, say).run()
         profiles = [] if hooked is None else profiles_of(hooked.collect(spec.task), spec.task)
     keep(profiles, store, say)
     return code, profiles
 
 
 def _ps(options: argparse.Namespace) -> int:
-    from cotenant.apps.show import show_tenants, tenants_json
+    from cotenant.apps.show import accounts_of, show_tenants, tenants_json
     from cotenant.live.client import tenants_of
 
-    roll = tenants_of(find(options)[1].socket)
+    where = find(options)[1]
+    roll = tenants_of(where.socket)
+    held = accounts_of(where.pages, roll)
     if options.json:
-        print_json(tenants_json(roll))
+        print_json(tenants_json(roll, held))
     else:
-        show_tenants(Console(), roll, everybody=options.all)
+        show_tenants(Console(), roll, held, everybody=options.all)
     return 0
 
 

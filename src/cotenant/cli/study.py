@@ -11,8 +11,6 @@ from rich.console import Console
 
 from cotenant.cli.command import add_command, print_json, say
 from cotenant.errors import ConfigError
-from cotenant.format.config import Config
-from cotenant.format.flags import overlay
 
 
 def add_study_commands(commands: Any) -> None:
@@ -24,21 +22,6 @@ def add_study_commands(commands: Any) -> None:
     simulate.add_argument("--seed", type=int, default=None, help="instead of the scenario's own")
     simulate.add_argument("--log", action="store_true", help="print every turn")
     simulate.add_argument("--journal", default="", metavar="FILE", help="write the journal here")
-    bench = add_command(commands, "bench", "Measure cotenant itself.", _bench, json=True)
-    about = "loop: the two clocks; device: the software GPU; hook, gate: what they cost a launch; fill: pairs"
-    bench.add_argument("name", choices=["loop", "device", "hook", "gate", "fill"], help=about)
-    bench.add_argument(
-        "--rounds", type=int, default=None, help="interleaved repetitions (default 5; fill: 3, quick: 1)"
-    )
-    data = "fill: the measurements (default $COTENANT_DATA or ../shared/data)"
-    bench.add_argument("--data", default=None, metavar="DIR", help=data)
-    bench.add_argument(
-        "--quick", action="store_true", default=None, help="fill: one pair of each family, about a minute"
-    )
-    sweep = "fill: also a curve over the bound on outstanding offline time"
-    bench.add_argument("--sweep-bound", action="store_true", default=None, help=sweep)
-    for flag, values in (("gate", "open, strict or fill"), ("bound", "like 500us"), ("delay", "like 3%%")):
-        bench.add_argument(f"--{flag}", default=None, help=f"fill: as of `cotenant node`, {values}")
     lab = add_command(commands, "lab", "Judge cotenant's models by measurements of real GPUs.", _lab, json=True)
     about = (
         "device: the software GPU's physics; timelines: what the hook measures of real ones, replayed; "
@@ -92,9 +75,6 @@ def _simulate(options: argparse.Namespace) -> int:
     return 0
 
 
-_FILL_FLAGS = ("data", "quick", "sweep_bound", "gate", "bound", "delay")
-
-
 def _simulate_kernels(options: argparse.Namespace) -> int:
     from cotenant.apps.show_kernels import show_kernels
     from cotenant.apps.simulate_kernels import simulate_kernels_file
@@ -107,55 +87,6 @@ def _simulate_kernels(options: argparse.Namespace) -> int:
         print_json(outcome)
     else:
         show_kernels(Console(), outcome)
-    return 0
-
-
-def _bench(options: argparse.Namespace) -> int:
-    if options.rounds is not None and not 1 <= options.rounds <= 1000:
-        raise ConfigError("--rounds", options.rounds, "choose 1 to 1000")
-    if options.name == "fill":
-        return _bench_fill(options)
-    for flag in _FILL_FLAGS:
-        if (given := getattr(options, flag)) is not None:
-            name = f"--{flag.replace('_', '-')}"
-            raise ConfigError(name, given, f"means nothing to `bench {options.name}`: leave it out")
-    return _bench_plain(options.name, options.rounds or 5, as_json=options.json)
-
-
-def _bench_fill(options: argparse.Namespace) -> int:
-    import msgspec
-
-    from cotenant.apps.lab import named_directory
-    from cotenant.apps.show_fill import show_fill
-    from cotenant.experiment.fill.bench import ROUNDS, bench_fill
-    from cotenant.experiment.fill.stage import NodePolicy
-
-    given = {flag: value for flag in ("gate", "bound", "delay") if (value := getattr(options, flag)) is not None}
-    overlay(Config(), {("node", flag): value for flag, value in given.items()})  # refused here, not by a node
-    policy = msgspec.structs.replace(NodePolicy(), **given)
-    directory = named_directory(options.data or "", os.environ)
-    rounds = options.rounds or (1 if options.quick else ROUNDS)
-    report = bench_fill(directory, rounds, policy, say, quick=bool(options.quick), sweep=bool(options.sweep_bound))
-    if options.json:
-        print_json(report)
-    else:
-        show_fill(Console(), report)
-    return 1 if any(pair.failed for pair in report.pairs) else 0
-
-
-def _bench_plain(name: str, rounds: int, *, as_json: bool) -> int:
-    from cotenant.apps.show import show_bench
-    from cotenant.experiment.device import bench_device
-    from cotenant.experiment.gate import bench_gate
-    from cotenant.experiment.hook import bench_hook
-    from cotenant.experiment.loop import bench_loop
-
-    benches = {"loop": bench_loop, "device": bench_device, "hook": bench_hook, "gate": bench_gate}
-    figures = benches[name](rounds, say)
-    if not as_json:
-        show_bench(Console(), figures)
-    else:
-        print_json(figures)
     return 0
 
 

@@ -34,6 +34,9 @@ class GateCounts(msgspec.Struct, frozen=True):
     early: int = 0
     miss_ns: int = 0
     stuck: int = 0
+    waited_ns: int = 0
+    at_ns: int = 0
+    asked_ns: int = 0
 
 
 class DeviceLook(msgspec.Struct, frozen=True):

@@ -74,6 +74,10 @@ class NodeConfig(Section, frozen=True):
     mps: Annotated[
         str, Meta(pattern=r"^(off|on)\Z", description="start and supervise an MPS daemon for the tenants: on or off")
     ] = "off"
+    log: Annotated[str, Meta(pattern=r"^(text|json)\Z", description="lines of the log: text or json")] = "text"
+    metrics: Annotated[str, Meta(description="HOST:PORT at which to serve /metrics for Prometheus; empty: nowhere")] = (
+        ""
+    )
 
     def settings(self, gpus: tuple[Gpu, ...], limits: ProtectLimits = _LIMITS) -> NodeSettings:
         """The part that the machine decides by, in plain integers."""
@@ -136,6 +140,26 @@ class RunConfig(Section, frozen=True):
     trace: Annotated[
         str, Meta(pattern=r"^(on|off)\Z", description="keep the latest launches for `cotenant trace`: on or off")
     ] = "on"
+    grace: Annotated[
+        DurationNs, Meta(description="between the request to end and the kill, how long the program has")
+    ] = DurationNs(10_000_000_000)
+    on_pressure: Annotated[
+        str,
+        Meta(
+            pattern=r"^(evict|suspend)\Z",
+            description="where an online tenant needs an offline one's memory: evict it, or suspend it if possible",
+        ),
+    ] = "evict"
+    restart: Annotated[
+        str,
+        Meta(
+            pattern=r"^(no|(on-failure|always)(:[1-9][0-9]{0,5})?)\Z",
+            description="start it again: no, on-failure or always, at most N times in a row with :N",
+        ),
+    ] = "no"
+    restart_delay: Annotated[
+        DurationNs, Meta(description="before it is started again; twice as long each time, at most 5min")
+    ] = DurationNs(1_000_000_000)
 
 
 class ProtectConfig(Section, frozen=True):

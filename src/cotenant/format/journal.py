@@ -91,7 +91,10 @@ class Segment:
 
 
 class TurnReader:
-    """Streams turns out of a `read(n)` function; afterwards `sound_bytes` and `torn_bytes` say how the file ended."""
+    """Streams turns out of a `read(n)` function; afterwards `sound_bytes` and `torn_bytes` say how the file ended.
+
+    Iterated once more it goes on, with what was written meanwhile; `read` must then begin at `sound_bytes`.
+    """
 
     def __init__(self, read: Callable[[int], bytes]) -> None:
         """Read nothing yet."""
@@ -102,13 +105,15 @@ class TurnReader:
 
     def __iter__(self) -> Iterator[Turn]:
         """Every sound turn in order; raises `JournalDamageError` where damage is more than a torn tail."""
-        magic = self._read(len(MAGIC))
-        if magic != MAGIC:
-            if MAGIC.startswith(magic):  # not even the first line was written
-                self.torn_bytes = len(magic)
-                return
-            raise JournalDamageError(0, 0, "this is not a cotenant journal, or one of another version")
-        self.sound_bytes = len(MAGIC)
+        self.torn_bytes = 0
+        if not self.sound_bytes:
+            magic = self._read(len(MAGIC))
+            if magic != MAGIC:
+                if MAGIC.startswith(magic):  # not even the first line was written
+                    self.torn_bytes = len(magic)
+                    return
+                raise JournalDamageError(0, 0, "this is not a cotenant journal, or one of another version")
+            self.sound_bytes = len(MAGIC)
         while prefix := self._read(_PREFIX.size):
             turn = self._turn(prefix)
             if turn is None:

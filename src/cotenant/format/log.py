@@ -62,8 +62,11 @@ from cotenant.format.quantity import format_duration, format_share, format_size
 def describe_turn(now: Instant, event: Event, actions: Sequence[Action]) -> str:
     """The whole turn in one line."""
     deeds = "; ".join(describe_action(action) for action in actions) or "nothing to do"
-    line = f"{now // SECOND_NS}.{now % SECOND_NS:09d} {describe_event(event)} -> {deeds}"
-    # How it ended is the tenant's own word: it may hold line breaks, or what moves a terminal's cursor.
+    return printable(f"{now // SECOND_NS}.{now % SECOND_NS:09d} {describe_event(event)} -> {deeds}")
+
+
+def printable(line: str) -> str:
+    """A line in which nothing moves a terminal's cursor: how it ended, say, is the tenant's own word."""
     return line if line.isprintable() else "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
 
 

@@ -67,6 +67,16 @@ def format_size(size_bytes: int) -> str:
     return _format(size_bytes, _SIZE_UNITS, zero="0B")
 
 
+def round_size(size_bytes: int) -> str:
+    """About how much, in three digits: for people, not for reading back."""
+    unit = "B"
+    for name, scale in _SIZE_UNITS.items():
+        if size_bytes >= scale:
+            unit = name
+    number = size_bytes / _SIZE_UNITS[unit]
+    return f"{number:.3g}{unit}" if number < 1000 else f"{number:,.0f}{unit}"
+
+
 def parse_share(text: object, *, field: str = "share") -> int:
     """Millionths from a percentage such as "30%" or "12.5%"."""
     remedy = 'write a percentage from "0%" to "100%", as in "30%"'

@@ -1,4 +1,4 @@
-"""How does a program talk to the node? One request, one answer, over the node's Unix socket."""
+"""How does a program talk to the node? One request, one answer, and what the node tells a tenant unasked."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from cotenant.format import wire
 
 _TIMEOUT_S: Final = 10.0
 _TIMEVAL: Final = struct.Struct("@ll")
-HANDED: Final = 3
-"""Descriptors that come with a welcome: the terms page, and a device's gate to read and to write."""
+HANDED: Final = 5
+"""Descriptors that come with a welcome: the terms page; a device's gate and its ledger, each to read and to write."""
+_SILENT: Final = "the node does not answer; see its log, or restart it"
 _DESCRIPTOR_BYTES: Final = array.array("i").itemsize
 
 
@@ -35,6 +36,7 @@ class Connection:
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(timeout_s), 0))
         self._frames = wire.Frames(wire.ANSWER_LIMIT_BYTES)
         self._answers: list[bytes] = []
+        self._pushed: list[wire.Push] = []  # what came before an answer
         self._handed: list[int] = []  # descriptors that came with an answer that is not complete yet
         try:
             self._socket.connect(str(path))
@@ -62,22 +64,60 @@ class Connection:
         self._socket.settimeout(timeout_s)
 
     def ask(self, request: wire.Request) -> tuple[wire.Answer, list[int]]:
-        """The answer and the descriptors that came along; raises `NodeAwayError` when the node dies meanwhile."""
+        """The answer and the descriptors that came along; raises `NodeAwayError` when the node dies meanwhile.
+
+        What the node says unasked is kept for `pushed`.
+        """
+        self.tell(request)
+        return self.answer()
+
+    def tell(self, request: wire.Request) -> None:
+        """Say something without waiting for the answer, if it has one."""
         try:
             self._socket.sendall(wire.encode(request))
-            while not self._answers:
-                data, received = self._receive()
-                self._handed += received
-                self._answers += self._frames.feed(data)
         except TimeoutError:
-            raise WorldError("the node does not answer; see its log, or restart it") from None
+            raise WorldError(_SILENT) from None
         except OSError as error:
             raise NodeAwayError(f"the node went away: {error.strerror or error}") from None
-        answer = wire.decode_answer(self._answers.pop(0))
-        if isinstance(answer, wire.Wrong):
-            raise PeerError(f"the node refuses to talk: {answer.detail}")
-        handed, self._handed = self._handed, []
-        return answer, handed
+
+    def answer(self) -> tuple[wire.Answer, list[int]]:
+        """The next answer."""
+        while True:
+            while not self._answers:
+                self._read()
+            answer = self._next()
+            if not isinstance(answer, wire.Push):
+                handed, self._handed = self._handed, []
+                return answer, handed
+            self._pushed.append(answer)
+
+    def pushed(self, *, readable: bool = False) -> list[wire.Push]:
+        """What the node said unasked; when the socket is readable, also what comes now. Raises as `ask` does."""
+        if readable:
+            self._read()
+        while self._answers:
+            said = self._next()
+            if not isinstance(said, wire.Push):
+                raise PeerError(f"the node said {type(said).__name__} unasked")
+            self._pushed.append(said)
+        pushed, self._pushed = self._pushed, []
+        return pushed
+
+    def _next(self) -> wire.Answer:
+        said = wire.decode_answer(self._answers.pop(0))
+        if isinstance(said, wire.Wrong):
+            raise PeerError(f"the node refuses to talk: {said.detail}")
+        return said
+
+    def _read(self) -> None:
+        try:
+            data, received = self._receive()
+        except TimeoutError:
+            raise WorldError(_SILENT) from None
+        except OSError as error:
+            raise NodeAwayError(f"the node went away: {error.strerror or error}") from None
+        self._handed += received
+        self._answers += self._frames.feed(data)
 
     def close(self) -> None:
         """Hang up."""
@@ -117,7 +157,9 @@ def tenants_of(path: Path, timeout_s: float = _TIMEOUT_S) -> wire.Tenants:
     return answer
 
 
-def wish(path: Path, request: wire.Pause | wire.SetPriority | wire.SetRules, names: str) -> wire.Confirmed:
+def wish(
+    path: Path, request: wire.Pause | wire.SetPriority | wire.SetRules | wire.EvictTenants, names: str
+) -> wire.Confirmed:
     """Have something changed while the node runs; raises `ConfigError` when nobody has one of the names."""
     with Connection(path) as connection:
         answer, _ = connection.ask(request)

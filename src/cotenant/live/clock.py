@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -61,6 +62,39 @@ def boot_ns() -> Instant:
 def unix_ns() -> int:
     """Wall-clock time, for people; no decision depends on it."""
     return time.time_ns()
+
+
+def rfc3339(unix_time_ns: int) -> str:
+    """An instant of the wall clock for programs, to the millisecond; empty where nobody knows it."""
+    if not unix_time_ns:
+        return ""
+    return f"{_calendar(unix_time_ns, time.gmtime, '%Y-%m-%dT%H:%M:%S')}.{unix_time_ns // 10**6 % 1000:03d}Z"
+
+
+def time_of_day(unix_time_ns: int) -> str:
+    """An instant of the wall clock for people, by their own time zone."""
+    if not unix_time_ns:
+        return "(some time)"
+    return f"{_calendar(unix_time_ns, time.localtime, '%Y-%m-%d %H:%M:%S')}.{unix_time_ns // 10**6 % 1000:03d}"
+
+
+def _calendar(unix_time_ns: int, zone: Callable[[float], time.struct_time], form: str) -> str:
+    try:
+        return time.strftime(form, zone(unix_time_ns // 10**9))
+    except (OverflowError, ValueError, OSError):  # a clock that was set to no year at all
+        return "0000-00-00"
+
+
+def kept_offset(file: Path) -> int | None:
+    """From the node's clock to the wall clock, as a node of this boot kept it; None where there is none."""
+    try:
+        kept = json.loads(file.read_text())
+        offset_ns = int(kept["offset_ns"])
+        if kept["boot"] != _boot_id():
+            return None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return time.time_ns() - time.monotonic_ns() - offset_ns
 
 
 def pause(seconds: float) -> None:

@@ -90,6 +90,12 @@ class LiveGates:
         file = self._file(gpu)
         return file.reading, file.writing
 
+    def counts(self, gpu: int, slot: int) -> GateCounts:
+        """What the page of a slot says, whoever wrote it."""
+        file = self._file(gpu)
+        begin = roster.page_offset(slot)
+        return _counts(file.memory[begin : begin + roster.PAGE_BYTES])
+
     def keep_only(self, gpus: list[int]) -> None:
         """Empty the rosters that an earlier process left behind for devices on which nobody is now."""
         for gpu in devices_in(self._directory):
@@ -172,6 +178,17 @@ def look_at(directory: Path, gpu: int, now: Instant) -> DeviceLook | None:
     except OSError as error:
         raise WorldError(f"cannot read {path}: {error.strerror}; only the user that runs the node may") from None
     return DeviceLook(gpu, now, rules, counts)
+
+
+def copy_of(directory: Path, gpu: int) -> bytes:
+    """The file of a device as it is at this instant; empty where it is gone."""
+    path = path_of(directory, gpu)
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return b""
+    except OSError as error:
+        raise WorldError(f"cannot read {path}: {error.strerror}; only the user that runs the node may") from None
 
 
 def _counts(page: bytes) -> GateCounts:

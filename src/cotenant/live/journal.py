@@ -35,6 +35,11 @@ class FileJournal:
             self._write(MAGIC)
             self._segment.size_bytes = len(MAGIC)
 
+    @property
+    def size_bytes(self) -> int:
+        """Of the present segment."""
+        return self._segment.size_bytes
+
     def append(self, now: Instant, event: Event, actions: list[Action]) -> bool:
         """Write one turn."""
         data = encode_turn(now, event, actions)

@@ -1,14 +1,15 @@
-"""How is a program run as a child whose signals and end are ours to pass on?"""
+"""What is sent to us, how did a program end, and how are other processes started?"""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
+import struct
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -24,62 +25,59 @@ _FORWARDED: Final = (
     signal.SIGCONT,
     signal.SIGWINCH,
 )
+_ENDING: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 _SENT_BY_KERNEL: Final = 0x80  # si_code SI_KERNEL: the terminal sent it, to the whole foreground group
-_PR_SET_PDEATHSIG: Final = 1
+_SIGSET_BYTES: Final = 128
+_SIGINFO_BYTES: Final = 128
+_SIGINFO: Final = struct.Struct("=Iii")  # of struct signalfd_siginfo: the number, an error, and the code
 _PR_SET_NAME: Final = 15
-_NOT_FOUND: Final = 127
+NOT_FOUND: Final = 127
 _NOT_EXECUTABLE: Final = 126
 
 
-class Child:
-    """A running program. Dies with us: a tenant whose slot is freed must not go on unseen."""
+class Signals:
+    """What is sent to us while a program runs: nothing of it acts by itself, all of it can be read."""
 
-    def __init__(self, command: Sequence[str], environ: Mapping[str, str], descriptors: Sequence[int]) -> None:
-        """Start it; raises `OSError` as `exec` would."""
-        self._before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
-        libc = ctypes.CDLL(None, use_errno=True)
-        parent = os.getpid()
-
-        def in_child() -> None:
-            libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:  # we died between fork and prctl
-                os._exit(_NOT_FOUND)
-            signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
-
-        try:
-            # This process has one thread here, which is what makes a function between fork and exec safe.
-            self._process = subprocess.Popen(
-                list(command),
-                env=dict(environ),
-                pass_fds=list(descriptors),
-                preexec_fn=in_child,  # noqa: PLW1509  see above
-            )
-        except BaseException:
-            signal.pthread_sigmask(signal.SIG_SETMASK, self._before)
-            raise
-        self._exit = os.pidfd_open(self._process.pid)
-        threading.Thread(target=self._forward_signals, daemon=True).start()
+    def __init__(self) -> None:
+        """Hold back what concerns the program from now on; `before` is the mask that it is to be started with."""
+        self.before = signal.pthread_sigmask(signal.SIG_BLOCK, _FORWARDED)
+        self._descriptor = signal_descriptor(_FORWARDED)
 
     def fileno(self) -> int:
-        """Readable once the program has ended."""
-        return self._exit
+        """Readable once a signal has come."""
+        return self._descriptor
 
-    @property
-    def pid(self) -> int:
-        """Its process."""
-        return self._process.pid
+    def read(self) -> list[tuple[int, bool]]:
+        """The signals that came, in their order, and whether the program has each already: from the terminal."""
+        found = []
+        with contextlib.suppress(BlockingIOError):
+            while told := os.read(self._descriptor, _SIGINFO_BYTES):
+                number, _, code = _SIGINFO.unpack_from(told)
+                # A hangup goes to the leader of the session alone, which may be us; twice does not hurt.
+                found.append((number, code == _SENT_BY_KERNEL and number != signal.SIGHUP))
+        return found
 
-    def wait(self) -> int:
-        """Its exit code as a shell would report it: 128 + n for signal n."""
-        code = self._process.wait()
-        return code if code >= 0 else 128 - code
+    def told_to_end(self) -> bool:
+        """While no program runs: whether one of those came that would have ended us."""
+        return any(number in _ENDING for number, _ in self.read())
 
-    def _forward_signals(self) -> None:
-        while True:
-            received = signal.sigwaitinfo(_FORWARDED)
-            # A hangup goes to the leader of the session alone, which may be us; twice does not hurt.
-            if received.si_code != _SENT_BY_KERNEL or received.si_signo == signal.SIGHUP:
-                self._process.send_signal(received.si_signo)
+    def close(self) -> None:
+        """Let signals act as they did before."""
+        os.close(self._descriptor)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.before)
+
+
+def signal_descriptor(numbers: Iterable[int]) -> int:
+    """A descriptor that these signals, which must be blocked, are read from; Python itself has none (signalfd(2))."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    wanted = ctypes.create_string_buffer(_SIGSET_BYTES)
+    libc.sigemptyset(wanted)
+    for number in numbers:
+        libc.sigaddset(wanted, int(number))
+    descriptor: int = libc.signalfd(-1, wanted, os.O_NONBLOCK | os.O_CLOEXEC)
+    if descriptor < 0:
+        raise WorldError(f"signals cannot be read: {os.strerror(ctypes.get_errno())}")
+    return descriptor
 
 
 def describe_ending(code: int) -> str:
@@ -94,7 +92,7 @@ def describe_ending(code: int) -> str:
 
 def exec_failure_code(error: OSError) -> int:
     """What a shell returns for a program that cannot be started."""
-    return _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
+    return NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
 
 
 def start_in_background(arguments: Sequence[str], log: Path) -> subprocess.Popen[bytes]:

@@ -17,6 +17,8 @@ from cotenant.live.process import run_to_end
 
 DRIVER_NAME: Final = "libcuda.so.1"
 RECORD_VARIABLE: Final = "COTENANT_RECORD"
+LEDGER_VARIABLE: Final = "COTENANT_LEDGER_FD"
+"""Two descriptors with a comma between them: the ledger of the tenant's device to read, and to write."""
 _OURS: Final = "libcotenant-"
 _LAST_PLACES: Final = (
     "/usr/lib/x86_64-linux-gnu",

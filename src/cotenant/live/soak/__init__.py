@@ -1,1 +1,1 @@
-"""What do programs look like that serve, train and misbehave for hours? Ordinary clients of libcuda, for the benches."""
+"""What do programs look like that serve, train and misbehave? Ordinary clients of libcuda, for the benches."""

@@ -1,7 +1,7 @@
 """Who trains, and misbehaves when told? A program that always has work; what it is to do next it reads from a file.
 
-`python -m cotenant.live.soak.worker LOG ORDERS`: LOG gets a line per step. ORDERS holds a number and a word; a number that
-is new is an order, carried out once, by whichever process of this program reads it first.
+`python -m cotenant.live.soak.worker LOG ORDERS`: LOG gets a line per step. ORDERS holds a number and a word; a
+number that is new is an order, carried out once, by whichever process of this program reads it first.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import signal
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -81,16 +81,11 @@ class Worker:
 
     def _children(self) -> None:
         """Some processes that hold memory and are killed, as a pool of data loaders is by a host out of memory."""
-        children = []
-        for _ in range(_CHILDREN):
-            child = os.fork()
-            if not child:
-                os.execv(sys.executable, [sys.executable, "-c", _HOARD])
-            children.append(child)
+        children = [subprocess.Popen([sys.executable, "-c", _HOARD]) for _ in range(_CHILDREN)]
         pause(_REST_S)
         for child in children:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
+            child.kill()
+            child.wait()
 
 
 _HOARD: Final = (

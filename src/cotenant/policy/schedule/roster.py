@@ -13,6 +13,7 @@ ROSTER_PAGES: Final = 2
 _POLICIES: Final = (GatePolicy.OPEN, GatePolicy.STRICT, GatePolicy.FILL)
 _PAUSED: Final = 1
 _ONLINE: Final = 2
+_ENDING: Final = 4
 WritableBuffer: TypeAlias = "bytearray | memoryview"
 
 
@@ -41,11 +42,12 @@ def write_roster(file: WritableBuffer, rules: GateRules) -> None:
         rules.switch_ns,
         rules.spin_ppm,
     )
-    seats = [
-        (seat.slot, seat.generation, seat.priority, seat.paused * _PAUSED + seat.online * _ONLINE, seat.least_ppm)
-        for seat in rules.seats
-    ]
+    seats = [(seat.slot, seat.generation, seat.priority, _flags_of(seat), seat.least_ppm) for seat in rules.seats]
     _native.roster_write(file, header, seats)
+
+
+def _flags_of(seat: GateSeat) -> int:
+    return seat.paused * _PAUSED + seat.online * _ONLINE + seat.ending * _ENDING
 
 
 def read_roster(file: bytes | WritableBuffer) -> GateRules:
@@ -55,7 +57,10 @@ def read_roster(file: bytes | WritableBuffer) -> GateRules:
         _POLICIES[header[0]],
         *header[1:],
         tuple(
-            GateSeat(slot, generation, priority, bool(flags & _ONLINE), bool(flags & _PAUSED), least)
+            GateSeat(
+                *(slot, generation, priority, bool(flags & _ONLINE), bool(flags & _PAUSED), least),
+                bool(flags & _ENDING),
+            )
             for slot, generation, priority, flags, least in seats
         ),
     )

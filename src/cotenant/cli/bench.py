@@ -1,0 +1,112 @@
+"""What of cotenant itself can be measured?"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any, Final
+
+from rich.console import Console
+
+from cotenant.cli.command import add_command, print_json, say
+from cotenant.errors import ConfigError
+from cotenant.format.config import Config
+from cotenant.format.flags import overlay
+
+_PLAIN: Final = ("loop", "device", "hook", "gate")
+_OWN_FLAGS: Final = {"fill": ("data", "quick", "sweep_bound", "gate", "bound", "delay"), "faults": ("only",)}
+"""What only one of the benches knows."""
+
+
+def add_bench_command(commands: Any) -> None:
+    bench = add_command(commands, "bench", "Measure cotenant itself.", _bench, json=True)
+    about = (
+        "loop: the two clocks; device: the software GPU; hook, gate: what they cost a launch; fill: pairs; "
+        "faults: what goes wrong beside a service"
+    )
+    bench.add_argument("name", choices=[*_PLAIN, *_OWN_FLAGS], help=about)
+    bench.add_argument(
+        "--rounds",
+        type=int,
+        default=None,
+        help="interleaved repetitions (default 5; fill: 3, quick: 1; faults: 20 of each kind)",
+    )
+    data = "fill: the measurements (default $COTENANT_DATA or ../shared/data)"
+    bench.add_argument("--data", default=None, metavar="DIR", help=data)
+    bench.add_argument(
+        "--quick", action="store_true", default=None, help="fill: one pair of each family, about a minute"
+    )
+    sweep = "fill: also a curve over the bound on outstanding offline time"
+    bench.add_argument("--sweep-bound", action="store_true", default=None, help=sweep)
+    for flag, values in (("gate", "open, strict or fill"), ("bound", "like 500us"), ("delay", "like 3%%")):
+        bench.add_argument(f"--{flag}", default=None, help=f"fill: as of `cotenant node`, {values}")
+    bench.add_argument(
+        "--only", action="append", default=None, metavar="KIND", help="faults: this kind, may be repeated (default all)"
+    )
+
+
+def _bench(options: argparse.Namespace) -> int:
+    if options.rounds is not None and not 1 <= options.rounds <= 1000:
+        raise ConfigError("--rounds", options.rounds, "choose 1 to 1000")
+    for owner, flags in _OWN_FLAGS.items():
+        for flag in () if owner == options.name else flags:
+            if flag not in _OWN_FLAGS.get(options.name, ()) and (given := getattr(options, flag)) is not None:
+                name = f"--{flag.replace('_', '-')}"
+                raise ConfigError(name, given, f"means nothing to `bench {options.name}`: leave it out")
+    if options.name in _OWN_FLAGS:
+        return {"fill": _bench_fill, "faults": _bench_faults}[options.name](options)
+    return _bench_plain(options.name, options.rounds or 5, as_json=options.json)
+
+
+def _bench_fill(options: argparse.Namespace) -> int:
+    import msgspec
+
+    from cotenant.apps.lab import named_directory
+    from cotenant.apps.show_fill import show_fill
+    from cotenant.experiment.fill.bench import ROUNDS, bench_fill
+    from cotenant.experiment.fill.stage import NodePolicy
+
+    given = {flag: value for flag in ("gate", "bound", "delay") if (value := getattr(options, flag)) is not None}
+    overlay(Config(), {("node", flag): value for flag, value in given.items()})  # refused here, not by a node
+    policy = msgspec.structs.replace(NodePolicy(), **given)
+    directory = named_directory(options.data or "", os.environ)
+    rounds = options.rounds or (1 if options.quick else ROUNDS)
+    report = bench_fill(directory, rounds, policy, say, quick=bool(options.quick), sweep=bool(options.sweep_bound))
+    if options.json:
+        print_json(report)
+    else:
+        show_fill(Console(), report)
+    return 1 if any(pair.failed for pair in report.pairs) else 0
+
+
+def _bench_plain(name: str, rounds: int, *, as_json: bool) -> int:
+    from cotenant.apps.show import show_bench
+    from cotenant.experiment.device import bench_device
+    from cotenant.experiment.gate import bench_gate
+    from cotenant.experiment.hook import bench_hook
+    from cotenant.experiment.loop import bench_loop
+
+    benches = {"loop": bench_loop, "device": bench_device, "hook": bench_hook, "gate": bench_gate}
+    figures = benches[name](rounds, say)
+    if not as_json:
+        show_bench(Console(), figures)
+    else:
+        print_json(figures)
+    return 0
+
+
+def _bench_faults(options: argparse.Namespace) -> int:
+    from cotenant.apps.show_faults import show_faults
+    from cotenant.experiment.faults.bench import TIMES, bench_faults
+    from cotenant.experiment.faults.kinds import KINDS
+
+    known = [kind.name for kind in KINDS]
+    for name in options.only or ():
+        if name not in known:
+            raise ConfigError("--only", name, f"choose from {', '.join(known)}")
+    report = bench_faults(options.rounds or TIMES, say, only=options.only or ())
+    if options.json:
+        print_json(report)
+    else:
+        show_faults(Console(), report)
+    return 0 if not report.unexcused_lost_requests and report.state_after == "healthy" else 1
