@@ -188,7 +188,7 @@ class Devices:
         return self._block(gpu, tuple(one for one in blocked if one is not block), "", now)
 
     def settle(self, now: Instant) -> list[Action]:
-        """No offline tenant stays on a device over its limit; one that everybody had to leave begins anew when empty."""
+        """No offline tenant stays on a device over its limit; one that all had to leave begins anew when empty."""
         actions: list[Action] = []
         for gpu, watch in enumerate(self.watches):
             if watch.health is Health.OVERLIMIT:
