@@ -14,6 +14,7 @@ import pytest
 from cotenant.live.softgpu import fault, manage
 from tests.live.nvmls import device_of
 from tests.live.puppets import Puppet, puppets
+from tests.live.softgpus import start
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
 pytestmark = pytest.mark.timeout(180)
@@ -36,8 +37,12 @@ def pair(softgpu: Path) -> Iterator[tuple[Puppet, Puppet]]:
 
 
 def books_of(directory: Path, puppet: Puppet) -> dict[str, Any]:
+    return books_of_pid(directory, puppet.process.pid)
+
+
+def books_of_pid(directory: Path, pid: int) -> dict[str, Any]:
     clients: list[dict[str, Any]] = manage.inspect(directory, 0)["clients"]
-    return next(client for client in clients if client["pid"] == puppet.process.pid)
+    return next(client for client in clients if client["pid"] == pid)
 
 
 def used(directory: Path) -> int:
@@ -233,6 +238,40 @@ def test_all_devices_of_a_process_or_none(tmp_path: Path) -> None:
             assert used(directory) == MIB
     finally:
         manage.destroy(directory)
+
+
+def test_threads_in_the_middle_of_everything_go_on(softgpu: Path) -> None:
+    with puppets(softgpu, 1) as [other]:
+        busy = start(softgpu, "busybody.py")
+        assert busy.stdin is not None
+        assert busy.stdout is not None
+
+        def say(word: str) -> list[int]:
+            print(word, file=busy.stdin, flush=True)
+            return [int(number) for number in busy.stdout.readline().split()] if busy.stdout else []
+
+        assert busy.stdout.readline() == "begun\n"
+        for _ in range(20):
+            suspend(other, busy.pid)
+            assert used(softgpu) == 0
+            before = say("how far?")
+            assert books_of_pid(softgpu, busy.pid)["state"] == "checkpointed"
+            # Each thread goes on to its next call of the driver, and no further.
+            assert all(now - then in (0, 1) for now, then in zip(say("how far?"), before, strict=True))
+            resume(other, busy.pid)
+            while min(now - then for now, then in zip(say("how far?"), before, strict=True)) < 2:
+                pass
+        say("stop")
+        out, err = busy.communicate(timeout=60)
+        assert (busy.returncode, out, err) == (0, "", "")
+
+
+def test_a_locked_process_sees_its_device_go(softgpu: Path, pair: tuple[Puppet, Puppet]) -> None:
+    target, other = pair
+    other.do("lock", target.process.pid)
+    target.tell("sync")
+    manage.destroy(softgpu)
+    assert target.hear()[0] == "CUDA_ERROR_DEVICE_UNAVAILABLE"
 
 
 def test_killed_at_any_moment_nothing_is_left(softgpu: Path) -> None:
