@@ -48,6 +48,8 @@ JOINED: list[tuple[Event, list[Action]]] = [
     (TenantJoined(1, 10, 0, WEB), [Grant(2, 1, "web", WEB_TERMS)]),
     (TenantJoined(2, 11, 0, JOB), [Grant(3, 2, "job", JOB_TERMS)]),
 ]
+Captured = pytest.CaptureFixture[str]
+SetRoll = Callable[..., None]
 HERE = "job is here: slot 1/1 on GPU 0 (a), offline at priority 7"
 ENTRY = "   journal, turn {turn} at (time): {entry}"
 
@@ -85,7 +87,7 @@ def is_here(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return set_roll
 
 
-def told(capsys: pytest.CaptureFixture[str], name: str = "job") -> list[str]:
+def told(capsys: Captured, name: str = "job") -> list[str]:
     assert main(["explain", name]) == 0
     return capsys.readouterr().out.splitlines()
 
@@ -109,7 +111,7 @@ IDLE = ["nothing holds it back: it has launched nothing on its device yet", GRAN
     ],
 )  # fmt: skip
 def test_where_it_stands_comes_first(
-    stage: Stage, words: str, places: Places, is_here: Callable[..., None], capsys: pytest.CaptureFixture[str]
+    stage: Stage, words: str, places: Places, is_here: SetRoll, capsys: Captured
 ) -> None:
     on_record(places, (EvictAsked(9, 0, True, ("job",)), [Confirm(4, 9, ("job",), GateRules())]))
     is_here(job(Standing(stage, "evicted by user 0", 4, 4000, 9000 + 10**9)))
@@ -119,9 +121,7 @@ def test_where_it_stands_comes_first(
     assert lines[3:] == [f"2. {IDLE[0]}", IDLE[1]]
 
 
-def test_a_pause_and_an_absence_are_said_with_the_remedy(
-    places: Places, is_here: Callable[..., None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_pause_and_an_absence_are_said_with_the_remedy(places: Places, is_here: SetRoll, capsys: Captured) -> None:
     paused = TenantsPaused(9, 0, True, ("job",), False, True)
     on_record(places, (paused, [Confirm(4, 9, ("job",), GateRules())]))
     is_here(job(paused=True), connected=False)
@@ -136,9 +136,7 @@ def test_a_pause_and_an_absence_are_said_with_the_remedy(
     ]
 
 
-def test_the_gate_s_own_answer_is_said_with_who_is_above(
-    places: Places, is_here: Callable[..., None], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_gate_s_own_answer_is_said_with_who_is_above(places: Places, is_here: SetRoll, capsys: Captured) -> None:
     on_record(places)
     is_here(job())
     places.runtime.mkdir()
@@ -160,7 +158,7 @@ def test_the_gate_s_own_answer_is_said_with_who_is_above(
 
 
 def test_denials_are_said_with_what_it_holds_of_its_quota(
-    places: Places, is_here: Callable[..., None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    places: Places, is_here: SetRoll, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_record(places)
     is_here(job())
@@ -191,7 +189,7 @@ def line_of(**words: int) -> LedgerLine:
 
 
 def test_the_device_s_state_and_earlier_troubles_are_said_too(
-    places: Places, is_here: Callable[..., None], capsys: pytest.CaptureFixture[str]
+    places: Places, is_here: SetRoll, capsys: Captured
 ) -> None:
     watch = GpuWatch(Health.UNHEALTHY, 4000, "memory 96%", 4)
     on_record(
@@ -211,8 +209,8 @@ def test_the_device_s_state_and_earlier_troubles_are_said_too(
     assert "   journal, turn 4 at (time): 0.000004000 woke -> " in lines[4]
 
 
-def test_one_that_is_gone_is_explained_by_what_was_done_to_it_and_then_by_its_own_end(
-    places: Places, capsys: pytest.CaptureFixture[str]
+def test_one_that_is_gone_is_explained_by_what_was_done_to_it_then_by_its_own_end(
+    places: Places, capsys: Captured
 ) -> None:
     on_record(
         places,
@@ -227,12 +225,13 @@ def test_one_that_is_gone_is_explained_by_what_was_done_to_it_and_then_by_its_ow
     assert lines[3] == "3. job left: killed by SIGTERM"
 
 
-def test_one_whose_join_was_refused_is_explained_and_what_it_was_before(
-    places: Places, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_whose_join_was_refused_is_explained_and_what_it_was_before(places: Places, capsys: Captured) -> None:
     refused = Refuse(5, 3, Reject(Reason.NO_MEMORY, "GPU 0 has no room", 10**9))
-    left = (TenantLeft(2, "exit 0"), [Revoke(4, 2, "job", 1, 1, "exit 0")])
-    on_record(places, left, (TenantJoined(3, 12, 0, JOB), [refused]))
+    on_record(
+        places,
+        (TenantLeft(2, "exit 0"), [Revoke(4, 2, "job", 1, 1, "exit 0")]),
+        (TenantJoined(3, 12, 0, JOB), [refused]),
+    )
     assert told(capsys) == [
         "job is not here: it was refused",
         "1. job was refused: GPU 0 has no room; worth another try in 1s",
@@ -246,7 +245,7 @@ def test_one_whose_join_was_refused_is_explained_and_what_it_was_before(
     ]
 
 
-def test_one_that_waits_to_join_is_not_here_yet(places: Places, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_that_waits_to_join_is_not_here_yet(places: Places, capsys: Captured) -> None:
     on_record(places, (TenantJoined(5, 1, 0, TenantSpec(Kind.ONLINE, 2, "more")), []))
     assert told(capsys, "more")[:2] == [
         "more is not here yet",
@@ -254,9 +253,10 @@ def test_one_that_waits_to_join_is_not_here_yet(places: Places, capsys: pytest.C
     ]
 
 
-def test_a_node_that_is_down_is_explained_from_its_journal(places: Places, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_node_that_is_down_is_explained_from_its_journal(places: Places, capsys: Captured) -> None:
     machine, journal = NodeMachine(), FileJournal(places.journal, 1 << 30)
-    for now, event in enumerate((STARTED, TenantJoined(1, 10, 0, WEB)), 1):
+    events: list[Event] = [STARTED, TenantJoined(1, 10, 0, WEB)]
+    for now, event in enumerate(events, 1):
         journal.append(now, event, machine.handle(event, now=now))
     journal.close()
     lines = told(capsys, "web")
@@ -269,9 +269,7 @@ def test_a_node_that_is_down_is_explained_from_its_journal(places: Places, capsy
 
 
 @pytest.mark.parametrize("name", ["nobody", "no/name", ""])
-def test_a_name_that_nobody_has_gets_one_sentence(
-    name: str, places: Places, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_name_that_nobody_has_gets_one_sentence(name: str, places: Places, capsys: Captured) -> None:
     on_record(places)
     assert main(["explain", name]) == 2
     said = capsys.readouterr()

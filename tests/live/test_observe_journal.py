@@ -52,8 +52,8 @@ class Node:
             self._host.turn(event, self._now)
 
 
-def joins(peer: int, name: str, **asked: int) -> TenantJoined:
-    return TenantJoined(peer, 10 + peer, 0, TenantSpec(Kind.OFFLINE, 7, name, **asked))
+def joins(peer: int, name: str) -> TenantJoined:
+    return TenantJoined(peer, 10 + peer, 0, TenantSpec(Kind.OFFLINE, 7, name))
 
 
 @pytest.fixture
