@@ -49,6 +49,8 @@ static int allocate_once(const struct ct_record *record, off_t at, off_t bytes)
 /* In the midst of a launch, under our lock: it changes no errno, and the thread is not cancelled here. */
 int ct_record_reserve(const struct ct_record *record, off_t at, off_t bytes)
 {
+    if (!record->path[0])
+        return 1; /* in memory of our own */
     int kept_errno = errno, cancelled;
     pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, &cancelled);
     int is_there = allocate_once(record, at, bytes);
@@ -96,6 +98,18 @@ int ct_record_open(struct ct_record *record, const char *directory, int is_measu
         munmap(record->header, CT_RECORD_BYTES);
         return 0;
     }
+    fill(record->header, is_measuring);
+    return 1;
+}
+
+int ct_record_in_memory(struct ct_record *record, int is_measuring)
+{
+    const int kind = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
+    record->path[0] = 0;
+    record->header = mmap(NULL, CT_RECORD_BYTES, PROT_READ | PROT_WRITE, kind, -1, 0);
+    if (record->header == MAP_FAILED)
+        return 0;
+    madvise(record->header, CT_RECORD_BYTES, MADV_DONTFORK);
     fill(record->header, is_measuring);
     return 1;
 }

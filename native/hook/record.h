@@ -89,6 +89,8 @@ struct ct_record {
 
 /* Makes a file of our own in the directory; 0 if that cannot be. */
 int ct_record_open(struct ct_record *record, const char *directory, int is_measuring);
+/* The same in memory that nobody else sees and that ends with the process. */
+int ct_record_in_memory(struct ct_record *record, int is_measuring);
 
 /* Memory for a part of the file, for good; 0 if there is none. */
 int ct_record_reserve(const struct ct_record *record, off_t at, off_t bytes);

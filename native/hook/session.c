@@ -81,7 +81,9 @@ static struct ct_session *make_session(const char *directory)
     session->step_count = 1;
     session->timing = ct_timing_make();
     ct_beside_open(&session->beside, directory);
-    if (!session->timing || !ct_record_open(&session->record, directory, session->is_measuring)) {
+    /* A tenant that went into a file system without our directory is still one: its gate needs no record. */
+    if (!session->timing || !(ct_record_open(&session->record, directory, session->is_measuring) ||
+                              (session->beside.is_tenant && ct_record_in_memory(&session->record, session->is_measuring)))) {
         unmake_session(session);
         return NULL;
     }

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -54,6 +54,10 @@ class Stage:
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:
         """One command of cotenant, left running."""
+        return self.open([*COTENANT, *arguments], **options)
+
+    def open(self, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+        """Any program, left running; it ends with the stage."""
         given = {
             "stdin": subprocess.DEVNULL,
             "stdout": subprocess.PIPE,
@@ -62,7 +66,7 @@ class Stage:
             "cwd": self.home,
             **options,
         }
-        process: subprocess.Popen[str] = subprocess.Popen([*COTENANT, *arguments], text=True, **given)
+        process: subprocess.Popen[str] = subprocess.Popen(command, text=True, **given)
         self._processes.append(process)
         return process
 

@@ -20,7 +20,17 @@ from cotenant.format.record import Record
 from cotenant.live.clock import unix_ns
 from cotenant.live.gate import GATE_VARIABLE
 from cotenant.live.hook.door import LEDGER_VARIABLE, RECORD_VARIABLE, environment, find_driver, make_shim
-from cotenant.live.hook.trace import driver_of, family, program_of, read_records, recorded, show_task, show_terms
+from cotenant.live.hook.trace import (
+    driver_of,
+    family,
+    hold,
+    is_abandoned,
+    program_of,
+    read_records,
+    recorded,
+    show_task,
+    show_terms,
+)
 from cotenant.live.page import SLOT_VARIABLE
 from cotenant.live.profile.store import ProfileStore
 
@@ -44,6 +54,7 @@ class Hooked:
         self._told: list[int] = []
         self.measuring = measuring
         self.home = Path(tempfile.mkdtemp(prefix=f"run-{os.getpid()}-", dir=home))
+        self._held = hold(self.home)
         self.records = self.home / "records"
         self.records.mkdir(mode=0o700)
         show_task(self.home, config.name or task)
@@ -68,6 +79,11 @@ class Hooked:
             "COTENANT_UNKNOWN": self._config.unknown,
             "COTENANT_TRACE": str(int(self._config.trace == "on")),
         }
+
+    def close(self) -> None:
+        """Nothing of it stays."""
+        shutil.rmtree(self.home, ignore_errors=True)
+        os.close(self._held)
 
     def look(self, pid: int) -> None:
         """While it runs: does a process use the driver past us?"""
@@ -116,7 +132,7 @@ def hook_into(
         yield hooked
     finally:
         if hooked is not None:
-            shutil.rmtree(hooked.home, ignore_errors=True)
+            hooked.close()
 
 
 def _prepare(
@@ -144,8 +160,7 @@ def _prepare(
 def _clear_away(home: Path) -> None:
     """What runs left behind that were killed themselves."""
     for left in home.glob("run-*-*"):
-        pid = left.name.split("-")[1]
-        if pid.isdigit() and not Path(f"/proc/{pid}").exists():
+        if is_abandoned(left):
             shutil.rmtree(left, ignore_errors=True)
 
 

@@ -156,10 +156,10 @@ def look_at(directory: Path, gpu: int) -> LedgerLook | None:
             lines = _lines(memory)
             accounts = {}
             for slot in range(slots):
-                generation, held_bytes = _native.ledger_account(memory, slot)
+                generation, held_bytes, *denied = _native.ledger_account(memory, slot)
                 if generation:
                     own = tuple(line for line in lines if line.slot == slot)
-                    accounts[slot] = LedgerAccount(slot, generation, held_bytes, own)
+                    accounts[slot] = LedgerAccount(slot, generation, held_bytes, own, *denied)
     except (FileNotFoundError, ValueError):
         return None
     except OSError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from cotenant.format.record import Part, Record, decode_record
 
 _RECORDS_LIMIT: Final = 4096
 _PROCESSES_LIMIT: Final = 4096
+_LOCK_FILE: Final = "lock"
 TASK_FILE: Final = "task"
 """Beside a run's records: what it calls itself."""
 
@@ -45,6 +47,28 @@ def show_terms(directory: Path, page: int, gate: Sequence[int] = (), ledger: Seq
         with contextlib.suppress(OSError):
             (directory / name).unlink(missing_ok=True)  # of the place that it had before
             (directory / name).symlink_to(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+
+def hold(run: Path) -> int:
+    """Say that somebody uses this directory, for as long as the returned descriptor is open."""
+    descriptor = os.open(run / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return descriptor
+
+
+def is_abandoned(run: Path) -> bool:
+    """Whether whoever made the directory is gone. By its lock: in another namespace its pid means nothing."""
+    try:
+        descriptor = os.open(run / _LOCK_FILE, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:  # it is just being made, or not ours to judge
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
 
 
 def show_task(run: Path, task: str) -> None:
