@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -47,13 +48,16 @@ class LiveLedgers:
         file = self._known(gpu)
         return 0 if file is None or slot >= _slots_of(file) else _native.ledger_account(file.memory, slot)[1]
 
-    def denied(self, gpu: int, slot: int) -> int:
-        """Allocations of a tenant that its quota refused, also to processes that are gone."""
+    def denied(self, gpu: int) -> dict[int, int]:
+        """Allocations refused by a quota, by slot, also to processes that are gone; slots without any are left out."""
         file = self._known(gpu)
-        if file is None or slot >= _slots_of(file):
-            return 0
-        living = sum(line.denied for line in _lines(file.memory) if line.slot == slot)
-        return _native.ledger_account(file.memory, slot)[2] + living
+        if file is None:
+            return {}
+        accounts = ((slot, _native.ledger_account(file.memory, slot)[2]) for slot in range(_slots_of(file)))
+        found = Counter({slot: before for slot, before in accounts if before})
+        for line in _lines(file.memory):
+            found[line.slot] += line.denied
+        return found
 
     def handles(self, gpu: int) -> tuple[int, ...]:
         """The descriptors to hand over; a node without devices has none."""
