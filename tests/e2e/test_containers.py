@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cotenant.domain.tenant import Tenant
+from cotenant.live.ledger import look_at
 from cotenant.policy.schedule import roster
 from tests.e2e.containers import Container
 from tests.e2e.stage import Stage, alive, until
@@ -17,6 +18,8 @@ from tests.e2e.stage import Stage, alive, until
 PROGRAMS = Path(__file__).parents[1] / "live" / "programs"
 WORK = ("--", sys.executable, str(PROGRAMS / "tenant.py"))
 WAYS = ("shim", "preload")
+TAKEN = 7 << 20
+"""What the program holds at least of the device, without its context."""
 
 
 @pytest.fixture
@@ -48,6 +51,21 @@ def launches(stage: Stage, name: str) -> int:
     return int(page["launches"]) if page["generation"] == terms.generation else 0
 
 
+def held(stage: Stage, name: str) -> int:
+    """What the ledger says that the tenant holds of the device."""
+    terms = tenant_of(stage, name).terms
+    look = look_at(stage.places.pages, 0)
+    assert look is not None
+    account = look.accounts.get(terms.slot)
+    return account.held_bytes if account is not None and account.generation == terms.generation else 0
+
+
+def lines(stage: Stage) -> int:
+    """Processes in the ledger of the device."""
+    look = look_at(stage.places.pages, 0)
+    return 0 if look is None else sum(len(account.lines) for account in look.accounts.values())
+
+
 def namespaces(pid: int) -> tuple[str, str]:
     return str(Path(f"/proc/{pid}/ns/pid").readlink()), str(Path(f"/proc/{pid}/ns/mnt").readlink())
 
@@ -59,6 +77,7 @@ def test_a_tenant_in_a_container_is_at_the_gate_and_its_death_is_seen(way: str, 
     until(lambda: process.poll() is not None or "boxed" in gpu.names())
     assert process.poll() is None, process.communicate()
     until(lambda: process.poll() is not None or launches(gpu, "boxed") > 100)
+    assert held(gpu, "boxed") >= TAKEN
     pid = tenant_of(gpu, "boxed").pid
     assert namespaces(pid)[0] != namespaces(os.getpid())[0]  # the kernel's word, in our numbers
     assert namespaces(pid)[1] != namespaces(os.getpid())[1]
@@ -69,6 +88,7 @@ def test_a_tenant_in_a_container_is_at_the_gate_and_its_death_is_seen(way: str, 
     os.kill(pid, signal.SIGKILL)
     until(lambda: "boxed" in gpu.endings())
     assert gpu.endings()["boxed"].startswith("lost")
+    until(lambda: lines(gpu) == 0)  # of a process that the node counts otherwise
     process.wait()
 
 
@@ -84,6 +104,11 @@ def test_a_container_without_proc_runs_too(gpu: Stage) -> None:
     process = inside.start("run", "--gpu", "soft:0", "--name", "boxed", *WORK, before="mount -t tmpfs none /proc")
     until(lambda: process.poll() is not None or ("boxed" in gpu.names() and launches(gpu, "boxed") > 100))
     assert process.poll() is None, process.communicate()
+    seen = page_of(gpu, tenant_of(gpu, "boxed").terms.slot)["launches"]
+    until(lambda: page_of(gpu, tenant_of(gpu, "boxed").terms.slot)["launches"] > seen + 1000)  # many looks later
+    assert held(gpu, "boxed") >= TAKEN
+    os.kill(tenant_of(gpu, "boxed").pid, signal.SIGKILL)
+    until(lambda: lines(gpu) == 0)
 
 
 def test_a_program_that_leaves_our_directories_stays_at_the_gate(gpu: Stage) -> None:
