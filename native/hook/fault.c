@@ -1,9 +1,8 @@
 /* Which results mean that a process has lost its device? */
 #include "hook/memory.h"
 
-/* By what cuda.h says of them: the process, or the context, cannot be used any more, or the device is gone. */
+/* By what cuda.h says of them: the process must be begun anew. Those of policy/protect/errors.py that end a tenant. */
 static const int LOST[] = {
-    46,  /* device unavailable */
     214, /* uncorrectable ECC error */
     220, /* uncorrectable NVLink error */
     226, /* contained */
@@ -19,7 +18,6 @@ static const int LOST[] = {
     721, /* tensor memory leak */
     805, /* no connection to the MPS server */
     806, /* an MPS call failed */
-    807, /* the MPS server is not ready */
     810, /* MPS client terminated */
     911, /* external device */
     999, /* unknown */

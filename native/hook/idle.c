@@ -1,11 +1,15 @@
 /* A driver that does nothing, at once: what is left of a call's time is the way to it. For the bench of the hook, and for
- * tests, which can keep its events from ever being complete, and see which stream it was last asked after. */
+ * tests, which can keep its events from ever being complete, see which stream it was last asked after, take its memory
+ * away, and let its work fail. */
 #include "hook/route.h"
 
 #define IDLE __attribute__((visibility("default"))) CUresult
 
 __attribute__((visibility("default"))) int idle_is_stuck;
 __attribute__((visibility("default"))) _Atomic(CUstream) idle_asked_stream;
+__attribute__((visibility("default"))) _Atomic uint64_t idle_free_bytes = UINT64_MAX;
+__attribute__((visibility("default"))) _Atomic uint64_t idle_frees;
+__attribute__((visibility("default"))) CUresult idle_outcome;
 
 /* What a program must get back to go on with. */
 static char a_context, a_module, a_function, an_event;
@@ -26,6 +30,7 @@ IDLE cuEventDestroy_v2(CUevent event);
 IDLE cuEventElapsedTime(float *milliseconds, CUevent begin, CUevent end);
 IDLE cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes);
 IDLE cuMemFree_v2(CUdeviceptr pointer);
+IDLE cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes);
 IDLE cuLaunchKernel(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,
                     unsigned int block_x, unsigned int block_y, unsigned int block_z, unsigned int shared_bytes,
                     CUstream stream, void **params, void **extra);
@@ -48,7 +53,7 @@ CUresult cuCtxSetCurrent(CUcontext context)
 
 CUresult cuCtxSynchronize(void)
 {
-    return CUDA_SUCCESS;
+    return idle_outcome;
 }
 
 CUresult cuCtxGetCurrent(CUcontext *context)
@@ -116,12 +121,22 @@ CUresult cuEventElapsedTime(float *milliseconds, CUevent begin, CUevent end)
 
 CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes)
 {
-    *pointer = 4096;
+    static _Atomic CUdeviceptr last;
+    if (bytes > atomic_load_explicit(&idle_free_bytes, memory_order_relaxed))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    *pointer = atomic_fetch_add_explicit(&last, 4096, memory_order_relaxed) + 4096;
     return bytes ? CUDA_SUCCESS : CUDA_ERROR_NOT_SUPPORTED;
+}
+
+CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes)
+{
+    *free_bytes = *total_bytes = atomic_load_explicit(&idle_free_bytes, memory_order_relaxed);
+    return CUDA_SUCCESS;
 }
 
 CUresult cuMemFree_v2(CUdeviceptr pointer)
 {
+    atomic_fetch_add_explicit(&idle_frees, 1, memory_order_relaxed);
     return pointer ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }
 

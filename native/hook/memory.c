@@ -299,6 +299,22 @@ static void want(struct ct_memory *memory, uint64_t bytes)
         atomic_store(&line->wanted_bytes, bytes);
 }
 
+/* Whether the other tenants of the device hold what is missing: else nobody can make room, and a program that keeps memory
+ * in reserve should hear so at once and use that. */
+static int can_be_had(const struct ct_ledger *ledger, uint64_t bytes)
+{
+    size_t free_bytes = 0, total_bytes = 0;
+    uint64_t sum = CT_NEXT(cuMemGetInfo_v2)(&free_bytes, &total_bytes) == CUDA_SUCCESS ? free_bytes : 0;
+    uint64_t room = (ledger->bytes - CT_LEDGER_HEADER_BYTES) / CT_LEDGER_ACCOUNT_BYTES;
+    uint64_t slots = atomic_load_explicit(&ledger->file->slots, memory_order_relaxed);
+    for (uint64_t slot = 0; slot < (slots < room ? slots : room) && sum < bytes; slot++) {
+        const void *account = (const unsigned char *)ledger->file + ct_ledger_offset((uint32_t)slot);
+        uint64_t held = slot == ledger->slot ? 0 : ct_ledger_held(ledger->file, ledger->bytes, account);
+        sum = held > UINT64_MAX - sum ? UINT64_MAX : sum + held;
+    }
+    return sum >= bytes;
+}
+
 /* Not begun meanwhile: what is reserved stays so, and the others need not wait for us to settle. */
 int ct_memory_wants(struct ct_memory *memory, struct ct_wanting *wanting, uint64_t bytes, CUresult result)
 {
@@ -306,7 +322,8 @@ int ct_memory_wants(struct ct_memory *memory, struct ct_wanting *wanting, uint64
     int is_again = 0;
     if (!memory || !bytes || (result != CUDA_ERROR_OUT_OF_MEMORY && !wanting->waited_ns))
         return 0;
-    if (result == CUDA_ERROR_OUT_OF_MEMORY && atomic_load_explicit(&memory->is_online, memory_order_relaxed)) {
+    if (result == CUDA_ERROR_OUT_OF_MEMORY && atomic_load_explicit(&memory->is_online, memory_order_relaxed) &&
+        can_be_had(&memory->ledger, bytes)) {
         ct_memory_end(memory);
         want(memory, bytes);
         while (!is_again && wanting->waited_ns < ROOM_PATIENCE_NS) {

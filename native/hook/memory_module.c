@@ -7,23 +7,33 @@
 #include <string.h>
 #include <sys/stat.h>
 
-/* A cubin says where it ends. Of text, which is compiled first, and of a choice of several, nobody knows; the node
- * measures those afterwards. */
+enum { CODE_UNIT_BYTES = 4096 };
+
+static uint64_t rounded(uint64_t bytes)
+{
+    return (bytes + CODE_UNIT_BYTES - 1) / CODE_UNIT_BYTES * CODE_UNIT_BYTES;
+}
+
+/* A cubin says where it ends, and a text, which is compiled first, is taken for as long as its code. Of a choice of several
+ * nobody knows which one it will be; the node measures those afterwards. */
 static uint64_t image_bytes(const void *image)
 {
     Elf64_Ehdr head;
-    if (!image || memcmp(image, ELFMAG, SELFMAG) != 0)
+    const unsigned char *first = image;
+    if (!image)
         return 0;
+    if (memcmp(image, ELFMAG, SELFMAG) != 0)
+        return (*first >= ' ' && *first < 0x7f) || *first == '\n' ? rounded(strlen(image)) : 0;
     memcpy(&head, image, sizeof head);
     uint64_t bytes = head.e_shoff + (uint64_t)head.e_shnum * head.e_shentsize;
-    return head.e_ident[EI_CLASS] == ELFCLASS64 && bytes < UINT64_C(1) << 40 ? bytes : 0;
+    return head.e_ident[EI_CLASS] == ELFCLASS64 && bytes < UINT64_C(1) << 40 ? rounded(bytes) : 0;
 }
 
 static uint64_t file_bytes(const char *path)
 {
     struct stat found;
     int kept_errno = errno;
-    uint64_t bytes = path && stat(path, &found) == 0 && S_ISREG(found.st_mode) ? (uint64_t)found.st_size : 0;
+    uint64_t bytes = path && stat(path, &found) == 0 && S_ISREG(found.st_mode) ? rounded((uint64_t)found.st_size) : 0;
     errno = kept_errno;
     return bytes;
 }

@@ -80,9 +80,11 @@ int ct_holding_add(struct ct_memory *memory, const struct ct_holding *holding)
     int has_room = 2 * (holdings->count + 1) <= holdings->places || grow(holdings) ||
                    holdings->count + 2 <= holdings->places; /* full is slow, and better than forgotten */
     if (has_room) {
-        uint64_t at = seek(holdings, holding->held, holding->key);
-        holdings->count += !holdings->place[at].held;
-        holdings->place[at] = *holding;
+        struct ct_holding *place = &holdings->place[seek(holdings, holding->held, holding->key)];
+        if (place->held) /* it was freed past us: the driver would not give the same twice */
+            ct_memory_give(memory, place->kind, place->bytes);
+        holdings->count += !place->held;
+        *place = *holding;
     }
     let_go(memory);
     return has_room;

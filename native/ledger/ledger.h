@@ -71,7 +71,8 @@ struct ct_ledger_share {
 struct ct_ledger_account {
     _Atomic uint64_t generation; /* of the tenant whose account this is; the words of an earlier one mean nothing */
     _Atomic uint64_t lines_used, shares_used; /* from these on none was ever taken: whoever sums may stop there */
-    uint64_t reserved[13];
+    _Atomic uint64_t denied, denied_bytes;    /* by processes that are gone; the node adds them when it clears a line */
+    uint64_t reserved[11];
     struct ct_ledger_line line[CT_LEDGER_LINES];
     struct ct_ledger_share share[CT_LEDGER_SHARES];
 };

@@ -13,8 +13,6 @@ static void empty(struct ct_ledger_line *line)
     STORE(line->own_version, LOAD(line->own_version) + 1); /* what was measured was another's */
     STORE(line->excess_bytes, 0);
     STORE(line->ended, LOAD(line->begun));
-    STORE(line->denied, 0);
-    STORE(line->denied_bytes, 0);
     STORE(line->wanted_bytes, 0);
     STORE(line->fault, 0);
 }

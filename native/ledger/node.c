@@ -65,6 +65,8 @@ void ct_ledger_clear(void *file, size_t bytes, uint32_t slot, uint32_t line, uin
     STORE(ended->excess_bytes, 0);
     STORE(ended->wanted_bytes, 0);
     STORE(ended->ended, LOAD(ended->begun));
+    atomic_fetch_add(&account->denied, atomic_exchange(&ended->denied, 0));
+    atomic_fetch_add(&account->denied_bytes, atomic_exchange(&ended->denied_bytes, 0));
     STORE(ended->owner, 0);
 }
 

@@ -116,8 +116,9 @@ static PyObject *ledger_account(PyObject *module, PyObject *args)
     const struct ct_ledger_account *account = account_in(&view, slot);
     if (!account)
         return NULL;
-    PyObject *made = Py_BuildValue("(KK)", U(LOAD(account->generation)),
-                                   U(ct_ledger_held(view.buf, (size_t)view.len, account)));
+    PyObject *made = Py_BuildValue("(KKKK)", U(LOAD(account->generation)),
+                                   U(ct_ledger_held(view.buf, (size_t)view.len, account)), U(LOAD(account->denied)),
+                                   U(LOAD(account->denied_bytes)));
     PyBuffer_Release(&view);
     return made;
 }

@@ -289,6 +289,7 @@ typedef struct CUctxCreateParams_st {
 
 #include "softgpu/abi_array.h"
 #include "softgpu/abi_device.h"
+#include "softgpu/abi_checkpoint.h"
 #include "softgpu/abi_graph.h"
 
 #endif

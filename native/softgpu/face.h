@@ -145,6 +145,7 @@ extern struct sg_device sg_devices[SG_MAX_DEVICES];
 extern int sg_device_count;
 
 CUresult sg_enter(void);                       /* initialised and not forked: takes the lock */
+CUresult sg_may_call(void);                    /* the same, without the lock: also while the process is locked */
 CUresult sg_enter_context(CUcontext *context); /* and a context is current */
 CUresult sg_leave(CUresult result);            /* gives the lock back and hands the result on */
 /* How most calls begin: declares the current context and `result`. */
@@ -227,6 +228,8 @@ CUresult sg_foresee(struct sg_question *question);
 /* Asks and sleeps until done. The lock is held, and given up while asleep. */
 CUresult sg_await(struct sg_question *question);
 void sg_sleep_until(struct sg_link *link, uint32_t wake, uint64_t at_ns, int may_spin);
+/* While another process has locked this one no call goes on. The lock is held, and given up while waiting. */
+void sg_wait_while_held(void);
 void sg_wake(struct sg_link *link); /* those of this process who sleep */
 
 CUresult sg_stream_wait(CUstream stream);

@@ -17,7 +17,8 @@ enum { ANSWER_MS = 30000, TURN_US = 50 };
 static void lose(struct sg_link *link)
 {
     link->lost = 1;
-    sg_wake(link);
+    if (link->ring)
+        sg_wake(link);
 }
 
 CUresult sg_result(int model_result)
@@ -39,17 +40,17 @@ CUresult sg_result(int model_result)
     }
 }
 
-/* Waits for the answer, whatever signals arrive in between. */
-static ssize_t hear(int socket, struct msghdr *message)
+/* Waits for the answer, whatever signals arrive in between. While the process is locked there is none. */
+static ssize_t hear(const struct sg_link *link, struct msghdr *message)
 {
-    struct pollfd line = {.fd = socket, .events = POLLIN};
+    struct pollfd line = {.fd = link->socket, .events = POLLIN};
     for (;;) {
         int ready = poll(&line, 1, ANSWER_MS);
-        if (ready < 0 && errno == EINTR)
+        if ((ready < 0 && errno == EINTR) || (ready == 0 && link->ring && atomic_load(&link->ring->held)))
             continue;
         if (ready <= 0)
             return -1;
-        ssize_t got = recvmsg(socket, message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
+        ssize_t got = recvmsg(link->socket, message, MSG_CMSG_CLOEXEC | MSG_DONTWAIT);
         if (got < 0 && (errno == EINTR || errno == EAGAIN))
             continue;
         return got;
@@ -91,7 +92,7 @@ int sg_ask_for(struct sg_link *link, const struct sg_request *request, struct sg
         message.msg_control = control.bytes;
         message.msg_controllen = sizeof control.bytes;
     }
-    if (say(link, request, sizeof *request) == 0 && hear(link->socket, &message) == (ssize_t)sizeof *reply) {
+    if (say(link, request, sizeof *request) == 0 && hear(link, &message) == (ssize_t)sizeof *reply) {
         if (descriptor) {
             descriptors_of(&message, descriptors);
             *descriptor = descriptors[0];
@@ -132,7 +133,7 @@ static int greet(struct sg_device *device, uint32_t group)
     int descriptors[2];
     if (account) /* one without a zero behind it is too long: the server says so */
         memcpy(greeting.account, account, strnlen(account, sizeof greeting.account));
-    ssize_t got = say(link, &greeting, sizeof greeting) < 0 ? -1 : hear(link->socket, &message);
+    ssize_t got = say(link, &greeting, sizeof greeting) < 0 ? -1 : hear(link, &message);
     if (got < 0)
         return -1;
     descriptors_of(&message, descriptors);

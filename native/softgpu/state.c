@@ -61,6 +61,16 @@ void sg_unlock(void)
     pthread_mutex_unlock(&lock);
 }
 
+CUresult sg_may_call(void)
+{
+    if (forked)
+        return CUDA_ERROR_NOT_INITIALIZED;
+    if (in_callback)
+        return CUDA_ERROR_NOT_PERMITTED;
+    CUresult now = __atomic_load_n(&state, __ATOMIC_ACQUIRE);
+    return now == CUDA_ERROR_NO_DEVICE ? CUDA_ERROR_NOT_INITIALIZED : now;
+}
+
 /* The lock may have been held by another thread at the fork, so the child never touches it. */
 CUresult sg_enter(void)
 {
@@ -69,6 +79,7 @@ CUresult sg_enter(void)
     if (in_callback)
         return CUDA_ERROR_NOT_PERMITTED;
     pthread_mutex_lock(&lock);
+    sg_wait_while_held();
     if (state != CUDA_SUCCESS)
         return sg_leave(state == CUDA_ERROR_NO_DEVICE ? CUDA_ERROR_NOT_INITIALIZED : state);
     return CUDA_SUCCESS;
@@ -240,7 +251,7 @@ API CUresult cuInit(unsigned int flags)
         return CUDA_ERROR_INVALID_VALUE;
     pthread_mutex_lock(&lock);
     if (state != CUDA_SUCCESS) {
-        state = open_devices();
+        __atomic_store_n(&state, open_devices(), __ATOMIC_RELEASE);
         if (state == CUDA_SUCCESS && !handlers_set && pthread_atfork(NULL, NULL, after_fork) == 0)
             handlers_set = 1;
     }

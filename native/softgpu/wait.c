@@ -38,6 +38,29 @@ static int is_dead(struct sg_link *link)
     return link->lost || (poll(&line, 1, 0) > 0 && (line.revents & (POLLRDHUP | POLLHUP | POLLERR)));
 }
 
+/* Signals find the thread in the futex, with no lock of ours in hand. */
+static void wait_while_held(struct sg_link *link)
+{
+    const struct timespec look = {.tv_nsec = LOOK_NS};
+    while (!link->lost && atomic_load(&link->ring->held)) {
+        sg_unlock();
+        syscall(SYS_futex, &link->ring->held, FUTEX_WAIT, 1, &look, NULL, 0);
+        int is_gone = is_dead(link);
+        sg_relock();
+        link->lost |= is_gone;
+    }
+}
+
+void sg_wait_while_held(void)
+{
+    /* Another device's may be held by the time that the first is free. */
+    for (int i = 0; i < sg_device_count; i++)
+        if (atomic_load_explicit(&sg_devices[i].link.ring->held, memory_order_relaxed) && !sg_devices[i].link.lost) {
+            wait_while_held(&sg_devices[i].link);
+            i = -1;
+        }
+}
+
 static inline void relax(void)
 {
 #if defined(__x86_64__)

@@ -128,6 +128,20 @@ enum sg_request_kind {
     SG_TRACE = 44, /* a: from that record on -> a: bytes, b: number of the first record, c: of the next to come, and a
                       descriptor from which the bytes can be read: struct ct_device_record each, in the order of their
                       ends. The upper half of a tag is the client's pid, the lower one its slots before this one */
+    SG_CHECKPOINT = 48, /* a: pid, b: enum sg_checkpoint_act -> a: its CUprocessState, batch: the UUID; STALE: no such
+                           client */
+};
+
+/* Of another process, by its pid: SG_CHECKPOINT. A pair is: whether it could be done, and doing it. */
+enum sg_checkpoint_act {
+    SG_CHECKPOINT_STATE = 0,
+    SG_CHECKPOINT_HOLD = 1, /* no call of it begins; NOT_READY: work is under way. Ends with the asker's connection */
+    SG_CHECKPOINT_LOCK = 2, /* the same, for good */
+    SG_CHECKPOINT_RELEASE = 3,
+    SG_CHECKPOINT_MAY_SAVE = 4,
+    SG_CHECKPOINT_SAVE = 5, /* its memory leaves the device */
+    SG_CHECKPOINT_MAY_LOAD = 6,
+    SG_CHECKPOINT_LOAD = 7, /* and comes back; NO_MEMORY: there is no room for it */
 };
 
 enum sg_share_kind { SG_SHARE_ALLOCATION = 1, SG_SHARE_PHYSICAL = 2, SG_SHARE_POOL = 3, SG_SHARE_HOST_POOL = 4 };

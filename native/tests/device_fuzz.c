@@ -102,6 +102,22 @@ static void projections_come_true(struct world *w)
     }
 }
 
+/* All of its memory leaves; all of what left comes back, or nothing. */
+static void park(struct world *w, uint32_t client)
+{
+    struct ct_device *d = w->device;
+    uint64_t on = ct_device_client_memory(d, client), off = ct_device_client_parked(d, client);
+    uint64_t room = ct_device_memory_free(d);
+    int is_back = (int)draw(w, 2);
+    int result = is_back ? ct_device_client_unpark(d, client) : ct_device_client_park(d, client);
+    if (result == CT_DEVICE_STALE)
+        return;
+    EXPECT_EQ(result, is_back && off > room ? CT_DEVICE_NO_MEMORY : CT_DEVICE_OK);
+    uint64_t now = result != CT_DEVICE_OK ? on : is_back ? on + off : 0;
+    EXPECT_EQ(ct_device_client_memory(d, client), now);
+    EXPECT_EQ(ct_device_client_parked(d, client), on + off - now);
+}
+
 static void people(struct world *w)
 {
     struct ct_device *d = w->device;
@@ -138,8 +154,10 @@ static void people(struct world *w)
     case 6:
         if (draw(w, 3))
             ct_device_memory_give(d, *context, draw(w, 600));
-        else
+        else if (draw(w, 3))
             ct_device_client_give(d, *client, draw(w, 600));
+        else
+            park(w, *client);
         break;
     case 7:
     case 8:

@@ -36,6 +36,29 @@ static struct sg_reply ask_owner(uint32_t kind, uint64_t a, uint64_t b)
     return reply;
 }
 
+static int act(uint32_t kind, uint64_t a, uint64_t b)
+{
+    struct sg_request request = {kind, 0, a, b, 0};
+    struct sg_reply reply;
+    EXPECT(send(owner, &request, sizeof request, MSG_NOSIGNAL) == (ssize_t)sizeof request);
+    do
+        EXPECT(recv(owner, &reply, sizeof reply, 0) == (ssize_t)sizeof reply);
+    while (reply.behind == SG_NEWS);
+    return reply.result;
+}
+
+/* Somebody suspends the first of the lines, in any order of steps; whoever sleeps afterwards is woken, if need be by a
+ * fault: a line that asks would wait for good. */
+static void suspend(void)
+{
+    uint64_t self = (uint64_t)getpid();
+    for (uint64_t steps = dice(6); steps; steps--)
+        act(SG_CHECKPOINT, dice(20) ? self : dice(4), dice(9));
+    if (act(SG_CHECKPOINT, self, SG_CHECKPOINT_LOAD) == CT_DEVICE_NO_MEMORY)
+        act(SG_FAULT, SG_FAULT_LAUNCH_FAILED, self);
+    act(SG_CHECKPOINT, self, SG_CHECKPOINT_RELEASE);
+}
+
 static void open_group(const char *path)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -168,6 +191,8 @@ int main(int argc, char **argv)
     for (int i = 0; i < rounds; i++) {
         struct line *line = &lines[dice(3)];
         scribble(line);
+        if (dice(8) == 0)
+            suspend();
         if (!ask(line) || dice(atomic_load(&line->ring->fault) ? 10 : 500) == 0) {
             leave(line);
             connect_anew(line, server.path);

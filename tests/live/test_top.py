@@ -14,6 +14,7 @@ from cotenant.domain.event import NodeSettings, NodeStarted, TenantJoined, Tenan
 from cotenant.domain.gate import GateRules, GateSeat
 from cotenant.domain.gpu import WHOLE_PPM, Gpu
 from cotenant.domain.instant import SECOND_NS
+from cotenant.domain.ledger import LedgerAccount
 from cotenant.domain.pace import DeviceLook, GateState, Pace, pace_of
 from cotenant.domain.tenant import Kind, TenantSpec
 from cotenant.live.directory import Places
@@ -70,14 +71,20 @@ def test_the_tables_lose_no_column_in_a_narrow_terminal(width: int, cells: int) 
         95, 10**6, 9, False, GateState.WAITING, 123_456, 1_234_567, 999_999, 999_999, 99_999, 1 << 33, 1 << 33,
         123_456, 1 << 33, 1 << 33, 99_999, 999_999, 123_456_789, 349_999, 12_345, 3, 0,
     )  # fmt: skip
-    device = top.Device(7, "n" * 60, GateRules(), [("t" * 64, worst), ("web", worst)])
+    held = {95: LedgerAccount(95, 10**6, 1023 << 20)}
+    tenants = [("t" * 64, worst), ("web", worst)]
+    device = top.Device(7, "n" * 14, GateRules(), tenants, "overlimit: memory", 80 << 30, held)
     console = Console(width=width, record=True, force_terminal=False)
     with console.capture() as captured:
         console.print(top.top_tables(top.Shown(False, 1.0, [device]), width))
     lines = captured.get().splitlines()
     assert max(map(len, lines)) <= width
     rows = [line for line in lines if line.startswith(("tttttttttt", "ttttttttt…", "web ")) and ":" not in line]
-    assert [len(row.split()) for row in rows] == [10, 10, 10, 10]
+    more = int(width == 100)  # what each holds, where there is room for it
+    assert [len(row.split()) for row in rows] == [10 + more, 10 + more, 10, 10]
+    assert ("1,023MiB" in captured.get()) == bool(more)
+    assert ", 2 tenants, 2GiB of 80GiB held" in captured.get()
+    assert "\noverlimit: memory\n" in captured.get()
     assert all("…" not in line.removeprefix("t" * (cells - 1) + "…") for line in rows), "nothing but a name is cut"
     assert "3 stale admissions, please report it" in captured.get()
     assert "the node is down" in captured.get()

@@ -140,7 +140,7 @@ def test_a_device_has_so_many_seats_and_no_more() -> None:
     node = Node(NodeSettings(200, 100, admit="overcommit", gpus=TWO_GPUS))
     for peer in range(2 * SEATS_LIMIT):
         node.join(peer)
-    assert [room.tenants for room in node.machine._rooms.rooms] == [SEATS_LIMIT, SEATS_LIMIT]
+    assert [room.tenants for room in node.machine.rooms.rooms] == [SEATS_LIMIT, SEATS_LIMIT]
     (refused,) = node.join(999)
     assert isinstance(refused, Refuse)
     assert refused.reject.reason is Reason.NO_SEAT

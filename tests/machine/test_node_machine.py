@@ -387,6 +387,6 @@ def test_a_policy_that_this_version_does_not_have_is_our_mistake() -> None:
 def test_a_broken_promise_is_told_as_a_story() -> None:
     node = Node()
     node.join(1)
-    node.machine._free.append(0)
+    node.machine.free.append(0)
     with pytest.raises(InvariantError, match=r"after turn 2: free slots are \[0, 1\], not \[1\]"):
         node.machine.check()

@@ -13,8 +13,9 @@ def test_no_two_threads_write_unseen() -> None:
     kind = ["-DCMAKE_BUILD_TYPE=Debug", "-DCOTENANT_SANITIZE_THREADS=ON", "-DCOTENANT_NATIVE_TESTS=ON"]
     ninja = f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}"
     run_or_fail([tool("cmake"), "-S", ROOT, "-B", build, "-G", "Ninja", *kind, ninja], ROOT)
-    run_or_fail([tool("cmake"), "--build", build, "--target", "hook_threads", "hook_gate", "hook_gate_edges"], ROOT)
-    for command in ("hook_threads", "hook_threads sharing", "hook_gate", "hook_gate_edges"):
+    programs = ["hook_threads", "hook_gate", "hook_gate_edges", "hook_memory"]
+    run_or_fail([tool("cmake"), "--build", build, "--target", *programs], ROOT)
+    for command in (*programs, "hook_threads sharing"):
         name, *stage = command.split()
         program = [str(build / "native" / "tests" / name), *stage]
         # Address randomisation of newer kernels is more than the sanitizer's memory layout expects.

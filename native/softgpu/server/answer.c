@@ -373,6 +373,8 @@ int sg_answer(struct sg_server *server, int index, const struct sg_request *requ
     case SG_CLOCK:
         reply.result = sg_fault_answer(server, index, request, &reply);
         return sg_say(client, &reply, sizeof reply);
+    case SG_CHECKPOINT:
+        return sg_checkpoint_answer(server, index, request);
     case SG_UNSUPPORTED:
         if (request->a < SG_NAME_COUNT)
             server->unsupported[request->a]++;

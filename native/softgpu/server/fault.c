@@ -49,6 +49,7 @@ static uint32_t strike(struct sg_server *server, int index, uint32_t code)
     ct_device_client_stop(server->device, ct_device_now(server->device), client->model);
     memset(client->hosts, 0, sizeof client->hosts); /* nobody will say that they ran */
     atomic_store(&client->ring->fault, code);
+    sg_checkpoint_fail(server, index);
     return 1;
 }
 
@@ -131,15 +132,8 @@ void sg_fault_lift(struct sg_server *server, int index)
             ct_device_context_query(server->device, server->contexts[i].handle) != CT_DEVICE_STALE)
             return;
     client->trouble = (struct sg_trouble){0};
+    client->state = CU_PROCESS_STATE_RUNNING;
     atomic_store(&client->ring->fault, 0);
-}
-
-static int is_busy(const struct sg_server *server, const struct sg_client *client)
-{
-    for (int i = 0; i < SG_WINDOW; i++)
-        if (client->window[i] && ct_device_op_query(server->device, client->window[i]) == CT_DEVICE_NOT_READY)
-            return 1;
-    return 0;
 }
 
 void sg_fault_death(struct sg_server *server, int index)
@@ -149,7 +143,7 @@ void sg_fault_death(struct sg_server *server, int index)
         server->faults.deaths_spare)
         return;
     sg_pump(server, sg_now_ns());
-    if (client->trouble.code || !is_busy(server, client))
+    if (client->trouble.code || !sg_pump_busy(server, client))
         return;
     sg_fault(server, index, CUDA_ERROR_LAUNCH_FAILED, 45);
 }

@@ -25,7 +25,7 @@ static int oldest(struct sg_server *server, const uint8_t *blocked, uint64_t *at
     int best = -1;
     for (int i = 0; i < SG_CONNECTIONS; i++) {
         struct sg_client *client = server->clients[i];
-        if (!client || !client->ring || blocked[i])
+        if (!client || !client->ring || blocked[i] || sg_is_asleep(client))
             continue;
         if (client->tail == client->head)
             continue;
@@ -57,6 +57,14 @@ uint64_t sg_pump_room(struct sg_server *server, struct sg_client *client)
         room_ns = free_ns > room_ns ? free_ns : room_ns;
     }
     return room_ns;
+}
+
+int sg_pump_busy(const struct sg_server *server, const struct sg_client *client)
+{
+    for (int i = 0; i < SG_WINDOW; i++)
+        if (client->window[i] && ct_device_op_query(server->device, client->window[i]) == CT_DEVICE_NOT_READY)
+            return 1;
+    return 0;
 }
 
 static int has_room(struct sg_server *server, struct sg_client *client)

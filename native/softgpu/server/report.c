@@ -12,6 +12,13 @@ static const char *const symbols[SG_NAME_COUNT] = {
 #undef NAME
 };
 
+/* By CUprocessState. */
+static const char *state_of(const struct sg_client *client)
+{
+    static const char *const states[] = {"running", "locked", "checkpointed", "failed"};
+    return client->locker ? "locking" : states[client->state];
+}
+
 struct text {
     char *at;
     size_t left;
@@ -65,9 +72,11 @@ static void clients(struct sg_server *server, struct text *text)
             continue;
         say(text,
             "%s{\"pid\":%d,\"group\":%" PRIu32 ",\"sm_cap\":%" PRIu32 ",\"fault\":%" PRIu32 ",\"submitted\":%" PRIu64
-            ",\"account\":\"%s\",\"managed_bytes\":%" PRIu64 ",\"counters\":",
+            ",\"account\":\"%s\",\"managed_bytes\":%" PRIu64 ",\"state\":\"%s\",\"parked_bytes\":%" PRIu64
+            ",\"counters\":",
             comma, (int)client->pid, client->group, client->admission.sm_cap, client->trouble.code, client->submitted,
-            client->account_name, client->ring ? atomic_load(&client->ring->managed_bytes) : 0);
+            client->account_name, client->ring ? atomic_load(&client->ring->managed_bytes) : 0, state_of(client),
+            ct_device_client_parked(server->device, client->model));
         counters(text, &c);
         say(text, ",\"delayed_by\":[");
         const char *inner = "";

@@ -1,4 +1,5 @@
 /* What the books said at regular instants. Nobody is woken for it: whoever moves the model stops at each boundary. */
+#include "softgpu/abi.h"
 #include "softgpu/server/server.h"
 
 #include <string.h>
@@ -8,12 +9,20 @@ static struct sg_sample *slot_of(struct sg_server *server, uint64_t number)
     return &server->history.ring[number % (SG_SAMPLES_KEPT + 1)];
 }
 
+/* A process that is checkpointed holds no device, as far as anybody can see. */
+static int is_on_device(const struct sg_client *client)
+{
+    return client && client->state != CU_PROCESS_STATE_CHECKPOINTED;
+}
+
 static uint32_t contexts_of(struct sg_server *server, int index)
 {
     uint32_t count = 0;
-    for (uint32_t i = 0; i <= SG_CONTEXTS; i++)
-        count += server->contexts[i].client && (index < 0 || server->contexts[i].client == index + 1) &&
+    for (uint32_t i = 0; i <= SG_CONTEXTS; i++) {
+        int owner = server->contexts[i].client - 1;
+        count += owner >= 0 && (index < 0 || owner == index) && is_on_device(server->clients[owner]) &&
                  ct_device_context_query(server->device, server->contexts[i].handle) != CT_DEVICE_STALE;
+    }
     return count;
 }
 

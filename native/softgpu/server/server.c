@@ -66,6 +66,7 @@ void sg_disturb(struct sg_server *server)
 static void drop(struct sg_server *server, int index)
 {
     struct sg_client *client = server->clients[index];
+    sg_checkpoint_forget(server, index);
     /* The others' work, and its own until now, comes before its end. */
     sg_pump(server, sg_now_ns());
     sg_group_hear_out(server, index);
@@ -121,6 +122,7 @@ static void welcome(struct sg_server *server)
     }
     client->socket = socket;
     client->serial = server->serial;
+    client->token = token_of(index, 0, client->serial);
     client->pid = peer.pid;
     /* The socket alone would not do: a child forked by the client may hold it open past the client's death. A pid of
      * another namespace is 0 here, and then the socket has to do. */
@@ -171,6 +173,8 @@ static void turn(struct sg_server *server)
             continue;
         else if (is_death)
             drop(server, index);
+        else if (sg_is_asleep(server->clients[index]) && events[i].events == EPOLLIN)
+            continue; /* it was locked a moment ago: what it says has to wait */
         else
             listen_to(server, index);
     }

@@ -83,12 +83,15 @@ struct sg_use {
 
 struct sg_client {
     int socket, pidfd;
+    uint64_t token; /* by which epoll knows the socket */
     int greeted; /* has a ring and a place in the model */
     uint32_t serial;
     pid_t pid;
     uint32_t model; /* handle of the client in the model */
     struct sg_admission admission;
     uint32_t is_leaving; /* in order: it harms nobody */
+    uint32_t state;      /* CUprocessState */
+    int locker;          /* whose lock of it is not complete yet: index plus one; 0: nobody's */
     struct sg_ring *ring;
     uint64_t head;
     uint64_t tail;    /* how far this pump goes: what is published meanwhile is left for the next one */
@@ -164,6 +167,8 @@ uint64_t sg_wall_ns(void);
 void sg_pump(struct sg_server *server, uint64_t now_ns);
 /* When this client's next slot can be taken, or an instant before which it cannot; CT_DEVICE_DONE: now. */
 uint64_t sg_pump_room(struct sg_server *server, struct sg_client *client);
+/* Whether something that the model took of it is not complete. */
+int sg_pump_busy(const struct sg_server *server, const struct sg_client *client);
 
 /* What every op is tagged with, so that its completion finds the slot it came from. */
 uint64_t sg_outcome_tag(const struct sg_server *server, int index);
@@ -187,6 +192,17 @@ int sg_uses_event(struct sg_server *server, uint64_t event, int index);
 /* The client is done with another's event. */
 void sg_event_close(struct sg_server *server, uint64_t event, int index);
 void sg_share_start(void); /* before the first of them */
+
+/* Whether it has any part in memory that more than one client may hold. */
+int sg_share_holds(const struct sg_server *server, int index);
+
+/* What others want of a process as a whole. -1: as sg_answer(). */
+int sg_checkpoint_answer(struct sg_server *server, int index, const struct sg_request *request);
+int sg_is_asleep(const struct sg_client *client); /* locked: neither its slots nor its questions are taken */
+/* A fault has struck a client that is asleep: it wakes to see it. */
+void sg_checkpoint_fail(struct sg_server *server, int index);
+/* A connection is about to be dropped: the locks that it has not completed end with it. */
+void sg_checkpoint_forget(struct sg_server *server, int index);
 
 /* Sends an answer, and one with descriptors beside the words. -1: the client does not read. */
 int sg_say(struct sg_client *client, const void *words, size_t bytes);

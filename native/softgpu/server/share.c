@@ -203,6 +203,14 @@ static int share_resize(struct sg_server *server, int index, uint64_t id, uint64
     return less ? client_give(server, index, less) : CT_DEVICE_OK;
 }
 
+int sg_share_holds(const struct sg_server *server, int index)
+{
+    for (int i = 0; i < SG_SHARES; i++)
+        if (server->shares[i].id && (server->shares[i].owner == index || server->shares[i].holds[index]))
+            return 1;
+    return 0;
+}
+
 /* ---- events ------------------------------------------------------------------------------------------------ */
 
 static int is_user(const struct sg_shared_event *event, int index)

@@ -96,6 +96,8 @@ class Attendant:
         if away:
             back = self._membership.resume()
             self._patience_s = _RETRY_S if back else min(2 * self._patience_s, _LONGEST_RETRY_S)
+            if self._membership.evicted and self._told is None:
+                self._obey(wire.Signal("kill", self._membership.evicted, again=False))
         elif self._membership.fileno() in ready:
             for push in self._membership.pushed(readable=True):
                 self._obey(push)
@@ -137,7 +139,7 @@ class Attendant:
                     verb = "asks the program to end" if kind == "term" else "ends the program"
                     self._say(f"the node {verb}: {why}")
                 self._told = push
-                self._do(self._ending.told(kind, now=monotonic_ns()))
+                self._do(self._ending.told(kind))
             case wire.Suspend(why=why):
                 self._say(f"the program's memory moves to the host: {why}")
                 self._mover.suspend(self._family())

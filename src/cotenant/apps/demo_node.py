@@ -131,7 +131,7 @@ def _story(stage: Stage, say: Callable[[str], None], console: Console | None) ->
     batch = stage.tenant("batch", "--memory", "2GiB", "--priority", "9", program=_ENDS_AT_A_WORD)
     roll = stage.until(lambda roll: len(roll.tenants) == 3)
     if console is not None:
-        show_tenants(console, roll, everybody=False)
+        show_tenants(console, roll, {}, everybody=False)
     steps.append(_step("three tenants join", "slots 0, 1, 2", _slots(roll.tenants), "web 0/1, train 1/1, batch 2/1"))
 
     say("demo: a fourth asks for more memory than is left")

@@ -8,11 +8,12 @@ from typing import TypeAlias
 from cotenant.apps.explain_words import hold_words
 from cotenant.apps.roll import Roll
 from cotenant.domain.pace import GateCounts
-from cotenant.domain.tenant import Tenant
-from cotenant.format.quantity import round_duration
+from cotenant.domain.tenant import Tenant, Terms
+from cotenant.format.quantity import round_duration, round_size
 from cotenant.live.clock import monotonic_ns
 from cotenant.live.directory import Places
 from cotenant.live.gate import copy_of, look_at
+from cotenant.live.ledger import look_at as look_at_ledger
 from cotenant.policy.schedule.held import held_at
 
 Said: TypeAlias = tuple[str, str, tuple[str, ...]]
@@ -25,6 +26,7 @@ def gate_causes(places: Places, roll: Roll, tenant: Tenant) -> Iterator[Said]:
     if terms.gpu < 0:
         yield "free", "nothing holds it back: the node knows no GPU, so nobody waits for anybody", ()
         return
+    yield from _ledger_causes(places, terms)
     now = monotonic_ns()
     look = look_at(places.pages, terms.gpu, now)
     counts = GateCounts() if look is None else look.counts.get(terms.slot, GateCounts())
@@ -40,6 +42,22 @@ def gate_causes(places: Places, roll: Roll, tenant: Tenant) -> Iterator[Said]:
         yield "gate", hold_words(held.hold, said), details
     else:
         yield "free", "nothing holds it back at the gate at this instant", details
+
+
+def _ledger_causes(places: Places, terms: Terms) -> Iterator[Said]:
+    look = look_at_ledger(places.pages, terms.gpu)
+    account = None if look is None else look.accounts.get(terms.slot)
+    if account is None or account.generation != terms.generation:
+        return
+    quota = f" of its quota of {round_size(terms.memory_bytes)}" if terms.memory_bytes else ", and has no quota"
+    holds = f"it holds {round_size(account.held_bytes)} of device memory{quota}"
+    if account.wanted_bytes:
+        wanted = round_size(account.wanted_bytes)
+        yield "memory", f"an allocation of {wanted} waits: its quota allows it, but the device has no room", (holds,)
+    if account.denied:
+        times = "once" if account.denied == 1 else f"{account.denied:,} times"
+        asked = round_size(account.denied_bytes)
+        yield "denied", f"it was denied device memory {times}, {asked} in all: that is past its quota", (holds,)
 
 
 def _figures(counts: GateCounts, now: int) -> tuple[str, ...]:

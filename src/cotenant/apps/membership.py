@@ -19,11 +19,11 @@ from cotenant.errors import PeerError, WorldError
 from cotenant.format import wire
 from cotenant.format.quantity import format_duration, format_share, format_size
 from cotenant.live.client import Connection, NodeAwayError, tenants_of
-from cotenant.live.clock import pause
+from cotenant.live.clock import monotonic_ns, pause
 from cotenant.live.directory import Places, lock_holder, make_directory
 from cotenant.live.journal import last_settings
 from cotenant.live.page import read_page, slot_text
-from cotenant.live.process import start_in_background
+from cotenant.live.process import Signals, start_in_background
 
 _IDLE_EXIT_NS: Final = 300 * 10**9
 _START_TRIES: Final = 600
@@ -32,7 +32,7 @@ _PATIENT_TRIES: Final = 20
 _HURRY_S: Final = 1.0
 _JOIN_TRIES: Final = 3
 _JOIN_S: Final = 60.0  # others may have to make room first, for which the node takes 15 s unless told otherwise
-_TELL_MS: Final = 2000
+_TELL_S: Final = 2.0
 
 
 class RefusedError(WorldError):
@@ -51,10 +51,10 @@ class StoppedError(WorldError):
 class Membership:
     """Our place at the node: joins, resumes after a restart, and leaves."""
 
-    def __init__(self, places: Places, spec: TenantSpec, say: Callable[[str], None], stop: int = -1) -> None:
+    def __init__(self, places: Places, spec: TenantSpec, say: Callable[[str], None], signals: Signals | None) -> None:
         """Join; raises `RefusedError` when refused and `WorldError` when there is no node.
 
-        `stop` is a descriptor that is readable once we are told to end: then `StoppedError`.
+        `signals` may tell us to end meanwhile: then `StoppedError`.
         """
         self._places = places
         self.spec = spec
@@ -67,9 +67,11 @@ class Membership:
         self.gate: list[int] = []
         self.ledger: list[int] = []
         self.environment: dict[str, str] = {}
+        self.evicted = ""
+        """Why the node gave our place away while it could not be heard."""
         self._device: Gpu | None = None
         try:
-            self._join(self._connection, stop)
+            self._join(self._connection, signals)
         except BaseException:
             self.lose()
             raise
@@ -121,6 +123,10 @@ class Membership:
             answer, handed = connection.ask(wire.Resume(wire.VERSION, self.terms.slot, self.terms.generation))
             if isinstance(answer, wire.Welcome):
                 self._accept(answer, handed)
+            elif isinstance(answer, wire.Refused) and answer.reject.reason is Reason.EVICTED:
+                self.evicted = answer.reject.detail
+                connection.close()
+                return False
             elif join_anew and isinstance(answer, wire.Refused) and answer.reject.reason is not Reason.ALREADY_HERE:
                 self._ask_for_place(connection)
                 self.say(
@@ -172,9 +178,9 @@ class Membership:
             os.close(descriptor)
         self.page, self.gate, self.ledger = -1, [], []
 
-    def _join(self, connection: Connection, stop: int) -> None:
+    def _join(self, connection: Connection, signals: Signals | None) -> None:
         connection.tell(wire.Join(wire.VERSION, self.spec))
-        self._await(connection, stop)
+        self._await(connection, signals)
         self._settle(*connection.answer())
 
     def _ask_for_place(self, connection: Connection) -> None:
@@ -188,18 +194,11 @@ class Membership:
             raise PeerError(f"the node answered {type(answer).__name__} to a join")
         self._accept(answer, handed)
 
-    def _await(self, connection: Connection, stop: int) -> None:
+    def _await(self, connection: Connection, signals: Signals | None) -> None:
         """Until the node says something; if that takes long, it makes others go first."""
-        poller = select.poll()
-        for descriptor in (connection.fileno(), stop):
-            if descriptor >= 0:
-                poller.register(descriptor, select.POLLIN)
-        ready = poller.poll(_TELL_MS)
-        if not ready:
+        if not wait_for(connection.fileno(), _TELL_S, signals):
             self.say("waiting for the node: it may have to make room first")
-            ready = poller.poll(int(_JOIN_S * 1000))
-        if stop in [descriptor for descriptor, _ in ready]:
-            raise StoppedError("told to end before there was a place for the program")
+            wait_for(connection.fileno(), _JOIN_S, signals)
 
     def _accept(self, answer: wire.Welcome, handed: list[int]) -> None:
         if not handed:
@@ -219,14 +218,34 @@ class Membership:
         self.terms = answer.terms
 
 
+def wait_for(descriptor: int, wait_s: float, signals: Signals | None) -> bool:
+    """Whether it became readable in time (with -1: wait); raises `StoppedError` when we are told to end meanwhile."""
+    poller = select.poll()
+    for watched in (descriptor, -1 if signals is None else signals.fileno()):
+        if watched >= 0:
+            poller.register(watched, select.POLLIN)
+    until_ns = monotonic_ns() + int(wait_s * 1e9)
+    while (left_ns := until_ns - monotonic_ns()) > 0:
+        ready = [found for found, _ in poller.poll(left_ns / 1e6 + 1)]
+        if signals is not None and signals.fileno() in ready and signals.told_to_end():
+            raise StoppedError("told to end before there was a place for the program")
+        if descriptor in ready:
+            return True
+    return False
+
+
 def join(
-    places: Places, spec: TenantSpec, arguments: Sequence[str], say: Callable[[str], None], stop: int = -1
+    places: Places,
+    spec: TenantSpec,
+    arguments: Sequence[str],
+    say: Callable[[str], None],
+    signals: Signals | None,
 ) -> Membership:
     """Become a tenant, of a node of our own if none answers. A node may end between two words; then once more."""
     for tries in range(_JOIN_TRIES):
         ensure_node(places, arguments, say)
         try:
-            return Membership(places, spec, say, stop)
+            return Membership(places, spec, say, signals)
         except NodeAwayError:
             if tries == _JOIN_TRIES - 1:
                 raise

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import select
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from cotenant.apps.attend import Attendant, Ended
 from cotenant.apps.hook import Hooked
-from cotenant.apps.membership import Membership, RefusedError, StoppedError, join
+from cotenant.apps.membership import Membership, RefusedError, StoppedError, join, wait_for
 from cotenant.apps.suspend import Mover
 from cotenant.domain.instant import SECOND_NS, Duration
 from cotenant.domain.protect import OnPressure
@@ -18,7 +17,7 @@ from cotenant.errors import WorldError
 from cotenant.format import wire
 from cotenant.format.config import RunConfig
 from cotenant.format.quantity import round_duration
-from cotenant.live.clock import monotonic_ns, pause
+from cotenant.live.clock import monotonic_ns
 from cotenant.live.directory import Places
 from cotenant.live.gate import GATE_VARIABLE
 from cotenant.live.guard import Child
@@ -88,7 +87,7 @@ class Tenancy:
 
     def run(self) -> int:
         """Run the program as a tenant, as often as it takes; returns the exit code of its last end."""
-        membership = self._join(stop=-1)
+        membership = self._join(None)
         if membership.terms.gpu < 0 and (self._spec.memory_bytes or self._spec.share_ppm):
             self._say(_NO_GPU)
         signals = Signals()
@@ -99,8 +98,8 @@ class Tenancy:
                     return code
                 membership.close()
                 try:
-                    membership = self._join(stop=signals.fileno(), patient=True)
-                except (RefusedError, StoppedError) as error:
+                    membership = self._join(signals)
+                except StoppedError as error:
                     self._say(str(error))
                     return code
         finally:
@@ -160,19 +159,20 @@ class Tenancy:
     def _unseen(self) -> str:
         return "; the hook saw nothing of its GPU use" if self._hooked is not None and self._hooked.unseen else ""
 
-    def _join(self, *, stop: int, patient: bool = False) -> Membership:
+    def _join(self, signals: Signals | None) -> Membership:
         """Become a tenant; one that is to be started again waits where the node says that waiting helps.
 
-        `patient`: it had its place before, so that a node that is away is waited for too.
+        One that had its place before, which is one whose signals are held back, waits whatever is against it.
         """
+        patient = signals is not None
         complaint = ""
         failed: WorldError
         for tries in range(1, 1 << 62):
             try:
-                return join(self._places, self._spec, self._arguments, self._say, stop)
+                return join(self._places, self._spec, self._arguments, self._say, signals)
             except RefusedError as error:
                 asked_ns, failed = error.reject.retry_after_ns, error
-                if not self._restarts.is_on or not asked_ns:
+                if not patient and not (self._restarts.is_on and asked_ns):
                     raise
             except StoppedError:
                 raise
@@ -184,18 +184,8 @@ class Tenancy:
             if str(failed) != complaint:
                 complaint = str(failed)
                 self._say(f"{complaint}; waiting for it")
-            _wait_unless(stop, wait_ns)
+            wait_for(-1, wait_ns / 1e9, signals)
         raise AssertionError("nobody lives that long")
-
-
-def _wait_unless(stop: int, wait_ns: Duration) -> None:
-    if stop < 0:
-        pause(wait_ns / 1e9)
-        return
-    poller = select.poll()
-    poller.register(stop, select.POLLIN)
-    if poller.poll(wait_ns / 1e6):
-        raise StoppedError("told to end before there was a place for the program")
 
 
 def _on_its_device(membership: Membership, variables: Mapping[str, str]) -> dict[str, str]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from rich.console import Console
@@ -15,11 +17,18 @@ from cotenant.apps.replay import ReplayReport
 from cotenant.apps.simulate import Outcome
 from cotenant.domain.gate import GateRules
 from cotenant.domain.instant import SECOND_NS
+from cotenant.domain.ledger import LedgerAccount
+from cotenant.domain.protect import GpuWatch, Stage
 from cotenant.domain.tenant import Tenant, TenantView, Terms
+from cotenant.errors import WorldError
 from cotenant.format import wire
-from cotenant.format.quantity import format_duration, format_share, format_size, round_duration
+from cotenant.format.quantity import format_duration, format_share, format_size, round_duration, round_size
 from cotenant.live.doctor import Finding, Level
+from cotenant.live.ledger import look_at
 from cotenant.live.softgpu.manage import SoftGpu
+
+Accounts: TypeAlias = Mapping[tuple[int, int], LedgerAccount]
+"""The ledgers' accounts by device and slot."""
 
 _WIDE: Final = 110
 _NAME_CELLS: Final = 14
@@ -50,21 +59,21 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def show_tenants(console: Console, roll: wire.Tenants, *, everybody: bool) -> None:
-    """`cotenant ps`."""
+def show_tenants(console: Console, roll: wire.Tenants, held: Accounts, *, everybody: bool) -> None:
+    """`cotenant ps`; where a terminal is narrow, without columns that say nothing of anybody."""
     taken = f"{len(roll.tenants)} of {counted(roll.slots, 'slot')} taken"
     title = f"{taken}, node pid {roll.pid}, {counted(len(roll.gpus), 'GPU')}"
-    columns = ["NAME", "SLOT", "STATUS", "KIND", "PRIO", "SLO", "MEMORY", "SHARE", "GPU", "PID", "AGE"]
+    columns = ["NAME", "SLOT", "STATUS", "KIND", "PRIO", "SLO", "MEMORY", "SHARE", "GPU", "RESTARTS", "PID", "AGE"]
     wide = console.width >= _WIDE
     gpus = [gpu.name if wide else gpu.name.partition(" ")[0] for gpu in roll.gpus]  # its number comes first
     rows: list[list[str | Text]] = []
     last: list[str] = []  # what gives way where a terminal is narrow
     for view in roll.tenants:
         status = Text(_status(view), style="green" if _status(view) == "alive" else "yellow")
-        rows.append(_tenant_row(view.tenant, status, roll.now_ns, gpus))
+        rows.append(_tenant_row(view.tenant, status, roll.now_ns, gpus, held))
         last.append("" if everybody else " ".join(view.tenant.spec.command.split()))
     for departure in reversed(roll.departed) if everybody else ():
-        rows.append(_tenant_row(departure.tenant, Text("gone", style="dim"), departure.ended_ns, gpus))
+        rows.append(_tenant_row(departure.tenant, Text("gone", style="dim"), departure.ended_ns, gpus, {}))
         last.append(departure.ending)
     if everybody:  # how somebody ended is worth more than what was once promised
         kept = [columns.index(column) for column in ("NAME", "SLOT", "STATUS", "KIND", "PID", "AGE")]
@@ -73,17 +82,48 @@ def show_tenants(console: Console, roll: wire.Tenants, *, everybody: bool) -> No
     elif wide:  # a command line is worth a column only where it squeezes nothing
         columns.append("COMMAND")
         rows = [[*row, cell] for row, cell in zip(rows, last, strict=True)]
+    else:
+        silent = [index for index in range(len(columns)) if rows and all(str(row[index]) == "-" for row in rows)]
+        kept = [index for index in range(len(columns)) if index not in silent]
+        columns, rows = [columns[index] for index in kept], [[row[index] for index in kept] for row in rows]
     console.print(table(title, columns, rows))
     if not rows:
         console.print("nobody is here; start a tenant with: cotenant run -- COMMAND", style="dim")
 
 
 def _status(view: TenantView) -> str:
-    """Away matters more than paused: who is away may not come back."""
-    return "away" if not view.connected else "paused" if view.tenant.paused else "alive"
+    """Away matters most: who is away may not come back. Who is on its way out is that, paused or not."""
+    if not view.connected:
+        return "away"
+    stage = view.tenant.standing.stage
+    return stage.value if stage is not Stage.RUNNING else "paused" if view.tenant.paused else "alive"
 
 
-def _tenant_row(tenant: Tenant, status: Text, until_ns: int, gpus: list[str]) -> list[str | Text]:
+def accounts_of(pages: Path, roll: wire.Tenants) -> Accounts:
+    """What tenants hold of their devices' memory; nothing where the ledgers are another user's to read."""
+    found: dict[tuple[int, int], LedgerAccount] = {}
+    for gpu in range(len(roll.gpus)):
+        with contextlib.suppress(WorldError):
+            look = look_at(pages, gpu)
+            found |= {} if look is None else {(gpu, slot): account for slot, account in look.accounts.items()}
+    return found
+
+
+def _account(terms: Terms, held: Accounts) -> LedgerAccount | None:
+    account = held.get((terms.gpu, terms.slot))
+    return account if account is not None and account.generation == terms.generation else None
+
+
+def _memory(terms: Terms, held: Accounts) -> str:
+    """What it holds of what it may."""
+    account = _account(terms, held)
+    holds = "" if account is None else round_size(account.held_bytes)
+    if not terms.memory_bytes:
+        return holds if account is not None and account.held_bytes else "-"
+    return f"{holds}{'/' if holds else ''}{format_size(terms.memory_bytes)}"
+
+
+def _tenant_row(tenant: Tenant, status: Text, until_ns: int, gpus: list[str], held: Accounts) -> list[str | Text]:
     spec, terms = tenant.spec, tenant.terms
     return [
         capped(tenant.name),
@@ -92,9 +132,10 @@ def _tenant_row(tenant: Tenant, status: Text, until_ns: int, gpus: list[str]) ->
         spec.kind.value,
         str(terms.priority),
         format_duration(spec.slo_ns) if spec.slo_ns else "-",
-        format_size(spec.memory_bytes) if spec.memory_bytes else "-",
+        _memory(terms, held),
         format_share(spec.share_ppm) if spec.share_ppm else "-",
         capped(gpus[terms.gpu]) if 0 <= terms.gpu < len(gpus) else "-",
+        str(tenant.restarts or "-"),
         str(tenant.pid),
         age_text(max(0, until_ns - tenant.joined_ns)),
     ]
@@ -167,19 +208,35 @@ def show_bench(console: Console, figures: Mapping[str, object]) -> None:
     console.print(table("medians of interleaved runs", ["FIGURE", "VALUE"], rows))
 
 
-def tenants_json(roll: wire.Tenants) -> dict[str, object]:
+def tenants_json(roll: wire.Tenants, held: Accounts) -> dict[str, object]:
     """`cotenant ps --json`: names instead of positions, and no units in text."""
-    here = [{**_tenant_json(view.tenant, roll.now_ns), "status": _status(view)} for view in roll.tenants]
+    here = [
+        {**_tenant_json(view.tenant, roll.now_ns), "status": _status(view), **_held_json(view.tenant.terms, held)}
+        for view in roll.tenants
+    ]
     departed = [
         {**_tenant_json(gone.tenant, gone.ended_ns), "status": "gone", "ending": gone.ending} for gone in roll.departed
     ]
     return {
         "node": {"pid": roll.pid, "version": roll.node_version, "slots": roll.slots, "turns": roll.turns},
         "gpus": [gpu.name for gpu in roll.gpus],
+        "devices": [device_json(watch) for watch in roll.devices],
         "rules": rules_json(roll.rules),
         "tenants": here,
         "departed": departed,
     }
+
+
+def _held_json(terms: Terms, held: Accounts) -> dict[str, object]:
+    account = _account(terms, held)
+    if account is None:
+        return {"held_bytes": None, "denied": None, "wanted_bytes": None}
+    return {"held_bytes": account.held_bytes, "denied": account.denied, "wanted_bytes": account.wanted_bytes}
+
+
+def device_json(watch: GpuWatch) -> dict[str, object]:
+    """How a device is doing."""
+    return {"state": watch.health.value, "why": watch.why, "since_ns": watch.since_ns, "turn": watch.turn}
 
 
 def rules_json(rules: GateRules) -> dict[str, object]:
@@ -196,6 +253,10 @@ def _tenant_json(tenant: Tenant, until_ns: int) -> dict[str, object]:
         "kind": spec.kind.value,
         "priority": terms.priority,
         "paused": tenant.paused,
+        "stage": tenant.standing.stage.value,
+        "stage_why": tenant.standing.why,
+        "stage_turn": tenant.standing.turn,
+        "restarts": tenant.restarts,
         "slo_ns": spec.slo_ns,
         "memory_bytes": spec.memory_bytes,
         "share_ppm": spec.share_ppm,

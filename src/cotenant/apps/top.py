@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -12,17 +12,20 @@ from rich.text import Text
 
 from cotenant.apps.show import capped, counted, rules_json, table
 from cotenant.domain.gate import GateRules
-from cotenant.domain.gpu import WHOLE_PPM
+from cotenant.domain.gpu import WHOLE_PPM, Gpu
+from cotenant.domain.ledger import LedgerAccount
 from cotenant.domain.pace import DeviceLook, GateState, Pace, pace_of
+from cotenant.domain.protect import GpuWatch, Health
 from cotenant.errors import CotenantError, InvariantError, WorldError
 from cotenant.format.log import describe_rules
-from cotenant.format.quantity import round_duration
+from cotenant.format.quantity import round_duration, round_size
 from cotenant.host import Divergence, replay, same_promises
 from cotenant.live.client import tenants_of
 from cotenant.live.clock import LiveClock, pause
 from cotenant.live.directory import Places
 from cotenant.live.gate import devices_in, look_at
 from cotenant.live.journal import Recovery, last_settings
+from cotenant.live.ledger import look_at as look_at_ledger
 from cotenant.machine.node import NodeMachine
 
 EVERY_S: Final = 1.0
@@ -46,6 +49,11 @@ class Device(msgspec.Struct, frozen=True):
     name: str
     rules: GateRules
     tenants: list[tuple[str, Pace]]
+    health: str = ""
+    """Its state, and why; empty where no node says."""
+    memory_bytes: int = 0
+    held: Mapping[int, LedgerAccount] = {}
+    """The ledger's accounts, by slot."""
 
 
 class Shown(msgspec.Struct, frozen=True):
@@ -63,7 +71,8 @@ class _Names:
         self._places = places
         self._is_read = False
         self._tenants: dict[tuple[int, int], str] = {}
-        self._gpus: list[str] = []
+        self._gpus: list[Gpu] = []
+        self._watches: list[GpuWatch] = []
         self.is_served = False
 
     def renew(self) -> None:
@@ -71,21 +80,27 @@ class _Names:
         try:
             roll = tenants_of(self._places.socket, EVERY_S)
         except CotenantError:
-            self.is_served = False
+            self.is_served, self._watches = False, []
             if not self._is_read:
                 self._is_read = True
                 self._read_journal()
             return
         self.is_served, self._is_read = True, False
-        self._gpus = [gpu.name for gpu in roll.gpus]
+        self._gpus, self._watches = roll.gpus, roll.devices
         views = roll.tenants
         self._tenants |= {(view.tenant.terms.slot, view.tenant.terms.generation): view.tenant.name for view in views}
 
     def tenant(self, pace: Pace) -> str:
         return self._tenants.get((pace.slot, pace.generation), f"slot {pace.slot}/{pace.generation}")
 
-    def gpu(self, index: int) -> str:
-        return self._gpus[index] if index < len(self._gpus) else ""
+    def gpu(self, index: int) -> Gpu:
+        return self._gpus[index] if index < len(self._gpus) else Gpu("", 0)
+
+    def health(self, index: int) -> str:
+        if index >= len(self._watches):
+            return ""
+        watch = self._watches[index]
+        return f"{watch.health.value}{f': {watch.why}' if watch.why else ''}"
 
     def _read_journal(self) -> None:
         """As far as it can be read: names are a comfort, the files say the rest."""
@@ -96,7 +111,7 @@ class _Names:
             terms = view.tenant.terms
             self._tenants[terms.slot, terms.generation] = view.tenant.name
         settings = last_settings(self._places.journal)
-        self._gpus = [] if settings is None else [gpu.name for gpu in settings.gpus]
+        self._gpus = [] if settings is None else list(settings.gpus)
 
 
 def watch(places: Places, times: int | None) -> Iterator[Shown]:
@@ -110,7 +125,7 @@ def watch(places: Places, times: int | None) -> Iterator[Shown]:
         pause(EVERY_S)
         after = _look(places, clock)
         names.renew()
-        yield _shown(before, after, names)
+        yield _shown(before, after, names, _ledgers(places, list(after)))
         before = after
         times = None if times is None else times - 1
 
@@ -120,14 +135,25 @@ def _look(places: Places, clock: LiveClock) -> dict[int, DeviceLook]:
     return {look.gpu: look for look in looks if look is not None}
 
 
-def _shown(before: dict[int, DeviceLook], after: dict[int, DeviceLook], names: _Names) -> Shown:
+def _ledgers(places: Places, gpus: Sequence[int]) -> dict[int, Mapping[int, LedgerAccount]]:
+    looks = [look_at_ledger(places.pages, gpu) for gpu in gpus]
+    return {look.gpu: look.accounts for look in looks if look is not None}
+
+
+def _shown(
+    before: dict[int, DeviceLook],
+    after: dict[int, DeviceLook],
+    names: _Names,
+    ledgers: Mapping[int, Mapping[int, LedgerAccount]],
+) -> Shown:
     devices = []
     elapsed_ns = 0
     for gpu, look in after.items():
         first = before.get(gpu, look)
         elapsed_ns = max(elapsed_ns, look.at_ns - first.at_ns)
         tenants = [(names.tenant(pace), pace) for pace in pace_of(first, look)]
-        devices.append(Device(gpu, names.gpu(gpu), look.rules, tenants))
+        found, held = names.gpu(gpu), ledgers.get(gpu, {})
+        devices.append(Device(gpu, found.name, look.rules, tenants, names.health(gpu), found.memory_bytes, held))
     return Shown(names.is_served, elapsed_ns / 1e9, devices)
 
 
@@ -137,8 +163,14 @@ def top_json(shown: Shown) -> dict[str, Any]:
         {
             "gpu": device.gpu,
             "name": device.name,
+            "health": device.health,
+            "memory_bytes": device.memory_bytes,
+            "held_bytes": sum(_held(device, pace) for _, pace in device.tenants),
             "rules": rules_json(device.rules),
-            "tenants": [{"name": name, **msgspec.to_builtins(pace)} for name, pace in device.tenants],
+            "tenants": [
+                {"name": name, **msgspec.to_builtins(pace), "held_bytes": _held(device, pace)}
+                for name, pace in device.tenants
+            ],
         }
         for device in shown.devices
     ]
@@ -150,11 +182,15 @@ def top_tables(shown: Shown, width: int) -> RenderableType:
     parts: list[RenderableType] = []
     for device in shown.devices:
         what = f"GPU {device.gpu}{f' ({device.name})' if device.name else ''}"
-        parts.append(Text(f"{what}, {counted(len(device.tenants), 'tenant')}", style="bold"))
+        parts.append(Text(f"{what}, {counted(len(device.tenants), 'tenant')}{_memory(device)}", style="bold"))
+        if device.health:
+            is_well = device.health.startswith((Health.HEALTHY.value, Health.INIT.value))
+            parts.append(Text(device.health, style="green" if is_well else "bold yellow"))
         parts.append(Text(describe_rules(device.rules), style="dim"))
         if device.tenants:
             tenants = [(_named(name, width), pace) for name, pace in device.tenants]
-            parts += [_use(tenants), _waits(tenants), *_broken(tenants)]
+            held = {pace.slot: round_size(_held(device, pace)) for _, pace in tenants} if width >= _NARROW else {}
+            parts += [_use(tenants, held), _waits(tenants), *_broken(tenants)]
     if not shown.is_served and shown.devices:
         parts.append(Text("the node is down: everybody goes on under these rules", style="yellow"))
     if any(device.tenants for device in shown.devices):
@@ -164,6 +200,17 @@ def top_tables(shown: Shown, width: int) -> RenderableType:
     return Group(*parts)
 
 
+def _held(device: Device, pace: Pace) -> int:
+    """Device memory of a tenant; an account of another generation is an earlier tenant's."""
+    account = device.held.get(pace.slot)
+    return account.held_bytes if account is not None and account.generation == pace.generation else 0
+
+
+def _memory(device: Device) -> str:
+    held_bytes = sum(_held(device, pace) for _, pace in device.tenants)
+    return f", {round_size(held_bytes)} of {round_size(device.memory_bytes)} held" if device.memory_bytes else ""
+
+
 def _named(name: str, width: int) -> str:
     """A name, shorter where a terminal is narrow: no column may be lost to it."""
     if width >= _NARROW or len(name) <= _SHORT_NAME_CELLS:
@@ -171,13 +218,16 @@ def _named(name: str, width: int) -> str:
     return name[: _SHORT_NAME_CELLS - 1] + "…"
 
 
-def _use(tenants: Sequence[tuple[str, Pace]]) -> RenderableType:
+def _use(tenants: Sequence[tuple[str, Pace]], held: Mapping[int, str]) -> RenderableType:
     columns = ["NAME", "PRIORITY", "STATE", "LAUNCH/S", "DEVICE", "FILLED", "OF IDLE", "MISS", "SPIN"]
+    if held:
+        columns.insert(3, "MEMORY")
     rows: list[list[str | Text]] = [
         [
             name,
             f"{pace.priority} {'online' if pace.is_online else 'offline'}",
             Text(pace.state.value, style=_STYLES[pace.state]),
+            *([held[pace.slot]] if held else []),
             _rate(pace.launches_per_s),
             _percent(pace.device_ppm),
             _percent(pace.filled_ppm),

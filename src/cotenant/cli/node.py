@@ -93,14 +93,16 @@ def run_program(options: argparse.Namespace, example: str) -> tuple[int, list[Pr
 
 
 def _ps(options: argparse.Namespace) -> int:
-    from cotenant.apps.show import show_tenants, tenants_json
+    from cotenant.apps.show import accounts_of, show_tenants, tenants_json
     from cotenant.live.client import tenants_of
 
-    roll = tenants_of(find(options)[1].socket)
+    where = find(options)[1]
+    roll = tenants_of(where.socket)
+    held = accounts_of(where.pages, roll)
     if options.json:
-        print_json(tenants_json(roll))
+        print_json(tenants_json(roll, held))
     else:
-        show_tenants(Console(), roll, everybody=options.all)
+        show_tenants(Console(), roll, held, everybody=options.all)
     return 0
 
 

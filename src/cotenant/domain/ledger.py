@@ -37,16 +37,19 @@ class LedgerAccount(msgspec.Struct, frozen=True):
     generation: int
     held_bytes: int
     lines: tuple[LedgerLine, ...] = ()
+    denied_before: int = 0
+    """Allocations of processes that are gone which were refused for the quota's sake, and their bytes."""
+    denied_bytes_before: int = 0
 
     @property
     def denied(self) -> int:
-        """Allocations that were refused for the quota's sake, by processes that still run."""
-        return sum(line.denied for line in self.lines)
+        """Allocations that were refused for the quota's sake, so far."""
+        return self.denied_before + sum(line.denied for line in self.lines)
 
     @property
     def denied_bytes(self) -> int:
         """What these asked for."""
-        return sum(line.denied_bytes for line in self.lines)
+        return self.denied_bytes_before + sum(line.denied_bytes for line in self.lines)
 
     @property
     def wanted_bytes(self) -> int:

@@ -48,7 +48,7 @@ class _Peer:
     """One connection."""
 
     __slots__ = (
-        *("blocked", "frames", "is_owner", "number", "pid", "requests", "socket", "tenant", "uid", "unsent"),
+        *("blocked", "frames", "is_owner", "joins", "number", "pid", "requests", "socket", "tenant", "uid", "unsent"),
         "unsent_bytes",
     )
 
@@ -60,6 +60,7 @@ class _Peer:
         self.unsent: deque[tuple[memoryview, tuple[int, ...]]] = deque()
         self.unsent_bytes = 0
         self.tenant = False
+        self.joins = False  # whether it asked to be a tenant and was not answered yet: others may have to make room
         self.blocked = False  # whether answers wait for the peer to read
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         self.pid, self.uid, _ = _CREDENTIALS.unpack(raw)
@@ -120,6 +121,7 @@ class LiveDoor:
             self._loop.post(PeerLost(peer))
             return
         found.tenant = True
+        found.joins = False
         self._owing.pop(peer, None)
         environment = {} if self._environment is None else self._environment(terms)
         self._send(found, wire.Welcome(wire.VERSION, tenant, terms, environment), handles)
@@ -127,6 +129,9 @@ class LiveDoor:
     def refuse(self, peer: int, reject: Reject) -> None:
         """Tell a peer why not."""
         if found := self._peers.get(peer):
+            if found.joins:
+                found.joins = False
+                self._owe(found)
             self._send(found, wire.Refused(reject))
 
     def farewell(self, peer: int, ending: str) -> None:
@@ -202,7 +207,7 @@ class LiveDoor:
 
     def _make_room(self) -> bool:
         """The oldest connection that is no tenant goes: whoever means well speaks at once. A tenant keeps its place."""
-        oldest = next((peer for peer in self._peers.values() if not peer.tenant), None)
+        oldest = next((peer for peer in self._peers.values() if not peer.tenant and not peer.joins), None)
         if oldest is not None:
             self._drop(oldest, "too many connections")
         return oldest is not None
@@ -229,7 +234,7 @@ class LiveDoor:
         except PeerError as error:
             self._drop(peer, str(error))
             return
-        if peer.tenant and not peer.frames.partial:
+        if (peer.tenant or peer.joins) and not peer.frames.partial:
             self._owing.pop(peer.number, None)
         elif peer.requests or peer.number not in self._owing:
             self._owe(peer)
@@ -252,9 +257,7 @@ class LiveDoor:
             raise PeerError(f"this node speaks version {wire.VERSION} of the protocol, not {version}")
         match request:
             case wire.Join(spec=spec):
-                if self._foresee is not None:
-                    self._foresee(spec)
-                self._loop.post(TenantJoined(peer.number, peer.pid, peer.uid, spec))
+                self._take_join(peer, spec)
             case wire.Resume(slot=slot, generation=generation):
                 self._loop.post(TenantResumed(peer.number, peer.pid, peer.uid, slot, generation))
             case wire.Leave(ending=ending):
@@ -272,6 +275,15 @@ class LiveDoor:
                 self._send(peer, self._roll())
             case wire.Quit() | wire.Suspended() | wire.Restored() | wire.Restarted():
                 self._loop.post(_said_by_parent(peer.number, request))
+
+    def _take_join(self, peer: _Peer, spec: TenantSpec) -> None:
+        """While others make room for it, it owes us nothing."""
+        if self._foresee is not None:
+            self._foresee(spec)
+        peer.joins = not peer.tenant
+        self._loop.post(TenantJoined(peer.number, peer.pid, peer.uid, spec))
+        if peer.joins:
+            self._owing.pop(peer.number, None)
 
     def _send(self, peer: _Peer, message: wire.Answer, descriptors: tuple[int, ...] = ()) -> None:
         data = wire.encode(message)
@@ -311,8 +323,8 @@ class LiveDoor:
 
     def _lose(self, peer: _Peer) -> None:
         self._forget(peer)
-        if peer.tenant:
-            peer.tenant = False
+        if peer.tenant or peer.joins:
+            peer.tenant = peer.joins = False
             self._loop.post(PeerLost(peer.number))
 
     def _forget(self, peer: _Peer) -> None:

@@ -32,6 +32,7 @@ class LiveLedgers:
         self._directory = directory
         self._slots = slots
         self._files: dict[int, _File] = {}
+        self._denied: dict[tuple[int, int], int] = {}  # by device and slot, of processes whose line is cleared
         try:
             directory.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
@@ -40,12 +41,20 @@ class LiveLedgers:
     def grant(self, gpu: int, slot: int, generation: int) -> None:
         """An empty account; one that this generation has already keeps its lines. Nothing where there is no device."""
         if gpu >= 0:
-            _native.ledger_grant(self._file(gpu, slot + 1).memory, slot, generation)
+            memory = self._file(gpu, slot + 1).memory
+            if _native.ledger_account(memory, slot)[0] != generation:
+                self._denied.pop((gpu, slot), None)
+            _native.ledger_grant(memory, slot, generation)
 
     def held(self, gpu: int, slot: int) -> int:
         """The device memory that a tenant holds, in bytes."""
         file = self._known(gpu)
         return 0 if file is None or slot >= _slots_of(file) else _native.ledger_account(file.memory, slot)[1]
+
+    def denied(self, gpu: int, slot: int) -> int:
+        """Allocations of a tenant that its quota refused, also to processes that are gone, since this node started."""
+        living = sum(line.denied for line in self.lines(gpu) if line.slot == slot)
+        return self._denied.get((gpu, slot), 0) + living
 
     def handles(self, gpu: int) -> tuple[int, ...]:
         """The descriptors to hand over; a node without devices has none."""
@@ -65,6 +74,9 @@ class LiveLedgers:
 
     def clear(self, gpu: int, slot: int, line: int, owner: int) -> None:
         """Free the line of a process that is gone; one that is another's by now stays."""
+        gone = [each for each in self.lines(gpu) if (each.slot, each.line, each.owner) == (slot, line, owner)]
+        if denied := sum(each.denied for each in gone):
+            self._denied[gpu, slot] = self._denied.get((gpu, slot), 0) + denied
         _native.ledger_clear(self._file(gpu).memory, slot, line, owner)
 
     def measured(self, gpu: int, line: LedgerLine, held_bytes: int) -> bool:
@@ -144,10 +156,10 @@ def look_at(directory: Path, gpu: int) -> LedgerLook | None:
             lines = _lines(memory)
             accounts = {}
             for slot in range(slots):
-                generation, held_bytes = _native.ledger_account(memory, slot)
+                generation, held_bytes, *denied = _native.ledger_account(memory, slot)
                 if generation:
                     own = tuple(line for line in lines if line.slot == slot)
-                    accounts[slot] = LedgerAccount(slot, generation, held_bytes, own)
+                    accounts[slot] = LedgerAccount(slot, generation, held_bytes, own, *denied)
     except (FileNotFoundError, ValueError):
         return None
     except OSError as error:

@@ -25,6 +25,7 @@ _FORWARDED: Final = (
     signal.SIGCONT,
     signal.SIGWINCH,
 )
+_ENDING: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
 _SENT_BY_KERNEL: Final = 0x80  # si_code SI_KERNEL: the terminal sent it, to the whole foreground group
 _SIGSET_BYTES: Final = 128
 _SIGINFO_BYTES: Final = 128
@@ -55,6 +56,10 @@ class Signals:
                 # A hangup goes to the leader of the session alone, which may be us; twice does not hurt.
                 found.append((number, code == _SENT_BY_KERNEL and number != signal.SIGHUP))
         return found
+
+    def told_to_end(self) -> bool:
+        """While no program runs: whether one of those came that would have ended us."""
+        return any(number in _ENDING for number, _ in self.read())
 
     def close(self) -> None:
         """Let signals act as they did before."""

@@ -47,21 +47,18 @@ class Ending:
             self._kill_by(now + (HURRY_NS if with_node else 0))
             return ([Step.HURRY_NODE] if with_node else []) + self._signal()
         self.is_begun = self.is_own = True
-        if has_it:
-            self._is_signalled = True
-            self._kill_by(now + self._grace_ns + (PATIENCE_NS if with_node else 0))
+        self._is_signalled |= has_it
         if with_node:
             self._signal_ns = now + PATIENCE_NS
+            self._kill_by(now + 2 * PATIENCE_NS + self._grace_ns)
             return [Step.ASK_NODE]
         return self._signal_now(now)
 
-    def told(self, kind: SignalKind, *, now: Instant) -> list[Step]:
+    def told(self, kind: SignalKind) -> list[Step]:
         """The node says what is next."""
         self.is_begun = True
         if kind == "kill":
             return self._kill()
-        if self.is_own:
-            self._kill_by(now + self._grace_ns + PATIENCE_NS)
         return self._signal()
 
     def left_alone(self, *, now: Instant) -> None:

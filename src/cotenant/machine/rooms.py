@@ -32,21 +32,49 @@ class Rooms:
         self._ranks = [self._rank(room) for room in self.rooms]
         for tenant in tenants:
             self.occupy(tenant.terms.gpu, tenant.spec, 1)
+            if tenant.standing.aside:
+                self.reserve(tenant.terms.gpu, tenant.spec, -1)
 
-    def find(self, spec: TenantSpec, only: int | None = None) -> int | Reject:
+    def find(self, spec: TenantSpec, barred: dict[int, Reject]) -> int | Reject:
         """Of the devices that have room, the one the place policy likes best; else what is against that one."""
-        if only is not None:
-            return self._objection(spec, self.rooms[only]) or only
-        ranks, rooms = self._ranks, self.rooms
+        ranks = self._ranks
         best = ranks.index(min(ranks))
-        objection = self._objection(spec, rooms[best])
+        objection = self.objection(spec, best, barred)
         if objection is None:
             return best
-        fitting = [ranks[room.index] for room in rooms if self._objection(spec, room) is None]
+        fitting = [rank for index, rank in enumerate(ranks) if self.objection(spec, index, barred) is None]
         return ranks.index(min(fitting)) if fitting else objection
 
+    def objection(self, spec: TenantSpec, gpu: int, barred: dict[int, Reject]) -> Reject | None:
+        """What is against somebody on this device: that it is barred, or full, or has no room for what is asked."""
+        room = self.rooms[gpu]
+        if gpu in barred:
+            return barred[gpu]
+        if room.tenants >= SEATS_LIMIT:
+            detail = f"GPU {room.index} has {room.tenants} tenants, and {SEATS_LIMIT} is the most that can share one"
+            return Reject(Reason.NO_SEAT, f"{detail}; wait for one to leave, or give the node another GPU")
+        return self._judge(spec, room)
+
+    def has_room(self, gpu: int, spec: TenantSpec) -> bool:
+        """Whether somebody who has a seat there could have its promises back; a lost device has no room to keep."""
+        return not 0 <= gpu < len(self.rooms) or self._judge(spec, self.rooms[gpu]) is None
+
+    def would_fit(self, gpu: int, spec: TenantSpec, memory_bytes: int, share_ppm: int) -> bool:
+        """Whether somebody would be admitted if so much more memory and share were free."""
+        room = self.rooms[gpu]
+        freed = (room.memory_free_bytes + memory_bytes, room.share_free_ppm + share_ppm)
+        return self._judge(spec, GpuRoom(gpu, *freed, room.tenants)) is None
+
     def occupy(self, gpu: int, spec: TenantSpec, sign: int) -> None:
-        """Somebody comes (1) or goes (-1); a device that is none of ours any more has no room to keep."""
+        """Somebody comes (1) or goes (-1), with what it was promised."""
+        self._change(gpu, spec, sign, sign)
+
+    def reserve(self, gpu: int, spec: TenantSpec, sign: int) -> None:
+        """Somebody who is there has its promises back (1), or gives them up (-1)."""
+        self._change(gpu, spec, sign, 0)
+
+    def _change(self, gpu: int, spec: TenantSpec, sign: int, tenants: int) -> None:
+        """A device that is none of ours any more has no room to keep."""
         if not 0 <= gpu < len(self.rooms):
             return
         room = self.rooms[gpu]
@@ -54,16 +82,10 @@ class Rooms:
             gpu,
             room.memory_free_bytes - sign * spec.memory_bytes,
             room.share_free_ppm - sign * spec.share_ppm,
-            room.tenants + sign,
+            room.tenants + tenants,
         )
         self.rooms[gpu] = room
         self._ranks[gpu] = self._rank(room)
-
-    def _objection(self, spec: TenantSpec, room: GpuRoom) -> Reject | None:
-        if room.tenants >= SEATS_LIMIT:
-            detail = f"GPU {room.index} has {room.tenants} tenants, and {SEATS_LIMIT} is the most that can share one"
-            return Reject(Reason.NO_SEAT, f"{detail}; wait for one to leave, or give the node another GPU")
-        return self._judge(spec, room)
 
 
 def _whole(index: int, gpu: Gpu) -> GpuRoom:

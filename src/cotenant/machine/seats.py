@@ -3,18 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 from cotenant.domain.action import Action, Rise, Roster, Sit
 from cotenant.domain.gate import SEATS_LIMIT, GateRules, GateSeat
-from cotenant.domain.tenant import Kind, Tenant
+from cotenant.domain.protect import Stage
+from cotenant.domain.tenant import PRIORITY_LOWEST, Kind, Tenant
+
+_HELD: Final = frozenset(
+    {Stage.DRAINING, Stage.FINISHING, Stage.KILLED, Stage.SUSPENDING, Stage.SUSPENDED, Stage.RESTORING}
+)
+"""Stages in which a tenant launches nothing."""
 
 
 def seat_of(tenant: Tenant) -> GateSeat:
-    """A tenant as its neighbours know it. Online work is served first anyway; offline work has its share as a least."""
-    terms = tenant.terms
+    """A tenant as its neighbours know it. Online work is served first anyway; offline work has its share as a least.
+
+    One that was asked to end comes after everybody else, whatever it was before, and nobody's wish holds it back: it
+    launches only to be done.
+    """
+    terms, stage = tenant.terms, tenant.standing.stage
     online = terms.kind is Kind.ONLINE
     least_ppm = 0 if online else terms.share_ppm
-    return GateSeat(terms.slot, terms.generation, terms.priority, online, tenant.paused, least_ppm)
+    if stage is Stage.TERMINATING:
+        return GateSeat(terms.slot, terms.generation, PRIORITY_LOWEST, False, False, least_ppm, True)
+    paused = tenant.paused or stage in _HELD
+    return GateSeat(terms.slot, terms.generation, terms.priority, online, paused, least_ppm)
 
 
 class Seats:
@@ -37,8 +51,10 @@ class Seats:
     def put(self, tenant: Tenant) -> None:
         """Seat a tenant, or change what its seat says."""
         gpu, seat = tenant.terms.gpu, seat_of(tenant)
-        self._seats.setdefault(gpu, {})[seat.slot] = seat
-        self._note(gpu, seat)
+        seats = self._seats.setdefault(gpu, {})
+        if seats.get(seat.slot) != seat:
+            seats[seat.slot] = seat
+            self._note(gpu, seat)
 
     def clear(self, tenant: Tenant) -> None:
         """Nobody sits there any more."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import socket
 import sys
@@ -10,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cuda.bindings import driver
-from face import IMAGE, Gpu, code
+from face import IMAGE, Gpu, code, ok
 
 POSIX = driver.CUmemAllocationHandleType.CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
 DEVICE = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
@@ -110,10 +111,58 @@ def array(width: int) -> Any:
     return driver.cuArrayCreate(wish)
 
 
+def box(width: int, height: int, depth: int, *, levels: int = 0) -> Any:
+    """An array of three dimensions, or several of them, each half as large as the one before."""
+    wish = driver.CUDA_ARRAY3D_DESCRIPTOR()
+    wish.Width, wish.Height, wish.Depth, wish.NumChannels = width, height, depth, 4
+    wish.Format = driver.CUarray_format.CU_AD_FORMAT_HALF
+    return driver.cuMipmappedArrayCreate(wish, levels) if levels else driver.cuArray3DCreate(wish)
+
+
 def launch_of(library: int) -> Any:
     answer = driver.cuLibraryGetKernel(driver.CUlibrary(library), b"spin")
     kernel = driver.CUfunction(int(answer[1]))
     return driver.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, 0, ((1000,), (ctypes.c_uint64,)), 0)
+
+
+def lock(pid: int, timeout_ms: int = 0) -> Any:
+    wish = driver.CUcheckpointLockArgs()
+    wish.timeoutMs = timeout_ms
+    return driver.cuCheckpointProcessLock(pid, wish)
+
+
+def restore(pid: int, *pairs: tuple[str, str]) -> Any:
+    wish = driver.CUcheckpointRestoreArgs()
+    made = []
+    for old, new in pairs:
+        pair = driver.CUcheckpointGpuPair()
+        pair.oldUuid, pair.newUuid = uuid_of(old), uuid_of(new)
+        made.append(pair)
+    wish.gpuPairs, wish.gpuPairsCount = made, len(made)
+    return driver.cuCheckpointProcessRestore(pid, wish)
+
+
+def uuid_of(text: str) -> Any:
+    made = driver.CUuuid()
+    ctypes.memmove(made.getPtr(), bytes.fromhex(text), 16)
+    return made
+
+
+def churn(size: int) -> Any:
+    """Takes and gives memory until it is killed."""
+    while True:
+        ok(driver.cuMemFree(ok(driver.cuMemAlloc(size))))
+
+
+def cycle(pid: int) -> Any:
+    """Suspends and resumes a process until that is gone; a byte after each."""
+    for call in itertools.cycle((lock, OPERATIONS["checkpoint"], restore, OPERATIONS["unlock"])):
+        answer = call(pid)
+        if code(answer) != "CUDA_SUCCESS":
+            return answer
+        if call is restore:
+            line.send(b".")
+    raise AssertionError
 
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
@@ -168,7 +217,23 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "array": array,
     "array_end": lambda name: driver.cuArrayDestroy(driver.CUarray(name)),
     "managed": lambda size: driver.cuMemAllocManaged(size, driver.CUmemAttach_flags.CU_MEM_ATTACH_GLOBAL),
+    "churn": churn,
+    "cycle": cycle,
+    "state": driver.cuCheckpointProcessGetState,
+    "restore_thread": driver.cuCheckpointProcessGetRestoreThreadId,
+    "lock": lock,
+    "checkpoint": lambda pid: driver.cuCheckpointProcessCheckpoint(pid, None),
+    "restore": restore,
+    "unlock": lambda pid: driver.cuCheckpointProcessUnlock(pid, None),
     "free_bytes": lambda: driver.cuMemGetInfo()[:2],
+    "total_bytes": lambda: driver.cuDeviceTotalMem(gpu.device),
+    "pitch": lambda width, height: driver.cuMemAllocPitch(width, height, 16),
+    "box": box,
+    "mipmap_end": lambda name: driver.cuMipmappedArrayDestroy(driver.CUmipmappedArray(name)),
+    "retain_primary": lambda: driver.cuDevicePrimaryCtxRetain(gpu.device),
+    "release_primary": lambda: driver.cuDevicePrimaryCtxRelease(gpu.device),
+    "reset_primary": lambda: driver.cuDevicePrimaryCtxReset(gpu.device),
+    "use_context": lambda context: driver.cuCtxSetCurrent(driver.CUcontext(context)),
 }
 
 

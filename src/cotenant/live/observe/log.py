@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import select
-import sys
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +19,7 @@ from cotenant.format.happening import line_of, record_of
 from cotenant.live.clock import rfc3339, time_of_day, unix_ns
 
 ROTATE_BYTES: Final = 1 << 20
+_STANDARD_ERROR: Final = 2
 _LINE_LIMIT_BYTES: Final = select.PIPE_BUF
 """So much a pipe takes in one piece whenever it says that it takes anything."""
 
@@ -27,11 +27,11 @@ _LINE_LIMIT_BYTES: Final = select.PIPE_BUF
 class NodeLog:
     """Writes to a descriptor; `own` is the file that we may rename when it is what the descriptor leads to."""
 
-    def __init__(self, form: str, own: Path | None = None, descriptor: int | None = None) -> None:
-        """`form` is "text" or "json"; the standard error output unless another descriptor is given."""
+    def __init__(self, form: str, own: Path | None = None, descriptor: int = _STANDARD_ERROR) -> None:
+        """`form` is "text" or "json"."""
         self._is_json = form == "json"
         self._own = own
-        self._descriptor = sys.stderr.fileno() if descriptor is None else descriptor
+        self._descriptor = descriptor
         self.dropped = 0
         self._unsaid = 0
 

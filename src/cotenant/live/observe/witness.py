@@ -54,10 +54,11 @@ class Witness:
         """What a tenant did so far, by its own page and its account."""
         if terms.gpu < 0:
             return Work()
+        denied = self._ledgers.denied(terms.gpu, terms.slot)
         counts = self._gates.counts(terms.gpu, terms.slot)
         if counts.generation != terms.generation:  # it has not launched yet, and the page is still an earlier tenant's
-            return Work()
-        return Work(counts.device_ns, counts.launches, counts.waits, counts.waited_ns)
+            return Work(denied=denied)
+        return Work(counts.device_ns, counts.launches, counts.waits, counts.waited_ns, denied)
 
     def held_bytes(self, terms: Terms) -> int:
         """The device memory that a tenant holds."""

@@ -26,6 +26,7 @@ from cotenant.live.errand import Errands, Outcome
 from cotenant.live.gate import LiveGates
 from cotenant.live.hook.ring import latest_kernel
 from cotenant.live.ledger import LiveLedgers
+from cotenant.live.process import lineage
 from cotenant.live.watch.books import Books
 from cotenant.live.watch.device import Devices, Question, Seen
 from cotenant.live.watch.kin import STOPPED, Kin, word_of
@@ -226,13 +227,14 @@ class Watch:
 
     def _tell_xids(self, place: _Place, seen: Seen) -> None:
         for xid, pid in seen.xids:
-            whose = next((tenant for tenant in place.tenants if pid and pid in self._pids(place, tenant)), None)
+            whose = next((tenant for tenant in place.tenants if pid and self._is_of(place, tenant, pid)), None)
             slot, generation = (-1, 0) if whose is None else (whose.terms.slot, whose.terms.generation)
             self._post(GpuFaulted(place.gpu, xid, slot, generation))
 
-    def _pids(self, place: _Place, tenant: Tenant) -> list[int]:
-        found = (self._parts.kin.find(owner) for owner in place.books.owners(tenant.terms.slot))
-        return [pid for pid in found if pid is not None]
+    def _is_of(self, place: _Place, tenant: Tenant, pid: int) -> bool:
+        """By the ledger; a program without the hook has no line there, and descends from the tenant's parent."""
+        owners = place.books.owners(tenant.terms.slot)
+        return any(self._parts.kin.find(owner) == pid for owner in owners) or tenant.pid in lineage(pid)
 
     def _page(self, tenant: Tenant) -> Page:
         return msgspec.convert(self._parts.gates.page(tenant.terms.gpu, tenant.terms.slot), Page)
@@ -243,8 +245,7 @@ class Watch:
             standing = tenant.standing
             if standing.stage not in _HELD_BACK or place.drained.get(key) == standing.since_ns:
                 continue
-            pids = self._pids(place, tenant)
-            is_at_work = None if uses_pct is None else any(pid in uses_pct for pid in pids)
+            is_at_work = None if uses_pct is None else any(self._is_of(place, tenant, pid) for pid in uses_pct)
             if is_drained(self._page(tenant), key[1], monotonic_ns(), is_at_work=is_at_work):
                 place.drained[key] = standing.since_ns
                 self._post(TenantDrained(*key))
@@ -270,7 +271,8 @@ class Watch:
         """For how much of the time the device worked for a tenant; where it does not tell, for how much it worked."""
         if seen.uses_pct is None:
             return 0 if seen.sample is None else max(0, seen.sample.utilization_ppm) * _WHOLE_PCT // 1_000_000
-        return min(_WHOLE_PCT, sum(seen.uses_pct.get(pid, 0) for pid in self._pids(place, tenant)))
+        own = (use_pct for pid, use_pct in seen.uses_pct.items() if self._is_of(place, tenant, pid))
+        return min(_WHOLE_PCT, sum(own))
 
     def _is_stopped(self, place: _Place, tenant: Tenant) -> bool:
         return any(self._parts.kin.state(owner) in STOPPED for owner in place.books.owners(tenant.terms.slot))

@@ -1,0 +1,158 @@
+/* Suspending a process from outside: nothing of it begins, what runs ends, and its memory leaves the device. */
+#include "softgpu/abi.h"
+#include "softgpu/server/server.h"
+
+#include <linux/futex.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+/* While it is asleep its questions wait in the socket, and so do its slots in the ring: a call that had begun before
+ * the word in the ring said stop goes no further than here. */
+static void listen_again(struct sg_server *server, struct sg_client *client, int is_on)
+{
+    struct epoll_event event = {.events = (is_on ? EPOLLIN : 0) | EPOLLRDHUP, .data.u64 = client->token};
+    epoll_ctl(server->epoll, EPOLL_CTL_MOD, client->socket, &event);
+}
+
+static void hold(struct sg_client *client, uint32_t is_held)
+{
+    atomic_store(&client->ring->held, is_held);
+    if (!is_held)
+        syscall(SYS_futex, &client->ring->held, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
+}
+
+static void let_go(struct sg_server *server, struct sg_client *client, uint32_t state)
+{
+    client->state = state;
+    client->locker = 0;
+    listen_again(server, client, 1);
+    hold(client, 0);
+}
+
+int sg_is_asleep(const struct sg_client *client)
+{
+    return client->state == CU_PROCESS_STATE_LOCKED || client->state == CU_PROCESS_STATE_CHECKPOINTED;
+}
+
+void sg_checkpoint_fail(struct sg_server *server, int index)
+{
+    struct sg_client *client = server->clients[index];
+    if (!sg_is_asleep(client))
+        return;
+    ct_device_client_unpark(server->device, client->model); /* where there is no room it goes without */
+    let_go(server, client, CU_PROCESS_STATE_FAILED);
+    sg_account_settle(server, index);
+}
+
+void sg_checkpoint_forget(struct sg_server *server, int index)
+{
+    for (int i = 0; i < SG_CONNECTIONS; i++)
+        if (server->clients[i] && server->clients[i]->locker == index + 1)
+            let_go(server, server->clients[i], CU_PROCESS_STATE_RUNNING);
+}
+
+static int refuse(struct sg_reply *reply, uint32_t code)
+{
+    reply->a = code;
+    return SG_REFUSED;
+}
+
+/* What begins a lock and what completes it. Whoever began has to: with its connection a lock that is not complete ends. */
+static int lock(struct sg_server *server, struct sg_client *client, int asker, int is_whole, struct sg_reply *reply)
+{
+    if (client->state != CU_PROCESS_STATE_RUNNING || (client->locker && client->locker != asker + 1))
+        return refuse(reply, CUDA_ERROR_ILLEGAL_STATE);
+    client->locker = asker + 1;
+    hold(client, 1);
+    if (atomic_load(&client->ring->tail) != client->head || sg_pump_busy(server, client))
+        return CT_DEVICE_NOT_READY;
+    if (!is_whole)
+        return CT_DEVICE_OK;
+    client->state = CU_PROCESS_STATE_LOCKED;
+    client->locker = 0;
+    listen_again(server, client, 0);
+    return CT_DEVICE_OK;
+}
+
+static int release(struct sg_server *server, struct sg_client *client, int asker, struct sg_reply *reply)
+{
+    if (client->state != CU_PROCESS_STATE_LOCKED && client->locker != asker + 1)
+        return refuse(reply, CUDA_ERROR_ILLEGAL_STATE);
+    let_go(server, client, CU_PROCESS_STATE_RUNNING);
+    return CT_DEVICE_OK;
+}
+
+static int save(struct sg_server *server, int index, int is_done, struct sg_reply *reply)
+{
+    struct sg_client *client = server->clients[index];
+    if (client->state != CU_PROCESS_STATE_LOCKED)
+        return refuse(reply, CUDA_ERROR_ILLEGAL_STATE);
+    if (sg_share_holds(server, index) || atomic_load(&client->ring->managed_bytes))
+        return refuse(reply, CUDA_ERROR_NOT_SUPPORTED);
+    if (!is_done)
+        return CT_DEVICE_OK;
+    client->state = CU_PROCESS_STATE_CHECKPOINTED;
+    return ct_device_client_park(server->device, client->model);
+}
+
+static int load(struct sg_server *server, int index, int is_done, struct sg_reply *reply)
+{
+    struct sg_client *client = server->clients[index];
+    if (client->state != CU_PROCESS_STATE_CHECKPOINTED)
+        return refuse(reply, CUDA_ERROR_ILLEGAL_STATE);
+    if (!is_done)
+        return ct_device_client_parked(server->device, client->model) <= ct_device_memory_free(server->device)
+                   ? CT_DEVICE_OK
+                   : CT_DEVICE_NO_MEMORY;
+    int result = ct_device_client_unpark(server->device, client->model);
+    if (result == CT_DEVICE_OK)
+        client->state = CU_PROCESS_STATE_LOCKED;
+    return result;
+}
+
+static int is_meant(const struct sg_client *client, uint64_t pid)
+{
+    return client && client->ring && client->pid > 0 && (uint64_t)client->pid == pid;
+}
+
+static int act(struct sg_server *server, int asker, int index, uint64_t what, struct sg_reply *reply)
+{
+    struct sg_client *client = server->clients[index];
+    switch (what) {
+    case SG_CHECKPOINT_STATE:
+        return CT_DEVICE_OK;
+    case SG_CHECKPOINT_HOLD:
+    case SG_CHECKPOINT_LOCK:
+        return lock(server, client, asker, what == SG_CHECKPOINT_LOCK, reply);
+    case SG_CHECKPOINT_RELEASE:
+        return release(server, client, asker, reply);
+    case SG_CHECKPOINT_MAY_SAVE:
+    case SG_CHECKPOINT_SAVE:
+        return save(server, index, what == SG_CHECKPOINT_SAVE, reply);
+    case SG_CHECKPOINT_MAY_LOAD:
+    case SG_CHECKPOINT_LOAD:
+        return load(server, index, what == SG_CHECKPOINT_LOAD, reply);
+    default:
+        return CT_DEVICE_INVALID;
+    }
+}
+
+/* A process with two connections to one device is two programs in one; the first that is there stands for it. */
+int sg_checkpoint_answer(struct sg_server *server, int asker, const struct sg_request *request)
+{
+    struct sg_reply reply = {.result = CT_DEVICE_STALE};
+    int index = 0;
+    sg_pump(server, sg_now_ns());
+    while (index < SG_CONNECTIONS && !is_meant(server->clients[index], request->a))
+        index++;
+    if (index < SG_CONNECTIONS) {
+        reply.result = act(server, asker, index, request->b, &reply);
+        sg_account_settle(server, index);
+    }
+    if (reply.result == CT_DEVICE_OK)
+        reply.a = server->clients[index]->state;
+    memcpy(reply.batch, server->uuid, sizeof server->uuid);
+    return sg_say(server->clients[asker], &reply, sizeof reply);
+}

@@ -1,0 +1,347 @@
+/* Is a process held to its tenant's quota, whatever becomes of its record, its neighbours, its threads and its driver? */
+#include "hook_inside.h"
+
+#include "hook/memory.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes);
+CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device);
+
+enum { SLOTS = 2, SLOT = 1, GENERATION = 3, KIB = 1024, FILE_BYTES = CT_LEDGER_HEADER_BYTES + SLOTS * CT_LEDGER_ACCOUNT_BYTES };
+
+static unsigned char *file;
+static struct ct_terms_page *page;
+
+static struct ct_ledger_account *account(void)
+{
+    return (struct ct_ledger_account *)(file + ct_ledger_offset(SLOT));
+}
+
+static uint64_t held(void)
+{
+    return ct_ledger_held((const void *)file, FILE_BYTES, account());
+}
+
+static void say_quota(uint64_t bytes, bool is_online)
+{
+    const struct ct_terms terms = {.state = CT_TERMS_GRANTED, .slot = SLOT, .generation = GENERATION,
+                                   .online = is_online, .memory_bytes = bytes};
+    ct_terms_write(page, &terms);
+}
+
+static void *shared_file(const char *name, size_t bytes, int descriptors[2])
+{
+    char path[128];
+    snprintf(path, sizeof path, "%s/%s", test_records, name);
+    descriptors[1] = open(path, O_RDWR | O_CREAT, 0600);
+    descriptors[0] = open(path, O_RDONLY);
+    EXPECT(descriptors[0] >= 0 && descriptors[1] >= 0 && ftruncate(descriptors[1], (off_t)bytes) == 0);
+    void *mapped = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptors[1], 0);
+    EXPECT(mapped != MAP_FAILED);
+    unlink(path);
+    return mapped;
+}
+
+/* A tenant with a quota, told of its files by descriptors; no record can be made. */
+static void make_tenant(uint64_t quota, bool is_online)
+{
+    char text[32];
+    int terms[2], ledger[2];
+    page = shared_file("terms", CT_TERMS_BYTES, terms);
+    file = shared_file("ledger", FILE_BYTES, ledger);
+    EXPECT_EQ(ct_terms_init(page, CT_TERMS_BYTES), CT_TERMS_OK);
+    EXPECT_EQ(ct_ledger_init(file, FILE_BYTES, SLOTS), 0);
+    ct_ledger_grant(account(), GENERATION);
+    say_quota(quota, is_online);
+    snprintf(text, sizeof text, "%d,%d", ledger[0], ledger[1]);
+    setenv("COTENANT_LEDGER_FD", text, 1);
+    snprintf(text, sizeof text, "%d", terms[0]);
+    setenv("COTENANT_TERMS_FD", text, 1);
+    snprintf(text, sizeof text, "%d/%d", SLOT, GENERATION);
+    setenv("COTENANT_SLOT", text, 1);
+    setenv("COTENANT_RECORD", "/nonexistent", 1);
+}
+
+static void *of_the_driver(const char *name)
+{
+    void *driver = dlopen(IDLE_DRIVER, RTLD_NOW | RTLD_LOCAL); /* which stays */
+    EXPECT(driver != NULL);
+    void *found = dlsym(driver, name);
+    EXPECT(found != NULL);
+    return found;
+}
+
+static void a_quota_needs_no_record(void)
+{
+    CUdeviceptr one, two, three;
+    size_t free_bytes, total_bytes;
+    make_tenant(4 * KIB, false);
+    EXPECT_EQ(cuMemAlloc_v2(&one, 1), CUDA_SUCCESS);
+    EXPECT(ct_session() == NULL);
+    EXPECT_EQ(held(), 512); /* as the device rounds it */
+    EXPECT_EQ(cuMemAlloc_v2(&two, 3 * KIB), CUDA_SUCCESS);
+    EXPECT_EQ(cuMemAlloc_v2(&three, 1 * KIB), CUDA_ERROR_OUT_OF_MEMORY);
+    EXPECT_EQ(cuMemGetInfo_v2(&free_bytes, &total_bytes), CUDA_SUCCESS);
+    EXPECT_EQ(free_bytes, 512);
+    EXPECT_EQ(total_bytes, 4 * KIB);
+    EXPECT_EQ(account()->line[0].denied, 1);
+    EXPECT_EQ(account()->line[0].denied_bytes, 1 * KIB);
+    _Atomic uint64_t *frees = of_the_driver("idle_frees");
+    EXPECT_EQ(cuMemFree_v2(one), CUDA_SUCCESS);
+    EXPECT_EQ(cuMemFree_v2(0x123456000), CUDA_SUCCESS); /* nobody told us of it: it reaches the driver all the same */
+    EXPECT_EQ(*frees, 2);
+    EXPECT_EQ(held(), 3 * KIB);
+    EXPECT_EQ(cuMemAlloc_v2(&three, 1 * KIB), CUDA_SUCCESS);
+    EXPECT_EQ(cuMemFree_v2(0), CUDA_ERROR_NOT_FOUND);
+    EXPECT_EQ(held(), 4 * KIB);
+    EXPECT_EQ(account()->line[0].begun, account()->line[0].ended);
+}
+
+static void a_quota_may_change_and_terms_of_others_are_none(void)
+{
+    CUdeviceptr pointer;
+    make_tenant(0, false);
+    EXPECT_EQ(cuMemAlloc_v2(&pointer, 64 * KIB), CUDA_SUCCESS); /* none was asked for */
+    say_quota(64 * KIB, false);
+    EXPECT_EQ(cuMemAlloc_v2(&pointer, 1), CUDA_ERROR_OUT_OF_MEMORY);
+    say_quota(65 * KIB, false);
+    EXPECT_EQ(cuMemAlloc_v2(&pointer, 1), CUDA_SUCCESS);
+    const struct ct_terms next = {.state = CT_TERMS_GRANTED, .slot = SLOT, .generation = GENERATION + 1};
+    ct_terms_write(page, &next); /* what was in force last stays */
+    EXPECT_EQ(cuMemAlloc_v2(&pointer, 1 * KIB), CUDA_ERROR_OUT_OF_MEMORY);
+    EXPECT_EQ(cuMemAlloc_v2(&pointer, 1), CUDA_SUCCESS);
+    ct_ledger_grant(account(), GENERATION + 1); /* the account is another's: we get nothing more */
+    EXPECT_EQ(cuMemAlloc_v2(&pointer, 1), CUDA_ERROR_OUT_OF_MEMORY);
+    EXPECT_EQ(held(), 0);
+}
+
+static void what_the_driver_refuses_is_given_back(void)
+{
+    CUdeviceptr pointer;
+    make_tenant(1024 * KIB, false);
+    *(_Atomic uint64_t *)of_the_driver("idle_free_bytes") = 4 * KIB;
+    EXPECT_EQ(cuMemAlloc_v2(&pointer, 8 * KIB), CUDA_ERROR_OUT_OF_MEMORY); /* its own word, at once: it is offline */
+    EXPECT_EQ(cuMemAlloc_v2(&pointer, 0), CUDA_ERROR_NOT_SUPPORTED);
+    EXPECT_EQ(held(), 0);
+    EXPECT_EQ(account()->line[0].denied, 0);
+    EXPECT_EQ(account()->line[0].wanted_bytes, 0);
+}
+
+static void *make_room(void *given)
+{
+    (void)given;
+    while (!account()->line[0].wanted_bytes) /* somebody waits for as much */
+        sched_yield();
+    EXPECT_EQ(account()->line[0].wanted_bytes, 8 * KIB);
+    EXPECT_EQ(account()->line[0].begun, account()->line[0].ended); /* and keeps nobody else waiting */
+    *(_Atomic uint64_t *)of_the_driver("idle_free_bytes") = 8 * KIB;
+    return NULL;
+}
+
+static void an_online_tenant_waits_for_room(void)
+{
+    CUdeviceptr pointer;
+    pthread_t thread;
+    make_tenant(1024 * KIB, true);
+    *(_Atomic uint64_t *)of_the_driver("idle_free_bytes") = 4 * KIB;
+    EXPECT_EQ(cuMemAlloc_v2(&pointer, 4 * KIB), CUDA_SUCCESS);
+    EXPECT_EQ(cuMemAlloc_v2(&pointer, 8 * KIB), CUDA_ERROR_OUT_OF_MEMORY); /* nobody else has it: at once */
+    struct ct_ledger_account *other = (struct ct_ledger_account *)(file + ct_ledger_offset(0));
+    other->lines_used = other->line[0].owner = 1;
+    other->line[0].booked_bytes = 4 * KIB;
+    EXPECT_EQ(pthread_create(&thread, NULL, make_room, NULL), 0);
+    EXPECT_EQ(cuMemAlloc_v2(&pointer, 8 * KIB), CUDA_SUCCESS);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    EXPECT_EQ(account()->line[0].wanted_bytes, 0);
+    EXPECT_EQ(held(), 12 * KIB);
+}
+
+static void *clear_the_dead(void *given)
+{
+    uint64_t owner = *(uint64_t *)given;
+    while (!account()->line[0].begun) /* the living one asks */
+        sched_yield();
+    ct_ledger_clear(file, FILE_BYTES, SLOT, 1, owner);
+    return NULL;
+}
+
+/* Its memory counts until the node has cleared its line, and whoever needs it waits for that. */
+static void the_memory_of_the_dead_is_waited_for(void)
+{
+    CUdeviceptr pointer;
+    pthread_t thread;
+    make_tenant(4 * KIB, false);
+    EXPECT_EQ(cuMemFree_v2(1), CUDA_SUCCESS);
+    pid_t child = fork();
+    if (child == 0) {
+        EXPECT_EQ(cuMemAlloc_v2(&pointer, 4 * KIB), CUDA_SUCCESS);
+        _exit(0);
+    }
+    EXPECT_EQ(waitpid(child, NULL, 0), child);
+    uint64_t owner = account()->line[1].owner;
+    EXPECT(owner && owner != account()->line[0].owner); /* a child has a line of its own */
+    EXPECT_EQ(owner >> 42, (uint64_t)child & 0x3fffff);
+    EXPECT_EQ(held(), 4 * KIB);
+    account()->line[0].begun = account()->line[0].ended = 0;
+    EXPECT_EQ(pthread_create(&thread, NULL, clear_the_dead, &owner), 0);
+    EXPECT_EQ(cuMemAlloc_v2(&pointer, 1 * KIB), CUDA_SUCCESS);
+    EXPECT_EQ(pthread_join(thread, NULL), 0);
+    EXPECT_EQ(held(), 1 * KIB);
+}
+
+static void the_dead_are_not_waited_for_without_end(void)
+{
+    CUdeviceptr pointer;
+    make_tenant(4 * KIB, false);
+    account()->lines_used = 1;
+    account()->line[0].owner = ct_ledger_identity(1, 2, 3); /* of a namespace of which we know nothing */
+    account()->line[0].booked_bytes = 4 * KIB;
+    account()->line[0].begun = 1; /* in the middle of a call, for ever */
+    EXPECT_EQ(cuMemAlloc_v2(&pointer, 1), CUDA_ERROR_OUT_OF_MEMORY);
+    EXPECT_EQ(held(), 4 * KIB);
+    EXPECT_EQ(account()->line[1].denied, 1);
+}
+
+static void one_process_more_than_there_are_lines_gets_no_memory(void)
+{
+    CUdeviceptr pointer;
+    make_tenant(1024 * KIB, false);
+    account()->lines_used = CT_LEDGER_LINES;
+    for (uint64_t i = 0; i < CT_LEDGER_LINES; i++)
+        account()->line[i].owner = ct_ledger_identity(i + 1, 2, 3);
+    EXPECT_EQ(cuMemAlloc_v2(&pointer, 1), CUDA_ERROR_OUT_OF_MEMORY);
+    say_quota(0, false);
+    EXPECT_EQ(cuMemAlloc_v2(&pointer, 1), CUDA_SUCCESS); /* without a quota there is nothing to be past */
+    say_quota(1024 * KIB, false);
+    ct_ledger_clear(file, FILE_BYTES, SLOT, 9, ct_ledger_identity(10, 2, 3));
+    EXPECT_EQ(cuMemAlloc_v2(&pointer, 1), CUDA_SUCCESS);
+    EXPECT_EQ(account()->line[9].booked_bytes, 512);
+}
+
+static void *open_and_take(void *given)
+{
+    CUdeviceptr pointer;
+    (void)given;
+    EXPECT_EQ(cuMemAlloc_v2(&pointer, 512), CUDA_SUCCESS);
+    return NULL;
+}
+
+static void threads_that_begin_at_once_share_one_line(void)
+{
+    pthread_t threads[8];
+    make_tenant(1024 * KIB, false);
+    for (int i = 0; i < 8; i++)
+        EXPECT_EQ(pthread_create(&threads[i], NULL, open_and_take, NULL), 0);
+    for (int i = 0; i < 8; i++)
+        EXPECT_EQ(pthread_join(threads[i], NULL), 0);
+    EXPECT_EQ(account()->line[0].booked_bytes, 8 * 512);
+    EXPECT_EQ(account()->line[1].owner, 0);
+}
+
+static void the_first_fault_is_noted(void)
+{
+    make_tenant(0, false);
+    CUresult *outcome = of_the_driver("idle_outcome");
+    *outcome = CUDA_ERROR_NOT_READY;
+    EXPECT_EQ(cuCtxSynchronize(), CUDA_ERROR_NOT_READY); /* no fault */
+    EXPECT_EQ(cuMemFree_v2(1), CUDA_SUCCESS);
+    EXPECT_EQ(account()->line[0].fault, 0);
+    for (CUresult code = 719; code >= 700; code -= 19) {
+        *outcome = code;
+        EXPECT_EQ(cuCtxSynchronize(), (uint64_t)code);
+        EXPECT_EQ(account()->line[0].fault, 719);
+    }
+}
+
+static void contexts_count_once_and_end_with_what_they_hold(void)
+{
+    CUcontext context;
+    CUdeviceptr pointer;
+    make_tenant(100 * KIB, false);
+    ((struct ct_ledger_header *)file)->context_bytes = 40 * KIB;
+    EXPECT_EQ(cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
+    EXPECT_EQ(cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
+    EXPECT_EQ(held(), 40 * KIB);
+    EXPECT_EQ(cuDevicePrimaryCtxRetain(&context, 7), CUDA_ERROR_NO_DEVICE); /* what was reserved for it is given back */
+    EXPECT_EQ(held(), 40 * KIB);
+    EXPECT_EQ(cuMemAlloc_v2(&pointer, 1 * KIB), CUDA_SUCCESS);
+    EXPECT_EQ(account()->line[0].own_bytes, 40 * KIB);
+    EXPECT_EQ(ct_memory_home(ct_memory()), CT_HOME_PRIMARY(0)); /* the memory is the primary context's */
+    ct_holdings_end(ct_memory(), CT_HOME_PRIMARY(0));
+    EXPECT_EQ(held(), 0);
+    ((struct ct_ledger_header *)file)->context_bytes = 101 * KIB;
+    EXPECT_EQ(cuDevicePrimaryCtxRetain(&context, 0), CUDA_ERROR_OUT_OF_MEMORY); /* not even the context fits */
+}
+
+/* The table against a plain list of what should be in it. */
+static void holdings_are_found_until_they_are_taken(void)
+{
+    enum { KEYS = 3000, STEPS = 40000 };
+    static struct ct_memory memory; /* without a ledger: only the table */
+    static uint64_t expected[KEYS];
+    uint64_t dice = 11, count = 0;
+    for (int step = 0; step < STEPS; step++) {
+        dice = dice * UINT64_C(6364136223846793005) + 1442695040888963407u;
+        uint64_t at = (dice >> 33) % KEYS, key = 0x7f0000000000 + at * (at % 2 ? 512 : 1 << 21);
+        struct ct_holding found;
+        if (dice >> 62 && !expected[at]) {
+            expected[at] = 1 + (dice >> 40);
+            EXPECT(ct_holding_add(&memory, &(struct ct_holding){.key = key, .note = expected[at],
+                                                                .home = 1 + at % 5, .held = CT_HELD_MEMORY}));
+            count++;
+        } else {
+            EXPECT_EQ(ct_holding_take(&memory, CT_HELD_MEMORY, key, &found), expected[at] != 0);
+            EXPECT(!expected[at] || found.note == expected[at]);
+            count -= expected[at] != 0;
+            expected[at] = 0;
+        }
+        EXPECT_EQ(memory.holdings.count, count);
+        EXPECT(!ct_holding_find(&memory, CT_HELD_ARRAY, key, &found)); /* the same number as something else */
+    }
+    ct_holdings_end(&memory, 3);
+    for (uint64_t at = 0; at < KEYS; at++) {
+        struct ct_holding found;
+        uint64_t key = 0x7f0000000000 + at * (at % 2 ? 512 : 1 << 21);
+        EXPECT_EQ(ct_holding_find(&memory, CT_HELD_MEMORY, key, &found), expected[at] && at % 5 != 2);
+    }
+    EXPECT(memory.holdings.places >= 2 * memory.holdings.count && memory.holdings.places <= 8192);
+    munmap(memory.holdings.place, memory.holdings.places * sizeof *memory.holdings.place);
+}
+
+/* Each case in a process of its own. */
+int main(void)
+{
+    static void (*const cases[])(void) = {
+        a_quota_needs_no_record,
+        a_quota_may_change_and_terms_of_others_are_none,
+        what_the_driver_refuses_is_given_back,
+        an_online_tenant_waits_for_room,
+        the_memory_of_the_dead_is_waited_for,
+        the_dead_are_not_waited_for_without_end,
+        one_process_more_than_there_are_lines_gets_no_memory,
+        threads_that_begin_at_once_share_one_line,
+        the_first_fault_is_noted,
+        contexts_count_once_and_end_with_what_they_hold,
+        holdings_are_found_until_they_are_taken,
+    };
+    test_hook_open("0", "8");
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        int status;
+        pid_t child = fork();
+        if (child == 0) {
+            cases[i]();
+            _exit(0);
+        }
+        EXPECT_EQ(waitpid(child, &status, 0), child);
+        if (status)
+            fprintf(stderr, "case %zu ended with %d\n", i, status);
+        EXPECT_EQ(status, 0);
+    }
+    EXPECT_EQ(test_hook_close(), 0);
+    return 0;
+}

@@ -1,0 +1,95 @@
+"""What do people want changed while the node runs, and may they?"""
+
+from __future__ import annotations
+
+import msgspec
+
+from cotenant.domain.action import NO_PEER, Action, Refuse
+from cotenant.domain.event import EvictAsked, PriorityChanged, RulesChanged, TenantsPaused
+from cotenant.domain.instant import Instant
+from cotenant.domain.plan import Reason, Reject
+from cotenant.domain.tenant import Kind, Tenant
+from cotenant.machine.exits import Exits
+from cotenant.machine.roll import NO_GPU, Roll
+
+
+class Wishes:
+    """Carries out what somebody asks for, or says why not."""
+
+    __slots__ = ("_exits", "_roll")
+
+    def __init__(self, roll: Roll, exits: Exits) -> None:
+        """About the tenants of this roll."""
+        self._roll = roll
+        self._exits = exits
+
+    def paused(self, event: TenantsPaused, now: Instant) -> list[Action]:
+        """Its launches wait at the gate from the next one on; who is as it should be already stays so."""
+        del now
+        roll = self._roll
+        if event.all_offline:
+            everybody = [roll.holders[slot] for slot in sorted(roll.holders)]  # by slot: their order is journaled
+            chosen = [tenant for tenant in everybody if tenant.terms.kind is Kind.OFFLINE]
+            chosen = [tenant for tenant in chosen if event.is_owner or tenant.uid == event.uid]
+            chosen = [tenant for tenant in chosen if tenant.terms.gpu != NO_GPU]
+        else:
+            found = self._find_all(event)
+            if isinstance(found, Reject):
+                return [Refuse(roll.turn, event.peer, found)]
+            ungated = [tenant.name for tenant in found if tenant.terms.gpu == NO_GPU]
+            if ungated:
+                detail = f"nothing holds {ungated[0]!r} back: the node knows no GPU; start it with --gpu NAME=MEMORY"
+                return roll.refuse(event.peer, Reason.NO_GATE, detail)
+            chosen = found
+        for tenant in chosen:
+            if tenant.paused != event.paused:
+                roll.replace(msgspec.structs.replace(tenant, paused=event.paused))
+        return [roll.confirm(event.peer, *chosen)]
+
+    def evicted(self, event: EvictAsked, now: Instant) -> list[Action]:
+        """Whoever is named ends, one step after the other; the answer does not wait for that."""
+        found = self._find_all(event)
+        if isinstance(found, Reject):
+            return [Refuse(self._roll.turn, event.peer, found)]
+        actions: list[Action] = []
+        why = f"evicted: user {event.uid} asked for it"
+        for tenant in found:
+            actions += self._exits.begin(tenant.terms.slot, why, now, grace_ns=event.grace_ns, again=False)
+        return [*actions, self._roll.confirm(event.peer, *found)]
+
+    def reprioritized(self, event: PriorityChanged, now: Instant) -> list[Action]:
+        """It comes before others from now on, or after them."""
+        del now
+        roll = self._roll
+        tenant = roll.find_tenant(event.name, event.uid, is_owner=event.is_owner)
+        if isinstance(tenant, Reject):
+            return [Refuse(roll.turn, event.peer, tenant)]
+        if tenant.terms.priority == event.priority:
+            return [roll.confirm(event.peer, tenant)]
+        terms = msgspec.structs.replace(tenant.terms, priority=event.priority)
+        tenant = msgspec.structs.replace(tenant, terms=terms)
+        roll.replace(tenant)
+        return [roll.grant(NO_PEER, tenant), roll.confirm(event.peer, tenant)]
+
+    def ruled(self, event: RulesChanged, now: Instant) -> list[Action]:
+        """Other rules for all devices."""
+        del now
+        roll = self._roll
+        if not event.is_owner:
+            detail = "the rules of a node are changed by the user that runs it"
+            return roll.refuse(event.peer, Reason.NOT_YOURS, detail)
+        rules = event.change.applied(roll.rules)
+        if rules != roll.rules:
+            roll.rules = rules
+            roll.say_all()
+        return [roll.confirm(event.peer)]
+
+    def _find_all(self, event: TenantsPaused | EvictAsked) -> list[Tenant] | Reject:
+        """All who are named, or what is against the first of them that somebody cannot have changed."""
+        chosen = []
+        for name in event.names:
+            found = self._roll.find_tenant(name, event.uid, is_owner=event.is_owner)
+            if isinstance(found, Reject):
+                return found
+            chosen.append(found)
+        return chosen

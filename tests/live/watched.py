@@ -1,0 +1,242 @@
+"""How do tests have a node's eyes without the node? A soft GPU, gate and ledger, programs under the hook, a watch."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from cotenant.domain.event import Event, GpuSeen, NodeSettings
+from cotenant.domain.gpu import Gpu
+from cotenant.domain.instant import MILLISECOND_NS
+from cotenant.domain.protect import GpuWatch, Health, ProtectLimits, Stage, Standing
+from cotenant.domain.tenant import Kind, Tenant, TenantSpec, TenantView, Terms
+from cotenant.live.clock import LiveClock
+from cotenant.live.errand import Errands
+from cotenant.live.gate import LiveGates
+from cotenant.live.ledger import LiveLedgers, path_of
+from cotenant.live.loop import LiveLoop
+from cotenant.live.page import SLOT_VARIABLE
+from cotenant.live.softgpu import manage
+from cotenant.live.watch.device import Devices
+from cotenant.live.watch.kin import Kin
+from cotenant.live.watch.node import Parts, Watch
+from tests.live.gates import GENERATION, Gate
+from tests.live.hooks import Hook, hook_before
+from tests.live.indoors import until
+from tests.live.softgpus import PROGRAMS
+
+LIMITS = ProtectLimits(period_ns=100 * MILLISECOND_NS, hang_factor=10, hang_least_ns=400 * MILLISECOND_NS)
+WELL = GpuWatch(Health.HEALTHY)
+T = TypeVar("T")
+
+
+class Known:
+    """What a machine would know, as the test says it."""
+
+    def __init__(self, gpu: Gpu, limits: ProtectLimits) -> None:
+        self.turn = 1
+        self.settings = NodeSettings(2, 10**10, gpus=(gpu,), limits=limits)
+        self.seated: list[Tenant] = []
+        self.health = [WELL]
+
+    def tenants(self) -> list[TenantView]:
+        return [TenantView(tenant, connected=True) for tenant in self.seated]
+
+    def watches(self) -> list[GpuWatch]:
+        return self.health
+
+    def say(self, *tenants: Tenant, health: GpuWatch = WELL) -> None:
+        self.seated, self.health = list(tenants), [health]
+        self.turn += 1
+
+
+def tenant(slot: int, *, stage: Stage = Stage.RUNNING, paused: bool = False, pid: int = 0) -> Tenant:
+    """The online one in slot 0, or the offline one in slot 1."""
+    kind, priority = (Kind.OFFLINE, 7) if slot else (Kind.ONLINE, 2)
+    terms = Terms(slot, GENERATION, kind, priority, 0, 0, 0, 0)
+    spec = TenantSpec(kind, priority)
+    return Tenant(f"t{slot}", terms, spec, pid or os.getpid(), 0, 0, paused=paused, standing=Standing(stage, turn=1))
+
+
+class Program:
+    """A program of tests/live/programs in a tenant's seat, which does as it is told."""
+
+    def __init__(self, environ: dict[str, str], program: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(PROGRAMS / program)],
+            env=environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.pid = self.process.pid
+
+    def tell(self, *words: object) -> None:
+        assert self.process.stdin is not None
+        print(*words, file=self.process.stdin, flush=True)
+
+    def heard(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def do(self, *words: object) -> None:
+        self.tell(*words)
+        assert self.heard() == "done"
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGCONT)
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            with contextlib.suppress(BrokenPipeError):
+                assert pipe is not None
+                pipe.close()
+
+
+class Watched:
+    """Everything on one soft GPU; the watch runs in a thread of its own, as in a node."""
+
+    def __init__(self, home: Path, limits: ProtectLimits = LIMITS) -> None:
+        self.directory = home / "gpu"
+        manage.create(self.directory, "v100", 1)
+        self.pages = home / "pages"
+        self.gate = Gate(self.pages)
+        self.hook: Hook = hook_before(self.directory, home / "run-1")
+        self.records = home
+        self.known = Known(Gpu("soft:0", 0, ("soft:0",)), limits)
+        self.ledgers = LiveLedgers(self.pages, 2)
+        for slot in range(2):
+            self.ledgers.grant(0, slot, GENERATION)
+        self.events: list[Event] = []
+        self.programs: list[Program] = []
+        self._running: _Running | None = None
+
+    def start(self) -> None:
+        """As a node does that starts, on whatever is there already."""
+        self._running = _Running(self)
+
+    def stop(self) -> None:
+        """As a node does that stops, or died."""
+        if self._running is not None:
+            self._running.close()
+            self._running = None
+
+    def next_wakeup(self) -> int | None:
+        assert self._running is not None
+        return self._running.watch.next_wakeup()
+
+    def program(self, slot: int, program: str = "worker.py", **more: str) -> Program:
+        """A program that has its context, in a seat."""
+        link = self.hook.records / "ledger"
+        if not link.is_symlink():
+            link.symlink_to(path_of(self.pages, 0))
+        environ = self.gate.environ(self.hook.environ("shim", measure=True), self.hook.records, slot)
+        made = Program({**environ, SLOT_VARIABLE: f"{slot}/{GENERATION}", **more}, program)
+        self.programs.append(made)
+        assert made.heard() == "done"
+        return made
+
+    def books(self) -> dict[str, Any]:
+        return manage.inspect(self.directory, 0)
+
+    def device_bytes(self) -> int:
+        """What the device itself says is in use."""
+        books = self.books()
+        return int(books["memory_bytes"] - books["memory_free_bytes"])
+
+    def ledger_bytes(self) -> int:
+        return sum(self.ledgers.held(0, slot) for slot in range(2))
+
+    def agree(self) -> None:
+        """Wait until the ledger says what the device says."""
+        until(lambda: self.ledger_bytes() == self.device_bytes())
+
+    def told(self, kind: type[T]) -> list[T]:
+        return [event for event in list(self.events) if isinstance(event, kind)]
+
+    def seen(self, more: int) -> None:
+        """Wait for so many further samples."""
+        before = len(self.told(GpuSeen))
+        until(lambda: len(self.told(GpuSeen)) >= before + more)
+
+    def close(self) -> None:
+        for program in self.programs:
+            program.kill()
+        self.stop()
+        self.ledgers.close()
+        self.gate.close()
+        manage.destroy(self.directory)
+
+
+class _Running:
+    def __init__(self, stage: Watched) -> None:
+        self._loop = LiveLoop(LiveClock(0))
+        self._gates = LiveGates(stage.pages, 2)
+        self._ledgers = LiveLedgers(stage.pages, 2)
+        self._errands = Errands(self._loop, "test")
+        parts = Parts(self._gates, self._ledgers, Kin(), Devices([stage.directory]), self._errands, stage.records)
+        self.watch = Watch(stage.known, parts, stage.events.append)
+        self._loop.add_timed(self.watch)
+        self._loop.add_timed(_Often())
+        self.failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run()
+        except BaseException as failure:  # noqa: BLE001  raised again by whoever closes
+            self.failure = failure
+
+    def close(self) -> None:
+        self._loop.stop("the test is over")
+        self._thread.join(30)
+        assert not self._thread.is_alive(), "the loop hangs"
+        self.watch.close()
+        self._errands.close()
+        self._ledgers.close()
+        self._gates.close()
+        self._loop.close()
+        if self.failure is not None:
+            raise self.failure
+
+
+class _Often:
+    """Lets the loop notice what the test says to it from outside."""
+
+    def next_wakeup(self) -> int:
+        return LiveClock(0).now() + 5 * MILLISECOND_NS
+
+    def wake(self, now: int) -> None:
+        """Nothing to do: it is enough to have come round."""
+
+
+@contextlib.contextmanager
+def watched(home: Path, limits: ProtectLimits = LIMITS) -> Iterator[Watched]:
+    """A stage that is gone afterwards, whatever happened."""
+    stage = Watched(home, limits)
+    try:
+        yield stage
+    finally:
+        stage.close()
+
+
+def eventually(wanted: Callable[[], T]) -> T:
+    """What something comes to be that is not so yet."""
+    until(wanted)
+    return wanted()
+
+
+def changed(limits: ProtectLimits, **fields: int) -> ProtectLimits:
+    """Limits that differ in a few fields."""
+    return msgspec.structs.replace(limits, **fields)
