@@ -84,8 +84,9 @@ class Books:
         if held is None:
             return
         taken = self._ledgers.measured(self._gpu, line, held)
-        if taken and held and not (line.booked_bytes or line.managed_bytes):
-            self._contexts.append(held)
+        beyond_bytes = held - line.booked_bytes - line.code_bytes
+        if taken and line.contexts and beyond_bytes > 0 and not line.managed_bytes:
+            self._contexts.append(beyond_bytes // line.contexts)
             self._ledgers.learn_context(self._gpu, int(statistics.median_low(self._contexts)))
 
     def _tell_faults(self, seats: Mapping[int, int]) -> None:
