@@ -2,29 +2,64 @@
 
 from hypothesis import strategies as st
 
-from cotenant.domain.action import Action, Confirm, Crowd, Grant, Refuse, Revoke, Rise, Roster, Sit, Stop
+from cotenant.domain.action import (
+    Action,
+    Confirm,
+    Crowd,
+    Grant,
+    Kill,
+    MpsRestart,
+    Refuse,
+    Restore,
+    Revoke,
+    Rise,
+    Roster,
+    Signal,
+    Sit,
+    Stop,
+    Suspend,
+    Watch,
+)
 from cotenant.domain.event import (
     SLOTS_LIMIT,
     Event,
+    EvictAsked,
     GateChange,
+    GpuBack,
+    GpuFaulted,
+    GpuLost,
+    GpuSeen,
     GpusFound,
+    MemoryWanted,
+    MpsSeen,
     NodeRestored,
     NodeSettings,
     NodeStarted,
     NodeStopping,
+    OnlineFirst,
     PeerLost,
     PriorityChanged,
+    QuitAsked,
     RulesChanged,
+    TenantDrained,
+    TenantFaulted,
+    TenantHangs,
     TenantJoined,
     TenantLeft,
+    TenantRestarted,
+    TenantRestored,
     TenantResumed,
     TenantsPaused,
+    TenantSuspended,
+    WaitingJoin,
     Woke,
 )
+from cotenant.domain.fault import Source
 from cotenant.domain.gate import GatePolicy, GateRules, GateSeat
 from cotenant.domain.gpu import WHOLE_PPM, Gpu
 from cotenant.domain.histogram import Histogram, Recorder
 from cotenant.domain.plan import Reason, Reject
+from cotenant.domain.protect import EVICTIONS_LIMIT, Block, GpuSample, GpuWatch, Health, OnPressure, Stage, Standing
 from cotenant.domain.tenant import Departure, Kind, Tenant, TenantSpec, TenantView, Terms
 from cotenant.format.config import Config, DirectoriesConfig, GpuConfig, NodeConfig, ProtectConfig, RunConfig
 from cotenant.format.journal import Turn
@@ -54,6 +89,8 @@ def specs(draw: st.DrawFn) -> TenantSpec:
         draw(texts),
         draw(texts),
         draw(st.sampled_from(["", "0", "soft:1", "GPU-0f"])),
+        draw(st.sampled_from(OnPressure)),
+        draw(amounts),
     )
 
 
@@ -61,7 +98,7 @@ terms = st.builds(
     Terms, small, small, st.sampled_from(Kind), st.integers(0, 9), shares, amounts, amounts, st.integers(-1, 7)
 )
 gpus = st.builds(Gpu, texts, amounts, st.sampled_from([(), ("soft:0",), ("GPU-0f1e", "0")]))
-gate_seats = st.builds(GateSeat, small, small, st.integers(0, 9), st.booleans(), st.booleans(), shares)
+gate_seats = st.builds(GateSeat, small, small, st.integers(0, 9), st.booleans(), st.booleans(), shares, st.booleans())
 gate_policies = st.sampled_from(GatePolicy)
 gate_rules = st.builds(
     GateRules,
@@ -84,10 +121,31 @@ node_settings = st.builds(
     st.lists(gpus, max_size=3).map(tuple),
     gate_rules,
 )
-tenants = st.builds(Tenant, names, terms, specs(), small, small, instants, st.booleans())
+known_or_not = st.integers(-1, LARGEST)
+gpu_samples = st.builds(GpuSample, *(known_or_not for _ in range(5)), amounts, amounts)
+gpu_watches = st.builds(
+    GpuWatch,
+    st.sampled_from(Health),
+    instants,
+    texts,
+    *(small, small, small),
+    st.lists(instants, max_size=EVICTIONS_LIMIT).map(tuple),
+    known_or_not,
+    st.lists(st.sampled_from(Block), unique=True).map(tuple),
+)
+standings = st.builds(
+    Standing,
+    st.sampled_from(Stage),
+    texts,
+    *(small, instants, known_or_not, amounts),
+    *(st.booleans(), st.booleans(), st.booleans()),
+    amounts,
+)
+tenants = st.builds(Tenant, names, terms, specs(), small, small, instants, st.booleans(), standings, small)
 departures = st.builds(Departure, tenants, texts, instants)
 views = st.builds(TenantView, tenants, st.booleans())
-rejects = st.builds(Reject, st.sampled_from(Reason), texts)
+rejects = st.builds(Reject, st.sampled_from(Reason), texts, amounts)
+sources = st.sampled_from([*(source.value for source in Source), "nobody"])
 
 events: st.SearchStrategy[Event] = st.one_of(
     st.builds(NodeStarted, node_settings, texts, instants),
@@ -101,7 +159,24 @@ events: st.SearchStrategy[Event] = st.one_of(
         st.integers(-1, LARGEST),
         st.integers(-1, LARGEST),
         st.none() | gate_rules,
+        st.lists(gpu_watches, max_size=2).map(tuple),
+        st.lists(st.builds(WaitingJoin, small, small, small, specs(), small, instants), max_size=2).map(tuple),
+        st.lists(st.builds(OnlineFirst, small, st.just(("a",)), known_or_not), max_size=2).map(tuple),
     ),
+    st.builds(GpuSeen, small, gpu_samples),
+    st.builds(GpuFaulted, small, small, st.integers(-1, 9), small),
+    st.builds(GpuLost, small, texts),
+    st.builds(GpuBack, small),
+    st.builds(TenantFaulted, small, small, sources, small),
+    st.builds(TenantHangs, small, small, texts, amounts, amounts),
+    st.builds(TenantDrained, small, small),
+    st.builds(MemoryWanted, small, small, amounts, st.lists(st.tuples(small, amounts), max_size=3).map(tuple)),
+    st.builds(EvictAsked, small, small, st.booleans(), st.lists(names, max_size=3).map(tuple), amounts),
+    st.builds(QuitAsked, small, amounts),
+    st.builds(TenantSuspended, small, st.booleans(), texts),
+    st.builds(TenantRestored, small, st.booleans(), texts),
+    st.builds(TenantRestarted, small, texts, small),
+    st.builds(MpsSeen, small, st.booleans(), texts),
     st.builds(TenantJoined, small, small, small, specs()),
     st.builds(TenantResumed, small, small, small, small, small),
     st.builds(TenantLeft, small, texts),
@@ -130,6 +205,12 @@ actions: st.SearchStrategy[Action] = st.one_of(
     st.builds(Sit, small, small, gate_seats),
     st.builds(Rise, small, small, small),
     st.builds(Confirm, small, small, st.lists(names, max_size=3).map(tuple), gate_rules),
+    st.builds(Signal, small, st.integers(-1, 9), small, small, st.sampled_from(["term", "kill"]), texts, st.booleans()),
+    st.builds(Kill, small, st.integers(-1, 9), small, small, texts),
+    st.builds(Suspend, small, small, small, texts),
+    st.builds(Restore, small, small, small),
+    st.builds(Watch, small, small, gpu_watches),
+    st.builds(MpsRestart, small, small),
     st.builds(Stop, small, texts),
 )
 turns = st.builds(Turn, instants, events, st.lists(actions, max_size=3))

@@ -123,6 +123,10 @@ void ct_graph_leave(const struct ct_growth *growth, CUresult result);
 /* ---- memory_share.c ------------------------------------------------------------------------------------------------ */
 
 uint64_t ct_share_key_of_file(int descriptor); /* 0: nothing that tells one from another */
+/* Another process's: before it is opened, so that its owner cannot free it between and find nobody; 0: there is no room for it
+ * in the ledger. And after it was closed, or could not be opened. */
+int ct_share_opens(struct ct_memory *memory, uint64_t key);
+void ct_share_closed(struct ct_memory *memory, uint64_t key);
 /* There is no room for it in the ledger: the program does not get it. */
 CUresult ct_share_refused(int descriptor);
 /* A plain allocation is no more: it leaves our line, or stays in our account while others have it open. `key`: it was exported

@@ -25,6 +25,7 @@ static CUcontext current_context(void)
 static void gone(struct ct_memory *memory, const struct ct_late *late)
 {
     if (!late->supply) {
+        ct_ledger_unsure(&memory->ledger);
         ct_share_freed(memory, late->kind, late->bytes, late->key);
         return;
     }

@@ -36,8 +36,8 @@ static void count(struct ct_memory *memory, struct physical *physical, int handl
         return;
     if (!physical->is_imported)
         ct_share_freed(memory, CT_LEDGER_BOOKED, physical->bytes, physical->key);
-    else if (physical->key)
-        ct_ledger_share_drop(&memory->ledger, CT_LEDGER_IMPORT, physical->key);
+    else
+        ct_share_closed(memory, physical->key);
     free(physical);
 }
 
@@ -197,7 +197,7 @@ CT_EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *
                              ? ct_share_key_of_file((int)(intptr_t)os_handle)
                              : 0;
     struct physical *physical = key ? calloc(1, sizeof *physical) : NULL;
-    if (key && (!physical || !ct_ledger_share_add(&memory->ledger, CT_LEDGER_IMPORT, key, 0))) {
+    if (key && (!physical || !ct_share_opens(memory, key))) {
         free(physical);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
@@ -207,7 +207,7 @@ CT_EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *
         *physical = (struct physical){.handles = 1, .key = key, .is_imported = 1};
         remember(memory, *handle, physical);
     } else if (key) {
-        ct_ledger_share_drop(&memory->ledger, CT_LEDGER_IMPORT, key);
+        ct_share_closed(memory, key);
         free(physical);
     }
     return ct_fault_seen(result);

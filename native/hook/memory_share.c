@@ -43,6 +43,24 @@ void ct_share_freed(struct ct_memory *memory, enum ct_ledger_kind kind, uint64_t
         ct_memory_give(memory, kind, bytes);
 }
 
+int ct_share_opens(struct ct_memory *memory, uint64_t key)
+{
+    if (!memory)
+        return 1;
+    const struct ct_ledger *ledger = &memory->ledger;
+    return ct_ledger_share_add(&memory->ledger, CT_LEDGER_IMPORT, key,
+                               ct_ledger_exported_bytes(ledger->file, ledger->bytes, key));
+}
+
+/* The device may have counted it to us after its owner's death. */
+void ct_share_closed(struct ct_memory *memory, uint64_t key)
+{
+    if (!key)
+        return;
+    ct_ledger_unsure(&memory->ledger);
+    ct_ledger_share_drop(&memory->ledger, CT_LEDGER_IMPORT, key);
+}
+
 /* ---- plain memory, by 64 bytes ------------------------------------------------------------------------------------- */
 
 /* The key is noted with the allocation, whichever of its bytes the program pointed at. */
@@ -70,12 +88,6 @@ CT_EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer
     return ct_fault_seen(result);
 }
 
-/* Before it is opened, so that its owner cannot free it between and find nobody. */
-static int opens(struct ct_memory *memory, uint64_t key)
-{
-    return !memory || ct_ledger_share_add(&memory->ledger, CT_LEDGER_IMPORT, key, 0);
-}
-
 /* Opened again it is at the same address, and closed as often. `bytes` is how often; it takes none of ours. */
 static CUresult opened(struct ct_memory *memory, const CUdeviceptr *pointer, uint64_t key, CUresult result)
 {
@@ -84,7 +96,7 @@ static CUresult opened(struct ct_memory *memory, const CUdeviceptr *pointer, uin
     if (!memory)
         return ct_fault_seen(result);
     if (result != CUDA_SUCCESS) {
-        ct_ledger_share_drop(&memory->ledger, CT_LEDGER_IMPORT, key);
+        ct_share_closed(memory, key);
         return ct_fault_seen(result);
     }
     if (ct_holding_find(memory, CT_HELD_OPENED, *pointer, &holding)) {
@@ -103,7 +115,7 @@ static CUresult opened(struct ct_memory *memory, const CUdeviceptr *pointer, uin
     {                                                                                                                  \
         struct ct_memory *memory = ct_memory();                                                                        \
         const uint64_t key = key_of(&handle, sizeof handle);                                                           \
-        if (!opens(memory, key))                                                                                       \
+        if (!ct_share_opens(memory, key))                                                                                       \
             return CUDA_ERROR_MAP_FAILED;                                                                              \
         return opened(memory, pointer, key, CT_NEXT(symbol)(pointer, handle, flags));                                  \
     }
@@ -120,7 +132,7 @@ CT_EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
     CUresult result = CT_NEXT(cuIpcCloseMemHandle)(pointer);
     ct_seen_memory(1, result);
     if (was_held && result == CUDA_SUCCESS && !--holding.bytes)
-        ct_ledger_share_drop(&memory->ledger, CT_LEDGER_IMPORT, holding.note);
+        ct_share_closed(memory, holding.note);
     else if (was_held)
         ct_holding_add(memory, &holding);
     ct_memory_end(memory);
@@ -159,13 +171,13 @@ CT_EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *
     const uint64_t key = memory && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
                              ? ct_share_key_of_file((int)(intptr_t)handle)
                              : 0;
-    if (key && !opens(memory, key))
+    if (key && !ct_share_opens(memory, key))
         return CUDA_ERROR_OUT_OF_MEMORY;
     CUresult result = CT_NEXT(cuMemPoolImportFromShareableHandle)(pool, handle, type, flags);
     ct_seen_memory(0, result);
     if (!memory || result != CUDA_SUCCESS) {
-        if (key)
-            ct_ledger_share_drop(&memory->ledger, CT_LEDGER_IMPORT, key);
+        if (memory)
+            ct_share_closed(memory, key);
         return ct_fault_seen(result);
     }
     ct_beyond_hold(&memory->beyond);

@@ -60,6 +60,8 @@ static int read_reserved(CUmemoryPool pool, CUdevice device, uint64_t *bytes)
 static uint64_t book(struct ct_memory *memory, struct ct_supply *supply, uint64_t growth_bytes, uint64_t bytes)
 {
     uint64_t before = supply->booked_bytes + growth_bytes;
+    if (bytes < supply->booked_bytes) /* nobody knows since when the device has it back */
+        ct_ledger_unsure(&memory->ledger);
     supply->pending_bytes -= growth_bytes;
     supply->booked_bytes = bytes;
     supply->changes++;
@@ -160,8 +162,10 @@ void ct_supply_left(struct ct_memory *memory, struct ct_supply *supply, uint64_t
     book(memory, supply, 0, 0);
     supply->key = 0;
     supply->is_used = 0;
-    if (key)
-        ct_ledger_share_drop(&memory->ledger, supply->is_counted ? CT_LEDGER_EXPORT : CT_LEDGER_IMPORT, key);
+    if (supply->is_counted && key)
+        ct_ledger_share_drop(&memory->ledger, CT_LEDGER_EXPORT, key);
+    else
+        ct_share_closed(memory, key);
 }
 
 /* ---- all of them --------------------------------------------------------------------------------------------------- */
@@ -249,7 +253,7 @@ int ct_beyond_ended(struct ct_memory *memory, const struct ct_holding *holding)
         return 1;
     }
     if (holding->held == CT_HELD_OPENED) {
-        ct_ledger_share_drop(&memory->ledger, CT_LEDGER_IMPORT, holding->note);
+        ct_share_closed(memory, holding->note);
         return 1;
     }
     return 0;

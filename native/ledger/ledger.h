@@ -122,6 +122,9 @@ void ct_ledger_begin(struct ct_ledger *ledger);
 void ct_ledger_end(struct ct_ledger *ledger);
 int ct_ledger_reserve(struct ct_ledger *ledger, enum ct_ledger_kind kind, uint64_t bytes, uint64_t quota_bytes);
 void ct_ledger_give(struct ct_ledger *ledger, enum ct_ledger_kind kind, uint64_t bytes);
+/* Something leaves, or has left, that the device gave up at a time of its own: what was measured before says nothing any
+ * more. Before it is given back. */
+void ct_ledger_unsure(struct ct_ledger *ledger);
 void ct_ledger_denied(struct ct_ledger *ledger, uint64_t bytes);
 
 /* What a tenant holds: the sum over its lines, and over memory it left that others have open. */
@@ -136,6 +139,8 @@ int ct_ledger_share_add(struct ct_ledger *ledger, enum ct_ledger_role role, uint
 void ct_ledger_share_drop(struct ct_ledger *ledger, enum ct_ledger_role role, uint64_t key);
 /* An export of another size from now on: a pool's. */
 void ct_ledger_share_resize(struct ct_ledger *ledger, uint64_t key, uint64_t bytes);
+/* Of what another process exported under this, or left; 0: nobody did. */
+uint64_t ct_ledger_exported_bytes(const struct ct_ledger_header *file, size_t bytes, uint64_t key);
 /* Whether any process of the device has it open. */
 int ct_ledger_is_imported(const struct ct_ledger_header *file, size_t bytes, uint64_t key);
 

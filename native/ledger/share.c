@@ -80,7 +80,7 @@ void ct_ledger_share_drop(struct ct_ledger *ledger, enum ct_ledger_role role, ui
 
 void ct_ledger_share_resize(struct ct_ledger *ledger, uint64_t key, uint64_t bytes)
 {
-    struct ct_ledger_share *share = ledger->line ? find(ledger, CT_LEDGER_EXPORT, key) : NULL;
+    struct ct_ledger_share *share = line_in(ledger) ? find(ledger, CT_LEDGER_EXPORT, key) : NULL;
     if (share)
         STORE(share->bytes, bytes);
 }

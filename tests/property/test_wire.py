@@ -15,9 +15,11 @@ from cotenant.format import wire
 from cotenant.format.config import RunConfig
 from tests.strategies import (
     LARGEST,
+    amounts,
     departures,
     gate_changes,
     gate_rules,
+    gpu_watches,
     gpus,
     histograms,
     names,
@@ -51,9 +53,17 @@ requests: st.SearchStrategy[wire.Request] = st.one_of(
     st.builds(wire.Pause, any_int, st.lists(names, max_size=3), st.booleans(), st.booleans()),
     st.builds(wire.SetPriority, any_int, names, st.integers(0, 9)),
     st.builds(wire.SetRules, any_int, gate_changes),
+    st.builds(wire.EvictTenants, any_int, st.lists(names, max_size=3), amounts),
+    st.builds(wire.Quit, amounts),
+    st.builds(wire.Suspended, st.booleans(), texts),
+    st.builds(wire.Restored, st.booleans(), texts),
+    st.builds(wire.Restarted, texts, amounts),
 )
 answers: st.SearchStrategy[wire.Answer] = st.one_of(
-    st.builds(wire.Welcome, any_int, names, terms),
+    st.builds(wire.Welcome, any_int, names, terms, st.dictionaries(names, texts, max_size=2)),
+    st.builds(wire.Signal, st.sampled_from(["term", "kill"]), texts, st.booleans()),
+    st.builds(wire.Suspend, texts),
+    st.just(wire.Restore()),
     st.builds(wire.Refused, rejects),
     st.builds(wire.Farewell, texts),
     st.builds(wire.Confirmed, st.lists(names, max_size=3), gate_rules),
@@ -71,6 +81,7 @@ answers: st.SearchStrategy[wire.Answer] = st.one_of(
         st.lists(gpus, max_size=3),
         histograms,
         gate_rules,
+        st.lists(gpu_watches, max_size=3),
     ),
 )
 
