@@ -53,5 +53,5 @@ def test_a_node_that_cannot_have_mps_says_so_and_does_not_start(stage: Stage) ->
     done = stage.run("node", "--mps", "on")
     assert done.returncode == 2
     [line] = done.stderr.splitlines()
-    assert "node.mps = on" in line
+    assert "node.mps = 'on'" in line
     assert "nvidia-cuda-mps-control" in line
