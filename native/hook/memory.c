@@ -259,10 +259,10 @@ static int may_settle(struct ct_memory *memory, int result)
            ((result == CT_LEDGER_OVER || result == CT_LEDGER_NO_LINE) && is_anybody_gone(&memory->ledger));
 }
 
-CUresult ct_memory_reserve(struct ct_memory *memory, enum ct_ledger_kind kind, uint64_t bytes)
+int ct_memory_try(struct ct_memory *memory, enum ct_ledger_kind kind, uint64_t bytes)
 {
     if (!memory)
-        return CUDA_SUCCESS;
+        return 1;
     int result = attempt(memory, kind, bytes), kept_errno = errno;
     uint64_t waited_ns = 0, next_ns = MOMENT_NS + memory->ledger.identity % MOMENT_NS; /* not all in step */
     while (CT_UNLIKELY(result != CT_LEDGER_OK)) {
@@ -278,10 +278,21 @@ CUresult ct_memory_reserve(struct ct_memory *memory, enum ct_ledger_kind kind, u
             look_for_a_line(memory);
         result = attempt(memory, kind, bytes);
     }
-    if (result != CT_LEDGER_OK)
-        ct_ledger_denied(&memory->ledger, bytes);
     errno = kept_errno;
-    return result == CT_LEDGER_OK ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    return result == CT_LEDGER_OK;
+}
+
+void ct_memory_deny(struct ct_memory *memory, uint64_t bytes)
+{
+    ct_ledger_denied(&memory->ledger, bytes);
+}
+
+CUresult ct_memory_reserve(struct ct_memory *memory, enum ct_ledger_kind kind, uint64_t bytes)
+{
+    if (ct_memory_try(memory, kind, bytes) || (ct_beyond_squeeze(memory) && ct_memory_try(memory, kind, bytes)))
+        return CUDA_SUCCESS;
+    ct_memory_deny(memory, bytes);
+    return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 static void want(struct ct_memory *memory, uint64_t bytes)

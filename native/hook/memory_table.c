@@ -81,8 +81,6 @@ int ct_holding_add(struct ct_memory *memory, const struct ct_holding *holding)
                    holdings->count + 2 <= holdings->places; /* full is slow, and better than forgotten */
     if (has_room) {
         struct ct_holding *place = &holdings->place[seek(holdings, holding->held, holding->key)];
-        if (place->held) /* it was freed past us: the driver would not give the same twice */
-            ct_memory_give(memory, place->kind, place->bytes);
         holdings->count += !place->held;
         *place = *holding;
     }
@@ -117,10 +115,31 @@ int ct_holding_take(struct ct_memory *memory, enum ct_held held, uint64_t key, s
     return look(memory, held, key, found, 1);
 }
 
+int ct_holding_around(struct ct_memory *memory, enum ct_held held, uint64_t inside, struct ct_holding *found)
+{
+    int is_found = 0;
+    if (!memory)
+        return 0;
+    hold(memory);
+    for (uint64_t at = 0; at < memory->holdings.places && !is_found; at++) {
+        *found = memory->holdings.place[at];
+        is_found = found->held == held && inside >= found->key && inside - found->key < found->bytes;
+    }
+    let_go(memory);
+    return is_found;
+}
+
+/* Memory that others may have open stays in our account while they do. */
+static void give(struct ct_memory *memory, const struct ct_holding *holding)
+{
+    ct_share_freed(memory, holding->kind, holding->bytes, holding->held == CT_HELD_MEMORY ? holding->note : 0);
+}
+
 void ct_holdings_end(struct ct_memory *memory, uint64_t home)
 {
     if (!memory || !home)
         return;
+    ct_late_ended(memory, home);
     hold(memory);
     struct ct_holdings *holdings = &memory->holdings;
     for (uint64_t at = 0; at < holdings->places;) {
@@ -130,17 +149,23 @@ void ct_holdings_end(struct ct_memory *memory, uint64_t home)
             continue;
         }
         drop(holdings, at); /* another may have moved here: this place once more */
-        ct_memory_give(memory, gone.kind, gone.bytes);
+        if (!ct_beyond_ended(memory, &gone))
+            give(memory, &gone);
     }
     let_go(memory);
+    ct_beyond_settle(memory, 0);
 }
 
 CUresult ct_memory_settle(struct ct_memory *memory, const struct ct_holding *holding, CUresult result)
 {
-    if (result == CUDA_SUCCESS)
+    struct ct_holding earlier;
+    if (result == CUDA_SUCCESS) {
+        if (ct_holding_take(memory, holding->held, holding->key, &earlier))
+            give(memory, &earlier); /* it was freed past us: the driver does not give the same twice */
         ct_holding_add(memory, holding);
-    else
+    } else {
         ct_memory_give(memory, holding->kind, holding->bytes);
+    }
     ct_memory_end(memory);
     return ct_fault_seen(result);
 }
@@ -148,7 +173,7 @@ CUresult ct_memory_settle(struct ct_memory *memory, const struct ct_holding *hol
 CUresult ct_memory_settle_free(struct ct_memory *memory, const struct ct_holding *holding, int was_held, CUresult result)
 {
     if (was_held && result == CUDA_SUCCESS)
-        ct_memory_give(memory, holding->kind, holding->bytes);
+        give(memory, holding);
     else if (was_held)
         ct_holding_add(memory, holding);
     ct_memory_end(memory);

@@ -174,6 +174,13 @@ int ct_ledger_reserve(struct ct_ledger *ledger, enum ct_ledger_kind kind, uint64
     return is_unsettled ? CT_LEDGER_CONTENDED : CT_LEDGER_OVER;
 }
 
+void ct_ledger_unsure(struct ct_ledger *ledger)
+{
+    struct ct_ledger_line *line = line_in(ledger);
+    if (line && is_ours(ledger, line))
+        atomic_fetch_add(&line->own_version, 1);
+}
+
 void ct_ledger_give(struct ct_ledger *ledger, enum ct_ledger_kind kind, uint64_t bytes)
 {
     struct ct_ledger_line *line = line_in(ledger);

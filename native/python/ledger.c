@@ -148,10 +148,10 @@ static PyObject *ledger_measured(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "OkkKKKK:ledger_measured", &buffer, &slot, &line, &owner, &begun, &ended, &held) ||
         view_of(buffer, PyBUF_WRITABLE, &view) < 0)
         return NULL;
-    struct ct_ledger_account *account = account_in(&view, slot);
-    if (!account)
+    if (!account_in(&view, slot))
         return NULL;
-    int is_taken = line < CT_LEDGER_LINES && ct_ledger_measured(&account->line[line], owner, begun, ended, held);
+    int is_taken = line < CT_LEDGER_LINES && ct_ledger_measured(view.buf, (size_t)view.len, (uint32_t)slot, (uint32_t)line,
+                                                                owner, begun, ended, held);
     PyBuffer_Release(&view);
     return PyBool_FromLong(is_taken);
 }

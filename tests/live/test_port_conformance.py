@@ -2,12 +2,10 @@
 
 import inspect
 import os
-import socket
-from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import pytest
@@ -27,14 +25,15 @@ from cotenant.live.ledger import LiveLedgers
 from cotenant.live.page import LivePages
 from cotenant.live.watch.warden import LiveWardens
 from cotenant.port import Clock, Door, Gates, Journal, Ledgers, Pages, Wardens
-from cotenant.sim.door import Heard, SimDoor
+from cotenant.sim.door import SimDoor
 from cotenant.sim.gate import SimGates
 from cotenant.sim.journal import SimJournal
 from cotenant.sim.ledger import SimLedgers
 from cotenant.sim.loop import SimLoop
 from cotenant.sim.page import SimPages
 from cotenant.sim.warden import SimWardens
-from tests.live.indoors import Indoors, heard, until
+from tests.live.indoors import until
+from tests.live.porches import LivePorch, Porch, SimPorch
 
 IMPLEMENTATIONS: dict[Any, dict[str, type]] = {
     Clock: {"live": LiveClock, "sim": SimLoop},
@@ -277,71 +276,6 @@ def test_a_device_has_two_handles_and_no_device_none(gates: Gates) -> None:
 
 
 # -- Door ------------------------------------------------------------------------------------------------------
-
-
-class Porch(Protocol):
-    """A door of either side with one peer before it."""
-
-    door: Door
-    peer: int
-
-    @abstractmethod
-    def heard(self) -> list[Heard]: ...
-    @abstractmethod
-    def go_away(self) -> None: ...
-    @abstractmethod
-    def close(self) -> None: ...
-
-
-class SimPorch(Porch):
-    def __init__(self) -> None:
-        self.door = made = SimDoor()
-        self._made = made
-        self._heard: list[Heard] = []
-        self.peer = made.connect(self._heard.append)
-
-    def heard(self) -> list[Heard]:
-        return self._heard
-
-    def go_away(self) -> None:
-        self._made.disconnect(self.peer)
-
-    def close(self) -> None:
-        pass
-
-
-class LivePorch(Porch):
-    def __init__(self) -> None:
-        self._node = Indoors(bind=False)
-        self.door = self._node.door
-        self._socket = self._node.stranger()
-        self._node.settled(1)
-        [self.peer] = self._node.door._peers
-
-    def heard(self) -> list[Heard]:
-        self._socket.shutdown(socket.SHUT_WR)  # the node hangs up once it has said everything
-        words: list[Heard] = []
-        for answer in heard(self._socket):
-            match answer:
-                case wire.Welcome(terms=terms):
-                    words.append(terms)
-                case wire.Refused(reject=reject):
-                    words.append(reject)
-                case wire.Farewell(ending=ending):
-                    words.append(ending)
-                case wire.Confirmed(tenants=tenants):
-                    words.append(tuple(tenants))
-                case wire.Signal() | wire.Suspend() | wire.Restore():
-                    words.append(answer)
-        return words
-
-    def go_away(self) -> None:
-        self._socket.close()
-        self._node.settled(0)
-
-    def close(self) -> None:
-        self._socket.close()
-        self._node.close()
 
 
 @pytest.fixture

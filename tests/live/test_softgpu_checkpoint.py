@@ -12,6 +12,7 @@ import pynvml as nv
 import pytest
 
 from cotenant.live.softgpu import fault, manage
+from tests.live.mps import Stage
 from tests.live.nvmls import device_of
 from tests.live.puppets import Puppet, puppets
 from tests.live.softgpus import start
@@ -240,6 +241,27 @@ def test_all_devices_of_a_process_or_none(tmp_path: Path) -> None:
         manage.destroy(directory)
 
 
+def test_a_client_of_mps_is_suspended_alone(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    try:
+        assert stage.control("-d").returncode == 0
+        mps = {"CUDA_MPS_PIPE_DIRECTORY": str(stage.pipe), "CUDA_MPS_LOG_DIRECTORY": str(stage.log)}
+        with puppets(stage.directory, 2, **mps) as [target, neighbour]:
+            target.do("alloc", MIB)
+            neighbour.do("alloc", 2 * MIB)
+            assert {client["group"] for client in stage.books()["clients"]} == {1}
+            suspend(neighbour, target.process.pid)
+            assert used(stage.directory) == 2 * MIB
+            neighbour.do("spin", 1000)
+            neighbour.do("sync")
+            resume(neighbour, target.process.pid)
+            target.do("spin", 1000)
+            target.do("sync")
+            assert used(stage.directory) == 3 * MIB
+    finally:
+        stage.close()
+
+
 def test_threads_in_the_middle_of_everything_go_on(softgpu: Path) -> None:
     with puppets(softgpu, 1) as [other]:
         busy = start(softgpu, "busybody.py")
@@ -275,25 +297,26 @@ def test_a_locked_process_sees_its_device_go(softgpu: Path, pair: tuple[Puppet, 
 
 
 def test_killed_at_any_moment_nothing_is_left(softgpu: Path) -> None:
-    for moment in range(6):
-        with puppets(softgpu, 1, SOFTGPU_ACCOUNT=f"m{moment}") as [target], puppets(softgpu, 1) as [other]:
-            pid = target.process.pid
-            target.do("alloc", MIB)
-            other.do("sync")
-            target.tell("churn", 4 * MIB)
-            other.tell("cycle", pid)
-            for _ in range(moment * 3 + 1):
-                assert other.line.recv(64)  # one more cycle is over, the next one under way
-            (other if moment % 2 else target).kill()
-            with puppets(softgpu, 1) as [third]:
-                third.do("sync")
+    with puppets(softgpu, 1) as [third]:
+        third.do("sync")
+        for moment in range(4):
+            with puppets(softgpu, 1, SOFTGPU_ACCOUNT=f"m{moment}") as [target], puppets(softgpu, 1) as [other]:
+                pid = target.process.pid
+                target.do("alloc", MIB)
+                other.do("sync")
+                target.tell("churn", 4 * MIB)
+                other.tell("cycle", pid)
+                for _ in range(moment * 5 + 1):
+                    assert other.line.recv(64)  # one more cycle is over, the next one under way
+                (other if moment % 2 else target).kill()
                 if moment % 2:
+                    while manage.inspect(softgpu, 0)["left"] < 2 * moment + 1:
+                        pass  # the server has heard of the death, and of the locks that end with it
                     revive(third, pid)
-                    state = books_of(softgpu, target)["state"]
-                    assert (third.do("state", pid), state) == (RUNNING, "running")
-        books = manage.inspect(softgpu, 0)
-        assert books["memory_bytes"] == books["memory_free_bytes"]
-        assert [one["memory_bytes"] for one in books["accounts"]] == [0] * (moment + 1)
+                    assert books_of(softgpu, target)["state"] == "running"
+            books = manage.inspect(softgpu, 0)
+            assert books["memory_bytes"] == books["memory_free_bytes"]
+            assert [one["memory_bytes"] for one in books["accounts"]] == [0] * (moment + 1)
 
 
 def revive(other: Puppet, pid: int) -> None:

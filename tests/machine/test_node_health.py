@@ -128,7 +128,7 @@ def test_of_several_devices_a_newcomer_gets_one_that_is_well() -> None:
     (answer,) = node.join(2, MINOR, gpu="0", now=7)
     assert isinstance(answer, Refuse)
     assert answer.reject.reason is Reason.UNHEALTHY
-    assert answer.reject.detail == "GPU 0 takes nobody (GPU 0 is lost)"
+    assert answer.reject.detail == "GPU 0 takes nobody (it is lost)"
 
 
 def test_when_a_device_is_lost_everybody_on_it_is_told_and_nobody_joins_until_it_is_back() -> None:
@@ -138,7 +138,7 @@ def test_when_a_device_is_lost_everybody_on_it_is_told_and_nobody_joins_until_it
     lost = node.tell(GpuLost(0, "fell off the bus"), 10)
     assert watch_of(lost).health is Health.DISABLED
     signals = [one for one in lost if isinstance(one, Signal)]
-    why = "ended: GPU 0 is lost: fell off the bus"
+    why = "ended: GPU 0 is disabled: it is lost: fell off the bus"
     assert signals == [
         Signal(4, 1, 0, 1, "term", why, again=True),
         Signal(4, 2, 1, 1, "term", why, again=True),

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cotenant.domain.action import NO_PEER, Action, Grant, Kill, Refuse, Restore, Revoke, Signal, Suspend, Watch
+from cotenant.domain.action import NO_PEER, Action, Grant, Refuse, Revoke
 from cotenant.domain.event import (
     Event,
     EvictAsked,
@@ -33,55 +33,30 @@ from cotenant.domain.event import (
     TenantSuspended,
     Woke,
 )
-from cotenant.domain.gpu import Gpu
 from cotenant.domain.plan import Reason
-from cotenant.domain.protect import GpuSample, Health, OnPressure, ProtectLimits, Stage
+from cotenant.domain.protect import GpuSample, Health, OnPressure, Stage
 from cotenant.domain.tenant import Kind, Tenant, TenantSpec
 from cotenant.format.journal import MAGIC, Turn, TurnReader, encode_turn
 from cotenant.host import replay
 from cotenant.machine.node import NodeMachine
+from tests.machine.protected_worlds import (
+    CALM,
+    GPUS,
+    LIMITS,
+    SAMPLES,
+    B,
+    D,
+    F,
+    G,
+    K,
+    R,
+    S,
+    T,
+    devices,
+    specs,
+)
+from tests.machine.steps import check_steps
 from tests.machine.worlds import picks, steps
-
-GPUS = (Gpu("a", 1000), Gpu("b", 600))
-LIMITS = ProtectLimits(
-    period_ns=1,
-    samples=2,
-    over_samples=2,
-    calm_samples=2,
-    init_samples=1,
-    backoff_ns=20,
-    backoff_cap_ns=60,
-    backoff_window_ns=200,
-    drain_ns=5,
-    grace_ns=20,
-    fault_grace_ns=8,
-    obey_ns=3,
-    make_room_ns=15,
-    online_first_ns=10,
-)
-CALM = GpuSample(100_000, 100_000, 1_000_000, 100, 1000, 1, 1)
-FULL = GpuSample(100_000, 100_000, 1_000_000, 999, 1000, 500, 499)
-SAMPLES = (CALM, CALM, FULL, GpuSample(), GpuSample(900_000, 100_000, 550_000, 700, 1000, 1, 1))
-
-R, D, T, F, K = Stage.RUNNING, Stage.DRAINING, Stage.TERMINATING, Stage.FINISHING, Stage.KILLED
-G, S, B = Stage.SUSPENDING, Stage.SUSPENDED, Stage.RESTORING
-STEPS = {(R, D), (R, T), (D, T), (T, F), (F, K), (T, K), (K, K)}
-"""The way out. Straight to killed come those who hang, from wherever they are; whoever has no device skips draining."""
-ASIDE = {(R, G), (G, S), (S, B), (B, R), (B, S), (G, R), (S, R)}
-"""The way aside and back; by the last two a program that was started again in its place."""
-
-specs = st.builds(
-    TenantSpec,
-    st.sampled_from(Kind),
-    st.integers(0, 9),
-    st.sampled_from(["", "", "web", "job"]),
-    memory_bytes=st.sampled_from([0, 100, 300, 500, 900]),
-    command=st.just("python x.py"),
-    gpu=st.sampled_from(["", "", "0", "1"]),
-    on_pressure=st.sampled_from(OnPressure),
-    grace_ns=st.sampled_from([0, 0, 7]),
-)
-devices = st.integers(0, 1)
 
 
 class Holder(NamedTuple):
@@ -121,7 +96,7 @@ class ProtectedLife(RuleBasedStateMachine):
         for action in actions:
             self.believe(action)
         if not isinstance(event, NodeStarted):
-            self.look_at_stages(event, before, actions)
+            check_steps(event, before, self.tenants(), actions, {slot: one.peer for slot, one in self.held.items()})
         return actions
 
     def believe(self, action: Action) -> None:
@@ -144,34 +119,6 @@ class ProtectedLife(RuleBasedStateMachine):
             assert (action.reject.reason in (Reason.UNHEALTHY, Reason.NO_ROOM_YET)) == bool(
                 action.reject.retry_after_ns
             )
-
-    def look_at_stages(self, event: Event, before: dict[int, Tenant], actions: list[Action]) -> None:
-        """Every step is one of the known ones, and comes with the word to whoever must act on it."""
-        said = [action for action in actions if isinstance(action, Signal | Kill | Suspend | Restore)]
-        for slot, tenant in self.tenants().items():
-            was = before.get(slot)
-            if was is None or was.terms.generation != tenant.terms.generation:
-                assert tenant.standing.stage is R or any(isinstance(one, Watch) for one in actions)
-                continue
-            old, new = was.standing, tenant.standing
-            told = [one for one in said if one.slot == slot]
-            peer = self.held[slot].peer
-            is_fresh = old.stage not in (D, T, F, K) and new.stage in (D, T, F, K)
-            assert not is_fresh or new.why
-            if old.stage is not new.stage:
-                is_killed_at_once = new.stage is K and isinstance(event, TenantHangs)
-                is_forgiven = isinstance(event, TenantRestarted) and (old.stage, new.stage) == (D, R) and old.firm
-                is_turned_out = old.stage in (G, S, B) and new.stage in (D, T)
-                known = (old.stage, new.stage) in STEPS | ASIDE
-                assert known or is_killed_at_once or is_forgiven or is_turned_out, (old.stage, new.stage, event)
-            if new.stage is T and old.stage is not T and peer != NO_PEER:
-                assert [type(one) for one in told] == [Signal]
-                assert told == [Signal(new_turn(self), peer, slot, tenant.terms.generation, "term", new.why, new.again)]
-            if new.stage is K and old.stage is not K:
-                kind = Kill if peer == NO_PEER else Signal
-                assert [type(one) for one in told] == [kind]
-            if new.stage in (R, D, F, S):
-                assert told == []
 
     def tenants(self) -> dict[int, Tenant]:
         return {view.tenant.terms.slot: view.tenant for view in self.machines[0].tenants()}
@@ -426,10 +373,6 @@ class ProtectedLife(RuleBasedStateMachine):
             machine = NodeMachine()
             assert replay(machine, read) == len(turns)
             assert machine.snapshot() == self.machines[0].snapshot()
-
-
-def new_turn(life: ProtectedLife) -> int:
-    return life.machines[0].turn
 
 
 ProtectedLife.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)

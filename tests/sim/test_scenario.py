@@ -117,8 +117,8 @@ def run_churn(seed: int | None = None, file: Path = CHURN) -> tuple[list[str], b
 
 # What every decision of this world was when somebody last looked at it. After a change that is meant to change them:
 #   .venv/bin/cotenant simulate scenarios/node-churn.toml --log --json | grep -v '^{' > scenarios/node-churn.log
-# and read the diff as part of the change; likewise for the other one.
-@pytest.mark.parametrize("name", ["node-churn", "gate-changes"])
+# and read the diff as part of the change; likewise for the others.
+@pytest.mark.parametrize("name", ["node-churn", "gate-changes", "protection"])
 def test_the_golden_log_is_what_happens(name: str) -> None:
     file = ROOT / "scenarios" / f"{name}.toml"
     golden = file.with_suffix(".log").read_text(encoding="utf-8")

@@ -64,6 +64,8 @@ def simulate(scenario: Scenario, say: Callable[[str], None] | None = None) -> tu
         traffic.add(population)
     for wish in scenario.wishes:
         traffic.wish(wish)
+    for trouble in scenario.troubles:
+        traffic.trouble(trouble.events(int(scenario.gpu[trouble.gpu].memory)))
     traffic.kill_node(scenario.faults)
     loop.run(scenario.duration)
     assert isinstance(node.journal, SimJournal)

@@ -4,10 +4,27 @@ from __future__ import annotations
 
 from typing import Annotated
 
+import msgspec
 from msgspec import Meta
 
-from cotenant.domain.event import GateChange, NodeSettings, PriorityChanged, RulesChanged, TenantsPaused
+from cotenant.domain.event import (
+    Event,
+    EvictAsked,
+    GateChange,
+    GpuBack,
+    GpuFaulted,
+    GpuLost,
+    GpuSeen,
+    MpsSeen,
+    NodeSettings,
+    PriorityChanged,
+    RulesChanged,
+    TenantsPaused,
+)
 from cotenant.domain.gate import GatePolicy
+from cotenant.domain.gpu import WHOLE_PPM
+from cotenant.domain.instant import SECOND_NS
+from cotenant.domain.protect import GpuSample, OnPressure
 from cotenant.domain.tenant import Kind, Name, Priority, TenantSpec
 from cotenant.errors import ConfigError
 from cotenant.format.config import GpuConfig, NodeConfig
@@ -28,6 +45,9 @@ class PopulationConfig(Section, frozen=True):
     arrive: DurationNs = DurationNs(1_000_000_000)
     stay: DurationNs = DurationNs(10_000_000_000)
     crash: ShareOfWhole = ShareOfWhole(0)
+    on_pressure: OnPressure = OnPressure.EVICT
+    stubborn: bool = False
+    """Whether they end only when they are killed."""
 
     def spec(self) -> TenantSpec:
         """What each of them asks for."""
@@ -39,6 +59,7 @@ class PopulationConfig(Section, frozen=True):
             share_ppm=int(self.share),
             task=self.name,
             command=f"{self.name} --work",
+            on_pressure=self.on_pressure,
         )
 
 
@@ -51,7 +72,7 @@ class FaultConfig(Section, frozen=True):
 
 
 class WishConfig(Section, frozen=True):
-    """Somebody changes one thing while tenants run: pauses a tenant or lets it go on, its priority, or the rules.
+    """Somebody changes one thing while tenants run: pauses or evicts a tenant, its priority, or the rules.
 
     Without a name, `pause` is about all offline tenants.
     """
@@ -62,9 +83,12 @@ class WishConfig(Section, frozen=True):
     priority: Priority | None = None
     gate: Annotated[str, Meta(pattern=r"^(fill|strict|open)\Z")] | None = None
     bound: DurationNs | None = None
+    evict: bool = False
 
-    def event(self, peer: int, uid: int) -> TenantsPaused | PriorityChanged | RulesChanged:
+    def event(self, peer: int, uid: int) -> TenantsPaused | PriorityChanged | RulesChanged | EvictAsked:
         """What the node is told, by this peer."""
+        if self.evict:
+            return EvictAsked(peer, uid, True, (self.name,))
         if self.pause is not None:
             names = (self.name,) if self.name else ()
             return TenantsPaused(peer, uid, True, names, not names, self.pause)
@@ -72,6 +96,35 @@ class WishConfig(Section, frozen=True):
             return PriorityChanged(peer, uid, True, self.name, self.priority)
         policy = None if self.gate is None else GatePolicy(self.gate)
         return RulesChanged(peer, True, GateChange(policy, None if self.bound is None else int(self.bound)))
+
+
+class TroubleConfig(Section, frozen=True):
+    """Something happens to a device: it is lost or back, its MPS server is, it reports an Xid, or its memory fills.
+
+    Used memory is seen every second for as long as it lasts, with online and offline tenants holding some of it.
+    """
+
+    at: DurationNs
+    gpu: Count = Count(0)
+    lost: bool | None = None
+    mps_gone: bool | None = None
+    xid: Count | None = None
+    memory_used: ShareOfWhole | None = None
+    lasts: DurationNs = DurationNs(1_000_000_000)
+
+    def events(self, memory_bytes: int) -> list[tuple[int, Event]]:
+        """What the node is told, and when, of a device with so much memory."""
+        at, gpu = int(self.at), int(self.gpu)
+        if self.lost is not None:
+            return [(at, GpuLost(gpu) if self.lost else GpuBack(gpu))]
+        if self.mps_gone is not None:
+            return [(at, MpsSeen(gpu, not self.mps_gone))]
+        if self.xid is not None:
+            return [(at, GpuFaulted(gpu, int(self.xid)))]
+        used_bytes = memory_bytes * int(self.memory_used or 0) // WHOLE_PPM
+        sample = GpuSample(memory_used_bytes=used_bytes, memory_bytes=memory_bytes, online_memory_bytes=1)
+        sample = msgspec.structs.replace(sample, offline_memory_bytes=1)
+        return [(when, GpuSeen(gpu, sample)) for when in range(at, at + int(self.lasts), SECOND_NS)]
 
 
 class Scenario(Section, frozen=True):
@@ -84,6 +137,7 @@ class Scenario(Section, frozen=True):
     gpu: tuple[GpuConfig, ...] = ()
     tenants: tuple[PopulationConfig, ...] = ()
     wishes: tuple[WishConfig, ...] = ()
+    troubles: tuple[TroubleConfig, ...] = ()
 
     def settings(self) -> NodeSettings:
         """The node as its machine is told."""
@@ -100,9 +154,17 @@ def decode_scenario(text: str, where: str) -> Scenario:
             slo = format_duration(population.slo)
             raise ConfigError(f"tenants[{index}].slo", slo, remedy, where=f"{where}:{line}")
     for index, wish in enumerate(scenario.wishes):
-        wanted = [wish.pause is not None, wish.priority is not None, (wish.gate, wish.bound) != (None, None)]
-        if sum(wanted) != 1 or bool(wish.name) > wanted[0] + wanted[1] or (wanted[1] and not wish.name):
-            remedy = "write one of: pause, with a name or for all offline tenants; name and priority; gate or bound"
+        is_about_one = wish.evict or wish.priority is not None
+        is_about_rules = (wish.gate, wish.bound) != (None, None)
+        wanted = [wish.pause is not None, wish.priority is not None, wish.evict, is_about_rules]
+        if sum(wanted) != 1 or (is_about_one and not wish.name) or (is_about_rules and wish.name):
+            remedy = "write one of: pause, alone or with a name; name and priority; name and evict; gate or bound"
             line = line_of(text, ["wishes", index, "at"])
             raise ConfigError(f"wishes[{index}]", wish.name, remedy, where=f"{where}:{line}")
+    for index, trouble in enumerate(scenario.troubles):
+        named = (trouble.lost, trouble.mps_gone, trouble.xid, trouble.memory_used)
+        if sum(value is not None for value in named) != 1 or trouble.gpu >= len(scenario.gpu):
+            remedy = "write one of: lost, mps_gone, xid, memory_used; and the number of a GPU of this scenario"
+            line = line_of(text, ["troubles", index, "at"])
+            raise ConfigError(f"troubles[{index}].gpu", trouble.gpu, remedy, where=f"{where}:{line}")
     return scenario

@@ -209,8 +209,8 @@ class Devices:
 
     def lost(self, event: GpuLost, now: Instant) -> list[Action]:
         """A device is gone."""
-        why = f"GPU {event.gpu} is lost{f': {event.detail}' if event.detail else ''}"
-        return self._lose(event.gpu, why, now) if self._knows(event.gpu) else []
+        detail = f": {event.detail}" if event.detail else ""
+        return self._lose(event.gpu, f"it is lost{detail}", now) if self._knows(event.gpu) else []
 
     def _lose(self, gpu: int, why: str, now: Instant) -> list[Action]:
         """Nobody joins; everybody on it is asked to end, and their work need not be waited for."""
@@ -218,7 +218,7 @@ class Devices:
             return []
         actions = self._add_block(gpu, Block.DEVICE, why, now)
         for tenant in self._roll.on(gpu):
-            actions += self._exits.begin(tenant.terms.slot, f"ended: {why}", now, drain=False)
+            actions += self._exits.begin(tenant.terms.slot, f"ended: GPU {gpu} is disabled: {why}", now, drain=False)
         return actions
 
     def back(self, event: GpuBack, now: Instant) -> list[Action]:

@@ -6,18 +6,29 @@ import random
 from collections.abc import Sequence
 from typing import Any, Final
 
-from cotenant.domain.event import PeerLost, TenantJoined, TenantLeft, TenantResumed
+from cotenant.domain.event import (
+    Event,
+    PeerLost,
+    TenantJoined,
+    TenantLeft,
+    TenantRestored,
+    TenantResumed,
+    TenantSuspended,
+)
 from cotenant.domain.gpu import WHOLE_PPM
 from cotenant.domain.instant import MILLISECOND_NS, Instant
 from cotenant.domain.plan import Reject
 from cotenant.domain.tenant import TenantSpec, Terms
 from cotenant.format.scenario import FaultConfig, PopulationConfig, WishConfig
+from cotenant.format.wire import Push, Restore, Signal, Suspend
 from cotenant.sim.door import Heard
 from cotenant.sim.loop import SimLoop
 from cotenant.sim.node import SimNode
 
 RETRY_NS: Final = 200 * MILLISECOND_NS
 """How often a tenant whose node is away tries again."""
+_OBEY_NS: Final = 300 * MILLISECOND_NS
+"""How long a program takes to end once it is asked to, or to move its memory."""
 _UID: Final = 1000
 
 
@@ -26,19 +37,23 @@ class SimTenant:
 
     __slots__ = (
         *("_chance", "_coming_back", "_crashes", "_loop", "_node", "_peer", "_pid", "_spec", "_stay_ns"),
-        *("ending", "terms"),
+        *("_is_stubborn", "_stays", "ending", "terms"),
     )
 
     def __init__(
-        self, world: tuple[SimLoop, SimNode], spec: TenantSpec, pid: int, life: tuple[int, bool, float]
+        self, world: tuple[SimLoop, SimNode], spec: TenantSpec, pid: int, life: tuple[int, bool, float, bool]
     ) -> None:
-        """Bind it to its world; `life` is how long it stays, whether it crashes, and its share of retry jitter."""
+        """Bind it to its world.
+
+        `life` is how long it stays, whether it crashes, its share of retry jitter, and whether only a kill ends it.
+        """
         self._loop, self._node = world
         self._spec = spec
         self._pid = pid
-        self._stay_ns, self._crashes, self._chance = life
+        self._stay_ns, self._crashes, self._chance, self._is_stubborn = life
         self._peer = 0
         self._coming_back = False
+        self._stays = False  # whether its end is decided
         self.terms: Terms | None = None
         self.ending = ""
 
@@ -49,8 +64,6 @@ class SimTenant:
             return
         self._peer = self._node.door.connect(self._hear)
         self._node.deliver(TenantJoined(self._peer, self._pid, _UID, self._spec), now)
-        if self.terms is not None:
-            self._loop.at(now + self._stay_ns, self.end, None)
 
     @property
     def _homeless(self) -> bool:
@@ -80,22 +93,51 @@ class SimTenant:
         """The program ends; with a crash nobody says so, the connection just closes."""
         if self.ending:
             return
-        self.ending = "crash" if self._crashes else "exit 0"
+        if not self._crashes:
+            self._leave("exit 0", now)
+            return
+        self.ending = "crash"
         peer, self._peer = self._peer, 0
-        if self._crashes:
-            self._node.door.disconnect(peer)
-            self._node.deliver(PeerLost(peer), now)
-        else:
-            self._node.deliver(TenantLeft(peer, self.ending), now)
-            self._node.door.disconnect(peer)
+        self._node.door.disconnect(peer)
+        self._node.deliver(PeerLost(peer), now)
 
     def _hear(self, said: Heard) -> None:
+        now = self._loop.now()
         if isinstance(said, Terms):
             self.terms = said
+            if not self._stays:
+                self._stays = True
+                self._loop.at(now + self._stay_ns, self.end, None)
         elif isinstance(said, Reject):
-            if self.terms is None:
+            if said.retry_after_ns:
+                self._loop.at(now + said.retry_after_ns, self.arrive, None)
+            elif self.terms is None:
                 self.ending = f"refused: {said.reason.value}"
             self.terms = None
+        elif isinstance(said, Signal | Suspend | Restore):
+            self._loop.at(now + _OBEY_NS, self._obey, (self._peer, said))
+
+    def _obey(self, told: tuple[int, Push], now: Instant) -> None:
+        """Do as the node says, as a parent does: unless that node is gone."""
+        peer, said = told
+        if self.ending or peer != self._peer:
+            return
+        match said:
+            case Signal(kind="kill"):
+                self._leave("exit 137", now)
+            case Signal():
+                if not self._is_stubborn:
+                    self._leave("exit 143", now)
+            case Suspend():
+                self._node.deliver(TenantSuspended(peer, ok=True), now)
+            case Restore():
+                self._node.deliver(TenantRestored(peer, ok=True), now)
+
+    def _leave(self, ending: str, now: Instant) -> None:
+        self.ending = ending
+        peer, self._peer = self._peer, 0
+        self._node.deliver(TenantLeft(peer, ending), now)
+        self._node.door.disconnect(peer)
 
     def _retry(self, step: Any, now: Instant) -> None:
         self._loop.at(now + int(RETRY_NS * (0.5 + self._chance)), step, None)
@@ -120,7 +162,7 @@ class Traffic:
             when += int(chance.expovariate(1 / max(population.arrive, 1)))
             stay_ns = int(chance.expovariate(1 / max(population.stay, 1)))
             crashes = chance.random() * WHOLE_PPM < population.crash
-            life = (stay_ns, crashes, chance.random())
+            life = (stay_ns, crashes, chance.random(), population.stubborn)
             tenant = SimTenant((self._loop, self._node), spec, 1000 + len(self.tenants), life)
             self.tenants.append(tenant)
             self._loop.at(when, tenant.arrive, None)
@@ -138,6 +180,11 @@ class Traffic:
     def wish(self, wish: WishConfig) -> None:
         """Schedule what somebody changes; of a node that is away then, nobody can wish anything."""
         self._loop.at(self._loop.now() + wish.at, self._tell, wish)
+
+    def trouble(self, events: Sequence[tuple[Instant, Event]]) -> None:
+        """Schedule what happens to a device; of a node that is away then, nobody tells it."""
+        for when, event in events:
+            self._loop.at(self._loop.now() + when, self._node.deliver, event)
 
     def _tell(self, wish: WishConfig, now: Instant) -> None:
         peer = self._node.door.connect(lambda _: None)

@@ -13,6 +13,7 @@ import msgspec
 from cotenant.domain.instant import SECOND_NS
 from cotenant.errors import CotenantError
 from cotenant.experiment.faults.world import Program, World, give_time
+from cotenant.live.clock import pause
 from cotenant.live.softgpu import fault
 
 _SHARED_FATE: Final = "MPS reports a client's fatal fault to all clients of its server"
@@ -101,6 +102,7 @@ def _stop_and_go(world: World) -> None:
 
 def _slow_clock(world: World) -> None:
     fault.set_clock(world.gpus, 0, _SLOW, for_ns=_SLOW_NS)
+    pause(_SLOW_NS / SECOND_NS)
 
 
 def _lose_device(world: World) -> None:
@@ -147,7 +149,7 @@ KINDS: Final[tuple[FaultKind, ...]] = (
     FaultKind("assert", "Xid 43", _client_fault("assert"), mps_loses=_SHARED_FATE),
     FaultKind("launch-timeout", "Xid 8", _client_fault("launch-timeout"), mps_loses=_SHARED_FATE),
     FaultKind("ecc-contained", "Xid 94", _client_fault("ecc-contained"), mps_loses=_SHARED_FATE),
-    FaultKind("hang", "a kernel of it does not end", _client_fault("hang")),
+    FaultKind("hang", "a kernel of it does not end", _client_fault("hang"), mps_loses=_DEATH),
     FaultKind("slow-clock", "the device runs at 40 % for a second", _slow_clock, replaces=False),
     FaultKind("mps-server-death", "the MPS server dies", lambda world: world.strike("mps-server-death"),
               mps_loses=_SERVER, mps_only=True),

@@ -28,10 +28,12 @@ PERIOD_US: Final = 10_000
 NODE_FLAGS: Final = (
     *("--slots", "8", "--watch-period", "200ms", "--calm-samples", "2", "--first-samples", "2"),
     *("--fault-grace", "500ms", "--evict-grace", "3s", "--hang-least", "1s", "--hang-factor", "20"),
-    *("--backoff", "500ms", "--online-first", "5s"),
+    *("--backoff", "500ms", "--online-first", "5s", "--make-room", "2s"),
 )
 """Shorter waits than the defaults, where all that a fault costs is waiting: there are hundreds of faults."""
 TENANT_FLAGS: Final = ("--restart", "always", "--restart-delay", "100ms", "--grace", "2s", "--measure", "never")
+_LESSONS: Final = "20"
+"""Steps of the worker, alone, that its kernels are timed in: only a kernel that is known can be overdue."""
 _PATIENCE_S: Final = 60.0
 _LOOK_S: Final = 0.02
 _AGAIN_S: Final = 0.2
@@ -118,8 +120,8 @@ class World:
         self._node: subprocess.Popen[bytes] | None = None
         served = ["cotenant.live.soak.service", str(home / "service.log"), str(PERIOD_US), str(self.origin_ns)]
         self.service = Program(self, "service", ["--online", "--memory", "2GiB"], served)
-        worked = ["cotenant.live.soak.worker", str(home / "worker.log"), str(self.orders)]
-        offline = ["--offline", "--memory", "4GiB"]
+        self._worked = ["cotenant.live.soak.worker", str(home / "worker.log"), str(self.orders)]
+        offline, worked = ["--offline", "--memory", "4GiB", "--task", "worker"], self._worked
         self.worker = Program(self, "worker", [*offline, "--on-pressure", "evict"], worked)
         self.patient = Program(self, "worker", [*offline, "--on-pressure", "suspend"], worked)
 
@@ -129,6 +131,8 @@ class World:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         manage.create(self.gpus, PRESET, 1, context_bytes=CONTEXT_BYTES)
         self.start_node()
+        how = ["--offline", "--task", "worker", "--measure", "always", "--gpu", "soft:0"]
+        self.ask("run", *how, "--", sys.executable, "-m", *self._worked, _LESSONS)
         self.service.start()
         self.worker.start()
         return self
@@ -173,7 +177,10 @@ class World:
         """A command of cotenant, as a person gives it."""
         where = ["--runtime", str(self.places.runtime), "--state", str(self.places.state)]
         told = subprocess.run(
-            [sys.executable, "-m", "cotenant", *words, *where], capture_output=True, text=True, check=False
+            [sys.executable, "-m", "cotenant", words[0], *where, *words[1:]],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if told.returncode:
             raise WorldError(f"cotenant {' '.join(words)}: {told.stderr.strip()}")
@@ -216,11 +223,12 @@ class World:
         return last >= since + _SERVED and self.due() - last <= _SERVED
 
     def works(self, since_ns: int) -> bool:
-        """Whether the worker has done something since, and lately."""
+        """Whether the worker has done something since, all that it was ordered to, and lately."""
         last = self.worker.last_line()
         if last == "spoilt":
             raise WorldError("the worker's device memory is not what it wrote there")
-        return bool(last) and int(last) > since_ns and self.clock.now() - int(last) < _FRESH_NS
+        at_ns, _, done = last.partition(" ")
+        return bool(last) and int(done) == self._orders and since_ns < int(at_ns) > self.clock.now() - _FRESH_NS
 
     def is_healthy(self) -> bool:
         """By the node's own word."""

@@ -1,7 +1,8 @@
 """Who trains, and misbehaves when told? A program that always has work; what it is to do next it reads from a file.
 
-`python -m cotenant.live.soak.worker LOG ORDERS`: LOG gets a line per step. ORDERS holds a number and a word; a
-number that is new is an order, carried out once, by whichever process of this program reads it first.
+`python -m cotenant.live.soak.worker LOG ORDERS [STEPS]`: LOG gets a line per step, its instant and the last order done.
+ORDERS holds a number and a word; a number that is new is an order, carried out once, by whichever process of this
+program reads it first.
 """
 
 from __future__ import annotations
@@ -51,9 +52,9 @@ class Worker:
             "children": self._children,
         }
 
-    def work(self) -> None:
-        """Step after step, for ever."""
-        while True:
+    def work(self, steps: int) -> None:
+        """Step after step."""
+        for _ in range(steps):
             for _ in range(KERNELS):
                 self.client.launch(KERNEL_NS)
             number, word = _order(self._orders)
@@ -64,7 +65,7 @@ class Worker:
             if self.client.read(self._memory, len(_PATTERN)) != _PATTERN:
                 os.write(self._log, b"spoilt\n")
                 sys.exit(FAILED)
-            os.write(self._log, f"{self._clock.now()}\n".encode())
+            os.write(self._log, f"{self._clock.now()} {self._done}\n".encode())
 
     def _crash(self) -> None:
         """With work in flight."""
@@ -106,7 +107,7 @@ def _order(path: Path) -> tuple[int, str]:
 def main(arguments: Sequence[str]) -> int:
     """Work until told to end, or until the driver refuses."""
     try:
-        Worker(Path(arguments[0]), Path(arguments[1])).work()
+        Worker(Path(arguments[0]), Path(arguments[1])).work(int(arguments[2]) if len(arguments) > 2 else sys.maxsize)
     except CudaError as error:
         sys.stderr.write(f"worker: {error}\n")
         return OUT_OF_MEMORY if error.code == OUT_OF_MEMORY else FAILED

@@ -149,7 +149,7 @@ class Watch:
         if place.tenants or not place.books.is_empty or place.gpu in self._left_behind:
             return True
         # Until it is well again, or for the first time; one that nobody can see has no state to be watched.
-        is_visible = place.is_known or place.sampled_ns is None
+        is_visible = place.is_known or place.is_lost or place.sampled_ns is None
         return is_visible and self._health(place.gpu) is not Health.HEALTHY
 
     def _health(self, gpu: int) -> Health:
@@ -188,7 +188,7 @@ class Watch:
         if not seen.is_there or seen.lost:
             # One that was found once is lost; of one that a person named nobody says that NVML must know it.
             if place.is_known or question.device.called:
-                self._lose(place, seen.lost or "NVML does not know it any more")
+                self._lose(place, seen.lost or "NVML does not know it")
             place.books.settle(None)
             self._judge_drains(place, None)
             return

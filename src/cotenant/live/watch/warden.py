@@ -18,7 +18,7 @@ _TICK_NS: Final = SECOND_NS // os.sysconf("SC_CLK_TCK")
 
 
 class LiveWardens:
-    """Ends processes, has MPS started again, and says how devices are doing."""
+    """Ends processes, and has MPS started again."""
 
     def __init__(
         self,
@@ -52,8 +52,7 @@ class LiveWardens:
         self._restart_mps()
 
     def show(self, gpu: int, watch: GpuWatch) -> None:
-        """Say it to people."""
-        self._say(f"GPU {gpu} is {watch.health.value}{': ' if watch.why else ''}{watch.why}")
+        """Nothing is done to the device, and whoever observes the node's turns says it to people."""
 
     def _kill_parent(self, slot: int, pid: int) -> None:
         """By a descriptor, and only if it was there when the tenant joined: the number may be another's by now."""
