@@ -6,7 +6,6 @@ then be had. The order of the looks makes that sound: who was dead before the de
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -86,8 +85,17 @@ class Books:
         taken = self._ledgers.measured(self._gpu, line, held)
         beyond_bytes = held - line.booked_bytes - line.code_bytes
         if taken and line.contexts and beyond_bytes > 0 and not line.managed_bytes:
-            self._contexts.append(beyond_bytes // line.contexts)
-            self._ledgers.learn_context(self._gpu, int(statistics.median_low(self._contexts)))
+            self._learn(beyond_bytes // line.contexts, is_sure=not line.booked_bytes)
+
+    def _learn(self, context_bytes: int, *, is_sure: bool) -> None:
+        """From one that holds nothing else; until there was such a one, from any: what it booked may be gone already.
+
+        The least counts: whoever was left memory by somebody who died seems to have larger contexts.
+        """
+        if is_sure:
+            self._contexts.append(context_bytes)
+        if is_sure or not self._contexts:
+            self._ledgers.learn_context(self._gpu, min(self._contexts, default=context_bytes))
 
     def _tell_faults(self, seats: Mapping[int, int]) -> None:
         """Once for each process: what it cannot survive does not get worse."""
