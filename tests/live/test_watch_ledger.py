@@ -35,7 +35,7 @@ def test_contexts_count_as_the_device_says_and_are_remembered(stage: Watched) ->
     assert stage.ledger_bytes() >= context_bytes + 3 * MIB
     look = look_at(stage.pages, 0)
     assert look is not None
-    assert look.context_bytes == CONTEXT_BYTES
+    assert look.context_bytes == CONTEXT_BYTES  # its code is known apart
     program.kill()
     stage.agree()
     assert stage.ledger_bytes() == 0
