@@ -20,12 +20,11 @@ enum { ROOM_EVERY_NS = 20 * 1000 * 1000 };
 
 /* ---- who we are -------------------------------------------------------------------------------------------------- */
 
-/* The state and the start of a process, as this namespace counts it; 0: there is none. */
-static int look_up(uint64_t pid, char *state, uint64_t *start_ticks)
+/* The state and the start of a process; 0: there is none. */
+static int look_at(const char *path, char *state, uint64_t *start_ticks)
 {
-    char path[64], text[STAT_ROOM];
+    char text[STAT_ROOM];
     unsigned long long ticks;
-    snprintf(path, sizeof path, "/proc/%llu/stat", (unsigned long long)pid);
     int descriptor = open(path, O_RDONLY | O_CLOEXEC);
     ssize_t length = descriptor < 0 ? -1 : read(descriptor, text, sizeof text - 1);
     if (descriptor >= 0)
@@ -41,13 +40,22 @@ static int look_up(uint64_t pid, char *state, uint64_t *start_ticks)
     return 1;
 }
 
+/* The same of one that this namespace knows by a number. */
+static int look_up(uint64_t pid, char *state, uint64_t *start_ticks)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%llu/stat", (unsigned long long)pid);
+    return look_at(path, state, start_ticks);
+}
+
+/* By "self", and not by our number: a /proc that was mounted outside of our namespace has us under another. */
 static uint64_t identity(void)
 {
     struct stat space;
     char state;
     uint64_t pid = (uint64_t)getpid(), start_ticks = 0;
     uint64_t inode = stat("/proc/self/ns/pid", &space) == 0 ? space.st_ino : 0;
-    look_up(pid, &state, &start_ticks);
+    look_at("/proc/self/stat", &state, &start_ticks);
     return ct_ledger_identity(pid, inode, start_ticks);
 }
 

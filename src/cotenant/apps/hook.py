@@ -19,7 +19,7 @@ from cotenant.format.known import FILE_NAME, encode_known
 from cotenant.format.record import Record
 from cotenant.live.clock import unix_ns
 from cotenant.live.gate import GATE_VARIABLE
-from cotenant.live.hook.door import LEDGER_VARIABLE, RECORD_VARIABLE, environment, find_driver, make_shim
+from cotenant.live.hook.door import LEDGER_VARIABLE, RECORD_VARIABLE, environment, find_driver, find_nvml, make_shim
 from cotenant.live.hook.trace import (
     driver_of,
     family,
@@ -58,7 +58,6 @@ class Hooked:
         self.records = self.home / "records"
         self.records.mkdir(mode=0o700)
         show_task(self.home, config.name or task)
-        make_shim(self.home / "shim", driver)
         self.look_s = _FIRST_LOOK_S
 
     def variables(
@@ -147,6 +146,7 @@ def _prepare(
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         _clear_away(home)
         hooked = Hooked(config, home, driver, task, measuring=_is_measuring(config.measure, task, store), say=say)
+        make_shim(hooked.home / "shim", driver, find_nvml(environ))
         _tell_known(hooked.records, task, store)
         return hooked
     except OSError as error:

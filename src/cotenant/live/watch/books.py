@@ -6,6 +6,7 @@ then be had. The order of the looks makes that sound: who was dead before the de
 
 from __future__ import annotations
 
+import statistics
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -83,17 +84,10 @@ class Books:
         if held is None:
             return
         taken = self._ledgers.measured(self._gpu, line, held)
-        if taken and held and not (line.booked_bytes or line.managed_bytes):
-            self._learn(held - line.own_bytes)
-
-    def _learn(self, beyond_bytes: int) -> None:
-        """From what a process has besides what it says itself of its contexts, which know of this, and its modules."""
-        known_bytes = min(self._contexts, default=0)
-        if beyond_bytes + known_bytes <= 0:
-            return
-        self._contexts.append(beyond_bytes + known_bytes)
-        # The least: others made several contexts before it was known, or were left memory by somebody who died.
-        self._ledgers.learn_context(self._gpu, min(self._contexts))
+        beyond_bytes = held - line.booked_bytes - line.code_bytes
+        if taken and line.contexts and beyond_bytes > 0 and not line.managed_bytes:
+            self._contexts.append(beyond_bytes // line.contexts)
+            self._ledgers.learn_context(self._gpu, int(statistics.median_low(self._contexts)))
 
     def _tell_faults(self, seats: Mapping[int, int]) -> None:
         """Once for each process: what it cannot survive does not get worse."""

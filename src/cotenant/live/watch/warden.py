@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Final
 
 from cotenant.domain.instant import SECOND_NS, Instant
-from cotenant.domain.protect import GpuWatch
 from cotenant.live.clock import boot_ns
 from cotenant.live.ledger import LiveLedgers
 from cotenant.live.watch.kin import Kin, stat_of
@@ -50,9 +49,6 @@ class LiveWardens:
         """One server is all devices'."""
         del gpu
         self._restart_mps()
-
-    def show(self, gpu: int, watch: GpuWatch) -> None:
-        """Nothing is done to the device, and whoever observes the node's turns says it to people."""
 
     def _kill_parent(self, slot: int, pid: int) -> None:
         """By a descriptor, and only if it was there when the tenant joined: the number may be another's by now."""
