@@ -14,7 +14,11 @@ from cotenant.format.config import Config
 from cotenant.format.flags import overlay
 
 _PLAIN: Final = ("loop", "device", "hook", "gate")
-_OWN_FLAGS: Final = {"fill": ("data", "quick", "sweep_bound", "gate", "bound", "delay"), "faults": ("only",), "memory": ("quick",)}
+_OWN_FLAGS: Final = {
+    "fill": ("data", "quick", "sweep_bound", "gate", "bound", "delay"),
+    "faults": ("only",),
+    "memory": ("quick",),
+}
 """What only one of the benches knows."""
 
 
@@ -34,7 +38,10 @@ def add_bench_command(commands: Any) -> None:
     data = "fill: the measurements (default $COTENANT_DATA or ../shared/data)"
     bench.add_argument("--data", default=None, metavar="DIR", help=data)
     bench.add_argument(
-        "--quick", action="store_true", default=None, help="fill: one pair of each family, about a minute; memory: 4,000 operations"
+        "--quick",
+        action="store_true",
+        default=None,
+        help="fill: one pair of each family, about a minute; memory: 4,000 operations",
     )
     sweep = "fill: also a curve over the bound on outstanding offline time"
     bench.add_argument("--sweep-bound", action="store_true", default=None, help=sweep)
