@@ -1,9 +1,11 @@
 /* When has the device come to a free that waits its turn in a stream? When the stream is seen idle after it. */
+#define _GNU_SOURCE
 #include "hook/memory.h"
 
-#include <stdlib.h>
+#include <errno.h>
+#include <sys/mman.h>
 
-enum { FIRST_ROOM = 16 };
+enum { FIRST_ROOM = 64 };
 
 /* Only where nothing is captured: the question would spoil a capture. A stream is asked after in its own context. */
 static int is_idle(const struct ct_late *late, CUcontext current)
@@ -34,15 +36,27 @@ static void gone(struct ct_memory *memory, const struct ct_late *late)
     ct_beyond_let_go(&memory->beyond);
 }
 
+static int grow(struct ct_beyond *beyond)
+{
+    const int kept_errno = errno;
+    const size_t more = beyond->late_room ? 2 * beyond->late_room : FIRST_ROOM;
+    void *larger =
+        beyond->late_room
+            ? mremap(beyond->late, beyond->late_room * sizeof *beyond->late, more * sizeof *beyond->late, MREMAP_MAYMOVE)
+            : mmap(NULL, more * sizeof *beyond->late, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    errno = kept_errno;
+    if (larger == MAP_FAILED)
+        return 0;
+    beyond->late = larger;
+    beyond->late_room = more;
+    return 1;
+}
+
 static void add(struct ct_beyond *beyond, const struct ct_late *late)
 {
     if (beyond->late_count == beyond->late_room) {
-        size_t more = beyond->late_room ? 2 * beyond->late_room : FIRST_ROOM;
-        struct ct_late *larger = realloc(beyond->late, more * sizeof *larger);
-        if (!larger)
+        if (!grow(beyond))
             return; /* it counts until the process ends */
-        beyond->late = larger;
-        beyond->late_room = more;
     }
     struct ct_late *added = &beyond->late[beyond->late_count++];
     *added = *late;

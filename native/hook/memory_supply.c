@@ -1,10 +1,12 @@
 /* How much does a pool, or the memory of graphs, hold of our quota? What the driver says that it has reserved. */
+#define _GNU_SOURCE
 #include "hook/memory.h"
 
+#include <errno.h>
 #include <sched.h>
-#include <stdlib.h>
+#include <sys/mman.h>
 
-enum { TRIES = 8 };
+enum { TRIES = 8, PAGE = 4096 };
 
 void ct_beyond_hold(struct ct_beyond *beyond)
 {
@@ -26,18 +28,28 @@ struct ct_supply *ct_supply_of(struct ct_beyond *beyond, CUmemoryPool pool, CUde
     return supply;
 }
 
+/* A page of them, for as long as the process lives. */
+static struct ct_supply *more_supplies(struct ct_beyond *beyond)
+{
+    const int kept_errno = errno;
+    struct ct_supply *room = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    errno = kept_errno;
+    if (room == MAP_FAILED)
+        return NULL;
+    for (size_t i = 0; i < PAGE / sizeof *room; i++) {
+        room[i].next = beyond->supplies;
+        beyond->supplies = &room[i];
+    }
+    return beyond->supplies;
+}
+
 struct ct_supply *ct_supply_make(struct ct_beyond *beyond, CUmemoryPool pool, CUdevice device)
 {
     struct ct_supply *made = beyond->supplies;
     while (made && (made->is_used || made->readers || made->pending_bytes))
         made = made->next;
-    if (!made) {
-        made = calloc(1, sizeof *made);
-        if (!made)
-            return NULL;
-        made->next = beyond->supplies;
-        beyond->supplies = made;
-    }
+    if (!made && !(made = more_supplies(beyond)))
+        return NULL;
     *made = (struct ct_supply){.next = made->next, .pool = pool, .device = device, .changes = made->changes + 1,
                                .is_used = 1, .is_counted = 1};
     return made;

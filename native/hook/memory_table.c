@@ -34,6 +34,17 @@ static uint64_t seek(const struct ct_holdings *holdings, unsigned held, uint64_t
     return at;
 }
 
+/* What contexts there are and what code, as the node wants to know it. */
+static void tell(struct ct_memory *memory, const struct ct_holding *holding, uint64_t sign)
+{
+    struct ct_ledger_line *line = atomic_load(&memory->ledger.line);
+    int is_context = holding->held == CT_HELD_PRIMARY || (holding->held == CT_HELD_CONTEXT && holding->home == holding->key);
+    if (line && is_context)
+        atomic_fetch_add(&line->contexts, sign);
+    else if (line && (holding->held == CT_HELD_MODULE || holding->held == CT_HELD_LIBRARY))
+        atomic_fetch_add(&line->code_bytes, sign * holding->bytes);
+}
+
 static int grow(struct ct_holdings *holdings)
 {
     struct ct_holdings larger = {.places = holdings->places ? 2 * holdings->places : FIRST_PLACES,
@@ -57,8 +68,10 @@ static int grow(struct ct_holdings *holdings)
 }
 
 /* Closes the hole, so that whoever was put behind it is still found. */
-static void drop(struct ct_holdings *holdings, uint64_t hole)
+static void drop(struct ct_memory *memory, uint64_t hole)
 {
+    struct ct_holdings *holdings = &memory->holdings;
+    tell(memory, &holdings->place[hole], UINT64_MAX);
     const uint64_t mask = holdings->places - 1;
     for (uint64_t at = (hole + 1) & mask; holdings->place[at].held; at = (at + 1) & mask) {
         uint64_t wished = wish(holdings, holdings->place[at].held, holdings->place[at].key);
@@ -81,6 +94,9 @@ int ct_holding_add(struct ct_memory *memory, const struct ct_holding *holding)
                    holdings->count + 2 <= holdings->places; /* full is slow, and better than forgotten */
     if (has_room) {
         struct ct_holding *place = &holdings->place[seek(holdings, holding->held, holding->key)];
+        if (place->held)
+            tell(memory, place, UINT64_MAX);
+        tell(memory, holding, 1);
         holdings->count += !place->held;
         *place = *holding;
     }
@@ -99,7 +115,7 @@ static int look(struct ct_memory *memory, enum ct_held held, uint64_t key, struc
         *found = memory->holdings.place[at];
         is_found = found->held != CT_HELD_NOTHING;
         if (is_found && is_taken)
-            drop(&memory->holdings, at);
+            drop(memory, at);
     }
     let_go(memory);
     return is_found;
@@ -148,7 +164,7 @@ void ct_holdings_end(struct ct_memory *memory, uint64_t home)
             at++;
             continue;
         }
-        drop(holdings, at); /* another may have moved here: this place once more */
+        drop(memory, at); /* another may have moved here: this place once more */
         if (!ct_beyond_ended(memory, &gone))
             give(memory, &gone);
     }

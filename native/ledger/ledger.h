@@ -44,7 +44,8 @@ struct ct_ledger_line {
     _Atomic uint64_t denied, denied_bytes; /* allocations refused for the quota's sake, so far */
     _Atomic uint64_t wanted_bytes;  /* an allocation waits that the quota allows and the device has no room for; 0: none */
     _Atomic uint64_t fault;         /* the first error of a call after which the process cannot use the device; 0: none */
-    uint64_t reserved[2];
+    _Atomic uint64_t contexts;   /* how many it has: what one takes can then be learned */
+    _Atomic uint64_t code_bytes; /* of own_bytes, what is not for contexts */
     /* By the node: what the device says that it holds beyond booked_bytes and own_bytes, and the own_version this was found
      * at plus one. One word, so that nobody can see half of it; it may be below zero, which counts for that version only. */
     _Atomic int64_t excess_bytes;

@@ -10,6 +10,8 @@ static void empty(struct ct_ledger_line *line)
     STORE(line->booked_bytes, 0);
     STORE(line->own_bytes, 0);
     STORE(line->managed_bytes, 0);
+    STORE(line->contexts, 0);
+    STORE(line->code_bytes, 0);
     STORE(line->own_version, LOAD(line->own_version) + 1); /* what was measured was another's */
     STORE(line->excess_bytes, 0);
     STORE(line->ended, LOAD(line->begun));

@@ -62,6 +62,8 @@ void ct_ledger_clear(void *file, size_t bytes, uint32_t slot, uint32_t line, uin
     STORE(ended->booked_bytes, 0);
     STORE(ended->own_bytes, 0);
     STORE(ended->managed_bytes, 0);
+    STORE(ended->contexts, 0);
+    STORE(ended->code_bytes, 0);
     STORE(ended->excess_bytes, 0);
     STORE(ended->wanted_bytes, 0);
     STORE(ended->ended, LOAD(ended->begun));

@@ -147,11 +147,14 @@ def test_contexts_and_code_count(tmp_path: Path) -> None:
         quotas.allow(0, before + 41 * MIB)
         second = process.do("new_context")
         assert process.code("new_context") == FULL
+        assert quotas.line(process).contexts == 2
         module = process.do("load")
         assert quotas.held(0) == quotas.truth(0) > before + 40 * MIB
         process.do("unload", module)
         process.do("end_context", second)
         assert quotas.held(0) == quotas.truth(0) == before
+        line = quotas.line(process)
+        assert (line.contexts, line.code_bytes) == (1, before - 40 * MIB)
     finally:
         quotas.close()
         manage.destroy(gpu)

@@ -105,6 +105,23 @@ def test_a_device_whose_server_is_gone_is_found_again_when_it_is_made_anew(stage
     stage.seen(1)
 
 
+def test_a_device_that_does_not_answer_is_lost_and_the_loop_goes_on(
+    stage: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cotenant.live.watch.node.DEADLINE_NS", 100 * MILLISECOND_NS)
+    stage.known.say(tenant(1))
+    stage.start()
+    stage.seen(1)
+    server = stage.books()["pid"]
+    os.kill(server, signal.SIGSTOP)
+    try:
+        assert len(eventually(lambda: stage.told(GpuLost))) == 1
+    finally:
+        os.kill(server, signal.SIGCONT)
+    until(lambda: stage.told(GpuBack))
+    stage.seen(1)
+
+
 def test_a_kernel_that_does_not_end_is_found_by_its_profile(stage: Watched) -> None:
     stage.known.say(tenant(1))
     stage.start()

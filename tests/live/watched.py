@@ -35,6 +35,7 @@ from tests.live.softgpus import PROGRAMS
 
 LIMITS = ProtectLimits(period_ns=100 * MILLISECOND_NS, hang_factor=10, hang_least_ns=400 * MILLISECOND_NS)
 WELL = GpuWatch(Health.HEALTHY)
+CONTEXT_BYTES = 300 << 20
 NOBODY = 1 << 22  # a parent of nobody: who is whose is told by the ledger
 T = TypeVar("T")
 
@@ -108,7 +109,7 @@ class Watched:
 
     def __init__(self, home: Path, limits: ProtectLimits = LIMITS) -> None:
         self.directory = home / "gpu"
-        manage.create(self.directory, "v100", 1)
+        manage.create(self.directory, "v100", 1, context_bytes=CONTEXT_BYTES, counts_code=True)
         self.pages = home / "pages"
         self.gate = Gate(self.pages)
         self.hook: Hook = hook_before(self.directory, home / "run-1")

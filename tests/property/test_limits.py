@@ -3,8 +3,17 @@
 import functools
 import io
 
-from cotenant.domain.event import DEPARTED_LIMIT, SLOTS_LIMIT, NodeSettings, NodeStarted, TenantJoined, TenantLeft
+from cotenant.domain.event import (
+    DEPARTED_LIMIT,
+    SLOTS_LIMIT,
+    GpuLost,
+    NodeSettings,
+    NodeStarted,
+    TenantJoined,
+    TenantLeft,
+)
 from cotenant.domain.gpu import WHOLE_PPM, Gpu
+from cotenant.domain.protect import WHY_LIMIT
 from cotenant.domain.tenant import COMMAND_LIMIT, ENDING_LIMIT, NAME_LIMIT, Kind, TenantSpec
 from cotenant.format import wire
 from cotenant.format.journal import MAGIC, TURN_LIMIT_BYTES, TurnReader, encode_turn
@@ -33,7 +42,10 @@ def fullest() -> NodeMachine:
         node.handle(TenantJoined(peer, LARGEST, LARGEST, spec), now=LARGEST)
         if peer < DEPARTED_LIMIT:
             node.handle(TenantLeft(peer, WIDE * ENDING_LIMIT), now=LARGEST)
+    for gpu in range(len(gpus)):
+        node.handle(GpuLost(gpu, WIDE * WHY_LIMIT), now=LARGEST)
     assert (len(node.tenants()), len(node.departed)) == (SLOTS_LIMIT, DEPARTED_LIMIT)
+    assert all(WIDE * WHY_LIMIT in view.tenant.standing.why for view in node.tenants())
     return node
 
 

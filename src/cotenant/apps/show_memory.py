@@ -6,12 +6,12 @@ from rich.console import Console
 
 from cotenant.apps.show import table
 from cotenant.experiment.memory import MemoryReport
-from cotenant.format.units import format_size
+from cotenant.format.quantity import round_size
 
 
 def show_memory(console: Console, report: MemoryReport) -> None:
     """`cotenant bench memory`."""
-    rows = [[name, format_size(quota), format_size(report.peaks[name])] for name, quota in report.quotas.items()]
+    rows = [[name, round_size(quota), round_size(report.peaks[name])] for name, quota in report.quotas.items()]
     console.print(table("by the device's own books", ["TENANT", "QUOTA", "MOST EVER HELD"], rows))
     console.print(table("allocations", ["KIND", "TIMES"], [[kind, str(n)] for kind, n in report.allocations.items()]))
     console.print(

@@ -41,7 +41,7 @@ def add_bench_command(commands: Any) -> None:
         "--quick",
         action="store_true",
         default=None,
-        help="fill: one pair of each family, about a minute; memory: 4,000 operations",
+        help="fill: one pair of each family, about a minute; memory: 2,400 operations",
     )
     sweep = "fill: also a curve over the bound on outstanding offline time"
     bench.add_argument("--sweep-bound", action="store_true", default=None, help=sweep)

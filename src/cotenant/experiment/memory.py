@@ -26,9 +26,9 @@ from cotenant.live.soak.board import KINDS, QUIET, STOP, WORK, Board
 from cotenant.live.softgpu import manage
 
 OPERATIONS: Final = 100_000
-QUICK_OPERATIONS: Final = 4_000
+QUICK_OPERATIONS: Final = 2_400
 KILLS: Final = 48
-QUICK_KILLS: Final = 6
+QUICK_KILLS: Final = 8
 QUIETS: Final = 10
 QUICK_QUIETS: Final = 2
 CONTEXT_BYTES: Final = 24 << 20
@@ -140,6 +140,7 @@ class _World:
     def run(self) -> None:
         """From the first process to the last."""
         total = sum(one.workers for one in TENANTS)
+        self._say(f"a node, then {total} processes of {len(TENANTS)} tenants, which {self._kills} times lose one")
         self._scout()
         for number, one in enumerate(TENANTS):
             self._start(number, one, self._operations // total, self._kills * one.workers // total)

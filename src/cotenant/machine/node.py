@@ -112,16 +112,15 @@ class NodeMachine(Roll):
 
     def next_wakeup(self) -> Instant | None:
         """The end of the grace or of the patience of an idle node, the first deadline of a tenant, or of a newcomer."""
-        due = []
+        node: Instant | None = None
         if self.away_until != NEVER:
-            due.append(self.away_until)
+            node = self.away_until
         elif self.idle_since != NEVER and self.settings.idle_exit_ns:
-            due.append(self.idle_since + self.settings.idle_exit_ns)
-        if self.deadlines:
-            due.append(min(self.deadlines.values()))
-        if self._pressure.waiting:
-            due.append(min(one.until_ns for one in self._pressure.waiting))
-        return min(due) if due else None
+            node = self.idle_since + self.settings.idle_exit_ns
+        if not self.deadlines and not self._pressure.waiting:
+            return node
+        due = [*self.deadlines.values(), *(one.until_ns for one in self._pressure.waiting)]
+        return min(due if node is None else [node, *due])
 
     def tenants(self) -> list[TenantView]:
         """Everybody who holds a slot, by slot."""

@@ -6,6 +6,7 @@ then be had. The order of the looks makes that sound: who was dead before the de
 
 from __future__ import annotations
 
+import statistics
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -15,7 +16,7 @@ from cotenant.domain.fault import Source
 from cotenant.domain.instant import SECOND_NS, Instant
 from cotenant.domain.ledger import LedgerLine
 from cotenant.live.ledger import LiveLedgers
-from cotenant.live.watch.kin import Kin, is_vague
+from cotenant.live.watch.kin import Kin
 
 _AGAIN_NS: Final = SECOND_NS
 _CONTEXTS_KEPT: Final = 15
@@ -44,16 +45,10 @@ class Books:
     def read(self, seats: Mapping[int, int], now: Instant) -> bool:
         """Look at every line; whether the device is to be asked. `seats` are the generations by slot."""
         self._lines = self._ledgers.lines(self._gpu)
-        self._dead = frozenset(line.owner for line in self._lines if not self._is_alive(line, seats))
+        self._dead = frozenset(line.owner for line in self._lines if not self._kin.is_alive(line.owner))
         self._tell_faults(seats)
         self._tell_wants(seats, now)
         return bool(self._dead) or any(_is_unmeasured(line) for line in self._lines)
-
-    def _is_alive(self, line: LedgerLine, seats: Mapping[int, int]) -> bool:
-        """Of a process that could not tell who it is: for as long as its tenant is there."""
-        if is_vague(line.owner):
-            return seats.get(line.slot) == line.generation
-        return self._kin.is_alive(line.owner)
 
     def settle(self, held_bytes: Mapping[int, int | None] | None) -> None:
         """Take in what the device said after the reading, by process; None: there is no device that could say."""
@@ -89,17 +84,10 @@ class Books:
         if held is None:
             return
         taken = self._ledgers.measured(self._gpu, line, held)
-        if taken and held and not (line.booked_bytes or line.managed_bytes):
-            self._learn(held - line.own_bytes)
-
-    def _learn(self, beyond_bytes: int) -> None:
-        """From what a process has besides what it says itself of its contexts, which know of this, and its modules."""
-        known_bytes = min(self._contexts, default=0)
-        if beyond_bytes + known_bytes <= 0:
-            return
-        self._contexts.append(beyond_bytes + known_bytes)
-        # The least: others made several contexts before it was known, or were left memory by somebody who died.
-        self._ledgers.learn_context(self._gpu, min(self._contexts))
+        beyond_bytes = held - line.booked_bytes - line.code_bytes
+        if taken and line.contexts and beyond_bytes > 0 and not line.managed_bytes:
+            self._contexts.append(beyond_bytes // line.contexts)
+            self._ledgers.learn_context(self._gpu, int(statistics.median_low(self._contexts)))
 
     def _tell_faults(self, seats: Mapping[int, int]) -> None:
         """Once for each process: what it cannot survive does not get worse."""
