@@ -78,10 +78,19 @@ static void harvest(void)
         ct_timing_harvest(session);
 }
 
+/* What was freed in stream order may be gone by now. */
+static void settle_memory(int is_all, CUresult result)
+{
+    struct ct_memory *memory = ct_memory();
+    if (memory && result == CUDA_SUCCESS)
+        ct_beyond_settle(memory, is_all);
+}
+
 static void rested(uint64_t began_ticks, CUresult result)
 {
     ct_rest_end(began_ticks, CT_AWAITED_SOME, NULL, 0, result);
     harvest();
+    settle_memory(0, result);
 }
 
 /* Counted before the driver begins it: another thread must not time anything in the moment between. */
@@ -177,6 +186,7 @@ static CUresult waited_for_all(uint64_t calls, uint64_t began_ticks, CUresult re
         atomic_store_explicit(&session->calls_when_idle, calls, memory_order_relaxed);
     ct_rest_end(began_ticks, CT_AWAITED_ALL, NULL, 0, result);
     harvest();
+    settle_memory(1, result);
     return ct_fault_seen(result);
 }
 
@@ -201,6 +211,7 @@ CUresult cuCtxSynchronize_v2(CUcontext context)
         CUresult result = CT_NEXT(symbol)(stream);                                                                     \
         ct_rest_end(began_ticks, CT_AWAITED_STREAM, stream, is_twin, result);                                          \
         harvest();                                                                                                     \
+        settle_memory(0, result);                                                                                      \
         return ct_fault_seen(result);                                                                                  \
     }
 

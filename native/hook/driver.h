@@ -11,6 +11,7 @@ enum {
     CUDA_ERROR_OUT_OF_MEMORY = 2,
     CUDA_ERROR_NOT_INITIALIZED = 3,
     CUDA_ERROR_NO_DEVICE = 100,
+    CUDA_ERROR_MAP_FAILED = 205,
     CUDA_ERROR_NOT_FOUND = 500,
     CUDA_ERROR_NOT_READY = 600,
     CUDA_ERROR_NOT_SUPPORTED = 801,
@@ -47,6 +48,9 @@ typedef int CUmemAllocationHandleType;
 typedef int CUstreamCaptureMode;
 typedef int CUstreamCaptureStatus;
 typedef int CUgraphNodeType;
+typedef int CUgraphMem_attribute;
+typedef int CUmemAllocationType;
+typedef int CUmemPool_attribute;
 typedef int CUjit_option;
 typedef int CUlibraryOption;
 
@@ -64,8 +68,7 @@ typedef struct CUDA_EXTERNAL_MEMORY_MIPMAPPED_ARRAY_DESC_st CUDA_EXTERNAL_MEMORY
 typedef struct CUgraphEdgeData_st CUgraphEdgeData;
 typedef struct CUexecAffinityParam_st CUexecAffinityParam;
 typedef struct CUctxCreateParams_st CUctxCreateParams;
-typedef struct CUmemAllocationProp_st CUmemAllocationProp;
-typedef struct CUmemPoolProps_st CUmemPoolProps;
+typedef struct CUmemAccessDesc_st CUmemAccessDesc;
 typedef struct CUmemPoolPtrExportData_st CUmemPoolPtrExportData;
 typedef struct CUmemcpyAttributes_st CUmemcpyAttributes;
 
@@ -96,6 +99,37 @@ typedef struct CUmemLocation_st {
     int type;
     int id;
 } CUmemLocation;
+
+typedef struct CUmemAllocationProp_st {
+    CUmemAllocationType type;
+    CUmemAllocationHandleType requestedHandleTypes;
+    CUmemLocation location;
+    void *win32HandleMetaData;
+    unsigned char flags[8];
+} CUmemAllocationProp;
+
+typedef struct CUmemPoolProps_st {
+    CUmemAllocationType allocType;
+    CUmemAllocationHandleType handleTypes;
+    CUmemLocation location;
+    void *win32SecurityAttributes;
+    size_t maxSize;
+    unsigned short usage;
+    unsigned char reserved[54];
+} CUmemPoolProps;
+
+typedef struct CUDA_MEM_ALLOC_NODE_PARAMS_v1_st {
+    CUmemPoolProps poolProps;
+    const CUmemAccessDesc *accessDescs;
+    size_t accessDescCount, bytesize;
+    CUdeviceptr dptr;
+    char newer[64]; /* as above */
+} CUDA_MEM_ALLOC_NODE_PARAMS;
+
+enum { CU_MEM_LOCATION_TYPE_DEVICE = 1, CU_MEM_ALLOCATION_TYPE_MANAGED = 2 };
+enum { CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR = 1 };
+enum { CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT = 5, CU_MEMPOOL_ATTR_USED_MEM_CURRENT = 7 };
+enum { CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT = 2 };
 
 typedef struct CUlaunchAttribute_st {
     int id;
@@ -134,6 +168,7 @@ typedef struct CUDA_KERNEL_NODE_PARAMS_st {
     char newer[64]; /* a driver from tomorrow may write more */
 } CUDA_KERNEL_NODE_PARAMS;
 
+enum { CU_GRAPH_NODE_TYPE_GRAPH = 4, CU_GRAPH_NODE_TYPE_MEM_ALLOC = 10 };
 enum { CU_GRAPH_NODE_TYPE_KERNEL = 0, CU_STREAM_CAPTURE_STATUS_NONE = 0, CU_EVENT_DEFAULT = 0 };
 enum { CU_STREAM_CAPTURE_MODE_RELAXED = 2 };
 enum { CU_GET_PROC_ADDRESS_SUCCESS = 0, CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND = 1 };

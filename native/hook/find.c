@@ -1,9 +1,10 @@
-/* dlsym for programs that the hook was preloaded into: the driver's addresses are replaced, nothing else is.
+/* dlsym for programs that the hook was preloaded into: the driver's addresses are replaced, two of NVML's, nothing else.
  *
  * RTLD_NEXT and RTLD_DEFAULT mean "after, or as seen by, the caller", whom the C library knows by the return address.
  * So these two leave by a jump, with the caller's own return address on the stack; what they find is right as it is,
  * for our functions are symbols like everybody's. Nobody's dlopen and dlvsym are touched. */
 #define _GNU_SOURCE
+#include "hook/nvml.h"
 #include "hook/route.h"
 #include "hook/seen.h"
 
@@ -37,6 +38,8 @@ __attribute__((used, visibility("hidden"))) void *ct_dlsym_in(void *handle, cons
 {
     int is_known;
     void *address = ct_real_dlsym()(handle, name);
+    if (address && name && name[0] == 'n')
+        return ct_nvml_instead(name, address);
     if (!address || !name || name[0] != 'c' || name[1] != 'u' || !ct_is_hooked_symbol(name) || !ct_bind(0))
         return address;
     void *hook = ct_substitute(address, &is_known);

@@ -60,6 +60,7 @@ UNLOAD(cuLibraryUnload, CUlibrary, CT_HELD_LIBRARY)
 
 CT_EXPORT CUresult cuGraphExecDestroy(CUgraphExec graph)
 {
+    ct_graph_ended(graph);
     return unloaded((uintptr_t)graph, CT_NEXT(cuGraphExecDestroy)(graph));
 }
 
@@ -123,9 +124,13 @@ static void name_graph(CUgraphExec made, CUgraph graph)
     CT_EXPORT CUresult symbol(CT_PARAMETERS(__VA_ARGS__));                                                             \
     CUresult symbol(CT_PARAMETERS(__VA_ARGS__))                                                                        \
     {                                                                                                                  \
+        struct ct_graph sum;                                                                                           \
+        ct_graph_sum(b, &sum);                                                                                         \
         CUresult result = CT_NEXT(symbol)(CT_ARGUMENTS(__VA_ARGS__));                                                  \
-        if (result == CUDA_SUCCESS && a)                                                                               \
+        if (result == CUDA_SUCCESS && a) {                                                                             \
+            ct_graph_made(*a, &sum);                                                                                   \
             name_graph(*a, b);                                                                                         \
+        }                                                                                                              \
         return result;                                                                                                 \
     }
 #define BODY_OWN(...)

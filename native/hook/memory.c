@@ -20,12 +20,11 @@ enum { ROOM_EVERY_NS = 20 * 1000 * 1000 };
 
 /* ---- who we are -------------------------------------------------------------------------------------------------- */
 
-/* The state and the start of a process, as this namespace counts it; 0: there is none. */
-static int look_up(uint64_t pid, char *state, uint64_t *start_ticks)
+/* The state and the start of a process; 0: there is none. */
+static int look_at(const char *path, char *state, uint64_t *start_ticks)
 {
-    char path[64], text[STAT_ROOM];
+    char text[STAT_ROOM];
     unsigned long long ticks;
-    snprintf(path, sizeof path, "/proc/%llu/stat", (unsigned long long)pid);
     int descriptor = open(path, O_RDONLY | O_CLOEXEC);
     ssize_t length = descriptor < 0 ? -1 : read(descriptor, text, sizeof text - 1);
     if (descriptor >= 0)
@@ -41,13 +40,22 @@ static int look_up(uint64_t pid, char *state, uint64_t *start_ticks)
     return 1;
 }
 
+/* The same of one that this namespace knows by a number. */
+static int look_up(uint64_t pid, char *state, uint64_t *start_ticks)
+{
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%llu/stat", (unsigned long long)pid);
+    return look_at(path, state, start_ticks);
+}
+
+/* By "self", and not by our number: a /proc that was mounted outside of our namespace has us under another. */
 static uint64_t identity(void)
 {
     struct stat space;
     char state;
     uint64_t pid = (uint64_t)getpid(), start_ticks = 0;
     uint64_t inode = stat("/proc/self/ns/pid", &space) == 0 ? space.st_ino : 0;
-    look_up(pid, &state, &start_ticks);
+    look_at("/proc/self/stat", &state, &start_ticks);
     return ct_ledger_identity(pid, inode, start_ticks);
 }
 
@@ -259,10 +267,10 @@ static int may_settle(struct ct_memory *memory, int result)
            ((result == CT_LEDGER_OVER || result == CT_LEDGER_NO_LINE) && is_anybody_gone(&memory->ledger));
 }
 
-CUresult ct_memory_reserve(struct ct_memory *memory, enum ct_ledger_kind kind, uint64_t bytes)
+int ct_memory_try(struct ct_memory *memory, enum ct_ledger_kind kind, uint64_t bytes)
 {
     if (!memory)
-        return CUDA_SUCCESS;
+        return 1;
     int result = attempt(memory, kind, bytes), kept_errno = errno;
     uint64_t waited_ns = 0, next_ns = MOMENT_NS + memory->ledger.identity % MOMENT_NS; /* not all in step */
     while (CT_UNLIKELY(result != CT_LEDGER_OK)) {
@@ -278,10 +286,21 @@ CUresult ct_memory_reserve(struct ct_memory *memory, enum ct_ledger_kind kind, u
             look_for_a_line(memory);
         result = attempt(memory, kind, bytes);
     }
-    if (result != CT_LEDGER_OK)
-        ct_ledger_denied(&memory->ledger, bytes);
     errno = kept_errno;
-    return result == CT_LEDGER_OK ? CUDA_SUCCESS : CUDA_ERROR_OUT_OF_MEMORY;
+    return result == CT_LEDGER_OK;
+}
+
+void ct_memory_deny(struct ct_memory *memory, uint64_t bytes)
+{
+    ct_ledger_denied(&memory->ledger, bytes);
+}
+
+CUresult ct_memory_reserve(struct ct_memory *memory, enum ct_ledger_kind kind, uint64_t bytes)
+{
+    if (ct_memory_try(memory, kind, bytes) || (ct_beyond_squeeze(memory) && ct_memory_try(memory, kind, bytes)))
+        return CUDA_SUCCESS;
+    ct_memory_deny(memory, bytes);
+    return CUDA_ERROR_OUT_OF_MEMORY;
 }
 
 static void want(struct ct_memory *memory, uint64_t bytes)

@@ -6,6 +6,7 @@
 #define COTENANT_HOOK_MEMORY_H
 
 #include "hook/beside.h"
+#include "hook/memory_beyond.h"
 #include "hook/seen.h"
 #include "ledger/ledger.h"
 
@@ -23,6 +24,7 @@ enum ct_held {
     CT_HELD_GREEN,    /* a green context, by its handle; the note is its device */
     CT_HELD_POOLED,   /* by a device pointer: from a pool */
     CT_HELD_PHYSICAL, /* by a handle of cuMemCreate */
+    CT_HELD_MAPPED,   /* by the start of its mapping: bytes is how long that is */
     CT_HELD_POOL,
     CT_HELD_GRAPH,
     CT_HELD_OPENED,   /* another process's memory */
@@ -49,6 +51,7 @@ struct ct_memory {
     _Atomic int claiming; /* one thread at a time looks for a line */
     _Atomic int lock;     /* of the holdings; never held while the driver is called or anything is waited for */
     struct ct_holdings holdings;
+    struct ct_beyond beyond;
 };
 
 /* The ledger of this process, opened at its first call; NULL: there is none. */
@@ -69,7 +72,12 @@ static inline struct ct_memory *ct_memory(void)
 void ct_memory_begin(struct ct_memory *memory);
 void ct_memory_end(struct ct_memory *memory);
 
-/* Begins, and takes the bytes; or says CUDA_ERROR_OUT_OF_MEMORY, counts that, and has not begun. It waits for a moment (200 ms
+/* Begins, and takes the bytes: 1; or 0, and has not begun. Whoever is then refused for it is counted. */
+int ct_memory_try(struct ct_memory *memory, enum ct_ledger_kind kind, uint64_t bytes);
+void ct_memory_deny(struct ct_memory *memory, uint64_t bytes);
+
+/* The same for an allocation that takes exactly so much: first what our pools do not use is given back.
+ * Begins, and takes the bytes; or says CUDA_ERROR_OUT_OF_MEMORY, counts that, and has not begun. It waits for a moment (200 ms
  * at most, holding nothing) while what others of the tenant hold is unsettled. */
 CUresult ct_memory_reserve(struct ct_memory *memory, enum ct_ledger_kind kind, uint64_t bytes);
 void ct_memory_give(struct ct_memory *memory, enum ct_ledger_kind kind, uint64_t bytes);
@@ -106,6 +114,8 @@ uint64_t ct_memory_home(struct ct_memory *memory);
 /* 0: there is no room in this process for another; it counts until the process ends. */
 int ct_holding_add(struct ct_memory *memory, const struct ct_holding *holding);
 int ct_holding_find(struct ct_memory *memory, enum ct_held held, uint64_t key, struct ct_holding *found);
+/* The one that begins at or before this and is long enough. Looks at all of them. */
+int ct_holding_around(struct ct_memory *memory, enum ct_held held, uint64_t inside, struct ct_holding *found);
 /* Removes it, before the driver frees it: after that another thread may get the same address. Who fails to free puts it
  * back. */
 int ct_holding_take(struct ct_memory *memory, enum ct_held held, uint64_t key, struct ct_holding *found);

@@ -72,15 +72,20 @@ CT_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *pointer, size_t bytes, unsigne
     return settle(memory, CT_LEDGER_MANAGED, taken, pointer, CT_NEXT(cuMemAllocManaged)(pointer, bytes, flags));
 }
 
-/* What we never saw, and what a pool gave, passes. */
+/* What we never saw passes. What a pool or a graph gave is counted by what those have reserved. */
 CT_EXPORT CUresult cuMemFree_v2(CUdeviceptr pointer)
 {
     struct ct_memory *memory = ct_memory();
     struct ct_holding holding;
     ct_memory_begin(memory);
     int was_held = ct_holding_take(memory, CT_HELD_MEMORY, pointer, &holding);
+    int was_pooled = !was_held && ct_holding_take(memory, CT_HELD_POOLED, pointer, &holding);
     CUresult result = CT_NEXT(cuMemFree_v2)(pointer);
     ct_seen_memory(1, result);
+    if (was_pooled)
+        ct_pool_freed(memory, &holding, result);
+    if (memory && !was_held && result == CUDA_SUCCESS)
+        ct_beyond_settle(memory, 0);
     return ct_memory_settle_free(memory, &holding, was_held, result);
 }
 

@@ -34,6 +34,17 @@ static uint64_t seek(const struct ct_holdings *holdings, unsigned held, uint64_t
     return at;
 }
 
+/* What contexts there are and what code, as the node wants to know it. */
+static void tell(struct ct_memory *memory, const struct ct_holding *holding, uint64_t sign)
+{
+    struct ct_ledger_line *line = atomic_load(&memory->ledger.line);
+    int is_context = holding->held == CT_HELD_PRIMARY || (holding->held == CT_HELD_CONTEXT && holding->home == holding->key);
+    if (line && is_context)
+        atomic_fetch_add(&line->contexts, sign);
+    else if (line && (holding->held == CT_HELD_MODULE || holding->held == CT_HELD_LIBRARY))
+        atomic_fetch_add(&line->code_bytes, sign * holding->bytes);
+}
+
 static int grow(struct ct_holdings *holdings)
 {
     struct ct_holdings larger = {.places = holdings->places ? 2 * holdings->places : FIRST_PLACES,
@@ -57,8 +68,10 @@ static int grow(struct ct_holdings *holdings)
 }
 
 /* Closes the hole, so that whoever was put behind it is still found. */
-static void drop(struct ct_holdings *holdings, uint64_t hole)
+static void drop(struct ct_memory *memory, uint64_t hole)
 {
+    struct ct_holdings *holdings = &memory->holdings;
+    tell(memory, &holdings->place[hole], UINT64_MAX);
     const uint64_t mask = holdings->places - 1;
     for (uint64_t at = (hole + 1) & mask; holdings->place[at].held; at = (at + 1) & mask) {
         uint64_t wished = wish(holdings, holdings->place[at].held, holdings->place[at].key);
@@ -81,8 +94,9 @@ int ct_holding_add(struct ct_memory *memory, const struct ct_holding *holding)
                    holdings->count + 2 <= holdings->places; /* full is slow, and better than forgotten */
     if (has_room) {
         struct ct_holding *place = &holdings->place[seek(holdings, holding->held, holding->key)];
-        if (place->held) /* it was freed past us: the driver would not give the same twice */
-            ct_memory_give(memory, place->kind, place->bytes);
+        if (place->held)
+            tell(memory, place, UINT64_MAX);
+        tell(memory, holding, 1);
         holdings->count += !place->held;
         *place = *holding;
     }
@@ -101,7 +115,7 @@ static int look(struct ct_memory *memory, enum ct_held held, uint64_t key, struc
         *found = memory->holdings.place[at];
         is_found = found->held != CT_HELD_NOTHING;
         if (is_found && is_taken)
-            drop(&memory->holdings, at);
+            drop(memory, at);
     }
     let_go(memory);
     return is_found;
@@ -117,10 +131,31 @@ int ct_holding_take(struct ct_memory *memory, enum ct_held held, uint64_t key, s
     return look(memory, held, key, found, 1);
 }
 
+int ct_holding_around(struct ct_memory *memory, enum ct_held held, uint64_t inside, struct ct_holding *found)
+{
+    int is_found = 0;
+    if (!memory)
+        return 0;
+    hold(memory);
+    for (uint64_t at = 0; at < memory->holdings.places && !is_found; at++) {
+        *found = memory->holdings.place[at];
+        is_found = found->held == held && inside >= found->key && inside - found->key < found->bytes;
+    }
+    let_go(memory);
+    return is_found;
+}
+
+/* Memory that others may have open stays in our account while they do. */
+static void give(struct ct_memory *memory, const struct ct_holding *holding)
+{
+    ct_share_freed(memory, holding->kind, holding->bytes, holding->held == CT_HELD_MEMORY ? holding->note : 0);
+}
+
 void ct_holdings_end(struct ct_memory *memory, uint64_t home)
 {
     if (!memory || !home)
         return;
+    ct_late_ended(memory, home);
     hold(memory);
     struct ct_holdings *holdings = &memory->holdings;
     for (uint64_t at = 0; at < holdings->places;) {
@@ -129,18 +164,24 @@ void ct_holdings_end(struct ct_memory *memory, uint64_t home)
             at++;
             continue;
         }
-        drop(holdings, at); /* another may have moved here: this place once more */
-        ct_memory_give(memory, gone.kind, gone.bytes);
+        drop(memory, at); /* another may have moved here: this place once more */
+        if (!ct_beyond_ended(memory, &gone))
+            give(memory, &gone);
     }
     let_go(memory);
+    ct_beyond_settle(memory, 0);
 }
 
 CUresult ct_memory_settle(struct ct_memory *memory, const struct ct_holding *holding, CUresult result)
 {
-    if (result == CUDA_SUCCESS)
+    struct ct_holding earlier;
+    if (result == CUDA_SUCCESS) {
+        if (ct_holding_take(memory, holding->held, holding->key, &earlier))
+            give(memory, &earlier); /* it was freed past us: the driver does not give the same twice */
         ct_holding_add(memory, holding);
-    else
+    } else {
         ct_memory_give(memory, holding->kind, holding->bytes);
+    }
     ct_memory_end(memory);
     return ct_fault_seen(result);
 }
@@ -148,7 +189,7 @@ CUresult ct_memory_settle(struct ct_memory *memory, const struct ct_holding *hol
 CUresult ct_memory_settle_free(struct ct_memory *memory, const struct ct_holding *holding, int was_held, CUresult result)
 {
     if (was_held && result == CUDA_SUCCESS)
-        ct_memory_give(memory, holding->kind, holding->bytes);
+        give(memory, holding);
     else if (was_held)
         ct_holding_add(memory, holding);
     ct_memory_end(memory);

@@ -44,7 +44,8 @@ struct ct_ledger_line {
     _Atomic uint64_t denied, denied_bytes; /* allocations refused for the quota's sake, so far */
     _Atomic uint64_t wanted_bytes;  /* an allocation waits that the quota allows and the device has no room for; 0: none */
     _Atomic uint64_t fault;         /* the first error of a call after which the process cannot use the device; 0: none */
-    uint64_t reserved[2];
+    _Atomic uint64_t contexts;   /* how many it has: what one takes can then be learned */
+    _Atomic uint64_t code_bytes; /* of own_bytes, what is not for contexts */
     /* By the node: what the device says that it holds beyond booked_bytes and own_bytes, and the own_version this was found
      * at plus one. One word, so that nobody can see half of it; it may be below zero, which counts for that version only. */
     _Atomic int64_t excess_bytes;
@@ -122,6 +123,9 @@ void ct_ledger_begin(struct ct_ledger *ledger);
 void ct_ledger_end(struct ct_ledger *ledger);
 int ct_ledger_reserve(struct ct_ledger *ledger, enum ct_ledger_kind kind, uint64_t bytes, uint64_t quota_bytes);
 void ct_ledger_give(struct ct_ledger *ledger, enum ct_ledger_kind kind, uint64_t bytes);
+/* Something leaves, or has left, that the device gave up at a time of its own: what was measured before says nothing any
+ * more. Before it is given back. */
+void ct_ledger_unsure(struct ct_ledger *ledger);
 void ct_ledger_denied(struct ct_ledger *ledger, uint64_t bytes);
 
 /* What a tenant holds: the sum over its lines, and over memory it left that others have open. */
@@ -134,6 +138,10 @@ uint64_t ct_ledger_line_bytes(const struct ct_ledger_line *line);
 int ct_ledger_share_add(struct ct_ledger *ledger, enum ct_ledger_role role, uint64_t key, uint64_t bytes);
 /* The memory is freed (an export becomes LEFT while somebody has it open, and leaves booked_bytes) or closed (an import). */
 void ct_ledger_share_drop(struct ct_ledger *ledger, enum ct_ledger_role role, uint64_t key);
+/* An export of another size from now on: a pool's. */
+void ct_ledger_share_resize(struct ct_ledger *ledger, uint64_t key, uint64_t bytes);
+/* Of what another process exported under this, or left; 0: nobody did. */
+uint64_t ct_ledger_exported_bytes(const struct ct_ledger_header *file, size_t bytes, uint64_t key);
 /* Whether any process of the device has it open. */
 int ct_ledger_is_imported(const struct ct_ledger_header *file, size_t bytes, uint64_t key);
 
@@ -145,10 +153,11 @@ void ct_ledger_grant(struct ct_ledger_account *account, uint64_t generation); /*
 /* Frees the line of a process that is gone, if it is still that process's: its exports that others have open become LEFT. */
 void ct_ledger_clear(void *file, size_t bytes, uint32_t slot, uint32_t line, uint64_t owner);
 /* What the device says a process holds in all; taken only if no call of it was under way: begun and ended as read before the
- * device was asked. 0: it was not taken. Of managed memory nobody knows how much is on the device: with it, what contexts and
- * modules are believed to take is doubted only upwards. */
-int ct_ledger_measured(struct ct_ledger_line *line, uint64_t owner, uint64_t begun_before, uint64_t ended_before,
-                       uint64_t held_bytes);
+ * device was asked. 0: it was not taken. Of managed memory nobody knows how much is on the device, and of memory that several
+ * processes have open nobody knows whom the device counts it to: with either, what contexts and modules are believed to take
+ * is doubted only upwards. */
+int ct_ledger_measured(void *file, size_t bytes, uint32_t slot, uint32_t line, uint64_t owner, uint64_t begun_before,
+                       uint64_t ended_before, uint64_t held_bytes);
 /* Frees the LEFT shares of an account that nobody has open any more. */
 void ct_ledger_sweep(void *file, size_t bytes, uint32_t slot);
 

@@ -10,6 +10,8 @@ static void empty(struct ct_ledger_line *line)
     STORE(line->booked_bytes, 0);
     STORE(line->own_bytes, 0);
     STORE(line->managed_bytes, 0);
+    STORE(line->contexts, 0);
+    STORE(line->code_bytes, 0);
     STORE(line->own_version, LOAD(line->own_version) + 1); /* what was measured was another's */
     STORE(line->excess_bytes, 0);
     STORE(line->ended, LOAD(line->begun));
@@ -172,6 +174,13 @@ int ct_ledger_reserve(struct ct_ledger *ledger, enum ct_ledger_kind kind, uint64
         return CT_LEDGER_OK;
     take_back(line, kind, bytes);
     return is_unsettled ? CT_LEDGER_CONTENDED : CT_LEDGER_OVER;
+}
+
+void ct_ledger_unsure(struct ct_ledger *ledger)
+{
+    struct ct_ledger_line *line = line_in(ledger);
+    if (line && is_ours(ledger, line))
+        atomic_fetch_add(&line->own_version, 1);
 }
 
 void ct_ledger_give(struct ct_ledger *ledger, enum ct_ledger_kind kind, uint64_t bytes)

@@ -62,6 +62,8 @@ void ct_ledger_clear(void *file, size_t bytes, uint32_t slot, uint32_t line, uin
     STORE(ended->booked_bytes, 0);
     STORE(ended->own_bytes, 0);
     STORE(ended->managed_bytes, 0);
+    STORE(ended->contexts, 0);
+    STORE(ended->code_bytes, 0);
     STORE(ended->excess_bytes, 0);
     STORE(ended->wanted_bytes, 0);
     STORE(ended->ended, LOAD(ended->begun));
@@ -70,19 +72,45 @@ void ct_ledger_clear(void *file, size_t bytes, uint32_t slot, uint32_t line, uin
     STORE(ended->owner, 0);
 }
 
-int ct_ledger_measured(struct ct_ledger_line *line, uint64_t owner, uint64_t begun_before, uint64_t ended_before,
-                       uint64_t held_bytes)
+/* What the device may count to this process or not: managed memory, what it opened, what it freed and others have open. */
+static uint64_t doubtful_bytes(const struct ct_ledger_header *file, size_t bytes,
+                               const struct ct_ledger_account *account, uint32_t line)
 {
-    uint64_t booked = LOAD(line->booked_bytes), managed = LOAD(line->managed_bytes), own = LOAD(line->own_bytes);
-    uint64_t version = LOAD(line->own_version);
+    uint32_t used = used_of(&account->shares_used, CT_LEDGER_SHARES);
+    uint64_t sum = LOAD(account->line[line].managed_bytes);
+    for (uint32_t i = 0; i < used; i++) {
+        const struct ct_ledger_share *share = &account->share[i];
+        uint64_t place = LOAD(share->place);
+        if ((uint32_t)place != line + 1)
+            continue;
+        if (share_role(place) == CT_LEDGER_LEFT)
+            sum = plus(sum, LOAD(share->bytes));
+        else if (share_role(place) == CT_LEDGER_IMPORT) /* whoever opened it need not know how large it is */
+            sum = plus(sum, ct_ledger_exported_bytes(file, bytes, LOAD(share->key)));
+    }
+    return sum;
+}
+
+int ct_ledger_measured(void *file, size_t bytes, uint32_t slot, uint32_t number, uint64_t owner, uint64_t begun_before,
+                       uint64_t ended_before, uint64_t held_bytes)
+{
+    struct ct_ledger_account *account = writable(file, bytes, slot);
+    if (!account || number >= CT_LEDGER_LINES)
+        return 0;
+    struct ct_ledger_line *line = &account->line[number];
+    uint64_t booked = LOAD(line->booked_bytes), own = LOAD(line->own_bytes), version = LOAD(line->own_version);
+    uint64_t doubtful = doubtful_bytes(file, bytes, account, number);
     if (begun_before != ended_before || LOAD(line->begun) != begun_before || LOAD(line->ended) != ended_before ||
         LOAD(line->owner) != owner)
         return 0;
-    uint64_t beyond = held_bytes > booked ? held_bytes - booked : 0, least = beyond > managed ? beyond - managed : 0;
-    if (managed && least < own)
-        least = own < beyond ? own : beyond;
+    uint64_t beyond = held_bytes > booked ? held_bytes - booked : 0, least = beyond > doubtful ? beyond - doubtful : 0;
+    int is_known = LOAD(line->measured_version) == version + 1; /* from before, perhaps without such doubt */
     if (least > INT64_MAX || own > INT64_MAX)
         return 0; /* nothing that a process of ours wrote */
+    if (doubtful && is_known && (int64_t)least - (int64_t)own <= LOAD(line->excess_bytes))
+        return 1;
+    if (doubtful && !is_known && least < own)
+        least = own < beyond ? own : beyond;
     STORE(line->measured_version, 0); /* a reader in between takes less than own for nobody's word */
     STORE(line->excess_bytes, (int64_t)least - (int64_t)own);
     STORE(line->measured_version, version + 1);

@@ -51,6 +51,21 @@ int ct_ledger_is_imported(const struct ct_ledger_header *file, size_t bytes, uin
     return 0;
 }
 
+uint64_t ct_ledger_exported_bytes(const struct ct_ledger_header *file, size_t bytes, uint64_t key)
+{
+    uint64_t accounts = accounts_of(file, bytes);
+    for (uint64_t slot = 0; slot < accounts; slot++) {
+        const struct ct_ledger_account *account = account_of(file, slot);
+        uint32_t used = used_of(&account->shares_used, CT_LEDGER_SHARES);
+        for (uint32_t i = 0; i < used; i++) {
+            enum ct_ledger_role role = share_role(LOAD(account->share[i].place));
+            if ((role == CT_LEDGER_EXPORT || role == CT_LEDGER_LEFT) && LOAD(account->share[i].key) == key)
+                return LOAD(account->share[i].bytes);
+        }
+    }
+    return 0;
+}
+
 void ct_ledger_share_drop(struct ct_ledger *ledger, enum ct_ledger_role role, uint64_t key)
 {
     struct ct_ledger_share *share = line_in(ledger) ? find(ledger, role, key) : NULL;
@@ -61,6 +76,13 @@ void ct_ledger_share_drop(struct ct_ledger *ledger, enum ct_ledger_role role, ui
     STORE(share->place, is_open ? share_place(CT_LEDGER_LEFT, line_number(ledger)) : 0);
     if (role == CT_LEDGER_EXPORT)
         ct_ledger_give(ledger, CT_LEDGER_BOOKED, bytes); /* after: for an instant it counts twice, never not at all */
+}
+
+void ct_ledger_share_resize(struct ct_ledger *ledger, uint64_t key, uint64_t bytes)
+{
+    struct ct_ledger_share *share = line_in(ledger) ? find(ledger, CT_LEDGER_EXPORT, key) : NULL;
+    if (share)
+        STORE(share->bytes, bytes);
 }
 
 uint64_t ct_ledger_left_bytes(const struct ct_ledger_header *file, size_t bytes, const struct ct_ledger_account *account)

@@ -67,6 +67,8 @@ static inline const struct ct_ledger_account *account_of(const void *file, uint6
 
 /* What the account's tenant left that others have open. */
 uint64_t ct_ledger_left_bytes(const struct ct_ledger_header *file, size_t bytes, const struct ct_ledger_account *account);
+/* How large what one process exported under this key is; 0: nobody did. */
+uint64_t ct_ledger_exported_bytes(const struct ct_ledger_header *file, size_t bytes, uint64_t key);
 /* The shares of a line whose process, or program, is over: its exports that others have open become LEFT. */
 void ct_ledger_shares_end(const struct ct_ledger_header *file, size_t bytes, struct ct_ledger_account *account,
                           uint64_t line_and_one);

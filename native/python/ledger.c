@@ -66,12 +66,12 @@ static PyObject *ledger_grant(PyObject *module, PyObject *args)
 
 static PyObject *line_of(uint64_t slot, uint64_t generation, const struct ct_ledger_line *line, unsigned index, uint64_t owner)
 {
-    return Py_BuildValue("(KKIKKKKKKKKKKKLKK)", U(slot), U(generation), index, U(owner), U(LOAD(line->booked_bytes)),
+    return Py_BuildValue("(KKIKKKKKKKKKKKLKKKK)", U(slot), U(generation), index, U(owner), U(LOAD(line->booked_bytes)),
                          U(LOAD(line->own_bytes)), U(LOAD(line->own_version)), U(LOAD(line->managed_bytes)),
                          U(LOAD(line->begun)), U(LOAD(line->ended)), U(LOAD(line->denied)),
                          U(LOAD(line->denied_bytes)), U(LOAD(line->wanted_bytes)), U(LOAD(line->fault)),
                          (long long)LOAD(line->excess_bytes), U(LOAD(line->measured_version)),
-                         U(ct_ledger_line_bytes(line)));
+                         U(ct_ledger_line_bytes(line)), U(LOAD(line->contexts)), U(LOAD(line->code_bytes)));
 }
 
 static int append_lines(PyObject *lines, const struct ct_ledger_account *account, uint64_t slot)
@@ -148,10 +148,10 @@ static PyObject *ledger_measured(PyObject *module, PyObject *args)
     if (!PyArg_ParseTuple(args, "OkkKKKK:ledger_measured", &buffer, &slot, &line, &owner, &begun, &ended, &held) ||
         view_of(buffer, PyBUF_WRITABLE, &view) < 0)
         return NULL;
-    struct ct_ledger_account *account = account_in(&view, slot);
-    if (!account)
+    if (!account_in(&view, slot))
         return NULL;
-    int is_taken = line < CT_LEDGER_LINES && ct_ledger_measured(&account->line[line], owner, begun, ended, held);
+    int is_taken = line < CT_LEDGER_LINES && ct_ledger_measured(view.buf, (size_t)view.len, (uint32_t)slot, (uint32_t)line,
+                                                                owner, begun, ended, held);
     PyBuffer_Release(&view);
     return PyBool_FromLong(is_taken);
 }

@@ -4,9 +4,9 @@
 #include <stdlib.h>
 
 static struct sg_region *regions;
-static struct {
-    uint64_t used_bytes, high_bytes;
-} books[SG_MAX_DEVICES];
+static struct books {
+    uint64_t bytes, high_bytes;
+} used[SG_MAX_DEVICES], reserved[SG_MAX_DEVICES]; /* reserved: also what outlived its graph, until it is freed */
 
 struct sg_region *sg_region_make(struct sg_device *device, uint64_t bytes, const CUmemPoolProps *props)
 {
@@ -53,18 +53,24 @@ void sg_region_leave(struct sg_region *region)
     struct sg_memory *memory = sg_memory_at(region->address);
     if (memory) {
         memory->is_of_graph = 0;
-        sg_graph_memory_book(region->device, -(int64_t)memory->taken_bytes);
+        sg_graph_memory_book(region->device, -(int64_t)memory->taken_bytes, 0);
     } else {
         sg_arena_give(&region->device->arena, region->address, region->taken_bytes);
     }
     free(region);
 }
 
-void sg_graph_memory_book(const struct sg_device *device, int64_t bytes)
+static void book(struct books *books, int64_t bytes)
 {
-    books[device->ordinal].used_bytes += (uint64_t)bytes;
-    if (books[device->ordinal].used_bytes > books[device->ordinal].high_bytes)
-        books[device->ordinal].high_bytes = books[device->ordinal].used_bytes;
+    books->bytes += (uint64_t)bytes;
+    if (books->bytes > books->high_bytes)
+        books->high_bytes = books->bytes;
+}
+
+void sg_graph_memory_book(const struct sg_device *device, int64_t used_bytes, int64_t reserved_bytes)
+{
+    book(&used[device->ordinal], used_bytes);
+    book(&reserved[device->ordinal], reserved_bytes);
 }
 
 int sg_region_is_free(const struct sg_region *region)
@@ -121,6 +127,12 @@ void sg_region_check_free(CUgraph graph, const struct sg_body *body, CUresult *r
     if (!device)                                                                                                       \
     return sg_leave(CUDA_ERROR_INVALID_DEVICE)
 
+static struct books *books_of(const struct sg_device *device, CUgraphMem_attribute attribute, int *is_high)
+{
+    *is_high = attribute == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH || attribute == CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH;
+    return attribute >= CU_GRAPH_MEM_ATTR_RESERVED_MEM_CURRENT ? &reserved[device->ordinal] : &used[device->ordinal];
+}
+
 /* Nothing is kept back that could be trimmed: memory goes back when it is freed. */
 API CUresult cuDeviceGraphMemTrim(CUdevice ordinal)
 {
@@ -133,17 +145,19 @@ API CUresult cuDeviceGetGraphMemAttribute(CUdevice ordinal, CUgraphMem_attribute
     ENTER(ordinal);
     if (!value || attribute < 0 || attribute > CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
-    int is_high = attribute == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH || attribute == CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH;
-    *(cuuint64_t *)value = is_high ? books[device->ordinal].high_bytes : books[device->ordinal].used_bytes;
+    int is_high;
+    const struct books *books = books_of(device, attribute, &is_high);
+    *(cuuint64_t *)value = is_high ? books->high_bytes : books->bytes;
     return sg_leave(CUDA_SUCCESS);
 }
 
 API CUresult cuDeviceSetGraphMemAttribute(CUdevice ordinal, CUgraphMem_attribute attribute, void *value)
 {
     ENTER(ordinal);
-    int is_high = attribute == CU_GRAPH_MEM_ATTR_USED_MEM_HIGH || attribute == CU_GRAPH_MEM_ATTR_RESERVED_MEM_HIGH;
+    int is_high;
+    struct books *books = books_of(device, attribute, &is_high);
     if (!value || !is_high || *(cuuint64_t *)value)
         return sg_leave(CUDA_ERROR_INVALID_VALUE);
-    books[device->ordinal].high_bytes = books[device->ordinal].used_bytes;
+    books->high_bytes = books->bytes;
     return sg_leave(CUDA_SUCCESS);
 }

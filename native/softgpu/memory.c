@@ -189,8 +189,8 @@ CUresult sg_memory_place(CUcontext context, uint64_t address, uint64_t bytes)
         return is_taken ? CUDA_ERROR_INVALID_VALUE : CUDA_ERROR_OUT_OF_MEMORY;
     }
     memory->taken_bytes = taken;
-    memory->is_of_graph = 1;
-    sg_graph_memory_book(context->device, (int64_t)taken);
+    memory->is_of_graph = memory->is_by_graph = 1;
+    sg_graph_memory_book(context->device, (int64_t)taken, (int64_t)taken);
     return CUDA_SUCCESS;
 }
 
@@ -278,9 +278,12 @@ static void drop_at(size_t at, int is_context_gone)
         if (memory.opened)
             return;
     }
+    if (memory.is_by_graph)
+        sg_graph_memory_book(memory.device, memory.is_of_graph ? -(int64_t)memory.taken_bytes : 0,
+                             -(int64_t)memory.taken_bytes);
     if (memory.is_of_graph)
-        sg_graph_memory_book(memory.device, -(int64_t)memory.taken_bytes);
-    else if (memory.kind != SG_MEMORY_REGISTERED && !(memory.pool && memory.pool->is_imported))
+        return;
+    if (memory.kind != SG_MEMORY_REGISTERED && !(memory.pool && memory.pool->is_imported))
         return_space(arena_of(memory.device, memory.pool, memory.kind), memory.start, memory.taken_bytes);
     if (memory.pool)
         sg_pool_give(memory.pool, memory.taken_bytes);

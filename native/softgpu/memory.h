@@ -18,6 +18,7 @@ struct sg_memory {
     int is_ending; /* freed in stream order, its turn still to come */
     int is_variable; /* of a module or an array: goes with it, cannot be freed */
     int is_of_graph; /* its address belongs to a graph and stays when the memory goes */
+    int is_by_graph; /* a graph allocated it, which may be gone */
     uint32_t kept;   /* frees still to come that a later launch of its graph has overtaken */
     int is_sync;     /* the program asked for synchronous copies */
     struct sg_physical *physical; /* mapped from there: comes and goes with its mapping */
@@ -79,7 +80,7 @@ CUresult sg_memory_register(CUcontext context, uint64_t address, uint64_t bytes,
 CUresult sg_memory_place(CUcontext context, uint64_t address, uint64_t bytes);
 uint64_t sg_memory_taken(uint64_t bytes); /* what an allocation of that size takes; 0: too much */
 CUresult sg_memory_free_in(CUstream stream, struct sg_memory *memory); /* in stream order */
-void sg_graph_memory_book(const struct sg_device *device, int64_t bytes);
+void sg_graph_memory_book(const struct sg_device *device, int64_t used_bytes, int64_t reserved_bytes);
 void sg_memory_drop(uint64_t address);
 void sg_memory_drop_context(CUcontext context);
 /* From a pool, whose books it is in. */

@@ -78,7 +78,8 @@ void sg_pools_settle(void)
         return;
     unsettled = 0;
     for (CUmemoryPool pool = sg_each(SG_POOL, NULL); pool; pool = sg_each(SG_POOL, pool))
-        sg_pool_trim(pool, pool->release_bytes);
+        if (pool->object.alive == 1) /* one that is destroyed gives all back with its last allocation */
+            sg_pool_trim(pool, pool->release_bytes);
 }
 
 int sg_pools_squeeze(struct sg_device *device)
@@ -86,7 +87,7 @@ int sg_pools_squeeze(struct sg_device *device)
     int found = 0;
     for (CUmemoryPool pool = sg_each(SG_POOL, NULL); pool; pool = sg_each(SG_POOL, pool)) {
         uint64_t before = pool->reserved_bytes;
-        if (pool->device != device || pool->kind != SG_MEMORY_DEVICE)
+        if (pool->device != device || pool->kind != SG_MEMORY_DEVICE || pool->object.alive != 1)
             continue;
         sg_pool_trim(pool, 0);
         found |= pool->reserved_bytes < before;

@@ -47,7 +47,7 @@ static void *shared_file(const char *name, size_t bytes, int descriptors[2])
     return mapped;
 }
 
-/* A tenant with a quota, told of its files by descriptors; no record can be made. */
+/* A tenant with a quota, told of its files by descriptors; there is no place for a record. */
 static void make_tenant(uint64_t quota, bool is_online)
 {
     char text[32];
@@ -64,7 +64,7 @@ static void make_tenant(uint64_t quota, bool is_online)
     setenv("COTENANT_TERMS_FD", text, 1);
     snprintf(text, sizeof text, "%d/%d", SLOT, GENERATION);
     setenv("COTENANT_SLOT", text, 1);
-    setenv("COTENANT_RECORD", "/nonexistent", 1);
+    unsetenv("COTENANT_RECORD");
 }
 
 static void *of_the_driver(const char *name)
@@ -271,9 +271,11 @@ static void contexts_count_once_and_end_with_what_they_hold(void)
     EXPECT_EQ(held(), 40 * KIB);
     EXPECT_EQ(cuMemAlloc_v2(&pointer, 1 * KIB), CUDA_SUCCESS);
     EXPECT_EQ(account()->line[0].own_bytes, 40 * KIB);
+    EXPECT_EQ(account()->line[0].contexts, 1);
     EXPECT_EQ(ct_memory_home(ct_memory()), CT_HOME_PRIMARY(0)); /* the memory is the primary context's */
     ct_holdings_end(ct_memory(), CT_HOME_PRIMARY(0));
     EXPECT_EQ(held(), 0);
+    EXPECT_EQ(account()->line[0].contexts, 0);
     ((struct ct_ledger_header *)file)->context_bytes = 101 * KIB;
     EXPECT_EQ(cuDevicePrimaryCtxRetain(&context, 0), CUDA_ERROR_OUT_OF_MEMORY); /* not even the context fits */
 }

@@ -38,7 +38,7 @@ static void use(unsigned char *file, size_t bytes)
     struct ct_ledger_account *account = (void *)(file + ct_ledger_offset(slot % SLOTS));
     ct_ledger_held((const void *)file, bytes, account);
     for (uint32_t line = 0; line < CT_LEDGER_LINES; line++)
-        ct_ledger_measured(&account->line[line], account->line[line].owner, account->line[line].begun,
+        ct_ledger_measured(file, bytes, slot, line, account->line[line].owner, account->line[line].begun,
                            account->line[line].ended, odd_number());
     if (ct_ledger_open(&ledger, file, bytes, account, slot, account->generation, 1 + roll() % 3) == 0) {
         for (int i = 0; i < 8; i++) {

@@ -159,7 +159,7 @@ static void another_generation_begins_with_nothing_and_the_earlier_one_asks_in_v
 
 static int measure(struct ct_ledger_line *line, uint64_t truth)
 {
-    return ct_ledger_measured(line, line->owner, line->begun, line->ended, truth);
+    return ct_ledger_measured(file, sizeof file, 0, (uint32_t)(line - account_at(0)->line), line->owner, line->begun, line->ended, truth);
 }
 
 static void what_the_device_says_counts(void)
@@ -180,20 +180,34 @@ static void what_the_device_says_counts(void)
     EXPECT_EQ(held(0), 1000);
     EXPECT_EQ(reserve(&one, CT_LEDGER_MANAGED, 5000, 0), CT_LEDGER_OK); /* perhaps on the device, perhaps not */
     EXPECT_EQ(measure(one.line, 1400), 1);
-    EXPECT_EQ(held(0), 6000 + 320);
+    EXPECT_EQ(held(0), 6000); /* what was found without doubt stays */
+    EXPECT_EQ(reserve(&one, CT_LEDGER_OWN, 0, 0), CT_LEDGER_OK); /* something changed */
     EXPECT_EQ(measure(one.line, 1100), 1);
     EXPECT_EQ(held(0), 6000 + 100);
+    EXPECT_EQ(reserve(&one, CT_LEDGER_OWN, 0, 0), CT_LEDGER_OK);
+    EXPECT_EQ(measure(one.line, 1400), 1);
+    EXPECT_EQ(held(0), 6000 + 320);
     EXPECT_EQ(measure(one.line, 7000), 1); /* all of it is, and 1000 besides */
     EXPECT_EQ(held(0), 7000);
     uint64_t begun = one.line->begun;
-    EXPECT_EQ(ct_ledger_measured(one.line, one.line->owner, begun - 1, begun - 1, 1), 0); /* a call came in between */
+    EXPECT_EQ(ct_ledger_measured(file, sizeof file, 0, 0, one.line->owner, begun - 1, begun - 1, 1), 0); /* a call came in between */
     ct_ledger_begin(&one);
     EXPECT_EQ(measure(one.line, 1), 0); /* is under way */
     ct_ledger_end(&one);
-    EXPECT_EQ(ct_ledger_measured(one.line, 99, one.line->begun, one.line->ended, 1), 0); /* another process */
+    EXPECT_EQ(ct_ledger_measured(file, sizeof file, 0, 0, 99, one.line->begun, one.line->ended, 1), 0); /* another process */
     EXPECT_EQ(held(0), 7000);
+    EXPECT_EQ(ct_ledger_measured(file, sizeof file, 0, CT_LEDGER_LINES, 0, 0, 0, 1), 0); /* there is none */
     ct_ledger_clear(file, sizeof file, 0, 0, one.line->owner);
     EXPECT_EQ(held(0), 0);
+    /* What it has open may be counted to it by the device: not once more by us. */
+    one = opened(0, 1);
+    struct ct_ledger exporter = opened(1, 2);
+    EXPECT(ct_ledger_share_add(&exporter, CT_LEDGER_EXPORT, 42, 100));
+    EXPECT(ct_ledger_share_add(&one, CT_LEDGER_IMPORT, 42, 0)); /* nobody told it how large that is */
+    EXPECT_EQ(measure(one.line, 100), 1);
+    EXPECT_EQ(held(0), 0);
+    EXPECT_EQ(measure(one.line, 130), 1);
+    EXPECT_EQ(held(0), 30);
 }
 
 static void shared_memory_is_its_exporters_until_nobody_has_it_open(void)

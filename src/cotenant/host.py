@@ -143,7 +143,7 @@ class NodeWorld:
         self._door.restore(action.peer)
 
     def _watch(self, action: Watch) -> None:
-        self._wardens.show(action.gpu, action.watch)
+        """Nobody is told by the world: whoever observes the turns tells of it, as of everything."""
 
     def _mps_restart(self, action: MpsRestart) -> None:
         self._wardens.restart_mps(action.gpu)

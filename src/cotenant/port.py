@@ -9,7 +9,6 @@ from cotenant.domain.event import Event
 from cotenant.domain.gate import GateRules, GateSeat
 from cotenant.domain.instant import Instant
 from cotenant.domain.plan import Reject
-from cotenant.domain.protect import GpuWatch
 from cotenant.domain.tenant import Terms
 
 
@@ -106,10 +105,6 @@ class Wardens(Protocol):
 
     def restart_mps(self, gpu: int) -> None:
         """Start the MPS server of a device again."""
-        ...
-
-    def show(self, gpu: int, watch: GpuWatch) -> None:
-        """Say that a device is in another state now."""
         ...
 
 

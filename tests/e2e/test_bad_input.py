@@ -56,6 +56,15 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "run --config offline.toml -- true": ("run.slo", "'50ms'", "add --online"),
     f"run --runtime {LONG} -- true": ("directories.runtime", "too long", "at most 97"),
     "run --state letter/below -- true": ("directories.state", "letter/below", "choose another"),
+    "run --restart sometimes -- true": ("--restart", "'sometimes'", "no, on-failure or always"),
+    "run --restart always:0 -- true": ("--restart", "'always:0'", "no, on-failure or always"),
+    "run --restart on-failure:many -- true": ("--restart", "'on-failure:many'", "no, on-failure or always"),
+    "run --restart-delay 5 -- true": ("--restart-delay", "'5'", '"50ms"'),
+    "run --on-pressure hide -- true": ("--on-pressure", "'hide'", "evict", "suspend"),
+    "run --grace 5 -- true": ("--grace", "'5'", '"50ms"'),
+    "evict": ("NAME", "--help"),
+    "evict ../etc": ("NAME", "'../etc'", "cotenant ps"),
+    "evict a --grace soon": ("--grace", "'soon'", '"50ms"'),
     "node --slots 0": ("--slots", "'0'", ">= 1"),
     "node --slots 5000": ("--slots", "'5000'", "<= 1024"),
     "node --slots many": ("--slots", "'many'", "whole number"),
@@ -167,6 +176,26 @@ def test_a_mistake_gets_one_sentence(here: Path, capsys: pytest.CaptureFixture[s
     for word in MISTAKES[typed]:
         assert word in line
     assert not re.search(r"msgspec|`int`|regex|Errno|object at", line), "in words of ours"
+
+
+@pytest.mark.parametrize(
+    "name, value, remedy",
+    [
+        ("CUDA_DEVICE_MEMORY_LIMIT", "lots", "4096m"),
+        ("CUDA_DEVICE_MEMORY_LIMIT_0", "-1", "4096m"),
+        ("CUDA_DEVICE_MEMORY_LIMIT", "99999999999999999999g", "too large"),
+        ("CUDA_DEVICE_SM_LIMIT", "130", "from 0 to 100"),
+        ("CUDA_DEVICE_SM_LIMIT_0", "30%", "from 0 to 100"),
+    ],
+)
+def test_a_mistake_in_the_environment_is_named_by_its_variable(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, name: str, value: str, remedy: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert main(["run", "--", "true"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"cotenant: {name} = {value!r}: ")
+    assert remedy in line
 
 
 @pytest.mark.parametrize("typed", ["dance", "run --priority 12 -- true", "replay letter", "terms"])

@@ -21,7 +21,7 @@ def stranger(stage: Stage, said: bytes = b"") -> socket.socket:
 
 
 def test_strangers_cannot_use_up_the_descriptors_that_tenants_need(stage: Stage) -> None:
-    few = 48
+    few = 72
     node = stage.node(
         "--slots", "2", "--gpu", "none", preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (few, few))
     )

@@ -75,8 +75,10 @@ def test_a_second_creation_is_refused_and_destroying_makes_room(gpus: Stage) -> 
     assert "2 software GPUs ended" in gpus.run("softgpu", "destroy").stderr
     assert gpus.json("softgpu", "list")["gpus"] == []
     words = ("--gpu", "t4", "--memory", "1GiB", "--slice", "1ms", "--compute-mode", "exclusive-process")
-    assert gpus.run("softgpu", "create", *words).returncode == 0
-    assert gpus.json("softgpu", "inspect")["compute_mode"] == 3
+    costs = ("--context-memory", "64MiB", "--module-memory", "on")
+    assert gpus.run("softgpu", "create", *words, *costs).returncode == 0
+    books = gpus.json("softgpu", "inspect")
+    assert (books["compute_mode"], books["context_bytes"], books["counts_code"]) == (3, 64 << 20, True)
     [made] = gpus.json("softgpu", "list")["gpus"]
     assert (made["preset"], made["memory_bytes"]) == ("t4", 1 << 30)
 
@@ -91,6 +93,9 @@ def test_a_second_creation_is_refused_and_destroying_makes_room(gpus: Stage) -> 
         (["softgpu", "create", "--slice", "2"], ("--slice", "'2'", "ms")),
         (["softgpu", "create", "--slice", "0ms"], ("--slice", "at least 10us")),
         (["softgpu", "create", "--memory", "0MiB"], ("--memory", "at least 1 MiB")),
+        (["softgpu", "create", "--context-memory", "lots"], ("--context-memory", "'lots'", "GiB")),
+        (["softgpu", "create", "--context-memory", "16GiB"], ("--context-memory", "leave some")),
+        (["softgpu", "create", "--module-memory", "yes"], ("--module-memory", "'yes'", "on", "off")),
         (["softgpu", "create", "--compute-mode", "shared"], ("--compute-mode", "'shared'", "exclusive-process")),
         (["softgpu", "inspect", "0"], ("N", "'0'", "there is none")),
         (["softgpu", "inspect", "first"], ("N", "'first'", "whole number")),

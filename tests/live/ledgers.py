@@ -1,4 +1,4 @@
-"""How do tests give tenants a quota on a soft GPU without a node?"""
+"""How do tests hold processes on a soft GPU to a quota without a node?"""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 from cotenant.domain.ledger import LedgerLine
 from cotenant.domain.tenant import Kind, Terms
+from cotenant.live.clock import pause
 from cotenant.live.ledger import LiveLedgers, path_of
 from cotenant.live.page import SLOT_VARIABLE, LivePages
 from cotenant.live.softgpu import manage
@@ -13,66 +14,80 @@ from tests.live.hooks import hook_before
 from tests.live.puppets import Puppet
 
 GENERATION = 5
-SLOTS = 3
+_LOOK_S = 0.005
 
 
-class Tenants:
-    """Tenants of one soft GPU, by their slots; their processes do what they are told."""
+class Quotas:
+    """The ledger of one soft GPU, tenants with quotas (0: none), and processes of theirs."""
 
-    def __init__(self, softgpu: Path, home: Path) -> None:
+    def __init__(self, softgpu: Path, home: Path, *quotas_bytes: int) -> None:
         self.softgpu = softgpu
-        self.ledgers = LiveLedgers(home / "pages", SLOTS)
+        self.ledgers = LiveLedgers(home / "pages", len(quotas_bytes))
         self._pages = LivePages(home / "pages")
-        self._hooks = [hook_before(softgpu, home / f"hook{slot}") for slot in range(SLOTS)]
-        self._puppets: list[Puppet] = []
-        for slot, hook in enumerate(self._hooks):
+        self.environs = []
+        for slot, quota_bytes in enumerate(quotas_bytes):
+            self.allow(slot, quota_bytes)
             self.ledgers.grant(0, slot, GENERATION)
-            self.allow(slot, 0)
+            hook = hook_before(softgpu, home / f"hook{slot}")
             (hook.records / "ledger").symlink_to(path_of(home / "pages", 0))
             (hook.records / "terms").symlink_to(home / "pages" / f"terms-{slot:04d}")
+            told = {SLOT_VARIABLE: f"{slot}/{GENERATION}", "SOFTGPU_ACCOUNT": f"tenant{slot}"}
+            self.environs.append({**hook.environ("shim"), **told})
+        self.started: list[Puppet] = []
 
     def allow(self, slot: int, quota_bytes: int, kind: Kind = Kind.OFFLINE) -> None:
-        """Say the quota of a tenant, at any time; 0 is none."""
-        self._pages.publish(Terms(slot, GENERATION, kind, 5, 0, quota_bytes, 0, 0), 1)
+        """Say the quota of a tenant, at any time."""
+        self._pages.publish(Terms(slot, GENERATION, kind, 7, 1_000_000, quota_bytes, 0, 0), 1)
 
-    def process(self, slot: int) -> Puppet:
-        """One more process of a tenant; its account at the device is its tenant's, which judges the ledger."""
-        hook = self._hooks[slot]
-        told = {SLOT_VARIABLE: f"{slot}/{GENERATION}", "SOFTGPU_ACCOUNT": f"tenant-{slot}"}
-        made = Puppet(self.softgpu, **{**hook.environ("shim"), **told})
-        self._puppets.append(made)
+    def start(self, slot: int) -> Puppet:
+        """One more process, once it has its context and its code, and what these take is measured."""
+        made = Puppet(self.softgpu, **self.environs[slot])
+        self.started.append(made)
+        made.do("sync")
+        self.measure()
         return made
 
     def held(self, slot: int) -> int:
-        """What the ledger says that a tenant holds."""
+        """By the ledger."""
         return self.ledgers.held(0, slot)
 
-    def truth(self, slot: int) -> int:
-        """What the device says that it does."""
-        return self._account(slot, "memory_bytes")
+    def truth(self, slot: int, what: str = "memory_bytes") -> int:
+        """By the device's own books."""
+        accounts = manage.inspect(self.softgpu, 0)["accounts"]
+        return sum(account[what] for account in accounts if account["account"] == f"tenant{slot}")
 
-    def peak(self, slot: int) -> int:
-        """The most that it ever held, by the device."""
-        return self._account(slot, "memory_peak_bytes")
-
-    def _account(self, slot: int, word: str) -> int:
-        books = manage.inspect(self.softgpu, 0)
-        found = [account[word] for account in books["accounts"] if account["account"] == f"tenant-{slot}"]
-        return int(found[0]) if found else 0
+    def denied(self, slot: int) -> int:
+        return sum(line.denied for line in self.ledgers.lines(0) if line.slot == slot)
 
     def line(self, process: Puppet) -> LedgerLine:
-        """The line of a process."""
+        """What the ledger says of one process."""
         return next(line for line in self.ledgers.lines(0) if line.owner >> 42 == process.process.pid)
 
+    def measure(self) -> None:
+        """What the node does: the device is asked what each process holds."""
+        lines = self.ledgers.lines(0)
+        held = {
+            client["pid"]: client["counters"]["memory_bytes"] for client in manage.inspect(self.softgpu, 0)["clients"]
+        }
+        for line in lines:
+            self.ledgers.measured(0, line, held.get(line.owner >> 42, 0))
+
     def bury(self) -> None:
-        """Clear the lines of all who are gone, as a node does once the device has their memory back."""
-        living = {puppet.process.pid for puppet in self._puppets if puppet.process.poll() is None}
+        """What the node does: the lines of those who are gone are cleared once the device has their memory back."""
+        alive = {client["pid"] for client in manage.inspect(self.softgpu, 0)["clients"]}
         for line in self.ledgers.lines(0):
-            if line.owner >> 42 not in living:
+            pid = line.owner >> 42
+            while pid in alive and not Path(f"/proc/{pid}").exists():
+                pause(_LOOK_S)
+                alive = {client["pid"] for client in manage.inspect(self.softgpu, 0)["clients"]}
+            if pid not in alive:
                 self.ledgers.clear(0, line.slot, line.line, line.owner)
+        for slot in range(len(self.environs)):
+            self.ledgers.sweep(0, slot)
 
     def close(self) -> None:
-        for puppet in self._puppets:
-            puppet.kill()
+        for puppet in self.started:
+            if puppet.process.poll() is None:
+                puppet.kill()
         self.ledgers.close()
         self._pages.close()

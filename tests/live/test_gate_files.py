@@ -39,13 +39,13 @@ class Tenant:
         answer, handed = self._connection.ask(wire.Join(wire.VERSION, spec))
         assert isinstance(answer, wire.Welcome), answer
         self.terms = answer.terms
-        page, reading, writing = handed
+        _, reading, writing, *_ = handed
         assert not any(os.get_inheritable(descriptor) for descriptor in handed)
         with pytest.raises(PermissionError):
             mmap.mmap(reading, roster.PAGE_BYTES, prot=mmap.PROT_WRITE)
         self.file = mmap.mmap(reading, os.fstat(reading).st_size, access=mmap.ACCESS_READ)
         self.page = mmap.mmap(writing, roster.PAGE_BYTES, offset=roster.page_offset(self.terms.slot))
-        for descriptor in (page, reading, writing):
+        for descriptor in handed:
             os.close(descriptor)
 
     def rules(self) -> GateRules:

@@ -31,6 +31,7 @@ def hooked_symbols() -> list[str]:
 NOT_COMPARED = {
     "anycalls.py": "compared below, answer by answer",
     "blocked.py": "waits for a device that is lost",
+    "busybody.py": "prints how far it came",
     "crasher.py": "runs until it is killed",
     "exporter.py": "prints what NVML measures",
     "face.py": "no program",

@@ -6,6 +6,7 @@ import re
 import socket
 import threading
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 from unittest.mock import MagicMock
@@ -24,9 +25,9 @@ from cotenant.domain.tenant import Kind, TenantSpec, Terms
 from cotenant.errors import ConfigError, WorldError
 from cotenant.live.gate import LiveGates
 from cotenant.live.ledger import LiveLedgers
-from cotenant.live.loop import LiveLoop
+from cotenant.live.loop import READ, LiveLoop
 from cotenant.live.observe import http
-from cotenant.live.observe.collect import page_maker
+from cotenant.live.observe.collect import page_of
 from cotenant.live.observe.figures import GpuFigures, NodeFigures, TenantFigures, Work
 from cotenant.live.observe.http import MetricsDoor, listen_at
 from cotenant.live.observe.log import NodeLog
@@ -68,7 +69,7 @@ def families(page: bytes) -> dict[str, str]:
 
 
 def test_every_family_says_what_the_state_says() -> None:
-    found = samples(page_maker(lambda: figures(TENANT))())
+    found = samples(b"".join(page_of(lambda: figures(TENANT))))
     web = ("web", "0", "online")
     expected = {
         ("cotenant_tenant_device_seconds_total", web): 2,
@@ -114,11 +115,11 @@ def test_every_family_says_what_the_state_says() -> None:
 
 def test_documents_and_exposition_name_the_same_families_and_all_are_there_before_anybody_came() -> None:
     written = dict(re.findall(r"^\| `(cotenant_\w+)` \| (\w+) \|", DOCUMENT.read_text(), re.MULTILINE))
-    nobody = page_maker(lambda: figures(gpus=()))()
+    nobody = b"".join(page_of(lambda: figures(gpus=())))
     assert families(nobody) == written
-    assert families(page_maker(lambda: figures(TENANT))()) == written
+    assert families(b"".join(page_of(lambda: figures(TENANT)))) == written
     fresh = GpuFigures("a", Health.INIT, 1, GpuSample(), 0, 0, is_mps_ready=False)
-    found = samples(page_maker(lambda: figures(gpus=(fresh,)))())
+    found = samples(b"".join(page_of(lambda: figures(gpus=(fresh,)))))
     assert found["cotenant_gpu_state", ("0", "a", "init")] == 1, "a device has its series from the start"
     assert found["cotenant_kind_launches_total", ("0", "offline")] == 0
 
@@ -127,15 +128,15 @@ def test_the_labels_that_documents_name_are_those_that_samples_have() -> None:
     written = dict(re.findall(r"^\| `(cotenant_\w+)` \| \w+ \|([^|]*)\|", DOCUMENT.read_text(), re.MULTILINE))
     told = {
         family.name + ("_total" if family.type == "counter" else ""): sorted(set(family.samples[0].labels) - {"le"})
-        for family in text_string_to_metric_families(page_maker(lambda: figures(TENANT))().decode())
+        for family in text_string_to_metric_families(b"".join(page_of(lambda: figures(TENANT))).decode())
         if family.samples
     }
     assert told == {name: sorted(re.findall(r"\w+", written[name])) for name in told}
 
 
 def test_sums_over_a_kind_do_not_go_back_when_somebody_leaves() -> None:
-    before = samples(page_maker(lambda: figures(TENANT))())
-    after = samples(page_maker(lambda: figures(departed={(0, Kind.ONLINE): HELD}))())
+    before = samples(b"".join(page_of(lambda: figures(TENANT))))
+    after = samples(b"".join(page_of(lambda: figures(departed={(0, Kind.ONLINE): HELD}))))
     for name in ("device_seconds", "launches", "waits", "waited_seconds", "denied_allocations"):
         key = (f"cotenant_kind_{name}_total", ("0", "online"))
         assert before[key] == after[key] > 0
@@ -161,14 +162,17 @@ class Shown:
     def __init__(self) -> None:
         self.clock = SetClock()
         self.loop = LiveLoop(self.clock)
-        self.made = 0
+        self.made = self.pieces = 0
         self.door = MetricsDoor(self.loop, self.clock, listen_at("127.0.0.1:0"), self._page)
         self._thread = threading.Thread(target=self.loop.run)
         self._thread.start()
 
-    def _page(self) -> bytes:
+    def _page(self) -> Iterator[bytes]:
         self.made += 1
-        return b"page %d\n" % self.made + b"x" * PAGE_BYTES
+        yield b"page %d\n" % self.made
+        for _ in range(8):
+            self.pieces += 1
+            yield b"x" * (PAGE_BYTES // 8)
 
     def __enter__(self) -> Self:
         return self
@@ -212,6 +216,38 @@ def test_a_page_is_made_once_a_second_at_most_however_many_ask() -> None:
         shown.clock.advance(http.FRESH_NS)
         assert shown.page()[:6] == b"page 2"
         assert len(shown.page()) > PAGE_BYTES
+
+
+def test_a_page_is_made_piece_by_piece_with_other_work_between() -> None:
+    clock = SetClock()
+    loop = LiveLoop(clock)
+    made: list[int] = []
+
+    def page() -> Iterator[bytes]:
+        for number in range(3):
+            made.append(number)
+            yield b"%d" % number
+
+    door = MetricsDoor(loop, clock, listen_at("127.0.0.1:0"), page)
+    asking = [socket.create_connection(door._listener.getsockname(), BOUND_S) for _ in range(3)]
+    for connection in asking:
+        connection.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        door._accept(READ)
+    for client in list(door._clients.values()):
+        client.socket.setblocking(True)
+        door._read(client)
+        client.socket.setblocking(False)
+    asking.pop(0).close()
+    door._forget(next(iter(door._clients.values())))  # as when it gives way to a newcomer
+    for number in range(3):
+        assert made == list(range(number)), "one piece a step"
+        assert door.next_wakeup() == 0
+        door.wake(clock.now())
+    door.wake(clock.now())
+    assert [heard(connection).partition(b"\r\n\r\n")[2] for connection in asking] == [b"012", b"012"]
+    assert door.next_wakeup() is None
+    door.close()
+    loop.close()
 
 
 @pytest.mark.parametrize(
@@ -259,7 +295,7 @@ def test_the_oldest_of_too_many_connections_gives_way() -> None:
 def test_without_descriptors_newcomers_wait_and_the_loop_does_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SetClock()
     loop = LiveLoop(clock)
-    door = MetricsDoor(loop, clock, listen_at("127.0.0.1:0"), lambda: b"")
+    door = MetricsDoor(loop, clock, listen_at("127.0.0.1:0"), lambda: iter(()))
     exhausted = MagicMock(wraps=door._listener)
     exhausted.accept.side_effect = OSError(errno.EMFILE, "too many open files")
     listener, door._listener = door._listener, exhausted
@@ -286,7 +322,7 @@ def test_what_those_who_left_did_is_kept_and_samples_are_those_seen_last(tmp_pat
     with (tmp_path / "log").open("wb") as log:
         witness = Witness(NodeLog("text", descriptor=log.fileno()), gates, LiveLedgers(tmp_path, 2), 0)
         witness(1, TenantJoined(1, 1, 0, TenantSpec(Kind.OFFLINE, 7, "job")), [Grant(1, 1, "job", terms)])
-        assert witness.work_of(terms) == Work(device_ns=1000, launches=1)
+        assert witness.work_of(terms, 0) == Work(device_ns=1000, launches=1)
         gates.rise(0, 0)
         witness(2, TenantLeft(1, "exit 0"), [Revoke(2, 1, "job", 0, 1, "exit 0")])
         assert witness.departed == {(0, Kind.OFFLINE): Work(device_ns=1000, launches=1)}

@@ -12,8 +12,10 @@ import pynvml as nv
 import pytest
 
 from cotenant.live.softgpu import fault, manage
+from tests.live.mps import Stage
 from tests.live.nvmls import device_of
 from tests.live.puppets import Puppet, puppets
+from tests.live.softgpus import start
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
 pytestmark = pytest.mark.timeout(180)
@@ -36,8 +38,12 @@ def pair(softgpu: Path) -> Iterator[tuple[Puppet, Puppet]]:
 
 
 def books_of(directory: Path, puppet: Puppet) -> dict[str, Any]:
+    return books_of_pid(directory, puppet.process.pid)
+
+
+def books_of_pid(directory: Path, pid: int) -> dict[str, Any]:
     clients: list[dict[str, Any]] = manage.inspect(directory, 0)["clients"]
-    return next(client for client in clients if client["pid"] == puppet.process.pid)
+    return next(client for client in clients if client["pid"] == pid)
 
 
 def used(directory: Path) -> int:
@@ -235,26 +241,82 @@ def test_all_devices_of_a_process_or_none(tmp_path: Path) -> None:
         manage.destroy(directory)
 
 
-def test_killed_at_any_moment_nothing_is_left(softgpu: Path) -> None:
-    for moment in range(6):
-        with puppets(softgpu, 1, SOFTGPU_ACCOUNT=f"m{moment}") as [target], puppets(softgpu, 1) as [other]:
-            pid = target.process.pid
+def test_a_client_of_mps_is_suspended_alone(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    try:
+        assert stage.control("-d").returncode == 0
+        mps = {"CUDA_MPS_PIPE_DIRECTORY": str(stage.pipe), "CUDA_MPS_LOG_DIRECTORY": str(stage.log)}
+        with puppets(stage.directory, 2, **mps) as [target, neighbour]:
             target.do("alloc", MIB)
-            other.do("sync")
-            target.tell("churn", 4 * MIB)
-            other.tell("cycle", pid)
-            for _ in range(moment * 3 + 1):
-                assert other.line.recv(64)  # one more cycle is over, the next one under way
-            (other if moment % 2 else target).kill()
-            with puppets(softgpu, 1) as [third]:
-                third.do("sync")
+            neighbour.do("alloc", 2 * MIB)
+            assert {client["group"] for client in stage.books()["clients"]} == {1}
+            suspend(neighbour, target.process.pid)
+            assert used(stage.directory) == 2 * MIB
+            neighbour.do("spin", 1000)
+            neighbour.do("sync")
+            resume(neighbour, target.process.pid)
+            target.do("spin", 1000)
+            target.do("sync")
+            assert used(stage.directory) == 3 * MIB
+    finally:
+        stage.close()
+
+
+def test_threads_in_the_middle_of_everything_go_on(softgpu: Path) -> None:
+    with puppets(softgpu, 1) as [other]:
+        busy = start(softgpu, "busybody.py")
+        assert busy.stdin is not None
+        assert busy.stdout is not None
+
+        def say(word: str) -> list[int]:
+            print(word, file=busy.stdin, flush=True)
+            return [int(number) for number in busy.stdout.readline().split()] if busy.stdout else []
+
+        assert busy.stdout.readline() == "begun\n"
+        for _ in range(20):
+            suspend(other, busy.pid)
+            assert used(softgpu) == 0
+            before = say("how far?")
+            assert books_of_pid(softgpu, busy.pid)["state"] == "checkpointed"
+            # Each thread goes on to its next call of the driver, and no further.
+            assert all(now - then in (0, 1) for now, then in zip(say("how far?"), before, strict=True))
+            resume(other, busy.pid)
+            while min(now - then for now, then in zip(say("how far?"), before, strict=True)) < 2:
+                pass
+        say("stop")
+        out, err = busy.communicate(timeout=60)
+        assert (busy.returncode, out, err) == (0, "", "")
+
+
+def test_a_locked_process_sees_its_device_go(softgpu: Path, pair: tuple[Puppet, Puppet]) -> None:
+    target, other = pair
+    other.do("lock", target.process.pid)
+    target.tell("sync")
+    manage.destroy(softgpu)
+    assert target.hear()[0] == "CUDA_ERROR_DEVICE_UNAVAILABLE"
+
+
+def test_killed_at_any_moment_nothing_is_left(softgpu: Path) -> None:
+    with puppets(softgpu, 1) as [third]:
+        third.do("sync")
+        for moment in range(4):
+            with puppets(softgpu, 1, SOFTGPU_ACCOUNT=f"m{moment}") as [target], puppets(softgpu, 1) as [other]:
+                pid = target.process.pid
+                target.do("alloc", MIB)
+                other.do("sync")
+                target.tell("churn", 4 * MIB)
+                other.tell("cycle", pid)
+                for _ in range(moment * 5 + 1):
+                    assert other.line.recv(64)  # one more cycle is over, the next one under way
+                (other if moment % 2 else target).kill()
                 if moment % 2:
+                    while manage.inspect(softgpu, 0)["left"] < 2 * moment + 1:
+                        pass  # the server has heard of the death, and of the locks that end with it
                     revive(third, pid)
-                    state = books_of(softgpu, target)["state"]
-                    assert (third.do("state", pid), state) == (RUNNING, "running")
-        books = manage.inspect(softgpu, 0)
-        assert books["memory_bytes"] == books["memory_free_bytes"]
-        assert [one["memory_bytes"] for one in books["accounts"]] == [0] * (moment + 1)
+                    assert books_of(softgpu, target)["state"] == "running"
+            books = manage.inspect(softgpu, 0)
+            assert books["memory_bytes"] == books["memory_free_bytes"]
+            assert [one["memory_bytes"] for one in books["accounts"]] == [0] * (moment + 1)
 
 
 def revive(other: Puppet, pid: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import subprocess
 import sys
@@ -36,6 +35,8 @@ from tests.live.softgpus import PROGRAMS
 
 LIMITS = ProtectLimits(period_ns=100 * MILLISECOND_NS, hang_factor=10, hang_least_ns=400 * MILLISECOND_NS)
 WELL = GpuWatch(Health.HEALTHY)
+CONTEXT_BYTES = 300 << 20
+NOBODY = 1 << 22  # a parent of nobody: who is whose is told by the ledger
 T = TypeVar("T")
 
 
@@ -59,12 +60,12 @@ class Known:
         self.turn += 1
 
 
-def tenant(slot: int, *, stage: Stage = Stage.RUNNING, paused: bool = False, pid: int = 0) -> Tenant:
+def tenant(slot: int, *, stage: Stage = Stage.RUNNING, paused: bool = False) -> Tenant:
     """The online one in slot 0, or the offline one in slot 1."""
     kind, priority = (Kind.OFFLINE, 7) if slot else (Kind.ONLINE, 2)
     terms = Terms(slot, GENERATION, kind, priority, 0, 0, 0, 0)
     spec = TenantSpec(kind, priority)
-    return Tenant(f"t{slot}", terms, spec, pid or os.getpid(), 0, 0, paused=paused, standing=Standing(stage, turn=1))
+    return Tenant(f"t{slot}", terms, spec, NOBODY, 0, 0, paused=paused, standing=Standing(stage, turn=1))
 
 
 class Program:
@@ -108,7 +109,7 @@ class Watched:
 
     def __init__(self, home: Path, limits: ProtectLimits = LIMITS) -> None:
         self.directory = home / "gpu"
-        manage.create(self.directory, "v100", 1)
+        manage.create(self.directory, "v100", 1, context_bytes=CONTEXT_BYTES, counts_code=True)
         self.pages = home / "pages"
         self.gate = Gate(self.pages)
         self.hook: Hook = hook_before(self.directory, home / "run-1")

@@ -94,7 +94,7 @@ STORY: list[tuple[Event, list[Action], str]] = [
     (EvictAsked(7, 0, True, ("job",)), [Confirm(4, 7, ("job",), RULES)],
      "evicting job 1: job is to end: user 0 wants it"),
     (Woke(), [Signal(4, 2, 1, 1, "term", "evicted by a person")],
-     "WARNING evicted job 1: job is evicted, and asked to end: evicted by a person"),
+     "WARNING evicted job 1: job is asked to end: evicted by a person"),
     (Woke(), [Signal(4, 2, 1, 1, "kill", "it did not end")], "WARNING killed job 1: job is killed: it did not end"),
     (Woke(), [Kill(4, 1, 1, 11, "its parent does not answer")],
      "WARNING killed job 1: job is killed by the node itself: its parent does not answer"),

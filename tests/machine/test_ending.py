@@ -130,6 +130,7 @@ def waits(rule: str, codes: list[int], ran_ns: int = 0) -> list[int | None]:
     [
         ("no", [1, 0], [None, None]),
         ("on-failure", [1, 137, 0], [1, 2, None]),
+        ("on-failure", [143, 130, 129, 139], [None, None, None, 1]),
         ("on-failure:2", [1, 1, 1], [1, 2, None]),
         ("always", [0, 0, 1], [1, 2, 4]),
         ("always:1", [0, 0], [1, None]),

@@ -13,7 +13,7 @@ def test_no_two_threads_write_unseen() -> None:
     kind = ["-DCMAKE_BUILD_TYPE=Debug", "-DCOTENANT_SANITIZE_THREADS=ON", "-DCOTENANT_NATIVE_TESTS=ON"]
     ninja = f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}"
     run_or_fail([tool("cmake"), "-S", ROOT, "-B", build, "-G", "Ninja", *kind, ninja], ROOT)
-    programs = ["hook_threads", "hook_gate", "hook_gate_edges", "hook_memory"]
+    programs = ["hook_threads", "hook_gate", "hook_gate_edges", "hook_memory", "hook_pools"]
     run_or_fail([tool("cmake"), "--build", build, "--target", *programs], ROOT)
     for command in (*programs, "hook_threads sharing"):
         name, *stage = command.split()

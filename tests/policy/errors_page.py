@@ -15,8 +15,8 @@ Made from [policy/protect/errors.py](../src/cotenant/policy/protect/errors.py); 
 [Xid catalogue](https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html).
 
 *whose* is the smallest thing that must be begun anew: the tenant, the MPS server, the device, or the node itself.
-*restart* is what `cotenant run --restart on-failure` goes by: "no" means that beginning again would end in the same
-way, or that somebody wanted the end.
+*restart* is what `cotenant run --restart on-failure` goes by ([how](protection.md#restart)): "no" means that beginning
+again would end in the same way, or that somebody wanted the end.
 
 | action | |
 |---|---|

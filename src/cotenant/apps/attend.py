@@ -90,7 +90,7 @@ class Attendant:
         if self._child is not None and self._child.code is None and self._child.fileno() in ready:
             self._child.hear()
         if self._mover.fileno() in ready:
-            self._membership.tell(self._mover.finish())
+            self._report(self._mover.finish())
         if self._hooked is not None and self._child is not None and not ready:
             self._hooked.look(self._child.guard)
         if away:
@@ -145,6 +145,13 @@ class Attendant:
                 self._mover.suspend(self._family())
             case wire.Restore():
                 self._mover.restore()
+
+    def _report(self, done: wire.Suspended | wire.Restored) -> None:
+        if not done.ok:
+            self._say(f"the program's memory did not move: {done.detail}")
+        elif isinstance(done, wire.Restored):
+            self._say("the program's memory is back on the device")
+        self._membership.tell(done)
 
     def _family(self) -> Sequence[int]:
         if self._child is None:

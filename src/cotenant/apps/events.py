@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 import msgspec
 
@@ -46,7 +46,7 @@ def history(places: Places, say: Callable[[str], None]) -> Iterator[tuple[Turn, 
         reader.close()
 
 
-def happenings(places: Places, wanted: Wanted, say: Callable[[str], None], *, follow: bool) -> Iterator[Happening]:
+def happenings(places: Places, wanted: Wanted, say: Callable[[str], None], *, follow: bool) -> Generator[Happening]:
     """Those that are wanted; to follow is to go on with what happens from now on."""
     earliest = 0 if wanted.since_ns is None else unix_ns() - wanted.since_ns
     reader = _Reader(places, say, must_be=not follow)

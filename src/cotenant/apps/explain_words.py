@@ -28,10 +28,10 @@ class Cause(msgspec.Struct, frozen=True):
 _STAGES: Final = {
     Stage.DRAINING: "it is on its way out: its launches wait until the work that it announced is over",
     Stage.TERMINATING: "it is on its way out: it was asked to end, and may still launch what it takes for that",
-    Stage.FINISHING: "it is on its way out: its time to end by itself is over, it is killed when its work is over",
+    Stage.FINISHING: "it is on its way out: its time to end by itself is over, and it is killed soon",
     Stage.KILLED: "it was killed, and its end is awaited",
     Stage.SUSPENDING: "it is being suspended: its device memory moves to the host",
-    Stage.SUSPENDED: "it is suspended: its device memory is on the host until the device has room again and is healthy",
+    Stage.SUSPENDED: "it is suspended: its device memory is on the host until there is room again",
     Stage.RESTORING: "it is coming back: its memory moves from the host to the device",
 }
 

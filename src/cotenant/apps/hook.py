@@ -19,7 +19,7 @@ from cotenant.format.known import FILE_NAME, encode_known
 from cotenant.format.record import Record
 from cotenant.live.clock import unix_ns
 from cotenant.live.gate import GATE_VARIABLE
-from cotenant.live.hook.door import LEDGER_VARIABLE, RECORD_VARIABLE, environment, find_driver, make_shim
+from cotenant.live.hook.door import LEDGER_VARIABLE, RECORD_VARIABLE, environment, find_driver, find_nvml, make_shim
 from cotenant.live.hook.trace import (
     driver_of,
     family,
@@ -48,7 +48,7 @@ class Hooked:
     def __init__(self, config: RunConfig, home: Path, driver: Path, task: str, *, measuring: bool, say: Say) -> None:
         """Make the directory that the program finds the hook in and leaves its records in."""
         self._config = config
-        self._driver = driver
+        self.driver = driver
         self._say = say
         self._strays: dict[int, str] = {}
         self._told: list[int] = []
@@ -58,7 +58,6 @@ class Hooked:
         self.records = self.home / "records"
         self.records.mkdir(mode=0o700)
         show_task(self.home, config.name or task)
-        make_shim(self.home / "shim", driver)
         self.look_s = _FIRST_LOOK_S
 
     def variables(
@@ -89,7 +88,7 @@ class Hooked:
         """While it runs: does a process use the driver past us?"""
         self.look_s = min(2 * self.look_s, _LONGEST_LOOK_S)
         for member in family(pid):
-            path = driver_of(member, self._driver.resolve(), hooked=self._config.hook == "preload")
+            path = driver_of(member, self.driver.resolve(), hooked=self._config.hook == "preload")
             if path and member not in self._strays:
                 self._strays[member] = f"{program_of(member)} (pid {member}) uses {path}"
                 if self._config.hook == "shim":  # preloaded, it may be seen yet
@@ -147,6 +146,7 @@ def _prepare(
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         _clear_away(home)
         hooked = Hooked(config, home, driver, task, measuring=_is_measuring(config.measure, task, store), say=say)
+        make_shim(hooked.home / "shim", driver, find_nvml(environ))
         _tell_known(hooked.records, task, store)
         return hooked
     except OSError as error:

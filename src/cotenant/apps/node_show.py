@@ -9,7 +9,7 @@ from cotenant.live.gate import LiveGates
 from cotenant.live.journal import FileJournal
 from cotenant.live.ledger import LiveLedgers
 from cotenant.live.loop import LiveLoop
-from cotenant.live.observe.collect import page_maker
+from cotenant.live.observe.collect import page_of
 from cotenant.live.observe.http import MetricsDoor, listen_at
 from cotenant.live.observe.log import NodeLog
 from cotenant.live.observe.look import NodeLook
@@ -37,7 +37,7 @@ class Showcase:
         witness = Witness(self.log, *files, machine.turn)
         if self._listener is not None:
             look = NodeLook(machine, witness, lambda: (loop.turn_ns.histogram(), journal.size_bytes, self.log.dropped))
-            self._door = MetricsDoor(loop, clock, self._listener, page_maker(look))
+            self._door = MetricsDoor(loop, clock, self._listener, lambda: page_of(look))
             self.log.say(f"figures for Prometheus: {self._door.address}")
         return witness
 

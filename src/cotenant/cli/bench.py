@@ -14,7 +14,11 @@ from cotenant.format.config import Config
 from cotenant.format.flags import overlay
 
 _PLAIN: Final = ("loop", "device", "hook", "gate")
-_OWN_FLAGS: Final = {"fill": ("data", "quick", "sweep_bound", "gate", "bound", "delay"), "faults": ("only",)}
+_OWN_FLAGS: Final = {
+    "fill": ("data", "quick", "sweep_bound", "gate", "bound", "delay"),
+    "faults": ("only",),
+    "memory": ("quick",),
+}
 """What only one of the benches knows."""
 
 
@@ -22,7 +26,7 @@ def add_bench_command(commands: Any) -> None:
     bench = add_command(commands, "bench", "Measure cotenant itself.", _bench, json=True)
     about = (
         "loop: the two clocks; device: the software GPU; hook, gate: what they cost a launch; fill: pairs; "
-        "faults: what goes wrong beside a service"
+        "faults: what goes wrong beside a service; memory: do quotas hold"
     )
     bench.add_argument("name", choices=[*_PLAIN, *_OWN_FLAGS], help=about)
     bench.add_argument(
@@ -34,7 +38,10 @@ def add_bench_command(commands: Any) -> None:
     data = "fill: the measurements (default $COTENANT_DATA or ../shared/data)"
     bench.add_argument("--data", default=None, metavar="DIR", help=data)
     bench.add_argument(
-        "--quick", action="store_true", default=None, help="fill: one pair of each family, about a minute"
+        "--quick",
+        action="store_true",
+        default=None,
+        help="fill: one pair of each family, about a minute; memory: 2,400 operations",
     )
     sweep = "fill: also a curve over the bound on outstanding offline time"
     bench.add_argument("--sweep-bound", action="store_true", default=None, help=sweep)
@@ -54,7 +61,7 @@ def _bench(options: argparse.Namespace) -> int:
                 name = f"--{flag.replace('_', '-')}"
                 raise ConfigError(name, given, f"means nothing to `bench {options.name}`: leave it out")
     if options.name in _OWN_FLAGS:
-        return {"fill": _bench_fill, "faults": _bench_faults}[options.name](options)
+        return {"fill": _bench_fill, "faults": _bench_faults, "memory": _bench_memory}[options.name](options)
     return _bench_plain(options.name, options.rounds or 5, as_json=options.json)
 
 
@@ -110,3 +117,15 @@ def _bench_faults(options: argparse.Namespace) -> int:
     else:
         show_faults(Console(), report)
     return 0 if not report.unexcused_lost_requests and report.state_after == "healthy" else 1
+
+
+def _bench_memory(options: argparse.Namespace) -> int:
+    from cotenant.apps.show_memory import show_memory
+    from cotenant.experiment.memory import bench_memory
+
+    report = bench_memory(options.rounds or 5, say, quick=bool(options.quick))
+    if options.json:
+        print_json(report)
+    else:
+        show_memory(Console(), report)
+    return 1 if report.bypassed_bytes or report.leaked_bytes or report.failed else 0

@@ -42,8 +42,8 @@ def add_command(
     parser.set_defaults(command=run)
     if sections:
         parser.add_argument("--config", default="", metavar="FILE", help="config file instead of the usual one")
-    for section in sections:
-        add_flags(parser, section, others=[other for other in sections if other != section])
+    for place, section in enumerate(sections):
+        add_flags(parser, section, others=sections[:place])
     if json:
         parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
     return parser

@@ -28,6 +28,8 @@ class LedgerLine(msgspec.Struct, frozen=True):
     measured_version: int
     held_bytes: int
     """What it counts for in all."""
+    contexts: int = 0
+    code_bytes: int = 0
 
 
 class LedgerAccount(msgspec.Struct, frozen=True):

@@ -19,7 +19,7 @@ import msgspec
 
 _LOCK_MS: Final = 5000
 _SUCCESS: Final = 0
-_NOT_INITIALIZED: Final = 3
+_NOT_ON_DEVICE: Final = (1, 3)  # invalid value, not initialised: a process that has the driver's file and no context
 _NOT_SUPPORTED: Final = 801
 _NO_SUCH_CALL: Final = -1
 _ARGUMENT_BYTES: Final = 64
@@ -77,8 +77,8 @@ def suspend(call: Call, pids: Sequence[int]) -> Moved:
     moved: list[int] = []
     for pid in pids:
         code = call("Lock", pid)
-        if code == _NOT_INITIALIZED or (code and not _is_there(pid)):
-            continue  # it has the driver's file and nothing on the device, or is gone
+        if code in _NOT_ON_DEVICE or (code and not _is_there(pid)):
+            continue
         if code:
             return _undo(call, locked, moved, _told("Lock", pid, code))
         locked.append(pid)
@@ -95,7 +95,7 @@ def restore(call: Call, pids: Sequence[int]) -> Moved:
     back: list[int] = []
     for pid in pids:
         code = call("Restore", pid)
-        if code == _NOT_INITIALIZED or (code and not _is_there(pid)):
+        if code in _NOT_ON_DEVICE or (code and not _is_there(pid)):
             continue
         if code:
             for other in back:

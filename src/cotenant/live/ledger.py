@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+from collections import Counter
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -32,7 +33,6 @@ class LiveLedgers:
         self._directory = directory
         self._slots = slots
         self._files: dict[int, _File] = {}
-        self._denied: dict[tuple[int, int], int] = {}  # by device and slot, of processes whose line is cleared
         try:
             directory.mkdir(mode=0o700, exist_ok=True)
         except OSError as error:
@@ -41,20 +41,23 @@ class LiveLedgers:
     def grant(self, gpu: int, slot: int, generation: int) -> None:
         """An empty account; one that this generation has already keeps its lines. Nothing where there is no device."""
         if gpu >= 0:
-            memory = self._file(gpu, slot + 1).memory
-            if _native.ledger_account(memory, slot)[0] != generation:
-                self._denied.pop((gpu, slot), None)
-            _native.ledger_grant(memory, slot, generation)
+            _native.ledger_grant(self._file(gpu, slot + 1).memory, slot, generation)
 
     def held(self, gpu: int, slot: int) -> int:
         """The device memory that a tenant holds, in bytes."""
         file = self._known(gpu)
         return 0 if file is None or slot >= _slots_of(file) else _native.ledger_account(file.memory, slot)[1]
 
-    def denied(self, gpu: int, slot: int) -> int:
-        """Allocations of a tenant that its quota refused, also to processes that are gone, since this node started."""
-        living = sum(line.denied for line in self.lines(gpu) if line.slot == slot)
-        return self._denied.get((gpu, slot), 0) + living
+    def denied(self, gpu: int) -> dict[int, int]:
+        """Allocations refused by a quota, by slot, also to processes that are gone; slots without any are left out."""
+        file = self._known(gpu)
+        if file is None:
+            return {}
+        accounts = ((slot, _native.ledger_account(file.memory, slot)[2]) for slot in range(_slots_of(file)))
+        found = Counter({slot: before for slot, before in accounts if before})
+        for line in _lines(file.memory):
+            found[line.slot] += line.denied
+        return found
 
     def handles(self, gpu: int) -> tuple[int, ...]:
         """The descriptors to hand over; a node without devices has none."""
@@ -74,9 +77,6 @@ class LiveLedgers:
 
     def clear(self, gpu: int, slot: int, line: int, owner: int) -> None:
         """Free the line of a process that is gone; one that is another's by now stays."""
-        gone = [each for each in self.lines(gpu) if (each.slot, each.line, each.owner) == (slot, line, owner)]
-        if denied := sum(each.denied for each in gone):
-            self._denied[gpu, slot] = self._denied.get((gpu, slot), 0) + denied
         _native.ledger_clear(self._file(gpu).memory, slot, line, owner)
 
     def measured(self, gpu: int, line: LedgerLine, held_bytes: int) -> bool:

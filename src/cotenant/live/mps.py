@@ -126,7 +126,7 @@ class Mps:
         self._errands = Errands(loop, "cotenant-mps")
         self._watched: dict[int, str] = {}  # pidfds
         self._due: Instant | None = None
-        self._since: Instant = 0
+        self._ready_since: Instant | None = None
         self._failures = 0
         self._is_ready: bool | None = None
         self._is_starting = False
@@ -165,8 +165,9 @@ class Mps:
             self._program.quit()
 
     def _delay_ns(self) -> Duration:
-        if self._clock.now() - self._since >= SOUND_NS:
+        if self._ready_since is not None and self._clock.now() - self._ready_since >= SOUND_NS:
             self._failures = 0
+        self._ready_since = None
         delay = delay_ns(self._failures, BACKOFF_NS, BACKOFF_CAP_NS)
         self._failures += 1
         return delay
@@ -180,10 +181,9 @@ class Mps:
         except (WorldError, OSError) as error:
             self._forget()
             self._tell(is_ready=False, detail=str(error))
-            self._since = self._clock.now()
             self._due = self._clock.now() + max(BACKOFF_NS, self._delay_ns())
             return
-        self._since = self._clock.now()
+        self._ready_since = self._clock.now()
         self._tell(is_ready=True, detail=f"MPS server {servers.server}")
 
     def _watch(self, pid: int, what: str) -> None:

@@ -219,8 +219,7 @@ class Chronicle:
         elif (action.slot, action.generation) in self._quitting:
             self._say(Telling(What.ENDING, f"{who.name} is asked to end: {action.why}"), who)
         else:
-            text = f"{who.name} is evicted, and asked to end: {action.why}"
-            self._say(Telling(What.EVICTED, text, Level.WARNING), who)
+            self._say(Telling(What.EVICTED, f"{who.name} is asked to end: {action.why}", Level.WARNING), who)
 
     def _named(self, name: str) -> Resident:
         found = (who for who in self.residents.values() if who.name == name)

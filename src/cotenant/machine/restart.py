@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from typing import Final
 
+from cotenant.domain.fault import Source
 from cotenant.domain.instant import SECOND_NS, Duration
 from cotenant.policy.protect.backoff import delay_ns
+from cotenant.policy.protect.errors import classify
 
 CAP_NS: Final = 300 * SECOND_NS
 """No wait between two starts is longer."""
 WELL_NS: Final = 60 * SECOND_NS
 """A program that ran for this long ran well: what went wrong before does not count any more."""
+
+
+_SIGNALLED: Final = 128
+"""The exit code of a program that a signal ended is this and the signal's number."""
+
+
+def _is_failure(code: int) -> bool:
+    """Whether it ended otherwise than it was meant to: not by itself, nor by a signal that somebody sent for that."""
+    return code != 0 and (code <= _SIGNALLED or classify(Source.SIGNAL, code - _SIGNALLED).restart)
 
 
 class Restarts:
@@ -31,7 +42,7 @@ class Restarts:
 
     def after(self, code: int, ran_ns: Duration) -> Duration | None:
         """How long to wait after such an end; None: it stays ended."""
-        if not self.is_on or (self._when == "on-failure" and code == 0):
+        if not self.is_on or (self._when == "on-failure" and not _is_failure(code)):
             return None
         if ran_ns >= WELL_NS:
             self._in_a_row = 0

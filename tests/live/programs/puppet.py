@@ -125,6 +125,35 @@ def launch_of(library: int) -> Any:
     return driver.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, 0, ((1000,), (ctypes.c_uint64,)), 0)
 
 
+def graph(*sizes: int, frees: bool = True) -> Any:
+    """One that allocates these sizes, and frees them or not."""
+    made = driver.cuGraphCreate(0)[1]
+    for size in sizes:
+        wish = driver.CUDA_MEM_ALLOC_NODE_PARAMS()
+        wish.poolProps.allocType = PINNED
+        wish.poolProps.location = location()
+        wish.bytesize = size
+        node = driver.cuGraphAddMemAllocNode(made, [], 0, wish)[1]
+        if frees:
+            driver.cuGraphAddMemFreeNode(made, [node], 1, wish.dptr)
+    return driver.cuGraphInstantiate(made, 0)
+
+
+def captured(size: int) -> Any:
+    """The same by capturing a stream."""
+    stream = driver.cuStreamCreate(1)[1]
+    driver.cuStreamBeginCapture(stream, driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED)
+    pointer = driver.cuMemAllocAsync(size, stream)[1]
+    driver.cuMemFreeAsync(pointer, stream)
+    return driver.cuGraphInstantiate(driver.cuStreamEndCapture(stream)[1], 0)
+
+
+def host_pool() -> Any:
+    place = driver.CUmemLocation()
+    place.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_HOST
+    return driver.cuMemGetDefaultMemPool(place, PINNED)
+
+
 def lock(pid: int, timeout_ms: int = 0) -> Any:
     wish = driver.CUcheckpointLockArgs()
     wish.timeoutMs = timeout_ms
@@ -167,6 +196,12 @@ def cycle(pid: int) -> Any:
 
 OPERATIONS: dict[str, Callable[..., Any]] = {
     "alloc": driver.cuMemAlloc,
+    "alloc_async": lambda size: driver.cuMemAllocAsync(size, 0),
+    "host_pool": host_pool,
+    "graph": graph,
+    "captured": captured,
+    "launch": lambda made: driver.cuGraphLaunch(driver.CUgraphExec(made), 0),
+    "end_graph": lambda made: driver.cuGraphExecDestroy(driver.CUgraphExec(made)),
     "free": driver.cuMemFree,
     "free_async": lambda pointer: driver.cuMemFreeAsync(pointer, 0),
     "range": driver.cuMemGetAddressRange,

@@ -28,7 +28,7 @@ PERIOD_US: Final = 10_000
 NODE_FLAGS: Final = (
     *("--slots", "8", "--watch-period", "200ms", "--calm-samples", "2", "--first-samples", "2"),
     *("--fault-grace", "500ms", "--evict-grace", "3s", "--hang-least", "1s", "--hang-factor", "20"),
-    *("--backoff", "500ms", "--online-first", "5s"),
+    *("--backoff", "500ms", "--online-first", "5s", "--make-room", "2s"),
 )
 """Shorter waits than the defaults, where all that a fault costs is waiting: there are hundreds of faults."""
 TENANT_FLAGS: Final = ("--restart", "always", "--restart-delay", "100ms", "--grace", "2s", "--measure", "never")

@@ -16,6 +16,7 @@ from cotenant.errors import WorldError
 from cotenant.live.process import run_to_end
 
 DRIVER_NAME: Final = "libcuda.so.1"
+NVML_NAME: Final = "libnvidia-ml.so.1"
 RECORD_VARIABLE: Final = "COTENANT_RECORD"
 LEDGER_VARIABLE: Final = "COTENANT_LEDGER_FD"
 """Two descriptors with a comma between them: the ledger of the tenant's device to read, and to write."""
@@ -44,6 +45,11 @@ def door() -> Path:
     return _installed(f"{_OURS}door-{__version__}.so")
 
 
+def nvml_door() -> Path:
+    """What a program finds as libnvidia-ml.so.1: the hook first, NVML second."""
+    return _installed(f"{_OURS}nvml-{__version__}.so")
+
+
 def idle_driver() -> Path:
     """A driver that does nothing, for measuring the way to it."""
     return _installed(f"{_OURS}idle-{__version__}.so")
@@ -58,8 +64,17 @@ def _installed(name: str) -> Path:
 
 def find_driver(environ: Mapping[str, str]) -> Path | None:
     """The libcuda.so.1 that a program with this environment would load if we were not there."""
-    for directory in _search_path(environ):
-        path = Path(directory) / DRIVER_NAME
+    return _find(DRIVER_NAME, environ)
+
+
+def find_nvml(environ: Mapping[str, str]) -> Path | None:
+    """The same for NVML, which a program can do without."""
+    return _find(NVML_NAME, environ)
+
+
+def _find(name: str, environ: Mapping[str, str]) -> Path | None:
+    for directory in _search_path(name, environ):
+        path = Path(directory) / name
         with contextlib.suppress(OSError):
             real = path.resolve(strict=True)
             if not real.name.startswith(_OURS):
@@ -67,13 +82,13 @@ def find_driver(environ: Mapping[str, str]) -> Path | None:
     return None
 
 
-def _search_path(environ: Mapping[str, str]) -> Iterator[str]:
+def _search_path(name: str, environ: Mapping[str, str]) -> Iterator[str]:
     yield from filter(None, environ.get("LD_LIBRARY_PATH", "").replace(";", ":").split(":"))
-    yield from _cached()
+    yield from _cached(name)
     yield from _LAST_PLACES
 
 
-def _cached() -> Iterator[str]:
+def _cached(library_name: str) -> Iterator[str]:
     """What the linker's cache knows; `ldconfig` is often not on a user's PATH."""
     tool = shutil.which("ldconfig", path=os.environ.get("PATH", "") + ":/sbin:/usr/sbin")
     if tool is None:
@@ -81,19 +96,22 @@ def _cached() -> Iterator[str]:
     said = subprocess.run([tool, "-p"], capture_output=True, text=True, errors="replace", check=False).stdout
     for line in said.splitlines():
         name, _, path = line.partition("=>")
-        if name.split()[:1] == [DRIVER_NAME] and "x32" not in name and path.strip():
+        if name.split()[:1] == [library_name] and "x32" not in name and path.strip():
             yield str(Path(path.strip()).parent)
 
 
-def make_shim(directory: Path, driver: Path) -> None:
-    """Fill a directory that comes first on a program's library path."""
+def make_shim(directory: Path, driver: Path, nvml: Path | None = None) -> None:
+    """Fill a directory that comes first on a program's library path; where there is no NVML, none is found in it."""
     directory.mkdir(mode=0o700)
-    for name, target in (
+    links = [
         (DRIVER_NAME, door()),
         ("libcuda.so", door()),
         ("libcotenant.so", library()),
         ("libcuda-real.so.1", driver),
-    ):
+    ]
+    if nvml is not None:
+        links += [(NVML_NAME, nvml_door()), ("libnvidia-ml.so", nvml_door()), ("libnvidia-ml-real.so.1", nvml)]
+    for name, target in links:
         (directory / name).symlink_to(target)
 
 

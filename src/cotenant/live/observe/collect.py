@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from enum import Enum
 from typing import Final
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
@@ -45,32 +44,30 @@ _TENANT_LABELS: Final = ("tenant", "gpu", "kind")
 _GPU_LABELS: Final = ("gpu", "name")
 
 
-class NodeCollector(Collector):
-    """Makes the families anew whenever somebody asks."""
+class _Alone(Collector):
+    """One family, as what makes text of families wants it."""
 
-    def __init__(self, look: Callable[[], NodeFigures]) -> None:
-        """Nothing is counted here: `look` has the figures."""
-        self._look = look
+    def __init__(self, family: Metric) -> None:
+        self._family = family
 
     def collect(self) -> Iterator[Metric]:
-        """Every family, in the order of docs/metrics.md."""
-        figures = self._look()
-        yield from _of_tenants(figures.tenants)
-        yield from _of_kinds(figures)
-        yield from _of_gpus(figures.gpus)
-        yield from _of_node(figures)
+        yield self._family
 
 
-def page_maker(look: Callable[[], NodeFigures]) -> Callable[[], bytes]:
-    """What makes the text of /metrics."""
-    registry = CollectorRegistry()
-    collector = NodeCollector(look)
+def page_of(look: Callable[[], NodeFigures]) -> Iterator[bytes]:
+    """The text of /metrics, family by family: whoever serves it can do other things between two of them."""
+    figures = look()
+    yield b""
+    for family in _families(figures):
+        yield generate_latest(_Alone(family))
 
-    def page() -> bytes:
-        return generate_latest(registry)
 
-    registry.register(collector)
-    return page
+def _families(figures: NodeFigures) -> Iterator[Metric]:
+    """In the order of docs/metrics.md."""
+    yield from _of_tenants(figures.tenants)
+    yield from _of_kinds(figures)
+    yield from _of_gpus(figures.gpus)
+    yield from _of_node(figures)
 
 
 def _of_tenants(tenants: Iterable[TenantFigures]) -> Iterator[Metric]:

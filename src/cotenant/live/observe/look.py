@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from cotenant import __version__
 from cotenant.domain.gpu import Gpu
@@ -28,7 +28,8 @@ class NodeLook:
     def __call__(self) -> NodeFigures:
         """Everything."""
         machine, witness = self._machine, self._witness
-        tenants = tuple(self._tenant(view) for view in machine.tenants())
+        denied = {gpu: witness.denied(gpu) for gpu in range(len(machine.settings.gpus))}
+        tenants = tuple(self._tenant(view, denied) for view in machine.tenants())
         watches = machine.watches()
         gpus = [
             self._gpu(index, gpu, watches[index] if index < len(watches) else GpuWatch(), tenants)
@@ -50,7 +51,7 @@ class NodeLook:
             faults=witness.faults,
         )
 
-    def _tenant(self, view: TenantView) -> TenantFigures:
+    def _tenant(self, view: TenantView, denied: Mapping[int, Mapping[int, int]]) -> TenantFigures:
         tenant = view.tenant
         terms = tenant.terms
         return TenantFigures(
@@ -62,7 +63,7 @@ class NodeLook:
             restarts=tenant.restarts,
             quota_bytes=terms.memory_bytes,
             held_bytes=self._witness.held_bytes(terms),
-            work=self._witness.work_of(terms),
+            work=self._witness.work_of(terms, denied.get(terms.gpu, {}).get(terms.slot, 0)),
         )
 
     def _gpu(self, index: int, gpu: Gpu, watch: GpuWatch, tenants: tuple[TenantFigures, ...]) -> GpuFigures:

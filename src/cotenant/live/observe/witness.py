@@ -50,11 +50,14 @@ class Witness:
             self._log.tell(happening)
             self._count(happening)
 
-    def work_of(self, terms: Terms) -> Work:
-        """What a tenant did so far, by its own page and its account."""
+    def denied(self, gpu: int) -> dict[int, int]:
+        """Allocations that a quota refused on a device, by slot."""
+        return self._ledgers.denied(gpu) if gpu >= 0 else {}
+
+    def work_of(self, terms: Terms, denied: int) -> Work:
+        """What a tenant did so far, by its own page, and how often its account says that it was denied."""
         if terms.gpu < 0:
             return Work()
-        denied = self._ledgers.denied(terms.gpu, terms.slot)
         counts = self._gates.counts(terms.gpu, terms.slot)
         if counts.generation != terms.generation:  # it has not launched yet, and the page is still an earlier tenant's
             return Work(denied=denied)
@@ -71,7 +74,8 @@ class Witness:
             return
         terms = resident.terms
         place = (terms.gpu, terms.kind)
-        self.departed[place] = self.departed.get(place, Work()).plus(self.work_of(terms))
+        denied = self.denied(terms.gpu).get(terms.slot, 0)
+        self.departed[place] = self.departed.get(place, Work()).plus(self.work_of(terms, denied))
 
     def _count(self, happening: Happening) -> None:
         self.happenings[happening.what.value] += 1

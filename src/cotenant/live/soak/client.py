@@ -39,6 +39,10 @@ class CudaClient:
         if code:
             raise CudaError(name, code)
 
+    def try_call(self, name: str, *arguments: object) -> bool:
+        """One that may be refused."""
+        return bool(getattr(self._driver, name)(*arguments) == 0)
+
     def launch(self, kernel_ns: int, blocks: int = 80) -> None:
         """A kernel that takes so long."""
         value = ctypes.c_uint64(kernel_ns)

@@ -212,9 +212,12 @@ class _Device:
         return found
 
     def uses(self) -> dict[int, int] | None:
-        """Which processes ran something lately, in per cent of the time; None: this device does not tell."""
+        """Which processes ran something lately, in per cent of the time; None: this device does not tell.
+
+        What an MPS server is said to have run, its clients did, and nobody knows which of them.
+        """
         uses: dict[int, int] | None = told(process_use, self._handle, _RECENT_US)
-        return uses
+        return None if uses is None or any(_is_mps_server(pid) for pid in uses) else uses
 
     def sample(self) -> GpuSample:
         memory = pynvml.nvmlDeviceGetMemoryInfo(self._handle)
@@ -289,6 +292,13 @@ class _Gpm:
 def _gpm_of(handle: Any) -> _Gpm | None:
     support = told(pynvml.nvmlGpmQueryDeviceSupport, handle)
     return _Gpm(handle) if support is not None and support.isSupportedDevice else None
+
+
+def _is_mps_server(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").startswith("nvidia-cuda-mps")
+    except OSError:
+        return False
 
 
 def _address(handle: Any) -> int | None:

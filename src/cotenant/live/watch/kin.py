@@ -40,6 +40,12 @@ def word_of(owner: int) -> Word:
     )
 
 
+def is_vague(owner: int) -> bool:
+    """Whether the process has no /proc, and could not tell its namespace and its start: nobody can be found by that."""
+    word = word_of(owner)
+    return not word.space and not word.start
+
+
 def identity_of(pid: int, space_inode: int, start_ticks: int) -> int:
     """As `ct_ledger_identity` makes it."""
     parts = ((pid, _PID_BITS), (space_inode, _SPACE_BITS), (start_ticks, _START_BITS))
@@ -95,7 +101,7 @@ class Kin:
         """The number by which we know the process, as long as it lives or is held on to; None: it is gone."""
         held = self._held.get(owner)
         if held is None:
-            pid = self._search(word_of(owner))
+            pid = None if is_vague(owner) else self._search(word_of(owner))
             if pid is None:
                 return None
             held = self._held[owner] = _Held(pid, _pidfd(pid))

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Final
 
 from cotenant.domain.instant import SECOND_NS, Instant
-from cotenant.domain.protect import GpuWatch
 from cotenant.live.clock import boot_ns
 from cotenant.live.ledger import LiveLedgers
 from cotenant.live.watch.kin import Kin, stat_of
@@ -18,7 +17,7 @@ _TICK_NS: Final = SECOND_NS // os.sysconf("SC_CLK_TCK")
 
 
 class LiveWardens:
-    """Ends processes, has MPS started again, and says how devices are doing."""
+    """Ends processes, and has MPS started again."""
 
     def __init__(
         self,
@@ -50,10 +49,6 @@ class LiveWardens:
         """One server is all devices'."""
         del gpu
         self._restart_mps()
-
-    def show(self, gpu: int, watch: GpuWatch) -> None:
-        """Say it to people."""
-        self._say(f"GPU {gpu} is {watch.health.value}{': ' if watch.why else ''}{watch.why}")
 
     def _kill_parent(self, slot: int, pid: int) -> None:
         """By a descriptor, and only if it was there when the tenant joined: the number may be another's by now."""

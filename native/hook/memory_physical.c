@@ -1,0 +1,214 @@
+/* Physical memory: it counts from cuMemCreate until its last handle is released and its last mapping is gone. */
+#include "hook/memory.h"
+
+#include <stdlib.h>
+
+/* Under the lock of what is beyond plain memory; the holdings lead to it by handle and by the start of each mapping. */
+struct physical {
+    uint64_t bytes;
+    uint32_t handles, maps;
+    uint32_t releasing; /* handles that the driver is about to release */
+    uint64_t key; /* exported or imported under; 0: neither */
+    int is_imported;
+};
+
+static struct physical *physical_of(const struct ct_holding *holding)
+{
+    return (struct physical *)(uintptr_t)holding->note;
+}
+
+static void remember(struct ct_memory *memory, uint64_t handle, struct physical *physical)
+{
+    const struct ct_holding holding = {.key = handle, .note = (uintptr_t)physical, .held = CT_HELD_PHYSICAL};
+    ct_holding_add(memory, &holding); /* if there is no room it counts until the process ends */
+}
+
+/* Changes its counts; when it has neither handles nor mappings it is no more. */
+static void count(struct ct_memory *memory, struct physical *physical, int handles, int maps, uint32_t released)
+{
+    ct_beyond_hold(&memory->beyond);
+    physical->handles += (uint32_t)handles;
+    physical->maps += (uint32_t)maps;
+    physical->releasing -= released;
+    const int is_gone = !physical->handles && !physical->maps;
+    ct_beyond_let_go(&memory->beyond);
+    if (!is_gone)
+        return;
+    if (!physical->is_imported)
+        ct_share_freed(memory, CT_LEDGER_BOOKED, physical->bytes, physical->key);
+    else
+        ct_share_closed(memory, physical->key);
+    free(physical);
+}
+
+/* ---- handles ------------------------------------------------------------------------------------------------------- */
+
+CT_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *props,
+                               unsigned long long flags)
+{
+    struct ct_memory *memory = props && props->location.type == CU_MEM_LOCATION_TYPE_DEVICE ? ct_memory() : NULL;
+    struct physical *physical = memory ? calloc(1, sizeof *physical) : NULL;
+    struct ct_wanting wanting = {0};
+    CUresult result = memory && !physical ? CUDA_ERROR_OUT_OF_MEMORY : ct_memory_reserve(memory, CT_LEDGER_BOOKED, bytes);
+    if (result != CUDA_SUCCESS) {
+        free(physical);
+        return result;
+    }
+    do
+        result = CT_NEXT(cuMemCreate)(handle, bytes, props, flags);
+    while (ct_memory_wants(memory, &wanting, bytes, result));
+    ct_seen_memory(0, result);
+    if (memory && result == CUDA_SUCCESS) {
+        *physical = (struct physical){.bytes = bytes, .handles = 1};
+        remember(memory, *handle, physical);
+    } else {
+        ct_memory_give(memory, CT_LEDGER_BOOKED, bytes);
+        free(physical);
+    }
+    ct_memory_end(memory);
+    return ct_fault_seen(result);
+}
+
+/* Out of the table with its last handle, before the driver releases that: the number may be another's at once. */
+CT_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
+{
+    struct ct_memory *memory = ct_memory();
+    struct ct_holding holding;
+    ct_memory_begin(memory);
+    struct physical *physical =
+        ct_holding_find(memory, CT_HELD_PHYSICAL, handle, &holding) ? physical_of(&holding) : NULL;
+    if (physical) {
+        ct_beyond_hold(&memory->beyond);
+        const int is_last = physical->handles == ++physical->releasing;
+        ct_beyond_let_go(&memory->beyond);
+        if (is_last)
+            ct_holding_take(memory, CT_HELD_PHYSICAL, handle, &holding);
+    }
+    CUresult result = CT_NEXT(cuMemRelease)(handle);
+    ct_seen_memory(1, result);
+    if (physical && result != CUDA_SUCCESS)
+        ct_holding_add(memory, &holding);
+    if (physical)
+        count(memory, physical, result == CUDA_SUCCESS ? -1 : 0, 0, 1);
+    ct_memory_end(memory);
+    return ct_fault_seen(result);
+}
+
+/* ---- mappings ------------------------------------------------------------------------------------------------------ */
+
+CT_EXPORT CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
+                            unsigned long long flags)
+{
+    struct ct_memory *memory = ct_memory();
+    struct ct_holding holding;
+    const int is_held = ct_holding_find(memory, CT_HELD_PHYSICAL, handle, &holding);
+    if (is_held) /* before: another thread may release the handle as soon as it is mapped */
+        count(memory, physical_of(&holding), 0, 1, 0);
+    CUresult result = CT_NEXT(cuMemMap)(pointer, bytes, offset, handle, flags);
+    ct_seen_memory(0, result);
+    if (is_held && result == CUDA_SUCCESS) {
+        const struct ct_holding mapping = {.key = pointer, .bytes = bytes, .note = holding.note,
+                                           .held = CT_HELD_MAPPED};
+        ct_holding_add(memory, &mapping);
+    } else if (is_held) {
+        count(memory, physical_of(&holding), 0, -1, 0);
+    }
+    return ct_fault_seen(result);
+}
+
+/* Mappings side by side, all or none of which go. Their places may be others' as soon as the driver has done it. */
+CT_EXPORT CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes)
+{
+    struct ct_memory *memory = ct_memory();
+    struct ct_holding *taken = NULL, holding;
+    size_t found = 0, room = 0;
+    ct_memory_begin(memory);
+    for (uint64_t done = 0; done < bytes && ct_holding_take(memory, CT_HELD_MAPPED, pointer + done, &holding);
+         done += holding.bytes) {
+        if (found == room) {
+            room = room ? 2 * room : 8;
+            struct ct_holding *larger = realloc(taken, room * sizeof *larger);
+            if (!larger) {
+                ct_holding_add(memory, &holding);
+                break;
+            }
+            taken = larger;
+        }
+        taken[found++] = holding;
+    }
+    CUresult result = CT_NEXT(cuMemUnmap)(pointer, bytes);
+    ct_seen_memory(1, result);
+    for (size_t i = 0; i < found; i++)
+        if (result == CUDA_SUCCESS)
+            count(memory, physical_of(&taken[i]), 0, -1, 0);
+        else
+            ct_holding_add(memory, &taken[i]);
+    free(taken);
+    ct_memory_end(memory);
+    return ct_fault_seen(result);
+}
+
+/* One handle more: the number that is known, or another one for what is mapped there. */
+CT_EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
+{
+    struct ct_memory *memory = ct_memory();
+    struct ct_holding holding;
+    CUresult result = CT_NEXT(cuMemRetainAllocationHandle)(handle, address);
+    if (!memory || result != CUDA_SUCCESS)
+        return ct_fault_seen(result);
+    const int is_known = ct_holding_find(memory, CT_HELD_PHYSICAL, *handle, &holding);
+    if (is_known || ct_holding_around(memory, CT_HELD_MAPPED, (uintptr_t)address, &holding)) {
+        count(memory, physical_of(&holding), 1, 0, 0);
+        if (!is_known)
+            remember(memory, *handle, physical_of(&holding));
+    }
+    return result;
+}
+
+/* ---- between processes --------------------------------------------------------------------------------------------- */
+
+/* By a descriptor. What has no room in the ledger, or no name there, cannot be followed: see docs/memory.md. */
+CT_EXPORT CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
+                                                CUmemAllocationHandleType type, unsigned long long flags)
+{
+    struct ct_memory *memory = ct_memory();
+    struct ct_holding holding;
+    CUresult result = CT_NEXT(cuMemExportToShareableHandle)(shareable, handle, type, flags);
+    if (result != CUDA_SUCCESS || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
+        !ct_holding_find(memory, CT_HELD_PHYSICAL, handle, &holding) || physical_of(&holding)->is_imported)
+        return ct_fault_seen(result);
+    struct physical *physical = physical_of(&holding);
+    const uint64_t key = ct_share_key_of_file(*(const int *)shareable);
+    if (!key)
+        return result;
+    if (!ct_ledger_share_add(&memory->ledger, CT_LEDGER_EXPORT, key, physical->bytes))
+        return ct_share_refused(*(const int *)shareable);
+    ct_beyond_hold(&memory->beyond);
+    physical->key = key;
+    ct_beyond_let_go(&memory->beyond);
+    return result;
+}
+
+CT_EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *os_handle,
+                                                  CUmemAllocationHandleType type)
+{
+    struct ct_memory *memory = ct_memory();
+    const uint64_t key = memory && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+                             ? ct_share_key_of_file((int)(intptr_t)os_handle)
+                             : 0;
+    struct physical *physical = key ? calloc(1, sizeof *physical) : NULL;
+    if (key && (!physical || !ct_share_opens(memory, key))) {
+        free(physical);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    CUresult result = CT_NEXT(cuMemImportFromShareableHandle)(handle, os_handle, type);
+    ct_seen_memory(0, result);
+    if (key && result == CUDA_SUCCESS) {
+        *physical = (struct physical){.handles = 1, .key = key, .is_imported = 1};
+        remember(memory, *handle, physical);
+    } else if (key) {
+        ct_share_closed(memory, key);
+        free(physical);
+    }
+    return ct_fault_seen(result);
+}

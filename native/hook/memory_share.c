@@ -1,0 +1,209 @@
+/* Memory that goes to other processes: it is its exporter's until the last of them has closed it. */
+#define _GNU_SOURCE
+#include "hook/memory.h"
+
+#include <errno.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static uint64_t key_of(const void *bytes, size_t count)
+{
+    const unsigned char *at = bytes;
+    uint64_t mixed = UINT64_C(0xcbf29ce484222325);
+    for (size_t i = 0; i < count; i++)
+        mixed = (mixed ^ at[i]) * UINT64_C(0x100000001b3);
+    mixed ^= mixed >> 29;
+    return mixed ? mixed : 1;
+}
+
+/* The file that a descriptor is of, if there is one of its own for every piece of memory. NVIDIA's driver gives descriptors of
+ * its device's file, all alike. */
+uint64_t ct_share_key_of_file(int descriptor)
+{
+    struct stat file;
+    int kept_errno = errno, is_known = fstat(descriptor, &file) == 0 && S_ISREG(file.st_mode);
+    errno = kept_errno;
+    const uint64_t words[2] = {is_known ? file.st_dev : 0, is_known ? file.st_ino : 0};
+    return is_known ? key_of(words, sizeof words) : 0;
+}
+
+CUresult ct_share_refused(int descriptor)
+{
+    int kept_errno = errno;
+    close(descriptor);
+    errno = kept_errno;
+    return CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+void ct_share_freed(struct ct_memory *memory, enum ct_ledger_kind kind, uint64_t bytes, uint64_t key)
+{
+    if (key)
+        ct_ledger_share_drop(&memory->ledger, CT_LEDGER_EXPORT, key);
+    else
+        ct_memory_give(memory, kind, bytes);
+}
+
+int ct_share_opens(struct ct_memory *memory, uint64_t key)
+{
+    if (!memory)
+        return 1;
+    const struct ct_ledger *ledger = &memory->ledger;
+    return ct_ledger_share_add(&memory->ledger, CT_LEDGER_IMPORT, key,
+                               ct_ledger_exported_bytes(ledger->file, ledger->bytes, key));
+}
+
+/* The device may have counted it to us after its owner's death. */
+void ct_share_closed(struct ct_memory *memory, uint64_t key)
+{
+    if (!key)
+        return;
+    ct_ledger_unsure(&memory->ledger);
+    ct_ledger_share_drop(&memory->ledger, CT_LEDGER_IMPORT, key);
+}
+
+/* ---- plain memory, by 64 bytes ------------------------------------------------------------------------------------- */
+
+/* The key is noted with the allocation, whichever of its bytes the program pointed at. */
+CT_EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer)
+{
+    struct ct_memory *memory = ct_memory();
+    struct ct_holding holding;
+    CUdeviceptr start = pointer;
+    size_t bytes;
+    ct_memory_begin(memory);
+    CUresult result = CT_NEXT(cuIpcGetMemHandle)(handle, pointer);
+    if (memory && result == CUDA_SUCCESS) {
+        if (CT_NEXT(cuMemGetAddressRange_v2)(&start, &bytes, pointer) != CUDA_SUCCESS)
+            start = pointer;
+        const uint64_t key = key_of(handle, sizeof *handle);
+        if (ct_holding_find(memory, CT_HELD_MEMORY, start, &holding) && !holding.note) {
+            holding.note = key;
+            if (ct_ledger_share_add(&memory->ledger, CT_LEDGER_EXPORT, key, holding.bytes))
+                ct_holding_add(memory, &holding);
+            else
+                result = CUDA_ERROR_OUT_OF_MEMORY;
+        }
+    }
+    ct_memory_end(memory);
+    return ct_fault_seen(result);
+}
+
+/* Opened again it is at the same address, and closed as often. `bytes` is how often; it takes none of ours. */
+static CUresult opened(struct ct_memory *memory, const CUdeviceptr *pointer, uint64_t key, CUresult result)
+{
+    struct ct_holding holding;
+    ct_seen_memory(0, result);
+    if (!memory)
+        return ct_fault_seen(result);
+    if (result != CUDA_SUCCESS) {
+        ct_share_closed(memory, key);
+        return ct_fault_seen(result);
+    }
+    if (ct_holding_find(memory, CT_HELD_OPENED, *pointer, &holding)) {
+        holding.bytes++;
+        ct_ledger_share_drop(&memory->ledger, CT_LEDGER_IMPORT, key);
+    } else {
+        holding = (struct ct_holding){.key = *pointer, .bytes = 1, .home = ct_memory_home(memory), .note = key,
+                                      .held = CT_HELD_OPENED};
+    }
+    ct_holding_add(memory, &holding);
+    return result;
+}
+
+#define IPC_OPEN(symbol)                                                                                               \
+    CT_EXPORT CUresult symbol(CUdeviceptr *pointer, CUipcMemHandle handle, unsigned int flags)                         \
+    {                                                                                                                  \
+        struct ct_memory *memory = ct_memory();                                                                        \
+        const uint64_t key = key_of(&handle, sizeof handle);                                                           \
+        if (!ct_share_opens(memory, key))                                                                                       \
+            return CUDA_ERROR_MAP_FAILED;                                                                              \
+        return opened(memory, pointer, key, CT_NEXT(symbol)(pointer, handle, flags));                                  \
+    }
+
+IPC_OPEN(cuIpcOpenMemHandle)
+IPC_OPEN(cuIpcOpenMemHandle_v2)
+
+CT_EXPORT CUresult cuIpcCloseMemHandle(CUdeviceptr pointer)
+{
+    struct ct_memory *memory = ct_memory();
+    struct ct_holding holding;
+    ct_memory_begin(memory);
+    const int was_held = ct_holding_take(memory, CT_HELD_OPENED, pointer, &holding);
+    CUresult result = CT_NEXT(cuIpcCloseMemHandle)(pointer);
+    ct_seen_memory(1, result);
+    if (was_held && result == CUDA_SUCCESS && !--holding.bytes)
+        ct_share_closed(memory, holding.note);
+    else if (was_held)
+        ct_holding_add(memory, &holding);
+    ct_memory_end(memory);
+    return ct_fault_seen(result);
+}
+
+/* ---- pools --------------------------------------------------------------------------------------------------------- */
+
+CT_EXPORT CUresult cuMemPoolExportToShareableHandle(void *handle, CUmemoryPool pool, CUmemAllocationHandleType type,
+                                                    unsigned long long flags)
+{
+    struct ct_memory *memory = ct_memory();
+    CUresult result = CT_NEXT(cuMemPoolExportToShareableHandle)(handle, pool, type, flags);
+    if (!memory || result != CUDA_SUCCESS || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR)
+        return ct_fault_seen(result);
+    const uint64_t key = ct_share_key_of_file(*(const int *)handle);
+    ct_beyond_hold(&memory->beyond);
+    struct ct_supply *supply = ct_supply_of(&memory->beyond, pool, 0);
+    if (!supply)
+        supply = ct_supply_make(&memory->beyond, pool, 0);
+    int has_room = 1;
+    if (supply && supply->is_counted && key && !supply->key) {
+        has_room = ct_ledger_share_add(&memory->ledger, CT_LEDGER_EXPORT, key,
+                                       supply->booked_bytes + supply->pending_bytes);
+        supply->key = has_room ? key : 0;
+    }
+    ct_beyond_let_go(&memory->beyond);
+    return has_room ? result : ct_share_refused(*(const int *)handle);
+}
+
+/* What it has reserved is its exporter's: here it only keeps that from going. */
+CT_EXPORT CUresult cuMemPoolImportFromShareableHandle(CUmemoryPool *pool, void *handle, CUmemAllocationHandleType type,
+                                                      unsigned long long flags)
+{
+    struct ct_memory *memory = ct_memory();
+    const uint64_t key = memory && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+                             ? ct_share_key_of_file((int)(intptr_t)handle)
+                             : 0;
+    if (key && !ct_share_opens(memory, key))
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    CUresult result = CT_NEXT(cuMemPoolImportFromShareableHandle)(pool, handle, type, flags);
+    ct_seen_memory(0, result);
+    if (!memory || result != CUDA_SUCCESS) {
+        if (memory)
+            ct_share_closed(memory, key);
+        return ct_fault_seen(result);
+    }
+    ct_beyond_hold(&memory->beyond);
+    struct ct_supply *supply = ct_supply_make(&memory->beyond, *pool, 0);
+    if (supply) {
+        supply->is_counted = 0;
+        supply->key = key;
+    }
+    ct_beyond_let_go(&memory->beyond);
+    return result;
+}
+
+CT_EXPORT CUresult cuMemPoolImportPointer(CUdeviceptr *pointer, CUmemoryPool pool, CUmemPoolPtrExportData *data)
+{
+    struct ct_memory *memory = ct_memory();
+    CUresult result = CT_NEXT(cuMemPoolImportPointer)(pointer, pool, data);
+    ct_seen_memory(0, result);
+    if (!memory || result != CUDA_SUCCESS)
+        return ct_fault_seen(result);
+    ct_beyond_hold(&memory->beyond);
+    struct ct_supply *supply = ct_supply_of(&memory->beyond, pool, 0);
+    if (supply)
+        supply->allocations++;
+    ct_beyond_let_go(&memory->beyond);
+    const struct ct_holding holding = {.key = *pointer, .home = 0, .note = (uintptr_t)supply, .held = CT_HELD_POOLED};
+    if (supply)
+        ct_holding_add(memory, &holding);
+    return result;
+}

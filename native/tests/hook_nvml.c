@@ -1,0 +1,162 @@
+/* NVML with the hook before it: the quota for a tenant's own device, and what NVML says for everything else. */
+#include "hook_inside.h"
+
+#include "hook/memory.h"
+#include "hook/nvml.h"
+
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+enum { SLOT = 1, SLOTS = 2, GENERATION = 3, INVALID = 2, NOT_FOUND = 13 };
+#define GIB (UINT64_C(1) << 30)
+
+struct memory {
+    unsigned long long total, free, used;
+};
+struct memory_v2 {
+    unsigned int version;
+    unsigned long long total, reserved, free, used;
+};
+int nvmlDeviceGetMemoryInfo(void *device, struct memory *memory);
+int nvmlDeviceGetMemoryInfo_v2(void *device, struct memory_v2 *memory);
+
+static void *const FIRST = (void *)1, *const SECOND = (void *)2;
+static unsigned int *devices;
+
+static void *make(const char *name, size_t bytes)
+{
+    char path[128];
+    snprintf(path, sizeof path, "%s/%s", test_records, name);
+    int descriptor = open(path, O_RDWR | O_CREAT, 0600);
+    EXPECT(descriptor >= 0 && ftruncate(descriptor, (off_t)bytes) == 0);
+    void *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+    EXPECT(memory != MAP_FAILED);
+    close(descriptor);
+    return memory;
+}
+
+/* What a node makes for a tenant with this quota. */
+static void be_tenant(uint64_t quota)
+{
+    const size_t bytes = ct_ledger_offset(SLOTS);
+    char *ledger = make("ledger", bytes);
+    struct ct_terms_page *page = make("terms", CT_TERMS_BYTES);
+    EXPECT_EQ(ct_ledger_init(ledger, bytes, SLOTS), 0);
+    ct_ledger_grant((struct ct_ledger_account *)(ledger + ct_ledger_offset(SLOT)), GENERATION);
+    EXPECT_EQ(ct_terms_init(page, CT_TERMS_BYTES), 0);
+    ct_terms_write(page, &(struct ct_terms){.state = CT_TERMS_GRANTED,
+                                            .slot = SLOT,
+                                            .generation = GENERATION,
+                                            .memory_bytes = quota,
+                                            .gpu = 1});
+    setenv("COTENANT_SLOT", "1/3", 1);
+}
+
+static void shows(void *device, uint64_t total, uint64_t used, uint64_t reserved)
+{
+    struct memory memory;
+    struct memory_v2 later = {.version = 42};
+    EXPECT_EQ(nvmlDeviceGetMemoryInfo(device, &memory), 0);
+    EXPECT_EQ(nvmlDeviceGetMemoryInfo_v2(device, &later), 0);
+    EXPECT_EQ(memory.total, total);
+    EXPECT_EQ(memory.used, used);
+    EXPECT_EQ(memory.free, total - used);
+    EXPECT_EQ(later.version, 42);
+    EXPECT(later.total == total && later.used == used && later.free == total - used && later.reserved == reserved);
+}
+
+static void shows_the_device(void *device)
+{
+    shows(device, 16 * GIB, GIB, UINT64_C(1) << 28);
+}
+
+static void nobody_is_a_tenant(void)
+{
+    shows_the_device(FIRST);
+}
+
+static void a_tenant_without_a_quota(void)
+{
+    be_tenant(0);
+    shows_the_device(FIRST);
+}
+
+static void a_quota_and_what_is_held(void)
+{
+    be_tenant(4 * GIB);
+    setenv("CUDA_VISIBLE_DEVICES", "1", 1);
+    shows(SECOND, 4 * GIB, 0, 0);
+    shows_the_device(FIRST);
+    EXPECT_EQ(ct_memory_reserve(ct_memory(), CT_LEDGER_BOOKED, 3 * GIB), CUDA_SUCCESS);
+    ct_memory_end(ct_memory());
+    shows(SECOND, 4 * GIB, 3 * GIB, 0);
+    struct memory memory;
+    EXPECT_EQ(nvmlDeviceGetMemoryInfo(NULL, &memory), INVALID);
+}
+
+static void a_device_by_the_beginning_of_its_uuid(void)
+{
+    be_tenant(4 * GIB);
+    setenv("CUDA_VISIBLE_DEVICES", "GPU-10f1", 1);
+    shows(FIRST, 4 * GIB, 0, 0);
+    shows_the_device(SECOND);
+}
+
+static void the_only_one(void)
+{
+    be_tenant(4 * GIB);
+    unsetenv("CUDA_VISIBLE_DEVICES");
+    shows_the_device(FIRST); /* of two, nobody knows which is meant */
+    setenv("CUDA_VISIBLE_DEVICES", "0,1", 1);
+    shows_the_device(FIRST);
+    *devices = 1;
+    shows(FIRST, 4 * GIB, 0, 0);
+}
+
+static void a_quota_larger_than_the_device(void)
+{
+    be_tenant(40 * GIB);
+    *devices = 1;
+    shows_the_device(FIRST);
+}
+
+static void the_names(void)
+{
+    EXPECT(ct_nvml_instead("nvmlInit_v2", FIRST) == FIRST);
+    EXPECT(ct_nvml_instead("nvmlDeviceGetMemoryInfo", FIRST) == (void *)nvmlDeviceGetMemoryInfo);
+    EXPECT(ct_nvml_instead("nvmlDeviceGetMemoryInfo_v2", FIRST) == (void *)nvmlDeviceGetMemoryInfo_v2);
+}
+
+static void (*const CASES[])(void) = {
+    nobody_is_a_tenant,
+    a_tenant_without_a_quota,
+    a_quota_and_what_is_held,
+    a_device_by_the_beginning_of_its_uuid,
+    the_only_one,
+    a_quota_larger_than_the_device,
+    the_names,
+};
+
+int main(void)
+{
+    struct memory memory;
+    EXPECT_EQ(nvmlDeviceGetMemoryInfo(FIRST, &memory), NOT_FOUND); /* no NVML is loaded */
+    void *behind = dlopen(NVML_BEHIND, RTLD_NOW | RTLD_LOCAL);
+    EXPECT(behind != NULL);
+    devices = dlsym(behind, "behind_devices");
+    EXPECT(devices != NULL);
+    for (size_t i = 0; i < sizeof CASES / sizeof CASES[0]; i++) {
+        int status;
+        test_hook_open("0", "8");
+        pid_t child = fork();
+        if (child == 0) {
+            CASES[i]();
+            _exit(0);
+        }
+        EXPECT(waitpid(child, &status, 0) == child && status == 0);
+        test_hook_close();
+    }
+    return 0;
+}

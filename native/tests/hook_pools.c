@@ -1,0 +1,205 @@
+/* Pools that grow in steps of their own, in many threads at once: is what is booked what they have reserved, in the end and
+ * at every refusal? */
+#include "hook_inside.h"
+
+#include "hook/memory.h"
+
+#include <fcntl.h>
+#include <pthread.h>
+#include <sys/mman.h>
+
+CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream);
+CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream);
+CUresult cuMemPoolDestroy(CUmemoryPool pool);
+CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t bytes);
+
+enum { SLOTS = 1, GENERATION = 3, MIB = 1 << 20, FILE_BYTES = CT_LEDGER_HEADER_BYTES + SLOTS * CT_LEDGER_ACCOUNT_BYTES };
+enum { THREADS = 4, ROUNDS = 4000, HELD = 8, POOLS = 3 };
+
+static unsigned char *file;
+static struct ct_terms_page *page;
+
+static uint64_t booked(void)
+{
+    return ((struct ct_ledger_account *)(file + ct_ledger_offset(0)))->line[0].booked_bytes;
+}
+
+static void *shared(const char *variable, size_t bytes)
+{
+    char path[128], text[64];
+    snprintf(path, sizeof path, "%s/file", test_records);
+    int writing = open(path, O_RDWR | O_CREAT, 0600), reading = open(path, O_RDONLY);
+    EXPECT(reading >= 0 && ftruncate(writing, (off_t)bytes) == 0);
+    void *mapped = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, writing, 0);
+    EXPECT(mapped != MAP_FAILED);
+    unlink(path);
+    snprintf(text, sizeof text, "%d,%d", reading, writing);
+    setenv(variable, text, 1);
+    return mapped;
+}
+
+static void say_quota(uint64_t bytes)
+{
+    ct_terms_write(page, &(struct ct_terms){.state = CT_TERMS_GRANTED, .generation = GENERATION, .memory_bytes = bytes});
+}
+
+/* ---- a driver with pools ------------------------------------------------------------------------------------------- */
+
+/* It grows in steps that nobody was told of, and keeps what it has reserved until it is trimmed. */
+static struct {
+    uint64_t used_bytes, reserved_bytes;
+    int is_destroyed;
+} pools[POOLS + 1];
+static uint64_t step_bytes, next_pointer = 1 << 20;
+static pthread_mutex_t driver_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* A pointer says which pool it is of, and how large. */
+static CUresult driver_allocate(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream)
+{
+    uintptr_t number = (uintptr_t)pool;
+    (void)stream;
+    pthread_mutex_lock(&driver_lock);
+    EXPECT(number <= POOLS && !pools[number].is_destroyed);
+    pools[number].used_bytes += bytes;
+    while (pools[number].reserved_bytes < pools[number].used_bytes)
+        pools[number].reserved_bytes += step_bytes;
+    next_pointer += 1 << 12;
+    *pointer = next_pointer << 32 | (bytes / MIB) << 8 | number;
+    pthread_mutex_unlock(&driver_lock);
+    return CUDA_SUCCESS;
+}
+
+static CUresult driver_free(CUdeviceptr pointer, CUstream stream)
+{
+    (void)stream;
+    pthread_mutex_lock(&driver_lock);
+    pools[pointer & 0xff].used_bytes -= (pointer >> 8 & 0xffffff) * MIB;
+    pthread_mutex_unlock(&driver_lock);
+    return CUDA_SUCCESS;
+}
+
+static CUresult driver_attribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
+{
+    pthread_mutex_lock(&driver_lock);
+    EXPECT(!pools[(uintptr_t)pool].is_destroyed); /* nobody asks after one that is gone */
+    *(cuuint64_t *)value = attribute == CU_MEMPOOL_ATTR_USED_MEM_CURRENT ? pools[(uintptr_t)pool].used_bytes
+                                                                         : pools[(uintptr_t)pool].reserved_bytes;
+    pthread_mutex_unlock(&driver_lock);
+    return CUDA_SUCCESS;
+}
+
+static CUresult driver_trim(CUmemoryPool pool, size_t bytes)
+{
+    uintptr_t number = (uintptr_t)pool;
+    pthread_mutex_lock(&driver_lock);
+    EXPECT(!pools[number].is_destroyed);
+    uint64_t least = (pools[number].used_bytes + step_bytes - 1) / step_bytes * step_bytes;
+    if (pools[number].reserved_bytes > least && pools[number].reserved_bytes > bytes)
+        pools[number].reserved_bytes = least > bytes ? least : bytes;
+    pthread_mutex_unlock(&driver_lock);
+    return CUDA_SUCCESS;
+}
+
+static CUresult driver_destroy(CUmemoryPool pool)
+{
+    pthread_mutex_lock(&driver_lock);
+    pools[(uintptr_t)pool].is_destroyed = 1;
+    pthread_mutex_unlock(&driver_lock);
+    return CUDA_SUCCESS;
+}
+
+static uint64_t reserved(void)
+{
+    uint64_t sum = 0;
+    pthread_mutex_lock(&driver_lock);
+    for (int i = 1; i <= POOLS; i++)
+        sum += pools[i].is_destroyed && !pools[i].used_bytes ? 0 : pools[i].reserved_bytes;
+    pthread_mutex_unlock(&driver_lock);
+    return sum;
+}
+
+/* ---- what is to hold ----------------------------------------------------------------------------------------------- */
+
+/* One that grows further than anybody could expect is told that there is nothing, and nothing of it stays. */
+static void a_pool_that_grows_too_far_is_taken_back(void)
+{
+    CUdeviceptr one, two;
+    step_bytes = 64 * MIB;
+    say_quota(80 * MIB);
+    EXPECT_EQ(cuMemAllocFromPoolAsync(&one, 4 * MIB, (CUmemoryPool)1, NULL), CUDA_SUCCESS);
+    EXPECT_EQ(booked(), 64 * MIB);
+    EXPECT_EQ(cuMemAllocFromPoolAsync(&two, 4 * MIB, (CUmemoryPool)2, NULL), CUDA_ERROR_OUT_OF_MEMORY);
+    EXPECT_EQ(reserved(), 64 * MIB);
+    EXPECT_EQ(booked(), 64 * MIB);
+    EXPECT_EQ(cuMemFreeAsync(one, NULL), CUDA_SUCCESS);
+    EXPECT_EQ(cuMemPoolTrimTo((CUmemoryPool)1, 0), CUDA_SUCCESS);
+    EXPECT_EQ(booked(), 0);
+}
+
+static void *live(void *given)
+{
+    CUdeviceptr held[HELD] = {0};
+    uint64_t dice = (uintptr_t)given * UINT64_C(0x9e3779b97f4a7c15) + 1;
+    for (int i = 0; i < ROUNDS; i++) {
+        dice = dice * UINT64_C(6364136223846793005) + 1442695040888963407;
+        CUdeviceptr *place = &held[dice >> 60 & (HELD - 1)];
+        if (*place) {
+            EXPECT_EQ(cuMemFreeAsync(*place, NULL), CUDA_SUCCESS);
+            *place = 0;
+        } else if (cuMemAllocFromPoolAsync(place, (1 + (dice >> 40 & 7)) * MIB, (CUmemoryPool)(1 + (dice >> 50) % POOLS),
+                                           NULL) != CUDA_SUCCESS) {
+            *place = 0;
+        }
+        if (i % 64 == 0)
+            cuCtxSynchronize();
+    }
+    for (int i = 0; i < HELD; i++)
+        if (held[i])
+            EXPECT_EQ(cuMemFreeAsync(held[i], NULL), CUDA_SUCCESS);
+    return NULL;
+}
+
+/* By the page the driver grows in, what is reserved before is never too little. */
+static void threads_settle_on_what_is_reserved(void)
+{
+    pthread_t threads[THREADS];
+    CUdeviceptr last;
+    step_bytes = CT_PAGE_STEP;
+    say_quota(100 * MIB);
+    for (uintptr_t i = 0; i < THREADS; i++)
+        EXPECT_EQ(pthread_create(&threads[i], NULL, live, (void *)i), 0);
+    for (int i = 0; i < THREADS; i++)
+        EXPECT_EQ(pthread_join(threads[i], NULL), 0);
+    EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
+    EXPECT_EQ(booked(), reserved());
+    EXPECT(reserved() <= 100 * MIB);
+    EXPECT_EQ(cuMemAllocFromPoolAsync(&last, 8 * MIB, (CUmemoryPool)1, NULL), CUDA_SUCCESS);
+    for (uintptr_t i = 1; i <= POOLS; i++)
+        EXPECT_EQ(cuMemPoolDestroy((CUmemoryPool)i), CUDA_SUCCESS);
+    EXPECT_EQ(booked(), 8 * MIB); /* until it is freed */
+    EXPECT_EQ(cuMemFreeAsync(last, NULL), CUDA_SUCCESS);
+    EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS); /* of frees before its end nobody knows where they were */
+    EXPECT_EQ(booked(), 0);
+    EXPECT_EQ(reserved(), 0);
+}
+
+int main(void)
+{
+    test_hook_open("0", "0");
+    page = shared("COTENANT_TERMS_FD", CT_TERMS_BYTES);
+    file = shared("COTENANT_LEDGER_FD", FILE_BYTES);
+    setenv("COTENANT_SLOT", "0/3", 1);
+    EXPECT_EQ(ct_terms_init(page, CT_TERMS_BYTES), CT_TERMS_OK);
+    EXPECT_EQ(ct_ledger_init(file, FILE_BYTES, SLOTS), 0);
+    ct_ledger_grant((struct ct_ledger_account *)(file + ct_ledger_offset(0)), GENERATION);
+    EXPECT(ct_bind(1));
+    ct_next[CT_cuMemAllocFromPoolAsync] = (void *)driver_allocate;
+    ct_next[CT_cuMemFreeAsync] = (void *)driver_free;
+    ct_next[CT_cuMemPoolGetAttribute] = (void *)driver_attribute;
+    ct_next[CT_cuMemPoolTrimTo] = (void *)driver_trim;
+    ct_next[CT_cuMemPoolDestroy] = (void *)driver_destroy;
+    a_pool_that_grows_too_far_is_taken_back();
+    threads_settle_on_what_is_reserved();
+    test_hook_close();
+    return 0;
+}
