@@ -6,7 +6,6 @@ then be had. The order of the looks makes that sound: who was dead before the de
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
@@ -19,6 +18,9 @@ from cotenant.live.ledger import LiveLedgers
 from cotenant.live.watch.kin import Kin, is_vague
 
 _AGAIN_NS: Final = SECOND_NS
+_MOST_BYTES: Final = 1 << 50
+"""No device has more. A tenant may scribble any word into its lines; what goes on from here can be added up."""
+_MOST_CODE: Final = (1 << 31) - 1
 _CONTEXTS_KEPT: Final = 15
 
 
@@ -77,7 +79,7 @@ class Books:
 
     def held(self, slot: int) -> int:
         """What a tenant holds, in bytes."""
-        return self._ledgers.held(self._gpu, slot)
+        return min(self._ledgers.held(self._gpu, slot), _MOST_BYTES)
 
     def _is_over(self, line: LedgerLine, held_bytes: Mapping[int, int | None] | None) -> bool:
         return held_bytes is None or not any(self._kin.could_be(line.owner, pid) for pid in held_bytes)
@@ -92,8 +94,17 @@ class Books:
         taken = self._ledgers.measured(self._gpu, line, held)
         beyond_bytes = held - line.booked_bytes - line.code_bytes
         if taken and line.contexts and beyond_bytes > 0 and not line.managed_bytes:
-            self._contexts.append(beyond_bytes // line.contexts)
-            self._ledgers.learn_context(self._gpu, int(statistics.median_low(self._contexts)))
+            self._learn(beyond_bytes // line.contexts, is_sure=not line.booked_bytes)
+
+    def _learn(self, context_bytes: int, *, is_sure: bool) -> None:
+        """From one that holds nothing else; until there was such a one, from any: what it booked may be gone already.
+
+        The least counts: whoever was left memory by somebody who died seems to have larger contexts.
+        """
+        if is_sure:
+            self._contexts.append(context_bytes)
+        if is_sure or not self._contexts:
+            self._ledgers.learn_context(self._gpu, min(self._contexts, default=context_bytes))
 
     def _tell_faults(self, seats: Mapping[int, int]) -> None:
         """Once for each process: what it cannot survive does not get worse."""
@@ -101,14 +112,15 @@ class Books:
         for line in self._lines:
             if line.fault and line.owner not in self._told_faults and seats.get(line.slot) == line.generation:
                 self._told_faults[line.owner] = line.fault
-                self._post(TenantFaulted(line.slot, line.generation, Source.CUDA.value, line.fault))
+                code = min(line.fault, _MOST_CODE)
+                self._post(TenantFaulted(line.slot, line.generation, Source.CUDA.value, code))
 
     def _tell_wants(self, seats: Mapping[int, int], now: Instant) -> None:
         """At once, and again while it lasts: room may have been made and taken by somebody else."""
         wanted: dict[int, int] = {}
         for line in self._lines:
             if line.wanted_bytes and line.owner not in self._dead and seats.get(line.slot) == line.generation:
-                wanted[line.slot] = max(wanted.get(line.slot, 0), line.wanted_bytes)
+                wanted[line.slot] = max(wanted.get(line.slot, 0), min(line.wanted_bytes, _MOST_BYTES))
         self._told_wants = {slot: at for slot, at in self._told_wants.items() if slot in wanted}
         for slot, wanted_bytes in wanted.items():
             if now - self._told_wants.get(slot, now - _AGAIN_NS) >= _AGAIN_NS:

@@ -244,7 +244,8 @@ class Watch:
         return any(self._parts.kin.find(owner) == pid for owner in owners) or tenant.pid in lineage(pid)
 
     def _page(self, tenant: Tenant) -> Page:
-        return msgspec.convert(self._parts.gates.page(tenant.terms.gpu, tenant.terms.slot), Page)
+        page = msgspec.convert(self._parts.gates.page(tenant.terms.gpu, tenant.terms.slot), Page)
+        return page.believed(monotonic_ns())
 
     def _judge_drains(self, place: _Place, uses_pct: Mapping[int, int] | None) -> None:
         for tenant in list(place.tenants):
