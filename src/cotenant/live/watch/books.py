@@ -15,7 +15,7 @@ from cotenant.domain.fault import Source
 from cotenant.domain.instant import SECOND_NS, Instant
 from cotenant.domain.ledger import LedgerLine
 from cotenant.live.ledger import LiveLedgers
-from cotenant.live.watch.kin import Kin
+from cotenant.live.watch.kin import Kin, is_vague
 
 _AGAIN_NS: Final = SECOND_NS
 _MOST_BYTES: Final = 1 << 50
@@ -47,10 +47,16 @@ class Books:
     def read(self, seats: Mapping[int, int], now: Instant) -> bool:
         """Look at every line; whether the device is to be asked. `seats` are the generations by slot."""
         self._lines = self._ledgers.lines(self._gpu)
-        self._dead = frozenset(line.owner for line in self._lines if not self._kin.is_alive(line.owner))
+        self._dead = frozenset(line.owner for line in self._lines if not self._is_alive(line, seats))
         self._tell_faults(seats)
         self._tell_wants(seats, now)
         return bool(self._dead) or any(_is_unmeasured(line) for line in self._lines)
+
+    def _is_alive(self, line: LedgerLine, seats: Mapping[int, int]) -> bool:
+        """Of a process that could not tell who it is: for as long as its tenant is there."""
+        if is_vague(line.owner):
+            return seats.get(line.slot) == line.generation
+        return self._kin.is_alive(line.owner)
 
     def settle(self, held_bytes: Mapping[int, int | None] | None) -> None:
         """Take in what the device said after the reading, by process; None: there is no device that could say."""
