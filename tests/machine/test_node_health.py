@@ -282,3 +282,14 @@ def test_what_is_said_at_the_gate_is_said_once() -> None:
     over = look(node, FULL, 4, 10)
     said = [one for one in over if isinstance(one, Sit | Rise | Roster)]
     assert [type(one) for one in said] == [Roster], "two seats change in one turn"
+
+
+def test_a_device_that_drains_begins_anew_once_other_programs_run_in_every_place() -> None:
+    node = ProtectedNode()
+    node.join(1, SMALL_WEB)
+    node.join(2, msgspec.structs.replace(SMALL_WEB, name="two"))
+    assert watch_of(node.tell(GpuFaulted(0, 48), 10)).health is Health.DISABLED
+    assert node.tell(TenantRestarted(1, "exit 3", 1), 20) == []
+    assert refused(node, MINOR, 21)[0] is Reason.UNHEALTHY
+    assert watch_of(node.tell(TenantRestarted(2, "exit 3", 1), 30)).health is Health.INIT
+    welcome(node, 4, MINOR, 40)

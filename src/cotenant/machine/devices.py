@@ -191,12 +191,12 @@ class Devices:
         return self._block(gpu, tuple(one for one in blocked if one is not block), "", now)
 
     def settle(self, now: Instant) -> list[Action]:
-        """No offline tenant stays on a device over its limit; one that all had to leave begins anew when empty."""
+        """No offline tenant stays on a device over its limit; one that all had to leave begins anew when they have."""
         actions: list[Action] = []
         for gpu, watch in enumerate(self.watches):
             if watch.health is Health.OVERLIMIT:
                 actions += self._clear(gpu, watch, now)
-            elif Block.DRAIN in watch.blocked and not self._roll.seats.count(gpu):
+            elif Block.DRAIN in watch.blocked and all(_is_new(tenant, watch) for tenant in self._roll.on(gpu)):
                 actions += self._take_block(gpu, Block.DRAIN, now)
         return actions
 
@@ -300,6 +300,11 @@ class Devices:
             if tenant.terms.kind is Kind.OFFLINE:
                 actions += self._exits.begin(tenant.terms.slot, f"evicted: {why}", now)
         return actions
+
+
+def _is_new(tenant: Tenant, watch: GpuWatch) -> bool:
+    """Whether another program runs in its place since the device went wrong: the one that met the error is gone."""
+    return tenant.standing.stage is Stage.RUNNING and tenant.standing.since_ns > watch.since_ns
 
 
 _SOURCES: Final = {source.value: source for source in Source}
