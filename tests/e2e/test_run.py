@@ -51,7 +51,8 @@ def only_child(pid: int) -> int:
 
 def program(pid: int) -> int:
     """Below `cotenant run` is the guard, and below that the program."""
-    return only_child(only_child(pid))
+    guard = only_child(pid)
+    return only_child(guard)
 
 
 def test_a_node_is_started_when_none_runs_and_that_is_said(stage: Stage) -> None:

@@ -116,7 +116,7 @@ class Worker(threading.Thread):
         if not isinstance(answer, wire.Welcome):
             connection.close()
             return None
-        assert len(handed) == 3, "its terms page, and its device's gate to read and to write"
+        assert len(handed) == 5, "its terms page, and its device's gate and ledger to read and to write"
         assert read_page(handed[0]) == answer.terms
         for descriptor in handed:
             os.close(descriptor)

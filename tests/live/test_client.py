@@ -125,7 +125,7 @@ def test_descriptors_of_an_answer_that_never_ends_are_not_kept(serve: Serve) -> 
 def test_of_many_descriptors_only_those_of_a_welcome_are_kept(serve: Serve) -> None:
     before = len(list(Path("/proc/self/fd").iterdir()))
     farewell = wire.encode(wire.Farewell("x"))
-    with Connection(serve(lambda peer: socket.send_fds(peer, [farewell], [0, 1, 2, 2]))) as connection:
+    with Connection(serve(lambda peer: socket.send_fds(peer, [farewell], [0, 1, 2, 2, 2, 2]))) as connection:
         _, kept = connection.ask(wire.List(wire.VERSION))
         assert len(kept) == HANDED
         for descriptor in kept:

@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 from cotenant.domain.event import GpuBack, GpuFaulted, GpuLost, GpuSeen, TenantDrained, TenantHangs
+from cotenant.domain.gpu import Gpu
 from cotenant.domain.instant import MILLISECOND_NS, SECOND_NS
 from cotenant.domain.kernel import KernelIdentity, Work
 from cotenant.domain.protect import GpuWatch, Health, Stage
 from cotenant.format.known import FILE_NAME, MAGIC, key_of
 from cotenant.live.softgpu import fault, manage
+from cotenant.live.watch.device import Devices, Question
 from tests.live.indoors import until
 from tests.live.watched import LIMITS, Program, Watched, changed, eventually, tenant, watched
 
@@ -193,3 +195,27 @@ def test_who_is_held_back_is_drained_when_its_work_is_over(stage: Watched) -> No
     assert eventually(lambda: stage.told(TenantDrained)) == [TenantDrained(1, 1)]
     stage.seen(3)
     assert len(stage.told(TenantDrained)) == 1
+
+
+def test_activity_is_that_between_two_looks_where_the_driver_measures_it(tmp_path: Path) -> None:
+    directory = tmp_path / "gpu"
+    manage.create(directory, "h100", 2)
+    devices = Devices([directory])
+    question = Question(1, Gpu("second", 0, ("soft:1",)), sample=True)
+
+    def activity_ppm() -> int:
+        (seen,) = devices.look([question])
+        assert seen.sample is not None
+        return seen.sample.sm_activity_ppm
+
+    worker = Program({**os.environ, **manage.env(directory), "CUDA_VISIBLE_DEVICES": "1"}, "worker.py")
+    try:
+        assert worker.heard() == "done"
+        activity_ppm()
+        worker.do("spin", 20 * MILLISECOND_NS, 1)
+        assert 0 < activity_ppm() < 1_000_000 // 100  # one of 132 SMs
+        assert activity_ppm() == 0
+    finally:
+        worker.kill()
+        devices.close()
+        manage.destroy(directory)

@@ -8,10 +8,12 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from cotenant.domain.event import Event, MemoryWanted
+from cotenant.domain.event import Event, GpuSeen, MemoryWanted, TenantFaulted
 from cotenant.domain.instant import SECOND_NS
+from cotenant.domain.protect import GpuSample
 from cotenant.live.clock import LiveClock, boot_ns
 from cotenant.live.errand import Errands, Outcome
 from cotenant.live.ledger import LiveLedgers
@@ -89,6 +91,26 @@ def test_a_wish_for_memory_is_told_at_once_and_again_while_it_lasts(ledgers: Liv
     scribble(tmp_path, 1, 0, wanted_bytes=0)
     books.read(seats, 9 * SECOND_NS)
     assert told == [wanted, wanted]
+
+
+def test_whatever_a_tenant_scribbles_can_be_written_down_and_read_again(ledgers: LiveLedgers, tmp_path: Path) -> None:
+    told: list[Event] = []
+    most = (1 << 64) - 1
+    ledgers.grant(0, 2, 1)
+    for slot in (1, 2):
+        names = ("booked_bytes", "own_bytes", "own_version", "managed_bytes", "begun", "ended", "wanted_bytes", "fault")
+        scribble(tmp_path, slot, 0, owner=owner_of(os.getpid()), **dict.fromkeys(names, most))
+        scribble(tmp_path, slot, 1, owner=most, **dict.fromkeys(names, most))
+    books = Books(0, ledgers, Kin(), told.append)
+    books.read({1: 1, 2: 1}, 0)
+    books.settle({os.getpid(): most, 1: None})
+    kinds = {type(event) for event in told}
+    assert kinds == {MemoryWanted, TenantFaulted}
+    held = sum(books.held(slot) for slot in range(3))
+    told.append(GpuSeen(0, GpuSample(online_memory_bytes=held, offline_memory_bytes=held)))
+    for event in told:
+        again = msgspec.json.decode(msgspec.json.encode(event), type=type(event))
+        assert again == event
 
 
 def test_errands_come_back_in_order_and_leave_nothing_open() -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cotenant import _native
+from cotenant.domain.gate import GateRules, GateSeat
 from cotenant.domain.instant import MILLISECOND_NS, SECOND_NS
 from cotenant.domain.protect import ProtectLimits
 from cotenant.live.watch.work import Page, Stall, is_drained
+from cotenant.policy.schedule import roster
 
 LIMITS = ProtectLimits()
 BUSY = Page(generation=1, sequence=5, at_ns=SECOND_NS, busy_ns=2 * SECOND_NS)
@@ -60,6 +63,34 @@ def test_nothing_that_a_tenant_writes_makes_another_one_hang(at: int, busy: int,
     assert stall.look(page, 1 << 62, now, LIMITS) is None  # the first look never tells: nothing was compared
     told = stall.look(page, 1 << 62, now, LIMITS)
     assert told is None or (busy <= now and told == max(0, busy - at))
+
+
+@given(instants, instants, instants)
+def test_instants_that_cannot_be_meant_mean_nothing(word: int, now: int, ahead: int) -> None:
+    page = Page(generation=1, at_ns=word, busy_ns=word, unsure_ns=word).believed(now)
+    assert max(page.at_ns, page.unsure_ns) <= now + SECOND_NS
+    assert page.busy_ns <= now + 60 * SECOND_NS
+    meant = Page(generation=1, at_ns=now - 1, busy_ns=now + ahead % SECOND_NS, unsure_ns=now)
+    assert meant.believed(now) == meant
+
+
+def test_the_gate_says_since_when_work_of_unknown_length_may_run() -> None:
+    file = bytearray(roster.file_bytes(1))
+    roster.format_roster(file, 1)
+    roster.write_roster(file, GateRules(seats=(GateSeat(0, 1, 7, online=False),)))
+    gate = _native.Gate(file, 0, 1)
+
+    def unsure_ns() -> object:
+        return roster.read_page(file[roster.page_offset(0) :])["unsure_ns"]
+
+    gate.announce((500, 500, 0, 0, 0), 10)
+    assert unsure_ns() == 0
+    gate.announce((0, 0, 0, 0, 0), 20)
+    gate.announce((500, 500, 0, 0, 0), 30)
+    gate.rest(0, 0, False, 40)
+    assert unsure_ns() == 20  # it may still run
+    gate.rest(0, 0, True, 50)
+    assert unsure_ns() == 0
 
 
 def test_work_is_over_when_the_device_no_longer_works_for_it() -> None:

@@ -242,6 +242,18 @@ def test_it_stays_aside_for_a_while_so_that_memory_does_not_go_to_and_fro() -> N
     assert Restore(node.turn + 1, 1, 0) in node.tell(GpuSeen(0, CALM), 170)
 
 
+def test_who_went_aside_comes_back_before_anybody_offline_comes() -> None:
+    node = suspended()
+    node.tell(TenantLeft(2, "exit 0"), 30)
+    (refused,) = node.join(3, MINOR, now=31)
+    assert isinstance(refused, Refuse)
+    assert (refused.reject.reason, refused.reject.retry_after_ns) == (Reason.NO_ROOM_YET, 150)
+    node.tell(GpuSeen(0, CALM), 200)
+    node.tell(TenantRestored(1, ok=True), 201)
+    *_, granted = node.join(3, MINOR, now=202)
+    assert isinstance(granted, Grant)
+
+
 def test_what_cannot_be_suspended_or_does_not_answer_is_evicted() -> None:
     node = ProtectedNode()
     node.join(1, YIELDING)

@@ -48,7 +48,7 @@ class Hooked:
     def __init__(self, config: RunConfig, home: Path, driver: Path, task: str, *, measuring: bool, say: Say) -> None:
         """Make the directory that the program finds the hook in and leaves its records in."""
         self._config = config
-        self._driver = driver
+        self.driver = driver
         self._say = say
         self._strays: dict[int, str] = {}
         self._told: list[int] = []
@@ -88,7 +88,7 @@ class Hooked:
         """While it runs: does a process use the driver past us?"""
         self.look_s = min(2 * self.look_s, _LONGEST_LOOK_S)
         for member in family(pid):
-            path = driver_of(member, self._driver.resolve(), hooked=self._config.hook == "preload")
+            path = driver_of(member, self.driver.resolve(), hooked=self._config.hook == "preload")
             if path and member not in self._strays:
                 self._strays[member] = f"{program_of(member)} (pid {member}) uses {path}"
                 if self._config.hook == "shim":  # preloaded, it may be seen yet

@@ -14,7 +14,7 @@ import msgspec
 from cotenant.domain.event import NodeSettings
 from cotenant.domain.gpu import Gpu
 from cotenant.domain.plan import Reason, Reject
-from cotenant.domain.tenant import TenantSpec, Terms
+from cotenant.domain.tenant import Kind, TenantSpec, Terms
 from cotenant.errors import PeerError, WorldError
 from cotenant.format import wire
 from cotenant.format.quantity import format_duration, format_share, format_size
@@ -180,7 +180,8 @@ class Membership:
 
     def _join(self, connection: Connection, signals: Signals | None) -> None:
         connection.tell(wire.Join(wire.VERSION, self.spec))
-        self._await(connection, signals)
+        if self.spec.kind is Kind.ONLINE and self.spec.memory_bytes:
+            self._await(connection, signals)
         self._settle(*connection.answer())
 
     def _ask_for_place(self, connection: Connection) -> None:

@@ -83,6 +83,8 @@ class Tenancy:
         self._arguments = arguments
         self._hooked = hooked
         self._say = say
+        # Now, before others can see a tenant: it takes a process to find it.
+        self._driver = hooked.driver if hooked is not None else find_driver({**os.environ, **variables})
         self._restarts = Restarts(config.restart, int(config.restart_delay))
 
     def run(self) -> int:
@@ -108,7 +110,7 @@ class Tenancy:
     def _stay(self, membership: Membership, signals: Signals) -> tuple[int, bool]:
         """From a join to the leave: how it ended, and whether it may join anew because the node made it go."""
         environ = {**os.environ, **self._variables, **membership.environment}
-        mover = Mover(find_driver(environ), environ)
+        mover = Mover(self._driver, environ)
         attendant = Attendant(membership, signals, self._hooked, mover, int(self._config.grace))
         while True:
             started_ns = monotonic_ns()

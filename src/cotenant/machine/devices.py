@@ -125,6 +125,9 @@ class Devices:
         if until_ns is not None:
             detail = f"an online tenant waits for room on GPU {gpu}"
             return Reject(Reason.NO_ROOM_YET, detail, max(until_ns - now, limits.period_ns))
+        if gpu in self._roll.aside.values():
+            detail = f"a suspended tenant of GPU {gpu} comes back before anybody offline comes"
+            return Reject(Reason.NO_ROOM_YET, detail, max(limits.make_room_ns, limits.period_ns))
         return None
 
     def _refusal(self, gpu: int, does: str, why: str, wait_ns: int) -> Reject:

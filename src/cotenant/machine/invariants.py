@@ -96,6 +96,7 @@ def _remembers_too_much(watch: GpuWatch) -> bool:
 
 def _of_standings(roll: Roll) -> list[tuple[str, object, object]]:
     standings = {slot: tenant.standing for slot, tenant in sorted(roll.holders.items())}
+    suspended = [slot for slot, one in standings.items() if one.stage is Stage.SUSPENDED]
     timeless = [slot for slot, one in standings.items() if one.stage in _TIMELESS or slot not in roll.peer_of]
     return [
         (
@@ -113,10 +114,15 @@ def _of_standings(roll: Roll) -> list[tuple[str, object, object]]:
             [slot for slot, one in standings.items() if one.stage in _TIMELESS and slot in roll.deadlines],
             [],
         ),
+        (
+            "suspended slots",
+            sorted(roll.aside),
+            [slot for slot, one in standings.items() if one.stage is Stage.SUSPENDED],
+        ),
         ("slots aside that run", [slot for slot, one in standings.items() if one.aside and _runs(one.stage)], []),
         (
             "suspended slots with a reservation",
-            [slot for slot, one in standings.items() if one.stage is Stage.SUSPENDED and not one.aside],
+            [slot for slot in suspended if not standings[slot].aside],
             [],
         ),
     ]

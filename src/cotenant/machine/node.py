@@ -246,11 +246,11 @@ class NodeMachine(Roll):
             return self.refuse(peer, Reason.NAME_TAKEN, detail)
         if not self.settings.gpus:
             return self.admit(event, NO_GPU, now)
-        is_easy = self._devices.is_well and not self._pressure.waiting
+        is_easy = self._devices.is_well and not self._pressure.waiting and not self.aside
         barred = {} if is_easy else self._devices.bars(spec.kind, now)
         gpu = self.choose(spec, barred)
         if isinstance(gpu, Reject):
-            makes_room = spec.kind is Kind.ONLINE and gpu.reason is Reason.NO_MEMORY
+            makes_room = spec.kind is Kind.ONLINE and spec.memory_bytes > 0 and gpu.reason is Reason.NO_MEMORY
             waits = self._pressure.make_room(event, now, barred) if makes_room else None
             return [Refuse(self.turn, peer, gpu)] if waits is None else waits
         actions = self.admit(event, gpu, now)

@@ -17,7 +17,7 @@ from cotenant.domain.action import Action, Confirm, Crowd, Grant, Refuse, Revoke
 from cotenant.domain.event import DEPARTED_LIMIT, NodeSettings, TenantJoined
 from cotenant.domain.instant import NEVER, Instant
 from cotenant.domain.plan import Reason, Reject
-from cotenant.domain.protect import Standing
+from cotenant.domain.protect import Stage, Standing
 from cotenant.domain.tenant import NEIGHBOURS_LIMIT, Departure, Tenant, TenantSpec, Terms
 from cotenant.machine.name import invent_name
 from cotenant.machine.rooms import Rooms
@@ -44,6 +44,7 @@ class Roll:
         self.seats = Seats()
         self.rooms = Rooms(self.settings, ())
         self.deadlines: dict[int, Instant] = {}  # of those whose standing has one
+        self.aside: dict[int, int] = {}  # of those who are suspended, their devices
         self.away_until: Instant = NEVER
         self.idle_since: Instant = NEVER
 
@@ -144,6 +145,10 @@ class Roll:
         slot = tenant.terms.slot
         if standing.aside != tenant.standing.aside:
             self.rooms.reserve(tenant.terms.gpu, tenant.spec, -1 if standing.aside else 1)
+        if standing.stage is Stage.SUSPENDED:
+            self.aside[slot] = tenant.terms.gpu
+        else:
+            self.aside.pop(slot, None)
         if standing.until_ns == NEVER:
             self.deadlines.pop(slot, None)
         else:
@@ -158,6 +163,7 @@ class Roll:
             del self.slot_of_peer[connected]
         del self.slot_of_name[tenant.name]
         self.deadlines.pop(slot, None)
+        self.aside.pop(slot, None)
         if slot < self.settings.slots:  # a node restarted with fewer slots lets the surplus run out
             heapq.heappush(self.free, slot)
         if tenant.standing.aside:
@@ -171,7 +177,7 @@ class Roll:
         return [revoked, *self._crowd(tenant.terms.gpu, leaving=1)]
 
     def lay_out(self) -> None:
-        """Derive the free slots, the names, the seats, the rooms and the deadlines from the tenants and settings."""
+        """Derive the free slots, the names, the seats, rooms, deadlines and who is aside from what is known."""
         settings = self.settings
         self.generations += [0] * (settings.slots - len(self.generations))
         self.free = [slot for slot in range(settings.slots) if slot not in self.holders]
@@ -180,3 +186,5 @@ class Roll:
         self.rooms = Rooms(settings, self.holders.values())
         standings = {slot: tenant.standing for slot, tenant in self.holders.items()}
         self.deadlines = {slot: one.until_ns for slot, one in standings.items() if one.until_ns != NEVER}
+        suspended = [slot for slot, one in standings.items() if one.stage is Stage.SUSPENDED]
+        self.aside = {slot: self.holders[slot].terms.gpu for slot in suspended}

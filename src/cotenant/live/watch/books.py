@@ -15,9 +15,12 @@ from cotenant.domain.fault import Source
 from cotenant.domain.instant import SECOND_NS, Instant
 from cotenant.domain.ledger import LedgerLine
 from cotenant.live.ledger import LiveLedgers
-from cotenant.live.watch.kin import Kin
+from cotenant.live.watch.kin import Kin, is_vague
 
 _AGAIN_NS: Final = SECOND_NS
+_MOST_BYTES: Final = 1 << 50
+"""No device has more. A tenant may scribble any word into its lines; what goes on from here can be added up."""
+_MOST_CODE: Final = (1 << 31) - 1
 _CONTEXTS_KEPT: Final = 15
 
 
@@ -44,10 +47,16 @@ class Books:
     def read(self, seats: Mapping[int, int], now: Instant) -> bool:
         """Look at every line; whether the device is to be asked. `seats` are the generations by slot."""
         self._lines = self._ledgers.lines(self._gpu)
-        self._dead = frozenset(line.owner for line in self._lines if not self._kin.is_alive(line.owner))
+        self._dead = frozenset(line.owner for line in self._lines if not self._is_alive(line, seats))
         self._tell_faults(seats)
         self._tell_wants(seats, now)
         return bool(self._dead) or any(_is_unmeasured(line) for line in self._lines)
+
+    def _is_alive(self, line: LedgerLine, seats: Mapping[int, int]) -> bool:
+        """Of a process that could not tell who it is: for as long as its tenant is there."""
+        if is_vague(line.owner):
+            return seats.get(line.slot) == line.generation
+        return self._kin.is_alive(line.owner)
 
     def settle(self, held_bytes: Mapping[int, int | None] | None) -> None:
         """Take in what the device said after the reading, by process; None: there is no device that could say."""
@@ -70,7 +79,7 @@ class Books:
 
     def held(self, slot: int) -> int:
         """What a tenant holds, in bytes."""
-        return self._ledgers.held(self._gpu, slot)
+        return min(self._ledgers.held(self._gpu, slot), _MOST_BYTES)
 
     def _is_over(self, line: LedgerLine, held_bytes: Mapping[int, int | None] | None) -> bool:
         return held_bytes is None or not any(self._kin.could_be(line.owner, pid) for pid in held_bytes)
@@ -103,14 +112,15 @@ class Books:
         for line in self._lines:
             if line.fault and line.owner not in self._told_faults and seats.get(line.slot) == line.generation:
                 self._told_faults[line.owner] = line.fault
-                self._post(TenantFaulted(line.slot, line.generation, Source.CUDA.value, line.fault))
+                code = min(line.fault, _MOST_CODE)
+                self._post(TenantFaulted(line.slot, line.generation, Source.CUDA.value, code))
 
     def _tell_wants(self, seats: Mapping[int, int], now: Instant) -> None:
         """At once, and again while it lasts: room may have been made and taken by somebody else."""
         wanted: dict[int, int] = {}
         for line in self._lines:
             if line.wanted_bytes and line.owner not in self._dead and seats.get(line.slot) == line.generation:
-                wanted[line.slot] = max(wanted.get(line.slot, 0), line.wanted_bytes)
+                wanted[line.slot] = max(wanted.get(line.slot, 0), min(line.wanted_bytes, _MOST_BYTES))
         self._told_wants = {slot: at for slot, at in self._told_wants.items() if slot in wanted}
         for slot, wanted_bytes in wanted.items():
             if now - self._told_wants.get(slot, now - _AGAIN_NS) >= _AGAIN_NS:

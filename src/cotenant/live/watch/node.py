@@ -82,6 +82,10 @@ class _Place:
         self.judged_ns: Instant | None = None
 
 
+def _seats(tenants: Sequence[Tenant]) -> set[tuple[int, int]]:
+    return {(tenant.terms.slot, tenant.terms.generation) for tenant in tenants}
+
+
 class Watch:
     """Wakes by itself while there is anything to look after; a node that nobody uses sleeps."""
 
@@ -134,6 +138,7 @@ class Watch:
         for gpu in range(len(self._known.settings.gpus)):
             if gpu not in self._places:
                 self._places[gpu] = _Place(gpu, self._parts, self._post)
+        before = {gpu: _seats(place.tenants) for gpu, place in self._places.items()}
         for place in self._places.values():
             place.tenants = []
         for view in self._known.tenants():
@@ -141,7 +146,9 @@ class Watch:
             if terms.gpu in self._places:
                 self._places[terms.gpu].tenants.append(view.tenant)
         for place in self._places.values():
-            seats = {(tenant.terms.slot, tenant.terms.generation) for tenant in place.tenants}
+            seats = _seats(place.tenants)
+            if before[place.gpu] - seats:  # its last process may have come and died since we last looked
+                self._left_behind.add(place.gpu)
             place.stalls = {key: stall for key, stall in place.stalls.items() if key in seats}
             place.drained = {key: at for key, at in place.drained.items() if key in seats}
 
@@ -237,7 +244,8 @@ class Watch:
         return any(self._parts.kin.find(owner) == pid for owner in owners) or tenant.pid in lineage(pid)
 
     def _page(self, tenant: Tenant) -> Page:
-        return msgspec.convert(self._parts.gates.page(tenant.terms.gpu, tenant.terms.slot), Page)
+        page = msgspec.convert(self._parts.gates.page(tenant.terms.gpu, tenant.terms.slot), Page)
+        return page.believed(monotonic_ns())
 
     def _judge_drains(self, place: _Place, uses_pct: Mapping[int, int] | None) -> None:
         for tenant in list(place.tenants):

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from cotenant.domain.instant import MILLISECOND_NS, Duration, Instant
+from cotenant.domain.instant import MILLISECOND_NS, SECOND_NS, Duration, Instant
 from cotenant.domain.protect import ProtectLimits
 from cotenant.policy.protect.hang import is_hung
 
@@ -14,6 +14,10 @@ _SETTLED_NS: Final = 20 * MILLISECOND_NS
 """Launches do not end to the microsecond at the instant that was foreseen."""
 _NOTICED_NS: Final = 400 * MILLISECOND_NS
 """After two periods of six per second, a device's samples show whatever was launched."""
+_FAR_NS: Final = 60 * SECOND_NS
+"""No tenant foresees more, as in native/gate/gate.h: an instant further ahead is a scribble, and means nothing."""
+_AHEAD_NS: Final = SECOND_NS
+"""A tenant counts time by its processor, which may be a little ahead of the kernel's clock."""
 _SILENT_NS: Final = 500 * MILLISECOND_NS
 """Where nobody can say what the device does, this long past the foreseen end counts as the end."""
 
@@ -33,6 +37,14 @@ class Page(msgspec.Struct, frozen=True):
     def is_of(self, generation: int) -> bool:
         """Whether this tenant has announced anything at all; an earlier one's words mean nothing."""
         return bool(self.generation == generation and self.at_ns)
+
+    def believed(self, now: Instant) -> Page:
+        """Without the instants that cannot be meant."""
+        busy_ns, at_ns, unsure_ns = (
+            0 if word > now + far_ns else word
+            for word, far_ns in ((self.busy_ns, _FAR_NS), (self.at_ns, _AHEAD_NS), (self.unsure_ns, _AHEAD_NS))
+        )
+        return msgspec.structs.replace(self, busy_ns=busy_ns, at_ns=at_ns, unsure_ns=unsure_ns)
 
     @property
     def mark(self) -> tuple[int, int]:
