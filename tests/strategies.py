@@ -41,6 +41,7 @@ from cotenant.domain.event import (
     PriorityChanged,
     QuitAsked,
     RulesChanged,
+    ShareChanged,
     TenantDrained,
     TenantFaulted,
     TenantHangs,
@@ -55,7 +56,7 @@ from cotenant.domain.event import (
     Woke,
 )
 from cotenant.domain.fault import Source
-from cotenant.domain.gate import GatePolicy, GateRules, GateSeat
+from cotenant.domain.gate import GatePolicy, GateRules, GateSeat, Limit
 from cotenant.domain.gpu import WHOLE_PPM, Gpu
 from cotenant.domain.histogram import Histogram, Recorder
 from cotenant.domain.plan import Reason, Reject
@@ -91,6 +92,7 @@ def specs(draw: st.DrawFn) -> TenantSpec:
         draw(st.sampled_from(["", "0", "soft:1", "GPU-0f"])),
         draw(st.sampled_from(OnPressure)),
         draw(amounts),
+        draw(st.sampled_from(Limit)),
     )
 
 
@@ -98,7 +100,10 @@ terms = st.builds(
     Terms, small, small, st.sampled_from(Kind), st.integers(0, 9), shares, amounts, amounts, st.integers(-1, 7)
 )
 gpus = st.builds(Gpu, texts, amounts, st.sampled_from([(), ("soft:0",), ("GPU-0f1e", "0")]))
-gate_seats = st.builds(GateSeat, small, small, st.integers(0, 9), st.booleans(), st.booleans(), shares, st.booleans())
+gate_seats = st.builds(
+    GateSeat,
+    *(small, small, st.integers(0, 9), st.booleans(), st.booleans(), shares, st.booleans(), shares, st.booleans()),
+)
 gate_policies = st.sampled_from(GatePolicy)
 gate_rules = st.builds(
     GateRules,
@@ -191,6 +196,7 @@ events: st.SearchStrategy[Event] = st.one_of(
         st.booleans(),
     ),
     st.builds(PriorityChanged, small, small, st.booleans(), names, st.integers(0, 9)),
+    st.builds(ShareChanged, small, small, st.booleans(), names, st.none() | shares, st.none() | st.sampled_from(Limit)),
     st.builds(RulesChanged, small, st.booleans(), gate_changes),
     st.builds(GpusFound, st.lists(gpus, max_size=3).map(tuple)),
     st.just(Woke()),

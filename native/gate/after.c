@@ -1,5 +1,6 @@
 /* After the answer: what was submitted, what has ended, and how to wait. */
 #include "gate/debt.h"
+#include "gate/limit.h"
 #include "gate/words.h"
 
 enum { PPM = 1000 * 1000, SPIN_BURST_NS = 5 * 1000 * 1000, SPIN_LONGEST_NS = 200 * 1000 };
@@ -24,6 +25,7 @@ void ct_gate_submitted(struct ct_gate *gate, const struct ct_gate_wish *wish, in
     if (!gate->unconfirmed)
         return; /* it passed because nobody was above */
     if (!is_submitted) {
+        ct_limit_refund(gate, wish, now_ns);
         take_off(gate, wish->expect_ns, now_ns);
         return;
     }
@@ -71,7 +73,8 @@ struct ct_gate_nap ct_gate_nap(struct ct_gate *gate, const struct ct_gate_answer
 {
     struct ct_gate_nap nap = {0, 0};
     uint64_t until_ns = later(answer->until_ns, now_ns);
-    int may_spin = gate->spin_ppm && answer->reason != CT_GATE_PAUSED && answer->reason != CT_GATE_DEBT &&
+    /* Who is late for its share has it later: there is no use in looking. */
+    int may_spin = gate->spin_ppm && answer->reason != CT_GATE_PAUSED && answer->reason < CT_GATE_DEBT &&
                    left(gate->spin_ns, now_ns) <= SPIN_BURST_NS;
     /* Who waits for a holder that may come at any instant looks at it, for its launch opens the next gap. */
     int must_look = answer->reason == CT_GATE_DUE;

@@ -1,6 +1,7 @@
 /* May this kernel go now? What those above leave, what is submitted already, what may still be risked. */
 #include "gate/claim.h"
 #include "gate/debt.h"
+#include "gate/limit.h"
 #include "gate/words.h"
 
 enum { PAUSE_LOOK_NS = 5 * 1000 * 1000, AGAIN_NS = 2 * 1000, WAITED_FOR_NS = 50 * 1000 };
@@ -198,6 +199,7 @@ static struct ct_gate_answer pass(struct ct_gate *gate, const struct ct_gate_wis
         gate->above[i].seen = sight->sequence[i];
     }
     charge_upfront(gate, wish, reason, sight, now_ns);
+    ct_limit_charge(gate, wish, now_ns);
     gate->has_switched = 1;
     if (gate->charged_until_ns <= now_ns)
         gate->grain_ns = wish->grain_ns;
@@ -351,7 +353,10 @@ static int is_full_with(const struct ct_gate *gate, const struct ct_gate_wish *w
 {
     if (gate->is_ending)
         return gate->unconfirmed || believed(LOAD(gate->mine->busy_ns), now_ns) > now_ns;
-    return gate->unconfirmed > 1 && plus(gate->unconfirmed_ns, weight_of(gate, wish->expect_ns)) > gate->bound_ns;
+    if (!gate->above_count && !gate->beside_count) /* held back by nothing but its own share: nobody waits for it */
+        return 0;
+    const uint64_t bound_ns = gate->above_count ? gate->bound_ns : later(gate->bound_ns, CT_LIMIT_AHEAD_NS);
+    return gate->unconfirmed > 1 && plus(gate->unconfirmed_ns, weight_of(gate, wish->expect_ns)) > bound_ns;
 }
 
 struct ct_gate_answer ct_gate_ask(struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t since_ns,
@@ -377,8 +382,15 @@ struct ct_gate_answer ct_gate_ask(struct ct_gate *gate, const struct ct_gate_wis
         ADD(gate->mine->counts.stuck, 1);
         return pass(gate, wish, CT_GATE_STUCK, &sight, now_ns);
     }
-    if (gate->policy == CT_GATE_OPEN) /* only one that is to end asks there */
-        return pass(gate, wish, CT_GATE_FREE, &sight, now_ns);
+    uint64_t until_ns;
+    const uint32_t reason = ct_limit_ask(gate, wish, sight.is_active, since_ns, now_ns, &until_ns);
+    if (reason) {
+        STORE(gate->mine->wanted_ns, CT_GATE_NEVER); /* it competes for no gap */
+        return wait_for(reason, until_ns);
+    }
+    /* Only those ask there who are to end, or are held to shares. */
+    if (gate->policy == CT_GATE_OPEN || (!gate->above_count && !gate->is_ending))
+        return pass(gate, wish, gate->is_lent ? CT_GATE_LENT : CT_GATE_FREE, &sight, now_ns);
     struct ct_gate_answer answer = ask_below(gate, wish, &sight, since_ns, now_ns);
     if (!answer.pass && answer.reason != CT_GATE_CHANGED && least_is_due(gate, now_ns)) {
         look_up(gate, now_ns, &sight);

@@ -1,4 +1,5 @@
 /* The gate as one tenant has it: what the roster says of the others, and what the own page says to them. */
+#include "gate/limit.h"
 #include "gate/words.h"
 
 #include <string.h>
@@ -65,7 +66,9 @@ static void seat_others(struct ct_gate *gate, const struct ct_gate_rules *rules)
         struct ct_gate_peer peer = {.page = page_of(gate, seat->slot),
                                     .generation = seat->generation,
                                     .slot = seat->slot,
-                                    .priority = priority_of(seat)};
+                                    .priority = priority_of(seat),
+                                    .limit_ppm = seat->limit_ppm,
+                                    .is_paused = (seat->flags & CT_GATE_SEAT_PAUSED) != 0};
         /* Another generation in our slot is another tenant: then it is we who have no seat. */
         if ((seat->slot == gate->slot && seat->generation == gate->generation) || !peer.page)
             continue;
@@ -91,6 +94,9 @@ static void move_in(struct ct_gate *gate)
     for (size_t i = 0; i < sizeof page->counts / sizeof *count; i++)
         STORE(count[i], 0);
     STORE(page->wanted_ns, 0);
+    STORE(page->paid_ns, 0);
+    STORE(page->paid_ppm, 0);
+    STORE(page->over_ns, 0);
     STORE(page->pieces, 0);
     STORE(page->active_ns, 0);
     STORE(page->marked_ns, 0);
@@ -113,7 +119,8 @@ void ct_gate_reread(struct ct_gate *gate)
     gate->writes = writes;
     gate->is_seated = gate->is_paused = gate->is_ending = 0;
     gate->priority = CT_GATE_PRIORITIES; /* who lost its seat is below everybody */
-    gate->least_ppm = 0;
+    gate->least_ppm = gate->limit_ppm = 0;
+    gate->is_static = 0;
     for (uint64_t i = 0; i < rules.seats; i++) {
         const struct ct_gate_seat *seat = &rules.seat[i];
         if (seat->slot != gate->slot || seat->generation != gate->generation)
@@ -123,6 +130,8 @@ void ct_gate_reread(struct ct_gate *gate)
         gate->is_paused = (seat->flags & CT_GATE_SEAT_PAUSED) != 0;
         gate->is_ending = (seat->flags & CT_GATE_SEAT_ENDING) != 0;
         gate->least_ppm = seat->least_ppm;
+        gate->limit_ppm = seat->limit_ppm;
+        gate->is_static = (seat->flags & CT_GATE_SEAT_STATIC) != 0;
     }
     gate->policy = rules.policy;
     gate->bound_ns = rules.bound_ns;
@@ -135,7 +144,9 @@ void ct_gate_reread(struct ct_gate *gate)
     gate->mine = gate->is_seated ? gate->page : &gate->orphan;
     if (gate->is_seated)
         move_in(gate);
-    gate->must_ask = gate->is_paused || gate->is_ending || (gate->policy != CT_GATE_OPEN && gate->above_count > 0);
+    gate->must_share = ct_limit_must_ask(gate);
+    gate->must_ask = gate->is_paused || gate->is_ending || (gate->policy != CT_GATE_OPEN && gate->above_count > 0) ||
+                     gate->must_share;
     if (!gate->must_ask) /* what is launched from now on is not counted: nor must its end end what was before */
         gate->unconfirmed = gate->unconfirmed_ns = gate->charged_until_ns = gate->owed_ns = 0;
 }

@@ -46,6 +46,7 @@ enum ct_gate_reason {
     CT_GATE_RISK = 4,  /* it waited long, and those above can spare it */
     CT_GATE_STUCK = 5, /* what was submitted before does not end */
     CT_GATE_BESIDE = 6, /* it gives way block by block, and those above can spare what that costs */
+    CT_GATE_LENT = 7,  /* it has had its share, and nobody wants the rest */
     /* it waits, because */
     CT_GATE_BUSY = 8,    /* work of one above still runs */
     CT_GATE_TIGHT = 9,   /* it does not fit into what is left of the gap */
@@ -55,6 +56,8 @@ enum ct_gate_reason {
     CT_GATE_PAUSED = 13, /* the node says so */
     CT_GATE_CHANGED = 14, /* one above launched while we looked: ask again */
     CT_GATE_DEBT = 15,   /* those above have lost as much as they may */
+    CT_GATE_LIMIT = 16,  /* it has had its share */
+    CT_GATE_SHARE = 17,  /* an equal has not had its share, and wants it */
 };
 
 /* A tenant as this one knows it from the roster. */
@@ -63,6 +66,8 @@ struct ct_gate_peer {
     uint64_t seen, observed; /* its sequence at our last admission, and the latest that we ever read */
     uint32_t generation;
     uint32_t slot, priority;
+    uint32_t limit_ppm;
+    int is_paused;
 };
 
 /* One process of a tenant at one device. Not to be used by two threads at once. */
@@ -80,7 +85,9 @@ struct ct_gate {
     int is_ending;  /* whoever kills us finds at most one launch of ours on the device */
     int must_claim; /* others must ask, too: one decides at a time */
     uint32_t priority;
-    uint64_t policy, bound_ns, delay_ppm, patience_ns, switch_ns, spin_ppm, least_ppm;
+    uint64_t policy, bound_ns, delay_ppm, patience_ns, switch_ns, spin_ppm, least_ppm, limit_ppm;
+    int must_share; /* the shares on this device concern us: ours, or that of an equal */
+    int is_static; /* never above the limit, also when nobody wants the rest */
     uint32_t above_count, beside_count;
     struct ct_gate_peer above[CT_GATE_SEATS];  /* of higher priority */
     struct ct_gate_peer beside[CT_GATE_SEATS]; /* of our own or lower, who share the gaps with us */
@@ -95,6 +102,8 @@ struct ct_gate {
     int has_switched;                     /* ours passed since one above launched: the device need not change hands */
     uint64_t spent_ns;                    /* what was spent on purpose of what those above can spare, as an instant */
     uint64_t least_ns, spin_ns;           /* what was used of the least share and of the spinning, as an instant */
+    int is_over;                          /* it has had its share, and waits until all of that is earned */
+    int is_lent;                          /* what passes now is not charged: nobody else wants it */
     struct ct_gate_page orphan;           /* written while we have no seat: nobody reads it */
 };
 
@@ -123,6 +132,7 @@ struct ct_gate_wish {
     uint32_t pieces;    /* kernels in it: more than one in a graph; 0 is one */
     uint64_t grain_ns;  /* a kernel above that comes waits for it no longer than this, since its blocks give way one by one
                          * (MPS, and those above of higher priority there); 0: until it is over */
+    uint32_t free_ppm;  /* of the device, what it leaves to others while it runs: of work in few blocks; all of it: a copy */
 };
 
 /* Before a launch that need not ask: a line of own stores. Whoever reads the sequence sees what was stored before it. */
@@ -151,6 +161,9 @@ void ct_gate_confirmed(struct ct_gate *gate, uint64_t expect_ns, uint64_t now_ns
 /* What was submitted last is expected to end only then: an event has not shown its end in time. If one above is back,
  * that is what it loses more. */
 void ct_gate_prolong(struct ct_gate *gate, uint64_t until_ns);
+/* Events have shown that work which was charged as so much device time, times the part of the device, has really used so
+ * much: the budget is corrected. */
+void ct_gate_measured(struct ct_gate *gate, uint64_t charged_ns, uint64_t used_ns, uint64_t now_ns);
 /* Whoever gives up waiting, or has waited: nobody holds back for this tenant any more. */
 void ct_gate_waited(struct ct_gate *gate, uint64_t since_ns, uint64_t now_ns);
 

@@ -41,6 +41,7 @@ enum ct_gate_seat_flag {
     CT_GATE_SEAT_PAUSED = 1,
     CT_GATE_SEAT_ONLINE = 2,
     CT_GATE_SEAT_ENDING = 4, /* it was asked to end: below everybody, and one launch at a time */
+    CT_GATE_SEAT_STATIC = 8, /* never above its limit, also when nobody else wants the rest */
 };
 
 struct ct_gate_seat {
@@ -48,7 +49,9 @@ struct ct_gate_seat {
     uint16_t slot;
     uint8_t priority; /* 0 is the highest, 9 the lowest */
     uint8_t flags;    /* enum ct_gate_seat_flag */
-    uint64_t least_ppm; /* share of the time that it gets whatever those above do; 0: none */
+    /* One word of 64 bits before there was a limit: an older node leaves zeros there. */
+    uint32_t least_ppm; /* share of the time that it gets whatever those above do; 0: none */
+    uint32_t limit_ppm; /* share of the device that it has among its equals, and is held to; 0: none */
 };
 
 /* What the node says, in one piece. */
@@ -127,6 +130,10 @@ struct ct_gate_page {
     _Atomic uint64_t unsure_ns;              /* when it last announced work of unknown length; 0: all of that is over */
     _Alignas(64) _Atomic uint64_t recent_ns[CT_GATE_RECENT]; /* instants of the latest launches, by sequence */
     _Alignas(64) struct ct_gate_counts counts;
+    /* Its use against its share; at the end, for older processes know nothing of it. */
+    _Alignas(64) _Atomic uint64_t paid_ns; /* when all that it used will have been earned */
+    _Atomic uint64_t paid_ppm;             /* at this share */
+    _Atomic uint64_t over_ns;              /* until then it has had its share; 0: it has not */
 };
 _Static_assert(sizeof(struct ct_gate_page) <= CT_GATE_PAGE_BYTES, "a tenant's page is one page");
 

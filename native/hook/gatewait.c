@@ -85,6 +85,14 @@ static void sleep_on(_Atomic uint32_t *bell, uint32_t heard, uint64_t until_ns)
     syscall(SYS_futex, bell, FUTEX_WAIT_BITSET, heard, &until, NULL, FUTEX_BITSET_MATCH_ANY);
 }
 
+static void ring(_Atomic uint32_t *bell)
+{
+    int kept_errno = errno;
+    atomic_fetch_add_explicit(bell, 1, memory_order_release);
+    syscall(SYS_futex, bell, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    errno = kept_errno;
+}
+
 /* A wait that began, with the lock held. */
 struct waiting {
     struct ct_session *session;
@@ -145,6 +153,8 @@ static void wait_long(struct waiting *waiting, struct ct_gate_answer *answer, ui
     const struct ct_piece *piece = waiting->piece;
     int kept_errno = errno;
     ct_unlock(session);
+    if (answer->reason == CT_GATE_LIMIT && ct_gate_has_sleepers(&gateway->gate, waiting->since_ns))
+        ring(&gateway->gate.floor->bell); /* it has had its share: now its equals may go */
     /* Also before one that is meant to overlap with what came before: it waits for that now. */
     ct_marks_close(session, piece->stream == CT_NO_STREAM ? NULL : piece->stream, piece->is_twin);
     ct_lock(session);
@@ -185,6 +195,8 @@ void ct_gate_wait(struct ct_session *session, struct ct_piece *piece, uint64_t s
                                   .slack = -1};
         wait_long(&waiting, &answer, heard);
     }
+    if (gateway->gate.limit_ppm && !gateway->gate.is_lent && piece->is_booked)
+        ct_known_charge(&session->known[piece->identity->number], gateway->gate.bound_ns);
     ct_piece_trace(piece, gateway->instant.last_ns, answer.reason);
     ct_unlock(session);
     piece->passed = answer.reason == CT_GATE_TOP ? CT_PASSED_ABOVE : CT_PASSED_BELOW;
@@ -284,10 +296,6 @@ void ct_rest_end(uint64_t began_ticks, enum ct_awaited awaited, CUstream stream,
         be_back(session, now_ns);
     }
     ct_unlock(session);
-    if (is_rung) {
-        int kept_errno = errno;
-        atomic_fetch_add_explicit(&gateway->gate.floor->bell, 1, memory_order_release);
-        syscall(SYS_futex, &gateway->gate.floor->bell, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
-        errno = kept_errno;
-    }
+    if (is_rung)
+        ring(&gateway->gate.floor->bell);
 }

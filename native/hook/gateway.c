@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { PATH_ROOM = 1024, MARGIN_NS = 20 * 1000 };
+enum { PATH_ROOM = 1024, MARGIN_NS = 20 * 1000, CALM_NS = 10 * 1000 * 1000 };
 
 /* ---- the pages --------------------------------------------------------------------------------------------------- */
 
@@ -117,15 +117,17 @@ void ct_gateway_close(struct ct_gateway *gateway)
 #define LOAD(place) atomic_load_explicit(&(place), memory_order_acquire)
 
 /* All that they have launched, plus one; 0 if something of it may still run, or if one of them has not moved into its
- * page: it may not have begun, and it may use the device past the hook. */
+ * page: it may not have begun, and it may use the device past the hook. Equals that take turns hold each other up, so that
+ * their work is over later than they expected. */
 static uint64_t sum_of(const struct ct_gate *gate, uint64_t now_ns, int must_be_over)
 {
+    const uint64_t calm_ns = gate->must_share ? CALM_NS : 0;
     uint64_t sum = 1 + (gate->writes << 48); /* who joins or leaves changes it, too */
     for (uint32_t i = 0; i < gate->above_count + gate->beside_count; i++) {
         const struct ct_gate_peer *peer =
             i < gate->above_count ? &gate->above[i] : &gate->beside[i - gate->above_count];
         sum += LOAD(peer->page->sequence);
-        if (LOAD(peer->page->generation) != peer->generation || (must_be_over && LOAD(peer->page->busy_ns) > now_ns))
+        if (LOAD(peer->page->generation) != peer->generation || (must_be_over && LOAD(peer->page->busy_ns) + calm_ns > now_ns))
             return 0;
     }
     return sum;

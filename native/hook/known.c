@@ -14,6 +14,8 @@ static const uint64_t MAGIC = UINT64_C(0x31574f4e4b544f43); /* "COTKNOW1" in lit
 
 /* Samples that count for more than a profile; a kernel that goes over this many times its mean varies wildly. */
 enum { ENOUGH = 8, WILD = 4, PATH_ROOM = 1024 };
+/* A measured launch stands for no more of its kind than these, and for no more of their time. */
+enum { CHECKED_FOR = 16, CHECKED_NS = 2 * 1000 * 1000, PPM = 1000 * 1000 };
 
 static int open_known(const char *directory)
 {
@@ -117,10 +119,49 @@ static uint32_t pieces_of(const struct ct_record_kernel *kernel)
     return 1;
 }
 
-void ct_known_spread(struct ct_known *known, const struct ct_record_kernel *kernel, uint32_t sms)
+/* The mean part of the SMs with at least one of its blocks: they spread over the SMs before they pile up, and the last wave
+ * may be a small one. Nobody knows how a graph's kernels lie: they count as the whole. */
+static uint32_t free_of(const struct ct_record_kernel *kernel, const struct ct_sms *device)
 {
+    const uint64_t whole = device->whole ? device->whole : device->seen;
+    if (kernel->work == CT_WORK_COPY || kernel->work == CT_WORK_MEMSET)
+        return PPM;
+    if (!device->seen || whole < device->seen)
+        return 0;
+    uint64_t used = device->seen;
+    if (kernel->work == CT_WORK_KERNEL && kernel->blocks_per_sm) {
+        const uint64_t blocks = (uint64_t)kernel->grid[0] * kernel->grid[1] * kernel->grid[2];
+        const uint64_t slots = used * kernel->blocks_per_sm, waves = blocks / slots, rest = blocks % slots;
+        const uint64_t last = rest < used ? rest : used;
+        return (uint32_t)(PPM - (waves * used + last) * PPM / ((waves + (rest > 0)) * whole));
+    }
+    return (uint32_t)(PPM - used * PPM / whole);
+}
+
+static uint64_t use_of(const struct ct_known *known, uint64_t bound_ns)
+{
+    const uint64_t length_ns = known->expect_ns ? known->expect_ns : bound_ns;
+    return (length_ns < CT_GATE_FAR_NS ? length_ns : CT_GATE_FAR_NS) * (PPM - known->free_ppm) / PPM;
+}
+
+void ct_known_charge(struct ct_known *known, uint64_t bound_ns)
+{
+    known->charges += known->charges < UINT32_MAX;
+    known->charged_ns += use_of(known, bound_ns);
+}
+
+int ct_known_must_check(const struct ct_known *known)
+{
+    return known->free_ppm < PPM &&
+           (!known->is_known || known->charges >= CHECKED_FOR || known->charged_ns >= CHECKED_NS);
+}
+
+void ct_known_spread(struct ct_known *known, const struct ct_record_kernel *kernel, const struct ct_sms *device)
+{
+    const uint32_t sms = device->yielding;
     known->pieces = pieces_of(kernel);
     known->grain_part = 0;
+    known->free_ppm = free_of(kernel, device);
     if (sms && kernel->work == CT_WORK_GRAPH && known->pieces > 1)
         known->grain_part = (1u << 16) / known->pieces;
     if (!sms || kernel->work != CT_WORK_KERNEL || !kernel->blocks_per_sm)

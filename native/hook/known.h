@@ -16,6 +16,9 @@ struct ct_known {
     uint32_t grain_part; /* of its time, what one block holds up those above, in 2^-16; 0: all of it does */
     uint32_t tries;    /* launches that were timed only because it was not known */
     uint32_t attempts; /* launches that were to be */
+    uint32_t free_ppm;   /* of the device, what it leaves to others while it runs */
+    uint32_t charges;    /* launches charged to our share since one of them was timed */
+    uint64_t charged_ns; /* and as how much device time, times the part of the device */
 };
 
 /* The file `known` beside the records: a magic, then these, as format/known.py writes them. */
@@ -40,8 +43,20 @@ void ct_known_find(const struct ct_known_file *file, const char *device, const s
 /* What was seen of it so far replaces what the file said, once there is enough of it. */
 void ct_known_learn(struct ct_known *known, const struct ct_histogram *device);
 
-/* How its blocks lie on the device: how many kernels it has, and how soon those give way, if they do at all (SMs above 0). */
-void ct_known_spread(struct ct_known *known, const struct ct_record_kernel *kernel, uint32_t sms);
+/* The device as this process has it. */
+struct ct_sms {
+    uint32_t seen;     /* SMs that its kernels may use; 0: unknown */
+    uint32_t whole;    /* SMs that there are: more under MPS, if a part of them was given to it */
+    uint32_t yielding; /* those that it may use, if its blocks give way to those of others; else 0 */
+};
+
+/* How its blocks lie on the device: how many kernels it has, how soon those give way, if they do at all, and what part of
+ * the device they leave free. */
+void ct_known_spread(struct ct_known *known, const struct ct_record_kernel *kernel, const struct ct_sms *device);
+
+/* It was charged to our share. Whether it is time for one to be measured, for all of its kind since the last. */
+void ct_known_charge(struct ct_known *known, uint64_t bound_ns);
+int ct_known_must_check(const struct ct_known *known);
 
 /* How long a kernel above waits for one of its blocks at most; 0: until it is over. */
 static inline uint64_t ct_known_grain(const struct ct_known *known)

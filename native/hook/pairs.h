@@ -16,6 +16,8 @@ struct ct_pair {
     uint64_t begin_ticks;    /* 0: the stream was busy, and the work follows its begin at once */
     double late_ns;          /* the host's own delay from the begin to the launch, which counts if the stream stood idle */
     double host_ns;          /* from the begin to the end as the host marked them, likewise */
+    uint32_t charges;    /* launches of its kind that it stands for, which were charged to our share */
+    uint64_t charged_ns; /* as so much */
     unsigned generation;
     int context;
     struct ct_pair *next;

@@ -1,7 +1,7 @@
 /* What do two events say? How long the work between them took, and what the device did before it. */
 #include "hook/pairs.h"
 
-enum { CLOSE_NS = 50, NEAR_NS = 500 };
+enum { CLOSE_NS = 50, NEAR_NS = 500, PPM = 1000 * 1000, USUAL = 4 };
 
 static uint64_t whole_ns(double ns)
 {
@@ -74,6 +74,22 @@ static void add_length(struct ct_session *session, const struct ct_identity *ide
     ct_unlock(session);
 }
 
+/* A launch that was measured stands for all of its kind since the last that was: what they were charged is corrected to what
+ * they used. Of one that takes much longer than its kind, the excess is its own. */
+static void settle_share(struct ct_session *session, const struct ct_pair *pair, uint64_t length_ns)
+{
+    struct ct_gateway *gateway = session->gateway;
+    ct_lock(session);
+    const struct ct_known *known = &session->known[pair->identity->number];
+    const uint64_t part_ppm = PPM - (known->free_ppm < PPM ? known->free_ppm : PPM), most_ns = known->expect_ns * USUAL;
+    const uint64_t usual_ns = known->expect_ns && length_ns > most_ns ? most_ns : length_ns;
+    const uint64_t used_ns = usual_ns * pair->charges + (length_ns - usual_ns);
+    if (length_ns < CT_GATE_FAR_NS && used_ns < CT_GATE_FAR_NS)
+        ct_gate_measured(&gateway->gate, pair->charged_ns, used_ns * part_ppm / PPM,
+                         ct_gateway_now(session, ct_clock_ticks(&session->clock)));
+    ct_unlock(session);
+}
+
 /* What a neighbour slowed down says nothing of the kernel: there was none, or none of them did anything meanwhile. */
 static int is_clean(struct ct_session *session, const struct ct_pair *pair, uint64_t length_ns)
 {
@@ -102,8 +118,15 @@ int ct_pair_read_oldest(struct ct_session *session, struct ct_timed_context *con
     double late_ns = is_idle ? pair->late_ns : 0, length_ns = marked_ns > late_ns ? marked_ns - late_ns : 0;
     if (is_read && session->is_measuring)
         place_in_time(session, context, pair, begin_ns + late_ns, length_ns);
-    if (is_read && is_clean(session, pair, whole_ns(length_ns)))
-        add_length(session, pair->identity, whole_ns(length_ns), is_idle && marked_ns <= pair->host_ns + NEAR_NS);
+    if (is_read) {
+        const int is_bound = is_idle && marked_ns <= pair->host_ns + NEAR_NS;
+        const int is_right = is_clean(session, pair, whole_ns(length_ns));
+        /* Of what nobody knows, a bound is better than nothing. */
+        if (pair->charges && (is_right ? !is_bound : !session->known[pair->identity->number].is_known))
+            settle_share(session, pair, whole_ns(length_ns));
+        if (is_right)
+            add_length(session, pair->identity, whole_ns(length_ns), is_bound);
+    }
     ct_timing_hold(&timing->lock);
     context->first = pair->next;
     context->is_broken |= !is_read;

@@ -184,7 +184,7 @@ struct ct_identity *ct_identity_make(struct ct_session *session, enum ct_work wo
             ct_record_publish_kernel(&session->record);
         if (kernel) {
             ct_known_find(&session->known_file, session->record.header->device, kernel, &session->known[number]);
-            ct_known_spread(&session->known[number], kernel, session->yielding_sms);
+            ct_known_spread(&session->known[number], kernel, &session->sms);
         }
         if (function) {
             made = &session->identity_room[session->identity_count++];

@@ -72,7 +72,7 @@ struct ct_session {
     struct ct_step overflow;
     struct ct_known known[CT_RECORD_KERNELS]; /* by the kernel's number */
     struct ct_known_file known_file;
-    uint32_t yielding_sms; /* of the device, if our blocks give way to those of others; else 0 */
+    struct ct_sms sms;
     _Atomic(struct ct_identity *) identities[CT_IDENTITY_BUCKETS];
     struct ct_function *functions[CT_IDENTITY_BUCKETS];
     uint32_t kernel_places[2 * CT_RECORD_KERNELS]; /* numbers plus one, by name and shape */

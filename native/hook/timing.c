@@ -140,6 +140,7 @@ static struct ct_pair *begin_relaxed(struct ct_session *session, CUstream stream
     if (!pair)
         return NULL;
     pair->begin_ticks = 0;
+    pair->charges = 0;
     pair->alone_since = alone_since;
     pair->still = *still;
     if ((!pair->begin && CT_NEXT(cuEventCreate)(&pair->begin, CU_EVENT_DEFAULT) != CUDA_SUCCESS) ||
@@ -157,7 +158,7 @@ static struct ct_pair *begin_relaxed(struct ct_session *session, CUstream stream
     return pair;
 }
 
-struct ct_pair *ct_timing_begin(struct ct_session *session, CUstream stream, int is_twin)
+struct ct_pair *ct_timing_begin(struct ct_session *session, CUstream stream, int is_twin, int must_bound)
 {
     struct ct_timing *timing = session->timing;
     const uint64_t alone_since = ct_alone_since(&session->beside);
@@ -165,7 +166,7 @@ struct ct_pair *ct_timing_begin(struct ct_session *session, CUstream stream, int
     CUstreamCaptureMode mode;
     if (!session->is_measuring) {
         atomic_store_explicit(&session->time_next, 0, memory_order_relaxed);
-        if (!alone_since && !still.launches)
+        if (!alone_since && !still.launches && !must_bound)
             return NULL; /* what a neighbour slows down says nothing of the kernel */
         if (atomic_load_explicit(&timing->waiting, memory_order_relaxed) >= SAMPLED_PAIRS)
             ct_timing_harvest(session); /* a program that never waits would fill them for good */
@@ -281,15 +282,22 @@ static int is_under_mps(CUdevice device)
     return CT_NEXT(cuDeviceGetAttribute)(&is_mps, CU_DEVICE_ATTRIBUTE_MPS_ENABLED, device) == CUDA_SUCCESS && is_mps;
 }
 
-/* The device's SMs if our blocks give way to those of others: as an MPS client below normal priority. */
-static uint32_t yielding_sms(CUdevice device)
+/* Under MPS the device shows as many SMs as this client was given. Its blocks give way to those of others as those of a
+ * client below normal priority. */
+static struct ct_sms sms_of(CUdevice device, int is_mps)
 {
-    const char *priority = getenv("CUDA_MPS_CLIENT_PRIORITY");
-    int sms = 0;
-    if (!priority || strcmp(priority, "1") != 0 ||
-        CT_NEXT(cuDeviceGetAttribute)(&sms, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device) != CUDA_SUCCESS)
-        return 0;
-    return sms > 0 ? (uint32_t)sms : 0;
+    const char *priority = getenv("CUDA_MPS_CLIENT_PRIORITY"), *given = getenv("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE");
+    const double percent = is_mps && given ? strtod(given, NULL) : 100;
+    int seen = 0;
+    struct ct_sms sms = {0};
+    if (CT_NEXT(cuDeviceGetAttribute)(&seen, CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT, device) != CUDA_SUCCESS || seen <= 0)
+        return sms;
+    sms.seen = sms.whole = (uint32_t)seen;
+    if (percent > 0 && percent < 100)
+        sms.whole = (uint32_t)(100 * seen / percent);
+    if (is_mps && priority && strcmp(priority, "1") == 0)
+        sms.yielding = sms.seen;
+    return sms;
 }
 
 void ct_timing_name_device(struct ct_session *session)
@@ -300,9 +308,9 @@ void ct_timing_name_device(struct ct_session *session)
         CT_NEXT(cuDeviceGetName)(name, sizeof name - 1, device) != CUDA_SUCCESS)
         return; /* there is no context yet: the next one asks again */
     const int is_mps = is_under_mps(device);
-    const uint32_t sms = is_mps ? yielding_sms(device) : 0;
+    const struct ct_sms sms = sms_of(device, is_mps);
     ct_lock(session);
-    session->yielding_sms = sms;
+    session->sms = sms;
     if (session->gateway)
         session->gateway->gate.is_mps = is_mps;
     memcpy(session->record.header->device, name, sizeof name);

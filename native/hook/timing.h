@@ -17,8 +17,9 @@ void ct_timing_unmake(struct ct_timing *timing);
  * wait for what this thread does next. */
 void ct_timing_await_pair(struct ct_session *session);
 
-/* Marks the beginning of a launch in its stream; NULL if it is not to be timed. */
-struct ct_pair *ct_timing_begin(struct ct_session *session, CUstream stream, int is_twin);
+/* Marks the beginning of a launch in its stream; NULL if it is not to be timed. `must_bound`: also if neighbours may slow it
+ * down, for nothing else is known of it. */
+struct ct_pair *ct_timing_begin(struct ct_session *session, CUstream stream, int is_twin, int must_bound);
 
 /* Marks its end, or gives the pair back when the launch failed or has no identity. An idle stream reaches the begin at
  * once and the work only when it is launched: that delay is the host's, and is taken off. */

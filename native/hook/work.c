@@ -1,18 +1,27 @@
 /* The slow side of a piece of work, and the way through the gate, slow or not. */
 #include "hook/work.h"
 
+#include "hook/pairs.h"
+
 /* Launches that are timed for no other reason than that the kernel is unknown. */
 enum { TRIES = 8, ATTEMPTS = 64 };
 
 void ct_piece_time(struct ct_piece *piece)
 {
     struct ct_session *session = piece->session;
-    piece->pair = ct_timing_begin(session, piece->stream, piece->is_twin);
-    if (piece->must_time && piece->pair) {
-        ct_lock(session);
-        session->known[piece->identity->number].tries++;
-        ct_unlock(session);
+    struct ct_known *known = piece->must_time || piece->must_check ? &session->known[piece->identity->number] : NULL;
+    piece->pair = ct_timing_begin(session, piece->stream, piece->is_twin, piece->must_check && !known->is_known);
+    if (!known)
+        return;
+    ct_lock(session);
+    known->tries += piece->must_time && piece->pair;
+    if (piece->must_check && piece->pair) {
+        piece->pair->charges = known->charges;
+        piece->pair->charged_ns = known->charged_ns;
     }
+    if (piece->must_check) /* without a pair it stays as it was expected: nobody can tell better now */
+        known->charged_ns = known->charges = 0;
+    ct_unlock(session);
 }
 
 /* The driver knows nothing of our word for none, and looks where a handle points. */
@@ -50,6 +59,7 @@ static inline void learn(struct ct_session *session, struct ct_gateway *gateway,
 static inline void foresee(struct ct_piece *piece)
 {
     struct ct_known *known = &piece->session->known[piece->identity->number];
+    const struct ct_gate *gate = &piece->session->gateway->gate;
     const struct ct_forecast *next = &piece->session->step->next;
     piece->wish = (struct ct_gate_wish){.expect_ns = known->expect_ns,
                                         .sure_ns = known->sure_ns,
@@ -57,7 +67,9 @@ static inline void foresee(struct ct_piece *piece)
                                         .high_ns = next->high_ns,
                                         .may_fill = known->may_fill,
                                         .pieces = known->pieces,
-                                        .grain_ns = ct_known_grain(known)};
+                                        .grain_ns = ct_known_grain(known),
+                                        .free_ppm = known->free_ppm};
+    piece->must_check = CT_UNLIKELY(gate->limit_ppm && gate->must_ask) && ct_known_must_check(known);
     if (CT_UNLIKELY(!known->is_known && known->tries < TRIES)) /* where nobody is ever still, not every launch looks */
         piece->must_time = known->attempts++ < ATTEMPTS || known->attempts % ATTEMPTS == 0;
 }

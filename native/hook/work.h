@@ -25,6 +25,7 @@ struct ct_piece {
     int is_twin;
     int is_booked;   /* counted already */
     int must_time;   /* nobody knows yet how long it takes */
+    int must_check;  /* what was charged to our share is to be held against what is used */
     int may_mark;    /* whether an event may follow it */
     enum ct_passed passed;
     uint64_t rest_ticks; /* when it began to wait for its own end, if it does */
@@ -65,7 +66,7 @@ static inline void ct_piece_begin(struct ct_piece *piece, enum ct_work work, uin
     piece->identity = ct_identity(session, handle, shape);
     piece->stream = stream;
     piece->is_twin = is_twin;
-    piece->is_booked = piece->must_time = 0;
+    piece->is_booked = piece->must_time = piece->must_check = 0;
     piece->may_mark = can_time || stream == CT_NO_STREAM;
     piece->passed = CT_PASSED_FREELY;
     if (CT_UNLIKELY(session->is_measuring) && can_time)
@@ -75,7 +76,7 @@ static inline void ct_piece_begin(struct ct_piece *piece, enum ct_work work, uin
             ct_piece_know(piece, work, handle, shape);
         ct_piece_enter(piece);
     }
-    if (CT_UNLIKELY(piece->must_time || atomic_load_explicit(&session->time_next, memory_order_relaxed)) && can_time)
+    if (CT_UNLIKELY(piece->must_time || piece->must_check || atomic_load_explicit(&session->time_next, memory_order_relaxed)) && can_time)
         ct_piece_time(piece);
     if (!piece->is_booked || piece->pair)
         piece->ticks = ct_clock_ticks(&session->clock);

@@ -36,14 +36,15 @@ static PyObject *roster_init(PyObject *module, PyObject *args)
 static int read_seat(PyObject *item, struct ct_gate_seat *seat)
 {
     unsigned long slot, generation, priority, flags;
-    unsigned long long least;
-    if (!PyArg_ParseTuple(item, "kkkkK:seat", &slot, &generation, &priority, &flags, &least))
+    unsigned long least, limit;
+    if (!PyArg_ParseTuple(item, "kkkkkk:seat", &slot, &generation, &priority, &flags, &least, &limit))
         return -1;
     *seat = (struct ct_gate_seat){.generation = (uint32_t)generation,
                                   .slot = (uint16_t)slot,
                                   .priority = (uint8_t)priority,
                                   .flags = (uint8_t)flags,
-                                  .least_ppm = least};
+                                  .least_ppm = (uint32_t)least,
+                                  .limit_ppm = (uint32_t)limit};
     return 0;
 }
 
@@ -52,7 +53,7 @@ static int read_rules(PyObject *header, PyObject *seats, struct ct_gate_rules *r
     unsigned long long policy, bound, delay, patience, switching, spin;
     if (!PyArg_ParseTuple(header, "KKKKKK:rules", &policy, &bound, &delay, &patience, &switching, &spin))
         return -1;
-    *rules = (struct ct_gate_rules){policy, bound, delay, patience, switching, spin, 0, 0, {{0, 0, 0, 0, 0}}};
+    *rules = (struct ct_gate_rules){policy, bound, delay, patience, switching, spin, 0, 0, {{0, 0, 0, 0, 0, 0}}};
     Py_ssize_t count = PySequence_Size(seats);
     if (count < 0)
         return -1;
@@ -114,8 +115,9 @@ static PyObject *roster_read(PyObject *module, PyObject *buffer)
     PyObject *seats = failed ? NULL : PyList_New((Py_ssize_t)rules.seats);
     for (uint64_t i = 0; seats && i < rules.seats; i++) {
         const struct ct_gate_seat *seat = &rules.seat[i];
-        PyObject *item = Py_BuildValue("(kkkkK)", (unsigned long)seat->slot, (unsigned long)seat->generation,
-                                       (unsigned long)seat->priority, (unsigned long)seat->flags, U(seat->least_ppm));
+        PyObject *item = Py_BuildValue("(kkkkkk)", (unsigned long)seat->slot, (unsigned long)seat->generation,
+                                       (unsigned long)seat->priority, (unsigned long)seat->flags, (unsigned long)seat->least_ppm,
+                                       (unsigned long)seat->limit_ppm);
         if (!item || PyList_SetItem(seats, (Py_ssize_t)i, item) < 0)
             Py_CLEAR(seats);
     }
@@ -146,7 +148,7 @@ static PyObject *page_read(PyObject *module, PyObject *buffer)
     const struct ct_gate_page *page = view.buf;
     const struct ct_gate_counts *c = &page->counts;
     PyObject *made = Py_BuildValue(
-        "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsNsKsNsKsKsKsKsKsKsKsKsNsNsKsKsKsKsKsKsKsKsKsK}", "sequence", LOAD(page->sequence), "at_ns",
+        "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsNsKsNsKsKsKsKsKsKsKsKsNsNsKsKsKsKsKsKsKsKsKsKsKsKsK}", "sequence", LOAD(page->sequence), "at_ns",
         LOAD(page->at_ns), "quiet_ns", LOAD(page->quiet_ns), "next_ns", LOAD(page->next_ns), "busy_ns",
         LOAD(page->busy_ns), "generation", LOAD(page->generation), "latest_ns", LOAD(page->latest_ns), "waits_ns",
         LOAD(page->waits_ns), "wanted_ns", LOAD(page->wanted_ns), "pieces", LOAD(page->pieces), "active_ns", LOAD(page->active_ns), "marked_ns", LOAD(page->marked_ns), "asked_ns", LOAD(page->asked_ns), "unsure_ns", LOAD(page->unsure_ns), "recent_ns",
@@ -157,7 +159,8 @@ static PyObject *page_read(PyObject *module, PyObject *buffer)
         LOAD(c->overrun_ns), "overrun", list_of(c->overrun, CT_GATE_BUCKETS), "waited",
         list_of(c->waited, CT_GATE_BUCKETS), "admitted", LOAD(c->admitted), "submitted", LOAD(c->submitted), "late",
         LOAD(c->late), "late_ns", LOAD(c->late_ns), "stale", LOAD(c->stale), "foreseen", LOAD(c->foreseen), "early",
-        LOAD(c->early), "miss_ns", LOAD(c->miss_ns), "confirmed", LOAD(c->confirmed), "stuck", LOAD(c->stuck));
+        LOAD(c->early), "miss_ns", LOAD(c->miss_ns), "confirmed", LOAD(c->confirmed), "stuck", LOAD(c->stuck), "paid_ns", LOAD(page->paid_ns), "paid_ppm",
+        LOAD(page->paid_ppm), "over_ns", LOAD(page->over_ns));
     PyBuffer_Release(&view);
     return made;
 }
@@ -166,7 +169,7 @@ static PyMethodDef methods[] = {
     {"roster_init", roster_init, METH_VARARGS, "roster_init(buffer, slots): make it a roster, unless it is one already"},
     {"roster_write", roster_write, METH_VARARGS,
      "roster_write(buffer, (policy, bound_ns, delay_ppm, patience_ns, switch_ns, spin_ppm), [(slot, generation, priority, "
-     "flags, least_ppm), ...])"},
+     "flags, least_ppm, limit_ppm), ...])"},
     {"roster_read", roster_read, METH_O, "roster_read(buffer): what roster_write was given, never half of a write"},
     {"page_read", page_read, METH_O, "page_read(buffer): what a tenant's page says, by name"},
     {NULL, NULL, 0, NULL},

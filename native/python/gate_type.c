@@ -69,10 +69,11 @@ static void gate_dealloc(PyObject *self)
 static int wish_of(PyObject *item, struct ct_gate_wish *wish)
 {
     ull expect, sure, low, high, grain = 0;
-    unsigned int may_fill, pieces = 1;
-    if (!PyArg_ParseTuple(item, "KKKKI|KI:wish", &expect, &sure, &low, &high, &may_fill, &grain, &pieces))
+    unsigned int may_fill, pieces = 1, free_ppm = 0;
+    if (!PyArg_ParseTuple(item, "KKKKI|KII:wish", &expect, &sure, &low, &high, &may_fill, &grain, &pieces,
+                          &free_ppm))
         return -1;
-    *wish = (struct ct_gate_wish){expect, sure, low, high, may_fill, pieces, grain};
+    *wish = (struct ct_gate_wish){expect, sure, low, high, may_fill, pieces, grain, free_ppm};
     return 0;
 }
 
@@ -139,6 +140,15 @@ WITH_TWO(confirmed, ct_gate_confirmed)
 WITH_TWO(waited, ct_gate_waited)
 WITH_TWO(spun, ct_gate_spun)
 
+static PyObject *measured(PyObject *self, PyObject *args)
+{
+    ull charged_ns, used_ns, now_ns;
+    if (!PyArg_ParseTuple(args, "KKK:measured", &charged_ns, &used_ns, &now_ns))
+        return NULL;
+    ct_gate_measured(of(self), charged_ns, used_ns, now_ns);
+    Py_RETURN_NONE;
+}
+
 #define WITH_ONE(name, function)                                                                                       \
     static PyObject *name(PyObject *self, PyObject *args)                                                              \
     {                                                                                                                  \
@@ -175,7 +185,7 @@ static PyMethodDef gate_methods[] = {
     METHOD(must_ask, METH_NOARGS),   METHOD(announce, METH_VARARGS),  METHOD(rest, METH_VARARGS),
     METHOD(ask, METH_VARARGS),       METHOD(submitted, METH_VARARGS), METHOD(confirmed, METH_VARARGS),
     METHOD(waited, METH_VARARGS),    METHOD(spun, METH_VARARGS),      METHOD(prolong, METH_VARARGS),
-    METHOD(slept, METH_VARARGS),     METHOD(nap, METH_VARARGS),       METHOD(has_sleepers, METH_VARARGS),
+    METHOD(measured, METH_VARARGS),  METHOD(slept, METH_VARARGS),     METHOD(nap, METH_VARARGS),       METHOD(has_sleepers, METH_VARARGS),
     {NULL, NULL, 0, NULL},
 };
 

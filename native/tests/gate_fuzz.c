@@ -48,7 +48,8 @@ static struct ct_gate_wish any_wish(void)
                                  .high_ns = length(),
                                  .may_fill = (uint32_t)(draw() % 2),
                                  .pieces = (uint32_t)length(),
-                                 .grain_ns = draw() % 2 ? length() : 0};
+                                 .grain_ns = draw() % 2 ? length() : 0,
+                                 .free_ppm = draw() % 2 ? (uint32_t)length() : 0};
 }
 
 static void scribble(uint64_t now_ns)
@@ -75,7 +76,8 @@ static void any_roster(void)
                                               .slot = (uint16_t)(draw() % 16 ? draw() % SLOTS : draw()),
                                               .priority = (uint8_t)(draw() % 16 ? draw() % 4 : draw()),
                                               .flags = (uint8_t)(draw() % 4 ? 0 : draw()),
-                                              .least_ppm = draw() % 2 ? 0 : length()};
+                                              .least_ppm = draw() % 2 ? 0 : (uint32_t)length(),
+                                              .limit_ppm = draw() % 2 ? 0 : (uint32_t)length()};
     ct_roster_write((struct ct_gate_roster *)file, &rules);
     if (draw() % 64 == 0) { /* as if the node itself had gone mad */
         uint64_t *copy = (uint64_t *)(file + offsetof(struct ct_gate_roster, copy));
@@ -89,7 +91,7 @@ static void ask(struct ct_gate *gate, uint64_t now_ns)
     struct ct_gate_wish wish = any_wish();
     uint64_t since_ns = draw() % 4 ? now_ns - draw() % 200000000 : word_near(now_ns);
     struct ct_gate_answer answer = ct_gate_ask(gate, &wish, since_ns, now_ns);
-    EXPECT(answer.pass == (answer.reason < CT_GATE_BUSY) && answer.reason < CT_GATE_REASONS);
+    EXPECT(answer.pass == (answer.reason < CT_GATE_BUSY) && answer.reason <= CT_GATE_SHARE);
     EXPECT(answer.until_ns >= now_ns);
     EXPECT(gate->duty_ppm >= CT_GATE_DUTY_LEAST_PPM && gate->duty_ppm <= 1000000);
     EXPECT(answer.until_ns - now_ns <= SLOTS * CT_GATE_FAR_NS);
@@ -108,7 +110,7 @@ static void ask(struct ct_gate *gate, uint64_t now_ns)
 static void call(struct ct_gate *gate, uint64_t now_ns)
 {
     struct ct_gate_wish wish = any_wish();
-    switch (draw() % 12) {
+    switch (draw() % 13) {
     case 0:
         if (!ct_gate_must_ask(gate))
             ct_gate_announce(gate, &wish, now_ns);
@@ -129,6 +131,9 @@ static void call(struct ct_gate *gate, uint64_t now_ns)
     case 5:
         ct_gate_withdrawn(gate, &wish, now_ns);
         EXPECT(ct_gate_has_sleepers(gate, now_ns) <= 1);
+        break;
+    case 6:
+        ct_gate_measured(gate, length(), length(), now_ns);
         break;
     default:
         ask(gate, now_ns);

@@ -14,7 +14,7 @@ static void becomes(uint64_t mean_ns, uint64_t p90_ns, uint64_t p99_ns, uint32_t
     file.count = 1;
     file.entries[0] = (struct ct_known_entry){key_of("device", &kernel), mean_ns, p90_ns, p99_ns};
     ct_known_find(&file, "device", &kernel, &known);
-    ct_known_spread(&known, &kernel, sms);
+    ct_known_spread(&known, &kernel, &(struct ct_sms){sms, sms, sms});
     EXPECT(known.is_known && known.may_fill);
     EXPECT_EQ(known.expect_ns, expect_ns);
     EXPECT_EQ(known.sure_ns, sure_ns);
@@ -27,10 +27,10 @@ static void a_graph_gives_way_kernel_by_kernel(void)
     struct ct_record_kernel graph = {.name = "graph of 50"};
     struct ct_known known = {.expect_ns = 65536000};
     graph.work = CT_WORK_GRAPH;
-    ct_known_spread(&known, &graph, 80);
+    ct_known_spread(&known, &graph, &(struct ct_sms){80, 80, 80});
     EXPECT_EQ(known.pieces, 50);
     EXPECT_EQ(ct_known_grain(&known), 1310000); /* the fiftieth part, but for what 2^-16 cannot say */
-    ct_known_spread(&known, &graph, 0);
+    ct_known_spread(&known, &graph, &(struct ct_sms){80, 80, 0});
     EXPECT_EQ(known.pieces, 50);
     EXPECT_EQ(ct_known_grain(&known), 0); /* nothing gives way */
 }

@@ -17,6 +17,8 @@ from cotenant.format.flags import overlay
 from cotenant.live.client import Connection
 from tests.live.indoors import Indoors, join
 
+NEITHER = "say NAME and --priority, --share or --limit, or rules without a NAME"
+
 
 @pytest.fixture
 def node(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Indoors]:
@@ -66,6 +68,8 @@ def test_a_priority_and_rules_are_set_and_said(node: Indoors, say: Say) -> None:
     assert told == {
         "tenants": [],
         "priority": None,
+        "share_ppm": None,
+        "limit": None,
         "rules": {
             "policy": "strict", "bound_ns": 200_000, "delay_ppm": 10_000,
             "patience_ns": 2_000_000, "switch_ns": 10_000, "spin_ppm": 350_000,
@@ -87,10 +91,16 @@ def test_a_priority_and_rules_are_set_and_said(node: Indoors, say: Say) -> None:
         (["pause", "a", "--all-offline"], "say which tenants"),
         (["pause", "a", "nobody"], "no tenant is called 'nobody'"),
         (["resume", "x y"], "no tenant can be called that"),
-        (["set"], "say NAME and --priority, or rules without a NAME"),
-        (["set", "a"], "say NAME and --priority, or rules without a NAME"),
-        (["set", "--priority", "3"], "say NAME and --priority, or rules without a NAME"),
-        (["set", "a", "--priority", "3", "--gate", "open"], "say NAME and --priority, or rules without a NAME"),
+        (["set"], NEITHER),
+        (["set", "a"], NEITHER),
+        (["set", "--priority", "3"], NEITHER),
+        (
+            ["set", "a", "--priority", "3", "--gate", "open"],
+            NEITHER,
+        ),
+        (["set", "a", "--priority", "3", "--share", "5%"], "set priority and share one after the other"),
+        (["set", "a", "--share", "150%"], "--share = '150%'"),
+        (["set", "a", "--limit", "hard"], "--limit = 'hard'"),
         (["set", "a", "--priority", "12"], "--priority = '12'"),
         (["set", "a", "--priority", "high"], "--priority = 'high'"),
         (["set", "nobody", "--priority", "3"], "no tenant is called 'nobody'"),

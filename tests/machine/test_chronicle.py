@@ -38,6 +38,7 @@ from cotenant.domain.event import (
     PriorityChanged,
     QuitAsked,
     RulesChanged,
+    ShareChanged,
     TenantFaulted,
     TenantHangs,
     TenantJoined,
@@ -49,7 +50,7 @@ from cotenant.domain.event import (
     TenantSuspended,
     Woke,
 )
-from cotenant.domain.gate import GateRules
+from cotenant.domain.gate import GateRules, Limit
 from cotenant.domain.gpu import Gpu
 from cotenant.domain.happening import Level, What
 from cotenant.domain.instant import NEVER
@@ -89,6 +90,9 @@ STORY: list[tuple[Event, list[Action], str]] = [
      "priority job 1: job has priority 3 now"),
     (PriorityChanged(7, 0, True, "jab", 3), [Refuse(4, 7, Reject(Reason.UNKNOWN_TENANT, "no tenant is called 'jab'"))],
      "wish-refused - - (unknown-tenant): a wish was refused: no tenant is called 'jab'"),
+    (ShareChanged(7, 0, True, "job", 300_000, Limit.STATIC),
+     [Grant(4, NO_PEER, "job", JOB_TERMS), Confirm(4, 7, ("job",), RULES)],
+     "share job 1: job has a share of 30%, limit static now"),
     (RulesChanged(7, True, GateChange(bound_ns=1000)), [Confirm(4, 7, (), RULES)],
      "rules - -: the rules of the gate are changed: bound 1us"),
     (EvictAsked(7, 0, True, ("job",)), [Confirm(4, 7, ("job",), RULES)],

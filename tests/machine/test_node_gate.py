@@ -5,8 +5,16 @@ from typing import Any
 import msgspec
 
 from cotenant.domain.action import NO_PEER, Confirm, Crowd, Grant, Refuse, Revoke, Rise, Roster, Sit
-from cotenant.domain.event import GateChange, NodeSettings, PriorityChanged, RulesChanged, TenantLeft, TenantsPaused
-from cotenant.domain.gate import SEATS_LIMIT, GatePolicy, GateRules, GateSeat
+from cotenant.domain.event import (
+    GateChange,
+    NodeSettings,
+    PriorityChanged,
+    RulesChanged,
+    ShareChanged,
+    TenantLeft,
+    TenantsPaused,
+)
+from cotenant.domain.gate import SEATS_LIMIT, GatePolicy, GateRules, GateSeat, Limit
 from cotenant.domain.plan import Reason, Reject
 from cotenant.domain.tenant import Kind, TenantSpec
 from tests.machine.test_node_machine import GIB, TWO_GPUS, WORK, Node, terms
@@ -112,6 +120,43 @@ def test_another_priority_is_on_the_roster_and_on_its_page() -> None:
     ]
     node.tell(PriorityChanged(9, OWN, False, "job", 0))
     assert node.told == [Confirm(5, 9, ("job",), GateRules())]
+
+
+def test_another_share_is_on_the_roster_and_on_its_page() -> None:
+    node = two()
+    node.tell(ShareChanged(9, OWN, False, "job", 450_000, Limit.STATIC))
+    changed = TenantSpec(Kind.OFFLINE, 7, "job", share_ppm=450_000)
+    seat = GateSeat(1, 1, 7, online=False, least_ppm=450_000, limit_ppm=450_000, static=True)
+    assert node.told == [
+        Sit(4, 0, seat),
+        Grant(4, NO_PEER, "job", terms(1, 1, changed, 0), 1),
+        Confirm(4, 9, ("job",), GateRules()),
+    ]
+    node.tell(ShareChanged(9, OWN, False, "job", limit=Limit.CONSERVING))
+    assert node.told[0] == Sit(5, 0, msgspec.structs.replace(seat, static=False))
+    node.tell(ShareChanged(9, OWN, False, "job", limit=Limit.OFF))
+    assert node.told[0] == Sit(6, 0, GateSeat(1, 1, 7, online=False, least_ppm=450_000))
+    node.tell(ShareChanged(9, OWN, False, "job"))
+    assert node.told == [Confirm(7, 9, ("job",), GateRules())]
+
+
+def test_a_share_grows_only_into_what_is_free_and_shrinks_always() -> None:
+    node = two()
+    node.join(3, TenantSpec(Kind.OFFLINE, 7, "big", share_ppm=100_000, limit=Limit.CONSERVING))
+    (refused,) = node.tell(ShareChanged(9, OWN, False, "job", 400_001))
+    assert isinstance(refused, Refuse)
+    assert refused.reject.reason is Reason.NO_SHARE
+    assert len(node.tell(ShareChanged(9, OWN, False, "job", 400_000))) == 2
+    assert isinstance(node.tell(ShareChanged(9, OWN, False, "big", 100_001))[0], Refuse)
+    assert len(node.tell(ShareChanged(9, OWN, False, "job", 0))) == 2
+    assert len(node.tell(ShareChanged(9, OWN, False, "big", 500_000))) == 2
+    (refused,) = node.tell(ShareChanged(9, OTHER, False, "big", 1))
+    assert isinstance(refused, Refuse)
+    assert refused.reject.reason is Reason.NOT_YOURS
+    node.restart(50)
+    assert node.told[0] == roster(
+        11, WEB_SEAT, GateSeat(1, 1, 7, online=False), GateSeat(2, 1, 7, False, False, 500_000, False, 500_000)
+    )
 
 
 def test_rules_change_for_all_devices_and_only_what_was_said() -> None:

@@ -46,6 +46,7 @@ class Ledger:
         self.is_back = self.has_switched = False
         self.spent = self.grain = self.duty_from = self.duty_active = 0
         self.duty_ppm = DUTY_LEAST
+        self.is_over = self.is_lent = False
         self.must_ask()
 
     # ---- the roster
@@ -69,7 +70,10 @@ class Ledger:
                 self.page.update(new_page() | kept | {"generation": self.generation})
         self.rules, self.is_paused = rules, bool(self.seat and self.seat.paused)
         self.is_ending = bool(self.seat and self.seat.ending)
+        self.limit, self.is_static = (self.seat.limit_ppm, self.seat.static) if self.seat else (0, False)
+        self.equals = [s for s in self.beside if rank(s) == (rank(self.seat) if self.seat else 10)]
         asks = self.is_paused or self.is_ending or bool(rules.policy is not GatePolicy.OPEN and self.above)
+        asks = asks or (self.limit > 0 and self.is_static) or any(self.limit or s.limit_ppm for s in self.equals)
         if not asks:
             self.unconfirmed = self.unconfirmed_ns = self.charged_until = self.owed = 0
         return asks
@@ -91,7 +95,7 @@ class Ledger:
         page["marked_ns"] = now
 
     def announce(self, wish: Wish, now: int) -> None:
-        expect, _, low, high, _, _, pieces = wish
+        expect, _, low, high, _, _, pieces, _ = wish
         page, far = self.page, now + FAR
         if page["at_ns"] and page["next_ns"] > page["at_ns"]:
             page["foreseen"] += 1

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from cotenant.domain.gate import GatePolicy
-from tests.property.gate_ledger import Ledger
+from tests.property.gate_shares import Shares
 from tests.property.gate_sums import (
     AGAIN,
+    AHEAD,
     BESIDE,
     BOUND,
     BURST,
@@ -18,6 +19,7 @@ from tests.property.gate_sums import (
     HARD_DEBT,
     LEAD,
     LEAST,
+    LENT,
     LOOK,
     NEVER,
     OTHER,
@@ -42,7 +44,7 @@ from tests.property.gate_sums import (
 )
 
 
-class Tenant(Ledger):
+class Tenant(Shares):
     """One process of a tenant: may it launch, and what follows."""
 
     # ---- may it go?
@@ -67,9 +69,6 @@ class Tenant(Ledger):
                 return True
         return False
 
-    def weight(self, expect: int) -> int:
-        return expect or self.rules.bound_ns
-
     def admit(self, reason: int, wish: Wish, now: int) -> Answer:
         expect = wish[0]
         self.seen = {seat: self.device.pages[seat.slot]["sequence"] for seat in self.above}
@@ -77,6 +76,7 @@ class Tenant(Ledger):
         self.page["wanted_ns"] = 0
         if reason == RISK:
             self.charge(self.weight(expect) + 1, now)
+        self.charge_share(wish, now)
         if reason in {GAP, BESIDE} and self.cost():
             self.charge(self.cost(), now)
         self.has_switched = True
@@ -126,7 +126,7 @@ class Tenant(Ledger):
 
     def decide_gap(self, wish: Wish, holder: Page, quiet: int, since: int, now: int) -> tuple[int, int]:
         """The holder is the one that is expected back first."""
-        expect, sure, _, _, may_fill, grain, _ = wish
+        expect, sure, _, _, may_fill, grain, *_ = wish
         sure, end = max(sure, expect), holder["next_ns"]
         submitted, debt = self.submitted_ns(now), self.debt(now)
         cost, loss = self.cost(), 0
@@ -168,7 +168,7 @@ class Tenant(Ledger):
 
     def decide_beside(self, wish: Wish, since: int, now: int) -> tuple[int, int]:
         """BESIDE, or what keeps it from that; TIGHT until it can be spared."""
-        expect, sure, _, _, _, grain, _ = wish
+        expect, sure, _, _, _, grain, *_ = wish
         if not grain or not expect:
             return TIGHT, NEVER
         loss, submitted = self.loss_beside(wish, now), self.submitted_ns(now)
@@ -214,13 +214,15 @@ class Tenant(Ledger):
         return RISK, now
 
     def ask(self, wish: Wish, since: int, now: int) -> Answer:
-        expect, sure, _, _, may_fill, _, _ = wish
+        expect, sure, _, _, may_fill, *_ = wish
         if not self.must_ask():
             self.announce(wish, now)
             self.page["wanted_ns"] = 0
             self.page[f"passed {TOP}"] += 1
             return 1, TOP, now
-        is_full = self.unconfirmed > 1 and self.unconfirmed_ns + self.weight(expect) > self.rules.bound_ns
+        bound = self.rules.bound_ns if self.above else max(self.rules.bound_ns, AHEAD)
+        is_full = self.unconfirmed > 1 and self.unconfirmed_ns + self.weight(expect) > bound
+        is_full = is_full and bool(self.above or self.beside)
         if self.is_ending:
             is_full = self.unconfirmed > 0 or self.page["busy_ns"] > now
         competes = may_fill and not is_full and not self.is_paused
@@ -234,8 +236,13 @@ class Tenant(Ledger):
                 return 0, BOUND, max(self.page["busy_ns"], now + AGAIN)
             self.page["stuck"] += 1
             return self.admit(STUCK, wish, now)
-        if self.rules.policy is GatePolicy.OPEN:
-            return self.admit(FREE, wish, now)
+        _, expected, busy = self.look(now)
+        reason, until = self.decide_share(wish, bool(expected) or busy > now, since, now)
+        if reason:
+            self.page["wanted_ns"] = NEVER
+            return 0, reason, until
+        if self.rules.policy is GatePolicy.OPEN or (not self.above and not self.is_ending):
+            return self.admit(LENT if self.is_lent else FREE, wish, now)
         reason, until = self.decide(wish, since, now)
         is_due = self.seat and self.seat.least_ppm and self.least_until - now <= BURST
         if reason >= BUSY and is_due and self.page["busy_ns"] <= now:
@@ -256,6 +263,7 @@ class Tenant(Ledger):
         if not self.unconfirmed:
             return
         if not is_submitted:
+            self.charge_share(wish, now, -1)
             self.take_off(wish[0], now)
             return
         self.page["submitted"] += 1

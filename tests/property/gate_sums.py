@@ -9,8 +9,8 @@ from cotenant.domain.gate import GateSeat
 US: Final = 1000
 MS: Final = 1000 * US
 NEVER: Final = 2**64 - 1
-TOP, FREE, GAP, LEAST, RISK, STUCK, BESIDE = range(7)
-BUSY, TIGHT, DUE, BOUND, OTHER, PAUSED, CHANGED, DEBT = range(8, 16)
+TOP, FREE, GAP, LEAST, RISK, STUCK, BESIDE, LENT = range(8)
+BUSY, TIGHT, DUE, BOUND, OTHER, PAUSED, CHANGED, DEBT, LIMIT, SHARE = range(8, 18)
 LEAD, DEPTH, LOOK = 60 * US, 100 * US, 50 * US
 RISK_AFTER, BURST, HARD_DEBT, STUCK_AFTER = 10 * MS, 30 * MS, 120 * MS, 100 * MS
 DEBT_MOST = FAR = 60_000 * MS
@@ -18,14 +18,16 @@ CLOSED, AGAIN, PAUSE_LOOK, PATIENCE_LEAST, WAITED_FOR = 2000 * MS, 2 * US, 5 * M
 SPARE = 20 * MS
 RECENT, PPM = 32, 10**6
 DUTY, DUTY_LEAST = 20 * MS, 300_000
+AHEAD, WINDOW, LIMIT_LOOK = 4 * MS, 100 * MS, MS
 
-Wish = tuple[int, int, int, int, int, int, int]
-"""expect, sure, low, high, may_fill, grain, pieces"""
+Wish = tuple[int, int, int, int, int, int, int, int]
+"""expect, sure, low, high, may_fill, grain, pieces, free"""
 Page = dict[str, int]
 Answer = tuple[int, int, int]
 
 WORDS: Final = ("sequence", "at_ns", "quiet_ns", "next_ns", "busy_ns", "generation")
 WISHES: Final = ("latest_ns", "waits_ns", "wanted_ns", "pieces", "active_ns", "marked_ns", "asked_ns")
+LIMITS: Final = ("paid_ns", "paid_ppm", "over_ns")
 COUNTS: Final = (
     *("launches", "device_ns", "filled_ns", "waits", "waited_ns", "overruns", "overrun_ns", "admitted", "submitted"),
     *("late", "late_ns", "stale", "foreseen", "early", "miss_ns", "confirmed", "stuck"),
@@ -72,4 +74,4 @@ def loss_at(holder: Page, until: int, now: int) -> int:
 
 
 def new_page() -> Page:
-    return dict.fromkeys((*WORDS, *WISHES, *COUNTS, *(f"passed {reason}" for reason in range(16))), 0)
+    return dict.fromkeys((*WORDS, *WISHES, *LIMITS, *COUNTS, *(f"passed {reason}" for reason in range(16))), 0)

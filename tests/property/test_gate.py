@@ -24,10 +24,11 @@ few_ns = st.sampled_from([20 * US, 0, 1, US, 70 * US, 150 * US, 600 * US, 3 * MS
 steps_ns = st.sampled_from([2 * US, 0, 1, 15 * US, 50 * US, 90 * US, 400 * US, 2 * MS, 11 * MS])
 grains_ns = st.sampled_from([0, 0, 0, 1, US, 5 * US, 100 * US, 3 * MS])
 counts = st.sampled_from([1, 1, 0, 7, 60])
+frees = st.sampled_from([0, 0, 400_000, 1_000_000])
 kernels = st.builds(
-    lambda expect, more, low, spread, may_fill, grain, pieces: (
+    lambda expect, more, low, spread, may_fill, grain, pieces, free: (
         *(expect, expect + more, low, low and low + spread),
-        *(int(may_fill != 0), grain, pieces),
+        *(int(may_fill != 0), grain, pieces, free),
     ),
     few_ns,
     st.sampled_from([0, 0, 1, 10 * US]),
@@ -36,16 +37,21 @@ kernels = st.builds(
     st.integers(0, 6),
     grains_ns,
     counts,
+    frees,
 )
-any_wishes = st.tuples(few_ns, few_ns, few_ns, few_ns, st.integers(0, 1), grains_ns, counts)
+any_wishes = st.tuples(few_ns, few_ns, few_ns, few_ns, st.integers(0, 1), grains_ns, counts, frees)
 wishes = st.one_of(kernels, kernels, kernels, any_wishes)
 short = st.builds(
-    lambda expect, grain: (expect, expect, 0, 0, 1, grain, 1),
+    lambda expect, grain: (expect, expect, 0, 0, 1, grain, 1, 0),
     st.sampled_from([20 * US, 25 * US, 60 * US]),
     st.sampled_from([0, 0, 2 * US]),
 )
 rarely = st.integers(0, 5).map(lambda drawn: drawn == 5)
-seats = st.tuples(st.integers(0, 3), rarely, st.sampled_from([0, 0, 0, 0, 50_000, 1_000_000]), rarely)
+limits = st.sampled_from([0, 0, 0, 300_000, 1, 1_000_000])
+seats = st.tuples(
+    st.integers(0, 3), rarely, st.sampled_from([0, 0, 0, 0, 50_000, 1_000_000]), rarely, limits, st.booleans()
+)
+Drawn = list[tuple[int, bool, int, bool, int, bool]]
 gaps_ns = st.sampled_from([200 * US, 900 * US, 70 * US])
 rules = st.builds(
     GateRules,
@@ -131,26 +137,26 @@ class GateMachine(RuleBasedStateMachine):
     """Launches, rests, deaths, new rules: after each, both forms say and show the same, and the promises hold."""
 
     @initialize(new=rules, drawn=st.lists(seats, min_size=2, max_size=SLOTS), confirms=st.integers(0, 3))
-    def begin(self, new: GateRules, drawn: list[tuple[int, bool, int, bool]], confirms: int) -> None:
+    def begin(self, new: GateRules, drawn: Drawn, confirms: int) -> None:
         self.confirms = confirms > 0
         self.file, self.now, self.generations = File(), 1_000_000_000, [0] * SLOTS
         self.reseat(new, drawn)
 
     @rule(new=rules, drawn=st.lists(seats, min_size=2, max_size=SLOTS), renew=st.booleans())
-    def change(self, new: GateRules, drawn: list[tuple[int, bool, int, bool]], renew: bool) -> None:
+    def change(self, new: GateRules, drawn: Drawn, renew: bool) -> None:
         if renew:
             self.reseat(new, drawn)
         else:
             self.file.write(msgspec.structs.replace(new, seats=self.file.rules.seats))
 
-    def reseat(self, new: GateRules, drawn: list[tuple[int, bool, int, bool]]) -> None:
+    def reseat(self, new: GateRules, drawn: Drawn) -> None:
         """Seats for the first so many slots; who lives there stays, the rest of the slots get a new generation."""
         coming = [slot for slot in range(len(drawn)) if slot not in self.file.pairs]
         for slot in coming:
             self.generations[slot] += 1
         placed = [
-            GateSeat(slot, self.generations[slot], drawn_priority if slot else 0, slot == 0, paused, least, ending)
-            for slot, (drawn_priority, paused, least, ending) in enumerate(drawn)
+            GateSeat(slot, self.generations[slot], drawn_priority if slot else 0, slot == 0, *rest)
+            for slot, (drawn_priority, *rest) in enumerate(drawn)
         ]
         self.file.write(msgspec.structs.replace(new, seats=tuple(placed)))
         for slot in coming:
@@ -181,11 +187,12 @@ class GateMachine(RuleBasedStateMachine):
         """The others ask while one is busy, and again, in either order, when its work is over."""
         holder, *slots = sorted(self.file.pairs)
         calm = [
-            msgspec.structs.replace(seat, paused=False, least_ppm=0, ending=False) for seat in self.file.rules.seats
+            msgspec.structs.replace(seat, paused=False, least_ppm=0, ending=False, limit_ppm=0)
+            for seat in self.file.rules.seats
         ]
         self.file.write(GateRules(switch_ns=0, seats=tuple(calm)))
         self.now += 200 * MS
-        self.launch(holder, (20 * US, 20 * US, gap_ns, gap_ns + 100 * US, 1, 0, 1))
+        self.launch(holder, (20 * US, 20 * US, gap_ns, gap_ns + 100 * US, 1, 0, 1, 0))
         asking = list(zip(slots, others, strict=False))
         for slot, wish in asking:
             self.launch(slot, self.file.pairs[slot].wish or wish)
@@ -223,8 +230,9 @@ class GateMachine(RuleBasedStateMachine):
         is_ending = mine is not None and mine.ending
         if mine and is_ending:
             self.check_ending(before[mine]["busy_ns"], len(above_it), answer)
+        is_held = self.check_share(mine, wish, before, answer)
         if rules.policy is GatePolicy.OPEN or not above_it:
-            assert is_ending or (passes, reason) == (1, sums.TOP)
+            assert is_ending or is_held or (passes, reason) == (1, sums.TOP)
             return
         assert passes == (reason < sums.BUSY)
         if not passes:
@@ -257,6 +265,23 @@ class GateMachine(RuleBasedStateMachine):
             assert outstanding == 0
         if reason != sums.STUCK and not pair.is_rebound:
             assert len(pair.pending) < 2 or sum(w[0] for w in pair.pending) + expect <= rules.bound_ns
+
+    def check_share(self, mine: GateSeat | None, wish: Wish, before: dict[GateSeat, Page], answer: Answer) -> bool:
+        """Whether shares concern it; one that has had its share passes only where that was lent."""
+        rank = sums.rank(mine) if mine else 10
+        equals = [seat for seat in before if seat != mine and sums.rank(seat) == rank]
+        limit = mine.limit_ppm if mine else 0
+        if not any(limit or seat.limit_ppm for seat in equals) and not (mine and limit and mine.static):
+            assert answer[1] not in {sums.LIMIT, sums.SHARE}
+            return False
+        if mine and limit and answer[0] and not mine.ending and wish[7] < sums.PPM and answer[1] != sums.STUCK:
+            page = before[mine] if before[mine]["generation"] == mine.generation else sums.new_page()
+            is_over = page["paid_ppm"] == limit and page["paid_ns"] > self.now + sums.AHEAD
+            assert not (is_over and mine.static)
+            assert not is_over or self.file.page(mine.slot)["paid_ns"] == page["paid_ns"]
+        if answer[1] == sums.SHARE:
+            assert not limit
+        return True
 
     def check_beside(self, wish: Wish, active: list[Page], debt_ns: int, outstanding: int) -> None:
         """It gives way block by block, those above are there and can spare it, and little else is submitted."""
@@ -335,6 +360,12 @@ class GateMachine(RuleBasedStateMachine):
             form.prolong(self.now + more_ns)
         self.file.check_same()
 
+    @rule(slot=st.integers(0, SLOTS - 1), charged_ns=few_ns, used_ns=few_ns)
+    def measure(self, slot: int, charged_ns: int, used_ns: int) -> None:
+        for form in self.forms(slot):
+            form.measured(charged_ns, used_ns, self.now)
+        self.file.check_same()
+
     @rule(slot=st.integers(0, SLOTS - 1))
     def give_up(self, slot: int) -> None:
         pair = self.file.pairs.get(slot)
@@ -357,11 +388,12 @@ def test_what_ends_in_time_in_the_mean_only_passes_no_deep_debt() -> None:
     """Found by chance: a kernel that gives way, and whose mean just fits the gap, went in for nothing."""
     state = GateMachine()
     rules = GateRules(GatePolicy.FILL, 500000, 20000, 2000000, 0)
-    state.begin(new=rules, drawn=[(0, False, 0, False), (0, False, 0, False)], confirms=0)
-    state.change(drawn=[(0, False, 0, False), (1, False, 0, False), (0, False, 0, False)], new=rules, renew=True)
-    state.keep_launching(number=1, times=1, wish=(600000, 600000, 900000, 920000, 0, 0, 1))
-    state.keep_launching(number=0, times=1, wish=(20000, 20000, 900000, 920000, 0, 0, 1))
-    state.open_a_gap(gap_ns=200000, others=[(25000, 25000, 0, 0, 1, 0, 1)], turned=False)
+    top, below = (0, False, 0, False, 0, False), (1, False, 0, False, 0, False)
+    state.begin(new=rules, drawn=[top, top], confirms=0)
+    state.change(drawn=[top, below, top], new=rules, renew=True)
+    state.keep_launching(number=1, times=1, wish=(600000, 600000, 900000, 920000, 0, 0, 1, 0))
+    state.keep_launching(number=0, times=1, wish=(20000, 20000, 900000, 920000, 0, 0, 1, 0))
+    state.open_a_gap(gap_ns=200000, others=[(25000, 25000, 0, 0, 1, 0, 1, 0)], turned=False)
     state.confirm(slot=1)
-    state.keep_launching(number=1, times=1, wish=(150000, 160000, 900000, 920000, 1, 1, 1))
+    state.keep_launching(number=1, times=1, wish=(150000, 160000, 900000, 920000, 1, 1, 1, 0))
     state.teardown()

@@ -109,7 +109,7 @@ def play(  # one holder that lies, and tenants below that never stop asking
             if read(file, slot, "busy_ns") <= now:
                 while read(file, slot, "confirmed") < read(file, slot, "submitted"):
                     gate.confirmed(expect, now)
-            wish: Wish = (expect, expect, 0, 0, 1, grain_ns and min(grain_ns, expect), 1)
+            wish: Wish = (expect, expect, 0, 0, 1, grain_ns and min(grain_ns, expect), 1, 0)
             passes, _, until = gate.ask(wish, waiting[slot - 1], now)
             if passes:
                 gate.submitted(wish, True, now)
@@ -341,7 +341,7 @@ def test_an_offline_tenant_gets_its_share_beside_one_that_never_pauses() -> None
     file = device(GateRules(seats=tuple(seat_of(view.tenant) for view in node.tenants())))
     holder, below = gates(file, 2)
     length_ns, span_ns, launched_ns = 700 * US, 2_000 * MS, 0
-    wish: Wish = (length_ns, length_ns, 0, 0, 1, 0, 1)
+    wish: Wish = (length_ns, length_ns, 0, 0, 1, 0, 1, 0)
     now, since, holder_at, ends = START, START, START, START
     while now < START + span_ns:
         if now >= holder_at:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotenant.apps.run import spec_of
+from cotenant.domain.gate import Limit
 from cotenant.domain.tenant import Kind, TenantSpec
 from cotenant.errors import PeerError
 from cotenant.format import wire
@@ -24,6 +25,7 @@ from tests.strategies import (
     histograms,
     names,
     rejects,
+    shares,
     small,
     specs,
     terms,
@@ -52,6 +54,7 @@ requests: st.SearchStrategy[wire.Request] = st.one_of(
     st.builds(wire.List, any_int),
     st.builds(wire.Pause, any_int, st.lists(names, max_size=3), st.booleans(), st.booleans()),
     st.builds(wire.SetPriority, any_int, names, st.integers(0, 9)),
+    st.builds(wire.SetShare, any_int, names, st.none() | shares, st.none() | st.sampled_from(Limit)),
     st.builds(wire.SetRules, any_int, gate_changes),
     st.builds(wire.EvictTenants, any_int, st.lists(names, max_size=3), amounts),
     st.builds(wire.Quit, amounts),

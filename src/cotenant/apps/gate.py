@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cotenant.domain.event import GateChange
-from cotenant.domain.gate import GatePolicy
+from cotenant.domain.gate import GatePolicy, Limit
 from cotenant.domain.tenant import NAME_LIMIT, NAME_PATTERN
 from cotenant.errors import ConfigError
 from cotenant.format import wire
@@ -37,6 +37,12 @@ def evict(socket: Path, names: Sequence[str], grace: str | None) -> wire.Confirm
 def set_priority(socket: Path, name: str, priority: int) -> wire.Confirmed:
     """Give a tenant another priority."""
     return wish(socket, wire.SetPriority(wire.VERSION, _name(name), priority), name)
+
+
+def set_share(socket: Path, name: str, share_ppm: int | None, limit: str | None) -> wire.Confirmed:
+    """Give a tenant another share, or hold it to its share in another way."""
+    held = None if limit is None else Limit(limit)
+    return wish(socket, wire.SetShare(wire.VERSION, _name(name), share_ppm, held), name)
 
 
 def set_rules(socket: Path, node: NodeConfig, fields: Sequence[str]) -> wire.Confirmed:

@@ -10,6 +10,8 @@ from cotenant.apps.attend import Attendant, Ended
 from cotenant.apps.hook import Hooked
 from cotenant.apps.membership import Membership, RefusedError, StoppedError, join, wait_for
 from cotenant.apps.suspend import Mover
+from cotenant.domain.gate import Limit
+from cotenant.domain.gpu import WHOLE_PPM
 from cotenant.domain.instant import SECOND_NS, Duration
 from cotenant.domain.protect import OnPressure
 from cotenant.domain.tenant import COMMAND_LIMIT, ENDING_LIMIT, Kind, TenantSpec
@@ -22,7 +24,7 @@ from cotenant.live.directory import Places
 from cotenant.live.gate import GATE_VARIABLE
 from cotenant.live.guard import Child
 from cotenant.live.hook.door import LEDGER_VARIABLE, find_driver
-from cotenant.live.page import SLOT_VARIABLE, TERMS_VARIABLE, slot_text
+from cotenant.live.page import SLOT_VARIABLE, TERMS_VARIABLE, read_page, slot_text
 from cotenant.live.process import Signals, describe_ending, exec_failure_code
 from cotenant.machine.ending import AT_ONCE_NS
 from cotenant.machine.restart import Restarts
@@ -30,6 +32,7 @@ from cotenant.policy.protect.backoff import delay_ns
 
 DEFAULT_PRIORITY: Final = {Kind.ONLINE: 2, Kind.OFFLINE: 7}
 _MPS_PRIORITY: Final = "CUDA_MPS_CLIENT_PRIORITY"
+_MPS_PERCENTAGE: Final = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
 _VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 _BELOW_NORMAL: Final = "1"
 _NO_GPU: Final = "the node knows no GPU: memory and share are noted, not reserved; start it with --gpu NAME=MEMORY"
@@ -52,6 +55,7 @@ def spec_of(config: RunConfig, command: Sequence[str], gpu: str = "") -> TenantS
         gpu=gpu,
         on_pressure=OnPressure(config.on_pressure),
         grace_ns=int(config.grace) or AT_ONCE_NS,
+        limit=Limit(config.limit),
     )
 
 
@@ -144,6 +148,7 @@ class Tenancy:
     def _start(self, membership: Membership, signals: Signals) -> Child:
         environ = {
             **_behind_others(self._spec.kind),
+            **_within_its_share(membership),
             **os.environ,
             **self._variables,
             **membership.environment,
@@ -196,6 +201,14 @@ def _on_its_device(membership: Membership, variables: Mapping[str, str]) -> dict
         return {}
     device = membership.device()
     return {} if device is None else {_VISIBLE: device.visible(membership.terms.gpu)}
+
+
+def _within_its_share(membership: Membership) -> dict[str, str]:
+    """Under MPS one that is never above its share gets no more SMs than that, as it is now."""
+    terms = read_page(membership.page) or membership.terms
+    if membership.spec.limit is not Limit.STATIC or not 0 < terms.share_ppm < WHOLE_PPM:
+        return {}
+    return {_MPS_PERCENTAGE: str(-(-terms.share_ppm * 100 // WHOLE_PPM))}  # rounded up: the gate sees to the rest
 
 
 def _behind_others(kind: Kind) -> dict[str, str]:

@@ -260,6 +260,7 @@ def _tenant_json(tenant: Tenant, until_ns: int) -> dict[str, object]:
         "slo_ns": spec.slo_ns,
         "memory_bytes": spec.memory_bytes,
         "share_ppm": spec.share_ppm,
+        "limit": spec.limit.value,
         "gpu": terms.gpu,
         "pid": tenant.pid,
         "uid": tenant.uid,

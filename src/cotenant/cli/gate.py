@@ -11,7 +11,10 @@ from rich.live import Live
 from cotenant.cli.command import add_command, add_flags, find, given_flags, print_json
 from cotenant.errors import ConfigError
 
-_NEITHER = "say NAME and --priority, or rules without a NAME: --gate, --bound, --delay, --patience, --switch, --spin"
+_NEITHER = (
+    "say NAME and --priority, --share or --limit, or rules without a NAME: "
+    "--gate, --bound, --delay, --patience, --switch, --spin"
+)
 
 
 def add_gate_commands(commands: Any) -> None:
@@ -26,10 +29,12 @@ def add_gate_commands(commands: Any) -> None:
     evict = add_command(commands, "evict", about, _evict, "directories", json=True)
     evict.add_argument("names", nargs="+", metavar="NAME", help="the tenants, by their names in `ps`")
     evict.add_argument("--grace", metavar="DURATION", help="between SIGTERM and the kill; default: as each has it")
-    about = "Change a tenant's priority, or the rules of the gate, while tenants run."
+    about = "Change a tenant's priority or share, or the rules of the gate, while tenants run."
     change = add_command(commands, "set", about, _set, "directories", json=True)
     change.add_argument("name", nargs="?", default="", metavar="NAME", help="the tenant, by its name in `ps`")
     change.add_argument("--priority", dest="run.priority", metavar="N", help="0 highest to 9; needs NAME")
+    change.add_argument("--share", dest="run.share", metavar="SHARE", help="like 50%%, from its next launch on")
+    change.add_argument("--limit", dest="run.limit", metavar="HOW", help="conserving, static or off")
     from cotenant.apps.gate import RULES
 
     top = add_command(commands, "top", "How do tenants get on with each other, now?", _top, "directories", json=True)
@@ -70,23 +75,34 @@ def _evict(options: argparse.Namespace) -> int:
 
 
 def _set(options: argparse.Namespace) -> int:
-    from cotenant.apps.gate import set_priority, set_rules
+    from cotenant.apps.gate import set_priority, set_rules, set_share
     from cotenant.apps.show import rules_json
     from cotenant.format.log import describe_rules
+    from cotenant.format.quantity import format_share
 
     config, where = find(options)
     given = [field for section, field in given_flags(options) if section == "node"]
-    priority = config.run.priority if ("run", "priority") in given_flags(options) else None
-    if bool(options.name) != (priority is not None) or bool(options.name) == bool(given):
+    wanted = {field for section, field in given_flags(options) if section == "run"}
+    priority = config.run.priority if "priority" in wanted else None
+    share_ppm = int(config.run.share) if "share" in wanted else None
+    limit = config.run.limit if "limit" in wanted else None
+    if bool(options.name) != bool(wanted) or bool(options.name) == bool(given):
         raise ConfigError("NAME", options.name, _NEITHER)
+    if priority is not None and len(wanted) > 1:
+        raise ConfigError("--priority", priority, "set priority and share one after the other")
     if priority is not None:
         done = set_priority(where.socket, options.name, priority)
         told = f"{options.name} has priority {priority}"
+    elif wanted:
+        done = set_share(where.socket, options.name, share_ppm, limit)
+        parts = [] if share_ppm is None else [f"a share of {format_share(share_ppm)}"]
+        told = f"{options.name} has {' and '.join(parts + ([] if limit is None else [f'limit {limit}']))}"
     else:
         done = set_rules(where.socket, config.node, given)
         told = f"rules in force: {describe_rules(done.rules)}"
     if options.json:
-        print_json({"tenants": done.tenants, "priority": priority, "rules": rules_json(done.rules)})
+        told_json = {"tenants": done.tenants, "priority": priority, "share_ppm": share_ppm, "limit": limit}
+        print_json(told_json | {"rules": rules_json(done.rules)})
     else:
         Console(soft_wrap=True).print(told, highlight=False, markup=False)
     return 0

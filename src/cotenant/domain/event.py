@@ -6,7 +6,7 @@ from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
-from cotenant.domain.gate import GatePolicy, GateRules
+from cotenant.domain.gate import GatePolicy, GateRules, Limit
 from cotenant.domain.gpu import Gpu
 from cotenant.domain.instant import Duration, Instant
 from cotenant.domain.protect import WHY_LIMIT, GpuSample, GpuWatch, ProtectLimits
@@ -133,6 +133,17 @@ class PriorityChanged(Value, frozen=True, tag="priority"):
     is_owner: bool
     name: Name
     priority: Priority
+
+
+class ShareChanged(Value, frozen=True, tag="share"):
+    """Somebody wants a tenant to have another share, or to be held to it in another way; None: as it is."""
+
+    peer: int
+    uid: int
+    is_owner: bool
+    name: Name
+    share_ppm: SharePpm | None = None
+    limit: Limit | None = None
 
 
 class GateChange(Value, frozen=True):
@@ -304,6 +315,7 @@ Event: TypeAlias = (
     | PeerLost
     | TenantsPaused
     | PriorityChanged
+    | ShareChanged
     | RulesChanged
     | GpusFound
     | GpuSeen

@@ -19,6 +19,16 @@ class GatePolicy(enum.Enum):
     FILL = "fill"
 
 
+class Limit(enum.Enum):
+    """What a tenant's share of the compute holds it to."""
+
+    OFF = "off"
+    CONSERVING = "conserving"
+    """Its share among equals, and what they leave of theirs."""
+    STATIC = "static"
+    """Its share, and never more."""
+
+
 class GateSeat(Value, frozen=True):
     """A tenant as the others of its device know it."""
 
@@ -31,6 +41,10 @@ class GateSeat(Value, frozen=True):
     """Share of the time that it gets whatever those above do."""
     ending: bool = False
     """Whether it was asked to end, and launches only what it takes for that."""
+    limit_ppm: int = 0
+    """Share of the device that it has among its equals, and is held to."""
+    static: bool = False
+    """Whether it is held to it also when nobody else wants the rest."""
 
 
 class GateRules(Value, frozen=True):

@@ -36,6 +36,7 @@ class What(enum.Enum):
     PAUSED = "paused"
     CONTINUED = "continued"
     PRIORITY = "priority"
+    SHARE = "share"
     RULES = "rules"
     EVICTING = "evicting"
     EVICTED = "evicted"

@@ -7,6 +7,7 @@ from typing import Annotated, Final
 
 import msgspec
 
+from cotenant.domain.gate import Limit
 from cotenant.domain.gpu import WHOLE_PPM
 from cotenant.domain.protect import OnPressure, Standing
 from cotenant.domain.value import Value
@@ -54,6 +55,8 @@ class TenantSpec(Value, frozen=True):
     """What becomes of it when an online tenant needs its memory; of an offline tenant only."""
     grace_ns: Amount = 0
     """How long its program has between the request to end and its end; zero: as the node has it."""
+    limit: Limit = Limit.OFF
+    """What its share of the compute holds it to, if it has one."""
 
     def __post_init__(self) -> None:
         """Refuse what contradicts itself, wherever it came from."""
@@ -64,7 +67,7 @@ class TenantSpec(Value, frozen=True):
 class Terms(Value, frozen=True):
     """What a tenant may do now; `gpu` is -1 on a node that has none.
 
-    The priority may change while it runs; slot, generation and device never do.
+    Priority and share may change while it runs; slot, generation and device never do.
     """
 
     slot: int

@@ -17,11 +17,13 @@ GATE_REASONS: Final = {
     13: "paused",
     14: "changed",
     15: "debt",
+    16: "limit",
+    17: "share",
 }
 """Why a launch waits; enum ct_gate_reason of native/gate/gate.h."""
 
 
-PASS_REASONS: Final = {0: "top", 1: "free", 2: "gap", 3: "least", 4: "risk", 5: "stuck", 6: "beside"}
+PASS_REASONS: Final = {0: "top", 1: "free", 2: "gap", 3: "least", 4: "risk", 5: "stuck", 6: "beside", 7: "lent"}
 """Why a launch passed the gate; the same enum."""
 
 

@@ -113,6 +113,13 @@ class RunConfig(Section, frozen=True):
     slo: Annotated[DurationNs, Meta(description="latency objective of an online tenant; 0s: none")] = DurationNs(0)
     memory: Annotated[SizeBytes, Meta(description="device memory to reserve; 0B: none")] = SizeBytes(0)
     share: Annotated[ShareOfWhole, Meta(description="guaranteed share of the GPU; 0%: none")] = ShareOfWhole(0)
+    limit: Annotated[
+        str,
+        Meta(
+            pattern=r"^(conserving|static|off)\Z",
+            description="held to its share: unless others leave some (conserving), always (static), never (off)",
+        ),
+    ] = "conserving"
     name: Annotated[
         str,
         Meta(

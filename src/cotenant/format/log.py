@@ -41,6 +41,7 @@ from cotenant.domain.event import (
     PriorityChanged,
     QuitAsked,
     RulesChanged,
+    ShareChanged,
     TenantDrained,
     TenantFaulted,
     TenantHangs,
@@ -52,7 +53,7 @@ from cotenant.domain.event import (
     TenantsPaused,
     TenantSuspended,
 )
-from cotenant.domain.gate import GateRules, GateSeat
+from cotenant.domain.gate import GateRules, GateSeat, Limit
 from cotenant.domain.instant import SECOND_NS, Instant
 from cotenant.domain.protect import GpuSample
 from cotenant.domain.tenant import NEIGHBOURS_LIMIT, TenantSpec
@@ -78,10 +79,21 @@ def describe_spec(spec: TenantSpec) -> str:
     if spec.memory_bytes:
         words.append(f"memory {format_size(spec.memory_bytes)}")
     if spec.share_ppm:
-        words.append(f"share {format_share(spec.share_ppm)}")
+        words.append(f"share {format_share(spec.share_ppm)}{_held_to(spec.limit)}")
     if spec.gpu:
         words.append(f"on {spec.gpu}")
     return " ".join(words)
+
+
+def _held_to(limit: Limit) -> str:
+    return "" if limit is Limit.OFF else f" {limit.value}"
+
+
+def describe_share(change: ShareChanged) -> str:
+    """What changes about a share."""
+    words = [] if change.share_ppm is None else [f"a share of {format_share(change.share_ppm)}"]
+    words += [] if change.limit is None else [f"limit {change.limit.value}"]
+    return ", ".join(words) or "no other share"
 
 
 def describe_rules(rules: GateRules | GateChange) -> str:
@@ -101,6 +113,8 @@ def describe_rules(rules: GateRules | GateChange) -> str:
 def _seat(seat: GateSeat) -> str:
     """A seat as slot/generation, its priority, and what is special about it."""
     least = f" least {format_share(seat.least_ppm)}" if seat.least_ppm else ""
+    most = "at most" if seat.static else "among equals"
+    least += f" {most} {format_share(seat.limit_ppm)}" if seat.limit_ppm else ""
     state = f"{' paused' if seat.paused else ''}{' ending' if seat.ending else ''}"
     return f"[{seat.slot}/{seat.generation} at {seat.priority}{least}{state}]"
 
@@ -136,6 +150,8 @@ def _wish(event: Event) -> str:
             return f"peer {peer} {'pauses' if paused else 'resumes'} {whom}"
         case PriorityChanged(peer=peer, name=name, priority=priority):
             return f"peer {peer} sets the priority of {name} to {priority}"
+        case ShareChanged(peer=peer, name=name):
+            return f"peer {peer} gives {name} {describe_share(event)}"
         case RulesChanged(peer=peer, change=change):
             return f"peer {peer} sets the rules: {describe_rules(change)}"
         case GpusFound(gpus=gpus):

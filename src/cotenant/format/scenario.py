@@ -19,6 +19,7 @@ from cotenant.domain.event import (
     NodeSettings,
     PriorityChanged,
     RulesChanged,
+    ShareChanged,
     TenantsPaused,
 )
 from cotenant.domain.gate import GatePolicy
@@ -81,11 +82,12 @@ class WishConfig(Section, frozen=True):
     name: Name = ""
     pause: bool | None = None
     priority: Priority | None = None
+    share: ShareOfWhole | None = None
     gate: Annotated[str, Meta(pattern=r"^(fill|strict|open)\Z")] | None = None
     bound: DurationNs | None = None
     evict: bool = False
 
-    def event(self, peer: int, uid: int) -> TenantsPaused | PriorityChanged | RulesChanged | EvictAsked:
+    def event(self, peer: int, uid: int) -> TenantsPaused | PriorityChanged | ShareChanged | RulesChanged | EvictAsked:
         """What the node is told, by this peer."""
         if self.evict:
             return EvictAsked(peer, uid, True, (self.name,))
@@ -94,6 +96,8 @@ class WishConfig(Section, frozen=True):
             return TenantsPaused(peer, uid, True, names, not names, self.pause)
         if self.priority is not None:
             return PriorityChanged(peer, uid, True, self.name, self.priority)
+        if self.share is not None:
+            return ShareChanged(peer, uid, True, self.name, int(self.share))
         policy = None if self.gate is None else GatePolicy(self.gate)
         return RulesChanged(peer, True, GateChange(policy, None if self.bound is None else int(self.bound)))
 

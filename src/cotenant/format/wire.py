@@ -9,12 +9,12 @@ import msgspec
 
 from cotenant.domain.action import SignalKind
 from cotenant.domain.event import Detail, Ending, GateChange
-from cotenant.domain.gate import GateRules
+from cotenant.domain.gate import GateRules, Limit
 from cotenant.domain.gpu import Gpu
 from cotenant.domain.histogram import Histogram
 from cotenant.domain.plan import Reject
 from cotenant.domain.protect import GpuWatch
-from cotenant.domain.tenant import Amount, Departure, Name, Priority, TenantSpec, TenantView, Terms
+from cotenant.domain.tenant import Amount, Departure, Name, Priority, SharePpm, TenantSpec, TenantView, Terms
 from cotenant.errors import PeerError
 
 VERSION: Final = 4
@@ -70,6 +70,15 @@ class SetPriority(Message, frozen=True, tag="set-priority"):
     version: int
     name: Name
     priority: Priority
+
+
+class SetShare(Message, frozen=True, tag="set-share"):
+    """Give this tenant another share, or hold it to its share in another way; None: as it is."""
+
+    version: int
+    name: Name
+    share_ppm: SharePpm | None = None
+    limit: Limit | None = None
 
 
 class SetRules(Message, frozen=True, tag="set-rules"):
@@ -197,6 +206,7 @@ Request: TypeAlias = (
     | List
     | Pause
     | SetPriority
+    | SetShare
     | SetRules
     | EvictTenants
     | Quit

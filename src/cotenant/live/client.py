@@ -158,7 +158,9 @@ def tenants_of(path: Path, timeout_s: float = _TIMEOUT_S) -> wire.Tenants:
 
 
 def wish(
-    path: Path, request: wire.Pause | wire.SetPriority | wire.SetRules | wire.EvictTenants, names: str
+    path: Path,
+    request: wire.Pause | wire.SetPriority | wire.SetShare | wire.SetRules | wire.EvictTenants,
+    names: str,
 ) -> wire.Confirmed:
     """Have something changed while the node runs; raises `ConfigError` when nobody has one of the names."""
     with Connection(path) as connection:

@@ -19,6 +19,7 @@ from cotenant.domain.event import (
     PriorityChanged,
     QuitAsked,
     RulesChanged,
+    ShareChanged,
     TenantJoined,
     TenantLeft,
     TenantRestarted,
@@ -267,6 +268,8 @@ class LiveDoor:
                 self._loop.post(TenantsPaused(peer.number, peer.uid, peer.is_owner, *asked))
             case wire.SetPriority(name=name, priority=priority):
                 self._loop.post(PriorityChanged(peer.number, peer.uid, peer.is_owner, name, priority))
+            case wire.SetShare(name=name, share_ppm=share_ppm, limit=limit):
+                self._loop.post(ShareChanged(peer.number, peer.uid, peer.is_owner, name, share_ppm, limit))
             case wire.SetRules(change=change):
                 self._loop.post(RulesChanged(peer.number, peer.is_owner, change))
             case wire.EvictTenants(names=names, grace_ns=grace_ns):

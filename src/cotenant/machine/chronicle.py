@@ -19,6 +19,7 @@ from cotenant.domain.event import (
     PriorityChanged,
     QuitAsked,
     RulesChanged,
+    ShareChanged,
     TenantJoined,
     TenantLeft,
     TenantResumed,
@@ -27,7 +28,7 @@ from cotenant.domain.event import (
 from cotenant.domain.happening import Happening, Level, What
 from cotenant.domain.instant import Instant
 from cotenant.domain.tenant import Tenant, TenantSpec
-from cotenant.format.log import describe_rules, describe_spec, printable
+from cotenant.format.log import describe_rules, describe_share, describe_spec, printable
 from cotenant.format.quantity import round_duration
 from cotenant.machine.telling import NOBODY, TELLINGS, Resident, Telling
 
@@ -53,6 +54,7 @@ class Chronicle:
             TenantJoined: self._joined,
             TenantsPaused: self._paused,
             PriorityChanged: self._reprioritized,
+            ShareChanged: self._resized,
             RulesChanged: self._ruled,
             EvictAsked: self._evict_asked,
             QuitAsked: self._quit_asked,
@@ -200,6 +202,11 @@ class Chronicle:
         if _confirmed(actions) is not None:
             text = f"{event.name} has priority {event.priority} now"
             self._say(Telling(What.PRIORITY, text), self._named(event.name))
+
+    def _resized(self, event: ShareChanged, actions: Sequence[Action]) -> None:
+        if _confirmed(actions) is not None:
+            text = f"{event.name} has {describe_share(event)} now"
+            self._say(Telling(What.SHARE, text), self._named(event.name))
 
     def _evict_asked(self, event: EvictAsked, actions: Sequence[Action]) -> None:
         for name in _confirmed(actions) or ():

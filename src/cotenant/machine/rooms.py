@@ -65,6 +65,14 @@ class Rooms:
         freed = (room.memory_free_bytes + memory_bytes, room.share_free_ppm + share_ppm)
         return self._judge(spec, GpuRoom(gpu, *freed, room.tenants)) is None
 
+    def objection_to_change(self, gpu: int, before: TenantSpec, after: TenantSpec) -> Reject | None:
+        """What is against somebody who is there having other promises; less is always possible."""
+        if not 0 <= gpu < len(self.rooms) or after.share_ppm <= before.share_ppm:
+            return None
+        room = self.rooms[gpu]
+        freed = (room.memory_free_bytes + before.memory_bytes, room.share_free_ppm + before.share_ppm)
+        return self._judge(after, GpuRoom(gpu, *freed, room.tenants))
+
     def occupy(self, gpu: int, spec: TenantSpec, sign: int) -> None:
         """Somebody comes (1) or goes (-1), with what it was promised."""
         self._change(gpu, spec, sign, sign)

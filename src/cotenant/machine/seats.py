@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from cotenant.domain.action import Action, Rise, Roster, Sit
-from cotenant.domain.gate import SEATS_LIMIT, GateRules, GateSeat
+from cotenant.domain.gate import SEATS_LIMIT, GateRules, GateSeat, Limit
 from cotenant.domain.protect import Stage
 from cotenant.domain.tenant import PRIORITY_LOWEST, Kind, Tenant
 
@@ -28,7 +28,10 @@ def seat_of(tenant: Tenant) -> GateSeat:
     if stage is Stage.TERMINATING:
         return GateSeat(terms.slot, terms.generation, PRIORITY_LOWEST, False, False, least_ppm, True)
     paused = tenant.paused or stage in _HELD
-    return GateSeat(terms.slot, terms.generation, terms.priority, online, paused, least_ppm)
+    limit = tenant.spec.limit
+    limit_ppm = 0 if limit is Limit.OFF else terms.share_ppm
+    static = limit is Limit.STATIC and limit_ppm > 0
+    return GateSeat(terms.slot, terms.generation, terms.priority, online, paused, least_ppm, False, limit_ppm, static)
 
 
 class Seats:

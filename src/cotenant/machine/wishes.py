@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from cotenant.domain.action import NO_PEER, Action, Refuse
-from cotenant.domain.event import EvictAsked, PriorityChanged, RulesChanged, TenantsPaused
+from cotenant.domain.event import EvictAsked, PriorityChanged, RulesChanged, ShareChanged, TenantsPaused
 from cotenant.domain.instant import Instant
 from cotenant.domain.plan import Reason, Reject
 from cotenant.domain.tenant import Kind, Tenant
@@ -68,6 +68,31 @@ class Wishes:
             return [roll.confirm(event.peer, tenant)]
         terms = msgspec.structs.replace(tenant.terms, priority=event.priority)
         tenant = msgspec.structs.replace(tenant, terms=terms)
+        roll.replace(tenant)
+        return [roll.grant(NO_PEER, tenant), roll.confirm(event.peer, tenant)]
+
+    def resized(self, event: ShareChanged, now: Instant) -> list[Action]:
+        """It has another share from its next launch on, or is held to its share in another way; if there is room."""
+        del now
+        roll = self._roll
+        tenant = roll.find_tenant(event.name, event.uid, is_owner=event.is_owner)
+        if isinstance(tenant, Reject):
+            return [Refuse(roll.turn, event.peer, tenant)]
+        share_ppm = tenant.spec.share_ppm if event.share_ppm is None else event.share_ppm
+        spec = msgspec.structs.replace(tenant.spec, share_ppm=share_ppm, limit=event.limit or tenant.spec.limit)
+        if spec == tenant.spec:
+            return [roll.confirm(event.peer, tenant)]
+        terms, gpu = msgspec.structs.replace(tenant.terms, share_ppm=share_ppm), tenant.terms.gpu
+        if not tenant.standing.aside:
+            objection = roll.rooms.objection_to_change(gpu, tenant.spec, spec)
+            if objection is not None:
+                return [Refuse(roll.turn, event.peer, objection)]
+        roll.rooms.occupy(gpu, tenant.spec, -1)
+        roll.rooms.occupy(gpu, spec, 1)
+        if tenant.standing.aside:  # it has given up its promises, the old and the new
+            roll.rooms.reserve(gpu, tenant.spec, 1)
+            roll.rooms.reserve(gpu, spec, -1)
+        tenant = msgspec.structs.replace(tenant, terms=terms, spec=spec)
         roll.replace(tenant)
         return [roll.grant(NO_PEER, tenant), roll.confirm(event.peer, tenant)]
 

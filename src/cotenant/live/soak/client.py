@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from typing import Final
 
 OUT_OF_MEMORY: Final = 2
@@ -25,6 +26,7 @@ class CudaClient:
     def __init__(self) -> None:
         """Make the context and load the kernel."""
         self._driver = ctypes.CDLL("libcuda.so.1")
+        self._kept: list[ctypes.c_uint64] = []  # what prepared launches point at
         self.call("cuInit", 0)
         device, context = ctypes.c_int(), ctypes.c_void_p()
         self.call("cuDeviceGet", ctypes.byref(device), 0)
@@ -43,11 +45,20 @@ class CudaClient:
         """One that may be refused."""
         return bool(getattr(self._driver, name)(*arguments) == 0)
 
-    def launch(self, kernel_ns: int, blocks: int = 80) -> None:
+    def launch(self, kernel_ns: int, blocks: int = 80, stream: ctypes.c_void_p | None = None) -> None:
         """A kernel that takes so long."""
         value = ctypes.c_uint64(kernel_ns)
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(value))
-        self.call("cuLaunchKernel", self._kernel, blocks, 1, 1, _THREADS, 1, 1, 0, None, parameters, None)
+        self.call("cuLaunchKernel", self._kernel, blocks, 1, 1, _THREADS, 1, 1, 0, stream, parameters, None)
+
+    def prepared(self, kernel_ns: int, blocks: int, stream: ctypes.c_void_p | None) -> Callable[[], int]:
+        """The same launch again and again, with as little as possible around it; gives the driver's code."""
+        value = ctypes.c_uint64(kernel_ns)
+        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(value))
+        shape = [ctypes.c_uint(number) for number in (blocks, 1, 1, _THREADS, 1, 1, 0)]
+        launch, arguments = self._driver.cuLaunchKernel, (self._kernel, *shape, stream, parameters, None)
+        self._kept.append(value)
+        return lambda: int(launch(*arguments))
 
     def wait(self) -> None:
         """Until all of it is over."""

@@ -14,6 +14,7 @@ _POLICIES: Final = (GatePolicy.OPEN, GatePolicy.STRICT, GatePolicy.FILL)
 _PAUSED: Final = 1
 _ONLINE: Final = 2
 _ENDING: Final = 4
+_STATIC: Final = 8
 WritableBuffer: TypeAlias = "bytearray | memoryview"
 
 
@@ -42,12 +43,15 @@ def write_roster(file: WritableBuffer, rules: GateRules) -> None:
         rules.switch_ns,
         rules.spin_ppm,
     )
-    seats = [(seat.slot, seat.generation, seat.priority, _flags_of(seat), seat.least_ppm) for seat in rules.seats]
+    seats = [
+        (seat.slot, seat.generation, seat.priority, _flags_of(seat), seat.least_ppm, seat.limit_ppm)
+        for seat in rules.seats
+    ]
     _native.roster_write(file, header, seats)
 
 
 def _flags_of(seat: GateSeat) -> int:
-    return seat.paused * _PAUSED + seat.online * _ONLINE + seat.ending * _ENDING
+    return seat.paused * _PAUSED + seat.online * _ONLINE + seat.ending * _ENDING + seat.static * _STATIC
 
 
 def read_roster(file: bytes | WritableBuffer) -> GateRules:
@@ -59,9 +63,9 @@ def read_roster(file: bytes | WritableBuffer) -> GateRules:
         tuple(
             GateSeat(
                 *(slot, generation, priority, bool(flags & _ONLINE), bool(flags & _PAUSED), least),
-                bool(flags & _ENDING),
+                *(bool(flags & _ENDING), limit, bool(flags & _STATIC)),
             )
-            for slot, generation, priority, flags, least in seats
+            for slot, generation, priority, flags, least, limit in seats
         ),
     )
 

@@ -1,0 +1,27 @@
+/* How much of the device may a tenant use, and which of its equals has not had its share yet? */
+#ifndef COTENANT_GATE_LIMIT_H
+#define COTENANT_GATE_LIMIT_H
+
+#include "gate/gate.h"
+
+/* Our choices; docs/limit.md says what each was measured by. */
+enum {
+    CT_LIMIT_AHEAD_NS = 4 * 1000 * 1000,    /* a limited tenant works so far ahead, then waits for all of it at once */
+    CT_LIMIT_WINDOW_NS = 100 * 1000 * 1000, /* what is not used in so long is lost */
+    CT_LIMIT_LOOK_NS = 1000 * 1000,         /* how long one that waits for its equals sleeps unless a bell rings */
+    CT_LIMIT_WHOLE_PPM = 1000 * 1000,
+};
+
+/* Whether the shares on this device concern us at all: ours, or that of an equal. */
+int ct_limit_must_ask(const struct ct_gate *gate);
+
+/* May this kernel go, as far as shares are concerned? 0, or the reason to wait, until then. `is_active`: somebody above is;
+ * then it is those above who decide who goes, and nobody holds back for an equal. */
+uint32_t ct_limit_ask(struct ct_gate *gate, const struct ct_gate_wish *wish, int is_active, uint64_t since_ns,
+                      uint64_t now_ns, uint64_t *until_ns);
+
+/* It passes: what it is expected to use is written down, unless it was lent. Or it does not come: that is given back. */
+void ct_limit_charge(struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t now_ns);
+void ct_limit_refund(struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t now_ns);
+
+#endif

@@ -1,0 +1,94 @@
+"""Who always wants more of the device? A program that keeps it fed with one kind of work.
+
+`python -m cotenant.live.soak.press KIND [BURSTS]`: burst after burst, two of them under way; without a number for ever.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
+
+from cotenant.live.soak.client import CudaClient, CudaError
+
+_CAPTURE_RELAXED: Final = 2
+_UNDER_WAY: Final = 2
+
+
+class Kind(NamedTuple):
+    """What a burst is made of."""
+
+    kernel_ns: int
+    part: float
+    """Of the SMs, how many have a block."""
+    launches: int
+    nodes: int = 0
+    """Kernels in a graph; 0: no graph."""
+
+
+KINDS: Final = {
+    "small": Kind(50_000, 0.5, 32),
+    "large": Kind(2_000_000, 1.0, 2),
+    "graph": Kind(100_000, 1.0, 2, 5),
+    "greedy": Kind(200_000, 1.0, 8),
+}
+
+
+class Press:
+    """One process of it. Work that leaves half of the device free goes into two streams at once."""
+
+    def __init__(self, kind: Kind) -> None:
+        """Make the context, and the graph if there is one."""
+        self._client = client = CudaClient()
+        self._kind = kind
+        sms = ctypes.c_int()
+        client.call("cuDeviceGetAttribute", ctypes.byref(sms), 16, 0)
+        self._blocks = round(sms.value * kind.part)
+        self._streams = [self._made("cuStreamCreate", 1) for _ in range(round(1 / kind.part))]
+        self._marks = [[self._made("cuEventCreate", 2) for _ in self._streams] for _ in range(_UNDER_WAY)]
+        self._kernels = [client.prepared(kind.kernel_ns, self._blocks, stream) for stream in self._streams]
+        self._launches: list[Callable[[], int]] = self._kernels
+        if kind.nodes:
+            self._launches = [self._captured(kind.nodes)]
+
+    def press(self, bursts: int) -> None:
+        """So many bursts; 0: without end."""
+        number = 0
+        while not bursts or number < bursts:
+            marks = self._marks[number % _UNDER_WAY]
+            if number >= _UNDER_WAY:
+                for mark in marks:
+                    self._client.call("cuEventSynchronize", mark)
+            for launch in self._launches * (self._kind.launches // len(self._launches)):
+                if code := launch():
+                    raise CudaError("a launch", code)
+            for mark, stream in zip(marks, self._streams, strict=True):
+                self._client.call("cuEventRecord", mark, stream)
+            number += 1
+        self._client.wait()
+
+    def _made(self, call: str, flags: int) -> ctypes.c_void_p:
+        made = ctypes.c_void_p()
+        self._client.call(call, ctypes.byref(made), flags)
+        return made
+
+    def _captured(self, nodes: int) -> Callable[[], int]:
+        client, stream = self._client, self._streams[0]
+        graph, made = ctypes.c_void_p(), ctypes.c_void_p()
+        client.call("cuStreamBeginCapture_v2", stream, _CAPTURE_RELAXED)
+        for _ in range(nodes):
+            self._kernels[0]()
+        client.call("cuStreamEndCapture", stream, ctypes.byref(graph))
+        client.call("cuGraphInstantiateWithFlags", ctypes.byref(made), graph, ctypes.c_ulonglong(0))
+        launch = ctypes.CDLL("libcuda.so.1").cuGraphLaunch
+        return lambda: int(launch(made, stream))
+
+
+def main(arguments: Sequence[str]) -> None:
+    """As the module's first lines say."""
+    Press(KINDS[arguments[0]]).press(int(arguments[1]) if arguments[1:] else 0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,87 @@
+"""The rules of shares in plain Python: what a tenant used, whether it has had its share, who comes before it."""
+
+from __future__ import annotations
+
+from tests.property.gate_ledger import Ledger
+from tests.property.gate_sums import (
+    AHEAD,
+    FAR,
+    LIMIT,
+    LIMIT_LOOK,
+    PPM,
+    SHARE,
+    STUCK_AFTER,
+    WINDOW,
+    Page,
+    Wish,
+    earned_in,
+)
+
+
+class Shares(Ledger):
+    """One process of a tenant: what its share lets it do."""
+
+    def weight(self, expect: int) -> int:
+        return expect or self.rules.bound_ns
+
+    def book(self, use: int, now: int) -> None:
+        """Work that was used, or is given back if that is negative."""
+        earned = earned_in(abs(use), self.limit)
+        level = max(self.page["paid_ns"], now - WINDOW) if self.page["paid_ns"] else now
+        self.page["paid_ns"] = min(level + earned, now + FAR) if use >= 0 else max(level - earned, 0)
+
+    def use_of(self, wish: Wish) -> int:
+        return min(self.weight(wish[0]), FAR) * max(PPM - wish[7], 0) // PPM
+
+    def charge_share(self, wish: Wish, now: int, sign: int = 1) -> None:
+        if self.limit and not self.is_lent:
+            self.book(sign * self.use_of(wish), now)
+
+    def measured(self, charged: int, used: int, now: int) -> None:
+        if self.limit and charged != used:
+            self.book(used - charged, now)
+
+    def over_until(self, now: int) -> int:
+        page = self.page
+        if page["paid_ppm"] != self.limit:
+            debt = max(page["paid_ns"] - now, 0)
+            if debt and page["paid_ppm"]:
+                page["paid_ns"] = now + earned_in(debt * page["paid_ppm"] // PPM, self.limit)
+            page["paid_ppm"] = self.limit
+        ahead = max(page["paid_ns"] - now, 0)
+        self.is_over = ahead > AHEAD or (self.is_over and ahead > 0)
+        page["over_ns"] = now + ahead if self.is_over else 0
+        return page["over_ns"]
+
+    def wants_now(self, page: Page, until: int, now: int) -> bool:
+        is_asking = page["wanted_ns"] and abs(now - page["asked_ns"]) <= LIMIT_LOOK
+        is_waiting = page["waits_ns"] and now - page["waits_ns"] <= WINDOW
+        is_coming = now < page["quiet_ns"] and page["next_ns"] < until
+        return bool(page["busy_ns"] > now or is_asking or is_waiting or is_coming)
+
+    def is_wanted(self, wish: Wish, now: int) -> bool:
+        until = max(self.page["busy_ns"], now) + self.weight(wish[0])
+        for seat in self.equals:
+            page = self.page_of(seat)
+            if seat.paused or not (seat.limit_ppm or self.limit) or not page or not page["sequence"]:
+                continue
+            is_over = seat.limit_ppm and (page["over_ns"] > now or page["paid_ns"] - now > AHEAD)
+            if not is_over and self.wants_now(page, until, now):
+                return True
+        return False
+
+    def decide_share(self, wish: Wish, is_active: bool, since: int, now: int) -> tuple[int, int]:
+        """The reason to wait and until when; 0: none."""
+        self.is_lent = False
+        if self.is_ending or wish[7] >= PPM:
+            return 0, now
+        until = self.over_until(now) if self.limit else now + LIMIT_LOOK
+        if not until:
+            return 0, now
+        if self.limit and self.is_static:
+            return LIMIT, until
+        is_old = not self.limit and now - since >= STUCK_AFTER
+        if not is_active and not is_old and self.is_wanted(wish, now):
+            return (LIMIT if self.limit else SHARE), min(until, now + LIMIT_LOOK)
+        self.is_lent = self.limit > 0
+        return 0, now

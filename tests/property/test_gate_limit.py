@@ -1,0 +1,165 @@
+"""Does everybody get its share, no more where that was asked for, and what others leave where it was not?"""
+
+from __future__ import annotations
+
+import heapq
+from typing import ClassVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cotenant import _native
+from cotenant.domain.gate import GatePolicy, GateRules, GateSeat
+from cotenant.policy.schedule import roster
+from tests.property.gate_sums import AHEAD, LIMIT, MS, PPM, SHARE, US, WINDOW, Wish
+
+START = 10_000 * MS
+lengths_ns = st.sampled_from([5 * US, 50 * US, 300 * US, 2 * MS, 30 * MS, 250 * MS])
+shares_ppm = st.sampled_from([100_000, 300_000, 500_000, 700_000, 900_000])
+
+
+class Host:
+    """A host that always wants to launch; those of one file share a device, first come first served."""
+
+    ends: ClassVar[dict[int, int]] = {}
+
+    def __init__(self, file: bytearray, slot: int, length_ns: int, takes_ns: int = 0, free_ppm: int = 0) -> None:
+        self.device = id(file)
+        self.ends[self.device] = 0
+        self.gate = _native.Gate(file, slot, 1)
+        self.wish: Wish = (length_ns, length_ns, 0, 0, 1, 0, 1, free_ppm)
+        self.takes_ns = takes_ns or length_ns
+        self.since_ns = self.used_ns = self.reason = 0
+        self.pending: list[int] = []
+
+    def turn(self, now: int) -> int:
+        """Ask once; when to come again."""
+        while self.pending and self.pending[0] <= now:
+            self.gate.confirmed(self.wish[0], self.pending.pop(0))
+            self.gate.measured(self.use_of(self.wish[0]), self.use_of(self.takes_ns), now)
+        self.since_ns = self.since_ns or now
+        passes, self.reason, until_ns = self.gate.ask(self.wish, self.since_ns, now)
+        if not passes:
+            return min(max(until_ns, now + US), self.pending[0] if self.pending else until_ns)
+        self.ends[self.device] = max(self.ends[self.device], now) + self.takes_ns
+        self.pending.append(self.ends[self.device])
+        self.used_ns += self.use_of(self.takes_ns)
+        self.since_ns = 0
+        return now + US if len(self.pending) < 4 else self.pending[0]
+
+    def use_of(self, length_ns: int) -> int:
+        return length_ns * (PPM - self.wish[7]) // PPM
+
+
+def seat(slot: int, limit_ppm: int = 0, *, static: bool = False, priority: int = 7) -> GateSeat:
+    return GateSeat(slot, 1, priority, online=False, limit_ppm=limit_ppm, static=static)
+
+
+def device(*seats: GateSeat, policy: GatePolicy = GatePolicy.FILL) -> bytearray:
+    file = bytearray(roster.file_bytes(4))
+    roster.format_roster(file, 4)
+    roster.write_roster(file, GateRules(policy, seats=seats))
+    return file
+
+
+def play(hosts: list[Host], for_ns: int, begin: int = START) -> None:
+    turns = [(begin, number) for number in range(len(hosts))]
+    while turns[0][0] < begin + for_ns:
+        now, number = heapq.heappop(turns)
+        heapq.heappush(turns, (max(hosts[number].turn(now), now + 1), number))
+
+
+@given(
+    *(lengths_ns, shares_ppm, st.sampled_from([50, 100, 170]), st.sampled_from([0, 600_000])),
+    st.sampled_from(GatePolicy),
+)
+@settings(max_examples=15)
+def test_a_static_share_is_exact_in_the_long_run_however_long_kernels_take(
+    length_ns: int, share_ppm: int, percent: int, free_ppm: int, policy: GatePolicy
+) -> None:
+    """Also if they take longer or shorter than expected, and if one is longer than the window."""
+    file = device(seat(0, share_ppm, static=True), policy=policy)
+    host = Host(file, 0, length_ns, length_ns * percent // 100, free_ppm)
+    for_ns = 40 * max(WINDOW, host.takes_ns)
+    play([host], for_ns)
+    reachable_ns = for_ns * (PPM - free_ppm) // PPM
+    wanted_ns = min(for_ns * share_ppm // PPM, reachable_ns)
+    slack_ns = AHEAD + WINDOW * share_ppm // PPM + 4 * max(host.takes_ns, length_ns)
+    assert host.used_ns <= for_ns * share_ppm // PPM + slack_ns
+    assert host.used_ns >= wanted_ns - slack_ns
+
+
+def test_who_idled_has_a_small_burst_and_no_more() -> None:
+    host = Host(device(seat(0, 500_000, static=True)), 0, 50 * US)
+    play([host], 10 * MS)
+    before_ns = host.used_ns
+    play([host], 100 * MS, START + 60_000 * MS)
+    assert host.used_ns - before_ns <= (WINDOW + 100 * MS + AHEAD) // 2 + 50 * US
+
+
+def test_alone_a_conserving_tenant_does_not_ask_and_a_static_one_does() -> None:
+    assert not Host(device(seat(0, 300_000)), 0, US).gate.must_ask()
+    assert not Host(device(seat(0, 300_000), seat(1, priority=8)), 0, US).gate.must_ask()
+    assert Host(device(seat(0, 300_000), seat(1)), 0, US).gate.must_ask()
+    assert Host(device(seat(0, 300_000, static=True)), 0, US).gate.must_ask()
+    assert not Host(device(seat(0), seat(1)), 0, US).gate.must_ask()
+    assert Host(device(seat(0), seat(1, 300_000)), 0, US).gate.must_ask()
+
+
+@pytest.mark.parametrize("mine", [200_000, 500_000, 800_000])
+def test_conserving_equals_who_all_want_more_have_their_shares(mine: int) -> None:
+    file = device(seat(0, mine), seat(1, PPM - mine))
+    hosts = [Host(file, 0, 70 * US), Host(file, 1, 400 * US)]
+    play(hosts, 2_000 * MS)
+    for host, share in zip(hosts, (mine, PPM - mine), strict=True):
+        assert abs(host.used_ns * PPM // (2_000 * MS) - share) < 40_000
+
+
+def test_one_without_a_share_lets_an_equal_have_its_own_first_and_is_not_kept_out_for_good() -> None:
+    file = device(seat(0, 900_000, static=True), seat(1))
+    owner, other = Host(file, 0, 200 * US), Host(file, 1, 200 * US)
+    play([owner, other], 1_000 * MS)
+    assert abs(owner.used_ns - 900 * MS) < 20 * MS
+    assert other.used_ns > 0
+    whole = device(seat(0, PPM), seat(1))
+    greedy, starved = Host(whole, 0, 200 * US), Host(whole, 1, 200 * US)
+    play([greedy, starved], 1_000 * MS)
+    assert starved.reason == SHARE
+    assert starved.used_ns >= 5 * 200 * US
+
+
+def test_who_died_or_has_had_its_share_or_is_paused_keeps_nobody_waiting() -> None:
+    file = device(seat(0, 500_000), seat(1))
+    dead, other = Host(file, 0, 2 * MS), Host(file, 1, 100 * US)
+    play([dead], 20 * MS)
+    play([other], 500 * MS, START + 20 * MS)
+    assert other.used_ns > 450 * MS
+    paused = device(GateSeat(0, 1, 7, online=False, paused=True, limit_ppm=500_000), seat(1))
+    held, free = Host(paused, 0, 2 * MS), Host(paused, 1, 100 * US)
+    play([held, free], 100 * MS)
+    assert held.used_ns == 0
+    assert free.used_ns > 90 * MS
+
+
+def test_another_share_acts_at_the_next_launch_and_on_the_debt() -> None:
+    """A kernel of a second at a tenth keeps the gate closed for ten; at a half, for two."""
+    file = device(seat(0, 100_000, static=True))
+    host = Host(file, 0, MS)
+    second: Wish = (1_000 * MS, 1_000 * MS, 0, 0, 1, 0, 1, 0)
+    assert host.gate.ask(second, START, START)[0] == 1
+    assert host.gate.ask(second, START, START) == (0, LIMIT, START + 10_000 * MS)
+    roster.write_roster(file, GateRules(seats=(seat(0, 500_000, static=True),)))
+    assert host.gate.ask(second, START, START) == (0, LIMIT, START + 2_000 * MS)
+    assert host.gate.ask(second, START, START + 2_000 * MS)[0] == 1
+
+
+def test_a_copy_is_neither_charged_nor_held_back_and_a_failed_launch_is_given_back() -> None:
+    host = Host(device(seat(0, 100_000, static=True)), 0, MS)
+    copy: Wish = (5 * MS, 5 * MS, 0, 0, 1, 0, 1, PPM)
+    assert host.gate.ask(copy, START, START)[0] == 1
+    assert host.gate.ask(host.wish, START, START)[0] == 1
+    assert host.gate.ask(host.wish, START, START) == (0, LIMIT, START + 10 * MS)
+    assert host.gate.ask(copy, START, START)[0] == 1
+    host.gate.submitted(host.wish, False, START)
+    assert host.gate.ask(host.wish, START, START)[0] == 1
