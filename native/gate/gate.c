@@ -97,6 +97,7 @@ static void move_in(struct ct_gate *gate)
     STORE(page->paid_ns, 0);
     STORE(page->paid_ppm, 0);
     STORE(page->over_ns, 0);
+    STORE(page->part_ppm, 0);
     STORE(page->pieces, 0);
     STORE(page->active_ns, 0);
     STORE(page->marked_ns, 0);

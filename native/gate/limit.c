@@ -33,8 +33,10 @@ static void book(struct ct_gate *gate, uint64_t use_ns, int is_back, uint64_t no
 
 void ct_limit_charge(struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t now_ns)
 {
-    if (gate->limit_ppm && !gate->is_lent)
-        book(gate, use_of(gate, wish), 0, now_ns);
+    if (!gate->limit_ppm || gate->is_lent)
+        return;
+    book(gate, use_of(gate, wish), 0, now_ns);
+    STORE(gate->mine->part_ppm, left(CT_LIMIT_WHOLE_PPM, wish->free_ppm));
 }
 
 void ct_limit_refund(struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t now_ns)
@@ -93,6 +95,13 @@ static int wants_now(const struct ct_gate_page *page, uint64_t until_ns, uint64_
     return now_ns < believed(LOAD(page->quiet_ns), now_ns) && believed(LOAD(page->next_ns), now_ns) < until_ns;
 }
 
+/* Under MPS work runs side by side: one whose work takes no more of the device than its share has the rest free for others. */
+static int leaves_room(const struct ct_gate *gate, const struct ct_gate_peer *peer)
+{
+    const uint64_t part_ppm = LOAD(peer->page->part_ppm);
+    return gate->is_mps && part_ppm && part_ppm <= peer->limit_ppm + CT_LIMIT_NEAR_PPM;
+}
+
 /* An equal that has a share has not had it yet, and wants it. One that has lent work of its own also lets those go first
  * that asked for no share. */
 static int is_wanted(const struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t now_ns)
@@ -102,7 +111,7 @@ static int is_wanted(const struct ct_gate *gate, const struct ct_gate_wish *wish
     for (uint32_t i = 0; i < gate->beside_count; i++) {
         const struct ct_gate_peer *peer = &gate->beside[i];
         if (peer->priority != gate->priority || peer->is_paused || (!peer->limit_ppm && !gate->limit_ppm) ||
-            SEE(peer->page->generation) != peer->generation || !SEE(peer->page->sequence))
+            SEE(peer->page->generation) != peer->generation || !SEE(peer->page->sequence) || leaves_room(gate, peer))
             continue;
         if ((!peer->limit_ppm || !peer_is_over(peer->page, now_ns)) && wants_now(peer->page, until_ns, now_ns))
             return 1;

@@ -10,6 +10,7 @@ enum {
     CT_LIMIT_WINDOW_NS = 100 * 1000 * 1000, /* what is not used in so long is lost */
     CT_LIMIT_LOOK_NS = 1000 * 1000,         /* how long one that waits for its equals sleeps unless a bell rings */
     CT_LIMIT_WHOLE_PPM = 1000 * 1000,
+    CT_LIMIT_NEAR_PPM = 20 * 1000, /* a part of the SMs is given in whole ones */
 };
 
 /* Whether the shares on this device concern us at all: ours, or that of an equal. */

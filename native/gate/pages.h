@@ -134,6 +134,7 @@ struct ct_gate_page {
     _Alignas(64) _Atomic uint64_t paid_ns; /* when all that it used will have been earned */
     _Atomic uint64_t paid_ppm;             /* at this share */
     _Atomic uint64_t over_ns;              /* until then it has had its share; 0: it has not */
+    _Atomic uint64_t part_ppm;             /* of the device, what its latest work takes while it runs */
 };
 _Static_assert(sizeof(struct ct_gate_page) <= CT_GATE_PAGE_BYTES, "a tenant's page is one page");
 

@@ -148,7 +148,7 @@ static PyObject *page_read(PyObject *module, PyObject *buffer)
     const struct ct_gate_page *page = view.buf;
     const struct ct_gate_counts *c = &page->counts;
     PyObject *made = Py_BuildValue(
-        "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsNsKsNsKsKsKsKsKsKsKsKsNsNsKsKsKsKsKsKsKsKsKsKsKsKsK}", "sequence", LOAD(page->sequence), "at_ns",
+        "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsNsKsNsKsKsKsKsKsKsKsKsNsNsKsKsKsKsKsKsKsKsKsKsKsKsKsK}", "sequence", LOAD(page->sequence), "at_ns",
         LOAD(page->at_ns), "quiet_ns", LOAD(page->quiet_ns), "next_ns", LOAD(page->next_ns), "busy_ns",
         LOAD(page->busy_ns), "generation", LOAD(page->generation), "latest_ns", LOAD(page->latest_ns), "waits_ns",
         LOAD(page->waits_ns), "wanted_ns", LOAD(page->wanted_ns), "pieces", LOAD(page->pieces), "active_ns", LOAD(page->active_ns), "marked_ns", LOAD(page->marked_ns), "asked_ns", LOAD(page->asked_ns), "unsure_ns", LOAD(page->unsure_ns), "recent_ns",
@@ -160,7 +160,7 @@ static PyObject *page_read(PyObject *module, PyObject *buffer)
         list_of(c->waited, CT_GATE_BUCKETS), "admitted", LOAD(c->admitted), "submitted", LOAD(c->submitted), "late",
         LOAD(c->late), "late_ns", LOAD(c->late_ns), "stale", LOAD(c->stale), "foreseen", LOAD(c->foreseen), "early",
         LOAD(c->early), "miss_ns", LOAD(c->miss_ns), "confirmed", LOAD(c->confirmed), "stuck", LOAD(c->stuck), "paid_ns", LOAD(page->paid_ns), "paid_ppm",
-        LOAD(page->paid_ppm), "over_ns", LOAD(page->over_ns));
+        LOAD(page->paid_ppm), "over_ns", LOAD(page->over_ns), "part_ppm", LOAD(page->part_ppm));
     PyBuffer_Release(&view);
     return made;
 }

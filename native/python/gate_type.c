@@ -180,11 +180,19 @@ static PyObject *has_sleepers(PyObject *self, PyObject *args)
     return PyBool_FromLong(ct_gate_has_sleepers(of(self), now_ns));
 }
 
+static PyObject *share_by_mps(PyObject *self, PyObject *args)
+{
+    if (!PyArg_ParseTuple(args, "p:share_by_mps", &of(self)->is_mps))
+        return NULL;
+    Py_RETURN_NONE;
+}
+
 #define METHOD(name, flags) {#name, name, flags, NULL}
 static PyMethodDef gate_methods[] = {
     METHOD(must_ask, METH_NOARGS),   METHOD(announce, METH_VARARGS),  METHOD(rest, METH_VARARGS),
     METHOD(ask, METH_VARARGS),       METHOD(submitted, METH_VARARGS), METHOD(confirmed, METH_VARARGS),
     METHOD(waited, METH_VARARGS),    METHOD(spun, METH_VARARGS),      METHOD(prolong, METH_VARARGS),
+    METHOD(share_by_mps, METH_VARARGS),
     METHOD(measured, METH_VARARGS),  METHOD(slept, METH_VARARGS),     METHOD(nap, METH_VARARGS),       METHOD(has_sleepers, METH_VARARGS),
     {NULL, NULL, 0, NULL},
 };

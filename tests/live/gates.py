@@ -22,11 +22,11 @@ class Gate:
         self.policy = policy
         self.seat()
 
-    def seat(self, online: int = 2, offline: int = 7, *, paused: bool = False) -> None:
+    def seat(self, online: int = 2, offline: int = 7, *, paused: bool = False, static_ppm: int = 0) -> None:
         """Say anew who sits where."""
         seats = (
             GateSeat(ONLINE, GENERATION, online, online=True),
-            GateSeat(OFFLINE, GENERATION, offline, online=False, paused=paused),
+            GateSeat(OFFLINE, GENERATION, offline, False, paused, limit_ppm=static_ppm, static=static_ppm > 0),
         )
         self._gates.seat(0, GateRules(self.policy, seats=seats))
 

@@ -102,6 +102,34 @@ def test_every_kind_of_launch_waits_and_a_capture_does_not(seats: Seats) -> None
     assert program.wait() == 0
 
 
+def test_every_kind_of_kernel_is_charged_to_its_share_and_a_copy_is_not(seats: Seats) -> None:
+    """Nobody else is there, and it is held to its share all the same: the last of many waits for it."""
+    seats.gate.seat(static_ppm=500_000)
+    program = seats.start(OFFLINE, "ordered.py")
+    assert heard(program) == "ready"
+    for order in ("copy", "memset", "kernel", "together", "thread", "graph"):
+        for is_first in (True, False):  # the first of its kind has no name yet
+            paid_ns = seats.count(OFFLINE, "paid_ns")
+            say(program, order)
+            assert heard(program) == order
+            is_charged = seats.count(OFFLINE, "paid_ns") > paid_ns
+            assert is_first or is_charged == (order not in {"copy", "memset"})
+    seats.gate.seat(static_ppm=1)
+    say(program, "kernel")
+    assert heard(program) == "kernel"
+    say(program, "kernel")
+    while not seats.count(OFFLINE, "over_ns"):
+        assert program.poll() is None
+        pause(0.001)
+    before = seats.count(OFFLINE, "sequence")
+    seats.gate.seat(static_ppm=1_000_000)  # acts on one that waits, and on what it owes
+    assert heard(program) == "kernel"
+    assert seats.count(OFFLINE, "sequence") == before + 1
+    say(program, "end")
+    assert heard(program) == "ended"
+    assert program.wait() == 0
+
+
 def test_a_holder_waits_for_nobody_however_those_below_die(seats: Seats) -> None:
     """Claims, debts and pages that the dead leave behind stop neither the holder nor who comes after them."""
     holder = seats.start(ONLINE, "spins.py", "1000000")

@@ -36,6 +36,7 @@ class Shares(Ledger):
     def charge_share(self, wish: Wish, now: int, sign: int = 1) -> None:
         if self.limit and not self.is_lent:
             self.book(sign * self.use_of(wish), now)
+            self.page["part_ppm"] = max(PPM - wish[7], 0) if sign > 0 else self.page["part_ppm"]
 
     def measured(self, charged: int, used: int, now: int) -> None:
         if self.limit and charged != used:

@@ -163,3 +163,12 @@ def test_a_copy_is_neither_charged_nor_held_back_and_a_failed_launch_is_given_ba
     assert host.gate.ask(copy, START, START)[0] == 1
     host.gate.submitted(host.wish, False, START)
     assert host.gate.ask(host.wish, START, START)[0] == 1
+
+
+def test_under_mps_nobody_waits_for_an_equal_whose_kernels_take_no_more_sms_than_its_share() -> None:
+    for free_ppm, waits in ((690_000, False), (0, True)):
+        file = device(seat(0, 300_000, static=True), seat(1))
+        owner, other = Host(file, 0, MS, free_ppm=free_ppm), Host(file, 1, MS)
+        other.gate.share_by_mps(True)
+        assert owner.gate.ask(owner.wish, START, START)[0] == 1
+        assert (other.gate.ask(other.wish, START, START)[1] == SHARE) == waits

@@ -18,6 +18,7 @@ _OWN_FLAGS: Final = {
     "fill": ("data", "quick", "sweep_bound", "gate", "bound", "delay"),
     "faults": ("only",),
     "memory": ("quick",),
+    "limit": ("quick",),
 }
 """What only one of the benches knows."""
 
@@ -26,7 +27,7 @@ def add_bench_command(commands: Any) -> None:
     bench = add_command(commands, "bench", "Measure cotenant itself.", _bench, json=True)
     about = (
         "loop: the two clocks; device: the software GPU; hook, gate: what they cost a launch; fill: pairs; "
-        "faults: what goes wrong beside a service; memory: do quotas hold"
+        "faults: what goes wrong beside a service; memory: do quotas hold; limit: do shares"
     )
     bench.add_argument("name", choices=[*_PLAIN, *_OWN_FLAGS], help=about)
     bench.add_argument(
@@ -41,7 +42,7 @@ def add_bench_command(commands: Any) -> None:
         "--quick",
         action="store_true",
         default=None,
-        help="fill: one pair of each family, about a minute; memory: 2,400 operations",
+        help="fill: one pair of each family, about a minute; memory: 2,400 operations; limit: 2 s each",
     )
     sweep = "fill: also a curve over the bound on outstanding offline time"
     bench.add_argument("--sweep-bound", action="store_true", default=None, help=sweep)
@@ -61,7 +62,8 @@ def _bench(options: argparse.Namespace) -> int:
                 name = f"--{flag.replace('_', '-')}"
                 raise ConfigError(name, given, f"means nothing to `bench {options.name}`: leave it out")
     if options.name in _OWN_FLAGS:
-        return {"fill": _bench_fill, "faults": _bench_faults, "memory": _bench_memory}[options.name](options)
+        owners = {"fill": _bench_fill, "faults": _bench_faults, "memory": _bench_memory, "limit": _bench_limit}
+        return owners[options.name](options)
     return _bench_plain(options.name, options.rounds or 5, as_json=options.json)
 
 
@@ -129,3 +131,17 @@ def _bench_memory(options: argparse.Namespace) -> int:
     else:
         show_memory(Console(), report)
     return 1 if report.bypassed_bytes or report.leaked_bytes or report.failed else 0
+
+
+def _bench_limit(options: argparse.Namespace) -> int:
+    from cotenant.apps.show_limit import show_limit
+    from cotenant.experiment.limit import bench_limit
+
+    if options.rounds is not None:
+        raise ConfigError("--rounds", options.rounds, "means nothing to `bench limit`: leave it out")
+    report = bench_limit(say, quick=bool(options.quick))
+    if options.json:
+        print_json(report)
+    else:
+        show_limit(Console(), report)
+    return 0

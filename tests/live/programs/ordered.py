@@ -1,4 +1,4 @@
-"""Does what it is told, line by line (kernel, thread, graph, copy, memset, capture, end), and says when it is done."""
+"""Does what it is told, line by line (kernel, together, thread, graph, copy, memset, capture, end), and says so."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ stream = ok(driver.cuStreamCreate(1))
 words = np.zeros(1024, np.uint32)
 pointer = gpu.upload(words)
 function = gpu.function("spin")
+argument = ctypes.c_uint64(10_000)
 RELAXED = driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_RELAXED
 
 
@@ -32,6 +33,10 @@ for line in sys.stdin:
         break
     if order == "kernel":
         gpu.launch(function, (10_000,), (ctypes.c_uint64,), stream=stream)
+    elif order == "together":
+        value = (ctypes.c_void_p * 1)(ctypes.addressof(argument))
+        one = (1, 1, 1)
+        ok(driver.cuLaunchCooperativeKernel(function, *one, *one, 0, stream, ctypes.addressof(value)))
     elif order == "thread":
         gpu.launch(function, (10_000,), (ctypes.c_uint64,), stream=driver.CUstream(driver.CU_STREAM_PER_THREAD))
     elif order == "graph":
