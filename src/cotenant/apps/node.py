@@ -84,9 +84,9 @@ def serve_node(config: Config, places: Places, log: NodeLog) -> None:
     pages.keep_only([view.tenant.terms.slot for view in held])
     gates.keep_only([*range(len(gpus)), *(view.tenant.terms.gpu for view in held)])
     say(_greeting(places, gpus))
-    lookout.begin()
+    lookout.begin(witness.saw)
     try:
-        reason = loop.run()
+        loop.run()
     finally:
         lookout.close()
         showcase.close()
@@ -97,7 +97,7 @@ def serve_node(config: Config, places: Places, log: NodeLog) -> None:
         places.socket.unlink(missing_ok=True)
         for lock in locks:
             os.close(lock)
-    say(f"node stopped: {reason}")
+    say("node stopped")
 
 
 def _greeting(places: Places, gpus: Sequence[Gpu]) -> str:

@@ -52,6 +52,7 @@ from cotenant.domain.event import (
     TenantsPaused,
     TenantSuspended,
 )
+from cotenant.domain.fault import called
 from cotenant.domain.gate import GateRules, GateSeat
 from cotenant.domain.instant import SECOND_NS, Instant
 from cotenant.domain.protect import GpuSample
@@ -184,7 +185,7 @@ def _seen(event: Event) -> str:
         case GpuFaulted(gpu=gpu, xid=xid, slot=slot, generation=generation):
             return f"GPU {gpu} reports Xid {xid}{f' of slot {slot}/{generation}' if slot >= 0 else ''}"
         case TenantFaulted(slot=slot, generation=generation, source=source, code=code):
-            return f"slot {slot}/{generation} met {source} error {code}"
+            return f"slot {slot}/{generation} met {called(source)} {code}"
         case TenantHangs(slot=slot, generation=generation, kernel=kernel, expected_ns=expected, waited_ns=waited):
             late = f"{round_duration(waited)} where {round_duration(expected)} is expected"
             return f"slot {slot}/{generation} hangs in {kernel or 'a kernel'}: {late}"

@@ -17,7 +17,7 @@ from cotenant.domain.event import (
     TenantFaulted,
     TenantHangs,
 )
-from cotenant.domain.fault import Act, ErrorClass, Source
+from cotenant.domain.fault import Act, ErrorClass, Source, called
 from cotenant.domain.gpu import Gpu
 from cotenant.domain.instant import NEVER, Instant
 from cotenant.domain.plan import Reason, Reject
@@ -164,6 +164,18 @@ class Devices:
             actions += self._suspensions.seen(gpu, event.sample, now)
         return actions
 
+    def is_moved_by(self, event: GpuSeen, now: Instant) -> bool:
+        """Whether a sample would change anything: who looks every second need not tell us of every look."""
+        gpu = event.gpu
+        if not self._knows(gpu):
+            return False
+        watch = self.watches[gpu]
+        if watch.health is Health.OVERLIMIT or gpu in self.online_first or self._pressure.waiting:
+            return True
+        if any(tenant.standing.stage is Stage.SUSPENDED for tenant in self._roll.on(gpu)):
+            return True
+        return monitor.observe(watch, event.sample, self._roll.settings.limits, now) != watch
+
     def _move(self, gpu: int, watch: GpuWatch) -> list[Action]:
         """Remember it; only another state is worth a word."""
         before = self.watches[gpu]
@@ -267,9 +279,7 @@ class Devices:
         if tenant is None or event.source not in _SOURCES:
             return []
         found = errors.classify(_SOURCES[event.source], event.code)
-        return self._act(
-            found, f"{_CALLED.get(event.source, event.source)} {event.code}", tenant.terms.gpu, tenant, now
-        )
+        return self._act(found, f"{called(event.source)} {event.code}", tenant.terms.gpu, tenant, now)
 
     def hangs(self, event: TenantHangs, now: Instant) -> list[Action]:
         """A kernel that does not end; of an online tenant that is only told, for nobody serves in its place."""
@@ -308,4 +318,3 @@ class Devices:
 
 
 _SOURCES: Final = {source.value: source for source in Source}
-_CALLED: Final = {"cuda": "CUDA error", "signal": "signal", "xid": "Xid", "mps": "MPS trouble", "host": "host trouble"}

@@ -19,7 +19,7 @@ from cotenant.domain.event import (
     TenantRestored,
     TenantSuspended,
 )
-from cotenant.domain.fault import MpsTrouble, Source
+from cotenant.domain.fault import MpsTrouble, Source, called
 from cotenant.domain.happening import NO_GPU, Level, What
 from cotenant.domain.protect import Health
 from cotenant.domain.tenant import Kind, Terms
@@ -107,7 +107,8 @@ def _wanted(event: MemoryWanted, who: Resident) -> Telling:
 
 def _faulted(event: TenantFaulted, who: Resident) -> Telling:
     name, words = _class_of(event.source, event.code)
-    return Telling(What.FAULTED, f"{who.name} met {event.source} error {event.code}: {words}", Level.WARNING, why=name)
+    text = f"{who.name} met {called(event.source)} {event.code}: {words}"
+    return Telling(What.FAULTED, text, Level.WARNING, why=name)
 
 
 def _hangs(event: TenantHangs, who: Resident) -> Telling:
