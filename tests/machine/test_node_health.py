@@ -128,7 +128,7 @@ def test_of_several_devices_a_newcomer_gets_one_that_is_well() -> None:
     (answer,) = node.join(2, MINOR, gpu="0", now=7)
     assert isinstance(answer, Refuse)
     assert answer.reject.reason is Reason.UNHEALTHY
-    assert answer.reject.detail == "GPU 0 takes nobody (it is lost)"
+    assert answer.reject.detail == "GPU 0 takes nobody: it is lost"
 
 
 def test_when_a_device_is_lost_everybody_on_it_is_told_and_nobody_joins_until_it_is_back() -> None:

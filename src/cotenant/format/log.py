@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from cotenant.domain.action import (
     NO_PEER,
@@ -59,6 +60,8 @@ from cotenant.domain.protect import GpuSample
 from cotenant.domain.tenant import NEIGHBOURS_LIMIT, TenantSpec
 from cotenant.format.quantity import counted, format_duration, format_share, format_size, round_duration, round_size
 
+_DEEDS: Final = ("ended", "evicted", "killed", "suspended")
+
 
 def describe_turn(now: Instant, event: Event, actions: Sequence[Action]) -> str:
     """The whole turn in one line."""
@@ -69,6 +72,12 @@ def describe_turn(now: Instant, event: Event, actions: Sequence[Action]) -> str:
 def printable(line: str) -> str:
     """A line in which nothing moves a terminal's cursor: how it ended, say, is the tenant's own word."""
     return line if line.isprintable() else "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
+
+
+def cause_of(why: str) -> str:
+    """Why something was done to a tenant, without the word for what was done: who tells it has said that already."""
+    deed, _, cause = why.partition(": ")
+    return cause if cause and deed in _DEEDS else why
 
 
 def describe_spec(spec: TenantSpec) -> str:

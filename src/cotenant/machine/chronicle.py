@@ -27,7 +27,7 @@ from cotenant.domain.event import (
 from cotenant.domain.happening import Happening, Level, What
 from cotenant.domain.instant import Instant
 from cotenant.domain.tenant import Tenant, TenantSpec
-from cotenant.format.log import describe_rules, describe_spec, printable
+from cotenant.format.log import cause_of, describe_rules, describe_spec, printable
 from cotenant.format.quantity import counted, round_duration
 from cotenant.machine.name import program_of
 from cotenant.machine.telling import NOBODY, TELLINGS, Resident, Telling
@@ -216,11 +216,11 @@ class Chronicle:
         del event
         who = self._at(action.slot, action.generation)
         if action.kind == "kill":
-            self._say(Telling(What.KILLED, f"{who.name} is killed: {action.why}", Level.WARNING), who)
+            self._say(Telling(What.KILLED, f"{who.name} is killed: {cause_of(action.why)}", Level.WARNING), who)
         elif (action.slot, action.generation) in self._quitting:
-            self._say(Telling(What.ENDING, f"{who.name} is asked to end: {action.why}"), who)
+            self._say(Telling(What.ENDING, f"{who.name} is asked to end: {cause_of(action.why)}"), who)
         else:
-            self._say(Telling(What.EVICTED, f"{who.name} is asked to end: {action.why}", Level.WARNING), who)
+            self._say(Telling(What.EVICTED, f"{who.name} is asked to end: {cause_of(action.why)}", Level.WARNING), who)
 
     def _named(self, name: str) -> Resident:
         found = (who for who in self.residents.values() if who.name == name)

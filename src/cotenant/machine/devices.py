@@ -133,7 +133,7 @@ class Devices:
         return None
 
     def _refusal(self, gpu: int, does: str, why: str, wait_ns: int) -> Reject:
-        return Reject(Reason.UNHEALTHY, f"GPU {gpu} {does}{f' ({why})' if why else ''}", wait_ns)
+        return Reject(Reason.UNHEALTHY, f"GPU {gpu} {does}{f': {why}' if why else ''}", wait_ns)
 
     def came(self, tenant: Tenant) -> None:
         """Somebody joined, or was begun anew in its place: one fewer to wait for, if it is one of those."""
