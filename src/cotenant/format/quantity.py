@@ -79,7 +79,7 @@ def round_size(size_bytes: int) -> str:
 
 def counted(number: int, noun: str) -> str:
     """So many of them, as it is said: "1 tenant", "2 tenants"."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def parse_share(text: object, *, field: str = "share") -> int:
