@@ -160,6 +160,9 @@ class RunConfig(Section, frozen=True):
     restart_delay: Annotated[
         DurationNs, Meta(description="before it is started again; twice as long each time, at most 5min")
     ] = DurationNs(1_000_000_000)
+    restart_well: Annotated[
+        DurationNs, Meta(description="a program that ran this long ran well: waits and counts begin anew")
+    ] = DurationNs(60_000_000_000)
 
 
 class ProtectConfig(Section, frozen=True):

@@ -31,7 +31,18 @@ NODE_FLAGS: Final = (
     *("--backoff", "500ms", "--online-first", "5s", "--make-room", "2s"),
 )
 """Shorter waits than the defaults, where all that a fault costs is waiting: there are hundreds of faults."""
-TENANT_FLAGS: Final = ("--restart", "always", "--restart-delay", "100ms", "--grace", "2s", "--measure", "never")
+TENANT_FLAGS: Final = (
+    "--restart",
+    "always",
+    "--restart-delay",
+    "100ms",
+    "--restart-well",
+    "100ms",
+    "--grace",
+    "2s",
+    "--measure",
+    "never",
+)
 _LESSONS: Final = "20"
 """Steps of the worker, alone, that its kernels are timed in: only a kernel that is known can be overdue."""
 _PATIENCE_S: Final = 60.0
