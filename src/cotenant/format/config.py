@@ -10,7 +10,7 @@ from msgspec import Meta
 from cotenant.domain.event import SLOTS_LIMIT, NodeSettings
 from cotenant.domain.gate import GatePolicy, GateRules
 from cotenant.domain.gpu import Gpu
-from cotenant.domain.protect import ProtectLimits
+from cotenant.domain.protect import OnPressure, ProtectLimits
 from cotenant.domain.tenant import NAME_LIMIT, NAME_PATTERN, Kind
 from cotenant.errors import ConfigError
 from cotenant.format.quantity import format_duration, format_share, format_size
@@ -279,6 +279,9 @@ def validate(config: Config) -> None:
     if config.run.slo and config.run.kind is Kind.OFFLINE:
         remedy = "an offline tenant has no latency objective; add --online or leave --slo away"
         raise ConfigError("run.slo", format_duration(config.run.slo), remedy)
+    if config.run.on_pressure != OnPressure.EVICT.value and config.run.kind is Kind.ONLINE:
+        remedy = "an online tenant never gives way; add --offline or leave --on-pressure away"
+        raise ConfigError("run.on_pressure", config.run.on_pressure, remedy)
     _validate_protection(config.protect)
     names = [gpu.name for gpu in config.gpu]
     for name in names:

@@ -21,15 +21,17 @@ from cotenant.domain.fault import Act, ErrorClass, Source
 from cotenant.domain.gpu import Gpu
 from cotenant.domain.instant import NEVER, Instant
 from cotenant.domain.plan import Reason, Reject
-from cotenant.domain.protect import WHY_LIMIT, Block, GpuWatch, Health, Stage
+from cotenant.domain.protect import Block, GpuWatch, Health, Stage, clipped
 from cotenant.domain.tenant import Kind, Tenant
-from cotenant.format.quantity import format_duration
+from cotenant.format.quantity import round_duration
 from cotenant.machine.exits import Exits
 from cotenant.machine.pressure import Pressure
 from cotenant.machine.roll import Roll
 from cotenant.machine.suspensions import Suspensions
 from cotenant.policy.protect import errors, monitor
 
+_KERNEL_LIMIT: Final = 80
+"""So much of a kernel's name is told: templates make names that would leave no room for what it did."""
 _WELL: Final = (Health.INIT, Health.HEALTHY)
 
 
@@ -274,13 +276,16 @@ class Devices:
         tenant = self._roll.of_slot(event.slot, event.generation)
         if tenant is None or tenant.terms.kind is Kind.ONLINE:
             return []
-        late = f"{format_duration(event.waited_ns)}, {format_duration(event.expected_ns)} expected"
+        known = f", {round_duration(event.expected_ns)} expected" if event.expected_ns else ""
+        kernel = f"kernel {clipped(event.kernel, _KERNEL_LIMIT)}" if event.kernel else "a kernel"
         found = errors.classify(Source.HANG, 0)
-        return self._act(found, f"{event.kernel} runs since {late}", tenant.terms.gpu, tenant, now)
+        what = f"{kernel} has run for {round_duration(event.waited_ns)}{known}"
+        return self._act(found, what, tenant.terms.gpu, tenant, now)
 
     def _act(self, found: ErrorClass, what: str, gpu: int, tenant: Tenant | None, now: Instant) -> list[Action]:
         """Do what the table says."""
-        why = f"{what} ({found.name}: {found.words})"[:WHY_LIMIT]
+        gist = found.words.split(". ", 1)[0]  # the page of errors has the rest
+        why = clipped(f"{what} ({found.name}: {gist})")
         if tenant is not None and found.act is Act.END:
             return self._exits.begin_after_fault(tenant.terms.slot, f"ended: {why}", now, again=found.restart)
         if tenant is not None and found.act is Act.KILL:

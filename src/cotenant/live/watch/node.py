@@ -19,7 +19,7 @@ from cotenant.domain.event import (
     TenantHangs,
 )
 from cotenant.domain.instant import MILLISECOND_NS, SECOND_NS, Instant
-from cotenant.domain.protect import WHY_LIMIT, GpuWatch, Health, Stage
+from cotenant.domain.protect import WHY_LIMIT, GpuWatch, Health, Stage, clipped
 from cotenant.domain.tenant import Kind, Tenant, TenantView
 from cotenant.live.clock import monotonic_ns
 from cotenant.live.errand import Errands, Outcome
@@ -219,7 +219,7 @@ class Watch:
     def _lose(self, place: _Place, why: str) -> None:
         if not place.is_lost:
             place.is_lost = True
-            self._post(GpuLost(place.gpu, why[:WHY_LIMIT]))
+            self._post(GpuLost(place.gpu, clipped(why)))
 
     def _tell_sample(self, place: _Place, seen: Seen) -> None:
         if seen.sample is None:
