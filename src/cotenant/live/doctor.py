@@ -108,7 +108,10 @@ def _node(places: Places) -> Iterator[Finding]:
         what = f"the node is version {roll.node_version}, this is {__version__}"
         yield Finding(Level.NOTE, what, "restart the node; its tenants will come back to it")
     shared = f", shares {', '.join(gpu.name for gpu in roll.gpus)}" if roll.gpus else ""
-    yield Finding(Level.GOOD, f"node pid {roll.pid}: {counted(len(roll.tenants), 'tenant')} in {counted(roll.slots, 'slot')}{shared}")
+    yield Finding(
+        Level.GOOD,
+        f"node pid {roll.pid}: {counted(len(roll.tenants), 'tenant')} in {counted(roll.slots, 'slot')}{shared}",
+    )
     if not roll.gpus:
         remedy = "it looks again when a tenant joins; else add a [[gpu]] table to its config, or use --gpu NAME=MEMORY"
         yield Finding(Level.NOTE, "the node knows no GPU, so memory and shares are not reserved", remedy)

@@ -11,7 +11,8 @@ import msgspec
 
 from cotenant.errors import WorldError
 from cotenant.experiment.faults.kinds import KINDS, FaultKind
-from cotenant.experiment.faults.world import NODE_FLAGS, PERIOD_US, TENANT_FLAGS, World, give_time
+from cotenant.experiment.faults.world import NODE_FLAGS, PERIOD_US, World, give_time
+from cotenant.experiment.site import TENANT_FLAGS
 from cotenant.live.player import quantile
 
 TIMES: Final = 20
