@@ -189,12 +189,15 @@ def test_an_xid_that_reaches_everybody_empties_the_device_which_then_begins_anew
     welcome(node, 4, JOB, 41)
 
 
-def test_an_xid_after_which_only_a_reset_helps_is_as_a_lost_device() -> None:
+def test_an_xid_after_which_only_a_reset_helps_ends_everybody_and_is_over_when_they_are_gone() -> None:
     node = ProtectedNode()
     node.join(1, SMALL_WEB)
     struck = node.tell(GpuFaulted(0, 79), 10)
-    assert watch_of(struck).blocked == (Block.DEVICE,)
+    assert watch_of(struck).blocked == (Block.DRAIN,)
     assert [one.kind for one in struck if isinstance(one, Signal)] == ["term"]
+    node.tell(GpuLost(0, ""), 11)
+    node.tell(TenantLeft(1, "exit 1"), 12)
+    assert node.machine.watches()[0].blocked == (Block.DEVICE,)
     assert watch_of(node.tell(GpuBack(0), 20)).blocked == ()
 
 

@@ -217,11 +217,11 @@ class Devices:
         detail = f": {event.detail}" if event.detail else ""
         return self._lose(event.gpu, f"it is lost{detail}", now) if self._knows(event.gpu) else []
 
-    def _lose(self, gpu: int, why: str, now: Instant) -> list[Action]:
+    def _lose(self, gpu: int, why: str, now: Instant, block: Block = Block.DEVICE) -> list[Action]:
         """Nobody joins; everybody on it is asked to end, and their work need not be waited for."""
-        if Block.DEVICE in self.watches[gpu].blocked:
+        if block in self.watches[gpu].blocked:
             return []
-        actions = self._add_block(gpu, Block.DEVICE, why, now)
+        actions = self._add_block(gpu, block, why, now)
         for tenant in self._roll.on(gpu):
             actions += self._exits.begin(tenant.terms.slot, f"ended: GPU {gpu} is disabled: {why}", now, drain=False)
         return actions
@@ -295,7 +295,8 @@ class Devices:
         if found.act is Act.RESTART_SERVER:
             return self._server_died(gpu, why, now)
         if found.act is Act.DISABLE:
-            return self._lose(gpu, why, now)
+            # Whether the device is gone, and back, is for whoever looks at it to say: it may be reset before that.
+            return self._lose(gpu, why, now, Block.DRAIN)
         return self._drain(gpu, why, now) if found.act is Act.DRAIN else []
 
     def _drain(self, gpu: int, why: str, now: Instant) -> list[Action]:
