@@ -22,6 +22,7 @@ from cotenant.live.mps import MPS_DIRECTORY, Mps, Program
 from cotenant.live.watch.device import Devices
 from cotenant.live.watch.kin import Kin
 from cotenant.live.watch.node import Parts, Watch
+from cotenant.live.watch.probe import DEADLINE_S, Prober
 from cotenant.live.watch.warden import LiveWardens, since_boot
 from cotenant.machine.node import NodeMachine
 
@@ -45,7 +46,10 @@ class Lookout:
         self._kin = Kin()
         self._errands = Errands(loop, "cotenant-watch")
         records = places.runtime / "hook"
-        parts = Parts(gates, self.ledgers, self._kin, Devices(homes), self._errands, records)
+        prober = None
+        if config.protect.probe == "on":
+            prober = Prober(Errands(loop, "cotenant-probe"), homes, self._mps_environment, DEADLINE_S)
+        parts = Parts(gates, self.ledgers, self._kin, Devices(homes), self._errands, records, prober)
         self._show: Callable[[int, GpuSample], None] = lambda *_: None
         self.watch = Watch(machine, parts, self._post)
 
@@ -56,7 +60,7 @@ class Lookout:
 
     def environment(self, terms: Terms) -> dict[str, str]:
         """What a program on a device needs in its environment besides its terms."""
-        return {} if self.mps is None or terms.gpu < 0 else self.mps.environment()
+        return {} if terms.gpu < 0 else self._mps_environment()
 
     def begin(self, show: Callable[[int, GpuSample], None]) -> None:
         """From here on the loop wakes us; every sample is shown, whether it makes a turn or not."""
@@ -81,6 +85,9 @@ class Lookout:
             if not self._machine.is_moved_by(event, self._clock.now()):
                 return
         self._loop.post(event)
+
+    def _mps_environment(self) -> dict[str, str]:
+        return {} if self.mps is None else self.mps.environment()
 
     def _joined_ns(self, slot: int) -> Instant | None:
         views = [view.tenant for view in self._machine.tenants() if view.tenant.terms.slot == slot]

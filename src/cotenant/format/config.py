@@ -160,6 +160,9 @@ class RunConfig(Section, frozen=True):
     restart_delay: Annotated[
         DurationNs, Meta(description="before it is started again; twice as long each time, at most 5min")
     ] = DurationNs(1_000_000_000)
+    restart_well: Annotated[
+        DurationNs, Meta(description="a program that ran this long ran well: waits and counts begin anew")
+    ] = DurationNs(60_000_000_000)
 
 
 class ProtectConfig(Section, frozen=True):
@@ -249,11 +252,15 @@ class ProtectConfig(Section, frozen=True):
     online_first: Annotated[
         DurationNs, Meta(description="how long offline waits for online to be back after an MPS server died")
     ] = DurationNs(_LIMITS.online_first_ns)
+    probe: Annotated[
+        str,
+        Meta(pattern=r"^(on|off)\Z", description="make a context on a new device for a moment, to know what one takes"),
+    ] = "on"
 
     def limits(self) -> ProtectLimits:
         """The part that the machine decides by, in plain integers."""
-        values = [int(getattr(self, field)) for field in self.__struct_fields__]
-        return ProtectLimits(*values)
+        decided_by = self.__struct_fields__[: len(ProtectLimits.__struct_fields__)]
+        return ProtectLimits(*(int(getattr(self, field)) for field in decided_by))
 
 
 class Config(Section, frozen=True):

@@ -205,12 +205,12 @@ class Devices:
         return self._block(gpu, tuple(one for one in blocked if one is not block), "", now)
 
     def settle(self, now: Instant) -> list[Action]:
-        """No offline tenant stays on a device over its limit; one that all had to leave begins anew when empty."""
+        """No offline tenant stays on a device over its limit; one that all had to leave begins anew when they have."""
         actions: list[Action] = []
         for gpu, watch in enumerate(self.watches):
             if watch.health is Health.OVERLIMIT:
                 actions += self._clear(gpu, watch, now)
-            elif Block.DRAIN in watch.blocked and not self._roll.seats.count(gpu):
+            elif Block.DRAIN in watch.blocked and all(_is_new(tenant, watch) for tenant in self._roll.on(gpu)):
                 actions += self._take_block(gpu, Block.DRAIN, now)
         return actions
 
@@ -229,11 +229,11 @@ class Devices:
         detail = f": {event.detail}" if event.detail else ""
         return self._lose(event.gpu, f"it is lost{detail}", now) if self._knows(event.gpu) else []
 
-    def _lose(self, gpu: int, why: str, now: Instant) -> list[Action]:
+    def _lose(self, gpu: int, why: str, now: Instant, block: Block = Block.DEVICE) -> list[Action]:
         """Nobody joins; everybody on it is asked to end, and their work need not be waited for."""
-        if Block.DEVICE in self.watches[gpu].blocked:
+        if block in self.watches[gpu].blocked:
             return []
-        actions = self._add_block(gpu, Block.DEVICE, why, now)
+        actions = self._add_block(gpu, block, why, now)
         for tenant in self._roll.on(gpu):
             actions += self._exits.begin(tenant.terms.slot, f"ended: GPU {gpu} is disabled: {why}", now, drain=False)
         return actions
@@ -305,7 +305,8 @@ class Devices:
         if found.act is Act.RESTART_SERVER:
             return self._server_died(gpu, why, now)
         if found.act is Act.DISABLE:
-            return self._lose(gpu, why, now)
+            # Whether the device is gone, and back, is for whoever looks at it to say: it may be reset before that.
+            return self._lose(gpu, why, now, Block.DRAIN)
         return self._drain(gpu, why, now) if found.act is Act.DRAIN else []
 
     def _drain(self, gpu: int, why: str, now: Instant) -> list[Action]:
@@ -315,6 +316,11 @@ class Devices:
             if tenant.terms.kind is Kind.OFFLINE:
                 actions += self._exits.begin(tenant.terms.slot, f"evicted: {why}", now)
         return actions
+
+
+def _is_new(tenant: Tenant, watch: GpuWatch) -> bool:
+    """Whether another program runs in its place since the device went wrong: the one that met the error is gone."""
+    return tenant.standing.stage is Stage.RUNNING and tenant.standing.since_ns > watch.since_ns
 
 
 _SOURCES: Final = {source.value: source for source in Source}
