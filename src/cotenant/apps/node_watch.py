@@ -20,6 +20,7 @@ from cotenant.live.mps import Mps, Program
 from cotenant.live.watch.device import Devices
 from cotenant.live.watch.kin import Kin
 from cotenant.live.watch.node import Parts, Watch
+from cotenant.live.watch.probe import DEADLINE_S, Prober
 from cotenant.live.watch.warden import LiveWardens, since_boot
 from cotenant.machine.node import NodeMachine
 
@@ -43,7 +44,10 @@ class Lookout:
         self._kin = Kin()
         self._errands = Errands(loop, "cotenant-watch")
         records = places.runtime / "hook"
-        parts = Parts(gates, self.ledgers, self._kin, Devices(homes), self._errands, records)
+        prober = None
+        if config.protect.probe == "on":
+            prober = Prober(Errands(loop, "cotenant-probe"), homes, self._mps_environment, DEADLINE_S)
+        parts = Parts(gates, self.ledgers, self._kin, Devices(homes), self._errands, records, prober)
         self.watch = Watch(machine, parts, loop.post)
 
     def wardens(self, say: Callable[[str], None]) -> LiveWardens:
@@ -53,7 +57,7 @@ class Lookout:
 
     def environment(self, terms: Terms) -> dict[str, str]:
         """What a program on a device needs in its environment besides its terms."""
-        return {} if self.mps is None or terms.gpu < 0 else self.mps.environment()
+        return {} if terms.gpu < 0 else self._mps_environment()
 
     def begin(self) -> None:
         """From here on the loop wakes us."""
@@ -69,6 +73,9 @@ class Lookout:
         if self.mps is not None:
             self.mps.close(keep=bool(self._machine.tenants()))
         self.ledgers.close()
+
+    def _mps_environment(self) -> dict[str, str]:
+        return {} if self.mps is None else self.mps.environment()
 
     def _joined_ns(self, slot: int) -> Instant | None:
         views = [view.tenant for view in self._machine.tenants() if view.tenant.terms.slot == slot]

@@ -85,7 +85,7 @@ class Tenancy:
         self._say = say
         # Now, before others can see a tenant: it takes a process to find it.
         self._driver = hooked.driver if hooked is not None else find_driver({**os.environ, **variables})
-        self._restarts = Restarts(config.restart, int(config.restart_delay))
+        self._restarts = Restarts(config.restart, int(config.restart_delay), int(config.restart_well))
 
     def run(self) -> int:
         """Run the program as a tenant, as often as it takes; returns the exit code of its last end."""

@@ -16,7 +16,7 @@ import msgspec
 from cotenant import __version__
 from cotenant.errors import CotenantError, WorldError
 from cotenant.format.journal import JournalDamageError, TurnReader
-from cotenant.format.quantity import format_size
+from cotenant.format.quantity import counted, round_size
 from cotenant.live.client import NodeAwayError, tenants_of
 from cotenant.live.directory import Places
 from cotenant.live.hook import door
@@ -108,7 +108,10 @@ def _node(places: Places) -> Iterator[Finding]:
         what = f"the node is version {roll.node_version}, this is {__version__}"
         yield Finding(Level.NOTE, what, "restart the node; its tenants will come back to it")
     shared = f", shares {', '.join(gpu.name for gpu in roll.gpus)}" if roll.gpus else ""
-    yield Finding(Level.GOOD, f"node pid {roll.pid}: {len(roll.tenants)} tenants in {roll.slots} slots{shared}")
+    yield Finding(
+        Level.GOOD,
+        f"node pid {roll.pid}: {counted(len(roll.tenants), 'tenant')} in {counted(roll.slots, 'slot')}{shared}",
+    )
     if not roll.gpus:
         remedy = "it looks again when a tenant joins; else add a [[gpu]] table to its config, or use --gpu NAME=MEMORY"
         yield Finding(Level.NOTE, "the node knows no GPU, so memory and shares are not reserved", remedy)
@@ -126,8 +129,8 @@ def _journal(places: Places) -> Iterator[Finding]:
         remedy = "restart the node: it sets the file aside, goes on from the sound part, and says so"
         yield Finding(Level.BAD, f"journal {places.journal}: {error}", remedy)
         return
-    size = format_size(reader.sound_bytes)
-    yield Finding(Level.GOOD, f"journal {places.journal}: {reader.turns} turns, {size}")
+    size = round_size(reader.sound_bytes)
+    yield Finding(Level.GOOD, f"journal {places.journal}: {counted(reader.turns, 'turn')}, {size}")
     for aside in sorted(Path(places.state).glob("journal.damaged-*")):
         yield Finding(Level.NOTE, f"a damaged journal was set aside: {aside}", "delete it once you have looked at it")
 

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from cotenant.domain.event import Event, MpsSeen
 from cotenant.domain.instant import MILLISECOND_NS, SECOND_NS, Duration, Instant
-from cotenant.domain.protect import WHY_LIMIT
+from cotenant.domain.protect import clipped
 from cotenant.errors import ConfigError, WorldError
 from cotenant.live.errand import Errands, Outcome
 from cotenant.live.loop import READ, LiveLoop
@@ -211,6 +211,6 @@ class Mps:
         if self._is_ready is is_ready:
             return
         self._is_ready = is_ready
-        events: list[Event] = [MpsSeen(gpu, is_ready, detail[:WHY_LIMIT]) for gpu in range(self._gpus())]
+        events: list[Event] = [MpsSeen(gpu, is_ready, clipped(detail)) for gpu in range(self._gpus())]
         for event in events:
             self._loop.post(event)

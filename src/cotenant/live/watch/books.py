@@ -22,6 +22,7 @@ _MOST_BYTES: Final = 1 << 50
 """No device has more. A tenant may scribble any word into its lines; what goes on from here can be added up."""
 _MOST_CODE: Final = (1 << 31) - 1
 _CONTEXTS_KEPT: Final = 15
+_MOST_CONTEXTS: Final = 1 << 10
 
 
 class Books:
@@ -38,6 +39,7 @@ class Books:
         self._told_faults: dict[int, int] = {}
         self._told_wants: dict[int, Instant] = {}
         self._contexts: deque[int] = deque(maxlen=_CONTEXTS_KEPT)
+        self._is_context_known = False
 
     @property
     def is_empty(self) -> bool:
@@ -73,6 +75,12 @@ class Books:
         gone = {line.owner for line in cleared}
         self._lines = [line for line in self._lines if line.owner not in gone]
 
+    def expect(self, context_bytes: int) -> None:
+        """Take what the node itself found a context to take, from here on; 0: it could not find out."""
+        if 0 < context_bytes < _MOST_BYTES:
+            self._is_context_known = True
+            self._ledgers.learn_context(self._gpu, context_bytes)
+
     def owners(self, slot: int) -> list[int]:
         """The processes of a tenant that use the device."""
         return [line.owner for line in self._lines if line.slot == slot and line.owner not in self._dead]
@@ -93,7 +101,8 @@ class Books:
             return
         taken = self._ledgers.measured(self._gpu, line, held)
         beyond_bytes = held - line.booked_bytes - line.code_bytes
-        if taken and line.contexts and beyond_bytes > 0 and not line.managed_bytes:
+        is_of_use = taken and not line.managed_bytes and not self._is_context_known
+        if is_of_use and 0 < line.contexts <= min(beyond_bytes, _MOST_CONTEXTS):  # its words may be anything
             self._learn(beyond_bytes // line.contexts, is_sure=not line.booked_bytes)
 
     def _learn(self, context_bytes: int, *, is_sure: bool) -> None:
