@@ -116,6 +116,18 @@ typedef struct CUmemAllocationProp_st {
     unsigned char flags[8];
 } CUmemAllocationProp;
 
+typedef struct CUarrayMapInfo_st {
+    int resourceType;
+    void *resource;
+    int subresourceType;
+    unsigned long long subresource[4];
+    int memOperationType, memHandleType;
+    CUmemGenericAllocationHandle memHandle;
+    unsigned long long offset;
+    unsigned int deviceBitMask, flags, reserved[2];
+} CUarrayMapInfo;
+enum { CU_MEM_OPERATION_TYPE_MAP = 1 };
+
 typedef struct CUmemPoolProps_st {
     CUmemAllocationType allocType;
     CUmemAllocationHandleType handleTypes;

@@ -11,7 +11,7 @@ struct physical {
     uint32_t handles, maps;
     uint32_t releasing; /* handles that the driver is about to release */
     uint64_t key; /* exported or imported under; 0: neither */
-    int is_imported, is_over;
+    int is_imported, is_over, is_in_array;
     int has_aliases; /* the driver named it by more than one number */
 };
 
@@ -71,7 +71,9 @@ static void count(struct ct_memory *memory, struct physical *physical, int handl
         return;
     if (physical->has_aliases) /* a number that is left could come to mean another's memory */
         ct_holdings_forget(memory, CT_HELD_PHYSICAL, (uintptr_t)physical);
-    if (!physical->is_imported)
+    if (physical->is_in_array)
+        ; /* the bytes stay in our line */
+    else if (!physical->is_imported)
         ct_share_freed(memory, CT_LEDGER_BOOKED, physical->bytes, physical->key);
     else
         ct_share_closed(memory, physical->key);
@@ -206,6 +208,28 @@ CT_EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *han
     }
     return result;
 }
+
+/* Into a sparse array. Nobody says later what was unmapped from there: it counts until the process ends. */
+static void keep_mapped(const CUarrayMapInfo *infos, unsigned int number, CUresult result)
+{
+    struct ct_memory *memory = ct_memory();
+    struct ct_holding holding;
+    for (unsigned int i = 0; memory && result == CUDA_SUCCESS && infos && i < number; i++)
+        if (infos[i].memOperationType == CU_MEM_OPERATION_TYPE_MAP &&
+            ct_holding_find(memory, CT_HELD_PHYSICAL, infos[i].memHandle, &holding))
+            physical_of(&holding)->is_in_array = 1;
+}
+
+#define MAP_ARRAY(symbol)                                                                                              \
+    CT_EXPORT CUresult symbol(CUarrayMapInfo *infos, unsigned int number, CUstream stream)                             \
+    {                                                                                                                  \
+        CUresult result = CT_NEXT(symbol)(infos, number, stream);                                                      \
+        keep_mapped(infos, number, result);                                                                            \
+        return ct_fault_seen(result);                                                                                  \
+    }
+
+MAP_ARRAY(cuMemMapArrayAsync)
+MAP_ARRAY(cuMemMapArrayAsync_ptsz)
 
 /* ---- between processes --------------------------------------------------------------------------------------------- */
 

@@ -93,6 +93,43 @@ def test_a_wish_for_memory_is_told_at_once_and_again_while_it_lasts(ledgers: Liv
     assert told == [wanted, wanted]
 
 
+def test_denials_are_told_at_once_and_then_once_a_minute(ledgers: LiveLedgers, tmp_path: Path) -> None:
+    told: list[Event] = []
+    books = Books(0, ledgers, Kin(), told.append)
+    denial = TenantFaulted(1, 1, "cuda", 2)
+    seats = {0: 1, 1: 1}
+    scribble(tmp_path, 1, 0, owner=owner_of(os.getpid()), booked_bytes=50)
+    books.read(seats, 0)
+    assert told == []
+    scribble(tmp_path, 1, 0, denied=3)
+    books.read(seats, SECOND_NS)
+    books.read(seats, 2 * SECOND_NS)
+    assert told == [denial]
+    scribble(tmp_path, 1, 0, denied=4)
+    books.read(seats, 60 * SECOND_NS)
+    assert told == [denial], "not yet a minute later"
+    books.read(seats, 61 * SECOND_NS)
+    books.read(seats, 200 * SECOND_NS)
+    assert told == [denial, denial], "what was told is not told again"
+    scribble(tmp_path, 1, 0, denied=5)
+    books.read({0: 1, 1: 2}, 300 * SECOND_NS)  # the seat is another tenant's by now
+    assert told == [denial, denial]
+
+
+def test_an_error_is_its_tenants_also_when_the_process_is_gone(ledgers: LiveLedgers, tmp_path: Path) -> None:
+    books = Books(0, ledgers, Kin(), lambda _: None)
+    child = subprocess.Popen(["sleep", "60"])
+    scribble(tmp_path, 1, 0, owner=owner_of(child.pid), booked_bytes=50)
+    books.read({1: 1}, 0)
+    assert not books.had(1, child.pid), "it lives"
+    child.kill()
+    child.wait()
+    books.read({1: 1}, SECOND_NS)
+    assert books.had(1, child.pid)
+    assert not books.had(0, child.pid)
+    assert not books.had(1, child.pid + 1)
+
+
 def test_whatever_a_tenant_scribbles_can_be_written_down_and_read_again(ledgers: LiveLedgers, tmp_path: Path) -> None:
     told: list[Event] = []
     most = (1 << 64) - 1

@@ -19,7 +19,7 @@ from cotenant.domain.event import (
     TenantHangs,
 )
 from cotenant.domain.instant import MILLISECOND_NS, SECOND_NS, Instant
-from cotenant.domain.protect import WHY_LIMIT, GpuWatch, Health, Stage
+from cotenant.domain.protect import WHY_LIMIT, GpuWatch, Health, Stage, clipped
 from cotenant.domain.tenant import Kind, Tenant, TenantView
 from cotenant.live.clock import monotonic_ns
 from cotenant.live.errand import Errands, Outcome
@@ -40,6 +40,8 @@ DEADLINE_NS: Final = 5 * SECOND_NS
 """A device that has not answered by then is as good as lost."""
 _HELD_BACK: Final = (Stage.DRAINING, Stage.FINISHING, Stage.SUSPENDING)
 _WHOLE_PCT: Final = 100
+_SAMPLES_AFTER: Final = 2
+"""Of a device that all have left: the first may still tell of the time before, and who asks is told the last one."""
 
 
 class Known(Protocol):
@@ -84,6 +86,7 @@ class _Place:
         self.is_lost = False
         self.sampled_ns: Instant | None = None
         self.judged_ns: Instant | None = None
+        self.samples_left = 0
         self.free_bytes = 0  # at the latest sample
         self.is_probed = False
 
@@ -164,7 +167,8 @@ class Watch:
             place.drained = {key: at for key, at in place.drained.items() if key in seats}
 
     def _needs_looks(self, place: _Place) -> bool:
-        if place.tenants or not place.books.is_empty or place.gpu in self._left_behind or self._is_to_be_probed(place):
+        is_wanted = place.samples_left or place.gpu in self._left_behind or self._is_to_be_probed(place)
+        if place.tenants or not place.books.is_empty or is_wanted:
             return True
         # Until it is well again, or for the first time; one that nobody can see has no state to be watched.
         is_visible = place.is_known or place.is_lost or place.sampled_ns is None
@@ -218,6 +222,7 @@ class Watch:
             if place.is_known or question.device.called:
                 self._lose(place, seen.lost or "NVML does not know it")
             place.books.settle(None)
+            place.samples_left = 0
             self._judge_drains(place, None)
             return
         place.is_known = True
@@ -240,11 +245,13 @@ class Watch:
     def _lose(self, place: _Place, why: str) -> None:
         if not place.is_lost:
             place.is_lost = True
-            self._post(GpuLost(place.gpu, why[:WHY_LIMIT]))
+            self._post(GpuLost(place.gpu, clipped(why)))
 
     def _tell_sample(self, place: _Place, seen: Seen) -> None:
         if seen.sample is None:
             return
+        is_deserted = not place.tenants and place.books.is_empty
+        place.samples_left = max(0, place.samples_left - 1) if is_deserted else _SAMPLES_AFTER
         place.free_bytes = seen.sample.memory_bytes - seen.sample.memory_used_bytes
         held = {Kind.ONLINE: 0, Kind.OFFLINE: 0}
         for tenant in place.tenants:
@@ -256,9 +263,13 @@ class Watch:
 
     def _tell_xids(self, place: _Place, seen: Seen) -> None:
         for xid, pid in seen.xids:
-            whose = next((tenant for tenant in place.tenants if pid and self._is_of(place, tenant, pid)), None)
+            whose = next((tenant for tenant in place.tenants if pid and self._was_of(place, tenant, pid)), None)
             slot, generation = (-1, 0) if whose is None else (whose.terms.slot, whose.terms.generation)
             self._post(GpuFaulted(place.gpu, xid, slot, generation))
+
+    def _was_of(self, place: _Place, tenant: Tenant, pid: int) -> bool:
+        """Whoever meets an error may be gone before anybody looks."""
+        return self._is_of(place, tenant, pid) or place.books.had(tenant.terms.slot, pid)
 
     def _is_of(self, place: _Place, tenant: Tenant, pid: int) -> bool:
         """By the ledger; a program without the hook has no line there, and descends from the tenant's parent."""
