@@ -104,6 +104,7 @@ CUresult ct_pool_freed(struct ct_memory *memory, const struct ct_holding *holdin
 void ct_late_free(struct ct_memory *memory, const struct ct_late *late);
 /* Those that the device has come to; `is_all`: the current context is idle. */
 void ct_late_settle(struct ct_memory *memory, int is_all);
+void ct_late_move(struct ct_memory *memory, uint64_t home, uint64_t to);
 void ct_late_ended(struct ct_memory *memory, uint64_t home);
 void ct_late_stream_ends(struct ct_memory *memory, CUstream stream);
 

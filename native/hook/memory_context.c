@@ -57,10 +57,21 @@ CT_EXPORT CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *params,
     CREATE(cuCtxCreate_v4, params, flags, device);
 }
 
-void ct_memory_context_ended(struct ct_memory *memory, CUcontext context, CUresult result)
+uint64_t ct_memory_context_leaves(struct ct_memory *memory, CUcontext context)
+{
+    static _Atomic uint64_t serial;
+    const uint64_t leaving = CT_HOME_LEAVING | atomic_fetch_add_explicit(&serial, 1, memory_order_relaxed);
+    if (context)
+        ct_holdings_move(memory, (uintptr_t)context, leaving);
+    return leaving;
+}
+
+void ct_memory_context_ended(struct ct_memory *memory, CUcontext context, uint64_t leaving, CUresult result)
 {
     if (result == CUDA_SUCCESS)
-        ct_holdings_end(memory, (uintptr_t)context);
+        ct_holdings_end(memory, leaving);
+    else
+        ct_holdings_move(memory, leaving, (uintptr_t)context);
     ct_memory_end(memory);
 }
 

@@ -6,6 +6,8 @@
 
 CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes);
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device);
+CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device);
+CUresult cuCtxDestroy_v2(CUcontext context);
 
 static void *of_the_driver(const char *name)
 {
@@ -224,6 +226,54 @@ static void contexts_count_once_and_end_with_what_they_hold(void)
     EXPECT_EQ(cuDevicePrimaryCtxRetain(&context, 0), CUDA_ERROR_OUT_OF_MEMORY); /* not even the context fits */
 }
 
+static const CUcontext ONLY_CONTEXT = (CUcontext)0x7000;
+static bool is_refused;
+
+static CUresult driver_current(CUcontext *context)
+{
+    *context = ONLY_CONTEXT;
+    return CUDA_SUCCESS;
+}
+
+static CUresult driver_create(CUcontext *context, unsigned int flags, CUdevice device)
+{
+    (void)flags, (void)device;
+    return driver_current(context);
+}
+
+/* Before it returns, another thread has a context under the same number, and memory in it. */
+static CUresult driver_destroy(CUcontext context)
+{
+    CUdeviceptr pointer;
+    if (is_refused)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    EXPECT_EQ(cuCtxCreate_v2(&context, 0, 0), CUDA_SUCCESS);
+    EXPECT_EQ(cuMemAlloc_v2(&pointer, 2 * KIB), CUDA_SUCCESS);
+    return CUDA_SUCCESS;
+}
+
+static void a_context_takes_nothing_along_of_the_next_with_its_number(void)
+{
+    CUcontext context;
+    CUdeviceptr pointer;
+    make_tenant(200 * KIB, false);
+    ((struct ct_ledger_header *)file)->context_bytes = 40 * KIB;
+    EXPECT_EQ(cuMemFree_v2(1), CUDA_SUCCESS); /* the driver is found */
+    ct_next[CT_cuCtxGetCurrent] = (void *)driver_current;
+    ct_next[CT_cuCtxCreate_v2] = (void *)driver_create;
+    ct_next[CT_cuCtxDestroy_v2] = (void *)driver_destroy;
+    EXPECT_EQ(cuCtxCreate_v2(&context, 0, 0), CUDA_SUCCESS);
+    EXPECT_EQ(cuMemAlloc_v2(&pointer, 1 * KIB), CUDA_SUCCESS);
+    is_refused = true;
+    EXPECT_EQ(cuCtxDestroy_v2(context), CUDA_ERROR_NOT_SUPPORTED);
+    EXPECT_EQ(held(), 41 * KIB);
+    is_refused = false;
+    EXPECT_EQ(cuCtxDestroy_v2(context), CUDA_SUCCESS);
+    EXPECT_EQ(held(), 42 * KIB); /* the new one's */
+    EXPECT_EQ(account()->line[0].contexts, 1);
+    EXPECT_EQ(account()->line[0].begun, account()->line[0].ended);
+}
+
 /* The table against a plain list of what should be in it. */
 static void holdings_are_found_until_they_are_taken(void)
 {
@@ -272,6 +322,7 @@ int main(void)
         one_process_more_than_there_are_lines_gets_no_memory,
         threads_that_begin_at_once_share_one_line,
         the_first_fault_is_noted,
+        a_context_takes_nothing_along_of_the_next_with_its_number,
         contexts_count_once_and_end_with_what_they_hold,
         holdings_are_found_until_they_are_taken,
     };

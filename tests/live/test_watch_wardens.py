@@ -16,7 +16,7 @@ from cotenant.domain.instant import SECOND_NS
 from cotenant.domain.protect import GpuSample
 from cotenant.live.clock import LiveClock, boot_ns
 from cotenant.live.errand import Errands, Outcome
-from cotenant.live.ledger import LiveLedgers
+from cotenant.live.ledger import LiveLedgers, look_at
 from cotenant.live.loop import LiveLoop
 from cotenant.live.watch.books import Books
 from cotenant.live.watch.kin import Kin, stat_of
@@ -148,6 +148,28 @@ def test_whatever_a_tenant_scribbles_can_be_written_down_and_read_again(ledgers:
     for event in told:
         again = msgspec.json.decode(msgspec.json.encode(event), type=type(event))
         assert again == event
+
+
+def test_what_a_context_takes_is_learned_from_sense_alone(ledgers: LiveLedgers, tmp_path: Path) -> None:
+    """A count of contexts below none, or of more than the bytes there are, would teach all tenants that one is free."""
+    books = Books(0, ledgers, Kin(), lambda _: None)
+
+    def seen(contexts: int, held_bytes: int) -> int:
+        scribble(tmp_path, 1, 0, owner=owner_of(os.getpid()), contexts=contexts)
+        books.read({1: 1}, 0)
+        books.settle({os.getpid(): held_bytes})
+        look = look_at(tmp_path, 0)
+        assert look is not None
+        return look.context_bytes
+
+    assert seen(1, 300) == 300
+    assert seen((1 << 64) - 1, 300) == 300
+    assert seen(301, 300) == 300
+    assert seen(2, 500) == 250  # the least that was seen
+    books.expect(0)
+    assert seen(1, 200) == 200
+    books.expect(400)
+    assert seen(1, 100) == 400  # the node's own word
 
 
 def test_errands_come_back_in_order_and_leave_nothing_open() -> None:
