@@ -119,6 +119,8 @@ int ct_holding_around(struct ct_memory *memory, enum ct_held held, uint64_t insi
 /* Removes it, before the driver frees it: after that another thread may get the same address. Who fails to free puts it
  * back. */
 int ct_holding_take(struct ct_memory *memory, enum ct_held held, uint64_t key, struct ct_holding *found);
+/* Everything of a kind with this note is gone, under whatever keys; nothing is given back for it. */
+void ct_holdings_forget(struct ct_memory *memory, enum ct_held held, uint64_t note);
 /* A context is over, and everything with it: it is forgotten and given back. */
 void ct_holdings_end(struct ct_memory *memory, uint64_t home);
 

@@ -113,8 +113,12 @@ static void keep_primary(struct ct_memory *memory, CUdevice device, uint64_t res
 static CUresult expect_primary(struct ct_memory *memory, CUdevice device, uint64_t *bytes)
 {
     struct ct_holding found;
-    int is_known = ct_holding_find(memory, CT_HELD_PRIMARY, CT_HOME_PRIMARY(device), &found);
-    *bytes = is_known ? 0 : context_bytes(memory);
+    *bytes = 0;
+    if (ct_holding_find(memory, CT_HELD_PRIMARY, CT_HOME_PRIMARY(device), &found)) {
+        ct_memory_begin(memory); /* it is there, and takes nothing more: also of a tenant that is past its quota */
+        return CUDA_SUCCESS;
+    }
+    *bytes = context_bytes(memory);
     return ct_memory_reserve(memory, CT_LEDGER_OWN, *bytes);
 }
 

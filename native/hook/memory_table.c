@@ -112,8 +112,9 @@ static int look(struct ct_memory *memory, enum ct_held held, uint64_t key, struc
     hold(memory);
     if (memory->holdings.count) {
         uint64_t at = seek(&memory->holdings, held, key);
-        *found = memory->holdings.place[at];
-        is_found = found->held != CT_HELD_NOTHING;
+        is_found = memory->holdings.place[at].held != CT_HELD_NOTHING;
+        if (is_found)
+            *found = memory->holdings.place[at];
         if (is_found && is_taken)
             drop(memory, at);
     }
@@ -129,6 +130,19 @@ int ct_holding_find(struct ct_memory *memory, enum ct_held held, uint64_t key, s
 int ct_holding_take(struct ct_memory *memory, enum ct_held held, uint64_t key, struct ct_holding *found)
 {
     return look(memory, held, key, found, 1);
+}
+
+void ct_holdings_forget(struct ct_memory *memory, enum ct_held held, uint64_t note)
+{
+    hold(memory);
+    for (uint64_t at = 0; at < memory->holdings.places;) {
+        const struct ct_holding *place = &memory->holdings.place[at];
+        if (place->held == held && place->note == note)
+            drop(memory, at); /* another may have moved here: this place once more */
+        else
+            at++;
+    }
+    let_go(memory);
 }
 
 int ct_holding_around(struct ct_memory *memory, enum ct_held held, uint64_t inside, struct ct_holding *found)

@@ -72,6 +72,17 @@ def test_the_books_hold_every_launch(gpu: Path, arrival: list[str]) -> None:
     assert 25_000 <= latency["p50"] <= latency["p90"] <= latency["p99"] <= latency["max"]
 
 
+def test_memory_is_held_while_it_plays(gpu: Path) -> None:
+    player = start(gpu, SCRIPT, "--steered", "--memory", str(3 << 30))
+    heard(player)
+    (client,) = manage.inspect(gpu, 0)["clients"]
+    assert 0 <= client["counters"]["memory_bytes"] - (3 << 30) < 1 << 20  # and what the script's copies need
+    assert player.communicate("go\n", timeout=60)[1] == ""
+    too_much = start(gpu, SCRIPT, "--memory", str(1 << 40))
+    assert "cuMemAlloc" in too_much.communicate(timeout=60)[1]
+    assert too_much.returncode == 2
+
+
 def test_training_goes_on_until_it_is_told(gpu: Path) -> None:
     player = start(gpu, SCRIPT, "--arrival", "training", "--steered")
     heard(player)

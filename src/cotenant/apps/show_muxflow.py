@@ -41,6 +41,9 @@ def _show_simulated(console: Console, simulated: Simulated) -> None:
     console.print(table(f"simulated, {PROTECTED}", columns, rows))
     for name, groups in (("cases", simulated.figures), ("means over a day", simulated.day)):
         _show_distributions(console, f"simulated: {name}", groups)
+    parts = ", ".join(f"{part:.0%} ({mode})" for mode, part in simulated.within.items())
+    console.print(Text(f"simulated cases with an online p99 at most 5 % above that alone: {parts}"))
+    console.print()
 
 
 def _row(one: Judged) -> list[str | Text]:

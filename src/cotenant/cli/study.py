@@ -6,12 +6,14 @@ import argparse
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from rich.console import Console
 
 from cotenant.cli.command import add_command, print_json, say
 from cotenant.errors import ConfigError
+
+Found = TypeVar("Found")
 
 
 def add_study_commands(commands: Any) -> None:
@@ -114,11 +116,7 @@ def _lab_muxflow(options: argparse.Namespace) -> int:
     report = run_muxflow(directory, seed, Console(stderr=True), say, quick=bool(options.quick))
     if draw is not None:
         draw(report)
-        say(f"plots are in {Path(options.plots) / 'index.html'}")
-    if options.json:
-        print_json(report)
-    else:
-        show_muxflow(Console(), report)
+    _tell(options, report, show_muxflow)
     return 0 if report.met and all(report.met.values()) else 1
 
 
@@ -138,12 +136,18 @@ def _lab_fikit(options: argparse.Namespace) -> int:
     )
     if draw is not None:
         draw(report)
+    _tell(options, report, show_fikit)
+    return 0 if all(report.met.values()) else 1
+
+
+def _tell(options: argparse.Namespace, report: Found, show: Callable[[Console, Found], None]) -> None:
+    """What a lab found."""
+    if options.plots:
         say(f"plots are in {Path(options.plots) / 'index.html'}")
     if options.json:
         print_json(report)
     else:
-        show_fikit(Console(), report)
-    return 0 if all(report.met.values()) else 1
+        show(Console(), report)
 
 
 def _seed(options: argparse.Namespace) -> int:
@@ -160,10 +164,7 @@ def _lab_timelines(options: argparse.Namespace) -> int:
     directory = named_directory(options.data, os.environ) / "kernel_timelines"
     timelines = timelines_of(directory, options.data)
     report = run_timelines(timelines, Path(options.replay or "examples/replay.py"), Console(stderr=True), say)
-    if options.json:
-        print_json(report)
-    else:
-        show_timelines(Console(), report)
+    _tell(options, report, show_timelines)
     return 0 if report.met else 1
 
 
@@ -181,11 +182,7 @@ def _lab_device(options: argparse.Namespace) -> int:
     report, evidence = run_lab(directory, seed, Console(stderr=True), say)
     if draw is not None:
         draw(report, evidence)
-        say(f"plots are in {Path(options.plots) / 'index.html'}")
-    if options.json:
-        print_json(report)
-    else:
-        show_lab(Console(), report)
+    _tell(options, report, show_lab)
     return 0 if all(check.met is not False for check in report.checks) else 1
 
 

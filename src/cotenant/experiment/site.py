@@ -109,7 +109,11 @@ class Site:
         for directory in (self.places.runtime, self.places.state):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         manage.create(self.gpus, self._preset, 1, context_bytes=CONTEXT_BYTES)
-        self.start_node()
+        try:
+            self.start_node()
+        except CotenantError:
+            self.__exit__(None, None, None)
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -23,6 +23,8 @@ from cotenant.experiment.lab.muxflow_cases import DAY, NodeCase
 from cotenant.experiment.lab.workers import mapping
 
 PART: Final = "simulated"
+P99_MOST: Final = 1.05
+"""Of the online p99 alone: the target."""
 
 
 class Use(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +73,8 @@ class Simulated(msgspec.Struct, frozen=True, kw_only=True):
     cases: list[Judged]
     figures: dict[str, dict[str, Distribution]]
     day: dict[str, dict[str, Distribution]]
+    within: dict[str, float]
+    """By mode: the part of the cases whose p99 is at most 5 % above that alone."""
 
 
 def use_of(scene: Scene, sms: int) -> Use:
@@ -126,7 +130,10 @@ def simulated_of(judged: Sequence[Judged]) -> Simulated:
     days = days_of(judged)
     day = {"before": _columns([one.before for one in days])}
     day |= {mode: _columns([one.after[mode] for one in days]) for mode in SHARED}
-    return Simulated(cases=list(judged), figures=figures, day=day)
+    within = {mode: statistics.fmean(one.p99_ratio[mode] <= P99_MOST for one in judged) for mode in SHARED}
+    return Simulated(
+        cases=list(judged), figures=figures, day=day, within={str(key): part for key, part in within.items()}
+    )
 
 
 def days_of(judged: Sequence[Judged]) -> list[NodeDay]:

@@ -29,6 +29,7 @@ NODE_FLAGS: Final = ("--mps", "on", "--watch-period", "200ms", "--first-samples"
 """The defaults, but a device is looked at five times a second: a run takes seconds, not hours."""
 RUN_NS: Final = 3 * SECOND_NS
 """The least that a run lasts; it ends when the newcomer has gone and all trainings are back."""
+LONGEST_NS: Final = 60 * SECOND_NS
 SECOND_JOINS_NS: Final = SECOND_NS // 2
 NEWCOMER_JOINS_NS: Final = SECOND_NS
 NEWCOMER_STAYS_NS: Final = SECOND_NS // 2
@@ -37,7 +38,9 @@ _SPARE_BYTES: Final = CONTEXT_BYTES + (192 << 20)
 """Of a quota, what is not a model's: the context and the code."""
 _FORWARD: Final = 20
 _SOLO_S: Final = 0.7
-_LONGEST_S: Final = "120"
+_SERVICE_S: Final = "120"
+"""Longer than any run: it is told when to stop."""
+_LOOK_S: Final = 0.02
 _LESSONS: Final = {True: 2, False: 8}
 
 
@@ -219,7 +222,7 @@ class LiveNode(Site):
         with contextlib.ExitStack() as ends:
             if trainers:
                 self._start_trainer(trainers[0], ends)
-            endless = [*arrival(msgspec.structs.replace(case.online, requests=0)), "--seconds", _LONGEST_S]
+            endless = [*arrival(msgspec.structs.replace(case.online, requests=0)), "--seconds", _SERVICE_S]
             service = self._online("service", case.online, case.sizes.service, endless, ends)
             service.await_ready()
             watch = _Watch(self, [Progress(one) for one in case.offline])
@@ -250,9 +253,12 @@ class LiveNode(Site):
         newcomer: Player | None = None
         late, is_gone = list(trainers[1:]), False
         began_ns, ready_ns = self.clock.now(), 0
-        for _ in self.until(f"the trainings do not come back; see {self.home}"):
+        while True:
+            pause(_LOOK_S)
             watch.look()
             now_ns = self.clock.now()
+            if now_ns - began_ns >= LONGEST_NS:
+                return  # whoever is not back by now is told as not back
             if late and now_ns - began_ns >= SECOND_JOINS_NS:
                 self._start(late.pop(), ends)
             if newcomer is None and now_ns - began_ns >= NEWCOMER_JOINS_NS and watch.working == len(trainers):

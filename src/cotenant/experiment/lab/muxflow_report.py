@@ -8,12 +8,11 @@ from typing import Final
 import msgspec
 
 from cotenant.experiment.fill.pairs import Missing
-from cotenant.experiment.lab.muxflow import Distribution, Simulated, distribution_of
+from cotenant.experiment.lab.muxflow import P99_MOST, Distribution, Simulated, distribution_of
 from cotenant.experiment.lab.muxflow_cases import DAY
 from cotenant.experiment.lab.muxflow_live import Told
 
 PROTECTED: Final = "cotenant mps"
-P99_MOST: Final = 1.05
 DELAY_MOST: Final = 0.05
 HEALTHY: Final = "healthy"
 
