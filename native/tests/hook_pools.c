@@ -12,6 +12,10 @@ CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t bytes, CUmemoryPoo
 CUresult cuMemFreeAsync(CUdeviceptr pointer, CUstream stream);
 CUresult cuMemPoolDestroy(CUmemoryPool pool);
 CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t bytes);
+CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *props,
+                     unsigned long long flags);
+CUresult cuMemRelease(CUmemGenericAllocationHandle handle);
+CUresult cuMemMapArrayAsync(CUarrayMapInfo *infos, unsigned int number, CUstream stream);
 
 enum { SLOTS = 1, GENERATION = 3, MIB = 1 << 20, FILE_BYTES = CT_LEDGER_HEADER_BYTES + SLOTS * CT_LEDGER_ACCOUNT_BYTES };
 enum { THREADS = 4, ROUNDS = 4000, HELD = 8, POOLS = 3 };
@@ -108,6 +112,25 @@ static CUresult driver_destroy(CUmemoryPool pool)
     return CUDA_SUCCESS;
 }
 
+static CUresult driver_create(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *props,
+                              unsigned long long flags)
+{
+    (void)props;
+    *handle = 7 + bytes;
+    return flags ? CUDA_ERROR_NOT_SUPPORTED : CUDA_SUCCESS;
+}
+
+static CUresult driver_release(CUmemGenericAllocationHandle handle)
+{
+    return handle ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
+static CUresult driver_map(CUarrayMapInfo *infos, unsigned int number, CUstream stream)
+{
+    (void)stream;
+    return infos && number ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
+}
+
 static uint64_t reserved(void)
 {
     uint64_t sum = 0;
@@ -183,6 +206,22 @@ static void threads_settle_on_what_is_reserved(void)
     EXPECT_EQ(reserved(), 0);
 }
 
+/* Its last handle is released, and a sparse array has it: that does not get it past the quota. */
+static void what_is_mapped_into_an_array_stays_counted(void)
+{
+    const CUmemAllocationProp props = {.type = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
+    CUmemGenericAllocationHandle kept, other;
+    const uint64_t before = booked();
+    EXPECT_EQ(cuMemCreate(&kept, 4 * MIB, &props, 0), CUDA_SUCCESS);
+    EXPECT_EQ(cuMemCreate(&other, 8 * MIB, &props, 0), CUDA_SUCCESS);
+    EXPECT_EQ(cuMemCreate(&other, 2 * MIB, &props, 1), CUDA_ERROR_NOT_SUPPORTED);
+    CUarrayMapInfo map = {.memOperationType = CU_MEM_OPERATION_TYPE_MAP, .memHandle = kept};
+    EXPECT_EQ(cuMemMapArrayAsync(&map, 1, NULL), CUDA_SUCCESS);
+    EXPECT_EQ(cuMemRelease(kept), CUDA_SUCCESS);
+    EXPECT_EQ(cuMemRelease(7 + 8 * MIB), CUDA_SUCCESS);
+    EXPECT_EQ(booked(), before + 4 * MIB);
+}
+
 int main(void)
 {
     test_hook_open("0", "0");
@@ -198,8 +237,12 @@ int main(void)
     ct_next[CT_cuMemPoolGetAttribute] = (void *)driver_attribute;
     ct_next[CT_cuMemPoolTrimTo] = (void *)driver_trim;
     ct_next[CT_cuMemPoolDestroy] = (void *)driver_destroy;
+    ct_next[CT_cuMemCreate] = (void *)driver_create;
+    ct_next[CT_cuMemRelease] = (void *)driver_release;
+    ct_next[CT_cuMemMapArrayAsync] = (void *)driver_map;
     a_pool_that_grows_too_far_is_taken_back();
     threads_settle_on_what_is_reserved();
+    what_is_mapped_into_an_array_stays_counted();
     test_hook_close();
     return 0;
 }

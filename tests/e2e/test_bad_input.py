@@ -42,6 +42,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "run --slo 50MB --online -- true": ("--slo", "'50MB'", '"50ms"'),
     "run --slo -5ms --online -- true": ("--slo", "--help"),
     "run --slo 50ms -- true": ("run.slo", "'50ms'", "add --online"),
+    "run --online --on-pressure suspend -- true": ("run.on_pressure", "'suspend'", "leave --on-pressure away"),
     "run --slo 50ms --offline -- true": ("run.slo", "'50ms'", "add --online"),
     "run --online --offline -- true": ("--offline", "--online", "--help"),
     "run --memory 4 -- true": ("--memory", "'4'", '"4GiB"'),

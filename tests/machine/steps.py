@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from cotenant.domain.action import NO_PEER, Action, Kill, Restore, Signal, Suspend, Watch
-from cotenant.domain.event import Event, TenantHangs, TenantRestarted
+from cotenant.domain.event import Event, TenantHangs, TenantRestarted, TenantRestored
 from cotenant.domain.protect import Standing
 from cotenant.domain.tenant import Tenant
 from tests.machine.protected_worlds import ASIDE, STEPS, B, D, F, G, K, R, S, T
@@ -43,4 +43,6 @@ def _is_known(event: Event, old: Standing, new: Standing) -> bool:
     is_killed_at_once = new.stage is K and isinstance(event, TenantHangs)
     is_forgiven = isinstance(event, TenantRestarted) and step == (D, R) and old.firm
     is_turned_out = old.stage in (G, S, B) and new.stage in (D, T)
-    return step in STEPS | ASIDE or is_killed_at_once or is_forgiven or is_turned_out
+    # Whoever runs again on a device over its limit gives way in the same turn.
+    is_turned_away = isinstance(event, TenantRestarted | TenantRestored) and new.stage in (D, G)
+    return step in STEPS | ASIDE or is_killed_at_once or is_forgiven or is_turned_out or is_turned_away

@@ -22,7 +22,10 @@ from cotenant.live.process import lineage
 from cotenant.live.softgpu import manage
 
 CONTEXT_BYTES: Final = 64 << 20
-TENANT_FLAGS: Final = ("--restart", "always", "--restart-delay", "100ms", "--grace", "2s", "--measure", "never")
+TENANT_FLAGS: Final = (
+    *("--restart", "always", "--restart-delay", "100ms", "--restart-well", "100ms"),
+    *("--grace", "2s", "--measure", "never"),
+)
 _PATIENCE_S: Final = 60.0
 _LOOK_S: Final = 0.02
 

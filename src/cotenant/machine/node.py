@@ -44,7 +44,7 @@ from cotenant.domain.event import (
 )
 from cotenant.domain.instant import NEVER, Instant
 from cotenant.domain.plan import Plan, Reason, Reject
-from cotenant.domain.protect import GpuWatch, Stage
+from cotenant.domain.protect import GpuWatch, Stage, Standing
 from cotenant.domain.tenant import Kind, Tenant, TenantView
 from cotenant.machine.devices import Devices
 from cotenant.machine.exits import ENDING, Exits
@@ -129,6 +129,10 @@ class NodeMachine(Roll):
     def watches(self) -> list[GpuWatch]:
         """How each device is doing, by its number."""
         return list(self._devices.watches)
+
+    def is_moved_by(self, event: GpuSeen, now: Instant) -> bool:
+        """Whether a sample is worth a turn."""
+        return self._devices.is_moved_by(event, now)
 
     def snapshot(self) -> NodeRestored:
         """The whole state as the event that restores it."""
@@ -341,7 +345,8 @@ class NodeMachine(Roll):
         self.replace(tenant)
         self._devices.came(tenant)
         stage = tenant.standing.stage
-        if stage is Stage.RUNNING:
+        if stage is Stage.RUNNING:  # since when another program does its work is what a device that drains must know
+            self.replace(msgspec.structs.replace(tenant, standing=Standing(turn=self.turn, since_ns=now)))
             return []
         return self._exits.restarted(tenant, now) if stage in ENDING else self._suspensions.restarted(tenant, now)
 
