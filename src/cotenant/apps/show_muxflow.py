@@ -11,7 +11,8 @@ from cotenant.apps.show import table
 from cotenant.experiment.lab.muxflow import Distribution, Judged, Simulated
 from cotenant.experiment.lab.muxflow_report import PROTECTED, Live, Report
 
-_NAME_MOST = 44
+_NAME_MOST = 14
+_LIVE_NAME_MOST = 26
 
 
 def show_muxflow(console: Console, report: Report) -> None:
@@ -36,7 +37,7 @@ def show_muxflow(console: Console, report: Report) -> None:
 
 
 def _show_simulated(console: Console, simulated: Simulated) -> None:
-    columns = ["SERVICE + TRAINING", "LEVEL", "UTILIZATION", "SM ACTIVITY", "P99 MS", "P99 RATIO", "DELAY", "OFFLINE"]
+    columns = ["SERVICE + TRAINING", "AT", "BUSY", "SMS", "P99", "OFFLINE"]
     rows: list[list[str | Text]] = [_row(one) for one in simulated.cases]
     console.print(table(f"simulated, {PROTECTED}", columns, rows))
     for name, groups in (("cases", simulated.figures), ("means over a day", simulated.day)):
@@ -46,37 +47,51 @@ def _show_simulated(console: Console, simulated: Simulated) -> None:
     console.print()
 
 
+def _short(name: str) -> str:
+    """Both ends of it: services differ in their beginnings, trainings in their ends."""
+    service, _, training = name.partition(" + ")
+    return f"{service[-_NAME_MOST:]} + {training.removeprefix('train ')}"
+
+
 def _row(one: Judged) -> list[str | Text]:
     before, after = one.before, one.after[PROTECTED]
     return [
-        one.figures.name[:_NAME_MOST],
+        _short(one.figures.name),
         f"{one.level:.0%}",
         f"{before.utilization:.0%} -> {after.utilization:.0%}",
         f"{before.sm_activity:.0%} -> {after.sm_activity:.0%}",
-        f"{before.p99_ms:.2f}",
         f"{one.p99_ratio[PROTECTED]:.3f}",
-        f"{one.figures.online_delay_ratio[PROTECTED]:.3f}",
         f"{one.figures.offline_vs_alone[PROTECTED]:.2f}",
     ]
 
 
 def _show_live(console: Console, live: Live) -> None:
-    columns = ["SERVICE + TRAININGS", "UTILIZATION", "SM ACTIVITY", "MEMORY", "DELAY BY BOOKS", "P99 OWN CLOCK"]
-    rows: list[list[str | Text]] = [
+    uses: list[list[str | Text]] = [
         [
-            one.name[:_NAME_MOST],
+            one.name[:_LIVE_NAME_MOST],
             f"{one.before.utilization:.0%} -> {one.after.utilization:.0%}",
             f"{one.before.sm_activity:.0%} -> {one.after.sm_activity:.0%}",
             f"{one.memory_before:.0%} -> {one.memory_after:.0%}",
+            f"{one.offline_vs_alone:.2f}",
+        ]
+        for one in live.cases
+    ]
+    columns = ["SERVICE + TRAININGS", "UTILIZATION", "SM ACTIVITY", "MEMORY", "OFFLINE"]
+    console.print(table("live, cotenant with MPS: use of the device", columns, uses))
+    console.print()
+    costs: list[list[str | Text]] = [
+        [
+            one.name[:_LIVE_NAME_MOST],
             f"{one.delay_ratio:.3f}",
             f"{one.p99_ratio_own_clock:.2f}",
-            f"{one.offline_vs_alone:.2f}",
             f"{one.evicted} in {one.rounds}{'' if one.came_back else ', not back'}",
             ", ".join(sorted(set(one.health))),
         ]
         for one in live.cases
     ]
-    console.print(table("live, cotenant with MPS", [*columns, "OFFLINE", "EVICTED", "DEVICE"], rows))
+    columns = ["SERVICE + TRAININGS", "DELAY BY BOOKS", "P99 OWN CLOCK", "EVICTED", "DEVICE"]
+    console.print(table("live, cotenant with MPS: what it cost", columns, costs))
+    console.print()
     _show_distributions(console, "live: cases", {"": live.figures})
 
 
