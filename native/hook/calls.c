@@ -157,7 +157,10 @@ static void release_functions(CUresult result, CUdevice device)
 #define BODY_QUERY(symbol, ...) AROUND(symbol, NOTHING, harvest(), __VA_ARGS__)
 #define ENDING(symbol, functions, ended, ...)                                                                          \
     AROUND(symbol, struct ct_memory *memory = end_contexts(), functions; ended(memory, a, result), __VA_ARGS__)
-#define BODY_ENDS(symbol, ...) ENDING(symbol, forget_functions(result), ct_memory_context_ended, __VA_ARGS__)
+#define BODY_ENDS(symbol, ...)                                                                                         \
+    AROUND(symbol, struct ct_memory *memory = end_contexts();                                                          \
+           const uint64_t leaving = ct_memory_context_leaves(memory, a), forget_functions(result);                     \
+           ct_memory_context_ended(memory, a, leaving, result), __VA_ARGS__)
 #define BODY_DETACHES(symbol, ...) ENDING(symbol, forget_functions(result), ct_memory_context_detached, __VA_ARGS__)
 #define BODY_RESETS(symbol, ...) ENDING(symbol, forget_functions(result), ct_memory_primary_released, __VA_ARGS__)
 #define BODY_WITHERS(symbol, ...) ENDING(symbol, forget_functions(result), ct_memory_green_ended, __VA_ARGS__)

@@ -57,7 +57,6 @@ typedef int CUlibraryOption;
 /* What is behind these pointers is the driver's business. */
 typedef struct CUuuid_st CUuuid;
 typedef struct CUDA_LAUNCH_PARAMS_st CUDA_LAUNCH_PARAMS;
-typedef struct CUDA_GRAPH_INSTANTIATE_PARAMS_st CUDA_GRAPH_INSTANTIATE_PARAMS;
 typedef struct CUDA_MEMCPY2D_st CUDA_MEMCPY2D;
 typedef struct CUDA_MEMCPY3D_st CUDA_MEMCPY3D;
 typedef struct CUDA_MEMCPY3D_PEER_st CUDA_MEMCPY3D_PEER;
@@ -90,6 +89,15 @@ enum {
     CUDA_ARRAY3D_SPARSE = 0x40,
     CUDA_ARRAY3D_DEFERRED_MAPPING = 0x80,
 };
+
+enum { CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD = 2 };
+
+typedef struct CUDA_GRAPH_INSTANTIATE_PARAMS_st {
+    cuuint64_t flags;
+    CUstream hUploadStream;
+    CUgraphNode hErrNode_out;
+    int result_out;
+} CUDA_GRAPH_INSTANTIATE_PARAMS;
 
 typedef struct CUipcMemHandle_st {
     char reserved[64];

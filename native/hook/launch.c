@@ -61,13 +61,12 @@ static int may_be_timed(const CUlaunchConfig *config)
     {                                                                                                                  \
         const struct ct_shape shape = {{1, 1, 1}, {1, 1, 1}, 0};                                                       \
         struct ct_piece piece;                                                                                         \
-        ct_piece_begin(&piece, CT_WORK_GRAPH, (uintptr_t)graph, &shape, stream, is_twin, 1);                           \
         struct ct_growth growth;                                                                                       \
-        CUresult result = CUDA_ERROR_OUT_OF_MEMORY;                                                                    \
-        if (ct_graph_enter(graph, &growth)) {                                                                          \
-            result = CT_NEXT(symbol)(graph, stream);                                                                   \
-            ct_graph_leave(&growth, result);                                                                           \
-        }                                                                                                              \
+        if (!ct_graph_enter(graph, &growth)) /* it may wait, and whoever is through the gate must not */               \
+            return CUDA_ERROR_OUT_OF_MEMORY;                                                                           \
+        ct_piece_begin(&piece, CT_WORK_GRAPH, (uintptr_t)graph, &shape, stream, is_twin, 1);                           \
+        CUresult result = CT_NEXT(symbol)(graph, stream);                                                              \
+        ct_graph_leave(&growth, result);                                                                               \
         return ct_piece_end(&piece, CT_WORK_GRAPH, (uintptr_t)graph, &shape, result);                                  \
     }
 

@@ -120,13 +120,25 @@ static void name_graph(CUgraphExec made, CUgraph graph)
     ct_function_note(session, (uintptr_t)made, (uintptr_t)made, name);
 }
 
+/* Only the call with parameters knows of uploading: the others have no stream to do it in. */
+static unsigned long long flags_in(const CUDA_GRAPH_INSTANTIATE_PARAMS *params)
+{
+    return params ? params->flags : 0;
+}
+#define FLAGS_OF(third)                                                                                                \
+    _Generic((third), CUDA_GRAPH_INSTANTIATE_PARAMS *: flags_in((const void *)(uintptr_t)(third)), default: 0)
+
 #define BODY_INSTANTIATE(symbol, ...)                                                                                  \
     CT_EXPORT CUresult symbol(CT_PARAMETERS(__VA_ARGS__));                                                             \
     CUresult symbol(CT_PARAMETERS(__VA_ARGS__))                                                                        \
     {                                                                                                                  \
         struct ct_graph sum;                                                                                           \
+        struct ct_growth growth;                                                                                       \
         ct_graph_sum(b, &sum);                                                                                         \
+        if (!ct_graph_uploads(&sum, FLAGS_OF(c), &growth))                                                             \
+            return CUDA_ERROR_OUT_OF_MEMORY;                                                                           \
         CUresult result = CT_NEXT(symbol)(CT_ARGUMENTS(__VA_ARGS__));                                                  \
+        ct_graph_leave(&growth, result);                                                                               \
         if (result == CUDA_SUCCESS && a) {                                                                             \
             ct_graph_made(*a, &sum);                                                                                   \
             name_graph(*a, b);                                                                                         \

@@ -110,6 +110,7 @@ uint64_t ct_memory_held(struct ct_memory *memory);
 /* What memory of the current context ends with: the context, or the primary context of its device. */
 uint64_t ct_memory_home(struct ct_memory *memory);
 #define CT_HOME_PRIMARY(device) ((uint64_t)(device) + 1)
+#define CT_HOME_LEAVING (UINT64_C(1) << 63) /* and a number of its own: a context that is about to end */
 
 /* 0: there is no room in this process for another; it counts until the process ends. */
 int ct_holding_add(struct ct_memory *memory, const struct ct_holding *holding);
@@ -119,6 +120,10 @@ int ct_holding_around(struct ct_memory *memory, enum ct_held held, uint64_t insi
 /* Removes it, before the driver frees it: after that another thread may get the same address. Who fails to free puts it
  * back. */
 int ct_holding_take(struct ct_memory *memory, enum ct_held held, uint64_t key, struct ct_holding *found);
+/* Everything of a kind with this note is gone, under whatever keys; nothing is given back for it. */
+void ct_holdings_forget(struct ct_memory *memory, enum ct_held held, uint64_t note);
+/* What ended with the one ends with the other. */
+void ct_holdings_move(struct ct_memory *memory, uint64_t home, uint64_t to);
 /* A context is over, and everything with it: it is forgotten and given back. */
 void ct_holdings_end(struct ct_memory *memory, uint64_t home);
 

@@ -104,6 +104,7 @@ CUresult ct_pool_freed(struct ct_memory *memory, const struct ct_holding *holdin
 void ct_late_free(struct ct_memory *memory, const struct ct_late *late);
 /* Those that the device has come to; `is_all`: the current context is idle. */
 void ct_late_settle(struct ct_memory *memory, int is_all);
+void ct_late_move(struct ct_memory *memory, uint64_t home, uint64_t to);
 void ct_late_ended(struct ct_memory *memory, uint64_t home);
 void ct_late_stream_ends(struct ct_memory *memory, CUstream stream);
 
@@ -116,6 +117,8 @@ struct ct_graph {
 void ct_graph_sum(CUgraph graph, struct ct_graph *sum);
 void ct_graph_made(CUgraphExec made, const struct ct_graph *sum);
 void ct_graph_ended(CUgraphExec graph);
+/* Around making one that is uploaded at once: 0 when the quota does not allow it. */
+int ct_graph_uploads(const struct ct_graph *sum, unsigned long long flags, struct ct_growth *growth);
 /* Around a launch or upload: 0 when the quota does not allow it. */
 int ct_graph_enter(CUgraphExec graph, struct ct_growth *growth);
 void ct_graph_leave(const struct ct_growth *growth, CUresult result);
@@ -123,6 +126,8 @@ void ct_graph_leave(const struct ct_growth *growth, CUresult result);
 /* ---- memory_share.c ------------------------------------------------------------------------------------------------ */
 
 uint64_t ct_share_key_of_file(int descriptor); /* 0: nothing that tells one from another */
+/* 0: there is no room for it in the ledger. Of a process without a line nobody counts anything, unless there is a quota. */
+int ct_share_add(struct ct_memory *memory, enum ct_ledger_role role, uint64_t key, uint64_t bytes);
 /* Another process's: before it is opened, so that its owner cannot free it between and find nobody; 0: there is no room for it
  * in the ledger. And after it was closed, or could not be opened. */
 int ct_share_opens(struct ct_memory *memory, uint64_t key);

@@ -57,10 +57,21 @@ CT_EXPORT CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *params,
     CREATE(cuCtxCreate_v4, params, flags, device);
 }
 
-void ct_memory_context_ended(struct ct_memory *memory, CUcontext context, CUresult result)
+uint64_t ct_memory_context_leaves(struct ct_memory *memory, CUcontext context)
+{
+    static _Atomic uint64_t serial;
+    const uint64_t leaving = CT_HOME_LEAVING | atomic_fetch_add_explicit(&serial, 1, memory_order_relaxed);
+    if (context)
+        ct_holdings_move(memory, (uintptr_t)context, leaving);
+    return leaving;
+}
+
+void ct_memory_context_ended(struct ct_memory *memory, CUcontext context, uint64_t leaving, CUresult result)
 {
     if (result == CUDA_SUCCESS)
-        ct_holdings_end(memory, (uintptr_t)context);
+        ct_holdings_end(memory, leaving);
+    else
+        ct_holdings_move(memory, leaving, (uintptr_t)context);
     ct_memory_end(memory);
 }
 
@@ -113,8 +124,12 @@ static void keep_primary(struct ct_memory *memory, CUdevice device, uint64_t res
 static CUresult expect_primary(struct ct_memory *memory, CUdevice device, uint64_t *bytes)
 {
     struct ct_holding found;
-    int is_known = ct_holding_find(memory, CT_HELD_PRIMARY, CT_HOME_PRIMARY(device), &found);
-    *bytes = is_known ? 0 : context_bytes(memory);
+    *bytes = 0;
+    if (ct_holding_find(memory, CT_HELD_PRIMARY, CT_HOME_PRIMARY(device), &found)) {
+        ct_memory_begin(memory); /* it is there, and takes nothing more: also of a tenant that is past its quota */
+        return CUDA_SUCCESS;
+    }
+    *bytes = context_bytes(memory);
     return ct_memory_reserve(memory, CT_LEDGER_OWN, *bytes);
 }
 

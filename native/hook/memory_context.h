@@ -4,7 +4,9 @@
 
 #include "hook/memory.h"
 
-void ct_memory_context_ended(struct ct_memory *memory, CUcontext context, CUresult result);
+/* Before: what ends with it is set apart, for another thread may be given the same handle as soon as it is over. */
+uint64_t ct_memory_context_leaves(struct ct_memory *memory, CUcontext context);
+void ct_memory_context_ended(struct ct_memory *memory, CUcontext context, uint64_t leaving, CUresult result);
 void ct_memory_context_detached(struct ct_memory *memory, CUcontext context, CUresult result);
 /* A primary context ends with its last user, or by a reset: it has ended if it is not active. */
 void ct_memory_primary_released(struct ct_memory *memory, CUdevice device, CUresult result);

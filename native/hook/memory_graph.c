@@ -139,6 +139,17 @@ int ct_graph_enter(CUgraphExec graph, struct ct_growth *growth)
     return 0;
 }
 
+/* The driver then has its memory before the first launch. */
+int ct_graph_uploads(const struct ct_graph *sum, unsigned long long flags, struct ct_growth *growth)
+{
+    struct ct_memory *memory = ct_memory();
+    *growth = (struct ct_growth){0};
+    if (!memory || !sum->most_bytes || !(flags & CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD))
+        return 1;
+    struct ct_supply *supply = supply_of_graphs(&memory->beyond);
+    return !supply || ct_supply_enter(memory, supply, sum->most_bytes, sum->least_bytes, growth);
+}
+
 void ct_graph_leave(const struct ct_growth *growth, CUresult result)
 {
     struct ct_memory *memory = growth->supply ? ct_memory() : NULL;

@@ -116,6 +116,16 @@ void ct_late_settle(struct ct_memory *memory, int is_all)
     }
 }
 
+void ct_late_move(struct ct_memory *memory, uint64_t home, uint64_t to)
+{
+    struct ct_beyond *beyond = &memory->beyond;
+    ct_beyond_hold(beyond);
+    for (size_t i = 0; i < beyond->late_count; i++)
+        if (beyond->late[i].home == home)
+            beyond->late[i].home = to;
+    ct_beyond_let_go(beyond);
+}
+
 void ct_late_ended(struct ct_memory *memory, uint64_t home)
 {
     struct ct_beyond *beyond = &memory->beyond;

@@ -3,14 +3,44 @@
 
 #include <stdlib.h>
 
-/* Under the lock of what is beyond plain memory; the holdings lead to it by handle and by the start of each mapping. */
+/* Under the lock of what is beyond plain memory; the holdings lead to it by handle and by the start of each mapping. Never
+ * freed: a program that releases a handle twice at once may have us look at it after its end. It is used again. */
 struct physical {
+    struct physical *next; /* of those that are over */
     uint64_t bytes;
     uint32_t handles, maps;
     uint32_t releasing; /* handles that the driver is about to release */
     uint64_t key; /* exported or imported under; 0: neither */
-    int is_imported, is_in_array;
+    int is_imported, is_over, is_in_array;
+    int has_aliases; /* the driver named it by more than one number */
 };
+
+static struct physical *spare; /* under the same lock */
+
+static struct physical *make_physical(struct ct_memory *memory)
+{
+    ct_beyond_hold(&memory->beyond);
+    struct physical *made = spare;
+    if (made)
+        spare = made->next;
+    ct_beyond_let_go(&memory->beyond);
+    if (!made)
+        made = malloc(sizeof *made);
+    if (made)
+        *made = (struct physical){0};
+    return made;
+}
+
+static void end_physical(struct ct_memory *memory, struct physical *physical)
+{
+    if (!physical)
+        return;
+    ct_beyond_hold(&memory->beyond);
+    physical->is_over = 1;
+    physical->next = spare;
+    spare = physical;
+    ct_beyond_let_go(&memory->beyond);
+}
 
 static struct physical *physical_of(const struct ct_holding *holding)
 {
@@ -27,20 +57,27 @@ static void remember(struct ct_memory *memory, uint64_t handle, struct physical 
 static void count(struct ct_memory *memory, struct physical *physical, int handles, int maps, uint32_t released)
 {
     ct_beyond_hold(&memory->beyond);
+    if (physical->is_over) {
+        ct_beyond_let_go(&memory->beyond);
+        return;
+    }
     physical->handles += (uint32_t)handles;
     physical->maps += (uint32_t)maps;
     physical->releasing -= released;
     const int is_gone = !physical->handles && !physical->maps;
+    physical->is_over = is_gone;
     ct_beyond_let_go(&memory->beyond);
     if (!is_gone)
         return;
+    if (physical->has_aliases) /* a number that is left could come to mean another's memory */
+        ct_holdings_forget(memory, CT_HELD_PHYSICAL, (uintptr_t)physical);
     if (physical->is_in_array)
         ; /* the bytes stay in our line */
     else if (!physical->is_imported)
         ct_share_freed(memory, CT_LEDGER_BOOKED, physical->bytes, physical->key);
     else
         ct_share_closed(memory, physical->key);
-    free(physical);
+    end_physical(memory, physical);
 }
 
 /* ---- handles ------------------------------------------------------------------------------------------------------- */
@@ -49,11 +86,11 @@ CT_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t byte
                                unsigned long long flags)
 {
     struct ct_memory *memory = props && props->location.type == CU_MEM_LOCATION_TYPE_DEVICE ? ct_memory() : NULL;
-    struct physical *physical = memory ? calloc(1, sizeof *physical) : NULL;
+    struct physical *physical = memory ? make_physical(memory) : NULL;
     struct ct_wanting wanting = {0};
     CUresult result = memory && !physical ? CUDA_ERROR_OUT_OF_MEMORY : ct_memory_reserve(memory, CT_LEDGER_BOOKED, bytes);
     if (result != CUDA_SUCCESS) {
-        free(physical);
+        end_physical(memory, physical);
         return result;
     }
     do
@@ -65,7 +102,7 @@ CT_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t byte
         remember(memory, *handle, physical);
     } else {
         ct_memory_give(memory, CT_LEDGER_BOOKED, bytes);
-        free(physical);
+        end_physical(memory, physical);
     }
     ct_memory_end(memory);
     return ct_fault_seen(result);
@@ -76,19 +113,20 @@ CT_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
     struct ct_memory *memory = ct_memory();
     struct ct_holding holding;
+    int is_last = 0;
     ct_memory_begin(memory);
     struct physical *physical =
         ct_holding_find(memory, CT_HELD_PHYSICAL, handle, &holding) ? physical_of(&holding) : NULL;
     if (physical) {
         ct_beyond_hold(&memory->beyond);
-        const int is_last = physical->handles == ++physical->releasing;
+        is_last = physical->handles == ++physical->releasing;
         ct_beyond_let_go(&memory->beyond);
         if (is_last)
             ct_holding_take(memory, CT_HELD_PHYSICAL, handle, &holding);
     }
     CUresult result = CT_NEXT(cuMemRelease)(handle);
     ct_seen_memory(1, result);
-    if (physical && result != CUDA_SUCCESS)
+    if (is_last && result != CUDA_SUCCESS)
         ct_holding_add(memory, &holding);
     if (physical)
         count(memory, physical, result == CUDA_SUCCESS ? -1 : 0, 0, 1);
@@ -161,8 +199,12 @@ CT_EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *han
     const int is_known = ct_holding_find(memory, CT_HELD_PHYSICAL, *handle, &holding);
     if (is_known || ct_holding_around(memory, CT_HELD_MAPPED, (uintptr_t)address, &holding)) {
         count(memory, physical_of(&holding), 1, 0, 0);
-        if (!is_known)
+        if (!is_known) {
+            ct_beyond_hold(&memory->beyond);
+            physical_of(&holding)->has_aliases = 1;
+            ct_beyond_let_go(&memory->beyond);
             remember(memory, *handle, physical_of(&holding));
+        }
     }
     return result;
 }
@@ -205,7 +247,7 @@ CT_EXPORT CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAll
     const uint64_t key = ct_share_key_of_file(*(const int *)shareable);
     if (!key)
         return result;
-    if (!ct_ledger_share_add(&memory->ledger, CT_LEDGER_EXPORT, key, physical->bytes))
+    if (!ct_share_add(memory, CT_LEDGER_EXPORT, key, physical->bytes))
         return ct_share_refused(*(const int *)shareable);
     ct_beyond_hold(&memory->beyond);
     physical->key = key;
@@ -220,9 +262,9 @@ CT_EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *
     const uint64_t key = memory && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
                              ? ct_share_key_of_file((int)(intptr_t)os_handle)
                              : 0;
-    struct physical *physical = key ? calloc(1, sizeof *physical) : NULL;
+    struct physical *physical = key ? make_physical(memory) : NULL;
     if (key && (!physical || !ct_share_opens(memory, key))) {
-        free(physical);
+        end_physical(memory, physical);
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     CUresult result = CT_NEXT(cuMemImportFromShareableHandle)(handle, os_handle, type);
@@ -232,7 +274,7 @@ CT_EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *
         remember(memory, *handle, physical);
     } else if (key) {
         ct_share_closed(memory, key);
-        free(physical);
+        end_physical(memory, physical);
     }
     return ct_fault_seen(result);
 }

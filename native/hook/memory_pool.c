@@ -187,7 +187,7 @@ static void learn_step(struct ct_beyond *beyond, const struct asked *asked)
 static CUresult undo(const struct asked *asked, CUdeviceptr *pointer)
 {
     struct ct_memory *memory = asked->memory;
-    struct ct_holding holding;
+    struct ct_holding holding = {.note = (uintptr_t)asked->growth.supply}; /* there may have been no room to note it */
     ct_holding_take(memory, CT_HELD_POOLED, *pointer, &holding);
     if (asked->is_twin)
         CT_NEXT(cuMemFreeAsync_ptsz)(*pointer, asked->stream);

@@ -43,13 +43,18 @@ void ct_share_freed(struct ct_memory *memory, enum ct_ledger_kind kind, uint64_t
         ct_memory_give(memory, kind, bytes);
 }
 
+int ct_share_add(struct ct_memory *memory, enum ct_ledger_role role, uint64_t key, uint64_t bytes)
+{
+    return ct_ledger_share_add(&memory->ledger, role, key, bytes) ||
+           (!atomic_load(&memory->ledger.line) && !ct_memory_quota(memory));
+}
+
 int ct_share_opens(struct ct_memory *memory, uint64_t key)
 {
     if (!memory)
         return 1;
     const struct ct_ledger *ledger = &memory->ledger;
-    return ct_ledger_share_add(&memory->ledger, CT_LEDGER_IMPORT, key,
-                               ct_ledger_exported_bytes(ledger->file, ledger->bytes, key));
+    return ct_share_add(memory, CT_LEDGER_IMPORT, key, ct_ledger_exported_bytes(ledger->file, ledger->bytes, key));
 }
 
 /* The device may have counted it to us after its owner's death. */
@@ -78,7 +83,7 @@ CT_EXPORT CUresult cuIpcGetMemHandle(CUipcMemHandle *handle, CUdeviceptr pointer
         const uint64_t key = key_of(handle, sizeof *handle);
         if (ct_holding_find(memory, CT_HELD_MEMORY, start, &holding) && !holding.note) {
             holding.note = key;
-            if (ct_ledger_share_add(&memory->ledger, CT_LEDGER_EXPORT, key, holding.bytes))
+            if (ct_share_add(memory, CT_LEDGER_EXPORT, key, holding.bytes))
                 ct_holding_add(memory, &holding);
             else
                 result = CUDA_ERROR_OUT_OF_MEMORY;
@@ -115,7 +120,7 @@ static CUresult opened(struct ct_memory *memory, const CUdeviceptr *pointer, uin
     {                                                                                                                  \
         struct ct_memory *memory = ct_memory();                                                                        \
         const uint64_t key = key_of(&handle, sizeof handle);                                                           \
-        if (!ct_share_opens(memory, key))                                                                                       \
+        if (!ct_share_opens(memory, key))                                                                               \
             return CUDA_ERROR_MAP_FAILED;                                                                              \
         return opened(memory, pointer, key, CT_NEXT(symbol)(pointer, handle, flags));                                  \
     }
@@ -155,8 +160,7 @@ CT_EXPORT CUresult cuMemPoolExportToShareableHandle(void *handle, CUmemoryPool p
         supply = ct_supply_make(&memory->beyond, pool, 0);
     int has_room = 1;
     if (supply && supply->is_counted && key && !supply->key) {
-        has_room = ct_ledger_share_add(&memory->ledger, CT_LEDGER_EXPORT, key,
-                                       supply->booked_bytes + supply->pending_bytes);
+        has_room = ct_share_add(memory, CT_LEDGER_EXPORT, key, supply->booked_bytes + supply->pending_bytes);
         supply->key = has_room ? key : 0;
     }
     ct_beyond_let_go(&memory->beyond);

@@ -38,7 +38,8 @@ static uint64_t seek(const struct ct_holdings *holdings, unsigned held, uint64_t
 static void tell(struct ct_memory *memory, const struct ct_holding *holding, uint64_t sign)
 {
     struct ct_ledger_line *line = atomic_load(&memory->ledger.line);
-    int is_context = holding->held == CT_HELD_PRIMARY || (holding->held == CT_HELD_CONTEXT && holding->home == holding->key);
+    int is_own = holding->home == holding->key || holding->home >= CT_HOME_LEAVING;
+    int is_context = holding->held == CT_HELD_PRIMARY || (holding->held == CT_HELD_CONTEXT && is_own);
     if (line && is_context)
         atomic_fetch_add(&line->contexts, sign);
     else if (line && (holding->held == CT_HELD_MODULE || holding->held == CT_HELD_LIBRARY))
@@ -112,8 +113,9 @@ static int look(struct ct_memory *memory, enum ct_held held, uint64_t key, struc
     hold(memory);
     if (memory->holdings.count) {
         uint64_t at = seek(&memory->holdings, held, key);
-        *found = memory->holdings.place[at];
-        is_found = found->held != CT_HELD_NOTHING;
+        is_found = memory->holdings.place[at].held != CT_HELD_NOTHING;
+        if (is_found)
+            *found = memory->holdings.place[at];
         if (is_found && is_taken)
             drop(memory, at);
     }
@@ -129,6 +131,19 @@ int ct_holding_find(struct ct_memory *memory, enum ct_held held, uint64_t key, s
 int ct_holding_take(struct ct_memory *memory, enum ct_held held, uint64_t key, struct ct_holding *found)
 {
     return look(memory, held, key, found, 1);
+}
+
+void ct_holdings_forget(struct ct_memory *memory, enum ct_held held, uint64_t note)
+{
+    hold(memory);
+    for (uint64_t at = 0; at < memory->holdings.places;) {
+        const struct ct_holding *place = &memory->holdings.place[at];
+        if (place->held == held && place->note == note)
+            drop(memory, at); /* another may have moved here: this place once more */
+        else
+            at++;
+    }
+    let_go(memory);
 }
 
 int ct_holding_around(struct ct_memory *memory, enum ct_held held, uint64_t inside, struct ct_holding *found)
@@ -149,6 +164,18 @@ int ct_holding_around(struct ct_memory *memory, enum ct_held held, uint64_t insi
 static void give(struct ct_memory *memory, const struct ct_holding *holding)
 {
     ct_share_freed(memory, holding->kind, holding->bytes, holding->held == CT_HELD_MEMORY ? holding->note : 0);
+}
+
+void ct_holdings_move(struct ct_memory *memory, uint64_t home, uint64_t to)
+{
+    if (!memory)
+        return;
+    ct_late_move(memory, home, to);
+    hold(memory);
+    for (uint64_t at = 0; at < memory->holdings.places; at++)
+        if (memory->holdings.place[at].held && memory->holdings.place[at].home == home)
+            memory->holdings.place[at].home = to;
+    let_go(memory);
 }
 
 void ct_holdings_end(struct ct_memory *memory, uint64_t home)

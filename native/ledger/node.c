@@ -66,6 +66,7 @@ void ct_ledger_clear(void *file, size_t bytes, uint32_t slot, uint32_t line, uin
     STORE(ended->code_bytes, 0);
     STORE(ended->excess_bytes, 0);
     STORE(ended->wanted_bytes, 0);
+    STORE(ended->fault, 0); /* whoever claims it next is not to be taken for the one that had it */
     STORE(ended->ended, LOAD(ended->begun));
     atomic_fetch_add(&account->denied, atomic_exchange(&ended->denied, 0));
     atomic_fetch_add(&account->denied_bytes, atomic_exchange(&ended->denied_bytes, 0));

@@ -1,71 +1,13 @@
 /* Is a process held to its tenant's quota, whatever becomes of its record, its neighbours, its threads and its driver? */
-#include "hook_inside.h"
+#include "hook_tenant.h"
 
-#include "hook/memory.h"
-
-#include <fcntl.h>
 #include <pthread.h>
-#include <stdbool.h>
-#include <sys/mman.h>
 #include <sys/wait.h>
 
 CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total_bytes);
 CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device);
-
-enum { SLOTS = 2, SLOT = 1, GENERATION = 3, KIB = 1024, FILE_BYTES = CT_LEDGER_HEADER_BYTES + SLOTS * CT_LEDGER_ACCOUNT_BYTES };
-
-static unsigned char *file;
-static struct ct_terms_page *page;
-
-static struct ct_ledger_account *account(void)
-{
-    return (struct ct_ledger_account *)(file + ct_ledger_offset(SLOT));
-}
-
-static uint64_t held(void)
-{
-    return ct_ledger_held((const void *)file, FILE_BYTES, account());
-}
-
-static void say_quota(uint64_t bytes, bool is_online)
-{
-    const struct ct_terms terms = {.state = CT_TERMS_GRANTED, .slot = SLOT, .generation = GENERATION,
-                                   .online = is_online, .memory_bytes = bytes};
-    ct_terms_write(page, &terms);
-}
-
-static void *shared_file(const char *name, size_t bytes, int descriptors[2])
-{
-    char path[128];
-    snprintf(path, sizeof path, "%s/%s", test_records, name);
-    descriptors[1] = open(path, O_RDWR | O_CREAT, 0600);
-    descriptors[0] = open(path, O_RDONLY);
-    EXPECT(descriptors[0] >= 0 && descriptors[1] >= 0 && ftruncate(descriptors[1], (off_t)bytes) == 0);
-    void *mapped = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptors[1], 0);
-    EXPECT(mapped != MAP_FAILED);
-    unlink(path);
-    return mapped;
-}
-
-/* A tenant with a quota, told of its files by descriptors; there is no place for a record. */
-static void make_tenant(uint64_t quota, bool is_online)
-{
-    char text[32];
-    int terms[2], ledger[2];
-    page = shared_file("terms", CT_TERMS_BYTES, terms);
-    file = shared_file("ledger", FILE_BYTES, ledger);
-    EXPECT_EQ(ct_terms_init(page, CT_TERMS_BYTES), CT_TERMS_OK);
-    EXPECT_EQ(ct_ledger_init(file, FILE_BYTES, SLOTS), 0);
-    ct_ledger_grant(account(), GENERATION);
-    say_quota(quota, is_online);
-    snprintf(text, sizeof text, "%d,%d", ledger[0], ledger[1]);
-    setenv("COTENANT_LEDGER_FD", text, 1);
-    snprintf(text, sizeof text, "%d", terms[0]);
-    setenv("COTENANT_TERMS_FD", text, 1);
-    snprintf(text, sizeof text, "%d/%d", SLOT, GENERATION);
-    setenv("COTENANT_SLOT", text, 1);
-    unsetenv("COTENANT_RECORD");
-}
+CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device);
+CUresult cuCtxDestroy_v2(CUcontext context);
 
 static void *of_the_driver(const char *name)
 {
@@ -270,6 +212,10 @@ static void contexts_count_once_and_end_with_what_they_hold(void)
     EXPECT_EQ(cuDevicePrimaryCtxRetain(&context, 7), CUDA_ERROR_NO_DEVICE); /* what was reserved for it is given back */
     EXPECT_EQ(held(), 40 * KIB);
     EXPECT_EQ(cuMemAlloc_v2(&pointer, 1 * KIB), CUDA_SUCCESS);
+    say_quota(1 * KIB, false); /* far below what it has: yet what is there already can be had again */
+    EXPECT_EQ(cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
+    say_quota(100 * KIB, false);
+    EXPECT_EQ(account()->line[0].begun, account()->line[0].ended);
     EXPECT_EQ(account()->line[0].own_bytes, 40 * KIB);
     EXPECT_EQ(account()->line[0].contexts, 1);
     EXPECT_EQ(ct_memory_home(ct_memory()), CT_HOME_PRIMARY(0)); /* the memory is the primary context's */
@@ -278,6 +224,54 @@ static void contexts_count_once_and_end_with_what_they_hold(void)
     EXPECT_EQ(account()->line[0].contexts, 0);
     ((struct ct_ledger_header *)file)->context_bytes = 101 * KIB;
     EXPECT_EQ(cuDevicePrimaryCtxRetain(&context, 0), CUDA_ERROR_OUT_OF_MEMORY); /* not even the context fits */
+}
+
+static const CUcontext ONLY_CONTEXT = (CUcontext)0x7000;
+static bool is_refused;
+
+static CUresult driver_current(CUcontext *context)
+{
+    *context = ONLY_CONTEXT;
+    return CUDA_SUCCESS;
+}
+
+static CUresult driver_create(CUcontext *context, unsigned int flags, CUdevice device)
+{
+    (void)flags, (void)device;
+    return driver_current(context);
+}
+
+/* Before it returns, another thread has a context under the same number, and memory in it. */
+static CUresult driver_destroy(CUcontext context)
+{
+    CUdeviceptr pointer;
+    if (is_refused)
+        return CUDA_ERROR_NOT_SUPPORTED;
+    EXPECT_EQ(cuCtxCreate_v2(&context, 0, 0), CUDA_SUCCESS);
+    EXPECT_EQ(cuMemAlloc_v2(&pointer, 2 * KIB), CUDA_SUCCESS);
+    return CUDA_SUCCESS;
+}
+
+static void a_context_takes_nothing_along_of_the_next_with_its_number(void)
+{
+    CUcontext context;
+    CUdeviceptr pointer;
+    make_tenant(200 * KIB, false);
+    ((struct ct_ledger_header *)file)->context_bytes = 40 * KIB;
+    EXPECT_EQ(cuMemFree_v2(1), CUDA_SUCCESS); /* the driver is found */
+    ct_next[CT_cuCtxGetCurrent] = (void *)driver_current;
+    ct_next[CT_cuCtxCreate_v2] = (void *)driver_create;
+    ct_next[CT_cuCtxDestroy_v2] = (void *)driver_destroy;
+    EXPECT_EQ(cuCtxCreate_v2(&context, 0, 0), CUDA_SUCCESS);
+    EXPECT_EQ(cuMemAlloc_v2(&pointer, 1 * KIB), CUDA_SUCCESS);
+    is_refused = true;
+    EXPECT_EQ(cuCtxDestroy_v2(context), CUDA_ERROR_NOT_SUPPORTED);
+    EXPECT_EQ(held(), 41 * KIB);
+    is_refused = false;
+    EXPECT_EQ(cuCtxDestroy_v2(context), CUDA_SUCCESS);
+    EXPECT_EQ(held(), 42 * KIB); /* the new one's */
+    EXPECT_EQ(account()->line[0].contexts, 1);
+    EXPECT_EQ(account()->line[0].begun, account()->line[0].ended);
 }
 
 /* The table against a plain list of what should be in it. */
@@ -328,6 +322,7 @@ int main(void)
         one_process_more_than_there_are_lines_gets_no_memory,
         threads_that_begin_at_once_share_one_line,
         the_first_fault_is_noted,
+        a_context_takes_nothing_along_of_the_next_with_its_number,
         contexts_count_once_and_end_with_what_they_hold,
         holdings_are_found_until_they_are_taken,
     };

@@ -68,7 +68,9 @@ static void the_quota_is_over_all_lines_and_kinds(void)
     EXPECT_EQ(two.line->denied_bytes, 11);
     two = opened(0, 2); /* another program by the same process: it was refused all the same */
     EXPECT_EQ(two.line->denied, 2);
+    two.line->fault = 719;
     ct_ledger_clear(file, sizeof file, 0, 1, two.line->owner);
+    EXPECT_EQ(two.line->fault, 0); /* or the next to claim it would seem to have it */
     EXPECT_EQ(account_at(0)->denied, 2);
     EXPECT_EQ(account_at(0)->denied_bytes, 11);
     EXPECT_EQ(two.line->denied, 0);

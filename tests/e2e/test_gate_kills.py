@@ -16,10 +16,11 @@ from cotenant.format import wire
 from cotenant.format.config import NodeConfig
 from cotenant.live.client import Connection
 from cotenant.live.gate import devices_in, path_of
+from cotenant.live.ledger import path_of as ledger_of
 from cotenant.policy.schedule import roster
 from tests.e2e.stage import BOUND_S, Stage, until
 
-KILLS = 500
+KILLS = int(os.environ.get("COTENANT_KILLS", "500"))
 NODE_KILLS = 3
 SLOTS = 24
 OPTIONS = ("--slots", str(SLOTS), "--grace", "1s", "--gpu", "a=64GiB", "--gpu", "b=64GiB")
@@ -185,13 +186,15 @@ def restart(stage: Stage, witnesses: list[Witness]) -> None:
 
 
 def check_daemon(stage: Stage, tenants: int) -> None:
-    """Once all is quiet it has its tenants, itself, three descriptors per device and at most two per slot open."""
+    """Once all is quiet it has its tenants, itself, six descriptors per device and at most two per slot open."""
     pid = stage.node_pid()
     assert pid is not None
-    until(lambda: opened(pid).count("socket") == tenants + 3)  # the listener, and the two ends that signals go through
+    # The listener, the two ends that signals go through, and two for each thread that asks devices.
+    until(lambda: opened(pid).count("socket") == tenants + 7)
     found = opened(pid)
     pages = stage.places.pages
-    assert [found.count(str(path_of(pages, gpu))) for gpu in (0, 1)] == [3, 3]  # to read, to write, and the mapping's
+    files = [path(pages, gpu) for path in (path_of, ledger_of) for gpu in (0, 1)]
+    assert [found.count(str(file)) for file in files] == [3, 3, 3, 3]  # to read, to write, and the mapping's
     terms = [link for link in found if Path(link).name.startswith("terms-")]
     assert len(terms) == 2 * len(set(terms)) <= 2 * SLOTS
     assert [file.name for file in sorted(pages.glob("gate-*"))] == ["gate-0", "gate-1"]

@@ -228,7 +228,7 @@ def test_one_that_is_gone_is_explained_by_what_was_done_to_it_then_by_its_own_en
     lines = [line for line in told(capsys) if line.startswith(("job", "1", "2", "3"))]
     assert lines[0] == "job is gone"
     assert lines[1] == "1. job is asked to end: it met an error"
-    assert lines[2].startswith("2. job met cuda error 700: ")
+    assert lines[2].startswith("2. job met CUDA error 700: ")
     assert lines[3] == "3. job left: killed by SIGTERM"
 
 

@@ -36,6 +36,7 @@ NOT_COMPARED = {
     "exporter.py": "prints what NVML measures",
     "face.py": "no program",
     "hostends.py": "waits for a device that is broken from outside",
+    "keeper.py": "runs until it is killed",
     "longwait.py": "waits for a device that is lost",
     "ordered.py": "does what a test says, line by line",
     "mortals.py": "its children run until they are killed",
@@ -59,7 +60,7 @@ GIVEN = {  # arguments; all others have none
 WORK_FOR_IT = "spin 100000 80\ncopy 4096\ntake 65536\n"
 HEARD = {"worker.py": WORK_FOR_IT, "zeros.py": " ".join(hooked_symbols())}
 ON_TWO = ("peers.py", "two.py")
-WITHOUT_RECORD = {"bus.py", "visible.py"}
+WITHOUT_RECORD = {"bus.py"}
 BELOW = {"capture.py", "capture_beside.py", "contexts.py", "oldlaunch.py", "spins.py", "twins.py"}
 NOT_BELOW = {  # a launch below another tenant may wait until earlier work has ended
     "deep.py": "queues more than ever ends: it takes seconds until the gate gives up",

@@ -22,7 +22,7 @@ _LINE_BYTES = 128
 def scribble(directory: Path, slot: int, line: int, **words: int) -> None:
     """Write words of a line as its process would, by their places in native/ledger/ledger.h."""
     first = ("owner", "booked_bytes", "own_bytes", "own_version", "managed_bytes", "begun", "ended")
-    places = (*first, "denied", "denied_bytes", "wanted_bytes", "fault")
+    places = (*first, "denied", "denied_bytes", "wanted_bytes", "fault", "contexts", "code_bytes")
     account = _native.LEDGER_HEADER_BYTES + slot * _native.LEDGER_ACCOUNT_BYTES
     with path_of(directory, 0).open("r+b") as file:
         file.seek(account + 8)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cotenant.live.ledger import path_of
 from tests.live.ledgers import Quotas
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
@@ -107,6 +108,7 @@ def test_graphs_memory_does_not_escape(quotas: Quotas) -> None:
     one = quotas.start(0)
     assert one.code("launch", one.do("graph", 600 * MIB, 600 * MIB)) == PAST
     assert one.code("launch", one.do("captured", 2 * GIB)) == PAST
+    assert one.code("graph", 600 * MIB, 600 * MIB, uploads=True) == PAST  # the driver may take it at once
     assert quotas.truth(0, "memory_peak_bytes") == 0
     fits = one.do("graph", 600 * MIB)
     for _ in range(3):  # again while the last one may still have its memory
@@ -124,6 +126,23 @@ def test_graphs_memory_does_not_escape(quotas: Quotas) -> None:
     one.do("launch", one.do("captured", 100 * MIB))
     one.do("sync")
     agrees(quotas, 0)
+
+
+def test_a_process_without_a_line_shares_memory_where_there_is_no_quota(softgpu: Path, tmp_path: Path) -> None:
+    """Nobody counts it: then nobody may refuse it for want of room in the ledger either."""
+    quotas = Quotas(softgpu, tmp_path, 0)
+    try:
+        taken = path_of(tmp_path / "pages", 0)
+        with taken.open("r+b") as file:
+            for line in range(63):  # all are somebody's, in a namespace of which nobody here knows
+                file.seek(4096 + 128 * (line + 1))
+                file.write((line + 1 << 42 | 1 << 20).to_bytes(8, "little"))
+        one, two = quotas.start(0), quotas.start(0)
+        assert len(quotas.ledgers.lines(0)) == 63
+        handle = one.do("ipc_get", one.do("alloc", MIB))
+        two.do("ipc_open", handle)
+    finally:
+        quotas.close()
 
 
 def test_physical_memory_counts_from_its_making_to_its_last_mapping(quotas: Quotas) -> None:

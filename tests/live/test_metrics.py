@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cotenant import _native
 from cotenant.domain.action import Grant, Refuse, Revoke
-from cotenant.domain.event import GpuSeen, MpsSeen, TenantJoined, TenantLeft
+from cotenant.domain.event import MpsSeen, TenantJoined, TenantLeft
 from cotenant.domain.gate import GateRules, GateSeat
 from cotenant.domain.histogram import Recorder
 from cotenant.domain.plan import Reason, Reject
@@ -328,7 +328,8 @@ def test_what_those_who_left_did_is_kept_and_samples_are_those_seen_last(tmp_pat
         assert witness.departed == {(0, Kind.OFFLINE): Work(device_ns=1000, launches=1)}
         witness(3, TenantLeft(1, "exit 0"), [Revoke(3, 1, "job", 0, 1, "exit 0")])
         assert witness.departed == {(0, Kind.OFFLINE): Work(device_ns=1000, launches=1)}, "once"
-        witness(4, GpuSeen(0, GpuSample(7)), [])
+        witness.saw(0, GpuSample(5))
+        witness.saw(0, GpuSample(7))
         witness(5, MpsSeen(0, True), [])
         refused = Refuse(6, 1, Reject(Reason.NO_SLOT, "none"))
         witness(6, TenantJoined(1, 1, 0, TenantSpec(Kind.OFFLINE, 7, "job")), [refused])

@@ -19,6 +19,8 @@ from cotenant.experiment.fill.stage import NodePolicy, Stage
 from cotenant.live.player import READY, image_for, quantile
 from cotenant.live.softgpu import manage
 
+MET = 400
+"""Requests while another load starts and meets them: enough of them on a busy machine, too."""
 SCRIPT = "gemm 80 256 20000 3000 7\nrelu 40 128 5000 0 7\n@htod 4096 0 9\n"
 
 
@@ -72,6 +74,17 @@ def test_the_books_hold_every_launch(gpu: Path, arrival: list[str]) -> None:
     assert 25_000 <= latency["p50"] <= latency["p90"] <= latency["p99"] <= latency["max"]
 
 
+def test_memory_is_held_while_it_plays(gpu: Path) -> None:
+    player = start(gpu, SCRIPT, "--steered", "--memory", str(3 << 30))
+    heard(player)
+    (client,) = manage.inspect(gpu, 0)["clients"]
+    assert 0 <= client["counters"]["memory_bytes"] - (3 << 30) < 1 << 20  # and what the script's copies need
+    assert player.communicate("go\n", timeout=60)[1] == ""
+    too_much = start(gpu, SCRIPT, "--memory", str(1 << 40))
+    assert "cuMemAlloc" in too_much.communicate(timeout=60)[1]
+    assert too_much.returncode == 2
+
+
 def test_training_goes_on_until_it_is_told(gpu: Path) -> None:
     player = start(gpu, SCRIPT, "--arrival", "training", "--steered")
     heard(player)
@@ -115,7 +128,7 @@ def made(name: str, *durations_ns: int) -> tuple[Launch, ...]:
 
 
 def test_a_pair_waits_for_each_other_and_the_books_say_who(tmp_path: Path) -> None:
-    online = Load("light", made("light", 10_000, 20_000, 15_000), requests=40)
+    online = Load("light", made("light", 10_000, 20_000, 15_000), requests=MET)
     offline = Load("heavy", made("heavy", *[300_000] * 20), TRAINING)
     with Stage(tmp_path) as stage:
         stage.rule(NodePolicy(delay="10%"))
@@ -126,12 +139,12 @@ def test_a_pair_waits_for_each_other_and_the_books_say_who(tmp_path: Path) -> No
         alone, beside = stage.play("alone", online, None), stage.play("slices", online, offline)
         together = stage.play("mps", online, offline)
         heavy = stage.play("offline alone", None, offline, 0.05)
-    assert alone.requests == beside.requests == together.requests == 40
+    assert alone.requests == beside.requests == together.requests == MET
     assert alone.online_delayed_ns == 0 < min(beside.online_delayed_ns, together.online_delayed_ns)
     assert alone.offline_done_ns == 0 < min(beside.offline_done_ns, together.offline_done_ns)
     assert heavy.requests == 0 < heavy.offline_done_ns <= heavy.wall_ns + 300_000
     assert through.online_delayed_ns == 0
-    assert [scene.requests for scene in (through, *governed)] == [40, 40, 40]
+    assert [scene.requests for scene in (through, *governed)] == [MET] * 3
     for scene in (beside, together, heavy, *governed):
         assert scene.offline_done_ns % 300_000 == 0
         assert scene.busy_ns <= scene.wall_ns

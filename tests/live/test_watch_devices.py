@@ -66,8 +66,10 @@ def test_a_device_is_looked_at_until_it_is_well_and_then_while_somebody_is_there
     stage.seen(2)
     assert stage.next_wakeup() is not None
     assert quiet <= len(stage.told(GpuSeen)) - 2
+    shown = len(stage.told(GpuSeen))
     stage.known.say()
     until(lambda: stage.next_wakeup() is None)
+    assert len(stage.told(GpuSeen)) >= shown + 2, "the last thing told of it is how they left it"
 
 
 def test_xids_are_told_once_and_with_whom_they_are_about(stage: Watched) -> None:

@@ -16,7 +16,7 @@ from cotenant.domain.instant import SECOND_NS
 from cotenant.domain.protect import GpuSample
 from cotenant.live.clock import LiveClock, boot_ns
 from cotenant.live.errand import Errands, Outcome
-from cotenant.live.ledger import LiveLedgers
+from cotenant.live.ledger import LiveLedgers, look_at
 from cotenant.live.loop import LiveLoop
 from cotenant.live.watch.books import Books
 from cotenant.live.watch.kin import Kin, stat_of
@@ -93,6 +93,43 @@ def test_a_wish_for_memory_is_told_at_once_and_again_while_it_lasts(ledgers: Liv
     assert told == [wanted, wanted]
 
 
+def test_denials_are_told_at_once_and_then_once_a_minute(ledgers: LiveLedgers, tmp_path: Path) -> None:
+    told: list[Event] = []
+    books = Books(0, ledgers, Kin(), told.append)
+    denial = TenantFaulted(1, 1, "cuda", 2)
+    seats = {0: 1, 1: 1}
+    scribble(tmp_path, 1, 0, owner=owner_of(os.getpid()), booked_bytes=50)
+    books.read(seats, 0)
+    assert told == []
+    scribble(tmp_path, 1, 0, denied=3)
+    books.read(seats, SECOND_NS)
+    books.read(seats, 2 * SECOND_NS)
+    assert told == [denial]
+    scribble(tmp_path, 1, 0, denied=4)
+    books.read(seats, 60 * SECOND_NS)
+    assert told == [denial], "not yet a minute later"
+    books.read(seats, 61 * SECOND_NS)
+    books.read(seats, 200 * SECOND_NS)
+    assert told == [denial, denial], "what was told is not told again"
+    scribble(tmp_path, 1, 0, denied=5)
+    books.read({0: 1, 1: 2}, 300 * SECOND_NS)  # the seat is another tenant's by now
+    assert told == [denial, denial]
+
+
+def test_an_error_is_its_tenants_also_when_the_process_is_gone(ledgers: LiveLedgers, tmp_path: Path) -> None:
+    books = Books(0, ledgers, Kin(), lambda _: None)
+    child = subprocess.Popen(["sleep", "60"])
+    scribble(tmp_path, 1, 0, owner=owner_of(child.pid), booked_bytes=50)
+    books.read({1: 1}, 0)
+    assert not books.had(1, child.pid), "it lives"
+    child.kill()
+    child.wait()
+    books.read({1: 1}, SECOND_NS)
+    assert books.had(1, child.pid)
+    assert not books.had(0, child.pid)
+    assert not books.had(1, child.pid + 1)
+
+
 def test_whatever_a_tenant_scribbles_can_be_written_down_and_read_again(ledgers: LiveLedgers, tmp_path: Path) -> None:
     told: list[Event] = []
     most = (1 << 64) - 1
@@ -111,6 +148,28 @@ def test_whatever_a_tenant_scribbles_can_be_written_down_and_read_again(ledgers:
     for event in told:
         again = msgspec.json.decode(msgspec.json.encode(event), type=type(event))
         assert again == event
+
+
+def test_what_a_context_takes_is_learned_from_sense_alone(ledgers: LiveLedgers, tmp_path: Path) -> None:
+    """A count of contexts below none, or of more than the bytes there are, would teach all tenants that one is free."""
+    books = Books(0, ledgers, Kin(), lambda _: None)
+
+    def seen(contexts: int, held_bytes: int) -> int:
+        scribble(tmp_path, 1, 0, owner=owner_of(os.getpid()), contexts=contexts)
+        books.read({1: 1}, 0)
+        books.settle({os.getpid(): held_bytes})
+        look = look_at(tmp_path, 0)
+        assert look is not None
+        return look.context_bytes
+
+    assert seen(1, 300) == 300
+    assert seen((1 << 64) - 1, 300) == 300
+    assert seen(301, 300) == 300
+    assert seen(2, 500) == 250  # the least that was seen
+    books.expect(0)
+    assert seen(1, 200) == 200
+    books.expect(400)
+    assert seen(1, 100) == 400  # the node's own word
 
 
 def test_errands_come_back_in_order_and_leave_nothing_open() -> None:

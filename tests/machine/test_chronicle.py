@@ -198,7 +198,7 @@ def test_errors_are_told_by_their_class(code: int, name: str) -> None:
     chronicle = a_node_with_two()
     [faulted] = chronicle.tell(800, TenantFaulted(1, 1, "cuda", code), [])
     assert (faulted.what, faulted.why) == (What.FAULTED, name)
-    assert faulted.text == f"job met cuda error {code}: {words[name]}"
+    assert faulted.text == f"job met CUDA error {code}: {words[name]}"
     [xid] = chronicle.tell(800, GpuFaulted(1, 31, 1, 1), [])
     assert xid.text.startswith("GPU 1 reported Xid 31 of job: ")
     [nobodys] = chronicle.tell(800, GpuFaulted(1, 79), [])

@@ -6,9 +6,11 @@ from hypothesis import strategies as st
 
 from cotenant.domain.instant import SECOND_NS
 from cotenant.machine.ending import HURRY_NS, PATIENCE_NS, Ending, Step
-from cotenant.machine.restart import CAP_NS, WELL_NS, Restarts
+from cotenant.machine.restart import CAP_NS, Restarts
 
 GRACE_NS = 10 * SECOND_NS
+
+WELL_NS = 60 * SECOND_NS
 
 
 def test_with_a_node_every_step_is_the_node_s_word() -> None:
@@ -121,7 +123,7 @@ def test_each_signal_goes_once_and_what_we_were_told_to_end_ends(moves: list[tup
 
 
 def waits(rule: str, codes: list[int], ran_ns: int = 0) -> list[int | None]:
-    restarts = Restarts(rule, SECOND_NS)
+    restarts = Restarts(rule, SECOND_NS, WELL_NS)
     return [restarts.after(code, ran_ns) for code in codes]
 
 

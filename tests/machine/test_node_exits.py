@@ -194,7 +194,7 @@ def test_an_offline_tenant_that_hangs_is_killed_at_once_and_an_online_one_never(
     assert sat == Sit(4, 0, seat(0, JOB, paused=True))
     assert isinstance(signal, Signal)
     assert (signal.kind, signal.again) == ("kill", True)
-    assert signal.why.startswith("killed: gemm runs since 900us, 1us expected (hang: ")
+    assert signal.why.startswith("killed: kernel gemm has run for 900us, 1us expected (hang: ")
     assert node.tell(TenantHangs(0, 1, "gemm", 1000, 950_000), 11) == []
     assert node.tell(TenantHangs(1, 1, "gemm", 1000, 900_000), 12) == []
 

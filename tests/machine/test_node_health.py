@@ -128,7 +128,7 @@ def test_of_several_devices_a_newcomer_gets_one_that_is_well() -> None:
     (answer,) = node.join(2, MINOR, gpu="0", now=7)
     assert isinstance(answer, Refuse)
     assert answer.reject.reason is Reason.UNHEALTHY
-    assert answer.reject.detail == "GPU 0 takes nobody (it is lost)"
+    assert answer.reject.detail == "GPU 0 takes nobody: it is lost"
 
 
 def test_when_a_device_is_lost_everybody_on_it_is_told_and_nobody_joins_until_it_is_back() -> None:
@@ -189,12 +189,15 @@ def test_an_xid_that_reaches_everybody_empties_the_device_which_then_begins_anew
     welcome(node, 4, JOB, 41)
 
 
-def test_an_xid_after_which_only_a_reset_helps_is_as_a_lost_device() -> None:
+def test_an_xid_after_which_only_a_reset_helps_ends_everybody_and_is_over_when_they_are_gone() -> None:
     node = ProtectedNode()
     node.join(1, SMALL_WEB)
     struck = node.tell(GpuFaulted(0, 79), 10)
-    assert watch_of(struck).blocked == (Block.DEVICE,)
+    assert watch_of(struck).blocked == (Block.DRAIN,)
     assert [one.kind for one in struck if isinstance(one, Signal)] == ["term"]
+    node.tell(GpuLost(0, ""), 11)
+    node.tell(TenantLeft(1, "exit 1"), 12)
+    assert node.machine.watches()[0].blocked == (Block.DEVICE,)
     assert watch_of(node.tell(GpuBack(0), 20)).blocked == ()
 
 

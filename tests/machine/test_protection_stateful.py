@@ -3,6 +3,7 @@
 import io
 from typing import NamedTuple
 
+import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -159,7 +160,13 @@ class ProtectedLife(RuleBasedStateMachine):
     def look(self, step: int, gpu: int, sample: GpuSample, often: int) -> None:
         for _ in range(often):
             self.now += step
-            self.tell(GpuSeen(gpu, sample))
+            event = GpuSeen(gpu, sample)
+            machine = self.machines[0]
+            is_moved, before = machine.is_moved_by(event, self.now), machine.snapshot()
+            actions = self.tell(event)
+            if not is_moved:  # so a node may keep such a sample to itself
+                assert actions == []
+                assert machine.snapshot() == msgspec.structs.replace(before, turn=before.turn + 1)
 
     @rule(gpu=devices, xid=st.sampled_from([13, 43, 48, 63, 79, 4000]), pick=picks, known=st.booleans())
     def xid(self, gpu: int, xid: int, pick: int, known: bool) -> None:

@@ -39,6 +39,36 @@ def driver_names() -> dict[str, tuple[str, bool]]:
     return {symbol: (base, twin == "1") for symbol, base, twin in rows}
 
 
+TAKES_MEMORY = re.compile(
+    "Alloc|CtxCreate|CtxRetain|ArrayCreate|MemCreate|PoolCreate|MulticastCreate|EndpointCreate|Import|OpenMemHandle"
+    "|(Module|Library|Func)Load|SetLimit|GraphicsMap|GLMapBuffer"
+)
+TAKES_NONE = {
+    "cuMemAllocHost": "the host's",
+    "cuMemAllocHost_v2": "the host's",
+    "cuMemHostAlloc": "the host's",
+    "cuGraphAddMemAllocNode": "describes what a launch will take",
+    "cuGraphMemAllocNodeGetParams": "asks",
+    "cuMemGetAllocationGranularity": "asks",
+    "cuMemGetAllocationPropertiesFromHandle": "asks",
+    "cuModuleGetLoadingMode": "asks",
+    "cuTensorMapSetAllocationClass": "says how a map is read",
+    "cuImportExternalSemaphore": "a semaphore",
+}
+
+
+def test_every_call_that_can_take_device_memory_is_counted_or_named_as_an_escape() -> None:
+    escapes = (ROOT / "docs" / "memory.md").read_text()
+    hooked = listed()
+    open_ways = [
+        symbol
+        for symbol in {name.removesuffix("_ptsz").removesuffix("_ptds") for name in driver_names()}
+        if TAKES_MEMORY.search(symbol) and symbol not in hooked and symbol not in TAKES_NONE
+        if not symbol.startswith("cuGLMapBufferObject") and f"`{symbol}`" not in escapes
+    ]
+    assert open_ways == []
+
+
 def test_every_name_is_the_drivers_and_every_twin_is_one() -> None:
     names, ours = driver_names(), listed()
     assert len(ours) > 170

@@ -94,7 +94,7 @@ class Attendant:
         if self._hooked is not None and self._child is not None and not ready:
             self._hooked.look(self._child.guard)
         if away:
-            back = self._membership.resume()
+            back = self._take_place_again()
             self._patience_s = _RETRY_S if back else min(2 * self._patience_s, _LONGEST_RETRY_S)
             if self._membership.evicted and self._told is None:
                 self._obey(wire.Signal("kill", self._membership.evicted, again=False))
@@ -103,6 +103,16 @@ class Attendant:
                 self._obey(push)
         if not away and self._membership.fileno() < 0:
             self._ending.left_alone(now=monotonic_ns())
+
+    def _take_place_again(self) -> bool:
+        """A node that no longer knew us knows no more that our memory is on the host, and never calls it back."""
+        before = self._membership.terms
+        back = self._membership.resume()
+        terms = self._membership.terms
+        is_anew = (terms.slot, terms.generation) != (before.slot, before.generation)
+        if back and is_anew and self._mover.is_aside:
+            self._mover.restore()
+        return back
 
     def _wait(self, until_ns: Instant | None) -> list[int]:
         poller = select.poll()

@@ -48,11 +48,14 @@ class Explanation(msgspec.Struct, frozen=True):
 class _Record:
     """What the journal has of one name, and of the devices; the latest of it."""
 
-    def __init__(self, places: Places, name: str, say: Callable[[str], None]) -> None:
+    def __init__(self, places: Places, name: str, turn: int, say: Callable[[str], None]) -> None:
+        """With the turn that made the tenant stand as it does: what happened in it may be somebody else's."""
         self.own: deque[Happening] = deque(maxlen=_KEPT)
         self._entries: dict[int, str] = {}
         self._devices: dict[int, Happening] = {}
         self._name = name
+        self._turn = turn
+        self._maker: Happening | None = None
         try:
             self._read(places, say)
         except WorldError:  # a node that never ran has no record: then nobody has this name either
@@ -65,6 +68,8 @@ class _Record:
                     self.own.append(happening)
                 elif happening.what is What.GPU_STATE:
                     self._devices[happening.gpu] = happening
+                elif happening.turn == self._turn:
+                    self._maker = happening
                 else:
                     continue
                 self._entries[happening.turn] = describe_turn(turn.now, turn.event, turn.actions)
@@ -73,7 +78,8 @@ class _Record:
 
     def cause(self, kind: str, text: str, turn: int, details: tuple[str, ...] = ()) -> Cause:
         """A cause with the entry of the turn that is behind it, as far as it is on record."""
-        happening = next((each for each in (*self.own, *self._devices.values()) if each.turn == turn), None)
+        known = (*self.own, *self._devices.values(), *(() if self._maker is None else (self._maker,)))
+        happening = next((each for each in known if each.turn == turn), None)
         unix_ns = 0 if happening is None else happening.unix_ns
         return Cause(kind, text, turn, unix_ns, self._entries.get(turn, ""), list(details))
 
@@ -91,9 +97,9 @@ def explain(places: Places, name: str, say: Callable[[str], None]) -> Explanatio
     """Why it is as it is with this tenant; raises `ConfigError` for a name that nobody has or had."""
     if not name or len(name) > NAME_LIMIT or not re.match(NAME_PATTERN, name):
         raise ConfigError("NAME", name, "no tenant can be called that; see: cotenant ps")
-    record = _Record(places, name, say)
     roll = roll_of(places)
     view = next((view for view in roll.tenants if view.tenant.name == name), None)
+    record = _Record(places, name, 0 if view is None else view.tenant.standing.turn, say)
     if view is not None:
         causes = list(_causes_of_one_here(places, roll, view, record))
         return Explanation(name, "here", _where(roll, view), causes, roll.is_served)
@@ -106,7 +112,7 @@ def explain(places: Places, name: str, say: Callable[[str], None]) -> Explanatio
     if last is awaited:
         return Explanation(name, "waiting to join", f"{name} is not here yet", [record.told(last)], roll.is_served)
     if last is refused:
-        causes = [record.told(last)] + ([] if ended is None else [record.told(ended)])
+        causes = [record.told(last), *(() if ended is None else _fate(record, ended))]
         return Explanation(name, "refused", f"{name} is not here: it was refused", causes, roll.is_served)
     return Explanation(name, "gone", f"{name} is gone", list(_fate(record, last)), roll.is_served)
 

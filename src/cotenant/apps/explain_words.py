@@ -8,6 +8,7 @@ import msgspec
 
 from cotenant.domain.instant import NEVER, Instant
 from cotenant.domain.protect import Stage, Standing
+from cotenant.format.log import cause_of
 from cotenant.format.quantity import round_duration
 from cotenant.policy.schedule.held import Hold
 
@@ -49,7 +50,7 @@ _HOLDS: Final = {
 
 def stage_words(standing: Standing, now: Instant) -> str:
     """Where a tenant stands, why, and how long that may take."""
-    because = f" ({standing.why})" if standing.why else ""
+    because = f" ({cause_of(standing.why)})" if standing.why else ""
     left = (
         f", for at most {round_duration(standing.until_ns - now)} more" if standing.until_ns > max(now, NEVER) else ""
     )

@@ -10,9 +10,10 @@ import msgspec
 from rich.console import Group
 from rich.text import Text
 
-from cotenant.apps.show import counted, table
+from cotenant.apps.show import table
 from cotenant.apps.softgpu import home
 from cotenant.errors import PeerError, WorldError
+from cotenant.format.quantity import counted
 from cotenant.live.client import tenants_of
 from cotenant.live.clock import pause
 from cotenant.live.directory import Places

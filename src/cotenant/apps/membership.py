@@ -17,7 +17,7 @@ from cotenant.domain.plan import Reason, Reject
 from cotenant.domain.tenant import Kind, TenantSpec, Terms
 from cotenant.errors import PeerError, WorldError
 from cotenant.format import wire
-from cotenant.format.quantity import format_duration, format_share, format_size
+from cotenant.format.quantity import format_duration, format_share, format_size, round_duration
 from cotenant.live.client import Connection, NodeAwayError, tenants_of
 from cotenant.live.clock import monotonic_ns, pause
 from cotenant.live.directory import Places, lock_holder, make_directory
@@ -40,7 +40,9 @@ class RefusedError(WorldError):
 
     def __init__(self, who: str, reject: Reject) -> None:
         """Say whom it refused, and why."""
-        super().__init__(f"the node refused {who}: {reject.detail}")
+        again = f"; worth another try in {round_duration(reject.retry_after_ns)}" if reject.retry_after_ns else ""
+        self.what = f"the node refused {who}: {reject.detail}"
+        super().__init__(self.what + again)
         self.reject = reject
 
 

@@ -83,10 +83,10 @@ def serve_node(config: Config, places: Places, log: NodeLog) -> None:
     held = machine.tenants()
     pages.keep_only([view.tenant.terms.slot for view in held])
     gates.keep_only([*range(len(gpus)), *(view.tenant.terms.gpu for view in held)])
-    say(_greeting(config, places, gpus, len(held)))
-    lookout.begin()
+    say(_greeting(places, gpus))
+    lookout.begin(witness.saw)
     try:
-        reason = loop.run()
+        loop.run()
     finally:
         lookout.close()
         showcase.close()
@@ -97,14 +97,12 @@ def serve_node(config: Config, places: Places, log: NodeLog) -> None:
         places.socket.unlink(missing_ok=True)
         for lock in locks:
             os.close(lock)
-    say(f"node stopped: {reason}")
+    say("node stopped")
 
 
-def _greeting(config: Config, places: Places, gpus: Sequence[Gpu], held: int) -> str:
-    expected = f", {held} tenants expected back" if held else ""
-    named = f" ({', '.join(gpu.name for gpu in gpus)})" if gpus else ""
-    size = f"{config.node.slots} slots and {len(gpus)} GPUs{named}"
-    return f"node {__version__} serves {places.socket} with {size}{expected}"
+def _greeting(places: Places, gpus: Sequence[Gpu]) -> str:
+    """What the line of the start before it does not say: where, and with what."""
+    return f"serving {places.socket} with {', '.join(gpu.name for gpu in gpus) or 'no GPU'}"
 
 
 def _take_directories(places: Places, group_id: int) -> list[int]:

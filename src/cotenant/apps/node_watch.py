@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from cotenant.apps.softgpu import home
+from cotenant.domain.event import Event, GpuSeen
 from cotenant.domain.instant import Instant
+from cotenant.domain.protect import GpuSample
 from cotenant.domain.tenant import Terms
 from cotenant.format.config import Config
 from cotenant.live.clock import LiveClock
@@ -16,10 +18,11 @@ from cotenant.live.errand import Errands
 from cotenant.live.gate import LiveGates
 from cotenant.live.ledger import LiveLedgers
 from cotenant.live.loop import LiveLoop
-from cotenant.live.mps import Mps, Program
+from cotenant.live.mps import MPS_DIRECTORY, Mps, Program
 from cotenant.live.watch.device import Devices
 from cotenant.live.watch.kin import Kin
 from cotenant.live.watch.node import Parts, Watch
+from cotenant.live.watch.probe import DEADLINE_S, Prober
 from cotenant.live.watch.warden import LiveWardens, since_boot
 from cotenant.machine.node import NodeMachine
 
@@ -37,14 +40,18 @@ class Lookout:
         homes = soft_homes(places, os.environ)
         self.mps: Mps | None = None
         if config.node.mps == "on":
-            program = Program(places.runtime / "mps", os.environ, homes)
+            program = Program(places.runtime / MPS_DIRECTORY, os.environ, homes)
             self.mps = Mps(loop, clock, program, lambda: len(machine.settings.gpus))
         self.ledgers = LiveLedgers(places.pages, config.node.slots)
         self._kin = Kin()
         self._errands = Errands(loop, "cotenant-watch")
         records = places.runtime / "hook"
-        parts = Parts(gates, self.ledgers, self._kin, Devices(homes), self._errands, records)
-        self.watch = Watch(machine, parts, loop.post)
+        prober = None
+        if config.protect.probe == "on":
+            prober = Prober(Errands(loop, "cotenant-probe"), homes, self._mps_environment, DEADLINE_S)
+        parts = Parts(gates, self.ledgers, self._kin, Devices(homes), self._errands, records, prober)
+        self._show: Callable[[int, GpuSample], None] = lambda *_: None
+        self.watch = Watch(machine, parts, self._post)
 
     def wardens(self, say: Callable[[str], None]) -> LiveWardens:
         """What carries out the machine's decisions about processes and devices."""
@@ -53,10 +60,11 @@ class Lookout:
 
     def environment(self, terms: Terms) -> dict[str, str]:
         """What a program on a device needs in its environment besides its terms."""
-        return {} if self.mps is None or terms.gpu < 0 else self.mps.environment()
+        return {} if terms.gpu < 0 else self._mps_environment()
 
-    def begin(self) -> None:
-        """From here on the loop wakes us."""
+    def begin(self, show: Callable[[int, GpuSample], None]) -> None:
+        """From here on the loop wakes us; every sample is shown, whether it makes a turn or not."""
+        self._show = show
         self._loop.add_timed(self.watch)
         if self.mps is not None:
             self._loop.add_timed(self.mps)
@@ -69,6 +77,17 @@ class Lookout:
         if self.mps is not None:
             self.mps.close(keep=bool(self._machine.tenants()))
         self.ledgers.close()
+
+    def _post(self, event: Event) -> None:
+        """A sample that changes nothing makes no turn: a week of them would be read again at every start."""
+        if isinstance(event, GpuSeen):
+            self._show(event.gpu, event.sample)
+            if not self._machine.is_moved_by(event, self._clock.now()):
+                return
+        self._loop.post(event)
+
+    def _mps_environment(self) -> dict[str, str]:
+        return {} if self.mps is None else self.mps.environment()
 
     def _joined_ns(self, slot: int) -> Instant | None:
         views = [view.tenant for view in self._machine.tenants() if view.tenant.terms.slot == slot]

@@ -89,7 +89,7 @@ class Tenancy:
         self._say = say
         # Now, before others can see a tenant: it takes a process to find it.
         self._driver = hooked.driver if hooked is not None else find_driver({**os.environ, **variables})
-        self._restarts = Restarts(config.restart, int(config.restart_delay))
+        self._restarts = Restarts(config.restart, int(config.restart_delay), int(config.restart_well))
 
     def run(self) -> int:
         """Run the program as a tenant, as often as it takes; returns the exit code of its last end."""
@@ -173,23 +173,22 @@ class Tenancy:
         """
         patient = signals is not None
         complaint = ""
-        failed: WorldError
         for tries in range(1, 1 << 62):
             try:
                 return join(self._places, self._spec, self._arguments, self._say, signals)
             except RefusedError as error:
-                asked_ns, failed = error.reject.retry_after_ns, error
+                asked_ns, failed = error.reject.retry_after_ns, error.what
                 if not patient and not (self._restarts.is_on and asked_ns):
                     raise
             except StoppedError:
                 raise
             except WorldError as error:
-                asked_ns, failed = 0, error
+                asked_ns, failed = 0, str(error)
                 if not patient:
                     raise
             wait_ns = max(asked_ns, delay_ns(tries, int(self._config.restart_delay), _JOIN_CAP_NS))
-            if str(failed) != complaint:
-                complaint = str(failed)
+            if failed != complaint:
+                complaint = failed
                 self._say(f"{complaint}; waiting for it")
             wait_for(-1, wait_ns / 1e9, signals)
         raise AssertionError("nobody lives that long")

@@ -18,11 +18,11 @@ from cotenant.apps.simulate import Outcome
 from cotenant.domain.gate import GateRules
 from cotenant.domain.instant import SECOND_NS
 from cotenant.domain.ledger import LedgerAccount
-from cotenant.domain.protect import GpuWatch, Stage
+from cotenant.domain.protect import GpuWatch, Health, Stage
 from cotenant.domain.tenant import Tenant, TenantView, Terms
 from cotenant.errors import WorldError
 from cotenant.format import wire
-from cotenant.format.quantity import format_duration, format_share, format_size, round_duration, round_size
+from cotenant.format.quantity import counted, format_duration, format_share, format_size, round_duration, round_size
 from cotenant.live.doctor import Finding, Level
 from cotenant.live.ledger import look_at
 from cotenant.live.softgpu.manage import SoftGpu
@@ -52,11 +52,6 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str | Text
 def _shown(text: str) -> str:
     """Words of others as they can be shown: nothing in them moves the cursor, and rich finds no markup in a Text."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
-
-
-def counted(number: int, noun: str) -> str:
-    """A number and what it counts, as people say it."""
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def show_tenants(console: Console, roll: wire.Tenants, held: Accounts, *, everybody: bool) -> None:
@@ -89,6 +84,9 @@ def show_tenants(console: Console, roll: wire.Tenants, held: Accounts, *, everyb
     console.print(table(title, columns, rows))
     if not rows:
         console.print("nobody is here; start a tenant with: cotenant run -- COMMAND", style="dim")
+    for gpu, watch in enumerate(roll.devices):
+        if watch.health not in (Health.INIT, Health.HEALTHY):
+            console.print(Text(f"GPU {gpu} is {watch.health.value}: {watch.why}", style="yellow"))
 
 
 def _status(view: TenantView) -> str:

@@ -9,10 +9,10 @@ from typing import Final
 from rich.console import Console
 
 from cotenant.apps.profile import Change, fills, kernel_label
-from cotenant.apps.show import counted, table
+from cotenant.apps.show import table
 from cotenant.domain.histogram import bucket_middle
 from cotenant.domain.profile import Profile
-from cotenant.format.quantity import round_duration
+from cotenant.format.quantity import counted, round_duration
 from cotenant.live.profile.store import Kept
 
 GAP_STEPS_NS: Final = (0, 1_000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000, 1 << 62)

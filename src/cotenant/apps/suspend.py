@@ -27,6 +27,11 @@ class Mover:
         """Readable once a move is done; -1 while there is none."""
         return -1 if self._move is None else self._move.fileno()
 
+    @property
+    def is_aside(self) -> bool:
+        """Whether anything was moved and did not come back."""
+        return bool(self._moved)
+
     def uses_driver(self, pid: int) -> bool:
         """Whether a process has the driver in it."""
         return self._driver is not None and bool(driver_of(pid, self._driver.resolve(), hooked=True))
@@ -56,7 +61,7 @@ class Mover:
 
     def _answer(self, done: Moved) -> wire.Suspended | wire.Restored:
         verb = self._verb
-        if done.ok and verb == "restore":
+        if done.ok == (verb == "restore"):  # all of it is back, or none of it went
             self._moved = []
         if self._waiting:
             self._begin(*self._waiting.pop(0))

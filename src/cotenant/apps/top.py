@@ -10,7 +10,7 @@ import msgspec
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from cotenant.apps.show import capped, counted, rules_json, table
+from cotenant.apps.show import capped, rules_json, table
 from cotenant.domain.gate import GateRules
 from cotenant.domain.gpu import WHOLE_PPM, Gpu
 from cotenant.domain.ledger import LedgerAccount
@@ -18,7 +18,7 @@ from cotenant.domain.pace import DeviceLook, GateState, Pace, pace_of
 from cotenant.domain.protect import GpuWatch, Health
 from cotenant.errors import CotenantError, InvariantError, WorldError
 from cotenant.format.log import describe_rules
-from cotenant.format.quantity import round_duration, round_size
+from cotenant.format.quantity import counted, round_duration, round_size
 from cotenant.host import Divergence, replay, same_promises
 from cotenant.live.client import tenants_of
 from cotenant.live.clock import LiveClock, pause

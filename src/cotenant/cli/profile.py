@@ -57,8 +57,8 @@ def _add_task(parser: argparse.ArgumentParser) -> None:
 
 
 def _record(options: argparse.Namespace) -> int:
-    from cotenant.apps.show import counted
     from cotenant.cli.node import run_program
+    from cotenant.format.quantity import counted
 
     if vars(options)["run.measure"] is None:
         vars(options)["run.measure"] = "always"
@@ -136,7 +136,7 @@ def _export(options: argparse.Namespace) -> int:
 
 def _import(options: argparse.Namespace) -> int:
     from cotenant.apps import profile
-    from cotenant.apps.show import counted
+    from cotenant.format.quantity import counted
 
     store = profile.store_of(load(options)[1], say)
     added = profile.bring_in(store, options.files, options.task, options.device, options.image, options.script)
@@ -152,7 +152,7 @@ def _import(options: argparse.Namespace) -> int:
 
 def _prune(options: argparse.Namespace) -> int:
     from cotenant.apps import profile
-    from cotenant.apps.show import counted
+    from cotenant.format.quantity import counted
 
     older_ns = None if options.older is None else parse_duration(options.older, field="--older")
     if options.keep is not None and options.keep < 0:

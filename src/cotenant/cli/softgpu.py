@@ -110,7 +110,7 @@ def _softgpu_inspect(options: argparse.Namespace) -> int:
 
 def _softgpu_destroy(options: argparse.Namespace) -> int:
     from cotenant.apps import softgpu
-    from cotenant.apps.show import counted
+    from cotenant.format.quantity import counted
 
     say(f"{counted(softgpu.destroy(load(options)[1]), 'software GPU')} ended")
     return 0

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, TypeVar
 
 from rich.console import Console
 
 from cotenant.cli.command import add_command, print_json, say
 from cotenant.errors import ConfigError
+
+Found = TypeVar("Found")
 
 
 def add_study_commands(commands: Any) -> None:
@@ -25,17 +28,19 @@ def add_study_commands(commands: Any) -> None:
     lab = add_command(commands, "lab", "Judge cotenant's models by measurements of real GPUs.", _lab, json=True)
     about = (
         "device: the software GPU's physics; timelines: what the hook measures of real ones, replayed; "
-        "fikit: gap filling over many pairs of programs"
+        "fikit: gap filling over many pairs of programs; muxflow-node: what sharing does to one node"
     )
-    lab.add_argument("name", choices=["device", "timelines", "fikit"], help=about)
+    lab.add_argument("name", choices=list(_LABS), help=about)
     lab.add_argument(
         "--data", default="", metavar="DIR", help="the measurements (default $COTENANT_DATA or ../shared/data)"
     )
     lab.add_argument(
-        "--plots", default=None, metavar="DIR", help="device, fikit: draw SVG files and an index.html here"
+        "--plots", default=None, metavar="DIR", help="all but timelines: draw SVG files and an index.html here"
     )
-    lab.add_argument("--seed", type=int, default=None, help="device: which half is held out; fikit: hosts (default 0)")
-    lab.add_argument("--quick", action="store_true", default=None, help="fikit: fewer and shorter cases")
+    lab.add_argument(
+        "--seed", type=int, default=None, help="device: which half is held out; fikit, muxflow-node: hosts (default 0)"
+    )
+    lab.add_argument("--quick", action="store_true", default=None, help="fikit, muxflow-node: fewer and shorter cases")
     lab.add_argument("--live", default=None, metavar="FILE", help="fikit: what `bench fill --json` printed, to compare")
     lab.add_argument(
         "--replay", default=None, metavar="FILE", help="timelines: replays them (default examples/replay.py)"
@@ -91,17 +96,28 @@ def _simulate_kernels(options: argparse.Namespace) -> int:
 
 
 def _lab(options: argparse.Namespace) -> int:
-    refused = {
-        "device": ("replay", "quick", "live"),
-        "timelines": ("plots", "seed", "quick", "live"),
-        "fikit": ("replay",),
-    }
-    for flag in refused[options.name]:
+    run, refused = _LABS[options.name]
+    for flag in refused:
         if getattr(options, flag) is not None:
             raise ConfigError(
                 f"--{flag}", getattr(options, flag), f"means nothing to `lab {options.name}`: leave it out"
             )
-    return {"device": _lab_device, "timelines": _lab_timelines, "fikit": _lab_fikit}[options.name](options)
+    return run(options)
+
+
+def _lab_muxflow(options: argparse.Namespace) -> int:
+    from cotenant.apps.lab import named_directory
+    from cotenant.apps.lab_muxflow import run_muxflow
+    from cotenant.apps.lab_muxflow_plots import plotter
+    from cotenant.apps.show_muxflow import show_muxflow
+
+    seed, draw = _seed(options), plotter(Path(options.plots)) if options.plots else None
+    directory = named_directory(options.data, os.environ)
+    report = run_muxflow(directory, seed, Console(stderr=True), say, quick=bool(options.quick))
+    if draw is not None:
+        draw(report)
+    _tell(options, report, show_muxflow)
+    return 0 if report.met and all(report.met.values()) else 1
 
 
 def _lab_fikit(options: argparse.Namespace) -> int:
@@ -120,12 +136,18 @@ def _lab_fikit(options: argparse.Namespace) -> int:
     )
     if draw is not None:
         draw(report)
+    _tell(options, report, show_fikit)
+    return 0 if all(report.met.values()) else 1
+
+
+def _tell(options: argparse.Namespace, report: Found, show: Callable[[Console, Found], None]) -> None:
+    """What a lab found."""
+    if options.plots:
         say(f"plots are in {Path(options.plots) / 'index.html'}")
     if options.json:
         print_json(report)
     else:
-        show_fikit(Console(), report)
-    return 0 if all(report.met.values()) else 1
+        show(Console(), report)
 
 
 def _seed(options: argparse.Namespace) -> int:
@@ -142,10 +164,7 @@ def _lab_timelines(options: argparse.Namespace) -> int:
     directory = named_directory(options.data, os.environ) / "kernel_timelines"
     timelines = timelines_of(directory, options.data)
     report = run_timelines(timelines, Path(options.replay or "examples/replay.py"), Console(stderr=True), say)
-    if options.json:
-        print_json(report)
-    else:
-        show_timelines(Console(), report)
+    _tell(options, report, show_timelines)
     return 0 if report.met else 1
 
 
@@ -163,12 +182,17 @@ def _lab_device(options: argparse.Namespace) -> int:
     report, evidence = run_lab(directory, seed, Console(stderr=True), say)
     if draw is not None:
         draw(report, evidence)
-        say(f"plots are in {Path(options.plots) / 'index.html'}")
-    if options.json:
-        print_json(report)
-    else:
-        show_lab(Console(), report)
+    _tell(options, report, show_lab)
     return 0 if all(check.met is not False for check in report.checks) else 1
+
+
+_LABS: Final[dict[str, tuple[Callable[[argparse.Namespace], int], tuple[str, ...]]]] = {
+    "device": (_lab_device, ("replay", "quick", "live")),
+    "timelines": (_lab_timelines, ("plots", "seed", "quick", "live")),
+    "fikit": (_lab_fikit, ("replay",)),
+    "muxflow-node": (_lab_muxflow, ("replay", "live")),
+}
+"""By name: what runs it, and the flags that mean nothing to it."""
 
 
 def _demo(options: argparse.Namespace) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from typing import Final
 
 from cotenant.domain.value import Value
 
@@ -17,6 +18,14 @@ class Source(enum.Enum):
     HOST = "host"
     HANG = "hang"
     DAEMON = "daemon"
+
+
+_CALLED: Final = {"cuda": "CUDA error", "signal": "signal", "xid": "Xid", "mps": "MPS trouble", "host": "host trouble"}
+
+
+def called(source: str) -> str:
+    """How an error of this source is spoken of, before its code."""
+    return _CALLED.get(source, f"{source} error")
 
 
 class Whose(enum.Enum):

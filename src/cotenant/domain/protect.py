@@ -13,6 +13,15 @@ EVICTIONS_LIMIT: Final = 8
 WHY_LIMIT: Final = 256
 
 
+def clipped(text: str, limit: int = WHY_LIMIT) -> str:
+    """As much of a sentence as there is room for; one that had to be cut ends with dots, after a word if it can."""
+    if len(text) <= limit:
+        return text
+    head = text[: limit - 1]
+    words = head.rsplit(" ", 1)[0]
+    return f"{words if 2 * len(words) > limit else head}\N{HORIZONTAL ELLIPSIS}"
+
+
 class Health(enum.Enum):
     """The state of a device, as admission and eviction see it."""
 

@@ -10,7 +10,7 @@ from msgspec import Meta
 from cotenant.domain.event import SLOTS_LIMIT, NodeSettings
 from cotenant.domain.gate import GatePolicy, GateRules
 from cotenant.domain.gpu import Gpu
-from cotenant.domain.protect import ProtectLimits
+from cotenant.domain.protect import OnPressure, ProtectLimits
 from cotenant.domain.tenant import NAME_LIMIT, NAME_PATTERN, Kind
 from cotenant.errors import ConfigError
 from cotenant.format.quantity import format_duration, format_share, format_size
@@ -167,6 +167,9 @@ class RunConfig(Section, frozen=True):
     restart_delay: Annotated[
         DurationNs, Meta(description="before it is started again; twice as long each time, at most 5min")
     ] = DurationNs(1_000_000_000)
+    restart_well: Annotated[
+        DurationNs, Meta(description="a program that ran this long ran well: waits and counts begin anew")
+    ] = DurationNs(60_000_000_000)
 
 
 class ProtectConfig(Section, frozen=True):
@@ -256,11 +259,15 @@ class ProtectConfig(Section, frozen=True):
     online_first: Annotated[
         DurationNs, Meta(description="how long offline waits for online to be back after an MPS server died")
     ] = DurationNs(_LIMITS.online_first_ns)
+    probe: Annotated[
+        str,
+        Meta(pattern=r"^(on|off)\Z", description="make a context on a new device for a moment, to know what one takes"),
+    ] = "on"
 
     def limits(self) -> ProtectLimits:
         """The part that the machine decides by, in plain integers."""
-        values = [int(getattr(self, field)) for field in self.__struct_fields__]
-        return ProtectLimits(*values)
+        decided_by = self.__struct_fields__[: len(ProtectLimits.__struct_fields__)]
+        return ProtectLimits(*(int(getattr(self, field)) for field in decided_by))
 
 
 class Config(Section, frozen=True):
@@ -283,6 +290,9 @@ def validate(config: Config) -> None:
     if config.run.slo and config.run.kind is Kind.OFFLINE:
         remedy = "an offline tenant has no latency objective; add --online or leave --slo away"
         raise ConfigError("run.slo", format_duration(config.run.slo), remedy)
+    if config.run.on_pressure != OnPressure.EVICT.value and config.run.kind is Kind.ONLINE:
+        remedy = "an online tenant never gives way; add --offline or leave --on-pressure away"
+        raise ConfigError("run.on_pressure", config.run.on_pressure, remedy)
     _validate_protection(config.protect)
     names = [gpu.name for gpu in config.gpu]
     for name in names:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from cotenant.domain.action import (
     NO_PEER,
@@ -53,11 +54,14 @@ from cotenant.domain.event import (
     TenantsPaused,
     TenantSuspended,
 )
+from cotenant.domain.fault import called
 from cotenant.domain.gate import GateRules, GateSeat, Limit
 from cotenant.domain.instant import SECOND_NS, Instant
 from cotenant.domain.protect import GpuSample
 from cotenant.domain.tenant import NEIGHBOURS_LIMIT, TenantSpec
-from cotenant.format.quantity import format_duration, format_share, format_size
+from cotenant.format.quantity import counted, format_duration, format_share, format_size, round_duration, round_size
+
+_DEEDS: Final = ("ended", "evicted", "killed", "suspended")
 
 
 def describe_turn(now: Instant, event: Event, actions: Sequence[Action]) -> str:
@@ -69,6 +73,12 @@ def describe_turn(now: Instant, event: Event, actions: Sequence[Action]) -> str:
 def printable(line: str) -> str:
     """A line in which nothing moves a terminal's cursor: how it ended, say, is the tenant's own word."""
     return line if line.isprintable() else "".join(char if char.isprintable() else ascii(char)[1:-1] for char in line)
+
+
+def cause_of(why: str) -> str:
+    """Why something was done to a tenant, without the word for what was done: who tells it has said that already."""
+    deed, _, cause = why.partition(": ")
+    return cause if cause and deed in _DEEDS else why
 
 
 def describe_spec(spec: TenantSpec) -> str:
@@ -124,10 +134,11 @@ def describe_event(event: Event) -> str:
     match event:
         case NodeStarted(settings=settings):
             return (
-                f"node started: {settings.slots} slots, {len(settings.gpus)} GPUs, {settings.place}, {settings.admit}"
+                f"node started: {counted(settings.slots, 'slot')}, {counted(len(settings.gpus), 'GPU')}, "
+                f"{settings.place}, {settings.admit}"
             )
         case NodeRestored(tenants=tenants, turn=turn):
-            return f"node restored at turn {turn} with {len(tenants)} tenants"
+            return f"node restored at turn {turn} with {counted(len(tenants), 'tenant')}"
         case TenantJoined(peer=peer, spec=spec):
             return f"peer {peer} joins as {spec.name or 'unnamed'}: {describe_spec(spec)}"
         case TenantResumed(peer=peer, slot=slot, generation=generation):
@@ -199,14 +210,14 @@ def _seen(event: Event) -> str:
         case GpuFaulted(gpu=gpu, xid=xid, slot=slot, generation=generation):
             return f"GPU {gpu} reports Xid {xid}{f' of slot {slot}/{generation}' if slot >= 0 else ''}"
         case TenantFaulted(slot=slot, generation=generation, source=source, code=code):
-            return f"slot {slot}/{generation} met {source} error {code}"
+            return f"slot {slot}/{generation} met {called(source)} {code}"
         case TenantHangs(slot=slot, generation=generation, kernel=kernel, expected_ns=expected, waited_ns=waited):
-            late = f"{format_duration(waited)} where {format_duration(expected)} is expected"
-            return f"slot {slot}/{generation} hangs in {kernel}: {late}"
+            late = f"{round_duration(waited)} where {round_duration(expected)} is expected"
+            return f"slot {slot}/{generation} hangs in {kernel or 'a kernel'}: {late}"
         case TenantDrained(slot=slot, generation=generation):
             return f"slot {slot}/{generation} has no work left"
         case MemoryWanted(slot=slot, generation=generation, bytes=wanted):
-            return f"slot {slot}/{generation} waits for {format_size(wanted)}"
+            return f"slot {slot}/{generation} waits for {round_size(wanted)}"
         case _:
             return "woke"
 
@@ -223,7 +234,7 @@ def describe_sample(sample: GpuSample) -> str:
         if value >= 0
     ]
     if sample.memory_used_bytes >= 0 and sample.memory_bytes >= 0:
-        words.append(f"memory {format_size(sample.memory_used_bytes)} of {format_size(sample.memory_bytes)}")
+        words.append(f"memory {round_size(sample.memory_used_bytes)} of {format_size(sample.memory_bytes)}")
     return ", ".join(words) or "it tells nothing"
 
 

@@ -77,6 +77,11 @@ def round_size(size_bytes: int) -> str:
     return f"{number:.3g}{unit}" if number < 1000 else f"{number:,.0f}{unit}"
 
 
+def counted(number: int, noun: str) -> str:
+    """So many of them, as it is said: "1 tenant", "2 tenants"."""
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
 def parse_share(text: object, *, field: str = "share") -> int:
     """Millionths from a percentage such as "30%" or "12.5%"."""
     remedy = 'write a percentage from "0%" to "100%", as in "30%"'

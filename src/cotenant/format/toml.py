@@ -233,7 +233,7 @@ def _words_of(kind: Any) -> list[str]:
 def _in_plain_words(message: str, section: type, path: list[str | int]) -> str:
     if "matching regex" in message or "Invalid enum value" in message:
         words = _words_of(_kind_at(section, path))
-        return f"choose {', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else "this cannot be"
+        return f"choose {', '.join(words[:-1])} or {words[-1]}" if len(words) > 1 else "write what is described here"
     for theirs, ours in _PLAIN_WORDS.items():
         message = message.replace(theirs, ours)
     return message[:1].lower() + message[1:]

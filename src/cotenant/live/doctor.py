@@ -6,6 +6,7 @@ import ctypes
 import enum
 import os
 import platform
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -14,14 +15,19 @@ from pathlib import Path
 import msgspec
 
 from cotenant import __version__
+from cotenant.domain.protect import Health
 from cotenant.errors import CotenantError, WorldError
 from cotenant.format.journal import JournalDamageError, TurnReader
-from cotenant.format.quantity import format_size
+from cotenant.format.quantity import counted, round_size
 from cotenant.live.client import NodeAwayError, tenants_of
 from cotenant.live.directory import Places
 from cotenant.live.hook import door
+from cotenant.live.ledger import devices_in
+from cotenant.live.mps import CONTROL, MPS_DIRECTORY, control_of
+from cotenant.live.softgpu import manage
 
 _PIDFD_KERNEL = (5, 3)
+_TURNED_AWAY = (Health.UNHEALTHY, Health.OVERLIMIT, Health.DISABLED)
 
 
 class Level(enum.Enum):
@@ -48,7 +54,9 @@ def examine(places: Places) -> Iterator[Finding]:
         lambda: _directories(places),
         lambda: _node(places),
         lambda: _journal(places),
-        _driver,
+        lambda: _quotas(places),
+        lambda: _mps(places),
+        lambda: _driver(places),
         _hook,
     ]
     for look in looks:
@@ -108,7 +116,12 @@ def _node(places: Places) -> Iterator[Finding]:
         what = f"the node is version {roll.node_version}, this is {__version__}"
         yield Finding(Level.NOTE, what, "restart the node; its tenants will come back to it")
     shared = f", shares {', '.join(gpu.name for gpu in roll.gpus)}" if roll.gpus else ""
-    yield Finding(Level.GOOD, f"node pid {roll.pid}: {len(roll.tenants)} tenants in {roll.slots} slots{shared}")
+    tenants = f"{counted(len(roll.tenants), 'tenant')} in {counted(roll.slots, 'slot')}"
+    yield Finding(Level.GOOD, f"node pid {roll.pid}: {tenants}{shared}")
+    for gpu, watch in enumerate(roll.devices):
+        if watch.health in _TURNED_AWAY:
+            what = f"GPU {gpu} is {watch.health.value}: {watch.why}"
+            yield Finding(Level.NOTE, what, f"see what led to it: cotenant events --gpu {gpu}")
     if not roll.gpus:
         remedy = "it looks again when a tenant joins; else add a [[gpu]] table to its config, or use --gpu NAME=MEMORY"
         yield Finding(Level.NOTE, "the node knows no GPU, so memory and shares are not reserved", remedy)
@@ -126,20 +139,46 @@ def _journal(places: Places) -> Iterator[Finding]:
         remedy = "restart the node: it sets the file aside, goes on from the sound part, and says so"
         yield Finding(Level.BAD, f"journal {places.journal}: {error}", remedy)
         return
-    size = format_size(reader.sound_bytes)
-    yield Finding(Level.GOOD, f"journal {places.journal}: {reader.turns} turns, {size}")
+    size = round_size(reader.sound_bytes)
+    yield Finding(Level.GOOD, f"journal {places.journal}: {counted(reader.turns, 'turn')}, {size}")
     for aside in sorted(Path(places.state).glob("journal.damaged-*")):
         yield Finding(Level.NOTE, f"a damaged journal was set aside: {aside}", "delete it once you have looked at it")
 
 
-def _driver() -> Iterator[Finding]:
+def _driver(places: Places) -> Iterator[Finding]:
+    soft = sum(gpu.alive for gpu in manage.gpus(places.runtime / "softgpu"))
+    if soft:
+        yield Finding(Level.GOOD, f"{counted(soft, 'software GPU')}; quotas, suspending and MPS work on them")
     try:
-        ctypes.CDLL("libcuda.so.1")
+        driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         remedy = "install the NVIDIA driver to share a real GPU; everything else works without"
         yield Finding(Level.NOTE, "no CUDA driver (libcuda.so.1) on this machine", remedy)
         return
     yield Finding(Level.GOOD, "the CUDA driver library loads")
+    if hasattr(driver, "cuCheckpointProcessLock"):
+        yield Finding(Level.GOOD, "the driver has the checkpoint calls: `run --on-pressure suspend` can be done")
+    else:
+        what = "the driver has no checkpoint calls: `run --on-pressure suspend` evicts instead"
+        yield Finding(Level.NOTE, what, "use a driver of CUDA 12.8 (R570) or newer to suspend")
+
+
+def _quotas(places: Places) -> Iterator[Finding]:
+    """The ledgers are what holds tenants to their memory; a node makes them with a device's first tenant."""
+    ledgers = devices_in(places.pages)
+    if ledgers:
+        of = f"of {counted(len(ledgers), 'GPU')}"
+        yield Finding(Level.GOOD, f"memory quotas: ledger {of} in {places.pages}")
+
+
+def _mps(places: Places) -> Iterator[Finding]:
+    daemon = control_of(places.runtime / MPS_DIRECTORY)
+    if daemon is not None:
+        yield Finding(Level.GOOD, f"MPS: the node's daemon runs, pid {daemon}")
+    elif shutil.which(CONTROL) is not None:
+        yield Finding(Level.GOOD, f"MPS: {CONTROL} is there, and the node runs none; `cotenant node --mps on` would")
+    else:
+        yield Finding(Level.GOOD, "MPS: the node runs none, and there is none to run")
 
 
 def _hook() -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 
 from cotenant.domain.event import Event, MpsSeen
 from cotenant.domain.instant import MILLISECOND_NS, SECOND_NS, Duration, Instant
-from cotenant.domain.protect import WHY_LIMIT
+from cotenant.domain.protect import clipped
 from cotenant.errors import ConfigError, WorldError
 from cotenant.live.errand import Errands, Outcome
 from cotenant.live.loop import READ, LiveLoop
@@ -22,8 +22,11 @@ from cotenant.policy.protect.backoff import delay_ns
 from cotenant.port import Clock
 
 CONTROL: Final = "nvidia-cuda-mps-control"
+MPS_DIRECTORY: Final = "mps"
+"""In the node's runtime directory, where its daemon lives."""
 PIPE_VARIABLE: Final = "CUDA_MPS_PIPE_DIRECTORY"
 LOG_VARIABLE: Final = "CUDA_MPS_LOG_DIRECTORY"
+_PIPE: Final = "pipe"
 _PID_FILE: Final = f"{CONTROL}.pid"
 _SOCKET_PATH_LIMIT: Final = 107
 _PATIENCE_S: Final = 60.0
@@ -42,7 +45,7 @@ class Program:
         """The program of the soft GPUs that live in one of these homes, else NVIDIA's; `ConfigError` without any."""
         soft = next((home for home in homes if any(gpu.alive for gpu in manage.gpus(home))), None)
         base = dict(environ)
-        self.pipe, self.log = directory / "pipe", directory / "log"
+        self.pipe, self.log = directory / _PIPE, directory / "log"
         if len(os.fsencode(self.pipe / "control")) > _SOCKET_PATH_LIMIT:
             raise ConfigError("directories.runtime", str(directory.parent), "is too long for the sockets of MPS in it")
         ours = {PIPE_VARIABLE: str(self.pipe), LOG_VARIABLE: str(self.log)}
@@ -65,10 +68,7 @@ class Program:
             raise WorldError(f"{CONTROL} did not start; {self.log / 'control.log'} may say why")
         self._run("start_server", "-uid", str(os.getuid()))
         listed = (self._run("get_server_list") or "").split()
-        try:
-            control = int((self.pipe / _PID_FILE).read_text())
-        except (OSError, ValueError):
-            control = 0
+        control = _pid_in(self.pipe) or 0
         if not listed or not listed[-1].isdigit():
             raise WorldError(f"the MPS server did not start; {self.log / 'server.log'} may say why")
         return Servers(control, int(listed[-1]))
@@ -95,6 +95,25 @@ class Program:
                 return None
             words.seek(0)
             return words.read().decode(errors="replace") if done.returncode == 0 else None
+
+
+def _pid_in(pipe: Path) -> int | None:
+    try:
+        return int((pipe / _PID_FILE).read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def control_of(directory: Path) -> int | None:
+    """The control daemon that lives in this directory, if one does."""
+    pid = _pid_in(directory / _PIPE)
+    if pid is None:
+        return None
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return None
+    return pid
 
 
 def _line(command: Sequence[str]) -> bytes:
@@ -195,7 +214,7 @@ class Mps:
         """Clients of a server whose daemon died go on: nobody need hear of it, unless no other daemon can be had."""
         self._forget()
         if what == "server":
-            self._tell(is_ready=False, detail="the MPS server has died")
+            self._tell(is_ready=False, detail="it died")
         else:
             self._is_ready = None
             self._due = self._clock.now() + self._delay_ns()
@@ -211,6 +230,6 @@ class Mps:
         if self._is_ready is is_ready:
             return
         self._is_ready = is_ready
-        events: list[Event] = [MpsSeen(gpu, is_ready, detail[:WHY_LIMIT]) for gpu in range(self._gpus())]
+        events: list[Event] = [MpsSeen(gpu, is_ready, clipped(detail)) for gpu in range(self._gpus())]
         for event in events:
             self._loop.post(event)

@@ -7,6 +7,7 @@ C (native/player); here are its arguments and the summary it prints.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import os
 import re
@@ -36,6 +37,8 @@ def main(arguments: Sequence[str]) -> int:
         return _complain(f"--period-us: {options.period_us:g}: say how far apart {options.arrival} requests are")
     try:
         player = _native.player_open(script, image, options.priority, options.graph)
+        if options.memory:
+            _hold(options.memory)
     except ValueError as error:
         return _complain(f"{options.script}:{error}: write NAME BLOCKS THREADS DURATION_NS INTERVAL_NS [STREAM]")
     except OSError as error:
@@ -96,6 +99,14 @@ def image_for(script: str) -> str:
     return f"softgpu-image 1\n{kernels}"
 
 
+def _hold(size_bytes: int) -> None:
+    """Device memory, in the context that the player made current, until the process ends: a model's weights."""
+    pointer = ctypes.c_uint64()
+    code = ctypes.CDLL("libcuda.so.1").cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(size_bytes))
+    if code:
+        raise OSError(f"cuMemAlloc of {size_bytes} bytes gave {code}")
+
+
 def _rows(packed: bytes) -> list[tuple[int, int, int]]:
     words = array("Q", packed)
     return list(zip(words[::_WORDS], words[1::_WORDS], words[2::_WORDS], strict=True))
@@ -123,6 +134,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--warm-up", type=int, default=0, metavar="N", help="requests before, back to back, unseen")
     parser.add_argument("--graph", action="store_true", help="launch each request as one captured CUDA graph")
     parser.add_argument("--priority", type=int, default=0, help="of its streams; lower goes first")
+    parser.add_argument("--memory", type=int, default=0, metavar="BYTES", help="of device memory to hold meanwhile")
     parser.add_argument("--detail", action="store_true", help="also print due, begin and end of every request")
     parser.add_argument(
         "--steered", action="store_true", help="say ready, begin at a line of input, stay until its end"

@@ -28,8 +28,9 @@ from cotenant.domain.event import (
 from cotenant.domain.happening import Happening, Level, What
 from cotenant.domain.instant import Instant
 from cotenant.domain.tenant import Tenant, TenantSpec
-from cotenant.format.log import describe_rules, describe_share, describe_spec, printable
-from cotenant.format.quantity import round_duration
+from cotenant.format.log import cause_of, describe_rules, describe_share, describe_spec, printable
+from cotenant.format.quantity import counted, round_duration
+from cotenant.machine.name import program_of
 from cotenant.machine.telling import NOBODY, TELLINGS, Resident, Telling
 
 _WELL = "exit 0"
@@ -117,8 +118,8 @@ class Chronicle:
         self._slot_of_peer.clear()
         self._awaited.clear()
         back = sum(isinstance(action, Grant) for action in actions)
-        expected = f", {_counted(back, 'tenant')} expected back" if back else ""
-        size = f"{_counted(event.settings.slots, 'slot')}, {_counted(len(event.settings.gpus), 'GPU')}"
+        expected = f", {counted(back, 'tenant')} expected back" if back else ""
+        size = f"{counted(event.settings.slots, 'slot')}, {counted(len(event.settings.gpus), 'GPU')}"
         self._say(Telling(What.STARTED, f"node {event.version} started: {size}{expected}"))
 
     def _restored(self, event: NodeRestored, actions: Sequence[Action]) -> None:
@@ -126,7 +127,7 @@ class Chronicle:
         del actions
         missing, self.turn = event.turn - (self.turn - 1), event.turn
         if missing and self.turn > missing:
-            text = f"{_counted(abs(missing), 'turn')} before this are not on record"
+            text = f"{counted(abs(missing), 'turn')} before this are not on record"
             self._say(Telling(What.GAP, text, Level.WARNING))
         self.residents = {tenant.terms.slot: _resident(tenant) for _, tenant in event.tenants}
         self._slot_of_peer = {peer: tenant.terms.slot for peer, tenant in event.tenants if peer != NO_PEER}
@@ -222,11 +223,11 @@ class Chronicle:
         del event
         who = self._at(action.slot, action.generation)
         if action.kind == "kill":
-            self._say(Telling(What.KILLED, f"{who.name} is killed: {action.why}", Level.WARNING), who)
+            self._say(Telling(What.KILLED, f"{who.name} is killed: {cause_of(action.why)}", Level.WARNING), who)
         elif (action.slot, action.generation) in self._quitting:
-            self._say(Telling(What.ENDING, f"{who.name} is asked to end: {action.why}"), who)
+            self._say(Telling(What.ENDING, f"{who.name} is asked to end: {cause_of(action.why)}"), who)
         else:
-            self._say(Telling(What.EVICTED, f"{who.name} is asked to end: {action.why}", Level.WARNING), who)
+            self._say(Telling(What.EVICTED, f"{who.name} is asked to end: {cause_of(action.why)}", Level.WARNING), who)
 
     def _named(self, name: str) -> Resident:
         found = (who for who in self.residents.values() if who.name == name)
@@ -239,11 +240,7 @@ def _resident(tenant: Tenant) -> Resident:
 
 def _called(spec: TenantSpec) -> str:
     """What a newcomer is called before it has a name."""
-    return spec.name or "unnamed"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    return spec.name or program_of(spec.command)
 
 
 def _confirmed(actions: Sequence[Action]) -> tuple[str, ...] | None:

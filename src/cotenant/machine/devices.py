@@ -17,19 +17,21 @@ from cotenant.domain.event import (
     TenantFaulted,
     TenantHangs,
 )
-from cotenant.domain.fault import Act, ErrorClass, Source
+from cotenant.domain.fault import Act, ErrorClass, Source, called
 from cotenant.domain.gpu import Gpu
 from cotenant.domain.instant import NEVER, Instant
 from cotenant.domain.plan import Reason, Reject
-from cotenant.domain.protect import WHY_LIMIT, Block, GpuWatch, Health, Stage
+from cotenant.domain.protect import Block, GpuWatch, Health, Stage, clipped
 from cotenant.domain.tenant import Kind, Tenant
-from cotenant.format.quantity import format_duration
+from cotenant.format.quantity import round_duration
 from cotenant.machine.exits import Exits
 from cotenant.machine.pressure import Pressure
 from cotenant.machine.roll import Roll
 from cotenant.machine.suspensions import Suspensions
 from cotenant.policy.protect import errors, monitor
 
+_KERNEL_LIMIT: Final = 80
+"""So much of a kernel's name is told: templates make names that would leave no room for what it did."""
 _WELL: Final = (Health.INIT, Health.HEALTHY)
 
 
@@ -131,7 +133,7 @@ class Devices:
         return None
 
     def _refusal(self, gpu: int, does: str, why: str, wait_ns: int) -> Reject:
-        return Reject(Reason.UNHEALTHY, f"GPU {gpu} {does}{f' ({why})' if why else ''}", wait_ns)
+        return Reject(Reason.UNHEALTHY, f"GPU {gpu} {does}{f': {why}' if why else ''}", wait_ns)
 
     def came(self, tenant: Tenant) -> None:
         """Somebody joined, or was begun anew in its place: one fewer to wait for, if it is one of those."""
@@ -161,6 +163,18 @@ class Devices:
         if self.watches[gpu].health in _WELL and self._pressure.bars(gpu) is None:
             actions += self._suspensions.seen(gpu, event.sample, now)
         return actions
+
+    def is_moved_by(self, event: GpuSeen, now: Instant) -> bool:
+        """Whether a sample would change anything: who looks every second need not tell us of every look."""
+        gpu = event.gpu
+        if not self._knows(gpu):
+            return False
+        watch = self.watches[gpu]
+        if watch.health is Health.OVERLIMIT or gpu in self.online_first or self._pressure.waiting:
+            return True
+        if any(tenant.standing.stage is Stage.SUSPENDED for tenant in self._roll.on(gpu)):
+            return True
+        return monitor.observe(watch, event.sample, self._roll.settings.limits, now) != watch
 
     def _move(self, gpu: int, watch: GpuWatch) -> list[Action]:
         """Remember it; only another state is worth a word."""
@@ -215,11 +229,11 @@ class Devices:
         detail = f": {event.detail}" if event.detail else ""
         return self._lose(event.gpu, f"it is lost{detail}", now) if self._knows(event.gpu) else []
 
-    def _lose(self, gpu: int, why: str, now: Instant) -> list[Action]:
+    def _lose(self, gpu: int, why: str, now: Instant, block: Block = Block.DEVICE) -> list[Action]:
         """Nobody joins; everybody on it is asked to end, and their work need not be waited for."""
-        if Block.DEVICE in self.watches[gpu].blocked:
+        if block in self.watches[gpu].blocked:
             return []
-        actions = self._add_block(gpu, Block.DEVICE, why, now)
+        actions = self._add_block(gpu, block, why, now)
         for tenant in self._roll.on(gpu):
             actions += self._exits.begin(tenant.terms.slot, f"ended: GPU {gpu} is disabled: {why}", now, drain=False)
         return actions
@@ -265,22 +279,23 @@ class Devices:
         if tenant is None or event.source not in _SOURCES:
             return []
         found = errors.classify(_SOURCES[event.source], event.code)
-        return self._act(
-            found, f"{_CALLED.get(event.source, event.source)} {event.code}", tenant.terms.gpu, tenant, now
-        )
+        return self._act(found, f"{called(event.source)} {event.code}", tenant.terms.gpu, tenant, now)
 
     def hangs(self, event: TenantHangs, now: Instant) -> list[Action]:
         """A kernel that does not end; of an online tenant that is only told, for nobody serves in its place."""
         tenant = self._roll.of_slot(event.slot, event.generation)
         if tenant is None or tenant.terms.kind is Kind.ONLINE:
             return []
-        late = f"{format_duration(event.waited_ns)}, {format_duration(event.expected_ns)} expected"
+        known = f", {round_duration(event.expected_ns)} expected" if event.expected_ns else ""
+        kernel = f"kernel {clipped(event.kernel, _KERNEL_LIMIT)}" if event.kernel else "a kernel"
         found = errors.classify(Source.HANG, 0)
-        return self._act(found, f"{event.kernel} runs since {late}", tenant.terms.gpu, tenant, now)
+        what = f"{kernel} has run for {round_duration(event.waited_ns)}{known}"
+        return self._act(found, what, tenant.terms.gpu, tenant, now)
 
     def _act(self, found: ErrorClass, what: str, gpu: int, tenant: Tenant | None, now: Instant) -> list[Action]:
         """Do what the table says."""
-        why = f"{what} ({found.name}: {found.words})"[:WHY_LIMIT]
+        gist = found.words.split(". ", 1)[0]  # the page of errors has the rest
+        why = clipped(f"{what} ({found.name}: {gist})")
         if tenant is not None and found.act is Act.END:
             return self._exits.begin_after_fault(tenant.terms.slot, f"ended: {why}", now, again=found.restart)
         if tenant is not None and found.act is Act.KILL:
@@ -290,7 +305,8 @@ class Devices:
         if found.act is Act.RESTART_SERVER:
             return self._server_died(gpu, why, now)
         if found.act is Act.DISABLE:
-            return self._lose(gpu, why, now)
+            # Whether the device is gone, and back, is for whoever looks at it to say: it may be reset before that.
+            return self._lose(gpu, why, now, Block.DRAIN)
         return self._drain(gpu, why, now) if found.act is Act.DRAIN else []
 
     def _drain(self, gpu: int, why: str, now: Instant) -> list[Action]:
@@ -308,4 +324,3 @@ def _is_new(tenant: Tenant, watch: GpuWatch) -> bool:
 
 
 _SOURCES: Final = {source.value: source for source in Source}
-_CALLED: Final = {"cuda": "CUDA error", "signal": "signal", "xid": "Xid", "mps": "MPS trouble", "host": "host trouble"}

@@ -21,6 +21,7 @@ from cotenant.machine.roll import NO_GPU, Roll
 ENDING: Final = frozenset({Stage.DRAINING, Stage.TERMINATING, Stage.FINISHING, Stage.KILLED})
 _AGAIN_NS: Final = SECOND_NS
 """Whoever is still there after having been killed is killed again, not sooner than after this."""
+_SELDOM_NS: Final = 60 * SECOND_NS
 
 
 class Exits:
@@ -157,7 +158,12 @@ class Exits:
         return [self._signal(tenant, peer, "kill")]
 
     def _kill_ourselves(self, tenant: Tenant, now: Instant) -> list[Action]:
-        self._step(tenant, Stage.KILLED, now, now + max(self._roll.settings.limits.obey_ns, _AGAIN_NS))
+        """And again if that did not help, ever more seldom: what a kernel does not let go of, no further kill ends."""
+        standing = tenant.standing
+        since_ns = standing.since_ns if standing.stage is Stage.KILLED else now
+        wait_ns = max(self._roll.settings.limits.obey_ns, min(max(now - since_ns, _AGAIN_NS), _SELDOM_NS))
+        killed = {"stage": Stage.KILLED, "since_ns": since_ns, "until_ns": now + wait_ns, "firm": False}
+        self._roll.stand(tenant, msgspec.structs.replace(standing, **killed))
         return [self._kill_action(tenant)]
 
     def _signal(self, tenant: Tenant, peer: int, kind: SignalKind) -> Signal:

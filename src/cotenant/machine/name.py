@@ -12,7 +12,7 @@ _NOT_IN_NAME: Final = re.compile(r"[^A-Za-z0-9._-]+")
 
 def invent_name(command: str, slot: int, taken: Container[str]) -> str:
     """After its program and its slot, and not as anybody else."""
-    base = _program_of(command)
+    base = program_of(command)
     name = f"{base}-{slot}"
     extra = 1
     while name in taken:
@@ -22,7 +22,7 @@ def invent_name(command: str, slot: int, taken: Container[str]) -> str:
 
 
 @functools.lru_cache(maxsize=1024)
-def _program_of(command: str) -> str:
+def program_of(command: str) -> str:
     """The program's name as far as a tenant's name allows it."""
     words = command.split(maxsplit=1)
     base = _NOT_IN_NAME.sub("-", words[0].rsplit("/", 1)[-1]).strip("-._")[:32] if words else ""

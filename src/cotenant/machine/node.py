@@ -132,6 +132,10 @@ class NodeMachine(Roll):
         """How each device is doing, by its number."""
         return list(self._devices.watches)
 
+    def is_moved_by(self, event: GpuSeen, now: Instant) -> bool:
+        """Whether a sample is worth a turn."""
+        return self._devices.is_moved_by(event, now)
+
     def snapshot(self) -> NodeRestored:
         """The whole state as the event that restores it."""
         return NodeRestored(

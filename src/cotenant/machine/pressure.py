@@ -11,7 +11,7 @@ from cotenant.domain.instant import Instant
 from cotenant.domain.plan import Reason, Reject
 from cotenant.domain.protect import OnPressure, Stage
 from cotenant.domain.tenant import Kind, Tenant, TenantSpec
-from cotenant.format.quantity import format_size
+from cotenant.format.quantity import format_size, round_size
 from cotenant.machine.exits import ENDING, Exits
 from cotenant.machine.roll import Roll
 from cotenant.machine.suspensions import Suspensions
@@ -86,7 +86,7 @@ class Pressure:
         here = [one for one in self._roll.on(asking.terms.gpu) if one.terms.slot in held]
         coming_bytes = sum(held[one.terms.slot] for one in here if _gives_way(one))
         candidates = [_candidate(one, held[one.terms.slot]) for one in here if one.standing.stage is Stage.RUNNING]
-        why = f"online tenant {asking.name} needs {format_size(event.bytes)} on GPU {asking.terms.gpu}"
+        why = f"online tenant {asking.name} needs {round_size(event.bytes)} on GPU {asking.terms.gpu}"
         actions: list[Action] = []
         for slot in victims(candidates, max(event.bytes - coming_bytes, 0)) or ():
             actions += self.give_way(self._roll.holders[slot], why, held[slot], now)

@@ -11,8 +11,6 @@ from cotenant.policy.protect.errors import classify
 
 CAP_NS: Final = 300 * SECOND_NS
 """No wait between two starts is longer."""
-WELL_NS: Final = 60 * SECOND_NS
-"""A program that ran for this long ran well: what went wrong before does not count any more."""
 
 
 _SIGNALLED: Final = 128
@@ -27,11 +25,15 @@ def _is_failure(code: int) -> bool:
 class Restarts:
     """What is remembered of one program's ends. The rule is `no`, or `on-failure` or `always` with a most (":3")."""
 
-    def __init__(self, rule: str, base_ns: Duration) -> None:
-        """Begin; the first wait is the base, each further one twice as long."""
+    def __init__(self, rule: str, base_ns: Duration, well_ns: Duration) -> None:
+        """Begin; the first wait is the base, each further one twice as long.
+
+        A program that ran for `well_ns` ran well: what went wrong before does not count any more.
+        """
         self._when, _, most = rule.partition(":")
         self._most = int(most) if most else None
         self._base_ns = base_ns
+        self._well_ns = well_ns
         self._in_a_row = 0
         self.total = 0
 
@@ -44,7 +46,7 @@ class Restarts:
         """How long to wait after such an end; None: it stays ended."""
         if not self.is_on or (self._when == "on-failure" and not _is_failure(code)):
             return None
-        if ran_ns >= WELL_NS:
+        if ran_ns >= self._well_ns:
             self._in_a_row = 0
         if self._most is not None and self._in_a_row >= self._most:
             return None

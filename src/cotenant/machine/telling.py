@@ -19,10 +19,11 @@ from cotenant.domain.event import (
     TenantRestored,
     TenantSuspended,
 )
-from cotenant.domain.fault import MpsTrouble, Source
+from cotenant.domain.fault import MpsTrouble, Source, called
 from cotenant.domain.happening import NO_GPU, Level, What
 from cotenant.domain.protect import Health
 from cotenant.domain.tenant import Kind, Terms
+from cotenant.format.log import cause_of
 from cotenant.format.quantity import round_duration, round_size
 from cotenant.policy.protect.errors import classify
 
@@ -74,11 +75,11 @@ def _restarted(event: TenantRestarted, who: Resident) -> Telling:
 
 
 def _killed(action: Kill, who: Resident) -> Telling:
-    return Telling(What.KILLED, f"{who.name} is killed by the node itself: {action.why}", Level.WARNING)
+    return Telling(What.KILLED, f"{who.name} is killed by the node itself: {cause_of(action.why)}", Level.WARNING)
 
 
 def _suspending(action: Suspend, who: Resident) -> Telling:
-    return Telling(What.SUSPENDING, f"{who.name} is to move its device memory to the host: {action.why}")
+    return Telling(What.SUSPENDING, f"{who.name} is to move its device memory to the host: {cause_of(action.why)}")
 
 
 def _suspended(event: TenantSuspended, who: Resident) -> Telling:
@@ -107,7 +108,8 @@ def _wanted(event: MemoryWanted, who: Resident) -> Telling:
 
 def _faulted(event: TenantFaulted, who: Resident) -> Telling:
     name, words = _class_of(event.source, event.code)
-    return Telling(What.FAULTED, f"{who.name} met {event.source} error {event.code}: {words}", Level.WARNING, why=name)
+    text = f"{who.name} met {called(event.source)} {event.code}: {words}"
+    return Telling(What.FAULTED, text, Level.WARNING, why=name)
 
 
 def _hangs(event: TenantHangs, who: Resident) -> Telling:

@@ -58,6 +58,8 @@ class Played(Value, frozen=True, kw_only=True):
     begin_ns: int
     end_ns: int
     busy_ns: int
+    sm_ns: int
+    """SMs with at least one block, times how long."""
     clients: tuple[Tally, ...]
     gaps_ns: tuple[tuple[int, int], ...]
     """Of the first client: from the end of all its work to its next launch, within the window."""
@@ -75,6 +77,7 @@ class _Mark(msgspec.Struct, frozen=True):
 
     at_ns: int
     busy_ns: int
+    sm_ns: int
     rows: tuple[tuple[int, int, int, int, int], ...]
 
 
@@ -289,7 +292,8 @@ class World:
             (host.kernels, host.done_ns, device.count_client(host.client)["delayed_ns"], host.waits, host.waited_ns)
             for host in self._hosts
         )
-        return _Mark(now_ns, device.count()["busy_ns"], rows)
+        counted = device.count()
+        return _Mark(now_ns, counted["busy_ns"], counted["sm_ns"], rows)
 
     def _played(self, now_ns: int) -> Played:
         end = self._mark(now_ns)
@@ -313,6 +317,7 @@ class World:
             begin_ns=begin.at_ns,
             end_ns=end.at_ns,
             busy_ns=end.busy_ns - begin.busy_ns,
+            sm_ns=end.sm_ns - begin.sm_ns,
             clients=tuple(tallies),
             gaps_ns=gaps,
             beside_ns=sum(_beside_ns(host.runs, gaps, begin.at_ns, end.at_ns) for host in self._hosts[1:]),

@@ -125,8 +125,8 @@ def launch_of(library: int) -> Any:
     return driver.cuLaunchKernel(kernel, 1, 1, 1, 1, 1, 1, 0, 0, ((1000,), (ctypes.c_uint64,)), 0)
 
 
-def graph(*sizes: int, frees: bool = True) -> Any:
-    """One that allocates these sizes, and frees them or not."""
+def graph(*sizes: int, frees: bool = True, uploads: bool = False) -> Any:
+    """One that allocates these sizes, and frees them or not; uploaded at once or not."""
     made = driver.cuGraphCreate(0)[1]
     for size in sizes:
         wish = driver.CUDA_MEM_ALLOC_NODE_PARAMS()
@@ -136,6 +136,10 @@ def graph(*sizes: int, frees: bool = True) -> Any:
         node = driver.cuGraphAddMemAllocNode(made, [], 0, wish)[1]
         if frees:
             driver.cuGraphAddMemFreeNode(made, [node], 1, wish.dptr)
+    if uploads:
+        params = driver.CUDA_GRAPH_INSTANTIATE_PARAMS()
+        params.flags = driver.CUgraphInstantiate_flags.CUDA_GRAPH_INSTANTIATE_FLAG_UPLOAD
+        return driver.cuGraphInstantiateWithParams(made, params)
     return driver.cuGraphInstantiate(made, 0)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
@@ -11,7 +12,8 @@ import msgspec
 
 from cotenant.errors import WorldError
 from cotenant.experiment.faults.kinds import KINDS, FaultKind
-from cotenant.experiment.faults.world import NODE_FLAGS, PERIOD_US, TENANT_FLAGS, World, give_time
+from cotenant.experiment.faults.world import NODE_FLAGS, PERIOD_US, World, give_time
+from cotenant.experiment.site import TENANT_FLAGS
 from cotenant.live.player import quantile
 
 TIMES: Final = 20
@@ -56,18 +58,12 @@ class FaultsReport(msgspec.Struct, frozen=True, kw_only=True):
 def bench_faults(times: int, say: Say, *, only: Sequence[str] = ()) -> FaultsReport:
     """Each kind so many times under time slices and under MPS, beside a service that never pauses."""
     kinds = [kind for kind in KINDS if not only or kind.name in only]
-    figures: list[KindFigures] = []
-    recoveries: list[int] = []
-    for mps in (False, True):
-        with tempfile.TemporaryDirectory(prefix="cotenant-faults-") as home, World(Path(home), mps=mps) as world:
-            _await_well(world, world.due(), world.clock.now(), 0, replaced=False)
-            for number, kind in enumerate(kinds, 1):
-                if kind.mps_only and not mps:
-                    continue
-                say(f"{'MPS' if mps else 'time slices'}: {kind.name} ({number} of {len(kinds)}), {times} times")
-                found, took_ns = _repeat(world, kind, times)
-                figures.append(found)
-                recoveries += took_ns
+    # Both at once: most of the time is waiting for processes to start.
+    with ThreadPoolExecutor(2) as pool:
+        worlds = [pool.submit(_endure, kinds, times, say, mps=mps) for mps in (False, True)]
+        found = [one for world in worlds for one in world.result()]
+    figures = [one for one, _ in found]
+    recoveries = [took_ns for _, took in found for took_ns in took]
     lost: dict[str, int] = {}
     for one in figures:
         lost[one.kind] = lost.get(one.kind, 0) + one.online_lost_requests
@@ -84,6 +80,19 @@ def bench_faults(times: int, say: Say, *, only: Sequence[str] = ()) -> FaultsRep
         state_after=", ".join(sorted(states)),
         figures=figures,
     )
+
+
+def _endure(kinds: Sequence[FaultKind], times: int, say: Say, *, mps: bool) -> list[tuple[KindFigures, list[int]]]:
+    """All kinds in one world, one after the other."""
+    found = []
+    with tempfile.TemporaryDirectory(prefix="cotenant-faults-") as home, World(Path(home), mps=mps) as world:
+        _await_well(world, world.due(), world.clock.now(), 0, replaced=False)
+        for number, kind in enumerate(kinds, 1):
+            if kind.mps_only and not mps:
+                continue
+            say(f"{'MPS' if mps else 'time slices'}: {kind.name} ({number} of {len(kinds)}), {times} times")
+            found.append(_repeat(world, kind, times))
+    return found
 
 
 def _repeat(world: World, kind: FaultKind, times: int) -> tuple[KindFigures, list[int]]:

@@ -12,7 +12,8 @@ import msgspec
 
 from cotenant.domain.instant import SECOND_NS
 from cotenant.errors import CotenantError
-from cotenant.experiment.faults.world import Program, World, give_time
+from cotenant.experiment.faults.world import World, give_time
+from cotenant.experiment.site import Program
 from cotenant.live.clock import pause
 from cotenant.live.softgpu import fault
 

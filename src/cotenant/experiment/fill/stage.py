@@ -20,7 +20,7 @@ from cotenant.domain.instant import MILLISECOND_NS
 from cotenant.domain.load import Load
 from cotenant.errors import CotenantError, WorldError
 from cotenant.experiment.fill.scene import Mode, Progress, Scene, client_of, scene_of
-from cotenant.format.launches import image_text, script_text
+from cotenant.experiment.fill.scripts import Scripts, arrival, lesson, task
 from cotenant.format.quantity import parse_duration, parse_share
 from cotenant.live.client import tenants_of
 from cotenant.live.clock import LiveClock, pause
@@ -88,6 +88,11 @@ class Player:
         found: dict[str, Any] = msgspec.json.decode(self._heard())
         return found
 
+    def has_spoken(self) -> bool:
+        """Whether it has said something that was not heard yet, or ended."""
+        assert self._process.stdout is not None
+        return bool(select.select([self._process.stdout], [], [], 0)[0])
+
     def stop(self) -> None:
         """Ask it to end between two launches."""
         self._process.send_signal(signal.SIGTERM)
@@ -135,7 +140,7 @@ class Stage:
         self._detail = ["--detail"] if detail else []
         self._node: subprocess.Popen[str] | None = None
         self._policy: NodePolicy | None = None
-        self._files: dict[Load, tuple[Path, Path]] = {}
+        self._scripts = Scripts(home)
         self._progress: dict[Load, Progress] = {}
         self._recorded: dict[Load, str] = {}
         for directory in (self.places.runtime, self.places.state):
@@ -183,9 +188,9 @@ class Stage:
         if load in self._recorded:
             return
         requests = min(load.requests, _RECORDED_REQUESTS) if load.arrival.kind != "training" else _RECORDED_STEPS
-        paced = ["--arrival", "back-to-back", "--requests", str(requests)]
-        run_to_end(self._tenant(load, ["--measure", "always"], [*self._script(load), *paced]), self._environ(mps=False))
-        self._recorded[load] = _task(load)
+        played = lesson(load, self._scripts, requests)
+        run_to_end(self._tenant(load, ["--measure", "always"], played), self._environ(mps=False))
+        self._recorded[load] = task(load)
 
     def books(self) -> dict[str, Any]:
         """The device's."""
@@ -246,7 +251,7 @@ class Stage:
         """A player as a tenant with these flags of `cotenant run`, or (without any) as a program of its own."""
         if load is None:
             return None
-        arguments = [*self._script(load), *_arrival(load), "--steered", *self._detail]
+        arguments = [*self._scripts.arguments(load), *arrival(load), "--steered", *self._detail]
         plain = [sys.executable, *arguments]
         command = plain if flags is None else self._tenant(load, ["--measure", "never", *flags], arguments)
         player = Player(command, environ)
@@ -254,20 +259,9 @@ class Stage:
         return player
 
     def _tenant(self, load: Load, flags: Sequence[str], arguments: Sequence[str]) -> list[str]:
-        where = ["--runtime", str(self.places.runtime), "--state", str(self.places.state), "--task", _task(load)]
+        where = ["--runtime", str(self.places.runtime), "--state", str(self.places.state), "--task", task(load)]
         run = [sys.executable, "-m", "cotenant", "run", *where, *flags]
         return [*run, "--", sys.executable, *arguments]
-
-    def _script(self, load: Load) -> list[str]:
-        if load not in self._files:
-            number = len(self._files)
-            script, image = self._home / f"script{number}", self._home / f"image{number}"
-            script.write_text(script_text(load.name, load.launches), encoding="utf-8")
-            image.write_text(image_text(load.launches), encoding="utf-8")
-            self._files[load] = script, image
-        script, image = self._files[load]
-        graph = ["--graph"] if load.graph else []
-        return ["-m", "cotenant.live.player", str(script), "--image", str(image), *graph]
 
     def _progress_of(self, load: Load) -> Progress:
         if load not in self._progress:
@@ -298,23 +292,6 @@ class Stage:
         if node is not None:
             node.terminate()
             node.communicate()
-
-
-def _task(load: Load) -> str:
-    """What its profile is kept under: the same kernels with other arrivals are the same task."""
-    return load.name
-
-
-def _arrival(load: Load) -> list[str]:
-    arrival = load.arrival
-    if arrival.kind == "training":
-        return ["--arrival", "training"]
-    words = ["--arrival", arrival.kind.replace("_", "-"), "--requests", str(load.requests), "--warm-up", "1"]
-    if arrival.kind == "periodic":
-        words += ["--period-us", str(arrival.period_ns / 1e3)]
-    elif arrival.kind == "poisson":
-        words += ["--period-us", str(1e6 / arrival.rate_per_s), "--seed", str(arrival.seed)]
-    return words
 
 
 def _until(seconds: float) -> Iterator[None]:

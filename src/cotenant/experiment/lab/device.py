@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -15,6 +12,7 @@ from cotenant.experiment.lab import servers, shares, sums
 from cotenant.experiment.lab.instances import CHECK as INSTANCES
 from cotenant.experiment.lab.instances import Instances, Outcome
 from cotenant.experiment.lab.judge import Check, Split, Spread, Unexplained, spread_of
+from cotenant.experiment.lab.workers import mapping
 from cotenant.format.measured.parvagpu import Profiles
 from cotenant.format.measured.rapp import Surface
 
@@ -114,16 +112,9 @@ def _answers(
     """By kind of split and seed, an outcome for each server; the number of workers changes nothing in them."""
     questions = [servers.Question(measured=one, by=by, seed=seed) for by, seed in kinds for one in measured]
     answers: list[servers.Outcome] = []
-    with _pool(workers) as pool:
-        for outcome in pool.map(servers.answer, questions) if pool else map(servers.answer, questions):
+    with mapping(workers) as mapped:
+        for outcome in mapped(servers.answer, questions):
             answers.append(outcome)
             progress(servers.CHECK, len(answers), len(questions))
     width = len(measured)
     return {kind: answers[index * width : (index + 1) * width] for index, kind in enumerate(kinds)}
-
-
-def _pool(workers: int) -> Any:
-    """A pool, or (for one worker) nothing that can be used as one."""
-    if workers <= 1:
-        return contextlib.nullcontext()
-    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))

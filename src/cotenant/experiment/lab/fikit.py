@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from typing import Any, Final, Self, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final, TypeAlias
 
 import msgspec
 
 from cotenant.domain.gate import GateRules
 from cotenant.domain.instant import MILLISECOND_NS
+from cotenant.domain.load import Load
 from cotenant.experiment.fill.figures import COTENANT, PairFigures, Range, figures_of, range_of, ranges_of
 from cotenant.experiment.fill.pairs import Pair
 from cotenant.experiment.fill.scene import Mode, Scene
 from cotenant.experiment.kernels import Policy, Setting, Tenant, plan_oracle, play, play_alone
+from cotenant.experiment.lab.workers import mapping
 from cotenant.sim.kernels import Played
 from cotenant.sim.kernels_host import Costs
 
@@ -88,7 +88,7 @@ def judge(case: Case, setting: Setting) -> Judged:
     alone = play_alone(pair.online, setting)
     scenes: dict[Mode, Scene] = {
         "alone": scene_of("alone", alone),
-        "offline alone": _offline_alone(play_alone(pair.offline, setting, for_ns=OFFLINE_ALONE_NS, seed=1)),
+        "offline alone": offline_alone(pair.offline, setting),
     }
     oracle: dict[str, float] = {}
     against: dict[str, float] = {}
@@ -123,11 +123,11 @@ def judge_all(
 ) -> dict[str, Group]:
     """Every case of every group; the number of workers changes nothing in them."""
     groups = {}
-    with _pool(workers) as pool:
+    with mapping(workers) as mapped:
         for name, members in cases.items():
             judged: list[Judged] = []
             progress(name, 0, len(members))
-            for one in _mapped(pool, members, setting):
+            for one in mapped(judge, members, [setting] * len(members)):
                 judged.append(one)
                 progress(name, len(judged), len(members))
             groups[name] = group_of(name, judged)
@@ -167,34 +167,17 @@ def scene_of(mode: Mode, played: Played) -> Scene:
         online_delayed_ns=online.delayed_ns,
         offline_done_ns=sum(other.done_ns for other in others),
         busy_ns=played.busy_ns,
+        sm_ns=played.sm_ns,
     )
 
 
-def _offline_alone(played: Played) -> Scene:
-    done_ns = played.clients[0].done_ns
-    return Scene(mode="offline alone", wall_ns=played.wall_ns, offline_done_ns=done_ns, busy_ns=played.busy_ns)
-
-
-class _Inline:
-    """A pool of nobody: the work is done here."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def map(self, function: Callable[..., Judged], *columns: Sequence[Any]) -> Iterator[Judged]:
-        """As the built-in."""
-        return map(function, *columns)
-
-
-def _pool(workers: int) -> Any:
-    if workers <= 1:
-        return _Inline()
-    return ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"))
-
-
-def _mapped(pool: Any, cases: Sequence[Case], setting: Setting) -> Iterator[Judged]:
-    found: Iterator[Judged] = pool.map(judge, cases, [setting] * len(cases))
-    return found
+def offline_alone(offline: Load, setting: Setting) -> Scene:
+    """A training load with the device to itself, for a while."""
+    played = play_alone(offline, setting, for_ns=OFFLINE_ALONE_NS, seed=1)
+    return Scene(
+        mode="offline alone",
+        wall_ns=played.wall_ns,
+        offline_done_ns=played.clients[0].done_ns,
+        busy_ns=played.busy_ns,
+        sm_ns=played.sm_ns,
+    )

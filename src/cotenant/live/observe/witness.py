@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from cotenant.domain.action import Action, Revoke
-from cotenant.domain.event import Event, GpuSeen, MpsSeen
+from cotenant.domain.event import Event, MpsSeen
 from cotenant.domain.happening import Happening, What
 from cotenant.domain.instant import Instant
 from cotenant.domain.protect import GpuSample
@@ -39,9 +39,7 @@ class Witness:
 
     def __call__(self, now: Instant, event: Event, actions: list[Action]) -> None:
         """One turn is over."""
-        if isinstance(event, GpuSeen):
-            self.samples[event.gpu] = event.sample
-        elif isinstance(event, MpsSeen):
+        if isinstance(event, MpsSeen):
             self.mps[event.gpu] = event.is_ready
         for action in actions:
             if isinstance(action, Revoke):
@@ -49,6 +47,10 @@ class Witness:
         for happening in self._chronicle.tell(now, event, actions):
             self._log.tell(happening)
             self._count(happening)
+
+    def saw(self, gpu: int, sample: GpuSample) -> None:
+        """One more look at a device, of which the node need not have made a turn."""
+        self.samples[gpu] = sample
 
     def denied(self, gpu: int) -> dict[int, int]:
         """Allocations that a quota refused on a device, by slot."""

@@ -18,10 +18,13 @@ from cotenant.live.ledger import LiveLedgers
 from cotenant.live.watch.kin import Kin, is_vague
 
 _AGAIN_NS: Final = SECOND_NS
+_DENIED_AGAIN_NS: Final = 60 * SECOND_NS
+_OUT_OF_MEMORY: Final = 2  # CUDA_ERROR_OUT_OF_MEMORY
 _MOST_BYTES: Final = 1 << 50
 """No device has more. A tenant may scribble any word into its lines; what goes on from here can be added up."""
 _MOST_CODE: Final = (1 << 31) - 1
 _CONTEXTS_KEPT: Final = 15
+_MOST_CONTEXTS: Final = 1 << 10
 
 
 class Books:
@@ -37,7 +40,10 @@ class Books:
         self._dead: frozenset[int] = frozenset()
         self._told_faults: dict[int, int] = {}
         self._told_wants: dict[int, Instant] = {}
+        self._told_denials: dict[int, int] = {}  # by process, how many it had
+        self._denied_ns: dict[tuple[int, int], Instant] = {}  # by tenant, when that was told
         self._contexts: deque[int] = deque(maxlen=_CONTEXTS_KEPT)
+        self._is_context_known = False
 
     @property
     def is_empty(self) -> bool:
@@ -50,6 +56,7 @@ class Books:
         self._dead = frozenset(line.owner for line in self._lines if not self._is_alive(line, seats))
         self._tell_faults(seats)
         self._tell_wants(seats, now)
+        self._tell_denials(seats, now)
         return bool(self._dead) or any(_is_unmeasured(line) for line in self._lines)
 
     def _is_alive(self, line: LedgerLine, seats: Mapping[int, int]) -> bool:
@@ -73,9 +80,20 @@ class Books:
         gone = {line.owner for line in cleared}
         self._lines = [line for line in self._lines if line.owner not in gone]
 
+    def expect(self, context_bytes: int) -> None:
+        """Take what the node itself found a context to take, from here on; 0: it could not find out."""
+        if 0 < context_bytes < _MOST_BYTES:
+            self._is_context_known = True
+            self._ledgers.learn_context(self._gpu, context_bytes)
+
     def owners(self, slot: int) -> list[int]:
         """The processes of a tenant that use the device."""
         return [line.owner for line in self._lines if line.slot == slot and line.owner not in self._dead]
+
+    def had(self, slot: int, pid: int) -> bool:
+        """Whether a process that is gone was one of a tenant's, and its line is not cleared yet."""
+        gone = (line.owner for line in self._lines if line.slot == slot and line.owner in self._dead)
+        return any(self._kin.was(owner, pid) for owner in gone)
 
     def held(self, slot: int) -> int:
         """What a tenant holds, in bytes."""
@@ -93,7 +111,8 @@ class Books:
             return
         taken = self._ledgers.measured(self._gpu, line, held)
         beyond_bytes = held - line.booked_bytes - line.code_bytes
-        if taken and line.contexts and beyond_bytes > 0 and not line.managed_bytes:
+        is_of_use = taken and not line.managed_bytes and not self._is_context_known
+        if is_of_use and 0 < line.contexts <= min(beyond_bytes, _MOST_CONTEXTS):  # its words may be anything
             self._learn(beyond_bytes // line.contexts, is_sure=not line.booked_bytes)
 
     def _learn(self, context_bytes: int, *, is_sure: bool) -> None:
@@ -127,6 +146,19 @@ class Books:
                 self._told_wants[slot] = now
                 held = tuple((other, self.held(other)) for other in sorted(seats))
                 self._post(MemoryWanted(slot, seats[slot], wanted_bytes, held))
+
+    def _tell_denials(self, seats: Mapping[int, int], now: Instant) -> None:
+        """The first, and then not again for a while: who asks in vain asks often, and its account counts them all."""
+        self._told_denials = {one.owner: self._told_denials.get(one.owner, 0) for one in self._lines}
+        self._denied_ns = {(slot, held): at for (slot, held), at in self._denied_ns.items() if seats.get(slot) == held}
+        for line in self._lines:
+            tenant = line.slot, line.generation
+            if line.denied <= self._told_denials[line.owner] or seats.get(line.slot) != line.generation:
+                continue
+            if now - self._denied_ns.get(tenant, now - _DENIED_AGAIN_NS) >= _DENIED_AGAIN_NS:
+                self._told_denials[line.owner] = line.denied
+                self._denied_ns[tenant] = now
+                self._post(TenantFaulted(*tenant, Source.CUDA.value, _OUT_OF_MEMORY))
 
 
 def _is_unmeasured(line: LedgerLine) -> bool:

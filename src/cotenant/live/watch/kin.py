@@ -128,6 +128,14 @@ class Kin:
         stat = None if pid is None else stat_of(pid, self._proc)
         return "" if stat is None else stat.state
 
+    def was(self, owner: int, pid: int) -> bool:
+        """Whether a process that is gone had this number, as far as we know its number."""
+        held = self._held.get(owner)
+        if held is not None:
+            return held.pid == pid
+        word = word_of(owner)
+        return word.space == self._space and word.pid == pid
+
     def could_be(self, owner: int, pid: int) -> bool:
         """Whether what a device lists under this number may be this process, which is gone.
 

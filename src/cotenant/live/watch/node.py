@@ -19,7 +19,7 @@ from cotenant.domain.event import (
     TenantHangs,
 )
 from cotenant.domain.instant import MILLISECOND_NS, SECOND_NS, Instant
-from cotenant.domain.protect import WHY_LIMIT, GpuWatch, Health, Stage
+from cotenant.domain.protect import WHY_LIMIT, GpuWatch, Health, Stage, clipped
 from cotenant.domain.tenant import Kind, Tenant, TenantView
 from cotenant.live.clock import monotonic_ns
 from cotenant.live.errand import Errands, Outcome
@@ -28,8 +28,10 @@ from cotenant.live.hook.ring import latest_kernel
 from cotenant.live.ledger import LiveLedgers
 from cotenant.live.process import lineage
 from cotenant.live.watch.books import Books
+from cotenant.live.watch.context import LEAST_FREE_BYTES
 from cotenant.live.watch.device import Devices, Question, Seen
 from cotenant.live.watch.kin import STOPPED, Kin, word_of
+from cotenant.live.watch.probe import Prober
 from cotenant.live.watch.work import Page, Stall, is_drained
 
 TICK_NS: Final = 50 * MILLISECOND_NS
@@ -38,6 +40,8 @@ DEADLINE_NS: Final = 5 * SECOND_NS
 """A device that has not answered by then is as good as lost."""
 _HELD_BACK: Final = (Stage.DRAINING, Stage.FINISHING, Stage.SUSPENDING)
 _WHOLE_PCT: Final = 100
+_SAMPLES_AFTER: Final = 2
+"""Of a device that all have left: the first may still tell of the time before, and who asks is told the last one."""
 
 
 class Known(Protocol):
@@ -65,6 +69,8 @@ class Parts(msgspec.Struct, frozen=True):
     errands: Errands
     records: Path
     """Where programs under the hook leave their records: a kernel that hangs has its name there."""
+    prober: Prober | None = None
+    """Finds out what a context takes before anybody has one; None: that is learned from tenants."""
 
 
 class _Place:
@@ -80,6 +86,9 @@ class _Place:
         self.is_lost = False
         self.sampled_ns: Instant | None = None
         self.judged_ns: Instant | None = None
+        self.samples_left = 0
+        self.free_bytes = 0  # at the latest sample
+        self.is_probed = False
 
 
 def _seats(tenants: Sequence[Tenant]) -> set[tuple[int, int]]:
@@ -117,6 +126,9 @@ class Watch:
             if now - self._asked_ns > DEADLINE_NS:
                 self._give_up()
             return
+        for place in self._places.values():
+            if self._is_to_be_probed(place):
+                self._probe(place)
         questions = [self._read(place, now) for place in self._places.values() if self._needs_looks(place)]
         self._left_behind.clear()
         self._asked = [question for question in questions if question is not None]
@@ -128,6 +140,8 @@ class Watch:
     def close(self) -> None:
         """Hold on to nobody any more; the thread ends when its last look does."""
         self._parts.kin.keep_only(())
+        if self._parts.prober is not None:
+            self._parts.prober.close()
         self._parts.errands.send(self._parts.devices.close, lambda _: None)
 
     def _refresh(self) -> None:
@@ -153,11 +167,22 @@ class Watch:
             place.drained = {key: at for key, at in place.drained.items() if key in seats}
 
     def _needs_looks(self, place: _Place) -> bool:
-        if place.tenants or not place.books.is_empty or place.gpu in self._left_behind:
+        is_wanted = place.samples_left or place.gpu in self._left_behind or self._is_to_be_probed(place)
+        if place.tenants or not place.books.is_empty or is_wanted:
             return True
         # Until it is well again, or for the first time; one that nobody can see has no state to be watched.
         is_visible = place.is_known or place.is_lost or place.sampled_ns is None
         return is_visible and self._health(place.gpu) is not Health.HEALTHY
+
+    def _is_to_be_probed(self, place: _Place) -> bool:
+        """Once, on a device that is well and has room: a context more for a moment must be in nobody's way."""
+        is_wanted = self._parts.prober is not None and not place.is_probed and place.free_bytes >= LEAST_FREE_BYTES
+        return is_wanted and not place.is_lost and self._health(place.gpu) is Health.HEALTHY
+
+    def _probe(self, place: _Place) -> None:
+        place.is_probed = True
+        if self._parts.prober is not None:
+            self._parts.prober.ask(place.gpu, self._known.settings.gpus[place.gpu], place.books.expect)
 
     def _health(self, gpu: int) -> Health:
         watches = self._known.watches()
@@ -197,6 +222,7 @@ class Watch:
             if place.is_known or question.device.called:
                 self._lose(place, seen.lost or "NVML does not know it")
             place.books.settle(None)
+            place.samples_left = 0
             self._judge_drains(place, None)
             return
         place.is_known = True
@@ -219,11 +245,14 @@ class Watch:
     def _lose(self, place: _Place, why: str) -> None:
         if not place.is_lost:
             place.is_lost = True
-            self._post(GpuLost(place.gpu, why[:WHY_LIMIT]))
+            self._post(GpuLost(place.gpu, clipped(why)))
 
     def _tell_sample(self, place: _Place, seen: Seen) -> None:
         if seen.sample is None:
             return
+        is_deserted = not place.tenants and place.books.is_empty
+        place.samples_left = max(0, place.samples_left - 1) if is_deserted else _SAMPLES_AFTER
+        place.free_bytes = seen.sample.memory_bytes - seen.sample.memory_used_bytes
         held = {Kind.ONLINE: 0, Kind.OFFLINE: 0}
         for tenant in place.tenants:
             held[tenant.spec.kind] += place.books.held(tenant.terms.slot)
@@ -234,9 +263,13 @@ class Watch:
 
     def _tell_xids(self, place: _Place, seen: Seen) -> None:
         for xid, pid in seen.xids:
-            whose = next((tenant for tenant in place.tenants if pid and self._is_of(place, tenant, pid)), None)
+            whose = next((tenant for tenant in place.tenants if pid and self._was_of(place, tenant, pid)), None)
             slot, generation = (-1, 0) if whose is None else (whose.terms.slot, whose.terms.generation)
             self._post(GpuFaulted(place.gpu, xid, slot, generation))
+
+    def _was_of(self, place: _Place, tenant: Tenant, pid: int) -> bool:
+        """Whoever meets an error may be gone before anybody looks."""
+        return self._is_of(place, tenant, pid) or place.books.had(tenant.terms.slot, pid)
 
     def _is_of(self, place: _Place, tenant: Tenant, pid: int) -> bool:
         """By the ledger; a program without the hook has no line there, and descends from the tenant's parent."""
