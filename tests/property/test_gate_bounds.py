@@ -373,7 +373,7 @@ def test_a_file_that_grows_keeps_its_rules_and_old_tenants_look_no_further_than_
     roster.write_roster(file, GateRules(GatePolicy.STRICT, seats=(*rules.seats, far)))
     holder, new = _native.Gate(file, 8, 1), _native.Gate(file, 1, 1)
     late = _native.Gate(mapped, 0, 1)  # mapped before the file grew, opened after
-    busy: Wish = (MS, MS, MS, MS, 1, 0, 1)
+    busy: Wish = (MS, MS, MS, MS, 1, 0, 1, 0)
     holder.announce(busy, START)
-    wish: Wish = (20 * US, 20 * US, 0, 0, 1, 0, 1)
+    wish: Wish = (20 * US, 20 * US, 0, 0, 1, 0, 1, 0)
     assert [gate.ask(wish, START, START)[0] for gate in (old, late, new)] == [1, 1, 0]
