@@ -72,8 +72,8 @@ static uint64_t over_until(struct ct_gate *gate, uint64_t now_ns)
 {
     rescale(gate, now_ns);
     const uint64_t ahead_ns = left(level_of(LOAD(gate->mine->paid_ns), now_ns), now_ns);
-    gate->is_over = ahead_ns > CT_LIMIT_AHEAD_NS || (gate->is_over && ahead_ns);
-    const uint64_t until_ns = gate->is_over ? plus(now_ns, ahead_ns) : 0;
+    const int is_over = ahead_ns > CT_LIMIT_AHEAD_NS || (ahead_ns && LOAD(gate->mine->over_ns));
+    const uint64_t until_ns = is_over ? plus(now_ns, ahead_ns) : 0;
     SHOW(gate->mine->over_ns, until_ns);
     return until_ns;
 }

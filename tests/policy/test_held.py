@@ -79,3 +79,19 @@ def test_who_does_not_wait_or_no_longer_asks_is_not_held() -> None:
     assert held_at(bytes(file), 1, 1, NOW) is not None
     assert held_at(bytes(file), 1, 2, NOW) is None, "the page is an earlier tenant's"
     assert held_at(bytes(file), 1, 1, NOW + 2 * 10**9) is None, "it was stopped, or died"
+
+
+def test_one_that_has_had_its_share_is_held_by_it_and_one_without_by_an_equal_that_has_not() -> None:
+    file = device(GateSeat(0, 1, 7, online=False, limit_ppm=500_000, static=True), JOB)
+    owner = _native.Gate(file, 0, 1)
+    assert owner.ask((MS, MS, 0, 0, 1), NOW, NOW)[0]
+    assert not job_asks(file, MS)
+    waits = held_at(bytes(file), 1, 1, NOW)
+    assert waits is not None
+    assert waits.hold is Hold.SHARE
+    assert owner.ask((8 * MS, 8 * MS, 0, 0, 1), NOW, NOW)[0]
+    for work_ns in (MS, 8 * MS):
+        owner.confirmed(work_ns, NOW)
+    for now in (NOW, NOW + 15 * MS):
+        assert not owner.ask((MS, MS, 0, 0, 1), NOW, now)[0]
+        assert held_at(bytes(file), 0, 1, now) == Held(Hold.LIMIT, NOW + 18 * MS, ())

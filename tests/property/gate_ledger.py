@@ -46,7 +46,7 @@ class Ledger:
         self.is_back = self.has_switched = False
         self.spent = self.grain = self.duty_from = self.duty_active = 0
         self.duty_ppm = DUTY_LEAST
-        self.is_over = self.is_lent = False
+        self.is_lent = False
         self.must_ask()
 
     # ---- the roster

@@ -50,8 +50,8 @@ class Shares(Ledger):
                 page["paid_ns"] = now + earned_in(debt * page["paid_ppm"] // PPM, self.limit)
             page["paid_ppm"] = self.limit
         ahead = max(page["paid_ns"] - now, 0)
-        self.is_over = ahead > AHEAD or (self.is_over and ahead > 0)
-        page["over_ns"] = now + ahead if self.is_over else 0
+        is_over = ahead > AHEAD or (page["over_ns"] > 0 and ahead > 0)
+        page["over_ns"] = now + ahead if is_over else 0
         return page["over_ns"]
 
     def wants_now(self, page: Page, until: int, now: int) -> bool:

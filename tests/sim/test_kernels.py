@@ -183,6 +183,19 @@ interval = "4us"
 """
 
 
+@pytest.mark.parametrize("percent", [20, 50, 80])
+def test_equals_have_their_shares_in_the_simulated_world_too(percent: int) -> None:
+    """The same gate before a device of the same rules: who holds a share beside one that takes all it can get."""
+    kernel = KernelIdentity("k", (80, 1, 1), (1024, 1, 1))
+    owner = Load("owner", (Launch(kernel, 200 * US, 2 * US, registers=64),) * 8, BACK_TO_BACK, 200)
+    other = Load("other", (Launch(kernel, 300 * US, 2 * US, registers=64),) * 8, TRAINING, 1)
+    setting = Setting(device=V100, costs=FREE, warm=0)
+    held = Tenant(load=owner, priority=7, limit_ppm=percent * 10_000, static=True)
+    played = play("fill-slice", [held, Tenant(load=other, priority=7)], setting).played
+    took_ns = sum(played.clients[0].latencies_ns)
+    assert abs(100 * 200 * 8 * 200 * US / took_ns - percent) < 3
+
+
 def test_a_scenario_is_a_function_of_its_seed(tmp_path: Path) -> None:
     file = tmp_path / "kernels.toml"
     file.write_text(SCENARIO)

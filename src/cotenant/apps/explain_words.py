@@ -45,6 +45,8 @@ _HOLDS: Final = {
     Hold.PAUSED: "it waits at the gate: the node says so",
     Hold.CHANGED: "it waits at the gate: {above} launched at this instant",
     Hold.DEBT: "it waits at the gate: {above} has lost as much time to those below as it may for now",
+    Hold.LIMIT: "it waits at the gate: it has had its share of the device for now",
+    Hold.SHARE: "it waits at the gate: an equal of its priority has not had its share of the device yet",
 }
 
 

@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 
 from cotenant.apps.simulate import read_scenario
+from cotenant.domain.gate import Limit
 from cotenant.domain.instant import MICROSECOND_NS
 from cotenant.domain.kernel import KernelIdentity
 from cotenant.domain.load import Launch, Load, launches_of
@@ -79,7 +80,13 @@ def simulate_kernels(scenario: KernelScenario, where: Path, say: Say) -> KernelO
     setting = _setting(scenario)
     loads = [_load(config, scenario, where) for config in scenario.tenant]
     tenants = [
-        Tenant(load=load, priority=config.priority, least_ppm=int(config.share))
+        Tenant(
+            load=load,
+            priority=config.priority,
+            least_ppm=int(config.share),
+            limit_ppm=int(config.share) * (config.limit is not Limit.OFF),
+            static=config.limit is Limit.STATIC,
+        )
         for load, config in zip(loads, scenario.tenant, strict=True)
     ]
     say(f"{tenants[0].load.name} alone")

@@ -31,6 +31,8 @@ class Tenant(msgspec.Struct, frozen=True, kw_only=True):
     load: Load
     priority: int
     least_ppm: int = 0
+    limit_ppm: int = 0
+    static: bool = False
 
 
 class Setting(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,7 +141,12 @@ def _work(recorder: Recorder, blocks: int, slots: int) -> passage.Work:
 
 def _rules(policy: GatePolicy, tenants: Sequence[Tenant], setting: Setting, *, sliced: bool) -> GateRules:
     seats = tuple(
-        GateSeat(place, 1, tenant.priority, place == 0, least_ppm=tenant.least_ppm)
+        GateSeat(
+            *(place, 1, tenant.priority, place == 0),
+            least_ppm=tenant.least_ppm,
+            limit_ppm=tenant.limit_ppm,
+            static=tenant.static,
+        )
         for place, tenant in enumerate(tenants)
     )
     switch_ns = setting.device.switch_ns if sliced else 0

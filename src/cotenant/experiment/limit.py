@@ -25,6 +25,7 @@ from cotenant.live.softgpu import manage
 
 SHARES: Final = (10, 30, 50, 70, 90)
 QUICK_SHARES: Final = (30, 70)
+BASELINE_SHARES: Final = (10, 50, 90)
 SHORT_NS: Final = 1_000_000
 """Kernels that are longer cannot be spread evenly over a window of 100 ms."""
 _MEASURED: Final = ("small", "large", "graph")
@@ -33,7 +34,7 @@ _TENANT: Final = "tenant"
 _WINDOW_S: Final = 0.1
 _WARM_S: Final = 1.0
 _TURNS: Final = 5
-_NEAR: Final = 2.0
+_NEAR: Final = 5.0
 """A tenant that unlimited and alone uses no more than this above the target cannot show whether a limit holds."""
 _PATIENCE_S: Final = 60.0
 _LESSONS: Final = "40"
@@ -69,6 +70,10 @@ class LimitReport(msgspec.Struct, frozen=True, kw_only=True):
     unlimited_pct: dict[str, float]
     unreachable: int
     cases: list[LimitCase]
+    baseline: list[LimitCase]
+    """The same by the size of grids against utilization, inside the program."""
+    baseline_error_pct_mean: float
+    baseline_error_pct_max: float
 
 
 class _Seen(NamedTuple):
@@ -88,7 +93,9 @@ def bench_limit(say: Say, *, quick: bool = False) -> LimitReport:
     """Each kind of work at each share, alone and beside a neighbour that takes all it can get."""
     home = Path(tempfile.mkdtemp(prefix="cotenant-limit-"))
     seconds = 2.0 if quick else 10.0
+    shares, baseline_shares = (QUICK_SHARES, QUICK_SHARES[:1]) if quick else (SHARES, BASELINE_SHARES)
     cases: list[LimitCase] = []
+    baseline: list[LimitCase] = []
     unlimited: dict[str, float] = {}
     ratios: list[float] = []
     try:
@@ -99,23 +106,34 @@ def bench_limit(say: Say, *, quick: bool = False) -> LimitReport:
                 ratios.append(ratio)
                 say(f"{kind}: alone without a limit {unlimited[kind]:.1f}% of the device, conserving {ratio:.3f} of it")
                 for beside in ("alone", _NEIGHBOUR):
-                    for case in world.cases(kind, beside, QUICK_SHARES if quick else SHARES, seconds, unlimited[kind]):
+                    for case in world.cases(kind, beside, shares, seconds, unlimited[kind]):
                         cases.append(case)
                         say(_line(case))
+                for beside in ("alone", _NEIGHBOUR):
+                    for case in world.baseline(kind, beside, baseline_shares, seconds, unlimited[kind]):
+                        baseline.append(case)
+                        say(f"by grid size: {_line(case)}")
     finally:
         shutil.rmtree(home, ignore_errors=True)
     counted = [case for case in cases if case.reachable]
     short = [case.oscillation_pct for case in counted if case.kernel_ns <= SHORT_NS]
     return LimitReport(
         seconds=seconds,
-        error_pct_mean=round(statistics.fmean(case.error_pct for case in counted), 3),
+        error_pct_mean=_mean(cases),
         error_pct_max=max(case.error_pct for case in counted),
         oscillation_pct=max(short, default=0.0),
         alone_ratio=round(min(ratios), 4),
         unlimited_pct=unlimited,
         unreachable=len(cases) - len(counted),
         cases=cases,
+        baseline=baseline,
+        baseline_error_pct_mean=_mean(baseline),
+        baseline_error_pct_max=max(case.error_pct for case in baseline if case.reachable),
     )
+
+
+def _mean(cases: list[LimitCase]) -> float:
+    return round(statistics.fmean(case.error_pct for case in cases if case.reachable), 3)
 
 
 def _line(case: LimitCase) -> str:
@@ -183,26 +201,43 @@ class _World:
         self._begin(_TENANT, kind, "--share", f"{shares[0]}%", "--limit", "static")
         for share in shares:
             self._set("--share", f"{share}%")
-            pause(_WARM_S)
-            looks = [self._look()]
-            while looks[-1].at_ns - looks[0].at_ns < seconds * 1e9:
-                pause(_WINDOW_S)
-                looks.append(self._look())
-            windows = [after.since(before, _TENANT) for before, after in itertools.pairwise(looks)]
-            actual = looks[-1].since(looks[0], _TENANT)
-            yield LimitCase(
-                kind=kind,
-                kernel_ns=KINDS[kind].kernel_ns,
-                beside=beside,
-                target_pct=share,
-                actual_pct=round(actual, 3),
-                error_pct=round(abs(actual - share), 3),
-                oscillation_pct=round(statistics.pstdev(windows), 3),
-                neighbour_pct=round(looks[-1].since(looks[0], _NEIGHBOUR), 2),
-                reachable=share + _NEAR <= unlimited,
-            )
+            yield self._case(kind, beside, share, seconds, unlimited)
         for name in (_TENANT, _NEIGHBOUR) if beside == _NEIGHBOUR else (_TENANT,):
             self._end(name)
+
+    def baseline(
+        self, kind: str, beside: str, shares: tuple[int, ...], seconds: float, unlimited: float
+    ) -> Iterator[LimitCase]:
+        """The same by a program that holds itself to a percentage, beside the same neighbour; nobody else holds it."""
+        if beside == _NEIGHBOUR:
+            self._begin(_NEIGHBOUR, _NEIGHBOUR)
+        for share in shares:
+            self._begin(_TENANT, kind, itself_pct=share)
+            pause(_WARM_S)  # its watcher needs longer to settle
+            yield self._case(kind, beside, share, seconds, unlimited)
+            self._end(_TENANT)
+        if beside == _NEIGHBOUR:
+            self._end(_NEIGHBOUR)
+
+    def _case(self, kind: str, beside: str, share: int, seconds: float, unlimited: float) -> LimitCase:
+        pause(_WARM_S)
+        looks = [self._look()]
+        while looks[-1].at_ns - looks[0].at_ns < seconds * 1e9:
+            pause(_WINDOW_S)
+            looks.append(self._look())
+        windows = [after.since(before, _TENANT) for before, after in itertools.pairwise(looks)]
+        actual = looks[-1].since(looks[0], _TENANT)
+        return LimitCase(
+            kind=kind,
+            kernel_ns=KINDS[kind].kernel_ns,
+            beside=beside,
+            target_pct=share,
+            actual_pct=round(actual, 3),
+            error_pct=round(abs(actual - share), 3),
+            oscillation_pct=round(statistics.pstdev(windows), 3),
+            neighbour_pct=round(looks[-1].since(looks[0], _NEIGHBOUR), 2),
+            reachable=share + _NEAR <= unlimited,
+        )
 
     # -- tenants and their device ---------------------------------------------------------------------------------
 
@@ -232,9 +267,11 @@ class _World:
                 stderr=complaints,
             )
 
-    def _begin(self, name: str, kind: str, *flags: str) -> None:
+    def _begin(self, name: str, kind: str, *flags: str, itself_pct: int = 0) -> None:
         """And wait until the device has seen something of it."""
-        self._running[name] = self._start(self._tenant(name, kind, "--measure", "never", *flags), name)
+        itself = ["0", str(itself_pct)] if itself_pct else []
+        command = [*self._tenant(name, kind, "--measure", "never", *flags), *itself]
+        self._running[name] = self._start(command, name)
         for _ in self._until(f"{name} launches nothing; see what it says in {self._home}"):
             if self._running[name].poll() is not None:
                 told = (self._home / "complaints").read_text(encoding="utf-8", errors="replace")

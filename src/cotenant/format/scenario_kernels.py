@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from cotenant.domain.gate import GateRules
+from cotenant.domain.gate import GateRules, Limit
 from cotenant.domain.instant import MICROSECOND_NS, MILLISECOND_NS
 from cotenant.domain.load import Arrival
 from cotenant.domain.tenant import Kind, Name, Priority
@@ -76,6 +76,7 @@ class TenantConfig(Section, frozen=True):
     period: DurationNs = DurationNs(0)
     requests: Count = Count(0)
     share: ShareOfWhole = ShareOfWhole(0)
+    limit: Limit = Limit.OFF
 
     def arrivals(self, seed: int) -> Arrival:
         """When its requests come."""

@@ -1,6 +1,7 @@
 """Who always wants more of the device? A program that keeps it fed with one kind of work.
 
-`python -m cotenant.live.soak.press KIND [BURSTS]`: burst after burst, two of them under way; without a number for ever.
+`python -m cotenant.live.soak.press KIND [BURSTS [PERCENT]]`: burst after burst, two of them under way; 0: for ever. A
+percentage is what it holds itself to by the size of its grids, as the baseline does.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from cotenant.live.soak.client import CudaClient, CudaError
+from cotenant.live.soak.gridlimit import GridLimiter
 
 _CAPTURE_RELAXED: Final = 2
 _UNDER_WAY: Final = 2
+_THREADS_PER_SM: Final = 2048
 
 
 class Kind(NamedTuple):
@@ -38,7 +41,7 @@ KINDS: Final = {
 class Press:
     """One process of it. Work that leaves half of the device free goes into two streams at once."""
 
-    def __init__(self, kind: Kind) -> None:
+    def __init__(self, kind: Kind, percent: int = 0) -> None:
         """Make the context, and the graph if there is one."""
         self._client = client = CudaClient()
         self._kind = kind
@@ -51,6 +54,9 @@ class Press:
         self._launches: list[Callable[[], int]] = self._kernels
         if kind.nodes:
             self._launches = [self._captured(kind.nodes)]
+        if percent:  # a graph has no grid: those who limit so let it pass
+            limiter = GridLimiter(percent, sms.value, _THREADS_PER_SM)
+            self._launches = [limiter.limited(launch, self._blocks * (not kind.nodes)) for launch in self._launches]
 
     def press(self, bursts: int) -> None:
         """So many bursts; 0: without end."""
@@ -87,7 +93,8 @@ class Press:
 
 def main(arguments: Sequence[str]) -> None:
     """As the module's first lines say."""
-    Press(KINDS[arguments[0]]).press(int(arguments[1]) if arguments[1:] else 0)
+    bursts, percent = (*map(int, arguments[1:]), 0, 0)[:2]
+    Press(KINDS[arguments[0]], percent).press(bursts)
 
 
 if __name__ == "__main__":

@@ -26,6 +26,8 @@ class Hold(enum.Enum):
     PAUSED = 13
     CHANGED = 14
     DEBT = 15
+    LIMIT = 16
+    SHARE = 17
 
 
 class Held(Value, frozen=True):
