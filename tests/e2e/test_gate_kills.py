@@ -189,8 +189,8 @@ def check_daemon(stage: Stage, tenants: int) -> None:
     """Once all is quiet it has its tenants, itself, six descriptors per device and at most two per slot open."""
     pid = stage.node_pid()
     assert pid is not None
-    # The listener, the two ends that signals go through, and the two through which devices are asked.
-    until(lambda: opened(pid).count("socket") == tenants + 5)
+    # The listener, the two ends that signals go through, and two for each thread that asks devices.
+    until(lambda: opened(pid).count("socket") == tenants + 7)
     found = opened(pid)
     pages = stage.places.pages
     files = [path(pages, gpu) for path in (path_of, ledger_of) for gpu in (0, 1)]

@@ -19,6 +19,8 @@ from cotenant.experiment.fill.stage import NodePolicy, Stage
 from cotenant.live.player import READY, image_for, quantile
 from cotenant.live.softgpu import manage
 
+MET = 400
+"""Requests while another load starts and meets them: enough of them on a busy machine, too."""
 SCRIPT = "gemm 80 256 20000 3000 7\nrelu 40 128 5000 0 7\n@htod 4096 0 9\n"
 
 
@@ -126,7 +128,7 @@ def made(name: str, *durations_ns: int) -> tuple[Launch, ...]:
 
 
 def test_a_pair_waits_for_each_other_and_the_books_say_who(tmp_path: Path) -> None:
-    online = Load("light", made("light", 10_000, 20_000, 15_000), requests=40)
+    online = Load("light", made("light", 10_000, 20_000, 15_000), requests=MET)
     offline = Load("heavy", made("heavy", *[300_000] * 20), TRAINING)
     with Stage(tmp_path) as stage:
         stage.rule(NodePolicy(delay="10%"))
@@ -137,12 +139,12 @@ def test_a_pair_waits_for_each_other_and_the_books_say_who(tmp_path: Path) -> No
         alone, beside = stage.play("alone", online, None), stage.play("slices", online, offline)
         together = stage.play("mps", online, offline)
         heavy = stage.play("offline alone", None, offline, 0.05)
-    assert alone.requests == beside.requests == together.requests == 40
+    assert alone.requests == beside.requests == together.requests == MET
     assert alone.online_delayed_ns == 0 < min(beside.online_delayed_ns, together.online_delayed_ns)
     assert alone.offline_done_ns == 0 < min(beside.offline_done_ns, together.offline_done_ns)
     assert heavy.requests == 0 < heavy.offline_done_ns <= heavy.wall_ns + 300_000
     assert through.online_delayed_ns == 0
-    assert [scene.requests for scene in (through, *governed)] == [40, 40, 40]
+    assert [scene.requests for scene in (through, *governed)] == [MET] * 3
     for scene in (beside, together, heavy, *governed):
         assert scene.offline_done_ns % 300_000 == 0
         assert scene.busy_ns <= scene.wall_ns
