@@ -35,10 +35,55 @@ static void a_graph_gives_way_kernel_by_kernel(void)
     EXPECT_EQ(ct_known_grain(&known), 0); /* nothing gives way */
 }
 
+static uint32_t free_beside(enum ct_work work, uint32_t blocks, uint32_t blocks_per_sm, struct ct_sms device)
+{
+    struct ct_record_kernel kernel = {.name = "one", .grid = {blocks, 1, 1}, .block = {32, 1, 1}, .blocks_per_sm = blocks_per_sm};
+    struct ct_known known = {0};
+    kernel.work = work;
+    ct_known_spread(&known, &kernel, &device);
+    return known.free_ppm;
+}
+
+static void few_blocks_leave_sms_free(void)
+{
+    const struct ct_sms whole = {80, 80, 0}, part = {24, 80, 0}, unknown = {0};
+    EXPECT_EQ(free_beside(CT_WORK_KERNEL, 40, 16, whole), 500000);
+    EXPECT_EQ(free_beside(CT_WORK_KERNEL, 80, 16, whole), 0);
+    EXPECT_EQ(free_beside(CT_WORK_KERNEL, 120, 1, whole), 250000); /* a whole wave, then a half */
+    EXPECT_EQ(free_beside(CT_WORK_KERNEL, 160, 1, whole), 0);
+    EXPECT_EQ(free_beside(CT_WORK_KERNEL, 240, 1, part), 700000); /* of an MPS client that was given 30 % */
+    EXPECT_EQ(free_beside(CT_WORK_KERNEL, 12, 1, part), 850000);
+    EXPECT_EQ(free_beside(CT_WORK_KERNEL, 40, 0, whole), 0); /* nobody knows how many fit */
+    EXPECT_EQ(free_beside(CT_WORK_KERNEL, 40, 16, unknown), 0);
+    EXPECT_EQ(free_beside(CT_WORK_GRAPH, 1, 0, whole), 0);
+    EXPECT_EQ(free_beside(CT_WORK_COPY, 1, 0, whole), 1000000);
+    EXPECT_EQ(free_beside(CT_WORK_MEMSET, 1, 0, unknown), 1000000);
+}
+
+static void one_is_measured_for_all_of_its_kind(void)
+{
+    struct ct_known known = {.expect_ns = 50000, .is_known = 1, .free_ppm = 500000};
+    for (int i = 0; i < 16; i++) {
+        EXPECT(!ct_known_must_check(&known));
+        ct_known_charge(&known, 500000);
+    }
+    EXPECT(ct_known_must_check(&known));
+    EXPECT_EQ(known.charged_ns, 16 * 25000);
+    struct ct_known longer = {.expect_ns = 2000000, .is_known = 1}, unknown = {0}, copy = {.free_ppm = 1000000};
+    ct_known_charge(&longer, 500000);
+    EXPECT(ct_known_must_check(&longer));
+    EXPECT(ct_known_must_check(&unknown));
+    EXPECT(!ct_known_must_check(&copy));
+    ct_known_charge(&unknown, 500000);
+    EXPECT_EQ(unknown.charged_ns, 500000);
+}
+
 int main(void)
 {
 #define GOLDEN(...) becomes(__VA_ARGS__);
 #include "known_golden.def"
     a_graph_gives_way_kernel_by_kernel();
+    few_blocks_leave_sms_free();
+    one_is_measured_for_all_of_its_kind();
     return 0;
 }

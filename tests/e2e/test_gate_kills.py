@@ -210,7 +210,7 @@ def test_what_was_changed_while_tenants_ran_outlives_the_daemon(stage: Stage) ->
     assert stage.run("pause", "jab").returncode == 2
     set_priority(door, "job", 4)
     set_rules(door, NodeConfig(gate="strict"), ["gate"])
-    held = GateSeat(0, 1, 4, online=False, paused=True, least_ppm=100_000)
+    held = GateSeat(0, 1, 4, online=False, paused=True, least_ppm=100_000, limit_ppm=100_000)
     expected = {0: GateRules(GatePolicy.STRICT, 300_000, switch_ns=10_000, seats=(held,))}
     assert seats(stage) == expected
     stage.kill_node()

@@ -190,7 +190,8 @@ class _World:
             used[limit].append(self._look().since(before, _TENANT))
         self._end(_TENANT)
         off = statistics.fmean(used["off"])
-        return round(off, 2), statistics.fmean(used["conserving"]) / off
+        ratios = [held / free for held, free in zip(used["conserving"], used["off"], strict=True)]
+        return round(off, 2), statistics.median(ratios)  # others may have used the processor meanwhile
 
     def cases(
         self, kind: str, beside: str, shares: tuple[int, ...], seconds: float, unlimited: float
