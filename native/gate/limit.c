@@ -88,7 +88,8 @@ static int peer_is_over(const struct ct_gate_page *page, uint64_t now_ns)
 static int wants_now(const struct ct_gate_page *page, uint64_t until_ns, uint64_t now_ns)
 {
     const uint64_t asked_ns = SEE(page->asked_ns), waits_ns = believed(SEE(page->waits_ns), now_ns);
-    if (believed(SEE(page->busy_ns), now_ns) > now_ns || (waits_ns && left(now_ns, waits_ns) <= CT_LIMIT_WINDOW_NS))
+    const uint64_t busy_ns = believed(SEE(page->busy_ns), now_ns);
+    if (busy_ns > now_ns || (waits_ns && left(now_ns, later(waits_ns, busy_ns)) <= CT_LIMIT_LATE_NS))
         return 1;
     if (LOAD(page->wanted_ns) && left(now_ns, asked_ns) <= CT_LIMIT_LOOK_NS && left(asked_ns, now_ns) <= CT_LIMIT_LOOK_NS)
         return 1;

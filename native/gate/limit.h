@@ -8,6 +8,7 @@
 enum {
     CT_LIMIT_AHEAD_NS = 4 * 1000 * 1000,    /* a limited tenant works so far ahead, then waits for all of it at once */
     CT_LIMIT_WINDOW_NS = 100 * 1000 * 1000, /* what is not used in so long is lost */
+    CT_LIMIT_LATE_NS = 10 * 1000 * 1000,    /* work that a host waits for is over this much later than expected at most */
     CT_LIMIT_LOOK_NS = 1000 * 1000,         /* how long one that waits for its equals sleeps unless a bell rings */
     CT_LIMIT_WHOLE_PPM = 1000 * 1000,
     CT_LIMIT_NEAR_PPM = 20 * 1000, /* a part of the SMs is given in whole ones */

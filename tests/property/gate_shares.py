@@ -6,6 +6,7 @@ from tests.property.gate_ledger import Ledger
 from tests.property.gate_sums import (
     AHEAD,
     FAR,
+    LATE,
     LIMIT,
     LIMIT_LOOK,
     PPM,
@@ -56,7 +57,7 @@ class Shares(Ledger):
 
     def wants_now(self, page: Page, until: int, now: int) -> bool:
         is_asking = page["wanted_ns"] and abs(now - page["asked_ns"]) <= LIMIT_LOOK
-        is_waiting = page["waits_ns"] and now - page["waits_ns"] <= WINDOW
+        is_waiting = page["waits_ns"] and now - max(page["waits_ns"], page["busy_ns"]) <= LATE
         is_coming = now < page["quiet_ns"] and page["next_ns"] < until
         return bool(page["busy_ns"] > now or is_asking or is_waiting or is_coming)
 

@@ -18,7 +18,7 @@ CLOSED, AGAIN, PAUSE_LOOK, PATIENCE_LEAST, WAITED_FOR = 2000 * MS, 2 * US, 5 * M
 SPARE = 20 * MS
 RECENT, PPM = 32, 10**6
 DUTY, DUTY_LEAST = 20 * MS, 300_000
-AHEAD, WINDOW, LIMIT_LOOK = 4 * MS, 100 * MS, MS
+AHEAD, WINDOW, LIMIT_LOOK, LATE = 4 * MS, 100 * MS, MS, 10 * MS
 
 Wish = tuple[int, int, int, int, int, int, int, int]
 """expect, sure, low, high, may_fill, grain, pieces, free"""

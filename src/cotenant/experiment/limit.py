@@ -33,6 +33,8 @@ _NEIGHBOUR: Final = "greedy"
 _TENANT: Final = "tenant"
 _WINDOW_S: Final = 0.1
 _WARM_S: Final = 1.0
+_SECONDS: Final = 10.0
+_QUICK_S: Final = 2.0
 _TURNS: Final = 5
 _NEAR: Final = 5.0
 """A tenant that unlimited and alone uses no more than this above the target cannot show whether a limit holds."""
@@ -92,7 +94,7 @@ class _Seen(NamedTuple):
 def bench_limit(say: Say, *, quick: bool = False) -> LimitReport:
     """Each kind of work at each share, alone and beside a neighbour that takes all it can get."""
     home = Path(tempfile.mkdtemp(prefix="cotenant-limit-"))
-    seconds = 2.0 if quick else 10.0
+    seconds = _QUICK_S if quick else _SECONDS
     shares, baseline_shares = (QUICK_SHARES, QUICK_SHARES[:1]) if quick else (SHARES, BASELINE_SHARES)
     cases: list[LimitCase] = []
     baseline: list[LimitCase] = []
