@@ -74,6 +74,13 @@ def test_tenants_that_fit_side_by_side_do_not_slow_each_other_and_those_that_do_
     assert points_of([hungry, hungry], Law()) == pytest.approx([1.8, 1.8])  # bandwidth is what is scarce
 
 
+def test_tenants_held_to_their_parts_meet_only_at_the_memory() -> None:
+    parts = [Use(1.0).within(0.3), Use(1.0, ()).within(0.7)]
+    assert points_of(parts, Law()) == pytest.approx([1.0, 1.0])
+    hungry = [Use(1.0, memory=0.8).within(0.3), Use(1.0, memory=0.8).within(0.7)]
+    assert points_of(hungry, Law()) == pytest.approx([1.6, 1.6])
+
+
 def test_where_kernels_take_turns_the_one_with_short_kernels_waits_more() -> None:
     told = points_of([Use(1.0, kernel_ns=10_000), Use(1.0, kernel_ns=40_000)], Law(turn=1.0))
     assert told == pytest.approx([5.0, 1.25])

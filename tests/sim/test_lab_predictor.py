@@ -17,7 +17,7 @@ from cotenant.domain.estimate import Estimate
 from cotenant.errors import ConfigError
 from cotenant.experiment.lab.foretold import Case, folds, judged
 from cotenant.experiment.lab.predict_load import MADE_UP, made_up_days, windows_of
-from cotenant.experiment.lab.predict_pairs import pairs_on_the_model
+from cotenant.experiment.lab.predict_pairs import SHARES, pairs_on_the_model, split_cases
 from cotenant.experiment.lab.predict_together import Laws, judge_together, training_groups
 from cotenant.experiment.lab.predictor import Measurements, judge_predictor
 from cotenant.format.measured.arrivals import read_azure, read_mooncake
@@ -134,6 +134,14 @@ def test_pairs_on_the_model_share_it(measured: Measurements) -> None:
         assert all(1 <= one < 4 for one in group.slowdowns)
         assert all(0 < use.duty <= 1 and use.kernel_ns > 0 for use in group.uses)
         assert len(points_of(group.uses, Law())) == 2
+
+
+def test_split_shares_are_foretold_by_kernels_alone(measured: Measurements) -> None:
+    cases = split_cases(measured.streams)
+    assert len(cases) == 1 * 2 * len(SHARES) * 2  # one service beside two trainings, both sides
+    assert all(one.estimate.holds(one.measured) for one in cases)
+    assert all(one.estimate.point == pytest.approx(one.measured, rel=0.15) for one in cases)
+    assert max(one.measured for one in cases) > 3  # a quarter of the device is a slow place for wide kernels
 
 
 def test_a_judgement_counts_what_lies_within_and_who_is_better() -> None:

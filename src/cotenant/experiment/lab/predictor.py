@@ -8,10 +8,10 @@ from typing import Final
 import msgspec
 
 from cotenant.domain.timeline import Timeline
-from cotenant.experiment.lab.foretold import Case, Judged, all_met
-from cotenant.experiment.lab.predict_latency import Alone, Shown, judge_alone
+from cotenant.experiment.lab.foretold import Case, Judged, all_met, judged
+from cotenant.experiment.lab.predict_latency import ADDITIVE, CONSTANT, Alone, Shown, judge_alone
 from cotenant.experiment.lab.predict_load import LoadJudged, Window, judge_loads
-from cotenant.experiment.lab.predict_pairs import pairs_on_the_model
+from cotenant.experiment.lab.predict_pairs import pairs_on_the_model, split_cases
 from cotenant.experiment.lab.predict_together import (
     FLOORS,
     TURNS,
@@ -51,6 +51,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     alone: Alone
     together: Together
+    split: list[Judged]
+    """Both levels at once."""
     load: list[LoadJudged]
     met: dict[str, bool]
 
@@ -69,16 +71,29 @@ def judge_predictor(
     """Latency alone, slowdown together, next load."""
     alone, curves = judge_alone(measured.surface, measured.profiles, measured.streams, progress)
     together, cases = judge_together(_sets(measured, quick=quick), progress)
+    split = _split(measured.streams)
+    progress("split shares", 1, 1)
     loads, windows = judge_loads(measured.arrivals, seed, quick=quick)
     progress("load", 1, 1)
-    met = {**all_met([*alone.judged, *together.judged]), **_loads_met(loads)}
-    report = Report(lab="predictor-node", quick=quick, seed=seed, alone=alone, together=together, load=loads, met=met)
+    met = {**all_met([*alone.judged, *together.judged, *split]), **_loads_met(loads)}
+    report = Report(
+        lab="predictor-node", quick=quick, seed=seed, alone=alone, together=together, split=split, load=loads, met=met
+    )
     return report, Evidence(curves=curves, together=cases, windows=windows)
 
 
 def every_judgement(report: Report) -> list[Judged]:
-    """Of latencies and of slowdowns."""
-    return [*report.alone.judged, *report.together.judged]
+    """Of latencies, of slowdowns, and of both."""
+    return [*report.alone.judged, *report.together.judged, *report.split]
+
+
+def _split(streams: Mapping[str, Timeline]) -> list[Judged]:
+    """Its intervals are for real GPUs, and wider than the device model deserves: they are shown, and are no target."""
+    cases = split_cases(streams)
+    if not cases:
+        return []
+    name, source = "split shares on the software GPU", "Orion on the device model"
+    return [judged(name, source, "nothing fitted", cases, rivals=(CONSTANT, ADDITIVE), covers=False)]
 
 
 def _sets(measured: Measurements, *, quick: bool) -> Mapping[str, tuple[str, Sequence[Group], Laws]]:

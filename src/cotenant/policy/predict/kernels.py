@@ -1,10 +1,10 @@
 """How does a task scale with its share, by its kernels alone? What a profile says before anything else is measured.
 
-A kernel of so many blocks runs in waves: as many blocks at once as the SMs of its share hold. Bandwidth does not
-shrink with the share, so a kernel that memory bounds slows only once the SMs left to it cannot ask for all of it. The
-idle time between kernels either hides what they take longer (launches run ahead of the device) or does not (the host
-waits for each result): the interval spans both, and kernels of unknown shape between no slowing and a slowing in
-proportion.
+A kernel of so many blocks runs in waves: as many blocks at once as the SMs of its share hold. That goes for kernels
+that memory bounds too: measured ResNets on a V100 follow it to 5 % of the SMs (docs/predictor.md), and would not if
+bandwidth could be had by few SMs. The idle time between kernels either hides what they take longer (launches run
+ahead of the device) or does not (the host waits for each result): the interval spans both, and kernels of unknown
+shape between no slowing and a slowing in proportion.
 """
 
 from __future__ import annotations
@@ -27,8 +27,6 @@ class Ahead(Value, frozen=True):
 
     hidden: float = 1.0
     """Part of the idle time that hides what kernels take longer; 1: launches run ahead, as inference frameworks do."""
-    memory_width: float = 0.5
-    """Part of the SMs that suffices to ask for all of the bandwidth."""
     coverage: float = COVERAGE
 
 
@@ -45,7 +43,7 @@ def stretch(profile: Profile, share: float, sms: int, ahead: Ahead | None = None
     device_ns = profile.device_ns
     if device_ns <= 0 or some >= sms:
         return Estimate(1.0, 1.0, 1.0, rules.coverage)
-    parts = [(timing.expected_ns / device_ns, _slowing(timing, some, sms, rules)) for timing in profile.timings]
+    parts = [(timing.expected_ns / device_ns, _slowing(timing, some, sms)) for timing in profile.timings]
     known = [(part, slowing.point) for part, slowing in parts if part and slowing.low == slowing.high]
     typical = sum(part * point for part, point in known) / sum(part for part, _ in known) if known else sms / some
     low = sum(part * slowing.low for part, slowing in parts)
@@ -84,7 +82,7 @@ def _width(timing: KernelTiming, sms: int) -> float:
     return (timing.sms_needed(sms) or sms) / sms
 
 
-def _slowing(timing: KernelTiming, some: int, sms: int, rules: Ahead) -> _Slowing:
+def _slowing(timing: KernelTiming, some: int, sms: int) -> _Slowing:
     """How many times as long a kernel takes on `some` of the SMs."""
     if timing.kernel.work is not Work.KERNEL:
         return _Slowing(1.0, 1.0, 1.0)
@@ -92,8 +90,6 @@ def _slowing(timing: KernelTiming, some: int, sms: int, rules: Ahead) -> _Slowin
         return _Slowing(1.0, sms / some, sms / some)
     blocks = max(timing.kernel.blocks, 1)
     waves = math.ceil(blocks / (timing.blocks_per_sm * some)) / math.ceil(blocks / (timing.blocks_per_sm * sms))
-    if timing.memory_bound:
-        waves = min(waves, max(1.0, rules.memory_width * sms / some))
     return _Slowing(waves, waves, waves)
 
 

@@ -41,6 +41,11 @@ class Use(Value, frozen=True):
     active: float = 1.0
     """Part of the time in which a request is under way; 1: one follows the other. They come at their own rate below."""
 
+    def within(self, share: float) -> Use:
+        """The same held to a share of the SMs: what it does slower there, `kernels` and `latency` say."""
+        capped = tuple((min(width, share), part) for width, part in self.widths) or ((share, 1.0),)
+        return Use(self.duty, capped, self.memory, self.kernel_ns, self.active)
+
 
 UNKNOWN: Final = Use(duty=1.0, widths=((1.0, 1.0),), memory=1.0)
 """A tenant of whom nothing is known is taken to use all of the GPU all of the time, with the longest kernels."""
