@@ -88,6 +88,14 @@ def test_more_points_make_an_answer_surer_and_nearer() -> None:
     assert error[1] < error[0]
 
 
+def test_the_knee_of_a_fit_is_that_of_the_program_behind_it() -> None:
+    points = [Point(share / 20, 1, max(1.0, 0.4 / (share / 20))) for share in range(1, 21)]
+    surface = fit_surface(points)
+    assert abs(surface.knee_pct(1) - 37) <= 2  # 0.4 / 1.1 of the GPU is within a tenth of the whole
+    assert surface.knee_pct(1, (10, 30, 50, 100)) == 50
+    assert surface.knee_pct(2) > surface.knee_pct(1)
+
+
 def test_intervals_learned_from_errors_hold_as_often_as_they_say() -> None:
     dice = np.random.default_rng(7)
     table = [(abs(dice.normal(0, 0.05 + 0.1 * octaves)), octaves, 0.0) for octaves in dice.random(4000) * 3]

@@ -197,7 +197,7 @@ def _knees(programs: Mapping[str, Sequence[Point]], surfaces: Mapping[str, Surfa
         for batch in sorted({point.batch for point in programs[name]}):
             measured = {round(100 * one.share): one.latency for one in programs[name] if one.batch == batch}
             knee = knee_pct(measured)
-            fitted.append(abs(knee_pct({share: surface.latency(share / 100, batch) for share in measured}) - knee))
+            fitted.append(abs(surface.knee_pct(batch, sorted(measured)) - knee))
             whole.append(100 - knee)
     return Knees(
         n=len(fitted),

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from cotenant.domain.curve import knee_pct
 from cotenant.domain.estimate import COVERAGE, Estimate, around
 from cotenant.domain.value import Value
 
@@ -115,6 +116,11 @@ class Surface(Value, frozen=True):
         """How long a request takes alone."""
         share = _within(share)
         return around(self.latency(share, batch), self.doubt.at(share, batch, self.points), self.doubt.coverage)
+
+    def knee_pct(self, batch: float, shares_pct: Sequence[int] = tuple(range(1, 101))) -> int:
+        """The least of these shares past which latency hardly falls, by the fit."""
+        latencies = columns([share / 100 for share in shares_pct], [batch] * len(shares_pct)) @ np.array(self.mixture)
+        return knee_pct(dict(zip(shares_pct, latencies, strict=True)))
 
     def widths(self, share: float, batch: float) -> tuple[tuple[float, float], ...]:
         """While it runs within such a share: which part of that share it holds, for which part of its time."""

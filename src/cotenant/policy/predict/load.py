@@ -2,7 +2,8 @@
 
 Several opinions are kept: means of the last windows that forget more or less quickly, and the mean of the same time on
 earlier days. Each is weighted by how small its squared errors were of late. The interval is made of the errors that
-the mixture itself made of late, at least those of arrivals that know nothing of each other.
+the mixture itself made of late, at least those of arrivals that know nothing of each other. Instants count from a
+midnight: those of a clock that starts anywhere else have no time of day.
 """
 
 from __future__ import annotations
