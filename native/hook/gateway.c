@@ -2,15 +2,11 @@
 #define _GNU_SOURCE
 #include "hook/gateway.h"
 
-#include <fcntl.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <unistd.h>
+#include "hook/given.h"
 
-enum { PATH_ROOM = 1024, MARGIN_NS = 20 * 1000, CALM_NS = 10 * 1000 * 1000 };
+#include <sys/mman.h>
+
+enum { MARGIN_NS = 20 * 1000, CALM_NS = 10 * 1000 * 1000 };
 
 /* ---- the pages --------------------------------------------------------------------------------------------------- */
 
@@ -20,15 +16,6 @@ struct pages {
     struct ct_gate_floor *floor;
     struct ct_gate_page *page;
 };
-
-static void *map(int descriptor, int protection, off_t at, size_t bytes)
-{
-    void *mapped = mmap(NULL, bytes, protection, MAP_SHARED, descriptor, at);
-    if (mapped == MAP_FAILED)
-        return NULL;
-    madvise(mapped, bytes, MADV_DONTFORK); /* a child maps its own */
-    return mapped;
-}
 
 static void unmap(const struct pages *pages)
 {
@@ -40,54 +27,32 @@ static void unmap(const struct pages *pages)
         munmap(pages->page, CT_GATE_PAGE_BYTES);
 }
 
-/* What the program has under these numbers may be anything by now. */
-static int map_pages(struct pages *pages, int reading, int writing, uint64_t slot)
+static int map_pages(void *into, int reading, int writing, size_t bytes, uint64_t slot)
 {
-    struct stat one, other;
-    memset(pages, 0, sizeof *pages);
-    if (reading < 0 || writing < 0 || fstat(reading, &one) < 0 || fstat(writing, &other) < 0 ||
-        !S_ISREG(one.st_mode) || one.st_dev != other.st_dev || one.st_ino != other.st_ino || slot > UINT16_MAX ||
-        (uint64_t)one.st_size < ct_gate_offset((uint32_t)slot + 1))
+    struct pages *pages = into;
+    *pages = (struct pages){.bytes = bytes};
+    if (bytes < ct_gate_offset((uint32_t)slot + 1))
         return 0;
-    pages->bytes = (size_t)one.st_size;
-    pages->file = map(reading, PROT_READ, 0, pages->bytes);
-    if (!pages->file || ct_roster_check(pages->file, pages->bytes) < 0 || pages->file->slots <= slot) {
+    pages->file = ct_given_part(reading, PROT_READ, 0, bytes);
+    if (!pages->file || ct_roster_check(pages->file, bytes) < 0 || pages->file->slots <= slot) {
         unmap(pages);
         return 0;
     }
-    pages->floor = map(writing, PROT_READ | PROT_WRITE, CT_GATE_PAGE_BYTES, CT_GATE_PAGE_BYTES);
-    pages->page = map(writing, PROT_READ | PROT_WRITE, (off_t)ct_gate_offset((uint32_t)slot), CT_GATE_PAGE_BYTES);
+    pages->floor = ct_given_part(writing, PROT_READ | PROT_WRITE, CT_GATE_PAGE_BYTES, CT_GATE_PAGE_BYTES);
+    pages->page =
+        ct_given_part(writing, PROT_READ | PROT_WRITE, (off_t)ct_gate_offset((uint32_t)slot), CT_GATE_PAGE_BYTES);
     if (pages->floor && pages->page)
         return 1;
     unmap(pages);
     return 0;
 }
 
-static int map_named(struct pages *pages, const char *records, uint64_t slot)
-{
-    char path[PATH_ROOM];
-    int length = snprintf(path, sizeof path, "%s/gate", records);
-    if (length < 0 || (size_t)length >= sizeof path)
-        return 0;
-    int reading = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), writing = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
-    int is_mapped = map_pages(pages, reading, writing, slot);
-    if (reading >= 0)
-        close(reading);
-    if (writing >= 0)
-        close(writing);
-    return is_mapped;
-}
-
 struct ct_gateway *ct_gateway_open(const struct ct_beside *beside, const struct ct_clock *clock, const char *records)
 {
-    const char *named = getenv("COTENANT_GATE_FD");
-    int reading = -1, writing = -1;
     struct pages pages;
     if (!beside->is_tenant || beside->generation > UINT32_MAX || !beside->generation)
         return NULL;
-    if (named && sscanf(named, "%d,%d", &reading, &writing) != 2)
-        reading = writing = -1;
-    if (!map_pages(&pages, reading, writing, beside->slot) && !map_named(&pages, records, beside->slot))
+    if (!ct_given_open("COTENANT_GATE_FD", records, "gate", map_pages, &pages, beside->slot))
         return NULL;
     struct ct_gateway *gateway =
         mmap(NULL, sizeof *gateway, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

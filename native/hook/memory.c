@@ -2,6 +2,8 @@
 #define _GNU_SOURCE
 #include "hook/memory.h"
 
+#include "hook/given.h"
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -13,7 +15,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { PATH_ROOM = 1024, STAT_ROOM = 512, PID_BITS = 22, START_BITS = 20 };
+enum { STAT_ROOM = 512, PID_BITS = 22, START_BITS = 20 };
 enum { MOMENT_NS = 50 * 1000, LONGEST_NS = 4 * 1000 * 1000, PATIENCE_NS = 200 * 1000 * 1000 };
 enum { ROOM_EVERY_NS = 20 * 1000 * 1000 };
 #define ROOM_PATIENCE_NS (UINT64_C(12) * 1000 * 1000 * 1000)
@@ -87,15 +89,6 @@ struct ledger_file {
     struct ct_ledger_account *account;
 };
 
-static void *map(int descriptor, int protection, off_t at, size_t bytes)
-{
-    void *mapped = mmap(NULL, bytes, protection, MAP_SHARED, descriptor, at);
-    if (mapped == MAP_FAILED)
-        return NULL;
-    madvise(mapped, bytes, MADV_DONTFORK); /* a child maps its own */
-    return mapped;
-}
-
 static void unmap(const struct ledger_file *found)
 {
     if (found->file)
@@ -104,53 +97,31 @@ static void unmap(const struct ledger_file *found)
         munmap(found->account, CT_LEDGER_ACCOUNT_BYTES);
 }
 
-/* What the program has under these numbers may be anything by now. */
-static int map_file(struct ledger_file *found, int reading, int writing, uint64_t slot)
+static int map_file(void *into, int reading, int writing, size_t bytes, uint64_t slot)
 {
-    struct stat one, other;
-    memset(found, 0, sizeof *found);
-    if (reading < 0 || writing < 0 || fstat(reading, &one) < 0 || fstat(writing, &other) < 0 ||
-        !S_ISREG(one.st_mode) || one.st_dev != other.st_dev || one.st_ino != other.st_ino || slot > UINT16_MAX ||
-        (uint64_t)one.st_size < ct_ledger_offset((uint32_t)slot + 1))
+    struct ledger_file *found = into;
+    *found = (struct ledger_file){.bytes = bytes};
+    if (bytes < ct_ledger_offset((uint32_t)slot + 1))
         return 0;
-    found->bytes = (size_t)one.st_size;
-    found->file = map(reading, PROT_READ, 0, found->bytes);
-    if (found->file && ct_ledger_check(found->file, found->bytes) == 0)
-        found->account = map(writing, PROT_READ | PROT_WRITE, (off_t)ct_ledger_offset((uint32_t)slot),
-                             CT_LEDGER_ACCOUNT_BYTES);
+    found->file = ct_given_part(reading, PROT_READ, 0, bytes);
+    if (found->file && ct_ledger_check(found->file, bytes) == 0)
+        found->account = ct_given_part(writing, PROT_READ | PROT_WRITE, (off_t)ct_ledger_offset((uint32_t)slot),
+                                       CT_LEDGER_ACCOUNT_BYTES);
     if (found->account)
         return 1;
     unmap(found);
     return 0;
 }
 
-static int map_named(struct ledger_file *found, const char *records, uint64_t slot)
-{
-    char path[PATH_ROOM];
-    int length = records ? snprintf(path, sizeof path, "%s/ledger", records) : -1;
-    if (length < 0 || (size_t)length >= sizeof path)
-        return 0;
-    int reading = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK), writing = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
-    int is_mapped = map_file(found, reading, writing, slot);
-    if (reading >= 0)
-        close(reading);
-    if (writing >= 0)
-        close(writing);
-    return is_mapped;
-}
-
 static struct ct_memory *make(void)
 {
-    const char *records = getenv("COTENANT_RECORD"), *named = getenv("COTENANT_LEDGER_FD");
+    const char *records = getenv("COTENANT_RECORD");
     struct ledger_file found;
     struct ct_beside beside;
-    int reading = -1, writing = -1;
     records = records && *records == '/' ? records : NULL;
     ct_beside_open(&beside, records);
-    if (named && sscanf(named, "%d,%d", &reading, &writing) != 2)
-        reading = writing = -1;
-    if (!beside.generation || (!map_file(&found, reading, writing, beside.slot) &&
-                               !map_named(&found, records, beside.slot))) {
+    if (!beside.generation ||
+        !ct_given_open("COTENANT_LEDGER_FD", records, "ledger", map_file, &found, beside.slot)) {
         ct_beside_close(&beside);
         return NULL;
     }

@@ -140,6 +140,8 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "bench fill --gate ajar": ("--gate", "'ajar'", "choose fill, strict or open"),
     "bench fill --data none": ("--data", "'none'", "no such directory"),
     "lab fikit --data none": ("--data", "'none'", "no such directory"),
+    "lab predictor-node --data none": ("--data", "'none'", "no such directory"),
+    "lab predictor-node --replay x.py": ("--replay", "x.py", "leave it out"),
     "lab muxflow-node --data none": ("--data", "'none'", "no such directory"),
     "lab muxflow-node --live letter": ("--live", "'letter'", "leave it out"),
     "lab muxflow-node --plots letter": ("--plots", "'letter'", "choose another"),

@@ -382,5 +382,5 @@ class ProtectedLife(RuleBasedStateMachine):
             assert machine.snapshot() == self.machines[0].snapshot()
 
 
-ProtectedLife.TestCase.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+ProtectedLife.TestCase.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
 TestProtectedLife = ProtectedLife.TestCase

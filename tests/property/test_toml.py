@@ -1,7 +1,7 @@
 """Does every config survive the file, and every mistake get its line and field?"""
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cotenant.errors import ConfigError
@@ -94,6 +94,7 @@ def test_every_config_survives_the_file(config: Config) -> None:
     assert encode_config(decode_config(shown, "here.toml")) == shown
 
 
+@settings(max_examples=25)  # where every field of a config came from takes a while to find
 @given(configs)
 def test_what_show_prints_reads_back_with_its_comments(config: Config) -> None:
     text = encode_config(config)

@@ -54,7 +54,7 @@ def data_directory(flag: str, environ: Mapping[str, str]) -> Path:
 def read_measurements(directory: Path) -> Measurements:
     """Everything the lab uses; a damaged file is a sentence that names it."""
     streams = {
-        path.stem: read_kernels(_bytes(path), path.stem, str(path))
+        path.stem: read_kernels(measurement_bytes(path), path.stem, str(path))
         for path in sorted((directory / _STREAMS).glob("*_fwd.csv"))
     }
     if not streams:
@@ -66,8 +66,8 @@ def read_measurements(directory: Path) -> Measurements:
     profiles = directory / _PROFILES
     return Measurements(
         streams=streams,
-        surface=rapp.read_surface(_bytes(surface), str(surface)),
-        profiles=parvagpu.read_profiles(_bytes(profiles), str(profiles)),
+        surface=rapp.read_surface(measurement_bytes(surface), str(surface)),
+        profiles=parvagpu.read_profiles(measurement_bytes(profiles), str(profiles)),
         servers=[_server(directory / "disb", name) for name in _SERVERS],
     )
 
@@ -83,15 +83,15 @@ def _server(directory: Path, server: str) -> Measured:
     results = sorted((directory / "results").glob(f"{server}.*.json"))
     if not results:
         raise ConfigError("data", str(directory / "results"), f"has no {server}.*.json; fetch the measurements again")
-    seen = {path.name.split(".")[1]: disb.read_results(_bytes(path), str(path)) for path in results}
+    seen = {path.name.split(".")[1]: disb.read_results(measurement_bytes(path), str(path)) for path in results}
     workloads = {}
     for name in seen:
         path = directory / "workloads" / f"{name}.json"
-        workloads[name] = disb.read_workload(_bytes(path), str(path))
+        workloads[name] = disb.read_workload(measurement_bytes(path), str(path))
     return measured_of(server, workloads, seen)
 
 
-def _bytes(path: Path) -> bytes:
+def measurement_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:

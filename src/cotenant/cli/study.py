@@ -28,7 +28,8 @@ def add_study_commands(commands: Any) -> None:
     lab = add_command(commands, "lab", "Judge cotenant's models by measurements of real GPUs.", _lab, json=True)
     about = (
         "device: the software GPU's physics; timelines: what the hook measures of real ones, replayed; "
-        "fikit: gap filling over many pairs of programs; muxflow-node: what sharing does to one node"
+        "fikit: gap filling over many pairs of programs; muxflow-node: what sharing does to one node; "
+        "predictor-node: latencies, slowdowns and loads foretold"
     )
     lab.add_argument("name", choices=list(_LABS), help=about)
     lab.add_argument(
@@ -37,10 +38,10 @@ def add_study_commands(commands: Any) -> None:
     lab.add_argument(
         "--plots", default=None, metavar="DIR", help="all but timelines: draw SVG files and an index.html here"
     )
-    lab.add_argument(
-        "--seed", type=int, default=None, help="device: which half is held out; fikit, muxflow-node: hosts (default 0)"
-    )
-    lab.add_argument("--quick", action="store_true", default=None, help="fikit, muxflow-node: fewer and shorter cases")
+    about = "device: which half is held out; fikit, muxflow-node: hosts; predictor-node: days made up (default 0)"
+    lab.add_argument("--seed", type=int, default=None, help=about)
+    about = "fikit, muxflow-node, predictor-node: fewer and shorter cases"
+    lab.add_argument("--quick", action="store_true", default=None, help=about)
     lab.add_argument("--live", default=None, metavar="FILE", help="fikit: what `bench fill --json` printed, to compare")
     lab.add_argument(
         "--replay", default=None, metavar="FILE", help="timelines: replays them (default examples/replay.py)"
@@ -120,6 +121,21 @@ def _lab_muxflow(options: argparse.Namespace) -> int:
     return 0 if report.met and all(report.met.values()) else 1
 
 
+def _lab_predictor(options: argparse.Namespace) -> int:
+    from cotenant.apps.lab import data_directory
+    from cotenant.apps.lab_predictor import run_predictor
+    from cotenant.apps.lab_predictor_plots import plotter
+    from cotenant.apps.show_predictor import show_predictor
+
+    seed, draw = _seed(options), plotter(Path(options.plots)) if options.plots else None
+    directory = data_directory(options.data, os.environ)
+    report, evidence = run_predictor(directory, seed, Console(stderr=True), say, quick=bool(options.quick))
+    if draw is not None:
+        draw(report, evidence)
+    _tell(options, report, show_predictor)
+    return 0 if all(report.met.values()) else 1
+
+
 def _lab_fikit(options: argparse.Namespace) -> int:
     from cotenant.apps.lab import named_directory
     from cotenant.apps.lab_fikit import run_fikit
@@ -191,6 +207,7 @@ _LABS: Final[dict[str, tuple[Callable[[argparse.Namespace], int], tuple[str, ...
     "timelines": (_lab_timelines, ("plots", "seed", "quick", "live")),
     "fikit": (_lab_fikit, ("replay",)),
     "muxflow-node": (_lab_muxflow, ("replay", "live")),
+    "predictor-node": (_lab_predictor, ("replay", "live")),
 }
 """By name: what runs it, and the flags that mean nothing to it."""
 

@@ -118,6 +118,10 @@ class Site:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         """End both, whatever happened."""
+        with contextlib.suppress(CotenantError):  # a node that stops leaves its MPS to tenants who are still there
+            for _ in self.until("tenants are still there"):
+                if not self.roll().tenants:
+                    break
         self.stop_node(signal.SIGTERM)
         manage.destroy(self.gpus)
 

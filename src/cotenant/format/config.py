@@ -111,7 +111,9 @@ class RunConfig(Section, frozen=True):
         Annotated[int, Meta(ge=0, le=9)] | None, Meta(description="0 highest to 9; by default 2 online and 7 offline")
     ] = None
     slo: Annotated[DurationNs, Meta(description="latency objective of an online tenant; 0s: none")] = DurationNs(0)
-    memory: Annotated[SizeBytes, Meta(description="device memory to reserve; 0B: none")] = SizeBytes(0)
+    memory: Annotated[
+        SizeBytes, Meta(description="device memory to reserve, which is also the most it gets; 0B: neither")
+    ] = SizeBytes(0)
     share: Annotated[ShareOfWhole, Meta(description="guaranteed share of the GPU; 0%: none")] = ShareOfWhole(0)
     limit: Annotated[
         str,

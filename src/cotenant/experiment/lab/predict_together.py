@@ -1,0 +1,183 @@
+"""Is slowdown by neighbours foretold for programs that no law was fitted to?"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from cotenant.experiment.lab.foretold import Case, Judged, folds, judged
+from cotenant.experiment.lab.predict_latency import ADDITIVE, CONSTANT, PARVA_POINTS, parva_programs, usual_of
+from cotenant.experiment.lab.servers import Measured
+from cotenant.format.measured.gavel import Pairs
+from cotenant.format.measured.parvagpu import Profiles
+from cotenant.policy.predict.calibrate import Calibration
+from cotenant.policy.predict.latency import fit_surface, least_squares_above_zero
+from cotenant.policy.predict.slowdown import MPS, Law, Use, choose_law, points_of, slowdowns
+from cotenant.sim.physics.tenants import LAYER_KERNELS
+
+LEARNED: Final = ", once seen"
+_GAINS: Final = (0.2, 0.3, 0.45, 0.6, 0.8, 1.0, 1.2)
+TURNS: Final = (0.0, 0.2, 0.35, 0.5, 0.75, 1.0)
+FLOORS: Final = (0.0, 0.5, 1.0)
+_GPCS: Final = 7
+_POWER: Final = {"k80": 1.0, "p100": 4.0, "v100": 6.0}
+"""Of one kind of GPU to another in training of convolutional networks, roughly: to tell host time from GPU time."""
+_LEAST_DUTY: Final = 0.05
+
+
+class Group(msgspec.Struct, frozen=True):
+    """Tenants that were together, and what each of them became by it."""
+
+    name: str
+    kind: str
+    """Laws are for one kind of sharing: a server, a kind of GPU."""
+    uses: tuple[Use, ...]
+    tenants: tuple[str, ...]
+    programs: tuple[str, ...]
+    """What is held out together: a network, a family of models."""
+    slowdowns: tuple[float, ...]
+
+
+class Laws(msgspec.Struct, frozen=True):
+    """Which laws are tried for a kind of measurement."""
+
+    gains: tuple[float, ...] = _GAINS
+    turns: tuple[float, ...] = (0.0,)
+    floors: tuple[float, ...] = (0.0,)
+
+    def all(self) -> list[Law]:
+        """Every combination."""
+        return [Law(gain, turn, floor) for gain in self.gains for turn in self.turns for floor in self.floors]
+
+
+class Together(msgspec.Struct, frozen=True, kw_only=True):
+    """All that came of it."""
+
+    judged: list[Judged]
+    laws: dict[str, dict[str, float]]
+    """By kind of sharing, chosen from everything: what would be used next."""
+
+
+def judge_together(
+    sets: Mapping[str, tuple[str, Sequence[Group], Laws]], progress: Callable[[str, int, int], None]
+) -> tuple[Together, dict[str, list[Case]]]:
+    """Each set by its name, with its source."""
+    found = []
+    laws: dict[str, dict[str, float]] = {}
+    shown: dict[str, list[Case]] = {}
+    for done, (name, (source, groups, tried)) in enumerate(sets.items()):
+        cases, seen, chosen = _hold_out(groups, tried)
+        laws |= {f"{name}: {kind}": msgspec.structs.asdict(law) for kind, law in chosen.items()}
+        shown[name] = cases
+        split = "programs not fitted"
+        found.append(judged(name, source, split, cases, rivals=(CONSTANT, ADDITIVE)))
+        found.append(judged(name + LEARNED, source, f"{split}, outcomes so far", seen, rivals=(CONSTANT, ADDITIVE)))
+        progress("together", done + 1, len(sets))
+    return Together(judged=found, laws=laws), shown
+
+
+def _hold_out(groups: Sequence[Group], tried: Laws) -> tuple[list[Case], list[Case], dict[str, Law]]:
+    """Every program once as one that no law was chosen by; then again, with what its outcomes so far have taught."""
+    cases, seen, chosen = [], [], {}
+    for kind in sorted({group.kind for group in groups}):
+        own = [group for group in groups if group.kind == kind]
+        laws = tried.all()
+        table = np.array([[one for group in own for one in _listed(group, law)] for law in laws])
+        truth = [one for group in own for one in group.slowdowns]
+        programs = [(group.programs, place) for group in own for place in range(len(group.tenants))]
+        chosen[kind] = choose_law(laws, table, truth)
+        calibrations: dict[str, Calibration] = {}
+        held_laws: dict[str, tuple[Law, float]] = {}
+        for program in sorted({one for group in own for one in group.programs}):
+            kept = [index for index, (names, _) in enumerate(programs) if program not in names]
+            if 2 * len(kept) < len(programs):  # it is in most groups: its own cases alone are held out
+                kept = [index for index, (names, place) in enumerate(programs) if names[place] != program]
+            known = [truth[index] for index in kept]
+            taught = (choose_law(laws, table[:, kept], known), statistics.median(known)) if kept else (MPS, 1.0)
+            held_laws[program] = taught
+        for group in own:
+            busy = sum(use.duty * use.active * sum(width * part for width, part in use.widths) for use in group.uses)
+            for place, tenant in enumerate(group.tenants):
+                name = f"{group.name}: {tenant} ({place + 1})"
+                law, constant = held_laws[group.programs[place]]
+                told = slowdowns(group.uses, law)[place]
+                measured = group.slowdowns[place]
+                guesses = {CONSTANT: constant, ADDITIVE: max(1.0, busy)}
+                cases.append(Case(name, told, measured, guesses))
+                calibration = calibrations.get(tenant, Calibration())
+                seen.append(Case(name, calibration.corrected(told), measured, guesses))
+                calibrations[tenant] = calibration.after(told, measured)
+    return cases, seen, chosen
+
+
+def _listed(group: Group, law: Law) -> list[float]:
+    """Of identical tenants only the first is listed."""
+    return points_of(group.uses, law)[: len(group.tenants)]
+
+
+def server_groups(servers: Sequence[Measured]) -> list[Group]:
+    """DISB's clients: kernels as many as the published networks have layers, all of the GPU while one runs."""
+    found = []
+    for server in servers:
+        for run in server.runs:
+            uses = []
+            for client in run.clients:
+                alone_ns = run.alone_ns[client.name]
+                asks = client.load.rate_per_s * alone_ns / 1e9
+                active = 1.0 if client.load.kind == "continuous" else min(0.999, asks)
+                uses.append(Use(duty=1.0, kernel_ns=alone_ns / _layers(client.model), active=active))
+            together = tuple(
+                server.together_ns[run.name, client.name] / run.alone_ns[client.name] for client in run.clients
+            )
+            names = tuple(client.name for client in run.clients)
+            models = tuple(client.model for client in run.clients)
+            found.append(Group(f"{server.server} {run.name}", server.server, tuple(uses), names, models, together))
+    return found
+
+
+def training_groups(pairs: Pairs) -> list[Group]:
+    """Gavel's pairs: how a job's speed grows from GPU to GPU says which part of a step is the GPU's."""
+    duties: dict[tuple[str, str], float] = {}
+    for job in sorted({job for _, job in pairs.step_s}):
+        known = [(gpu, pairs.step_s[gpu, job]) for gpu in _POWER if (gpu, job) in pairs.step_s]
+        system = np.array([[1 / step_s, 1 / (_POWER[gpu] * step_s)] for gpu, step_s in known])
+        host, work = least_squares_above_zero(system, np.ones(len(known)))
+        for gpu, _ in known:
+            on_gpu = float(work) / _POWER[gpu]
+            duties[gpu, job] = max(_LEAST_DUTY, on_gpu / (float(host) + on_gpu))
+    found = []
+    for pair in pairs.pairs:
+        uses = tuple(Use(duties[pair.gpu, job], kernel_ns=1e9 * pairs.step_s[pair.gpu, job]) for job in pair.jobs)
+        families = tuple(job.split(" (")[0] for job in pair.jobs)
+        name = f"{pair.gpu} {pair.jobs[0]} + {pair.jobs[1]}"
+        found.append(Group(name, pair.gpu, uses, pair.jobs, families, pair.slowdowns))
+    return found
+
+
+def instance_groups(profiles: Profiles) -> list[Group]:
+    """ParvaGPU's processes of one model: what each holds is read off its latency alone over sizes and batches."""
+    programs = parva_programs(profiles)
+    surfaces = {}
+    for held in folds(list(programs), len(programs)):
+        usual = usual_of({name: points for name, points in programs.items() if name not in held}, PARVA_POINTS)
+        for name in held:
+            surfaces[name] = fit_surface(programs[name], usual)
+    found = []
+    for (model, gpcs, batch), by_count in profiles.latency_s.items():
+        if 1 not in by_count:
+            continue
+        use = Use(1.0, surfaces[model].widths(gpcs / _GPCS, batch))
+        for count, latency in sorted(by_count.items()):
+            if count > 1:
+                name = f"{count} on {gpcs} GPCs batch {batch} of"
+                slower = (max(latency / by_count[1], 1e-3),)
+                found.append(Group(name, "mps in an instance", (use,) * count, (model,), (model,), slower))
+    return found
+
+
+def _layers(model: str) -> float:
+    return float(next((count for name, count in LAYER_KERNELS.items() if model.startswith(name)), 100))

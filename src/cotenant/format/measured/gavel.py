@@ -1,0 +1,61 @@
+"""Gavel's pairs: how fast does a training job go alone, and beside another one on the same GPU?
+
+Source: stanford-futuredata/gavel (MIT). Rows of zeros were not measured; jobs of several GPUs and the sets called
+unconsolidated, which repeat others, are left out.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from typing import Final
+
+import msgspec
+
+from cotenant.errors import ConfigError
+from cotenant.format.measured.row import REMEDY, number, table_rows
+
+_JOBS: Final = ("gpu", "job_a", "job_b")
+_STEPS: Final = ("solo_a_steps_s", "solo_b_steps_s", "coloc_a", "coloc_b", "norm_a", "norm_b")
+
+
+class Pair(msgspec.Struct, frozen=True):
+    """Two jobs on one GPU, and how many times as long each takes."""
+
+    gpu: str
+    jobs: tuple[str, str]
+    slowdowns: tuple[float, float]
+
+
+class Pairs(msgspec.Struct, frozen=True):
+    """Seconds for a step alone by GPU and job, and the pairs in the order of the file."""
+
+    step_s: dict[tuple[str, str], float]
+    pairs: list[Pair]
+
+
+def read_pairs(packed: bytes, where: str) -> Pairs:
+    """Everything that was measured on one GPU."""
+    try:
+        content = gzip.decompress(packed)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ConfigError("file", str(error), f"is not whole gzip; {REMEDY}", where=where) from None
+    step_s: dict[tuple[str, str], float] = {}
+    pairs = []
+    for place, (gpu, first, second, *rest) in table_rows(content, _JOBS + _STEPS, where):
+        alone_a, alone_b, together_a, together_b = (number(one, "steps", place, least=0) for one in rest[:4])
+        jobs = (_job(first), _job(second))
+        if "unconsolidated" in gpu or not all(jobs):
+            continue
+        for job, alone in zip(jobs, (alone_a, alone_b), strict=True):
+            if alone > 0:
+                step_s[gpu, job] = 1 / alone
+        if min(alone_a, alone_b, together_a, together_b) > 0:
+            pairs.append(Pair(gpu, jobs, (alone_a / together_a, alone_b / together_b)))
+    return Pairs(step_s, pairs)
+
+
+def _job(text: str) -> str:
+    """The name of a job of one GPU; empty: it has more of them."""
+    name, _, gpus = text.strip("()").rpartition(",")
+    return name.strip().strip("'") if gpus.strip() == "1" else ""
