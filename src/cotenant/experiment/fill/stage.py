@@ -20,7 +20,7 @@ from cotenant.domain.instant import MILLISECOND_NS
 from cotenant.domain.load import Load
 from cotenant.errors import CotenantError, WorldError
 from cotenant.experiment.fill.scene import Mode, Progress, Scene, client_of, scene_of
-from cotenant.experiment.fill.scripts import Scripts, arrival, lesson, task
+from cotenant.experiment.fill.scripts import Scripts, lesson, task
 from cotenant.format.quantity import parse_duration, parse_share
 from cotenant.live.client import tenants_of
 from cotenant.live.clock import LiveClock, pause
@@ -251,7 +251,7 @@ class Stage:
         """A player as a tenant with these flags of `cotenant run`, or (without any) as a program of its own."""
         if load is None:
             return None
-        arguments = [*self._scripts.arguments(load), *arrival(load), "--steered", *self._detail]
+        arguments = [*self._scripts.arguments(load), *self._scripts.arrival(load), "--steered", *self._detail]
         plain = [sys.executable, *arguments]
         command = plain if flags is None else self._tenant(load, ["--measure", "never", *flags], arguments)
         player = Player(command, environ)
