@@ -12,7 +12,7 @@ from cotenant.policy.schedule.roster import file_bytes, format_roster, write_ros
 from cotenant.sim.kernels_host import Client
 
 _FIRST = -1
-"""Under MPS, `cotenant run` starts offline programs below the normal priority of clients: here online ones are above."""
+"""Under MPS, `cotenant run` starts offline programs below the normal priority of clients: here online is above."""
 
 
 def cotenant(run: Run) -> Outcome:
