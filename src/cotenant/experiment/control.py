@@ -12,7 +12,6 @@ from typing import Final
 import msgspec
 
 from cotenant.domain.control import Adjustment, ControlLimits, Dial
-from cotenant.domain.gate import GatePolicy
 from cotenant.domain.tenant import Kind, Tenant, TenantSpec, Terms
 from cotenant.experiment.kernels import works_of
 from cotenant.experiment.together import Guest, Outcome, Run, Turn, clients_of, live_through, world_of
@@ -21,7 +20,7 @@ from cotenant.machine.seats import Seats
 from cotenant.machine.windows import Occupant, Windows
 from cotenant.policy.schedule.passage import Passage
 from cotenant.policy.schedule.roster import file_bytes, format_roster, page_offset, read_page, write_roster
-from cotenant.sim.kernels_host import Client
+from cotenant.sim.kernels_host import Client, Door
 
 _GPU: Final = 0
 _GENERATION: Final = 1
@@ -34,12 +33,13 @@ class Steering:
 
     def __init__(self, run: Run, limits: ControlLimits, *, sliced: bool) -> None:
         """Everybody sits; nothing was seen yet."""
+        self._guests, self._sms = run.guests, 0 if sliced else run.setting.device.sm_count
         self._tenants = [_tenant(guest, place) for place, guest in enumerate(run.guests)]
         self._occupants = [
             Occupant(place, _GENERATION, guest.online, guest.slo_ns) for place, guest in enumerate(run.guests)
         ]
         switch_ns = run.setting.device.switch_ns if sliced else 0
-        self._rules = msgspec.structs.replace(run.setting.rules, policy=GatePolicy.FILL, switch_ns=switch_ns)
+        self._rules = msgspec.structs.replace(run.setting.rules, switch_ns=switch_ns)
         self._seats = Seats(self._tenants)
         self._control = Control(limits)
         self._windows = Windows(_GPU, 0)
@@ -54,6 +54,13 @@ class Steering:
         adjustment = self._control.seen(self._windows.window(now_ns, self._occupants, pages), now_ns)
         if adjustment is not None:
             self._adjust(adjustment, now_ns)
+
+    def doors(self) -> list[Door]:
+        """Each tenant before the gate, as the hook is inside its process."""
+        return [
+            Passage(self.file, (place, _GENERATION), *works_of(guest.load, self._sms), guest.slo_ns)
+            for place, guest in enumerate(self._guests)
+        ]
 
     def page(self, slot: int) -> dict[str, int | list[int]]:
         """What a tenant's page says now."""
@@ -91,12 +98,7 @@ def cotenant_slice(run: Run) -> Outcome:
 def steered(way: str, run: Run, limits: ControlLimits, *, sliced: bool) -> Outcome:
     """Within these limits; a controller that is off leaves what the setting's rules say."""
     steering = Steering(run, limits, sliced=sliced)
-    sms = 0 if sliced else run.setting.device.sm_count
-    doors = [
-        Passage(steering.file, (place, _GENERATION), *works_of(guest.load, sms), guest.slo_ns)
-        for place, guest in enumerate(run.guests)
-    ]
-    world = world_of(run, _clients(run.guests, clients_of(run, sliced=sliced)), doors)
+    world = world_of(run, _clients(run.guests, clients_of(run, sliced=sliced)), steering.doors())
     world.every(limits.period_ns, steering.look)
     return live_through(way, run, world, steering.turns)
 
