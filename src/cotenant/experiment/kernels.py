@@ -15,8 +15,9 @@ from cotenant.experiment.kernels_oracle import Below, Plan, plan_of
 from cotenant.policy.schedule import passage
 from cotenant.policy.schedule.roster import file_bytes, format_roster, page_offset, read_page, write_roster
 from cotenant.sim.device import DeviceConfig
-from cotenant.sim.kernels import Played, World
+from cotenant.sim.kernels import World
 from cotenant.sim.kernels_host import Client, Costs, Door, Open
+from cotenant.sim.kernels_played import Played
 
 Policy: TypeAlias = Literal["open-slice", "open-mps", "strict", "strict-slice", "fill", "fill-slice"]
 _GATES: Final = {"strict": GatePolicy.STRICT, "fill": GatePolicy.FILL}
