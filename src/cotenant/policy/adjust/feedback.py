@@ -28,7 +28,7 @@ class Steps(Value, frozen=True):
     """So long it looks at least before it takes from online."""
     enough: int = 20
     """So many requests of each tenant it must have seen for that."""
-    least_ppm: int = 1 * _PERCENT
+    least_ppm: int = 2 * _PERCENT
     """A smaller change is none."""
     most_down: float = 0.6
     """What is left of online's share at least, in one step down."""
@@ -63,7 +63,7 @@ class Feedback:
         self._changed_ns: Instant = NEVER
         self._blind_until_ns: Instant = NEVER
         self._pressed_ns: Instant = NEVER
-        self._failed_ppm = 0
+        self._floor_ppm = 0
         self._failures = 0
         self._try_ns: Instant = NEVER
         self._in_a_row = 0
@@ -173,9 +173,9 @@ class Feedback:
             return Verdict(self.online_ppm, Cause.BEYOND_REACH, self._why, track.slot, track.generation)
         self._fail(now)
         self._in_a_row += 1
-        up_ppm = self.online_ppm + (steps.up_ppm << min(self._in_a_row - 1, 5))
-        by_ratio_ppm = round(self.online_ppm * min(track.fare().recent_ratio, steps.most_up))
-        online_ppm = self._limits.most_ppm if track.is_grave() else max(up_ppm, by_ratio_ppm)
+        online_ppm = self.online_ppm + (steps.up_ppm << min(self._in_a_row - 1, 5))
+        if track.is_grave():
+            online_ppm = max(online_ppm, round(self.online_ppm * min(track.fare().recent_ratio, steps.most_up)))
         return self._to(online_ppm, Cause.STUCK if track.is_stuck() else Cause.VIOLATED, told, now, track.slot)
 
     def _loaded(self, track: Track, foreseen: Mapping[int, Foreseen], now: Instant) -> Verdict | None:
@@ -192,51 +192,55 @@ class Feedback:
         return self._to(need_ppm, Cause.LOAD_UP, f"{growth:.1f} times the requests are foreseen", now, track.slot)
 
     def _fail(self, now: Instant) -> None:
-        """This share failed, once more if it is about the one that failed before."""
-        again = self._failures and self.online_ppm <= self._failed_ppm + 2 * self._steps.margin_ppm
-        self._failures = self._failures + 1 if again else 1
-        self._failed_ppm = max(self.online_ppm, self._failed_ppm) if again else self.online_ppm
-        self._try_ns = now + min(self._steps.probe_ns << min(self._failures - 1, 16), self._steps.probe_most_ns)
+        """This share failed: nothing below it is tried before a while, twice as long each time."""
+        self._failures += 1
+        self._floor_ppm = self.online_ppm
+        self._try_ns = now + self._patience()
+
+    def _patience(self) -> Duration:
+        return min(self._steps.probe_ns << min(max(self._failures - 1, 0), 16), self._steps.probe_most_ns)
 
     def _forgive(self) -> None:
-        self._failures = self._failed_ppm = 0
+        """It is another device by now: what failed before may do."""
+        self._failures = self._floor_ppm = 0
         self._try_ns = NEVER
 
     # -- taking ----------------------------------------------------------------------------------------------------
 
     def _down(self, foreseen: Mapping[int, Foreseen], now: Instant, *, left: bool) -> Verdict | None:
-        """Only after a while at this share, only if offline wants it, and only if everybody has shown that it may be."""
+        """Only after a while at this share, if offline wants it, and if everybody has shown that it may be."""
         steps = self._steps
         tracks = [track for track in self._tracks.values() if not track.is_quiet(now)]
         if now < self._blind_until_ns or now - self._changed_ns < steps.dwell_ns or not self._is_pressed(now):
             return None
         if not tracks or not all(track.requests >= steps.enough and track.is_calm() for track in tracks):
             return None
-        self._prove(tracks)
+        self._in_a_row = 0
         strictest = max(tracks, key=lambda track: track.need(self.online_ppm, track.fare().ratio))
         need_ppm = round(strictest.need(self.online_ppm, strictest.fare().ratio))
         online_ppm = max(need_ppm, round(self.online_ppm * steps.most_down), self._limits.least_ppm)
         cause = Cause.LEFT if left else Cause.ROOM
         if self._failures:
-            if now >= self._try_ns and online_ppm <= self._failed_ppm <= self.online_ppm:
-                online_ppm, cause = self._failed_ppm, Cause.PROBE
-            else:
-                rest_ppm = self._failed_ppm + steps.margin_ppm
-                online_ppm = max(online_ppm, (self.online_ppm + rest_ppm) // 2)
-        least_ppm = steps.least_ppm if cause is not Cause.PROBE else 1
-        if self.online_ppm - online_ppm < least_ppm:
+            online_ppm, cause = self._above_floor(online_ppm, cause, min(track.requests for track in tracks), now)
+        if self.online_ppm - online_ppm < steps.least_ppm:
             return None
         load = foreseen[strictest.slot].load if strictest.slot in foreseen else None
         if cause is Cause.ROOM and load is not None and load.high < strictest.load / 1.3:
             cause = Cause.LOAD_DOWN
         return self._to(online_ppm, cause, self._told(strictest), now, strictest.slot)
 
-    def _prove(self, tracks: list[Track]) -> None:
-        """At or below the share that failed, and no harm for long enough: it failed for another reason."""
-        self._in_a_row = 0
-        seen = min(track.requests for track in tracks)
-        if self._failures and self.online_ppm <= self._failed_ppm and seen >= self._steps.proven:
-            self._forgive()
+    def _above_floor(self, online_ppm: int, cause: Cause, seen: float, now: Instant) -> tuple[int, Cause]:
+        """Half of the way to what failed, then rest; once in a while one small step below, and on if that holds."""
+        steps = self._steps
+        rest_ppm = self._floor_ppm + steps.margin_ppm
+        if self.online_ppm > rest_ppm + steps.margin_ppm:
+            return max(online_ppm, (self.online_ppm + rest_ppm) // 2), cause
+        if now < self._try_ns or seen < steps.proven:
+            return self.online_ppm, cause
+        if self.online_ppm <= self._floor_ppm:  # what was tried last holds
+            self._try_ns = now + self._patience()
+        self._floor_ppm = max(online_ppm, self.online_ppm - 2 * steps.margin_ppm)
+        return self._floor_ppm, Cause.PROBE
 
     # -- saying ----------------------------------------------------------------------------------------------------
 

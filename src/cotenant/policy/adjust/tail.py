@@ -67,8 +67,11 @@ class Latencies:
         """As it was counted."""
         return quantile_of(sorted(self._buckets.items()), fraction)
 
-    def tail(self, fraction: float, sure: float) -> Tail:
-        """The quantile, and what it hardly exceeds: so many standard deviations of the estimate above it."""
+    def tail(self, fraction: float, sure: float, together: float = 1.0) -> Tail:
+        """The quantile, and what it hardly exceeds: so many standard deviations of the estimate above it.
+
+        Requests that are slow together, so many at a time, tell no more than one of them.
+        """
         if not self.requests:
             return Tail(0.0, 0.0, math.inf)
         buckets = sorted(self._buckets.items())
@@ -80,7 +83,7 @@ class Latencies:
         if self.requests * (1 - fraction) < _ENOUGH_ABOVE:
             likely_ns = max(counted, middle * math.exp(spread * deviates))
         spread = max(spread, math.log(max(likely_ns / middle, 1.0)) / deviates)
-        doubt = sure * spread * math.sqrt((1 + deviates * deviates / 2) / self.requests)
+        doubt = sure * spread * math.sqrt((1 + deviates * deviates / 2) * together / self.requests)
         return Tail(self.requests, likely_ns, likely_ns * math.exp(min(doubt, 5.0)))
 
 

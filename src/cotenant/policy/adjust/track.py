@@ -30,12 +30,17 @@ class Sense(Value, frozen=True):
     """So many standard deviations above the estimate of the tail count as what it hardly exceeds."""
     alarm: float = 3.5
     """Evidence of harm, as the logarithm of how much likelier it makes a tenant that misses its objective."""
+    credit: float = 3.0
+    """What a good record weighs against such evidence at most."""
     fine: float = 0.5
     harmed: float = 3.0
     """Of the requests that may miss the objective, so many times as many do when all is well, and when it is not."""
-    grave: float = 0.3
+    together: float = 2.0
+    """Requests miss the objective together, waiting for one another: so many at a time, until it is known better."""
+    together_most: float = 8.0
+    grave: float = 0.5
     """Such a part of the recent requests beyond the objective is grave."""
-    grave_requests: int = 5
+    grave_requests: int = 8
     stuck: int = 2
     """A request that lasts so many times the objective is harm by itself."""
     lost: int = 50
@@ -71,6 +76,7 @@ class Track:
         self._seen = Latencies(sense.keep)
         self._recent = Latencies(0)
         self._over = 0.0
+        self._together = sense.together
         self._is_new = True
         miss = 1 - self.fraction
         self._up = math.log(sense.harmed / sense.fine)
@@ -95,7 +101,11 @@ class Track:
             self._seen.fade(0.5 ** (span_ns / sense.half_life_ns))
             self._seen.add(tenant.latencies)
             well = max(tenant.requests - tenant.over, 0)
-            self.evidence = max(self.evidence + tenant.over * self._up - well * self._down, 0.0)
+            more = (tenant.over * self._up - well * self._down) / self._together
+            self.evidence = max(self.evidence + more, -sense.credit)
+            if tenant.over:
+                most = min(float(tenant.over), sense.together_most)
+                self._together += 0.1 * (most - self._together)
 
     def begin_anew(self) -> None:
         """The share was changed: what was seen before it says nothing about after."""
@@ -120,7 +130,7 @@ class Track:
     def is_harmed(self) -> bool:
         """Whether it misses its objective, beyond what chance explains."""
         pending = self._up if self.slo_ns < self.oldest_ns < self._sense.lost * self.slo_ns else 0.0
-        return self.is_grave() or self.evidence + pending >= self._sense.alarm
+        return self.is_stuck() or self.evidence + pending / self._together >= self._sense.alarm
 
     def is_grave(self) -> bool:
         """Whether no small step can help."""
@@ -136,11 +146,11 @@ class Track:
     def is_calm(self) -> bool:
         """Whether no more was missed of late than may be."""
         may = max((1 - self.fraction) * self._recent.requests, 0.5)
-        return self.evidence < self._up and self._over <= may and self.oldest_ns <= self.slo_ns
+        return self.evidence <= 0 and self._over <= may and self.oldest_ns <= self.slo_ns
 
     def fare(self) -> Fare:
         """How it stands."""
-        tail = self._seen.tail(self.fraction, self._sense.sure)
+        tail = self._seen.tail(self.fraction, self._sense.sure, self._together)
         recent_ns = max(self._recent.quantile(self.fraction), self.oldest_ns if self.is_stuck() else 0)
         return Fare(tail, tail.hardly_ns / self.aim_ns, recent_ns / self.aim_ns)
 
