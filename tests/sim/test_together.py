@@ -6,7 +6,7 @@ from array import array
 import msgspec
 import pytest
 
-from cotenant.domain.control import Cause, ControlLimits, bucket_of
+from cotenant.domain.control import Cause, ControlLimits, DeviceWindow, bucket_of
 from cotenant.domain.gate import GatePolicy, GateRules
 from cotenant.domain.instant import MILLISECOND_NS, SECOND_NS
 from cotenant.domain.load import BACK_TO_BACK, TRAINING
@@ -190,6 +190,7 @@ def test_pages_count_every_request_by_its_exact_latency(sliced: bool) -> None:
     steering = Steering(run, ControlLimits(adjust="off"), sliced=sliced)
     lived = live_through("c", run, world_of(run, clients_of(run, sliced=sliced), steering.doors())).guests[0]
     latencies = lived.latencies_ns(0)
+    assert len(latencies) > 200
     page = steering.page(0)
     assert page["requests_ended"] == len(latencies)
     assert page["requests_sum_ns"] == sum(latencies)
@@ -197,6 +198,15 @@ def test_pages_count_every_request_by_its_exact_latency(sliced: bool) -> None:
     buckets = page["request_buckets"]
     assert isinstance(buckets, list)
     assert buckets == [[bucket_of(one) for one in latencies].count(bucket) for bucket in range(len(buckets))]
+
+
+def test_windows_add_up_to_what_happened() -> None:
+    run, windows = a_run(slo_ns=2_000_000), list[DeviceWindow]()
+    lived = steered("c", run, ControlLimits(adjust="off"), sliced=False, watch=windows.append).guests[0]
+    assert [window.end_ns for window in windows] == list(range(0, FOR_NS + 1, 100 * MILLISECOND_NS))[1:]
+    first_ns = windows[0].end_ns  # who was not looked at before begins his window then
+    assert sum(window.tenants[0].requests for window in windows) == sum(end > first_ns for end in lived.ends_ns)
+    assert all(window.tenants[1].device_ns > 0 for window in windows[1:])
 
 
 def test_equals_with_objectives_both_keep_theirs_where_they_could() -> None:
