@@ -108,7 +108,7 @@ def test_the_short_day_follows_its_rates() -> None:
     assert changing_service(3) == load != changing_service(4)
     by_part = [
         sum(begin <= at_ns / 1e9 < end for at_ns in instants_ns) / (end - begin)
-        for begin, end in ((0.0, 2.0), (2.0, 4.0), (4.0, 5.5), (5.5, 6.0), (9.0, 11.0), (12.5, DAY_S))
+        for begin, end in ((0.0, 2.0), (2.0, 4.0), (4.0, 5.5), (5.5, 6.1), (9.0, 11.0), (12.5, DAY_S))
     ]
     quiet, up, down, burst, noon, night = by_part
     assert max(quiet, down, night) < min(up, noon) < burst

@@ -31,7 +31,7 @@ DAY_PARTS: Final = (
     (2.0, "a step up"),
     (4.0, "and down"),
     (5.5, "a burst"),
-    (6.0, "quiet"),
+    (6.1, ""),
     (7.0, "a day in six seconds"),
 )
 """From when on, in seconds, the load is what; `rate_at` says how much that is."""

@@ -173,7 +173,7 @@ class World:
                     return
             host.since_ns = now_ns
             if not host.step:
-                host.door.began(host.due_ns)
+                host.door.began(host.due_ns, now_ns)
         door = host.door
         if door.confirms:
             self._confirm(host, now_ns)
@@ -243,7 +243,7 @@ class World:
         if not host.training:
             host.dues.append(host.due_ns)
             host.ends.append(now_ns)
-            host.door.served(now_ns - host.due_ns)
+            host.door.served(host.due_ns, now_ns)
         host.step = 0
         if host.request == host.warm and host is self._hosts[0]:
             self._begin = self._mark(now_ns)
