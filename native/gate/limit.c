@@ -156,11 +156,10 @@ uint32_t ct_limit_ask(struct ct_gate *gate, const struct ct_gate_wish *wish, int
 
 enum { AGAIN_NS = 2 * 1000 };
 
-/* What was submitted, as time of the whole device: work in few blocks runs beside itself, if its program lets it. */
-static uint64_t ahead_of(const struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t length_ns)
+/* As time of the whole device: work in few blocks runs beside itself, if its program lets it. */
+static uint64_t taken_by(uint64_t length_ns, uint64_t part_ppm)
 {
-    const uint64_t part_ppm = later(left(CT_LIMIT_WHOLE_PPM, wish->free_ppm), CT_LIMIT_LEAST_PART_PPM);
-    return sooner(plus(gate->unconfirmed_ns, length_ns), CT_GATE_FAR_NS) * part_ppm / CT_LIMIT_WHOLE_PPM;
+    return sooner(length_ns, CT_GATE_FAR_NS) * part_ppm / CT_LIMIT_WHOLE_PPM;
 }
 
 /* A tenant that is to end has one launch on the device at a time, whichever of its processes it is of, for as long as it
@@ -173,15 +172,17 @@ int ct_limit_is_full(const struct ct_gate *gate, const struct ct_gate_wish *wish
     if (gate->above_count)
         return gate->unconfirmed > 1 && plus(gate->unconfirmed_ns, weight_ns) > gate->bound_ns;
     /* Alone it is held back by nothing but its own share: nobody waits for it. */
+    const uint64_t part_ppm = later(left(CT_LIMIT_WHOLE_PPM, wish->free_ppm), CT_LIMIT_LEAST_PART_PPM);
     return gate->beside_count && gate->unconfirmed > 1 &&
-           ahead_of(gate, wish, weight_ns) > later(gate->bound_ns, CT_LIMIT_AHEAD_NS);
+           taken_by(plus(gate->unconfirmed_ns, weight_ns), part_ppm) > later(gate->bound_ns, CT_LIMIT_AHEAD_NS);
 }
 
-/* Among equals it sleeps long enough to be cheap, and wakes before the device runs dry: nobody above waits for what is
- * left. Whatever has ended was taken off before it asked. */
+/* Among equals it sleeps until half of what it has submitted is over, if all of that runs at once: long enough to be cheap,
+ * and before the device runs dry. Whatever has ended was taken off before it asked. */
 uint64_t ct_limit_room_at(const struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t now_ns)
 {
     if (gate->above_count || gate->is_ending)
         return later(believed(LOAD(gate->mine->busy_ns), now_ns), plus(now_ns, AGAIN_NS));
-    return plus(now_ns, later(left(ahead_of(gate, wish, 0), CT_LIMIT_AHEAD_NS / 2), CT_LIMIT_POLL_NS));
+    const uint64_t all_ns = taken_by(gate->unconfirmed_ns, left(CT_LIMIT_WHOLE_PPM, wish->free_ppm));
+    return plus(now_ns, later(all_ns / 2, CT_LIMIT_POLL_NS));
 }

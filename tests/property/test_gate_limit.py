@@ -143,7 +143,7 @@ def test_who_submits_far_ahead_has_its_share_beside_one_that_does_too(free_ppm: 
     owner, other = Host(file, 0, length_ns, free_ppm=free_ppm, depth=400), Host(file, 1, 200 * US, depth=400)
     play([owner, other], 2_000 * MS)
     assert abs(owner.used_ns - 1_600 * MS) < 60 * MS
-    assert other.used_ns > 100 * MS
+    assert other.used_ns > 300 * MS
 
 
 def test_who_died_or_has_had_its_share_or_is_paused_keeps_nobody_waiting() -> None:
