@@ -122,6 +122,12 @@ class Passage:
         self._gate.rest(*self._foreseen(), True, now_ns)
         return self._gate.has_sleepers(now_ns)
 
+    def began(self, due_ns: int) -> None:
+        """A request is taken up."""
+
+    def served(self, latency_ns: int) -> None:
+        """A request is over."""
+
     def _arrive(self, step: int, now_ns: int) -> None:
         """A launch that has not asked before: learn how long the host took, and foresee its next one."""
         if self._last_ns:
