@@ -62,7 +62,8 @@ from cotenant.domain.histogram import Histogram, Recorder
 from cotenant.domain.plan import Reason, Reject
 from cotenant.domain.protect import EVICTIONS_LIMIT, Block, GpuSample, GpuWatch, Health, OnPressure, Stage, Standing
 from cotenant.domain.tenant import Departure, Kind, Tenant, TenantSpec, TenantView, Terms
-from cotenant.format.config import Config, DirectoriesConfig, GpuConfig, NodeConfig, ProtectConfig, RunConfig
+from cotenant.format.config import Config, DirectoriesConfig, GpuConfig, NodeConfig, RunConfig
+from cotenant.format.config_protect import ProtectConfig
 from cotenant.format.journal import Turn
 from cotenant.format.toml import DurationNs, ShareOfWhole, SizeBytes
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from cotenant.domain.action import (
     NO_PEER,
     Action,
+    Adjusted,
     Confirm,
     Crowd,
     Grant,
@@ -92,6 +93,7 @@ class NodeWorld:
             Suspend: self._suspend,
             Restore: self._restore,
             Watch: self._watch,
+            Adjusted: self._adjusted,
             MpsRestart: self._mps_restart,
             Stop: self._end,
         }
@@ -144,6 +146,9 @@ class NodeWorld:
 
     def _watch(self, action: Watch) -> None:
         """Nobody is told by the world: whoever observes the turns tells of it, as of everything."""
+
+    def _adjusted(self, action: Adjusted) -> None:
+        """As for a watch: the roster before it has done it."""
 
     def _mps_restart(self, action: MpsRestart) -> None:
         self._wardens.restart_mps(action.gpu)

@@ -27,6 +27,7 @@ def add_node_commands(commands: Any) -> None:
         "directories",
         "node",
         "protect",
+        "control",
     )
     node.add_argument(
         "--gpu",

@@ -38,6 +38,7 @@ class What(enum.Enum):
     PRIORITY = "priority"
     SHARE = "share"
     RULES = "rules"
+    ADJUSTED = "adjusted"
     EVICTING = "evicting"
     EVICTED = "evicted"
     QUITTING = "quitting"

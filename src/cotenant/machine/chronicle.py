@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cotenant.domain.action import NO_PEER, Action, Confirm, Grant, Refuse, Revoke, Signal
+from cotenant.domain.action import NO_PEER, Action, Adjusted, Confirm, Grant, Refuse, Revoke, Signal
+from cotenant.domain.control import Cause
 from cotenant.domain.event import (
     Event,
     EvictAsked,
@@ -29,7 +30,7 @@ from cotenant.domain.happening import Happening, Level, What
 from cotenant.domain.instant import Instant
 from cotenant.domain.tenant import Tenant, TenantSpec
 from cotenant.format.log import cause_of, describe_rules, describe_share, describe_spec, printable
-from cotenant.format.quantity import counted, round_duration
+from cotenant.format.quantity import counted, round_duration, round_share
 from cotenant.machine.name import program_of
 from cotenant.machine.telling import NOBODY, TELLINGS, Resident, Telling
 
@@ -66,6 +67,7 @@ class Chronicle:
             Refuse: self._refused,
             Revoke: self._revoked,
             Signal: self._signalled,
+            Adjusted: self._adjusted,
         }
 
     def tell(self, now: Instant, event: Event, actions: Sequence[Action]) -> list[Happening]:
@@ -228,6 +230,17 @@ class Chronicle:
             self._say(Telling(What.ENDING, f"{who.name} is asked to end: {cause_of(action.why)}"), who)
         else:
             self._say(Telling(What.EVICTED, f"{who.name} is asked to end: {cause_of(action.why)}", Level.WARNING), who)
+
+    def _adjusted(self, action: Adjusted, event: Event) -> None:
+        del event
+        change = action.adjustment
+        who = NOBODY if change.slot < 0 else self._at(change.slot, change.generation)
+        kept = f"online keeps {round_share(change.online_ppm)} (was {round_share(action.was_ppm)})"
+        whose = f" of {who.name}" if who.name else ""
+        text = f"GPU {change.gpu}: {kept}: {change.cause.value}{whose}"
+        text += f": {change.detail}" if change.detail else ""
+        level = Level.WARNING if change.cause is Cause.BEYOND_REACH else Level.INFO
+        self._say(Telling(What.ADJUSTED, text, level, change.gpu, change.cause.value), who)
 
     def _named(self, name: str) -> Resident:
         found = (who for who in self.residents.values() if who.name == name)

@@ -31,6 +31,7 @@ from cotenant.domain.event import (
     QuitAsked,
     RulesChanged,
     ShareChanged,
+    SharesAdjusted,
     TenantDrained,
     TenantFaulted,
     TenantHangs,
@@ -48,11 +49,13 @@ from cotenant.domain.plan import Plan, Reason, Reject
 from cotenant.domain.protect import GpuWatch, Stage, Standing
 from cotenant.domain.tenant import Kind, Tenant, TenantView
 from cotenant.machine.devices import Devices
+from cotenant.machine.dials import Dials
 from cotenant.machine.exits import ENDING, Exits
 from cotenant.machine.invariants import check, plan_of
 from cotenant.machine.pressure import Pressure
 from cotenant.machine.roll import NO_GPU, Roll
 from cotenant.machine.rooms import Rooms
+from cotenant.machine.seats import Seats
 from cotenant.machine.suspensions import Suspensions
 from cotenant.machine.wishes import Wishes
 
@@ -68,6 +71,7 @@ class NodeMachine(Roll):
         pressure = self._pressure = Pressure(self, exits, suspensions)
         devices = self._devices = Devices(self, exits, suspensions, pressure)
         wishes = Wishes(self, exits)
+        dials = self._dials = Dials(self)
         self._handlers: dict[type, Any] = {
             NodeStarted: self._started,
             NodeRestored: self._restored,
@@ -79,6 +83,7 @@ class NodeMachine(Roll):
             PriorityChanged: wishes.reprioritized,
             ShareChanged: wishes.resized,
             RulesChanged: wishes.ruled,
+            SharesAdjusted: dials.adjusted,
             EvictAsked: wishes.evicted,
             QuitAsked: self._quit,
             GpusFound: self._found,
@@ -104,6 +109,8 @@ class NodeMachine(Roll):
         actions: list[Action] = self._handlers[type(event)](event, now)
         if not self._devices.is_well or self._pressure.waiting:
             actions = [*actions, *self._settle(event, now)]
+        if self.seats.dials and self.seats.stirred:
+            self._dials.settle()
         return [*self.seats.changes(self.turn, self.rules), *actions] if self.seats.stirred else actions
 
     def _settle(self, event: Event, now: Instant) -> list[Action]:
@@ -150,6 +157,7 @@ class NodeMachine(Roll):
             tuple(self._devices.watches),
             tuple(self._pressure.waiting),
             tuple(one for _, one in sorted(self._devices.online_first.items())),
+            tuple(dial for _, dial in sorted(self.seats.dials.items())),
         )
 
     def plan(self) -> Plan:
@@ -201,6 +209,7 @@ class NodeMachine(Roll):
         self.idle_since = event.idle_since_ns
         self.rules = event.settings.gate if event.gate is None else event.gate
         self._pressure.waiting = list(event.waiting)
+        self.seats = Seats((), event.dials)
         self.lay_out()
         self._devices.restore(event.watches, event.online_first)
         return []

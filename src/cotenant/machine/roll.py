@@ -182,7 +182,7 @@ class Roll:
         self.generations += [0] * (settings.slots - len(self.generations))
         self.free = [slot for slot in range(settings.slots) if slot not in self.holders]
         self.slot_of_name = {tenant.name: slot for slot, tenant in self.holders.items()}
-        self.seats = Seats(self.holders.values())
+        self.seats = Seats(self.holders.values(), self.seats.dials.values())
         self.rooms = Rooms(settings, self.holders.values())
         standings = {slot: tenant.standing for slot, tenant in self.holders.items()}
         self.deadlines = {slot: one.until_ns for slot, one in standings.items() if one.until_ns != NEVER}
