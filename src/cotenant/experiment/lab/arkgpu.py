@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
@@ -27,9 +26,7 @@ OTHERS: Final = (
     "mps-priority",
     "slices",
     "grid",
-    "grid-mps",
     "tgs",
-    "tgs-mps",
 )
 WAYS: Final = (*OURS, *OTHERS)
 ATTAINED: Final = 0.99
@@ -49,8 +46,8 @@ class WayFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Kernel time of the training that was completed, over that on a device of its own in the same time."""
     gpus: int
     goodput: float
-    """Per device: the mean of the services' answers within the objective over their requests, and the training's
-    progress, in sum."""
+    """Per device: of every service its answers within the objective over its requests, and the training's progress, in
+    sum."""
     goodput_capacity: float
     """Per device: of every service its answers within the objective over what it answers alone one after the other, and
     the training's progress, in sum."""
@@ -148,7 +145,7 @@ def figures_of(case: ArkCase, run: Run, outcome: Outcome, alone: Outcome) -> Way
         p99_ratio=max(lived.quantile_ns(ATTAINED) / service.p99_ns for service, _, lived in online),
         offline=offline,
         gpus=outcome.gpus,
-        goodput=(statistics.fmean(parts) * len(parts) + offline) / outcome.gpus,
+        goodput=(sum(parts) + offline) / outcome.gpus,
         goodput_capacity=(capacity + offline) / outcome.gpus,
         busy=outcome.busy_ns / (span_ns * outcome.gpus),
     )
@@ -259,7 +256,7 @@ def _mean_share(outcome: Outcome) -> float:
     """Over the window; before the first step it is unknown and left out."""
     total = span = 0
     ends = [turn.at_ns for turn in outcome.turns[1:]] + [outcome.end_ns]
-    for turn, end_ns in zip(outcome.turns, ends, strict=True):
+    for turn, end_ns in zip(outcome.turns, ends, strict=False):
         lasted_ns = max(end_ns - max(turn.at_ns, outcome.begin_ns), 0)
         total += lasted_ns * turn.online_ppm
         span += lasted_ns
