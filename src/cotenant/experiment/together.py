@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from cotenant.domain.gate import Limit
 from cotenant.domain.instant import MILLISECOND_NS, SECOND_NS
 from cotenant.domain.load import Load
 from cotenant.experiment.kernels import Setting
@@ -26,9 +27,9 @@ class Guest(msgspec.Struct, frozen=True, kw_only=True):
     online: bool
     priority: int
     slo_ns: int = 0
-    least_ppm: int = 0
-    limit_ppm: int = 0
-    static: bool = False
+    share_ppm: int = 0
+    """Of an offline tenant, what it gets at least; with a limit, what it is held to."""
+    limit: Limit = Limit.OFF
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,6 @@ from typing import Final
 import msgspec
 
 from cotenant import _native
-from cotenant.domain.value import Value
 from cotenant.sim.device import DeviceConfig
 from cotenant.sim.kernels_host import (
     AHEAD_LIMIT,
@@ -31,49 +30,12 @@ from cotenant.sim.kernels_host import (
     Door,
     Host,
 )
+from cotenant.sim.kernels_played import Played, Tally, beside_ns
 
 _OPS: Final = 8192
 _STEP_BITS: Final = 24
 _STEP_MASK: Final = (1 << _STEP_BITS) - 1
 _HOST_SHIFT: Final = 40
-
-
-class Tally(Value, frozen=True, kw_only=True):
-    """What became of one client within the window: between two instants, or from the first one's warm-up to its end.
-
-    Its requests are all that ended after its own warm-up.
-    """
-
-    requests: int
-    latencies_ns: tuple[int, ...]
-    kernels: int
-    done_ns: int
-    """Kernel time completed: what these kernels take alone."""
-    delayed_ns: int
-    """What its kernels waited because of others, by the device's books."""
-    waits: int
-    """Launches that did not pass at once."""
-    waited_ns: int
-
-
-class Played(Value, frozen=True, kw_only=True):
-    """A run."""
-
-    begin_ns: int
-    end_ns: int
-    busy_ns: int
-    sm_ns: int
-    """SMs with at least one block, times how long."""
-    clients: tuple[Tally, ...]
-    gaps_ns: tuple[tuple[int, int], ...]
-    """Of the first client: from the end of all its work to its next launch, within the window."""
-    beside_ns: int
-    """Time for which kernels that had to ask ran while the first client had work on the device."""
-
-    @property
-    def wall_ns(self) -> int:
-        """How long the window was."""
-        return self.end_ns - self.begin_ns
 
 
 class _Mark(msgspec.Struct, frozen=True):
@@ -211,7 +173,7 @@ class World:
                     return
             host.since_ns = now_ns
             if not host.step:
-                host.door.began(host.due_ns)
+                host.door.began(host.due_ns, now_ns)
         door = host.door
         if door.confirms:
             self._confirm(host, now_ns)
@@ -281,7 +243,7 @@ class World:
         if not host.training:
             host.dues.append(host.due_ns)
             host.ends.append(now_ns)
-            host.door.served(now_ns - host.due_ns)
+            host.door.served(host.due_ns, now_ns)
         host.step = 0
         if host.request == host.warm and host is self._hosts[0]:
             self._begin = self._mark(now_ns)
@@ -385,22 +347,5 @@ class World:
             sm_ns=end.sm_ns - begin.sm_ns,
             clients=tuple(tallies),
             gaps_ns=gaps,
-            beside_ns=sum(_beside_ns(host.runs, gaps, begin.at_ns, end.at_ns) for host in self._hosts[1:]),
+            beside_ns=sum(beside_ns(host.runs, gaps, begin.at_ns, end.at_ns) for host in self._hosts[1:]),
         )
-
-
-def _beside_ns(runs: Sequence[tuple[int, int]], gaps: Sequence[tuple[int, int]], begin_ns: int, end_ns: int) -> int:
-    """How much of the runs, in order, lies within the window and outside of the gaps, in order."""
-    total = first = 0
-    for run in runs:
-        start_ns, stop_ns = max(run[0], begin_ns), min(run[1], end_ns)
-        if stop_ns <= start_ns:
-            continue
-        total += stop_ns - start_ns
-        while first < len(gaps) and gaps[first][1] <= start_ns:
-            first += 1
-        place = first
-        while place < len(gaps) and gaps[place][0] < stop_ns:
-            total -= max(min(stop_ns, gaps[place][1]) - max(start_ns, gaps[place][0]), 0)
-            place += 1
-    return total
