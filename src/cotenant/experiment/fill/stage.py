@@ -207,16 +207,20 @@ class Stage:
         offline: Load | None,
         *,
         for_s: float = 0.0,
+        flags: Sequence[str] = (),
         look: Callable[[int, int], None] = lambda _online, _offline: None,
     ) -> Performance:
-        """A scene with all that its players said; `look` is called with their pids when the online one has played."""
+        """A scene with all that its players said; `look` is called with their pids when the online one has played.
+
+        `flags` are more of `cotenant run` for the online one, where it is run by it.
+        """
         mps = mode in ("mps", "cotenant mps")
         through = mode in ("through", "unsampled") or mode.startswith("cotenant")
         sample = ["--sample", "0"] if mode == "unsampled" else []
         environ = self._environ(mps=mps)
         with contextlib.ExitStack() as players:
             second = self._start(players, offline, environ, ["--offline"] if through else None)
-            first = self._start(players, online, environ, ["--online", *sample] if through else None)
+            first = self._start(players, online, environ, ["--online", *sample, *flags] if through else None)
             if second is not None and offline is not None:
                 second.await_ready()
                 second.go()

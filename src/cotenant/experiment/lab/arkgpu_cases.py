@@ -1,4 +1,4 @@
-"""Which services meet which trainings, objectives and loads? Every pair, every objective, every load for every service."""
+"""Which services meet which trainings, objectives and loads? Every pair, and every load for every service."""
 
 from __future__ import annotations
 
@@ -146,9 +146,7 @@ def solo(load: Load, setting: Setting) -> Service:
 
 
 def ark_cases(mixes: Mixes, traces: Mapping[str, Sequence[int]], seed: int, *, quick: bool) -> list[ArkCase]:
-    """Every service beside every training, each pair under some of the loads and levels, so that each service meets
-    every load and every level; then those of two services.
-    """
+    """Every service beside every training, under loads and levels in turns; then those of two services."""
     kept = {name: tuple(instants) for name, instants in traces.items()}
     cases = []
     for row, service in enumerate(mixes.services.values()):
@@ -156,11 +154,10 @@ def ark_cases(mixes: Mixes, traces: Mapping[str, Sequence[int]], seed: int, *, q
             for draw in range(1 if quick else DRAWS):
                 turn = row + DRAWS * column + draw
                 cases.append(_case((service,), training, turn, seed, kept))
-    for turn, (first, second, training) in enumerate(TOGETHER[: 1 if quick else None]):
-        absent = [name for name in (first, second) if name not in mixes.services]
-        if not absent and training in mixes.trainings:
+    for turn, (first, second, below) in enumerate(TOGETHER[: 1 if quick else None]):
+        if first in mixes.services and second in mixes.services and below in mixes.trainings:
             both = (mixes.services[first], mixes.services[second])
-            cases.append(_case(both, mixes.trainings[training], turn, seed, kept))
+            cases.append(_case(both, mixes.trainings[below], turn, seed, kept))
     return cases
 
 

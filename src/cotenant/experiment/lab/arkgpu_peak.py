@@ -1,4 +1,4 @@
-"""How many requests per second does a service answer within its objective at most? The load is raised until it fails."""
+"""How many requests does a service answer within its objective at most? The load is raised until it fails."""
 
 from __future__ import annotations
 

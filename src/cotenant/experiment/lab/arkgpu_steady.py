@@ -9,6 +9,7 @@ it has set. Some mixes are played by kernels throughout, as a check on this.
 from __future__ import annotations
 
 import bisect
+import itertools
 import random
 from collections.abc import Sequence
 from typing import Final
@@ -86,7 +87,7 @@ def steady_cases(mixes: Mixes, seed: int, *, quick: bool) -> list[SteadyCase]:
             seed=seed * 1000 + place,
         )
         for place, service in enumerate(mixes.services.values())
-        for training in mixes.trainings.values()
+        for training in list(mixes.trainings.values())[: 1 if quick else None]
         for objective in objectives
     ]
 
@@ -181,7 +182,7 @@ def _rest(case: SteadyCase, shares: Sequence[float], attainment: float, *, by_ke
         name=case.name,
         objective=case.objective,
         by_kernels=by_kernels,
-        changes=sum(after != before for before, after in zip(shares, shares[1:], strict=False)),
+        changes=sum(after != before for before, after in itertools.pairwise(shares)),
         swings=swings,
         share=shares[-1],
         attainment=attainment,
@@ -189,11 +190,14 @@ def _rest(case: SteadyCase, shares: Sequence[float], attainment: float, *, by_ke
     )
 
 
-def judge_steady(cases: Sequence[SteadyCase], setting: Setting, workers: int, progress: Progress) -> list[Rest]:
-    """Every mix by recorded windows, and some by kernels."""
+def judge_steady(
+    cases: Sequence[SteadyCase], setting: Setting, workers: int, progress: Progress, *, quick: bool
+) -> list[Rest]:
+    """Every mix by recorded windows, and some by kernels unless it must be quick."""
+    by_kernels = () if quick else BY_KERNELS
     chosen = [
         next(case for case in cases if case.service.load.name == name)
-        for name in BY_KERNELS
+        for name in by_kernels
         if any(case.service.load.name == name for case in cases)
     ]
     found: list[Rest] = []

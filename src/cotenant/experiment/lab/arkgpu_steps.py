@@ -1,4 +1,4 @@
-"""How soon does control come to rest after the load has changed, and what does that cost? Steps up and down, simulated."""
+"""How soon does control come to rest after the load has changed, and what does that cost? Simulated."""
 
 from __future__ import annotations
 
