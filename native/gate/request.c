@@ -46,12 +46,7 @@ int ct_gate_request_is_told(const struct ct_gate_page *page)
 
 void ct_gate_request_clear(struct ct_gate_page *page)
 {
-    struct ct_gate_requests *requests = &page->requests;
-    STORE(requests->ended, 0);
-    STORE(requests->over, 0);
-    STORE(requests->sum_ns, 0);
-    STORE(requests->began_ns, 0);
-    STORE(requests->is_told, 0);
-    for (int i = 0; i < CT_GATE_REQUEST_BUCKETS; i++)
-        STORE(requests->bucket[i], 0);
+    _Atomic uint64_t *word = (_Atomic uint64_t *)&page->requests;
+    for (size_t i = 0; i < sizeof page->requests / sizeof *word; i++)
+        STORE(word[i], 0);
 }

@@ -118,7 +118,7 @@ def _judge(stage: Stage, case: LiveCase, rounds: int, progress: Callable[[], Non
         for way, mode in MODES.items():
             before = len(_adjusted(stage))
             offline = None if way == "exclusive" else case.offline
-            performed = stage.perform(mode, online, offline, flags=["--slo", f"{slo_ns}ns"])
+            performed = stage.perform(mode, online, offline, terms=["--slo", f"{slo_ns}ns"])
             found[way].append(_way(performed, slo_ns, alone))
             if way == "cotenant":
                 changes = _adjusted(stage)[before:]
