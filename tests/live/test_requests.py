@@ -128,7 +128,7 @@ def test_a_decorated_function_is_itself() -> None:
             yield 1
 
 
-@pytest.mark.parametrize(("wrong", "error"), [(-1, ValueError), (2**64, ValueError), (1.5, TypeError)])
+@pytest.mark.parametrize("wrong, error", [(-1, ValueError), (2**64, ValueError), (1.5, TypeError)])
 def test_what_is_no_time_is_refused(wrong: int, error: type[Exception]) -> None:
     with pytest.raises(error, match="arrived_ns is"):
         cotenant.request(arrived_ns=wrong)
