@@ -17,7 +17,7 @@ from cotenant.domain.event import Event, NodeSettings, SharesAdjusted
 from cotenant.domain.instant import MILLISECOND_NS, Instant
 from cotenant.domain.tenant import Kind, Tenant, TenantSpec, TenantView, Terms
 from cotenant.live.watch import windows
-from cotenant.machine.windows import Page
+from cotenant.machine.windows import Occupant, Page, Windows
 from cotenant.policy.schedule import roster
 from tests.live.gates import GENERATION, OFFLINE, ONLINE, Gate
 
@@ -169,11 +169,11 @@ def test_a_scribbled_page_never_gives_what_cannot_be(seed: int, word: int, data:
         page[40:48] = GENERATION.to_bytes(8, "little")
         pages.append(roster.read_page(bytes(page)))
         assert pages[-1]["generation"] == GENERATION
-    looks = windows.Windows(0, 10**12)
-    occupants = [windows.Occupant(0, GENERATION, True, SLO_NS)]
+    looks = Windows(0, 10**12)
+    occupants = [Occupant(0, GENERATION, True, SLO_NS)]
     order = data.draw(st.lists(st.sampled_from(pages), min_size=2, max_size=6))
-    for number, page in enumerate(order):
-        [seen] = looks.window(10**12 + number, occupants, {0: page}).tenants
+    for number, said in enumerate(order):
+        [seen] = looks.window(10**12 + number, occupants, {0: said}).tenants
         sums = (seen.requests, seen.over, seen.sum_ns, seen.active_ns, seen.device_ns, seen.waited_ns, seen.oldest_ns)
         assert all(0 <= value <= 1 << 56 for value in sums)
         assert all(0 <= bucket < _native.REQUEST_BUCKETS and 0 < many < 2**32 for bucket, many in seen.latencies)
