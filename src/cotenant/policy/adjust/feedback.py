@@ -204,7 +204,8 @@ class Feedback:
 
     def _fail(self, now: Instant) -> None:
         """This share failed: nothing below it is tried before a while, twice as long each time."""
-        self._floors.fail(self.online_ppm, self._loads(), now)
+        if not any(track.is_surging() for track in self._tracks.values()):
+            self._floors.fail(self.online_ppm, self._loads(), now)
 
     def _loads(self) -> dict[int, float]:
         return {slot: track.load for slot, track in self._tracks.items()}

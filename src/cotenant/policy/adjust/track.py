@@ -23,7 +23,7 @@ class Sense(Value, frozen=True):
 
     keep: int = 400
     """So many latest requests are never forgotten by time alone."""
-    half_life_ns: Duration = 10_000_000_000
+    half_life_ns: Duration = 5_000_000_000
     """Of those beyond, after how long half count."""
     recent_ns: Duration = 300_000_000
     """The same of what is looked at after harm."""
@@ -146,6 +146,11 @@ class Track:
                     surely = requests - _SURE * math.sqrt(requests)
                     most = max(most, surely / windows / self.load)
         return most
+
+    def is_surging(self) -> bool:
+        """Whether more requests ended of late than its load explains: harm then says nothing about that load."""
+        usual = 2 * self.load
+        return sum(self._latest) > usual + 3 * math.sqrt(usual) + 1
 
     def begin_anew(self) -> None:
         """The share was changed: what was seen before it says nothing about after."""
