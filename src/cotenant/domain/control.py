@@ -118,6 +118,7 @@ class Cause(enum.Enum):
     VIOLATED = "violated"
     STUCK = "stuck"
     NEAR = "near"
+    SATURATED = "saturated"
     LOAD_UP = "load up"
     LOAD_DOWN = "load down"
     ROOM = "room"
