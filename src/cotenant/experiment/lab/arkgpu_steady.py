@@ -23,6 +23,7 @@ from cotenant.domain.rhythm import steady
 from cotenant.experiment.control import steered
 from cotenant.experiment.kernels import Setting
 from cotenant.experiment.lab.arkgpu_cases import OBJECTIVES, OFFLINE_PRIORITY, ONLINE_PRIORITY, Mixes, Service
+from cotenant.experiment.lab.arkgpu_steps import QUICK_SERVICES
 from cotenant.experiment.lab.fikit import Progress
 from cotenant.experiment.lab.workers import mapping
 from cotenant.experiment.together import Guest, Run
@@ -86,7 +87,7 @@ def steady_cases(mixes: Mixes, seed: int, *, quick: bool) -> list[SteadyCase]:
             objective=objective,
             seed=seed * 1000 + place,
         )
-        for place, service in enumerate(mixes.services.values())
+        for place, service in enumerate(list(mixes.services.values())[: QUICK_SERVICES if quick else None])
         for training in list(mixes.trainings.values())[: 1 if quick else None]
         for objective in objectives
     ]

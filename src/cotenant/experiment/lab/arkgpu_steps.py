@@ -26,6 +26,7 @@ LOW: Final = 0.10
 HIGHS: Final = (0.20, 0.35)
 HOLD_NS: Final = 8 * SECOND_NS
 """Each level lasts so long."""
+QUICK_SERVICES: Final = 2
 BAND: Final = 0.05
 """Of the device: within so much of where it ends up, the share has settled."""
 _END_NS: Final = SECOND_NS
@@ -99,7 +100,7 @@ def step_cases(mixes: Mixes, seed: int, *, quick: bool) -> list[StepCase]:
             high=high,
             seed=seed * 1000 + place,
         )
-        for place, service in enumerate(mixes.services.values())
+        for place, service in enumerate(list(mixes.services.values())[: QUICK_SERVICES if quick else None])
         for training in (trainings[place % len(trainings)],)
         for high in HIGHS[-1 if quick else 0 :]
     ]
