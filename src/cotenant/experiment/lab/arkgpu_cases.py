@@ -53,8 +53,6 @@ LOADS: Final = ("diurnal", "bursty", "azure_llm", "mooncake")
 LEVELS: Final = (0.10, 0.20, 0.35)
 """Mean rate of requests, over the rate at which the service answers them one after the other, alone. A Poisson load of
 0.32 is the most at which 99 % are within three times the latency alone (M/D/1), 0.56 within five times."""
-DRAWS: Final = 2
-"""Loads and levels that each pair of service and training is given, in turns."""
 WARM_NS: Final = SECOND_NS
 RUN_NS: Final = 3 * SECOND_NS
 LONGEST_NS: Final = 8 * SECOND_NS
@@ -151,9 +149,7 @@ def ark_cases(mixes: Mixes, traces: Mapping[str, Sequence[int]], seed: int, *, q
     cases = []
     for row, service in enumerate(mixes.services.values()):
         for column, training in enumerate(mixes.trainings.values()):
-            for draw in range(1 if quick else DRAWS):
-                turn = row + DRAWS * column + draw
-                cases.append(_case((service,), training, turn, seed, kept))
+            cases.append(_case((service,), training, row + column, seed, kept))
     for turn, (first, second, below) in enumerate(TOGETHER[: 1 if quick else None]):
         if first in mixes.services and second in mixes.services and below in mixes.trainings:
             both = (mixes.services[first], mixes.services[second])

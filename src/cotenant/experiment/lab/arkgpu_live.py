@@ -20,8 +20,8 @@ from cotenant.format.journal import TurnReader
 from cotenant.sim.arrivals import arrivals_of, driven
 
 OBJECTIVE: Final = 5
-"""Times the median latency that the service itself measures alone, one request after the other. Its p99 would be that of
-the machine, whose cores are the device, the node and the programs at once."""
+"""Times the median latency that the service itself measures alone, one request after the other. Its p99 would be the
+machine's, whose cores are the device, the node and the programs at once."""
 LEVELS: Final = (0.10, 0.30, 0.10)
 HOLD_NS: Final = 3 * SECOND_NS
 OFFLINE_ALONE_S: Final = 1.0
