@@ -16,6 +16,7 @@ from cotenant.experiment.lab.arkgpu_cases import (
     LEVELS,
     LOADS,
     OBJECTIVES,
+    SHORT_WARM_NS,
     WARM_NS,
     ArkCase,
     Mixes,
@@ -48,7 +49,15 @@ def mixes() -> Mixes:
 
 
 def case(services: tuple[Service, ...], training: Mixes, load: str = "bursty") -> ArkCase:
-    return ArkCase(name="a case", services=services, training=training.trainings["train"], load=load, level=0.2, seed=4)
+    return ArkCase(
+        name="a case",
+        services=services,
+        training=training.trainings["train"],
+        load=load,
+        level=0.2,
+        seed=4,
+        warm_ns=SHORT_WARM_NS,
+    )
 
 
 @pytest.fixture(scope="module")
