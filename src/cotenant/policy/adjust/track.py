@@ -23,7 +23,7 @@ class Sense(Value, frozen=True):
 
     keep: int = 400
     """So many latest requests are never forgotten by time alone."""
-    half_life_ns: Duration = 10_000_000_000
+    half_life_ns: Duration = 5_000_000_000
     """Of those beyond, after how long half count."""
     recent_ns: Duration = 300_000_000
     """The same of what is looked at after harm."""
@@ -125,6 +125,7 @@ class Track:
         self.foreseen = load
         if load is None:
             return
+        self.load = self.load or load.point
         if load.high * self._sense.differs < self.load:
             self.begin_anew()
             self.load = load.point
@@ -146,6 +147,11 @@ class Track:
                     most = max(most, surely / windows / self.load)
         return most
 
+    def is_surging(self) -> bool:
+        """Whether more requests ended of late than its load explains: harm then says nothing about that load."""
+        usual = 2 * self.load
+        return sum(self._latest) > usual + 3 * math.sqrt(usual) + 1
+
     def begin_anew(self) -> None:
         """The share was changed: what was seen before it says nothing about after."""
         self._seen.clear()
@@ -162,13 +168,16 @@ class Track:
         """Whether it had nothing to do for so long that it has no say."""
         return now - self.last_ns > self._sense.quiet_ns
 
+    def _is_pending(self) -> bool:
+        return self.slo_ns < self.oldest_ns < self._sense.lost * self.slo_ns
+
     def is_stuck(self) -> bool:
         """Whether a request does not end; one that never ended at all is not believed any more."""
         return self._sense.stuck * self.slo_ns < self.oldest_ns < self._sense.lost * self.slo_ns
 
     def is_harmed(self) -> bool:
         """Whether it misses its objective, beyond what chance explains."""
-        pending = self._up if self.slo_ns < self.oldest_ns < self._sense.lost * self.slo_ns else 0.0
+        pending = self._up if self._is_pending() else 0.0
         return self.is_stuck() or self.evidence + pending / self._together >= self._sense.alarm
 
     def is_grave(self) -> bool:
@@ -185,7 +194,7 @@ class Track:
     def is_calm(self) -> bool:
         """Whether no more was missed of late than may be."""
         may = max((1 - self.fraction) * self._recent.requests, 0.5)
-        return self.evidence <= 0 and self._over <= may and self.oldest_ns <= self.slo_ns
+        return self.evidence <= 0 and self._over <= may and not self._is_pending()
 
     def fare(self) -> Fare:
         """How it stands."""
