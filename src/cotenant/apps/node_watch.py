@@ -24,6 +24,7 @@ from cotenant.live.watch.kin import Kin
 from cotenant.live.watch.node import Parts, Watch
 from cotenant.live.watch.probe import DEADLINE_S, Prober
 from cotenant.live.watch.warden import LiveWardens, since_boot
+from cotenant.live.watch.windows import Objectives
 from cotenant.machine.node import NodeMachine
 
 
@@ -52,6 +53,7 @@ class Lookout:
         parts = Parts(gates, self.ledgers, self._kin, Devices(homes), self._errands, records, prober)
         self._show: Callable[[int, GpuSample], None] = lambda *_: None
         self.watch = Watch(machine, parts, self._post)
+        self._objectives = Objectives(machine, gates, lambda: machine.seats.dials, loop.post)
 
     def wardens(self, say: Callable[[str], None]) -> LiveWardens:
         """What carries out the machine's decisions about processes and devices."""
@@ -66,6 +68,7 @@ class Lookout:
         """From here on the loop wakes us; every sample is shown, whether it makes a turn or not."""
         self._show = show
         self._loop.add_timed(self.watch)
+        self._loop.add_timed(self._objectives)
         if self.mps is not None:
             self._loop.add_timed(self.mps)
             self.mps.begin()
