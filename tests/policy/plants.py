@@ -1,5 +1,6 @@
-"""What would a device do? Queues before a server that offline work slows: the truth that a policy of adjustment faces."""
+"""What would a device do? Queues before a server that offline work slows: the truth that a policy faces."""
 
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -121,6 +122,6 @@ class Run:
 
     def turns(self, begin_s: float) -> int:
         """How often the share changed its direction after this time."""
-        ups = [b - a for a, b in zip(self.shares, self.shares[1:], strict=False)][int(begin_s * 1e9 / PERIOD_NS) :]
+        ups = [b - a for a, b in itertools.pairwise(self.shares)][int(begin_s * 1e9 / PERIOD_NS) :]
         signs = [step > 0 for step in ups if step]
-        return sum(one != other for one, other in zip(signs, signs[1:], strict=False))
+        return sum(one != other for one, other in itertools.pairwise(signs))

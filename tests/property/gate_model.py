@@ -6,7 +6,6 @@ from cotenant.domain.gate import GatePolicy
 from tests.property.gate_shares import Shares
 from tests.property.gate_sums import (
     AGAIN,
-    AHEAD,
     BESIDE,
     BOUND,
     BURST,
@@ -220,11 +219,7 @@ class Tenant(Shares):
             self.page["wanted_ns"] = 0
             self.page[f"passed {TOP}"] += 1
             return 1, TOP, now
-        bound = self.rules.bound_ns if self.above else max(self.rules.bound_ns, AHEAD)
-        is_full = self.unconfirmed > 1 and self.unconfirmed_ns + self.weight(expect) > bound
-        is_full = is_full and bool(self.above or self.beside)
-        if self.is_ending:
-            is_full = self.unconfirmed > 0 or self.page["busy_ns"] > now
+        is_full = self.is_full(wish, now)
         competes = may_fill and not is_full and not self.is_paused
         self.page["wanted_ns"] = max(sure, expect) + 1 if competes else NEVER
         self.page["asked_ns"] = now
@@ -233,7 +228,7 @@ class Tenant(Shares):
             return 0, PAUSED, now + PAUSE_LOOK
         if is_full:
             if self.is_ending or (now - since) // 8 < STUCK_AFTER // 8 + self.unconfirmed_ns:
-                return 0, BOUND, max(self.page["busy_ns"], now + AGAIN)
+                return 0, BOUND, self.room_at(wish, now)
             self.page["stuck"] += 1
             return self.admit(STUCK, wish, now)
         _, expected, busy = self.look(now)

@@ -19,6 +19,7 @@ SPARE = 20 * MS
 RECENT, PPM = 32, 10**6
 DUTY, DUTY_LEAST = 20 * MS, 300_000
 AHEAD, WINDOW, LIMIT_LOOK, LATE = 4 * MS, 100 * MS, MS, 10 * MS
+LIMIT_POLL, ASLEEP, LEAST_PART = 250 * US, 6 * MS, 250_000
 
 Wish = tuple[int, int, int, int, int, int, int, int]
 """expect, sure, low, high, may_fill, grain, pieces, free"""

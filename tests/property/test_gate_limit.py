@@ -15,6 +15,7 @@ from cotenant.policy.schedule import roster
 from tests.property.gate_sums import AHEAD, LIMIT, MS, PPM, SHARE, US, WINDOW, Wish
 
 START = 10_000 * MS
+NAP = 5 * MS
 lengths_ns = st.sampled_from([5 * US, 50 * US, 300 * US, 2 * MS, 30 * MS, 250 * MS])
 shares_ppm = st.sampled_from([100_000, 300_000, 500_000, 700_000, 900_000])
 
@@ -24,13 +25,17 @@ class Host:
 
     ends: ClassVar[dict[int, int]] = {}
 
-    def __init__(self, file: bytearray, slot: int, length_ns: int, takes_ns: int = 0, free_ppm: int = 0) -> None:
+    def __init__(
+        self, file: bytearray, slot: int, length_ns: int, takes_ns: int = 0, free_ppm: int = 0, depth: int = 4
+    ) -> None:
+        """With a greater depth its work in few blocks goes into several streams, and runs beside itself."""
         self.device = id(file)
         self.ends[self.device] = 0
         self.gate = _native.Gate(file, slot, 1)
         self.wish: Wish = (length_ns, length_ns, 0, 0, 1, 0, 1, free_ppm)
         self.takes_ns = takes_ns or length_ns
         self.since_ns = self.used_ns = self.reason = 0
+        self.depth = depth
         self.pending: list[int] = []
 
     def turn(self, now: int) -> int:
@@ -41,12 +46,13 @@ class Host:
         self.since_ns = self.since_ns or now
         passes, self.reason, until_ns = self.gate.ask(self.wish, self.since_ns, now)
         if not passes:
-            return min(max(until_ns, now + US), self.pending[0] if self.pending else until_ns)
-        self.ends[self.device] = max(self.ends[self.device], now) + self.takes_ns
+            return min(max(until_ns, now + US), now + NAP)  # as long as the hook sleeps at most
+        occupied_ns = self.takes_ns if self.depth <= 4 else self.use_of(self.takes_ns)
+        self.ends[self.device] = max(self.ends[self.device], now) + occupied_ns
         self.pending.append(self.ends[self.device])
         self.used_ns += self.use_of(self.takes_ns)
         self.since_ns = 0
-        return now + US if len(self.pending) < 4 else self.pending[0]
+        return now + US if len(self.pending) < self.depth else self.pending[0]
 
     def use_of(self, length_ns: int) -> int:
         return length_ns * (PPM - self.wish[7]) // PPM
@@ -127,6 +133,17 @@ def test_one_without_a_share_lets_an_equal_have_its_own_first_and_is_not_kept_ou
     play([greedy, starved], 1_000 * MS)
     assert starved.reason == SHARE
     assert starved.used_ns >= 5 * 200 * US
+
+
+@pytest.mark.parametrize("free_ppm", [0, 500_000, 900_000])
+@pytest.mark.parametrize("length_ns", [50 * US, 500 * US, 3 * MS])
+def test_who_submits_far_ahead_has_its_share_beside_one_that_does_too(free_ppm: int, length_ns: int) -> None:
+    """Also of work whose streams run side by side, so that it is over sooner than one after the other would be."""
+    file = device(seat(0, 800_000, static=True), seat(1))
+    owner, other = Host(file, 0, length_ns, free_ppm=free_ppm, depth=400), Host(file, 1, 200 * US, depth=400)
+    play([owner, other], 2_000 * MS)
+    assert abs(owner.used_ns - 1_600 * MS) < 60 * MS
+    assert other.used_ns > 300 * MS
 
 
 def test_who_died_or_has_had_its_share_or_is_paused_keeps_nobody_waiting() -> None:

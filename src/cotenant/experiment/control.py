@@ -6,13 +6,12 @@ of a node, and the machine's own seats say what an adjustment makes of the roste
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, TypeAlias
 
 import msgspec
 
-from cotenant.domain.control import Adjustment, ControlLimits, Dial
-from cotenant.domain.gate import GatePolicy
+from cotenant.domain.control import Adjustment, ControlLimits, DeviceWindow, Dial
 from cotenant.domain.tenant import Kind, Tenant, TenantSpec, Terms
 from cotenant.experiment.kernels import works_of
 from cotenant.experiment.together import Guest, Outcome, Run, Turn, clients_of, live_through, world_of
@@ -21,8 +20,9 @@ from cotenant.machine.seats import Seats
 from cotenant.machine.windows import Occupant, Windows
 from cotenant.policy.schedule.passage import Passage
 from cotenant.policy.schedule.roster import file_bytes, format_roster, page_offset, read_page, write_roster
-from cotenant.sim.kernels_host import Client
+from cotenant.sim.kernels_host import Client, Door
 
+Watch: TypeAlias = Callable[[DeviceWindow], None]
 _GPU: Final = 0
 _GENERATION: Final = 1
 _ABOVE: Final = -1
@@ -32,14 +32,16 @@ _ABOVE: Final = -1
 class Steering:
     """A device's gate file and what steers it. A tenant's slot is its place in the run."""
 
-    def __init__(self, run: Run, limits: ControlLimits, *, sliced: bool) -> None:
+    def __init__(self, run: Run, limits: ControlLimits, *, sliced: bool, watch: Watch | None = None) -> None:
         """Everybody sits; nothing was seen yet."""
+        self._watch = watch
+        self._guests, self._sms = run.guests, 0 if sliced else run.setting.device.sm_count
         self._tenants = [_tenant(guest, place) for place, guest in enumerate(run.guests)]
         self._occupants = [
             Occupant(place, _GENERATION, guest.online, guest.slo_ns) for place, guest in enumerate(run.guests)
         ]
         switch_ns = run.setting.device.switch_ns if sliced else 0
-        self._rules = msgspec.structs.replace(run.setting.rules, policy=GatePolicy.FILL, switch_ns=switch_ns)
+        self._rules = msgspec.structs.replace(run.setting.rules, switch_ns=switch_ns)
         self._seats = Seats(self._tenants)
         self._control = Control(limits)
         self._windows = Windows(_GPU, 0)
@@ -51,9 +53,19 @@ class Steering:
     def look(self, now_ns: int) -> None:
         """One period is over."""
         pages = {one.slot: self.page(one.slot) for one in self._occupants}
-        adjustment = self._control.seen(self._windows.window(now_ns, self._occupants, pages), now_ns)
+        window = self._windows.window(now_ns, self._occupants, pages)
+        if self._watch is not None:
+            self._watch(window)
+        adjustment = self._control.seen(window, now_ns)
         if adjustment is not None:
             self._adjust(adjustment, now_ns)
+
+    def doors(self) -> list[Door]:
+        """Each tenant before the gate, as the hook is inside its process."""
+        return [
+            Passage(self.file, (place, _GENERATION), *works_of(guest.load, self._sms), guest.slo_ns)
+            for place, guest in enumerate(self._guests)
+        ]
 
     def page(self, slot: int) -> dict[str, int | list[int]]:
         """What a tenant's page says now."""
@@ -88,15 +100,10 @@ def cotenant_slice(run: Run) -> Outcome:
     return steered("cotenant-slice", run, ControlLimits(), sliced=True)
 
 
-def steered(way: str, run: Run, limits: ControlLimits, *, sliced: bool) -> Outcome:
-    """Within these limits; a controller that is off leaves what the setting's rules say."""
-    steering = Steering(run, limits, sliced=sliced)
-    sms = 0 if sliced else run.setting.device.sm_count
-    doors = [
-        Passage(steering.file, (place, _GENERATION), *works_of(guest.load, sms), guest.slo_ns)
-        for place, guest in enumerate(run.guests)
-    ]
-    world = world_of(run, _clients(run.guests, clients_of(run, sliced=sliced)), doors)
+def steered(way: str, run: Run, limits: ControlLimits, *, sliced: bool, watch: Watch | None = None) -> Outcome:
+    """Within these limits; a controller that is off leaves what the setting's rules say. All windows can be watched."""
+    steering = Steering(run, limits, sliced=sliced, watch=watch)
+    world = world_of(run, _clients(run.guests, clients_of(run, sliced=sliced)), steering.doors())
     world.every(limits.period_ns, steering.look)
     return live_through(way, run, world, steering.turns)
 

@@ -31,10 +31,10 @@ class Kind(NamedTuple):
 
 
 KINDS: Final = {
-    "small": Kind(50_000, 0.5, 32),
+    "small": Kind(50_000, 0.5, 160),
     "large": Kind(2_000_000, 1.0, 2),
-    "graph": Kind(100_000, 1.0, 2, 5),
-    "greedy": Kind(200_000, 1.0, 8),
+    "graph": Kind(100_000, 1.0, 8, 5),
+    "greedy": Kind(200_000, 1.0, 20),
 }
 
 

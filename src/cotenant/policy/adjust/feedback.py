@@ -43,6 +43,8 @@ class Steps(Value, frozen=True):
     probe_most_ns: Duration = 1280 * SECOND_NS
     proven: int = 100
     """So many requests without harm make a share that failed one that does not."""
+    beyond_ns: Duration = 3 * SECOND_NS
+    """With all that it may have online work misses its objective for so long, until it is said to be beyond reach."""
     pressed_ns: Duration = 2 * SECOND_NS
     """Offline work this long ago may be what harms online work now."""
 
@@ -60,6 +62,7 @@ class Feedback:
         self._steps = steps or Steps()
         self._tracks: dict[int, Track] = {}
         self._offline: dict[int, int] = {}
+        self._growth: dict[int, float] = {}
         self._changed_ns: Instant = NEVER
         self._blind_until_ns: Instant = NEVER
         self._pressed_ns: Instant = NEVER
@@ -81,7 +84,7 @@ class Feedback:
         self._take(window, foreseen, now)
         if came is not None:
             return came
-        return self._up(foreseen, now) or self._down(foreseen, now, left=left)
+        return self._up(now) or self._down(now, left=left)
 
     def needs(self) -> dict[int, int]:
         """What each uses of the device, more if its objective is nearly missed."""
@@ -131,23 +134,23 @@ class Feedback:
             track = self._tracks.get(tenant.slot) if tenant.promised else None
             if track is not None:
                 track.take(tenant, span_ns, now, counts=counts)
-                load = foreseen[tenant.slot].load if tenant.slot in foreseen else None
-                if load is not None:
-                    track.load += (load.point - track.load) * (1 - 0.5 ** (span_ns / (3 * SECOND_NS)))
+                expected = track.foreseen
+                track.expect(foreseen[tenant.slot].load if tenant.slot in foreseen else None, span_ns)
+                self._growth[tenant.slot] = track.growth(expected)
 
     def _is_pressed(self, now: Instant) -> bool:
         return self._pressed_ns != NEVER and now - self._pressed_ns <= self._steps.pressed_ns
 
     # -- giving back -----------------------------------------------------------------------------------------------
 
-    def _up(self, foreseen: Mapping[int, Foreseen], now: Instant) -> Verdict | None:
+    def _up(self, now: Instant) -> Verdict | None:
         if now < self._blind_until_ns:
             return None
         harmed = [track for track in self._tracks.values() if track.is_harmed()]
         if harmed:
             return self._harmed(max(harmed, key=lambda track: track.fare().recent_ratio), now)
         for track in self._tracks.values():
-            more = self._loaded(track, foreseen, now)
+            more = self._loaded(track, now)
             if more is not None:
                 return more
         near = next((track for track in self._tracks.values() if track.is_near()), None)
@@ -166,7 +169,7 @@ class Feedback:
         told, steps = self._told(track), self._steps
         if self.online_ppm >= self._limits.most_ppm:
             track.evidence = 0.0
-            if self._is_beyond:
+            if self._is_beyond or now - self._changed_ns < steps.beyond_ns:
                 return None
             self._is_beyond = True
             self._why = f"{told}, though online keeps all that it may"
@@ -178,18 +181,17 @@ class Feedback:
             online_ppm = max(online_ppm, round(self.online_ppm * min(track.fare().recent_ratio, steps.most_up)))
         return self._to(online_ppm, Cause.STUCK if track.is_stuck() else Cause.VIOLATED, told, now, track.slot)
 
-    def _loaded(self, track: Track, foreseen: Mapping[int, Foreseen], now: Instant) -> Verdict | None:
-        """More requests than those it was judged by are foreseen, and they would need more."""
-        load = foreseen[track.slot].load if track.slot in foreseen else None
-        if load is None or not track.load or load.low <= 1.3 * track.load or not self._is_pressed(now):
+    def _loaded(self, track: Track, now: Instant) -> Verdict | None:
+        """More requests than those it was judged by come or are foreseen, and they would need more."""
+        growth = self._growth.get(track.slot, 1.0)
+        if growth <= 1 or not self._is_pressed(now):
             return None
-        growth = load.point / track.load
         ratio = track.fare().ratio if track.requests >= self._steps.enough else 1.0
         need_ppm = round(track.need(self.online_ppm, min(ratio, 1.0), growth))
-        track.load = load.point
+        track.load *= growth
         if need_ppm < self.online_ppm + self._steps.least_ppm:
             return None
-        return self._to(need_ppm, Cause.LOAD_UP, f"{growth:.1f} times the requests are foreseen", now, track.slot)
+        return self._to(need_ppm, Cause.LOAD_UP, f"{growth:.1f} times the requests", now, track.slot)
 
     def _fail(self, now: Instant) -> None:
         """This share failed: nothing below it is tried before a while, twice as long each time."""
@@ -207,7 +209,7 @@ class Feedback:
 
     # -- taking ----------------------------------------------------------------------------------------------------
 
-    def _down(self, foreseen: Mapping[int, Foreseen], now: Instant, *, left: bool) -> Verdict | None:
+    def _down(self, now: Instant, *, left: bool) -> Verdict | None:
         """Only after a while at this share, if offline wants it, and if everybody has shown that it may be."""
         steps = self._steps
         tracks = [track for track in self._tracks.values() if not track.is_quiet(now)]
@@ -224,9 +226,9 @@ class Feedback:
             online_ppm, cause = self._above_floor(online_ppm, cause, min(track.requests for track in tracks), now)
         if self.online_ppm - online_ppm < steps.least_ppm:
             return None
-        load = foreseen[strictest.slot].load if strictest.slot in foreseen else None
-        if cause is Cause.ROOM and load is not None and load.high < strictest.load / 1.3:
+        if cause is Cause.ROOM and strictest.is_eased:
             cause = Cause.LOAD_DOWN
+        strictest.is_eased = False
         return self._to(online_ppm, cause, self._told(strictest), now, strictest.slot)
 
     def _above_floor(self, online_ppm: int, cause: Cause, seen: float, now: Instant) -> tuple[int, Cause]:

@@ -6,11 +6,14 @@ import math
 from typing import Final, NamedTuple
 
 from cotenant.domain.control import ControlLimits, TenantWindow
+from cotenant.domain.estimate import Estimate
 from cotenant.domain.gpu import WHOLE_PPM
 from cotenant.domain.instant import Duration, Instant
 from cotenant.domain.value import Value
 from cotenant.policy.adjust.tail import Latencies, Tail
 
+_SURE: Final = 1.645
+"""Standard deviations from the middle of an estimate to its ends."""
 _BUSIEST: Final = 0.9
 """A client that sends its next request as soon as it has the answer keeps its tenant active all the time."""
 
@@ -41,6 +44,12 @@ class Sense(Value, frozen=True):
     grave: float = 0.5
     """Such a part of the recent requests beyond the objective is grave."""
     grave_requests: int = 8
+    differs: float = 1.3
+    """So many times the load, or the other way round, is another load."""
+    load_ns: Duration = 3_000_000_000
+    """After this long, half of what load is taken for is what is foreseen since."""
+    surprise: float = 4.5
+    """So many standard deviations more requests than were foreseen are no chance."""
     stuck: int = 2
     """A request that lasts so many times the objective is harm by itself."""
     lost: int = 50
@@ -70,12 +79,15 @@ class Track:
         self.demand = 0.0
         self.evidence = 0.0
         self.load = 0.0
+        self.foreseen: Estimate | None = None
+        self.is_eased = False
         self.oldest_ns = 0
         self.last_ns = now
         self._sense = sense
         self._seen = Latencies(sense.keep)
         self._recent = Latencies(0)
         self._over = 0.0
+        self._latest = (0, 0)
         self._together = sense.together
         self._is_new = True
         miss = 1 - self.fraction
@@ -90,6 +102,7 @@ class Track:
         self.active += weight * (min(tenant.active_ns / span_ns, 1.0) - self.active)
         self.demand += weight * (min(tenant.device_ns / span_ns, 1.0) - self.demand)
         self.oldest_ns = tenant.oldest_ns
+        self._latest = (self._latest[1], tenant.requests)
         fade = 0.5 ** (span_ns / sense.recent_ns)
         self._recent.fade(fade)
         self._over *= fade
@@ -106,6 +119,32 @@ class Track:
             if tenant.over:
                 most = min(float(tenant.over), sense.together_most)
                 self._together += 0.1 * (most - self._together)
+
+    def expect(self, load: Estimate | None, span_ns: Duration) -> None:
+        """What is foreseen for the next window; when there is much less to do, what was seen before says little."""
+        self.foreseen = load
+        if load is None:
+            return
+        if load.high * self._sense.differs < self.load:
+            self.begin_anew()
+            self.load = load.point
+            self.is_eased = True
+        self.load += (load.point - self.load) * (1 - 0.5 ** (span_ns / self._sense.load_ns))
+
+    def growth(self, expected: Estimate | None) -> float:
+        """How many times as many requests as before are foreseen, or came already and nobody foresaw; 1: as many."""
+        if not self.load:
+            return 1.0
+        most = 1.0
+        if self.foreseen is not None and self.foreseen.low > self._sense.differs * self.load:
+            most = self.foreseen.point / self.load
+        if expected is not None:
+            spread = self._sense.surprise * (expected.high - expected.point) / _SURE
+            for requests, windows in ((self._latest[1], 1), (sum(self._latest), 2)):
+                if requests > windows * expected.point + spread * math.sqrt(2) + 1:
+                    surely = requests - _SURE * math.sqrt(requests)
+                    most = max(most, surely / windows / self.load)
+        return most
 
     def begin_anew(self) -> None:
         """The share was changed: what was seen before it says nothing about after."""
