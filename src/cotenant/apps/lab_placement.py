@@ -19,20 +19,17 @@ from cotenant.apps.show import table
 from cotenant.domain.load import TRAINING
 from cotenant.errors import ConfigError
 from cotenant.experiment.kernels import Setting
+from cotenant.experiment.lab.caps import judge_caps
 from cotenant.experiment.lab.muxflow_cases import node_cases
-from cotenant.experiment.lab.placement import (
-    Report,
-    judge_mixes,
-    judge_trainings,
-    mixes_of,
-    report_of,
-)
+from cotenant.experiment.lab.placement import judge_mixes, judge_trainings, mixes_of
+from cotenant.experiment.lab.placement_report import Report, report_of
 from cotenant.format.measured.gavel import read_pairs
 from cotenant.sim.device import preset
 
 _PAIRS: Final = "gavel/pairs_simulation_throughputs.csv.gz"
 _MIXES: Final = 200
-_SIZES: Final = (2,) * 8 + (3,) * 6
+_SIZES: Final = (2,) * 6 + (3,) * 4
+_CAPPED: Final = 12
 _QUICK_SIZES: Final = (2, 2)
 
 
@@ -53,7 +50,10 @@ def run_placement(directory: Path, seed: int, console: Console, say: Callable[[s
     with parts_shown(console, say, "to judge") as progress:
         judged = judge_trainings(pairs, seed, _MIXES // (10 if quick else 1), progress)
         judged.append(judge_mixes(mixes, setting, os.cpu_count() or 1, progress))
-    return report_of(judged, seed, quick=quick)
+        beside = [(load, trainings[place % len(trainings)]) for place, load in enumerate(services)]
+        some = beside[:: max(len(beside) // (2 if quick else _CAPPED), 1)]
+        caps = judge_caps(some, setting, os.cpu_count() or 1, progress)
+    return report_of(judged, caps, seed, quick=quick)
 
 
 def show_placement(console: Console, report: Report) -> None:
@@ -68,6 +68,16 @@ def show_placement(console: Console, report: Report) -> None:
                 [*first, policy, f"{figures.goodput:.1%}", offline, f"{figures.worst:.1%}", str(figures.broken)]
             )
     console.print(table("What each gets done, of what it does alone", columns, rows))
+    columns = ["OFFLINE UNDER MPS", "PAIRS", "ITS SMS", "DONE BY A TRAINING", "P99 OVER ALONE", "OBJECTIVES BROKEN"]
+    caps = report.caps
+    rows = [
+        [name, str(caps.pairs), sms, f"{found.offline:.1%}", f"x{found.p99:.2f}", str(found.broken)]
+        for name, sms, found in (
+            ("the gate alone", "all", caps.free),
+            ("and what online leaves", f"{caps.percent:.0f} %", caps.capped),
+        )
+    ]
+    console.print(table("Medians", columns, rows))
     missed = [target for target, met in report.met.items() if not met]
     for target in missed:
         console.print(Text(f"{target}: missed", style="bold red"))

@@ -42,8 +42,8 @@ KEPT_LEAST: Final = 0.99
 """Of a service's requests, those that must be within its objective for it to be kept."""
 _JOBS: Final = (6, 8)
 _GPUS: Final = 4
-_WARM_NS: Final = SECOND_NS
-_FOR_NS: Final = 4 * SECOND_NS
+WARM_NS: Final = SECOND_NS
+FOR_NS: Final = 4 * SECOND_NS
 _ROUNDS: Final = 20
 Progress = Callable[[str, int, int], None]
 
@@ -55,6 +55,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """What a tenant gets done, in the mean, 1 being alone; of a service, its requests within the objective."""
     worst: float
     """The tenant that got least of its own done, in the median mix."""
+    by_mix: list[float]
+    """The first figure, mix by mix."""
     broken: int = 0
     """Services that kept their objective for less than 99 % of their requests."""
     offline: float = 0.0
@@ -69,15 +71,6 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     mixes: int
     tenants: int
     policies: dict[str, Figures]
-
-
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was found, and which targets (ours) are met."""
-
-    seed: int
-    quick: bool
-    judged: list[Judged]
-    met: dict[str, bool]
 
 
 class Mix(msgspec.Struct, frozen=True):
@@ -151,6 +144,7 @@ def _judge_jobs(
         policy: Figures(
             goodput=statistics.fmean(statistics.fmean(mix) for mix in found_speeds),
             worst=statistics.median(min(mix) for mix in found_speeds),
+            by_mix=[statistics.fmean(mix) for mix in found_speeds],
         )
         for policy, found_speeds in speeds.items()
         if found_speeds
@@ -264,9 +258,9 @@ def judge_mixes(mixes: Sequence[Mix], setting: Setting, workers: int, progress: 
             devices = choices[number, policy] = assigned(specs, mix.gpus, policy, is_mps=True)
             for crowd in _crowds(devices):
                 guests = tuple(mix.guests[one] for one in crowd)
-                crowds[number, crowd] = Run(guests=guests, setting=setting, for_ns=_FOR_NS, warm_ns=_WARM_NS)
+                crowds[number, crowd] = Run(guests=guests, setting=setting, for_ns=FOR_NS, warm_ns=WARM_NS)
         for one, guest in enumerate(mix.guests):
-            crowds[number, (one,)] = Run(guests=(guest,), setting=setting, for_ns=_FOR_NS, warm_ns=_WARM_NS)
+            crowds[number, (one,)] = Run(guests=(guest,), setting=setting, for_ns=FOR_NS, warm_ns=WARM_NS)
     played: dict[tuple[int, tuple[int, ...]], list[float]] = {}
     with mapping(workers) as mapped:
         for key, done in zip(crowds, mapped(_done, list(crowds.values())), strict=True):
@@ -305,20 +299,9 @@ def _figures(parts: Sequence[Sequence[tuple[bool, float]]]) -> Figures:
     online = [done for mix in parts for is_online, done in mix if is_online]
     offline = [done for mix in parts for is_online, done in mix if not is_online]
     return Figures(
-        goodput=statistics.fmean([*(min(done, 1.0) for done in online), *offline]),
+        goodput=statistics.fmean(min(done, 1.0) for done in (*online, *offline)),
         worst=statistics.median(min(done for _, done in mix) for mix in parts),
+        by_mix=[statistics.fmean(min(done, 1.0) for _, done in mix) for mix in parts],
         broken=sum(done < KEPT_LEAST for done in online),
         offline=statistics.fmean(offline),
     )
-
-
-def report_of(judged: Sequence[Judged], seed: int, *, quick: bool) -> Report:
-    """Prediction is to be better than either of the others in goodput, and to break no more objectives."""
-    met = {}
-    for one in judged:
-        predicted = one.policies["predict"]
-        for rival in ("spread", "pack"):
-            other = one.policies[rival]
-            name = f"{one.name} ({one.source}): no worse than {rival}"
-            met[name] = predicted.goodput >= other.goodput and predicted.broken <= other.broken
-    return Report(seed=seed, quick=quick, judged=list(judged), met=met)
