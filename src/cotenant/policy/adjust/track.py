@@ -88,6 +88,7 @@ class Track:
         self.fraction = limits.quantile_ppm / WHOLE_PPM
         self.active = 0.0
         self.demand = 0.0
+        self._rate = 0.0
         self.peak = 0.0
         self._short_demand = 0.0
         self._full = 0
@@ -115,6 +116,7 @@ class Track:
         self._is_new = False
         self.active += weight * (min(tenant.active_ns / span_ns, 1.0) - self.active)
         self.demand += weight * (min(tenant.device_ns / span_ns, 1.0) - self.demand)
+        self._rate += weight * (tenant.requests - self._rate)
         self._follow_peak(min(tenant.device_ns / span_ns, 1.0), span_ns)
         self._full = self._full + 1 if tenant.active_ns >= _FULL * span_ns else 0
         self.oldest_ns = tenant.oldest_ns
@@ -168,6 +170,10 @@ class Track:
                     surely = requests - _SURE * math.sqrt(requests)
                     most = max(most, surely / windows / self.load)
         return most
+
+    def active_with(self, growth: float) -> float:
+        """For which part of the time it would be active with so many times its load, at this share."""
+        return self.active * growth * self.load / self._rate if self._rate else 0.0
 
     def is_surging(self) -> bool:
         """Whether more requests ended of late than its load explains: harm then says nothing about that load."""
