@@ -200,7 +200,7 @@ class Feedback:
             return None
         ratio = track.fare().ratio if track.requests >= self._steps.enough else 1.0
         need_ppm = round(track.need(self.online_ppm, min(ratio, 1.0), growth))
-        if track.active_with(growth) >= _STABLE:  # its queue would grow for as long as this lasts
+        if track.is_flooded() or track.active_with(growth) >= _STABLE:  # its queue would grow for as long as this lasts
             need_ppm = self._limits.most_ppm
         track.load *= growth
         if need_ppm < self.online_ppm + self._steps.least_ppm:
