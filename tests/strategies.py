@@ -62,7 +62,9 @@ from cotenant.domain.histogram import Histogram, Recorder
 from cotenant.domain.plan import Reason, Reject
 from cotenant.domain.protect import EVICTIONS_LIMIT, Block, GpuSample, GpuWatch, Health, OnPressure, Stage, Standing
 from cotenant.domain.tenant import Departure, Kind, Tenant, TenantSpec, TenantView, Terms
-from cotenant.format.config import Config, DirectoriesConfig, GpuConfig, NodeConfig, ProtectConfig, RunConfig
+from cotenant.domain.use import WIDTHS_LIMIT, TaskUse
+from cotenant.format.config import Config, DirectoriesConfig, GpuConfig, NodeConfig, RunConfig
+from cotenant.format.config_protect import ProtectConfig
 from cotenant.format.journal import Turn
 from cotenant.format.toml import DurationNs, ShareOfWhole, SizeBytes
 
@@ -75,6 +77,14 @@ small = st.integers(0, 10_000)
 # What UTF-8 can carry: everything but lone surrogates.
 texts = st.text(st.characters(codec="utf-8"), max_size=40)
 names = st.from_regex(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})?", fullmatch=True)
+
+
+task_uses = st.builds(
+    TaskUse,
+    shares,
+    st.lists(st.tuples(shares, shares), max_size=WIDTHS_LIMIT).map(tuple),
+    *(shares, amounts, amounts, amounts, amounts, shares),
+)
 
 
 @st.composite
@@ -93,6 +103,7 @@ def specs(draw: st.DrawFn) -> TenantSpec:
         draw(st.sampled_from(OnPressure)),
         draw(amounts),
         draw(st.sampled_from(Limit)),
+        draw(st.none() | task_uses),
     )
 
 
@@ -121,7 +132,7 @@ node_settings = st.builds(
     st.integers(0, SLOTS_LIMIT),
     amounts,
     amounts,
-    st.sampled_from(["spread", "pack"]),
+    st.sampled_from(["spread", "pack", "predict"]),
     st.sampled_from(["reserve", "overcommit"]),
     st.lists(gpus, max_size=3).map(tuple),
     gate_rules,

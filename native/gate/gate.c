@@ -1,5 +1,6 @@
 /* The gate as one tenant has it: what the roster says of the others, and what the own page says to them. */
 #include "gate/limit.h"
+#include "gate/request.h"
 #include "gate/words.h"
 
 #include <string.h>
@@ -93,6 +94,7 @@ static void move_in(struct ct_gate *gate)
     _Atomic uint64_t *count = (_Atomic uint64_t *)&page->counts;
     for (size_t i = 0; i < sizeof page->counts / sizeof *count; i++)
         STORE(count[i], 0);
+    ct_gate_request_clear(page);
     STORE(page->wanted_ns, 0);
     STORE(page->paid_ns, 0);
     STORE(page->paid_ppm, 0);

@@ -20,6 +20,8 @@ enum {
     CT_GATE_RECENT = 32,
     CT_GATE_BUCKETS = 40, /* powers of two of nanoseconds: 2^39 ns are nine minutes */
     CT_GATE_REASONS = 16,
+    CT_GATE_REQUEST_LEAST = 14,    /* powers of two of nanoseconds: 16 us */
+    CT_GATE_REQUEST_BUCKETS = 352, /* sixteen for each power of two from there to 2^36 ns, a minute */
 };
 
 #define CT_GATE_NEVER UINT64_MAX
@@ -110,6 +112,14 @@ struct ct_gate_counts {
     _Atomic uint64_t stuck;               /* passed because nothing ended for too long */
 };
 
+/* How long its requests took: see gate/request.h. */
+struct ct_gate_requests {
+    _Atomic uint64_t ended, over, sum_ns; /* so many, of these beyond the SLO, all their latencies */
+    _Atomic uint64_t began_ns;            /* of the oldest that is under way; 0: none is */
+    _Atomic uint64_t is_told;             /* by the program; else what the hook sees by itself */
+    _Atomic uint32_t bucket[CT_GATE_REQUEST_BUCKETS];
+};
+
 struct ct_gate_page {
     /* What those below must know, in one cache line: written in this order from below, read from above. */
     _Alignas(64) _Atomic uint64_t sequence; /* launches announced */
@@ -135,6 +145,7 @@ struct ct_gate_page {
     _Atomic uint64_t paid_ppm;             /* at this share */
     _Atomic uint64_t over_ns;              /* until then it has had its share; 0: it has not */
     _Atomic uint64_t part_ppm;             /* of the device, what its latest work takes while it runs */
+    _Alignas(64) struct ct_gate_requests requests;
 };
 _Static_assert(sizeof(struct ct_gate_page) <= CT_GATE_PAGE_BYTES, "a tenant's page is one page");
 

@@ -64,6 +64,7 @@ struct ct_gateway *ct_gateway_open(const struct ct_beside *beside, const struct 
     gateway->file = pages.file;
     gateway->bytes = pages.bytes;
     ct_instant_open(&gateway->instant, clock);
+    ct_bursts_open(&gateway->requests.bursts);
     ct_gate_open(&gateway->gate, pages.file, pages.bytes, pages.page, pages.floor, (uint32_t)beside->slot,
                  (uint32_t)beside->generation);
     return gateway;

@@ -5,6 +5,7 @@
 #include "gate/gate.h"
 #include "hook/clock.h"
 #include "hook/marks.h"
+#include "hook/requests.h"
 #include "hook/seen.h"
 
 struct ct_piece;
@@ -26,6 +27,7 @@ struct ct_gateway {
     uint64_t awaited_ns; /* when it was expected to be, by the wait that is under way; 0: by then it was */
     struct ct_marks marks;
     uint64_t kin, kin_ns; /* launches of our tenant's other processes, and when that last changed as we saw it */
+    struct ct_requests requests;
     const void *file;
     size_t bytes;
 };

@@ -11,6 +11,7 @@ from cotenant.domain.action import (
     Grant,
     Kill,
     MpsRestart,
+    Placed,
     Refuse,
     Restore,
     Revoke,
@@ -129,6 +130,11 @@ STORY: list[tuple[Event, list[Action], str]] = [
      ("ERROR mps-gone - 0 (mps-server-died): the MPS server of GPU 0 is gone: exit 1\n"
      "mps-restart - 0: the MPS server of GPU 0 is started again")),
     (GpusFound((Gpu("soft:1 x", 5),)), [], "gpu-found - -: found soft:1 x"),
+    (Woke(), [Placed(4, 1, 1, 1, "GPU 1: goodput +1.00")],
+     "placed job 1: job was placed by prediction: GPU 1: goodput +1.00"),
+    (Woke(), [Placed(4, 1, 1, 1, "GPU 1: goodput +0.20", 250_000)],
+     ("WARNING placed job 1: job was placed, but by prediction GPU 1 is 25% too little for all objectives: "
+     "GPU 1: goodput +0.20")),
     (TenantLeft(2, "exit 0"), [Revoke(4, 2, "job", 1, 1, "exit 0")], "left job 1: job left: exit 0"),
     (TenantLeft(2, "exit\n1"), [Revoke(4, 2, "job", 1, 1, "exit\n1")], r"WARNING left job 1: job left: exit\n1"),
     (PeerLost(2), [Revoke(4, NO_PEER, "job", 1, 1, "lost: its connection closed")],

@@ -62,7 +62,7 @@ class NodeLife(RuleBasedStateMachine):
         self.granted_to: dict[tuple[int, int], int] = {}
         self.ended: set[tuple[int, int]] = set()
         self.sequence = 100
-        self.settings = NodeSettings(3, 20, 0, "spread", "reserve", DEVICES[2])
+        self.settings = NodeSettings(3, 20, 0, "predict", "reserve", DEVICES[2])
         self.tell(NodeStarted(self.settings, "1", 0))
 
     # -- telling, and what the model makes of the answer ----------------------------------------------------------

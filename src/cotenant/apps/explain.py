@@ -150,6 +150,8 @@ def _causes_of_one_here(places: Places, roll: Roll, view: TenantView, record: _R
         text = f"somebody paused it, so that it launches nothing; let it go on with: cotenant resume {tenant.name}"
         yield record.cause("paused", text, _turn_of(paused))
     joined = record.latest(What.JOINED)
+    if (placed := record.latest(What.PLACED, after=_turn_of(joined) - 1)) is not None:
+        yield record.told(placed)
     for kind, text, details in gate_causes(places, roll, tenant):
         yield record.cause(kind, text, _turn_of(joined), details)
     gpu = tenant.terms.gpu

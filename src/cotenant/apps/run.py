@@ -40,7 +40,7 @@ _JOIN_CAP_NS: Final = 30 * SECOND_NS
 
 
 def spec_of(config: RunConfig, command: Sequence[str], gpu: str = "") -> TenantSpec:
-    """What the tenant asks for."""
+    """What the tenant asks for; what is known of its task is not in it yet."""
     text = _wire_text(" ".join(command))
     priority = DEFAULT_PRIORITY[config.kind] if config.priority is None else config.priority
     return TenantSpec(

@@ -17,7 +17,7 @@ from cotenant.domain.protect import GpuWatch
 from cotenant.domain.tenant import Amount, Departure, Name, Priority, SharePpm, TenantSpec, TenantView, Terms
 from cotenant.errors import PeerError
 
-VERSION: Final = 5
+VERSION: Final = 6
 FRAME_LIMIT_BYTES: Final = 64 << 10
 """What a peer may send at once; the node's own answers may be larger."""
 ANSWER_LIMIT_BYTES: Final = 32 << 20

@@ -56,10 +56,11 @@ class Passage:
     confirms = True
 
     def __init__(
-        self, file: WritableBuffer, slot: int, generation: int, works: Sequence[Work], steps: Sequence[int]
+        self, file: WritableBuffer, seat: tuple[int, int], works: Sequence[Work], steps: Sequence[int], slo_ns: int = 0
     ) -> None:
-        """Take the seat; the file is the device's."""
-        self._gate = _native.Gate(file, slot, generation)
+        """Take the seat, a slot and its generation; the file is the device's. Requests have an objective, or 0."""
+        self._gate = _native.Gate(file, *seat)
+        self._slo_ns = slo_ns
         self._works = [
             (work.expect_ns, work.sure_ns, (int(work.may_fill), work.grain_ns, work.pieces)) for work in works
         ]
@@ -121,6 +122,15 @@ class Passage:
         self._last_ns = now_ns
         self._gate.rest(*self._foreseen(), True, now_ns)
         return self._gate.has_sleepers(now_ns)
+
+    def began(self, due_ns: int, now_ns: int) -> None:
+        """A request is taken up, as `cotenant.request()` tells it: it is as old as its arrival."""
+        self._gate.oldest(0, max(due_ns, 1), now_ns)
+
+    def served(self, due_ns: int, now_ns: int) -> None:
+        """It is over."""
+        self._gate.oldest(max(due_ns, 1), 0, now_ns)
+        self._gate.requested(now_ns - due_ns, self._slo_ns)
 
     def _arrive(self, step: int, now_ns: int) -> None:
         """A launch that has not asked before: learn how long the host took, and foresee its next one."""

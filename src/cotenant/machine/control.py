@@ -1,0 +1,79 @@
+"""What do the windows of a device lead to? Remembers who is there and what was foreseen; a policy decides.
+
+Not a part of the node's own machine: ten windows a second would flood the journal. Only its decisions are events.
+"""
+
+from __future__ import annotations
+
+from cotenant.domain.control import Adjustment, ControlLimits, DeviceWindow
+from cotenant.domain.instant import Instant
+from cotenant.domain.protect import clipped
+from cotenant.policy.adjust import POLICIES
+from cotenant.policy.adjust.verdict import Adjuster, Foreseen
+from cotenant.policy.limit.share import divided
+from cotenant.policy.predict.load import Load
+
+
+class _Desk:
+    """What is known of one device."""
+
+    __slots__ = ("adjuster", "here", "loads", "shares")
+
+    def __init__(self, adjuster: Adjuster) -> None:
+        self.adjuster = adjuster
+        self.here: dict[int, int] = {}
+        self.loads: dict[int, Load] = {}
+        self.shares: tuple[tuple[int, int], ...] = ()
+
+
+class Control:
+    """The adjustment of all devices of a node."""
+
+    def __init__(self, limits: ControlLimits) -> None:
+        """Know nobody; `limits.adjust` names the policy."""
+        self._limits = limits
+        self._desks: dict[int, _Desk] = {}
+        self._restored: dict[int, int] = {}
+
+    def restore(self, gpu: int, online_ppm: int) -> None:
+        """What a device's online tenants keep already, before the first window of it is seen."""
+        self._restored[gpu] = online_ppm
+
+    def seen(self, window: DeviceWindow, now: Instant) -> Adjustment | None:
+        """What one window changes, if anything."""
+        promised = {tenant.slot: tenant for tenant in window.tenants if tenant.promised}
+        if not promised or not self._limits.enabled:
+            self._desks.pop(window.gpu, None)
+            return None
+        desk = self._desks.get(window.gpu)
+        if desk is None:
+            online_ppm = self._restored.pop(window.gpu, self._limits.most_ppm)
+            desk = self._desks[window.gpu] = _Desk(POLICIES[self._limits.adjust](self._limits, online_ppm))
+        foreseen = {}
+        for slot, tenant in promised.items():
+            load = desk.loads.get(slot, Load()).after(tenant.requests, window.begin_ns)
+            desk.loads[slot] = load
+            foreseen[slot] = Foreseen(load.next_window(window.end_ns))
+        verdict = desk.adjuster.step(window, foreseen, now)
+        if verdict is None:
+            return None
+        shares = divided(desk.adjuster.needs())
+        return Adjustment(
+            window.gpu,
+            verdict.online_ppm,
+            verdict.cause,
+            clipped(verdict.detail),
+            shares,
+            verdict.slot,
+            verdict.generation,
+        )
+
+    def online_ppm(self, gpu: int) -> int | None:
+        """What online work of a device keeps; None: nothing is adjusted there."""
+        desk = self._desks.get(gpu)
+        return None if desk is None else desk.adjuster.online_ppm
+
+    def why(self, gpu: int) -> str:
+        """Why it is as it is."""
+        desk = self._desks.get(gpu)
+        return "no online tenant with an objective is there" if desk is None else desk.adjuster.why()

@@ -1,0 +1,22 @@
+"""Predict: the device on which objectives are kept, and everybody together gets the most more done by a newcomer."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cotenant.domain.foretold import Foretold
+from cotenant.policy.place.choice import Weighed
+
+_SHORT_STEP_PPM: Final = 10_000
+_GOODPUT_STEP: Final = 0.001
+"""Smaller differences are none."""
+
+
+def weigh(before: Foretold, after: Foretold) -> Weighed:
+    """What changes on a device by the newcomer: objectives first, then goodput."""
+    short_ppm = after.short_ppm - before.short_ppm
+    gain = after.goodput - before.goodput
+    needs = f"{after.needs_ppm / 10_000:.0f} % needed for objectives; " if after.needs_ppm else ""
+    parts = [f"{name} {value:.2f}" for name, value in (("online", after.online), ("offline", after.offline)) if value]
+    cost = (-(-short_ppm // _SHORT_STEP_PPM), -round(gain / _GOODPUT_STEP))
+    return Weighed(cost, f"goodput {gain:+.2f} ({needs}{', '.join(parts) or 'nothing'} done there)", after.short_ppm)
