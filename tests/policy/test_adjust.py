@@ -75,11 +75,11 @@ def test_whatever_the_device_does(service: Service, seed: int, late: int) -> Non
         if after < before:
             assert seen.tenants[0].over <= 0.5 + 0.01 * sum(one.requests for one in recent)
         before = after
-    up = {Cause.VIOLATED, Cause.STUCK, Cause.NEAR, Cause.LOAD_UP, Cause.JOINED}
+    up = {Cause.VIOLATED, Cause.STUCK, Cause.NEAR, Cause.LOAD_UP, Cause.JOINED, Cause.SATURATED}
     ppms = [LIMITS.most_ppm, *(change.online_ppm for _, change in run.steps)]
     for (one, other), (_, change) in zip(itertools.pairwise(ppms), run.steps, strict=True):
         assert (other > one) == (change.cause in up) or change.cause is Cause.BEYOND_REACH
-        assert "ms of" in change.detail or change.cause in {Cause.LOAD_UP, Cause.JOINED}
+        assert "ms of" in change.detail or change.cause in {Cause.LOAD_UP, Cause.JOINED, Cause.SATURATED}
     assert run.turns(60) <= 4
 
 

@@ -5,11 +5,14 @@ from array import array
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cotenant.domain.control import Cause, ControlLimits, DeviceWindow, bucket_of
 from cotenant.domain.gate import GatePolicy, GateRules
 from cotenant.domain.instant import MILLISECOND_NS, SECOND_NS
-from cotenant.domain.load import BACK_TO_BACK, TRAINING
+from cotenant.domain.kernel import KernelIdentity
+from cotenant.domain.load import BACK_TO_BACK, TRAINING, Launch, Load, listed
 from cotenant.domain.rhythm import bursty, steady
 from cotenant.experiment.control import Steering, cotenant, steered
 from cotenant.experiment.kernels import Setting, play_alone
@@ -70,6 +73,56 @@ def test_every_request_is_accounted_for_in_every_way(way: str) -> None:
     assert list(batch.progress_ns) == sorted(batch.progress_ns)
     assert 0 < batch.done_ns <= FOR_NS - run.warm_ns + 400_000
     assert outcome.busy_ns <= outcome.gpus * (FOR_NS - run.warm_ns)
+
+
+@st.composite
+def services(draw: st.DrawFn) -> Load:
+    launches = tuple(
+        Launch(
+            KernelIdentity(
+                f"k{place}", (draw(st.integers(1, 400)), 1, 1), (draw(st.sampled_from([64, 512, 1024])), 1, 1)
+            ),
+            draw(st.integers(1, 300)) * 1000,
+            draw(st.integers(0, 80)) * 1000,
+            registers=32,
+        )
+        for place in range(draw(st.integers(1, 4)))
+    )
+    is_graph = draw(st.booleans())
+    if draw(st.booleans()):
+        return Load("made up", launches, TRAINING, graph=is_graph)
+    instants = draw(st.lists(st.integers(0, 40 * MILLISECOND_NS), max_size=30))
+    return Load("made up", launches, listed(instants), len(instants), is_graph)
+
+
+@given(st.lists(services(), min_size=1, max_size=3), st.sampled_from(sorted(WAYS)), st.integers(0, 40))
+@settings(max_examples=60)
+def test_whoever_shares_nothing_is_lost_and_nobody_is_faster_than_alone(
+    loads: list[Load], way: str, slo_ms: int
+) -> None:
+    costs = Costs(jitter_ppm=0)
+    setting = Setting(device=SETTING.device, costs=costs)
+    here = tuple(
+        Guest(
+            load=load,
+            online=load.arrival.kind != "training",
+            priority=1 if load.arrival.kind != "training" else 7,
+            slo_ns=0 if load.arrival.kind == "training" else slo_ms * MILLISECOND_NS,
+        )
+        for load in loads
+    )
+    outcome = share(way, Run(guests=here, setting=setting, for_ns=50 * MILLISECOND_NS))
+    for guest, lived in zip(here, outcome.guests, strict=True):
+        launches = guest.load.launches
+        least_ns = costs.call_ns + costs.sync_ns + max(launch.device_ns for launch in launches)
+        if guest.online:
+            assert tuple(lived.dues_ns) == guest.load.arrival.instants_ns
+            assert len(lived.ends_ns) <= len(lived.dues_ns)
+            # Durations are rounded to whole waves of blocks.
+            assert all(one >= least_ns * 0.99 - 400 for one in lived.latencies_ns())
+            assert lived.done_ns >= len(lived.ends_ns) * guest.load.kernels_ns
+        else:
+            assert not lived.dues_ns
 
 
 @pytest.mark.parametrize("way", ["cotenant", "cotenant-slice", "grid", "tgs-mps"])

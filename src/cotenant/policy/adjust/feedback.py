@@ -16,6 +16,8 @@ from cotenant.policy.adjust.floor import Caution, Floors
 from cotenant.policy.adjust.track import Sense, Track
 from cotenant.policy.adjust.verdict import Foreseen, Verdict
 
+_STABLE: Final = 0.85
+"""Of what it keeps, what online work may ask of the device in the long run."""
 _PERCENT: Final = 10_000
 
 
@@ -162,6 +164,10 @@ class Feedback:
             more = self._loaded(track, now)
             if more is not None:
                 return more
+        full = next((track for track in self._tracks.values() if track.is_saturated()), None)
+        if full is not None and self._is_pressed(now) and self.online_ppm < self._limits.most_ppm:
+            online_ppm = max(round(self.online_ppm * self._steps.most_up), round(full.peak / _STABLE * 1_000_000))
+            return self._to(online_ppm, Cause.SATURATED, self._waiting(full), now, full.slot)
         near = next((track for track in self._tracks.values() if track.is_near()), None)
         if near is None or not self._is_pressed(now) or self.online_ppm >= self._limits.most_ppm:
             return None
@@ -253,6 +259,9 @@ class Feedback:
         self._why = detail
         generation = self._tracks[slot].generation if slot >= 0 else 0
         return Verdict(online_ppm, cause, detail, slot, generation)
+
+    def _waiting(self, track: Track) -> str:
+        return f"it is active all the time, a request waits for {track.oldest_ns / 1e6:.3g}ms already"
 
     def _told(self, track: Track) -> str:
         """Figures for people."""

@@ -12,8 +12,15 @@ from cotenant.domain.instant import Duration, Instant
 from cotenant.domain.value import Value
 from cotenant.policy.adjust.tail import Latencies, Tail
 
+_LATE: Final = 1.2
+_WAITS: Final = 0.5
+"""Of the objective: who waits for less may do so."""
 _SURE: Final = 1.645
 """Standard deviations from the middle of an estimate to its ends."""
+_FULL: Final = 0.95
+"""Active for such a part of a window: always."""
+_STABLE: Final = 0.9
+"""Active for a larger part of the time, what waits in a queue grows out of hand."""
 _BUSIEST: Final = 0.9
 """A client that sends its next request as soon as it has the answer keeps its tenant active all the time."""
 
@@ -50,6 +57,10 @@ class Sense(Value, frozen=True):
     """After this long, half of what load is taken for is what is foreseen since."""
     surprise: float = 4.5
     """So many standard deviations more requests than were foreseen are no chance."""
+    moment_ns: Duration = 300_000_000
+    """What it asks of the device is smoothed over such a time."""
+    peak_ns: Duration = 10_000_000_000
+    """After this long, half of what a peak asked for beyond the mean is forgotten."""
     stuck: int = 2
     """A request that lasts so many times the objective is harm by itself."""
     lost: int = 50
@@ -77,6 +88,9 @@ class Track:
         self.fraction = limits.quantile_ppm / WHOLE_PPM
         self.active = 0.0
         self.demand = 0.0
+        self.peak = 0.0
+        self._short_demand = 0.0
+        self._full = 0
         self.evidence = 0.0
         self.load = 0.0
         self.foreseen: Estimate | None = None
@@ -101,6 +115,8 @@ class Track:
         self._is_new = False
         self.active += weight * (min(tenant.active_ns / span_ns, 1.0) - self.active)
         self.demand += weight * (min(tenant.device_ns / span_ns, 1.0) - self.demand)
+        self._follow_peak(min(tenant.device_ns / span_ns, 1.0), span_ns)
+        self._full = self._full + 1 if tenant.active_ns >= _FULL * span_ns else 0
         self.oldest_ns = tenant.oldest_ns
         self._latest = (self._latest[1], tenant.requests)
         fade = 0.5 ** (span_ns / sense.recent_ns)
@@ -119,6 +135,12 @@ class Track:
             if tenant.over:
                 most = min(float(tenant.over), sense.together_most)
                 self._together += 0.1 * (most - self._together)
+
+    def _follow_peak(self, demand: float, span_ns: Duration) -> None:
+        """What it asked of the device at most of late, for longer than a moment."""
+        self._short_demand += (demand - self._short_demand) * (1 - 0.5 ** (span_ns / self._sense.moment_ns))
+        faded = (self.peak - self.demand) * 0.5 ** (span_ns / self._sense.peak_ns)
+        self.peak = max(self._short_demand, self.demand + max(faded, 0.0))
 
     def expect(self, load: Estimate | None, span_ns: Duration) -> None:
         """What is foreseen for the next window; when there is much less to do, what was seen before says little."""
@@ -186,6 +208,12 @@ class Track:
         many = self._over >= self._sense.grave_requests and self._over >= self._sense.grave * requests
         return many or self.is_stuck()
 
+    def is_saturated(self) -> bool:
+        """Whether it has worked all the time for a while, and a request has waited longer than any is used to."""
+        usual_ns = self._seen.quantile(self.fraction)
+        waits = self.oldest_ns > max(_LATE * usual_ns, _WAITS * self.slo_ns)
+        return self._full > 2 and waits and not self.oldest_ns >= self._sense.lost * self.slo_ns
+
     def is_near(self) -> bool:
         """Whether more than may miss the objective miss what is aimed at, beyond what chance explains."""
         may = (1 - self.fraction) * self.requests
@@ -206,7 +234,9 @@ class Track:
         """The share with which the tail would be what is aimed at, if it is this part of it now and load grows so.
 
         A share N' makes the time that it is active at most N / N' as long, and what waits in a queue the more the
-        less time is left: N' = N (a + (1 - a) r), with a the part of the time that it is active now.
+        less time is left: N' = N (a + (1 - a) r), with a the part of the time that it is active now. At the peaks of
+        late it must not be active all the time, either.
         """
         active = min(self.active, _BUSIEST)
-        return online_ppm * (active * growth + (1 - active) * ratio)
+        at_peak = min(self.active * self.peak / self.demand / _STABLE, 1.0) if self.demand else 0.0
+        return online_ppm * max(active * growth + (1 - active) * ratio, at_peak)

@@ -8,15 +8,16 @@ from cotenant.domain.foretold import Foretold
 from cotenant.policy.place.choice import Weighed
 
 _SHORT_STEP_PPM: Final = 10_000
-_GOODPUT_STEP: Final = 0.001
-"""Smaller differences are none."""
+_GOODPUT_STEP: Final = 0.05
+"""Smaller differences are none, for predictions err by more: then objectives decide, which need room to spare."""
 
 
 def weigh(before: Foretold, after: Foretold) -> Weighed:
-    """What changes on a device by the newcomer: objectives first, then goodput."""
+    """What changes on a device by the newcomer: objectives first, then goodput, then how much objectives need there."""
     short_ppm = after.short_ppm - before.short_ppm
     gain = after.goodput - before.goodput
     needs = f"{after.needs_ppm / 10_000:.0f} % needed for objectives; " if after.needs_ppm else ""
     parts = [f"{name} {value:.2f}" for name, value in (("online", after.online), ("offline", after.offline)) if value]
-    cost = (-(-short_ppm // _SHORT_STEP_PPM), -round(gain / _GOODPUT_STEP))
+    crowded = -(-after.needs_ppm // _SHORT_STEP_PPM)
+    cost = (-(-short_ppm // _SHORT_STEP_PPM), -round(gain / _GOODPUT_STEP), crowded)
     return Weighed(cost, f"goodput {gain:+.2f} ({needs}{', '.join(parts) or 'nothing'} done there)", after.short_ppm)
