@@ -94,6 +94,8 @@ static void settle_share(struct ct_session *session, const struct ct_pair *pair,
     struct ct_known *known = &session->known[pair->identity->number];
     if (is_right ? !is_bound : !known->is_known) { /* of what nobody knows, a bound is better than nothing */
         correct(session, pair, length_ns, known->expect_ns * USUAL);
+        if (!is_right && !is_bound && !session->gateway->gate.above_count) /* nobody above relies on it */
+            ct_known_guess(known, length_ns);
     } else if (!is_right && !is_bound && !session->gateway->gate.is_mps) {
         const uint64_t shown_ns = ct_known_beside(known, length_ns);
         if (shown_ns)
