@@ -10,7 +10,7 @@ enum {
     REMEMBERED = 64, /* what is usual is told from so many of them */
     TURN_PAUSES = 512,
     OFTEN = 16,       /* one in so many pauses is long: requests end there */
-    NEVER_AGAIN = 128, /* so many short ones in a row, and elsewhere long ones: they do not */
+    NEVER_AGAIN = 64, /* so many short ones in a row, and elsewhere long ones: they do not */
     ELSEWHERE = 4,
     AWAY_PAUSES = 4, /* a thread that stays away for so many usual ones has ended its request */
     LEAST_NS = 1,

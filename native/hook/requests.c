@@ -76,7 +76,7 @@ static struct ct_session *at_gate(void)
 static uint64_t oldest_told(const struct ct_requests *requests)
 {
     uint64_t oldest_ns = 0;
-    for (int i = 0; i < CT_REQUESTS_ROOM; i++)
+    for (uint64_t i = 0; i < requests->top; i++)
         if (requests->began_ns[i] && (!oldest_ns || requests->began_ns[i] < oldest_ns))
             oldest_ns = requests->began_ns[i];
     return oldest_ns;
@@ -98,10 +98,12 @@ uint64_t cotenant_hook_request_begin(uint64_t arrived_ns, uint64_t *began_ns)
     struct ct_requests *requests = &session->gateway->requests;
     ct_lock(session);
     ct_gate_request_told(session->gateway->gate.mine);
-    for (place = 0; place < CT_REQUESTS_ROOM && requests->began_ns[place]; place++)
+    for (place = 0; place < requests->top && requests->began_ns[place]; place++)
         ;
-    if (place < CT_REQUESTS_ROOM)
+    if (place < CT_REQUESTS_ROOM) {
         requests->began_ns[place] = *began_ns;
+        requests->top += place == requests->top;
+    }
     show_oldest(session, oldest_told(requests), *began_ns);
     ct_unlock(session);
     return place;
@@ -117,6 +119,8 @@ void cotenant_hook_request_end(uint64_t place, uint64_t began_ns)
     ct_lock(session);
     if (place < CT_REQUESTS_ROOM && requests->began_ns[place] == began_ns) /* a child may end what its parent began */
         requests->began_ns[place] = 0;
+    while (requests->top && !requests->began_ns[requests->top - 1])
+        requests->top--;
     ct_gate_request_told(session->gateway->gate.mine);
     ct_gate_request_ended(session->gateway->gate.mine, now_ns > began_ns ? now_ns - began_ns : 0, slo_of(session));
     show_oldest(session, oldest_told(requests), now_ns);

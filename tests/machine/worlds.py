@@ -1,8 +1,11 @@
 """Which nodes and tenants does a long life of the machine meet? Small ones, so that they get into each other's way."""
 
+from typing import Any
+
 import msgspec
 from hypothesis import strategies as st
 
+from cotenant.domain.control import ControlLimits
 from cotenant.domain.event import NodeSettings
 from cotenant.domain.gate import GatePolicy, GateRules
 from cotenant.domain.gpu import WHOLE_PPM, Gpu
@@ -18,6 +21,11 @@ def _in_nobody_s_way(spec: TenantSpec) -> TenantSpec:
     return msgspec.structs.replace(spec, memory_bytes=0) if spec.kind is Kind.ONLINE else spec
 
 
+def _spec(kind: Kind, priority: int, name: str, slo_ns: int = 0, **asked: Any) -> TenantSpec:
+    """Only online tenants have objectives."""
+    return TenantSpec(kind, priority, name, slo_ns if kind is Kind.ONLINE else 0, **asked)
+
+
 node_settings = st.builds(
     NodeSettings,
     st.integers(1, 5),
@@ -27,15 +35,17 @@ node_settings = st.builds(
     st.sampled_from(["reserve", "overcommit"]),
     st.sampled_from(DEVICES),
     st.sampled_from([GateRules(), GateRules(GatePolicy.STRICT, 7), GateRules(GatePolicy.OPEN)]),
+    control=st.sampled_from([ControlLimits(), ControlLimits(), ControlLimits(adjust="off")]),
     is_mps=st.booleans(),
     refuse_unmet=st.booleans(),
 )
 specs = st.builds(
-    TenantSpec,
+    _spec,
     st.sampled_from(Kind),
     st.integers(0, 9),
     st.sampled_from(["", "", "", "web", "job", "python-1"]),
     memory_bytes=st.integers(0, 7),
+    slo_ns=st.sampled_from([0, 5]),
     share_ppm=st.sampled_from([0, 100_000, 400_000, WHOLE_PPM]),
     command=st.sampled_from(["python x.py", "", "/bin/sh"]),
     gpu=st.sampled_from(["", "", "", "", "0", "soft:1", "3", "GPU-3"]),

@@ -5,11 +5,14 @@ from array import array
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from cotenant.domain.control import Cause, ControlLimits, DeviceWindow, bucket_of
+from cotenant.domain.control import Adjustment, Cause, ControlLimits, DeviceWindow, bucket_of
 from cotenant.domain.gate import GatePolicy, GateRules
 from cotenant.domain.instant import MILLISECOND_NS, SECOND_NS
-from cotenant.domain.load import BACK_TO_BACK, TRAINING
+from cotenant.domain.kernel import KernelIdentity
+from cotenant.domain.load import BACK_TO_BACK, TRAINING, Launch, Load, listed
 from cotenant.domain.rhythm import bursty, steady
 from cotenant.experiment.control import Steering, cotenant, steered
 from cotenant.experiment.kernels import Setting, play_alone
@@ -70,6 +73,56 @@ def test_every_request_is_accounted_for_in_every_way(way: str) -> None:
     assert list(batch.progress_ns) == sorted(batch.progress_ns)
     assert 0 < batch.done_ns <= FOR_NS - run.warm_ns + 400_000
     assert outcome.busy_ns <= outcome.gpus * (FOR_NS - run.warm_ns)
+
+
+@st.composite
+def services(draw: st.DrawFn) -> Load:
+    launches = tuple(
+        Launch(
+            KernelIdentity(
+                f"k{place}", (draw(st.integers(1, 400)), 1, 1), (draw(st.sampled_from([64, 512, 1024])), 1, 1)
+            ),
+            draw(st.integers(1, 300)) * 1000,
+            draw(st.integers(0, 80)) * 1000,
+            registers=32,
+        )
+        for place in range(draw(st.integers(1, 4)))
+    )
+    is_graph = draw(st.booleans())
+    if draw(st.booleans()):
+        return Load("made up", launches, TRAINING, graph=is_graph)
+    instants = draw(st.lists(st.integers(0, 40 * MILLISECOND_NS), max_size=30))
+    return Load("made up", launches, listed(instants), len(instants), is_graph)
+
+
+@given(st.lists(services(), min_size=1, max_size=3), st.sampled_from(sorted(WAYS)), st.integers(0, 40))
+@settings(max_examples=60)
+def test_whoever_shares_nothing_is_lost_and_nobody_is_faster_than_alone(
+    loads: list[Load], way: str, slo_ms: int
+) -> None:
+    costs = Costs(jitter_ppm=0)
+    setting = Setting(device=SETTING.device, costs=costs)
+    here = tuple(
+        Guest(
+            load=load,
+            online=load.arrival.kind != "training",
+            priority=1 if load.arrival.kind != "training" else 7,
+            slo_ns=0 if load.arrival.kind == "training" else slo_ms * MILLISECOND_NS,
+        )
+        for load in loads
+    )
+    outcome = share(way, Run(guests=here, setting=setting, for_ns=50 * MILLISECOND_NS))
+    for guest, lived in zip(here, outcome.guests, strict=True):
+        launches = guest.load.launches
+        least_ns = costs.call_ns + costs.sync_ns + max(launch.device_ns for launch in launches)
+        if guest.online:
+            assert tuple(lived.dues_ns) == guest.load.arrival.instants_ns
+            assert len(lived.ends_ns) <= len(lived.dues_ns)
+            # Durations are rounded to whole waves of blocks.
+            assert all(one >= least_ns * 0.99 - 400 for one in lived.latencies_ns())
+            assert lived.done_ns >= len(lived.ends_ns) * guest.load.kernels_ns
+        else:
+            assert not lived.dues_ns
 
 
 @pytest.mark.parametrize("way", ["cotenant", "cotenant-slice", "grid", "tgs-mps"])
@@ -207,6 +260,33 @@ def test_windows_add_up_to_what_happened() -> None:
     first_ns = windows[0].end_ns  # who was not looked at before begins his window then
     assert sum(window.tenants[0].requests for window in windows) == sum(end > first_ns for end in lived.ends_ns)
     assert all(window.tenants[1].device_ns > 0 for window in windows[1:])
+
+
+def test_shares_among_equals_can_come_and_go_while_they_run() -> None:
+    """Who need not ask at first, must then, and need not again: nothing that ran before or after stalls anybody."""
+    run = a_run(slo_ns=20 * MILLISECOND_NS, services=2, rate_per_s=100)
+    steering = Steering(run, ControlLimits(adjust="off"), sliced=False)
+    world = world_of(run, clients_of(run, sliced=False), steering.doors())
+
+    def change(now_ns: int) -> None:
+        shares = ((0, 500_000), (1, 500_000)) if now_ns // (50 * MILLISECOND_NS) % 2 else ()
+        steering.adjust(Adjustment(0, 900_000, Cause.NEAR, shares=shares), now_ns)
+
+    world.every(50 * MILLISECOND_NS, change)
+    outcome = live_through("c", run, world)
+    assert [turn.shares for turn in steering.turns][:3] == [
+        ((0, 500_000), (1, 500_000)),
+        (),
+        ((0, 500_000), (1, 500_000)),
+    ]
+    for place, lived in enumerate(outcome.guests[:2]):
+        assert lived.attainment(20 * MILLISECOND_NS) == 1.0
+        page = steering.page(place)
+        submitted, confirmed = page["submitted"], page["confirmed"]
+        assert isinstance(submitted, int)
+        assert isinstance(confirmed, int)
+        assert 0 < submitted - len(SERVICE.launches) <= confirmed <= submitted  # the last request may be under way
+        assert page["stuck"] == 0
 
 
 def test_equals_with_objectives_both_keep_theirs_where_they_could() -> None:

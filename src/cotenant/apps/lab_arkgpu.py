@@ -26,7 +26,7 @@ from cotenant.experiment.lab.fikit import Progress
 from cotenant.format.measured.arrivals import read_azure, read_mooncake
 from cotenant.sim.device import preset
 
-ROUNDS: Final = 3
+ROUNDS: Final = 2
 LIVE: Final = "live rounds"
 _AZURE: Final = "azure_llm/AzureLLMInferenceTrace_2023_conv.csv.gz"
 _MOONCAKE: Final = "mooncake/conversation_trace.jsonl.gz"

@@ -45,7 +45,8 @@ def plotter(directory: Path) -> Callable[[Report, Evidence], None]:
 def _draw_course(pyplot: Any, path: Path, course: Course) -> str:
     """Above the share, in the middle latencies, below the training."""
     figure, axes = pyplot.subplots(3, 1, figsize=(9, 7.5), sharex=True)
-    times = [0.0, *(turn.at_ns / 1e9 for turn in course.turns), course.end_ns / 1e9]
+    begin, end = -course.begin_ns / 1e9, (course.end_ns - course.begin_ns) / 1e9
+    times = [begin, *((turn.at_ns - course.begin_ns) / 1e9 for turn in course.turns), end]
     shares = [98.0, *(turn.online_ppm / 1e4 for turn in course.turns)]
     axes[0].step(times, [*shares, shares[-1]], where="post", color=_COLOURS["cotenant"])
     axes[0].set_ylim(0, 102)
@@ -62,13 +63,16 @@ def _draw_course(pyplot: Any, path: Path, course: Course) -> str:
         )
     axes[1].axhline(course.slo_ms, color=_PAPER, ls=":", label="objective")
     axes[1].set_yscale("log")
+    axes[1].yaxis.set_major_formatter("{x:g}")
+    axes[1].yaxis.set_minor_formatter("")
+    for axis in axes:
+        axis.axvline(0, color=_PAPER, lw=0.8)
     axes[1].set_ylabel("latency, ms")
     axes[1].legend(loc="upper right", ncols=3)
     for way, done in course.offline.items():
-        at = [(place + 1) * course.sample_ns / 1e9 for place in range(len(done))]
-        axes[2].plot(at, [one / 1e9 for one in done], color=_COLOURS[way], label=way)
+        axes[2].plot([at / 1e9 for at, _ in done], [one / 1e9 for _, one in done], color=_COLOURS[way], label=way)
     axes[2].set_ylabel("training, kernel s")
-    axes[2].set_xlabel("simulated s; what counts begins at 1 s")
+    axes[2].set_xlabel("simulated s, from the beginning of what counts")
     axes[2].legend(loc="upper left", ncols=3)
     axes[0].set_title(f"{course.name}, objective {course.objective}x")
     save(pyplot, figure, path)
@@ -92,7 +96,7 @@ def _draw_goodput(pyplot: Any, path: Path, report: Report) -> str:
     axes[1].set_xscale("symlog", linthresh=10)
     for axis in axes:
         axis.set_xlabel("percent above")
-        axis.legend(loc="lower right", fontsize=8)
+        axis.legend(loc="upper left", fontsize=8)
     axes[0].set_ylabel("cases with at most this, %")
     save(pyplot, figure, path)
     return f"cotenant against others, {len(cases)} simulated cases; dotted: the paper's means, on real GPUs."
@@ -127,8 +131,10 @@ def _draw_rising(pyplot: Any, path: Path, report: Report) -> str:
         for way, within in one.within.items():
             axis.plot(one.levels, within, "-o", ms=3, color=_COLOURS[way], label=way)
         axis.set_title(name.replace("train ", ""), fontsize=9)
+    for axis in list(axes.flat)[len(shown) :]:
+        axis.set_visible(False)
     axes[0][0].legend(fontsize=8)
-    axes[1][1].set_xlabel("requests offered, over what the service answers alone one after the other")
+    figure.supxlabel("requests offered, over what the service answers alone one after the other", fontsize=10)
     axes[0][0].set_ylabel("answered within 3x")
     save(pyplot, figure, path)
     return "Requests answered within three times the p99 alone, as the load rises."

@@ -67,7 +67,8 @@ def _show_against(console: Console, report: Report) -> None:
     paper = Published()
     said = (
         f"{paper.source}, as published (real V100s, other programs): "
-        f"throughput over MPS +{paper.throughput_vs_mps_pct} %, goodput over exclusive +{paper.goodput_vs_exclusive_pct} %, over MPS +{paper.goodput_vs_mps_pct} %"
+        f"throughput over MPS +{paper.throughput_vs_mps_pct} %, "
+        f"goodput over exclusive +{paper.goodput_vs_exclusive_pct} %, over MPS +{paper.goodput_vs_mps_pct} %"
     )
     console.print(Text(said))
     console.print()

@@ -96,15 +96,17 @@ def run_program(options: argparse.Namespace, example: str) -> tuple[int, list[Pr
 
 def _ps(options: argparse.Namespace) -> int:
     from cotenant.apps.show import accounts_of, show_tenants, tenants_json
+    from cotenant.apps.show_requests import served_so_far, show_requests, with_requests
     from cotenant.live.client import tenants_of
 
     where = find(options)[1]
     roll = tenants_of(where.socket)
-    held = accounts_of(where.pages, roll)
+    held, served = accounts_of(where.pages, roll), served_so_far(where.pages, roll)
     if options.json:
-        print_json(tenants_json(roll, held))
+        print_json(with_requests(tenants_json(roll, held), served))
     else:
         show_tenants(Console(), roll, held, everybody=options.all)
+        show_requests(Console(), roll, served)
     return 0
 
 

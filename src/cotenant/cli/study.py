@@ -29,7 +29,7 @@ def add_study_commands(commands: Any) -> None:
     about = (
         "device: the software GPU's physics; timelines: what the hook measures of real ones, replayed; "
         "fikit: gap filling over many pairs of programs; muxflow-node: what sharing does to one node; "
-        "predictor-node: latencies, slowdowns and loads foretold; "
+        "predictor-node: latencies, slowdowns and loads foretold; placement-node: ways to choose a GPU; "
         "arkgpu: objectives kept and goodput in every way to share"
     )
     lab.add_argument("name", choices=list(_LABS), help=about)
@@ -37,14 +37,17 @@ def add_study_commands(commands: Any) -> None:
         "--data", default="", metavar="DIR", help="the measurements (default $COTENANT_DATA or ../shared/data)"
     )
     lab.add_argument(
-        "--plots", default=None, metavar="DIR", help="all but timelines: draw SVG files and an index.html here"
+        "--plots",
+        default=None,
+        metavar="DIR",
+        help="all but timelines, placement-node: draw SVG files and an index.html here",
     )
     about = (
         "device: which half is held out; fikit, muxflow-node: hosts; predictor-node: days made up; "
-        "arkgpu: hosts and arrivals (default 0)"
+        "placement-node: mixes; arkgpu: hosts and arrivals (default 0)"
     )
     lab.add_argument("--seed", type=int, default=None, help=about)
-    about = "fikit, muxflow-node, predictor-node, arkgpu: fewer and shorter cases"
+    about = "fikit, muxflow-node, predictor-node, placement-node, arkgpu: fewer and shorter cases"
     lab.add_argument("--quick", action="store_true", default=None, help=about)
     about = "arkgpu: without the part with real processes"
     lab.add_argument("--no-live", action="store_true", default=None, help=about)
@@ -140,6 +143,16 @@ def _lab_predictor(options: argparse.Namespace) -> int:
     return 0 if all(report.met.values()) else 1
 
 
+def _lab_placement(options: argparse.Namespace) -> int:
+    from cotenant.apps.lab import named_directory
+    from cotenant.apps.lab_placement import run_placement, show_placement
+
+    directory = named_directory(options.data, os.environ)
+    report = run_placement(directory, _seed(options), Console(stderr=True), say, quick=bool(options.quick))
+    _tell(options, report, show_placement)
+    return 0 if all(report.met.values()) else 1
+
+
 def _lab_arkgpu(options: argparse.Namespace) -> int:
     from cotenant.apps.lab import named_directory
     from cotenant.apps.lab_arkgpu import run_arkgpu
@@ -229,6 +242,7 @@ _LABS: Final[dict[str, tuple[Callable[[argparse.Namespace], int], tuple[str, ...
     "fikit": (_lab_fikit, ("replay", "no-live")),
     "muxflow-node": (_lab_muxflow, ("replay", "live", "no-live")),
     "predictor-node": (_lab_predictor, ("replay", "live", "no-live")),
+    "placement-node": (_lab_placement, ("plots", "replay", "live", "no-live")),
     "arkgpu": (_lab_arkgpu, ("replay", "live")),
 }
 """By name: what runs it, and the flags that mean nothing to it."""

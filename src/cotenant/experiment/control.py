@@ -58,12 +58,16 @@ class Steering:
             self._watch(window)
         adjustment = self._control.seen(window, now_ns)
         if adjustment is not None:
-            self._adjust(adjustment, now_ns)
+            self.adjust(adjustment, now_ns)
 
     def doors(self) -> list[Door]:
         """Each tenant before the gate, as the hook is inside its process."""
+        has_equals = sum(guest.online for guest in self._guests) > 1
         return [
-            Passage(self.file, (place, _GENERATION), *works_of(guest.load, self._sms), guest.slo_ns)
+            Passage(
+                *(self.file, (place, _GENERATION), *works_of(guest.load, self._sms), guest.slo_ns),
+                may_have_to_ask=has_equals,
+            )
             for place, guest in enumerate(self._guests)
         ]
 
@@ -71,7 +75,8 @@ class Steering:
         """What a tenant's page says now."""
         return read_page(bytes(self.file[page_offset(slot) : page_offset(slot + 1)]))
 
-    def _adjust(self, adjustment: Adjustment, now_ns: int) -> None:
+    def adjust(self, adjustment: Adjustment, now_ns: int) -> None:
+        """Let a decision be in force from now on."""
         self._seats.turn_to(Dial(_GPU, adjustment.online_ppm, adjustment.shares))
         for tenant in self._tenants:
             self._seats.put(tenant)

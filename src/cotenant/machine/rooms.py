@@ -84,10 +84,10 @@ class Rooms:
         return Choice(first, why, weighed[first].short_ppm)
 
     def here(self, spec: TenantSpec, gpu: int) -> Choice:
-        """A device that is given, and what the policy says of it."""
-        if self._policy.weigh is None:
+        """A device that is given: there is nothing to tell of it, unless an objective is not kept there."""
+        weighed = None if self._policy.weigh is None else self._weigh(spec, gpu)
+        if weighed is None or not weighed.short_ppm:
             return Choice(gpu)
-        weighed = self._weigh(spec, gpu)
         return Choice(gpu, f"GPU {gpu}: {weighed.why}", weighed.short_ppm)
 
     def _weigh(self, spec: TenantSpec, gpu: int) -> Weighed:

@@ -12,6 +12,8 @@ Page: TypeAlias = Mapping[str, int | list[int]]
 """What a tenant's page says, by name, as policy/schedule/roster.py reads it."""
 STRAY_NS: Final = 60 * SECOND_NS
 """A request that began further away than this was left behind by a process that died, or is no instant at all."""
+_MOST: Final = 1 << 56
+"""No sum grows by more between two looks: two years of nanoseconds. Whoever wrote more has scribbled."""
 _SUMS: Final = (
     *("requests_ended", "requests_over", "requests_sum_ns"),
     *("active_ns", "device_ns", "waited_ns", "overrun_ns"),
@@ -67,9 +69,9 @@ def _sums_of(page: Page, generation: int) -> _Sums:
 
 
 def _tenant_window(occupant: Occupant, before: _Sums | None, after: _Sums, oldest_ns: int) -> TenantWindow:
-    """Somebody new in the slot, or sums that shrank, begin a window of their own."""
+    """Somebody new in the slot, or sums that shrank or leapt, begin a window of their own."""
     grown = [now - was for was, now in zip(before.counts, after.counts, strict=True)] if before else []
-    if before is None or before.generation != after.generation or min(grown) < 0:
+    if before is None or before.generation != after.generation or min(grown) < 0 or max(grown) > _MOST:
         return TenantWindow(*occupant, oldest_ns=oldest_ns)
     ended, over, sum_ns, active_ns, device_ns, waited_ns, lost_ns = grown
     return TenantWindow(

@@ -8,11 +8,11 @@ from typing import Final
 import msgspec
 
 from cotenant.experiment.kernels import Setting
-from cotenant.experiment.lab.arkgpu_cases import OBJECTIVES, RUN_NS, ArkCase, run_of
+from cotenant.experiment.lab.arkgpu_cases import OBJECTIVES, RUN_NS, ArkCase, later, run_of
 from cotenant.experiment.lab.fikit import Progress
 from cotenant.experiment.lab.muxflow import Distribution, distribution_of
 from cotenant.experiment.lab.workers import mapping
-from cotenant.experiment.together import Outcome, Run, Turn
+from cotenant.experiment.together import Lived, Outcome, Run, Turn
 from cotenant.experiment.ways import share
 
 PART: Final = "simulated"
@@ -29,6 +29,8 @@ OTHERS: Final = (
     "tgs",
 )
 WAYS: Final = (*OURS, *OTHERS)
+_ADAPT: Final = ("tgs",)
+"""Others that need time to find their way."""
 ATTAINED: Final = 0.99
 
 
@@ -78,13 +80,13 @@ class Course(msgspec.Struct, frozen=True, kw_only=True):
     objective: int
     slo_ms: float
     begin_ns: int
+    """Of what counts; the instants of the rest are from then on."""
     end_ns: int
     turns: tuple[Turn, ...]
     latencies: dict[str, tuple[tuple[int, int], ...]]
     """By way: when a request was due, and how long it took; of the first service."""
-    offline: dict[str, tuple[int, ...]]
-    """By way: kernel time of the training so far, at every sample."""
-    sample_ns: int
+    offline: dict[str, tuple[tuple[int, int], ...]]
+    """By way: when, and what kernel time of the training was completed since the beginning of what counts."""
 
 
 class Played(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,7 +99,7 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
 def judge_case(case: ArkCase, setting: Setting, run_ns: int, *, shown: bool = False) -> Played:
     """All runs of a case; a function of the case and the setting alone."""
     plain = run_of(case, setting, OBJECTIVES[0], run_ns)
-    others = {way: share(way, plain) for way in OTHERS}
+    others = {way: share(way, plain if way in _ADAPT else later(plain)) for way in OTHERS}
     judged, courses = [], []
     for objective in OBJECTIVES:
         run = run_of(case, setting, objective, run_ns)
@@ -274,9 +276,16 @@ def _course(case: ArkCase, run: Run, objective: int, outcomes: Mapping[str, Outc
         end_ns=run.for_ns,
         turns=drawn["cotenant"].turns,
         latencies={
-            way: tuple((due, end - due) for due, end in zip(lived.dues_ns, lived.ends_ns, strict=False))
+            way: tuple(
+                (due - lived.begin_ns, end - due) for due, end in zip(lived.dues_ns, lived.ends_ns, strict=False)
+            )
             for way, lived in firsts.items()
         },
-        offline={way: tuple(outcome.guests[-1].progress_ns) for way, outcome in drawn.items()},
-        sample_ns=run.sample_ns,
+        offline={way: _since(outcome.guests[-1], run.sample_ns) for way, outcome in drawn.items()},
     )
+
+
+def _since(lived: Lived, sample_ns: int) -> tuple[tuple[int, int], ...]:
+    points = [((place + 1) * sample_ns - lived.begin_ns, done) for place, done in enumerate(lived.progress_ns)]
+    base = next((done for at, done in reversed(points) if at <= 0), 0)
+    return tuple((at, done - base) for at, done in points if at >= 0)

@@ -53,10 +53,11 @@ LOADS: Final = ("diurnal", "bursty", "azure_llm", "mooncake")
 LEVELS: Final = (0.10, 0.20, 0.35)
 """Mean rate of requests, over the rate at which the service answers them one after the other, alone. A Poisson load of
 0.32 is the most at which 99 % are within three times the latency alone (M/D/1), 0.56 within five times."""
-DRAWS: Final = 2
-"""Loads and levels that each pair of service and training is given, in turns."""
-WARM_NS: Final = SECOND_NS
-RUN_NS: Final = 3 * SECOND_NS
+WARM_NS: Final = 4 * SECOND_NS
+"""Before what counts: so long a controller is given to find its way."""
+SHORT_WARM_NS: Final = SECOND_NS
+"""The same for ways of sharing that do not adapt, or do so within this."""
+RUN_NS: Final = 5 * SECOND_NS
 LONGEST_NS: Final = 8 * SECOND_NS
 REQUESTS_LEAST: Final = 100
 """A run is as long as it takes for so many, but not longer than `LONGEST_NS`."""
@@ -68,7 +69,7 @@ _BURST_RATIO: Final = 4.0
 _BURST_NS: Final = (750 * MILLISECOND_NS, 250 * MILLISECOND_NS)
 _STARTS: Final = 17
 """Places in a recording from which cases take it."""
-_QUICK_SERVICES: Final = ("mobilenetv2 b4", "vit-base /4", "trt resnet18 fp16")
+_QUICK_SERVICES: Final = ("mobilenetv2 b4", "trt resnet18 fp16")
 _QUICK_TRAININGS: Final = ("train resnet50 b32", "train bert b8")
 
 
@@ -101,6 +102,7 @@ class ArkCase(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     traces: dict[str, tuple[int, ...]] = {}
     """What of the recordings this case needs."""
+    warm_ns: int = WARM_NS
 
     @property
     def mix(self) -> str:
@@ -151,9 +153,7 @@ def ark_cases(mixes: Mixes, traces: Mapping[str, Sequence[int]], seed: int, *, q
     cases = []
     for row, service in enumerate(mixes.services.values()):
         for column, training in enumerate(mixes.trainings.values()):
-            for draw in range(1 if quick else DRAWS):
-                turn = row + DRAWS * column + draw
-                cases.append(_case((service,), training, turn, seed, kept))
+            cases.append(_case((service,), training, row + column, seed, kept))
     for turn, (first, second, below) in enumerate(TOGETHER[: 1 if quick else None]):
         if first in mixes.services and second in mixes.services and below in mixes.trainings:
             both = (mixes.services[first], mixes.services[second])
@@ -185,7 +185,7 @@ def window_ns(case: ArkCase, run_ns: int = RUN_NS) -> int:
 
 def run_of(case: ArkCase, setting: Setting, objective: int, run_ns: int = RUN_NS) -> Run:
     """The same arrivals under every objective and in every way to share."""
-    for_ns = WARM_NS + window_ns(case, run_ns)
+    for_ns = case.warm_ns + window_ns(case, run_ns)
     guests = []
     for place, service in enumerate(case.services):
         rate_per_s = case.level / len(case.services) * service.most_per_s
@@ -199,14 +199,29 @@ def run_of(case: ArkCase, setting: Setting, objective: int, run_ns: int = RUN_NS
             )
         )
     guests.append(Guest(load=case.training, online=False, priority=OFFLINE_PRIORITY))
-    return Run(guests=tuple(guests), setting=setting, for_ns=for_ns, warm_ns=WARM_NS)
+    return Run(guests=tuple(guests), setting=setting, for_ns=for_ns, warm_ns=case.warm_ns)
+
+
+def later(run: Run) -> Run:
+    """The same requests in the window, with less of what comes before it."""
+    skipped_ns = run.warm_ns - SHORT_WARM_NS
+    guests = []
+    for guest in run.guests:
+        if guest.load.arrival.kind == "instants":
+            moved = tuple(at - skipped_ns for at in guest.load.arrival.instants_ns if at >= skipped_ns)
+            guests.append(msgspec.structs.replace(guest, load=driven(guest.load, listed(moved))))
+        else:
+            guests.append(guest)
+    return msgspec.structs.replace(
+        run, guests=tuple(guests), for_ns=run.for_ns - skipped_ns, warm_ns=run.warm_ns - skipped_ns
+    )
 
 
 def instants_of(case: ArkCase, rate_per_s: float, for_ns: int, place: int) -> tuple[int, ...]:
     """When requests come to one service of a case; the second one's day or trace is half a turn ahead."""
     seed = case.seed * 7 + place
     if case.load == "diurnal":
-        whole = Diurnal(rate_per_s, for_ns - WARM_NS)
+        whole = Diurnal(rate_per_s, for_ns - case.warm_ns)
         return arrivals_of(whole, for_ns, seed).instants_ns
     if case.load == "bursty":
         return arrivals_of(bursty(rate_per_s, _BURST_RATIO, *_BURST_NS), for_ns, seed).instants_ns

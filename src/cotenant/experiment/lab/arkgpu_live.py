@@ -19,11 +19,11 @@ from cotenant.experiment.fill.stage import NodePolicy, Performance, Stage
 from cotenant.format.journal import TurnReader
 from cotenant.sim.arrivals import arrivals_of, driven
 
-OBJECTIVE: Final = 5
-"""Times the p99 that the service itself measures alone, one request after the other: on a machine whose cores are the
-device, the node and the programs at once, its own clock sees much that no device did."""
+OBJECTIVE: Final = 3
+"""Times the p99 that the service itself measures alone, one request after the other, by its own clock: the cores of the
+machine are the device, the node and the programs at once, and what they do to a request is in it."""
 LEVELS: Final = (0.10, 0.30, 0.10)
-HOLD_NS: Final = 4 * SECOND_NS
+HOLD_NS: Final = 3 * SECOND_NS
 OFFLINE_ALONE_S: Final = 1.0
 SOLO_REQUESTS: Final = 200
 MODES: Final[dict[str, Mode]] = {
@@ -36,7 +36,6 @@ MODES: Final[dict[str, Mode]] = {
 _CHOSEN: Final = (
     ("trt resnet18 fp16", "train resnet50 b32"),
     ("trt resnet50 int8", "train mobilenetv2 b64"),
-    ("mobilenetv2 b4", "train resnet101 b32"),
 )
 
 
@@ -109,7 +108,7 @@ def _judge(stage: Stage, case: LiveCase, rounds: int, progress: Callable[[], Non
     solo = msgspec.structs.replace(case.online, arrival=BACK_TO_BACK, requests=SOLO_REQUESTS)
     said = stage.perform("alone", solo, None).online["latency_ns"]
     slo_ns = OBJECTIVE * said["p99"]
-    rates = tuple((place * HOLD_NS, level * SECOND_NS / said["mean"]) for place, level in enumerate(LEVELS))
+    rates = tuple((place * HOLD_NS, level * SECOND_NS / said["p50"]) for place, level in enumerate(LEVELS))
     online = driven(case.online, arrivals_of(Steps(rates), HOLD_NS * len(LEVELS), 1))
     found: dict[str, list[LiveWay]] = {way: [] for way in MODES}
     changes: list[tuple[float, float, str]] = []

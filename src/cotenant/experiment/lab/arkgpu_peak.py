@@ -22,6 +22,7 @@ from cotenant.experiment.lab.arkgpu_cases import (
     WARM_NS,
     Mixes,
     Service,
+    later,
 )
 from cotenant.experiment.lab.fikit import Progress
 from cotenant.experiment.lab.muxflow import Distribution, distribution_of
@@ -31,7 +32,7 @@ from cotenant.experiment.ways import share
 from cotenant.sim.arrivals import arrivals_of, driven
 
 PART: Final = "rising load"
-LEVELS: Final = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+LEVELS: Final = (0.15, 0.3, 0.45, 0.6)
 """Poisson arrivals, over the rate at which the service answers one after the other."""
 OTHERS: Final = ("exclusive", "mps", "mps-priority")
 WAYS: Final = ("cotenant", *OTHERS)
@@ -101,7 +102,7 @@ def peak_cases(mixes: Mixes, seed: int, *, quick: bool) -> list[PeakCase]:
 
 def climb(case: PeakCase, setting: Setting) -> list[Peak]:
     """By every objective; those who know none are played once."""
-    others = {way: [share(way, _run(case, setting, level, OBJECTIVES[0])) for level in LEVELS] for way in OTHERS}
+    others = {way: [share(way, later(_run(case, setting, level, OBJECTIVES[0]))) for level in LEVELS] for way in OTHERS}
     return [
         _peak(
             case,

@@ -26,6 +26,7 @@ LOW: Final = 0.10
 HIGHS: Final = (0.20, 0.35)
 HOLD_NS: Final = 8 * SECOND_NS
 """Each level lasts so long."""
+QUICK_SERVICES: Final = 2
 BAND: Final = 0.05
 """Of the device: within so much of where it ends up, the share has settled."""
 _END_NS: Final = SECOND_NS
@@ -88,7 +89,7 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def step_cases(mixes: Mixes, seed: int, *, quick: bool) -> list[StepCase]:
-    """Every service, beside the trainings in turns, with the objectives in turns, and both sizes of step."""
+    """Every service, beside the trainings in turns, with objectives and sizes of steps in turns."""
     trainings = list(mixes.trainings.values())
     return [
         StepCase(
@@ -96,12 +97,11 @@ def step_cases(mixes: Mixes, seed: int, *, quick: bool) -> list[StepCase]:
             service=service,
             training=training,
             objective=OBJECTIVES[place % len(OBJECTIVES)],
-            high=high,
+            high=HIGHS[place // len(OBJECTIVES) % len(HIGHS)],
             seed=seed * 1000 + place,
         )
-        for place, service in enumerate(mixes.services.values())
+        for place, service in enumerate(list(mixes.services.values())[: QUICK_SERVICES if quick else None])
         for training in (trainings[place % len(trainings)],)
-        for high in HIGHS[-1 if quick else 0 :]
     ]
 
 

@@ -10,11 +10,15 @@ from collections.abc import Mapping
 from typing import Final
 
 from cotenant.domain.control import Cause, ControlLimits, DeviceWindow
+from cotenant.domain.gpu import WHOLE_PPM
 from cotenant.domain.instant import MILLISECOND_NS, NEVER, SECOND_NS, Duration, Instant
 from cotenant.domain.value import Value
+from cotenant.policy.adjust.floor import Caution, Floors
 from cotenant.policy.adjust.track import Sense, Track
 from cotenant.policy.adjust.verdict import Foreseen, Verdict
 
+_STABLE: Final = 0.85
+"""Of what it keeps, what online work may ask of the device in the long run."""
 _PERCENT: Final = 10_000
 
 
@@ -36,13 +40,6 @@ class Steps(Value, frozen=True):
     """What online gets back at least, the first time; twice as much each time in a row."""
     most_up: float = 2.0
     near_up: float = 1.08
-    margin_ppm: int = 2 * _PERCENT
-    """So far above the share that failed it stays."""
-    probe_ns: Duration = 10 * SECOND_NS
-    """So long a share that failed is not tried again; twice as long each time that it fails."""
-    probe_most_ns: Duration = 1280 * SECOND_NS
-    proven: int = 100
-    """So many requests without harm make a share that failed one that does not."""
     beyond_ns: Duration = 3 * SECOND_NS
     """With all that it may have online work misses its objective for so long, until it is said to be beyond reach."""
     pressed_ns: Duration = 2 * SECOND_NS
@@ -53,7 +50,12 @@ class Feedback:
     """One device's."""
 
     def __init__(
-        self, limits: ControlLimits, online_ppm: int, sense: Sense | None = None, steps: Steps | None = None
+        self,
+        limits: ControlLimits,
+        online_ppm: int,
+        sense: Sense | None = None,
+        steps: Steps | None = None,
+        caution: Caution | None = None,
     ) -> None:
         """Begin where it stands."""
         self.online_ppm = online_ppm
@@ -66,29 +68,37 @@ class Feedback:
         self._changed_ns: Instant = NEVER
         self._blind_until_ns: Instant = NEVER
         self._pressed_ns: Instant = NEVER
-        self._floor_ppm = 0
-        self._failures = 0
-        self._try_ns: Instant = NEVER
+        self._floors = Floors(caution or Caution())
         self._in_a_row = 0
         self._is_beyond = False
+        self._has_left = False
         self._why = "nothing was seen yet"
 
     # -- what is seen ----------------------------------------------------------------------------------------------
 
     def step(self, window: DeviceWindow, foreseen: Mapping[int, Foreseen], now: Instant) -> Verdict | None:
         """The first of these that holds: somebody came, harm, more load, near harm, somebody left, room."""
-        if self._changed_ns == NEVER:
-            self._changed_ns = now
-        left = self._forget(window)
-        came = self._meet(window, foreseen, now)
+        self._forget(window)
+        is_first, newcomer, began = self._changed_ns == NEVER, self._meet(window, now), self._began(window, now)
         self._take(window, foreseen, now)
-        if came is not None:
-            return came
-        return self._up(now) or self._down(now, left=left)
+        if is_first:  # they were all here before us, and so was the share
+            self._changed_ns = now
+        elif newcomer is not None:
+            need = foreseen[newcomer].need_ppm if newcomer in foreseen else None
+            high_ppm = self._limits.most_ppm if need is None else max(round(need.high), self.online_ppm)
+            return self._to(high_ppm, Cause.JOINED, "nobody knows yet what it needs", now, newcomer)
+        elif began:
+            self._floors.forgive()
+            return self._to(self._limits.most_ppm, Cause.JOINED, "offline work began", now)
+        return self._up(now) or self._down(now)
 
     def needs(self) -> dict[int, int]:
-        """What each uses of the device, more if its objective is nearly missed."""
-        if len(self._tracks) < 2:
+        """What each uses of the device, more the nearer it is to missing its objective.
+
+        Only where nothing can be taken from offline any more: then it is each other that they harm, and dividing the
+        device helps. Elsewhere it would only hold them back.
+        """
+        if not self._is_beyond or len(self._tracks) < 2:
             return {}
         return {
             slot: round(1e6 * track.demand * (0.5 + min(track.fare().ratio, 1.5)))
@@ -99,33 +109,35 @@ class Feedback:
         """The last change, or why there is none."""
         return self._why
 
-    def _forget(self, window: DeviceWindow) -> bool:
-        """Whether somebody left whose objective counted."""
+    def _forget(self, window: DeviceWindow) -> None:
+        """Whoever left has no say any more."""
         here = {tenant.slot: tenant.generation for tenant in window.tenants if tenant.promised}
         gone = [slot for slot, track in self._tracks.items() if here.get(slot) != track.generation]
         for slot in gone:
             del self._tracks[slot]
-        return bool(gone)
+        self._has_left = self._has_left or bool(gone)
 
-    def _meet(self, window: DeviceWindow, foreseen: Mapping[int, Foreseen], now: Instant) -> Verdict | None:
-        """Nobody knows what a newcomer needs, or does to others: online keeps as much as it may until that is seen."""
-        verdict = None
+    def _meet(self, window: DeviceWindow, now: Instant) -> int | None:
+        """The slot of somebody who came, of whom nobody knows yet what it needs."""
+        newcomer = None
         for tenant in window.tenants:
-            if tenant.promised:
-                if tenant.slot not in self._tracks:
-                    self._tracks[tenant.slot] = Track(tenant, self._limits, self._sense, now)
-                    need = foreseen[tenant.slot].need_ppm if tenant.slot in foreseen else None
-                    high_ppm = self._limits.most_ppm if need is None else round(need.high)
-                    verdict = self._to(max(high_ppm, self.online_ppm), Cause.JOINED, "it is new here", now, tenant.slot)
-            elif tenant.device_ns and not tenant.online:
+            if tenant.promised and tenant.slot not in self._tracks:
+                self._tracks[tenant.slot] = Track(tenant, self._limits, self._sense, now)
+                newcomer = tenant.slot
+        return newcomer
+
+    def _began(self, window: DeviceWindow, now: Instant) -> bool:
+        """Whether offline work began of which nobody knows yet what it does to others."""
+        began = False
+        for tenant in window.tenants:
+            if tenant.online:
+                continue
+            if tenant.device_ns or tenant.waited_ns:
                 self._pressed_ns = now
-                if self._offline.get(tenant.slot) != tenant.generation:
-                    self._offline[tenant.slot] = tenant.generation
-                    self._forgive()
-                    verdict = verdict or self._to(self._limits.most_ppm, Cause.JOINED, "offline work began", now)
-            elif tenant.waited_ns and not tenant.online:
-                self._pressed_ns = now
-        return verdict
+            if tenant.device_ns and self._offline.get(tenant.slot) != tenant.generation:
+                self._offline[tenant.slot] = tenant.generation
+                began = True
+        return began
 
     def _take(self, window: DeviceWindow, foreseen: Mapping[int, Foreseen], now: Instant) -> None:
         counts = now >= self._blind_until_ns
@@ -144,20 +156,20 @@ class Feedback:
     # -- giving back -----------------------------------------------------------------------------------------------
 
     def _up(self, now: Instant) -> Verdict | None:
+        for track in self._tracks.values():
+            more = self._loaded(track, now) or self._full(track, now)
+            if more is not None:
+                return more
         if now < self._blind_until_ns:
             return None
         harmed = [track for track in self._tracks.values() if track.is_harmed()]
         if harmed:
             return self._harmed(max(harmed, key=lambda track: track.fare().recent_ratio), now)
-        for track in self._tracks.values():
-            more = self._loaded(track, now)
-            if more is not None:
-                return more
         near = next((track for track in self._tracks.values() if track.is_near()), None)
         if near is None or not self._is_pressed(now) or self.online_ppm >= self._limits.most_ppm:
             return None
         self._fail(now)
-        up_ppm = max(round(self.online_ppm * self._steps.near_up), self.online_ppm + self._steps.margin_ppm)
+        up_ppm = max(round(self.online_ppm * self._steps.near_up), self.online_ppm + self._steps.least_ppm)
         return self._to(up_ppm, Cause.NEAR, self._told(near), now, near.slot)
 
     def _harmed(self, track: Track, now: Instant) -> Verdict | None:
@@ -188,32 +200,38 @@ class Feedback:
             return None
         ratio = track.fare().ratio if track.requests >= self._steps.enough else 1.0
         need_ppm = round(track.need(self.online_ppm, min(ratio, 1.0), growth))
+        if track.is_flooded() or track.active_with(growth) >= _STABLE:  # its queue would grow for as long as this lasts
+            need_ppm = self._limits.most_ppm
         track.load *= growth
         if need_ppm < self.online_ppm + self._steps.least_ppm:
             return None
         return self._to(need_ppm, Cause.LOAD_UP, f"{growth:.1f} times the requests", now, track.slot)
 
+    def _full(self, track: Track, now: Instant) -> Verdict | None:
+        """What waits grows though it works all the time: nobody need be late to know what comes."""
+        if not track.is_saturated() or not self._is_pressed(now) or self.online_ppm >= self._limits.most_ppm:
+            return None
+        online_ppm = max(round(self.online_ppm * self._steps.most_up), round(track.peak / _STABLE * WHOLE_PPM))
+        told = f"it is active all the time, and a request waits for {track.oldest_ns / 1e6:.3g}ms already"
+        return self._to(online_ppm, Cause.SATURATED, told, now, track.slot)
+
     def _fail(self, now: Instant) -> None:
         """This share failed: nothing below it is tried before a while, twice as long each time."""
-        self._failures += 1
-        self._floor_ppm = self.online_ppm
-        self._try_ns = now + self._patience()
+        if not any(track.is_surging() for track in self._tracks.values()):
+            self._floors.fail(self.online_ppm, self._loads(), now)
 
-    def _patience(self) -> Duration:
-        return min(self._steps.probe_ns << min(max(self._failures - 1, 0), 16), self._steps.probe_most_ns)
-
-    def _forgive(self) -> None:
-        """It is another device by now: what failed before may do."""
-        self._failures = self._floor_ppm = 0
-        self._try_ns = NEVER
+    def _loads(self) -> dict[int, float]:
+        return {slot: track.load for slot, track in self._tracks.items()}
 
     # -- taking ----------------------------------------------------------------------------------------------------
 
-    def _down(self, now: Instant, *, left: bool) -> Verdict | None:
+    def _down(self, now: Instant) -> Verdict | None:
         """Only after a while at this share, if offline wants it, and if everybody has shown that it may be."""
         steps = self._steps
         tracks = [track for track in self._tracks.values() if not track.is_quiet(now)]
         if now < self._blind_until_ns or now - self._changed_ns < steps.dwell_ns or not self._is_pressed(now):
+            return None
+        if any(track.is_surging() for track in tracks):
             return None
         if not tracks or not all(track.requests >= steps.enough and track.is_calm() for track in tracks):
             return None
@@ -221,28 +239,16 @@ class Feedback:
         strictest = max(tracks, key=lambda track: track.need(self.online_ppm, track.fare().ratio))
         need_ppm = round(strictest.need(self.online_ppm, strictest.fare().ratio))
         online_ppm = max(need_ppm, round(self.online_ppm * steps.most_down), self._limits.least_ppm)
-        cause = Cause.LEFT if left else Cause.ROOM
-        if self._failures:
-            online_ppm, cause = self._above_floor(online_ppm, cause, min(track.requests for track in tracks), now)
-        if self.online_ppm - online_ppm < steps.least_ppm:
+        cause = Cause.LEFT if self._has_left else Cause.ROOM
+        seen = min(track.requests for track in tracks)
+        online_ppm, is_try = self._floors.reached(online_ppm, self.online_ppm, self._loads(), seen, now)
+        cause = Cause.PROBE if is_try else cause
+        if self.online_ppm - online_ppm < steps.least_ppm and online_ppm > self._limits.least_ppm:
             return None
         if cause is Cause.ROOM and strictest.is_eased:
             cause = Cause.LOAD_DOWN
         strictest.is_eased = False
         return self._to(online_ppm, cause, self._told(strictest), now, strictest.slot)
-
-    def _above_floor(self, online_ppm: int, cause: Cause, seen: float, now: Instant) -> tuple[int, Cause]:
-        """Half of the way to what failed, then rest; once in a while one small step below, and on if that holds."""
-        steps = self._steps
-        rest_ppm = self._floor_ppm + steps.margin_ppm
-        if self.online_ppm > rest_ppm + steps.margin_ppm:
-            return max(online_ppm, (self.online_ppm + rest_ppm) // 2), cause
-        if now < self._try_ns or seen < steps.proven:
-            return self.online_ppm, cause
-        if self.online_ppm <= self._floor_ppm:  # what was tried last holds
-            self._try_ns = now + self._patience()
-        self._floor_ppm = max(online_ppm, self.online_ppm - 2 * steps.margin_ppm)
-        return self._floor_ppm, Cause.PROBE
 
     # -- saying ----------------------------------------------------------------------------------------------------
 
@@ -253,6 +259,7 @@ class Feedback:
         self._is_beyond = self._is_beyond and online_ppm >= self._limits.most_ppm
         self.online_ppm = online_ppm
         self._changed_ns = now
+        self._has_left = False
         longest_ns = max((track.fare().tail.likely_ns for track in self._tracks.values()), default=0)
         blind_ns = min(max(self._steps.blind_ns, round(longest_ns)), self._steps.blindest_ns)
         self._blind_until_ns = now + blind_ns

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cotenant.domain.control import Cause, ControlLimits, DeviceWindow
+from cotenant.domain.gpu import WHOLE_PPM
 from cotenant.domain.instant import Instant
 from cotenant.domain.value import Value
 from cotenant.policy.adjust.verdict import Foreseen, Verdict
@@ -46,8 +47,8 @@ class Fixed:
         return Verdict(online_ppm, cause, self._why, slot, known[slot].generation)
 
     def needs(self) -> dict[int, int]:
-        """By slot, what each is foreseen to need."""
-        return self._needs if len(self._needs) > 1 else {}
+        """By slot, what each is foreseen to need, where they cannot all have it."""
+        return self._needs if len(self._needs) > 1 and sum(self._needs.values()) > WHOLE_PPM else {}
 
     def why(self) -> str:
         """What is foreseen."""

@@ -12,8 +12,15 @@ from cotenant.domain.instant import Duration, Instant
 from cotenant.domain.value import Value
 from cotenant.policy.adjust.tail import Latencies, Tail
 
+_LATE: Final = 1.2
+_WAITS: Final = 0.5
+"""Of the objective: who waits for less may do so."""
 _SURE: Final = 1.645
 """Standard deviations from the middle of an estimate to its ends."""
+_FULL: Final = 0.9
+"""Active for such a part of a window: always."""
+_STABLE: Final = 0.9
+"""Active for a larger part of the time, what waits in a queue grows out of hand."""
 _BUSIEST: Final = 0.9
 """A client that sends its next request as soon as it has the answer keeps its tenant active all the time."""
 
@@ -23,7 +30,7 @@ class Sense(Value, frozen=True):
 
     keep: int = 400
     """So many latest requests are never forgotten by time alone."""
-    half_life_ns: Duration = 10_000_000_000
+    half_life_ns: Duration = 5_000_000_000
     """Of those beyond, after how long half count."""
     recent_ns: Duration = 300_000_000
     """The same of what is looked at after harm."""
@@ -50,6 +57,10 @@ class Sense(Value, frozen=True):
     """After this long, half of what load is taken for is what is foreseen since."""
     surprise: float = 4.5
     """So many standard deviations more requests than were foreseen are no chance."""
+    moment_ns: Duration = 300_000_000
+    """What it asks of the device is smoothed over such a time."""
+    peak_ns: Duration = 10_000_000_000
+    """After this long, half of what a peak asked for beyond the mean is forgotten."""
     stuck: int = 2
     """A request that lasts so many times the objective is harm by itself."""
     lost: int = 50
@@ -77,6 +88,10 @@ class Track:
         self.fraction = limits.quantile_ppm / WHOLE_PPM
         self.active = 0.0
         self.demand = 0.0
+        self._rate = 0.0
+        self.peak = 0.0
+        self._short_demand = 0.0
+        self._full = 0
         self.evidence = 0.0
         self.load = 0.0
         self.foreseen: Estimate | None = None
@@ -101,6 +116,9 @@ class Track:
         self._is_new = False
         self.active += weight * (min(tenant.active_ns / span_ns, 1.0) - self.active)
         self.demand += weight * (min(tenant.device_ns / span_ns, 1.0) - self.demand)
+        self._rate += weight * (tenant.requests - self._rate)
+        self._follow_peak(min(tenant.device_ns / span_ns, 1.0), span_ns)
+        self._full = self._full + 1 if tenant.active_ns >= _FULL * span_ns else 0
         self.oldest_ns = tenant.oldest_ns
         self._latest = (self._latest[1], tenant.requests)
         fade = 0.5 ** (span_ns / sense.recent_ns)
@@ -120,11 +138,18 @@ class Track:
                 most = min(float(tenant.over), sense.together_most)
                 self._together += 0.1 * (most - self._together)
 
+    def _follow_peak(self, demand: float, span_ns: Duration) -> None:
+        """What it asked of the device at most of late, for longer than a moment."""
+        self._short_demand += (demand - self._short_demand) * (1 - 0.5 ** (span_ns / self._sense.moment_ns))
+        faded = (self.peak - self.demand) * 0.5 ** (span_ns / self._sense.peak_ns)
+        self.peak = max(self._short_demand, self.demand + max(faded, 0.0))
+
     def expect(self, load: Estimate | None, span_ns: Duration) -> None:
         """What is foreseen for the next window; when there is much less to do, what was seen before says little."""
         self.foreseen = load
         if load is None:
             return
+        self.load = self.load or load.point
         if load.high * self._sense.differs < self.load:
             self.begin_anew()
             self.load = load.point
@@ -135,7 +160,7 @@ class Track:
         """How many times as many requests as before are foreseen, or came already and nobody foresaw; 1: as many."""
         if not self.load:
             return 1.0
-        most = 1.0
+        most = self._latest[1] / self.load if self.is_flooded() else 1.0
         if self.foreseen is not None and self.foreseen.low > self._sense.differs * self.load:
             most = self.foreseen.point / self.load
         if expected is not None:
@@ -145,6 +170,20 @@ class Track:
                     surely = requests - _SURE * math.sqrt(requests)
                     most = max(most, surely / windows / self.load)
         return most
+
+    def active_with(self, growth: float) -> float:
+        """For which part of the time it would be active with so many times its load, at this share."""
+        return self.active * growth * self.load / self._rate if self._rate else 0.0
+
+    def is_flooded(self) -> bool:
+        """Whether it works all the time for far more requests than its load: a burst, known from others or not."""
+        usual = self.load + 4 * math.sqrt(self.load) + 3
+        return self._full > 0 and self._latest[1] >= max(2 * self.load, usual)
+
+    def is_surging(self) -> bool:
+        """Whether more requests ended of late than its load explains: harm then says nothing about that load."""
+        usual = 2 * self.load
+        return sum(self._latest) > usual + 3 * math.sqrt(usual) + 1
 
     def begin_anew(self) -> None:
         """The share was changed: what was seen before it says nothing about after."""
@@ -162,13 +201,16 @@ class Track:
         """Whether it had nothing to do for so long that it has no say."""
         return now - self.last_ns > self._sense.quiet_ns
 
+    def _is_pending(self) -> bool:
+        return self.slo_ns < self.oldest_ns < self._sense.lost * self.slo_ns
+
     def is_stuck(self) -> bool:
         """Whether a request does not end; one that never ended at all is not believed any more."""
         return self._sense.stuck * self.slo_ns < self.oldest_ns < self._sense.lost * self.slo_ns
 
     def is_harmed(self) -> bool:
         """Whether it misses its objective, beyond what chance explains."""
-        pending = self._up if self.slo_ns < self.oldest_ns < self._sense.lost * self.slo_ns else 0.0
+        pending = self._up if self._is_pending() else 0.0
         return self.is_stuck() or self.evidence + pending / self._together >= self._sense.alarm
 
     def is_grave(self) -> bool:
@@ -176,6 +218,12 @@ class Track:
         requests = max(self._recent.requests, 1.0)
         many = self._over >= self._sense.grave_requests and self._over >= self._sense.grave * requests
         return many or self.is_stuck()
+
+    def is_saturated(self) -> bool:
+        """Whether it has worked all the time for a while, and a request has waited longer than any is used to."""
+        usual_ns = self._seen.quantile(self.fraction)
+        waits = self.oldest_ns > max(_LATE * usual_ns, _WAITS * self.slo_ns)
+        return self._full > 2 and waits and not self.oldest_ns >= self._sense.lost * self.slo_ns
 
     def is_near(self) -> bool:
         """Whether more than may miss the objective miss what is aimed at, beyond what chance explains."""
@@ -185,7 +233,7 @@ class Track:
     def is_calm(self) -> bool:
         """Whether no more was missed of late than may be."""
         may = max((1 - self.fraction) * self._recent.requests, 0.5)
-        return self.evidence <= 0 and self._over <= may and self.oldest_ns <= self.slo_ns
+        return self.evidence <= 0 and self._over <= may and not self._is_pending()
 
     def fare(self) -> Fare:
         """How it stands."""
@@ -197,7 +245,9 @@ class Track:
         """The share with which the tail would be what is aimed at, if it is this part of it now and load grows so.
 
         A share N' makes the time that it is active at most N / N' as long, and what waits in a queue the more the
-        less time is left: N' = N (a + (1 - a) r), with a the part of the time that it is active now.
+        less time is left: N' = N (a + (1 - a) r), with a the part of the time that it is active now. At the peaks of
+        late it must not be active all the time, either.
         """
         active = min(self.active, _BUSIEST)
-        return online_ppm * (active * growth + (1 - active) * ratio)
+        at_peak = min(self.active * self.peak / self.demand / _STABLE, 1.0) if self.demand else 0.0
+        return online_ppm * max(active * growth + (1 - active) * ratio, at_peak)

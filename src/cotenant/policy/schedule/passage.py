@@ -6,6 +6,7 @@ wish for each launch; naps until the gate says yes. Nothing here knows a clock: 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
@@ -51,14 +52,28 @@ def work_of(mean_ns: float, p90_ns: float, p99_ns: float, grain_ns: int = 0) -> 
 
 
 class Passage:
-    """A tenant's process before the gate. `steps` says which work each of its launches is."""
+    """A tenant's process before the gate. `steps` says which work each of its launches is.
+
+    Whether it must ask, and then confirm, may change with every roster.
+    """
 
     confirms = True
 
     def __init__(
-        self, file: WritableBuffer, seat: tuple[int, int], works: Sequence[Work], steps: Sequence[int], slo_ns: int = 0
+        self,
+        file: WritableBuffer,
+        seat: tuple[int, int],
+        works: Sequence[Work],
+        steps: Sequence[int],
+        slo_ns: int = 0,
+        *,
+        may_have_to_ask: bool = False,
     ) -> None:
-        """Take the seat, a slot and its generation; the file is the device's. Requests have an objective, or 0."""
+        """Take the seat, a slot and its generation; the file is the device's. Requests have an objective, or 0.
+
+        One that need not ask today may have to later, when it gets a share among equals: its ends are counted from the
+        beginning on, for a launch whose end nobody saw would be in the way for ever.
+        """
         self._gate = _native.Gate(file, *seat)
         self._slo_ns = slo_ns
         self._works = [
@@ -76,7 +91,8 @@ class Passage:
         self._passing = self._wish
         self._must_ask = True
         self.sleeps = self.looks = False
-        self.confirms = self._gate.must_ask()
+        self.confirms = may_have_to_ask or self._gate.must_ask()
+        self._asked: deque[bool] = deque()
 
     def ask(self, step: int, since_ns: int, now_ns: int) -> int:
         """`now_ns`: it passes; later: ask again then, having slept (`sleeps`) or spun (`looks`)."""
@@ -88,7 +104,7 @@ class Passage:
         elif self.sleeps:
             gate.slept(now_ns - self._asked_ns)
         wish = self._wish
-        self._must_ask = gate.must_ask()
+        self._must_ask = self.confirms = gate.must_ask()
         if not self._must_ask:
             gate.announce(wish, now_ns)
             return self._pass(now_ns)
@@ -105,12 +121,15 @@ class Passage:
 
     def submitted(self, now_ns: int) -> None:
         """The driver has taken what passed last."""
+        if self.confirms:
+            self._asked.append(self._must_ask)
         if self._must_ask:
             self._gate.submitted(self._passing, True, now_ns)
 
     def ended(self, step: int, now_ns: int) -> None:
-        """An event has shown the end of a launch that asked."""
-        self._gate.confirmed(self._works[self._steps[step]][0], now_ns)
+        """An event has shown the end of a launch; of those that had to ask, the gate wants to know."""
+        if self._asked and self._asked.popleft():
+            self._gate.confirmed(self._works[self._steps[step]][0], now_ns)
 
     def waits(self, now_ns: int) -> None:
         """Into a call that waits for all work."""
