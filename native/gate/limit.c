@@ -186,6 +186,7 @@ uint64_t ct_limit_room_at(const struct ct_gate *gate, const struct ct_gate_wish 
         const uint64_t ahead_ns = gate->is_ending ? 0 : CT_GATE_LEAD_NS; /* the device must not idle while we wake up */
         return later(left(believed(LOAD(gate->mine->busy_ns), now_ns), ahead_ns), plus(now_ns, AGAIN_NS));
     }
-    const uint64_t all_ns = taken_by(gate->unconfirmed_ns, left(CT_LIMIT_WHOLE_PPM, wish->free_ppm));
+    /* What nobody knows counts as long, and may be short. */
+    const uint64_t all_ns = wish->expect_ns ? taken_by(gate->unconfirmed_ns, left(CT_LIMIT_WHOLE_PPM, wish->free_ppm)) : 0;
     return plus(now_ns, later(all_ns / 2, CT_LIMIT_POLL_NS));
 }
