@@ -84,10 +84,11 @@ def _show_missed(console: Console, report: Report) -> None:
             f"{one.exclusive:.3f}",
             f"{one.cotenant:.3f}",
             f"{one.mps_priority:.3f}",
+            f"{one.services_only:.3f}",
         ]
         for one in sorted(report.missed, key=lambda one: one.cotenant)[:_MISSED_MOST]
     ]
-    columns = ["CASE", "SLO", "EXCLUSIVE", "COTENANT", "MPS-PRIORITY"]
+    columns = ["CASE", "SLO", "EXCLUSIVE", "COTENANT", "MPS-PRIORITY", "NO TRAINING"]
     title = f"objectives that exclusive keeps and cotenant does not: {len(report.missed)}, the worst"
     console.print(table(title, columns, rows))
     console.print()
