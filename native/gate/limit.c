@@ -3,6 +3,7 @@
 #include "gate/limit.h"
 
 #include "gate/debt.h"
+#include "gate/price.h"
 #include "gate/words.h"
 
 /* ---- what was used ------------------------------------------------------------------------------------------------ */
@@ -170,7 +171,7 @@ int ct_limit_is_full(const struct ct_gate *gate, const struct ct_gate_wish *wish
     if (gate->is_ending)
         return gate->unconfirmed || believed(LOAD(gate->mine->busy_ns), now_ns) > now_ns;
     if (gate->above_count)
-        return gate->unconfirmed > 1 && plus(gate->unconfirmed_ns, weight_ns) > gate->bound_ns;
+        return gate->unconfirmed > 1 && plus(gate->unconfirmed_ns, weight_ns) > ct_price_bound(gate, wish);
     /* Alone it is held back by nothing but its own share: nobody waits for it. */
     const uint64_t part_ppm = later(left(CT_LIMIT_WHOLE_PPM, wish->free_ppm), CT_LIMIT_LEAST_PART_PPM);
     return gate->beside_count && gate->unconfirmed > 1 &&
@@ -181,8 +182,10 @@ int ct_limit_is_full(const struct ct_gate *gate, const struct ct_gate_wish *wish
  * and before the device runs dry. Whatever has ended was taken off before it asked. */
 uint64_t ct_limit_room_at(const struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t now_ns)
 {
-    if (gate->above_count || gate->is_ending)
-        return later(believed(LOAD(gate->mine->busy_ns), now_ns), plus(now_ns, AGAIN_NS));
+    if (gate->above_count || gate->is_ending) {
+        const uint64_t ahead_ns = gate->is_ending ? 0 : CT_GATE_LEAD_NS; /* the device must not idle while we wake up */
+        return later(left(believed(LOAD(gate->mine->busy_ns), now_ns), ahead_ns), plus(now_ns, AGAIN_NS));
+    }
     const uint64_t all_ns = taken_by(gate->unconfirmed_ns, left(CT_LIMIT_WHOLE_PPM, wish->free_ppm));
     return plus(now_ns, later(all_ns / 2, CT_LIMIT_POLL_NS));
 }

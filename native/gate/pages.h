@@ -85,9 +85,12 @@ _Static_assert(sizeof(struct ct_gate_roster) <= CT_GATE_PAGE_BYTES, "the roster 
 
 struct ct_gate_floor {
     _Alignas(64) _Atomic uint64_t claim; /* who decides now: slot, generation, and when that lapses; 0: nobody */
-    _Alignas(64) _Atomic uint64_t debt_ns; /* until when what was taken from those above is paid off */
+    _Alignas(64) _Atomic uint64_t debt_ns; /* until when what was taken from those above is paid off, as far as
+                                            * those who took it still sit there */
     _Alignas(64) _Atomic uint64_t asleep_until_ns; /* somebody may sleep on the bell until then */
     _Atomic uint32_t bell;                         /* a futex: rung by a holder whose work is over */
+    _Alignas(64) _Atomic uint64_t below_ns; /* work of those that had to ask is expected to run until then */
+    _Atomic uint64_t charged_ns;            /* what those above were thought to lose, so far */
 };
 
 /* ---- a tenant's page ------------------------------------------------------------------------------------------- */
@@ -146,6 +149,10 @@ struct ct_gate_page {
     _Atomic uint64_t over_ns;              /* until then it has had its share; 0: it has not */
     _Atomic uint64_t part_ppm;             /* of the device, what its latest work takes while it runs */
     _Alignas(64) struct ct_gate_requests requests;
+    _Alignas(64) _Atomic uint64_t lost_ns; /* by how much later its work was over than it would have been alone, so far;
+                                            * signed: of many it is the sum that tells */
+    _Atomic uint64_t told;                 /* how often that was told */
+    _Atomic uint64_t owes_ns;              /* until when the floor's debt lasted when it was last charged something */
 };
 _Static_assert(sizeof(struct ct_gate_page) <= CT_GATE_PAGE_BYTES, "a tenant's page is one page");
 

@@ -9,6 +9,7 @@ from tests.property.gate_sums import (
     ASLEEP,
     FAR,
     LATE,
+    LEAD,
     LEAST_PART,
     LIMIT,
     LIMIT_LOOK,
@@ -20,6 +21,7 @@ from tests.property.gate_sums import (
     Page,
     Wish,
     earned_in,
+    part_of,
 )
 
 
@@ -92,18 +94,22 @@ class Shares(Ledger):
         self.is_lent = self.limit > 0
         return 0, now
 
+    def bound_of(self, wish: Wish) -> int:
+        bound, delay = self.rules.bound_ns, self.rules.delay_ppm
+        return bound + part_of(4 * bound, delay) if wish[5] else bound
+
     def is_full(self, wish: Wish, now: int) -> bool:
         """Whether what it has submitted keeps it from submitting more."""
         if self.is_ending:
             return self.unconfirmed > 0 or self.page["busy_ns"] > now
         submitted = self.unconfirmed_ns + self.weight(wish[0])
         if self.above:
-            return self.unconfirmed > 1 and submitted > self.rules.bound_ns
+            return self.unconfirmed > 1 and submitted > self.bound_of(wish)
         taken = min(submitted, FAR) * max(PPM - wish[7], LEAST_PART) // PPM
         return bool(self.beside) and self.unconfirmed > 1 and taken > max(self.rules.bound_ns, AHEAD)
 
     def room_at(self, wish: Wish, now: int) -> int:
         if self.above or self.is_ending:
-            return max(self.page["busy_ns"], now + AGAIN)
+            return max(self.page["busy_ns"] - (0 if self.is_ending else LEAD), now + AGAIN)
         taken = min(self.unconfirmed_ns, FAR) * max(PPM - wish[7], 0) // PPM
         return now + max(taken // 2, LIMIT_POLL)

@@ -17,7 +17,10 @@ DEBT_MOST = FAR = 60_000 * MS
 CLOSED, AGAIN, PAUSE_LOOK, PATIENCE_LEAST, WAITED_FOR = 2000 * MS, 2 * US, 5 * MS, 250 * US, 50 * US
 SPARE = 20 * MS
 RECENT, PPM = 32, 10**6
-DUTY, DUTY_LEAST = 20 * MS, 300_000
+DUTY, DUTY_LEAST = 20 * MS, 200_000
+CLEAN_MOST, MET_MOST, FELT_MOST = 16, 64, 31
+MEMORY, PRIOR, ASTRAY = 4 * MS, 500 * US, 256 * MS
+SCALE_LEAST, SCALE_MOST, SLACK, DELAY_MOST = PPM // 8, PPM, 50_000, 100 * PPM
 AHEAD, WINDOW, LIMIT_LOOK, LATE = 4 * MS, 100 * MS, MS, 10 * MS
 LIMIT_POLL, ASLEEP, LEAST_PART = 250 * US, 6 * MS, 250_000
 
@@ -28,7 +31,7 @@ Answer = tuple[int, int, int]
 
 WORDS: Final = ("sequence", "at_ns", "quiet_ns", "next_ns", "busy_ns", "generation")
 WISHES: Final = ("latest_ns", "waits_ns", "wanted_ns", "pieces", "active_ns", "marked_ns", "asked_ns")
-LIMITS: Final = ("paid_ns", "paid_ppm", "over_ns", "part_ppm")
+LIMITS: Final = ("paid_ns", "paid_ppm", "over_ns", "part_ppm", "lost_ns", "told", "owes_ns")
 COUNTS: Final = (
     *("launches", "device_ns", "filled_ns", "waits", "waited_ns", "overruns", "overrun_ns", "admitted", "submitted"),
     *("late", "late_ns", "stale", "foreseen", "early", "miss_ns", "confirmed", "stuck"),
@@ -41,7 +44,16 @@ def rank(seat: GateSeat) -> int:
 
 
 def earned_in(amount: int, ppm: int) -> int:
-    return min(amount * PPM // min(ppm, PPM), DEBT_MOST) if ppm else CLOSED
+    return min(amount * PPM // ppm, DEBT_MOST) if ppm else CLOSED
+
+
+def part_of(amount: int, ppm: int) -> int:
+    return min(amount, 2**32 - 1) * min(ppm, PPM) // PPM
+
+
+def quotient(one: int, other: int) -> int:
+    """As C has it: towards zero."""
+    return one // other if (one < 0) == (other < 0) else -(-one // other)
 
 
 def tenths_of(page: Page) -> int:

@@ -8,6 +8,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from cotenant.domain.action import SignalKind
+from cotenant.domain.control import Dial
 from cotenant.domain.event import Detail, Ending, GateChange
 from cotenant.domain.gate import GateRules, Limit
 from cotenant.domain.gpu import Gpu
@@ -172,6 +173,8 @@ class Tenants(Message, frozen=True, tag="tenants"):
     rules: GateRules
     devices: list[GpuWatch]
     """How each device is doing, by its number."""
+    dials: list[Dial] = []
+    """What online tenants keep of the devices on which that is adjusted."""
 
 
 class Wrong(Message, frozen=True, tag="wrong"):

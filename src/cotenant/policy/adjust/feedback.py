@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from cotenant.domain.control import Cause, ControlLimits, DeviceWindow
+from cotenant.domain.gpu import WHOLE_PPM
 from cotenant.domain.instant import MILLISECOND_NS, NEVER, SECOND_NS, Duration, Instant
 from cotenant.domain.value import Value
 from cotenant.policy.adjust.floor import Caution, Floors
@@ -155,19 +156,15 @@ class Feedback:
     # -- giving back -----------------------------------------------------------------------------------------------
 
     def _up(self, now: Instant) -> Verdict | None:
+        for track in self._tracks.values():
+            more = self._loaded(track, now) or self._full(track, now)
+            if more is not None:
+                return more
         if now < self._blind_until_ns:
             return None
         harmed = [track for track in self._tracks.values() if track.is_harmed()]
         if harmed:
             return self._harmed(max(harmed, key=lambda track: track.fare().recent_ratio), now)
-        for track in self._tracks.values():
-            more = self._loaded(track, now)
-            if more is not None:
-                return more
-        full = next((track for track in self._tracks.values() if track.is_saturated()), None)
-        if full is not None and self._is_pressed(now) and self.online_ppm < self._limits.most_ppm:
-            online_ppm = max(round(self.online_ppm * self._steps.most_up), round(full.peak / _STABLE * 1_000_000))
-            return self._to(online_ppm, Cause.SATURATED, self._waiting(full), now, full.slot)
         near = next((track for track in self._tracks.values() if track.is_near()), None)
         if near is None or not self._is_pressed(now) or self.online_ppm >= self._limits.most_ppm:
             return None
@@ -203,10 +200,20 @@ class Feedback:
             return None
         ratio = track.fare().ratio if track.requests >= self._steps.enough else 1.0
         need_ppm = round(track.need(self.online_ppm, min(ratio, 1.0), growth))
+        if track.is_flooded() or track.active_with(growth) >= _STABLE:  # its queue would grow for as long as this lasts
+            need_ppm = self._limits.most_ppm
         track.load *= growth
         if need_ppm < self.online_ppm + self._steps.least_ppm:
             return None
         return self._to(need_ppm, Cause.LOAD_UP, f"{growth:.1f} times the requests", now, track.slot)
+
+    def _full(self, track: Track, now: Instant) -> Verdict | None:
+        """What waits grows though it works all the time: nobody need be late to know what comes."""
+        if not track.is_saturated() or not self._is_pressed(now) or self.online_ppm >= self._limits.most_ppm:
+            return None
+        online_ppm = max(round(self.online_ppm * self._steps.most_up), round(track.peak / _STABLE * WHOLE_PPM))
+        told = f"it is active all the time, and a request waits for {track.oldest_ns / 1e6:.3g}ms already"
+        return self._to(online_ppm, Cause.SATURATED, told, now, track.slot)
 
     def _fail(self, now: Instant) -> None:
         """This share failed: nothing below it is tried before a while, twice as long each time."""
@@ -223,6 +230,8 @@ class Feedback:
         steps = self._steps
         tracks = [track for track in self._tracks.values() if not track.is_quiet(now)]
         if now < self._blind_until_ns or now - self._changed_ns < steps.dwell_ns or not self._is_pressed(now):
+            return None
+        if any(track.is_surging() for track in tracks):
             return None
         if not tracks or not all(track.requests >= steps.enough and track.is_calm() for track in tracks):
             return None
@@ -259,9 +268,6 @@ class Feedback:
         self._why = detail
         generation = self._tracks[slot].generation if slot >= 0 else 0
         return Verdict(online_ppm, cause, detail, slot, generation)
-
-    def _waiting(self, track: Track) -> str:
-        return f"it is active all the time, a request waits for {track.oldest_ns / 1e6:.3g}ms already"
 
     def _told(self, track: Track) -> str:
         """Figures for people."""

@@ -17,7 +17,7 @@ _WAITS: Final = 0.5
 """Of the objective: who waits for less may do so."""
 _SURE: Final = 1.645
 """Standard deviations from the middle of an estimate to its ends."""
-_FULL: Final = 0.95
+_FULL: Final = 0.9
 """Active for such a part of a window: always."""
 _STABLE: Final = 0.9
 """Active for a larger part of the time, what waits in a queue grows out of hand."""
@@ -88,6 +88,7 @@ class Track:
         self.fraction = limits.quantile_ppm / WHOLE_PPM
         self.active = 0.0
         self.demand = 0.0
+        self._rate = 0.0
         self.peak = 0.0
         self._short_demand = 0.0
         self._full = 0
@@ -115,6 +116,7 @@ class Track:
         self._is_new = False
         self.active += weight * (min(tenant.active_ns / span_ns, 1.0) - self.active)
         self.demand += weight * (min(tenant.device_ns / span_ns, 1.0) - self.demand)
+        self._rate += weight * (tenant.requests - self._rate)
         self._follow_peak(min(tenant.device_ns / span_ns, 1.0), span_ns)
         self._full = self._full + 1 if tenant.active_ns >= _FULL * span_ns else 0
         self.oldest_ns = tenant.oldest_ns
@@ -158,7 +160,7 @@ class Track:
         """How many times as many requests as before are foreseen, or came already and nobody foresaw; 1: as many."""
         if not self.load:
             return 1.0
-        most = 1.0
+        most = self._latest[1] / self.load if self.is_flooded() else 1.0
         if self.foreseen is not None and self.foreseen.low > self._sense.differs * self.load:
             most = self.foreseen.point / self.load
         if expected is not None:
@@ -168,6 +170,15 @@ class Track:
                     surely = requests - _SURE * math.sqrt(requests)
                     most = max(most, surely / windows / self.load)
         return most
+
+    def active_with(self, growth: float) -> float:
+        """For which part of the time it would be active with so many times its load, at this share."""
+        return self.active * growth * self.load / self._rate if self._rate else 0.0
+
+    def is_flooded(self) -> bool:
+        """Whether it works all the time for far more requests than its load: a burst, known from others or not."""
+        usual = self.load + 4 * math.sqrt(self.load) + 3
+        return self._full > 0 and self._latest[1] >= max(2 * self.load, usual)
 
     def is_surging(self) -> bool:
         """Whether more requests ended of late than its load explains: harm then says nothing about that load."""
