@@ -197,7 +197,7 @@ static struct ct_gate_answer ask_free(struct ct_gate *gate, const struct ct_gate
                                       uint64_t now_ns)
 {
     const uint64_t debt_ns = ct_gate_debt(gate, now_ns), lead_ns = sooner(CT_GATE_LEAD_NS, gate->bound_ns);
-    if (debt_ns > CT_GATE_BURST_NS && gate->delay_ppm)
+    if (debt_ns > CT_GATE_BURST_NS)
         return wait_for(CT_GATE_DEBT, plus(now_ns, debt_ns - CT_GATE_BURST_NS));
     if (sight->submitted_ns > lead_ns && plus(sight->submitted_ns, wish->expect_ns) > ct_price_bound(gate, wish))
         return wait_for(CT_GATE_BOUND, plus(now_ns, sight->submitted_ns - lead_ns));
@@ -323,7 +323,8 @@ struct ct_gate_answer ct_gate_ask(struct ct_gate *gate, const struct ct_gate_wis
     look_up(gate, now_ns, &sight);
     sight.submitted_ns = submitted_by(gate, now_ns);
     if (is_full) {
-        const uint64_t ahead_ns = gate->is_ending ? 0 : CT_GATE_LEAD_NS; /* the device must not idle while we wake up */
+        /* The device should not idle while we wake up; but what is ahead of time is in the way of one above that comes. */
+        const uint64_t ahead_ns = gate->is_ending ? 0 : ct_price_part(CT_GATE_LEAD_NS, gate->delay_ppm);
         if (gate->is_ending || left(now_ns, since_ns) / 8 < plus(CT_GATE_STUCK_NS / 8, gate->unconfirmed_ns))
             return wait_for(CT_GATE_BOUND, later(left(believed(LOAD(gate->mine->busy_ns), now_ns), ahead_ns),
                                                  plus(now_ns, AGAIN_NS)));

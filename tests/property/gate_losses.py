@@ -66,7 +66,10 @@ class Losses:
         lost, charged = lost_sum - self.lost_sum, charged_sum - self.charged_sum
         is_astray = not 0 <= charged <= ASTRAY or abs(lost) > ASTRAY
         if self.is_begun and not is_astray:
-            if any(self.told[key] == (page["told"], self.told[key][1]) != self.state(key) for key, page in self.pages.items()):
+            if any(
+                self.told[key] == (page["told"], self.told[key][1]) != self.state(key)
+                for key, page in self.pages.items()
+            ):
                 return
             self.lost, self.charged = self.lost + lost, self.charged + charged
             if self.charged > MEMORY:

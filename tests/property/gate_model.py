@@ -112,7 +112,7 @@ class Tenant(Shares):
 
     def decide_free(self, wish: Wish, submitted: int, now: int) -> tuple[int, int]:
         debt, lead = self.debt(now), min(LEAD, self.rules.bound_ns)
-        if debt > BURST and self.rules.delay_ppm:
+        if debt > BURST:
             return DEBT, now + debt - BURST
         if submitted > lead and submitted + wish[0] > self.bound_of(wish):
             return BOUND, now + submitted - lead
@@ -247,7 +247,8 @@ class Tenant(Shares):
             return 0, PAUSED, now + PAUSE_LOOK
         if is_full:
             if self.is_ending or (now - since) // 8 < STUCK_AFTER // 8 + self.unconfirmed_ns:
-                return 0, BOUND, max(self.page["busy_ns"] - (0 if self.is_ending else LEAD), now + AGAIN)
+                ahead = 0 if self.is_ending else part_of(LEAD, self.rules.delay_ppm)
+                return 0, BOUND, max(self.page["busy_ns"] - ahead, now + AGAIN)
             self.page["stuck"] += 1
             return self.admit(STUCK, wish, now)
         _, expected, busy = self.look(now)

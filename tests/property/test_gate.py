@@ -262,7 +262,7 @@ class GateMachine(RuleBasedStateMachine):
         if reason == sums.FREE:
             assert not active
             assert outstanding + expect <= max(self.bound_of(wish), min(sums.LEAD, rules.bound_ns) + expect)
-            assert debt_ns <= sums.BURST or not rules.delay_ppm
+            assert debt_ns <= sums.BURST
         if reason == sums.BESIDE:
             self.check_beside(wish, active, debt_ns, outstanding)
         if reason == sums.RISK:
