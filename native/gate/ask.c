@@ -293,18 +293,6 @@ static void show_wish(struct ct_gate *gate, const struct ct_gate_wish *wish, int
     SHOW(gate->mine->asked_ns, now_ns);
 }
 
-/* Whether what it has submitted already keeps it from submitting more. A tenant that is to end has one launch on the device
- * at a time, whichever of its processes it is of, for as long as it takes: a kill must not find more. */
-static int is_full_with(const struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t now_ns)
-{
-    if (gate->is_ending)
-        return gate->unconfirmed || believed(LOAD(gate->mine->busy_ns), now_ns) > now_ns;
-    if (!gate->above_count && !gate->beside_count) /* held back by nothing but its own share: nobody waits for it */
-        return 0;
-    const uint64_t bound_ns = gate->above_count ? ct_price_bound(gate, wish) : later(gate->bound_ns, CT_LIMIT_AHEAD_NS);
-    return gate->unconfirmed > 1 && plus(gate->unconfirmed_ns, weight_of(gate, wish->expect_ns)) > bound_ns;
-}
-
 struct ct_gate_answer ct_gate_ask(struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t since_ns,
                                   uint64_t now_ns)
 {
@@ -315,7 +303,7 @@ struct ct_gate_answer ct_gate_ask(struct ct_gate *gate, const struct ct_gate_wis
         ADD(gate->mine->counts.passed[CT_GATE_TOP], 1);
         return (struct ct_gate_answer){.pass = 1, .reason = CT_GATE_TOP, .until_ns = now_ns};
     }
-    const int is_full = is_full_with(gate, wish, now_ns);
+    const int is_full = ct_limit_is_full(gate, wish, now_ns);
     show_wish(gate, wish, wish->may_fill && !is_full && !gate->is_paused, now_ns);
     ct_gate_settle(gate, now_ns);
     if (gate->is_paused)
@@ -323,11 +311,8 @@ struct ct_gate_answer ct_gate_ask(struct ct_gate *gate, const struct ct_gate_wis
     look_up(gate, now_ns, &sight);
     sight.submitted_ns = submitted_by(gate, now_ns);
     if (is_full) {
-        /* The device should not idle while we wake up; but what is ahead of time is in the way of one above that comes. */
-        const uint64_t ahead_ns = gate->is_ending ? 0 : ct_price_part(CT_GATE_LEAD_NS, gate->delay_ppm);
         if (gate->is_ending || left(now_ns, since_ns) / 8 < plus(CT_GATE_STUCK_NS / 8, gate->unconfirmed_ns))
-            return wait_for(CT_GATE_BOUND, later(left(believed(LOAD(gate->mine->busy_ns), now_ns), ahead_ns),
-                                                 plus(now_ns, AGAIN_NS)));
+            return wait_for(CT_GATE_BOUND, ct_limit_room_at(gate, wish, now_ns));
         ADD(gate->mine->counts.stuck, 1);
         return pass(gate, wish, CT_GATE_STUCK, &sight, now_ns);
     }

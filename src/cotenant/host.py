@@ -18,6 +18,7 @@ from cotenant.domain.action import (
     Grant,
     Kill,
     MpsRestart,
+    Placed,
     Refuse,
     Restore,
     Revoke,
@@ -94,6 +95,7 @@ class NodeWorld:
             Restore: self._restore,
             Watch: self._watch,
             Adjusted: self._adjusted,
+            Placed: self._placed,
             MpsRestart: self._mps_restart,
             Stop: self._end,
         }
@@ -149,6 +151,9 @@ class NodeWorld:
 
     def _adjusted(self, action: Adjusted) -> None:
         """As for a watch: the roster before it has done it."""
+
+    def _placed(self, action: Placed) -> None:
+        """As for a watch: the grant before it has done it."""
 
     def _mps_restart(self, action: MpsRestart) -> None:
         self._wardens.restart_mps(action.gpu)

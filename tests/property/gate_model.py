@@ -6,7 +6,6 @@ from cotenant.domain.gate import GatePolicy
 from tests.property.gate_shares import Shares
 from tests.property.gate_sums import (
     AGAIN,
-    AHEAD,
     BESIDE,
     BOUND,
     BURST,
@@ -100,10 +99,6 @@ class Tenant(Shares):
         self.page["admitted"] += 1
         self.page[f"passed {reason}"] += 1
         return 1, reason, now
-
-    def bound_of(self, wish: Wish) -> int:
-        bound, delay = self.rules.bound_ns, self.rules.delay_ppm
-        return bound + part_of(4 * bound, delay) if wish[5] else bound
 
     def is_deep(self, wish: Wish, submitted: int, now: int) -> bool:
         gives_way = wish[5] and (self.grain or self.page["busy_ns"] <= now)
@@ -234,11 +229,7 @@ class Tenant(Shares):
             self.page["wanted_ns"] = 0
             self.page[f"passed {TOP}"] += 1
             return 1, TOP, now
-        bound = self.bound_of(wish) if self.above else max(self.rules.bound_ns, AHEAD)
-        is_full = self.unconfirmed > 1 and self.unconfirmed_ns + self.weight(expect) > bound
-        is_full = is_full and bool(self.above or self.beside)
-        if self.is_ending:
-            is_full = self.unconfirmed > 0 or self.page["busy_ns"] > now
+        is_full = self.is_full(wish, now)
         competes = may_fill and not is_full and not self.is_paused
         self.page["wanted_ns"] = max(sure, expect) + 1 if competes else NEVER
         self.page["asked_ns"] = now
@@ -247,8 +238,7 @@ class Tenant(Shares):
             return 0, PAUSED, now + PAUSE_LOOK
         if is_full:
             if self.is_ending or (now - since) // 8 < STUCK_AFTER // 8 + self.unconfirmed_ns:
-                ahead = 0 if self.is_ending else part_of(LEAD, self.rules.delay_ppm)
-                return 0, BOUND, max(self.page["busy_ns"] - ahead, now + AGAIN)
+                return 0, BOUND, self.room_at(wish, now)
             self.page["stuck"] += 1
             return self.admit(STUCK, wish, now)
         _, expected, busy = self.look(now)

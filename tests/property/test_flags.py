@@ -49,7 +49,11 @@ def test_every_field_has_exactly_one_flag(section: str) -> None:
 
 @pytest.mark.parametrize(
     "command, sections",
-    [("node", ["directories", "node", "protect"]), ("run", ["directories", "run"]), ("config", list(SECTIONS))],
+    [
+        ("node", ["directories", "node", "protect", "control"]),
+        ("run", ["directories", "run"]),
+        ("config", list(SECTIONS)),
+    ],
 )
 def test_a_command_has_the_flags_of_its_sections(command: str, sections: list[str]) -> None:
     expected: dict[str, list[str]] = {}

@@ -178,6 +178,7 @@ def _roll(machine: NodeMachine, clock: LiveClock, loop: LiveLoop) -> wire.Tenant
         turn_ns=loop.turn_ns.histogram(),
         rules=machine.rules,
         devices=machine.watches(),
+        dials=list(machine.seats.dials.values()),
     )
 
 

@@ -151,6 +151,18 @@ class Adjusted(Value, frozen=True, tag="adjusted"):
     """What they kept before."""
 
 
+class Placed(Value, frozen=True, tag="placed"):
+    """Why a newcomer is on this device, where a policy looked at who came; the grant of the same turn did it."""
+
+    cause: int
+    slot: int
+    generation: int
+    gpu: int
+    why: str
+    short_ppm: int = 0
+    """What online tenants would need beyond the whole of it to keep their objectives, by prediction."""
+
+
 class MpsRestart(Value, frozen=True, tag="mps-restart"):
     """The MPS server of a device is to be started again."""
 
@@ -180,6 +192,7 @@ Action: TypeAlias = (
     | Restore
     | Watch
     | Adjusted
+    | Placed
     | MpsRestart
     | Stop
 )

@@ -118,6 +118,7 @@ class Cause(enum.Enum):
     VIOLATED = "violated"
     STUCK = "stuck"
     NEAR = "near"
+    SATURATED = "saturated"
     LOAD_UP = "load up"
     LOAD_DOWN = "load down"
     ROOM = "room"
@@ -164,6 +165,8 @@ class ControlLimits(Value, frozen=True):
     """What online work keeps at least while it is active."""
     most_ppm: Ppm = 980_000
     """What it keeps at most: the rest is offline's, whatever happens."""
+    mps_share: bool = False
+    """Whether offline programs that start under MPS get no more SMs than online leaves."""
 
     @property
     def enabled(self) -> bool:

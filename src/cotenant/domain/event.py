@@ -34,6 +34,10 @@ class NodeSettings(Value, frozen=True):
     """By which the tenants of a device let each other pass, until somebody changes that while the node runs."""
     limits: ProtectLimits = ProtectLimits()
     control: ControlLimits = ControlLimits()
+    is_mps: bool = False
+    """Whether the kernels of tenants run side by side."""
+    refuse_unmet: bool = False
+    """Whether an online tenant is turned away whose objective, by prediction, is kept on no device."""
 
 
 class NodeStarted(Value, frozen=True, tag="started"):

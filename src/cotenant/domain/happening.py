@@ -26,6 +26,7 @@ class What(enum.Enum):
     STOPPED = "stopped"
     GAP = "gap"
     JOINED = "joined"
+    PLACED = "placed"
     AWAITED = "awaited"
     REFUSED = "refused"
     WISH_REFUSED = "wish-refused"

@@ -94,7 +94,7 @@ def play(policy: Policy, tenants: Sequence[Tenant], setting: Setting) -> Shared:
     format_roster(file, len(tenants))
     write_roster(file, _rules(_GATES[way], tenants, setting, sliced=sliced))
     doors = [
-        passage.Passage(file, place, 1, *works_of(tenant.load, 0 if sliced else setting.device.sm_count))
+        passage.Passage(file, (place, 1), *works_of(tenant.load, 0 if sliced else setting.device.sm_count))
         for place, tenant in enumerate(tenants)
     ]
     played = World(setting.device, clients, doors, setting.costs, setting.seed).play(_LONGEST_NS)

@@ -10,12 +10,14 @@ from typing import Final
 
 import msgspec
 
+from cotenant.domain.gate import Limit
 from cotenant.domain.instant import MILLISECOND_NS, SECOND_NS
 from cotenant.domain.load import Load
 from cotenant.experiment.kernels import Setting
 from cotenant.sim.kernels import World
 from cotenant.sim.kernels_host import Client, Door
 
+WHOLE: Final = 100
 SAMPLE_NS: Final = 100 * MILLISECOND_NS
 
 
@@ -26,9 +28,11 @@ class Guest(msgspec.Struct, frozen=True, kw_only=True):
     online: bool
     priority: int
     slo_ns: int = 0
-    least_ppm: int = 0
-    limit_ppm: int = 0
-    static: bool = False
+    share_ppm: int = 0
+    """Of an offline tenant, what it gets at least; with a limit, what it is held to."""
+    limit: Limit = Limit.OFF
+    percent: int = 100
+    """Of the SMs, what it may have blocks on under MPS (CUDA_MPS_ACTIVE_THREAD_PERCENTAGE)."""
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,7 +136,14 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 def clients_of(run: Run, *, sliced: bool) -> list[Client]:
     """The tenants as processes of a device: one group under MPS, one each where they take turns."""
     return [
-        Client(guest.load, place if sliced else 0, run.setting.seed * 1_000_003 + place)
+        Client(
+            guest.load,
+            place if sliced else 0,
+            run.setting.seed * 1_000_003 + place,
+            sm_cap=0
+            if sliced or guest.percent >= WHOLE
+            else max(guest.percent * run.setting.device.sm_count // WHOLE, 1),
+        )
         for place, guest in enumerate(run.guests)
     ]
 

@@ -40,7 +40,13 @@ class NodeConfig(Section, frozen=True):
         0
     )
     group: Annotated[str, Meta(description="group whose members may connect; empty: only the owner")] = ""
-    place: Annotated[str, Meta(pattern=r"^(spread|pack)\Z", description="which GPU first: spread or pack")] = "spread"
+    place: Annotated[
+        str,
+        Meta(
+            pattern=r"^(spread|pack|predict)\Z",
+            description="which GPU first: the emptiest (spread), the fullest (pack), the best by prediction (predict)",
+        ),
+    ] = "spread"
     admit: Annotated[str, Meta(pattern=r"^(reserve|overcommit)\Z", description="promises: reserve or overcommit")] = (
         "reserve"
     )
@@ -81,12 +87,21 @@ class NodeConfig(Section, frozen=True):
         ""
     )
 
+    unmet: Annotated[
+        str,
+        Meta(
+            pattern=r"^(warn|refuse)\Z",
+            description="an objective that no GPU keeps, by prediction: take the tenant and warn, or refuse it",
+        ),
+    ] = "warn"
+
     def settings(
         self, gpus: tuple[Gpu, ...], limits: ProtectLimits = PROTECT, control: ControlLimits = CONTROL
     ) -> NodeSettings:
         """The part that the machine decides by, in plain integers."""
         times = (int(self.grace), int(self.idle_exit))
-        return NodeSettings(self.slots, *times, self.place, self.admit, gpus, self.rules(), limits, control)
+        flags = (self.mps == "on", self.unmet == "refuse")
+        return NodeSettings(self.slots, *times, self.place, self.admit, gpus, self.rules(), limits, control, *flags)
 
     def rules(self) -> GateRules:
         """By which the tenants of a device let each other pass."""
@@ -202,6 +217,9 @@ def validate(config: Config) -> None:
     if config.run.on_pressure != OnPressure.EVICT.value and config.run.kind is Kind.ONLINE:
         remedy = "an online tenant never gives way; add --offline or leave --on-pressure away"
         raise ConfigError("run.on_pressure", config.run.on_pressure, remedy)
+    if config.node.unmet == "refuse" and config.node.place != "predict":
+        remedy = f"nothing is predicted with node.place {config.node.place!r}; add --place predict"
+        raise ConfigError("node.unmet", config.node.unmet, remedy)
     validate_protection(config.protect)
     validate_control(config.control)
     names = [gpu.name for gpu in config.gpu]

@@ -45,10 +45,20 @@ class ControlConfig(Section, frozen=True):
         CONTROL.most_ppm
     )
 
+    mps_share: Annotated[
+        str,
+        Meta(
+            pattern=r"^(on|off)\Z",
+            description="under MPS, start offline programs with only the SMs that online leaves: on or off",
+        ),
+    ] = "on" if CONTROL.mps_share else "off"
+
     def limits(self) -> ControlLimits:
         """The part that decisions depend on, in plain integers."""
         shares = (self.slo_quantile, self.slo_headroom, self.online_least, self.online_most)
-        return ControlLimits(int(self.adjust_period), self.adjust, *(int(share) for share in shares))
+        quantile, headroom, least, most = (int(share) for share in shares)
+        times = (int(self.adjust_period), self.adjust)
+        return ControlLimits(*times, quantile, headroom, least, most, self.mps_share == "on")
 
 
 def validate_control(control: ControlConfig) -> None:

@@ -14,6 +14,7 @@ from cotenant.domain.action import (
     Grant,
     Kill,
     MpsRestart,
+    Placed,
     Refuse,
     Restore,
     Revoke,
@@ -303,7 +304,7 @@ def describe_action(action: Action) -> str:
             return _protected(action)
 
 
-def _protected(action: Signal | Kill | Suspend | Restore | Watch | Adjusted | MpsRestart) -> str:
+def _protected(action: Signal | Kill | Suspend | Restore | Watch | Adjusted | Placed | MpsRestart) -> str:
     """What was done to keep a device well."""
     match action:
         case Signal(peer=peer, slot=slot, generation=generation, kind=kind, why=why):
@@ -320,5 +321,7 @@ def _protected(action: Signal | Kill | Suspend | Restore | Watch | Adjusted | Mp
         case Adjusted(adjustment=adjustment, was_ppm=was_ppm):
             kept = f"{round_share(adjustment.online_ppm)}, not {round_share(was_ppm)}"
             return f"online of GPU {adjustment.gpu} keeps {kept}"
+        case Placed(slot=slot, generation=generation, why=why):
+            return f"slot {slot}/{generation} goes there: {why}"
         case MpsRestart(gpu=gpu):
             return f"start the MPS server of GPU {gpu} again"

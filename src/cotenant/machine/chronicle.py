@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cotenant.domain.action import NO_PEER, Action, Adjusted, Confirm, Grant, Refuse, Revoke, Signal
+from cotenant.domain.action import NO_PEER, Action, Adjusted, Confirm, Grant, Placed, Refuse, Revoke, Signal
 from cotenant.domain.control import Cause
 from cotenant.domain.event import (
     Event,
@@ -68,6 +68,7 @@ class Chronicle:
             Revoke: self._revoked,
             Signal: self._signalled,
             Adjusted: self._adjusted,
+            Placed: self._placed,
         }
 
     def tell(self, now: Instant, event: Event, actions: Sequence[Action]) -> list[Happening]:
@@ -241,6 +242,15 @@ class Chronicle:
         text += f": {change.detail}" if change.detail else ""
         level = Level.WARNING if change.cause is Cause.BEYOND_REACH else Level.INFO
         self._say(Telling(What.ADJUSTED, text, level, change.gpu, change.cause.value), who)
+
+    def _placed(self, action: Placed, event: Event) -> None:
+        del event
+        who = self._at(action.slot, action.generation)
+        if action.short_ppm:
+            short = f"by prediction GPU {action.gpu} is {round_share(action.short_ppm)} too little for all objectives"
+            self._say(Telling(What.PLACED, f"{who.name} was placed, but {short}: {action.why}", Level.WARNING), who)
+        else:
+            self._say(Telling(What.PLACED, f"{who.name} was placed by prediction: {action.why}"), who)
 
     def _named(self, name: str) -> Resident:
         found = (who for who in self.residents.values() if who.name == name)

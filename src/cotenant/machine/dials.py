@@ -5,9 +5,13 @@ Control proposes, this remembers: what was last said holds for as long as an onl
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 from cotenant.domain.action import Action, Adjusted
 from cotenant.domain.control import Dial
 from cotenant.domain.event import SharesAdjusted
+from cotenant.domain.gpu import WHOLE_PPM
 from cotenant.domain.instant import Instant
 from cotenant.domain.tenant import Kind, Tenant
 from cotenant.machine.roll import Roll
@@ -17,6 +21,13 @@ from cotenant.policy.limit.share import share_of
 def has_objective(tenant: Tenant) -> bool:
     """Whether its latency is to be kept."""
     return tenant.terms.kind is Kind.ONLINE and tenant.terms.slo_ns > 0
+
+
+def equals_of(tenants: Iterable[Tenant]) -> set[int]:
+    """The slots of those who have an objective, and an equal that has one, too: the node divides among these."""
+    kept = [tenant.terms for tenant in tenants if has_objective(tenant)]
+    priorities = Counter(terms.priority for terms in kept)
+    return {terms.slot for terms in kept if priorities[terms.priority] > 1}
 
 
 class Dials:
@@ -33,13 +44,13 @@ class Dials:
         del now
         roll, proposed = self._roll, event.adjustment
         gpu = proposed.gpu
-        kept = {tenant.terms.slot for tenant in roll.on(gpu) if has_objective(tenant)}
-        if not kept or not roll.settings.control.enabled or gpu >= len(roll.settings.gpus):
+        here = roll.on(gpu) if 0 <= gpu < len(roll.settings.gpus) else []
+        is_for_somebody = proposed.online_ppm > 0 and any(map(has_objective, here))
+        if not is_for_somebody or not roll.settings.control.enabled:
             return []
         known = roll.seats.dials.get(gpu)
         was_ppm = share_of(roll.rules.delay_ppm) if known is None else known.online_ppm
-        shares = tuple((slot, share_ppm) for slot, share_ppm in proposed.shares if slot in kept)
-        self._set(Dial(gpu, proposed.online_ppm, shares))
+        self._set(Dial(gpu, proposed.online_ppm, _of(equals_of(here), proposed.shares)))
         return [Adjusted(roll.turn, proposed, was_ppm)]
 
     def settle(self) -> None:
@@ -47,9 +58,9 @@ class Dials:
         roll = self._roll
         for gpu in sorted(set(roll.seats.dials) & set(roll.seats.stirred)):
             dial = roll.seats.dials[gpu]
-            here = {tenant.terms.slot for tenant in roll.on(gpu) if has_objective(tenant)}
-            shares = tuple((slot, share_ppm) for slot, share_ppm in dial.shares if slot in here)
-            if not here or not roll.settings.control.enabled:
+            here = roll.on(gpu)
+            shares = _of(equals_of(here), dial.shares)
+            if not any(map(has_objective, here)) or not roll.settings.control.enabled:
                 self._set(Dial(gpu, 0))
             elif shares != dial.shares:
                 self._set(Dial(gpu, dial.online_ppm, shares))
@@ -60,3 +71,7 @@ class Dials:
         for tenant in self._roll.on(dial.gpu):
             self._roll.seats.put(tenant)
         self._roll.seats.say_all(dial.gpu)
+
+
+def _of(slots: set[int], shares: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    return tuple((slot, share_ppm) for slot, share_ppm in shares if slot in slots and 0 < share_ppm <= WHOLE_PPM)

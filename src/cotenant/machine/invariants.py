@@ -10,7 +10,7 @@ from cotenant.domain.protect import EVICTIONS_LIMIT, GpuWatch, Health, Stage
 from cotenant.domain.tenant import Kind
 from cotenant.errors import InvariantError
 from cotenant.machine.devices import Devices
-from cotenant.machine.dials import has_objective
+from cotenant.machine.dials import equals_of, has_objective
 from cotenant.machine.pressure import WAITING_LIMIT, Pressure
 from cotenant.machine.roll import Roll
 from cotenant.machine.seats import seat_of
@@ -106,10 +106,11 @@ def _seat(roll: Roll, slot: int) -> GateSeat:
 
 def _of_dials(roll: Roll) -> list[tuple[str, object, object]]:
     dials = roll.seats.dials
-    kept = {gpu: [one.terms.slot for one in roll.on(gpu) if has_objective(one)] for gpu in dials}
+    kept = {gpu: [one for one in roll.on(gpu) if has_objective(one)] for gpu in dials}
+    equals = {gpu: equals_of(tenants) for gpu, tenants in kept.items()}
     shares = {slot: share_ppm for dial in dials.values() for slot, share_ppm in dial.shares}
     return [
-        ("devices adjusted for nobody", [gpu for gpu, slots in kept.items() if not slots], []),
+        ("devices adjusted for nobody", [gpu for gpu, tenants in kept.items() if not tenants], []),
         ("devices adjusted though nothing is", bool(dials) and not roll.settings.control.enabled, False),
         (
             "devices that keep nothing or too much",
@@ -118,7 +119,7 @@ def _of_dials(roll: Roll) -> list[tuple[str, object, object]]:
         ),
         (
             "shares of those who are gone",
-            [s for gpu, one in dials.items() for s, _ in one.shares if s not in kept[gpu]],
+            [s for gpu, one in dials.items() for s, _ in one.shares if s not in equals[gpu]],
             [],
         ),
         (

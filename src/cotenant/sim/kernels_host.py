@@ -34,7 +34,7 @@ class Door(Protocol):
     looks: bool
     """It spins, and sees what others launch."""
     confirms: bool
-    """It wants to know of every end."""
+    """It wants to know of the end of what passed last."""
 
     def ask(self, step: int, since_ns: int, now_ns: int) -> int:
         """May this launch go? `now_ns`: yes; a later instant: ask again then."""
@@ -56,12 +56,12 @@ class Door(Protocol):
         """It comes out of it. Whether the bell is rung."""
         ...
 
-    def began(self, due_ns: int) -> None:
+    def began(self, due_ns: int, now_ns: int) -> None:
         """The host takes up a request that was due then."""
         ...
 
-    def served(self, latency_ns: int) -> None:
-        """It is through with it, so long after it was due."""
+    def served(self, due_ns: int, now_ns: int) -> None:
+        """It is through with it."""
         ...
 
 
@@ -89,10 +89,10 @@ class Open:
         del now_ns
         return False
 
-    def began(self, due_ns: int) -> None:
+    def began(self, due_ns: int, now_ns: int) -> None:
         """Nobody wants to know."""
 
-    def served(self, latency_ns: int) -> None:
+    def served(self, due_ns: int, now_ns: int) -> None:
         """Nobody wants to know."""
 
 

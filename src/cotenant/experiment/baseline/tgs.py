@@ -3,8 +3,9 @@
 The idea is the paper's, the words and all constants are ours. The launches of online tenants are only counted: how many
 there are per time in which a request is under way. That rate falls when others are in the way. Every period, offline
 tenants may launch faster by a step while the rate is near the best one seen, and half as fast when it is not; until the
-first time that it is not, twice as fast. Counting within requests alone is to its advantage: by the clock, a pause
-between requests would look like harm done.
+first time that it is not, twice as fast. Who launches for the first time finds offline tenants at their slowest again,
+so that its best rate can be seen. Counting within requests alone is to its advantage: by the clock, a pause between
+requests would look like harm done, and requests that queue up like none.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class ProductionDoor(Open):
         self._launches = self._active_ns = 0
         self._since_ns = -1
         self._rate = self._best = 0.0
+        self.is_new = False
 
     def ask(self, step: int, since_ns: int, now_ns: int) -> int:
         """Yes."""
@@ -54,6 +56,7 @@ class ProductionDoor(Open):
 
     def health(self, now_ns: int) -> float:
         """The rate since the last look, smoothed, over the best there was; 1 where nothing was launched."""
+        self.is_new = False
         if self._since_ns >= 0:
             self._active_ns += now_ns - self._since_ns
             self._since_ns = now_ns
@@ -61,6 +64,7 @@ class ProductionDoor(Open):
             return 1.0
         rate = self._launches / self._active_ns
         self._launches = self._active_ns = 0
+        self.is_new = not self._best
         self._rate = rate if not self._rate else self._rate + _SMOOTH * (rate - self._rate)
         self._best = max(self._best * _FORGET, self._rate)
         return self._rate / self._best if self._best else 0.0
@@ -73,9 +77,13 @@ class RateDoor(Open):
 
     def __init__(self) -> None:
         """Slowly at first."""
+        self._next_ns = 0
+        self.slow_down()
+
+    def slow_down(self) -> None:
+        """Begin anew."""
         self.rate_per_s = _FIRST_PER_S
         self._added = 0.0
-        self._next_ns = 0
 
     def ask(self, step: int, since_ns: int, now_ns: int) -> int:
         """Yes if the last one is long enough ago."""
@@ -115,8 +123,12 @@ def _controlled(way: str, run: Run, *, sliced: bool) -> Outcome:
 
     def adapt(now_ns: int) -> None:
         health = min((door.health(now_ns) for door in production), default=1.0)
+        is_new = any(door.is_new for door in production)
         for door in held:
-            door.adapt(health)
+            if is_new:
+                door.slow_down()
+            else:
+                door.adapt(health)
 
     world = world_of(run, clients_of(run, sliced=sliced), doors)
     world.every(PERIOD_NS, adapt)

@@ -15,6 +15,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from cotenant.domain.control import Cause
 from cotenant.domain.fault import Source
 from cotenant.domain.gpu import WHOLE_PPM
 from cotenant.domain.happening import What
@@ -130,6 +131,11 @@ def _of_gpus(gpus: Iterable[GpuFigures]) -> Iterator[Metric]:
         ("memory_total_bytes", "Device memory.", lambda gpu: _known(max(gpu.sample.memory_bytes, gpu.memory_bytes))),
         ("memory_held_bytes", "Device memory that tenants hold, by the ledger.", lambda gpu: gpu.held_bytes),
         ("memory_unaccounted_bytes", "Device memory in use that no tenant's ledger accounts for.", _unaccounted),
+        (
+            "online_share_ratio",
+            "Part of the device that online tenants keep while active, where that is adjusted.",
+            lambda gpu: _ratio(gpu.online_ppm),
+        ),
         ("mps_ready", "1: an MPS server serves the device.", lambda gpu: gpu.is_mps_ready),
     ):
         gauge = _gauge(f"gpu_{name}", about, _GPU_LABELS)
@@ -160,6 +166,12 @@ def _of_node(figures: NodeFigures) -> Iterator[Metric]:
         ("events", "What happened, as `cotenant events` tells it.", "event", _all(What, figures.happenings)),
         ("refusals", "Joins and wishes that were refused.", "reason", _all(Reason, figures.refusals)),
         ("faults", "Errors of tenants and devices.", "class", _faults(figures.faults)),
+        (
+            "adjustments",
+            "Changes of what online tenants keep of a device.",
+            "cause",
+            _all(Cause, figures.adjustments),
+        ),
     ):
         counter = CounterMetricFamily(f"cotenant_node_{name}", about, None, (label,))
         for word, count in counts.items():

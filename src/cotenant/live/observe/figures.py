@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from cotenant.domain.histogram import Histogram
@@ -48,6 +49,8 @@ class GpuFigures(NamedTuple):
     held_bytes: int
     evictions: int
     is_mps_ready: bool
+    online_ppm: int = -1
+    """What its online tenants keep of it while they are active; -1: that is not adjusted."""
 
 
 class NodeFigures(NamedTuple):
@@ -66,3 +69,5 @@ class NodeFigures(NamedTuple):
     happenings: Mapping[str, int]
     refusals: Mapping[str, int]
     faults: Mapping[str, int]
+    adjustments: Mapping[str, int] = MappingProxyType({})
+    """How often what online tenants keep was changed, by the cause."""

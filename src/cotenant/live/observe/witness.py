@@ -35,6 +35,7 @@ class Witness:
         self.happenings: Counter[str] = Counter()
         self.refusals: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
+        self.adjustments: Counter[str] = Counter()
         self.departed: dict[tuple[int, Kind], Work] = {}
 
     def __call__(self, now: Instant, event: Event, actions: list[Action]) -> None:
@@ -85,5 +86,7 @@ class Witness:
             self.refusals[happening.why] += 1
         elif happening.what in _FAULTS:
             self.faults[happening.why] += 1
+        elif happening.what is What.ADJUSTED:
+            self.adjustments[happening.why] += 1
         elif happening.what is What.EVICTED:
             self.evictions[happening.gpu] += 1

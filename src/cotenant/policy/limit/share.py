@@ -14,6 +14,8 @@ from cotenant.domain.gpu import WHOLE_PPM
 LEAST_PPM: Final = 10_000
 """Nobody is asked to keep less: (1 - N) / N has no bound of its own."""
 
+OFFLINE_LEAST_PERCENT: Final = 10
+
 
 def delay_of(online_ppm: int) -> int:
     """What online work may lose of its time, in millionths; above a million for shares below a half."""
@@ -26,6 +28,14 @@ def share_of(delay_ppm: int) -> int:
     whole = WHOLE_PPM * WHOLE_PPM
     kept_ppm = (whole + (WHOLE_PPM + delay_ppm) // 2) // (WHOLE_PPM + delay_ppm)
     return max(kept_ppm, LEAST_PPM)
+
+
+def offline_percent(online_ppm: int, headroom_ppm: int) -> int:
+    """What offline programs get of the SMs under MPS, in whole percent: what online does not keep, and some to spare.
+
+    At least a tenth: a program that starts while online keeps nearly all runs on long after that.
+    """
+    return max((WHOLE_PPM - online_ppm - headroom_ppm) * 100 // WHOLE_PPM, OFFLINE_LEAST_PERCENT)
 
 
 def divided(needs: Mapping[int, int]) -> tuple[tuple[int, int], ...]:

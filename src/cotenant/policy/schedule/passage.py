@@ -6,6 +6,7 @@ wish for each launch; naps until the gate says yes. Nothing here knows a clock: 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
@@ -51,15 +52,30 @@ def work_of(mean_ns: float, p90_ns: float, p99_ns: float, grain_ns: int = 0) -> 
 
 
 class Passage:
-    """A tenant's process before the gate. `steps` says which work each of its launches is."""
+    """A tenant's process before the gate. `steps` says which work each of its launches is.
+
+    Whether it must ask, and then confirm, may change with every roster.
+    """
 
     confirms = True
 
     def __init__(
-        self, file: WritableBuffer, slot: int, generation: int, works: Sequence[Work], steps: Sequence[int]
+        self,
+        file: WritableBuffer,
+        seat: tuple[int, int],
+        works: Sequence[Work],
+        steps: Sequence[int],
+        slo_ns: int = 0,
+        *,
+        may_have_to_ask: bool = False,
     ) -> None:
-        """Take the seat; the file is the device's."""
-        self._gate = _native.Gate(file, slot, generation)
+        """Take the seat, a slot and its generation; the file is the device's. Requests have an objective, or 0.
+
+        One that need not ask today may have to later, when it gets a share among equals: its ends are counted from the
+        beginning on, for a launch whose end nobody saw would be in the way for ever.
+        """
+        self._gate = _native.Gate(file, *seat)
+        self._slo_ns = slo_ns
         self._works = [
             (work.expect_ns, work.sure_ns, (int(work.may_fill), work.grain_ns, work.pieces)) for work in works
         ]
@@ -75,7 +91,8 @@ class Passage:
         self._passing = self._wish
         self._must_ask = True
         self.sleeps = self.looks = False
-        self.confirms = self._gate.must_ask()
+        self.confirms = may_have_to_ask or self._gate.must_ask()
+        self._asked: deque[bool] = deque()
 
     def ask(self, step: int, since_ns: int, now_ns: int) -> int:
         """`now_ns`: it passes; later: ask again then, having slept (`sleeps`) or spun (`looks`)."""
@@ -87,7 +104,7 @@ class Passage:
         elif self.sleeps:
             gate.slept(now_ns - self._asked_ns)
         wish = self._wish
-        self._must_ask = gate.must_ask()
+        self._must_ask = self.confirms = gate.must_ask()
         if not self._must_ask:
             gate.announce(wish, now_ns)
             return self._pass(now_ns)
@@ -104,12 +121,15 @@ class Passage:
 
     def submitted(self, now_ns: int) -> None:
         """The driver has taken what passed last."""
+        if self.confirms:
+            self._asked.append(self._must_ask)
         if self._must_ask:
             self._gate.submitted(self._passing, True, now_ns)
 
     def ended(self, step: int, now_ns: int) -> None:
-        """An event has shown the end of a launch that asked."""
-        self._gate.confirmed(self._works[self._steps[step]][0], now_ns)
+        """An event has shown the end of a launch; of those that had to ask, the gate wants to know."""
+        if self._asked and self._asked.popleft():
+            self._gate.confirmed(self._works[self._steps[step]][0], now_ns)
 
     def waits(self, now_ns: int) -> None:
         """Into a call that waits for all work."""
@@ -122,11 +142,14 @@ class Passage:
         self._gate.rest(*self._foreseen(), True, now_ns)
         return self._gate.has_sleepers(now_ns)
 
-    def began(self, due_ns: int) -> None:
-        """A request is taken up."""
+    def began(self, due_ns: int, now_ns: int) -> None:
+        """A request is taken up, as `cotenant.request()` tells it: it is as old as its arrival."""
+        self._gate.oldest(0, max(due_ns, 1), now_ns)
 
-    def served(self, latency_ns: int) -> None:
-        """A request is over."""
+    def served(self, due_ns: int, now_ns: int) -> None:
+        """It is over."""
+        self._gate.oldest(max(due_ns, 1), 0, now_ns)
+        self._gate.requested(now_ns - due_ns, self._slo_ns)
 
     def _arrive(self, step: int, now_ns: int) -> None:
         """A launch that has not asked before: learn how long the host took, and foresee its next one."""
