@@ -202,8 +202,7 @@ class GateMachine(RuleBasedStateMachine):
         while self.confirms and pair.pending and self.file.page(slot)["busy_ns"] <= self.now:
             self.confirm(slot)
         before = {seat: self.file.page(seat.slot) for seat in self.file.rules.seats}
-        orphan = pair.plain.orphan
-        owes = [orphan, *(page for seat, page in before.items() if page["generation"] == seat.generation)]
+        owes = [pair.plain.orphan, *(page for seat, page in before.items() if page["generation"] == seat.generation)]
         debt_ns = max(min(self.file.debt_ns(), max(page["owes_ns"] for page in owes)) - self.now, 0)
         passes, reason, until_ns = self.file.ask(slot, wish, self.now)
         self.check_promises(slot, wish, before, debt_ns, (passes, reason, until_ns))
