@@ -218,6 +218,7 @@ void ct_gate_announce(struct ct_gate *gate, const struct ct_gate_wish *wish, uin
     SHOW(mine->at_ns, now_ns);
     /* Several processes of a tenant may launch at once: the count must not lose one, whatever the rest says. */
     atomic_fetch_add_explicit(&mine->sequence, 1, memory_order_release);
+    gate->announced++;
 }
 
 void ct_gate_withdrawn(struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t now_ns)

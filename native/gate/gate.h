@@ -118,6 +118,7 @@ struct ct_gate {
     int has_switched;                     /* ours passed since one above launched: the device need not change hands */
     uint64_t spent_ns;                    /* what was spent on purpose of what those above can spare, as an instant */
     uint64_t least_ns, spin_ns;           /* what was used of the least share and of the spinning, as an instant */
+    uint64_t announced;                   /* launches of this process alone */
     int is_lent;                          /* what passes now is not charged: nobody else wants it */
     struct ct_gate_page orphan;           /* written while we have no seat: nobody reads it */
 };

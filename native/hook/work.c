@@ -10,7 +10,9 @@ void ct_piece_time(struct ct_piece *piece)
 {
     struct ct_session *session = piece->session;
     struct ct_known *known = piece->must_time || piece->must_check ? &session->known[piece->identity->number] : NULL;
-    piece->pair = ct_timing_begin(session, piece->stream, piece->is_twin, piece->must_check && !known->is_known);
+    /* Of what nobody knows a bound is better than nothing; what is short is beside a neighbour mostly as it is alone. */
+    const int must_bound = piece->must_check && (!known->is_known || known->expect_ns <= CT_KNOWN_BESIDE_MOST_NS);
+    piece->pair = ct_timing_begin(session, piece->stream, piece->is_twin, must_bound);
     if (!known)
         return;
     ct_lock(session);

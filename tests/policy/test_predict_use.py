@@ -1,4 +1,4 @@
-"""Do a few facts say what a profile says, stay within what the wire carries, and give way to measurement?"""
+"""Do a few facts say what a profile says, and stay within what the wire carries?"""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from cotenant.domain.kernel import KernelIdentity
 from cotenant.domain.profile import KernelTiming, Profile
 from cotenant.domain.use import WIDTHS_LIMIT, TaskUse
 from cotenant.policy.predict.slowdown import UNKNOWN
-from cotenant.policy.predict.use import assumed, measured, rounds_of, sms_of, use_of
+from cotenant.policy.predict.use import assumed, rounds_of, sms_of, use_of
 from tests.property.test_profile import profiles
-from tests.strategies import task_uses
 
 US = 1_000
 
@@ -83,14 +82,6 @@ def test_whatever_was_recorded_fits_the_wire(profile: Profile) -> None:
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(use), type=TaskUse) == use
         assert len(use.widths) <= WIDTHS_LIMIT
         assert use.round_ns * rounds_of(profile) <= profile.span_ns + rounds_of(profile)
-
-
-@given(task_uses)
-def test_what_was_measured_counts_and_what_was_not_stays(use: TaskUse) -> None:
-    assert measured(use, 0, 0) == use
-    seen = measured(use, 123, 456, 789)
-    assert (seen.active_ppm, seen.duty_ppm, seen.round_ns) == (123, 456, 789)
-    assert (seen.widths, seen.kernel_ns, seen.memory_ppm) == (use.widths, use.kernel_ns, use.memory_ppm)
 
 
 def test_what_is_not_known_is_all_of_it() -> None:

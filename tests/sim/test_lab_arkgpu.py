@@ -176,7 +176,7 @@ def live(ours: float) -> LiveTold:
                        goodput=attainment + offline)  # fmt: skip
 
     ways = {"exclusive": way(1.0, 0), "cotenant": way(ours, 0.6), "mps": way(0.5, 0.9), "slices": way(0.4, 0.8)}
-    return LiveTold(name="one", rounds=1, slo_ms=5, solo_ms=1, requests=10, ways=ways, changes=[])
+    return LiveTold(name="one", rounds=1, slo_ms=5, solo_p99_ms=1, requests=10, ways=ways, changes=[])
 
 
 def test_what_is_missed_is_told(mixes: Mixes, judged: list[Judged]) -> None:

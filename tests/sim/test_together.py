@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cotenant.domain.control import Cause, ControlLimits, DeviceWindow, bucket_of
+from cotenant.domain.control import Adjustment, Cause, ControlLimits, DeviceWindow, bucket_of
 from cotenant.domain.gate import GatePolicy, GateRules
 from cotenant.domain.instant import MILLISECOND_NS, SECOND_NS
 from cotenant.domain.kernel import KernelIdentity
@@ -260,6 +260,33 @@ def test_windows_add_up_to_what_happened() -> None:
     first_ns = windows[0].end_ns  # who was not looked at before begins his window then
     assert sum(window.tenants[0].requests for window in windows) == sum(end > first_ns for end in lived.ends_ns)
     assert all(window.tenants[1].device_ns > 0 for window in windows[1:])
+
+
+def test_shares_among_equals_can_come_and_go_while_they_run() -> None:
+    """Who need not ask at first, must then, and need not again: nothing that ran before or after stalls anybody."""
+    run = a_run(slo_ns=20 * MILLISECOND_NS, services=2, rate_per_s=100)
+    steering = Steering(run, ControlLimits(adjust="off"), sliced=False)
+    world = world_of(run, clients_of(run, sliced=False), steering.doors())
+
+    def change(now_ns: int) -> None:
+        shares = ((0, 500_000), (1, 500_000)) if now_ns // (50 * MILLISECOND_NS) % 2 else ()
+        steering.adjust(Adjustment(0, 900_000, Cause.NEAR, shares=shares), now_ns)
+
+    world.every(50 * MILLISECOND_NS, change)
+    outcome = live_through("c", run, world)
+    assert [turn.shares for turn in steering.turns][:3] == [
+        ((0, 500_000), (1, 500_000)),
+        (),
+        ((0, 500_000), (1, 500_000)),
+    ]
+    for place, lived in enumerate(outcome.guests[:2]):
+        assert lived.attainment(20 * MILLISECOND_NS) == 1.0
+        page = steering.page(place)
+        submitted, confirmed = page["submitted"], page["confirmed"]
+        assert isinstance(submitted, int)
+        assert isinstance(confirmed, int)
+        assert 0 < submitted - len(SERVICE.launches) <= confirmed <= submitted  # the last request may be under way
+        assert page["stuck"] == 0
 
 
 def test_equals_with_objectives_both_keep_theirs_where_they_could() -> None:

@@ -58,7 +58,7 @@ class Steering:
             self._watch(window)
         adjustment = self._control.seen(window, now_ns)
         if adjustment is not None:
-            self._adjust(adjustment, now_ns)
+            self.adjust(adjustment, now_ns)
 
     def doors(self) -> list[Door]:
         """Each tenant before the gate, as the hook is inside its process."""
@@ -75,7 +75,8 @@ class Steering:
         """What a tenant's page says now."""
         return read_page(bytes(self.file[page_offset(slot) : page_offset(slot + 1)]))
 
-    def _adjust(self, adjustment: Adjustment, now_ns: int) -> None:
+    def adjust(self, adjustment: Adjustment, now_ns: int) -> None:
+        """Let a decision be in force from now on."""
         self._seats.turn_to(Dial(_GPU, adjustment.online_ppm, adjustment.shares))
         for tenant in self._tenants:
             self._seats.put(tenant)

@@ -5,9 +5,13 @@ Not a part of the node's own machine: ten windows a second would flood the journ
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from cotenant.domain.control import Adjustment, Cause, ControlLimits, DeviceWindow
 from cotenant.domain.instant import Instant
 from cotenant.domain.protect import clipped
+from cotenant.domain.use import TaskUse
+from cotenant.machine.needs import Needs
 from cotenant.policy.adjust import POLICIES
 from cotenant.policy.adjust.verdict import Adjuster, Foreseen, Verdict
 from cotenant.policy.limit.share import divided
@@ -17,10 +21,11 @@ from cotenant.policy.predict.load import Load
 class _Desk:
     """What is known of one device."""
 
-    __slots__ = ("adjuster", "here", "loads", "shares")
+    __slots__ = ("adjuster", "here", "loads", "needs", "shares")
 
-    def __init__(self, adjuster: Adjuster) -> None:
+    def __init__(self, adjuster: Adjuster, needs: Needs) -> None:
         self.adjuster = adjuster
+        self.needs = needs
         self.here: dict[int, int] = {}
         self.loads: dict[int, Load] = {}
         self.shares: tuple[tuple[int, int], ...] = ()
@@ -39,8 +44,8 @@ class Control:
         """What a device's online tenants keep already, before the first window of it is seen."""
         self._restored[gpu] = online_ppm
 
-    def seen(self, window: DeviceWindow, now: Instant) -> Adjustment | None:
-        """What one window changes, if anything."""
+    def seen(self, window: DeviceWindow, now: Instant, uses: Mapping[int, TaskUse] | None = None) -> Adjustment | None:
+        """What one window changes, if anything; `uses` are what profiles say of the tenants, by slot."""
         promised = {tenant.slot: tenant for tenant in window.tenants if tenant.promised}
         if not promised or not self._limits.enabled:
             self._desks.pop(window.gpu, None)
@@ -49,13 +54,16 @@ class Control:
         is_unsaid = desk is None and window.gpu not in self._restored
         if desk is None:
             online_ppm = self._restored.pop(window.gpu, self._limits.most_ppm)
-            desk = self._desks[window.gpu] = _Desk(POLICIES[self._limits.adjust](self._limits, online_ppm))
+            desk = self._desks[window.gpu] = _Desk(
+                POLICIES[self._limits.adjust](self._limits, online_ppm), Needs(self._limits)
+            )
         self._forget_others(desk, {slot: tenant.generation for slot, tenant in promised.items()})
         foreseen = {}
         for slot, tenant in promised.items():
             load = desk.loads.get(slot, Load()).after(tenant.requests, window.begin_ns)
             desk.loads[slot] = load
-            foreseen[slot] = Foreseen(load.next_window(window.end_ns))
+            need_ppm = desk.needs.of(tenant, window, load, (uses or {}).get(slot))
+            foreseen[slot] = Foreseen(load.next_window(window.end_ns), need_ppm)
         verdict = desk.adjuster.step(window, foreseen, now)
         if verdict is None and is_unsaid:  # from here on this counts, whatever the rules of the node say
             first = next(iter(promised.values()))

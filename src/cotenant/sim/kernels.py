@@ -175,7 +175,7 @@ class World:
             if not host.step:
                 host.door.began(host.due_ns, now_ns)
         door = host.door
-        if door.confirms:
+        if door.confirms or host.ended:
             self._confirm(host, now_ns)
         at_ns = door.ask(host.step, host.since_ns, now_ns)
         if at_ns > now_ns:
@@ -208,8 +208,9 @@ class World:
             if not host.outstanding:
                 host.gaps.append((host.idle_from_ns, now_ns))
         last = len(ops) - 1
+        confirmed = last if host.door.confirms else -1
         for index, (op, stream, _) in enumerate(ops):
-            tag = host.tag | (index == last) << 39 | (index << _STEP_BITS if last else 0) | step
+            tag = host.tag | (index == confirmed) << 39 | (index << _STEP_BITS if last else 0) | step
             if len(op) == 2:
                 device.copy(now_ns, streams[stream], op[0], op[1], tag)
             else:
@@ -236,7 +237,7 @@ class World:
 
     def _return(self, host: Host, now_ns: int) -> None:
         """One request is over; the next is due at some instant."""
-        if host.door.confirms:
+        if host.door.confirms or host.ended:
             self._confirm(host, now_ns)
         rings = host.door.drained(now_ns)
         host.request += 1
@@ -287,11 +288,10 @@ class World:
             host.outstanding -= 1
             host.kernels += 1
             host.done_ns += host.ops[step][index][2]
-            if host.door.confirms:
-                if self._keeps:
-                    host.runs.append((record[9], end_ns))
-                if tag >> 39 & 1:
-                    host.ended.append((end_ns, step))
+            if self._keeps and host.door.confirms:
+                host.runs.append((record[9], end_ns))
+            if tag >> 39 & 1:
+                host.ended.append((end_ns, step))
             if not host.outstanding:
                 host.idle_from_ns = end_ns
             if host.awaits:

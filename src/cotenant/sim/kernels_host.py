@@ -34,7 +34,7 @@ class Door(Protocol):
     looks: bool
     """It spins, and sees what others launch."""
     confirms: bool
-    """It wants to know of every end."""
+    """It wants to know of the end of what passed last."""
 
     def ask(self, step: int, since_ns: int, now_ns: int) -> int:
         """May this launch go? `now_ns`: yes; a later instant: ask again then."""

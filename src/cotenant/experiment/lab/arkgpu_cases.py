@@ -57,7 +57,7 @@ WARM_NS: Final = 4 * SECOND_NS
 """Before what counts: so long a controller is given to find its way."""
 SHORT_WARM_NS: Final = SECOND_NS
 """The same for ways of sharing that do not adapt, or do so within this."""
-RUN_NS: Final = 3 * SECOND_NS
+RUN_NS: Final = 5 * SECOND_NS
 LONGEST_NS: Final = 8 * SECOND_NS
 REQUESTS_LEAST: Final = 100
 """A run is as long as it takes for so many, but not longer than `LONGEST_NS`."""

@@ -8,8 +8,11 @@ from cotenant.domain.foretold import Foretold
 from cotenant.policy.place.choice import Weighed
 
 _SHORT_STEP_PPM: Final = 10_000
-_GOODPUT_STEP: Final = 0.05
-"""Smaller differences are none, for predictions err by more: then objectives decide, which need room to spare."""
+_COARSE_STEP: Final = 0.2
+"""Of goodput. Within it, a device whose objectives need little is preferred: services are kept apart where that costs
+hardly anything, for predictions err by as much, and an objective that is missed is worse than a slow training."""
+_FINE_STEP: Final = 0.05
+"""Smaller differences are none."""
 
 
 def weigh(before: Foretold, after: Foretold) -> Weighed:
@@ -19,5 +22,6 @@ def weigh(before: Foretold, after: Foretold) -> Weighed:
     needs = f"{after.needs_ppm / 10_000:.0f} % needed for objectives; " if after.needs_ppm else ""
     parts = [f"{name} {value:.2f}" for name, value in (("online", after.online), ("offline", after.offline)) if value]
     crowded = -(-after.needs_ppm // _SHORT_STEP_PPM)
-    cost = (-(-short_ppm // _SHORT_STEP_PPM), -round(gain / _GOODPUT_STEP), crowded)
+    short = -(-short_ppm // _SHORT_STEP_PPM)
+    cost = (short, -round(gain / _COARSE_STEP), crowded, -round(gain / _FINE_STEP))
     return Weighed(cost, f"goodput {gain:+.2f} ({needs}{', '.join(parts) or 'nothing'} done there)", after.short_ppm)

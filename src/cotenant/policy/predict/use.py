@@ -1,15 +1,13 @@
-"""What does a task do with a device alone, in a few numbers? What its profile says, and what was measured since.
+"""What does a task do with a device alone, in a few numbers? What its profile says.
 
 A profile knows kernels, not requests. Kernels repeat: the largest count of which nearly all others are multiples is
 how many requests (or training steps) were recorded. Of an online task the longest gap of each is taken for the pause
-before the next one; what is left of the idle time is its own. All of it is a belief, and gives way to measurement.
+before the next one; what is left of the idle time is its own. All of it is a belief.
 """
 
 from __future__ import annotations
 
 from typing import Final
-
-import msgspec
 
 from cotenant.domain.gpu import WHOLE_PPM
 from cotenant.domain.histogram import bucket_middle
@@ -85,17 +83,6 @@ def rounds_of(profile: Profile) -> int:
         if fitting >= _MOST * whole:
             return rounds
     return 1
-
-
-def measured(use: TaskUse | None, active_ppm: int, duty_ppm: int, round_ns: int = 0) -> TaskUse:
-    """With what was measured in place of what was believed; zero: not measured, so the belief stays."""
-    known = use or TaskUse()
-    return msgspec.structs.replace(
-        known,
-        active_ppm=active_ppm or known.active_ppm,
-        duty_ppm=duty_ppm or known.duty_ppm,
-        round_ns=round_ns or known.round_ns,
-    )
 
 
 def assumed(use: TaskUse | None) -> Use:

@@ -52,7 +52,10 @@ def work_of(mean_ns: float, p90_ns: float, p99_ns: float, grain_ns: int = 0) -> 
 
 
 class Passage:
-    """A tenant's process before the gate. `steps` says which work each of its launches is."""
+    """A tenant's process before the gate. `steps` says which work each of its launches is.
+
+    Whether it must ask, and then confirm, may change with every roster.
+    """
 
     confirms = True
 
@@ -101,7 +104,7 @@ class Passage:
         elif self.sleeps:
             gate.slept(now_ns - self._asked_ns)
         wish = self._wish
-        self._must_ask = gate.must_ask()
+        self._must_ask = self.confirms = gate.must_ask()
         if not self._must_ask:
             gate.announce(wish, now_ns)
             return self._pass(now_ns)
