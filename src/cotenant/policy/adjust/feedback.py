@@ -34,6 +34,8 @@ class Steps(Value, frozen=True):
     """So many requests of each tenant it must have seen for that."""
     least_ppm: int = 2 * _PERCENT
     """A smaller change is none."""
+    plainly: float = 0.6
+    """A tail below this part of what is aimed at leaves so much room that what is foreseen may be believed."""
     most_down: float = 0.6
     """What is left of online's share at least, in one step down."""
     up_ppm: int = 5 * _PERCENT
@@ -241,8 +243,9 @@ class Feedback:
         strictest = max(tracks, key=lambda track: track.need(self.online_ppm, track.fare().ratio))
         need_ppm = round(strictest.need(self.online_ppm, strictest.fare().ratio))
         online_ppm = max(need_ppm, round(self.online_ppm * steps.most_down))
-        if not self._floors.is_known(self._loads()):
-            online_ppm = min(online_ppm, self._foreseen_ppm())
+        ratio = max(track.fare().ratio for track in tracks)
+        if ratio < steps.plainly and not self._floors.is_known(self._loads()):
+            online_ppm = min(online_ppm, max(self._foreseen_ppm(), round(self.online_ppm * ratio)))
         online_ppm = max(online_ppm, self._limits.least_ppm)
         cause = Cause.LEFT if self._has_left else Cause.ROOM
         seen = min(track.requests for track in tracks)
