@@ -100,7 +100,7 @@ def test_what_is_seen_is_how_long_it_took(seat: Seat, tmp_path: Path) -> None:
     """A program with random arrivals, some of which wait for others: its own word against the hook's."""
     script = tmp_path / "serve.txt"
     script.write_text("conv 160 256 40000 18000\n" * 20)
-    play = [sys.executable, "-m", "cotenant.live.player", script, "--detail"]
+    play = [sys.executable, "-m", "cotenant.live.player", str(script), "--detail"]
     said = seat.run("shim", *play, "--arrival", "poisson", "--period-us", "3000", "--requests", "400")
     took = sorted(end_ns - begin_ns for _, begin_ns, end_ns in json.loads(said.splitlines()[-1])["detail"])
     found = [bucket for bucket, many in sorted(seat.buckets().items()) for _ in range(many)]
