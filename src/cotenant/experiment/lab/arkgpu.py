@@ -69,6 +69,8 @@ class Judged(msgspec.Struct, frozen=True, kw_only=True):
     ways: dict[str, WayFigures]
     turns: dict[str, int]
     """By way of ours: how often the share was changed."""
+    services_only: float
+    """Attainment of the worst service with the services on one device and no training: what they do to each other."""
     share_mean: dict[str, float]
     """By way of ours: what online work kept of the device, in the mean over the time."""
 
@@ -99,18 +101,20 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
 def judge_case(case: ArkCase, setting: Setting, run_ns: int, *, shown: bool = False) -> Played:
     """All runs of a case; a function of the case and the setting alone."""
     plain = run_of(case, setting, OBJECTIVES[0], run_ns)
+    online = tuple(guest for guest in plain.guests if guest.online)
+    services = share("mps", msgspec.structs.replace(later(plain), guests=later(plain).guests[: len(online)]))
     others = {way: share(way, plain if way in _ADAPT else later(plain)) for way in OTHERS}
     judged, courses = [], []
     for objective in OBJECTIVES:
         run = run_of(case, setting, objective, run_ns)
         outcomes = {way: share(way, run) for way in OURS} | others
-        judged.append(judged_of(case, run, objective, outcomes))
+        judged.append(judged_of(case, run, objective, outcomes, services))
         if shown:
             courses.append(_course(case, run, objective, outcomes))
     return Played(judged=judged, courses=courses)
 
 
-def judged_of(case: ArkCase, run: Run, objective: int, outcomes: Mapping[str, Outcome]) -> Judged:
+def judged_of(case: ArkCase, run: Run, objective: int, outcomes: Mapping[str, Outcome], services: Outcome) -> Judged:
     """By the same requests in every way."""
     alone = outcomes["exclusive"]
     ours = {way: outcome for way, outcome in outcomes.items() if way in OURS}
@@ -123,6 +127,9 @@ def judged_of(case: ArkCase, run: Run, objective: int, outcomes: Mapping[str, Ou
         requests=sum(_known(run, alone)),
         ways={way: figures_of(case, run, outcome, alone) for way, outcome in outcomes.items()},
         turns={way: sum(turn.at_ns >= run.warm_ns for turn in outcome.turns) for way, outcome in ours.items()},
+        services_only=min(
+            lived.attainment(guest.slo_ns) for guest, lived in zip(run.guests, services.guests, strict=False)
+        ),
         share_mean={way: _mean_share(outcome) for way, outcome in ours.items()},
     )
 

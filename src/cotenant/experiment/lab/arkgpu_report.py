@@ -35,6 +35,8 @@ class Missed(msgspec.Struct, frozen=True, kw_only=True):
     exclusive: float
     cotenant: float
     mps_priority: float
+    services_only: float
+    """With the services on one device and no training."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,6 +106,7 @@ def missed_of(judged: Sequence[Judged]) -> list[Missed]:
             exclusive=one.ways["exclusive"].worst,
             cotenant=one.ways["cotenant"].worst,
             mps_priority=one.ways["mps-priority"].worst,
+            services_only=one.services_only,
         )
         for one in judged
         if one.ways["exclusive"].worst >= ATTAINED > one.ways["cotenant"].worst
