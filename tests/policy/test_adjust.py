@@ -39,7 +39,7 @@ def web(latency_ns: int, requests: int = 10, *, slot: int = 0, generation: int =
         sum_ns=requests * latency_ns,
         latencies=((bucket_of(latency_ns), requests),) if requests else (),
         active_ns=PERIOD_NS // 3,
-        device_ns=PERIOD_NS // 5,
+        device_ns=PERIOD_NS // 12,
         oldest_ns=oldest_ns,
     )
 

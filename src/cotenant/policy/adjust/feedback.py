@@ -246,7 +246,8 @@ class Feedback:
         ratio = max(track.fare().ratio for track in tracks)
         if ratio < steps.plainly and not self._floors.is_known(self._loads()):
             online_ppm = min(online_ppm, max(self._foreseen_ppm(), round(self.online_ppm * ratio)))
-        online_ppm = max(online_ppm, self._limits.least_ppm)
+        peak_ppm = round(WHOLE_PPM * sum(track.peak for track in tracks))
+        online_ppm = max(online_ppm, min(peak_ppm, self.online_ppm), self._limits.least_ppm)
         cause = Cause.LEFT if self._has_left else Cause.ROOM
         seen = min(track.requests for track in tracks)
         online_ppm, is_try = self._floors.reached(online_ppm, self.online_ppm, self._loads(), seen, now)
