@@ -197,7 +197,7 @@ static struct ct_gate_answer ask_free(struct ct_gate *gate, const struct ct_gate
                                       uint64_t now_ns)
 {
     const uint64_t debt_ns = ct_gate_debt(gate, now_ns), lead_ns = sooner(CT_GATE_LEAD_NS, gate->bound_ns);
-    if (debt_ns > CT_GATE_BURST_NS && gate->delay_ppm)
+    if (debt_ns > CT_GATE_BURST_NS)
         return wait_for(CT_GATE_DEBT, plus(now_ns, debt_ns - CT_GATE_BURST_NS));
     if (sight->submitted_ns > lead_ns && plus(sight->submitted_ns, wish->expect_ns) > ct_price_bound(gate, wish))
         return wait_for(CT_GATE_BOUND, plus(now_ns, sight->submitted_ns - lead_ns));

@@ -29,7 +29,7 @@ enum {
 
 enum {
     CT_GATE_DUTY_NS = 20 * 1000 * 1000, /* over how long the activity of those above is counted */
-    CT_GATE_DUTY_LEAST_PPM = 200 * 1000, /* one that is hardly there can spare as if it were there this much */
+    CT_GATE_DUTY_LEAST_PPM = 300 * 1000, /* one that is hardly there can spare as if it were there this much */
 };
 
 enum { CT_GATE_DELAY_MOST_PPM = 100 * 1000 * 1000 }; /* those above may take a hundred times as long, and no longer */

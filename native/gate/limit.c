@@ -183,9 +183,11 @@ int ct_limit_is_full(const struct ct_gate *gate, const struct ct_gate_wish *wish
 uint64_t ct_limit_room_at(const struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t now_ns)
 {
     if (gate->above_count || gate->is_ending) {
-        const uint64_t ahead_ns = gate->is_ending ? 0 : CT_GATE_LEAD_NS; /* the device must not idle while we wake up */
+        /* The device should not idle while we wake up; but what is ahead of time is in the way of one above that comes. */
+        const uint64_t ahead_ns = gate->is_ending ? 0 : ct_price_part(CT_GATE_LEAD_NS, gate->delay_ppm);
         return later(left(believed(LOAD(gate->mine->busy_ns), now_ns), ahead_ns), plus(now_ns, AGAIN_NS));
     }
-    const uint64_t all_ns = taken_by(gate->unconfirmed_ns, left(CT_LIMIT_WHOLE_PPM, wish->free_ppm));
+    /* What nobody knows counts as long, and may be short. */
+    const uint64_t all_ns = wish->expect_ns ? taken_by(gate->unconfirmed_ns, left(CT_LIMIT_WHOLE_PPM, wish->free_ppm)) : 0;
     return plus(now_ns, later(all_ns / 2, CT_LIMIT_POLL_NS));
 }

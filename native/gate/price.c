@@ -37,8 +37,7 @@ uint64_t ct_price_beside(const struct ct_gate_wish *wish, const struct sight *si
     return plus(sooner(ct_gate_yielded(plus(pieces, 1), wish->grain_ns), over_ns), 1);
 }
 
-/* Of an amount, a part in millionths, and no more than all of it. */
-static uint64_t part_of(uint64_t amount_ns, uint64_t ppm)
+uint64_t ct_price_part(uint64_t amount_ns, uint64_t ppm)
 {
     return sooner(amount_ns, UINT32_MAX) * sooner(ppm, PPM) / PPM;
 }
@@ -47,14 +46,14 @@ static uint64_t part_of(uint64_t amount_ns, uint64_t ppm)
  * may lose, for it keeps nobody from the device but by the blocks that run. */
 uint64_t ct_price_bound(const struct ct_gate *gate, const struct ct_gate_wish *wish)
 {
-    return wish->grain_ns ? plus(gate->bound_ns, part_of(DEEPER * gate->bound_ns, gate->delay_ppm)) : gate->bound_ns;
+    return wish->grain_ns ? plus(gate->bound_ns, ct_price_part(DEEPER * gate->bound_ns, gate->delay_ppm)) : gate->bound_ns;
 }
 
 /* And while somebody is. */
 static uint64_t depth_of(const struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t now_ns)
 {
     const int gives_way = wish->grain_ns && (gate->grain_ns || LOAD(gate->mine->busy_ns) <= now_ns);
-    return plus(CT_GATE_DEPTH_NS, gives_way ? part_of(ct_price_bound(gate, wish), gate->delay_ppm) : 0);
+    return plus(CT_GATE_DEPTH_NS, gives_way ? ct_price_part(ct_price_bound(gate, wish), gate->delay_ppm) : 0);
 }
 
 int ct_price_is_deep(const struct ct_gate *gate, const struct ct_gate_wish *wish, const struct sight *sight,

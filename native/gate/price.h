@@ -23,6 +23,8 @@ uint64_t ct_price_switch(const struct ct_gate *gate);
 uint64_t ct_price_gap(const struct ct_gate *gate, const struct ct_gate_wish *wish, const struct sight *sight,
                       uint64_t now_ns);
 uint64_t ct_price_beside(const struct ct_gate_wish *wish, const struct sight *sight, uint64_t now_ns);
+/* Of an amount, a part in millionths, and no more than all of it. */
+uint64_t ct_price_part(uint64_t amount_ns, uint64_t ppm);
 /* What may be submitted and not be over while nobody above is active; whether that is as much as may be while somebody is. */
 uint64_t ct_price_bound(const struct ct_gate *gate, const struct ct_gate_wish *wish);
 int ct_price_is_deep(const struct ct_gate *gate, const struct ct_gate_wish *wish, const struct sight *sight,

@@ -204,6 +204,8 @@ void ct_burst_polled(struct ct_bursts *bursts, uintptr_t thread, int is_done, ui
 uint64_t ct_bursts_oldest(const struct ct_bursts *bursts)
 {
     uint64_t oldest_ns = 0;
+    if (bursts->found <= CT_BURST_FIRST)
+        return 0;
     for (uint32_t i = 0; i < bursts->count; i++) {
         const struct ct_burst *burst = &bursts->burst[i];
         if (burst->is_going && (!oldest_ns || burst->began_ns < oldest_ns))

@@ -71,7 +71,8 @@ static inline int ct_burst_goes_on(struct ct_bursts *bursts, uint32_t launch)
 void ct_burst_waited(struct ct_bursts *bursts, uintptr_t thread, uint64_t took_ns, uint64_t now_ns);
 void ct_burst_polled(struct ct_bursts *bursts, uintptr_t thread, int is_done, uint64_t now_ns);
 
-/* When the oldest burst began that has not waited yet; 0: there is none. */
+/* When the oldest burst began that has not waited yet; 0: there is none, or no burst of this program has ever counted: one
+ * that never waits has no requests that could be late. */
 uint64_t ct_bursts_oldest(const struct ct_bursts *bursts);
 
 #endif

@@ -189,6 +189,13 @@ uint64_t ct_known_beside(struct ct_known *known, uint64_t length_ns)
     return shown_ns <= CT_KNOWN_BESIDE_MOST_NS ? shown_ns : 0;
 }
 
+void ct_known_guess(struct ct_known *known, uint64_t length_ns)
+{
+    known->beside_ns[known->besides++ % CT_KNOWN_BESIDE] = length_ns;
+    if (known->besides >= CT_KNOWN_BESIDE && ranked(known, LOW) <= CT_KNOWN_BESIDE_MOST_NS)
+        set(known, ranked(known, LOW), ranked(known, HIGH), ranked(known, HIGH));
+}
+
 void ct_known_spread(struct ct_known *known, const struct ct_record_kernel *kernel, const struct ct_sms *device)
 {
     const uint32_t sms = device->yielding;

@@ -69,6 +69,8 @@ int ct_known_must_check(const struct ct_known *known);
 /* It was measured while a neighbour was active, whose time slice may be in that: how long it takes, as the latest such cases
  * show; 0: they do not show that it is anything else than expected. */
 uint64_t ct_known_beside(struct ct_known *known, uint64_t length_ns);
+/* The same of one that nobody knows: what is short and has been seen often enough is known from then on. */
+void ct_known_guess(struct ct_known *known, uint64_t length_ns);
 
 /* How long a kernel above waits for one of its blocks at most; 0: until it is over. */
 static inline uint64_t ct_known_grain(const struct ct_known *known)

@@ -1,7 +1,7 @@
 /* What do two events say? How long the work between them took, and what the device did before it. */
 #include "hook/pairs.h"
 
-enum { CLOSE_NS = 50, NEAR_NS = 500, PPM = 1000 * 1000, USUAL = 4 };
+enum { CLOSE_NS = 50, NEAR_NS = 500, PPM = 1000 * 1000, USUAL = 4, PROMPT_NS = 20 * 1000 };
 
 static uint64_t whole_ns(double ns)
 {
@@ -94,6 +94,8 @@ static void settle_share(struct ct_session *session, const struct ct_pair *pair,
     struct ct_known *known = &session->known[pair->identity->number];
     if (is_right ? !is_bound : !known->is_known) { /* of what nobody knows, a bound is better than nothing */
         correct(session, pair, length_ns, known->expect_ns * USUAL);
+        if (!is_right && !is_bound && !session->gateway->gate.above_count) /* nobody above relies on it */
+            ct_known_guess(known, length_ns);
     } else if (!is_right && !is_bound && !session->gateway->gate.is_mps) {
         const uint64_t shown_ns = ct_known_beside(known, length_ns);
         if (shown_ns)
@@ -135,9 +137,11 @@ int ct_pair_read_oldest(struct ct_session *session, struct ct_timed_context *con
     if (is_read) {
         const int is_bound = is_idle && marked_ns <= pair->host_ns + NEAR_NS;
         const int is_right = is_clean(session, pair, whole_ns(length_ns));
-        if (pair->charges)
+        /* A host that got no processor between mark and launch shows in the length, whatever the kernel took. */
+        const int is_prompt = session->is_measuring || pair->gap_ns <= marked_ns / 4 + PROMPT_NS;
+        if (pair->charges && is_prompt)
             settle_share(session, pair, whole_ns(length_ns), is_right, is_bound);
-        if (is_right)
+        if (is_right && is_prompt)
             add_length(session, pair->identity, whole_ns(length_ns), is_bound);
     }
     ct_timing_hold(&timing->lock);

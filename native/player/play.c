@@ -1,6 +1,8 @@
 /* When is the next launch, and how long did each request take? */
 #include "player/player.h"
 
+#include "cotenant/request.h"
+
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -108,8 +110,13 @@ void pl_play(const struct pl_stage *stage, const struct pl_script *script, const
         if (stopped || (plan->limit_ns && due_ns - start_ns > plan->limit_ns))
             break;
         struct pl_request request = {.due_ns = due_ns, .begin_ns = now_ns()};
+        cotenant_request told = {0, 0};
+        if (plan->tells)
+            told = cotenant_request_begin_at(due_ns);
         result->failed = stage->graph ? play_graph(stage, &result->launches) : play_steps(stage, script, &result->launches);
         request.end_ns = now_ns();
+        if (plan->tells)
+            cotenant_request_end(&told);
         if (result->failed || (stopped && !stage->graph))
             break;
         if (keep(result, &request)) {

@@ -62,6 +62,7 @@ struct pl_plan {
     uint64_t seed;
     uint64_t requests; /* 0: until time or a signal ends it */
     uint64_t limit_ns; /* no request begins later than this; 0: none */
+    int tells; /* each request is told to cotenant, from when it was due */
     const uint64_t *instants_ns; /* of PL_INSTANTS: when requests are due, from the beginning on; as many as there are requests */
 };
 

@@ -62,13 +62,13 @@ static PyObject *player_play(PyObject *module, PyObject *args)
     struct pl_plan plan;
     struct pl_result result;
     struct sigaction ours = {.sa_handler = on_signal}, before_int, before_term;
-    int arrival;
+    int arrival, tells;
     unsigned long long period_ns, seed, requests, limit_ns;
     const char *instants;
     Py_ssize_t instants_bytes;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OiKKKKy#:player_play", &capsule, &arrival, &period_ns, &seed, &requests, &limit_ns, &instants,
-                          &instants_bytes))
+    if (!PyArg_ParseTuple(args, "OiKKKKy#p:player_play", &capsule, &arrival, &period_ns, &seed, &requests, &limit_ns, &instants,
+                          &instants_bytes, &tells))
         return NULL;
     if (arrival == PL_INSTANTS && (!requests || requests > (size_t)instants_bytes / sizeof(uint64_t))) {
         PyErr_SetString(PyExc_ValueError, "there must be an instant for every request");
@@ -78,7 +78,7 @@ static PyObject *player_play(PyObject *module, PyObject *args)
     if (!player)
         return NULL;
     plan = (struct pl_plan){.arrival = (enum pl_arrival)arrival, .period_ns = period_ns, .seed = seed, .requests = requests,
-                            .limit_ns = limit_ns};
+                            .limit_ns = limit_ns, .tells = tells};
     if (arrival == PL_INSTANTS) { /* a copy: bytes need not lie where a word may */
         uint64_t *copy = PyMem_Malloc((size_t)requests * sizeof *copy);
         if (!copy)
@@ -110,7 +110,7 @@ static PyMethodDef methods[] = {
     {"player_open", player_open, METH_VARARGS,
      "player_open(script, image, priority, graph): a context with the script's kernels; ValueError names a damaged line"},
     {"player_play", player_play, METH_VARARGS,
-     "player_play(player, arrival, period_ns, seed, requests, limit_ns, instants): (due, begin, end) of each request, and launches"},
+     "player_play(player, arrival, period_ns, seed, requests, limit_ns, instants, tells): (due, begin, end) of each request, and launches"},
     {NULL, NULL, 0, NULL},
 };
 

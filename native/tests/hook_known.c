@@ -83,6 +83,18 @@ static void time_slices_of_a_neighbour_are_told_from_a_wrong_profile(void)
     EXPECT_EQ(beside_shows(600000, longest, 7), 0); /* nearly every one may have a slice in it */
 }
 
+static void what_nobody_knows_is_learned_beside_a_neighbour_if_it_is_short(void)
+{
+    struct ct_known known = {0}, longer = {0};
+    for (int i = 0; i < CT_KNOWN_BESIDE; i++) {
+        EXPECT(!known.is_known);
+        ct_known_guess(&known, i % 3 ? 2050000 : 50000 + (uint64_t)i);
+        ct_known_guess(&longer, 3000000);
+    }
+    EXPECT(known.is_known && !longer.is_known);
+    EXPECT_EQ(known.expect_ns, 50003);
+}
+
 static void one_is_measured_for_all_of_its_kind(void)
 {
     struct ct_known known = {.expect_ns = 50000, .is_known = 1, .free_ppm = 500000};
@@ -108,6 +120,7 @@ int main(void)
     a_graph_gives_way_kernel_by_kernel();
     few_blocks_leave_sms_free();
     time_slices_of_a_neighbour_are_told_from_a_wrong_profile();
+    what_nobody_knows_is_learned_beside_a_neighbour_if_it_is_short();
     one_is_measured_for_all_of_its_kind();
     return 0;
 }

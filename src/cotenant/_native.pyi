@@ -162,5 +162,13 @@ class _Player: ...
 
 def player_open(script: str, image: str, priority: int, graph: int, /) -> _Player: ...
 def player_play(
-    player: _Player, arrival: int, period_ns: int, seed: int, requests: int, limit_ns: int, instants: bytes, /
+    player: _Player,
+    arrival: int,
+    period_ns: int,
+    seed: int,
+    requests: int,
+    limit_ns: int,
+    instants: bytes,
+    tells: bool,
+    /,
 ) -> tuple[bytes, int]: ...

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import subprocess
@@ -93,6 +94,19 @@ def test_requests_that_nobody_tells_are_seen(seat: Seat) -> None:
     assert seat.word("requests_told") == 0
     assert min(seat.buckets()) >= _native.request_bucket(2 * SPIN_NS)
     assert seat.word("requests_sum_ns") >= ended * 2 * SPIN_NS
+
+
+def test_what_is_seen_is_how_long_it_took(seat: Seat, tmp_path: Path) -> None:
+    """A program with random arrivals, some of which wait for others: its own word against the hook's."""
+    script = tmp_path / "serve.txt"
+    script.write_text("conv 160 256 40000 18000\n" * 20)
+    play = [sys.executable, "-m", "cotenant.live.player", str(script), "--detail"]
+    said = seat.run("shim", *play, "--arrival", "poisson", "--period-us", "3000", "--requests", "400")
+    took = sorted(end_ns - begin_ns for _, begin_ns, end_ns in json.loads(said.splitlines()[-1])["detail"])
+    found = [bucket for bucket, many in sorted(seat.buckets().items()) for _ in range(many)]
+    assert len(took) // 2 < len(found) < len(took)
+    middle = _native.request_bucket(took[len(took) // 2])
+    assert middle - 1 <= found[len(found) // 2] <= middle + 1, "buckets are a sixteenth wide"
 
 
 def test_outside_of_a_tenant_nothing_happens_and_little_is_imported() -> None:

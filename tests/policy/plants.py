@@ -86,7 +86,6 @@ class Run:
     late: int = 0
     """So many windows pass until a change acts."""
     offline: Callable[[float], bool] = lambda _: True
-    start_ppm: int | None = None
     shares: list[int] = field(default_factory=list)
     steps: list[tuple[float, Adjustment]] = field(default_factory=list)
     windows: list[DeviceWindow] = field(default_factory=list)
@@ -94,9 +93,7 @@ class Run:
     def go(self, seconds: float) -> "Run":
         dice, control = random.Random(self.seed), Control(self.limits)
         online_ppm = self.limits.most_ppm
-        if self.start_ppm is not None:
-            control.restore(0, self.start_ppm)
-            online_ppm = self.start_ppm
+        control.restore(0, online_ppm)
         acting = [online_ppm] * (self.late + 1)
         for number in range(int(seconds * 1e9 / PERIOD_NS)):
             begin_ns = number * PERIOD_NS

@@ -107,7 +107,7 @@ class Tenant(Shares):
 
     def decide_free(self, wish: Wish, submitted: int, now: int) -> tuple[int, int]:
         debt, lead = self.debt(now), min(LEAD, self.rules.bound_ns)
-        if debt > BURST and self.rules.delay_ppm:
+        if debt > BURST:
             return DEBT, now + debt - BURST
         if submitted > lead and submitted + wish[0] > self.bound_of(wish):
             return BOUND, now + submitted - lead

@@ -110,6 +110,7 @@ class Shares(Ledger):
 
     def room_at(self, wish: Wish, now: int) -> int:
         if self.above or self.is_ending:
-            return max(self.page["busy_ns"] - (0 if self.is_ending else LEAD), now + AGAIN)
-        taken = min(self.unconfirmed_ns, FAR) * max(PPM - wish[7], 0) // PPM
+            ahead = 0 if self.is_ending else part_of(LEAD, self.rules.delay_ppm)
+            return max(self.page["busy_ns"] - ahead, now + AGAIN)
+        taken = min(self.unconfirmed_ns, FAR) * max(PPM - wish[7], 0) // PPM if wish[0] else 0
         return now + max(taken // 2, LIMIT_POLL)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from cotenant.domain.gate import GateSeat
+from cotenant.domain.gate import GateRules, GateSeat
 
 US: Final = 1000
 MS: Final = 1000 * US
@@ -17,7 +17,7 @@ DEBT_MOST = FAR = 60_000 * MS
 CLOSED, AGAIN, PAUSE_LOOK, PATIENCE_LEAST, WAITED_FOR = 2000 * MS, 2 * US, 5 * MS, 250 * US, 50 * US
 SPARE = 20 * MS
 RECENT, PPM = 32, 10**6
-DUTY, DUTY_LEAST = 20 * MS, 200_000
+DUTY, DUTY_LEAST = 20 * MS, 300_000
 CLEAN_MOST, MET_MOST, FELT_MOST = 16, 64, 31
 MEMORY, PRIOR, ASTRAY = 4 * MS, 500 * US, 256 * MS
 SCALE_LEAST, SCALE_MOST, SLACK, DELAY_MOST = PPM // 8, PPM, 50_000, 100 * PPM
@@ -88,3 +88,20 @@ def loss_at(holder: Page, until: int, now: int) -> int:
 
 def new_page() -> Page:
     return dict.fromkeys((*WORDS, *WISHES, *LIMITS, *COUNTS, *(f"passed {reason}" for reason in range(16))), 0)
+
+
+def bound_of(rules: GateRules, grain: int) -> int:
+    """Of work that gives way up to five times as much, where those above may lose as much as they have."""
+    more_ppm = min(rules.delay_ppm, PPM) if grain else 0
+    return rules.bound_ns + 4 * rules.bound_ns * more_ppm // PPM
+
+
+def depth_of(rules: GateRules, grain: int) -> int:
+    more_ppm = min(rules.delay_ppm, PPM) if grain else 0
+    return DEPTH + bound_of(rules, grain) * more_ppm // PPM
+
+
+def is_active(page: Page, patience_ns: int, now: int) -> bool:
+    is_asking = page["wanted_ns"] != 0 and abs(now - page["asked_ns"]) <= LOOK
+    is_busy = page["busy_ns"] > now or (page["waits_ns"] > 0 and now < page["busy_ns"] + patience_ns)
+    return page["sequence"] > 0 and (is_busy or (now < page["quiet_ns"] and not is_asking))

@@ -147,12 +147,16 @@ def test_a_thread_that_only_waits_ends_what_another_launched() -> None:
 
 
 def test_what_is_under_way_is_shown_until_it_is_waited_for() -> None:
-    bursts = _native.Bursts()
-    assert bursts.oldest() == 0
-    bursts.launch(1, 7, 1000)
-    bursts.launch(2, 7, 2000)
-    assert bursts.oldest() == 1000
-    bursts.waited(1, 10, 3000)
-    assert bursts.oldest() == 2000
-    bursts.waited(2, 10, 4000)
+    bursts, now_ns = _native.Bursts(), 10**9
+    for _ in range(_native.FIRST_BURSTS + 1):
+        bursts.launch(1, 7, now_ns)
+        assert bursts.oldest() == 0, "a program that never waits has no request that could be late"
+        bursts.waited(1, MS, now_ns + MS)
+        now_ns += 10 * MS
+    bursts.launch(1, 7, now_ns)
+    bursts.launch(2, 7, now_ns + 5)
+    assert bursts.oldest() == now_ns
+    bursts.waited(1, 10, now_ns + MS)
+    assert bursts.oldest() == now_ns + 5
+    bursts.waited(2, 10, now_ns + MS)
     assert bursts.oldest() == 0

@@ -128,12 +128,6 @@ class File:
             assert sum(page["waited"]) == page["waits"]
 
 
-def is_active(page: Page, patience_ns: int, now: int) -> bool:
-    is_asking = page["wanted_ns"] != 0 and abs(now - page["asked_ns"]) <= sums.LOOK
-    is_busy = page["busy_ns"] > now or (page["waits_ns"] > 0 and now < page["busy_ns"] + patience_ns)
-    return page["sequence"] > 0 and (is_busy or (now < page["quiet_ns"] and not is_asking))
-
-
 class GateMachine(RuleBasedStateMachine):
     """Launches, rests, deaths, new rules: after each, both forms say and show the same, and the promises hold."""
 
@@ -208,8 +202,7 @@ class GateMachine(RuleBasedStateMachine):
         while self.confirms and pair.pending and self.file.page(slot)["busy_ns"] <= self.now:
             self.confirm(slot)
         before = {seat: self.file.page(seat.slot) for seat in self.file.rules.seats}
-        orphan = pair.plain.orphan
-        owes = [orphan, *(page for seat, page in before.items() if page["generation"] == seat.generation)]
+        owes = [pair.plain.orphan, *(page for seat, page in before.items() if page["generation"] == seat.generation)]
         debt_ns = max(min(self.file.debt_ns(), max(page["owes_ns"] for page in owes)) - self.now, 0)
         passes, reason, until_ns = self.file.ask(slot, wish, self.now)
         self.check_promises(slot, wish, before, debt_ns, (passes, reason, until_ns))
@@ -227,7 +220,7 @@ class GateMachine(RuleBasedStateMachine):
         priority = sums.rank(mine) if mine else 10
         valid = {seat: page for seat, page in before.items() if page["generation"] == seat.generation and seat != mine}
         above = [page for seat, page in valid.items() if sums.rank(seat) < priority]
-        active = [page for page in above if is_active(page, rules.patience_ns, now)]
+        active = [page for page in above if sums.is_active(page, rules.patience_ns, now)]
         if mine and mine.paused:
             assert (passes, reason) == (0, sums.PAUSED)
             return
@@ -261,26 +254,19 @@ class GateMachine(RuleBasedStateMachine):
             self.check_best(slot, priority, sure, end_ns - now - outstanding)
         if reason == sums.FREE:
             assert not active
-            assert outstanding + expect <= max(self.bound_of(wish), min(sums.LEAD, rules.bound_ns) + expect)
-            assert debt_ns <= sums.BURST or not rules.delay_ppm
+            assert outstanding + expect <= max(sums.bound_of(rules, wish[5]), min(sums.LEAD, rules.bound_ns) + expect)
+            assert debt_ns <= sums.BURST
         if reason == sums.BESIDE:
             self.check_beside(wish, active, debt_ns, outstanding)
         if reason == sums.RISK:
             assert debt_ns == 0
             assert outstanding == 0
         if reason != sums.STUCK and not pair.is_rebound:
-            assert len(pair.pending) < 2 or sum(w[0] for w in pair.pending) + expect <= self.bound_of(wish)
-
-    def bound_of(self, wish: Wish) -> int:
-        """Of work that gives way up to five times as much, where those above may lose as much as they have."""
-        rules = self.file.rules
-        more_ppm = min(rules.delay_ppm, sums.PPM) if wish[5] else 0
-        return rules.bound_ns + 4 * rules.bound_ns * more_ppm // sums.PPM
+            assert len(pair.pending) < 2 or sum(w[0] for w in pair.pending) + expect <= sums.bound_of(rules, wish[5])
 
     def check_depth(self, wish: Wish, outstanding: int) -> None:
-        more_ppm = min(self.file.rules.delay_ppm, sums.PPM) if wish[5] else 0
-        depth = sums.DEPTH + self.bound_of(wish) * more_ppm // sums.PPM
-        assert outstanding + wish[0] <= max(depth, sums.LEAD // 2 + wish[0])
+        most = sums.depth_of(self.file.rules, wish[5])
+        assert outstanding + wish[0] <= max(most, sums.LEAD // 2 + wish[0])
 
     def check_share(self, mine: GateSeat | None, wish: Wish, before: dict[GateSeat, Page], answer: Answer) -> bool:
         """Whether shares concern it; one that has had its share passes only where that was lent."""

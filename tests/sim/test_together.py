@@ -229,11 +229,11 @@ def test_what_the_controller_says_is_in_the_roster_at_once_and_offline_work_has_
     for period in range(1, 5):
         passage.served(1, period)
         steering.look(period * limits.period_ns)
-        assert len(steering.turns) == period - 1  # the first look only begins the window
+        assert len(steering.turns) == period  # the first look only begins the window, and says where it begins
         if steering.turns:
             assert read_roster(steering.file).delay_ppm == delay_of(steering.turns[-1].online_ppm)
     free, held = steered("c", run, limits, sliced=False), steered("c", run, ControlLimits(adjust="off"), sliced=False)
-    assert free.guests[1].done_ns > 1.5 * held.guests[1].done_ns
+    assert free.guests[1].done_ns > 1.2 * held.guests[1].done_ns
     assert not held.turns
 
 
@@ -255,11 +255,14 @@ def test_pages_count_every_request_by_its_exact_latency(sliced: bool) -> None:
 
 def test_windows_add_up_to_what_happened() -> None:
     run, windows = a_run(slo_ns=2_000_000), list[DeviceWindow]()
-    lived = steered("c", run, ControlLimits(adjust="off"), sliced=False, watch=windows.append).guests[0]
+    lived, batch = steered("c", run, ControlLimits(adjust="off"), sliced=False, watch=windows.append).guests
     assert [window.end_ns for window in windows] == list(range(0, FOR_NS + 1, 100 * MILLISECOND_NS))[1:]
     first_ns = windows[0].end_ns  # who was not looked at before begins his window then
     assert sum(window.tenants[0].requests for window in windows) == sum(end > first_ns for end in lived.ends_ns)
-    assert all(window.tenants[1].device_ns > 0 for window in windows[1:])
+    passed_ns = sum(window.tenants[1].device_ns for window in windows)
+    done_ns = batch.progress_ns[-1] - batch.progress_ns[0]
+    assert done_ns > 0
+    assert abs(passed_ns - done_ns) <= 2 * BATCH.launches[0].device_ns  # at either end one may be under way
 
 
 def test_shares_among_equals_can_come_and_go_while_they_run() -> None:

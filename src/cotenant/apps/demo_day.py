@@ -47,7 +47,7 @@ def _run(
     mode, name, number = way
     seen = _Seen(stage, is_ruled=mode.startswith("cotenant"))
     terms = ["--slo", format_duration(slo_ns)]
-    performance = stage.perform(mode, online, offline, terms=terms, follow=seen.look)
+    performance = stage.perform(mode, online, offline, terms=terms, tells=True, follow=seen.look)
     detail: list[tuple[int, int, int]] = performance.online["detail"]
     begin_ns = detail[0][0] - online.arrival.instants_ns[0]
     requests = [(due - begin_ns, end - due) for due, _, end in detail]

@@ -161,7 +161,7 @@ class ControlLimits(Value, frozen=True):
     """The part of the requests that must keep the objective."""
     headroom_ppm: Ppm = 100_000
     """Of the objective, what is left free for what nobody foresaw."""
-    least_ppm: Ppm = 200_000
+    least_ppm: Ppm = 100_000
     """What online work keeps at least while it is active."""
     most_ppm: Ppm = 980_000
     """What it keeps at most: the rest is offline's, whatever happens."""

@@ -62,12 +62,8 @@ class Steering:
 
     def doors(self) -> list[Door]:
         """Each tenant before the gate, as the hook is inside its process."""
-        has_equals = sum(guest.online for guest in self._guests) > 1
         return [
-            Passage(
-                *(self.file, (place, _GENERATION), *works_of(guest.load, self._sms), guest.slo_ns),
-                may_have_to_ask=has_equals,
-            )
+            Passage(self.file, (place, _GENERATION), *works_of(guest.load, self._sms), guest.slo_ns)
             for place, guest in enumerate(self._guests)
         ]
 

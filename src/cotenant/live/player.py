@@ -48,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     except OSError as error:
         return _complain(str(error))
     if options.warm_up:
-        _native.player_play(player, 0, 0, 0, options.warm_up, 0, b"")
+        _native.player_play(player, 0, 0, 0, options.warm_up, 0, b"", False)
     if options.steered:
         _say(f"{READY} {os.getpid()}")
         sys.stdin.readline()
@@ -56,9 +56,8 @@ def main(arguments: Sequence[str]) -> int:
     endless = options.arrival == "training" or options.seconds
     requests = options.requests or len(instants) or (0 if endless else 1)
     try:
-        packed, launches = _native.player_play(
-            player, ARRIVALS[options.arrival], period_ns, options.seed, requests, limit_ns, instants.tobytes()
-        )
+        played = (ARRIVALS[options.arrival], period_ns, options.seed, requests, limit_ns, instants.tobytes())
+        packed, launches = _native.player_play(player, *played, options.tell)
     except OSError as error:
         return _complain(str(error))
     said = summary(packed, launches)
@@ -154,6 +153,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--graph", action="store_true", help="launch each request as one captured CUDA graph")
     parser.add_argument("--priority", type=int, default=0, help="of its streams; lower goes first")
     parser.add_argument("--memory", type=int, default=0, metavar="BYTES", help="of device memory to hold meanwhile")
+    parser.add_argument("--tell", action="store_true", help="tell cotenant how long each request took since it was due")
     parser.add_argument("--detail", action="store_true", help="also print due, begin and end of every request")
     parser.add_argument(
         "--steered", action="store_true", help="say ready, begin at a line of input, stay until its end"

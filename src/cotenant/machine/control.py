@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from cotenant.domain.control import Adjustment, ControlLimits, DeviceWindow
+from cotenant.domain.control import Adjustment, Cause, ControlLimits, DeviceWindow
 from cotenant.domain.instant import Instant
 from cotenant.domain.protect import clipped
 from cotenant.domain.use import TaskUse
 from cotenant.machine.needs import Needs
 from cotenant.policy.adjust import POLICIES
-from cotenant.policy.adjust.verdict import Adjuster, Foreseen
+from cotenant.policy.adjust.verdict import Adjuster, Foreseen, Verdict
 from cotenant.policy.limit.share import divided
 from cotenant.policy.predict.load import Load
 
@@ -51,11 +51,13 @@ class Control:
             self._desks.pop(window.gpu, None)
             return None
         desk = self._desks.get(window.gpu)
+        is_unsaid = desk is None and window.gpu not in self._restored
         if desk is None:
             online_ppm = self._restored.pop(window.gpu, self._limits.most_ppm)
             desk = self._desks[window.gpu] = _Desk(
                 POLICIES[self._limits.adjust](self._limits, online_ppm), Needs(self._limits)
             )
+        self._forget_others(desk, {slot: tenant.generation for slot, tenant in promised.items()})
         foreseen = {}
         for slot, tenant in promised.items():
             load = desk.loads.get(slot, Load()).after(tenant.requests, window.begin_ns)
@@ -63,9 +65,13 @@ class Control:
             need_ppm = desk.needs.of(tenant, window, load, (uses or {}).get(slot))
             foreseen[slot] = Foreseen(load.next_window(window.end_ns), need_ppm)
         verdict = desk.adjuster.step(window, foreseen, now)
+        if verdict is None and is_unsaid:  # from here on this counts, whatever the rules of the node say
+            first = next(iter(promised.values()))
+            told = "nobody knows yet what it needs"
+            verdict = Verdict(desk.adjuster.online_ppm, Cause.JOINED, told, first.slot, first.generation)
         if verdict is None:
             return None
-        shares = divided(desk.adjuster.needs())
+        desk.shares = shares = divided(desk.adjuster.needs())
         return Adjustment(
             window.gpu,
             verdict.online_ppm,
@@ -84,4 +90,14 @@ class Control:
     def why(self, gpu: int) -> str:
         """Why it is as it is."""
         desk = self._desks.get(gpu)
-        return "no online tenant with an objective is there" if desk is None else desk.adjuster.why()
+        if desk is None:
+            return "no online tenant with an objective is there"
+        divided_among = f"; {len(desk.shares)} equals divide the device" if desk.shares else ""
+        return f"{desk.adjuster.why()}{divided_among}"
+
+    def _forget_others(self, desk: _Desk, here: dict[int, int]) -> None:
+        """The load of whoever had a slot before says nothing about who has it now."""
+        for slot, generation in desk.here.items():
+            if here.get(slot) != generation:
+                desk.loads.pop(slot, None)
+        desk.here = here

@@ -211,12 +211,14 @@ class Stage:
         for_s: float = 0.0,
         look: Callable[[int, int], None] = lambda _online, _offline: None,
         terms: Sequence[str] = (),
+        tells: bool = False,
         follow: Callable[[dict[str, Any], int], None] | None = None,
     ) -> Performance:
         """A scene with all that its players said; `look` is called with their pids when the online one has played.
 
-        `terms`: what the online one asks of cotenant besides. `follow` is called with the device's books and the kernel
-        time that the offline one has completed, several times a second while the online one plays.
+        `terms`: what the online one asks of cotenant besides, `tells`: it says how long its requests take. `follow` is
+        called with the device's books and the kernel time that the offline one has completed, several times a second
+        while the online one plays.
         """
         mps = mode in ("mps", "cotenant mps")
         through = mode in ("through", "unsampled") or mode.startswith("cotenant")
@@ -224,7 +226,8 @@ class Stage:
         environ = self._environ(mps=mps)
         with contextlib.ExitStack() as players:
             second = self._start(players, offline, environ, ["--offline"] if through else None)
-            first = self._start(players, online, environ, ["--online", *sample, *terms] if through else None)
+            asks = ["--online", *sample, *terms] if through else None
+            first = self._start(players, online, environ, asks, ["--tell"] if tells else [])
             if second is not None and offline is not None:
                 second.await_ready()
                 second.go()
@@ -273,12 +276,17 @@ class Stage:
             pause(_FOLLOWED_S)
 
     def _start(
-        self, players: contextlib.ExitStack, load: Load | None, environ: Mapping[str, str], flags: list[str] | None
+        self,
+        players: contextlib.ExitStack,
+        load: Load | None,
+        environ: Mapping[str, str],
+        flags: list[str] | None,
+        also: Sequence[str] = (),
     ) -> Player | None:
         """A player as a tenant with these flags of `cotenant run`, or (without any) as a program of its own."""
         if load is None:
             return None
-        arguments = [*self._scripts.arguments(load), *self._scripts.arrival(load), "--steered", *self._detail]
+        arguments = [*self._scripts.arguments(load), *self._scripts.arrival(load), "--steered", *self._detail, *also]
         plain = [sys.executable, *arguments]
         command = plain if flags is None else self._tenant(load, ["--measure", "never", *flags], arguments)
         player = Player(command, environ)

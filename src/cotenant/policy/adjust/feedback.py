@@ -28,12 +28,14 @@ class Steps(Value, frozen=True):
     blind_ns: Duration = 200 * MILLISECOND_NS
     """What ended so soon after a change mostly began before it; longer where requests last longer."""
     blindest_ns: Duration = 5 * SECOND_NS
-    dwell_ns: Duration = SECOND_NS
+    dwell_ns: Duration = 500 * MILLISECOND_NS
     """So long it looks at least before it takes from online."""
     enough: int = 20
     """So many requests of each tenant it must have seen for that."""
     least_ppm: int = 2 * _PERCENT
     """A smaller change is none."""
+    plainly: float = 0.6
+    """A tail below this part of what is aimed at leaves so much room that what is foreseen may be believed."""
     most_down: float = 0.6
     """What is left of online's share at least, in one step down."""
     up_ppm: int = 5 * _PERCENT
@@ -65,6 +67,7 @@ class Feedback:
         self._tracks: dict[int, Track] = {}
         self._offline: dict[int, int] = {}
         self._growth: dict[int, float] = {}
+        self._foreseen: Mapping[int, Foreseen] = {}
         self._changed_ns: Instant = NEVER
         self._blind_until_ns: Instant = NEVER
         self._pressed_ns: Instant = NEVER
@@ -140,6 +143,7 @@ class Feedback:
         return began
 
     def _take(self, window: DeviceWindow, foreseen: Mapping[int, Foreseen], now: Instant) -> None:
+        self._foreseen = foreseen
         counts = now >= self._blind_until_ns
         span_ns = max(window.end_ns - window.begin_ns, 1)
         for tenant in window.tenants:
@@ -238,7 +242,12 @@ class Feedback:
         self._in_a_row = 0
         strictest = max(tracks, key=lambda track: track.need(self.online_ppm, track.fare().ratio))
         need_ppm = round(strictest.need(self.online_ppm, strictest.fare().ratio))
-        online_ppm = max(need_ppm, round(self.online_ppm * steps.most_down), self._limits.least_ppm)
+        online_ppm = max(need_ppm, round(self.online_ppm * steps.most_down))
+        ratio = max(track.fare().ratio for track in tracks)
+        if ratio < steps.plainly and not self._floors.is_known(self._loads()):
+            online_ppm = min(online_ppm, max(self._foreseen_ppm(), round(self.online_ppm * ratio)))
+        peak_ppm = round(WHOLE_PPM * sum(track.peak for track in tracks))
+        online_ppm = max(online_ppm, min(peak_ppm, self.online_ppm), self._limits.least_ppm)
         cause = Cause.LEFT if self._has_left else Cause.ROOM
         seen = min(track.requests for track in tracks)
         online_ppm, is_try = self._floors.reached(online_ppm, self.online_ppm, self._loads(), seen, now)
@@ -249,6 +258,12 @@ class Feedback:
             cause = Cause.LOAD_DOWN
         strictest.is_eased = False
         return self._to(online_ppm, cause, self._told(strictest), now, strictest.slot)
+
+    def _foreseen_ppm(self) -> int:
+        """What everybody is foreseen to need at the most, in one step as long as nothing below is known to fail."""
+        needs = [self._foreseen[slot].need_ppm if slot in self._foreseen else None for slot in self._tracks]
+        known = [round(need.high) for need in needs if need is not None]
+        return max(known) if len(known) == len(needs) else WHOLE_PPM
 
     # -- saying ----------------------------------------------------------------------------------------------------
 

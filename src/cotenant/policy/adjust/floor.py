@@ -65,6 +65,10 @@ class Floors:
         """It is another device by now: what failed may do."""
         self._floors.clear()
 
+    def is_known(self, loads: Mapping[int, float]) -> bool:
+        """Whether something failed at such loads."""
+        return self._at(loads) is not None
+
     def reached(
         self, wanted_ppm: int, online_ppm: int, loads: Mapping[int, float], seen: float, now: Instant
     ) -> tuple[int, bool]:

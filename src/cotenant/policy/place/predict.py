@@ -8,20 +8,22 @@ from cotenant.domain.foretold import Foretold
 from cotenant.policy.place.choice import Weighed
 
 _SHORT_STEP_PPM: Final = 10_000
-_COARSE_STEP: Final = 0.2
-"""Of goodput. Within it, a device whose objectives need little is preferred: services are kept apart where that costs
-hardly anything, for predictions err by as much, and an objective that is missed is worse than a slow training."""
-_FINE_STEP: Final = 0.05
-"""Smaller differences are none."""
+_GOODPUT_STEP: Final = 0.05
+"""Smaller differences are none: predictions err by more."""
 
 
 def weigh(before: Foretold, after: Foretold) -> Weighed:
-    """What changes on a device by the newcomer: objectives first, then goodput, then how much objectives need there."""
+    """What changes on a device by the newcomer: objectives first, then goodput.
+
+    One with an objective goes where objectives need least, whatever trainings could make of it: an objective that is
+    missed because a prediction was wrong is worse than a slow training.
+    """
     short_ppm = after.short_ppm - before.short_ppm
     gain = after.goodput - before.goodput
     needs = f"{after.needs_ppm / 10_000:.0f} % needed for objectives; " if after.needs_ppm else ""
     parts = [f"{name} {value:.2f}" for name, value in (("online", after.online), ("offline", after.offline)) if value]
     crowded = -(-after.needs_ppm // _SHORT_STEP_PPM)
     short = -(-short_ppm // _SHORT_STEP_PPM)
-    cost = (short, -round(gain / _COARSE_STEP), crowded, -round(gain / _FINE_STEP))
+    gained = round(gain / _GOODPUT_STEP)
+    cost = (short, crowded, -gained) if after.needs_ppm > before.needs_ppm else (short, -gained, crowded)
     return Weighed(cost, f"goodput {gain:+.2f} ({needs}{', '.join(parts) or 'nothing'} done there)", after.short_ppm)

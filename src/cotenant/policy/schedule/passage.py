@@ -6,7 +6,6 @@ wish for each launch; naps until the gate says yes. Nothing here knows a clock: 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from typing import Final
 
@@ -66,14 +65,8 @@ class Passage:
         works: Sequence[Work],
         steps: Sequence[int],
         slo_ns: int = 0,
-        *,
-        may_have_to_ask: bool = False,
     ) -> None:
-        """Take the seat, a slot and its generation; the file is the device's. Requests have an objective, or 0.
-
-        One that need not ask today may have to later, when it gets a share among equals: its ends are counted from the
-        beginning on, for a launch whose end nobody saw would be in the way for ever.
-        """
+        """Take the seat, a slot and its generation; the file is the device's. Requests have an objective, or 0."""
         self._gate = _native.Gate(file, *seat)
         self._slo_ns = slo_ns
         self._works = [
@@ -91,8 +84,7 @@ class Passage:
         self._passing = self._wish
         self._must_ask = True
         self.sleeps = self.looks = False
-        self.confirms = may_have_to_ask or self._gate.must_ask()
-        self._asked: deque[bool] = deque()
+        self.confirms = self._gate.must_ask()
 
     def ask(self, step: int, since_ns: int, now_ns: int) -> int:
         """`now_ns`: it passes; later: ask again then, having slept (`sleeps`) or spun (`looks`)."""
@@ -121,15 +113,12 @@ class Passage:
 
     def submitted(self, now_ns: int) -> None:
         """The driver has taken what passed last."""
-        if self.confirms:
-            self._asked.append(self._must_ask)
         if self._must_ask:
             self._gate.submitted(self._passing, True, now_ns)
 
     def ended(self, step: int, now_ns: int) -> None:
-        """An event has shown the end of a launch; of those that had to ask, the gate wants to know."""
-        if self._asked and self._asked.popleft():
-            self._gate.confirmed(self._works[self._steps[step]][0], now_ns)
+        """An event has shown the end of a launch that asked."""
+        self._gate.confirmed(self._works[self._steps[step]][0], now_ns)
 
     def waits(self, now_ns: int) -> None:
         """Into a call that waits for all work."""
