@@ -39,6 +39,9 @@ _WORK: Final[tuple[tuple[str, str, Callable[[Work], float]], ...]] = (
     ("waits", "Launches that did not pass the gate at once.", lambda work: work.waits),
     ("waited_seconds", "For how long launches waited at the gate.", lambda work: work.waited_ns / SECOND_NS),
     ("denied_allocations", "Allocations refused because of the quota.", lambda work: work.denied),
+    ("requests", "Requests that ended, told or seen.", lambda work: work.requests),
+    ("late_requests", "Requests that took longer than the objective.", lambda work: work.late),
+    ("request_seconds", "How long requests took, in sum.", lambda work: work.request_ns / SECOND_NS),
 )
 _COUNTED: Final = (Source.CUDA, Source.XID, Source.MPS, Source.HANG)
 _TENANT_LABELS: Final = ("tenant", "gpu", "kind")

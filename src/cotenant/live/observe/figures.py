@@ -19,6 +19,10 @@ class Work(NamedTuple):
     waits: int = 0
     waited_ns: int = 0
     denied: int = 0
+    requests: int = 0
+    late: int = 0
+    """Of the requests, those beyond the objective."""
+    request_ns: int = 0
 
     def plus(self, other: Work) -> Work:
         """Both together."""

@@ -64,7 +64,8 @@ class Witness:
         counts = self._gates.counts(terms.gpu, terms.slot)
         if counts.generation != terms.generation:  # it has not launched yet, and the page is still an earlier tenant's
             return Work(denied=denied)
-        return Work(counts.device_ns, counts.launches, counts.waits, counts.waited_ns, denied)
+        served = (counts.requests_ended, counts.requests_over, counts.requests_sum_ns)
+        return Work(counts.device_ns, counts.launches, counts.waits, counts.waited_ns, denied, *served)
 
     def held_bytes(self, terms: Terms) -> int:
         """The device memory that a tenant holds."""
