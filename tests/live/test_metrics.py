@@ -6,6 +6,7 @@ import re
 import socket
 import threading
 import urllib.request
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
@@ -16,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cotenant import _native
 from cotenant.domain.action import Grant, Refuse, Revoke
+from cotenant.domain.control import REQUEST_BUCKETS, bucket_of
 from cotenant.domain.event import MpsSeen, TenantJoined, TenantLeft
 from cotenant.domain.gate import GateRules, GateSeat
 from cotenant.domain.histogram import Recorder
@@ -28,7 +30,7 @@ from cotenant.live.ledger import LiveLedgers
 from cotenant.live.loop import READ, LiveLoop
 from cotenant.live.observe import http
 from cotenant.live.observe.collect import page_of
-from cotenant.live.observe.figures import GpuFigures, NodeFigures, TenantFigures, Work
+from cotenant.live.observe.figures import GpuFigures, NodeFigures, Requests, TenantFigures, Work
 from cotenant.live.observe.http import MetricsDoor, listen_at
 from cotenant.live.observe.log import NodeLog
 from cotenant.live.observe.witness import Witness
@@ -38,7 +40,10 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 PAGE_BYTES = 8 << 20
 """More than sockets keep for a client that does not read."""
 HELD = Work(device_ns=2 * 10**9, launches=5, waits=3, waited_ns=10**9, denied=1)
-TENANT = TenantFigures("web", 0, Kind.ONLINE, Stage.RUNNING, True, 2, 1 << 30, 1 << 20, HELD)
+SERVED = [10**5, 2 * 10**6, 3 * 10**7, 10**8]
+COUNTED = Counter(map(bucket_of, SERVED))
+ASKED = Requests(4, 2, sum(SERVED), tuple(COUNTED[bucket] for bucket in range(REQUEST_BUCKETS)))
+TENANT = TenantFigures("web", 0, Kind.ONLINE, Stage.RUNNING, True, 2, 1 << 30, 1 << 20, HELD, 20 * 10**6, ASKED)
 DEVICE = GpuFigures(
     "a", Health.UNHEALTHY, 16 << 30, GpuSample(500_000, 250_000, -1, 3 << 20, 16 << 30), 1 << 20, 4, is_mps_ready=True
 )
@@ -82,6 +87,13 @@ def test_every_family_says_what_the_state_says() -> None:
         ("cotenant_tenant_memory_quota_bytes", web): 1 << 30,
         ("cotenant_tenant_paused", web): 1,
         ("cotenant_tenant_stage", (*web, "running")): 1,
+        ("cotenant_tenant_slo_seconds", web): 0.02,
+        ("cotenant_tenant_late_requests_total", web): 2,
+        ("cotenant_tenant_request_seconds_bucket", (*web, "0.000131072")): 1,
+        ("cotenant_tenant_request_seconds_bucket", (*web, "0.033554432")): 3,
+        ("cotenant_tenant_request_seconds_bucket", (*web, "+Inf")): 4,
+        ("cotenant_tenant_request_seconds_count", web): 4,
+        ("cotenant_tenant_request_seconds_sum", web): sum(SERVED) / 10**9,
         ("cotenant_gpu_state", ("0", "a", "unhealthy")): 1,
         ("cotenant_gpu_state", ("0", "a", "healthy")): 0,
         ("cotenant_gpu_utilization_ratio", ("0", "a")): 0.5,
@@ -328,6 +340,7 @@ def test_what_those_who_left_did_is_kept_and_samples_are_those_seen_last(tmp_pat
         assert witness.departed == {(0, Kind.OFFLINE): Work(device_ns=1000, launches=1)}
         witness(3, TenantLeft(1, "exit 0"), [Revoke(3, 1, "job", 0, 1, "exit 0")])
         assert witness.departed == {(0, Kind.OFFLINE): Work(device_ns=1000, launches=1)}, "once"
+        assert witness.requests_of(terms) is None, "offline work has no requests"
         witness.saw(0, GpuSample(5))
         witness.saw(0, GpuSample(7))
         witness(5, MpsSeen(0, True), [])
@@ -336,3 +349,18 @@ def test_what_those_who_left_did_is_kept_and_samples_are_those_seen_last(tmp_pat
     assert (witness.samples, witness.mps, witness.refusals) == ({0: GpuSample(7)}, {0: True}, {"no-slot": 1})
     assert (tmp_path / "log").read_text().count("\n") == 5
     gates.close()
+
+
+def test_the_requests_of_an_online_tenant_are_those_of_its_own_page(tmp_path: Path) -> None:
+    gates = LiveGates(tmp_path, 2)
+    gates.seat(0, GateRules(seats=(GateSeat(0, 2, 2, online=True),)))
+    gate = _native.Gate(gates._files[0].memory, 0, 2)
+    gate.requested(3 * 10**6, 2 * 10**6)
+    gate.requested(10**6, 2 * 10**6)
+    del gate
+    with (tmp_path / "log").open("wb") as log:
+        witness = Witness(NodeLog("text", descriptor=log.fileno()), gates, LiveLedgers(tmp_path, 2), 0)
+    found = witness.requests_of(Terms(0, 2, Kind.ONLINE, 2, 2 * 10**6, 0, 0, 0))
+    assert found is not None
+    assert (found[:3], sum(found.buckets)) == ((2, 1, 4 * 10**6), 2)
+    assert witness.requests_of(Terms(0, 3, Kind.ONLINE, 2, 0, 0, 0, 0)) == Requests(), "the page is an earlier tenant's"

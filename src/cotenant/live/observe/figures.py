@@ -25,6 +25,17 @@ class Work(NamedTuple):
         return Work(*(one + two for one, two in zip(self, other, strict=True)))
 
 
+class Requests(NamedTuple):
+    """The requests of an online tenant that ended, as its page counts them."""
+
+    ended: int = 0
+    late: int = 0
+    """Of them, those that took longer than the objective."""
+    sum_ns: int = 0
+    buckets: tuple[int, ...] = ()
+    """How many took how long, by the buckets of domain/control.py."""
+
+
 class TenantFigures(NamedTuple):
     """One who is here."""
 
@@ -37,6 +48,9 @@ class TenantFigures(NamedTuple):
     quota_bytes: int
     held_bytes: int
     work: Work
+    slo_ns: int = 0
+    requests: Requests | None = None
+    """None: it is offline."""
 
 
 class GpuFigures(NamedTuple):
