@@ -6,12 +6,12 @@ import re
 import socket
 import threading
 import urllib.request
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 from unittest.mock import MagicMock
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -30,7 +30,7 @@ from cotenant.live.ledger import LiveLedgers
 from cotenant.live.loop import READ, LiveLoop
 from cotenant.live.observe import http
 from cotenant.live.observe.collect import page_of
-from cotenant.live.observe.figures import GpuFigures, NodeFigures, Requests, TenantFigures, Work
+from cotenant.live.observe.figures import GpuFigures, NodeFigures, TenantFigures, Work
 from cotenant.live.observe.http import MetricsDoor, listen_at
 from cotenant.live.observe.log import NodeLog
 from cotenant.live.observe.witness import Witness
@@ -39,11 +39,9 @@ from tests.live.indoors import BOUND_S, SetClock, until
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 PAGE_BYTES = 8 << 20
 """More than sockets keep for a client that does not read."""
-HELD = Work(device_ns=2 * 10**9, launches=5, waits=3, waited_ns=10**9, denied=1)
-SERVED = [10**5, 2 * 10**6, 3 * 10**7, 10**8]
-COUNTED = Counter(map(bucket_of, SERVED))
-ASKED = Requests(4, 2, sum(SERVED), tuple(COUNTED[bucket] for bucket in range(REQUEST_BUCKETS)))
-TENANT = TenantFigures("web", 0, Kind.ONLINE, Stage.RUNNING, True, 2, 1 << 30, 1 << 20, HELD, 20 * 10**6, ASKED)
+HELD = Work(2 * 10**9, launches=5, waits=3, waited_ns=10**9, denied=1, requests=8, late=2, request_ns=3 * 10**9)
+COUNTED = tuple(map([bucket_of(took_ns) for took_ns in (10**5, 2 * 10**6, 10**8)].count, range(REQUEST_BUCKETS)))
+TENANT = TenantFigures("web", 0, Kind.ONLINE, Stage.RUNNING, True, 2, 1 << 30, 1 << 20, HELD, 20 * 10**6, COUNTED)
 DEVICE = GpuFigures(
     "a", Health.UNHEALTHY, 16 << 30, GpuSample(500_000, 250_000, -1, 3 << 20, 16 << 30), 1 << 20, 4, is_mps_ready=True
 )
@@ -88,12 +86,11 @@ def test_every_family_says_what_the_state_says() -> None:
         ("cotenant_tenant_paused", web): 1,
         ("cotenant_tenant_stage", (*web, "running")): 1,
         ("cotenant_tenant_slo_seconds", web): 0.02,
-        ("cotenant_tenant_late_requests_total", web): 2,
-        ("cotenant_tenant_request_seconds_bucket", (*web, "0.000131072")): 1,
-        ("cotenant_tenant_request_seconds_bucket", (*web, "0.033554432")): 3,
-        ("cotenant_tenant_request_seconds_bucket", (*web, "+Inf")): 4,
-        ("cotenant_tenant_request_seconds_count", web): 4,
-        ("cotenant_tenant_request_seconds_sum", web): sum(SERVED) / 10**9,
+        ("cotenant_tenant_latency_seconds_bucket", (*web, "0.000131072")): 1,
+        ("cotenant_tenant_latency_seconds_bucket", (*web, "0.033554432")): 2,
+        ("cotenant_tenant_latency_seconds_bucket", (*web, "+Inf")): 3,
+        ("cotenant_tenant_latency_seconds_count", web): 3,
+        ("cotenant_tenant_latency_seconds_sum", web): 3,
         ("cotenant_gpu_state", ("0", "a", "unhealthy")): 1,
         ("cotenant_gpu_state", ("0", "a", "healthy")): 0,
         ("cotenant_gpu_utilization_ratio", ("0", "a")): 0.5,
@@ -149,7 +146,7 @@ def test_the_labels_that_documents_name_are_those_that_samples_have() -> None:
 def test_sums_over_a_kind_do_not_go_back_when_somebody_leaves() -> None:
     before = samples(b"".join(page_of(lambda: figures(TENANT))))
     after = samples(b"".join(page_of(lambda: figures(departed={(0, Kind.ONLINE): HELD}))))
-    for name in ("device_seconds", "launches", "waits", "waited_seconds", "denied_allocations"):
+    for name in ("device_seconds", "launches", "waits", "waited_seconds", "denied_allocations", "requests"):
         key = (f"cotenant_kind_{name}_total", ("0", "online"))
         assert before[key] == after[key] > 0
     assert not [key for key in after if key[0].startswith("cotenant_tenant_")], "its own series are gone"
@@ -340,7 +337,6 @@ def test_what_those_who_left_did_is_kept_and_samples_are_those_seen_last(tmp_pat
         assert witness.departed == {(0, Kind.OFFLINE): Work(device_ns=1000, launches=1)}
         witness(3, TenantLeft(1, "exit 0"), [Revoke(3, 1, "job", 0, 1, "exit 0")])
         assert witness.departed == {(0, Kind.OFFLINE): Work(device_ns=1000, launches=1)}, "once"
-        assert witness.requests_of(terms) is None, "offline work has no requests"
         witness.saw(0, GpuSample(5))
         witness.saw(0, GpuSample(7))
         witness(5, MpsSeen(0, True), [])
@@ -351,7 +347,7 @@ def test_what_those_who_left_did_is_kept_and_samples_are_those_seen_last(tmp_pat
     gates.close()
 
 
-def test_the_requests_of_an_online_tenant_are_those_of_its_own_page(tmp_path: Path) -> None:
+def test_the_latencies_of_an_online_tenant_are_those_of_its_own_page(tmp_path: Path) -> None:
     gates = LiveGates(tmp_path, 2)
     gates.seat(0, GateRules(seats=(GateSeat(0, 2, 2, online=True),)))
     gate = _native.Gate(gates._files[0].memory, 0, 2)
@@ -360,7 +356,8 @@ def test_the_requests_of_an_online_tenant_are_those_of_its_own_page(tmp_path: Pa
     del gate
     with (tmp_path / "log").open("wb") as log:
         witness = Witness(NodeLog("text", descriptor=log.fileno()), gates, LiveLedgers(tmp_path, 2), 0)
-    found = witness.requests_of(Terms(0, 2, Kind.ONLINE, 2, 2 * 10**6, 0, 0, 0))
-    assert found is not None
-    assert (found[:3], sum(found.buckets)) == ((2, 1, 4 * 10**6), 2)
-    assert witness.requests_of(Terms(0, 3, Kind.ONLINE, 2, 0, 0, 0, 0)) == Requests(), "the page is an earlier tenant's"
+    terms = Terms(0, 2, Kind.ONLINE, 2, 2 * 10**6, 0, 0, 0)
+    assert sum(witness.latencies_of(terms)) == 2
+    assert witness.work_of(terms, 0)[5:] == (2, 1, 4 * 10**6)
+    assert witness.latencies_of(msgspec.structs.replace(terms, generation=3)) == (), "an earlier tenant's page"
+    assert witness.latencies_of(msgspec.structs.replace(terms, kind=Kind.OFFLINE)) == ()

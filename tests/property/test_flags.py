@@ -108,7 +108,7 @@ def test_no_flags_change_nothing() -> None:
         (("node", "slots"), "many", "whole number"),
         (("node", "slots"), "8.5", "whole number"),
         (("node", "idle_exit"), "5", "write a number and a unit"),
-        (("node", "place"), "best", "spread or pack"),
+        (("node", "place"), "best", "spread, pack or predict"),
         (("node", "journal_limit"), "5s", "4GiB"),
         (("run", "priority"), "10", "<= 9"),
         (("run", "share"), "30", "30%"),

@@ -24,7 +24,7 @@ from cotenant.domain.instant import SECOND_NS
 from cotenant.domain.plan import Reason
 from cotenant.domain.protect import Health
 from cotenant.domain.tenant import Kind
-from cotenant.live.observe.figures import GpuFigures, NodeFigures, Requests, TenantFigures, Work
+from cotenant.live.observe.figures import GpuFigures, NodeFigures, TenantFigures, Work
 from cotenant.machine.telling import OTHER_FAULT
 from cotenant.policy.protect.errors import CLASSES
 
@@ -39,9 +39,12 @@ _WORK: Final[tuple[tuple[str, str, Callable[[Work], float]], ...]] = (
     ("waits", "Launches that did not pass the gate at once.", lambda work: work.waits),
     ("waited_seconds", "For how long launches waited at the gate.", lambda work: work.waited_ns / SECOND_NS),
     ("denied_allocations", "Allocations refused because of the quota.", lambda work: work.denied),
+    ("requests", "Requests that ended, told or seen.", lambda work: work.requests),
+    ("late_requests", "Requests that took longer than the objective.", lambda work: work.late),
+    ("request_seconds", "How long requests took, in sum.", lambda work: work.request_ns / SECOND_NS),
 )
-_REQUEST_BOUNDS_NS: Final = tuple(1 << bits for bits in range(17, 35))
-"""From 131 us to 17 s: the pages count by finer buckets, of which these are bounds."""
+_LATENCY_BOUNDS_NS: Final = tuple(1 << bits for bits in range(17, 35))
+"""From 131 us to 17 s: the pages count in finer buckets, some of whose bounds these are."""
 _COUNTED: Final = (Source.CUDA, Source.XID, Source.MPS, Source.HANG)
 _TENANT_LABELS: Final = ("tenant", "gpu", "kind")
 _GPU_LABELS: Final = ("gpu", "name")
@@ -96,28 +99,23 @@ def _of_tenants(tenants: Iterable[TenantFigures]) -> Iterator[Metric]:
         paused.add_metric(labels, tenant.paused)
         stage.add_metric((*labels, tenant.stage.value), 1)
     yield from (restarts, held, quota, paused, stage)
-    yield from _of_requests([(labels, tenant) for labels, tenant in labelled if tenant.requests is not None])
+    yield from _of_latencies(labelled)
 
 
-def _of_requests(online: Iterable[tuple[tuple[str, ...], TenantFigures]]) -> Iterator[Metric]:
-    """How long the requests of online tenants took, and how many of them too long."""
-    slo = _gauge("tenant_slo_seconds", "Latency objective; no sample: none.", _TENANT_LABELS)
-    late = CounterMetricFamily(
-        "cotenant_tenant_late_requests", "Requests that took longer than the objective.", None, _TENANT_LABELS
-    )
-    took = HistogramMetricFamily(
-        "cotenant_tenant_request_seconds", "How long requests took, as told or seen.", labels=_TENANT_LABELS
-    )
-    for labels, tenant in online:
-        requests = tenant.requests or Requests()
+def _of_latencies(labelled: Iterable[tuple[tuple[str, ...], TenantFigures]]) -> Iterator[Metric]:
+    """What the objective is, and how long requests took: enough for any quantile over any time."""
+    slo = _gauge("tenant_slo_seconds", "Latency objective, of those who have one.", _TENANT_LABELS)
+    about = "How long requests took, told or seen; of online tenants."
+    took = HistogramMetricFamily("cotenant_tenant_latency_seconds", about, labels=_TENANT_LABELS)
+    for labels, tenant in labelled:
         if tenant.slo_ns:
             slo.add_metric(labels, tenant.slo_ns / SECOND_NS)
-            late.add_metric(labels, requests.late)
-        below = [(bound_ns, sum(requests.buckets[: bucket_of(bound_ns)])) for bound_ns in _REQUEST_BOUNDS_NS]
-        buckets = [(repr(bound_ns / SECOND_NS), float(count)) for bound_ns, count in below]
-        buckets.append(("+Inf", float(max(sum(requests.buckets), requests.ended))))
-        took.add_metric(labels, buckets, requests.sum_ns / SECOND_NS)
-    yield from (slo, late, took)
+        if tenant.latencies:
+            below = [(bound_ns, sum(tenant.latencies[: bucket_of(bound_ns)])) for bound_ns in _LATENCY_BOUNDS_NS]
+            buckets = [(repr(bound_ns / SECOND_NS), float(count)) for bound_ns, count in below]
+            all_of_them = ("+Inf", float(sum(tenant.latencies)))
+            took.add_metric(labels, [*buckets, all_of_them], tenant.work.request_ns / SECOND_NS)
+    yield from (slo, took)
 
 
 def _of_kinds(figures: NodeFigures) -> Iterator[Metric]:

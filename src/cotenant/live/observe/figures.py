@@ -19,21 +19,14 @@ class Work(NamedTuple):
     waits: int = 0
     waited_ns: int = 0
     denied: int = 0
+    requests: int = 0
+    late: int = 0
+    """Of the requests, those beyond the objective."""
+    request_ns: int = 0
 
     def plus(self, other: Work) -> Work:
         """Both together."""
         return Work(*(one + two for one, two in zip(self, other, strict=True)))
-
-
-class Requests(NamedTuple):
-    """The requests of an online tenant that ended, as its page counts them."""
-
-    ended: int = 0
-    late: int = 0
-    """Of them, those that took longer than the objective."""
-    sum_ns: int = 0
-    buckets: tuple[int, ...] = ()
-    """How many took how long, by the buckets of domain/control.py."""
 
 
 class TenantFigures(NamedTuple):
@@ -49,8 +42,8 @@ class TenantFigures(NamedTuple):
     held_bytes: int
     work: Work
     slo_ns: int = 0
-    requests: Requests | None = None
-    """None: it is offline."""
+    latencies: tuple[int, ...] = ()
+    """How many requests took how long, by the buckets of domain/control.py; empty: nothing is known of any."""
 
 
 class GpuFigures(NamedTuple):

@@ -66,7 +66,7 @@ class NodeLook:
             held_bytes=self._witness.held_bytes(terms),
             work=self._witness.work_of(terms, denied.get(terms.gpu, {}).get(terms.slot, 0)),
             slo_ns=terms.slo_ns,
-            requests=self._witness.requests_of(terms),
+            latencies=self._witness.latencies_of(terms),
         )
 
     def _gpu(self, index: int, gpu: Gpu, watch: GpuWatch, tenants: tuple[TenantFigures, ...]) -> GpuFigures:

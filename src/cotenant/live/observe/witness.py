@@ -12,7 +12,7 @@ from cotenant.domain.protect import GpuSample
 from cotenant.domain.tenant import Kind, Terms
 from cotenant.live.gate import LiveGates
 from cotenant.live.ledger import LiveLedgers
-from cotenant.live.observe.figures import Requests, Work
+from cotenant.live.observe.figures import Work
 from cotenant.live.observe.log import NodeLog
 from cotenant.machine.chronicle import Chronicle
 
@@ -64,17 +64,15 @@ class Witness:
         counts = self._gates.counts(terms.gpu, terms.slot)
         if counts.generation != terms.generation:  # it has not launched yet, and the page is still an earlier tenant's
             return Work(denied=denied)
-        return Work(counts.device_ns, counts.launches, counts.waits, counts.waited_ns, denied)
+        served = (counts.requests_ended, counts.requests_over, counts.requests_sum_ns)
+        return Work(counts.device_ns, counts.launches, counts.waits, counts.waited_ns, denied, *served)
 
-    def requests_of(self, terms: Terms) -> Requests | None:
-        """How the requests of an online tenant went so far; None for an offline one, which has none."""
-        if terms.kind is not Kind.ONLINE:
-            return None
-        counts = self._gates.counts(terms.gpu, terms.slot) if terms.gpu >= 0 else None
-        if counts is None or counts.generation != terms.generation:
-            return Requests()
-        ended, late = counts.requests_ended, counts.requests_over
-        return Requests(ended, min(late, ended), counts.requests_sum_ns, counts.request_buckets)
+    def latencies_of(self, terms: Terms) -> tuple[int, ...]:
+        """How many requests of an online tenant took how long, by its own page."""
+        if terms.gpu < 0 or terms.kind is not Kind.ONLINE:
+            return ()
+        counts = self._gates.counts(terms.gpu, terms.slot)
+        return counts.request_buckets if counts.generation == terms.generation else ()
 
     def held_bytes(self, terms: Terms) -> int:
         """The device memory that a tenant holds."""
