@@ -151,7 +151,7 @@ static struct ct_gate_answer pass(struct ct_gate *gate, const struct ct_gate_wis
     else if (gate->grain_ns) /* all that runs gives way, or none of it does */
         gate->grain_ns = wish->grain_ns ? later(gate->grain_ns, wish->grain_ns) : 0;
     ct_gate_announce(gate, wish, now_ns);
-    ct_loss_show(gate);
+    ct_loss_show(gate, now_ns);
     STORE(gate->mine->wanted_ns, 0);
     gate->charged_from_ns = now_ns;
     gate->charged_until_ns = reason == CT_GATE_LEAST ? 0 : LOAD(gate->mine->busy_ns); /* 0: it was promised */
@@ -316,6 +316,7 @@ struct ct_gate_answer ct_gate_ask(struct ct_gate *gate, const struct ct_gate_wis
         if (gate->is_ending || left(now_ns, since_ns) / 8 < plus(CT_GATE_STUCK_NS / 8, gate->unconfirmed_ns))
             return wait_for(CT_GATE_BOUND, ct_limit_room_at(gate, wish, now_ns));
         ADD(gate->mine->counts.stuck, 1);
+        gate->is_lent = 0; /* nobody has asked whether it is */
         return pass(gate, wish, CT_GATE_STUCK, &sight, now_ns);
     }
     uint64_t until_ns;

@@ -86,7 +86,9 @@ void ct_gate_charge(struct ct_gate *gate, uint64_t thought_ns, uint64_t now_ns)
     uint64_t debt_ns = SEE(gate->floor->debt_ns), paid_ns;
     do {
         paid_ns = plus(now_ns, sooner(owed_of(gate, debt_ns, now_ns) + more_ns, CT_GATE_DEBT_MOST_NS));
-        STORE(gate->mine->owes_ns, paid_ns); /* before the floor says so: whoever sees the one sees the other */
+        /* Before the floor says so: whoever sees the one sees the other. Never less than another process of ours wrote: or
+         * what that was charged would look like the debt of somebody who is gone. */
+        STORE(gate->mine->owes_ns, later(paid_ns, plus(now_ns, owed(LOAD(gate->mine->owes_ns), now_ns))));
     } while (!atomic_compare_exchange_weak_explicit(&gate->floor->debt_ns, &debt_ns, paid_ns, memory_order_acq_rel,
                                                     memory_order_acquire));
     atomic_fetch_add_explicit(&gate->floor->charged_ns, sooner(thought_ns, CT_GATE_FAR_NS), memory_order_relaxed);

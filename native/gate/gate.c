@@ -44,10 +44,12 @@ static void keep(const struct ct_gate_peer *known, uint32_t count, struct ct_gat
             peer->observed = known[i].observed;
             peer->told = known[i].told;
             peer->told_at = known[i].told_at;
+            peer->lost_ns = known[i].lost_ns;
             return;
         }
     peer->seen = peer->observed = peer->told_at = SEE(peer->page->sequence);
     peer->told = LOAD(peer->page->told);
+    peer->lost_ns = ct_loss_told(peer);
 }
 
 /* Who is to end lets everybody go first, its equals too. */

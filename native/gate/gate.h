@@ -65,7 +65,7 @@ enum ct_gate_reason {
 /* A tenant as this one knows it from the roster. */
 struct ct_gate_peer {
     const struct ct_gate_page *page;
-    uint64_t told, told_at; /* how often it told what it lost, and its sequence then, when that was last taken in */
+    uint64_t told, told_at, lost_ns; /* how often it told what it lost, its sequence then, and what, as last taken in */
     uint64_t seen, observed; /* its sequence at our last admission, and the latest that we ever read */
     uint32_t generation;
     uint32_t slot, priority;
@@ -109,7 +109,7 @@ struct ct_gate {
         uint32_t met;              /* waits since then beside whom others ran */
     } burst;
     struct ct_gate_scale {
-        uint64_t lost_sum_ns, charged_sum_ns; /* as the pages and the floor said last */
+        uint64_t charged_sum_ns; /* as the floor said last */
         int is_begun;
         int64_t lost_ns, charged_ns;          /* of late */
         uint64_t ppm;                         /* of what is thought to be lost, what is */

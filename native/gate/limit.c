@@ -71,9 +71,14 @@ static void rescale(struct ct_gate *gate, uint64_t now_ns)
         !atomic_compare_exchange_strong_explicit(&gate->mine->paid_ppm, &rate_ppm, gate->limit_ppm, memory_order_relaxed,
                                                  memory_order_relaxed))
         return;
-    const uint64_t debt_ns = left(believed(LOAD(gate->mine->paid_ns), now_ns), now_ns);
-    if (debt_ns && rate_ppm && rate_ppm <= CT_LIMIT_WHOLE_PPM)
-        STORE(gate->mine->paid_ns, plus(now_ns, ct_gate_earned_in(debt_ns * rate_ppm / CT_LIMIT_WHOLE_PPM, gate->limit_ppm)));
+    uint64_t before_ns = LOAD(gate->mine->paid_ns), paid_ns;
+    do {
+        const uint64_t debt_ns = left(believed(before_ns, now_ns), now_ns);
+        if (!debt_ns || !rate_ppm || rate_ppm > CT_LIMIT_WHOLE_PPM)
+            return;
+        paid_ns = plus(now_ns, ct_gate_earned_in(debt_ns * rate_ppm / CT_LIMIT_WHOLE_PPM, gate->limit_ppm));
+    } while (!atomic_compare_exchange_weak_explicit(&gate->mine->paid_ns, &before_ns, paid_ns, memory_order_relaxed,
+                                                    memory_order_relaxed));
 }
 
 /* ---- who has had its share ---------------------------------------------------------------------------------------- */

@@ -36,7 +36,7 @@ static int64_t felt(const struct ct_gate *gate, int64_t late_ns, uint64_t span_n
     const uint64_t lost_ns = sooner((uint64_t)late_ns, CT_GATE_FAR_NS);
     const uint64_t slack_ppm = later(sooner(gate->delay_ppm, 8 * PPM), SLACK_PPM);
     const uint64_t slack_ns = later(sooner(span_ns, CT_GATE_FAR_NS) * slack_ppm / PPM, 1);
-    return (int64_t)(lost_ns + sooner(lost_ns * sooner(lost_ns, UINT32_MAX) / slack_ns, FELT_MOST * lost_ns));
+    return (int64_t)(lost_ns + sooner(sooner(lost_ns, UINT32_MAX) * sooner(lost_ns, UINT32_MAX) / slack_ns, FELT_MOST * lost_ns));
 }
 
 void ct_loss_drained(struct ct_gate *gate, uint64_t now_ns)
@@ -61,11 +61,17 @@ void ct_loss_drained(struct ct_gate *gate, uint64_t now_ns)
     }
 }
 
-void ct_loss_show(struct ct_gate *gate)
+void ct_loss_show(struct ct_gate *gate, uint64_t now_ns)
 {
     const uint64_t busy_ns = LOAD(gate->mine->busy_ns);
-    if (LOAD(gate->floor->below_ns) < busy_ns) /* of two that do this at once the later one should win; either is near */
+    /* Of two that do this at once the later one should win; either is near. */
+    if (believed(LOAD(gate->floor->below_ns), now_ns) < busy_ns)
         STORE(gate->floor->below_ns, busy_ns);
+}
+
+uint64_t ct_loss_told(const struct ct_gate_peer *peer)
+{
+    return SEE(peer->page->generation) == peer->generation ? LOAD(peer->page->lost_ns) : 0;
 }
 
 /* Whether all of those above who launched since the last time have told since what they lost. */
@@ -97,13 +103,12 @@ void ct_loss_look(struct ct_gate *gate)
 {
     struct ct_gate_scale *scale = &gate->scale;
     const uint64_t sum_ns = LOAD(gate->floor->charged_ns);
-    uint64_t lost_sum_ns = 0;
+    uint64_t more_ns = 0;
     for (uint32_t i = 0; i < gate->above_count; i++)
-        if (SEE(gate->above[i].page->generation) == gate->above[i].generation)
-            lost_sum_ns += LOAD(gate->above[i].page->lost_ns);
-    const int64_t lost_ns = (int64_t)(lost_sum_ns - scale->lost_sum_ns);
+        more_ns += ct_loss_told(&gate->above[i]) - gate->above[i].lost_ns;
+    const int64_t lost_ns = (int64_t)more_ns;
     const int64_t charged_ns = (int64_t)(sum_ns - scale->charged_sum_ns);
-    /* Whoever came or went took its sum along; and who has not told anything for long is to be believed no longer. */
+    /* A sum that jumps is a scribble; and who has not told anything for long is to be believed no longer. */
     const int is_astray = charged_ns < 0 || charged_ns > ASTRAY_NS || lost_ns > ASTRAY_NS || lost_ns < -ASTRAY_NS;
     if (scale->is_begun && !is_astray && !have_told(gate))
         return;
@@ -111,9 +116,9 @@ void ct_loss_look(struct ct_gate *gate)
         fold(scale, lost_ns, charged_ns);
     else
         *scale = (struct ct_gate_scale){.is_begun = 1, .ppm = PPM};
-    scale->lost_sum_ns = lost_sum_ns;
     scale->charged_sum_ns = sum_ns;
     for (uint32_t i = 0; i < gate->above_count; i++) {
+        gate->above[i].lost_ns = ct_loss_told(&gate->above[i]);
         gate->above[i].told = LOAD(gate->above[i].page->told);
         gate->above[i].told_at = SEE(gate->above[i].page->sequence);
     }

@@ -9,8 +9,10 @@ void ct_loss_announced(struct ct_gate *gate, uint64_t expect_ns, uint64_t now_ns
 void ct_loss_drained(struct ct_gate *gate, uint64_t now_ns);
 
 /* The side of those below: work of ours is expected to run until then; what they say of their losses is taken in. */
-void ct_loss_show(struct ct_gate *gate);
+void ct_loss_show(struct ct_gate *gate, uint64_t now_ns);
 void ct_loss_look(struct ct_gate *gate);
+/* All that one above says it lost; nothing as long as the page is of the tenant that had the slot before. */
+uint64_t ct_loss_told(const struct ct_gate_peer *peer);
 /* What was thought to be lost, as far as it is. */
 uint64_t ct_loss_scaled(const struct ct_gate *gate, uint64_t thought_ns);
 

@@ -33,7 +33,7 @@ static struct ct_gate_answer ask(struct ct_session *session, const struct ct_pie
                                  uint64_t now_ns)
 {
     struct ct_gateway *gateway = session->gateway;
-    if (is_stuck(&gateway->marks, now_ns) && gateway->marks.ended_ns < since_ns)
+    if (gateway->gate.unconfirmed && is_stuck(&gateway->marks, now_ns) && gateway->marks.ended_ns < since_ns)
         since_ns = gateway->marks.ended_ns;
     return ct_gate_ask(&gateway->gate, &piece->wish, since_ns, now_ns);
 }

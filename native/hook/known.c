@@ -18,6 +18,7 @@ enum { ENOUGH = 8, WILD = 4, PATH_ROOM = 1024 };
 enum { CHECKED_FOR = 16, CHECKED_NS = 2 * 1000 * 1000, PPM = 1000 * 1000 };
 /* Of those measured beside a neighbour, by length: of the shorter and of the longer ones. */
 enum { LOW = 1, HIGH = 4 };
+enum { MANY_WAVES = 1000 * 1000 };
 
 static int open_known(const char *directory)
 {
@@ -129,7 +130,9 @@ uint32_t ct_known_free(uint64_t blocks, uint64_t blocks_per_sm, const struct ct_
         return 0;
     if (!blocks || !blocks_per_sm)
         return (uint32_t)(PPM - used * PPM / whole);
-    const uint64_t slots = used * blocks_per_sm, waves = blocks / slots, rest = blocks % slots;
+    /* Of very many waves the last one is nothing. */
+    const uint64_t slots = used * blocks_per_sm, waves = blocks / slots < MANY_WAVES ? blocks / slots : MANY_WAVES;
+    const uint64_t rest = waves < MANY_WAVES ? blocks % slots : 0;
     const uint64_t last = rest < used ? rest : used;
     return (uint32_t)(PPM - (waves * used + last) * PPM / ((waves + (rest > 0)) * whole));
 }

@@ -81,10 +81,11 @@ static void correct(struct ct_session *session, const struct ct_pair *pair, uint
     const struct ct_known *known = &session->known[pair->identity->number];
     const uint64_t part_ppm = PPM - (known->free_ppm < PPM ? known->free_ppm : PPM);
     const uint64_t usual_ns = most_ns && length_ns > most_ns ? most_ns : length_ns;
+    if (length_ns >= CT_GATE_FAR_NS || usual_ns > CT_GATE_FAR_NS / pair->charges)
+        return;
     const uint64_t used_ns = usual_ns * pair->charges + (length_ns - usual_ns);
-    if (length_ns < CT_GATE_FAR_NS && used_ns < CT_GATE_FAR_NS)
-        ct_gate_measured(&session->gateway->gate, pair->charged_ns, used_ns * part_ppm / PPM,
-                         ct_gateway_now(session, ct_clock_ticks(&session->clock)));
+    ct_gate_measured(&session->gateway->gate, pair->charged_ns, used_ns * part_ppm / PPM,
+                     ct_gateway_now(session, ct_clock_ticks(&session->clock)));
 }
 
 static void settle_share(struct ct_session *session, const struct ct_pair *pair, uint64_t length_ns, int is_right,

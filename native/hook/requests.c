@@ -28,6 +28,23 @@ static void show_oldest(struct ct_session *session, uint64_t began_ns, uint64_t 
     requests->oldest_ns = began_ns;
 }
 
+static uint64_t oldest_told(const struct ct_requests *requests)
+{
+    uint64_t oldest_ns = 0;
+    for (uint64_t i = 0; i < requests->top; i++)
+        if (requests->began_ns[i] && (!oldest_ns || requests->began_ns[i] < oldest_ns))
+            oldest_ns = requests->began_ns[i];
+    return oldest_ns;
+}
+
+/* Also after another process of ours has told its first: or what was seen to begin here would seem to last for good. */
+static void show_oldest_here(struct ct_session *session, uint64_t now_ns)
+{
+    const struct ct_requests *requests = &session->gateway->requests;
+    const int is_told = ct_gate_request_is_told(session->gateway->gate.mine);
+    show_oldest(session, is_told ? oldest_told(requests) : ct_bursts_oldest(&requests->bursts), now_ns);
+}
+
 /* ---- seen ------------------------------------------------------------------------------------------------------------- */
 
 void ct_requests_resume(struct ct_session *session, uint32_t launch, uint64_t now_ns)
@@ -36,19 +53,16 @@ void ct_requests_resume(struct ct_session *session, uint32_t launch, uint64_t no
     struct ct_bursts *bursts = &gateway->requests.bursts;
     struct ct_burst_ends ends;
     ct_burst_resume(bursts, launch, now_ns, &ends);
-    if (ct_gate_request_is_told(gateway->gate.mine))
-        return;
-    for (uint32_t i = 0; i < ends.count; i++)
+    for (uint32_t i = 0; i < ends.count && !ct_gate_request_is_told(gateway->gate.mine); i++)
         ct_gate_request_ended(gateway->gate.mine, ends.latency_ns[i], slo_of(session));
-    show_oldest(session, ct_bursts_oldest(bursts), now_ns);
+    show_oldest_here(session, now_ns);
 }
 
 void ct_requests_waited(struct ct_session *session, uint64_t took_ns, uint64_t now_ns)
 {
     struct ct_gateway *gateway = session->gateway;
     ct_burst_waited(&gateway->requests.bursts, this_thread(), took_ns, now_ns);
-    if (!ct_gate_request_is_told(gateway->gate.mine))
-        show_oldest(session, ct_bursts_oldest(&gateway->requests.bursts), now_ns);
+    show_oldest_here(session, now_ns);
 }
 
 void ct_requests_polled(CUresult result)
@@ -60,8 +74,7 @@ void ct_requests_polled(CUresult result)
     ct_lock(session);
     const uint64_t now_ns = ct_gateway_now(session, ct_clock_ticks(&session->clock));
     ct_burst_polled(&gateway->requests.bursts, this_thread(), result == CUDA_SUCCESS, now_ns);
-    if (!ct_gate_request_is_told(gateway->gate.mine))
-        show_oldest(session, ct_bursts_oldest(&gateway->requests.bursts), now_ns);
+    show_oldest_here(session, now_ns);
     ct_unlock(session);
 }
 
@@ -71,15 +84,6 @@ static struct ct_session *at_gate(void)
 {
     struct ct_session *session = ct_session();
     return session && session->gateway ? session : NULL;
-}
-
-static uint64_t oldest_told(const struct ct_requests *requests)
-{
-    uint64_t oldest_ns = 0;
-    for (uint64_t i = 0; i < requests->top; i++)
-        if (requests->began_ns[i] && (!oldest_ns || requests->began_ns[i] < oldest_ns))
-            oldest_ns = requests->began_ns[i];
-    return oldest_ns;
 }
 
 /* Nothing arrives later than now; an instant of another clock would be a request of hours. */
@@ -92,7 +96,8 @@ uint64_t cotenant_hook_request_begin(uint64_t arrived_ns, uint64_t *began_ns)
 {
     struct ct_session *session = at_gate();
     uint64_t place = CT_REQUESTS_ROOM;
-    *began_ns = believed_arrival(arrived_ns, ct_clock_monotonic_ns());
+    const uint64_t now_ns = ct_clock_monotonic_ns();
+    *began_ns = believed_arrival(arrived_ns, now_ns);
     if (!session)
         return place;
     struct ct_requests *requests = &session->gateway->requests;
@@ -104,7 +109,7 @@ uint64_t cotenant_hook_request_begin(uint64_t arrived_ns, uint64_t *began_ns)
         requests->began_ns[place] = *began_ns;
         requests->top += place == requests->top;
     }
-    show_oldest(session, oldest_told(requests), *began_ns);
+    show_oldest(session, oldest_told(requests), now_ns);
     ct_unlock(session);
     return place;
 }

@@ -18,6 +18,7 @@
 /* An event takes a place in the device's queues as a kernel does: a program that fills them must not block because of
  * us, so few pairs are under way at a time, and what finds none is not timed. */
 enum { SAMPLED_PAIRS = 16, HARVEST_EVERY = 16, LOOKS = 500, LOOK_NS = 50 * 1000, IN_VAIN = 4 };
+static const double LEAST_PERCENT = 0.01; /* less is no part of any device */
 
 struct ct_timing *ct_timing_make(void)
 {
@@ -296,7 +297,7 @@ static struct ct_sms sms_of(CUdevice device, int is_mps)
         return sms;
     sms.seen = sms.whole = (uint32_t)seen;
     if (percent > 0 && percent < 100)
-        sms.whole = (uint32_t)(100 * seen / percent);
+        sms.whole = (uint32_t)(100 * seen / (percent > LEAST_PERCENT ? percent : LEAST_PERCENT));
     if (is_mps && priority && strcmp(priority, "1") == 0)
         sms.yielding = sms.seen;
     return sms;

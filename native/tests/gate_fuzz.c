@@ -63,7 +63,7 @@ static void scribble(uint64_t now_ns)
         words[offsetof(struct ct_gate_page, counts.launches) / 8] = draw() % 2 ? draw() % 3 : draw();
     uint64_t *floor = (uint64_t *)(file + CT_GATE_PAGE_BYTES);
     if (draw() % 4 == 0)
-        floor[8 * (draw() % 3)] = word_near(now_ns);
+        floor[8 * (draw() % 4) + (draw() % 8 == 0)] = word_near(now_ns); /* the second one of the last is charged_ns */
 }
 
 static void any_roster(void)

@@ -59,6 +59,8 @@ static void few_blocks_leave_sms_free(void)
     EXPECT_EQ(free_beside(CT_WORK_GRAPH, 1, 0, part), 700000);
     EXPECT_EQ(free_beside(CT_WORK_COPY, 1, 0, whole), 1000000);
     EXPECT_EQ(free_beside(CT_WORK_MEMSET, 1, 0, unknown), 1000000);
+    EXPECT_EQ(ct_known_free(UINT64_MAX - 7, 16, &whole), 0); /* of any number of blocks */
+    EXPECT_EQ(ct_known_free(UINT64_MAX - 7, 1, &part), 700000);
 }
 
 static uint64_t beside_shows(uint64_t expect_ns, const uint64_t *lengths_ns, int count)

@@ -70,6 +70,18 @@ static void what_is_seen_is_counted_until_one_is_told(void)
     EXPECT(requests()->over >= 1 && requests()->over <= seen + 1);
 }
 
+static void what_was_seen_to_begin_does_not_stay_when_another_process_tells(void)
+{
+    struct ct_session *session = be_online();
+    for (int i = 0; i < BURSTS; i++)
+        serve_once(&session->gateway->requests.bursts);
+    EXPECT_EQ(test_launch(0x1000, 1, NULL), CUDA_SUCCESS);
+    EXPECT(requests()->began_ns != 0);
+    requests()->is_told = 1;
+    EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
+    EXPECT_EQ(requests()->began_ns, 0);
+}
+
 static void a_query_that_succeeds_ends_a_burst_as_a_wait_does(void)
 {
     const struct ct_bursts *bursts = &be_online()->gateway->requests.bursts;
@@ -147,7 +159,8 @@ static void without_a_gate_nothing_happens(void)
 int main(void)
 {
     static void (*const cases[])(void) = {
-        what_is_seen_is_counted_until_one_is_told, a_query_that_succeeds_ends_a_burst_as_a_wait_does,
+        what_is_seen_is_counted_until_one_is_told, what_was_seen_to_begin_does_not_stay_when_another_process_tells,
+        a_query_that_succeeds_ends_a_burst_as_a_wait_does,
         what_is_told_is_under_way_until_it_ends,   none_is_lost,
         without_a_gate_nothing_happens,
     };

@@ -159,7 +159,7 @@ class Ledger:
     def count_duty(self, now: int) -> None:
         if now - self.duty_from < DUTY:
             return
-        self.losses.look(list(filter(None, map(self.page_of, self.above))), self.device.charged_ns)
+        self.losses.look(self.device.charged_ns)
         active = sum(page["active_ns"] for page in filter(None, map(self.page_of, self.above)))
         if self.duty_from:
             more, span = max(active - self.duty_active, 0), now - self.duty_from
@@ -171,7 +171,8 @@ class Ledger:
     def charge(self, thought: int, now: int) -> None:
         lost = self.losses.scaled(thought)
         owes = now + min(self.debt(now) + earned_in(lost, self.spared_ppm()), DEBT_MOST)
-        self.device.debt_ns = self.page["owes_ns"] = owes
+        self.device.debt_ns = owes
+        self.page["owes_ns"] = max(owes, self.page["owes_ns"])
         self.device.charged_ns += min(thought, FAR)
         self.page["overruns"] += 1
         self.page["overrun_ns"] += lost

@@ -27,14 +27,16 @@ class Losses:
     def __init__(self) -> None:
         self.begin = self.end = self.clean = self.count = self.met = 0
         self.unsure = self.is_begun = False
-        self.lost_sum = self.charged_sum = self.lost = self.charged = self.ppm = 0
+        self.charged_sum = self.lost = self.charged = self.ppm = 0
         self.pages: dict[Key, Page] = {}
         self.told: dict[Key, tuple[int, int]] = {}
+        self.lost_by: dict[Key, int] = {}
 
     def seat(self, above: dict[Key, Page]) -> None:
         self.pages = above
         known = self.told
         self.told = {key: known.get(key, (page["told"], page["sequence"])) for key, page in above.items()}
+        self.lost_by = {key: self.lost_by.get(key, lost_of(key, page)) for key, page in above.items()}
 
     # ---- the holder
 
@@ -61,9 +63,9 @@ class Losses:
 
     # ---- those below
 
-    def look(self, there: list[Page], charged_sum: int) -> None:
-        lost_sum = sum(page["lost_ns"] for page in there)
-        lost, charged = lost_sum - self.lost_sum, charged_sum - self.charged_sum
+    def look(self, charged_sum: int) -> None:
+        lost_by = {key: lost_of(key, page) for key, page in self.pages.items()}
+        lost, charged = sum(lost_by.values()) - sum(self.lost_by.values()), charged_sum - self.charged_sum
         is_astray = not 0 <= charged <= ASTRAY or abs(lost) > ASTRAY
         if self.is_begun and not is_astray:
             if any(
@@ -78,7 +80,7 @@ class Losses:
             self.ppm = min(max(ppm, SCALE_LEAST), SCALE_MOST)
         else:
             self.is_begun, self.ppm, self.lost, self.charged = True, PPM, 0, 0
-        self.lost_sum, self.charged_sum = lost_sum, charged_sum
+        self.lost_by, self.charged_sum = lost_by, charged_sum
         self.told = {key: self.state(key) for key in self.pages}
 
     def state(self, key: Key) -> tuple[int, int]:
@@ -90,9 +92,14 @@ class Losses:
         return max(thought * self.ppm // PPM, int(thought > 0))
 
 
+def lost_of(key: Key, page: Page) -> int:
+    """What one above says; nothing as long as the page is another's."""
+    return page["lost_ns"] if page["generation"] == key[1] else 0
+
+
 def felt(late: int, span: int, delay: int) -> int:
     """A loss counts for more, the more it is of the time that the host waited for."""
     if late <= 0 or not span:
         return late
     lost, slack = min(late, FAR), max(min(span, FAR) * max(min(delay, 8 * PPM), SLACK) // PPM, 1)
-    return lost + min(lost * min(lost, 2**32 - 1) // slack, FELT_MOST * lost)
+    return lost + min(min(lost, 2**32 - 1) ** 2 // slack, FELT_MOST * lost)

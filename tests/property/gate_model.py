@@ -242,6 +242,7 @@ class Tenant(Shares):
             if self.is_ending or (now - since) // 8 < STUCK_AFTER // 8 + self.unconfirmed_ns:
                 return 0, BOUND, self.room_at(wish, now)
             self.page["stuck"] += 1
+            self.is_lent = False
             return self.admit(STUCK, wish, now)
         _, expected, busy = self.look(now)
         reason, until = self.decide_share(wish, bool(expected) or busy > now, since, now)

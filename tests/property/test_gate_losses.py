@@ -1,5 +1,7 @@
 """What do those below owe who are gone, and do charges follow what those above say they lost?"""
 
+import struct
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -9,8 +11,10 @@ from cotenant.domain.gate import GateRules, GateSeat
 from cotenant.policy.schedule import roster
 from tests.property import gate_sums as sums
 from tests.property.gate_sums import MS, US, Wish
-from tests.property.test_gate_bounds import START, device, gates, read, seats
+from tests.property.test_gate_bounds import START, device, gates, owes_at, read, seats
 
+BELOW_AT = _native.GATE_PAGE_BYTES + 192
+"""Where the floor says until when work of those below is expected to run."""
 HIT: Wish = (50 * MS, 50 * MS, 0, 0, 1, 0, 1, 0)
 SHORT: Wish = (20 * US, 20 * US, 0, 0, 1, 0, 1, 0)
 HOLDER: Wish = (20 * US, 20 * US, 300 * US, 400 * US, 1, 0, 1, 0)
@@ -57,18 +61,24 @@ def test_a_process_that_outlives_its_seat_closes_the_gate_for_nobody() -> None:
     assert other.ask(SHORT, now, now)[:2] == (1, sums.FREE)
 
 
-def bursts(late_ns: int, count: int, *, alone: bool = True) -> tuple[int, int]:
+def bursts(late_ns: int, count: int, *, alone: bool = True, below_ns: int = 0, gone_ns: int = 0) -> tuple[int, int]:
     """Requests of 1 ms that others meet, each over so much later than alone: what these were charged, and would be.
 
-    One of two finds the device to itself, if it ever does.
+    One of two finds the device to itself, if it ever does. Half-way another holder leaves, that lost so much.
     """
-    file = device(GateRules(delay_ppm=4_000_000, switch_ns=0, seats=seats(0, 5)))
-    holder, low = gates(file, 2)
+    all_seats = seats(0, 5, 0)
+    file = device(GateRules(delay_ppm=4_000_000, switch_ns=0, seats=all_seats))
+    struct.pack_into("<Q", file, BELOW_AT, below_ns)
+    holder, low, _ = gates(file, 3)
+    struct.pack_into("<q", file, roster.page_offset(2) + owes_at() - 16, gone_ns)
+    assert read(file, 2, "lost_ns") == gone_ns
     work: Wish = (MS, MS, 20 * MS, 21 * MS, 1, 0, 1, 0)
     below: Wish = (400 * US, 400 * US, 0, 0, 1, 0, 1, 0)
     now, thought = START, 0
     for number in range(count):
         now += 10 * MS
+        if number == count // 2:
+            roster.write_roster(file, GateRules(delay_ppm=4_000_000, switch_ns=0, seats=all_seats[:2]))
         is_met = not alone or number % 2
         if is_met and low.ask(below, now - sums.STUCK_AFTER, now)[0]:
             low.submitted(below, True, now)
@@ -101,3 +111,12 @@ def test_what_nobody_feels_is_hardly_charged_in_the_end() -> None:
 def test_one_that_is_never_alone_tells_nothing_and_is_charged_for_as_it_was(late_ns: int) -> None:
     charged, thought = bursts(late_ns, 200, alone=False)
     assert thought - 300 * US <= charged <= thought, "the last is charged when its tenant asks again"
+
+
+def test_what_the_floor_says_of_another_boot_is_replaced() -> None:
+    assert bursts(0, 400, below_ns=2**64 - 1) == bursts(0, 400)
+
+
+@pytest.mark.parametrize("gone_ns", [-100 * MS, 100 * MS])
+def test_one_above_that_leaves_takes_nothing_back_of_what_it_told(gone_ns: int) -> None:
+    assert bursts(900 * US, 400, gone_ns=gone_ns) == bursts(900 * US, 400)
