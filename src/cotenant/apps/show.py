@@ -95,7 +95,7 @@ def show_tenants(console: Console, roll: wire.Tenants, held: Accounts, *, everyb
     for gpu, watch in enumerate(roll.devices):
         if watch.health not in (Health.INIT, Health.HEALTHY):
             console.print(Text(f"GPU {gpu} is {watch.health.value}: {watch.why}", style="yellow"))
-    for dial in roll.dials:
+    for dial in sorted(roll.dials, key=lambda dial: dial.gpu):
         console.print(Text(f"GPU {dial.gpu}: online keeps {round_share(dial.online_ppm)} while it is active"))
 
 
