@@ -159,6 +159,19 @@ def test_who_comes_after_another_is_not_judged_by_what_was_before(node: Node) ->
     assert Recorded.made[-1].shown[-1].tenants == (), "the control hears that nobody is left"
 
 
+def test_a_paused_tenant_is_late_by_nobodys_fault(node: Node) -> None:
+    other = tenant(OFFLINE, Kind.ONLINE, SLO_NS)
+    node.seat(SERVICE, other)
+    node.look()
+    paused = msgspec.structs.replace(SERVICE, paused=True)
+    node.seat(paused, other)
+    node.look()
+    first, second = Recorded.made[-1].shown
+    assert [[one.promised for one in window.tenants] for window in (first, second)] == [[True, True], [False, True]]
+    node.seat(paused, TRAINING)
+    assert node.objectives.next_wakeup() is None, "nobody is left whose objective could be kept"
+
+
 def test_what_control_decides_becomes_an_event(node: Node) -> None:
     node.dials[0] = Dial(0, 700_000)
     node.seat(SERVICE, TRAINING)

@@ -108,11 +108,10 @@ def show_day(console: Console, day: Day) -> None:
     rows: Sequence[Sequence[str]] = day_rows(day)
     headers = ["A LOAD THAT CHANGES", f"WITHIN {duration(day.slo_ns)}", "P99", "TRAINING"]
     console.print()
-    console.print(table("the same requests under both; training: of its speed alone", headers, rows))
+    console.print(table("the same requests under both", headers, rows))
+    console.print("TRAINING: of its speed alone", style="dim", highlight=False)
     for run in day.runs:
         if run.shares:
             kept = [online_ppm / 1e4 for _, online_ppm in run.shares]
-            said = (
-                f"{run.name}: online work kept {min(kept):.0f} to {max(kept):.0f} % of the device while it was active"
-            )
-            console.print(f"{said}, set anew {len(kept) - 1} times", highlight=False)
+            said = f"{run.name}: active online work kept {min(kept):.0f}% to {max(kept):.0f}% of the device"
+            console.print(f"{said}, set {len(kept) - 1} times", highlight=False)

@@ -238,6 +238,8 @@ class Chronicle:
         who = NOBODY if change.slot < 0 else self._at(change.slot, change.generation)
         kept, was = round_share(change.online_ppm), round_share(action.was_ppm)
         text = f"GPU {change.gpu}: online keeps {kept}" + (f" (was {was})" if was != kept else "")
+        parts = [f"{self._at(slot).name} {round_share(share_ppm)}" for slot, share_ppm in change.shares]
+        text += f", divided among {' and '.join(parts)}" if parts else ""
         text += f": {who.name}" if who.name else ""
         text += f": {change.cause.value}" + (f", {change.detail}" if change.detail else "")
         level = Level.WARNING if change.cause is Cause.BEYOND_REACH else Level.INFO

@@ -100,7 +100,8 @@ class Objectives:
         for view in self._known.tenants():
             terms = view.tenant.terms
             is_online = terms.kind is Kind.ONLINE
-            occupant = Occupant(terms.slot, terms.generation, is_online, terms.slo_ns if is_online else 0)
+            is_promised = is_online and not view.tenant.paused  # one that a person holds back is late by their will
+            occupant = Occupant(terms.slot, terms.generation, is_online, terms.slo_ns if is_promised else 0)
             by_gpu.setdefault(terms.gpu, []).append(occupant)
             if view.tenant.spec.use is not None:
                 self._uses.setdefault(terms.gpu, {})[terms.slot] = view.tenant.spec.use
