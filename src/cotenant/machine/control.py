@@ -63,7 +63,7 @@ class Control:
             load = desk.loads.get(slot, Load()).after(tenant.requests, window.begin_ns)
             desk.loads[slot] = load
             need_ppm = desk.needs.of(tenant, window, load, (uses or {}).get(slot))
-            foreseen[slot] = Foreseen(load.next_window(window.end_ns), need_ppm)
+            foreseen[slot] = Foreseen(load.next_window(window.end_ns), need_ppm, desk.needs.at_peak_ppm(slot))
         verdict = desk.adjuster.step(window, foreseen, now)
         if verdict is None and is_unsaid:  # from here on this counts, whatever the rules of the node say
             first = next(iter(promised.values()))

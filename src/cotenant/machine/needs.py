@@ -7,6 +7,7 @@ that, over the requests that ended, is what a request takes alone, however full 
 from __future__ import annotations
 
 import math
+from collections import deque
 from typing import Final
 
 from cotenant.domain.control import ControlLimits, DeviceWindow, TenantWindow
@@ -15,7 +16,7 @@ from cotenant.domain.gpu import WHOLE_PPM
 from cotenant.domain.instant import SECOND_NS
 from cotenant.domain.use import TaskUse
 from cotenant.policy.predict.load import Load
-from cotenant.policy.predict.need import Wants, alone_of, need_ppm
+from cotenant.policy.predict.need import Alone, Wants, alone_of, need_ppm
 
 _LEAST_REQUESTS: Final = 20
 """Before so many were seen, a tenant without a profile is a stranger."""
@@ -25,6 +26,10 @@ _WINDOWS: Final = 6
 _SURE: Final = 1.645
 _FORGET: Final = 0.03
 _MOST_DISPERSION: Final = 16.0
+_SHORT_WINDOWS: Final = 3
+"""As many windows are in a peak: a burst that is over sooner is chance."""
+_PEAK_HALF_NS: Final = 20 * SECOND_NS
+"""After this long, half of what a peak was above the mean is forgotten."""
 _KEPT_REQUESTS: Final = 2000
 """After so many the older half counts for half: programs change."""
 
@@ -32,17 +37,29 @@ _KEPT_REQUESTS: Final = 2000
 class _Seen:
     """What a tenant's requests took, in sum."""
 
-    __slots__ = ("about", "active_ns", "generation", "lost_ns", "mean", "need", "requests", "variance", "windows")
+    __slots__ = (
+        *("about", "about_peak", "active_ns", "at_peak_ppm", "generation", "lost_ns", "mean", "need", "peak"),
+        *("recent", "requests", "variance", "windows"),
+    )
 
     def __init__(self, generation: int) -> None:
         self.generation = generation
         self.requests = self.active_ns = self.lost_ns = 0
         self.windows, self.mean, self.variance = 0, 0.0, 0.0
+        self.recent: deque[int] = deque(maxlen=_SHORT_WINDOWS)
+        self.peak = 0.0
+        self.about_peak: tuple[int, ...] = ()
+        self.at_peak_ppm: int | None = None
         self.about: tuple[int, ...] = ()
         self.need: Estimate | None = None
 
-    def count(self, requests: int) -> None:
+    def count(self, requests: int, span_ns: int) -> None:
         """How many came in one more window."""
+        self.recent.append(requests)
+        many = sum(self.recent)
+        surely = (many - math.sqrt(many)) / _SHORT_WINDOWS  # so many in a short time may be chance
+        faded = (self.peak - self.mean) * 0.5 ** (span_ns / _PEAK_HALF_NS)
+        self.peak = max(surely, self.mean + max(faded, 0.0))
         self.windows += 1
         weight = max(1 / self.windows, _FORGET)
         off = requests - self.mean
@@ -86,7 +103,7 @@ class Needs:
         seen = self._seen.get(tenant.slot)
         if seen is None or seen.generation != tenant.generation:
             seen = self._seen[tenant.slot] = _Seen(tenant.generation)
-        seen.count(tenant.requests)
+        seen.count(tenant.requests, window.end_ns - window.begin_ns)
         seen.requests += tenant.requests
         seen.active_ns += tenant.active_ns
         seen.lost_ns += min(sum(one.lost_ns for one in window.tenants if not one.online), tenant.active_ns)
@@ -107,4 +124,19 @@ class Needs:
         if seen.about != about:  # it takes a thousand times as long to answer as to ask
             seen.about = about
             seen.need = need_ppm(alone, tenant.slo_ns, per_second, wants).share
+        self._at_peak(seen, alone, tenant.slo_ns, seen.peak * SECOND_NS / span_ns)
         return seen.need
+
+    def at_peak_ppm(self, slot: int) -> int | None:
+        """What a tenant would need as at the peaks of late; None: too little is known."""
+        return self._seen[slot].at_peak_ppm if slot in self._seen else None
+
+    def _at_peak(self, seen: _Seen, alone: Alone, slo_ns: int, per_second: float) -> None:
+        """Within a peak requests come by chance alone: that they come in bursts is in the peak itself."""
+        about = (slo_ns, *map(_coarse, (alone.mean_ns, per_second)))
+        if seen.about_peak != about:
+            seen.about_peak = about
+            exactly = Estimate(per_second, per_second, per_second)
+            seen.at_peak_ppm = round(
+                need_ppm(alone, slo_ns, exactly, Wants(*self._wants, 1.0, self._least)).share.point
+            )

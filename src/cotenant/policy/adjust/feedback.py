@@ -6,7 +6,7 @@ twice as long each time (as CUBIC flattens around the window of its last loss): 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from cotenant.domain.control import Cause, ControlLimits, DeviceWindow
@@ -250,8 +250,7 @@ class Feedback:
         ratio = max(track.fare().ratio for track in tracks)
         if ratio < steps.plainly and not self._floors.is_known(self._loads()):
             online_ppm = min(online_ppm, max(self._foreseen_ppm(), round(self.online_ppm * ratio)))
-        peak_ppm = round(WHOLE_PPM * sum(track.peak for track in tracks))
-        online_ppm = max(online_ppm, min(peak_ppm, self.online_ppm), self._limits.least_ppm)
+        online_ppm = max(online_ppm, min(self._peak_ppm(tracks), self.online_ppm), self._limits.least_ppm)
         cause = Cause.LEFT if self._has_left else Cause.ROOM
         seen = min(track.requests for track in tracks)
         online_ppm, is_try = self._floors.reached(online_ppm, self.online_ppm, self._loads(), seen, now)
@@ -262,6 +261,15 @@ class Feedback:
             cause = Cause.LOAD_DOWN
         strictest.is_eased = False
         return self._to(online_ppm, cause, _said(strictest, strictest.fare().tail.likely_ns), now, strictest.slot)
+
+    def _peak_ppm(self, tracks: Sequence[Track]) -> int:
+        """What the peaks of late need: they come again, and sooner than anybody could give back what they take.
+
+        As it is foreseen, or at least as much of the device as they asked for.
+        """
+        asked_ppm = round(WHOLE_PPM * sum(track.peak for track in tracks))
+        foreseen = [self._foreseen[track.slot].peak_ppm for track in tracks if track.slot in self._foreseen]
+        return max([asked_ppm, *(ppm for ppm in foreseen if ppm is not None)])
 
     def _foreseen_ppm(self) -> int:
         """What everybody is foreseen to need at the most, in one step as long as nothing below is known to fail."""

@@ -17,6 +17,8 @@ class Foreseen(NamedTuple):
     """Requests of the next window."""
     need_ppm: Estimate | None = None
     """The smallest share of online work with which it keeps its objective."""
+    peak_ppm: int | None = None
+    """The same if requests come as densely as at the peaks of late; the whole device where even that does not do."""
 
 
 class Verdict(NamedTuple):
