@@ -73,7 +73,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "node --gpu v100": ("--gpu", "'v100'", "NAME=MEMORY"),
     "node --gpu v100=lots": ("--gpu", "'v100=lots'", "NAME=MEMORY"),
     "node --gpu =16GiB": ("--gpu", "'=16GiB'", "NAME=MEMORY"),
-    "node --place anywhere": ("--place", "'anywhere'", "spread or pack"),
+    "node --place anywhere": ("--place", "'anywhere'", "spread, pack or predict"),
     "node --group no-such-group": ("node.group", "'no-such-group'", "create it"),
     "node --runtime letter": ("directories.runtime", "letter", "choose another"),
     "node --state letter/below": ("directories.state", "letter/below", "choose another"),

@@ -31,7 +31,7 @@ def test_the_demo_of_sharing_leaves_a_page(stage: Stage, tmp_path: Path) -> None
         assert act["picture"]["online"]
     assert Path(told["trace"]).is_file()
     text = page.read_text(encoding="utf-8")
-    assert text.count("<svg") == 6
+    assert text.count("<svg") == 7
     assert not [word for word in ("src=", "href=", "@import", "url(") if word in text]
 
 

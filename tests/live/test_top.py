@@ -73,7 +73,7 @@ def test_the_tables_lose_no_column_in_a_narrow_terminal(width: int, cells: int) 
     )  # fmt: skip
     held = {95: LedgerAccount(95, 10**6, 1023 << 20)}
     tenants = [("t" * 64, worst), ("web", worst)]
-    device = top.Device(7, "n" * 14, GateRules(), tenants, "overlimit: memory", 80 << 30, held)
+    device = top.Device(7, "n" * 14, GateRules(delay_ppm=666_667), tenants, "overlimit: memory", 80 << 30, held)
     console = Console(width=width, record=True, force_terminal=False)
     with console.capture() as captured:
         console.print(top.top_tables(top.Shown(False, 1.0, [device]), width))
@@ -88,6 +88,7 @@ def test_the_tables_lose_no_column_in_a_narrow_terminal(width: int, cells: int) 
     assert all("…" not in line.removeprefix("t" * (cells - 1) + "…") for line in rows), "nothing but a name is cut"
     assert "3 stale admissions, please report it" in captured.get()
     assert "the node is down" in captured.get()
+    assert "delay 66.7% (online keeps 60%)" in " ".join(captured.get().split())
 
 
 @pytest.fixture

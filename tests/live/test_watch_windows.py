@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import mmap
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from cotenant.domain.control import Adjustment, Cause, ControlLimits, DeviceWind
 from cotenant.domain.event import Event, NodeSettings, SharesAdjusted
 from cotenant.domain.instant import MILLISECOND_NS, Instant
 from cotenant.domain.tenant import Kind, Tenant, TenantSpec, TenantView, Terms
+from cotenant.domain.use import TaskUse
 from cotenant.live.watch import windows
 from cotenant.machine.windows import Occupant, Page, Windows
 from cotenant.policy.schedule import roster
@@ -77,14 +79,16 @@ class Recorded:
     def __init__(self, limits: ControlLimits) -> None:
         self.limits, self.shown, self.restored = limits, list[DeviceWindow](), dict[int, int]()
         self.says: Adjustment | None = None
+        self.uses: Mapping[int, TaskUse] | None = None
         Recorded.made.append(self)
 
     def restore(self, gpu: int, online_ppm: int) -> None:
         self.restored[gpu] = online_ppm
 
-    def seen(self, window: DeviceWindow, now: Instant) -> Adjustment | None:
+    def seen(self, window: DeviceWindow, now: Instant, uses: Mapping[int, TaskUse] | None = None) -> Adjustment | None:
         assert now == window.end_ns >= window.begin_ns
         self.shown.append(window)
+        self.uses = uses
         return self.says
 
 
@@ -131,6 +135,17 @@ def test_a_window_is_what_the_sums_grew_by(node: Node) -> None:
     assert [window.begin_ns for window in shown[1:]] == [window.end_ns for window in shown[:-1]]
 
 
+def test_what_a_profile_says_of_a_tenant_goes_with_its_windows(node: Node) -> None:
+    use = TaskUse(round_ns=MILLISECOND_NS)
+    known = msgspec.structs.replace(SERVICE, spec=msgspec.structs.replace(SERVICE.spec, use=use))
+    node.seat(known, TRAINING)
+    node.look()
+    assert Recorded.made[-1].uses == {ONLINE: use}
+    node.seat(SERVICE, TRAINING)
+    node.look()
+    assert not Recorded.made[-1].uses
+
+
 def test_who_comes_after_another_is_not_judged_by_what_was_before(node: Node) -> None:
     node.seat(SERVICE)
     node.client(ONLINE).requested(SLO_NS, SLO_NS)
@@ -142,6 +157,19 @@ def test_who_comes_after_another_is_not_judged_by_what_was_before(node: Node) ->
     node.seat(TRAINING)
     assert node.objectives.next_wakeup() is None
     assert Recorded.made[-1].shown[-1].tenants == (), "the control hears that nobody is left"
+
+
+def test_a_paused_tenant_is_late_by_nobodys_fault(node: Node) -> None:
+    other = tenant(OFFLINE, Kind.ONLINE, SLO_NS)
+    node.seat(SERVICE, other)
+    node.look()
+    paused = msgspec.structs.replace(SERVICE, paused=True)
+    node.seat(paused, other)
+    node.look()
+    first, second = Recorded.made[-1].shown
+    assert [[one.promised for one in window.tenants] for window in (first, second)] == [[True, True], [False, True]]
+    node.seat(paused, TRAINING)
+    assert node.objectives.next_wakeup() is None, "nobody is left whose objective could be kept"
 
 
 def test_what_control_decides_becomes_an_event(node: Node) -> None:

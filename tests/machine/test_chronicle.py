@@ -75,6 +75,7 @@ JOB_TERMS = Terms(1, 1, Kind.OFFLINE, 7, 0, 0, 0, 1)
 RULES = GateRules()
 ADJUSTMENT = Adjustment(0, 620_000, Cause.VIOLATED, "p99 21ms of 20ms", (), 0, 1)
 BEYOND = Adjustment(0, 980_000, Cause.BEYOND_REACH)
+DIVIDED = Adjustment(0, 980_000, Cause.BEYOND_REACH, "late", ((0, 600_000), (5, 400_000)), 0, 1)
 
 
 def a_node_with_two() -> Chronicle:
@@ -123,9 +124,12 @@ STORY: list[tuple[Event, list[Action], str]] = [
     (TenantRestarted(2, "exit 1", 3), [],
      "WARNING restarted job 1: job was started again (3 times by now) after: exit 1"),
     (SharesAdjusted(ADJUSTMENT), [Adjusted(4, ADJUSTMENT, 550_000)],
-     "adjusted web 0 (violated): GPU 0: online keeps 62% (was 55%): violated of web: p99 21ms of 20ms"),
+     "adjusted web 0 (violated): GPU 0: online keeps 62% (was 55%): web: violated, p99 21ms of 20ms"),
     (SharesAdjusted(BEYOND), [Adjusted(4, BEYOND, 980_000)],
-     "WARNING adjusted - 0 (beyond reach): GPU 0: online keeps 98% (was 98%): beyond reach"),
+     "WARNING adjusted - 0 (beyond reach): GPU 0: online keeps 98%: beyond reach"),
+    (SharesAdjusted(DIVIDED), [Adjusted(4, DIVIDED, 980_000)],
+     ("WARNING adjusted web 0 (beyond reach): GPU 0: online keeps 98%, divided among web 60% and slot-5 40%: "
+      "web: beyond reach, late")),
     (TenantHangs(1, 1, "gemm", 10**6, 10**9), [],
      "WARNING hangs job 1 (hang): job hangs: kernel gemm has run for 1s, expected 1ms"),
     (GpuSeen(0, GpuSample(5)), [Watch(4, 0, GpuWatch(Health.UNHEALTHY, why="memory 95%"))],

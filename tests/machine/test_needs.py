@@ -57,6 +57,7 @@ def test_a_stranger_has_no_need_until_it_was_seen_or_its_profile_speaks() -> Non
     assert lived(needs, 50.0, 1, generation=2) == [None]
     use = TaskUse(duty_ppm=1_000_000, round_ns=SERVICE_NS)
     assert lived(Needs(ControlLimits()), 50.0, 1, use=use)[0] is not None
+    assert lived(Needs(ControlLimits()), 1e-9, 5, use=use) == [None] * 5, "it does not say how many will come"
 
 
 def test_more_requests_need_more() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cotenant import cli
 from cotenant.errors import ConfigError
-from cotenant.format.config import Config, GpuConfig, decode_config, plain, toml_value
+from cotenant.format.config import Config, GpuConfig, decode_config, plain, toml_value, validate
 from cotenant.format.flags import SECTIONS, flags_of, overlay
 from cotenant.format.toml import SizeBytes
 from tests.strategies import configs
@@ -108,7 +108,7 @@ def test_no_flags_change_nothing() -> None:
         (("node", "slots"), "many", "whole number"),
         (("node", "slots"), "8.5", "whole number"),
         (("node", "idle_exit"), "5", "write a number and a unit"),
-        (("node", "place"), "best", "spread or pack"),
+        (("node", "place"), "best", "spread, pack or predict"),
         (("node", "journal_limit"), "5s", "4GiB"),
         (("run", "priority"), "10", "<= 9"),
         (("run", "share"), "30", "30%"),
@@ -156,3 +156,22 @@ def test_what_config_show_prints_reads_back(tmp_path: Path, capsys: pytest.Captu
     assert f"slots = 3  # {file}:1" in shown
     assert 'grace = "7s"  # flag' in shown
     assert 'place = "spread"  # default' in shown
+
+
+@pytest.mark.parametrize(
+    "flags, told",
+    [
+        ({("control", "adjust_period"): "1ms"}, "control.adjust_period = '1ms'"),
+        ({("control", "slo_quantile"): "100%"}, "control.slo_quantile = '100%'"),
+        ({("control", "slo_headroom"): "60%"}, "control.slo_headroom = '60%'"),
+        ({("control", "online_least"): "0%"}, "control.online_least = '0%'"),
+        ({("control", "online_most"): "5%"}, "control.online_least = '10%': must not be above control.online_most"),
+        ({("control", "mps_share"): "on"}, "control.mps_share = 'on': there are no SMs to deal out"),
+        ({("node", "unmet"): "refuse"}, "node.unmet = 'refuse': nothing is predicted"),
+    ],
+)
+def test_what_would_do_nothing_or_contradicts_is_refused(flags: dict[tuple[str, str], str], told: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        validate(overlay(Config(), flags, []))
+    assert str(refused.value).startswith(told)
+    validate(overlay(Config(), {("control", "mps_share"): "on", ("node", "mps"): "on"}, []))

@@ -141,7 +141,7 @@ MISTAKES = {
     "slots below their limit": ("[node]\nslots = 0\n", 2, "node.slots", ">= 1"),
     "slots above their limit": ("[node]\nslots = 1025\n", 2, "node.slots", "<= 1024"),
     "a priority above its limit": ("[run]\npriority = 10\n", 2, "run.priority", "<= 9"),
-    "no such policy": ("[node]\nplace = 'best'\n", 2, "node.place", "spread or pack"),
+    "no such policy": ("[node]\nplace = 'best'\n", 2, "node.place", "spread, pack or predict"),
     "no such kind": ("[run]\nkind = 'batch'\n", 2, "run.kind", "online"),
     "a name that cannot be": ("[run]\nname = 'a b'\n", 2, "run.name", "letters, digits"),
     "a name that is too long": (f"[run]\nname = '{'x' * 65}'\n", 2, "run.name", "length"),

@@ -1,12 +1,15 @@
 """Does the lab of control count as it says, and does it own up to what it misses?"""
 
+import io
 import random
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
+from cotenant.apps.show_arkgpu import show_arkgpu
 from cotenant.domain.control import DeviceWindow
 from cotenant.domain.instant import MILLISECOND_NS, SECOND_NS
 from cotenant.domain.load import BACK_TO_BACK, TRAINING
@@ -183,6 +186,10 @@ def test_what_is_missed_is_told(mixes: Mixes, judged: list[Judged]) -> None:
     quality, peaks = quality_of([step(settled=False)]), peaks_of([peak([0.05, 0.02], [0.1, 0.15])])
     report = report_of(mixes, judged, (peaks, quality, [rest(cycle=True)]), [live(0.95)], (0, False, []))
     missed = [target for target, met in report.met.items() if not met]
+    paper = io.StringIO()
+    show_arkgpu(Console(file=paper, width=80), report)
+    assert all(f"{target}: missed" in paper.getvalue().replace("\n", " ") for target in missed)
+    assert msgspec.json.decode(msgspec.json.encode(report))["met"] == report.met
     assert "the share settles after every step of the load" in missed
     assert "no limit cycle in ten minutes of steady load" in missed
     assert "live: 99 % within the objective wherever exclusive reaches it" in missed

@@ -229,7 +229,7 @@ def test_what_the_controller_says_is_in_the_roster_at_once_and_offline_work_has_
     for period in range(1, 5):
         passage.served(1, period)
         steering.look(period * limits.period_ns)
-        assert len(steering.turns) == period - 1  # the first look only begins the window
+        assert len(steering.turns) == period  # the first look only begins the window, and says where it begins
         if steering.turns:
             assert read_roster(steering.file).delay_ppm == delay_of(steering.turns[-1].online_ppm)
     free, held = steered("c", run, limits, sliced=False), steered("c", run, ControlLimits(adjust="off"), sliced=False)

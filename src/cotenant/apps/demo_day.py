@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from cotenant.apps.demo_loads import DAY_PARTS, DAY_S, changing_service
+from cotenant.apps.demo_loads import DAY_PARTS, DAY_S, REQUESTS, changing_service
 from cotenant.apps.report.day import Day, DayRun, day_rows
 from cotenant.apps.show import table
 from cotenant.apps.show_profile import duration
@@ -24,21 +24,28 @@ OBJECTIVE: Final = 3
 """Times the 99th percentile alone, rounded up to a millisecond."""
 RUNS: Final[tuple[tuple[Mode, str, int], ...]] = (("mps", "MPS", 2), ("cotenant mps", "cotenant", 3))
 _SEED: Final = 7
+_SHORTEST: Final = 0.2
+"""Of the usual day."""
 
 
-def play_day(stage: Stage, offline: Load, alone_p99_ns: int, pace: float, say: Callable[[str], None]) -> Day:
-    """The same requests under MPS and under cotenant; `pace`: steps a second of the training job alone."""
+def play_day(stage: Stage, offline: Load, alone: tuple[int, float], requests: int, say: Callable[[str], None]) -> Day:
+    """The same requests under MPS and under cotenant; `alone`: p99 of the service, and steps a second of the training.
+
+    Fewer requests in an act make a shorter day.
+    """
+    alone_p99_ns, pace = alone
+    day_s = DAY_S * min(max(requests / REQUESTS, _SHORTEST), 1.0)
     slo_ns = -(-OBJECTIVE * alone_p99_ns // MILLISECOND_NS) * MILLISECOND_NS
-    online = changing_service(_SEED)
+    online = changing_service(_SEED, day_s)
     runs = []
     for mode, name, number in RUNS:
         say(
-            f"demo: a load that changes, {name}: {online.requests} requests in {DAY_S:.0f} s, "
+            f"demo: a load that changes, {name}: {online.requests} requests in {day_s:.0f} s, "
             f"objective {duration(slo_ns)} for 99 of 100"
         )
         runs.append(_run(stage, (mode, name, number), online, offline, slo_ns, pace))
-    parts = [(round(begin * SECOND_NS), name) for begin, name in DAY_PARTS]
-    return Day(slo_ns=slo_ns, span_ns=round(DAY_S * SECOND_NS), parts=parts, runs=runs)
+    parts = [(round(begin * day_s / DAY_S * SECOND_NS), name) for begin, name in DAY_PARTS]
+    return Day(slo_ns=slo_ns, span_ns=round(day_s * SECOND_NS), parts=parts, runs=runs)
 
 
 def _run(
@@ -101,11 +108,10 @@ def show_day(console: Console, day: Day) -> None:
     rows: Sequence[Sequence[str]] = day_rows(day)
     headers = ["A LOAD THAT CHANGES", f"WITHIN {duration(day.slo_ns)}", "P99", "TRAINING"]
     console.print()
-    console.print(table("the same requests under both; training: of its speed alone", headers, rows))
+    console.print(table("the same requests under both", headers, rows))
+    console.print("TRAINING: of its speed alone", style="dim", highlight=False)
     for run in day.runs:
         if run.shares:
             kept = [online_ppm / 1e4 for _, online_ppm in run.shares]
-            said = (
-                f"{run.name}: online work kept {min(kept):.0f} to {max(kept):.0f} % of the device while it was active"
-            )
-            console.print(f"{said}, set anew {len(kept) - 1} times", highlight=False)
+            said = f"{run.name}: active online work kept {min(kept):.0f}% to {max(kept):.0f}% of the device"
+            console.print(f"{said}, set {len(kept) - 1} times", highlight=False)

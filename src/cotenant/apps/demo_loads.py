@@ -72,14 +72,14 @@ def rate_at(second: float) -> float:
     return steps[place]
 
 
-def changing_service(seed: int) -> Load:
-    """The same service under a load that changes: at random, as often as `rate_at` says."""
+def changing_service(seed: int, day_s: float = DAY_S) -> Load:
+    """The same service under a load that changes: at random, as often as `rate_at` says; a day may be shorter."""
     chance, instants_ns, second = random.Random(seed), [], 0.0
     while True:  # more than enough, of which as many are left out as are too many then
         second += chance.expovariate(BUSIEST_PER_S)
-        if second >= DAY_S:
+        if second >= day_s:
             break
-        if chance.random() * BUSIEST_PER_S < rate_at(second):
+        if chance.random() * BUSIEST_PER_S < rate_at(second * DAY_S / day_s):
             instants_ns.append(round(second * SECOND_NS))
     load = service(len(instants_ns), seed)
     return Load(load.name, load.launches, listed(instants_ns), load.requests)

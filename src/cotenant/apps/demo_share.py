@@ -64,7 +64,7 @@ def tell_share_story(
         for load in (online, offline):
             stage.record(load)
         acts, pace, trace = _acts(stage, requests, offline, report.with_name("demo-trace.json"), say)
-        day = play_day(stage, offline, acts[0].p99_ns, pace, say)
+        day = play_day(stage, offline, (acts[0].p99_ns, pace), requests, say)
     try:
         report.write_text(report_page(acts, day, online, offline, pace, trace), encoding="utf-8")
     except OSError as error:

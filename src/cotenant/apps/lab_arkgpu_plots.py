@@ -68,7 +68,7 @@ def _draw_course(pyplot: Any, path: Path, course: Course) -> str:
     for axis in axes:
         axis.axvline(0, color=_PAPER, lw=0.8)
     axes[1].set_ylabel("latency, ms")
-    axes[1].legend(loc="upper right", ncols=3)
+    axes[1].legend(loc="upper left", ncols=3)
     for way, done in course.offline.items():
         axes[2].plot([at / 1e9 for at, _ in done], [one / 1e9 for _, one in done], color=_COLOURS[way], label=way)
     axes[2].set_ylabel("training, kernel s")

@@ -95,8 +95,11 @@ def show_tenants(console: Console, roll: wire.Tenants, held: Accounts, *, everyb
     for gpu, watch in enumerate(roll.devices):
         if watch.health not in (Health.INIT, Health.HEALTHY):
             console.print(Text(f"GPU {gpu} is {watch.health.value}: {watch.why}", style="yellow"))
-    for dial in roll.dials:
-        console.print(Text(f"GPU {dial.gpu}: online keeps {round_share(dial.online_ppm)} while it is active"))
+    names = {view.tenant.terms.slot: view.tenant.name for view in roll.tenants}
+    for dial in sorted(roll.dials, key=lambda dial: dial.gpu):
+        parts = [f"{names[slot]} {round_share(share_ppm)}" for slot, share_ppm in dial.shares if slot in names]
+        divided = f", divided among {' and '.join(parts)}" if parts else ""
+        console.print(Text(f"GPU {dial.gpu}: online keeps {round_share(dial.online_ppm)} while it is active{divided}"))
 
 
 def _status(view: TenantView) -> str:

@@ -79,16 +79,15 @@ def _show_missed(console: Console, report: Report) -> None:
         return
     rows: list[list[str | Text]] = [
         [
-            f"{one.objective}x",
             f"{one.exclusive:.3f}",
             f"{one.cotenant:.3f}",
             f"{one.mps_priority:.3f}",
             f"{one.services_only:.3f}",
-            one.name.replace("train ", ""),
+            f"{one.objective}x: {one.name.replace('train ', '')}",
         ]
         for one in sorted(report.missed, key=lambda one: one.cotenant)[:_MISSED_MOST]
     ]
-    columns = ["SLO", "EXCLUSIVE", "COTENANT", "MPS-PRIO", "NO TRAINING", "CASE"]
+    columns = ["EXCLUSIVE", "COTENANT", "MPS-PRIO", "NO TRAINING", "CASE"]
     title = f"objectives that exclusive keeps and cotenant does not: {len(report.missed)}, the worst"
     console.print(table(title, columns, rows))
     console.print()
@@ -105,7 +104,7 @@ def _show_peaks(console: Console, peaks: Peaks) -> None:
         for way in peaks.peak
     ]
     columns = ["WAY", "MOST WITHIN THE OBJECTIVE", "99 % UP TO", "NOT AT ALL"]
-    console.print(table("rising load, over what a service answers alone one after the other", columns, rows))
+    console.print(table("rising load, of what a service answers one by one", columns, rows))
     console.print(_distributions("", {"most within, cotenant over MPS, %": peaks.peak_vs_mps_pct}))
     console.print()
 
@@ -136,7 +135,7 @@ def _show_steady(console: Console, steady: list[Rest]) -> None:
     columns = ["BY", "MIXES", "CHANGES", "SWINGS", "LIMIT CYCLES", "WITHIN"]
     console.print(
         table(
-            "ten minutes of steady load: the most changes and swings of a mix, the least within the objective",
+            "ten minutes of steady load: the worst of the mixes",
             columns,
             rows,
         )

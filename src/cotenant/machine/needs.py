@@ -95,7 +95,7 @@ class Needs:
         is_known = use is not None and use.round_ns > 0
         expected = _arrivals(load, seen.dispersion)
         span_ns = window.end_ns - window.begin_ns
-        if expected is None or span_ns <= 0 or (seen.requests < _LEAST_REQUESTS and not is_known):
+        if expected is None or span_ns <= 0 or seen.requests < (1 if is_known else _LEAST_REQUESTS):
             return None
         measured = (seen.requests, seen.active_ns, seen.lost_ns) if seen.requests >= _LEAST_REQUESTS else (0, 0, 0)
         alone = alone_of(use, *measured)

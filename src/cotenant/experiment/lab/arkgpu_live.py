@@ -117,7 +117,7 @@ def _judge(stage: Stage, case: LiveCase, rounds: int, progress: Callable[[], Non
         for way, mode in MODES.items():
             before = len(_adjusted(stage))
             offline = None if way == "exclusive" else case.offline
-            performed = stage.perform(mode, online, offline, terms=["--slo", f"{slo_ns}ns"])
+            performed = stage.perform(mode, online, offline, terms=["--slo", f"{slo_ns}ns"], tells=True)
             found[way].append(_way(performed, slo_ns, alone))
             if way == "cotenant":
                 changes = _adjusted(stage)[before:]

@@ -19,6 +19,10 @@ class Work(NamedTuple):
     waits: int = 0
     waited_ns: int = 0
     denied: int = 0
+    requests: int = 0
+    late: int = 0
+    """Of the requests, those beyond the objective."""
+    request_ns: int = 0
 
     def plus(self, other: Work) -> Work:
         """Both together."""
@@ -37,6 +41,9 @@ class TenantFigures(NamedTuple):
     quota_bytes: int
     held_bytes: int
     work: Work
+    slo_ns: int = 0
+    latencies: tuple[int, ...] = ()
+    """How many requests took how long, by the buckets of domain/control.py; empty: nothing is known of any."""
 
 
 class GpuFigures(NamedTuple):

@@ -9,6 +9,7 @@ from cotenant.domain.control import ControlLimits, DeviceWindow, Dial
 from cotenant.domain.event import Event, NodeSettings, SharesAdjusted
 from cotenant.domain.instant import Instant
 from cotenant.domain.tenant import Kind, TenantView
+from cotenant.domain.use import TaskUse
 from cotenant.live.clock import monotonic_ns
 from cotenant.machine.control import Control
 from cotenant.machine.windows import Occupant, Page, Windows
@@ -56,6 +57,7 @@ class Objectives:
         self._turn = -1
         self._due: Instant = 0
         self._occupants: dict[int, list[Occupant]] = {}
+        self._uses: dict[int, dict[int, TaskUse]] = {}
         self._windows: dict[int, Windows] = {}
         self._limits: ControlLimits | None = None
         self._control = Control(ControlLimits())
@@ -74,7 +76,7 @@ class Objectives:
             if looks is None:
                 looks = self._windows[gpu] = Windows(gpu, at_ns)
             window = looks.window(at_ns, occupants, self._pages(gpu, occupants))
-            adjustment = self._control.seen(window, at_ns)
+            adjustment = self._control.seen(window, at_ns, self._uses.get(gpu))
             if adjustment is not None:
                 self._post(SharesAdjusted(adjustment))
 
@@ -94,11 +96,15 @@ class Objectives:
             for gpu, dial in self._dials().items():
                 self._control.restore(gpu, dial.online_ppm)
         by_gpu: dict[int, list[Occupant]] = {}
+        self._uses = {}
         for view in self._known.tenants():
             terms = view.tenant.terms
             is_online = terms.kind is Kind.ONLINE
-            occupant = Occupant(terms.slot, terms.generation, is_online, terms.slo_ns if is_online else 0)
+            is_promised = is_online and not view.tenant.paused  # one that a person holds back is late by their will
+            occupant = Occupant(terms.slot, terms.generation, is_online, terms.slo_ns if is_promised else 0)
             by_gpu.setdefault(terms.gpu, []).append(occupant)
+            if view.tenant.spec.use is not None:
+                self._uses.setdefault(terms.gpu, {})[terms.slot] = view.tenant.spec.use
         before = set(self._occupants)
         self._occupants = {
             gpu: occupants

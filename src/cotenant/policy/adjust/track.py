@@ -19,8 +19,6 @@ _SURE: Final = 1.645
 """Standard deviations from the middle of an estimate to its ends."""
 _FULL: Final = 0.9
 """Active for such a part of a window: always."""
-_STABLE: Final = 0.9
-"""Active for a larger part of the time, what waits in a queue grows out of hand."""
 _BUSIEST: Final = 0.9
 """A client that sends its next request as soon as it has the answer keeps its tenant active all the time."""
 
@@ -57,9 +55,9 @@ class Sense(Value, frozen=True):
     """After this long, half of what load is taken for is what is foreseen since."""
     surprise: float = 4.5
     """So many standard deviations more requests than were foreseen are no chance."""
-    moment_ns: Duration = 300_000_000
+    moment_ns: Duration = 200_000_000
     """What it asks of the device is smoothed over such a time."""
-    peak_ns: Duration = 10_000_000_000
+    peak_ns: Duration = 20_000_000_000
     """After this long, half of what a peak asked for beyond the mean is forgotten."""
     stuck: int = 2
     """A request that lasts so many times the objective is harm by itself."""
@@ -245,9 +243,7 @@ class Track:
         """The share with which the tail would be what is aimed at, if it is this part of it now and load grows so.
 
         A share N' makes the time that it is active at most N / N' as long, and what waits in a queue the more the
-        less time is left: N' = N (a + (1 - a) r), with a the part of the time that it is active now. At the peaks of
-        late it must not be active all the time, either.
+        less time is left: N' = N (a + (1 - a) r), with a the part of the time that it is active now.
         """
         active = min(self.active, _BUSIEST)
-        at_peak = min(self.active * self.peak / self.demand / _STABLE, 1.0) if self.demand else 0.0
-        return online_ppm * max(active * growth + (1 - active) * ratio, at_peak)
+        return online_ppm * (active * growth + (1 - active) * ratio)

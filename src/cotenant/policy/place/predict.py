@@ -20,7 +20,7 @@ def weigh(before: Foretold, after: Foretold) -> Weighed:
     """
     short_ppm = after.short_ppm - before.short_ppm
     gain = after.goodput - before.goodput
-    needs = f"{after.needs_ppm / 10_000:.0f} % needed for objectives; " if after.needs_ppm else ""
+    needs = f"{after.needs_ppm / 10_000:.0f}% needed for objectives; " if after.needs_ppm else ""
     parts = [f"{name} {value:.2f}" for name, value in (("online", after.online), ("offline", after.offline)) if value]
     crowded = -(-after.needs_ppm // _SHORT_STEP_PPM)
     short = -(-short_ppm // _SHORT_STEP_PPM)

@@ -103,7 +103,7 @@ def need_ppm(alone: Alone, slo_ns: int, load: Estimate, wants: Wants | None = No
     if point is None:
         why += f"{whole} with the whole device, beyond reach of {round_duration(round(target_ns))}"
     else:
-        why += f"{whole} with the whole device, {round_duration(round(target_ns))} with {point / 10_000:.3g} %"
+        why += f"{whole} with the whole device, {round_duration(round(target_ns))} with {point / 10_000:.3g}%"
     most = float(WHOLE_PPM)
     return Need(
         Estimate(
