@@ -162,7 +162,7 @@ uint32_t ct_limit_ask(struct ct_gate *gate, const struct ct_gate_wish *wish, int
                       uint64_t now_ns, uint64_t *until_ns)
 {
     gate->is_lent = 0;
-    if (gate->is_ending || wish->free_ppm >= CT_LIMIT_WHOLE_PPM)
+    if (gate->is_ending || wish->free_ppm >= CT_LIMIT_WHOLE_PPM || (!gate->limit_ppm && !gate->must_share))
         return 0;
     *until_ns = gate->limit_ppm ? over_until(gate, now_ns) : plus(now_ns, CT_LIMIT_LOOK_NS);
     if (!*until_ns)
