@@ -12,7 +12,7 @@ from cotenant.domain.foretold import Sharing
 from cotenant.domain.load import Load
 from cotenant.domain.tenant import Kind, TenantSpec
 from cotenant.experiment.kernels import Setting
-from cotenant.experiment.lab.placement import FOR_NS, KEPT_LEAST, WARM_NS, Progress, use_of_load
+from cotenant.experiment.lab.placement import FOR_NS, KEPT_LEAST, WARM_NS, Progress, lasting, use_of_load
 from cotenant.experiment.lab.workers import mapping
 from cotenant.experiment.together import Guest, Run
 from cotenant.experiment.ways import share
@@ -53,7 +53,7 @@ def judge_caps(pairs: Sequence[tuple[Load, Load]], setting: Setting, workers: in
         sharing = Sharing(is_mps=True)
         need = need_of(TenantSpec(Kind.ONLINE, 2, slo_ns=slo_ns, use=use), sharing) or 0
         percents.append(offline_percent(need, sharing.headroom_ppm))
-        online = Guest(load=service, online=True, priority=2, slo_ns=slo_ns)
+        online = Guest(load=lasting(service), online=True, priority=2, slo_ns=slo_ns)
         below = Guest(load=training, online=False, priority=7)
         capped = msgspec.structs.replace(below, percent=percents[-1])
         for guests in ((online, capped), (online, below), (online,), (below,)):

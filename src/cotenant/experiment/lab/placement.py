@@ -223,6 +223,13 @@ def use_of_load(load: Load, setting: Setting) -> tuple[TaskUse, float]:
     return use, float(tail_ns)
 
 
+def lasting(load: Load) -> Load:
+    """A service with requests until the end of a run, and some more: nobody is kept by having nothing left to do."""
+    if load.arrival.kind == "training":
+        return load
+    return msgspec.structs.replace(load, requests=int(2 * load.arrival.rate_per_s * FOR_NS / SECOND_NS) + _ROUNDS)
+
+
 def mixes_of(
     services: Sequence[Load], trainings: Sequence[Load], setting: Setting, dice: random.Random, sizes: Sequence[int]
 ) -> list[Mix]:
@@ -240,7 +247,7 @@ def mixes_of(
             is_online = load.arrival.kind != "training"
             slo_ns = round(dice.choice((3, 5)) * tail_ns) if is_online else 0
             uses.append(use)
-            guests.append(Guest(load=load, online=is_online, priority=2 if is_online else 7, slo_ns=slo_ns))
+            guests.append(Guest(load=lasting(load), online=is_online, priority=2 if is_online else 7, slo_ns=slo_ns))
         found.append(Mix(gpus, tuple(guests), tuple(uses)))
     return found
 
