@@ -26,6 +26,7 @@ _WINDOWS: Final = 6
 _SURE: Final = 1.645
 _FORGET: Final = 0.03
 _MOST_DISPERSION: Final = 16.0
+_KNOWN_LIMIT: Final = 512
 _NEARLY_ALL_PPM: Final = 900_000
 _SHORT_WINDOWS: Final = 3
 """As many windows are in a peak: a burst that is over sooner is chance."""
@@ -39,7 +40,7 @@ class _Seen:
     """What a tenant's requests took, in sum."""
 
     __slots__ = (
-        *("about", "about_peak", "active_ns", "at_peak_ppm", "generation", "lost_ns", "mean", "need", "peak"),
+        *("about_peak", "active_ns", "at_peak_ppm", "generation", "known", "lost_ns", "mean", "peak"),
         *("recent", "requests", "variance", "windows"),
     )
 
@@ -51,8 +52,7 @@ class _Seen:
         self.peak = 0.0
         self.about_peak: tuple[int, ...] = ()
         self.at_peak_ppm: int | None = None
-        self.about: tuple[int, ...] = ()
-        self.need: Estimate | None = None
+        self.known: dict[tuple[int, ...], Estimate] = {}
 
     def count(self, requests: int, span_ns: int) -> None:
         """How many came in one more window."""
@@ -135,11 +135,13 @@ class Needs:
         wants = Wants(*self._wants, seen.dispersion, self._least)
         per_second = expected.times(SECOND_NS / span_ns)
         about = (tenant.slo_ns, *map(_coarse, (alone.mean_ns, per_second.point, per_second.high, wants.dispersion)))
-        if seen.about != about:  # it takes a thousand times as long to answer as to ask
-            seen.about = about
-            seen.need = need_ppm(alone, tenant.slo_ns, per_second, wants).share
+        if about not in seen.known:  # it takes a thousand times as long to answer as to ask, and loads come again
+            if len(seen.known) >= _KNOWN_LIMIT:
+                seen.known.clear()
+            seen.known[about] = need_ppm(alone, tenant.slo_ns, per_second, wants).share
+        need = seen.known[about]
         self._at_peak(seen, alone, tenant.slo_ns, seen.peak * SECOND_NS / span_ns)
-        return seen.need
+        return need
 
     def at_peak_ppm(self, slot: int) -> int | None:
         """What a tenant would need as at the peaks of late; None: too little is known."""
