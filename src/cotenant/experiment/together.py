@@ -87,11 +87,6 @@ class Lived(msgspec.Struct, frozen=True, kw_only=True):
         """Requests answered within the objective, per second of the window: their goodput."""
         return self.kept(slo_ns)[0] / self.window_s
 
-    def ended_per_s(self) -> float:
-        """Requests answered, per second of the window, whenever they were due."""
-        first = bisect.bisect_left(self.ends_ns, self.begin_ns)
-        return (len(self.ends_ns) - first) / self.window_s
-
     def quantile_ns(self, fraction: float) -> int:
         """Of the latencies in the window; what has not ended counts with what it has waited already. 0: none came."""
         first, last = self._span(None, None)

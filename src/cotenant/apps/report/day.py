@@ -9,17 +9,14 @@ from typing import Final
 
 import msgspec
 
-from cotenant.apps.report.draw import svg, ticks
+from cotenant.apps.report.draw import LEFT, RIGHT, WIDTH, svg, ticks
 from cotenant.apps.show_profile import duration
+from cotenant.domain.instant import SECOND_NS
 
-_WIDTH: Final = 900
-_LEFT: Final = 60
-_RIGHT: Final = 20
 _PANEL: Final = 120
 _GAP: Final = 34
 _BIN_NS: Final = 250_000_000
 """The load is drawn as requests within so long."""
-_SECOND_NS: Final = 1_000_000_000
 
 
 class DayRun(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +52,7 @@ def day_drawing(day: Day) -> str:
     """Four panels: requests a second, latencies, the online share, the training job's speed."""
 
     def x_of(at_ns: float) -> float:
-        return _LEFT + min(max(at_ns / day.span_ns, 0.0), 1.0) * (_WIDTH - _LEFT - _RIGHT)
+        return LEFT + min(max(at_ns / day.span_ns, 0.0), 1.0) * (WIDTH - LEFT - RIGHT)
 
     panels: tuple[tuple[str, Callable[[Day, Callable[[float], float], float], Iterable[str]]], ...] = (
         ("requests a second", _load),
@@ -66,16 +63,16 @@ def day_drawing(day: Day) -> str:
     parts = []
     for place, (title, draw) in enumerate(panels):
         top = 24 + place * (_PANEL + _GAP)
-        parts.append(f"<text x={_LEFT} y={top - 6:.1f}>{escape(title)}</text>")
-        parts.append(f"<line class=grid x1={_LEFT} x2={_WIDTH - _RIGHT} y1={top + _PANEL} y2={top + _PANEL} />")
+        parts.append(f"<text x={LEFT} y={top - 6:.1f}>{escape(title)}</text>")
+        parts.append(f"<line class=grid x1={LEFT} x2={WIDTH - RIGHT} y1={top + _PANEL} y2={top + _PANEL} />")
         parts += [
             f"<line class=grid x1={x_of(at_ns):.1f} x2={x_of(at_ns):.1f} y1={top} y2={top + _PANEL} />"
             for at_ns, _ in day.parts[1:]
         ]
         parts += draw(day, x_of, top)
     height = 24 + len(panels) * (_PANEL + _GAP)
-    for second in range(0, day.span_ns // _SECOND_NS + 1, 2):
-        x = x_of(second * _SECOND_NS)
+    for second in range(0, day.span_ns // SECOND_NS + 1, 2):
+        x = x_of(second * SECOND_NS)
         parts.append(f"<text x={x:.1f} y={height - 12} text-anchor=middle>{second} s</text>")
     return svg(height, parts, "a load that changes")
 
@@ -85,7 +82,7 @@ def _y_of(top: float, part: float) -> float:
 
 
 def _label(text: str, y: float) -> str:
-    return f"<text x={_LEFT - 6} y={y + 4:.1f} text-anchor=end>{escape(text)}</text>"
+    return f"<text x={LEFT - 6} y={y + 4:.1f} text-anchor=end>{escape(text)}</text>"
 
 
 def _load(day: Day, x_of: Callable[[float], float], top: float) -> Iterable[str]:
@@ -97,7 +94,7 @@ def _load(day: Day, x_of: Callable[[float], float], top: float) -> Iterable[str]
         x, width = x_of(place * _BIN_NS), x_of((place + 1) * _BIN_NS) - x_of(place * _BIN_NS)
         y = _y_of(top, count / most)
         yield f"<rect class=request x={x:.1f} y={y:.1f} width={max(width - 1, 1):.1f} height={top + _PANEL - y:.1f} />"
-    yield _label(f"{most * _SECOND_NS // _BIN_NS}", top)
+    yield _label(f"{most * SECOND_NS // _BIN_NS}", top)
     for at_ns, name in day.parts:
         yield f"<text class=part x={x_of(at_ns) + 4:.1f} y={top + 12:.1f}>{escape(name)}</text>"
 
@@ -117,7 +114,7 @@ def _latencies(day: Day, x_of: Callable[[float], float], top: float) -> Iterable
             place = f"cx={x_of(due_ns):.1f} cy={y_of(latency_ns):.1f}"
             yield f"<circle class='dot act{run.number}' {place} r=1.3><title>{escape(run.name)}</title></circle>"
     y = y_of(day.slo_ns)
-    yield f"<line class=objective x1={_LEFT} x2={_WIDTH - _RIGHT} y1={y:.1f} y2={y:.1f} />"
+    yield f"<line class=objective x1={LEFT} x2={WIDTH - RIGHT} y1={y:.1f} y2={y:.1f} />"
 
 
 def _shares(day: Day, x_of: Callable[[float], float], top: float) -> Iterable[str]:

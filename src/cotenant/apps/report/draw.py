@@ -9,9 +9,9 @@ from typing import Final
 
 from cotenant.apps.report.act import Act, Picture
 
-_WIDTH: Final = 900
-_LEFT: Final = 60
-_RIGHT: Final = 20
+WIDTH: Final = 900
+LEFT: Final = 60
+RIGHT: Final = 20
 _CURVE_HEIGHT: Final = 260
 _LANE_HEIGHT: Final = 46
 _STEPS: Final = 200  # points of a curve: more than a screen tells apart
@@ -26,7 +26,7 @@ def curves(acts: Sequence[Act]) -> str:
     low, high = math.log10(least), math.log10(most)
 
     def x_of(latency_ns: float) -> float:
-        return _LEFT + (math.log10(max(latency_ns, 1)) - low) / (high - low) * (_WIDTH - _LEFT - _RIGHT)
+        return LEFT + (math.log10(max(latency_ns, 1)) - low) / (high - low) * (WIDTH - LEFT - RIGHT)
 
     def y_of(part: float) -> float:
         return _CURVE_HEIGHT - 30 - part * (_CURVE_HEIGHT - 50)
@@ -46,8 +46,8 @@ def _axes(x_of: Callable[[float], float], y_of: Callable[[float], float], least:
     lines = []
     for part in (0.0, 0.5, 0.9, 1.0):
         y = y_of(part)
-        lines.append(f"<line class=grid x1={_LEFT} x2={_WIDTH - _RIGHT} y1={y:.1f} y2={y:.1f} />")
-        lines.append(f"<text x={_LEFT - 6} y={y + 4:.1f} text-anchor=end>{part:.0%}</text>")
+        lines.append(f"<line class=grid x1={LEFT} x2={WIDTH - RIGHT} y1={y:.1f} y2={y:.1f} />")
+        lines.append(f"<text x={LEFT - 6} y={y + 4:.1f} text-anchor=end>{part:.0%}</text>")
     for latency_ns in ticks(least, most):
         x = x_of(latency_ns)
         lines.append(f"<line class=grid x1={x:.1f} x2={x:.1f} y1={y_of(0):.1f} y2={y_of(1):.1f} />")
@@ -71,7 +71,7 @@ def bars(rows: Sequence[tuple[str, str, float, int]]) -> str:
     parts = []
     for place, (label, said, part, number) in enumerate(rows):
         y = 8 + 26 * place
-        width = max(0.0, min(part, 1.0)) * (_WIDTH - 420)
+        width = max(0.0, min(part, 1.0)) * (WIDTH - 420)
         parts.append(f"<text x=0 y={y + 13}>{escape(label)}</text>")
         parts.append(f"<rect class='bar act{number}' x=300 y={y} width={width:.1f} height=16 rx=2 />")
         parts.append(f"<text x={306 + width:.1f} y={y + 13}>{escape(said)}</text>")
@@ -84,7 +84,7 @@ def timeline(picture: Picture) -> str:
 
     def x_of(at_ns: int) -> float:
         inside_ns = min(max(at_ns, picture.begin_ns), picture.end_ns) - picture.begin_ns
-        return _LEFT + inside_ns / span_ns * (_WIDTH - _LEFT - _RIGHT)
+        return LEFT + inside_ns / span_ns * (WIDTH - LEFT - RIGHT)
 
     parts = [f"<text x=0 y={24 + lane * _LANE_HEIGHT}>{name}</text>" for lane, name in enumerate(_LANES)]
     lanes = (("request", picture.requests), ("online", picture.online), ("offline", picture.offline))
@@ -105,5 +105,5 @@ _LANES: Final = ("requests", "service", "training")
 
 def svg(height: int, parts: Sequence[str], label: str) -> str:
     """A drawing as wide as the page."""
-    head = f"<svg viewBox='0 0 {_WIDTH} {height}' role=img aria-label='{escape(label)}'>"
+    head = f"<svg viewBox='0 0 {WIDTH} {height}' role=img aria-label='{escape(label)}'>"
     return f"{head}{''.join(parts)}</svg>"
