@@ -1,0 +1,26 @@
+"""Deadline: a request that cannot be answered in time is told so at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from cotenant.domain.instant import Duration, Instant
+from cotenant.domain.lane import Lane
+
+
+def deadline(lanes: Iterable[Lane], lane: Lane, rows: int, free_at: Instant, cores: int, now: Instant) -> Duration:
+    """When the answer to one more request of these rows is expected, counted from now.
+
+    All that waits before it is taken to run first, spread over the cores; `free_at` is when a core is expected to be
+    free. A model whose runs are not known yet is believed to take no time, so its first requests are never refused.
+    """
+    backlog_ns = sum(_backlog_ns(other) for other in lanes) // max(cores, 1)
+    own_ns = lane.expected_ns(min(max(rows, 1), lane.spec.max_batch or rows))
+    return max(free_at - now, 0) + backlog_ns + own_ns
+
+
+def _backlog_ns(lane: Lane) -> Duration:
+    batch = lane.spec.max_batch or 1
+    full, rest = divmod(lane.rows if lane.spec.max_batch else len(lane.waiting), batch)
+    ahead_ns = full * lane.expected_ns(batch) + (lane.expected_ns(rest) if rest else 0)
+    return ahead_ns * lane.spec.share
