@@ -192,4 +192,6 @@ def _names_differ(spec: ModelSpec, request: InferRequest) -> str:
     if missing := [name for name in wanted if name not in given]:
         return f"input {missing[0]!r} of model {spec.name!r} is missing, expected {', '.join(map(repr, wanted))}"
     odd = next((name for name in given if name not in wanted or given.count(name) > 1), "")
-    return f"input {shown(odd)} is none of model {spec.name!r} or is there twice, expected {', '.join(map(repr, wanted))}"
+    return (
+        f"input {shown(odd)} is none of model {spec.name!r} or is there twice, expected {', '.join(map(repr, wanted))}"
+    )

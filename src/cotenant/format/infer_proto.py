@@ -105,10 +105,7 @@ def _contents(tensor: Any) -> list[Any]:
     which = _CONTENTS.get(tensor.datatype)
     if which is None:
         raise InferError(f"input {tensor.name!r} is {shown(tensor.datatype)}, expected it in raw_input_contents")
-    found = list(getattr(tensor.contents, which))
-    if which == "bytes_contents":
-        return [one.decode("utf-8", "surrogateescape") for one in found]
-    return found
+    return list(getattr(tensor.contents, which))
 
 
 def _output(wanted: Any) -> WantedOutput:

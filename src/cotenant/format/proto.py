@@ -94,7 +94,9 @@ MESSAGES: Final = {
     "RepositoryIndexRequest": "repository_name string 1; ready bool 2",
     "ModelIndex": "name string 1; version string 2; state string 3; reason string 4",
     "RepositoryIndexResponse": "models ModelIndex* 1",
-    "RepositoryModelLoadRequest": "repository_name string 1; model_name string 2; parameters map<ModelRepositoryParameter> 3",
+    "RepositoryModelLoadRequest": (
+        "repository_name string 1; model_name string 2; parameters map<ModelRepositoryParameter> 3"
+    ),
     "RepositoryModelLoadResponse": "",
     "RepositoryModelUnloadRequest": (
         "repository_name string 1; model_name string 2; parameters map<ModelRepositoryParameter> 3"
@@ -150,9 +152,7 @@ def _build() -> dict[str, Any]:
         file.message_type.append(_describe(name, fields))
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{name}")) for name in MESSAGES
-    }
+    return {name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{PACKAGE}.{name}")) for name in MESSAGES}
 
 
 TYPES: Final = _build()

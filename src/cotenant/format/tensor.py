@@ -34,7 +34,6 @@ NUMPY: Final[dict[Datatype, np.dtype[Any]]] = {
     Datatype.BYTES: np.dtype(np.object_),
 }
 _LENGTH: Final = struct.Struct("<I")
-_INTEGERS: Final = (int, np.integer)
 
 
 class TensorError(ValueError):
@@ -121,9 +120,11 @@ def _flat(data: object) -> list[Any]:
 
 
 def _as_bytes(one: object) -> bytes:
+    if isinstance(one, bytes):  # as gRPC has them
+        return one
     if not isinstance(one, str):
         raise TensorError(f"{one!r} is no text, as elements of BYTES are in JSON")
-    return one.encode("utf-8", "surrogatepass")
+    return one.encode()
 
 
 def _first_unlike(datatype: Datatype, flat: list[Any]) -> int | None:
