@@ -29,7 +29,7 @@ class _JsonInput(msgspec.Struct, gc=False):
     shape: list[int]
     datatype: str
     parameters: dict[str, Any] = _NONE
-    data: msgspec.Raw | None = None
+    data: Any = None
 
 
 class _JsonOutput(msgspec.Struct, gc=False):
@@ -45,7 +45,6 @@ class _JsonRequest(msgspec.Struct, gc=False):
 
 
 _decode: Final = msgspec.json.Decoder(_JsonRequest).decode
-_decode_any: Final = msgspec.json.Decoder().decode
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -100,11 +99,7 @@ def _input(one: _JsonInput, body: memoryview, place: int) -> tuple[GivenInput, i
         return GivenInput(one.name, one.datatype, shape, place=where), place
     if one.data is None:
         raise InferError(f"input {one.name!r} has neither data nor binary_data_size nor shared_memory_region")
-    try:
-        data = _decode_any(one.data)
-    except (msgspec.MsgspecError, RecursionError) as error:
-        raise InferError(f"input {one.name!r}: {error}") from None
-    return GivenInput(one.name, one.datatype, shape, data=data), place
+    return GivenInput(one.name, one.datatype, shape, data=one.data), place
 
 
 def _output(one: _JsonOutput, *, binary: bool) -> WantedOutput:

@@ -21,9 +21,9 @@ class ModelConfig(Section, frozen=True):
     )
     priority: Annotated[int, Meta(ge=1, le=1 << 20, description="of requests that name none; 1 is the highest")] = 1
     weight: Annotated[int, Meta(ge=1, le=1000, description="its part when there is not enough for all")] = 1
-    max_batch: Annotated[int | None, Meta(ge=0, le=BATCH_LIMIT, description="rows of a run; 0: a request is a run")] = (
-        None
-    )
+    max_batch: Annotated[
+        Annotated[int, Meta(ge=0, le=BATCH_LIMIT)] | None, Meta(description="rows of a run; 0: a request is a run")
+    ] = None
     wait: Annotated[
         DurationNs | None, Meta(description='how long a batch that is not full may wait, as in "500us"')
     ] = None

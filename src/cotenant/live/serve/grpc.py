@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from cotenant.domain.instant import MILLISECOND_NS, Duration
 from cotenant.domain.serving import ModelSpec
@@ -83,8 +83,7 @@ class GrpcProtocol(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client is there."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)
         if len(self._serving.connections) >= self._serving.connections_limit:
             transport.close()
             return

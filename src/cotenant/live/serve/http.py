@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable, Coroutine
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 from cotenant.domain.instant import SECOND_NS
 from cotenant.domain.serving import ModelSpec
@@ -96,8 +96,7 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client is there."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)
         serving = self._serving
         if len(serving.connections) >= serving.limits.connections:
             self._refuse(503, f"{serving.limits.connections} clients are connected, which is the limit")

@@ -101,10 +101,11 @@ class Site:
                 self._states[name] = (found.version, LOADING, "")
             try:
                 model = await asyncio.to_thread(self._repository.load, found)
-            except LoadFailed as error:
+            except Exception as error:  # noqa: BLE001  whatever a model's file does, the others go on
+                why = str(error) if isinstance(error, LoadFailed) else f"{type(error).__name__}: {str(error)[:500]}"
                 if before is None or before[1] != READY:
-                    self._states[name] = (found.version, UNAVAILABLE, str(error))
-                raise InferError(f"failed to load {shown(name)}: {error}") from None
+                    self._states[name] = (found.version, UNAVAILABLE, why)
+                raise InferError(f"failed to load {shown(name)}: {why}") from None
             self.engine.serve(model)
             self._states[name] = (found.version, READY, "")
 
