@@ -186,13 +186,14 @@ def test_a_model_is_unloaded_and_loaded_again(client: Any, protocol: str) -> Non
 def test_loading_again_loses_no_request(server: Server, protocol: str) -> None:
     with CLIENTS[protocol].InferenceServerClient(server.grpc if protocol == "grpc" else server.http) as client:
         tensor = given(protocol, "SECONDS", np.full((1, 1), 0.05, np.float32))
+        answers: queue.Queue[Any] = queue.Queue()
+        asked = None
         if protocol == "http":
-            asked = [client.async_infer("slow", [tensor])]
+            asked = client.async_infer("slow", [tensor])
         else:
-            answers: queue.Queue[Any] = queue.Queue()
             client.async_infer("slow", [tensor], callback=lambda result, error: answers.put(error or result))
         client.load_model("slow")
-        found = asked[0].get_result() if protocol == "http" else answers.get(timeout=60)
+        found = answers.get(timeout=60) if asked is None else asked.get_result()
         np.testing.assert_array_equal(found.as_numpy("SECONDS"), [[np.float32(0.05)]])
 
 
@@ -219,6 +220,7 @@ def test_tensors_in_shared_memory(client: Any, protocol: str) -> None:
     array = np.arange(8, dtype=np.float32).reshape(2, 4)
     memory = shared_memory.SharedMemory(create=True, size=1024)
     try:
+        assert memory.buf is not None
         np.frombuffer(memory.buf, np.float32, 8)[:] = array.ravel()
         name = f"region_{protocol}"
         client.register_system_shared_memory(name, memory.name, 1024)
@@ -271,12 +273,12 @@ def test_a_decoupled_model_is_not_asked_for_one_answer(client: Any, protocol: st
 
 
 def test_more_than_the_queue_holds_is_refused_at_once(server: Server) -> None:
-    async def flood() -> list[str]:
+    async def flood() -> list[Any]:
         async with triton_grpc_aio.InferenceServerClient(server.grpc) as client:
             tensor = given("grpc", "SECONDS", np.full((4, 1), 0.02, np.float32))
             calls = [client.infer("slow", [tensor]) for _ in range(30)]
             found = await asyncio.gather(*calls, return_exceptions=True)
-        return ["ok" if not isinstance(one, BaseException) else one.status() for one in found]
+        return [one.status() if isinstance(one, InferenceServerException) else "ok" for one in found]
 
     told = asyncio.run(flood())
     assert set(told) == {"ok", "StatusCode.RESOURCE_EXHAUSTED"}

@@ -22,7 +22,7 @@ from cotenant.machine.server import ServerSettings
 
 _BACKLOG: Final = 2048
 _SWITCH_INTERVAL_S: Final = 0.0005
-"""How long a thread that holds the interpreter may keep others waiting: 5 ms, the default, would be a tail of its own."""
+"""How long a thread may hold the interpreter while others wait: 5 ms, the default, would be a tail of its own."""
 OFF: Final = -1
 
 
