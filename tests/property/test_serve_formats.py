@@ -1,5 +1,6 @@
 """Do requests, tensors and model configs mean the same on every way, and is what means nothing refused?"""
 
+import contextlib
 import json
 from typing import Any
 
@@ -56,10 +57,8 @@ def test_raw_tensors_come_back(datatype: Datatype, shape: tuple[int, ...], data:
 
 @given(st.sampled_from(list(Datatype)), SHAPES, st.binary(max_size=80))
 def test_any_bytes_are_a_tensor_or_refused(datatype: Datatype, shape: tuple[int, ...], raw: bytes) -> None:
-    try:
+    with contextlib.suppress(TensorError):
         assert from_raw(datatype, shape, raw).shape == shape
-    except TensorError:
-        pass
 
 
 json_values = st.recursive(
@@ -71,10 +70,8 @@ json_values = st.recursive(
 
 @given(st.sampled_from(list(Datatype)), SHAPES, json_values)
 def test_any_json_is_a_tensor_or_refused(datatype: Datatype, shape: tuple[int, ...], data: Any) -> None:
-    try:
+    with contextlib.suppress(TensorError):
         assert from_list(datatype, shape, data).shape == shape
-    except TensorError:
-        pass
 
 
 @pytest.mark.parametrize(
@@ -128,47 +125,45 @@ def test_json_binary_and_messages_mean_the_same() -> None:
 
 @given(json_values | st.dictionaries(st.sampled_from(["inputs", "outputs", "id", "parameters"]), json_values))
 def test_any_json_is_a_request_or_refused(tree: Any) -> None:
+    kind = "invalid"
     try:
         check(SPEC, as_json(tree))
     except InferError as error:
-        assert error.kind == "invalid"
+        kind = error.kind
+    assert kind == "invalid"
 
 
 @given(st.binary(max_size=120), st.integers(-1, 130))
 def test_any_body_is_a_request_or_refused(body: bytes, json_length: int) -> None:
+    kind = "invalid"
     try:
         check(SPEC, infer_json.read_request("m", "", memoryview(body), json_length))
     except InferError as error:
-        assert error.kind == "invalid"
+        kind = error.kind
+    assert kind == "invalid"
 
 
 @given(st.binary(max_size=120))
 def test_any_message_is_a_request_or_refused(body: bytes) -> None:
+    kind = "invalid"
     try:
         check(SPEC, infer_proto.read_request(body))
     except InferError as error:
-        assert error.kind == "invalid"
+        kind = error.kind
+    assert kind == "invalid"
 
 
 def test_our_messages_are_those_of_the_protocol() -> None:
     """Field by field against the messages that NVIDIA's client was generated with."""
-    ours = dict(TYPES)
-    theirs_service = pytest.importorskip("tritonclient.grpc.service_pb2").DESCRIPTOR
-    theirs_config = pytest.importorskip("tritonclient.grpc.model_config_pb2").DESCRIPTOR
+    theirs = {}
+    for module in ("tritonclient.grpc.service_pb2", "tritonclient.grpc.model_config_pb2"):
+        for name, known in pytest.importorskip(module).DESCRIPTOR.message_types_by_name.items():
+            theirs[name] = known
+            if not name.startswith("Cuda"):  # its RegionStatus is another
+                theirs.update(known.nested_types_by_name)
     for name in MESSAGES:
-        known = theirs_service.message_types_by_name.get(name) or theirs_config.message_types_by_name.get(name)
-        if known is None:
-            known = theirs_service.message_types_by_name["SystemSharedMemoryStatusResponse"].nested_types_by_name.get(
-                name
-            )
-        if known is None:
-            known = theirs_service.message_types_by_name["ModelMetadataResponse"].nested_types_by_name.get(name)
-        if known is None:
-            known = theirs_service.message_types_by_name["RepositoryIndexResponse"].nested_types_by_name.get(name)
-        if known is None:
-            holder = "ModelInferRequest" if name != "InferOutputTensor" else "ModelInferResponse"
-            known = theirs_service.message_types_by_name[holder].nested_types_by_name[name]
-        for field in ours[name].DESCRIPTOR.fields:
+        known = theirs[name]
+        for field in TYPES[name].DESCRIPTOR.fields:
             twin = known.fields_by_number[field.number]
             enum_as_number = twin.enum_type is not None and field.cpp_type == field.CPPTYPE_INT32
             assert (twin.name, enum_as_number or twin.type == field.type) == (field.name, True), f"{name}.{field.name}"
@@ -202,7 +197,9 @@ def test_a_config_that_is_none_is_refused(text: str) -> None:
 
 @given(st.text(alphabet="ab:{}[]<>\",'\n1 -.#\\", max_size=60))
 def test_any_text_is_a_config_or_refused(text: str) -> None:
+    where = "x"
     try:
         parse_pbtxt(text, "x")
     except ConfigError as error:
-        assert "x" in error.where
+        where = error.where
+    assert where.startswith("x")

@@ -284,7 +284,8 @@ class GrpcConnection:
                 happened.append(Closed(got.stream))
 
     def _messages(self, stream: int, call: _Call, payload: bytes, happened: list[Happening]) -> None:
-        if not call.incoming and payload[:_PREFIX_BYTES] == _prefix(len(payload)) and len(payload) <= self._limit:
+        size = len(payload)
+        if not call.incoming and _PREFIX_BYTES <= size <= self._limit and payload[:_PREFIX_BYTES] == _prefix(size):
             happened.append(Said(stream, payload[_PREFIX_BYTES:]))  # the usual case: one message, whole
             return
         incoming = call.incoming
@@ -395,4 +396,4 @@ class GrpcConnection:
 
 def _prefix(length: int) -> bytes:
     """What stands before a message, if all of it together has that length."""
-    return (length - _PREFIX_BYTES).to_bytes(_PREFIX_BYTES, "big") if length >= _PREFIX_BYTES else b""
+    return (length - _PREFIX_BYTES).to_bytes(_PREFIX_BYTES, "big")
