@@ -120,7 +120,7 @@ def test_json_binary_and_messages_mean_the_same() -> None:
         checked = check(SPEC, request)
         assert checked.rows == 2
         np.testing.assert_array_equal(checked.arrays[0], x)
-        assert checked.arrays[1].ravel().tolist() == [b"a", b"b"]
+        assert np.asarray(checked.arrays[1]).ravel().tolist() == [b"a", b"b"]
 
 
 @given(json_values | st.dictionaries(st.sampled_from(["inputs", "outputs", "id", "parameters"]), json_values))
