@@ -41,6 +41,8 @@ def told_by_simulation(requests: int) -> list[str]:
 class Noted:
     """A reply that is only noted."""
 
+    streams = False
+
     def __init__(self) -> None:
         self.told: list[str] = []
 

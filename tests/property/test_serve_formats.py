@@ -14,7 +14,7 @@ from cotenant.domain.tensor import Datatype, TensorSpec
 from cotenant.errors import ConfigError
 from cotenant.format import infer_json, infer_proto
 from cotenant.format.describe import config, config_numbers, metadata
-from cotenant.format.infer import InferError, check
+from cotenant.format.infer import InferError, check, plan_of
 from cotenant.format.pbtxt import parse_pbtxt, read_config
 from cotenant.format.proto import MESSAGES, TYPES
 from cotenant.format.tensor import NUMPY, TensorError, from_list, from_raw, to_list, to_raw
@@ -28,6 +28,7 @@ SPEC = ModelSpec(
     (TensorSpec("Z", Datatype.FP32, (-1, 2)),),
     4,
 )
+PLAN = plan_of(SPEC)
 CONFIG = """
 name: "m"  # a comment
 backend: 'onnxruntime'
@@ -117,7 +118,7 @@ def test_json_binary_and_messages_mean_the_same() -> None:
         as_json({"inputs": [binary, texts]}, x.tobytes()),
         infer_proto.read_request(message.SerializeToString()),
     ):
-        checked = check(SPEC, request)
+        checked = check(PLAN, request)
         assert checked.rows == 2
         np.testing.assert_array_equal(checked.arrays[0], x)
         assert np.asarray(checked.arrays[1]).ravel().tolist() == [b"a", b"b"]
@@ -127,7 +128,7 @@ def test_json_binary_and_messages_mean_the_same() -> None:
 def test_any_json_is_a_request_or_refused(tree: Any) -> None:
     kind = "invalid"
     try:
-        check(SPEC, as_json(tree))
+        check(PLAN, as_json(tree))
     except InferError as error:
         kind = error.kind
     assert kind == "invalid"
@@ -137,7 +138,7 @@ def test_any_json_is_a_request_or_refused(tree: Any) -> None:
 def test_any_body_is_a_request_or_refused(body: bytes, json_length: int) -> None:
     kind = "invalid"
     try:
-        check(SPEC, infer_json.read_request("m", "", memoryview(body), json_length))
+        check(PLAN, infer_json.read_request("m", "", memoryview(body), json_length))
     except InferError as error:
         kind = error.kind
     assert kind == "invalid"
@@ -147,7 +148,7 @@ def test_any_body_is_a_request_or_refused(body: bytes, json_length: int) -> None
 def test_any_message_is_a_request_or_refused(body: bytes) -> None:
     kind = "invalid"
     try:
-        check(SPEC, infer_proto.read_request(body))
+        check(PLAN, infer_proto.read_request(body))
     except InferError as error:
         kind = error.kind
     assert kind == "invalid"

@@ -27,8 +27,8 @@ _OWN_FLAGS: Final = {
 def add_bench_command(commands: Any) -> None:
     bench = add_command(commands, "bench", "Measure cotenant itself.", _bench, json=True)
     about = (
-        "loop: the two clocks; device: the software GPU; hook, gate: what they cost a launch; fill: pairs; "
-        "faults: what goes wrong beside a service; memory: do quotas hold; limit: do shares; server: what serving costs"
+        "loop: the two clocks; device: software GPU; hook, gate: what they cost a launch; fill: pairs; "
+        "faults: what goes wrong beside a service; memory: do quotas hold; limit: do shares; server: serving"
     )
     bench.add_argument("name", choices=[*_PLAIN, *_OWN_FLAGS], help=about)
     bench.add_argument(

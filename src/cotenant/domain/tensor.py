@@ -63,11 +63,12 @@ class TensorSpec(Value, frozen=True):
 
     def takes(self, shape: tuple[int, ...]) -> bool:
         """Whether a tensor of this shape may be given for it."""
-        if shape == self.shape:
-            return True
-        return len(shape) == len(self.shape) and all(
-            mine in (ANY, given) for mine, given in zip(self.shape, shape, strict=True)
-        )
+        if len(shape) != len(self.shape):
+            return False
+        for mine, given in zip(self.shape, shape, strict=True):  # noqa: SIM110  every request pays for this
+            if mine not in (given, ANY):
+                return False
+        return True
 
 
 def elements(shape: tuple[int, ...]) -> int:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Final, NamedTuple
+
+import numpy as np
 
 from cotenant.domain.instant import MICROSECOND_NS, Duration
 from cotenant.domain.serving import ModelSpec
 from cotenant.domain.tensor import ANY, Datatype, TensorSpec
-from cotenant.format.tensor import Array, Buffer, TensorError, from_list, from_raw
+from cotenant.format.tensor import NUMPY, Array, Buffer, TensorError, from_list, from_raw
 
 RANK_LIMIT: Final = 32
 DIMENSION_LIMIT: Final = 1 << 40
 ELEMENTS_LIMIT: Final = 1 << 40
 TENSORS_LIMIT: Final = 1024
-_DATATYPES: Final = {one.value: one for one in Datatype}
 _WORD_LIMIT: Final = 256
 
 
@@ -117,63 +119,92 @@ def shown(value: object) -> str:
     return text if len(text) <= _WORD_LIMIT else text[:_WORD_LIMIT] + "..."
 
 
-def check(spec: ModelSpec, request: InferRequest) -> Checked:
+class InputPlan(NamedTuple):
+    """What is expected of one input, in the form in which it is compared."""
+
+    spec: TensorSpec
+    name: str
+    datatype: str
+    kind: Datatype
+    shape: tuple[int, ...]
+    dtype: Any
+    width_bytes: int
+
+
+class Plan(NamedTuple):
+    """What is expected of a model's requests; made once, when the model is loaded."""
+
+    spec: ModelSpec
+    inputs: tuple[InputPlan, ...]
+    outputs: frozenset[str]
+
+
+def plan_of(spec: ModelSpec) -> Plan:
+    """The plan of a model."""
+    inputs = tuple(
+        InputPlan(one, one.name, kind.value, kind, one.shape, NUMPY[kind], kind.width_bytes)
+        for one, kind in ((one, one.datatype) for one in spec.inputs)
+    )
+    return Plan(spec, inputs, frozenset(one.name for one in spec.outputs))
+
+
+def check(plan: Plan, request: InferRequest) -> Checked:
     """The request's tensors as the model takes them, or an `InferError` that names the tensor and what was expected."""
+    spec, inputs, outputs = plan
     given = request.inputs
-    wanted = spec.inputs
-    if len(given) != len(wanted):
+    if len(given) != len(inputs):
         raise InferError(_names_differ(spec, request))
+    max_batch = spec.max_batch
     arrays = []
     shapes = []
     rows = -1
-    for tensor_spec in wanted:
-        tensor = _find(tensor_spec, given)
-        if tensor is None:
-            raise InferError(_names_differ(spec, request))
+    for place, wanted in enumerate(inputs):
+        tensor = given[place]
+        if tensor.name != wanted.name:
+            found = _find(wanted.spec, given)
+            if found is None:
+                raise InferError(_names_differ(spec, request))
+            tensor = found
         shape = tensor.shape
-        datatype = tensor_spec.datatype
-        if tensor.datatype != datatype.value:
-            raise InferError(_wrong_datatype(spec, tensor, datatype))
-        if not tensor_spec.takes(shape):
-            raise InferError(_wrong_shape(spec, tensor, tensor_spec))
-        if spec.max_batch:
+        if tensor.datatype != wanted.datatype:
+            raise InferError(_wrong_datatype(spec, tensor, wanted.kind))
+        if shape != wanted.shape and not wanted.spec.takes(shape):
+            raise InferError(_wrong_shape(spec, tensor, wanted.spec))
+        if max_batch:
             if rows not in (-1, shape[0]):
                 raise InferError(f"input {tensor.name!r} has {shape[0]} rows, expected {rows} as the one before it")
             rows = shape[0]
-            if not 0 < rows <= spec.max_batch:
-                detail = f"expected 1 to {spec.max_batch}, the largest batch of model {spec.name!r}"
+            if not 0 < rows <= max_batch:
+                detail = f"expected 1 to {max_batch}, the largest batch of model {spec.name!r}"
                 raise InferError(f"input {tensor.name!r} has {rows} rows, {detail}")
-            shape = shape[1:]
-        shapes.append(shape)
-        arrays.append(_content(tensor, datatype))
+            shapes.append(shape[1:])
+        else:
+            shapes.append(shape)
+        arrays.append(_content(tensor, wanted))
     for output in request.outputs:
-        if not any(output.name == one.name for one in spec.outputs):
+        if output.name not in outputs:
             names = ", ".join(repr(one.name) for one in spec.outputs)
             raise InferError(f"output {shown(output.name)} is none of model {spec.name!r}, expected {names}")
-    return Checked(tuple(arrays), rows if spec.max_batch else 1, hash(tuple(shapes)))
+    return Checked(tuple(arrays), rows if max_batch else 1, hash(tuple(shapes)))
 
 
 def _find(tensor_spec: TensorSpec, given: tuple[GivenInput, ...]) -> GivenInput | None:
     return next((one for one in given if one.name == tensor_spec.name), None)
 
 
-def _content(tensor: GivenInput, datatype: Datatype) -> Array | Place:
+def _content(tensor: GivenInput, wanted: InputPlan) -> Array | Place:
+    raw = tensor.raw
     try:
-        if tensor.raw is not None:
-            return from_raw(datatype, tensor.shape, tensor.raw)
+        if raw is not None:
+            width = wanted.width_bytes
+            if width and len(raw) == math.prod(tensor.shape) * width:
+                return np.frombuffer(raw, wanted.dtype).reshape(tensor.shape)
+            return from_raw(wanted.kind, tensor.shape, raw)  # texts, or what is wrong with it
         if tensor.place is not None:
             return tensor.place
-        return from_list(datatype, tensor.shape, tensor.data)
+        return from_list(wanted.kind, tensor.shape, tensor.data)
     except TensorError as error:
         raise InferError(f"input {tensor.name!r}: {error}") from None
-
-
-def datatype_named(name: str, tensor: str) -> Datatype:
-    """The datatype that a tensor says it is of."""
-    known = _DATATYPES.get(name)
-    if known is None:
-        raise InferError(f"tensor {tensor!r} has datatype {shown(name)}, expected one of {', '.join(_DATATYPES)}")
-    return known
 
 
 def _wrong_datatype(spec: ModelSpec, tensor: GivenInput, datatype: Datatype) -> str:

@@ -1,1 +1,1 @@
-"""How is a server put under load? Generators that spend as little as they can, so that the server is what is measured."""
+"""How is a server put under load? By generators that spend little themselves, and beside servers that do little."""

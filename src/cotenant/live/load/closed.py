@@ -1,4 +1,4 @@
-"""How many requests per second does a server answer, and how long does each take? So many at a time, each after the last.
+"""How many requests per second does a server answer, if each client sends the next one after an answer?
 
 One thread over raw sockets with requests that were written once: what is sent and read per request is two system calls
 and a few comparisons, so that one core of load is more than one core of server. A program of its own: the load must

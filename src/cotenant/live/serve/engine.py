@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from cotenant.domain.instant import SECOND_NS, Duration, Instant
 from cotenant.domain.serving import (
@@ -28,7 +28,7 @@ from cotenant.domain.serving import (
 )
 from cotenant.domain.tensor import TensorSpec
 from cotenant.format.answer import output_of
-from cotenant.format.infer import Checked, InferError, InferRequest, Place, check, shown
+from cotenant.format.infer import Checked, InferError, InferRequest, Place, Plan, check, plan_of, shown
 from cotenant.format.infer_json import Output
 from cotenant.format.tensor import Array, TensorError, from_raw, to_raw
 from cotenant.host import ServerHost
@@ -36,7 +36,7 @@ from cotenant.live.clock import LiveClock, unix_ns
 from cotenant.live.serve.figures import ModelFigures
 from cotenant.live.serve.model import Runnable
 from cotenant.live.serve.regions import Regions
-from cotenant.live.serve.work import Job, Outcome, Workers, carry_out
+from cotenant.live.serve.work import Job, Outcome, Workers, carry_out, failure_of
 from cotenant.machine.server import ServerMachine, ServerSettings
 
 _KINDS: Final = {
@@ -47,11 +47,13 @@ _KINDS: Final = {
     Refusal.DRAINING: "unavailable",
     Refusal.TOO_MANY_ROWS: "invalid",
 }
-_MILLION: Final = 1_000_000
 
 
 class Reply(Protocol):
     """Where the answer to one request goes."""
+
+    streams: bool
+    """Whether it takes any number of answers."""
 
     def done(self, request: InferRequest, spec: ModelSpec, outputs: list[Output]) -> None:
         """The answer; of a decoupled model, one of several."""
@@ -64,6 +66,14 @@ class Reply(Protocol):
     def over(self) -> None:
         """A decoupled model has given all its answers."""
         ...
+
+
+class _Served(NamedTuple):
+    """A model with what a request for it needs."""
+
+    model: Runnable
+    plan: Plan
+    figures: ModelFigures
 
 
 class _Pending:
@@ -81,6 +91,13 @@ class _Pending:
         self.started: Instant = 0
 
 
+def _size_bytes(arrays: Sequence[Any]) -> int:
+    size = 0
+    for array in arrays:
+        size += array.nbytes
+    return size
+
+
 class Engine:
     """One server: its models, its requests, its machine."""
 
@@ -92,7 +109,7 @@ class Engine:
         self._host = ServerHost(self._machine, self, self)
         self._workers = Workers(cores, self._from_worker, self._part_from_worker)
         self._models: dict[int, Runnable] = {}
-        self._serving: dict[str, Runnable] = {}
+        self._serving: dict[str, _Served] = {}
         self._pending: dict[int, _Pending] = {}
         self._queue: deque[ServerEvent] = deque()
         self._busy = False
@@ -111,8 +128,8 @@ class Engine:
         """Serve this loading from now on; one of the same name ends with the requests it has."""
         self._next_key += 1
         self._models[self._next_key] = model
-        self._serving[model.spec.name] = model
-        self.figures.setdefault(model.spec.name, ModelFigures())
+        figures = self.figures.setdefault(model.spec.name, ModelFigures())
+        self._serving[model.spec.name] = _Served(model, plan_of(model.spec), figures)
         self.post(ModelReady(model.spec, self._next_key))
 
     def withdraw(self, name: str) -> None:
@@ -122,13 +139,20 @@ class Engine:
 
     def model(self, name: str, version: str = "") -> Runnable:
         """The model of that name, if it is served."""
+        return self._find(name, version).model
+
+    def _find(self, name: str, version: str) -> _Served:
         found = self._serving.get(name)
         if found is None:
             raise InferError(f"no model {shown(name)} is served here", "not-found")
-        if version and version != found.spec.version:
-            said = f"model {name!r} is served in version {found.spec.version}"
+        if version and version != found.plan.spec.version:
+            said = f"model {name!r} is served in version {found.plan.spec.version}"
             raise InferError(f"{said}, not in {shown(version)}", "not-found")
         return found
+
+    def unix_ms(self, instant: Instant) -> int:
+        """An instant of the engine by the wall clock; zero for one that never was."""
+        return (unix_ns() - (self._clock.now() - instant)) // 1_000_000 if instant else 0
 
     def names(self) -> list[str]:
         """Of the models that are served."""
@@ -137,17 +161,44 @@ class Engine:
     # Requests.
 
     def submit(self, request: InferRequest, reply: Reply, timeout_ns: Duration = 0) -> int:
-        """Take a request in; returns its number. One that does not fit its model is an `InferError`."""
-        model = self.model(request.model, request.version)
-        checked = self._in_memory(model.spec.inputs, request, check(model.spec, request))
+        """Take a request in; returns its number, 0 if it is answered already.
+
+        One that does not fit its model is an `InferError`.
+        """
+        model, plan, figures = self._find(request.model, request.version)
+        spec = plan.spec
+        if spec.decoupled and not reply.streams:
+            raise InferError(f"model {spec.name!r} is decoupled: ask it by ModelStreamInfer, over gRPC", "unsupported")
+        checked = self._in_memory(spec.inputs, request, check(plan, request))
+        pending = _Pending(request, model, checked, figures, reply)
+        held_up = spec.decoupled or self._machine.waiting or self.draining or self._busy
+        if not held_up and model.is_quick(_size_bytes(checked.arrays)):
+            self._answer_at_once(pending)
+            return 0
         self._next_request += 1
         number = self._next_request
-        pending = _Pending(request, model, checked, self.figures[request.model], reply)
         pending.arrived = self._clock.now()
         self._pending[number] = pending
         patience_ns = min(request.timeout_ns or timeout_ns, timeout_ns or request.timeout_ns)
         self.post(Arrived(number, request.model, checked.rows, checked.shapes, request.priority, patience_ns))
         return number
+
+    def _answer_at_once(self, pending: _Pending) -> None:
+        """A run that is shorter than a decision about it: nobody waits, so nobody is overtaken, and no core is held."""
+        began = pending.arrived = self._clock.now()
+        try:
+            arrays = pending.model.run(pending.checked.arrays)  # type: ignore[arg-type]
+        except Exception as error:  # noqa: BLE001  whatever a model does, it is the model's failure
+            self._fail(pending, InferError(failure_of(pending.model, error), "fault"))
+            return
+        took_ns = self._clock.now() - began
+        figures = pending.figures
+        figures.queue.count += 1
+        figures.compute.add(took_ns)
+        figures.ran(pending.checked.rows, took_ns)
+        pending.model.took_at_once(took_ns)
+        if self._answer(pending, arrays):
+            self._succeed(pending)
 
     def cancel(self, number: int) -> None:
         """Nobody waits for it any more: it is not run, or its answer is dropped."""
@@ -235,8 +286,7 @@ class Engine:
             rows.append(pending.checked.rows)
         model = self._models[run.key]
         job = Job(run, model, parts, rows)
-        size = sum(array.nbytes for one in parts for array in one)
-        if model.is_quick(size):
+        if model.is_quick(sum(map(_size_bytes, parts))):
             self._ended(carry_out(job, self._part))
         else:
             self._workers.give(job)
@@ -319,10 +369,11 @@ class Engine:
         return output._replace(place=output.place._replace(size=len(raw)))
 
     def _succeed(self, pending: _Pending) -> None:
-        took_ns = self._clock.now() - pending.arrived
+        now = self._clock.now()
+        took_ns = now - pending.arrived
+        pending.figures.last = now
         pending.figures.succeeded.add(took_ns)
         pending.figures.took.record(took_ns)
-        pending.figures.last_unix_ms = unix_ns() // _MILLION
 
     def _fail(self, pending: _Pending, error: InferError) -> None:
         pending.figures.failed.add(self._clock.now() - pending.arrived)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cotenant.domain.histogram import Recorder
-from cotenant.domain.instant import Duration
+from cotenant.domain.instant import Duration, Instant
 
 
 class Sum:
@@ -29,20 +29,6 @@ class Sum:
 class ModelFigures:
     """Of one model, over all its loadings."""
 
-    __slots__ = (
-        "batches",
-        "cancelled",
-        "compute",
-        "failed",
-        "last_unix_ms",
-        "queue",
-        "refused",
-        "rows",
-        "runs",
-        "succeeded",
-        "took",
-    )
-
     def __init__(self) -> None:
         """All zero."""
         self.succeeded = Sum()
@@ -54,7 +40,7 @@ class ModelFigures:
         self.cancelled = 0
         self.refused: dict[str, int] = {}
         self.batches: dict[int, Sum] = {}
-        self.last_unix_ms = 0
+        self.last: Instant = 0
         self.took = Recorder()
 
     def ran(self, rows: int, took_ns: Duration) -> None:
@@ -63,12 +49,12 @@ class ModelFigures:
         self.rows += rows
         self.batches.setdefault(rows, Sum()).add(took_ns)
 
-    def statistics(self, name: str, version: str) -> dict[str, object]:
+    def statistics(self, name: str, version: str, last_unix_ms: int) -> dict[str, object]:
         """As the protocol shows it; what is prepared before and after a run is counted as part of the run."""
         return {
             "name": name,
             "version": version,
-            "last_inference": self.last_unix_ms,
+            "last_inference": last_unix_ms,
             "inference_count": self.rows,
             "execution_count": self.runs,
             "inference_stats": {

@@ -190,14 +190,11 @@ class GrpcProtocol(asyncio.Protocol):
 
     def _infer(self, stream: int, call: _Call) -> None:
         assert call.message is not None
-        engine = self._serving.site.engine
         reply = _Unary(self, stream)
         try:
             request = read_request(call.message)
             call.message = b""
-            if engine.model(request.model, request.version).spec.decoupled:
-                raise InferError(f"model {request.model!r} is decoupled: ask it by ModelStreamInfer", "unsupported")
-            number = engine.submit(request, reply, call.timeout_ns)
+            number = self._serving.site.engine.submit(request, reply, call.timeout_ns)
         except InferError as error:
             reply.failed(error)
             return
@@ -270,6 +267,7 @@ class _Unary:
     """Where the answer to a call of ModelInfer goes."""
 
     __slots__ = ("_protocol", "_stream")
+    streams = False
 
     def __init__(self, protocol: GrpcProtocol, stream: int) -> None:
         self._protocol = protocol
@@ -290,6 +288,7 @@ class _Streamed:
     """Where the answers to one request of a stream go."""
 
     __slots__ = ("_call", "_protocol", "_stream", "ended", "number", "request")
+    streams = True
 
     def __init__(self, protocol: GrpcProtocol, stream: int, call: _Call) -> None:
         self._protocol = protocol

@@ -84,6 +84,8 @@ class HttpServing:
 class HttpConnection(asyncio.Protocol):
     """One client; requests of one connection are answered one after the other."""
 
+    streams = False
+
     def __init__(self, serving: HttpServing) -> None:
         """Not connected yet."""
         self._serving = serving
@@ -190,10 +192,7 @@ class HttpConnection(asyncio.Protocol):
         if head.encoding and head.encoding != "identity":
             body = memoryview(self._unpacked(body, head.encoding))
         asked = read_request(target.name, target.version, body, head.json_length)
-        engine = self._serving.site.engine
-        if engine.model(target.name, target.version).spec.decoupled:
-            raise InferError(f"model {target.name!r} is decoupled: ask it by ModelStreamInfer, over gRPC", "invalid")
-        number = engine.submit(asked, self)
+        number = self._serving.site.engine.submit(asked, self)
         if self._current is request:
             self._number = number
 

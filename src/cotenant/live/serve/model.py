@@ -12,6 +12,8 @@ from cotenant.format.tensor import Array
 QUICK_NS: Final = 100_000
 """A run that is surely shorter is done on the loop's own thread: handing it to another and back costs as much."""
 _RUNS_TO_TRUST: Final = 16
+_STRIKES: Final = 3
+_FAR_TOO_SLOW: Final = 100
 
 
 class Runnable(Protocol):
@@ -35,6 +37,10 @@ class Runnable(Protocol):
         """What a run took of its thread's time, waits for others left out."""
         ...
 
+    def took_at_once(self, took_ns: Duration) -> None:
+        """What a run took by the clock, that was done where requests are read."""
+        ...
+
     def close(self) -> None:
         """Let go of what it holds."""
         ...
@@ -43,12 +49,13 @@ class Runnable(Protocol):
 class Pace:
     """Whether runs of a model have been quick lately, by the size of what went in."""
 
-    __slots__ = ("_known_bytes", "_runs")
+    __slots__ = ("_known_bytes", "_runs", "_strikes")
 
     def __init__(self) -> None:
         """Nothing is known, so nothing is quick."""
         self._runs = 0
         self._known_bytes = 0
+        self._strikes = 0
 
     def is_quick(self, size_bytes: int) -> bool:
         """True after some runs in a row that were quick, for inputs no larger than theirs."""
@@ -61,6 +68,15 @@ class Pace:
             return
         self._runs += 1
         self._known_bytes = max(self._known_bytes, size_bytes)
+
+    def took_at_once(self, took_ns: Duration) -> None:
+        """By the clock a quick run may look slow, if another process was let in: three in a row count, or one far away."""
+        if took_ns <= QUICK_NS:
+            self._strikes = 0
+            return
+        self._strikes += 1
+        if self._strikes >= _STRIKES or took_ns > _FAR_TOO_SLOW * QUICK_NS:
+            self._runs = self._known_bytes = self._strikes = 0
 
 
 class LoadFailed(Exception):  # noqa: N818  not an error of ours: a model that cannot be served

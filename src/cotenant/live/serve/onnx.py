@@ -95,6 +95,7 @@ class OnnxModel:
         self._texts = [place for place, one in enumerate(spec.inputs) if one.datatype is Datatype.BYTES]
         pace = Pace()
         self.is_quick = pace.is_quick
+        self.took_at_once = pace.took_at_once
         self._pace = pace
 
     def run(self, inputs: Sequence[Array]) -> list[Array]:

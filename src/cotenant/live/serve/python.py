@@ -62,6 +62,9 @@ class PythonModel:
     def took(self, size_bytes: int, took_ns: Duration) -> None:
         """Nothing is learned from it."""
 
+    def took_at_once(self, took_ns: Duration) -> None:
+        """Nor from this."""
+
     def close(self) -> None:
         """Nothing is held."""
 

@@ -73,8 +73,11 @@ class Site:
         """What a model did, or all of them if the name is empty."""
         names = [name] if name else self.engine.names()
         models = [self.engine.model(one, version if name else "") for one in names]
-        figures = self.engine.figures
-        return {"model_stats": [figures[one.spec.name].statistics(one.spec.name, one.spec.version) for one in models]}
+        return {"model_stats": [self._of_model(one.spec.name, one.spec.version) for one in models]}
+
+    def _of_model(self, name: str, version: str) -> dict[str, object]:
+        figures = self.engine.figures[name]
+        return figures.statistics(name, version, self.engine.unix_ms(figures.last))
 
     async def index(self, *, only_ready: bool) -> list[dict[str, str]]:
         """Every model there is, and how it is."""

@@ -60,9 +60,14 @@ def carry_out(job: Job, part: TellPart) -> Outcome:
             inputs = [np.concatenate(column) for column in zip(*job.parts, strict=True)]
             answers = _split(model, model.run(inputs), job.rows)
     except Exception as error:  # noqa: BLE001  whatever a model does, it is the model's failure
-        failure = f"model {model.spec.name!r} failed: {str(error)[:500] or type(error).__name__}"
+        failure = failure_of(model, error)
     model.took(size, thread_ns() - own)
     return Outcome(job.run, answers, failure, monotonic_ns() - began)
+
+
+def failure_of(model: Runnable, error: Exception) -> str:
+    """What a client is told of a model's failure."""
+    return f"model {model.spec.name!r} failed: {str(error)[:500] or type(error).__name__}"
 
 
 def _split(model: Runnable, outputs: Sequence[Array], rows: Sequence[int]) -> list[list[Array]]:
