@@ -43,7 +43,7 @@ def add_bench_command(commands: Any) -> None:
         "--quick",
         action="store_true",
         default=None,
-        help="fill: one pair of each family, about a minute; memory: 2,400 operations; limit: 2 s each; server: 1 round",
+        help="fill: one pair of each family, about a minute; memory: 2,400 operations; limit: 2 s each; server: once",
     )
     sweep = "fill: also a curve over the bound on outstanding offline time"
     bench.add_argument("--sweep-bound", action="store_true", default=None, help=sweep)

@@ -69,6 +69,9 @@ class ServerReport(msgspec.Struct, frozen=True):
     vs_bare_echo_uvloop: float
     vs_fastapi_onnx: float
     vs_bare_echo_onnx: float
+    cpu_vs_fastapi: float
+    """By the processor time of a request in place of requests per second: what a busy machine changes less."""
+    cpu_vs_bare_echo: float
 
 
 class _Contender(msgspec.Struct, frozen=True):
@@ -221,6 +224,8 @@ def _median(figures: list[ServerFigures]) -> ServerFigures:
 def _report(rounds: int, figures: list[ServerFigures]) -> ServerReport:
     top = {one.name: one.rps for one in figures if one.concurrency == CONCURRENCIES[-1]}
 
+    cpu = {one.name: one.cpu_us_per_request for one in figures if one.concurrency == CONCURRENCIES[-1]}
+
     def ratio(ours: str, theirs: str) -> float:
         return round(top[ours] / top[theirs], 2)
 
@@ -232,4 +237,6 @@ def _report(rounds: int, figures: list[ServerFigures]) -> ServerReport:
         vs_bare_echo_uvloop=ratio("grpc", "grpc.aio uvloop echo"),
         vs_fastapi_onnx=ratio("http onnx", "fastapi"),
         vs_bare_echo_onnx=ratio("grpc onnx", "grpc.aio echo"),
+        cpu_vs_fastapi=round(cpu["fastapi"] / max(cpu["http"], 0.1), 2),
+        cpu_vs_bare_echo=round(cpu["grpc.aio echo"] / max(cpu["grpc"], 0.1), 2),
     )

@@ -260,7 +260,7 @@ class HttpConnection(asyncio.Protocol):
             body = pack(body, head.accepts[0])
             extra += b"Content-Encoding: " + head.accepts[0].encode() + b"\r\n"
         stay = head.keep_alive and not self._serving.leaving
-        lead = _lead(status, kind, stay=stay) + extra + b"Content-Length: %d\r\n\r\n" % len(body)
+        lead = _lead(status, kind, stay) + extra + b"Content-Length: %d\r\n\r\n" % len(body)
         transport.write(lead if head.method == "HEAD" else lead + body)
         if not stay:
             transport.close()
@@ -270,12 +270,12 @@ class HttpConnection(asyncio.Protocol):
     def _refuse(self, status: int, text: str) -> None:
         if self._transport is not None:
             body = write_error(text)
-            lead = _lead(status, JSON, stay=False)
+            lead = _lead(status, JSON, False)
             self._transport.write(lead + b"Content-Length: %d\r\n\r\n" % len(body) + body)
             self._transport.close()
 
 
 @functools.cache
-def _lead(status: int, kind: bytes, *, stay: bool) -> bytes:
+def _lead(status: int, kind: bytes, stay: bool) -> bytes:  # noqa: FBT001  by place, which a cache is quicker by
     ending = b"" if stay else b"Connection: close\r\n"
     return b"HTTP/1.1 %d %s\r\nContent-Type: %s\r\n" % (status, _REASONS[status].encode(), kind) + ending

@@ -70,7 +70,7 @@ class Pace:
         self._known_bytes = max(self._known_bytes, size_bytes)
 
     def took_at_once(self, took_ns: Duration) -> None:
-        """By the clock a quick run may look slow, if another process was let in: three in a row count, or one far away."""
+        """By the clock a quick run may look slow if others were let in: three in a row count, or one far off."""
         if took_ns <= QUICK_NS:
             self._strikes = 0
             return
