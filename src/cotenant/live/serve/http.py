@@ -94,6 +94,8 @@ class HttpConnection(asyncio.Protocol):
         self._current: HttpRequest | None = None
         self._number = 0
         self._paused = False
+        self._unread = False
+        """The client does not read its answers."""
         self._old = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -134,13 +136,17 @@ class HttpConnection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The client does not read: nothing more is read from it either."""
-        self._hold(paused=True)
+        self._unread = True
+        self._hold()
 
     def resume_writing(self) -> None:
         """The client reads again."""
-        self._hold(paused=False)
+        self._unread = False
+        self._advance()
 
-    def _hold(self, *, paused: bool) -> None:
+    def _hold(self) -> None:
+        """Read from the client, or not: not while it does not read, nor while it is far ahead of its answers."""
+        paused = self._unread or self._reader.waiting > _PIPELINE_LIMIT
         if self._transport is None or paused == self._paused:
             return
         self._paused = paused
@@ -162,16 +168,14 @@ class HttpConnection(asyncio.Protocol):
 
     def _advance(self) -> None:
         """Take up requests until one has to wait."""
-        while self._current is None and self._transport is not None:
+        while self._current is None and self._transport is not None and not self._unread:
             request = self._reader.next()
             if request is None:
                 break
             self._current = request
             self._take(request)
-        if self._reader.waiting > _PIPELINE_LIMIT:
-            self._hold(paused=True)
-        elif self._paused and self._reader.waiting <= _PIPELINE_LIMIT // 2:
-            self._hold(paused=False)
+        if self._paused or self._reader.waiting > _PIPELINE_LIMIT:
+            self._hold()
 
     def _take(self, request: HttpRequest) -> None:
         try:
