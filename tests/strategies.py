@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from cotenant.domain.action import (
     Action,
+    Adjusted,
     Confirm,
     Crowd,
     Grant,
@@ -20,6 +21,7 @@ from cotenant.domain.action import (
     Suspend,
     Watch,
 )
+from cotenant.domain.control import Adjustment, Cause, ControlLimits, Dial
 from cotenant.domain.event import (
     SLOTS_LIMIT,
     Event,
@@ -42,6 +44,7 @@ from cotenant.domain.event import (
     QuitAsked,
     RulesChanged,
     ShareChanged,
+    SharesAdjusted,
     TenantDrained,
     TenantFaulted,
     TenantHangs,
@@ -62,7 +65,10 @@ from cotenant.domain.histogram import Histogram, Recorder
 from cotenant.domain.plan import Reason, Reject
 from cotenant.domain.protect import EVICTIONS_LIMIT, Block, GpuSample, GpuWatch, Health, OnPressure, Stage, Standing
 from cotenant.domain.tenant import Departure, Kind, Tenant, TenantSpec, TenantView, Terms
-from cotenant.format.config import Config, DirectoriesConfig, GpuConfig, NodeConfig, ProtectConfig, RunConfig
+from cotenant.domain.use import WIDTHS_LIMIT, TaskUse
+from cotenant.format.config import Config, DirectoriesConfig, GpuConfig, NodeConfig, RunConfig
+from cotenant.format.config_control import ControlConfig
+from cotenant.format.config_protect import ProtectConfig
 from cotenant.format.journal import Turn
 from cotenant.format.toml import DurationNs, ShareOfWhole, SizeBytes
 
@@ -75,6 +81,14 @@ small = st.integers(0, 10_000)
 # What UTF-8 can carry: everything but lone surrogates.
 texts = st.text(st.characters(codec="utf-8"), max_size=40)
 names = st.from_regex(r"([A-Za-z0-9][A-Za-z0-9._-]{0,63})?", fullmatch=True)
+
+
+task_uses = st.builds(
+    TaskUse,
+    shares,
+    st.lists(st.tuples(shares, shares), max_size=WIDTHS_LIMIT).map(tuple),
+    *(shares, amounts, amounts, amounts, amounts, shares),
+)
 
 
 @st.composite
@@ -93,6 +107,7 @@ def specs(draw: st.DrawFn) -> TenantSpec:
         draw(st.sampled_from(OnPressure)),
         draw(amounts),
         draw(st.sampled_from(Limit)),
+        draw(st.none() | task_uses),
     )
 
 
@@ -116,15 +131,23 @@ gate_changes = st.builds(
     st.none() | gate_policies,
     *(st.none() | values for values in (amounts, shares, amounts, amounts, shares)),
 )
+slot_shares = st.lists(st.tuples(small, shares), max_size=3).map(tuple)
+adjustments = st.builds(
+    Adjustment, small, shares, st.sampled_from(Cause), texts, slot_shares, st.integers(-1, 9), small
+)
+control_limits = st.builds(
+    ControlLimits, amounts, st.sampled_from(["feedback", "off"]), *(shares, shares, shares, shares)
+)
 node_settings = st.builds(
     NodeSettings,
     st.integers(0, SLOTS_LIMIT),
     amounts,
     amounts,
-    st.sampled_from(["spread", "pack"]),
+    st.sampled_from(["spread", "pack", "predict"]),
     st.sampled_from(["reserve", "overcommit"]),
     st.lists(gpus, max_size=3).map(tuple),
     gate_rules,
+    control=control_limits,
 )
 known_or_not = st.integers(-1, LARGEST)
 gpu_samples = st.builds(GpuSample, *(known_or_not for _ in range(5)), amounts, amounts)
@@ -167,6 +190,7 @@ events: st.SearchStrategy[Event] = st.one_of(
         st.lists(gpu_watches, max_size=2).map(tuple),
         st.lists(st.builds(WaitingJoin, small, small, small, specs(), small, instants), max_size=2).map(tuple),
         st.lists(st.builds(OnlineFirst, small, st.just(("a",)), known_or_not), max_size=2).map(tuple),
+        st.lists(st.builds(Dial, small, shares, slot_shares), max_size=2).map(tuple),
     ),
     st.builds(GpuSeen, small, gpu_samples),
     st.builds(GpuFaulted, small, small, st.integers(-1, 9), small),
@@ -198,6 +222,7 @@ events: st.SearchStrategy[Event] = st.one_of(
     st.builds(PriorityChanged, small, small, st.booleans(), names, st.integers(0, 9)),
     st.builds(ShareChanged, small, small, st.booleans(), names, st.none() | shares, st.none() | st.sampled_from(Limit)),
     st.builds(RulesChanged, small, st.booleans(), gate_changes),
+    st.builds(SharesAdjusted, adjustments),
     st.builds(GpusFound, st.lists(gpus, max_size=3).map(tuple)),
     st.just(Woke()),
     st.builds(NodeStopping, texts),
@@ -216,6 +241,7 @@ actions: st.SearchStrategy[Action] = st.one_of(
     st.builds(Suspend, small, small, small, texts),
     st.builds(Restore, small, small, small),
     st.builds(Watch, small, small, gpu_watches),
+    st.builds(Adjusted, small, adjustments, shares),
     st.builds(MpsRestart, small, small),
     st.builds(Stop, small, texts),
 )
@@ -270,6 +296,13 @@ configs = st.builds(
         clock_low=shares.map(ShareOfWhole),
         high_samples=st.integers(1, 10_000),
         backoff_cap=durations_in_config,
+    ),
+    control=st.builds(
+        ControlConfig,
+        adjust=st.sampled_from(["feedback", "fixed", "aimd", "off"]),
+        adjust_period=durations_in_config,
+        slo_headroom=shares.map(ShareOfWhole),
+        online_least=shares.map(ShareOfWhole),
     ),
     gpu=st.lists(st.builds(GpuConfig, name=texts.filter(bool), memory=sizes_in_config), max_size=3).map(tuple),
 )

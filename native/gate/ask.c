@@ -2,23 +2,13 @@
 #include "gate/claim.h"
 #include "gate/debt.h"
 #include "gate/limit.h"
+#include "gate/loss.h"
+#include "gate/price.h"
 #include "gate/words.h"
 
 enum { PAUSE_LOOK_NS = 5 * 1000 * 1000, AGAIN_NS = 2 * 1000, WAITED_FOR_NS = 50 * 1000 };
 
 /* ---- what is seen of the others --------------------------------------------------------------------------------- */
-
-struct sight {
-    int is_active;         /* somebody above has work, or is expected back */
-    uint64_t open_ns;      /* their work is over by then */
-    uint64_t end_ns;       /* the first of them is expected back then at the earliest */
-    uint64_t latest_ns;    /* and hardly after then */
-    uint64_t opens_ns;     /* what it launches then is over by then, if it is like the last */
-    uint64_t quiet_ns;     /* all of them are quiet by then */
-    uint64_t pieces_per_s; /* kernels that they launch, as far as they are expected to */
-    uint64_t submitted_ns; /* expected device time of what we and those beside us have submitted */
-    uint64_t sequence[CT_GATE_SEATS];
-};
 
 static int is_asking(const struct ct_gate_page *page, uint64_t now_ns)
 {
@@ -125,51 +115,6 @@ static struct ct_gate_answer wait_for(uint32_t reason, uint64_t until_ns)
     return (struct ct_gate_answer){.pass = 0, .reason = reason, .until_ns = until_ns};
 }
 
-/* What a change of the process on the device costs, when ours would be the first since one above launched. */
-static uint64_t cost_of(const struct ct_gate *gate)
-{
-    return gate->has_switched || gate->is_mps ? 0 : gate->switch_ns;
-}
-
-/* What one above loses in the mean if our work ends then. Its launch is as likely at any instant between the earliest and
- * the latest expected; past the latest, in as long as it has been waited for. */
-static uint64_t loss_at(const struct sight *sight, uint64_t until_ns, uint64_t now_ns)
-{
-    const uint64_t from_ns = later(sight->end_ns, now_ns), over_ns = left(until_ns, from_ns);
-    const uint64_t width_ns = later(left(sight->latest_ns, from_ns), left(now_ns, sight->end_ns));
-    if (over_ns >= width_ns)
-        return over_ns - width_ns / 2;
-    return over_ns < UINT32_MAX ? over_ns * over_ns / width_ns / 2 : over_ns / 2;
-}
-
-/* What they lose by one that gives way block by block: what comes until it is over waits for a part of a block. */
-static uint64_t loss_beside(const struct ct_gate_wish *wish, const struct sight *sight, uint64_t now_ns)
-{
-    const uint64_t until_ns = plus(now_ns, plus(sight->submitted_ns, wish->expect_ns));
-    /* What was launched and has not begun may begin at any instant. */
-    const uint64_t from_ns = now_ns < sight->open_ns ? now_ns : later(sight->end_ns, now_ns);
-    const uint64_t over_ns = left(until_ns, from_ns);
-    if (!over_ns)
-        return 0;
-    const uint64_t pieces = sooner(over_ns, UINT32_MAX) * sight->pieces_per_s / UINT64_C(1000000000);
-    return plus(ct_gate_yielded(plus(pieces, 1), wish->grain_ns), 1);
-}
-
-/* What those above lose in the mean by this kernel in a gap; hardly any takes as long as it may, so mostly the mean counts. */
-static uint64_t loss_of(const struct ct_gate *gate, const struct ct_gate_wish *wish, const struct sight *sight,
-                        uint64_t now_ns)
-{
-    const uint64_t cost_ns = cost_of(gate), from_ns = plus(now_ns, plus(sight->submitted_ns, plus(cost_ns, cost_ns)));
-    const uint64_t sure_ns = later(wish->sure_ns, wish->expect_ns);
-    if (!cost_ns && plus(from_ns, sure_ns) <= sight->end_ns)
-        return 0;
-    const uint64_t mean_ns = loss_at(sight, plus(from_ns, wish->expect_ns), now_ns);
-    const uint64_t most_ns = loss_at(sight, plus(from_ns, sure_ns), now_ns);
-    const uint64_t loss_ns = plus(mean_ns - mean_ns / 4 + most_ns / 4, cost_ns + 1);
-    /* One that ends in time in the mean only is not for nothing, though no kernel of theirs is expected to meet it. */
-    return wish->grain_ns && !cost_ns ? sooner(loss_ns, later(loss_beside(wish, sight, now_ns), 1)) : loss_ns;
-}
-
 /* What those above lose for certain is charged at once; what they are to lose in the mean is spent. */
 static void charge_upfront(struct ct_gate *gate, const struct ct_gate_wish *wish, uint32_t reason,
                            const struct sight *sight, uint64_t now_ns)
@@ -181,11 +126,11 @@ static void charge_upfront(struct ct_gate *gate, const struct ct_gate_wish *wish
     if (reason != CT_GATE_GAP && reason != CT_GATE_BESIDE)
         return;
     const uint64_t loss_ns =
-        reason == CT_GATE_GAP ? loss_of(gate, wish, sight, now_ns) : loss_beside(wish, sight, now_ns);
+        reason == CT_GATE_GAP ? ct_price_gap(gate, wish, sight, now_ns) : ct_price_beside(wish, sight, now_ns);
     if (loss_ns)
         ct_gate_spend(gate, loss_ns, now_ns);
-    if (cost_of(gate))
-        ct_gate_charge(gate, cost_of(gate), now_ns);
+    if (ct_price_switch(gate))
+        ct_gate_charge(gate, ct_price_switch(gate), now_ns);
 }
 
 /* Announces the kernel and writes down what is known of those above, so that what it costs them can be told later. */
@@ -206,6 +151,7 @@ static struct ct_gate_answer pass(struct ct_gate *gate, const struct ct_gate_wis
     else if (gate->grain_ns) /* all that runs gives way, or none of it does */
         gate->grain_ns = wish->grain_ns ? later(gate->grain_ns, wish->grain_ns) : 0;
     ct_gate_announce(gate, wish, now_ns);
+    ct_loss_show(gate);
     STORE(gate->mine->wanted_ns, 0);
     gate->charged_from_ns = now_ns;
     gate->charged_until_ns = reason == CT_GATE_LEAST ? 0 : LOAD(gate->mine->busy_ns); /* 0: it was promised */
@@ -251,9 +197,9 @@ static struct ct_gate_answer ask_free(struct ct_gate *gate, const struct ct_gate
                                       uint64_t now_ns)
 {
     const uint64_t debt_ns = ct_gate_debt(gate, now_ns), lead_ns = sooner(CT_GATE_LEAD_NS, gate->bound_ns);
-    if (debt_ns > CT_GATE_BURST_NS && gate->delay_ppm)
+    if (debt_ns > CT_GATE_BURST_NS)
         return wait_for(CT_GATE_DEBT, plus(now_ns, debt_ns - CT_GATE_BURST_NS));
-    if (sight->submitted_ns > lead_ns && plus(sight->submitted_ns, wish->expect_ns) > gate->bound_ns)
+    if (sight->submitted_ns > lead_ns && plus(sight->submitted_ns, wish->expect_ns) > ct_price_bound(gate, wish))
         return wait_for(CT_GATE_BOUND, plus(now_ns, sight->submitted_ns - lead_ns));
     return pass_if_unchanged(gate, wish, CT_GATE_FREE, sight, now_ns);
 }
@@ -262,19 +208,19 @@ static struct ct_gate_answer ask_free(struct ct_gate *gate, const struct ct_gate
 static struct ct_gate_answer ask_gap(struct ct_gate *gate, const struct ct_gate_wish *wish, const struct sight *sight,
                                      uint64_t since_ns, uint64_t now_ns)
 {
-    const uint64_t submitted_ns = sight->submitted_ns, cost_ns = cost_of(gate), lead_ns = CT_GATE_LEAD_NS / 2;
+    const uint64_t submitted_ns = sight->submitted_ns, cost_ns = ct_price_switch(gate);
     const uint64_t taken_ns = plus(submitted_ns, plus(cost_ns, cost_ns)), debt_ns = ct_gate_debt(gate, now_ns);
     const int is_due = now_ns >= sight->end_ns;
     if (!wish->may_fill)
         return wait_for(CT_GATE_DUE, sight->quiet_ns);
     if (debt_ns > CT_GATE_HARD_DEBT_NS)
         return wait_for(CT_GATE_DEBT, plus(now_ns, debt_ns - CT_GATE_HARD_DEBT_NS));
-    const uint64_t loss_ns = loss_of(gate, wish, sight, now_ns);
+    const uint64_t loss_ns = ct_price_gap(gate, wish, sight, now_ns);
     const uint64_t at_ns = loss_ns ? ct_gate_spendable_at(gate, loss_ns, wish->expect_ns, since_ns, now_ns) : now_ns;
     if (at_ns > now_ns) /* before its next work is over there is no use in looking */
         return wait_for(is_due ? CT_GATE_DUE : CT_GATE_TIGHT, sooner(at_ns, is_due ? sight->quiet_ns : sight->opens_ns));
-    if (submitted_ns > lead_ns && plus(submitted_ns, wish->expect_ns) > CT_GATE_DEPTH_NS)
-        return wait_for(CT_GATE_BOUND, plus(now_ns, submitted_ns - lead_ns));
+    if (ct_price_is_deep(gate, wish, sight, now_ns))
+        return wait_for(CT_GATE_BOUND, plus(now_ns, submitted_ns - CT_GATE_LEAD_NS / 2));
     if (better_waits(gate, later(wish->sure_ns, wish->expect_ns), left(sight->end_ns, plus(now_ns, taken_ns)), since_ns,
                      now_ns))
         return wait_for(CT_GATE_OTHER, plus(now_ns, AGAIN_NS));
@@ -295,7 +241,7 @@ static uint64_t beside_at(const struct ct_gate *gate, const struct ct_gate_wish 
 {
     if (!wish->grain_ns || !wish->expect_ns)
         return CT_GATE_NEVER;
-    return ct_gate_spendable_at(gate, loss_beside(wish, sight, now_ns), wish->expect_ns, since_ns, now_ns);
+    return ct_gate_spendable_at(gate, ct_price_beside(wish, sight, now_ns), wish->expect_ns, since_ns, now_ns);
 }
 
 static struct ct_gate_answer ask_below(struct ct_gate *gate, const struct ct_gate_wish *wish, const struct sight *sight,
@@ -312,10 +258,10 @@ static struct ct_gate_answer ask_below(struct ct_gate *gate, const struct ct_gat
         answer = ask_gap(gate, wish, sight, since_ns, now_ns);
     if (answer.pass || answer.reason > CT_GATE_DUE)
         return answer;
-    const uint64_t lead_ns = CT_GATE_LEAD_NS / 2, beside_ns = beside_at(gate, wish, sight, since_ns, now_ns);
+    const uint64_t beside_ns = beside_at(gate, wish, sight, since_ns, now_ns);
     if (beside_ns <= now_ns) {
-        if (sight->submitted_ns > lead_ns && plus(sight->submitted_ns, wish->expect_ns) > CT_GATE_DEPTH_NS)
-            return wait_for(CT_GATE_BOUND, plus(now_ns, sight->submitted_ns - lead_ns));
+        if (ct_price_is_deep(gate, wish, sight, now_ns))
+            return wait_for(CT_GATE_BOUND, plus(now_ns, sight->submitted_ns - CT_GATE_LEAD_NS / 2));
         /* What is left of a gap is for those whom it lets pass. */
         const uint64_t room_ns = left(sight->end_ns, plus(now_ns, sight->submitted_ns));
         if (now_ns >= sight->open_ns &&
@@ -347,18 +293,6 @@ static void show_wish(struct ct_gate *gate, const struct ct_gate_wish *wish, int
     SHOW(gate->mine->asked_ns, now_ns);
 }
 
-/* Whether what it has submitted already keeps it from submitting more. A tenant that is to end has one launch on the device
- * at a time, whichever of its processes it is of, for as long as it takes: a kill must not find more. */
-static int is_full_with(const struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t now_ns)
-{
-    if (gate->is_ending)
-        return gate->unconfirmed || believed(LOAD(gate->mine->busy_ns), now_ns) > now_ns;
-    if (!gate->above_count && !gate->beside_count) /* held back by nothing but its own share: nobody waits for it */
-        return 0;
-    const uint64_t bound_ns = gate->above_count ? gate->bound_ns : later(gate->bound_ns, CT_LIMIT_AHEAD_NS);
-    return gate->unconfirmed > 1 && plus(gate->unconfirmed_ns, weight_of(gate, wish->expect_ns)) > bound_ns;
-}
-
 struct ct_gate_answer ct_gate_ask(struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t since_ns,
                                   uint64_t now_ns)
 {
@@ -369,7 +303,7 @@ struct ct_gate_answer ct_gate_ask(struct ct_gate *gate, const struct ct_gate_wis
         ADD(gate->mine->counts.passed[CT_GATE_TOP], 1);
         return (struct ct_gate_answer){.pass = 1, .reason = CT_GATE_TOP, .until_ns = now_ns};
     }
-    const int is_full = is_full_with(gate, wish, now_ns);
+    const int is_full = ct_limit_is_full(gate, wish, now_ns);
     show_wish(gate, wish, wish->may_fill && !is_full && !gate->is_paused, now_ns);
     ct_gate_settle(gate, now_ns);
     if (gate->is_paused)
@@ -378,7 +312,7 @@ struct ct_gate_answer ct_gate_ask(struct ct_gate *gate, const struct ct_gate_wis
     sight.submitted_ns = submitted_by(gate, now_ns);
     if (is_full) {
         if (gate->is_ending || left(now_ns, since_ns) / 8 < plus(CT_GATE_STUCK_NS / 8, gate->unconfirmed_ns))
-            return wait_for(CT_GATE_BOUND, later(believed(LOAD(gate->mine->busy_ns), now_ns), plus(now_ns, AGAIN_NS)));
+            return wait_for(CT_GATE_BOUND, ct_limit_room_at(gate, wish, now_ns));
         ADD(gate->mine->counts.stuck, 1);
         return pass(gate, wish, CT_GATE_STUCK, &sight, now_ns);
     }

@@ -1,6 +1,7 @@
 /* What have those above lost to those below, and how long does that keep the gate closed? */
 #include "gate/debt.h"
 
+#include "gate/loss.h"
 #include "gate/words.h"
 
 enum { PPM = 1000 * 1000, CHEAP = 4 };
@@ -17,7 +18,7 @@ uint64_t ct_gate_earned_in(uint64_t amount_ns, uint64_t ppm)
         return CT_GATE_CLOSED_NS; /* nothing is ever earned: what was lost all the same closes the gaps for a while */
     if (amount_ns > UINT64_MAX / PPM)
         return CT_GATE_DEBT_MOST_NS;
-    return sooner(amount_ns * PPM / sooner(ppm, PPM), CT_GATE_DEBT_MOST_NS);
+    return sooner(amount_ns * PPM / ppm, CT_GATE_DEBT_MOST_NS);
 }
 
 /* An instant of another boot, or a scribble, must not close the gate for good. */
@@ -28,7 +29,7 @@ static uint64_t owed(uint64_t debt_ns, uint64_t now_ns)
 
 uint64_t ct_gate_spared_ppm(const struct ct_gate *gate)
 {
-    const uint64_t spared_ppm = sooner(gate->delay_ppm, PPM) * gate->duty_ppm / PPM;
+    const uint64_t spared_ppm = gate->delay_ppm * gate->duty_ppm / PPM;
     return gate->delay_ppm && !spared_ppm ? 1 : spared_ppm;
 }
 
@@ -38,6 +39,7 @@ static void count_duty(struct ct_gate *gate, uint64_t now_ns)
     uint64_t active_ns = 0;
     if (left(now_ns, gate->duty_from_ns) < CT_GATE_DUTY_NS)
         return;
+    ct_loss_look(gate);
     for (uint32_t i = 0; i < gate->above_count; i++)
         if (SEE(gate->above[i].page->generation) == gate->above[i].generation)
             active_ns = plus(active_ns, LOAD(gate->above[i].page->active_ns));
@@ -52,18 +54,42 @@ static void count_duty(struct ct_gate *gate, uint64_t now_ns)
     gate->duty_active_ns = active_ns;
 }
 
-uint64_t ct_gate_debt(const struct ct_gate *gate, uint64_t now_ns)
+static uint64_t owed_by(const struct ct_gate_peer *peer, uint32_t count, uint64_t now_ns)
 {
-    return owed(LOAD(gate->floor->debt_ns), now_ns);
+    uint64_t most_ns = 0;
+    for (uint32_t i = 0; i < count; i++)
+        if (SEE(peer[i].page->generation) == peer[i].generation)
+            most_ns = later(most_ns, owed(LOAD(peer[i].page->owes_ns), now_ns));
+    return most_ns;
 }
 
-void ct_gate_charge(struct ct_gate *gate, uint64_t lost_ns, uint64_t now_ns)
+/* What was charged last by somebody who is gone is forgiven, back to what the last of those who are there was charged. */
+static uint64_t owed_of(const struct ct_gate *gate, uint64_t debt_ns, uint64_t now_ns)
 {
-    uint64_t debt_ns = LOAD(gate->floor->debt_ns), more_ns = ct_gate_earned_in(lost_ns, ct_gate_spared_ppm(gate)), paid_ns;
-    do
-        paid_ns = plus(now_ns, sooner(owed(debt_ns, now_ns) + more_ns, CT_GATE_DEBT_MOST_NS));
-    while (!atomic_compare_exchange_weak_explicit(&gate->floor->debt_ns, &debt_ns, paid_ns, memory_order_relaxed,
-                                                  memory_order_relaxed));
+    const uint64_t owed_ns = owed(debt_ns, now_ns), mine_ns = owed(LOAD(gate->mine->owes_ns), now_ns);
+    if (owed_ns <= mine_ns)
+        return owed_ns;
+    const uint64_t others_ns =
+        later(owed_by(gate->above, gate->above_count, now_ns), owed_by(gate->beside, gate->beside_count, now_ns));
+    return sooner(owed_ns, later(mine_ns, others_ns));
+}
+
+uint64_t ct_gate_debt(const struct ct_gate *gate, uint64_t now_ns)
+{
+    return owed_of(gate, SEE(gate->floor->debt_ns), now_ns);
+}
+
+void ct_gate_charge(struct ct_gate *gate, uint64_t thought_ns, uint64_t now_ns)
+{
+    const uint64_t lost_ns = ct_loss_scaled(gate, thought_ns);
+    const uint64_t more_ns = ct_gate_earned_in(lost_ns, ct_gate_spared_ppm(gate));
+    uint64_t debt_ns = SEE(gate->floor->debt_ns), paid_ns;
+    do {
+        paid_ns = plus(now_ns, sooner(owed_of(gate, debt_ns, now_ns) + more_ns, CT_GATE_DEBT_MOST_NS));
+        STORE(gate->mine->owes_ns, paid_ns); /* before the floor says so: whoever sees the one sees the other */
+    } while (!atomic_compare_exchange_weak_explicit(&gate->floor->debt_ns, &debt_ns, paid_ns, memory_order_acq_rel,
+                                                    memory_order_acquire));
+    atomic_fetch_add_explicit(&gate->floor->charged_ns, sooner(thought_ns, CT_GATE_FAR_NS), memory_order_relaxed);
     ADD(gate->mine->counts.overruns, 1);
     ADD(gate->mine->counts.overrun_ns, lost_ns);
     ADD(gate->mine->counts.overrun[power_of(lost_ns)], 1);
@@ -92,15 +118,16 @@ uint64_t ct_gate_spendable_at(const struct ct_gate *gate, uint64_t loss_ns, uint
 {
     if (gate->policy != CT_GATE_FILL || !gate->delay_ppm)
         return CT_GATE_NEVER;
-    const uint64_t earned_ns = ct_gate_earned_in(loss_ns, ct_gate_spared_ppm(gate)), debt_ns = ct_gate_debt(gate, now_ns);
-    if (loss_ns <= worth_ns / CHEAP)
+    const uint64_t earned_ns = ct_gate_earned_in(ct_loss_scaled(gate, loss_ns), ct_gate_spared_ppm(gate));
+    const uint64_t debt_ns = ct_gate_debt(gate, now_ns);
+    if (loss_ns <= worth_ns / CHEAP || loss_ns <= sooner(worth_ns, UINT32_MAX) * gate->delay_ppm / PPM)
         return later(plus(spent(gate, now_ns), earned_ns), plus(now_ns, left(debt_ns, CT_GATE_BURST_NS)));
     return later(plus(later(gate->spent_ns, since_ns), earned_ns), plus(now_ns, debt_ns));
 }
 
 void ct_gate_spend(struct ct_gate *gate, uint64_t loss_ns, uint64_t now_ns)
 {
-    gate->spent_ns = plus(spent(gate, now_ns), ct_gate_earned_in(loss_ns, ct_gate_spared_ppm(gate)));
+    gate->spent_ns = plus(spent(gate, now_ns), ct_gate_earned_in(ct_loss_scaled(gate, loss_ns), ct_gate_spared_ppm(gate)));
 }
 
 uint64_t ct_gate_yielded(uint64_t pieces, uint64_t grain_ns)

@@ -1,5 +1,7 @@
 /* The gate as one tenant has it: what the roster says of the others, and what the own page says to them. */
 #include "gate/limit.h"
+#include "gate/loss.h"
+#include "gate/request.h"
 #include "gate/words.h"
 
 #include <string.h>
@@ -40,9 +42,12 @@ static void keep(const struct ct_gate_peer *known, uint32_t count, struct ct_gat
         if (known[i].slot == peer->slot && known[i].generation == peer->generation) {
             peer->seen = known[i].seen;
             peer->observed = known[i].observed;
+            peer->told = known[i].told;
+            peer->told_at = known[i].told_at;
             return;
         }
-    peer->seen = peer->observed = SEE(peer->page->sequence);
+    peer->seen = peer->observed = peer->told_at = SEE(peer->page->sequence);
+    peer->told = LOAD(peer->page->told);
 }
 
 /* Who is to end lets everybody go first, its equals too. */
@@ -93,11 +98,15 @@ static void move_in(struct ct_gate *gate)
     _Atomic uint64_t *count = (_Atomic uint64_t *)&page->counts;
     for (size_t i = 0; i < sizeof page->counts / sizeof *count; i++)
         STORE(count[i], 0);
+    ct_gate_request_clear(page);
     STORE(page->wanted_ns, 0);
     STORE(page->paid_ns, 0);
     STORE(page->paid_ppm, 0);
     STORE(page->over_ns, 0);
     STORE(page->part_ppm, 0);
+    STORE(page->lost_ns, 0);
+    STORE(page->told, 0);
+    STORE(page->owes_ns, 0);
     STORE(page->pieces, 0);
     STORE(page->active_ns, 0);
     STORE(page->marked_ns, 0);
@@ -136,7 +145,7 @@ void ct_gate_reread(struct ct_gate *gate)
     }
     gate->policy = rules.policy;
     gate->bound_ns = rules.bound_ns;
-    gate->delay_ppm = rules.delay_ppm;
+    gate->delay_ppm = sooner(rules.delay_ppm, CT_GATE_DELAY_MOST_PPM);
     gate->patience_ns = rules.patience_ns;
     gate->switch_ns = rules.switch_ns;
     gate->spin_ppm = rules.spin_ppm;
@@ -199,6 +208,7 @@ void ct_gate_announce(struct ct_gate *gate, const struct ct_gate_wish *wish, uin
     if (!wish->expect_ns)
         STORE(mine->unsure_ns, now_ns);
     be_active(gate, now_ns);
+    ct_loss_announced(gate, wish->expect_ns, now_ns);
     STORE(mine->recent_ns[(sequence + 1) % CT_GATE_RECENT], now_ns);
     SHOW(mine->busy_ns, after(later(busy_ns, now_ns), wish->expect_ns, now_ns));
     SHOW(mine->next_ns, next_ns);
@@ -208,6 +218,7 @@ void ct_gate_announce(struct ct_gate *gate, const struct ct_gate_wish *wish, uin
     SHOW(mine->at_ns, now_ns);
     /* Several processes of a tenant may launch at once: the count must not lose one, whatever the rest says. */
     atomic_fetch_add_explicit(&mine->sequence, 1, memory_order_release);
+    gate->announced++;
 }
 
 void ct_gate_withdrawn(struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t now_ns)
@@ -228,6 +239,7 @@ void ct_gate_rest(struct ct_gate *gate, uint64_t low_ns, uint64_t high_ns, int i
     if (LOAD(mine->marked_ns))
         be_active(gate, now_ns);
     if (is_drained) {
+        ct_loss_drained(gate, now_ns);
         STORE(mine->marked_ns, 0);
         STORE(mine->unsure_ns, 0); /* however long it was: it is over */
     }

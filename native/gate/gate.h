@@ -32,6 +32,8 @@ enum {
     CT_GATE_DUTY_LEAST_PPM = 300 * 1000, /* one that is hardly there can spare as if it were there this much */
 };
 
+enum { CT_GATE_DELAY_MOST_PPM = 100 * 1000 * 1000 }; /* those above may take a hundred times as long, and no longer */
+
 /* No debt is longer: at 2 %, 1.2 s lost at once are charged in full. */
 #define CT_GATE_DEBT_MOST_NS UINT64_C(60000000000)
 /* No tenant foresees more than this: an instant further ahead is a scribble, or of another boot, and means nothing. */
@@ -63,6 +65,7 @@ enum ct_gate_reason {
 /* A tenant as this one knows it from the roster. */
 struct ct_gate_peer {
     const struct ct_gate_page *page;
+    uint64_t told, told_at; /* how often it told what it lost, and its sequence then, when that was last taken in */
     uint64_t seen, observed; /* its sequence at our last admission, and the latest that we ever read */
     uint32_t generation;
     uint32_t slot, priority;
@@ -97,11 +100,25 @@ struct ct_gate {
     uint64_t grain_ns;                    /* what each kernel of those above waits for at most, of that work; 0: for all */
     uint64_t duty_ppm;                    /* of the time, how much those above were active lately */
     uint64_t duty_from_ns, duty_active_ns; /* since when that is counted, and what their pages said then */
+    struct ct_gate_burst {
+        uint64_t begin_ns, end_ns; /* work that its host has not waited for: since when, and expected until when; 0: none */
+        int is_unsure;             /* of some of it nobody knows how long it takes */
+        int64_t clean_ns;          /* how much later the host was out of its wait when nobody below had run: in the mean */
+        uint32_t clean_count;      /* of how many */
+        uint32_t met;              /* waits since then beside whom others ran */
+    } burst;
+    struct ct_gate_scale {
+        uint64_t lost_sum_ns, charged_sum_ns; /* as the pages and the floor said last */
+        int is_begun;
+        int64_t lost_ns, charged_ns;          /* of late */
+        uint64_t ppm;                         /* of what is thought to be lost, what is */
+    } scale;
     uint64_t owed_ns;                     /* lost by those above, and not yet charged */
     int is_back;                          /* one above launched while that work ran: it is charged up to its end */
     int has_switched;                     /* ours passed since one above launched: the device need not change hands */
     uint64_t spent_ns;                    /* what was spent on purpose of what those above can spare, as an instant */
     uint64_t least_ns, spin_ns;           /* what was used of the least share and of the spinning, as an instant */
+    uint64_t announced;                   /* launches of this process alone */
     int is_lent;                          /* what passes now is not charged: nobody else wants it */
     struct ct_gate_page orphan;           /* written while we have no seat: nobody reads it */
 };

@@ -3,6 +3,7 @@
 #include "gate/limit.h"
 
 #include "gate/debt.h"
+#include "gate/price.h"
 #include "gate/words.h"
 
 /* ---- what was used ------------------------------------------------------------------------------------------------ */
@@ -91,7 +92,8 @@ static int wants_now(const struct ct_gate_page *page, uint64_t until_ns, uint64_
     const uint64_t busy_ns = believed(SEE(page->busy_ns), now_ns);
     if (busy_ns > now_ns || (waits_ns && left(now_ns, later(waits_ns, busy_ns)) <= CT_LIMIT_LATE_NS))
         return 1;
-    if (LOAD(page->wanted_ns) && left(now_ns, asked_ns) <= CT_LIMIT_LOOK_NS && left(asked_ns, now_ns) <= CT_LIMIT_LOOK_NS)
+    /* One that waits at the gate may sleep on it, and be late to wake up: it still waits. */
+    if (LOAD(page->wanted_ns) && left(now_ns, asked_ns) <= CT_LIMIT_ASLEEP_NS && left(asked_ns, now_ns) <= CT_LIMIT_LOOK_NS)
         return 1;
     return now_ns < believed(LOAD(page->quiet_ns), now_ns) && believed(LOAD(page->next_ns), now_ns) < until_ns;
 }
@@ -149,4 +151,43 @@ uint32_t ct_limit_ask(struct ct_gate *gate, const struct ct_gate_wish *wish, int
     }
     gate->is_lent = gate->limit_ppm != 0;
     return 0;
+}
+
+/* ---- how much may be submitted ------------------------------------------------------------------------------------ */
+
+enum { AGAIN_NS = 2 * 1000 };
+
+/* As time of the whole device: work in few blocks runs beside itself, if its program lets it. */
+static uint64_t taken_by(uint64_t length_ns, uint64_t part_ppm)
+{
+    return sooner(length_ns, CT_GATE_FAR_NS) * part_ppm / CT_LIMIT_WHOLE_PPM;
+}
+
+/* A tenant that is to end has one launch on the device at a time, whichever of its processes it is of, for as long as it
+ * takes: a kill must not find more. */
+int ct_limit_is_full(const struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t now_ns)
+{
+    const uint64_t weight_ns = weight_of(gate, wish->expect_ns);
+    if (gate->is_ending)
+        return gate->unconfirmed || believed(LOAD(gate->mine->busy_ns), now_ns) > now_ns;
+    if (gate->above_count)
+        return gate->unconfirmed > 1 && plus(gate->unconfirmed_ns, weight_ns) > ct_price_bound(gate, wish);
+    /* Alone it is held back by nothing but its own share: nobody waits for it. */
+    const uint64_t part_ppm = later(left(CT_LIMIT_WHOLE_PPM, wish->free_ppm), CT_LIMIT_LEAST_PART_PPM);
+    return gate->beside_count && gate->unconfirmed > 1 &&
+           taken_by(plus(gate->unconfirmed_ns, weight_ns), part_ppm) > later(gate->bound_ns, CT_LIMIT_AHEAD_NS);
+}
+
+/* Among equals it sleeps until half of what it has submitted is over, if all of that runs at once: long enough to be cheap,
+ * and before the device runs dry. Whatever has ended was taken off before it asked. */
+uint64_t ct_limit_room_at(const struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t now_ns)
+{
+    if (gate->above_count || gate->is_ending) {
+        /* The device should not idle while we wake up; but what is ahead of time is in the way of one above that comes. */
+        const uint64_t ahead_ns = gate->is_ending ? 0 : ct_price_part(CT_GATE_LEAD_NS, gate->delay_ppm);
+        return later(left(believed(LOAD(gate->mine->busy_ns), now_ns), ahead_ns), plus(now_ns, AGAIN_NS));
+    }
+    /* What nobody knows counts as long, and may be short. */
+    const uint64_t all_ns = wish->expect_ns ? taken_by(gate->unconfirmed_ns, left(CT_LIMIT_WHOLE_PPM, wish->free_ppm)) : 0;
+    return plus(now_ns, later(all_ns / 2, CT_LIMIT_POLL_NS));
 }

@@ -20,6 +20,8 @@ enum {
     CT_GATE_RECENT = 32,
     CT_GATE_BUCKETS = 40, /* powers of two of nanoseconds: 2^39 ns are nine minutes */
     CT_GATE_REASONS = 16,
+    CT_GATE_REQUEST_LEAST = 14,    /* powers of two of nanoseconds: 16 us */
+    CT_GATE_REQUEST_BUCKETS = 352, /* sixteen for each power of two from there to 2^36 ns, a minute */
 };
 
 #define CT_GATE_NEVER UINT64_MAX
@@ -83,9 +85,12 @@ _Static_assert(sizeof(struct ct_gate_roster) <= CT_GATE_PAGE_BYTES, "the roster 
 
 struct ct_gate_floor {
     _Alignas(64) _Atomic uint64_t claim; /* who decides now: slot, generation, and when that lapses; 0: nobody */
-    _Alignas(64) _Atomic uint64_t debt_ns; /* until when what was taken from those above is paid off */
+    _Alignas(64) _Atomic uint64_t debt_ns; /* until when what was taken from those above is paid off, as far as
+                                            * those who took it still sit there */
     _Alignas(64) _Atomic uint64_t asleep_until_ns; /* somebody may sleep on the bell until then */
     _Atomic uint32_t bell;                         /* a futex: rung by a holder whose work is over */
+    _Alignas(64) _Atomic uint64_t below_ns; /* work of those that had to ask is expected to run until then */
+    _Atomic uint64_t charged_ns;            /* what those above were thought to lose, so far */
 };
 
 /* ---- a tenant's page ------------------------------------------------------------------------------------------- */
@@ -108,6 +113,14 @@ struct ct_gate_counts {
     _Atomic uint64_t miss_ns;             /* sum of the distances from forecast to launch */
     _Atomic uint64_t confirmed;           /* submissions below a holder whose end an event has shown */
     _Atomic uint64_t stuck;               /* passed because nothing ended for too long */
+};
+
+/* How long its requests took: see gate/request.h. */
+struct ct_gate_requests {
+    _Atomic uint64_t ended, over, sum_ns; /* so many, of these beyond the SLO, all their latencies */
+    _Atomic uint64_t began_ns;            /* of the oldest that is under way; 0: none is */
+    _Atomic uint64_t is_told;             /* by the program; else what the hook sees by itself */
+    _Atomic uint32_t bucket[CT_GATE_REQUEST_BUCKETS];
 };
 
 struct ct_gate_page {
@@ -135,6 +148,11 @@ struct ct_gate_page {
     _Atomic uint64_t paid_ppm;             /* at this share */
     _Atomic uint64_t over_ns;              /* until then it has had its share; 0: it has not */
     _Atomic uint64_t part_ppm;             /* of the device, what its latest work takes while it runs */
+    _Alignas(64) struct ct_gate_requests requests;
+    _Alignas(64) _Atomic uint64_t lost_ns; /* by how much later its work was over than it would have been alone, so far;
+                                            * signed: of many it is the sum that tells */
+    _Atomic uint64_t told;                 /* how often that was told */
+    _Atomic uint64_t owes_ns;              /* until when the floor's debt lasted when it was last charged something */
 };
 _Static_assert(sizeof(struct ct_gate_page) <= CT_GATE_PAGE_BYTES, "a tenant's page is one page");
 

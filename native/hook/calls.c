@@ -154,7 +154,7 @@ static void release_functions(CUresult result, CUdevice device)
 #define BODY_CAPTURE(symbol, ...) AROUND(symbol, begin_capture(), capture_begun(result), __VA_ARGS__)
 #define BODY_SYNC(symbol, ...)                                                                                         \
     AROUND(symbol, const uint64_t began_ticks = ct_rest_begin(), rested(began_ticks, result), __VA_ARGS__)
-#define BODY_QUERY(symbol, ...) AROUND(symbol, NOTHING, harvest(), __VA_ARGS__)
+#define BODY_QUERY(symbol, ...) AROUND(symbol, NOTHING, ct_requests_polled(result); harvest(), __VA_ARGS__)
 #define ENDING(symbol, functions, ended, ...)                                                                          \
     AROUND(symbol, struct ct_memory *memory = end_contexts(), functions; ended(memory, a, result), __VA_ARGS__)
 #define BODY_ENDS(symbol, ...)                                                                                         \

@@ -275,6 +275,8 @@ void ct_rest_end(uint64_t began_ticks, enum ct_awaited awaited, CUstream stream,
     ct_lock(session);
     const uint64_t ticks = ct_clock_ticks(&session->clock), now_ns = ct_gateway_now(session, ticks);
     int is_only = is_the_only_one(gateway, now_ns);
+    if (result == CUDA_SUCCESS)
+        ct_requests_waited(session, ct_clock_between_ns(&session->clock, began_ticks, ticks), now_ns);
     if (is_only) {
         gateway->has_rested = 1;
         gateway->rested_ticks = ticks;

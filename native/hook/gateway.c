@@ -64,6 +64,7 @@ struct ct_gateway *ct_gateway_open(const struct ct_beside *beside, const struct 
     gateway->file = pages.file;
     gateway->bytes = pages.bytes;
     ct_instant_open(&gateway->instant, clock);
+    ct_bursts_open(&gateway->requests.bursts);
     ct_gate_open(&gateway->gate, pages.file, pages.bytes, pages.page, pages.floor, (uint32_t)beside->slot,
                  (uint32_t)beside->generation);
     return gateway;
@@ -98,6 +99,16 @@ static uint64_t sum_of(const struct ct_gate *gate, uint64_t now_ns, int must_be_
     return sum;
 }
 
+/* Nobody says when their work is over: they must have been still for long. */
+static uint64_t still_kin(struct ct_gateway *gateway, uint64_t now_ns)
+{
+    const uint64_t kin = LOAD(gateway->gate.mine->sequence) - gateway->gate.announced;
+    if (kin != gateway->kin)
+        gateway->kin_ns = now_ns;
+    gateway->kin = kin;
+    return gateway->kin_ns && now_ns - gateway->kin_ns < CALM_NS ? 0 : kin + 1;
+}
+
 struct ct_still ct_others_still(struct ct_session *session)
 {
     struct ct_gateway *gateway = session->gateway;
@@ -105,8 +116,18 @@ struct ct_still ct_others_still(struct ct_session *session)
     uint64_t now_ns = ct_gateway_now(session, ct_clock_ticks(&session->clock));
     uint64_t busy_ns = LOAD(gateway->gate.mine->busy_ns);
     uint64_t sum = gateway->gate.is_seated ? sum_of(&gateway->gate, now_ns, 1) : 0;
+    const uint64_t kin = still_kin(gateway, now_ns);
     ct_unlock(session);
-    return (struct ct_still){sum, now_ns, busy_ns > now_ns ? busy_ns : now_ns};
+    return (struct ct_still){sum, kin, now_ns, busy_ns > now_ns ? busy_ns : now_ns};
+}
+
+int ct_kin_was_still(struct ct_session *session, const struct ct_still *still)
+{
+    struct ct_gate *gate = &session->gateway->gate;
+    ct_lock(session);
+    const uint64_t kin = LOAD(gate->mine->sequence) - gate->announced;
+    ct_unlock(session);
+    return still->kin && still->kin == kin + 1;
 }
 
 /* The first launch of anybody else after an instant, if it is remembered; 0: it is not. */

@@ -5,6 +5,7 @@
 #include "gate/gate.h"
 #include "hook/clock.h"
 #include "hook/marks.h"
+#include "hook/requests.h"
 #include "hook/seen.h"
 
 struct ct_piece;
@@ -25,6 +26,8 @@ struct ct_gateway {
     struct ct_forecast late;
     uint64_t awaited_ns; /* when it was expected to be, by the wait that is under way; 0: by then it was */
     struct ct_marks marks;
+    uint64_t kin, kin_ns; /* launches of our tenant's other processes, and when that last changed as we saw it */
+    struct ct_requests requests;
     const void *file;
     size_t bytes;
 };
@@ -49,9 +52,12 @@ void ct_rest_end(uint64_t began_ticks, enum ct_awaited awaited, CUstream stream,
 /* What the others of the device have launched so far. */
 struct ct_still {
     uint64_t launches;          /* of all others; 0: something of theirs may run */
+    uint64_t kin;               /* of our tenant's other processes, plus one; 0: likewise */
     uint64_t from_ns, start_ns; /* when this was seen, and when our own work before is expected to be over */
 };
 struct ct_still ct_others_still(struct ct_session *session);
+/* Whether our tenant's other processes, whose time slices are in our events too, did nothing meanwhile. */
+int ct_kin_was_still(struct ct_session *session, const struct ct_still *still);
 /* Whether none of them launched from then on until work of ours that took so long was over. */
 int ct_others_were_still(struct ct_session *session, const struct ct_still *still, uint64_t length_ns);
 

@@ -16,6 +16,8 @@ static const uint64_t MAGIC = UINT64_C(0x31574f4e4b544f43); /* "COTKNOW1" in lit
 enum { ENOUGH = 8, WILD = 4, PATH_ROOM = 1024 };
 /* A measured launch stands for no more of its kind than these, and for no more of their time. */
 enum { CHECKED_FOR = 16, CHECKED_NS = 2 * 1000 * 1000, PPM = 1000 * 1000 };
+/* Of those measured beside a neighbour, by length: of the shorter and of the longer ones. */
+enum { LOW = 1, HIGH = 4 };
 
 static int open_known(const char *directory)
 {
@@ -119,23 +121,26 @@ static uint32_t pieces_of(const struct ct_record_kernel *kernel)
     return 1;
 }
 
-/* The mean part of the SMs with at least one of its blocks: they spread over the SMs before they pile up, and the last wave
- * may be a small one. Nobody knows how a graph's kernels lie: they count as the whole. */
+/* They spread over the SMs before they pile up, and the last wave may be a small one. */
+uint32_t ct_known_free(uint64_t blocks, uint64_t blocks_per_sm, const struct ct_sms *device)
+{
+    const uint64_t whole = device->whole ? device->whole : device->seen, used = device->seen;
+    if (!used || whole < used)
+        return 0;
+    if (!blocks || !blocks_per_sm)
+        return (uint32_t)(PPM - used * PPM / whole);
+    const uint64_t slots = used * blocks_per_sm, waves = blocks / slots, rest = blocks % slots;
+    const uint64_t last = rest < used ? rest : used;
+    return (uint32_t)(PPM - (waves * used + last) * PPM / ((waves + (rest > 0)) * whole));
+}
+
+/* A graph counts as all that it may use, unless whoever made it known tells better. */
 static uint32_t free_of(const struct ct_record_kernel *kernel, const struct ct_sms *device)
 {
-    const uint64_t whole = device->whole ? device->whole : device->seen;
     if (kernel->work == CT_WORK_COPY || kernel->work == CT_WORK_MEMSET)
         return PPM;
-    if (!device->seen || whole < device->seen)
-        return 0;
-    uint64_t used = device->seen;
-    if (kernel->work == CT_WORK_KERNEL && kernel->blocks_per_sm) {
-        const uint64_t blocks = (uint64_t)kernel->grid[0] * kernel->grid[1] * kernel->grid[2];
-        const uint64_t slots = used * kernel->blocks_per_sm, waves = blocks / slots, rest = blocks % slots;
-        const uint64_t last = rest < used ? rest : used;
-        return (uint32_t)(PPM - (waves * used + last) * PPM / ((waves + (rest > 0)) * whole));
-    }
-    return (uint32_t)(PPM - used * PPM / whole);
+    const uint64_t blocks = (uint64_t)kernel->grid[0] * kernel->grid[1] * kernel->grid[2];
+    return ct_known_free(kernel->work == CT_WORK_KERNEL ? blocks : 0, kernel->blocks_per_sm, device);
 }
 
 static uint64_t use_of(const struct ct_known *known, uint64_t bound_ns)
@@ -154,6 +159,41 @@ int ct_known_must_check(const struct ct_known *known)
 {
     return known->free_ppm < PPM &&
            (!known->is_known || known->charges >= CHECKED_FOR || known->charged_ns >= CHECKED_NS);
+}
+
+/* The so-manieth of the latest, counted from the shortest. */
+static uint64_t ranked(const struct ct_known *known, int rank)
+{
+    uint64_t found_ns = 0;
+    for (int i = 0; i < CT_KNOWN_BESIDE; i++) {
+        int below = 0, same = 0;
+        for (int j = 0; j < CT_KNOWN_BESIDE; j++) {
+            below += known->beside_ns[j] < known->beside_ns[i];
+            same += known->beside_ns[j] == known->beside_ns[i];
+        }
+        if (below <= rank && below + same > rank)
+            found_ns = known->beside_ns[i];
+    }
+    return found_ns;
+}
+
+/* A slice only ever makes it longer: hardly any being as short as expected shows that it takes longer, and most being
+ * shorter that it takes less. In between, what was expected is as good. */
+uint64_t ct_known_beside(struct ct_known *known, uint64_t length_ns)
+{
+    known->beside_ns[known->besides++ % CT_KNOWN_BESIDE] = length_ns;
+    if (known->besides < CT_KNOWN_BESIDE)
+        return 0;
+    const uint64_t low_ns = ranked(known, LOW), high_ns = ranked(known, HIGH);
+    const uint64_t shown_ns = known->expect_ns < low_ns ? low_ns : known->expect_ns > high_ns ? high_ns : 0;
+    return shown_ns <= CT_KNOWN_BESIDE_MOST_NS ? shown_ns : 0;
+}
+
+void ct_known_guess(struct ct_known *known, uint64_t length_ns)
+{
+    known->beside_ns[known->besides++ % CT_KNOWN_BESIDE] = length_ns;
+    if (known->besides >= CT_KNOWN_BESIDE && ranked(known, LOW) <= CT_KNOWN_BESIDE_MOST_NS)
+        set(known, ranked(known, LOW), ranked(known, HIGH), ranked(known, HIGH));
 }
 
 void ct_known_spread(struct ct_known *known, const struct ct_record_kernel *kernel, const struct ct_sms *device)

@@ -8,6 +8,9 @@
 
 struct ct_shape;
 
+/* Of kernels longer than this, most measurements beside a neighbour have a time slice of its in them. */
+enum { CT_KNOWN_BESIDE = 7, CT_KNOWN_BESIDE_MOST_NS = 1000 * 1000 };
+
 /* Of one kernel; read and written under the session's lock. */
 struct ct_known {
     uint64_t expect_ns, sure_ns; /* its mean, and what it hardly exceeds */
@@ -19,6 +22,8 @@ struct ct_known {
     uint32_t free_ppm;   /* of the device, what it leaves to others while it runs */
     uint32_t charges;    /* launches charged to our share since one of them was timed */
     uint64_t charged_ns; /* and as how much device time, times the part of the device */
+    uint32_t besides;    /* measured while a neighbour was active */
+    uint64_t beside_ns[CT_KNOWN_BESIDE]; /* the latest of them */
 };
 
 /* The file `known` beside the records: a magic, then these, as format/known.py writes them. */
@@ -54,9 +59,18 @@ struct ct_sms {
  * the device they leave free. */
 void ct_known_spread(struct ct_known *known, const struct ct_record_kernel *kernel, const struct ct_sms *device);
 
+/* Of the device, what a kernel of so many blocks leaves to others while it runs, in the mean. */
+uint32_t ct_known_free(uint64_t blocks, uint64_t blocks_per_sm, const struct ct_sms *device);
+
 /* It was charged to our share. Whether it is time for one to be measured, for all of its kind since the last. */
 void ct_known_charge(struct ct_known *known, uint64_t bound_ns);
 int ct_known_must_check(const struct ct_known *known);
+
+/* It was measured while a neighbour was active, whose time slice may be in that: how long it takes, as the latest such cases
+ * show; 0: they do not show that it is anything else than expected. */
+uint64_t ct_known_beside(struct ct_known *known, uint64_t length_ns);
+/* The same of one that nobody knows: what is short and has been seen often enough is known from then on. */
+void ct_known_guess(struct ct_known *known, uint64_t length_ns);
 
 /* How long a kernel above waits for one of its blocks at most; 0: until it is over. */
 static inline uint64_t ct_known_grain(const struct ct_known *known)

@@ -3,9 +3,6 @@
 #include "hook/parameters.h"
 #include "hook/work.h"
 
-#include <stdio.h>
-#include <stdlib.h>
-
 CT_EXPORT CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *name)
 {
     CUresult result = CT_NEXT(cuModuleGetFunction)(function, module, name);
@@ -64,61 +61,7 @@ CT_EXPORT CUresult cuGraphExecDestroy(CUgraphExec graph)
     return unloaded((uintptr_t)graph, CT_NEXT(cuGraphExecDestroy)(graph));
 }
 
-/* -- graphs: one piece of work, named after what is in it --------------------------------------------------------- */
-
-enum { NODES_NAMED = 4096 }; /* of a larger graph only its size is part of the name */
-
-static uint64_t mix_in(uint64_t mixed, const char *text)
-{
-    while (*text)
-        mixed = (mixed ^ (unsigned char)*text++) * UINT64_C(0x100000001b3);
-    return mixed;
-}
-
-/* The first kernel's name, and a number that other kernels or another order would change. */
-static uint64_t look_inside(struct ct_session *session, CUgraphNode *nodes, size_t count, const char **first)
-{
-    uint64_t mixed = UINT64_C(0xcbf29ce484222325);
-    for (size_t i = 0; i < count; i++) {
-        CUgraphNodeType type = -1;
-        CUDA_KERNEL_NODE_PARAMS node = {0};
-        const char *name = NULL;
-        if (CT_NEXT(cuGraphNodeGetType)(nodes[i], &type) != CUDA_SUCCESS)
-            break;
-        mixed = (mixed ^ (uint64_t)type) * UINT64_C(0x100000001b3);
-        if (type != CU_GRAPH_NODE_TYPE_KERNEL ||
-            CT_NEXT(cuGraphKernelNodeGetParams_v2)(nodes[i], &node) != CUDA_SUCCESS)
-            continue;
-        uintptr_t handle = node.func ? (uintptr_t)node.func : (uintptr_t)node.kern;
-        if (!handle || (!ct_function_name(session, handle, &name) &&
-                        CT_NEXT(cuFuncGetName)(&name, (CUfunction)handle) != CUDA_SUCCESS))
-            continue;
-        mixed = mix_in(mixed, name) ^ node.gridDimX ^ ((uint64_t)node.blockDimX << 32);
-        if (!*first)
-            *first = name;
-    }
-    return mixed;
-}
-
-static void name_graph(CUgraphExec made, CUgraph graph)
-{
-    struct ct_session *session = ct_session();
-    CUgraphNode *nodes = NULL;
-    size_t count = 0;
-    const char *first = NULL;
-    char name[CT_RECORD_NAME_BYTES];
-    uint64_t mixed = 0;
-    if (!session || !made || CT_NEXT(cuGraphGetNodes)(graph, NULL, &count) != CUDA_SUCCESS)
-        return;
-    if (count && count <= NODES_NAMED && (nodes = malloc(count * sizeof *nodes)) &&
-        CT_NEXT(cuGraphGetNodes)(graph, nodes, &count) == CUDA_SUCCESS)
-        mixed = look_inside(session, nodes, count, &first);
-    free(nodes);
-    if (!first)
-        first = "";
-    snprintf(name, sizeof name, "graph of %zu #%08x %.160s", count, (unsigned)(mixed ^ mixed >> 32), first);
-    ct_function_note(session, (uintptr_t)made, (uintptr_t)made, name);
-}
+/* -- graphs ------------------------------------------------------------------------------------------------------- */
 
 /* Only the call with parameters knows of uploading: the others have no stream to do it in. */
 static unsigned long long flags_in(const CUDA_GRAPH_INSTANTIATE_PARAMS *params)
@@ -141,7 +84,7 @@ static unsigned long long flags_in(const CUDA_GRAPH_INSTANTIATE_PARAMS *params)
         ct_graph_leave(&growth, result);                                                                               \
         if (result == CUDA_SUCCESS && a) {                                                                             \
             ct_graph_made(*a, &sum);                                                                                   \
-            name_graph(*a, b);                                                                                         \
+            ct_graph_name(*a, b);                                                                                         \
         }                                                                                                              \
         return result;                                                                                                 \
     }

@@ -15,6 +15,8 @@ struct ct_pair {
     struct ct_still still;   /* as the pages of the others did */
     uint64_t begin_ticks;    /* 0: the stream was busy, and the work follows its begin at once */
     double late_ns;          /* the host's own delay from the begin to the launch, which counts if the stream stood idle */
+    uint64_t marked_ticks;   /* when its begin was marked */
+    double gap_ns;           /* from then until the host had launched it: all of that is in it if its stream stood idle */
     double host_ns;          /* from the begin to the end as the host marked them, likewise */
     uint32_t charges;    /* launches of its kind that it stands for, which were charged to our share */
     uint64_t charged_ns; /* as so much */

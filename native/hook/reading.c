@@ -1,7 +1,7 @@
 /* What do two events say? How long the work between them took, and what the device did before it. */
 #include "hook/pairs.h"
 
-enum { CLOSE_NS = 50, NEAR_NS = 500, PPM = 1000 * 1000, USUAL = 4 };
+enum { CLOSE_NS = 50, NEAR_NS = 500, PPM = 1000 * 1000, USUAL = 4, PROMPT_NS = 20 * 1000 };
 
 static uint64_t whole_ns(double ns)
 {
@@ -75,24 +75,40 @@ static void add_length(struct ct_session *session, const struct ct_identity *ide
 }
 
 /* A launch that was measured stands for all of its kind since the last that was: what they were charged is corrected to what
- * they used. Of one that takes much longer than its kind, the excess is its own. */
-static void settle_share(struct ct_session *session, const struct ct_pair *pair, uint64_t length_ns)
+ * they used. Of one that takes much longer than its kind (`most_ns`; 0: any may), the excess is its own. */
+static void correct(struct ct_session *session, const struct ct_pair *pair, uint64_t length_ns, uint64_t most_ns)
 {
-    struct ct_gateway *gateway = session->gateway;
-    ct_lock(session);
     const struct ct_known *known = &session->known[pair->identity->number];
-    const uint64_t part_ppm = PPM - (known->free_ppm < PPM ? known->free_ppm : PPM), most_ns = known->expect_ns * USUAL;
-    const uint64_t usual_ns = known->expect_ns && length_ns > most_ns ? most_ns : length_ns;
+    const uint64_t part_ppm = PPM - (known->free_ppm < PPM ? known->free_ppm : PPM);
+    const uint64_t usual_ns = most_ns && length_ns > most_ns ? most_ns : length_ns;
     const uint64_t used_ns = usual_ns * pair->charges + (length_ns - usual_ns);
     if (length_ns < CT_GATE_FAR_NS && used_ns < CT_GATE_FAR_NS)
-        ct_gate_measured(&gateway->gate, pair->charged_ns, used_ns * part_ppm / PPM,
+        ct_gate_measured(&session->gateway->gate, pair->charged_ns, used_ns * part_ppm / PPM,
                          ct_gateway_now(session, ct_clock_ticks(&session->clock)));
+}
+
+static void settle_share(struct ct_session *session, const struct ct_pair *pair, uint64_t length_ns, int is_right,
+                         int is_bound)
+{
+    ct_lock(session);
+    struct ct_known *known = &session->known[pair->identity->number];
+    if (is_right ? !is_bound : !known->is_known) { /* of what nobody knows, a bound is better than nothing */
+        correct(session, pair, length_ns, known->expect_ns * USUAL);
+        if (!is_right && !is_bound && !session->gateway->gate.above_count) /* nobody above relies on it */
+            ct_known_guess(known, length_ns);
+    } else if (!is_right && !is_bound && !session->gateway->gate.is_mps) {
+        const uint64_t shown_ns = ct_known_beside(known, length_ns);
+        if (shown_ns)
+            correct(session, pair, shown_ns, 0);
+    }
     ct_unlock(session);
 }
 
 /* What a neighbour slowed down says nothing of the kernel: there was none, or none of them did anything meanwhile. */
 static int is_clean(struct ct_session *session, const struct ct_pair *pair, uint64_t length_ns)
 {
+    if (session->gateway && !session->is_measuring && !ct_kin_was_still(session, &pair->still))
+        return 0;
     if (pair->alone_since && pair->alone_since == ct_alone_since(&session->beside))
         return 1;
     return session->gateway && ct_others_were_still(session, &pair->still, length_ns);
@@ -121,10 +137,11 @@ int ct_pair_read_oldest(struct ct_session *session, struct ct_timed_context *con
     if (is_read) {
         const int is_bound = is_idle && marked_ns <= pair->host_ns + NEAR_NS;
         const int is_right = is_clean(session, pair, whole_ns(length_ns));
-        /* Of what nobody knows, a bound is better than nothing. */
-        if (pair->charges && (is_right ? !is_bound : !session->known[pair->identity->number].is_known))
-            settle_share(session, pair, whole_ns(length_ns));
-        if (is_right)
+        /* A host that got no processor between mark and launch shows in the length, whatever the kernel took. */
+        const int is_prompt = session->is_measuring || pair->gap_ns <= marked_ns / 4 + PROMPT_NS;
+        if (pair->charges && is_prompt)
+            settle_share(session, pair, whole_ns(length_ns), is_right, is_bound);
+        if (is_right && is_prompt)
             add_length(session, pair->identity, whole_ns(length_ns), is_bound);
     }
     ct_timing_hold(&timing->lock);

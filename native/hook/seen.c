@@ -64,6 +64,15 @@ void ct_function_note(struct ct_session *session, uintptr_t handle, uintptr_t ow
     ct_unlock(session);
 }
 
+void ct_function_leaves(struct ct_session *session, uintptr_t handle, uint32_t free_ppm)
+{
+    ct_lock(session);
+    struct ct_function *known = function_of(session, handle);
+    if (known)
+        known->free_ppm = free_ppm;
+    ct_unlock(session);
+}
+
 uintptr_t ct_function_owner(struct ct_session *session, uintptr_t handle)
 {
     ct_lock(session);
@@ -109,11 +118,11 @@ static const char *ask_name(enum ct_work work, uintptr_t handle)
     return "unnamed";
 }
 
-static uint32_t ask_blocks_per_sm(enum ct_work work, uintptr_t handle, const struct ct_shape *shape)
+uint32_t ct_blocks_per_sm(uintptr_t handle, const struct ct_shape *shape)
 {
     int blocks = 0;
     uint64_t threads = (uint64_t)shape->block[0] * shape->block[1] * shape->block[2];
-    if (work != CT_WORK_KERNEL || !threads || threads > INT32_MAX)
+    if (!threads || threads > INT32_MAX)
         return 0;
     CUresult result = CT_NEXT(cuOccupancyMaxActiveBlocksPerMultiprocessor)(&blocks, (CUfunction)handle, (int)threads,
                                                                            shape->shared_bytes);
@@ -166,7 +175,7 @@ struct ct_identity *ct_identity_make(struct ct_session *session, enum ct_work wo
     if (!has_room)
         return NULL; /* at every launch from now on: the driver is not to be asked each time */
     const char *asked = function ? NULL : ask_name(work, handle);
-    uint32_t blocks_per_sm = ask_blocks_per_sm(work, handle, shape), number = 0;
+    uint32_t blocks_per_sm = work == CT_WORK_KERNEL ? ct_blocks_per_sm(handle, shape) : 0, number = 0;
     if (!atomic_load_explicit(&session->is_device_named, memory_order_acquire))
         ct_timing_name_device(session); /* perhaps each of two threads: neither goes on before it has its name */
     ct_lock(session);
@@ -185,6 +194,8 @@ struct ct_identity *ct_identity_make(struct ct_session *session, enum ct_work wo
         if (kernel) {
             ct_known_find(&session->known_file, session->record.header->device, kernel, &session->known[number]);
             ct_known_spread(&session->known[number], kernel, &session->sms);
+            if (work == CT_WORK_GRAPH && function->free_ppm)
+                session->known[number].free_ppm = function->free_ppm;
         }
         if (function) {
             made = &session->identity_room[session->identity_count++];

@@ -18,6 +18,7 @@
 struct ct_function {
     uintptr_t handle, owner; /* owner: the module or library it goes with; 0: unknown */
     _Atomic int is_alive;
+    uint32_t free_ppm; /* of a graph: what its kernels leave of the device in the mean; 0 also if nobody knows */
     struct ct_function *next;
     char name[CT_RECORD_NAME_BYTES];
 };
@@ -179,6 +180,11 @@ static inline void ct_advance(struct ct_session *session, const struct ct_identi
 
 /* Names come with the handles, and go when their owner or its context does. */
 void ct_function_note(struct ct_session *session, uintptr_t handle, uintptr_t owner, const char *name);
+/* Names a graph that was made of this, after what is in it. */
+void ct_graph_name(CUgraphExec made, CUgraph graph);
+void ct_function_leaves(struct ct_session *session, uintptr_t handle, uint32_t free_ppm);
+/* Blocks of a kernel that an SM holds; 0: nobody knows. */
+uint32_t ct_blocks_per_sm(uintptr_t handle, const struct ct_shape *shape);
 uintptr_t ct_function_owner(struct ct_session *session, uintptr_t handle);
 /* The name of a handle, which stays readable whatever becomes of it; 0 if we were not told. */
 int ct_function_name(struct ct_session *session, uintptr_t handle, const char **name);

@@ -151,6 +151,7 @@ static struct ct_pair *begin_relaxed(struct ct_session *session, CUstream stream
     pair->untimed_before = atomic_load_explicit(&header->untimed, memory_order_relaxed);
     if (may_be_idle(session))
         pair->begin_ticks = ct_clock_ticks(&session->clock);
+    pair->marked_ticks = ct_clock_ticks(&session->clock);
     if (ct_mark(pair->begin, stream, is_twin) != CUDA_SUCCESS) {
         ct_pair_give_back(timing, pair, 0); /* perhaps no stream of this context, and the launch will fail as well */
         return NULL;
@@ -184,6 +185,7 @@ void ct_timing_end(struct ct_session *session, struct ct_pair *pair, const struc
 {
     struct ct_timing *timing = session->timing;
     const uint64_t begin_ticks = pair->begin_ticks;
+    pair->gap_ns = (double)ct_clock_between_ns(&session->clock, pair->marked_ticks, ct_clock_ticks(&session->clock));
     pair->late_ns = begin_ticks ? (double)ct_clock_between_ns(&session->clock, begin_ticks, launch_ticks) : 0;
     pair->host_ns =
         begin_ticks ? (double)ct_clock_between_ns(&session->clock, begin_ticks, ct_clock_ticks(&session->clock)) : 0;

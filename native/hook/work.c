@@ -10,7 +10,9 @@ void ct_piece_time(struct ct_piece *piece)
 {
     struct ct_session *session = piece->session;
     struct ct_known *known = piece->must_time || piece->must_check ? &session->known[piece->identity->number] : NULL;
-    piece->pair = ct_timing_begin(session, piece->stream, piece->is_twin, piece->must_check && !known->is_known);
+    /* Of what nobody knows a bound is better than nothing; what is short is beside a neighbour mostly as it is alone. */
+    const int must_bound = piece->must_check && (!known->is_known || known->expect_ns <= CT_KNOWN_BESIDE_MOST_NS);
+    piece->pair = ct_timing_begin(session, piece->stream, piece->is_twin, must_bound);
     if (!known)
         return;
     ct_lock(session);
@@ -82,6 +84,7 @@ static inline void notice(struct ct_gateway *gateway, const struct ct_piece *pie
     if (CT_UNLIKELY(gateway->thread != thread)) {
         gateway->several_ns = gateway->thread ? now_ns : 0;
         gateway->thread = thread;
+        ct_bursts_turn_to(&gateway->requests.bursts, thread);
     }
     if (CT_UNLIKELY(!gateway->has_stream)) {
         gateway->has_stream = 1;
@@ -135,6 +138,9 @@ void ct_piece_enter(struct ct_piece *piece)
         piece->ticks = ticks;
     }
     notice(gateway, piece, now_ns);
+    const uint32_t number = piece->is_booked ? piece->identity->number : UINT32_MAX;
+    if (CT_UNLIKELY(!ct_burst_goes_on(&gateway->requests.bursts, number)))
+        ct_requests_resume(session, number, now_ns);
     if (CT_UNLIKELY(ct_gate_must_ask(&gateway->gate))) {
         ct_gate_wait(session, piece, now_ns);
         return;

@@ -1,6 +1,8 @@
 /* When is the next launch, and how long did each request take? */
 #include "player/player.h"
 
+#include "cotenant/request.h"
+
 #include <math.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -86,12 +88,14 @@ static int keep(struct pl_result *result, const struct pl_request *request)
 }
 
 /* A request that comes while another is under way waits for its turn, and its latency counts from when it was due. */
-static uint64_t next_due(const struct pl_plan *plan, uint64_t due_ns, uint64_t *state)
+static uint64_t next_due(const struct pl_plan *plan, uint64_t start_ns, size_t place, uint64_t due_ns, uint64_t *state)
 {
     if (plan->arrival == PL_BACK_TO_BACK)
         return now_ns();
-    uint64_t after_ns = plan->arrival == PL_POISSON ? pl_exponential(state, plan->period_ns) : plan->period_ns;
-    due_ns += after_ns;
+    if (plan->arrival == PL_INSTANTS)
+        due_ns = start_ns + plan->instants_ns[place];
+    else
+        due_ns += plan->arrival == PL_POISSON ? pl_exponential(state, plan->period_ns) : plan->period_ns;
     pause_until(due_ns);
     return due_ns;
 }
@@ -102,12 +106,17 @@ void pl_play(const struct pl_stage *stage, const struct pl_script *script, const
     *result = (struct pl_result){0};
     prctl(PR_SET_TIMERSLACK, 1UL); /* sleeps end within microseconds, not within the usual 50 */
     while (!stopped && (!plan->requests || result->count < plan->requests)) {
-        due_ns = next_due(plan, due_ns, &state);
+        due_ns = next_due(plan, start_ns, result->count, due_ns, &state);
         if (stopped || (plan->limit_ns && due_ns - start_ns > plan->limit_ns))
             break;
         struct pl_request request = {.due_ns = due_ns, .begin_ns = now_ns()};
+        cotenant_request told = {0, 0};
+        if (plan->tells)
+            told = cotenant_request_begin_at(due_ns);
         result->failed = stage->graph ? play_graph(stage, &result->launches) : play_steps(stage, script, &result->launches);
         request.end_ns = now_ns();
+        if (plan->tells)
+            cotenant_request_end(&told);
         if (result->failed || (stopped && !stage->graph))
             break;
         if (keep(result, &request)) {

@@ -54,7 +54,7 @@ const char *pl_stage_open(struct pl_stage *stage, const struct pl_script *script
 void pl_stage_free(struct pl_stage *stage);
 int pl_launch(const struct pl_stage *stage, const struct pl_step *step, void *stream);
 
-enum pl_arrival { PL_BACK_TO_BACK, PL_PERIODIC, PL_POISSON };
+enum pl_arrival { PL_BACK_TO_BACK, PL_PERIODIC, PL_POISSON, PL_INSTANTS };
 
 struct pl_plan {
     enum pl_arrival arrival;
@@ -62,6 +62,8 @@ struct pl_plan {
     uint64_t seed;
     uint64_t requests; /* 0: until time or a signal ends it */
     uint64_t limit_ns; /* no request begins later than this; 0: none */
+    int tells; /* each request is told to cotenant, from when it was due */
+    const uint64_t *instants_ns; /* of PL_INSTANTS: when requests are due, from the beginning on; as many as there are requests */
 };
 
 /* One request: when it was due, when its first launch began, when all of it was complete. */

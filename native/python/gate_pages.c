@@ -1,5 +1,5 @@
 /* The gate's pages for Python: the node writes rosters, whoever shows them reads pages. */
-#include "gate/pages.h"
+#include "gate/request.h"
 #include "python/module.h"
 
 #include <string.h>
@@ -138,6 +138,26 @@ static PyObject *list_of(const _Atomic uint64_t *words, int count)
     return list;
 }
 
+static PyObject *buckets_of(const struct ct_gate_requests *requests)
+{
+    PyObject *list = PyList_New(CT_GATE_REQUEST_BUCKETS);
+    for (int i = 0; list && i < CT_GATE_REQUEST_BUCKETS; i++) {
+        PyObject *item = PyLong_FromUnsignedLongLong(LOAD(requests->bucket[i]));
+        if (!item || PyList_SetItem(list, i, item) < 0)
+            Py_CLEAR(list);
+    }
+    return list;
+}
+
+static PyObject *request_bucket(PyObject *module, PyObject *latency)
+{
+    (void)module;
+    const unsigned long long latency_ns = PyLong_AsUnsignedLongLong(latency);
+    if (PyErr_Occurred())
+        return NULL;
+    return PyLong_FromUnsignedLong(ct_gate_request_bucket(latency_ns));
+}
+
 /* A tenant's page as a dictionary: each number by itself, for no two of them were written at once. */
 static PyObject *page_read(PyObject *module, PyObject *buffer)
 {
@@ -147,8 +167,9 @@ static PyObject *page_read(PyObject *module, PyObject *buffer)
         return NULL;
     const struct ct_gate_page *page = view.buf;
     const struct ct_gate_counts *c = &page->counts;
+    const struct ct_gate_requests *requests = &page->requests;
     PyObject *made = Py_BuildValue(
-        "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsNsKsNsKsKsKsKsKsKsKsKsNsNsKsKsKsKsKsKsKsKsKsKsKsKsKsK}", "sequence", LOAD(page->sequence), "at_ns",
+        "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsNsKsNsKsKsKsKsKsKsKsKsNsNsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsNsLsKsK}", "sequence", LOAD(page->sequence), "at_ns",
         LOAD(page->at_ns), "quiet_ns", LOAD(page->quiet_ns), "next_ns", LOAD(page->next_ns), "busy_ns",
         LOAD(page->busy_ns), "generation", LOAD(page->generation), "latest_ns", LOAD(page->latest_ns), "waits_ns",
         LOAD(page->waits_ns), "wanted_ns", LOAD(page->wanted_ns), "pieces", LOAD(page->pieces), "active_ns", LOAD(page->active_ns), "marked_ns", LOAD(page->marked_ns), "asked_ns", LOAD(page->asked_ns), "unsure_ns", LOAD(page->unsure_ns), "recent_ns",
@@ -160,7 +181,10 @@ static PyObject *page_read(PyObject *module, PyObject *buffer)
         list_of(c->waited, CT_GATE_BUCKETS), "admitted", LOAD(c->admitted), "submitted", LOAD(c->submitted), "late",
         LOAD(c->late), "late_ns", LOAD(c->late_ns), "stale", LOAD(c->stale), "foreseen", LOAD(c->foreseen), "early",
         LOAD(c->early), "miss_ns", LOAD(c->miss_ns), "confirmed", LOAD(c->confirmed), "stuck", LOAD(c->stuck), "paid_ns", LOAD(page->paid_ns), "paid_ppm",
-        LOAD(page->paid_ppm), "over_ns", LOAD(page->over_ns), "part_ppm", LOAD(page->part_ppm));
+        LOAD(page->paid_ppm), "over_ns", LOAD(page->over_ns), "part_ppm", LOAD(page->part_ppm), "requests_ended",
+        LOAD(requests->ended), "requests_over", LOAD(requests->over), "requests_sum_ns", LOAD(requests->sum_ns),
+        "requests_began_ns", LOAD(requests->began_ns), "requests_told", LOAD(requests->is_told), "request_buckets",
+        buckets_of(requests), "lost_ns", (long long)LOAD(page->lost_ns), "told", LOAD(page->told), "owes_ns", LOAD(page->owes_ns));
     PyBuffer_Release(&view);
     return made;
 }
@@ -171,6 +195,7 @@ static PyMethodDef methods[] = {
      "roster_write(buffer, (policy, bound_ns, delay_ppm, patience_ns, switch_ns, spin_ppm), [(slot, generation, priority, "
      "flags, least_ppm, limit_ppm), ...])"},
     {"roster_read", roster_read, METH_O, "roster_read(buffer): what roster_write was given, never half of a write"},
+    {"request_bucket", request_bucket, METH_O, "request_bucket(latency_ns): where a page counts such a request"},
     {"page_read", page_read, METH_O, "page_read(buffer): what a tenant's page says, by name"},
     {NULL, NULL, 0, NULL},
 };
@@ -180,5 +205,7 @@ int ct_add_gate_pages(PyObject *module)
     if (PyModule_AddFunctions(module, methods) < 0 ||
         PyModule_AddIntConstant(module, "GATE_PAGE_BYTES", CT_GATE_PAGE_BYTES) < 0)
         return -1;
-    return PyModule_AddIntConstant(module, "GATE_SEATS", CT_GATE_SEATS);
+    return PyModule_AddIntConstant(module, "GATE_SEATS", CT_GATE_SEATS) < 0
+               ? -1
+               : PyModule_AddIntConstant(module, "REQUEST_BUCKETS", CT_GATE_REQUEST_BUCKETS);
 }

@@ -1,5 +1,6 @@
 /* The gate for Python: one tenant at one device's file, and the forecasts it is given. Numbers in, numbers out. */
 #include "gate/gate.h"
+#include "gate/request.h"
 #include "python/module.h"
 
 #include <stdlib.h>
@@ -187,12 +188,31 @@ static PyObject *share_by_mps(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* In the own page, as long as there is a seat; the oldest under way is told apart. */
+static PyObject *requested(PyObject *self, PyObject *args)
+{
+    ull latency_ns, slo_ns;
+    if (!PyArg_ParseTuple(args, "KK:requested", &latency_ns, &slo_ns))
+        return NULL;
+    ct_gate_request_ended(of(self)->mine, latency_ns, slo_ns);
+    Py_RETURN_NONE;
+}
+
+static PyObject *oldest(PyObject *self, PyObject *args)
+{
+    ull was_ns, began_ns, now_ns;
+    if (!PyArg_ParseTuple(args, "KKK:oldest", &was_ns, &began_ns, &now_ns))
+        return NULL;
+    ct_gate_request_oldest(of(self)->mine, was_ns, began_ns, now_ns);
+    Py_RETURN_NONE;
+}
+
 #define METHOD(name, flags) {#name, name, flags, NULL}
 static PyMethodDef gate_methods[] = {
     METHOD(must_ask, METH_NOARGS),   METHOD(announce, METH_VARARGS),  METHOD(rest, METH_VARARGS),
     METHOD(ask, METH_VARARGS),       METHOD(submitted, METH_VARARGS), METHOD(confirmed, METH_VARARGS),
     METHOD(waited, METH_VARARGS),    METHOD(spun, METH_VARARGS),      METHOD(prolong, METH_VARARGS),
-    METHOD(share_by_mps, METH_VARARGS),
+    METHOD(share_by_mps, METH_VARARGS), METHOD(requested, METH_VARARGS), METHOD(oldest, METH_VARARGS),
     METHOD(measured, METH_VARARGS),  METHOD(slept, METH_VARARGS),     METHOD(nap, METH_VARARGS),       METHOD(has_sleepers, METH_VARARGS),
     {NULL, NULL, 0, NULL},
 };

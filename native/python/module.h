@@ -14,5 +14,6 @@ int ct_add_probe(PyObject *module);
 int ct_add_hook(PyObject *module);
 int ct_add_player(PyObject *module);
 int ct_add_ledger(PyObject *module);
+int ct_add_requests(PyObject *module);
 
 #endif

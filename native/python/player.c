@@ -62,16 +62,30 @@ static PyObject *player_play(PyObject *module, PyObject *args)
     struct pl_plan plan;
     struct pl_result result;
     struct sigaction ours = {.sa_handler = on_signal}, before_int, before_term;
-    int arrival;
+    int arrival, tells;
     unsigned long long period_ns, seed, requests, limit_ns;
+    const char *instants;
+    Py_ssize_t instants_bytes;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OiKKKK:player_play", &capsule, &arrival, &period_ns, &seed, &requests, &limit_ns))
+    if (!PyArg_ParseTuple(args, "OiKKKKy#p:player_play", &capsule, &arrival, &period_ns, &seed, &requests, &limit_ns, &instants,
+                          &instants_bytes, &tells))
         return NULL;
+    if (arrival == PL_INSTANTS && (!requests || requests > (size_t)instants_bytes / sizeof(uint64_t))) {
+        PyErr_SetString(PyExc_ValueError, "there must be an instant for every request");
+        return NULL;
+    }
     struct player *player = PyCapsule_GetPointer(capsule, CAPSULE);
     if (!player)
         return NULL;
     plan = (struct pl_plan){.arrival = (enum pl_arrival)arrival, .period_ns = period_ns, .seed = seed, .requests = requests,
-                            .limit_ns = limit_ns};
+                            .limit_ns = limit_ns, .tells = tells};
+    if (arrival == PL_INSTANTS) { /* a copy: bytes need not lie where a word may */
+        uint64_t *copy = PyMem_Malloc((size_t)requests * sizeof *copy);
+        if (!copy)
+            return PyErr_NoMemory();
+        memcpy(copy, instants, (size_t)requests * sizeof *copy);
+        plan.instants_ns = copy;
+    }
     sigaction(SIGINT, &ours, &before_int);
     sigaction(SIGTERM, &ours, &before_term);
     Py_BEGIN_ALLOW_THREADS;
@@ -79,6 +93,7 @@ static PyObject *player_play(PyObject *module, PyObject *args)
     Py_END_ALLOW_THREADS;
     sigaction(SIGINT, &before_int, NULL);
     sigaction(SIGTERM, &before_term, NULL);
+    PyMem_Free((void *)plan.instants_ns);
     PyObject *answer = NULL;
     if (result.no_memory)
         PyErr_NoMemory();
@@ -95,7 +110,7 @@ static PyMethodDef methods[] = {
     {"player_open", player_open, METH_VARARGS,
      "player_open(script, image, priority, graph): a context with the script's kernels; ValueError names a damaged line"},
     {"player_play", player_play, METH_VARARGS,
-     "player_play(player, arrival, period_ns, seed, requests, limit_ns): (due, begin, end) of each request, and launches"},
+     "player_play(player, arrival, period_ns, seed, requests, limit_ns, instants, tells): (due, begin, end) of each request, and launches"},
     {NULL, NULL, 0, NULL},
 };
 

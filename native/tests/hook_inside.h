@@ -19,6 +19,7 @@ CUresult cuMemFree_v2(CUdeviceptr pointer);
 CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t bytes);
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t bytes, CUstream stream);
 CUresult cuCtxSynchronize(void);
+CUresult cuEventQuery(CUevent event);
 CUresult cuCtxDestroy_v2(CUcontext context);
 
 static char test_records[64];

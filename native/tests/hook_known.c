@@ -56,8 +56,43 @@ static void few_blocks_leave_sms_free(void)
     EXPECT_EQ(free_beside(CT_WORK_KERNEL, 40, 0, whole), 0); /* nobody knows how many fit */
     EXPECT_EQ(free_beside(CT_WORK_KERNEL, 40, 16, unknown), 0);
     EXPECT_EQ(free_beside(CT_WORK_GRAPH, 1, 0, whole), 0);
+    EXPECT_EQ(free_beside(CT_WORK_GRAPH, 1, 0, part), 700000);
     EXPECT_EQ(free_beside(CT_WORK_COPY, 1, 0, whole), 1000000);
     EXPECT_EQ(free_beside(CT_WORK_MEMSET, 1, 0, unknown), 1000000);
+}
+
+static uint64_t beside_shows(uint64_t expect_ns, const uint64_t *lengths_ns, int count)
+{
+    struct ct_known known = {.expect_ns = expect_ns, .is_known = 1};
+    uint64_t shown_ns = 0;
+    for (int i = 0; i < count; i++)
+        shown_ns = ct_known_beside(&known, lengths_ns[i]);
+    return shown_ns;
+}
+
+static void time_slices_of_a_neighbour_are_told_from_a_wrong_profile(void)
+{
+    const uint64_t slow[] = {200, 2200, 201, 200, 4200, 202, 2201}, fast[] = {50, 51, 50, 2050, 50, 2051, 52};
+    const uint64_t right[] = {100, 2100, 99, 101, 2100, 102, 2100}, sliced[] = {2100, 2100, 100, 2100, 101, 4100, 2100};
+    EXPECT_EQ(beside_shows(100, slow, 7), 200);
+    EXPECT_EQ(beside_shows(100, fast, 7), 52);
+    EXPECT_EQ(beside_shows(100, right, 7), 0);
+    EXPECT_EQ(beside_shows(101, sliced, 7), 0); /* most have a slice in them: what was expected counts */
+    EXPECT_EQ(beside_shows(100, slow, 6), 0); /* too few */
+    const uint64_t longest[] = {1200000, 1200000, 1200000, 1200000, 1200000, 1200000, 1200000};
+    EXPECT_EQ(beside_shows(600000, longest, 7), 0); /* nearly every one may have a slice in it */
+}
+
+static void what_nobody_knows_is_learned_beside_a_neighbour_if_it_is_short(void)
+{
+    struct ct_known known = {0}, longer = {0};
+    for (int i = 0; i < CT_KNOWN_BESIDE; i++) {
+        EXPECT(!known.is_known);
+        ct_known_guess(&known, i % 3 ? 2050000 : 50000 + (uint64_t)i);
+        ct_known_guess(&longer, 3000000);
+    }
+    EXPECT(known.is_known && !longer.is_known);
+    EXPECT_EQ(known.expect_ns, 50003);
 }
 
 static void one_is_measured_for_all_of_its_kind(void)
@@ -84,6 +119,8 @@ int main(void)
 #include "known_golden.def"
     a_graph_gives_way_kernel_by_kernel();
     few_blocks_leave_sms_free();
+    time_slices_of_a_neighbour_are_told_from_a_wrong_profile();
+    what_nobody_knows_is_learned_beside_a_neighbour_if_it_is_short();
     one_is_measured_for_all_of_its_kind();
     return 0;
 }

@@ -12,11 +12,13 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 from cotenant.domain.action import (
     NO_PEER,
     Action,
+    Adjusted,
     Confirm,
     Crowd,
     Grant,
     Kill,
     MpsRestart,
+    Placed,
     Refuse,
     Restore,
     Revoke,
@@ -93,6 +95,8 @@ class NodeWorld:
             Suspend: self._suspend,
             Restore: self._restore,
             Watch: self._watch,
+            Adjusted: self._adjusted,
+            Placed: self._placed,
             MpsRestart: self._mps_restart,
             Stop: self._end,
         }
@@ -145,6 +149,12 @@ class NodeWorld:
 
     def _watch(self, action: Watch) -> None:
         """Nobody is told by the world: whoever observes the turns tells of it, as of everything."""
+
+    def _adjusted(self, action: Adjusted) -> None:
+        """As for a watch: the roster before it has done it."""
+
+    def _placed(self, action: Placed) -> None:
+        """As for a watch: the grant before it has done it."""
 
     def _mps_restart(self, action: MpsRestart) -> None:
         self._wardens.restart_mps(action.gpu)

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from cotenant.apps.show_limit import show_limit
-from cotenant.experiment import limit
+from cotenant.experiment import limit, limit_more
 from tests.e2e.stage import Stage
 
 pytestmark = pytest.mark.timeout(240)
@@ -19,7 +19,9 @@ pytestmark = pytest.mark.timeout(240)
 def test_every_share_is_measured_alone_and_beside_a_neighbour(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limit, "_MEASURED", ("large",))
     monkeypatch.setattr(limit, "_WARM_S", 0.2)
-    monkeypatch.setattr(limit, "_QUICK_S", 0.4)
+    monkeypatch.setattr(limit, "_SHORT_S", 0.4)
+    monkeypatch.setattr(limit_more, "_WARM_S", 0.2)
+    monkeypatch.setattr(limit_more, "TOGETHER", {"two": limit_more.TOGETHER["two with shares"]})
     said: list[str] = []
     report = limit.bench_limit(said.append, quick=True)
     assert [(case.beside, case.target_pct) for case in report.cases] == [
@@ -29,8 +31,15 @@ def test_every_share_is_measured_alone_and_beside_a_neighbour(monkeypatch: pytes
     assert [(case.beside, case.target_pct) for case in report.baseline] == [("alone", 30), ("greedy", 30)]
     assert all(0 <= case.actual_pct <= 101 for case in (*report.cases, *report.baseline))
     assert all(case.neighbour_pct > 0 for case in report.cases if case.beside == "greedy")
-    assert 0 < report.unlimited_pct["large"] <= 101
-    assert len(said) == 7
+    assert [(one.kind, one.beside) for one in report.unlimited] == [("large", "alone"), ("large", "greedy")]
+    assert all(0 < one.actual_pct <= 101 for one in report.unlimited)
+    assert [(one.tenant, one.target_pct) for one in report.more] == [("a", 30), ("b", 60)]
+    assert all(0 < one.actual_pct <= 101 for one in report.more)
+    assert 0 < report.least_pct <= 101
+    assert report.resize_settle_ms >= 0
+    assert report.machine.processors > 0
+    assert 0 < report.machine.busy_pct <= 100
+    assert len(said) == 12
     assert msgspec.json.decode(msgspec.json.encode(report), type=limit.LimitReport) == report
     shown = io.StringIO()
     show_limit(Console(file=shown, width=160), report)

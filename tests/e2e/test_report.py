@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.apps.demo_loads import service, training
+from cotenant.apps.demo_loads import BUSIEST_PER_S, DAY_S, changing_service, rate_at, service, training
 from cotenant.apps.demo_share import PICTURE_NS, last_of, picture_of, ran_spans
 from cotenant.apps.report.act import Act, Picture
+from cotenant.apps.report.day import Day, DayRun, day_drawing, day_rows
 from cotenant.apps.report.draw import bars, curves, ticks, timeline
 from cotenant.apps.report.page import report_page
 from cotenant.domain.trace import Device, Op, Ran, Recording, Turn
@@ -57,15 +58,61 @@ class Balance(HTMLParser):
             self.open.pop()
 
 
+def day(name: str) -> Day:
+    """Five requests within a second, and a share that is set anew once."""
+    run = DayRun(
+        name=name,
+        number=1,
+        requests=[(place * 200 * MS, (place + 1) * MS) for place in range(5)],
+        shares=[(0, 980_000), (500 * MS, 400_000)],
+        paces=[(0, 500 * MS, 0.1), (500 * MS, 1000 * MS, 1.2)],
+        attained=0.6,
+        p99_ns=5 * MS,
+        training=0.65,
+    )
+    return Day(slo_ns=3 * MS, span_ns=1000 * MS, parts=[(0, "<i>"), (500 * MS, "later")], runs=[run])
+
+
 def test_a_page_is_whole_and_its_names_are_text() -> None:
     acts = [act("<script>", [MS, 2 * MS]), act("other", [MS] * 500)]
-    page = report_page(acts, service(10, 0), training(), 29.5, "")
+    page = report_page(acts, day("<script>"), service(10, 0), training(), 29.5, "")
     parser = Balance()
     parser.feed(page)
     assert parser.open == []
     assert "<script>" not in page
     assert "No trace was written" in page
-    assert page.count("<svg") == 4
+    assert page.count("<svg") == 5
+
+
+def test_every_colour_of_an_act_has_a_style() -> None:
+    acts = [act(str(number), [MS, 2 * MS]) for number in range(4)]
+    page = report_page(acts, day("cotenant"), service(10, 0), training(), 29.5, "")
+    for used in set(re.findall(r"class='(curve|bar|key|dot) act(\d)'", page)):
+        assert f".{used[0]}.act{used[1]}" in page.split("</style>")[0]
+
+
+def test_a_day_draws_each_request_once_and_the_share_from_when_on_it_held() -> None:
+    drawn = day_drawing(day("cotenant"))
+    assert drawn.count("<circle") == 5
+    (share,) = re.findall(r"<polyline class='curve act1' points='([^']*)' />", drawn)[:1]
+    xs, ys = zip(*(map(float, point.split(",")) for point in share.split()), strict=True)
+    assert list(xs) == sorted(xs)
+    assert ys[0] == ys[1] < ys[2] == ys[3]
+    assert day_rows(day("cotenant")) == [("cotenant", "60.0%", "5ms", "65%")]
+
+
+def test_the_short_day_follows_its_rates() -> None:
+    load = changing_service(3)
+    instants_ns = load.arrival.instants_ns
+    assert load.requests == len(instants_ns)
+    assert changing_service(3) == load != changing_service(4)
+    by_part = [
+        sum(begin <= at_ns / 1e9 < end for at_ns in instants_ns) / (end - begin)
+        for begin, end in ((0.0, 2.0), (2.0, 4.0), (4.0, 5.5), (5.5, 6.1), (9.0, 11.0), (12.5, DAY_S))
+    ]
+    quiet, up, down, burst, noon, night = by_part
+    assert max(quiet, down, night) < min(up, noon) < burst
+    assert all(rate_at(place / 10) <= BUSIEST_PER_S for place in range(round(10 * DAY_S)))
 
 
 def ran(pid: int, client: int, start_ms: int, end_ms: int, kind: Op = Op.KERNEL) -> Ran:

@@ -29,5 +29,6 @@ def test_a_wheel_from_a_clean_copy_runs_in_an_empty_environment(tmp_path: Path) 
     where = "import cotenant, cotenant._native as n; print(cotenant.__file__); assert n.TERMS_BYTES == 4096"
     installed = run_or_fail([tool("python", venv / "bin"), "-c", where], tmp_path, CLEAN).strip()
     assert installed.startswith(str(venv))
+    assert (Path(installed).parent / "include/cotenant/request.h").is_file(), "C programs tell their requests by it"
     said = run_or_fail([tool("cotenant", venv / "bin"), "--version"], tmp_path, CLEAN)
     assert wheel.name.split("-")[1] in said

@@ -12,12 +12,14 @@ from cotenant.apps import explain as explaining
 from cotenant.apps import explain_gate
 from cotenant.apps.roll import Roll
 from cotenant.cli import main
-from cotenant.domain.action import Action, Confirm, Grant, Refuse, Revoke, Signal, Watch
+from cotenant.domain.action import Action, Adjusted, Confirm, Grant, Refuse, Revoke, Signal, Watch
+from cotenant.domain.control import Adjustment, Cause, Dial
 from cotenant.domain.event import (
     Event,
     EvictAsked,
     NodeSettings,
     NodeStarted,
+    SharesAdjusted,
     TenantFaulted,
     TenantHangs,
     TenantJoined,
@@ -214,6 +216,24 @@ def test_the_device_s_state_and_earlier_troubles_are_said_too(
         "4. job was started again (2 times by now) after: exit 1",
     ]
     assert "   journal, turn 4 at (time): 0.000004000 woke -> " in lines[4]
+
+
+def test_what_online_keeps_of_its_device_is_said_with_the_last_change(
+    places: Places, is_here: SetRoll, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = Adjustment(0, 980_000, Cause.JOINED, "nobody knows yet what it needs", (), 0, 1)
+    then = Adjustment(0, 620_000, Cause.ROOM, "p99 9ms of 20ms", (), 0, 1)
+    on_record(
+        places,
+        (SharesAdjusted(first), [Adjusted(4, first, 980_392)]),
+        (SharesAdjusted(then), [Adjusted(5, then, 980_000)]),
+    )
+    is_here(job())
+    assert not any("online keeps" in line for line in told(capsys)), "nothing is adjusted by now"
+    roll = Roll(True, 9000, [TenantView(job(), True)], [Gpu("a", 1 << 30)], [GpuWatch()], [Dial(0, 620_000)])
+    monkeypatch.setattr(explaining, "roll_of", lambda places: roll)
+    said = "2. GPU 0: online keeps 62% (was 98%): room of web: p99 9ms of 20ms"
+    assert said in told(capsys)
 
 
 def test_one_that_is_gone_is_explained_by_what_was_done_to_it_then_by_its_own_end(

@@ -102,6 +102,20 @@ def test_every_kind_of_launch_waits_and_a_capture_does_not(seats: Seats) -> None
     assert program.wait() == 0
 
 
+def test_a_graph_takes_the_part_that_its_kernels_do_if_they_follow_each_other(seats: Seats) -> None:
+    """Of 80 SMs: 4 blocks, then 12, then 8. Side by side, nobody knows how they lie, and they count as the whole."""
+    seats.gate.seat(static_ppm=500_000)
+    program = seats.start(OFFLINE, "ordered.py")
+    assert heard(program) == "ready"
+    for order, part_ppm in (("chain", 100_000), ("forked", 1_000_000), ("graph", 50_000)):
+        for _ in range(2):
+            say(program, order)
+            assert heard(program) == order
+        assert seats.count(OFFLINE, "part_ppm") == part_ppm
+    say(program, "end")
+    assert heard(program) == "ended"
+
+
 def test_every_kind_of_kernel_is_charged_to_its_share_and_a_copy_is_not(seats: Seats) -> None:
     """Nobody else is there, and it is held to its share all the same: the last of many waits for it."""
     seats.gate.seat(static_ppm=500_000)

@@ -37,7 +37,7 @@ from tests.live.indoors import BOUND_S, SetClock, until
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 PAGE_BYTES = 8 << 20
 """More than sockets keep for a client that does not read."""
-HELD = Work(device_ns=2 * 10**9, launches=5, waits=3, waited_ns=10**9, denied=1)
+HELD = Work(2 * 10**9, launches=5, waits=3, waited_ns=10**9, denied=1, requests=8, late=2, request_ns=3 * 10**9)
 TENANT = TenantFigures("web", 0, Kind.ONLINE, Stage.RUNNING, True, 2, 1 << 30, 1 << 20, HELD)
 DEVICE = GpuFigures(
     "a", Health.UNHEALTHY, 16 << 30, GpuSample(500_000, 250_000, -1, 3 << 20, 16 << 30), 1 << 20, 4, is_mps_ready=True
@@ -137,7 +137,7 @@ def test_the_labels_that_documents_name_are_those_that_samples_have() -> None:
 def test_sums_over_a_kind_do_not_go_back_when_somebody_leaves() -> None:
     before = samples(b"".join(page_of(lambda: figures(TENANT))))
     after = samples(b"".join(page_of(lambda: figures(departed={(0, Kind.ONLINE): HELD}))))
-    for name in ("device_seconds", "launches", "waits", "waited_seconds", "denied_allocations"):
+    for name in ("device_seconds", "launches", "waits", "waited_seconds", "denied_allocations", "requests"):
         key = (f"cotenant_kind_{name}_total", ("0", "online"))
         assert before[key] == after[key] > 0
     assert not [key for key in after if key[0].startswith("cotenant_tenant_")], "its own series are gone"

@@ -74,6 +74,27 @@ def test_the_books_hold_every_launch(gpu: Path, arrival: list[str]) -> None:
     assert 25_000 <= latency["p50"] <= latency["p90"] <= latency["p99"] <= latency["max"]
 
 
+def test_requests_are_due_at_the_instants_of_a_file(gpu: Path) -> None:
+    instants = [0, 1_000_000, 1_000_000, 1_500_000, 9_000_000]
+    file = gpu.parent / "instants"
+    file.write_text("".join(f"{at_ns}\n" for at_ns in instants))
+    player = start(gpu, SCRIPT, "--detail", "--arrival", "instants", "--instants", str(file))
+    said: dict[str, Any] = json.loads(player.communicate(timeout=60)[0])
+    dues = [due for due, _, _ in said["detail"]]
+    assert [due - dues[0] for due in dues] == instants
+
+
+@pytest.mark.parametrize("text", ["", "2\n1\n", "-1\n", "soon\n", "1\n2\n"])
+def test_a_file_without_the_instants_is_refused(gpu: Path, text: str) -> None:
+    file = gpu.parent / "instants"
+    file.write_text(text)
+    player = start(gpu, SCRIPT, "--requests", "3", "--arrival", "instants", "--instants", str(file))
+    _, complained = player.communicate(timeout=60)
+    assert player.returncode == 2
+    assert complained.startswith("player: --instants: ")
+    assert "Traceback" not in complained
+
+
 def test_memory_is_held_while_it_plays(gpu: Path) -> None:
     player = start(gpu, SCRIPT, "--steered", "--memory", str(3 << 30))
     heard(player)

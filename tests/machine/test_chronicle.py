@@ -7,10 +7,12 @@ from hypothesis import strategies as st
 from cotenant.domain.action import (
     NO_PEER,
     Action,
+    Adjusted,
     Confirm,
     Grant,
     Kill,
     MpsRestart,
+    Placed,
     Refuse,
     Restore,
     Revoke,
@@ -19,6 +21,7 @@ from cotenant.domain.action import (
     Suspend,
     Watch,
 )
+from cotenant.domain.control import Adjustment, Cause
 from cotenant.domain.event import (
     Event,
     EvictAsked,
@@ -39,6 +42,7 @@ from cotenant.domain.event import (
     QuitAsked,
     RulesChanged,
     ShareChanged,
+    SharesAdjusted,
     TenantFaulted,
     TenantHangs,
     TenantJoined,
@@ -69,6 +73,8 @@ JOB = TenantSpec(Kind.OFFLINE, 7, "job")
 WEB_TERMS = Terms(0, 1, Kind.ONLINE, 2, 0, 0, 0, 0)
 JOB_TERMS = Terms(1, 1, Kind.OFFLINE, 7, 0, 0, 0, 1)
 RULES = GateRules()
+ADJUSTMENT = Adjustment(0, 620_000, Cause.VIOLATED, "p99 21ms of 20ms", (), 0, 1)
+BEYOND = Adjustment(0, 980_000, Cause.BEYOND_REACH)
 
 
 def a_node_with_two() -> Chronicle:
@@ -116,6 +122,10 @@ STORY: list[tuple[Event, list[Action], str]] = [
      "WARNING restarted job 1: job was started again (once by now) after: exit 1"),
     (TenantRestarted(2, "exit 1", 3), [],
      "WARNING restarted job 1: job was started again (3 times by now) after: exit 1"),
+    (SharesAdjusted(ADJUSTMENT), [Adjusted(4, ADJUSTMENT, 550_000)],
+     "adjusted web 0 (violated): GPU 0: online keeps 62% (was 55%): violated of web: p99 21ms of 20ms"),
+    (SharesAdjusted(BEYOND), [Adjusted(4, BEYOND, 980_000)],
+     "WARNING adjusted - 0 (beyond reach): GPU 0: online keeps 98% (was 98%): beyond reach"),
     (TenantHangs(1, 1, "gemm", 10**6, 10**9), [],
      "WARNING hangs job 1 (hang): job hangs: kernel gemm has run for 1s, expected 1ms"),
     (GpuSeen(0, GpuSample(5)), [Watch(4, 0, GpuWatch(Health.UNHEALTHY, why="memory 95%"))],
@@ -129,6 +139,11 @@ STORY: list[tuple[Event, list[Action], str]] = [
      ("ERROR mps-gone - 0 (mps-server-died): the MPS server of GPU 0 is gone: exit 1\n"
      "mps-restart - 0: the MPS server of GPU 0 is started again")),
     (GpusFound((Gpu("soft:1 x", 5),)), [], "gpu-found - -: found soft:1 x"),
+    (Woke(), [Placed(4, 1, 1, 1, "GPU 1: goodput +1.00")],
+     "placed job 1: job was placed by prediction: GPU 1: goodput +1.00"),
+    (Woke(), [Placed(4, 1, 1, 1, "GPU 1: goodput +0.20", 250_000)],
+     ("WARNING placed job 1: job was placed, but by prediction GPU 1 is 25% too little for all objectives: "
+     "GPU 1: goodput +0.20")),
     (TenantLeft(2, "exit 0"), [Revoke(4, 2, "job", 1, 1, "exit 0")], "left job 1: job left: exit 0"),
     (TenantLeft(2, "exit\n1"), [Revoke(4, 2, "job", 1, 1, "exit\n1")], r"WARNING left job 1: job left: exit\n1"),
     (PeerLost(2), [Revoke(4, NO_PEER, "job", 1, 1, "lost: its connection closed")],

@@ -1,16 +1,23 @@
 """Does a node keep its promises whatever happens, in whatever order, and is its journal the whole truth?"""
 
 import io
-from typing import NamedTuple
 
 import msgspec
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import invariant, precondition, rule
 
-from cotenant.domain.action import NO_PEER, Action, Confirm, Crowd, Grant, Refuse, Revoke, Rise, Roster, Sit, Stop
+from cotenant.domain.action import (
+    NO_PEER,
+    Adjusted,
+    Confirm,
+    Grant,
+    Refuse,
+    Revoke,
+    Stop,
+)
+from cotenant.domain.control import Adjustment, Cause, Dial
 from cotenant.domain.event import (
-    Event,
     GateChange,
     GpusFound,
     NodeSettings,
@@ -20,136 +27,27 @@ from cotenant.domain.event import (
     PriorityChanged,
     RulesChanged,
     ShareChanged,
+    SharesAdjusted,
     TenantJoined,
     TenantLeft,
     TenantResumed,
     TenantsPaused,
     Woke,
 )
-from cotenant.domain.gate import GatePolicy, GateRules, GateSeat
+from cotenant.domain.gate import GatePolicy, GateSeat
 from cotenant.domain.gpu import WHOLE_PPM, Gpu
 from cotenant.domain.plan import Reason
-from cotenant.domain.tenant import NEIGHBOURS_LIMIT, Kind, TenantSpec, Terms
+from cotenant.domain.tenant import NEIGHBOURS_LIMIT, Kind, TenantSpec
 from cotenant.format.journal import MAGIC, Turn, TurnReader, encode_turn
 from cotenant.host import replay
 from cotenant.machine.node import NodeMachine
-from tests.machine.worlds import DEVICES, FOUND, node_settings, picks, specs, steps
+from cotenant.policy.limit.share import delay_of, share_of
+from tests.machine.life import Life
+from tests.machine.worlds import FOUND, node_settings, picks, specs, steps
 
 
-class Holder(NamedTuple):
-    """What the model knows of a tenant; everything else it asks the actions for."""
-
-    pid: int
-    name: str
-    terms: Terms
-    peer: int
-    paused: bool = False
-
-
-class NodeLife(RuleBasedStateMachine):
-    """The machine beside a small model of what tenants were promised, and beside twins made from its snapshots."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = 0
-        self.machines = [NodeMachine()]
-        self.turns: list[Turn] = []
-        self.segment: list[Turn] = []
-        self.held: dict[int, Holder] = {}
-        self.neighbours: dict[int, int] = {}
-        self.rosters: dict[int, GateRules] = {}
-        self.in_force = GateRules()
-        self.granted_to: dict[tuple[int, int], int] = {}
-        self.ended: set[tuple[int, int]] = set()
-        self.sequence = 100
-        self.settings = NodeSettings(3, 20, 0, "spread", "reserve", DEVICES[2])
-        self.tell(NodeStarted(self.settings, "1", 0))
-
-    # -- telling, and what the model makes of the answer ----------------------------------------------------------
-
-    def tell(self, event: Event) -> list[Action]:
-        actions, *others = [machine.handle(event, now=self.now) for machine in self.machines]
-        assert all(other == actions for other in others)
-        for machine in self.machines:
-            machine.check()
-        turn = Turn(self.now, event, actions)
-        self.turns.append(turn)
-        self.segment.append(turn)
-        told = [action for action in actions if isinstance(action, Roster | Sit | Rise)]
-        assert told == actions[: len(told)], "whoever hears of a change finds it made"
-        assert len({roster.gpu for roster in told}) == len(told)
-        for roster in told:
-            self._believe_roster(roster)
-        for action in actions:
-            assert action.cause == self.machines[0].turn
-            if isinstance(action, Grant):
-                self._believe_grant(action, event)
-                self.neighbours[action.terms.slot] = action.neighbours
-            elif isinstance(action, Crowd):
-                here = [slot for slot, holder in self.held.items() if holder.terms.gpu == action.where]
-                assert here
-                for slot in here:  # nobody is told what it knows
-                    assert self.neighbours[slot] != action.neighbours
-                    self.neighbours[slot] = action.neighbours
-            elif isinstance(action, Revoke):
-                self._believe_revoke(action)
-        return actions[len(told) :]
-
-    def _believe_roster(self, action: Roster | Sit | Rise) -> None:
-        if isinstance(action, Roster):
-            self.rosters[action.gpu] = action.rules
-            return
-        rules = self.rosters[action.gpu]
-        seats = {seat.slot: seat for seat in rules.seats}
-        if isinstance(action, Sit):
-            assert seats.get(action.seat.slot) != action.seat
-            seats[action.seat.slot] = action.seat
-        else:
-            del seats[action.slot]
-        self.rosters[action.gpu] = msgspec.structs.replace(rules, seats=tuple(seats[slot] for slot in sorted(seats)))
-
-    def _believe_grant(self, action: Grant, event: Event) -> None:
-        slot, generation = action.terms.slot, action.terms.generation
-        known = self.held.get(slot)
-        if not isinstance(event, TenantJoined):
-            assert known is not None
-            changed = {"priority": event.priority} if isinstance(event, PriorityChanged) else {}
-            changed |= {"share_ppm": event.share_ppm or 0} if isinstance(event, ShareChanged) else {}
-            assert (known.name, msgspec.structs.replace(known.terms, **changed)) == (action.tenant, action.terms)
-            self.held[slot] = known._replace(terms=action.terms, peer=known.peer if changed else action.peer)
-            return
-        assert known is None
-        assert action.peer == event.peer
-        assert slot < self.settings.slots
-        assert all(generation > later for where, later in self.granted_to if where == slot)
-        assert all(holder.name != action.tenant for holder in self.held.values())
-        self.granted_to[slot, generation] = event.pid
-        self.held[slot] = Holder(event.pid, action.tenant, action.terms, action.peer)
-        if self.settings.admit == "reserve" and action.terms.gpu >= 0:
-            here = [holder.terms for holder in self.held.values() if holder.terms.gpu == action.terms.gpu]
-            if action.terms.memory_bytes:
-                assert sum(terms.memory_bytes for terms in here) <= self.settings.gpus[action.terms.gpu].memory_bytes
-            if action.terms.share_ppm:
-                assert sum(terms.share_ppm for terms in here) <= WHOLE_PPM
-
-    def _believe_revoke(self, action: Revoke) -> None:
-        key = (action.slot, action.generation)
-        holder = self.held.pop(action.slot)
-        del self.neighbours[action.slot]
-        assert (holder.name, holder.terms.generation) == (action.tenant, action.generation)
-        assert key in self.granted_to
-        assert key not in self.ended
-        self.ended.add(key)
-
-    def away(self) -> list[Holder]:
-        return [holder for _, holder in sorted(self.held.items()) if holder.peer == NO_PEER]
-
-    def connected(self) -> list[Holder]:
-        return [holder for _, holder in sorted(self.held.items()) if holder.peer != NO_PEER]
-
-    def new_number(self) -> int:
-        self.sequence += 1
-        return self.sequence
+class NodeLife(Life):
+    """What can happen to it."""
 
     # -- what can happen ------------------------------------------------------------------------------------------
 
@@ -290,6 +188,24 @@ class NodeLife(RuleBasedStateMachine):
         (action,) = self.tell(RulesChanged(9, owner, change))
         assert isinstance(action, Confirm if owner else Refuse)
 
+    @rule(
+        gpu=st.integers(-1, 3),
+        online_ppm=st.sampled_from([0, 200_000, 500_000, 980_000]),
+        shares=st.dictionaries(st.integers(0, 4), st.sampled_from([1, 300_000, WHOLE_PPM]), max_size=4),
+    )
+    def adjust(self, gpu: int, online_ppm: int, shares: dict[int, int]) -> None:
+        """What control proposes may come too late: nobody may be left there, or others."""
+        proposed = Adjustment(gpu, online_ppm, Cause.ROOM, "room", tuple(sorted(shares.items())))
+        was_ppm = share_of(self.in_force.delay_ppm)
+        if gpu in self.dials:
+            was_ppm = self.dials[gpu].online_ppm
+        is_kept = online_ppm > 0 and gpu < len(self.settings.gpus) and gpu in self.kept_devices()
+        if is_kept and self.settings.control.enabled:
+            self.dials[gpu] = Dial(gpu, online_ppm, proposed.shares)
+            assert self.tell(SharesAdjusted(proposed)) == [Adjusted(self.machines[0].turn, proposed, was_ppm)]
+        else:
+            assert self.tell(SharesAdjusted(proposed)) == []
+
     @rule(step=steps)
     def wake(self, step: int) -> None:
         """Also too early and too late: a clock may ring when nobody asked."""
@@ -364,11 +280,16 @@ class NodeLife(RuleBasedStateMachine):
             terms = holder.terms
             is_online = terms.kind is Kind.ONLINE
             least_ppm = 0 if is_online else terms.share_ppm
+            said = dict(self.dials[terms.gpu].shares) if terms.gpu in self.dials else {}
             seat = GateSeat(slot, terms.generation, terms.priority, is_online, holder.paused, least_ppm)
+            seat = msgspec.structs.replace(seat, limit_ppm=said.get(slot, 0))
             seats.setdefault(terms.gpu, []).append(seat)
         for gpu, listed in seats.items():
             if gpu >= 0:
-                assert self.rosters[gpu] == msgspec.structs.replace(self.in_force, seats=tuple(listed))
+                rules = msgspec.structs.replace(self.in_force, seats=tuple(listed))
+                if gpu in self.dials:
+                    rules = msgspec.structs.replace(rules, delay_ppm=delay_of(self.dials[gpu].online_ppm))
+                assert self.rosters[gpu] == rules
         assert -1 not in self.rosters
         assert all(not rules.seats for gpu, rules in self.rosters.items() if gpu not in seats)
 

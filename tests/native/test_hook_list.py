@@ -86,7 +86,8 @@ def test_the_library_exports_what_is_listed_and_no_more() -> None:
     text = (HOOK / "hooked.def").read_text()
     asked = set(re.findall(r"^ASKED\((\w+),", text, re.MULTILINE))
     nvmls = {"nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"}
-    assert exported == (set(listed()) - asked) | {"dlsym"} | nvmls
+    told = {f"cotenant_hook_request_{what}" for what in ("begin", "end", "took")}
+    assert exported == (set(listed()) - asked) | {"dlsym"} | nvmls | told
 
 
 @pytest.mark.skipif(not headers(), reason="NVIDIA's cuda.h is not here: install nvidia-cuda-runtime")

@@ -34,8 +34,8 @@ CHOICES = {
 @pytest.mark.parametrize("name", CHOICES)
 def test_each_policy_chooses(name: str) -> None:
     rooms, spread, pack = CHOICES[name]
-    chosen = {policy: min(rooms, key=rank).index for policy, rank in place.POLICIES.items()}
-    assert chosen == {"spread": spread, "pack": pack}
+    chosen = {policy: min(rooms, key=rank).index for policy, (rank, _) in place.POLICIES.items()}
+    assert chosen == {"spread": spread, "pack": pack, "predict": spread}
 
 
 rooms = st.lists(
@@ -53,7 +53,7 @@ def _rest(one: GpuRoom) -> tuple[int, int, int]:
 
 @given(rooms)
 def test_spread_takes_the_most_free_share(found: list[GpuRoom]) -> None:
-    best = min(found, key=place.POLICIES["spread"])
+    best = min(found, key=place.POLICIES["spread"].rank)
     assert best.share_free_ppm == max(one.share_free_ppm for one in found)
     alike = [one for one in found if one.share_free_ppm == best.share_free_ppm]
     assert best.memory_free_bytes == max(one.memory_free_bytes for one in alike)
@@ -61,7 +61,7 @@ def test_spread_takes_the_most_free_share(found: list[GpuRoom]) -> None:
 
 @given(rooms)
 def test_pack_takes_the_most_tenants(found: list[GpuRoom]) -> None:
-    best = min(found, key=place.POLICIES["pack"])
+    best = min(found, key=place.POLICIES["pack"].rank)
     assert best.tenants == max(one.tenants for one in found)
     assert best.share_free_ppm == min(one.share_free_ppm for one in found if one.tenants == best.tenants)
 
@@ -69,7 +69,7 @@ def test_pack_takes_the_most_tenants(found: list[GpuRoom]) -> None:
 @pytest.mark.parametrize("policy", place.POLICIES)
 @given(found=rooms, shuffle=st.randoms(use_true_random=False))
 def test_the_choice_has_no_ties_and_no_order(policy: str, found: list[GpuRoom], shuffle: random.Random) -> None:
-    rank = place.POLICIES[policy]
+    rank = place.POLICIES[policy].rank
     assert len({rank(one) for one in found}) == len(found)
     shuffled = list(found)
     shuffle.shuffle(shuffled)

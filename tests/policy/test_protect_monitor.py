@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from cotenant.domain.instant import NEVER, SECOND_NS
 from cotenant.domain.protect import EVICTIONS_LIMIT, GpuSample, GpuWatch, Health, ProtectLimits
 from cotenant.errors import ConfigError
-from cotenant.format.config import Config, ProtectConfig, decode_config, encode_config, validate
+from cotenant.format.config import Config, decode_config, encode_config, validate
+from cotenant.format.config_protect import ProtectConfig
 from cotenant.format.toml import DurationNs, ShareOfWhole
 from cotenant.policy.protect.backoff import delay_ns
 from cotenant.policy.protect.monitor import Level, back, judge, lost, observe

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from cotenant.domain.gate import GatePolicy, GateRules, GateSeat
+from tests.property.gate_losses import Losses
 from tests.property.gate_sums import (
     DEBT_MOST,
+    DELAY_MOST,
     DUTY,
     DUTY_LEAST,
     FAR,
@@ -27,6 +29,7 @@ class Device:
 
     def __init__(self, slots: int) -> None:
         self.rules, self.writes, self.debt_ns = GateRules(seats=()), 0, 0
+        self.below_ns = self.charged_ns = 0
         self.pages = [new_page() for _ in range(slots)]
 
     def write(self, rules: GateRules) -> None:
@@ -47,6 +50,7 @@ class Ledger:
         self.spent = self.grain = self.duty_from = self.duty_active = 0
         self.duty_ppm = DUTY_LEAST
         self.is_lent = False
+        self.losses = Losses()
         self.must_ask()
 
     # ---- the roster
@@ -63,6 +67,7 @@ class Ledger:
             self.beside = [s for s in others if rank(s) >= priority]
             pages = self.device.pages
             self.seen = {s: known.get((s.slot, s.generation), pages[s.slot]["sequence"]) for s in self.above}
+            self.losses.seat({(s.slot, s.generation): pages[s.slot] for s in self.above})
             self.duty_from = 0
             self.page = pages[self.slot] if self.seat else self.orphan
             if self.seat and self.page["generation"] != self.generation:
@@ -105,6 +110,7 @@ class Ledger:
         page["device_ns"] += expect
         page["pieces"] += pieces or 1
         self.be_active(now)
+        self.losses.announced(expect, now)
         page["busy_ns"] = min(max(page["busy_ns"], now) + expect, far)
         page["next_ns"] = min(now + low, far)
         page["latest_ns"], page["waits_ns"] = min(now + high, far), 0
@@ -118,6 +124,8 @@ class Ledger:
         if page["marked_ns"]:
             self.be_active(now)
             page["marked_ns"] = 0 if is_drained else now
+        if is_drained:
+            self.losses.drained(page, self.device.below_ns, self.rules.delay_ppm, now)
         busy = now if is_drained else max(page["busy_ns"], now)
         if is_drained:
             page["busy_ns"] = busy
@@ -128,16 +136,19 @@ class Ledger:
     # ---- the debt
 
     def debt(self, now: int) -> int:
-        return max(self.device.debt_ns - now, 0)
+        """What was charged last by one who is gone is forgiven."""
+        there = [self.page, *filter(None, map(self.page_of, [*self.above, *self.beside]))]
+        return max(min(self.device.debt_ns, max(page["owes_ns"] for page in there)) - now, 0)
 
     def spared_ppm(self) -> int:
         """Of the time, what those above can spare: a part of that for which they are active."""
         delay = self.rules.delay_ppm
-        return max(min(delay, PPM) * self.duty_ppm // PPM, 1) if delay else 0
+        return max(min(delay, DELAY_MOST) * self.duty_ppm // PPM, 1) if delay else 0
 
     def count_duty(self, now: int) -> None:
         if now - self.duty_from < DUTY:
             return
+        self.losses.look(list(filter(None, map(self.page_of, self.above))), self.device.charged_ns)
         active = sum(page["active_ns"] for page in filter(None, map(self.page_of, self.above)))
         if self.duty_from:
             more, span = max(active - self.duty_active, 0), now - self.duty_from
@@ -146,8 +157,11 @@ class Ledger:
             self.duty_ppm = max((before + duty) // 2, DUTY_LEAST)
         self.duty_from, self.duty_active = now, active
 
-    def charge(self, lost: int, now: int) -> None:
-        self.device.debt_ns = now + min(self.debt(now) + earned_in(lost, self.spared_ppm()), DEBT_MOST)
+    def charge(self, thought: int, now: int) -> None:
+        lost = self.losses.scaled(thought)
+        owes = now + min(self.debt(now) + earned_in(lost, self.spared_ppm()), DEBT_MOST)
+        self.device.debt_ns = self.page["owes_ns"] = owes
+        self.device.charged_ns += min(thought, FAR)
         self.page["overruns"] += 1
         self.page["overrun_ns"] += lost
 

@@ -6,12 +6,12 @@ from cotenant.domain.gate import GatePolicy
 from tests.property.gate_shares import Shares
 from tests.property.gate_sums import (
     AGAIN,
-    AHEAD,
     BESIDE,
     BOUND,
     BURST,
     BUSY,
     DEBT,
+    DELAY_MOST,
     DEPTH,
     DUE,
     FREE,
@@ -25,6 +25,7 @@ from tests.property.gate_sums import (
     OTHER,
     PAUSE_LOOK,
     PAUSED,
+    PPM,
     RISK,
     RISK_AFTER,
     SPARE,
@@ -39,6 +40,7 @@ from tests.property.gate_sums import (
     earned_in,
     loss_at,
     pace_of,
+    part_of,
     rank,
     yielded,
 )
@@ -73,6 +75,7 @@ class Tenant(Shares):
         expect = wish[0]
         self.seen = {seat: self.device.pages[seat.slot]["sequence"] for seat in self.above}
         self.announce(wish, now)
+        self.device.below_ns = max(self.device.below_ns, self.page["busy_ns"])
         self.page["wanted_ns"] = 0
         if reason == RISK:
             self.charge(self.weight(expect) + 1, now)
@@ -97,11 +100,16 @@ class Tenant(Shares):
         self.page[f"passed {reason}"] += 1
         return 1, reason, now
 
-    def decide_free(self, expect: int, submitted: int, now: int) -> tuple[int, int]:
+    def is_deep(self, wish: Wish, submitted: int, now: int) -> bool:
+        gives_way = wish[5] and (self.grain or self.page["busy_ns"] <= now)
+        depth = DEPTH + (part_of(self.bound_of(wish), self.rules.delay_ppm) if gives_way else 0)
+        return submitted > LEAD // 2 and submitted + wish[0] > depth
+
+    def decide_free(self, wish: Wish, submitted: int, now: int) -> tuple[int, int]:
         debt, lead = self.debt(now), min(LEAD, self.rules.bound_ns)
-        if debt > BURST and self.rules.delay_ppm:
+        if debt > BURST:
             return DEBT, now + debt - BURST
-        if submitted > lead and submitted + expect > self.rules.bound_ns:
+        if submitted > lead and submitted + wish[0] > self.bound_of(wish):
             return BOUND, now + submitted - lead
         return FREE, now
 
@@ -116,13 +124,13 @@ class Tenant(Shares):
     def spendable_at(self, loss: int, worth: int, since: int, now: int) -> int:
         if self.rules.policy is not GatePolicy.FILL or not self.rules.delay_ppm:
             return NEVER
-        earned, debt = earned_in(loss, self.spared_ppm()), self.debt(now)
-        if loss <= worth // 4:
+        earned, debt = earned_in(self.losses.scaled(loss), self.spared_ppm()), self.debt(now)
+        if loss <= max(worth // 4, min(worth, 2**32 - 1) * min(self.rules.delay_ppm, DELAY_MOST) // PPM):
             return max(max(self.spent, now - SPARE) + earned, now + max(debt - BURST, 0))
         return max(max(self.spent, since) + earned, now + debt)
 
     def spend(self, loss: int, now: int) -> None:
-        self.spent = max(self.spent, now - SPARE) + earned_in(loss, self.spared_ppm())
+        self.spent = max(self.spent, now - SPARE) + earned_in(self.losses.scaled(loss), self.spared_ppm())
 
     def decide_gap(self, wish: Wish, holder: Page, quiet: int, since: int, now: int) -> tuple[int, int]:
         """The holder is the one that is expected back first."""
@@ -143,7 +151,7 @@ class Tenant(Shares):
             if loss and spend > now:
                 last = max(holder["busy_ns"] - holder["at_ns"], 0)
                 return (TIGHT, min(spend, end + last)) if now < end else (DUE, min(spend, quiet))
-        if submitted > LEAD // 2 and submitted + expect > DEPTH:
+        if self.is_deep(wish, submitted, now):
             return BOUND, now + submitted - LEAD // 2
         if self.better_waits(sure, max(end - begin, 0), since, now):
             return OTHER, now + AGAIN
@@ -160,11 +168,12 @@ class Tenant(Shares):
     def loss_beside(self, wish: Wish, now: int) -> int:
         """What those above lose to blocks that give way: half of one for each of their kernels that come meanwhile."""
         pages, expected, busy = self.look(now)
-        begin = now if now < busy else max(min(page["next_ns"] for page in expected), now)
-        over = max(now + self.submitted_ns(now) + wish[0] - begin, 0)
+        first = now + self.submitted_ns(now)
+        begin = first if now < busy else max(min(page["next_ns"] for page in expected), first)
+        over = max(first + wish[0] - begin, 0)
         active = [page for page in pages if self.busy_of(page, now) > now or any(page is other for other in expected)]
         pieces = min(over, 2**32 - 1) * min(sum(map(pace_of, active)), 2**32 - 1) // 10**9
-        return min(yielded(pieces + 1, wish[5]) + 1, NEVER) if over else 0
+        return min(yielded(pieces + 1, wish[5]), over) + 1 if over else 0
 
     def decide_beside(self, wish: Wish, since: int, now: int) -> tuple[int, int]:
         """BESIDE, or what keeps it from that; TIGHT until it can be spared."""
@@ -175,7 +184,7 @@ class Tenant(Shares):
         at = self.spendable_at(loss, expect, since, now)
         if at > now:
             return TIGHT, at
-        if submitted > LEAD // 2 and submitted + expect > DEPTH:
+        if self.is_deep(wish, submitted, now):
             return BOUND, now + submitted - LEAD // 2
         _, expected, busy = self.look(now)
         if now >= busy:
@@ -192,7 +201,7 @@ class Tenant(Shares):
         _, expected, busy = self.look(now)
         quiet = max([busy, *(page["quiet_ns"] for page in expected)])
         if not expected and busy == now:
-            return self.decide_free(expect, self.submitted_ns(now), now)
+            return self.decide_free(wish, self.submitted_ns(now), now)
         if busy > now:
             reason, until = BUSY, busy
         elif self.rules.policy is not GatePolicy.FILL:
@@ -220,11 +229,7 @@ class Tenant(Shares):
             self.page["wanted_ns"] = 0
             self.page[f"passed {TOP}"] += 1
             return 1, TOP, now
-        bound = self.rules.bound_ns if self.above else max(self.rules.bound_ns, AHEAD)
-        is_full = self.unconfirmed > 1 and self.unconfirmed_ns + self.weight(expect) > bound
-        is_full = is_full and bool(self.above or self.beside)
-        if self.is_ending:
-            is_full = self.unconfirmed > 0 or self.page["busy_ns"] > now
+        is_full = self.is_full(wish, now)
         competes = may_fill and not is_full and not self.is_paused
         self.page["wanted_ns"] = max(sure, expect) + 1 if competes else NEVER
         self.page["asked_ns"] = now
@@ -233,7 +238,7 @@ class Tenant(Shares):
             return 0, PAUSED, now + PAUSE_LOOK
         if is_full:
             if self.is_ending or (now - since) // 8 < STUCK_AFTER // 8 + self.unconfirmed_ns:
-                return 0, BOUND, max(self.page["busy_ns"], now + AGAIN)
+                return 0, BOUND, self.room_at(wish, now)
             self.page["stuck"] += 1
             return self.admit(STUCK, wish, now)
         _, expected, busy = self.look(now)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from tests.property.gate_ledger import Ledger
 from tests.property.gate_sums import (
+    AGAIN,
     AHEAD,
+    ASLEEP,
     FAR,
     LATE,
+    LEAD,
+    LEAST_PART,
     LIMIT,
     LIMIT_LOOK,
+    LIMIT_POLL,
     PPM,
     SHARE,
     STUCK_AFTER,
@@ -16,6 +21,7 @@ from tests.property.gate_sums import (
     Page,
     Wish,
     earned_in,
+    part_of,
 )
 
 
@@ -56,7 +62,7 @@ class Shares(Ledger):
         return page["over_ns"]
 
     def wants_now(self, page: Page, until: int, now: int) -> bool:
-        is_asking = page["wanted_ns"] and abs(now - page["asked_ns"]) <= LIMIT_LOOK
+        is_asking = page["wanted_ns"] and -LIMIT_LOOK <= now - page["asked_ns"] <= ASLEEP
         is_waiting = page["waits_ns"] and now - max(page["waits_ns"], page["busy_ns"]) <= LATE
         is_coming = now < page["quiet_ns"] and page["next_ns"] < until
         return bool(page["busy_ns"] > now or is_asking or is_waiting or is_coming)
@@ -87,3 +93,24 @@ class Shares(Ledger):
             return (LIMIT if self.limit else SHARE), min(until, now + LIMIT_LOOK)
         self.is_lent = self.limit > 0
         return 0, now
+
+    def bound_of(self, wish: Wish) -> int:
+        bound, delay = self.rules.bound_ns, self.rules.delay_ppm
+        return bound + part_of(4 * bound, delay) if wish[5] else bound
+
+    def is_full(self, wish: Wish, now: int) -> bool:
+        """Whether what it has submitted keeps it from submitting more."""
+        if self.is_ending:
+            return self.unconfirmed > 0 or self.page["busy_ns"] > now
+        submitted = self.unconfirmed_ns + self.weight(wish[0])
+        if self.above:
+            return self.unconfirmed > 1 and submitted > self.bound_of(wish)
+        taken = min(submitted, FAR) * max(PPM - wish[7], LEAST_PART) // PPM
+        return bool(self.beside) and self.unconfirmed > 1 and taken > max(self.rules.bound_ns, AHEAD)
+
+    def room_at(self, wish: Wish, now: int) -> int:
+        if self.above or self.is_ending:
+            ahead = 0 if self.is_ending else part_of(LEAD, self.rules.delay_ppm)
+            return max(self.page["busy_ns"] - ahead, now + AGAIN)
+        taken = min(self.unconfirmed_ns, FAR) * max(PPM - wish[7], 0) // PPM if wish[0] else 0
+        return now + max(taken // 2, LIMIT_POLL)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from cotenant.domain.gate import GateSeat
+from cotenant.domain.gate import GateRules, GateSeat
 
 US: Final = 1000
 MS: Final = 1000 * US
@@ -18,7 +18,11 @@ CLOSED, AGAIN, PAUSE_LOOK, PATIENCE_LEAST, WAITED_FOR = 2000 * MS, 2 * US, 5 * M
 SPARE = 20 * MS
 RECENT, PPM = 32, 10**6
 DUTY, DUTY_LEAST = 20 * MS, 300_000
+CLEAN_MOST, MET_MOST, FELT_MOST = 16, 64, 31
+MEMORY, PRIOR, ASTRAY = 4 * MS, 500 * US, 256 * MS
+SCALE_LEAST, SCALE_MOST, SLACK, DELAY_MOST = PPM // 8, PPM, 50_000, 100 * PPM
 AHEAD, WINDOW, LIMIT_LOOK, LATE = 4 * MS, 100 * MS, MS, 10 * MS
+LIMIT_POLL, ASLEEP, LEAST_PART = 250 * US, 6 * MS, 250_000
 
 Wish = tuple[int, int, int, int, int, int, int, int]
 """expect, sure, low, high, may_fill, grain, pieces, free"""
@@ -27,7 +31,7 @@ Answer = tuple[int, int, int]
 
 WORDS: Final = ("sequence", "at_ns", "quiet_ns", "next_ns", "busy_ns", "generation")
 WISHES: Final = ("latest_ns", "waits_ns", "wanted_ns", "pieces", "active_ns", "marked_ns", "asked_ns")
-LIMITS: Final = ("paid_ns", "paid_ppm", "over_ns", "part_ppm")
+LIMITS: Final = ("paid_ns", "paid_ppm", "over_ns", "part_ppm", "lost_ns", "told", "owes_ns")
 COUNTS: Final = (
     *("launches", "device_ns", "filled_ns", "waits", "waited_ns", "overruns", "overrun_ns", "admitted", "submitted"),
     *("late", "late_ns", "stale", "foreseen", "early", "miss_ns", "confirmed", "stuck"),
@@ -40,7 +44,16 @@ def rank(seat: GateSeat) -> int:
 
 
 def earned_in(amount: int, ppm: int) -> int:
-    return min(amount * PPM // min(ppm, PPM), DEBT_MOST) if ppm else CLOSED
+    return min(amount * PPM // ppm, DEBT_MOST) if ppm else CLOSED
+
+
+def part_of(amount: int, ppm: int) -> int:
+    return min(amount, 2**32 - 1) * min(ppm, PPM) // PPM
+
+
+def quotient(one: int, other: int) -> int:
+    """As C has it: towards zero."""
+    return one // other if (one < 0) == (other < 0) else -(-one // other)
 
 
 def tenths_of(page: Page) -> int:
@@ -75,3 +88,20 @@ def loss_at(holder: Page, until: int, now: int) -> int:
 
 def new_page() -> Page:
     return dict.fromkeys((*WORDS, *WISHES, *LIMITS, *COUNTS, *(f"passed {reason}" for reason in range(16))), 0)
+
+
+def bound_of(rules: GateRules, grain: int) -> int:
+    """Of work that gives way up to five times as much, where those above may lose as much as they have."""
+    more_ppm = min(rules.delay_ppm, PPM) if grain else 0
+    return rules.bound_ns + 4 * rules.bound_ns * more_ppm // PPM
+
+
+def depth_of(rules: GateRules, grain: int) -> int:
+    more_ppm = min(rules.delay_ppm, PPM) if grain else 0
+    return DEPTH + bound_of(rules, grain) * more_ppm // PPM
+
+
+def is_active(page: Page, patience_ns: int, now: int) -> bool:
+    is_asking = page["wanted_ns"] != 0 and abs(now - page["asked_ns"]) <= LOOK
+    is_busy = page["busy_ns"] > now or (page["waits_ns"] > 0 and now < page["busy_ns"] + patience_ns)
+    return page["sequence"] > 0 and (is_busy or (now < page["quiet_ns"] and not is_asking))

@@ -49,7 +49,11 @@ def test_every_field_has_exactly_one_flag(section: str) -> None:
 
 @pytest.mark.parametrize(
     "command, sections",
-    [("node", ["directories", "node", "protect"]), ("run", ["directories", "run"]), ("config", list(SECTIONS))],
+    [
+        ("node", ["directories", "node", "protect", "control"]),
+        ("run", ["directories", "run"]),
+        ("config", list(SECTIONS)),
+    ],
 )
 def test_a_command_has_the_flags_of_its_sections(command: str, sections: list[str]) -> None:
     expected: dict[str, list[str]] = {}
@@ -104,7 +108,7 @@ def test_no_flags_change_nothing() -> None:
         (("node", "slots"), "many", "whole number"),
         (("node", "slots"), "8.5", "whole number"),
         (("node", "idle_exit"), "5", "write a number and a unit"),
-        (("node", "place"), "best", "spread or pack"),
+        (("node", "place"), "best", "spread, pack or predict"),
         (("node", "journal_limit"), "5s", "4GiB"),
         (("run", "priority"), "10", "<= 9"),
         (("run", "share"), "30", "30%"),

@@ -57,7 +57,7 @@ rules = st.builds(
     GateRules,
     st.sampled_from([GatePolicy.FILL, GatePolicy.FILL, GatePolicy.STRICT, GatePolicy.OPEN]),
     st.sampled_from([500 * US, 0, 40 * US, 5 * MS]),
-    st.sampled_from([20_000, 0, 1, 500_000, 1_000_000]),
+    st.sampled_from([20_000, 0, 1, 500_000, 4_000_000]),
     st.sampled_from([2 * MS, 0, 300 * US]),
     st.sampled_from([0, 0, 30 * US]),
 )
@@ -90,7 +90,8 @@ class File:
 
     def write(self, new: GateRules) -> None:
         for pair in self.pairs.values():
-            pair.is_rebound = bool(pair.pending) and (pair.is_rebound or new.bound_ns != self.rules.bound_ns)
+            is_same = (new.bound_ns, new.delay_ppm) == (self.rules.bound_ns, self.rules.delay_ppm)
+            pair.is_rebound = bool(pair.pending) and (pair.is_rebound or not is_same)
         self.rules = new
         self.device.write(new)
         roster.write_roster(self.bytes, new)
@@ -125,12 +126,6 @@ class File:
             assert page["stale"] == 0
             assert sum(page["overrun"]) == page["overruns"]
             assert sum(page["waited"]) == page["waits"]
-
-
-def is_active(page: Page, patience_ns: int, now: int) -> bool:
-    is_asking = page["wanted_ns"] != 0 and abs(now - page["asked_ns"]) <= sums.LOOK
-    is_busy = page["busy_ns"] > now or (page["waits_ns"] > 0 and now < page["busy_ns"] + patience_ns)
-    return page["sequence"] > 0 and (is_busy or (now < page["quiet_ns"] and not is_asking))
 
 
 class GateMachine(RuleBasedStateMachine):
@@ -207,7 +202,8 @@ class GateMachine(RuleBasedStateMachine):
         while self.confirms and pair.pending and self.file.page(slot)["busy_ns"] <= self.now:
             self.confirm(slot)
         before = {seat: self.file.page(seat.slot) for seat in self.file.rules.seats}
-        debt_ns = max(self.file.debt_ns() - self.now, 0)
+        owes = [pair.plain.orphan, *(page for seat, page in before.items() if page["generation"] == seat.generation)]
+        debt_ns = max(min(self.file.debt_ns(), max(page["owes_ns"] for page in owes)) - self.now, 0)
         passes, reason, until_ns = self.file.ask(slot, wish, self.now)
         self.check_promises(slot, wish, before, debt_ns, (passes, reason, until_ns))
         if passes:
@@ -224,7 +220,7 @@ class GateMachine(RuleBasedStateMachine):
         priority = sums.rank(mine) if mine else 10
         valid = {seat: page for seat, page in before.items() if page["generation"] == seat.generation and seat != mine}
         above = [page for seat, page in valid.items() if sums.rank(seat) < priority]
-        active = [page for page in above if is_active(page, rules.patience_ns, now)]
+        active = [page for page in above if sums.is_active(page, rules.patience_ns, now)]
         if mine and mine.paused:
             assert (passes, reason) == (0, sums.PAUSED)
             return
@@ -253,20 +249,24 @@ class GateMachine(RuleBasedStateMachine):
             if any(now + outstanding + sure > page["next_ns"] for page in expected):  # then it is to be spared
                 assert debt_ns <= sums.BURST
                 assert rules.delay_ppm
-            assert outstanding + expect <= max(sums.DEPTH, sums.LEAD // 2 + expect)
+            self.check_depth(wish, outstanding)
             end_ns = max(min(page["next_ns"] for page in expected), now + outstanding)
             self.check_best(slot, priority, sure, end_ns - now - outstanding)
         if reason == sums.FREE:
             assert not active
-            assert outstanding + expect <= max(rules.bound_ns, min(sums.LEAD, rules.bound_ns) + expect)
-            assert debt_ns <= sums.BURST or not rules.delay_ppm
+            assert outstanding + expect <= max(sums.bound_of(rules, wish[5]), min(sums.LEAD, rules.bound_ns) + expect)
+            assert debt_ns <= sums.BURST
         if reason == sums.BESIDE:
             self.check_beside(wish, active, debt_ns, outstanding)
         if reason == sums.RISK:
             assert debt_ns == 0
             assert outstanding == 0
         if reason != sums.STUCK and not pair.is_rebound:
-            assert len(pair.pending) < 2 or sum(w[0] for w in pair.pending) + expect <= rules.bound_ns
+            assert len(pair.pending) < 2 or sum(w[0] for w in pair.pending) + expect <= sums.bound_of(rules, wish[5])
+
+    def check_depth(self, wish: Wish, outstanding: int) -> None:
+        most = sums.depth_of(self.file.rules, wish[5])
+        assert outstanding + wish[0] <= max(most, sums.LEAD // 2 + wish[0])
 
     def check_share(self, mine: GateSeat | None, wish: Wish, before: dict[GateSeat, Page], answer: Answer) -> bool:
         """Whether shares concern it; one that has had its share passes only where that was lent."""
@@ -291,7 +291,7 @@ class GateMachine(RuleBasedStateMachine):
         assert active
         assert self.file.rules.delay_ppm
         assert debt_ns <= sums.BURST
-        assert outstanding + wish[0] <= max(sums.DEPTH, sums.LEAD // 2 + wish[0])
+        self.check_depth(wish, outstanding)
 
     def check_ending(self, busy_ns: int, above: int, answer: Answer) -> None:
         """One launch at a time; alone, or where everybody passes, nothing else keeps it."""

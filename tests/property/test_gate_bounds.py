@@ -52,6 +52,16 @@ def read(file: bytearray, slot: int, name: str) -> int:
     return found
 
 
+def owes_at() -> int:
+    """Where a page says what its tenant owes."""
+    for place in range(0, roster.PAGE_BYTES, 8):
+        page = bytearray(roster.PAGE_BYTES)
+        struct.pack_into("<Q", page, place, 7)
+        if roster.read_page(page)["owes_ns"] == 7:
+            return place
+    pytest.fail("no word of a page is what its tenant owes")
+
+
 lengths_ns = st.sampled_from([10 * US, 90 * US, 400 * US, 5 * MS, 90 * MS])
 
 
@@ -198,6 +208,7 @@ def test_nobody_waits_for_ever(
         now += step_ns
         others[who].ask((length_ns, length_ns, low_ns, low_ns + 50 * US, 1), now, now)
     struct.pack_into("<Q", file, DEBT_AT, now + debt_ns)
+    struct.pack_into("<Q", file, roster.page_offset(3) + owes_at(), now + debt_ns)
     since, wish = now, (expect, expect, 0, 0, may_fill, 0, 1)
     reasons = []
     for _ in range(12):

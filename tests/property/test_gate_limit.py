@@ -15,8 +15,9 @@ from cotenant.policy.schedule import roster
 from tests.property.gate_sums import AHEAD, LIMIT, MS, PPM, SHARE, US, WINDOW, Wish
 
 START = 10_000 * MS
+NAP = 5 * MS
 lengths_ns = st.sampled_from([5 * US, 50 * US, 300 * US, 2 * MS, 30 * MS, 250 * MS])
-shares_ppm = st.sampled_from([100_000, 300_000, 500_000, 700_000, 900_000])
+shares_ppm = st.sampled_from([50_000, 100_000, 300_000, 500_000, 700_000, 950_000])
 
 
 class Host:
@@ -24,13 +25,17 @@ class Host:
 
     ends: ClassVar[dict[int, int]] = {}
 
-    def __init__(self, file: bytearray, slot: int, length_ns: int, takes_ns: int = 0, free_ppm: int = 0) -> None:
+    def __init__(
+        self, file: bytearray, slot: int, length_ns: int, takes_ns: int = 0, free_ppm: int = 0, depth: int = 4
+    ) -> None:
+        """With a greater depth its work in few blocks goes into several streams, and runs beside itself."""
         self.device = id(file)
         self.ends[self.device] = 0
         self.gate = _native.Gate(file, slot, 1)
         self.wish: Wish = (length_ns, length_ns, 0, 0, 1, 0, 1, free_ppm)
         self.takes_ns = takes_ns or length_ns
         self.since_ns = self.used_ns = self.reason = 0
+        self.depth = depth
         self.pending: list[int] = []
 
     def turn(self, now: int) -> int:
@@ -41,12 +46,13 @@ class Host:
         self.since_ns = self.since_ns or now
         passes, self.reason, until_ns = self.gate.ask(self.wish, self.since_ns, now)
         if not passes:
-            return min(max(until_ns, now + US), self.pending[0] if self.pending else until_ns)
-        self.ends[self.device] = max(self.ends[self.device], now) + self.takes_ns
+            return min(max(until_ns, now + US), now + NAP)  # as long as the hook sleeps at most
+        occupied_ns = self.takes_ns if self.depth <= 4 else self.use_of(self.takes_ns)
+        self.ends[self.device] = max(self.ends[self.device], now) + occupied_ns
         self.pending.append(self.ends[self.device])
         self.used_ns += self.use_of(self.takes_ns)
         self.since_ns = 0
-        return now + US if len(self.pending) < 4 else self.pending[0]
+        return now + US if len(self.pending) < self.depth else self.pending[0]
 
     def use_of(self, length_ns: int) -> int:
         return length_ns * (PPM - self.wish[7]) // PPM
@@ -56,9 +62,9 @@ def seat(slot: int, limit_ppm: int = 0, *, static: bool = False, priority: int =
     return GateSeat(slot, 1, priority, online=False, limit_ppm=limit_ppm, static=static)
 
 
-def device(*seats: GateSeat, policy: GatePolicy = GatePolicy.FILL) -> bytearray:
-    file = bytearray(roster.file_bytes(4))
-    roster.format_roster(file, 4)
+def device(*seats: GateSeat, policy: GatePolicy = GatePolicy.FILL, slots: int = 4) -> bytearray:
+    file = bytearray(roster.file_bytes(slots))
+    roster.format_roster(file, slots)
     roster.write_roster(file, GateRules(policy, seats=seats))
     return file
 
@@ -129,6 +135,17 @@ def test_one_without_a_share_lets_an_equal_have_its_own_first_and_is_not_kept_ou
     assert starved.used_ns >= 5 * 200 * US
 
 
+@pytest.mark.parametrize("free_ppm", [0, 500_000, 900_000])
+@pytest.mark.parametrize("length_ns", [50 * US, 500 * US, 3 * MS])
+def test_who_submits_far_ahead_has_its_share_beside_one_that_does_too(free_ppm: int, length_ns: int) -> None:
+    """Also of work whose streams run side by side, so that it is over sooner than one after the other would be."""
+    file = device(seat(0, 800_000, static=True), seat(1))
+    owner, other = Host(file, 0, length_ns, free_ppm=free_ppm, depth=400), Host(file, 1, 200 * US, depth=400)
+    play([owner, other], 1_000 * MS)
+    assert abs(owner.used_ns - 800 * MS) < 30 * MS
+    assert other.used_ns > 150 * MS
+
+
 def test_who_died_or_has_had_its_share_or_is_paused_keeps_nobody_waiting() -> None:
     file = device(seat(0, 500_000), seat(1))
     dead, other = Host(file, 0, 2 * MS), Host(file, 1, 100 * US)
@@ -140,6 +157,38 @@ def test_who_died_or_has_had_its_share_or_is_paused_keeps_nobody_waiting() -> No
     play([held, free], 100 * MS)
     assert held.used_ns == 0
     assert free.used_ns > 90 * MS
+
+
+@pytest.mark.parametrize("before_ppm, after_ppm", [(200_000, 800_000), (800_000, 200_000), (50_000, 950_000)])
+def test_another_share_is_had_from_then_on(before_ppm: int, after_ppm: int) -> None:
+    file = device(seat(0, before_ppm, static=True), seat(1))
+    hosts = [Host(file, 0, 100 * US), Host(file, 1, 200 * US)]
+    play(hosts, 500 * MS)
+    before_ns = hosts[0].used_ns
+    assert abs(before_ns - 500 * MS * before_ppm // PPM) < 20 * MS
+    roster.write_roster(file, GateRules(seats=(seat(0, after_ppm, static=True), seat(1))))
+    play(hosts, 500 * MS, START + 500 * MS)
+    assert abs(hosts[0].used_ns - before_ns - 500 * MS * after_ppm // PPM) < 20 * MS
+
+
+@pytest.mark.parametrize("least_ppm", [50_000, 200_000])
+@pytest.mark.parametrize("length_ns", [50 * US, 2 * MS, 20 * MS])
+def test_one_above_that_never_rests_leaves_the_least_share(least_ppm: int, length_ns: int) -> None:
+    """Of a tenant below: promised, so never starved; also of kernels that fit into no gap."""
+    low = GateSeat(1, 1, 7, online=False, least_ppm=least_ppm)
+    file = device(GateSeat(0, 1, 1, online=True), low)
+    above, below = Host(file, 0, 200 * US), Host(file, 1, length_ns)
+    play([above, below], 4_000 * MS)
+    assert below.used_ns >= 4_000 * MS * least_ppm // PPM * 9 // 10 - length_ns
+
+
+def test_several_processes_of_a_tenant_share_its_share() -> None:
+    file = device(seat(0, 400_000, static=True), seat(1))
+    kin = [Host(file, 0, 100 * US) for _ in range(3)]
+    other = Host(file, 1, 200 * US)
+    play([*kin, other], 2_000 * MS)
+    assert abs(sum(host.used_ns for host in kin) - 800 * MS) < 30 * MS
+    assert all(host.used_ns > 100 * MS for host in kin)
 
 
 def test_another_share_acts_at_the_next_launch_and_on_the_debt() -> None:
@@ -172,3 +221,18 @@ def test_under_mps_nobody_waits_for_an_equal_whose_kernels_take_no_more_sms_than
         other.gate.share_by_mps(True)
         assert owner.gate.ask(owner.wish, START, START)[0] == 1
         assert (other.gate.ask(other.wish, START, START)[1] == SHARE) == waits
+
+
+@pytest.mark.parametrize("shares", [(50_000, 200_000), (300_000, 600_000), (150_000, 250_000, 450_000)])
+@pytest.mark.parametrize("static", [True, False])
+def test_whoever_has_a_share_has_it_beside_all_others_who_want_more(shares: tuple[int, ...], static: bool) -> None:
+    """Kernels of several lengths, and one tenant without a share, which has the rest."""
+    seats = [seat(slot, share, static=static) for slot, share in enumerate(shares)]
+    file = device(*seats, seat(len(shares)))
+    hosts = [
+        Host(file, slot, length_ns)
+        for slot, length_ns in zip(range(len(shares)), (70 * US, MS, 300 * US), strict=False)
+    ]
+    play([*hosts, Host(file, len(shares), 200 * US)], 1_000 * MS)
+    for host, share in zip(hosts, shares, strict=True):
+        assert host.used_ns >= 1_000 * MS * share // PPM - 30 * MS

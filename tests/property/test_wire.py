@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from cotenant.apps.run import spec_of
 from cotenant.domain.gate import Limit
 from cotenant.domain.tenant import Kind, TenantSpec
+from cotenant.domain.use import TaskUse
 from cotenant.errors import PeerError
 from cotenant.format import wire
 from cotenant.format.config import RunConfig
@@ -252,6 +253,20 @@ BEYOND: list[tuple[str, object]] = [
 ]
 
 
+USES_BEYOND: list[object] = [
+    [-1],
+    [1_000_001],
+    [0, [[1_000_001, 0]]],
+    [0, [[0, -1]]],
+    [0, [[1, 1]] * 9],
+    [0, [[1]]],
+    [0, [], 0, 1 << 63],
+    [0] * 20,
+    {"duty_ppm": 5},
+    5,
+]
+
+
 def join_of(spec: dict[str, Any], *more: object) -> bytes:
     return msgspec.msgpack.encode({"type": "join", "version": wire.VERSION, "spec": [*spec.values(), *more]})
 
@@ -260,6 +275,23 @@ def join_of(spec: dict[str, Any], *more: object) -> bytes:
 def test_what_a_tenant_may_not_ask_is_refused_at_the_door(field: str, value: object) -> None:
     with pytest.raises(PeerError):
         wire.decode_request(join_of({**SPEC, field: value}))
+
+
+@pytest.mark.parametrize("use", USES_BEYOND, ids=str)
+def test_what_no_profile_says_is_refused_at_the_door(use: object) -> None:
+    whole = [*SPEC.values(), *["", "evict", 0, "off"][len(SPEC) - 8 :], use]
+    with pytest.raises(PeerError):
+        wire.decode_request(msgspec.msgpack.encode({"type": "join", "version": wire.VERSION, "spec": whole}))
+
+
+def test_a_spec_without_a_use_is_one_of_whom_nothing_is_known() -> None:
+    request = wire.decode_request(join_of(SPEC))
+    assert isinstance(request, wire.Join)
+    assert request.spec.use is None
+    frame = wire.encode(wire.Join(wire.VERSION, msgspec.structs.replace(request.spec, use=TaskUse(5, ((7, 9),)))))
+    again = wire.decode_request(frame[4:])
+    assert isinstance(again, wire.Join)
+    assert again.spec.use == TaskUse(5, ((7, 9),))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Are kernel streams played by the device's rules, is the oracle the best there is, and does nobody beat it?"""
 
+import functools
 import itertools
 import json
 import sys
@@ -108,25 +109,20 @@ def test_nothing_does_more_than_the_oracle(gaps: list[tuple[int, int]], duration
 
 
 def _brute_force(rooms: list[int], durations: list[int], allowance: int) -> int:
-    best = 0
-    whole = sum(rooms) + allowance
+    """The most of any number of kernels in each gap; what was found for a rest is remembered, or it takes for ever."""
 
-    def go(gap: int, kernel: int, done: int, left: int) -> None:
-        nonlocal best
-        best = max(best, done)
+    @functools.cache
+    def most(gap: int, kernel: int, left: int) -> int:
         if gap == len(rooms):
-            return
-        used, count = 0, 0
-        while True:
-            over = max(used - rooms[gap], 0) if count else 0
-            if over > left or done + used > whole:
-                return
-            go(gap + 1, (kernel + count) % len(durations), done + used, left - over)
+            return 0
+        best = used = count = 0
+        while (over := max(used - rooms[gap], 0) if count else 0) <= left:
+            best = max(best, used + most(gap + 1, (kernel + count) % len(durations), left - over))
             used += durations[(kernel + count) % len(durations)]
             count += 1
+        return best
 
-    go(0, 0, 0, allowance)
-    return best
+    return most(0, 0, allowance)
 
 
 @given(loads(whole_device=True), loads(TRAINING, whole_device=True), st.sampled_from([STRICT, FILL]), st.integers(0, 3))

@@ -15,6 +15,13 @@ def _text(*lines: str) -> str:
 
 
 FILES = {
+    "src/cotenant/__init__.py": _text(
+        *('"""The package."""', "", "from cotenant.told import request", "", '__all__ = ["request"]'),
+    ),
+    "src/cotenant/told.py": _text(
+        *('"""What programs tell."""', "", "import os", "", ""),
+        *("def request() -> bool:", '    return bool(os.environ.get("COTENANT_RECORD"))'),
+    ),
     "src/cotenant/errors.py": _text('"""One tree."""', "", "", "class CotenantError(Exception):", "    pass"),
     "src/cotenant/domain/instant.py": _text('"""What is an instant?"""', "", "SECOND_NS = 1_000_000_000"),
     "src/cotenant/format/wire.py": _text(
@@ -67,7 +74,7 @@ FILES = {
 
 def plant(root: Path, changes: dict[str, str] | None = None) -> Path:
     """The whole tree with these files added or replaced; returns its root."""
-    files = {"src/cotenant/__init__.py": '"""A small cotenant."""\n'}
+    files: dict[str, str] = {}
     for folder in (*FOLDERS, *(f"policy/{verb}" for verb in VERBS)):
         files[f"src/cotenant/{folder}/__init__.py"] = f'"""The room {folder}."""\n'
     files |= FILES | (changes or {})

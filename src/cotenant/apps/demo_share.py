@@ -9,8 +9,10 @@ from typing import Final
 import msgspec
 from rich.console import Console
 
+from cotenant.apps.demo_day import play_day, show_day
 from cotenant.apps.demo_loads import service, training
 from cotenant.apps.report.act import Act, Picture, Span
+from cotenant.apps.report.day import Day
 from cotenant.apps.report.page import report_page
 from cotenant.apps.show import table
 from cotenant.apps.show_profile import duration
@@ -43,6 +45,7 @@ class Story(msgspec.Struct, frozen=True):
 
     fine: bool
     acts: list[Act]
+    day: Day
     offline_alone_steps_per_s: float
     report: str
     trace: str
@@ -61,12 +64,14 @@ def tell_share_story(
         for load in (online, offline):
             stage.record(load)
         acts, pace, trace = _acts(stage, requests, offline, report.with_name("demo-trace.json"), say)
+        day = play_day(stage, offline, (acts[0].p99_ns, pace), requests, say)
     try:
-        report.write_text(report_page(acts, online, offline, pace, trace), encoding="utf-8")
+        report.write_text(report_page(acts, day, online, offline, pace, trace), encoding="utf-8")
     except OSError as error:
         raise ConfigError("--report", str(report), f"it cannot be written: {error.strerror}") from None
     fine = all(act.requests == requests for act in acts) and all(act.steps_per_s > 0 for act in acts[1:])
-    story = Story(fine, acts, pace, str(report.absolute()), trace)
+    fine = fine and all(run.training > 0 for run in day.runs)
+    story = Story(fine, acts, day, pace, str(report.absolute()), trace)
     if as_json:
         print(msgspec.json.encode(story).decode())
     else:
@@ -243,4 +248,5 @@ def _show(console: Console, story: Story) -> None:
     console.print(table(title, headers, rows))
     console.print("BUSY: of the time, the device ran anything; SMS: of them, at work", highlight=False)
     console.print("WAITED: device time that the service's kernels waited for the training job's", highlight=False)
+    show_day(console, story.day)
     console.print(f"the report: {story.report}", highlight=False, soft_wrap=True)

@@ -53,6 +53,7 @@ class _Record:
         self.own: deque[Happening] = deque(maxlen=_KEPT)
         self._entries: dict[int, str] = {}
         self._devices: dict[int, Happening] = {}
+        self.adjusted: dict[int, Happening] = {}
         self._name = name
         self._turn = turn
         self._maker: Happening | None = None
@@ -64,12 +65,16 @@ class _Record:
     def _read(self, places: Places, say: Callable[[str], None]) -> None:
         for turn, told in history(places, say):
             for happening in told:
+                if happening.what is What.ADJUSTED:
+                    self.adjusted[happening.gpu] = happening
                 if happening.tenant == self._name:
                     self.own.append(happening)
                 elif happening.what is What.GPU_STATE:
                     self._devices[happening.gpu] = happening
                 elif happening.turn == self._turn:
                     self._maker = happening
+                elif happening.what is What.ADJUSTED:
+                    pass
                 else:
                     continue
                 self._entries[happening.turn] = describe_turn(turn.now, turn.event, turn.actions)
@@ -78,7 +83,12 @@ class _Record:
 
     def cause(self, kind: str, text: str, turn: int, details: tuple[str, ...] = ()) -> Cause:
         """A cause with the entry of the turn that is behind it, as far as it is on record."""
-        known = (*self.own, *self._devices.values(), *(() if self._maker is None else (self._maker,)))
+        known = (
+            *self.own,
+            *self._devices.values(),
+            *self.adjusted.values(),
+            *(() if self._maker is None else (self._maker,)),
+        )
         happening = next((each for each in known if each.turn == turn), None)
         unix_ns = 0 if happening is None else happening.unix_ns
         return Cause(kind, text, turn, unix_ns, self._entries.get(turn, ""), list(details))
@@ -150,9 +160,13 @@ def _causes_of_one_here(places: Places, roll: Roll, view: TenantView, record: _R
         text = f"somebody paused it, so that it launches nothing; let it go on with: cotenant resume {tenant.name}"
         yield record.cause("paused", text, _turn_of(paused))
     joined = record.latest(What.JOINED)
+    if (placed := record.latest(What.PLACED, after=_turn_of(joined) - 1)) is not None:
+        yield record.told(placed)
     for kind, text, details in gate_causes(places, roll, tenant):
         yield record.cause(kind, text, _turn_of(joined), details)
     gpu = tenant.terms.gpu
+    if any(dial.gpu == gpu for dial in roll.dials) and gpu in record.adjusted:
+        yield record.told(record.adjusted[gpu])
     watch = roll.devices[gpu] if 0 <= gpu < len(roll.devices) else None
     if watch is not None and watch.health not in (Health.INIT, Health.HEALTHY):
         because = f": {watch.why}" if watch.why else ""

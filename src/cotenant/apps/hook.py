@@ -13,6 +13,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from cotenant.domain.profile import Profile, merge
+from cotenant.domain.tenant import Kind, TenantSpec
 from cotenant.errors import CotenantError, WorldError
 from cotenant.format.config import RunConfig
 from cotenant.format.known import FILE_NAME, encode_known
@@ -32,7 +33,8 @@ from cotenant.live.hook.trace import (
     show_terms,
 )
 from cotenant.live.page import SLOT_VARIABLE
-from cotenant.live.profile.store import ProfileStore
+from cotenant.live.profile.store import Kept, ProfileStore
+from cotenant.policy.predict.use import sms_of, use_of
 
 Say: TypeAlias = Callable[[str], None]
 
@@ -184,6 +186,22 @@ def _tell_known(records: Path, task: str, store: ProfileStore | None) -> None:
         kept = [found for key in keys if store is not None and (found := store.get(key)) is not None]
         if kept:
             (records / FILE_NAME).write_bytes(encode_known(one.profile for one in kept))
+
+
+def with_use(spec: TenantSpec, store: ProfileStore | None) -> TenantSpec:
+    """What the tenant asks for, with what earlier runs of its task say that it does with a device.
+
+    Where there are profiles of several kinds of device, the latest: it is more likely of this machine.
+    """
+    found: list[Kept] = []
+    with contextlib.suppress(CotenantError):
+        keys = [key for key in store.keys() if key.task == spec.task] if store is not None else []  # noqa: SIM118
+        found = [kept for key in keys if store is not None and (kept := store.get(key)) is not None]
+    for kept in sorted(found, key=lambda kept: kept.recorded_ns, reverse=True):
+        use = use_of(kept.profile, sms_of(kept.profile.device), is_online=spec.kind is Kind.ONLINE)
+        if use is not None:
+            return msgspec.structs.replace(spec, use=use)
+    return spec
 
 
 def profiles_of(records: Iterable[Record], task: str) -> list[Profile]:

@@ -312,6 +312,17 @@ def _flags_of(settings: NodeSettings | None) -> list[str]:
     flags += ["--gate", gate.policy.value, "--bound", format_duration(gate.bound_ns)]
     flags += ["--delay", format_share(gate.delay_ppm), "--patience", format_duration(gate.patience_ns)]
     flags += ["--switch", format_duration(gate.switch_ns), "--spin", format_share(gate.spin_ppm)]
+    control = settings.control
+    flags += ["--adjust", control.adjust, "--adjust-period", format_duration(control.period_ns)]
+    for flag, ppm in (
+        ("--slo-quantile", control.quantile_ppm),
+        ("--slo-headroom", control.headroom_ppm),
+        ("--online-least", control.least_ppm),
+        ("--online-most", control.most_ppm),
+    ):
+        flags += [flag, format_share(ppm)]
+    flags += ["--mps-share", "on" if control.mps_share else "off"]
+    flags += ["--unmet", "refuse"] if settings.refuse_unmet else []
     for gpu in () if settings.gpus[0].called else settings.gpus:  # those that were found are found again
         flags += ["--gpu", f"{gpu.name}={format_size(gpu.memory_bytes)}"]
     return flags

@@ -79,7 +79,8 @@ def serve_node(config: Config, places: Places, log: NodeLog) -> None:
     witness = showcase.open(machine, loop, clock, journal, (gates, lookout.ledgers))
     loop.bind(Host(machine, NodeWorld(ports, loop.stop).deeds(), journal, witness))
     _stop_on_signals(loop)
-    loop.post(NodeStarted(config.node.settings(gpus, config.protect.limits()), __version__, unix_ns()))
+    settings = config.node.settings(gpus, config.protect.limits(), config.control.limits())
+    loop.post(NodeStarted(settings, __version__, unix_ns()))
     held = machine.tenants()
     pages.keep_only([view.tenant.terms.slot for view in held])
     gates.keep_only([*range(len(gpus)), *(view.tenant.terms.gpu for view in held)])
@@ -177,6 +178,7 @@ def _roll(machine: NodeMachine, clock: LiveClock, loop: LiveLoop) -> wire.Tenant
         turn_ns=loop.turn_ns.histogram(),
         rules=machine.rules,
         devices=machine.watches(),
+        dials=list(machine.seats.dials.values()),
     )
 
 

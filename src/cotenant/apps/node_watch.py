@@ -10,12 +10,12 @@ from cotenant.apps.softgpu import home
 from cotenant.domain.event import Event, GpuSeen
 from cotenant.domain.instant import Instant
 from cotenant.domain.protect import GpuSample
-from cotenant.domain.tenant import Terms
+from cotenant.domain.tenant import Kind, Terms
 from cotenant.format.config import Config
 from cotenant.live.clock import LiveClock
 from cotenant.live.directory import Places
 from cotenant.live.errand import Errands
-from cotenant.live.gate import LiveGates
+from cotenant.live.gate import HEADROOM_VARIABLE, LiveGates
 from cotenant.live.ledger import LiveLedgers
 from cotenant.live.loop import LiveLoop
 from cotenant.live.mps import MPS_DIRECTORY, Mps, Program
@@ -24,6 +24,7 @@ from cotenant.live.watch.kin import Kin
 from cotenant.live.watch.node import Parts, Watch
 from cotenant.live.watch.probe import DEADLINE_S, Prober
 from cotenant.live.watch.warden import LiveWardens, since_boot
+from cotenant.live.watch.windows import Objectives
 from cotenant.machine.node import NodeMachine
 
 
@@ -52,6 +53,7 @@ class Lookout:
         parts = Parts(gates, self.ledgers, self._kin, Devices(homes), self._errands, records, prober)
         self._show: Callable[[int, GpuSample], None] = lambda *_: None
         self.watch = Watch(machine, parts, self._post)
+        self._objectives = Objectives(machine, gates, lambda: machine.seats.dials, loop.post)
 
     def wardens(self, say: Callable[[str], None]) -> LiveWardens:
         """What carries out the machine's decisions about processes and devices."""
@@ -60,12 +62,18 @@ class Lookout:
 
     def environment(self, terms: Terms) -> dict[str, str]:
         """What a program on a device needs in its environment besides its terms."""
-        return {} if terms.gpu < 0 else self._mps_environment()
+        if terms.gpu < 0:
+            return {}
+        control = self._machine.settings.control
+        is_capped = self.mps is not None and control.mps_share and terms.kind is Kind.OFFLINE
+        capped = {HEADROOM_VARIABLE: str(control.headroom_ppm)} if is_capped else {}
+        return {**self._mps_environment(), **capped}
 
     def begin(self, show: Callable[[int, GpuSample], None]) -> None:
         """From here on the loop wakes us; every sample is shown, whether it makes a turn or not."""
         self._show = show
         self._loop.add_timed(self.watch)
+        self._loop.add_timed(self._objectives)
         if self.mps is not None:
             self._loop.add_timed(self.mps)
             self.mps.begin()

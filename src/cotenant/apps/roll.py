@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from cotenant.domain.control import Dial
 from cotenant.domain.gpu import Gpu
 from cotenant.domain.instant import Instant
 from cotenant.domain.protect import GpuWatch
@@ -24,6 +25,7 @@ class Roll(msgspec.Struct, frozen=True):
     tenants: list[TenantView]
     gpus: list[Gpu]
     devices: list[GpuWatch]
+    dials: list[Dial] = []
 
 
 def roll_of(places: Places) -> Roll:
@@ -32,7 +34,7 @@ def roll_of(places: Places) -> Roll:
         answer = tenants_of(places.socket)
     except NodeAwayError:
         return _by_journal(places)
-    return Roll(True, answer.now_ns, answer.tenants, answer.gpus, answer.devices)
+    return Roll(True, answer.now_ns, answer.tenants, answer.gpus, answer.devices, answer.dials)
 
 
 def _by_journal(places: Places) -> Roll:
@@ -43,4 +45,6 @@ def _by_journal(places: Places) -> Roll:
     except (InvariantError, Divergence):
         return Roll(False, recovery.last_instant, [], [], [])
     gpus = list(machine.settings.gpus)
-    return Roll(False, recovery.last_instant, machine.tenants(), gpus, machine.watches())
+    return Roll(
+        False, recovery.last_instant, machine.tenants(), gpus, machine.watches(), list(machine.seats.dials.values())
+    )

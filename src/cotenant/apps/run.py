@@ -21,13 +21,14 @@ from cotenant.format.config import RunConfig
 from cotenant.format.quantity import round_duration
 from cotenant.live.clock import monotonic_ns
 from cotenant.live.directory import Places
-from cotenant.live.gate import GATE_VARIABLE
+from cotenant.live.gate import GATE_VARIABLE, HEADROOM_VARIABLE, roster_of
 from cotenant.live.guard import Child
 from cotenant.live.hook.door import LEDGER_VARIABLE, find_driver
 from cotenant.live.page import SLOT_VARIABLE, TERMS_VARIABLE, read_page, slot_text
 from cotenant.live.process import Signals, describe_ending, exec_failure_code
 from cotenant.machine.ending import AT_ONCE_NS
 from cotenant.machine.restart import Restarts
+from cotenant.policy.limit.share import offline_percent, share_of
 from cotenant.policy.protect.backoff import delay_ns
 
 DEFAULT_PRIORITY: Final = {Kind.ONLINE: 2, Kind.OFFLINE: 7}
@@ -40,7 +41,7 @@ _JOIN_CAP_NS: Final = 30 * SECOND_NS
 
 
 def spec_of(config: RunConfig, command: Sequence[str], gpu: str = "") -> TenantSpec:
-    """What the tenant asks for."""
+    """What the tenant asks for; what is known of its task is not in it yet."""
     text = _wire_text(" ".join(command))
     priority = DEFAULT_PRIORITY[config.kind] if config.priority is None else config.priority
     return TenantSpec(
@@ -148,6 +149,7 @@ class Tenancy:
     def _start(self, membership: Membership, signals: Signals) -> Child:
         environ = {
             **_behind_others(self._spec.kind),
+            **_beside_online(membership),
             **_within_its_share(membership),
             **os.environ,
             **self._variables,
@@ -208,6 +210,17 @@ def _within_its_share(membership: Membership) -> dict[str, str]:
     if membership.spec.limit is not Limit.STATIC or not 0 < terms.share_ppm < WHOLE_PPM:
         return {}
     return {_MPS_PERCENTAGE: str(-(-terms.share_ppm * 100 // WHOLE_PPM))}  # rounded up: the gate sees to the rest
+
+
+def _beside_online(membership: Membership) -> dict[str, str]:
+    """Under MPS, where the node wants it, an offline program gets the SMs that online leaves as it starts."""
+    headroom_ppm = membership.environment.get(HEADROOM_VARIABLE, "")
+    if not headroom_ppm.isdigit() or not membership.gate:
+        return {}
+    rules = roster_of(membership.gate[0])
+    if not any(seat.online for seat in rules.seats):
+        return {}
+    return {_MPS_PERCENTAGE: str(offline_percent(share_of(rules.delay_ppm), int(headroom_ppm)))}
 
 
 def _behind_others(kind: Kind) -> dict[str, str]:

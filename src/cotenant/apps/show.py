@@ -22,7 +22,15 @@ from cotenant.domain.protect import GpuWatch, Health, Stage
 from cotenant.domain.tenant import Tenant, TenantView, Terms
 from cotenant.errors import WorldError
 from cotenant.format import wire
-from cotenant.format.quantity import counted, format_duration, format_share, format_size, round_duration, round_size
+from cotenant.format.quantity import (
+    counted,
+    format_duration,
+    format_share,
+    format_size,
+    round_duration,
+    round_share,
+    round_size,
+)
 from cotenant.live.doctor import Finding, Level
 from cotenant.live.ledger import look_at
 from cotenant.live.softgpu.manage import SoftGpu
@@ -87,6 +95,8 @@ def show_tenants(console: Console, roll: wire.Tenants, held: Accounts, *, everyb
     for gpu, watch in enumerate(roll.devices):
         if watch.health not in (Health.INIT, Health.HEALTHY):
             console.print(Text(f"GPU {gpu} is {watch.health.value}: {watch.why}", style="yellow"))
+    for dial in roll.dials:
+        console.print(Text(f"GPU {dial.gpu}: online keeps {round_share(dial.online_ppm)} while it is active"))
 
 
 def _status(view: TenantView) -> str:
@@ -219,6 +229,9 @@ def tenants_json(roll: wire.Tenants, held: Accounts) -> dict[str, object]:
         "node": {"pid": roll.pid, "version": roll.node_version, "slots": roll.slots, "turns": roll.turns},
         "gpus": [gpu.name for gpu in roll.gpus],
         "devices": [device_json(watch) for watch in roll.devices],
+        "online": [
+            {"gpu": dial.gpu, "online_ppm": dial.online_ppm, "shares": dict(dial.shares)} for dial in roll.dials
+        ],
         "rules": rules_json(roll.rules),
         "tenants": here,
         "departed": departed,

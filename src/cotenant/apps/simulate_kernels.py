@@ -23,8 +23,8 @@ from cotenant.format.launch_script import looks_like_script, read_script
 from cotenant.format.scenario_kernels import GeneratorConfig, KernelScenario, TenantConfig, decode_kernels
 from cotenant.live.profile.files import read_recordings
 from cotenant.sim.device import preset, preset_keys
-from cotenant.sim.kernels import Played
 from cotenant.sim.kernels_host import Costs
+from cotenant.sim.kernels_played import Played
 
 _GAP: Final = 2
 """CT_GATE_GAP in native/gate/gate.h."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -11,11 +12,14 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from cotenant.apps.show import capped, rules_json, table
+from cotenant.apps.show_requests import ServedBySlot, requests_table, served_json
 from cotenant.domain.gate import GateRules
 from cotenant.domain.gpu import WHOLE_PPM, Gpu
 from cotenant.domain.ledger import LedgerAccount
 from cotenant.domain.pace import DeviceLook, GateState, Pace, pace_of
 from cotenant.domain.protect import GpuWatch, Health
+from cotenant.domain.served import served_between
+from cotenant.domain.tenant import TenantView
 from cotenant.errors import CotenantError, InvariantError, WorldError
 from cotenant.format.log import describe_rules
 from cotenant.format.quantity import counted, round_duration, round_size
@@ -29,6 +33,8 @@ from cotenant.live.ledger import look_at as look_at_ledger
 from cotenant.machine.node import NodeMachine
 
 EVERY_S: Final = 1.0
+REQUESTS_LOOKS: Final = 10
+"""Requests are shown of so many of these: one second has too few of them for a tail."""
 _STYLES: Final = {
     GateState.PAUSED: "yellow",
     GateState.WAITING: "cyan",
@@ -54,6 +60,8 @@ class Device(msgspec.Struct, frozen=True):
     memory_bytes: int = 0
     held: Mapping[int, LedgerAccount] = {}
     """The ledger's accounts, by slot."""
+    served: ServedBySlot = {}
+    """The latest requests of online tenants."""
 
 
 class Shown(msgspec.Struct, frozen=True):
@@ -71,6 +79,7 @@ class _Names:
         self._places = places
         self._is_read = False
         self._tenants: dict[tuple[int, int], str] = {}
+        self._slo_ns: dict[tuple[int, int], int] = {}
         self._gpus: list[Gpu] = []
         self._watches: list[GpuWatch] = []
         self.is_served = False
@@ -88,10 +97,19 @@ class _Names:
         self.is_served, self._is_read = True, False
         self._gpus, self._watches = roll.gpus, roll.devices
         views = roll.tenants
-        self._tenants |= {(view.tenant.terms.slot, view.tenant.terms.generation): view.tenant.name for view in views}
+        for view in views:
+            self._note(view)
 
     def tenant(self, pace: Pace) -> str:
         return self._tenants.get((pace.slot, pace.generation), f"slot {pace.slot}/{pace.generation}")
+
+    def slo_ns(self, pace: Pace) -> int:
+        return self._slo_ns.get((pace.slot, pace.generation), 0)
+
+    def _note(self, view: TenantView) -> None:
+        terms = view.tenant.terms
+        self._tenants[terms.slot, terms.generation] = view.tenant.name
+        self._slo_ns[terms.slot, terms.generation] = terms.slo_ns
 
     def gpu(self, index: int) -> Gpu:
         return self._gpus[index] if index < len(self._gpus) else Gpu("", 0)
@@ -108,8 +126,7 @@ class _Names:
         with contextlib.suppress(WorldError, InvariantError, Divergence):
             replay(machine, Recovery(self._places.journal).turns(), same_promises)
         for view in machine.tenants():
-            terms = view.tenant.terms
-            self._tenants[terms.slot, terms.generation] = view.tenant.name
+            self._note(view)
         settings = last_settings(self._places.journal)
         self._gpus = [] if settings is None else list(settings.gpus)
 
@@ -119,14 +136,16 @@ def watch(places: Places, times: int | None) -> Iterator[Shown]:
     clock = LiveClock(0)  # the instants in the pages are those of the kernel's own monotonic clock
     names = _Names(places)
     before = _look(places, clock)
+    looks = deque([before], REQUESTS_LOOKS)
     if not before:
         tenants_of(places.socket, EVERY_S)  # a node without a GPU answers; without a node there is nothing to look at
     while times is None or times > 0:
         pause(EVERY_S)
         after = _look(places, clock)
         names.renew()
-        yield _shown(before, after, names, _ledgers(places, list(after)))
+        yield _shown(before, after, names, _ledgers(places, list(after)), looks[0])
         before = after
+        looks.append(after)
         times = None if times is None else times - 1
 
 
@@ -145,6 +164,7 @@ def _shown(
     after: dict[int, DeviceLook],
     names: _Names,
     ledgers: Mapping[int, Mapping[int, LedgerAccount]],
+    earlier: dict[int, DeviceLook],
 ) -> Shown:
     devices = []
     elapsed_ns = 0
@@ -153,8 +173,22 @@ def _shown(
         elapsed_ns = max(elapsed_ns, look.at_ns - first.at_ns)
         tenants = [(names.tenant(pace), pace) for pace in pace_of(first, look)]
         found, held = names.gpu(gpu), ledgers.get(gpu, {})
-        devices.append(Device(gpu, found.name, look.rules, tenants, names.health(gpu), found.memory_bytes, held))
+        served = _served(earlier.get(gpu, first), look, [(pace, names.slo_ns(pace)) for _, pace in tenants])
+        health, memory_bytes = names.health(gpu), found.memory_bytes
+        devices.append(Device(gpu, found.name, look.rules, tenants, health, memory_bytes, held, served))
     return Shown(names.is_served, elapsed_ns / 1e9, devices)
+
+
+def _served(before: DeviceLook, after: DeviceLook, paces: Sequence[tuple[Pace, int]]) -> ServedBySlot:
+    seats = {seat.slot: seat for seat in after.rules.seats}
+    for_ns = after.at_ns - before.at_ns
+    return {
+        pace.slot: served_between(
+            before.counts_of(seats[pace.slot]), after.counts_of(seats[pace.slot]), after.at_ns, slo_ns, for_ns
+        )
+        for pace, slo_ns in paces
+        if pace.is_online
+    }
 
 
 def top_json(shown: Shown) -> dict[str, Any]:
@@ -168,7 +202,12 @@ def top_json(shown: Shown) -> dict[str, Any]:
             "held_bytes": sum(_held(device, pace) for _, pace in device.tenants),
             "rules": rules_json(device.rules),
             "tenants": [
-                {"name": name, **msgspec.to_builtins(pace), "held_bytes": _held(device, pace)}
+                {
+                    "name": name,
+                    **msgspec.to_builtins(pace),
+                    "held_bytes": _held(device, pace),
+                    "served": served_json(device.served.get(pace.slot)),
+                }
                 for name, pace in device.tenants
             ],
         }
@@ -191,6 +230,8 @@ def top_tables(shown: Shown, width: int) -> RenderableType:
             tenants = [(_named(name, width), pace) for name, pace in device.tenants]
             held = {pace.slot: round_size(_held(device, pace)) for _, pace in tenants} if width >= _NARROW else {}
             parts += [_use(tenants, held), _waits(tenants), *_broken(tenants)]
+            served = [(name, device.served[pace.slot]) for name, pace in tenants if pace.slot in device.served]
+            parts += [requests_table("", served)] if served else []
     if not shown.is_served and shown.devices:
         parts.append(Text("the node is down: everybody goes on under these rules", style="yellow"))
     if any(device.tenants for device in shown.devices):

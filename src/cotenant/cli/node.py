@@ -27,6 +27,7 @@ def add_node_commands(commands: Any) -> None:
         "directories",
         "node",
         "protect",
+        "control",
     )
     node.add_argument(
         "--gpu",
@@ -68,7 +69,7 @@ def _run(options: argparse.Namespace) -> int:
 def run_program(options: argparse.Namespace, example: str) -> tuple[int, list[Profile]]:
     """Run a program as a tenant, with the hook in it: its exit code, and what was recorded of its GPU work."""
     from cotenant.apps.hami import with_hami
-    from cotenant.apps.hook import hook_into, keep, profiles_of
+    from cotenant.apps.hook import hook_into, keep, profiles_of, with_use
     from cotenant.apps.profile import store_of
     from cotenant.apps.run import Tenancy, spec_of
     from cotenant.apps.softgpu import environment_of, wished_gpu
@@ -84,6 +85,7 @@ def run_program(options: argparse.Namespace, example: str) -> tuple[int, list[Pr
     arguments = ["--runtime", str(where.runtime), "--state", str(where.state)]
     named = ["--config", options.config] if options.config else []
     store = store_of(own, say)
+    spec = with_use(spec, store)
     # Before it joins: a tenant that others can see is a program that is about to run, and has no other children.
     with hook_into(config.run, own.runtime / "hook", {**os.environ, **environment}, spec.task, store, say) as hooked:
         code = Tenancy(where, spec, config.run, command, environment, [*arguments, *named], hooked, say).run()
@@ -94,15 +96,17 @@ def run_program(options: argparse.Namespace, example: str) -> tuple[int, list[Pr
 
 def _ps(options: argparse.Namespace) -> int:
     from cotenant.apps.show import accounts_of, show_tenants, tenants_json
+    from cotenant.apps.show_requests import served_so_far, show_requests, with_requests
     from cotenant.live.client import tenants_of
 
     where = find(options)[1]
     roll = tenants_of(where.socket)
-    held = accounts_of(where.pages, roll)
+    held, served = accounts_of(where.pages, roll), served_so_far(where.pages, roll)
     if options.json:
-        print_json(tenants_json(roll, held))
+        print_json(with_requests(tenants_json(roll, held), served))
     else:
         show_tenants(Console(), roll, held, everybody=options.all)
+        show_requests(Console(), roll, served)
     return 0
 
 

@@ -29,19 +29,28 @@ def add_study_commands(commands: Any) -> None:
     about = (
         "device: the software GPU's physics; timelines: what the hook measures of real ones, replayed; "
         "fikit: gap filling over many pairs of programs; muxflow-node: what sharing does to one node; "
-        "predictor-node: latencies, slowdowns and loads foretold"
+        "predictor-node: latencies, slowdowns and loads foretold; placement-node: ways to choose a GPU; "
+        "arkgpu: objectives kept and goodput in every way to share"
     )
     lab.add_argument("name", choices=list(_LABS), help=about)
     lab.add_argument(
         "--data", default="", metavar="DIR", help="the measurements (default $COTENANT_DATA or ../shared/data)"
     )
     lab.add_argument(
-        "--plots", default=None, metavar="DIR", help="all but timelines: draw SVG files and an index.html here"
+        "--plots",
+        default=None,
+        metavar="DIR",
+        help="all but timelines, placement-node: draw SVG files and an index.html here",
     )
-    about = "device: which half is held out; fikit, muxflow-node: hosts; predictor-node: days made up (default 0)"
+    about = (
+        "device: which half is held out; fikit, muxflow-node: hosts; predictor-node: days made up; "
+        "placement-node: mixes; arkgpu: hosts and arrivals (default 0)"
+    )
     lab.add_argument("--seed", type=int, default=None, help=about)
-    about = "fikit, muxflow-node, predictor-node: fewer and shorter cases"
+    about = "fikit, muxflow-node, predictor-node, placement-node, arkgpu: fewer and shorter cases"
     lab.add_argument("--quick", action="store_true", default=None, help=about)
+    about = "arkgpu: without the part with real processes"
+    lab.add_argument("--no-live", action="store_true", default=None, help=about)
     lab.add_argument("--live", default=None, metavar="FILE", help="fikit: what `bench fill --json` printed, to compare")
     lab.add_argument(
         "--replay", default=None, metavar="FILE", help="timelines: replays them (default examples/replay.py)"
@@ -99,10 +108,8 @@ def _simulate_kernels(options: argparse.Namespace) -> int:
 def _lab(options: argparse.Namespace) -> int:
     run, refused = _LABS[options.name]
     for flag in refused:
-        if getattr(options, flag) is not None:
-            raise ConfigError(
-                f"--{flag}", getattr(options, flag), f"means nothing to `lab {options.name}`: leave it out"
-            )
+        if (given := getattr(options, flag.replace("-", "_"))) is not None:
+            raise ConfigError(f"--{flag}", given, f"means nothing to `lab {options.name}`: leave it out")
     return run(options)
 
 
@@ -133,6 +140,33 @@ def _lab_predictor(options: argparse.Namespace) -> int:
     if draw is not None:
         draw(report, evidence)
     _tell(options, report, show_predictor)
+    return 0 if all(report.met.values()) else 1
+
+
+def _lab_placement(options: argparse.Namespace) -> int:
+    from cotenant.apps.lab import named_directory
+    from cotenant.apps.lab_placement import run_placement, show_placement
+
+    directory = named_directory(options.data, os.environ)
+    report = run_placement(directory, _seed(options), Console(stderr=True), say, quick=bool(options.quick))
+    _tell(options, report, show_placement)
+    return 0 if all(report.met.values()) else 1
+
+
+def _lab_arkgpu(options: argparse.Namespace) -> int:
+    from cotenant.apps.lab import named_directory
+    from cotenant.apps.lab_arkgpu import run_arkgpu
+    from cotenant.apps.lab_arkgpu_plots import plotter
+    from cotenant.apps.show_arkgpu import show_arkgpu
+
+    seed, draw = _seed(options), plotter(Path(options.plots)) if options.plots else None
+    directory = named_directory(options.data, os.environ)
+    report, evidence = run_arkgpu(
+        directory, seed, Console(stderr=True), say, quick=bool(options.quick), live=not options.no_live
+    )
+    if draw is not None:
+        draw(report, evidence)
+    _tell(options, report, show_arkgpu)
     return 0 if all(report.met.values()) else 1
 
 
@@ -203,11 +237,13 @@ def _lab_device(options: argparse.Namespace) -> int:
 
 
 _LABS: Final[dict[str, tuple[Callable[[argparse.Namespace], int], tuple[str, ...]]]] = {
-    "device": (_lab_device, ("replay", "quick", "live")),
-    "timelines": (_lab_timelines, ("plots", "seed", "quick", "live")),
-    "fikit": (_lab_fikit, ("replay",)),
-    "muxflow-node": (_lab_muxflow, ("replay", "live")),
-    "predictor-node": (_lab_predictor, ("replay", "live")),
+    "device": (_lab_device, ("replay", "quick", "live", "no-live")),
+    "timelines": (_lab_timelines, ("plots", "seed", "quick", "live", "no-live")),
+    "fikit": (_lab_fikit, ("replay", "no-live")),
+    "muxflow-node": (_lab_muxflow, ("replay", "live", "no-live")),
+    "predictor-node": (_lab_predictor, ("replay", "live", "no-live")),
+    "placement-node": (_lab_placement, ("plots", "replay", "live", "no-live")),
+    "arkgpu": (_lab_arkgpu, ("replay", "live")),
 }
 """By name: what runs it, and the flags that mean nothing to it."""
 

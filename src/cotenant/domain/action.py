@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal, TypeAlias
 
+from cotenant.domain.control import Adjustment
 from cotenant.domain.gate import GateRules, GateSeat
 from cotenant.domain.plan import Reject
 from cotenant.domain.protect import GpuWatch
@@ -141,6 +142,27 @@ class Watch(Value, frozen=True, tag="watch"):
     watch: GpuWatch
 
 
+class Adjusted(Value, frozen=True, tag="adjusted"):
+    """The online tenants of a device keep another part of it; the roster of the same turn carries it out."""
+
+    cause: int
+    adjustment: Adjustment
+    was_ppm: int
+    """What they kept before."""
+
+
+class Placed(Value, frozen=True, tag="placed"):
+    """Why a newcomer is on this device, where a policy looked at who came; the grant of the same turn did it."""
+
+    cause: int
+    slot: int
+    generation: int
+    gpu: int
+    why: str
+    short_ppm: int = 0
+    """What online tenants would need beyond the whole of it to keep their objectives, by prediction."""
+
+
 class MpsRestart(Value, frozen=True, tag="mps-restart"):
     """The MPS server of a device is to be started again."""
 
@@ -169,6 +191,8 @@ Action: TypeAlias = (
     | Suspend
     | Restore
     | Watch
+    | Adjusted
+    | Placed
     | MpsRestart
     | Stop
 )

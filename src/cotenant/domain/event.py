@@ -6,6 +6,7 @@ from typing import Annotated, Final, TypeAlias
 
 import msgspec
 
+from cotenant.domain.control import Adjustment, ControlLimits, Dial
 from cotenant.domain.gate import GatePolicy, GateRules, Limit
 from cotenant.domain.gpu import Gpu
 from cotenant.domain.instant import Duration, Instant
@@ -32,6 +33,11 @@ class NodeSettings(Value, frozen=True):
     gate: GateRules = GateRules()
     """By which the tenants of a device let each other pass, until somebody changes that while the node runs."""
     limits: ProtectLimits = ProtectLimits()
+    control: ControlLimits = ControlLimits()
+    is_mps: bool = False
+    """Whether the kernels of tenants run side by side."""
+    refuse_unmet: bool = False
+    """Whether an online tenant is turned away whose objective, by prediction, is kept on no device."""
 
 
 class NodeStarted(Value, frozen=True, tag="started"):
@@ -77,6 +83,7 @@ class NodeRestored(Value, frozen=True, tag="restored"):
     """Of each device, by its number."""
     waiting: tuple[WaitingJoin, ...] = ()
     online_first: tuple[OnlineFirst, ...] = ()
+    dials: tuple[Dial, ...] = ()
 
 
 class TenantJoined(Value, frozen=True, tag="joined"):
@@ -174,6 +181,12 @@ class RulesChanged(Value, frozen=True, tag="rules"):
     peer: int
     is_owner: bool
     change: GateChange
+
+
+class SharesAdjusted(Value, frozen=True, tag="adjusted"):
+    """By what was measured, the online tenants of a device are to keep another part of it."""
+
+    adjustment: Adjustment
 
 
 class GpusFound(Value, frozen=True, tag="found"):
@@ -317,6 +330,7 @@ Event: TypeAlias = (
     | PriorityChanged
     | ShareChanged
     | RulesChanged
+    | SharesAdjusted
     | GpusFound
     | GpuSeen
     | GpuFaulted

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterable
 from typing import Literal, TypeAlias
 
 from cotenant.domain.kernel import KernelIdentity, Work
 from cotenant.domain.timeline import Activity, Timeline
 from cotenant.domain.value import Value
 
-ArrivalKind: TypeAlias = Literal["back_to_back", "periodic", "poisson", "training"]
+ArrivalKind: TypeAlias = Literal["back_to_back", "periodic", "poisson", "instants", "training"]
 
 
 class Launch(Value, frozen=True):
@@ -35,7 +36,7 @@ class Launch(Value, frozen=True):
 
 
 class Arrival(Value, frozen=True):
-    """When requests come: at once after the last, at instants of a clock, at random ones, or without end."""
+    """When requests come: at once after the last, at instants of a clock, random or listed ones, or without end."""
 
     kind: ArrivalKind
     period_ns: int = 0
@@ -43,6 +44,8 @@ class Arrival(Value, frozen=True):
     rate_per_s: float = 0.0
     """Of Poisson arrivals."""
     seed: int = 0
+    instants_ns: tuple[int, ...] = ()
+    """Of listed ones: from the beginning on, in order, at least as many as there are requests."""
 
 
 BACK_TO_BACK = Arrival("back_to_back")
@@ -57,6 +60,11 @@ def periodic(period_ns: int) -> Arrival:
 def poisson(rate_per_s: float, seed: int) -> Arrival:
     """Requests at random instants, so many a second in the mean."""
     return Arrival("poisson", rate_per_s=rate_per_s, seed=seed)
+
+
+def listed(instants_ns: Iterable[int]) -> Arrival:
+    """Requests at these instants, from the beginning on."""
+    return Arrival("instants", instants_ns=tuple(sorted(instants_ns)))
 
 
 class Load(Value, frozen=True):

@@ -37,6 +37,12 @@ class GateCounts(msgspec.Struct, frozen=True):
     waited_ns: int = 0
     at_ns: int = 0
     asked_ns: int = 0
+    requests_ended: int = 0
+    requests_over: int = 0
+    requests_sum_ns: int = 0
+    requests_began_ns: int = 0
+    requests_told: int = 0
+    request_buckets: tuple[int, ...] = ()
 
 
 class DeviceLook(msgspec.Struct, frozen=True):

@@ -27,6 +27,7 @@ class Reason(enum.Enum):
     UNHEALTHY = "unhealthy"
     NO_ROOM_YET = "no-room-yet"
     EVICTED = "evicted"
+    NO_OBJECTIVE = "no-objective"
 
 
 class Reject(Value, frozen=True):

@@ -10,6 +10,7 @@ import msgspec
 from cotenant.domain.gate import Limit
 from cotenant.domain.gpu import WHOLE_PPM
 from cotenant.domain.protect import OnPressure, Standing
+from cotenant.domain.use import TaskUse
 from cotenant.domain.value import Value
 
 PRIORITY_HIGHEST: Final = 0
@@ -57,6 +58,8 @@ class TenantSpec(Value, frozen=True):
     """How long its program has between the request to end and its end; zero: as the node has it."""
     limit: Limit = Limit.OFF
     """What its share of the compute holds it to, if it has one."""
+    use: TaskUse | None = None
+    """What its profile says that it does with a device; None: nobody measured it yet."""
 
     def __post_init__(self) -> None:
         """Refuse what contradicts itself, wherever it came from."""

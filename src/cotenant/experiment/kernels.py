@@ -15,8 +15,9 @@ from cotenant.experiment.kernels_oracle import Below, Plan, plan_of
 from cotenant.policy.schedule import passage
 from cotenant.policy.schedule.roster import file_bytes, format_roster, page_offset, read_page, write_roster
 from cotenant.sim.device import DeviceConfig
-from cotenant.sim.kernels import Played, World
+from cotenant.sim.kernels import World
 from cotenant.sim.kernels_host import Client, Costs, Door, Open
+from cotenant.sim.kernels_played import Played
 
 Policy: TypeAlias = Literal["open-slice", "open-mps", "strict", "strict-slice", "fill", "fill-slice"]
 _GATES: Final = {"strict": GatePolicy.STRICT, "fill": GatePolicy.FILL}
@@ -93,7 +94,7 @@ def play(policy: Policy, tenants: Sequence[Tenant], setting: Setting) -> Shared:
     format_roster(file, len(tenants))
     write_roster(file, _rules(_GATES[way], tenants, setting, sliced=sliced))
     doors = [
-        passage.Passage(file, place, 1, *works_of(tenant.load, 0 if sliced else setting.device.sm_count))
+        passage.Passage(file, (place, 1), *works_of(tenant.load, 0 if sliced else setting.device.sm_count))
         for place, tenant in enumerate(tenants)
     ]
     played = World(setting.device, clients, doors, setting.costs, setting.seed).play(_LONGEST_NS)

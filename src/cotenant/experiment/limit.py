@@ -6,40 +6,33 @@ import itertools
 import os
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Self
+from typing import Final
 
 import msgspec
 
-from cotenant.errors import CotenantError, WorldError
-from cotenant.live.client import tenants_of
-from cotenant.live.clock import LiveClock, pause
-from cotenant.live.directory import Places
-from cotenant.live.process import run_to_end
+from cotenant.experiment.limit_more import LimitMore, Machine, least, resized, together
+from cotenant.experiment.limit_world import WINDOW_S, Seen, World
+from cotenant.live.clock import pause
 from cotenant.live.soak.press import KINDS
-from cotenant.live.softgpu import manage
 
 SHARES: Final = (10, 30, 50, 70, 90)
 QUICK_SHARES: Final = (30, 70)
-BASELINE_SHARES: Final = (10, 50, 90)
+BASELINE_SHARES: Final = (30, 70)
 SHORT_NS: Final = 1_000_000
 """Kernels that are longer cannot be spread evenly over a window of 100 ms."""
 _MEASURED: Final = ("small", "large", "graph")
+_MORE: Final = ("mixed", "narrow")
 _NEIGHBOUR: Final = "greedy"
 _TENANT: Final = "tenant"
-_WINDOW_S: Final = 0.1
 _WARM_S: Final = 1.0
 _SECONDS: Final = 10.0
-_QUICK_S: Final = 2.0
-_TURNS: Final = 5
+_SHORT_S: Final = 2.0
+_TURNS: Final = 3
 _NEAR: Final = 5.0
 """A tenant that unlimited and alone uses no more than this above the target cannot show whether a limit holds."""
-_PATIENCE_S: Final = 60.0
-_LESSONS: Final = "40"
 Say = Callable[[str], None]
 
 
@@ -54,8 +47,20 @@ class LimitCase(msgspec.Struct, frozen=True, kw_only=True):
     error_pct: float
     oscillation_pct: float
     neighbour_pct: float
+    load: float
+    """Of the machine, over a minute, when it ended."""
     reachable: bool
     """Whether the same program used clearly more than the target without a limit, alone, on this machine."""
+
+
+class Unlimited(msgspec.Struct, frozen=True, kw_only=True):
+    """The same program without a limit, in the same run: what of the oscillation is the machine's."""
+
+    kind: str
+    kernel_ns: int
+    beside: str
+    actual_pct: float
+    oscillation_pct: float
 
 
 class LimitReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,79 +68,93 @@ class LimitReport(msgspec.Struct, frozen=True, kw_only=True):
 
     bench: str = "limit"
     seconds: float
+    machine: Machine
     error_pct_mean: float
     error_pct_max: float
     oscillation_pct: float
     """The worst over kernels of up to 1 ms."""
+    oscillation_pct_mean: float
+    unlimited_oscillation_pct: float
+    """The worst over the same programs without a limit."""
     alone_ratio: float
     """The worst kind: what it uses when conserving and alone, of what it uses without a limit."""
-    unlimited_pct: dict[str, float]
     unreachable: int
+    """Cases whose program does not use clearly more without a limit; they count like the others."""
     cases: list[LimitCase]
+    unlimited: list[Unlimited]
+    more: list[LimitMore]
+    """Others than the cases above: several tenants or processes, mixtures, wrong profiles."""
+    least_pct: float
+    """What an offline tenant whose least share is 10 % has beside an online one that is always busy."""
+    resize_settle_ms: float
+    """The longest, after `cotenant set` has returned, until half a second is within 5 points of the new share."""
     baseline: list[LimitCase]
     """The same by the size of grids against utilization, inside the program."""
     baseline_error_pct_mean: float
     baseline_error_pct_max: float
 
 
-class _Seen(NamedTuple):
-    """The device's counters at an instant of its own."""
-
-    at_ns: int
-    sms: int
-    sm_ns: dict[str, int]
-
-    def since(self, before: _Seen, account: str) -> float:
-        """Of the device, what somebody used since then."""
-        used_ns = self.sm_ns.get(account, 0) - before.sm_ns.get(account, 0)
-        return 100 * used_ns / ((self.at_ns - before.at_ns) * self.sms)
-
-
 def bench_limit(say: Say, *, quick: bool = False) -> LimitReport:
     """Each kind of work at each share, alone and beside a neighbour that takes all it can get."""
     home = Path(tempfile.mkdtemp(prefix="cotenant-limit-"))
-    seconds = _QUICK_S if quick else _SECONDS
+    seconds = _SHORT_S if quick else _SECONDS
     shares, baseline_shares = (QUICK_SHARES, QUICK_SHARES[:1]) if quick else (SHARES, BASELINE_SHARES)
     cases: list[LimitCase] = []
     baseline: list[LimitCase] = []
-    unlimited: dict[str, float] = {}
+    unlimited: list[Unlimited] = []
     ratios: list[float] = []
+    began = Machine.look()
     try:
-        with _World(home) as world:
-            world.learn((*_MEASURED, _NEIGHBOUR))
+        with World(home) as world:
+            world.learn((*_MEASURED, *_MORE, _NEIGHBOUR))
             for kind in _MEASURED:
-                unlimited[kind], ratio = world.alone(kind, 1 if quick else _TURNS)
-                ratios.append(ratio)
-                say(f"{kind}: alone without a limit {unlimited[kind]:.1f}% of the device, conserving {ratio:.3f} of it")
+                ratios.append(_alone(world, kind, 1 if quick else _TURNS))
+                say(f"{kind}: conserving and alone {ratios[-1]:.3f} of what it uses without a limit")
                 for beside in ("alone", _NEIGHBOUR):
-                    for case in world.cases(kind, beside, shares, seconds, unlimited[kind]):
-                        cases.append(case)
+                    free, held = _cases(world, kind, beside, shares, seconds)
+                    unlimited.append(free)
+                    say(f"{kind} {beside}: {free.actual_pct:.2f}% without a limit, varies {free.oscillation_pct:.2f}")
+                    for case in held:
+                        cases.append(_reached(case, unlimited))
                         say(_line(case))
                 for beside in ("alone", _NEIGHBOUR):
-                    for case in world.baseline(kind, beside, baseline_shares, seconds, unlimited[kind]):
+                    for case in _baseline(world, kind, beside, baseline_shares):
                         baseline.append(case)
                         say(f"by grid size: {_line(case)}")
+            more = []
+            for found in together(world, _SHORT_S):
+                more.append(found)
+                say(f"{found.case}: {found.tenant} has {found.actual_pct:.2f}% of {found.target_pct:.0f}%")
+            least_pct, settle_ms = least(world, _SHORT_S), resized(world)
+            say(f"a least share of 10%: {least_pct:.2f}%; another share: after {settle_ms:.0f} ms")
     finally:
         shutil.rmtree(home, ignore_errors=True)
-    counted = [case for case in cases if case.reachable]
-    short = [case.oscillation_pct for case in counted if case.kernel_ns <= SHORT_NS]
+    short = [case.oscillation_pct for case in cases if case.kernel_ns <= SHORT_NS]
     return LimitReport(
         seconds=seconds,
+        machine=began.until_now(),
         error_pct_mean=_mean(cases),
-        error_pct_max=max(case.error_pct for case in counted),
+        error_pct_max=max(case.error_pct for case in cases),
         oscillation_pct=max(short, default=0.0),
+        oscillation_pct_mean=round(statistics.fmean(short or [0.0]), 3),
+        unlimited_oscillation_pct=max(
+            (one.oscillation_pct for one in unlimited if one.kernel_ns <= SHORT_NS), default=0.0
+        ),
         alone_ratio=round(min(ratios), 4),
-        unlimited_pct=unlimited,
-        unreachable=len(cases) - len(counted),
+        unreachable=sum(not case.reachable for case in cases),
         cases=cases,
+        unlimited=unlimited,
+        more=more,
+        least_pct=least_pct,
+        resize_settle_ms=settle_ms,
         baseline=baseline,
         baseline_error_pct_mean=_mean(baseline),
-        baseline_error_pct_max=max(case.error_pct for case in baseline if case.reachable),
+        baseline_error_pct_max=max(case.error_pct for case in baseline),
     )
 
 
 def _mean(cases: list[LimitCase]) -> float:
-    return round(statistics.fmean(case.error_pct for case in cases if case.reachable), 3)
+    return round(statistics.fmean(case.error_pct for case in cases), 3)
 
 
 def _line(case: LimitCase) -> str:
@@ -143,158 +162,79 @@ def _line(case: LimitCase) -> str:
     return f"{told}, oscillation {case.oscillation_pct:.2f}, neighbour {case.neighbour_pct:.1f}%"
 
 
-class _World:
-    """A software GPU and a node, in one directory; ended with it."""
-
-    def __init__(self, home: Path) -> None:
-        self._home = home
-        self._places = Places(home / "run", home / "state")
-        self._gpus = self._places.runtime / "softgpu"
-        self._clock = LiveClock(0)
-        self._node: subprocess.Popen[bytes] | None = None
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
-
-    def __enter__(self) -> Self:
-        for directory in (self._places.runtime, self._places.state):
-            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        manage.create(self._gpus, "v100", 1)
-        self._node = self._start(self._cotenant("node", "--slots", "4"), "")
-        for _ in self._until("the node does not answer"):
-            try:
-                tenants_of(self._places.socket)
-            except CotenantError:
-                continue
-            return self
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for name in list(self._running):
-            self._end(name)
-        if self._node is not None:
-            self._node.terminate()
-            self._node.wait()
-        manage.destroy(self._gpus)
-
-    def learn(self, kinds: tuple[str, ...]) -> None:
-        """Let every kernel be timed once, alone: a limit is as good as what is known of the work."""
-        for kind in kinds:
-            run_to_end([*self._tenant(_TENANT, kind, "--measure", "always"), _LESSONS], dict(os.environ))
-
-    def alone(self, kind: str, turns: int) -> tuple[float, float]:
-        """What it uses without a limit, and what part of that when conserving: turn by turn, in one process."""
-        used: dict[str, list[float]] = {"off": [], "conserving": []}
-        self._begin(_TENANT, kind, "--share", "30%")
-        for limit in ("off", "conserving") * turns:
-            self._set("--limit", limit)
-            pause(_WINDOW_S)
-            before = self._look()
-            pause(_WARM_S)
-            used[limit].append(self._look().since(before, _TENANT))
-        self._end(_TENANT)
-        off = statistics.fmean(used["off"])
-        ratios = [held / free for held, free in zip(used["conserving"], used["off"], strict=True)]
-        return round(off, 2), statistics.median(ratios)  # others may have used the processor meanwhile
-
-    def cases(
-        self, kind: str, beside: str, shares: tuple[int, ...], seconds: float, unlimited: float
-    ) -> Iterator[LimitCase]:
-        """One share after the other, of processes that stay: each is set while they run."""
-        if beside == _NEIGHBOUR:
-            self._begin(_NEIGHBOUR, _NEIGHBOUR)
-        self._begin(_TENANT, kind, "--share", f"{shares[0]}%", "--limit", "static")
-        for share in shares:
-            self._set("--share", f"{share}%")
-            yield self._case(kind, beside, share, seconds, unlimited)
-        for name in (_TENANT, _NEIGHBOUR) if beside == _NEIGHBOUR else (_TENANT,):
-            self._end(name)
-
-    def baseline(
-        self, kind: str, beside: str, shares: tuple[int, ...], seconds: float, unlimited: float
-    ) -> Iterator[LimitCase]:
-        """The same by a program that holds itself to a percentage, beside the same neighbour; nobody else holds it."""
-        if beside == _NEIGHBOUR:
-            self._begin(_NEIGHBOUR, _NEIGHBOUR)
-        for share in shares:
-            self._begin(_TENANT, kind, itself_pct=share)
-            pause(_WARM_S)  # its watcher needs longer to settle
-            yield self._case(kind, beside, share, seconds, unlimited)
-            self._end(_TENANT)
-        if beside == _NEIGHBOUR:
-            self._end(_NEIGHBOUR)
-
-    def _case(self, kind: str, beside: str, share: int, seconds: float, unlimited: float) -> LimitCase:
+def _alone(world: World, kind: str, turns: int) -> float:
+    """What part of what it uses without a limit it uses when conserving: turn by turn, in one process."""
+    used: dict[str, list[float]] = {"off": [], "conserving": []}
+    world.begin(_TENANT, kind, "--share", "30%")
+    for limit in ("off", "conserving") * turns:
+        world.set(_TENANT, "--limit", limit)
+        pause(WINDOW_S)
+        before = world.look()
         pause(_WARM_S)
-        looks = [self._look()]
-        while looks[-1].at_ns - looks[0].at_ns < seconds * 1e9:
-            pause(_WINDOW_S)
-            looks.append(self._look())
-        windows = [after.since(before, _TENANT) for before, after in itertools.pairwise(looks)]
-        actual = looks[-1].since(looks[0], _TENANT)
-        return LimitCase(
-            kind=kind,
-            kernel_ns=KINDS[kind].kernel_ns,
-            beside=beside,
-            target_pct=share,
-            actual_pct=round(actual, 3),
-            error_pct=round(abs(actual - share), 3),
-            oscillation_pct=round(statistics.pstdev(windows), 3),
-            neighbour_pct=round(looks[-1].since(looks[0], _NEIGHBOUR), 2),
-            reachable=share + _NEAR <= unlimited,
-        )
+        used[limit].append(world.look().since(before, _TENANT))
+    world.end(_TENANT)
+    # Others may have used the processor meanwhile: hence the median.
+    return statistics.median(held / free for held, free in zip(used["conserving"], used["off"], strict=True))
 
-    # -- tenants and their device ---------------------------------------------------------------------------------
 
-    def _look(self) -> _Seen:
-        books: dict[str, Any] = manage.inspect(self._gpus, 0)
-        used = {client["account"]: client["counters"]["sm_ns"] for client in books["clients"]}
-        return _Seen(books["now_ns"], books["sm_count"], used)
+def _cases(
+    world: World, kind: str, beside: str, shares: tuple[int, ...], seconds: float
+) -> tuple[Unlimited, Iterator[LimitCase]]:
+    """Without a limit, then one share after the other, of processes that stay: each is set while they run."""
+    if beside == _NEIGHBOUR:
+        world.begin(_NEIGHBOUR, _NEIGHBOUR)
+    world.begin(_TENANT, kind, "--share", f"{shares[0]}%", "--limit", "off")
+    free = _case(world, kind, beside, 100, _SHORT_S)
+    told = Unlimited(
+        kind=kind,
+        kernel_ns=free.kernel_ns,
+        beside=beside,
+        actual_pct=free.actual_pct,
+        oscillation_pct=free.oscillation_pct,
+    )
 
-    def _cotenant(self, *words: str) -> list[str]:
-        where = ["--runtime", str(self._places.runtime), "--state", str(self._places.state)]
-        return [sys.executable, "-m", "cotenant", words[0], *where, *words[1:]]
+    def held() -> Iterator[LimitCase]:
+        world.set(_TENANT, "--limit", "static")
+        for share in shares:
+            world.set(_TENANT, "--share", f"{share}%")
+            yield _case(world, kind, beside, share, seconds)
+        world.end(*((_TENANT, _NEIGHBOUR) if beside == _NEIGHBOUR else (_TENANT,)))
 
-    def _tenant(self, name: str, kind: str, *flags: str) -> list[str]:
-        how = ["--name", name, "--gpu", "soft:0", "--offline", "--task", kind, *flags]
-        return [*self._cotenant("run", *how), "--", sys.executable, "-m", "cotenant.live.soak.press", kind]
+    return told, held()
 
-    def _set(self, *words: str) -> None:
-        run_to_end(self._cotenant("set", _TENANT, *words), dict(os.environ))
 
-    def _start(self, command: list[str], account: str) -> subprocess.Popen[bytes]:
-        with (self._home / "complaints").open("ab") as complaints:
-            return subprocess.Popen(
-                command,
-                env={**os.environ, "SOFTGPU_ACCOUNT": account} if account else None,
-                stdin=subprocess.DEVNULL,
-                stdout=complaints,
-                stderr=complaints,
-            )
+def _baseline(world: World, kind: str, beside: str, shares: tuple[int, ...]) -> Iterator[LimitCase]:
+    """The same by a program that holds itself to a percentage, beside the same neighbour; nobody else holds it."""
+    if beside == _NEIGHBOUR:
+        world.begin(_NEIGHBOUR, _NEIGHBOUR)
+    for share in shares:
+        world.begin(_TENANT, kind, more=("--itself", str(share)))
+        pause(_WARM_S)  # its watcher needs longer to settle
+        yield _case(world, kind, beside, share, _SHORT_S)
+        world.end(_TENANT)
+    if beside == _NEIGHBOUR:
+        world.end(_NEIGHBOUR)
 
-    def _begin(self, name: str, kind: str, *flags: str, itself_pct: int = 0) -> None:
-        """And wait until the device has seen something of it."""
-        itself = ["0", str(itself_pct)] if itself_pct else []
-        command = [*self._tenant(name, kind, "--measure", "never", *flags), *itself]
-        self._running[name] = self._start(command, name)
-        for _ in self._until(f"{name} launches nothing; see what it says in {self._home}"):
-            if self._running[name].poll() is not None:
-                told = (self._home / "complaints").read_text(encoding="utf-8", errors="replace")
-                raise WorldError(f"{name} ended: {told.strip()[-300:]}")
-            if self._look().sm_ns.get(name):
-                return
 
-    def _end(self, name: str) -> None:
-        """`cotenant run` sees to its program."""
-        process = self._running.pop(name)
-        process.terminate()
-        try:
-            process.wait(_PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+def _case(world: World, kind: str, beside: str, share: int, seconds: float) -> LimitCase:
+    pause(_WARM_S)
+    looks: list[Seen] = world.windows(seconds)
+    windows = [after.since(before, _TENANT) for before, after in itertools.pairwise(looks)]
+    actual = looks[-1].since(looks[0], _TENANT)
+    return LimitCase(
+        kind=kind,
+        kernel_ns=KINDS[kind].kernel_ns,
+        beside=beside,
+        target_pct=share,
+        actual_pct=round(actual, 3),
+        error_pct=round(abs(actual - share), 3),
+        oscillation_pct=round(statistics.pstdev(windows), 3),
+        neighbour_pct=round(looks[-1].since(looks[0], _NEIGHBOUR), 2),
+        load=round(os.getloadavg()[0], 2),
+        reachable=True,
+    )
 
-    def _until(self, otherwise: str) -> Iterator[None]:
-        end_ns = self._clock.now() + round(_PATIENCE_S * 1e9)
-        while self._clock.now() < end_ns:
-            yield
-            pause(_WINDOW_S / 2)
-        raise WorldError(otherwise)
+
+def _reached(case: LimitCase, unlimited: list[Unlimited]) -> LimitCase:
+    [alone] = [one.actual_pct for one in unlimited if (one.kind, one.beside) == (case.kind, "alone")]
+    return msgspec.structs.replace(case, reachable=case.target_pct + _NEAR <= alone)

@@ -7,17 +7,19 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
+from cotenant.domain.control import ControlLimits
 from cotenant.domain.event import SLOTS_LIMIT, NodeSettings
 from cotenant.domain.gate import GatePolicy, GateRules
 from cotenant.domain.gpu import Gpu
 from cotenant.domain.protect import OnPressure, ProtectLimits
 from cotenant.domain.tenant import NAME_LIMIT, NAME_PATTERN, Kind
 from cotenant.errors import ConfigError
+from cotenant.format.config_control import CONTROL, ControlConfig, validate_control
+from cotenant.format.config_protect import PROTECT, ProtectConfig, validate_protection
 from cotenant.format.quantity import format_duration, format_share, format_size
 from cotenant.format.toml import DurationNs, Section, ShareOfWhole, SizeBytes, decode_toml
 
 _GATE: Final = GateRules()
-_LIMITS: Final = ProtectLimits()
 
 
 class DirectoriesConfig(Section, frozen=True):
@@ -38,7 +40,13 @@ class NodeConfig(Section, frozen=True):
         0
     )
     group: Annotated[str, Meta(description="group whose members may connect; empty: only the owner")] = ""
-    place: Annotated[str, Meta(pattern=r"^(spread|pack)\Z", description="which GPU first: spread or pack")] = "spread"
+    place: Annotated[
+        str,
+        Meta(
+            pattern=r"^(spread|pack|predict)\Z",
+            description="which GPU first: the emptiest (spread), the fullest (pack), the best by prediction (predict)",
+        ),
+    ] = "spread"
     admit: Annotated[str, Meta(pattern=r"^(reserve|overcommit)\Z", description="promises: reserve or overcommit")] = (
         "reserve"
     )
@@ -79,10 +87,21 @@ class NodeConfig(Section, frozen=True):
         ""
     )
 
-    def settings(self, gpus: tuple[Gpu, ...], limits: ProtectLimits = _LIMITS) -> NodeSettings:
+    unmet: Annotated[
+        str,
+        Meta(
+            pattern=r"^(warn|refuse)\Z",
+            description="an objective that no GPU keeps, by prediction: take the tenant and warn, or refuse it",
+        ),
+    ] = "warn"
+
+    def settings(
+        self, gpus: tuple[Gpu, ...], limits: ProtectLimits = PROTECT, control: ControlLimits = CONTROL
+    ) -> NodeSettings:
         """The part that the machine decides by, in plain integers."""
         times = (int(self.grace), int(self.idle_exit))
-        return NodeSettings(self.slots, *times, self.place, self.admit, gpus, self.rules(), limits)
+        flags = (self.mps == "on", self.unmet == "refuse")
+        return NodeSettings(self.slots, *times, self.place, self.admit, gpus, self.rules(), limits, control, *flags)
 
     def rules(self) -> GateRules:
         """By which the tenants of a device let each other pass."""
@@ -174,104 +193,6 @@ class RunConfig(Section, frozen=True):
     ] = DurationNs(60_000_000_000)
 
 
-class ProtectConfig(Section, frozen=True):
-    """When a device harms the online work on it, and how offline gives way; docs/protection.md gives the reasons."""
-
-    watch_period: Annotated[DurationNs, Meta(description="how often a device in use is looked at")] = DurationNs(
-        _LIMITS.period_ns
-    )
-    memory_high: Annotated[ShareOfWhole, Meta(description="memory used above this: no more offline comes")] = (
-        ShareOfWhole(_LIMITS.memory_ppm)
-    )
-    memory_calm: Annotated[ShareOfWhole, Meta(description="memory used up to this is calm: room for a newcomer")] = (
-        ShareOfWhole(_LIMITS.memory_calm_ppm)
-    )
-    memory_over: Annotated[
-        ShareOfWhole, Meta(description="above this offline goes, or online's next context finds no room; 100%: never")
-    ] = ShareOfWhole(_LIMITS.memory_over_ppm)
-    utilization_high: Annotated[
-        ShareOfWhole, Meta(description="with activity_high: the device beside online is full, no more offline comes")
-    ] = ShareOfWhole(_LIMITS.utilization_ppm)
-    utilization_calm: Annotated[ShareOfWhole, Meta(description="utilization up to this is calm")] = ShareOfWhole(
-        _LIMITS.utilization_calm_ppm
-    )
-    activity_high: Annotated[
-        ShareOfWhole, Meta(description="SM activity above this, with utilization_high: full in time and in space")
-    ] = ShareOfWhole(_LIMITS.sm_activity_ppm)
-    activity_calm: Annotated[ShareOfWhole, Meta(description="SM activity up to this is calm")] = ShareOfWhole(
-        _LIMITS.sm_activity_calm_ppm
-    )
-    clock_low: Annotated[
-        ShareOfWhole, Meta(description="SM clock under load below this: power or heat slows all, no more offline comes")
-    ] = ShareOfWhole(_LIMITS.clock_ppm)
-    clock_calm: Annotated[ShareOfWhole, Meta(description="SM clock from this on is calm")] = ShareOfWhole(
-        _LIMITS.clock_calm_ppm
-    )
-    clock_over: Annotated[
-        ShareOfWhole, Meta(description="below this the hardware protects itself (it halves its clock): offline goes")
-    ] = ShareOfWhole(_LIMITS.clock_over_ppm)
-    loaded: Annotated[ShareOfWhole, Meta(description="at less utilization a low clock only saves power")] = (
-        ShareOfWhole(_LIMITS.load_ppm)
-    )
-    high_samples: Annotated[
-        int, Meta(ge=1, le=10_000, description="samples in a row that are high, until a device is Unhealthy")
-    ] = _LIMITS.samples
-    over_samples: Annotated[
-        int, Meta(ge=1, le=10_000, description="samples in a row over the limit, until it is Overlimit")
-    ] = _LIMITS.over_samples
-    calm_samples: Annotated[
-        int, Meta(ge=1, le=10_000, description="calm samples in a row, until it is one step better again")
-    ] = _LIMITS.calm_samples
-    first_samples: Annotated[
-        int, Meta(ge=1, le=10_000, description="good samples in a row, until a new device is Healthy")
-    ] = _LIMITS.init_samples
-    backoff: Annotated[DurationNs, Meta(description="how long offline stays away after Overlimit, the first time")] = (
-        DurationNs(_LIMITS.backoff_ns)
-    )
-    backoff_cap: Annotated[DurationNs, Meta(description="how long at most: each time is twice the one before")] = (
-        DurationNs(_LIMITS.backoff_cap_ns)
-    )
-    backoff_window: Annotated[DurationNs, Meta(description="an Overlimit longer ago than this is forgotten")] = (
-        DurationNs(_LIMITS.backoff_window_ns)
-    )
-    hang_factor: Annotated[
-        int, Meta(ge=2, le=1_000_000, description="a kernel that takes so many times what it should hangs")
-    ] = _LIMITS.hang_factor
-    hang_least: Annotated[DurationNs, Meta(description="but none hangs that has not taken this long")] = DurationNs(
-        _LIMITS.hang_least_ns
-    )
-    hang_unknown: Annotated[
-        DurationNs, Meta(description="a kernel that no profile knows hangs after this; 0s: never")
-    ] = DurationNs(_LIMITS.hang_unknown_ns)
-    drain: Annotated[DurationNs, Meta(description="how long the work of a tenant that is to end may take to end")] = (
-        DurationNs(_LIMITS.drain_ns)
-    )
-    evict_grace: Annotated[
-        DurationNs, Meta(description="how long a program that is to end has from SIGTERM to SIGKILL")
-    ] = DurationNs(_LIMITS.grace_ns)
-    fault_grace: Annotated[
-        DurationNs, Meta(description="how long a program that lost its device has to end by itself")
-    ] = DurationNs(_LIMITS.fault_grace_ns)
-    obey: Annotated[
-        DurationNs, Meta(description="how long `cotenant run` has to do what it is told, before the node does it")
-    ] = DurationNs(_LIMITS.obey_ns)
-    make_room: Annotated[DurationNs, Meta(description="how long an online newcomer waits for offline to go")] = (
-        DurationNs(_LIMITS.make_room_ns)
-    )
-    online_first: Annotated[
-        DurationNs, Meta(description="how long offline waits for online to be back after an MPS server died")
-    ] = DurationNs(_LIMITS.online_first_ns)
-    probe: Annotated[
-        str,
-        Meta(pattern=r"^(on|off)\Z", description="make a context on a new device for a moment, to know what one takes"),
-    ] = "on"
-
-    def limits(self) -> ProtectLimits:
-        """The part that the machine decides by, in plain integers."""
-        decided_by = self.__struct_fields__[: len(ProtectLimits.__struct_fields__)]
-        return ProtectLimits(*(int(getattr(self, field)) for field in decided_by))
-
-
 class Config(Section, frozen=True):
     """Everything."""
 
@@ -280,6 +201,7 @@ class Config(Section, frozen=True):
     run: RunConfig = RunConfig()
     protect: ProtectConfig = ProtectConfig()
     gpu: tuple[GpuConfig, ...] = ()
+    control: ControlConfig = ControlConfig()
 
 
 def decode_config(text: str, where: str) -> Config:
@@ -295,29 +217,15 @@ def validate(config: Config) -> None:
     if config.run.on_pressure != OnPressure.EVICT.value and config.run.kind is Kind.ONLINE:
         remedy = "an online tenant never gives way; add --offline or leave --on-pressure away"
         raise ConfigError("run.on_pressure", config.run.on_pressure, remedy)
-    _validate_protection(config.protect)
+    if config.node.unmet == "refuse" and config.node.place != "predict":
+        remedy = f"nothing is predicted with node.place {config.node.place!r}; add --place predict"
+        raise ConfigError("node.unmet", config.node.unmet, remedy)
+    validate_protection(config.protect)
+    validate_control(config.control)
     names = [gpu.name for gpu in config.gpu]
     for name in names:
         if names.count(name) > 1:
             raise ConfigError("gpu.name", name, "two GPUs have this name, give each its own")
-
-
-def _validate_protection(protect: ProtectConfig) -> None:
-    """Calm must be farther from harm than harm is: or a device would change its state to and fro."""
-    for lower, higher in (
-        ("memory_calm", "memory_high"),
-        ("memory_high", "memory_over"),
-        ("utilization_calm", "utilization_high"),
-        ("activity_calm", "activity_high"),
-        ("clock_over", "clock_low"),
-        ("clock_low", "clock_calm"),
-        ("backoff", "backoff_cap"),
-    ):
-        if getattr(protect, lower) > getattr(protect, higher):
-            remedy = f"must not be above protect.{higher}, which is {plain(getattr(protect, higher))}"
-            raise ConfigError(f"protect.{lower}", plain(getattr(protect, lower)), remedy)
-    if not protect.watch_period:
-        raise ConfigError("protect.watch_period", "0s", 'a device cannot be looked at all the time, write "1s" or so')
 
 
 def plain(value: object) -> Any:
@@ -340,7 +248,7 @@ def plain(value: object) -> Any:
 def encode_config(config: Config, sources: dict[str, str] | None = None) -> str:
     """The config as TOML that reads back to the same; a comment says where each value came from."""
     lines: list[str] = []
-    for section in ("directories", "node", "run", "protect"):
+    for section in ("directories", "node", "run", "protect", "control"):
         lines.append(f"[{section}]")
         part = getattr(config, section)
         for field in part.__struct_fields__:

@@ -9,7 +9,16 @@ from typing import Any, Final, TypeAlias
 import msgspec
 
 from cotenant.errors import ConfigError
-from cotenant.format.config import Config, DirectoriesConfig, GpuConfig, NodeConfig, ProtectConfig, RunConfig, plain
+from cotenant.format.config import (
+    Config,
+    DirectoriesConfig,
+    GpuConfig,
+    NodeConfig,
+    RunConfig,
+    plain,
+)
+from cotenant.format.config_control import ControlConfig
+from cotenant.format.config_protect import ProtectConfig
 from cotenant.format.toml import DurationNs, Section, ShareOfWhole, SizeBytes, decode_quantity, explain_value, line_of
 
 FieldName: TypeAlias = tuple[str, str]
@@ -22,6 +31,7 @@ SECTIONS: Final[dict[str, type[Section]]] = {
     "node": NodeConfig,
     "run": RunConfig,
     "protect": ProtectConfig,
+    "control": ControlConfig,
 }
 
 

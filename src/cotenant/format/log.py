@@ -8,11 +8,13 @@ from typing import Final
 from cotenant.domain.action import (
     NO_PEER,
     Action,
+    Adjusted,
     Confirm,
     Crowd,
     Grant,
     Kill,
     MpsRestart,
+    Placed,
     Refuse,
     Restore,
     Revoke,
@@ -24,6 +26,7 @@ from cotenant.domain.action import (
     Suspend,
     Watch,
 )
+from cotenant.domain.control import Adjustment
 from cotenant.domain.event import (
     Event,
     EvictAsked,
@@ -43,6 +46,7 @@ from cotenant.domain.event import (
     QuitAsked,
     RulesChanged,
     ShareChanged,
+    SharesAdjusted,
     TenantDrained,
     TenantFaulted,
     TenantHangs,
@@ -59,7 +63,15 @@ from cotenant.domain.gate import GateRules, GateSeat, Limit
 from cotenant.domain.instant import SECOND_NS, Instant
 from cotenant.domain.protect import GpuSample
 from cotenant.domain.tenant import NEIGHBOURS_LIMIT, TenantSpec
-from cotenant.format.quantity import counted, format_duration, format_share, format_size, round_duration, round_size
+from cotenant.format.quantity import (
+    counted,
+    format_duration,
+    format_share,
+    format_size,
+    round_duration,
+    round_share,
+    round_size,
+)
 
 _DEEDS: Final = ("ended", "evicted", "killed", "suspended")
 
@@ -214,12 +226,22 @@ def _seen(event: Event) -> str:
         case TenantHangs(slot=slot, generation=generation, kernel=kernel, expected_ns=expected, waited_ns=waited):
             late = f"{round_duration(waited)} where {round_duration(expected)} is expected"
             return f"slot {slot}/{generation} hangs in {kernel or 'a kernel'}: {late}"
+        case SharesAdjusted(adjustment=adjustment):
+            return f"online of GPU {adjustment.gpu} is to keep {describe_adjustment(adjustment)}"
         case TenantDrained(slot=slot, generation=generation):
             return f"slot {slot}/{generation} has no work left"
         case MemoryWanted(slot=slot, generation=generation, bytes=wanted):
             return f"slot {slot}/{generation} waits for {round_size(wanted)}"
         case _:
             return "woke"
+
+
+def describe_adjustment(adjustment: Adjustment) -> str:
+    """How much online work keeps, who has which share of that, and why."""
+    divided = ", ".join(f"slot {slot} {round_share(share_ppm)}" for slot, share_ppm in adjustment.shares)
+    equals = f" ({divided} among equals)" if divided else ""
+    whose = f" slot {adjustment.slot}/{adjustment.generation}" if adjustment.slot >= 0 else ""
+    return f"{round_share(adjustment.online_ppm)}{equals}: {adjustment.cause.value}{whose}{_because(adjustment.detail)}"
 
 
 def describe_sample(sample: GpuSample) -> str:
@@ -282,7 +304,7 @@ def describe_action(action: Action) -> str:
             return _protected(action)
 
 
-def _protected(action: Signal | Kill | Suspend | Restore | Watch | MpsRestart) -> str:
+def _protected(action: Signal | Kill | Suspend | Restore | Watch | Adjusted | Placed | MpsRestart) -> str:
     """What was done to keep a device well."""
     match action:
         case Signal(peer=peer, slot=slot, generation=generation, kind=kind, why=why):
@@ -296,5 +318,10 @@ def _protected(action: Signal | Kill | Suspend | Restore | Watch | MpsRestart) -
             return f"tell peer {peer} to restore slot {slot}"
         case Watch(gpu=gpu, watch=watch):
             return f"GPU {gpu} is {watch.health.value}{_because(watch.why)}"
+        case Adjusted(adjustment=adjustment, was_ppm=was_ppm):
+            kept = f"{round_share(adjustment.online_ppm)}, not {round_share(was_ppm)}"
+            return f"online of GPU {adjustment.gpu} keeps {kept}"
+        case Placed(slot=slot, generation=generation, why=why):
+            return f"slot {slot}/{generation} goes there: {why}"
         case MpsRestart(gpu=gpu):
             return f"start the MPS server of GPU {gpu} again"

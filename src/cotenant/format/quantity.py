@@ -96,6 +96,11 @@ def format_share(share_ppm: int) -> str:
     return _decimal_text(Decimal(share_ppm) / 10**4) + "%"
 
 
+def round_share(share_ppm: int) -> str:
+    """About which part, to a tenth of a percent: for people, not for reading back."""
+    return f"{_decimal_text(round(Decimal(share_ppm) / 10**4, 1))}%"
+
+
 def _parse(text: object, field: str, units: dict[str, int], remedy: str) -> int:
     match = _NUMBER.fullmatch(text) if isinstance(text, str) else None
     if match is None or match["unit"] not in units:

@@ -8,6 +8,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from cotenant.domain.action import SignalKind
+from cotenant.domain.control import Dial
 from cotenant.domain.event import Detail, Ending, GateChange
 from cotenant.domain.gate import GateRules, Limit
 from cotenant.domain.gpu import Gpu
@@ -17,7 +18,7 @@ from cotenant.domain.protect import GpuWatch
 from cotenant.domain.tenant import Amount, Departure, Name, Priority, SharePpm, TenantSpec, TenantView, Terms
 from cotenant.errors import PeerError
 
-VERSION: Final = 5
+VERSION: Final = 6
 FRAME_LIMIT_BYTES: Final = 64 << 10
 """What a peer may send at once; the node's own answers may be larger."""
 ANSWER_LIMIT_BYTES: Final = 32 << 20
@@ -172,6 +173,8 @@ class Tenants(Message, frozen=True, tag="tenants"):
     rules: GateRules
     devices: list[GpuWatch]
     """How each device is doing, by its number."""
+    dials: list[Dial] = []
+    """What online tenants keep of the devices on which that is adjusted."""
 
 
 class Wrong(Message, frozen=True, tag="wrong"):

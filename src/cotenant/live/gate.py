@@ -15,6 +15,8 @@ from cotenant.domain.pace import DeviceLook, GateCounts
 from cotenant.errors import WorldError
 from cotenant.policy.schedule import roster
 
+HEADROOM_VARIABLE: Final = "COTENANT_HEADROOM"
+"""Set for an offline program under MPS that is to have no more SMs than online leaves: what is left free besides."""
 GATE_VARIABLE: Final = "COTENANT_GATE_FD"
 """Two descriptors with a comma between them: the file of the tenant's device to read, and to write."""
 _PREFIX: Final = "gate-"
@@ -157,6 +159,15 @@ def _format(memory: memoryview, size_bytes: int) -> None:
 def path_of(directory: Path, gpu: int) -> Path:
     """Where the file of a device is."""
     return directory / f"{_PREFIX}{gpu}"
+
+
+def roster_of(descriptor: int) -> GateRules:
+    """What the file of a device says to its tenants, through the descriptor that one of them has."""
+    try:
+        with mmap.mmap(descriptor, roster.file_bytes(0), access=mmap.ACCESS_READ) as memory:
+            return roster.read_roster(memory)  # type: ignore[arg-type]  # an mmap is a buffer, typeshed does not say so
+    except (OSError, ValueError):
+        return GateRules()
 
 
 def devices_in(directory: Path) -> list[int]:

@@ -20,7 +20,7 @@ from typing import Any, Final
 from cotenant import _native
 
 READY: Final = "ready"
-ARRIVALS: Final = {"back-to-back": 0, "periodic": 1, "poisson": 2, "training": 0}
+ARRIVALS: Final = {"back-to-back": 0, "periodic": 1, "poisson": 2, "instants": 3, "training": 0}
 """A word for each, and how it is played: training is requests at once after each other that nobody counts."""
 _WORDS: Final = 3  # of a request: due, begin, end
 
@@ -36,6 +36,10 @@ def main(arguments: Sequence[str]) -> int:
     if options.arrival in ("periodic", "poisson") and not options.period_us > 0:
         return _complain(f"--period-us: {options.period_us:g}: say how far apart {options.arrival} requests are")
     try:
+        instants = _instants(options)
+    except (OSError, ValueError, OverflowError) as error:
+        return _complain(f"--instants: {options.instants}: {error}; write one instant in nanoseconds a line, in order")
+    try:
         player = _native.player_open(script, image, options.priority, options.graph)
         if options.memory:
             _hold(options.memory)
@@ -44,17 +48,16 @@ def main(arguments: Sequence[str]) -> int:
     except OSError as error:
         return _complain(str(error))
     if options.warm_up:
-        _native.player_play(player, 0, 0, 0, options.warm_up, 0)
+        _native.player_play(player, 0, 0, 0, options.warm_up, 0, b"", False)
     if options.steered:
         _say(f"{READY} {os.getpid()}")
         sys.stdin.readline()
     period_ns, limit_ns = round(options.period_us * 1e3), round(options.seconds * 1e9)
     endless = options.arrival == "training" or options.seconds
-    requests = options.requests or (0 if endless else 1)
+    requests = options.requests or len(instants) or (0 if endless else 1)
     try:
-        packed, launches = _native.player_play(
-            player, ARRIVALS[options.arrival], period_ns, options.seed, requests, limit_ns
-        )
+        played = (ARRIVALS[options.arrival], period_ns, options.seed, requests, limit_ns, instants.tobytes())
+        packed, launches = _native.player_play(player, *played, options.tell)
     except OSError as error:
         return _complain(str(error))
     said = summary(packed, launches)
@@ -99,6 +102,20 @@ def image_for(script: str) -> str:
     return f"softgpu-image 1\n{kernels}"
 
 
+def _instants(options: argparse.Namespace) -> array[int]:
+    """When requests are due, where a file says so."""
+    if (options.arrival == "instants") != bool(options.instants):
+        raise ValueError("--arrival instants and --instants FILE go together")
+    if not options.instants:
+        return array("Q")
+    found = array("Q", (int(line) for line in Path(options.instants).read_text(encoding="utf-8").split()))
+    if not found or list(found) != sorted(found):
+        raise ValueError("it has none, or they are not in order")
+    if options.requests > len(found):
+        raise ValueError(f"it has {len(found)} for {options.requests} requests")
+    return found
+
+
 def _hold(size_bytes: int) -> None:
     """Device memory, in the context that the player made current, until the process ends: a model's weights."""
     pointer = ctypes.c_uint64()
@@ -128,6 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--image", default="", metavar="FILE", help="of its kernels (default: one made of their names)")
     parser.add_argument("--arrival", choices=list(ARRIVALS), default="back-to-back")
     parser.add_argument("--period-us", type=float, default=0.0, help="periodic: between requests; poisson: in the mean")
+    parser.add_argument("--instants", default="", metavar="FILE", help="when requests are due, from the beginning on")
     parser.add_argument("--seed", type=int, default=0, help="of the poisson arrivals")
     parser.add_argument("--requests", type=int, default=0, help="how many (default 1; training: until it is stopped)")
     parser.add_argument("--seconds", type=float, default=0.0, help="begin no request after so long")
@@ -135,6 +153,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--graph", action="store_true", help="launch each request as one captured CUDA graph")
     parser.add_argument("--priority", type=int, default=0, help="of its streams; lower goes first")
     parser.add_argument("--memory", type=int, default=0, metavar="BYTES", help="of device memory to hold meanwhile")
+    parser.add_argument("--tell", action="store_true", help="tell cotenant how long each request took since it was due")
     parser.add_argument("--detail", action="store_true", help="also print due, begin and end of every request")
     parser.add_argument(
         "--steered", action="store_true", help="say ready, begin at a line of input, stay until its end"

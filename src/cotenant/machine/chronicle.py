@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from cotenant.domain.action import NO_PEER, Action, Confirm, Grant, Refuse, Revoke, Signal
+from cotenant.domain.action import NO_PEER, Action, Adjusted, Confirm, Grant, Placed, Refuse, Revoke, Signal
+from cotenant.domain.control import Cause
 from cotenant.domain.event import (
     Event,
     EvictAsked,
@@ -29,7 +30,7 @@ from cotenant.domain.happening import Happening, Level, What
 from cotenant.domain.instant import Instant
 from cotenant.domain.tenant import Tenant, TenantSpec
 from cotenant.format.log import cause_of, describe_rules, describe_share, describe_spec, printable
-from cotenant.format.quantity import counted, round_duration
+from cotenant.format.quantity import counted, round_duration, round_share
 from cotenant.machine.name import program_of
 from cotenant.machine.telling import NOBODY, TELLINGS, Resident, Telling
 
@@ -66,6 +67,8 @@ class Chronicle:
             Refuse: self._refused,
             Revoke: self._revoked,
             Signal: self._signalled,
+            Adjusted: self._adjusted,
+            Placed: self._placed,
         }
 
     def tell(self, now: Instant, event: Event, actions: Sequence[Action]) -> list[Happening]:
@@ -228,6 +231,26 @@ class Chronicle:
             self._say(Telling(What.ENDING, f"{who.name} is asked to end: {cause_of(action.why)}"), who)
         else:
             self._say(Telling(What.EVICTED, f"{who.name} is asked to end: {cause_of(action.why)}", Level.WARNING), who)
+
+    def _adjusted(self, action: Adjusted, event: Event) -> None:
+        del event
+        change = action.adjustment
+        who = NOBODY if change.slot < 0 else self._at(change.slot, change.generation)
+        kept = f"online keeps {round_share(change.online_ppm)} (was {round_share(action.was_ppm)})"
+        whose = f" of {who.name}" if who.name else ""
+        text = f"GPU {change.gpu}: {kept}: {change.cause.value}{whose}"
+        text += f": {change.detail}" if change.detail else ""
+        level = Level.WARNING if change.cause is Cause.BEYOND_REACH else Level.INFO
+        self._say(Telling(What.ADJUSTED, text, level, change.gpu, change.cause.value), who)
+
+    def _placed(self, action: Placed, event: Event) -> None:
+        del event
+        who = self._at(action.slot, action.generation)
+        if action.short_ppm:
+            short = f"by prediction GPU {action.gpu} is {round_share(action.short_ppm)} too little for all objectives"
+            self._say(Telling(What.PLACED, f"{who.name} was placed, but {short}: {action.why}", Level.WARNING), who)
+        else:
+            self._say(Telling(What.PLACED, f"{who.name} was placed by prediction: {action.why}"), who)
 
     def _named(self, name: str) -> Resident:
         found = (who for who in self.residents.values() if who.name == name)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from cotenant.domain.gate import GateSeat
+from cotenant.domain.gpu import WHOLE_PPM
 from cotenant.domain.instant import NEVER
 from cotenant.domain.plan import Plan, Seat
 from cotenant.domain.protect import EVICTIONS_LIMIT, GpuWatch, Health, Stage
 from cotenant.domain.tenant import Kind
 from cotenant.errors import InvariantError
 from cotenant.machine.devices import Devices
+from cotenant.machine.dials import equals_of, has_objective
 from cotenant.machine.pressure import WAITING_LIMIT, Pressure
 from cotenant.machine.roll import Roll
 from cotenant.machine.seats import seat_of
+from cotenant.policy.limit.share import delay_of
 
 _TIMELESS = (Stage.RUNNING, Stage.SUSPENDED)
 """Stages that end by themselves only: no deadline belongs to them."""
@@ -33,7 +37,13 @@ def plan_of(roll: Roll) -> Plan:
 
 def check(roll: Roll, devices: Devices, pressure: Pressure) -> None:
     """Raise `InvariantError` with the story if any promise is broken."""
-    expected = [*_of_slots(roll), *_of_devices(roll, devices), *_of_standings(roll), *_of_waiting(roll, pressure)]
+    expected = [
+        *_of_slots(roll),
+        *_of_devices(roll, devices),
+        *_of_dials(roll),
+        *_of_standings(roll),
+        *_of_waiting(roll, pressure),
+    ]
     wrong = [f"{what} are {found}, not {right}" for what, found, right in expected if found != right]
     if wrong:
         raise InvariantError(f"after turn {roll.turn}: " + "; ".join(wrong))
@@ -68,7 +78,7 @@ def _of_devices(roll: Roll, devices: Devices) -> list[tuple[str, object, object]
             "seats",
             {gpu: roll.seats.seats(gpu) for gpu in roll.seats.devices()},
             {
-                gpu: tuple(seat_of(roll.holders[slot]) for slot in sorted(held) if held[slot].gpu == gpu)
+                gpu: tuple(_seat(roll, slot) for slot in sorted(held) if held[slot].gpu == gpu)
                 for gpu in sorted({terms.gpu for terms in held.values()})
             },
         ),
@@ -88,6 +98,45 @@ def _of_devices(roll: Roll, devices: Devices) -> list[tuple[str, object, object]
             [],
         ),
     ]
+
+
+def _seat(roll: Roll, slot: int) -> GateSeat:
+    return seat_of(roll.holders[slot], roll.seats.share_among_equals(slot))
+
+
+def _of_dials(roll: Roll) -> list[tuple[str, object, object]]:
+    dials = roll.seats.dials
+    kept = {gpu: [one for one in roll.on(gpu) if has_objective(one)] for gpu in dials}
+    equals = {gpu: equals_of(tenants) for gpu, tenants in kept.items()}
+    shares = {slot: share_ppm for dial in dials.values() for slot, share_ppm in dial.shares}
+    return [
+        ("devices adjusted for nobody", [gpu for gpu, tenants in kept.items() if not tenants], []),
+        ("devices adjusted though nothing is", bool(dials) and not roll.settings.control.enabled, False),
+        (
+            "devices that keep nothing or too much",
+            [gpu for gpu, one in dials.items() if not _is_part(one.online_ppm)],
+            [],
+        ),
+        (
+            "shares of those who are gone",
+            [s for gpu, one in dials.items() for s, _ in one.shares if s not in equals[gpu]],
+            [],
+        ),
+        (
+            "shares of nothing, or of too much",
+            [slot for slot, share_ppm in shares.items() if not _is_part(share_ppm)],
+            [],
+        ),
+        (
+            "delays of the rosters",
+            {gpu: roll.seats.roster(gpu, roll.rules).delay_ppm for gpu in dials},
+            {gpu: delay_of(dial.online_ppm) for gpu, dial in dials.items()},
+        ),
+    ]
+
+
+def _is_part(ppm: int) -> bool:
+    return 0 < ppm <= WHOLE_PPM
 
 
 def _remembers_too_much(watch: GpuWatch) -> bool:

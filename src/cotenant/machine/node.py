@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from cotenant.domain.action import NO_PEER, Action, Refuse, Stop
+from cotenant.domain.action import NO_PEER, Action, Placed, Refuse, Stop
 from cotenant.domain.event import (
     DEPARTED_LIMIT,
     Event,
@@ -31,6 +31,7 @@ from cotenant.domain.event import (
     QuitAsked,
     RulesChanged,
     ShareChanged,
+    SharesAdjusted,
     TenantDrained,
     TenantFaulted,
     TenantHangs,
@@ -47,12 +48,15 @@ from cotenant.domain.instant import NEVER, Instant
 from cotenant.domain.plan import Plan, Reason, Reject
 from cotenant.domain.protect import GpuWatch, Stage, Standing
 from cotenant.domain.tenant import Kind, Tenant, TenantView
+from cotenant.format.quantity import format_duration
 from cotenant.machine.devices import Devices
+from cotenant.machine.dials import Dials
 from cotenant.machine.exits import ENDING, Exits
 from cotenant.machine.invariants import check, plan_of
 from cotenant.machine.pressure import Pressure
 from cotenant.machine.roll import NO_GPU, Roll
 from cotenant.machine.rooms import Rooms
+from cotenant.machine.seats import Seats
 from cotenant.machine.suspensions import Suspensions
 from cotenant.machine.wishes import Wishes
 
@@ -68,6 +72,7 @@ class NodeMachine(Roll):
         pressure = self._pressure = Pressure(self, exits, suspensions)
         devices = self._devices = Devices(self, exits, suspensions, pressure)
         wishes = Wishes(self, exits)
+        dials = self._dials = Dials(self)
         self._handlers: dict[type, Any] = {
             NodeStarted: self._started,
             NodeRestored: self._restored,
@@ -79,6 +84,7 @@ class NodeMachine(Roll):
             PriorityChanged: wishes.reprioritized,
             ShareChanged: wishes.resized,
             RulesChanged: wishes.ruled,
+            SharesAdjusted: dials.adjusted,
             EvictAsked: wishes.evicted,
             QuitAsked: self._quit,
             GpusFound: self._found,
@@ -104,6 +110,8 @@ class NodeMachine(Roll):
         actions: list[Action] = self._handlers[type(event)](event, now)
         if not self._devices.is_well or self._pressure.waiting:
             actions = [*actions, *self._settle(event, now)]
+        if self.seats.dials and self.seats.stirred:
+            self._dials.settle()
         return [*self.seats.changes(self.turn, self.rules), *actions] if self.seats.stirred else actions
 
     def _settle(self, event: Event, now: Instant) -> list[Action]:
@@ -150,6 +158,7 @@ class NodeMachine(Roll):
             tuple(self._devices.watches),
             tuple(self._pressure.waiting),
             tuple(one for _, one in sorted(self._devices.online_first.items())),
+            tuple(dial for _, dial in sorted(self.seats.dials.items())),
         )
 
     def plan(self) -> Plan:
@@ -201,6 +210,7 @@ class NodeMachine(Roll):
         self.idle_since = event.idle_since_ns
         self.rules = event.settings.gate if event.gate is None else event.gate
         self._pressure.waiting = list(event.waiting)
+        self.seats = Seats((), event.dials)
         self.lay_out()
         self._devices.restore(event.watches, event.online_first)
         return []
@@ -209,7 +219,7 @@ class NodeMachine(Roll):
         del now
         known = self.settings.gpus
         self.settings = msgspec.structs.replace(self.settings, gpus=(*known, *event.gpus))
-        self.rooms = Rooms(self.settings, self.holders.values())
+        self.rooms = Rooms(self.settings, self.holders.values(), self.rules)
         self._devices.found(len(event.gpus))
         for gpu in range(len(known), len(self.settings.gpus)):
             self.seats.say_all(gpu)
@@ -254,12 +264,18 @@ class NodeMachine(Roll):
             return self.admit(event, NO_GPU, now)
         is_easy = self._devices.is_well and not self._pressure.waiting and not self.aside
         barred = {} if is_easy else self._devices.bars(spec.kind, now)
-        gpu = self.choose(spec, barred)
-        if isinstance(gpu, Reject):
-            makes_room = spec.kind is Kind.ONLINE and spec.memory_bytes > 0 and gpu.reason is Reason.NO_MEMORY
+        choice = self.choose(spec, barred)
+        if isinstance(choice, Reject):
+            makes_room = spec.kind is Kind.ONLINE and spec.memory_bytes > 0 and choice.reason is Reason.NO_MEMORY
             waits = self._pressure.make_room(event, now, barred) if makes_room else None
-            return [Refuse(self.turn, peer, gpu)] if waits is None else waits
-        actions = self.admit(event, gpu, now)
+            return [Refuse(self.turn, peer, choice)] if waits is None else waits
+        if choice.short_ppm and self.settings.refuse_unmet and spec.slo_ns and spec.use is not None:
+            detail = f"its objective of {format_duration(spec.slo_ns)} is kept on no GPU by prediction: {choice.why}"
+            return self.refuse(peer, Reason.NO_OBJECTIVE, detail)
+        actions = self.admit(event, choice.gpu, now)
+        if choice.why:
+            slot = self.slot_of_peer[peer]
+            actions.append(Placed(self.turn, slot, self.generations[slot], choice.gpu, choice.why, choice.short_ppm))
         if not is_easy:
             self._devices.came(self.holders[self.slot_of_peer[peer]])
         return actions

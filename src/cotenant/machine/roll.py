@@ -20,7 +20,7 @@ from cotenant.domain.plan import Reason, Reject
 from cotenant.domain.protect import Stage, Standing
 from cotenant.domain.tenant import NEIGHBOURS_LIMIT, Departure, Tenant, TenantSpec, Terms
 from cotenant.machine.name import invent_name
-from cotenant.machine.rooms import Rooms
+from cotenant.machine.rooms import Choice, Rooms
 from cotenant.machine.seats import Seats
 
 NO_GPU: Final = -1
@@ -42,7 +42,7 @@ class Roll:
         self.free: list[int] = []
         self.rules = self.settings.gate  # in force: those of the settings until somebody changed them
         self.seats = Seats()
-        self.rooms = Rooms(self.settings, ())
+        self.rooms = Rooms(self.settings, (), self.rules)
         self.deadlines: dict[int, Instant] = {}  # of those whose standing has one
         self.aside: dict[int, int] = {}  # of those who are suspended, their devices
         self.away_until: Instant = NEVER
@@ -79,13 +79,13 @@ class Roll:
             return Reject(Reason.NOT_YOURS, f"the tenant {name!r} is another user's")
         return tenant
 
-    def choose(self, spec: TenantSpec, barred: dict[int, Reject]) -> int | Reject:
+    def choose(self, spec: TenantSpec, barred: dict[int, Reject]) -> Choice | Reject:
         """The device for a newcomer, or what is against it; nobody comes to one that is barred."""
         if not spec.gpu:
             return self.rooms.find(spec, barred)
         index = self.device_called(spec.gpu)
         if index is not None:
-            return self.rooms.objection(spec, index, barred) or index
+            return self.rooms.objection(spec, index, barred) or self.rooms.here(spec, index)
         known = ", ".join(gpu.names(index)[0] for index, gpu in enumerate(self.settings.gpus))
         return Reject(Reason.UNKNOWN_GPU, f"the node has no GPU {spec.gpu!r}, only {known}; name one of them, or none")
 
@@ -182,8 +182,8 @@ class Roll:
         self.generations += [0] * (settings.slots - len(self.generations))
         self.free = [slot for slot in range(settings.slots) if slot not in self.holders]
         self.slot_of_name = {tenant.name: slot for slot, tenant in self.holders.items()}
-        self.seats = Seats(self.holders.values())
-        self.rooms = Rooms(settings, self.holders.values())
+        self.seats = Seats(self.holders.values(), self.seats.dials.values())
+        self.rooms = Rooms(settings, self.holders.values(), self.rules)
         standings = {slot: tenant.standing for slot, tenant in self.holders.items()}
         self.deadlines = {slot: one.until_ns for slot, one in standings.items() if one.until_ns != NEVER}
         suspended = [slot for slot, one in standings.items() if one.stage is Stage.SUSPENDED]

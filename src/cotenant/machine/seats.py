@@ -6,9 +6,11 @@ from collections.abc import Iterable
 from typing import Final
 
 from cotenant.domain.action import Action, Rise, Roster, Sit
+from cotenant.domain.control import Dial
 from cotenant.domain.gate import SEATS_LIMIT, GateRules, GateSeat, Limit
 from cotenant.domain.protect import Stage
 from cotenant.domain.tenant import PRIORITY_LOWEST, Kind, Tenant
+from cotenant.policy.limit.share import delay_of
 
 _HELD: Final = frozenset(
     {Stage.DRAINING, Stage.FINISHING, Stage.KILLED, Stage.SUSPENDING, Stage.SUSPENDED, Stage.RESTORING}
@@ -16,8 +18,10 @@ _HELD: Final = frozenset(
 """Stages in which a tenant launches nothing."""
 
 
-def seat_of(tenant: Tenant) -> GateSeat:
+def seat_of(tenant: Tenant, share_ppm: int = 0) -> GateSeat:
     """A tenant as its neighbours know it. Online work is served first anyway; offline work has its share as a least.
+
+    `share_ppm` is what the node gives it among its equals, where its user gave it no limit.
 
     One that was asked to end comes after everybody else, whatever it was before, and nobody's wish holds it back: it
     launches only to be done.
@@ -29,7 +33,7 @@ def seat_of(tenant: Tenant) -> GateSeat:
         return GateSeat(terms.slot, terms.generation, PRIORITY_LOWEST, False, False, least_ppm, True)
     paused = tenant.paused or stage in _HELD
     limit = tenant.spec.limit
-    limit_ppm = 0 if limit is Limit.OFF else terms.share_ppm
+    limit_ppm = (0 if limit is Limit.OFF else terms.share_ppm) or share_ppm
     static = limit is Limit.STATIC and limit_ppm > 0
     return GateSeat(terms.slot, terms.generation, terms.priority, online, paused, least_ppm, False, limit_ppm, static)
 
@@ -41,19 +45,36 @@ class Seats:
     changes is noted, for the actions that say so.
     """
 
-    __slots__ = ("_seats", "stirred")
+    __slots__ = ("_seats", "_shares", "dials", "stirred")
 
-    def __init__(self, tenants: Iterable[Tenant] = ()) -> None:
-        """Everybody who is there."""
+    def __init__(self, tenants: Iterable[Tenant] = (), dials: Iterable[Dial] = ()) -> None:
+        """Everybody who is there, and what was said of their devices."""
+        self.dials: dict[int, Dial] = {}
+        self._shares: dict[int, int] = {}  # by slot, those of all dials
+        for dial in dials:
+            self.turn_to(dial)
         self._seats: dict[int, dict[int, GateSeat]] = {}
         self.stirred: dict[int, GateSeat | int | None] = {}  # a seat, a slot that nobody sits in now, or all of it
         for tenant in tenants:
             self.put(tenant)
         self.stirred.clear()
 
+    def turn_to(self, dial: Dial) -> None:
+        """What online work of a device keeps from now on; zero: nothing is said of it any more."""
+        before = self.dials.pop(dial.gpu, None)
+        for slot, _ in before.shares if before else ():
+            self._shares.pop(slot, None)
+        if dial.online_ppm:
+            self.dials[dial.gpu] = dial
+            self._shares.update(dial.shares)
+
+    def share_among_equals(self, slot: int) -> int:
+        """What the node gives this one; 0: nothing."""
+        return self._shares.get(slot, 0)
+
     def put(self, tenant: Tenant) -> None:
         """Seat a tenant, or change what its seat says."""
-        gpu, seat = tenant.terms.gpu, seat_of(tenant)
+        gpu, seat = tenant.terms.gpu, seat_of(tenant, self._shares.get(tenant.terms.slot, 0))
         seats = self._seats.setdefault(gpu, {})
         if seats.get(seat.slot) != seat:
             seats[seat.slot] = seat
@@ -102,11 +123,12 @@ class Seats:
         return sorted(gpu for gpu, seats in self._seats.items() if seats)
 
     def roster(self, gpu: int, rules: GateRules) -> GateRules:
-        """The rules with the seats of a device, as many as a roster holds."""
+        """The rules with the seats of a device, as many as a roster holds; what online may lose is its own matter."""
+        dial = self.dials.get(gpu)
         return GateRules(
             rules.policy,
             rules.bound_ns,
-            rules.delay_ppm,
+            rules.delay_ppm if dial is None else delay_of(dial.online_ppm),
             rules.patience_ns,
             rules.switch_ns,
             rules.spin_ppm,

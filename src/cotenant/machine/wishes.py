@@ -106,6 +106,7 @@ class Wishes:
         rules = event.change.applied(roll.rules)
         if rules != roll.rules:
             roll.rules = rules
+            roll.rooms.ruled(rules)
             roll.say_all()
         return [roll.confirm(event.peer)]
 

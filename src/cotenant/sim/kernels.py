@@ -6,13 +6,13 @@ A loop over instants without an object per kernel. Who may launch is asked of a 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from array import array
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import msgspec
 
 from cotenant import _native
-from cotenant.domain.value import Value
 from cotenant.sim.device import DeviceConfig
 from cotenant.sim.kernels_host import (
     AHEAD_LIMIT,
@@ -30,46 +30,12 @@ from cotenant.sim.kernels_host import (
     Door,
     Host,
 )
+from cotenant.sim.kernels_played import Played, Tally, beside_ns
 
 _OPS: Final = 8192
 _STEP_BITS: Final = 24
 _STEP_MASK: Final = (1 << _STEP_BITS) - 1
 _HOST_SHIFT: Final = 40
-
-
-class Tally(Value, frozen=True, kw_only=True):
-    """What became of one client within the window: from the end of the first one's warm-up to its last request."""
-
-    requests: int
-    latencies_ns: tuple[int, ...]
-    kernels: int
-    done_ns: int
-    """Kernel time completed: what these kernels take alone."""
-    delayed_ns: int
-    """What its kernels waited because of others, by the device's books."""
-    waits: int
-    """Launches that did not pass at once."""
-    waited_ns: int
-
-
-class Played(Value, frozen=True, kw_only=True):
-    """A run."""
-
-    begin_ns: int
-    end_ns: int
-    busy_ns: int
-    sm_ns: int
-    """SMs with at least one block, times how long."""
-    clients: tuple[Tally, ...]
-    gaps_ns: tuple[tuple[int, int], ...]
-    """Of the first client: from the end of all its work to its next launch, within the window."""
-    beside_ns: int
-    """Time for which kernels that had to ask ran while the first client had work on the device."""
-
-    @property
-    def wall_ns(self) -> int:
-        """How long the window was."""
-        return self.end_ns - self.begin_ns
 
 
 class _Mark(msgspec.Struct, frozen=True):
@@ -88,6 +54,8 @@ class World:
         self, config: DeviceConfig, clients: Sequence[Client], doors: Sequence[Door], costs: Costs, seed: int
     ) -> None:
         """Everybody begins at instant 0; ties go to the first."""
+        self._ticks: list[tuple[int, int, Callable[[int], None]]] = []
+        self._keeps = True
         self._device = _native.Device(
             msgspec.structs.asdict(config), (len(clients), len(clients), 64 * len(clients), 1, 2 * _OPS, 4 * _OPS), 0
         )
@@ -99,19 +67,48 @@ class World:
         for index, (client, door) in enumerate(zip(clients, doors, strict=True)):
             host = Host(client, door, index, config, costs)
             host.client = self._device.client_add(0, client.group)
-            context = self._device.context_create(0, host.client, 0)
+            context = self._device.context_create(0, host.client, client.sm_cap)
             host.streams = [self._device.stream_create(0, context, 0, client.priority) for _ in range(host.kinds)]
             self._hosts.append(host)
 
+    def every(self, period_ns: int, call: Callable[[int], None]) -> None:
+        """Call this at every whole multiple of a period, before anything else that happens at that instant."""
+        self._ticks.append((period_ns, period_ns, call))
+
     def play(self, until_ns: int = NEVER_NS - 1) -> Played:
         """Until the first host is through, or until an instant."""
-        hosts, device, first = self._hosts, self._device, self._hosts[0]
-        act = self._act
+        first = self._hosts[0]
         if not first.warm:
             self._begin = self._mark(0)
+        return self._played(self._run(until_ns, first))
+
+    def play_for(self, for_ns: int, warm_ns: int = 0) -> Played:
+        """For so long, whoever is through before; the window begins after a while. Gaps are not kept: runs are long."""
+        self._keeps = False
+        self._run(warm_ns, None)
+        self._begin = self._mark(warm_ns)
+        return self._played(self._run(for_ns, None))
+
+    def requests_of(self, place: int) -> tuple[array[int], array[int]]:
+        """Of a host: when each of its requests so far was due, and when it ended."""
+        host = self._hosts[place]
+        return host.dues, host.ends
+
+    def done_ns(self) -> list[int]:
+        """Kernel time completed so far, by host."""
+        return [host.done_ns for host in self._hosts]
+
+    def busy_ns(self, place: int) -> int:
+        """For how long a host has had blocks on the device so far."""
+        return self._device.count_client(self._hosts[place].client)["busy_ns"]
+
+    def _run(self, until_ns: int, stops: Host | None) -> int:
+        """Until an instant and all that happens at it, or until this one is through."""
+        hosts, device, act = self._hosts, self._device, self._act
+        tick_ns = self._next_tick_ns()
         now_ns = 0
-        while first.state != THROUGH:
-            now_ns, who, awaited = NEVER_NS, None, False
+        while stops is None or stops.state != THROUGH:
+            now_ns, who, awaited = tick_ns, None, False
             for host in hosts:
                 if host.at_ns < now_ns:
                     now_ns, who = host.at_ns, host
@@ -120,16 +117,38 @@ class World:
             if awaited:
                 change_ns = device.next_change()
                 if change_ns is not None and change_ns <= now_ns:
+                    if change_ns > until_ns:
+                        return self._settle(until_ns)
                     device.advance(change_ns)
                     self._collect()
                     continue
-            if who is None or now_ns > until_ns:
-                now_ns = until_ns
-                device.advance(now_ns)
-                self._collect()
-                break
-            act(who, now_ns)
-        return self._played(now_ns)
+            if now_ns > until_ns or (who is None and tick_ns == NEVER_NS):
+                return self._settle(until_ns)
+            if who is None:
+                tick_ns = self._tick(now_ns)
+            else:
+                act(who, now_ns)
+        return now_ns
+
+    def _settle(self, until_ns: int) -> int:
+        self._device.advance(until_ns)
+        self._collect()
+        return until_ns
+
+    def _next_tick_ns(self) -> int:
+        return min((at_ns for at_ns, _, _ in self._ticks), default=NEVER_NS)
+
+    def _tick(self, now_ns: int) -> int:
+        """Everything that is due now, in the order in which it was asked for; when the next one is."""
+        self._settle(now_ns)
+        for place, (at_ns, period_ns, call) in enumerate(self._ticks):
+            if at_ns <= now_ns:
+                self._ticks[place] = (at_ns + period_ns, period_ns, call)
+                call(now_ns)
+        for host in self._hosts:  # what a call has changed, a host that waits may see at its next look
+            if host.state == AT_DOOR and host.door.looks:
+                host.at_ns = min(host.at_ns, now_ns + self._costs.poll_ns)
+        return self._next_tick_ns()
 
     # ---- a host at an instant ---------------------------------------------------------------------------------------
 
@@ -153,8 +172,10 @@ class World:
                     host.state, host.at_ns, host.awaits = AT_LIMIT, NEVER_NS, True
                     return
             host.since_ns = now_ns
+            if not host.step:
+                host.door.began(host.due_ns, now_ns)
         door = host.door
-        if door.confirms:
+        if door.confirms or host.ended:
             self._confirm(host, now_ns)
         at_ns = door.ask(host.step, host.since_ns, now_ns)
         if at_ns > now_ns:
@@ -181,14 +202,15 @@ class World:
     def _submit(self, host: Host, now_ns: int) -> None:
         device, streams, step = self._device, host.streams, host.step
         ops = host.ops[step]
-        if host is self._hosts[0]:
+        if self._keeps and host is self._hosts[0]:
             device.advance(now_ns)
             self._collect()
             if not host.outstanding:
                 host.gaps.append((host.idle_from_ns, now_ns))
         last = len(ops) - 1
+        confirmed = last if host.door.confirms else -1
         for index, (op, stream, _) in enumerate(ops):
-            tag = host.tag | (index == last) << 39 | (index << _STEP_BITS if last else 0) | step
+            tag = host.tag | (index == confirmed) << 39 | (index << _STEP_BITS if last else 0) | step
             if len(op) == 2:
                 device.copy(now_ns, streams[stream], op[0], op[1], tag)
             else:
@@ -215,12 +237,14 @@ class World:
 
     def _return(self, host: Host, now_ns: int) -> None:
         """One request is over; the next is due at some instant."""
-        if host.door.confirms:
+        if host.door.confirms or host.ended:
             self._confirm(host, now_ns)
         rings = host.door.drained(now_ns)
         host.request += 1
-        if host.request > host.warm and not host.training:
-            host.latencies.append(now_ns - host.due_ns)
+        if not host.training:
+            host.dues.append(host.due_ns)
+            host.ends.append(now_ns)
+            host.door.served(host.due_ns, now_ns)
         host.step = 0
         if host.request == host.warm and host is self._hosts[0]:
             self._begin = self._mark(now_ns)
@@ -264,10 +288,10 @@ class World:
             host.outstanding -= 1
             host.kernels += 1
             host.done_ns += host.ops[step][index][2]
-            if host.door.confirms:
+            if self._keeps and host.door.confirms:
                 host.runs.append((record[9], end_ns))
-                if tag >> 39 & 1:
-                    host.ended.append((end_ns, step))
+            if tag >> 39 & 1:
+                host.ended.append((end_ns, step))
             if not host.outstanding:
                 host.idle_from_ns = end_ns
             if host.awaits:
@@ -301,10 +325,13 @@ class World:
         tallies = []
         for host, before, after in zip(self._hosts, begin.rows, end.rows, strict=True):
             kernels, done_ns, delayed_ns, waits, waited_ns = (b - a for a, b in zip(before, after, strict=True))
+            latencies = tuple(
+                end - due for due, end in zip(host.dues[host.warm :], host.ends[host.warm :], strict=True)
+            )
             tallies.append(
                 Tally(
-                    requests=len(host.latencies),
-                    latencies_ns=tuple(host.latencies),
+                    requests=len(latencies),
+                    latencies_ns=latencies,
                     kernels=kernels,
                     done_ns=done_ns,
                     delayed_ns=delayed_ns,
@@ -320,22 +347,5 @@ class World:
             sm_ns=end.sm_ns - begin.sm_ns,
             clients=tuple(tallies),
             gaps_ns=gaps,
-            beside_ns=sum(_beside_ns(host.runs, gaps, begin.at_ns, end.at_ns) for host in self._hosts[1:]),
+            beside_ns=sum(beside_ns(host.runs, gaps, begin.at_ns, end.at_ns) for host in self._hosts[1:]),
         )
-
-
-def _beside_ns(runs: Sequence[tuple[int, int]], gaps: Sequence[tuple[int, int]], begin_ns: int, end_ns: int) -> int:
-    """How much of the runs, in order, lies within the window and outside of the gaps, in order."""
-    total = first = 0
-    for run in runs:
-        start_ns, stop_ns = max(run[0], begin_ns), min(run[1], end_ns)
-        if stop_ns <= start_ns:
-            continue
-        total += stop_ns - start_ns
-        while first < len(gaps) and gaps[first][1] <= start_ns:
-            first += 1
-        place = first
-        while place < len(gaps) and gaps[place][0] < stop_ns:
-            total -= max(min(stop_ns, gaps[place][1]) - max(start_ns, gaps[place][0]), 0)
-            place += 1
-    return total

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from array import array
 from collections import deque
 from typing import Final, Protocol
 
@@ -33,7 +34,7 @@ class Door(Protocol):
     looks: bool
     """It spins, and sees what others launch."""
     confirms: bool
-    """It wants to know of every end."""
+    """It wants to know of the end of what passed last."""
 
     def ask(self, step: int, since_ns: int, now_ns: int) -> int:
         """May this launch go? `now_ns`: yes; a later instant: ask again then."""
@@ -53,6 +54,14 @@ class Door(Protocol):
 
     def drained(self, now_ns: int) -> bool:
         """It comes out of it. Whether the bell is rung."""
+        ...
+
+    def began(self, due_ns: int, now_ns: int) -> None:
+        """The host takes up a request that was due then."""
+        ...
+
+    def served(self, due_ns: int, now_ns: int) -> None:
+        """It is through with it."""
         ...
 
 
@@ -79,6 +88,12 @@ class Open:
         """There is no bell."""
         del now_ns
         return False
+
+    def began(self, due_ns: int, now_ns: int) -> None:
+        """Nobody wants to know."""
+
+    def served(self, due_ns: int, now_ns: int) -> None:
+        """Nobody wants to know."""
 
 
 class Costs(Value, frozen=True):
@@ -110,6 +125,8 @@ class Client(Value, frozen=True):
     """Requests before anything is counted."""
     priority: int = 0
     """Of its streams; lower goes first."""
+    sm_cap: int = 0
+    """SMs' worth of blocks that it has on the device at most; 0: no cap."""
 
 
 class Host:
@@ -123,15 +140,17 @@ class Host:
         "done_ns",
         "door",
         "due_ns",
+        "dues",
         "ended",
+        "ends",
         "gaps",
         "idle_from_ns",
+        "instants",
         "intervals",
         "jitter",
         "kernels",
         "kinds",
         "last_step",
-        "latencies",
         "ops",
         "outstanding",
         "period",
@@ -170,16 +189,20 @@ class Host:
         arrival = load.arrival
         self.training = arrival.kind == "training"
         self.period = _pauses(client)
+        self.instants = arrival.instants_ns
         self.requests = 2**62 if self.training else client.warm + load.requests
+        if arrival.kind == "instants":
+            self.requests = min(len(self.instants), self.requests)
         self.warm = client.warm
         self.client = self.request = self.step = self.since_ns = self.called_ns = 0
         self.state = READY if self.requests else THROUGH
-        self.at_ns = 0 if self.requests else NEVER_NS
-        self.due_ns = 0
+        self.due_ns = self.instants[0] if self.instants else 0
+        self.at_ns = self.due_ns if self.requests else NEVER_NS
         self.awaits = False
         self.outstanding = 0
         self.ended: deque[tuple[int, int]] = deque()
-        self.latencies: list[int] = []
+        self.dues = array("q")
+        self.ends = array("q")
         self.done_ns = self.kernels = self.waits = self.waited_ns = 0
         self.gaps: list[tuple[int, int]] = []
         self.idle_from_ns = 0
@@ -194,6 +217,8 @@ class Host:
 
     def next_due_ns(self, now_ns: int) -> int:
         """When the next request is due."""
+        if self.instants:
+            return self.instants[self.request]
         mean_ns, rng = self.period
         if not mean_ns:
             return now_ns

@@ -1,4 +1,4 @@
-"""Does what it is told, line by line (kernel, together, thread, graph, copy, memset, capture, end), and says so."""
+"""Does what it is told, line by line (kernel, together, thread, graph, chain, forked, copy, ..., end), and says so."""
 
 from __future__ import annotations
 
@@ -24,7 +24,25 @@ def captured() -> driver.CUgraph:
     return ok(driver.cuStreamEndCapture(stream))
 
 
+def several(*, is_forked: bool) -> driver.CUgraph:
+    """Kernels of four and of twelve blocks, one after the other or side by side."""
+    second, fork, join = ok(driver.cuStreamCreate(1)), ok(driver.cuEventCreate(2)), ok(driver.cuEventCreate(2))
+    ok(driver.cuStreamBeginCapture(stream, RELAXED))
+    gpu.launch(function, (10_000,), (ctypes.c_uint64,), stream=stream)
+    if is_forked:
+        ok(driver.cuEventRecord(fork, stream))
+        ok(driver.cuStreamWaitEvent(second, fork, 0))
+    gpu.launch(function, (10_000,), (ctypes.c_uint64,), blocks=12, stream=second if is_forked else stream)
+    gpu.launch(function, (10_000,), (ctypes.c_uint64,), blocks=8, stream=stream)
+    if is_forked:
+        ok(driver.cuEventRecord(join, second))
+        ok(driver.cuStreamWaitEvent(stream, join, 0))
+        gpu.launch(function, (10_000,), (ctypes.c_uint64,), stream=stream)
+    return ok(driver.cuStreamEndCapture(stream))
+
+
 exec_graph = ok(driver.cuGraphInstantiate(captured(), 0))
+graphs = {name: ok(driver.cuGraphInstantiate(several(is_forked=name == "forked"), 0)) for name in ("chain", "forked")}
 ok(driver.cuCtxSynchronize())
 print("ready", flush=True)
 for line in sys.stdin:
@@ -41,6 +59,8 @@ for line in sys.stdin:
         gpu.launch(function, (10_000,), (ctypes.c_uint64,), stream=driver.CUstream(driver.CU_STREAM_PER_THREAD))
     elif order == "graph":
         ok(driver.cuGraphLaunch(exec_graph, stream))
+    elif order in graphs:
+        ok(driver.cuGraphLaunch(graphs[order], stream))
     elif order == "copy":
         ok(driver.cuMemcpyHtoDAsync(pointer, words.ctypes.data, words.nbytes, stream))
     elif order == "memset":

@@ -39,7 +39,7 @@ def curves(acts: Sequence[Act]) -> str:
         parts.append(
             f"<polyline class='curve act{number}' points='{points}'><title>{escape(act.name)}</title></polyline>"
         )
-    return _svg(_CURVE_HEIGHT, parts, "distribution of latencies")
+    return svg(_CURVE_HEIGHT, parts, "distribution of latencies")
 
 
 def _axes(x_of: Callable[[float], float], y_of: Callable[[float], float], least: int, most: int) -> str:
@@ -75,7 +75,7 @@ def bars(rows: Sequence[tuple[str, str, float, int]]) -> str:
         parts.append(f"<text x=0 y={y + 13}>{escape(label)}</text>")
         parts.append(f"<rect class='bar act{number}' x=300 y={y} width={width:.1f} height=16 rx=2 />")
         parts.append(f"<text x={306 + width:.1f} y={y + 13}>{escape(said)}</text>")
-    return _svg(16 + 26 * len(rows), parts, "utilization")
+    return svg(16 + 26 * len(rows), parts, "utilization")
 
 
 def timeline(picture: Picture) -> str:
@@ -97,12 +97,13 @@ def timeline(picture: Picture) -> str:
         x = x_of(picture.begin_ns + milliseconds * 1_000_000)
         parts.append(f"<line class=grid x1={x:.1f} x2={x:.1f} y1=4 y2={3 * _LANE_HEIGHT} />")
         parts.append(f"<text x={x:.1f} y={3 * _LANE_HEIGHT + 16} text-anchor=middle>{milliseconds} ms</text>")
-    return _svg(3 * _LANE_HEIGHT + 24, parts, "some milliseconds of the device")
+    return svg(3 * _LANE_HEIGHT + 24, parts, "some milliseconds of the device")
 
 
 _LANES: Final = ("requests", "service", "training")
 
 
-def _svg(height: int, parts: Sequence[str], label: str) -> str:
+def svg(height: int, parts: Sequence[str], label: str) -> str:
+    """A drawing as wide as the page."""
     head = f"<svg viewBox='0 0 {_WIDTH} {height}' role=img aria-label='{escape(label)}'>"
     return f"{head}{''.join(parts)}</svg>"

@@ -8,25 +8,29 @@ from pathlib import Path
 from typing import Final
 
 from cotenant.apps.report.act import Act
+from cotenant.apps.report.day import Day, day_drawing, day_rows
 from cotenant.apps.report.draw import bars, curves, timeline
 from cotenant.apps.show_profile import duration
 from cotenant.domain.load import Load
 
+_COLOURS: Final = ("#4b8f5a", "#c0563f", "#8a6bb0", "#3d7ea6")
+"""Of the acts, in their order."""
 _STYLE: Final = """
-:root { color-scheme: light dark; --line: #8884; --act0: #4b8f5a; --act1: #c0563f; --act2: #3d7ea6; }
+:root { color-scheme: light dark; --line: #8884; }
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.05rem; margin-top: 2.2rem; }
 table { border-collapse: collapse; width: 100%; } th, td { text-align: right; padding: .3rem .6rem; }
 th:first-child, td:first-child { text-align: left; } tr + tr { border-top: 1px solid var(--line); }
 svg { width: 100%; height: auto; } svg text { font: 12px system-ui, sans-serif; fill: currentColor; }
 .grid { stroke: var(--line); } .curve { fill: none; stroke-width: 2; }
-.curve.act0 { stroke: var(--act0); } .curve.act1 { stroke: var(--act1); } .curve.act2 { stroke: var(--act2); }
-.bar.act0, .key.act0 { fill: var(--act0); background: var(--act0); }
-.bar.act1, .key.act1 { fill: var(--act1); background: var(--act1); }
-.bar.act2, .key.act2 { fill: var(--act2); background: var(--act2); }
 .key { display: inline-block; width: .8rem; height: .8rem; border-radius: 2px; margin: 0 .3rem 0 1rem; }
-.request { fill: #8888; } .online { fill: var(--act2); } .offline { fill: var(--act1); } p.note { opacity: .75; }
-"""
+.request { fill: #8888; } .online { fill: #3d7ea6; } .offline { fill: #c0563f; } p.note { opacity: .75; }
+.objective { stroke: currentColor; stroke-dasharray: 5 4; } .part { opacity: .75; }
+""" + "".join(
+    f".curve.act{n} {{ stroke: {colour}; }} .bar.act{n}, .dot.act{n} {{ fill: {colour}; }} "
+    f".key.act{n} {{ background: {colour}; }}\n"
+    for n, colour in enumerate(_COLOURS)
+)
 _COLUMNS: Final = (
     "the service",
     "p50",
@@ -40,7 +44,7 @@ _COLUMNS: Final = (
 )
 
 
-def report_page(acts: Sequence[Act], online: Load, offline: Load, steps_per_s: float, trace: str) -> str:
+def report_page(acts: Sequence[Act], day: Day, online: Load, offline: Load, steps_per_s: float, trace: str) -> str:
     """The whole page; `steps_per_s` is the training job's pace alone."""
     return "\n".join(
         [
@@ -51,10 +55,15 @@ def report_page(acts: Sequence[Act], online: Load, offline: Load, steps_per_s: f
             f"<p>{escape(_about(online, offline, steps_per_s))}</p>",
             *_table(acts, steps_per_s),
             "<h2>How long requests took</h2>",
-            _keys(acts),
+            _keys(acts, range(len(acts))),
             curves(acts),
             "<h2>What became of the device</h2>",
             bars(_bars(acts, steps_per_s)),
+            "<h2>A load that changes</h2>",
+            f"<p>{escape(_about_day(day))}</p>",
+            *_day_table(day),
+            _keys([acts[run.number] for run in day.runs], [run.number for run in day.runs]),
+            day_drawing(day),
             *_timelines(acts),
             f"<p class=note>{escape(_notes(trace))}</p>",
             "</html>",
@@ -90,8 +99,25 @@ def _table(acts: Sequence[Act], steps_per_s: float) -> Iterable[str]:
     yield "</table>"
 
 
-def _keys(acts: Sequence[Act]) -> str:
-    return "<p>" + "".join(f"<span class='key act{n}'></span>{escape(act.name)}" for n, act in enumerate(acts)) + "</p>"
+def _keys(acts: Sequence[Act], numbers: Iterable[int]) -> str:
+    keys = (f"<span class='key act{n}'></span>{escape(act.name)}" for n, act in zip(numbers, acts, strict=True))
+    return f"<p>{''.join(keys)}</p>"
+
+
+def _about_day(day: Day) -> str:
+    return (
+        f"The same service with {len(day.runs[0].requests)} requests in {day.span_ns / 1e9:.0f} s, as many a second as "
+        f"the first panel shows, and an objective of {duration(day.slo_ns)} for 99 of 100: under MPS, and under "
+        "cotenant, which knows the objective, looks ten times a second at what requests took, and sets what online "
+        "work keeps."
+    )
+
+
+def _day_table(day: Day) -> Iterable[str]:
+    yield f"<table><tr><th>way</th><th>within {duration(day.slo_ns)}</th><th>p99</th><th>training, of alone</th></tr>"
+    for row in day_rows(day):
+        yield "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
+    yield "</table>"
 
 
 def _bars(acts: Sequence[Act], steps_per_s: float) -> list[tuple[str, str, float, int]]:

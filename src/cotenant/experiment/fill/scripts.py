@@ -15,6 +15,7 @@ class Scripts:
         """Nothing is written yet."""
         self._home = home
         self._files: dict[Load, tuple[Path, Path]] = {}
+        self._instants: dict[Load, Path] = {}
 
     def arguments(self, load: Load) -> list[str]:
         """For an interpreter that is to play its launches."""
@@ -28,9 +29,17 @@ class Scripts:
         graph = ["--graph"] if load.graph else []
         return ["-m", "cotenant.live.player", str(script), "--image", str(image), *graph]
 
+    def arrival(self, load: Load) -> list[str]:
+        """When its requests come, and how many."""
+        if load.arrival.kind != "instants":
+            return _arrival(load)
+        if load not in self._instants:
+            file = self._instants[load] = self._home / f"instants{len(self._instants)}"
+            file.write_text("".join(f"{at_ns}\n" for at_ns in load.arrival.instants_ns), encoding="utf-8")
+        return [*_arrival(load), "--instants", str(self._instants[load])]
 
-def arrival(load: Load) -> list[str]:
-    """When its requests come, and how many."""
+
+def _arrival(load: Load) -> list[str]:
     how = load.arrival
     if how.kind == "training":
         return ["--arrival", "training"]

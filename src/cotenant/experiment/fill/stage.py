@@ -20,7 +20,7 @@ from cotenant.domain.instant import MILLISECOND_NS
 from cotenant.domain.load import Load
 from cotenant.errors import CotenantError, WorldError
 from cotenant.experiment.fill.scene import Mode, Progress, Scene, client_of, scene_of
-from cotenant.experiment.fill.scripts import Scripts, arrival, lesson, task
+from cotenant.experiment.fill.scripts import Scripts, lesson, task
 from cotenant.format.quantity import parse_duration, parse_share
 from cotenant.live.client import tenants_of
 from cotenant.live.clock import LiveClock, pause
@@ -37,6 +37,8 @@ _PATIENCE_S: Final = 90.0
 _NODE_TRIES: Final = 200
 _RECORDED_REQUESTS: Final = 8
 _RECORDED_STEPS: Final = 2
+_FOLLOWED_S: Final = 0.25
+"""Between two looks: each takes the device's server a moment."""
 
 
 class NodePolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -208,15 +210,24 @@ class Stage:
         *,
         for_s: float = 0.0,
         look: Callable[[int, int], None] = lambda _online, _offline: None,
+        terms: Sequence[str] = (),
+        tells: bool = False,
+        follow: Callable[[dict[str, Any], int], None] | None = None,
     ) -> Performance:
-        """A scene with all that its players said; `look` is called with their pids when the online one has played."""
+        """A scene with all that its players said; `look` is called with their pids when the online one has played.
+
+        `terms`: what the online one asks of cotenant besides, `tells`: it says how long its requests take. `follow` is
+        called with the device's books and the kernel time that the offline one has completed, several times a second
+        while the online one plays.
+        """
         mps = mode in ("mps", "cotenant mps")
         through = mode in ("through", "unsampled") or mode.startswith("cotenant")
         sample = ["--sample", "0"] if mode == "unsampled" else []
         environ = self._environ(mps=mps)
         with contextlib.ExitStack() as players:
             second = self._start(players, offline, environ, ["--offline"] if through else None)
-            first = self._start(players, online, environ, ["--online", *sample] if through else None)
+            asks = ["--online", *sample, *terms] if through else None
+            first = self._start(players, online, environ, asks, ["--tell"] if tells else [])
             if second is not None and offline is not None:
                 second.await_ready()
                 second.go()
@@ -227,6 +238,8 @@ class Stage:
             online_said: dict[str, Any] = {}
             if first is not None:
                 first.go()
+                if follow is not None:
+                    self._follow(first, second, offline, follow)
                 online_said = first.result()
             else:
                 pause(for_s)
@@ -245,13 +258,35 @@ class Stage:
             players.pop_all()
         return Performance(scene, online_said, offline_said)
 
+    def _follow(
+        self,
+        first: Player,
+        second: Player | None,
+        offline: Load | None,
+        follow: Callable[[dict[str, Any], int], None],
+    ) -> None:
+        """Until the online one has played."""
+        while not first.has_spoken():
+            books = self.books()
+            done_ns = 0
+            if second is not None and offline is not None:
+                kernels = client_of(books, second.pid)["counters"]["kernels"]
+                done_ns = self._progress_of(offline).done_ns(kernels)
+            follow(books, done_ns)
+            pause(_FOLLOWED_S)
+
     def _start(
-        self, players: contextlib.ExitStack, load: Load | None, environ: Mapping[str, str], flags: list[str] | None
+        self,
+        players: contextlib.ExitStack,
+        load: Load | None,
+        environ: Mapping[str, str],
+        flags: list[str] | None,
+        also: Sequence[str] = (),
     ) -> Player | None:
         """A player as a tenant with these flags of `cotenant run`, or (without any) as a program of its own."""
         if load is None:
             return None
-        arguments = [*self._scripts.arguments(load), *arrival(load), "--steered", *self._detail]
+        arguments = [*self._scripts.arguments(load), *self._scripts.arrival(load), "--steered", *self._detail, *also]
         plain = [sys.executable, *arguments]
         command = plain if flags is None else self._tenant(load, ["--measure", "never", *flags], arguments)
         player = Player(command, environ)

@@ -16,8 +16,8 @@ from cotenant.experiment.fill.pairs import Pair
 from cotenant.experiment.fill.scene import Mode, Scene
 from cotenant.experiment.kernels import Policy, Setting, Tenant, plan_oracle, play, play_alone
 from cotenant.experiment.lab.workers import mapping
-from cotenant.sim.kernels import Played
 from cotenant.sim.kernels_host import Costs
+from cotenant.sim.kernels_played import Played
 
 OFFLINE_ALONE_NS: Final = 200 * MILLISECOND_NS
 ONLINE_PRIORITY: Final = 1

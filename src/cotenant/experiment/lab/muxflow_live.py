@@ -18,7 +18,7 @@ from cotenant.domain.load import Load
 from cotenant.errors import CotenantError
 from cotenant.experiment.fill.pairs import Missing, read_pairs
 from cotenant.experiment.fill.scene import Mode, Progress, Scene, client_of, scene_of
-from cotenant.experiment.fill.scripts import Scripts, arrival, lesson, task
+from cotenant.experiment.fill.scripts import Scripts, lesson, task
 from cotenant.experiment.fill.stage import PRESET, Player
 from cotenant.experiment.lab.muxflow import Use, use_of
 from cotenant.experiment.lab.muxflow_cases import at_level
@@ -222,7 +222,11 @@ class LiveNode(Site):
         with contextlib.ExitStack() as ends:
             if trainers:
                 self._start_trainer(trainers[0], ends)
-            endless = [*arrival(msgspec.structs.replace(case.online, requests=0)), "--seconds", _SERVICE_S]
+            endless = [
+                *self._scripts.arrival(msgspec.structs.replace(case.online, requests=0)),
+                "--seconds",
+                _SERVICE_S,
+            ]
             service = self._online("service", case.online, case.sizes.service, endless, ends)
             service.await_ready()
             watch = _Watch(self, [Progress(one) for one in case.offline])
@@ -289,7 +293,12 @@ class LiveNode(Site):
         load = case.offline[place]
         quota = case.sizes.second if place else case.sizes.first
         flags = ["--offline", "--memory", f"{quota}B", "--task", task(load)]
-        played = [*self._scripts.arguments(load)[1:], *arrival(load), "--memory", str(quota - _SPARE_BYTES)]
+        played = [
+            *self._scripts.arguments(load)[1:],
+            *self._scripts.arrival(load),
+            "--memory",
+            str(quota - _SPARE_BYTES),
+        ]
         return Program(self, TRAINERS[place], flags, played)
 
     def _online(self, name: str, load: Load, quota: int, requests: Sequence[str], ends: contextlib.ExitStack) -> Player:

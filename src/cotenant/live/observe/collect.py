@@ -15,6 +15,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from cotenant.domain.control import Cause
 from cotenant.domain.fault import Source
 from cotenant.domain.gpu import WHOLE_PPM
 from cotenant.domain.happening import What
@@ -38,6 +39,9 @@ _WORK: Final[tuple[tuple[str, str, Callable[[Work], float]], ...]] = (
     ("waits", "Launches that did not pass the gate at once.", lambda work: work.waits),
     ("waited_seconds", "For how long launches waited at the gate.", lambda work: work.waited_ns / SECOND_NS),
     ("denied_allocations", "Allocations refused because of the quota.", lambda work: work.denied),
+    ("requests", "Requests that ended, told or seen.", lambda work: work.requests),
+    ("late_requests", "Requests that took longer than the objective.", lambda work: work.late),
+    ("request_seconds", "How long requests took, in sum.", lambda work: work.request_ns / SECOND_NS),
 )
 _COUNTED: Final = (Source.CUDA, Source.XID, Source.MPS, Source.HANG)
 _TENANT_LABELS: Final = ("tenant", "gpu", "kind")
@@ -130,6 +134,11 @@ def _of_gpus(gpus: Iterable[GpuFigures]) -> Iterator[Metric]:
         ("memory_total_bytes", "Device memory.", lambda gpu: _known(max(gpu.sample.memory_bytes, gpu.memory_bytes))),
         ("memory_held_bytes", "Device memory that tenants hold, by the ledger.", lambda gpu: gpu.held_bytes),
         ("memory_unaccounted_bytes", "Device memory in use that no tenant's ledger accounts for.", _unaccounted),
+        (
+            "online_share_ratio",
+            "Part of the device that online tenants keep while active, where that is adjusted.",
+            lambda gpu: _ratio(gpu.online_ppm),
+        ),
         ("mps_ready", "1: an MPS server serves the device.", lambda gpu: gpu.is_mps_ready),
     ):
         gauge = _gauge(f"gpu_{name}", about, _GPU_LABELS)
@@ -160,6 +169,12 @@ def _of_node(figures: NodeFigures) -> Iterator[Metric]:
         ("events", "What happened, as `cotenant events` tells it.", "event", _all(What, figures.happenings)),
         ("refusals", "Joins and wishes that were refused.", "reason", _all(Reason, figures.refusals)),
         ("faults", "Errors of tenants and devices.", "class", _faults(figures.faults)),
+        (
+            "adjustments",
+            "Changes of what online tenants keep of a device.",
+            "cause",
+            _all(Cause, figures.adjustments),
+        ),
     ):
         counter = CounterMetricFamily(f"cotenant_node_{name}", about, None, (label,))
         for word, count in counts.items():

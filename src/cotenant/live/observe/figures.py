@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from cotenant.domain.histogram import Histogram
@@ -18,6 +19,10 @@ class Work(NamedTuple):
     waits: int = 0
     waited_ns: int = 0
     denied: int = 0
+    requests: int = 0
+    late: int = 0
+    """Of the requests, those beyond the objective."""
+    request_ns: int = 0
 
     def plus(self, other: Work) -> Work:
         """Both together."""
@@ -48,6 +53,8 @@ class GpuFigures(NamedTuple):
     held_bytes: int
     evictions: int
     is_mps_ready: bool
+    online_ppm: int = -1
+    """What its online tenants keep of it while they are active; -1: that is not adjusted."""
 
 
 class NodeFigures(NamedTuple):
@@ -66,3 +73,5 @@ class NodeFigures(NamedTuple):
     happenings: Mapping[str, int]
     refusals: Mapping[str, int]
     faults: Mapping[str, int]
+    adjustments: Mapping[str, int] = MappingProxyType({})
+    """How often what online tenants keep was changed, by the cause."""

@@ -49,6 +49,7 @@ class NodeLook:
             happenings=witness.happenings,
             refusals=witness.refusals,
             faults=witness.faults,
+            adjustments=witness.adjustments,
         )
 
     def _tenant(self, view: TenantView, denied: Mapping[int, Mapping[int, int]]) -> TenantFigures:
@@ -76,4 +77,5 @@ class NodeLook:
             held_bytes=sum(tenant.held_bytes for tenant in tenants if tenant.gpu == index),
             evictions=witness.evictions[index],
             is_mps_ready=witness.mps.get(index, False),
+            online_ppm=dial.online_ppm if (dial := self._machine.seats.dials.get(index)) is not None else -1,
         )

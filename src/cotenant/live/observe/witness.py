@@ -35,6 +35,7 @@ class Witness:
         self.happenings: Counter[str] = Counter()
         self.refusals: Counter[str] = Counter()
         self.faults: Counter[str] = Counter()
+        self.adjustments: Counter[str] = Counter()
         self.departed: dict[tuple[int, Kind], Work] = {}
 
     def __call__(self, now: Instant, event: Event, actions: list[Action]) -> None:
@@ -63,7 +64,8 @@ class Witness:
         counts = self._gates.counts(terms.gpu, terms.slot)
         if counts.generation != terms.generation:  # it has not launched yet, and the page is still an earlier tenant's
             return Work(denied=denied)
-        return Work(counts.device_ns, counts.launches, counts.waits, counts.waited_ns, denied)
+        served = (counts.requests_ended, counts.requests_over, counts.requests_sum_ns)
+        return Work(counts.device_ns, counts.launches, counts.waits, counts.waited_ns, denied, *served)
 
     def held_bytes(self, terms: Terms) -> int:
         """The device memory that a tenant holds."""
@@ -85,5 +87,7 @@ class Witness:
             self.refusals[happening.why] += 1
         elif happening.what in _FAULTS:
             self.faults[happening.why] += 1
+        elif happening.what is What.ADJUSTED:
+            self.adjustments[happening.why] += 1
         elif happening.what is What.EVICTED:
             self.evictions[happening.gpu] += 1

@@ -16,8 +16,8 @@ from typing import Final
 
 from cotenant.live.clock import pause
 
-_PERIOD_S: Final = 0.12
-_SLEEP_S: Final = 0.01
+PERIOD_S: Final = 0.12
+SLEEP_S: Final = 0.01
 _RECENT_US: Final = 1_000_000
 _ROOM: Final = 64
 _LEAST_STEP: Final = 5
@@ -36,15 +36,41 @@ class _Sample(ctypes.Structure):
     )
 
 
+class Tokens:
+    """What a process may launch, in blocks: arithmetic, whoever tells it of launches and of the utilization."""
+
+    def __init__(self, percent: int, sms: int, threads_per_sm: int) -> None:
+        """None at first: the first look at the utilization gives some out."""
+        self._percent = percent
+        self._step = sms * sms * threads_per_sm
+        self._most = sms * threads_per_sm * _POOL
+        self._tokens = self._share = 0
+
+    def take(self, blocks: int) -> bool:
+        """Whether a launch may go; a large one may take what is not there yet."""
+        if self._tokens < 0:
+            return False
+        self._tokens -= blocks
+        return True
+
+    def look(self, used: int) -> None:
+        """So many percent of the time are used: give out more per period, or fewer."""
+        away = max(abs(self._percent - used), _LEAST_STEP)
+        step = self._step * away // _SCALE
+        if away > self._percent // 2:
+            step = step * away * 2 // (self._percent + 1)
+        self._share += step if used <= self._percent else -step
+        self._share = min(max(self._share, 0), self._most)
+        self._tokens = min(self._tokens + self._share, self._most)
+
+
 class GridLimiter:
     """Holds the launches of this process to a percentage, as well as that can be done so."""
 
     def __init__(self, percent: int, sms: int, threads_per_sm: int) -> None:
         """Begin to watch, for as long as the process lives."""
-        self._percent = percent
-        self._step = sms * sms * threads_per_sm
-        self._most = sms * threads_per_sm * _POOL
-        self._tokens = self._share = self._seen_us = 0
+        self._tokens = Tokens(percent, sms, threads_per_sm)
+        self._seen_us = 0
         self._lock = threading.Lock()
         self._nvml = ctypes.CDLL("libnvidia-ml.so.1")
         self._device = ctypes.c_void_p()
@@ -57,30 +83,21 @@ class GridLimiter:
 
         def wait_and_launch() -> int:
             while not self._take(blocks):
-                pause(_SLEEP_S)
+                pause(SLEEP_S)
             return launch()
 
         return wait_and_launch
 
     def _take(self, blocks: int) -> bool:
         with self._lock:
-            if self._tokens < 0:
-                return False
-            self._tokens -= blocks
-            return True
+            return self._tokens.take(blocks)
 
     def _watch(self) -> None:
         while True:
-            pause(_PERIOD_S)
+            pause(PERIOD_S)
             used = self._used()
-            away = max(abs(self._percent - used), _LEAST_STEP)
-            step = self._step * away // _SCALE
-            if away > self._percent // 2:
-                step = step * away * 2 // (self._percent + 1)
             with self._lock:
-                self._share += step if used <= self._percent else -step
-                self._share = min(max(self._share, 0), self._most)
-                self._tokens = min(self._tokens + self._share, self._most)
+                self._tokens.look(used)
 
     def _used(self) -> int:
         """Of the last second, by the device's own stamps."""

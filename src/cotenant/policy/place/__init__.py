@@ -1,17 +1,16 @@
-"""Which GPU? Each policy ranks a device; of those that admission accepts, the lowest rank wins."""
+"""Which GPU? Of the devices that admission accepts, the one of the lowest cost, then of the lowest rank, wins."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Final
 
-from cotenant.domain.gpu import GpuRoom
+from cotenant.policy.place.choice import PlacePolicy
 from cotenant.policy.place.pack import pack
+from cotenant.policy.place.predict import weigh
 from cotenant.policy.place.spread import spread
 
-PlacePolicy: TypeAlias = Callable[[GpuRoom], tuple[int, ...]]
-
 POLICIES: Final[dict[str, PlacePolicy]] = {
-    "spread": spread,
-    "pack": pack,
+    "spread": PlacePolicy(spread),
+    "pack": PlacePolicy(pack),
+    "predict": PlacePolicy(spread, weigh),
 }

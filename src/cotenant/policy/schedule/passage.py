@@ -51,15 +51,24 @@ def work_of(mean_ns: float, p90_ns: float, p99_ns: float, grain_ns: int = 0) -> 
 
 
 class Passage:
-    """A tenant's process before the gate. `steps` says which work each of its launches is."""
+    """A tenant's process before the gate. `steps` says which work each of its launches is.
+
+    Whether it must ask, and then confirm, may change with every roster.
+    """
 
     confirms = True
 
     def __init__(
-        self, file: WritableBuffer, slot: int, generation: int, works: Sequence[Work], steps: Sequence[int]
+        self,
+        file: WritableBuffer,
+        seat: tuple[int, int],
+        works: Sequence[Work],
+        steps: Sequence[int],
+        slo_ns: int = 0,
     ) -> None:
-        """Take the seat; the file is the device's."""
-        self._gate = _native.Gate(file, slot, generation)
+        """Take the seat, a slot and its generation; the file is the device's. Requests have an objective, or 0."""
+        self._gate = _native.Gate(file, *seat)
+        self._slo_ns = slo_ns
         self._works = [
             (work.expect_ns, work.sure_ns, (int(work.may_fill), work.grain_ns, work.pieces)) for work in works
         ]
@@ -87,7 +96,7 @@ class Passage:
         elif self.sleeps:
             gate.slept(now_ns - self._asked_ns)
         wish = self._wish
-        self._must_ask = gate.must_ask()
+        self._must_ask = self.confirms = gate.must_ask()
         if not self._must_ask:
             gate.announce(wish, now_ns)
             return self._pass(now_ns)
@@ -121,6 +130,15 @@ class Passage:
         self._last_ns = now_ns
         self._gate.rest(*self._foreseen(), True, now_ns)
         return self._gate.has_sleepers(now_ns)
+
+    def began(self, due_ns: int, now_ns: int) -> None:
+        """A request is taken up, as `cotenant.request()` tells it: it is as old as its arrival."""
+        self._gate.oldest(0, max(due_ns, 1), now_ns)
+
+    def served(self, due_ns: int, now_ns: int) -> None:
+        """It is over."""
+        self._gate.oldest(max(due_ns, 1), 0, now_ns)
+        self._gate.requested(now_ns - due_ns, self._slo_ns)
 
     def _arrive(self, step: int, now_ns: int) -> None:
         """A launch that has not asked before: learn how long the host took, and foresee its next one."""

@@ -1,0 +1,155 @@
+/* Does the hook count a program's requests: those that it tells, and before it does, those that it can be seen to serve? */
+#include "hook_at_gate.h"
+
+#include "gate/request.h"
+
+#include <pthread.h>
+
+enum { BURSTS = 40, PAUSE_NS = 1000 * 1000, SLO_NS = 1000, THREADS = 4, EACH = 500 };
+
+static struct ct_gate_requests *requests(void)
+{
+    return &page_of(ONLINE)->requests;
+}
+
+/* A tenant above all others, with an SLO in its terms. */
+static struct ct_session *be_online(void)
+{
+    char path[128];
+    struct ct_gate_rules rules = rules_of(2, 7);
+    const struct ct_terms terms = {.state = CT_TERMS_GRANTED, .slot = ONLINE, .generation = 1, .online = 1, .slo_ns = SLO_NS};
+    make_gate(&rules, SIZE_MAX, ONLINE);
+    snprintf(path, sizeof path, "%s/terms", test_records);
+    int descriptor = open(path, O_RDWR | O_CREAT, 0600);
+    EXPECT(descriptor >= 0 && ftruncate(descriptor, CT_TERMS_BYTES) == 0);
+    struct ct_terms_page *page = mmap(NULL, CT_TERMS_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+    EXPECT(page != MAP_FAILED);
+    close(descriptor);
+    EXPECT_EQ(ct_terms_init(page, CT_TERMS_BYTES), CT_TERMS_OK);
+    ct_terms_write(page, &terms);
+    struct ct_session *session = opened();
+    unlink(path);
+    EXPECT(session->gateway != NULL);
+    return session;
+}
+
+static uint64_t in_buckets(void)
+{
+    uint64_t sum = 0;
+    for (int i = 0; i < CT_GATE_REQUEST_BUCKETS; i++)
+        sum += requests()->bucket[i];
+    return sum;
+}
+
+static void serve_once(const struct ct_bursts *bursts)
+{
+    const struct timespec pause = {.tv_nsec = PAUSE_NS};
+    for (uintptr_t i = 0; i < 3; i++)
+        EXPECT_EQ(test_launch(0x1000 + i, 1, NULL), CUDA_SUCCESS);
+    EXPECT(requests()->is_told || (requests()->began_ns != 0) == (bursts->found > CT_BURST_FIRST));
+    EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
+    nanosleep(&pause, NULL);
+}
+
+static void what_is_seen_is_counted_until_one_is_told(void)
+{
+    struct ct_session *session = be_online();
+    for (int i = 0; i < BURSTS; i++)
+        serve_once(&session->gateway->requests.bursts);
+    EXPECT_EQ(requests()->began_ns, 0); /* it has waited: none is under way */
+    const uint64_t seen = requests()->ended;
+    EXPECT(seen > 0 && seen < BURSTS);
+    EXPECT_EQ(seen, session->gateway->requests.bursts.found - CT_BURST_FIRST);
+    EXPECT_EQ(in_buckets(), seen);
+    cotenant_hook_request_took(500);
+    cotenant_hook_request_took(5000);
+    EXPECT(requests()->is_told);
+    for (int i = 0; i < BURSTS; i++)
+        serve_once(&session->gateway->requests.bursts);
+    EXPECT_EQ(requests()->ended, seen + 2);
+    EXPECT(requests()->over >= 1 && requests()->over <= seen + 1);
+}
+
+static void a_query_that_succeeds_ends_a_burst_as_a_wait_does(void)
+{
+    const struct ct_bursts *bursts = &be_online()->gateway->requests.bursts;
+    EXPECT_EQ(test_launch(0x1000, 1, NULL), CUDA_SUCCESS);
+    EXPECT(bursts->current->is_going);
+    *(int *)of_the_driver("idle_is_stuck") = 1;
+    EXPECT_EQ(cuEventQuery((CUevent)(uintptr_t)0x1), CUDA_ERROR_NOT_READY);
+    EXPECT(bursts->current->is_going);
+    *(int *)of_the_driver("idle_is_stuck") = 0;
+    EXPECT_EQ(cuEventQuery((CUevent)(uintptr_t)0x1), CUDA_SUCCESS);
+    EXPECT(!bursts->current->is_going && bursts->current->ended_ns);
+}
+
+static void what_is_told_is_under_way_until_it_ends(void)
+{
+    uint64_t first_ns, second_ns, third_ns;
+    be_online();
+    const uint64_t now_ns = ct_clock_monotonic_ns();
+    const uint64_t first = cotenant_hook_request_begin(0, &first_ns);
+    const uint64_t second = cotenant_hook_request_begin(now_ns - 1000000, &second_ns);
+    EXPECT(first_ns >= now_ns && second_ns == now_ns - 1000000);
+    EXPECT_EQ(requests()->began_ns, second_ns);
+    cotenant_hook_request_end(second, second_ns);
+    EXPECT_EQ(requests()->began_ns, first_ns);
+    const uint64_t third = cotenant_hook_request_begin(UINT64_MAX, &third_ns); /* from a clock of its own */
+    EXPECT(third_ns >= first_ns && third_ns <= ct_clock_monotonic_ns());
+    cotenant_hook_request_end(first, first_ns);
+    cotenant_hook_request_end(third, third_ns);
+    EXPECT_EQ(requests()->began_ns, 0);
+    EXPECT_EQ(requests()->ended, 3);
+    EXPECT(requests()->sum_ns >= 1000000 && requests()->over >= 1);
+    cotenant_hook_request_end(UINT64_MAX, 0); /* nonsense is a request of the age of the machine, and harms nothing */
+    EXPECT_EQ(in_buckets(), 4);
+}
+
+static void *ask_much(void *unused)
+{
+    uint64_t began_ns;
+    (void)unused;
+    for (int i = 0; i < EACH; i++) {
+        const uint64_t place = cotenant_hook_request_begin(0, &began_ns);
+        cotenant_hook_request_end(place, began_ns);
+    }
+    return NULL;
+}
+
+/* More at once than there is room to follow are all counted, from whichever thread. */
+static void none_is_lost(void)
+{
+    static uint64_t place[2 * CT_REQUESTS_ROOM], began_ns[2 * CT_REQUESTS_ROOM];
+    pthread_t threads[THREADS];
+    be_online();
+    for (int i = 0; i < 2 * CT_REQUESTS_ROOM; i++)
+        place[i] = cotenant_hook_request_begin(0, &began_ns[i]);
+    for (int i = 0; i < THREADS; i++)
+        EXPECT(pthread_create(&threads[i], NULL, ask_much, NULL) == 0);
+    for (int i = 0; i < THREADS; i++)
+        EXPECT(pthread_join(threads[i], NULL) == 0);
+    for (int i = 0; i < 2 * CT_REQUESTS_ROOM; i++)
+        cotenant_hook_request_end(place[i], began_ns[i]);
+    EXPECT_EQ(requests()->ended, THREADS * EACH + 2 * CT_REQUESTS_ROOM);
+    EXPECT_EQ(in_buckets(), requests()->ended);
+    EXPECT_EQ(requests()->began_ns, 0);
+}
+
+static void without_a_gate_nothing_happens(void)
+{
+    uint64_t began_ns;
+    EXPECT(opened()->gateway == NULL);
+    cotenant_hook_request_end(cotenant_hook_request_begin(0, &began_ns), began_ns);
+    cotenant_hook_request_took(1);
+    EXPECT_EQ(cuEventQuery((CUevent)(uintptr_t)0x1), CUDA_SUCCESS);
+}
+
+int main(void)
+{
+    static void (*const cases[])(void) = {
+        what_is_seen_is_counted_until_one_is_told, a_query_that_succeeds_ends_a_burst_as_a_wait_does,
+        what_is_told_is_under_way_until_it_ends,   none_is_lost,
+        without_a_gate_nothing_happens,
+    };
+    return run_cases(cases, sizeof cases / sizeof *cases);
+}

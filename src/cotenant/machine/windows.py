@@ -1,0 +1,101 @@
+"""What happened on a device between two looks at the pages of its tenants? Their running sums, as differences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple, TypeAlias
+
+from cotenant.domain.control import DeviceWindow, Sparse, TenantWindow
+from cotenant.domain.instant import SECOND_NS, Instant
+
+Page: TypeAlias = Mapping[str, int | list[int]]
+"""What a tenant's page says, by name, as policy/schedule/roster.py reads it."""
+STRAY_NS: Final = 60 * SECOND_NS
+"""A request that began further away than this was left behind by a process that died, or is no instant at all."""
+_MOST: Final = 1 << 56
+"""No sum grows by more between two looks: two years of nanoseconds. Whoever wrote more has scribbled."""
+_SUMS: Final = (
+    *("requests_ended", "requests_over", "requests_sum_ns"),
+    *("active_ns", "device_ns", "waited_ns", "overrun_ns"),
+)
+
+
+class Occupant(NamedTuple):
+    """Who sits at the gate, as far as a window needs to know."""
+
+    slot: int
+    generation: int
+    online: bool
+    slo_ns: int = 0
+
+
+class _Sums(NamedTuple):
+    generation: int
+    counts: tuple[int, ...]
+    buckets: list[int]
+
+
+class Windows:
+    """The looks at one device. The first look at a tenant only begins its window."""
+
+    __slots__ = ("_before", "_begin_ns", "_gpu")
+
+    def __init__(self, gpu: int, now: Instant) -> None:
+        """The first window begins now."""
+        self._gpu = gpu
+        self._begin_ns = now
+        self._before: dict[int, _Sums] = {}
+
+    def window(self, now: Instant, occupants: Iterable[Occupant], pages: Mapping[int, Page]) -> DeviceWindow:
+        """What happened since the last look; a page that nobody could read counts as one of which nothing is new."""
+        tenants, after = [], {}
+        for occupant in occupants:
+            page = pages.get(occupant.slot)
+            if page is None or page["generation"] != occupant.generation:
+                tenants.append(TenantWindow(*occupant))
+                continue
+            sums = after[occupant.slot] = _sums_of(page, occupant.generation)
+            tenants.append(_tenant_window(occupant, self._before.get(occupant.slot), sums, _oldest_ns(page, now)))
+        self._before = after
+        window = DeviceWindow(self._gpu, self._begin_ns, now, tuple(tenants))
+        self._begin_ns = now
+        return window
+
+
+def _sums_of(page: Page, generation: int) -> _Sums:
+    counts = tuple(value if isinstance(value := page[name], int) else 0 for name in _SUMS)
+    buckets = page["request_buckets"]
+    return _Sums(generation, counts, buckets if isinstance(buckets, list) else [])
+
+
+def _tenant_window(occupant: Occupant, before: _Sums | None, after: _Sums, oldest_ns: int) -> TenantWindow:
+    """Somebody new in the slot, or sums that shrank or leapt, begin a window of their own."""
+    grown = [now - was for was, now in zip(before.counts, after.counts, strict=True)] if before else []
+    if before is None or before.generation != after.generation or min(grown) < 0 or max(grown) > _MOST:
+        return TenantWindow(*occupant, oldest_ns=oldest_ns)
+    ended, over, sum_ns, active_ns, device_ns, waited_ns, lost_ns = grown
+    return TenantWindow(
+        *occupant,
+        requests=ended,
+        over=over,
+        sum_ns=sum_ns,
+        latencies=_sparse(before.buckets, after.buckets) if ended else (),
+        active_ns=active_ns,
+        device_ns=device_ns,
+        waited_ns=waited_ns,
+        lost_ns=lost_ns,
+        oldest_ns=oldest_ns,
+    )
+
+
+def _sparse(before: list[int], after: list[int]) -> Sparse:
+    """Buckets are words of 32 bits that begin again at zero: a step back is one around."""
+    pairs = enumerate(zip(before, after, strict=True))
+    return tuple((bucket, (now - was) % 2**32) for bucket, (was, now) in pairs if now != was)
+
+
+def _oldest_ns(page: Page, now: Instant) -> int:
+    began_ns = page["requests_began_ns"]
+    if not isinstance(began_ns, int) or not began_ns or abs(now - began_ns) > STRAY_NS:
+        return 0
+    return max(now - began_ns, 0)

@@ -1,0 +1,1 @@
+"""How much of a device may each have?"""

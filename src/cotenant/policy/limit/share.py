@@ -1,0 +1,52 @@
+"""What does a share of online work mean at the gate, and how do online equals divide what they have?
+
+Online work that keeps a part N of its device takes 1/N as long as alone, in the mean: it loses (1 - N) / N of its time
+to those below, and that is what the gate's `delay` bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from cotenant.domain.gpu import WHOLE_PPM
+
+LEAST_PPM: Final = 10_000
+"""Nobody is asked to keep less: (1 - N) / N has no bound of its own."""
+
+OFFLINE_LEAST_PERCENT: Final = 10
+
+
+def delay_of(online_ppm: int) -> int:
+    """What online work may lose of its time, in millionths; above a million for shares below a half."""
+    kept_ppm = min(max(online_ppm, LEAST_PPM), WHOLE_PPM)
+    return ((WHOLE_PPM - kept_ppm) * WHOLE_PPM + kept_ppm // 2) // kept_ppm
+
+
+def share_of(delay_ppm: int) -> int:
+    """The share that online work keeps if it may lose so much of its time."""
+    whole = WHOLE_PPM * WHOLE_PPM
+    kept_ppm = (whole + (WHOLE_PPM + delay_ppm) // 2) // (WHOLE_PPM + delay_ppm)
+    return max(kept_ppm, LEAST_PPM)
+
+
+def offline_percent(online_ppm: int, headroom_ppm: int) -> int:
+    """What offline programs get of the SMs under MPS, in whole percent: what online does not keep, and some to spare.
+
+    At least a tenth: a program that starts while online keeps nearly all runs on long after that.
+    """
+    return max((WHOLE_PPM - online_ppm - headroom_ppm) * 100 // WHOLE_PPM, OFFLINE_LEAST_PERCENT)
+
+
+def divided(needs: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
+    """What each of several equals gets of the whole device, in proportion to what it needs; nothing for one alone.
+
+    Nobody gets less than a tenth of an equal part: one whose need is not known yet must be able to show it. These
+    shares are conserving, so that whatever one leaves is lent to the others.
+    """
+    if len(needs) <= 1:
+        return ()
+    least = max(WHOLE_PPM // (10 * len(needs)), 1)
+    wanted = {slot: max(need_ppm, 1) for slot, need_ppm in sorted(needs.items())}
+    rest, total = WHOLE_PPM - least * len(wanted), sum(wanted.values())
+    return tuple((slot, least + rest * need // total) for slot, need in wanted.items())

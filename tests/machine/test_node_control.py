@@ -1,0 +1,160 @@
+"""What becomes of an adjustment in the node: at the gate, in the journal, when tenants come and go, after a restart?"""
+
+import msgspec
+import pytest
+
+from cotenant.domain.action import Adjusted, Confirm, Rise, Roster, Sit
+from cotenant.domain.control import Adjustment, Cause, ControlLimits, Dial
+from cotenant.domain.event import (
+    GateChange,
+    NodeRestored,
+    NodeSettings,
+    NodeStarted,
+    RulesChanged,
+    ShareChanged,
+    SharesAdjusted,
+    TenantLeft,
+)
+from cotenant.domain.gate import GatePolicy, GateRules, GateSeat, Limit
+from cotenant.domain.tenant import Kind, TenantSpec
+from cotenant.format.journal import Turn, encode_turn
+from cotenant.machine.node import NodeMachine
+from cotenant.policy.limit.share import delay_of
+from tests.machine.test_node_machine import TWO_GPUS, Node
+
+ONE_GPU = NodeSettings(4, 100, gpus=TWO_GPUS[:1])
+WEB = TenantSpec(Kind.ONLINE, 2, "web", slo_ns=20)
+API = TenantSpec(Kind.ONLINE, 2, "api", slo_ns=50)
+JOB = TenantSpec(Kind.OFFLINE, 7, "job")
+
+
+def adjusted(online_ppm: int, *shares: tuple[int, int], gpu: int = 0) -> SharesAdjusted:
+    return SharesAdjusted(Adjustment(gpu, online_ppm, Cause.ROOM, "p99 5ms of 20ms", shares, 0, 1))
+
+
+def a_node(*specs: TenantSpec) -> Node:
+    node = Node(ONE_GPU)
+    for peer, spec in enumerate(specs, 1):
+        node.join(peer, spec)
+    return node
+
+
+def roster_of(node: Node) -> GateRules:
+    return node.machine.seats.roster(0, node.machine.rules)
+
+
+def test_an_adjustment_is_said_at_the_gate_and_tells_what_was_before() -> None:
+    node = a_node(WEB, JOB)
+    node.tell(adjusted(500_000))
+    told = node.told
+    assert [type(action) for action in told] == [Roster, Adjusted]
+    assert isinstance(told[0], Roster)
+    assert told[0].rules.delay_ppm == 1_000_000
+    assert [seat.slot for seat in told[0].rules.seats] == [0, 1]
+    assert told[1] == Adjusted(4, adjusted(500_000).adjustment, 980_392)
+    node.tell(adjusted(250_000))
+    again = node.told
+    assert isinstance(again[0], Roster)
+    assert again[0].rules.delay_ppm == 3_000_000
+    assert isinstance(again[1], Adjusted)
+    assert again[1].was_ppm == 500_000
+
+
+@pytest.mark.parametrize(
+    "specs, event",
+    [
+        ((JOB,), adjusted(500_000)),
+        ((TenantSpec(Kind.ONLINE, 2, "web"), JOB), adjusted(500_000)),
+        ((WEB, JOB), adjusted(500_000, gpu=1)),
+        ((WEB, JOB), adjusted(500_000, gpu=-1)),
+        ((WEB, JOB), adjusted(0)),
+    ],
+)
+def test_where_no_objective_is_to_be_kept_nothing_is_adjusted(
+    specs: tuple[TenantSpec, ...], event: SharesAdjusted
+) -> None:
+    node = a_node(*specs)
+    assert node.tell(event) == []
+    assert roster_of(node).delay_ppm == GateRules().delay_ppm
+
+
+def test_a_node_that_adjusts_nothing_takes_no_adjustment() -> None:
+    settings = msgspec.structs.replace(ONE_GPU, control=ControlLimits(adjust="off"))
+    node = Node(settings)
+    node.join(1, WEB)
+    assert node.tell(adjusted(500_000)) == []
+
+
+def test_what_others_do_changes_nothing_and_the_end_of_the_last_objective_brings_the_rules_back() -> None:
+    node = a_node(WEB, JOB)
+    node.tell(adjusted(500_000))
+    node.tell(TenantLeft(2, "exit 0"))
+    assert node.told[0] == Rise(5, 0, 1)
+    node.join(3, JOB)
+    assert isinstance(node.told[0], Sit)
+    assert roster_of(node).delay_ppm == 1_000_000
+    node.tell(TenantLeft(1, "exit 0"))
+    assert isinstance(node.told[0], Roster)
+    assert node.told[0].rules.delay_ppm == GateRules().delay_ppm
+    assert node.machine.seats.dials == {}
+
+
+def test_rules_that_people_change_still_act_and_the_delay_once_nothing_is_adjusted() -> None:
+    node = a_node(WEB, JOB)
+    node.tell(adjusted(500_000))
+    node.tell(RulesChanged(9, True, GateChange(GatePolicy.STRICT, delay_ppm=70_000)))
+    told = node.told
+    assert isinstance(told[0], Roster)
+    assert (told[0].rules.policy, told[0].rules.delay_ppm) == (GatePolicy.STRICT, 1_000_000)
+    assert isinstance(told[1], Confirm)
+    assert told[1].rules.delay_ppm == 70_000
+    node.tell(TenantLeft(1, "exit 0"))
+    assert roster_of(node).delay_ppm == 70_000
+
+
+def test_equals_with_objectives_divide_the_device_but_not_whom_its_user_gave_a_limit() -> None:
+    node = a_node(WEB, API, JOB)
+    node.tell(adjusted(500_000, (0, 300_000), (1, 700_000), (2, 100_000)))
+    assert [seat.limit_ppm for seat in roster_of(node).seats] == [300_000, 700_000, 0]
+    node.tell(ShareChanged(9, 0, True, "web", 200_000, Limit.STATIC))
+    assert roster_of(node).seats[0] == GateSeat(0, 1, 2, True, limit_ppm=200_000, static=True)
+    node.tell(TenantLeft(1, "exit 0"))
+    assert [seat.limit_ppm for seat in roster_of(node).seats] == [0, 0]
+    node.join(4, WEB)  # in the slot of the one that left: nothing was said of this one
+    assert [seat.limit_ppm for seat in roster_of(node).seats] == [0, 0, 0]
+
+
+def test_those_of_another_priority_are_no_equals() -> None:
+    node = a_node(WEB, msgspec.structs.replace(API, priority=3))
+    node.tell(adjusted(500_000, (0, 300_000), (1, 700_000)))
+    assert [seat.limit_ppm for seat in roster_of(node).seats] == [0, 0]
+
+
+def test_a_restarted_node_says_what_was_adjusted_and_one_set_up_otherwise_does_not() -> None:
+    node = a_node(WEB, API)
+    node.tell(adjusted(400_000, (0, 300_000), (1, 700_000)))
+    twin = NodeMachine()
+    twin.handle(node.machine.snapshot(), now=0)
+    assert twin.seats.dials == {0: Dial(0, 400_000, ((0, 300_000), (1, 700_000)))}
+    (roster, *_) = twin.handle(NodeStarted(ONE_GPU, "1", 0), now=1)
+    assert isinstance(roster, Roster)
+    assert roster.rules.delay_ppm == delay_of(400_000)
+    assert [seat.limit_ppm for seat in roster.rules.seats] == [300_000, 700_000]
+    off = msgspec.structs.replace(ONE_GPU, control=ControlLimits(adjust="off"))
+    (roster, *_) = twin.handle(NodeStarted(off, "1", 0), now=2)
+    assert isinstance(roster, Roster)
+    assert roster.rules.delay_ppm == GateRules().delay_ppm
+    twin.check()
+
+
+def test_a_journal_of_a_version_that_knew_no_control_is_read() -> None:
+    node = a_node(WEB, JOB)
+    head = node.machine.snapshot()
+    old = msgspec.json.decode(msgspec.json.encode(head))
+    assert len(old) == len(NodeRestored.__struct_fields__) + 1  # its tag
+    known = NodeSettings.__struct_fields__.index("control")
+    without = [old[0], old[1][:known], *old[2 : NodeRestored.__struct_fields__.index("dials") + 1]]
+    read = msgspec.json.decode(msgspec.json.encode(without), type=NodeRestored)
+    assert read == head
+    assert encode_turn(0, read, []) == encode_turn(0, head, [])
+    assert Turn(0, read, []) == Turn(0, head, [])

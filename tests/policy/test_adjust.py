@@ -1,0 +1,249 @@
+"""Does adjustment back off at once, return slowly, come to rest, and never take from those who are harmed?"""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cotenant.domain.control import Adjustment, Cause, ControlLimits, DeviceWindow, TenantWindow, bucket_of
+from cotenant.machine.control import Control
+from cotenant.policy.adjust import POLICIES
+from tests.policy.plants import PERIOD_NS, Run, Service, steady
+
+MS = 1_000_000
+LIMITS = ControlLimits()
+services = st.builds(
+    Service,
+    rate=st.floats(5, 150).map(steady),
+    service_ns=st.floats(0.5 * MS, 6 * MS),
+    slo_ns=st.integers(8 * MS, 60 * MS),
+    spread=st.floats(0.05, 0.4),
+    yields=st.floats(0.1, 1.0),
+)
+
+
+def window(number: int, *tenants: TenantWindow) -> DeviceWindow:
+    return DeviceWindow(0, number * PERIOD_NS, (number + 1) * PERIOD_NS, tenants)
+
+
+def web(latency_ns: int, requests: int = 10, *, slot: int = 0, generation: int = 1, oldest_ns: int = 0) -> TenantWindow:
+    """An online tenant with an objective of 20 ms whose requests all take as long."""
+    return TenantWindow(
+        slot,
+        generation,
+        online=True,
+        slo_ns=20 * MS,
+        requests=requests,
+        over=requests * (latency_ns > 20 * MS),
+        sum_ns=requests * latency_ns,
+        latencies=((bucket_of(latency_ns), requests),) if requests else (),
+        active_ns=PERIOD_NS // 3,
+        device_ns=PERIOD_NS // 12,
+        oldest_ns=oldest_ns,
+    )
+
+
+JOB = TenantWindow(9, 1, online=False, device_ns=PERIOD_NS // 2, waited_ns=PERIOD_NS // 4)
+
+
+def fed(control: Control, *windows: DeviceWindow) -> list[Adjustment]:
+    found = [control.seen(one, one.end_ns) for one in windows]
+    return [change for change in found if change is not None]
+
+
+def a_control(online_ppm: int = LIMITS.most_ppm) -> Control:
+    """One that knows what is kept already."""
+    control = Control(LIMITS)
+    control.restore(0, online_ppm)
+    return control
+
+
+def lowered(control: Control, requests: int = 10) -> int:
+    """How many windows of a light load it took until the share is as low as it may be."""
+    for number in range(400):
+        fed(control, window(number, web(2 * MS, requests), JOB))
+        if control.online_ppm(0) == LIMITS.least_ppm:
+            assert fed(control, *(window(number + one, web(2 * MS, requests), JOB) for one in range(1, 10))) == []
+            return number + 10
+    raise AssertionError(control.why(0))
+
+
+@settings(max_examples=8, deadline=None)
+@given(services, st.integers(0, 99), st.integers(0, 3))
+def test_whatever_the_device_does(service: Service, seed: int, late: int) -> None:
+    """Within its limits, never down while harmed, at rest after a while, with the causes that its steps have."""
+    run = Run([service], seed=seed, late=late).go(120)
+    assert all(LIMITS.least_ppm <= online_ppm <= LIMITS.most_ppm for online_ppm in run.shares)
+    recent: list[TenantWindow] = []
+    before = LIMITS.most_ppm
+    for seen, after in zip(run.windows, run.shares, strict=True):
+        recent = [*recent[-9:], seen.tenants[0]]
+        if after < before:
+            assert seen.tenants[0].over <= 0.5 + 0.01 * sum(one.requests for one in recent)
+        before = after
+    up = {Cause.VIOLATED, Cause.STUCK, Cause.NEAR, Cause.LOAD_UP, Cause.JOINED, Cause.SATURATED}
+    ppms = [LIMITS.most_ppm, *(change.online_ppm for _, change in run.steps)]
+    for (one, other), (_, change) in zip(itertools.pairwise(ppms), run.steps, strict=True):
+        assert (other > one) == (change.cause in up) or change.cause is Cause.BEYOND_REACH
+        assert "ms of" in change.detail or change.cause in {Cause.LOAD_UP, Cause.JOINED, Cause.SATURATED}
+    assert run.turns(60) <= 4
+
+
+@pytest.mark.parametrize(
+    "rate, service_ns, slo_ns, yields",
+    [(50, 4 * MS, 20 * MS, 1.0), (100, 4 * MS, 30 * MS, 0.7), (3, 20 * MS, 80 * MS, 0.8)],
+    ids=["room", "edge", "few"],
+)
+def test_ten_steady_minutes_have_no_cycle(rate: float, service_ns: int, slo_ns: int, yields: float) -> None:
+    """Of the last eight of them; and the objective is kept as far as it can be."""
+    run = Run([Service(steady(rate), service_ns, slo_ns, yields=yields)], seed=1).go(600)
+    assert run.turns(120) <= 6
+    assert run.turns(360) <= 2
+    assert run.attained(60) >= 0.99
+
+
+def test_a_plain_rival_cycles_in_the_same_load() -> None:
+    """So the measure can tell."""
+    service = Service(steady(50), 4 * MS, 20 * MS)
+    assert Run([service], ControlLimits(adjust="aimd")).go(120).turns(60) > 20
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_step_of_load_is_met_within_a_second_and_taken_back_slowly(seed: int) -> None:
+    service = Service(lambda at: 150.0 if 60 <= at < 90 else 30.0, 4 * MS, 30 * MS)
+    run = Run([service], seed=seed).go(150)
+    assert run.shares[599] < 700_000
+    assert max(run.shares[600:610]) == LIMITS.most_ppm
+    assert run.attained(61) >= 0.99
+    assert run.shares[-1] < 700_000
+    down = [one - other for one, other in itertools.pairwise(run.shares) if other < one]
+    assert max(down) <= 0.4 * LIMITS.most_ppm
+
+
+def test_one_window_of_clear_harm_is_enough() -> None:
+    control = a_control()
+    number = lowered(control)
+    (change,) = fed(control, window(number, web(25 * MS, 20), JOB))
+    assert change.cause is Cause.VIOLATED
+    assert change.online_ppm > LIMITS.least_ppm
+    assert (change.slot, change.generation) == (0, 1)
+    more = fed(control, *(window(number + one, web(50 * MS, 20), JOB) for one in range(1, 30)))
+    assert [one.online_ppm for one in more] == sorted(one.online_ppm for one in more)
+    assert control.online_ppm(0) == LIMITS.most_ppm
+
+
+def test_few_that_are_late_are_no_harm_among_many() -> None:
+    control = a_control()
+    number = lowered(control, 1000)
+    five = TenantWindow(
+        *(0, 1, True, 20 * MS, 1000, 5, 2115 * MS),
+        latencies=((bucket_of(2 * MS), 995), (bucket_of(25 * MS), 5)),
+        active_ns=PERIOD_NS // 3,
+    )
+    assert fed(control, window(number, five, JOB)) == []
+
+
+def test_a_request_that_does_not_end_is_harm_until_nobody_believes_in_its_end() -> None:
+    control = a_control()
+    number = lowered(control)
+    assert fed(control, window(number, web(2 * MS, 5, oldest_ns=15 * MS), JOB)) == []
+    (change,) = fed(control, window(number + 1, web(2 * MS, 0, oldest_ns=50 * MS), JOB))
+    assert change.cause is Cause.STUCK
+    later = [window(number + 2 + one, web(2 * MS, oldest_ns=(50 + 100 * one) * MS), JOB) for one in range(100)]
+    changes = fed(control, *later)
+    assert changes[-1].cause is Cause.ROOM, "the others are served well: it was never told to have ended"
+
+
+def test_beyond_reach_is_said_once_and_online_keeps_what_it_may() -> None:
+    control = a_control()
+    changes = fed(control, *(window(one, web(30 * MS), JOB) for one in range(600)))
+    assert [(change.cause, change.online_ppm) for change in changes] == [(Cause.BEYOND_REACH, LIMITS.most_ppm)]
+    assert "all that it may" in changes[0].detail
+
+
+def test_two_beyond_reach_divide_the_device() -> None:
+    control = a_control()
+    changes = fed(control, *(window(one, web(30 * MS), web(30 * MS, slot=1), JOB) for one in range(100)))
+    assert [slot for slot, _ in changes[-1].shares] == [0, 1]
+    well = fed(control, *(window(one, web(2 * MS), web(2 * MS, slot=1), JOB) for one in range(100, 700)))
+    assert well, "what was said once does not hold for ever"
+    assert {change.shares for change in well} == {()}
+
+
+def test_harm_without_offline_work_is_not_blamed_on_it_and_nothing_is_taken_for_nobody() -> None:
+    control = a_control()
+    assert fed(control, *(window(one, web(2 * MS)) for one in range(100))) == []
+    number = 100 + lowered(control)
+    quiet = [window(number + one, web(2 * MS)) for one in range(40)]
+    late = [window(number + 40 + one, web(30 * MS)) for one in range(10)]
+    assert fed(control, *quiet, *late) == []
+
+
+def test_a_newcomer_is_given_all_until_it_is_known_and_who_left_is_forgotten() -> None:
+    control = a_control()
+    number = lowered(control)
+    (change,) = fed(control, window(number, web(2 * MS), web(19 * MS, slot=1), JOB))
+    assert (change.cause, change.online_ppm, change.slot) == (Cause.JOINED, LIMITS.most_ppm, 1)
+    both = fed(control, *(window(number + one, web(2 * MS), web(19 * MS, slot=1), JOB) for one in range(1, 100)))
+    assert both == [], "the newcomer is at its objective: nothing can be taken"
+    alone = fed(control, *(window(number + 100 + one, web(2 * MS), JOB) for one in range(100)))
+    assert alone
+    assert alone[0].cause is Cause.LEFT
+    assert control.online_ppm(0) == LIMITS.least_ppm
+    (other,) = fed(control, window(number + 200, web(2 * MS, generation=2), JOB))
+    assert other.cause is Cause.JOINED, "another one in the same slot"
+    assert fed(control, window(number + 201, JOB)) == []
+    assert control.online_ppm(0) is None
+
+
+def test_offline_work_that_begins_is_met_with_all_that_online_may_keep() -> None:
+    control = a_control()
+    number = lowered(control)
+    (change,) = fed(control, window(number, web(2 * MS), JOB, TenantWindow(8, 1, online=False, device_ns=5)))
+    assert (change.cause, change.online_ppm) == (Cause.JOINED, LIMITS.most_ppm)
+
+
+def test_what_was_kept_before_a_restart_is_where_it_goes_on() -> None:
+    control = a_control(400_000)
+    assert fed(control, window(0, web(15 * MS), JOB)) == []
+    assert control.online_ppm(0) == 400_000
+
+
+def test_what_nobody_has_said_yet_is_said_first() -> None:
+    """Whatever the rules of the node let online work lose."""
+    (first,) = fed(Control(LIMITS), *(window(one, web(15 * MS), JOB) for one in range(5)))
+    assert (first.cause, first.online_ppm, first.slot) == (Cause.JOINED, LIMITS.most_ppm, 0)
+
+
+def test_each_policy_stays_within_its_limits_and_off_does_nothing() -> None:
+    service = (steady(50), 4 * MS, 20 * MS)
+    for name in POLICIES:
+        limits = ControlLimits(adjust=name, least_ppm=300_000, most_ppm=900_000)
+        run = Run([Service(*service)], limits).go(20)
+        assert {300_000 <= online_ppm <= 900_000 for online_ppm in run.shares} == {True}
+    assert Run([Service(*service)], ControlLimits(adjust="off")).go(5).steps == []
+
+
+def test_a_burst_is_met_before_the_next_window() -> None:
+    """Though such bursts are known, and no chance: online work is active all the time for far more than usual."""
+    control = a_control()
+    number = lowered(control)
+    burst = TenantWindow(
+        *(0, 1, True, 20 * MS, 45, 0, 45 * 5 * MS),
+        latencies=((bucket_of(5 * MS), 45),),
+        active_ns=PERIOD_NS * 95 // 100,
+        device_ns=PERIOD_NS * 8 // 10,
+        oldest_ns=6 * MS,
+    )
+    (change,) = fed(control, window(number, burst, JOB))
+    assert (change.cause, change.online_ppm) == (Cause.LOAD_UP, LIMITS.most_ppm)
+    after = fed(control, *(window(number + one, web(2 * MS), JOB) for one in range(1, 60)))
+    assert after[0].online_ppm > 500_000, "the next burst of the kind is met at once"
+
+
+@given(st.integers(0, 99))
+@settings(max_examples=5, deadline=None)
+def test_the_same_windows_lead_to_the_same_steps(seed: int) -> None:
+    service = (steady(80), 4 * MS, 25 * MS)
+    assert Run([Service(*service)], seed=seed).go(20).steps == Run([Service(*service)], seed=seed).go(20).steps

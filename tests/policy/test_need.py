@@ -1,0 +1,139 @@
+"""Is the share that online work is said to need the least that does, and never less for more work?"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotenant.domain.estimate import Estimate, around
+from cotenant.domain.gpu import WHOLE_PPM
+from cotenant.domain.instant import MILLISECOND_NS, SECOND_NS
+from cotenant.domain.use import TaskUse
+from cotenant.policy.predict.need import Alone, Wants, alone_of, latency_ns, need_ppm
+
+_TOLERANCE = 1e-6
+means = st.floats(1e5, 1e9)
+tails = st.floats(1.0, 8.0)
+duties = st.floats(0.05, 1.0)
+rates = st.floats(0.0, 2000.0)
+more = st.floats(1.0, 10.0)
+wanted = st.builds(Wants, st.sampled_from([0.9, 0.95, 0.99]), st.floats(0.0, 0.5), st.floats(1.0, 5.0))
+
+
+def alone(mean_ns: float, tail: float, duty: float = 1.0) -> Alone:
+    return Alone(mean_ns, mean_ns * tail, duty=duty)
+
+
+def exactly(value: float) -> Estimate:
+    return Estimate(value, value, value)
+
+
+@given(means, tails, duties, rates, means, more, wanted)
+def test_need_never_falls_with_load_or_latency_and_never_rises_with_the_objective(
+    mean_ns: float, tail: float, duty: float, rate: float, slo_ns: float, more: float, wants: Wants
+) -> None:
+    known = alone(mean_ns, tail, duty)
+    base = need_ppm(known, int(slo_ns), around(rate, 0.1), wants)
+    busier = need_ppm(known, int(slo_ns), around(rate * more, 0.1), wants)
+    slower = need_ppm(alone(mean_ns * more, tail, duty), int(slo_ns), around(rate, 0.1), wants)
+    looser = need_ppm(known, int(slo_ns * more), around(rate, 0.1), wants)
+    for harder, easier in ((busier, base), (slower, base), (base, looser)):
+        for which in ("low", "point", "high"):
+            assert getattr(harder.share, which) >= getattr(easier.share, which) * (1 - _TOLERANCE)
+        assert easier.is_within_reach or not harder.is_within_reach
+
+
+@given(means, tails, duties, rates, means, wanted)
+def test_need_is_enough_and_a_little_less_is_not(
+    mean_ns: float, tail: float, duty: float, rate: float, slo_ns: float, wants: Wants
+) -> None:
+    known = alone(mean_ns, tail, duty)
+    need = need_ppm(known, int(slo_ns), exactly(rate), wants)
+    target_ns = int(slo_ns) * (1 - wants.headroom)
+    share = need.share.point / WHOLE_PPM
+    assert need.share.low <= need.share.point <= need.share.high <= WHOLE_PPM
+    if not need.is_within_reach:
+        assert share == 1
+        assert "beyond reach" in need.why
+        assert latency_ns(known, 1.0, rate, wants) > target_ns
+        return
+    assert latency_ns(known, share, rate, wants) <= target_ns * (1 + _TOLERANCE)
+    if share > wants.least:
+        assert latency_ns(known, share * 0.999, rate, wants) > target_ns * (1 - 1e-3)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.05, 1.0), st.floats(1.0, 20.0)), min_size=1, max_size=6, unique_by=lambda p: p[0]),
+    st.floats(0.01, 1.0),
+    st.floats(0.01, 1.0),
+)
+def test_stretch_never_rises_with_the_share_whatever_was_measured(
+    points: list[tuple[float, float]], one: float, other: float
+) -> None:
+    known = Alone(1e6, 1e6, curve=tuple(sorted(points)))
+    low, high = sorted((one, other))
+    assert known.stretch(low) >= known.stretch(high) * (1 - _TOLERANCE)
+    assert known.stretch(high) >= 1
+
+
+def played(mean_ns: float, tail: float, rate: float, *, burst: int, requests: int = 120_000) -> list[float]:
+    """Latencies of one server, first come first served; a fixed part and an exponential one; groups of `burst`."""
+    dice = random.Random(7)
+    varies_ns = (tail - 1) * mean_ns / (math.log(100) - 1)
+    fixed_ns = mean_ns - varies_ns
+    now_ns = free_ns = 0.0
+    found = []
+    for number in range(requests):
+        if number % burst == 0:
+            now_ns += dice.expovariate(rate / burst) * SECOND_NS
+        service_ns = fixed_ns + (dice.expovariate(1 / varies_ns) if varies_ns else 0.0)
+        free_ns = max(free_ns, now_ns) + service_ns
+        found.append(free_ns - now_ns)
+    return found
+
+
+def p99(latencies: list[float]) -> float:
+    return heapq.nlargest(len(latencies) // 100, latencies)[-1]
+
+
+@pytest.mark.parametrize("tail", [1.0, 1.25, 3.0])
+@pytest.mark.parametrize("busy", [0.02, 0.3, 0.6, 0.85])
+def test_the_tail_is_that_of_a_queue_that_is_played(tail: float, busy: float) -> None:
+    mean_ns = 5 * MILLISECOND_NS
+    rate = busy * SECOND_NS / mean_ns
+    told_ns = latency_ns(alone(mean_ns, tail), 1.0, rate)
+    assert told_ns == pytest.approx(p99(played(mean_ns, tail, rate, burst=1)), rel=0.12)
+
+
+@pytest.mark.parametrize("busy", [0.1, 0.3, 0.6])
+@pytest.mark.parametrize("burst", [2, 4])
+def test_bursts_are_not_made_light_of(busy: float, burst: int) -> None:
+    """Groups of so many that come at once have that dispersion; the answer is at most half as much again."""
+    mean_ns = 5 * MILLISECOND_NS
+    rate = busy * SECOND_NS / mean_ns
+    told_ns = latency_ns(alone(mean_ns, 1.25), 1.0, rate, Wants(dispersion=float(burst)))
+    met_ns = p99(played(mean_ns, 1.25, rate, burst=burst))
+    assert met_ns * 0.9 <= told_ns <= met_ns * 1.5
+
+
+def test_a_belief_is_replaced_by_what_is_measured() -> None:
+    use = TaskUse(duty_ppm=500_000, round_ns=10 * MILLISECOND_NS)
+    believed = alone_of(use)
+    measured = [
+        alone_of(use, requests, requests * 21 * MILLISECOND_NS, requests * MILLISECOND_NS) for requests in (10, 1000)
+    ]
+    assert believed is not None
+    assert believed.mean_ns == 10 * MILLISECOND_NS
+    few, many = measured
+    assert few is not None
+    assert many is not None
+    assert believed.mean_ns < few.mean_ns < many.mean_ns < 20 * MILLISECOND_NS
+    assert many.mean_ns > 19 * MILLISECOND_NS
+    assert believed.doubt > few.doubt > many.doubt
+    assert alone_of(None) is None
+    assert alone_of(TaskUse(), 0, 5, 0) is None
