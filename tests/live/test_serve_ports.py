@@ -78,6 +78,7 @@ def told_live(requests: int, inline: bool) -> list[str]:
         await asyncio.wait_for(gate.wait(), 60)
         await asyncio.sleep(0)
         engine.close()
+        assert engine._held_bytes == 0
         assert not engine._models
         assert not engine._pending
         return [" ".join(reply.told) for reply in replies]

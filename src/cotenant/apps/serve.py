@@ -31,6 +31,7 @@ class ServeArguments(msgspec.Struct, frozen=True):
     admit: str
     queue: int
     body: str
+    memory: str
     connections: int
     drain: str
 
@@ -56,7 +57,7 @@ def _options(given: ServeArguments) -> ServeOptions:
         raise ConfigError("--cores", given.cores, "choose 1 or more, or 0 for all")
     cores = cores_to_use(sorted(os.sched_getaffinity(0)), given.cores)
     settings = ServerSettings(len(cores), given.policy, given.admit, given.queue)
-    limits = Limits(body_bytes=parse_size(given.body), connections=given.connections)
+    limits = Limits(parse_size(given.body), parse_size(given.memory), given.connections)
     drain_s = parse_duration(given.drain) / 10**9
     models = tuple(Path(one) for one in given.models)
     ports = (given.http_port, given.grpc_port, given.metrics_port)

@@ -25,6 +25,8 @@ def add_serve_command(commands: Any) -> None:
     serve.add_argument("--admit", default="deadline", help="who is taken: deadline (default) or anyone")
     serve.add_argument("--queue", type=int, default=8192, help="requests that may wait, over all models (default 8192)")
     serve.add_argument("--body", default="256MiB", metavar="SIZE", help="largest request (default 256MiB)")
+    held = "tensors of all requests under way (default 1GiB)"
+    serve.add_argument("--memory", default="1GiB", metavar="SIZE", help=held)
     serve.add_argument("--connections", type=int, default=4096, help="clients at once, of each door (default 4096)")
     serve.add_argument("--drain", default="30s", metavar="TIME", help="for requests under way at the end (default 30s)")
     about = "say what of a Triton repository is done in another way, or not at all, and stop"

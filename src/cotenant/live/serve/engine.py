@@ -77,7 +77,7 @@ class _Served(NamedTuple):
 
 
 class _Pending:
-    __slots__ = ("arrived", "checked", "figures", "model", "reply", "request", "started")
+    __slots__ = ("arrived", "checked", "figures", "model", "reply", "request", "size_bytes", "started")
 
     def __init__(
         self, request: InferRequest, model: Runnable, checked: Checked, figures: ModelFigures, reply: Reply
@@ -87,6 +87,7 @@ class _Pending:
         self.checked = checked
         self.figures = figures
         self.reply: Reply | None = reply
+        self.size_bytes = 0
         self.arrived: Instant = 0
         self.started: Instant = 0
 
@@ -101,8 +102,16 @@ def _size_bytes(arrays: Sequence[Any]) -> int:
 class Engine:
     """One server: its models, its requests, its machine."""
 
-    def __init__(self, settings: ServerSettings, cores: Sequence[int], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        settings: ServerSettings,
+        cores: Sequence[int],
+        loop: asyncio.AbstractEventLoop,
+        held_limit_bytes: int = 1 << 30,
+    ) -> None:
         """Nothing is served yet; the numbers of the cores are the machine's own."""
+        self._held_limit_bytes = held_limit_bytes
+        self._held_bytes = 0
         self._clock = LiveClock()
         self._loop = loop
         self._machine = ServerMachine(settings)
@@ -171,10 +180,15 @@ class Engine:
             raise InferError(f"model {spec.name!r} is decoupled: ask it by ModelStreamInfer, over gRPC", "unsupported")
         checked = self._in_memory(spec.inputs, request, check(plan, request))
         pending = _Pending(request, model, checked, figures, reply)
+        size = pending.size_bytes = _size_bytes(checked.arrays)
         held_up = spec.decoupled or self._machine.waiting or self.draining or self._busy
-        if not held_up and model.is_quick(_size_bytes(checked.arrays)):
+        if not held_up and model.is_quick(size):
             self._answer_at_once(pending)
             return 0
+        if self._held_bytes + size > self._held_limit_bytes:
+            text = f"tensors of {self._held_bytes} bytes are held for requests, {self._held_limit_bytes} are the limit"
+            raise InferError(text, "exhausted")
+        self._held_bytes += size
         self._next_request += 1
         number = self._next_request
         pending.arrived = self._clock.now()
@@ -211,8 +225,13 @@ class Engine:
         pending.reply = None
         pending.figures.cancelled += 1
         if not pending.started:
-            del self._pending[number]
+            self._forget(number)
             self.post(Cancelled(number))
+
+    def _forget(self, number: int) -> _Pending:
+        pending = self._pending.pop(number)
+        self._held_bytes -= pending.size_bytes
+        return pending
 
     def _in_memory(self, specs: tuple[TensorSpec, ...], request: InferRequest, checked: Checked) -> Checked:
         """With arrays over the shared memory in which inputs are."""
@@ -298,7 +317,7 @@ class Engine:
 
     def turn_away(self, refusal: TurnAway) -> None:
         """Tell a request's sender no."""
-        pending = self._pending.pop(refusal.request)
+        pending = self._forget(refusal.request)
         refused = pending.figures.refused
         refused[refusal.why.value] = refused.get(refusal.why.value, 0) + 1
         error = InferError(refusal.detail, _KINDS[refusal.why])
@@ -331,7 +350,7 @@ class Engine:
         if not outcome.failure:
             figures.ran(run.rows, outcome.took_ns)
         for place, number in enumerate(run.requests):
-            pending = self._pending.pop(number)
+            pending = self._forget(number)
             figures.compute.add(outcome.took_ns)
             if pending.reply is None:
                 continue

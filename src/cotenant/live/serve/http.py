@@ -48,6 +48,8 @@ class Limits(NamedTuple):
     """What a client may take."""
 
     body_bytes: int = 256 << 20
+    held_bytes: int = 1 << 30
+    """Tensors of all requests that wait or run."""
     connections: int = 4096
     patience_s: float = 60.0
     """For the rest of a request that has begun."""

@@ -78,7 +78,7 @@ class _Server:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        engine = Engine(options.settings, options.cores, loop)
+        engine = Engine(options.settings, options.cores, loop, options.limits.held_bytes)
         site = Site(engine, Repository(options.models, options.cores), len(options.cores))
         http = HttpServing(site, options.limits, lambda: exposition(engine))
         grpc = GrpcServing(site, options.limits.body_bytes, options.limits.connections)
