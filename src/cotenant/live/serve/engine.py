@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final
 
 from cotenant.domain.instant import SECOND_NS, Duration, Instant
 from cotenant.domain.serving import (
@@ -19,7 +19,6 @@ from cotenant.domain.serving import (
     Finished,
     ModelLeaving,
     ModelReady,
-    ModelSpec,
     Refusal,
     Run,
     ServerEvent,
@@ -28,13 +27,14 @@ from cotenant.domain.serving import (
 )
 from cotenant.domain.tensor import TensorSpec
 from cotenant.format.answer import output_of
-from cotenant.format.infer import Checked, InferError, InferRequest, Place, Plan, check, plan_of, shown
+from cotenant.format.infer import Checked, InferError, InferRequest, Place, check, plan_of, shown
 from cotenant.format.infer_json import Output
 from cotenant.format.tensor import Array, TensorError, from_raw, to_raw
 from cotenant.host import ServerHost
 from cotenant.live.clock import LiveClock, unix_ns
 from cotenant.live.serve.figures import ModelFigures
 from cotenant.live.serve.model import Runnable
+from cotenant.live.serve.pending import Pending, Reply, Served, size_of
 from cotenant.live.serve.regions import Regions
 from cotenant.live.serve.work import Job, Outcome, Workers, carry_out, failure_of
 from cotenant.machine.server import ServerMachine, ServerSettings
@@ -47,56 +47,6 @@ _KINDS: Final = {
     Refusal.DRAINING: "unavailable",
     Refusal.TOO_MANY_ROWS: "invalid",
 }
-
-
-class Reply(Protocol):
-    """Where the answer to one request goes."""
-
-    streams: bool
-    """Whether it takes any number of answers."""
-
-    def done(self, request: InferRequest, spec: ModelSpec, outputs: list[Output]) -> None:
-        """The answer; of a decoupled model, one of several."""
-        ...
-
-    def failed(self, error: InferError) -> None:
-        """There is no answer, and this is why."""
-        ...
-
-    def over(self) -> None:
-        """A decoupled model has given all its answers."""
-        ...
-
-
-class _Served(NamedTuple):
-    """A model with what a request for it needs."""
-
-    model: Runnable
-    plan: Plan
-    figures: ModelFigures
-
-
-class _Pending:
-    __slots__ = ("arrived", "checked", "figures", "model", "reply", "request", "size_bytes", "started")
-
-    def __init__(
-        self, request: InferRequest, model: Runnable, checked: Checked, figures: ModelFigures, reply: Reply
-    ) -> None:
-        self.request = request
-        self.model = model
-        self.checked = checked
-        self.figures = figures
-        self.reply: Reply | None = reply
-        self.size_bytes = 0
-        self.arrived: Instant = 0
-        self.started: Instant = 0
-
-
-def _size_bytes(arrays: Sequence[Any]) -> int:
-    size = 0
-    for array in arrays:
-        size += array.nbytes
-    return size
 
 
 class Engine:
@@ -118,8 +68,8 @@ class Engine:
         self._host = ServerHost(self._machine, self, self)
         self._workers = Workers(cores, self._from_worker, self._part_from_worker)
         self._models: dict[int, Runnable] = {}
-        self._serving: dict[str, _Served] = {}
-        self._pending: dict[int, _Pending] = {}
+        self._serving: dict[str, Served] = {}
+        self._pending: dict[int, Pending] = {}
         self._queue: deque[ServerEvent] = deque()
         self._busy = False
         self._timer: asyncio.TimerHandle | None = None
@@ -138,7 +88,7 @@ class Engine:
         self._next_key += 1
         self._models[self._next_key] = model
         figures = self.figures.setdefault(model.spec.name, ModelFigures())
-        self._serving[model.spec.name] = _Served(model, plan_of(model.spec), figures)
+        self._serving[model.spec.name] = Served(model, plan_of(model.spec), figures)
         self.post(ModelReady(model.spec, self._next_key))
 
     def withdraw(self, name: str) -> None:
@@ -150,7 +100,7 @@ class Engine:
         """The model of that name, if it is served."""
         return self._find(name, version).model
 
-    def _find(self, name: str, version: str) -> _Served:
+    def _find(self, name: str, version: str) -> Served:
         found = self._serving.get(name)
         if found is None:
             raise InferError(f"no model {shown(name)} is served here", "not-found")
@@ -179,8 +129,8 @@ class Engine:
         if spec.decoupled and not reply.streams:
             raise InferError(f"model {spec.name!r} is decoupled: ask it by ModelStreamInfer, over gRPC", "unsupported")
         checked = self._in_memory(spec.inputs, request, check(plan, request))
-        pending = _Pending(request, model, checked, figures, reply)
-        size = pending.size_bytes = _size_bytes(checked.arrays)
+        pending = Pending(request, model, checked, figures, reply)
+        size = pending.size_bytes = size_of(checked.arrays)
         held_up = spec.decoupled or self._machine.waiting or self.draining or self._busy
         if not held_up and model.is_quick(size):
             self._answer_at_once(pending)
@@ -197,7 +147,7 @@ class Engine:
         self.post(Arrived(number, request.model, checked.rows, checked.shapes, request.priority, patience_ns))
         return number
 
-    def _answer_at_once(self, pending: _Pending) -> None:
+    def _answer_at_once(self, pending: Pending) -> None:
         """A run that is shorter than a decision about it: nobody waits, so nobody is overtaken, and no core is held."""
         began = pending.arrived = self._clock.now()
         try:
@@ -228,7 +178,7 @@ class Engine:
             self._forget(number)
             self.post(Cancelled(number))
 
-    def _forget(self, number: int) -> _Pending:
+    def _forget(self, number: int) -> Pending:
         pending = self._pending.pop(number)
         self._held_bytes -= pending.size_bytes
         return pending
@@ -305,7 +255,7 @@ class Engine:
             rows.append(pending.checked.rows)
         model = self._models[run.key]
         job = Job(run, model, parts, rows)
-        if model.is_quick(sum(map(_size_bytes, parts))):
+        if model.is_quick(sum(map(size_of, parts))):
             self._ended(carry_out(job, self._part))
         else:
             self._workers.give(job)
@@ -362,7 +312,7 @@ class Engine:
             elif self._answer(pending, outcome.answers[place]):
                 self._succeed(pending)
 
-    def _answer(self, pending: _Pending, arrays: Sequence[Array]) -> bool:
+    def _answer(self, pending: Pending, arrays: Sequence[Array]) -> bool:
         spec = pending.model.spec
         reply = pending.reply
         assert reply is not None
@@ -387,14 +337,14 @@ class Engine:
         view[: len(raw)] = raw
         return output._replace(place=output.place._replace(size=len(raw)))
 
-    def _succeed(self, pending: _Pending) -> None:
+    def _succeed(self, pending: Pending) -> None:
         now = self._clock.now()
         took_ns = now - pending.arrived
         pending.figures.last = now
         pending.figures.succeeded.add(took_ns)
         pending.figures.took.record(took_ns)
 
-    def _fail(self, pending: _Pending, error: InferError) -> None:
+    def _fail(self, pending: Pending, error: InferError) -> None:
         pending.figures.failed.add(self._clock.now() - pending.arrived)
         if pending.reply is not None:
             pending.reply.failed(error)
