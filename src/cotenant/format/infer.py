@@ -22,11 +22,11 @@ _WORD_LIMIT: Final = 256
 class InferError(Exception):
     """The client must act: what it asked cannot be. The kind chooses the status of each protocol."""
 
-    def __init__(self, text: str, kind: str = "invalid") -> None:
+    def __init__(self, text: str, kind: str = "invalid", retry_after_ns: Duration = 0) -> None:
         """A sentence for the client; kinds are invalid, not-found, unavailable, exhausted, late, unsupported, fault."""
         super().__init__(text)
         self.kind = kind
-        self.retry_after_ns: Duration = 0
+        self.retry_after_ns = retry_after_ns
 
 
 class Place(NamedTuple):
@@ -101,6 +101,9 @@ def shape_of(name: str, dims: Any) -> tuple[int, ...]:
 
 def known_parameters(parameters: dict[str, Any]) -> tuple[int, Duration]:
     """The priority and the timeout of a request; Triton counts the timeout in microseconds."""
+    if parameters.get("sequence_id"):
+        text = "sequences of requests (parameter 'sequence_id') are not supported: no model here keeps state"
+        raise InferError(text, "unsupported")
     return _whole(parameters, "priority"), _whole(parameters, "timeout") * MICROSECOND_NS
 
 

@@ -135,7 +135,6 @@ class TritonConfig(NamedTuple):
     preferred_batches: tuple[int, ...]
     wait_ns: Duration
     instances: int
-    decoupled: bool
     differences: tuple[str, ...]
     """What it asks that is done in another way, or not at all."""
 
@@ -166,13 +165,13 @@ def read_config(text: str, where: str) -> TritonConfig:
             take.differences.append("instance_group.kind: KIND_GPU is served by this machine's cores")
         inner.text("name")
         take.differences += inner.rest()
-    decoupled = False
     for one in take.messages("model_transaction_policy"):
-        decoupled = bool(one.pop("decoupled", [False])[-1])
+        if one.pop("decoupled", [False])[-1] is True:
+            take.differences.append("model_transaction_policy.decoupled: an ONNX model has one answer, as here")
     differences = (*take.differences, *take.rest())
     batch = None if max_batch is None else max(max_batch, 0)
     return TritonConfig(
-        name, platform, batch, sides[0], sides[1], bool(batching), preferred, wait_ns, instances, decoupled, differences
+        name, platform, batch, sides[0], sides[1], bool(batching), preferred, wait_ns, instances, differences
     )
 
 

@@ -137,7 +137,7 @@ class Engine:
             return 0
         if self._held_bytes + size > self._held_limit_bytes:
             text = f"tensors of {self._held_bytes} bytes are held for requests, {self._held_limit_bytes} are the limit"
-            raise InferError(text, "exhausted")
+            raise InferError(text, "exhausted", SECOND_NS)
         self._held_bytes += size
         self._next_request += 1
         number = self._next_request
@@ -270,9 +270,7 @@ class Engine:
         pending = self._forget(refusal.request)
         refused = pending.figures.refused
         refused[refusal.why.value] = refused.get(refusal.why.value, 0) + 1
-        error = InferError(refusal.detail, _KINDS[refusal.why])
-        error.retry_after_ns = refusal.retry_after_ns
-        self._fail(pending, error)
+        self._fail(pending, InferError(refusal.detail, _KINDS[refusal.why], refusal.retry_after_ns))
 
     def drained(self) -> None:
         """Say so to whoever waits for it."""

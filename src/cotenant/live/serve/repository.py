@@ -60,6 +60,8 @@ class Repository:
         config = _own_config(found.config)
         triton = None if found.triton is None else _triton_config(found.triton)
         if found.path.suffix == ".py":
+            if triton is not None:
+                raise LoadFailed("model.py beside a config.pbtxt is of Triton's Python backend, which is not served")
             return self._load_python(found, config)
         return self._load_onnx(found, config, triton)
 
@@ -71,7 +73,7 @@ class Repository:
             return []
         try:
             triton = _triton_config(found.triton)
-            self._load_onnx(found, ModelConfig(), triton).close()
+            self.load(found).close()
         except LoadFailed as error:
             return [str(error)]
         said = list(triton.differences)
