@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from cotenant.domain.instant import Duration
 from cotenant.format import http2
-from cotenant.format.grpc_words import INTERNAL, OK, RESOURCE_EXHAUSTED, UNIMPLEMENTED, read_timeout
+from cotenant.format.grpc_words import INTERNAL, OK, RESOURCE_EXHAUSTED, read_opening
 from cotenant.format.hpack import Header, HpackDecoder, HpackError, encode_header
 from cotenant.format.http2 import Frame, FrameReader, Http2Error
 from cotenant.format.packing import unpack
@@ -237,23 +237,13 @@ class GrpcConnection:
         if flags & http2.END_STREAM and stream in self._calls:
             happened.append(Closed(stream))
 
-    def _begin(self, stream: int, call: _Call, headers: list[Header], happened: list[Happening]) -> None:
-        named = dict(headers)
-        path = named.get(b":path", b"").decode("latin-1")
-        if named.get(b":method") != b"POST" or not named.get(b"content-type", b"").startswith(b"application/grpc"):
-            self.finish(stream, INTERNAL, "this port speaks gRPC: POST with content-type application/grpc")
+    def _begin(self, stream: int, call: _Call, headers: tuple[Header, ...], happened: list[Happening]) -> None:
+        opening = read_opening(headers)
+        if opening.status != OK:
+            self.finish(stream, opening.status, opening.text)
             return
-        call.encoding = named.get(b"grpc-encoding", b"identity").decode("latin-1")
-        if call.encoding not in ("identity", "gzip", "deflate"):
-            self.finish(stream, UNIMPLEMENTED, f"messages packed by {call.encoding!r} are not known here")
-            return
-        timeout = named.get(b"grpc-timeout", b"").decode("latin-1")
-        try:
-            timeout_ns = read_timeout(timeout)
-        except ValueError:
-            self.finish(stream, INTERNAL, f"grpc-timeout {timeout!r} is no number of at most 8 digits and a unit")
-            return
-        happened.append(Called(stream, path, timeout_ns))
+        call.encoding = opening.encoding
+        happened.append(Called(stream, opening.path, opening.timeout_ns))
 
     def _take_data(self, got: Frame, happened: list[Happening]) -> None:
         size = len(got.payload)

@@ -1,8 +1,9 @@
-"""What does gRPC say beside its messages? How a call ended, and how long it may take."""
+"""What does gRPC say beside its messages? How a call begins, how long it may take, and how it ended."""
 
 from __future__ import annotations
 
-from typing import Final
+import functools
+from typing import Final, NamedTuple
 
 from cotenant.domain.instant import Duration
 
@@ -18,6 +19,7 @@ UNAVAILABLE: Final = 14
 
 _UNITS_NS: Final = {"H": 3600 * 10**9, "M": 60 * 10**9, "S": 10**9, "m": 10**6, "u": 10**3, "n": 1}
 _TIMEOUT_LIMIT_NS: Final = 1 << 62
+_OPENINGS_KEPT: Final = 1024
 
 
 def read_timeout(text: str) -> Duration:
@@ -28,3 +30,30 @@ def read_timeout(text: str) -> Duration:
     if not digits.isascii() or not digits.isdigit() or len(digits) > 8 or unit not in _UNITS_NS:
         raise ValueError(text)
     return max(min(int(digits) * _UNITS_NS[unit], _TIMEOUT_LIMIT_NS), 1)
+
+
+class Opening(NamedTuple):
+    """What the headers of a call say; with a status other than OK it is not taken."""
+
+    status: int
+    text: str = ""
+    path: str = ""
+    encoding: str = ""
+    timeout_ns: Duration = 0
+
+
+@functools.lru_cache(_OPENINGS_KEPT)
+def read_opening(headers: tuple[tuple[bytes, bytes], ...]) -> Opening:
+    """The beginning of a call; a client's calls mostly begin alike."""
+    named = dict(headers)
+    if named.get(b":method") != b"POST" or not named.get(b"content-type", b"").startswith(b"application/grpc"):
+        return Opening(INTERNAL, "this port speaks gRPC: POST with content-type application/grpc")
+    encoding = named.get(b"grpc-encoding", b"identity").decode("latin-1")
+    if encoding not in ("identity", "gzip", "deflate"):
+        return Opening(UNIMPLEMENTED, f"messages packed by {encoding!r} are not known here")
+    timeout = named.get(b"grpc-timeout", b"").decode("latin-1")
+    try:
+        timeout_ns = read_timeout(timeout)
+    except ValueError:
+        return Opening(INTERNAL, f"grpc-timeout {timeout!r} is no number of at most 8 digits and a unit")
+    return Opening(OK, "", named.get(b":path", b"").decode("latin-1"), encoding, timeout_ns)

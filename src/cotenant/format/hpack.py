@@ -106,9 +106,9 @@ class HpackDecoder:
         self._table: list[Header] = []
         self._size = 0
         self._limit = TABLE_BYTES
-        self._known: dict[bytes, list[Header]] = {}
+        self._known: dict[bytes, tuple[Header, ...]] = {}
 
-    def decode(self, block: bytes) -> list[Header]:
+    def decode(self, block: bytes) -> tuple[Header, ...]:
         """The headers of a block, in order."""
         known = self._known.get(block)
         if known is not None:
@@ -140,8 +140,8 @@ class HpackDecoder:
             if total > LIST_LIMIT_BYTES:
                 raise HpackError(f"headers may have {LIST_LIMIT_BYTES} bytes")
         if plain and len(self._known) < _BLOCKS_KEPT:  # what it means will not change until the table does
-            self._known[block] = headers
-        return headers
+            self._known[block] = tuple(headers)
+        return tuple(headers)
 
     def _literal(self, block: bytes, place: int, first: int) -> tuple[Header, int]:
         index, place = read_number(block, place, 6 if first & 0x40 else 4)

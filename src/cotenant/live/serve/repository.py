@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -139,10 +140,17 @@ def _from_file(path: Path) -> list[Found]:
     if path.suffix != ".py":
         raise ConfigError("MODELS", str(path), "is neither .onnx nor .py, nor a folder of such")
     try:
-        names = list(models_in(path))
+        names = _names_in(path, path.stat().st_mtime_ns)
     except LoadFailed as error:
         return [Found(path.stem, "1", path, path, broken=str(error))]
     return [_checked(Found(name, "1", path, path.with_name(f"{name}.toml"))) for name in names]
+
+
+@functools.lru_cache(MODELS_LIMIT)
+def _names_in(path: Path, mtime_ns: int) -> tuple[str, ...]:
+    """To know what a file of Python makes it must be run: once, until it changes."""
+    del mtime_ns
+    return tuple(models_in(path))
 
 
 def _from_folder(folder: Path) -> list[Found]:
