@@ -11,7 +11,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
+pytest.importorskip("google.protobuf")
 pytest.importorskip("tritonclient.grpc")
 import tritonclient.grpc as triton_grpc
 import tritonclient.grpc.aio as triton_grpc_aio

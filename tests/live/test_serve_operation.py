@@ -15,7 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
+pytest.importorskip("google.protobuf")
 from cotenant.experiment.server import CALLABLE, _Contender, _message
 from cotenant.live.load.closed import Load, put_under_load
 from tests.live.servers import Server, add_and_subtract, make_models
@@ -164,6 +166,16 @@ def test_bad_arguments_get_one_sentence(words: tuple[str, ...], named: str) -> N
     said = run("serve", *words)
     assert said.returncode == 2
     assert named in said.stderr
+    assert said.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("package", ["onnxruntime", "google.protobuf"])
+@pytest.mark.parametrize("words", [["serve", "."], ["bench", "server"]])
+def test_a_missing_package_is_named(package: str, words: list[str]) -> None:
+    program = f"import sys; sys.modules[{package!r}] = None; from cotenant.cli import main; sys.exit(main({words!r}))"
+    said = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, timeout=120)
+    assert said.returncode == 75, said.stderr
+    assert package in said.stderr
     assert said.stderr.count("\n") == 1
 
 

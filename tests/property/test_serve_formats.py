@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+pytest.importorskip("google.protobuf")
 from cotenant.domain.serving import ModelSpec
 from cotenant.domain.tensor import Datatype, TensorSpec
 from cotenant.errors import ConfigError

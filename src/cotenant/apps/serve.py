@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from cotenant.errors import ConfigError, WorldError
+from cotenant.errors import ConfigError
 from cotenant.format.quantity import parse_duration, parse_size
 from cotenant.live.serve.http import Limits
 from cotenant.live.serve.repository import Repository
@@ -70,22 +70,11 @@ def run_server(
     """Serve until told to stop."""
     options = _options(given)
     Repository(options.models, options.cores).scan()  # a path that is not there is refused before anything else
-    _need_packages()
     return serve(options, say, show)
 
 
 def differences(models: Sequence[str]) -> dict[str, list[str]]:
     """Of each model, what its Triton config asks that is done in another way, or not at all."""
-    _need_packages()
     cores = sorted(os.sched_getaffinity(0))
     repository = Repository([Path(one) for one in models], cores)
     return {name: repository.differences(found) for name, found in repository.scan().items()}
-
-
-def _need_packages() -> None:
-    try:
-        import google.protobuf  # noqa: PLC0415
-        import onnxruntime  # noqa: PLC0415
-    except ImportError as error:
-        raise WorldError(f"serving needs the package {error.name}: pip install 'cotenant[serve]'") from None
-    del google, onnxruntime

@@ -155,6 +155,10 @@ def _bench_limit(options: argparse.Namespace) -> int:
 
 
 def _bench_server(options: argparse.Namespace) -> int:
+    from cotenant.apps.needs import need_packages
+
+    others = ("google.protobuf", "onnxruntime", "onnx", "fastapi", "uvicorn", "grpc", "uvloop")
+    need_packages("bench server", "pip install it; the comparison is with servers that others made", *others)
     from cotenant.apps.show_server import show_server
     from cotenant.experiment.server import bench_server
 

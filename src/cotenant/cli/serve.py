@@ -34,6 +34,9 @@ def add_serve_command(commands: Any) -> None:
 
 
 def _serve(options: argparse.Namespace) -> int:
+    from cotenant.apps.needs import need_packages
+
+    need_packages("serve", "pip install 'cotenant[serve]'", "google.protobuf", "onnxruntime")
     from cotenant.apps.serve import ServeArguments, differences, run_server
 
     if options.compare:
