@@ -94,6 +94,7 @@ def make_models(folder: Path) -> None:
     """One of each kind."""
     for datatype in ONNX_TYPES:
         identity(folder / f"id_{datatype.lower()}.onnx", datatype)
+    identity(folder / "wide.onnx", "FP32", ["N", "M"])
     add_and_subtract(folder / "both.onnx")
     (folder / "callables.py").write_text(CALLABLES)
     (folder / "slow.toml").write_text("queue = 8\n")

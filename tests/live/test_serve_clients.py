@@ -199,6 +199,12 @@ def test_loading_again_loses_no_request(server: Server, protocol: str) -> None:
         np.testing.assert_array_equal(found.as_numpy("SECONDS"), [[np.float32(0.05)]])
 
 
+def test_tensors_larger_than_any_window(client: Any, protocol: str) -> None:
+    array = np.arange(8 * 700_000, dtype=np.float32).reshape(8, -1)  # 21 MiB
+    answer = client.infer("wide", [given(protocol, "IN", array)])
+    np.testing.assert_array_equal(answer.as_numpy("OUT"), array)
+
+
 @pytest.mark.parametrize("packed", ["gzip", "deflate"])
 def test_packed_requests_and_answers(client: Any, protocol: str, packed: str) -> None:
     array = np.zeros((8, 4), np.float32)
