@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import queue
 import urllib.request
 from collections.abc import Iterator
@@ -241,6 +242,9 @@ def test_tensors_in_shared_memory(client: Any, protocol: str) -> None:
         client.infer("id_fp32", [tensor], outputs=[wanted])
         found = np.frombuffer(bytes(memory.buf[512:544]), np.float32).reshape(2, 4)
         np.testing.assert_array_equal(found, array)
+        os.truncate(f"/dev/shm/{memory.name}", 16)
+        with pytest.raises(InferenceServerException, match="32 bytes, 16 came"):
+            client.infer("id_fp32", [tensor])
         tensor.set_shared_memory(name, 32, offset=1000)
         with pytest.raises(InferenceServerException, match="1032"):
             client.infer("id_fp32", [tensor])

@@ -81,7 +81,8 @@ class Checked(NamedTuple):
     arrays: tuple[Array | Place, ...]
     """In the order of the model's inputs; one in shared memory is read when it runs."""
     rows: int
-    shapes: int
+    shapes: tuple[tuple[int, ...], ...]
+    """Of each input, without the batch: requests go into one run only where these agree."""
 
 
 def shape_of(name: str, dims: Any) -> tuple[int, ...]:
@@ -188,7 +189,7 @@ def check(plan: Plan, request: InferRequest) -> Checked:
         if output.name not in outputs:
             names = ", ".join(repr(one.name) for one in spec.outputs)
             raise InferError(f"output {shown(output.name)} is none of model {spec.name!r}, expected {names}")
-    return Checked(tuple(arrays), rows if max_batch else 1, hash(tuple(shapes)))
+    return Checked(tuple(arrays), rows if max_batch else 1, tuple(shapes))
 
 
 def _find(tensor_spec: TensorSpec, given: tuple[GivenInput, ...]) -> GivenInput | None:

@@ -39,6 +39,7 @@ from cotenant.live.serve.regions import Regions
 from cotenant.live.serve.work import Job, Outcome, Workers, carry_out, failure_of
 from cotenant.machine.server import ServerMachine, ServerSettings
 
+_LOOKS_LIMIT: Final = 4096
 _KINDS: Final = {
     Refusal.UNKNOWN_MODEL: "not-found",
     Refusal.NOT_READY: "unavailable",
@@ -76,6 +77,7 @@ class Engine:
         self._timer_at: Instant = 0
         self._next_request = 0
         self._next_key = 0
+        self._next_look = 0
         self._when_drained: list[Callable[[], None]] = []
         self.regions = Regions()
         self.figures: dict[str, ModelFigures] = {}
@@ -88,7 +90,7 @@ class Engine:
         self._next_key += 1
         self._models[self._next_key] = model
         figures = self.figures.setdefault(model.spec.name, ModelFigures())
-        self._serving[model.spec.name] = Served(model, plan_of(model.spec), figures)
+        self._serving[model.spec.name] = Served(model, plan_of(model.spec), figures, {})
         self.post(ModelReady(model.spec, self._next_key))
 
     def withdraw(self, name: str) -> None:
@@ -124,7 +126,7 @@ class Engine:
 
         One that does not fit its model is an `InferError`.
         """
-        model, plan, figures = self._find(request.model, request.version)
+        model, plan, figures, looks = self._find(request.model, request.version)
         spec = plan.spec
         if spec.decoupled and not reply.streams:
             raise InferError(f"model {spec.name!r} is decoupled: ask it by ModelStreamInfer, over gRPC", "unsupported")
@@ -144,7 +146,8 @@ class Engine:
         pending.arrived = self._clock.now()
         self._pending[number] = pending
         patience_ns = min(request.timeout_ns or timeout_ns, timeout_ns or request.timeout_ns)
-        self.post(Arrived(number, request.model, checked.rows, checked.shapes, request.priority, patience_ns))
+        look = self._look(looks, checked.shapes)
+        self.post(Arrived(number, request.model, checked.rows, look, request.priority, patience_ns))
         return number
 
     def _answer_at_once(self, pending: Pending) -> None:
@@ -178,13 +181,23 @@ class Engine:
             self._forget(number)
             self.post(Cancelled(number))
 
+    def _look(self, looks: dict[tuple[tuple[int, ...], ...], int], shapes: tuple[tuple[int, ...], ...]) -> int:
+        """A number for what the rows of a request look like; never one number for two looks of a model."""
+        if len(looks) >= _LOOKS_LIMIT:
+            looks.clear()  # numbers are not given again, so that what is forgotten only shares no run
+        look = looks.get(shapes)
+        if look is None:
+            self._next_look += 1
+            look = looks[shapes] = self._next_look
+        return look
+
     def _forget(self, number: int) -> Pending:
         pending = self._pending.pop(number)
         self._held_bytes -= pending.size_bytes
         return pending
 
     def _in_memory(self, specs: tuple[TensorSpec, ...], request: InferRequest, checked: Checked) -> Checked:
-        """With arrays over the shared memory in which inputs are."""
+        """With what is in shared memory read."""
         if not any(isinstance(one, Place) for one in checked.arrays):
             return checked
         shapes = {one.name: one.shape for one in request.inputs}
@@ -192,7 +205,7 @@ class Engine:
         for spec, array in zip(specs, checked.arrays, strict=True):
             if isinstance(array, Place):
                 try:
-                    array = from_raw(spec.datatype, shapes[spec.name], self.regions.view(spec.name, array))  # noqa: PLW2901
+                    array = from_raw(spec.datatype, shapes[spec.name], self.regions.read(spec.name, array))  # noqa: PLW2901
                 except TensorError as error:
                     raise InferError(f"input {spec.name!r}: {error}") from None
             arrays.append(array)
@@ -328,11 +341,7 @@ class Engine:
     def _into_region(self, output: Output) -> Output:
         assert output.place is not None
         raw = to_raw(output.datatype, output.array)
-        view = self.regions.view(output.name, output.place)
-        if len(raw) > len(view):
-            have = f"its place in shared memory has {len(view)}"
-            raise InferError(f"output {output.name!r} has {len(raw)} bytes, {have}")
-        view[: len(raw)] = raw
+        self.regions.write(output.name, output.place, raw)
         return output._replace(place=output.place._replace(size=len(raw)))
 
     def _succeed(self, pending: Pending) -> None:

@@ -38,6 +38,8 @@ class Served(NamedTuple):
     model: Runnable
     plan: Plan
     figures: ModelFigures
+    looks: dict[tuple[tuple[int, ...], ...], int]
+    """What the rows of its requests look like, by number."""
 
 
 class Pending:
