@@ -93,7 +93,13 @@ def test_lists_come_back(datatype: Datatype, listed: list[Any]) -> None:
 
 @pytest.mark.parametrize(
     "datatype, listed",
-    [(Datatype.INT8, [128]), (Datatype.UINT8, [-1]), (Datatype.INT32, [1.5]), (Datatype.FP32, ["1"])],
+    [
+        (Datatype.INT8, [128]),
+        (Datatype.UINT8, [-1]),
+        (Datatype.INT32, [1.5]),
+        (Datatype.FP32, ["1"]),
+        (Datatype.FP16, [65520.0]),
+    ],
 )
 def test_what_does_not_fit_is_refused(datatype: Datatype, listed: list[Any]) -> None:
     with pytest.raises(TensorError):

@@ -102,8 +102,9 @@ def from_list(datatype: Datatype, shape: tuple[int, ...], data: object) -> Array
     if wrong is not None:
         raise TensorError(f"element {wrong} is {flat[wrong]!r}, which is no {datatype.value}")
     try:
-        return np.array(flat, NUMPY[datatype]).reshape(shape)
-    except (OverflowError, ValueError, TypeError):
+        with np.errstate(over="raise"):
+            return np.array(flat, NUMPY[datatype]).reshape(shape)
+    except (OverflowError, FloatingPointError, ValueError, TypeError):
         raise TensorError(f"an element does not fit into {datatype.value}") from None
 
 
