@@ -9,6 +9,7 @@ enum { PPM = 1000 * 1000, SPIN_BURST_NS = 5 * 1000 * 1000, SPIN_LONGEST_NS = 200
 static void take_off(struct ct_gate *gate, uint64_t expect_ns, uint64_t now_ns)
 {
     gate->unconfirmed--;
+    gate->ended_ns = now_ns;
     gate->unconfirmed_ns -= sooner(weight_of(gate, expect_ns), gate->unconfirmed_ns);
     if (gate->unconfirmed)
         return;

@@ -161,7 +161,8 @@ static struct ct_gate_answer pass(struct ct_gate *gate, const struct ct_gate_wis
         gate->least_ns = plus(later(gate->least_ns, now_ns), ct_gate_earned_in(plus(weight_ns, 1), gate->least_ppm));
     if (reason == CT_GATE_GAP)
         ADD(counts->filled_ns, wish->expect_ns);
-    gate->unconfirmed++;
+    if (!gate->unconfirmed++)
+        gate->ended_ns = now_ns;
     gate->unconfirmed_ns = plus(gate->unconfirmed_ns, weight_ns);
     ADD(counts->admitted, 1);
     ADD(counts->passed[reason], 1);
@@ -282,7 +283,7 @@ static struct ct_gate_answer ask_below(struct ct_gate *gate, const struct ct_gat
 static int least_is_due(const struct ct_gate *gate, uint64_t now_ns)
 {
     return gate->least_ppm && left(gate->least_ns, now_ns) <= CT_GATE_BURST_NS &&
-           believed(LOAD(gate->mine->busy_ns), now_ns) <= now_ns;
+           left(believed(LOAD(gate->mine->busy_ns), now_ns), now_ns) <= CT_GATE_LEAD_NS;
 }
 
 /* Tells the others that we wait, and for what: CT_GATE_NEVER if no gap would let us pass, so that nobody holds back. */
@@ -311,6 +312,7 @@ struct ct_gate_answer ct_gate_ask(struct ct_gate *gate, const struct ct_gate_wis
     look_up(gate, now_ns, &sight);
     sight.submitted_ns = submitted_by(gate, now_ns);
     if (is_full) {
+        ct_limit_held(gate, left(now_ns, gate->ended_ns), now_ns);
         if (gate->is_ending || left(now_ns, since_ns) / 8 < plus(CT_GATE_STUCK_NS / 8, gate->unconfirmed_ns))
             return wait_for(CT_GATE_BOUND, ct_limit_room_at(gate, wish, now_ns));
         ADD(gate->mine->counts.stuck, 1);

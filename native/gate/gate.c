@@ -240,6 +240,8 @@ void ct_gate_rest(struct ct_gate *gate, uint64_t low_ns, uint64_t high_ns, int i
         be_active(gate, now_ns);
     if (is_drained) {
         ct_loss_drained(gate, now_ns);
+        if (LOAD(mine->waits_ns))
+            ct_limit_held(gate, left(now_ns, later(busy_ns, LOAD(mine->waits_ns))), now_ns);
         STORE(mine->marked_ns, 0);
         STORE(mine->unsure_ns, 0); /* however long it was: it is over */
     }

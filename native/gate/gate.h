@@ -96,6 +96,7 @@ struct ct_gate {
     struct ct_gate_peer beside[CT_GATE_SEATS]; /* of our own or lower, who share the gaps with us */
     /* of our own */
     uint64_t unconfirmed_ns, unconfirmed; /* submitted below a holder, and no event has shown its end */
+    uint64_t ended_ns;                    /* when the end of one was shown last, or the first was submitted */
     uint64_t charged_from_ns, charged_until_ns; /* our work that may cost those above something; until 0: none */
     uint64_t grain_ns;                    /* what each kernel of those above waits for at most, of that work; 0: for all */
     uint64_t duty_ppm;                    /* of the time, how much those above were active lately */
@@ -119,6 +120,7 @@ struct ct_gate {
     uint64_t spent_ns;                    /* what was spent on purpose of what those above can spare, as an instant */
     uint64_t least_ns, spin_ns;           /* what was used of the least share and of the spinning, as an instant */
     uint64_t announced;                   /* launches of this process alone */
+    uint64_t held_ns, held_at_ns;         /* for how long equals held up our work lately at most, and when that was */
     int is_lent;                          /* what passes now is not charged: nobody else wants it */
     struct ct_gate_page orphan;           /* written while we have no seat: nobody reads it */
 };

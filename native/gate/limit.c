@@ -15,10 +15,21 @@ static uint64_t use_of(const struct ct_gate *gate, const struct ct_gate_wish *wi
     return sooner(weight_of(gate, wish->expect_ns), CT_GATE_FAR_NS) * part_ppm / CT_LIMIT_WHOLE_PPM;
 }
 
-/* What was not used for longer than the window is lost: who idled gets a small burst, and no more; who begins gets none. */
-static uint64_t level_of(uint64_t paid_ns, uint64_t now_ns)
+/* What was not used for longer than the window is lost: who idled gets a small burst, and no more; who begins gets none. Who
+ * was lately held up for long by kernels of its equals catches up on that. */
+static uint64_t level_of(const struct ct_gate *gate, uint64_t paid_ns, uint64_t now_ns)
 {
-    return believed(paid_ns, now_ns) ? later(paid_ns, left(now_ns, CT_LIMIT_WINDOW_NS)) : now_ns;
+    const uint64_t held_ns = left(now_ns, gate->held_at_ns) <= CT_LIMIT_HELD_FOR_NS ? gate->held_ns : 0;
+    return believed(paid_ns, now_ns) ? later(paid_ns, left(now_ns, CT_LIMIT_WINDOW_NS + 2 * held_ns)) : now_ns;
+}
+
+void ct_limit_held(struct ct_gate *gate, uint64_t held_ns, uint64_t now_ns)
+{
+    if (!gate->limit_ppm || !gate->must_share ||
+        (held_ns < gate->held_ns && left(now_ns, gate->held_at_ns) <= CT_LIMIT_HELD_FOR_NS))
+        return;
+    gate->held_ns = sooner(held_ns, CT_LIMIT_HELD_MOST_NS);
+    gate->held_at_ns = now_ns;
 }
 
 static void book(struct ct_gate *gate, uint64_t use_ns, int is_back, uint64_t now_ns)
@@ -26,7 +37,7 @@ static void book(struct ct_gate *gate, uint64_t use_ns, int is_back, uint64_t no
     const uint64_t earned_ns = ct_gate_earned_in(use_ns, gate->limit_ppm);
     uint64_t before_ns = LOAD(gate->mine->paid_ns), paid_ns;
     do {
-        const uint64_t from_ns = level_of(before_ns, now_ns);
+        const uint64_t from_ns = level_of(gate, before_ns, now_ns);
         paid_ns = is_back ? left(from_ns, earned_ns) : sooner(plus(from_ns, earned_ns), plus(now_ns, CT_GATE_FAR_NS));
     } while (!atomic_compare_exchange_weak_explicit(&gate->mine->paid_ns, &before_ns, paid_ns, memory_order_relaxed,
                                                     memory_order_relaxed));
@@ -72,7 +83,7 @@ static void rescale(struct ct_gate *gate, uint64_t now_ns)
 static uint64_t over_until(struct ct_gate *gate, uint64_t now_ns)
 {
     rescale(gate, now_ns);
-    const uint64_t ahead_ns = left(level_of(LOAD(gate->mine->paid_ns), now_ns), now_ns);
+    const uint64_t ahead_ns = left(believed(LOAD(gate->mine->paid_ns), now_ns), now_ns);
     const int is_over = ahead_ns > CT_LIMIT_AHEAD_NS || (ahead_ns && LOAD(gate->mine->over_ns));
     const uint64_t until_ns = is_over ? plus(now_ns, ahead_ns) : 0;
     SHOW(gate->mine->over_ns, until_ns);
@@ -81,16 +92,26 @@ static uint64_t over_until(struct ct_gate *gate, uint64_t now_ns)
 
 static int peer_is_over(const struct ct_gate_page *page, uint64_t now_ns)
 {
-    return believed(SEE(page->over_ns), now_ns) > now_ns || left(level_of(LOAD(page->paid_ns), now_ns), now_ns) > CT_LIMIT_AHEAD_NS;
+    return believed(SEE(page->over_ns), now_ns) > now_ns || left(believed(LOAD(page->paid_ns), now_ns), now_ns) > CT_LIMIT_AHEAD_NS;
+}
+
+/* When all that we and our equals have submitted is expected to be over, or was: before that nobody's work need be. */
+static uint64_t over_by(const struct ct_gate *gate, uint64_t now_ns)
+{
+    uint64_t last_ns = believed(LOAD(gate->mine->busy_ns), now_ns);
+    for (uint32_t i = 0; i < gate->beside_count; i++)
+        if (SEE(gate->beside[i].page->generation) == gate->beside[i].generation)
+            last_ns = later(last_ns, believed(SEE(gate->beside[i].page->busy_ns), now_ns));
+    return last_ns;
 }
 
 /* Whether it has work, or waits for it or with some, or would have to wait for ours. Work that its host still waits for is
- * not over, whatever was expected: ours held it up. */
-static int wants_now(const struct ct_gate_page *page, uint64_t until_ns, uint64_t now_ns)
+ * not over, whatever was expected: that of others held it up, for as long as that may last (`over_ns`). */
+static int wants_now(const struct ct_gate_page *page, uint64_t over_ns, uint64_t until_ns, uint64_t now_ns)
 {
     const uint64_t asked_ns = SEE(page->asked_ns), waits_ns = believed(SEE(page->waits_ns), now_ns);
     const uint64_t busy_ns = believed(SEE(page->busy_ns), now_ns);
-    if (busy_ns > now_ns || (waits_ns && left(now_ns, later(waits_ns, busy_ns)) <= CT_LIMIT_LATE_NS))
+    if (busy_ns > now_ns || (waits_ns && left(now_ns, later(waits_ns, later(busy_ns, over_ns))) <= CT_LIMIT_LATE_NS))
         return 1;
     /* One that waits at the gate may sleep on it, and be late to wake up: it still waits. */
     if (LOAD(page->wanted_ns) && left(now_ns, asked_ns) <= CT_LIMIT_ASLEEP_NS && left(asked_ns, now_ns) <= CT_LIMIT_LOOK_NS)
@@ -110,13 +131,13 @@ static int leaves_room(const struct ct_gate *gate, const struct ct_gate_peer *pe
 static int is_wanted(const struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t now_ns)
 {
     const uint64_t busy_ns = later(believed(LOAD(gate->mine->busy_ns), now_ns), now_ns);
-    const uint64_t until_ns = plus(busy_ns, weight_of(gate, wish->expect_ns));
+    const uint64_t until_ns = plus(busy_ns, weight_of(gate, wish->expect_ns)), over_ns = over_by(gate, now_ns);
     for (uint32_t i = 0; i < gate->beside_count; i++) {
         const struct ct_gate_peer *peer = &gate->beside[i];
         if (peer->priority != gate->priority || peer->is_paused || (!peer->limit_ppm && !gate->limit_ppm) ||
             SEE(peer->page->generation) != peer->generation || !SEE(peer->page->sequence) || leaves_room(gate, peer))
             continue;
-        if ((!peer->limit_ppm || !peer_is_over(peer->page, now_ns)) && wants_now(peer->page, until_ns, now_ns))
+        if ((!peer->limit_ppm || !peer_is_over(peer->page, now_ns)) && wants_now(peer->page, over_ns, until_ns, now_ns))
             return 1;
     }
     return 0;
@@ -143,8 +164,10 @@ uint32_t ct_limit_ask(struct ct_gate *gate, const struct ct_gate_wish *wish, int
         return 0;
     if (gate->limit_ppm && gate->is_static)
         return CT_GATE_LIMIT;
-    /* One without a share is not kept out for good, whatever was promised to others. */
-    const int is_old = !gate->limit_ppm && left(now_ns, since_ns) >= CT_GATE_STUCK_NS;
+    /* One without a share is not kept out for good, whatever was promised to others; but the longer its kernel, the longer. */
+    const uint64_t length_ns = sooner(weight_of(gate, wish->expect_ns), CT_GATE_FAR_NS);
+    const int is_old =
+        !gate->limit_ppm && left(now_ns, since_ns) >= CT_GATE_STUCK_NS + CT_LIMIT_KEPT_OUT * length_ns;
     if (!is_active && !is_old && is_wanted(gate, wish, now_ns)) {
         *until_ns = sooner(*until_ns, plus(now_ns, CT_LIMIT_LOOK_NS));
         return gate->limit_ppm ? CT_GATE_LIMIT : CT_GATE_SHARE;

@@ -232,7 +232,7 @@ def test_what_online_keeps_of_its_device_is_said_with_the_last_change(
     assert not any("online keeps" in line for line in told(capsys)), "nothing is adjusted by now"
     roll = Roll(True, 9000, [TenantView(job(), True)], [Gpu("a", 1 << 30)], [GpuWatch()], [Dial(0, 620_000)])
     monkeypatch.setattr(explaining, "roll_of", lambda places: roll)
-    said = "2. GPU 0: online keeps 62% (was 98%): room of web: p99 9ms of 20ms"
+    said = "2. GPU 0: online keeps 62% (was 98%): web: room, p99 9ms of 20ms"
     assert said in told(capsys)
 
 

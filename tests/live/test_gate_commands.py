@@ -14,7 +14,7 @@ from cotenant.domain.event import NodeSettings
 from cotenant.domain.gate import GatePolicy, GateRules
 from cotenant.domain.gpu import Gpu
 from cotenant.domain.tenant import Kind, TenantSpec
-from cotenant.format.config import Config
+from cotenant.format.config import Config, validate
 from cotenant.format.config_control import ControlConfig
 from cotenant.format.flags import overlay
 from cotenant.live.client import Connection
@@ -122,13 +122,14 @@ def test_a_mistake_gets_one_sentence_and_changes_nothing(node: Indoors, say: Say
 
 def test_a_node_brought_back_by_run_is_set_up_as_the_one_before() -> None:
     rules = GateRules(GatePolicy.STRICT, 123_456, 12_345, 7, 10_000, 999_999)
-    control = ControlLimits(7_000_000, "aimd", 950_000, 50_000, 300_000, 900_000, mps_share=True)
+    control = ControlLimits(70_000_000, "aimd", 950_000, 50_000, 300_000, 900_000, mps_share=True)
     promised = (7, 10**10, 0, "predict", "overcommit", (Gpu("a", 1 << 30), Gpu("b", 3 << 30)), rules)
-    settings = NodeSettings(*promised, control=control, refuse_unmet=True)
+    settings = NodeSettings(*promised, control=control, is_mps=True, refuse_unmet=True)
     words = iter(_flags_of(settings))
     given = [(word.removeprefix("--").replace("-", "_"), next(words)) for word in words]
     steers = {field.name for field in msgspec.structs.fields(ControlConfig)}
     flags = {("control" if name in steers else "node", name): value for name, value in given if name != "gpu"}
     config = overlay(Config(), flags, [value for name, value in given if name == "gpu"])
+    validate(config)
     found = config.node.settings(tuple(gpu.gpu() for gpu in config.gpu), control=config.control.limits())
     assert found == settings

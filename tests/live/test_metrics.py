@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Self
 from unittest.mock import MagicMock
 
+import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cotenant import _native
 from cotenant.domain.action import Grant, Refuse, Revoke
+from cotenant.domain.control import REQUEST_BUCKETS, bucket_of
 from cotenant.domain.event import MpsSeen, TenantJoined, TenantLeft
 from cotenant.domain.gate import GateRules, GateSeat
 from cotenant.domain.histogram import Recorder
@@ -38,7 +40,8 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 PAGE_BYTES = 8 << 20
 """More than sockets keep for a client that does not read."""
 HELD = Work(2 * 10**9, launches=5, waits=3, waited_ns=10**9, denied=1, requests=8, late=2, request_ns=3 * 10**9)
-TENANT = TenantFigures("web", 0, Kind.ONLINE, Stage.RUNNING, True, 2, 1 << 30, 1 << 20, HELD)
+COUNTED = tuple(map([bucket_of(took_ns) for took_ns in (10**5, 2 * 10**6, 10**8)].count, range(REQUEST_BUCKETS)))
+TENANT = TenantFigures("web", 0, Kind.ONLINE, Stage.RUNNING, True, 2, 1 << 30, 1 << 20, HELD, 20 * 10**6, COUNTED)
 DEVICE = GpuFigures(
     "a", Health.UNHEALTHY, 16 << 30, GpuSample(500_000, 250_000, -1, 3 << 20, 16 << 30), 1 << 20, 4, is_mps_ready=True
 )
@@ -82,6 +85,12 @@ def test_every_family_says_what_the_state_says() -> None:
         ("cotenant_tenant_memory_quota_bytes", web): 1 << 30,
         ("cotenant_tenant_paused", web): 1,
         ("cotenant_tenant_stage", (*web, "running")): 1,
+        ("cotenant_tenant_slo_seconds", web): 0.02,
+        ("cotenant_tenant_latency_seconds_bucket", (*web, "0.000131072")): 1,
+        ("cotenant_tenant_latency_seconds_bucket", (*web, "0.033554432")): 2,
+        ("cotenant_tenant_latency_seconds_bucket", (*web, "+Inf")): 3,
+        ("cotenant_tenant_latency_seconds_count", web): 3,
+        ("cotenant_tenant_latency_seconds_sum", web): 3,
         ("cotenant_gpu_state", ("0", "a", "unhealthy")): 1,
         ("cotenant_gpu_state", ("0", "a", "healthy")): 0,
         ("cotenant_gpu_utilization_ratio", ("0", "a")): 0.5,
@@ -336,3 +345,19 @@ def test_what_those_who_left_did_is_kept_and_samples_are_those_seen_last(tmp_pat
     assert (witness.samples, witness.mps, witness.refusals) == ({0: GpuSample(7)}, {0: True}, {"no-slot": 1})
     assert (tmp_path / "log").read_text().count("\n") == 5
     gates.close()
+
+
+def test_the_latencies_of_an_online_tenant_are_those_of_its_own_page(tmp_path: Path) -> None:
+    gates = LiveGates(tmp_path, 2)
+    gates.seat(0, GateRules(seats=(GateSeat(0, 2, 2, online=True),)))
+    gate = _native.Gate(gates._files[0].memory, 0, 2)
+    gate.requested(3 * 10**6, 2 * 10**6)
+    gate.requested(10**6, 2 * 10**6)
+    del gate
+    with (tmp_path / "log").open("wb") as log:
+        witness = Witness(NodeLog("text", descriptor=log.fileno()), gates, LiveLedgers(tmp_path, 2), 0)
+    terms = Terms(0, 2, Kind.ONLINE, 2, 2 * 10**6, 0, 0, 0)
+    assert sum(witness.latencies_of(terms)) == 2
+    assert witness.work_of(terms, 0)[5:] == (2, 1, 4 * 10**6)
+    assert witness.latencies_of(msgspec.structs.replace(terms, generation=3)) == (), "an earlier tenant's page"
+    assert witness.latencies_of(msgspec.structs.replace(terms, kind=Kind.OFFLINE)) == ()

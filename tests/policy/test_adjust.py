@@ -86,7 +86,7 @@ def test_whatever_the_device_does(service: Service, seed: int, late: int) -> Non
     ppms = [LIMITS.most_ppm, *(change.online_ppm for _, change in run.steps)]
     for (one, other), (_, change) in zip(itertools.pairwise(ppms), run.steps, strict=True):
         assert (other > one) == (change.cause in up) or change.cause is Cause.BEYOND_REACH
-        assert "ms of" in change.detail or change.cause in {Cause.LOAD_UP, Cause.JOINED, Cause.SATURATED}
+        assert change.detail.startswith("p99 ") or change.cause in {Cause.LOAD_UP, Cause.JOINED, Cause.SATURATED}
     assert run.turns(60) <= 4
 
 
@@ -206,8 +206,25 @@ def test_offline_work_that_begins_is_met_with_all_that_online_may_keep() -> None
 
 def test_what_was_kept_before_a_restart_is_where_it_goes_on() -> None:
     control = a_control(400_000)
-    assert fed(control, window(0, web(15 * MS), JOB)) == []
+    at_first_sight = TenantWindow(9, 1, online=False)  # the first look at somebody only begins its window
+    assert fed(control, window(0, web(0, requests=0), at_first_sight), window(1, web(15 * MS), JOB)) == []
     assert control.online_ppm(0) == 400_000
+    (change,) = fed(control, window(2, web(15 * MS), JOB, TenantWindow(8, 1, online=False, device_ns=5)))
+    assert change.cause is Cause.JOINED, "who comes after that is new"
+
+
+def test_on_the_way_down_it_says_what_was_seen_at_this_share_not_what_was_late_before() -> None:
+    control = a_control(400_000)
+    first = [window(0, web(2 * MS), JOB), window(1, web(0, requests=0, oldest_ns=90 * MS), JOB)]
+    (up,) = fed(control, *first, window(2, web(150 * MS, requests=1), JOB))
+    assert up.cause is Cause.STUCK
+    downs = [
+        change
+        for change in fed(control, *(window(number, web(2 * MS), JOB) for number in range(3, 30)))
+        if change.cause is Cause.ROOM
+    ]
+    assert downs
+    assert all(change.detail.startswith("p99 2.") for change in downs), [change.detail for change in downs]
 
 
 def test_what_nobody_has_said_yet_is_said_first() -> None:

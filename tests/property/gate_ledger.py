@@ -10,6 +10,8 @@ from tests.property.gate_sums import (
     DUTY,
     DUTY_LEAST,
     FAR,
+    HELD_FOR,
+    HELD_MOST,
     NEVER,
     PATIENCE_LEAST,
     PPM,
@@ -50,6 +52,7 @@ class Ledger:
         self.spent = self.grain = self.duty_from = self.duty_active = 0
         self.duty_ppm = DUTY_LEAST
         self.is_lent = False
+        self.held = self.held_at = self.ended = 0
         self.losses = Losses()
         self.must_ask()
 
@@ -126,12 +129,20 @@ class Ledger:
             page["marked_ns"] = 0 if is_drained else now
         if is_drained:
             self.losses.drained(page, self.device.below_ns, self.rules.delay_ppm, now)
+            if page["waits_ns"]:
+                self.be_held(max(now - max(page["busy_ns"], page["waits_ns"]), 0), now)
         busy = now if is_drained else max(page["busy_ns"], now)
         if is_drained:
             page["busy_ns"] = busy
         page["latest_ns"], page["waits_ns"] = min(busy + high, far), 0 if is_drained else now
         page["next_ns"] = min(busy + low, far)
         page["quiet_ns"] = min(busy + low + self.patience(low, high), far)
+
+    def be_held(self, held: int, now: int) -> None:
+        """Equals held up its work for so long; the longest of late counts."""
+        must_share = (self.limit and self.is_static) or any(self.limit or s.limit_ppm for s in self.equals)
+        if self.limit and must_share and (held >= self.held or now - self.held_at > HELD_FOR):
+            self.held, self.held_at = min(held, HELD_MOST), now
 
     # ---- the debt
 

@@ -94,6 +94,7 @@ class Tenant(Shares):
             self.least_until = max(self.least_until, now) + used
         self.charged_from, self.is_back = now, reason == RISK
         self.charged_until = 0 if reason == LEAST else self.page["busy_ns"]
+        self.ended = self.ended if self.unconfirmed else now
         self.unconfirmed += 1
         self.unconfirmed_ns += self.weight(expect)
         self.page["admitted"] += 1
@@ -237,6 +238,7 @@ class Tenant(Shares):
         if self.is_paused:
             return 0, PAUSED, now + PAUSE_LOOK
         if is_full:
+            self.be_held(max(now - self.ended, 0), now)
             if self.is_ending or (now - since) // 8 < STUCK_AFTER // 8 + self.unconfirmed_ns:
                 return 0, BOUND, self.room_at(wish, now)
             self.page["stuck"] += 1
@@ -250,7 +252,7 @@ class Tenant(Shares):
             return self.admit(LENT if self.is_lent else FREE, wish, now)
         reason, until = self.decide(wish, since, now)
         is_due = self.seat and self.seat.least_ppm and self.least_until - now <= BURST
-        if reason >= BUSY and is_due and self.page["busy_ns"] <= now:
+        if reason >= BUSY and is_due and self.page["busy_ns"] - now <= LEAD:
             reason = LEAST
         return self.admit(reason, wish, now) if reason < BUSY else (0, reason, until)
 
@@ -258,6 +260,7 @@ class Tenant(Shares):
 
     def take_off(self, expect: int, now: int) -> None:
         self.unconfirmed -= 1
+        self.ended = now
         self.unconfirmed_ns = max(self.unconfirmed_ns - self.weight(expect), 0) if self.unconfirmed else 0
         if not self.unconfirmed:
             self.page["busy_ns"] = min(self.page["busy_ns"], now)

@@ -8,6 +8,8 @@ from tests.property.gate_sums import (
     AHEAD,
     ASLEEP,
     FAR,
+    HELD_FOR,
+    KEPT_OUT,
     LATE,
     LEAD,
     LEAST_PART,
@@ -34,7 +36,8 @@ class Shares(Ledger):
     def book(self, use: int, now: int) -> None:
         """Work that was used, or is given back if that is negative."""
         earned = earned_in(abs(use), self.limit)
-        level = max(self.page["paid_ns"], now - WINDOW) if self.page["paid_ns"] else now
+        held = self.held if now - self.held_at <= HELD_FOR else 0
+        level = max(self.page["paid_ns"], now - WINDOW - 2 * held) if self.page["paid_ns"] else now
         self.page["paid_ns"] = min(level + earned, now + FAR) if use >= 0 else max(level - earned, 0)
 
     def use_of(self, wish: Wish) -> int:
@@ -61,9 +64,13 @@ class Shares(Ledger):
         page["over_ns"] = now + ahead if is_over else 0
         return page["over_ns"]
 
+    def over_by(self) -> int:
+        """When the work of all of them is over, or was."""
+        return max([self.page["busy_ns"], *(page["busy_ns"] for page in map(self.page_of, self.beside) if page)])
+
     def wants_now(self, page: Page, until: int, now: int) -> bool:
         is_asking = page["wanted_ns"] and -LIMIT_LOOK <= now - page["asked_ns"] <= ASLEEP
-        is_waiting = page["waits_ns"] and now - max(page["waits_ns"], page["busy_ns"]) <= LATE
+        is_waiting = page["waits_ns"] and now - max(page["waits_ns"], self.over_by()) <= LATE
         is_coming = now < page["quiet_ns"] and page["next_ns"] < until
         return bool(page["busy_ns"] > now or is_asking or is_waiting or is_coming)
 
@@ -88,7 +95,7 @@ class Shares(Ledger):
             return 0, now
         if self.limit and self.is_static:
             return LIMIT, until
-        is_old = not self.limit and now - since >= STUCK_AFTER
+        is_old = not self.limit and now - since >= STUCK_AFTER + KEPT_OUT * min(self.weight(wish[0]), FAR)
         if not is_active and not is_old and self.is_wanted(wish, now):
             return (LIMIT if self.limit else SHARE), min(until, now + LIMIT_LOOK)
         self.is_lent = self.limit > 0

@@ -23,6 +23,7 @@ MEMORY, PRIOR, ASTRAY = 4 * MS, 500 * US, 256 * MS
 SCALE_LEAST, SCALE_MOST, SLACK, DELAY_MOST = PPM // 8, PPM, 50_000, 100 * PPM
 AHEAD, WINDOW, LIMIT_LOOK, LATE = 4 * MS, 100 * MS, MS, 10 * MS
 LIMIT_POLL, ASLEEP, LEAST_PART = 250 * US, 6 * MS, 250_000
+HELD_MOST, HELD_FOR, KEPT_OUT = 1000 * MS, 2000 * MS, 16
 
 Wish = tuple[int, int, int, int, int, int, int, int]
 """expect, sure, low, high, may_fill, grain, pieces, free"""

@@ -6,7 +6,7 @@ import heapq
 from typing import ClassVar
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from cotenant import _native
@@ -16,7 +16,9 @@ from tests.property.gate_sums import AHEAD, LIMIT, MS, PPM, SHARE, US, WINDOW, W
 
 START = 10_000 * MS
 NAP = 5 * MS
+LONGER = 30 * US
 lengths_ns = st.sampled_from([5 * US, 50 * US, 300 * US, 2 * MS, 30 * MS, 250 * MS])
+long_ns = st.sampled_from([300 * US, 2 * MS, 30 * MS, 250 * MS])
 shares_ppm = st.sampled_from([50_000, 100_000, 300_000, 500_000, 700_000, 950_000])
 
 
@@ -40,9 +42,14 @@ class Host:
 
     def turn(self, now: int) -> int:
         """Ask once; when to come again."""
+        had = bool(self.pending)
         while self.pending and self.pending[0] <= now:
             self.gate.confirmed(self.wish[0], self.pending.pop(0))
             self.gate.measured(self.use_of(self.wish[0]), self.use_of(self.takes_ns), now)
+        if had and not self.pending:
+            self.gate.rest(0, 0, True, now)
+        if self.pending:
+            self.gate.prolong(now + LONGER)  # as the hook does while events do not show its end
         self.since_ns = self.since_ns or now
         passes, self.reason, until_ns = self.gate.ask(self.wish, self.since_ns, now)
         if not passes:
@@ -52,7 +59,10 @@ class Host:
         self.pending.append(self.ends[self.device])
         self.used_ns += self.use_of(self.takes_ns)
         self.since_ns = 0
-        return now + US if len(self.pending) < self.depth else self.pending[0]
+        if len(self.pending) < self.depth:
+            return now + US
+        self.gate.rest(0, 0, False, now)
+        return self.pending[-1]
 
     def use_of(self, length_ns: int) -> int:
         return length_ns * (PPM - self.wish[7]) // PPM
@@ -236,3 +246,26 @@ def test_whoever_has_a_share_has_it_beside_all_others_who_want_more(shares: tupl
     play([*hosts, Host(file, len(shares), 200 * US)], 1_000 * MS)
     for host, share in zip(hosts, shares, strict=True):
         assert host.used_ns >= 1_000 * MS * share // PPM - 30 * MS
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([100_000, 200_000, 300_000]), long_ns), min_size=1, max_size=3),
+    *(long_ns, st.booleans(), st.sampled_from([4, 400])),
+)
+@settings(max_examples=12, phases=(Phase.explicit, Phase.reuse, Phase.generate))
+@example([(300_000, 300 * US), (300_000, 30 * MS), (300_000, 250 * MS)], 300 * US, False, 4)
+@example([(300_000, 2 * MS), (200_000, 250 * MS)], 250 * MS, True, 4)
+@example([(300_000, 300 * US)], 250 * MS, False, 400)
+def test_kernels_of_a_quarter_of_a_second_take_nobody_its_share(
+    owners: list[tuple[int, int]], other_ns: int, static: bool, depth: int
+) -> None:
+    """Whoever has such, with a share or without; but for what they took before anybody knew of the others."""
+    file = device(*(seat(slot, share, static=static) for slot, (share, _) in enumerate(owners)), seat(len(owners)))
+    hosts = [Host(file, slot, length_ns, depth=depth) for slot, (_, length_ns) in enumerate(owners)]
+    other = Host(file, len(owners), other_ns, depth=depth)
+    longest_ns = max(other_ns, *(length_ns for _, length_ns in owners))
+    for_ns = 40 * max(WINDOW, longest_ns)
+    play([*hosts, other], for_ns)
+    for host, (share, length_ns) in zip(hosts, owners, strict=True):
+        assert host.used_ns >= for_ns * share // PPM * 9 // 10 - 2 * (length_ns + longest_ns)
+    assert other.used_ns > 0

@@ -321,6 +321,7 @@ def _flags_of(settings: NodeSettings | None) -> list[str]:
         ("--online-most", control.most_ppm),
     ):
         flags += [flag, format_share(ppm)]
+    flags += ["--mps", "on"] if settings.is_mps else []
     flags += ["--mps-share", "on" if control.mps_share else "off"]
     flags += ["--unmet", "refuse"] if settings.refuse_unmet else []
     for gpu in () if settings.gpus[0].called else settings.gpus:  # those that were found are found again

@@ -61,22 +61,22 @@ def show_requests(console: Console, roll: wire.Tenants, served: ServedBySlot) ->
     names = {view.tenant.terms.slot: view.tenant.name for view in roll.tenants}
     rows = [(names[slot], one) for slot, one in sorted(served.items()) if one.requests or one.oldest_ns or one.slo_ns]
     if rows:
-        console.print(requests_table("requests so far", rows))
+        console.print(requests_table("requests so far", rows, has_rates=False))
 
 
-def requests_table(title: str, tenants: Sequence[tuple[str, Served]]) -> RenderableType:
-    """One line for each tenant that has requests, or should have."""
-    columns = ["NAME", "REQUESTS", "RATE/S", "P50", "P99", "SLO", "WITHIN", "OLDEST", "KNOWN"]
-    return table(title, columns, [_row(name, served) for name, served in tenants])
+def requests_table(title: str, tenants: Sequence[tuple[str, Served]], *, has_rates: bool = True) -> RenderableType:
+    """One line for each tenant that has requests, or should have; how often they come only over a known time."""
+    columns = ["NAME", "REQUESTS", *(["RATE/S"] if has_rates else []), "P50", "P99", "SLO", "WITHIN", "OLDEST", "KNOWN"]
+    return table(title, columns, [_row(name, served, has_rate=has_rates) for name, served in tenants])
 
 
-def _row(name: str, served: Served) -> list[str | Text]:
+def _row(name: str, served: Served, *, has_rate: bool) -> list[str | Text]:
     rate = f"{served.requests * SECOND_NS / served.for_ns:.1f}" if served.for_ns else "-"
     is_late = served.slo_ns and served.p99_ns > served.slo_ns
     return [
         capped(name),
         f"{served.requests:,}",
-        rate,
+        *([rate] if has_rate else []),
         _time(served.p50_ns),
         Text(_time(served.p99_ns), style="bold red" if is_late else ""),
         _time(served.slo_ns),

@@ -22,7 +22,7 @@ from cotenant.domain.served import served_between
 from cotenant.domain.tenant import TenantView
 from cotenant.errors import CotenantError, InvariantError, WorldError
 from cotenant.format.log import describe_rules
-from cotenant.format.quantity import counted, round_duration, round_size
+from cotenant.format.quantity import counted, format_share, round_duration, round_share, round_size
 from cotenant.host import Divergence, replay, same_promises
 from cotenant.live.client import tenants_of
 from cotenant.live.clock import LiveClock, pause
@@ -31,6 +31,7 @@ from cotenant.live.gate import devices_in, look_at
 from cotenant.live.journal import Recovery, last_settings
 from cotenant.live.ledger import look_at as look_at_ledger
 from cotenant.machine.node import NodeMachine
+from cotenant.policy.limit.share import share_of
 
 EVERY_S: Final = 1.0
 REQUESTS_LOOKS: Final = 10
@@ -216,6 +217,12 @@ def top_json(shown: Shown) -> dict[str, Any]:
     return {"served": shown.is_served, "seconds": shown.seconds, "devices": devices}
 
 
+def _rules(rules: GateRules) -> str:
+    """Those in force; control may have set the delay, and then it has many digits."""
+    exact, about = (f"delay {written(rules.delay_ppm)}" for written in (format_share, round_share))
+    return describe_rules(rules).replace(exact, f"{about} (online keeps {round_share(share_of(rules.delay_ppm))})")
+
+
 def top_tables(shown: Shown, width: int) -> RenderableType:
     """`cotenant top`: who uses each device, and who waits for whom."""
     parts: list[RenderableType] = []
@@ -225,7 +232,7 @@ def top_tables(shown: Shown, width: int) -> RenderableType:
         if device.health:
             is_well = device.health.startswith((Health.HEALTHY.value, Health.INIT.value))
             parts.append(Text(device.health, style="green" if is_well else "bold yellow"))
-        parts.append(Text(describe_rules(device.rules), style="dim"))
+        parts.append(Text(_rules(device.rules), style="dim"))
         if device.tenants:
             tenants = [(_named(name, width), pace) for name, pace in device.tenants]
             held = {pace.slot: round_size(_held(device, pace)) for _, pace in tenants} if width >= _NARROW else {}

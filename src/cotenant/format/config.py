@@ -220,6 +220,9 @@ def validate(config: Config) -> None:
     if config.node.unmet == "refuse" and config.node.place != "predict":
         remedy = f"nothing is predicted with node.place {config.node.place!r}; add --place predict"
         raise ConfigError("node.unmet", config.node.unmet, remedy)
+    if config.control.mps_share == "on" and config.node.mps != "on":
+        remedy = f"there are no SMs to deal out with node.mps {config.node.mps!r}; add --mps on"
+        raise ConfigError("control.mps_share", config.control.mps_share, remedy)
     validate_protection(config.protect)
     validate_control(config.control)
     names = [gpu.name for gpu in config.gpu]

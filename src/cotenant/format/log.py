@@ -319,8 +319,8 @@ def _protected(action: Signal | Kill | Suspend | Restore | Watch | Adjusted | Pl
         case Watch(gpu=gpu, watch=watch):
             return f"GPU {gpu} is {watch.health.value}{_because(watch.why)}"
         case Adjusted(adjustment=adjustment, was_ppm=was_ppm):
-            kept = f"{round_share(adjustment.online_ppm)}, not {round_share(was_ppm)}"
-            return f"online of GPU {adjustment.gpu} keeps {kept}"
+            kept, was = round_share(adjustment.online_ppm), round_share(was_ppm)
+            return f"online of GPU {adjustment.gpu} keeps {kept}{f', not {was}' if was != kept else ''}"
         case Placed(slot=slot, generation=generation, why=why):
             return f"slot {slot}/{generation} goes there: {why}"
         case MpsRestart(gpu=gpu):

@@ -236,10 +236,10 @@ class Chronicle:
         del event
         change = action.adjustment
         who = NOBODY if change.slot < 0 else self._at(change.slot, change.generation)
-        kept = f"online keeps {round_share(change.online_ppm)} (was {round_share(action.was_ppm)})"
-        whose = f" of {who.name}" if who.name else ""
-        text = f"GPU {change.gpu}: {kept}: {change.cause.value}{whose}"
-        text += f": {change.detail}" if change.detail else ""
+        kept, was = round_share(change.online_ppm), round_share(action.was_ppm)
+        text = f"GPU {change.gpu}: online keeps {kept}" + (f" (was {was})" if was != kept else "")
+        text += f": {who.name}" if who.name else ""
+        text += f": {change.cause.value}" + (f", {change.detail}" if change.detail else "")
         level = Level.WARNING if change.cause is Cause.BEYOND_REACH else Level.INFO
         self._say(Telling(What.ADJUSTED, text, level, change.gpu, change.cause.value), who)
 

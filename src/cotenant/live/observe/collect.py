@@ -15,7 +15,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from cotenant.domain.control import Cause
+from cotenant.domain.control import Cause, bucket_of
 from cotenant.domain.fault import Source
 from cotenant.domain.gpu import WHOLE_PPM
 from cotenant.domain.happening import What
@@ -43,6 +43,8 @@ _WORK: Final[tuple[tuple[str, str, Callable[[Work], float]], ...]] = (
     ("late_requests", "Requests that took longer than the objective.", lambda work: work.late),
     ("request_seconds", "How long requests took, in sum.", lambda work: work.request_ns / SECOND_NS),
 )
+_LATENCY_BOUNDS_NS: Final = tuple(1 << bits for bits in range(17, 35))
+"""From 131 us to 17 s: the pages count in finer buckets, some of whose bounds these are."""
 _COUNTED: Final = (Source.CUDA, Source.XID, Source.MPS, Source.HANG)
 _TENANT_LABELS: Final = ("tenant", "gpu", "kind")
 _GPU_LABELS: Final = ("gpu", "name")
@@ -97,6 +99,23 @@ def _of_tenants(tenants: Iterable[TenantFigures]) -> Iterator[Metric]:
         paused.add_metric(labels, tenant.paused)
         stage.add_metric((*labels, tenant.stage.value), 1)
     yield from (restarts, held, quota, paused, stage)
+    yield from _of_latencies(labelled)
+
+
+def _of_latencies(labelled: Iterable[tuple[tuple[str, ...], TenantFigures]]) -> Iterator[Metric]:
+    """What the objective is, and how long requests took: enough for any quantile over any time."""
+    slo = _gauge("tenant_slo_seconds", "Latency objective, of those who have one.", _TENANT_LABELS)
+    about = "How long requests took, told or seen; of online tenants."
+    took = HistogramMetricFamily("cotenant_tenant_latency_seconds", about, labels=_TENANT_LABELS)
+    for labels, tenant in labelled:
+        if tenant.slo_ns:
+            slo.add_metric(labels, tenant.slo_ns / SECOND_NS)
+        if tenant.latencies:
+            below = [(bound_ns, sum(tenant.latencies[: bucket_of(bound_ns)])) for bound_ns in _LATENCY_BOUNDS_NS]
+            buckets = [(repr(bound_ns / SECOND_NS), float(count)) for bound_ns, count in below]
+            all_of_them = ("+Inf", float(sum(tenant.latencies)))
+            took.add_metric(labels, [*buckets, all_of_them], tenant.work.request_ns / SECOND_NS)
+    yield from (slo, took)
 
 
 def _of_kinds(figures: NodeFigures) -> Iterator[Metric]:

@@ -41,6 +41,9 @@ class TenantFigures(NamedTuple):
     quota_bytes: int
     held_bytes: int
     work: Work
+    slo_ns: int = 0
+    latencies: tuple[int, ...] = ()
+    """How many requests took how long, by the buckets of domain/control.py; empty: nothing is known of any."""
 
 
 class GpuFigures(NamedTuple):

@@ -65,6 +65,8 @@ class NodeLook:
             quota_bytes=terms.memory_bytes,
             held_bytes=self._witness.held_bytes(terms),
             work=self._witness.work_of(terms, denied.get(terms.gpu, {}).get(terms.slot, 0)),
+            slo_ns=terms.slo_ns,
+            latencies=self._witness.latencies_of(terms),
         )
 
     def _gpu(self, index: int, gpu: Gpu, watch: GpuWatch, tenants: tuple[TenantFigures, ...]) -> GpuFigures:

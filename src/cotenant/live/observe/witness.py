@@ -67,6 +67,13 @@ class Witness:
         served = (counts.requests_ended, counts.requests_over, counts.requests_sum_ns)
         return Work(counts.device_ns, counts.launches, counts.waits, counts.waited_ns, denied, *served)
 
+    def latencies_of(self, terms: Terms) -> tuple[int, ...]:
+        """How many requests of an online tenant took how long, by its own page."""
+        if terms.gpu < 0 or terms.kind is not Kind.ONLINE:
+            return ()
+        counts = self._gates.counts(terms.gpu, terms.slot)
+        return counts.request_buckets if counts.generation == terms.generation else ()
+
     def held_bytes(self, terms: Terms) -> int:
         """The device memory that a tenant holds."""
         return self._ledgers.held(terms.gpu, terms.slot) if terms.gpu >= 0 else 0

@@ -13,6 +13,7 @@ from cotenant.domain.control import Cause, ControlLimits, DeviceWindow
 from cotenant.domain.gpu import WHOLE_PPM
 from cotenant.domain.instant import MILLISECOND_NS, NEVER, SECOND_NS, Duration, Instant
 from cotenant.domain.value import Value
+from cotenant.format.quantity import round_duration
 from cotenant.policy.adjust.floor import Caution, Floors
 from cotenant.policy.adjust.track import Sense, Track
 from cotenant.policy.adjust.verdict import Foreseen, Verdict
@@ -130,16 +131,19 @@ class Feedback:
         return newcomer
 
     def _began(self, window: DeviceWindow, now: Instant) -> bool:
-        """Whether offline work began of which nobody knows yet what it does to others."""
-        began = False
+        """Whether offline work began of which nobody knows yet what it does to others.
+
+        A share that stands below the most when we begin was found beside those who are here.
+        """
+        began, is_resumed = False, self._changed_ns == NEVER and self.online_ppm < self._limits.most_ppm
         for tenant in window.tenants:
             if tenant.online:
                 continue
             if tenant.device_ns or tenant.waited_ns:
                 self._pressed_ns = now
-            if tenant.device_ns and self._offline.get(tenant.slot) != tenant.generation:
+            if (tenant.device_ns or is_resumed) and self._offline.get(tenant.slot) != tenant.generation:
                 self._offline[tenant.slot] = tenant.generation
-                began = True
+                began = not is_resumed
         return began
 
     def _take(self, window: DeviceWindow, foreseen: Mapping[int, Foreseen], now: Instant) -> None:
@@ -216,7 +220,7 @@ class Feedback:
         if not track.is_saturated() or not self._is_pressed(now) or self.online_ppm >= self._limits.most_ppm:
             return None
         online_ppm = max(round(self.online_ppm * self._steps.most_up), round(track.peak / _STABLE * WHOLE_PPM))
-        told = f"it is active all the time, and a request waits for {track.oldest_ns / 1e6:.3g}ms already"
+        told = f"it is active all the time, and a request waits for {round_duration(track.oldest_ns)} already"
         return self._to(online_ppm, Cause.SATURATED, told, now, track.slot)
 
     def _fail(self, now: Instant) -> None:
@@ -257,7 +261,7 @@ class Feedback:
         if cause is Cause.ROOM and strictest.is_eased:
             cause = Cause.LOAD_DOWN
         strictest.is_eased = False
-        return self._to(online_ppm, cause, self._told(strictest), now, strictest.slot)
+        return self._to(online_ppm, cause, _said(strictest, strictest.fare().tail.likely_ns), now, strictest.slot)
 
     def _foreseen_ppm(self) -> int:
         """What everybody is foreseen to need at the most, in one step as long as nothing below is known to fail."""
@@ -285,7 +289,11 @@ class Feedback:
         return Verdict(online_ppm, cause, detail, slot, generation)
 
     def _told(self, track: Track) -> str:
-        """Figures for people."""
+        """How late it is, by all that was seen at this share or by the latest, whichever is worse."""
         fare = track.fare()
-        latency_ns = max(fare.tail.likely_ns, fare.recent_ratio * track.aim_ns)
-        return f"p{track.fraction * 100:g} {latency_ns / 1e6:.3g}ms of {track.slo_ns / 1e6:g}ms"
+        return _said(track, max(fare.tail.likely_ns, fare.recent_ratio * track.aim_ns))
+
+
+def _said(track: Track, latency_ns: float) -> str:
+    """Figures for people."""
+    return f"p{track.fraction * 100:g} {round_duration(round(latency_ns))} of {round_duration(track.slo_ns)}"
