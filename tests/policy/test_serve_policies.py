@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cotenant.domain.lane import Hold, Launch, assemble
+from cotenant.domain.lane import Hold, Launch, View, assemble
 from cotenant.domain.serving import ModelSpec, Waiting
 from cotenant.machine.lanes import QueueLane
 from cotenant.policy.admit import REQUEST_POLICIES
@@ -53,10 +53,10 @@ def test_a_batch_fits_and_leaves_nothing_out_that_would(rows: list[int], limit: 
 def test_fifo_looks_for_cores_then_for_the_first() -> None:
     fifo = SERVE_POLICIES["fifo"]
     wide, late, soon = lane(1, 1, since=1, share=2), lane(2, 1, since=3), lane(3, 2, 2, since=2)
-    assert fifo([wide, late, soon], 2, 2, 5) == Launch(1, 1, 1, 2)
-    assert fifo([wide, late, soon], 1, 2, 5) == Launch(3, 2, 4, 1)
-    assert fifo([late], 0, 2, 5) is None
-    assert fifo([lane(1, 1, since=4, wait_ns=10)], 1, 2, 5) == Hold(14)
+    assert fifo(View([wide, late, soon], 2, 2, 5, 5)) == Launch(1, 1, 1, 2)
+    assert fifo(View([wide, late, soon], 1, 2, 5, 5)) == Launch(3, 2, 4, 1)
+    assert fifo(View([late], 0, 2, 9, 5)) is None
+    assert fifo(View([lane(1, 1, since=4, wait_ns=10)], 1, 2, 5, 5)) == Hold(14)
 
 
 def test_an_answer_is_expected_after_all_that_waits() -> None:
@@ -64,6 +64,6 @@ def test_an_answer_is_expected_after_all_that_waits() -> None:
     one.learn(4, 100)
     other.learn(1, 30)
     deadline = REQUEST_POLICIES["deadline"]
-    assert deadline([one, other], one, 4, 50, 1, 10) == 40 + 200 + 60 + 100
-    assert deadline([one, other], one, 4, 0, 2, 10) == (200 + 60) // 2 + 100
-    assert REQUEST_POLICIES["anyone"]([one, other], one, 4, 50, 1, 10) == 0
+    assert deadline(View([one, other], 0, 1, 50, 10), one, 4) == 40 + 200 + 60 + 100
+    assert deadline(View([one, other], 2, 2, 10, 10), one, 4) == (200 + 60) // 2 + 100
+    assert REQUEST_POLICIES["anyone"](View([one, other], 0, 1, 50, 10), one, 4) == 0

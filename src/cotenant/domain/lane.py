@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple, Protocol
 
 from cotenant.domain.instant import Duration, Instant
 from cotenant.domain.serving import ModelSpec, Waiting
@@ -41,6 +41,18 @@ class Lane(Protocol):
     def expected_ns(self, rows: int) -> Duration:
         """How long a run of so many rows is believed to take."""
         ...
+
+
+class View(NamedTuple):
+    """What a policy of a server sees at one instant; what a new policy must know besides is added here."""
+
+    lanes: Iterable[Lane]
+    """In which something waits."""
+    free_cores: int
+    all_cores: int
+    free_at: Instant
+    """When a core is expected to be free; now, if one is."""
+    now: Instant
 
 
 class Launch(Value, frozen=True):

@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
 from cotenant.domain.instant import NEVER, Duration, Instant
-from cotenant.domain.lane import Hold, Launch
+from cotenant.domain.lane import Hold, Launch, View
 from cotenant.domain.serving import (
     Arrived,
     Cancelled,
@@ -161,8 +161,11 @@ class ServerMachine:
         return None
 
     def _wait_ns(self, lane: QueueLane, rows: int, now: Instant) -> Duration:
+        return self._admit(self._view(now), lane, rows)
+
+    def _view(self, now: Instant) -> View:
         free_at = now if self._free else min((run.expected_end for run in self._runs.values()), default=now)
-        return self._admit(self._busy.values(), lane, rows, free_at, self.settings.cores, now)
+        return View(self._busy.values(), len(self._free), self.settings.cores, free_at, now)
 
     def _refuse(
         self, actions: list[ServerAction], request: int, why: Refusal, detail: str, retry_after_ns: Duration = 0
@@ -218,9 +221,8 @@ class ServerMachine:
                 actions.append(Release(self.turn, lane.spec.name, lane.key))
 
     def _launch(self, now: Instant, actions: list[ServerAction]) -> None:
-        cores = self.settings.cores
         while self._busy:
-            choice = self._schedule(self._busy.values(), len(self._free), cores, now)
+            choice = self._schedule(self._view(now))
             if isinstance(choice, Hold):
                 self._hold = choice.until
             if not isinstance(choice, Launch):

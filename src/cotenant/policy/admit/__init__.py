@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from cotenant.domain.gpu import GpuRoom
-from cotenant.domain.instant import Duration, Instant
-from cotenant.domain.lane import Lane
+from cotenant.domain.instant import Duration
+from cotenant.domain.lane import Lane, View
 from cotenant.domain.plan import Reject
 from cotenant.domain.tenant import TenantSpec
 from cotenant.policy.admit.anyone import anyone
@@ -23,8 +23,8 @@ POLICIES: Final[dict[str, AdmitPolicy]] = {
     "overcommit": overcommit,
 }
 
-RequestPolicy: TypeAlias = Callable[[Iterable[Lane], Lane, int, Instant, int, Instant], Duration]
-"""From the lanes in which something waits, the request's lane and rows, when a core is free, the cores, the instant."""
+RequestPolicy: TypeAlias = Callable[[View, Lane, int], Duration]
+"""How long from now the answer to one more request of this lane, with so many rows, is expected to take."""
 
 REQUEST_POLICIES: Final[dict[str, RequestPolicy]] = {
     "deadline": deadline,

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from cotenant.domain.instant import Duration, Instant
-from cotenant.domain.lane import Lane
+from cotenant.domain.instant import Duration
+from cotenant.domain.lane import Lane, View
 
 
-def deadline(lanes: Iterable[Lane], lane: Lane, rows: int, free_at: Instant, cores: int, now: Instant) -> Duration:
+def deadline(view: View, lane: Lane, rows: int) -> Duration:
     """When the answer to one more request of these rows is expected, counted from now.
 
-    All that waits before it is taken to run first, spread over the cores; `free_at` is when a core is expected to be
-    free. A model whose runs are not known yet is believed to take no time, so its first requests are never refused.
+    All that waits before it is taken to run first, spread over the cores, from when a core is free. A model whose runs
+    are not known yet is believed to take no time, so its first requests are never refused.
     """
-    backlog_ns = sum(_backlog_ns(other) for other in lanes) // max(cores, 1)
+    backlog_ns = sum(_backlog_ns(other) for other in view.lanes) // max(view.all_cores, 1)
     own_ns = lane.expected_ns(min(max(rows, 1), lane.spec.max_batch or rows))
-    return max(free_at - now, 0) + backlog_ns + own_ns
+    return max(view.free_at - view.now, 0) + backlog_ns + own_ns
 
 
 def _backlog_ns(lane: Lane) -> Duration:

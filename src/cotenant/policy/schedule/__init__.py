@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Final, TypeAlias
 
-from cotenant.domain.instant import Instant
-from cotenant.domain.lane import Hold, Lane, Launch
+from cotenant.domain.lane import Hold, Launch, View
 from cotenant.policy.schedule.fifo import fifo
 
-ServePolicy: TypeAlias = Callable[[Iterable[Lane], int, int, Instant], Launch | Hold | None]
-"""From the lanes in which something waits, the free cores, all cores and the instant: the next run, if any."""
+ServePolicy: TypeAlias = Callable[[View], Launch | Hold | None]
+"""The next run, if any; asked again until there is none."""
 
 SERVE_POLICIES: Final[dict[str, ServePolicy]] = {
     "fifo": fifo,

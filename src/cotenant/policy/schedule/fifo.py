@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from cotenant.domain.instant import Instant
-from cotenant.domain.lane import Hold, Lane, Launch, assemble
+from cotenant.domain.lane import Hold, Lane, Launch, View, assemble
 
 
-def fifo(lanes: Iterable[Lane], free_cores: int, all_cores: int, now: Instant) -> Launch | Hold | None:
+def fifo(view: View) -> Launch | Hold | None:
     """Of the batches that are due, the one whose first request is the most urgent.
 
     A batch is due when it is full, when it has a preferred size, or when its first request has waited long enough.
     """
+    all_cores, now = view.all_cores, view.now
     best: Lane | None = None
     best_rank = (0, 0)
     chosen = (0, 0)
     until = None
-    for lane in lanes:
+    for lane in view.lanes:
         spec = lane.spec
         share = min(spec.share, all_cores)
-        if share > free_cores or (spec.instances and lane.running >= spec.instances):
+        if share > view.free_cores or (spec.instances and lane.running >= spec.instances):
             continue
         head = lane.waiting[0]
         count, rows = assemble(lane)
