@@ -71,7 +71,7 @@ wheel: $(VENV)/.installed ## build a wheel into dist/
 lock: $(BIN)/python ## pin every dependency anew in requirements.lock
 	@echo "lock: pinning into requirements.lock"
 	@$(BIN)/python -m pip install --quiet uv
-	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra dev --generate-hashes --no-annotate \
+	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra dev --extra serve --generate-hashes --no-annotate \
 		--no-emit-index-url --no-emit-find-links $(LOCK_OPTIONS) --output-file requirements.lock pyproject.toml
 
 clean: ## remove what was built; .venv stays

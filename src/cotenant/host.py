@@ -33,8 +33,9 @@ from cotenant.domain.action import (
 )
 from cotenant.domain.event import Event
 from cotenant.domain.instant import Instant
+from cotenant.domain.serving import Drained, Release, Run, ServerAction, ServerEvent, TurnAway
 from cotenant.format.journal import Turn
-from cotenant.port import Door, Gates, Journal, Ledgers, Pages, Wardens
+from cotenant.port import Desk, Door, Gates, Journal, Ledgers, Pages, Runtime, Wardens
 
 
 class Machine(Protocol):
@@ -186,6 +187,47 @@ class Host:
         if full:
             self._journal.begin_segment(now, machine.snapshot())
         return machine.next_wakeup()
+
+
+class ServerDecides(Protocol):
+    """What a server's host can run: a pure state machine."""
+
+    def handle(self, event: ServerEvent, *, now: Instant) -> list[ServerAction]:
+        """The only way state moves."""
+        ...
+
+    def next_wakeup(self) -> Instant | None:
+        """When it wants to be woken, if at all."""
+        ...
+
+
+class ServerHost:
+    """One server's machine and its world: the same deeds under both clocks.
+
+    Nothing is journaled: a request lives as long as its connection, and both end with the process.
+    """
+
+    __slots__ = ("_desk", "_runtime", "machine")
+
+    def __init__(self, machine: ServerDecides, runtime: Runtime, desk: Desk) -> None:
+        """Bind them; nothing happens yet."""
+        self.machine = machine
+        self._runtime = runtime
+        self._desk = desk
+
+    def turn(self, event: ServerEvent, now: Instant) -> Instant | None:
+        """One turn; returns when the machine wants to be woken."""
+        for action in self.machine.handle(event, now=now):
+            if isinstance(action, Run):
+                self._runtime.start(action)
+            elif isinstance(action, TurnAway):
+                self._desk.turn_away(action)
+            elif isinstance(action, Release):
+                self._runtime.release(action.model, action.key)
+            else:
+                assert isinstance(action, Drained)
+                self._desk.drained()
+        return self.machine.next_wakeup()
 
 
 class Divergence(Exception):  # noqa: N818  a finding of replay, not an error of ours

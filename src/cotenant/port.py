@@ -9,6 +9,7 @@ from cotenant.domain.event import Event
 from cotenant.domain.gate import GateRules, GateSeat
 from cotenant.domain.instant import Instant
 from cotenant.domain.plan import Reject
+from cotenant.domain.serving import Run, TurnAway
 from cotenant.domain.tenant import Terms
 
 
@@ -137,4 +138,28 @@ class Door(Protocol):
 
     def restore(self, peer: int) -> None:
         """Tell a tenant's parent to move its program's memory back."""
+        ...
+
+
+class Runtime(Protocol):
+    """What runs models. The end of each run comes back as a `Finished`, once, whatever became of it."""
+
+    def start(self, run: Run) -> None:
+        """Begin a run; its requests are answered when it ends."""
+        ...
+
+    def release(self, model: str, key: int) -> None:
+        """Let go of a loading of a model, of which nothing runs and nothing waits."""
+        ...
+
+
+class Desk(Protocol):
+    """Where the requests of a server came in, and are answered. One that was cancelled is told nothing."""
+
+    def turn_away(self, refusal: TurnAway) -> None:
+        """Tell a request's sender no."""
+        ...
+
+    def drained(self) -> None:
+        """All is answered that was taken."""
         ...

@@ -23,14 +23,16 @@ from cotenant.live.gate import LiveGates
 from cotenant.live.journal import FileJournal
 from cotenant.live.ledger import LiveLedgers
 from cotenant.live.page import LivePages
+from cotenant.live.serve.engine import Engine
 from cotenant.live.watch.warden import LiveWardens
-from cotenant.port import Clock, Door, Gates, Journal, Ledgers, Pages, Wardens
+from cotenant.port import Clock, Desk, Door, Gates, Journal, Ledgers, Pages, Runtime, Wardens
 from cotenant.sim.door import SimDoor
 from cotenant.sim.gate import SimGates
 from cotenant.sim.journal import SimJournal
 from cotenant.sim.ledger import SimLedgers
 from cotenant.sim.loop import SimLoop
 from cotenant.sim.page import SimPages
+from cotenant.sim.serve import SimServing
 from cotenant.sim.warden import SimWardens
 from tests.live.indoors import until
 from tests.live.porches import LivePorch, Porch, SimPorch
@@ -43,6 +45,8 @@ IMPLEMENTATIONS: dict[Any, dict[str, type]] = {
     Ledgers: {"live": LiveLedgers, "sim": SimLedgers},
     Wardens: {"live": LiveWardens, "sim": SimWardens},
     Door: {"live": LiveDoor, "sim": SimDoor},
+    Runtime: {"live": Engine, "sim": SimServing},
+    Desk: {"live": Engine, "sim": SimServing},
 }
 SIDES = ("live", "sim")
 both_sides = pytest.mark.parametrize("side", SIDES)

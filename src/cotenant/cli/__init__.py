@@ -15,6 +15,7 @@ from cotenant.cli.gpu import add_gpu_command
 from cotenant.cli.node import add_node_commands
 from cotenant.cli.observe import add_observe_commands
 from cotenant.cli.profile import add_profile_commands
+from cotenant.cli.serve import add_serve_command
 from cotenant.cli.softgpu import add_softgpu_commands
 from cotenant.cli.study import add_study_commands
 from cotenant.cli.trace import add_trace_command
@@ -54,6 +55,7 @@ def _parser() -> Parser:
     add_trace_command(commands)
     add_profile_commands(commands)
     add_advise_command(commands)
+    add_serve_command(commands)
     add_softgpu_commands(commands)
     add_study_commands(commands)
     add_bench_command(commands)

@@ -19,6 +19,7 @@ _OWN_FLAGS: Final = {
     "faults": ("only",),
     "memory": ("quick",),
     "limit": ("quick",),
+    "server": ("quick",),
 }
 """What only one of the benches knows."""
 
@@ -26,8 +27,8 @@ _OWN_FLAGS: Final = {
 def add_bench_command(commands: Any) -> None:
     bench = add_command(commands, "bench", "Measure cotenant itself.", _bench, json=True)
     about = (
-        "loop: the two clocks; device: the software GPU; hook, gate: what they cost a launch; fill: pairs; "
-        "faults: what goes wrong beside a service; memory: do quotas hold; limit: do shares"
+        "loop: the two clocks; device: software GPU; hook, gate: what they cost a launch; fill: pairs; "
+        "faults: what goes wrong beside a service; memory: do quotas hold; limit: do shares; server: serving"
     )
     bench.add_argument("name", choices=[*_PLAIN, *_OWN_FLAGS], help=about)
     bench.add_argument(
@@ -42,7 +43,7 @@ def add_bench_command(commands: Any) -> None:
         "--quick",
         action="store_true",
         default=None,
-        help="fill: one pair of each family, about a minute; memory: 2,400 operations; limit: 2 s each",
+        help="fill: one pair of each family, about a minute; memory: 2,400 operations; limit: 2 s each; server: once",
     )
     sweep = "fill: also a curve over the bound on outstanding offline time"
     bench.add_argument("--sweep-bound", action="store_true", default=None, help=sweep)
@@ -62,7 +63,13 @@ def _bench(options: argparse.Namespace) -> int:
                 name = f"--{flag.replace('_', '-')}"
                 raise ConfigError(name, given, f"means nothing to `bench {options.name}`: leave it out")
     if options.name in _OWN_FLAGS:
-        owners = {"fill": _bench_fill, "faults": _bench_faults, "memory": _bench_memory, "limit": _bench_limit}
+        owners = {
+            "fill": _bench_fill,
+            "faults": _bench_faults,
+            "memory": _bench_memory,
+            "limit": _bench_limit,
+            "server": _bench_server,
+        }
         return owners[options.name](options)
     return _bench_plain(options.name, options.rounds or 5, as_json=options.json)
 
@@ -144,4 +151,20 @@ def _bench_limit(options: argparse.Namespace) -> int:
         print_json(report)
     else:
         show_limit(Console(), report)
+    return 0
+
+
+def _bench_server(options: argparse.Namespace) -> int:
+    from cotenant.apps.needs import need_packages
+
+    others = ("google.protobuf", "onnxruntime", "onnx", "fastapi", "uvicorn", "grpc", "uvloop")
+    need_packages("bench server", "pip install it; the comparison is with servers that others made", *others)
+    from cotenant.apps.show_server import show_server
+    from cotenant.experiment.server import bench_server
+
+    report = bench_server(options.rounds or (1 if options.quick else 3), say, quick=bool(options.quick))
+    if options.json:
+        print_json(report)
+    else:
+        show_server(Console(), report)
     return 0

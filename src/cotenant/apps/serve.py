@@ -1,0 +1,80 @@
+"""Wires a server of models: what was asked on the command line, and what is said while it serves."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+from cotenant.errors import ConfigError
+from cotenant.format.quantity import parse_duration, parse_size
+from cotenant.live.serve.http import Limits
+from cotenant.live.serve.repository import Repository
+from cotenant.live.serve.server import Listening, ServeOptions, cores_to_use, serve
+from cotenant.machine.server import ServerSettings
+from cotenant.policy.admit import REQUEST_POLICIES
+from cotenant.policy.schedule import SERVE_POLICIES
+
+
+class ServeArguments(msgspec.Struct, frozen=True):
+    """As on the command line."""
+
+    models: tuple[str, ...]
+    host: str
+    http_port: int
+    grpc_port: int
+    metrics_port: int
+    cores: int
+    policy: str
+    admit: str
+    queue: int
+    body: str
+    memory: str
+    connections: int
+    drain: str
+
+
+def _options(given: ServeArguments) -> ServeOptions:
+    for flag, name, table in (
+        ("--policy", given.policy, list(SERVE_POLICIES)),
+        ("--admit", given.admit, list(REQUEST_POLICIES)),
+    ):
+        if name not in table:
+            raise ConfigError(flag, name, f"choose {' or '.join(table)}")
+    for flag, port in (
+        ("--http-port", given.http_port),
+        ("--grpc-port", given.grpc_port),
+        ("--metrics-port", given.metrics_port),
+    ):
+        if not -1 <= port <= 0xFFFF:
+            raise ConfigError(flag, port, "choose 1 to 65535, 0 for one that is free, -1 for none")
+    for flag, count in (("--queue", given.queue), ("--connections", given.connections)):
+        if not 1 <= count <= 1_000_000:
+            raise ConfigError(flag, count, "choose 1 to 1000000")
+    if given.cores < 0:
+        raise ConfigError("--cores", given.cores, "choose 1 or more, or 0 for all")
+    cores = cores_to_use(sorted(os.sched_getaffinity(0)), given.cores)
+    settings = ServerSettings(len(cores), given.policy, given.admit, given.queue)
+    limits = Limits(parse_size(given.body), parse_size(given.memory), given.connections)
+    drain_s = parse_duration(given.drain) / 10**9
+    models = tuple(Path(one) for one in given.models)
+    ports = (given.http_port, given.grpc_port, given.metrics_port)
+    return ServeOptions(models, given.host, *ports, cores, settings, limits, drain_s)
+
+
+def run_server(
+    given: ServeArguments, say: Callable[[str], None], show: Callable[[Listening, Sequence[str]], None]
+) -> int:
+    """Serve until told to stop."""
+    options = _options(given)
+    Repository(options.models, options.cores).scan()  # a path that is not there is refused before anything else
+    return serve(options, say, show)
+
+
+def differences(models: Sequence[str]) -> dict[str, list[str]]:
+    """Of each model, what its Triton config asks that is done in another way, or not at all."""
+    cores = sorted(os.sched_getaffinity(0))
+    repository = Repository([Path(one) for one in models], cores)
+    return {name: repository.differences(found) for name, found in repository.scan().items()}

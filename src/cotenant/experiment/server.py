@@ -1,0 +1,238 @@
+"""What does serving cost? An identity model behind `cotenant serve`, beside plain servers that only give back bytes.
+
+Server on one core, load on another, several at a time; the contenders take turns within each round, so that whatever
+else the machine does hits all of them alike. The median over the rounds is what counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from cotenant.errors import WorldError
+from cotenant.format.proto import TYPES
+from cotenant.live.clock import pause
+from cotenant.live.load.closed import Answers, Load
+
+CONCURRENCIES: Final = (1, 8, 32)
+_SECONDS: Final = 2.0
+_ELEMENTS: Final = 16
+_READY_TRIES: Final = 600
+_LOAD: Final = "cotenant.live.load"
+
+CALLABLE: Final = '''"""The identity as a callable."""
+
+from cotenant.serve import Model
+
+identity = Model(
+    lambda tensors: {"OUTPUT0": tensors["INPUT0"]},
+    name="identity",
+    inputs={"INPUT0": ("FP32", (16,))},
+    outputs={"OUTPUT0": ("FP32", (16,))},
+    max_batch=64,
+    inline=True,
+)
+'''
+
+
+class ServerFigures(msgspec.Struct, frozen=True):
+    """One contender at one concurrency."""
+
+    name: str
+    concurrency: int
+    rps: float
+    p50_us: float
+    p99_us: float
+    cpu_us_per_request: float
+
+
+class ServerReport(msgspec.Struct, frozen=True):
+    """All of them, and how they compare at the highest concurrency."""
+
+    rounds: int
+    figures: list[ServerFigures]
+    vs_fastapi: float
+    """HTTP with binary tensors, callable identity: requests per second over those of FastAPI."""
+    vs_bare_echo: float
+    """gRPC, callable identity: over those of grpc.aio on its own loop."""
+    vs_bare_echo_uvloop: float
+    vs_fastapi_onnx: float
+    vs_bare_echo_onnx: float
+    cpu_vs_fastapi: float
+    """By the processor time of a request in place of requests per second: what a busy machine changes less."""
+    cpu_vs_bare_echo: float
+
+
+class _Contender(msgspec.Struct, frozen=True):
+    name: str
+    kind: str
+    model: str
+    command: tuple[str, ...]
+    """With {port} for the port."""
+
+
+def bench_server(rounds: int, say: Callable[[str], None], *, quick: bool = False) -> ServerReport:
+    """Measure every contender at every concurrency."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        raise WorldError("bench server needs two cores, one for the server and one for the load")
+    with tempfile.TemporaryDirectory() as home:
+        contenders = _contenders(Path(home))
+        taken: dict[tuple[str, int], list[ServerFigures]] = {}
+        for number in range(1, rounds + 1):
+            for one in contenders:
+                say(f"round {number} of {rounds}: {one.name}")
+                with _running(one, cores[0]) as (process, port):
+                    for concurrency in CONCURRENCIES:
+                        seconds = _SECONDS / 4 if quick else _SECONDS
+                        found = _measure(one, process, port, concurrency, seconds, cores[-1])
+                        taken.setdefault((one.name, concurrency), []).append(found)
+    return _report(rounds, [_median(one) for one in taken.values()])
+
+
+def _contenders(home: Path) -> list[_Contender]:
+    from onnx import TensorProto, helper, save  # noqa: PLC0415  only the bench makes models
+
+    (home / "identity.py").write_text(CALLABLE)
+    tensors = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", _ELEMENTS]) for name in ("INPUT0", "OUTPUT0")
+    ]
+    graph = helper.make_graph([helper.make_node("Identity", ["INPUT0"], ["OUTPUT0"])], "i", tensors[:1], tensors[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    save(model, str(home / "identity_onnx.onnx"))
+    python = sys.executable
+    serve = (python, "-m", "cotenant", "serve", str(home), "--metrics-port", "-1")
+    over_http = (*serve, "--grpc-port", "-1", "--http-port", "{port}")
+    over_grpc = (*serve, "--http-port", "-1", "--grpc-port", "{port}")
+    return [
+        _Contender("http", "http", "identity", over_http),
+        _Contender("fastapi", "http", "identity", (python, "-m", f"{_LOAD}.plain_fastapi", "{port}")),
+        _Contender("http onnx", "http", "identity_onnx", over_http),
+        _Contender("grpc", "grpc", "identity", over_grpc),
+        _Contender("grpc.aio echo", "grpc", "identity", (python, "-m", f"{_LOAD}.bare_grpc", "{port}")),
+        _Contender(
+            "grpc.aio uvloop echo", "grpc", "identity", (python, "-m", f"{_LOAD}.bare_grpc", "{port}", "uvloop")
+        ),
+        _Contender("grpc onnx", "grpc", "identity_onnx", over_grpc),
+    ]
+
+
+@contextlib.contextmanager
+def _running(one: _Contender, core: int) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    command = [part.format(port=port) for part in one.command]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        os.sched_setaffinity(process.pid, {core})
+        _until_ready(one, process, port)
+        yield process, port
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _until_ready(one: _Contender, process: subprocess.Popen[bytes], port: int) -> None:
+    """Once it answers one request well; `cotenant serve` listens before its models are loaded."""
+    for _ in range(_READY_TRIES):
+        if process.poll() is not None:
+            break
+        try:
+            _generate(Load(one.kind, port, 1, 0.001, _message(one)), None)
+        except (WorldError, OSError):
+            pause(0.1)
+        else:
+            return
+    raise WorldError(f"the contender {one.name!r} does not get ready")
+
+
+def _message(one: _Contender) -> bytes:
+    if one.kind == "grpc":
+        asked = TYPES["ModelInferRequest"](model_name=one.model)
+        asked.inputs.add(name="INPUT0", datatype="FP32", shape=[1, _ELEMENTS])
+        asked.outputs.add(name="OUTPUT0")
+        asked.raw_input_contents.append(bytes(4 * _ELEMENTS))
+        packed: bytes = asked.SerializeToString()
+        return packed
+    tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, _ELEMENTS]}
+    sized: dict[str, Any] = {**tensor, "parameters": {"binary_data_size": 4 * _ELEMENTS}}
+    wanted = {"name": "OUTPUT0", "parameters": {"binary_data": True}}
+    front = msgspec.json.encode({"inputs": [sized], "outputs": [wanted]})
+    lines = (
+        f"POST /v2/models/{one.model}/infer HTTP/1.1",
+        "Host: localhost",
+        f"Inference-Header-Content-Length: {len(front)}",
+        "Content-Type: application/octet-stream",
+        f"Content-Length: {len(front) + 4 * _ELEMENTS}",
+    )
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + front + bytes(4 * _ELEMENTS)
+
+
+def _generate(load: Load, core: int | None) -> Answers:
+    command = [sys.executable, "-m", f"{_LOAD}.closed"]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    if core is not None:
+        os.sched_setaffinity(process.pid, {core})
+    said, why = process.communicate(msgspec.json.encode(load), timeout=load.seconds + 60)
+    if process.returncode != 0:
+        raise WorldError(f"the load generator gave up: {why.decode(errors='replace').strip()[-500:]}")
+    return msgspec.json.decode(said, type=Answers)
+
+
+def _measure(
+    one: _Contender, process: subprocess.Popen[bytes], port: int, concurrency: int, seconds: float, core: int
+) -> ServerFigures:
+    load = Load(one.kind, port, concurrency, seconds, _message(one))
+    before_s = _cpu_s(process.pid)
+    answers = _generate(load, core)
+    used_s = _cpu_s(process.pid) - before_s
+    rps = answers.requests * 1e9 / answers.took_ns
+    whole = rps * seconds * 1.2  # with the time that passed before anything counted
+    return ServerFigures(one.name, concurrency, rps, answers.p50_us, answers.p99_us, used_s * 1e6 / max(whole, 1))
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _median(figures: list[ServerFigures]) -> ServerFigures:
+    names = ("rps", "p50_us", "p99_us", "cpu_us_per_request")
+    middle = {name: round(statistics.median(getattr(one, name) for one in figures), 1) for name in names}
+    return msgspec.structs.replace(figures[0], **middle)
+
+
+def _report(rounds: int, figures: list[ServerFigures]) -> ServerReport:
+    top = {one.name: one.rps for one in figures if one.concurrency == CONCURRENCIES[-1]}
+
+    cpu = {one.name: one.cpu_us_per_request for one in figures if one.concurrency == CONCURRENCIES[-1]}
+
+    def ratio(ours: str, theirs: str) -> float:
+        return round(top[ours] / top[theirs], 2)
+
+    return ServerReport(
+        rounds,
+        figures,
+        vs_fastapi=ratio("http", "fastapi"),
+        vs_bare_echo=ratio("grpc", "grpc.aio echo"),
+        vs_bare_echo_uvloop=ratio("grpc", "grpc.aio uvloop echo"),
+        vs_fastapi_onnx=ratio("http onnx", "fastapi"),
+        vs_bare_echo_onnx=ratio("grpc onnx", "grpc.aio echo"),
+        cpu_vs_fastapi=round(cpu["fastapi"] / max(cpu["http"], 0.1), 2),
+        cpu_vs_bare_echo=round(cpu["grpc.aio echo"] / max(cpu["grpc"], 0.1), 2),
+    )

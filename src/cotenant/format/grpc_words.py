@@ -1,0 +1,59 @@
+"""What does gRPC say beside its messages? How a call begins, how long it may take, and how it ended."""
+
+from __future__ import annotations
+
+import functools
+from typing import Final, NamedTuple
+
+from cotenant.domain.instant import Duration
+
+OK: Final = 0
+CANCELLED: Final = 1
+INVALID_ARGUMENT: Final = 3
+DEADLINE_EXCEEDED: Final = 4
+NOT_FOUND: Final = 5
+RESOURCE_EXHAUSTED: Final = 8
+UNIMPLEMENTED: Final = 12
+INTERNAL: Final = 13
+UNAVAILABLE: Final = 14
+
+_UNITS_NS: Final = {"H": 3600 * 10**9, "M": 60 * 10**9, "S": 10**9, "m": 10**6, "u": 10**3, "n": 1}
+_TIMEOUT_LIMIT_NS: Final = 1 << 62
+_OPENINGS_KEPT: Final = 1024
+
+
+def read_timeout(text: str) -> Duration:
+    """The timeout of a call; zero where there is none."""
+    if not text:
+        return 0
+    digits, unit = text[:-1], text[-1]
+    if not digits.isascii() or not digits.isdigit() or len(digits) > 8 or unit not in _UNITS_NS:
+        raise ValueError(text)
+    return max(min(int(digits) * _UNITS_NS[unit], _TIMEOUT_LIMIT_NS), 1)
+
+
+class Opening(NamedTuple):
+    """What the headers of a call say; with a status other than OK it is not taken."""
+
+    status: int
+    text: str = ""
+    path: str = ""
+    encoding: str = ""
+    timeout_ns: Duration = 0
+
+
+@functools.lru_cache(_OPENINGS_KEPT)
+def read_opening(headers: tuple[tuple[bytes, bytes], ...]) -> Opening:
+    """The beginning of a call; a client's calls mostly begin alike."""
+    named = dict(headers)
+    if named.get(b":method") != b"POST" or not named.get(b"content-type", b"").startswith(b"application/grpc"):
+        return Opening(INTERNAL, "this port speaks gRPC: POST with content-type application/grpc")
+    encoding = named.get(b"grpc-encoding", b"identity").decode("latin-1")
+    if encoding not in ("identity", "gzip", "deflate"):
+        return Opening(UNIMPLEMENTED, f"messages packed by {encoding!r} are not known here")
+    timeout = named.get(b"grpc-timeout", b"").decode("latin-1")
+    try:
+        timeout_ns = read_timeout(timeout)
+    except ValueError:
+        return Opening(INTERNAL, f"grpc-timeout {timeout!r} is no number of at most 8 digits and a unit")
+    return Opening(OK, "", named.get(b":path", b"").decode("latin-1"), encoding, timeout_ns)

@@ -1,0 +1,232 @@
+"""What does an inference request ask, whichever way it came? And does it fit the model?"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from cotenant.domain.instant import MICROSECOND_NS, Duration
+from cotenant.domain.serving import ModelSpec
+from cotenant.domain.tensor import ANY, Datatype, TensorSpec
+from cotenant.format.tensor import NUMPY, Array, Buffer, TensorError, from_list, from_raw
+
+RANK_LIMIT: Final = 32
+DIMENSION_LIMIT: Final = 1 << 40
+ELEMENTS_LIMIT: Final = 1 << 40
+TENSORS_LIMIT: Final = 1024
+_WORD_LIMIT: Final = 256
+
+
+class InferError(Exception):
+    """The client must act: what it asked cannot be. The kind chooses the status of each protocol."""
+
+    def __init__(self, text: str, kind: str = "invalid", retry_after_ns: Duration = 0) -> None:
+        """A sentence for the client; kinds are invalid, not-found, unavailable, exhausted, late, unsupported, fault."""
+        super().__init__(text)
+        self.kind = kind
+        self.retry_after_ns = retry_after_ns
+
+
+class Place(NamedTuple):
+    """A stretch of a shared-memory region."""
+
+    region: str
+    offset: int
+    size: int
+
+
+class GivenInput(NamedTuple):
+    """A tensor of a request: its content raw, as a list from JSON, or in shared memory."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    raw: Buffer | None = None
+    data: Any = None
+    place: Place | None = None
+
+
+class WantedOutput(NamedTuple):
+    """A tensor that the sender wants, and how."""
+
+    name: str
+    binary: bool = False
+    classes: int = 0
+    """So many of the largest values, as text; zero: the tensor itself."""
+    place: Place | None = None
+
+
+class InferRequest(NamedTuple):
+    """One request, as any of the protocols says it."""
+
+    model: str
+    version: str
+    id: str
+    inputs: tuple[GivenInput, ...]
+    outputs: tuple[WantedOutput, ...]
+    """Empty: all of them."""
+    priority: int = 0
+    timeout_ns: Duration = 0
+    binary_default: bool = False
+    parameters: dict[str, Any] = {}  # noqa: RUF012  never written to
+    final_response: bool = False
+    """Of a stream: whether the sender wants to be told of the end of its responses."""
+
+
+class Checked(NamedTuple):
+    """A request that fits its model."""
+
+    arrays: tuple[Array | Place, ...]
+    """In the order of the model's inputs; one in shared memory is read when it runs."""
+    rows: int
+    shapes: tuple[tuple[int, ...], ...]
+    """Of each input, without the batch: requests go into one run only where these agree."""
+
+
+def shape_of(name: str, dims: Any) -> tuple[int, ...]:
+    """A shape that can be reckoned with."""
+    shape = tuple(dims)
+    if len(shape) > RANK_LIMIT:
+        raise InferError(f"tensor {name!r} has {len(shape)} dimensions, {RANK_LIMIT} are the limit")
+    total = 1
+    for one in shape:
+        if not 0 <= one <= DIMENSION_LIMIT:
+            raise InferError(f"tensor {name!r} has shape {list(shape)}: dimensions are 0 to {DIMENSION_LIMIT}")
+        total *= one
+    if total > ELEMENTS_LIMIT:
+        raise InferError(f"tensor {name!r} has {total} elements, {ELEMENTS_LIMIT} are the limit")
+    return shape
+
+
+def known_parameters(parameters: dict[str, Any]) -> tuple[int, Duration]:
+    """The priority and the timeout of a request; Triton counts the timeout in microseconds."""
+    if parameters.get("sequence_id"):
+        text = "sequences of requests (parameter 'sequence_id') are not supported: no model here keeps state"
+        raise InferError(text, "unsupported")
+    return _whole(parameters, "priority"), _whole(parameters, "timeout") * MICROSECOND_NS
+
+
+def _whole(parameters: dict[str, Any], name: str) -> int:
+    value = parameters.get(name, 0)
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
+        value = int(value)
+    if type(value) is not int or not 0 <= value < 1 << 63:
+        raise InferError(f"parameter {name!r} is {shown(value)}, expected a whole number that is not negative")
+    return value
+
+
+def shown(value: object) -> str:
+    """A value of a client in a sentence, cut where it is long."""
+    text = repr(value)
+    return text if len(text) <= _WORD_LIMIT else text[:_WORD_LIMIT] + "..."
+
+
+class InputPlan(NamedTuple):
+    """What is expected of one input, in the form in which it is compared."""
+
+    spec: TensorSpec
+    name: str
+    datatype: str
+    kind: Datatype
+    shape: tuple[int, ...]
+    dtype: Any
+    width_bytes: int
+
+
+class Plan(NamedTuple):
+    """What is expected of a model's requests; made once, when the model is loaded."""
+
+    spec: ModelSpec
+    inputs: tuple[InputPlan, ...]
+    outputs: frozenset[str]
+
+
+def plan_of(spec: ModelSpec) -> Plan:
+    """The plan of a model."""
+    inputs = tuple(
+        InputPlan(one, one.name, kind.value, kind, one.shape, NUMPY[kind], kind.width_bytes)
+        for one, kind in ((one, one.datatype) for one in spec.inputs)
+    )
+    return Plan(spec, inputs, frozenset(one.name for one in spec.outputs))
+
+
+def check(plan: Plan, request: InferRequest) -> Checked:
+    """The request's tensors as the model takes them, or an `InferError` that names the tensor and what was expected."""
+    spec, inputs, outputs = plan
+    given = request.inputs
+    if len(given) != len(inputs):
+        raise InferError(_names_differ(spec, request))
+    max_batch = spec.max_batch
+    arrays = []
+    shapes = []
+    rows = -1
+    for place, wanted in enumerate(inputs):
+        tensor = given[place]
+        if tensor.name != wanted.name:
+            found = _find(wanted.spec, given)
+            if found is None:
+                raise InferError(_names_differ(spec, request))
+            tensor = found
+        shape = tensor.shape
+        if tensor.datatype != wanted.datatype:
+            raise InferError(_wrong_datatype(spec, tensor, wanted.kind))
+        if shape != wanted.shape and not wanted.spec.takes(shape):
+            raise InferError(_wrong_shape(spec, tensor, wanted.spec))
+        if max_batch:
+            if rows not in (-1, shape[0]):
+                raise InferError(f"input {tensor.name!r} has {shape[0]} rows, expected {rows} as the one before it")
+            rows = shape[0]
+            if not 0 < rows <= max_batch:
+                detail = f"expected 1 to {max_batch}, the largest batch of model {spec.name!r}"
+                raise InferError(f"input {tensor.name!r} has {rows} rows, {detail}")
+            shapes.append(shape[1:])
+        else:
+            shapes.append(shape)
+        arrays.append(_content(tensor, wanted))
+    for output in request.outputs:
+        if output.name not in outputs:
+            names = ", ".join(repr(one.name) for one in spec.outputs)
+            raise InferError(f"output {shown(output.name)} is none of model {spec.name!r}, expected {names}")
+    return Checked(tuple(arrays), rows if max_batch else 1, tuple(shapes))
+
+
+def _find(tensor_spec: TensorSpec, given: tuple[GivenInput, ...]) -> GivenInput | None:
+    return next((one for one in given if one.name == tensor_spec.name), None)
+
+
+def _content(tensor: GivenInput, wanted: InputPlan) -> Array | Place:
+    raw = tensor.raw
+    try:
+        if raw is not None:
+            width = wanted.width_bytes
+            if width and len(raw) == math.prod(tensor.shape) * width:
+                return np.frombuffer(raw, wanted.dtype).reshape(tensor.shape)
+            return from_raw(wanted.kind, tensor.shape, raw)  # texts, or what is wrong with it
+        if tensor.place is not None:
+            return tensor.place
+        return from_list(wanted.kind, tensor.shape, tensor.data)
+    except TensorError as error:
+        raise InferError(f"input {tensor.name!r}: {error}") from None
+
+
+def _wrong_datatype(spec: ModelSpec, tensor: GivenInput, datatype: Datatype) -> str:
+    return f"input {tensor.name!r} of model {spec.name!r} is {shown(tensor.datatype)}, expected {datatype.value}"
+
+
+def _wrong_shape(spec: ModelSpec, tensor: GivenInput, wanted: TensorSpec) -> str:
+    free = f", where {ANY} is any" if ANY in wanted.shape else ""
+    said = f"input {tensor.name!r} of model {spec.name!r} has shape {list(tensor.shape)}"
+    return f"{said}, expected {list(wanted.shape)}{free}"
+
+
+def _names_differ(spec: ModelSpec, request: InferRequest) -> str:
+    wanted = [one.name for one in spec.inputs]
+    given = [one.name for one in request.inputs]
+    if missing := [name for name in wanted if name not in given]:
+        return f"input {missing[0]!r} of model {spec.name!r} is missing, expected {', '.join(map(repr, wanted))}"
+    odd = next((name for name in given if name not in wanted or given.count(name) > 1), "")
+    return (
+        f"input {shown(odd)} is none of model {spec.name!r} or is there twice, expected {', '.join(map(repr, wanted))}"
+    )

@@ -1,0 +1,1 @@
+"""How are models served? Sockets, threads, model files and shared memory around the server's machine."""

@@ -1,0 +1,366 @@
+"""Who stands between the protocols and the machine? Takes requests in, has them run, gives answers out.
+
+All of it on the loop's own thread; workers come back through `call_soon_threadsafe`. An event that arises inside a
+turn is handled after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from cotenant.domain.instant import SECOND_NS, Duration, Instant
+from cotenant.domain.serving import (
+    Arrived,
+    Cancelled,
+    Draining,
+    Finished,
+    ModelLeaving,
+    ModelReady,
+    Refusal,
+    Run,
+    ServerEvent,
+    Tick,
+    TurnAway,
+)
+from cotenant.domain.tensor import TensorSpec
+from cotenant.format.answer import output_of
+from cotenant.format.infer import Checked, InferError, InferRequest, Place, check, plan_of, shown
+from cotenant.format.infer_json import Output
+from cotenant.format.tensor import Array, TensorError, from_raw, to_raw
+from cotenant.host import ServerHost
+from cotenant.live.clock import LiveClock, unix_ns
+from cotenant.live.serve.figures import ModelFigures
+from cotenant.live.serve.model import Runnable
+from cotenant.live.serve.pending import Pending, Reply, Served, size_of
+from cotenant.live.serve.regions import Regions
+from cotenant.live.serve.work import Job, Outcome, Workers, carry_out, failure_of
+from cotenant.machine.server import ServerMachine, ServerSettings
+
+_LOOKS_LIMIT: Final = 4096
+_KINDS: Final = {
+    Refusal.UNKNOWN_MODEL: "not-found",
+    Refusal.NOT_READY: "unavailable",
+    Refusal.QUEUE_FULL: "exhausted",
+    Refusal.TOO_LATE: "late",
+    Refusal.DRAINING: "unavailable",
+    Refusal.TOO_MANY_ROWS: "invalid",
+}
+
+
+class Engine:
+    """One server: its models, its requests, its machine."""
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        cores: Sequence[int],
+        loop: asyncio.AbstractEventLoop,
+        held_limit_bytes: int = 1 << 30,
+    ) -> None:
+        """Nothing is served yet; the numbers of the cores are the machine's own."""
+        self._held_limit_bytes = held_limit_bytes
+        self._held_bytes = 0
+        self._clock = LiveClock()
+        self._loop = loop
+        self._machine = ServerMachine(settings)
+        self._host = ServerHost(self._machine, self, self)
+        self._workers = Workers(cores, self._from_worker, self._part_from_worker)
+        self._models: dict[int, Runnable] = {}
+        self._serving: dict[str, Served] = {}
+        self._pending: dict[int, Pending] = {}
+        self._queue: deque[ServerEvent] = deque()
+        self._busy = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at: Instant = 0
+        self._next_request = 0
+        self._next_key = 0
+        self._next_look = 0
+        self._when_drained: list[Callable[[], None]] = []
+        self.regions = Regions()
+        self.figures: dict[str, ModelFigures] = {}
+        self.draining = False
+
+    # Models.
+
+    def serve(self, model: Runnable) -> None:
+        """Serve this loading from now on; one of the same name ends with the requests it has."""
+        self._next_key += 1
+        self._models[self._next_key] = model
+        figures = self.figures.setdefault(model.spec.name, ModelFigures())
+        self._serving[model.spec.name] = Served(model, plan_of(model.spec), figures, {})
+        self.post(ModelReady(model.spec, self._next_key))
+
+    def withdraw(self, name: str) -> None:
+        """Take no more requests for a model."""
+        if self._serving.pop(name, None) is not None:
+            self.post(ModelLeaving(name))
+
+    def model(self, name: str, version: str = "") -> Runnable:
+        """The model of that name, if it is served."""
+        return self._find(name, version).model
+
+    def _find(self, name: str, version: str) -> Served:
+        found = self._serving.get(name)
+        if found is None:
+            raise InferError(f"no model {shown(name)} is served here", "not-found")
+        if version and version != found.plan.spec.version:
+            said = f"model {name!r} is served in version {found.plan.spec.version}"
+            raise InferError(f"{said}, not in {shown(version)}", "not-found")
+        return found
+
+    def unix_ms(self, instant: Instant) -> int:
+        """An instant of the engine by the wall clock; zero for one that never was."""
+        return (unix_ns() - (self._clock.now() - instant)) // 1_000_000 if instant else 0
+
+    def names(self) -> list[str]:
+        """Of the models that are served."""
+        return sorted(self._serving)
+
+    # Requests.
+
+    def submit(self, request: InferRequest, reply: Reply, timeout_ns: Duration = 0) -> int:
+        """Take a request in; returns its number, 0 if it is answered already.
+
+        One that does not fit its model is an `InferError`.
+        """
+        model, plan, figures, looks = self._find(request.model, request.version)
+        spec = plan.spec
+        if spec.decoupled and not reply.streams:
+            raise InferError(f"model {spec.name!r} is decoupled: ask it by ModelStreamInfer, over gRPC", "unsupported")
+        checked = self._in_memory(spec.inputs, request, check(plan, request))
+        pending = Pending(request, model, checked, figures, reply)
+        size = pending.size_bytes = size_of(checked.arrays)
+        held_up = spec.decoupled or self._machine.waiting or self.draining or self._busy
+        if not held_up and model.is_quick(size):
+            self._answer_at_once(pending)
+            return 0
+        if self._held_bytes + size > self._held_limit_bytes:
+            text = f"tensors of {self._held_bytes} bytes are held for requests, {self._held_limit_bytes} are the limit"
+            raise InferError(text, "exhausted", SECOND_NS)
+        self._held_bytes += size
+        self._next_request += 1
+        number = self._next_request
+        pending.arrived = self._clock.now()
+        self._pending[number] = pending
+        patience_ns = min(request.timeout_ns or timeout_ns, timeout_ns or request.timeout_ns)
+        look = self._look(looks, checked.shapes)
+        self.post(Arrived(number, request.model, checked.rows, look, request.priority, patience_ns))
+        return number
+
+    def _answer_at_once(self, pending: Pending) -> None:
+        """A run that is shorter than a decision about it: nobody waits, so nobody is overtaken, and no core is held."""
+        began = pending.arrived = self._clock.now()
+        try:
+            arrays = pending.model.run(pending.checked.arrays)  # type: ignore[arg-type]
+        except Exception as error:  # noqa: BLE001  whatever a model does, it is the model's failure
+            self._fail(pending, InferError(failure_of(pending.model, error), "fault"))
+            return
+        took_ns = self._clock.now() - began
+        figures = pending.figures
+        figures.queue.count += 1
+        figures.compute.add(took_ns)
+        figures.ran(pending.checked.rows, took_ns)
+        pending.model.took_at_once(took_ns)
+        if self._answer(pending, arrays):
+            self._succeed(pending)
+
+    def cancel(self, number: int) -> None:
+        """Nobody waits for it any more: it is not run, or its answer is dropped."""
+        pending = self._pending.get(number)
+        if pending is None or pending.reply is None:
+            return
+        if self._busy:  # a turn may be about to run it
+            self._loop.call_soon(self.cancel, number)
+            return
+        pending.reply = None
+        pending.figures.cancelled += 1
+        if not pending.started:
+            self._forget(number)
+            self.post(Cancelled(number))
+
+    def _look(self, looks: dict[tuple[tuple[int, ...], ...], int], shapes: tuple[tuple[int, ...], ...]) -> int:
+        """A number for what the rows of a request look like; never one number for two looks of a model."""
+        if len(looks) >= _LOOKS_LIMIT:
+            looks.clear()  # numbers are not given again, so that what is forgotten only shares no run
+        look = looks.get(shapes)
+        if look is None:
+            self._next_look += 1
+            look = looks[shapes] = self._next_look
+        return look
+
+    def _forget(self, number: int) -> Pending:
+        pending = self._pending.pop(number)
+        self._held_bytes -= pending.size_bytes
+        return pending
+
+    def _in_memory(self, specs: tuple[TensorSpec, ...], request: InferRequest, checked: Checked) -> Checked:
+        """With what is in shared memory read."""
+        if not any(isinstance(one, Place) for one in checked.arrays):
+            return checked
+        shapes = {one.name: one.shape for one in request.inputs}
+        arrays = []
+        for spec, array in zip(specs, checked.arrays, strict=True):
+            if isinstance(array, Place):
+                try:
+                    array = from_raw(spec.datatype, shapes[spec.name], self.regions.read(spec.name, array))  # noqa: PLW2901
+                except TensorError as error:
+                    raise InferError(f"input {spec.name!r}: {error}") from None
+            arrays.append(array)
+        return Checked(tuple(arrays), checked.rows, checked.shapes)
+
+    # Turns.
+
+    def post(self, event: ServerEvent) -> None:
+        """Handle an event now, or right after the turn that is going on."""
+        self._queue.append(event)
+        if self._busy:
+            return
+        self._busy = True
+        wake = None
+        try:
+            while self._queue:
+                wake = self._host.turn(self._queue.popleft(), self._clock.now())
+        finally:
+            self._busy = False
+        if wake is not None and (self._timer is None or wake < self._timer_at):
+            self._arm(wake)
+
+    def _arm(self, wake: Instant) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = wake
+        self._timer = self._loop.call_later(max(wake - self._clock.now(), 0) / SECOND_NS, self._woke)
+
+    def _woke(self) -> None:
+        self._timer = None
+        self.post(Tick())
+        wake = self._machine.next_wakeup()
+        if wake is not None and self._timer is None:
+            self._arm(wake)
+
+    def drain(self, then: Callable[[], None]) -> None:
+        """Take nothing more, and say when all that was taken is answered."""
+        self.draining = True
+        self._when_drained.append(then)
+        self.post(Draining())
+
+    def close(self) -> None:
+        """End the workers, after what they have."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._workers.stop()
+
+    # What the machine decides: the ports `Runtime` and `Desk`.
+
+    def start(self, run: Run) -> None:
+        """Have a batch run, here if it is quick and on its core's thread otherwise."""
+        now = self._clock.now()
+        parts: list[Sequence[Any]] = []
+        rows = []
+        for number in run.requests:
+            pending = self._pending[number]
+            pending.started = now
+            pending.figures.queue.add(now - pending.arrived)
+            parts.append(pending.checked.arrays)
+            rows.append(pending.checked.rows)
+        model = self._models[run.key]
+        job = Job(run, model, parts, rows)
+        if model.is_quick(sum(map(size_of, parts))):
+            self._ended(carry_out(job, self._part))
+        else:
+            self._workers.give(job)
+
+    def release(self, model: str, key: int) -> None:
+        """Let go of a loading."""
+        del model
+        self._models.pop(key).close()
+
+    def turn_away(self, refusal: TurnAway) -> None:
+        """Tell a request's sender no."""
+        pending = self._forget(refusal.request)
+        refused = pending.figures.refused
+        refused[refusal.why.value] = refused.get(refusal.why.value, 0) + 1
+        self._fail(pending, InferError(refusal.detail, _KINDS[refusal.why], refusal.retry_after_ns))
+
+    def drained(self) -> None:
+        """Say so to whoever waits for it."""
+        for then in self._when_drained:
+            then()
+
+    # What comes back.
+
+    def _from_worker(self, outcome: Outcome) -> None:
+        self._loop.call_soon_threadsafe(self._ended, outcome)
+
+    def _part_from_worker(self, number: int, answer: Sequence[Array]) -> None:
+        self._loop.call_soon_threadsafe(self._part, number, answer)
+
+    def _part(self, number: int, answer: Sequence[Array]) -> None:
+        pending = self._pending[number]
+        if pending.reply is not None:
+            self._answer(pending, answer)
+
+    def _ended(self, outcome: Outcome) -> None:
+        """The machine hears of it first, so that the next run begins before answers are written."""
+        run = outcome.run
+        self.post(Finished(run.run, outcome.took_ns, bool(outcome.failure)))
+        figures = self.figures[run.model]
+        if not outcome.failure:
+            figures.ran(run.rows, outcome.took_ns)
+        for place, number in enumerate(run.requests):
+            pending = self._forget(number)
+            figures.compute.add(outcome.took_ns)
+            if pending.reply is None:
+                continue
+            if outcome.failure:
+                self._fail(pending, InferError(outcome.failure, "fault"))
+            elif pending.model.spec.decoupled:
+                self._succeed(pending)
+                pending.reply.over()
+            elif self._answer(pending, outcome.answers[place]):
+                self._succeed(pending)
+
+    def _answer(self, pending: Pending, arrays: Sequence[Array]) -> bool:
+        spec = pending.model.spec
+        reply = pending.reply
+        assert reply is not None
+        try:
+            outputs = output_of(spec, pending.request, arrays)
+            for place, output in enumerate(outputs):
+                if output.place is not None:
+                    outputs[place] = self._into_region(output)
+            reply.done(pending.request, spec, outputs)
+        except InferError as error:
+            self._fail(pending, error)
+            return False
+        return True
+
+    def _into_region(self, output: Output) -> Output:
+        assert output.place is not None
+        raw = to_raw(output.datatype, output.array)
+        self.regions.write(output.name, output.place, raw)
+        return output._replace(place=output.place._replace(size=len(raw)))
+
+    def _succeed(self, pending: Pending) -> None:
+        now = self._clock.now()
+        took_ns = now - pending.arrived
+        pending.figures.last = now
+        pending.figures.succeeded.add(took_ns)
+        pending.figures.took.record(took_ns)
+
+    def _fail(self, pending: Pending, error: InferError) -> None:
+        pending.figures.failed.add(self._clock.now() - pending.arrived)
+        if pending.reply is not None:
+            pending.reply.failed(error)
+            pending.reply = None
+
+    @property
+    def waiting(self) -> dict[str, int]:
+        """Requests in the queues, by model."""
+        found = dict.fromkeys(self._serving, 0)
+        for lane in self._machine.lanes():
+            found[lane.spec.name] = found.get(lane.spec.name, 0) + len(lane.waiting)
+        return found

@@ -1,0 +1,232 @@
+"""Which models are there, and how do they get loaded? Files, folders of them, and Triton repositories."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import msgspec
+
+from cotenant.domain.serving import ModelSpec
+from cotenant.domain.tensor import TensorSpec
+from cotenant.errors import ConfigError
+from cotenant.format.models import ModelConfig, configured, decode_model_config
+from cotenant.format.pbtxt import TritonConfig, read_config
+from cotenant.live.serve.model import LoadFailed, Runnable
+from cotenant.live.serve.onnx import DEFAULT_BATCH, PLATFORM, OnnxModel, open_session, takes_batches, tensor_specs
+from cotenant.live.serve.python import PLATFORM as PYTHON
+from cotenant.live.serve.python import PythonModel, models_in
+
+NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
+MODELS_LIMIT: Final = 4096
+OWN_CONFIG: Final = "cotenant.toml"
+
+
+class Found(NamedTuple):
+    """A model that is there to be loaded, or the reason why it cannot be."""
+
+    name: str
+    version: str
+    path: Path
+    config: Path
+    triton: Path | None = None
+    broken: str = ""
+
+
+class Repository:
+    """All models below the paths that were named."""
+
+    def __init__(self, paths: Sequence[Path], cores: Sequence[int]) -> None:
+        """Paths are folders, Triton repositories, files of ONNX or of Python."""
+        self._paths = paths
+        self._cores = cores
+
+    def scan(self) -> dict[str, Found]:
+        """What is there now, by name; of two of one name the first counts."""
+        found: dict[str, Found] = {}
+        for path in self._paths:
+            for one in _below(path):
+                found.setdefault(one.name, one)
+                if len(found) > MODELS_LIMIT:
+                    raise ConfigError("MODELS", str(path), f"has more than {MODELS_LIMIT} models, which is the limit")
+        return found
+
+    def load(self, found: Found) -> Runnable:
+        """Load a model; takes as long as it takes, so not on the loop's thread."""
+        if found.broken:
+            raise LoadFailed(found.broken)
+        config = _own_config(found.config)
+        triton = None if found.triton is None else _triton_config(found.triton)
+        if found.path.suffix == ".py":
+            if triton is not None:
+                raise LoadFailed("model.py beside a config.pbtxt is of Triton's Python backend, which is not served")
+            return self._load_python(found, config)
+        return self._load_onnx(found, config, triton)
+
+    def differences(self, found: Found) -> list[str]:
+        """What a Triton config asks that is done in another way, or not at all; or why the model cannot be loaded."""
+        if found.broken:
+            return [found.broken]
+        if found.triton is None:
+            return []
+        try:
+            triton = _triton_config(found.triton)
+            self.load(found).close()
+        except LoadFailed as error:
+            return [str(error)]
+        said = list(triton.differences)
+        if triton.max_batch and not triton.dynamic:
+            said.append("dynamic_batching: absent, yet requests that wait are put into one batch")
+        return said
+
+    def _load_onnx(self, found: Found, config: ModelConfig, triton: TritonConfig | None) -> Runnable:
+        share = min(config.share, len(self._cores))
+        session = open_session(found.path, share, self._cores)
+        inputs, outputs = tensor_specs(session)
+        batches = takes_batches(inputs, outputs)
+        wanted = config.max_batch
+        if wanted is None and triton is not None:
+            wanted = triton.max_batch
+        if wanted and not batches:
+            raise LoadFailed(f"a batch of {wanted} is asked for, but not every tensor's first dimension is free")
+        max_batch = wanted if wanted is not None else (DEFAULT_BATCH if batches else 0)
+        spec = ModelSpec(found.name, found.version, PLATFORM, inputs, outputs, max_batch)
+        if triton is not None:
+            spec = _as_in_triton(spec, triton)
+        return OnnxModel(configured(spec, config), session)
+
+    def _load_python(self, found: Found, config: ModelConfig) -> Runnable:
+        models = models_in(found.path)
+        if found.name not in models:
+            raise LoadFailed(f"{found.path.name} makes no Model of that name, only {', '.join(sorted(models))}")
+        model = models[found.name]
+        max_batch = model.max_batch if config.max_batch is None else config.max_batch
+        if max_batch and not model.max_batch:
+            raise LoadFailed(f"a batch of {max_batch} is asked for, the callable says it takes none")
+        front = (-1,) if model.max_batch else ()
+        sides = [
+            tuple(msgspec.structs.replace(one, shape=(*front, *one.shape)) for one in side)
+            for side in (model.inputs, model.outputs)
+        ]
+        decoupled = model.decoupled
+        if decoupled and max_batch:
+            raise LoadFailed("a decoupled model answers one request at a time: leave max_batch out")
+        spec = ModelSpec(found.name, found.version, PYTHON, sides[0], sides[1], max_batch, decoupled=decoupled)
+        return PythonModel(configured(spec, config), model)
+
+
+def _below(path: Path) -> list[Found]:
+    if path.is_file():
+        return _from_file(path)
+    if not path.is_dir():
+        raise ConfigError("MODELS", str(path), "is neither a folder nor a file, name one with models")
+    found: list[Found] = []
+    for entry in sorted(path.iterdir()):
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            found += _from_folder(entry)
+        elif entry.suffix in (".onnx", ".py"):
+            found += _from_file(entry)
+    return found
+
+
+def _from_file(path: Path) -> list[Found]:
+    if path.suffix == ".onnx":
+        return [_checked(Found(path.stem, "1", path, path.with_suffix(".toml")))]
+    if path.suffix != ".py":
+        raise ConfigError("MODELS", str(path), "is neither .onnx nor .py, nor a folder of such")
+    try:
+        names = _names_in(path, path.stat().st_mtime_ns)
+    except LoadFailed as error:
+        return [Found(path.stem, "1", path, path, broken=str(error))]
+    return [_checked(Found(name, "1", path, path.with_name(f"{name}.toml"))) for name in names]
+
+
+@functools.lru_cache(MODELS_LIMIT)
+def _names_in(path: Path, mtime_ns: int) -> tuple[str, ...]:
+    """To know what a file of Python makes it must be run: once, until it changes."""
+    del mtime_ns
+    return tuple(models_in(path))
+
+
+def _from_folder(folder: Path) -> list[Found]:
+    versions = sorted((int(one.name), one) for one in folder.iterdir() if one.name.isdigit() and one.is_dir())
+    config = folder / "config.pbtxt"
+    triton = config if config.is_file() else None
+    if not versions:
+        if triton is None:
+            return []
+        return [Found(folder.name, "", folder, folder, broken="it has no folder of a version, as 1/")]
+    number, newest = versions[-1]
+    for name in ("model.onnx", "model.py"):
+        if (newest / name).is_file():
+            found = Found(folder.name, str(number), newest / name, folder / OWN_CONFIG, triton)
+            return [_checked(found)]
+    return [Found(folder.name, str(number), newest, folder, broken=f"{newest.name}/ has no model.onnx")]
+
+
+def _checked(found: Found) -> Found:
+    if NAME.match(found.name):
+        return found
+    return found._replace(broken="its name has other characters than letters, digits, dot, underscore and hyphen")
+
+
+def _own_config(path: Path) -> ModelConfig:
+    try:
+        return decode_model_config(path.read_text(encoding="utf-8"), path.name)
+    except FileNotFoundError:
+        return ModelConfig()
+    except (ConfigError, OSError, UnicodeDecodeError) as error:
+        raise LoadFailed(str(error)) from None
+
+
+def _triton_config(path: Path) -> TritonConfig:
+    try:
+        return read_config(path.read_text(encoding="utf-8"), path.name)
+    except (ConfigError, OSError, UnicodeDecodeError) as error:
+        raise LoadFailed(str(error)) from None
+
+
+def _as_in_triton(spec: ModelSpec, triton: TritonConfig) -> ModelSpec:
+    if triton.name and triton.name != spec.name:
+        raise LoadFailed(f"config.pbtxt names the model {triton.name!r}, its folder is {spec.name!r}")
+    if triton.platform not in ("", PLATFORM, "onnxruntime", "onnx"):
+        raise LoadFailed(f"platform {triton.platform!r} is not served here, only {PLATFORM}")
+    front = (-1,) if spec.max_batch else ()
+    return msgspec.structs.replace(
+        spec,
+        inputs=_agreed("input", spec.inputs, triton.inputs, front, all_needed=True),
+        outputs=_agreed("output", spec.outputs, triton.outputs, front, all_needed=False),
+        preferred_batches=tuple(one for one in triton.preferred_batches if one <= spec.max_batch),
+        wait_ns=triton.wait_ns,
+        instances=triton.instances,
+    )
+
+
+def _agreed(
+    side: str, real: tuple[TensorSpec, ...], said: tuple[TensorSpec, ...], front: tuple[int, ...], *, all_needed: bool
+) -> tuple[TensorSpec, ...]:
+    """The tensors as the config has them, if the model has them too."""
+    if not said:
+        return real
+    by_name = {one.name: one for one in real}
+    agreed = []
+    for one in said:
+        shape = (*front, *one.shape)
+        known = by_name.pop(one.name, None)
+        if known is None:
+            raise LoadFailed(f"{side} {one.name!r} of config.pbtxt is none of the model's: {', '.join(by_name)}")
+        if known.datatype is not one.datatype:
+            raise LoadFailed(f"{side} {one.name!r} is {known.datatype.value}, config.pbtxt says {one.datatype.value}")
+        if len(known.shape) != len(shape) or any(
+            -1 not in (a, b) and a != b for a, b in zip(known.shape, shape, strict=True)
+        ):
+            raise LoadFailed(f"{side} {one.name!r} has shape {list(known.shape)}, config.pbtxt says {list(shape)}")
+        agreed.append(msgspec.structs.replace(known, shape=shape))
+    if all_needed and by_name:
+        raise LoadFailed(f"{side} {next(iter(by_name))!r} of the model is missing in config.pbtxt")
+    return tuple(agreed)

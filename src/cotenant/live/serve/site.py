@@ -1,0 +1,121 @@
+"""What can a server be asked beside inference? What it is, what it has, and to load or unload a model.
+
+The same for every protocol: plain trees, in the protocol's own words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Final
+
+from cotenant import __version__
+from cotenant.format.describe import EXTENSIONS, config, metadata
+from cotenant.format.infer import InferError, shown
+from cotenant.live.serve.engine import Engine
+from cotenant.live.serve.model import LoadFailed
+from cotenant.live.serve.repository import Repository
+
+READY: Final = "READY"
+UNAVAILABLE: Final = "UNAVAILABLE"
+LOADING: Final = "LOADING"
+
+
+class Site:
+    """One server as its clients see it."""
+
+    def __init__(self, engine: Engine, repository: Repository, cores: int) -> None:
+        """Nothing is loaded yet."""
+        self.engine = engine
+        self._repository = repository
+        self._cores = cores
+        self._states: dict[str, tuple[str, str, str]] = {}
+        self._loading: dict[str, asyncio.Lock] = {}
+        self._settled = False
+
+    async def load_all(self) -> dict[str, str]:
+        """Load whatever is there; returns the reasons of those that could not be."""
+        found = await asyncio.to_thread(self._repository.scan)
+        refused = {}
+        for name in found:
+            try:
+                await self.load(name)
+            except InferError as error:
+                refused[name] = str(error)
+        self._settled = True
+        return refused
+
+    @property
+    def ready(self) -> bool:
+        """All that can be loaded is, and requests are taken."""
+        return self._settled and not self.engine.draining
+
+    def model_ready(self, name: str, version: str) -> bool:
+        """Whether a request for this model would be taken."""
+        try:
+            self.engine.model(name, version)
+        except InferError:
+            return False
+        return not self.engine.draining
+
+    def server(self) -> dict[str, Any]:
+        """What this is."""
+        return {"name": "cotenant", "version": __version__, "extensions": list(EXTENSIONS)}
+
+    def metadata(self, name: str, version: str) -> dict[str, Any]:
+        """What a model takes and gives."""
+        return metadata(self.engine.model(name, version).spec)
+
+    def config(self, name: str, version: str) -> dict[str, Any]:
+        """How a model is served."""
+        return config(self.engine.model(name, version).spec, self._cores)
+
+    def statistics(self, name: str, version: str) -> dict[str, Any]:
+        """What a model did, or all of them if the name is empty."""
+        names = [name] if name else self.engine.names()
+        models = [self.engine.model(one, version if name else "") for one in names]
+        return {"model_stats": [self._of_model(one.spec.name, one.spec.version) for one in models]}
+
+    def _of_model(self, name: str, version: str) -> dict[str, object]:
+        figures = self.engine.figures[name]
+        return figures.statistics(name, version, self.engine.unix_ms(figures.last))
+
+    async def index(self, *, only_ready: bool) -> list[dict[str, str]]:
+        """Every model there is, and how it is."""
+        try:
+            there = await asyncio.to_thread(self._repository.scan)
+        except OSError as error:
+            raise InferError(f"the models cannot be listed: {error}", "fault") from None
+        listed = []
+        for name in sorted({*there, *self._states}):
+            version, state, reason = self._states.get(name, ("", UNAVAILABLE, "not loaded"))
+            if not only_ready or state == READY:
+                listed.append({"name": name, "version": version, "state": state, "reason": reason})
+        return listed
+
+    async def load(self, name: str) -> None:
+        """Load a model, or load it again; who uses the one before goes on with it until answered."""
+        async with self._loading.setdefault(name, asyncio.Lock()):
+            found = (await asyncio.to_thread(self._repository.scan)).get(name)
+            if found is None:
+                self._loading.pop(name, None)
+                raise InferError(f"failed to load {shown(name)}: there is no such model", "not-found")
+            before = self._states.get(name)
+            if before is None or before[1] != READY:
+                self._states[name] = (found.version, LOADING, "")
+            try:
+                model = await asyncio.to_thread(self._repository.load, found)
+            except Exception as error:  # noqa: BLE001  whatever a model's file does, the others go on
+                why = str(error) if isinstance(error, LoadFailed) else f"{type(error).__name__}: {str(error)[:500]}"
+                if before is None or before[1] != READY:
+                    self._states[name] = (found.version, UNAVAILABLE, why)
+                raise InferError(f"failed to load {shown(name)}: {why}") from None
+            self.engine.serve(model)
+            self._states[name] = (found.version, READY, "")
+
+    def unload(self, name: str) -> None:
+        """Take no more requests for a model; those that wait are answered."""
+        state = self._states.get(name)
+        if state is None:
+            raise InferError(f"failed to unload {shown(name)}: there is no such model", "not-found")
+        self.engine.withdraw(name)
+        self._states[name] = (state[0], UNAVAILABLE, "unloaded")

@@ -1,0 +1,115 @@
+"""On which thread does a run happen, and how do requests become a batch and a batch answers?"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+
+from cotenant.domain.instant import Duration
+from cotenant.domain.serving import Run
+from cotenant.format.tensor import Array
+from cotenant.live.clock import monotonic_ns, thread_ns
+from cotenant.live.serve.model import Runnable
+
+_STOP: Final = None
+
+
+class Job(NamedTuple):
+    """A run with what it needs."""
+
+    run: Run
+    model: Runnable
+    parts: Sequence[Sequence[Array]]
+    """Of each request, its inputs in the order of the model's."""
+    rows: Sequence[int]
+
+
+class Outcome(NamedTuple):
+    """How a run ended: the outputs of each request, or what went wrong."""
+
+    run: Run
+    answers: Sequence[Sequence[Array]]
+    failure: str
+    took_ns: Duration
+
+
+Tell: TypeAlias = Callable[[Outcome], None]
+TellPart: TypeAlias = Callable[[int, Sequence[Array]], None]
+
+
+def carry_out(job: Job, part: TellPart) -> Outcome:
+    """Run it here and now; of a decoupled model every answer is told as it comes."""
+    began = monotonic_ns()
+    own = thread_ns()
+    model = job.model
+    size = sum(array.nbytes for one in job.parts for array in one)
+    answers: Sequence[Sequence[Array]] = ()
+    failure = ""
+    try:
+        if model.spec.decoupled:
+            for answer in model.stream(job.parts[0]):
+                part(job.run.requests[0], answer)
+        elif len(job.parts) == 1:
+            answers = [model.run(job.parts[0])]
+        else:
+            inputs = [np.concatenate(column) for column in zip(*job.parts, strict=True)]
+            answers = _split(model, model.run(inputs), job.rows)
+    except Exception as error:  # noqa: BLE001  whatever a model does, it is the model's failure
+        failure = failure_of(model, error)
+    model.took(size, thread_ns() - own)
+    return Outcome(job.run, answers, failure, monotonic_ns() - began)
+
+
+def failure_of(model: Runnable, error: Exception) -> str:
+    """What a client is told of a model's failure."""
+    return f"model {model.spec.name!r} failed: {str(error)[:500] or type(error).__name__}"
+
+
+def _split(model: Runnable, outputs: Sequence[Array], rows: Sequence[int]) -> list[list[Array]]:
+    total = sum(rows)
+    for spec, array in zip(model.spec.outputs, outputs, strict=True):
+        if array.shape[:1] != (total,):
+            raise ValueError(f"output {spec.name!r} has shape {list(array.shape)} for a batch of {total} rows")
+    answers = []
+    begin = 0
+    for count in rows:
+        answers.append([array[begin : begin + count] for array in outputs])
+        begin += count
+    return answers
+
+
+class Workers:
+    """One thread per core, pinned to it; a run on several cores is led by the thread of its first."""
+
+    def __init__(self, cores: Sequence[int], tell: Tell, part: TellPart) -> None:
+        """The numbers of the cores are the machine's own; `tell` and `part` are called on the worker's thread."""
+        self._tell = tell
+        self._part = part
+        self._queues: list[SimpleQueue[Job | None]] = [SimpleQueue() for _ in cores]
+        self._threads = [
+            threading.Thread(target=self._work, args=(core, queue), name=f"core-{core}", daemon=True)
+            for core, queue in zip(cores, self._queues, strict=True)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def give(self, job: Job) -> None:
+        """Have it carried out."""
+        self._queues[job.run.cores[0]].put(job)
+
+    def stop(self) -> None:
+        """End the threads once they have done what they were given."""
+        for queue in self._queues:
+            queue.put(_STOP)
+        for thread in self._threads:
+            thread.join()
+
+    def _work(self, core: int, queue: SimpleQueue[Job | None]) -> None:
+        os.sched_setaffinity(0, {core})
+        while (job := queue.get()) is not _STOP:
+            self._tell(carry_out(job, self._part))

@@ -1,0 +1,242 @@
+"""Who remembers what a server of models owes? Requests wait in lanes, runs hold cores, everything ends in an answer.
+
+Pure: `handle` is the only way state moves, the instant is an argument, waiting is `next_wakeup`. What a request
+contains is not known here, only its rows and whether its rows look like those of others.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import Final, NamedTuple
+
+from cotenant.domain.instant import NEVER, Duration, Instant
+from cotenant.domain.lane import Hold, Launch, View
+from cotenant.domain.serving import (
+    Arrived,
+    Cancelled,
+    Drained,
+    Finished,
+    ModelLeaving,
+    ModelReady,
+    Refusal,
+    Release,
+    Run,
+    ServerAction,
+    ServerEvent,
+    Tick,
+    TurnAway,
+    Waiting,
+)
+from cotenant.domain.value import Value
+from cotenant.format.quantity import format_duration
+from cotenant.machine.lanes import QueueLane
+from cotenant.policy.admit import REQUEST_POLICIES
+from cotenant.policy.schedule import SERVE_POLICIES
+
+_RETRY_UNKNOWN_NS: Final = 1_000_000_000
+"""What is said where nothing better is known: come again in a second."""
+
+
+class ServerSettings(Value, frozen=True):
+    """How a server is set up, as far as its decisions depend on it."""
+
+    cores: int
+    schedule: str = "fifo"
+    admit: str = "deadline"
+    requests_limit: int = 8192
+    """That may wait, over all models."""
+
+
+class _Running(NamedTuple):
+    lane: QueueLane
+    rows: int
+    cores: tuple[int, ...]
+    expected_end: Instant
+
+
+class ServerMachine:
+    """The state of one server."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        """All cores are free, no model is known."""
+        self.settings = settings
+        self.turn = 0
+        self._schedule = SERVE_POLICIES[settings.schedule]
+        self._admit = REQUEST_POLICIES[settings.admit]
+        self._free: list[int] = list(range(settings.cores))
+        self._lanes: dict[int, QueueLane] = {}
+        self._named: dict[str, QueueLane] = {}
+        self._busy: dict[int, QueueLane] = {}  # those in which something waits
+        self._home: dict[int, QueueLane] = {}  # of each request that waits
+        self._runs: dict[int, _Running] = {}
+        self._deadlines: list[tuple[Instant, int]] = []
+        self._next_run = 0
+        self._draining = False
+        self._drained = False
+        self._hold: Instant | None = None
+
+    def handle(self, event: ServerEvent, *, now: Instant) -> list[ServerAction]:
+        """The only way state moves."""
+        self.turn += 1
+        actions: list[ServerAction] = []
+        if isinstance(event, Arrived):
+            self._arrived(event, now, actions)
+        elif isinstance(event, Finished):
+            self._finished(event, actions)
+        elif isinstance(event, Cancelled):
+            self._cancelled(event, actions)
+        elif isinstance(event, Tick):
+            self._tick(now, actions)
+        elif isinstance(event, ModelReady):
+            self._ready(event, actions)
+        elif isinstance(event, ModelLeaving):
+            self._leaving(event, actions)
+        else:
+            self._draining = True
+        self._hold = None
+        if self._busy:
+            self._launch(now, actions)
+        if self._draining and not self._drained and not self._home and not self._runs:
+            self._drained = True
+            actions.append(Drained(self.turn))
+        return actions
+
+    def next_wakeup(self) -> Instant | None:
+        """When the next deadline passes, or a batch has waited long enough."""
+        while self._deadlines and self._deadlines[0][1] not in self._home:
+            heappop(self._deadlines)
+        if self._deadlines and (self._hold is None or self._deadlines[0][0] < self._hold):
+            return self._deadlines[0][0]
+        return self._hold
+
+    @property
+    def waiting(self) -> int:
+        """Requests in all lanes."""
+        return len(self._home)
+
+    def lanes(self) -> list[QueueLane]:
+        """For those who look: every loading that is not released."""
+        return list(self._lanes.values())
+
+    def _arrived(self, event: Arrived, now: Instant, actions: list[ServerAction]) -> None:
+        lane = self._named.get(event.model)
+        if lane is None:
+            self._refuse(actions, event.request, Refusal.UNKNOWN_MODEL, f"no model {event.model!r} is ready")
+            return
+        spec = lane.spec
+        no = self._no_room(event, lane)
+        if no is not None:
+            why, detail = no
+            wait_ns = self._wait_ns(lane, event.rows, now) or _RETRY_UNKNOWN_NS
+            self._refuse(actions, event.request, why, detail, wait_ns)
+            return
+        patience_ns = event.timeout_ns or spec.slo_ns
+        deadline = NEVER
+        if patience_ns:
+            deadline = now + patience_ns
+            wait_ns = self._wait_ns(lane, event.rows, now)
+            if wait_ns > patience_ns:
+                detail = f"an answer is expected in {format_duration(wait_ns)}, it is wanted within "
+                detail += format_duration(patience_ns)
+                late_ns = wait_ns - patience_ns
+                self._refuse(actions, event.request, Refusal.TOO_LATE, detail, late_ns)
+                return
+            heappush(self._deadlines, (deadline, event.request))
+        priority = event.priority or spec.priority
+        lane.add(Waiting(event.request, event.rows, event.shapes, priority, now, deadline))
+        self._home[event.request] = lane
+        self._busy[lane.key] = lane
+
+    def _no_room(self, event: Arrived, lane: QueueLane) -> tuple[Refusal, str] | None:
+        spec = lane.spec
+        if self._draining:
+            return Refusal.DRAINING, "the server is about to stop"
+        if spec.max_batch and event.rows > spec.max_batch:
+            detail = f"a batch of {event.rows} rows is more than the {spec.max_batch} that {spec.name!r} takes"
+            return Refusal.TOO_MANY_ROWS, detail
+        if len(lane.waiting) >= spec.queue_limit:
+            return Refusal.QUEUE_FULL, f"{len(lane.waiting)} requests for {spec.name!r} wait, which is the limit"
+        if len(self._home) >= self.settings.requests_limit:
+            return Refusal.QUEUE_FULL, f"{len(self._home)} requests wait, which is the limit"
+        return None
+
+    def _wait_ns(self, lane: QueueLane, rows: int, now: Instant) -> Duration:
+        return self._admit(self._view(now), lane, rows)
+
+    def _view(self, now: Instant) -> View:
+        free_at = now if self._free else min((run.expected_end for run in self._runs.values()), default=now)
+        return View(self._busy.values(), len(self._free), self.settings.cores, free_at, now)
+
+    def _refuse(
+        self, actions: list[ServerAction], request: int, why: Refusal, detail: str, retry_after_ns: Duration = 0
+    ) -> None:
+        actions.append(TurnAway(self.turn, request, why, detail, retry_after_ns))
+
+    def _cancelled(self, event: Cancelled, actions: list[ServerAction]) -> None:
+        """One that runs already goes on to its end: what it shares a run with must not suffer."""
+        lane = self._home.pop(event.request, None)
+        if lane is not None:
+            lane.drop(event.request)
+            self._left(lane, actions)
+
+    def _finished(self, event: Finished, actions: list[ServerAction]) -> None:
+        lane, rows, cores, _ = self._runs.pop(event.run)
+        self._free = sorted((*self._free, *cores))
+        lane.running -= 1
+        if not event.failed:
+            lane.learn(rows, event.took_ns)
+        self._left(lane, actions)
+
+    def _ready(self, event: ModelReady, actions: list[ServerAction]) -> None:
+        before = self._named.get(event.spec.name)
+        lane = QueueLane(event.key, event.spec)
+        self._lanes[event.key] = lane
+        self._named[event.spec.name] = lane
+        if before is not None:
+            before.leaving = True
+            self._left(before, actions)
+
+    def _leaving(self, event: ModelLeaving, actions: list[ServerAction]) -> None:
+        lane = self._named.pop(event.model, None)
+        if lane is not None:
+            lane.leaving = True
+            self._left(lane, actions)
+
+    def _tick(self, now: Instant, actions: list[ServerAction]) -> None:
+        """What passed its deadline while it waited is refused; the rest of the turn sees to batches."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, request = heappop(self._deadlines)
+            lane = self._home.pop(request, None)
+            if lane is not None:
+                lane.drop(request)
+                self._refuse(actions, request, Refusal.TOO_LATE, "its deadline passed while it waited")
+                self._left(lane, actions)
+
+    def _left(self, lane: QueueLane, actions: list[ServerAction]) -> None:
+        """Something left a lane: it may be empty now, and one that was to go may be gone."""
+        if not lane.waiting:
+            self._busy.pop(lane.key, None)
+            if lane.leaving and lane.idle and lane.key in self._lanes:
+                del self._lanes[lane.key]
+                actions.append(Release(self.turn, lane.spec.name, lane.key))
+
+    def _launch(self, now: Instant, actions: list[ServerAction]) -> None:
+        while self._busy:
+            choice = self._schedule(self._view(now))
+            if isinstance(choice, Hold):
+                self._hold = choice.until
+            if not isinstance(choice, Launch):
+                return
+            lane = self._lanes[choice.key]
+            taken = lane.take(choice.requests)
+            mine = tuple(self._free[: choice.cores])
+            del self._free[: choice.cores]
+            for one in taken:
+                del self._home[one.request]
+            lane.running += 1
+            self._next_run += 1
+            end = now + lane.expected_ns(choice.rows)
+            self._runs[self._next_run] = _Running(lane, choice.rows, mine, end)
+            requests = tuple(one.request for one in taken)
+            actions.append(Run(self.turn, self._next_run, lane.spec.name, lane.key, requests, choice.rows, mine))
+            self._left(lane, actions)

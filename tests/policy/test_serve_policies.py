@@ -1,0 +1,69 @@
+"""Does the server believe of its runs what they showed, and choose by that?"""
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotenant.domain.lane import Hold, Launch, View, assemble
+from cotenant.domain.serving import ModelSpec, Waiting
+from cotenant.machine.lanes import QueueLane
+from cotenant.policy.admit import REQUEST_POLICIES
+from cotenant.policy.predict.service import ServiceTimes
+from cotenant.policy.schedule import SERVE_POLICIES
+
+
+def lane(key: int, *rows: int, since: int = 0, **more: Any) -> QueueLane:
+    fields: dict[str, Any] = {"max_batch": 4, **more}
+    made = QueueLane(key, ModelSpec(f"m{key}", "1", "test", (), (), **fields))
+    for place, count in enumerate(rows):
+        made.add(Waiting(10 * key + place, count, 0, 1, since, -1))
+    return made
+
+
+def test_what_was_never_run_is_taken_from_the_next_larger_size() -> None:
+    times = ServiceTimes()
+    assert times.expected_ns(4) == 0
+    times.learn(4, 800)
+    assert (times.expected_ns(2), times.expected_ns(4), times.expected_ns(8)) == (800, 800, 1600)
+    times.learn(2, 500)
+    assert (times.expected_ns(1), times.expected_ns(2), times.expected_ns(3)) == (500, 500, 800)
+
+
+@given(st.lists(st.integers(1, 10**9), min_size=1, max_size=30))
+def test_belief_stays_within_what_was_seen(seen: list[int]) -> None:
+    times = ServiceTimes()
+    for took in seen:
+        times.learn(1, took)
+    assert min(seen) - len(seen) <= times.expected_ns(1) <= max(seen)
+
+
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=12), st.integers(0, 4))
+def test_a_batch_fits_and_leaves_nothing_out_that_would(rows: list[int], limit: int) -> None:
+    one = lane(1, *rows, max_batch=limit)
+    count, total = assemble(one)
+    assert total == sum(rows[:count])
+    if limit:
+        assert count == 1 or total <= limit
+        assert count == len(rows) or count == limit or total + rows[count] > limit
+    else:
+        assert count == 1
+
+
+def test_fifo_looks_for_cores_then_for_the_first() -> None:
+    fifo = SERVE_POLICIES["fifo"]
+    wide, late, soon = lane(1, 1, since=1, share=2), lane(2, 1, since=3), lane(3, 2, 2, since=2)
+    assert fifo(View([wide, late, soon], 2, 2, 5, 5)) == Launch(1, 1, 1, 2)
+    assert fifo(View([wide, late, soon], 1, 2, 5, 5)) == Launch(3, 2, 4, 1)
+    assert fifo(View([late], 0, 2, 9, 5)) is None
+    assert fifo(View([lane(1, 1, since=4, wait_ns=10)], 1, 2, 5, 5)) == Hold(14)
+
+
+def test_an_answer_is_expected_after_all_that_waits() -> None:
+    one, other = lane(1, 4, 4), lane(2, 1, share=2)
+    one.learn(4, 100)
+    other.learn(1, 30)
+    deadline = REQUEST_POLICIES["deadline"]
+    assert deadline(View([one, other], 0, 1, 50, 10), one, 4) == 40 + 200 + 60 + 100
+    assert deadline(View([one, other], 2, 2, 10, 10), one, 4) == (200 + 60) // 2 + 100
+    assert REQUEST_POLICIES["anyone"](View([one, other], 0, 1, 50, 10), one, 4) == 0

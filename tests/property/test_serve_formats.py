@@ -1,0 +1,213 @@
+"""Do requests, tensors and model configs mean the same on every way, and is what means nothing refused?"""
+
+import contextlib
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("google.protobuf")
+from cotenant.domain.serving import ModelSpec
+from cotenant.domain.tensor import Datatype, TensorSpec
+from cotenant.errors import ConfigError
+from cotenant.format import infer_json, infer_proto
+from cotenant.format.describe import config, config_numbers, metadata
+from cotenant.format.infer import InferError, check, plan_of
+from cotenant.format.pbtxt import parse_pbtxt, read_config
+from cotenant.format.proto import MESSAGES, TYPES
+from cotenant.format.tensor import NUMPY, TensorError, from_list, from_raw, to_list, to_raw
+
+SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
+SPEC = ModelSpec(
+    "m",
+    "1",
+    "test",
+    (TensorSpec("X", Datatype.FP32, (-1, 2)), TensorSpec("Y", Datatype.BYTES, (-1, 1))),
+    (TensorSpec("Z", Datatype.FP32, (-1, 2)),),
+    4,
+)
+PLAN = plan_of(SPEC)
+CONFIG = """
+name: "m"  # a comment
+backend: 'onnxruntime'
+max_batch_size: 16
+input [ { name: "X" data_type: TYPE_FP32 dims: [ 3, -1 ] }, { name: "Y", data_type: TYPE_STRING, dims: 1 } ]
+output { name: "Z" data_type: TYPE_INT64 dims: [ 1 ] label_filename: "labels.txt" }
+dynamic_batching { preferred_batch_size: [ 4, 8 ] max_queue_delay_microseconds: 500 priority_levels: 3 }
+instance_group [ { count: 2 kind: KIND_GPU gpus: [ 0 ] } ]
+version_policy: { latest { num_versions: 2 } }
+"""
+
+
+@given(st.sampled_from(list(Datatype)), SHAPES, st.data())
+def test_raw_tensors_come_back(datatype: Datatype, shape: tuple[int, ...], data: st.DataObject) -> None:
+    count = int(np.prod(shape))
+    if datatype is Datatype.BYTES:
+        listed = data.draw(st.lists(st.binary(max_size=9), min_size=count, max_size=count))
+        raw = b"".join(len(one).to_bytes(4, "little") + one for one in listed)
+    else:
+        raw = data.draw(st.binary(min_size=count * datatype.width_bytes, max_size=count * datatype.width_bytes))
+    array = from_raw(datatype, shape, raw)
+    assert array.shape == shape
+    assert array.dtype == NUMPY[datatype]
+    if datatype is not Datatype.BOOL:
+        assert to_raw(datatype, array) == raw
+
+
+@given(st.sampled_from(list(Datatype)), SHAPES, st.binary(max_size=80))
+def test_any_bytes_are_a_tensor_or_refused(datatype: Datatype, shape: tuple[int, ...], raw: bytes) -> None:
+    with contextlib.suppress(TensorError):
+        assert from_raw(datatype, shape, raw).shape == shape
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=4),
+    max_leaves=8,
+)
+
+
+@given(st.sampled_from(list(Datatype)), SHAPES, json_values)
+def test_any_json_is_a_tensor_or_refused(datatype: Datatype, shape: tuple[int, ...], data: Any) -> None:
+    with contextlib.suppress(TensorError):
+        assert from_list(datatype, shape, data).shape == shape
+
+
+@pytest.mark.parametrize(
+    "datatype, listed",
+    [
+        (Datatype.BOOL, [True, False]),
+        (Datatype.UINT64, [0, 2**64 - 1]),
+        (Datatype.INT64, [-(2**63), 2**63 - 1]),
+        (Datatype.FP64, [0.1, -2.5]),
+        (Datatype.BYTES, ["\u00fc", ""]),
+    ],
+)
+def test_lists_come_back(datatype: Datatype, listed: list[Any]) -> None:
+    assert to_list(datatype, from_list(datatype, (2,), listed)) == listed
+    assert to_list(datatype, from_list(datatype, (2, 1), [[one] for one in listed])) == listed
+
+
+@pytest.mark.parametrize(
+    "datatype, listed",
+    [
+        (Datatype.INT8, [128]),
+        (Datatype.UINT8, [-1]),
+        (Datatype.INT32, [1.5]),
+        (Datatype.FP32, ["1"]),
+        (Datatype.FP16, [65520.0]),
+    ],
+)
+def test_what_does_not_fit_is_refused(datatype: Datatype, listed: list[Any]) -> None:
+    with pytest.raises(TensorError):
+        from_list(datatype, (1,), listed)
+
+
+def as_json(tree: Any, raw: bytes = b"") -> Any:
+    front = json.dumps(tree).encode()
+    return infer_json.read_request("m", "", memoryview(front + raw), len(front) if raw else -1)
+
+
+def test_json_binary_and_messages_mean_the_same() -> None:
+    x = np.array([[1, 2], [3, 4]], np.float32)
+    y = ["a", "b"]
+    plain = {"name": "X", "datatype": "FP32", "shape": [2, 2]}
+    texts = {"name": "Y", "datatype": "BYTES", "shape": [2, 1], "data": y}
+    binary = {**plain, "parameters": {"binary_data_size": 16}}
+    message = TYPES["ModelInferRequest"](model_name="m")
+    message.inputs.add(name="Y", datatype="BYTES", shape=[2, 1]).contents.bytes_contents.extend([b"a", b"b"])
+    message.inputs.add(name="X", datatype="FP32", shape=[2, 2]).contents.fp32_contents.extend([1, 2, 3, 4])
+    for request in (
+        as_json({"inputs": [{**plain, "data": x.tolist()}, texts]}),
+        as_json({"inputs": [binary, texts]}, x.tobytes()),
+        infer_proto.read_request(message.SerializeToString()),
+    ):
+        checked = check(PLAN, request)
+        assert checked.rows == 2
+        np.testing.assert_array_equal(checked.arrays[0], x)
+        assert np.asarray(checked.arrays[1]).ravel().tolist() == [b"a", b"b"]
+
+
+@given(json_values | st.dictionaries(st.sampled_from(["inputs", "outputs", "id", "parameters"]), json_values))
+def test_any_json_is_a_request_or_refused(tree: Any) -> None:
+    kind = "invalid"
+    try:
+        check(PLAN, as_json(tree))
+    except InferError as error:
+        kind = error.kind
+    assert kind == "invalid"
+
+
+@given(st.binary(max_size=120), st.integers(-1, 130))
+def test_any_body_is_a_request_or_refused(body: bytes, json_length: int) -> None:
+    kind = "invalid"
+    try:
+        check(PLAN, infer_json.read_request("m", "", memoryview(body), json_length))
+    except InferError as error:
+        kind = error.kind
+    assert kind == "invalid"
+
+
+@given(st.binary(max_size=120))
+def test_any_message_is_a_request_or_refused(body: bytes) -> None:
+    kind = "invalid"
+    try:
+        check(PLAN, infer_proto.read_request(body))
+    except InferError as error:
+        kind = error.kind
+    assert kind == "invalid"
+
+
+def test_our_messages_are_those_of_the_protocol() -> None:
+    """Field by field against the messages that NVIDIA's client was generated with."""
+    theirs = {}
+    for module in ("tritonclient.grpc.service_pb2", "tritonclient.grpc.model_config_pb2"):
+        for name, known in pytest.importorskip(module).DESCRIPTOR.message_types_by_name.items():
+            theirs[name] = known
+            if not name.startswith("Cuda"):  # its RegionStatus is another
+                theirs.update(known.nested_types_by_name)
+    for name in MESSAGES:
+        known = theirs[name]
+        for field in TYPES[name].DESCRIPTOR.fields:
+            twin = known.fields_by_number[field.number]
+            enum_as_number = twin.enum_type is not None and field.cpp_type == field.CPPTYPE_INT32
+            assert (twin.name, enum_as_number or twin.type == field.type) == (field.name, True), f"{name}.{field.name}"
+
+
+def test_a_model_is_shown_in_the_protocol_s_words() -> None:
+    assert metadata(SPEC)["inputs"][0] == {"name": "X", "datatype": "FP32", "shape": [-1, 2]}
+    tree = config(SPEC, cores=2)
+    assert tree["input"][1] == {"name": "Y", "data_type": "TYPE_STRING", "dims": [1]}
+    assert config_numbers(tree)["input"][1]["data_type"] == 13
+    assert tree["instance_group"][0]["count"] == 2
+
+
+def test_a_triton_config_is_understood_and_the_rest_is_named() -> None:
+    found = read_config(CONFIG, "config.pbtxt")
+    assert (found.name, found.platform, found.max_batch, found.instances) == ("m", "onnxruntime", 16, 2)
+    assert found.inputs == (TensorSpec("X", Datatype.FP32, (3, -1)), TensorSpec("Y", Datatype.BYTES, (1,)))
+    assert (found.preferred_batches, found.wait_ns) == ((4, 8), 500_000)
+    said = " | ".join(found.differences)
+    for name in ("label_filename", "priority_levels", "KIND_GPU", "version_policy"):
+        assert name in said
+
+
+@pytest.mark.parametrize(
+    "text", ["name", "input {", "max_batch_size: 'x'", "input { name: 'x' data_type: TYPE_X }", "}", "a: ]", "\x00"]
+)
+def test_a_config_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError):
+        read_config(text, "config.pbtxt")
+
+
+@given(st.text(alphabet="ab:{}[]<>\",'\n1 -.#\\", max_size=60))
+def test_any_text_is_a_config_or_refused(text: str) -> None:
+    where = "x"
+    try:
+        parse_pbtxt(text, "x")
+    except ConfigError as error:
+        where = error.where
+    assert where.startswith("x")
