@@ -19,7 +19,7 @@ from cotenant.sim.serve import SimServing
 SPEC = ModelSpec(
     "m", "1", "test", (TensorSpec("X", Datatype.FP32, (-1, 1)),), (TensorSpec("X", Datatype.FP32, (-1, 1)),), 4
 )
-SETTINGS = ServerSettings(cores=1, requests_limit=6)
+SETTINGS = ServerSettings(units=1, requests_limit=6)
 
 
 def told_by_simulation(requests: int) -> list[str]:

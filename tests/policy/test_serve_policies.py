@@ -23,19 +23,19 @@ def lane(key: int, *rows: int, since: int = 0, **more: Any) -> QueueLane:
 
 def test_what_was_never_run_is_taken_from_the_next_larger_size() -> None:
     times = ServiceTimes()
-    assert times.expected_ns(4) == 0
-    times.learn(4, 800)
-    assert (times.expected_ns(2), times.expected_ns(4), times.expected_ns(8)) == (800, 800, 1600)
-    times.learn(2, 500)
-    assert (times.expected_ns(1), times.expected_ns(2), times.expected_ns(3)) == (500, 500, 800)
+    assert times.expected_ns(4, 1) == 0
+    times.learn(4, 1, 800)
+    assert tuple(times.expected_ns(rows, 1) for rows in (2, 4, 8)) == (800, 800, 1600)
+    times.learn(2, 1, 500)
+    assert tuple(times.expected_ns(rows, 1) for rows in (1, 2, 3)) == (500, 500, 800)
 
 
 @given(st.lists(st.integers(1, 10**9), min_size=1, max_size=30))
 def test_belief_stays_within_what_was_seen(seen: list[int]) -> None:
     times = ServiceTimes()
     for took in seen:
-        times.learn(1, took)
-    assert min(seen) - len(seen) <= times.expected_ns(1) <= max(seen)
+        times.learn(1, 1, took)
+    assert min(seen) - len(seen) <= times.expected_ns(1, 1) <= max(seen)
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=12), st.integers(0, 4))
@@ -50,8 +50,8 @@ def test_a_batch_fits_and_leaves_nothing_out_that_would(rows: list[int], limit: 
         assert count == 1
 
 
-def test_fifo_looks_for_cores_then_for_the_first() -> None:
-    fifo = SERVE_POLICIES["fifo"]
+def test_fifo_looks_for_room_then_for_the_first() -> None:
+    fifo = SERVE_POLICIES["fifo"]().next
     wide, late, soon = lane(1, 1, since=1, share=2), lane(2, 1, since=3), lane(3, 2, 2, since=2)
     assert fifo(View([wide, late, soon], 2, 2, 5, 5)) == Launch(1, 1, 1, 2)
     assert fifo(View([wide, late, soon], 1, 2, 5, 5)) == Launch(3, 2, 4, 1)
@@ -61,8 +61,8 @@ def test_fifo_looks_for_cores_then_for_the_first() -> None:
 
 def test_an_answer_is_expected_after_all_that_waits() -> None:
     one, other = lane(1, 4, 4), lane(2, 1, share=2)
-    one.learn(4, 100)
-    other.learn(1, 30)
+    one.learn(4, 1, 100)
+    other.learn(1, 2, 30)
     deadline = REQUEST_POLICIES["deadline"]
     assert deadline(View([one, other], 0, 1, 50, 10), one, 4) == 40 + 200 + 60 + 100
     assert deadline(View([one, other], 2, 2, 10, 10), one, 4) == (200 + 60) // 2 + 100

@@ -56,7 +56,7 @@ def _options(given: ServeArguments) -> ServeOptions:
     if given.cores < 0:
         raise ConfigError("--cores", given.cores, "choose 1 or more, or 0 for all")
     cores = cores_to_use(sorted(os.sched_getaffinity(0)), given.cores)
-    settings = ServerSettings(len(cores), given.policy, given.admit, given.queue)
+    settings = ServerSettings(len(cores), schedule=given.policy, admit=given.admit, requests_limit=given.queue)
     limits = Limits(parse_size(given.body), parse_size(given.memory), given.connections)
     drain_s = parse_duration(given.drain) / 10**9
     models = tuple(Path(one) for one in given.models)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from cotenant.domain.instant import Duration, Instant
+from cotenant.domain.serveplan import ServePlan
 from cotenant.domain.serving import ModelSpec, Waiting
 from cotenant.domain.value import Value
 
@@ -38,9 +39,38 @@ class Lane(Protocol):
         """Runs that have not ended."""
         ...
 
-    def expected_ns(self, rows: int) -> Duration:
-        """How long a run of so many rows is believed to take."""
+    @property
+    def rate(self) -> float:
+        """Rows a second that came lately."""
         ...
+
+    @property
+    def widths(self) -> Sequence[int]:
+        """The numbers of units that runs of it may have, ascending; never empty."""
+        ...
+
+    @property
+    def knee_units(self) -> int:
+        """The units past which runs hardly get faster; as many as its spec says where nothing was measured."""
+        ...
+
+    def expected_ns(self, rows: int, units: int) -> Duration:
+        """How long a run of so many rows on so many units is believed to take; zero if nothing is known."""
+        ...
+
+    def high_ns(self, rows: int, units: int) -> Duration:
+        """What such a run exceeds once in a hundred."""
+        ...
+
+
+class UnderWay(NamedTuple):
+    """A run that has not ended."""
+
+    key: int
+    rows: int
+    units: int
+    began: Instant
+    expected_end: Instant
 
 
 class View(NamedTuple):
@@ -48,26 +78,61 @@ class View(NamedTuple):
 
     lanes: Iterable[Lane]
     """In which something waits."""
-    free_cores: int
-    all_cores: int
+    free_units: int
+    all_units: int
     free_at: Instant
-    """When a core is expected to be free; now, if one is."""
+    """When a unit is expected to be free; now, if one is."""
     now: Instant
+    everyone: Sequence[Lane] = ()
+    """All lanes, also those in which nothing waits."""
+    under_way: Sequence[UnderWay] = ()
+    """By when they began."""
 
 
 class Launch(Value, frozen=True):
-    """Run the first so many requests of a lane now, on so many cores."""
+    """Run the first so many requests of a lane now, on so many units."""
 
     key: int
     requests: int
     rows: int
-    cores: int
+    units: int
 
 
 class Hold(Value, frozen=True):
     """Nothing to run before this instant, unless something happens."""
 
     until: Instant
+
+
+class Ended(Value, frozen=True):
+    """A run that is over, as its policy hears of it."""
+
+    key: int
+    model: str
+    rows: int
+    units: int
+    began: Instant
+    took_ns: Duration
+    in_time: int
+    """Requests of it that were answered by their deadline, or had none."""
+    late: int
+    failed: bool
+
+
+class ServePolicy(Protocol):
+    """Who runs when. It may remember what it saw, but knows no clock and rolls no dice: same views, same choices."""
+
+    def next(self, view: View) -> Launch | Hold | None:
+        """The next run, if any; asked again in the same turn until it is no `Launch`."""
+        ...
+
+    def ended(self, run: Ended, view: View) -> None:
+        """A run of its choosing is over."""
+        ...
+
+    def plan(self) -> ServePlan | None:
+        """What it intends, where it plans at all."""
+        ...
 
 
 def assemble(lane: Lane) -> tuple[int, int]:

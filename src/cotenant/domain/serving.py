@@ -6,6 +6,7 @@ import enum
 from typing import Final, TypeAlias
 
 from cotenant.domain.instant import Duration, Instant
+from cotenant.domain.runtimes import RunTimes
 from cotenant.domain.tensor import TensorSpec
 from cotenant.domain.value import Value
 
@@ -28,9 +29,9 @@ class ModelSpec(Value, frozen=True):
     wait_ns: Duration = 0
     """How long a batch that is not full may wait for more rows."""
     share: int = 1
-    """Cores of a run."""
+    """Units of a run where nothing says better: cores, or percent of a GPU."""
     instances: int = 0
-    """Runs at once; zero: as many as the cores allow."""
+    """Runs at once; zero: as many as the device allows."""
     slo_ns: Duration = 0
     """Within which a request is to be answered; zero: no objective."""
     priority: int = 1
@@ -76,6 +77,8 @@ class ModelReady(Value, frozen=True, tag="model-ready"):
     spec: ModelSpec
     key: int
     """Which loading of the name this is: runs name it, so that those begun earlier end on what they began with."""
+    times: RunTimes | None = None
+    """What its runs were measured to take, if they were."""
 
 
 class ModelLeaving(Value, frozen=True, tag="model-leaving"):
@@ -117,7 +120,7 @@ class TurnAway(Value, frozen=True, tag="turn-away"):
 
 
 class Run(Value, frozen=True, tag="run"):
-    """Run these requests of one model together, on so many cores."""
+    """Run these requests of one model together, on so many units of the device."""
 
     cause: int
     run: int
@@ -125,7 +128,9 @@ class Run(Value, frozen=True, tag="run"):
     key: int
     requests: tuple[int, ...]
     rows: int
+    units: int
     cores: tuple[int, ...]
+    """Which, where a unit is a core; of a GPU, none."""
 
 
 class Release(Value, frozen=True, tag="release"):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from bisect import insort
 
-from cotenant.domain.instant import Duration
+from cotenant.domain.instant import SECOND_NS, Duration, Instant
+from cotenant.domain.runtimes import RunTimes
 from cotenant.domain.serving import ModelSpec, Waiting
 from cotenant.policy.predict.service import ServiceTimes
 
@@ -13,12 +14,46 @@ def _urgency(waiting: Waiting) -> tuple[int, int]:
     return waiting.priority, waiting.request
 
 
+class Rate:
+    """How often something comes, by the last second or two."""
+
+    __slots__ = ("_count", "_since", "per_second")
+
+    def __init__(self) -> None:
+        """Nothing has come."""
+        self._since: Instant | None = None
+        self._count = 0
+        self.per_second = 0.0
+
+    def add(self, count: int, now: Instant) -> None:
+        """So many came; every second that is over moves the belief half of the way."""
+        if self._since is None:
+            self._since = now
+        over_ns = now - self._since
+        if over_ns >= SECOND_NS:
+            lately = self._count * SECOND_NS / over_ns
+            self.per_second = (self.per_second + lately) / 2 if self.per_second else lately
+            self._since, self._count = now, 0
+        self._count += count
+
+
 class QueueLane:
     """One loading of a model."""
 
-    __slots__ = ("_service", "key", "leaving", "rows", "running", "spec", "waiting")
+    __slots__ = (
+        "_arrivals",
+        "_service",
+        "key",
+        "knee_units",
+        "leaving",
+        "rows",
+        "running",
+        "spec",
+        "waiting",
+        "widths",
+    )
 
-    def __init__(self, key: int, spec: ModelSpec) -> None:
+    def __init__(self, key: int, spec: ModelSpec, times: RunTimes | None = None) -> None:
         """Nothing waits and nothing runs."""
         self.key = key
         self.spec = spec
@@ -26,7 +61,10 @@ class QueueLane:
         self.rows = 0
         self.running = 0
         self.leaving = False
-        self._service = ServiceTimes()
+        self._service = ServiceTimes(times, spec.share)
+        self._arrivals = Rate()
+        self.widths = self._service.widths
+        self.knee_units = spec.share if times is None else times.knee_units
 
     def add(self, waiting: Waiting) -> None:
         """Queue it behind those that are as urgent."""
@@ -36,6 +74,15 @@ class QueueLane:
         else:
             queue.append(waiting)
         self.rows += waiting.rows
+
+    def came(self, rows: int, now: Instant) -> None:
+        """So many rows were asked for, whether they were taken or not."""
+        self._arrivals.add(rows, now)
+
+    @property
+    def rate(self) -> float:
+        """Rows a second that came lately."""
+        return self._arrivals.per_second
 
     def take(self, count: int) -> list[Waiting]:
         """Remove and return the first so many."""
@@ -53,13 +100,17 @@ class QueueLane:
                 return True
         return False
 
-    def expected_ns(self, rows: int) -> Duration:
-        """How long a run of so many rows is believed to take."""
-        return self._service.expected_ns(rows)
+    def expected_ns(self, rows: int, units: int) -> Duration:
+        """How long a run of so many rows on so many units is believed to take."""
+        return self._service.expected_ns(rows, units)
 
-    def learn(self, rows: int, took_ns: Duration) -> None:
-        """A run of so many rows took so long."""
-        self._service.learn(rows, took_ns)
+    def high_ns(self, rows: int, units: int) -> Duration:
+        """What such a run exceeds once in a hundred."""
+        return self._service.high_ns(rows, units)
+
+    def learn(self, rows: int, units: int, took_ns: Duration) -> None:
+        """A run of so many rows on so many units took so long."""
+        self._service.learn(rows, units, took_ns)
 
     @property
     def idle(self) -> bool:

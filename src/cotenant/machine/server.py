@@ -10,7 +10,8 @@ from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
 from cotenant.domain.instant import NEVER, Duration, Instant
-from cotenant.domain.lane import Hold, Launch, View
+from cotenant.domain.lane import Ended, Hold, Launch, UnderWay, View
+from cotenant.domain.serveplan import ServePlan
 from cotenant.domain.serving import (
     Arrived,
     Cancelled,
@@ -40,7 +41,10 @@ _RETRY_UNKNOWN_NS: Final = 1_000_000_000
 class ServerSettings(Value, frozen=True):
     """How a server is set up, as far as its decisions depend on it."""
 
-    cores: int
+    units: int
+    """Of the device: cores of this machine, or 100 for the percent of a GPU."""
+    pinned: bool = True
+    """Whether a unit is a core, of which a run is given certain ones."""
     schedule: str = "fifo"
     admit: str = "deadline"
     requests_limit: int = 8192
@@ -50,20 +54,24 @@ class ServerSettings(Value, frozen=True):
 class _Running(NamedTuple):
     lane: QueueLane
     rows: int
+    units: int
     cores: tuple[int, ...]
+    began: Instant
     expected_end: Instant
+    deadlines: tuple[Instant, ...]
 
 
 class ServerMachine:
     """The state of one server."""
 
     def __init__(self, settings: ServerSettings) -> None:
-        """All cores are free, no model is known."""
+        """All of the device is free, no model is known."""
         self.settings = settings
         self.turn = 0
-        self._schedule = SERVE_POLICIES[settings.schedule]
+        self._schedule = SERVE_POLICIES[settings.schedule]()
         self._admit = REQUEST_POLICIES[settings.admit]
-        self._free: list[int] = list(range(settings.cores))
+        self._free_units = settings.units
+        self._free_cores: list[int] = list(range(settings.units)) if settings.pinned else []
         self._lanes: dict[int, QueueLane] = {}
         self._named: dict[str, QueueLane] = {}
         self._busy: dict[int, QueueLane] = {}  # those in which something waits
@@ -82,7 +90,7 @@ class ServerMachine:
         if isinstance(event, Arrived):
             self._arrived(event, now, actions)
         elif isinstance(event, Finished):
-            self._finished(event, actions)
+            self._finished(event, now, actions)
         elif isinstance(event, Cancelled):
             self._cancelled(event, actions)
         elif isinstance(event, Tick):
@@ -114,6 +122,10 @@ class ServerMachine:
         """Requests in all lanes."""
         return len(self._home)
 
+    def plan(self) -> ServePlan | None:
+        """What its policy intends, where it plans at all."""
+        return self._schedule.plan()
+
     def lanes(self) -> list[QueueLane]:
         """For those who look: every loading that is not released."""
         return list(self._lanes.values())
@@ -124,6 +136,7 @@ class ServerMachine:
             self._refuse(actions, event.request, Refusal.UNKNOWN_MODEL, f"no model {event.model!r} is ready")
             return
         spec = lane.spec
+        lane.came(event.rows, now)
         no = self._no_room(event, lane)
         if no is not None:
             why, detail = no
@@ -164,8 +177,11 @@ class ServerMachine:
         return self._admit(self._view(now), lane, rows)
 
     def _view(self, now: Instant) -> View:
-        free_at = now if self._free else min((run.expected_end for run in self._runs.values()), default=now)
-        return View(self._busy.values(), len(self._free), self.settings.cores, free_at, now)
+        runs = self._runs.values()
+        free_at = now if self._free_units else min((run.expected_end for run in runs), default=now)
+        under_way = [UnderWay(run.lane.key, run.rows, run.units, run.began, run.expected_end) for run in runs]
+        everyone = tuple(self._lanes.values())
+        return View(self._busy.values(), self._free_units, self.settings.units, free_at, now, everyone, under_way)
 
     def _refuse(
         self, actions: list[ServerAction], request: int, why: Refusal, detail: str, retry_after_ns: Duration = 0
@@ -179,17 +195,23 @@ class ServerMachine:
             lane.drop(event.request)
             self._left(lane, actions)
 
-    def _finished(self, event: Finished, actions: list[ServerAction]) -> None:
-        lane, rows, cores, _ = self._runs.pop(event.run)
-        self._free = sorted((*self._free, *cores))
+    def _finished(self, event: Finished, now: Instant, actions: list[ServerAction]) -> None:
+        run = self._runs.pop(event.run)
+        lane = run.lane
+        self._free_units += run.units
+        self._free_cores = sorted((*self._free_cores, *run.cores))
         lane.running -= 1
         if not event.failed:
-            lane.learn(rows, event.took_ns)
+            lane.learn(run.rows, run.units, event.took_ns)
+        late = sum(NEVER != deadline < now for deadline in run.deadlines)
+        in_time = len(run.deadlines) - late
+        told = (lane.key, lane.spec.name, run.rows, run.units, run.began, event.took_ns, in_time, late, event.failed)
+        self._schedule.ended(Ended(*told), self._view(now))
         self._left(lane, actions)
 
     def _ready(self, event: ModelReady, actions: list[ServerAction]) -> None:
         before = self._named.get(event.spec.name)
-        lane = QueueLane(event.key, event.spec)
+        lane = QueueLane(event.key, event.spec, event.times)
         self._lanes[event.key] = lane
         self._named[event.spec.name] = lane
         if before is not None:
@@ -222,21 +244,26 @@ class ServerMachine:
 
     def _launch(self, now: Instant, actions: list[ServerAction]) -> None:
         while self._busy:
-            choice = self._schedule(self._view(now))
+            choice = self._schedule.next(self._view(now))
             if isinstance(choice, Hold):
                 self._hold = choice.until
             if not isinstance(choice, Launch):
                 return
             lane = self._lanes[choice.key]
             taken = lane.take(choice.requests)
-            mine = tuple(self._free[: choice.cores])
-            del self._free[: choice.cores]
+            units = choice.units
+            assert 0 < units <= self._free_units
+            self._free_units -= units
+            cores = tuple(self._free_cores[:units])
+            del self._free_cores[:units]
             for one in taken:
                 del self._home[one.request]
             lane.running += 1
             self._next_run += 1
-            end = now + lane.expected_ns(choice.rows)
-            self._runs[self._next_run] = _Running(lane, choice.rows, mine, end)
+            end = now + lane.expected_ns(choice.rows, units)
+            deadlines = tuple(one.deadline for one in taken)
+            self._runs[self._next_run] = _Running(lane, choice.rows, units, cores, now, end, deadlines)
             requests = tuple(one.request for one in taken)
-            actions.append(Run(self.turn, self._next_run, lane.spec.name, lane.key, requests, choice.rows, mine))
+            said = (self._next_run, lane.spec.name, lane.key, requests, choice.rows, units, cores)
+            actions.append(Run(self.turn, *said))
             self._left(lane, actions)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from typing import Final
 
-from cotenant.domain.lane import Hold, Launch, View
-from cotenant.policy.schedule.fifo import fifo
+from cotenant.domain.lane import ServePolicy
+from cotenant.policy.schedule.fifo import Fifo
 
-ServePolicy: TypeAlias = Callable[[View], Launch | Hold | None]
-"""The next run, if any; asked again until there is none."""
-
-SERVE_POLICIES: Final[dict[str, ServePolicy]] = {
-    "fifo": fifo,
+SERVE_POLICIES: Final[dict[str, Callable[[], ServePolicy]]] = {
+    "fifo": Fifo,
 }
+"""A new one for each server: what it remembers is that server's."""
