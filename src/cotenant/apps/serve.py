@@ -11,8 +11,10 @@ import msgspec
 from cotenant.errors import ConfigError
 from cotenant.format.quantity import parse_duration, parse_size
 from cotenant.live.serve.http import Limits
+from cotenant.live.serve.profiles import default_folder
 from cotenant.live.serve.repository import Repository
 from cotenant.live.serve.server import Listening, ServeOptions, cores_to_use, serve
+from cotenant.live.serve.sessions import sweep
 from cotenant.machine.server import ServerSettings
 from cotenant.policy.admit import REQUEST_POLICIES
 from cotenant.policy.schedule import SERVE_POLICIES
@@ -34,6 +36,7 @@ class ServeArguments(msgspec.Struct, frozen=True):
     memory: str
     connections: int
     drain: str
+    profiles: str
 
 
 def _options(given: ServeArguments) -> ServeOptions:
@@ -61,7 +64,12 @@ def _options(given: ServeArguments) -> ServeOptions:
     drain_s = parse_duration(given.drain) / 10**9
     models = tuple(Path(one) for one in given.models)
     ports = (given.http_port, given.grpc_port, given.metrics_port)
-    return ServeOptions(models, given.host, *ports, cores, settings, limits, drain_s)
+    return ServeOptions(models, given.host, *ports, cores, settings, limits, drain_s, profiles_folder(given.profiles))
+
+
+def profiles_folder(given: str) -> Path:
+    """Where profiles of models are: as said, or in the usual place."""
+    return Path(given) if given else default_folder(os.environ, os.geteuid())
 
 
 def run_server(
@@ -69,6 +77,7 @@ def run_server(
 ) -> int:
     """Serve until told to stop."""
     options = _options(given)
+    sweep()
     Repository(options.models, options.cores).scan()  # a path that is not there is refused before anything else
     return serve(options, say, show)
 

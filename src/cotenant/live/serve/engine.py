@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from cotenant.domain.instant import SECOND_NS, Duration, Instant
+from cotenant.domain.runtimes import RunTimes
 from cotenant.domain.serving import (
     Arrived,
     Cancelled,
@@ -85,13 +86,13 @@ class Engine:
 
     # Models.
 
-    def serve(self, model: Runnable) -> None:
-        """Serve this loading from now on; one of the same name ends with the requests it has."""
+    def serve(self, model: Runnable, times: RunTimes | None = None) -> None:
+        """Serve this loading from now on, with its profile; one of the same name ends with the requests it has."""
         self._next_key += 1
         self._models[self._next_key] = model
         figures = self.figures.setdefault(model.spec.name, ModelFigures())
         self._serving[model.spec.name] = Served(model, plan_of(model.spec), figures, {})
-        self.post(ModelReady(model.spec, self._next_key))
+        self.post(ModelReady(model.spec, self._next_key, times))
 
     def withdraw(self, name: str) -> None:
         """Take no more requests for a model."""
@@ -356,6 +357,24 @@ class Engine:
         if pending.reply is not None:
             pending.reply.failed(error)
             pending.reply = None
+
+    def plan(self) -> dict[str, Any]:
+        """What the policy intends, and what it believes of each model."""
+        settings = self._machine.settings
+        models = [
+            {
+                "model": lane.spec.name,
+                "widths": lane.widths,
+                "knee_units": lane.knee_units,
+                "profiled": lane.profiled,
+                "rate": lane.rate,
+                "slower_by_machine": lane.slower[0],
+                "slower_by_itself": lane.slower[1],
+            }
+            for lane in self._machine.lanes()
+            if not lane.leaving
+        ]
+        return {"policy": settings.schedule, "units": settings.units, "plan": self._machine.plan(), "models": models}
 
     @property
     def waiting(self) -> dict[str, int]:

@@ -25,6 +25,14 @@ class Runnable(Protocol):
         """The outputs for these inputs, both in the order of the spec; from any thread."""
         ...
 
+    def run_on(self, inputs: Sequence[Array], cores: Sequence[int]) -> list[Array]:
+        """As `run`, on these cores of the machine, the calling thread on the first of them; none: on any."""
+        ...
+
+    def prepare(self, widths: Sequence[int]) -> None:
+        """Have what runs on so many cores need, zero being any; takes as long as it takes."""
+        ...
+
     def stream(self, inputs: Sequence[Array]) -> Iterator[list[Array]]:
         """As `run`, for a decoupled model."""
         ...

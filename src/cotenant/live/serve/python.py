@@ -48,6 +48,14 @@ class PythonModel:
         """The outputs for these inputs."""
         return self._ordered(self._model.run(dict(zip(self._names, inputs, strict=True))))
 
+    def run_on(self, inputs: Sequence[Array], cores: Sequence[int]) -> list[Array]:
+        """The same: what a callable does with more cores than its thread's is its own affair."""
+        del cores
+        return self.run(inputs)
+
+    def prepare(self, widths: Sequence[int]) -> None:
+        """Nothing is needed."""
+
     def stream(self, inputs: Sequence[Array]) -> Iterator[list[Array]]:
         """Each answer as it comes."""
         answers: Any = self._model.run(dict(zip(self._names, inputs, strict=True)))

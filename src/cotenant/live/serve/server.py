@@ -11,12 +11,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from cotenant.domain.runtimes import RunTimes
 from cotenant.errors import ConfigError, WorldError
 from cotenant.live.serve.engine import Engine
 from cotenant.live.serve.grpc import GrpcServing
 from cotenant.live.serve.http import HttpServing, Limits
 from cotenant.live.serve.metrics import exposition
-from cotenant.live.serve.repository import Repository
+from cotenant.live.serve.profiles import ProfileCache, cpu_identity, model_hash
+from cotenant.live.serve.repository import Found, Repository
 from cotenant.live.serve.site import Site
 from cotenant.machine.server import ServerSettings
 
@@ -40,6 +42,8 @@ class ServeOptions(NamedTuple):
     settings: ServerSettings
     limits: Limits
     drain_s: float
+    profiles: Path
+    """The folder of what models' runs took."""
 
 
 class Listening(NamedTuple):
@@ -66,6 +70,26 @@ def serve(options: ServeOptions, say: Tell, ready: Callable[[Listening, Sequence
     return code
 
 
+class _Profiles:
+    """What is known of the models that are loaded, and of which nothing is."""
+
+    def __init__(self, cache: ProfileCache, device: str) -> None:
+        self._cache = cache
+        self._device = device
+        self.missing: list[str] = []
+
+    def of(self, found: Found) -> RunTimes | None:
+        known = self._cache.find(model_hash(found.path, found.name), self._device)
+        if known is None:
+            self.missing.append(found.name)
+        return None if known is None else known.times
+
+
+def _without_profile(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return f"no profile of {shown}: what runs take is learned from them; `cotenant serve profile MODELS` measures it"
+
+
 class _Server:
     def __init__(self, options: ServeOptions, say: Tell, ready: Callable[[Listening, Sequence[str]], None]) -> None:
         self._options = options
@@ -79,7 +103,8 @@ class _Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         engine = Engine(options.settings, options.cores, loop, options.limits.held_bytes)
-        site = Site(engine, Repository(options.models, options.cores), len(options.cores))
+        profiles = _Profiles(ProfileCache(options.profiles, self._say), cpu_identity(len(options.cores)))
+        site = Site(engine, Repository(options.models, options.cores), len(options.cores), profiles.of)
         http = HttpServing(site, options.limits, lambda: exposition(engine))
         grpc = GrpcServing(site, options.limits.body_bytes, options.limits.connections)
         servers = []
@@ -98,6 +123,8 @@ class _Server:
         refused = await site.load_all()
         for reason in refused.values():
             self._say(reason)
+        if profiles.missing:
+            self._say(_without_profile(profiles.missing))
         gc.collect()
         gc.freeze()  # what is loaded stays: no collection need look at it again
         self._ready(Listening(*ports), engine.names())
