@@ -2,7 +2,7 @@
 
 What a GPU does for processes without MPS, and what D-STACK names temporal sharing: a model's batch runs on all of
 the device and nothing beside it; then it is the next model's turn, round robin, of those in which something waits.
-A batch is all that waits, up to the model's limit and, where an objective is known, up to what a run can do in half of it.
+A batch is all that waits, up to the model's limit and, where an objective is known, up to what a run does in half of it.
 
 Left out: time slices that cut a run in two (a driver's are about 2 ms and end a kernel, not a batch; cutting batches
 helps nobody here), and the cost of changing contexts.
