@@ -16,6 +16,7 @@ from cotenant.cli.node import add_node_commands
 from cotenant.cli.observe import add_observe_commands
 from cotenant.cli.profile import add_profile_commands
 from cotenant.cli.serve import add_serve_command
+from cotenant.cli.serve_profile import TWO_WORDS, add_serve_profile_command
 from cotenant.cli.softgpu import add_softgpu_commands
 from cotenant.cli.study import add_study_commands
 from cotenant.cli.trace import add_trace_command
@@ -25,7 +26,7 @@ from cotenant.errors import CotenantError
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    options = _parser().parse_args(words)
+    options = _parser().parse_args(_one_command(words))
     try:
         code: int = options.command(options)
     except CotenantError as error:
@@ -38,6 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     return code
+
+
+def _one_command(words: list[str]) -> list[str]:
+    """A command of two words as one: `serve` takes files, yet two words behind it are commands of their own.
+
+    A folder of such a name is served as ./profile.
+    """
+    return [" ".join(words[:2]), *words[2:]] if tuple(words[:2]) in TWO_WORDS else words
 
 
 def _parser() -> Parser:
@@ -56,6 +65,7 @@ def _parser() -> Parser:
     add_profile_commands(commands)
     add_advise_command(commands)
     add_serve_command(commands)
+    add_serve_profile_command(commands)
     add_softgpu_commands(commands)
     add_study_commands(commands)
     add_bench_command(commands)

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from cotenant.cli.command import add_command, print_json, say
+from cotenant.cli.serve_profile import MODELS, add_profiles_flag
 
 
 def add_serve_command(commands: Any) -> None:
     serve = add_command(
         commands, "serve", "Serve models over HTTP and gRPC (Open Inference Protocol).", _serve, json=True
     )
-    serve.add_argument(
-        "models", nargs="+", metavar="MODELS", help="folder of .onnx files, Triton repository, .onnx or .py file"
-    )
+    serve.epilog = "Before: cotenant serve profile MODELS. What it intends: cotenant serve plan."
+    serve.add_argument("models", nargs="+", metavar="MODELS", help=MODELS)
     serve.add_argument("--host", default="127.0.0.1", help="address to listen at (default 127.0.0.1)")
     for name, port in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
         about = f"port for {name} (default {port}; 0: one that is free; -1: none)"
@@ -29,6 +29,7 @@ def add_serve_command(commands: Any) -> None:
     serve.add_argument("--memory", default="1GiB", metavar="SIZE", help=held)
     serve.add_argument("--connections", type=int, default=4096, help="clients at once, of each door (default 4096)")
     serve.add_argument("--drain", default="30s", metavar="TIME", help="for requests under way at the end (default 30s)")
+    add_profiles_flag(serve)
     about = "say what of a Triton repository is done in another way, or not at all, and stop"
     serve.add_argument("--import", dest="compare", action="store_true", help=about)
 

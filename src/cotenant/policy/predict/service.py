@@ -19,7 +19,7 @@ from cotenant.domain.runtimes import RunTimes
 
 _FACTOR_GAIN: Final = 1 / 8
 """Of each outcome, for the model's factor: ten runs or so forget a change of speed. Our choice."""
-_POINT_GAIN: Final = 1 / 16
+_POINT_GAIN: Final = 1 / 64
 """Of each outcome, for its own point of the curve, once that has been seen as often. Our choice."""
 _SURPRISE_LIMIT: Final = math.log(8)
 """One run that took a thousand times as long was stopped by something else: it counts as eight times."""
@@ -233,12 +233,14 @@ class ServiceTimes:
         curve = self._curves.get(units)
         if curve is not None:
             return curve.typical_at(rows), curve.high_at(rows)
-        below = max((one for one in self._curves if one < units), default=None)
-        above = min((one for one in self._curves if one > units), default=None)
-        if below is None or units <= 0:  # zero is the whole device, which others use as well
-            nearest = self._curves[max(self._curves) if units <= 0 else min(self._curves)]
-            stretch = 1.0 if units <= 0 else min(self._curves) / units
-            return nearest.typical_at(rows) * stretch, nearest.high_at(rows) * stretch
+        shared = [one for one in self._curves if one > 0]
+        below = max((one for one in shared if one < units), default=None)
+        above = min((one for one in shared if one > units), default=None)
+        if units <= 0 or below is None:  # zero is the whole device, which others use as well
+            nearest = max(self._curves) if units <= 0 else (above or 0)
+            stretch = 1.0 if units <= 0 or not above else above / units
+            curve = self._curves[nearest]
+            return curve.typical_at(rows) * stretch, curve.high_at(rows) * stretch
         few = self._curves[below]
         if above is None:
             return few.typical_at(rows), few.high_at(rows)
