@@ -6,9 +6,11 @@ from collections.abc import Callable
 from typing import Final
 
 from cotenant.domain.lane import ServePolicy
+from cotenant.policy.schedule.dstack import Dstack
 from cotenant.policy.schedule.fifo import Fifo
 
 SERVE_POLICIES: Final[dict[str, Callable[[], ServePolicy]]] = {
+    "dstack": Dstack,
     "fifo": Fifo,
 }
 """A new one for each server: what it remembers is that server's."""
