@@ -7,6 +7,7 @@ from typing import Final
 
 from cotenant.domain.lane import ServePolicy
 from cotenant.policy.schedule.clipper import Clipper
+from cotenant.policy.schedule.dstack import Dstack
 from cotenant.policy.schedule.fifo import Fifo
 from cotenant.policy.schedule.fixed import Fixed
 from cotenant.policy.schedule.gslice import Gslice
@@ -15,6 +16,7 @@ from cotenant.policy.schedule.temporal import Temporal
 from cotenant.policy.schedule.triton import Triton
 
 SERVE_POLICIES: Final[dict[str, Callable[[], ServePolicy]]] = {
+    "dstack": Dstack,
     "fifo": Fifo,
     "temporal": Temporal,
     "fixed": Fixed,
