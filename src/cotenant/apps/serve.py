@@ -8,10 +8,13 @@ from pathlib import Path
 
 import msgspec
 
+from cotenant.apps.serve_runtime import RuntimeWish, runtime_of
 from cotenant.errors import ConfigError
 from cotenant.format.quantity import parse_duration, parse_size
+from cotenant.live.directory import Places
 from cotenant.live.serve.http import Limits
 from cotenant.live.serve.repository import Repository
+from cotenant.live.serve.runtime import RUNTIMES
 from cotenant.live.serve.server import Listening, ServeOptions, cores_to_use, serve
 from cotenant.machine.server import ServerSettings
 from cotenant.policy.admit import REQUEST_POLICIES
@@ -34,10 +37,16 @@ class ServeArguments(msgspec.Struct, frozen=True):
     memory: str
     connections: int
     drain: str
+    runtime: str
+    gpu: str
+    tenants: str
+    workers: int
+    run_limit: str
 
 
-def _options(given: ServeArguments) -> ServeOptions:
+def _options(given: ServeArguments, places: Places, say: Callable[[str], None]) -> ServeOptions:
     for flag, name, table in (
+        ("--runtime", given.runtime, list(RUNTIMES)),
         ("--policy", given.policy, list(SERVE_POLICIES)),
         ("--admit", given.admit, list(REQUEST_POLICIES)),
     ):
@@ -56,21 +65,31 @@ def _options(given: ServeArguments) -> ServeOptions:
     if given.cores < 0:
         raise ConfigError("--cores", given.cores, "choose 1 or more, or 0 for all")
     cores = cores_to_use(sorted(os.sched_getaffinity(0)), given.cores)
-    settings = ServerSettings(len(cores), schedule=given.policy, admit=given.admit, requests_limit=given.queue)
+    models = tuple(Path(one) for one in given.models)
+    Repository(models, cores).scan()  # a path that is not there is refused before anything else
+    asked = RuntimeWish(given.runtime, given.gpu, given.tenants, given.workers, given.run_limit)
+    runtime = runtime_of(asked, cores, places, say)
+    settings = ServerSettings(
+        runtime.all_units,
+        pinned=runtime.pinned,
+        schedule=given.policy,
+        admit=given.admit,
+        requests_limit=given.queue,
+    )
     limits = Limits(parse_size(given.body), parse_size(given.memory), given.connections)
     drain_s = parse_duration(given.drain) / 10**9
-    models = tuple(Path(one) for one in given.models)
     ports = (given.http_port, given.grpc_port, given.metrics_port)
-    return ServeOptions(models, given.host, *ports, cores, settings, limits, drain_s)
+    return ServeOptions(models, given.host, *ports, cores, runtime, settings, limits, drain_s)
 
 
 def run_server(
-    given: ServeArguments, say: Callable[[str], None], show: Callable[[Listening, Sequence[str]], None]
+    given: ServeArguments,
+    places: Places,
+    say: Callable[[str], None],
+    show: Callable[[Listening, Sequence[str]], None],
 ) -> int:
     """Serve until told to stop."""
-    options = _options(given)
-    Repository(options.models, options.cores).scan()  # a path that is not there is refused before anything else
-    return serve(options, say, show)
+    return serve(_options(given, places, say), say, show)
 
 
 def differences(models: Sequence[str]) -> dict[str, list[str]]:

@@ -17,6 +17,7 @@ from cotenant.live.serve.grpc import GrpcServing
 from cotenant.live.serve.http import HttpServing, Limits
 from cotenant.live.serve.metrics import exposition
 from cotenant.live.serve.repository import Repository
+from cotenant.live.serve.runtime import ModelRuntime
 from cotenant.live.serve.site import Site
 from cotenant.machine.server import ServerSettings
 
@@ -37,6 +38,7 @@ class ServeOptions(NamedTuple):
     metrics_port: int
     cores: tuple[int, ...]
     """The machine's own numbers."""
+    runtime: ModelRuntime
     settings: ServerSettings
     limits: Limits
     drain_s: float
@@ -78,8 +80,9 @@ class _Server:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        engine = Engine(options.settings, options.cores, loop, options.limits.held_bytes)
-        site = Site(engine, Repository(options.models, options.cores), len(options.cores))
+        runtime = options.runtime
+        engine = Engine(options.settings, runtime, loop, options.limits.held_bytes)
+        site = Site(engine, Repository(options.models, options.cores, runtime), runtime.all_units)
         http = HttpServing(site, options.limits, lambda: exposition(engine))
         grpc = GrpcServing(site, options.limits.body_bytes, options.limits.connections)
         servers = []
