@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
+from cotenant.apps.serve_runtime import RuntimeWish, runtime_of
 from cotenant.errors import ConfigError
 from cotenant.format.quantity import parse_duration, parse_size
+from cotenant.live.directory import Places
 from cotenant.live.serve.http import Limits
-from cotenant.live.serve.profiles import default_folder
 from cotenant.live.serve.repository import Repository
+from cotenant.live.serve.runtime import RUNTIMES
 from cotenant.live.serve.server import Listening, ServeOptions, cores_to_use, serve
 from cotenant.live.serve.sessions import sweep
 from cotenant.machine.server import ServerSettings
@@ -36,10 +39,15 @@ class ServeArguments(msgspec.Struct, frozen=True):
     memory: str
     connections: int
     drain: str
+    runtime: str
+    gpu: str
+    tenants: str
+    workers: int
+    run_limit: str
     profiles: str
 
 
-def _options(given: ServeArguments) -> ServeOptions:
+def _options(given: ServeArguments, places: Places, say: Callable[[str], None]) -> ServeOptions:
     for flag, name, table in (
         ("--policy", given.policy, list(SERVE_POLICIES)),
         ("--admit", given.admit, list(REQUEST_POLICIES)),
@@ -59,27 +67,59 @@ def _options(given: ServeArguments) -> ServeOptions:
     if given.cores < 0:
         raise ConfigError("--cores", given.cores, "choose 1 or more, or 0 for all")
     cores = cores_to_use(sorted(os.sched_getaffinity(0)), given.cores)
-    settings = ServerSettings(len(cores), schedule=given.policy, admit=given.admit, requests_limit=given.queue)
+    models = tuple(Path(one) for one in given.models)
+    Repository(models, cores).scan()  # a path that is not there is refused before anything else
+    runtime = runtime_of(wish_of(given), cores, places, say)
+    settings = ServerSettings(
+        runtime.all_units,
+        pinned=runtime.pinned,
+        schedule=given.policy,
+        admit=given.admit,
+        requests_limit=given.queue,
+    )
     limits = Limits(parse_size(given.body), parse_size(given.memory), given.connections)
     drain_s = parse_duration(given.drain) / 10**9
-    models = tuple(Path(one) for one in given.models)
     ports = (given.http_port, given.grpc_port, given.metrics_port)
-    return ServeOptions(models, given.host, *ports, cores, settings, limits, drain_s, profiles_folder(given.profiles))
+    folder = profiles_folder(given.profiles, places)
+    return ServeOptions(models, given.host, *ports, cores, runtime, settings, limits, drain_s, folder)
 
 
-def profiles_folder(given: str) -> Path:
-    """Where profiles of models are: as said, or in the usual place."""
-    return Path(given) if given else default_folder(os.environ, os.geteuid())
+class RuntimeArguments(Protocol):
+    """What every command says that runs models."""
+
+    @property
+    def runtime(self) -> str: ...
+    @property
+    def gpu(self) -> str: ...
+    @property
+    def tenants(self) -> str: ...
+    @property
+    def workers(self) -> int: ...
+    @property
+    def run_limit(self) -> str: ...
+
+
+def wish_of(given: RuntimeArguments) -> RuntimeWish:
+    """What models are to run on."""
+    if given.runtime not in RUNTIMES:
+        raise ConfigError("--runtime", given.runtime, f"choose {' or '.join(RUNTIMES)}")
+    return RuntimeWish(given.runtime, given.gpu, given.tenants, given.workers, given.run_limit)
+
+
+def profiles_folder(given: str, places: Places) -> Path:
+    """Where profiles of models are: as said, or beside what else is kept."""
+    return Path(given) if given else places.state / "serve-profiles"
 
 
 def run_server(
-    given: ServeArguments, say: Callable[[str], None], show: Callable[[Listening, Sequence[str]], None]
+    given: ServeArguments,
+    places: Places,
+    say: Callable[[str], None],
+    show: Callable[[Listening, Sequence[str]], None],
 ) -> int:
     """Serve until told to stop."""
-    options = _options(given)
     sweep()
-    Repository(options.models, options.cores).scan()  # a path that is not there is refused before anything else
-    return serve(options, say, show)
+    return serve(_options(given, places, say), say, show)
 
 
 def differences(models: Sequence[str]) -> dict[str, list[str]]:

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from cotenant.cli.command import add_command, print_json, say
-from cotenant.cli.serve_profile import MODELS, add_profiles_flag
+from cotenant.cli.command import add_command, find, print_json, say
+from cotenant.cli.serve_flags import MODELS, add_runtime_flags
 
 
 def add_serve_command(commands: Any) -> None:
@@ -20,7 +20,7 @@ def add_serve_command(commands: Any) -> None:
     for name, port in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
         about = f"port for {name} (default {port}; 0: one that is free; -1: none)"
         serve.add_argument(f"--{name}-port", type=int, default=port, metavar="PORT", help=about)
-    serve.add_argument("--cores", type=int, default=0, help="cores that models run on (default 0: all)")
+    add_runtime_flags(serve)
     serve.add_argument("--policy", default="fifo", help="who runs when: fifo (default)")
     serve.add_argument("--admit", default="deadline", help="who is taken: deadline (default) or anyone")
     serve.add_argument("--queue", type=int, default=8192, help="requests that may wait, over all models (default 8192)")
@@ -29,7 +29,6 @@ def add_serve_command(commands: Any) -> None:
     serve.add_argument("--memory", default="1GiB", metavar="SIZE", help=held)
     serve.add_argument("--connections", type=int, default=4096, help="clients at once, of each door (default 4096)")
     serve.add_argument("--drain", default="30s", metavar="TIME", help="for requests under way at the end (default 30s)")
-    add_profiles_flag(serve)
     about = "say what of a Triton repository is done in another way, or not at all, and stop"
     serve.add_argument("--import", dest="compare", action="store_true", help=about)
 
@@ -60,4 +59,4 @@ def _serve(options: argparse.Namespace) -> int:
         doors = [f"{name} {options.host}:{port}" for name, port in ports._asdict().items() if port >= 0]
         say(f"ready: {', '.join(models) or 'no models'} at {', '.join(doors)}")
 
-    return run_server(ServeArguments(**given), say, show)
+    return run_server(ServeArguments(**given), find(options)[1], say, show)

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from rich.console import Console
 
-from cotenant.cli.command import add_command, print_json, say
+from cotenant.cli.command import add_command, find, print_json, say
+from cotenant.cli.serve_flags import MODELS, add_runtime_flags
 
 TWO_WORDS: Final = (("serve", "profile"), ("serve", "plan"))
-MODELS: Final = "folder of .onnx files, Triton repository, .onnx or .py file"
 
 
 def add_serve_profile_command(commands: Any) -> None:
@@ -18,17 +18,11 @@ def add_serve_profile_command(commands: Any) -> None:
     about = "Measure how long models' runs take, by rows and cores."
     profile = add_command(commands, "serve profile", about, _profile, json=True)
     profile.add_argument("models", nargs="+", metavar="MODELS", help=MODELS)
-    profile.add_argument("--cores", type=int, default=0, help="cores that models run on (default 0: all)")
     profile.add_argument("--budget", default="20s", metavar="TIME", help="for each model (default 20s)")
     shape = "of one row of an input, where the model leaves it open: [MODEL:]INPUT=3x224x224 (default: 64 for each)"
     profile.add_argument("--shape", action="append", default=[], metavar="SHAPE", help=shape)
     profile.add_argument("--again", action="store_true", help="measure also what has a profile")
-    add_profiles_flag(profile)
-
-
-def add_profiles_flag(parser: argparse.ArgumentParser) -> None:
-    """Where profiles are kept."""
-    parser.add_argument("--profiles", default="", metavar="DIR", help="folder of profiles instead of the usual one")
+    add_runtime_flags(profile)
 
 
 def _profile(options: argparse.Namespace) -> int:
@@ -42,7 +36,7 @@ def _profile(options: argparse.Namespace) -> int:
     given |= {"models": tuple(options.models), "shape": tuple(options.shape)}
     console = Console()
     with measuring(Console(stderr=True), say) as progress:
-        outcomes = profile_models(ProfileArguments(**given), say, progress)
+        outcomes = profile_models(ProfileArguments(**given), find(options)[1], say, progress)
     if options.json:
         print_json(profiles_json(outcomes))
     else:

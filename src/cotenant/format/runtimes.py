@@ -26,6 +26,8 @@ class Profiled(Value, frozen=True, forbid_unknown_fields=True):
     """While the rest of the device ran the same, as under load."""
     alone: tuple[RunTime, ...]
     """While the rest of the device was idle."""
+    percent: bool
+    """Whether a unit is a percent of a GPU, not a core."""
     inputs: tuple[tuple[str, tuple[int, ...]], ...]
     """The shapes that one row was measured with."""
     runs: int

@@ -18,7 +18,8 @@ from cotenant.domain.value import Value
 from cotenant.errors import ConfigError
 from cotenant.format.tensor import NUMPY, Array
 from cotenant.live.clock import monotonic_ns
-from cotenant.live.serve.model import Runnable
+from cotenant.live.serve.model import LoadFailed, Runnable
+from cotenant.live.serve.solo import Solo
 
 FREE_DIMENSION: Final = 64
 """For a dimension that a model leaves free, other than the batch, where nobody says. Our choice."""
@@ -46,6 +47,10 @@ class Bench(Protocol):
 
     def in_company(self, inputs: Sequence[Array], rows: int, units: int, until: Instant) -> list[Duration]:
         """Runs until then while the rest of the device does the same; none where that cannot be."""
+        ...
+
+    def close(self) -> None:
+        """Let go of what is its own."""
         ...
 
 
@@ -102,8 +107,33 @@ class CpuBench:
 
     def _run(self, inputs: Sequence[Array], cores: Sequence[int]) -> Duration:
         began = monotonic_ns()
-        self._model.run_on(inputs, cores)
+        self._model.run(inputs, cores)
         return monotonic_ns() - began
+
+
+class SoloBench:
+    """A model on any runtime, one run at a time."""
+
+    def __init__(self, model: Runnable, solo: Solo) -> None:
+        """The runtime is ready."""
+        self.all_units = solo.runtime.all_units
+        self._model = model
+        self._solo = solo
+
+    def alone(self, inputs: Sequence[Array], rows: int, units: int) -> Duration:
+        """One run, as the runtime timed it."""
+        outcome = self._solo.run(self._model, inputs, rows, units)
+        if outcome.failure:
+            raise LoadFailed(outcome.failure)
+        return outcome.took_ns
+
+    def in_company(self, inputs: Sequence[Array], rows: int, units: int, until: Instant) -> list[Duration]:
+        """There is one worker for each number of units, so nobody to keep company with."""
+        del inputs, rows, units, until
+        return []
+
+    def close(self) -> None:
+        """Nothing is its own."""
 
 
 def _pin(cores: set[int]) -> None:

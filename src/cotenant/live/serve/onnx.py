@@ -72,17 +72,15 @@ class OnnxModel:
         self.took_at_once = pace.took_at_once
         self._pace = pace
 
-    def run(self, inputs: Sequence[Array]) -> list[Array]:
-        """The outputs for these inputs, by the calling thread alone."""
-        return self._run(self._sessions.alone, inputs)
-
-    def run_on(self, inputs: Sequence[Array], cores: Sequence[int]) -> list[Array]:
-        """The same on these cores of the machine, the calling thread on the first of them; none: on any."""
+    def run(self, inputs: Sequence[Array], cores: Sequence[int] | None = None) -> list[Array]:
+        """The outputs for these inputs."""
+        if cores is None:
+            return self._run(self._sessions.alone, inputs)
         with self._sessions.on(cores) as session:
             return self._run(session, inputs)
 
     def prepare(self, widths: Sequence[int]) -> None:
-        """Have what runs of these widths need."""
+        """Have what runs on so many cores need, zero being any of them; takes as long as it takes."""
         self._sessions.prepare(widths)
 
     def _run(self, session: Any, inputs: Sequence[Array]) -> list[Array]:

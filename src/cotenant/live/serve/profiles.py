@@ -6,20 +6,13 @@ import hashlib
 import importlib.metadata
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from cotenant.errors import ConfigError
-from cotenant.format.config import DirectoriesConfig
 from cotenant.format.runtimes import Profiled, decode_profiled, encode_profiled
-from cotenant.live.directory import places
 
 Tell = Callable[[str], None]
-
-
-def default_folder(environ: Mapping[str, str], uid: int) -> Path:
-    """Where profiles are, unless somebody says otherwise."""
-    return places(DirectoriesConfig(), environ, uid).state / "serve-profiles"
 
 
 def model_hash(path: Path, name: str) -> str:

@@ -44,17 +44,10 @@ class PythonModel:
         self._model = model
         self._names = [one.name for one in spec.inputs]
 
-    def run(self, inputs: Sequence[Array]) -> list[Array]:
-        """The outputs for these inputs."""
-        return self._ordered(self._model.run(dict(zip(self._names, inputs, strict=True))))
-
-    def run_on(self, inputs: Sequence[Array], cores: Sequence[int]) -> list[Array]:
-        """The same: what a callable does with more cores than its thread's is its own affair."""
+    def run(self, inputs: Sequence[Array], cores: Sequence[int] | None = None) -> list[Array]:
+        """The outputs for these inputs; what a callable does with more than its thread's core is its own affair."""
         del cores
-        return self.run(inputs)
-
-    def prepare(self, widths: Sequence[int]) -> None:
-        """Nothing is needed."""
+        return self._ordered(self._model.run(dict(zip(self._names, inputs, strict=True))))
 
     def stream(self, inputs: Sequence[Array]) -> Iterator[list[Array]]:
         """Each answer as it comes."""

@@ -14,11 +14,13 @@ from typing import Final, NamedTuple
 from cotenant.domain.runtimes import RunTimes
 from cotenant.errors import ConfigError, WorldError
 from cotenant.live.serve.engine import Engine
+from cotenant.live.serve.found import Found
 from cotenant.live.serve.grpc import GrpcServing
 from cotenant.live.serve.http import HttpServing, Limits
 from cotenant.live.serve.metrics import exposition
-from cotenant.live.serve.profiles import ProfileCache, cpu_identity, model_hash
-from cotenant.live.serve.repository import Found, Repository
+from cotenant.live.serve.profiles import ProfileCache, model_hash
+from cotenant.live.serve.repository import Repository
+from cotenant.live.serve.runtime import ModelRuntime
 from cotenant.live.serve.site import Site
 from cotenant.machine.server import ServerSettings
 
@@ -39,6 +41,7 @@ class ServeOptions(NamedTuple):
     metrics_port: int
     cores: tuple[int, ...]
     """The machine's own numbers."""
+    runtime: ModelRuntime
     settings: ServerSettings
     limits: Limits
     drain_s: float
@@ -73,13 +76,13 @@ def serve(options: ServeOptions, say: Tell, ready: Callable[[Listening, Sequence
 class _Profiles:
     """What is known of the models that are loaded, and of which nothing is."""
 
-    def __init__(self, cache: ProfileCache, device: str) -> None:
+    def __init__(self, cache: ProfileCache, runtime: ModelRuntime) -> None:
         self._cache = cache
-        self._device = device
+        self._runtime = runtime
         self.missing: list[str] = []
 
     def of(self, found: Found) -> RunTimes | None:
-        known = self._cache.find(model_hash(found.path, found.name), self._device)
+        known = self._cache.find(model_hash(found.path, found.name), self._runtime.identity)
         if known is None:
             self.missing.append(found.name)
         return None if known is None else known.times
@@ -102,9 +105,10 @@ class _Server:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        engine = Engine(options.settings, options.cores, loop, options.limits.held_bytes)
-        profiles = _Profiles(ProfileCache(options.profiles, self._say), cpu_identity(len(options.cores)))
-        site = Site(engine, Repository(options.models, options.cores), len(options.cores), profiles.of)
+        runtime = options.runtime
+        engine = Engine(options.settings, runtime, loop, options.limits.held_bytes)
+        profiles = _Profiles(ProfileCache(options.profiles, self._say), runtime)
+        site = Site(engine, Repository(options.models, options.cores, runtime), runtime.all_units, profiles.of)
         http = HttpServing(site, options.limits, lambda: exposition(engine))
         grpc = GrpcServing(site, options.limits.body_bytes, options.limits.connections)
         servers = []

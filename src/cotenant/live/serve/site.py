@@ -14,8 +14,9 @@ from cotenant.domain.runtimes import RunTimes
 from cotenant.format.describe import EXTENSIONS, config, metadata
 from cotenant.format.infer import InferError, shown
 from cotenant.live.serve.engine import Engine
+from cotenant.live.serve.found import Found
 from cotenant.live.serve.model import LoadFailed, Runnable
-from cotenant.live.serve.repository import Found, Repository
+from cotenant.live.serve.repository import Repository
 
 ProfileOf: TypeAlias = Callable[[Found], RunTimes | None]
 """What a model's runs were measured to take on this device, if they were."""
@@ -128,9 +129,7 @@ class Site:
 
     def _load(self, found: Found) -> tuple[Runnable, RunTimes | None]:
         model = self._repository.load(found)
-        times = self._profile_of(found)
-        model.prepare((model.spec.share,) if times is None else times.widths())
-        return model, times
+        return model, self._profile_of(found)
 
     def unload(self, name: str) -> None:
         """Take no more requests for a model; those that wait are answered."""

@@ -60,18 +60,14 @@ def carry_out(job: Job, part: TellPart, cores: Sequence[int] | None = None) -> O
             for answer in model.stream(job.parts[0]):
                 part(job.run.requests[0], answer)
         elif len(job.parts) == 1:
-            answers = [_run(model, job.parts[0], cores)]
+            answers = [model.run(job.parts[0], cores)]
         else:
             inputs = [np.concatenate(column) for column in zip(*job.parts, strict=True)]
-            answers = _split(model, _run(model, inputs, cores), job.rows)
+            answers = _split(model, model.run(inputs, cores), job.rows)
     except Exception as error:  # noqa: BLE001  whatever a model does, it is the model's failure
         failure = failure_of(model, error)
     model.took(size, thread_ns() - own)
     return Outcome(job.run, answers, failure, monotonic_ns() - began)
-
-
-def _run(model: Runnable, inputs: Sequence[Array], cores: Sequence[int] | None) -> list[Array]:
-    return model.run(inputs) if cores is None else model.run_on(inputs, cores)
 
 
 def failure_of(model: Runnable, error: Exception) -> str:
