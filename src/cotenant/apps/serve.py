@@ -13,6 +13,7 @@ from cotenant.format.quantity import parse_duration, parse_size
 from cotenant.live.serve.http import Limits
 from cotenant.live.serve.repository import Repository
 from cotenant.live.serve.server import Listening, ServeOptions, cores_to_use, serve
+from cotenant.live.serve.tls import tls_context, tls_files
 from cotenant.machine.server import ServerSettings
 from cotenant.policy.admit import REQUEST_POLICIES
 from cotenant.policy.schedule import SERVE_POLICIES
@@ -34,6 +35,9 @@ class ServeArguments(msgspec.Struct, frozen=True):
     memory: str
     connections: int
     drain: str
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_clients: str = ""
 
 
 def _options(given: ServeArguments) -> ServeOptions:
@@ -61,7 +65,10 @@ def _options(given: ServeArguments) -> ServeOptions:
     drain_s = parse_duration(given.drain) / 10**9
     models = tuple(Path(one) for one in given.models)
     ports = (given.http_port, given.grpc_port, given.metrics_port)
-    return ServeOptions(models, given.host, *ports, cores, settings, limits, drain_s)
+    tls = tls_files(given.tls_cert, given.tls_key, given.tls_clients)
+    if tls is not None:
+        tls_context(tls, "http/1.1")  # files that are of no use are refused before anything else
+    return ServeOptions(models, given.host, *ports, cores, settings, limits, drain_s, tls)
 
 
 def run_server(

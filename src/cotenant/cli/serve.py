@@ -29,6 +29,10 @@ def add_serve_command(commands: Any) -> None:
     serve.add_argument("--memory", default="1GiB", metavar="SIZE", help=held)
     serve.add_argument("--connections", type=int, default=4096, help="clients at once, of each door (default 4096)")
     serve.add_argument("--drain", default="30s", metavar="TIME", help="for requests under way at the end (default 30s)")
+    serve.add_argument("--tls-cert", default="", metavar="FILE", help="encrypt every door, by this certificate (PEM)")
+    serve.add_argument("--tls-key", default="", metavar="FILE", help="the certificate's key (PEM)")
+    signed = "let only clients in with a certificate that one of these authorities signed (PEM)"
+    serve.add_argument("--tls-clients", default="", metavar="FILE", help=signed)
     about = "say what of a Triton repository is done in another way, or not at all, and stop"
     serve.add_argument("--import", dest="compare", action="store_true", help=about)
 

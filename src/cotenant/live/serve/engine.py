@@ -336,6 +336,9 @@ class Engine:
         except InferError as error:
             self._fail(pending, error)
             return False
+        except Exception as error:  # noqa: BLE001  an output that cannot be written is the model's failure, too
+            self._fail(pending, InferError(failure_of(pending.model, error), "fault"))
+            return False
         return True
 
     def _into_region(self, output: Output) -> Output:
