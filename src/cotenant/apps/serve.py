@@ -61,8 +61,10 @@ def _options(given: ServeArguments) -> ServeOptions:
         raise ConfigError("--cores", given.cores, "choose 1 or more, or 0 for all")
     cores = cores_to_use(sorted(os.sched_getaffinity(0)), given.cores)
     settings = ServerSettings(len(cores), schedule=given.policy, admit=given.admit, requests_limit=given.queue)
-    limits = Limits(parse_size(given.body), parse_size(given.memory), given.connections)
-    drain_s = parse_duration(given.drain) / 10**9
+    limits = Limits(
+        parse_size(given.body, field="--body"), parse_size(given.memory, field="--memory"), given.connections
+    )
+    drain_s = parse_duration(given.drain, field="--drain") / 10**9
     models = tuple(Path(one) for one in given.models)
     ports = (given.http_port, given.grpc_port, given.metrics_port)
     tls = tls_files(given.tls_cert, given.tls_key, given.tls_clients)
