@@ -5,18 +5,24 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from cotenant.errors import ConfigError
 from cotenant.format.quantity import parse_duration, parse_size
+from cotenant.live.directory import Places, make_directory
 from cotenant.live.serve.http import Limits
 from cotenant.live.serve.repository import Repository
 from cotenant.live.serve.server import Listening, ServeOptions, cores_to_use, serve
+from cotenant.live.serve.spans import HOME
 from cotenant.live.serve.tls import tls_context, tls_files
 from cotenant.machine.server import ServerSettings
 from cotenant.policy.admit import REQUEST_POLICIES
 from cotenant.policy.schedule import SERVE_POLICIES
+
+
+TRACE: Final = ("asked", "always", "off")
 
 
 class ServeArguments(msgspec.Struct, frozen=True):
@@ -38,9 +44,10 @@ class ServeArguments(msgspec.Struct, frozen=True):
     tls_cert: str = ""
     tls_key: str = ""
     tls_clients: str = ""
+    trace: str = "asked"
 
 
-def _options(given: ServeArguments) -> ServeOptions:
+def _options(given: ServeArguments, spans: Path | None) -> ServeOptions:
     for flag, name, table in (
         ("--policy", given.policy, list(SERVE_POLICIES)),
         ("--admit", given.admit, list(REQUEST_POLICIES)),
@@ -70,16 +77,31 @@ def _options(given: ServeArguments) -> ServeOptions:
     tls = tls_files(given.tls_cert, given.tls_key, given.tls_clients)
     if tls is not None:
         tls_context(tls, "http/1.1")  # files that are of no use are refused before anything else
-    return ServeOptions(models, given.host, *ports, cores, settings, limits, drain_s, tls)
+    always = given.trace == "always"
+    return ServeOptions(models, given.host, *ports, cores, settings, limits, drain_s, tls, spans, always)
 
 
 def run_server(
-    given: ServeArguments, say: Callable[[str], None], show: Callable[[Listening, Sequence[str]], None]
+    given: ServeArguments, places: Places, say: Callable[[str], None], show: Callable[[Listening, Sequence[str]], None]
 ) -> int:
     """Serve until told to stop."""
-    options = _options(given)
+    if given.trace not in TRACE:
+        raise ConfigError("--trace", given.trace, f"choose {' or '.join(TRACE)}")
+    options = _options(given, None if given.trace == "off" else _place_of_spans(places, say))
     Repository(options.models, options.cores).scan()  # a path that is not there is refused before anything else
     return serve(options, say, show)
+
+
+def _place_of_spans(places: Places, say: Callable[[str], None]) -> Path | None:
+    """Where requests may be traced; a machine that has no place for it serves all the same."""
+    try:
+        make_directory(places.runtime, "directories.runtime")
+        home = places.runtime / HOME
+        home.mkdir(mode=0o700, exist_ok=True)
+    except (ConfigError, OSError) as error:
+        say(f"requests cannot be traced: {error}")
+        return None
+    return home
 
 
 def differences(models: Sequence[str]) -> dict[str, list[str]]:

@@ -45,6 +45,9 @@ class ServeOptions(NamedTuple):
     limits: Limits
     drain_s: float
     tls: TlsFiles | None = None
+    spans: Path | None = None
+    """The directory for what becomes of requests; None: it is not written down."""
+    always_spans: bool = False
 
 
 class Listening(NamedTuple):
@@ -83,7 +86,8 @@ class _Server:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        engine = Engine(options.settings, options.cores, loop, options.limits.held_bytes)
+        held_bytes = options.limits.held_bytes
+        engine = Engine(options.settings, options.cores, loop, held_bytes, options.spans, always=options.always_spans)
         site = Site(engine, Repository(options.models, options.cores), len(options.cores))
         limits = options.limits
         http = HttpServing(site, limits, lambda: exposition(engine))
@@ -161,6 +165,8 @@ class _Server:
             await asyncio.sleep(0.05)
         if code == 0:
             engine.close()
+        else:
+            engine.spans.close()
         return code
 
 
