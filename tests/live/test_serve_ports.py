@@ -14,7 +14,7 @@ from cotenant.live.serve.python import PythonModel
 from cotenant.machine.server import ServerMachine, ServerSettings
 from cotenant.serve import Model
 from cotenant.sim.loop import SimLoop
-from cotenant.sim.serve import SimServing
+from cotenant.sim.serve import AsTold, SimServing
 
 SPEC = ModelSpec(
     "m", "1", "test", (TensorSpec("X", Datatype.FP32, (-1, 1)),), (TensorSpec("X", Datatype.FP32, (-1, 1)),), 4
@@ -24,7 +24,7 @@ SETTINGS = ServerSettings(units=1, requests_limit=6)
 
 def told_by_simulation(requests: int) -> list[str]:
     loop = SimLoop()
-    world = SimServing(loop, ServerMachine(SETTINGS), lambda run: 1000 + run.rows)
+    world = SimServing(loop, ServerMachine(SETTINGS), AsTold(loop, lambda run: 1000 + run.rows))
     world.at(0, ModelReady(SPEC, 1))
     for number in range(1, requests + 1):
         world.at(1, Arrived(number, "m", 1, 0))

@@ -46,6 +46,7 @@ _KINDS: Final = {
     Refusal.NOT_READY: "unavailable",
     Refusal.QUEUE_FULL: "exhausted",
     Refusal.TOO_LATE: "late",
+    Refusal.OVER_SHARE: "exhausted",
     Refusal.DRAINING: "unavailable",
     Refusal.TOO_MANY_ROWS: "invalid",
 }

@@ -7,8 +7,12 @@ from typing import Final
 
 from cotenant.domain.lane import ServePolicy
 from cotenant.policy.schedule.fifo import Fifo
+from cotenant.policy.schedule.temporal import Temporal
+from cotenant.policy.schedule.triton import Triton
 
 SERVE_POLICIES: Final[dict[str, Callable[[], ServePolicy]]] = {
     "fifo": Fifo,
+    "temporal": Temporal,
+    "triton": Triton,
 }
 """A new one for each server: what it remembers is that server's."""
