@@ -21,7 +21,6 @@ from cotenant.machine.server import ServerSettings
 from cotenant.policy.admit import REQUEST_POLICIES
 from cotenant.policy.schedule import SERVE_POLICIES
 
-
 TRACE: Final = ("asked", "always", "off")
 
 
