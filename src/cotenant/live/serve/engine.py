@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cotenant.domain.instant import SECOND_NS, Duration, Instant
+from cotenant.domain.serveplan import ServePlan
 from cotenant.domain.serving import (
     Arrived,
     Cancelled,
@@ -90,6 +91,10 @@ class Engine:
         self.regions = Regions()
         self.spans = Spans(spans, self._clock.offset_ns, always=always)
         self.figures: dict[str, ModelFigures] = {}
+        self.under_way: dict[int, Run] = {}
+        self.all_units = settings.units
+        self.loop_lag_ns: Duration = 0
+        """How late the loop was of late."""
         self.draining = False
 
     # Models.
@@ -272,6 +277,7 @@ class Engine:
             rows.append(pending.checked.rows)
         model = self._models[run.key]
         job = Job(run, model, parts, rows)
+        self.under_way[run.run] = run
         if model.is_quick(sum(map(size_of, parts))):
             self._ended(carry_out(job, self._part))
         else:
@@ -311,6 +317,7 @@ class Engine:
     def _ended(self, outcome: Outcome) -> None:
         """The machine hears of it first, so that the next run begins before answers are written."""
         run = outcome.run
+        self.under_way.pop(run.run, None)
         self.post(Finished(run.run, outcome.took_ns, bool(outcome.failure)))
         figures = self.figures[run.model]
         if not outcome.failure:
@@ -372,6 +379,10 @@ class Engine:
         if pending.reply is not None:
             pending.reply.failed(error)
             pending.reply = None
+
+    def plan(self) -> ServePlan | None:
+        """What the policy intends, where it plans at all."""
+        return self._machine.plan()
 
     @property
     def waiting(self) -> dict[str, int]:

@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from cotenant.domain.instant import SECOND_NS
 from cotenant.errors import ConfigError, WorldError
+from cotenant.live.clock import monotonic_ns
 from cotenant.live.serve.engine import Engine
 from cotenant.live.serve.grpc import GrpcServing
 from cotenant.live.serve.http import HttpServing, Limits
@@ -27,6 +29,7 @@ _SWITCH_INTERVAL_S: Final = 0.0005
 """How long a thread may hold the interpreter while others wait: 5 ms, the default, would be a tail of its own."""
 _KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
 """In seconds and tries: a client whose machine is gone is noticed after two minutes."""
+_FEEL_S: Final = 0.25
 OFF: Final = -1
 
 
@@ -90,10 +93,14 @@ class _Server:
         engine = Engine(options.settings, options.cores, loop, held_bytes, options.spans, always=options.always_spans)
         site = Site(engine, Repository(options.models, options.cores), len(options.cores))
         limits = options.limits
-        http = HttpServing(site, limits, lambda: exposition(engine))
+        http = HttpServing(site, limits, lambda: exposition(site, clients()))
         grpc = GrpcServing(site, limits.body_bytes, limits.held_bytes, limits.connections)
         figures = HttpServing(site, limits, http.metrics, figures_only=True)
         doors = (http, grpc, figures)
+
+        def clients() -> dict[str, int]:
+            return dict(zip(Listening._fields, (len(door.connections) for door in doors), strict=True))
+
         servers = []
         ports = []
         for port, factory, name, words in (
@@ -114,10 +121,11 @@ class _Server:
         gc.collect()
         gc.freeze()  # what is loaded stays: no collection need look at it again
         self._ready(Listening(*ports), engine.names())
-        sweeper = loop.create_task(_sweep(doors, limits.patience_s))
+        tasks = [loop.create_task(one) for one in (_sweep(doors, limits.patience_s), _feel_lag(engine))]
         await stop.wait()
         code = await self._leave(engine, doors, servers)
-        sweeper.cancel()
+        for task in tasks:
+            task.cancel()
         return code
 
     async def _listen(
@@ -175,6 +183,15 @@ async def _sweep(doors: Sequence[HttpServing | GrpcServing], patience_s: float) 
         await asyncio.sleep(patience_s)
         for door in doors:
             door.sweep()
+
+
+async def _feel_lag(engine: Engine) -> None:
+    """The worst of the last moments, slowly forgotten."""
+    while True:
+        due = monotonic_ns() + int(_FEEL_S * SECOND_NS)
+        await asyncio.sleep(_FEEL_S)
+        late_ns = max(monotonic_ns() - due, 0)
+        engine.loop_lag_ns = max(late_ns, engine.loop_lag_ns * 9 // 10)
 
 
 def cores_to_use(available: Sequence[int], count: int) -> tuple[int, ...]:
