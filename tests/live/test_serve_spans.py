@@ -20,6 +20,7 @@ from cotenant.domain.trace import End
 from cotenant.format.infer import GivenInput, InferError, InferRequest
 from cotenant.live.serve.engine import Engine
 from cotenant.live.serve.python import PythonModel
+from cotenant.live.serve.runtime import CpuRuntime
 from cotenant.live.serve.spans import SpanFiles
 from cotenant.machine.server import ServerSettings
 from cotenant.serve import Model
@@ -51,7 +52,7 @@ class Noted:
 @pytest.mark.parametrize("inline", [False, True])
 def test_requests_are_written_down_only_while_somebody_looks(tmp_path: Path, inline: bool) -> None:
     async def main() -> None:
-        engine = Engine(ServerSettings(units=1), (0,), asyncio.get_running_loop(), spans=tmp_path)
+        engine = Engine(ServerSettings(units=1), CpuRuntime((0,)), asyncio.get_running_loop(), spans=tmp_path)
         sides = {"X": ("FP32", (1,))}
         model = Model(lambda tensors: tensors, name="m", inputs=sides, outputs=sides, inline=inline)
         engine.serve(PythonModel(ModelSpec("m", "1", "test", SIDE, SIDE, 4, slo_ns=60 * 10**9), model))

@@ -9,11 +9,13 @@ from typing import Final
 
 import msgspec
 
+from cotenant.apps.serve_runtime import RuntimeWish, runtime_of
 from cotenant.errors import ConfigError
 from cotenant.format.quantity import parse_duration, parse_size
 from cotenant.live.directory import Places, make_directory
 from cotenant.live.serve.http import Limits
 from cotenant.live.serve.repository import Repository
+from cotenant.live.serve.runtime import RUNTIMES
 from cotenant.live.serve.server import Listening, ServeOptions, cores_to_use, serve
 from cotenant.live.serve.spans import HOME
 from cotenant.live.serve.tls import tls_context, tls_files
@@ -40,14 +42,21 @@ class ServeArguments(msgspec.Struct, frozen=True):
     memory: str
     connections: int
     drain: str
+    runtime: str
+    gpu: str
+    tenants: str
+    workers: int
+    run_limit: str
     tls_cert: str = ""
     tls_key: str = ""
     tls_clients: str = ""
     trace: str = "asked"
 
 
-def _options(given: ServeArguments, spans: Path | None) -> ServeOptions:
+def _options(given: ServeArguments, places: Places, own: Places, say: Callable[[str], None]) -> ServeOptions:
     for flag, name, table in (
+        ("--trace", given.trace, list(TRACE)),
+        ("--runtime", given.runtime, list(RUNTIMES)),
         ("--policy", given.policy, list(SERVE_POLICIES)),
         ("--admit", given.admit, list(REQUEST_POLICIES)),
     ):
@@ -66,29 +75,39 @@ def _options(given: ServeArguments, spans: Path | None) -> ServeOptions:
     if given.cores < 0:
         raise ConfigError("--cores", given.cores, "choose 1 or more, or 0 for all")
     cores = cores_to_use(sorted(os.sched_getaffinity(0)), given.cores)
-    settings = ServerSettings(len(cores), schedule=given.policy, admit=given.admit, requests_limit=given.queue)
+    tls = tls_files(given.tls_cert, given.tls_key, given.tls_clients)
+    if tls is not None:
+        tls_context(tls, "http/1.1")  # files that are of no use are refused before anything else
+    models = tuple(Path(one) for one in given.models)
+    Repository(models, cores).scan()  # a path that is not there is refused before anything else
     limits = Limits(
         parse_size(given.body, field="--body"), parse_size(given.memory, field="--memory"), given.connections
     )
     drain_s = parse_duration(given.drain, field="--drain") / 10**9
-    models = tuple(Path(one) for one in given.models)
+    asked = RuntimeWish(given.runtime, given.gpu, given.tenants, given.workers, given.run_limit)
+    runtime = runtime_of(asked, cores, places, say)
+    settings = ServerSettings(
+        runtime.all_units,
+        pinned=runtime.pinned,
+        schedule=given.policy,
+        admit=given.admit,
+        requests_limit=given.queue,
+    )
     ports = (given.http_port, given.grpc_port, given.metrics_port)
-    tls = tls_files(given.tls_cert, given.tls_key, given.tls_clients)
-    if tls is not None:
-        tls_context(tls, "http/1.1")  # files that are of no use are refused before anything else
+    spans = None if given.trace == "off" else _place_of_spans(own, say)
     always = given.trace == "always"
-    return ServeOptions(models, given.host, *ports, cores, settings, limits, drain_s, tls, spans, always)
+    return ServeOptions(models, given.host, *ports, cores, runtime, settings, limits, drain_s, tls, spans, always)
 
 
 def run_server(
-    given: ServeArguments, places: Places, say: Callable[[str], None], show: Callable[[Listening, Sequence[str]], None]
+    given: ServeArguments,
+    places: Places,
+    own: Places,
+    say: Callable[[str], None],
+    show: Callable[[Listening, Sequence[str]], None],
 ) -> int:
-    """Serve until told to stop."""
-    if given.trace not in TRACE:
-        raise ConfigError("--trace", given.trace, f"choose {' or '.join(TRACE)}")
-    options = _options(given, None if given.trace == "off" else _place_of_spans(places, say))
-    Repository(options.models, options.cores).scan()  # a path that is not there is refused before anything else
-    return serve(options, say, show)
+    """Serve until told to stop; `places` are those of the node, `own` are ours, where `cotenant trace` looks."""
+    return serve(_options(given, places, own, say), say, show)
 
 
 def _place_of_spans(places: Places, say: Callable[[str], None]) -> Path | None:

@@ -12,6 +12,7 @@ from cotenant.cli.bench import add_bench_command
 from cotenant.cli.command import Parser, say
 from cotenant.cli.gate import add_gate_commands
 from cotenant.cli.gpu import add_gpu_command
+from cotenant.cli.load import add_load_command
 from cotenant.cli.node import add_node_commands
 from cotenant.cli.observe import add_observe_commands
 from cotenant.cli.profile import add_profile_commands
@@ -56,6 +57,7 @@ def _parser() -> Parser:
     add_profile_commands(commands)
     add_advise_command(commands)
     add_serve_command(commands)
+    add_load_command(commands)
     add_softgpu_commands(commands)
     add_study_commands(commands)
     add_bench_command(commands)

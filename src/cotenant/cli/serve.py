@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from cotenant.cli.command import add_command, load, print_json, say
+from cotenant.cli.command import add_command, find, load, print_json, say
+from cotenant.format.flags import flags_of
 
 
 def add_serve_command(commands: Any) -> None:
@@ -15,7 +16,6 @@ def add_serve_command(commands: Any) -> None:
         "serve",
         "Serve models over HTTP and gRPC (Open Inference Protocol).",
         _serve,
-        "directories",
         json=True,
     )
     serve.add_argument(
@@ -26,6 +26,19 @@ def add_serve_command(commands: Any) -> None:
         about = f"port for {name} (default {port}; 0: one that is free; -1: none)"
         serve.add_argument(f"--{name}-port", type=int, default=port, metavar="PORT", help=about)
     serve.add_argument("--cores", type=int, default=0, help="cores that models run on (default 0: all)")
+    serve.add_argument(
+        "--runtime", default="onnx-cpu", help="what models run on: onnx-cpu (default), onnx-cuda, replay"
+    )
+    serve.add_argument("--gpu", default="", help="soft:N for a software GPU, N for a real one")
+    about = "whether workers on a GPU are tenants of the node: auto (default: if it runs), yes or no"
+    serve.add_argument("--tenants", default="auto", help=about)
+    serve.add_argument("--workers", type=int, default=40, help="processes on a GPU at once (default 40)")
+    about = "after which a run on a GPU is given up (default 30s)"
+    serve.add_argument("--run-limit", default="30s", metavar="TIME", help=about)
+    serve.add_argument("--config", default="", metavar="FILE", help="config file instead of the usual one")
+    for flag in flags_of("directories"):
+        option = f"--directories-{flag.option[2:]}"
+        serve.add_argument(option, dest=".".join(flag.field), default=None, metavar="DIR", help=flag.about)
     serve.add_argument("--policy", default="fifo", help="who runs when: fifo (default)")
     serve.add_argument("--admit", default="deadline", help="who is taken: deadline (default) or anyone")
     serve.add_argument("--queue", type=int, default=8192, help="requests that may wait, over all models (default 8192)")
@@ -70,4 +83,4 @@ def _serve(options: argparse.Namespace) -> int:
         doors = [f"{name} {options.host}:{port}" for name, port in ports._asdict().items() if port >= 0]
         say(f"ready: {', '.join(models) or 'no models'} at {', '.join(doors)}")
 
-    return run_server(ServeArguments(**given), load(options)[1], say, show)
+    return run_server(ServeArguments(**given), find(options)[1], load(options)[1], say, show)

@@ -1,6 +1,6 @@
 """Who stands between the protocols and the machine? Takes requests in, has them run, gives answers out.
 
-All of it on the loop's own thread; workers come back through `call_soon_threadsafe`. An event that arises inside a
+All of it on the loop's own thread, to which a runtime comes back with what it ran. An event that arises inside a
 turn is handled after it.
 """
 
@@ -37,8 +37,9 @@ from cotenant.live.serve.figures import ModelFigures
 from cotenant.live.serve.model import Runnable
 from cotenant.live.serve.pending import Pending, Reply, Served, size_of
 from cotenant.live.serve.regions import Regions
+from cotenant.live.serve.runtime import ModelRuntime
 from cotenant.live.serve.spans import Spans
-from cotenant.live.serve.work import Job, Outcome, Workers, carry_out, failure_of
+from cotenant.live.serve.work import Job, Outcome, carry_out, failure_of
 from cotenant.machine.server import ServerMachine, ServerSettings
 
 _LOOKS_LIMIT: Final = 4096
@@ -59,24 +60,22 @@ class Engine:
     def __init__(
         self,
         settings: ServerSettings,
-        cores: Sequence[int],
+        runtime: ModelRuntime,
         loop: asyncio.AbstractEventLoop,
         held_limit_bytes: int = 1 << 30,
         spans: Path | None = None,
         *,
         always: bool = False,
     ) -> None:
-        """Nothing is served yet; the numbers of the cores are the machine's own.
-
-        Spans of requests are written in a file of that directory while somebody looks, or always.
-        """
+        """Nothing is served yet; spans are written in a file of that directory while somebody looks, or always."""
         self._held_limit_bytes = held_limit_bytes
         self._held_bytes = 0
         self._clock = LiveClock()
         self._loop = loop
         self._machine = ServerMachine(settings)
         self._host = ServerHost(self._machine, self, self)
-        self._workers = Workers(cores, self._from_worker, self._part_from_worker)
+        self._runtime = runtime
+        runtime.begin(loop, self._ended, self._part)
         self._models: dict[int, Runnable] = {}
         self._serving: dict[str, Served] = {}
         self._pending: dict[int, Pending] = {}
@@ -104,6 +103,7 @@ class Engine:
         self._next_key += 1
         self._models[self._next_key] = model
         figures = self.figures.setdefault(model.spec.name, ModelFigures())
+        self._runtime.prepare(model, (model.spec.share,))
         self._serving[model.spec.name] = Served(model, plan_of(model.spec), figures, {})
         self.post(ModelReady(model.spec, self._next_key))
 
@@ -259,13 +259,13 @@ class Engine:
         """End the workers, after what they have."""
         if self._timer is not None:
             self._timer.cancel()
-        self._workers.stop()
+        self._runtime.close()
         self.spans.close()
 
     # What the machine decides: the ports `Runtime` and `Desk`.
 
     def start(self, run: Run) -> None:
-        """Have a batch run, here if it is quick and on its core's thread otherwise."""
+        """Have a batch run, here if it is quick and where the runtime has it otherwise."""
         now = self._clock.now()
         parts: list[Sequence[Any]] = []
         rows = []
@@ -281,7 +281,7 @@ class Engine:
         if model.is_quick(sum(map(size_of, parts))):
             self._ended(carry_out(job, self._part))
         else:
-            self._workers.give(job)
+            self._runtime.give(job)
 
     def release(self, model: str, key: int) -> None:
         """Let go of a loading."""
@@ -302,12 +302,6 @@ class Engine:
             then()
 
     # What comes back.
-
-    def _from_worker(self, outcome: Outcome) -> None:
-        self._loop.call_soon_threadsafe(self._ended, outcome)
-
-    def _part_from_worker(self, number: int, answer: Sequence[Array]) -> None:
-        self._loop.call_soon_threadsafe(self._part, number, answer)
 
     def _part(self, number: int, answer: Sequence[Array]) -> None:
         pending = self._pending[number]

@@ -20,6 +20,7 @@ from cotenant.live.serve.grpc import GrpcServing
 from cotenant.live.serve.http import HttpServing, Limits
 from cotenant.live.serve.metrics import exposition
 from cotenant.live.serve.repository import Repository
+from cotenant.live.serve.runtime import ModelRuntime
 from cotenant.live.serve.site import Site
 from cotenant.live.serve.tls import TlsFiles, tls_context
 from cotenant.machine.server import ServerSettings
@@ -44,6 +45,7 @@ class ServeOptions(NamedTuple):
     metrics_port: int
     cores: tuple[int, ...]
     """The machine's own numbers."""
+    runtime: ModelRuntime
     settings: ServerSettings
     limits: Limits
     drain_s: float
@@ -89,10 +91,9 @@ class _Server:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        held_bytes = options.limits.held_bytes
-        engine = Engine(options.settings, options.cores, loop, held_bytes, options.spans, always=options.always_spans)
-        site = Site(engine, Repository(options.models, options.cores), len(options.cores))
-        limits = options.limits
+        limits, runtime = options.limits, options.runtime
+        engine = Engine(options.settings, runtime, loop, limits.held_bytes, options.spans, always=options.always_spans)
+        site = Site(engine, Repository(options.models, options.cores, runtime), runtime.all_units)
         http = HttpServing(site, limits, lambda: exposition(site, clients()))
         grpc = GrpcServing(site, limits.body_bytes, limits.held_bytes, limits.connections)
         figures = HttpServing(site, limits, http.metrics, figures_only=True)

@@ -6,11 +6,13 @@ from collections.abc import Callable
 from typing import Final
 
 from cotenant.domain.lane import ServePolicy
+from cotenant.policy.schedule.dstack import Dstack
 from cotenant.policy.schedule.fifo import Fifo
 from cotenant.policy.schedule.temporal import Temporal
 from cotenant.policy.schedule.triton import Triton
 
 SERVE_POLICIES: Final[dict[str, Callable[[], ServePolicy]]] = {
+    "dstack": Dstack,
     "fifo": Fifo,
     "temporal": Temporal,
     "triton": Triton,
