@@ -9,7 +9,7 @@ from typing import Any
 from cotenant.cli.command import add_command, print_json, say
 
 
-def add_serve_command(commands: Any) -> None:
+def add_commands(commands: Any) -> None:
     serve = add_command(
         commands, "serve", "Serve models over HTTP and gRPC (Open Inference Protocol).", _serve, json=True
     )
