@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import subprocess
 import sys
@@ -15,14 +14,15 @@ import pytest
 from cotenant.domain.gate import GatePolicy
 from cotenant.domain.instant import SECOND_NS
 from cotenant.live.clock import pause
+from tests.effort import examples
 from tests.live.gates import OFFLINE, ONLINE, Gate
 from tests.live.hooks import Hook, hook_before
 from tests.live.softgpus import PROGRAMS
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
 pytestmark = pytest.mark.timeout(240)
-KILLS = int(os.environ.get("COTENANT_KILLS", "50"))
-"""How many processes die at the gate; the longer run has 500."""
+KILLS = examples(30, 500)
+"""How many processes die at the gate."""
 
 
 class Seats:
