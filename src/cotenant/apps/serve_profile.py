@@ -72,9 +72,9 @@ Progress = Callable[[str, float], None]
 
 
 def profile_models(
-    given: ProfileArguments, places: Places, say: Callable[[str], None], progress: Progress
+    given: ProfileArguments, places: Places, own: Places, say: Callable[[str], None], progress: Progress
 ) -> list[ProfileOutcome]:
-    """Measure every model that has no profile yet, or all of them if so asked."""
+    """Measure every model that has no profile yet, or all if so asked; `places` are the node's, `own` are ours."""
     budget_ns = parse_duration(given.budget, field="--budget")
     if budget_ns < LEAST_BUDGET_NS:
         raise ConfigError("--budget", given.budget, "give at least 100ms for each model")
@@ -82,7 +82,7 @@ def profile_models(
     cores = cores_to_use(sorted(os.sched_getaffinity(0)), given.cores)
     paths = [Path(one) for one in given.models]
     there = Repository(paths, cores).scan()  # a path that is not there is refused before anything else
-    cache = ProfileCache(profiles_folder(given.profiles, places), say)
+    cache = ProfileCache(profiles_folder(given.profiles, own), say)
     sweep()
     solo = Solo(runtime_of(wish_of(given), cores, places, say), paths, cores)
     try:

@@ -1,19 +1,17 @@
-"""`cotenant serve profile` and `cotenant serve plan`: what do models' runs take, and what follows from it?"""
+"""`cotenant serve profile`: how long do models' runs take?"""
 
 from __future__ import annotations
 
 import argparse
-from typing import Any, Final
+from typing import Any
 
 from rich.console import Console
 
-from cotenant.cli.command import add_command, find, print_json, say
+from cotenant.cli.command import add_command, find, load, print_json, say
 from cotenant.cli.serve_flags import MODELS, add_runtime_flags
 
-TWO_WORDS: Final = (("serve", "profile"), ("serve", "plan"))
 
-
-def add_serve_profile_command(commands: Any) -> None:
+def add_commands(commands: Any) -> None:
     """`cotenant serve profile MODELS`."""
     about = "Measure how long models' runs take, by rows and cores."
     profile = add_command(commands, "serve profile", about, _profile, json=True)
@@ -36,7 +34,7 @@ def _profile(options: argparse.Namespace) -> int:
     given |= {"models": tuple(options.models), "shape": tuple(options.shape)}
     console = Console()
     with measuring(Console(stderr=True), say) as progress:
-        outcomes = profile_models(ProfileArguments(**given), find(options)[1], say, progress)
+        outcomes = profile_models(ProfileArguments(**given), find(options)[1], load(options)[1], say, progress)
     if options.json:
         print_json(profiles_json(outcomes))
     else:

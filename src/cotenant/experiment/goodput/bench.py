@@ -16,6 +16,7 @@ import msgspec
 
 from cotenant.domain.instant import MILLISECOND_NS, SECOND_NS, Duration
 from cotenant.domain.rhythm import Rhythm, bursty, steady
+from cotenant.errors import WorldError
 from cotenant.experiment.goodput.arena import Arena, CpuArena, ModelFigures
 from cotenant.experiment.goodput.figures import GoodputCell, GoodputOfPolicy, Tried, cells_of, offered_by, policies_of
 from cotenant.experiment.goodput.models import Served
@@ -153,7 +154,10 @@ def _measure(arena: Arena, course: Course, player: Player, say: Callable[[str], 
 
 def _alone(player: Player, server: Server, model: Served, course: Course) -> ModelFigures:
     terms = Terms(course.solo_ns // 4, course.solo_ns, _PATIENCE_NS)
-    (found,) = player.play(played(server, [model], [0], terms, clients=1)).models
+    loaded = player.play(played(server, [model], [0], terms, clients=1))
+    (found,) = loaded.models
+    if not found.answered:
+        raise WorldError(f"{server.name!r} answers nothing for {model.name!r}, but says {loaded.statuses}")
     size = sum(len(one.raw) for one in model.asked().inputs)
     return ModelFigures(model.name, found.p50_ms, found.p99_ms, round(SLO_TIMES * found.p99_ms, 3), size)
 

@@ -92,7 +92,7 @@ class Site:
 
     def plan(self) -> dict[str, Any]:
         """What the policy of this server intends."""
-        return self.engine.plan()
+        return self.engine.beliefs()
 
     async def index(self, *, only_ready: bool) -> list[dict[str, str]]:
         """Every model there is, and how it is."""
