@@ -169,14 +169,13 @@ class _Measuring(NamedTuple):
 
 
 def shapes_said(texts: Sequence[str]) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Shapes of rows by model and input, from MODEL:INPUT=3x224x224; every model where none is named."""
+    """Shapes of rows by model and input, from [MODEL=]INPUT:3,224,224; under no name, those for every model."""
     said: dict[str, dict[str, tuple[int, ...]]] = {}
     for text in texts:
-        name, equals, sizes = text.partition("=")
-        model, colon, tensor = name.partition(":")
-        words = sizes.split("x")
-        if not equals or not all(word.isdigit() and int(word) > 0 for word in words):
-            raise ConfigError("--shape", text, "write INPUT=3x224x224, or MODEL:INPUT=3x224x224")
-        key, one = (model, tensor) if colon else ("", model)
-        said.setdefault(key, {})[one] = tuple(int(word) for word in words)
+        name, colon, sizes = text.rpartition(":")
+        model, _, tensor = name.rpartition("=")
+        words = sizes.split(",")
+        if not colon or not tensor or not all(word.isdecimal() and int(word) > 0 for word in words):
+            raise ConfigError("--shape", text, "write INPUT:3,224,224, or MODEL=INPUT:3,224,224")
+        said.setdefault(model, {})[tensor] = tuple(int(word) for word in words)
     return said

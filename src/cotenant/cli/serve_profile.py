@@ -17,8 +17,8 @@ def add_commands(commands: Any) -> None:
     profile = add_command(commands, "serve profile", about, _profile, json=True)
     profile.add_argument("models", nargs="+", metavar="MODELS", help=MODELS)
     profile.add_argument("--budget", default="20s", metavar="TIME", help="for each model (default 20s)")
-    shape = "of one row of an input, where the model leaves it open: [MODEL:]INPUT=3x224x224 (default: 64 for each)"
-    profile.add_argument("--shape", action="append", default=[], metavar="SHAPE", help=shape)
+    shape = "of one row, for inputs with free dimensions (default: 64 for each); may be repeated"
+    profile.add_argument("--shape", action="append", default=[], metavar="[MODEL=]INPUT:DIM,DIM", help=shape)
     profile.add_argument("--again", action="store_true", help="measure also what has a profile")
     add_runtime_flags(profile)
 

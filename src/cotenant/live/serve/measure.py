@@ -179,8 +179,8 @@ def shape_of_row(
     if wanted is None:
         return tuple(FREE_DIMENSION if one < 0 else one for one in inner)
     if len(wanted) != len(inner) or any(one >= 0 and one != two for one, two in zip(inner, wanted, strict=True)):
-        shown = "x".join(map(str, wanted))
-        raise ConfigError("--shape", f"{name}={shown}", f"does not fit {list(inner)}, the shape of one row")
+        shown = ",".join(map(str, wanted))
+        raise ConfigError("--shape", f"{name}:{shown}", f"does not fit {list(inner)}, the shape of one row")
     return wanted
 
 
