@@ -4,7 +4,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotenant.domain.runtimes import RunTime, RunTimes
@@ -97,6 +97,7 @@ def test_a_change_of_speed_is_soon_believed(speed: float, seed: int) -> None:
             assert service.expected_ns(rows, units) == pytest.approx(law_ns(rows, units, speed), rel=0.15)
 
 
+@settings(max_examples=20)
 @given(st.integers(0, 1 << 32), st.floats(0.02, 0.5))
 def test_what_is_rarely_exceeded_is_exceeded_rarely(seed: int, spread: float) -> None:
     dice = random.Random(seed)

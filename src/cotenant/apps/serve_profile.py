@@ -113,7 +113,6 @@ class _Measuring(NamedTuple):
             return ProfileOutcome(found.name, None, None, refused=why)
 
     def _outcome(self, found: Found, *, again: bool) -> ProfileOutcome:
-        self.progress(found.name, 0.0)
         model = self.solo.load(found)
         try:
             # Only now: which device it is, a runtime may know by its first worker.
@@ -133,6 +132,7 @@ class _Measuring(NamedTuple):
         spec, runtime = model.spec, self.solo.runtime
         if spec.decoupled:
             raise LoadFailed("a decoupled model answers any number of times: its runs have no usual length")
+        self.progress(spec.name, 0.0)
         shapes = {**self.said.get("", {}), **self.said.get(spec.name, {})}
         widths = widths_to_measure(runtime.all_units) if runtime.pinned else runtime.widths(model)
         self.solo.prepare(model, widths)

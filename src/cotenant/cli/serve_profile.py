@@ -20,6 +20,7 @@ def add_commands(commands: Any) -> None:
     shape = "of one row, for inputs with free dimensions (default: 64 for each); may be repeated"
     profile.add_argument("--shape", action="append", default=[], metavar="[MODEL=]INPUT:DIM,DIM", help=shape)
     profile.add_argument("--again", action="store_true", help="measure also what has a profile")
+    profile.add_argument("--plot", default="", metavar="FILE", help="also draw the curves, into a .svg or .html file")
     add_runtime_flags(profile)
 
 
@@ -32,11 +33,18 @@ def _profile(options: argparse.Namespace) -> int:
 
     given = {name: getattr(options, name) for name in ProfileArguments.__struct_fields__}
     given |= {"models": tuple(options.models), "shape": tuple(options.shape)}
-    console = Console()
+    draw = None
+    if options.plot:
+        from cotenant.apps.serve_profile_plots import plotter
+
+        draw = plotter(options.plot)
     with measuring(Console(stderr=True), say) as progress:
         outcomes = profile_models(ProfileArguments(**given), find(options)[1], load(options)[1], say, progress)
+    if draw is not None:
+        draw(outcomes)
+        say(f"written: {options.plot}")
     if options.json:
         print_json(profiles_json(outcomes))
     else:
-        show_profiles(console, outcomes)
+        show_profiles(Console(), outcomes)
     return 0 if any(one.profiled is not None for one in outcomes) else 1

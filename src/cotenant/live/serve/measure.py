@@ -212,6 +212,7 @@ def measure(
     alone, company = _Taken(), _Taken()
     fed = {rows: inputs(rows) for rows in batches}
     known: dict[tuple[int, int], Duration] = {}
+    turn_ns = min(_TURN_NS, budget_ns // (4 * len(cells)))
     turn = 0
     while True:
         did = False
@@ -226,7 +227,7 @@ def measure(
             if alone.count(cell) + company.count(cell) >= _MOST_RUNS:
                 continue
             did = True
-            until = min(now + _TURN_NS, end)
+            until = min(now + turn_ns * bool(turn), end)  # the first turn only sees that each is known
             if turn % 2 and (found := bench.in_company(fed[rows], rows, units, until)):
                 company.add(cell, found)
                 continue

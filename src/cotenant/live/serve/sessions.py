@@ -10,6 +10,7 @@ run at a time, because runs of one pool would be given each other's cores.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import os
 import shutil
@@ -53,6 +54,7 @@ class Sessions:
         self._cores = tuple(cores)
         self._lock = threading.Lock()
         self._mapping = threading.Lock()
+        self._opening = threading.Lock()
         self._is_mapped = False
         self._folder: Path | None = None
         self._forget: weakref.finalize[..., Sessions] | None = None
@@ -90,14 +92,15 @@ class Sessions:
         return self._alone
 
     def prepare(self, widths: Sequence[int]) -> None:
-        """Have a session for each of these at hand, so that no run waits for it."""
-        for width in widths:
-            if width == UNSHARED:
-                self._shared_by_all()
-            elif width > 1 and not self._idle.get(width):
-                pool = self._open(width)
-                with self._lock:
-                    self._idle.setdefault(width, []).append(pool)
+        """Have a session for each of these at hand, so that no run waits for it; what cannot be, its run will tell."""
+        with contextlib.suppress(LoadFailed):  # as when the model is let go of meanwhile
+            for width in widths:
+                if width == UNSHARED:
+                    self._shared_by_all()
+                elif width > 1 and not self._idle.get(width) and not self._closed:
+                    pool = self._open(width)
+                    with self._lock:
+                        self._idle.setdefault(width, []).append(pool)
 
     def close(self) -> None:
         """Let go of the sessions and of the file."""
@@ -117,11 +120,10 @@ class Sessions:
         return self._open(width)
 
     def _shared_by_all(self) -> Any:
-        if self._unshared is None:
-            session = self._open(len(self._cores)).session
-            with self._lock:
-                self._unshared = session  # of two that were opened at once, one goes
-        return self._unshared
+        with self._opening:  # whoever else comes waits for it
+            if self._unshared is None:
+                self._unshared = self._open(len(self._cores)).session
+            return self._unshared
 
     def _open(self, width: int) -> _Pool:
         self._map()
@@ -132,6 +134,7 @@ class Sessions:
             threads = _threads_named(name) if width > 1 else ()
         for thread in threads:
             os.sched_setaffinity(thread, self._cores)
+        _give_back()
         return _Pool(session, threads)
 
     def _map(self) -> None:
@@ -223,6 +226,13 @@ def _session(path: Path, options: Any) -> Any:
 def _disk() -> str:
     """Where files are on a disk by convention: in memory, the file would hold each weight twice."""
     return next((one for one in ("/var/tmp",) if os.access(one, os.W_OK)), tempfile.gettempdir())  # noqa: S108
+
+
+def _give_back() -> None:
+    """To open a session takes as much memory as the weights, for a while; the C library would keep it for later."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+    if trim is not None:
+        trim(0)
 
 
 def _new_folder() -> tuple[Path, int]:
