@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import msgspec
 
 from cotenant.domain.goodput import Goodput
+from cotenant.experiment.serve.fairness import jain
+
+OVERLOAD: Final = 1.3
+"""Of the capacity: from here on it is more than a server can answer, whatever the instants."""
 
 
 class Tried(msgspec.Struct, frozen=True):
@@ -18,8 +23,12 @@ class Tried(msgspec.Struct, frozen=True):
     load: float
     """Of the capacity."""
     models: tuple[Goodput, ...]
-    bound_rps: float | None
-    """What nobody can exceed, with what was really offered; None where nothing was measured to tell it from."""
+    bound_rps: float
+    """What nobody can exceed who answers the same part of every model's requests, of those that were really offered."""
+    greedy_bound_rps: float
+    """What nobody can exceed, also not by answering only the cheapest."""
+    simulated_rps: float | None
+    """What the same policy has answered in time where runs take what was measured; None: it is not simulated."""
 
     @property
     def goodput_rps(self) -> float:
@@ -35,13 +44,18 @@ class GoodputCell(msgspec.Struct, frozen=True):
     load: float
     offered_rps: float
     goodput_rps: float
-    goodput_vs_bound: float | None
-    goodput_vs_default: float | None
+    goodput_vs_bound: float
+    """The bound answers the same part of every model's requests; who prefers cheap ones may come out above 1."""
+    goodput_vs_greedy_bound: float
+    """Over the most that anybody can have answered, of whichever models."""
+    goodput_vs_default: float
     """Over the default's in the same round, which is taken for no less than one request."""
     slo_attainment_admitted: float
     """Of the requests that were not refused in time, the part that was answered in time."""
     fairness: float
     """Jain's index of the parts of their requests that models had answered in time: 1, all alike; 1/n, only one."""
+    simulated_rps: float | None
+    """In time under the same policy and instants, where runs take what was measured and nothing else takes time."""
     offered: int
     in_time: int
     late: int
@@ -65,17 +79,12 @@ class GoodputOfPolicy(msgspec.Struct, frozen=True):
     best_rps: float
     goodput_hold: float
     """At the highest load, over the best at any."""
-    goodput_vs_bound: float | None
+    goodput_vs_bound: float
+    goodput_vs_greedy_bound: float
     goodput_vs_default: float | None
-    """From 1.3 of the capacity on."""
+    """From 1.3 of the capacity on; None where no load was as high."""
     slo_attainment_admitted: float
     fairness: float
-
-
-def jain(parts: Sequence[float]) -> float:
-    """Jain's index of fairness; 1 where nobody got anything."""
-    squares = sum(one * one for one in parts)
-    return sum(parts) ** 2 / (len(parts) * squares) if squares else 1.0
 
 
 def summed(tries: Sequence[Tried], defaults: Sequence[Tried]) -> GoodputCell:
@@ -92,14 +101,16 @@ def summed(tries: Sequence[Tried], defaults: Sequence[Tried]) -> GoodputCell:
         offered_rps=_middle([sum(one.offered_rps for one in tried.models) for tried in tries]),
         goodput_rps=_middle([tried.goodput_rps for tried in tries]),
         goodput_vs_bound=_ratio([(tried.goodput_rps, tried.bound_rps) for tried in tries]),
+        goodput_vs_greedy_bound=_ratio([(tried.goodput_rps, tried.greedy_bound_rps) for tried in tries]),
         goodput_vs_default=_ratio(
             [
                 (mine.goodput_rps, max(theirs.goodput_rps, _one(theirs)))
-                for mine, theirs in zip(tries, defaults, strict=False)
+                for mine, theirs in zip(tries, defaults, strict=True)
             ]
         ),
         slo_attainment_admitted=round(in_time / admitted, 4) if admitted else 1.0,
         fairness=round(jain([_part(by_model[name]) for name in names]), 4),
+        simulated_rps=_middle_of([tried.simulated_rps for tried in tries]),
         offered=sum(one.offered for one in models),
         in_time=in_time,
         late=sum(one.answered - one.in_time for one in models),
@@ -118,15 +129,14 @@ def over_loads(cells: Sequence[GoodputCell]) -> GoodputOfPolicy:
     """One contender under one kind of arrivals."""
     best_rps = max(one.goodput_rps for one in cells)
     highest = max(cells, key=lambda one: one.load)
-    bounds = [one.goodput_vs_bound for one in cells if one.goodput_vs_bound is not None]
-    against = [one.goodput_vs_default for one in cells if one.goodput_vs_default is not None and one.load >= 1.3]
     return GoodputOfPolicy(
         policy=highest.policy,
         arrival=highest.arrival,
         best_rps=best_rps,
         goodput_hold=round(highest.goodput_rps / best_rps, 3) if best_rps else 0.0,
-        goodput_vs_bound=min(bounds, default=None),
-        goodput_vs_default=min(against, default=None),
+        goodput_vs_bound=min(one.goodput_vs_bound for one in cells),
+        goodput_vs_greedy_bound=min(one.goodput_vs_greedy_bound for one in cells),
+        goodput_vs_default=min((one.goodput_vs_default for one in cells if one.load >= OVERLOAD), default=None),
         slo_attainment_admitted=min(one.slo_attainment_admitted for one in cells),
         fairness=min(one.fairness for one in cells),
     )
@@ -137,7 +147,7 @@ def cells_of(tries: Sequence[Tried], default: str) -> list[GoodputCell]:
     grouped: dict[tuple[str, float, str], list[Tried]] = {}
     for one in tries:
         grouped.setdefault((one.arrival, one.load, one.policy), []).append(one)
-    return [summed(some, grouped.get((arrival, load, default), ())) for (arrival, load, _), some in grouped.items()]
+    return [summed(some, grouped[arrival, load, default]) for (arrival, load, _), some in grouped.items()]
 
 
 def policies_of(cells: Sequence[GoodputCell]) -> list[GoodputOfPolicy]:
@@ -166,6 +176,10 @@ def _middle(numbers: Sequence[float]) -> float:
     return round(statistics.median(numbers), 3)
 
 
-def _ratio(pairs: Sequence[tuple[float, float | None]]) -> float | None:
-    ratios = [mine / other for mine, other in pairs if other]
-    return round(statistics.median(ratios), 3) if ratios else None
+def _middle_of(numbers: Sequence[float | None]) -> float | None:
+    found = [one for one in numbers if one is not None]
+    return _middle(found) if found else None
+
+
+def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
+    return round(statistics.median(mine / other if other else 0.0 for mine, other in pairs), 3)

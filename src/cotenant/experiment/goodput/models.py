@@ -1,7 +1,7 @@
 """What is served in the bench of goodput? Three networks with random weights, written as ONNX by this script.
 
 Their shapes are those of ResNet-18, of a MobileNet and of a small transformer encoder; the inputs are small (images of
-64 or 112 pixels a side, 48 tokens), so that a request takes some milliseconds of one core, and each of the three about
+64 or 128 pixels a side, 48 tokens), so that a request takes some milliseconds of one core, and each of the three about
 as long: where one were ten times the work of another, the count of answers would mostly say which of them was served.
 """
 
@@ -90,7 +90,7 @@ def make_models(folder: Path, *, small: bool = False) -> tuple[Served, ...]:
     """Write all of them; small ones take a tenth of the time, for where only the course of the bench matters."""
     return (
         _resnet(folder / "resnet.onnx", 32 if small else 64, (16, 32) if small else (64, 128, 256, 512)),
-        _mobilenet(folder / "mobilenet.onnx", 32 if small else 112, 3 if small else 13),
+        _mobilenet(folder / "mobilenet.onnx", 32 if small else 128, 3 if small else 13),
         _transformer(folder / "transformer.onnx", 16 if small else 48, 64 if small else 256, 1 if small else 4),
     )
 

@@ -20,8 +20,6 @@ from cotenant.live.load.channel import Endpoint, message_of
 from cotenant.live.load.open import Loaded, Terms
 from cotenant.live.load.play import Played
 
-DEFAULT: Final = "onnxruntime default"
-"""The contender that everybody has: ONNX Runtime as it comes, behind FastAPI."""
 _READY_TRIES: Final = 600
 _STOP_S: Final = 15.0
 

@@ -42,7 +42,8 @@ class Solo:
         run = Run(0, self._runs, model.spec.name, 0, (self._runs,), rows, units, cores)
         told = self._told = self._loop.create_future()
         self._loop.call_soon(self.runtime.give, Job(run, model, [inputs], [rows]))
-        return self._loop.run_until_complete(told)
+        outcome: Outcome = self._loop.run_until_complete(told)
+        return outcome
 
     def close(self) -> None:
         """Models should be closed before."""
