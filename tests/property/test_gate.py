@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from cotenant import _native
 from cotenant.domain.gate import GatePolicy, GateRules, GateSeat
 from cotenant.policy.schedule import roster
+from tests.effort import examples
 from tests.property import gate_model as model
 from tests.property import gate_sums as sums
 from tests.property.gate_ledger import Device
@@ -382,7 +383,7 @@ class GateMachine(RuleBasedStateMachine):
 
 
 def test_the_gate_does_what_its_rules_say() -> None:
-    run_state_machine_as_test(GateMachine, settings=settings(max_examples=100, stateful_step_count=30))
+    run_state_machine_as_test(GateMachine, settings=settings(max_examples=examples(40, 1000), stateful_step_count=30))
 
 
 def test_what_ends_in_time_in_the_mean_only_passes_no_deep_debt() -> None:

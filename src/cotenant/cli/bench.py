@@ -25,7 +25,7 @@ _OWN_FLAGS: Final = {
 """What only one of the benches knows."""
 
 
-def add_bench_command(commands: Any) -> None:
+def add_commands(commands: Any) -> None:
     bench = add_command(commands, "bench", "Measure cotenant itself.", _bench, json=True)
     about = (
         "loop: the two clocks; device: software GPU; hook, gate: what they cost a launch; fill: pairs; "
