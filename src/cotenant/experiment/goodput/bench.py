@@ -46,10 +46,10 @@ class Course(msgspec.Struct, frozen=True):
     rounds: int = 3
     loads: tuple[float, ...] = LOADS
     warm_ns: Duration = 400 * MILLISECOND_NS
-    cell_ns: Duration = 1600 * MILLISECOND_NS
+    cell_ns: Duration = 1400 * MILLISECOND_NS
     solo_ns: Duration = 4 * SECOND_NS
     capacity_ns: Duration = 6 * SECOND_NS
-    profile_time: str = "20s"
+    profile_time: str = "12s"
     """Of each model."""
     small: bool = False
 
