@@ -145,8 +145,7 @@ class _Server:
             if not http.connections and not grpc.connections:
                 break
             await asyncio.sleep(0.05)
-        if code == 0:
-            engine.close()
+        engine.close(patient=code == 0)
         return code
 
 
