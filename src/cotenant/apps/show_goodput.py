@@ -29,7 +29,9 @@ def show_goodput(console: Console, report: GoodputReport) -> None:
                 table.add_row(policy.policy, *_row(policy, sorted(cells, key=lambda one: one.load)))
         console.print(table)
     console.print("hold: at the highest load over the best. /default: from 1.3 of the capacity on. Each is the least.")
-    console.print("simulated: in time/s at the highest load, if runs took what was measured and nothing else took time.")
+    console.print(
+        "simulated: in time/s at the highest load, if runs took what was measured and nothing else took time."
+    )
     late = sum(one.late_sends for one in report.cells)
     offered = sum(one.offered for one in report.cells)
     console.print(f"The sender was more than 1 ms late with {late} of {offered} requests; latencies begin before that.")
