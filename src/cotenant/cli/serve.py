@@ -10,7 +10,7 @@ from cotenant.cli.command import add_command, find, load, print_json, say
 from cotenant.format.flags import flags_of
 
 
-def add_serve_command(commands: Any) -> None:
+def add_commands(commands: Any) -> None:
     serve = add_command(
         commands,
         "serve",
