@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotenant.format import http2
-from cotenant.format.grpc import Abandoned, Called, Closed, GrpcConnection, Happening, Said
+from cotenant.format.grpc import GrpcConnection
+from cotenant.format.grpc_calls import Abandoned, Called, Closed, Happening, Said
 from cotenant.format.grpc_words import read_timeout
 from cotenant.format.hpack import STATIC, HpackDecoder, HpackError, encode_header, huffman_decode
 from cotenant.format.http2 import Http2Error, frame

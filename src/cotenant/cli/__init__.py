@@ -21,6 +21,7 @@ COMMANDS: Final = {
     "profile": ("profile",),
     "advise": ("advise",),
     "serve": ("serve",),
+    "load": ("load",),
     "softgpu": ("softgpu",),
     "study": ("replay", "simulate", "lab", "demo"),
     "bench": ("bench",),

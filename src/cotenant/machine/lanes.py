@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from bisect import insort
+from typing import Final
 
-from cotenant.domain.instant import SECOND_NS, Duration, Instant
+from cotenant.domain.instant import NEVER, SECOND_NS, Duration, Instant
 from cotenant.domain.runtimes import RunTimes
 from cotenant.domain.serving import ModelSpec, Waiting
 from cotenant.policy.predict.service import ServiceTimes
 
+_PRIORITIES: Final = 16
+"""Priorities beyond count as this one where rows are counted: clients may name any number. Our choice."""
+_FAR: Final = 1 << 62
+"""Later than any deadline."""
 
-def _urgency(waiting: Waiting) -> tuple[int, int]:
-    return waiting.priority, waiting.request
+
+def _urgency(waiting: Waiting) -> tuple[int, int, int]:
+    deadline = waiting.deadline
+    return waiting.priority, _FAR if deadline == NEVER else deadline, waiting.request
 
 
 class Rate:
@@ -43,6 +50,7 @@ class QueueLane:
     __slots__ = (
         "_arrivals",
         "_service",
+        "asked",
         "key",
         "knee_units",
         "leaving",
@@ -61,6 +69,7 @@ class QueueLane:
         self.rows = 0
         self.running = 0
         self.leaving = False
+        self.asked: dict[int, int] = {}
         self._service = ServiceTimes(times, spec.share)
         self._arrivals = Rate()
         self.widths = self._service.widths
@@ -75,9 +84,11 @@ class QueueLane:
             queue.append(waiting)
         self.rows += waiting.rows
 
-    def came(self, rows: int, now: Instant) -> None:
+    def came(self, rows: int, priority: int, now: Instant) -> None:
         """So many rows were asked for, whether they were taken or not."""
         self._arrivals.add(rows, now)
+        kind = min(priority, _PRIORITIES)
+        self.asked[kind] = self.asked.get(kind, 0) + rows
 
     @property
     def rate(self) -> float:

@@ -41,6 +41,7 @@ class Site:
                 await self.load(name)
             except InferError as error:
                 refused[name] = str(error)
+        await self.engine.settled()
         self._settled = True
         return refused
 
