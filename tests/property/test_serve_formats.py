@@ -170,6 +170,8 @@ def test_our_messages_are_those_of_the_protocol() -> None:
             if not name.startswith("Cuda"):  # its RegionStatus is another
                 theirs.update(known.nested_types_by_name)
     for name in MESSAGES:
+        if name.startswith("HealthCheck"):  # of grpc.health.v1
+            continue
         known = theirs[name]
         for field in TYPES[name].DESCRIPTOR.fields:
             twin = known.fields_by_number[field.number]

@@ -5,20 +5,25 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from cotenant.apps.serve_runtime import RuntimeWish, runtime_of
 from cotenant.errors import ConfigError
 from cotenant.format.quantity import parse_duration, parse_size
-from cotenant.live.directory import Places
+from cotenant.live.directory import Places, make_directory
 from cotenant.live.serve.http import Limits
 from cotenant.live.serve.repository import Repository
 from cotenant.live.serve.runtime import RUNTIMES
 from cotenant.live.serve.server import Listening, ServeOptions, cores_to_use, serve
+from cotenant.live.serve.spans import HOME
+from cotenant.live.serve.tls import tls_context, tls_files
 from cotenant.machine.server import ServerSettings
 from cotenant.policy.admit import REQUEST_POLICIES
 from cotenant.policy.schedule import SERVE_POLICIES
+
+TRACE: Final = ("asked", "always", "off")
 
 
 class ServeArguments(msgspec.Struct, frozen=True):
@@ -42,10 +47,15 @@ class ServeArguments(msgspec.Struct, frozen=True):
     tenants: str
     workers: int
     run_limit: str
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_clients: str = ""
+    trace: str = "asked"
 
 
-def _options(given: ServeArguments, places: Places, say: Callable[[str], None]) -> ServeOptions:
+def _options(given: ServeArguments, places: Places, own: Places, say: Callable[[str], None]) -> ServeOptions:
     for flag, name, table in (
+        ("--trace", given.trace, list(TRACE)),
         ("--runtime", given.runtime, list(RUNTIMES)),
         ("--policy", given.policy, list(SERVE_POLICIES)),
         ("--admit", given.admit, list(REQUEST_POLICIES)),
@@ -65,8 +75,15 @@ def _options(given: ServeArguments, places: Places, say: Callable[[str], None]) 
     if given.cores < 0:
         raise ConfigError("--cores", given.cores, "choose 1 or more, or 0 for all")
     cores = cores_to_use(sorted(os.sched_getaffinity(0)), given.cores)
+    tls = tls_files(given.tls_cert, given.tls_key, given.tls_clients)
+    if tls is not None:
+        tls_context(tls, "http/1.1")  # files that are of no use are refused before anything else
     models = tuple(Path(one) for one in given.models)
     Repository(models, cores).scan()  # a path that is not there is refused before anything else
+    limits = Limits(
+        parse_size(given.body, field="--body"), parse_size(given.memory, field="--memory"), given.connections
+    )
+    drain_s = parse_duration(given.drain, field="--drain") / 10**9
     asked = RuntimeWish(given.runtime, given.gpu, given.tenants, given.workers, given.run_limit)
     runtime = runtime_of(asked, cores, places, say)
     settings = ServerSettings(
@@ -76,20 +93,33 @@ def _options(given: ServeArguments, places: Places, say: Callable[[str], None]) 
         admit=given.admit,
         requests_limit=given.queue,
     )
-    limits = Limits(parse_size(given.body), parse_size(given.memory), given.connections)
-    drain_s = parse_duration(given.drain) / 10**9
     ports = (given.http_port, given.grpc_port, given.metrics_port)
-    return ServeOptions(models, given.host, *ports, cores, runtime, settings, limits, drain_s)
+    spans = None if given.trace == "off" else _place_of_spans(own, say)
+    always = given.trace == "always"
+    return ServeOptions(models, given.host, *ports, cores, runtime, settings, limits, drain_s, tls, spans, always)
 
 
 def run_server(
     given: ServeArguments,
     places: Places,
+    own: Places,
     say: Callable[[str], None],
     show: Callable[[Listening, Sequence[str]], None],
 ) -> int:
-    """Serve until told to stop."""
-    return serve(_options(given, places, say), say, show)
+    """Serve until told to stop; `places` are those of the node, `own` are ours, where `cotenant trace` looks."""
+    return serve(_options(given, places, own, say), say, show)
+
+
+def _place_of_spans(places: Places, say: Callable[[str], None]) -> Path | None:
+    """Where requests may be traced; a machine that has no place for it serves all the same."""
+    try:
+        make_directory(places.runtime, "directories.runtime")
+        home = places.runtime / HOME
+        home.mkdir(mode=0o700, exist_ok=True)
+    except (ConfigError, OSError) as error:
+        say(f"requests cannot be traced: {error}")
+        return None
+    return home
 
 
 def differences(models: Sequence[str]) -> dict[str, list[str]]:

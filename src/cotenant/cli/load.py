@@ -8,7 +8,7 @@ from typing import Any
 from cotenant.cli.command import add_command, print_json, say
 
 
-def add_load_command(commands: Any) -> None:
+def add_commands(commands: Any) -> None:
     about = "Send requests to a server at instants that do not wait for its answers (Open Inference Protocol)."
     load = add_command(commands, "load", about, _load, json=True)
     load.add_argument("url", metavar="URL", help="http://HOST:PORT or grpc://HOST:PORT")

@@ -6,13 +6,17 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from cotenant.cli.command import add_command, find, print_json, say
+from cotenant.cli.command import add_command, find, load, print_json, say
 from cotenant.format.flags import flags_of
 
 
-def add_serve_command(commands: Any) -> None:
+def add_commands(commands: Any) -> None:
     serve = add_command(
-        commands, "serve", "Serve models over HTTP and gRPC (Open Inference Protocol).", _serve, json=True
+        commands,
+        "serve",
+        "Serve models over HTTP and gRPC (Open Inference Protocol).",
+        _serve,
+        json=True,
     )
     serve.add_argument(
         "models", nargs="+", metavar="MODELS", help="folder of .onnx files, Triton repository, .onnx or .py file"
@@ -43,6 +47,12 @@ def add_serve_command(commands: Any) -> None:
     serve.add_argument("--memory", default="1GiB", metavar="SIZE", help=held)
     serve.add_argument("--connections", type=int, default=4096, help="clients at once, of each door (default 4096)")
     serve.add_argument("--drain", default="30s", metavar="TIME", help="for requests under way at the end (default 30s)")
+    serve.add_argument("--tls-cert", default="", metavar="FILE", help="encrypt every door, by this certificate (PEM)")
+    serve.add_argument("--tls-key", default="", metavar="FILE", help="the certificate's key (PEM)")
+    signed = "let only clients in with a certificate that one of these authorities signed (PEM)"
+    serve.add_argument("--tls-clients", default="", metavar="FILE", help=signed)
+    traced = "requests for `cotenant trace`: asked (default: while it looks), always (also for --last) or off"
+    serve.add_argument("--trace", default="asked", help=traced)
     about = "say what of a Triton repository is done in another way, or not at all, and stop"
     serve.add_argument("--import", dest="compare", action="store_true", help=about)
 
@@ -73,4 +83,4 @@ def _serve(options: argparse.Namespace) -> int:
         doors = [f"{name} {options.host}:{port}" for name, port in ports._asdict().items() if port >= 0]
         say(f"ready: {', '.join(models) or 'no models'} at {', '.join(doors)}")
 
-    return run_server(ServeArguments(**given), find(options)[1], say, show)
+    return run_server(ServeArguments(**given), find(options)[1], load(options)[1], say, show)

@@ -15,7 +15,7 @@ from cotenant.cli.command import add_command, load, print_json, say
 _HARMS = "whether an MPS client that dies with work in flight harms its co-clients (default on)"
 
 
-def add_softgpu_commands(commands: Any) -> None:
+def add_commands(commands: Any) -> None:
     about = "Software GPUs: real time, real libcuda face, no hardware."
     parser: argparse.ArgumentParser = commands.add_parser("softgpu", help=about, description=about)
     verbs = parser.add_subparsers(metavar="VERB", required=True)

@@ -16,7 +16,7 @@ from cotenant.errors import ConfigError
 Found = TypeVar("Found")
 
 
-def add_study_commands(commands: Any) -> None:
+def add_commands(commands: Any) -> None:
     replay = add_command(commands, "replay", "Replay a journal: does this version decide the same?", _replay, json=True)
     replay.add_argument("file", metavar="FILE", help="a journal, as in the state directory of a node")
     replay.add_argument("--log", action="store_true", help="print every turn")

@@ -75,20 +75,21 @@ class FrameReader:
     def __init__(self, *, greeted: bool = False) -> None:
         """A client's preface comes first; a server has none, so that its reader is `greeted`."""
         self._buffer = b""
-        self._greeted = greeted
+        self.greeted = greeted
+        """Whether the other side has said that it speaks HTTP/2."""
 
     def feed(self, data: bytes) -> list[Frame]:
         """The frames that these bytes complete."""
         if self._buffer:
             data = self._buffer + data
         place = 0
-        if not self._greeted:
+        if not self.greeted:
             if not data.startswith(PREFACE[: len(data)]):
                 raise Http2Error(PROTOCOL_ERROR, "the client does not speak HTTP/2")
             if len(data) < len(PREFACE):
                 self._buffer = data
                 return []
-            self._greeted = True
+            self.greeted = True
             place = len(PREFACE)
         frames = []
         end = len(data)

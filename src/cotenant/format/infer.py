@@ -17,6 +17,7 @@ DIMENSION_LIMIT: Final = 1 << 40
 ELEMENTS_LIMIT: Final = 1 << 40
 TENSORS_LIMIT: Final = 1024
 _WORD_LIMIT: Final = 256
+_TEXT_LIMIT: Final = 2000
 
 
 class InferError(Exception):
@@ -24,7 +25,7 @@ class InferError(Exception):
 
     def __init__(self, text: str, kind: str = "invalid", retry_after_ns: Duration = 0) -> None:
         """A sentence for the client; kinds are invalid, not-found, unavailable, exhausted, late, unsupported, fault."""
-        super().__init__(text)
+        super().__init__(text if len(text) <= _TEXT_LIMIT else text[:_TEXT_LIMIT] + "...")  # a client may name much
         self.kind = kind
         self.retry_after_ns = retry_after_ns
 

@@ -42,6 +42,11 @@ class Arena(Protocol):
         ...
 
     @property
+    def is_measured(self) -> bool:
+        """Whether loads are parts of what its plain servers answer at most; else, of the bound."""
+        ...
+
+    @property
     def at_once(self) -> bool:
         """Whether all contenders' servers can be there at the same time."""
         ...
@@ -72,6 +77,7 @@ class CpuArena:
 
     runtime = "onnx-cpu"
     default = DEFAULT_ONNX
+    is_measured = True
     at_once = True
 
     def __init__(self, home: Path, profile_time: str, *, small: bool) -> None:

@@ -213,7 +213,7 @@ class Crew:
 
     def _fail(self, task: _Task, why: str) -> None:
         failure = f"model {task.job.model.spec.name!r} failed: {why}"
-        self._tell(Outcome(task.job.run, (), failure, monotonic_ns() - task.began))
+        self._tell(Outcome(task.job.run, (), failure, monotonic_ns() - task.began, monotonic_ns()))
 
     def _next(self, team: _Team, member: Member) -> None:
         """Somebody is free: what waited longest and may run there, does."""
@@ -270,7 +270,7 @@ class Crew:
             failure = f"model {team.model.spec.name!r} failed: {error}"
         member.idle_since = monotonic_ns()
         self._next(team, member)
-        self._tell(Outcome(job.run, answers, failure, word.took_ns))
+        self._tell(Outcome(job.run, answers, failure, word.took_ns, monotonic_ns()))
 
     def _failed(self, team: _Team, member: Member, word: Failed) -> None:
         if word.is_last:

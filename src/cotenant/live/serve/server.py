@@ -6,12 +6,15 @@ import asyncio
 import gc
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from cotenant.domain.instant import SECOND_NS
 from cotenant.errors import ConfigError, WorldError
+from cotenant.live.clock import monotonic_ns
 from cotenant.live.serve.engine import Engine
 from cotenant.live.serve.grpc import GrpcServing
 from cotenant.live.serve.http import HttpServing, Limits
@@ -19,11 +22,15 @@ from cotenant.live.serve.metrics import exposition
 from cotenant.live.serve.repository import Repository
 from cotenant.live.serve.runtime import ModelRuntime
 from cotenant.live.serve.site import Site
+from cotenant.live.serve.tls import TlsFiles, tls_context
 from cotenant.machine.server import ServerSettings
 
 _BACKLOG: Final = 2048
 _SWITCH_INTERVAL_S: Final = 0.0005
 """How long a thread may hold the interpreter while others wait: 5 ms, the default, would be a tail of its own."""
+_KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
+"""In seconds and tries: a client whose machine is gone is noticed after two minutes."""
+_FEEL_S: Final = 0.25
 OFF: Final = -1
 
 
@@ -42,6 +49,10 @@ class ServeOptions(NamedTuple):
     settings: ServerSettings
     limits: Limits
     drain_s: float
+    tls: TlsFiles | None = None
+    spans: Path | None = None
+    """The directory for what becomes of requests; None: it is not written down."""
+    always_spans: bool = False
 
 
 class Listening(NamedTuple):
@@ -80,22 +91,29 @@ class _Server:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        runtime = options.runtime
-        engine = Engine(options.settings, runtime, loop, options.limits.held_bytes)
+        limits, runtime = options.limits, options.runtime
+        engine = Engine(options.settings, runtime, loop, limits.held_bytes, options.spans, always=options.always_spans)
         site = Site(engine, Repository(options.models, options.cores, runtime), runtime.all_units)
-        http = HttpServing(site, options.limits, lambda: exposition(engine))
-        grpc = GrpcServing(site, options.limits.body_bytes, options.limits.connections)
+        http = HttpServing(site, limits, lambda: exposition(site, clients()))
+        grpc = GrpcServing(site, limits.body_bytes, limits.held_bytes, limits.connections)
+        figures = HttpServing(site, limits, http.metrics, figures_only=True)
+        doors = (http, grpc, figures)
+
+        def clients() -> dict[str, int]:
+            return dict(zip(Listening._fields, (len(door.connections) for door in doors), strict=True))
+
         servers = []
         ports = []
-        for port, factory, name in (
-            (options.http_port, http, "--http-port"),
-            (options.grpc_port, grpc, "--grpc-port"),
-            (options.metrics_port, http, "--metrics-port"),
+        for port, factory, name, words in (
+            (options.http_port, http, "--http-port", "http/1.1"),
+            (options.grpc_port, grpc, "--grpc-port", "h2"),
+            (options.metrics_port, figures, "--metrics-port", "http/1.1"),
         ):
             if port < 0:
                 ports.append(OFF)
                 continue
-            server = await self._listen(loop, factory, port, name)
+            tls = None if options.tls is None else tls_context(options.tls, words)
+            server = await self._listen(loop, factory, port, name, tls)
             servers.append(server)
             ports.append(server.sockets[0].getsockname()[1])
         refused = await site.load_all()
@@ -104,28 +122,37 @@ class _Server:
         gc.collect()
         gc.freeze()  # what is loaded stays: no collection need look at it again
         self._ready(Listening(*ports), engine.names())
-        sweeper = loop.create_task(_sweep(http))
+        tasks = [loop.create_task(one) for one in (_sweep(doors, limits.patience_s), _feel_lag(engine))]
         await stop.wait()
-        code = await self._leave(engine, http, grpc, servers)
-        sweeper.cancel()
+        code = await self._leave(engine, doors, servers)
+        for task in tasks:
+            task.cancel()
         return code
 
     async def _listen(
-        self, loop: asyncio.AbstractEventLoop, factory: HttpServing | GrpcServing, port: int, name: str
+        self,
+        loop: asyncio.AbstractEventLoop,
+        factory: HttpServing | GrpcServing,
+        port: int,
+        name: str,
+        tls: ssl.SSLContext | None,
     ) -> asyncio.Server:
         host = self._options.host
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             listener = socket.socket(family, socket.SOCK_STREAM)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # accepted sockets take these over
+            for option, value in _KEEPALIVE:
+                listener.setsockopt(socket.IPPROTO_TCP, option, value)
             listener.bind((host, port))
         except (OSError, OverflowError) as error:
             why = getattr(error, "strerror", None) or str(error)
             raise WorldError(f"cannot listen at {host}:{port}: {why}; name another by {name}") from None
-        return await loop.create_server(factory, sock=listener, backlog=_BACKLOG)
+        return await loop.create_server(factory, sock=listener, backlog=_BACKLOG, ssl=tls)
 
     async def _leave(
-        self, engine: Engine, http: HttpServing, grpc: GrpcServing, servers: Sequence[asyncio.Server]
+        self, engine: Engine, doors: Sequence[HttpServing | GrpcServing], servers: Sequence[asyncio.Server]
     ) -> int:
         """Not ready at once; then what was taken is answered; then connections end."""
         self._say("draining: no new requests, those under way are answered")
@@ -139,20 +166,30 @@ class _Server:
             code = 75
         for server in servers:
             server.close()
-        http.leave()
-        grpc.leave()
+        for door in doors:
+            door.leave()
         for _ in range(20):  # let the last answers out
-            if not http.connections and not grpc.connections:
+            if not any(door.connections for door in doors):
                 break
             await asyncio.sleep(0.05)
         engine.close(patient=code == 0)
         return code
 
 
-async def _sweep(http: HttpServing) -> None:
+async def _sweep(doors: Sequence[HttpServing | GrpcServing], patience_s: float) -> None:
     while True:
-        await asyncio.sleep(http.limits.patience_s)
-        http.sweep()
+        await asyncio.sleep(patience_s)
+        for door in doors:
+            door.sweep()
+
+
+async def _feel_lag(engine: Engine) -> None:
+    """The worst of the last moments, slowly forgotten."""
+    while True:
+        due = monotonic_ns() + int(_FEEL_S * SECOND_NS)
+        await asyncio.sleep(_FEEL_S)
+        late_ns = max(monotonic_ns() - due, 0)
+        engine.loop_lag_ns = max(late_ns, engine.loop_lag_ns * 9 // 10)
 
 
 def cores_to_use(available: Sequence[int], count: int) -> tuple[int, ...]:

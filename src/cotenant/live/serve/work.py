@@ -10,7 +10,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import numpy as np
 
-from cotenant.domain.instant import Duration
+from cotenant.domain.instant import Duration, Instant
 from cotenant.domain.serving import Run
 from cotenant.format.tensor import Array
 from cotenant.live.clock import monotonic_ns, thread_ns
@@ -36,6 +36,8 @@ class Outcome(NamedTuple):
     answers: Sequence[Sequence[Array]]
     failure: str
     took_ns: Duration
+    ended: Instant
+    """By the system's own clock."""
 
 
 Tell: TypeAlias = Callable[[Outcome], None]
@@ -62,7 +64,8 @@ def carry_out(job: Job, part: TellPart) -> Outcome:
     except Exception as error:  # noqa: BLE001  whatever a model does, it is the model's failure
         failure = failure_of(model, error)
     model.took(size, thread_ns() - own)
-    return Outcome(job.run, answers, failure, monotonic_ns() - began)
+    ended = monotonic_ns()
+    return Outcome(job.run, answers, failure, ended - began, ended)
 
 
 def failure_of(model: Runnable, error: Exception) -> str:
