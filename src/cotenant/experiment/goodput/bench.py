@@ -23,7 +23,7 @@ from cotenant.experiment.goodput.models import Served
 from cotenant.experiment.goodput.replay import ReplayArena
 from cotenant.experiment.goodput.stage import Player, Server, played
 from cotenant.experiment.goodput.surface import Surface
-from cotenant.experiment.serve.ways import OURS
+from cotenant.experiment.serve.ways import ADMITTED, OURS
 from cotenant.live.load.open import Terms
 from cotenant.policy.schedule import SERVE_POLICIES
 from cotenant.sim.arrivals import instants_of
@@ -244,7 +244,7 @@ class _Bench:
         found = loaded.models
         bounds = ground.surface.bounds(offered_by(found))
         simulated = None
-        if server.name in SERVE_POLICIES:
+        if server.name.removesuffix(ADMITTED) in SERVE_POLICIES:
             simulated = ground.surface.simulated(server.name, instants, course.warm_ns, course.cell_ns).goodput_per_s
         return Tried(server.name, arrival, load, found, bounds.fair_rps, bounds.greedy_rps, simulated, loaded.core_part)
 
