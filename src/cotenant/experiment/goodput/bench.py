@@ -265,7 +265,9 @@ def _report(arena: Arena, ground: _Ground, rounds: int, names: Sequence[str], tr
         ours=ours,
         default=arena.default,
         goodput_vs_bound=min(one.goodput_vs_bound for one in mine),
-        goodput_vs_default=min((one.goodput_vs_default for one in mine if one.goodput_vs_default), default=None),
+        goodput_vs_default=min(
+            (one.goodput_vs_default for one in mine if one.goodput_vs_default is not None), default=None
+        ),
         slo_attainment_admitted=min(one.slo_attainment_admitted for one in mine),
         fairness=min(one.fairness for one in mine),
         goodput_hold=min(one.goodput_hold for one in mine),
