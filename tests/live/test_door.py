@@ -357,7 +357,7 @@ words = st.one_of(
 )
 
 
-def test_random_words_by_the_thousand_neither_crash_nor_stall_it(node: Indoors) -> None:
+def test_random_words_by_the_hundred_neither_crash_nor_stall_it(node: Indoors) -> None:
     spoken = 0
 
     @settings(max_examples=examples(150, 4000), deadline=None, database=None, suppress_health_check=list(HealthCheck))
@@ -380,7 +380,7 @@ def test_random_words_by_the_thousand_neither_crash_nor_stall_it(node: Indoors) 
         node.honest()
 
     speak()
-    assert spoken > 1000
+    assert spoken > 300
     node.settled(0)
     node.machine.check()
     assert node.honest().tenants == []

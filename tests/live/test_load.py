@@ -1,10 +1,13 @@
 """Does a load send what it was meant to, when, and is every request in exactly one count?"""
 
+import contextlib
+import gzip
 import json
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +18,7 @@ from cotenant.apps.load import LoadArguments, offer_load
 from cotenant.domain.goodput import Goodput
 from cotenant.domain.instant import MILLISECOND_NS, SECOND_NS
 from cotenant.errors import ConfigError, WorldError
+from cotenant.format.grpc_client import enveloped
 from cotenant.live.load.channel import Endpoint, endpoint_of, open_wire
 from cotenant.live.load.open import ClosedSource, Generator, Loaded, OpenSource, Terms
 from tests.live.servers import Server, identity
@@ -218,9 +222,31 @@ def test_clients_that_wait_ask_the_models_in_turn() -> None:
 
 
 def test_what_was_recorded_can_be_played(server: Server, tmp_path: Path) -> None:
-    import gzip
-
     trace = tmp_path / "trace.jsonl.gz"
     trace.write_bytes(gzip.compress(b"".join(b'{"timestamp": %d}\n' % (place * place) for place in range(50))))
     given = msgspec.structs.replace(GIVEN, url=server.http, models=("words=100",), arrival="trace", trace=str(trace))
     assert offered(offer_load(given, lambda _: None), "words").answered == 30
+
+
+def test_calls_reach_a_server_that_others_wrote() -> None:
+    """grpc.aio: its windows are smaller than these messages, its headers are packed in its own way."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    process = subprocess.Popen([sys.executable, "-m", "cotenant.live.load.bare_grpc", str(port)])
+    try:
+        for _ in range(300):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            time.sleep(0.1)
+        messages = [enveloped(b"a" * 300_000), enveloped(b"b")]
+        wire = open_wire(Endpoint("grpc", "127.0.0.1", port), messages, 2)
+        sends = iter([(place * 2 * MS, place % 2) for place in range(100)])
+        loaded = Generator(wire, [("large", 0), ("small", 0)], Terms(0, SECOND_NS, 30 * SECOND_NS)).run(
+            OpenSource(sends)
+        )
+        wire.close()
+    finally:
+        process.kill()
+        process.wait()
+    assert [offered(loaded, name).answered for name in ("large", "small")] == [50, 50]

@@ -18,8 +18,7 @@ from tests.property import gate_sums as sums
 from tests.property.gate_ledger import Device
 from tests.property.gate_sums import MS, US, Answer, Page, Wish
 
-SLOTS = 5
-DEBT_AT = roster.PAGE_BYTES + 64
+SLOTS, DEBT_AT = 5, roster.PAGE_BYTES + 64
 
 few_ns = st.sampled_from([20 * US, 0, 1, US, 70 * US, 150 * US, 600 * US, 3 * MS, 40 * MS])
 steps_ns = st.sampled_from([2 * US, 0, 1, 15 * US, 50 * US, 90 * US, 400 * US, 2 * MS, 11 * MS])

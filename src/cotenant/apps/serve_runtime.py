@@ -14,7 +14,7 @@ from cotenant.errors import ConfigError, CotenantError
 from cotenant.format.quantity import parse_duration
 from cotenant.live.client import tenants_of
 from cotenant.live.directory import Places
-from cotenant.live.mps import Program
+from cotenant.live.mps import MPS_DIRECTORY, PIPE, PIPE_VARIABLE, Program
 from cotenant.live.serve.crew import Limits
 from cotenant.live.serve.launch import Launcher, Plain, Tenants
 from cotenant.live.serve.runtime import ONNX_CPU, REPLAY, CpuRuntime, ModelRuntime
@@ -64,7 +64,9 @@ def _launcher(
                 raise
             say(f"{error}; workers are plain processes, which nothing holds to their memory")
         else:
-            return Tenants(["--runtime", str(places.runtime), "--state", str(places.state)], gpu, os.environ)
+            flags = ["--runtime", str(places.runtime), "--state", str(places.state)]
+            mps = {**environ, PIPE_VARIABLE: str(places.runtime / MPS_DIRECTORY / PIPE)}
+            return Tenants(flags, gpu, os.environ, mps)
     if gpu.startswith(_SOFT) and not _is_mps_there():
         return _with_mps(environ, places)
     return Plain(environ)

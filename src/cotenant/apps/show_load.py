@@ -29,6 +29,7 @@ def show_load(console: Console, loaded: Loaded) -> None:
     console.print(table)
     console.print(times)
     console.print("Latencies count from the instant at which a request was meant to leave.")
+    console.print(f"Sending took {loaded.core_part:.0%} of a core.")
     late = sum(one.late_sends for one in loaded.models)
     if late:
         lag_us = max(one.send_lag_p99_us for one in loaded.models)

@@ -17,7 +17,7 @@ _PLAIN: Final = ("loop", "device", "hook", "gate")
 _OWN_FLAGS: Final = {
     "fill": ("data", "quick", "sweep_bound", "gate", "bound", "delay"),
     "faults": ("only",),
-    "goodput": ("quick", "only"),
+    "goodput": ("quick", "only", "runtime"),
     "memory": ("quick",),
     "limit": ("quick",),
     "server": ("quick",),
@@ -52,6 +52,8 @@ def add_commands(commands: Any) -> None:
     bench.add_argument("--sweep-bound", action="store_true", default=None, help=sweep)
     for flag, values in (("gate", "open, strict or fill"), ("bound", "like 500us"), ("delay", "like 3%%")):
         bench.add_argument(f"--{flag}", default=None, help=f"fill: as of `cotenant node`, {values}")
+    runtime = "goodput: onnx-cpu (default), or replay: four models on one software V100"
+    bench.add_argument("--runtime", default=None, help=runtime)
     bench.add_argument(
         "--only",
         action="append",
@@ -184,15 +186,19 @@ def _bench_goodput(options: argparse.Namespace) -> int:
     others = ("google.protobuf", "onnxruntime", "onnx", "fastapi", "uvicorn", "uvloop")
     need_packages("bench goodput", "pip install 'cotenant[bench]'", *others)
     from cotenant.apps.show_goodput import show_goodput
-    from cotenant.experiment.goodput.bench import FULL, QUICK, ROUNDS, bench_goodput, live_policies
+    from cotenant.experiment.goodput.bench import FULL, QUICK, bench_goodput, live_policies
+    from cotenant.experiment.serve.ways import ADMITTED
 
     known = live_policies()
     for name in options.only or ():
-        if name not in known:
-            raise ConfigError("--only", name, f"choose from {', '.join(known)}")
-    course = QUICK if options.quick else FULL
-    rounds = options.rounds or (1 if options.quick else ROUNDS)
-    report = bench_goodput(rounds, say, course=course, policies=options.only or ())
+        if name.removesuffix(ADMITTED) not in known:
+            raise ConfigError("--only", name, f"choose from {', '.join(known)}, with or without {ADMITTED!r}")
+    runtime = options.runtime or "onnx-cpu"
+    if runtime not in FULL:
+        raise ConfigError("--runtime", runtime, f"choose from {', '.join(FULL)}")
+    course = QUICK if options.quick else FULL[runtime]
+    rounds = options.rounds or course.rounds
+    report = bench_goodput(runtime, rounds, say, course=course, policies=options.only or ())
     if options.json:
         print_json(report)
     else:

@@ -42,6 +42,11 @@ class Arena(Protocol):
         ...
 
     @property
+    def is_measured(self) -> bool:
+        """Whether loads are parts of what its plain servers answer at most; else, of the bound."""
+        ...
+
+    @property
     def at_once(self) -> bool:
         """Whether all contenders' servers can be there at the same time."""
         ...
@@ -72,6 +77,7 @@ class CpuArena:
 
     runtime = "onnx-cpu"
     default = DEFAULT_ONNX
+    is_measured = True
     at_once = True
 
     def __init__(self, home: Path, profile_time: str, *, small: bool) -> None:
@@ -92,7 +98,7 @@ class CpuArena:
 
     def profiled(self) -> dict[str, RunTimes]:
         """On one core, two, and so on up to all."""
-        return profile(self._blind, self._kept, "--time", self._time)
+        return profile(self._blind, self._kept, "--budget", self._time)
 
     def set_slos(self, slos_ms: Mapping[str, float]) -> None:
         """The same models once more, each with its objective beside it."""

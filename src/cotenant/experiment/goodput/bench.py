@@ -20,16 +20,17 @@ from cotenant.errors import WorldError
 from cotenant.experiment.goodput.arena import Arena, CpuArena, ModelFigures
 from cotenant.experiment.goodput.figures import GoodputCell, GoodputOfPolicy, Tried, cells_of, offered_by, policies_of
 from cotenant.experiment.goodput.models import Served
+from cotenant.experiment.goodput.replay import ReplayArena
 from cotenant.experiment.goodput.stage import Player, Server, played
 from cotenant.experiment.goodput.surface import Surface
-from cotenant.experiment.serve.ways import IDEAL, OURS
+from cotenant.experiment.serve.ways import ADMITTED, OURS
 from cotenant.live.load.open import Terms
 from cotenant.policy.schedule import SERVE_POLICIES
 from cotenant.sim.arrivals import instants_of
 
 LOADS: Final = (0.5, 0.8, 1.0, 1.3, 2.0)
 ARRIVALS: Final = ("poisson", "bursty")
-ROUNDS: Final = 3
+ARENAS: Final[dict[str, Callable[..., Arena]]] = {"onnx-cpu": CpuArena, "replay": ReplayArena}
 SLO_TIMES: Final = 3
 """The objective of a model, in the p99 of its requests of one row alone."""
 _BURST_RATIO: Final = 4.0
@@ -42,18 +43,23 @@ _CLIENTS: Final = 24
 class Course(msgspec.Struct, frozen=True):
     """How long everything takes."""
 
+    rounds: int = 3
     loads: tuple[float, ...] = LOADS
     warm_ns: Duration = 400 * MILLISECOND_NS
-    cell_ns: Duration = 1600 * MILLISECOND_NS
+    cell_ns: Duration = 1400 * MILLISECOND_NS
     solo_ns: Duration = 4 * SECOND_NS
     capacity_ns: Duration = 6 * SECOND_NS
-    profile_time: str = "20s"
+    profile_time: str = "12s"
     """Of each model."""
     small: bool = False
 
 
-FULL: Final = Course()
+FULL: Final = {
+    "onnx-cpu": Course(),
+    "replay": Course(rounds=1, cell_ns=3 * SECOND_NS, warm_ns=SECOND_NS, profile_time="10s"),
+}
 QUICK: Final = Course(
+    rounds=1,
     loads=(0.8, 2.0),
     warm_ns=100 * MILLISECOND_NS,
     cell_ns=400 * MILLISECOND_NS,
@@ -91,16 +97,16 @@ class GoodputReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def live_policies() -> list[str]:
     """Those that a server can follow; ours first."""
-    names = [name for name in SERVE_POLICIES if name != IDEAL]
+    names = list(SERVE_POLICIES)
     return sorted(names, key=lambda name: name != OURS)
 
 
 def bench_goodput(
-    rounds: int, say: Callable[[str], None], *, course: Course = FULL, policies: Sequence[str] = ()
+    runtime: str, rounds: int, say: Callable[[str], None], *, course: Course, policies: Sequence[str] = ()
 ) -> GoodputReport:
-    """The whole course on this machine's cores."""
+    """The whole course on this machine's cores, or on a software GPU."""
     with tempfile.TemporaryDirectory() as home:
-        arena = CpuArena(Path(home), course.profile_time, small=course.small)
+        arena = ARENAS[runtime](Path(home), course.profile_time, small=course.small)
         return run_course(arena, course, rounds, say, list(policies) or live_policies())
 
 
@@ -139,17 +145,20 @@ def _measure(arena: Arena, course: Course, player: Player, say: Callable[[str], 
         for server in servers:
             server.wait()
         models = [_alone(player, servers[0], model, course) for model in arena.models]
-        most = {server.name: _most(player, server, arena.models, course) for server in servers}
+        most = {server.name: _most(player, server, arena.models, course) for server in servers if arena.is_measured}
     finally:
         for server in servers:
             server.stop()
-    best = max(most, key=lambda name: most[name])
-    how = f"{_CLIENTS} clients that wait for their answers, models in turn, no objectives, at {best}"
     say(f"profiling {len(models)} models")
     times = arena.profiled()
     arena.set_slos({one.name: one.slo_ms for one in models})
     slos_ns = {one.name: round(one.slo_ms * MILLISECOND_NS) for one in models}
-    return _Ground(models, round(most[best], 3), how, Surface(times, slos_ns, arena.all_units))
+    surface = Surface(times, slos_ns, arena.all_units)
+    if not most:
+        return _Ground(models, surface.full_rps(), "the bound from what runs were measured to take", surface)
+    best = max(most, key=lambda name: most[name])
+    how = f"{_CLIENTS} clients that wait for their answers, models in turn, no objectives, at {best}"
+    return _Ground(models, round(most[best], 3), how, surface)
 
 
 def _alone(player: Player, server: Server, model: Served, course: Course) -> ModelFigures:
@@ -231,12 +240,13 @@ class _Bench:
         instants = self._instants(arrival, load, number)
         terms = Terms(course.warm_ns, course.warm_ns + course.cell_ns, _PATIENCE_NS)
         asked = played(server, self._arena.models, ground.slos_ns(), terms, list(instants.values()))
-        found = self._player.play(asked).models
+        loaded = self._player.play(asked)
+        found = loaded.models
         bounds = ground.surface.bounds(offered_by(found))
         simulated = None
-        if server.name in SERVE_POLICIES:
+        if server.name.removesuffix(ADMITTED) in SERVE_POLICIES:
             simulated = ground.surface.simulated(server.name, instants, course.warm_ns, course.cell_ns).goodput_per_s
-        return Tried(server.name, arrival, load, found, bounds.fair_rps, bounds.greedy_rps, simulated)
+        return Tried(server.name, arrival, load, found, bounds.fair_rps, bounds.greedy_rps, simulated, loaded.core_part)
 
 
 def _report(arena: Arena, ground: _Ground, rounds: int, names: Sequence[str], tries: Sequence[Tried]) -> GoodputReport:
@@ -244,7 +254,6 @@ def _report(arena: Arena, ground: _Ground, rounds: int, names: Sequence[str], tr
     policies = policies_of(cells)
     ours = OURS if OURS in names else names[0]
     mine = [one for one in policies if one.policy == ours]
-    full = {one.name: 1e9 for one in ground.models}
     return GoodputReport(
         runtime=arena.runtime,
         all_units=arena.all_units,
@@ -252,11 +261,13 @@ def _report(arena: Arena, ground: _Ground, rounds: int, names: Sequence[str], tr
         models=ground.models,
         capacity_rps=ground.capacity_rps,
         capacity_from=ground.capacity_from,
-        bound_rps=round(ground.surface.bounds(full).fair_rps, 3),
+        bound_rps=ground.surface.full_rps(),
         ours=ours,
         default=arena.default,
         goodput_vs_bound=min(one.goodput_vs_bound for one in mine),
-        goodput_vs_default=min((one.goodput_vs_default for one in mine if one.goodput_vs_default), default=None),
+        goodput_vs_default=min(
+            (one.goodput_vs_default for one in mine if one.goodput_vs_default is not None), default=None
+        ),
         slo_attainment_admitted=min(one.slo_attainment_admitted for one in mine),
         fairness=min(one.fairness for one in mine),
         goodput_hold=min(one.goodput_hold for one in mine),

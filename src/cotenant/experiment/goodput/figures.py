@@ -29,6 +29,8 @@ class Tried(msgspec.Struct, frozen=True):
     """What nobody can exceed, also not by answering only the cheapest."""
     simulated_rps: float | None
     """What the same policy has answered in time where runs take what was measured; None: it is not simulated."""
+    core_part: float
+    """Of one core, what sending took."""
 
     @property
     def goodput_rps(self) -> float:
@@ -66,6 +68,8 @@ class GoodputCell(msgspec.Struct, frozen=True):
     given_up: int
     late_sends: int
     send_lag_p99_us: float
+    send_core_part: float
+    """Of one core, what sending took: that much less was left for the server."""
     p99_ms: float
     """Of the answers of the model that has the longest."""
     goodput_by_model: dict[str, float]
@@ -120,6 +124,7 @@ def summed(tries: Sequence[Tried], defaults: Sequence[Tried]) -> GoodputCell:
         given_up=sum(one.expired + one.unsent for one in models),
         late_sends=sum(one.late_sends for one in models),
         send_lag_p99_us=_middle([max(one.send_lag_p99_us for one in tried.models) for tried in tries]),
+        send_core_part=_middle([tried.core_part for tried in tries]),
         p99_ms=_middle([max(one.p99_ms for one in tried.models) for tried in tries]),
         goodput_by_model={name: _middle([one.goodput_rps for one in by_model[name]]) for name in names},
     )

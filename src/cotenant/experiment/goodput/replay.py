@@ -1,8 +1,10 @@
 """What is served in the bench of goodput on a GPU? Four made-up models whose kernels are played on a software V100.
 
 Each has kernels of three widths, such that runs of its largest batch stop getting faster at about 20, 30, 50 and 80
-percent of the SMs: together more than there is, so that who runs beside whom, on how much, is what decides. Runs take
-some 20 ms: long enough that what the processes around the device cost on two cores is not what is measured.
+percent of the SMs: together more than there is, so that who runs beside whom, on how much, is what decides. The
+narrower, the longer: a row of each takes about the same space-time, or the count of answers would mostly say which of
+the models was served. Runs take 20 to 80 ms, so that what the processes around the device cost on two cores is little
+beside them.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from cotenant.domain.instant import MILLISECOND_NS
 from cotenant.domain.replay import ReplayKernel, ReplayModel
 from cotenant.domain.runtimes import RunTimes
 from cotenant.domain.tensor import Datatype, TensorSpec
@@ -26,22 +29,31 @@ PRESET: Final = "v100"
 _PER_SM: Final = 2
 _SMS: Final = 80
 _NODE_FLAGS: Final = ("--mps", "on", "--slots", "64")
-_KNEES: Final = {"slim": 0.2, "small": 0.3, "middle": 0.5, "broad": 0.8}
+KNEES: Final = {"slim": 0.2, "small": 0.3, "middle": 0.5, "broad": 0.8}
 _ELEMENTS: Final = 256
+_ROUNDS: Final = 14
+_AREA_MS: Final = 16.0
+"""Of a run of the largest batch at its knee: that many milliseconds of the whole device."""
 
 
-def replay_model(knee: float, scale: float) -> ReplayModel:
+def run_ms_of(name: str) -> float:
+    """The narrower, the longer."""
+    return _AREA_MS / KNEES[name]
+
+
+def replay_model(knee: float, run_ms: float) -> ReplayModel:
     """Wide kernels fill this part of the SMs in one wave at the largest batch; others a half and a quarter of it."""
     blocks = knee * _SMS * _PER_SM / MAX_BATCH
 
-    def kernel(name: str, part: float, block_us: int) -> ReplayKernel:
-        return ReplayKernel(name, round(block_us * 1000 * scale), blocks_per_row=blocks * part, per_sm=_PER_SM)
+    def kernel(name: str, part: float, time: float) -> ReplayKernel:
+        block_ns = round(time * run_ms * MILLISECOND_NS / _ROUNDS)
+        return ReplayKernel(name, block_ns, blocks_per_row=blocks * part, per_sm=_PER_SM)
 
     kernels = (
-        kernel("wide", 1.0, 500),
-        kernel("half", 0.5, 250),
-        kernel("wide_again", 1.0, 500),
-        kernel("thin", 0.25, 250),
+        kernel("wide", 1.0, 0.35),
+        kernel("half", 0.5, 0.15),
+        kernel("wide_again", 1.0, 0.35),
+        kernel("thin", 0.25, 0.15),
     )
     taken = TensorSpec("x", Datatype.FP32, (-1, _ELEMENTS))
     given = TensorSpec("y", Datatype.FP32, (-1, 16))
@@ -49,7 +61,7 @@ def replay_model(knee: float, scale: float) -> ReplayModel:
         inputs=(taken,),
         outputs=(given,),
         kernels=kernels,
-        rounds=14,
+        rounds=_ROUNDS,
         max_batch=MAX_BATCH,
         weights_bytes=64 << 20,
         copy_in_bytes=4 * _ELEMENTS,
@@ -62,6 +74,7 @@ class ReplayArena:
 
     runtime = "replay"
     default = "triton"
+    is_measured = False
     at_once = False
     all_units = 100
 
@@ -74,9 +87,11 @@ class ReplayArena:
         self._kept = home / "profiles"
         self._blind.mkdir()
         taken = TensorSpec("x", Datatype.FP32, (1, _ELEMENTS))
-        self.models = tuple(Served(name, (taken,), ("y",)) for name in _KNEES)
-        for name, knee in _KNEES.items():
-            text = encode_replay(replay_model(knee, 0.25 if small else 1.0), f"made up; fills {knee:.0%} of a V100")
+        self.models = tuple(Served(name, (taken,), ("y",)) for name in KNEES)
+        for name, knee in KNEES.items():
+            text = encode_replay(
+                replay_model(knee, run_ms_of(name) * (0.2 if small else 1.0)), f"made up; fills {knee:.0%} of a V100"
+            )
             (self._blind / f"{name}{SUFFIX}").write_text(text)
         (home / "site").mkdir()
         self._site = Site(home / "site", PRESET, _NODE_FLAGS)
@@ -88,7 +103,7 @@ class ReplayArena:
 
     def profiled(self) -> dict[str, RunTimes]:
         """At every width that runs may have."""
-        return profile(self._blind, self._kept, "--time", self._time, *self._where())
+        return profile(self._blind, self._kept, "--budget", self._time, *self._where())
 
     def set_slos(self, slos_ms: Mapping[str, float]) -> None:
         """The same models once more, each with its objective beside it."""

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
@@ -17,6 +18,8 @@ from cotenant.experiment.serve.bound import bound, fair_bound, least_area
 from cotenant.experiment.serve.simulated import Outcome, ServedModel, Setting, play
 from cotenant.experiment.serve.ways import way_of
 from cotenant.format.runtimes import decode_profiled
+
+_PLENTY_RPS: Final = 1e9
 
 
 def profile(folder: Path, kept: Path, *more: str) -> dict[str, RunTimes]:
@@ -51,6 +54,10 @@ class Surface(msgspec.Struct, frozen=True):
         found = (method(areas, offered_rps, self.all_units) for method in (fair_bound, bound))
         fair_rps, greedy_rps = (sum(one.values()) for one in found)
         return Bounds(fair_rps, greedy_rps)
+
+    def full_rps(self) -> float:
+        """Where every model is asked for as often as the others, and far more than can be answered."""
+        return round(self.bounds(dict.fromkeys(self.slos_ns, _PLENTY_RPS)).fair_rps, 3)
 
     def simulated(
         self, name: str, instants_ns: Mapping[str, Sequence[Duration]], warm_ns: Duration, for_ns: Duration

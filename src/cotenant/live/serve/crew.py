@@ -49,6 +49,10 @@ class Crewed(Protocol):
         """Start a worker for it that is held to so many percent."""
         ...
 
+    def terminate(self, member: Member) -> None:
+        """End a worker of it that hangs, so that others are not harmed; takes a while, on any thread."""
+        ...
+
 
 class _Task:
     """A run that is to be done, or done once more."""
@@ -102,6 +106,8 @@ class Crew:
         self._doing: dict[Member, _Task] = {}
         self._leaving: list[Member] = []
         self._ages: dict[Member, Instant] = {}
+        self._settled = asyncio.Event()
+        self._settled.set()
         self._look: asyncio.TimerHandle | None = loop.call_later(_LOOK_S, self._look_around)
 
     @property
@@ -137,9 +143,15 @@ class Crew:
         for member in list(team.members):
             self._let_go(team, member)
 
-    def settled(self) -> bool:
-        """Whether nobody is about to be ready."""
-        return all(one.hello is not None for team in self._teams.values() for one in team.members)
+    async def settled(self) -> None:
+        """Until nobody is about to be ready."""
+        await self._settled.wait()
+
+    def _settle(self) -> None:
+        if all(one.hello is not None for team in self._teams.values() for one in team.members):
+            self._settled.set()
+        else:
+            self._settled.clear()
 
     def close(self) -> None:
         """End all of them."""
@@ -218,6 +230,7 @@ class Crew:
         self._ages[member] = monotonic_ns()
         member.line.setblocking(False)
         self._loop.add_reader(member.line.fileno(), self._hear, team, member)
+        self._settle()
 
     def _hear(self, team: _Team, member: Member) -> None:
         try:
@@ -241,6 +254,7 @@ class Crew:
         self._loop.add_reader(member.pidfd, self._died, team, member)
         post = self._post(team, member.width)
         post.why = ""
+        self._settle()
         self._next(team, member)
 
     def _did(self, team: _Team, member: Member, word: Did) -> None:
@@ -364,6 +378,7 @@ class Crew:
             self._loop.remove_reader(member.pidfd)
         member.leave()
         self._leaving.append(member)
+        self._settle()
 
     def _look_around(self) -> None:
         """Who hangs, who may be started again, who can be buried."""
@@ -385,8 +400,9 @@ class Crew:
                 self._leaving.remove(member)
 
     def _give_up(self, team: _Team, member: Member, task: _Task) -> None:
+        """A worker that hangs is no worker: others must not wait for its end, which takes a while."""
         del self._doing[member]
-        member.kill()
+        self._loop.run_in_executor(None, team.model.terminate, member)
         self._fail(task, f"a run of {task.job.run.rows} rows took longer than {self._limits.run_ns / SECOND_NS:g} s")
         self._lost(team, member, "its run took too long")
 

@@ -257,11 +257,15 @@ class Engine:
         self._when_drained.append(then)
         self.post(Draining())
 
-    def close(self) -> None:
-        """End the workers, after what they have."""
+    async def settled(self) -> None:
+        """Until all that was prepared is ready, as far as it can be."""
+        await self._runtime.settled()
+
+    def close(self, *, patient: bool = True) -> None:
+        """End the workers, after what they have, if we are patient."""
         if self._timer is not None:
             self._timer.cancel()
-        self._runtime.close()
+        self._runtime.close(patient=patient)
         self.spans.close()
 
     # What the machine decides: the ports `Runtime` and `Desk`.

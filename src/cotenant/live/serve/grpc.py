@@ -14,7 +14,13 @@ from cotenant.format.grpc_calls import Abandoned, Called, Closed, Said
 from cotenant.format.http2 import Http2Error
 from cotenant.format.infer import InferError, InferRequest
 from cotenant.format.infer_json import Output
-from cotenant.format.infer_proto import read_request, write_answer, write_stream_answer, write_stream_error
+from cotenant.format.infer_proto import (
+    read_request,
+    write_answer,
+    write_plain_answer,
+    write_stream_answer,
+    write_stream_error,
+)
 from cotenant.format.proto import SERVICE
 from cotenant.format.room import Room
 from cotenant.live.serve.grpc_site import METHODS
@@ -298,8 +304,7 @@ class _Unary:
         self._stream = stream
 
     def done(self, request: InferRequest, spec: ModelSpec, outputs: list[Output]) -> None:
-        answer = write_answer(spec.name, spec.version, request.id, outputs)
-        self._protocol.answer(self._stream, answer.SerializeToString())
+        self._protocol.answer(self._stream, write_plain_answer(spec.name, spec.version, request.id, outputs))
 
     def failed(self, error: InferError) -> None:
         self._protocol.finish(self._stream, STATUS[error.kind], str(error), error.retry_after_ns)

@@ -44,6 +44,7 @@ _PIPELINE_LIMIT: Final = 16
 _PIPELINE_BYTES: Final = 1 << 20
 _PACK_HERE_BYTES: Final = 32 << 10
 """What is larger is packed and unpacked on another thread: nobody else should wait for it."""
+_TOGETHER_BYTES: Final = 64 << 10
 _LINGER_S: Final = 2.0
 _NOTHING: Final = HttpRequest(Head("", "", 0, -1, False, False, "", ()), memoryview(b""))
 _CRAWL_BYTES: Final = 4096
@@ -319,7 +320,12 @@ class HttpConnection(asyncio.Protocol):
         head = request.head
         stay = head.keep_alive and not self._serving.leaving
         lead = _lead(status, kind, stay) + extra + b"Content-Length: %d\r\n\r\n" % len(body)
-        transport.write(lead if head.method == "HEAD" else lead + body)
+        if head.method == "HEAD":
+            transport.write(lead)
+        elif len(body) <= _TOGETHER_BYTES:
+            transport.write(lead + body)
+        else:
+            transport.writelines((lead, body))  # not copied once more
         if not stay:
             transport.close()
         elif self._reader.waiting or self._wrong is not None:

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple, Protocol
 
 from cotenant.domain.instant import Duration
 from cotenant.domain.tenant import NAME_LIMIT
+from cotenant.live.mps import terminate_client
 
 WHOLE: Final = 100
 _PERCENTAGE: Final = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
@@ -29,6 +30,10 @@ class Launcher(Protocol):
 
     def command(self, wish: Wish) -> tuple[Sequence[str], Mapping[str, str]]:
         """What to start, and in which environment."""
+        ...
+
+    def terminate(self, pid: int) -> None:
+        """Take the device from a worker that hangs, so that its end harms no other; takes a while."""
         ...
 
     def close(self) -> None:
@@ -53,6 +58,10 @@ class Plain:
         """The worker itself."""
         return _WORKER, {**self._environ, **held_to(wish.width)}
 
+    def terminate(self, pid: int) -> None:
+        """By the MPS that they are clients of."""
+        terminate_client(self._environ, pid)
+
     def close(self) -> None:
         """An MPS that was started for them ends."""
         if self._afterwards is not None:
@@ -62,8 +71,9 @@ class Plain:
 class Tenants:
     """Tenants of a node: `cotenant run` sees to quota, gate and end; the percentage is that of MPS."""
 
-    def __init__(self, flags: Sequence[str], gpu: str, environ: Mapping[str, str]) -> None:
-        """`flags` name the node, `gpu` the device as `cotenant run --gpu` has it."""
+    def __init__(self, flags: Sequence[str], gpu: str, environ: Mapping[str, str], mps: Mapping[str, str]) -> None:
+        """`flags` name the node, `gpu` the device as `cotenant run --gpu` has it, `mps` is how to talk to its MPS."""
+        self._mps = mps
         self._flags = flags
         self._gpu = gpu
         self._environ = {name: value for name, value in environ.items() if name != _PERCENTAGE}
@@ -81,6 +91,10 @@ class Tenants:
         if wish.slo_ns:
             run += ["--slo", f"{wish.slo_ns}ns"]
         return [*run, "--", *_WORKER], {**self._environ, **held_to(wish.width)}
+
+    def terminate(self, pid: int) -> None:
+        """By the node's MPS."""
+        terminate_client(self._mps, pid)
 
     def close(self) -> None:
         """The node stays."""

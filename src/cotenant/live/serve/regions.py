@@ -84,7 +84,10 @@ class Regions:
 
     def filled(self, specs: tuple[TensorSpec, ...], request: InferRequest, checked: Checked) -> Checked:
         """A request's tensors, with those read that are in shared memory."""
-        if not any(isinstance(one, Place) for one in checked.arrays):
+        for one in checked.arrays:
+            if type(one) is Place:
+                break
+        else:
             return checked
         shapes = {one.name: one.shape for one in request.inputs}
         arrays = []

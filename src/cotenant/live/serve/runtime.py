@@ -52,12 +52,16 @@ class ModelRuntime(Protocol):
         """Runs will have these numbers of units; returns at once."""
         ...
 
+    async def settled(self) -> None:
+        """Until all that was prepared is ready, as far as it can be."""
+        ...
+
     def give(self, job: Job) -> None:
         """Have a run done, on the loop's thread; its end is told, whatever becomes of it."""
         ...
 
-    def close(self) -> None:
-        """After the last run."""
+    def close(self, *, patient: bool = True) -> None:
+        """After the last run, or whatever runs if we are not patient."""
         ...
 
 
@@ -106,12 +110,15 @@ class CpuRuntime:
         if isinstance(model, OnnxModel):
             threading.Thread(target=model.prepare, args=(widths,), name="sessions", daemon=True).start()
 
+    async def settled(self) -> None:
+        """At once: what is prepared is so when the call returns."""
+
     def give(self, job: Job) -> None:
         """On the thread of its first core."""
         assert self._workers is not None
         self._workers.give(job)
 
-    def close(self) -> None:
-        """End the threads, after what they have."""
-        if self._workers is not None:
+    def close(self, *, patient: bool = True) -> None:
+        """End the threads, after what they have; a thread cannot be ended before."""
+        if self._workers is not None and patient:
             self._workers.stop()

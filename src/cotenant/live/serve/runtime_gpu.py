@@ -36,12 +36,25 @@ _SLACK_BYTES: Final = 128 << 20
 class GpuModel:
     """One loading of a model whose runs happen elsewhere."""
 
-    def __init__(self, spec: ModelSpec, recruit: Callable[[int], Member], leave: Callable[[GpuModel], None]) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        recruit: Callable[[int], Member],
+        terminate: Callable[[int], None],
+        leave: Callable[[GpuModel], None],
+    ) -> None:
         """Not ready until its first worker is."""
         self.spec = spec
         self.recruit = recruit
+        self._terminate = terminate
         self.first: Member | None = None
         self._leave = leave
+
+    def terminate(self, member: Member) -> None:
+        """End a worker that hangs: first its work on the device, for under MPS its death would be everybody's."""
+        if member.hello is not None:
+            self._terminate(member.hello.pid)
+        member.kill()
 
     def run(self, inputs: Sequence[Array], cores: Sequence[int] | None = None) -> list[Array]:
         """Never asked, since it is never quick."""
@@ -121,7 +134,7 @@ class GpuRuntime:
         try:
             if self.name != REPLAY:
                 spec = _as_onnx(spec, config, triton)
-            model = GpuModel(configured(spec, config), recruit, self._left)
+            model = GpuModel(configured(spec, config), recruit, self._launcher.terminate, self._left)
         except LoadFailed:
             first.end()
             first.forget()
@@ -164,13 +177,19 @@ class GpuRuntime:
         self._crew.join(model, first)
         self._crew.want(model, widths)
 
+    async def settled(self) -> None:
+        """Until every worker that was started is ready, or gone."""
+        if self._crew is not None:
+            await self._crew.settled()
+
     def give(self, job: Job) -> None:
         """To a worker of its width; an unshared run to one that may use the whole device."""
         assert self._crew is not None
         self._crew.give(job, job.run.units or WHOLE)
 
-    def close(self) -> None:
-        """End the workers."""
+    def close(self, *, patient: bool = True) -> None:
+        """End the workers; what they still run ends with their line, patient or not."""
+        del patient
         if self._crew is not None:
             self._crew.close()
         self._launcher.close()

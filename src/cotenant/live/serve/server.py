@@ -200,10 +200,7 @@ class _Server:
             if not any(door.connections for door in doors):
                 break
             await asyncio.sleep(0.05)
-        if code == 0:
-            engine.close()
-        else:
-            engine.spans.close()
+        engine.close(patient=code == 0)
         return code
 
 

@@ -23,6 +23,8 @@ ProfileOf: TypeAlias = Callable[[Found], RunTimes | None]
 READY: Final = "READY"
 UNAVAILABLE: Final = "UNAVAILABLE"
 LOADING: Final = "LOADING"
+_LOADS_AT_ONCE: Final = 4
+"""Our choice: loading waits for disks and for processes that start."""
 
 
 def _no_profile(found: Found) -> RunTimes | None:
@@ -47,11 +49,17 @@ class Site:
         """Load whatever is there; returns the reasons of those that could not be."""
         found = await asyncio.to_thread(self._repository.scan)
         refused = {}
-        for name in found:
-            try:
-                await self.load(name)
-            except InferError as error:
-                refused[name] = str(error)
+        at_once = asyncio.Semaphore(_LOADS_AT_ONCE)
+
+        async def load(name: str) -> None:
+            async with at_once:
+                try:
+                    await self.load(name)
+                except InferError as error:
+                    refused[name] = str(error)
+
+        await asyncio.gather(*map(load, found))
+        await self.engine.settled()
         self._settled = True
         return refused
 
