@@ -112,6 +112,17 @@ def test_what_is_rarely_exceeded_is_exceeded_rarely(seed: int, spread: float) ->
     assert exceeded >= 1
 
 
+@given(st.sampled_from(ROWS), st.sampled_from(UNITS), st.integers(2, 1000))
+def test_one_run_that_was_stopped_by_something_else_is_soon_forgotten(rows: int, units: int, times: int) -> None:
+    service = ServiceTimes(profile())
+    service.learn(rows, units, times * law_ns(rows, units))
+    assert service.expected_ns(rows, units) <= 1.07 * law_ns(rows, units)
+    assert service.high_ns(rows, units) <= 1.2 * 1.25 * law_ns(rows, units)
+    for _ in range(10):
+        service.learn(rows, units, law_ns(rows, units))
+    assert service.expected_ns(rows, units) == pytest.approx(law_ns(rows, units), rel=0.03)
+
+
 def run_all(services: list[ServiceTimes], speeds: list[float], rounds: int) -> None:
     for _ in range(rounds):
         for service, speed in zip(services, speeds, strict=True):
