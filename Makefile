@@ -17,9 +17,10 @@ $(BIN)/python:
 	@echo "setup: making $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 
+# Not compiled: most of it is never imported, and the rest is compiled when it is.
 $(VENV)/.pinned: requirements.lock | $(BIN)/python
 	@echo "setup: installing what requirements.lock pins"
-	@$(BIN)/python -m pip install --quiet --requirement requirements.lock
+	@$(BIN)/python -m pip install --quiet --no-compile --requirement requirements.lock
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.pinned pyproject.toml $(NATIVE)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
@@ -17,6 +17,7 @@ from cotenant.live.serve.http import Limits
 from cotenant.live.serve.repository import Repository
 from cotenant.live.serve.runtime import RUNTIMES
 from cotenant.live.serve.server import Listening, ServeOptions, cores_to_use, serve
+from cotenant.live.serve.sessions import sweep
 from cotenant.live.serve.spans import HOME
 from cotenant.live.serve.tls import tls_context, tls_files
 from cotenant.machine.server import ServerSettings
@@ -47,6 +48,7 @@ class ServeArguments(msgspec.Struct, frozen=True):
     tenants: str
     workers: int
     run_limit: str
+    profiles: str
     tls_cert: str = ""
     tls_key: str = ""
     tls_clients: str = ""
@@ -56,7 +58,6 @@ class ServeArguments(msgspec.Struct, frozen=True):
 def _options(given: ServeArguments, places: Places, own: Places, say: Callable[[str], None]) -> ServeOptions:
     for flag, name, table in (
         ("--trace", given.trace, list(TRACE)),
-        ("--runtime", given.runtime, list(RUNTIMES)),
         ("--policy", given.policy, list(SERVE_POLICIES)),
         ("--admit", given.admit, list(REQUEST_POLICIES)),
     ):
@@ -84,8 +85,7 @@ def _options(given: ServeArguments, places: Places, own: Places, say: Callable[[
         parse_size(given.body, field="--body"), parse_size(given.memory, field="--memory"), given.connections
     )
     drain_s = parse_duration(given.drain, field="--drain") / 10**9
-    asked = RuntimeWish(given.runtime, given.gpu, given.tenants, given.workers, given.run_limit)
-    runtime = runtime_of(asked, cores, places, say)
+    runtime = runtime_of(wish_of(given), cores, places, say)
     settings = ServerSettings(
         runtime.all_units,
         pinned=runtime.pinned,
@@ -96,7 +96,37 @@ def _options(given: ServeArguments, places: Places, own: Places, say: Callable[[
     ports = (given.http_port, given.grpc_port, given.metrics_port)
     spans = None if given.trace == "off" else _place_of_spans(own, say)
     always = given.trace == "always"
-    return ServeOptions(models, given.host, *ports, cores, runtime, settings, limits, drain_s, tls, spans, always)
+    folder = profiles_folder(given.profiles, own)
+    return ServeOptions(
+        models, given.host, *ports, cores, runtime, settings, limits, drain_s, folder, tls, spans, always
+    )
+
+
+class RuntimeArguments(Protocol):
+    """What every command says that runs models."""
+
+    @property
+    def runtime(self) -> str: ...
+    @property
+    def gpu(self) -> str: ...
+    @property
+    def tenants(self) -> str: ...
+    @property
+    def workers(self) -> int: ...
+    @property
+    def run_limit(self) -> str: ...
+
+
+def wish_of(given: RuntimeArguments) -> RuntimeWish:
+    """What models are to run on."""
+    if given.runtime not in RUNTIMES:
+        raise ConfigError("--runtime", given.runtime, f"choose {' or '.join(RUNTIMES)}")
+    return RuntimeWish(given.runtime, given.gpu, given.tenants, given.workers, given.run_limit)
+
+
+def profiles_folder(given: str, places: Places) -> Path:
+    """Where profiles of models are: as said, or beside what else is kept."""
+    return Path(given) if given else places.state / "serve-profiles"
 
 
 def run_server(
@@ -107,6 +137,7 @@ def run_server(
     show: Callable[[Listening, Sequence[str]], None],
 ) -> int:
     """Serve until told to stop; `places` are those of the node, `own` are ours, where `cotenant trace` looks."""
+    sweep()
     return serve(_options(given, places, own, say), say, show)
 
 

@@ -21,17 +21,19 @@ COMMANDS: Final = {
     "profile": ("profile",),
     "advise": ("advise",),
     "serve": ("serve",),
+    "serve_profile": ("serve profile",),
     "load": ("load",),
     "softgpu": ("softgpu",),
     "study": ("replay", "simulate", "lab", "demo"),
     "bench": ("bench",),
 }
 """Which file adds which commands, in the order of `cotenant --help`."""
+TWO_WORDS: Final = ("serve profile", "serve plan")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    words = _one_command(list(sys.argv[1:] if arguments is None else arguments))
     options = parser_for(words).parse_args(words)
     try:
         code: int = options.command(options)
@@ -45,6 +47,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     return code
+
+
+def _one_command(words: list[str]) -> list[str]:
+    """A command of two words as one: `serve` takes files, yet two words behind it are commands of their own.
+
+    A folder of such a name is served as ./profile.
+    """
+    two = " ".join(words[:2])
+    return [two, *words[2:]] if two in TWO_WORDS else words
 
 
 def parser_for(words: Sequence[str]) -> Parser:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cotenant.cli.command import add_command, find, load, print_json, say
-from cotenant.format.flags import flags_of
+from cotenant.cli.serve_flags import MODELS, add_runtime_flags
 
 
 def add_commands(commands: Any) -> None:
@@ -18,27 +18,13 @@ def add_commands(commands: Any) -> None:
         _serve,
         json=True,
     )
-    serve.add_argument(
-        "models", nargs="+", metavar="MODELS", help="folder of .onnx files, Triton repository, .onnx or .py file"
-    )
+    serve.epilog = "Before: cotenant serve profile MODELS. What it intends: cotenant serve plan."
+    serve.add_argument("models", nargs="+", metavar="MODELS", help=MODELS)
     serve.add_argument("--host", default="127.0.0.1", help="address to listen at (default 127.0.0.1)")
     for name, port in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
         about = f"port for {name} (default {port}; 0: one that is free; -1: none)"
         serve.add_argument(f"--{name}-port", type=int, default=port, metavar="PORT", help=about)
-    serve.add_argument("--cores", type=int, default=0, help="cores that models run on (default 0: all)")
-    serve.add_argument(
-        "--runtime", default="onnx-cpu", help="what models run on: onnx-cpu (default), onnx-cuda, replay"
-    )
-    serve.add_argument("--gpu", default="", help="soft:N for a software GPU, N for a real one")
-    about = "whether workers on a GPU are tenants of the node: auto (default: if it runs), yes or no"
-    serve.add_argument("--tenants", default="auto", help=about)
-    serve.add_argument("--workers", type=int, default=40, help="processes on a GPU at once (default 40)")
-    about = "after which a run on a GPU is given up (default 30s)"
-    serve.add_argument("--run-limit", default="30s", metavar="TIME", help=about)
-    serve.add_argument("--config", default="", metavar="FILE", help="config file instead of the usual one")
-    for flag in flags_of("directories"):
-        option = f"--directories-{flag.option[2:]}"
-        serve.add_argument(option, dest=".".join(flag.field), default=None, metavar="DIR", help=flag.about)
+    add_runtime_flags(serve)
     serve.add_argument("--policy", default="fifo", help="who runs when: fifo (default)")
     serve.add_argument("--admit", default="deadline", help="who is taken: deadline (default) or anyone")
     serve.add_argument("--queue", type=int, default=8192, help="requests that may wait, over all models (default 8192)")

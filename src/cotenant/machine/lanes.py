@@ -8,7 +8,7 @@ from typing import Final
 from cotenant.domain.instant import NEVER, SECOND_NS, Duration, Instant
 from cotenant.domain.runtimes import RunTimes
 from cotenant.domain.serving import ModelSpec, Waiting
-from cotenant.policy.predict.service import ServiceTimes
+from cotenant.policy.predict.service import Drift, ServiceTimes
 
 _PRIORITIES: Final = 16
 """Priorities beyond count as this one where rows are counted: clients may name any number. Our choice."""
@@ -54,6 +54,7 @@ class QueueLane:
         "key",
         "knee_units",
         "leaving",
+        "profiled",
         "rows",
         "running",
         "spec",
@@ -61,16 +62,17 @@ class QueueLane:
         "widths",
     )
 
-    def __init__(self, key: int, spec: ModelSpec, times: RunTimes | None = None) -> None:
-        """Nothing waits and nothing runs."""
+    def __init__(self, key: int, spec: ModelSpec, times: RunTimes | None = None, drift: Drift | None = None) -> None:
+        """Nothing waits and nothing runs; lanes of one device have one drift."""
         self.key = key
         self.spec = spec
         self.waiting: list[Waiting] = []
         self.rows = 0
         self.running = 0
         self.leaving = False
+        self._service = ServiceTimes(times, spec.share, drift)
+        self.profiled = times is not None
         self.asked: dict[int, int] = {}
-        self._service = ServiceTimes(times, spec.share)
         self._arrivals = Rate()
         self.widths = self._service.widths
         self.knee_units = spec.share if times is None else times.knee_units
@@ -122,6 +124,11 @@ class QueueLane:
     def learn(self, rows: int, units: int, took_ns: Duration) -> None:
         """A run of so many rows on so many units took so long."""
         self._service.learn(rows, units, took_ns)
+
+    @property
+    def slower(self) -> tuple[float, float]:
+        """How many times as long runs take as measured: by the machine, and by the model itself besides."""
+        return self._service.slower
 
     @property
     def idle(self) -> bool:

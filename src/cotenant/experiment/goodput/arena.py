@@ -98,7 +98,7 @@ class CpuArena:
 
     def profiled(self) -> dict[str, RunTimes]:
         """On one core, two, and so on up to all."""
-        return profile(self._blind, self._kept, "--time", self._time)
+        return profile(self._blind, self._kept, "--budget", self._time)
 
     def set_slos(self, slos_ms: Mapping[str, float]) -> None:
         """The same models once more, each with its objective beside it."""

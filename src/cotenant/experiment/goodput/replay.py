@@ -29,11 +29,16 @@ PRESET: Final = "v100"
 _PER_SM: Final = 2
 _SMS: Final = 80
 _NODE_FLAGS: Final = ("--mps", "on", "--slots", "64")
-_KNEES: Final = {"slim": 0.2, "small": 0.3, "middle": 0.5, "broad": 0.8}
+KNEES: Final = {"slim": 0.2, "small": 0.3, "middle": 0.5, "broad": 0.8}
 _ELEMENTS: Final = 256
 _ROUNDS: Final = 14
 _AREA_MS: Final = 16.0
 """Of a run of the largest batch at its knee: that many milliseconds of the whole device."""
+
+
+def run_ms_of(name: str) -> float:
+    """The narrower, the longer."""
+    return _AREA_MS / KNEES[name]
 
 
 def replay_model(knee: float, run_ms: float) -> ReplayModel:
@@ -82,10 +87,10 @@ class ReplayArena:
         self._kept = home / "profiles"
         self._blind.mkdir()
         taken = TensorSpec("x", Datatype.FP32, (1, _ELEMENTS))
-        self.models = tuple(Served(name, (taken,), ("y",)) for name in _KNEES)
-        for name, knee in _KNEES.items():
+        self.models = tuple(Served(name, (taken,), ("y",)) for name in KNEES)
+        for name, knee in KNEES.items():
             text = encode_replay(
-                replay_model(knee, (0.2 if small else 1.0) * _AREA_MS / knee), f"made up; fills {knee:.0%} of a V100"
+                replay_model(knee, run_ms_of(name) * (0.2 if small else 1.0)), f"made up; fills {knee:.0%} of a V100"
             )
             (self._blind / f"{name}{SUFFIX}").write_text(text)
         (home / "site").mkdir()
@@ -98,7 +103,7 @@ class ReplayArena:
 
     def profiled(self) -> dict[str, RunTimes]:
         """At every width that runs may have."""
-        return profile(self._blind, self._kept, "--time", self._time, *self._where())
+        return profile(self._blind, self._kept, "--budget", self._time, *self._where())
 
     def set_slos(self, slos_ms: Mapping[str, float]) -> None:
         """The same models once more, each with its objective beside it."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cotenant.domain.instant import SECOND_NS, Duration, Instant
+from cotenant.domain.runtimes import RunTimes
 from cotenant.domain.serveplan import ServePlan
 from cotenant.domain.serving import (
     Arrived,
@@ -33,6 +34,7 @@ from cotenant.format.infer import InferError, InferRequest, check, plan_of, show
 from cotenant.format.tensor import Array
 from cotenant.host import ServerHost
 from cotenant.live.clock import LiveClock, unix_ns
+from cotenant.live.serve.beliefs import beliefs_of
 from cotenant.live.serve.figures import ModelFigures
 from cotenant.live.serve.model import Runnable
 from cotenant.live.serve.pending import Pending, Reply, Served, size_of
@@ -98,14 +100,14 @@ class Engine:
 
     # Models.
 
-    def serve(self, model: Runnable) -> None:
-        """Serve this loading from now on; one of the same name ends with the requests it has."""
+    def serve(self, model: Runnable, times: RunTimes | None = None) -> None:
+        """Serve this loading from now on, with its profile; one of the same name ends with the requests it has."""
         self._next_key += 1
         self._models[self._next_key] = model
         figures = self.figures.setdefault(model.spec.name, ModelFigures())
-        self._runtime.prepare(model, (model.spec.share,))
+        self._runtime.prepare(model, (model.spec.share,) if times is None else times.widths())
         self._serving[model.spec.name] = Served(model, plan_of(model.spec), figures, {})
-        self.post(ModelReady(model.spec, self._next_key))
+        self.post(ModelReady(model.spec, self._next_key, times))
 
     def withdraw(self, name: str) -> None:
         """Take no more requests for a model."""
@@ -381,6 +383,10 @@ class Engine:
     def plan(self) -> ServePlan | None:
         """What the policy intends, where it plans at all."""
         return self._machine.plan()
+
+    def beliefs(self) -> dict[str, Any]:
+        """What the policy intends, and what it believes of each model."""
+        return beliefs_of(self._machine)
 
     @property
     def waiting(self) -> dict[str, int]:

@@ -17,10 +17,11 @@ from cotenant.format.pbtxt import TritonConfig, read_config
 from cotenant.format.replay import SUFFIX
 from cotenant.live.serve.found import Found
 from cotenant.live.serve.model import LoadFailed, Runnable
-from cotenant.live.serve.onnx import DEFAULT_BATCH, PLATFORM, OnnxModel, open_session, takes_batches, tensor_specs
+from cotenant.live.serve.onnx import DEFAULT_BATCH, PLATFORM, OnnxModel, takes_batches, tensor_specs
 from cotenant.live.serve.python import PLATFORM as PYTHON
 from cotenant.live.serve.python import PythonModel, models_in
 from cotenant.live.serve.runtime import CpuRuntime, ModelRuntime
+from cotenant.live.serve.sessions import Sessions
 from cotenant.live.serve.triton import as_in_triton
 
 NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
@@ -79,9 +80,17 @@ class Repository:
         return said
 
     def _load_onnx(self, found: Found, config: ModelConfig, triton: TritonConfig | None) -> Runnable:
-        share = min(config.share or 1, len(self._cores))
-        session = open_session(found.path, share, self._cores)
-        inputs, outputs = tensor_specs(session)
+        sessions = Sessions(found.path, self._cores)
+        try:
+            return OnnxModel(self._onnx_spec(found, config, triton, sessions), sessions)
+        except LoadFailed:
+            sessions.close()
+            raise
+
+    def _onnx_spec(
+        self, found: Found, config: ModelConfig, triton: TritonConfig | None, sessions: Sessions
+    ) -> ModelSpec:
+        inputs, outputs = tensor_specs(sessions)
         batches = takes_batches(inputs, outputs)
         wanted = config.max_batch
         if wanted is None and triton is not None:
@@ -92,7 +101,7 @@ class Repository:
         spec = ModelSpec(found.name, found.version, PLATFORM, inputs, outputs, max_batch)
         if triton is not None:
             spec = as_in_triton(spec, triton)
-        return OnnxModel(configured(spec, config), session)
+        return configured(spec, config)
 
     def _load_python(self, found: Found, config: ModelConfig) -> Runnable:
         models = models_in(found.path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import platform
+import threading
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
@@ -12,6 +12,8 @@ from cotenant.format.pbtxt import TritonConfig
 from cotenant.format.replay import SUFFIX
 from cotenant.live.serve.found import Found
 from cotenant.live.serve.model import LoadFailed, Runnable
+from cotenant.live.serve.onnx import OnnxModel
+from cotenant.live.serve.profiles import cpu_identity
 from cotenant.live.serve.work import Job, Outcome, Tell, TellPart, Workers
 
 ONNX_CPU: Final = "onnx-cpu"
@@ -77,8 +79,8 @@ class CpuRuntime:
 
     @property
     def identity(self) -> str:
-        """The kind of processor, and how many cores of it."""
-        return f"{platform.machine()} {platform.node()} {self.all_units} cores"
+        """The kind of processor, how many cores of it, and what runs models on them."""
+        return cpu_identity(self.all_units)
 
     def begin(self, loop: asyncio.AbstractEventLoop, tell: Tell, part: TellPart) -> None:
         """Start the threads."""
@@ -104,7 +106,9 @@ class CpuRuntime:
         return tuple(range(1, self.all_units + 1))
 
     def prepare(self, model: Runnable, widths: Sequence[int]) -> None:
-        """Every thread runs every model."""
+        """Have the sessions for them opened: every thread runs every model."""
+        if isinstance(model, OnnxModel):
+            threading.Thread(target=model.prepare, args=(widths,), name="sessions", daemon=True).start()
 
     async def settled(self) -> None:
         """At once: what is prepared is so when the call returns."""

@@ -56,7 +56,7 @@ class GpuModel:
             self._terminate(member.hello.pid)
         member.kill()
 
-    def run(self, inputs: Sequence[Array]) -> list[Array]:
+    def run(self, inputs: Sequence[Array], cores: Sequence[int] | None = None) -> list[Array]:
         """Never asked, since it is never quick."""
         raise NotImplementedError
 

@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from cotenant.domain.instant import SECOND_NS
+from cotenant.domain.runtimes import RunTimes
 from cotenant.errors import ConfigError, WorldError
 from cotenant.live.clock import monotonic_ns
 from cotenant.live.serve.engine import Engine
+from cotenant.live.serve.found import Found
 from cotenant.live.serve.grpc import GrpcServing
 from cotenant.live.serve.http import HttpServing, Limits
 from cotenant.live.serve.metrics import exposition
+from cotenant.live.serve.profiles import ProfileCache, model_hash
 from cotenant.live.serve.repository import Repository
 from cotenant.live.serve.runtime import ModelRuntime
 from cotenant.live.serve.site import Site
@@ -49,6 +52,8 @@ class ServeOptions(NamedTuple):
     settings: ServerSettings
     limits: Limits
     drain_s: float
+    profiles: Path
+    """The folder of what models' runs took."""
     tls: TlsFiles | None = None
     spans: Path | None = None
     """The directory for what becomes of requests; None: it is not written down."""
@@ -79,6 +84,26 @@ def serve(options: ServeOptions, say: Tell, ready: Callable[[Listening, Sequence
     return code
 
 
+class _Profiles:
+    """What is known of the models that are loaded, and of which nothing is."""
+
+    def __init__(self, cache: ProfileCache, runtime: ModelRuntime) -> None:
+        self._cache = cache
+        self._runtime = runtime
+        self.missing: list[str] = []
+
+    def of(self, found: Found) -> RunTimes | None:
+        known = self._cache.find(model_hash(found.path, found.name), self._runtime.identity)
+        if known is None:
+            self.missing.append(found.name)
+        return None if known is None else known.times
+
+
+def _without_profile(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return f"no profile of {shown}: what runs take is learned from them; `cotenant serve profile MODELS` measures it"
+
+
 class _Server:
     def __init__(self, options: ServeOptions, say: Tell, ready: Callable[[Listening, Sequence[str]], None]) -> None:
         self._options = options
@@ -93,7 +118,8 @@ class _Server:
             loop.add_signal_handler(number, stop.set)
         limits, runtime = options.limits, options.runtime
         engine = Engine(options.settings, runtime, loop, limits.held_bytes, options.spans, always=options.always_spans)
-        site = Site(engine, Repository(options.models, options.cores, runtime), runtime.all_units)
+        profiles = _Profiles(ProfileCache(options.profiles, self._say), runtime)
+        site = Site(engine, Repository(options.models, options.cores, runtime), runtime.all_units, profiles.of)
         http = HttpServing(site, limits, lambda: exposition(site, clients()))
         grpc = GrpcServing(site, limits.body_bytes, limits.held_bytes, limits.connections)
         figures = HttpServing(site, limits, http.metrics, figures_only=True)
@@ -119,6 +145,8 @@ class _Server:
         refused = await site.load_all()
         for reason in refused.values():
             self._say(reason)
+        if profiles.missing:
+            self._say(_without_profile(profiles.missing))
         gc.collect()
         gc.freeze()  # what is loaded stays: no collection need look at it again
         self._ready(Listening(*ports), engine.names())

@@ -20,7 +20,7 @@ class Book:
     """One loading of a model."""
 
     __slots__ = (
-        *("_high_ns", "_typical_ns", "asked", "batch", "cap", "credit", "hold_ns", "knee", "lane"),
+        *("_high_ns", "_typical_ns", "asked", "batch", "budget_ns", "cap", "credit", "hold_ns", "knee", "lane", "lasts_ns", "own_units", "planned_ns", "thrift"),
         *("part", "rate", "rates", "units", "widest", "widths"),
     )
 
@@ -34,6 +34,11 @@ class Book:
         self.batch = 1
         self.cap = max(lane.spec.max_batch, 1)
         self.hold_ns: Duration = 0
+        self.budget_ns: Duration = FAR
+        self.own_units: float = FAR
+        self.thrift = False
+        self.lasts_ns: Duration = 0
+        self.planned_ns: Duration = 0
         self.rate = 0.0
         self.asked: dict[int, int] = {}
         self.rates: dict[int, float] = {}
@@ -60,8 +65,12 @@ class Book:
         self.batch, self.units = size.rows, size.units
         self.cap = max(spec.max_batch, 1)
         self.hold_ns = 0
+        self.budget_ns = FAR
         self.widest = self.widths[-1]
-        if used > 0.7:
+        self.thrift = used > 0.7
+        self.lasts_ns = size.high_ns
+        self.planned_ns = size.high_ns if self.thrift else 0
+        if self.thrift:
             most = WASTE * size.units * size.typical_ns
             self.widest = max(
                 one for one in self.widths if one == size.units or one * self.typical_ns(size.rows, one) <= most
@@ -70,6 +79,7 @@ class Book:
             fitting = [one for one in batches(self.cap) if 2 * self.high_ns(one, size.units) <= spec.slo_ns]
             self.cap = max((*fitting, size.rows))
             if self.rate:
+                self.budget_ns = max(spec.slo_ns - self.high_ns(1, size.units), 0)
                 assembly_ns = (size.rows - 1) * SECOND_NS / self.rate
                 short = min(max((used - 0.5) * 2, 0.0), 1.0)
                 self.hold_ns = int(min(assembly_ns, max(spec.slo_ns - size.high_ns, 0) * HOLD) * short)

@@ -18,8 +18,8 @@ from cotenant.policy.schedule.session import Planned, choose, plan_of, session_n
 
 _REPLAN_NS: Final = 250 * MILLISECOND_NS
 """A plan stands for a session, and no less than this. Our choice: load is counted over as long."""
-_OVERBOOK: Final = 1.1
-"""When models are kept to their parts, so much more of each is let through: not all of it will fit. Our choice."""
+_FULL: Final = 0.95
+"""So much of the device is shared out when there is not enough for all: the rest is lost between runs. Our choice."""
 
 
 class Dstack:
@@ -28,6 +28,7 @@ class Dstack:
     def __init__(self) -> None:
         """Nothing is known."""
         self._books: dict[int, Book] = {}
+        self._guarded: list[Book] = []
         self._board = Scoreboard()
         self._plan: ServePlan | None = None
         self._planned_at: Instant = NEVER
@@ -40,7 +41,8 @@ class Dstack:
             self._replan(view)
         if not view.free_units:
             return None
-        queues = [Queue(self._book(lane, view), lane.waiting) for lane in view.lanes]
+        held = _held(view)
+        queues = [Queue(self._book(lane, view), lane.waiting, held.get(lane.key, 0)) for lane in view.lanes]
         order = self._order(view, idle=len(queues) == 1 and self._used < 0.5)
         found = order.pick(queues)
         if isinstance(found, Start):
@@ -84,15 +86,16 @@ class Dstack:
     def _forecast(self, asked: Waiting | None, lane: Lane, view: View) -> Forecast:
         queues = []
         own = asked
+        held = _held(view)
         for one in view.lanes:
             waiting: Sequence[Waiting] = one.waiting
             if one.key == lane.key and own is not None:
                 longer = list(waiting)
                 insort(longer, own, key=_urgency)
                 waiting, own = longer, None
-            queues.append(Queue(self._book(one, view), waiting))
+            queues.append(Queue(self._book(one, view), waiting, held.get(one.key, 0)))
         if own is not None:
-            queues.append(Queue(self._book(lane, view), [own]))
+            queues.append(Queue(self._book(lane, view), [own], held.get(lane.key, 0)))
         ahead = Forecast(self._order(view, idle=False), queues, asked)
         ahead.run()
         return ahead
@@ -113,9 +116,9 @@ class Dstack:
                 end = run.expected_end
                 if end <= now:  # overdue: the longer it is, the longer it may still be
                     end = now + (now - run.began) // 16
-                ends.append(End(end, run.units, doubt**2))
+                ends.append(End(end, run.units, doubt**2, run.key))
         ends.sort()
-        return Order(now, view.free_units, ends, 2 * view.lag_ns, idle=idle)
+        return Order(now, view.free_units, ends, 2 * view.lag_ns, self._guarded, idle=idle)
 
     def _replan(self, view: View) -> None:
         now = view.now
@@ -130,6 +133,7 @@ class Dstack:
         for one in planned:
             self._books[one.lane.key].follow(one.size, self._used)
         self._share_out(planned, view.all_units)
+        self._guarded = [book for book in self._books.values() if book.budget_ns < FAR]
         self._plan = plan_of(objective, planned, view.all_units)
         self._planned_at = now
         self._replan_at = now + max(session_ns(lanes), _REPLAN_NS)
@@ -140,15 +144,31 @@ class Dstack:
         for one in planned:
             book = self._books[one.lane.key]
             book.part = {}
+            book.own_units = FAR
             if one.size is not None and book.lane.spec.slo_ns:
                 per_row = one.size.area_ns / SECOND_NS
                 weight = book.lane.spec.weight
                 demands += [Demand(one.lane.key, *each, weight) for each in _asked_units(book, per_row)]
-        if sum(one.units for one in demands) <= all_units:
+        total = sum(one.units for one in demands)
+        if not total:
             return
-        for (key, priority), units in parts(demands, all_units).items():
+        full = _FULL * all_units
+        more = max(full / total, 1.0)
+        own: dict[int, float] = {}
+        for (key, priority), units in parts(demands, full).items():
             asked = next(one.units for one in demands if (one.key, one.priority) == (key, priority))
-            self._books[key].part[priority] = _OVERBOOK * units / asked
+            own[key] = own.get(key, 0.0) + units * more
+            if more == 1:
+                self._books[key].part[priority] = units / asked
+        for key, units in own.items():
+            self._books[key].own_units = units
+
+
+def _held(view: View) -> dict[int, int]:
+    held: dict[int, int] = {}
+    for run in view.under_way:
+        held[run.key] = held.get(run.key, 0) + run.units
+    return held
 
 
 def _asked_units(book: Book, per_row: float) -> list[tuple[int, float]]:

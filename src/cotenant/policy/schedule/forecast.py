@@ -19,12 +19,13 @@ _STEPS: Final = 64
 class Forecast:
     """One look ahead: when the request asked for is answered, and by how much others are late."""
 
-    __slots__ = ("_asked", "_doubt", "_margin_ns", "_order", "_queues", "finish", "late_ns")
+    __slots__ = ("_asked", "_doubt", "_margin_ns", "_order", "_places", "_queues", "finish", "late_ns")
 
     def __init__(self, order: Order, queues: Sequence[Queue], asked: Waiting | None) -> None:
         """The request asked for is in one of the queues already."""
         self._order = order
         self._queues = queues
+        self._places = {one.book.lane.key: one for one in queues}
         self._asked = asked
         self._margin_ns = order.margin_ns
         self._doubt = 0
@@ -49,15 +50,18 @@ class Forecast:
         typical_ns = queue.book.typical_ns(rows, units)
         high_ns = queue.book.high_ns(rows, units)
         end = order.now + high_ns + order.margin_ns
+        slack_ns = max(queue.book.planned_ns - high_ns, 0)
         for one in queue.waiting[queue.first : queue.first + count]:
             if one is self._asked:
-                self.finish = end
+                self.finish = end + slack_ns
             elif end > limit(one):
                 self.late_ns += end - limit(one)
         queue.first += count
         queue.running += 1
+        queue.held += units
         order.free -= units
-        insort(order.ends, End(order.now + typical_ns, units, self._doubt + (high_ns - typical_ns) ** 2))
+        doubt = self._doubt + (high_ns - typical_ns) ** 2
+        insort(order.ends, End(order.now + typical_ns, units, doubt, queue.book.lane.key))
 
     def _give_up(self, doomed: Doomed) -> None:
         queue, count = doomed
@@ -79,7 +83,11 @@ class Forecast:
             end = order.ends.pop(0)
             order.now = max(order.now, end.at)
             order.free += end.units
-            self._doubt = int(end.doubt)
+            queue = self._places.get(end.key)
+            if queue is not None:
+                queue.held -= end.units
+                queue.running -= 1
+            self._doubt = end.doubt
             order.margin_ns = self._margin_ns + isqrt(self._doubt)
             return True
         if order.wake == FAR:

@@ -48,8 +48,7 @@ def goodput(flows: Sequence[Flow], all_units: int) -> float:
 def _lost(one: Flow, load: float, servers: float, residual_ns: float) -> float:
     if not one.slo_ns:
         return max(0.0, 1 - 1 / load) if load else 0.0
-    assembly_ns = (one.size.rows - 1) * SECOND_NS / one.rate if one.rate else 0.0
-    patience_ns = one.slo_ns - one.size.high_ns - assembly_ns
+    patience_ns = one.slo_ns - one.size.high_ns
     if patience_ns < 0:
         return 1.0
     if abs(1 - load) < 1e-3:

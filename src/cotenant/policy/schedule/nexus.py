@@ -5,8 +5,8 @@ run takes at most half of the objective: a request that just misses a batch make
 that gives is *saturated*. Of the others, each has by itself the largest batch b with l(b) + b/rate within the objective
 and so a duty cycle of b/rate. On one device all share the shortest cycle, in which each model runs once, with the batch
 that its rate fills in that time; they fit if the runs together are no longer than the cycle. Published, what does not
-fit goes to another device. Here there is one: all rates are cut by the same factor until they fit, and the rest is
-dropped. Dropping is early, as published: of the requests at the front, those that could not be answered in time by a
+fit goes to another device. Here there is one: the cycle is stretched to what its runs take (which is ours), batches
+grow with it up to B, and who has not as much time is late. Dropping is early, as published: of the requests at the front, those that could not be answered in time by a
 run of the planned batch are given up before it is formed.
 
 In a cycle each model in which something waits has one run on all of the device, one after the other; the next cycle
@@ -18,6 +18,7 @@ Left out: several devices, prefix batching, splitting the objective of a query o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -29,7 +30,7 @@ from cotenant.policy.schedule.batch import answered_ns, assemble_at_most, rows_i
 
 _EPOCH_NS: Final = SECOND_NS
 _MOVED: Final = 0.1
-_STEPS: Final = 20
+_STEPS: Final = 8
 
 
 class Turn(NamedTuple):
@@ -44,8 +45,6 @@ class Cycle(NamedTuple):
 
     cycle_ns: Duration
     turns: dict[int, Turn]
-    part: float
-    """Of the rates, what was planned for."""
 
 
 class Nexus:
@@ -53,7 +52,7 @@ class Nexus:
 
     def __init__(self) -> None:
         """Nothing is planned."""
-        self._cycle = Cycle(0, {}, 1.0)
+        self._cycle = Cycle(0, {})
         self._planned: dict[int, float] = {}
         self._planned_at: Instant = -_EPOCH_NS
         self._begun: Instant = 0
@@ -131,31 +130,30 @@ class Nexus:
 
 
 def packed(lanes: Sequence[Lane], units: int) -> Cycle:
-    """The cycle for the largest part of all rates that fits one device."""
-    for step in range(_STEPS, 0, -1):
-        found = _cycle_of(lanes, units, step / _STEPS)
-        if sum(turn.took_ns for turn in found.turns.values()) <= found.cycle_ns:
-            return found
-    return _cycle_of(lanes, units, 1 / _STEPS)
+    """All models in the shortest of their duty cycles; in a longer one, if their runs do not fit it."""
+    cycle_ns = min((_own_cycle_ns(lane, units) for lane in lanes), default=0)
+    turns = _turns(lanes, units, cycle_ns)
+    for _ in range(_STEPS):
+        takes_ns = sum(turn.took_ns for turn in turns.values())
+        if takes_ns <= cycle_ns:
+            break
+        cycle_ns = takes_ns
+        turns = _turns(lanes, units, cycle_ns)
+    return Cycle(cycle_ns, turns)
 
 
-def _cycle_of(lanes: Sequence[Lane], units: int, part: float) -> Cycle:
-    """Each model's own duty cycle, and then all of them in the shortest."""
-    cycle_ns = min((_own_cycle_ns(lane, units, part * lane.rate) for lane in lanes), default=0)
+def _turns(lanes: Sequence[Lane], units: int, cycle_ns: Duration) -> dict[int, Turn]:
+    """What each model's rate brings in a cycle, up to its largest batch."""
     turns = {}
     for lane in lanes:
-        wanted = -(-int(part * lane.rate * cycle_ns) // SECOND_NS)
-        batch = min(max(wanted, 1), max(lane.spec.max_batch, 1))
-        takes_ns = lane.expected_ns(batch, units)
-        if wanted > batch:  # its runs would have to be more than one in a cycle
-            takes_ns = takes_ns * wanted // batch
-        turns[lane.key] = Turn(batch, takes_ns)
-    return Cycle(cycle_ns, turns, part)
+        batch = min(max(math.ceil(lane.rate * cycle_ns / SECOND_NS), 1), rows_in_half(lane, units))
+        turns[lane.key] = Turn(batch, lane.expected_ns(batch, units))
+    return turns
 
 
-def _own_cycle_ns(lane: Lane, units: int, rate: float) -> Duration:
+def _own_cycle_ns(lane: Lane, units: int) -> Duration:
     """Of the largest batch whose gathering and run are within the objective; of B, if the model is saturated."""
-    most = rows_in_half(lane, units)
+    most, rate = rows_in_half(lane, units), lane.rate
     if rate * lane.expected_ns(most, units) >= most * SECOND_NS:
         return lane.expected_ns(most, units)
     for rows in range(max(lane.spec.max_batch, 1), 0, -1):
@@ -173,12 +171,11 @@ def _plan_of(lanes: Sequence[Lane], cycle: Cycle, units: int) -> ServePlan:
             units=units,
             expected_ns=lane.expected_ns(cycle.turns[lane.key].batch, units),
             runs=1,
-            rate=lane.rate * cycle.part,
+            rate=lane.rate,
             objective="duty cycle",
             why="once in a cycle, with what its rate brings in that time",
         )
         for lane in lanes
     )
     used = sum(turn.took_ns for turn in cycle.turns.values()) / max(cycle.cycle_ns, 1)
-    why = f"one after the other on the whole device; {cycle.part:.0%} of the rates fit"
-    return ServePlan(cycle.cycle_ns, units, models, used, why)
+    return ServePlan(cycle.cycle_ns, units, models, used, "one after the other on the whole device")

@@ -9,6 +9,8 @@ from cotenant.domain.instant import NEVER, SECOND_NS, Duration, Instant
 from cotenant.domain.serving import Waiting
 from cotenant.policy.schedule.book import FAR, Book
 
+THRIFT: Final = 1.05
+"""A narrower run than planned may take so much more of the device for a row. Our choice."""
 _PATIENCE_NS: Final = SECOND_NS
 """Without a deadline, a request goes before whatever is due this much later than it came. Nobody waits for ever."""
 
@@ -16,13 +18,14 @@ _PATIENCE_NS: Final = SECOND_NS
 class Queue:
     """A model's requests, from one of them on."""
 
-    __slots__ = ("book", "first", "running", "waiting")
+    __slots__ = ("book", "first", "held", "running", "waiting")
 
-    def __init__(self, book: Book, waiting: Sequence[Waiting]) -> None:
-        """All of them."""
+    def __init__(self, book: Book, waiting: Sequence[Waiting], held: int) -> None:
+        """All of them; the model's runs hold so many units."""
         self.book = book
         self.waiting = waiting
         self.first = 0
+        self.held = held
         self.running = book.lane.running
 
 
@@ -31,7 +34,8 @@ class End(NamedTuple):
 
     at: Instant
     units: int
-    doubt: float
+    doubt: int
+    key: int
 
 
 class Start(NamedTuple):
@@ -63,14 +67,17 @@ def limit(one: Waiting) -> Instant:
 class Order:
     """Earliest deadline first, each at its units; who cannot start leaves room for those that do not delay it."""
 
-    __slots__ = ("ends", "free", "idle", "margin_ns", "now", "wake")
+    __slots__ = ("books", "ends", "free", "idle", "margin_ns", "now", "wake")
 
-    def __init__(self, now: Instant, free: int, ends: list[End], margin_ns: Duration, *, idle: bool) -> None:
+    def __init__(
+        self, now: Instant, free: int, ends: list[End], margin_ns: Duration, books: Sequence[Book], *, idle: bool
+    ) -> None:
         """`ends` by instant; `idle`: nobody else is likely to want units soon, so that runs may be wide."""
         self.now = now
         self.free = free
         self.ends = ends
         self.margin_ns = margin_ns
+        self.books = books
         self.idle = idle
         self.wake = FAR
 
@@ -81,21 +88,51 @@ class Order:
             return None
         ready = [one for one in queues if one.first < len(one.waiting) and not _at_limit(one)]
         if len(ready) > 1:
-            ready.sort(key=lambda one: due(one.waiting[one.first]))
+            ready.sort(key=lambda one: due(one.waiting[one.first]) - one.book.lasts_ns)
         until, spare = FAR, FAR  # what those who cannot start leave to others: time, or units
         for queue in ready:
             units = self._width(queue)
             if not units:
                 return Doomed(queue, self._doomed(queue))
+            if units <= self.free:
+                found = self._assemble(queue, units, FAR if units <= spare else until, ready)
+                if units < queue.book.units and self._wasteful(found):
+                    units = queue.book.units
             if units > self.free:
                 if until == FAR:
                     until, spare = self._reservation(units)
                 continue
-            found = self._assemble(queue, units, FAR if units <= spare else until, ready)
             delays = units > spare and self.now + queue.book.typical_ns(found.rows, units) > until
-            if not delays and self._may_go(found):
+            if not delays and self._within(found) and self._may_go(found):
                 return found
         return None
+
+    def _wasteful(self, start: Start) -> bool:
+        """Whether a narrow run takes much more of the device for each row than the planned one, were that waited for."""
+        queue, book = start.queue, start.queue.book
+        if not book.thrift:
+            return False
+        at, _ = self._reservation(book.units)
+        head = queue.waiting[queue.first]
+        rows = min(len(queue.waiting) - queue.first, book.batch)
+        if at + book.high_ns(rows, book.units) + self.margin_ns > limit(head):
+            return False
+        planned = book.units * book.typical_ns(rows, book.units) * start.rows
+        return start.units * book.typical_ns(start.rows, start.units) * rows > planned * THRIFT
+ 
+    def _within(self, start: Start) -> bool:
+        """Whether it stays within its model's part of the device, or takes nothing that others may need meanwhile."""
+        queue, book = start.queue, start.queue.book
+        if not queue.held or queue.held + start.units <= book.own_units:
+            return True
+        lasts_ns = book.typical_ns(start.rows, start.units)
+        free = self.free - start.units
+        for other in self.books:
+            if other is not book and other.units > free and other.budget_ns < lasts_ns:
+                at, _ = self._reservation(other.units + start.units)
+                if at - self.now > other.budget_ns:
+                    return False
+        return True
 
     def _may_go(self, start: Start) -> bool:
         """Whether it begins, or waits for a fuller batch while that costs no deadline."""
