@@ -17,8 +17,34 @@ from cotenant.live.clock import monotonic_ns, thread_ns
 from cotenant.live.serve.model import Runnable
 
 _STOP: Final = None
+_PARTS_LIMIT: Final = 64
 UNSHARED_LIMIT: Final = 64
 """Unshared runs at once; more wait for one to end. Our choice: far above what any number of cores gains by."""
+
+
+class Flow:
+    """Between a run of many answers and who takes them: few may be on their way, and nobody there ends the run."""
+
+    __slots__ = ("_room", "is_over")
+
+    def __init__(self) -> None:
+        """Somebody is there."""
+        self.is_over = False
+        self._room = threading.Semaphore(_PARTS_LIMIT)
+
+    def wait(self) -> bool:
+        """Until there is room for one more; False: nobody wants it."""
+        self._room.acquire()
+        return not self.is_over
+
+    def taken(self) -> None:
+        """One of them has gone on."""
+        self._room.release()
+
+    def end(self) -> None:
+        """Nobody wants more."""
+        self.is_over = True
+        self._room.release()
 
 
 class Job(NamedTuple):
@@ -29,6 +55,8 @@ class Job(NamedTuple):
     parts: Sequence[Sequence[Array]]
     """Of each request, its inputs in the order of the model's."""
     rows: Sequence[int]
+    flow: Flow | None = None
+    """Of a decoupled model."""
 
 
 class Outcome(NamedTuple):
@@ -60,6 +88,8 @@ def carry_out(job: Job, part: TellPart, cores: Sequence[int] | None = None) -> O
     try:
         if model.spec.decoupled:
             for answer in model.stream(job.parts[0]):
+                if job.flow is not None and not job.flow.wait():
+                    break
                 part(job.run.requests[0], answer)
         elif len(job.parts) == 1:
             answers = [model.run(job.parts[0], cores)]
