@@ -250,6 +250,19 @@ def test_a_config_that_is_none_is_refused(text: str) -> None:
         read_config(text, "config.pbtxt")
 
 
+def test_files_and_versions_of_a_triton_config_count() -> None:
+    text = 'default_model_filename: "w.onnx" version_policy: { specific { versions: [ 1, 3 ] } }'
+    found = read_config(text, "config.pbtxt")
+    assert (found.file, found.versions) == ("w.onnx", (1, 3))
+    assert len(found.differences) == 1
+    plain = read_config("version_policy { latest { num_versions: 1 } }", "config.pbtxt")
+    assert (plain.versions, plain.differences) == ((), ())
+    for policy in ("latest { num_versions: 2 }", "all { }", "newest { }"):
+        assert read_config(f"version_policy {{ {policy} }}", "config.pbtxt").differences
+    with pytest.raises(ConfigError, match="state"):
+        read_config("sequence_batching { }", "config.pbtxt")
+
+
 @given(st.text(alphabet="ab:{}[]<>\",'\n1 -.#\\", max_size=60))
 def test_any_text_is_a_config_or_refused(text: str) -> None:
     where = "x"
