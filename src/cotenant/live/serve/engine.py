@@ -148,6 +148,7 @@ class Engine:
             text = f"tensors of {self._held_bytes} bytes are held for requests, {self._held_limit_bytes} are the limit"
             raise InferError(text, "exhausted", SECOND_NS)
         self._held_bytes += size
+        pending.request = request._replace(inputs=())  # lists of JSON would be held beside the arrays made of them
         self._next_request += 1
         number = pending.number = self._next_request
         pending.arrived = self._clock.now()
