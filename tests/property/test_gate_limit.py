@@ -251,7 +251,7 @@ def test_whoever_has_a_share_has_it_beside_all_others_who_want_more(shares: tupl
 @pytest.mark.parametrize("share_ppm", [100_000, 500_000, 700_000])
 @pytest.mark.parametrize("length_ns", [50 * US, 500 * US, 2 * MS])
 def test_whoever_is_kept_from_its_processor_has_its_share_all_the_same(share_ppm: int, length_ns: int) -> None:
-    """Every second nobody runs for longer than what one that idles may save up: who sleeps at the gate does not idle."""
+    """Every second nobody runs for longer than one that idles may save up for. Who sleeps at the gate does not idle."""
     file = device(seat(0, share_ppm, static=True), seat(1))
     hosts = [Host(file, 0, length_ns), Host(file, 1, 200 * US)]
     for second in range(5):
