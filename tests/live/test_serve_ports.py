@@ -11,10 +11,11 @@ from cotenant.domain.tensor import Datatype, TensorSpec
 from cotenant.format.infer import GivenInput, InferError, InferRequest
 from cotenant.live.serve.engine import Engine
 from cotenant.live.serve.python import PythonModel
+from cotenant.live.serve.runtime import CpuRuntime
 from cotenant.machine.server import ServerMachine, ServerSettings
 from cotenant.serve import Model
 from cotenant.sim.loop import SimLoop
-from cotenant.sim.serve import SimServing
+from cotenant.sim.serve import AsTold, SimServing
 
 SPEC = ModelSpec(
     "m", "1", "test", (TensorSpec("X", Datatype.FP32, (-1, 1)),), (TensorSpec("X", Datatype.FP32, (-1, 1)),), 4
@@ -24,7 +25,7 @@ SETTINGS = ServerSettings(units=1, requests_limit=6)
 
 def told_by_simulation(requests: int) -> list[str]:
     loop = SimLoop()
-    world = SimServing(loop, ServerMachine(SETTINGS), lambda run: 1000 + run.rows)
+    world = SimServing(loop, ServerMachine(SETTINGS), AsTold(loop, lambda run: 1000 + run.rows))
     world.at(0, ModelReady(SPEC, 1))
     for number in range(1, requests + 1):
         world.at(1, Arrived(number, "m", 1, 0))
@@ -59,7 +60,7 @@ class Noted:
 def told_live(requests: int, inline: bool) -> list[str]:
     async def main() -> list[str]:
         loop = asyncio.get_running_loop()
-        engine = Engine(SETTINGS, (0,), loop)
+        engine = Engine(SETTINGS, CpuRuntime((0,)), loop)
         gate = asyncio.Event()
         model = Model(
             lambda tensors: {"X": tensors["X"]},

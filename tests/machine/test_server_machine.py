@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cotenant.domain.lane import GiveUp, Hold, Launch, View
 from cotenant.domain.serving import (
     Arrived,
     Cancelled,
@@ -22,6 +23,9 @@ from cotenant.domain.serving import (
     TurnAway,
 )
 from cotenant.machine.server import ServerMachine, ServerSettings
+from cotenant.policy.schedule import SERVE_POLICIES
+from cotenant.policy.schedule.fifo import Fifo
+from tests.effort import examples
 
 MS = 1_000_000
 
@@ -164,7 +168,7 @@ def test_nobody_gets_in_while_it_drains() -> None:
 
 
 @pytest.mark.parametrize("admit", ["deadline", "anyone"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(30, 600), deadline=None)
 @given(data=st.data())
 def test_every_request_ends_once_whatever_happens(admit: str, data: st.DataObject) -> None:  # noqa: C901  one story
     """Conservation: each request is run, refused or cancelled, and cores are never held twice."""
@@ -222,4 +226,36 @@ def test_every_request_ends_once_whatever_happens(admit: str, data: st.DataObjec
             take(server.handle(Tick(), now=now))
     assert sorted(ended) == list(range(1, arrived + 1))
     assert drained == 1
+    assert server.waiting == 0
+
+
+def test_an_unshared_run_takes_no_units_and_no_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unshared(Fifo):
+        def next(self, view: View) -> Launch | Hold | None:
+            found = super().next(view)
+            return Launch(found.key, found.requests, found.rows, 0) if isinstance(found, Launch) else found
+
+    monkeypatch.setitem(SERVE_POLICIES, "unshared", Unshared)
+    server = machine(spec("a"), spec("b", share=2), cores=2, schedule="unshared")
+    begun = [server.handle(Arrived(number, model, 1, 0), now=1)[0] for number, model in ((1, "a"), (2, "b"), (3, "a"))]
+    assert [(one.units, one.cores) for one in begun if isinstance(one, Run)] == [(0, ())] * 3
+    assert server.handle(Finished(2, 5), now=6) == []
+    assert ran(server.handle(Arrived(4, "b", 1, 0), now=7)) == [(4,)]
+    assert server.lanes()[0].expected_ns(1, 2) == 0
+    server.handle(Finished(1, 8), now=9)
+    assert server.lanes()[0].expected_ns(1, 2) == 8  # it had the whole device
+
+
+def test_what_is_given_up_is_refused_and_the_rest_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Choosy(Fifo):
+        def next(self, view: View) -> Launch | GiveUp | Hold | None:  # type: ignore[override]
+            lanes = list(view.lanes)
+            return GiveUp(lanes[0].key, 1) if lanes[0].waiting[0].request % 2 else super().next(view)
+
+    monkeypatch.setitem(SERVE_POLICIES, "choosy", Choosy)
+    server = machine(spec(), schedule="choosy")
+    (refused,) = server.handle(Arrived(1, "m", 1, 0), now=1)
+    assert isinstance(refused, TurnAway)
+    assert (refused.request, refused.why) == (1, Refusal.TOO_LATE)
+    assert ran(server.handle(Arrived(2, "m", 1, 0), now=2)) == [(2,)]
     assert server.waiting == 0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from cotenant.domain.instant import Duration, Instant
 from cotenant.domain.serveplan import ServePlan
@@ -26,7 +26,7 @@ class Lane(Protocol):
 
     @property
     def waiting(self) -> Sequence[Waiting]:
-        """By priority, then in the order of arrival."""
+        """By priority, then by deadline (those without one last), then in the order of arrival."""
         ...
 
     @property
@@ -42,6 +42,11 @@ class Lane(Protocol):
     @property
     def rate(self) -> float:
         """Rows a second that came lately."""
+        ...
+
+    @property
+    def asked(self) -> Mapping[int, int]:
+        """Rows that were ever asked for, by priority, taken or not."""
         ...
 
     @property
@@ -69,6 +74,7 @@ class UnderWay(NamedTuple):
     key: int
     rows: int
     units: int
+    """Zero: it runs unshared, beside whatever else runs."""
     began: Instant
     expected_end: Instant
 
@@ -85,17 +91,26 @@ class View(NamedTuple):
     now: Instant
     everyone: Sequence[Lane] = ()
     """All lanes, also those in which nothing waits."""
-    under_way: Sequence[UnderWay] = ()
+    under_way: Collection[UnderWay] = ()
     """By when they began."""
+    lag_ns: Duration = 0
+    """What passes, now and then, between a run's end and word of it; an answer takes as long again to get out."""
 
 
 class Launch(Value, frozen=True):
-    """Run the first so many requests of a lane now, on so many units."""
+    """Run the first so many requests of a lane now, on so many units; zero units: unshared, on the whole device."""
 
     key: int
     requests: int
     rows: int
     units: int
+
+
+class GiveUp(Value, frozen=True):
+    """Refuse the first so many requests of a lane now: they would be late, and the device is not spent on that."""
+
+    key: int
+    requests: int
 
 
 class Hold(Value, frozen=True):
@@ -122,8 +137,8 @@ class Ended(Value, frozen=True):
 class ServePolicy(Protocol):
     """Who runs when. It may remember what it saw, but knows no clock and rolls no dice: same views, same choices."""
 
-    def next(self, view: View) -> Launch | Hold | None:
-        """The next run, if any; asked again in the same turn until it is no `Launch`."""
+    def next(self, view: View) -> Launch | GiveUp | Hold | None:
+        """The next run, if any; asked again in the same turn until it neither launches nor gives up."""
         ...
 
     def ended(self, run: Ended, view: View) -> None:
@@ -132,6 +147,24 @@ class ServePolicy(Protocol):
 
     def plan(self) -> ServePlan | None:
         """What it intends, where it plans at all."""
+        ...
+
+
+class Foreseen(NamedTuple):
+    """What a policy says of a request before it is taken."""
+
+    wait_ns: Duration
+    """Until its answer, counted from now, in the order in which the policy will run what it has."""
+    detail: str = ""
+    """Why it is to be refused whatever its deadline, if it is: there is not enough for all, and others come first."""
+
+
+@runtime_checkable
+class Foresees(Protocol):
+    """A policy that knows the order in which it will run things, and so who can be taken."""
+
+    def foresee(self, asked: Waiting, lane: Lane, view: View) -> Foreseen:
+        """What would become of one more request of this lane."""
         ...
 
 

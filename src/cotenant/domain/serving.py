@@ -105,6 +105,7 @@ class Refusal(enum.Enum):
     NOT_READY = "not-ready"
     QUEUE_FULL = "queue-full"
     TOO_LATE = "too-late"
+    OVER_SHARE = "over-share"
     DRAINING = "draining"
     TOO_MANY_ROWS = "too-many-rows"
 
@@ -129,8 +130,9 @@ class Run(Value, frozen=True, tag="run"):
     requests: tuple[int, ...]
     rows: int
     units: int
+    """Zero: unshared, on the whole device beside whatever else runs."""
     cores: tuple[int, ...]
-    """Which, where a unit is a core; of a GPU, none."""
+    """Which, where a unit is a core; of a GPU, and of an unshared run, none."""
 
 
 class Release(Value, frozen=True, tag="release"):

@@ -10,7 +10,7 @@ from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
 from cotenant.domain.instant import NEVER, Duration, Instant
-from cotenant.domain.lane import Ended, Hold, Launch, UnderWay, View
+from cotenant.domain.lane import Ended, Foreseen, Foresees, GiveUp, Launch, UnderWay, View
 from cotenant.domain.serveplan import ServePlan
 from cotenant.domain.serving import (
     Arrived,
@@ -32,10 +32,14 @@ from cotenant.domain.value import Value
 from cotenant.format.quantity import format_duration
 from cotenant.machine.lanes import QueueLane
 from cotenant.policy.admit import REQUEST_POLICIES
+from cotenant.policy.predict.service import Drift
 from cotenant.policy.schedule import SERVE_POLICIES
 
 _RETRY_UNKNOWN_NS: Final = 1_000_000_000
 """What is said where nothing better is known: come again in a second."""
+_LAG_UP: Final = 4
+_LAG_DOWN: Final = 128
+"""A quarter of the way up, a 128th down: settles near what one run in thirty exceeds. Our choice."""
 
 
 class ServerSettings(Value, frozen=True):
@@ -53,12 +57,20 @@ class ServerSettings(Value, frozen=True):
 
 class _Running(NamedTuple):
     lane: QueueLane
-    rows: int
-    units: int
     cores: tuple[int, ...]
-    began: Instant
-    expected_end: Instant
     deadlines: tuple[Instant, ...]
+
+
+class _Lag:
+    """What passes between a run's end and word of it: quick to rise, slow to fall."""
+
+    __slots__ = ("high_ns",)
+
+    def __init__(self) -> None:
+        self.high_ns: Duration = 0
+
+    def add(self, lag_ns: Duration) -> None:
+        self.high_ns += (lag_ns - self.high_ns) // (_LAG_UP if lag_ns > self.high_ns else _LAG_DOWN)
 
 
 class ServerMachine:
@@ -69,14 +81,20 @@ class ServerMachine:
         self.settings = settings
         self.turn = 0
         self._schedule = SERVE_POLICIES[settings.schedule]()
+        own = self._schedule
+        self._foresees = own if isinstance(own, Foresees) and settings.admit == "deadline" else None
         self._admit = REQUEST_POLICIES[settings.admit]
+        self._lag = _Lag()
         self._free_units = settings.units
         self._free_cores: list[int] = list(range(settings.units)) if settings.pinned else []
         self._lanes: dict[int, QueueLane] = {}
+        self._everyone: tuple[QueueLane, ...] = ()
         self._named: dict[str, QueueLane] = {}
         self._busy: dict[int, QueueLane] = {}  # those in which something waits
         self._home: dict[int, QueueLane] = {}  # of each request that waits
         self._runs: dict[int, _Running] = {}
+        self._drift = Drift()
+        self._under_way: dict[int, UnderWay] = {}
         self._deadlines: list[tuple[Instant, int]] = []
         self._next_run = 0
         self._draining = False
@@ -136,27 +154,30 @@ class ServerMachine:
             self._refuse(actions, event.request, Refusal.UNKNOWN_MODEL, f"no model {event.model!r} is ready")
             return
         spec = lane.spec
-        lane.came(event.rows, now)
+        priority = event.priority or spec.priority
+        lane.came(event.rows, priority, now)
+        patience_ns = event.timeout_ns or spec.slo_ns
+        deadline = now + patience_ns if patience_ns else NEVER
+        asked = Waiting(event.request, event.rows, event.shapes, priority, now, deadline)
         no = self._no_room(event, lane)
         if no is not None:
             why, detail = no
-            wait_ns = self._wait_ns(lane, event.rows, now) or _RETRY_UNKNOWN_NS
+            wait_ns = self._foreseen(lane, asked, now).wait_ns or _RETRY_UNKNOWN_NS
             self._refuse(actions, event.request, why, detail, wait_ns)
             return
-        patience_ns = event.timeout_ns or spec.slo_ns
-        deadline = NEVER
         if patience_ns:
-            deadline = now + patience_ns
-            wait_ns = self._wait_ns(lane, event.rows, now)
-            if wait_ns > patience_ns:
-                detail = f"an answer is expected in {format_duration(wait_ns)}, it is wanted within "
+            foreseen = self._foreseen(lane, asked, now)
+            late_ns = foreseen.wait_ns - patience_ns
+            if foreseen.detail:
+                self._refuse(actions, event.request, Refusal.OVER_SHARE, foreseen.detail, max(late_ns, patience_ns))
+                return
+            if late_ns > 0:
+                detail = f"an answer is expected in {format_duration(foreseen.wait_ns)}, it is wanted within "
                 detail += format_duration(patience_ns)
-                late_ns = wait_ns - patience_ns
                 self._refuse(actions, event.request, Refusal.TOO_LATE, detail, late_ns)
                 return
             heappush(self._deadlines, (deadline, event.request))
-        priority = event.priority or spec.priority
-        lane.add(Waiting(event.request, event.rows, event.shapes, priority, now, deadline))
+        lane.add(asked)
         self._home[event.request] = lane
         self._busy[lane.key] = lane
 
@@ -173,15 +194,19 @@ class ServerMachine:
             return Refusal.QUEUE_FULL, f"{len(self._home)} requests wait, which is the limit"
         return None
 
-    def _wait_ns(self, lane: QueueLane, rows: int, now: Instant) -> Duration:
-        return self._admit(self._view(now), lane, rows)
+    def _foreseen(self, lane: QueueLane, asked: Waiting, now: Instant) -> Foreseen:
+        view = self._view(now)
+        if self._foresees is not None:
+            return self._foresees.foresee(asked, lane, view)
+        return Foreseen(self._admit(view, lane, asked.rows))
 
     def _view(self, now: Instant) -> View:
-        runs = self._runs.values()
-        free_at = now if self._free_units else min((run.expected_end for run in runs), default=now)
-        under_way = [UnderWay(run.lane.key, run.rows, run.units, run.began, run.expected_end) for run in runs]
-        everyone = tuple(self._lanes.values())
-        return View(self._busy.values(), self._free_units, self.settings.units, free_at, now, everyone, under_way)
+        """Made for every decision, so nothing in it is counted or copied."""
+        runs = self._under_way.values()
+        free = self._free_units
+        free_at = now if free else min((run.expected_end for run in runs), default=now)
+        all_units = self.settings.units
+        return View(self._busy.values(), free, all_units, free_at, now, self._everyone, runs, self._lag.high_ns)
 
     def _refuse(
         self, actions: list[ServerAction], request: int, why: Refusal, detail: str, retry_after_ns: Duration = 0
@@ -196,23 +221,25 @@ class ServerMachine:
             self._left(lane, actions)
 
     def _finished(self, event: Finished, now: Instant, actions: list[ServerAction]) -> None:
-        run = self._runs.pop(event.run)
-        lane = run.lane
+        lane, cores, deadlines = self._runs.pop(event.run)
+        run = self._under_way.pop(event.run)
         self._free_units += run.units
-        self._free_cores = sorted((*self._free_cores, *run.cores))
+        self._free_cores = sorted((*self._free_cores, *cores))
         lane.running -= 1
+        self._lag.add(max(now - run.began - event.took_ns, 0))
         if not event.failed:
-            lane.learn(run.rows, run.units, event.took_ns)
-        late = sum(NEVER != deadline < now for deadline in run.deadlines)
-        in_time = len(run.deadlines) - late
+            lane.learn(run.rows, run.units or self.settings.units, event.took_ns)
+        late = sum(NEVER != deadline < now for deadline in deadlines)
+        in_time = len(deadlines) - late
         told = (lane.key, lane.spec.name, run.rows, run.units, run.began, event.took_ns, in_time, late, event.failed)
         self._schedule.ended(Ended(*told), self._view(now))
         self._left(lane, actions)
 
     def _ready(self, event: ModelReady, actions: list[ServerAction]) -> None:
         before = self._named.get(event.spec.name)
-        lane = QueueLane(event.key, event.spec, event.times)
+        lane = QueueLane(event.key, event.spec, event.times, self._drift)
         self._lanes[event.key] = lane
+        self._everyone = tuple(self._lanes.values())
         self._named[event.spec.name] = lane
         if before is not None:
             before.leaving = True
@@ -240,30 +267,43 @@ class ServerMachine:
             self._busy.pop(lane.key, None)
             if lane.leaving and lane.idle and lane.key in self._lanes:
                 del self._lanes[lane.key]
+                self._everyone = tuple(self._lanes.values())
                 actions.append(Release(self.turn, lane.spec.name, lane.key))
 
     def _launch(self, now: Instant, actions: list[ServerAction]) -> None:
         while self._busy:
             choice = self._schedule.next(self._view(now))
-            if isinstance(choice, Hold):
-                self._hold = choice.until
-            if not isinstance(choice, Launch):
+            if isinstance(choice, Launch):
+                self._run(choice, now, actions)
+            elif isinstance(choice, GiveUp):
+                self._give_up(choice, actions)
+            else:
+                self._hold = None if choice is None else choice.until
                 return
-            lane = self._lanes[choice.key]
-            taken = lane.take(choice.requests)
-            units = choice.units
-            assert 0 < units <= self._free_units
-            self._free_units -= units
-            cores = tuple(self._free_cores[:units])
-            del self._free_cores[:units]
-            for one in taken:
-                del self._home[one.request]
-            lane.running += 1
-            self._next_run += 1
-            end = now + lane.expected_ns(choice.rows, units)
-            deadlines = tuple(one.deadline for one in taken)
-            self._runs[self._next_run] = _Running(lane, choice.rows, units, cores, now, end, deadlines)
-            requests = tuple(one.request for one in taken)
-            said = (self._next_run, lane.spec.name, lane.key, requests, choice.rows, units, cores)
-            actions.append(Run(self.turn, *said))
-            self._left(lane, actions)
+
+    def _run(self, choice: Launch, now: Instant, actions: list[ServerAction]) -> None:
+        lane = self._lanes[choice.key]
+        taken = lane.take(choice.requests)
+        units = choice.units
+        assert 0 <= units <= self._free_units
+        self._free_units -= units
+        cores = tuple(self._free_cores[:units])
+        del self._free_cores[:units]
+        for one in taken:
+            del self._home[one.request]
+        lane.running += 1
+        self._next_run += 1
+        number = self._next_run
+        end = now + lane.expected_ns(choice.rows, units or self.settings.units)
+        self._runs[number] = _Running(lane, cores, tuple(one.deadline for one in taken))
+        self._under_way[number] = UnderWay(lane.key, choice.rows, units, now, end)
+        requests = tuple(one.request for one in taken)
+        actions.append(Run(self.turn, number, lane.spec.name, lane.key, requests, choice.rows, units, cores))
+        self._left(lane, actions)
+
+    def _give_up(self, choice: GiveUp, actions: list[ServerAction]) -> None:
+        lane = self._lanes[choice.key]
+        for one in lane.take(choice.requests):
+            del self._home[one.request]
+            self._refuse(actions, one.request, Refusal.TOO_LATE, "it waited too long to be answered in time")
+        self._left(lane, actions)

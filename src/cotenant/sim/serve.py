@@ -1,29 +1,52 @@
-"""A server of models whose runs take as long as somebody says: its runtime, its desk, and what drives its machine."""
+"""A server of models on a device that only reckons when runs end: its runtime, its desk, what drives its machine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from cotenant.domain.instant import Duration, Instant
 from cotenant.domain.serving import Finished, Run, ServerEvent, Tick, TurnAway
 from cotenant.host import ServerDecides, ServerHost
 from cotenant.sim.loop import SimLoop
 
-Physics: TypeAlias = Callable[[Run], Duration]
+RunEnds: TypeAlias = Callable[[Run, Instant], None]
+
+
+class Device(Protocol):
+    """What runs take their time on; the machine does not know it."""
+
+    def begin(self, run: Run, ends: RunEnds) -> None:
+        """Run it from now on; `ends` is called once, by the loop, when it is over."""
+        ...
+
+
+class AsTold:
+    """A device on which runs do not feel each other: each takes as long as somebody says."""
+
+    def __init__(self, loop: SimLoop, took_ns: Callable[[Run], Duration]) -> None:
+        """`took_ns` is asked when a run begins."""
+        self._loop = loop
+        self._took_ns = took_ns
+
+    def begin(self, run: Run, ends: RunEnds) -> None:
+        """Its end is known at once."""
+        self._loop.at(self._loop.now() + self._took_ns(run), ends, run)
 
 
 class SimServing:
     """Runs end by the heap; answers and refusals are kept, each with its instant."""
 
-    def __init__(self, loop: SimLoop, machine: ServerDecides, took_ns: Physics) -> None:
-        """`took_ns` says how long a run takes; the machine does not know it."""
+    def __init__(self, loop: SimLoop, machine: ServerDecides, device: Device) -> None:
+        """Nothing has come yet, and nothing runs."""
         self._loop = loop
-        self._took_ns = took_ns
+        self._device = device
+        self._began: dict[int, Instant] = {}
         self._host = ServerHost(machine, self, self)
         self._wake: Instant | None = None
         self.answered: dict[int, Instant] = {}
         self.refused: dict[int, TurnAway] = {}
+        self.refused_at: dict[int, Instant] = {}
         self.released: list[tuple[str, int]] = []
         self.drained_at: Instant | None = None
 
@@ -44,12 +67,13 @@ class SimServing:
 
     def start(self, run: Run) -> None:
         """Begin a run."""
-        self._loop.at(self._loop.now() + self._took_ns(run), self._end, run)
+        self._began[run.run] = self._loop.now()
+        self._device.begin(run, self._end)
 
     def _end(self, run: Run, now: Instant) -> None:
         for request in run.requests:
             self.answered[request] = now
-        self._deliver(Finished(run.run, self._took_ns(run)), now)
+        self._deliver(Finished(run.run, now - self._began.pop(run.run)), now)
 
     def release(self, model: str, key: int) -> None:
         """Note it."""
@@ -58,6 +82,7 @@ class SimServing:
     def turn_away(self, refusal: TurnAway) -> None:
         """Note it."""
         self.refused[refusal.request] = refusal
+        self.refused_at[refusal.request] = self._loop.now()
 
     def drained(self) -> None:
         """Note when."""

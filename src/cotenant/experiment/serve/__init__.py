@@ -1,0 +1,1 @@
+"""How much of a device do many models get served from, in every way to share it?"""

@@ -1,0 +1,92 @@
+"""How many rows a second can at most be answered in time, whatever the schedule? By the space-time that they take.
+
+Why it is a bound. Take any schedule, also one that preempts, changes a run's units on the way, and knows the future.
+A run of b rows that is answered within its objective S is done within S. Let it have u(t) units at t: it does its work
+at speed s(u(t)), and its work adds up to 1. Let h be the least concave function with h(0) = 0 that is nowhere below s.
+With T <= S the time it takes and U the mean of u over it, Jensen's inequality gives 1 = sum of s(u) dt <= T h(U), so
+U >= h^-1(1/T), and its area is T U >= T h^-1(1/T). Since h is concave and h(0) = 0, h(U)/U does not rise with U, so
+this does not rise with T, and the area is at least S h^-1(1/S). Over all numbers of rows that a run may have, the
+least area per row is a(model). In a second the device has `all_units` of area, so for what is answered in time,
+
+    sum of rows(model) x a(model) <= all_units,    rows(model) <= offered(model),
+
+and the most rows under both is found by taking the cheapest first (a fractional knapsack). What is assumed: runs that
+hold units do not speed each other up, a run is of one model, and its rows count only if all its time lies after their
+arrival, so the rows of one run may have the whole objective for it at most.
+
+It holds for runs that take what the table says. Where they differ by chance (a factor of mean 1), it holds for the mean
+area, because the least area for a factor f of the work is convex in f.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from cotenant.domain.instant import SECOND_NS, Duration
+from cotenant.domain.runtimes import RunTimes
+from cotenant.sim.physics.runs import RunSpeeds
+
+
+def least_area(times: RunTimes, slo_ns: Duration, max_batch: int) -> float:
+    """Unit-nanoseconds that a row takes at least if it is to be in time; infinite if it cannot be."""
+    speeds = RunSpeeds(times)
+    return min(_area(speeds, rows, slo_ns) / rows for rows in range(1, max_batch + 1))
+
+
+def _area(speeds: RunSpeeds, rows: int, slo_ns: Duration) -> float:
+    """The least of a run of so many rows."""
+    hull = concave_hull([(0.0, 0.0), *zip(map(float, speeds.widths), speeds.speeds(rows), strict=True)])
+    wanted = 1 / slo_ns
+    for (left, low), (right, high) in pairwise(hull):
+        if low <= wanted <= high:
+            units = left + (right - left) * (wanted - low) / (high - low)
+            return slo_ns * units
+    return math.inf
+
+
+def concave_hull(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The corners of the least concave function above these points, up to its highest; ascending in both."""
+    hull: list[tuple[float, float]] = []
+    for point in sorted(points):
+        if hull and point[1] <= hull[-1][1]:
+            continue
+        while len(hull) > 1 and _is_below(hull[-2], hull[-1], point):
+            hull.pop()
+        hull.append(point)
+    return hull
+
+
+def _is_below(left: tuple[float, float], middle: tuple[float, float], right: tuple[float, float]) -> bool:
+    """Whether the middle one is on the line between the others, or below it."""
+    rise = (middle[1] - left[1]) * (right[0] - left[0])
+    return rise <= (right[1] - left[1]) * (middle[0] - left[0])
+
+
+def bound(areas: Mapping[str, float], offered: Mapping[str, float], all_units: int) -> dict[str, float]:
+    """Rows a second of each model such that their sum is the most there can be; `areas` are those of `least_area`."""
+    left = float(all_units)
+    found = dict.fromkeys(offered, 0.0)
+    for name in sorted(offered, key=lambda one: (areas[one], one)):
+        per_row = areas[name] / SECOND_NS
+        if math.isinf(per_row):
+            continue
+        found[name] = min(offered[name], left / per_row)
+        left -= found[name] * per_row
+    return found
+
+
+def fair_bound(areas: Mapping[str, float], offered: Mapping[str, float], all_units: int) -> dict[str, float]:
+    """The same where every model is to have the same part of its rows answered: no schedule is better in all of them.
+
+    The most rows of all are had by serving the cheapest models alone, which nobody wants.
+    """
+    takes = sum(rows * areas[name] / SECOND_NS for name, rows in offered.items() if not math.isinf(areas[name]))
+    part = min(1.0, all_units / takes) if takes else 1.0
+    return {name: 0.0 if math.isinf(areas[name]) else rows * part for name, rows in offered.items()}
+
+
+def capacity(areas: Mapping[str, float], mix: Mapping[str, float], all_units: int) -> float:
+    """Rows a second in this mix (parts that add up to 1) at which the device is just full."""
+    return all_units / sum(part * areas[name] / SECOND_NS for name, part in mix.items())

@@ -1,0 +1,11 @@
+"""How evenly is something spread?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def jain(parts: Sequence[float]) -> float:
+    """Jain's index: 1 if all have the same, 1/n if one has all; 0 if nobody has anything."""
+    squares = sum(part * part for part in parts)
+    return sum(parts) ** 2 / (len(parts) * squares) if squares else 0.0

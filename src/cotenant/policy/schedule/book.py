@@ -1,0 +1,120 @@
+"""What does a scheduler keep of one model between decisions? How it is best run, and how long its runs take."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cotenant.domain.instant import SECOND_NS, Duration
+from cotenant.domain.lane import Lane
+from cotenant.policy.schedule.right_size import Size, batches
+
+FAR: Final = 1 << 62
+"""Later than anything."""
+WASTE: Final = 1.3
+"""When the device is short, a run is made wider to be in time only if it takes no more than this of it. Our choice."""
+HOLD: Final = 0.3
+"""Of the time that a full batch leaves before its deadline, so much may go to filling it. Our choice."""
+
+
+class Book:
+    """One loading of a model."""
+
+    __slots__ = (
+        *(
+            "_high_ns",
+            "_typical_ns",
+            "asked",
+            "batch",
+            "budget_ns",
+            "cap",
+            "credit",
+            "hold_ns",
+            "knee",
+            "lane",
+            "lasts_ns",
+            "own_units",
+            "planned_ns",
+            "thrift",
+        ),
+        *("part", "rate", "rates", "units", "widest", "widths"),
+    )
+
+    def __init__(self, lane: Lane, all_units: int) -> None:
+        """As it is run while nobody has planned for it."""
+        self.lane = lane
+        self.widths = tuple(sorted({min(one, all_units) for one in lane.widths}))
+        self.knee = max((one for one in self.widths if one <= lane.knee_units), default=self.widths[0])
+        self.units = self.knee
+        self.widest = self.widths[-1]
+        self.batch = 1
+        self.cap = max(lane.spec.max_batch, 1)
+        self.hold_ns: Duration = 0
+        self.budget_ns: Duration = FAR
+        self.own_units: float = FAR
+        self.thrift = False
+        self.lasts_ns: Duration = 0
+        self.planned_ns: Duration = 0
+        self.rate = 0.0
+        self.asked: dict[int, int] = {}
+        self.rates: dict[int, float] = {}
+        self.part: dict[int, float] = {}
+        self.credit: dict[int, float] = {}
+        self._typical_ns: dict[tuple[int, int], Duration] = {}
+        self._high_ns: dict[tuple[int, int], Duration] = {}
+
+    def count(self, since_ns: Duration) -> None:
+        """Note what was asked for since the last time."""
+        for priority, rows in self.lane.asked.items():
+            if since_ns:
+                came = (rows - self.asked.get(priority, 0)) * SECOND_NS / since_ns
+                before = self.rates.get(priority)
+                self.rates[priority] = came if before is None else (before + came) / 2
+            self.asked[priority] = rows
+        self.rate = sum(self.rates.values())
+
+    def follow(self, size: Size | None, used: float) -> None:
+        """Run it this way from now on; `used` says how short the device is."""
+        spec = self.lane.spec
+        if size is None:
+            return
+        self.batch, self.units = size.rows, size.units
+        self.cap = max(spec.max_batch, 1)
+        self.hold_ns = 0
+        self.budget_ns = FAR
+        self.widest = self.widths[-1]
+        self.thrift = used > 0.7
+        self.lasts_ns = size.high_ns
+        self.planned_ns = size.high_ns if self.thrift else 0
+        if self.thrift:
+            most = WASTE * size.units * size.typical_ns
+            self.widest = max(
+                one for one in self.widths if one == size.units or one * self.typical_ns(size.rows, one) <= most
+            )
+        if spec.slo_ns:
+            fitting = [one for one in batches(self.cap) if 2 * self.high_ns(one, size.units) <= spec.slo_ns]
+            self.cap = max((*fitting, size.rows))
+            if self.rate:
+                self.budget_ns = max(spec.slo_ns - self.high_ns(1, size.units), 0)
+                assembly_ns = (size.rows - 1) * SECOND_NS / self.rate
+                short = min(max((used - 0.5) * 2, 0.0), 1.0)
+                self.hold_ns = int(min(assembly_ns, max(spec.slo_ns - size.high_ns, 0) * HOLD) * short)
+
+    def typical_ns(self, rows: int, units: int) -> Duration:
+        """What a run takes."""
+        found = self._typical_ns.get((rows, units))
+        if found is None:
+            found = self._typical_ns[rows, units] = self.lane.expected_ns(rows, units)
+        return found
+
+    def high_ns(self, rows: int, units: int) -> Duration:
+        """What a run exceeds once in a hundred."""
+        found = self._high_ns.get((rows, units))
+        if found is None:
+            found = max(self.lane.high_ns(rows, units), self.typical_ns(rows, units))
+            self._high_ns[rows, units] = found
+        return found
+
+    def learned(self) -> None:
+        """Its runs are believed to take another time than before."""
+        self._typical_ns.clear()
+        self._high_ns.clear()

@@ -1,0 +1,179 @@
+"""D-STACK: each model at its right size, earliest deadline first, and whatever is left to whoever has requests."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+from typing import Final
+
+from cotenant.domain.instant import MILLISECOND_NS, NEVER, SECOND_NS, Instant
+from cotenant.domain.lane import Ended, Foreseen, GiveUp, Hold, Lane, Launch, View
+from cotenant.domain.serveplan import ServePlan
+from cotenant.domain.serving import Waiting
+from cotenant.policy.schedule.book import FAR, Book
+from cotenant.policy.schedule.forecast import Forecast
+from cotenant.policy.schedule.order import Doomed, End, Order, Queue, Start, limit
+from cotenant.policy.schedule.scoreboard import Demand, Scoreboard, parts
+from cotenant.policy.schedule.session import Planned, choose, plan_of, session_ns, used
+
+_REPLAN_NS: Final = 250 * MILLISECOND_NS
+"""A plan stands for a session, and no less than this. Our choice: load is counted over as long."""
+_FULL: Final = 0.95
+"""So much of the device is shared out when there is not enough for all: the rest is lost between runs. Our choice."""
+
+
+class Dstack:
+    """Remembers how each model is best run, and what each had."""
+
+    def __init__(self) -> None:
+        """Nothing is known."""
+        self._books: dict[int, Book] = {}
+        self._guarded: list[Book] = []
+        self._board = Scoreboard()
+        self._plan: ServePlan | None = None
+        self._planned_at: Instant = NEVER
+        self._replan_at: Instant = NEVER
+        self._used = 0.0
+
+    def next(self, view: View) -> Launch | GiveUp | Hold | None:
+        """The most urgent that has units and time."""
+        if view.now >= self._replan_at:
+            self._replan(view)
+        if not view.free_units:
+            return None
+        held = _held(view)
+        queues = [Queue(self._book(lane, view), lane.waiting, held.get(lane.key, 0)) for lane in view.lanes]
+        order = self._order(view, idle=len(queues) == 1 and self._used < 0.5)
+        found = order.pick(queues)
+        if isinstance(found, Start):
+            return Launch(found.queue.book.lane.key, found.requests, found.rows, found.units)
+        if isinstance(found, Doomed):
+            return GiveUp(found.queue.book.lane.key, found.requests)
+        return None if order.wake == FAR else Hold(order.wake)
+
+    def ended(self, run: Ended, view: View) -> None:
+        """What it took counts for whose it was."""
+        self._board.add(run.key, (run.units or view.all_units) * run.took_ns)
+        book = self._books.get(run.key)
+        if book is not None:
+            book.learned()
+
+    def plan(self) -> ServePlan | None:
+        """What it intends."""
+        return self._plan
+
+    def foresee(self, asked: Waiting, lane: Lane, view: View) -> Foreseen:
+        """When it would be answered, in the order in which things will run; and whether others would be late by it."""
+        if view.now >= self._replan_at:
+            self._replan(view)
+        book = self._book(lane, view)
+        part = book.part.get(asked.priority, 1.0)
+        if part < 1:
+            book.credit[asked.priority] = min(book.credit.get(asked.priority, 0.0) + part, 2.0)
+            if book.credit[asked.priority] < 1 and view.free_units < view.all_units:
+                return Foreseen(0, "more is asked for than the device can do, and this model has its part of it")
+        finish = self._look(asked, lane, view)
+        if finish <= limit(asked) and part < 1:
+            book.credit[asked.priority] = max(book.credit[asked.priority] - 1, 0.0)
+        return Foreseen(max(finish - view.now, 0))
+
+    def _look(self, asked: Waiting, lane: Lane, view: View) -> Instant:
+        ahead = self._forecast(asked, lane, view)
+        if ahead.late_ns and ahead.late_ns > self._forecast(None, lane, view).late_ns:
+            return max(ahead.finish, limit(asked) + ahead.late_ns)
+        return ahead.finish
+
+    def _forecast(self, asked: Waiting | None, lane: Lane, view: View) -> Forecast:
+        queues = []
+        own = asked
+        held = _held(view)
+        for one in view.lanes:
+            waiting: Sequence[Waiting] = one.waiting
+            if one.key == lane.key and own is not None:
+                longer = list(waiting)
+                insort(longer, own, key=_urgency)
+                waiting, own = longer, None
+            queues.append(Queue(self._book(one, view), waiting, held.get(one.key, 0)))
+        if own is not None:
+            queues.append(Queue(self._book(lane, view), [own], held.get(lane.key, 0)))
+        ahead = Forecast(self._order(view, idle=False), queues, asked)
+        ahead.run()
+        return ahead
+
+    def _book(self, lane: Lane, view: View) -> Book:
+        book = self._books.get(lane.key)
+        if book is None:
+            book = self._books[lane.key] = Book(lane, view.all_units)
+        return book
+
+    def _order(self, view: View, *, idle: bool) -> Order:
+        now = view.now
+        ends = []
+        for run in view.under_way:
+            if run.units:
+                book = self._books[run.key]
+                doubt = book.high_ns(run.rows, run.units) - book.typical_ns(run.rows, run.units)
+                end = run.expected_end
+                if end <= now:  # overdue: the longer it is, the longer it may still be
+                    end = now + (now - run.began) // 16
+                ends.append(End(end, run.units, doubt**2, run.key))
+        ends.sort()
+        return Order(now, view.free_units, ends, 2 * view.lag_ns, self._guarded, idle=idle)
+
+    def _replan(self, view: View) -> None:
+        now = view.now
+        lanes = view.everyone
+        since_ns = now - self._planned_at if self._planned_at != NEVER else 0
+        self._books = {lane.key: self._book(lane, view) for lane in lanes}
+        self._board.turn_over(self._books)
+        for book in self._books.values():
+            book.count(since_ns)
+        objective, planned = choose(lanes, [book.rate for book in self._books.values()], view.all_units)
+        self._used = used(planned, view.all_units)
+        for one in planned:
+            self._books[one.lane.key].follow(one.size, self._used)
+        self._share_out(planned, view.all_units)
+        self._guarded = [book for book in self._books.values() if book.budget_ns < FAR]
+        self._plan = plan_of(objective, planned, view.all_units)
+        self._planned_at = now
+        self._replan_at = now + max(session_ns(lanes), _REPLAN_NS)
+
+    def _share_out(self, planned: Sequence[Planned], all_units: int) -> None:
+        """Where there is not enough for all, say what part of its requests each may bring."""
+        demands = []
+        for one in planned:
+            book = self._books[one.lane.key]
+            book.part = {}
+            book.own_units = FAR
+            if one.size is not None and book.lane.spec.slo_ns:
+                per_row = one.size.area_ns / SECOND_NS
+                weight = book.lane.spec.weight
+                demands += [Demand(one.lane.key, *each, weight) for each in _asked_units(book, per_row)]
+        total = sum(one.units for one in demands)
+        if not total:
+            return
+        full = _FULL * all_units
+        more = max(full / total, 1.0)
+        own: dict[int, float] = {}
+        for (key, priority), units in parts(demands, full).items():
+            asked = next(one.units for one in demands if (one.key, one.priority) == (key, priority))
+            own[key] = own.get(key, 0.0) + units * more
+            if more == 1:
+                self._books[key].part[priority] = units / asked
+        for key, units in own.items():
+            self._books[key].own_units = units
+
+
+def _held(view: View) -> dict[int, int]:
+    held: dict[int, int] = {}
+    for run in view.under_way:
+        held[run.key] = held.get(run.key, 0) + run.units
+    return held
+
+
+def _asked_units(book: Book, per_row: float) -> list[tuple[int, float]]:
+    return [(priority, rate * per_row) for priority, rate in book.rates.items() if rate]
+
+
+def _urgency(one: Waiting) -> tuple[int, int, int]:
+    return one.priority, limit(one), one.request

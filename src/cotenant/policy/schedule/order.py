@@ -1,0 +1,228 @@
+"""Who goes next, with how many requests, on how many units? One answer for what is now and for what is foreseen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, NamedTuple
+
+from cotenant.domain.instant import NEVER, SECOND_NS, Duration, Instant
+from cotenant.domain.serving import Waiting
+from cotenant.policy.schedule.book import FAR, Book
+
+THRIFT: Final = 1.05
+"""A narrower run than planned may take so much more of the device for a row. Our choice."""
+_PATIENCE_NS: Final = SECOND_NS
+"""Without a deadline, a request goes before whatever is due this much later than it came. Nobody waits for ever."""
+
+
+class Queue:
+    """A model's requests, from one of them on."""
+
+    __slots__ = ("book", "first", "held", "running", "waiting")
+
+    def __init__(self, book: Book, waiting: Sequence[Waiting], held: int) -> None:
+        """All of them; the model's runs hold so many units."""
+        self.book = book
+        self.waiting = waiting
+        self.first = 0
+        self.held = held
+        self.running = book.lane.running
+
+
+class End(NamedTuple):
+    """When units come free; by how much that may be wrong, squared."""
+
+    at: Instant
+    units: int
+    doubt: int
+    key: int
+
+
+class Start(NamedTuple):
+    """Run so many requests of a queue."""
+
+    queue: Queue
+    requests: int
+    rows: int
+    units: int
+
+
+class Doomed(NamedTuple):
+    """The first so many requests of a queue cannot be answered in time any more."""
+
+    queue: Queue
+    requests: int
+
+
+def due(one: Waiting) -> Instant:
+    """When it is to be answered; a request without a deadline has patience, not for ever."""
+    return one.since + _PATIENCE_NS if one.deadline == NEVER else one.deadline
+
+
+def limit(one: Waiting) -> Instant:
+    """After which an answer is of no use."""
+    return FAR if one.deadline == NEVER else one.deadline
+
+
+class Order:
+    """Earliest deadline first, each at its units; who cannot start leaves room for those that do not delay it."""
+
+    __slots__ = ("books", "ends", "free", "idle", "margin_ns", "now", "wake")
+
+    def __init__(
+        self, now: Instant, free: int, ends: list[End], margin_ns: Duration, books: Sequence[Book], *, idle: bool
+    ) -> None:
+        """`ends` by instant; `idle`: nobody else is likely to want units soon, so that runs may be wide."""
+        self.now = now
+        self.free = free
+        self.ends = ends
+        self.margin_ns = margin_ns
+        self.books = books
+        self.idle = idle
+        self.wake = FAR
+
+    def pick(self, queues: Sequence[Queue]) -> Start | Doomed | None:
+        """The next thing to do at this instant; if there is none, `wake` says when to look again."""
+        self.wake = FAR
+        if not self.free:
+            return None
+        ready = [one for one in queues if one.first < len(one.waiting) and not _at_limit(one)]
+        if len(ready) > 1:
+            ready.sort(key=lambda one: due(one.waiting[one.first]) - one.book.lasts_ns)
+        until, spare = FAR, FAR  # what those who cannot start leave to others: time, or units
+        for queue in ready:
+            units = self._width(queue)
+            if not units:
+                return Doomed(queue, self._doomed(queue))
+            if units <= self.free:
+                found = self._assemble(queue, units, FAR if units <= spare else until, ready)
+                if units < queue.book.units and self._wasteful(found):
+                    units = queue.book.units
+            if units > self.free:
+                if until == FAR:
+                    until, spare = self._reservation(units)
+                continue
+            delays = units > spare and self.now + queue.book.typical_ns(found.rows, units) > until
+            if not delays and self._within(found) and self._may_go(found):
+                return found
+        return None
+
+    def _wasteful(self, start: Start) -> bool:
+        """Whether a narrow run takes much more of the device for each row than the planned one, were that waited for."""
+        queue, book = start.queue, start.queue.book
+        if not book.thrift:
+            return False
+        at, _ = self._reservation(book.units)
+        head = queue.waiting[queue.first]
+        rows = min(len(queue.waiting) - queue.first, book.batch)
+        if at + book.high_ns(rows, book.units) + self.margin_ns > limit(head):
+            return False
+        planned = book.units * book.typical_ns(rows, book.units) * start.rows
+        return start.units * book.typical_ns(start.rows, start.units) * rows > planned * THRIFT
+
+    def _within(self, start: Start) -> bool:
+        """Whether it stays within its model's part of the device, or takes nothing that others may need meanwhile."""
+        queue, book = start.queue, start.queue.book
+        if not queue.held or queue.held + start.units <= book.own_units:
+            return True
+        lasts_ns = book.typical_ns(start.rows, start.units)
+        free = self.free - start.units
+        for other in self.books:
+            if other is not book and other.units > free and other.budget_ns < lasts_ns:
+                at, _ = self._reservation(other.units + start.units)
+                if at - self.now > other.budget_ns:
+                    return False
+        return True
+
+    def _may_go(self, start: Start) -> bool:
+        """Whether it begins, or waits for a fuller batch while that costs no deadline."""
+        queue, book = start.queue, start.queue.book
+        if start.rows >= book.batch or queue.first + start.requests < len(queue.waiting):
+            return True
+        head = queue.waiting[queue.first]
+        held = head.since + book.hold_ns
+        last = limit(head) - self.margin_ns - book.high_ns(start.rows, start.units)
+        if self.now >= min(held, last):
+            return True
+        self.wake = min(self.wake, held, last)
+        return False
+
+    def _width(self, queue: Queue) -> int:
+        """Units for its first request: those planned, fewer if there are no more, more if it is late; zero: too late.
+
+        More than are free means that it waits for them.
+        """
+        book = queue.book
+        head = queue.waiting[queue.first]
+        left_ns = limit(head) - self.now - self.margin_ns
+        wanted = max(book.knee, book.units) if self.idle else book.units
+        if wanted <= self.free and book.high_ns(head.rows, wanted) <= left_ns:
+            return wanted
+        fitting = [one for one in book.widths if one <= min(self.free, book.widest)]
+        enough = [one for one in fitting if book.high_ns(head.rows, one) <= left_ns]
+        for one in enough:
+            if one >= wanted:
+                return one
+        if enough:
+            return enough[-1]
+        if fitting and book.typical_ns(head.rows, fitting[-1]) <= left_ns:
+            return fitting[-1]
+        return book.widest if book.typical_ns(head.rows, book.widest) <= left_ns else 0
+
+    def _reservation(self, units: int) -> tuple[Instant, int]:
+        """When so many units will be free, and how many more there will be then."""
+        free = self.free
+        for end in self.ends:
+            free += end.units
+            if free >= units:
+                return max(end.at, self.now), free - units
+        return FAR, FAR
+
+    def _doomed(self, queue: Queue) -> int:
+        book = queue.book
+        count = 0
+        for one in queue.waiting[queue.first :]:
+            if self.now + self.margin_ns + book.typical_ns(one.rows, book.widest) <= limit(one):
+                break
+            count += 1
+        return max(count, 1)
+
+    def _assemble(self, queue: Queue, units: int, until: Instant, ready: Sequence[Queue]) -> Start:
+        """As many as fit, look alike, and are all in time, while those who wait for the same units still are."""
+        book = queue.book
+        waiting = queue.waiting
+        head = waiting[queue.first]
+        rows, count = head.rows, 1
+        cap = book.cap
+        if not book.lane.spec.max_batch or rows >= cap or queue.first + 1 == len(waiting):
+            return Start(queue, 1, rows, units)
+        latest = min(until, limit(head) - self.margin_ns)
+        for other in ready:
+            if other is not queue:
+                latest = min(latest, self._needed_by(other, units))
+        for place in range(queue.first + 1, min(queue.first + cap, len(waiting))):
+            one = waiting[place]
+            if one.shapes != head.shapes or rows + one.rows > cap:
+                break
+            latest = min(latest, limit(one) - self.margin_ns)
+            if self.now + book.high_ns(rows + one.rows, units) > latest:
+                break
+            rows += one.rows
+            count += 1
+        return Start(queue, count, rows, units)
+
+    def _needed_by(self, other: Queue, units: int) -> Instant:
+        """When another queue must have units of a run that takes so many now; `FAR` if it has others in time."""
+        book = other.book
+        head = other.waiting[other.first]
+        last = limit(head)
+        if last == FAR or book.widths[0] <= self.free - units:
+            return FAR
+        start = last - self.margin_ns - book.high_ns(head.rows, book.units)
+        at, _ = self._reservation(book.units)
+        return FAR if at <= start else start
+
+
+def _at_limit(queue: Queue) -> bool:
+    instances = queue.book.lane.spec.instances
+    return bool(instances) and queue.running >= instances

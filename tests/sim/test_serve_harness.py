@@ -1,0 +1,135 @@
+"""Is every request accounted for in every way of serving, and is the bound above all of them?"""
+
+import itertools
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cotenant.domain.runtimes import RunTime, RunTimes
+from cotenant.experiment.serve.bound import bound, capacity, concave_hull, fair_bound, least_area
+from cotenant.experiment.serve.fairness import jain
+from cotenant.experiment.serve.simulated import ServedModel, Setting, arrivals_of, in_bursts, play, poisson, recorded
+from cotenant.experiment.serve.ways import ADMITTED, Way, way_of
+from cotenant.policy.schedule import SERVE_POLICIES
+
+MS = 1_000_000
+BATCHES = (1, 2, 4, 8)
+WIDTHS = (5, 10, 20, 40, 100)
+WAYS = [*SERVE_POLICIES, *(name + ADMITTED for name in SERVE_POLICIES)]
+
+
+def times(host_us: int, wide_us: int, row_us: int) -> RunTimes:
+    """A run is launched for so long, or computes for so long on the whole device, whichever lasts longer."""
+    cells = []
+    for rows in BATCHES:
+        for units in WIDTHS:
+            took = max(host_us, (wide_us + row_us * rows) * 100 // units) * 1000
+            cells.append(RunTime(units, rows, took, took * 21 // 20))
+    return RunTimes(100, tuple(cells), 20)
+
+
+MODELS = [
+    ServedModel("light", times(2000, 100, 50), 12 * MS),
+    ServedModel("heavy", times(4000, 300, 800), 40 * MS),
+    ServedModel("flat", times(6000, 100, 100), 25 * MS),
+]
+AREAS = {model.name: least_area(model.times, model.slo_ns, model.batch_limit) for model in MODELS}
+
+
+def setting(seed: int = 0, noise: float = 0.0, for_ms: int = 150) -> Setting:
+    return Setting(100, for_ms * MS, 50 * MS, seed, noise)
+
+
+def rates(load: float) -> dict[str, float]:
+    return {name: load * 100e9 / len(AREAS) / area for name, area in AREAS.items()}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_every_request_comes_to_one_end_and_the_bound_holds(name: str) -> None:
+    for load, rhythm in ((0.4, poisson), (1.6, in_bursts)):
+        chosen = setting(seed=3)
+        arrivals = arrivals_of({one: rhythm(rate) for one, rate in rates(load).items()}, MODELS, chosen)
+        outcome = play(MODELS, arrivals, way_of(name), chosen)
+        assert outcome == play(MODELS, arrivals, way_of(name), chosen)
+        for one in outcome.models:
+            counted = [when for when in arrivals[one.name] if 50 * MS <= when < 200 * MS]
+            assert one.offered == len(counted) == one.refused + one.dropped + one.in_time + one.late
+        area = sum(one.in_time * AREAS[one.name] for one in outcome.models)
+        assert area <= 100 * (150 + 40) * MS
+        assert outcome.utilization <= outcome.held + 1e-9 <= 1 + 2e-9
+        assert outcome.goodput_per_s > 0 or not way_of(name).knows_slo
+
+
+def test_who_does_not_know_what_is_wanted_answers_everything_however_late() -> None:
+    chosen = setting()
+    arrivals = arrivals_of({one: poisson(rate) for one, rate in rates(1.5).items()}, MODELS, chosen)
+    blind = play(MODELS, arrivals, way_of("triton"), chosen)
+    assert sum(one.refused + one.dropped for one in blind.models) == 0
+    assert sum(one.late for one in blind.models) > 0
+    told = play(MODELS, arrivals, way_of("triton" + ADMITTED), chosen)
+    assert sum(one.refused + one.dropped for one in told.models) > 0
+    assert told.goodput_per_s > blind.goodput_per_s
+
+
+def test_one_at_a_time_holds_the_whole_device_and_can_use_little_of_it() -> None:
+    chosen = setting()
+    arrivals = arrivals_of({one: poisson(rate) for one, rate in rates(0.5).items()}, MODELS, chosen)
+    turns = play(MODELS, arrivals, way_of("temporal"), chosen)
+    together = play(MODELS, arrivals, way_of("triton"), chosen)
+    assert turns.held > 0.99
+    assert turns.utilization < together.utilization
+    assert turns.goodput_per_s < together.goodput_per_s
+
+
+def test_recorded_arrivals_keep_their_shape_at_any_rate() -> None:
+    chosen = setting()
+    found = recorded({"light": (0, 1, 9)}, {"light": 100.0}, MODELS[:1], chosen)["light"]
+    assert len(found) == round(100.0 * (50 + 150 + 12) / 1000)
+    gaps = [after - before for before, after in itertools.pairwise(found)]
+    assert max(gaps) == pytest.approx(8 * min(gaps), rel=0.01)
+
+
+def test_ways_are_as_published_unless_said_otherwise() -> None:
+    assert way_of("triton") == Way("triton", "triton", "anyone", knows_slo=False)
+    assert way_of("clipper") == Way("clipper", "clipper", "anyone", knows_slo=True)
+    assert way_of("temporal + admission") == Way("temporal + admission", "temporal", "deadline", knows_slo=True)
+    assert way_of("dstack") == Way("dstack", "dstack", "deadline", knows_slo=True)
+
+
+def test_the_least_area_is_that_of_the_widest_batch_in_time() -> None:
+    # 8 rows at 5 units compute for (0.1 + 0.4) x 20 = 10 ms: within 12, and no other way is smaller
+    assert AREAS["light"] == pytest.approx(5 * 10 * MS / 8)
+    assert least_area(MODELS[0].times, 2_200_000, 8) > AREAS["light"]
+    assert least_area(MODELS[0].times, MS, 8) == math.inf
+
+
+@given(st.lists(st.tuples(st.floats(0, 10), st.floats(0, 10)), min_size=1, max_size=10))
+def test_a_hull_is_concave_and_above_all_points(points: list[tuple[float, float]]) -> None:
+    hull = concave_hull([(0.0, 0.0), *points])
+    slopes = [(y - b) / (x - a) for (a, b), (x, y) in itertools.pairwise(hull) if x > a]
+    assert slopes == sorted(slopes, reverse=True)
+    for x, y in points:
+        above = [b for a, b in hull if a >= x]
+        assert y <= max(above, default=hull[-1][1]) + 1e-9 or y <= hull[-1][1] + 1e-9
+
+
+@settings(max_examples=50)
+@given(st.lists(st.floats(0.0, 1000.0), min_size=3, max_size=3))
+def test_the_bound_is_full_or_everything_and_a_fair_one_is_below_it(asked: list[float]) -> None:
+    offered = dict(zip(AREAS, asked, strict=True))
+    most, fair = bound(AREAS, offered, 100), fair_bound(AREAS, offered, 100)
+    for found in (most, fair):
+        assert sum(found[name] * AREAS[name] for name in AREAS) <= 100e9 * (1 + 1e-9)
+        assert all(found[name] <= offered[name] * (1 + 1e-9) for name in AREAS)
+    assert sum(fair.values()) <= sum(most.values()) * (1 + 1e-9)
+    if sum(offered[name] * AREAS[name] for name in AREAS) <= 100e9:
+        assert most == offered
+    mix = dict.fromkeys(AREAS, 1 / 3)
+    full = capacity(AREAS, mix, 100)
+    assert sum(full * mix[name] * AREAS[name] for name in AREAS) == pytest.approx(100e9)
+
+
+def test_jain_says_how_even() -> None:
+    assert [jain(parts) for parts in ([2, 2], [1, 0], [], [0, 0])] == [1, 0.5, 0, 0]
