@@ -26,3 +26,5 @@ SERVE_POLICIES: Final[dict[str, Callable[[], ServePolicy]]] = {
     "gslice": Gslice,
 }
 """A new one for each server: what it remembers is that server's."""
+SPATIAL: Final = ("dstack", "gslice")
+"""Those that choose among a model's widths; the runs of the others have the model's share, or the whole device."""

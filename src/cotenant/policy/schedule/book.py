@@ -20,7 +20,22 @@ class Book:
     """One loading of a model."""
 
     __slots__ = (
-        *("_high_ns", "_typical_ns", "asked", "batch", "budget_ns", "cap", "credit", "hold_ns", "knee", "lane", "lasts_ns", "own_units", "planned_ns", "thrift"),
+        *(
+            "_high_ns",
+            "_typical_ns",
+            "asked",
+            "batch",
+            "budget_ns",
+            "cap",
+            "credit",
+            "hold_ns",
+            "knee",
+            "lane",
+            "lasts_ns",
+            "own_units",
+            "planned_ns",
+            "thrift",
+        ),
         *("part", "rate", "rates", "units", "widest", "widths"),
     )
 
