@@ -23,7 +23,7 @@ from cotenant.experiment.goodput.models import Served
 from cotenant.experiment.goodput.replay import ReplayArena
 from cotenant.experiment.goodput.stage import Player, Server, played
 from cotenant.experiment.goodput.surface import Surface
-from cotenant.experiment.serve.ways import IDEAL, OURS
+from cotenant.experiment.serve.ways import OURS
 from cotenant.live.load.open import Terms
 from cotenant.policy.schedule import SERVE_POLICIES
 from cotenant.sim.arrivals import instants_of
@@ -97,7 +97,7 @@ class GoodputReport(msgspec.Struct, frozen=True, kw_only=True):
 
 def live_policies() -> list[str]:
     """Those that a server can follow; ours first."""
-    names = [name for name in SERVE_POLICIES if name != IDEAL]
+    names = list(SERVE_POLICIES)
     return sorted(names, key=lambda name: name != OURS)
 
 
