@@ -97,7 +97,7 @@ class Place:
     def solo(self, folder: Path, kind: str = "replay", run_s: int = 60) -> Iterator[Solo]:
         """The models of a folder, without a server."""
         limits = Limits(workers=8, run_ns=run_s * SECOND_NS, start_ns=60 * SECOND_NS)
-        solo = Solo(GpuRuntime(kind, "soft:0", Plain(self.environ), limits, self.said.append), [folder], (0,))
+        solo = Solo(GpuRuntime(kind, Plain(self.environ), limits, self.said.append), [folder], (0,))
         try:
             yield solo
         finally:

@@ -8,7 +8,7 @@ once more.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 from cotenant.domain.instant import MILLISECOND_NS, SECOND_NS, Duration, Instant
@@ -71,13 +71,14 @@ class Crew:
             self._watch(team, first)
             self._greeted(team, first)
 
-    def want(self, model: Crewed, widths: Sequence[int]) -> None:
-        """Have a worker at each of these widths, as far as there is room."""
+    def want(self, model: Crewed, copies: Mapping[int, int]) -> None:
+        """Have so many workers at each of these widths, as far as there is room; first one of each."""
         team = self._teams[id(model)]
-        for width in widths:
-            post = team.post(width)
-            post.wanted = max(post.wanted, 1)
-        self._man(team)
+        for count in range(1, max(copies.values(), default=0) + 1):
+            for width, most in copies.items():
+                post = team.post(width)
+                post.wanted = max(post.wanted, min(count, most))
+            self._man(team)
 
     def dismiss(self, model: Crewed) -> None:
         """Nothing of it runs and nothing waits: its workers may go."""
