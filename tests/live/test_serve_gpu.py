@@ -239,7 +239,7 @@ def test_workers_are_tenants_that_pass_each_other_at_the_gate_and_end_with_their
         server = Server(folder, "--runtime", "replay", "--tenants", "yes", *flags)
         assert server.models == ["one", "two"]
         listed = json.loads(subprocess.check_output([*command, "ps", *where, "--json"]))
-        assert sorted(one["name"].partition(".")[0] for one in listed["tenants"]) == server.models
+        assert sorted({one["name"].partition(".")[0] for one in listed["tenants"]}) == server.models
         before = manage.inspect(place.gpus, 0)["counters"]["busy_ns"]
         with ThreadPoolExecutor(2) as senders:
             assert list(senders.map(lambda name: answered(server, name), server.models)) == [200, 200]

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
-from typing import Final, NamedTuple
-
-READING: Final = threading.Lock()
-"""One thread at a time reads what files say of models: msgspec learns a type when it is first used, and two threads that
-have it do so at once end the process (seen with msgspec 0.20)."""
+from typing import NamedTuple
 
 
 class Found(NamedTuple):

@@ -15,7 +15,7 @@ from cotenant.errors import ConfigError
 from cotenant.format.models import ModelConfig, configured, decode_model_config
 from cotenant.format.pbtxt import TritonConfig, read_config
 from cotenant.format.replay import SUFFIX
-from cotenant.live.serve.found import READING, Found
+from cotenant.live.serve.found import Found
 from cotenant.live.serve.model import LoadFailed, Runnable
 from cotenant.live.serve.onnx import DEFAULT_BATCH, PLATFORM, OnnxModel, takes_batches, tensor_specs
 from cotenant.live.serve.python import PLATFORM as PYTHON
@@ -52,9 +52,8 @@ class Repository:
         """Load a model; takes as long as it takes, so not on the loop's thread."""
         if found.broken:
             raise LoadFailed(found.broken)
-        with READING:
-            config = _own_config(found.config)
-            triton = None if found.triton is None else _triton_config(found.triton)
+        config = _own_config(found.config)
+        triton = None if found.triton is None else _triton_config(found.triton)
         elsewhere = self._runtime.load(found, config, triton)
         if elsewhere is not None:
             return elsewhere

@@ -16,7 +16,7 @@ from cotenant.format.pbtxt import TritonConfig
 from cotenant.format.replay import SUFFIX, decode_replay
 from cotenant.format.tensor import Array
 from cotenant.live.serve.crew import Crew, Limits
-from cotenant.live.serve.found import READING, Found
+from cotenant.live.serve.found import Found
 from cotenant.live.serve.launch import WHOLE, Launcher, Wish
 from cotenant.live.serve.member import Member, Start
 from cotenant.live.serve.model import LoadFailed, Runnable
@@ -165,8 +165,7 @@ class GpuRuntime:
         if self.name != REPLAY:
             return 0, int(config.memory)
         try:
-            with READING:
-                replay = decode_replay(found.path.read_text(encoding="utf-8"), found.path.name)
+            replay = decode_replay(found.path.read_text(encoding="utf-8"), found.path.name)
         except (ConfigError, OSError, UnicodeDecodeError) as error:
             raise LoadFailed(str(error)) from None
         rows = max(1, replay.max_batch)
