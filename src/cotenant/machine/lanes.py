@@ -12,6 +12,8 @@ from cotenant.policy.predict.service import Drift, ServiceTimes
 
 _PRIORITIES: Final = 16
 """Priorities beyond count as this one where rows are counted: clients may name any number. Our choice."""
+_WINDOW_NS: Final = SECOND_NS // 4
+"""Over which arrivals are counted. Our choice: a server is planned for soon after it starts."""
 _FAR: Final = 1 << 62
 """Later than any deadline."""
 
@@ -22,7 +24,7 @@ def _urgency(waiting: Waiting) -> tuple[int, int, int]:
 
 
 class Rate:
-    """How often something comes, by the last second or two."""
+    """How often something comes, by the last second or so; known from a quarter of a second on."""
 
     __slots__ = ("_count", "_since", "per_second")
 
@@ -33,13 +35,14 @@ class Rate:
         self.per_second = 0.0
 
     def add(self, count: int, now: Instant) -> None:
-        """So many came; every second that is over moves the belief half of the way."""
+        """So many came; every window that is over moves the belief a part of the way."""
         if self._since is None:
             self._since = now
         over_ns = now - self._since
-        if over_ns >= SECOND_NS:
+        if over_ns >= _WINDOW_NS:
             lately = self._count * SECOND_NS / over_ns
-            self.per_second = (self.per_second + lately) / 2 if self.per_second else lately
+            moved = (lately - self.per_second) * min(over_ns / SECOND_NS, 1.0)
+            self.per_second = self.per_second + moved if self.per_second else lately
             self._since, self._count = now, 0
         self._count += count
 

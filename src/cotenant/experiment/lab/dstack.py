@@ -24,8 +24,8 @@ PUBLISHED: Final = (TEMPORAL, "fixed", "triton", *AWARE)
 WAYS: Final = (OURS, *PUBLISHED, *(name + ADMITTED for name in PUBLISHED))
 POISSON: Final = "poisson"
 BURSTS: Final = "bursts"
-WARM_NS: Final = SECOND_NS * 11 // 10
-FOR_NS: Final = SECOND_NS // 2
+WARM_NS: Final = SECOND_NS * 2 // 5
+FOR_NS: Final = SECOND_NS // 4
 _RHYTHMS: Final = {POISSON: poisson, BURSTS: in_bursts}
 Progress = Callable[[str, int, int], None]
 
@@ -43,11 +43,9 @@ ASKED: Final = (
     Asked(POISSON, 0.1, admitted_too=False),
     Asked(POISSON, 0.3, admitted_too=False),
     Asked(POISSON, 0.6, admitted_too=False),
-    Asked(POISSON, 0.8),
+    Asked(BURSTS, 0.6, admitted_too=False),
     Asked(POISSON, 1.0),
-    Asked(POISSON, 1.3),
     Asked(POISSON, 2.0),
-    Asked(BURSTS, 0.8, admitted_too=False),
 )
 QUICK: Final = (Asked(POISSON, 0.3, admitted_too=False), Asked(POISSON, 1.0), Asked(POISSON, 2.0))
 

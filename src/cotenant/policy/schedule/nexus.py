@@ -6,8 +6,8 @@ that gives is *saturated*. Of the others, each has by itself the largest batch b
 and so a duty cycle of b/rate. On one device all share the shortest cycle, in which each model runs once, with the batch
 that its rate fills in that time; they fit if the runs together are no longer than the cycle. Published, what does not
 fit goes to another device. Here there is one: the cycle is stretched to what its runs take (which is ours), batches
-grow with it up to B, and who has not as much time is late. Dropping is early, as published: of the requests at the front, those that could not be answered in time by a
-run of the planned batch are given up before it is formed.
+grow with it up to B, and who has not as much time is late. Dropping is early, as published: of the requests at the
+front, those that could not be answered in time by a run of the planned batch are given up before it is formed.
 
 In a cycle each model in which something waits has one run on all of the device, one after the other; the next cycle
 begins when the cycle is over, or at once if it took longer or a planned batch is there already. Planned anew when rates
@@ -70,8 +70,10 @@ class Nexus:
             full = any(lane.rows >= self._batch(lane, view) for lane in view.lanes)
             if view.now < ends and not full:
                 return Hold(ends)
-            self._begun, self._done = view.now, set()
+            self._done = set()
             lanes = list(view.lanes)
+        if not self._done:
+            self._begun = view.now
         lane = min(lanes, key=lambda one: one.key)
         hopeless = self._hopeless(lane, view)
         if hopeless:
@@ -95,17 +97,19 @@ class Nexus:
         return rows_in_half(lane, view.all_units) if turn is None else turn.batch
 
     def foresee(self, asked: Waiting, lane: Lane, view: View) -> Foreseen:
-        """After what runs, and as many cycles as all before it and itself fill."""
+        """After what runs, those whose turn comes first, and a whole cycle for each batch before its own."""
         busy_ns = sum(max(run.expected_end - view.now, 0) for run in view.under_way)
         batch = self._batch(lane, view)
         rows = lane.rows + asked.rows
-        cycles = -(-rows // batch)
-        others_ns = sum(
-            other.high_ns(min(other.rows, self._batch(other, view)), view.all_units)
-            for other in view.lanes
-            if other.key != lane.key
-        )
-        return Foreseen(answered_ns(lane, rows, batch, view.all_units, busy_ns + cycles * others_ns))
+        mine = (lane.key in self._done, lane.key)
+        before_ns = others_ns = 0
+        for other in view.lanes:
+            if other.key != lane.key:
+                takes_ns = other.high_ns(min(other.rows, self._batch(other, view)), view.all_units)
+                others_ns += takes_ns
+                before_ns += takes_ns if (other.key in self._done, other.key) < mine else 0
+        starts_ns = busy_ns + before_ns + (-(-rows // batch) - 1) * others_ns
+        return Foreseen(answered_ns(lane, rows, batch, view.all_units, starts_ns))
 
     def _replan(self, view: View) -> None:
         rates = {lane.key: lane.rate for lane in view.everyone if lane.spec.slo_ns}

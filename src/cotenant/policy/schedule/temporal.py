@@ -28,17 +28,23 @@ class Temporal:
         """The next model in turn, if nothing runs."""
         if view.under_way:
             return None
-        lane = min(view.lanes, key=lambda one: (one.key <= self._last, one.key))
+        lane = min(view.lanes, key=self._turn)
         self._last = lane.key
         return Launch(lane.key, *assemble_at_most(lane, rows_in_half(lane, view.all_units)), view.all_units)
 
     def foresee(self, asked: Waiting, lane: Lane, view: View) -> Foreseen:
-        """After what runs, as many rounds as its lane needs for all before it and itself; each as long as its runs."""
+        """After what runs, those whose turn comes first, and a whole round for each batch before its own."""
         busy_ns = sum(max(run.expected_end - view.now, 0) for run in view.under_way)
-        own_rows, batch = lane.rows + asked.rows, rows_in_half(lane, view.all_units)
-        rounds = -(-own_rows // batch)
-        round_ns = sum(_turn_ns(other, view.all_units) for other in view.lanes if other.key != lane.key)
-        return Foreseen(answered_ns(lane, own_rows, batch, view.all_units, busy_ns + rounds * round_ns))
+        rows, batch = lane.rows + asked.rows, rows_in_half(lane, view.all_units)
+        others = {other: _turn_ns(other, view.all_units) for other in view.lanes if other.key != lane.key}
+        mine = self._turn(lane)
+        before_ns = sum(takes_ns for other, takes_ns in others.items() if self._turn(other) < mine)
+        starts_ns = busy_ns + before_ns + (-(-rows // batch) - 1) * sum(others.values())
+        return Foreseen(answered_ns(lane, rows, batch, view.all_units, starts_ns))
+
+    def _turn(self, lane: Lane) -> tuple[bool, int]:
+        """Who has it first is lower."""
+        return lane.key <= self._last, lane.key
 
     def ended(self, run: Ended, view: View) -> None:
         """Nothing to learn."""
