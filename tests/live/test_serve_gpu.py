@@ -234,7 +234,7 @@ def test_workers_are_tenants_that_pass_each_other_at_the_gate_and_end_with_their
         folder = place.folder("tenants", one=LONG, two=LONG, poor=WIDE)
         (folder / "poor.toml").write_text('memory = "1MiB"\n')
         for name in ("one", "two"):
-            (folder / f"{name}.toml").write_text("share = 30\n")
+            (folder / f"{name}.toml").write_text("share = 50\n")
         flags = ("--directories-runtime", where[1], "--directories-state", where[3])
         server = Server(folder, "--runtime", "replay", "--tenants", "yes", *flags)
         assert server.models == ["one", "two"]

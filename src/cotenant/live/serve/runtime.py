@@ -18,7 +18,7 @@ from cotenant.live.serve.onnx import OnnxModel
 from cotenant.live.serve.profiles import cpu_identity
 from cotenant.live.serve.work import Job, Outcome, Tell, TellPart, Workers
 from cotenant.machine.server import ServerSettings
-from cotenant.policy.schedule import SPATIAL
+from cotenant.policy.schedule import SPATIAL, UNDIVIDED
 
 ONNX_CPU: Final = "onnx-cpu"
 ONNX_CUDA: Final = "onnx-cuda"
@@ -130,6 +130,8 @@ class CpuRuntime:
 
 def widths_ahead(settings: ServerSettings, spec: ModelSpec, times: RunTimes | None) -> Sequence[int]:
     """The numbers of units that a server's policy may give the runs of a model."""
+    if settings.schedule in UNDIVIDED:
+        return (settings.units,)
     if times is None or settings.schedule not in SPATIAL:
-        return sorted({min(spec.share, settings.units), settings.units})
+        return (min(spec.share, settings.units),)
     return times.widths()

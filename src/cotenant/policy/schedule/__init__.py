@@ -27,4 +27,6 @@ SERVE_POLICIES: Final[dict[str, Callable[[], ServePolicy]]] = {
 }
 """A new one for each server: what it remembers is that server's."""
 SPATIAL: Final = ("dstack", "gslice")
-"""Those that choose among a model's widths; the runs of the others have the model's share, or the whole device."""
+"""Those that choose among a model's widths, where they were measured."""
+UNDIVIDED: Final = ("temporal", "fixed", "triton", "clipper", "nexus")
+"""Those whose runs have the whole device, alone or beside others."""
