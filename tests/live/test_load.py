@@ -18,7 +18,7 @@ from cotenant.apps.load import LoadArguments, offer_load
 from cotenant.domain.goodput import Goodput
 from cotenant.domain.instant import MILLISECOND_NS, SECOND_NS
 from cotenant.errors import ConfigError, WorldError
-from cotenant.format.grpc_call import enveloped
+from cotenant.format.grpc_client import enveloped
 from cotenant.live.load.channel import Endpoint, endpoint_of, open_wire
 from cotenant.live.load.open import ClosedSource, Generator, Loaded, OpenSource, Terms
 from tests.live.servers import Server, identity

@@ -11,8 +11,9 @@ from cotenant.errors import ConfigError
 from cotenant.format import http2
 from cotenant.format.asking import Asked, Described, Given, TensorSaid, content, http_request, made_up
 from cotenant.format.asking_proto import grpc_request, read_metadata
-from cotenant.format.grpc import Closed, GrpcConnection, Said
-from cotenant.format.grpc_call import CallEnded, GrpcCaller, call_head, enveloped
+from cotenant.format.grpc import GrpcConnection
+from cotenant.format.grpc_calls import Closed, Said
+from cotenant.format.grpc_client import CallEnded, GrpcCaller, call_head, enveloped
 from cotenant.format.http import HttpReader
 from cotenant.format.http_answer import AnswerError, AnswerReader
 from cotenant.format.infer_json import read_request

@@ -1,5 +1,8 @@
 """Are the models that are played in the bench of goodput what its page says of them?"""
 
+import subprocess
+import sys
+
 import pytest
 
 from cotenant.experiment.goodput.models import MAX_BATCH
@@ -27,3 +30,30 @@ def test_together_they_want_more_than_there_is() -> None:
 def test_they_can_be_written_and_read() -> None:
     model = replay_model(0.5, 10.0)
     assert decode_replay(encode_replay(model, "about"), "here") == model
+
+
+RACE = """
+import sys, threading
+sys.setswitchinterval(1e-6)
+from cotenant.format.models import decode_model_config
+from cotenant.format.replay import decode_replay
+begin = threading.Barrier(8)
+
+def read():
+    begin.wait()
+    decode_replay(sys.argv[1], "here")
+    decode_model_config('slo = "5ms"', "here")
+
+threads = [threading.Thread(target=read) for _ in range(8)]
+for one in threads:
+    one.start()
+for one in threads:
+    one.join()
+"""
+
+
+def test_many_threads_may_read_models_at_once() -> None:
+    """A server loads its models on several threads, and msgspec must have learned what they are before."""
+    text = encode_replay(replay_model(0.5, 10.0), "about")
+    for _ in range(3):
+        assert subprocess.run([sys.executable, "-c", RACE, text], check=False).returncode == 0

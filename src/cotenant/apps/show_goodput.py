@@ -20,18 +20,20 @@ def show_goodput(console: Console, report: GoodputReport) -> None:
     console.print(f"bound {report.bound_rps:.1f} requests/s, from what runs were measured to take")
     loads = sorted({one.load for one in report.cells})
     for arrival in dict.fromkeys(one.arrival for one in report.cells):
-        table = Table(f"in time/s, {arrival}", box=None)
-        for name in (*(f"{load:g}" for load in loads), "hold", "/bound", "/default", "attained", "fair", "simulated"):
-            table.add_column(name, justify="right")
+        console.print(f"answered in time per second, {arrival}, by part of the capacity:")
+        table = Table("", box=None)
+        for name in (*(f"{load:g}" for load in loads), "hold", "/bound", "/default", "kept", "fair", "sim"):
+            table.add_column(name, justify="right", no_wrap=True)
         for policy in report.policies:
             if policy.arrival == arrival:
                 cells = [one for one in report.cells if (one.policy, one.arrival) == (policy.policy, arrival)]
                 table.add_row(policy.policy, *_row(policy, sorted(cells, key=lambda one: one.load)))
         console.print(table)
-    console.print("hold: at the highest load over the best. /default: from 1.3 of the capacity on. Each is the least.")
     console.print(
-        "simulated: in time/s at the highest load, if runs took what was measured and nothing else took time."
+        "hold: at the highest load over the best. /default: from 1.3 of the capacity on. kept: of the admitted,"
     )
+    console.print("what was in time. Each is the least over the loads. sim: at the highest load, if runs took what was")
+    console.print("measured and nothing else took time.")
     late = sum(one.late_sends for one in report.cells)
     offered = sum(one.offered for one in report.cells)
     console.print(f"The sender was more than 1 ms late with {late} of {offered} requests; latencies begin before that.")

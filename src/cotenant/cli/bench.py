@@ -187,11 +187,12 @@ def _bench_goodput(options: argparse.Namespace) -> int:
     need_packages("bench goodput", "pip install 'cotenant[bench]'", *others)
     from cotenant.apps.show_goodput import show_goodput
     from cotenant.experiment.goodput.bench import FULL, QUICK, bench_goodput, live_policies
+    from cotenant.experiment.serve.ways import ADMITTED
 
     known = live_policies()
     for name in options.only or ():
-        if name not in known:
-            raise ConfigError("--only", name, f"choose from {', '.join(known)}")
+        if name.removesuffix(ADMITTED) not in known:
+            raise ConfigError("--only", name, f"choose from {', '.join(known)}, with or without {ADMITTED!r}")
     runtime = options.runtime or "onnx-cpu"
     if runtime not in FULL:
         raise ConfigError("--runtime", runtime, f"choose from {', '.join(FULL)}")

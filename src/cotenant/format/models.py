@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from cotenant.domain.serving import ModelSpec
-from cotenant.format.toml import DurationNs, Section, SizeBytes, decode_toml
+from cotenant.format.toml import DurationNs, Section, SizeBytes, decode_toml, prepare
 
 BATCH_LIMIT: Final = 1 << 16
 
@@ -34,6 +34,9 @@ class ModelConfig(Section, frozen=True):
         SizeBytes(0)
     )
     queue: Annotated[int, Meta(ge=1, le=1_000_000, description="requests that may wait")] = 1024
+
+
+prepare(ModelConfig)
 
 
 def decode_model_config(text: str, where: str) -> ModelConfig:

@@ -10,7 +10,7 @@ from cotenant.domain.replay import ReplayKernel, ReplayModel
 from cotenant.domain.tensor import Datatype, TensorSpec, elements
 from cotenant.errors import ConfigError
 from cotenant.format.quantity import format_duration, format_size
-from cotenant.format.toml import DurationNs, Section, SizeBytes, decode_toml
+from cotenant.format.toml import DurationNs, Section, SizeBytes, decode_toml, prepare
 
 SUFFIX: Final = ".replay.toml"
 BATCH_LIMIT: Final = 256
@@ -54,6 +54,9 @@ class ReplaySection(Section, frozen=True):
         None
     )
     copy_out: Annotated[SizeBytes | None, Meta(description="of a row")] = None
+
+
+prepare(ReplaySection)
 
 
 def decode_replay(text: str, where: str) -> ReplayModel:

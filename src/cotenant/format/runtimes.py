@@ -40,6 +40,9 @@ class Profiled(Value, frozen=True, forbid_unknown_fields=True):
     version: int = VERSION
 
 
+_DECODER: Final = msgspec.json.Decoder(Profiled)  # made here: several threads that load models must not all make it
+
+
 def encode_profiled(profiled: Profiled) -> bytes:
     """As it is kept."""
     return msgspec.json.format(msgspec.json.encode(profiled), indent=1)
@@ -48,7 +51,7 @@ def encode_profiled(profiled: Profiled) -> bytes:
 def decode_profiled(data: bytes, where: str) -> Profiled:
     """As it was kept; what is not a profile is a ConfigError."""
     try:
-        found = msgspec.json.decode(data, type=Profiled)
+        found = _DECODER.decode(data)
     except msgspec.MsgspecError as error:
         raise ConfigError("profile", where, f"is no profile of a model: {error}; remove it and profile again") from None
     cells = (*found.times.times, *found.alone)

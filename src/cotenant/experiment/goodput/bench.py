@@ -23,7 +23,7 @@ from cotenant.experiment.goodput.models import Served
 from cotenant.experiment.goodput.replay import ReplayArena
 from cotenant.experiment.goodput.stage import Player, Server, played
 from cotenant.experiment.goodput.surface import Surface
-from cotenant.experiment.serve.ways import OURS
+from cotenant.experiment.serve.ways import ADMITTED, OURS
 from cotenant.live.load.open import Terms
 from cotenant.policy.schedule import SERVE_POLICIES
 from cotenant.sim.arrivals import instants_of
@@ -244,7 +244,7 @@ class _Bench:
         found = loaded.models
         bounds = ground.surface.bounds(offered_by(found))
         simulated = None
-        if server.name in SERVE_POLICIES:
+        if server.name.removesuffix(ADMITTED) in SERVE_POLICIES:
             simulated = ground.surface.simulated(server.name, instants, course.warm_ns, course.cell_ns).goodput_per_s
         return Tried(server.name, arrival, load, found, bounds.fair_rps, bounds.greedy_rps, simulated, loaded.core_part)
 
@@ -265,7 +265,9 @@ def _report(arena: Arena, ground: _Ground, rounds: int, names: Sequence[str], tr
         ours=ours,
         default=arena.default,
         goodput_vs_bound=min(one.goodput_vs_bound for one in mine),
-        goodput_vs_default=min((one.goodput_vs_default for one in mine if one.goodput_vs_default), default=None),
+        goodput_vs_default=min(
+            (one.goodput_vs_default for one in mine if one.goodput_vs_default is not None), default=None
+        ),
         slo_attainment_admitted=min(one.slo_attainment_admitted for one in mine),
         fairness=min(one.fairness for one in mine),
         goodput_hold=min(one.goodput_hold for one in mine),

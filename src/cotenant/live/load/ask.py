@@ -10,7 +10,7 @@ import msgspec
 
 from cotenant.errors import ConfigError, WorldError
 from cotenant.format.asking import Described
-from cotenant.format.grpc_call import GrpcCaller, call_head, enveloped
+from cotenant.format.grpc_client import GrpcCaller, call_head, enveloped
 from cotenant.format.grpc_words import NOT_FOUND, OK
 from cotenant.format.http2 import Http2Error
 from cotenant.format.http_answer import AnswerError, AnswerReader

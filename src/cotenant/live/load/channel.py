@@ -16,7 +16,7 @@ import msgspec
 from cotenant.domain.goodput import Verdict
 from cotenant.errors import ConfigError
 from cotenant.format.asking import Asked, http_request
-from cotenant.format.grpc_call import GrpcCaller, call_head, enveloped
+from cotenant.format.grpc_client import GrpcCaller, call_head, enveloped
 from cotenant.format.grpc_words import DEADLINE_EXCEEDED, OK, RESOURCE_EXHAUSTED, UNAVAILABLE
 from cotenant.format.http2 import Http2Error
 from cotenant.format.http_answer import AnswerError, AnswerReader
