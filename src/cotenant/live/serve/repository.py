@@ -94,7 +94,7 @@ class Repository:
     def _onnx_spec(
         self, found: Found, config: ModelConfig, triton: TritonConfig | None, sessions: Sessions
     ) -> ModelSpec:
-        inputs, outputs = tensor_specs(sessions)
+        inputs, outputs = tensor_specs(sessions.takes, sessions.gives)
         batches = takes_batches(inputs, outputs)
         wanted = config.max_batch
         if wanted is None and triton is not None:

@@ -95,7 +95,7 @@ def carry_out(job: Job, part: TellPart, cores: Sequence[int] | None = None) -> O
             answers = [model.run(job.parts[0], cores)]
         else:
             inputs = [np.concatenate(column) for column in zip(*job.parts, strict=True)]
-            answers = _split(model, model.run(inputs, cores), job.rows)
+            answers = split(model, model.run(inputs, cores), job.rows)
     except Exception as error:  # noqa: BLE001  whatever a model does, it is the model's failure
         failure = failure_of(model, error)
     model.took(size, thread_ns() - own)
@@ -108,7 +108,8 @@ def failure_of(model: Runnable, error: Exception) -> str:
     return f"model {model.spec.name!r} failed: {str(error)[:500] or type(error).__name__}"
 
 
-def _split(model: Runnable, outputs: Sequence[Array], rows: Sequence[int]) -> list[list[Array]]:
+def split(model: Runnable, outputs: Sequence[Array], rows: Sequence[int]) -> list[list[Array]]:
+    """The outputs of a batch as those of its requests, in their order."""
     total = sum(rows)
     for spec, array in zip(model.spec.outputs, outputs, strict=True):
         if array.shape[:1] != (total,):
