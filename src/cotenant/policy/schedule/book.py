@@ -10,18 +10,17 @@ from cotenant.policy.schedule.right_size import Size, batches
 
 FAR: Final = 1 << 62
 """Later than anything."""
-WASTE: Final = 1.3
+LEAST: Final = 1.05
+WASTE: Final = 1.1
 """When the device is short, a run is made wider to be in time only if it takes no more than this of it. Our choice."""
-HOLD: Final = 0.3
-"""Of the time that a full batch leaves before its deadline, so much may go to filling it. Our choice."""
 
 
 class Book:
     """One loading of a model."""
 
     __slots__ = (
-        *("_high_ns", "_typical_ns", "asked", "batch", "budget_ns", "cap", "credit", "hold_ns", "knee", "lane", "lasts_ns", "own_units", "planned_ns", "thrift"),
-        *("part", "rate", "rates", "units", "widest", "widths"),
+        *("_high_ns", "_typical_ns", "asked", "batch", "budget_ns", "cap", "credit", "knee", "lane", "lasts_ns", "own_units", "planned_ns", "thrift"),
+        *("part", "rate", "rates", "row_ns", "units", "widest", "widths"),
     )
 
     def __init__(self, lane: Lane, all_units: int) -> None:
@@ -33,13 +32,13 @@ class Book:
         self.widest = self.widths[-1]
         self.batch = 1
         self.cap = max(lane.spec.max_batch, 1)
-        self.hold_ns: Duration = 0
         self.budget_ns: Duration = FAR
         self.own_units: float = FAR
         self.thrift = False
         self.lasts_ns: Duration = 0
         self.planned_ns: Duration = 0
         self.rate = 0.0
+        self.row_ns: Duration = 0
         self.asked: dict[int, int] = {}
         self.rates: dict[int, float] = {}
         self.part: dict[int, float] = {}
@@ -64,25 +63,23 @@ class Book:
             return
         self.batch, self.units = size.rows, size.units
         self.cap = max(spec.max_batch, 1)
-        self.hold_ns = 0
         self.budget_ns = FAR
         self.widest = self.widths[-1]
         self.thrift = used > 0.7
         self.lasts_ns = size.high_ns
-        self.planned_ns = size.high_ns if self.thrift else 0
+        self.row_ns = size.high_ns // size.rows
+        self.planned_ns = 0
         if self.thrift:
-            most = WASTE * size.units * size.typical_ns
+            most = max(LEAST, WASTE / used) * size.units * size.typical_ns
             self.widest = max(
                 one for one in self.widths if one == size.units or one * self.typical_ns(size.rows, one) <= most
             )
+            self.planned_ns = self.high_ns(size.rows, self.widest)
         if spec.slo_ns:
             fitting = [one for one in batches(self.cap) if 2 * self.high_ns(one, size.units) <= spec.slo_ns]
             self.cap = max((*fitting, size.rows))
             if self.rate:
                 self.budget_ns = max(spec.slo_ns - self.high_ns(1, size.units), 0)
-                assembly_ns = (size.rows - 1) * SECOND_NS / self.rate
-                short = min(max((used - 0.5) * 2, 0.0), 1.0)
-                self.hold_ns = int(min(assembly_ns, max(spec.slo_ns - size.high_ns, 0) * HOLD) * short)
 
     def typical_ns(self, rows: int, units: int) -> Duration:
         """What a run takes."""

@@ -17,9 +17,9 @@ _STEPS: Final = 64
 
 
 class Forecast:
-    """One look ahead: when the request asked for is answered, and by how much others are late."""
+    """One look ahead: when the request asked for is answered, how late others are, and what all could still spare."""
 
-    __slots__ = ("_asked", "_doubt", "_margin_ns", "_order", "_places", "_queues", "finish", "late_ns")
+    __slots__ = ("_asked", "_doubt", "_margin_ns", "_order", "_places", "_queues", "finish", "late_ns", "spare_ns")
 
     def __init__(self, order: Order, queues: Sequence[Queue], asked: Waiting | None) -> None:
         """The request asked for is in one of the queues already."""
@@ -31,6 +31,7 @@ class Forecast:
         self._doubt = 0
         self.finish: Instant = FAR
         self.late_ns: Duration = 0
+        self.spare_ns: Duration = FAR
 
     def run(self) -> None:
         """Go on until all is answered."""
@@ -54,8 +55,10 @@ class Forecast:
         for one in queue.waiting[queue.first : queue.first + count]:
             if one is self._asked:
                 self.finish = end + slack_ns
-            elif end > limit(one):
-                self.late_ns += end - limit(one)
+                self.spare_ns = min(self.spare_ns, limit(one) - self.finish)
+            else:
+                self.late_ns += max(end - limit(one), 0)
+                self.spare_ns = min(self.spare_ns, limit(one) - end)
         queue.first += count
         queue.running += 1
         queue.held += units
@@ -66,6 +69,7 @@ class Forecast:
     def _give_up(self, doomed: Doomed) -> None:
         queue, count = doomed
         order = self._order
+        self.spare_ns = 0
         for one in queue.waiting[queue.first : queue.first + count]:
             end = order.now + queue.book.typical_ns(one.rows, queue.book.widest) + order.margin_ns
             if one is self._asked:
@@ -75,22 +79,17 @@ class Forecast:
         queue.first += count
 
     def _wait(self) -> bool:
-        """Let time pass to the next instant at which something can change; False if there is none."""
+        """Let time pass until the next run ends; False if none does, or nobody waits for it."""
         order = self._order
-        if all(one.first == len(one.waiting) for one in self._queues):
+        if not order.ends or all(one.first == len(one.waiting) for one in self._queues):
             return False
-        if order.ends and order.ends[0].at <= order.wake:
-            end = order.ends.pop(0)
-            order.now = max(order.now, end.at)
-            order.free += end.units
-            queue = self._places.get(end.key)
-            if queue is not None:
-                queue.held -= end.units
-                queue.running -= 1
-            self._doubt = end.doubt
-            order.margin_ns = self._margin_ns + isqrt(self._doubt)
-            return True
-        if order.wake == FAR:
-            return False
-        order.now = max(order.wake, order.now + 1)
+        end = order.ends.pop(0)
+        order.now = max(order.now, end.at)
+        order.free += end.units
+        queue = self._places.get(end.key)
+        if queue is not None:
+            queue.held -= end.units
+            queue.running -= 1
+        self._doubt = end.doubt
+        order.margin_ns = self._margin_ns + isqrt(self._doubt)
         return True

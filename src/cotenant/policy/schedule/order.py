@@ -67,7 +67,7 @@ def limit(one: Waiting) -> Instant:
 class Order:
     """Earliest deadline first, each at its units; who cannot start leaves room for those that do not delay it."""
 
-    __slots__ = ("books", "ends", "free", "idle", "margin_ns", "now", "wake")
+    __slots__ = ("books", "ends", "free", "idle", "margin_ns", "now")
 
     def __init__(
         self, now: Instant, free: int, ends: list[End], margin_ns: Duration, books: Sequence[Book], *, idle: bool
@@ -79,11 +79,9 @@ class Order:
         self.margin_ns = margin_ns
         self.books = books
         self.idle = idle
-        self.wake = FAR
 
     def pick(self, queues: Sequence[Queue]) -> Start | Doomed | None:
-        """The next thing to do at this instant; if there is none, `wake` says when to look again."""
-        self.wake = FAR
+        """The next thing to do at this instant, if there is any; otherwise something must end first."""
         if not self.free:
             return None
         ready = [one for one in queues if one.first < len(one.waiting) and not _at_limit(one)]
@@ -103,7 +101,7 @@ class Order:
                     until, spare = self._reservation(units)
                 continue
             delays = units > spare and self.now + queue.book.typical_ns(found.rows, units) > until
-            if not delays and self._within(found) and self._may_go(found):
+            if not delays and self._within(found):
                 return found
         return None
 
@@ -133,19 +131,6 @@ class Order:
                 if at - self.now > other.budget_ns:
                     return False
         return True
-
-    def _may_go(self, start: Start) -> bool:
-        """Whether it begins, or waits for a fuller batch while that costs no deadline."""
-        queue, book = start.queue, start.queue.book
-        if start.rows >= book.batch or queue.first + start.requests < len(queue.waiting):
-            return True
-        head = queue.waiting[queue.first]
-        held = head.since + book.hold_ns
-        last = limit(head) - self.margin_ns - book.high_ns(start.rows, start.units)
-        if self.now >= min(held, last):
-            return True
-        self.wake = min(self.wake, held, last)
-        return False
 
     def _width(self, queue: Queue) -> int:
         """Units for its first request: those planned, fewer if there are no more, more if it is late; zero: too late.
