@@ -10,6 +10,9 @@ from cotenant.policy.schedule.right_size import Size, batches
 
 FAR: Final = 1 << 62
 """Later than anything."""
+_ROWS: Final = 20
+_LEAST_NS: Final = 150_000_000
+"""A rate is counted over about so many rows, for no less than this and no more than a second. Our choice."""
 LEAST: Final = 1.05
 WASTE: Final = 1.1
 """When the device is short, a run is made wider to be in time only if it takes no more than this of it. Our choice."""
@@ -50,9 +53,8 @@ class Book:
         """Note what was asked for since the last time."""
         for priority, rows in self.lane.asked.items():
             if since_ns:
-                came = (rows - self.asked.get(priority, 0)) * SECOND_NS / since_ns
-                before = self.rates.get(priority)
-                self.rates[priority] = came if before is None else (before + came) / 2
+                came = rows - self.asked.get(priority, 0)
+                self.rates[priority] = _moved(self.rates.get(priority, 0.0), came, since_ns)
             self.asked[priority] = rows
         self.rate = sum(self.rates.values())
 
@@ -100,3 +102,10 @@ class Book:
         """Its runs are believed to take another time than before."""
         self._typical_ns.clear()
         self._high_ns.clear()
+
+
+def _moved(rate: float, came: int, since_ns: Duration) -> float:
+    """A rate after so much more came: the fewer come, the longer it takes to believe that they are more or less."""
+    memory_ns = min(max(_ROWS * SECOND_NS / rate if rate else 0.0, _LEAST_NS), SECOND_NS)
+    part = since_ns / (since_ns + memory_ns)
+    return rate + part * (came * SECOND_NS / since_ns - rate)

@@ -16,8 +16,8 @@ from cotenant.policy.schedule.order import Doomed, End, Order, Queue, Start, lim
 from cotenant.policy.schedule.scoreboard import Demand, Scoreboard, parts
 from cotenant.policy.schedule.session import Planned, choose, plan_of, session_ns, used
 
-_REPLAN_NS: Final = 250 * MILLISECOND_NS
-"""A plan stands for a session, and no less than this. Our choice: load is counted over as long."""
+_REPLAN_NS: Final = 100 * MILLISECOND_NS
+"""So often is load counted and the plan made anew. Our choice."""
 _FULL: Final = 0.95
 """So much of the device is shared out when there is not enough for all: the rest is lost between runs. Our choice."""
 
@@ -159,7 +159,7 @@ class Dstack:
         self._guarded = [book for book in self._books.values() if book.budget_ns < FAR]
         self._plan = plan_of(objective, planned, view.all_units)
         self._planned_at = now
-        self._replan_at = now + max(session_ns(lanes), _REPLAN_NS)
+        self._replan_at = now + _REPLAN_NS
 
     def _share_out(self, planned: Sequence[Planned], all_units: int) -> None:
         """Where there is not enough for all, say what part of its requests each may bring."""
