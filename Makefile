@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 NATIVE := CMakeLists.txt $(shell find native -name '*.c' -o -name '*.h' -o -name '*.map' -o -name '*.def' -o -name 'CMakeLists.txt')
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-gpu native-test check bench docs wheel lock clean
+.PHONY: help setup demo test soak test-gpu native-test check bench docs wheel lock clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 14
@@ -17,9 +17,10 @@ $(BIN)/python:
 	@echo "setup: making $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 
+# Not compiled: most of it is never imported, and the rest is compiled when it is.
 $(VENV)/.pinned: requirements.lock | $(BIN)/python
 	@echo "setup: installing what requirements.lock pins"
-	@$(BIN)/python -m pip install --quiet --requirement requirements.lock
+	@$(BIN)/python -m pip install --quiet --no-compile --requirement requirements.lock
 	@touch $@
 
 $(VENV)/.installed: $(VENV)/.pinned pyproject.toml $(NATIVE)
@@ -38,6 +39,11 @@ TEST_WORKERS ?= 3
 test: $(VENV)/.installed ## run every test, the native ones under ASan and UBSan included
 	@echo "test: running every test, $(TEST_WORKERS) at a time"
 	@$(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist worksteal
+
+# The same tests, and in each as many examples, kills and rounds as an hour or two have room for.
+soak: $(VENV)/.installed ## run every test with many times the random cases (hours)
+	@echo "soak: running every test with many times the random cases, $(TEST_WORKERS) at a time"
+	@COTENANT_SOAK=1 $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist worksteal
 
 test-gpu: $(VENV)/.installed ## run the hook before the driver that is installed here
 	@echo "test-gpu: running the hook before the installed NVIDIA driver"

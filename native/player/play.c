@@ -49,11 +49,11 @@ uint64_t pl_exponential(uint64_t *state, uint64_t mean_ns)
     return (uint64_t)(-log1p(-uniform) * (double)mean_ns);
 }
 
-/* All steps at their intervals, until the last is complete; the first that fails ends it. */
-static int play_steps(const struct pl_stage *stage, const struct pl_script *script, uint64_t *launches)
+/* These steps at their intervals, until the last is complete; the first that fails ends it. */
+static int play_steps(const struct pl_stage *stage, const struct pl_script *script, size_t first, size_t count, uint64_t *launches)
 {
     int failed = 0;
-    for (size_t i = 0; !failed && !stopped && i < script->count; i++) {
+    for (size_t i = first; !failed && !stopped && i < first + count; i++) {
         const struct pl_step *step = &script->steps[i];
         uint64_t launched_ns = step->interval_ns ? now_ns() : 0;
         failed = pl_launch(stage, step, stage->streams[step->stream]);
@@ -113,7 +113,7 @@ void pl_play(const struct pl_stage *stage, const struct pl_script *script, const
         cotenant_request told = {0, 0};
         if (plan->tells)
             told = cotenant_request_begin_at(due_ns);
-        result->failed = stage->graph ? play_graph(stage, &result->launches) : play_steps(stage, script, &result->launches);
+        result->failed = stage->graph ? play_graph(stage, &result->launches) : play_steps(stage, script, 0, script->count, &result->launches);
         request.end_ns = now_ns();
         if (plan->tells)
             cotenant_request_end(&told);
@@ -130,4 +130,15 @@ void pl_result_free(struct pl_result *result)
 {
     free(result->requests);
     *result = (struct pl_result){0};
+}
+
+int pl_play_part(const struct pl_stage *stage, const struct pl_script *script, size_t first, size_t count, struct pl_request *request)
+{
+    uint64_t launches = 0;
+    cotenant_request told = cotenant_request_begin_at(request->due_ns);
+    request->begin_ns = now_ns();
+    int failed = play_steps(stage, script, first, count, &launches);
+    request->end_ns = now_ns();
+    cotenant_request_end(&told);
+    return failed;
 }

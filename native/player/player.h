@@ -83,6 +83,9 @@ struct pl_result {
 void pl_play(const struct pl_stage *stage, const struct pl_script *script, const struct pl_plan *plan, struct pl_result *result);
 void pl_result_free(struct pl_result *result);
 
+/* Plays `count` steps from `first` on as one request that was due at `due_ns`; returns the driver's number if it failed. */
+int pl_play_part(const struct pl_stage *stage, const struct pl_script *script, size_t first, size_t count, struct pl_request *request);
+
 /* From a signal's handler: no launch begins after it, in this life. */
 void pl_stop(void);
 

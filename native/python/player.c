@@ -106,11 +106,37 @@ static PyObject *player_play(PyObject *module, PyObject *args)
     return answer;
 }
 
+static PyObject *player_part(PyObject *module, PyObject *args)
+{
+    PyObject *capsule;
+    unsigned long long first, count, due_ns;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "OKKK:player_part", &capsule, &first, &count, &due_ns))
+        return NULL;
+    struct player *player = PyCapsule_GetPointer(capsule, CAPSULE);
+    if (!player)
+        return NULL;
+    if (first > player->script.count || count > player->script.count - first) {
+        PyErr_SetString(PyExc_ValueError, "the script has no such steps");
+        return NULL;
+    }
+    struct pl_request request = {.due_ns = due_ns};
+    int failed;
+    Py_BEGIN_ALLOW_THREADS;
+    failed = pl_play_part(&player->stage, &player->script, (size_t)first, (size_t)count, &request);
+    Py_END_ALLOW_THREADS;
+    if (failed)
+        return PyErr_Format(PyExc_OSError, "a driver call failed (CUDA error %d)", failed);
+    return PyLong_FromUnsignedLongLong(request.end_ns - request.begin_ns);
+}
+
 static PyMethodDef methods[] = {
     {"player_open", player_open, METH_VARARGS,
      "player_open(script, image, priority, graph): a context with the script's kernels; ValueError names a damaged line"},
     {"player_play", player_play, METH_VARARGS,
      "player_play(player, arrival, period_ns, seed, requests, limit_ns, instants, tells): (due, begin, end) of each request, and launches"},
+    {"player_part", player_part, METH_VARARGS,
+     "player_part(player, first, count, due_ns): plays some steps as one request, told to cotenant; how long it took, in nanoseconds"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -4,7 +4,7 @@
 
 #include <string.h>
 
-enum { SLOTS = 12, CALLS = 8000, SEEDS = 120 };
+enum { SLOTS = 12, CALLS = 8000 };
 
 struct world {
     struct ct_device *device;
@@ -260,8 +260,9 @@ static void everyone_leaves(struct world *w)
 
 int main(void)
 {
+    const uint64_t seeds = rounds_of(30, 600);
     uint64_t records = 0;
-    for (uint64_t seed = 1; seed <= SEEDS; seed++) {
+    for (uint64_t seed = 1; seed <= seeds; seed++) {
         struct world one, two;
         open_world(&one, seed);
         open_world(&two, seed);
@@ -277,6 +278,6 @@ int main(void)
         free(two.memory);
     }
     EXPECT(records > 10000);
-    printf("%" PRIu64 " ops completed in %d worlds\n", records, SEEDS);
+    printf("%" PRIu64 " ops completed in %" PRIu64 " worlds\n", records, seeds);
     return 0;
 }

@@ -24,4 +24,10 @@
         }                                                                                                              \
     } while (0)
 
+/* How many rounds of random calls: `few` in every run of the suite, `many` when `make soak` asks for them. */
+static inline uint64_t rounds_of(uint64_t few, uint64_t many)
+{
+    return getenv("COTENANT_SOAK") ? many : few;
+}
+
 #endif

@@ -128,6 +128,29 @@ static void launches_keep_their_intervals(void)
     pl_script_free(&script);
 }
 
+/* Only the steps that were asked for, as a request with times of its own; a failure is told and nothing more is launched. */
+static void parts_are_played_alone(void)
+{
+    struct pl_script script;
+    struct pl_stage stage = made_stage();
+    struct pl_request request = {.due_ns = 5};
+    EXPECT_EQ(read_text(&script, "a 1 32 21 0\nb 1 32 22 0\n@htod 23 0\na 1 32 24 0\n"), 0);
+    launches = waits = 0;
+    EXPECT_EQ(pl_play_part(&stage, &script, 1, 2, &request), 0);
+    EXPECT_EQ(launches, 2);
+    EXPECT_EQ(waits, 1);
+    EXPECT_EQ(launched[0], 22);
+    EXPECT_EQ(launched[1], 23);
+    EXPECT_EQ(request.due_ns, 5);
+    EXPECT(request.begin_ns <= launched_ns[0] && launched_ns[1] <= request.end_ns);
+    refuse_at = (int)launches + 1;
+    EXPECT_EQ(pl_play_part(&stage, &script, 0, 4, &request), 719);
+    EXPECT_EQ(launches, 3);
+    refuse_at = -1;
+    launches = waits = 0;
+    pl_script_free(&script);
+}
+
 /* A request is due by the clock, whatever became of the one before. */
 static void periods_do_not_drift(void)
 {
@@ -194,6 +217,7 @@ int main(void)
 {
     scripts_are_read();
     launches_keep_their_intervals();
+    parts_are_played_alone();
     periods_do_not_drift();
     chance_has_its_mean();
     failures_and_stops_end_it();

@@ -277,7 +277,7 @@ static void one(void)
 
 int main(int argc, char **argv)
 {
-    uint64_t rounds = argc > 1 ? strtoull(argv[1], NULL, 10) : 200000;
+    uint64_t rounds = argc > 1 ? strtoull(argv[1], NULL, 10) : rounds_of(40000, 2000000);
     state = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
     struct test_server server;
     prepare();

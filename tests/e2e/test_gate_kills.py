@@ -19,8 +19,9 @@ from cotenant.live.gate import devices_in, path_of
 from cotenant.live.ledger import path_of as ledger_of
 from cotenant.policy.schedule import roster
 from tests.e2e.stage import BOUND_S, Stage, until
+from tests.effort import examples
 
-KILLS = int(os.environ.get("COTENANT_KILLS", "150"))
+KILLS = examples(60, 500)
 NODE_KILLS = 3
 SLOTS = 24
 OPTIONS = ("--slots", str(SLOTS), "--grace", "1s", "--gpu", "a=64GiB", "--gpu", "b=64GiB")

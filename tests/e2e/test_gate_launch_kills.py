@@ -1,7 +1,6 @@
 """Tenants killed while they launch, and the daemon meanwhile: does anybody else stall, does anything of them stay?"""
 
 import contextlib
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,12 +11,13 @@ import pytest
 from cotenant.live.gate import path_of
 from cotenant.policy.schedule import roster
 from tests.e2e.stage import Stage, until
+from tests.effort import examples
 from tests.live.hooks import hook_before
 from tests.live.softgpus import PROGRAMS
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
 pytestmark = pytest.mark.timeout(900)
-KILLS = int(os.environ.get("COTENANT_KILLS", "24"))
+KILLS = examples(16, 500)
 """How many tenants die; the longer run has 500."""
 NODE_KILLS = max(2, KILLS // 50)
 OPTIONS = ("--slots", "12", "--grace", "1s")

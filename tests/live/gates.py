@@ -22,13 +22,19 @@ class Gate:
         self.policy = policy
         self.seat()
 
-    def seat(self, online: int = 2, offline: int = 7, *, paused: bool = False, static_ppm: int = 0) -> None:
-        """Say anew who sits where."""
-        seats = (
-            GateSeat(ONLINE, GENERATION, online, online=True),
-            GateSeat(OFFLINE, GENERATION, offline, False, paused, limit_ppm=static_ppm, static=static_ppm > 0),
-        )
-        self._gates.seat(0, GateRules(self.policy, seats=seats))
+    def seat(
+        self,
+        online: int | None = 2,
+        offline: int = 7,
+        *,
+        paused: bool = False,
+        static_ppm: int = 0,
+        patience_ns: int = GateRules().patience_ns,
+    ) -> None:
+        """Say anew who sits where; None: the online one is gone."""
+        below = GateSeat(OFFLINE, GENERATION, offline, False, paused, limit_ppm=static_ppm, static=static_ppm > 0)
+        above = () if online is None else (GateSeat(ONLINE, GENERATION, online, online=True),)
+        self._gates.seat(0, GateRules(self.policy, patience_ns=patience_ns, seats=(*above, below)))
 
     def environ(self, environ: dict[str, str], records: Path, slot: int) -> dict[str, str]:
         """The environment of a program in a seat, which finds the file beside its records."""

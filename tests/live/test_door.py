@@ -18,6 +18,7 @@ from cotenant.errors import PeerError
 from cotenant.format import wire
 from cotenant.live.client import Connection, NodeAwayError
 from cotenant.live.door import PATIENCE_NS
+from tests.effort import examples
 from tests.live.indoors import SPEC, Indoors, descriptors, heard, join, until
 
 LENGTH = struct.Struct("<I")
@@ -356,10 +357,10 @@ words = st.one_of(
 )
 
 
-def test_random_words_by_the_thousand_neither_crash_nor_stall_it(node: Indoors) -> None:
+def test_random_words_by_the_hundred_neither_crash_nor_stall_it(node: Indoors) -> None:
     spoken = 0
 
-    @settings(max_examples=400, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(150, 4000), deadline=None, database=None, suppress_health_check=list(HealthCheck))
     @given(st.lists(words, min_size=1, max_size=16), st.sampled_from(["listen", "hang up", "half close"]))
     def speak(conversation: list[bytes], manner: str) -> None:
         nonlocal spoken
@@ -379,7 +380,7 @@ def test_random_words_by_the_thousand_neither_crash_nor_stall_it(node: Indoors) 
         node.honest()
 
     speak()
-    assert spoken > 1000
+    assert spoken > 300
     node.settled(0)
     node.machine.check()
     assert node.honest().tenants == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import select
 import subprocess
 import sys
@@ -13,15 +12,17 @@ from typing import IO
 import pytest
 
 from cotenant.domain.gate import GatePolicy
+from cotenant.domain.instant import SECOND_NS
 from cotenant.live.clock import pause
+from tests.effort import examples
 from tests.live.gates import OFFLINE, ONLINE, Gate
 from tests.live.hooks import Hook, hook_before
 from tests.live.softgpus import PROGRAMS
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
 pytestmark = pytest.mark.timeout(240)
-KILLS = int(os.environ.get("COTENANT_KILLS", "50"))
-"""How many processes die at the gate; the longer run has 500."""
+KILLS = examples(30, 500)
+"""How many processes die at the gate."""
 
 
 class Seats:
@@ -175,17 +176,21 @@ def test_a_holder_waits_for_nobody_however_those_below_die(seats: Seats) -> None
 
 
 def test_below_an_active_holder_the_strict_wait_until_it_is_gone(seats: Seats) -> None:
+    """It waits for a kernel that does not end: one that launches again and again is quiet whenever its host is late."""
     seats.gate.policy = GatePolicy.STRICT
-    seats.gate.seat()
-    holder = seats.start(ONLINE, "spins.py", "1000000")
-    while seats.count(ONLINE, "sequence") < 10:
+    seats.gate.seat(patience_ns=600 * SECOND_NS)
+    holder = seats.start(ONLINE, "longwait.py", "spinning")
+    while not seats.count(ONLINE, "waits_ns"):
+        assert holder.poll() is None
         pause(0.01)
     below = seats.start(OFFLINE, "spins.py", "2")
     while not seats.count(OFFLINE, "wanted_ns"):
         assert below.poll() is None
         pause(0.001)
+    assert seats.count(OFFLINE, "sequence") == 0
     holder.kill()
     holder.wait()
+    seats.gate.seat(online=None)  # as the node does for one that is gone
     assert below.wait() == 0
     assert seats.count(OFFLINE, "launches") == 4
     assert seats.count(ONLINE, "waits") == 0

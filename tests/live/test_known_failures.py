@@ -17,6 +17,7 @@ import pytest
 from cotenant.domain.gate import GatePolicy
 from cotenant.live.clock import pause
 from cotenant.live.softgpu import manage
+from tests.effort import examples
 from tests.live.gates import OFFLINE, ONLINE
 from tests.live.ledgers import GENERATION, Quotas
 from tests.live.test_gate_hook import Seats
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.timeout(240)
 
 MIB, GIB = 1 << 20, 1 << 30
 FULL = "CUDA_ERROR_OUT_OF_MEMORY"
-STOPS = int(os.environ.get("COTENANT_KILLS", "50")) // 2
+STOPS = examples(20, 250)
 """How often a process is stopped at any moment."""
 
 # What goes wrong elsewhere, and what shows that it does not here: a file, and words that are in it.

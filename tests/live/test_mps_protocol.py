@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.effort import examples
 from tests.live.mps import Stage, Steered
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
@@ -144,7 +145,7 @@ COMMANDS = st.one_of(
 def test_whatever_is_said_the_daemon_answers_and_lives(stage: Stage) -> None:
     assert stage.control("-d").returncode == 0
 
-    @settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(60, 1500), deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.lists(COMMANDS, min_size=1, max_size=4))
     def fuzz(commands: list[bytes]) -> None:
         for answer in answers_to(stage, [b"ui\n" + command for command in commands]):
@@ -154,7 +155,7 @@ def test_whatever_is_said_the_daemon_answers_and_lives(stage: Stage) -> None:
             if " = " in text or "Unknown" in text:
                 assert text.count("\n") == 1  # one sentence
 
-    @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(50, 1000), deadline=None, suppress_health_check=list(HealthCheck))
     @given(st.binary(min_size=1, max_size=400).filter(lambda message: not message.startswith((b"ui\n", b"client\n"))))
     def hostile(message: bytes) -> None:
         assert answers_to(stage, [message, b"ui\nget_server_list"]) == [b"", b""]

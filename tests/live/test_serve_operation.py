@@ -159,7 +159,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
         (("no-such-folder",), "no-such-folder"),
         ((".", "--policy", "best"), "fifo"),
         ((".", "--http-port", "70000"), "70000"),
-        ((".", "--body", "much"), "much"),
+        ((".", "--body", "much"), "--body"),
     ],
 )
 def test_bad_arguments_get_one_sentence(words: tuple[str, ...], named: str) -> None:

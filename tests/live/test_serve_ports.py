@@ -11,6 +11,7 @@ from cotenant.domain.tensor import Datatype, TensorSpec
 from cotenant.format.infer import GivenInput, InferError, InferRequest
 from cotenant.live.serve.engine import Engine
 from cotenant.live.serve.python import PythonModel
+from cotenant.live.serve.runtime import CpuRuntime
 from cotenant.machine.server import ServerMachine, ServerSettings
 from cotenant.serve import Model
 from cotenant.sim.loop import SimLoop
@@ -59,7 +60,7 @@ class Noted:
 def told_live(requests: int, inline: bool) -> list[str]:
     async def main() -> list[str]:
         loop = asyncio.get_running_loop()
-        engine = Engine(SETTINGS, (0,), loop)
+        engine = Engine(SETTINGS, CpuRuntime((0,)), loop)
         gate = asyncio.Event()
         model = Model(
             lambda tensors: {"X": tensors["X"]},

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from cotenant.live.softgpu import manage
+from tests.effort import examples
 from tests.live.softgpus import run, start
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
 pytestmark = pytest.mark.timeout(600)
 
-KILLS = 200
+KILLS = examples(60, 2000)
 CLIENTS = 4
 
 
@@ -37,7 +38,7 @@ def settled(directory: Path) -> dict[str, Any]:
     raise AssertionError(books)
 
 
-def test_memory_returns_to_zero_after_200_kills(softgpu: Path) -> None:
+def test_memory_returns_to_zero_after_many_kills(softgpu: Path) -> None:
     dice = random.Random(7)
     clients = [start(softgpu, "crasher.py", str(seed)) for seed in range(CLIENTS)]
     for kill in range(KILLS):

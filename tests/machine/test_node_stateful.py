@@ -42,6 +42,7 @@ from cotenant.format.journal import MAGIC, Turn, TurnReader, encode_turn
 from cotenant.host import replay
 from cotenant.machine.node import NodeMachine
 from cotenant.policy.limit.share import delay_of, share_of
+from tests.effort import examples
 from tests.machine.life import Life
 from tests.machine.worlds import FOUND, node_settings, picks, specs, steps
 
@@ -315,5 +316,5 @@ class NodeLife(Life):
             assert machine.snapshot() == self.machines[0].snapshot()
 
 
-NodeLife.TestCase.settings = settings(max_examples=250, stateful_step_count=50, deadline=None)
+NodeLife.TestCase.settings = settings(max_examples=examples(100, 2500), stateful_step_count=50, deadline=None)
 TestNodeLife = NodeLife.TestCase

@@ -40,6 +40,7 @@ from cotenant.domain.tenant import Kind, Tenant, TenantSpec
 from cotenant.format.journal import MAGIC, Turn, TurnReader, encode_turn
 from cotenant.host import replay
 from cotenant.machine.node import NodeMachine
+from tests.effort import examples
 from tests.machine.protected_worlds import (
     CALM,
     GPUS,
@@ -382,5 +383,5 @@ class ProtectedLife(RuleBasedStateMachine):
             assert machine.snapshot() == self.machines[0].snapshot()
 
 
-ProtectedLife.TestCase.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+ProtectedLife.TestCase.settings = settings(max_examples=examples(40, 800), stateful_step_count=50, deadline=None)
 TestProtectedLife = ProtectedLife.TestCase

@@ -25,6 +25,7 @@ from cotenant.domain.serving import (
 from cotenant.machine.server import ServerMachine, ServerSettings
 from cotenant.policy.schedule import SERVE_POLICIES
 from cotenant.policy.schedule.fifo import Fifo
+from tests.effort import examples
 
 MS = 1_000_000
 
@@ -167,7 +168,7 @@ def test_nobody_gets_in_while_it_drains() -> None:
 
 
 @pytest.mark.parametrize("admit", ["deadline", "anyone"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(30, 600), deadline=None)
 @given(data=st.data())
 def test_every_request_ends_once_whatever_happens(admit: str, data: st.DataObject) -> None:  # noqa: C901  one story
     """Conservation: each request is run, refused or cancelled, and cores are never held twice."""

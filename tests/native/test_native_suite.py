@@ -6,12 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from tests.effort import IS_SOAK
 from tests.tool import ROOT, run, run_or_fail, tool
 
 SANITIZERS = {
     "ASAN_OPTIONS": "abort_on_error=1:detect_leaks=1:strict_string_checks=1",
     "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
 }
+
+# Against hangs alone: on a busy machine the fuzzers take many times their time, and in a soak they take their time.
+LIMIT_S = 7200 if IS_SOAK else 280
 
 
 def run_native_tests(root: Path, build: Path) -> subprocess.CompletedProcess[str]:
@@ -20,9 +24,8 @@ def run_native_tests(root: Path, build: Path) -> subprocess.CompletedProcess[str
     run_or_fail([*configure, *kind, f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}"], root)
     run_or_fail([tool("cmake"), "--build", build], root)
     # ctest succeeds when it finds no test at all unless it is told otherwise.
-    # The limit is against hangs alone: on a busy machine the fuzzers take many times their time.
-    options = ["--output-on-failure", "--no-tests=error", "--timeout", "300", "--parallel", "2"]
-    return run([tool("ctest"), "--test-dir", build / "native", *options], root, SANITIZERS)
+    options = ["--output-on-failure", "--no-tests=error", "--timeout", str(LIMIT_S), "--parallel", "2"]
+    return run([tool("ctest"), "--test-dir", build / "native", *options], root, SANITIZERS, LIMIT_S)
 
 
 @pytest.mark.slow

@@ -38,6 +38,7 @@ from cotenant.sim.ledger import SimLedgers
 from cotenant.sim.loop import SimLoop
 from cotenant.sim.node import SimNode
 from cotenant.sim.warden import SimWardens
+from tests.effort import examples
 
 SLOTS = 3
 Step: TypeAlias = tuple[Instant, Event | None]
@@ -241,7 +242,7 @@ node_settings = st.builds(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(60, 1500))
 @given(node_settings, st.lists(st.tuples(gaps, events), max_size=25), st.sampled_from([0, 500, 1 << 40]), st.booleans())
 def test_any_story_under_both_clocks(
     chosen: NodeSettings, told: list[tuple[int, Event | None]], limit_bytes: int, stops: bool

@@ -9,7 +9,6 @@ from cotenant.domain.lane import Hold, Launch, View, assemble
 from cotenant.domain.serving import ModelSpec, Waiting
 from cotenant.machine.lanes import QueueLane
 from cotenant.policy.admit import REQUEST_POLICIES
-from cotenant.policy.predict.service import ServiceTimes
 from cotenant.policy.schedule import SERVE_POLICIES
 
 
@@ -19,23 +18,6 @@ def lane(key: int, *rows: int, since: int = 0, **more: Any) -> QueueLane:
     for place, count in enumerate(rows):
         made.add(Waiting(10 * key + place, count, 0, 1, since, -1))
     return made
-
-
-def test_what_was_never_run_is_taken_from_the_next_larger_size() -> None:
-    times = ServiceTimes()
-    assert times.expected_ns(4, 1) == 0
-    times.learn(4, 1, 800)
-    assert tuple(times.expected_ns(rows, 1) for rows in (2, 4, 8)) == (800, 800, 1600)
-    times.learn(2, 1, 500)
-    assert tuple(times.expected_ns(rows, 1) for rows in (1, 2, 3)) == (500, 500, 800)
-
-
-@given(st.lists(st.integers(1, 10**9), min_size=1, max_size=30))
-def test_belief_stays_within_what_was_seen(seen: list[int]) -> None:
-    times = ServiceTimes()
-    for took in seen:
-        times.learn(1, 1, took)
-    assert min(seen) - len(seen) <= times.expected_ns(1, 1) <= max(seen)
 
 
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=12), st.integers(0, 4))

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotenant import _native
+from tests.effort import examples
 
 US, MS = 1_000, 1_000_000
 KNOWN = 300
@@ -106,7 +107,7 @@ calls = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(50, 1000), deadline=None)
 @given(calls)
 def test_no_request_is_longer_than_the_time_that_passed(made: list[tuple[str, int, int, int]]) -> None:
     """More threads than are followed, waits without launches, instants that stand still: nothing breaks."""

@@ -19,6 +19,7 @@ from cotenant.sim.device import (
     StreamKind,
     preset,
 )
+from tests.effort import examples
 from tests.property.device_reference import Launch, Reference
 
 LIMITS = Limits(clients=4, contexts=8, streams=16, events=16, ops=512, records=1024)
@@ -94,7 +95,7 @@ def cases(draw: st.DrawFn) -> tuple[Reference, list[Launch]]:
     return model, launches
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(80, 3000), deadline=None)
 @given(cases())
 def test_it_agrees_with_the_reference_block_by_block(case: tuple[Reference, list[Launch]]) -> None:
     model, launches = case
@@ -373,7 +374,7 @@ scripts = st.builds(
 traffic = st.builds(kernel, st.integers(1, 30), st.integers(1, 400), st.integers(1, 4), st.integers(0, 200_000))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(60, 2000), deadline=None)
 @given(st.lists(scripts, min_size=1, max_size=3), st.lists(traffic, min_size=3, max_size=3))
 def test_the_batch_driver_equals_the_step_by_step_api(clients: list[ScriptClient], kernels: list[Kernel]) -> None:
     config = tiny(2, switch_ns=20)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from cotenant.format.mps import share_of
 from cotenant.sim.device import OWN_GROUP, Device, Kernel, StreamKind
+from tests.effort import examples
 from tests.property.test_device_model import LIMITS, kernel, open_client, run_out, tiny
 
 GROUP = 7
@@ -16,7 +17,7 @@ THREADS = 256
 shapes = st.builds(kernel, st.integers(1, 60), st.integers(1, 400), st.integers(1, 4), st.sampled_from([0, 0, 20000]))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(60, 2000), deadline=None)
 @given(
     st.integers(4, 20),
     st.lists(st.sampled_from([30.0, 30.0, 10.0, 62.5, 100.0]), min_size=1, max_size=4),

@@ -19,10 +19,14 @@ from tests.strategies import configs
 FIELDS = [(section, field) for section, kind in SECTIONS.items() for field in kind.__struct_fields__]
 
 
+def commands_for(words: list[str]) -> dict[str, argparse.ArgumentParser]:
+    choices: list[Any] = [action.choices for action in cli.parser_for(words)._actions if action.choices]
+    found: dict[str, argparse.ArgumentParser] = choices[0]
+    return found
+
+
 def parser_of(command: str) -> argparse.ArgumentParser:
-    choices: list[Any] = [action.choices for action in cli._parser()._actions if action.choices]
-    parser: argparse.ArgumentParser = choices[0][command]
-    return parser
+    return commands_for([command])[command]
 
 
 def flags_in(parser: argparse.ArgumentParser) -> dict[str, list[str]]:
@@ -32,6 +36,20 @@ def flags_in(parser: argparse.ArgumentParser) -> dict[str, list[str]]:
         if "." in action.dest:
             found.setdefault(action.dest, []).extend(action.option_strings)
     return found
+
+
+@pytest.mark.parametrize("words", [[], ["--help"], ["--version"], ["no-command", "ps"]])
+def test_who_names_no_command_is_offered_them_all(words: list[str]) -> None:
+    assert list(commands_for(words)) == [name for names in cli.COMMANDS.values() for name in names]
+
+
+@pytest.mark.parametrize("file", cli.COMMANDS)
+def test_a_command_is_read_by_its_own_file_alone(file: str) -> None:
+    """The same flags as among all of them; a table that named the wrong file would lose the command."""
+    for name in cli.COMMANDS[file]:
+        alone = commands_for([name])
+        assert list(alone) == list(cli.COMMANDS[file])
+        assert alone[name].format_help() == commands_for([])[name].format_help()
 
 
 def test_every_section_has_flags() -> None:

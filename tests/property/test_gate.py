@@ -12,13 +12,13 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_sta
 from cotenant import _native
 from cotenant.domain.gate import GatePolicy, GateRules, GateSeat
 from cotenant.policy.schedule import roster
+from tests.effort import examples
 from tests.property import gate_model as model
 from tests.property import gate_sums as sums
 from tests.property.gate_ledger import Device
 from tests.property.gate_sums import MS, US, Answer, Page, Wish
 
-SLOTS = 5
-DEBT_AT = roster.PAGE_BYTES + 64
+SLOTS, DEBT_AT = 5, roster.PAGE_BYTES + 64
 
 few_ns = st.sampled_from([20 * US, 0, 1, US, 70 * US, 150 * US, 600 * US, 3 * MS, 40 * MS])
 steps_ns = st.sampled_from([2 * US, 0, 1, 15 * US, 50 * US, 90 * US, 400 * US, 2 * MS, 11 * MS])
@@ -382,7 +382,7 @@ class GateMachine(RuleBasedStateMachine):
 
 
 def test_the_gate_does_what_its_rules_say() -> None:
-    run_state_machine_as_test(GateMachine, settings=settings(max_examples=100, stateful_step_count=30))
+    run_state_machine_as_test(GateMachine, settings=settings(max_examples=examples(40, 1000), stateful_step_count=30))
 
 
 def test_what_ends_in_time_in_the_mean_only_passes_no_deep_debt() -> None:

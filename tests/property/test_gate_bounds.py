@@ -18,6 +18,7 @@ from cotenant.format.toml import ShareOfWhole
 from cotenant.machine.node import NodeMachine
 from cotenant.machine.seats import seat_of
 from cotenant.policy.schedule import roster
+from tests.effort import examples
 from tests.property import gate_sums as sums
 from tests.property.gate_sums import MS, US, Wish
 
@@ -138,7 +139,7 @@ def play(  # one holder that lies, and tenants below that never stop asking
     return Losses(charged, true_ns, most, len(below) * in_flight)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(20, 400))
 @given(
     delay_ppm=st.sampled_from([1_000, 20_000, 300_000]),
     bound_ns=st.sampled_from([0, 500 * US, 20 * MS]),
@@ -183,7 +184,7 @@ def test_without_the_debt_the_bound_does_not_hold() -> None:
     assert found.charged_ns > found.most_ns
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(30, 600))
 @given(
     data=st.data(),
     policy=st.sampled_from([GatePolicy.FILL, GatePolicy.STRICT]),

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from cotenant.domain.event import Woke
 from cotenant.format.journal import MAGIC, TURN_LIMIT_BYTES, JournalDamageError, Turn, TurnReader, encode_turn
+from tests.effort import examples
 from tests.strategies import turns
 
 
@@ -58,7 +59,7 @@ def test_a_journal_says_what_was_written(written: list[Turn]) -> None:
     assert (reader.turns, reader.torn_bytes, reader.sound_bytes) == (len(written), 0, sum(map(len, chunks)))
 
 
-@settings(max_examples=25)  # each one is cut at every byte
+@settings(max_examples=examples(12, 250))  # each one is cut at every byte
 @given(st.lists(turns, min_size=1, max_size=3))
 def test_every_cut_leaves_exactly_the_turns_before_it(written: list[Turn]) -> None:
     ends = [len(MAGIC)]
@@ -72,7 +73,7 @@ def test_every_cut_leaves_exactly_the_turns_before_it(written: list[Turn]) -> No
         assert (reader.sound_bytes, reader.torn_bytes) == (sound, cut - sound)
 
 
-@settings(max_examples=20)  # each one has every bit flipped
+@settings(max_examples=examples(10, 200))  # each one has every bit flipped
 @given(st.lists(turns, min_size=1, max_size=2))
 def test_a_flipped_bit_is_never_taken_for_what_was_written(written: list[Turn]) -> None:
     content = MAGIC + b"".join(map(encoded, written))

@@ -9,6 +9,7 @@ from cotenant.domain.trace import Ask, Asked
 from cotenant.format.ran import RECORD, read_ran
 from cotenant.format.record import RING_AT, Part
 from cotenant.format.ring import ENTRIES, ENTRIES_AT, ENTRY, HEADER, MAGIC, VERSION, entries_of, fetch_ring
+from tests.effort import examples
 
 
 class Ring:
@@ -65,7 +66,7 @@ def test_an_entry_that_was_overtaken_while_it_was_read_is_not_believed() -> None
     assert (following, lost) == (ENTRIES, 11)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(80, 2000))
 @given(st.binary(max_size=200), st.binary(max_size=400), st.integers(0, 2**64), st.booleans())
 def test_any_bytes_give_entries_or_none(head: bytes, body: bytes, after: int, sound: bool) -> None:
     start = HEADER.pack(MAGIC, VERSION, ENTRY.size, ENTRIES, 0, int.from_bytes(head[:8], "little")) if sound else head

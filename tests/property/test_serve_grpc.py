@@ -7,11 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotenant.format import http2
-from cotenant.format.grpc import Abandoned, Called, Closed, GrpcConnection, Happening, Said
+from cotenant.format.grpc import GrpcConnection
+from cotenant.format.grpc_calls import Abandoned, Called, Closed, Happening, Said
 from cotenant.format.grpc_words import read_timeout
 from cotenant.format.hpack import STATIC, HpackDecoder, HpackError, encode_header, huffman_decode
 from cotenant.format.http2 import Http2Error, frame
 from cotenant.format.packing import pack
+from tests.effort import examples
 
 LIMIT = 100_000
 BEGIN = http2.PREFACE + frame(http2.SETTINGS, 0, 0)
@@ -70,7 +72,7 @@ def test_a_message_may_come_in_any_frames(message: bytes) -> None:
 frames = st.builds(frame, st.integers(0, 11), st.integers(0, 255), st.integers(0, 9), st.binary(max_size=40))
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(100, 3000))
 @given(st.lists(frames | st.binary(max_size=30), max_size=12))
 def test_any_frames_are_read_or_refused(parts: list[bytes]) -> None:
     connection = GrpcConnection(LIMIT)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from cotenant.format.http import HttpError, HttpReader
 from cotenant.format.infer import InferError
 from cotenant.format.target import parse_target
+from tests.effort import examples
 
 LIMIT = 1000
 HEADS = st.sampled_from(
@@ -55,7 +56,7 @@ def test_any_bytes_are_read_or_refused(garbage: bytes) -> None:
     assert 400 <= status < 600
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(80, 2000))
 @given(REQUESTS, st.integers(0, 200), st.binary(min_size=1, max_size=4))
 def test_any_change_is_read_or_refused(text: bytes, place: int, change: bytes) -> None:
     place %= len(text)

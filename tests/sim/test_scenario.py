@@ -21,6 +21,7 @@ from cotenant.format.scenario import FaultConfig, PopulationConfig, Scenario, de
 from cotenant.format.toml import Count, DurationNs, ShareOfWhole, SizeBytes
 from cotenant.host import replay
 from cotenant.machine.node import NodeMachine
+from tests.effort import examples
 from tests.tool import ROOT, run, run_or_fail
 
 WORLD = 'seed = 1\nduration = "1s"\n'
@@ -236,7 +237,7 @@ worlds = st.builds(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(30, 600))
 @given(worlds)
 def test_in_any_world_nobody_is_lost_or_counted_twice(world: Scenario) -> None:
     outcome, journal = simulate(world)

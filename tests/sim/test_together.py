@@ -26,6 +26,7 @@ from cotenant.sim.arrivals import arrivals_of, driven
 from cotenant.sim.device import preset
 from cotenant.sim.kernels import World
 from cotenant.sim.kernels_host import Client, Costs, Open
+from tests.effort import examples
 
 SETTING = Setting(device=preset("v100"), seed=3)
 FOR_NS = SECOND_NS
@@ -96,7 +97,7 @@ def services(draw: st.DrawFn) -> Load:
 
 
 @given(st.lists(services(), min_size=1, max_size=3), st.sampled_from(sorted(WAYS)), st.integers(0, 40))
-@settings(max_examples=60)
+@settings(max_examples=examples(30, 600))
 def test_whoever_shares_nothing_is_lost_and_nobody_is_faster_than_alone(
     loads: list[Load], way: str, slo_ms: int
 ) -> None:

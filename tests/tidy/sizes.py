@@ -78,7 +78,8 @@ def c_functions(text: str) -> Iterator[Span]:
     depth = 0
     header_from = 0
     opened_at: int | None = None
-    for at, char in enumerate(code):
+    for mark in re.finditer(r"[{};]", code):
+        at, char = mark.start(), mark.group()
         if char == "{":
             header = code[header_from:at]
             if depth == 0 and re.fullmatch(r"\s*extern\s*", header):

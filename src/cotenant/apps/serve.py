@@ -5,17 +5,26 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Final, Protocol
 
 import msgspec
 
+from cotenant.apps.serve_runtime import RuntimeWish, runtime_of
 from cotenant.errors import ConfigError
 from cotenant.format.quantity import parse_duration, parse_size
+from cotenant.live.directory import Places, make_directory
 from cotenant.live.serve.http import Limits
 from cotenant.live.serve.repository import Repository
+from cotenant.live.serve.runtime import RUNTIMES
 from cotenant.live.serve.server import Listening, ServeOptions, cores_to_use, serve
+from cotenant.live.serve.sessions import sweep
+from cotenant.live.serve.spans import HOME
+from cotenant.live.serve.tls import tls_context, tls_files
 from cotenant.machine.server import ServerSettings
 from cotenant.policy.admit import REQUEST_POLICIES
 from cotenant.policy.schedule import SERVE_POLICIES
+
+TRACE: Final = ("asked", "always", "off")
 
 
 class ServeArguments(msgspec.Struct, frozen=True):
@@ -34,10 +43,21 @@ class ServeArguments(msgspec.Struct, frozen=True):
     memory: str
     connections: int
     drain: str
+    runtime: str
+    gpu: str
+    tenants: str
+    workers: int
+    run_limit: str
+    profiles: str
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_clients: str = ""
+    trace: str = "asked"
 
 
-def _options(given: ServeArguments) -> ServeOptions:
+def _options(given: ServeArguments, places: Places, own: Places, say: Callable[[str], None]) -> ServeOptions:
     for flag, name, table in (
+        ("--trace", given.trace, list(TRACE)),
         ("--policy", given.policy, list(SERVE_POLICIES)),
         ("--admit", given.admit, list(REQUEST_POLICIES)),
     ):
@@ -56,21 +76,81 @@ def _options(given: ServeArguments) -> ServeOptions:
     if given.cores < 0:
         raise ConfigError("--cores", given.cores, "choose 1 or more, or 0 for all")
     cores = cores_to_use(sorted(os.sched_getaffinity(0)), given.cores)
-    settings = ServerSettings(len(cores), schedule=given.policy, admit=given.admit, requests_limit=given.queue)
-    limits = Limits(parse_size(given.body), parse_size(given.memory), given.connections)
-    drain_s = parse_duration(given.drain) / 10**9
+    tls = tls_files(given.tls_cert, given.tls_key, given.tls_clients)
+    if tls is not None:
+        tls_context(tls, "http/1.1")  # files that are of no use are refused before anything else
     models = tuple(Path(one) for one in given.models)
+    Repository(models, cores).scan()  # a path that is not there is refused before anything else
+    limits = Limits(
+        parse_size(given.body, field="--body"), parse_size(given.memory, field="--memory"), given.connections
+    )
+    drain_s = parse_duration(given.drain, field="--drain") / 10**9
+    runtime = runtime_of(wish_of(given), cores, places, say)
+    settings = ServerSettings(
+        runtime.all_units,
+        pinned=runtime.pinned,
+        schedule=given.policy,
+        admit=given.admit,
+        requests_limit=given.queue,
+    )
     ports = (given.http_port, given.grpc_port, given.metrics_port)
-    return ServeOptions(models, given.host, *ports, cores, settings, limits, drain_s)
+    spans = None if given.trace == "off" else _place_of_spans(own, say)
+    always = given.trace == "always"
+    folder = profiles_folder(given.profiles, own)
+    return ServeOptions(
+        models, given.host, *ports, cores, runtime, settings, limits, drain_s, folder, tls, spans, always
+    )
+
+
+class RuntimeArguments(Protocol):
+    """What every command says that runs models."""
+
+    @property
+    def runtime(self) -> str: ...
+    @property
+    def gpu(self) -> str: ...
+    @property
+    def tenants(self) -> str: ...
+    @property
+    def workers(self) -> int: ...
+    @property
+    def run_limit(self) -> str: ...
+
+
+def wish_of(given: RuntimeArguments) -> RuntimeWish:
+    """What models are to run on."""
+    if given.runtime not in RUNTIMES:
+        raise ConfigError("--runtime", given.runtime, f"choose {' or '.join(RUNTIMES)}")
+    return RuntimeWish(given.runtime, given.gpu, given.tenants, given.workers, given.run_limit)
+
+
+def profiles_folder(given: str, places: Places) -> Path:
+    """Where profiles of models are: as said, or beside what else is kept."""
+    return Path(given) if given else places.state / "serve-profiles"
 
 
 def run_server(
-    given: ServeArguments, say: Callable[[str], None], show: Callable[[Listening, Sequence[str]], None]
+    given: ServeArguments,
+    places: Places,
+    own: Places,
+    say: Callable[[str], None],
+    show: Callable[[Listening, Sequence[str]], None],
 ) -> int:
-    """Serve until told to stop."""
-    options = _options(given)
-    Repository(options.models, options.cores).scan()  # a path that is not there is refused before anything else
-    return serve(options, say, show)
+    """Serve until told to stop; `places` are those of the node, `own` are ours, where `cotenant trace` looks."""
+    sweep()
+    return serve(_options(given, places, own, say), say, show)
+
+
+def _place_of_spans(places: Places, say: Callable[[str], None]) -> Path | None:
+    """Where requests may be traced; a machine that has no place for it serves all the same."""
+    try:
+        make_directory(places.runtime, "directories.runtime")
+        home = places.runtime / HOME
+        home.mkdir(mode=0o700, exist_ok=True)
+    except (ConfigError, OSError) as error:
+        say(f"requests cannot be traced: {error}")
+        return None
+    return home
 
 
 def differences(models: Sequence[str]) -> dict[str, list[str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import msgspec
 from rich.console import Console
@@ -13,8 +13,6 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from cotenant.apps.replay import ReplayReport
-from cotenant.apps.simulate import Outcome
 from cotenant.domain.gate import GateRules
 from cotenant.domain.instant import SECOND_NS
 from cotenant.domain.ledger import LedgerAccount
@@ -34,6 +32,10 @@ from cotenant.format.quantity import (
 from cotenant.live.doctor import Finding, Level
 from cotenant.live.ledger import look_at
 from cotenant.live.softgpu.manage import SoftGpu
+
+if TYPE_CHECKING:  # both bring the whole machine of the node, and most of what is shown has nothing to do with it
+    from cotenant.apps.replay import ReplayReport
+    from cotenant.apps.simulate import Outcome
 
 Accounts: TypeAlias = Mapping[tuple[int, int], LedgerAccount]
 """The ledgers' accounts by device and slot."""

@@ -10,7 +10,8 @@ import msgspec
 from rich.console import Console
 from rich.text import Text
 
-from cotenant.domain.lanes import Lane, lay_out
+from cotenant.domain.lanes import Lane
+from cotenant.domain.serve_lanes import lay_out_all
 from cotenant.domain.trace import Recording
 
 PICTURE_NS: Final = 20_000_000
@@ -24,9 +25,9 @@ def show_picture(console: Console, recording: Recording) -> None:
     """The last 20 ms in which anything happened; how full a character is says for how much of its time."""
     end_ns = min(recording.end_ns, max(_ends(recording), default=recording.end_ns))
     start_ns = max(end_ns - PICTURE_NS, recording.start_ns)
-    groups = lay_out(msgspec.structs.replace(recording, start_ns=start_ns, end_ns=end_ns))
+    groups = lay_out_all(msgspec.structs.replace(recording, start_ns=start_ns, end_ns=end_ns))
     if not any(lane.slices for group in groups for lane in group.lanes):
-        console.print("Nothing ran. Programs under `cotenant run` show here, and software GPUs.")
+        console.print("Nothing ran. Programs under `cotenant run`, servers and software GPUs show here.")
         return
     columns = max(min(COLUMNS, console.width - _NAME_COLUMNS - 1), 10)
     step_us = (end_ns - start_ns) / columns / 1000
@@ -75,4 +76,7 @@ def _ends(recording: Recording) -> Iterable[int]:
         yield from islice(began, 1)
     for program in recording.programs:
         began = (one.end_ns for one in reversed(program.asked) if one.at_ns < recording.end_ns)
+        yield from islice(began, 1)
+    for server in recording.servers:
+        began = (one.answered_ns for one in reversed(server.requests) if one.arrived_ns < recording.end_ns)
         yield from islice(began, 1)

@@ -16,7 +16,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from cotenant import __version__
 from cotenant.apps import softgpu
-from cotenant.domain.lanes import Group, lay_out
+from cotenant.domain.lanes import Group
+from cotenant.domain.serve_lanes import lay_out_all
 from cotenant.domain.trace import Device, Recording
 from cotenant.errors import ConfigError, CotenantError, WorldError
 from cotenant.format.ran import RECORD, read_ran
@@ -24,6 +25,7 @@ from cotenant.format.traceevents import trace_events
 from cotenant.live.clock import monotonic_ns, pause, unix_ns
 from cotenant.live.directory import Places
 from cotenant.live.hook.ring import Rings
+from cotenant.live.serve.spans import HOME, SpanFiles
 from cotenant.live.softgpu import manage, wire
 
 DEFAULT_SECONDS: Final = 5.0
@@ -46,6 +48,8 @@ class Written(msgspec.Struct, frozen=True):
     ran: int
     lost: int
     """Entries and records that were overwritten before they were read."""
+    servers: int
+    requests: int
 
 
 def seconds_of(text: str | None) -> float:
@@ -103,19 +107,23 @@ def check_place(output: str) -> None:
 def record(places: Places, seconds: float, console: Console, say: Callable[[str], None]) -> Recording:
     """Follow everything for so many seconds; for 0, what is remembered of the time before."""
     rings = Rings(places.runtime / "hook")
+    spans = SpanFiles(places.runtime / HOME)
     servers = [_Server(gpu, say) for gpu in softgpu.find(places) if gpu.alive]
     began_ns = ended_ns = monotonic_ns()
     try:
         for _ in _looks(seconds, console):
             ended_ns = monotonic_ns()  # looking takes a while: what comes in between is seen by some and not by others
             rings.look()
+            spans.look(follow=seconds > 0)
             for server in servers:
                 server.look()
         programs = tuple(rings.programs())
+        served = tuple(spans.servers())
     finally:
         rings.close()
+        spans.close()
     devices = tuple(server.device() for server in servers)
-    recording = Recording(began_ns, ended_ns, unix_ns(), programs, devices)
+    recording = Recording(began_ns, ended_ns, unix_ns(), programs, devices, served)
     return _since(recording) if seconds else msgspec.structs.replace(recording, start_ns=_earliest(recording))
 
 
@@ -143,21 +151,26 @@ def _since(recording: Recording) -> Recording:
     devices = [
         msgspec.structs.replace(one, ran=[ran for ran in one.ran if ran.end_ns >= old_ns]) for one in recording.devices
     ]
-    return msgspec.structs.replace(recording, programs=tuple(programs), devices=tuple(devices))
+    servers = [
+        msgspec.structs.replace(one, requests=[asked for asked in one.requests if asked.answered_ns >= old_ns])
+        for one in recording.servers
+    ]
+    return msgspec.structs.replace(recording, programs=tuple(programs), devices=tuple(devices), servers=tuple(servers))
 
 
 def _earliest(recording: Recording) -> int:
     """Where what is remembered begins; a program that tells of instants to come tells nothing."""
     starts = [ran.submit_ns for device in recording.devices for ran in device.ran]
     starts += [one.at_ns for program in recording.programs for one in program.asked]
+    starts += [one.arrived_ns for server in recording.servers for one in server.requests]
     return min([start for start in starts if start < recording.end_ns], default=recording.end_ns)
 
 
 def write(recording: Recording, output: str) -> Written:
     """The timeline as a file; none is left half written."""
-    if not recording.programs and not recording.devices:
-        raise WorldError("nothing to write: no program under `cotenant run` and no software GPU is here")
-    groups = lay_out(recording)
+    if not recording.programs and not recording.devices and not recording.servers:
+        raise WorldError("nothing to write: no program under `cotenant run`, no server and no software GPU is here")
+    groups = lay_out_all(recording)
     about: dict[str, int | str] = {
         "cotenant": __version__,
         "start_monotonic_ns": recording.start_ns,
@@ -182,6 +195,8 @@ def write(recording: Recording, output: str) -> Written:
         sum(len(program.asked) for program in recording.programs),
         sum(len(device.ran) for device in recording.devices),
         _lost(recording),
+        len(recording.servers),
+        sum(len(server.requests) for server in recording.servers),
     )
 
 
@@ -201,7 +216,8 @@ def _in_place_of(path: Path) -> Iterator[BinaryIO]:
 
 
 def _lost(recording: Recording) -> int:
-    return sum(program.lost for program in recording.programs) + sum(device.lost for device in recording.devices)
+    programs = sum(one.lost for one in recording.programs)
+    return programs + sum(one.lost for one in recording.devices) + sum(one.lost for one in recording.servers)
 
 
 def _count(groups: list[Group]) -> int:

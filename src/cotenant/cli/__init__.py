@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import Final
 
 from cotenant import __version__
-from cotenant.cli.advise import add_advise_command
-from cotenant.cli.bench import add_bench_command
 from cotenant.cli.command import Parser, say
-from cotenant.cli.gate import add_gate_commands
-from cotenant.cli.gpu import add_gpu_command
-from cotenant.cli.node import add_node_commands
-from cotenant.cli.observe import add_observe_commands
-from cotenant.cli.profile import add_profile_commands
-from cotenant.cli.serve import add_serve_command
-from cotenant.cli.softgpu import add_softgpu_commands
-from cotenant.cli.study import add_study_commands
-from cotenant.cli.trace import add_trace_command
 from cotenant.errors import CotenantError
+
+COMMANDS: Final = {
+    "node": ("node", "run", "ps", "doctor", "terms", "config"),
+    "gate": ("pause", "resume", "evict", "set", "top"),
+    "observe": ("events", "explain"),
+    "gpu": ("gpu",),
+    "trace": ("trace",),
+    "profile": ("profile",),
+    "advise": ("advise",),
+    "serve": ("serve",),
+    "serve_profile": ("serve profile",),
+    "load": ("load",),
+    "softgpu": ("softgpu",),
+    "study": ("replay", "simulate", "lab", "demo"),
+    "bench": ("bench",),
+}
+"""Which file adds which commands, in the order of `cotenant --help`."""
+TWO_WORDS: Final = ("serve profile", "serve plan")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
-    options = _parser().parse_args(words)
+    words = _one_command(list(sys.argv[1:] if arguments is None else arguments))
+    options = parser_for(words).parse_args(words)
     try:
         code: int = options.command(options)
     except CotenantError as error:
@@ -40,7 +49,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def _parser() -> Parser:
+def _one_command(words: list[str]) -> list[str]:
+    """A command of two words as one: `serve` takes files, yet two words behind it are commands of their own.
+
+    A folder of such a name is served as ./profile.
+    """
+    two = " ".join(words[:2])
+    return [two, *words[2:]] if two in TWO_WORDS else words
+
+
+def parser_for(words: Sequence[str]) -> Parser:
+    """What takes these words: the file of a command alone, for those of the others take as long as many a command."""
     parser = Parser(
         prog="cotenant",
         description="Deep-learning workloads share a GPU without hurting each other.",
@@ -48,15 +67,8 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"cotenant {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    add_node_commands(commands)
-    add_gate_commands(commands)
-    add_observe_commands(commands)
-    add_gpu_command(commands)
-    add_trace_command(commands)
-    add_profile_commands(commands)
-    add_advise_command(commands)
-    add_serve_command(commands)
-    add_softgpu_commands(commands)
-    add_study_commands(commands)
-    add_bench_command(commands)
+    named = words[0] if words else ""
+    files = [file for file, names in COMMANDS.items() if named in names] or COMMANDS
+    for file in files:
+        importlib.import_module(f"cotenant.cli.{file}").add_commands(commands)
     return parser

@@ -13,7 +13,7 @@ from cotenant.cli.command import add_command, add_flags, find, load, print_json,
 from cotenant.errors import ConfigError
 
 
-def add_advise_command(commands: Any) -> None:
+def add_commands(commands: Any) -> None:
     """`cotenant advise`."""
     about = "Watch a program's GPU work, change nothing, and say what could be shared."
     advise = add_command(commands, "advise", about, _advise, "directories", json=True)

@@ -17,6 +17,7 @@ _PLAIN: Final = ("loop", "device", "hook", "gate")
 _OWN_FLAGS: Final = {
     "fill": ("data", "quick", "sweep_bound", "gate", "bound", "delay"),
     "faults": ("only",),
+    "goodput": ("quick", "only", "runtime"),
     "memory": ("quick",),
     "limit": ("quick",),
     "server": ("quick",),
@@ -24,18 +25,19 @@ _OWN_FLAGS: Final = {
 """What only one of the benches knows."""
 
 
-def add_bench_command(commands: Any) -> None:
+def add_commands(commands: Any) -> None:
     bench = add_command(commands, "bench", "Measure cotenant itself.", _bench, json=True)
     about = (
         "loop: the two clocks; device: software GPU; hook, gate: what they cost a launch; fill: pairs; "
-        "faults: what goes wrong beside a service; memory: do quotas hold; limit: do shares; server: serving"
+        "faults: what goes wrong beside a service; memory: do quotas hold; limit: do shares; server: serving; "
+        "goodput: what is answered in time, by policy and load"
     )
     bench.add_argument("name", choices=[*_PLAIN, *_OWN_FLAGS], help=about)
     bench.add_argument(
         "--rounds",
         type=int,
         default=None,
-        help="interleaved repetitions (default 5; fill: 3, quick: 1; faults: 20 of each kind)",
+        help="interleaved repetitions (default 5; fill, server, goodput: 3, quick: 1; faults: 20 of each kind)",
     )
     data = "fill: the measurements (default $COTENANT_DATA or ../shared/data)"
     bench.add_argument("--data", default=None, metavar="DIR", help=data)
@@ -43,14 +45,21 @@ def add_bench_command(commands: Any) -> None:
         "--quick",
         action="store_true",
         default=None,
-        help="fill: one pair of each family, about a minute; memory: 2,400 operations; limit: 2 s each; server: once",
+        help="fill: one pair of each family, about a minute; memory: 2,400 operations; limit: 2 s each; server: once; "
+        "goodput: small models, seconds",
     )
     sweep = "fill: also a curve over the bound on outstanding offline time"
     bench.add_argument("--sweep-bound", action="store_true", default=None, help=sweep)
     for flag, values in (("gate", "open, strict or fill"), ("bound", "like 500us"), ("delay", "like 3%%")):
         bench.add_argument(f"--{flag}", default=None, help=f"fill: as of `cotenant node`, {values}")
+    runtime = "goodput: onnx-cpu (default), or replay: four models on one software V100"
+    bench.add_argument("--runtime", default=None, help=runtime)
     bench.add_argument(
-        "--only", action="append", default=None, metavar="KIND", help="faults: this kind, may be repeated (default all)"
+        "--only",
+        action="append",
+        default=None,
+        metavar="NAME",
+        help="faults: this kind, goodput: this policy; may be repeated (default all)",
     )
 
 
@@ -66,6 +75,7 @@ def _bench(options: argparse.Namespace) -> int:
         owners = {
             "fill": _bench_fill,
             "faults": _bench_faults,
+            "goodput": _bench_goodput,
             "memory": _bench_memory,
             "limit": _bench_limit,
             "server": _bench_server,
@@ -167,4 +177,30 @@ def _bench_server(options: argparse.Namespace) -> int:
         print_json(report)
     else:
         show_server(Console(), report)
+    return 0
+
+
+def _bench_goodput(options: argparse.Namespace) -> int:
+    from cotenant.apps.needs import need_packages
+
+    others = ("google.protobuf", "onnxruntime", "onnx", "fastapi", "uvicorn", "uvloop")
+    need_packages("bench goodput", "pip install 'cotenant[bench]'", *others)
+    from cotenant.apps.show_goodput import show_goodput
+    from cotenant.experiment.goodput.bench import FULL, QUICK, bench_goodput, live_policies
+    from cotenant.experiment.serve.ways import ADMITTED
+
+    known = live_policies()
+    for name in options.only or ():
+        if name.removesuffix(ADMITTED) not in known:
+            raise ConfigError("--only", name, f"choose from {', '.join(known)}, with or without {ADMITTED!r}")
+    runtime = options.runtime or "onnx-cpu"
+    if runtime not in FULL:
+        raise ConfigError("--runtime", runtime, f"choose from {', '.join(FULL)}")
+    course = QUICK if options.quick else FULL[runtime]
+    rounds = options.rounds or course.rounds
+    report = bench_goodput(runtime, rounds, say, course=course, policies=options.only or ())
+    if options.json:
+        print_json(report)
+    else:
+        show_goodput(Console(), report)
     return 0

@@ -17,7 +17,7 @@ _NEITHER = (
 )
 
 
-def add_gate_commands(commands: Any) -> None:
+def add_commands(commands: Any) -> None:
     for verb, run, about in (
         ("pause", _pause, "Let tenants launch nothing from their next launch on."),
         ("resume", _resume, "Let paused tenants go on."),

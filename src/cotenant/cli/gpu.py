@@ -12,7 +12,7 @@ from rich.live import Live
 from cotenant.cli.command import add_command, find, load, print_json
 
 
-def add_gpu_command(commands: Any) -> None:
+def add_commands(commands: Any) -> None:
     about = "What do this machine's GPUs show, real or software ones?"
     gpu = add_command(commands, "gpu", about, _gpu, "directories", json=True)
     gpu.add_argument("--watch", action="store_true", help="look again every second, until stopped")

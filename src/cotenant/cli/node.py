@@ -7,7 +7,6 @@ import os
 from typing import Any
 
 import msgspec
-from rich.console import Console
 
 from cotenant.cli.command import add_command, find, given_flags, load, print_json, say
 from cotenant.domain.profile import Profile
@@ -18,7 +17,7 @@ from cotenant.format.flags import SECTIONS, sources
 from cotenant.live.directory import config_file
 
 
-def add_node_commands(commands: Any) -> None:
+def add_commands(commands: Any) -> None:
     node = add_command(
         commands,
         "node",
@@ -95,6 +94,8 @@ def run_program(options: argparse.Namespace, example: str) -> tuple[int, list[Pr
 
 
 def _ps(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
     from cotenant.apps.show import accounts_of, show_tenants, tenants_json
     from cotenant.apps.show_requests import served_so_far, show_requests, with_requests
     from cotenant.live.client import tenants_of
@@ -111,6 +112,8 @@ def _ps(options: argparse.Namespace) -> int:
 
 
 def _doctor(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
     from cotenant.apps.show import show_findings
     from cotenant.live.doctor import Level, examine
 
@@ -123,6 +126,8 @@ def _doctor(options: argparse.Namespace) -> int:
 
 
 def _terms(options: argparse.Namespace) -> int:
+    from rich.console import Console
+
     from cotenant.apps.show import show_terms
     from cotenant.live.page import own_terms
 

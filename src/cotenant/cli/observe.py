@@ -12,7 +12,7 @@ from cotenant.errors import ConfigError
 from cotenant.format.quantity import parse_duration
 
 
-def add_observe_commands(commands: Any) -> None:
+def add_commands(commands: Any) -> None:
     events = add_command(commands, "events", "What happened on this node?", _events, "directories")
     events.add_argument("--follow", action="store_true", help="go on with what happens from now on, until stopped")
     events.add_argument("--since", default="", metavar="DURATION", help="only what is no older, as in 10min")

@@ -15,7 +15,7 @@ from cotenant.errors import ConfigError
 from cotenant.format.quantity import parse_duration
 
 
-def add_profile_commands(commands: Any) -> None:
+def add_commands(commands: Any) -> None:
     """`cotenant profile VERB`."""
     about = "Profiles: what each program's kernels take, and what they leave."
     parser: argparse.ArgumentParser = commands.add_parser("profile", help=about, description=about)

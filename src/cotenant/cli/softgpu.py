@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -13,7 +15,7 @@ from cotenant.cli.command import add_command, load, print_json, say
 _HARMS = "whether an MPS client that dies with work in flight harms its co-clients (default on)"
 
 
-def add_softgpu_commands(commands: Any) -> None:
+def add_commands(commands: Any) -> None:
     about = "Software GPUs: real time, real libcuda face, no hardware."
     parser: argparse.ArgumentParser = commands.add_parser("softgpu", help=about, description=about)
     verbs = parser.add_subparsers(metavar="VERB", required=True)
@@ -43,6 +45,14 @@ def add_softgpu_commands(commands: Any) -> None:
         verbs, "destroy", "End all software GPUs; their clients see a lost device.", _softgpu_destroy, "directories"
     )
     _add_fault_commands(verbs)
+    models = add_command(
+        verbs, "models", "Write models that are only played, for a server.", _softgpu_models, json=True
+    )
+    models.add_argument("folder", metavar="DIR", help="where to; for `cotenant serve DIR --runtime replay`")
+    models.add_argument("names", nargs="*", metavar="NAME", help="which (default all)")
+    about = "also those of which kernels were measured there (default none; empty: $COTENANT_DATA)"
+    models.add_argument("--data", default=None, metavar="DIR", help=about)
+    models.add_argument("--slower", type=float, default=1.0, metavar="F", help="so many times as slow (default 1)")
     add_command(verbs, "env", "What to export so that programs find them.", _softgpu_env, "directories", json=True)
 
 
@@ -60,6 +70,17 @@ def _add_fault_commands(verbs: Any) -> None:
     setting = add_command(verbs, "set", "Change a running software GPU.", _softgpu_set, "directories")
     setting.add_argument("--gpu", default="0", metavar="N", help="which one (default 0)")
     setting.add_argument("--mps-death-harms", required=True, metavar="on|off", help=_HARMS)
+
+
+def _softgpu_models(options: argparse.Namespace) -> int:
+    from cotenant.apps.softgpu_models import write_models
+
+    written = write_models(Path(options.folder), options.names, options.data, options.slower, os.environ)
+    if options.json:
+        print_json({"models": [str(path) for path in written]})
+    else:
+        say(f"{len(written)} models; serve them with: cotenant serve {options.folder} --runtime replay")
+    return 0
 
 
 def _softgpu_create(options: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ from cotenant.errors import ConfigError
 Found = TypeVar("Found")
 
 
-def add_study_commands(commands: Any) -> None:
+def add_commands(commands: Any) -> None:
     replay = add_command(commands, "replay", "Replay a journal: does this version decide the same?", _replay, json=True)
     replay.add_argument("file", metavar="FILE", help="a journal, as in the state directory of a node")
     replay.add_argument("--log", action="store_true", help="print every turn")
@@ -30,7 +30,8 @@ def add_study_commands(commands: Any) -> None:
         "device: the software GPU's physics; timelines: what the hook measures of real ones, replayed; "
         "fikit: gap filling over many pairs of programs; muxflow-node: what sharing does to one node; "
         "predictor-node: latencies, slowdowns and loads foretold; placement-node: ways to choose a GPU; "
-        "arkgpu: objectives kept and goodput in every way to share"
+        "arkgpu: objectives kept and goodput in every way to share; "
+        "dstack: many models served from one GPU in every way to share it"
     )
     lab.add_argument("name", choices=list(_LABS), help=about)
     lab.add_argument(
@@ -44,10 +45,10 @@ def add_study_commands(commands: Any) -> None:
     )
     about = (
         "device: which half is held out; fikit, muxflow-node: hosts; predictor-node: days made up; "
-        "placement-node: mixes; arkgpu: hosts and arrivals (default 0)"
+        "placement-node: mixes; arkgpu: hosts and arrivals; dstack: arrivals and noise (default 0)"
     )
     lab.add_argument("--seed", type=int, default=None, help=about)
-    about = "fikit, muxflow-node, predictor-node, placement-node, arkgpu: fewer and shorter cases"
+    about = "fikit, muxflow-node, predictor-node, placement-node, arkgpu, dstack: fewer and shorter cases"
     lab.add_argument("--quick", action="store_true", default=None, help=about)
     about = "arkgpu: without the part with real processes"
     lab.add_argument("--no-live", action="store_true", default=None, help=about)
@@ -170,6 +171,21 @@ def _lab_arkgpu(options: argparse.Namespace) -> int:
     return 0 if all(report.met.values()) else 1
 
 
+def _lab_dstack(options: argparse.Namespace) -> int:
+    from cotenant.apps.lab import named_directory
+    from cotenant.apps.lab_dstack import run_dstack
+    from cotenant.apps.lab_dstack_plots import plotter
+    from cotenant.apps.show_dstack import show_dstack
+
+    seed, draw = _seed(options), plotter(Path(options.plots)) if options.plots else None
+    directory = named_directory(options.data, os.environ)
+    report = run_dstack(directory, seed, Console(stderr=True), say, quick=bool(options.quick))
+    if draw is not None:
+        draw(report)
+    _tell(options, report, show_dstack)
+    return 0 if all(report.met.values()) else 1
+
+
 def _lab_fikit(options: argparse.Namespace) -> int:
     from cotenant.apps.lab import named_directory
     from cotenant.apps.lab_fikit import run_fikit
@@ -244,6 +260,7 @@ _LABS: Final[dict[str, tuple[Callable[[argparse.Namespace], int], tuple[str, ...
     "predictor-node": (_lab_predictor, ("replay", "live", "no-live")),
     "placement-node": (_lab_placement, ("plots", "replay", "live", "no-live")),
     "arkgpu": (_lab_arkgpu, ("replay", "live")),
+    "dstack": (_lab_dstack, ("replay", "live", "no-live")),
 }
 """By name: what runs it, and the flags that mean nothing to it."""
 

@@ -11,7 +11,7 @@ from cotenant.cli.command import add_command, load, print_json, say
 from cotenant.errors import ConfigError
 
 
-def add_trace_command(commands: Any) -> None:
+def add_commands(commands: Any) -> None:
     about = "What ran when: a timeline for Perfetto, or a picture in the terminal."
     trace = add_command(commands, "trace", about, _trace, "directories", json=True)
     trace.add_argument("-o", "--output", default="", metavar="FILE", help="write it there: trace.json or trace.json.gz")

@@ -129,6 +129,45 @@ class Device(Value, frozen=True):
     lost: int = 0
 
 
+class End(enum.IntEnum):
+    """How a request to a server of models ended."""
+
+    ANSWERED = 1
+    REFUSED = 2
+    FAILED = 3
+    CANCELLED = 4
+
+
+class ServedRequest(Value, frozen=True):
+    """One request to a server of models. An instant that never came is 0."""
+
+    end: End
+    model: str
+    rows: int
+    number: int
+    """Of the request; 0: it was answered at once, and has none."""
+    run: int
+    """In which it was run; 0: in none, or by the front end itself."""
+    units: int
+    core: int
+    """The first that its run had; -1: no certain one."""
+    arrived_ns: int
+    chosen_ns: int
+    """When its run was decided on."""
+    began_ns: int
+    """When its run really began."""
+    ended_ns: int
+    answered_ns: int
+
+
+class Served(Value, frozen=True):
+    """One server of models and what it was asked, in the order of answers."""
+
+    pid: int
+    requests: list[ServedRequest]
+    lost: int = 0
+
+
 class Recording(Value, frozen=True):
     """What is known of some span of time on one machine. Instants are CLOCK_MONOTONIC."""
 
@@ -138,3 +177,4 @@ class Recording(Value, frozen=True):
     """What the clock on the wall said at the end."""
     programs: tuple[Program, ...] = ()
     devices: tuple[Device, ...] = ()
+    servers: tuple[Served, ...] = ()

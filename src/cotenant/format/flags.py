@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, TypeAlias
@@ -46,8 +47,12 @@ class Flag(msgspec.Struct, frozen=True):
     """What `--help` says of the value that holds where none is given; empty for nothing worth saying."""
 
 
-def flags_of(section: str) -> list[Flag]:
-    """The flags of a section, in the order of its fields; only the kind of a tenant has its own (--online)."""
+@functools.cache
+def flags_of(section: str) -> tuple[Flag, ...]:
+    """The flags of a section, in the order of its fields; only the kind of a tenant has its own (--online).
+
+    They are asked for again and again while a command line is read, and reading the types takes longest.
+    """
     flags = []
     for field in msgspec.structs.fields(SECTIONS[section]):
         if (section, field.name) == ("run", "kind"):
@@ -58,7 +63,7 @@ def flags_of(section: str) -> list[Flag]:
         told = "" if default in (None, "", "0s", "0B", "0%") else f" (default {default})"
         option = "--" + field.name.replace("_", "-")
         flags.append(Flag(option, (section, field.name), _metavar(section, field), about, told))
-    return flags
+    return tuple(flags)
 
 
 def _metavar(section: str, field: Any) -> str:

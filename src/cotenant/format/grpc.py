@@ -6,15 +6,17 @@ windows of HTTP/2, so a client that does not read holds up nobody but itself.
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple, TypeAlias
+import struct
+from typing import Final
 from urllib.parse import quote
 
-from cotenant.domain.instant import Duration
 from cotenant.format import http2
+from cotenant.format.grpc_calls import Abandoned, Call, Called, Closed, Happening, Said
 from cotenant.format.grpc_words import INTERNAL, OK, RESOURCE_EXHAUSTED, read_opening
 from cotenant.format.hpack import Header, HpackDecoder, HpackError, encode_header
 from cotenant.format.http2 import Frame, FrameReader, Http2Error
 from cotenant.format.packing import unpack
+from cotenant.format.room import Room
 
 _PREFIX_BYTES: Final = 5
 _DEFAULT_WINDOW: Final = 65535
@@ -23,66 +25,25 @@ _RESETS_ALLOWED: Final = 1000
 _BUFFERED_MESSAGES: Final = 4
 _HEADERS: Final = b"\x88" + encode_header(b"content-type", b"application/grpc")
 _WELL: Final = encode_header(b"grpc-status", b"0")
-
-
-class Called(NamedTuple):
-    """A call has begun."""
-
-    stream: int
-    path: str
-    timeout_ns: Duration
-    """Zero: it did not say."""
-
-
-class Said(NamedTuple):
-    """A message of a call."""
-
-    stream: int
-    message: bytes
-
-
-class Closed(NamedTuple):
-    """The client has said all it will say in this call."""
-
-    stream: int
-
-
-class Abandoned(NamedTuple):
-    """The client wants no answer any more."""
-
-    stream: int
-
-
-Happening: TypeAlias = Called | Said | Closed | Abandoned
-
-
-class _Call:
-    __slots__ = ("answered", "began", "closed", "encoding", "incoming", "inside", "outgoing", "window")
-
-    def __init__(self, window: int) -> None:
-        self.encoding = ""
-        self.incoming = bytearray()
-        self.inside = 0
-        """Bytes of its receive window that were not given back."""
-        self.began = False
-        self.answered = False
-        """Its status is among what goes out: nothing may follow."""
-        self.closed = False
-        """The client has said all it will say."""
-        self.outgoing: list[bytes | memoryview] = []
-        """Messages that its window holds back; the trailers, if any, are in the connection's `_trailers`."""
-        self.window = window
+_HEADERS_SIZE: Final = len(_HEADERS)
+_WELL_SIZE: Final = len(_WELL)
+_LAST: Final = http2.END_HEADERS | http2.END_STREAM
+_WHOLE: Final = struct.Struct(f">xHBBI{_HEADERS_SIZE}sHBBBIBI")
+"""A frame of headers, and the head of a frame of data with the prefix of its message."""
+_ENDING: Final = struct.Struct(f">xHBBI{_WELL_SIZE}s")
 
 
 class GrpcConnection:
     """One connection of a client. After an `Http2Error` it is of no more use but for what `take` still has."""
 
-    def __init__(self, message_limit_bytes: int) -> None:
-        """A message may be that long."""
+    def __init__(self, message_limit_bytes: int, coming: Room | None = None, going: Room | None = None) -> None:
+        """A message may be that long; what came of half a message, and what waits to go, is in rooms that all share."""
         self._limit = message_limit_bytes
+        self._coming = coming or Room(1 << 62)
+        self._going = going or Room(1 << 62)
         self._reader = FrameReader()
         self._hpack = HpackDecoder()
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, Call] = {}
         self._trailers: dict[int, bytes] = {}
         self._out: list[bytes | memoryview] = [http2.greeting()]
         self._last_stream = 0
@@ -91,9 +52,16 @@ class GrpcConnection:
         self._their_frame = 1 << 14
         self._inside = 0
         self._buffered = 0
+        self._held_back: dict[int, Call] = {}
+        """Calls with messages that a window holds back."""
         self._block: tuple[int, int, bytes] | None = None
         self._resets = 0
         self._leaving = False
+
+    @property
+    def greeted(self) -> bool:
+        """Whether the client has said that it speaks HTTP/2."""
+        return self._reader.greeted
 
     @property
     def calls(self) -> int:
@@ -231,13 +199,13 @@ class GrpcConnection:
         if len(self._calls) >= http2.STREAMS_LIMIT or self._leaving:
             self._out.append(http2.reset(stream, http2.REFUSED_STREAM))
             return
-        call = self._calls[stream] = _Call(self._their_window)
+        call = self._calls[stream] = Call(self._their_window)
         call.closed = bool(flags & http2.END_STREAM)
         self._begin(stream, call, headers, happened)
         if flags & http2.END_STREAM and stream in self._calls:
             happened.append(Closed(stream))
 
-    def _begin(self, stream: int, call: _Call, headers: tuple[Header, ...], happened: list[Happening]) -> None:
+    def _begin(self, stream: int, call: Call, headers: tuple[Header, ...], happened: list[Happening]) -> None:
         opening = read_opening(headers)
         if opening.status != OK:
             self.finish(stream, opening.status, opening.text)
@@ -273,14 +241,18 @@ class GrpcConnection:
             else:
                 happened.append(Closed(got.stream))
 
-    def _messages(self, stream: int, call: _Call, payload: bytes, happened: list[Happening]) -> None:
+    def _messages(self, stream: int, call: Call, payload: bytes, happened: list[Happening]) -> None:
         size = len(payload)
         if not call.incoming and _PREFIX_BYTES <= size <= self._limit and payload[:_PREFIX_BYTES] == _prefix(size):
             happened.append(Said(stream, payload[_PREFIX_BYTES:]))  # the usual case: one message, whole
             return
+        if not self._coming.take(size):
+            text = f"messages of all clients together may have {self._coming.limit_bytes} bytes before they are whole"
+            self.finish(stream, RESOURCE_EXHAUSTED, text)
+            return
         incoming = call.incoming
         incoming += payload
-        self._buffered += len(payload)
+        self._buffered += size
         while len(incoming) >= _PREFIX_BYTES:
             length = int.from_bytes(incoming[1:_PREFIX_BYTES], "big")
             if length > self._limit:
@@ -294,11 +266,12 @@ class GrpcConnection:
             packed = incoming[0]
             del incoming[:end]
             self._buffered -= end
+            self._coming.give(end)
             if packed:
                 try:
                     message = unpack(message, call.encoding, self._limit)
                 except ValueError as error:
-                    self.finish(stream, INTERNAL, str(error))
+                    self.finish(stream, INTERNAL, f"a message {error}")
                     return
             happened.append(Said(stream, message))
         if self._buffered > _BUFFERED_MESSAGES * (self._limit + _PREFIX_BYTES):
@@ -318,9 +291,14 @@ class GrpcConnection:
             call.window -= size
             self._window -= size
             self._out.append(http2.frame_head(http2.DATA, 0, stream, size) + data)
-        else:
+        elif self._going.take(size):
             call.outgoing.append(data)
+            call.held_bytes += size
+            self._held_back[stream] = call
             self._flush(stream, call)
+        else:
+            self._let_go(stream, call)
+            self.finish(stream, RESOURCE_EXHAUSTED, "answers that nobody reads have filled the memory for them")
 
     def finish(self, stream: int, status: int = OK, text: str = "", retry_after_ms: int = 0) -> None:
         """The end of an answer."""
@@ -343,14 +321,32 @@ class GrpcConnection:
 
     def answer(self, stream: int, message: bytes) -> None:
         """A whole answer."""
+        call = self._calls.get(stream)
+        size = len(message) + _PREFIX_BYTES
+        if call is None or not call.closed or call.began or size > self._their_frame:
+            pass
+        elif size <= call.window and size <= self._window and not call.answered:  # the usual case: it goes out whole
+            self._window -= size
+            lead = _WHOLE.pack(
+                *(_HEADERS_SIZE, http2.HEADERS, http2.END_HEADERS, stream, _HEADERS),
+                *(size >> 8, size & 0xFF, http2.DATA, 0, stream, 0, size - _PREFIX_BYTES),
+            )
+            self._out += (lead, message, _ENDING.pack(_WELL_SIZE, http2.HEADERS, _LAST, stream, _WELL))
+            self._end(stream)
+            return
         self.send(stream, message)
         self.finish(stream)
 
     def held_bytes(self) -> int:
         """What waits for the client's windows."""
-        return sum(len(part) for call in self._calls.values() for part in call.outgoing)
+        return sum(call.held_bytes for call in self._held_back.values())
 
-    def _last_words(self, stream: int, call: _Call, ending: bytes) -> None:
+    def close(self) -> None:
+        """The connection is gone: let go of what was held for it."""
+        for stream in list(self._calls):
+            self._end(stream)
+
+    def _last_words(self, stream: int, call: Call, ending: bytes) -> None:
         self._out.append(ending)
         if not call.closed:  # what it still sends is of no use
             self._out.append(http2.reset(stream, http2.NO_ERROR))
@@ -358,27 +354,41 @@ class GrpcConnection:
 
     def _end(self, stream: int) -> None:
         call = self._calls.pop(stream)
-        self._buffered -= len(call.incoming)
+        if call.incoming:
+            self._buffered -= len(call.incoming)
+            self._coming.give(len(call.incoming))
+        if call.held_bytes:
+            self._let_go(stream, call)
         self._trailers.pop(stream, None)
 
-    def _flush_all(self) -> None:
-        for stream, call in list(self._calls.items()):
-            if call.outgoing:
-                self._flush(stream, call)
+    def _let_go(self, stream: int, call: Call) -> None:
+        call.outgoing.clear()
+        self._going.give(call.held_bytes)
+        call.held_bytes = 0
+        self._held_back.pop(stream, None)
 
-    def _flush(self, stream: int, call: _Call) -> None:
+    def _flush_all(self) -> None:
+        for stream, call in list(self._held_back.items()):
+            if self._window <= 0:
+                return
+            self._flush(stream, call)
+
+    def _flush(self, stream: int, call: Call) -> None:
         while call.outgoing:
             head = memoryview(call.outgoing[0])
             size = min(len(head), self._their_frame, call.window, self._window)
             if size <= 0:
                 return
             call.window -= size
+            call.held_bytes -= size
             self._window -= size
+            self._going.give(size)
             self._out += (http2.frame_head(http2.DATA, 0, stream, size), head[:size])
             if size == len(head):
                 del call.outgoing[0]
             else:
                 call.outgoing[0] = head[size:]
+        self._held_back.pop(stream, None)
         ending = self._trailers.get(stream)
         if ending is not None:
             self._last_words(stream, call, ending)

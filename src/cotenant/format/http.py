@@ -10,6 +10,8 @@ import re
 from collections import deque
 from typing import Final, NamedTuple
 
+from cotenant.format.room import Room
+
 HEAD_LIMIT_BYTES: Final = 16 << 10
 _HEADS_KEPT: Final = 1024
 _TOKEN: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -123,15 +125,20 @@ def _accepts(text: str) -> tuple[str, ...]:
 class HttpReader:
     """The bytes of one connection, as they come in, to requests. After an `HttpError` it is of no more use."""
 
-    def __init__(self, body_limit_bytes: int) -> None:
-        """A body may be that long."""
+    def __init__(self, body_limit_bytes: int, room: Room | None = None) -> None:
+        """A body may be that long; what came of bodies that are not taken up yet is in the room that all share."""
         self._limit = body_limit_bytes
+        self._room = room or Room(1 << 62)
         self._ready: deque[HttpRequest] = deque()
+        self._in_pieces: deque[int] = deque()
+        """Of each request in `_ready`, what it has of the room: nothing, if it came whole."""
         self._buffer = b""
         self._head: Head | None = None
         self._parts: list[bytes] = []
         self._grown = bytearray()
         self._missing = 0
+        self._held = 0
+        self._begun = 0
         self.wants_continue = False
         """A client waits to be told that its body is welcome."""
 
@@ -140,88 +147,114 @@ class HttpReader:
         """Whether the beginning of a request was read, and not its end."""
         return self._head is not None or bool(self._buffer)
 
+    @property
+    def progress(self) -> tuple[int, int] | None:
+        """Of a request that is half read: a number of its own, and how many bytes there are; None: there is none."""
+        if self._head is None:
+            return (-self._begun, len(self._buffer)) if self._buffer else None
+        return self._begun, self._held
+
     def feed(self, data: bytes) -> None:
         """More bytes; then `next` has what they complete."""
-        while data:
+        if self._buffer:
+            data = self._buffer + data
+            self._buffer = b""
+        place = 0
+        end = len(data)
+        while place < end:
             if self._head is None:
-                data = self._read_head(data)
+                place = self._read_head(data, place)
             elif self._head.length == _CHUNKED:
-                data = self._read_chunks(data)
+                place = self._read_chunks(data, place)
             else:
-                data = self._read_body(data)
+                place = self._read_body(data, place)
 
     def next(self) -> HttpRequest | None:
         """The next request that is complete."""
-        return self._ready.popleft() if self._ready else None
+        if not self._ready:
+            return None
+        self._room.give(self._in_pieces.popleft())
+        return self._ready.popleft()
 
     @property
     def waiting(self) -> int:
         """Requests that are complete and were not asked for yet."""
         return len(self._ready)
 
-    def _read_head(self, data: bytes) -> bytes:
-        if self._buffer:
-            data = self._buffer + data
-            self._buffer = b""
-        end = data.find(_END)
-        if end < 0 or end > HEAD_LIMIT_BYTES:
-            if len(data) > HEAD_LIMIT_BYTES:
-                raise HttpError(431, f"a head may have {HEAD_LIMIT_BYTES} bytes")
-            self._buffer = data
-            return b""
-        head = parse_head(data[:end])
-        begin = end + 4
-        stop = begin + head.length
-        if head.length > self._limit:
-            raise HttpError(413, f"a body may have {self._limit} bytes, this one has {head.length}")
-        if len(data) == stop:  # the usual case: one request, whole
-            self._ready.append(HttpRequest(head, memoryview(data)[begin:]))
-            return b""
-        if head.length >= 0 and len(data) > stop:
-            self._ready.append(HttpRequest(head, memoryview(data)[begin:stop]))
-            return data[stop:]
-        self._head = head
-        self._parts = []
-        self._grown = bytearray()
-        self._missing = head.length
-        self.wants_continue = head.expects_continue and len(data) == begin
-        return data[begin:]
+    @property
+    def waiting_bytes(self) -> int:
+        """Of their bodies."""
+        return sum(len(one.body) for one in self._ready)
 
-    def _read_body(self, data: bytes) -> bytes:
-        taken = data[: self._missing]
+    def close(self) -> None:
+        """Nobody will ask for more: let go of the room."""
+        self._room.give(self._held + sum(self._in_pieces))
+        self._held = 0
+        self._in_pieces.clear()
+        self._ready.clear()
+
+    def _read_head(self, data: bytes, place: int) -> int:
+        end = data.find(_END, place)
+        if end < 0 or end - place > HEAD_LIMIT_BYTES:
+            if len(data) - place > HEAD_LIMIT_BYTES:
+                raise HttpError(431, f"a head may have {HEAD_LIMIT_BYTES} bytes")
+            self._buffer = data[place:]
+            return len(data)
+        head = parse_head(data[place:end])
+        length = head.length
+        begin = end + 4
+        stop = begin + length
+        if length > self._limit:
+            raise HttpError(413, f"a body may have {self._limit} bytes, this one has {length}")
+        if length >= 0 and len(data) >= stop:  # the usual case: one request, whole
+            self._ready.append(HttpRequest(head, memoryview(data)[begin:stop]))
+            self._in_pieces.append(0)
+            return stop
+        self._head = head
+        self._begun += 1
+        self._missing = length
+        self.wants_continue = head.expects_continue and len(data) == begin
+        return begin
+
+    def _hold(self, size: int) -> None:
+        if not self._room.take(size):
+            limit = self._room.limit_bytes
+            raise HttpError(503, f"bodies of all clients together may have {limit} bytes: try again later")
+        self._held += size
+
+    def _read_body(self, data: bytes, place: int) -> int:
+        taken = data[place : place + self._missing]
+        self._hold(len(taken))
         self._parts.append(taken)
         self._missing -= len(taken)
         if not self._missing:
             self._complete()
-        return data[len(taken) :]
+        return place + len(taken)
 
-    def _read_chunks(self, data: bytes) -> bytes:
+    def _read_chunks(self, data: bytes, place: int) -> int:
         """`_missing` counts what is left of the present chunk and its line end; -1 between chunks, -2 in trailers."""
-        data = self._buffer + data
-        self._buffer = b""
-        while data:
-            if self._missing > 0:
-                taken = data[: self._missing]
-                self._missing -= len(taken)
-                data = data[len(taken) :]
-                self._grown += taken
-                if not self._missing:
-                    self._end_chunk()
-                continue
-            line, found, data = data.partition(b"\r\n")
-            if not found:
-                if len(line) > _CHUNK_LINE_LIMIT:
-                    raise HttpError(400, "a chunk's size does not end")
-                self._buffer = line
-            elif self._missing == _IN_TRAILERS:
-                if line:
-                    raise HttpError(400, "trailers are not taken")
-                self._parts = [bytes(self._grown)]
-                self._complete()
-                return data
-            else:
-                self._begin_chunk(line)
-        return b""
+        if self._missing > 0:
+            taken = data[place : place + self._missing]
+            self._hold(len(taken))
+            self._missing -= len(taken)
+            self._grown += taken
+            if not self._missing:
+                self._end_chunk()
+            return place + len(taken)
+        end = data.find(b"\r\n", place, place + _CHUNK_LINE_LIMIT)
+        if end < 0:
+            if len(data) - place >= _CHUNK_LINE_LIMIT:
+                raise HttpError(400, "a chunk's size does not end")
+            self._buffer = data[place:]
+            return len(data)
+        if self._missing != _IN_TRAILERS:
+            self._begin_chunk(data[place:end])
+        elif end > place:
+            raise HttpError(400, "trailers are not taken")
+        else:
+            self._parts = [bytes(self._grown)]
+            self._complete()
+        return end + 2
 
     def _begin_chunk(self, line: bytes) -> None:
         size = _CHUNK_SIZE.fullmatch(line)
@@ -242,7 +275,10 @@ class HttpReader:
         assert self._head is not None
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._ready.append(HttpRequest(self._head, memoryview(body)))
+        self._in_pieces.append(self._held)
+        self._held = 0
         self._head = None
         self._parts = []
+        self._grown = bytearray()
         self._missing = 0
         self.wants_continue = False

@@ -72,23 +72,24 @@ class Frame(NamedTuple):
 class FrameReader:
     """The bytes of one connection, as they come in, to frames."""
 
-    def __init__(self) -> None:
-        """The preface comes first."""
+    def __init__(self, *, greeted: bool = False) -> None:
+        """A client's preface comes first; a server has none, so that its reader is `greeted`."""
         self._buffer = b""
-        self._greeted = False
+        self.greeted = greeted
+        """Whether the other side has said that it speaks HTTP/2."""
 
     def feed(self, data: bytes) -> list[Frame]:
         """The frames that these bytes complete."""
         if self._buffer:
             data = self._buffer + data
         place = 0
-        if not self._greeted:
+        if not self.greeted:
             if not data.startswith(PREFACE[: len(data)]):
                 raise Http2Error(PROTOCOL_ERROR, "the client does not speak HTTP/2")
             if len(data) < len(PREFACE):
                 self._buffer = data
                 return []
-            self._greeted = True
+            self.greeted = True
             place = len(PREFACE)
         frames = []
         end = len(data)
@@ -144,17 +145,19 @@ def goaway(last_stream: int, code: int, text: str = "") -> bytes:
 
 
 class Settings(NamedTuple):
-    """What a client's settings change for its server; None: not named."""
+    """What one side's settings change for the other; None: not named."""
 
     window: int | None
     frame: int | None
+    streams: int | None = None
+    """That a client may have at once."""
 
 
 def read_settings(payload: bytes) -> Settings:
     """What matters of a settings frame."""
     if len(payload) % _SETTING.size:
         raise Http2Error(FRAME_SIZE_ERROR, "a settings frame is cut off")
-    window = size = None
+    window = size = streams = None
     for name, value in _SETTING.iter_unpack(payload):
         if name == _SET_WINDOW:
             if value > WINDOW_LIMIT:
@@ -164,7 +167,9 @@ def read_settings(payload: bytes) -> Settings:
             if not 1 << 14 <= value < 1 << 24:
                 raise Http2Error(PROTOCOL_ERROR, "a frame size is out of bounds")
             size = value
-    return Settings(window, size)
+        elif name == _SET_STREAMS:
+            streams = value
+    return Settings(window, size, streams)
 
 
 def read_number(payload: bytes, what: str) -> int:

@@ -17,6 +17,8 @@ DIMENSION_LIMIT: Final = 1 << 40
 ELEMENTS_LIMIT: Final = 1 << 40
 TENSORS_LIMIT: Final = 1024
 _WORD_LIMIT: Final = 256
+_SHAPES_KEPT: Final = 256
+_TEXT_LIMIT: Final = 2000
 
 
 class InferError(Exception):
@@ -24,7 +26,7 @@ class InferError(Exception):
 
     def __init__(self, text: str, kind: str = "invalid", retry_after_ns: Duration = 0) -> None:
         """A sentence for the client; kinds are invalid, not-found, unavailable, exhausted, late, unsupported, fault."""
-        super().__init__(text)
+        super().__init__(text if len(text) <= _TEXT_LIMIT else text[:_TEXT_LIMIT] + "...")  # a client may name much
         self.kind = kind
         self.retry_after_ns = retry_after_ns
 
@@ -133,6 +135,8 @@ class InputPlan(NamedTuple):
     shape: tuple[int, ...]
     dtype: Any
     width_bytes: int
+    taken: set[tuple[int, ...]]
+    """Shapes that were found to fit before."""
 
 
 class Plan(NamedTuple):
@@ -146,7 +150,7 @@ class Plan(NamedTuple):
 def plan_of(spec: ModelSpec) -> Plan:
     """The plan of a model."""
     inputs = tuple(
-        InputPlan(one, one.name, kind.value, kind, one.shape, NUMPY[kind], kind.width_bytes)
+        InputPlan(one, one.name, kind.value, kind, one.shape, NUMPY[kind], kind.width_bytes, set())
         for one, kind in ((one, one.datatype) for one in spec.inputs)
     )
     return Plan(spec, inputs, frozenset(one.name for one in spec.outputs))
@@ -172,7 +176,7 @@ def check(plan: Plan, request: InferRequest) -> Checked:
         shape = tensor.shape
         if tensor.datatype != wanted.datatype:
             raise InferError(_wrong_datatype(spec, tensor, wanted.kind))
-        if shape != wanted.shape and not wanted.spec.takes(shape):
+        if shape not in wanted.taken and not _fits(shape, wanted):
             raise InferError(_wrong_shape(spec, tensor, wanted.spec))
         if max_batch:
             if rows not in (-1, shape[0]):
@@ -190,6 +194,14 @@ def check(plan: Plan, request: InferRequest) -> Checked:
             names = ", ".join(repr(one.name) for one in spec.outputs)
             raise InferError(f"output {shown(output.name)} is none of model {spec.name!r}, expected {names}")
     return Checked(tuple(arrays), rows if max_batch else 1, tuple(shapes))
+
+
+def _fits(shape: tuple[int, ...], wanted: InputPlan) -> bool:
+    if not wanted.spec.takes(shape):
+        return False
+    if len(wanted.taken) < _SHAPES_KEPT:
+        wanted.taken.add(shape)
+    return True
 
 
 def _find(tensor_spec: TensorSpec, given: tuple[GivenInput, ...]) -> GivenInput | None:

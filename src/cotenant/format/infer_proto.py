@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, Final
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
 from google.protobuf.message import DecodeError
 
+from cotenant.domain.instant import Duration
 from cotenant.domain.tensor import Datatype
 from cotenant.format.infer import (
     TENSORS_LIMIT,
@@ -20,12 +22,18 @@ from cotenant.format.infer import (
 )
 from cotenant.format.infer_json import Output, place_in
 from cotenant.format.proto import TYPES
-from cotenant.format.tensor import to_raw
+from cotenant.format.tensor import Buffer, to_raw
 
 _Request: Final = TYPES["ModelInferRequest"]
 _Response: Final = TYPES["ModelInferResponse"]
 _StreamResponse: Final = TYPES["ModelStreamInferResponse"]
 _NONE: Final[dict[str, Any]] = {}
+_FRONT_KEPT_BYTES: Final = 1024
+_FRONTS_KEPT: Final = 1024
+_LENGTH_DELIMITED: Final = 2
+_RAW_INPUT: Final = 7 << 3 | _LENGTH_DELIMITED
+_RAW_OUTPUT: Final = bytes([6 << 3 | _LENGTH_DELIMITED])
+_ID: Final = bytes([3 << 3 | _LENGTH_DELIMITED])
 
 _CONTENTS: Final = {
     Datatype.BOOL.value: "bool_contents",
@@ -52,20 +60,118 @@ def read_message(name: str, data: bytes) -> Any:
         raise InferError(f"the message is no {name}: {error}") from None
 
 
+class _Front(NamedTuple):
+    """A request but for its raw contents, found in order."""
+
+    model: str
+    version: str
+    id: str
+    inputs: tuple[GivenInput, ...]
+    raw_places: tuple[int, ...]
+    """Of the inputs whose content is raw."""
+    has_lists: str
+    """The name of an input whose content is a list; empty: there is none."""
+    outputs: tuple[WantedOutput, ...]
+    priority: int
+    timeout_ns: Duration
+    parameters: dict[str, Any]
+
+
 def read_request(data: bytes) -> InferRequest:
     """The request in a message."""
+    cut = _split(data)
+    if cut is None:
+        found = _parsed(data)
+        front, raws = _front_of(found), list(found.raw_input_contents)
+    else:
+        begin, raws = cut
+        text = data[:begin]
+        front = _known_front(text) if begin <= _FRONT_KEPT_BYTES else _front_of(_parsed(text))
+    places = front.raw_places
+    if len(raws) != len(places):
+        raise InferError(_wrong_count(front, len(raws)))
+    inputs = front.inputs
+    if len(inputs) == 1 and raws:  # the usual case
+        only = inputs[0]
+        inputs = (GivenInput(only.name, only.datatype, only.shape, raws[0]),)
+    elif raws:
+        filled = list(inputs)
+        for place, raw in zip(places, raws, strict=True):
+            filled[place] = filled[place]._replace(raw=raw)
+        inputs = tuple(filled)
+    return InferRequest(
+        front.model,
+        front.version,
+        front.id,
+        inputs,
+        front.outputs,
+        front.priority,
+        front.timeout_ns,
+        binary_default=True,
+        parameters=front.parameters,
+        final_response=bool(front.parameters.get("triton_enable_empty_final_response", False)),
+    )
+
+
+def _parsed(data: bytes) -> Any:
     try:
-        found = _Request.FromString(data)
+        return _Request.FromString(data)
     except (DecodeError, RecursionError) as error:
         raise InferError(f"the message is no ModelInferRequest: {error}") from None
-    raws = found.raw_input_contents
+
+
+def _split(data: bytes) -> tuple[int, list[Buffer]] | None:
+    """Where the raw contents begin, and these, as views of the message; None where they are not all at its end.
+
+    A client sends the same front again and again. Only as much of the wire format is read as is needed to find its
+    end: every field of the message is a tag of one byte, a length, and so many bytes.
+    """
+    place = 0
+    size = len(data)
+    front = -1
+    raws: list[Buffer] = []
+    view = memoryview(data)
+    while place + 1 < size:
+        begin = place
+        tag = data[place]
+        length = data[place + 1]
+        place += 2
+        if length & 0x80:
+            length &= 0x7F
+            for shift in (7, 14, 21, 28):
+                if place >= size:
+                    return None
+                byte = data[place]
+                place += 1
+                length |= (byte & 0x7F) << shift
+                if not byte & 0x80:
+                    break
+            else:
+                return None
+        end = place + length
+        if end > size:
+            return None
+        if tag == _RAW_INPUT:
+            if front < 0:
+                front = begin
+            raws.append(view[place:end])
+        elif front >= 0 or tag & 7 != _LENGTH_DELIMITED or tag > _RAW_INPUT:
+            return None
+        place = end
+    if place != size:
+        return None
+    return (size if front < 0 else front), raws
+
+
+def _front_of(found: Any) -> _Front:
     tensors = found.inputs
     wanted = found.outputs
     if len(tensors) > TENSORS_LIMIT or len(wanted) > TENSORS_LIMIT:
         raise InferError(f"a request may have {TENSORS_LIMIT} inputs and as many outputs")
     inputs = []
-    place = 0
-    for tensor in tensors:
+    raw_places = []
+    lists = ""
+    for number, tensor in enumerate(tensors):
         name = tensor.name
         shape = shape_of(name, tensor.shape)
         parameters = tensor.parameters
@@ -73,32 +179,30 @@ def read_request(data: bytes) -> InferRequest:
         if where is not None:
             inputs.append(GivenInput(name, tensor.datatype, shape, place=where))
         elif tensor.HasField("contents"):
-            if raws:
-                raise InferError(f"input {name!r} has contents, expected none beside raw_input_contents")
+            lists = lists or name
             inputs.append(GivenInput(name, tensor.datatype, shape, data=_contents(tensor)))
         else:
-            if place >= len(raws):
-                raise InferError(f"input {name!r} has no contents: {len(raws)} raw ones came for {len(tensors)} inputs")
-            inputs.append(GivenInput(name, tensor.datatype, shape, raws[place]))
-            place += 1
-    if place != len(raws):
-        raise InferError(f"{len(raws)} raw contents came, expected {place}")
+            inputs.append(GivenInput(name, tensor.datatype, shape))
+            raw_places.append(number)
     parameters = _plain(found.parameters) if found.parameters else _NONE
     priority, timeout_ns = known_parameters(parameters) if parameters else (0, 0)
     outputs = tuple(_output(one) for one in wanted)
-    final = bool(parameters.get("triton_enable_empty_final_response", False))
-    return InferRequest(
-        found.model_name,
-        found.model_version,
-        found.id,
-        tuple(inputs),
-        outputs,
-        priority,
-        timeout_ns,
-        binary_default=True,
-        parameters=parameters,
-        final_response=final,
-    )
+    said = (found.model_name, found.model_version, found.id, tuple(inputs), tuple(raw_places), lists)
+    return _Front(*said, outputs, priority, timeout_ns, parameters)
+
+
+@functools.lru_cache(_FRONTS_KEPT)
+def _known_front(text: bytes) -> _Front:
+    return _front_of(_parsed(text))
+
+
+def _wrong_count(front: _Front, raws: int) -> str:
+    if raws and front.has_lists:
+        return f"input {front.has_lists!r} has contents, expected none beside raw_input_contents"
+    if raws < len(front.raw_places):
+        name = front.inputs[front.raw_places[raws]].name
+        return f"input {name!r} has no contents: {raws} raw ones came for {len(front.inputs)} inputs"
+    return f"{raws} raw contents came, expected {len(front.raw_places)}"
 
 
 def _contents(tensor: Any) -> list[Any]:
@@ -143,6 +247,47 @@ def write_answer(
     for key, value in (parameters or _NONE).items():
         set_parameter(answer.parameters[key], value)
     return answer
+
+
+def write_plain_answer(model: str, version: str, request_id: str, outputs: Sequence[Output]) -> bytes:
+    """The answer to a request, as bytes. All but the raw contents is a matter of shapes, and was mostly written before.
+
+    The fields of a message may be written one after the other, in any order.
+    """
+    shapes = []
+    parts = [b""]
+    if request_id:
+        text = request_id.encode()
+        parts += (_ID, _varint(len(text)), text)
+    for name, datatype, shape, array, _, place in outputs:
+        if place is not None:
+            packed: bytes = write_answer(model, version, request_id, outputs).SerializeToString()
+            return packed
+        raw = to_raw(datatype, array)
+        shapes.append((name, datatype.value, shape))
+        parts += (_RAW_OUTPUT, _varint(len(raw)), raw)
+    parts[0] = _known_answer(model, version, tuple(shapes))
+    return b"".join(parts)
+
+
+@functools.lru_cache(_FRONTS_KEPT)
+def _known_answer(model: str, version: str, shapes: tuple[tuple[str, str, tuple[int, ...]], ...]) -> bytes:
+    answer = _Response(model_name=model, model_version=version)
+    for name, datatype, shape in shapes:
+        answer.outputs.add(name=name, datatype=datatype, shape=shape)
+    packed: bytes = answer.SerializeToString()
+    return packed
+
+
+def _varint(number: int) -> bytes:
+    if number < 0x80:
+        return bytes((number,))
+    out = bytearray()
+    while number >= 0x80:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
 
 
 def set_parameter(parameter: Any, value: object) -> None:

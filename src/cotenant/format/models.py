@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from cotenant.domain.serving import ModelSpec
-from cotenant.format.toml import DurationNs, Section, decode_toml
+from cotenant.format.toml import DurationNs, Section, SizeBytes, decode_toml, prepare
 
 BATCH_LIMIT: Final = 1 << 16
 
@@ -27,8 +27,16 @@ class ModelConfig(Section, frozen=True):
     wait: Annotated[
         DurationNs | None, Meta(description='how long a batch that is not full may wait, as in "500us"')
     ] = None
-    share: Annotated[int, Meta(ge=1, le=1024, description="cores of a run")] = 1
+    share: Annotated[
+        Annotated[int, Meta(ge=1, le=1024)] | None, Meta(description="units of a run: cores, or percent of a GPU")
+    ] = None
+    memory: Annotated[SizeBytes, Meta(description='device memory of each of its workers, as in "2GiB"; 0B: any')] = (
+        SizeBytes(0)
+    )
     queue: Annotated[int, Meta(ge=1, le=1_000_000, description="requests that may wait")] = 1024
+
+
+prepare(ModelConfig)
 
 
 def decode_model_config(text: str, where: str) -> ModelConfig:
@@ -43,7 +51,7 @@ def configured(spec: ModelSpec, config: ModelConfig) -> ModelSpec:
         slo_ns=int(config.slo),
         priority=config.priority,
         weight=config.weight,
-        share=config.share,
+        share=spec.share if config.share is None else config.share,
         queue_limit=config.queue,
     )
     return changed if config.wait is None else msgspec.structs.replace(changed, wait_ns=int(config.wait))

@@ -109,6 +109,8 @@ MESSAGES: Final = {
     "SystemSharedMemoryRegisterResponse": "",
     "SystemSharedMemoryUnregisterRequest": "name string 1",
     "SystemSharedMemoryUnregisterResponse": "",
+    "HealthCheckRequest": "service string 1",
+    "HealthCheckResponse": "status int32 1",
 }
 """Each message as `name type number`, with * for many and `one` for the alternatives of a oneof."""
 

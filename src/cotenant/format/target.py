@@ -19,6 +19,7 @@ _PLAIN: Final = {
     "v2/systemsharedmemory/unregister": "shm-unregister",
     "v2/cudasharedmemory/status": "cuda-status",
     "v2/cudasharedmemory/unregister": "cuda-unregister",
+    "v2/cotenant/plan": "plan",
     "metrics": "metrics",
 }
 _OF_MODEL: Final = {

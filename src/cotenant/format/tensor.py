@@ -6,6 +6,7 @@ the wire every element has its length in front, as four bytes.
 
 from __future__ import annotations
 
+import itertools
 import struct
 from typing import Any, Final
 
@@ -112,11 +113,12 @@ def _flat(data: object) -> list[Any]:
     if not isinstance(data, list):
         raise TensorError("data is a list")
     for _ in range(64):
-        if not any(isinstance(one, list) for one in data):
+        kinds = set(map(type, data))
+        if list not in kinds:
             return data
-        if not all(isinstance(one, list) for one in data):
+        if len(kinds) > 1:
             raise TensorError("data mixes lists and elements at one depth")
-        data = [one for inner in data for one in inner]
+        data = list(itertools.chain.from_iterable(data))
     raise TensorError("data is nested deeper than any tensor")
 
 
@@ -130,9 +132,13 @@ def _as_bytes(one: object) -> bytes:
 
 def _first_unlike(datatype: Datatype, flat: list[Any]) -> int | None:
     """JSON has one kind of number; a fraction given for an integer would be cut in silence."""
-    kinds: tuple[type, ...] = (int, float) if datatype.value.startswith("FP") else (int,)
     if datatype is Datatype.BOOL:
+        if set(map(type, flat)) == {bool}:
+            return None
         return next((place for place, one in enumerate(flat) if type(one) is not bool and one not in (0, 1)), None)
+    kinds = {int, float} if datatype.value.startswith("FP") else {int}
+    if set(map(type, flat)) <= kinds:
+        return None
     return next((place for place, one in enumerate(flat) if type(one) not in kinds), None)
 
 

@@ -78,6 +78,11 @@ def decode_toml(text: str, section: type[AnySection], where: str) -> AnySection:
         raise _explain(str(error), text, section, tree, where) from None
 
 
+def prepare(section: type[Section]) -> None:
+    """Let msgspec learn a section now, while one thread is there: it ends the process if several do it at once."""
+    msgspec.json.Decoder(section, dec_hook=decode_quantity)
+
+
 def decode_quantity(kind: type, value: object) -> object:
     """Text with a unit to the number it means; the hook msgspec calls for our own kinds."""
     try:

@@ -26,7 +26,7 @@ MPS_DIRECTORY: Final = "mps"
 """In the node's runtime directory, where its daemon lives."""
 PIPE_VARIABLE: Final = "CUDA_MPS_PIPE_DIRECTORY"
 LOG_VARIABLE: Final = "CUDA_MPS_LOG_DIRECTORY"
-_PIPE: Final = "pipe"
+PIPE: Final = "pipe"
 _PID_FILE: Final = f"{CONTROL}.pid"
 _SOCKET_PATH_LIMIT: Final = 107
 _PATIENCE_S: Final = 60.0
@@ -45,7 +45,7 @@ class Program:
         """The program of the soft GPUs that live in one of these homes, else NVIDIA's; `ConfigError` without any."""
         soft = next((home for home in homes if any(gpu.alive for gpu in manage.gpus(home))), None)
         base = dict(environ)
-        self.pipe, self.log = directory / _PIPE, directory / "log"
+        self.pipe, self.log = directory / PIPE, directory / "log"
         if len(os.fsencode(self.pipe / "control")) > _SOCKET_PATH_LIMIT:
             raise ConfigError("directories.runtime", str(directory.parent), "is too long for the sockets of MPS in it")
         ours = {PIPE_VARIABLE: str(self.pipe), LOG_VARIABLE: str(self.log)}
@@ -97,6 +97,32 @@ class Program:
             return words.read().decode(errors="replace") if done.returncode == 0 else None
 
 
+def terminate_client(environ: Mapping[str, str], pid: int) -> None:
+    """Take the device from one client in order, so that its death harms no other; where MPS is not there, nothing."""
+    program = shutil.which(CONTROL, path=environ.get("PATH"))
+    if program is None:
+        return
+    for server in (_asked(program, environ, "get_server_list") or "").split():
+        if server.isdigit():
+            _asked(program, environ, "terminate_client", server, str(pid))
+
+
+def _asked(program: str, environ: Mapping[str, str], *command: str) -> str | None:
+    try:
+        done = subprocess.run(
+            [program],
+            env=dict(environ),
+            input=_line(command),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_QUIT_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.decode(errors="replace") if done.returncode == 0 else None
+
+
 def _pid_in(pipe: Path) -> int | None:
     try:
         return int((pipe / _PID_FILE).read_text())
@@ -106,7 +132,7 @@ def _pid_in(pipe: Path) -> int | None:
 
 def control_of(directory: Path) -> int | None:
     """The control daemon that lives in this directory, if one does."""
-    pid = _pid_in(directory / _PIPE)
+    pid = _pid_in(directory / PIPE)
     if pid is None:
         return None
     try:

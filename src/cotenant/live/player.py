@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         player = _native.player_open(script, image, options.priority, options.graph)
         if options.memory:
-            _hold(options.memory)
+            hold(options.memory)
     except ValueError as error:
         return _complain(f"{options.script}:{error}: write NAME BLOCKS THREADS DURATION_NS INTERVAL_NS [STREAM]")
     except OSError as error:
@@ -67,6 +67,18 @@ def main(arguments: Sequence[str]) -> int:
     if options.steered:
         sys.stdin.read()  # still a client of the device: its books are there until somebody has looked
     return 0
+
+
+class Parts:
+    """A script of which parts are played on demand, each as one request."""
+
+    def __init__(self, script: str, image: str) -> None:
+        """The first device that this process sees; `OSError` says what the driver answers."""
+        self._player = _native.player_open(script, image, 0, 0)
+
+    def play(self, first: int, count: int, due_ns: int) -> int:
+        """From the first launch to the end of the last, in nanoseconds; `OSError` if the driver fails it."""
+        return _native.player_part(self._player, first, count, due_ns)
 
 
 def summary(packed: bytes, launches: int) -> dict[str, Any]:
@@ -116,7 +128,7 @@ def _instants(options: argparse.Namespace) -> array[int]:
     return found
 
 
-def _hold(size_bytes: int) -> None:
+def hold(size_bytes: int) -> None:
     """Device memory, in the context that the player made current, until the process ends: a model's weights."""
     pointer = ctypes.c_uint64()
     code = ctypes.CDLL("libcuda.so.1").cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(size_bytes))

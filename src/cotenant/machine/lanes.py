@@ -8,10 +8,12 @@ from typing import Final
 from cotenant.domain.instant import NEVER, SECOND_NS, Duration, Instant
 from cotenant.domain.runtimes import RunTimes
 from cotenant.domain.serving import ModelSpec, Waiting
-from cotenant.policy.predict.service import ServiceTimes
+from cotenant.policy.predict.service import Drift, ServiceTimes
 
 _PRIORITIES: Final = 16
 """Priorities beyond count as this one where rows are counted: clients may name any number. Our choice."""
+_WINDOW_NS: Final = SECOND_NS // 4
+"""Over which arrivals are counted. Our choice: a server is planned for soon after it starts."""
 _FAR: Final = 1 << 62
 """Later than any deadline."""
 
@@ -22,7 +24,7 @@ def _urgency(waiting: Waiting) -> tuple[int, int, int]:
 
 
 class Rate:
-    """How often something comes, by the last second or two."""
+    """How often something comes, by the last second or so; known from a quarter of a second on."""
 
     __slots__ = ("_count", "_since", "per_second")
 
@@ -33,13 +35,14 @@ class Rate:
         self.per_second = 0.0
 
     def add(self, count: int, now: Instant) -> None:
-        """So many came; every second that is over moves the belief half of the way."""
+        """So many came; every window that is over moves the belief a part of the way."""
         if self._since is None:
             self._since = now
         over_ns = now - self._since
-        if over_ns >= SECOND_NS:
+        if over_ns >= _WINDOW_NS:
             lately = self._count * SECOND_NS / over_ns
-            self.per_second = (self.per_second + lately) / 2 if self.per_second else lately
+            moved = (lately - self.per_second) * min(over_ns / SECOND_NS, 1.0)
+            self.per_second = self.per_second + moved if self.per_second else lately
             self._since, self._count = now, 0
         self._count += count
 
@@ -54,6 +57,7 @@ class QueueLane:
         "key",
         "knee_units",
         "leaving",
+        "profiled",
         "rows",
         "running",
         "spec",
@@ -61,16 +65,17 @@ class QueueLane:
         "widths",
     )
 
-    def __init__(self, key: int, spec: ModelSpec, times: RunTimes | None = None) -> None:
-        """Nothing waits and nothing runs."""
+    def __init__(self, key: int, spec: ModelSpec, times: RunTimes | None = None, drift: Drift | None = None) -> None:
+        """Nothing waits and nothing runs; lanes of one device have one drift."""
         self.key = key
         self.spec = spec
         self.waiting: list[Waiting] = []
         self.rows = 0
         self.running = 0
         self.leaving = False
+        self._service = ServiceTimes(times, spec.share, drift)
+        self.profiled = times is not None
         self.asked: dict[int, int] = {}
-        self._service = ServiceTimes(times, spec.share)
         self._arrivals = Rate()
         self.widths = self._service.widths
         self.knee_units = spec.share if times is None else times.knee_units
@@ -122,6 +127,11 @@ class QueueLane:
     def learn(self, rows: int, units: int, took_ns: Duration) -> None:
         """A run of so many rows on so many units took so long."""
         self._service.learn(rows, units, took_ns)
+
+    @property
+    def slower(self) -> tuple[float, float]:
+        """How many times as long runs take as measured: by the machine, and by the model itself besides."""
+        return self._service.slower
 
     @property
     def idle(self) -> bool:

@@ -32,6 +32,7 @@ from cotenant.domain.value import Value
 from cotenant.format.quantity import format_duration
 from cotenant.machine.lanes import QueueLane
 from cotenant.policy.admit import REQUEST_POLICIES
+from cotenant.policy.predict.service import Drift
 from cotenant.policy.schedule import SERVE_POLICIES
 
 _RETRY_UNKNOWN_NS: Final = 1_000_000_000
@@ -92,6 +93,7 @@ class ServerMachine:
         self._busy: dict[int, QueueLane] = {}  # those in which something waits
         self._home: dict[int, QueueLane] = {}  # of each request that waits
         self._runs: dict[int, _Running] = {}
+        self._drift = Drift()
         self._under_way: dict[int, UnderWay] = {}
         self._deadlines: list[tuple[Instant, int]] = []
         self._next_run = 0
@@ -235,7 +237,7 @@ class ServerMachine:
 
     def _ready(self, event: ModelReady, actions: list[ServerAction]) -> None:
         before = self._named.get(event.spec.name)
-        lane = QueueLane(event.key, event.spec, event.times)
+        lane = QueueLane(event.key, event.spec, event.times, self._drift)
         self._lanes[event.key] = lane
         self._everyone = tuple(self._lanes.values())
         self._named[event.spec.name] = lane

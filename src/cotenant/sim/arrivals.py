@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -24,17 +24,33 @@ def driven(load: Load, arrival: Arrival) -> Load:
 
 
 def instants_of(rhythm: Rhythm, for_ns: int, seed: int) -> tuple[int, ...]:
-    """Candidates at the highest rate, each kept with the chance that its instant's rate has of it."""
+    """All of them at once."""
+    return tuple(coming(rhythm, for_ns, seed))
+
+
+def coming(rhythm: Rhythm, for_ns: int, seed: int) -> Iterator[int]:
+    """One after the other, so that a long load needs no memory for them.
+
+    Candidates at the highest rate, each kept with the chance that its instant's rate has of it.
+    """
     chance = random.Random(seed)
     curve = _drawn(rhythm, for_ns, chance) if isinstance(rhythm, Bursts) else rhythm
-    most_per_s, instants, at_s, end_s = curve.most_per_s, [], 0.0, for_ns / SECOND_NS
+    most_per_s, at_s, end_s = curve.most_per_s, 0.0, for_ns / SECOND_NS
     if most_per_s <= 0:
-        return ()
+        return
     while (at_s := at_s + chance.expovariate(most_per_s)) < end_s:
         at_ns = int(at_s * SECOND_NS)
         if chance.random() * most_per_s < curve.at(at_ns):
-            instants.append(at_ns)
-    return tuple(instants)
+            yield at_ns
+
+
+def evenly(rate_per_s: float, for_ns: int, begin: float = 0.0) -> Iterator[int]:
+    """One every so often; the first after this part of the time between two."""
+    for number in itertools.count():
+        at_ns = int((number + begin) * SECOND_NS / rate_per_s)
+        if at_ns >= for_ns:
+            return
+        yield at_ns
 
 
 def spread(recorded_ns: Sequence[int], seed: int) -> tuple[int, ...]:

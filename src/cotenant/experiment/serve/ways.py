@@ -6,7 +6,7 @@ A published system comes with what it does about requests that are late, as part
   be told to refuse what waited too long; by default it does not.)
 - `clipper`, `nexus` and `gslice` know them. What has passed its deadline while it waited is dropped, as Clipper's queue
   and Nexus' dispatch do (GSLICE is not known to; it is given the same). Nexus also drops what can no longer make it.
-- `dstack` and `ideal` refuse at once what is not going to make it.
+- `dstack` refuses at once what is not going to make it.
 
 Much of what a server gains past saturation is admission alone. So that it is not taken for scheduling, each baseline is
 also there with this project's admission before it (`... + admission`).
@@ -19,7 +19,6 @@ from typing import Final
 from cotenant.domain.value import Value
 
 OURS: Final = "dstack"
-IDEAL: Final = "ideal"
 TEMPORAL: Final = "temporal"
 BLIND: Final = (TEMPORAL, "fixed", "triton", "fifo")
 """Do not know what is wanted by when."""

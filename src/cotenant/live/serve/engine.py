@@ -1,6 +1,6 @@
 """Who stands between the protocols and the machine? Takes requests in, has them run, gives answers out.
 
-All of it on the loop's own thread; workers come back through `call_soon_threadsafe`. An event that arises inside a
+All of it on the loop's own thread, to which a runtime comes back with what it ran. An event that arises inside a
 turn is handled after it.
 """
 
@@ -9,9 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from cotenant.domain.instant import SECOND_NS, Duration, Instant
+from cotenant.domain.runtimes import RunTimes
+from cotenant.domain.serveplan import ServePlan
 from cotenant.domain.serving import (
     Arrived,
     Cancelled,
@@ -25,18 +28,20 @@ from cotenant.domain.serving import (
     Tick,
     TurnAway,
 )
-from cotenant.domain.tensor import TensorSpec
+from cotenant.domain.trace import End
 from cotenant.format.answer import output_of
-from cotenant.format.infer import Checked, InferError, InferRequest, Place, check, plan_of, shown
-from cotenant.format.infer_json import Output
-from cotenant.format.tensor import Array, TensorError, from_raw, to_raw
+from cotenant.format.infer import InferError, InferRequest, check, plan_of, shown
+from cotenant.format.tensor import Array
 from cotenant.host import ServerHost
 from cotenant.live.clock import LiveClock, unix_ns
+from cotenant.live.serve.beliefs import beliefs_of
 from cotenant.live.serve.figures import ModelFigures
 from cotenant.live.serve.model import Runnable
 from cotenant.live.serve.pending import Pending, Reply, Served, size_of
 from cotenant.live.serve.regions import Regions
-from cotenant.live.serve.work import Job, Outcome, Workers, carry_out, failure_of
+from cotenant.live.serve.runtime import ModelRuntime
+from cotenant.live.serve.spans import Spans
+from cotenant.live.serve.work import Job, Outcome, carry_out, failure_of
 from cotenant.machine.server import ServerMachine, ServerSettings
 
 _LOOKS_LIMIT: Final = 4096
@@ -57,18 +62,22 @@ class Engine:
     def __init__(
         self,
         settings: ServerSettings,
-        cores: Sequence[int],
+        runtime: ModelRuntime,
         loop: asyncio.AbstractEventLoop,
         held_limit_bytes: int = 1 << 30,
+        spans: Path | None = None,
+        *,
+        always: bool = False,
     ) -> None:
-        """Nothing is served yet; the numbers of the cores are the machine's own."""
+        """Nothing is served yet; spans are written in a file of that directory while somebody looks, or always."""
         self._held_limit_bytes = held_limit_bytes
         self._held_bytes = 0
         self._clock = LiveClock()
         self._loop = loop
         self._machine = ServerMachine(settings)
         self._host = ServerHost(self._machine, self, self)
-        self._workers = Workers(cores, self._from_worker, self._part_from_worker)
+        self._runtime = runtime
+        runtime.begin(loop, self._ended, self._part)
         self._models: dict[int, Runnable] = {}
         self._serving: dict[str, Served] = {}
         self._pending: dict[int, Pending] = {}
@@ -81,18 +90,24 @@ class Engine:
         self._next_look = 0
         self._when_drained: list[Callable[[], None]] = []
         self.regions = Regions()
+        self.spans = Spans(spans, self._clock.offset_ns, always=always)
         self.figures: dict[str, ModelFigures] = {}
+        self.under_way: dict[int, Run] = {}
+        self.all_units = settings.units
+        self.loop_lag_ns: Duration = 0
+        """How late the loop was of late."""
         self.draining = False
 
     # Models.
 
-    def serve(self, model: Runnable) -> None:
-        """Serve this loading from now on; one of the same name ends with the requests it has."""
+    def serve(self, model: Runnable, times: RunTimes | None = None) -> None:
+        """Serve this loading from now on, with its profile; one of the same name ends with the requests it has."""
         self._next_key += 1
         self._models[self._next_key] = model
         figures = self.figures.setdefault(model.spec.name, ModelFigures())
+        self._runtime.prepare(model, (model.spec.share,) if times is None else times.widths())
         self._serving[model.spec.name] = Served(model, plan_of(model.spec), figures, {})
-        self.post(ModelReady(model.spec, self._next_key))
+        self.post(ModelReady(model.spec, self._next_key, times))
 
     def withdraw(self, name: str) -> None:
         """Take no more requests for a model."""
@@ -131,9 +146,13 @@ class Engine:
         spec = plan.spec
         if spec.decoupled and not reply.streams:
             raise InferError(f"model {spec.name!r} is decoupled: ask it by ModelStreamInfer, over gRPC", "unsupported")
-        checked = self._in_memory(spec.inputs, request, check(plan, request))
+        checked = self.regions.filled(spec.inputs, request, check(plan, request))
         pending = Pending(request, model, checked, figures, reply)
         size = pending.size_bytes = size_of(checked.arrays)
+        patience_ns = min(request.timeout_ns or timeout_ns, timeout_ns or request.timeout_ns)
+        objective_ns = pending.patience_ns = patience_ns or spec.slo_ns
+        if objective_ns:
+            figures.offered += 1
         held_up = spec.decoupled or self._machine.waiting or self.draining or self._busy
         if not held_up and model.is_quick(size):
             self._answer_at_once(pending)
@@ -143,30 +162,34 @@ class Engine:
             raise InferError(text, "exhausted", SECOND_NS)
         self._held_bytes += size
         self._next_request += 1
-        number = self._next_request
+        number = pending.number = self._next_request
         pending.arrived = self._clock.now()
         self._pending[number] = pending
-        patience_ns = min(request.timeout_ns or timeout_ns, timeout_ns or request.timeout_ns)
         look = self._look(looks, checked.shapes)
+        pending.admitted = True
         self.post(Arrived(number, request.model, checked.rows, look, request.priority, patience_ns))
+        if objective_ns and pending.admitted:
+            figures.admitted += 1
         return number
 
     def _answer_at_once(self, pending: Pending) -> None:
         """A run that is shorter than a decision about it: nobody waits, so nobody is overtaken, and no core is held."""
         began = pending.arrived = self._clock.now()
+        pending.figures.admitted += pending.patience_ns > 0
         try:
             arrays = pending.model.run(pending.checked.arrays)  # type: ignore[arg-type]
         except Exception as error:  # noqa: BLE001  whatever a model does, it is the model's failure
             self._fail(pending, InferError(failure_of(pending.model, error), "fault"))
             return
-        took_ns = self._clock.now() - began
+        ended = self._clock.now()
+        took_ns = ended - began
         figures = pending.figures
         figures.queue.count += 1
         figures.compute.add(took_ns)
         figures.ran(pending.checked.rows, took_ns)
         pending.model.took_at_once(took_ns)
         if self._answer(pending, arrays):
-            self._succeed(pending)
+            self._succeed(pending, began, ended)
 
     def cancel(self, number: int) -> None:
         """Nobody waits for it any more: it is not run, or its answer is dropped."""
@@ -179,6 +202,7 @@ class Engine:
         pending.reply = None
         pending.figures.cancelled += 1
         if not pending.started:
+            self._trace(pending, End.CANCELLED, self._clock.now())
             self._forget(number)
             self.post(Cancelled(number))
 
@@ -196,21 +220,6 @@ class Engine:
         pending = self._pending.pop(number)
         self._held_bytes -= pending.size_bytes
         return pending
-
-    def _in_memory(self, specs: tuple[TensorSpec, ...], request: InferRequest, checked: Checked) -> Checked:
-        """With what is in shared memory read."""
-        if not any(isinstance(one, Place) for one in checked.arrays):
-            return checked
-        shapes = {one.name: one.shape for one in request.inputs}
-        arrays = []
-        for spec, array in zip(specs, checked.arrays, strict=True):
-            if isinstance(array, Place):
-                try:
-                    array = from_raw(spec.datatype, shapes[spec.name], self.regions.read(spec.name, array))  # noqa: PLW2901
-                except TensorError as error:
-                    raise InferError(f"input {spec.name!r}: {error}") from None
-            arrays.append(array)
-        return Checked(tuple(arrays), checked.rows, checked.shapes)
 
     # Turns.
 
@@ -248,16 +257,21 @@ class Engine:
         self._when_drained.append(then)
         self.post(Draining())
 
-    def close(self) -> None:
-        """End the workers, after what they have."""
+    async def settled(self) -> None:
+        """Until all that was prepared is ready, as far as it can be."""
+        await self._runtime.settled()
+
+    def close(self, *, patient: bool = True) -> None:
+        """End the workers, after what they have, if we are patient."""
         if self._timer is not None:
             self._timer.cancel()
-        self._workers.stop()
+        self._runtime.close(patient=patient)
+        self.spans.close()
 
     # What the machine decides: the ports `Runtime` and `Desk`.
 
     def start(self, run: Run) -> None:
-        """Have a batch run, here if it is quick and on its core's thread otherwise."""
+        """Have a batch run, here if it is quick and where the runtime has it otherwise."""
         now = self._clock.now()
         parts: list[Sequence[Any]] = []
         rows = []
@@ -269,10 +283,11 @@ class Engine:
             rows.append(pending.checked.rows)
         model = self._models[run.key]
         job = Job(run, model, parts, rows)
+        self.under_way[run.run] = run
         if model.is_quick(sum(map(size_of, parts))):
             self._ended(carry_out(job, self._part))
         else:
-            self._workers.give(job)
+            self._runtime.give(job)
 
     def release(self, model: str, key: int) -> None:
         """Let go of a loading."""
@@ -282,6 +297,7 @@ class Engine:
     def turn_away(self, refusal: TurnAway) -> None:
         """Tell a request's sender no."""
         pending = self._forget(refusal.request)
+        pending.admitted = False
         refused = pending.figures.refused
         refused[refusal.why.value] = refused.get(refusal.why.value, 0) + 1
         self._fail(pending, InferError(refusal.detail, _KINDS[refusal.why], refusal.retry_after_ns))
@@ -293,12 +309,6 @@ class Engine:
 
     # What comes back.
 
-    def _from_worker(self, outcome: Outcome) -> None:
-        self._loop.call_soon_threadsafe(self._ended, outcome)
-
-    def _part_from_worker(self, number: int, answer: Sequence[Array]) -> None:
-        self._loop.call_soon_threadsafe(self._part, number, answer)
-
     def _part(self, number: int, answer: Sequence[Array]) -> None:
         pending = self._pending[number]
         if pending.reply is not None:
@@ -307,6 +317,7 @@ class Engine:
     def _ended(self, outcome: Outcome) -> None:
         """The machine hears of it first, so that the next run begins before answers are written."""
         run = outcome.run
+        self.under_way.pop(run.run, None)
         self.post(Finished(run.run, outcome.took_ns, bool(outcome.failure)))
         figures = self.figures[run.model]
         if not outcome.failure:
@@ -314,7 +325,9 @@ class Engine:
         for place, number in enumerate(run.requests):
             pending = self._forget(number)
             figures.compute.add(outcome.took_ns)
+            pending.outcome = outcome
             if pending.reply is None:
+                self._trace(pending, End.CANCELLED, self._clock.now())
                 continue
             if outcome.failure:
                 self._fail(pending, InferError(outcome.failure, "fault"))
@@ -332,31 +345,48 @@ class Engine:
             outputs = output_of(spec, pending.request, arrays)
             for place, output in enumerate(outputs):
                 if output.place is not None:
-                    outputs[place] = self._into_region(output)
+                    outputs[place] = self.regions.put(output)
             reply.done(pending.request, spec, outputs)
         except InferError as error:
             self._fail(pending, error)
             return False
+        except Exception as error:  # noqa: BLE001  an output that cannot be written is the model's failure, too
+            self._fail(pending, InferError(failure_of(pending.model, error), "fault"))
+            return False
         return True
 
-    def _into_region(self, output: Output) -> Output:
-        assert output.place is not None
-        raw = to_raw(output.datatype, output.array)
-        self.regions.write(output.name, output.place, raw)
-        return output._replace(place=output.place._replace(size=len(raw)))
-
-    def _succeed(self, pending: Pending) -> None:
+    def _succeed(self, pending: Pending, began: Instant = 0, ended: Instant = 0) -> None:
         now = self._clock.now()
         took_ns = now - pending.arrived
-        pending.figures.last = now
-        pending.figures.succeeded.add(took_ns)
-        pending.figures.took.record(took_ns)
+        figures = pending.figures
+        figures.last = now
+        figures.succeeded.add(took_ns)
+        figures.took.record(took_ns)
+        if pending.patience_ns:
+            figures.in_time += took_ns <= pending.patience_ns
+        if pending.outcome is not None:
+            figures.lag.add(now - self._clock.offset_ns - pending.outcome.ended)
+        self._trace(pending, End.ANSWERED, now, began, ended)
+
+    def _trace(self, pending: Pending, end: End, now: Instant, began: Instant = 0, ended: Instant = 0) -> None:
+        if self.spans.wanted(now):
+            self.spans.write(pending, end, now, began, ended)
 
     def _fail(self, pending: Pending, error: InferError) -> None:
-        pending.figures.failed.add(self._clock.now() - pending.arrived)
+        now = self._clock.now()
+        pending.figures.failed.add(now - pending.arrived)
+        self._trace(pending, End.FAILED if error.kind == "fault" else End.REFUSED, now)
         if pending.reply is not None:
             pending.reply.failed(error)
             pending.reply = None
+
+    def plan(self) -> ServePlan | None:
+        """What the policy intends, where it plans at all."""
+        return self._machine.plan()
+
+    def beliefs(self) -> dict[str, Any]:
+        """What the policy intends, and what it believes of each model."""
+        return beliefs_of(self._machine)
 
     @property
     def waiting(self) -> dict[str, int]:

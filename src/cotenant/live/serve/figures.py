@@ -38,6 +38,13 @@ class ModelFigures:
         self.rows = 0
         self.runs = 0
         self.cancelled = 0
+        self.offered = 0
+        """Requests with an objective: an SLO, or a timeout of their own."""
+        self.admitted = 0
+        self.in_time = 0
+        """Of these, answered within it."""
+        self.lag = Sum()
+        """From the end of a run to the answer, over requests."""
         self.refused: dict[str, int] = {}
         self.batches: dict[int, Sum] = {}
         self.last: Instant = 0

@@ -9,12 +9,20 @@ from typing import Any, Final, cast
 from cotenant.domain.instant import MILLISECOND_NS, Duration
 from cotenant.domain.serving import ModelSpec
 from cotenant.format import grpc_words as words
-from cotenant.format.grpc import Abandoned, Called, Closed, GrpcConnection, Said
+from cotenant.format.grpc import GrpcConnection
+from cotenant.format.grpc_calls import Abandoned, Called, Closed, Said
 from cotenant.format.http2 import Http2Error
 from cotenant.format.infer import InferError, InferRequest
 from cotenant.format.infer_json import Output
-from cotenant.format.infer_proto import read_request, write_answer, write_stream_answer, write_stream_error
+from cotenant.format.infer_proto import (
+    read_request,
+    write_answer,
+    write_plain_answer,
+    write_stream_answer,
+    write_stream_error,
+)
 from cotenant.format.proto import SERVICE
+from cotenant.format.room import Room
 from cotenant.live.serve.grpc_site import METHODS
 from cotenant.live.serve.site import Site
 
@@ -37,17 +45,24 @@ _ON_STREAM_LIMIT: Final = 1024
 class GrpcServing:
     """What all connections share."""
 
-    def __init__(self, site: Site, message_limit_bytes: int, connections_limit: int) -> None:
+    def __init__(self, site: Site, message_limit_bytes: int, held_limit_bytes: int, connections_limit: int) -> None:
         """Nobody is connected."""
         self.site = site
         self.message_limit_bytes = message_limit_bytes
         self.connections_limit = connections_limit
+        self.coming = Room(held_limit_bytes)
+        self.going = Room(held_limit_bytes)
         self.connections: set[GrpcProtocol] = set()
         self.tasks: set[asyncio.Task[None]] = set()
 
     def __call__(self) -> GrpcProtocol:
         """A protocol for a new connection."""
         return GrpcProtocol(self)
+
+    def sweep(self) -> None:
+        """Close those that never greeted, or take none of their answers; called now and then."""
+        for one in list(self.connections):
+            one.look_at()
 
     def leave(self) -> None:
         """Tell every client to take its next calls elsewhere."""
@@ -75,11 +90,13 @@ class GrpcProtocol(asyncio.Protocol):
     def __init__(self, serving: GrpcServing) -> None:
         """Not connected yet."""
         self._serving = serving
-        self._connection = GrpcConnection(serving.message_limit_bytes)
+        self._connection = GrpcConnection(serving.message_limit_bytes, serving.coming, serving.going)
         self._transport: asyncio.Transport | None = None
         self._calls: dict[int, _Call] = {}
         self._reading = False
         self._leaving = False
+        self._looked_at = False
+        self._seen_unsent = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client is there."""
@@ -98,6 +115,7 @@ class GrpcProtocol(asyncio.Protocol):
         for call in self._calls.values():
             self._drop(call)
         self._calls.clear()
+        self._connection.close()
 
     def pause_writing(self) -> None:
         """The client does not read: nothing more is read from it either."""
@@ -108,6 +126,15 @@ class GrpcProtocol(asyncio.Protocol):
         """The client reads again."""
         if self._transport is not None:
             self._transport.resume_reading()
+
+    def look_at(self) -> None:
+        """Close it if since this was called last it has neither greeted nor taken anything of what waits for it."""
+        if self._transport is None:
+            return
+        unsent = self._transport.get_write_buffer_size() + self._connection.held_bytes()
+        if (self._looked_at and not self._connection.greeted) or 0 < self._seen_unsent <= unsent:
+            self._transport.abort()
+        self._looked_at, self._seen_unsent = True, unsent
 
     def leave(self) -> None:
         """Take no new calls."""
@@ -122,6 +149,9 @@ class GrpcProtocol(asyncio.Protocol):
         data = self._connection.take()
         if data:
             self._transport.write(data)
+            if self._transport.get_write_buffer_size() > self._serving.message_limit_bytes:
+                self._transport.abort()  # a stream of answers that nobody reads
+                return
         if self._leaving and not self._connection.calls:
             self._transport.close()
 
@@ -274,8 +304,7 @@ class _Unary:
         self._stream = stream
 
     def done(self, request: InferRequest, spec: ModelSpec, outputs: list[Output]) -> None:
-        answer = write_answer(spec.name, spec.version, request.id, outputs)
-        self._protocol.answer(self._stream, answer.SerializeToString())
+        self._protocol.answer(self._stream, write_plain_answer(spec.name, spec.version, request.id, outputs))
 
     def failed(self, error: InferError) -> None:
         self._protocol.finish(self._stream, STATUS[error.kind], str(error), error.retry_after_ns)

@@ -8,11 +8,13 @@ from typing import Any, Final, TypeAlias
 from google.protobuf.json_format import ParseDict
 
 from cotenant.format.describe import config_numbers
-from cotenant.format.infer import InferError
+from cotenant.format.infer import InferError, shown
 from cotenant.format.infer_proto import read_message
-from cotenant.format.proto import TYPES
+from cotenant.format.proto import SERVICE, TYPES
 from cotenant.live.serve.site import Site
 
+_SERVING: Final = 1
+_NOT_SERVING: Final = 2
 Method: TypeAlias = Callable[[Site, bytes], bytes | Coroutine[Any, Any, bytes]]
 
 
@@ -68,6 +70,14 @@ def _unload(site: Site, data: bytes) -> bytes:
     return b""
 
 
+def _check(site: Site, data: bytes) -> bytes:
+    """What orchestrators ask any server of gRPC: grpc.health.v1."""
+    asked = read_message("HealthCheckRequest", data).service
+    if asked not in ("", SERVICE):
+        raise InferError(f"no service {shown(asked)} is here, only {SERVICE}", "not-found")
+    return _message("HealthCheckResponse", {"status": _SERVING if site.ready else _NOT_SERVING})
+
+
 def _no_cuda(site: Site, data: bytes) -> bytes:
     del site, data
     raise InferError("CUDA shared memory is not supported: models run on this machine's cores", "unsupported")
@@ -92,4 +102,5 @@ METHODS: Final[dict[str, Method]] = {
     "CudaSharedMemoryStatus": lambda site, data: b"",
     "CudaSharedMemoryRegister": _no_cuda,
     "CudaSharedMemoryUnregister": lambda site, data: b"",
+    "/grpc.health.v1.Health/Check": _check,
 }

@@ -9,10 +9,11 @@ from typing import Any, Final, NamedTuple, cast
 
 from cotenant.domain.instant import SECOND_NS
 from cotenant.domain.serving import ModelSpec
-from cotenant.format.http import HttpError, HttpReader, HttpRequest
+from cotenant.format.http import Head, HttpError, HttpReader, HttpRequest
 from cotenant.format.infer import InferError, InferRequest
 from cotenant.format.infer_json import Output, read_request, write_answer, write_error
 from cotenant.format.packing import pack, unpack
+from cotenant.format.room import Room
 from cotenant.format.target import Target, parse_target
 from cotenant.live.serve.http_site import JSON, Answered, answer_to
 from cotenant.live.serve.site import Site
@@ -40,6 +41,14 @@ _REASONS: Final = {
     505: "HTTP Version Not Supported",
 }
 _PIPELINE_LIMIT: Final = 16
+_PIPELINE_BYTES: Final = 1 << 20
+_PACK_HERE_BYTES: Final = 32 << 10
+"""What is larger is packed and unpacked on another thread: nobody else should wait for it."""
+_TOGETHER_BYTES: Final = 64 << 10
+_LINGER_S: Final = 2.0
+_NOTHING: Final = HttpRequest(Head("", "", 0, -1, False, False, "", ()), memoryview(b""))
+_CRAWL_BYTES: Final = 4096
+"""Of a request that is half read so much must come between two sweeps."""
 _BINARY: Final = b"application/octet-stream"
 _TEXT: Final = b"text/plain; version=0.0.4; charset=utf-8"
 
@@ -52,17 +61,19 @@ class Limits(NamedTuple):
     """Tensors of all requests that wait or run."""
     connections: int = 4096
     patience_s: float = 60.0
-    """For the rest of a request that has begun."""
+    """How often those who begin a request and do not go on are looked for."""
 
 
 class HttpServing:
     """What all connections share."""
 
-    def __init__(self, site: Site, limits: Limits, metrics: Callable[[], bytes]) -> None:
+    def __init__(self, site: Site, limits: Limits, metrics: Callable[[], bytes], *, figures_only: bool = False) -> None:
         """Nobody is connected."""
         self.site = site
         self.limits = limits
         self.metrics = metrics
+        self.figures_only = figures_only
+        self.room = Room(limits.held_bytes)
         self.connections: set[HttpConnection] = set()
         self.tasks: set[asyncio.Task[None]] = set()
         self.leaving = False
@@ -72,9 +83,9 @@ class HttpServing:
         return HttpConnection(self)
 
     def sweep(self) -> None:
-        """Close those that began a request and do not go on; called every `patience_s`."""
+        """Close those that began a request and do not go on, or take no answer; called every `patience_s`."""
         for one in list(self.connections):
-            one.grow_old()
+            one.look_at()
 
     def leave(self) -> None:
         """Close each connection once it is answered."""
@@ -91,14 +102,17 @@ class HttpConnection(asyncio.Protocol):
     def __init__(self, serving: HttpServing) -> None:
         """Not connected yet."""
         self._serving = serving
-        self._reader = HttpReader(serving.limits.body_bytes)
+        self._reader = HttpReader(serving.limits.body_bytes, serving.room)
         self._transport: asyncio.Transport | None = None
         self._current: HttpRequest | None = None
         self._number = 0
         self._paused = False
         self._unread = False
         """The client does not read its answers."""
-        self._old = False
+        self._wrong: HttpError | None = None
+        """What the client did; it is told after the answers that are due."""
+        self._seen: tuple[int, int] | None = None
+        self._seen_unsent = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client is there."""
@@ -106,6 +120,7 @@ class HttpConnection(asyncio.Protocol):
         serving = self._serving
         if len(serving.connections) >= serving.limits.connections:
             self._refuse(503, f"{serving.limits.connections} clients are connected, which is the limit")
+            transport.close()
             return
         serving.connections.add(self)
 
@@ -114,27 +129,25 @@ class HttpConnection(asyncio.Protocol):
         del exc
         self._serving.connections.discard(self)
         self._transport = None
+        self._reader.close()
         if self._number:
             self._serving.site.engine.cancel(self._number)
 
     def data_received(self, data: bytes) -> None:
         """More of what the client says."""
-        self._old = False
+        if self._wrong is not None:
+            return  # whatever it is: it is not read any more
         try:
             self._reader.feed(data)
         except HttpError as error:
-            if self._current is None:  # otherwise an answer is due first, and then nothing more is read
-                self._advance()
-            if self._current is None:
-                self._refuse(error.status, str(error))
-            elif self._transport is not None:
-                self._transport.close()
-            return
+            self._wrong = error
         if self._reader.wants_continue and self._transport is not None:
             self._reader.wants_continue = False
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if self._current is None:
             self._advance()
+        elif self._reader.waiting:
+            self._hold()
 
     def pause_writing(self) -> None:
         """The client does not read: nothing more is read from it either."""
@@ -148,7 +161,9 @@ class HttpConnection(asyncio.Protocol):
 
     def _hold(self) -> None:
         """Read from the client, or not: not while it does not read, nor while it is far ahead of its answers."""
-        paused = self._unread or self._reader.waiting > _PIPELINE_LIMIT
+        reader = self._reader
+        ahead = reader.waiting > _PIPELINE_LIMIT or (reader.waiting and reader.waiting_bytes > _PIPELINE_BYTES)
+        paused = self._unread or bool(ahead)
         if self._transport is None or paused == self._paused:
             return
         self._paused = paused
@@ -157,11 +172,18 @@ class HttpConnection(asyncio.Protocol):
         else:
             self._transport.resume_reading()
 
-    def grow_old(self) -> None:
-        """Close it if nothing came since this was called last, with a request half read."""
-        if self._old and self._reader.mid_request and self._transport is not None:
+    def look_at(self) -> None:
+        """Close it if since this was called last too little came of half a request, or none of an answer was taken."""
+        if self._transport is None:
+            return
+        unsent = self._transport.get_write_buffer_size()
+        stuck = 0 < self._seen_unsent <= unsent
+        came, before = None if self._paused else self._reader.progress, self._seen
+        if came is not None and before is not None and came[0] == before[0]:
+            stuck = stuck or came[1] - before[1] < _CRAWL_BYTES
+        self._seen, self._seen_unsent = came, unsent
+        if stuck:
             self._transport.abort()
-        self._old = True
 
     def close_if_idle(self) -> None:
         """Close it if nothing is due."""
@@ -173,34 +195,40 @@ class HttpConnection(asyncio.Protocol):
         while self._current is None and self._transport is not None and not self._unread:
             request = self._reader.next()
             if request is None:
+                if self._wrong is not None:
+                    self._refuse(self._wrong.status, str(self._wrong))
+                    self._linger()
                 break
             self._current = request
             self._take(request)
-        if self._paused or self._reader.waiting > _PIPELINE_LIMIT:
+        if self._paused or self._reader.waiting:
             self._hold()
 
     def _take(self, request: HttpRequest) -> None:
         try:
             target = parse_target(request.head.target)
-            if target.kind == "infer":
-                if request.head.method != "POST":
-                    self._respond(405, write_error("inference is asked for by POST"))
-                    return
-                self._infer(request, target)
+            encoding = request.head.encoding
+            if not encoding or encoding == "identity":
+                self._answer(request, target, request.body)
+            elif len(request.body) <= _PACK_HERE_BYTES:
+                self._answer(request, target, memoryview(self._unpacked(request.body, encoding)))
             else:
-                self._ask(request, target)
+                self._begin(self._unpack(request, target, encoding))
         except InferError as error:
             self.failed(error)
 
-    def _infer(self, request: HttpRequest, target: Target) -> None:
-        head = request.head
-        body = request.body
-        if head.encoding and head.encoding != "identity":
-            body = memoryview(self._unpacked(body, head.encoding))
-        asked = read_request(target.name, target.version, body, head.json_length)
-        number = self._serving.site.engine.submit(asked, self)
-        if self._current is request:
-            self._number = number
+    def _answer(self, request: HttpRequest, target: Target, body: memoryview) -> None:
+        if target.kind != "infer":
+            self._ask(request, target, body)
+        elif request.head.method != "POST":
+            self._respond(405, write_error("inference is asked for by POST"))
+        elif self._serving.figures_only:
+            raise InferError("this port is for figures alone", "not-found")
+        else:
+            asked = read_request(target.name, target.version, body, request.head.json_length)
+            number = self._serving.site.engine.submit(asked, self)
+            if self._current is request:
+                self._number = number
 
     def _unpacked(self, body: memoryview, encoding: str) -> bytes:
         try:
@@ -208,20 +236,31 @@ class HttpConnection(asyncio.Protocol):
         except ValueError as error:
             raise InferError(f"the body {error}") from None
 
-    def _ask(self, request: HttpRequest, target: Target) -> None:
-        body = request.body
-        if request.head.encoding and request.head.encoding != "identity":
-            body = memoryview(self._unpacked(body, request.head.encoding))
+    async def _unpack(self, request: HttpRequest, target: Target, encoding: str) -> None:
+        try:
+            body = await asyncio.to_thread(self._unpacked, request.body, encoding)
+            if self._current is request:
+                self._answer(request, target, memoryview(body))
+        except InferError as error:
+            if self._current is request:
+                self.failed(error)
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._serving.tasks.add(task)
+        task.add_done_callback(self._serving.tasks.discard)
+
+    def _ask(self, request: HttpRequest, target: Target, body: memoryview) -> None:
         if target.kind == "metrics":
             self._respond(200, self._serving.metrics(), _TEXT)
             return
+        if self._serving.figures_only and target.kind not in ("live", "ready"):
+            raise InferError("this port is for figures alone", "not-found")
         answer = answer_to(self._serving.site, target, request.head.method, bytes(body))
         if isinstance(answer, Answered):
             self._respond(answer.status, answer.body, answer.kind)
-            return
-        task = asyncio.get_running_loop().create_task(self._await(request, answer))
-        self._serving.tasks.add(task)
-        task.add_done_callback(self._serving.tasks.discard)
+        else:
+            self._begin(self._await(request, answer))
 
     async def _await(self, request: HttpRequest, answer: Coroutine[Any, Any, Answered]) -> None:
         try:
@@ -256,21 +295,40 @@ class HttpConnection(asyncio.Protocol):
 
     def _respond(self, status: int, body: bytes, kind: bytes = JSON, extra: bytes = b"") -> None:
         request = self._current
-        self._current = None
         self._number = 0
+        if request is None:
+            return
+        if not request.head.accepts or len(body) <= 256 or status != 200:
+            self._send(request, status, body, kind, extra)
+        elif len(body) <= _PACK_HERE_BYTES:
+            encoding = request.head.accepts[0]
+            self._send(request, status, pack(body, encoding), kind, extra + _packed_by(encoding))
+        else:
+            self._begin(self._pack(request, status, body, kind, extra))
+
+    async def _pack(self, request: HttpRequest, status: int, body: bytes, kind: bytes, extra: bytes) -> None:
+        encoding = request.head.accepts[0]
+        packed = await asyncio.to_thread(pack, body, encoding)
+        if self._current is request:
+            self._send(request, status, packed, kind, extra + _packed_by(encoding))
+
+    def _send(self, request: HttpRequest, status: int, body: bytes, kind: bytes, extra: bytes) -> None:
+        self._current = None
         transport = self._transport
-        if transport is None or request is None:
+        if transport is None:
             return
         head = request.head
-        if head.accepts and len(body) > 256 and status == 200:
-            body = pack(body, head.accepts[0])
-            extra += b"Content-Encoding: " + head.accepts[0].encode() + b"\r\n"
         stay = head.keep_alive and not self._serving.leaving
         lead = _lead(status, kind, stay) + extra + b"Content-Length: %d\r\n\r\n" % len(body)
-        transport.write(lead if head.method == "HEAD" else lead + body)
+        if head.method == "HEAD":
+            transport.write(lead)
+        elif len(body) <= _TOGETHER_BYTES:
+            transport.write(lead + body)
+        else:
+            transport.writelines((lead, body))  # not copied once more
         if not stay:
             transport.close()
-        elif self._reader.waiting:
+        elif self._reader.waiting or self._wrong is not None:
             asyncio.get_running_loop().call_soon(self._advance)
 
     def _refuse(self, status: int, text: str) -> None:
@@ -278,7 +336,22 @@ class HttpConnection(asyncio.Protocol):
             body = write_error(text)
             lead = _lead(status, JSON, False)
             self._transport.write(lead + b"Content-Length: %d\r\n\r\n" % len(body) + body)
-            self._transport.close()
+
+    def _linger(self) -> None:
+        """Say that all is said, yet go on reading for a while: a close at once could tear the answer away."""
+        transport = self._transport
+        if transport is None:
+            return
+        self._current = _NOTHING
+        if transport.can_write_eof():
+            transport.write_eof()
+            asyncio.get_running_loop().call_later(_LINGER_S, transport.abort)
+        else:
+            transport.close()
+
+
+def _packed_by(encoding: str) -> bytes:
+    return b"Content-Encoding: " + encoding.encode() + b"\r\n"
 
 
 @functools.cache

@@ -63,6 +63,7 @@ _READS: Final[dict[str, Callable[[Site, str, str], Answered]]] = {
     "metadata": lambda site, name, version: _json(site.metadata(name, version)),
     "config": lambda site, name, version: _json(site.config(name, version)),
     "statistics": lambda site, name, version: _json(site.statistics(name, version)),
+    "plan": lambda site, name, version: _json(site.plan()),
     "shm-status": lambda site, name, version: _json(_regions(site, name)),
     "cuda-status": lambda site, name, version: _json([]),
 }

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Final, TypeAlias
 
 from cotenant.domain.instant import MICROSECOND_NS, SECOND_NS
+from cotenant.domain.serveplan import ModelPlan
 from cotenant.live.serve.engine import Engine
 from cotenant.live.serve.figures import ModelFigures
+from cotenant.live.serve.site import Site
 
 _QUANTILES: Final = (0.5, 0.9, 0.99)
 _ALIASES: Final[tuple[tuple[str, str, Callable[[ModelFigures], int]], ...]] = (
@@ -29,44 +31,130 @@ _ALIASES: Final[tuple[tuple[str, str, Callable[[ModelFigures], int]], ...]] = (
 )
 
 
-def exposition(engine: Engine) -> bytes:
-    """All figures as Prometheus reads them."""
-    return ("\n".join(_lines(engine)) + "\n").encode()
+_OWN: Final[tuple[tuple[str, str, Callable[[ModelFigures], int]], ...]] = (
+    ("offered", "Requests that came with an objective: a timeout, or the SLO of their model.", lambda one: one.offered),
+    ("admitted", "Of those with an objective, the ones that were taken.", lambda one: one.admitted),
+    ("in_time", "Of those with an objective, the ones that were answered within it.", lambda one: one.in_time),
+    ("cancelled", "Requests whose sender went away.", lambda one: one.cancelled),
+)
+_ROWS: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+_PLANNED: Final[tuple[tuple[str, str, Callable[[ModelPlan], float]], ...]] = (
+    ("batch", "Rows of a run, as planned.", lambda one: one.batch),
+    ("units", "Units of the device that a run is to have.", lambda one: one.units),
+    ("runs", "Runs in a session, as planned.", lambda one: one.runs),
+    ("rate", "Rows a second that were planned for.", lambda one: one.rate),
+    ("expected_seconds", "What a planned run is expected to take.", lambda one: one.expected_ns / SECOND_NS),
+)
+
+Sample: TypeAlias = tuple[str, float]
+"""Labels, and a value."""
 
 
-def _lines(engine: Engine) -> Iterator[str]:
+def exposition(site: Site, clients: Mapping[str, int]) -> bytes:
+    """All figures as Prometheus reads them; clients are counted by door."""
+    lines: list[str] = []
+    for name, kind, about, samples in _families(site, clients):
+        lines += (f"# HELP {name} {about}", f"# TYPE {name} {kind}")
+        lines += (f"{name}{suffix} {value}" for suffix, value in samples)
+    return ("\n".join(lines) + "\n").encode()
+
+
+Family: TypeAlias = tuple[str, str, str, Iterable[Sample]]
+
+
+def _families(site: Site, clients: Mapping[str, int]) -> Iterator[Family]:
+    engine = site.engine
     versions = {name: engine.model(name).spec.version for name in engine.names()}
     figures = engine.figures
     labels = {name: f'model="{name}",version="{versions.get(name, "")}"' for name in figures}
+
+    def each(value: Callable[[ModelFigures], float]) -> list[Sample]:
+        return [(f"{{{labels[name]}}}", value(one)) for name, one in figures.items()]
+
     for metric, about, value in _ALIASES:
-        yield f"# HELP {metric} {about}"
-        yield f"# TYPE {metric} counter"
-        for name, one in figures.items():
-            yield f"{metric}{{{labels[name]}}} {value(one)}"
+        yield metric, "counter", about, each(value)
     waiting = engine.waiting
     for metric in ("nv_inference_pending_request_count", "cotenant_serve_waiting_requests"):
-        yield f"# HELP {metric} Requests that wait to be run."
-        yield f"# TYPE {metric} gauge"
-        for name in figures:
-            yield f"{metric}{{{labels[name]}}} {waiting.get(name, 0)}"
-    yield "# HELP cotenant_serve_refused_total Requests that were refused, by reason."
-    yield "# TYPE cotenant_serve_refused_total counter"
+        samples = [(f"{{{labels[name]}}}", waiting.get(name, 0)) for name in figures]
+        yield metric, "gauge", "Requests that wait to be run.", samples
+    for metric, about, value in _OWN:
+        yield f"cotenant_serve_{metric}_total", "counter", about, each(value)
+    refused = [
+        (f'{{{labels[name]},reason="{why}"}}', count)
+        for name, one in figures.items()
+        for why, count in sorted(one.refused.items())
+    ]
+    yield "cotenant_serve_refused_total", "counter", "Requests that were refused, by reason.", refused
+    yield from _attainment(labels, figures)
+    yield from _latencies(labels, figures)
+    yield from _runs(engine, labels)
+    yield from _plan(engine)
+    lag_s = engine.loop_lag_ns / SECOND_NS
+    yield "cotenant_serve_loop_lag_seconds", "gauge", "How late the front end was of late, at worst.", [("", lag_s)]
+    doors = [(f'{{door="{door}"}}', count) for door, count in clients.items()]
+    yield "cotenant_serve_clients", "gauge", "Connections.", doors
+    yield "cotenant_serve_ready", "gauge", "Whether models are loaded and requests are taken.", [("", int(site.ready))]
+
+
+def _attainment(labels: Mapping[str, str], figures: Mapping[str, ModelFigures]) -> Iterator[Family]:
+    """Since the start; over a window, divide the rates of the counters."""
+    samples = []
     for name, one in figures.items():
-        for why, count in sorted(one.refused.items()):
-            yield f'cotenant_serve_refused_total{{{labels[name]},reason="{why}"}} {count}'
-    yield "# HELP cotenant_serve_cancelled_total Requests whose sender went away."
-    yield "# TYPE cotenant_serve_cancelled_total counter"
-    for name, one in figures.items():
-        yield f"cotenant_serve_cancelled_total{{{labels[name]}}} {one.cancelled}"
-    yield "# HELP cotenant_serve_latency_seconds Time from arrival to answer."
-    yield "# TYPE cotenant_serve_latency_seconds summary"
+        for word, count in (("admitted", one.admitted), ("offered", one.offered)):
+            if count:
+                samples.append((f'{{{labels[name]},of="{word}"}}', one.in_time / count))
+    about = "Part of the admitted, or of all offered, that was answered within its objective."
+    yield "cotenant_serve_attainment", "gauge", about, samples
+
+
+def _latencies(labels: Mapping[str, str], figures: Mapping[str, ModelFigures]) -> Iterator[Family]:
+    samples: list[Sample] = []
+    lags: list[Sample] = []
     for name, one in figures.items():
         took = one.took.histogram()
-        for quantile in _QUANTILES:
-            seconds = took.quantile(quantile) / SECOND_NS
-            yield f'cotenant_serve_latency_seconds{{{labels[name]},quantile="{quantile}"}} {seconds}'
-        yield f"cotenant_serve_latency_seconds_sum{{{labels[name]}}} {took.total / SECOND_NS}"
-        yield f"cotenant_serve_latency_seconds_count{{{labels[name]}}} {took.count}"
-    yield "# HELP cotenant_serve_ready Whether requests are taken."
-    yield "# TYPE cotenant_serve_ready gauge"
-    yield f"cotenant_serve_ready {0 if engine.draining else 1}"
+        samples += (
+            (f'{{{labels[name]},quantile="{quantile}"}}', took.quantile(quantile) / SECOND_NS)
+            for quantile in _QUANTILES
+        )
+        samples.append((f"_sum{{{labels[name]}}}", took.total / SECOND_NS))
+        samples.append((f"_count{{{labels[name]}}}", took.count))
+        lags.append((f"_sum{{{labels[name]}}}", one.lag.ns / SECOND_NS))
+        lags.append((f"_count{{{labels[name]}}}", one.lag.count))
+    yield "cotenant_serve_latency_seconds", "summary", "Time from arrival to answer.", samples
+    yield "cotenant_serve_answer_lag_seconds", "summary", "Time from the end of a run to the answer.", lags
+
+
+def _runs(engine: Engine, labels: Mapping[str, str]) -> Iterator[Family]:
+    samples: list[Sample] = []
+    for name, one in engine.figures.items():
+        for most in _ROWS:
+            count = sum(sizes.count for rows, sizes in one.batches.items() if rows <= most)
+            samples.append((f'_bucket{{{labels[name]},le="{most}"}}', count))
+        samples.append((f'_bucket{{{labels[name]},le="+Inf"}}', one.runs))
+        samples += ((f"_sum{{{labels[name]}}}", one.rows), (f"_count{{{labels[name]}}}", one.runs))
+    yield "cotenant_serve_run_rows", "histogram", "Rows of a run.", samples
+    units: dict[str, int] = dict.fromkeys(engine.figures, 0)
+    runs = dict(units)
+    for run in engine.under_way.values():
+        units[run.model] += run.units
+        runs[run.model] += 1
+    for metric, about, found in (
+        ("units_in_use", "Units of the device that runs have now.", units),
+        ("runs_under_way", "Runs that have not ended.", runs),
+    ):
+        yield f"cotenant_serve_{metric}", "gauge", about, [(f"{{{labels[name]}}}", found[name]) for name in found]
+    about = "Units that the device has: cores, or percent of a GPU."
+    yield "cotenant_serve_units", "gauge", about, [("", engine.all_units)]
+
+
+def _plan(engine: Engine) -> Iterator[Family]:
+    plan = engine.plan()
+    if plan is None:
+        return
+    for metric, about, value in _PLANNED:
+        samples = [(f'{{model="{one.model}"}}', value(one)) for one in plan.models]
+        yield f"cotenant_serve_plan_{metric}", "gauge", about, samples
+    about = "Part of the device's space-time that the plan takes."
+    yield "cotenant_serve_plan_used", "gauge", about, [("", plan.used)]
+    about = "How long a session of the plan is."
+    yield "cotenant_serve_plan_session_seconds", "gauge", about, [("", plan.session_ns / SECOND_NS)]

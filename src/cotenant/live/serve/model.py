@@ -21,8 +21,12 @@ class Runnable(Protocol):
 
     spec: ModelSpec
 
-    def run(self, inputs: Sequence[Array]) -> list[Array]:
-        """The outputs for these inputs, both in the order of the spec; from any thread."""
+    def run(self, inputs: Sequence[Array], cores: Sequence[int] | None = None) -> list[Array]:
+        """The outputs for these inputs, both in the order of the spec; from any thread.
+
+        On these cores of the machine, of which the calling thread has the first; an empty list: on any of them, whoever
+        else uses them; without: by the calling thread alone.
+        """
         ...
 
     def stream(self, inputs: Sequence[Array]) -> Iterator[list[Array]]:

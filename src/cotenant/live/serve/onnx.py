@@ -1,16 +1,9 @@
-"""How is an ONNX model run on cores? By ONNX Runtime: one session per model, whose threads are the model's share.
-
-A session may be run from any number of threads at once, so one session, and with it one copy of the weights, serves
-every run of a model. A run on one core is done by the calling thread alone, which is pinned; a larger share has a pool
-of threads in the session, pinned where the share is all cores. Sessions of different thread counts cannot share their
-weights fully: ONNX Runtime packs them anew for each session, and what would share that is not in its Python interface.
-"""
+"""How is an ONNX model run on cores? By ONNX Runtime, in a session whose threads are the cores of the run."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -20,6 +13,7 @@ from cotenant.domain.serving import ModelSpec
 from cotenant.domain.tensor import Datatype, TensorSpec
 from cotenant.format.tensor import NUMPY, Array
 from cotenant.live.serve.model import LoadFailed, Pace, any_rank
+from cotenant.live.serve.sessions import Sessions
 
 PLATFORM: Final = "onnxruntime_onnx"
 DEFAULT_BATCH: Final = 8
@@ -43,30 +37,10 @@ _TYPES: Final = {
 }
 
 
-def open_session(path: Path, share: int, cores: Sequence[int]) -> Any:
-    """A session of that many threads; the numbers of the cores are the machine's own."""
-    import onnxruntime  # noqa: PLC0415  an optional package, and slow to import
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = share
-    options.inter_op_num_threads = 1
-    options.log_severity_level = 3
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    if share > 1 and share == len(cores):
-        # One entry for each thread but the caller's; its cores count from 1.
-        options.add_session_config_entry(
-            "session.intra_op_thread_affinities", ";".join(str(one + 1) for one in cores[1:])
-        )
-    try:
-        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    except Exception as error:  # noqa: BLE001  its own exceptions have no common ancestor
-        raise LoadFailed(f"ONNX Runtime cannot load {path.name}: {str(error)[:500]}") from None
-
-
-def tensor_specs(session: Any) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    """What a session takes and gives, with the shapes as its file has them."""
+def tensor_specs(sessions: Sessions) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    """What a model takes and gives, with the shapes as its file has them."""
     sides = []
-    for nodes in (session.get_inputs(), session.get_outputs()):
+    for nodes in (sessions.takes, sessions.gives):
         specs = []
         for node in nodes:
             datatype = _TYPES.get(node.type)
@@ -85,10 +59,10 @@ def takes_batches(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -
 class OnnxModel:
     """A model of the CPU runtime."""
 
-    def __init__(self, spec: ModelSpec, session: Any) -> None:
-        """The spec names the session's tensors."""
+    def __init__(self, spec: ModelSpec, sessions: Sessions) -> None:
+        """The spec names the sessions' tensors."""
         self.spec = spec
-        self._session = session
+        self._sessions = sessions
         self._inputs = [one.name for one in spec.inputs]
         self._outputs = [one.name for one in spec.outputs]
         self._odd = any(one.datatype is Datatype.BF16 for one in (*spec.inputs, *spec.outputs))
@@ -98,19 +72,29 @@ class OnnxModel:
         self.took_at_once = pace.took_at_once
         self._pace = pace
 
-    def run(self, inputs: Sequence[Array]) -> list[Array]:
+    def run(self, inputs: Sequence[Array], cores: Sequence[int] | None = None) -> list[Array]:
         """The outputs for these inputs."""
+        if cores is None:
+            return self._run(self._sessions.alone, inputs)
+        with self._sessions.on(cores) as session:
+            return self._run(session, inputs)
+
+    def prepare(self, widths: Sequence[int]) -> None:
+        """Have what runs on so many cores need, zero being any of them; takes as long as it takes."""
+        self._sessions.prepare(widths)
+
+    def _run(self, session: Any, inputs: Sequence[Array]) -> list[Array]:
         if self._texts:
             inputs = list(inputs)
             for place in self._texts:
                 inputs[place] = _as_text(self._inputs[place], inputs[place])
         if self._odd:
-            return self._run_odd(inputs)
+            return self._run_odd(session, inputs)
         feed = dict(zip(self._inputs, inputs, strict=True))
-        found: list[Array] = self._session.run(self._outputs, feed)
+        found: list[Array] = session.run(self._outputs, feed)
         return found
 
-    def _run_odd(self, inputs: Sequence[Array]) -> list[Array]:
+    def _run_odd(self, session: Any, inputs: Sequence[Array]) -> list[Array]:
         """With BF16, which numpy has no type for."""
         import onnxruntime  # noqa: PLC0415  as above
 
@@ -121,7 +105,7 @@ class OnnxModel:
             bits = one.datatype is Datatype.BF16
             make = value.ortvalue_from_numpy_with_onnx_type
             feed[one.name] = make(whole, _BFLOAT16) if bits else value.ortvalue_from_numpy(whole)
-        found = self._session.run_with_ort_values(self._outputs, feed)
+        found = session.run_with_ort_values(self._outputs, feed)
         return [_array(one, tensor) for one, tensor in zip(self.spec.outputs, found, strict=True)]
 
     def stream(self, inputs: Sequence[Array]) -> Iterator[list[Array]]:
@@ -133,8 +117,8 @@ class OnnxModel:
         self._pace.took(size_bytes, took_ns)
 
     def close(self) -> None:
-        """Let go of the session, once the last run has."""
-        self._session = None
+        """Let go of the sessions, once the last run has."""
+        self._sessions.close()
 
 
 def _array(spec: TensorSpec, tensor: Any) -> Array:

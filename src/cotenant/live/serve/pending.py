@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
-from cotenant.domain.instant import Instant
+from cotenant.domain.instant import Duration, Instant
 from cotenant.domain.serving import ModelSpec
 from cotenant.format.infer import Checked, InferError, InferRequest, Plan
 from cotenant.format.infer_json import Output
 from cotenant.live.serve.figures import ModelFigures
 from cotenant.live.serve.model import Runnable
+from cotenant.live.serve.work import Outcome
 
 
 class Reply(Protocol):
@@ -45,7 +46,10 @@ class Served(NamedTuple):
 class Pending:
     """A request that fits its model; without a reply once nobody waits for it."""
 
-    __slots__ = ("arrived", "checked", "figures", "model", "reply", "request", "size_bytes", "started")
+    __slots__ = (
+        *("admitted", "arrived", "checked", "figures", "model", "number", "outcome"),
+        *("patience_ns", "reply", "request", "size_bytes", "started"),
+    )
 
     def __init__(
         self, request: InferRequest, model: Runnable, checked: Checked, figures: ModelFigures, reply: Reply
@@ -56,7 +60,13 @@ class Pending:
         self.checked = checked
         self.figures = figures
         self.reply: Reply | None = reply
+        self.number = 0
         self.size_bytes = 0
+        self.patience_ns: Duration = 0
+        """Within which it is to be answered; zero: nobody said."""
+        self.admitted = False
+        self.outcome: Outcome | None = None
+        """Of its run, once that is over."""
         self.arrived: Instant = 0
         self.started: Instant = 0
 

@@ -44,8 +44,9 @@ class PythonModel:
         self._model = model
         self._names = [one.name for one in spec.inputs]
 
-    def run(self, inputs: Sequence[Array]) -> list[Array]:
-        """The outputs for these inputs."""
+    def run(self, inputs: Sequence[Array], cores: Sequence[int] | None = None) -> list[Array]:
+        """The outputs for these inputs; what a callable does with more than its thread's core is its own affair."""
+        del cores
         return self._ordered(self._model.run(dict(zip(self._names, inputs, strict=True))))
 
     def stream(self, inputs: Sequence[Array]) -> Iterator[list[Array]]:

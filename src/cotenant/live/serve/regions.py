@@ -11,7 +11,10 @@ import re
 import stat
 from typing import Final, NamedTuple
 
-from cotenant.format.infer import InferError, Place, shown
+from cotenant.domain.tensor import TensorSpec
+from cotenant.format.infer import Checked, InferError, InferRequest, Place, shown
+from cotenant.format.infer_json import Output
+from cotenant.format.tensor import TensorError, from_raw, to_raw
 
 REGIONS_LIMIT: Final = 1024
 _KEY: Final = re.compile(r"/?[A-Za-z0-9._][A-Za-z0-9._-]{0,250}\Z")
@@ -78,6 +81,31 @@ class Regions:
             raise InferError(f"output {tensor!r} cannot be put into shared memory: {error.strerror}") from None
         if written != len(content):
             raise InferError(f"output {tensor!r} has {len(content)} bytes, shared memory took {written}")
+
+    def filled(self, specs: tuple[TensorSpec, ...], request: InferRequest, checked: Checked) -> Checked:
+        """A request's tensors, with those read that are in shared memory."""
+        for one in checked.arrays:
+            if type(one) is Place:
+                break
+        else:
+            return checked
+        shapes = {one.name: one.shape for one in request.inputs}
+        arrays = []
+        for spec, array in zip(specs, checked.arrays, strict=True):
+            if isinstance(array, Place):
+                try:
+                    array = from_raw(spec.datatype, shapes[spec.name], self.read(spec.name, array))  # noqa: PLW2901
+                except TensorError as error:
+                    raise InferError(f"input {spec.name!r}: {error}") from None
+            arrays.append(array)
+        return Checked(tuple(arrays), checked.rows, checked.shapes)
+
+    def put(self, output: Output) -> Output:
+        """Put an output where its request wants it."""
+        assert output.place is not None
+        raw = to_raw(output.datatype, output.array)
+        self.write(output.name, output.place, raw)
+        return output._replace(place=output.place._replace(size=len(raw)))
 
     def _at(self, tensor: str, place: Place) -> tuple[int, int]:
         region = self._regions.get(place.region)

@@ -6,43 +6,37 @@ import functools
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import msgspec
 
 from cotenant.domain.serving import ModelSpec
-from cotenant.domain.tensor import TensorSpec
 from cotenant.errors import ConfigError
 from cotenant.format.models import ModelConfig, configured, decode_model_config
 from cotenant.format.pbtxt import TritonConfig, read_config
+from cotenant.format.replay import SUFFIX
+from cotenant.live.serve.found import Found
 from cotenant.live.serve.model import LoadFailed, Runnable
-from cotenant.live.serve.onnx import DEFAULT_BATCH, PLATFORM, OnnxModel, open_session, takes_batches, tensor_specs
+from cotenant.live.serve.onnx import DEFAULT_BATCH, PLATFORM, OnnxModel, takes_batches, tensor_specs
 from cotenant.live.serve.python import PLATFORM as PYTHON
 from cotenant.live.serve.python import PythonModel, models_in
+from cotenant.live.serve.runtime import CpuRuntime, ModelRuntime
+from cotenant.live.serve.sessions import Sessions
+from cotenant.live.serve.triton import as_in_triton
 
 NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
 MODELS_LIMIT: Final = 4096
 OWN_CONFIG: Final = "cotenant.toml"
 
 
-class Found(NamedTuple):
-    """A model that is there to be loaded, or the reason why it cannot be."""
-
-    name: str
-    version: str
-    path: Path
-    config: Path
-    triton: Path | None = None
-    broken: str = ""
-
-
 class Repository:
     """All models below the paths that were named."""
 
-    def __init__(self, paths: Sequence[Path], cores: Sequence[int]) -> None:
-        """Paths are folders, Triton repositories, files of ONNX or of Python."""
+    def __init__(self, paths: Sequence[Path], cores: Sequence[int], runtime: ModelRuntime | None = None) -> None:
+        """Paths are folders, Triton repositories, files of ONNX, of Python or of replay models."""
         self._paths = paths
         self._cores = cores
+        self._runtime = CpuRuntime(cores) if runtime is None else runtime
 
     def scan(self) -> dict[str, Found]:
         """What is there now, by name; of two of one name the first counts."""
@@ -60,6 +54,9 @@ class Repository:
             raise LoadFailed(found.broken)
         config = _own_config(found.config)
         triton = None if found.triton is None else _triton_config(found.triton)
+        elsewhere = self._runtime.load(found, config, triton)
+        if elsewhere is not None:
+            return elsewhere
         if found.path.suffix == ".py":
             if triton is not None:
                 raise LoadFailed("model.py beside a config.pbtxt is of Triton's Python backend, which is not served")
@@ -83,9 +80,17 @@ class Repository:
         return said
 
     def _load_onnx(self, found: Found, config: ModelConfig, triton: TritonConfig | None) -> Runnable:
-        share = min(config.share, len(self._cores))
-        session = open_session(found.path, share, self._cores)
-        inputs, outputs = tensor_specs(session)
+        sessions = Sessions(found.path, self._cores)
+        try:
+            return OnnxModel(self._onnx_spec(found, config, triton, sessions), sessions)
+        except LoadFailed:
+            sessions.close()
+            raise
+
+    def _onnx_spec(
+        self, found: Found, config: ModelConfig, triton: TritonConfig | None, sessions: Sessions
+    ) -> ModelSpec:
+        inputs, outputs = tensor_specs(sessions)
         batches = takes_batches(inputs, outputs)
         wanted = config.max_batch
         if wanted is None and triton is not None:
@@ -95,8 +100,8 @@ class Repository:
         max_batch = wanted if wanted is not None else (DEFAULT_BATCH if batches else 0)
         spec = ModelSpec(found.name, found.version, PLATFORM, inputs, outputs, max_batch)
         if triton is not None:
-            spec = _as_in_triton(spec, triton)
-        return OnnxModel(configured(spec, config), session)
+            spec = as_in_triton(spec, triton)
+        return configured(spec, config)
 
     def _load_python(self, found: Found, config: ModelConfig) -> Runnable:
         models = models_in(found.path)
@@ -129,7 +134,7 @@ def _below(path: Path) -> list[Found]:
             continue
         if entry.is_dir():
             found += _from_folder(entry)
-        elif entry.suffix in (".onnx", ".py"):
+        elif entry.suffix in (".onnx", ".py") or entry.name.endswith(SUFFIX):
             found += _from_file(entry)
     return found
 
@@ -137,8 +142,11 @@ def _below(path: Path) -> list[Found]:
 def _from_file(path: Path) -> list[Found]:
     if path.suffix == ".onnx":
         return [_checked(Found(path.stem, "1", path, path.with_suffix(".toml")))]
+    if path.name.endswith(SUFFIX):
+        name = path.name.removesuffix(SUFFIX)
+        return [_checked(Found(name, "1", path, path.with_name(f"{name}.toml")))]
     if path.suffix != ".py":
-        raise ConfigError("MODELS", str(path), "is neither .onnx nor .py, nor a folder of such")
+        raise ConfigError("MODELS", str(path), f"is neither .onnx, .py nor {SUFFIX}, nor a folder of such")
     try:
         names = _names_in(path, path.stat().st_mtime_ns)
     except LoadFailed as error:
@@ -189,44 +197,3 @@ def _triton_config(path: Path) -> TritonConfig:
         return read_config(path.read_text(encoding="utf-8"), path.name)
     except (ConfigError, OSError, UnicodeDecodeError) as error:
         raise LoadFailed(str(error)) from None
-
-
-def _as_in_triton(spec: ModelSpec, triton: TritonConfig) -> ModelSpec:
-    if triton.name and triton.name != spec.name:
-        raise LoadFailed(f"config.pbtxt names the model {triton.name!r}, its folder is {spec.name!r}")
-    if triton.platform not in ("", PLATFORM, "onnxruntime", "onnx"):
-        raise LoadFailed(f"platform {triton.platform!r} is not served here, only {PLATFORM}")
-    front = (-1,) if spec.max_batch else ()
-    return msgspec.structs.replace(
-        spec,
-        inputs=_agreed("input", spec.inputs, triton.inputs, front, all_needed=True),
-        outputs=_agreed("output", spec.outputs, triton.outputs, front, all_needed=False),
-        preferred_batches=tuple(one for one in triton.preferred_batches if one <= spec.max_batch),
-        wait_ns=triton.wait_ns,
-        instances=triton.instances,
-    )
-
-
-def _agreed(
-    side: str, real: tuple[TensorSpec, ...], said: tuple[TensorSpec, ...], front: tuple[int, ...], *, all_needed: bool
-) -> tuple[TensorSpec, ...]:
-    """The tensors as the config has them, if the model has them too."""
-    if not said:
-        return real
-    by_name = {one.name: one for one in real}
-    agreed = []
-    for one in said:
-        shape = (*front, *one.shape)
-        known = by_name.pop(one.name, None)
-        if known is None:
-            raise LoadFailed(f"{side} {one.name!r} of config.pbtxt is none of the model's: {', '.join(by_name)}")
-        if known.datatype is not one.datatype:
-            raise LoadFailed(f"{side} {one.name!r} is {known.datatype.value}, config.pbtxt says {one.datatype.value}")
-        if len(known.shape) != len(shape) or any(
-            -1 not in (a, b) and a != b for a, b in zip(known.shape, shape, strict=True)
-        ):
-            raise LoadFailed(f"{side} {one.name!r} has shape {list(known.shape)}, config.pbtxt says {list(shape)}")
-        agreed.append(msgspec.structs.replace(known, shape=shape))
-    if all_needed and by_name:
-        raise LoadFailed(f"{side} {next(iter(by_name))!r} of the model is missing in config.pbtxt")
-    return tuple(agreed)

@@ -6,23 +6,34 @@ import asyncio
 import gc
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from cotenant.domain.instant import SECOND_NS
+from cotenant.domain.runtimes import RunTimes
 from cotenant.errors import ConfigError, WorldError
+from cotenant.live.clock import monotonic_ns
 from cotenant.live.serve.engine import Engine
+from cotenant.live.serve.found import Found
 from cotenant.live.serve.grpc import GrpcServing
 from cotenant.live.serve.http import HttpServing, Limits
 from cotenant.live.serve.metrics import exposition
+from cotenant.live.serve.profiles import ProfileCache, model_hash
 from cotenant.live.serve.repository import Repository
+from cotenant.live.serve.runtime import ModelRuntime
 from cotenant.live.serve.site import Site
+from cotenant.live.serve.tls import TlsFiles, tls_context
 from cotenant.machine.server import ServerSettings
 
 _BACKLOG: Final = 2048
 _SWITCH_INTERVAL_S: Final = 0.0005
 """How long a thread may hold the interpreter while others wait: 5 ms, the default, would be a tail of its own."""
+_KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
+"""In seconds and tries: a client whose machine is gone is noticed after two minutes."""
+_FEEL_S: Final = 0.25
 OFF: Final = -1
 
 
@@ -37,9 +48,16 @@ class ServeOptions(NamedTuple):
     metrics_port: int
     cores: tuple[int, ...]
     """The machine's own numbers."""
+    runtime: ModelRuntime
     settings: ServerSettings
     limits: Limits
     drain_s: float
+    profiles: Path
+    """The folder of what models' runs took."""
+    tls: TlsFiles | None = None
+    spans: Path | None = None
+    """The directory for what becomes of requests; None: it is not written down."""
+    always_spans: bool = False
 
 
 class Listening(NamedTuple):
@@ -66,6 +84,26 @@ def serve(options: ServeOptions, say: Tell, ready: Callable[[Listening, Sequence
     return code
 
 
+class _Profiles:
+    """What is known of the models that are loaded, and of which nothing is."""
+
+    def __init__(self, cache: ProfileCache, runtime: ModelRuntime) -> None:
+        self._cache = cache
+        self._runtime = runtime
+        self.missing: list[str] = []
+
+    def of(self, found: Found) -> RunTimes | None:
+        known = self._cache.find(model_hash(found.path, found.name), self._runtime.identity)
+        if known is None:
+            self.missing.append(found.name)
+        return None if known is None else known.times
+
+
+def _without_profile(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return f"no profile of {shown}: what runs take is learned from them; `cotenant serve profile MODELS` measures it"
+
+
 class _Server:
     def __init__(self, options: ServeOptions, say: Tell, ready: Callable[[Listening, Sequence[str]], None]) -> None:
         self._options = options
@@ -78,51 +116,71 @@ class _Server:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
-        engine = Engine(options.settings, options.cores, loop, options.limits.held_bytes)
-        site = Site(engine, Repository(options.models, options.cores), len(options.cores))
-        http = HttpServing(site, options.limits, lambda: exposition(engine))
-        grpc = GrpcServing(site, options.limits.body_bytes, options.limits.connections)
+        limits, runtime = options.limits, options.runtime
+        engine = Engine(options.settings, runtime, loop, limits.held_bytes, options.spans, always=options.always_spans)
+        profiles = _Profiles(ProfileCache(options.profiles, self._say), runtime)
+        site = Site(engine, Repository(options.models, options.cores, runtime), runtime.all_units, profiles.of)
+        http = HttpServing(site, limits, lambda: exposition(site, clients()))
+        grpc = GrpcServing(site, limits.body_bytes, limits.held_bytes, limits.connections)
+        figures = HttpServing(site, limits, http.metrics, figures_only=True)
+        doors = (http, grpc, figures)
+
+        def clients() -> dict[str, int]:
+            return dict(zip(Listening._fields, (len(door.connections) for door in doors), strict=True))
+
         servers = []
         ports = []
-        for port, factory, name in (
-            (options.http_port, http, "--http-port"),
-            (options.grpc_port, grpc, "--grpc-port"),
-            (options.metrics_port, http, "--metrics-port"),
+        for port, factory, name, words in (
+            (options.http_port, http, "--http-port", "http/1.1"),
+            (options.grpc_port, grpc, "--grpc-port", "h2"),
+            (options.metrics_port, figures, "--metrics-port", "http/1.1"),
         ):
             if port < 0:
                 ports.append(OFF)
                 continue
-            server = await self._listen(loop, factory, port, name)
+            tls = None if options.tls is None else tls_context(options.tls, words)
+            server = await self._listen(loop, factory, port, name, tls)
             servers.append(server)
             ports.append(server.sockets[0].getsockname()[1])
         refused = await site.load_all()
         for reason in refused.values():
             self._say(reason)
+        if profiles.missing:
+            self._say(_without_profile(profiles.missing))
         gc.collect()
         gc.freeze()  # what is loaded stays: no collection need look at it again
         self._ready(Listening(*ports), engine.names())
-        sweeper = loop.create_task(_sweep(http))
+        tasks = [loop.create_task(one) for one in (_sweep(doors, limits.patience_s), _feel_lag(engine))]
         await stop.wait()
-        code = await self._leave(engine, http, grpc, servers)
-        sweeper.cancel()
+        code = await self._leave(engine, doors, servers)
+        for task in tasks:
+            task.cancel()
         return code
 
     async def _listen(
-        self, loop: asyncio.AbstractEventLoop, factory: HttpServing | GrpcServing, port: int, name: str
+        self,
+        loop: asyncio.AbstractEventLoop,
+        factory: HttpServing | GrpcServing,
+        port: int,
+        name: str,
+        tls: ssl.SSLContext | None,
     ) -> asyncio.Server:
         host = self._options.host
         try:
             family = socket.AF_INET6 if ":" in host else socket.AF_INET
             listener = socket.socket(family, socket.SOCK_STREAM)
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # accepted sockets take these over
+            for option, value in _KEEPALIVE:
+                listener.setsockopt(socket.IPPROTO_TCP, option, value)
             listener.bind((host, port))
         except (OSError, OverflowError) as error:
             why = getattr(error, "strerror", None) or str(error)
             raise WorldError(f"cannot listen at {host}:{port}: {why}; name another by {name}") from None
-        return await loop.create_server(factory, sock=listener, backlog=_BACKLOG)
+        return await loop.create_server(factory, sock=listener, backlog=_BACKLOG, ssl=tls)
 
     async def _leave(
-        self, engine: Engine, http: HttpServing, grpc: GrpcServing, servers: Sequence[asyncio.Server]
+        self, engine: Engine, doors: Sequence[HttpServing | GrpcServing], servers: Sequence[asyncio.Server]
     ) -> int:
         """Not ready at once; then what was taken is answered; then connections end."""
         self._say("draining: no new requests, those under way are answered")
@@ -136,21 +194,30 @@ class _Server:
             code = 75
         for server in servers:
             server.close()
-        http.leave()
-        grpc.leave()
+        for door in doors:
+            door.leave()
         for _ in range(20):  # let the last answers out
-            if not http.connections and not grpc.connections:
+            if not any(door.connections for door in doors):
                 break
             await asyncio.sleep(0.05)
-        if code == 0:
-            engine.close()
+        engine.close(patient=code == 0)
         return code
 
 
-async def _sweep(http: HttpServing) -> None:
+async def _sweep(doors: Sequence[HttpServing | GrpcServing], patience_s: float) -> None:
     while True:
-        await asyncio.sleep(http.limits.patience_s)
-        http.sweep()
+        await asyncio.sleep(patience_s)
+        for door in doors:
+            door.sweep()
+
+
+async def _feel_lag(engine: Engine) -> None:
+    """The worst of the last moments, slowly forgotten."""
+    while True:
+        due = monotonic_ns() + int(_FEEL_S * SECOND_NS)
+        await asyncio.sleep(_FEEL_S)
+        late_ns = max(monotonic_ns() - due, 0)
+        engine.loop_lag_ns = max(late_ns, engine.loop_lag_ns * 9 // 10)
 
 
 def cores_to_use(available: Sequence[int], count: int) -> tuple[int, ...]:

@@ -6,41 +6,60 @@ The same for every protocol: plain trees, in the protocol's own words.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Final
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
 
 from cotenant import __version__
+from cotenant.domain.runtimes import RunTimes
 from cotenant.format.describe import EXTENSIONS, config, metadata
 from cotenant.format.infer import InferError, shown
 from cotenant.live.serve.engine import Engine
-from cotenant.live.serve.model import LoadFailed
+from cotenant.live.serve.found import Found
+from cotenant.live.serve.model import LoadFailed, Runnable
 from cotenant.live.serve.repository import Repository
 
+ProfileOf: TypeAlias = Callable[[Found], RunTimes | None]
+"""What a model's runs were measured to take on this device, if they were."""
 READY: Final = "READY"
 UNAVAILABLE: Final = "UNAVAILABLE"
 LOADING: Final = "LOADING"
+_LOADS_AT_ONCE: Final = 4
+"""Our choice: loading waits for disks and for processes that start."""
+
+
+def _no_profile(found: Found) -> RunTimes | None:
+    del found
+    return None
 
 
 class Site:
     """One server as its clients see it."""
 
-    def __init__(self, engine: Engine, repository: Repository, cores: int) -> None:
-        """Nothing is loaded yet."""
+    def __init__(self, engine: Engine, repository: Repository, cores: int, profile_of: ProfileOf = _no_profile) -> None:
+        """Nothing is loaded yet; `profile_of` is asked off the loop's thread, and takes as long as it takes."""
         self.engine = engine
         self._repository = repository
         self._cores = cores
         self._states: dict[str, tuple[str, str, str]] = {}
         self._loading: dict[str, asyncio.Lock] = {}
         self._settled = False
+        self._profile_of = profile_of
 
     async def load_all(self) -> dict[str, str]:
         """Load whatever is there; returns the reasons of those that could not be."""
         found = await asyncio.to_thread(self._repository.scan)
         refused = {}
-        for name in found:
-            try:
-                await self.load(name)
-            except InferError as error:
-                refused[name] = str(error)
+        at_once = asyncio.Semaphore(_LOADS_AT_ONCE)
+
+        async def load(name: str) -> None:
+            async with at_once:
+                try:
+                    await self.load(name)
+                except InferError as error:
+                    refused[name] = str(error)
+
+        await asyncio.gather(*map(load, found))
+        await self.engine.settled()
         self._settled = True
         return refused
 
@@ -79,6 +98,10 @@ class Site:
         figures = self.engine.figures[name]
         return figures.statistics(name, version, self.engine.unix_ms(figures.last))
 
+    def plan(self) -> dict[str, Any]:
+        """What the policy of this server intends."""
+        return self.engine.beliefs()
+
     async def index(self, *, only_ready: bool) -> list[dict[str, str]]:
         """Every model there is, and how it is."""
         try:
@@ -103,14 +126,18 @@ class Site:
             if before is None or before[1] != READY:
                 self._states[name] = (found.version, LOADING, "")
             try:
-                model = await asyncio.to_thread(self._repository.load, found)
+                model, times = await asyncio.to_thread(self._load, found)
             except Exception as error:  # noqa: BLE001  whatever a model's file does, the others go on
                 why = str(error) if isinstance(error, LoadFailed) else f"{type(error).__name__}: {str(error)[:500]}"
                 if before is None or before[1] != READY:
                     self._states[name] = (found.version, UNAVAILABLE, why)
                 raise InferError(f"failed to load {shown(name)}: {why}") from None
-            self.engine.serve(model)
+            self.engine.serve(model, times)
             self._states[name] = (found.version, READY, "")
+
+    def _load(self, found: Found) -> tuple[Runnable, RunTimes | None]:
+        model = self._repository.load(found)
+        return model, self._profile_of(found)
 
     def unload(self, name: str) -> None:
         """Take no more requests for a model; those that wait are answered."""

@@ -14,8 +14,6 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-import numpy as np
-
 from cotenant.domain.curve import knee_pct
 from cotenant.domain.estimate import COVERAGE, Estimate, around
 from cotenant.domain.value import Value
@@ -110,6 +108,8 @@ class Surface(Value, frozen=True):
 
     def latency(self, share: float, batch: float) -> float:
         """The law alone, without uncertainty."""
+        import numpy as np
+
         return float(columns([share], [batch])[0] @ np.array(self.mixture))
 
     def at(self, share: float, batch: float) -> Estimate:
@@ -119,11 +119,15 @@ class Surface(Value, frozen=True):
 
     def knee_pct(self, batch: float, shares_pct: Sequence[int] = tuple(range(1, 101))) -> int:
         """The least of these shares past which latency hardly falls, by the fit."""
+        import numpy as np
+
         latencies = columns([share / 100 for share in shares_pct], [batch] * len(shares_pct)) @ np.array(self.mixture)
         return knee_pct(dict(zip(shares_pct, latencies, strict=True)))
 
     def widths(self, share: float, batch: float) -> tuple[tuple[float, float], ...]:
         """While it runs within such a share: which part of that share it holds, for which part of its time."""
+        import numpy as np
+
         parts = columns([share], [batch])[0] * np.array(self.mixture)
         whole = float(parts.sum()) or 1.0
         held = [min(1.0, width * batch / _within(share)) for width in WIDTHS]
@@ -132,6 +136,8 @@ class Surface(Value, frozen=True):
 
 def columns(shares: Sequence[float], batches: Sequence[float]) -> Any:
     """The law: a row for each share and batch, a column for each width, all 1 on the whole GPU at batch 1."""
+    import numpy as np
+
     share = np.array([_within(one) for one in shares])[:, None]
     batch = np.array(batches, dtype=float)[:, None]
     widths = np.array(WIDTHS)[None, :]
@@ -140,6 +146,8 @@ def columns(shares: Sequence[float], batches: Sequence[float]) -> Any:
 
 def fit_surface(points: Sequence[Point], usual: Usual = USUAL) -> Surface:
     """The program behind these points; ValueError where there is none, or none of a latency above 0."""
+    import numpy as np
+
     if not points or not all(
         point.latency > 0 and math.isfinite(point.latency) and point.batch > 0 for point in points
     ):
@@ -162,6 +170,8 @@ def fit_surface(points: Sequence[Point], usual: Usual = USUAL) -> Surface:
 
 def least_squares_above_zero(system: Any, target: Any) -> Any:
     """The x of least squares none of which is negative, by the method of active sets (Lawson and Hanson, 1974)."""
+    import numpy as np
+
     gram, aim = system.T @ system, system.T @ target
     count = len(aim)
     found = np.zeros(count)
@@ -179,6 +189,8 @@ def least_squares_above_zero(system: Any, target: Any) -> Any:
 
 def _within_bounds(gram: Any, aim: Any, found: Any, free: Any) -> Any:
     """The best for the free ones; those that would turn negative are held at 0 and freed no more for now."""
+    import numpy as np
+
     while free.any():
         best = np.zeros(len(aim))
         best[free] = np.linalg.lstsq(gram[np.ix_(free, free)], aim[free], rcond=None)[0]
@@ -195,6 +207,8 @@ def _within_bounds(gram: Any, aim: Any, found: Any, free: Any) -> Any:
 
 def learn_usual(programs: Sequence[Sequence[Point]], doubts: Sequence[tuple[int, Doubt]]) -> Usual:
     """What is usual among programs measured at many points: the mixture nearest to their median curve, its spread."""
+    import numpy as np
+
     mixtures = []
     shapes: dict[tuple[float, int], list[float]] = {}
     for points in programs:
@@ -217,6 +231,8 @@ def learn_usual(programs: Sequence[Sequence[Point]], doubts: Sequence[tuple[int,
 
 def learn_doubt(errors: Sequence[tuple[float, float, float]], coverage: float = COVERAGE) -> Doubt:
     """From |log error| at so many octaves of share and batch from the nearest point; wide enough for `coverage`."""
+    import numpy as np
+
     table = np.array(errors)
     system = np.hstack([np.ones((len(table), 1)), table[:, 1:]])
     shape = np.maximum(least_squares_above_zero(system, table[:, 0]), (0.01, 0.0, 0.0))

@@ -1,66 +1,260 @@
-"""How long does a run of so many rows on so many units take? By a profile, and by what runs took lately."""
+"""How long does a run of so many rows on so many units take? By a profile, and by what runs took lately.
+
+A belief is a curve over rows for each number of units, times a factor of the model, times one of the machine. Each
+outcome moves the factor and its own point of the curve; when several models are slower at once it is the machine, and
+those that did not run lately are believed to be slower as well. What one run in a hundred exceeds is kept by counting
+how often it was: up by much when it happens, down by little when it does not, so that it settles where it should
+(quantile tracking, as in adaptive conformal inference, Gibbs and Candes, 2021).
+"""
 
 from __future__ import annotations
 
-from typing import Final
+import math
+from bisect import bisect_left
+from itertools import accumulate
+from typing import Final, NamedTuple
 
 from cotenant.domain.instant import Duration
 from cotenant.domain.runtimes import RunTimes
 
-_WEIGHT: Final = 8
-"""Each outcome moves the belief by an eighth: ten runs or so forget a change of speed. Our choice."""
+_FACTOR_GAIN: Final = 1 / 8
+"""Of each outcome, for the model's factor: ten runs or so forget a change of speed. Our choice."""
+_POINT_GAIN: Final = 1 / 64
+"""Of each outcome, for its own point of the curve, once that has been seen as often. Our choice."""
+_SURPRISE_LIMIT: Final = math.log(8)
+"""One run that took a thousand times as long was stopped by something else: it counts as eight times."""
+_EXCEEDED: Final = 0.01
+_SPREAD_STEP: Final = 0.1
+"""By which what is rarely exceeded rises when it is, as a logarithm. Our choice."""
+_SPREAD_LIMIT: Final = math.log(16)
+_FIRST_RATIO: Final = 1.25
+"""Of what is rarely exceeded to what is typical, where nothing was measured. Our choice; soon learned."""
+_SIZES_LIMIT: Final = 64
+_LATELY: Final = 64
+"""Outcomes of all models within which one has a say about the machine. Our choice."""
+_OWN_GAIN: Final = 1 / 64
+"""By which a model's lasting difference from the others becomes its own. Our choice."""
+
+
+class _Vote(NamedTuple):
+    factor: float
+    own: float
+    """What of the factor is the model's, not the machine's."""
+    outcome: int
+
+
+class Drift:
+    """By how much the machine is slower than it was when its models were measured, as a logarithm.
+
+    It moves only as far as most of the models that ran lately agree: one that changed by itself leaves it alone.
+    """
+
+    __slots__ = ("_members", "_outcomes", "_votes", "level")
+
+    def __init__(self) -> None:
+        """As it was measured."""
+        self.level = 0.0
+        self._members = 0
+        self._outcomes = 0
+        self._votes: dict[int, _Vote] = {}
+
+    def join(self) -> int:
+        """A number for one more model."""
+        self._members += 1
+        return self._members
+
+    def say(self, member: int, before: float, factor: float) -> None:
+        """A model's factor was this, and is that by its latest outcome."""
+        self._outcomes += 1
+        oldest = self._outcomes - _LATELY
+        last = self._votes.get(member)
+        # Who comes back, or is new, brings its difference with it: only what changes from now on is the machine's.
+        own = before - self.level if last is None or last.outcome < oldest else last.own
+        own += _OWN_GAIN * (factor - self.level - own)
+        self._votes[member] = _Vote(factor, own, self._outcomes)
+        heard = {one: vote for one, vote in self._votes.items() if vote.outcome >= oldest}
+        self._votes = heard
+        if len(heard) < 2:
+            return
+        levels = sorted(vote.factor - vote.own for vote in heard.values())
+        low, high = levels[(len(levels) - 1) // 2], levels[len(levels) // 2]
+        self.level = min(max(self.level, low), high)
+
+
+class _Curve:
+    """Runs on one number of units: by rows, without the factors; never falling."""
+
+    __slots__ = ("_highs", "ratios", "seen", "sizes", "typical")
+
+    def __init__(self) -> None:
+        self.sizes: list[int] = []
+        self.typical: list[float] = []
+        self.ratios: list[float] = []  # of what is rarely exceeded to what is typical
+        self.seen: list[int] = []
+        self._highs: list[float] = []
+
+    def typical_at(self, rows: int) -> float:
+        return _on_line(self.sizes, self.typical, rows)
+
+    def high_at(self, rows: int) -> float:
+        if not self._highs:
+            pairs = zip(self.typical, self.ratios, strict=True)
+            self._highs = list(accumulate((typical * ratio for typical, ratio in pairs), max))
+        return _on_line(self.sizes, self._highs, rows)
+
+    def add(self, rows: int, typical: float, ratio: float, seen: int) -> None:
+        place = bisect_left(self.sizes, rows)
+        self.sizes.insert(place, rows)
+        self.typical.insert(place, typical)
+        self.ratios.insert(place, ratio)
+        self.seen.insert(place, seen)
+        self._straighten(place)
+
+    def point(self, rows: int) -> int:
+        """The place of these rows, which is made if need be; of too many sizes, the next."""
+        place = bisect_left(self.sizes, rows)
+        if place < len(self.sizes) and self.sizes[place] == rows:
+            return place
+        if len(self.sizes) >= _SIZES_LIMIT:
+            return min(place, len(self.sizes) - 1)
+        typical = self.typical_at(rows)
+        self.add(rows, typical, max(1.0, self.high_at(rows) / typical), 0)
+        return place
+
+    def move(self, place: int, factor: float) -> None:
+        self.typical[place] *= factor
+        self.seen[place] += 1
+        self._straighten(place)
+
+    def _straighten(self, place: int) -> None:
+        """More rows never take less: what was learned last holds, and others give way."""
+        value = self.typical[place]
+        for other in range(place):
+            self.typical[other] = min(self.typical[other], value)
+        for other in range(place + 1, len(self.typical)):
+            self.typical[other] = max(self.typical[other], value)
+        self._highs = []
 
 
 class ServiceTimes:
     """What runs of one model take, by their units and rows."""
 
-    __slots__ = ("_high_ns", "_typical_ns", "widths")
+    __slots__ = ("_curves", "_drift", "_factor", "_known", "_level", "_me", "_spread", "widths")
 
-    def __init__(self, times: RunTimes | None = None, units: int = 1) -> None:
+    def __init__(self, times: RunTimes | None = None, units: int = 1, drift: Drift | None = None) -> None:
         """Believe a profile, or nothing yet."""
-        self._typical_ns: dict[int, dict[int, Duration]] = {}
-        self._high_ns: dict[int, dict[int, Duration]] = {}
         self.widths: tuple[int, ...] = (units,) if times is None else times.widths()
-        for one in () if times is None else times.times:
-            self._typical_ns.setdefault(one.units, {})[one.rows] = one.typical_ns
-            self._high_ns.setdefault(one.units, {})[one.rows] = one.high_ns
-
-    def learn(self, rows: int, units: int, took_ns: Duration) -> None:
-        """A run of so many rows on so many units took so long."""
-        typical = self._typical_ns.setdefault(units, {})
-        high = self._high_ns.setdefault(units, {})
-        before = typical.get(rows)
-        typical[rows] = took_ns if before is None else before + (took_ns - before) // _WEIGHT
-        ceiling = high.get(rows)
-        if ceiling is None or took_ns >= ceiling:
-            high[rows] = took_ns
-        else:
-            high[rows] = ceiling + (took_ns - ceiling) // (8 * _WEIGHT)
+        self._drift = Drift() if drift is None else drift
+        self._me = self._drift.join()
+        self._level = self._drift.level
+        self._factor = 0.0
+        self._spread = 0.0
+        self._curves: dict[int, _Curve] = {}
+        self._known: dict[tuple[int, int], tuple[Duration, Duration]] = {}
+        trusted = round(1 / _POINT_GAIN)
+        for one in () if times is None else sorted(times.times, key=lambda one: (one.units, one.rows)):
+            typical = max(one.typical_ns, 1)
+            curve = self._curves.setdefault(one.units, _Curve())
+            curve.add(one.rows, typical, max(1.0, one.high_ns / typical), trusted)
 
     def expected_ns(self, rows: int, units: int) -> Duration:
         """What is believed of a run; zero before the first outcome.
 
-        Of sizes never run, the next larger one is the answer; beyond the largest, time grows in proportion.
+        Between sizes on a straight line, below the smallest as that, beyond the largest in proportion.
         """
-        return _look_up(self._typical_ns, rows, units)
+        return self._look_up(rows, units)[0]
 
     def high_ns(self, rows: int, units: int) -> Duration:
-        """What a run exceeds now and then."""
-        return _look_up(self._high_ns, rows, units)
+        """What such a run exceeds once in a hundred."""
+        return self._look_up(rows, units)[1]
 
+    @property
+    def slower(self) -> tuple[float, float]:
+        """How many times as long runs take as measured: by the machine, and by the model itself besides."""
+        total = self._factor + self._drift.level - self._level
+        return math.exp(self._drift.level), math.exp(total - self._drift.level)
 
-def _look_up(known: dict[int, dict[int, Duration]], rows: int, units: int) -> Duration:
-    if not known:
-        return 0
-    at_units = known.get(units)
-    if at_units is None:
-        below = [one for one in known if one < units]
-        at_units = known[max(below) if below else min(known)]
-    found = at_units.get(rows)
-    if found is not None:
+    def learn(self, rows: int, units: int, took_ns: Duration) -> None:
+        """A run of so many rows on so many units took so long."""
+        took = float(max(took_ns, 1))
+        drift = self._drift
+        before = self._factor + drift.level - self._level
+        curve = self._curves.get(units) or self._new_curve(units)
+        if not curve.sizes:
+            curve.add(rows, took / math.exp(before), _FIRST_RATIO, 1)
+        else:
+            high = self._look_up(rows, units)[1]
+            self._spread += _SPREAD_STEP * ((1 - _EXCEEDED) if took > high else -_EXCEEDED)
+            self._spread = min(max(self._spread, -_SPREAD_LIMIT), _SPREAD_LIMIT)
+            place = curve.point(rows)
+            surprise = math.log(took / (curve.typical[place] * math.exp(before)))
+            gain = max(1 / (curve.seen[place] + 1), _POINT_GAIN)
+            if gain == 1:  # a size that never ran: all of it is news of that size
+                curve.move(place, math.exp(surprise))
+            else:
+                surprise = min(max(surprise, -_SURPRISE_LIMIT), _SURPRISE_LIMIT)
+                curve.move(place, math.exp(gain * surprise))
+                self._factor = before + _FACTOR_GAIN * (1 - gain) * surprise
+                drift.say(self._me, before, self._factor)
+                self._level = drift.level
+        self._known.clear()
+
+    def _new_curve(self, units: int) -> _Curve:
+        """Of a number of units that never ran: as its neighbours have it, to be learned anew."""
+        curve = _Curve()
+        if self._curves:
+            sizes = self._curves[min(self._curves, key=lambda one: (abs(one - units), one))].sizes
+            for rows in list(sizes):
+                typical, high = self._between(rows, units)
+                curve.add(rows, typical, max(1.0, high / typical), 0)
+        self._curves[units] = curve
+        return curve
+
+    def _look_up(self, rows: int, units: int) -> tuple[Duration, Duration]:
+        if self._level != self._drift.level:  # the others found that the machine has changed
+            self._factor += self._drift.level - self._level
+            self._level = self._drift.level
+            self._known.clear()
+        found = self._known.get((rows, units))
+        if found is None:
+            found = self._known[rows, units] = self._believe(rows, units)
         return found
-    larger = [size for size in at_units if size > rows]
-    if larger:
-        return at_units[min(larger)]
-    largest = max(at_units)
-    return at_units[largest] * rows // max(largest, 1)
+
+    def _believe(self, rows: int, units: int) -> tuple[Duration, Duration]:
+        if not self._curves:
+            return 0, 0
+        typical, high = self._between(rows, units)
+        scale = math.exp(self._factor)
+        typical_ns = round(typical * scale)
+        return typical_ns, max(typical_ns, round(high * scale * math.exp(self._spread)))
+
+    def _between(self, rows: int, units: int) -> tuple[float, float]:
+        """Without the factors; between two numbers of units, time falls with the inverse of their number."""
+        curve = self._curves.get(units)
+        if curve is not None:
+            return curve.typical_at(rows), curve.high_at(rows)
+        shared = [one for one in self._curves if one > 0]
+        below = max((one for one in shared if one < units), default=None)
+        above = min((one for one in shared if one > units), default=None)
+        if units <= 0 or below is None:  # zero is the whole device, which others use as well
+            nearest = max(self._curves) if units <= 0 else (above or 0)
+            stretch = 1.0 if units <= 0 or not above else above / units
+            curve = self._curves[nearest]
+            return curve.typical_at(rows) * stretch, curve.high_at(rows) * stretch
+        few = self._curves[below]
+        if above is None:
+            return few.typical_at(rows), few.high_at(rows)
+        many = self._curves[above]
+        part = (1 / below - 1 / units) / (1 / below - 1 / above)
+        typical = few.typical_at(rows) + part * (many.typical_at(rows) - few.typical_at(rows))
+        return typical, few.high_at(rows) + part * (many.high_at(rows) - few.high_at(rows))
+
+
+def _on_line(sizes: list[int], values: list[float], rows: int) -> float:
+    place = bisect_left(sizes, rows)
+    if place == len(sizes):
+        return values[-1] * rows / max(sizes[-1], 1)
+    if sizes[place] == rows or place == 0:
+        return values[place]
+    part = (rows - sizes[place - 1]) / (sizes[place] - sizes[place - 1])
+    return values[place - 1] + part * (values[place] - values[place - 1])

@@ -13,8 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-import numpy as np
-
 from cotenant.domain.estimate import COVERAGE, Estimate, around
 from cotenant.domain.value import Value
 
@@ -85,6 +83,8 @@ def slowdowns(uses: Sequence[Use | None], law: Law = MPS) -> tuple[Estimate, ...
 
 def choose_law(laws: Sequence[Law], answers: Any, truth: Sequence[float]) -> Law:
     """The law of least error over these cases (a row of `answers` for each law), and a doubt that covers them."""
+    import numpy as np
+
     logs = np.log(np.asarray(answers) / np.array(truth)[None, :])
     errors = np.median(np.abs(logs), axis=1) + _WEIGHT_OF_MEAN * np.mean(np.abs(logs), axis=1)
     best = int(np.argmin(errors))
@@ -106,6 +106,8 @@ def _size(slowdown: float) -> float:
 
 def points_of(uses: Sequence[Use], law: Law) -> list[float]:
     """The slowdown of each, without uncertainty."""
+    import numpy as np
+
     count = len(uses)
     if count < 2:
         return [1.0] * count
@@ -131,6 +133,8 @@ def points_of(uses: Sequence[Use], law: Law) -> list[float]:
 
 def _turns(uses: Sequence[Use], law: Law) -> Any:
     """How much more than its part of the time a tenant (row) loses to each other one; 0 to itself."""
+    import numpy as np
+
     lengths = np.array([max(one.kernel_ns, 0.0) for one in uses])
     ratios = np.ones((len(uses), len(uses)))
     if law.turn and lengths.any():
@@ -146,6 +150,8 @@ def _over(parts: Any, presence: Any) -> Any:
 
     Distributions of sums are products of transforms; that of all others is a product of those before and those after.
     """
+    import numpy as np
+
     count, steps = parts.shape
     size = count * (steps - 1) + 1
     others = parts * presence[:, None]

@@ -22,7 +22,21 @@ class Book:
     """One loading of a model."""
 
     __slots__ = (
-        *("_high_ns", "_typical_ns", "asked", "batch", "budget_ns", "cap", "credit", "knee", "lane", "lasts_ns", "own_units", "planned_ns", "thrift"),
+        *(
+            "_high_ns",
+            "_typical_ns",
+            "asked",
+            "batch",
+            "budget_ns",
+            "cap",
+            "credit",
+            "knee",
+            "lane",
+            "lasts_ns",
+            "own_units",
+            "planned_ns",
+            "thrift",
+        ),
         *("part", "rate", "rates", "row_ns", "units", "widest", "widths"),
     )
 

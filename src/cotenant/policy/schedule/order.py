@@ -117,7 +117,7 @@ class Order:
             return False
         planned = book.units * book.typical_ns(rows, book.units) * start.rows
         return start.units * book.typical_ns(start.rows, start.units) * rows > planned * THRIFT
- 
+
     def _within(self, start: Start) -> bool:
         """Whether it stays within its model's part of the device, or takes nothing that others may need meanwhile."""
         queue, book = start.queue, start.queue.book

@@ -12,8 +12,10 @@ It knows no objectives. Left out: its rate limiter, priorities between models, s
 
 from __future__ import annotations
 
-from cotenant.domain.lane import Ended, Hold, Lane, Launch, View, assemble
+from cotenant.domain.lane import Ended, Foreseen, Hold, Lane, Launch, View, assemble
 from cotenant.domain.serveplan import ServePlan
+from cotenant.domain.serving import Waiting
+from cotenant.policy.schedule.unshared import UNSHARED, foresee
 
 
 class Triton:
@@ -29,9 +31,13 @@ class Triton:
             count, rows = _batch(lane)
             due = lane.waiting[0].since + spec.wait_ns
             if view.now >= due or rows >= spec.max_batch or rows in spec.preferred_batches:
-                return Launch(lane.key, count, rows, 0)
+                return Launch(lane.key, count, rows, UNSHARED)
             until = due if until is None else min(until, due)
         return None if until is None else Hold(until)
+
+    def foresee(self, asked: Waiting, lane: Lane, view: View) -> Foreseen:
+        """As for all that run without shares, by batches of the model's limit."""
+        return foresee(asked, lane, view, max(lane.spec.max_batch, 1))
 
     def ended(self, run: Ended, view: View) -> None:
         """Nothing to learn."""

@@ -1,0 +1,55 @@
+"""How is the bench of goodput shown to people?"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from cotenant.experiment.goodput.bench import GoodputReport
+from cotenant.experiment.goodput.figures import GoodputCell, GoodputOfPolicy
+
+
+def show_goodput(console: Console, report: GoodputReport) -> None:
+    """For each kind of arrivals a table of goodput by load, then what stands in it."""
+    for one in report.models:
+        alone = f"alone p50 {one.solo_p50_ms:.2f} ms, p99 {one.solo_p99_ms:.2f} ms"
+        console.print(f"{one.name}: {alone}; SLO {one.slo_ms:.1f} ms")
+    console.print(f"capacity {report.capacity_rps:.1f} requests/s: {report.capacity_from}")
+    console.print(f"bound {report.bound_rps:.1f} requests/s, from what runs were measured to take")
+    loads = sorted({one.load for one in report.cells})
+    for arrival in dict.fromkeys(one.arrival for one in report.cells):
+        console.print(f"answered in time per second, {arrival}, by part of the capacity:")
+        table = Table("", box=None)
+        for name in (*(f"{load:g}" for load in loads), "hold", "/bound", "/default", "kept", "fair", "sim"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for policy in report.policies:
+            if policy.arrival == arrival:
+                cells = [one for one in report.cells if (one.policy, one.arrival) == (policy.policy, arrival)]
+                table.add_row(policy.policy, *_row(policy, sorted(cells, key=lambda one: one.load)))
+        console.print(table)
+    console.print(
+        "hold: at the highest load over the best. /default: from 1.3 of the capacity on. kept: of the admitted,"
+    )
+    console.print("what was in time. Each is the least over the loads. sim: at the highest load, if runs took what was")
+    console.print("measured and nothing else took time.")
+    late = sum(one.late_sends for one in report.cells)
+    offered = sum(one.offered for one in report.cells)
+    console.print(f"The sender was more than 1 ms late with {late} of {offered} requests; latencies begin before that.")
+
+
+def _row(policy: GoodputOfPolicy, cells: Sequence[GoodputCell]) -> list[str]:
+    return [
+        *(f"{one.goodput_rps:.0f}" for one in cells),
+        f"{policy.goodput_hold:.2f}",
+        f"{policy.goodput_vs_bound:.2f}",
+        _number(policy.goodput_vs_default, 2),
+        f"{policy.slo_attainment_admitted:.3f}",
+        f"{policy.fairness:.2f}",
+        _number(cells[-1].simulated_rps, 0),
+    ]
+
+
+def _number(number: float | None, places: int) -> str:
+    return "-" if number is None else f"{number:.{places}f}"

@@ -1,0 +1,252 @@
+"""Does a load send what it was meant to, when, and is every request in exactly one count?"""
+
+import contextlib
+import gzip
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cotenant.apps.load import LoadArguments, offer_load
+from cotenant.domain.goodput import Goodput
+from cotenant.domain.instant import MILLISECOND_NS, SECOND_NS
+from cotenant.errors import ConfigError, WorldError
+from cotenant.format.grpc_client import enveloped
+from cotenant.live.load.channel import Endpoint, endpoint_of, open_wire
+from cotenant.live.load.open import ClosedSource, Generator, Loaded, OpenSource, Terms
+from tests.live.servers import Server, identity
+
+CALLABLES = """
+import time
+
+from cotenant.serve import Model
+
+
+def _nap(tensors):
+    time.sleep(0.02)
+    return tensors
+
+
+def _fails(tensors):
+    raise RuntimeError("on purpose")
+
+
+slow = Model(_nap, name="slow", inputs={"X": ("FP32", (1,))}, outputs={"X": ("FP32", (1,))})
+fails = Model(_fails, name="fails", inputs={"X": ("FP32", (1,))}, outputs={"X": ("FP32", (1,))})
+"""
+
+GIVEN = LoadArguments("", (), "poisson", "", "300ms", "0ms", (), "5s", False, 1, (), 64, 0)
+MS = MILLISECOND_NS
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("models")
+    identity(folder / "wide.onnx", "FP32", ["N", "M"])
+    identity(folder / "words.onnx", "BYTES")
+    (folder / "callables.py").write_text(CALLABLES)
+    (folder / "slow.toml").write_text("queue = 1\n")
+    made = Server(folder)
+    yield made
+    made.stop()
+
+
+def offered(loaded: Loaded, model: str) -> Goodput:
+    found = next(one for one in loaded.models if one.model == model)
+    assert found.offered == found.answered + found.refused + found.failed + found.expired + found.unsent
+    assert found.in_time <= found.answered
+    return found
+
+
+@pytest.mark.parametrize("arrival", ["poisson", "bursty", "constant"])
+@pytest.mark.parametrize("kind", ["http", "grpc"])
+def test_every_request_is_answered(server: Server, kind: str, arrival: str) -> None:
+    url = f"{kind}://{getattr(server, kind)}"
+    given = msgspec.structs.replace(
+        GIVEN,
+        url=url,
+        models=("wide=200", "words=100"),
+        arrival=arrival,
+        shape=("IN:5000",),
+        slo=("1h",),
+        tell_slo=True,
+    )
+    loaded = offer_load(given, lambda _: None)
+    for model in ("wide", "words"):
+        found = offered(loaded, model)
+        assert found.offered == found.answered == found.in_time > 0
+    assert sum(loaded.statuses.values()) == sum(one.offered for one in loaded.models)
+    again = offer_load(given, lambda _: None)
+    assert [one.offered for one in again.models] == [one.offered for one in loaded.models]
+
+
+@pytest.mark.parametrize("kind", ["http", "grpc"])
+def test_refusals_and_failures_are_counted_apart(server: Server, kind: str) -> None:
+    url = f"{kind}://{getattr(server, kind)}"
+    given = msgspec.structs.replace(GIVEN, url=url, models=("slow=300", "fails=30"), slo=("slow=1ms",))
+    loaded = offer_load(given, lambda _: None)
+    assert offered(loaded, "fails").failed == offered(loaded, "fails").offered > 0
+    slow = offered(loaded, "slow")
+    assert slow.refused > 0  # a queue of one, naps of 20 ms, and requests every 3 ms
+    assert slow.failed == 0
+    assert slow.admitted == slow.answered + slow.refused_late
+
+
+def test_what_cannot_be_asked_is_said_in_a_sentence(server: Server) -> None:
+    url = f"http://{server.http}"
+    for change, word in (
+        ({"models": ("nope",)}, "has no such model"),
+        ({"models": ("wide",)}, "--shape"),
+        ({"models": ("slow=-1",)}, "--model"),
+        ({"models": ("slow", "slow")}, "twice"),
+        ({"models": ("slow",), "slo": ("other=3ms",)}, "choose among slow"),
+        ({"models": ("slow",), "tell_slo": True}, "--slo"),
+        ({"models": ("slow",), "arrival": "trace"}, "--trace"),
+        ({"models": ("slow",), "trace": "x"}, "--arrival"),
+        ({"models": ("slow",), "arrival": "trace", "trace": "/nowhere.csv.gz"}, "--trace"),
+        ({"models": ("slow",), "shape": ("x",)}, "--shape"),
+        ({"models": ("slow",), "rows": 0}, "--rows"),
+    ):
+        with pytest.raises(ConfigError, match=word):
+            offer_load(msgspec.structs.replace(GIVEN, **{"url": url, **change}), lambda _: None)
+    for wrong in ("ftp://x:1", "http://x", "x:0", ""):
+        with pytest.raises(ConfigError, match="URL"):
+            endpoint_of(wrong)
+    assert endpoint_of("[::1]:80").authority == "[::1]:80"
+    with pytest.raises(WorldError, match="does it speak http"):
+        offer_load(msgspec.structs.replace(GIVEN, url=server.grpc, models=("wide",)), lambda _: None)
+
+
+def test_the_command_answers_in_json(server: Server) -> None:
+    words = (
+        "load",
+        f"grpc://{server.grpc}",
+        "--model",
+        "words=50",
+        "--duration",
+        "200ms",
+        "--warm-up",
+        "0ms",
+        "--json",
+    )
+    done = subprocess.run([sys.executable, "-m", "cotenant", *words], capture_output=True, timeout=60, check=True)
+    (found,) = json.loads(done.stdout.splitlines()[-1])["models"]
+    assert found["offered"] == found["answered"] > 0
+
+
+class Scripted:
+    """A server that answers requests over HTTP, one after the other, as it was told: b"" hangs up, None waits."""
+
+    def __init__(self, answers: list[bytes | None]) -> None:
+        self._answers = iter(answers)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._held: list[socket.socket] = []
+        self._lock = threading.Lock()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._client, args=(client,), daemon=True).start()
+
+    def _client(self, client: socket.socket) -> None:
+        while client.recv(1000):
+            with self._lock:
+                answer = next(self._answers, b"")
+            if answer is None:
+                self._held.append(client)
+                return
+            if not answer:
+                break
+            client.sendall(answer)
+        client.close()
+
+    def close(self) -> None:
+        self._listener.close()
+        for one in self._held:
+            one.close()
+
+
+def said(status: int, more: bytes = b"") -> bytes:
+    return b"HTTP/1.1 %d x\r\nContent-Length: 2\r\n%s\r\nok" % (status, more)
+
+
+def test_every_end_of_a_request_is_told_from_the_others() -> None:
+    answers = [said(200), said(503), said(429), said(500), b"", said(200, b"Connection: close\r\n"), None, said(200)]
+    scripted = Scripted(answers)
+    wire = open_wire(Endpoint("http", "127.0.0.1", scripted.port), [b"x"], 4)
+    sends = iter([(place * 40 * MS, 0) for place in range(len(answers))])
+    terms = Terms(0, SECOND_NS, 200 * MS)
+    loaded = Generator(wire, [("m", 0)], terms).run(OpenSource(sends))
+    wire.close()
+    scripted.close()
+    found = offered(loaded, "m")
+    assert (found.answered, found.refused, found.failed, found.expired, found.unsent) == (3, 2, 2, 1, 0)
+    assert loaded.statuses == {"200": 3, "429": 1, "500": 1, "503": 1, "broken connection": 1, "expired": 1}
+
+
+def test_what_finds_no_connection_waits_and_its_wait_counts() -> None:
+    scripted = Scripted([None, said(200)])
+    wire = open_wire(Endpoint("http", "127.0.0.1", scripted.port), [b"x"], 1)
+    terms = Terms(0, 9 * SECOND_NS, SECOND_NS)
+    sends = iter([(0, 0), (800 * MS, 0), (800 * MS, 0)])
+    loaded = Generator(wire, [("m", 900 * MS)], terms).run(OpenSource(sends))
+    wire.close()
+    scripted.close()
+    found = offered(loaded, "m")
+    assert (found.answered, found.expired, found.failed) == (1, 1, 1)
+    assert found.late_sends >= 1
+
+
+def test_clients_that_wait_ask_the_models_in_turn() -> None:
+    scripted = Scripted([said(200)] * 1000)
+    wire = open_wire(Endpoint("http", "127.0.0.1", scripted.port), [b"x", b"y"], 8)
+    terms = Terms(0, 100 * MS, SECOND_NS)
+    loaded = Generator(wire, [("x", 0), ("y", 0)], terms).run(ClosedSource(2, 2, 100 * MS))
+    wire.close()
+    scripted.close()
+    counts = [offered(loaded, name).offered for name in ("x", "y")]
+    assert abs(counts[0] - counts[1]) <= 2
+    assert min(counts) > 1
+
+
+def test_what_was_recorded_can_be_played(server: Server, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.jsonl.gz"
+    trace.write_bytes(gzip.compress(b"".join(b'{"timestamp": %d}\n' % (place * place) for place in range(50))))
+    given = msgspec.structs.replace(GIVEN, url=server.http, models=("words=100",), arrival="trace", trace=str(trace))
+    assert offered(offer_load(given, lambda _: None), "words").answered == 30
+
+
+def test_calls_reach_a_server_that_others_wrote() -> None:
+    """grpc.aio: its windows are smaller than these messages, its headers are packed in its own way."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    process = subprocess.Popen([sys.executable, "-m", "cotenant.live.load.bare_grpc", str(port)])
+    try:
+        for _ in range(300):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+                break
+            time.sleep(0.1)
+        messages = [enveloped(b"a" * 300_000), enveloped(b"b")]
+        wire = open_wire(Endpoint("grpc", "127.0.0.1", port), messages, 2)
+        sends = iter([(place * 2 * MS, place % 2) for place in range(100)])
+        loaded = Generator(wire, [("large", 0), ("small", 0)], Terms(0, SECOND_NS, 30 * SECOND_NS)).run(
+            OpenSource(sends)
+        )
+        wire.close()
+    finally:
+        process.kill()
+        process.wait()
+    assert [offered(loaded, name).answered for name in ("large", "small")] == [50, 50]

@@ -1,0 +1,261 @@
+"""Do models run on a GPU in workers held to their part of it, and does the server outlive what becomes of them?
+
+All of it on a software GPU, with its MPS: the workers are real processes and the device's own counters are the judge.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cotenant.domain.instant import SECOND_NS
+from cotenant.live.clock import pause
+from cotenant.live.mps import Program
+from cotenant.live.serve.crew import Limits
+from cotenant.live.serve.launch import Plain
+from cotenant.live.serve.model import LoadFailed, Runnable
+from cotenant.live.serve.runtime_gpu import GpuRuntime
+from cotenant.live.serve.solo import Solo
+from cotenant.live.serve.work import Outcome
+from cotenant.live.softgpu import manage
+from tests.live.servers import Server, identity
+
+TENSORS = """
+[[input]]
+name = "IN"
+datatype = "FP32"
+shape = [4]
+[[output]]
+name = "OUT"
+datatype = "INT32"
+shape = [2]
+"""
+WIDE = f"""
+max_batch = 4
+rounds = 4
+weights = "2MiB"
+{TENSORS}
+[[kernel]]
+name = "wide"
+block_time = "100us"
+blocks = 400
+per_sm = 1
+"""
+QUICK = f"""
+max_batch = 4
+{TENSORS}
+[[kernel]]
+name = "narrow"
+block_time = "50us"
+blocks_per_row = 1
+"""
+LONG = f"""
+{TENSORS}
+[[kernel]]
+name = "long"
+block_time = "1500ms"
+blocks = 1
+"""
+ENDLESS = LONG.replace("1500ms", "600s")
+
+
+class Place:
+    """Directories, a software GPU with its MPS, and models."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.said: list[str] = []
+        self.gpus = home / "run" / "softgpu"
+        (home / "run").mkdir(mode=0o700)
+        manage.create(self.gpus, "v100", 1)
+        environ = {**os.environ, **manage.env(self.gpus)}
+        self.mps = Program(home / "mps", environ, [self.gpus])
+        self.mps.start()
+        self.environ = {**environ, **self.mps.environment()}
+
+    def folder(self, name: str, **models: str) -> Path:
+        folder = self.home / name
+        folder.mkdir()
+        for model, text in models.items():
+            (folder / f"{model}.replay.toml").write_text(text)
+        return folder
+
+    @contextmanager
+    def solo(self, folder: Path, kind: str = "replay", run_s: int = 60) -> Iterator[Solo]:
+        """The models of a folder, without a server."""
+        limits = Limits(workers=8, run_ns=run_s * SECOND_NS, start_ns=60 * SECOND_NS)
+        solo = Solo(GpuRuntime(kind, "soft:0", Plain(self.environ), limits, self.said.append), [folder], (0,))
+        try:
+            yield solo
+        finally:
+            solo.close()
+        assert not self.clients()
+
+    def clients(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = manage.inspect(self.gpus, 0)["clients"]
+        return found
+
+    def pids(self) -> set[int]:
+        return {one["pid"] for one in self.clients()}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    made = Place(tmp_path_factory.mktemp("gpu"))
+    yield made
+    made.mps.quit()
+    manage.destroy(made.gpus)
+
+
+def load(solo: Solo, name: str, *widths: int) -> Runnable:
+    model = solo.load(solo.repository.scan()[name])
+    solo.prepare(model, widths)
+    return model
+
+
+def run(solo: Solo, model: Runnable, rows: int, units: int) -> Outcome:
+    shape = (rows, 4) if model.spec.max_batch else (4,)
+    return solo.run(model, [np.ones(shape, np.float32)], rows, units)
+
+
+def until(found: Callable[[], Any]) -> Any:
+    """What it is once it is something."""
+    for _ in range(1500):
+        value = found()
+        if value:
+            return value
+        pause(0.02)
+    raise AssertionError("it never came")
+
+
+def test_a_run_keeps_to_its_width(place: Place) -> None:
+    """By the device's own counters: never more SMs at once than the width, and all of those; unshared, the device."""
+    with place.solo(place.folder("width", wide=WIDE)) as solo:
+        wide = load(solo, "wide", 30)
+        for units, sms in ((30, 24), (0, 80), (10, 8)):
+            before = {one["pid"]: one["counters"] for one in place.clients()}
+            ended = run(solo, wide, 3, units)
+            assert not ended.failure
+            assert ended.answers[0][0].tolist() == [[0, 0]] * 3
+            used = [0, 0]
+            for one in place.clients():
+                old = before.get(one["pid"], {"sm_ns": 0, "busy_ns": 0})
+                used[0] += one["counters"]["sm_ns"] - old["sm_ns"]
+                used[1] += one["counters"]["busy_ns"] - old["busy_ns"]
+            assert 0.8 * sms * used[1] < used[0] <= sms * used[1]  # the last wave of a grid is not full
+        wide.close()
+
+
+def test_a_width_that_is_not_ready_is_stood_in_for_by_a_narrower_one(place: Place) -> None:
+    with place.solo(place.folder("narrower", quick=QUICK)) as solo:
+        quick = load(solo, "quick", 100)
+        assert not run(solo, quick, 1, 60).failure  # nothing up to 60 % is there: it waits for its own
+        known = place.pids()
+        counted = {one["pid"]: one["counters"]["kernels"] for one in place.clients()}
+        assert not run(solo, quick, 1, 90).failure  # 60 % is there
+        ran = [one for one in place.clients() if one["counters"]["kernels"] > counted.get(one["pid"], 0)]
+        assert len(ran) == 1
+        assert ran[0]["pid"] in known
+        until(lambda: len(place.pids()) == 3)  # and 90 % is, for the next one
+
+
+def test_a_run_whose_worker_dies_is_tried_once_more_and_all_come_back(place: Place) -> None:
+    """Under MPS its death with work in flight strikes the others as well, who are ready again by themselves."""
+    with place.solo(place.folder("death", long=LONG, quick=QUICK)) as solo:
+        long, quick = load(solo, "long", 100), load(solo, "quick", 100)
+        assert not run(solo, quick, 1, 100).failure
+        before = place.pids()
+
+        def strike() -> None:
+            started = {one["pid"]: one["counters"]["busy_ns"] for one in place.clients()}
+            busy = until(
+                lambda: [one["pid"] for one in place.clients() if one["counters"]["busy_ns"] > started[one["pid"]]]
+            )
+            os.kill(busy[0], signal.SIGKILL)
+
+        killer = threading.Thread(target=strike)
+        killer.start()
+        assert not run(solo, long, 1, 100).failure
+        killer.join()
+        assert not run(solo, quick, 4, 100).failure
+        assert not before & place.pids()
+
+
+def test_a_run_that_does_not_end_is_given_up_and_harms_nobody(place: Place) -> None:
+    with place.solo(place.folder("hang", endless=ENDLESS, quick=QUICK), run_s=1) as solo:
+        endless, quick = load(solo, "endless", 100), load(solo, "quick", 100)
+        before = place.pids()
+        assert "took longer than 1 s" in run(solo, endless, 1, 100).failure
+        until(lambda: place.pids() != before)
+        assert not run(solo, quick, 1, 100).failure
+        assert len(before & place.pids()) == 1, "the other model's worker was struck"
+
+
+def test_what_does_not_run_there_is_refused_in_a_sentence(place: Place) -> None:
+    folder = place.folder("refused", quick=QUICK, damaged="rounds = 0\n")
+    identity(folder / "onnx.onnx", "FP32")
+    (folder / "quick.toml").write_text("max_batch = 5\n")
+    with place.solo(folder) as solo:
+        for name, why in (
+            ("damaged", "damaged.replay.toml"),
+            ("onnx", "only .replay.toml files do"),
+            ("quick", "has launches for 4"),
+        ):
+            with pytest.raises(LoadFailed, match=why):
+                solo.load(solo.repository.scan()[name])
+    with (
+        place.solo(folder, kind="onnx-cuda") as solo,
+        pytest.raises(LoadFailed, match="has no CUDAExecutionProvider here"),
+    ):
+        solo.load(solo.repository.scan()["onnx"])
+
+
+def test_workers_are_tenants_that_pass_each_other_at_the_gate_and_end_with_their_server(place: Place) -> None:
+    """With their quota, one of them too small; all online, all of one priority, so nobody waits for another."""
+    where = ("--runtime", str(place.home / "run"), "--state", str(place.home / "state"))
+    command = [sys.executable, "-m", "cotenant"]
+    node = subprocess.Popen([*command, "node", *where, "--mps", "on"], stderr=subprocess.PIPE, text=True)
+    try:
+        assert node.stderr is not None
+        assert any("MPS serves" in line for line in node.stderr)
+        folder = place.folder("tenants", one=LONG, two=LONG, poor=WIDE)
+        (folder / "poor.toml").write_text('memory = "1MiB"\n')
+        for name in ("one", "two"):
+            (folder / f"{name}.toml").write_text("share = 30\n")
+        flags = ("--directories-runtime", where[1], "--directories-state", where[3])
+        server = Server(folder, "--runtime", "replay", "--tenants", "yes", *flags)
+        assert server.models == ["one", "two"]
+        listed = json.loads(subprocess.check_output([*command, "ps", *where, "--json"]))
+        assert sorted(one["name"].partition(".")[0] for one in listed["tenants"]) == server.models
+        before = manage.inspect(place.gpus, 0)["counters"]["busy_ns"]
+        with ThreadPoolExecutor(2) as senders:
+            assert list(senders.map(lambda name: answered(server, name), server.models)) == [200, 200]
+        books = manage.inspect(place.gpus, 0)
+        each = sum(one["counters"]["busy_ns"] for one in books["clients"])
+        assert each > 1.5 * (books["counters"]["busy_ns"] - before), "they ran one after the other"
+        server.process.kill()
+        server.process.communicate()
+        until(lambda: not place.clients())
+    finally:
+        node.terminate()
+        node.communicate()
+
+
+def answered(server: Server, model: str) -> int:
+    body = json.dumps({"inputs": [{"name": "IN", "datatype": "FP32", "shape": [4], "data": [1, 2, 3, 4]}]}).encode()
+    url = f"http://{server.http}/v2/models/{model}/infer"
+    with urllib.request.urlopen(urllib.request.Request(url, body), timeout=60) as answer:
+        return int(answer.status)
