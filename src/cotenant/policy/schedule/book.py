@@ -30,6 +30,7 @@ class Book:
             "budget_ns",
             "cap",
             "credit",
+            "instances",
             "knee",
             "lane",
             "lasts_ns",
@@ -37,7 +38,7 @@ class Book:
             "planned_ns",
             "thrift",
         ),
-        *("part", "rate", "rates", "row_ns", "units", "widest", "widths"),
+        *("part", "rate", "rates", "row_ns", "single", "units", "widest", "widths"),
     )
 
     def __init__(self, lane: Lane, all_units: int) -> None:
@@ -48,6 +49,8 @@ class Book:
         self.units = self.knee
         self.widest = self.widths[-1]
         self.batch = 1
+        self.instances = lane.spec.instances
+        self.single = not lane.spec.max_batch
         self.cap = max(lane.spec.max_batch, 1)
         self.budget_ns: Duration = FAR
         self.own_units: float = FAR

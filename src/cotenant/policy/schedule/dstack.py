@@ -12,12 +12,14 @@ from cotenant.domain.serveplan import ServePlan
 from cotenant.domain.serving import Waiting
 from cotenant.policy.schedule.book import FAR, Book
 from cotenant.policy.schedule.forecast import Forecast
-from cotenant.policy.schedule.order import Doomed, End, Order, Queue, Start, limit
+from cotenant.policy.schedule.order import Doomed, End, Order, Queue, Start, limit, urgency
 from cotenant.policy.schedule.scoreboard import Demand, Scoreboard, parts
-from cotenant.policy.schedule.session import Planned, choose, plan_of, session_ns, used
+from cotenant.policy.schedule.session import Planned, choose, plan_of, used
 
 _REPLAN_NS: Final = 100 * MILLISECOND_NS
 """So often is load counted and the plan made anew. Our choice."""
+_LAG_PART: Final = 0.25
+"""Of the shortest objective, so much at most is kept for lags: the rest would be no time to serve. Our choice."""
 _FULL: Final = 0.95
 """So much of the device is shared out when there is not enough for all: the rest is lost between runs. Our choice."""
 
@@ -34,8 +36,11 @@ class Dstack:
         self._planned_at: Instant = NEVER
         self._replan_at: Instant = NEVER
         self._used = 0.0
+        self._lag_limit_ns: Duration = FAR
         self._spare_ns: Duration = 0
         self._seen: dict[int, Instant] = {}
+        self._ends: list[End] | None = None
+        self._held: dict[int, int] | None = None
 
     def next(self, view: View) -> Launch | GiveUp | Hold | None:
         """The most urgent that has units and time."""
@@ -43,12 +48,15 @@ class Dstack:
             self._replan(view)
         if not view.free_units:
             return None
-        held = _held(view)
+        held = self._held_units(view)
         queues = [Queue(self._book(lane, view), lane.waiting, held.get(lane.key, 0)) for lane in view.lanes]
+        if len(queues) > 1:
+            queues.sort(key=urgency)
         order = self._order(view, idle=len(queues) == 1 and self._used < 0.5)
         found = order.pick(queues)
         self._seen.clear()
         if isinstance(found, Start):
+            self._ends = self._held = None
             return Launch(found.queue.book.lane.key, found.requests, found.rows, found.units)
         if isinstance(found, Doomed):
             return GiveUp(found.queue.book.lane.key, found.requests)
@@ -57,6 +65,7 @@ class Dstack:
     def ended(self, run: Ended, view: View) -> None:
         """What it took counts for whose it was."""
         self._seen.clear()
+        self._ends = self._held = None
         self._board.add(run.key, (run.units or view.all_units) * run.took_ns)
         book = self._books.get(run.key)
         if book is not None:
@@ -109,7 +118,7 @@ class Dstack:
     def _forecast(self, asked: Waiting | None, lane: Lane, view: View) -> Forecast:
         queues = []
         own = asked
-        held = _held(view)
+        held = self._held_units(view)
         for one in view.lanes:
             waiting: Sequence[Waiting] = one.waiting
             if one.key == lane.key and own is not None:
@@ -119,6 +128,7 @@ class Dstack:
             queues.append(Queue(self._book(one, view), waiting, held.get(one.key, 0)))
         if own is not None:
             queues.append(Queue(self._book(lane, view), [own], held.get(lane.key, 0)))
+        queues.sort(key=urgency)
         ahead = Forecast(self._order(view, idle=False), queues, asked)
         ahead.run()
         return ahead
@@ -131,6 +141,14 @@ class Dstack:
 
     def _order(self, view: View, *, idle: bool) -> Order:
         now = view.now
+        if self._ends is None or (self._ends and self._ends[0].at <= now):
+            self._ends = self._ends_of(view)
+        ends = self._ends.copy()
+        margin_ns = min(2 * view.lag_ns, self._lag_limit_ns)
+        return Order(now, view.free_units, ends, margin_ns, self._guarded, idle=idle)
+
+    def _ends_of(self, view: View) -> list[End]:
+        now = view.now
         ends = []
         for run in view.under_way:
             if run.units:
@@ -138,10 +156,18 @@ class Dstack:
                 doubt = book.high_ns(run.rows, run.units) - book.typical_ns(run.rows, run.units)
                 end = run.expected_end
                 if end <= now:  # overdue: the longer it is, the longer it may still be
-                    end = now + (now - run.began) // 16
+                    end = now + 1 + (now - run.began) // 16
                 ends.append(End(end, run.units, doubt**2, run.key))
         ends.sort()
-        return Order(now, view.free_units, ends, 2 * view.lag_ns, self._guarded, idle=idle)
+        return ends
+
+    def _held_units(self, view: View) -> dict[int, int]:
+        if self._held is None:
+            held: dict[int, int] = {}
+            for run in view.under_way:
+                held[run.key] = held.get(run.key, 0) + run.units
+            self._held = held
+        return self._held
 
     def _replan(self, view: View) -> None:
         now = view.now
@@ -156,6 +182,8 @@ class Dstack:
         for one in planned:
             self._books[one.lane.key].follow(one.size, self._used)
         self._share_out(planned, view.all_units)
+        slos = [lane.spec.slo_ns for lane in lanes if lane.spec.slo_ns]
+        self._lag_limit_ns = int(min(slos) * _LAG_PART) if slos else FAR
         self._guarded = [book for book in self._books.values() if book.budget_ns < FAR]
         self._plan = plan_of(objective, planned, view.all_units)
         self._planned_at = now
@@ -185,13 +213,6 @@ class Dstack:
                 self._books[key].part[priority] = units / asked
         for key, units in own.items():
             self._books[key].own_units = units
-
-
-def _held(view: View) -> dict[int, int]:
-    held: dict[int, int] = {}
-    for run in view.under_way:
-        held[run.key] = held.get(run.key, 0) + run.units
-    return held
 
 
 def _asked_units(book: Book, per_row: float) -> list[tuple[int, float]]:

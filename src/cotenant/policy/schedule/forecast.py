@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Sequence
 from math import isqrt
 from typing import Final
 
 from cotenant.domain.instant import Duration, Instant
 from cotenant.domain.serving import Waiting
 from cotenant.policy.schedule.book import FAR
-from cotenant.policy.schedule.order import Doomed, End, Order, Queue, Start, limit
+from cotenant.policy.schedule.order import Doomed, End, Order, Queue, Start, limit, urgency
 
 _STEPS: Final = 64
 """Decisions that are foreseen; what is behind them comes too late to matter. Our choice."""
@@ -21,8 +20,8 @@ class Forecast:
 
     __slots__ = ("_asked", "_doubt", "_margin_ns", "_order", "_places", "_queues", "finish", "late_ns", "spare_ns")
 
-    def __init__(self, order: Order, queues: Sequence[Queue], asked: Waiting | None) -> None:
-        """The request asked for is in one of the queues already."""
+    def __init__(self, order: Order, queues: list[Queue], asked: Waiting | None) -> None:
+        """The request asked for is in one of the queues already, which are by urgency."""
         self._order = order
         self._queues = queues
         self._places = {one.book.lane.key: one for one in queues}
@@ -59,7 +58,7 @@ class Forecast:
             else:
                 self.late_ns += max(end - limit(one), 0)
                 self.spare_ns = min(self.spare_ns, limit(one) - end)
-        queue.first += count
+        self._pass(queue, count)
         queue.running += 1
         queue.held += units
         order.free -= units
@@ -76,12 +75,19 @@ class Forecast:
                 self.finish = max(end, limit(one) + 1)
             else:
                 self.late_ns += max(end - limit(one), 1)
+        self._pass(queue, count)
+
+    def _pass(self, queue: Queue, count: int) -> None:
+        """So many of a queue are dealt with."""
+        self._queues.remove(queue)
         queue.first += count
+        if queue.first < len(queue.waiting):
+            insort(self._queues, queue, key=urgency)
 
     def _wait(self) -> bool:
         """Let time pass until the next run ends; False if none does, or nobody waits for it."""
         order = self._order
-        if not order.ends or all(one.first == len(one.waiting) for one in self._queues):
+        if not order.ends or not self._queues:
             return False
         end = order.ends.pop(0)
         order.now = max(order.now, end.at)
