@@ -102,3 +102,8 @@ void ct_gate_slept(struct ct_gate *gate, uint64_t slept_ns)
 {
     ADD(gate->mine->counts.slept_ns, slept_ns);
 }
+
+void ct_gate_overslept(struct ct_gate *gate, uint64_t late_ns, uint64_t now_ns)
+{
+    ct_limit_held(gate, late_ns, now_ns);
+}

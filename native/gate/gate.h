@@ -193,5 +193,7 @@ struct ct_gate_nap {
 struct ct_gate_nap ct_gate_nap(struct ct_gate *gate, const struct ct_gate_answer *answer, uint64_t now_ns);
 void ct_gate_spun(struct ct_gate *gate, uint64_t spun_ns, uint64_t now_ns);
 void ct_gate_slept(struct ct_gate *gate, uint64_t slept_ns);
+/* It woke up so much later than it wanted to: its processor was somebody else's. It did not idle, and catches up on that. */
+void ct_gate_overslept(struct ct_gate *gate, uint64_t late_ns, uint64_t now_ns);
 
 #endif

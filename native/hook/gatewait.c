@@ -127,6 +127,8 @@ static void wait_once(struct waiting *waiting, const struct ct_gate_answer *answ
     ct_lock(session);
     uint64_t awake_ns = now_of(session);
     ct_gate_slept(gate, awake_ns > now_ns ? awake_ns - now_ns : 0);
+    if (awake_ns > nap.sleep_until_ns)
+        ct_gate_overslept(gate, awake_ns - nap.sleep_until_ns, awake_ns);
 }
 
 /* A wait is in the trace piece by piece: as its reason changes, and now and then, for who looks while it lasts. */

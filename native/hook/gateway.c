@@ -82,9 +82,17 @@ void ct_gateway_close(struct ct_gateway *gateway)
 
 #define LOAD(place) atomic_load_explicit(&(place), memory_order_acquire)
 
+/* Equals that take turns hold each other up, so that their work is over later than they expected: what a host still waits
+ * for is not over. */
+static int is_awaited(const struct ct_gate *gate, const struct ct_gate_peer *peer, uint64_t now_ns)
+{
+    const uint64_t waits_ns = LOAD(peer->page->waits_ns), busy_ns = LOAD(peer->page->busy_ns);
+    const uint64_t from_ns = waits_ns > busy_ns ? waits_ns : busy_ns;
+    return waits_ns && peer->priority == gate->priority && from_ns + CT_GATE_STUCK_NS > now_ns;
+}
+
 /* All that they have launched, plus one; 0 if something of it may still run, or if one of them has not moved into its
- * page: it may not have begun, and it may use the device past the hook. Equals that take turns hold each other up, so that
- * their work is over later than they expected. */
+ * page: it may not have begun, and it may use the device past the hook. */
 static uint64_t sum_of(const struct ct_gate *gate, uint64_t now_ns, int must_be_over)
 {
     const uint64_t calm_ns = gate->must_share ? CALM_NS : 0;
@@ -93,7 +101,9 @@ static uint64_t sum_of(const struct ct_gate *gate, uint64_t now_ns, int must_be_
         const struct ct_gate_peer *peer =
             i < gate->above_count ? &gate->above[i] : &gate->beside[i - gate->above_count];
         sum += LOAD(peer->page->sequence);
-        if (LOAD(peer->page->generation) != peer->generation || (must_be_over && LOAD(peer->page->busy_ns) + calm_ns > now_ns))
+        if (LOAD(peer->page->generation) != peer->generation)
+            return 0;
+        if (must_be_over && (LOAD(peer->page->busy_ns) + calm_ns > now_ns || is_awaited(gate, peer, now_ns)))
             return 0;
     }
     return sum;

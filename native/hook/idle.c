@@ -84,7 +84,7 @@ CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status)
 CUresult cuStreamQuery(CUstream stream)
 {
     (void)stream;
-    return CUDA_SUCCESS;
+    return idle_is_stuck ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
 }
 
 CUresult cuEventCreate(CUevent *event, unsigned int flags)

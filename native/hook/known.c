@@ -16,6 +16,8 @@ static const uint64_t MAGIC = UINT64_C(0x31574f4e4b544f43); /* "COTKNOW1" in lit
 enum { ENOUGH = 8, WILD = 4, PATH_ROOM = 1024 };
 /* A measured launch stands for no more of its kind than these, and for no more of their time. */
 enum { CHECKED_FOR = 16, CHECKED_NS = 2 * 1000 * 1000, PPM = 1000 * 1000 };
+/* One that tells more is waited for this many times as long. */
+enum { CHECKED_LATE = 4 };
 /* Of those measured beside a neighbour, by length: of the shorter and of the longer ones. */
 enum { LOW = 1, HIGH = 4 };
 enum { MANY_WAVES = 1000 * 1000 };
@@ -164,6 +166,11 @@ int ct_known_must_check(const struct ct_known *known)
            (!known->is_known || known->charges >= CHECKED_FOR || known->charged_ns >= CHECKED_NS);
 }
 
+int ct_known_can_wait(const struct ct_known *known)
+{
+    return known->is_known && known->charges < CHECKED_LATE * CHECKED_FOR && known->charged_ns < CHECKED_LATE * CHECKED_NS;
+}
+
 /* The so-manieth of the latest, counted from the shortest. */
 static uint64_t ranked(const struct ct_known *known, int rank)
 {
@@ -182,9 +189,10 @@ static uint64_t ranked(const struct ct_known *known, int rank)
 
 /* A slice only ever makes it longer: hardly any being as short as expected shows that it takes longer, and most being
  * shorter that it takes less. In between, what was expected is as good. */
-uint64_t ct_known_beside(struct ct_known *known, uint64_t length_ns)
+uint64_t ct_known_beside(struct ct_known *known, uint64_t length_ns, int has_waited)
 {
-    known->beside_ns[known->besides++ % CT_KNOWN_BESIDE] = length_ns;
+    known->beside_ns[known->besides++ % CT_KNOWN_BESIDE] =
+        has_waited && length_ns > known->expect_ns ? known->expect_ns : length_ns;
     if (known->besides < CT_KNOWN_BESIDE)
         return 0;
     const uint64_t low_ns = ranked(known, LOW), high_ns = ranked(known, HIGH);

@@ -66,9 +66,13 @@ uint32_t ct_known_free(uint64_t blocks, uint64_t blocks_per_sm, const struct ct_
 void ct_known_charge(struct ct_known *known, uint64_t bound_ns);
 int ct_known_must_check(const struct ct_known *known);
 
+/* Whether what is to be measured may be a later one: of those beside a neighbour not every one tells much. */
+int ct_known_can_wait(const struct ct_known *known);
+
 /* It was measured while a neighbour was active, whose time slice may be in that: how long it takes, as the latest such cases
- * show; 0: they do not show that it is anything else than expected. */
-uint64_t ct_known_beside(struct ct_known *known, uint64_t length_ns);
+ * show; 0: they do not show that it is anything else than expected. `has_waited`: nothing of ours was before it, so that its
+ * wait for our turn is in it: that it took longer than expected says nothing. */
+uint64_t ct_known_beside(struct ct_known *known, uint64_t length_ns, int has_waited);
 /* The same of one that nobody knows: what is short and has been seen often enough is known from then on. */
 void ct_known_guess(struct ct_known *known, uint64_t length_ns);
 

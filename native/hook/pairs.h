@@ -18,6 +18,7 @@ struct ct_pair {
     uint64_t marked_ticks;   /* when its begin was marked */
     double gap_ns;           /* from then until the host had launched it: all of that is in it if its stream stood idle */
     double host_ns;          /* from the begin to the end as the host marked them, likewise */
+    int has_waited;      /* beside a neighbour, with nothing of ours before it: its wait for our turn is in it */
     uint32_t charges;    /* launches of its kind that it stands for, which were charged to our share */
     uint64_t charged_ns; /* as so much */
     unsigned generation;

@@ -98,7 +98,7 @@ static void settle_share(struct ct_session *session, const struct ct_pair *pair,
         if (!is_right && !is_bound && !session->gateway->gate.above_count) /* nobody above relies on it */
             ct_known_guess(known, length_ns);
     } else if (!is_right && !is_bound && !session->gateway->gate.is_mps) {
-        const uint64_t shown_ns = ct_known_beside(known, length_ns);
+        const uint64_t shown_ns = ct_known_beside(known, length_ns, pair->has_waited);
         if (shown_ns)
             correct(session, pair, shown_ns, 0);
     }

@@ -125,6 +125,18 @@ void ct_timing_await_pair(struct ct_session *session)
     errno = kept_errno;
 }
 
+int ct_timing_must_wait(struct ct_session *session, CUstream stream, int is_twin)
+{
+    CUstreamCaptureMode mode;
+    if (session->gateway->gate.is_mps || ct_alone_since(&session->beside) || ct_others_still(session).launches)
+        return 0;
+    int is_relaxed = ct_relax(&mode);
+    const int is_idle = !ct_is_capturing(session, stream, is_twin) &&
+                        (is_twin ? CT_NEXT(cuStreamQuery_ptsz)(stream) : CT_NEXT(cuStreamQuery)(stream)) == CUDA_SUCCESS;
+    ct_tighten(is_relaxed, mode);
+    return is_idle;
+}
+
 static struct ct_pair *begin_relaxed(struct ct_session *session, CUstream stream, int is_twin, uint64_t alone_since,
                                      const struct ct_still *still)
 {
@@ -142,6 +154,7 @@ static struct ct_pair *begin_relaxed(struct ct_session *session, CUstream stream
         return NULL;
     pair->begin_ticks = 0;
     pair->charges = 0;
+    pair->has_waited = 0;
     pair->alone_since = alone_since;
     pair->still = *still;
     if ((!pair->begin && CT_NEXT(cuEventCreate)(&pair->begin, CU_EVENT_DEFAULT) != CUDA_SUCCESS) ||

@@ -17,6 +17,10 @@ void ct_timing_unmake(struct ct_timing *timing);
  * wait for what this thread does next. */
 void ct_timing_await_pair(struct ct_session *session);
 
+/* Whether it would wait for our turn on the device first, and events around it would show that, too: neighbours are active,
+ * and nothing of ours is before it in its stream. */
+int ct_timing_must_wait(struct ct_session *session, CUstream stream, int is_twin);
+
 /* Marks the beginning of a launch in its stream; NULL if it is not to be timed. `must_bound`: also if neighbours may slow it
  * down, for nothing else is known of it. */
 struct ct_pair *ct_timing_begin(struct ct_session *session, CUstream stream, int is_twin, int must_bound);

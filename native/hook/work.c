@@ -12,6 +12,9 @@ void ct_piece_time(struct ct_piece *piece)
     struct ct_known *known = piece->must_time || piece->must_check ? &session->known[piece->identity->number] : NULL;
     /* Of what nobody knows a bound is better than nothing; what is short is beside a neighbour mostly as it is alone. */
     const int must_bound = piece->must_check && (!known->is_known || known->expect_ns <= CT_KNOWN_BESIDE_MOST_NS);
+    const int must_wait = must_bound && ct_timing_must_wait(session, piece->stream, piece->is_twin);
+    if (must_wait && ct_known_can_wait(known))
+        return; /* the next one of its kind mostly follows work of ours, and tells more */
     piece->pair = ct_timing_begin(session, piece->stream, piece->is_twin, must_bound);
     if (!known)
         return;
@@ -20,6 +23,7 @@ void ct_piece_time(struct ct_piece *piece)
     if (piece->must_check && piece->pair) {
         piece->pair->charges = known->charges;
         piece->pair->charged_ns = known->charged_ns;
+        piece->pair->has_waited = must_wait;
     }
     if (piece->must_check) /* without a pair it stays as it was expected: nobody can tell better now */
         known->charged_ns = known->charges = 0;

@@ -140,6 +140,7 @@ static PyObject *submitted(PyObject *self, PyObject *args)
 WITH_TWO(confirmed, ct_gate_confirmed)
 WITH_TWO(waited, ct_gate_waited)
 WITH_TWO(spun, ct_gate_spun)
+WITH_TWO(overslept, ct_gate_overslept)
 
 static PyObject *measured(PyObject *self, PyObject *args)
 {
@@ -213,7 +214,7 @@ static PyMethodDef gate_methods[] = {
     METHOD(ask, METH_VARARGS),       METHOD(submitted, METH_VARARGS), METHOD(confirmed, METH_VARARGS),
     METHOD(waited, METH_VARARGS),    METHOD(spun, METH_VARARGS),      METHOD(prolong, METH_VARARGS),
     METHOD(share_by_mps, METH_VARARGS), METHOD(requested, METH_VARARGS), METHOD(oldest, METH_VARARGS),
-    METHOD(measured, METH_VARARGS),  METHOD(slept, METH_VARARGS),     METHOD(nap, METH_VARARGS),       METHOD(has_sleepers, METH_VARARGS),
+    METHOD(measured, METH_VARARGS),  METHOD(slept, METH_VARARGS),     METHOD(overslept, METH_VARARGS), METHOD(nap, METH_VARARGS),       METHOD(has_sleepers, METH_VARARGS),
     {NULL, NULL, 0, NULL},
 };
 

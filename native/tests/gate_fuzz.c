@@ -127,6 +127,7 @@ static void call(struct ct_gate *gate, uint64_t now_ns)
     case 4:
         ct_gate_spun(gate, length(), now_ns);
         ct_gate_slept(gate, length());
+        ct_gate_overslept(gate, length(), now_ns);
         break;
     case 5:
         ct_gate_withdrawn(gate, &wish, now_ns);

@@ -89,12 +89,62 @@ static void patience_comes_before_the_gate(void)
     EXPECT_EQ(page_of(ONLINE)->sequence, CT_PAIRS + 1);
 }
 
+/* A tenant with a share and an equal, whose page says that work of its runs for long. */
+static struct ct_session *beside_an_active_equal(void)
+{
+    struct ct_gate_rules rules = rules_of(7, 7);
+    rules.seat[1].limit_ppm = 1000000;
+    rules.seat[1].flags = CT_GATE_SEAT_STATIC;
+    make_gate(&rules, SIZE_MAX, OFFLINE);
+    struct ct_session *session = opened();
+    page_of(ONLINE)->generation = page_of(ONLINE)->sequence = 1;
+    page_of(ONLINE)->busy_ns = ct_gateway_now(session, ct_clock_ticks(&session->clock)) + UINT64_C(10000000000);
+    return session;
+}
+
+/* Events around it would show its wait for our turn. The next may follow work of ours, and stands for it as well. */
+static void what_finds_its_stream_idle_beside_a_neighbour_is_not_measured_at_once(void)
+{
+    struct ct_session *session = beside_an_active_equal();
+    struct ct_known *known = &session->known[0];
+    EXPECT_EQ(test_launch(0x1000, 1, NULL), CUDA_SUCCESS);
+    known->expect_ns = known->sure_ns = 400000;
+    known->is_known = 1;
+    for (int i = 0; i < 6; i++)
+        EXPECT_EQ(test_launch(0x1000, 1, NULL), CUDA_SUCCESS);
+    EXPECT_EQ(known->charges, 6);
+    EXPECT_EQ(session->record.header->timed, 0);
+    *(int *)of_the_driver("idle_is_stuck") = 1;
+    EXPECT_EQ(test_launch(0x1000, 1, NULL), CUDA_SUCCESS);
+    EXPECT_EQ(known->charges, 0);
+    EXPECT_EQ(session->record.header->timed, 1);
+    EXPECT_EQ(session->timing->contexts[0].first->charges, 7);
+    EXPECT_EQ(session->timing->contexts[0].first->has_waited, 0);
+}
+
+/* It was expected to be over, and its host still waits for it: an equal's turns held it up. */
+static void work_of_an_equal_that_its_host_waits_for_is_not_over(void)
+{
+    struct ct_session *session = beside_an_active_equal();
+    struct ct_gate_page *its = page_of(ONLINE);
+    EXPECT_EQ(ct_others_still(session).launches, 0);
+    const uint64_t now_ns = ct_gateway_now(session, ct_clock_ticks(&session->clock));
+    its->busy_ns = now_ns - 50000000;
+    EXPECT(ct_others_still(session).launches > 0);
+    its->waits_ns = now_ns - 60000000;
+    EXPECT_EQ(ct_others_still(session).launches, 0);
+    its->busy_ns = its->waits_ns = now_ns - 500000000; /* that long nobody holds anybody up: it only went away */
+    EXPECT(ct_others_still(session).launches > 0);
+}
+
 static void (*const CASES[])(void) = {
     marks_of_another_context_are_taken_over,
     a_device_without_a_name_is_asked_again,
     a_launch_of_nothing_is_not_known,
     a_copy_beside_a_capture_names_no_stream,
     patience_comes_before_the_gate,
+    what_finds_its_stream_idle_beside_a_neighbour_is_not_measured_at_once,
+    work_of_an_equal_that_its_host_waits_for_is_not_over,
 };
 
 int main(void)

@@ -68,7 +68,7 @@ static uint64_t beside_shows(uint64_t expect_ns, const uint64_t *lengths_ns, int
     struct ct_known known = {.expect_ns = expect_ns, .is_known = 1};
     uint64_t shown_ns = 0;
     for (int i = 0; i < count; i++)
-        shown_ns = ct_known_beside(&known, lengths_ns[i]);
+        shown_ns = ct_known_beside(&known, lengths_ns[i], 0);
     return shown_ns;
 }
 
@@ -83,6 +83,37 @@ static void time_slices_of_a_neighbour_are_told_from_a_wrong_profile(void)
     EXPECT_EQ(beside_shows(100, slow, 6), 0); /* too few */
     const uint64_t longest[] = {1200000, 1200000, 1200000, 1200000, 1200000, 1200000, 1200000};
     EXPECT_EQ(beside_shows(600000, longest, 7), 0); /* nearly every one may have a slice in it */
+}
+
+/* Nothing of ours was before them: each waits for our turn, and events around it show that as well. */
+static void a_wait_for_the_turn_is_not_taken_for_use(void)
+{
+    struct ct_known known = {.expect_ns = 500000, .is_known = 1};
+    for (uint64_t i = 0; i < 20; i++)
+        EXPECT_EQ(ct_known_beside(&known, 600000 + i % 7 * 200000, 1), 0);
+    for (int i = 0; i < CT_KNOWN_BESIDE - 1; i++)
+        ct_known_beside(&known, 300000, 1);
+    EXPECT_EQ(ct_known_beside(&known, 2300000, 1), 300000); /* but that they take less is shown by them, too */
+    for (int i = 0; i < CT_KNOWN_BESIDE - 1; i++)
+        ct_known_beside(&known, 700000, 0);
+    EXPECT_EQ(ct_known_beside(&known, 2700000, 0), 700000); /* and that they take more by those that follow work of ours */
+}
+
+/* So one of those is waited for, and not for ever. */
+static void one_that_tells_more_is_waited_for(void)
+{
+    struct ct_known known = {.expect_ns = 500000, .is_known = 1}, brief = {.expect_ns = 1000, .is_known = 1}, unknown = {0};
+    int charges = 0;
+    for (; !ct_known_must_check(&known); charges++)
+        ct_known_charge(&known, 500000);
+    EXPECT_EQ(charges, 4);
+    for (; ct_known_can_wait(&known); charges++)
+        ct_known_charge(&known, 500000);
+    EXPECT_EQ(charges, 16);
+    for (charges = 0; ct_known_can_wait(&brief); charges++)
+        ct_known_charge(&brief, 500000);
+    EXPECT_EQ(charges, 64);
+    EXPECT(!ct_known_can_wait(&unknown)); /* what nobody knows is always measured */
 }
 
 static void what_nobody_knows_is_learned_beside_a_neighbour_if_it_is_short(void)
@@ -122,6 +153,8 @@ int main(void)
     a_graph_gives_way_kernel_by_kernel();
     few_blocks_leave_sms_free();
     time_slices_of_a_neighbour_are_told_from_a_wrong_profile();
+    a_wait_for_the_turn_is_not_taken_for_use();
+    one_that_tells_more_is_waited_for();
     what_nobody_knows_is_learned_beside_a_neighbour_if_it_is_short();
     one_is_measured_for_all_of_its_kind();
     return 0;

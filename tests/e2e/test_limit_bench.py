@@ -30,6 +30,7 @@ def test_every_share_is_measured_alone_and_beside_a_neighbour(monkeypatch: pytes
     ]
     assert [(case.beside, case.target_pct) for case in report.baseline] == [("alone", 30), ("greedy", 30)]
     assert all(0 <= case.actual_pct <= 101 for case in (*report.cases, *report.baseline))
+    assert all(0 <= case.stalled_pct <= 110 for case in (*report.cases, *report.baseline))
     assert all(case.neighbour_pct > 0 for case in report.cases if case.beside == "greedy")
     assert [(one.kind, one.beside) for one in report.unlimited] == [("large", "alone"), ("large", "greedy")]
     assert all(0 < one.actual_pct <= 101 for one in report.unlimited)

@@ -2,9 +2,11 @@
 
 import gzip
 import json
+import queue
 import re
 import socket
 import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -44,6 +46,15 @@ odd = Model(
     inputs={"X": ("FP32", (1,))},
     outputs={"Y": ("BYTES", (1,))},
 )
+
+
+def _forever(tensors):
+    while True:
+        yield {"X": tensors["X"]}
+
+
+endless = Model(_forever, name="endless", inputs={"X": ("FP32", (1,))}, outputs={"X": ("FP32", (1,))}, decoupled=True)
+plain = Model(lambda tensors: tensors, name="plain", inputs={"X": ("FP32", (1,))}, outputs={"X": ("FP32", (1,))})
 """
 GOOD = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"
 HALF = b"POST /v2/models/wide/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 90000\r\n\r\n"
@@ -61,6 +72,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
     identity(folder / "wide.onnx", "FP32", ["N", "M"])
     (folder / "odd.py").write_text(ODD)
+    (folder / "ends.py").write_text("raise SystemExit(3)")
     return folder
 
 
@@ -181,6 +193,33 @@ def test_an_answer_that_cannot_be_written_is_the_model_s_failure(server: Server)
     assert caught.value.status() == "500"
 
 
+def test_a_stream_that_nobody_wants_any_more_is_not_gone_on_with(server: Server) -> None:
+    """The server has one core: what comes after could not be answered otherwise."""
+    given = triton_grpc.InferInput("X", [1], "FP32")
+    given.set_data_from_numpy(np.zeros(1, np.float32))
+    told: queue.Queue[Any] = queue.Queue()
+    with triton_grpc.InferenceServerClient(server.grpc) as client:
+        client.start_stream(lambda result, error: told.put(error))
+        client.async_stream_infer("endless", [given])
+        for _ in range(200):  # more than may be on their way
+            assert told.get(timeout=60) is None
+        client.stop_stream(cancel_requests=True)
+        assert client.infer("plain", [given]).as_numpy("X").tolist() == [0.0]
+
+
+def test_a_file_that_ends_its_program_is_a_model_that_is_refused(server: Server) -> None:
+    request = urllib.request.Request(f"http://{server.http}/v2/repository/index", b"{}")
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        states = {one["name"]: one for one in json.loads(answer.read())}
+    assert states["ends"]["state"] == "UNAVAILABLE"
+    assert "SystemExit" in states["ends"]["reason"]
+    assert states["plain"]["state"] == "READY"
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(f"http://{server.http}/v2/models/ends/ready")
+    assert caught.value.code == 404
+    caught.value.close()
+
+
 def test_the_port_of_figures_gives_figures_alone(server: Server) -> None:
     with urllib.request.urlopen(f"http://{server.metrics}/metrics") as page:
         assert b"cotenant_serve_ready 1" in page.read()
@@ -189,6 +228,16 @@ def test_the_port_of_figures_gives_figures_alone(server: Server) -> None:
             urllib.request.urlopen(f"http://{server.metrics}/{path}", body)
         assert caught.value.code == 404
         caught.value.close()
+
+
+def test_as_many_files_are_allowed_as_can_be() -> None:
+    """In a process of its own, which has few."""
+    program = (
+        "import resource; from cotenant.live.serve.server import allow_files; few = resource.RLIMIT_NOFILE; "
+        "resource.setrlimit(few, (64, 256)); print(allow_files(100), resource.getrlimit(few), allow_files(999))"
+    )
+    said = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
+    assert said.stdout.strip() == "100 (100, 256) 256"
 
 
 def test_orchestrators_find_grpc_s_own_health_check(server: Server) -> None:

@@ -97,7 +97,7 @@ class Place:
     def solo(self, folder: Path, kind: str = "replay", run_s: int = 60) -> Iterator[Solo]:
         """The models of a folder, without a server."""
         limits = Limits(workers=8, run_ns=run_s * SECOND_NS, start_ns=60 * SECOND_NS)
-        solo = Solo(GpuRuntime(kind, "soft:0", Plain(self.environ), limits, self.said.append), [folder], (0,))
+        solo = Solo(GpuRuntime(kind, Plain(self.environ), limits, self.said.append), [folder], (0,))
         try:
             yield solo
         finally:
@@ -234,12 +234,12 @@ def test_workers_are_tenants_that_pass_each_other_at_the_gate_and_end_with_their
         folder = place.folder("tenants", one=LONG, two=LONG, poor=WIDE)
         (folder / "poor.toml").write_text('memory = "1MiB"\n')
         for name in ("one", "two"):
-            (folder / f"{name}.toml").write_text("share = 30\n")
+            (folder / f"{name}.toml").write_text("share = 50\n")
         flags = ("--directories-runtime", where[1], "--directories-state", where[3])
         server = Server(folder, "--runtime", "replay", "--tenants", "yes", *flags)
         assert server.models == ["one", "two"]
         listed = json.loads(subprocess.check_output([*command, "ps", *where, "--json"]))
-        assert sorted(one["name"].partition(".")[0] for one in listed["tenants"]) == server.models
+        assert sorted({one["name"].partition(".")[0] for one in listed["tenants"]}) == server.models
         before = manage.inspect(place.gpus, 0)["counters"]["busy_ns"]
         with ThreadPoolExecutor(2) as senders:
             assert list(senders.map(lambda name: answered(server, name), server.models)) == [200, 200]

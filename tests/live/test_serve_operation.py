@@ -43,6 +43,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         add_and_subtract(folder / "pair" / version / "model.onnx")
     (folder / "pair" / "config.pbtxt").write_text(TRITON)
     (folder / "pair" / "cotenant.toml").write_text('slo = "5s"\npriority = 2\n')
+    for version in ("1", "2", "4"):
+        (folder / "chosen" / version).mkdir(parents=True)
+    add_and_subtract(folder / "chosen" / "2" / "weights.onnx")
+    add_and_subtract(folder / "chosen" / "4" / "model.onnx")
+    chosen = 'default_model_filename: "weights.onnx" version_policy { specific { versions: 2 } }'
+    (folder / "chosen" / "config.pbtxt").write_text(chosen)
     (folder / "odd" / "1").mkdir(parents=True)
     add_and_subtract(folder / "odd" / "1" / "model.onnx")
     (folder / "odd" / "config.pbtxt").write_text('input { name: "A" data_type: TYPE_INT8 dims: 3 }')
@@ -53,7 +59,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(folder: Path) -> Iterator[Server]:
     server = Server(folder)
     yield server
-    server.stop()
+    server.terminate()
+    code, said = server.ended()
+    assert code == 0, said
+    assert "Traceback" not in said, said
+    assert "config.pbtxt of pair asks" in said
 
 
 def ask(address: str, path: str, tree: Any = None) -> Any:
@@ -131,6 +141,10 @@ def test_a_triton_repository_is_served_by_its_config(server: Server) -> None:
     answer = ask(server.http, "v2/models/pair/infer", {"inputs": inputs, "id": "x"})
     assert answer["outputs"][0]["data"] == [2.0] * 6
     assert (answer["id"], answer["model_version"]) == ("x", "3")
+
+
+def test_the_file_and_version_that_a_config_names_are_served(server: Server) -> None:
+    assert ask(server.http, "v2/models/chosen")["versions"] == ["2"]
 
 
 def test_a_config_that_contradicts_its_model_is_refused(server: Server) -> None:

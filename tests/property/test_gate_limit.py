@@ -248,6 +248,21 @@ def test_whoever_has_a_share_has_it_beside_all_others_who_want_more(shares: tupl
         assert host.used_ns >= 1_000 * MS * share // PPM - 30 * MS
 
 
+@pytest.mark.parametrize("share_ppm", [100_000, 500_000, 700_000])
+@pytest.mark.parametrize("length_ns", [50 * US, 500 * US, 2 * MS])
+def test_whoever_is_kept_from_its_processor_has_its_share_all_the_same(share_ppm: int, length_ns: int) -> None:
+    """Every second nobody runs for longer than one that idles may save up for. Who sleeps at the gate does not idle."""
+    file = device(seat(0, share_ppm, static=True), seat(1))
+    hosts = [Host(file, 0, length_ns), Host(file, 1, 200 * US)]
+    for second in range(5):
+        begin = START + second * 1_000 * MS
+        play(hosts, 800 * MS, begin)
+        for host in hosts:
+            host.gate.overslept(200 * MS, begin + 1_000 * MS)
+    play(hosts, 500 * MS, START + 5_000 * MS)
+    assert abs(hosts[0].used_ns - 5_500 * MS * share_ppm // PPM) < 50 * MS
+
+
 @given(
     st.lists(st.tuples(st.sampled_from([100_000, 200_000, 300_000]), long_ns), min_size=1, max_size=3),
     *(long_ns, st.booleans(), st.sampled_from([4, 400])),

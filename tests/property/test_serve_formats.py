@@ -195,6 +195,18 @@ def test_a_front_that_is_known_reads_as_the_whole_does(message: bytes, lost: int
     assert read(whole=False) == read(whole=False) == read(whole=True)
 
 
+def test_small_tensors_behind_a_long_front_do_not_hold_it() -> None:
+    """A client could otherwise fill the memory with what no count knows of."""
+    tensor = {"name": "X", "shape": [1, 2], "datatype": "FP32", "parameters": {"binary_data_size": 8}}
+    front = json.dumps({"inputs": [tensor], "id": "x" * 100_000}).encode()
+    found = infer_json.read_request("m", "", memoryview(front + bytes(8)), len(front))
+    assert isinstance(found.inputs[0].raw, memoryview)
+    assert memoryview(found.inputs[0].raw.obj).nbytes == 8
+    asked = TYPES["ModelInferRequest"](model_name="m", id="x" * 100_000, raw_input_contents=[bytes(8)])
+    asked.inputs.add(name="X", datatype="FP32", shape=[1, 2])
+    assert infer_proto.read_request(asked.SerializeToString()).inputs[0].raw == bytes(8)
+
+
 @given(st.sampled_from(["", "7", "x" * 300]), st.lists(st.integers(0, 300), max_size=3))
 def test_a_plain_answer_reads_as_the_message_does(request_id: str, sizes: list[int]) -> None:
     arrays = [np.zeros((1, size), np.float32) for size in sizes]
@@ -248,6 +260,19 @@ def test_a_triton_config_is_understood_and_the_rest_is_named() -> None:
 def test_a_config_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ConfigError):
         read_config(text, "config.pbtxt")
+
+
+def test_files_and_versions_of_a_triton_config_count() -> None:
+    text = 'default_model_filename: "w.onnx" version_policy: { specific { versions: [ 1, 3 ] } }'
+    found = read_config(text, "config.pbtxt")
+    assert (found.file, found.versions) == ("w.onnx", (1, 3))
+    assert len(found.differences) == 1
+    plain = read_config("version_policy { latest { num_versions: 1 } }", "config.pbtxt")
+    assert (plain.versions, plain.differences) == ((), ())
+    for policy in ("latest { num_versions: 2 }", "all { }", "newest { }"):
+        assert read_config(f"version_policy {{ {policy} }}", "config.pbtxt").differences
+    with pytest.raises(ConfigError, match="state"):
+        read_config("sequence_batching { }", "config.pbtxt")
 
 
 @given(st.text(alphabet="ab:{}[]<>\",'\n1 -.#\\", max_size=60))

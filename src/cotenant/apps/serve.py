@@ -16,13 +16,14 @@ from cotenant.live.directory import Places, make_directory
 from cotenant.live.serve.http import Limits
 from cotenant.live.serve.repository import Repository
 from cotenant.live.serve.runtime import RUNTIMES
+from cotenant.live.serve.runtime_gpu import runs_at_once
 from cotenant.live.serve.server import Listening, ServeOptions, cores_to_use, serve
 from cotenant.live.serve.sessions import sweep
 from cotenant.live.serve.spans import HOME
 from cotenant.live.serve.tls import tls_context, tls_files
 from cotenant.machine.server import ServerSettings
 from cotenant.policy.admit import REQUEST_POLICIES
-from cotenant.policy.schedule import SERVE_POLICIES
+from cotenant.policy.schedule import SERVE_POLICIES, SPATIAL
 
 TRACE: Final = ("asked", "always", "off")
 
@@ -80,12 +81,13 @@ def _options(given: ServeArguments, places: Places, own: Places, say: Callable[[
     if tls is not None:
         tls_context(tls, "http/1.1")  # files that are of no use are refused before anything else
     models = tuple(Path(one) for one in given.models)
-    Repository(models, cores).scan()  # a path that is not there is refused before anything else
+    found = Repository(models, cores).scan()  # a path that is not there is refused before anything else
     limits = Limits(
         parse_size(given.body, field="--body"), parse_size(given.memory, field="--memory"), given.connections
     )
     drain_s = parse_duration(given.drain, field="--drain") / 10**9
-    runtime = runtime_of(wish_of(given), cores, places, say)
+    at_once = runs_at_once(given.workers // max(1, len(found))) if given.policy in SPATIAL else 0
+    runtime = runtime_of(wish_of(given)._replace(at_once=at_once), cores, places, say)
     settings = ServerSettings(
         runtime.all_units,
         pinned=runtime.pinned,

@@ -35,6 +35,8 @@ class RuntimeWish(NamedTuple):
     tenants: str
     workers: int
     run_limit: str
+    at_once: int = 1
+    """Runs of one model at one time, for which workers are ready; 0: as its spec says."""
 
 
 def runtime_of(wish: RuntimeWish, cores: Sequence[int], places: Places, say: Callable[[str], None]) -> ModelRuntime:
@@ -50,7 +52,7 @@ def runtime_of(wish: RuntimeWish, cores: Sequence[int], places: Places, say: Cal
     limits = Limits(wish.workers, parse_duration(wish.run_limit, field="--run-limit"), _START_NS)
     gpu = wish.gpu or (f"{_SOFT}0" if wish.runtime == REPLAY else "")
     environ = {**os.environ, **environment_of(gpu, places)}
-    return GpuRuntime(wish.runtime, gpu, _launcher(wish, gpu, environ, places, say), limits, say)
+    return GpuRuntime(wish.runtime, _launcher(wish, gpu, environ, places, say), limits, say, wish.at_once)
 
 
 def _launcher(

@@ -11,7 +11,7 @@ from cotenant.experiment.limit_more import LEAST_PCT
 
 def show_limit(console: Console, report: LimitReport) -> None:
     """`cotenant bench limit`."""
-    columns = ["KIND", "BESIDE", "TARGET", "ACTUAL", "ERROR", "OSCILLATION", "NEIGHBOUR"]
+    columns = ["KIND", "BESIDE", "TARGET", "ACTUAL", "ERROR", "OSCILLATION", "NEIGHBOUR", "STALLED"]
     for title, cases in (
         (f"static shares, {report.seconds:.0f} s each", report.cases),
         ("the baseline: grid size, utilization", report.baseline),
@@ -52,4 +52,5 @@ def _row(case: LimitCase) -> list[str]:
         f"{case.error_pct:.2f}" + ("" if case.reachable else " (hardly in reach)"),
         f"{case.oscillation_pct:.2f}",
         f"{case.neighbour_pct:.1f}%",
+        f"{case.stalled_pct:.1f}%",
     ]

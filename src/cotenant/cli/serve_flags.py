@@ -19,7 +19,7 @@ def add_runtime_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpu", default="", help="soft:N for a software GPU, N for a real one")
     about = "whether workers on a GPU are tenants of the node: auto (default: if it runs), yes or no"
     parser.add_argument("--tenants", default="auto", help=about)
-    parser.add_argument("--workers", type=int, default=40, help="processes on a GPU at once (default 40)")
+    parser.add_argument("--workers", type=int, default=44, help="processes on a GPU at once (default 44)")
     about = "after which a run on a GPU is given up (default 30s)"
     parser.add_argument("--run-limit", default="30s", metavar="TIME", help=about)
     parser.add_argument("--config", default="", metavar="FILE", help="config file instead of the usual one")

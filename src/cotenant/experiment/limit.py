@@ -51,6 +51,8 @@ class LimitCase(msgspec.Struct, frozen=True, kw_only=True):
     """Of the machine, over a minute, when it ended."""
     reachable: bool
     """Whether the same program used clearly more than the target without a limit, alone, on this machine."""
+    stalled_pct: float
+    """Of the time, how long the worst processor kept a sleeper from waking up: then no host launches from there."""
 
 
 class Unlimited(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,7 +161,8 @@ def _mean(cases: list[LimitCase]) -> float:
 
 def _line(case: LimitCase) -> str:
     told = f"{case.kind} {case.beside}: {case.actual_pct:.2f}% of {case.target_pct:.0f}%"
-    return f"{told}, oscillation {case.oscillation_pct:.2f}, neighbour {case.neighbour_pct:.1f}%"
+    beside = f"oscillation {case.oscillation_pct:.2f}, neighbour {case.neighbour_pct:.1f}%"
+    return f"{told}, {beside}, a processor stood still {case.stalled_pct:.1f}%"
 
 
 def _alone(world: World, kind: str, turns: int) -> float:
@@ -218,7 +221,9 @@ def _baseline(world: World, kind: str, beside: str, shares: tuple[int, ...]) -> 
 
 def _case(world: World, kind: str, beside: str, share: int, seconds: float) -> LimitCase:
     pause(_WARM_S)
+    before = world.lost_ns()
     looks: list[Seen] = world.windows(seconds)
+    lost_ns = max(after - before[cpu] for cpu, after in world.lost_ns().items())
     windows = [after.since(before, _TENANT) for before, after in itertools.pairwise(looks)]
     actual = looks[-1].since(looks[0], _TENANT)
     return LimitCase(
@@ -232,6 +237,7 @@ def _case(world: World, kind: str, beside: str, share: int, seconds: float) -> L
         neighbour_pct=round(looks[-1].since(looks[0], _NEIGHBOUR), 2),
         load=round(os.getloadavg()[0], 2),
         reachable=True,
+        stalled_pct=round(100 * lost_ns / (looks[-1].at_ns - looks[0].at_ns), 2),
     )
 
 

@@ -14,6 +14,7 @@ from cotenant.live.client import tenants_of
 from cotenant.live.clock import LiveClock, pause
 from cotenant.live.directory import Places
 from cotenant.live.process import run_to_end
+from cotenant.live.soak.stalls import Stalls
 from cotenant.live.softgpu import manage
 
 WINDOW_S: Final = 0.1
@@ -42,12 +43,14 @@ class World:
         self._places = Places(home / "run", home / "state")
         self._gpus = self._places.runtime / "softgpu"
         self._clock = LiveClock(0)
+        self._stalls = Stalls()
         self._node: subprocess.Popen[bytes] | None = None
         self._running: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Self:
         for directory in (self._places.runtime, self._places.state):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._stalls.begin()
         manage.create(self._gpus, "v100", 1)
         self._node = self._start(self._cotenant("node", "--slots", "6"), "")
         for _ in self._until("the node does not answer"):
@@ -65,6 +68,7 @@ class World:
             self._node.terminate()
             self._node.wait()
         manage.destroy(self._gpus)
+        self._stalls.end()
 
     def learn(self, kinds: tuple[str, ...]) -> None:
         """Let every kernel be timed once, alone: a limit is as good as what is known of the work."""
@@ -79,6 +83,10 @@ class World:
             pause(WINDOW_S)
             looks.append(self.look())
         return looks
+
+    def lost_ns(self) -> dict[int, int]:
+        """For how long each processor ran nothing of ours so far."""
+        return self._stalls.lost_ns()
 
     def look(self) -> Seen:
         """The counters now."""

@@ -1,7 +1,8 @@
 """What does serving cost? An identity model behind `cotenant serve`, beside plain servers that only give back bytes.
 
-Server on one core, load on another, several at a time; the contenders take turns within each round, so that whatever
-else the machine does hits all of them alike. The median over the rounds is what counts.
+Servers on one core, load on another, several requests at a time. All contenders are started first and then take turns
+of a few seconds, in every round in another order, so that whatever else the machine does hits all of them alike; one
+whose turn it is not does nothing. The median over the rounds is what counts.
 """
 
 from __future__ import annotations
@@ -15,14 +16,15 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from cotenant.errors import WorldError
+from cotenant.experiment.server_load import generate, on_core, tool_for
 from cotenant.format.proto import TYPES
 from cotenant.live.clock import pause
-from cotenant.live.load.closed import Answers, Load
+from cotenant.live.load.closed import Load
 
 CONCURRENCIES: Final = (1, 8, 32)
 _SECONDS: Final = 2.0
@@ -60,6 +62,8 @@ class ServerReport(msgspec.Struct, frozen=True):
     """All of them, and how they compare at the highest concurrency."""
 
     rounds: int
+    tools: dict[str, str]
+    """What generated the load of each protocol."""
     figures: list[ServerFigures]
     vs_fastapi: float
     """HTTP with binary tensors, callable identity: requests per second over those of FastAPI."""
@@ -86,18 +90,25 @@ def bench_server(rounds: int, say: Callable[[str], None], *, quick: bool = False
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         raise WorldError("bench server needs two cores, one for the server and one for the load")
-    with tempfile.TemporaryDirectory() as home:
-        contenders = _contenders(Path(home))
-        taken: dict[tuple[str, int], list[ServerFigures]] = {}
-        for number in range(1, rounds + 1):
-            for one in contenders:
-                say(f"round {number} of {rounds}: {one.name}")
-                with _running(one, cores[0]) as (process, port):
-                    for concurrency in CONCURRENCIES:
-                        seconds = _SECONDS / 4 if quick else _SECONDS
-                        found = _measure(one, process, port, concurrency, seconds, cores[-1])
-                        taken.setdefault((one.name, concurrency), []).append(found)
-    return _report(rounds, [_median(one) for one in taken.values()])
+    tools = {kind: tool_for(kind) for kind in ("http", "grpc")}
+    seconds = _SECONDS / 4 if quick else _SECONDS
+    taken: dict[tuple[str, int], list[ServerFigures]] = {}
+    with tempfile.TemporaryDirectory() as home, contextlib.ExitStack() as started:
+        servers: list[_Running] = []
+        for one in _contenders(Path(home)):
+            say(f"starting {one.name}")
+            servers.append(started.enter_context(_running(one, cores[0])))
+        for number in range(rounds):
+            turn = servers[number % len(servers) :] + servers[: number % len(servers)]
+            for concurrency in CONCURRENCIES:
+                say(f"round {number + 1} of {rounds}, {concurrency} at a time")
+                for server in turn:
+                    tool = tools[server.contender.kind]
+                    found = _measure(server, concurrency, seconds, cores[-1], tool)
+                    taken.setdefault((server.contender.name, concurrency), []).append(found)
+    order = {server.contender.name: place for place, server in enumerate(servers)}
+    figures = sorted((_median(one) for one in taken.values()), key=lambda one: (order[one.name], one.concurrency))
+    return _report(rounds, tools, figures)
 
 
 def _contenders(home: Path) -> list[_Contender]:
@@ -127,17 +138,23 @@ def _contenders(home: Path) -> list[_Contender]:
     ]
 
 
+class _Running(NamedTuple):
+    contender: _Contender
+    process: subprocess.Popen[bytes]
+    port: int
+
+
 @contextlib.contextmanager
-def _running(one: _Contender, core: int) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+def _running(one: _Contender, core: int) -> Iterator[_Running]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
     command = [part.format(port=port) for part in one.command]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    with on_core(core):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        os.sched_setaffinity(process.pid, {core})
         _until_ready(one, process, port)
-        yield process, port
+        yield _Running(one, process, port)
     finally:
         process.terminate()
         try:
@@ -153,7 +170,7 @@ def _until_ready(one: _Contender, process: subprocess.Popen[bytes], port: int) -
         if process.poll() is not None:
             break
         try:
-            _generate(Load(one.kind, port, 1, 0.001, _message(one)), None)
+            generate(Load(one.kind, port, 1, 0.001, _message(one)), None)
         except (WorldError, OSError):
             pause(0.1)
         else:
@@ -183,27 +200,15 @@ def _message(one: _Contender) -> bytes:
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + front + bytes(4 * _ELEMENTS)
 
 
-def _generate(load: Load, core: int | None) -> Answers:
-    command = [sys.executable, "-m", f"{_LOAD}.closed"]
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    if core is not None:
-        os.sched_setaffinity(process.pid, {core})
-    said, why = process.communicate(msgspec.json.encode(load), timeout=load.seconds + 60)
-    if process.returncode != 0:
-        raise WorldError(f"the load generator gave up: {why.decode(errors='replace').strip()[-500:]}")
-    return msgspec.json.decode(said, type=Answers)
-
-
-def _measure(
-    one: _Contender, process: subprocess.Popen[bytes], port: int, concurrency: int, seconds: float, core: int
-) -> ServerFigures:
-    load = Load(one.kind, port, concurrency, seconds, _message(one))
-    before_s = _cpu_s(process.pid)
-    answers = _generate(load, core)
-    used_s = _cpu_s(process.pid) - before_s
+def _measure(server: _Running, concurrency: int, seconds: float, core: int, tool: str) -> ServerFigures:
+    one = server.contender
+    load = Load(one.kind, server.port, concurrency, seconds, _message(one))
+    before_s = _cpu_s(server.process.pid)
+    answers = generate(load, core, tool)
+    used_s = _cpu_s(server.process.pid) - before_s
     rps = answers.requests * 1e9 / answers.took_ns
-    whole = rps * seconds * 1.2  # with the time that passed before anything counted
-    return ServerFigures(one.name, concurrency, rps, answers.p50_us, answers.p99_us, used_s * 1e6 / max(whole, 1))
+    cpu_us = used_s * 1e6 / max(answers.all_requests, 1)
+    return ServerFigures(one.name, concurrency, rps, answers.p50_us, answers.p99_us, cpu_us)
 
 
 def _cpu_s(pid: int) -> float:
@@ -217,7 +222,7 @@ def _median(figures: list[ServerFigures]) -> ServerFigures:
     return msgspec.structs.replace(figures[0], **middle)
 
 
-def _report(rounds: int, figures: list[ServerFigures]) -> ServerReport:
+def _report(rounds: int, tools: dict[str, str], figures: list[ServerFigures]) -> ServerReport:
     top = {one.name: one.rps for one in figures if one.concurrency == CONCURRENCIES[-1]}
 
     cpu = {one.name: one.cpu_us_per_request for one in figures if one.concurrency == CONCURRENCIES[-1]}
@@ -227,6 +232,7 @@ def _report(rounds: int, figures: list[ServerFigures]) -> ServerReport:
 
     return ServerReport(
         rounds,
+        tools,
         figures,
         vs_fastapi=ratio("http", "fastapi"),
         vs_bare_echo=ratio("grpc", "grpc.aio echo"),

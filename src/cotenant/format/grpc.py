@@ -6,31 +6,32 @@ windows of HTTP/2, so a client that does not read holds up nobody but itself.
 
 from __future__ import annotations
 
-import struct
 from typing import Final
 from urllib.parse import quote
 
 from cotenant.format import http2
-from cotenant.format.grpc_calls import Abandoned, Call, Called, Closed, Happening, Said
+from cotenant.format.grpc_calls import (
+    ANSWER_HEADERS,
+    PREFIX_BYTES,
+    WELL,
+    Abandoned,
+    Call,
+    Called,
+    Closed,
+    Happening,
+    Said,
+    whole_answer,
+)
 from cotenant.format.grpc_words import INTERNAL, OK, RESOURCE_EXHAUSTED, read_opening
 from cotenant.format.hpack import Header, HpackDecoder, HpackError, encode_header
 from cotenant.format.http2 import Frame, FrameReader, Http2Error
 from cotenant.format.packing import unpack
 from cotenant.format.room import Room
 
-_PREFIX_BYTES: Final = 5
 _DEFAULT_WINDOW: Final = 65535
 _HEADER_BLOCK_LIMIT: Final = 64 << 10
 _RESETS_ALLOWED: Final = 1000
 _BUFFERED_MESSAGES: Final = 4
-_HEADERS: Final = b"\x88" + encode_header(b"content-type", b"application/grpc")
-_WELL: Final = encode_header(b"grpc-status", b"0")
-_HEADERS_SIZE: Final = len(_HEADERS)
-_WELL_SIZE: Final = len(_WELL)
-_LAST: Final = http2.END_HEADERS | http2.END_STREAM
-_WHOLE: Final = struct.Struct(f">xHBBI{_HEADERS_SIZE}sHBBBIBI")
-"""A frame of headers, and the head of a frame of data with the prefix of its message."""
-_ENDING: Final = struct.Struct(f">xHBBI{_WELL_SIZE}s")
 
 
 class GrpcConnection:
@@ -243,8 +244,8 @@ class GrpcConnection:
 
     def _messages(self, stream: int, call: Call, payload: bytes, happened: list[Happening]) -> None:
         size = len(payload)
-        if not call.incoming and _PREFIX_BYTES <= size <= self._limit and payload[:_PREFIX_BYTES] == _prefix(size):
-            happened.append(Said(stream, payload[_PREFIX_BYTES:]))  # the usual case: one message, whole
+        if not call.incoming and PREFIX_BYTES <= size <= self._limit and payload[:PREFIX_BYTES] == _prefix(size):
+            happened.append(Said(stream, payload[PREFIX_BYTES:]))  # the usual case: one message, whole
             return
         if not self._coming.take(size):
             text = f"messages of all clients together may have {self._coming.limit_bytes} bytes before they are whole"
@@ -253,16 +254,16 @@ class GrpcConnection:
         incoming = call.incoming
         incoming += payload
         self._buffered += size
-        while len(incoming) >= _PREFIX_BYTES:
-            length = int.from_bytes(incoming[1:_PREFIX_BYTES], "big")
+        while len(incoming) >= PREFIX_BYTES:
+            length = int.from_bytes(incoming[1:PREFIX_BYTES], "big")
             if length > self._limit:
                 text = f"a message may have {self._limit} bytes, this one has {length}"
                 self.finish(stream, RESOURCE_EXHAUSTED, text)
                 return
-            end = _PREFIX_BYTES + length
+            end = PREFIX_BYTES + length
             if len(incoming) < end:
                 break
-            message = bytes(memoryview(incoming)[_PREFIX_BYTES:end])
+            message = bytes(memoryview(incoming)[PREFIX_BYTES:end])
             packed = incoming[0]
             del incoming[:end]
             self._buffered -= end
@@ -274,18 +275,18 @@ class GrpcConnection:
                     self.finish(stream, INTERNAL, f"a message {error}")
                     return
             happened.append(Said(stream, message))
-        if self._buffered > _BUFFERED_MESSAGES * (self._limit + _PREFIX_BYTES):
+        if self._buffered > _BUFFERED_MESSAGES * (self._limit + PREFIX_BYTES):
             self.finish(stream, RESOURCE_EXHAUSTED, "this connection has too much under way")
 
-    def send(self, stream: int, message: bytes) -> None:
-        """One message of an answer; of a call that has ended, nothing."""
+    def send(self, stream: int, message: bytes) -> bool:
+        """One message of an answer; False: the call has ended, and takes none."""
         call = self._calls.get(stream)
         if call is None or call.answered:
-            return
+            return False
         if not call.began:
             call.began = True
-            self._out.append(http2.frame(http2.HEADERS, http2.END_HEADERS, stream, _HEADERS))
-        data = len(message).to_bytes(_PREFIX_BYTES, "big") + message
+            self._out.append(http2.frame(http2.HEADERS, http2.END_HEADERS, stream, ANSWER_HEADERS))
+        data = len(message).to_bytes(PREFIX_BYTES, "big") + message
         size = len(data)
         if not call.outgoing and size <= self._their_frame and size <= call.window and size <= self._window:
             call.window -= size
@@ -299,6 +300,8 @@ class GrpcConnection:
         else:
             self._let_go(stream, call)
             self.finish(stream, RESOURCE_EXHAUSTED, "answers that nobody reads have filled the memory for them")
+            return False
+        return True
 
     def finish(self, stream: int, status: int = OK, text: str = "", retry_after_ms: int = 0) -> None:
         """The end of an answer."""
@@ -306,13 +309,13 @@ class GrpcConnection:
         if call is None or call.answered:
             return
         call.answered = True
-        trailers = _WELL if status == OK else encode_header(b"grpc-status", str(status).encode())
+        trailers = WELL if status == OK else encode_header(b"grpc-status", str(status).encode())
         if text:
             trailers += encode_header(b"grpc-message", quote(text, safe=" !\"#$&'()*+,-./:;<=>?@[]^_`{|}~").encode())
         if retry_after_ms:
             trailers += encode_header(b"grpc-retry-pushback-ms", str(retry_after_ms).encode())
         if not call.began:
-            trailers = _HEADERS + trailers
+            trailers = ANSWER_HEADERS + trailers
         ending = http2.frame(http2.HEADERS, http2.END_HEADERS | http2.END_STREAM, stream, trailers)
         if call.outgoing:
             self._trailers[stream] = ending
@@ -322,16 +325,12 @@ class GrpcConnection:
     def answer(self, stream: int, message: bytes) -> None:
         """A whole answer."""
         call = self._calls.get(stream)
-        size = len(message) + _PREFIX_BYTES
+        size = len(message) + PREFIX_BYTES
         if call is None or not call.closed or call.began or size > self._their_frame:
             pass
         elif size <= call.window and size <= self._window and not call.answered:  # the usual case: it goes out whole
             self._window -= size
-            lead = _WHOLE.pack(
-                *(_HEADERS_SIZE, http2.HEADERS, http2.END_HEADERS, stream, _HEADERS),
-                *(size >> 8, size & 0xFF, http2.DATA, 0, stream, 0, size - _PREFIX_BYTES),
-            )
-            self._out += (lead, message, _ENDING.pack(_WELL_SIZE, http2.HEADERS, _LAST, stream, _WELL))
+            self._out += whole_answer(stream, message)
             self._end(stream)
             return
         self.send(stream, message)
@@ -396,4 +395,4 @@ class GrpcConnection:
 
 def _prefix(length: int) -> bytes:
     """What stands before a message, if all of it together has that length."""
-    return (length - _PREFIX_BYTES).to_bytes(_PREFIX_BYTES, "big")
+    return (length - PREFIX_BYTES).to_bytes(PREFIX_BYTES, "big")

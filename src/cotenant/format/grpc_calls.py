@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+import struct
+from typing import Final, NamedTuple, TypeAlias
 
 from cotenant.domain.instant import Duration
+from cotenant.format import http2
+from cotenant.format.hpack import encode_header
+
+PREFIX_BYTES: Final = 5
+"""Before a message: whether it is packed, and its length."""
+ANSWER_HEADERS: Final = b"\x88" + encode_header(b"content-type", b"application/grpc")
+WELL: Final = encode_header(b"grpc-status", b"0")
+_LAST: Final = http2.END_HEADERS | http2.END_STREAM
+_LEAD: Final = struct.Struct(f">xHBBI{len(ANSWER_HEADERS)}sHBBBIBI")
+_ENDING: Final = struct.Struct(f">xHBBI{len(WELL)}s")
 
 
 class Called(NamedTuple):
@@ -59,3 +70,13 @@ class Call:
         self.held_bytes = 0
         """Of these."""
         self.window = window
+
+
+def whole_answer(stream: int, message: bytes) -> tuple[bytes, bytes, bytes]:
+    """Headers, one message in one frame, and the word that all is well."""
+    size = len(message) + PREFIX_BYTES
+    lead = _LEAD.pack(
+        *(len(ANSWER_HEADERS), http2.HEADERS, http2.END_HEADERS, stream, ANSWER_HEADERS),
+        *(size >> 8, size & 0xFF, http2.DATA, 0, stream, 0, len(message)),
+    )
+    return lead, message, _ENDING.pack(len(WELL), http2.HEADERS, _LAST, stream, WELL)

@@ -14,7 +14,9 @@ TABLE_BYTES: Final = 4096
 """The size of the table that a client may fill, unless told otherwise; it is never told otherwise."""
 LIST_LIMIT_BYTES: Final = 16 << 10
 _ENTRY_BYTES: Final = 32
-_BLOCKS_KEPT: Final = 256
+_BLOCKS_KEPT: Final = 64
+_KEPT_BYTES: Final = 1024
+"""What is longer is read anew each time: every connection keeps its own."""
 _TEXTS_KEPT: Final = 4096
 _CODE_LENGTHS: Final = (
     "13 23 28x7 24 30 28x2 30 28x8 30 28x9 6 10x2 12 13 6 8 11 10x2 8 11 8 6x3 5x3 6x7 7 8 15 6 12 10 13 6 "
@@ -62,7 +64,6 @@ _SHORTEST: Final = min(length for length, _ in _CODES)
 _LONGEST: Final = max(length for length, _ in _CODES)
 
 
-@functools.lru_cache(_TEXTS_KEPT)
 def huffman_decode(packed: bytes) -> bytes:
     """The text of a Huffman-coded string."""
     out = bytearray()
@@ -85,6 +86,9 @@ def huffman_decode(packed: bytes) -> bytes:
     if length > 7 or code != (1 << length) - 1:
         raise HpackError("a string is padded wrongly")
     return bytes(out)
+
+
+_known_text: Final = functools.lru_cache(_TEXTS_KEPT)(huffman_decode)
 
 
 def _static() -> tuple[Header, ...]:
@@ -139,7 +143,9 @@ class HpackDecoder:
             total += len(header[0]) + len(header[1]) + _ENTRY_BYTES
             if total > LIST_LIMIT_BYTES:
                 raise HpackError(f"headers may have {LIST_LIMIT_BYTES} bytes")
-        if plain and len(self._known) < _BLOCKS_KEPT:  # what it means will not change until the table does
+        if (
+            plain and len(self._known) < _BLOCKS_KEPT and len(block) <= _KEPT_BYTES
+        ):  # what it means will not change until the table does
             self._known[block] = tuple(headers)
         return tuple(headers)
 
@@ -208,7 +214,9 @@ def _text(block: bytes, place: int) -> tuple[bytes, int]:
     if end > len(block):
         raise HpackError("a block is cut off")
     text = block[place:end]
-    return (huffman_decode(text) if packed else text), end
+    if packed:
+        text = _known_text(text) if length <= _KEPT_BYTES else huffman_decode(text)
+    return text, end
 
 
 def write_number(number: int, bits: int, flags: int) -> bytes:

@@ -25,6 +25,8 @@ from cotenant.format.tensor import Array, TensorError, to_list, to_raw
 _NONE: Final[dict[str, Any]] = {}
 _FRONT_KEPT_BYTES: Final = 1024
 _FRONTS_KEPT: Final = 1024
+_FRONT_HELD_BYTES: Final = 64 << 10
+"""So much JSON may stay in memory beside the tensors that follow it."""
 
 
 class _JsonInput(msgspec.Struct, gc=False):
@@ -89,6 +91,9 @@ def read_request(model: str, version: str, body: memoryview, json_length: int) -
     if place + front.raw_bytes != len(body):
         came = f"{len(body) - place} bytes follow the JSON"
         raise InferError(f"{came}, expected {front.raw_bytes}, the sum of every binary_data_size")
+    if json_length > max(front.raw_bytes, _FRONT_HELD_BYTES):  # a view of the tensors would keep all of the body
+        body = memoryview(bytes(body[place:]))
+        place = 0
     inputs = []
     for tensor, size in front.inputs:
         if size < 0:

@@ -30,6 +30,7 @@ _StreamResponse: Final = TYPES["ModelStreamInferResponse"]
 _NONE: Final[dict[str, Any]] = {}
 _FRONT_KEPT_BYTES: Final = 1024
 _FRONTS_KEPT: Final = 1024
+_FRONT_HELD_BYTES: Final = 64 << 10
 _LENGTH_DELIMITED: Final = 2
 _RAW_INPUT: Final = 7 << 3 | _LENGTH_DELIMITED
 _RAW_OUTPUT: Final = bytes([6 << 3 | _LENGTH_DELIMITED])
@@ -87,6 +88,8 @@ def read_request(data: bytes) -> InferRequest:
         begin, raws = cut
         text = data[:begin]
         front = _known_front(text) if begin <= _FRONT_KEPT_BYTES else _front_of(_parsed(text))
+        if begin > _FRONT_HELD_BYTES:  # views would keep all of the message
+            raws = [bytes(one) for one in raws]
     places = front.raw_places
     if len(raws) != len(places):
         raise InferError(_wrong_count(front, len(raws)))

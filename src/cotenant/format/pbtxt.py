@@ -137,6 +137,10 @@ class TritonConfig(NamedTuple):
     instances: int
     differences: tuple[str, ...]
     """What it asks that is done in another way, or not at all."""
+    file: str = ""
+    """The model's file in the folder of a version; empty: as usual."""
+    versions: tuple[int, ...] = ()
+    """Of which the highest is served; empty: of all that are there."""
 
 
 def read_config(text: str, where: str) -> TritonConfig:
@@ -168,11 +172,45 @@ def read_config(text: str, where: str) -> TritonConfig:
     for one in take.messages("model_transaction_policy"):
         if one.pop("decoupled", [False])[-1] is True:
             take.differences.append("model_transaction_policy.decoupled: an ONNX model has one answer, as here")
+    if take.messages("sequence_batching"):
+        remedy = "no model here keeps state between requests, so that it would answer wrongly; leave it out"
+        raise ConfigError("sequence_batching", "{ ... }", remedy, where=where)
+    file = take.text("default_model_filename")
+    versions = _versions(take, where)
     differences = (*take.differences, *take.rest())
     batch = None if max_batch is None else max(max_batch, 0)
     return TritonConfig(
-        name, platform, batch, sides[0], sides[1], bool(batching), preferred, wait_ns, instances, differences
+        name,
+        platform,
+        batch,
+        sides[0],
+        sides[1],
+        bool(batching),
+        preferred,
+        wait_ns,
+        instances,
+        differences,
+        file,
+        versions,
     )
+
+
+def _versions(take: _Taker, where: str) -> tuple[int, ...]:
+    """What `version_policy` names; one version is served at a time, the highest."""
+    for one in take.messages("version_policy"):
+        inner = _Taker(one, "version_policy.", where)
+        for latest in inner.messages("latest"):
+            if latest.pop("num_versions", [1])[-1] != 1:
+                take.differences.append("version_policy.latest: one version is served, the highest")
+        if inner.messages("all"):
+            take.differences.append("version_policy.all: one version is served, the highest")
+        for specific in inner.messages("specific"):
+            named = _Taker(specific, "version_policy.specific.", where).values("versions", int)
+            if len(named) > 1:
+                take.differences.append("version_policy.specific: one version is served, the highest of these")
+            return tuple(named)
+        take.differences += inner.rest()
+    return ()
 
 
 def _tensor(take: _Taker, side: str, tree: dict[str, list[Any]], where: str) -> TensorSpec:

@@ -45,8 +45,8 @@ class Answers(msgspec.Struct, frozen=True):
     took_ns: int
     p50_us: float
     p99_us: float
-    began_ns: int
-    ended_ns: int
+    all_requests: int
+    """With those that came before anything counted."""
 
 
 class _Channel(Protocol):
@@ -185,6 +185,7 @@ class _Generator:
         self._seconds = seconds
         self._recorder = Recorder()
         self._done = 0
+        self._all = 0
 
     def run(self) -> Answers:
         begin = monotonic_ns()
@@ -208,7 +209,7 @@ class _Generator:
         took_ns = now - pace.counted_from_ns
         found = self._recorder.histogram()
         quantiles = (found.quantile(0.5) / MICROSECOND_NS, found.quantile(0.99) / MICROSECOND_NS)
-        return Answers(self._done, took_ns, *quantiles, pace.counted_from_ns, now)
+        return Answers(self._done, took_ns, *quantiles, self._all)
 
     def _step(self, channel: _Channel, pace: _Pace) -> int:
         data = channel.socket.recv(_READ_BYTES)
@@ -219,6 +220,7 @@ class _Generator:
             channel.socket.sendall(more)
         now = monotonic_ns()
         if done:
+            self._all += done
             sent = self._sent[channel.socket.fileno()]
             if now >= pace.counted_from_ns:
                 self._done += done

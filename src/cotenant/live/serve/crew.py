@@ -8,16 +8,15 @@ once more.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from cotenant.domain.instant import MILLISECOND_NS, SECOND_NS, Duration, Instant
-from cotenant.domain.serving import ModelSpec
 from cotenant.live.clock import monotonic_ns
 from cotenant.live.serve.member import Member
 from cotenant.live.serve.parcel import Check, Did, Do, Failed, Hello, Sorry, lay_out, send
-from cotenant.live.serve.work import Job, Outcome, Tell, _split
+from cotenant.live.serve.team import Crewed, Task, Team
+from cotenant.live.serve.work import Job, Outcome, Tell, split
 from cotenant.policy.protect.backoff import delay_ns
 
 _LOOK_S: Final = 0.25
@@ -40,59 +39,6 @@ class Limits(NamedTuple):
     """Within which a worker must be ready."""
 
 
-class Crewed(Protocol):
-    """A model as its workers know it."""
-
-    spec: ModelSpec
-
-    def recruit(self, width: int) -> Member:
-        """Start a worker for it that is held to so many percent."""
-        ...
-
-    def terminate(self, member: Member) -> None:
-        """End a worker of it that hangs, so that others are not harmed; takes a while, on any thread."""
-        ...
-
-
-class _Task:
-    """A run that is to be done, or done once more."""
-
-    __slots__ = ("began", "job", "tries", "width")
-
-    def __init__(self, job: Job, width: int) -> None:
-        self.job = job
-        self.width = width
-        self.tries = 0
-        self.began: Instant = monotonic_ns()
-
-
-class _Post:
-    """All workers of one model at one width."""
-
-    __slots__ = ("failures", "not_before", "wanted", "why")
-
-    def __init__(self) -> None:
-        self.wanted = 0
-        self.failures = 0
-        self.not_before: Instant = 0
-        self.why = ""
-
-
-class _Team:
-    """One model: its workers at all widths, and what waits for one."""
-
-    __slots__ = ("members", "model", "posts", "waiting")
-
-    def __init__(self, model: Crewed) -> None:
-        self.model = model
-        self.posts: dict[int, _Post] = {}
-        self.members: list[Member] = []
-        self.waiting: deque[_Task] = deque()
-
-    def at(self, width: int) -> list[Member]:
-        return [one for one in self.members if one.width == width]
-
-
 class Crew:
     """The workers of one GPU. Everything happens on the loop's thread."""
 
@@ -102,8 +48,8 @@ class Crew:
         self._limits = limits
         self._tell = tell
         self._say = say
-        self._teams: dict[int, _Team] = {}  # by the id of the model, which is alive while it is here
-        self._doing: dict[Member, _Task] = {}
+        self._teams: dict[int, Team] = {}  # by the id of the model, which is alive while it is here
+        self._doing: dict[Member, Task] = {}
         self._leaving: list[Member] = []
         self._ages: dict[Member, Instant] = {}
         self._settled = asyncio.Event()
@@ -119,19 +65,20 @@ class Crew:
 
     def join(self, model: Crewed, first: Member | None = None) -> None:
         """A model has workers from now on; one that was started to see whether it can be is the first."""
-        team = self._teams.setdefault(id(model), _Team(model))
+        team = self._teams.setdefault(id(model), Team(model))
         if first is not None:
-            self._post(team, first.width).wanted = 1
+            team.post(first.width).wanted = 1
             self._watch(team, first)
             self._greeted(team, first)
 
-    def want(self, model: Crewed, widths: Sequence[int]) -> None:
-        """Have a worker at each of these widths, as far as there is room."""
+    def want(self, model: Crewed, copies: Mapping[int, int]) -> None:
+        """Have so many workers at each of these widths, as far as there is room; first one of each."""
         team = self._teams[id(model)]
-        for width in widths:
-            post = self._post(team, width)
-            post.wanted = max(post.wanted, 1)
-        self._man(team)
+        for count in range(1, max(copies.values(), default=0) + 1):
+            for width, most in copies.items():
+                post = team.post(width)
+                post.wanted = max(post.wanted, min(count, most))
+            self._man(team)
 
     def dismiss(self, model: Crewed) -> None:
         """Nothing of it runs and nothing waits: its workers may go."""
@@ -170,7 +117,7 @@ class Crew:
     def give(self, job: Job, width: int) -> None:
         """Have a run done; its end is told, whatever becomes of it."""
         team = self._teams[id(job.model)]
-        task = _Task(job, width)
+        task = Task(job, width)
         member = self._free(team, width)
         if member is None or member.width != width:
             self._more(team, width)
@@ -179,7 +126,7 @@ class Crew:
         else:
             self._begin(team, member, task)
 
-    def _free(self, team: _Team, width: int) -> Member | None:
+    def _free(self, team: Team, width: int) -> Member | None:
         found: Member | None = None
         for one in team.members:
             if one.hello is None or one in self._doing or not width <= 2 * one.width <= 2 * width:
@@ -188,15 +135,15 @@ class Crew:
                 found = one
         return found
 
-    def _more(self, team: _Team, width: int) -> None:
+    def _more(self, team: Team, width: int) -> None:
         """Every worker of that width is busy, or there is none: the next such run shall find one."""
-        post = self._post(team, width)
+        post = team.post(width)
         there = team.at(width)
         if all(one in self._doing for one in there):
             post.wanted = max(post.wanted, len(there) + 1)
             self._man(team)
 
-    def _begin(self, team: _Team, member: Member, task: _Task) -> None:
+    def _begin(self, team: Team, member: Member, task: Task) -> None:
         job = task.job
         spec = team.model.spec
         try:
@@ -211,11 +158,11 @@ class Crew:
         except OSError:
             self._lost(team, member)
 
-    def _fail(self, task: _Task, why: str) -> None:
+    def _fail(self, task: Task, why: str) -> None:
         failure = f"model {task.job.model.spec.name!r} failed: {why}"
         self._tell(Outcome(task.job.run, (), failure, monotonic_ns() - task.began, monotonic_ns()))
 
-    def _next(self, team: _Team, member: Member) -> None:
+    def _next(self, team: Team, member: Member) -> None:
         """Somebody is free: what waited longest and may run there, does."""
         for place, task in enumerate(team.waiting):
             if task.width <= 2 * member.width <= 2 * task.width:
@@ -225,14 +172,14 @@ class Crew:
 
     # What workers say.
 
-    def _watch(self, team: _Team, member: Member) -> None:
+    def _watch(self, team: Team, member: Member) -> None:
         team.members.append(member)
         self._ages[member] = monotonic_ns()
         member.line.setblocking(False)
         self._loop.add_reader(member.line.fileno(), self._hear, team, member)
         self._settle()
 
-    def _hear(self, team: _Team, member: Member) -> None:
+    def _hear(self, team: Team, member: Member) -> None:
         try:
             word = member.hear()
         except (BlockingIOError, InterruptedError):
@@ -250,14 +197,14 @@ class Crew:
         elif word is None or isinstance(word, Sorry):
             self._lost(team, member, "" if word is None else word.why)
 
-    def _greeted(self, team: _Team, member: Member) -> None:
+    def _greeted(self, team: Team, member: Member) -> None:
         self._loop.add_reader(member.pidfd, self._died, team, member)
-        post = self._post(team, member.width)
+        post = team.post(member.width)
         post.why = ""
         self._settle()
         self._next(team, member)
 
-    def _did(self, team: _Team, member: Member, word: Did) -> None:
+    def _did(self, team: Team, member: Member, word: Did) -> None:
         """What it made is copied before its next run, which begins before anybody hears of this one."""
         task = self._doing.pop(member)
         job = task.job
@@ -265,14 +212,14 @@ class Crew:
         answers: Sequence[Sequence[Any]] = ()
         try:
             outputs = [member.seen(one) for one in word.tensors]
-            answers = [outputs] if len(job.parts) == 1 else _split(job.model, outputs, job.rows)
+            answers = [outputs] if len(job.parts) == 1 else split(job.model, outputs, job.rows)
         except ValueError as error:
             failure = f"model {team.model.spec.name!r} failed: {error}"
         member.idle_since = monotonic_ns()
         self._next(team, member)
         self._tell(Outcome(job.run, answers, failure, word.took_ns, monotonic_ns()))
 
-    def _failed(self, team: _Team, member: Member, word: Failed) -> None:
+    def _failed(self, team: Team, member: Member, word: Failed) -> None:
         if word.is_last:
             self._lost(team, member, word.why)
             return
@@ -280,7 +227,7 @@ class Crew:
         self._next(team, member)
         self._fail(task, word.why)
 
-    def _died(self, team: _Team, member: Member) -> None:
+    def _died(self, team: Team, member: Member) -> None:
         """Its process is gone; what it still said is read first."""
         while member in team.members:
             try:
@@ -294,14 +241,14 @@ class Crew:
             elif word is None:
                 self._lost(team, member)
 
-    def _lost(self, team: _Team, member: Member, why: str = "") -> None:
+    def _lost(self, team: Team, member: Member, why: str = "") -> None:
         """It is gone, or as good as: another one takes its place, and its run is tried once more."""
         if member not in team.members:
             return
         was_ready = member.hello is not None
         self._part(team, member)
         why = why or member.ending()
-        post = self._post(team, member.width)
+        post = team.post(member.width)
         if monotonic_ns() - self._ages.pop(member) > _WELL_NS:
             post.failures = 0
         post.failures += 1
@@ -332,10 +279,7 @@ class Crew:
 
     # Who is there.
 
-    def _post(self, team: _Team, width: int) -> _Post:
-        return team.posts.setdefault(width, _Post())
-
-    def _man(self, team: _Team) -> None:
+    def _man(self, team: Team) -> None:
         """Start who is wanted and may be; where there is no room, who idled longest elsewhere goes."""
         now = monotonic_ns()
         for width, post in team.posts.items():
@@ -350,7 +294,7 @@ class Crew:
                     post.failures += 1
                     post.not_before = now + delay_ns(post.failures, _BACKOFF_NS, _BACKOFF_CAP_NS)
 
-    def _make_room(self, team: _Team, width: int) -> bool:
+    def _make_room(self, team: Team, width: int) -> bool:
         """Only for a run that waits: what is ready ahead does not drive others out."""
         if not any(task.width == width for task in team.waiting) or self._free(team, width) is not None:
             return False
@@ -363,15 +307,15 @@ class Crew:
         if not idle:
             return False
         _, _, home, member = min(idle, key=lambda one: one[:2])
-        self._post(home, member.width).wanted -= 1
+        home.post(member.width).wanted -= 1
         self._let_go(home, member)
         return True
 
-    def _let_go(self, team: _Team, member: Member) -> None:
+    def _let_go(self, team: Team, member: Member) -> None:
         self._part(team, member)
         self._ages.pop(member, None)
 
-    def _part(self, team: _Team, member: Member) -> None:
+    def _part(self, team: Team, member: Member) -> None:
         team.members.remove(member)
         self._loop.remove_reader(member.line.fileno())
         if member.hello is not None and member.pidfd >= 0:
@@ -399,16 +343,16 @@ class Crew:
                 member.forget()
                 self._leaving.remove(member)
 
-    def _give_up(self, team: _Team, member: Member, task: _Task) -> None:
+    def _give_up(self, team: Team, member: Member, task: Task) -> None:
         """A worker that hangs is no worker: others must not wait for its end, which takes a while."""
         del self._doing[member]
         self._loop.run_in_executor(None, team.model.terminate, member)
         self._fail(task, f"a run of {task.job.run.rows} rows took longer than {self._limits.run_ns / SECOND_NS:g} s")
         self._lost(team, member, "its run took too long")
 
-    def _give_up_waiting(self, team: _Team, now: Instant) -> None:
+    def _give_up_waiting(self, team: Team, now: Instant) -> None:
         for task in list(team.waiting):
-            post = self._post(team, task.width)
+            post = team.post(task.width)
             hopeless = post.failures >= _HOPELESS and not team.at(task.width)
             if hopeless or now - task.began > self._limits.run_ns:
                 team.waiting.remove(task)

@@ -10,7 +10,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from cotenant.domain.instant import SECOND_NS, Duration, Instant
 from cotenant.domain.runtimes import RunTimes
@@ -22,7 +22,6 @@ from cotenant.domain.serving import (
     Finished,
     ModelLeaving,
     ModelReady,
-    Refusal,
     Run,
     ServerEvent,
     Tick,
@@ -37,23 +36,12 @@ from cotenant.live.clock import LiveClock, unix_ns
 from cotenant.live.serve.beliefs import beliefs_of
 from cotenant.live.serve.figures import ModelFigures
 from cotenant.live.serve.model import Runnable
-from cotenant.live.serve.pending import Pending, Reply, Served, size_of
+from cotenant.live.serve.pending import REFUSED_AS, Looks, Pending, Reply, Served, size_of
 from cotenant.live.serve.regions import Regions
-from cotenant.live.serve.runtime import ModelRuntime
+from cotenant.live.serve.runtime import ModelRuntime, widths_ahead
 from cotenant.live.serve.spans import Spans
-from cotenant.live.serve.work import Job, Outcome, carry_out, failure_of
+from cotenant.live.serve.work import Flow, Job, Outcome, carry_out, failure_of
 from cotenant.machine.server import ServerMachine, ServerSettings
-
-_LOOKS_LIMIT: Final = 4096
-_KINDS: Final = {
-    Refusal.UNKNOWN_MODEL: "not-found",
-    Refusal.NOT_READY: "unavailable",
-    Refusal.QUEUE_FULL: "exhausted",
-    Refusal.TOO_LATE: "late",
-    Refusal.OVER_SHARE: "exhausted",
-    Refusal.DRAINING: "unavailable",
-    Refusal.TOO_MANY_ROWS: "invalid",
-}
 
 
 class Engine:
@@ -87,7 +75,6 @@ class Engine:
         self._timer_at: Instant = 0
         self._next_request = 0
         self._next_key = 0
-        self._next_look = 0
         self._when_drained: list[Callable[[], None]] = []
         self.regions = Regions()
         self.spans = Spans(spans, self._clock.offset_ns, always=always)
@@ -105,8 +92,8 @@ class Engine:
         self._next_key += 1
         self._models[self._next_key] = model
         figures = self.figures.setdefault(model.spec.name, ModelFigures())
-        self._runtime.prepare(model, (model.spec.share,) if times is None else times.widths())
-        self._serving[model.spec.name] = Served(model, plan_of(model.spec), figures, {})
+        self._runtime.prepare(model, widths_ahead(self._machine.settings, model.spec, times))
+        self._serving[model.spec.name] = Served(model, plan_of(model.spec), figures, Looks())
         self.post(ModelReady(model.spec, self._next_key, times))
 
     def withdraw(self, name: str) -> None:
@@ -161,11 +148,12 @@ class Engine:
             text = f"tensors of {self._held_bytes} bytes are held for requests, {self._held_limit_bytes} are the limit"
             raise InferError(text, "exhausted", SECOND_NS)
         self._held_bytes += size
+        pending.request = request._replace(inputs=())  # lists of JSON would be held beside the arrays made of them
         self._next_request += 1
         number = pending.number = self._next_request
         pending.arrived = self._clock.now()
         self._pending[number] = pending
-        look = self._look(looks, checked.shapes)
+        look = looks.number(checked.shapes)
         pending.admitted = True
         self.post(Arrived(number, request.model, checked.rows, look, request.priority, patience_ns))
         if objective_ns and pending.admitted:
@@ -201,20 +189,12 @@ class Engine:
             return
         pending.reply = None
         pending.figures.cancelled += 1
+        if pending.flow is not None:
+            pending.flow.end()
         if not pending.started:
             self._trace(pending, End.CANCELLED, self._clock.now())
             self._forget(number)
             self.post(Cancelled(number))
-
-    def _look(self, looks: dict[tuple[tuple[int, ...], ...], int], shapes: tuple[tuple[int, ...], ...]) -> int:
-        """A number for what the rows of a request look like; never one number for two looks of a model."""
-        if len(looks) >= _LOOKS_LIMIT:
-            looks.clear()  # numbers are not given again, so that what is forgotten only shares no run
-        look = looks.get(shapes)
-        if look is None:
-            self._next_look += 1
-            look = looks[shapes] = self._next_look
-        return look
 
     def _forget(self, number: int) -> Pending:
         pending = self._pending.pop(number)
@@ -283,6 +263,9 @@ class Engine:
             rows.append(pending.checked.rows)
         model = self._models[run.key]
         job = Job(run, model, parts, rows)
+        if model.spec.decoupled:
+            flow = self._pending[run.requests[0]].flow = Flow()
+            job = job._replace(flow=flow)
         self.under_way[run.run] = run
         if model.is_quick(sum(map(size_of, parts))):
             self._ended(carry_out(job, self._part))
@@ -300,7 +283,7 @@ class Engine:
         pending.admitted = False
         refused = pending.figures.refused
         refused[refusal.why.value] = refused.get(refusal.why.value, 0) + 1
-        self._fail(pending, InferError(refusal.detail, _KINDS[refusal.why], refusal.retry_after_ns))
+        self._fail(pending, InferError(refusal.detail, REFUSED_AS[refusal.why], refusal.retry_after_ns))
 
     def drained(self) -> None:
         """Say so to whoever waits for it."""
@@ -313,6 +296,8 @@ class Engine:
         pending = self._pending[number]
         if pending.reply is not None:
             self._answer(pending, answer)
+        if pending.flow is not None:
+            pending.flow.taken()
 
     def _ended(self, outcome: Outcome) -> None:
         """The machine hears of it first, so that the next run begins before answers are written."""
@@ -376,6 +361,8 @@ class Engine:
         now = self._clock.now()
         pending.figures.failed.add(now - pending.arrived)
         self._trace(pending, End.FAILED if error.kind == "fault" else End.REFUSED, now)
+        if pending.flow is not None:
+            pending.flow.end()
         if pending.reply is not None:
             pending.reply.failed(error)
             pending.reply = None

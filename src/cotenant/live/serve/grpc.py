@@ -277,7 +277,8 @@ class GrpcProtocol(asyncio.Protocol):
 
     def tell(self, stream: int, message: bytes) -> None:
         """One answer of a stream."""
-        self._connection.send(stream, message)
+        if not self._connection.send(stream, message):
+            self._abandoned(stream)
         self.flush()
 
     def end_if_last(self, stream: int, call: _Call, number: int) -> None:

@@ -58,7 +58,9 @@ def _health(*, well: bool) -> Answered:
 _READS: Final[dict[str, Callable[[Site, str, str], Answered]]] = {
     "live": lambda site, name, version: _health(well=True),
     "ready": lambda site, name, version: _health(well=site.ready),
-    "model-ready": lambda site, name, version: _health(well=site.model_ready(name, version)),
+    "model-ready": lambda site, name, version: _health(
+        well=bool(site.metadata(name, version)) and site.model_ready(name, version)
+    ),
     "server": lambda site, name, version: _json(site.server()),
     "metadata": lambda site, name, version: _json(site.metadata(name, version)),
     "config": lambda site, name, version: _json(site.config(name, version)),

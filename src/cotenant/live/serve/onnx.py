@@ -37,10 +37,10 @@ _TYPES: Final = {
 }
 
 
-def tensor_specs(sessions: Sessions) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
-    """What a model takes and gives, with the shapes as its file has them."""
+def tensor_specs(takes: Sequence[Any], gives: Sequence[Any]) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    """What a model takes and gives, with the shapes as its file has them, of ONNX Runtime's nodes."""
     sides = []
-    for nodes in (sessions.takes, sessions.gives):
+    for nodes in (takes, gives):
         specs = []
         for node in nodes:
             datatype = _TYPES.get(node.type)

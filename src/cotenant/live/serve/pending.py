@@ -2,16 +2,49 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from cotenant.domain.instant import Duration, Instant
-from cotenant.domain.serving import ModelSpec
+from cotenant.domain.serving import ModelSpec, Refusal
 from cotenant.format.infer import Checked, InferError, InferRequest, Plan
 from cotenant.format.infer_json import Output
 from cotenant.live.serve.figures import ModelFigures
 from cotenant.live.serve.model import Runnable
-from cotenant.live.serve.work import Outcome
+from cotenant.live.serve.work import Flow, Outcome
+
+REFUSED_AS: Final = {
+    Refusal.UNKNOWN_MODEL: "not-found",
+    Refusal.NOT_READY: "unavailable",
+    Refusal.QUEUE_FULL: "exhausted",
+    Refusal.TOO_LATE: "late",
+    Refusal.OVER_SHARE: "exhausted",
+    Refusal.DRAINING: "unavailable",
+    Refusal.TOO_MANY_ROWS: "invalid",
+}
+"""The kind of error that a sender is told."""
+_LOOKS_LIMIT: Final = 4096
+_numbers: Final = itertools.count(1)
+
+
+class Looks:
+    """A number for what the rows of a model's requests look like; never one number for two looks."""
+
+    __slots__ = ("_known",)
+
+    def __init__(self) -> None:
+        """None was seen."""
+        self._known: dict[tuple[tuple[int, ...], ...], int] = {}
+
+    def number(self, shapes: tuple[tuple[int, ...], ...]) -> int:
+        """Of rows of these shapes."""
+        look = self._known.get(shapes)
+        if look is None:
+            if len(self._known) >= _LOOKS_LIMIT:
+                self._known.clear()  # numbers are not given again, so that what is forgotten only shares no run
+            look = self._known[shapes] = next(_numbers)
+        return look
 
 
 class Reply(Protocol):
@@ -39,15 +72,14 @@ class Served(NamedTuple):
     model: Runnable
     plan: Plan
     figures: ModelFigures
-    looks: dict[tuple[tuple[int, ...], ...], int]
-    """What the rows of its requests look like, by number."""
+    looks: Looks
 
 
 class Pending:
     """A request that fits its model; without a reply once nobody waits for it."""
 
     __slots__ = (
-        *("admitted", "arrived", "checked", "figures", "model", "number", "outcome"),
+        *("admitted", "arrived", "checked", "figures", "flow", "model", "number", "outcome"),
         *("patience_ns", "reply", "request", "size_bytes", "started"),
     )
 
@@ -65,6 +97,7 @@ class Pending:
         self.patience_ns: Duration = 0
         """Within which it is to be answered; zero: nobody said."""
         self.admitted = False
+        self.flow: Flow | None = None
         self.outcome: Outcome | None = None
         """Of its run, once that is over."""
         self.arrived: Instant = 0

@@ -27,7 +27,7 @@ def models_in(path: Path) -> dict[str, Model]:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a file that ends its program must not end ours
         raise LoadFailed(f"{path.name} fails: {type(error).__name__}: {error}") from error
     found = {one.name: one for one in vars(module).values() if isinstance(one, Model)}
     if not found:

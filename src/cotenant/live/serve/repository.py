@@ -37,6 +37,8 @@ class Repository:
         self._paths = paths
         self._cores = cores
         self._runtime = CpuRuntime(cores) if runtime is None else runtime
+        self.otherwise: set[str] = set()
+        """Models that were loaded by a config of Triton of which not all is done."""
 
     def scan(self) -> dict[str, Found]:
         """What is there now, by name; of two of one name the first counts."""
@@ -54,6 +56,8 @@ class Repository:
             raise LoadFailed(found.broken)
         config = _own_config(found.config)
         triton = None if found.triton is None else _triton_config(found.triton)
+        if triton is not None and triton.differences:
+            self.otherwise.add(found.name)
         elsewhere = self._runtime.load(found, config, triton)
         if elsewhere is not None:
             return elsewhere
@@ -90,7 +94,7 @@ class Repository:
     def _onnx_spec(
         self, found: Found, config: ModelConfig, triton: TritonConfig | None, sessions: Sessions
     ) -> ModelSpec:
-        inputs, outputs = tensor_specs(sessions)
+        inputs, outputs = tensor_specs(sessions.takes, sessions.gives)
         batches = takes_batches(inputs, outputs)
         wanted = config.max_batch
         if wanted is None and triton is not None:
@@ -169,12 +173,23 @@ def _from_folder(folder: Path) -> list[Found]:
         if triton is None:
             return []
         return [Found(folder.name, "", folder, folder, broken="it has no folder of a version, as 1/")]
+    names = ["model.onnx", "model.py"]
+    if triton is not None:
+        try:
+            asked = _triton_config(triton)
+        except LoadFailed as error:
+            return [_checked(Found(folder.name, str(versions[-1][0]), folder, folder, broken=str(error)))]
+        names = [asked.file] if asked.file else names
+        versions = [one for one in versions if not asked.versions or one[0] in asked.versions]
+        if not versions:
+            broken = f"version_policy of its config.pbtxt names {list(asked.versions)}, none of which is there"
+            return [Found(folder.name, "", folder, folder, broken=broken)]
     number, newest = versions[-1]
-    for name in ("model.onnx", "model.py"):
+    for name in names:
         if (newest / name).is_file():
             found = Found(folder.name, str(number), newest / name, folder / OWN_CONFIG, triton)
             return [_checked(found)]
-    return [Found(folder.name, str(number), newest, folder, broken=f"{newest.name}/ has no model.onnx")]
+    return [Found(folder.name, str(number), newest, folder, broken=f"{newest.name}/ has no {names[0]}")]
 
 
 def _checked(found: Found) -> Found:

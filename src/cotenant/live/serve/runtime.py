@@ -7,6 +7,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
+from cotenant.domain.runtimes import RunTimes
+from cotenant.domain.serving import ModelSpec
 from cotenant.format.models import ModelConfig
 from cotenant.format.pbtxt import TritonConfig
 from cotenant.format.replay import SUFFIX
@@ -15,6 +17,8 @@ from cotenant.live.serve.model import LoadFailed, Runnable
 from cotenant.live.serve.onnx import OnnxModel
 from cotenant.live.serve.profiles import cpu_identity
 from cotenant.live.serve.work import Job, Outcome, Tell, TellPart, Workers
+from cotenant.machine.server import ServerSettings
+from cotenant.policy.schedule import SPATIAL, UNDIVIDED
 
 ONNX_CPU: Final = "onnx-cpu"
 ONNX_CUDA: Final = "onnx-cuda"
@@ -122,3 +126,12 @@ class CpuRuntime:
         """End the threads, after what they have; a thread cannot be ended before."""
         if self._workers is not None and patient:
             self._workers.stop()
+
+
+def widths_ahead(settings: ServerSettings, spec: ModelSpec, times: RunTimes | None) -> Sequence[int]:
+    """The numbers of units that a server's policy may give the runs of a model."""
+    if settings.schedule in UNDIVIDED:
+        return (settings.units,)
+    if times is None or settings.schedule not in SPATIAL:
+        return (min(spec.share, settings.units),)
+    return times.widths()

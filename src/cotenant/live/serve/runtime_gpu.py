@@ -27,10 +27,26 @@ from cotenant.live.serve.runtime import REPLAY
 from cotenant.live.serve.triton import as_in_triton
 from cotenant.live.serve.work import Job, Tell, TellPart
 
-WIDTHS: Final = (10, 20, 30, 40, 50, 60, 80, 100)
-"""Percents that runs may have. Our choice: steps of ten where models differ, and fewer where hardly any does."""
+WIDTHS: Final = (10, 20, 40, 60, 100)
+"""Percents that runs may have. Our choice: few, because each takes processes, yet such that they fill a device."""
+_MOST_AT_ONCE: Final = 3
+"""Runs of one model at one time, where a policy chooses their widths. Our choice: what it takes to use a device."""
 _SLACK_BYTES: Final = 128 << 20
 """Of a replay worker's quota, for its context and code."""
+
+
+def copies(width: int, at_once: int) -> int:
+    """Workers of a width, so that every run of it finds one: as many as fit beside each other, or may be at once."""
+    beside = WHOLE // width
+    return max(1, min(at_once, beside) if at_once else (beside if width < WHOLE else 1))
+
+
+def runs_at_once(workers: int) -> int:
+    """Of a model that may have so many workers: with one for each that fits, at every width; 1 at least."""
+    for at_once in range(_MOST_AT_ONCE, 1, -1):
+        if sum(copies(width, at_once) for width in WIDTHS) <= workers:
+            return at_once
+    return 1
 
 
 class GpuModel:
@@ -86,10 +102,12 @@ class GpuRuntime:
     all_units = WHOLE
     pinned = False
 
-    def __init__(self, kind: str, device: str, launcher: Launcher, limits: Limits, say: Callable[[str], None]) -> None:
-        """`device` is the GPU as its owner calls it."""
+    def __init__(
+        self, kind: str, launcher: Launcher, limits: Limits, say: Callable[[str], None], at_once: int = 1
+    ) -> None:
+        """`at_once` bounds the runs of a model at one time, so that a worker is ready for each; 0: its spec does."""
         self.name = kind
-        self._device = device
+        self._at_once = at_once
         self._launcher = launcher
         self._limits = limits
         self._say = say
@@ -134,7 +152,7 @@ class GpuRuntime:
         try:
             if self.name != REPLAY:
                 spec = _as_onnx(spec, config, triton)
-            model = GpuModel(configured(spec, config), recruit, self._launcher.terminate, self._left)
+            model = GpuModel(self._bounded(configured(spec, config)), recruit, self._launcher.terminate, self._left)
         except LoadFailed:
             first.end()
             first.forget()
@@ -159,6 +177,12 @@ class GpuRuntime:
             )
         return max_batch, int(config.memory) or takes
 
+    def _bounded(self, spec: ModelSpec) -> ModelSpec:
+        """A policy must not begin runs for which there is no process, since it would take their wait for theirs."""
+        if not self._at_once:
+            return spec
+        return msgspec.structs.replace(spec, instances=min(spec.instances or self._at_once, self._at_once))
+
     def _note(self, hello: Hello) -> None:
         if self._seen is None and not hello.is_mps:
             said = "workers run without MPS, so they take turns on the device and their widths do not hold"
@@ -170,12 +194,12 @@ class GpuRuntime:
         return tuple(sorted({*WIDTHS, model.spec.share}))
 
     def prepare(self, model: Runnable, widths: Sequence[int]) -> None:
-        """Have a worker at each, as far as the limit of workers allows."""
+        """Have a worker at each, and one for each run that may be there at once, as far as the limit allows."""
         assert self._crew is not None
         assert isinstance(model, GpuModel)
         first, model.first = model.first, None
         self._crew.join(model, first)
-        self._crew.want(model, widths)
+        self._crew.want(model, {width: copies(width, model.spec.instances) for width in widths})
 
     async def settled(self) -> None:
         """Until every worker that was started is ready, or gone."""

@@ -17,8 +17,34 @@ from cotenant.live.clock import monotonic_ns, thread_ns
 from cotenant.live.serve.model import Runnable
 
 _STOP: Final = None
+_PARTS_LIMIT: Final = 64
 UNSHARED_LIMIT: Final = 64
 """Unshared runs at once; more wait for one to end. Our choice: far above what any number of cores gains by."""
+
+
+class Flow:
+    """Between a run of many answers and who takes them: few may be on their way, and nobody there ends the run."""
+
+    __slots__ = ("_room", "is_over")
+
+    def __init__(self) -> None:
+        """Somebody is there."""
+        self.is_over = False
+        self._room = threading.Semaphore(_PARTS_LIMIT)
+
+    def wait(self) -> bool:
+        """Until there is room for one more; False: nobody wants it."""
+        self._room.acquire()
+        return not self.is_over
+
+    def taken(self) -> None:
+        """One of them has gone on."""
+        self._room.release()
+
+    def end(self) -> None:
+        """Nobody wants more."""
+        self.is_over = True
+        self._room.release()
 
 
 class Job(NamedTuple):
@@ -29,6 +55,8 @@ class Job(NamedTuple):
     parts: Sequence[Sequence[Array]]
     """Of each request, its inputs in the order of the model's."""
     rows: Sequence[int]
+    flow: Flow | None = None
+    """Of a decoupled model."""
 
 
 class Outcome(NamedTuple):
@@ -60,12 +88,14 @@ def carry_out(job: Job, part: TellPart, cores: Sequence[int] | None = None) -> O
     try:
         if model.spec.decoupled:
             for answer in model.stream(job.parts[0]):
+                if job.flow is not None and not job.flow.wait():
+                    break
                 part(job.run.requests[0], answer)
         elif len(job.parts) == 1:
             answers = [model.run(job.parts[0], cores)]
         else:
             inputs = [np.concatenate(column) for column in zip(*job.parts, strict=True)]
-            answers = _split(model, model.run(inputs, cores), job.rows)
+            answers = split(model, model.run(inputs, cores), job.rows)
     except Exception as error:  # noqa: BLE001  whatever a model does, it is the model's failure
         failure = failure_of(model, error)
     model.took(size, thread_ns() - own)
@@ -78,7 +108,8 @@ def failure_of(model: Runnable, error: Exception) -> str:
     return f"model {model.spec.name!r} failed: {str(error)[:500] or type(error).__name__}"
 
 
-def _split(model: Runnable, outputs: Sequence[Array], rows: Sequence[int]) -> list[list[Array]]:
+def split(model: Runnable, outputs: Sequence[Array], rows: Sequence[int]) -> list[list[Array]]:
+    """The outputs of a batch as those of its requests, in their order."""
     total = sum(rows)
     for spec, array in zip(model.spec.outputs, outputs, strict=True):
         if array.shape[:1] != (total,):

@@ -63,7 +63,7 @@ class OnnxAct:
         self._session = onnxruntime.InferenceSession(setup.path, options, providers=[provider])
         if self._target.provider not in self._session.get_providers():  # it falls back to cores in silence
             raise ValueError(f"{self._target.provider} does not start for {Path(setup.path).name}: is there a GPU?")
-        self.inputs, self.outputs = tensor_specs(self._session)
+        self.inputs, self.outputs = tensor_specs(self._session.get_inputs(), self._session.get_outputs())
         for spec in (*self.inputs, *self.outputs):
             if spec.datatype in (Datatype.BYTES, Datatype.BF16):
                 raise ValueError(f"tensor {spec.name!r} is {spec.datatype.value}, which is served on cores only")

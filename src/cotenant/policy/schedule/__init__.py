@@ -26,3 +26,7 @@ SERVE_POLICIES: Final[dict[str, Callable[[], ServePolicy]]] = {
     "gslice": Gslice,
 }
 """A new one for each server: what it remembers is that server's."""
+SPATIAL: Final = ("dstack", "gslice")
+"""Those that choose among a model's widths, where they were measured."""
+UNDIVIDED: Final = ("temporal", "fixed", "triton", "clipper", "nexus")
+"""Those whose runs have the whole device, alone or beside others."""

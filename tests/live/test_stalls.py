@@ -1,0 +1,43 @@
+"""Is the time counted for which a processor kept its sleeper from waking up, and no other?"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from cotenant.live.soak import stalls
+
+MS = 10**6
+
+
+def test_only_what_is_clearly_late_counts_and_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Naps of 2 ms: woken in time, 1 ms late, 55 ms late, 5 ms late, 6 ms late."""
+    naps_ns = [2 * MS, 3 * MS, 57 * MS, 7 * MS, 8 * MS]
+    now_ns = 0
+    counted = stalls.Stalls()
+
+    def nap(seconds: float) -> None:
+        nonlocal now_ns
+        assert seconds * 1e9 == 2 * MS
+        now_ns += naps_ns.pop(0)
+        if not naps_ns:
+            counted._end.set()
+
+    monkeypatch.setattr(stalls, "pause", nap)
+    monkeypatch.setattr(stalls, "monotonic_ns", lambda: now_ns)
+    [cpu, *_] = os.sched_getaffinity(0)
+    allowed = os.sched_getaffinity(0)
+    counted._sleep(cpu)
+    os.sched_setaffinity(0, allowed)
+    assert counted.lost_ns()[cpu] == 61 * MS
+    assert sum(counted.lost_ns().values()) == 61 * MS
+
+
+def test_there_is_a_sleeper_for_each_processor_and_the_program_stays_where_it_may_be() -> None:
+    allowed = os.sched_getaffinity(0)
+    counted = stalls.Stalls()
+    counted.begin()
+    counted.end()
+    assert set(counted.lost_ns()) == allowed
+    assert os.sched_getaffinity(0) == allowed

@@ -1,0 +1,114 @@
+"""Do replay models say the same written and read, and do more SMs or fewer rows never cost time?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotenant.apps.softgpu_models import write_models
+from cotenant.domain.replay import ReplayKernel, ReplayModel
+from cotenant.domain.tensor import Datatype, TensorSpec
+from cotenant.errors import ConfigError
+from cotenant.experiment.replays import built_in, built_in_model, slowed
+from cotenant.format.replay import SUFFIX, decode_replay, encode_replay, played
+from cotenant.live.serve.runtime_gpu import WIDTHS, copies, runs_at_once
+
+KERNELS = st.builds(
+    ReplayKernel,
+    name=st.sampled_from(["conv", "gemm", "tail"]),
+    block_ns=st.integers(1, 10**9),
+    blocks=st.integers(0, 1000),
+    blocks_per_row=st.floats(0, 100).map(lambda one: round(one, 3)),
+    threads=st.integers(1, 1024),
+    per_sm=st.integers(1, 32),
+)
+MODELS = st.builds(
+    ReplayModel,
+    inputs=st.just((TensorSpec("IN", Datatype.INT8, (-1, 3)),)),
+    outputs=st.just((TensorSpec("OUT", Datatype.FP64, (-1,)),)),
+    kernels=st.lists(KERNELS, min_size=1, max_size=5).map(tuple),
+    rounds=st.integers(1, 5),
+    max_batch=st.integers(1, 20),
+    weights_bytes=st.integers(0, 1 << 40),
+    copy_in_bytes=st.integers(0, 1 << 20),
+    copy_out_bytes=st.integers(0, 1 << 20),
+)
+
+
+@given(MODELS)
+def test_what_is_written_is_read_again(model: ReplayModel) -> None:
+    assert decode_replay(encode_replay(model, "any"), "x") == model
+
+
+@given(MODELS, st.integers(1, 20), st.integers(1, 200))
+def test_more_sms_and_fewer_rows_never_take_longer(model: ReplayModel, rows: int, sms: int) -> None:
+    assert model.kernels_ns(rows, sms + 1) <= model.kernels_ns(rows, sms) <= model.kernels_ns(rows + 1, sms)
+    assert slowed(model, 3).kernels_ns(rows, sms) == 3 * model.kernels_ns(rows, sms)
+
+
+@given(MODELS)
+def test_every_batch_has_its_launches_and_no_other(model: ReplayModel) -> None:
+    script = played(model)
+    lines = script.script.splitlines()
+    end = 0
+    for rows in model.batches:
+        first, count = script.parts[rows]
+        assert first == end
+        end = first + count
+        kernels = [line.split() for line in lines[first:end] if not line.startswith("@")]
+        wanted = [one.blocks_of(rows) for one in model.kernels] * model.rounds
+        assert [int(words[1]) for words in kernels] == wanted
+    assert end == len(lines)
+    for words in {line.split()[0] for line in lines if not line.startswith("@")}:
+        assert f"kernel {words}\n" in script.image
+
+
+@pytest.mark.parametrize(
+    "change, why",
+    [
+        (("rounds = 1", "rounds = 0"), "rounds"),
+        (('"INT8"', '"BYTES"'), "datatype whose elements have a size"),
+        (("blocks = 1", "blocks = -1"), "blocks"),
+        (("max_batch = 2", "max_batch = 256\nrounds = 10000"), "launches"),
+        (("per_sm = 1", "per_cm = 1"), "per_cm"),
+    ],
+)
+def test_a_file_that_is_none_is_refused_by_name(change: tuple[str, str], why: str) -> None:
+    text = (
+        'max_batch = 2\nrounds = 1\n[[input]]\nname = "I"\ndatatype = "INT8"\nshape = []\n'
+        '[[output]]\nname = "O"\ndatatype = "INT8"\nshape = []\n'
+        '[[kernel]]\nname = "k"\nblock_time = "1us"\nblocks = 1\nper_sm = 1\n'
+    )
+    assert decode_replay(text, "x").max_batch == 2
+    if "\n" in change[1]:
+        text = text.replace("rounds = 1\n", "")
+    with pytest.raises(ConfigError, match=why):
+        decode_replay(text.replace(*change), "x")
+
+
+def test_the_built_in_ones_use_more_of_a_device_the_later_they_come(tmp_path: Path) -> None:
+    """By how much slower a full batch gets on a fifth of a V100."""
+    names = ["mobilenet", "alexnet", "resnet50", "vgg19"]
+    assert sorted(built_in()) == sorted(names)
+    models = [built_in_model(name) for name in names]
+    slowdowns = [one.kernels_ns(16, 16) / one.kernels_ns(16, 80) for one in models]
+    assert slowdowns == sorted(slowdowns)
+    written = write_models(tmp_path, [], None, 2.0, {})
+    assert [path.name for path in written] == [f"{name}{SUFFIX}" for name in built_in()]
+    for name, path in zip(built_in(), written, strict=True):
+        assert decode_replay(path.read_text(), path.name) == slowed(built_in_model(name), 2.0)
+    with pytest.raises(ConfigError, match="more by --data"):
+        write_models(tmp_path, ["bert"], None, 1.0, {})
+
+
+@given(st.integers(0, 60), st.integers(0, 5))
+def test_a_worker_is_there_for_every_run_that_may_be_at_once(workers: int, wanted: int) -> None:
+    at_once = runs_at_once(workers)
+    assert 1 <= at_once <= 3
+    assert at_once == 1 or sum(copies(width, at_once) for width in WIDTHS) <= workers
+    for width in WIDTHS:
+        beside = min(wanted or 100, 100 // width)
+        assert copies(width, wanted) == beside
