@@ -235,7 +235,7 @@ class ServerMachine:
         self._free_cores = sorted((*self._free_cores, *cores))
         lane.running -= 1
         self._lag.add(max(now - run.began - event.took_ns, 0), now)
-        if not event.failed:
+        if not event.failed and (run.units or not lane.measured):  # how much an unshared one had is not known
             lane.learn(run.rows, run.units or self.settings.units, event.took_ns)
         late = sum(NEVER != deadline < now for deadline in deadlines)
         in_time = len(deadlines) - late
