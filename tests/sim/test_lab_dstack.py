@@ -12,7 +12,7 @@ from cotenant.apps.lab_dstack import run_dstack
 from cotenant.apps.lab_dstack_plots import plotter
 from cotenant.apps.show_dstack import show_dstack
 from cotenant.errors import ConfigError, WorldError
-from cotenant.experiment.lab.dstack import QUICK, WAYS, Task, play_task
+from cotenant.experiment.lab.dstack import ASKED, WAYS, Task, play_task
 from cotenant.experiment.lab.dstack_cases import NAMED, combinations, served_models, shown, slo_of, times_of
 from cotenant.experiment.lab.dstack_law import judge_law
 from cotenant.experiment.lab.dstack_report import Report, spread_of
@@ -51,7 +51,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 def test_every_way_is_played_at_every_load_and_none_passes_the_bound(report: Report) -> None:
     assert {one.way for one in report.cases} == set(WAYS)
-    assert len(report.cases) == sum(len(WAYS) if one.admitted_too else 1 + len(WAYS) // 2 for one in QUICK)
+    assert len(report.cases) == sum(len(WAYS) if one.admitted_too else 1 + len(WAYS) // 2 for one in ASKED)
     for one in report.cases:
         assert one.models == list(MODELS)
         assert 0 <= one.of_bound <= 1.2  # what arrived at the very end is answered after the window
@@ -80,7 +80,7 @@ def test_it_can_be_told_shown_and_drawn(report: Report, tmp_path: Path) -> None:
 
 def test_the_same_seed_plays_the_same() -> None:
     models = tuple(served_models(surface()))
-    task = Task(models, QUICK[1:2], ("triton", "temporal + admission"), 5, 100_000_000)
+    task = Task(models, ASKED[-2:-1], ("triton", "temporal + admission"), 5, 100_000_000)
     assert play_task(task) == play_task(task)
     assert play_task(task) != play_task(msgspec.structs.replace(task, seed=6))
 

@@ -11,9 +11,8 @@ from rich.console import Console
 
 from cotenant.apps.lab import measurement_bytes
 from cotenant.apps.lab_progress import parts_shown
-from cotenant.domain.instant import SECOND_NS
 from cotenant.errors import ConfigError, WorldError
-from cotenant.experiment.lab.dstack import ASKED, FOR_NS, QUICK, WAYS, Task, play_all
+from cotenant.experiment.lab.dstack import ASKED, WAYS, Task, play_all
 from cotenant.experiment.lab.dstack_cases import NAMED, SIZES, combinations, served_models, shown
 from cotenant.experiment.lab.dstack_law import judge_law
 from cotenant.experiment.lab.dstack_report import Report, report_of
@@ -22,8 +21,8 @@ from cotenant.format.measured.rapp import read_surface
 
 _SURFACE: Final = "rapp/v100_latency_ms_by_sm_quota_batch.csv.gz"
 _PROFILES: Final = "parvagpu/all_models.csv"
-_QUICK_CASES: Final = 3
-_QUICK_NS: Final = SECOND_NS // 5
+_QUICK_EVERY: Final = 8
+"""Of the combinations, one in so many."""
 
 
 def run_dstack(directory: Path, seed: int, console: Console, say: Callable[[str], None], *, quick: bool) -> Report:
@@ -49,9 +48,8 @@ def run_dstack(directory: Path, seed: int, console: Console, say: Callable[[str]
         say(f"left out: how runs without shares divide a GPU: {directory / _PROFILES} does not exist")
     chosen = combinations(models)
     if quick:
-        chosen = chosen[:: max(len(chosen) // _QUICK_CASES, 1)][:_QUICK_CASES]
-    asked, for_ns = (QUICK, _QUICK_NS) if quick else (ASKED, FOR_NS)
-    tasks = [Task(one, asked, WAYS, seed * len(chosen) + place, for_ns) for place, one in enumerate(chosen)]
+        chosen = chosen[::-_QUICK_EVERY]  # from the last on, which is the one of all models
+    tasks = [Task(one, ASKED, WAYS, seed * len(chosen) + place) for place, one in enumerate(chosen)]
     tasks.sort(key=lambda task: -len(task.models))  # the longest first, so that no process is left alone at the end
     with parts_shown(console, say, "to play") as progress:
         played = play_all(tasks, os.cpu_count() or 1, progress)

@@ -57,6 +57,7 @@ class QueueLane:
         "key",
         "knee_units",
         "leaving",
+        "measured",
         "profiled",
         "rows",
         "running",
@@ -79,6 +80,7 @@ class QueueLane:
         self._arrivals = Rate()
         self.widths = self._service.widths
         self.knee_units = spec.share if times is None else times.knee_units
+        self.measured = times is not None
 
     def add(self, waiting: Waiting) -> None:
         """Queue it behind those that are as urgent."""

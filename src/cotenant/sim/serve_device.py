@@ -7,7 +7,8 @@ is not in here.
 Runs that hold none (`units` of 0: a GPU under MPS without percentages, threads that are not pinned) share what is not
 held. Nobody waits: each gets an even part, those that cannot use theirs (past the units where they are no faster) leave
 it to the others, and everybody is given anew whenever a run begins or ends. That is generous to such sharing: real runs
-also queue for each other's blocks.
+also queue for each other's blocks. Processes of one model, measured beside each other on an A100, took what this law
+says (docs/lab-dstack.md).
 
 How long one run takes differs from another by chance: a factor of mean 1, of the same normal law for all, cut at three
 deviations.

@@ -47,7 +47,6 @@ ASKED: Final = (
     Asked(POISSON, 1.0),
     Asked(POISSON, 2.0),
 )
-QUICK: Final = (Asked(POISSON, 0.3, admitted_too=False), Asked(POISSON, 1.0), Asked(POISSON, 2.0))
 
 
 class Played(msgspec.Struct, frozen=True, kw_only=True):
