@@ -111,7 +111,7 @@ class Server:
             [sys.executable, "-m", "cotenant", "serve", str(folder), *ports, "--json", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONDEVMODE": "1"},
+            env={"COTENANT_DIRECTORY": f"{folder}-node", **os.environ, "PYTHONDEVMODE": "1"},
         )
         assert self.process.stdout is not None
         with selectors.DefaultSelector() as selector:

@@ -6,6 +6,7 @@ import queue
 import re
 import socket
 import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -227,6 +228,16 @@ def test_the_port_of_figures_gives_figures_alone(server: Server) -> None:
             urllib.request.urlopen(f"http://{server.metrics}/{path}", body)
         assert caught.value.code == 404
         caught.value.close()
+
+
+def test_as_many_files_are_allowed_as_can_be() -> None:
+    """In a process of its own, which has few."""
+    program = (
+        "import resource; from cotenant.live.serve.server import allow_files; few = resource.RLIMIT_NOFILE; "
+        "resource.setrlimit(few, (64, 256)); print(allow_files(100), resource.getrlimit(few), allow_files(999))"
+    )
+    said = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, timeout=60)
+    assert said.stdout.strip() == "100 (100, 256) 256"
 
 
 def test_orchestrators_find_grpc_s_own_health_check(server: Server) -> None:

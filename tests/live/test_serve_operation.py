@@ -59,7 +59,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(folder: Path) -> Iterator[Server]:
     server = Server(folder)
     yield server
-    server.stop()
+    server.terminate()
+    code, said = server.ended()
+    assert code == 0, said
+    assert "Traceback" not in said, said
+    assert "config.pbtxt of pair asks" in said
 
 
 def ask(address: str, path: str, tree: Any = None) -> Any:

@@ -35,7 +35,7 @@ def spec(name: str = "m", **more: Any) -> ModelSpec:
 
 
 def machine(*specs: ModelSpec, cores: int = 1, **more: Any) -> ServerMachine:
-    made = ServerMachine(ServerSettings(cores, **more))
+    made = ServerMachine(ServerSettings(cores, **{"schedule": "fifo", **more}))
     for key, one in enumerate(specs, 1):
         assert made.handle(ModelReady(one, key), now=0) == []
     return made
@@ -167,13 +167,17 @@ def test_nobody_gets_in_while_it_drains() -> None:
     assert [type(one) for one in server.handle(Finished(1, 5), now=6)] == [Drained]
 
 
-@pytest.mark.parametrize("admit", ["deadline", "anyone"])
+@pytest.mark.parametrize(
+    "schedule, admit", [("fifo", "deadline"), ("fifo", "anyone"), ("dstack", "deadline"), ("dstack", "anyone")]
+)
 @settings(max_examples=examples(30, 600), deadline=None)
 @given(data=st.data())
-def test_every_request_ends_once_whatever_happens(admit: str, data: st.DataObject) -> None:  # noqa: C901  one story
+def test_every_request_ends_once_whatever_happens(  # noqa: C901  one story
+    schedule: str, admit: str, data: st.DataObject
+) -> None:
     """Conservation: each request is run, refused or cancelled, and cores are never held twice."""
     specs = (spec("a", slo_ns=30, queue_limit=3), spec("b", share=2, wait_ns=5), spec("c", max_batch=0, instances=1))
-    server = machine(*specs, cores=2, admit=admit, requests_limit=6)
+    server = machine(*specs, cores=2, schedule=schedule, admit=admit, requests_limit=6)
     running: dict[int, Run] = {}
     ended: dict[int, str] = {}
     now = 0

@@ -4,7 +4,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotenant.domain.runtimes import RunTime, RunTimes
@@ -97,6 +97,7 @@ def test_a_change_of_speed_is_soon_believed(speed: float, seed: int) -> None:
             assert service.expected_ns(rows, units) == pytest.approx(law_ns(rows, units, speed), rel=0.15)
 
 
+@settings(max_examples=20)
 @given(st.integers(0, 1 << 32), st.floats(0.02, 0.5))
 def test_what_is_rarely_exceeded_is_exceeded_rarely(seed: int, spread: float) -> None:
     dice = random.Random(seed)
@@ -109,6 +110,17 @@ def test_what_is_rarely_exceeded_is_exceeded_rarely(seed: int, spread: float) ->
         service.learn(rows, units, took)
     assert exceeded <= 40  # of 1000; 10 in the long run, and one that is never exceeded would refuse too much
     assert exceeded >= 1
+
+
+@given(st.sampled_from(ROWS), st.sampled_from(UNITS), st.integers(2, 1000))
+def test_one_run_that_was_stopped_by_something_else_is_soon_forgotten(rows: int, units: int, times: int) -> None:
+    service = ServiceTimes(profile())
+    service.learn(rows, units, times * law_ns(rows, units))
+    assert service.expected_ns(rows, units) <= 1.07 * law_ns(rows, units)
+    assert service.high_ns(rows, units) <= 1.2 * 1.25 * law_ns(rows, units)
+    for _ in range(10):
+        service.learn(rows, units, law_ns(rows, units))
+    assert service.expected_ns(rows, units) == pytest.approx(law_ns(rows, units), rel=0.03)
 
 
 def run_all(services: list[ServiceTimes], speeds: list[float], rounds: int) -> None:

@@ -113,7 +113,6 @@ class _Measuring(NamedTuple):
             return ProfileOutcome(found.name, None, None, refused=why)
 
     def _outcome(self, found: Found, *, again: bool) -> ProfileOutcome:
-        self.progress(found.name, 0.0)
         model = self.solo.load(found)
         try:
             # Only now: which device it is, a runtime may know by its first worker.
@@ -133,6 +132,7 @@ class _Measuring(NamedTuple):
         spec, runtime = model.spec, self.solo.runtime
         if spec.decoupled:
             raise LoadFailed("a decoupled model answers any number of times: its runs have no usual length")
+        self.progress(spec.name, 0.0)
         shapes = {**self.said.get("", {}), **self.said.get(spec.name, {})}
         widths = widths_to_measure(runtime.all_units) if runtime.pinned else runtime.widths(model)
         self.solo.prepare(model, widths)
@@ -169,14 +169,13 @@ class _Measuring(NamedTuple):
 
 
 def shapes_said(texts: Sequence[str]) -> dict[str, dict[str, tuple[int, ...]]]:
-    """Shapes of rows by model and input, from MODEL:INPUT=3x224x224; every model where none is named."""
+    """Shapes of rows by model and input, from [MODEL=]INPUT:3,224,224; under no name, those for every model."""
     said: dict[str, dict[str, tuple[int, ...]]] = {}
     for text in texts:
-        name, equals, sizes = text.partition("=")
-        model, colon, tensor = name.partition(":")
-        words = sizes.split("x")
-        if not equals or not all(word.isdigit() and int(word) > 0 for word in words):
-            raise ConfigError("--shape", text, "write INPUT=3x224x224, or MODEL:INPUT=3x224x224")
-        key, one = (model, tensor) if colon else ("", model)
-        said.setdefault(key, {})[one] = tuple(int(word) for word in words)
+        name, colon, sizes = text.rpartition(":")
+        model, _, tensor = name.rpartition("=")
+        words = sizes.split(",")
+        if not colon or not tensor or not all(word.isdecimal() and int(word) > 0 for word in words):
+            raise ConfigError("--shape", text, "write INPUT:3,224,224, or MODEL=INPUT:3,224,224")
+        said.setdefault(model, {})[tensor] = tuple(int(word) for word in words)
     return said

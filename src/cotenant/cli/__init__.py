@@ -22,6 +22,7 @@ COMMANDS: Final = {
     "advise": ("advise",),
     "serve": ("serve",),
     "serve_profile": ("serve profile",),
+    "serve_plan": ("serve plan",),
     "load": ("load",),
     "softgpu": ("softgpu",),
     "study": ("replay", "simulate", "lab", "demo"),

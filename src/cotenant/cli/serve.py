@@ -25,7 +25,8 @@ def add_commands(commands: Any) -> None:
         about = f"port for {name} (default {port}; 0: one that is free; -1: none)"
         serve.add_argument(f"--{name}-port", type=int, default=port, metavar="PORT", help=about)
     add_runtime_flags(serve)
-    serve.add_argument("--policy", default="fifo", help="who runs when: fifo (default)")
+    policies = "dstack (default), fifo, temporal, fixed, triton, clipper, nexus or gslice"
+    serve.add_argument("--policy", default="dstack", help=f"who runs when: {policies}")
     serve.add_argument("--admit", default="deadline", help="who is taken: deadline (default) or anyone")
     serve.add_argument("--queue", type=int, default=8192, help="requests that may wait, over all models (default 8192)")
     serve.add_argument("--body", default="256MiB", metavar="SIZE", help="largest request (default 256MiB)")

@@ -17,9 +17,10 @@ def add_commands(commands: Any) -> None:
     profile = add_command(commands, "serve profile", about, _profile, json=True)
     profile.add_argument("models", nargs="+", metavar="MODELS", help=MODELS)
     profile.add_argument("--budget", default="20s", metavar="TIME", help="for each model (default 20s)")
-    shape = "of one row of an input, where the model leaves it open: [MODEL:]INPUT=3x224x224 (default: 64 for each)"
-    profile.add_argument("--shape", action="append", default=[], metavar="SHAPE", help=shape)
+    shape = "of one row, for inputs with free dimensions (default: 64 for each); may be repeated"
+    profile.add_argument("--shape", action="append", default=[], metavar="[MODEL=]INPUT:DIM,DIM", help=shape)
     profile.add_argument("--again", action="store_true", help="measure also what has a profile")
+    profile.add_argument("--plot", default="", metavar="FILE", help="also draw the curves, into a .svg or .html file")
     add_runtime_flags(profile)
 
 
@@ -32,11 +33,18 @@ def _profile(options: argparse.Namespace) -> int:
 
     given = {name: getattr(options, name) for name in ProfileArguments.__struct_fields__}
     given |= {"models": tuple(options.models), "shape": tuple(options.shape)}
-    console = Console()
+    draw = None
+    if options.plot:
+        from cotenant.apps.serve_profile_plots import plotter
+
+        draw = plotter(options.plot)
     with measuring(Console(stderr=True), say) as progress:
         outcomes = profile_models(ProfileArguments(**given), find(options)[1], load(options)[1], say, progress)
+    if draw is not None:
+        draw(outcomes)
+        say(f"written: {options.plot}")
     if options.json:
         print_json(profiles_json(outcomes))
     else:
-        show_profiles(console, outcomes)
+        show_profiles(Console(), outcomes)
     return 0 if any(one.profiled is not None for one in outcomes) else 1

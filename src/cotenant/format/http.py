@@ -55,6 +55,8 @@ class HttpRequest(NamedTuple):
 
     head: Head
     body: memoryview
+    in_room_bytes: int = 0
+    """What it had of the room until it was taken up: nothing, if it came whole."""
 
 
 @functools.lru_cache(_HEADS_KEPT)
@@ -130,8 +132,6 @@ class HttpReader:
         self._limit = body_limit_bytes
         self._room = room or Room(1 << 62)
         self._ready: deque[HttpRequest] = deque()
-        self._in_pieces: deque[int] = deque()
-        """Of each request in `_ready`, what it has of the room: nothing, if it came whole."""
         self._buffer = b""
         self._head: Head | None = None
         self._parts: list[bytes] = []
@@ -173,8 +173,10 @@ class HttpReader:
         """The next request that is complete."""
         if not self._ready:
             return None
-        self._room.give(self._in_pieces.popleft())
-        return self._ready.popleft()
+        request = self._ready.popleft()
+        if request.in_room_bytes:
+            self._room.give(request.in_room_bytes)
+        return request
 
     @property
     def waiting(self) -> int:
@@ -188,9 +190,8 @@ class HttpReader:
 
     def close(self) -> None:
         """Nobody will ask for more: let go of the room."""
-        self._room.give(self._held + sum(self._in_pieces))
+        self._room.give(self._held + sum(one.in_room_bytes for one in self._ready))
         self._held = 0
-        self._in_pieces.clear()
         self._ready.clear()
 
     def _read_head(self, data: bytes, place: int) -> int:
@@ -208,7 +209,6 @@ class HttpReader:
             raise HttpError(413, f"a body may have {self._limit} bytes, this one has {length}")
         if length >= 0 and len(data) >= stop:  # the usual case: one request, whole
             self._ready.append(HttpRequest(head, memoryview(data)[begin:stop]))
-            self._in_pieces.append(0)
             return stop
         self._head = head
         self._begun += 1
@@ -274,8 +274,7 @@ class HttpReader:
     def _complete(self) -> None:
         assert self._head is not None
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-        self._ready.append(HttpRequest(self._head, memoryview(body)))
-        self._in_pieces.append(self._held)
+        self._ready.append(HttpRequest(self._head, memoryview(body), self._held))
         self._held = 0
         self._head = None
         self._parts = []

@@ -8,13 +8,12 @@ import msgspec
 
 from cotenant.domain.instant import Duration
 from cotenant.domain.runtimes import RunTime, RunTimes
-from cotenant.domain.value import Value
 from cotenant.errors import ConfigError
 
 VERSION: Final = 1
 
 
-class Profiled(Value, frozen=True, forbid_unknown_fields=True):
+class Profiled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What the runs of one model took on one device."""
 
     model: str

@@ -38,8 +38,10 @@ from cotenant.policy.schedule import SERVE_POLICIES
 _RETRY_UNKNOWN_NS: Final = 1_000_000_000
 """What is said where nothing better is known: come again in a second."""
 _LAG_UP: Final = 4
-_LAG_DOWN: Final = 128
-"""A quarter of the way up, a 128th down: settles near what one run in thirty exceeds. Our choice."""
+_LAG_DOWN: Final = 64
+"""A quarter of the way up, a 64th down: settles near what one run in fifteen exceeds. Our choice."""
+_LAG_HALVES_NS: Final = 100_000_000
+"""Without a run for so long, half of it is forgotten: what keeps all runs away must not be believed for ever."""
 
 
 class ServerSettings(Value, frozen=True):
@@ -49,7 +51,7 @@ class ServerSettings(Value, frozen=True):
     """Of the device: cores of this machine, or 100 for the percent of a GPU."""
     pinned: bool = True
     """Whether a unit is a core, of which a run is given certain ones."""
-    schedule: str = "fifo"
+    schedule: str = "dstack"
     admit: str = "deadline"
     requests_limit: int = 8192
     """That may wait, over all models."""
@@ -62,15 +64,21 @@ class _Running(NamedTuple):
 
 
 class _Lag:
-    """What passes between a run's end and word of it: quick to rise, slow to fall."""
+    """What passes between a run's end and word of it: quick to rise, slow to fall, and forgotten without runs."""
 
-    __slots__ = ("high_ns",)
+    __slots__ = ("_at", "_high_ns")
 
     def __init__(self) -> None:
-        self.high_ns: Duration = 0
+        self._high_ns: Duration = 0
+        self._at: Instant = 0
 
-    def add(self, lag_ns: Duration) -> None:
-        self.high_ns += (lag_ns - self.high_ns) // (_LAG_UP if lag_ns > self.high_ns else _LAG_DOWN)
+    def add(self, lag_ns: Duration, now: Instant) -> None:
+        self._at = now
+        self._high_ns += (lag_ns - self._high_ns) // (_LAG_UP if lag_ns > self._high_ns else _LAG_DOWN)
+
+    def high_ns(self, now: Instant) -> Duration:
+        halvings = (now - self._at) // _LAG_HALVES_NS
+        return self._high_ns >> halvings if halvings < 32 else 0
 
 
 class ServerMachine:
@@ -206,7 +214,7 @@ class ServerMachine:
         free = self._free_units
         free_at = now if free else min((run.expected_end for run in runs), default=now)
         all_units = self.settings.units
-        return View(self._busy.values(), free, all_units, free_at, now, self._everyone, runs, self._lag.high_ns)
+        return View(self._busy.values(), free, all_units, free_at, now, self._everyone, runs, self._lag.high_ns(now))
 
     def _refuse(
         self, actions: list[ServerAction], request: int, why: Refusal, detail: str, retry_after_ns: Duration = 0
@@ -226,7 +234,7 @@ class ServerMachine:
         self._free_units += run.units
         self._free_cores = sorted((*self._free_cores, *cores))
         lane.running -= 1
-        self._lag.add(max(now - run.began - event.took_ns, 0))
+        self._lag.add(max(now - run.began - event.took_ns, 0), now)
         if not event.failed and (run.units or not lane.measured):  # how much an unshared one had is not known
             lane.learn(run.rows, run.units or self.settings.units, event.took_ns)
         late = sum(NEVER != deadline < now for deadline in deadlines)

@@ -56,7 +56,7 @@ class Course(msgspec.Struct, frozen=True):
 
 FULL: Final = {
     "onnx-cpu": Course(),
-    "replay": Course(rounds=1, cell_ns=3 * SECOND_NS, warm_ns=SECOND_NS, profile_time="10s"),
+    "replay": Course(rounds=1, cell_ns=3 * SECOND_NS, warm_ns=SECOND_NS, profile_time="20s"),
 }
 QUICK: Final = Course(
     rounds=1,

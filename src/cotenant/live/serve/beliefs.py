@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from cotenant.format.serveplan import plan_tree
 from cotenant.machine.server import ServerMachine
 
 
@@ -28,6 +29,6 @@ def beliefs_of(machine: ServerMachine) -> dict[str, Any]:
         "policy": settings.schedule,
         "units": settings.units,
         "percent": not settings.pinned,
-        "plan": machine.plan(),
+        "plan": plan_tree(machine.plan()),
         "models": models,
     }

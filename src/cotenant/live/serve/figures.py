@@ -54,7 +54,10 @@ class ModelFigures:
         """A run has ended well."""
         self.runs += 1
         self.rows += rows
-        self.batches.setdefault(rows, Sum()).add(took_ns)
+        alike = self.batches.get(rows)
+        if alike is None:
+            alike = self.batches[rows] = Sum()
+        alike.add(took_ns)
 
     def statistics(self, name: str, version: str, last_unix_ms: int) -> dict[str, object]:
         """As the protocol shows it; what is prepared before and after a run is counted as part of the run."""

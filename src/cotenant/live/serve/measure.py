@@ -179,8 +179,8 @@ def shape_of_row(
     if wanted is None:
         return tuple(FREE_DIMENSION if one < 0 else one for one in inner)
     if len(wanted) != len(inner) or any(one >= 0 and one != two for one, two in zip(inner, wanted, strict=True)):
-        shown = "x".join(map(str, wanted))
-        raise ConfigError("--shape", f"{name}={shown}", f"does not fit {list(inner)}, the shape of one row")
+        shown = ",".join(map(str, wanted))
+        raise ConfigError("--shape", f"{name}:{shown}", f"does not fit {list(inner)}, the shape of one row")
     return wanted
 
 
@@ -205,13 +205,19 @@ def measure(
     budget_ns: Duration,
     progress: Progress,
 ) -> Samples:
-    """Turn after turn over all sizes until the time is spent; a size too slow for the time left is passed over."""
+    """Turn after turn over all sizes until the time is spent; a size too slow for the time left is passed over.
+
+    What must be started for a width is, before the time counts: a run of the smallest size on each.
+    """
+    fed = {rows: inputs(rows) for rows in batches}
+    for units in widths:
+        bench.alone(fed[batches[0]], batches[0], units)
     began = monotonic_ns()
     end = began + budget_ns
     cells = [(units, rows) for rows in _outer_first(batches) for units in _outer_first(widths)]
     alone, company = _Taken(), _Taken()
-    fed = {rows: inputs(rows) for rows in batches}
     known: dict[tuple[int, int], Duration] = {}
+    turn_ns = min(_TURN_NS, budget_ns // (4 * len(cells)))
     turn = 0
     while True:
         did = False
@@ -220,20 +226,19 @@ def measure(
             progress(min((now - began) / budget_ns, 1.0))
             units, rows = cell
             left_ns = end - now
-            expected_ns = _expected(known, cell)
-            if known and (left_ns < expected_ns * (_LEAST_RUNS + (cell not in known))):
+            needed_ns = _expected(known, cell) * (_LEAST_RUNS + (cell not in known))
+            # Once, whatever is short is measured: a machine that stands still for a moment must not leave it out.
+            if needed_ns > left_ns and (turn or needed_ns > budget_ns // len(cells)):
                 continue
             if alone.count(cell) + company.count(cell) >= _MOST_RUNS:
                 continue
             did = True
-            until = min(now + _TURN_NS, end)
+            until = min(now + turn_ns * bool(turn), end)  # the first turn only sees that each is known
             if turn % 2 and (found := bench.in_company(fed[rows], rows, units, until)):
                 company.add(cell, found)
                 continue
             took = [bench.alone(fed[rows], rows, units)]  # warms up: what it found in the caches was another size's
             while len(took) <= _LEAST_RUNS or (monotonic_ns() < until and len(took) < _MOST_RUNS):
-                if len(took) > 1 and monotonic_ns() >= end:
-                    break
                 took.append(bench.alone(fed[rows], rows, units))
             alone.add(cell, took[1:])
             known[cell] = min(took)

@@ -37,6 +37,8 @@ class Repository:
         self._paths = paths
         self._cores = cores
         self._runtime = CpuRuntime(cores) if runtime is None else runtime
+        self.otherwise: set[str] = set()
+        """Models that were loaded by a config of Triton of which not all is done."""
 
     def scan(self) -> dict[str, Found]:
         """What is there now, by name; of two of one name the first counts."""
@@ -54,6 +56,8 @@ class Repository:
             raise LoadFailed(found.broken)
         config = _own_config(found.config)
         triton = None if found.triton is None else _triton_config(found.triton)
+        if triton is not None and triton.differences:
+            self.otherwise.add(found.name)
         elsewhere = self._runtime.load(found, config, triton)
         if elsewhere is not None:
             return elsewhere

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import resource
 import signal
 import socket
 import ssl
@@ -34,6 +35,7 @@ _SWITCH_INTERVAL_S: Final = 0.0005
 _KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
 """In seconds and tries: a client whose machine is gone is noticed after two minutes."""
 _FEEL_S: Final = 0.25
+_OTHER_FILES: Final = 512
 OFF: Final = -1
 
 
@@ -74,6 +76,10 @@ Tell = Callable[[str], None]
 def serve(options: ServeOptions, say: Tell, ready: Callable[[Listening, Sequence[str]], None]) -> int:
     """Serve until told to stop; `ready` is called once with the ports and the models. Returns the exit code."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    wanted = len(Listening._fields) * options.limits.connections + _OTHER_FILES
+    allowed = allow_files(wanted)
+    if allowed < wanted:
+        say(f"this process may open {allowed} files: fewer clients at once than --connections says (see ulimit -n)")
     main = _Server(options, say, ready).run()
     try:
         import uvloop  # noqa: PLC0415  quicker by far, yet nothing depends on it
@@ -99,9 +105,23 @@ class _Profiles:
         return None if known is None else known.times
 
 
+def allow_files(wanted: int) -> int:
+    """Have so many files open, connections among them, as far as we may; returns how many that is."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return wanted
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return allowed
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
 def _without_profile(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-    return f"no profile of {shown}: what runs take is learned from them; `cotenant serve profile MODELS` measures it"
+    learned = "what runs take is learned from them; `cotenant serve profile MODELS` measures it"
+    return f"no profile of {_some(names)}: {learned}"
 
 
 class _Server:
@@ -119,7 +139,8 @@ class _Server:
         limits, runtime = options.limits, options.runtime
         engine = Engine(options.settings, runtime, loop, limits.held_bytes, options.spans, always=options.always_spans)
         profiles = _Profiles(ProfileCache(options.profiles, self._say), runtime)
-        site = Site(engine, Repository(options.models, options.cores, runtime), runtime.all_units, profiles.of)
+        repository = Repository(options.models, options.cores, runtime)
+        site = Site(engine, repository, runtime.all_units, profiles.of)
         http = HttpServing(site, limits, lambda: exposition(site, clients()))
         grpc = GrpcServing(site, limits.body_bytes, limits.held_bytes, limits.connections)
         figures = HttpServing(site, limits, http.metrics, figures_only=True)
@@ -145,6 +166,9 @@ class _Server:
         refused = await site.load_all()
         for reason in refused.values():
             self._say(reason)
+        if repository.otherwise:
+            some = _some(sorted(repository.otherwise))
+            self._say(f"not all is done that config.pbtxt of {some} asks: `cotenant serve MODELS --import` names it")
         if profiles.missing:
             self._say(_without_profile(profiles.missing))
         gc.collect()

@@ -1,19 +1,22 @@
 """How does one model run at any number of cores with one copy of its weights? Sessions that map the same file.
 
 ONNX Runtime fixes the threads of a session when it is made, and packs the weights for its kernels in each session
-anew. So the model is optimised once, written with its weights as the kernels want them, and every session maps that
-file: the system keeps one copy of its pages, whatever the number of sessions (docs/decisions/0023). A session of one
-thread has no pool and may be run by many at once; one of more is lent to one run at a time, because runs of one pool
-would be given each other's cores.
+anew. So when a second session is needed the model is written once, optimised and with its weights as the kernels want
+them, and every session maps that file: the system keeps one copy of its pages, whatever the number of sessions
+(docs/decisions/0023). A session of one thread has no pool and may be run by many at once; one of more is lent to one
+run at a time, because runs of one pool would be given each other's cores.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import fcntl
 import os
 import shutil
 import tempfile
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -23,6 +26,7 @@ from cotenant.live.serve.model import LoadFailed
 UNSHARED: Final = 0
 """The width of a run that has all cores, and others on them as well."""
 _PREFIX: Final = "cotenant-weights-"
+_GRAPH: Final = "model.onnx"
 _KEPT_INSIDE_BYTES: Final = 1024
 """Weights smaller than this stay in the graph's own file: a page would be lost for each."""
 
@@ -45,17 +49,22 @@ class Sessions:
     """All sessions of one loading of a model."""
 
     def __init__(self, path: Path, cores: Sequence[int]) -> None:
-        """Optimise and map a model; the numbers of the cores are the machine's own."""
+        """Open the one of one thread, which is all that many a model needs; the cores are the machine's own numbers."""
+        self._path = path
         self._cores = tuple(cores)
         self._lock = threading.Lock()
+        self._mapping = threading.Lock()
+        self._opening = threading.Lock()
+        self._is_mapped = False
+        self._folder: Path | None = None
+        self._forget: weakref.finalize[..., Sessions] | None = None
+        self._closed = False
         self._idle: dict[int, list[_Pool]] = {}
         self._pinned: dict[int, int] = {}  # the core of each thread of a pool
-        self._folder: Path | None = None
-        self._path = path
-        self.takes: tuple[Node, ...] = ()
-        self.gives: tuple[Node, ...] = ()
-        self._alone = self._map(path)
         self._unshared: Any = None
+        self._alone = _session(path, _options(1))
+        sides = (self._alone.get_inputs(), self._alone.get_outputs())
+        self.takes, self.gives = (tuple(Node(one.name, one.type, tuple(one.shape)) for one in side) for side in sides)
 
     @contextlib.contextmanager
     def on(self, cores: Sequence[int]) -> Iterator[Any]:
@@ -83,22 +92,25 @@ class Sessions:
         return self._alone
 
     def prepare(self, widths: Sequence[int]) -> None:
-        """Have a session for each of these at hand, so that no run waits for it."""
-        for width in widths:
-            if width == UNSHARED:
-                self._shared_by_all()
-            elif width > 1 and not self._idle.get(width):
-                pool = self._open(width)
-                with self._lock:
-                    self._idle.setdefault(width, []).append(pool)
+        """Have a session for each of these at hand, so that no run waits for it; what cannot be, its run will tell."""
+        with contextlib.suppress(LoadFailed):  # as when the model is let go of meanwhile
+            for width in widths:
+                if width == UNSHARED:
+                    self._shared_by_all()
+                elif width > 1 and not self._idle.get(width) and not self._closed:
+                    pool = self._open(width)
+                    with self._lock:
+                        self._idle.setdefault(width, []).append(pool)
 
     def close(self) -> None:
         """Let go of the sessions and of the file."""
         with self._lock:
+            self._closed = True
             self._idle.clear()
             self._alone = self._unshared = None
-        if self._folder is not None:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+        if self._forget is not None:
+            self._forget()
 
     def _take(self, width: int) -> _Pool:
         with self._lock:
@@ -108,62 +120,56 @@ class Sessions:
         return self._open(width)
 
     def _shared_by_all(self) -> Any:
-        with self._lock:
+        with self._opening:  # whoever else comes waits for it
             if self._unshared is None:
                 self._unshared = self._open(len(self._cores)).session
             return self._unshared
 
-    def _map(self, path: Path) -> Any:
-        """Open it as it is, and leave its optimised form where others map it; without, each has its own copy."""
-        folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=_disk()))
-        options = _options(1)
-        options.optimized_model_filepath = str(folder / "model.onnx")
-        for key, value in (
-            ("optimized_model_external_initializers_file_name", "weights"),
-            ("optimized_model_external_initializers_min_size_in_bytes", str(_KEPT_INSIDE_BYTES)),
-            ("save_external_prepacked_constant_initializers", "1"),
-        ):
-            options.add_session_config_entry(f"session.{key}", value)
-        try:
-            self._look_at(_session(path, options))
-            self._folder, self._path = folder, folder / "model.onnx"
-            return self._open(1).session
-        except LoadFailed:
-            shutil.rmtree(folder, ignore_errors=True)
-            self._folder, self._path = None, path
-        session = _session(path, _options(1))
-        self._look_at(session)
-        return session
-
-    def _look_at(self, session: Any) -> None:
-        """The session is not kept: it has weights of its own."""
-        sides = (session.get_inputs(), session.get_outputs())
-        self.takes, self.gives = (tuple(Node(one.name, one.type, tuple(one.shape)) for one in side) for side in sides)
-
     def _open(self, width: int) -> _Pool:
-        options = _options(width)
-        if self._folder is not None:
-            import onnxruntime  # noqa: PLC0415  an optional package, and slow to import
-
-            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        with self._named() as name:
-            session = _session(self._path, options)
+        self._map()
+        folder = self._folder
+        options = _options(width) if folder is None else _mapped_options(width)
+        with _named() as name:
+            session = _session(self._path if folder is None else folder / _GRAPH, options)
             threads = _threads_named(name) if width > 1 else ()
         for thread in threads:
             os.sched_setaffinity(thread, self._cores)
+        _give_back()
         return _Pool(session, threads)
 
-    @contextlib.contextmanager
-    def _named(self) -> Iterator[str]:
-        """Threads begin with the name of the one that made them: so those of a pool are told from all others."""
-        own = Path(f"/proc/self/task/{threading.get_native_id()}/comm")
-        name = f"pool-{id(self) & 0xFFFFF:x}-{threading.get_native_id() & 0xFFFF:x}"[:15]
-        before = own.read_text()
-        own.write_text(name)
-        try:
-            yield name
-        finally:
-            own.write_text(before)
+    def _map(self) -> None:
+        """Before the second session: write the optimised model, which all map from now on; if it must be, without."""
+        with self._mapping:
+            if self._is_mapped:
+                return
+            self._is_mapped = True
+            folder, lock = _new_folder()
+            try:
+                _session(self._path, _writing_options(folder))
+                alone = _session(folder / _GRAPH, _mapped_options(1))
+            except LoadFailed:  # a model that cannot be written, or a full disk: each session has its own copy
+                _remove(folder, lock)
+                return
+            with self._lock:
+                closed = self._closed
+                if not closed:
+                    self._folder, self._alone = folder, alone
+                    self._forget = weakref.finalize(self, _remove, folder, lock)  # also when the process ends
+            if closed:
+                _remove(folder, lock)
+
+
+@contextlib.contextmanager
+def _named() -> Iterator[str]:
+    """Threads begin with the name of the one that made them: so those of a pool are told from all others."""
+    own = Path(f"/proc/self/task/{threading.get_native_id()}/comm")
+    name = f"pool-{threading.get_native_id()}"
+    before = own.read_text()
+    own.write_text(name)
+    try:
+        yield name
+    finally:
+        own.write_text(before)
 
 
 def _threads_named(name: str) -> tuple[int, ...]:
@@ -177,13 +183,34 @@ def _threads_named(name: str) -> tuple[int, ...]:
 
 
 def _options(threads: int) -> Any:
-    import onnxruntime  # noqa: PLC0415  as above
+    import onnxruntime  # noqa: PLC0415  an optional package, and slow to import
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options
+
+
+def _writing_options(folder: Path) -> Any:
+    options = _options(1)
+    options.optimized_model_filepath = str(folder / _GRAPH)
+    for key, value in (
+        ("optimized_model_external_initializers_file_name", "weights"),
+        ("optimized_model_external_initializers_min_size_in_bytes", str(_KEPT_INSIDE_BYTES)),
+        ("save_external_prepacked_constant_initializers", "1"),
+    ):
+        options.add_session_config_entry(f"session.{key}", value)
+    return options
+
+
+def _mapped_options(threads: int) -> Any:
+    """What is written is optimised already."""
+    import onnxruntime  # noqa: PLC0415  as above
+
+    options = _options(threads)
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     return options
 
 
@@ -201,10 +228,34 @@ def _disk() -> str:
     return next((one for one in ("/var/tmp",) if os.access(one, os.W_OK)), tempfile.gettempdir())  # noqa: S108
 
 
+def _give_back() -> None:
+    """To open a session takes as much memory as the weights, for a while; the C library would keep it for later."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+    if trim is not None:
+        trim(0)
+
+
+def _new_folder() -> tuple[Path, int]:
+    """A folder, and the lock on it by which others see that it is in use: process numbers mean nothing elsewhere."""
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_disk()))
+    lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    return folder, lock
+
+
+def _remove(folder: Path, lock: int) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    os.close(lock)
+
+
 def sweep() -> None:
-    """Remove what processes left that could not clean up behind themselves."""
+    """Remove what processes left that were killed."""
     for folder in Path(_disk()).glob(f"{_PREFIX}*"):
-        owner = folder.name.removeprefix(_PREFIX).partition("-")[0]
         with contextlib.suppress(OSError):
-            if folder.stat().st_uid == os.geteuid() and owner.isdigit() and not Path(f"/proc/{owner}").exists():
-                shutil.rmtree(folder, ignore_errors=True)
+            lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.fstat(lock).st_uid == os.geteuid():
+                    shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)

@@ -22,7 +22,9 @@ _FACTOR_GAIN: Final = 1 / 8
 _POINT_GAIN: Final = 1 / 64
 """Of each outcome, for its own point of the curve, once that has been seen as often. Our choice."""
 _SURPRISE_LIMIT: Final = math.log(8)
-"""One run that took a thousand times as long was stopped by something else: it counts as eight times."""
+"""As how many times as long as was believed a run counts at most."""
+_LONE_LIMIT: Final = math.log(1.5)
+"""And one whose forerunner was no such surprise: something stopped it, or the next will tell. Our choice."""
 _EXCEEDED: Final = 0.01
 _SPREAD_STEP: Final = 0.1
 """By which what is rarely exceeded rises when it is, as a logarithm. Our choice."""
@@ -139,7 +141,7 @@ class _Curve:
 class ServiceTimes:
     """What runs of one model take, by their units and rows."""
 
-    __slots__ = ("_curves", "_drift", "_factor", "_known", "_level", "_me", "_spread", "widths")
+    __slots__ = ("_curves", "_drift", "_factor", "_known", "_last", "_level", "_me", "_spread", "widths")
 
     def __init__(self, times: RunTimes | None = None, units: int = 1, drift: Drift | None = None) -> None:
         """Believe a profile, or nothing yet."""
@@ -149,6 +151,7 @@ class ServiceTimes:
         self._level = self._drift.level
         self._factor = 0.0
         self._spread = 0.0
+        self._last = 0.0  # by how much the run before was a surprise
         self._curves: dict[int, _Curve] = {}
         self._known: dict[tuple[int, int], tuple[Duration, Duration]] = {}
         trusted = round(1 / _POINT_GAIN)
@@ -192,7 +195,9 @@ class ServiceTimes:
             if gain == 1:  # a size that never ran: all of it is news of that size
                 curve.move(place, math.exp(surprise))
             else:
-                surprise = min(max(surprise, -_SURPRISE_LIMIT), _SURPRISE_LIMIT)
+                limit = _SURPRISE_LIMIT if self._last * surprise > _LONE_LIMIT * abs(surprise) else _LONE_LIMIT
+                self._last = surprise
+                surprise = min(max(surprise, -limit), limit)
                 curve.move(place, math.exp(gain * surprise))
                 self._factor = before + _FACTOR_GAIN * (1 - gain) * surprise
                 drift.say(self._me, before, self._factor)

@@ -10,10 +10,12 @@ from cotenant.policy.schedule.right_size import Size, batches
 
 FAR: Final = 1 << 62
 """Later than anything."""
-WASTE: Final = 1.3
+_ROWS: Final = 20
+_LEAST_NS: Final = 150_000_000
+"""A rate is counted over about so many rows, for no less than this and no more than a second. Our choice."""
+LEAST: Final = 1.05
+WASTE: Final = 1.1
 """When the device is short, a run is made wider to be in time only if it takes no more than this of it. Our choice."""
-HOLD: Final = 0.3
-"""Of the time that a full batch leaves before its deadline, so much may go to filling it. Our choice."""
 
 
 class Book:
@@ -28,7 +30,7 @@ class Book:
             "budget_ns",
             "cap",
             "credit",
-            "hold_ns",
+            "instances",
             "knee",
             "lane",
             "lasts_ns",
@@ -36,7 +38,7 @@ class Book:
             "planned_ns",
             "thrift",
         ),
-        *("part", "rate", "rates", "units", "widest", "widths"),
+        *("part", "rate", "rates", "row_ns", "single", "units", "widest", "widths"),
     )
 
     def __init__(self, lane: Lane, all_units: int) -> None:
@@ -47,14 +49,16 @@ class Book:
         self.units = self.knee
         self.widest = self.widths[-1]
         self.batch = 1
+        self.instances = lane.spec.instances
+        self.single = not lane.spec.max_batch
         self.cap = max(lane.spec.max_batch, 1)
-        self.hold_ns: Duration = 0
         self.budget_ns: Duration = FAR
         self.own_units: float = FAR
         self.thrift = False
         self.lasts_ns: Duration = 0
         self.planned_ns: Duration = 0
         self.rate = 0.0
+        self.row_ns: Duration = 0
         self.asked: dict[int, int] = {}
         self.rates: dict[int, float] = {}
         self.part: dict[int, float] = {}
@@ -66,9 +70,8 @@ class Book:
         """Note what was asked for since the last time."""
         for priority, rows in self.lane.asked.items():
             if since_ns:
-                came = (rows - self.asked.get(priority, 0)) * SECOND_NS / since_ns
-                before = self.rates.get(priority)
-                self.rates[priority] = came if before is None else (before + came) / 2
+                came = rows - self.asked.get(priority, 0)
+                self.rates[priority] = _moved(self.rates.get(priority, 0.0), came, since_ns)
             self.asked[priority] = rows
         self.rate = sum(self.rates.values())
 
@@ -79,25 +82,23 @@ class Book:
             return
         self.batch, self.units = size.rows, size.units
         self.cap = max(spec.max_batch, 1)
-        self.hold_ns = 0
         self.budget_ns = FAR
         self.widest = self.widths[-1]
         self.thrift = used > 0.7
         self.lasts_ns = size.high_ns
-        self.planned_ns = size.high_ns if self.thrift else 0
+        self.row_ns = size.high_ns // size.rows
+        self.planned_ns = 0
         if self.thrift:
-            most = WASTE * size.units * size.typical_ns
+            most = max(LEAST, WASTE / used) * size.units * size.typical_ns
             self.widest = max(
                 one for one in self.widths if one == size.units or one * self.typical_ns(size.rows, one) <= most
             )
+            self.planned_ns = self.high_ns(size.rows, self.widest)
         if spec.slo_ns:
             fitting = [one for one in batches(self.cap) if 2 * self.high_ns(one, size.units) <= spec.slo_ns]
             self.cap = max((*fitting, size.rows))
             if self.rate:
                 self.budget_ns = max(spec.slo_ns - self.high_ns(1, size.units), 0)
-                assembly_ns = (size.rows - 1) * SECOND_NS / self.rate
-                short = min(max((used - 0.5) * 2, 0.0), 1.0)
-                self.hold_ns = int(min(assembly_ns, max(spec.slo_ns - size.high_ns, 0) * HOLD) * short)
 
     def typical_ns(self, rows: int, units: int) -> Duration:
         """What a run takes."""
@@ -118,3 +119,10 @@ class Book:
         """Its runs are believed to take another time than before."""
         self._typical_ns.clear()
         self._high_ns.clear()
+
+
+def _moved(rate: float, came: int, since_ns: Duration) -> float:
+    """A rate after so much more came: the fewer come, the longer it takes to believe that they are more or less."""
+    memory_ns = min(max(_ROWS * SECOND_NS / rate if rate else 0.0, _LEAST_NS), SECOND_NS)
+    part = since_ns / (since_ns + memory_ns)
+    return rate + part * (came * SECOND_NS / since_ns - rate)

@@ -6,18 +6,20 @@ from bisect import insort
 from collections.abc import Sequence
 from typing import Final
 
-from cotenant.domain.instant import MILLISECOND_NS, NEVER, SECOND_NS, Instant
+from cotenant.domain.instant import MILLISECOND_NS, NEVER, SECOND_NS, Duration, Instant
 from cotenant.domain.lane import Ended, Foreseen, GiveUp, Hold, Lane, Launch, View
 from cotenant.domain.serveplan import ServePlan
 from cotenant.domain.serving import Waiting
 from cotenant.policy.schedule.book import FAR, Book
 from cotenant.policy.schedule.forecast import Forecast
-from cotenant.policy.schedule.order import Doomed, End, Order, Queue, Start, limit
+from cotenant.policy.schedule.order import Doomed, End, Order, Queue, Start, limit, urgency
 from cotenant.policy.schedule.scoreboard import Demand, Scoreboard, parts
-from cotenant.policy.schedule.session import Planned, choose, plan_of, session_ns, used
+from cotenant.policy.schedule.session import Planned, choose, plan_of, used
 
-_REPLAN_NS: Final = 250 * MILLISECOND_NS
-"""A plan stands for a session, and no less than this. Our choice: load is counted over as long."""
+_REPLAN_NS: Final = 100 * MILLISECOND_NS
+"""So often is load counted and the plan made anew. Our choice."""
+_LAG_PART: Final = 0.25
+"""Of the shortest objective, so much at most is kept for lags: the rest would be no time to serve. Our choice."""
 _FULL: Final = 0.95
 """So much of the device is shared out when there is not enough for all: the rest is lost between runs. Our choice."""
 
@@ -34,6 +36,11 @@ class Dstack:
         self._planned_at: Instant = NEVER
         self._replan_at: Instant = NEVER
         self._used = 0.0
+        self._lag_limit_ns: Duration = FAR
+        self._spare_ns: Duration = 0
+        self._seen: dict[int, Instant] = {}
+        self._ends: list[End] | None = None
+        self._held: dict[int, int] | None = None
 
     def next(self, view: View) -> Launch | GiveUp | Hold | None:
         """The most urgent that has units and time."""
@@ -41,18 +48,24 @@ class Dstack:
             self._replan(view)
         if not view.free_units:
             return None
-        held = _held(view)
+        held = self._held_units(view)
         queues = [Queue(self._book(lane, view), lane.waiting, held.get(lane.key, 0)) for lane in view.lanes]
+        if len(queues) > 1:
+            queues.sort(key=urgency)
         order = self._order(view, idle=len(queues) == 1 and self._used < 0.5)
         found = order.pick(queues)
+        self._seen.clear()
         if isinstance(found, Start):
+            self._ends = self._held = None
             return Launch(found.queue.book.lane.key, found.requests, found.rows, found.units)
         if isinstance(found, Doomed):
             return GiveUp(found.queue.book.lane.key, found.requests)
-        return None if order.wake == FAR else Hold(order.wake)
+        return None
 
     def ended(self, run: Ended, view: View) -> None:
         """What it took counts for whose it was."""
+        self._seen.clear()
+        self._ends = self._held = None
         self._board.add(run.key, (run.units or view.all_units) * run.took_ns)
         book = self._books.get(run.key)
         if book is not None:
@@ -72,13 +85,32 @@ class Dstack:
             book.credit[asked.priority] = min(book.credit.get(asked.priority, 0.0) + part, 2.0)
             if book.credit[asked.priority] < 1 and view.free_units < view.all_units:
                 return Foreseen(0, "more is asked for than the device can do, and this model has its part of it")
-        finish = self._look(asked, lane, view)
+        finish = self._expected(asked, book, view)
         if finish <= limit(asked) and part < 1:
             book.credit[asked.priority] = max(book.credit[asked.priority] - 1, 0.0)
         return Foreseen(max(finish - view.now, 0))
 
+    def _expected(self, asked: Waiting, book: Book, view: View) -> Instant:
+        """By a look ahead; or by the last one, if nothing began or ended since and it left no doubt."""
+        key = book.lane.key
+        last = self._seen.get(key)
+        if last is not None:
+            if last > limit(asked):
+                return last
+            cost_ns = asked.rows * book.row_ns
+            spec = book.lane.spec
+            usual = asked.deadline - asked.since == spec.slo_ns and asked.priority == spec.priority
+            if usual and cost_ns <= self._spare_ns:
+                self._spare_ns -= cost_ns
+                return last
+        elif not self._seen:
+            self._spare_ns = FAR
+        finish = self._seen[key] = self._look(asked, book.lane, view)
+        return finish
+
     def _look(self, asked: Waiting, lane: Lane, view: View) -> Instant:
         ahead = self._forecast(asked, lane, view)
+        self._spare_ns = min(ahead.spare_ns // 2, self._spare_ns)
         if ahead.late_ns and ahead.late_ns > self._forecast(None, lane, view).late_ns:
             return max(ahead.finish, limit(asked) + ahead.late_ns)
         return ahead.finish
@@ -86,7 +118,7 @@ class Dstack:
     def _forecast(self, asked: Waiting | None, lane: Lane, view: View) -> Forecast:
         queues = []
         own = asked
-        held = _held(view)
+        held = self._held_units(view)
         for one in view.lanes:
             waiting: Sequence[Waiting] = one.waiting
             if one.key == lane.key and own is not None:
@@ -96,6 +128,7 @@ class Dstack:
             queues.append(Queue(self._book(one, view), waiting, held.get(one.key, 0)))
         if own is not None:
             queues.append(Queue(self._book(lane, view), [own], held.get(lane.key, 0)))
+        queues.sort(key=urgency)
         ahead = Forecast(self._order(view, idle=False), queues, asked)
         ahead.run()
         return ahead
@@ -108,6 +141,14 @@ class Dstack:
 
     def _order(self, view: View, *, idle: bool) -> Order:
         now = view.now
+        if self._ends is None or (self._ends and self._ends[0].at <= now):
+            self._ends = self._ends_of(view)
+        ends = self._ends.copy()
+        margin_ns = min(2 * view.lag_ns, self._lag_limit_ns)
+        return Order(now, view.free_units, ends, margin_ns, self._guarded, idle=idle)
+
+    def _ends_of(self, view: View) -> list[End]:
+        now = view.now
         ends = []
         for run in view.under_way:
             if run.units:
@@ -115,10 +156,18 @@ class Dstack:
                 doubt = book.high_ns(run.rows, run.units) - book.typical_ns(run.rows, run.units)
                 end = run.expected_end
                 if end <= now:  # overdue: the longer it is, the longer it may still be
-                    end = now + (now - run.began) // 16
+                    end = now + 1 + (now - run.began) // 16
                 ends.append(End(end, run.units, doubt**2, run.key))
         ends.sort()
-        return Order(now, view.free_units, ends, 2 * view.lag_ns, self._guarded, idle=idle)
+        return ends
+
+    def _held_units(self, view: View) -> dict[int, int]:
+        if self._held is None:
+            held: dict[int, int] = {}
+            for run in view.under_way:
+                held[run.key] = held.get(run.key, 0) + run.units
+            self._held = held
+        return self._held
 
     def _replan(self, view: View) -> None:
         now = view.now
@@ -133,10 +182,12 @@ class Dstack:
         for one in planned:
             self._books[one.lane.key].follow(one.size, self._used)
         self._share_out(planned, view.all_units)
+        slos = [lane.spec.slo_ns for lane in lanes if lane.spec.slo_ns]
+        self._lag_limit_ns = int(min(slos) * _LAG_PART) if slos else FAR
         self._guarded = [book for book in self._books.values() if book.budget_ns < FAR]
         self._plan = plan_of(objective, planned, view.all_units)
         self._planned_at = now
-        self._replan_at = now + max(session_ns(lanes), _REPLAN_NS)
+        self._replan_at = now + _REPLAN_NS
 
     def _share_out(self, planned: Sequence[Planned], all_units: int) -> None:
         """Where there is not enough for all, say what part of its requests each may bring."""
@@ -162,13 +213,6 @@ class Dstack:
                 self._books[key].part[priority] = units / asked
         for key, units in own.items():
             self._books[key].own_units = units
-
-
-def _held(view: View) -> dict[int, int]:
-    held: dict[int, int] = {}
-    for run in view.under_way:
-        held[run.key] = held.get(run.key, 0) + run.units
-    return held
 
 
 def _asked_units(book: Book, per_row: float) -> list[tuple[int, float]]:

@@ -67,7 +67,7 @@ def limit(one: Waiting) -> Instant:
 class Order:
     """Earliest deadline first, each at its units; who cannot start leaves room for those that do not delay it."""
 
-    __slots__ = ("books", "ends", "free", "idle", "margin_ns", "now", "wake")
+    __slots__ = ("books", "ends", "free", "idle", "margin_ns", "now")
 
     def __init__(
         self, now: Instant, free: int, ends: list[End], margin_ns: Duration, books: Sequence[Book], *, idle: bool
@@ -79,36 +79,41 @@ class Order:
         self.margin_ns = margin_ns
         self.books = books
         self.idle = idle
-        self.wake = FAR
 
     def pick(self, queues: Sequence[Queue]) -> Start | Doomed | None:
-        """The next thing to do at this instant; if there is none, `wake` says when to look again."""
-        self.wake = FAR
+        """The next thing to do at this instant, if there is any; otherwise something must end first.
+
+        The queues are those in which something waits, the most urgent first (`urgency`).
+        """
         if not self.free:
             return None
-        ready = [one for one in queues if one.first < len(one.waiting) and not _at_limit(one)]
-        if len(ready) > 1:
-            ready.sort(key=lambda one: due(one.waiting[one.first]) - one.book.lasts_ns)
         until, spare = FAR, FAR  # what those who cannot start leave to others: time, or units
-        for queue in ready:
+        for queue in queues:
+            book = queue.book
+            if book.instances and queue.running >= book.instances:
+                continue
             units = self._width(queue)
             if not units:
                 return Doomed(queue, self._doomed(queue))
-            if units <= self.free:
-                found = self._assemble(queue, units, FAR if units <= spare else until, ready)
-                if units < queue.book.units and self._wasteful(found):
-                    units = queue.book.units
-            if units > self.free:
+            found = self._fit(queue, units, FAR if units <= spare else until)
+            if found is None:
                 if until == FAR:
-                    until, spare = self._reservation(units)
+                    until, spare = self._reservation(max(units, book.units))
                 continue
-            delays = units > spare and self.now + queue.book.typical_ns(found.rows, units) > until
-            if not delays and self._within(found) and self._may_go(found):
+            delays = units > spare and self.now + book.typical_ns(found.rows, units) > until
+            if not delays and self._within(found):
                 return found
         return None
 
+    def _fit(self, queue: Queue, units: int, until: Instant) -> Start | None:
+        """A run on so many units; none if they are not free, or so few that it had better wait for more."""
+        if units > self.free:
+            return None
+        found = self._assemble(queue, units, until)
+        return None if units < queue.book.units and self._wasteful(found) else found
+
     def _wasteful(self, start: Start) -> bool:
-        """Whether a narrow run takes much more of the device for each row than the planned one, were that waited for."""
+        """Whether a narrow run takes much more of the device for a row than the planned one, for which it can wait."""
         queue, book = start.queue, start.queue.book
         if not book.thrift:
             return False
@@ -133,19 +138,6 @@ class Order:
                 if at - self.now > other.budget_ns:
                     return False
         return True
-
-    def _may_go(self, start: Start) -> bool:
-        """Whether it begins, or waits for a fuller batch while that costs no deadline."""
-        queue, book = start.queue, start.queue.book
-        if start.rows >= book.batch or queue.first + start.requests < len(queue.waiting):
-            return True
-        head = queue.waiting[queue.first]
-        held = head.since + book.hold_ns
-        last = limit(head) - self.margin_ns - book.high_ns(start.rows, start.units)
-        if self.now >= min(held, last):
-            return True
-        self.wake = min(self.wake, held, last)
-        return False
 
     def _width(self, queue: Queue) -> int:
         """Units for its first request: those planned, fewer if there are no more, more if it is late; zero: too late.
@@ -187,42 +179,32 @@ class Order:
             count += 1
         return max(count, 1)
 
-    def _assemble(self, queue: Queue, units: int, until: Instant, ready: Sequence[Queue]) -> Start:
-        """As many as fit, look alike, and are all in time, while those who wait for the same units still are."""
+    def _assemble(self, queue: Queue, units: int, until: Instant) -> Start:
+        """As many as fit, look alike, and are all in time."""
         book = queue.book
         waiting = queue.waiting
-        head = waiting[queue.first]
+        first = queue.first
+        head = waiting[first]
         rows, count = head.rows, 1
         cap = book.cap
-        if not book.lane.spec.max_batch or rows >= cap or queue.first + 1 == len(waiting):
-            return Start(queue, 1, rows, units)
-        latest = min(until, limit(head) - self.margin_ns)
-        for other in ready:
-            if other is not queue:
-                latest = min(latest, self._needed_by(other, units))
-        for place in range(queue.first + 1, min(queue.first + cap, len(waiting))):
+        if book.single or rows >= cap or first + 1 == len(waiting) or not book.typical_ns(rows, units):
+            return Start(queue, 1, rows, units)  # of a model that never ran, one alone is tried first
+        shapes = head.shapes
+        latest = min(until, limit(head) - self.margin_ns) - self.now
+        for place in range(first + 1, min(first + cap, len(waiting))):
             one = waiting[place]
-            if one.shapes != head.shapes or rows + one.rows > cap:
+            more = rows + one.rows
+            if one.shapes != shapes or more > cap:
                 break
-            latest = min(latest, limit(one) - self.margin_ns)
-            if self.now + book.high_ns(rows + one.rows, units) > latest:
+            left_ns = limit(one) - self.margin_ns - self.now
+            latest = min(latest, left_ns)
+            if book.high_ns(more, units) > latest:
                 break
-            rows += one.rows
+            rows = more
             count += 1
         return Start(queue, count, rows, units)
 
-    def _needed_by(self, other: Queue, units: int) -> Instant:
-        """When another queue must have units of a run that takes so many now; `FAR` if it has others in time."""
-        book = other.book
-        head = other.waiting[other.first]
-        last = limit(head)
-        if last == FAR or book.widths[0] <= self.free - units:
-            return FAR
-        start = last - self.margin_ns - book.high_ns(head.rows, book.units)
-        at, _ = self._reservation(book.units)
-        return FAR if at <= start else start
 
-
-def _at_limit(queue: Queue) -> bool:
-    instances = queue.book.lane.spec.instances
-    return bool(instances) and queue.running >= instances
+def urgency(queue: Queue) -> Instant:
+    """By when a run of it as planned has to begin."""
+    return due(queue.waiting[queue.first]) - queue.book.lasts_ns

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from cotenant.domain.instant import MILLISECOND_NS, SECOND_NS, Duration
 from cotenant.domain.lane import Lane
 from cotenant.domain.serveplan import ModelPlan, ServePlan
-from cotenant.format.quantity import format_duration
+from cotenant.format.quantity import counted, round_duration
 from cotenant.policy.schedule.goodput import Flow, goodput
 from cotenant.policy.schedule.right_size import EFFICACY, THROUGHPUT, Size, allowed, frontier, right_size, sizes
 
@@ -102,14 +102,14 @@ def _model_plan(one: Planned, objective: str, length_ns: Duration) -> ModelPlan:
     wanted = one.rate * length_ns / SECOND_NS / size.rows
     least = length_ns // spec.slo_ns if spec.slo_ns else 0
     runs = max(least, -int(-wanted // 1), 1)
-    took = format_duration(size.typical_ns)
-    why = f"{size.rows} rows on {size.units} units take {took}"
+    took = round_duration(size.typical_ns)
+    why = f"{counted(size.rows, 'row')} on {counted(size.units, 'unit')}: {took}"
     if not spec.slo_ns:
         why += "; it has no objective and fills what others leave"
     elif size.high_ns * 2 <= spec.slo_ns:
-        why += f", at most half of its {format_duration(spec.slo_ns)}, so who misses one run makes the next"
+        why += f", at most half of its {round_duration(spec.slo_ns)}, so who misses one run makes the next"
     elif size.high_ns <= spec.slo_ns:
-        why += f", within its {format_duration(spec.slo_ns)}, but who misses one run cannot wait for the next"
+        why += f", within its {round_duration(spec.slo_ns)}, but who misses one run cannot wait for the next"
     else:
-        why += f", which is more than its {format_duration(spec.slo_ns)}: no way to run it is quick enough"
+        why += f", which is more than its {round_duration(spec.slo_ns)}: no way to run it is quick enough"
     return ModelPlan(spec.name, size.rows, size.units, size.typical_ns, runs, one.rate, objective, why)

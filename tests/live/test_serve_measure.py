@@ -1,0 +1,87 @@
+"""Is every size measured within the time there is, and what is too slow for it passed over?"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from cotenant.domain.serving import ModelSpec
+from cotenant.domain.tensor import Datatype, TensorSpec
+from cotenant.errors import ConfigError
+from cotenant.format.tensor import Array
+from cotenant.live.serve.measure import (
+    batches_to_measure,
+    made_inputs,
+    measure,
+    widths_to_measure,
+)
+
+MILLISECOND_NS = 1_000_000
+
+
+class Told:
+    """A device that says how long runs took, without doing them; in company they take twice as long."""
+
+    all_units = 4
+
+    def __init__(self, row_ns: int) -> None:
+        self._row_ns = row_ns
+        self.asked: list[tuple[int, int]] = []
+
+    def alone(self, inputs: Sequence[Array], rows: int, units: int) -> int:
+        assert inputs[0].shape[0] == rows
+        self.asked.append((units, rows))
+        return self._row_ns * rows // units
+
+    def in_company(self, inputs: Sequence[Array], rows: int, units: int, until: int) -> list[int]:
+        return [] if units == self.all_units else [2 * self._row_ns * rows // units] * 9
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def inputs(rows: int) -> list[Array]:
+    return [np.zeros((rows, 1), np.float32)]
+
+
+def test_all_sizes_are_measured_alone_and_in_company() -> None:
+    bench = Told(4 * MILLISECOND_NS)
+    parts: list[float] = []
+    found = measure(bench, inputs, (1, 2, 4), (1, 2, 8), 200 * MILLISECOND_NS, parts.append)
+    sizes = [(units, rows) for units in (1, 2, 4) for rows in (1, 2, 8)]
+    assert [(one.units, one.rows) for one in found.alone] == sizes
+    assert [(one.units, one.rows) for one in found.in_company] == sizes
+    for alone, company in zip(found.alone, found.in_company, strict=True):
+        assert alone.typical_ns == alone.high_ns == 4 * MILLISECOND_NS * alone.rows // alone.units
+        assert company.typical_ns == alone.typical_ns * (1 if company.units == 4 else 2)
+    assert parts == sorted(parts)
+    assert parts[-1] == 1
+    assert found.runs > len(sizes)
+
+
+def test_what_takes_longer_than_there_is_is_passed_over() -> None:
+    bench = Told(40 * MILLISECOND_NS)
+    found = measure(bench, inputs, (1, 2, 4), (1, 64), 200 * MILLISECOND_NS, lambda part: None)
+    assert (1, 64) not in bench.asked
+    assert [(one.units, one.rows) for one in found.alone] == [(1, 1), (2, 1), (4, 1)]
+
+
+@pytest.mark.parametrize("count,sizes", [(1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 6)), (8, (1, 2, 4, 8))])
+def test_sizes_double_up_to_all(count: int, sizes: tuple[int, ...]) -> None:
+    assert widths_to_measure(count) == sizes
+    assert batches_to_measure(ModelSpec("m", "1", "t", (), (), count)) == sizes
+
+
+def test_inputs_have_the_shape_of_the_model_or_the_one_that_is_said() -> None:
+    def spec(*shape: int, max_batch: int = 4) -> ModelSpec:
+        tensors = (TensorSpec("X", Datatype.FP32, shape), TensorSpec("IDS", Datatype.INT64, shape))
+        return ModelSpec("m", "1", "t", tensors, (), max_batch)
+
+    assert [one.shape for one in made_inputs(spec(-1, 3, 5), 2, {})] == [(2, 3, 5)] * 2
+    assert [one.shape for one in made_inputs(spec(-1, -1), 2, {"X": (7,)})] == [(2, 7), (2, 64)]
+    assert [one.shape for one in made_inputs(spec(3, max_batch=0), 1, {})] == [(3,)] * 2
+    floats, places = made_inputs(spec(-1, 9), 3, {})
+    assert 0 <= floats.min() < floats.max() < 1
+    assert not places.any()
+    with pytest.raises(ConfigError, match="does not fit"):
+        made_inputs(spec(-1, 3), 1, {"X": (4,)})
