@@ -48,7 +48,8 @@ def _closest(instants: Areas, rows: int) -> Areas:
     """For each instant: how far apart are those of the closest so many in a row that it is one of?"""
     spans = instants[rows - 1 :] - instants[: len(instants) - rows + 1]
     padded = np.concatenate([np.full(rows - 1, np.inf), spans, np.full(rows - 1, np.inf)])
-    return np.lib.stride_tricks.sliding_window_view(padded, rows).min(axis=1)
+    found: Areas = np.lib.stride_tricks.sliding_window_view(padded, rows).min(axis=1)
+    return found
 
 
 def most_in_time(models: Sequence[ServedModel], arrivals: Arrivals, setting: Setting) -> tuple[float, float]:
