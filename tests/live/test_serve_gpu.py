@@ -260,6 +260,7 @@ def test_workers_are_tenants_that_pass_each_other_at_the_gate_and_end_with_their
         server.process.kill()
         server.process.communicate()
         until(lambda: not place.clients())
+        until(lambda: not json.loads(subprocess.check_output([*command, "ps", *where, "--json"]))["tenants"])
     finally:
         node.terminate()
         node.communicate()
