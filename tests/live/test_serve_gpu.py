@@ -239,6 +239,7 @@ def test_workers_are_tenants_that_pass_each_other_at_the_gate_and_end_with_their
     where = ("--runtime", str(place.home / "run"), "--state", str(place.home / "state"))
     command = [sys.executable, "-m", "cotenant"]
     node = subprocess.Popen([*command, "node", *where, "--mps", "on"], stderr=subprocess.PIPE, text=True)
+    server = None
     try:
         assert node.stderr is not None
         assert any("MPS serves" in line for line in node.stderr)
@@ -262,6 +263,8 @@ def test_workers_are_tenants_that_pass_each_other_at_the_gate_and_end_with_their
         until(lambda: not place.clients())
         until(lambda: not json.loads(subprocess.check_output([*command, "ps", *where, "--json"]))["tenants"])
     finally:
+        if server is not None:
+            server.process.kill()
         node.terminate()
         node.communicate()
 
