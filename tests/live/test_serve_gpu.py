@@ -170,6 +170,10 @@ def test_a_width_that_is_not_ready_is_stood_in_for_by_a_narrower_one(place: Plac
         assert len(ran) == 1
         assert ran[0]["pid"] in known
         until(lambda: len(place.pids()) == 3)  # and 90 % is, for the next one
+        told = solo.runtime.figures()
+        assert told is not None
+        assert (told.workers, told.waits, told.narrower, told.ended) == (3, 1, 1, 0)
+        assert told.waited_ns > 0
 
 
 def test_workers_are_bounded_and_who_idled_longest_gives_way(place: Place) -> None:
