@@ -39,4 +39,4 @@ def show_load(console: Console, loaded: Loaded) -> None:
         )
     odd = {status: count for status, count in loaded.statuses.items() if status not in ("200", "OK")}
     if odd:
-        console.print("The server also said: " + ", ".join(f"{status} x{count}" for status, count in odd.items()))
+        console.print("Ended otherwise: " + ", ".join(f"{status} x{count}" for status, count in odd.items()))
