@@ -6,7 +6,20 @@ from pathlib import Path
 
 import pytest
 
+from cotenant.apps.show import table
+from cotenant.cli.study import paper
 from tests.e2e.stage import Stage
+
+
+def test_findings_in_a_file_keep_all_their_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wide = [letter * 12 for letter in "abcdefghij"]
+    monkeypatch.delenv("COLUMNS", raising=False)
+    paper().print(table("wide", wide, [wide]))
+    assert wide[-1] in capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "80")
+    assert paper().width == 80
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from rich.console import Console
 from cotenant.cli.command import add_command, print_json, say
 from cotenant.errors import ConfigError
 
+_PAPER_WIDTH: Final = 160
 Found = TypeVar("Found")
 
 
@@ -213,7 +214,13 @@ def _tell(options: argparse.Namespace, report: Found, show: Callable[[Console, F
     if options.json:
         print_json(report)
     else:
-        show(Console(), report)
+        show(paper(), report)
+
+
+def paper() -> Console:
+    """Where findings are printed; in a file or a pipe wide enough that no table loses columns."""
+    console = Console()
+    return console if console.is_terminal or "COLUMNS" in os.environ else Console(width=_PAPER_WIDTH)
 
 
 def _seed(options: argparse.Namespace) -> int:
