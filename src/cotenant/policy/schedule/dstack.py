@@ -18,6 +18,8 @@ from cotenant.policy.schedule.session import Planned, choose, plan_of, used
 
 _REPLAN_NS: Final = 100 * MILLISECOND_NS
 """So often is load counted and the plan made anew. Our choice."""
+_FRESH_NS: Final = 20 * MILLISECOND_NS
+"""For so long is what was looked up about a model's runs used again, whatever they took meanwhile. Our choice."""
 _LAG_PART: Final = 0.25
 """Of the shortest objective, so much at most is kept for lags: the rest would be no time to serve. Our choice."""
 _FULL: Final = 0.95
@@ -76,8 +78,10 @@ class Dstack:
         self._board.add(run.key, (run.units or view.all_units) * run.took_ns)
         book = self._books.get(run.key)
         if book is not None:
-            book.learned()
             book.ran_at = view.now
+            if view.now >= book.fresh_until:
+                book.learned()
+                book.fresh_until = view.now + _FRESH_NS
 
     def plan(self) -> ServePlan | None:
         """What it intends."""
