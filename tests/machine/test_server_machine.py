@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cotenant.domain.lane import GiveUp, Hold, Launch, View
+from cotenant.domain.runtimes import RunTime, RunTimes
 from cotenant.domain.serving import (
     Arrived,
     Cancelled,
@@ -28,6 +29,7 @@ from cotenant.policy.schedule.fifo import Fifo
 from tests.effort import examples
 
 MS = 1_000_000
+SECOND = 1000 * MS
 
 
 def spec(name: str = "m", **more: Any) -> ModelSpec:
@@ -263,3 +265,19 @@ def test_what_is_given_up_is_refused_and_the_rest_goes_on(monkeypatch: pytest.Mo
     assert (refused.request, refused.why) == (1, Refusal.TOO_LATE)
     assert ran(server.handle(Arrived(2, "m", 1, 0), now=2)) == [(2,)]
     assert server.waiting == 0
+
+
+def test_one_bad_run_does_not_close_the_door_for_good() -> None:
+    """Ten times its belief once, by a stall; then quiet load: everybody is taken again, and answered."""
+    times = RunTimes(1, (RunTime(1, 1, 10 * MS, 11 * MS),), 1)
+    server = ServerMachine(ServerSettings(1, schedule="dstack"))
+    server.handle(ModelReady(spec(slo_ns=30 * MS), 1, times), now=0)
+    (first,) = server.handle(Arrived(1, "m", 1, 0), now=SECOND)
+    assert isinstance(first, Run)
+    now = SECOND + 400 * MS
+    server.handle(Finished(1, 300 * MS), now=now)
+    for number in range(2, 40):
+        now += 50 * MS
+        (run,) = server.handle(Arrived(number, "m", 1, 0), now=now)
+        assert isinstance(run, Run)
+        server.handle(Finished(run.run, 10 * MS), now=now + 10 * MS)

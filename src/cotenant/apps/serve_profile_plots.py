@@ -76,6 +76,7 @@ def _panel(axis: Any, profiled: Profiled, knee: Knees) -> None:
         axis.plot(span, law, "--", lw=1, color=line.get_color())
     axis.axvline(knee.curve_units, color="#444444", lw=1, label=f"knee of the curve: {knee.curve_units}")
     axis.axvline(knee.model_units, color="#444444", lw=1, ls=":", label=f"of the law: {knee.model_units}")
+    axis.set_xticks(widths)
     axis.set_yscale("log")
     axis.set_xlabel("percent of the GPU" if profiled.percent else "cores")
     axis.set_ylabel("a run, ms")

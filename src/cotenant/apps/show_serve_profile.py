@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from cotenant.apps.serve_profile import ProfileOutcome
 from cotenant.apps.show import table
+from cotenant.domain.instant import SECOND_NS
 from cotenant.domain.runtimes import RunTime
 from cotenant.domain.runtimes import table as by_units
 from cotenant.format.quantity import counted, round_duration
 from cotenant.format.runtimes import Profiled
 from cotenant.policy.predict.knee import Knees
 
-_BARS = "▁▂▃▄▅▆▇█"
+_BARS: Final = "▁▂▃▄▅▆▇█"
+_NOISY: Final = 3
+"""Of what is rarely exceeded to what is typical, from where on it is worth a word. Our choice."""
 
 
 @contextlib.contextmanager
@@ -48,41 +51,56 @@ def show_profiles(console: Console, outcomes: Sequence[ProfileOutcome]) -> None:
 
 
 def _show(console: Console, profiled: Profiled, knee: Knees, *, cached: bool) -> None:
-    cells = by_units(profiled.times.times)
-    alone = by_units(profiled.alone)
     batches = profiled.times.batches()
+    alone = by_units(profiled.alone)
     rows = []
-    for units, found in cells.items():
-        solo = alone.get(units, {})
-        full = [found[size].rows * 1e9 / found[size].typical_ns for size in batches if size in found]
-        each = max(full) * (profiled.times.all_units // units)
+    for units, found in by_units(profiled.times.times).items():
+        most = max(found)
+        solo = alone.get(units, {}).get(most)
+        at_once = profiled.times.all_units // units
+        rate = max(size * at_once * SECOND_NS / one.typical_ns for size, one in found.items())
         rows.append(
             [
-                str(units),
+                f"{units}%" if profiled.percent else str(units),
                 *(round_duration(found[size].typical_ns) if size in found else "-" for size in batches),
-                round_duration(found[max(found)].high_ns),
-                round_duration(solo[max(found)].typical_ns) if max(found) in solo else "-",
-                f"{each:,.0f}",
+                round_duration(found[most].high_ns),
+                "-" if solo is None else round_duration(solo.typical_ns),
+                f"{rate:,.0f}",
                 sparkline([found[size].typical_ns / size for size in batches if size in found]),
             ]
         )
     title = f"{profiled.model}: {counted(profiled.runs, 'run')} in {round_duration(profiled.spent_ns)}"
     title += " (kept from before)" if cached else ""
-    last = f"{batches[-1]} RARELY ABOVE"
-    sizes = (f"{size} ROW{'S' if size > 1 else ''}" for size in batches)
-    columns = ["CORES", *sizes, last, "ALONE", "ROWS/S", "PER ROW"]
-    console.print(table(title, columns, rows))
-    console.print(_knees_in_words(knee, profiled), style="dim", markup=False, highlight=False)
-    free = [f"{name} as {'x'.join(map(str, shape))}" for name, shape in profiled.inputs]
-    console.print(f"measured with {', '.join(free)}; {profiled.device}\n", style="dim", markup=False, highlight=False)
+    first = f"{'SHARE' if profiled.percent else 'CORES'}, ROWS"
+    console.print(table(title, [first, *map(str, batches), "RARELY", "ALONE", "ROWS/S", "PER ROW"], rows))
+    over = {units: found[knee.rows].typical_ns for units, found in alone.items()}
+    _print(console, f"{_knees_in_words(knee, profiled)}  {sparkline(list(over.values()))}")
+    if _is_noisy(profiled):
+        _print(
+            console,
+            "one run in a hundred took three times as long as most: was the machine busy? --again measures anew",
+        )
+    shapes = [f"{name} as {'x'.join(map(str, shape))}" for name, shape in profiled.inputs]
+    _print(console, f"measured with {', '.join(shapes) or 'no inputs'}; {profiled.device}\n")
+
+
+def _is_noisy(profiled: Profiled) -> bool:
+    return all(one.high_ns > _NOISY * one.typical_ns for one in profiled.times.times)
 
 
 def _knees_in_words(knee: Knees, profiled: Profiled) -> str:
-    said = f"more than {counted(knee.curve_units, 'core')} hardly help at {counted(knee.rows, 'row')}"
+    def shown(units: int) -> str:
+        return f"{units}% of the GPU" if profiled.percent else counted(units, "core")
+
+    said = f"knee at {counted(knee.rows, 'row')}: more than {shown(knee.curve_units)} hardly helps"
     if knee.curve_units == profiled.times.all_units:
-        said = f"it gains by every core up to all {knee.curve_units} at {counted(knee.rows, 'row')}"
-    model = f"the fitted model says {knee.model_units} (median error {knee.model_error:.0%})"
-    return f"knee: {said}; {model}, {knee.distance_units} apart"
+        said = f"knee at {counted(knee.rows, 'row')}: none, it gains up to all {shown(knee.curve_units)}"
+    law = f"the fitted law says {knee.model_units} (median error {knee.model_error:.0%}), {knee.distance_units} apart"
+    return f"{said}; {law}"
+
+
+def _print(console: Console, text: str) -> None:
+    console.print(text, style="dim", markup=False, highlight=False)
 
 
 def sparkline(values: Sequence[float]) -> str:

@@ -51,6 +51,7 @@ class Crew:
         self._teams: dict[int, Team] = {}  # by the id of the model, which is alive while it is here
         self._doing: dict[Member, Task] = {}
         self._leaving: list[Member] = []
+        self._ending: dict[asyncio.Future[None], Member] = {}  # another thread is at it: it must not be forgotten
         self._ages: dict[Member, Instant] = {}
         self._settled = asyncio.Event()
         self._settled.set()
@@ -60,6 +61,10 @@ class Crew:
     def count(self) -> int:
         """Of workers, ready or not."""
         return sum(len(team.members) for team in self._teams.values())
+
+    def widths(self) -> list[int]:
+        """Of all workers, ready or not."""
+        return sorted(one.width for team in self._teams.values() for one in team.members)
 
     # Models.
 
@@ -285,8 +290,7 @@ class Crew:
         for width, post in team.posts.items():
             while len(team.at(width)) < post.wanted and now >= post.not_before:
                 if self.count >= self._limits.workers and not self._make_room(team, width):
-                    post.wanted = len(team.at(width))
-                    break
+                    break  # looked at again when there is room
                 try:
                     self._watch(team, team.model.recruit(width))
                 except OSError as error:
@@ -339,14 +343,16 @@ class Crew:
             self._give_up_waiting(team, now)
             self._man(team)
         for member in list(self._leaving):
-            if member.process.poll() is not None:
+            if member.process.poll() is not None and member not in self._ending.values():
                 member.forget()
                 self._leaving.remove(member)
 
     def _give_up(self, team: Team, member: Member, task: Task) -> None:
         """A worker that hangs is no worker: others must not wait for its end, which takes a while."""
         del self._doing[member]
-        self._loop.run_in_executor(None, team.model.terminate, member)
+        ending = self._loop.run_in_executor(None, team.model.terminate, member)
+        self._ending[ending] = member
+        ending.add_done_callback(self._ending.pop)
         self._fail(task, f"a run of {task.job.run.rows} rows took longer than {self._limits.run_ns / SECOND_NS:g} s")
         self._lost(team, member, "its run took too long")
 

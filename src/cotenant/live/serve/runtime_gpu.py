@@ -206,6 +206,10 @@ class GpuRuntime:
         if self._crew is not None:
             await self._crew.settled()
 
+    def workers(self) -> list[int]:
+        """The widths of all that are there, ready or not."""
+        return [] if self._crew is None else self._crew.widths()
+
     def give(self, job: Job) -> None:
         """To a worker of its width; an unshared run to one that may use the whole device."""
         assert self._crew is not None

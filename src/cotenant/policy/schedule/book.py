@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from cotenant.domain.instant import SECOND_NS, Duration
+from cotenant.domain.instant import NEVER, SECOND_NS, Duration, Instant
 from cotenant.domain.lane import Lane
 from cotenant.policy.schedule.right_size import Size, batches
 
@@ -13,6 +13,8 @@ FAR: Final = 1 << 62
 _ROWS: Final = 20
 _LEAST_NS: Final = 150_000_000
 """A rate is counted over about so many rows, for no less than this and no more than a second. Our choice."""
+_STALE_NS: Final = SECOND_NS
+"""A model that did not run for so long is tried whatever is believed of it: else a bad hour would never end."""
 LEAST: Final = 1.05
 WASTE: Final = 1.1
 """When the device is short, a run is made wider to be in time only if it takes no more than this of it. Our choice."""
@@ -38,7 +40,7 @@ class Book:
             "planned_ns",
             "thrift",
         ),
-        *("part", "rate", "rates", "row_ns", "single", "units", "widest", "widths"),
+        *("part", "rate", "rates", "ran_at", "row_ns", "single", "units", "widest", "widths"),
     )
 
     def __init__(self, lane: Lane, all_units: int) -> None:
@@ -59,6 +61,7 @@ class Book:
         self.planned_ns: Duration = 0
         self.rate = 0.0
         self.row_ns: Duration = 0
+        self.ran_at: Instant = NEVER
         self.asked: dict[int, int] = {}
         self.rates: dict[int, float] = {}
         self.part: dict[int, float] = {}
@@ -99,6 +102,10 @@ class Book:
             self.cap = max((*fitting, size.rows))
             if self.rate:
                 self.budget_ns = max(spec.slo_ns - self.high_ns(1, size.units), 0)
+
+    def stale(self, now: Instant) -> bool:
+        """Whether what is believed of its runs is so old that one had better be tried."""
+        return self.ran_at == NEVER or now - self.ran_at > _STALE_NS
 
     def typical_ns(self, rows: int, units: int) -> Duration:
         """What a run takes."""

@@ -59,8 +59,15 @@ class Dstack:
             self._ends = self._held = None
             return Launch(found.queue.book.lane.key, found.requests, found.rows, found.units)
         if isinstance(found, Doomed):
+            if not view.under_way and len(queues) == 1 and len(queues[0].waiting) == 1:
+                return self._try(queues[0])
             return GiveUp(found.queue.book.lane.key, found.requests)
         return None
+
+    def _try(self, queue: Queue) -> Launch:
+        """Nobody else wants the device: whatever is believed of the only request there is, it costs nobody anything."""
+        self._ends = self._held = None
+        return Launch(queue.book.lane.key, 1, queue.waiting[0].rows, queue.book.widths[-1])
 
     def ended(self, run: Ended, view: View) -> None:
         """What it took counts for whose it was."""
@@ -70,6 +77,7 @@ class Dstack:
         book = self._books.get(run.key)
         if book is not None:
             book.learned()
+            book.ran_at = view.now
 
     def plan(self) -> ServePlan | None:
         """What it intends."""
@@ -85,10 +93,18 @@ class Dstack:
             book.credit[asked.priority] = min(book.credit.get(asked.priority, 0.0) + part, 2.0)
             if book.credit[asked.priority] < 1 and view.free_units < view.all_units:
                 return Foreseen(0, "more is asked for than the device can do, and this model has its part of it")
+        if self._is_free(book, view):
+            return Foreseen(0)
         finish = self._expected(asked, book, view)
         if finish <= limit(asked) and part < 1:
             book.credit[asked.priority] = max(book.credit[asked.priority] - 1, 0.0)
         return Foreseen(max(finish - view.now, 0))
+
+    def _is_free(self, book: Book, view: View) -> bool:
+        """Whether a request is taken whatever is believed: an idle device, or a model that must be tried again."""
+        if book.lane.waiting or book.lane.running:
+            return False
+        return book.stale(view.now) or not (view.under_way or any(view.lanes))
 
     def _expected(self, asked: Waiting, book: Book, view: View) -> Instant:
         """By a look ahead; or by the last one, if nothing began or ended since and it left no doubt."""

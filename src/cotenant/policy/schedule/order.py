@@ -159,7 +159,7 @@ class Order:
             return enough[-1]
         if fitting and book.typical_ns(head.rows, fitting[-1]) <= left_ns:
             return fitting[-1]
-        return book.widest if book.typical_ns(head.rows, book.widest) <= left_ns else 0
+        return book.widest if book.typical_ns(head.rows, book.widest) <= left_ns or book.stale(self.now) else 0
 
     def _reservation(self, units: int) -> tuple[Instant, int]:
         """When so many units will be free, and how many more there will be then."""
