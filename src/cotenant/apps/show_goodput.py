@@ -30,9 +30,9 @@ def show_goodput(console: Console, report: GoodputReport) -> None:
                 table.add_row(policy.policy, *_row(policy, sorted(cells, key=lambda one: one.load)))
         console.print(table)
     console.print(
-        "hold: at the highest load over the best. /default: from 1.3 of the capacity on. kept: of the admitted, what was "
-        "in time. Each is the least over the loads. sim: at the highest load, if runs took what was measured and nothing "
-        "else took time."
+        "hold: at the highest load over the best. /default: from 1.3 of the capacity on. kept: of the admitted, what "
+        "was in time. Each is the least over the loads. sim: at the highest load, if runs took what was measured and "
+        "nothing else took time."
     )
     late = sum(one.late_sends for one in report.cells)
     offered = sum(one.offered for one in report.cells)
