@@ -40,6 +40,7 @@ from cotenant.live.serve.pending import REFUSED_AS, Looks, Pending, Reply, Serve
 from cotenant.live.serve.regions import Regions
 from cotenant.live.serve.runtime import ModelRuntime, widths_ahead
 from cotenant.live.serve.spans import Spans
+from cotenant.live.serve.team import CrewFigures
 from cotenant.live.serve.work import Flow, Job, Outcome, carry_out, failure_of
 from cotenant.machine.server import ServerMachine, ServerSettings
 
@@ -236,6 +237,10 @@ class Engine:
         self.draining = True
         self._when_drained.append(then)
         self.post(Draining())
+
+    def workers(self) -> CrewFigures | None:
+        """What became of worker processes, where there are any."""
+        return self._runtime.figures()
 
     async def settled(self) -> None:
         """Until all that was prepared is ready, as far as it can be."""

@@ -16,6 +16,7 @@ from cotenant.live.serve.found import Found
 from cotenant.live.serve.model import LoadFailed, Runnable
 from cotenant.live.serve.onnx import OnnxModel
 from cotenant.live.serve.profiles import cpu_identity
+from cotenant.live.serve.team import CrewFigures
 from cotenant.live.serve.work import Job, Outcome, Tell, TellPart, Workers
 from cotenant.machine.server import ServerSettings
 from cotenant.policy.schedule import SPATIAL, UNDIVIDED
@@ -62,6 +63,10 @@ class ModelRuntime(Protocol):
 
     def give(self, job: Job) -> None:
         """Have a run done, on the loop's thread; its end is told, whatever becomes of it."""
+        ...
+
+    def figures(self) -> CrewFigures | None:
+        """Of worker processes, where there are any."""
         ...
 
     def close(self, *, patient: bool = True) -> None:
@@ -121,6 +126,10 @@ class CpuRuntime:
         """On the thread of its first core."""
         assert self._workers is not None
         self._workers.give(job)
+
+    def figures(self) -> CrewFigures | None:
+        """There are none."""
+        return None
 
     def close(self, *, patient: bool = True) -> None:
         """End the threads, after what they have; a thread cannot be ended before."""
