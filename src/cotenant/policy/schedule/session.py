@@ -111,5 +111,6 @@ def _model_plan(one: Planned, objective: str, length_ns: Duration) -> ModelPlan:
     elif size.high_ns <= spec.slo_ns:
         why += f", within its {round_duration(spec.slo_ns)}, but who misses one run cannot wait for the next"
     else:
-        why += f", which is more than its {round_duration(spec.slo_ns)}: no way to run it is quick enough"
+        at_worst = round_duration(size.high_ns)
+        why += f", at times {at_worst}, which is more than its {round_duration(spec.slo_ns)}: no run is quick enough"
     return ModelPlan(spec.name, size.rows, size.units, size.typical_ns, runs, one.rate, objective, why)
