@@ -281,3 +281,14 @@ def test_one_bad_run_does_not_close_the_door_for_good() -> None:
         (run,) = server.handle(Arrived(number, "m", 1, 0), now=now)
         assert isinstance(run, Run)
         server.handle(Finished(run.run, 10 * MS), now=now + 10 * MS)
+
+
+def test_one_stall_of_the_machine_is_not_taken_for_a_habit() -> None:
+    """Word of a run's end came late once: requests with their own timeouts are still taken while others run."""
+    server = ServerMachine(ServerSettings(1, schedule="dstack"))
+    server.handle(ModelReady(spec(), 1, RunTimes(1, (RunTime(1, 1, 10 * MS, 11 * MS),), 1)), now=0)
+    server.handle(Arrived(1, "m", 1, 0), now=SECOND)
+    server.handle(Finished(1, 10 * MS), now=SECOND + 800 * MS)
+    assert ran(server.handle(Arrived(2, "m", 1, 0, 0, 200 * MS), now=SECOND + 810 * MS)) == [(2,)]
+    assert server.handle(Arrived(3, "m", 1, 0, 0, 200 * MS), now=SECOND + 811 * MS) == []
+    assert ran(server.handle(Finished(2, 10 * MS), now=SECOND + 820 * MS)) == [(3,)]

@@ -38,8 +38,10 @@ from cotenant.policy.schedule import SERVE_POLICIES
 _RETRY_UNKNOWN_NS: Final = 1_000_000_000
 """What is said where nothing better is known: come again in a second."""
 _LAG_UP: Final = 4
-_LAG_DOWN: Final = 64
-"""A quarter of the way up, a 64th down: settles near what one run in fifteen exceeds. Our choice."""
+_LAG_DOWN: Final = 32
+"""A quarter of the way up, a 32nd down: settles near what one run in ten exceeds. Our choice."""
+_LAG_STEP_NS: Final = 1_000_000
+"""One stall is no habit: a lag counts as no more than twice what is believed, and this."""
 _LAG_HALVES_NS: Final = 100_000_000
 """Without a run for so long, half of it is forgotten: what keeps all runs away must not be believed for ever."""
 
@@ -73,11 +75,13 @@ class _Lag:
         self._at: Instant = 0
 
     def add(self, lag_ns: Duration, now: Instant) -> None:
+        before = self.high_ns(now)
         self._at = now
-        self._high_ns += (lag_ns - self._high_ns) // (_LAG_UP if lag_ns > self._high_ns else _LAG_DOWN)
+        lag_ns = min(lag_ns, 2 * before + _LAG_STEP_NS)
+        self._high_ns = before + (lag_ns - before) // (_LAG_UP if lag_ns > before else _LAG_DOWN)
 
     def high_ns(self, now: Instant) -> Duration:
-        halvings = (now - self._at) // _LAG_HALVES_NS
+        halvings = max(now - self._at, 0) // _LAG_HALVES_NS
         return self._high_ns >> halvings if halvings < 32 else 0
 
 

@@ -199,7 +199,7 @@ class Dstack:
             self._books[one.lane.key].follow(one.size, self._used)
         self._share_out(planned, view.all_units)
         slos = [lane.spec.slo_ns for lane in lanes if lane.spec.slo_ns]
-        self._lag_limit_ns = int(min(slos) * _LAG_PART) if slos else FAR
+        self._lag_limit_ns = int(min(slos, default=_REPLAN_NS) * _LAG_PART)
         self._guarded = [book for book in self._books.values() if book.budget_ns < FAR]
         self._plan = plan_of(objective, planned, view.all_units)
         self._planned_at = now
