@@ -97,6 +97,9 @@ def test_refusals_and_failures_are_counted_apart(server: Server, kind: str) -> N
     assert slow.refused > 0  # a queue of one, naps of 20 ms, and requests every 3 ms
     assert slow.failed == 0
     assert slow.admitted == slow.answered + slow.refused_late
+    said = ("INTERNAL", "RESOURCE_EXHAUSTED") if kind == "grpc" else ("500", "429")
+    assert loaded.statuses[said[0]] == offered(loaded, "fails").failed
+    assert loaded.statuses[said[1]] == slow.refused
 
 
 def test_what_cannot_be_asked_is_said_in_a_sentence(server: Server) -> None:
@@ -112,6 +115,7 @@ def test_what_cannot_be_asked_is_said_in_a_sentence(server: Server) -> None:
         ({"models": ("slow",), "trace": "x"}, "--arrival"),
         ({"models": ("slow",), "arrival": "trace", "trace": "/nowhere.csv.gz"}, "--trace"),
         ({"models": ("slow",), "shape": ("x",)}, "--shape"),
+        ({"models": ("slow",), "shape": ("Y:3",)}, "no model that is asked has an input"),
         ({"models": ("slow",), "rows": 0}, "--rows"),
     ):
         with pytest.raises(ConfigError, match=word):

@@ -170,6 +170,10 @@ def test_a_width_that_is_not_ready_is_stood_in_for_by_a_narrower_one(place: Plac
         assert len(ran) == 1
         assert ran[0]["pid"] in known
         until(lambda: len(place.pids()) == 3)  # and 90 % is, for the next one
+        told = solo.runtime.figures()
+        assert told is not None
+        assert (told.workers, told.waits, told.narrower, told.ended) == (3, 1, 1, 0)
+        assert told.waited_ns > 0
 
 
 def test_workers_are_bounded_and_who_idled_longest_gives_way(place: Place) -> None:
@@ -239,6 +243,7 @@ def test_workers_are_tenants_that_pass_each_other_at_the_gate_and_end_with_their
     where = ("--runtime", str(place.home / "run"), "--state", str(place.home / "state"))
     command = [sys.executable, "-m", "cotenant"]
     node = subprocess.Popen([*command, "node", *where, "--mps", "on"], stderr=subprocess.PIPE, text=True)
+    server = None
     try:
         assert node.stderr is not None
         assert any("MPS serves" in line for line in node.stderr)
@@ -260,7 +265,10 @@ def test_workers_are_tenants_that_pass_each_other_at_the_gate_and_end_with_their
         server.process.kill()
         server.process.communicate()
         until(lambda: not place.clients())
+        until(lambda: not json.loads(subprocess.check_output([*command, "ps", *where, "--json"]))["tenants"])
     finally:
+        if server is not None:
+            server.process.kill()
         node.terminate()
         node.communicate()
 

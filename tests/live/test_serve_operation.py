@@ -172,6 +172,9 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
     [
         (("no-such-folder",), "no-such-folder"),
         ((".", "--policy", "best"), "fifo"),
+        ((".", "--tenants", "perhaps"), "auto or yes or no"),
+        ((".", "--workers", "0"), "--workers"),
+        (("plan", "http://127.0.0.1:1"), "--url"),
         ((".", "--http-port", "70000"), "70000"),
         ((".", "--body", "much"), "--body"),
     ],

@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,14 +11,15 @@ from hypothesis import strategies as st
 from cotenant.domain.runtimes import RunTime, RunTimes
 from cotenant.experiment.serve.bound import bound, capacity, concave_hull, fair_bound, least_area
 from cotenant.experiment.serve.fairness import jain
+from cotenant.experiment.serve.gathered import most_in_time, row_areas
 from cotenant.experiment.serve.simulated import ServedModel, Setting, arrivals_of, in_bursts, play, poisson, recorded
-from cotenant.experiment.serve.ways import ADMITTED, Way, way_of
+from cotenant.experiment.serve.ways import ADMITTED, AWARE, BLIND, Way, way_of
 from cotenant.policy.schedule import SERVE_POLICIES
 
 MS = 1_000_000
 BATCHES = (1, 2, 4, 8)
 WIDTHS = (5, 10, 20, 40, 100)
-WAYS = [*SERVE_POLICIES, *(name + ADMITTED for name in SERVE_POLICIES)]
+WAYS = [*SERVE_POLICIES, *(name + ADMITTED for name in (*BLIND, *AWARE))]
 
 
 def times(host_us: int, wide_us: int, row_us: int) -> RunTimes:
@@ -31,14 +33,14 @@ def times(host_us: int, wide_us: int, row_us: int) -> RunTimes:
 
 
 MODELS = [
-    ServedModel("light", times(2000, 100, 50), 12 * MS),
-    ServedModel("heavy", times(4000, 300, 800), 40 * MS),
-    ServedModel("flat", times(6000, 100, 100), 25 * MS),
+    ServedModel("light", times(6000, 300, 150), 36 * MS),
+    ServedModel("heavy", times(12000, 900, 2400), 120 * MS),
+    ServedModel("flat", times(18000, 300, 300), 75 * MS),
 ]
 AREAS = {model.name: least_area(model.times, model.slo_ns, model.batch_limit) for model in MODELS}
 
 
-def setting(seed: int = 0, noise: float = 0.0, for_ms: int = 150) -> Setting:
+def setting(seed: int = 0, noise: float = 0.0, for_ms: int = 200) -> Setting:
     return Setting(100, for_ms * MS, 50 * MS, seed, noise)
 
 
@@ -54,10 +56,12 @@ def test_every_request_comes_to_one_end_and_the_bound_holds(name: str) -> None:
         outcome = play(MODELS, arrivals, way_of(name), chosen)
         assert outcome == play(MODELS, arrivals, way_of(name), chosen)
         for one in outcome.models:
-            counted = [when for when in arrivals[one.name] if 50 * MS <= when < 200 * MS]
+            counted = [when for when in arrivals[one.name] if 50 * MS <= when < 250 * MS]
             assert one.offered == len(counted) == one.refused + one.dropped + one.in_time + one.late
+        longer = msgspec.structs.replace(chosen, all_units=100 * (200 + 120) // 200)
+        assert outcome.goodput_per_s <= most_in_time(MODELS, arrivals, longer)[0] * (1 + 1e-9)
         area = sum(one.in_time * AREAS[one.name] for one in outcome.models)
-        assert area <= 100 * (150 + 40) * MS
+        assert area <= 100 * (200 + 120) * MS
         assert outcome.utilization <= outcome.held + 1e-9 <= 1 + 2e-9
         assert outcome.goodput_per_s > 0 or not way_of(name).knows_slo
 
@@ -86,7 +90,7 @@ def test_one_at_a_time_holds_the_whole_device_and_can_use_little_of_it() -> None
 def test_recorded_arrivals_keep_their_shape_at_any_rate() -> None:
     chosen = setting()
     found = recorded({"light": (0, 1, 9)}, {"light": 100.0}, MODELS[:1], chosen)["light"]
-    assert len(found) == round(100.0 * (50 + 150 + 12) / 1000)
+    assert len(found) == round(100.0 * (50 + 200 + 36) / 1000)
     gaps = [after - before for before, after in itertools.pairwise(found)]
     assert max(gaps) == pytest.approx(8 * min(gaps), rel=0.01)
 
@@ -99,9 +103,9 @@ def test_ways_are_as_published_unless_said_otherwise() -> None:
 
 
 def test_the_least_area_is_that_of_the_widest_batch_in_time() -> None:
-    # 8 rows at 5 units compute for (0.1 + 0.4) x 20 = 10 ms: within 12, and no other way is smaller
-    assert AREAS["light"] == pytest.approx(5 * 10 * MS / 8)
-    assert least_area(MODELS[0].times, 2_200_000, 8) > AREAS["light"]
+    # 8 rows at 5 units compute for (0.3 + 1.2) x 20 = 30 ms: within 36, and no other way is smaller
+    assert AREAS["light"] == pytest.approx(5 * 30 * MS / 8)
+    assert least_area(MODELS[0].times, 6_600_000, 8) > AREAS["light"]
     assert least_area(MODELS[0].times, MS, 8) == math.inf
 
 
@@ -129,6 +133,29 @@ def test_the_bound_is_full_or_everything_and_a_fair_one_is_below_it(asked: list[
     mix = dict.fromkeys(AREAS, 1 / 3)
     full = capacity(AREAS, mix, 100)
     assert sum(full * mix[name] * AREAS[name] for name in AREAS) == pytest.approx(100e9)
+
+
+def test_requests_far_apart_cannot_share_a_run() -> None:
+    light = MODELS[0]  # a row at 5 units takes 9 ms
+    areas = row_areas(light, (0, 100 * MS, 200 * MS))
+    assert areas == pytest.approx([5 * 9 * MS] * 3)
+    together = row_areas(light, [0] * 8)
+    assert together == pytest.approx([AREAS["light"]] * 8)
+    between = row_areas(light, (0, 26 * MS))  # 10 ms are left for a run of both: at 5 units it takes 12
+    assert AREAS["light"] < between[0] == between[1] <= 5 * 9 * MS
+    assert row_areas(light, ()).size == 0
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 300 * MS), max_size=40).map(sorted), min_size=3, max_size=3))
+def test_knowing_when_requests_came_only_lowers_the_bound(came: list[list[int]]) -> None:
+    chosen = Setting(2, 150 * MS, 50 * MS)
+    arrivals = {model.name: one for model, one in zip(MODELS, came, strict=True)}
+    offered = {name: sum(50 * MS <= when < 200 * MS for when in one) * 1000 / 150 for name, one in arrivals.items()}
+    most, fair = most_in_time(MODELS, arrivals, chosen)
+    assert fair <= most + 7  # a request more or less
+    assert most <= sum(bound(AREAS, offered, 2).values()) * (1 + 1e-9) + 1e-6
+    assert fair <= sum(fair_bound(AREAS, offered, 2).values()) * (1 + 1e-9) + 1e-6
 
 
 def test_jain_says_how_even() -> None:

@@ -67,10 +67,14 @@ def offer_load(given: LoadArguments, look: Callable[[float], None]) -> Loaded:
     recorded = _recorded(given)
     shapes = dict(_shape(one) for one in given.shape)
     messages = []
+    unused = set(shapes)
     for one in models:
         timeout_us = slos[one.name] // MICROSECOND_NS if given.tell_slo else 0
-        asked = made_up(one.name, describe(endpoint, one.name), given.rows, shapes, timeout_us)
-        messages.append(message_of(asked, endpoint))
+        described = describe(endpoint, one.name)
+        unused -= {known.name for known in described.inputs}
+        messages.append(message_of(made_up(one.name, described, given.rows, shapes, timeout_us), endpoint))
+    if unused:
+        raise ConfigError("--shape", ", ".join(sorted(unused)), "no model that is asked has an input of that name")
     whole_ns = warm_ns + for_ns
     streams = [_stream(given, one.rate_rps, whole_ns, place, len(models), recorded) for place, one in enumerate(models)]
     wire = open_wire(endpoint, messages, given.connections)

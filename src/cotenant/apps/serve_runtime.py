@@ -40,16 +40,16 @@ class RuntimeWish(NamedTuple):
 
 
 def runtime_of(wish: RuntimeWish, cores: Sequence[int], places: Places, say: Callable[[str], None]) -> ModelRuntime:
-    """The runtime that was asked for."""
-    if wish.runtime == ONNX_CPU:
-        if wish.gpu:
-            raise ConfigError("--gpu", wish.gpu, "is for --runtime onnx-cuda or replay")
-        return CpuRuntime(cores)
+    """The runtime that was asked for; what is wrong is said also where the runtime does not use it."""
     if not 1 <= wish.workers <= _WORKERS_LIMIT:
         raise ConfigError("--workers", wish.workers, f"choose 1 to {_WORKERS_LIMIT}, as many clients as MPS takes")
     if wish.tenants not in TENANTS:
         raise ConfigError("--tenants", wish.tenants, f"choose {' or '.join(TENANTS)}")
     limits = Limits(wish.workers, parse_duration(wish.run_limit, field="--run-limit"), _START_NS)
+    if wish.runtime == ONNX_CPU:
+        if wish.gpu:
+            raise ConfigError("--gpu", wish.gpu, "is for --runtime onnx-cuda or replay")
+        return CpuRuntime(cores)
     gpu = wish.gpu or (f"{_SOFT}0" if wish.runtime == REPLAY else "")
     environ = {**os.environ, **environment_of(gpu, places)}
     return GpuRuntime(wish.runtime, _launcher(wish, gpu, environ, places, say), limits, say, wish.at_once)

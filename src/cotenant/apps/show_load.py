@@ -37,6 +37,6 @@ def show_load(console: Console, loaded: Loaded) -> None:
         console.print(
             f"Of {offered} requests {late} left more than 1 ms late (p99 {lag_us / 1000:.2f} ms): the machine was busy."
         )
-    odd = {status: count for status, count in loaded.statuses.items() if status not in ("200", "0")}
+    odd = {status: count for status, count in loaded.statuses.items() if status not in ("200", "OK")}
     if odd:
         console.print("The server also said: " + ", ".join(f"{status} x{count}" for status, count in odd.items()))

@@ -40,6 +40,9 @@ def _plan(options: argparse.Namespace) -> int:
         return 0
     if not options.models:
         raise ConfigError("MODELS", "", "name models that were profiled, or a running server by --url")
+    for one in options.models:
+        if "://" in one:
+            raise ConfigError("MODELS", one, f"a running server is named by --url {one}")
     from cotenant.apps.needs import need_packages
 
     need_packages("serve", "pip install 'cotenant[serve]'", "google.protobuf", "onnxruntime")

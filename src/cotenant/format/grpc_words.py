@@ -17,6 +17,19 @@ UNIMPLEMENTED: Final = 12
 INTERNAL: Final = 13
 UNAVAILABLE: Final = 14
 
+NAMES: Final = {
+    OK: "OK",
+    CANCELLED: "CANCELLED",
+    INVALID_ARGUMENT: "INVALID_ARGUMENT",
+    DEADLINE_EXCEEDED: "DEADLINE_EXCEEDED",
+    NOT_FOUND: "NOT_FOUND",
+    RESOURCE_EXHAUSTED: "RESOURCE_EXHAUSTED",
+    UNIMPLEMENTED: "UNIMPLEMENTED",
+    INTERNAL: "INTERNAL",
+    UNAVAILABLE: "UNAVAILABLE",
+}
+"""What people call them; others are said by number."""
+
 _UNITS_NS: Final = {"H": 3600 * 10**9, "M": 60 * 10**9, "S": 10**9, "m": 10**6, "u": 10**3, "n": 1}
 _TIMEOUT_LIMIT_NS: Final = 1 << 62
 _OPENINGS_KEPT: Final = 1024

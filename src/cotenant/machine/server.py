@@ -29,7 +29,7 @@ from cotenant.domain.serving import (
     Waiting,
 )
 from cotenant.domain.value import Value
-from cotenant.format.quantity import format_duration
+from cotenant.format.quantity import round_duration
 from cotenant.machine.lanes import QueueLane
 from cotenant.policy.admit import REQUEST_POLICIES
 from cotenant.policy.predict.service import Drift
@@ -184,8 +184,8 @@ class ServerMachine:
                 self._refuse(actions, event.request, Refusal.OVER_SHARE, foreseen.detail, max(late_ns, patience_ns))
                 return
             if late_ns > 0:
-                detail = f"an answer is expected in {format_duration(foreseen.wait_ns)}, it is wanted within "
-                detail += format_duration(patience_ns)
+                detail = f"an answer is expected in {round_duration(foreseen.wait_ns)}, it is wanted within "
+                detail += round_duration(patience_ns)
                 self._refuse(actions, event.request, Refusal.TOO_LATE, detail, late_ns)
                 return
             heappush(self._deadlines, (deadline, event.request))

@@ -15,7 +15,7 @@ import msgspec
 from cotenant.domain.instant import SECOND_NS
 from cotenant.experiment.lab.dstack_cases import ALL_UNITS, area_of
 from cotenant.experiment.lab.workers import mapping
-from cotenant.experiment.serve.bound import bound, fair_bound
+from cotenant.experiment.serve.gathered import most_in_time
 from cotenant.experiment.serve.simulated import Outcome, ServedModel, Setting, arrivals_of, in_bursts, play, poisson
 from cotenant.experiment.serve.ways import ADMITTED, AWARE, OURS, TEMPORAL, way_of
 
@@ -58,7 +58,7 @@ class Played(msgspec.Struct, frozen=True, kw_only=True):
     way: str
     goodput_per_s: float
     of_bound: float
-    """Of the most rows a second that could be in time, whosever they are."""
+    """Of the most of these requests that could be in time, whosever they are."""
     of_fair_bound: float
     """Of the same, if each model is to have the same part of its requests in time."""
     missed: float
@@ -100,18 +100,17 @@ def play_task(task: Task) -> list[Played]:
         rates = {name: each_units * SECOND_NS / area for name, area in areas.items()}
         rhythms = {name: _RHYTHMS[asked.rhythm](rate) for name, rate in rates.items()}
         arrivals = arrivals_of(rhythms, task.models, setting)
+        bounds = most_in_time(task.models, arrivals, setting)
         for way in task.ways:
             if way.endswith(ADMITTED) and not asked.admitted_too:
                 continue
             outcome = play(task.models, arrivals, way_of(way), setting)
-            found.append(_played(outcome, asked, areas, setting))
+            found.append(_played(outcome, asked, bounds))
     return found
 
 
-def _played(outcome: Outcome, asked: Asked, areas: dict[str, float], setting: Setting) -> Played:
-    offered = {one.name: one.offered * SECOND_NS / setting.for_ns for one in outcome.models}
-    most = sum(bound(areas, offered, setting.all_units).values())
-    fair = sum(fair_bound(areas, offered, setting.all_units).values())
+def _played(outcome: Outcome, asked: Asked, bounds: tuple[float, float]) -> Played:
+    most, fair = bounds
     return Played(
         models=[one.name for one in outcome.models],
         rhythm=asked.rhythm,

@@ -17,7 +17,7 @@ from cotenant.domain.goodput import Verdict
 from cotenant.errors import ConfigError
 from cotenant.format.asking import Asked, http_request
 from cotenant.format.grpc_client import GrpcCaller, call_head, enveloped
-from cotenant.format.grpc_words import DEADLINE_EXCEEDED, OK, RESOURCE_EXHAUSTED, UNAVAILABLE
+from cotenant.format.grpc_words import DEADLINE_EXCEEDED, NAMES, OK, RESOURCE_EXHAUSTED, UNAVAILABLE
 from cotenant.format.http2 import Http2Error
 from cotenant.format.http_answer import AnswerError, AnswerReader
 
@@ -321,7 +321,7 @@ class _GrpcWire:
             verdict = Verdict.ANSWERED if status == OK else Verdict.FAILED
             if status in _GRPC_REFUSED:
                 verdict = Verdict.REFUSED
-            ended.append(Ended(ticket, verdict, str(status)))
+            ended.append(Ended(ticket, verdict, NAMES.get(status, str(status))))
         if not data or (channel.caller.leaving and not channel.tickets):
             for ticket in channel.tickets.values():
                 del self._carries[ticket]

@@ -15,7 +15,7 @@ from cotenant.domain.instant import MILLISECOND_NS, SECOND_NS, Duration, Instant
 from cotenant.live.clock import monotonic_ns
 from cotenant.live.serve.member import Member
 from cotenant.live.serve.parcel import Check, Did, Do, Failed, Hello, Sorry, lay_out, send
-from cotenant.live.serve.team import Crewed, Task, Team
+from cotenant.live.serve.team import Crewed, CrewFigures, Task, Team
 from cotenant.live.serve.work import Job, Outcome, Tell, split
 from cotenant.policy.protect.backoff import delay_ns
 
@@ -53,6 +53,7 @@ class Crew:
         self._leaving: list[Member] = []
         self._ending: dict[asyncio.Future[None], Member] = {}  # another thread is at it: it must not be forgotten
         self._ages: dict[Member, Instant] = {}
+        self._waits = self._waited_ns = self._narrower = self._ended = 0
         self._settled = asyncio.Event()
         self._settled.set()
         self._look: asyncio.TimerHandle | None = loop.call_later(_LOOK_S, self._look_around)
@@ -61,6 +62,10 @@ class Crew:
     def count(self) -> int:
         """Of workers, ready or not."""
         return sum(len(team.members) for team in self._teams.values())
+
+    def figures(self) -> CrewFigures:
+        """For those who look."""
+        return CrewFigures(self.count, self._waits, self._waited_ns, self._narrower, self._ended)
 
     def widths(self) -> list[int]:
         """Of all workers, ready or not."""
@@ -127,6 +132,7 @@ class Crew:
         if member is None or member.width != width:
             self._more(team, width)
         if member is None:
+            self._waits += 1
             team.waiting.append(task)
         else:
             self._begin(team, member, task)
@@ -156,7 +162,10 @@ class Crew:
         except (ValueError, OSError, MemoryError) as error:
             self._fail(task, str(error))
             return
-        task.began = monotonic_ns()
+        now = monotonic_ns()
+        self._waited_ns += now - task.began
+        self._narrower += member.width < task.width
+        task.began = now
         self._doing[member] = task
         try:
             member.tell(Do(job.run.run, job.run.rows, task.began, laid), descriptor)
@@ -251,6 +260,7 @@ class Crew:
         if member not in team.members:
             return
         was_ready = member.hello is not None
+        self._ended += 1
         self._part(team, member)
         why = why or member.ending()
         post = team.post(member.width)

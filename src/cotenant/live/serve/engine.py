@@ -38,8 +38,9 @@ from cotenant.live.serve.figures import ModelFigures
 from cotenant.live.serve.model import Runnable
 from cotenant.live.serve.pending import REFUSED_AS, Looks, Pending, Reply, Served, size_of
 from cotenant.live.serve.regions import Regions
-from cotenant.live.serve.runtime import ModelRuntime, widths_ahead
+from cotenant.live.serve.runtime import ModelRuntime, times_at, widths_ahead
 from cotenant.live.serve.spans import Spans
+from cotenant.live.serve.team import CrewFigures
 from cotenant.live.serve.work import Flow, Job, Outcome, carry_out, failure_of
 from cotenant.machine.server import ServerMachine, ServerSettings
 
@@ -92,6 +93,7 @@ class Engine:
         self._next_key += 1
         self._models[self._next_key] = model
         figures = self.figures.setdefault(model.spec.name, ModelFigures())
+        times = times_at(times, self._runtime.widths(model))
         self._runtime.prepare(model, widths_ahead(self._machine.settings, model.spec, times))
         self._serving[model.spec.name] = Served(model, plan_of(model.spec), figures, Looks())
         self.post(ModelReady(model.spec, self._next_key, times))
@@ -236,6 +238,10 @@ class Engine:
         self.draining = True
         self._when_drained.append(then)
         self.post(Draining())
+
+    def workers(self) -> CrewFigures | None:
+        """What became of worker processes, where there are any."""
+        return self._runtime.figures()
 
     async def settled(self) -> None:
         """Until all that was prepared is ready, as far as it can be."""

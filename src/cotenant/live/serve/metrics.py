@@ -89,6 +89,7 @@ def _families(site: Site, clients: Mapping[str, int]) -> Iterator[Family]:
     yield from _latencies(labels, figures)
     yield from _runs(engine, labels)
     yield from _plan(engine)
+    yield from _workers(engine)
     lag_s = engine.loop_lag_ns / SECOND_NS
     yield "cotenant_serve_loop_lag_seconds", "gauge", "How late the front end was of late, at worst.", [("", lag_s)]
     doors = [(f'{{door="{door}"}}', count) for door, count in clients.items()]
@@ -145,6 +146,25 @@ def _runs(engine: Engine, labels: Mapping[str, str]) -> Iterator[Family]:
         yield f"cotenant_serve_{metric}", "gauge", about, [(f"{{{labels[name]}}}", found[name]) for name in found]
     about = "Units that the device has: cores, or percent of a GPU."
     yield "cotenant_serve_units", "gauge", about, [("", engine.all_units)]
+
+
+def _workers(engine: Engine) -> Iterator[Family]:
+    found = engine.workers()
+    if found is None:
+        return
+    for metric, kind, about, value in (
+        ("workers", "gauge", "Worker processes, ready or not.", found.workers),
+        ("worker_waits_total", "counter", "Runs that found no worker ready.", found.waits),
+        ("worker_wait_seconds_total", "counter", "What runs waited for a worker.", found.waited_ns / SECOND_NS),
+        (
+            "worker_narrower_total",
+            "counter",
+            "Runs done by a narrower worker than they might have had.",
+            found.narrower,
+        ),
+        ("worker_ends_total", "counter", "Workers that ended unasked, or could not start.", found.ended),
+    ):
+        yield f"cotenant_serve_{metric}", kind, about, [("", value)]
 
 
 def _plan(engine: Engine) -> Iterator[Family]:

@@ -7,6 +7,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
+import msgspec
+
 from cotenant.domain.runtimes import RunTimes
 from cotenant.domain.serving import ModelSpec
 from cotenant.format.models import ModelConfig
@@ -16,6 +18,7 @@ from cotenant.live.serve.found import Found
 from cotenant.live.serve.model import LoadFailed, Runnable
 from cotenant.live.serve.onnx import OnnxModel
 from cotenant.live.serve.profiles import cpu_identity
+from cotenant.live.serve.team import CrewFigures
 from cotenant.live.serve.work import Job, Outcome, Tell, TellPart, Workers
 from cotenant.machine.server import ServerSettings
 from cotenant.policy.schedule import SPATIAL, UNDIVIDED
@@ -62,6 +65,10 @@ class ModelRuntime(Protocol):
 
     def give(self, job: Job) -> None:
         """Have a run done, on the loop's thread; its end is told, whatever becomes of it."""
+        ...
+
+    def figures(self) -> CrewFigures | None:
+        """Of worker processes, where there are any."""
         ...
 
     def close(self, *, patient: bool = True) -> None:
@@ -122,6 +129,10 @@ class CpuRuntime:
         assert self._workers is not None
         self._workers.give(job)
 
+    def figures(self) -> CrewFigures | None:
+        """There are none."""
+        return None
+
     def close(self, *, patient: bool = True) -> None:
         """End the threads, after what they have; a thread cannot be ended before."""
         if self._workers is not None and patient:
@@ -135,3 +146,11 @@ def widths_ahead(settings: ServerSettings, spec: ModelSpec, times: RunTimes | No
     if times is None or settings.schedule not in SPATIAL:
         return (min(spec.share, settings.units),)
     return times.widths()
+
+
+def times_at(times: RunTimes | None, widths: Sequence[int]) -> RunTimes | None:
+    """What was measured at these numbers of units: a policy must not choose others, for which nothing is ready."""
+    if times is None:
+        return None
+    kept = tuple(one for one in times.times if one.units in widths)
+    return msgspec.structs.replace(times, times=kept) if kept else None

@@ -24,6 +24,7 @@ from cotenant.live.serve.onnx import DEFAULT_BATCH, takes_batches
 from cotenant.live.serve.onnx import PLATFORM as ONNX_PLATFORM
 from cotenant.live.serve.parcel import Hello, Setup
 from cotenant.live.serve.runtime import REPLAY
+from cotenant.live.serve.team import CrewFigures
 from cotenant.live.serve.triton import as_in_triton
 from cotenant.live.serve.work import Job, Tell, TellPart
 
@@ -205,6 +206,10 @@ class GpuRuntime:
         """Until every worker that was started is ready, or gone."""
         if self._crew is not None:
             await self._crew.settled()
+
+    def figures(self) -> CrewFigures | None:
+        """Of the workers."""
+        return None if self._crew is None else self._crew.figures()
 
     def workers(self) -> list[int]:
         """The widths of all that are there, ready or not."""

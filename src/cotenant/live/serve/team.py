@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from cotenant.domain.instant import Instant
+from cotenant.domain.instant import Duration, Instant
 from cotenant.domain.serving import ModelSpec
 from cotenant.live.clock import monotonic_ns
 from cotenant.live.serve.member import Member
@@ -24,6 +24,20 @@ class Crewed(Protocol):
     def terminate(self, member: Member) -> None:
         """End a worker of it that hangs, so that others are not harmed; takes a while, on any thread."""
         ...
+
+
+class CrewFigures(NamedTuple):
+    """What became of workers and of runs that wanted one, since the beginning."""
+
+    workers: int
+    """That are there, ready or not."""
+    waits: int
+    """Runs that found no worker ready."""
+    waited_ns: Duration
+    narrower: int
+    """Runs that were done by a worker narrower than they might have had."""
+    ended: int
+    """Workers that ended unasked, or could not start."""
 
 
 class Task:

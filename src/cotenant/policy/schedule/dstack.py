@@ -24,6 +24,8 @@ _LITTLE: Final = 0.1
 """Batches and units are chosen again after a session, after this, or when load has moved by a fifth. Our choice."""
 _FRESH_NS: Final = 20 * MILLISECOND_NS
 """For so long is what was looked up about a model's runs used again, whatever they took meanwhile. Our choice."""
+_DOUBTED: Final = 4
+"""By so much may a belief be too high and still be doubted. Our choice."""
 _LAG_PART: Final = 0.25
 """Of the shortest objective, so much at most is kept for lags: the rest would be no time to serve. Our choice."""
 _FULL: Final = 0.95
@@ -105,16 +107,21 @@ class Dstack:
             book.credit[asked.priority] = min(book.credit.get(asked.priority, 0.0) + part, 2.0)
             if book.credit[asked.priority] < 1 and view.free_units < view.all_units:
                 return Foreseen(0, "more is asked for than the device can do, and this model has its part of it")
-        if self._is_free(book, view):
+        if self._is_free(asked, book, view):
             return Foreseen(0)
         finish = self._expected(asked, book, view)
         if finish <= limit(asked) and part < 1:
             book.credit[asked.priority] = max(book.credit[asked.priority] - 1, 0.0)
         return Foreseen(max(finish - view.now, 0))
 
-    def _is_free(self, book: Book, view: View) -> bool:
-        """Whether a request is taken whatever is believed: an idle device, or a model that must be tried again."""
+    def _is_free(self, asked: Waiting, book: Book, view: View) -> bool:
+        """Whether a request is taken though its answer is believed too late: an idle device, or a belief too old.
+
+        Beliefs may be some times too high, not any number of times.
+        """
         if book.lane.waiting or book.lane.running:
+            return False
+        if book.typical_ns(asked.rows, book.widths[-1]) > _DOUBTED * (limit(asked) - view.now):
             return False
         return book.stale(view.now) or not (view.under_way or any(view.lanes))
 

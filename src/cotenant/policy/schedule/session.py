@@ -102,8 +102,8 @@ def _model_plan(one: Planned, objective: str, length_ns: Duration) -> ModelPlan:
     wanted = one.rate * length_ns / SECOND_NS / size.rows
     least = length_ns // spec.slo_ns if spec.slo_ns else 0
     runs = max(least, -int(-wanted // 1), 1)
-    took, high = round_duration(size.typical_ns), round_duration(size.high_ns)
-    why = f"{counted(size.rows, 'row')} on {counted(size.units, 'unit')}: {took}, now and then {high}"
+    took = round_duration(size.typical_ns)
+    why = f"{counted(size.rows, 'row')} on {counted(size.units, 'unit')}: {took}"
     if not spec.slo_ns:
         why += "; it has no objective and fills what others leave"
     elif size.high_ns * 2 <= spec.slo_ns:
@@ -111,5 +111,6 @@ def _model_plan(one: Planned, objective: str, length_ns: Duration) -> ModelPlan:
     elif size.high_ns <= spec.slo_ns:
         why += f", within its {round_duration(spec.slo_ns)}, but who misses one run cannot wait for the next"
     else:
-        why += f", which is more than its {round_duration(spec.slo_ns)}: no way to run it is quicker"
+        at_worst = round_duration(size.high_ns)
+        why += f", at times {at_worst}, which is more than its {round_duration(spec.slo_ns)}: no run is quick enough"
     return ModelPlan(spec.name, size.rows, size.units, size.typical_ns, runs, one.rate, objective, why)
