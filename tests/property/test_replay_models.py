@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 
 from cotenant.apps.softgpu_models import write_models
 from cotenant.domain.replay import ReplayKernel, ReplayModel
+from cotenant.domain.runtimes import RunTime, RunTimes
 from cotenant.domain.tensor import Datatype, TensorSpec
 from cotenant.errors import ConfigError
 from cotenant.experiment.replays import built_in, built_in_model, slowed
 from cotenant.format.replay import SUFFIX, decode_replay, encode_replay, played
+from cotenant.live.serve.runtime import times_at
 from cotenant.live.serve.runtime_gpu import WIDTHS, copies, runs_at_once
 
 KERNELS = st.builds(
@@ -112,3 +114,10 @@ def test_a_worker_is_there_for_every_run_that_may_be_at_once(workers: int, wante
     for width in WIDTHS:
         beside = min(wanted or 100, 100 // width)
         assert copies(width, wanted) == beside
+
+
+@given(st.sets(st.integers(1, 100), min_size=1), st.sets(st.integers(1, 100)))
+def test_a_policy_sees_only_widths_for_which_workers_are_made(measured: set[int], offered: set[int]) -> None:
+    times = RunTimes(100, tuple(RunTime(one, 1, 10, 20) for one in sorted(measured)), knee_units=100)
+    kept = times_at(times, sorted(offered))
+    assert (() if kept is None else kept.widths()) == tuple(sorted(measured & offered))

@@ -21,7 +21,7 @@ def show_goodput(console: Console, report: GoodputReport) -> None:
     loads = sorted({one.load for one in report.cells})
     for arrival in dict.fromkeys(one.arrival for one in report.cells):
         console.print(f"answered in time per second, {arrival}, by part of the capacity:")
-        table = Table("", box=None)
+        table = Table("policy", box=None)
         for name in (*(f"{load:g}" for load in loads), "hold", "/bound", "/default", "kept", "fair", "sim"):
             table.add_column(name, justify="right", no_wrap=True)
         for policy in report.policies:
@@ -30,10 +30,10 @@ def show_goodput(console: Console, report: GoodputReport) -> None:
                 table.add_row(policy.policy, *_row(policy, sorted(cells, key=lambda one: one.load)))
         console.print(table)
     console.print(
-        "hold: at the highest load over the best. /default: from 1.3 of the capacity on. kept: of the admitted,"
+        "hold: at the highest load over the best. /default: from 1.3 of the capacity on. kept: of the admitted, what "
+        "was in time. Each is the least over the loads. sim: at the highest load, if runs took what was measured and "
+        "nothing else took time."
     )
-    console.print("what was in time. Each is the least over the loads. sim: at the highest load, if runs took what was")
-    console.print("measured and nothing else took time.")
     late = sum(one.late_sends for one in report.cells)
     offered = sum(one.offered for one in report.cells)
     console.print(f"The sender was more than 1 ms late with {late} of {offered} requests; latencies begin before that.")

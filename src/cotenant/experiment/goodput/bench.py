@@ -197,8 +197,9 @@ class _Bench:
                 servers[-1].wait()
             tries = []
             for number in range(1, rounds + 1):
-                for arrival, load in self._loads():
-                    self._say(f"round {number} of {rounds}: {arrival}, {load:g} of the capacity")
+                for place, (arrival, load) in enumerate(self._loads(), 1):
+                    step = f"load {place} of {len(ARRIVALS) * len(self._course.loads)}"
+                    self._say(f"round {number} of {rounds}, {step}: {arrival}, {load:g} of the capacity")
                     tries += [self._try(server, arrival, load, number) for server in servers]
             return tries
         finally:
@@ -210,11 +211,13 @@ class _Bench:
         tries = []
         for number in range(1, rounds + 1):
             for name in names:
-                self._say(f"round {number} of {rounds}: {name}")
+                self._say(f"round {number} of {rounds}: {name} ({names.index(name) + 1} of {len(names)}) starts")
                 server = self._arena.open(name)
                 try:
                     server.wait()
-                    tries += [self._try(server, arrival, load, number) for arrival, load in self._loads()]
+                    for arrival, load in self._loads():
+                        self._say(f"round {number} of {rounds}: {name}, {arrival}, {load:g} of the capacity")
+                        tries.append(self._try(server, arrival, load, number))
                 finally:
                     server.stop()
         return tries

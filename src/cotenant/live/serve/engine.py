@@ -38,7 +38,7 @@ from cotenant.live.serve.figures import ModelFigures
 from cotenant.live.serve.model import Runnable
 from cotenant.live.serve.pending import REFUSED_AS, Looks, Pending, Reply, Served, size_of
 from cotenant.live.serve.regions import Regions
-from cotenant.live.serve.runtime import ModelRuntime, widths_ahead
+from cotenant.live.serve.runtime import ModelRuntime, times_at, widths_ahead
 from cotenant.live.serve.spans import Spans
 from cotenant.live.serve.team import CrewFigures
 from cotenant.live.serve.work import Flow, Job, Outcome, carry_out, failure_of
@@ -93,6 +93,7 @@ class Engine:
         self._next_key += 1
         self._models[self._next_key] = model
         figures = self.figures.setdefault(model.spec.name, ModelFigures())
+        times = times_at(times, self._runtime.widths(model))
         self._runtime.prepare(model, widths_ahead(self._machine.settings, model.spec, times))
         self._serving[model.spec.name] = Served(model, plan_of(model.spec), figures, Looks())
         self.post(ModelReady(model.spec, self._next_key, times))

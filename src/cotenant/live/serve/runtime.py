@@ -7,6 +7,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
+import msgspec
+
 from cotenant.domain.runtimes import RunTimes
 from cotenant.domain.serving import ModelSpec
 from cotenant.format.models import ModelConfig
@@ -144,3 +146,11 @@ def widths_ahead(settings: ServerSettings, spec: ModelSpec, times: RunTimes | No
     if times is None or settings.schedule not in SPATIAL:
         return (min(spec.share, settings.units),)
     return times.widths()
+
+
+def times_at(times: RunTimes | None, widths: Sequence[int]) -> RunTimes | None:
+    """What was measured at these numbers of units: a policy must not choose others, for which nothing is ready."""
+    if times is None:
+        return None
+    kept = tuple(one for one in times.times if one.units in widths)
+    return msgspec.structs.replace(times, times=kept) if kept else None

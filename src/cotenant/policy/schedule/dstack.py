@@ -14,10 +14,18 @@ from cotenant.policy.schedule.book import FAR, Book
 from cotenant.policy.schedule.forecast import Forecast
 from cotenant.policy.schedule.order import Doomed, End, Order, Queue, Start, limit, urgency
 from cotenant.policy.schedule.scoreboard import Demand, Scoreboard, parts
-from cotenant.policy.schedule.session import Planned, choose, plan_of, used
+from cotenant.policy.schedule.session import Planned, choose, plan_of, session_ns, used
 
 _REPLAN_NS: Final = 100 * MILLISECOND_NS
-"""So often is load counted and the plan made anew. Our choice."""
+"""So often is load counted, and the device shared out by it. Our choice."""
+_RETHINK_NS: Final = 500 * MILLISECOND_NS
+_MOVED: Final = 1.2
+_LITTLE: Final = 0.1
+"""Batches and units are chosen again after a session, after this, or when load has moved by a fifth. Our choice."""
+_FRESH_NS: Final = 20 * MILLISECOND_NS
+"""For so long is what was looked up about a model's runs used again, whatever they took meanwhile. Our choice."""
+_DOUBTED: Final = 4
+"""By so much may a belief be too high and still be doubted. Our choice."""
 _LAG_PART: Final = 0.25
 """Of the shortest objective, so much at most is kept for lags: the rest would be no time to serve. Our choice."""
 _FULL: Final = 0.95
@@ -32,7 +40,11 @@ class Dstack:
         self._books: dict[int, Book] = {}
         self._guarded: list[Book] = []
         self._board = Scoreboard()
-        self._plan: ServePlan | None = None
+        self._planned: list[Planned] = []
+        self._objective = ""
+        self._all_units = 0
+        self._thought = 0.0
+        self._rethink_at: Instant = NEVER
         self._planned_at: Instant = NEVER
         self._replan_at: Instant = NEVER
         self._used = 0.0
@@ -76,12 +88,14 @@ class Dstack:
         self._board.add(run.key, (run.units or view.all_units) * run.took_ns)
         book = self._books.get(run.key)
         if book is not None:
-            book.learned()
             book.ran_at = view.now
+            if view.now >= book.fresh_until:
+                book.learned()
+                book.fresh_until = view.now + _FRESH_NS
 
     def plan(self) -> ServePlan | None:
         """What it intends."""
-        return self._plan
+        return plan_of(self._objective, self._planned, self._all_units) if self._planned else None
 
     def foresee(self, asked: Waiting, lane: Lane, view: View) -> Foreseen:
         """When it would be answered, in the order in which things will run; and whether others would be late by it."""
@@ -93,16 +107,21 @@ class Dstack:
             book.credit[asked.priority] = min(book.credit.get(asked.priority, 0.0) + part, 2.0)
             if book.credit[asked.priority] < 1 and view.free_units < view.all_units:
                 return Foreseen(0, "more is asked for than the device can do, and this model has its part of it")
-        if self._is_free(book, view):
+        if self._is_free(asked, book, view):
             return Foreseen(0)
         finish = self._expected(asked, book, view)
         if finish <= limit(asked) and part < 1:
             book.credit[asked.priority] = max(book.credit[asked.priority] - 1, 0.0)
         return Foreseen(max(finish - view.now, 0))
 
-    def _is_free(self, book: Book, view: View) -> bool:
-        """Whether a request is taken whatever is believed: an idle device, or a model that must be tried again."""
+    def _is_free(self, asked: Waiting, book: Book, view: View) -> bool:
+        """Whether a request is taken though its answer is believed too late: an idle device, or a belief too old.
+
+        Beliefs may be some times too high, not any number of times.
+        """
         if book.lane.waiting or book.lane.running:
+            return False
+        if book.typical_ns(asked.rows, book.widths[-1]) > _DOUBTED * (limit(asked) - view.now):
             return False
         return book.stale(view.now) or not (view.under_way or any(view.lanes))
 
@@ -125,6 +144,11 @@ class Dstack:
         return finish
 
     def _look(self, asked: Waiting, lane: Lane, view: View) -> Instant:
+        book = self._book(lane, view)
+        if book.units <= view.free_units and not book.lane.running and not any(view.lanes):
+            self._spare_ns = 0
+            lasts_ns = max(book.high_ns(asked.rows, book.units), book.planned_ns)
+            return view.now + lasts_ns + min(2 * view.lag_ns, self._lag_limit_ns)
         ahead = self._forecast(asked, lane, view)
         self._spare_ns = min(ahead.spare_ns // 2, self._spare_ns)
         if ahead.late_ns and ahead.late_ns > self._forecast(None, lane, view).late_ns:
@@ -186,24 +210,35 @@ class Dstack:
         return self._held
 
     def _replan(self, view: View) -> None:
+        """Count what was asked for; think about sizes again where load or models are not what they were."""
         now = view.now
         lanes = view.everyone
         since_ns = now - self._planned_at if self._planned_at != NEVER else 0
-        self._books = {lane.key: self._book(lane, view) for lane in lanes}
-        self._board.turn_over(self._books)
+        if self._books.keys() != {lane.key for lane in lanes}:
+            self._books = {lane.key: self._book(lane, view) for lane in lanes}
+            self._rethink_at = now
         for book in self._books.values():
             book.count(since_ns)
-        objective, planned = choose(lanes, [book.rate for book in self._books.values()], view.all_units)
-        self._used = used(planned, view.all_units)
-        for one in planned:
+        self._planned = [one._replace(rate=self._books[one.lane.key].rate) for one in self._planned]
+        self._used = used(self._planned, view.all_units)
+        if now >= self._rethink_at or not 1 / _MOVED < (self._used + _LITTLE) / (self._thought + _LITTLE) < _MOVED:
+            self._rethink(view)
+        for one in self._planned:
             self._books[one.lane.key].follow(one.size, self._used)
-        self._share_out(planned, view.all_units)
-        slos = [lane.spec.slo_ns for lane in lanes if lane.spec.slo_ns]
-        self._lag_limit_ns = int(min(slos, default=_REPLAN_NS) * _LAG_PART)
+        self._share_out(self._planned, view.all_units)
         self._guarded = [book for book in self._books.values() if book.budget_ns < FAR]
-        self._plan = plan_of(objective, planned, view.all_units)
         self._planned_at = now
         self._replan_at = now + _REPLAN_NS
+
+    def _rethink(self, view: View) -> None:
+        lanes = view.everyone
+        self._board.turn_over(self._books)
+        self._objective, self._planned = choose(lanes, [self._books[lane.key].rate for lane in lanes], view.all_units)
+        self._used = self._thought = used(self._planned, view.all_units)
+        self._all_units = view.all_units
+        slos = [lane.spec.slo_ns for lane in lanes if lane.spec.slo_ns]
+        self._lag_limit_ns = int(min(slos, default=_REPLAN_NS) * _LAG_PART)
+        self._rethink_at = view.now + max(session_ns(lanes), _RETHINK_NS)
 
     def _share_out(self, planned: Sequence[Planned], all_units: int) -> None:
         """Where there is not enough for all, say what part of its requests each may bring."""

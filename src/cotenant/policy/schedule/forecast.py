@@ -36,7 +36,7 @@ class Forecast:
         """Go on until all is answered."""
         order = self._order
         for _ in range(_STEPS):
-            found = order.pick(self._queues)
+            found = order.sketch(self._queues)
             if isinstance(found, Start):
                 self._start(found)
             elif isinstance(found, Doomed):

@@ -105,6 +105,53 @@ class Order:
                 return found
         return None
 
+    def sketch(self, queues: Sequence[Queue]) -> Start | Doomed | None:
+        """As `pick`, for what is only foreseen: on the units that were planned, or those there are; soon found out."""
+        free, now = self.free, self.now
+        if not free:
+            return None
+        until, spare = FAR, FAR
+        for queue in queues:
+            book = queue.book
+            if book.instances and queue.running >= book.instances:
+                continue
+            units = book.units
+            head = queue.waiting[queue.first]
+            left_ns = limit(head) - now - self.margin_ns
+            if units > free:
+                units = self._narrower(book, head.rows, left_ns)
+            if units > free:
+                if until == FAR:
+                    until, spare = self._reservation(units)
+                continue
+            if book.typical_ns(head.rows, book.widest) > left_ns and not book.stale(now):
+                return Doomed(queue, 1)
+            found = self._block(queue, units, left_ns)
+            delays = units > spare and now + book.typical_ns(found.rows, units) > until
+            if not delays and self._within(found):
+                return found
+        return None
+
+    def _narrower(self, book: Book, rows: int, left_ns: Duration) -> int:
+        """The most units that are free and enough for the first request; those planned, if there are none."""
+        for units in reversed(book.widths):
+            if units <= self.free:
+                return units if book.high_ns(rows, units) <= left_ns else book.units
+        return book.units
+
+    def _block(self, queue: Queue, units: int, left_ns: Duration) -> Start:
+        """The largest run of those halved again and again that leaves the first one in time."""
+        book = queue.book
+        waiting = queue.waiting
+        first = queue.first
+        count = 1 if book.single else min(len(waiting) - first, book.cap)
+        while count > 1:
+            rows = sum([one.rows for one in waiting[first : first + count]])
+            if rows <= book.cap and book.high_ns(rows, units) <= left_ns:
+                return Start(queue, count, rows, units)
+            count //= 2
+        return Start(queue, 1, waiting[first].rows, units)
+
     def _fit(self, queue: Queue, units: int, until: Instant) -> Start | None:
         """A run on so many units; none if they are not free, or so few that it had better wait for more."""
         if units > self.free:
