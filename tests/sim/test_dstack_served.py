@@ -23,7 +23,7 @@ def model(draw: st.DrawFn, name: str, all_units: int) -> ServedModel:
     times = []
     for units in widths:
         for rows in (1, 2, 4, 8):
-            speed = min(units, min(width * rows**0.5, all_units)) / all_units
+            speed = min(units, width * rows**0.5, all_units) / all_units
             typical_ns = int((fixed_ms + row_ms * rows**0.9 / speed / 4) * MS)
             times.append(RunTime(units, rows, typical_ns, typical_ns + typical_ns // 20))
     solo_ns = min(one.typical_ns for one in times if one.rows == 1)
