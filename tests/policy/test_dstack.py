@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from cotenant.domain.lane import Ended, GiveUp, Launch, UnderWay, View
 from cotenant.domain.runtimes import RunTime, RunTimes
-from cotenant.domain.serving import ModelSpec, Waiting
+from cotenant.domain.serving import Arrived, Finished, ModelReady, ModelSpec, Run, Waiting
 from cotenant.machine.lanes import QueueLane
+from cotenant.machine.server import ServerMachine, ServerSettings
 from cotenant.policy.schedule.dstack import Dstack
 from cotenant.policy.schedule.goodput import Flow, goodput
 from cotenant.policy.schedule.right_size import EFFICACY, THROUGHPUT, Size, frontier, right_size, sizes
@@ -208,3 +209,33 @@ def test_a_choice_is_possible_whatever_waits(waiting: list[tuple[int, int, int]]
         assert quickest > lanes[found.key - 1].waiting[0].deadline
     else:
         assert found is None
+
+
+@settings(max_examples=10)
+@given(st.integers(1, 4), st.integers(1, 4))
+def test_without_deadlines_the_device_is_filled_by_weight(first: int, second: int) -> None:
+    """Two models that always have something waiting: what each had of the device is as their weights."""
+    server = ServerMachine(ServerSettings(2, schedule="dstack"))
+    for key, weight in ((1, first), (2, second)):
+        server.handle(ModelReady(lane(key, slo_ns=0, weight=weight).spec, key, CPU), now=0)
+    number = 0
+    runs: dict[int, tuple[int, Run]] = {}
+    had = {1: 0, 2: 0}
+
+    def begin(actions: list[Any], now: int) -> None:
+        for one in actions:
+            assert isinstance(one, Run)
+            lasts = int(lane(1).expected_ns(one.rows, one.units))
+            runs[one.run] = (now + lasts, one)
+            had[one.key] += one.units * lasts
+
+    now = 0
+    for _ in range(400):
+        for key in (1, 2):
+            while len(server.lanes()[key - 1].waiting) < 4:
+                number += 1
+                begin(server.handle(Arrived(number, f"m{key}", 1, 0), now=now), now)
+        now, run = min(runs.values(), key=lambda one: one[0])
+        del runs[run.run]
+        begin(server.handle(Finished(run.run, int(lane(1).expected_ns(run.rows, run.units))), now=now), now)
+    assert had[1] / first == pytest.approx(had[2] / second, rel=0.15)

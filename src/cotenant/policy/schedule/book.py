@@ -40,7 +40,7 @@ class Book:
             "planned_ns",
             "thrift",
         ),
-        *("part", "rate", "rates", "fresh_until", "ran_at", "row_ns", "single", "units", "widest", "widths"),
+        *("part", "rate", "rates", "fresh_until", "ran_at", "row_ns", "score", "single", "units", "widest", "widths"),
     )
 
     def __init__(self, lane: Lane, all_units: int) -> None:
@@ -62,6 +62,7 @@ class Book:
         self.rate = 0.0
         self.row_ns: Duration = 0
         self.ran_at: Instant = NEVER
+        self.score = 0.0
         self.fresh_until: Instant = 0
         self.asked: dict[int, int] = {}
         self.rates: dict[int, float] = {}

@@ -61,7 +61,7 @@ class Dstack:
         if not view.free_units:
             return None
         held = self._held_units(view)
-        queues = [Queue(self._book(lane, view), lane.waiting, held.get(lane.key, 0)) for lane in view.lanes]
+        queues = [Queue(self._book(lane, view), lane.waiting, held.get(lane.key, 0), view.now) for lane in view.lanes]
         if len(queues) > 1:
             queues.sort(key=urgency)
         order = self._order(view, idle=len(queues) == 1 and self._used < 0.5)
@@ -89,6 +89,7 @@ class Dstack:
         book = self._books.get(run.key)
         if book is not None:
             book.ran_at = view.now
+            book.score = self._board.served(run.key) / book.lane.spec.weight
             if view.now >= book.fresh_until:
                 book.learned()
                 book.fresh_until = view.now + _FRESH_NS
@@ -165,9 +166,9 @@ class Dstack:
                 longer = list(waiting)
                 insort(longer, own, key=_urgency)
                 waiting, own = longer, None
-            queues.append(Queue(self._book(one, view), waiting, held.get(one.key, 0)))
+            queues.append(Queue(self._book(one, view), waiting, held.get(one.key, 0), view.now))
         if own is not None:
-            queues.append(Queue(self._book(lane, view), [own], held.get(lane.key, 0)))
+            queues.append(Queue(self._book(lane, view), [own], held.get(lane.key, 0), view.now))
         queues.sort(key=urgency)
         ahead = Forecast(self._order(view, idle=False), queues, asked)
         ahead.run()
@@ -233,6 +234,8 @@ class Dstack:
     def _rethink(self, view: View) -> None:
         lanes = view.everyone
         self._board.turn_over(self._books)
+        for key, book in self._books.items():
+            book.score = self._board.served(key) / book.lane.spec.weight
         self._objective, self._planned = choose(lanes, [self._books[lane.key].rate for lane in lanes], view.all_units)
         self._used = self._thought = used(self._planned, view.all_units)
         self._all_units = view.all_units

@@ -12,16 +12,19 @@ from cotenant.policy.schedule.book import FAR, Book
 THRIFT: Final = 1.05
 """A narrower run than planned may take so much more of the device for a row. Our choice."""
 _PATIENCE_NS: Final = SECOND_NS
-"""Without a deadline, a request goes before whatever is due this much later than it came. Nobody waits for ever."""
+"""Without a deadline, a request that waited for this long goes before what came after it. Nobody waits for ever."""
+_FILL: Final = 1 << 60
+"""After every deadline."""
 
 
 class Queue:
     """A model's requests, from one of them on."""
 
-    __slots__ = ("book", "first", "held", "running", "waiting")
+    __slots__ = ("book", "first", "held", "now", "running", "waiting")
 
-    def __init__(self, book: Book, waiting: Sequence[Waiting], held: int) -> None:
+    def __init__(self, book: Book, waiting: Sequence[Waiting], held: int, now: Instant) -> None:
         """All of them; the model's runs hold so many units."""
+        self.now = now
         self.book = book
         self.waiting = waiting
         self.first = 0
@@ -52,11 +55,6 @@ class Doomed(NamedTuple):
 
     queue: Queue
     requests: int
-
-
-def due(one: Waiting) -> Instant:
-    """When it is to be answered; a request without a deadline has patience, not for ever."""
-    return one.since + _PATIENCE_NS if one.deadline == NEVER else one.deadline
 
 
 def limit(one: Waiting) -> Instant:
@@ -253,5 +251,13 @@ class Order:
 
 
 def urgency(queue: Queue) -> Instant:
-    """By when a run of it as planned has to begin."""
-    return due(queue.waiting[queue.first]) - queue.book.lasts_ns
+    """By when a run of it as planned has to begin.
+
+    Who has no deadline fills what the others leave: who had least of the device for its weight first, and one that
+    has waited long before everybody that came after it.
+    """
+    head = queue.waiting[queue.first]
+    if head.deadline != NEVER:
+        return head.deadline - queue.book.lasts_ns
+    patient_until = head.since + _PATIENCE_NS
+    return patient_until if patient_until <= queue.now else _FILL + int(queue.book.score)
