@@ -292,3 +292,16 @@ def test_one_stall_of_the_machine_is_not_taken_for_a_habit() -> None:
     assert ran(server.handle(Arrived(2, "m", 1, 0, 0, 200 * MS), now=SECOND + 810 * MS)) == [(2,)]
     assert server.handle(Arrived(3, "m", 1, 0, 0, 200 * MS), now=SECOND + 811 * MS) == []
     assert ran(server.handle(Finished(2, 10 * MS), now=SECOND + 820 * MS)) == [(3,)]
+
+
+def test_models_come_and_go_between_plans() -> None:
+    server = machine(spec("a", slo_ns=SECOND), spec("b", slo_ns=SECOND), schedule="dstack")
+    for number, name in ((1, "a"), (2, "b")):
+        (run,) = server.handle(Arrived(number, name, 1, 0), now=number * SECOND)
+        assert isinstance(run, Run)
+        server.handle(Finished(run.run, MS), now=number * SECOND + MS)
+    assert [type(one) for one in server.handle(ModelLeaving("a"), now=3 * SECOND)] == [Release]
+    assert ran(server.handle(Arrived(3, "b", 1, 0), now=4 * SECOND)) == [(3,)]
+    server.handle(ModelReady(spec("a"), 7), now=5 * SECOND)
+    server.handle(Finished(3, MS), now=5 * SECOND)
+    assert ran(server.handle(Arrived(4, "a", 1, 0), now=6 * SECOND)) == [(4,)]

@@ -217,6 +217,7 @@ class Dstack:
         since_ns = now - self._planned_at if self._planned_at != NEVER else 0
         if self._books.keys() != {lane.key for lane in lanes}:
             self._books = {lane.key: self._book(lane, view) for lane in lanes}
+            self._planned = [one for one in self._planned if one.lane.key in self._books]
             self._rethink_at = now
         for book in self._books.values():
             book.count(since_ns)
