@@ -15,7 +15,7 @@ from cotenant.errors import ConfigError, WorldError
 from cotenant.live.clock import LiveClock
 from cotenant.live.errand import Outcome
 from cotenant.live.loop import LiveLoop
-from cotenant.live.mps import BACKOFF_CAP_NS, BACKOFF_NS, PIPE_VARIABLE, SOUND_NS, Mps, Program, Servers
+from cotenant.live.mps import BACKOFF_CAP_NS, BACKOFF_NS, PIPE_VARIABLE, SOUND_NS, Mps, Program, Servers, control_of
 from cotenant.live.softgpu import manage
 from tests.live.indoors import SetClock, until
 from tests.live.mps import Stage
@@ -82,6 +82,18 @@ def control_pid(directory: Path) -> int:
 
 def server_pid(loop: Heard) -> int:
     return int(loop.events[-1].detail.split()[-1])
+
+
+def test_a_daemon_that_does_not_hear_is_gone_after_it_was_told_to_go(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cotenant.live.mps._QUIT_S", 0.5)
+    monkeypatch.setattr("cotenant.live.mps._GONE_S", 0.1)
+    program = Program(directory / "mps", os.environ, [directory / "gpu"])
+    servers = program.start()
+    os.kill(servers.control, signal.SIGSTOP)
+    program.quit()
+    until(lambda: control_of(directory / "mps") is None)
 
 
 def test_a_server_that_dies_is_told_of_and_started_again_when_the_node_says_so(directory: Path) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import shutil
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -31,6 +33,7 @@ _PID_FILE: Final = f"{CONTROL}.pid"
 _SOCKET_PATH_LIMIT: Final = 107
 _PATIENCE_S: Final = 60.0
 _QUIT_S: Final = 10.0
+_GONE_S: Final = 5.0
 BACKOFF_NS: Final = 500 * MILLISECOND_NS
 """The first death is mended at once; if it dies again soon, after this, then after twice as much each time."""
 BACKOFF_CAP_NS: Final = 60 * SECOND_NS
@@ -74,8 +77,17 @@ class Program:
         return Servers(control, int(listed[-1]))
 
     def quit(self) -> None:
-        """End the daemon and its server; one that is not there is no error."""
+        """End the daemon and its server; one that is not there is no error, one that does not hear is killed."""
+        control = control_of(self.pipe.parent)
+        held = None if control is None else _hold(control)
         self._run("quit", "-t", "0", patience_s=_QUIT_S)
+        if held is None:
+            return
+        try:
+            if not select.select([held], [], [], _GONE_S)[0]:
+                signal.pidfd_send_signal(held, signal.SIGKILL)
+        finally:
+            os.close(held)
 
     def _run(self, *command: str, patience_s: float = _PATIENCE_S) -> str | None:
         """What it printed; None if it failed. Its words go to a file: a daemon may keep a pipe open for good."""
@@ -140,6 +152,14 @@ def control_of(directory: Path) -> int | None:
     except OSError:
         return None
     return pid
+
+
+def _hold(pid: int) -> int | None:
+    """The process itself, which the number may soon not be; None if it is gone."""
+    try:
+        return os.pidfd_open(pid)
+    except OSError:
+        return None
 
 
 def _line(command: Sequence[str]) -> bytes:
