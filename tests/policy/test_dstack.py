@@ -11,6 +11,7 @@ from cotenant.domain.runtimes import RunTime, RunTimes
 from cotenant.domain.serving import Arrived, Finished, ModelReady, ModelSpec, Run, Waiting
 from cotenant.machine.lanes import QueueLane
 from cotenant.machine.server import ServerMachine, ServerSettings
+from cotenant.policy.schedule.book import Book
 from cotenant.policy.schedule.dstack import Dstack
 from cotenant.policy.schedule.goodput import Flow, goodput
 from cotenant.policy.schedule.right_size import EFFICACY, THROUGHPUT, Size, frontier, right_size, sizes
@@ -52,6 +53,27 @@ def ways() -> st.SearchStrategy[list[Size]]:
         st.integers(1, 10**9),
     )
     return st.lists(size, min_size=1, max_size=20)
+
+
+@given(st.lists(st.tuples(st.integers(0, 300), st.integers(0, 3)), max_size=40))
+def test_what_is_reckoned_with_lies_between_the_usual_and_the_rare(story: list[tuple[int, int]]) -> None:
+    one = lane(1)
+    book = Book(one, 2)
+    for in_time, late in story:
+        before = book.caution
+        book.answered(in_time, late)
+        book.learned()
+        assert one.expected_ns(2, 1) < book.high_ns(2, 1) <= one.high_ns(2, 1)
+        assert book.caution >= before if not in_time else book.caution <= before or late
+
+
+def test_answers_in_time_make_bolder_and_few_late_ones_careful() -> None:
+    book = Book(lane(1), 2)
+    book.answered(500, 0)
+    bolder = book.high_ns(1, 1)
+    book.answered(0, 3)
+    book.learned()
+    assert bolder < book.high_ns(1, 1) == lane(1).high_ns(1, 1)
 
 
 @given(ways(), st.integers(1, 10**9), st.floats(0, 10_000), st.sampled_from([EFFICACY, THROUGHPUT]))

@@ -15,6 +15,10 @@ _LEAST_NS: Final = 150_000_000
 """A rate is counted over about so many rows, for no less than this and no more than a second. Our choice."""
 _STALE_NS: Final = SECOND_NS
 """A model that did not run for so long is tried whatever is believed of it: else a bad hour would never end."""
+_BOLD: Final = 0.001
+_CAREFUL: Final = 0.2
+"""What an answer in time and a late one change: they balance where one in two hundred is late. Our choice."""
+_LEAST_CAUTION: Final = 0.25
 LEAST: Final = 1.05
 WASTE: Final = 1.1
 """When the device is short, a run is made wider to be in time only if it takes no more than this of it. Our choice."""
@@ -31,6 +35,7 @@ class Book:
             "batch",
             "budget_ns",
             "cap",
+            "caution",
             "credit",
             "instances",
             "knee",
@@ -54,6 +59,7 @@ class Book:
         self.instances = lane.spec.instances
         self.single = not lane.spec.max_batch
         self.cap = max(lane.spec.max_batch, 1)
+        self.caution = 1.0
         self.budget_ns: Duration = FAR
         self.own_units: float = FAR
         self.thrift = False
@@ -117,12 +123,17 @@ class Book:
         return found
 
     def high_ns(self, rows: int, units: int) -> Duration:
-        """What a run exceeds once in a hundred."""
+        """What is reckoned with, so that hardly an answer is late: at most what a run exceeds once in a hundred."""
         found = self._high_ns.get((rows, units))
         if found is None:
-            found = max(self.lane.high_ns(rows, units), self.typical_ns(rows, units))
-            self._high_ns[rows, units] = found
+            typical_ns = self.typical_ns(rows, units)
+            beyond_ns = max(self.lane.high_ns(rows, units) - typical_ns, 0)
+            found = self._high_ns[rows, units] = typical_ns + int(self.caution * beyond_ns)
         return found
+
+    def answered(self, in_time: int, late: int) -> None:
+        """Answers in time make it bolder, late ones careful at once: the rare long runs of many do not come together."""
+        self.caution = min(max(self.caution + _CAREFUL * late - _BOLD * in_time, _LEAST_CAUTION), 1.0)
 
     def learned(self) -> None:
         """Its runs are believed to take another time than before."""

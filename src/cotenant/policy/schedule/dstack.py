@@ -89,6 +89,7 @@ class Dstack:
         book = self._books.get(run.key)
         if book is not None:
             book.ran_at = view.now
+            book.answered(run.in_time, run.late)
             book.score = self._board.served(run.key) / book.lane.spec.weight
             if view.now >= book.fresh_until:
                 book.learned()
