@@ -132,7 +132,7 @@ class Book:
         return found
 
     def answered(self, in_time: int, late: int) -> None:
-        """Answers in time make it bolder, late ones careful at once: the rare long runs of many do not come together."""
+        """Answers in time make it bolder, late ones careful at once: rare long runs do not come together."""
         self.caution = min(max(self.caution + _CAREFUL * late - _BOLD * in_time, _LEAST_CAUTION), 1.0)
 
     def learned(self) -> None:
