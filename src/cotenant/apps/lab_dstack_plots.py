@@ -49,7 +49,7 @@ def plotter(directory: Path) -> Callable[[Report], None]:
 
 def _draw_curves(pyplot: Any, path: Path, report: Report) -> str:
     """Each model's latency by share and batch, its knees, and the point with the least of the device for a row."""
-    figure, axes = pyplot.subplots(2, 4, figsize=(15, 7))
+    figure, axes = pyplot.subplots(2, 4, figsize=(15, 7), layout="constrained")
     for axis, model in zip(axes.flat, report.models, strict=False):
         for colour, (batch, curve) in zip(_BATCHES, model.latency_ms.items(), strict=False):
             axis.plot(list(curve), list(curve.values()), color=colour, label=f"batch {batch}")
