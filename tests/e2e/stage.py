@@ -128,7 +128,7 @@ class Stage:
     def json(self, *arguments: str) -> Any:
         """The last line of a command that must succeed."""
         done = self.run(*arguments, "--json")
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == 0, f"{done.stderr}{done.stdout}"
         return json.loads(done.stdout.splitlines()[-1])
 
     def journal(self) -> list[Turn]:
