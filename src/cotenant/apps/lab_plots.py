@@ -4,47 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import html
-import importlib
-import importlib.util
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from cotenant.apps.pyplot import drawn_with, need_matplotlib
 from cotenant.errors import ConfigError
 from cotenant.experiment.lab.device import Evidence, Report
 from cotenant.experiment.lab.judge import relative
 from cotenant.experiment.lab.shares import Curve
 
-_STYLE: Final = {
-    "svg.hashsalt": "cotenant",
-    "svg.fonttype": "none",
-    "font.size": 10,
-    "axes.grid": True,
-    "grid.alpha": 0.3,
-}
 _MODEL, _MEASURED, _FITTED = "#1f6fb4", "#444444", "#d1495b"
 _SERVER_COLOURS: Final = ("#1f6fb4", "#d1495b", "#3a9a5b")
 
 
 def drawing(directory: Path) -> Callable[[], contextlib.AbstractContextManager[Any]]:
     """What gives a pyplot to draw with; ConfigError now, rather than after the work, where it cannot be done."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plots", str(directory), "needs matplotlib: pip install 'cotenant[plots]'")
+    need_matplotlib("--plots", str(directory))
     try:
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "index.html").touch()
     except OSError as error:
         raise ConfigError("--plots", str(directory), f"cannot be written: {error.strerror}; choose another") from None
-
-    @contextlib.contextmanager
-    def begin() -> Iterator[Any]:
-        matplotlib = importlib.import_module("matplotlib")
-        matplotlib.use("svg")
-        pyplot = importlib.import_module("matplotlib.pyplot")
-        with matplotlib.rc_context(_STYLE):
-            yield pyplot
-
-    return begin
+    return drawn_with
 
 
 def plotter(directory: Path) -> Callable[[Report, Evidence], None]:

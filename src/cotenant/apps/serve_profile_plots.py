@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import html
-import importlib
-import importlib.util
 import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from cotenant.apps.pyplot import drawn_with, need_matplotlib
 from cotenant.apps.serve_profile import ProfileOutcome
 from cotenant.errors import ConfigError
 from cotenant.format.runtimes import Profiled
 from cotenant.policy.predict.knee import Knees
 from cotenant.policy.predict.latency import Point, fit_surface
 
-_STYLE: Final = {
-    "svg.hashsalt": "cotenant",
-    "svg.fonttype": "none",
-    "font.size": 10,
-    "axes.grid": True,
-    "grid.alpha": 0.3,
-}
 _STEPS: Final = 100
 
 
@@ -32,8 +24,7 @@ def plotter(file: str) -> Callable[[Sequence[ProfileOutcome]], None]:
     path = Path(file)
     if path.suffix not in (".svg", ".html"):
         raise ConfigError("--plot", file, "name a file that ends in .svg or .html")
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ConfigError("--plot", file, "needs matplotlib: pip install 'cotenant[plots]'")
+    need_matplotlib("--plot", file)
     try:
         path.touch()
     except OSError as error:
@@ -47,11 +38,8 @@ def plotter(file: str) -> Callable[[Sequence[ProfileOutcome]], None]:
 
 
 def _drawn(found: Sequence[tuple[Profiled, Knees]]) -> str:
-    matplotlib = importlib.import_module("matplotlib")
-    matplotlib.use("svg")
-    pyplot = importlib.import_module("matplotlib.pyplot")
     into = io.StringIO()
-    with matplotlib.rc_context(_STYLE):
+    with drawn_with() as pyplot:
         figure, axes = pyplot.subplots(max(len(found), 1), 1, figsize=(8, 4.2 * max(len(found), 1)), squeeze=False)
         for axis, (profiled, knee) in zip(axes[:, 0], found, strict=False):
             _panel(axis, profiled, knee)

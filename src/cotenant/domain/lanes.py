@@ -264,7 +264,7 @@ def _program_group(program: Program, window: Span, starts: Mapping[tuple[int, in
     lanes = [Lane(f"launches, stream {stream}", slices[::-1]) for stream, slices in sorted(rows.items())]
     for kind, name in ((Ask.WAIT, "gate waits"), (Ask.SYNC, "waits for the device")):
         found = [_wait_slice(program, one) for one in program.asked if one.kind is kind]
-        for number, slices in enumerate(_stacked(sorted(_clipped(found, window), key=_by_start))):
+        for number, slices in enumerate(stacked(sorted(_clipped(found, window), key=_by_start))):
             lanes.append(Lane(name if number == 0 else f"{name}, {number + 1}", slices))
     return Group(f"{program.name} ({program.pid})", lanes, [], program.pid)
 
@@ -276,8 +276,8 @@ def _wait_slice(program: Program, one: Asked) -> Slice:
     return Slice(f"gate: {reason}", one.at_ns, one.end_ns, "gate", (("kernel", _name_of(program, one)),))
 
 
-def _stacked(slices: Iterable[Slice]) -> list[list[Slice]]:
-    """Threads may wait at the same time: as many lanes as it takes."""
+def stacked(slices: Iterable[Slice]) -> list[list[Slice]]:
+    """What happens at the same time is side by side: as many lanes as it takes."""
     rows: list[list[Slice]] = []
     for one in slices:
         row = next((row for row in rows if row[-1].end_ns <= one.start_ns), None)

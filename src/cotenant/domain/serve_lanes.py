@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Iterable, Iterator
 from typing import Final
 
-from cotenant.domain.lanes import Facts, Group, Lane, Slice, Span, Track, lay_out
+from cotenant.domain.lanes import Facts, Group, Lane, Slice, Span, Track, lay_out, stacked
 from cotenant.domain.trace import End, Recording, Served, ServedRequest
 
 _REQUEST_LANES: Final = 64
@@ -43,7 +43,7 @@ def _run_lanes(requests: list[ServedRequest], window: Span) -> Iterator[Lane]:
         core = together[0].core
         places.setdefault("runs" if core < 0 else f"runs, core {core}", []).append(_run_slice(together))
     for name, slices in sorted(places.items()):
-        for number, row in enumerate(_stacked(sorted(slices, key=_by_start))):
+        for number, row in enumerate(stacked(sorted(slices, key=_by_start))):
             lane = list(_clipped(row, window))
             if lane:
                 yield Lane(name if number == 0 else f"{name}, {number + 1}", lane)
@@ -105,17 +105,6 @@ def _waiting(requests: list[ServedRequest], window: Span) -> Track:
         waiting += change
         points.append((at_ns, waiting))
     return Track("requests that wait", points)
-
-
-def _stacked(slices: Iterable[Slice]) -> list[list[Slice]]:
-    rows: list[list[Slice]] = []
-    for one in slices:
-        row = next((row for row in rows if row[-1].end_ns <= one.start_ns), None)
-        if row is None:
-            rows.append([one])
-        else:
-            row.append(one)
-    return rows
 
 
 def _clipped(slices: Iterable[Slice], window: Span) -> Iterator[Slice]:

@@ -17,12 +17,12 @@ from cotenant.format.pbtxt import TritonConfig, read_config
 from cotenant.format.replay import SUFFIX
 from cotenant.live.serve.found import Found
 from cotenant.live.serve.model import LoadFailed, Runnable
-from cotenant.live.serve.onnx import DEFAULT_BATCH, PLATFORM, OnnxModel, takes_batches, tensor_specs
+from cotenant.live.serve.onnx import PLATFORM, OnnxModel, tensor_specs
 from cotenant.live.serve.python import PLATFORM as PYTHON
 from cotenant.live.serve.python import PythonModel, models_in
 from cotenant.live.serve.runtime import CpuRuntime, ModelRuntime
 from cotenant.live.serve.sessions import Sessions
-from cotenant.live.serve.triton import as_in_triton
+from cotenant.live.serve.triton import as_in_triton, batch_limit
 
 NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
 MODELS_LIMIT: Final = 4096
@@ -95,13 +95,7 @@ class Repository:
         self, found: Found, config: ModelConfig, triton: TritonConfig | None, sessions: Sessions
     ) -> ModelSpec:
         inputs, outputs = tensor_specs(sessions.takes, sessions.gives)
-        batches = takes_batches(inputs, outputs)
-        wanted = config.max_batch
-        if wanted is None and triton is not None:
-            wanted = triton.max_batch
-        if wanted and not batches:
-            raise LoadFailed(f"a batch of {wanted} is asked for, but not every tensor's first dimension is free")
-        max_batch = wanted if wanted is not None else (DEFAULT_BATCH if batches else 0)
+        max_batch = batch_limit(config, triton, inputs, outputs)
         spec = ModelSpec(found.name, found.version, PLATFORM, inputs, outputs, max_batch)
         if triton is not None:
             spec = as_in_triton(spec, triton)

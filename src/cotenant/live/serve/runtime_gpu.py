@@ -20,12 +20,11 @@ from cotenant.live.serve.found import Found
 from cotenant.live.serve.launch import WHOLE, Launcher, Wish
 from cotenant.live.serve.member import Member, Start
 from cotenant.live.serve.model import LoadFailed, Runnable
-from cotenant.live.serve.onnx import DEFAULT_BATCH, takes_batches
 from cotenant.live.serve.onnx import PLATFORM as ONNX_PLATFORM
 from cotenant.live.serve.parcel import Hello, Setup
 from cotenant.live.serve.runtime import REPLAY
 from cotenant.live.serve.team import CrewFigures
-from cotenant.live.serve.triton import as_in_triton
+from cotenant.live.serve.triton import as_in_triton, batch_limit
 from cotenant.live.serve.work import Job, Tell, TellPart
 
 WIDTHS: Final = (10, 20, 40, 60, 100)
@@ -237,12 +236,6 @@ class GpuRuntime:
 
 def _as_onnx(spec: ModelSpec, config: ModelConfig, triton: TritonConfig | None) -> ModelSpec:
     """With the batch that its owner or its shapes allow, by the rules of the CPU runtime."""
-    batches = takes_batches(spec.inputs, spec.outputs)
-    wanted = config.max_batch
-    if wanted is None and triton is not None:
-        wanted = triton.max_batch
-    if wanted and not batches:
-        raise LoadFailed(f"a batch of {wanted} is asked for, but not every tensor's first dimension is free")
-    max_batch = wanted if wanted is not None else (DEFAULT_BATCH if batches else 0)
+    max_batch = batch_limit(config, triton, spec.inputs, spec.outputs)
     spec = msgspec.structs.replace(spec, platform=ONNX_PLATFORM, max_batch=max_batch)
     return spec if triton is None else as_in_triton(spec, triton)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from cotenant.domain.serving import ModelSpec
 from cotenant.domain.tensor import TensorSpec
+from cotenant.format.models import ModelConfig
 from cotenant.format.pbtxt import TritonConfig
 from cotenant.live.serve.model import LoadFailed
-from cotenant.live.serve.onnx import PLATFORM
+from cotenant.live.serve.onnx import DEFAULT_BATCH, PLATFORM, takes_batches
 
 
 def as_in_triton(spec: ModelSpec, triton: TritonConfig) -> ModelSpec:
@@ -51,3 +54,18 @@ def _agreed(
     if all_needed and by_name:
         raise LoadFailed(f"{side} {next(iter(by_name))!r} of the model is missing in config.pbtxt")
     return tuple(agreed)
+
+
+def batch_limit(
+    config: ModelConfig, triton: TritonConfig | None, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+) -> int:
+    """Rows of a run: as its owner says, else as its Triton config does, else as its shapes allow."""
+    batches = takes_batches(inputs, outputs)
+    wanted = config.max_batch
+    if wanted is None and triton is not None:
+        wanted = triton.max_batch
+    if wanted and not batches:
+        raise LoadFailed(f"a batch of {wanted} is asked for, but not every tensor's first dimension is free")
+    if wanted is not None:
+        return wanted
+    return DEFAULT_BATCH if batches else 0
