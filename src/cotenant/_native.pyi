@@ -172,3 +172,17 @@ def player_play(
     tells: bool,
     /,
 ) -> tuple[bytes, int]: ...
+
+def match_auction(
+    sources: int,
+    sinks: int,
+    supply: Buffer,
+    capacity: Buffer,
+    worth: Buffer,
+    starts: Buffer | None,
+    ends_at: Buffer | None,
+    price: Buffer,
+    step: float,
+    most_bids: int,
+    /,
+) -> tuple[bytes, int, bool]: ...
