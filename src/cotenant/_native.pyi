@@ -172,7 +172,6 @@ def player_play(
     tells: bool,
     /,
 ) -> tuple[bytes, int]: ...
-
 def match_auction(
     sources: int,
     sinks: int,

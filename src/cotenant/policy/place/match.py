@@ -28,6 +28,8 @@ _CANDIDATES: Final = 32
 _SAMPLED: Final = 512
 _BLOCK: Final = 512
 _ROUNDS: Final = 4
+_HELD_WHOLE: Final = 1 << 22
+"""Pairs of which the table is simply made: 16 MiB."""
 
 Array: TypeAlias = Any
 Rows: TypeAlias = Callable[[int, int], Array]
@@ -77,8 +79,8 @@ def match(worth: Array, jobs: Array, gpus: Array, *, gap: float = GAP, price: Ar
 def match_distinct(rows: Rows, jobs: int, gpus: int, *, gap: float = GAP) -> Matching:
     """Each job and each GPU once, no two alike; the whole table is never held."""
     supply, room = np.ones(jobs, np.int32), np.ones(gpus, np.int32)
-    if not jobs or not gpus:
-        return Matching(np.zeros((0, 3), np.int32), 0.0, 0.0, np.zeros(gpus, np.float32), 0)
+    if jobs * gpus <= _HELD_WHOLE:
+        return match(rows(0, jobs), supply, room, gap=gap)
     prices = _coarse_prices(rows, jobs, gpus)
     edges, profit = _candidates(rows, jobs, prices, None)
     best = None
