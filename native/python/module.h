@@ -15,5 +15,6 @@ int ct_add_hook(PyObject *module);
 int ct_add_player(PyObject *module);
 int ct_add_ledger(PyObject *module);
 int ct_add_requests(PyObject *module);
+int ct_add_match(PyObject *module);
 
 #endif

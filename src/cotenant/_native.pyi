@@ -174,3 +174,16 @@ def player_play(
     /,
 ) -> tuple[bytes, int]: ...
 def player_part(player: _Player, first: int, count: int, due_ns: int, /) -> int: ...
+def match_auction(
+    sources: int,
+    sinks: int,
+    supply: Buffer,
+    capacity: Buffer,
+    worth: Buffer,
+    starts: Buffer | None,
+    ends_at: Buffer | None,
+    price: Buffer,
+    step: float,
+    most_bids: int,
+    /,
+) -> tuple[bytes, int, bool]: ...

@@ -11,11 +11,12 @@ TABLE = "IMPLEMENTATIONS"
 SIDES = ("live", "sim")
 
 NATIVE = "_native"
-# The gate for the policy, the device for the simulated world (kernel streams have no time for a wrapper), the pages,
-# the ledger and the soft GPU for the real one; the hook's file lies beside the module, and its bench and the player are
-# driven from C.
+# The gate and the matching for the policies, the device for the simulated world (kernel streams have no time for a
+# wrapper), the pages, the ledger and the soft GPU for the real one; the hook's file lies beside the module, and its
+# bench and the player are driven from C.
 BINDS_NATIVE = (
     "policy/schedule",
+    "policy/place",
     "sim/device",
     "sim/kernels",
     "live/page",

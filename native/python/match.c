@@ -1,0 +1,98 @@
+/* The auction for Python: arrays come as buffers, lots go back as bytes. */
+#include "python/module.h"
+
+#include "match/auction.h"
+
+enum { SUPPLY, CAPACITY, WORTH, STARTS, ENDS_AT, PRICE, BUFFERS };
+
+static int sizes_fit(const struct ma_problem *problem, const Py_buffer *held)
+{
+    Py_ssize_t sources = problem->sources, sinks = problem->sinks;
+    if (sources < 0 || sinks < 0 || held[SUPPLY].len != sources * 4 || held[CAPACITY].len != sinks * 4 || held[PRICE].len != sinks * 4)
+        return 0;
+    if (!held[STARTS].buf)
+        return held[WORTH].len / 4 == sources * sinks && held[WORTH].len % 4 == 0;
+    if (held[STARTS].len != (sources + 1) * 8 || held[ENDS_AT].len != held[WORTH].len || held[WORTH].len % 4)
+        return 0;
+    const int64_t *starts = held[STARTS].buf;
+    const int32_t *ends_at = held[ENDS_AT].buf;
+    int64_t edges = held[WORTH].len / 4;
+    if (starts[0] != 0 || starts[sources] != edges)
+        return 0;
+    for (Py_ssize_t source = 0; source < sources; source++)
+        if (starts[source] > starts[source + 1])
+            return 0;
+    for (int64_t edge = 0; edge < edges; edge++)
+        if (ends_at[edge] < 0 || ends_at[edge] >= sinks)
+            return 0;
+    return 1;
+}
+
+static int none_negative(const Py_buffer *held)
+{
+    const int32_t *counts = held->buf;
+    for (Py_ssize_t place = 0; place < held->len / 4; place++)
+        if (counts[place] < 0)
+            return 0;
+    return 1;
+}
+
+static PyObject *auction_of(const struct ma_problem *problem, float step, long long most_bids, float *price)
+{
+    struct ma_result result;
+    int failed;
+    Py_BEGIN_ALLOW_THREADS
+    failed = ma_auction(problem, step, most_bids, price, &result);
+    Py_END_ALLOW_THREADS
+    if (failed) {
+        ma_free(&result);
+        return PyErr_NoMemory();
+    }
+    PyObject *answer = Py_BuildValue("y#Li", (const char *)result.lots, (Py_ssize_t)((size_t)result.count * sizeof *result.lots),
+                                     (long long)result.bids, result.finished);
+    ma_free(&result);
+    return answer;
+}
+
+static PyObject *match_auction(PyObject *module, PyObject *args)
+{
+    static const int writable[BUFFERS] = {[PRICE] = 1};
+    PyObject *given[BUFFERS], *answer = NULL;
+    Py_buffer held[BUFFERS] = {{0}};
+    struct ma_problem problem = {0};
+    double step;
+    long long most_bids;
+    int buffer;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "iiOOOOOOdL:match_auction", &problem.sources, &problem.sinks, &given[SUPPLY], &given[CAPACITY],
+                          &given[WORTH], &given[STARTS], &given[ENDS_AT], &given[PRICE], &step, &most_bids))
+        return NULL;
+    for (buffer = 0; buffer < BUFFERS; buffer++)
+        if (given[buffer] != Py_None &&
+            PyObject_GetBuffer(given[buffer], &held[buffer], writable[buffer] ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0)
+            goto out;
+    problem.supply = held[SUPPLY].buf;
+    problem.capacity = held[CAPACITY].buf;
+    problem.worth = held[WORTH].buf;
+    problem.starts = held[STARTS].buf;
+    problem.ends_at = held[ENDS_AT].buf;
+    if (!(step > 0) || !sizes_fit(&problem, held) || !none_negative(&held[SUPPLY]) || !none_negative(&held[CAPACITY]))
+        PyErr_SetString(PyExc_ValueError, "sizes must agree, counts be none negative and the step be above 0");
+    else
+        answer = auction_of(&problem, (float)step, most_bids, held[PRICE].buf);
+out:
+    for (buffer = 0; buffer < BUFFERS; buffer++)
+        PyBuffer_Release(&held[buffer]);
+    return answer;
+}
+
+static PyMethodDef methods[] = {
+    {"match_auction", match_auction, METH_VARARGS,
+     "match_auction(sources, sinks, supply, capacity, worth, starts, ends_at, price, step, most_bids) -> (lots, bids, finished)"},
+    {NULL, NULL, 0, NULL},
+};
+
+int ct_add_match(PyObject *module)
+{
+    return PyModule_AddFunctions(module, methods);
+}

@@ -1,0 +1,148 @@
+/* The auction: conserves units, is as good as it says, and finds the optimum of small problems. */
+#include "expect.h"
+#include "match/auction.h"
+
+#include <string.h>
+
+enum { MOST = 6, PAIRS = MOST * MOST };
+
+static uint64_t state = 88172645463325252u;
+
+static uint32_t random_below(uint32_t bound)
+{
+    state ^= state << 13;
+    state ^= state >> 7;
+    state ^= state << 17;
+    return (uint32_t)(state >> 33) % bound;
+}
+
+struct small {
+    int32_t sources, sinks, supply[MOST], capacity[MOST];
+    float worth[PAIRS];
+};
+
+/* The best there is, by trying every way to give away one unit after the other. */
+static double best(struct small *small, int32_t source)
+{
+    while (source < small->sources && !small->supply[source])
+        source++;
+    if (source >= small->sources)
+        return 0;
+    small->supply[source]--;
+    double found = best(small, source); /* this unit stays */
+    for (int32_t sink = 0; sink < small->sinks; sink++) {
+        float worth = small->worth[source * small->sinks + sink];
+        if (!small->capacity[sink] || worth <= 0)
+            continue;
+        small->capacity[sink]--;
+        double with = worth + best(small, source);
+        small->capacity[sink]++;
+        found = with > found ? with : found;
+    }
+    small->supply[source]++;
+    return found;
+}
+
+static double worth_of(const struct small *small, const struct ma_result *result)
+{
+    double sum = 0;
+    int32_t given[MOST] = {0}, taken[MOST] = {0};
+    for (int64_t lot = 0; lot < result->count; lot++) {
+        struct ma_lot one = result->lots[lot];
+        EXPECT(one.source >= 0 && one.source < small->sources && one.sink >= 0 && one.sink < small->sinks && one.count > 0);
+        float worth = small->worth[one.source * small->sinks + one.sink];
+        EXPECT(worth > 0);
+        given[one.source] += one.count;
+        taken[one.sink] += one.count;
+        sum += (double)worth * one.count;
+    }
+    for (int32_t source = 0; source < small->sources; source++)
+        EXPECT(given[source] <= small->supply[source]);
+    for (int32_t sink = 0; sink < small->sinks; sink++)
+        EXPECT(taken[sink] <= small->capacity[sink]);
+    return sum;
+}
+
+static double bound_of(const struct small *small, const float *price)
+{
+    double sum = 0;
+    for (int32_t sink = 0; sink < small->sinks; sink++) {
+        EXPECT(price[sink] >= 0);
+        sum += (double)price[sink] * small->capacity[sink];
+    }
+    for (int32_t source = 0; source < small->sources; source++) {
+        float profit = 0;
+        for (int32_t sink = 0; sink < small->sinks; sink++) {
+            float here = small->worth[source * small->sinks + sink] - price[sink];
+            profit = here > profit && small->capacity[sink] ? here : profit;
+        }
+        sum += (double)profit * small->supply[source];
+    }
+    return sum;
+}
+
+static struct small drawn(void)
+{
+    struct small small = {.sources = 1 + (int32_t)random_below(4), .sinks = 1 + (int32_t)random_below(4)};
+    for (int32_t source = 0; source < small.sources; source++)
+        small.supply[source] = (int32_t)random_below(3);
+    for (int32_t sink = 0; sink < small.sinks; sink++)
+        small.capacity[sink] = (int32_t)random_below(3);
+    for (int32_t pair = 0; pair < small.sources * small.sinks; pair++)
+        small.worth[pair] = random_below(4) ? (float)random_below(1000) / 100 : 0;
+    return small;
+}
+
+static void judge(struct small *small, const int64_t *starts, const int32_t *ends_at, const float *worth)
+{
+    const float step = 0.001f;
+    float price[MOST] = {0};
+    struct ma_problem problem = {small->sources, small->sinks, small->supply, small->capacity, worth, starts, ends_at};
+    struct ma_result result;
+    EXPECT(ma_auction(&problem, step, 1 << 20, price, &result) == 0);
+    EXPECT(result.finished);
+    double got = worth_of(small, &result), most = best(small, 0);
+    EXPECT(got <= most + 1e-3);
+    EXPECT(got >= most - step * 2 * MOST * 2);
+    EXPECT(bound_of(small, price) >= most - 1e-3);
+    ma_free(&result);
+}
+
+int main(void)
+{
+    for (int round = 0; round < 3000; round++) {
+        struct small small = drawn();
+        judge(&small, NULL, NULL, small.worth);
+        int64_t starts[MOST + 1] = {0};
+        int32_t ends_at[PAIRS];
+        float worth[PAIRS];
+        int64_t edges = 0;
+        for (int32_t source = 0; source < small.sources; source++) {
+            for (int32_t sink = 0; sink < small.sinks; sink++)
+                if (small.worth[source * small.sinks + sink] > 0) {
+                    ends_at[edges] = sink;
+                    worth[edges++] = small.worth[source * small.sinks + sink];
+                }
+            starts[source + 1] = edges;
+        }
+        judge(&small, starts, ends_at, worth);
+    }
+    /* Wide rows, so that every block and the rest behind the last are looked at. */
+    enum { WIDTH = 203 };
+    float row[WIDTH], price[WIDTH];
+    int32_t one = 1, room[WIDTH];
+    for (int place = 0; place < WIDTH; place++) {
+        for (int sink = 0; sink < WIDTH; sink++) {
+            row[sink] = sink == place ? 2 : 1;
+            room[sink] = 1;
+            price[sink] = 0;
+        }
+        struct ma_problem problem = {1, WIDTH, &one, room, row, NULL, NULL};
+        struct ma_result result;
+        EXPECT(ma_auction(&problem, 0.1f, 10, price, &result) == 0);
+        EXPECT(result.count == 1 && result.lots[0].sink == place && result.lots[0].price > 1 && result.lots[0].price < 1.2f);
+        ma_free(&result);
+    }
+    puts("match: ok");
+    return 0;
+}

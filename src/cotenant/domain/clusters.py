@@ -1,0 +1,170 @@
+"""What can a cluster be told, and what does it do? Facts come in from nodes and users; decisions go out to them."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+import msgspec
+
+from cotenant.domain.cluster import (
+    GPUS_LIMIT,
+    Attempt,
+    AttemptReport,
+    ClusterSettings,
+    GpuReport,
+    JobSpec,
+    JobTold,
+    Name,
+    Quota,
+)
+from cotenant.domain.instant import Instant
+from cotenant.domain.plan import Reject
+from cotenant.domain.value import Value
+
+Gpus = Annotated[tuple[GpuReport, ...], msgspec.Meta(max_length=GPUS_LIMIT)]
+
+# -- what it is told -------------------------------------------------------------------------------------------------
+
+
+class ClusterStarted(Value, frozen=True, tag="cluster-started"):
+    """The brain runs, for the first time or again. All nodes have their whole lease from now on."""
+
+    settings: ClusterSettings
+    version: str
+    unix_ns: int
+
+
+class NodeTold(Value, frozen=True, tag="node-told"):
+    """A node's whole report: its GPUs and every attempt it knows of. The first one of an epoch is how it joins.
+
+    A node that starts anew has a new epoch, and what it does not name any more has ended there.
+    """
+
+    node: Name
+    epoch: int
+    gpus: Gpus
+    attempts: tuple[AttemptReport, ...] = ()
+
+
+class NodeGone(Value, frozen=True, tag="node-gone"):
+    """A node leaves for good: it has ended all that ran there."""
+
+    node: Name
+
+
+class NodeDrained(Value, frozen=True, tag="node-drained"):
+    """An operator wants a node's jobs elsewhere, and nothing new on it; or takes that back."""
+
+    node: Name
+    on: bool
+    peer: int = 0
+
+
+class JobSubmitted(Value, frozen=True, tag="job-submitted"):
+    """A user brings a job. The same again is the same job: a client that lost the answer may ask twice."""
+
+    spec: JobSpec
+    peer: int = 0
+
+
+class JobCancelled(Value, frozen=True, tag="job-cancelled"):
+    """A user wants a job no more."""
+
+    job: Name
+    peer: int = 0
+
+
+class QuotaSet(Value, frozen=True, tag="quota-set"):
+    """An operator says how much a user may have."""
+
+    quota: Quota
+    peer: int = 0
+
+
+class ClusterWoke(Value, frozen=True, tag="cluster-woke"):
+    """The instant has come that was asked for."""
+
+
+# -- what it does ----------------------------------------------------------------------------------------------------
+
+
+class StartJob(Value, frozen=True, tag="start-job"):
+    """Tell a node to run an attempt on these of its GPUs, from where the job was."""
+
+    node: str
+    attempt: Attempt
+    gpus: tuple[int, ...]
+    share_ppm: int
+    spec: JobSpec
+    progress_ppm: int = 0
+
+
+class StopJob(Value, frozen=True, tag="stop-job"):
+    """Tell a node to end an attempt in good order."""
+
+    node: str
+    attempt: Attempt
+    why: str
+
+
+class AckEnd(Value, frozen=True, tag="ack-end"):
+    """Tell a node that the end of an attempt was taken note of: it need not report it again."""
+
+    node: str
+    attempt: Attempt
+
+
+class Answer(Value, frozen=True, tag="answer"):
+    """Tell whoever asked that it is so, or why not."""
+
+    peer: int
+    reject: Reject | None = None
+
+
+ClusterAction: TypeAlias = StartJob | StopJob | AckEnd | Answer
+
+
+class NodeKept(Value, frozen=True):
+    """A node in a snapshot."""
+
+    node: str
+    epoch: int
+    heard: Instant
+    gpus: Gpus
+    is_drained: bool = False
+    is_silent: bool = False
+
+
+class JobKept(Value, frozen=True):
+    """A job in a snapshot."""
+
+    told: JobTold
+    since: Instant = 0
+    """In its present state."""
+
+
+class ClusterRestored(Value, frozen=True, tag="cluster-restored"):
+    """The state at the head of a new journal segment: replaces all that was known."""
+
+    settings: ClusterSettings
+    nodes: tuple[NodeKept, ...]
+    jobs: tuple[JobKept, ...]
+    quotas: tuple[Quota, ...]
+    next_round: Instant
+    learned: tuple[tuple[str, str, int, int], ...] = ()
+    """Of a job's profile beside online work: what the speeds that were seen say of the predictor's error."""
+    used: tuple[tuple[str, float], ...] = ()
+    """GPU time that users had, for fairness."""
+
+
+ClusterEvent: TypeAlias = (
+    ClusterStarted
+    | ClusterRestored
+    | NodeTold
+    | NodeGone
+    | NodeDrained
+    | JobSubmitted
+    | JobCancelled
+    | QuotaSet
+    | ClusterWoke
+)
