@@ -74,11 +74,12 @@ def test_the_same_twice_gives_the_same() -> None:
 
 
 def test_tables_whose_sizes_disagree_are_refused() -> None:
-    one = np.ones(1, np.int32)
-    price = np.zeros(1, np.float32)
-    for worth, starts, ends_at in (
+    one: Any = np.ones(1, np.int32)
+    price: Any = np.zeros(1, np.float32)
+    given: tuple[tuple[Any, Any, Any], ...] = (
         (np.ones(3, np.float32), None, None),
         (price, np.array([0, 1]), np.array([7], "i4")),
-    ):
+    )
+    for worth, starts, ends_at in given:
         with pytest.raises(ValueError, match="sizes must agree"):
             _native.match_auction(1, 1, one, one, worth, starts, ends_at, price, 0.1, 10)
