@@ -46,8 +46,8 @@ def test_nobody_gets_more_than_alone_and_no_gpu_does_more_than_it_can(load: floa
     alone = TRUTH.together(services, np.full(len(services), load), nobody, np.zeros(len(services)), way)
     assert (alone.slowdown == 1).all()
     assert not alone.rate.any()
-    queued = told.slowdown > 30  # a service that cannot keep up answers fewer requests, and does less
-    assert (told.sm_activity >= alone.sm_activity - 1e-6)[~queued].all()
+    keeps_up = load * told.slowdown < 0.98  # one that cannot answers fewer requests, and does less
+    assert (told.sm_activity >= alone.sm_activity - 1e-6)[keeps_up].all()
     bare = TRUTH.together(nobody, np.zeros(len(services)), trainings, np.ones(len(services)), way)
     assert np.allclose(bare.rate, 1)
 
