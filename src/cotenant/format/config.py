@@ -191,6 +191,12 @@ class RunConfig(Section, frozen=True):
     restart_well: Annotated[
         DurationNs, Meta(description="a program that ran this long ran well: waits and counts begin anew")
     ] = DurationNs(60_000_000_000)
+    start_node: Annotated[
+        str, Meta(pattern=r"^(yes|no)\Z", description="where no node answers, start one: yes or no")
+    ] = "yes"
+    outcome: Annotated[
+        str, Meta(description="file for how it ended and whose doing that was, as JSON; empty: none")
+    ] = ""
 
 
 class Config(Section, frozen=True):
