@@ -81,7 +81,11 @@ def tenant_name(attempt: Attempt, rank: int, ranks: int) -> str:
 def _environment(start: StartJob, record: Record, rank: int) -> dict[str, str]:
     """What a program finds besides what the job wants it to; several find each other as PyTorch's `env://` does."""
     ranks = len(start.gpus)
-    found = {**dict(start.spec.environment), JOB_VARIABLE: start.attempt.job, ATTEMPT_VARIABLE: str(start.attempt.number)}
+    found = {
+        **dict(start.spec.environment),
+        JOB_VARIABLE: start.attempt.job,
+        ATTEMPT_VARIABLE: str(start.attempt.number),
+    }
     if rank == 0:  # one speaks for all
         found[PROGRESS_VARIABLE] = str(record.progress_file)
     if ranks > 1:
