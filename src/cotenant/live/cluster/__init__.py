@@ -1,1 +1,1 @@
-"""How do the machines of a cluster find, trust and obey each other? Sockets, certificates, processes and files."""
+"""How does a cluster live? The brain's door, its certificates and its record; the way of nodes and users to it."""
