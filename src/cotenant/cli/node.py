@@ -27,6 +27,7 @@ def add_commands(commands: Any) -> None:
         "node",
         "protect",
         "control",
+        "cluster",
     )
     node.add_argument(
         "--gpu",
@@ -54,10 +55,13 @@ def add_commands(commands: Any) -> None:
 
 def _node(options: argparse.Namespace) -> int:
     from cotenant.apps.node import serve_node
+    from cotenant.apps.node_join import agent_beside
     from cotenant.live.observe.log import NodeLog
 
     config, where = load(options)
-    serve_node(config, where, NodeLog(config.node.log, where.log))
+    log = NodeLog(config.node.log, where.log)
+    with agent_beside(config.cluster, where, options.config, log.say):
+        serve_node(config, where, log)
     return 0
 
 

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol, TypeAlias
 
+import msgspec
+
 from cotenant.domain.clusters import AckEnd, NodeTold, StartJob, StopJob
 from cotenant.domain.instant import MILLISECOND_NS, Duration, Instant
 from cotenant.errors import CotenantError
@@ -41,33 +43,39 @@ class Brain(Protocol):
         ...
 
 
+class Site(msgspec.Struct, frozen=True):
+    """Where an agent is, and what it is called."""
+
+    name: str
+    """In the cluster."""
+    epoch: int
+    socket: Path
+    """At which this machine's node answers."""
+    lease: Path
+    """The file that keepers go by."""
+    period_ns: Duration
+    """Between two reports, at most."""
+
+
 class Agent:
     """Woken by a loop; `take` is where orders come in."""
 
     def __init__(
         self,
-        name: str,
-        socket: Path,
+        site: Site,
         attempts: Attempts,
         offers: Offers,
         launch: Launch,
-        lease: Path,
         clock: Clock,
-        period_ns: Duration,
-        epoch: int,
         say: Callable[[str], None],
     ) -> None:
-        """The node answers at this socket. `lease` is the file that keepers go by, of the same clock."""
-        self._name = name
-        self._socket = socket
+        """The clock is the one that keepers go by, too."""
+        self._site = site
         self._attempts = attempts
         self._offers = offers
         self._launch = launch
-        self._lease = lease
         self._clock = clock
-        self._period_ns = period_ns
         self._longest_grace_ns = launch.grace_ns
-        self._epoch = epoch
         self._say = say
         self._brain: Brain | None = None
         self._roll: wire.Tenants | None = None
@@ -95,13 +103,14 @@ class Agent:
     def take(self, order: Order) -> None:
         """Do what the brain wants, once; the report that follows says what became of it."""
         self._renew()
-        known = order.attempt.number <= self._seen
+        if isinstance(order, StartJob) and order.epoch != self._site.epoch:
+            return  # it is meant for an agent before this one
+        is_new = order.attempt.number > self._seen
         self._seen = max(self._seen, order.attempt.number)
         match order:
-            case StartJob(epoch=epoch) if epoch != self._epoch or known:
-                pass  # meant for an agent before this one, or overtaken by a later word of the same attempt
             case StartJob():
-                self._start(order)
+                if is_new:  # else it is here, or was, or a later word of it has come before
+                    self._start(order)
             case StopJob(attempt=attempt, why=why):
                 self._attempts.stop(attempt, why)
             case AckEnd(attempt=attempt):
@@ -112,14 +121,14 @@ class Agent:
         """Tell the brain all that is here."""
         now = self._clock.now()
         assert self._brain is not None
-        every_ns = min(self._period_ns, self._brain.lease_ns // _REPORTS_PER_LEASE or self._period_ns)
+        every_ns = min(self._site.period_ns, self._brain.lease_ns // _REPORTS_PER_LEASE or self._site.period_ns)
         self._report_ns = now + every_ns
         self._ask_node()
         if self._roll is None:
             gpus = self._offers.unattended()
         else:
             gpus = self._offers.reports(self._roll, self._attempts.tenants(), monotonic_ns())
-        told = NodeTold(self._name, self._epoch, gpus, self._attempts.reports(now), self._seen)
+        told = NodeTold(self._site.name, self._site.epoch, gpus, self._attempts.reports(now), self._seen)
         self._brain.tell(told)
 
     def _start(self, order: StartJob) -> None:
@@ -136,11 +145,11 @@ class Agent:
             return
         self._leased = brain.leased_until
         self._launch.grace_ns = min(self._longest_grace_ns, brain.grace_ns // _GRACES)
-        write_lease(self._lease, brain.leased_until, brain.grace_ns)
+        write_lease(self._site.lease, brain.leased_until, brain.grace_ns)
 
     def _ask_node(self) -> None:
         try:
-            self._roll = tenants_of(self._socket, _NODE_S)
+            self._roll = tenants_of(self._site.socket, _NODE_S)
         except CotenantError as error:
             self._roll = None
             if str(error) != self._complaint:

@@ -19,6 +19,7 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -40,21 +41,27 @@ _TOLD_DIRECTLY: Final = "its keeper was told to end"
 _ORPHANED: Final = "its keeper was killed"
 
 
-def keep(record: Record, lease: Path) -> None:
+def keep(record: Record, run: Callable[[Order], End]) -> None:
     """Run the attempt to its end; at once nothing if another keeper does, or if it has ended."""
     try:
         lock = os.open(record.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # until this process ends
-    except OSError:  # another has it, or the attempt is forgotten already
+    except OSError:  # the attempt is forgotten already
         return
-    order = record.order()
-    if order is None or record.end() is not None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        order = record.order()
+        if order is None or record.end() is not None:
+            return
+        if record.take_charge() is None:
+            end = run(order)
+        else:
+            clear_away(record.path, order.grace_ns + _LONGER_NS)
+            end = End(JobEnd.EVICTED, _ORPHANED)
+        record.finish(end)
+    except BlockingIOError:  # another has it
         return
-    if record.take_charge() is not None:
-        clear_away(record.path, order.grace_ns + _LONGER_NS)
-        record.finish(End(JobEnd.EVICTED, _ORPHANED))
-        return
-    _Attempt(record, order, lease).run()
+    finally:
+        os.close(lock)
 
 
 class _Attempt:
@@ -71,7 +78,8 @@ class _Attempt:
         self._until_ns: Instant | None = None
         """When what is left is killed."""
 
-    def run(self) -> None:
+    def run(self) -> End:
+        """From its start to its end."""
         signal.pthread_sigmask(signal.SIG_BLOCK, (*_TOLD, signal.SIGCHLD))
         wakeful = signal_descriptor((*_TOLD, signal.SIGCHLD))
         self._look()
@@ -90,7 +98,7 @@ class _Attempt:
         clear_away(self._record.path, _LONGER_NS if None in self._outcomes else 0)
         progress = self._record.progress()
         is_complete = progress is not None and progress.is_complete
-        self._record.finish(end_of(self._outcomes, self._asked, is_complete=is_complete and bool(self._outcomes)))
+        return end_of(self._outcomes, self._asked, is_complete=is_complete and bool(self._outcomes))
 
     def _start(self) -> None:
         order = self._order
@@ -199,7 +207,8 @@ def main(arguments: list[str]) -> int:
     """Be a keeper."""
     attempt, lease = arguments
     name_process("cotenant-keeper")
-    keep(Record(Path(attempt)), Path(lease))
+    record = Record(Path(attempt))
+    keep(record, lambda order: _Attempt(record, order, Path(lease)).run())
     return 0
 
 
