@@ -13,7 +13,7 @@ from cotenant.live.clock import boot_ns
 from cotenant.live.cluster.attempts import Attempts
 from cotenant.live.cluster.keeper import marked
 from cotenant.live.cluster.record import Order, Record, write_lease
-from tests.e2e.stage import alive, until
+from tests.e2e.stage import BOUND_S, alive, until
 
 # Stands in for `cotenant run`: says how its program ended as that does. Its arguments: the file for that, a file into
 # which it writes its number, and what to do: a code to end with, or "wait" to be told.
@@ -51,12 +51,14 @@ class Yard:
         self.home = home
         self.lease = home / "lease"
         self.said: list[str] = []
+        self._agents: list[Attempts] = []
         self.extend()
         self.attempts = self.agent()
 
     def agent(self) -> Attempts:
         """A new agent over what is on disk."""
-        return Attempts(self.home / "attempts", self.lease, self.said.append)
+        self._agents.append(Attempts(self.home / "attempts", self.lease, self.said.append))
+        return self._agents[-1]
 
     def extend(self, lease_ns: int = 600 * SECOND_NS, grace_ns: int = 60 * SECOND_NS) -> None:
         """Give the jobs more time, or none."""
@@ -108,3 +110,5 @@ class Yard:
                 os.kill(keeper.pid, signal.SIGKILL)
             for pid in marked(path):
                 os.kill(pid, signal.SIGKILL)
+        for keeper in [keeper for agent in self._agents for keeper in agent.keepers]:
+            keeper.wait(BOUND_S)

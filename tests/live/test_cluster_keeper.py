@@ -13,9 +13,11 @@ import pytest
 
 from cotenant.domain.cluster import Attempt, JobEnd
 from cotenant.domain.instant import SECOND_NS
+from cotenant.format.outcome import Doing, Outcome
 from cotenant.live.clock import boot_ns
 from cotenant.live.cluster.keeper import marked
 from cotenant.live.cluster.record import End, Record, is_alive
+from cotenant.live.cluster.verdict import end_of
 from tests.e2e.stage import alive, until
 from tests.live.attempts import Yard
 
@@ -34,21 +36,35 @@ def keeper_of(record: Record) -> int:
     return pid
 
 
+def said(doing: Doing, code: int) -> Outcome:
+    return Outcome(code, doing, f"exit {code}")
+
+
 @pytest.mark.parametrize(
-    "what, end",
+    "outcomes, end",
     [
-        (["own:0"], JobEnd.DONE),
-        (["own:3"], JobEnd.FAILED),
-        (["node:143"], JobEnd.EVICTED),
-        (["node:0"], JobEnd.EVICTED),
-        (["refused:75"], JobEnd.REFUSED),
-        (["own:0", "own:0"], JobEnd.DONE),
-        (["own:3", "wait"], JobEnd.FAILED),
-        (["wait", "node:143"], JobEnd.EVICTED),
+        ([said(Doing.OWN, 0)], JobEnd.DONE),
+        ([said(Doing.OWN, 3)], JobEnd.FAILED),
+        ([said(Doing.NODE, 143)], JobEnd.EVICTED),
+        ([said(Doing.NODE, 0)], JobEnd.EVICTED),
+        ([said(Doing.ASKED, 0)], JobEnd.EVICTED),
+        ([said(Doing.REFUSED, 75)], JobEnd.REFUSED),
+        ([None], JobEnd.EVICTED),
+        ([said(Doing.OWN, 0), said(Doing.OWN, 0)], JobEnd.DONE),
+        ([said(Doing.OWN, 0), said(Doing.NODE, 143), said(Doing.OWN, 3)], JobEnd.EVICTED),
+        ([said(Doing.OWN, 3), said(Doing.ASKED, 143)], JobEnd.FAILED),
     ],
 )
-def test_an_end_is_told_apart_by_whose_doing_it_was(yard: Yard, what: list[str], end: JobEnd) -> None:
-    """Of several programs, the first that does not end well ends the others."""
+def test_an_end_is_told_apart_by_whose_doing_it_was(outcomes: list[Outcome | None], end: JobEnd) -> None:
+    """Of several programs the first that does not end well decides: the others were told to end because of it."""
+    assert end_of(outcomes, None, is_complete=False).end is end
+    is_well = all(outcome is not None and outcome.code == 0 for outcome in outcomes)
+    assert end_of(outcomes, "moved", is_complete=False) == End(JobEnd.EVICTED, "moved")
+    assert (end_of(outcomes, "moved", is_complete=True).end is JobEnd.DONE) == is_well
+
+
+@pytest.mark.parametrize("what, end", [(["own:0", "own:0"], JobEnd.DONE), (["wait", "own:3"], JobEnd.FAILED)])
+def test_all_programs_of_an_attempt_end_before_its_end_is_told(yard: Yard, what: list[str], end: JobEnd) -> None:
     record = yard.begin(1, *what)
     report = yard.ended()
     assert report.end is end

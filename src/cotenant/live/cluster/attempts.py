@@ -64,6 +64,8 @@ class Attempts:
         self._lease = lease
         self._say = say
         self._held: dict[Attempt, _Held] = {}
+        self.keepers: list[subprocess.Popen[bytes]] = []
+        """Those that this agent started and that were not yet seen to have ended."""
         directory.mkdir(mode=0o700, exist_ok=True)
         for record in records_in(directory):
             order = record.order()
@@ -113,9 +115,8 @@ class Attempts:
     def tend(self, now: Instant) -> bool:
         """See that each has a keeper until it has ended; whether an end became known."""
         is_news = False
+        self.keepers = [keeper for keeper in self.keepers if keeper.poll() is None]
         for held in self._held.values():
-            if held.process is not None and held.process.poll() is not None:
-                held.process = None
             if held.end is not None:
                 continue
             held.end = held.record.end()
@@ -133,7 +134,7 @@ class Attempts:
         return tuple(held.report() for held in self._held.values())
 
     def _keep(self, held: _Held, now: Instant) -> None:
-        if held.process is not None:
+        if held.process is not None and held.process.poll() is None:
             return
         keeper = held.record.keeper()
         if keeper is not None and is_alive(keeper):
@@ -146,6 +147,7 @@ class Attempts:
             held.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
+        self.keepers.append(held.process)
 
     def _give_up(self, record: Record) -> None:
         self._say(f"the order in {record.path} cannot be read; what runs of it is ended")
