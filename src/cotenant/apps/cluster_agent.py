@@ -13,7 +13,7 @@ import msgspec
 
 from cotenant.domain.instant import SECOND_NS
 from cotenant.errors import ConfigError
-from cotenant.format.config_cluster import ClusterConfig
+from cotenant.format.config_agent import AgentConfig
 from cotenant.live.clock import BootClock, unix_ns
 from cotenant.live.cluster.agent import Agent, Site, next_epoch
 from cotenant.live.cluster.attempts import Attempts
@@ -30,7 +30,7 @@ STANDARD_INPUT = 0
 
 
 def serve_agent(
-    config: ClusterConfig, places: Places, file: str, say: Callable[[str], None], *, until_eof: bool
+    config: AgentConfig, places: Places, file: str, say: Callable[[str], None], *, until_eof: bool
 ) -> None:
     """Take jobs of the cluster until told to stop, or (`until_eof`) until standard input ends.
 
@@ -70,21 +70,21 @@ def serve_agent(
         os.close(lock)
 
 
-def _identity(config: ClusterConfig, path: Path, say: Callable[[str], None]) -> Identity:
+def _identity(config: AgentConfig, path: Path, say: Callable[[str], None]) -> Identity:
     """Who this machine is in the cluster; it joins where it has not yet."""
     if not config.join:
-        raise ConfigError("cluster.join", "", "say where the cluster's brain is, as in: --join brain:7070")
-    name = check_name(config.node_name or socket.gethostname(), "cluster.node_name")
+        raise ConfigError("agent.join", "", "say where the cluster's brain is, as in: --join brain:7070")
+    name = check_name(config.node_name or socket.gethostname(), "agent.node_name")
     if path.exists():
         identity = read_identity(path)
         if identity.name == name:
             return msgspec.structs.replace(identity, brain=config.join)
         if not config.join_token_file:
             remedy = f"this machine has joined as {identity.name!r}; keep that name, or join anew with a token"
-            raise ConfigError("cluster.node_name", name, remedy)
+            raise ConfigError("agent.node_name", name, remedy)
     if not config.join_token_file:
         remedy = "this machine has not joined yet; name the file with a join token: --join-token-file FILE"
-        raise ConfigError("cluster.join", config.join, remedy)
+        raise ConfigError("agent.join", config.join, remedy)
     return enrol(config.join, read_token(Path(config.join_token_file)), name, path, say)
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from cotenant.domain.instant import SECOND_NS
 from cotenant.format.config import plain
-from cotenant.format.config_cluster import ClusterConfig
+from cotenant.format.config_agent import AgentConfig
 from cotenant.live.clock import monotonic_ns
 from cotenant.live.directory import Places
 from cotenant.policy.protect.backoff import delay_ns
@@ -23,7 +23,7 @@ _LAST_S: Final = 5.0
 
 
 @contextmanager
-def agent_beside(config: ClusterConfig, places: Places, file: str, say: Callable[[str], None]) -> Iterator[None]:
+def agent_beside(config: AgentConfig, places: Places, file: str, say: Callable[[str], None]) -> Iterator[None]:
     """Nothing, where the machine is in no cluster."""
     if not config.join:
         yield

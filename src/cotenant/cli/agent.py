@@ -10,7 +10,7 @@ from cotenant.cli.command import add_command, load, say
 
 def add_agent(commands: Any) -> None:
     about = "Take jobs of a cluster; `cotenant node --join` starts this by itself."
-    agent = add_command(commands, "agent", about, _agent, "directories", "cluster")
+    agent = add_command(commands, "agent", about, _agent, "directories", "agent")
     agent.add_argument("--until-eof", action="store_true", help="stop when standard input ends")
 
 
@@ -18,5 +18,5 @@ def _agent(options: argparse.Namespace) -> int:
     from cotenant.apps.cluster_agent import serve_agent
 
     config, where = load(options)
-    serve_agent(config.cluster, where, options.config, say, until_eof=options.until_eof)
+    serve_agent(config.agent, where, options.config, say, until_eof=options.until_eof)
     return 0

@@ -27,7 +27,7 @@ def add_commands(commands: Any) -> None:
         "node",
         "protect",
         "control",
-        "cluster",
+        "agent",
     )
     node.add_argument(
         "--gpu",
@@ -60,7 +60,7 @@ def _node(options: argparse.Namespace) -> int:
 
     config, where = load(options)
     log = NodeLog(config.node.log, where.log)
-    with agent_beside(config.cluster, where, options.config, log.say):
+    with agent_beside(config.agent, where, options.config, log.say):
         serve_node(config, where, log)
     return 0
 

@@ -14,7 +14,7 @@ from cotenant.format.toml import DurationNs, Section
 _SHORTEST_NS: Final = 20 * MILLISECOND_NS
 
 
-class ClusterConfig(Section, frozen=True):
+class AgentConfig(Section, frozen=True):
     """Of which cluster this machine is a node, and how it runs jobs of it."""
 
     join: Annotated[str, Meta(description="HOST:PORT of the cluster's brain; empty: this machine is in no cluster")] = (
@@ -32,12 +32,12 @@ class ClusterConfig(Section, frozen=True):
     ] = DurationNs(10 * SECOND_NS)
 
 
-def validate_cluster(config: ClusterConfig) -> None:
+def validate_agent(config: AgentConfig) -> None:
     """Refuse what cannot be."""
     if config.report_period < _SHORTEST_NS:
         remedy = f"must be at least {format_duration(_SHORTEST_NS)}"
-        raise ConfigError("cluster.report_period", format_duration(config.report_period), remedy)
+        raise ConfigError("agent.report_period", format_duration(config.report_period), remedy)
     if not config.join and (config.join_token_file or config.node_name):
         named = "join_token_file" if config.join_token_file else "node_name"
         remedy = "says nothing without the brain's address; add --join HOST:PORT"
-        raise ConfigError(f"cluster.{named}", getattr(config, named), remedy)
+        raise ConfigError(f"agent.{named}", getattr(config, named), remedy)
