@@ -29,9 +29,7 @@ from cotenant.live.process import name_process
 STANDARD_INPUT = 0
 
 
-def serve_agent(
-    config: AgentConfig, places: Places, file: str, say: Callable[[str], None], *, until_eof: bool
-) -> None:
+def serve_agent(config: AgentConfig, places: Places, file: str, say: Callable[[str], None], *, until_eof: bool) -> None:
     """Take jobs of the cluster until told to stop, or (`until_eof`) until standard input ends.
 
     `file` is the config file that was named. The jobs go on: the next agent finds them, or their lease runs out.
