@@ -110,5 +110,5 @@ class Yard:
                 os.kill(keeper.pid, signal.SIGKILL)
             for pid in marked(path):
                 os.kill(pid, signal.SIGKILL)
-        for keeper in [keeper for agent in self._agents for keeper in agent.keepers]:
-            keeper.wait(BOUND_S)
+        for process in [process for agent in self._agents for process in agent.keepers]:
+            process.wait(BOUND_S)
