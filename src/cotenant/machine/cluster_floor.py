@@ -27,7 +27,19 @@ _HEALTHY: Final = GpuCondition.HEALTHY
 class Node:
     """A node, as far as it was heard of."""
 
-    __slots__ = ("attempts", "base", "busy", "epoch", "gpus", "heard", "is_drained", "is_silent", "name", "rank", "strays")
+    __slots__ = (
+        "attempts",
+        "base",
+        "busy",
+        "epoch",
+        "gpus",
+        "heard",
+        "is_drained",
+        "is_silent",
+        "name",
+        "rank",
+        "strays",
+    )
 
     def __init__(self, name: str, epoch: int, gpus: tuple[GpuReport, ...], now: Instant) -> None:
         self.name = name

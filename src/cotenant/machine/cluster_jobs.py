@@ -104,7 +104,14 @@ class Job:
         """As it stands in a snapshot."""
         kept_on = "" if self.kept_on is None else self.kept_on.name
         return JobKept(
-            self.told(), self.since, self.after, self.is_known, self.is_cancelled, self.stop, self.kept, kept_on,
+            self.told(),
+            self.since,
+            self.after,
+            self.is_known,
+            self.is_cancelled,
+            self.stop,
+            self.kept,
+            kept_on,
             self.rate_ppm,
         )
 
