@@ -118,11 +118,10 @@ class Floor:
             self._lay_out()
             return True
         opened = False
-        index = 0
-        for was, report in zip(before, gpus, strict=True):
+        for index, report in enumerate(gpus):
+            was = before[index]
             if was is not report and was != report:
                 opened |= self._tell_one(node, index, report)
-            index += 1
         return opened
 
     def _tell_one(self, node: Node, index: int, report: GpuReport) -> bool:
