@@ -109,27 +109,27 @@ class BrainDoor:
 
     # -- what the machine decided --------------------------------------------------------------------------------
 
-    def start(self, action: StartJob) -> None:
+    def start(self, order: StartJob) -> None:
         """Tell a node to run an attempt."""
-        self._order(action)
+        self._order(order)
 
-    def stop(self, action: StopJob) -> None:
+    def stop(self, order: StopJob) -> None:
         """Tell a node to end an attempt."""
-        self._order(action)
+        self._order(order)
 
-    def acknowledge(self, action: AckEnd) -> None:
+    def acknowledge(self, order: AckEnd) -> None:
         """Tell a node that an end was taken note of."""
-        self._order(action)
+        self._order(order)
 
-    def answer(self, action: Answer) -> None:
+    def answer(self, answer: Answer) -> None:
         """Tell whoever asked."""
-        if peer := self._peers.get(action.peer):
-            self._send(peer, wire.Done() if action.reject is None else wire.Refused(action.reject))
+        if peer := self._peers.get(answer.peer):
+            self._send(peer, wire.Done() if answer.reject is None else wire.Refused(answer.reject))
 
-    def _order(self, action: StartJob | StopJob | AckEnd) -> None:
+    def _order(self, order: StartJob | StopJob | AckEnd) -> None:
         """Nothing is kept for a node that is away: the machine repeats itself when it reports."""
-        if peer := self._nodes.get(action.node):
-            self._send(peer, wire.Order(action))
+        if peer := self._nodes.get(order.node):
+            self._send(peer, wire.Order(order))
 
     # -- time ----------------------------------------------------------------------------------------------------
 
