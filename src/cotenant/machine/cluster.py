@@ -29,6 +29,7 @@ from cotenant.domain.clusters import (
 from cotenant.domain.instant import NEVER, SECOND_NS, Instant
 from cotenant.domain.plan import Reason
 from cotenant.machine.cluster_floor import Node
+from cotenant.machine.cluster_invariants import check
 from cotenant.machine.cluster_jobs import restored
 from cotenant.machine.cluster_nodes import Nodes
 from cotenant.machine.cluster_rounds import hold_round
@@ -100,6 +101,10 @@ class ClusterMachine(ClusterState):
             self.discarded,
             self.moved,
         )
+
+    def check(self) -> None:
+        """Raise `InvariantError` with the story if any promise of this machine is broken."""
+        check(self)
 
     # -- the whole of it -------------------------------------------------------------------------------------------
 
