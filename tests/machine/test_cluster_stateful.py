@@ -386,4 +386,4 @@ class ClusterLife(RuleBasedStateMachine):
 
 
 TestClusterLife = ClusterLife.TestCase
-TestClusterLife.settings = settings(max_examples=examples(25, 2000), stateful_step_count=60, deadline=None)
+TestClusterLife.settings = settings(max_examples=examples(25, 400), stateful_step_count=60, deadline=None)
