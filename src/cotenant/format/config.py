@@ -15,6 +15,7 @@ from cotenant.domain.protect import OnPressure, ProtectLimits
 from cotenant.domain.tenant import NAME_LIMIT, NAME_PATTERN, Kind
 from cotenant.errors import ConfigError
 from cotenant.format.config_agent import AgentConfig, validate_agent
+from cotenant.format.config_cluster import ClusterConfig, validate_cluster
 from cotenant.format.config_control import CONTROL, ControlConfig, validate_control
 from cotenant.format.config_protect import PROTECT, ProtectConfig, validate_protection
 from cotenant.format.quantity import format_duration, format_share, format_size
@@ -210,6 +211,7 @@ class Config(Section, frozen=True):
     gpu: tuple[GpuConfig, ...] = ()
     control: ControlConfig = ControlConfig()
     agent: AgentConfig = AgentConfig()
+    cluster: ClusterConfig = ClusterConfig()
 
 
 def decode_config(text: str, where: str) -> Config:
@@ -234,6 +236,7 @@ def validate(config: Config) -> None:
     validate_protection(config.protect)
     validate_control(config.control)
     validate_agent(config.agent)
+    validate_cluster(config.cluster)
     names = [gpu.name for gpu in config.gpu]
     for name in names:
         if names.count(name) > 1:
@@ -260,7 +263,7 @@ def plain(value: object) -> Any:
 def encode_config(config: Config, sources: dict[str, str] | None = None) -> str:
     """The config as TOML that reads back to the same; a comment says where each value came from."""
     lines: list[str] = []
-    for section in ("directories", "node", "run", "protect", "control", "agent"):
+    for section in ("directories", "node", "run", "protect", "control", "agent", "cluster"):
         lines.append(f"[{section}]")
         part = getattr(config, section)
         for field in part.__struct_fields__:

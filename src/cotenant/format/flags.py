@@ -19,6 +19,7 @@ from cotenant.format.config import (
     plain,
 )
 from cotenant.format.config_agent import AgentConfig
+from cotenant.format.config_cluster import ClusterConfig
 from cotenant.format.config_control import ControlConfig
 from cotenant.format.config_protect import ProtectConfig
 from cotenant.format.toml import DurationNs, Section, ShareOfWhole, SizeBytes, decode_quantity, explain_value, line_of
@@ -35,6 +36,7 @@ SECTIONS: Final[dict[str, type[Section]]] = {
     "protect": ProtectConfig,
     "control": ControlConfig,
     "agent": AgentConfig,
+    "cluster": ClusterConfig,
 }
 
 
