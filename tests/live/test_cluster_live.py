@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 JOBS = [f"job-{number:02d}" for number in range(20)]
 NODES = ("n1", "n2", "n3")
 GIB = 1 << 30
-PATIENCE_S = 300.0
+PATIENCE_S = 60.0
 
 
 def requests_served(stage: Stage) -> int:

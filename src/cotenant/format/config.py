@@ -210,8 +210,8 @@ class Config(Section, frozen=True):
     protect: ProtectConfig = ProtectConfig()
     gpu: tuple[GpuConfig, ...] = ()
     control: ControlConfig = ControlConfig()
-    cluster: ClusterConfig = ClusterConfig()
     agent: AgentConfig = AgentConfig()
+    cluster: ClusterConfig = ClusterConfig()
 
 
 def decode_config(text: str, where: str) -> Config:
@@ -263,7 +263,7 @@ def plain(value: object) -> Any:
 def encode_config(config: Config, sources: dict[str, str] | None = None) -> str:
     """The config as TOML that reads back to the same; a comment says where each value came from."""
     lines: list[str] = []
-    for section in ("directories", "node", "run", "protect", "control", "cluster", "agent"):
+    for section in ("directories", "node", "run", "protect", "control", "agent", "cluster"):
         lines.append(f"[{section}]")
         part = getattr(config, section)
         for field in part.__struct_fields__:

@@ -35,8 +35,8 @@ SECTIONS: Final[dict[str, type[Section]]] = {
     "run": RunConfig,
     "protect": ProtectConfig,
     "control": ControlConfig,
-    "cluster": ClusterConfig,
     "agent": AgentConfig,
+    "cluster": ClusterConfig,
 }
 
 
