@@ -19,6 +19,7 @@ from cotenant.live.cluster.places import operator_of
 from cotenant.live.cluster.record import Record
 from cotenant.live.softgpu import manage
 from tests.e2e.stage import Stage, alive, until
+from tests.live.softgpus import PROGRAMS
 
 # Appends a line for every step to its log, which is also what it goes on from: a step and the memory of it are one
 # write. Half way it waits for a file, so that a test can be sure to meet it there. Whoever runs at the same time as
@@ -52,8 +53,7 @@ while done < steps and not told:
 sys.exit(0 if done == steps else 1)
 """
 STEPS = 12
-# An online service: a request now and then, each told of, with a kernel's worth of nothing in it.
-SERVICE = "import cotenant, time\nwhile True:\n    cotenant.request.ended(1_000_000)\n    time.sleep(0.05)\n"
+SERVICE = (sys.executable, str(PROGRAMS / "service.py"))
 
 
 class Line(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from itertools import pairwise
 
 import pytest
@@ -63,8 +62,8 @@ def test_jobs_are_placed_evicted_and_resumed_and_whoever_is_killed_nothing_is_lo
 def story(cluster: Cluster) -> None:
     daemons = {name: cluster.start_node(name) for name in NODES}
     for stage in cluster.nodes.values():
-        given = ("--online", "--slo", "50ms", "--memory", "1GiB", "--gpu", "soft:0", "--hook", "off")
-        stage.tenant("web", *given, "--", sys.executable, "-c", SERVICE)
+        given = ("--online", "--slo", "50ms", "--memory", "1GiB", "--gpu", "soft:0")
+        stage.tenant("web", *given, "--", *SERVICE)
     slots = {name: cluster.nodes[name].slots()["web"] for name in NODES}
     for name in JOBS:
         cluster.submit(name, 8 * GIB)
