@@ -62,7 +62,7 @@ _LOOK_S = 0.2
 
 
 def eventually(wanted: Callable[[], Any]) -> Any:
-    """As `until`, looking seldom: each look at the brain is a TLS handshake, and the machine has better things to do."""
+    """As `until`, looking seldom: each look at the brain is a handshake, and the machine has better things to do."""
     deadline = time.monotonic() + PATIENCE_S
     while not (answer := wanted()):
         assert time.monotonic() < deadline, f"waited {PATIENCE_S:.0f} s in vain"
