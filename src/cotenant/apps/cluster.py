@@ -78,7 +78,7 @@ def open_brain(config: ClusterConfig, places: Places, log: NodeLog, *, accept_da
     own = brain_places(places)
     make_directory(places.state, "directories.state")
     make_directory(own.folder, "directories.state")
-    lock = take_lock(own.lock, "brain")
+    lock = take_lock(own.lock, "a brain")
     close_directory(own.folder, "directories.state")
     listener = listen_at(config.listen, "cluster.listen", BACKLOG)
     figures = listen_at(config.metrics, "cluster.metrics", CONNECTIONS) if config.metrics else None

@@ -18,6 +18,7 @@ from cotenant.format.config import (
     RunConfig,
     plain,
 )
+from cotenant.format.config_agent import AgentConfig
 from cotenant.format.config_cluster import ClusterConfig
 from cotenant.format.config_control import ControlConfig
 from cotenant.format.config_protect import ProtectConfig
@@ -34,6 +35,7 @@ SECTIONS: Final[dict[str, type[Section]]] = {
     "run": RunConfig,
     "protect": ProtectConfig,
     "control": ControlConfig,
+    "agent": AgentConfig,
     "cluster": ClusterConfig,
 }
 

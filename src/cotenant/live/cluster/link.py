@@ -135,7 +135,8 @@ class BrainLink:
         self._connecting = None
         try:
             connecting.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._identity = read_identity(self._identity.path)  # somebody may have joined anew meanwhile
+            fresh = read_identity(self._identity.path)  # somebody may have joined anew meanwhile
+            self._identity = msgspec.structs.replace(fresh, brain=self._identity.brain)
             secured = client_context(self._identity).wrap_socket(connecting, do_handshake_on_connect=False)
         except (OSError, CotenantError) as error:
             connecting.close()
