@@ -12,7 +12,7 @@ def test_hard_constraints() -> None:
     story = Story(slowdown_limit_ppm=100_000_000)
     story.join("a", small)
     story.join("b", served, replaced(GPU, condition=GpuCondition.UNHEALTHY), replaced(GPU, offer_ppm=0))
-    wants = {
+    wants: dict[str, dict[str, object]] = {
         "memory": {"memory_bytes": 5 * GIB},
         "type": {"types": ("T4",)},
         "share": {"least_ppm": 400_000},
@@ -20,7 +20,7 @@ def test_hard_constraints() -> None:
         "gang": {"gpus": 2},
         "nowhere": {"types": ("H100",)},
     }
-    found = {}
+    found: dict[str, tuple[str, tuple[int, ...]]] = {}
     for name, given in wants.items():
         story.submit(name, **given)
         found |= starts(story.until(story.now_s + 11))

@@ -111,5 +111,5 @@ def why_closed(node: Node, gpu: int) -> str:
     if node.is_drained:
         return "of a drained node"
     if report.condition is not GpuCondition.HEALTHY:
-        return report.condition.value
+        return str(report.condition.value)
     return "" if report.offer_ppm else "without anything on offer"
