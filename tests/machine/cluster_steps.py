@@ -73,7 +73,7 @@ class Story:
         known = self.told[name]
         return self.tell(NodeTold(name, known.epoch, known.gpus, attempts, seen))
 
-    def submit(self, name: str, user: str = "ann", **given: object) -> JobSpec:
+    def submit(self, name: str, user: str = "ann", /, **given: object) -> JobSpec:
         spec = JobSpec(name, user, **given)  # type: ignore[arg-type]
         self.tell(JobSubmitted(spec))
         return spec

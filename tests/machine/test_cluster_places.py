@@ -69,7 +69,7 @@ def test_a_quota_holds_at_each_start_and_takes_nothing_away() -> None:
     story.tell(QuotaSet(Quota("ann", 1)))
     for name in ("one", "two"):
         story.submit(name)
-    story.submit("other", user="bob")
+    story.submit("other", "bob")
     assert sorted(starts(story.until(5))) == ["one", "other"]
     assert story.job("two").why == "ann holds 1 GPU of a quota of 1"
     story.tell(QuotaSet(Quota("ann", 0)))
@@ -93,7 +93,7 @@ def test_users_who_had_less_come_first_if_that_is_asked_for() -> None:
     (order,) = story.until(5)
     story.report("a", runs(order), seen=1)
     story.submit("more")
-    story.submit("newcomer", user="bob")
+    story.submit("newcomer", "bob")
     story.until(100)
     story.report("a", runs(order, end=JobEnd.DONE), seen=1)
     assert list(starts(story.until(111))) == ["newcomer"]
