@@ -155,3 +155,21 @@ def test_kinds_follow_what_is_avoided() -> None:
     story.submit("job", avoid=("ads",), least_ppm=1_000_000)
     story.until(5)
     assert [kind.named for kind in story.machine.floor.kinds if kind.named] == [("ads",)]
+
+
+def test_what_is_not_known_is_put_beside_online_work_last_and_not_never() -> None:
+    story = Story()
+    stranger = OnlineUse("stranger", TaskUse(active_ppm=500_000))
+    story.join("a", replaced(GPU, online=(stranger,), offer_ppm=800_000))
+    story.join("b")
+    story.submit("unknown")
+    story.submit("another")
+    assert starts(story.until(2)) == {"unknown": ("b", (0,)), "another": ("a", (0,))}
+
+
+def test_what_is_known_to_slow_online_work_too_much_is_not_put_there() -> None:
+    story = Story(slowdown_limit_ppm=0)
+    story.join("a", replaced(GPU, online=(BUSY,), offer_ppm=500_000))
+    story.submit("heavy", use=TaskUse(1_000_000, ((1_000_000, 1_000_000),), 1_000_000, 5_000_000, active_ppm=1_000_000))
+    assert starts(story.until(30)) == {}
+    assert story.job("heavy").why == ("none of 1 open GPU will do: 1 would make online work too slow, as foretold")
