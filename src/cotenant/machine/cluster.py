@@ -29,10 +29,12 @@ from cotenant.domain.clusters import (
 from cotenant.domain.instant import NEVER, SECOND_NS, Instant
 from cotenant.domain.plan import Reason
 from cotenant.machine.cluster_floor import Node
-from cotenant.machine.cluster_jobs import restored
+from cotenant.machine.cluster_invariants import check
+from cotenant.machine.cluster_jobs import Job, restored
 from cotenant.machine.cluster_nodes import Nodes
 from cotenant.machine.cluster_rounds import hold_round
 from cotenant.machine.cluster_state import ClusterState
+from cotenant.machine.cluster_why import Reasons
 from cotenant.machine.cluster_worth import Worth
 
 _FIRST_ROUND_NS: Final = 2 * SECOND_NS
@@ -73,12 +75,16 @@ class ClusterMachine(ClusterState):
 
     def jobs(self) -> Iterator[JobTold]:
         """Every job that is remembered, in the order in which they came."""
-        return (job.told() for job in self.roster.jobs.values())
+        reasons = Reasons(self)
+        return (self._tell(job, reasons) for job in self.roster.jobs.values())
 
     def job(self, name: str) -> JobTold | None:
         """One of them."""
         job = self.roster.jobs.get(name)
-        return None if job is None else job.told()
+        return None if job is None else self._tell(job, Reasons(self))
+
+    def _tell(self, job: Job, reasons: Reasons) -> JobTold:
+        return job.told(reasons.waits(job) if job.state is JobState.WAITING else "")
 
     def nodes(self) -> Iterator[NodeView]:
         """Every node, in the order in which they came."""
@@ -101,6 +107,10 @@ class ClusterMachine(ClusterState):
             self.moved,
         )
 
+    def check(self) -> None:
+        """Raise `InvariantError` with the story if any promise of this machine is broken."""
+        check(self)
+
     # -- the whole of it -------------------------------------------------------------------------------------------
 
     def snapshot(self) -> ClusterRestored:
@@ -117,7 +127,7 @@ class ClusterMachine(ClusterState):
             tuple(roster.users.quotas.values()),
             self.next_round,
             self.worth.predictor.learned(),
-            tuple(roster.users.used.items()),
+            tuple(sorted(roster.users.used.items())),
             self.next_attempt,
             self.last_round,
             self.rounds,
@@ -144,12 +154,13 @@ class ClusterMachine(ClusterState):
         for number, kept_job in enumerate(event.jobs):
             job = restored(kept_job, number, floor.nodes)
             self.roster.add(job)
-            if job.node is not None:
-                self.seat(job, job.node)
             if job.kept_on is not None:
                 for gpu in job.kept:
                     job.kept_on.busy[gpu] = job
         self.roster.next_number = len(event.jobs)
+        for job in sorted(self.roster.jobs.values(), key=lambda job: job.attempt):  # as they were started
+            if job.node is not None:
+                self.seat(job, job.node)
         for node in floor.nodes.values():
             floor.refresh(node)
         floor.is_stale = True
