@@ -26,7 +26,7 @@ def job(number: int, submitted_s: float, alone_s: float, gpus: int = 8, stage: i
     return MuriJob(number, gpus, submitted_s, f"model{stage}", alone_s, sum(stages), stages)
 
 
-JOBS = [job(n, 700.0 * n, 4000.0 + 900 * (n % 5), (8, 8, 32, 4, 8, 16)[n % 6], n % 3) for n in range(24)]
+JOBS = [job(n, 700.0 * n, 4000.0 + 900 * (n % 5), (8, 8, 32, 4, 8, 16)[n % 6], n % 3) for n in range(14)]
 SOME = st.lists(
     st.tuples(
         st.floats(0, 20_000), st.floats(10, 30_000), st.sampled_from((1, 2, 4, 8, 16, 32, 64)), st.integers(0, 2)
