@@ -18,14 +18,13 @@ from cotenant.domain.instant import SECOND_NS, Instant
 from cotenant.errors import ConfigError
 from cotenant.experiment.cluster_plan import Cast, cast_of
 from cotenant.format.scenario_cluster import ClusterScenario
-from cotenant.host import ClusterDecides
 from cotenant.machine.cluster import ClusterMachine
 from cotenant.policy.place.rounds import ROUNDS
 from cotenant.sim.cluster import ClusterPlan, ClusterWorld
-from cotenant.sim.cluster_brain import SimBrain
+from cotenant.sim.cluster_brain import Mind, SimBrain
 from cotenant.sim.cluster_faults import ClusterFaults
 from cotenant.sim.cluster_jobs import Fate
-from cotenant.sim.journal import ClusterSimJournal
+from cotenant.sim.journal import SimJournal
 from cotenant.sim.loop import SimLoop
 from cotenant.sim.physics.colocated import WAYS, Colocated, built_in
 
@@ -93,7 +92,7 @@ class Played(msgspec.Struct, frozen=True):
 
     outcome: ClusterOutcome
     world: ClusterWorld
-    machine: ClusterDecides
+    machine: Mind
 
 
 def play_cluster(
@@ -103,7 +102,7 @@ def play_cluster(
     physics: Colocated | None = None,
     say: Callable[[str], None] | None = None,
     progress: Progress | None = None,
-    new_machine: Callable[[], ClusterDecides] = ClusterMachine,
+    new_machine: Callable[[], Mind] = ClusterMachine,
 ) -> Played:
     """One run. `say` gets a line for each decision."""
     if scenario.cluster.place not in ROUNDS:
@@ -126,15 +125,15 @@ class _Run:
         physics: Colocated,
         way: str,
         say: Callable[[str], None] | None,
-        new_machine: Callable[[], ClusterDecides],
+        new_machine: Callable[[], Mind],
     ) -> None:
         self._scenario, self._cast, self._way, self._say = scenario, cast, way, say
         self._digest = hashlib.sha256()
         self._loop = loop = SimLoop()
         report_ns = int(scenario.report)
         settings = scenario.cluster.settings(len(cast.jobs), report_ns)
-        journal = ClusterSimJournal() if scenario.failures.brain_kills else None
-        self._brain = SimBrain(loop, new_machine, settings, journal, self._watch)
+        journal = SimJournal() if scenario.failures.brain_kills else None
+        self._brain = SimBrain(loop, new_machine, settings, self._watch, journal)
         plan = ClusterPlan(
             nodes=cast.nodes,
             jobs=cast.jobs,
@@ -240,7 +239,7 @@ class _Run:
         )
 
 
-def audit(world: ClusterWorld, machine: ClusterDecides) -> list[str]:
+def audit(world: ClusterWorld, machine: Mind) -> list[str]:
     """Do the books balance? Every job is somewhere exactly once, work is neither made nor lost, nor is GPU time."""
     book, seen = world.book, world.seen
     problems = []

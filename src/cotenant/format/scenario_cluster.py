@@ -75,8 +75,8 @@ class OnlineConfig(Section, frozen=True):
     noise: ShareOfWhole = ShareOfWhole(50_000)
     burst: ShareOfWhole = ShareOfWhole(2_000)
     """Of the reports: how often a GPU's load jumps to its peak and beyond for a while."""
-    headroom: ShareOfWhole = ShareOfWhole(100_000)
-    """Of the SMs, kept free beside what online work needs: what a node offers is less by that."""
+    slower: ShareOfWhole = ShareOfWhole(200_000)
+    """By so much of itself a request may take longer: a node keeps as many SMs for online work as that needs."""
     overlimit: ShareOfWhole = ShareOfWhole(900_000)
     """From this load on a node evicts offline work."""
 
@@ -140,7 +140,7 @@ class ClusterScenario(Section, frozen=True):
     """A whole cluster; what happens in it is a function of this and the seed."""
 
     kind: Literal["cluster"]
-    seed: Annotated[int, Meta(ge=0, lt=2**63)]
+    seed: Annotated[int, Meta(ge=0)]
     duration: DurationNs
     report: DurationNs = DurationNs(5 * _MINUTE_NS)
     """How often nodes report, and the world's step."""

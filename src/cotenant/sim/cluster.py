@@ -13,6 +13,7 @@ import numpy as np
 
 from cotenant.domain.cluster import Attempt, AttemptReport, JobEnd
 from cotenant.domain.clusters import AckEnd, Answer, ClusterEvent, JobSubmitted, NodeTold, StartJob, StopJob
+from cotenant.domain.gpu import WHOLE_PPM
 from cotenant.domain.instant import Instant
 from cotenant.format.cluster_csv import TraceNode
 from cotenant.format.scenario_cluster import OnlineConfig
@@ -238,7 +239,12 @@ class ClusterWorld:
         if (self.job[gpus] != NOBODY).any():
             raise BrokenPromiseError(f"{order.node} is to run {order.attempt.job} on a GPU that another job has")
         self._dirty[place] = True
-        needs = self._needs(job)
+        if self.book.fate[job] == Fate.DONE:
+            # Its end was not heard of: its node was cut off, or died right after. It finds its work done.
+            told = AttemptReport(order.attempt, order.gpus, WHOLE_PPM, 0, JobEnd.DONE, "its work was done already")
+            self._ends[place][order.attempt] = told
+            return
+        needs = float(self.book.specs[job].memory_bytes)
         room = self.fleet.memory_bytes[gpus] - self.fleet.online_bytes[gpus]
         if (self.fleet.condition[gpus] != HEALTHY).any() or (room < needs).any():
             self.refused += 1
@@ -270,9 +276,6 @@ class ClusterWorld:
         """Whoever brought a job hears that it was taken, or not."""
         if said.reject is not None:
             self.book.fate[said.peer - 1] = Fate.REFUSED
-
-    def _needs(self, job: int) -> float:
-        return float(self.book.specs[job].memory_bytes)
 
     def _goal(self, job: int) -> float:
         """Where this attempt ends: some fail on the way, by chance."""

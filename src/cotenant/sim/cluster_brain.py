@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import io
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
-from cotenant.domain.cluster import ClusterSettings
+from cotenant.domain.cluster import ClusterCounts, ClusterSettings, JobTold
 from cotenant.domain.clusters import (
     ClusterAction,
     ClusterEvent,
@@ -15,12 +16,24 @@ from cotenant.domain.clusters import (
     JobSubmitted,
 )
 from cotenant.domain.instant import Instant
-from cotenant.host import ClusterDecides, ClusterHost, replay_cluster
-from cotenant.port import ClusterDoor
-from cotenant.sim.journal import ClusterSimJournal
+from cotenant.format.journal import ClusterReader
+from cotenant.host import ClusterDoor, ClusterHost, Decides, replay
+from cotenant.sim.journal import NoJournal, SimJournal
 from cotenant.sim.loop import SimDriver, SimLoop
 
 Watch = Callable[[Instant, ClusterEvent, list[ClusterAction]], None]
+
+
+class Mind(Decides[ClusterEvent, ClusterAction], Protocol):
+    """A cluster's machine, as far as a world asks it."""
+
+    def jobs(self) -> Iterable[JobTold]:
+        """Every job that is remembered."""
+        ...
+
+    def counts(self) -> ClusterCounts:
+        """How the cluster stands."""
+        ...
 
 
 class SimBrain:
@@ -29,10 +42,10 @@ class SimBrain:
     def __init__(
         self,
         loop: SimLoop,
-        new_machine: Callable[[], ClusterDecides],
+        new_machine: Callable[[], Mind],
         settings: ClusterSettings,
-        journal: ClusterSimJournal | None,
-        watch: Watch | None,
+        watch: Watch,
+        journal: SimJournal | None,
     ) -> None:
         """Down at first; without a journal it cannot come back."""
         self._loop, self._new_machine, self._settings = loop, new_machine, settings
@@ -40,7 +53,7 @@ class SimBrain:
         self._door: ClusterDoor | None = None
         self._driver: SimDriver[ClusterEvent] | None = None
         self._waiting: list[ClusterEvent] = []
-        self.machine: ClusterDecides = new_machine()
+        self.machine = new_machine()
         self.starts = 0
 
     def bind(self, door: ClusterDoor) -> None:
@@ -52,8 +65,8 @@ class SimBrain:
         assert self._door is not None
         machine = self.machine = self._new_machine()
         if self._journal is not None:
-            replay_cluster(machine, self._journal.turns())
-        host = ClusterHost(machine, self._door, self._journal, self._watch)
+            replay(machine, ClusterReader(io.BytesIO(self._journal.content()).read))
+        host = ClusterHost(machine, self._door, self._journal or NoJournal(), self._watch)
         self._driver = SimDriver(self._loop, host, ClusterWoke())
         self.starts += 1
         self._driver.deliver(ClusterStarted(self._settings, "sim", self.starts), now)

@@ -41,7 +41,7 @@ class Fleet:
         self.nodes = nodes
         self._physics = physics
         self._overlimit = config.overlimit / WHOLE_PPM
-        self._headroom = config.headroom / WHOLE_PPM
+        self._slower = config.slower / WHOLE_PPM
         counts = np.array([node.gpus for node in nodes])
         self.first = np.concatenate(([0], np.cumsum(counts))).tolist()
         self.count = int(counts.sum())
@@ -81,14 +81,23 @@ class Fleet:
         return service
 
     def _offered(self, services: Sequence[Service]) -> Any:
-        """By service (the first row: none) and level: the part of the SMs that a node offers."""
+        """By service (the first row: none) and level: the part of the SMs that a node offers.
+
+        A kernel that holds a part of the SMs takes as much longer as it has fewer of them. A node keeps the least part
+        with which requests take no more than so much longer; the more loaded it is, the less, for they queue.
+        """
         levels = np.arange(LEVELS + 1) / LEVELS
+        kept = np.arange(1, _OFFERS + 1) / _OFFERS
         rows = [np.ones(LEVELS + 1)]
         for service in services:
-            parts = sum(part for _, part in service.use.widths)
-            held = sum(width * part for width, part in service.use.widths) / (parts * WHOLE_PPM) if parts else 1.0
-            free = 1 - held * levels - self._headroom
-            rows.append(np.clip(np.floor(free * _OFFERS + 1e-9) / _OFFERS, 0.0, 1.0))
+            duty = service.use.duty_ppm / WHOLE_PPM
+            whole = sum(part for _, part in service.use.widths) or 1
+            longer = sum(
+                duty * part / whole * np.maximum(width / WHOLE_PPM / kept - 1, 0.0)
+                for width, part in service.use.widths or ((WHOLE_PPM, 1),)
+            )
+            enough = longer[None, :] <= self._slower * (1 - levels)[:, None]
+            rows.append(1 - kept[np.where(enough.any(axis=1), enough.argmax(axis=1), _OFFERS - 1)])
         return np.array(rows)
 
     def breathe(self, now: Instant, step_ns: int) -> None:
