@@ -23,6 +23,7 @@ from cotenant.domain.tenant import TenantSpec
 from cotenant.errors import ConfigError, InvariantError
 from cotenant.format import wire
 from cotenant.format.config import Config
+from cotenant.format.journal import TurnReader
 from cotenant.host import Divergence, Host, NodePorts, NodeWorld, replay, same_promises
 from cotenant.live.clock import LiveClock, clock_kept_in, unix_ns
 from cotenant.live.directory import Places, close_directory, group_id_of, listen, make_directory, take_lock
@@ -125,7 +126,7 @@ def _recover(places: Places, pages: LivePages, say: Callable[[str], None]) -> tu
     A journal that this version reads otherwise is set aside, not trusted; of a damaged or lost one the sound part
     counts. Either way the pages remember the generations, so that no (slot, generation) is ever granted twice.
     """
-    recovery = Recovery(places.journal)
+    recovery = Recovery(places.journal, TurnReader)
     machine = NodeMachine()
     trusted = True
     try:

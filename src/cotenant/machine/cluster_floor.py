@@ -27,7 +27,19 @@ _HEALTHY: Final = GpuCondition.HEALTHY
 class Node:
     """A node, as far as it was heard of."""
 
-    __slots__ = ("attempts", "base", "busy", "epoch", "gpus", "heard", "is_drained", "is_silent", "name", "rank", "strays")
+    __slots__ = (
+        "attempts",
+        "base",
+        "busy",
+        "epoch",
+        "gpus",
+        "heard",
+        "is_drained",
+        "is_silent",
+        "name",
+        "rank",
+        "strays",
+    )
 
     def __init__(self, name: str, epoch: int, gpus: tuple[GpuReport, ...], now: Instant) -> None:
         self.name = name
@@ -106,11 +118,10 @@ class Floor:
             self._lay_out()
             return True
         opened = False
-        index = 0
-        for was, report in zip(before, gpus, strict=True):
+        for index, report in enumerate(gpus):
+            was = before[index]
             if was is not report and was != report:
                 opened |= self._tell_one(node, index, report)
-            index += 1
         return opened
 
     def _tell_one(self, node: Node, index: int, report: GpuReport) -> bool:

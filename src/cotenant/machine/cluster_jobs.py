@@ -9,7 +9,6 @@ from __future__ import annotations
 from array import array
 from typing import Final
 
-
 from cotenant.domain.cluster import JobSpec, JobState, JobTold, Quota
 from cotenant.domain.clusters import JobKept
 from cotenant.domain.instant import Instant
@@ -104,7 +103,14 @@ class Job:
         """As it stands in a snapshot."""
         kept_on = "" if self.kept_on is None else self.kept_on.name
         return JobKept(
-            self.told(), self.since, self.after, self.is_known, self.is_cancelled, self.stop, self.kept, kept_on,
+            self.told(),
+            self.since,
+            self.after,
+            self.is_known,
+            self.is_cancelled,
+            self.stop,
+            self.kept,
+            kept_on,
             self.rate_ppm,
         )
 
@@ -153,8 +159,7 @@ class Users:
             del self.held[user]
 
     def account(self, now: Instant) -> None:
-        """Write down what was had since the last time. Those who hold something when a round comes count for all of
-        the time since the last."""
+        """Write down what was had since the last time: what is held now counts for all of it."""
         passed_s = (now - self.at) / 1e9
         self.at = now
         if passed_s > 0:

@@ -90,9 +90,7 @@ def gpu_kind(report: GpuReport, avoided: Mapping[str, int], *, exact: bool) -> G
 def job_kind(spec: JobSpec, *, was_tried: bool) -> JobKind:
     """What this job counts as; of one without a profile, that never ran, nothing can have been learned."""
     profile = spec.profile or (spec.name if was_tried else "")
-    return JobKind(
-        spec.use, profile, spec.memory_bytes, spec.gpus, spec.types, spec.least_ppm, spec.avoid, spec.group
-    )
+    return JobKind(spec.use, profile, spec.memory_bytes, spec.gpus, spec.types, spec.least_ppm, spec.avoid, spec.group)
 
 
 def _key(use: TaskUse) -> UseKey:

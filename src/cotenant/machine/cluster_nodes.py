@@ -155,8 +155,7 @@ class Nodes:
             elif job.named != turn:
                 job.named = turn
                 missing -= 1
-                if report.progress_ppm > job.progress_ppm:
-                    job.progress_ppm = report.progress_ppm
+                job.progress_ppm = max(job.progress_ppm, report.progress_ppm)
                 if report.end is not None:
                     actions.append(AckEnd(node.name, report.attempt))
                     actions += state.end(job, report.end, report.detail, now)

@@ -1,5 +1,7 @@
-"""Who is started where, now? A snapshot of who waits and what is open, a plan on it, and each of its parts committed or
-discarded: what no longer holds is left for the next round."""
+"""Who is started where, now? A snapshot of who waits and what is open, and a plan on it.
+
+Each part of the plan is committed or discarded: what no longer holds is left for the next round.
+"""
 
 from __future__ import annotations
 
@@ -180,8 +182,10 @@ def _worth_now(machine: ClusterState, running: list[Job]) -> Array:
 
 
 def _numbered(kinds: Array) -> tuple[list[int], Array]:
-    """Kinds in the order in which they come first, and the place of each one's in that: no matter what they are
-    called here, they are the same in a cluster restored from a snapshot."""
+    """Kinds in the order in which they come first, and the place of each one's in that.
+
+    No matter how they are numbered here, they are the same in a cluster restored from a snapshot.
+    """
     known, first, place = np.unique(kinds, return_index=True, return_inverse=True)
     order = np.argsort(first, kind="stable")
     rank = np.empty(len(order), np.int32)

@@ -47,9 +47,9 @@ class ClusterState:
         """Not after the first instant at which a lease, or what follows it, can run out; NEVER: there is none."""
 
     def stirred(self, now: Instant) -> None:
-        """Something changed that a round might make use of."""
-        if self.next_round != NEVER and self.floor.is_small:
-            soonest = now if self.last_round == NEVER else self.last_round + self.settings.round_ns // _EARLY
+        """Something changed that a round might make use of; the first round after a start waits for its time."""
+        if self.last_round != NEVER and self.floor.is_small:
+            soonest = self.last_round + self.settings.round_ns // _EARLY
             self.next_round = min(self.next_round, max(now, soonest))
 
     # -- beginning -------------------------------------------------------------------------------------------------
