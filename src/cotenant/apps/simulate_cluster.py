@@ -10,6 +10,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from cotenant.apps.report.cluster_page import cluster_page
 from cotenant.apps.simulate import read_scenario
 from cotenant.domain.instant import SECOND_NS
 from cotenant.errors import ConfigError
@@ -31,8 +32,6 @@ def simulate_cluster_file(
     with time_shown(console, path.stem) as progress:
         played = play_cluster(scenario, path, say=say, progress=progress)
     if report:
-        from cotenant.apps.report.cluster_page import cluster_page
-
         _write(report, cluster_page(played, path.stem))
     return played.outcome
 

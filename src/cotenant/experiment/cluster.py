@@ -146,7 +146,7 @@ class _Run:
             lease_ns=settings.lease_ns,
             job_failure=scenario.failures.job_failure / WHOLE_PPM,
         )
-        self._world = ClusterWorld(plan, physics, loop, self._brain.tell)
+        self._world = ClusterWorld(plan, physics, loop, self._brain.tell, self._brain.waiting)
         self._brain.bind(self._world)
         self._faults = ClusterFaults(loop, self._world, self._brain)
 

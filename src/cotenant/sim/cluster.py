@@ -46,10 +46,15 @@ class ClusterWorld:
     """The truth, and the nodes' side of what is said. It is the door through which the cluster's machine speaks."""
 
     def __init__(
-        self, plan: ClusterPlan, physics: Colocated, loop: SimLoop, tell: Callable[[ClusterEvent, Instant], bool]
+        self,
+        plan: ClusterPlan,
+        physics: Colocated,
+        loop: SimLoop,
+        tell: Callable[[ClusterEvent, Instant], bool],
+        waiting: Callable[[], int],
     ) -> None:
-        """`tell` brings an event to the cluster's brain, if there is one now."""
-        self._plan, self._physics, self._loop, self._tell = plan, physics, loop, tell
+        """`tell` brings an event to the cluster's brain, if there is one now; `waiting`: how many jobs wait for it."""
+        self._plan, self._physics, self._loop, self._tell, self._waiting = plan, physics, loop, tell, waiting
         self.fleet = Fleet(plan.nodes, physics, plan.online, np.random.default_rng([plan.seed, 1]))
         self.book = Book(plan.jobs, plan.checkpoint_ns)
         self.seen = Seen(self.fleet.count, plan.span_ns)
@@ -142,7 +147,7 @@ class ClusterWorld:
             "served": up & (fleet.service >= 0),
             "load": fleet.load,
             "running": self._running,
-            "waiting": int((self.book.fate == Fate.IDLE).sum()),
+            "waiting": self._waiting(),
         }
         self.seen.span(self._at, ns, now, ran_ns, up)
 

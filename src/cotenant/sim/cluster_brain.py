@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
-from cotenant.domain.cluster import ClusterCounts, ClusterSettings, JobTold
+from cotenant.domain.cluster import ClusterCounts, ClusterSettings, JobState, JobTold
 from cotenant.domain.clusters import (
     ClusterAction,
     ClusterEvent,
@@ -73,6 +73,10 @@ class SimBrain:
         waiting, self._waiting = self._waiting, []
         for event in waiting:
             self._driver.deliver(event, now)
+
+    def waiting(self) -> int:
+        """How many jobs wait, as far as the machine knows or knew."""
+        return dict(self.machine.counts().jobs).get(JobState.WAITING, 0)
 
     def kill(self, _: Any, now: Instant) -> None:
         """SIGKILL: its memory is gone, the journal stays."""

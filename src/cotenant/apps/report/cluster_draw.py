@@ -14,6 +14,7 @@ _TOP: Final = 14
 _BOTTOM: Final = 34
 _CELL: Final = 7
 _MOST_POINTS: Final = 400
+_NEARLY_ALL: Final = 0.999
 _SHADES: Final = ("#eef3f6", "#3d7ea6", "#14283a")
 """Of no, half and all of the time."""
 
@@ -48,15 +49,29 @@ def distribution(lines: Sequence[Line], label: str, said: Callable[[float], str]
     def x_of(value: float) -> float:
         return LEFT + (math.log10(max(value, 10**low)) - low) / (high - low) * (WIDTH - LEFT - RIGHT)
 
-    ticks = [
-        factor * 10.0**power
-        for power in range(math.floor(low), math.ceil(high) + 1)
-        for factor in ((1, 2, 5) if high - low < 2 else (1,))
-    ]
+    factors = (1, 2, 5) if high - low < 3 else (1,)
+    ticks = [factor * 10.0**power for power in range(math.floor(low), math.ceil(high) + 1) for factor in factors]
     inside = [tick for tick in ticks if low <= math.log10(tick) <= high]
-    parts = _rows(0.0, 1.0, lambda part: f"{part:.0%}")
-    parts += _columns([(x_of(tick), said(tick)) for tick in inside])
-    return svg(_HEIGHT, [*parts, *_curves(lines, x_of, 0.0, 1.0)], label)
+    columns = _columns([(x_of(tick), said(tick)) for tick in inside])
+    return svg(_HEIGHT, [*_rows(0.0, 1.0, _percent), *columns, *_curves(lines, x_of, 0.0, 1.0)], label)
+
+
+def slowdowns(line: Line, label: str) -> str:
+    """The part that is slowed by no more than so much, from not at all to what all but one in a thousand reach."""
+    most = max(next((x for x, part in line.points if part >= _NEARLY_ALL), 1.0), 1.1)
+    inside = [point for point in line.points if point[0] <= most]
+
+    def x_of(times: float) -> float:
+        return LEFT + (times - 1) / (most - 1) * (WIDTH - LEFT - RIGHT)
+
+    ticks = [1 + (most - 1) * place / 5 for place in range(6)]
+    columns = _columns([(x_of(tick), f"{tick:.2f}") for tick in ticks])
+    curve = _curves([line._replace(points=inside)], x_of, 0.0, 1.0)
+    return svg(_HEIGHT, [*_rows(0.0, 1.0, _percent), *columns, *curve], label)
+
+
+def _percent(part: float) -> str:
+    return f"{part:.0%}"
 
 
 def heat_map(cells: Sequence[Sequence[float]], hours: float, gpus: int) -> str:

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 
-from cotenant.apps.report.cluster_draw import Line, courses, distribution, heat_map
+from cotenant.apps.report.cluster_draw import Line, courses, distribution, heat_map, slowdowns
 from cotenant.apps.report.page import STYLE
 from cotenant.apps.show_cluster_outcome import about, figure_rows
 from cotenant.experiment.cluster import Played
@@ -65,9 +65,9 @@ def cluster_page(played: Played, name: str) -> str:
             *_part(
                 "Online slowdown, how much of it",
                 "the part of the online work that is slowed by no more than so much",
-                lines := [Line("shared", 3, world.seen.slowdown_curve())],
+                [slowed := Line("shared", 3, world.seen.slowdown_curve())],
             ),
-            distribution(lines, "distribution of online slowdown", lambda times: f"{times:g}"),
+            slowdowns(slowed, "distribution of online slowdown"),
             *_part("All GPUs", "utilization of neighbouring GPUs, together, over the time", []),
             heat_map(world.seen.heat(), outcome.hours, outcome.gpus),
             f"<p class=note>{escape(_NOTES)}</p></html>",

@@ -1,8 +1,8 @@
 """What is Alibaba's cluster of 6,212 GPUs, and what was brought to it? Nodes, services that stay, best-effort jobs.
 
 Source: alibaba/clusterdata, cluster-trace-gpu-v2023, as hkust-adsl/kubernetes-scheduler-simulator has it (Apache-2.0).
-Pods of the class LS (latency-sensitive) are taken for online services, BE (best-effort) for offline jobs; others, and pods
-without a GPU, are left out. How loaded a service is the trace does not say: its part of a GPU is taken for its peak.
+Pods of the class LS (latency-sensitive) are taken for online services, BE (best-effort) for offline jobs; others, and
+pods without a GPU, are left out. How loaded a service is, the trace does not say: its part of a GPU counts as its peak.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def read_openb_nodes(content: bytes, where: str) -> list[TraceNode]:
 
 
 def read_openb_pods(content: bytes, where: str) -> tuple[list[OpenbService], list[TraceJob]]:
-    """Services and jobs. A job's work is the time from its scheduling to its deletion; those of no length are left out."""
+    """Services and jobs. A job's work is the time from scheduling to deletion; those of no length are left out."""
     services = []
     jobs = []
     for place, cells in table_rows(unpacked(content, where), _PODS, where):
