@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import queue
+import time
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -338,19 +339,19 @@ def test_a_cancelled_request_is_not_run(server: Server) -> None:
             lines = page.read().decode().splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{") and '"slow"' in line)
 
-    async def comes(name: str, value: float) -> None:
-        while await asyncio.to_thread(figure, name) != value:
-            await asyncio.sleep(0.01)
+    def reaches(name: str, value: float) -> None:
+        while figure(name) != value:
+            time.sleep(0.01)
 
     async def cancel() -> None:
         async with triton_grpc_aio.InferenceServerClient(server.grpc) as client:
             tensor = given("grpc", "SECONDS", np.zeros((4, 1), np.float32))
             first = asyncio.create_task(client.infer("slow", [tensor]))
-            await comes("cotenant_serve_runs_under_way", 1)
+            await asyncio.to_thread(reaches, "cotenant_serve_runs_under_way", 1)
             second = asyncio.create_task(client.infer("slow", [tensor]))
-            await comes("cotenant_serve_waiting_requests", 1)
+            await asyncio.to_thread(reaches, "cotenant_serve_waiting_requests", 1)
             second.cancel()
-            await comes("cotenant_serve_waiting_requests", 0)
+            await asyncio.to_thread(reaches, "cotenant_serve_waiting_requests", 0)
             (server.folder / HELD).unlink()
             await first
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, NamedTuple, TypeAlias
 
-from cotenant.domain.cluster import GpuReport, JobSpec, OnlineUse
+from cotenant.domain.cluster import GpuReport, JobSpec
 from cotenant.domain.gpu import WHOLE_PPM
 from cotenant.domain.use import TaskUse
 
@@ -18,8 +18,6 @@ _LOAD_STEPS: Final = 16
 _OFFER_STEPS: Final = 32
 _MEMORY_STEPS: Final = 64
 _COARSE: Final = 8
-_SOMEBODY: Final = "online"
-"""Whose name does not count."""
 
 UseKey: TypeAlias = tuple[int, tuple[tuple[int, int], ...], int, int, int, int, int, int]
 
@@ -34,19 +32,6 @@ class GpuKind(NamedTuple):
     named: tuple[str, ...]
     """Online tenants that some job must not share a GPU with."""
 
-    @property
-    def spot_online(self) -> tuple[OnlineUse, ...]:
-        """The online tenants as a predictor wants them."""
-        return tuple(OnlineUse(_SOMEBODY, TaskUse(*use)) for use in self.online)
-
-    @property
-    def beside(self) -> str:
-        """The company as coarsely as what was learned beside it holds for others: what it does, not how often."""
-        return "+".join(
-            f"{use[0] * _COARSE // WHOLE_PPM}.{use[2] * _COARSE // WHOLE_PPM}.{max(use[3], 1).bit_length()}"
-            for use in self.online
-        )
-
 
 class JobKind(NamedTuple):
     """What jobs that are alike have in common."""
@@ -59,15 +44,6 @@ class JobKind(NamedTuple):
     least_ppm: int
     avoid: tuple[str, ...]
     group: str
-
-    def is_possible_on(self, gpu: GpuKind) -> bool:
-        """Whether no hard constraint is against it."""
-        return (
-            self.memory_bytes <= gpu.free_bytes
-            and self.least_ppm <= gpu.offer_ppm
-            and (not self.types or gpu.type in self.types)
-            and not (gpu.named and any(name in gpu.named for name in self.avoid))
-        )
 
 
 def gpu_kind(report: GpuReport, avoided: Mapping[str, int], *, exact: bool) -> GpuKind:
@@ -91,6 +67,13 @@ def job_kind(spec: JobSpec, *, was_tried: bool) -> JobKind:
     """What this job counts as; of one without a profile, that never ran, nothing can have been learned."""
     profile = spec.profile or (spec.name if was_tried else "")
     return JobKind(spec.use, profile, spec.memory_bytes, spec.gpus, spec.types, spec.least_ppm, spec.avoid, spec.group)
+
+
+def beside_of(online: tuple[UseKey, ...]) -> str:
+    """The company as coarsely as what was learned beside it holds for others: what it does, not how often."""
+    return "+".join(
+        f"{use[0] * _COARSE // WHOLE_PPM}.{use[2] * _COARSE // WHOLE_PPM}.{use[3].bit_length()}" for use in online
+    )
 
 
 def _key(use: TaskUse) -> UseKey:

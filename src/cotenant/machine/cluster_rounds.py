@@ -5,7 +5,7 @@ Each part of the plan is committed or discarded: what no longer holds is left fo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from cotenant.machine.cluster_state import ClusterState
 
 Array: TypeAlias = Any
+_LOOKED_AT: Final = 64
+"""Nodes whose jobs may be moved in one round."""
 
 
 class Drawn(NamedTuple):
@@ -154,18 +156,22 @@ def _whose_turn(machine: ClusterState, now: Instant) -> Array:
 
 
 def _movable(machine: ClusterState, now: Instant) -> list[Job]:
-    """Jobs that run on one GPU and have done so for a round: of others it is not known yet how they do."""
-    since = now - machine.settings.round_ns
+    """Jobs that run on one GPU and have done so for a round: of others it is not known yet how they do.
+
+    Of a large cluster a part in each round, and the next one in the next.
+    """
+    floor, since = machine.floor, now - machine.settings.round_ns
+    nodes = len(floor.ranked)
+    first = machine.rounds * _LOOKED_AT % nodes if nodes else 0
+    looked_at = [floor.ranked[(first + step) % nodes] for step in range(min(nodes, _LOOKED_AT))]
     return [
         job
-        for job in machine.roster.at_row
-        if job is not None
-        and job.state is JobState.RUNNING
-        and not job.stop
+        for node in looked_at
+        for job in node.attempts.values()
+        if job.state is JobState.RUNNING
         and job.spec.gpus == 1
         and job.started <= since
-        and job.node is not None
-        and job.gpus[0] < len(job.node.gpus)
+        and job.gpus[0] < len(node.gpus)
     ]
 
 

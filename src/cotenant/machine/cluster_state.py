@@ -12,6 +12,7 @@ from cotenant.domain.plan import Reason, Reject
 from cotenant.machine.cluster_fit import why_not
 from cotenant.machine.cluster_floor import Floor, Node
 from cotenant.machine.cluster_jobs import Job, Roster
+from cotenant.machine.cluster_kinds import beside_of
 from cotenant.machine.cluster_worth import Worth
 
 _AGAIN_NS: Final = 10 * SECOND_NS
@@ -169,7 +170,7 @@ class ClusterState:
         kind = self.floor.kinds[self.floor.kind[node.base + job.gpus[0]]]
         foretold = self.worth.foretold(self.roster.kinds[job.kind], kind)
         profile = job.spec.profile or job.spec.name
-        self.worth.predictor.learn(profile, kind.beside, foretold, rate_ppm / WHOLE_PPM)
+        self.worth.predictor.learn(profile, beside_of(kind.online), foretold, rate_ppm / WHOLE_PPM)
 
     def answer(self, peer: int, reject: Reject | None = None) -> list[ClusterAction]:
         """To who asked, if anybody did."""

@@ -7,10 +7,11 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
+from cotenant.domain.cluster import OnlineUse
 from cotenant.domain.gpu import WHOLE_PPM
 from cotenant.domain.use import TaskUse
-from cotenant.machine.cluster_kinds import GpuKind, JobKind, UseKey
-from cotenant.policy.predict.speed import SpeedPredictor, Speeds
+from cotenant.machine.cluster_kinds import GpuKind, JobKind, UseKey, beside_of
+from cotenant.policy.predict.speed import SpeedPredictor
 from cotenant.policy.predict.speed_facts import Spot
 
 _CELLS_LIMIT: Final = 32 << 20
@@ -18,8 +19,13 @@ _CELLS_LIMIT: Final = 32 << 20
 _STEPS: Final = 4096
 """Worth is told apart in so many steps, so that it is the same however pairs were put together to be foretold."""
 
+_LEAST: Final = 1 / _STEPS
+_SOMEBODY: Final = "online"
+"""Whose name does not count."""
+
 Array: TypeAlias = Any
-_Place: TypeAlias = tuple[tuple[UseKey, ...], int]
+_Spot: TypeAlias = tuple[tuple[UseKey, ...], int]
+"""Who is there online, and what is on offer."""
 
 
 class Table(NamedTuple):
@@ -42,55 +48,70 @@ class Worth:
 
     def _forget(self) -> None:
         self._rows: dict[TaskUse | None, int] = {}
-        self._columns: dict[_Place, int] = {}
+        self._columns: dict[_Spot, int] = {}
         self._known = np.zeros((0, 0), bool)
-        self._tables = np.zeros((4, 0, 0), np.float32)
+        self._point = np.zeros((0, 0), np.float32)
+        self._slowdown = np.zeros((0, 0), np.float32)
 
     def table(self, jobs: Sequence[JobKind], gpus: Sequence[GpuKind], limit_ppm: int) -> Table:
-        """What is foretold for each of these kinds of jobs on each of these kinds of GPUs."""
-        raw = self._raw(jobs, gpus)
-        speeds = self.predictor.corrected(raw, [kind.profile for kind in jobs], [kind.beside for kind in gpus])
+        """What is foretold for each of these kinds of jobs on each of these kinds of GPUs.
+
+        Jobs of one profile that differ in what they may have are foretold as one, and so are GPUs that differ in
+        memory: the table of these is made first, and then spread out.
+        """
+        profiles: dict[tuple[TaskUse | None, str], int] = {}
+        row = [profiles.setdefault((kind.use, kind.profile), len(profiles)) for kind in jobs]
+        spots: dict[_Spot, int] = {}
+        column = [spots.setdefault((kind.online, kind.offer_ppm), len(spots)) for kind in gpus]
+        point, slowdown = self._foretell([use for use, _ in profiles], list(spots))
+        besides = [beside_of(online) for online, _ in spots]
+        shift = self.predictor.shifts([profile for _, profile in profiles], besides)
+        worth = np.rint(np.clip(point * np.exp(shift), _LEAST, 1.0) * _STEPS) / np.float32(_STEPS)
+        worth = np.where(slowdown <= 1 + limit_ppm / WHOLE_PPM, worth, 0).astype(np.float32)
         possible = _possible(jobs, gpus)
-        safe = speeds.slowdown <= 1 + limit_ppm / WHOLE_PPM
-        worth = np.rint(speeds.point * _STEPS) / _STEPS
-        return Table(possible, np.where(possible & safe, worth, 0).astype(np.float32), speeds.slowdown)
+        where = np.ix_(row, column)
+        return Table(possible, worth[where] * possible, slowdown[where])
 
     def foretold(self, job: JobKind, gpu: GpuKind) -> float:
         """The speed, before anything was learned."""
-        row, column = self._rows.get(job.use), self._columns.get((gpu.online, gpu.offer_ppm))
+        spot = (gpu.online, gpu.offer_ppm)
+        row, column = self._rows.get(job.use), self._columns.get(spot)
         if row is not None and column is not None and self._known[row, column]:
-            return float(self._tables[0, row, column])
-        return float(self._raw([job], [gpu]).point[0, 0])
+            return float(self._point[row, column])
+        return float(self._foretell([job.use], [spot])[0][0, 0])
 
-    def _raw(self, jobs: Sequence[JobKind], gpus: Sequence[GpuKind]) -> Speeds:
+    def _foretell(self, uses: Sequence[TaskUse | None], spots: Sequence[_Spot]) -> tuple[Array, Array]:
         if len(self._rows) * len(self._columns) > _CELLS_LIMIT:
             self._forget()
-        rows = [self._rows.setdefault(kind.use, len(self._rows)) for kind in jobs]
-        columns = [self._columns.setdefault((kind.online, kind.offer_ppm), len(self._columns)) for kind in gpus]
+        rows = [self._rows.setdefault(use, len(self._rows)) for use in uses]
+        columns = [self._columns.setdefault(spot, len(self._columns)) for spot in spots]
         self._grow()
         where = np.ix_(rows, columns)
         unknown = ~self._known[where]
         if unknown.any():
-            rough = np.flatnonzero(unknown.any(axis=1))
+            down = np.flatnonzero(unknown.any(axis=1))
             across = np.flatnonzero(unknown.any(axis=0))
-            given = [jobs[at].use for at in rough]
-            spots = [Spot(gpus[at].spot_online, gpus[at].offer_ppm) for at in across]
-            block = np.ix_([rows[at] for at in rough], [columns[at] for at in across])
-            for table, found in zip(self._tables, self.predictor.worth(given, spots), strict=True):
-                table[block] = found
-            self._known[block] = True
-        return Speeds(*(table[where] for table in self._tables))
+            found = self.predictor.worth(
+                [uses[at] for at in down], [Spot(_tenants(spots[at][0]), spots[at][1]) for at in across]
+            )
+            block = np.ix_([rows[at] for at in down], [columns[at] for at in across])
+            self._point[block], self._slowdown[block], self._known[block] = found.point, found.slowdown, True
+        return self._point[where], self._slowdown[where]
 
     def _grow(self) -> None:
         rows, columns = self._known.shape
         if len(self._rows) <= rows and len(self._columns) <= columns:
             return
-        wide = (_room(len(self._rows), rows), _room(len(self._columns), columns))
-        known = np.zeros(wide, bool)
-        known[:rows, :columns] = self._known
-        tables = np.zeros((4, *wide), np.float32)
-        tables[:, :rows, :columns] = self._tables
-        self._known, self._tables = known, tables
+        room = (_room(len(self._rows), rows), _room(len(self._columns), columns))
+        for name in ("_known", "_point", "_slowdown"):
+            before = getattr(self, name)
+            wide = np.zeros(room, before.dtype)
+            wide[:rows, :columns] = before
+            setattr(self, name, wide)
+
+
+def _tenants(online: tuple[UseKey, ...]) -> tuple[OnlineUse, ...]:
+    return tuple(OnlineUse(_SOMEBODY, TaskUse(*use)) for use in online)
 
 
 def _room(wanted: int, there: int) -> int:

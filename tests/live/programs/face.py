@@ -65,7 +65,7 @@ class Gpu:
 
     @contextlib.contextmanager
     def held(self, stream: Any) -> Iterator[None]:
-        """Nothing queued on the stream meanwhile begins, however long the host takes: not even a stalled one is late."""
+        """Nothing queued on the stream meanwhile begins, however long the host takes: even if it is stalled."""
         pinned = ok(driver.cuMemHostAlloc(4, 0))  # stays: to free it would be to wait for all that is queued
         word = ctypes.cast(int(pinned), ctypes.POINTER(ctypes.c_uint32))
         word[0] = 0

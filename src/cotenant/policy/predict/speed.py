@@ -90,7 +90,7 @@ class SpeedPredictor:
             del self._seen[next(iter(self._seen))]
 
     def corrected(self, raw: Speeds, profiles: Sequence[str], besides: Sequence[str]) -> Speeds:
-        """With what was learned: a row for each profile, a column for each company."""
+        """With what was learned: a row for each profile."""
         if not self._seen:
             return raw
         shift = np.zeros(raw.point.shape, dtype=np.float32)
@@ -116,6 +116,19 @@ class SpeedPredictor:
         point = np.clip(raw.point * np.exp(shift), _LEAST_SPEED, 1.0)
         low = np.maximum(point * (raw.low / raw.point) ** left, _LEAST_SPEED)
         return Speeds(point, np.minimum(low, point), raw.slowdown, raw.slowdown_high)
+
+    def shifts(self, profiles: Sequence[str], besides: Sequence[str]) -> Any:
+        """Logarithms by which points are off, as far as was learned: a row for each profile."""
+        if not self._seen:
+            return np.zeros((len(profiles), len(besides)), dtype=np.float32)
+        place: dict[str, int] = {}
+        columns = [place.setdefault(beside, len(place)) for beside in besides]
+        seen, nothing = self._seen, _Seen(0, 0.0)
+        rows = [[seen.get((profile, beside), nothing).shift for beside in place] for profile in profiles]
+        table = np.array(rows, dtype=np.float32).reshape(len(profiles), len(place))
+        named = np.array([beside != "" for beside in place], dtype=bool)
+        whole = np.array([seen.get((profile, ""), nothing).shift for profile in profiles], dtype=np.float32)
+        return (whole[:, None] + np.where(named, table, 0))[:, columns]
 
     def learned(self) -> tuple[tuple[str, str, int, int], ...]:
         """All that is remembered, those heard of last at the end."""
