@@ -30,6 +30,8 @@ _GPUS_A_NODE: Final = 8
 _JOBS_A_GPU: Final = 5
 _GANGS: Final = 0.02
 """Of the jobs, that want two GPUs."""
+_WORK: Final = DurationNs(_HOUR_NS)
+"""The median; the mean is 1.6 times that. Beside online work five such jobs about fill a GPU's day."""
 LIMIT_S: Final = 120.0
 LIMIT_BYTES: Final = 4 << 30
 LIMIT_ROUND_MS: Final = 200.0
@@ -110,8 +112,8 @@ def day_of(gpus: int, hours: int, seed: int) -> ClusterScenario:
             NodesConfig(Count(nodes // 4), "a", type="A100"),
         ),
         jobs=(
-            JobsConfig(name="job", count=Count(jobs - gangs), users=200, known=ShareOfWhole(900_000)),
-            JobsConfig(name="gang", count=Count(gangs), users=20, gpus=2),
+            JobsConfig(name="job", count=Count(jobs - gangs), users=200, work=_WORK, known=ShareOfWhole(900_000)),
+            JobsConfig(name="gang", count=Count(gangs), users=20, gpus=2, work=_WORK),
         ),
     )
 
