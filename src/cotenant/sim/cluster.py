@@ -60,6 +60,7 @@ class ClusterWorld:
         self.seen = Seen(self.fleet.count, plan.span_ns)
         self._fails = np.random.default_rng([plan.seed, 2])
         count = self.fleet.count
+        self._kinds = np.append(self.book.kind, NOBODY)
         self.job = np.full(count, NOBODY, dtype=np.int64)
         """On each GPU."""
         self._bytes = np.zeros(count)
@@ -112,10 +113,9 @@ class ClusterWorld:
         rate = self._rates(jobs, together)
         ran, ended = self.book.run(jobs, rate, ns)
         self._running = len(jobs)
-        by_job = np.zeros(len(self.book.work))
+        by_job = np.zeros(len(self.book.work) + 1)  # one more, of nobody: index -1 finds it
         by_job[jobs] = ran
-        here = self.job != NOBODY
-        ran_ns = np.where(here, by_job[np.maximum(self.job, 0)], 0.0)
+        ran_ns = by_job[self.job]
         self._see(ns, together, alone, ran_ns)
         begin = self._at
         self._at = now
@@ -163,9 +163,7 @@ class ClusterWorld:
         if not self._stale:
             return
         fleet = self.fleet
-        kind = np.where(
-            self.job == NOBODY, NOBODY, self.book.kind[np.maximum(self.job, 0)] if len(self.book.kind) else 0
-        )
+        kind = self._kinds[self.job]
         self._now = self._physics.together(fleet.service, fleet.load, kind, fleet.share, self._plan.way)
         nobody = np.full(fleet.count, NOBODY)
         self._alone = self._physics.together(fleet.service, fleet.load, nobody, fleet.share, self._plan.way)
