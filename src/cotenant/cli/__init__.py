@@ -24,6 +24,8 @@ COMMANDS: Final = {
     "serve_profile": ("serve profile",),
     "serve_plan": ("serve plan",),
     "load": ("load",),
+    "cluster": ("cluster",),
+    "jobs": ("submit", "jobs", "cancel"),
     "softgpu": ("softgpu",),
     "study": ("replay", "simulate", "lab", "demo"),
     "bench": ("bench",),

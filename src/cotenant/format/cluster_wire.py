@@ -27,7 +27,9 @@ USER_LIMIT_BYTES: Final = 256 << 10
 NODE_LIMIT_BYTES: Final = 1 << 20
 """A report of as many GPUs, online tenants and attempts as there can be."""
 ANSWER_LIMIT_BYTES: Final = 4 << 20
-"""Of the brain; a page of jobs is cut so that it fits."""
+"""Of the brain."""
+PAGE_BYTES: Final = 2 << 20
+"""At which a page of jobs ends; one job more is smaller than what is left of an answer."""
 PAGE_LIMIT: Final = 500
 """Jobs, or nodes, in one answer."""
 SECRET_LIMIT: Final = 128
@@ -74,15 +76,10 @@ class Enrol(Message, frozen=True, tag="enrol"):
 
 
 class Told(Message, frozen=True, tag="told"):
-    """A node's report. `heard` is the number of the last order that it took note of before it made this report.
-
-    A report that was made before an order arrived says nothing of what became of that order: the brain passes it over,
-    and the node, which reports after each order, comes again at once.
-    """
+    """A node's report, numbered so that it knows which ones were taken note of."""
 
     version: int
     sequence: Sequence
-    heard: Sequence
     report: NodeTold
 
 
@@ -117,7 +114,7 @@ class Cancel(Message, frozen=True, tag="cancel"):
 
 
 class ListJobs(Message, frozen=True, tag="list-jobs"):
-    """Which jobs are there? One page of them, from the one behind `after` on."""
+    """Which jobs are there? The first page of them, or (`more`) the next of the list that was begun."""
 
     version: int
     names: Annotated[tuple[Name, ...], msgspec.Meta(max_length=PAGE_LIMIT)] = ()
@@ -126,14 +123,14 @@ class ListJobs(Message, frozen=True, tag="list-jobs"):
     """Only of this user; empty: all."""
     is_over: bool = True
     """Whether also those that are over."""
-    after: str = ""
+    more: bool = False
 
 
 class ListNodes(Message, frozen=True, tag="list-nodes"):
-    """Which nodes are there? One page of them, from the one behind `after` on."""
+    """Which nodes are there? The first page of them, or (`more`) the next of the list that was begun."""
 
     version: int
-    after: str = ""
+    more: bool = False
 
 
 # -- from an operator ------------------------------------------------------------------------------------------------
@@ -204,9 +201,8 @@ class Heard(Message, frozen=True, tag="heard"):
 
 
 class Order(Message, frozen=True, tag="order"):
-    """Do this. Orders of a connection are numbered from 1, and void when it ends."""
+    """Do this. Nothing is kept for a node that is away: the brain repeats itself when the node reports."""
 
-    number: Sequence
     action: StartJob | StopJob | AckEnd
 
 
@@ -221,7 +217,7 @@ class Refused(Message, frozen=True, tag="refused"):
 
 
 class Jobs(Message, frozen=True, tag="jobs"):
-    """A page of jobs; what others put into a job's environment is left out."""
+    """A page of jobs, without their environments; of those of others also without what they run."""
 
     jobs: list[JobTold]
     is_last: bool

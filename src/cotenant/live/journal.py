@@ -106,7 +106,7 @@ class Recovery(Generic[AnyTurn]):
     def __init__(self, path: Path, reader: Callable[[Callable[[int], bytes]], Reader[AnyTurn]]) -> None:
         """Look at nothing yet; `reader` is a `TurnReader` for a node, a `ClusterReader` for a cluster."""
         self._path = path
-        self._reads = reader
+        self._reads: Callable[[Callable[[int], bytes]], Reader[AnyTurn]] = reader
         self._reader: Reader[AnyTurn] | None = None
         self._damage: JournalDamageError | None = None
         self.last_instant: Instant = 0

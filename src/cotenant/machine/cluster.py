@@ -29,6 +29,7 @@ from cotenant.domain.clusters import (
 from cotenant.domain.instant import NEVER, SECOND_NS, Instant
 from cotenant.domain.plan import Reason
 from cotenant.machine.cluster_floor import Node
+from cotenant.machine.cluster_invariants import check
 from cotenant.machine.cluster_jobs import restored
 from cotenant.machine.cluster_nodes import Nodes
 from cotenant.machine.cluster_rounds import hold_round
@@ -101,6 +102,10 @@ class ClusterMachine(ClusterState):
             self.moved,
         )
 
+    def check(self) -> None:
+        """Raise `InvariantError` with the story if any promise of this machine is broken."""
+        check(self)
+
     # -- the whole of it -------------------------------------------------------------------------------------------
 
     def snapshot(self) -> ClusterRestored:
@@ -117,7 +122,7 @@ class ClusterMachine(ClusterState):
             tuple(roster.users.quotas.values()),
             self.next_round,
             self.worth.predictor.learned(),
-            tuple(roster.users.used.items()),
+            tuple(sorted(roster.users.used.items())),
             self.next_attempt,
             self.last_round,
             self.rounds,
@@ -144,12 +149,13 @@ class ClusterMachine(ClusterState):
         for number, kept_job in enumerate(event.jobs):
             job = restored(kept_job, number, floor.nodes)
             self.roster.add(job)
-            if job.node is not None:
-                self.seat(job, job.node)
             if job.kept_on is not None:
                 for gpu in job.kept:
                     job.kept_on.busy[gpu] = job
         self.roster.next_number = len(event.jobs)
+        for job in sorted(self.roster.jobs.values(), key=lambda job: job.attempt):  # as they were started
+            if job.node is not None:
+                self.seat(job, job.node)
         for node in floor.nodes.values():
             floor.refresh(node)
         floor.is_stale = True

@@ -209,6 +209,7 @@ class Floor:
         self.nodes, self.ranked = {}, []
         self.kind, self.rank, self.open = array("i"), array("i"), bytearray()
         self.counts = [0] * len(self.kinds)
+        self.prices = [0.0] * len(self.kinds)
         for node in nodes:
             self.join(node)
         self.is_stale = True

@@ -97,6 +97,7 @@ class Channel:
         if self._frames is None and not self._shake():
             return
         self._flush()
+        self._deliver()  # what came while answers waited
         if not self._is_closed and not self._unsent:
             self._receive()
 
@@ -146,7 +147,10 @@ class Channel:
         self._deliver()
 
     def _deliver(self) -> None:
-        """One by one: a frame may end the connection, or have an answer that does not fit at once."""
+        """One by one: a frame may end the connection, or have an answer that does not fit at once.
+
+        Never from within `send`: a frame would then be heard in the midst of what another one led to.
+        """
         while self._waiting and not self._unsent and not self._is_closed and not self._is_ending:
             try:
                 self._heard(self._waiting.popleft())
@@ -177,8 +181,6 @@ class Channel:
         self._watch()
         if self._is_ending:
             self._say_goodbye()
-        else:
-            self._deliver()
 
     def _say_goodbye(self) -> None:
         """No more from us; the other end reads to here, and closes."""

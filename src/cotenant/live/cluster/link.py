@@ -50,7 +50,7 @@ class BrainLink:
         take: Callable[[Order], None],
         say: Callable[[str], None],
     ) -> None:
-        """`take` is called in the loop for each order; what it says of it must be in the next report."""
+        """`take` is called in the loop for each order."""
         self._loop, self._clock, self._identity, self._take, self._say = loop, clock, identity, take, say
         # Nodes that lost the brain at the same instant do not come back at the same instant.
         self._dice = random.Random(f"{identity.name} {unix_ns()}")
@@ -59,11 +59,10 @@ class BrainLink:
         self._failures = 0
         self._said = ""
         self._due: Instant | None = clock.now()  # when to try, or until when to be patient
-        self._latest: tuple[NodeTold, int] | None = None  # the newest report, and the orders that it knows of
+        self._latest: NodeTold | None = None
         self._is_greeted = False  # whether the brain at the other end has shown that it is one
         self._sequence = 0
         self._sent: dict[int, Instant] = {}  # reports that were sent and not acknowledged
-        self._heard = 0  # number of the last order of this connection
         self._is_leaving = False
         self.has_left = False
         self._is_closed = False
@@ -79,8 +78,8 @@ class BrainLink:
         return self._is_greeted
 
     def tell(self, report: NodeTold) -> None:
-        """Report, now or as soon as the brain is there; it is made now, and knows of every order that was taken."""
-        self._latest = (report, self._heard)
+        """Report, now or as soon as the brain is there; of reports that wait, only the newest counts."""
+        self._latest = report
         self._send()
 
     def leave(self) -> None:
@@ -136,7 +135,8 @@ class BrainLink:
         self._connecting = None
         try:
             connecting.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._identity = read_identity(self._identity.path)  # somebody may have joined anew meanwhile
+            fresh = read_identity(self._identity.path)  # somebody may have joined anew meanwhile
+            self._identity = msgspec.structs.replace(fresh, brain=self._identity.brain)
             secured = client_context(self._identity).wrap_socket(connecting, do_handshake_on_connect=False)
         except (OSError, CotenantError) as error:
             connecting.close()
@@ -147,10 +147,6 @@ class BrainLink:
     def _opened(self) -> Frames:
         assert self._channel is not None
         check_brain(self._channel.socket)
-        # Orders of the connection before are void. A report that does not know them all would deny what was taken.
-        knows_all = self._latest is not None and self._latest[1] == self._heard
-        self._latest = (self._latest[0], 0) if self._latest is not None and knows_all else None
-        self._heard = 0
         self._due = None
         self._is_greeted = True
         self._send()
@@ -162,10 +158,7 @@ class BrainLink:
         match said:
             case wire.Heard(sequence=sequence, lease_ns=lease_ns, grace_ns=grace_ns):
                 self._acknowledged(sequence, lease_ns, grace_ns)
-            case wire.Order(number=number, action=action):
-                if number != self._heard + 1:
-                    raise PeerError(f"the brain gave order {number} after order {self._heard}")
-                self._heard = number
+            case wire.Order(action=action):
                 self._take(action)
             case wire.Enrolled(certificate=certificate):
                 self._renewed(certificate)
@@ -203,8 +196,7 @@ class BrainLink:
             if not self._sent:
                 self._due = now + PATIENCE_NS
             self._sent[self._sequence] = now
-            report, heard = self._latest
-            self._channel.send(wire.encode(wire.Told(wire.VERSION, self._sequence, heard, report)))
+            self._channel.send(wire.encode(wire.Told(wire.VERSION, self._sequence, self._latest)))
             self._renew()
 
     # -- a certificate that ends soon ----------------------------------------------------------------------------
