@@ -30,7 +30,8 @@ def add_commands(commands: Any) -> None:
     simulate.add_argument("scenario", metavar="SCENARIO.toml")
     simulate.add_argument("--seed", type=int, default=None, help="instead of the scenario's own")
     simulate.add_argument("--log", action="store_true", help="print every turn")
-    simulate.add_argument("--journal", default="", metavar="FILE", help="write the journal here")
+    simulate.add_argument("--journal", default="", metavar="FILE", help="of a node: write the journal here")
+    simulate.add_argument("--report", default="", metavar="FILE", help="of a cluster: write a page with plots here")
     lab = add_command(commands, "lab", "Judge cotenant's models by measurements of real GPUs.", _lab, json=True)
     about = (
         "device: the software GPU's physics; timelines: what the hook measures of real ones, replayed; "
@@ -99,9 +100,15 @@ def _place(options: argparse.Namespace) -> int:
 def _simulate(options: argparse.Namespace) -> int:
     from cotenant.apps.show import show_outcome
     from cotenant.apps.simulate import read_scenario, simulate_file
+    from cotenant.format.scenario_cluster import is_of_cluster
     from cotenant.format.scenario_kernels import is_of_kernels
 
-    if is_of_kernels(read_scenario(Path(options.scenario))):
+    text = read_scenario(Path(options.scenario))
+    if is_of_cluster(text):
+        return _simulate_cluster(options)
+    if options.report:
+        raise ConfigError("--report", options.report, "only a scenario of a cluster has a page: leave it out")
+    if is_of_kernels(text):
         return _simulate_kernels(options)
     outcome = simulate_file(Path(options.scenario), options.seed, options.journal, print if options.log else None)
     if options.json:
@@ -109,6 +116,22 @@ def _simulate(options: argparse.Namespace) -> int:
     else:
         show_outcome(Console(), outcome)
     return 0
+
+
+def _simulate_cluster(options: argparse.Namespace) -> int:
+    from cotenant.apps.show_cluster_outcome import show_cluster_outcome
+    from cotenant.apps.simulate_cluster import simulate_cluster_file
+
+    if options.journal:
+        remedy = "a scenario of a cluster keeps its journal to itself: leave it out"
+        raise ConfigError("--journal", options.journal, remedy)
+    log = (lambda line: print(line, end="")) if options.log else None
+    outcome = simulate_cluster_file(Path(options.scenario), options.seed, options.report, Console(stderr=True), log)
+    if options.json:
+        print_json(outcome)
+    else:
+        show_cluster_outcome(paper(), outcome)
+    return 1 if outcome.problems else 0
 
 
 def _simulate_kernels(options: argparse.Namespace) -> int:
