@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +23,7 @@ from cotenant.live.cluster.offers import Offers
 from cotenant.live.directory import Places, close_directory, make_directory, take_lock
 from cotenant.live.loop import READ, ReadyLoop
 from cotenant.live.process import name_process
+from cotenant.live.stopping import stop_on_signals
 
 STANDARD_INPUT = 0
 
@@ -54,7 +53,7 @@ def serve_agent(config: AgentConfig, places: Places, file: str, say: Callable[[s
         link = BrainLink(loop, clock, identity, agent.take, say)
         agent.bind(link)
         loop.add_timed(agent)
-        _stop_on_signals(loop)
+        stop_on_signals(loop, loop.stop)
         if until_eof:
             os.set_blocking(STANDARD_INPUT, False)
             loop.watch(STANDARD_INPUT, READ, lambda _: loop.stop("the node is gone") if _is_over() else None)
@@ -91,22 +90,3 @@ def _is_over() -> bool:
         return not os.read(STANDARD_INPUT, 4096)
     except BlockingIOError:
         return False
-
-
-def _stop_on_signals(loop: ReadyLoop) -> None:
-    reader, writer = socket.socketpair()
-    reader.setblocking(False)
-    writer.setblocking(False)
-    signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
-
-    def told(mask: int) -> None:
-        del mask
-        with contextlib.suppress(BlockingIOError):
-            for number in reader.recv(64):
-                if number in {signal.SIGTERM, signal.SIGINT}:
-                    loop.stop(f"told to by {signal.Signals(number).name}")
-
-    loop.watch(reader.fileno(), READ, told)
-    loop.keep(reader, writer)

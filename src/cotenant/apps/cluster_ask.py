@@ -76,8 +76,16 @@ def with_known_use(spec: JobSpec, store: ProfileStore) -> JobSpec:
 
 def submit(identity: Identity, spec: JobSpec) -> None:
     """Bring a job to the cluster; whether it is taken is known when this returns."""
+    request = wire.Submit(wire.VERSION, spec)
+    try:
+        size_bytes = len(wire.encode(request))
+    except UnicodeEncodeError:
+        raise ConfigError("COMMAND", spec.command[0], "its words, and all else of a job, must be UTF-8 text") from None
+    if size_bytes > wire.USER_LIMIT_BYTES:
+        remedy = f"the job takes {size_bytes:,} bytes with its environment, and may take {wire.USER_LIMIT_BYTES:,}"
+        raise ConfigError("COMMAND", spec.command[0], f"{remedy}; put some of it into a file")
     with talk(identity) as brain:
-        brain.ask(wire.Submit(wire.VERSION, spec), wire.Done)
+        brain.ask(request, wire.Done)
 
 
 def cancel(identity: Identity, names: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from cotenant.cli.agent import add_agent
 from cotenant.cli.command import add_command, load, print_json, say
 from cotenant.errors import ConfigError
 
@@ -19,6 +20,7 @@ def add_commands(commands: Any) -> None:
     start.add_argument(
         "--accept-damage", action="store_true", help="begin with the sound part of a damaged journal; the rest is lost"
     )
+    add_agent(verbs)
     token = _asking(verbs, "token", "Make a join token for nodes.", _token)
     token.add_argument("--uses", default="1", metavar="N", help="how many nodes may join with it (default 1)")
     token.add_argument("--valid", default="24h", metavar="DURATION", help="for how long (default 24h)")

@@ -89,8 +89,8 @@ class Worth:
         where = np.ix_(rows, columns)
         unknown = ~self._known[where]
         if unknown.any():
-            down = np.flatnonzero(unknown.any(axis=1))
-            across = np.flatnonzero(unknown.any(axis=0))
+            down = np.flatnonzero(unknown.any(axis=1)).tolist()
+            across = np.flatnonzero(unknown.any(axis=0)).tolist()
             found = self.predictor.worth(
                 [uses[at] for at in down], [Spot(_tenants(spots[at][0]), spots[at][1]) for at in across]
             )

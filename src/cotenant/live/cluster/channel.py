@@ -48,7 +48,7 @@ class Channel:
         self._is_closed = False
         self._is_ending = False  # nothing more is heard; it closes when all is sent and the other end has read it
         self._is_said = False  # whether the other end can see that nothing more comes
-        self._needs_write = False  # TLS itself has something to say
+        self._needs_write = not connection.server_side  # TLS itself has something to say: who connects speaks first
         self._interest = 0
         self._watch()
 
