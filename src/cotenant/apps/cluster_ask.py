@@ -76,8 +76,16 @@ def with_known_use(spec: JobSpec, store: ProfileStore) -> JobSpec:
 
 def submit(identity: Identity, spec: JobSpec) -> None:
     """Bring a job to the cluster; whether it is taken is known when this returns."""
+    request = wire.Submit(wire.VERSION, spec)
+    try:
+        size_bytes = len(wire.encode(request))
+    except UnicodeEncodeError:
+        raise ConfigError("COMMAND", spec.command[0], "its words, and all else of a job, must be UTF-8 text") from None
+    if size_bytes > wire.USER_LIMIT_BYTES:
+        remedy = f"the job takes {size_bytes:,} bytes with its environment, and may take {wire.USER_LIMIT_BYTES:,}"
+        raise ConfigError("COMMAND", spec.command[0], f"{remedy}; put some of it into a file")
     with talk(identity) as brain:
-        brain.ask(wire.Submit(wire.VERSION, spec), wire.Done)
+        brain.ask(request, wire.Done)
 
 
 def cancel(identity: Identity, names: Sequence[str]) -> None:
@@ -188,9 +196,10 @@ def change(identity: Identity, request: wire.Drain | wire.SetQuota | wire.Revoke
 
 def quota_of(user: str, gpus: int | None, weight: int) -> Quota:
     """How much a user may have; None: as much as there is."""
-    fields = {"user": check_name(user, "USER"), "weight": weight, **({} if gpus is None else {"gpus": gpus})}
+    name = check_name(user, "USER")
+    quota = Quota(name, weight=weight) if gpus is None else Quota(name, gpus, weight)
     try:
-        return msgspec.convert(fields, Quota)
+        return msgspec.convert(msgspec.to_builtins(quota), Quota)  # which looks at the limits
     except msgspec.ValidationError as error:
         raise ConfigError("quota", user, f"{error}; write --gpus of at least 0 and --weight from 1 to 1000") from None
 

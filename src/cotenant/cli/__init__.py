@@ -27,7 +27,7 @@ COMMANDS: Final = {
     "cluster": ("cluster",),
     "jobs": ("submit", "jobs", "cancel"),
     "softgpu": ("softgpu",),
-    "study": ("replay", "simulate", "lab", "demo"),
+    "study": ("replay", "place", "simulate", "lab", "demo"),
     "bench": ("bench",),
 }
 """Which file adds which commands, in the order of `cotenant --help`."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, TypeVar, get_args
 
 import msgspec
 
@@ -54,6 +54,9 @@ class ClusterTurn(Value, frozen=True):
 
 
 AnyTurn = TypeVar("AnyTurn", Turn, ClusterTurn)
+
+
+_CLUSTER_TAGS: Final = frozenset(str(kind.__struct_config__.tag) for kind in get_args(ClusterEvent))
 
 
 class JournalDamageError(PeerError):
@@ -118,11 +121,13 @@ class Reader(Generic[AnyTurn]):
     ) -> None:
         """Read nothing yet."""
         self._read = read
-        self._decoder = decoder
+        self._decoder: msgspec.msgpack.Decoder[AnyTurn] = decoder
         self._limit_bytes = limit_bytes
         self.turns = 0
         self.sound_bytes = 0
         self.torn_bytes = 0
+        self.last_instant: Instant = 0
+        """Of the last turn that was read."""
 
     def __iter__(self) -> Iterator[AnyTurn]:
         """Every sound turn in order; raises `JournalDamageError` where damage is more than a torn tail."""
@@ -161,10 +166,11 @@ class Reader(Generic[AnyTurn]):
             self._torn(prefix + payload)
             return None
         try:
-            turn = self._decoder.decode(payload)
+            turn: AnyTurn = self._decoder.decode(payload)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise JournalDamageError(self.sound_bytes, self.turns, f"cannot be read: {error}") from None
         self.turns += 1
+        self.last_instant = turn.now
         self.sound_bytes += _PREFIX.size + length
         return turn
 
@@ -182,6 +188,21 @@ class Reader(Generic[AnyTurn]):
             size_bytes += len(more)
         self.torn_bytes = size_bytes
         return True
+
+
+def is_of_cluster(read: Callable[[int], bytes]) -> bool:
+    """Whether a journal is a cluster's, by its first turn; one that cannot be read is as good as a node's."""
+    beginning = read(BEGINNING_BYTES)
+    if len(beginning) < BEGINNING_BYTES:
+        return False
+    length = int(_PREFIX.unpack(beginning[len(MAGIC) :])[0])
+    if length > CLUSTER_LIMIT_BYTES:
+        return False
+    try:
+        _, event, *_ = msgspec.msgpack.decode(read(length))
+        return isinstance(event, list) and event[0] in _CLUSTER_TAGS
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, ValueError, TypeError, IndexError):
+        return False
 
 
 class TurnReader(Reader[Turn]):

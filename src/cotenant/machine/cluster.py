@@ -30,10 +30,11 @@ from cotenant.domain.instant import NEVER, SECOND_NS, Instant
 from cotenant.domain.plan import Reason
 from cotenant.machine.cluster_floor import Node
 from cotenant.machine.cluster_invariants import check
-from cotenant.machine.cluster_jobs import restored
+from cotenant.machine.cluster_jobs import Job, restored
 from cotenant.machine.cluster_nodes import Nodes
 from cotenant.machine.cluster_rounds import hold_round
 from cotenant.machine.cluster_state import ClusterState
+from cotenant.machine.cluster_why import Reasons
 from cotenant.machine.cluster_worth import Worth
 
 _FIRST_ROUND_NS: Final = 2 * SECOND_NS
@@ -74,12 +75,16 @@ class ClusterMachine(ClusterState):
 
     def jobs(self) -> Iterator[JobTold]:
         """Every job that is remembered, in the order in which they came."""
-        return (job.told() for job in self.roster.jobs.values())
+        reasons = Reasons(self)
+        return (self._tell(job, reasons) for job in self.roster.jobs.values())
 
     def job(self, name: str) -> JobTold | None:
         """One of them."""
         job = self.roster.jobs.get(name)
-        return None if job is None else job.told()
+        return None if job is None else self._tell(job, Reasons(self))
+
+    def _tell(self, job: Job, reasons: Reasons) -> JobTold:
+        return job.told(reasons.waits(job) if job.state is JobState.WAITING else "")
 
     def nodes(self) -> Iterator[NodeView]:
         """Every node, in the order in which they came."""

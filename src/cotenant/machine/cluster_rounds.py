@@ -13,6 +13,7 @@ from cotenant.domain.cluster import JobState
 from cotenant.domain.clusters import ClusterAction
 from cotenant.domain.gpu import WHOLE_PPM
 from cotenant.domain.instant import Instant
+from cotenant.domain.use import TaskUse
 from cotenant.machine.cluster_fit import why_not
 from cotenant.machine.cluster_jobs import Job
 from cotenant.machine.cluster_worth import Table
@@ -230,7 +231,7 @@ def _barred(machine: ClusterState, job_kinds: list[int]) -> dict[int, frozenset[
     return barred
 
 
-def _need_ppm(use: Any) -> int:
+def _need_ppm(use: TaskUse | None) -> int:
     """The part of the SMs that the job would use alone; 0: not known."""
     if use is None or not use.widths:
         return 0
