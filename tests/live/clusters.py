@@ -157,6 +157,9 @@ class Cluster:
         folder = self.nodes[name].places.state / "agent" / "attempts"
         return [Record(path) for path in folder.iterdir()] if folder.exists() else []
 
+    def is_clear(self, name: str) -> bool:
+        return not self.attempts(name)
+
     def said(self) -> str:
         """What all daemons printed, for whoever reads a failure."""
         files = [self.brain.home / "brain.err", *(stage.home / "node.err" for stage in self.nodes.values())]
