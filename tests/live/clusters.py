@@ -31,7 +31,15 @@ steps, half = int(sys.argv[1]), sys.argv[2]
 job, attempt = os.environ["COTENANT_JOB"], os.environ["COTENANT_ATTEMPT"]
 told = []
 signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+assert os.environ["GREETING"] == "hello"
 log = os.open(job + ".log", os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+def steps_done():
+    with open(job + ".log") as before:
+        return sum(line.startswith("step ") for line in before)
+if os.environ.get("RANK", "0") != "0":  # of a gang, one works and the others wait for it
+    while not told and steps_done() < steps:
+        time.sleep(0.05)
+    sys.exit(1 if told else 0)
 lock = os.open(job + ".lock", os.O_RDWR | os.O_CREAT, 0o600)
 def say(word, number):
     os.write(log, f"{word} {attempt} {number}\\n".encode())
@@ -39,8 +47,7 @@ try:
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 except OSError:
     say("overlap", 0)
-with open(job + ".log") as before:
-    done = sum(line.startswith("step ") for line in before)
+done = steps_done()
 say("begin", done)
 while done < steps and not told:
     if done == steps // 2 and not os.path.exists(half):
@@ -86,6 +93,7 @@ class Cluster:
         self.nodes = {f"n{number}": stage for number, stage in enumerate(nodes, 1)}
         self.work = brain.home / "work"
         self.work.mkdir()
+        (self.work / "msgspec.py").write_text("raise SystemExit('what is in a job's directory is the job's')\n")
         self.half = self.work / "half"
         self.token = brain.home / "token"
         self.address = ""
@@ -128,9 +136,17 @@ class Cluster:
 
     # -- jobs --------------------------------------------------------------------------------------------------------
 
-    def submit(self, name: str, memory_bytes: int) -> None:
+    def submit(self, name: str, memory_bytes: int, gpus: int = 1) -> None:
         command = (sys.executable, "-S", "-c", JOB, str(STEPS), str(self.half))
-        spec = JobSpec(name, "ann", memory_bytes=memory_bytes, command=command, directory=str(self.work))
+        spec = JobSpec(
+            name,
+            "ann",
+            memory_bytes=memory_bytes,
+            gpus=gpus,
+            command=command,
+            environment=(("GREETING", "hello"), ("PYTHONPATH", "/nowhere")),
+            directory=str(self.work),
+        )
         with talk(operator_of(self.brain.places)) as brain:
             brain.ask(cluster_wire.Submit(cluster_wire.VERSION, spec), cluster_wire.Done)
 
