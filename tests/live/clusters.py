@@ -88,8 +88,9 @@ class Line(NamedTuple):
 class Cluster:
     """A brain in a directory of its own, and nodes in theirs."""
 
-    def __init__(self, brain: Stage, nodes: Sequence[Stage]) -> None:
+    def __init__(self, brain: Stage, nodes: Sequence[Stage], lease: str, grace: str) -> None:
         self.brain = brain
+        self._times = ["--round", "500ms", "--lease", lease, "--grace", grace, "--moves", "0"]
         self.nodes = {f"n{number}": stage for number, stage in enumerate(nodes, 1)}
         self.work = brain.home / "work"
         self.work.mkdir()
@@ -103,9 +104,8 @@ class Cluster:
     def start_brain(self) -> None:
         """The brain, for the first time or again at the same address."""
         listen = self.address or "127.0.0.1:0"
-        given = ["--listen", listen, "--round", "500ms", "--lease", "120s", "--grace", "30s", "--moves", "0"]
         with (self.brain.home / "brain.err").open("ab") as said:
-            process = self.brain.start("cluster", "start", *given, stderr=said)
+            process = self.brain.start("cluster", "start", "--listen", listen, *self._times, stderr=said)
         until(lambda: process.poll() is not None or self._asks())
         assert process.poll() is None, (self.brain.home / "brain.err").read_text()
         self.address = operator_of(self.brain.places).brain
@@ -192,8 +192,11 @@ class Cluster:
 
 
 @contextmanager
-def clusters(nodes: int, gpus: int) -> Iterator[Cluster]:
-    """A cluster whose brain runs and has a token, and whose nodes have GPUs; nothing is left of it afterwards."""
+def clusters(nodes: int, gpus: int, lease: str = "120s", grace: str = "30s") -> Iterator[Cluster]:
+    """A cluster whose brain runs and has a token, and whose nodes have GPUs; nothing is left of it afterwards.
+
+    A failure shows what all of it said.
+    """
     with contextlib.ExitStack() as stack:
         brain = stack.enter_context(Stage())
         stages = [stack.enter_context(Stage()) for _ in range(nodes)]
@@ -201,7 +204,11 @@ def clusters(nodes: int, gpus: int) -> Iterator[Cluster]:
             stage.places.runtime.mkdir(mode=0o700, parents=True)
             stack.callback(manage.destroy, home(stage.places))
             manage.create(home(stage.places), "v100", gpus)
-        cluster = Cluster(brain, stages)
+        cluster = Cluster(brain, stages, lease, grace)
         cluster.start_brain()
         cluster.make_token()
-        yield cluster
+        try:
+            yield cluster
+        except BaseException:
+            print(cluster.said())
+            raise
