@@ -18,6 +18,7 @@ from cotenant.errors import ConfigError, WorldError
 from cotenant.format import cluster_wire as wire
 from cotenant.format.config_cluster import ClusterConfig
 from cotenant.format.journal import MAGIC, encode_turn
+from cotenant.live.clock import pause
 from cotenant.live.cluster.ask import Conversation, talk
 from cotenant.live.cluster.enrol import enrol
 from cotenant.live.cluster.identity import Identity, read_identity
@@ -87,6 +88,7 @@ def order_for(node: Conversation, name: str) -> StartJob:
         if isinstance(answer, wire.Order):
             assert isinstance(answer.action, StartJob)
             return answer.action
+        pause(0.05)
 
 
 def test_killed_amid_its_work_it_knows_what_it_knew(
