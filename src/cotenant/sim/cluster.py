@@ -275,10 +275,10 @@ class ClusterWorld:
         if self._hears(place, order.attempt.number) and self._ends[place].pop(order.attempt, None) is not None:
             self._dirty[place] = True
 
-    def answer(self, said: Answer) -> None:
+    def answer(self, answer: Answer) -> None:
         """Whoever brought a job hears that it was taken, or not."""
-        if said.reject is not None:
-            self.book.fate[said.peer - 1] = Fate.REFUSED
+        if answer.reject is not None:
+            self.book.fate[answer.peer - 1] = Fate.REFUSED
 
     def _goal(self, job: int) -> float:
         """Where this attempt ends: some fail on the way, by chance."""
