@@ -149,7 +149,7 @@ def test_a_run_is_a_function_of_its_scenario_and_seed() -> None:
 def test_no_hash_decides_anything(tmp_path: Path) -> None:
     world = tmp_path / "storm.toml"
     world.write_text(STORM)
-    command = [sys.executable, "-m", "cotenant", "simulate", world, "--json"]
+    command: list[str | Path] = [sys.executable, "-m", "cotenant", "simulate", world, "--json"]
     told = [run_or_fail(command, ROOT, env={**os.environ, "PYTHONHASHSEED": seed}) for seed in ("0", "4711")]
     assert told[0] == told[1]
     assert msgspec.json.decode(told[0])["decisions"]
@@ -169,7 +169,7 @@ class Twice(ClusterMachine):
 
 
 def test_a_cluster_that_runs_a_job_twice_is_found_out() -> None:
-    with pytest.raises(BrokenPromiseError, match="is started|another job has"):
+    with pytest.raises(BrokenPromiseError, match=r"is started|another job has"):
         played(CALM, Twice)
 
 

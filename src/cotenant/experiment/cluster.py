@@ -6,7 +6,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -106,10 +106,11 @@ def play_cluster(
 ) -> Played:
     """One run. `say` gets a line for each decision."""
     if scenario.cluster.place not in ROUNDS:
-        raise ConfigError("cluster.place", scenario.cluster.place, f"choose one of {', '.join(ROUNDS)}", str(where))
+        remedy = f"choose one of {', '.join(ROUNDS)}"
+        raise ConfigError("cluster.place", scenario.cluster.place, remedy, where=str(where))
     way = scenario.way or ROUNDS[scenario.cluster.place].way
     if way not in WAYS:
-        raise ConfigError("way", way, f"choose one of {', '.join(WAYS)}, or none", str(where))
+        raise ConfigError("way", way, f"choose one of {', '.join(WAYS)}, or leave it out", where=str(where))
     physics = physics or built_in()
     cast = cast_of(scenario, where, physics)
     return _Run(scenario, cast, physics, way, say, new_machine).play(progress)
@@ -280,7 +281,7 @@ def _line(now: Instant, action: ClusterAction) -> str:
     return f"{at} stop {action.attempt.job} (attempt {action.attempt.number}) on {action.node}: {action.why}\n"
 
 
-def _distribution(values: np.ndarray) -> Distribution:  # type: ignore[type-arg]  # of floats
+def _distribution(values: Any) -> Distribution:
     if not len(values):
         return Distribution(0.0, 0.0, 0.0, 0.0)
     p50, p95, p99 = np.quantile(values, [0.5, 0.95, 0.99]).tolist()

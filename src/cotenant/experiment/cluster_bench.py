@@ -74,9 +74,9 @@ class ClusterBench(msgspec.Struct, frozen=True, kw_only=True):
 
 def bench_cluster(say: Callable[[str], None], progress: Progress, *, quick: bool, seed: int = 0) -> ClusterBench:
     """All sizes, each in its own process."""
-    hours = 4 if quick else 24
+    hours = 2 if quick else 24
     sizes = []
-    for gpus in (80, 400) if quick else (1_000, 5_000, 20_000):
+    for gpus in (40, 160) if quick else (1_000, 5_000, 20_000):
         say(f"{gpus:,} GPUs, {gpus * _JOBS_A_GPU:,} jobs, {hours} h, reports and rounds every 5 min")
         sizes.append(_apart(gpus, hours, seed, progress))
     least, most = sizes[0], sizes[-1]

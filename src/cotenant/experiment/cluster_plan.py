@@ -101,7 +101,9 @@ def _made(
 def _job(job: TraceJob, physics: Colocated, kinds: dict[str, int], chance: Any, known: float, where: Path) -> Brought:
     drawn, told = int(chance.integers(0, len(physics.trainings))), bool(chance.random() < known)
     if job.profile and job.profile not in kinds:
-        raise ConfigError("profile", job.profile, f"choose one of {', '.join(kinds)}, or none", where=str(where))
+        raise ConfigError(
+            "profile", job.profile, f"choose one of {', '.join(kinds)}, or leave it out", where=str(where)
+        )
     kind = kinds[job.profile] if job.profile else drawn
     training = physics.trainings[kind]
     spec = JobSpec(

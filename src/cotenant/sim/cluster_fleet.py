@@ -92,10 +92,9 @@ class Fleet:
         for service in services:
             duty = service.use.duty_ppm / WHOLE_PPM
             whole = sum(part for _, part in service.use.widths) or 1
-            longer = sum(
-                duty * part / whole * np.maximum(width / WHOLE_PPM / kept - 1, 0.0)
-                for width, part in service.use.widths or ((WHOLE_PPM, 1),)
-            )
+            longer = np.zeros(_OFFERS)
+            for width, part in service.use.widths or ((WHOLE_PPM, 1),):
+                longer += duty * part / whole * np.maximum(width / WHOLE_PPM / kept - 1, 0.0)
             enough = longer[None, :] <= self._slower * (1 - levels)[:, None]
             rows.append(1 - kept[np.where(enough.any(axis=1), enough.argmax(axis=1), _OFFERS - 1)])
         return np.array(rows)

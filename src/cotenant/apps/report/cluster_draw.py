@@ -92,9 +92,9 @@ def heat_map(cells: Sequence[Sequence[float]], hours: float, gpus: int) -> str:
         parts.append(f"<text x='{x:.1f}' y='{bottom + 16}' text-anchor='middle'>{tick * step:g} h</text>")
     parts.append(f"<text x='{LEFT - 6}' y='{_TOP + 9}' text-anchor='end'>GPU 0</text>")
     parts.append(f"<text x='{LEFT - 6}' y='{bottom}' text-anchor='end'>{gpus - 1:,}</text>")
-    for place in range(11):
-        x = LEFT + place * 24
-        parts.append(f"<rect x='{x}' y='{bottom + 26}' width='24.3' height='10' fill='{_shade(place / 10)}'/>")
+    for tenth in range(11):
+        left = LEFT + tenth * 24
+        parts.append(f"<rect x='{left}' y='{bottom + 26}' width='24.3' height='10' fill='{_shade(tenth / 10)}'/>")
     parts.append(f"<text x='{LEFT + 272}' y='{bottom + 35}'>utilization, 0 % to 100 %</text>")
     return svg(bottom + 44, parts, "utilization of GPUs over time")
 

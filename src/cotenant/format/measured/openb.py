@@ -1,6 +1,6 @@
 """What is Alibaba's cluster of 6,212 GPUs, and what was brought to it? Nodes, services that stay, best-effort jobs.
 
-Source: alibaba/clusterdata, cluster-trace-gpu-v2023, as hkust-adsl/kubernetes-scheduler-simulator has it (Apache-2.0).
+Source: alibaba/clusterdata, cluster-trace-gpu-v2023, as hkust-adsl's tables for its Kubernetes scheduler (Apache-2.0).
 Pods of the class LS (latency-sensitive) are taken for online services, BE (best-effort) for offline jobs; others, and
 pods without a GPU, are left out. How loaded a service is, the trace does not say: its part of a GPU counts as its peak.
 """
