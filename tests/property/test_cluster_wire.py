@@ -91,6 +91,7 @@ requests: st.SearchStrategy[wire.Request] = st.one_of(
     st.builds(wire.Issue, version, names, pems),
     st.builds(wire.Revoke, version, st.sampled_from(Role), names),
     st.builds(wire.Drain, version, names, st.booleans()),
+    st.builds(wire.Forget, version, names),
     st.builds(wire.SetQuota, version, st.builds(Quota, names, amounts, st.integers(1, 1000))),
 )
 orders = st.one_of(
@@ -100,13 +101,13 @@ orders = st.one_of(
 )
 answers: st.SearchStrategy[wire.Answer] = st.one_of(
     st.builds(wire.Authority, version, pems),
-    st.builds(wire.Enrolled, pems),
+    st.builds(wire.Enrolled, pems, texts),
     st.builds(wire.Heard, amounts, amounts, amounts),
     st.builds(wire.Order, orders),
     st.just(wire.Done()),
     st.builds(wire.Refused, rejects),
     st.builds(wire.Jobs, st.lists(jobs, max_size=2), st.booleans(), amounts),
-    st.builds(wire.TokenMade, texts),
+    st.builds(wire.TokenMade, texts, texts),
     st.builds(wire.Wrong, texts),
 )
 
