@@ -62,7 +62,7 @@ _LOOK_S = 0.2
 
 
 def eventually(wanted: Callable[[], Any]) -> Any:
-    """As `until`, looking seldom: each look at the brain is a TLS handshake, and the machine has better things to do."""
+    """As `until`, looking seldom: each look at the brain is a handshake, and the machine has better things to do."""
     deadline = time.monotonic() + PATIENCE_S
     while not (answer := wanted()):
         assert time.monotonic() < deadline, f"waited {PATIENCE_S:.0f} s in vain"
@@ -156,6 +156,9 @@ class Cluster:
         """What is on a node's disk of attempts."""
         folder = self.nodes[name].places.state / "agent" / "attempts"
         return [Record(path) for path in folder.iterdir()] if folder.exists() else []
+
+    def is_clear(self, name: str) -> bool:
+        return not self.attempts(name)
 
     def said(self) -> str:
         """What all daemons printed, for whoever reads a failure."""

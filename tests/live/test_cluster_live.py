@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -96,7 +97,7 @@ def story(cluster: Cluster) -> None:
     assert keeper is not None
     orphan = order.attempt.job
     cluster.kill(keeper.pid)
-    eventually(lambda: cluster.jobs()[orphan].evictions)
+    eventually(lambda: any(name == orphan and job.evictions for name, job in cluster.jobs().items()))
     big.send_signal(signal.SIGTERM)
     big.wait(PATIENCE_S)
 
@@ -110,7 +111,7 @@ def story(cluster: Cluster) -> None:
     assert attempts[orphan] > 1
     assert {attempts[name] for name in others if name != orphan} == {1}, "what was not evicted was not disturbed"
     for name, stage in cluster.nodes.items():
-        until(lambda name=name: not cluster.attempts(name), PATIENCE_S)  # every end was taken note of
+        eventually(partial(cluster.is_clear, name))  # every end was taken note of
         assert not offline_on(stage)
         assert stage.slots()["web"] == slots[name], "online work kept its place all the while"
         assert requests_served(stage) > served[name]

@@ -171,5 +171,5 @@ def test_what_is_known_to_slow_online_work_too_much_is_not_put_there() -> None:
     story = Story(slowdown_limit_ppm=0)
     story.join("a", replaced(GPU, online=(BUSY,), offer_ppm=500_000))
     story.submit("heavy", use=TaskUse(1_000_000, ((1_000_000, 1_000_000),), 1_000_000, 5_000_000, active_ppm=1_000_000))
-    assert starts(story.until(30)) == {}
+    assert starts(story.until(15)) == {}
     assert story.job("heavy").why == ("none of 1 open GPU will do: 1 would make online work too slow, as foretold")
