@@ -68,14 +68,14 @@ def _coarse_prices(rows: Rows, jobs: int, gpus: int) -> Array:
 def _look(rows: Rows, supply: Array, price: Array, known: Edges | None) -> _Looked:
     """The best of each job at these prices, with those it had; and what the prices prove."""
     jobs, gpus = len(supply), len(price)
-    profit = np.empty(jobs, np.float32)
+    profit: Array = np.empty(jobs, np.float32)
     keys, worth = [np.zeros(0, np.int64)], [np.zeros(0, np.float32)]
     if known is not None:
         sources = np.repeat(np.arange(jobs), np.diff(known.starts))
         keys, worth = [sources * gpus + known.ends_at], [known.worth]
     for begin in range(0, jobs, _BLOCK):
-        block = np.ascontiguousarray(rows(begin, min(begin + _BLOCK, jobs)), np.float32)
-        places = np.empty((len(block), _CANDIDATES), np.int32)
+        block: Array = np.ascontiguousarray(rows(begin, min(begin + _BLOCK, jobs)), np.float32)
+        places: Array = np.empty((len(block), _CANDIDATES), np.int32)
         best = profit[begin : begin + len(block)]
         _native.match_best_places(gpus, _CANDIDATES, begin, _PARTS, block, price, places, best)
         row, column = np.nonzero(places >= 0)
