@@ -46,8 +46,8 @@ def match_distinct(rows: Rows, jobs: int, gpus: int, *, gap: float = GAP, held_w
         problem = Problem(supply, room, edges.worth, edges)
         found = in_steps(problem, lambda prices: np.inf if len(prices) else 0.0, gap, price, gap)
         price = found.price
-        # Whoever got nothing looks again at once, and makes prices rise for nothing until then. All others look now and then:
-        # it takes long, and only then something is proved.
+        # Whoever got nothing looks again at once: without a place to go it only makes prices rise. All others look now
+        # and then, since it takes long; only then something is proved.
         left = np.setdiff1d(everybody, found.pairs[:, 0])
         is_full = turn % _FULL_LOOK == _FULL_LOOK - 1 or len(left) * _MANY < jobs
         edges, profit = _look(rows, everybody if is_full else left, price, edges)
