@@ -28,6 +28,7 @@ _KEPT_PATIENCE: Final = 16
 """Bids for each kind and unit, and with kept prices for each kind, before an auction is given up: prices that are all
 too high or too low are mended faster by beginning anew."""
 _BEYOND: Final = 1e30
+_MOSTLY_THERE: Final = 0.8
 _EXACT: Final = 1 << 36
 
 Array: TypeAlias = Any
@@ -78,6 +79,9 @@ def match(worth: Array, jobs: Array, gpus: Array, *, gap: float = GAP, price: Ar
 
     What is worth 0 or less is never paired. With the prices of the last round, what changed little is found quickly.
     """
+    some_jobs, some_gpus = np.flatnonzero(counts(jobs)), np.flatnonzero(counts(gpus))
+    if len(some_jobs) + len(some_gpus) < _MOSTLY_THERE * (len(jobs) + len(gpus)):
+        return _of_those_there(worth, (counts(jobs), counts(gpus)), (some_jobs, some_gpus), gap, price)
     problem = Problem(counts(jobs), counts(gpus), np.ascontiguousarray(worth, np.float32))
     nowhere = np.where(problem.room > 0, 0, _BEYOND).astype(np.float32)
 
@@ -86,6 +90,18 @@ def match(worth: Array, jobs: Array, gpus: Array, *, gap: float = GAP, price: Ar
         return weighed(prices, problem.room) + weighed(profit, problem.supply)
 
     return in_steps(problem, bound, gap, price)
+
+
+def _of_those_there(
+    worth: Array, many: tuple[Array, Array], there: tuple[Array, Array], gap: float, price: Any
+) -> Matching:
+    """The table without what there is none of."""
+    jobs, gpus = there
+    fewer = np.asarray(worth)[np.ix_(jobs, gpus)]
+    found = match(fewer, many[0][jobs], many[1][gpus], gap=gap, price=None if price is None else price[gpus])
+    pairs, prices = found.pairs.copy(), np.zeros(len(many[1]), np.float32)
+    pairs[:, 0], pairs[:, 1], prices[gpus] = jobs[pairs[:, 0]], gpus[pairs[:, 1]], found.price
+    return found._replace(pairs=pairs, price=prices)
 
 
 def in_steps(problem: Problem, bound: Bound, gap: float, price: Array | None = None, last: float = _FINEST) -> Matching:
