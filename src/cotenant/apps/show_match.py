@@ -10,26 +10,11 @@ from cotenant.experiment.match import MatchReport
 
 def show_match(console: Console, report: MatchReport) -> None:
     """A row for each size, and the worst of them."""
-    heads = (
-        "jobs",
-        "worth",
-        "size",
-        "seconds",
-        "again",
-        "round",
-        "few",
-        "MiB",
-        "of the best",
-        "by",
-        "scipy s",
-        "scipy MiB",
-    )
-    table = Table(*heads, box=None)
+    table = Table("", "size", "s", "again s", "round s", "few s", "MiB", "of best", "by", "scipy s", "MiB", box=None)
     for one in report.cases:
         seconds = (one.seconds, one.again_seconds, one.round_seconds, one.few_seconds)
         table.add_row(
-            one.shape,
-            one.worth,
+            f"{one.shape}, {one.worth}",
             f"{one.size:,}",
             *(_number(number) for number in seconds),
             f"{one.peak_mib:.0f}",
