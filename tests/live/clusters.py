@@ -6,9 +6,10 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cotenant.apps.softgpu import home
 from cotenant.domain.cluster import JobSpec, JobTold
@@ -19,6 +20,7 @@ from cotenant.live.cluster.places import operator_of
 from cotenant.live.cluster.record import Record
 from cotenant.live.softgpu import manage
 from tests.e2e.stage import Stage, alive, until
+from tests.live.softgpus import PROGRAMS
 
 # Appends a line for every step to its log, which is also what it goes on from: a step and the memory of it are one
 # write. Half way it waits for a file, so that a test can be sure to meet it there. Whoever runs at the same time as
@@ -52,8 +54,20 @@ while done < steps and not told:
 sys.exit(0 if done == steps else 1)
 """
 STEPS = 12
-# An online service: a request now and then, each told of, with a kernel's worth of nothing in it.
-SERVICE = "import cotenant, time\nwhile True:\n    cotenant.request.ended(1_000_000)\n    time.sleep(0.05)\n"
+SERVICE = (sys.executable, str(PROGRAMS / "service.py"))
+
+
+PATIENCE_S = 300.0
+_LOOK_S = 0.2
+
+
+def eventually(wanted: Callable[[], Any]) -> Any:
+    """As `until`, looking seldom: each look at the brain is a handshake, and the machine has better things to do."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (answer := wanted()):
+        assert time.monotonic() < deadline, f"waited {PATIENCE_S:.0f} s in vain"
+        time.sleep(_LOOK_S)
+    return answer
 
 
 class Line(NamedTuple):
@@ -82,7 +96,8 @@ class Cluster:
         """The brain, for the first time or again at the same address."""
         listen = self.address or "127.0.0.1:0"
         given = ["--listen", listen, "--round", "500ms", "--lease", "120s", "--grace", "30s", "--moves", "0"]
-        process = self.brain.start("cluster", "start", *given, stderr=(self.brain.home / "brain.err").open("ab"))
+        with (self.brain.home / "brain.err").open("ab") as said:
+            process = self.brain.start("cluster", "start", *given, stderr=said)
         until(lambda: process.poll() is not None or self._asks())
         assert process.poll() is None, (self.brain.home / "brain.err").read_text()
         self.address = operator_of(self.brain.places).brain
@@ -96,7 +111,8 @@ class Cluster:
         stage = self.nodes[name]
         given = ["--join", self.address, "--join-token-file", str(self.token), "--node-name", name]
         timing = ["--report-period", "200ms", "--job-grace", "5s", "--slots", "8"]
-        return stage.node(*given, *timing, stderr=(stage.home / "node.err").open("ab")).pid
+        with (stage.home / "node.err").open("ab") as said:
+            return stage.node(*given, *timing, stderr=said).pid
 
     def kill(self, pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
@@ -140,6 +156,9 @@ class Cluster:
         """What is on a node's disk of attempts."""
         folder = self.nodes[name].places.state / "agent" / "attempts"
         return [Record(path) for path in folder.iterdir()] if folder.exists() else []
+
+    def is_clear(self, name: str) -> bool:
+        return not self.attempts(name)
 
     def said(self) -> str:
         """What all daemons printed, for whoever reads a failure."""

@@ -196,9 +196,10 @@ def change(identity: Identity, request: wire.Drain | wire.SetQuota | wire.Revoke
 
 def quota_of(user: str, gpus: int | None, weight: int) -> Quota:
     """How much a user may have; None: as much as there is."""
-    fields = {"user": check_name(user, "USER"), "weight": weight, **({} if gpus is None else {"gpus": gpus})}
+    name = check_name(user, "USER")
+    quota = Quota(name, weight=weight) if gpus is None else Quota(name, gpus, weight)
     try:
-        return msgspec.convert(fields, Quota)
+        return msgspec.convert(msgspec.to_builtins(quota), Quota)  # which looks at the limits
     except msgspec.ValidationError as error:
         raise ConfigError("quota", user, f"{error}; write --gpus of at least 0 and --weight from 1 to 1000") from None
 

@@ -38,7 +38,8 @@ def add_commands(commands: Any) -> None:
         "fikit: gap filling over many pairs of programs; muxflow-node: what sharing does to one node; "
         "predictor-node: latencies, slowdowns and loads foretold; placement-node: ways to choose a GPU; "
         "arkgpu: objectives kept and goodput in every way to share; "
-        "dstack: many models served from one GPU in every way to share it"
+        "dstack: many models served from one GPU in every way to share it; "
+        "muri: a real cluster's past replayed under six policies"
     )
     lab.add_argument("name", choices=list(_LABS), help=about)
     lab.add_argument(
@@ -48,14 +49,14 @@ def add_commands(commands: Any) -> None:
         "--plots",
         default=None,
         metavar="DIR",
-        help="all but timelines, placement-node: draw SVG files and an index.html here",
+        help="all but timelines, placement-node, muri: draw SVG files and an index.html here",
     )
     about = (
         "device: which half is held out; fikit, muxflow-node: hosts; predictor-node: days made up; "
         "placement-node: mixes; arkgpu: hosts and arrivals; dstack: arrivals and noise (default 0)"
     )
     lab.add_argument("--seed", type=int, default=None, help=about)
-    about = "fikit, muxflow-node, predictor-node, placement-node, arkgpu, dstack: fewer and shorter cases"
+    about = "fikit, muxflow-node, predictor-node, placement-node, arkgpu, dstack, muri: fewer and shorter cases"
     lab.add_argument("--quick", action="store_true", default=None, help=about)
     about = "arkgpu: without the part with real processes"
     lab.add_argument("--no-live", action="store_true", default=None, help=about)
@@ -300,6 +301,16 @@ def _lab_device(options: argparse.Namespace) -> int:
     return 0 if all(check.met is not False for check in report.checks) else 1
 
 
+def _lab_muri(options: argparse.Namespace) -> int:
+    from cotenant.apps.lab import named_directory
+    from cotenant.apps.lab_muri import run_muri, show_muri
+
+    directory = named_directory(options.data, os.environ)
+    report = run_muri(directory, Console(stderr=True), say, quick=bool(options.quick))
+    _tell(options, report, show_muri)
+    return 0 if all(report.met.values()) else 1
+
+
 _LABS: Final[dict[str, tuple[Callable[[argparse.Namespace], int], tuple[str, ...]]]] = {
     "device": (_lab_device, ("replay", "quick", "live", "no-live")),
     "timelines": (_lab_timelines, ("plots", "seed", "quick", "live", "no-live")),
@@ -309,6 +320,7 @@ _LABS: Final[dict[str, tuple[Callable[[argparse.Namespace], int], tuple[str, ...
     "placement-node": (_lab_placement, ("plots", "replay", "live", "no-live")),
     "arkgpu": (_lab_arkgpu, ("replay", "live")),
     "dstack": (_lab_dstack, ("replay", "live", "no-live")),
+    "muri": (_lab_muri, ("plots", "seed", "replay", "live", "no-live")),
 }
 """By name: what runs it, and the flags that mean nothing to it."""
 
