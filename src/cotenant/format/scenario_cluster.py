@@ -153,7 +153,9 @@ class ClusterScenario(Section, frozen=True):
     way: str = ""
     """How a GPU is shared, by a name of the physics; nothing: as the way of placing means it."""
     checkpoint: DurationNs = DurationNs(30 * _MINUTE_NS)
-    """Of its own work: after so much of it a job saves what it did; an end before its own loses what came since."""
+    """Of its own work: after so much of it a job saves what it did; a crash loses what came since."""
+    saves: bool = True
+    """Whether a job that is told to stop, by its node or by the cluster, saves its work first."""
     drain: DurationNs = DurationNs(0)
     """After the duration no job comes; what is there may go on for at most so long."""
     cluster: BrainConfig = BrainConfig()
