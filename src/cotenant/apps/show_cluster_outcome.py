@@ -20,7 +20,7 @@ def about(outcome: ClusterOutcome) -> str:
 
 def figure_rows(outcome: ClusterOutcome) -> list[tuple[str, str, str]]:
     """A figure, with sharing, and without."""
-    crashes = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in outcome.crashes.items() if count)
+    crashes = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in outcome.crashes.items() if count)
     time = outcome.gpu_time
     return [
         ("GPU utilization", f"{outcome.utilization:.1%}", f"{outcome.utilization_before:.1%}"),
