@@ -19,20 +19,27 @@ Found = TypeVar("Found")
 
 def add_commands(commands: Any) -> None:
     replay = add_command(commands, "replay", "Replay a journal: does this version decide the same?", _replay, json=True)
-    replay.add_argument("file", metavar="FILE", help="a journal, as in the state directory of a node")
+    replay.add_argument("file", metavar="FILE", help="a journal, as in the state directory of a node or a cluster")
     replay.add_argument("--log", action="store_true", help="print every turn")
+    replay.add_argument("--snapshot", default="", metavar="FILE", help="a cluster's: write how it stands at the end")
+    place = add_command(commands, "place", "One round of a cluster: who with whom, and why not.", _place, json=True)
+    place.add_argument("snapshot", metavar="SNAPSHOT.json", help="a cluster at one instant (docs/cluster.md)")
+    place.add_argument("--dry-run", action="store_true", required=True, help="only tell: nothing else can be done here")
+    place.add_argument("--place", default="", metavar="POLICY", help="another way to place than the snapshot names")
     simulate = add_command(commands, "simulate", "Run a scenario under the simulated clock.", _simulate, json=True)
     simulate.add_argument("scenario", metavar="SCENARIO.toml")
     simulate.add_argument("--seed", type=int, default=None, help="instead of the scenario's own")
     simulate.add_argument("--log", action="store_true", help="print every turn")
-    simulate.add_argument("--journal", default="", metavar="FILE", help="write the journal here")
+    simulate.add_argument("--journal", default="", metavar="FILE", help="of a node: write the journal here")
+    simulate.add_argument("--report", default="", metavar="FILE", help="of a cluster: write a page with plots here")
     lab = add_command(commands, "lab", "Judge cotenant's models by measurements of real GPUs.", _lab, json=True)
     about = (
         "device: the software GPU's physics; timelines: what the hook measures of real ones, replayed; "
         "fikit: gap filling over many pairs of programs; muxflow-node: what sharing does to one node; "
         "predictor-node: latencies, slowdowns and loads foretold; placement-node: ways to choose a GPU; "
         "arkgpu: objectives kept and goodput in every way to share; "
-        "dstack: many models served from one GPU in every way to share it"
+        "dstack: many models served from one GPU in every way to share it; "
+        "muri: a real cluster's past replayed under six policies"
     )
     lab.add_argument("name", choices=list(_LABS), help=about)
     lab.add_argument(
@@ -42,14 +49,14 @@ def add_commands(commands: Any) -> None:
         "--plots",
         default=None,
         metavar="DIR",
-        help="all but timelines, placement-node: draw SVG files and an index.html here",
+        help="all but timelines, placement-node, muri: draw SVG files and an index.html here",
     )
     about = (
         "device: which half is held out; fikit, muxflow-node: hosts; predictor-node: days made up; "
         "placement-node: mixes; arkgpu: hosts and arrivals; dstack: arrivals and noise (default 0)"
     )
     lab.add_argument("--seed", type=int, default=None, help=about)
-    about = "fikit, muxflow-node, predictor-node, placement-node, arkgpu, dstack: fewer and shorter cases"
+    about = "fikit, muxflow-node, predictor-node, placement-node, arkgpu, dstack, muri: fewer and shorter cases"
     lab.add_argument("--quick", action="store_true", default=None, help=about)
     about = "arkgpu: without the part with real processes"
     lab.add_argument("--no-live", action="store_true", default=None, help=about)
@@ -69,7 +76,8 @@ def _replay(options: argparse.Namespace) -> int:
     from cotenant.apps.replay import replay_file
     from cotenant.apps.show import show_replay
 
-    report = replay_file(Path(options.file), print if options.log else None)
+    snapshot = Path(options.snapshot) if options.snapshot else None
+    report = replay_file(Path(options.file), print if options.log else None, snapshot)
     if options.json:
         print_json(report)
     else:
@@ -77,12 +85,30 @@ def _replay(options: argparse.Namespace) -> int:
     return 0 if report.reproduced else 1
 
 
+def _place(options: argparse.Namespace) -> int:
+    from cotenant.apps.place import place_on_snapshot
+    from cotenant.apps.show_place import show_place
+
+    report = place_on_snapshot(Path(options.snapshot), options.place)
+    if options.json:
+        print_json(report)
+    else:
+        show_place(Console(), report)
+    return 0
+
+
 def _simulate(options: argparse.Namespace) -> int:
     from cotenant.apps.show import show_outcome
     from cotenant.apps.simulate import read_scenario, simulate_file
+    from cotenant.format.scenario_cluster import is_of_cluster
     from cotenant.format.scenario_kernels import is_of_kernels
 
-    if is_of_kernels(read_scenario(Path(options.scenario))):
+    text = read_scenario(Path(options.scenario))
+    if is_of_cluster(text):
+        return _simulate_cluster(options)
+    if options.report:
+        raise ConfigError("--report", options.report, "only a scenario of a cluster has a page: leave it out")
+    if is_of_kernels(text):
         return _simulate_kernels(options)
     outcome = simulate_file(Path(options.scenario), options.seed, options.journal, print if options.log else None)
     if options.json:
@@ -90,6 +116,22 @@ def _simulate(options: argparse.Namespace) -> int:
     else:
         show_outcome(Console(), outcome)
     return 0
+
+
+def _simulate_cluster(options: argparse.Namespace) -> int:
+    from cotenant.apps.show_cluster_outcome import show_cluster_outcome
+    from cotenant.apps.simulate_cluster import simulate_cluster_file
+
+    if options.journal:
+        remedy = "a scenario of a cluster keeps its journal to itself: leave it out"
+        raise ConfigError("--journal", options.journal, remedy)
+    log = (lambda line: print(line, end="")) if options.log else None
+    outcome = simulate_cluster_file(Path(options.scenario), options.seed, options.report, Console(stderr=True), log)
+    if options.json:
+        print_json(outcome)
+    else:
+        show_cluster_outcome(paper(), outcome)
+    return 1 if outcome.problems else 0
 
 
 def _simulate_kernels(options: argparse.Namespace) -> int:
@@ -259,6 +301,16 @@ def _lab_device(options: argparse.Namespace) -> int:
     return 0 if all(check.met is not False for check in report.checks) else 1
 
 
+def _lab_muri(options: argparse.Namespace) -> int:
+    from cotenant.apps.lab import named_directory
+    from cotenant.apps.lab_muri import run_muri, show_muri
+
+    directory = named_directory(options.data, os.environ)
+    report = run_muri(directory, Console(stderr=True), say, quick=bool(options.quick))
+    _tell(options, report, show_muri)
+    return 0 if all(report.met.values()) else 1
+
+
 _LABS: Final[dict[str, tuple[Callable[[argparse.Namespace], int], tuple[str, ...]]]] = {
     "device": (_lab_device, ("replay", "quick", "live", "no-live")),
     "timelines": (_lab_timelines, ("plots", "seed", "quick", "live", "no-live")),
@@ -268,6 +320,7 @@ _LABS: Final[dict[str, tuple[Callable[[argparse.Namespace], int], tuple[str, ...
     "placement-node": (_lab_placement, ("plots", "replay", "live", "no-live")),
     "arkgpu": (_lab_arkgpu, ("replay", "live")),
     "dstack": (_lab_dstack, ("replay", "live", "no-live")),
+    "muri": (_lab_muri, ("plots", "seed", "replay", "live", "no-live")),
 }
 """By name: what runs it, and the flags that mean nothing to it."""
 
