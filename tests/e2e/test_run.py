@@ -60,9 +60,7 @@ def test_a_node_is_started_when_none_runs_and_that_is_said(stage: Stage) -> None
     assert (first.returncode, first.stdout) == (0, "hello\n")
     pid = stage.node_pid()
     said = f"cotenant: no node was running: started one (pid {pid}, log {stage.places.log};"
-    assert [line.startswith(said) for line in first.stderr.splitlines()].count(
-        True
-    ) == 1  # on a busy machine it waits, too
+    assert first.stderr.count(said) == 1  # on a busy machine it may say that it waits, too
     second = stage.run("run", "--", "true")
     assert (second.returncode, "started one" in second.stderr) == (0, False)
     assert stage.node_pid() == pid
