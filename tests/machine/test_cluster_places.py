@@ -7,6 +7,7 @@ from cotenant.domain.cluster import GpuCondition, GpuReport, JobEnd, JobState, O
 from cotenant.domain.clusters import ClusterStarted, JobCancelled, NodeTold, QuotaSet, StartJob, StopJob
 from cotenant.domain.use import TaskUse
 from cotenant.host import Divergence, recover_cluster, replay
+from cotenant.machine import cluster_floor, cluster_jobs
 from cotenant.machine.cluster import ClusterMachine
 from tests.machine.cluster_steps import BUSY, GIB, GPU, Story, replaced, runs, starts
 
@@ -160,6 +161,25 @@ def test_kinds_follow_what_is_avoided() -> None:
     story.submit("job", avoid=("ads",), least_ppm=1_000_000)
     story.until(5)
     assert [kind.named for kind in story.machine.floor.kinds if kind.named] == [("ads",)]
+
+
+def test_kinds_that_are_no_more_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_floor, "_KINDS_LIMIT", 4)
+    monkeypatch.setattr(cluster_jobs, "_KINDS_LIMIT", 4)
+    story = Story()
+    story.join("a", GPU, GPU)
+    for number in range(12):
+        gpus = tuple(replaced(GPU, offer_ppm=offer * 50_000) for offer in (number + 1, number + 2))
+        story.told["a"] = NodeTold("a", 1, gpus)
+        story.report("a", seen=99)
+        story.submit(f"job{number}", memory_bytes=number + 1, types=("T4",))
+        if number > 2:
+            story.tell(JobCancelled(f"job{number - 2}"))
+        story.until(story.now_s + 12)
+    assert len(story.machine.floor.kinds) < 8
+    assert len(story.machine.roster.kinds) < 12
+    story.submit("last", types=("V100",))
+    assert starts(story.until(story.now_s + 12)) == {"last": ("a", (1,))}
 
 
 def test_what_is_not_known_is_put_beside_online_work_last_and_not_never() -> None:

@@ -82,8 +82,6 @@ class Floor:
         """Online tenants that jobs which are not over must not share a GPU with: by how many jobs."""
         self.is_stale = False
         """Who is alike must be found anew, before it counts."""
-        self.renewed = 0
-        """How often kinds got new numbers: what is kept by number is then void."""
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -201,7 +199,6 @@ class Floor:
         self.prices = [prices[old] for old in kept]
         self.kind_of = {kind: number for number, kind in enumerate(self.kinds)}
         self.kind = array("i", (number_of[old] for old in self.kind))
-        self.renewed += 1
 
     def _lay_out(self) -> None:
         """All anew: a node left, or has another number of GPUs."""

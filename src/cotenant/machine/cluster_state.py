@@ -66,6 +66,7 @@ class ClusterState:
         job.is_known, job.rate_ppm = False, 0
         self.seat(job, node)
         self.roster.move(job, JobState.STARTING, now)
+        self.roster.set_kind(job)
         for gpu in gpus:
             self.floor.open[node.base + gpu] = 0
         return self.order(job, node)
