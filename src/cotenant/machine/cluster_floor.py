@@ -8,6 +8,7 @@ one said costs a comparison for each GPU.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from cotenant.domain.cluster import GpuCondition, GpuReport
@@ -104,9 +105,10 @@ class Floor:
         self.refresh(node)
         self.is_stale |= was_small != self.is_small
 
-    def leave(self, node: Node) -> None:
-        """A node goes for good."""
-        del self.nodes[node.name]
+    def leave(self, nodes: Iterable[Node]) -> None:
+        """Nodes go for good."""
+        for node in nodes:
+            del self.nodes[node.name]
         self._lay_out()
 
     def tell(self, node: Node, gpus: tuple[GpuReport, ...]) -> bool:
