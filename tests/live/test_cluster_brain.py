@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from cotenant import cli
 from cotenant.apps.cluster import open_brain
@@ -21,11 +23,12 @@ from cotenant.format.journal import MAGIC, encode_turn
 from cotenant.live.clock import pause
 from cotenant.live.cluster.ask import Conversation, talk
 from cotenant.live.cluster.enrol import enrol
+from cotenant.live.cluster.figures import Figures, page_of
 from cotenant.live.cluster.identity import Identity, read_identity
 from cotenant.live.directory import Places
 from cotenant.live.observe.log import NodeLog
 from tests.live.brains import job, report
-from tests.tool import BIN
+from tests.tool import BIN, ROOT
 
 VERSION = wire.VERSION
 Run = Callable[..., tuple[int, str, str]]
@@ -258,6 +261,23 @@ def test_a_journal_that_another_version_wrote_is_not_believed(tmp_path: Path, lo
     journal_of(tmp_path).write_bytes(forged)
     with pytest.raises(WorldError, match=r"does not replay with version .*stop it by SIGTERM"):
         open_brain(CONFIG, places_in(tmp_path), log)
+
+
+def test_figures_are_those_that_the_document_names(tmp_path: Path, log: NodeLog) -> None:
+    brain = open_brain(CONFIG, places_in(tmp_path), log)
+    brain.loop.post(submitted("j1"))
+    figures = Figures(brain.machine.counts(), brain.loop.turn_ns.histogram(), 1, 2, 3)
+    brain.close()
+    families = list(text_string_to_metric_families(b"".join(page_of(lambda: figures)).decode()))
+    shown = {family.name + ("_total" if family.type == "counter" else "") for family in families}
+    document = (ROOT / "docs" / "cluster-live.md").read_text(encoding="utf-8")
+    assert shown == set(re.findall(r"`(cotenant_cluster_[a-z_]+)", document))
+    samples = {
+        (sample.name, sample.labels.get("state")): sample.value for family in families for sample in family.samples
+    }
+    assert samples["cotenant_cluster_jobs", "waiting"] == 1
+    assert samples["cotenant_cluster_jobs", "running"] == 0
+    assert samples["cotenant_cluster_refused_total", None] == 3
 
 
 def test_an_address_that_is_none_is_named(tmp_path: Path, log: NodeLog) -> None:

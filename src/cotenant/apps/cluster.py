@@ -43,6 +43,7 @@ _MOST_CONNECTIONS: Final = 16_384
 _FEWEST_CONNECTIONS: Final = 32
 _DAYS: Final = 365.0
 _LOOK_AGAIN_NS: Final = 3600 * SECOND_NS
+_HERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  whoever listens everywhere is reached here
 _SKIPPED_ATTEMPTS: Final = 1_000_000
 """What a damaged journal has forgotten may have used numbers: they are never used again."""
 
@@ -84,10 +85,10 @@ def open_brain(config: ClusterConfig, places: Places, log: NodeLog, *, accept_da
             figures = opened.enter_context(listen_at(config.metrics, "cluster.metrics", CONNECTIONS))
         machine, clock = _recover(own, log.say, accept_damage=accept_damage)
         authority = open_authority(own.folder, unix_ns())
-        clerk = Clerk(authority, Register(own.register), machine, clock)
+        clerk = Clerk(authority, Register(own.register), machine, clock, address)
         loop: EventLoop[ClusterEvent] = EventLoop(clock, ClusterWoke())
         opened.callback(loop.close)
-        credentials = _Credentials(own, authority, address, clock)
+        credentials = _Credentials(own, authority, listener, clock)
         loop.add_timed(credentials)
         journal = FileJournal(own.journal, int(config.journal_limit), is_synced=True)
         opened.callback(journal.close)
@@ -123,8 +124,11 @@ def _take_directory(places: Places, opened: contextlib.ExitStack) -> BrainPlaces
 class _Credentials:
     """The brain's own certificate and the operator's: made when it starts, and anew before they end."""
 
-    def __init__(self, own: BrainPlaces, authority: Authority, address: str, clock: LiveClock) -> None:
-        self._own, self._authority, self._address, self._clock = own, authority, address, clock
+    def __init__(self, own: BrainPlaces, authority: Authority, listener: socket.socket, clock: LiveClock) -> None:
+        host, port = listener.getsockname()[:2]
+        # The operator is on this machine, where an address for others may lead nowhere.
+        self._address = joined(_HERE.get(host, host), port)
+        self._own, self._authority = own, authority
         self.context = server_context(self._make(Role.BRAIN, "brain"))
         self._make(Role.OPERATOR, "operator")
         self._due = clock.now() + _LOOK_AGAIN_NS
@@ -180,7 +184,7 @@ def _address_of(config: ClusterConfig, listener: socket.socket) -> str:
         split_address(config.address, "cluster.address")
         return config.address
     host, port = listener.getsockname()[:2]
-    return joined(socket.gethostname() if host in ("0.0.0.0", "::") else host, port)  # noqa: S104  a comparison
+    return joined(socket.gethostname() if host in _HERE else host, port)
 
 
 def _connections() -> int:
