@@ -168,7 +168,7 @@ def test_while_the_node_is_away_its_gpus_are_named_and_offer_nothing(scene: Scen
 
 def test_an_order_is_carried_out_once_and_told_of_at_once(scene: Scene) -> None:
     scene.tick()
-    order = scene.order(3)
+    order = scene.order(3, environment=(("PYTHONPATH", "/mine"), ("COTENANT_JOB", "another")))
     scene.agent.take(order)
     scene.agent.take(order)
     told = scene.tick(0.001)
@@ -184,6 +184,8 @@ def test_an_order_is_carried_out_once_and_told_of_at_once(scene: Scene) -> None:
     assert command[command.index("--gpu") + 1] == "soft:0"
     assert command[command.index("--runtime") + 1] == "/run/x"
     assert made.environment[0]["COTENANT_JOB"] == "job/3"
+    assert made.variables == {"PYTHONPATH": "/mine"}, "for the program alone; what we say of it stands"
+    assert Record(scene.kept[0]).variables_file.read_text() == '{"PYTHONPATH":"/mine"}'
     assert made.environment[0]["COTENANT_PROGRESS"] == str(scene.kept[0] / "progress")
 
 

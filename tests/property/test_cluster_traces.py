@@ -88,12 +88,14 @@ def test_nodes_come_back(nodes: list[TraceNode]) -> None:
     assert read_nodes(table(NODE_COLUMNS, rows), "f") == nodes
 
 
-@given(JOBS, st.integers(0, 10**14), st.integers(1, 10**14), st.integers(0, 5))
+@given(JOBS, st.integers(0, 10**14), st.integers(1, 10**14), st.integers(0, 5), st.integers(1, 9))
 @settings(max_examples=examples(20, 500))
-def test_a_window_has_what_came_in_it(jobs: list[TraceJob], begin_ns: int, span_ns: int, limit: int) -> None:
+def test_a_window_has_what_came_in_it(
+    jobs: list[TraceJob], begin_ns: int, span_ns: int, limit: int, compress: int
+) -> None:
     ordered = sorted(jobs, key=lambda job: job.submit_ns)
-    kept = window(ordered, begin_ns, span_ns, limit)
-    inside = [job.name for job in ordered if begin_ns <= job.submit_ns < begin_ns + span_ns]
+    kept = window(ordered, begin_ns, span_ns, limit, compress)
+    inside = [job.name for job in ordered if begin_ns <= job.submit_ns < begin_ns + span_ns * compress]
     assert [job.name for job in kept] == (inside[:limit] if limit else inside)
     assert all(0 <= job.submit_ns < span_ns for job in kept)
 
@@ -161,7 +163,6 @@ s1,1,1,1,600,,LS,Running,0,100,0
 s2,1,1,1,600,T4,LS,Running,10,100,10
 s3,1,1,2,1000,,LS,Running,20,100,20
 s4,1,1,1,400,T4,LS,Running,20,100,20
-old,1,1,1,400,,LS,Running,0,10,0
 j1,1,1,1,500,P100|T4|T4,BE,Succeeded,50,90,60
 j2,1,1,1,1000,,BE,Failed,40,45,
 j3,1,1,1,1000,,BE,Failed,40,40,40
@@ -179,10 +180,10 @@ def test_openb_has_services_and_best_effort_jobs() -> None:
     services, jobs = read_openb_pods(PODS.encode(), "p")
     assert [job.name for job in jobs] == ["j2", "j1"]
     assert (jobs[1].submit_ns, jobs[1].work_ns, jobs[1].types) == (50 * 10**9, 30 * 10**9, ("P100", "T4"))
-    assert services[0] == OpenbService("s1", 1, 600, (), 0, 100 * 10**9)
+    assert services[0] == OpenbService("s1", 1, 600, ())
     nodes = read_openb_nodes(OPENB_NODES.encode(), "n")
     assert [(node.name, node.gpus, node.memory_bytes >> 30) for node in nodes] == [("n1", 2, 16), ("n2", 2, 16)]
-    placed, homeless = with_services(nodes, services, 15 * 10**9, 10**12)
+    placed, homeless = with_services(nodes, services)
     # s1 comes first; s2 wants a T4; s3 wants two whole ones of one node, and none has them; s4 fits beside s2.
     assert [node.peaks_ppm for node in placed] == [(600_000, 0), (1_000_000, 0)]
     assert homeless == 1

@@ -38,6 +38,11 @@ BAD_SCENARIOS = {
     "never saved": (WORLD + 'checkpoint = "0s"\n[[nodes]]\ncount = 1\n', 4, "checkpoint"),
     "nodes twice": (NODES + '[trace]\nformat = "csv"\nnodes = "n.csv"\n', 9, "trace.nodes"),
     "nodes of Philly": (WORLD + '[trace]\nformat = "philly"\nnodes = "n.csv"\n', 6, "trace.nodes"),
+    "services of our own nodes": (
+        WORLD + '[trace]\nformat = "csv"\nnodes = "n.csv"\nservices = "p.csv"\n',
+        7,
+        "trace.services",
+    ),
     "a trace of nothing": (NODES + '[trace]\nformat = "csv"\n', 7, "trace.jobs"),
     "a trace of another format": (NODES + '[trace]\nformat = "xml"\njobs = "j"\n', 8, "trace.format"),
 }

@@ -20,7 +20,7 @@ def about(outcome: ClusterOutcome) -> str:
 
 def figure_rows(outcome: ClusterOutcome) -> list[tuple[str, str, str]]:
     """A figure, with sharing, and without."""
-    crashes = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in outcome.crashes.items() if count)
+    crashes = ", ".join(f"{name.replace('_', ' ')} {count}" for name, count in outcome.crashes.items() if count)
     time = outcome.gpu_time
     return [
         ("GPU utilization", f"{outcome.utilization:.1%}", f"{outcome.utilization_before:.1%}"),
@@ -33,7 +33,8 @@ def figure_rows(outcome: ClusterOutcome) -> list[tuple[str, str, str]]:
         ("first start: mean, p50, p99", _spread(outcome.wait_h), ""),
         ("makespan", f"{outcome.makespan_h:.2f} h" if outcome.makespan_h else "not all are done", ""),
         ("work done; lost", f"{outcome.work_done_h:,.1f} h; {outcome.work_lost_h:,.1f} h", ""),
-        ("evictions; failures; refused", f"{outcome.evictions:,}; {outcome.failures:,}; {outcome.refused:,}", ""),
+        ("evictions; of these moves", f"{outcome.evictions:,}; {outcome.moves:,}", ""),
+        ("failed attempts; refused ones", f"{outcome.failures:,}; {outcome.refused:,}", ""),
         ("what went wrong", crashes or "nothing", ""),
         ("GPU time: shared, free, down", f"{time['shared']:.1%}, {time['free']:.1%}, {time['down']:.1%}", ""),
         ("digest of the decisions", outcome.decisions, ""),

@@ -39,7 +39,8 @@ def add_commands(commands: Any) -> None:
         "predictor-node: latencies, slowdowns and loads foretold; placement-node: ways to choose a GPU; "
         "arkgpu: objectives kept and goodput in every way to share; "
         "dstack: many models served from one GPU in every way to share it; "
-        "muri: a real cluster's past replayed under six policies"
+        "muri: a real cluster's past replayed under six policies; muxflow: a cluster before and after sharing; "
+        "all: fikit, arkgpu, dstack and muxflow beside what their papers claim"
     )
     lab.add_argument("name", choices=list(_LABS), help=about)
     lab.add_argument(
@@ -49,14 +50,16 @@ def add_commands(commands: Any) -> None:
         "--plots",
         default=None,
         metavar="DIR",
-        help="all but timelines, placement-node, muri: draw SVG files and an index.html here",
+        help="not timelines, placement-node, muri, all: draw SVG files and an index.html here",
     )
     about = (
         "device: which half is held out; fikit, muxflow-node: hosts; predictor-node: days made up; "
-        "placement-node: mixes; arkgpu: hosts and arrivals; dstack: arrivals and noise (default 0)"
+        "placement-node: mixes; arkgpu: hosts and arrivals; dstack: arrivals and noise; muxflow: loads (default 0)"
     )
     lab.add_argument("--seed", type=int, default=None, help=about)
-    about = "fikit, muxflow-node, predictor-node, placement-node, arkgpu, dstack, muri: fewer and shorter cases"
+    about = (
+        "fikit, muxflow-node, predictor-node, placement-node, arkgpu, dstack, muri, muxflow: fewer and shorter cases"
+    )
     lab.add_argument("--quick", action="store_true", default=None, help=about)
     about = "arkgpu: without the part with real processes"
     lab.add_argument("--no-live", action="store_true", default=None, help=about)
@@ -64,6 +67,9 @@ def add_commands(commands: Any) -> None:
     lab.add_argument(
         "--replay", default=None, metavar="FILE", help="timelines: replays them (default examples/replay.py)"
     )
+    about = "all: take LAB.json from here where it is, and keep there what is run"
+    lab.add_argument("--reuse", default=None, metavar="DIR", help=about)
+    lab.add_argument("--report", default=None, metavar="FILE", help="all: write it as an HTML page, too")
     demo = add_command(commands, "demo", "The main job in front of your eyes, on this machine.", _demo, json=True)
     about = "share: a service and a training job on one GPU (default); node: kills, a restart, a replay"
     demo.add_argument("--story", choices=["share", "node"], default="share", help=about)
@@ -151,7 +157,7 @@ def _simulate_kernels(options: argparse.Namespace) -> int:
 
 def _lab(options: argparse.Namespace) -> int:
     run, refused = _LABS[options.name]
-    for flag in refused:
+    for flag in refused if options.name == "all" else (*refused, "reuse", "report"):
         if (given := getattr(options, flag.replace("-", "_"))) is not None:
             raise ConfigError(f"--{flag}", given, f"means nothing to `lab {options.name}`: leave it out")
     return run(options)
@@ -311,6 +317,33 @@ def _lab_muri(options: argparse.Namespace) -> int:
     return 0 if all(report.met.values()) else 1
 
 
+def _lab_muxflow_cluster(options: argparse.Namespace) -> int:
+    from cotenant.apps.lab import named_directory
+    from cotenant.apps.lab_muxflow_cluster import run_muxflow_cluster, show_muxflow_cluster
+    from cotenant.apps.lab_muxflow_cluster_plots import plotter
+
+    seed, draw = _seed(options), plotter(Path(options.plots)) if options.plots else None
+    directory = named_directory(options.data, os.environ)
+    report = run_muxflow_cluster(directory, seed, Console(stderr=True), say, quick=bool(options.quick))
+    if draw is not None:
+        draw(report)
+    _tell(options, report, show_muxflow_cluster)
+    return 0 if all(report.met.values()) else 1
+
+
+def _lab_all(options: argparse.Namespace) -> int:
+    from cotenant.apps.lab import named_directory
+    from cotenant.apps.lab_all import run_all, show_all, write_page
+
+    directory = named_directory(options.data, os.environ)
+    seed, quick = _seed(options), bool(options.quick)
+    report = run_all(directory, options.reuse or "", seed, Console(stderr=True), say, quick=quick)
+    if options.report:
+        write_page(Path(options.report), report)
+    _tell(options, report, show_all)
+    return 0 if all(met for told in report.labs for met in told.met.values()) else 1
+
+
 _LABS: Final[dict[str, tuple[Callable[[argparse.Namespace], int], tuple[str, ...]]]] = {
     "device": (_lab_device, ("replay", "quick", "live", "no-live")),
     "timelines": (_lab_timelines, ("plots", "seed", "quick", "live", "no-live")),
@@ -320,6 +353,8 @@ _LABS: Final[dict[str, tuple[Callable[[argparse.Namespace], int], tuple[str, ...
     "placement-node": (_lab_placement, ("plots", "replay", "live", "no-live")),
     "arkgpu": (_lab_arkgpu, ("replay", "live")),
     "dstack": (_lab_dstack, ("replay", "live", "no-live")),
+    "muxflow": (_lab_muxflow_cluster, ("replay", "live", "no-live")),
+    "all": (_lab_all, ("plots", "replay", "live", "no-live")),
     "muri": (_lab_muri, ("plots", "seed", "replay", "live", "no-live")),
 }
 """By name: what runs it, and the flags that mean nothing to it."""

@@ -75,6 +75,9 @@ class ClusterOutcome(msgspec.Struct, frozen=True, kw_only=True):
     work_done_h: float
     work_lost_h: float
     evictions: int
+    """Attempts that were told to end before their job's end, or were lost with their node or GPU."""
+    moves: int
+    """Of these, those of jobs that the cluster wanted elsewhere."""
     failures: int
     refused: int
     """Attempts that a node would not begin, because its GPU had changed meanwhile."""
@@ -145,6 +148,7 @@ class _Run:
             way=way,
             checkpoint_ns=int(scenario.checkpoint),
             lease_ns=settings.lease_ns,
+            saves=scenario.saves,
             job_failure=scenario.failures.job_failure / WHOLE_PPM,
         )
         self._world = ClusterWorld(plan, physics, loop, self._brain.tell, self._brain.waiting)
@@ -227,6 +231,7 @@ class _Run:
             work_done_h=float(book.safe.sum()) / _HOUR_NS,
             work_lost_h=float(book.lost.sum()) / _HOUR_NS,
             evictions=int(book.evictions.sum()),
+            moves=self._brain.machine.counts().moved,
             failures=int(book.failures.sum()),
             refused=world.refused,
             crashes=dict(self._faults.counts),

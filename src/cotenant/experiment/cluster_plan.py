@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +21,11 @@ from cotenant.sim.cluster_jobs import Brought
 from cotenant.sim.physics.colocated import Colocated
 
 _DATA: Final = "COTENANT_DATA"
+_JOB_READERS: Final[dict[str, Callable[[bytes, str], list[TraceJob]]]] = {
+    "csv": read_jobs,
+    "philly": read_philly,
+    "openb": lambda content, where: read_openb_pods(content, where)[1],
+}
 
 
 class Cast(msgspec.Struct, frozen=True):
@@ -131,19 +136,18 @@ def _traced(
 ) -> tuple[list[TraceNode], list[TraceJob], int]:
     jobs: list[TraceJob] = []
     homeless = 0
-    begin_ns, span_ns = int(trace.begin), int(scenario.duration)
-    if trace.format == "openb":
-        services, jobs = read_openb_pods(*_read(trace.jobs, "trace.jobs", where)) if trace.jobs else ([], [])
-        if trace.nodes:
-            nodes = read_openb_nodes(*_read(trace.nodes, "trace.nodes", where))
-            nodes, homeless = with_services(nodes, services, begin_ns, span_ns)
-    else:
-        if trace.jobs:
-            read = read_philly if trace.format == "philly" else read_jobs
-            jobs = read(*_read(trace.jobs, "trace.jobs", where))
-        if trace.nodes:
-            nodes = read_nodes(*_read(trace.nodes, "trace.nodes", where))
-    return nodes, window(jobs, begin_ns, span_ns, int(trace.limit)), homeless
+    if trace.jobs:
+        jobs = _JOB_READERS[trace.format](*_read(trace.jobs, "trace.jobs", where))
+    if trace.nodes:
+        content, found = _read(trace.nodes, "trace.nodes", where)
+        if (trace.nodes_format or trace.format) == "openb":
+            pods = trace.services or (trace.jobs if trace.format == "openb" else "")
+            services = read_openb_pods(*_read(pods, "trace.services", where))[0] if pods else []
+            nodes, homeless = with_services(read_openb_nodes(content, found), services)
+        else:
+            nodes = read_nodes(content, found)
+    kept = window(jobs, int(trace.begin), int(scenario.duration), int(trace.limit), trace.compress)
+    return nodes, kept, homeless
 
 
 def _read(name: str, field: str, where: Path) -> tuple[bytes, str]:

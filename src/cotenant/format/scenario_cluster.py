@@ -110,10 +110,16 @@ class TraceConfig(Section, frozen=True):
     """Jobs and nodes of a trace, read beside the scenario or in the directory of measurements."""
 
     format: Literal["csv", "philly", "openb"]
+    """Of the jobs, and of the nodes unless `nodes_format` says otherwise."""
     jobs: str = ""
     nodes: str = ""
+    nodes_format: Literal["", "csv", "openb"] = ""
+    services: str = ""
+    """The pods of openb whose services are on its nodes; nothing: those of `jobs`, if that is of openb."""
     begin: DurationNs = DurationNs(0)
     """Only what came from here on, and within the scenario's duration."""
+    compress: Annotated[int, Meta(ge=1, le=10_000)] = 1
+    """Jobs come so many times as fast as in the trace, and take as long."""
     limit: Count = Count(0)
     """At most so many jobs; nothing: all."""
     known: ShareOfWhole = ShareOfWhole(1_000_000)
@@ -147,7 +153,9 @@ class ClusterScenario(Section, frozen=True):
     way: str = ""
     """How a GPU is shared, by a name of the physics; nothing: as the way of placing means it."""
     checkpoint: DurationNs = DurationNs(30 * _MINUTE_NS)
-    """Of its own work: after so much of it a job saves what it did; an end before its own loses what came since."""
+    """Of its own work: after so much of it a job saves what it did; a crash loses what came since."""
+    saves: bool = True
+    """Whether a job that is told to stop, by its node or by the cluster, saves its work first."""
     drain: DurationNs = DurationNs(0)
     """After the duration no job comes; what is there may go on for at most so long."""
     cluster: BrainConfig = BrainConfig()
@@ -204,8 +212,11 @@ def _wrong_trace(scenario: ClusterScenario) -> _Wrong | None:
         return ["trace", "nodes"], trace.nodes, "nodes come either from [[nodes]] or from [trace]: write one of them"
     if not trace.jobs and not trace.nodes:
         return ["trace", "jobs"], "", "a trace brings jobs, nodes or both: name a file"
-    if trace.format == "philly" and trace.nodes:
-        return ["trace", "nodes"], trace.nodes, "the table of Philly has no nodes: write [[nodes]]"
+    if trace.nodes and (trace.nodes_format or trace.format) == "philly":
+        remedy = "the table of Philly has no nodes: write [[nodes]], or a nodes_format"
+        return ["trace", "nodes"], trace.nodes, remedy
+    if trace.services and (trace.nodes_format or trace.format) != "openb":
+        return ["trace", "services"], trace.services, "only nodes of openb have them: leave it out"
     return None
 
 

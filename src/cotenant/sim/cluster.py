@@ -39,6 +39,8 @@ class ClusterPlan(NamedTuple):
     way: str
     checkpoint_ns: int
     lease_ns: int
+    saves: bool
+    """Whether a job that is told to stop saves its work first."""
     job_failure: float = 0.0
 
 
@@ -55,7 +57,7 @@ class ClusterWorld:
     ) -> None:
         """`tell` brings an event to the cluster's brain, if there is one now; `waiting`: how many jobs wait for it."""
         self._plan, self._physics, self._loop, self._tell, self._waiting = plan, physics, loop, tell, waiting
-        self.fleet = Fleet(plan.nodes, physics, plan.online, np.random.default_rng([plan.seed, 1]))
+        self.fleet = Fleet(plan.nodes, physics, plan.online, plan.way, np.random.default_rng([plan.seed, 1]))
         self.book = Book(plan.jobs, plan.checkpoint_ns)
         self.seen = Seen(self.fleet.count, plan.span_ns)
         self._fails = np.random.default_rng([plan.seed, 2])
@@ -96,7 +98,7 @@ class ClusterWorld:
         over = np.unique(self.job[(self.fleet.condition == OVERLIMIT) & (self.job != NOBODY)])
         for job in over.tolist():
             self.gpu_evictions += 1
-            self.end(job, JobEnd.EVICTED, now, "online work needs the GPU")
+            self.end(job, JobEnd.EVICTED, now, "online work needs the GPU", is_told=True)
         self._refresh()
         self._report(now)
 
@@ -209,7 +211,7 @@ class ClusterWorld:
             return
         self.settle(now)
         for job in list(self._here[place]):
-            self.end(job, JobEnd.EVICTED, now, "its node does not reach the cluster")
+            self.end(job, JobEnd.EVICTED, now, "its node does not reach the cluster", is_told=True)
 
     def _told(self, place: int, name: str) -> NodeTold:
         report = self.book.report
@@ -267,7 +269,7 @@ class ClusterWorld:
         if self._hears(place, order.attempt.number) and self._here[place].get(job) == order.attempt:
             self.settle(self._loop.now())
             if job in self._here[place]:  # it may have ended by itself just now
-                self.end(job, JobEnd.EVICTED, self._loop.now(), order.why)
+                self.end(job, JobEnd.EVICTED, self._loop.now(), order.why, is_told=True)
 
     def acknowledge(self, order: AckEnd) -> None:
         """A node may forget an end."""
@@ -275,10 +277,10 @@ class ClusterWorld:
         if self._hears(place, order.attempt.number) and self._ends[place].pop(order.attempt, None) is not None:
             self._dirty[place] = True
 
-    def answer(self, said: Answer) -> None:
+    def answer(self, answer: Answer) -> None:
         """Whoever brought a job hears that it was taken, or not."""
-        if said.reject is not None:
-            self.book.fate[said.peer - 1] = Fate.REFUSED
+        if answer.reject is not None:
+            self.book.fate[answer.peer - 1] = Fate.REFUSED
 
     def _goal(self, job: int) -> float:
         """Where this attempt ends: some fail on the way, by chance."""
@@ -289,11 +291,11 @@ class ClusterWorld:
 
     # -- what happens -------------------------------------------------------------------------------------------------
 
-    def end(self, job: int, how: JobEnd, when: float, detail: str) -> None:
-        """An attempt ends; its node will say so until that was taken note of."""
+    def end(self, job: int, how: JobEnd, when: float, detail: str, *, is_told: bool = False) -> None:
+        """An attempt ends; its node will say so until that was taken note of. One that is told to may save its work."""
         place = int(self.book.node[job])
         gpus = self.fleet.first[place] + np.array(self.book.on[job])
-        report = self.book.end(job, how, when, detail)
+        report = self.book.end(job, how, when, detail, saves=is_told and self._plan.saves)
         self._free(gpus)
         del self._here[place][job]
         self._ends[place][report.attempt] = report

@@ -17,7 +17,8 @@ from cotenant.domain.clusters import (
 )
 from cotenant.domain.instant import Instant
 from cotenant.format.journal import ClusterReader
-from cotenant.host import ClusterDoor, ClusterHost, Decides, replay
+from cotenant.host import ClusterHost, Decides, replay
+from cotenant.port import ClusterDoor
 from cotenant.sim.journal import NoJournal, SimJournal
 from cotenant.sim.loop import SimDriver, SimLoop
 

@@ -19,6 +19,9 @@ from cotenant.format.scenario_cluster import OnlineConfig
 from cotenant.sim.cluster_load import OnlineLoad
 from cotenant.sim.physics.colocated import Colocated, Service
 
+SPACE: Final = "space"
+"""The one way to share in which nodes protect online work, by parts of the SMs and by evictions."""
+ALONE: Final = "none"
 LEVELS: Final = 20
 """Steps in which a node tells the load of its online work."""
 _OFFERS: Final = 20
@@ -35,11 +38,16 @@ class Fleet:
     """The truth about all GPUs, by place: those of the first node first."""
 
     def __init__(
-        self, nodes: Sequence[TraceNode], physics: Colocated, config: OnlineConfig, chance: np.random.Generator
+        self,
+        nodes: Sequence[TraceNode],
+        physics: Colocated,
+        config: OnlineConfig,
+        way: str,
+        chance: np.random.Generator,
     ) -> None:
         """All up and healthy; no load yet."""
-        self.nodes = nodes
         self._physics = physics
+        self._way = way
         self._overlimit = config.overlimit / WHOLE_PPM
         self._slower = config.slower / WHOLE_PPM
         counts = np.array([node.gpus for node in nodes])
@@ -84,8 +92,12 @@ class Fleet:
         """By service (the first row: none) and level: the part of the SMs that a node offers.
 
         A kernel that holds a part of the SMs takes as much longer as it has fewer of them. A node keeps the least part
-        with which requests take no more than so much longer; the more loaded it is, the less, for they queue.
+        with which requests take no more than so much longer; the more loaded it is, the less, for they queue. Other
+        ways to share know no parts: all or, where GPUs of services are not shared, nothing.
         """
+        if self._way != SPACE:
+            shared = 0.0 if self._way == ALONE else 1.0
+            return np.vstack([np.ones(LEVELS + 1), np.full((len(services), LEVELS + 1), shared)])
         levels = np.arange(LEVELS + 1) / LEVELS
         kept = np.arange(1, _OFFERS + 1) / _OFFERS
         rows = [np.ones(LEVELS + 1)]
@@ -110,7 +122,7 @@ class Fleet:
     def judge(self) -> None:
         """Conditions and shares, as nodes see them."""
         limit = np.where(self.condition == OVERLIMIT, self._overlimit - _RELIEF, self._overlimit)
-        over = (self.service >= 0) & (self.load >= limit)
+        over = (self.service >= 0) & (self.load >= limit) & (self._way == SPACE)
         self.condition = np.where(self.faulty, DISABLED, np.where(over, OVERLIMIT, HEALTHY))
         self.share = self._offers[self.service + 1, self.level]
 

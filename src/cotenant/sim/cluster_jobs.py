@@ -111,11 +111,13 @@ class Book:
         )
         return ran, ended
 
-    def end(self, job: int, how: JobEnd, when: float, detail: str = "") -> AttemptReport:
-        """The attempt is over; what was not saved is lost. Returns what its node says of it."""
+    def end(self, job: int, how: JobEnd, when: float, detail: str, *, saves: bool) -> AttemptReport:
+        """The attempt is over; what it did not save then or before is lost. Returns what its node says of it."""
         attempt = self.attempt[job]
         assert attempt is not None
         assert self.fate[job] == Fate.RUNNING
+        if saves:
+            self.safe[job] = self.done[job]
         report = AttemptReport(attempt, self.on[job], self._progress_ppm(job), 0, how, detail)
         if how is JobEnd.DONE:
             self.fate[job] = Fate.DONE

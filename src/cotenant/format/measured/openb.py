@@ -35,8 +35,6 @@ class OpenbService(msgspec.Struct, frozen=True):
     gpus: int
     milli: int
     types: tuple[str, ...]
-    begin_ns: int
-    end_ns: int
 
 
 def read_openb_nodes(content: bytes, where: str) -> list[TraceNode]:
@@ -65,7 +63,7 @@ def read_openb_pods(content: bytes, where: str) -> tuple[list[OpenbService], lis
         types = tuple(dict.fromkeys(spec.split("|"))) if spec else ()
         part = whole(milli, "gpu_milli", place, least=0, most=_WHOLE_MILLI)
         if qos == "LS":
-            services.append(OpenbService(name, count, part, types, begin_ns, end_ns))
+            services.append(OpenbService(name, count, part, types))
             continue
         started_ns = seconds(scheduled, "scheduled_time", place) if scheduled else begin_ns
         if end_ns > started_ns:
@@ -74,18 +72,15 @@ def read_openb_pods(content: bytes, where: str) -> tuple[list[OpenbService], lis
     return services, in_order(jobs)
 
 
-def with_services(
-    nodes: Sequence[TraceNode], services: Iterable[OpenbService], begin_ns: int, span_ns: int
-) -> tuple[list[TraceNode], int]:
-    """The nodes with the services that were there in a while, first fit; and how many found no room.
+def with_services(nodes: Sequence[TraceNode], services: Iterable[OpenbService]) -> tuple[list[TraceNode], int]:
+    """The nodes with all services of the trace, first fit; and how many found no room.
 
-    Parts of one GPU add up; a service of several GPUs has them whole, on one node.
+    All of them stay: the trace is a sample, of which at most 452 GPUs' worth is there on one day. Parts of one GPU add
+    up; a service of several GPUs has them whole, on one node.
     """
     used = [[0] * node.gpus for node in nodes]
     homeless = 0
     for service in services:
-        if service.begin_ns >= begin_ns + span_ns or service.end_ns <= begin_ns:
-            continue
         part = _WHOLE_MILLI if service.gpus > 1 else service.milli
         for node, taken in zip(nodes, used, strict=True):
             if service.types and node.type not in service.types:
