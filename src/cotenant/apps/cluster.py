@@ -18,7 +18,7 @@ from cotenant.errors import ConfigError, InvariantError, WorldError
 from cotenant.format.cluster_wire import Role
 from cotenant.format.config_cluster import ClusterConfig
 from cotenant.format.journal import ClusterReader
-from cotenant.host import ClusterHost, Divergence, replay
+from cotenant.host import ClusterHost, Divergence, recover_cluster
 from cotenant.live.address import joined, listen_at, split_address
 from cotenant.live.clock import LiveClock, clock_kept_in, time_of_day, unix_ns
 from cotenant.live.cluster.authority import Authority, open_authority
@@ -160,7 +160,7 @@ def _recover(own: BrainPlaces, say: Callable[[str], None], *, accept_damage: boo
     recovery = Recovery(own.journal, ClusterReader)
     machine = ClusterMachine()
     try:
-        replay(machine, recovery.turns())
+        recover_cluster(machine, recovery.turns())
     except (Divergence, InvariantError) as error:
         raise WorldError(
             f"the journal {own.journal} does not replay with version {__version__} ({error}): another version wrote it "

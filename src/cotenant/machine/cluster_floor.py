@@ -160,7 +160,7 @@ class Floor:
         """Before kinds count: find anew who is alike, if that changed, and forget kinds that are no more."""
         if self.is_stale:
             self.is_stale = False
-            self.prices = [0.0] * len(self.prices)
+            self.forget_prices()
             exact = self.is_small
             for node in self.ranked:
                 for index, report in enumerate(node.gpus):
@@ -209,10 +209,14 @@ class Floor:
         self.nodes, self.ranked = {}, []
         self.kind, self.rank, self.open = array("i"), array("i"), bytearray()
         self.counts = [0] * len(self.kinds)
-        self.prices = [0.0] * len(self.kinds)
+        self.forget_prices()
         for node in nodes:
             self.join(node)
         self.is_stale = True
+
+    def forget_prices(self) -> None:
+        """The next round begins from nothing."""
+        self.prices = [0.0] * len(self.kinds)
 
     def priced(self) -> tuple[tuple[int, float], ...]:
         """The first GPU of each kind that has a price, and that; what is stale has none that counts."""

@@ -6,7 +6,7 @@ report until there is none: nothing is lost with a message.
 
 from __future__ import annotations
 
-from cotenant.domain.cluster import Attempt, AttemptReport, JobEnd, JobState
+from cotenant.domain.cluster import AttemptReport, JobEnd, JobState
 from cotenant.domain.clusters import AckEnd, ClusterAction, NodeDrained, NodeGone, NodeTold, StopJob
 from cotenant.domain.instant import NEVER, Instant
 from cotenant.domain.plan import Reason
@@ -160,9 +160,9 @@ class Nodes:
                     actions.append(AckEnd(node.name, report.attempt))
                     actions += state.end(job, report.end, report.detail, now)
                 elif not job.is_known:
-                    actions += self._found(job, node, report.attempt, now)
+                    actions += self._found(job, node, now)
                 elif job.stop:
-                    actions.append(StopJob(node.name, report.attempt, job.stop))
+                    actions.append(state.order_stop(job, node))
                 elif report.rate_ppm:
                     state.learn(job, node, report.rate_ppm)
         if missing:
@@ -171,11 +171,11 @@ class Nodes:
             self._set_strays(node, tuple(sorted(set(strays))), now)
         return actions
 
-    def _found(self, job: Job, node: Node, attempt: Attempt, now: Instant) -> list[ClusterAction]:
+    def _found(self, job: Job, node: Node, now: Instant) -> list[ClusterAction]:
         """An attempt is there of which that was not yet known."""
         job.is_known = True
         if job.stop:
-            return [StopJob(node.name, attempt, job.stop)]
+            return [self._state.order_stop(job, node)]
         self._state.roster.move(job, JobState.RUNNING, now)
         return []
 
@@ -198,7 +198,7 @@ class Nodes:
             if event.seen >= number:
                 actions += state.end(job, JobEnd.EVICTED, "its node does not know of it any more", now)
             elif job.stop:
-                actions.append(StopJob(node.name, Attempt(job.spec.name, number), job.stop))
+                actions.append(state.order_stop(job, node))
             else:
                 actions.append(state.order(job, node))
         return actions
