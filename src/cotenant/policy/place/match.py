@@ -23,7 +23,7 @@ _FINER: Final = 4
 _TAKEN_BACK: Final = 4
 """Prices of a step were up to some steps too high: the next begins so many of them lower. By trial on random tables."""
 _FINEST: Final = 1e-6
-_PATIENCE: Final = 256
+_PATIENCE: Final = 64
 _KEPT_PATIENCE: Final = 16
 """Bids for each kind and unit, and with kept prices for each kind, before an auction is given up: prices that are all
 too high or too low are mended faster by beginning anew."""
