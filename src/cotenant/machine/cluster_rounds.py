@@ -120,6 +120,7 @@ def draw_round(machine: ClusterState, now: Instant) -> Drawn | None:
         settings.switch_ppm / WHOLE_PPM,
         settings.moves_limit if running else 0,
         machine.rounds,
+        np.array([len(node.gpus) for node in floor.ranked], np.int32),
     )
     return Drawn(given, table, everybody, gpus, job_kinds, gpu_kinds)
 
