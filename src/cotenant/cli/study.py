@@ -30,7 +30,8 @@ def add_commands(commands: Any) -> None:
     about = (
         "device: the software GPU's physics; timelines: what the hook measures of real ones, replayed; "
         "fikit: gap filling over many pairs of programs; muxflow-node: what sharing does to one node; "
-        "predictor-node: latencies, slowdowns and loads foretold; placement-node: ways to choose a GPU; "
+        "predictor-node: latencies, slowdowns and loads foretold; "
+        "predictor: speeds of a cluster's jobs foretold; placement-node: ways to choose a GPU; "
         "arkgpu: objectives kept and goodput in every way to share; "
         "dstack: many models served from one GPU in every way to share it"
     )
@@ -46,10 +47,11 @@ def add_commands(commands: Any) -> None:
     )
     about = (
         "device: which half is held out; fikit, muxflow-node: hosts; predictor-node: days made up; "
+        "predictor: programs made up; "
         "placement-node: mixes; arkgpu: hosts and arrivals; dstack: arrivals and noise (default 0)"
     )
     lab.add_argument("--seed", type=int, default=None, help=about)
-    about = "fikit, muxflow-node, predictor-node, placement-node, arkgpu, dstack: fewer and shorter cases"
+    about = "fikit, muxflow-node, predictor-node, predictor, placement-node, arkgpu, dstack: fewer and shorter cases"
     lab.add_argument("--quick", action="store_true", default=None, help=about)
     about = "arkgpu: without the part with real processes"
     lab.add_argument("--no-live", action="store_true", default=None, help=about)
@@ -57,6 +59,8 @@ def add_commands(commands: Any) -> None:
     lab.add_argument(
         "--replay", default=None, metavar="FILE", help="timelines: replays them (default examples/replay.py)"
     )
+    about = "predictor: write what was fitted to this file, like the package's own policy/predict/speed_parameters.json"
+    lab.add_argument("--parameters", default=None, metavar="FILE", help=about)
     demo = add_command(commands, "demo", "The main job in front of your eyes, on this machine.", _demo, json=True)
     about = "share: a service and a training job on one GPU (default); node: kills, a restart, a replay"
     demo.add_argument("--story", choices=["share", "node"], default="share", help=about)
@@ -142,6 +146,25 @@ def _lab_predictor(options: argparse.Namespace) -> int:
     if draw is not None:
         draw(report, evidence)
     _tell(options, report, show_predictor)
+    return 0 if all(report.met.values()) else 1
+
+
+def _lab_speed(options: argparse.Namespace) -> int:
+    from cotenant.apps.lab import data_directory
+    from cotenant.apps.lab_speed import keep_parameters, parameters_file, run_speed
+    from cotenant.apps.lab_speed_plots import plotter
+    from cotenant.apps.show_speed import show_speed
+
+    seed, draw = _seed(options), plotter(Path(options.plots)) if options.plots else None
+    directory = data_directory(options.data, os.environ)
+    kept = parameters_file(options.parameters) if options.parameters else None
+    report, evidence, parameters = run_speed(directory, seed, Console(stderr=True), say, quick=bool(options.quick))
+    if draw is not None:
+        draw(report, evidence)
+    if kept is not None:
+        keep_parameters(parameters, kept)
+        say(f"what was fitted is in {options.parameters}")
+    _tell(options, report, show_speed)
     return 0 if all(report.met.values()) else 1
 
 
@@ -260,14 +283,15 @@ def _lab_device(options: argparse.Namespace) -> int:
 
 
 _LABS: Final[dict[str, tuple[Callable[[argparse.Namespace], int], tuple[str, ...]]]] = {
-    "device": (_lab_device, ("replay", "quick", "live", "no-live")),
-    "timelines": (_lab_timelines, ("plots", "seed", "quick", "live", "no-live")),
-    "fikit": (_lab_fikit, ("replay", "no-live")),
-    "muxflow-node": (_lab_muxflow, ("replay", "live", "no-live")),
-    "predictor-node": (_lab_predictor, ("replay", "live", "no-live")),
-    "placement-node": (_lab_placement, ("plots", "replay", "live", "no-live")),
-    "arkgpu": (_lab_arkgpu, ("replay", "live")),
-    "dstack": (_lab_dstack, ("replay", "live", "no-live")),
+    "device": (_lab_device, ("replay", "quick", "live", "no-live", "parameters")),
+    "timelines": (_lab_timelines, ("plots", "seed", "quick", "live", "no-live", "parameters")),
+    "fikit": (_lab_fikit, ("replay", "no-live", "parameters")),
+    "muxflow-node": (_lab_muxflow, ("replay", "live", "no-live", "parameters")),
+    "predictor-node": (_lab_predictor, ("replay", "live", "no-live", "parameters")),
+    "predictor": (_lab_speed, ("replay", "live", "no-live")),
+    "placement-node": (_lab_placement, ("plots", "replay", "live", "no-live", "parameters")),
+    "arkgpu": (_lab_arkgpu, ("replay", "live", "parameters")),
+    "dstack": (_lab_dstack, ("replay", "live", "no-live", "parameters")),
 }
 """By name: what runs it, and the flags that mean nothing to it."""
 

@@ -20,11 +20,16 @@ from cotenant.policy.predict.use import assumed
 
 STEPS: Final = 20
 """Steps of the whole GPU in which widths are counted."""
+_MOST: Final = 6
+"""Online tenants together may ask for so many wholes; more is counted as that."""
 _WIDTHS: Final = np.arange(STEPS + 1, dtype=np.float64) / STEPS
+ASKED: Final = np.arange(_MOST * STEPS + 1, dtype=np.float64) / STEPS
 _LEAST_SHARE: Final = 0.01
 _USUAL_KERNEL_NS: Final = 50_000.0
 """Where the length of kernels is not known; an unknown job's are ten times as long."""
 _LONG_KERNEL_NS: Final = 10 * _USUAL_KERNEL_NS
+_USUAL_KERNELS: Final = 50.0
+"""Of a request or a step, where its length is not known."""
 _TINY: Final = 1e-9
 
 
@@ -42,6 +47,7 @@ class JobSide(NamedTuple):
     duty: Any
     memory: Any
     kernel_ns: Any
+    round_ns: Any
     held: Any
     """The distribution of SMs held while a kernel runs: a row of STEPS + 1 each."""
     is_known: Any
@@ -54,11 +60,14 @@ class GpuSide(NamedTuple):
     tenants: Any
     presence: Any
     """Part of the time in which online kernels run."""
+    asked: Any
+    """How many tenants have a kernel there, in the mean."""
     held: Any
-    """The distribution of SMs held by online work at any instant."""
+    """The distribution of SMs that online work asks for at any instant: a row over ASKED each."""
     memory: Any
     """Part of the bandwidth that online work asks for, in the mean."""
     kernel_ns: Any
+    round_ns: Any
     duty: Any
     """Of a request, part on the device: what is felt of a slower device."""
     active: Any
@@ -72,18 +81,21 @@ def job_side(jobs: Sequence[TaskUse | None]) -> JobSide:
     uses = [assumed(one) for one in jobs]
     known = np.array([one is not None for one in jobs], dtype=bool)
     lengths = np.array([one.kernel_ns for one in uses], dtype=np.float64)
-    usual = np.where(known, _USUAL_KERNEL_NS, _LONG_KERNEL_NS)
+    duty = np.array([one.duty for one in uses], dtype=np.float64)
+    rounds = np.array([0 if one is None else one.round_ns for one in jobs], dtype=np.float64)
+    lengths = np.where(lengths > 0, lengths, np.where(known, _USUAL_KERNEL_NS, _LONG_KERNEL_NS))
     return JobSide(
-        np.array([one.duty for one in uses], dtype=np.float64),
+        duty,
         np.array([one.memory for one in uses], dtype=np.float64),
-        np.where(lengths > 0, lengths, usual),
+        lengths,
+        np.where(rounds > 0, rounds, _USUAL_KERNELS * lengths / np.maximum(duty, _LEAST_SHARE)),
         np.array([held_of(one.widths) for one in uses], dtype=np.float64).reshape(len(uses), STEPS + 1),
         known,
     )
 
 
 def gpu_side(spots: Sequence[Spot]) -> GpuSide:
-    """What online tenants ask for at once adds up to at most the whole."""
+    """Each by what its online tenants do alone; that they slow each other is for the model to know."""
     rows = [_spot(spot) for spot in spots]
     columns = list(zip(*rows, strict=True)) if rows else [[] for _ in GpuSide._fields]
     return GpuSide(*(np.array(column, dtype=np.float64) for column in columns))
@@ -94,15 +106,15 @@ def _spot(spot: Spot) -> tuple[Any, ...]:
     share = max(spot.offer_ppm / WHOLE_PPM, _LEAST_SHARE)
     there = np.array([one.active * one.duty for one in uses], dtype=np.float64)
     weight = there / max(float(there.sum()), _TINY)
-    held = np.zeros(STEPS + 1)
-    held[0] = 1.0
+    held = np.ones(1)
     own = np.zeros(STEPS + 1)
     for use, part, mine in zip(uses, weight, there, strict=True):
         alone = np.array(held_of(use.widths))
         own += part * alone
         some = mine * alone
         some[0] += 1 - mine
-        held = _added(held, some)
+        held = np.convolve(held, some)
+    held = _within(held)
     own[0] += max(1 - float(own.sum()), 0.0)
 
     def mean(values: list[float], empty: float) -> float:
@@ -112,9 +124,11 @@ def _spot(spot: Spot) -> tuple[Any, ...]:
         share,
         len(uses),
         1 - float(np.prod(1 - there)),
+        float(there.sum()),
         held,
         min(1.0, sum(one.memory * part for one, part in zip(uses, there, strict=True))),
         mean([one.kernel_ns or _USUAL_KERNEL_NS for one in uses], _USUAL_KERNEL_NS),
+        mean([_round_ns(one.use) for one in spot.online], _USUAL_KERNELS * _USUAL_KERNEL_NS),
         mean([one.duty for one in uses], 0.0),
         1 - float(np.prod([1 - one.active for one in uses])),
         own,
@@ -127,11 +141,17 @@ def _online(use: TaskUse) -> Use:
     return assumed(None if use == TaskUse() else use)
 
 
-def _added(one: Any, other: Any) -> Any:
-    """The distribution of the sum of two, all beyond the whole at the whole."""
-    total = np.convolve(one, other)
-    total[STEPS] += total[STEPS + 1 :].sum()
-    return total[: STEPS + 1]
+def _round_ns(use: TaskUse) -> float:
+    return float(use.round_ns or _USUAL_KERNELS * (use.kernel_ns or _USUAL_KERNEL_NS))
+
+
+def _within(held: Any) -> Any:
+    """Over ASKED; all beyond its end at its end."""
+    found = np.zeros(len(ASKED))
+    size = min(len(held), len(found))
+    found[:size] = held[:size]
+    found[-1] += held[size:].sum()
+    return found
 
 
 def held_of(widths: tuple[tuple[float, float], ...]) -> list[float]:
@@ -158,6 +178,8 @@ class PairFacts(NamedTuple):
     """What is asked for beyond the whole while a kernel of the job runs, in the mean."""
     crowding: Any
     """The same while an online kernel runs, the job being there for its duty."""
+    left: Any
+    """Of the rate at which the job's kernels run on its share alone, what is left if online work goes first."""
     starved: Any
     """Bandwidth asked for beyond the whole while a kernel of the job runs."""
 
@@ -168,10 +190,13 @@ def pair_facts(jobs: JobSide, gpus: GpuSide) -> PairFacts:
     stretch = np.maximum(1.0, _WIDTHS[None, :] / share)
     stretched = jobs.held @ stretch.T
     capped = np.minimum(_WIDTHS[None, :], share)
-    over = np.maximum(0.0, capped[:, :, None] + _WIDTHS[None, None, :] - 1)
+    over = np.maximum(0.0, capped[:, :, None] + ASKED[None, None, :] - 1)
     crowded = jobs.held @ np.einsum("gax,gx->ag", over, gpus.held)
+    over = over[:, :, : STEPS + 1]
+    free = np.maximum(0.0, 1 - ASKED)[None, None, :] / np.maximum(capped, _LEAST_SHARE)[:, :, None]
+    left = jobs.held @ np.einsum("gax,gx->ag", np.minimum(1.0, free), gpus.held)
     there = jobs.duty[:, None] * stretched
     there = there / (1 - jobs.duty[:, None] + there)
     crowding = there * (jobs.held @ np.einsum("gax,gx->ag", over, gpus.own))
     starved = np.maximum(0.0, jobs.memory[:, None] * np.minimum(1.0, gpus.share)[None, :] + gpus.memory[None, :] - 1)
-    return PairFacts(stretched, crowded, crowding, starved)
+    return PairFacts(stretched, crowded, crowding, left, starved)
