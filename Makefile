@@ -4,6 +4,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 NATIVE := CMakeLists.txt $(shell find native -name '*.c' -o -name '*.h' -o -name '*.map' -o -name '*.def' -o -name 'CMakeLists.txt')
 
+# Python keeps what it has compiled, whatever the caller's environment says: the tests start thousands of processes, and
+# each of them would spend as much time again on compiling what it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test soak test-gpu native-test check bench docs wheel lock clean
 

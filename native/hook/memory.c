@@ -16,8 +16,9 @@
 #include <unistd.h>
 
 enum { STAT_ROOM = 512, PID_BITS = 22, START_BITS = 20 };
-enum { MOMENT_NS = 50 * 1000, LONGEST_NS = 4 * 1000 * 1000, PATIENCE_NS = 200 * 1000 * 1000 };
+enum { MOMENT_NS = 50 * 1000, LONGEST_NS = 4 * 1000 * 1000 };
 enum { ROOM_EVERY_NS = 20 * 1000 * 1000 };
+uint64_t ct_memory_patience_ns = 200 * 1000 * 1000;
 #define ROOM_PATIENCE_NS (UINT64_C(12) * 1000 * 1000 * 1000)
 
 /* ---- who we are -------------------------------------------------------------------------------------------------- */
@@ -245,7 +246,7 @@ int ct_memory_try(struct ct_memory *memory, enum ct_ledger_kind kind, uint64_t b
     int result = attempt(memory, kind, bytes), kept_errno = errno;
     uint64_t waited_ns = 0, next_ns = MOMENT_NS + memory->ledger.identity % MOMENT_NS; /* not all in step */
     while (CT_UNLIKELY(result != CT_LEDGER_OK)) {
-        if (waited_ns >= PATIENCE_NS || !may_settle(memory, result)) {
+        if (waited_ns >= ct_memory_patience_ns || !may_settle(memory, result)) {
             if (result != CT_LEDGER_NO_LINE || waited_ns)
                 break;
         } else {

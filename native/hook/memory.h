@@ -77,8 +77,9 @@ int ct_memory_try(struct ct_memory *memory, enum ct_ledger_kind kind, uint64_t b
 void ct_memory_deny(struct ct_memory *memory, uint64_t bytes);
 
 /* The same for an allocation that takes exactly so much: first what our pools do not use is given back.
- * Begins, and takes the bytes; or says CUDA_ERROR_OUT_OF_MEMORY, counts that, and has not begun. It waits for a moment (200 ms
- * at most, holding nothing) while what others of the tenant hold is unsettled. */
+ * Begins, and takes the bytes; or says CUDA_ERROR_OUT_OF_MEMORY, counts that, and has not begun. It waits for a moment
+ * (ct_memory_patience_ns at most, holding nothing) while what others of the tenant hold is unsettled. */
+extern uint64_t ct_memory_patience_ns; /* 200 ms, but where a test has to wait for what it is about */
 CUresult ct_memory_reserve(struct ct_memory *memory, enum ct_ledger_kind kind, uint64_t bytes);
 void ct_memory_give(struct ct_memory *memory, enum ct_ledger_kind kind, uint64_t bytes);
 

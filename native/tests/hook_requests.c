@@ -5,7 +5,7 @@
 
 #include <pthread.h>
 
-enum { BURSTS = 40, PAUSE_NS = 1000 * 1000, SLO_NS = 1000, THREADS = 4, EACH = 500 };
+enum { BURSTS = 40, TRIES = 100, PAUSE_NS = 1000 * 1000, SLO_NS = 1000, THREADS = 4, EACH = 500 };
 
 static struct ct_gate_requests *requests(void)
 {
@@ -51,11 +51,20 @@ static void serve_once(const struct ct_bursts *bursts)
     nanosleep(&pause, NULL);
 }
 
+/* From the beginning if none was seen: beside a stall of the machine among the first pauses all others are short. */
+static void serve_until_seen(struct ct_bursts *bursts)
+{
+    for (int tries = 0; tries < TRIES && bursts->found <= CT_BURST_FIRST; tries++) {
+        ct_bursts_open(bursts);
+        for (int i = 0; i < BURSTS; i++)
+            serve_once(bursts);
+    }
+}
+
 static void what_is_seen_is_counted_until_one_is_told(void)
 {
     struct ct_session *session = be_online();
-    for (int i = 0; i < BURSTS; i++)
-        serve_once(&session->gateway->requests.bursts);
+    serve_until_seen(&session->gateway->requests.bursts);
     EXPECT_EQ(requests()->began_ns, 0); /* it has waited: none is under way */
     const uint64_t seen = requests()->ended;
     EXPECT(seen > 0 && seen < BURSTS);
@@ -72,9 +81,7 @@ static void what_is_seen_is_counted_until_one_is_told(void)
 
 static void what_was_seen_to_begin_does_not_stay_when_another_process_tells(void)
 {
-    struct ct_session *session = be_online();
-    for (int i = 0; i < BURSTS; i++)
-        serve_once(&session->gateway->requests.bursts);
+    serve_until_seen(&be_online()->gateway->requests.bursts);
     EXPECT_EQ(test_launch(0x1000, 1, NULL), CUDA_SUCCESS);
     EXPECT(requests()->began_ns != 0);
     requests()->is_told = 1;

@@ -49,6 +49,13 @@ static uint64_t next_of(uint64_t *dice)
     return *dice >> 33;
 }
 
+static void note_the_most(uint64_t granted)
+{
+    uint64_t most = atomic_load(&shared->most_seen);
+    while (granted > most && !atomic_compare_exchange_weak(&shared->most_seen, &most, granted))
+        ;
+}
+
 /* Counted as granted strictly within the time for which it is: the counter is at most the truth, at every instant. */
 static void take_and_give(struct ct_ledger *ledger, uint64_t *dice)
 {
@@ -57,7 +64,9 @@ static void take_and_give(struct ct_ledger *ledger, uint64_t *dice)
     ct_ledger_begin(ledger);
     int result = ct_ledger_reserve(ledger, kind, bytes, QUOTA);
     if (result == CT_LEDGER_OK) {
-        EXPECT(atomic_fetch_add(&shared->granted, bytes) + bytes <= QUOTA);
+        uint64_t granted = atomic_fetch_add(&shared->granted, bytes) + bytes;
+        EXPECT(granted <= QUOTA);
+        note_the_most(granted);
         atomic_fetch_add(&shared->granted_count, 1);
     } else {
         EXPECT(result == CT_LEDGER_OVER || result == CT_LEDGER_CONTENDED);
@@ -110,8 +119,7 @@ static pid_t start_observer(void)
     while (!atomic_load(&shared->is_over)) {
         uint64_t seen = atomic_load(&shared->granted);
         EXPECT(seen <= QUOTA);
-        if (seen > atomic_load(&shared->most_seen))
-            atomic_store(&shared->most_seen, seen);
+        note_the_most(seen);
     }
     exit(0);
 }

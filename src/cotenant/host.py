@@ -7,7 +7,7 @@ other order would let a restarted node grant a slot twice (docs/decisions/0003).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from cotenant.domain.action import (
     NO_PEER,
@@ -31,17 +31,22 @@ from cotenant.domain.action import (
     Watch,
     promises,
 )
+from cotenant.domain.clusters import AckEnd, Answer, ClusterAction, ClusterEvent, StartJob, StopJob
 from cotenant.domain.event import Event
 from cotenant.domain.instant import Instant
 from cotenant.domain.serving import Drained, Release, Run, ServerAction, ServerEvent, TurnAway
-from cotenant.format.journal import Turn
+from cotenant.domain.value import Value
+from cotenant.format.journal import ClusterTurn, Turn
 from cotenant.port import Desk, Door, Gates, Journal, Ledgers, Pages, Runtime, Wardens
 
+E = TypeVar("E", bound=Value)
+A = TypeVar("A", bound=Value)
 
-class Machine(Protocol):
+
+class Decides(Protocol[E, A]):
     """What a host can run: a pure state machine."""
 
-    def handle(self, event: Event, *, now: Instant) -> list[Action]:
+    def handle(self, event: E, *, now: Instant) -> list[A]:
         """The only way state moves."""
         ...
 
@@ -49,16 +54,19 @@ class Machine(Protocol):
         """When it wants to be woken, if at all."""
         ...
 
-    def snapshot(self) -> Event:
+    def snapshot(self) -> E:
         """An event that, handled by a fresh machine, makes it equal to this one."""
         ...
 
+
+Machine: TypeAlias = Decides[Event, Action]
+"""A node's."""
 
 Deeds: TypeAlias = dict[type, Callable[[Any], None]]
 """How each kind of action is carried out."""
 
 Observer: TypeAlias = Callable[[Instant, Event, list[Action]], None]
-"""Who is told of each turn after it."""
+"""Who is told of each turn of a node after it."""
 
 
 class NodePorts(NamedTuple):
@@ -163,19 +171,25 @@ class NodeWorld:
         self._stop(action.reason)
 
 
-class Host:
+class TurnHost(Generic[E, A]):
     """One machine, its journal and its world."""
 
     __slots__ = ("_deeds", "_journal", "_observe", "machine")
 
-    def __init__(self, machine: Machine, deeds: Deeds, journal: Journal, observe: Observer | None = None) -> None:
+    def __init__(
+        self,
+        machine: Decides[E, A],
+        deeds: Deeds,
+        journal: Journal,
+        observe: Callable[[Instant, E, list[A]], None] | None = None,
+    ) -> None:
         """Bind them; nothing happens yet. Who observes sees each turn once it is done, and has no say in it."""
         self.machine = machine
         self._deeds = deeds
         self._journal = journal
         self._observe = observe
 
-    def turn(self, event: Event, now: Instant) -> Instant | None:
+    def turn(self, event: E, now: Instant) -> Instant | None:
         """One turn; returns when the machine wants to be woken."""
         machine = self.machine
         actions = machine.handle(event, now=now)
@@ -187,6 +201,49 @@ class Host:
         if full:
             self._journal.begin_segment(now, machine.snapshot())
         return machine.next_wakeup()
+
+
+class Host(TurnHost[Event, Action]):
+    """A node's."""
+
+    __slots__ = ()
+
+
+class ClusterDoor(Protocol):
+    """How a cluster reaches its nodes and users. What it sends may be lost: the machine sends it again."""
+
+    def start(self, order: StartJob) -> None:
+        """Tell a node to run an attempt."""
+        ...
+
+    def stop(self, order: StopJob) -> None:
+        """Tell a node to end one."""
+        ...
+
+    def acknowledge(self, order: AckEnd) -> None:
+        """Tell a node that the end of one was taken note of."""
+        ...
+
+    def answer(self, answer: Answer) -> None:
+        """Tell who asked."""
+        ...
+
+
+class ClusterHost(TurnHost[ClusterEvent, ClusterAction]):
+    """A cluster's."""
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        machine: Decides[ClusterEvent, ClusterAction],
+        door: ClusterDoor,
+        journal: Journal,
+        observe: Callable[[Instant, ClusterEvent, list[ClusterAction]], None] | None = None,
+    ) -> None:
+        """Bind them; nothing happens yet."""
+        deeds: Deeds = {StartJob: door.start, StopJob: door.stop, AckEnd: door.acknowledge, Answer: door.answer}
+        super().__init__(machine, deeds, journal, observe)
 
 
 class ServerDecides(Protocol):
@@ -233,7 +290,7 @@ class ServerHost:
 class Divergence(Exception):  # noqa: N818  a finding of replay, not an error of ours
     """A turn whose recorded actions are not the ones the machine takes now."""
 
-    def __init__(self, number: int, turn: Turn, actual: list[Action]) -> None:
+    def __init__(self, number: int, turn: Turn | ClusterTurn, actual: list[Any]) -> None:
         """Keep both sides for the report."""
         self.number = number
         self.turn = turn
@@ -241,14 +298,14 @@ class Divergence(Exception):  # noqa: N818  a finding of replay, not an error of
         super().__init__(f"turn {number}")
 
 
-def _to_the_letter(recorded: list[Action], actual: list[Action]) -> bool:
+def _to_the_letter(recorded: list[Any], actual: list[Any]) -> bool:
     return recorded == actual
 
 
 def replay(
-    machine: Machine,
-    turns: Iterable[Turn],
-    same: Callable[[list[Action], list[Action]], bool] = _to_the_letter,
+    machine: Decides[Any, Any],
+    turns: Iterable[Turn] | Iterable[ClusterTurn],
+    same: Callable[[list[Any], list[Any]], bool] = _to_the_letter,
 ) -> int:
     """Handle every recorded event again; raises `Divergence` at the first turn that goes another way.
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
-from cotenant.domain.action import Action, SignalKind
-from cotenant.domain.event import Event
+from cotenant.domain.action import SignalKind
 from cotenant.domain.gate import GateRules, GateSeat
 from cotenant.domain.instant import Instant
 from cotenant.domain.plan import Reject
 from cotenant.domain.serving import Run, TurnAway
 from cotenant.domain.tenant import Terms
+from cotenant.domain.value import Value
 
 
 class Clock(Protocol):
@@ -24,11 +25,11 @@ class Clock(Protocol):
 class Journal(Protocol):
     """The record that outlives the process."""
 
-    def append(self, now: Instant, event: Event, actions: list[Action]) -> bool:
+    def append(self, now: Instant, event: Value, actions: Sequence[Value]) -> bool:
         """Write one turn so that the death of this process cannot lose it; True once the segment is past its limit."""
         ...
 
-    def begin_segment(self, now: Instant, head: Event) -> None:
+    def begin_segment(self, now: Instant, head: Value) -> None:
         """Start a new segment with this event at its head; the one before is kept aside."""
         ...
 

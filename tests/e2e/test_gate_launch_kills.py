@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(900)
 KILLS = examples(16, 500)
 """How many tenants die; the longer run has 500."""
 NODE_KILLS = max(2, KILLS // 50)
-OPTIONS = ("--slots", "12", "--grace", "1s")
+OPTIONS = ("--slots", "12", "--grace", "5s")  # who stays comes back in time, on a busy machine too
 STAYING = {"above": ("--online",), "below": ("--offline", "--priority", "9")}
 SLOTS = {name: slot for slot, name in enumerate(STAYING)}
 

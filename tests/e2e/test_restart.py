@@ -39,7 +39,7 @@ def test_a_daemon_that_was_told_to_stop_finds_its_tenants_again_too(stage: Stage
 
 
 def test_a_tenant_that_died_meanwhile_is_freed_after_the_grace(stage: Stage) -> None:
-    options = ("--grace", "4s")  # enough for the one that stays, on a busy machine too
+    options = ("--grace", "8s")  # enough for the one that stays, on a busy machine too
     stage.node(*options)
     gone, stays = stage.tenant("gone"), stage.tenant("stays")
     stage.kill_node()

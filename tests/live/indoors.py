@@ -29,7 +29,7 @@ from cotenant.machine.node import NodeMachine
 from cotenant.sim.warden import SimWardens
 
 SPEC = TenantSpec(Kind.OFFLINE, 7, command="test")
-BOUND_S = 30.0
+BOUND_S = 120.0
 
 
 class SetClock:

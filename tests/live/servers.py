@@ -31,9 +31,12 @@ ONNX_TYPES = {
     "BYTES": TensorProto.STRING,
 }
 
+HELD = "held"
+"""While there is such a file beside the models, no run of the slow one ends."""
 CALLABLES = '''
 """Models that are callables."""
 
+import os
 import time
 
 import numpy as np
@@ -43,6 +46,8 @@ from cotenant.serve import Model
 
 def _slow(tensors):
     time.sleep(float(tensors["SECONDS"].max()))
+    while os.path.exists(HELD):
+        time.sleep(0.01)
     return {"SECONDS": tensors["SECONDS"]}
 
 
@@ -96,7 +101,7 @@ def make_models(folder: Path) -> None:
         identity(folder / f"id_{datatype.lower()}.onnx", datatype)
     identity(folder / "wide.onnx", "FP32", ["N", "M"])
     add_and_subtract(folder / "both.onnx")
-    (folder / "callables.py").write_text(CALLABLES)
+    (folder / "callables.py").write_text(f"{CALLABLES}HELD = {str(folder / HELD)!r}\n")
     (folder / "slow.toml").write_text("queue = 8\n")
     (folder / "broken.onnx").write_bytes(b"no model at all")
 
@@ -106,6 +111,7 @@ class Server:
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         """Wait until it says so."""
+        self.folder = folder
         ports = ("--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
         self.process = subprocess.Popen(
             [sys.executable, "-m", "cotenant", "serve", str(folder), *ports, "--json", *arguments],

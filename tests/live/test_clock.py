@@ -39,7 +39,7 @@ def test_after_another_boot_the_clock_is_new_and_not_before_the_journal(
 ) -> None:
     first = clock_kept_in(tmp_path / "clock", 0)
     last = first.now()
-    monkeypatch.setattr(clock_module, "_boot_id", lambda: "another boot")
+    monkeypatch.setattr(clock_module, "boot_id", lambda: "another boot")
     second = clock_kept_in(tmp_path / "clock", last)
     assert second.offset_ns != first.offset_ns
     assert second.now() >= last

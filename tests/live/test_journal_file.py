@@ -79,7 +79,7 @@ def test_a_journal_that_is_opened_again_goes_on(tmp_path: Path) -> None:
 
 
 def test_nothing_to_recover_is_nothing_to_say(tmp_path: Path) -> None:
-    recovery = Recovery(tmp_path / "journal")
+    recovery = Recovery(tmp_path / "journal", TurnReader)
     assert list(recovery.turns()) == []
     assert recovery.mend() == ""
 
@@ -90,7 +90,7 @@ def test_a_torn_tail_is_cut_off_and_said(tmp_path: Path, cut: int) -> None:
     lived(path)
     whole = turns_of(path)
     os.truncate(path, path.stat().st_size - cut)
-    recovery = Recovery(path)
+    recovery = Recovery(path, TurnReader)
     sound = list(recovery.turns())
     assert sound == whole[: len(sound)]
     assert len(sound) < len(whole)
@@ -99,7 +99,7 @@ def test_a_torn_tail_is_cut_off_and_said(tmp_path: Path, cut: int) -> None:
     assert str(path) in finding
     assert "\n" not in finding
     assert turns_of(path) == sound
-    again = Recovery(path)
+    again = Recovery(path, TurnReader)
     assert list(again.turns()) == sound
     assert again.mend() == "", "a mended journal needs no mending"
 
@@ -110,7 +110,7 @@ def test_every_possible_tear_leaves_a_journal_that_goes_on(tmp_path: Path) -> No
     whole = path.read_bytes()
     for size in range(len(whole)):
         path.write_bytes(whole[:size])
-        recovery = Recovery(path)
+        recovery = Recovery(path, TurnReader)
         replay(NodeMachine(), recovery.turns())
         recovery.mend()
         journal = FileJournal(path, 1 << 20)
@@ -283,7 +283,7 @@ def test_a_turn_that_did_not_fit_is_torn_off_at_the_next_start(tmp_path: Path) -
     )
     written, message = done.stdout.split(maxsplit=1)
     assert "cannot write the journal" in message
-    recovery = Recovery(path)
+    recovery = Recovery(path, TurnReader)
     assert len(list(recovery.turns())) == int(written)
     recovery.mend()
     assert len(turns_of(path)) == int(written)
@@ -294,7 +294,7 @@ def test_a_journal_that_cannot_be_opened_is_a_world_error(tmp_path: Path) -> Non
     with pytest.raises(WorldError, match="cannot open the journal"):
         FileJournal(tmp_path / "journal", 1)
     with pytest.raises(WorldError, match="cannot read the journal"):
-        list(Recovery(tmp_path / "journal").turns())
+        list(Recovery(tmp_path / "journal", TurnReader).turns())
 
 
 @pytest.mark.parametrize("step", ["os.fsync", "os.link", "pathlib.Path.rename", "pathlib.Path.unlink", "os.write"])

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import functools
 import re
 import socket
 import threading
@@ -25,19 +26,21 @@ from cotenant.domain.plan import Reason, Reject
 from cotenant.domain.protect import GpuSample, Health, Stage
 from cotenant.domain.tenant import Kind, TenantSpec, Terms
 from cotenant.errors import ConfigError, WorldError
+from cotenant.live.address import listen_at
 from cotenant.live.gate import LiveGates
 from cotenant.live.ledger import LiveLedgers
 from cotenant.live.loop import READ, LiveLoop
 from cotenant.live.observe import http
 from cotenant.live.observe.collect import page_of
 from cotenant.live.observe.figures import GpuFigures, NodeFigures, TenantFigures, Work
-from cotenant.live.observe.http import MetricsDoor, listen_at
+from cotenant.live.observe.http import CONNECTIONS, MetricsDoor
 from cotenant.live.observe.log import NodeLog
 from cotenant.live.observe.witness import Witness
 from tests.live.indoors import BOUND_S, SetClock, until
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 PAGE_BYTES = 8 << 20
+listen = functools.partial(listen_at, field="node.metrics", backlog=CONNECTIONS)
 """More than sockets keep for a client that does not read."""
 HELD = Work(2 * 10**9, launches=5, waits=3, waited_ns=10**9, denied=1, requests=8, late=2, request_ns=3 * 10**9)
 COUNTED = tuple(map([bucket_of(took_ns) for took_ns in (10**5, 2 * 10**6, 10**8)].count, range(REQUEST_BUCKETS)))
@@ -158,10 +161,10 @@ def test_sums_over_a_kind_do_not_go_back_when_somebody_leaves() -> None:
 def test_addresses_that_cannot_be_are_refused_in_one_sentence() -> None:
     for address in ("9836", "127.0.0.1", ":9836", "127.0.0.1:x", "127.0.0.1:99999", "::1:80", "[127.0.0.1]:80"):
         with pytest.raises(ConfigError, match=r"write HOST:PORT"):
-            listen_at(address)
-    with listen_at("127.0.0.1:0") as taken, pytest.raises(WorldError, match=r"Address already in use; name another"):
-        listen_at(f"127.0.0.1:{taken.getsockname()[1]}")
-    with listen_at("[::1]:0") as six:
+            listen(address)
+    with listen("127.0.0.1:0") as taken, pytest.raises(WorldError, match=r"Address already in use; name another"):
+        listen(f"127.0.0.1:{taken.getsockname()[1]}")
+    with listen("[::1]:0") as six:
         assert six.family is socket.AF_INET6
 
 
@@ -172,7 +175,7 @@ class Shown:
         self.clock = SetClock()
         self.loop = LiveLoop(self.clock)
         self.made = self.pieces = 0
-        self.door = MetricsDoor(self.loop, self.clock, listen_at("127.0.0.1:0"), self._page)
+        self.door = MetricsDoor(self.loop, self.clock, listen("127.0.0.1:0"), self._page)
         self._thread = threading.Thread(target=self.loop.run)
         self._thread.start()
 
@@ -237,7 +240,7 @@ def test_a_page_is_made_piece_by_piece_with_other_work_between() -> None:
             made.append(number)
             yield b"%d" % number
 
-    door = MetricsDoor(loop, clock, listen_at("127.0.0.1:0"), page)
+    door = MetricsDoor(loop, clock, listen("127.0.0.1:0"), page)
     asking = [socket.create_connection(door._listener.getsockname(), BOUND_S) for _ in range(3)]
     for connection in asking:
         connection.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
@@ -304,7 +307,7 @@ def test_the_oldest_of_too_many_connections_gives_way() -> None:
 def test_without_descriptors_newcomers_wait_and_the_loop_does_not_spin(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SetClock()
     loop = LiveLoop(clock)
-    door = MetricsDoor(loop, clock, listen_at("127.0.0.1:0"), lambda: iter(()))
+    door = MetricsDoor(loop, clock, listen("127.0.0.1:0"), lambda: iter(()))
     exhausted = MagicMock(wraps=door._listener)
     exhausted.accept.side_effect = OSError(errno.EMFILE, "too many open files")
     listener, door._listener = door._listener, exhausted

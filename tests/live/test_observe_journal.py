@@ -15,6 +15,7 @@ from cotenant.domain.event import Event, NodeSettings, NodeStarted, NodeStopping
 from cotenant.domain.gpu import Gpu
 from cotenant.domain.happening import Happening, Level, What
 from cotenant.domain.tenant import Kind, TenantSpec
+from cotenant.format.journal import TurnReader
 from cotenant.host import Host
 from cotenant.live.clock import rfc3339, time_of_day
 from cotenant.live.directory import Places
@@ -35,7 +36,7 @@ class Node:
     def __init__(self, places: Places, limit_bytes: int = 1 << 30) -> None:
         places.state.mkdir(parents=True, exist_ok=True)
         self.machine = NodeMachine()
-        for turn in Recovery(places.journal).turns():
+        for turn in Recovery(places.journal, TurnReader).turns():
             self.machine.handle(turn.event, now=turn.now)
         self.journal = FileJournal(places.journal, limit_bytes)
         deeds = dict.fromkeys(self._kinds(), lambda action: None)
@@ -120,7 +121,7 @@ def test_following_goes_over_new_segments_and_restarts_without_losing_or_repeati
         file.write(b"\x07\x00")  # its writer died
     look()
     assert tail.torn_bytes == 2
-    recovery = Recovery(places.journal)
+    recovery = Recovery(places.journal, TurnReader)
     list(recovery.turns())
     recovery.mend()
     again = Node(places)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import queue
+import time
 import urllib.request
 from collections.abc import Iterator
 from typing import Any
@@ -22,7 +23,7 @@ import tritonclient.http as triton_http
 import tritonclient.http.aio as triton_http_aio
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
-from tests.live.servers import ONNX_TYPES, Server, make_models
+from tests.live.servers import HELD, ONNX_TYPES, Server, make_models
 
 pytestmark = pytest.mark.filterwarnings("default")  # of NVIDIA's clients and what they stand on
 CLIENTS = {"http": triton_http, "grpc": triton_grpc}
@@ -338,17 +339,24 @@ def test_a_cancelled_request_is_not_run(server: Server) -> None:
             lines = page.read().decode().splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{") and '"slow"' in line)
 
+    def reaches(name: str, value: float) -> None:
+        while figure(name) != value:
+            time.sleep(0.01)
+
     async def cancel() -> None:
         async with triton_grpc_aio.InferenceServerClient(server.grpc) as client:
-            tensor = given("grpc", "SECONDS", np.full((4, 1), 0.3, np.float32))
+            tensor = given("grpc", "SECONDS", np.zeros((4, 1), np.float32))
             first = asyncio.create_task(client.infer("slow", [tensor]))
-            await asyncio.sleep(0.1)
+            await asyncio.to_thread(reaches, "cotenant_serve_runs_under_way", 1)
             second = asyncio.create_task(client.infer("slow", [tensor]))
-            await asyncio.sleep(0.1)
+            await asyncio.to_thread(reaches, "cotenant_serve_waiting_requests", 1)
             second.cancel()
+            await asyncio.to_thread(reaches, "cotenant_serve_waiting_requests", 0)
+            (server.folder / HELD).unlink()
             await first
 
     rows, cancelled = figure("nv_inference_count"), figure("cotenant_serve_cancelled_total")
+    (server.folder / HELD).touch()
     asyncio.run(cancel())
     assert figure("cotenant_serve_cancelled_total") == cancelled + 1
     assert figure("nv_inference_count") == rows + 4

@@ -26,6 +26,7 @@ from cotenant.domain.gpu import Gpu
 from cotenant.domain.instant import MILLISECOND_NS, SECOND_NS, Instant
 from cotenant.domain.plan import Reject
 from cotenant.domain.tenant import Kind, TenantSpec, Terms
+from cotenant.format.journal import TurnReader
 from cotenant.host import Host, NodePorts, NodeWorld, replay
 from cotenant.live.gate import LiveGates
 from cotenant.live.journal import FileJournal, Recovery
@@ -150,7 +151,7 @@ def under_the_clock(node_settings: NodeSettings, story: list[Step], limit_bytes:
     starts = 0
     while True:
         machine = NodeMachine()
-        recovery = Recovery(path)
+        recovery = Recovery(path, TurnReader)
         replay(machine, recovery.turns())
         assert recovery.mend() == ""
         journal = FileJournal(path, limit_bytes)

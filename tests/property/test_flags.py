@@ -68,7 +68,7 @@ def test_every_field_has_exactly_one_flag(section: str) -> None:
 @pytest.mark.parametrize(
     "command, sections",
     [
-        ("node", ["directories", "node", "protect", "control"]),
+        ("node", ["directories", "node", "protect", "control", "agent"]),
         ("run", ["directories", "run"]),
         ("config", list(SECTIONS)),
     ],

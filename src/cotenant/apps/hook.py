@@ -14,6 +14,7 @@ import msgspec
 
 from cotenant.domain.profile import Profile, merge
 from cotenant.domain.tenant import Kind, TenantSpec
+from cotenant.domain.use import TaskUse
 from cotenant.errors import CotenantError, WorldError
 from cotenant.format.config import RunConfig
 from cotenant.format.known import FILE_NAME, encode_known
@@ -189,19 +190,25 @@ def _tell_known(records: Path, task: str, store: ProfileStore | None) -> None:
 
 
 def with_use(spec: TenantSpec, store: ProfileStore | None) -> TenantSpec:
-    """What the tenant asks for, with what earlier runs of its task say that it does with a device.
+    """What the tenant asks for, with what earlier runs of its task say that it does with a device."""
+    use = known_use(spec.task, store, is_online=spec.kind is Kind.ONLINE)
+    return spec if use is None else msgspec.structs.replace(spec, use=use)
+
+
+def known_use(task: str, store: ProfileStore | None, *, is_online: bool) -> TaskUse | None:
+    """What earlier runs of a task say that it does with a device; None: nothing.
 
     Where there are profiles of several kinds of device, the latest: it is more likely of this machine.
     """
     found: list[Kept] = []
     with contextlib.suppress(CotenantError):
-        keys = [key for key in store.keys() if key.task == spec.task] if store is not None else []  # noqa: SIM118
+        keys = [key for key in store.keys() if key.task == task] if store is not None else []  # noqa: SIM118
         found = [kept for key in keys if store is not None and (kept := store.get(key)) is not None]
     for kept in sorted(found, key=lambda kept: kept.recorded_ns, reverse=True):
-        use = use_of(kept.profile, sms_of(kept.profile.device), is_online=spec.kind is Kind.ONLINE)
+        use = use_of(kept.profile, sms_of(kept.profile.device), is_online=is_online)
         if use is not None:
-            return msgspec.structs.replace(spec, use=use)
-    return spec
+            return use
+    return None
 
 
 def profiles_of(records: Iterable[Record], task: str) -> list[Profile]:

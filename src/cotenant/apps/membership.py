@@ -240,13 +240,17 @@ def wait_for(descriptor: int, wait_s: float, signals: Signals | None) -> bool:
 def join(
     places: Places,
     spec: TenantSpec,
-    arguments: Sequence[str],
+    arguments: Sequence[str] | None,
     say: Callable[[str], None],
     signals: Signals | None,
 ) -> Membership:
-    """Become a tenant, of a node of our own if none answers. A node may end between two words; then once more."""
+    """Become a tenant, of a node of our own if none answers. A node may end between two words; then once more.
+
+    `arguments` are those of a node that must be started; None: none is.
+    """
     for tries in range(_JOIN_TRIES):
-        ensure_node(places, arguments, say)
+        if arguments is not None:
+            ensure_node(places, arguments, say)
         try:
             return Membership(places, spec, say, signals)
         except NodeAwayError:

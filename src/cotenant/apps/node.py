@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import resource
-import signal
-import socket
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -23,19 +20,21 @@ from cotenant.domain.tenant import TenantSpec
 from cotenant.errors import ConfigError, InvariantError
 from cotenant.format import wire
 from cotenant.format.config import Config
+from cotenant.format.journal import TurnReader
 from cotenant.host import Divergence, Host, NodePorts, NodeWorld, replay, same_promises
 from cotenant.live.clock import LiveClock, clock_kept_in, unix_ns
 from cotenant.live.directory import Places, close_directory, group_id_of, listen, make_directory, take_lock
 from cotenant.live.door import LiveDoor
 from cotenant.live.gate import LiveGates
 from cotenant.live.journal import FileJournal, Recovery
-from cotenant.live.loop import READ, LiveLoop
+from cotenant.live.loop import LiveLoop
 from cotenant.live.observe.http import CONNECTIONS
 from cotenant.live.observe.log import NodeLog
 from cotenant.live.page import LivePages
 from cotenant.live.process import name_process
 from cotenant.live.search import Search
 from cotenant.live.softgpu.manage import MAX_GPUS
+from cotenant.live.stopping import stop_on_signals
 from cotenant.machine.node import NodeMachine
 
 _SPARE_CONNECTIONS = 256
@@ -78,7 +77,7 @@ def serve_node(config: Config, places: Places, log: NodeLog) -> None:
     ports = NodePorts(door, pages, gates, lookout.ledgers, lookout.wardens(say))
     witness = showcase.open(machine, loop, clock, journal, (gates, lookout.ledgers))
     loop.bind(Host(machine, NodeWorld(ports, loop.stop).deeds(), journal, witness))
-    _stop_on_signals(loop)
+    stop_on_signals(loop, lambda why: loop.post(NodeStopping(why)))
     settings = config.node.settings(gpus, config.protect.limits(), config.control.limits())
     loop.post(NodeStarted(settings, __version__, unix_ns()))
     held = machine.tenants()
@@ -125,7 +124,7 @@ def _recover(places: Places, pages: LivePages, say: Callable[[str], None]) -> tu
     A journal that this version reads otherwise is set aside, not trusted; of a damaged or lost one the sound part
     counts. Either way the pages remember the generations, so that no (slot, generation) is ever granted twice.
     """
-    recovery = Recovery(places.journal)
+    recovery = Recovery(places.journal, TurnReader)
     machine = NodeMachine()
     trusted = True
     try:
@@ -180,25 +179,6 @@ def _roll(machine: NodeMachine, clock: LiveClock, loop: LiveLoop) -> wire.Tenant
         devices=machine.watches(),
         dials=list(machine.seats.dials.values()),
     )
-
-
-def _stop_on_signals(loop: LiveLoop) -> None:
-    """SIGTERM and SIGINT become an event like any other, through a pipe that the loop watches."""
-    reader, writer = socket.socketpair()
-    reader.setblocking(False)
-    writer.setblocking(False)
-    signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
-
-    def told(mask: int) -> None:
-        del mask
-        with contextlib.suppress(BlockingIOError):
-            for number in reader.recv(64):
-                loop.post(NodeStopping(f"told to by {signal.Signals(number).name}"))
-
-    loop.watch(reader.fileno(), READ, told)
-    loop.keep(reader, writer)
 
 
 def _allow_descriptors(slots: int, gpus: int) -> int:

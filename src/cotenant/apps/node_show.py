@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from cotenant.format.config import NodeConfig
+from cotenant.live.address import listen_at
 from cotenant.live.gate import LiveGates
 from cotenant.live.journal import FileJournal
 from cotenant.live.ledger import LiveLedgers
 from cotenant.live.loop import LiveLoop
 from cotenant.live.observe.collect import page_of
-from cotenant.live.observe.http import MetricsDoor, listen_at
+from cotenant.live.observe.http import CONNECTIONS, MetricsDoor
 from cotenant.live.observe.log import NodeLog
 from cotenant.live.observe.look import NodeLook
 from cotenant.live.observe.witness import Witness
@@ -27,7 +28,7 @@ class Showcase:
     def __init__(self, config: NodeConfig, log: NodeLog) -> None:
         """Take the address."""
         self.log = log
-        self._listener = listen_at(config.metrics) if config.metrics else None
+        self._listener = listen_at(config.metrics, "node.metrics", CONNECTIONS) if config.metrics else None
         self._door: MetricsDoor | None = None
 
     def open(

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 
 from cotenant.errors import ConfigError
-from cotenant.format.journal import JournalDamageError, Turn, TurnReader
+from cotenant.format.cluster_log import describe_cluster_turn
+from cotenant.format.journal import ClusterReader, JournalDamageError, TurnReader, is_of_cluster
 from cotenant.format.log import describe_turn
+from cotenant.format.snapshot import encode_snapshot
 from cotenant.host import Divergence, replay
+from cotenant.machine.cluster import ClusterMachine
 from cotenant.machine.node import NodeMachine
 
 
@@ -28,25 +32,43 @@ class ReplayReport(msgspec.Struct, frozen=True):
     damage: str = ""
 
 
-def replay_file(path: Path, say: Callable[[str], None] | None = None) -> ReplayReport:
-    """Replay one journal; `say` gets one line per turn."""
-    actions = 0
-    machine = NodeMachine()
+class _Kind(NamedTuple):
+    """Whose journal it is."""
 
-    def turns(reader: TurnReader) -> Iterator[Turn]:
+    machine: Any
+    reader: Any
+    describe: Callable[[Any, Any, Any], str]
+
+
+def _kind_of(path: Path) -> _Kind:
+    """By the first event: a node's journal and a cluster's have none in common."""
+    with path.open("rb") as file:
+        if is_of_cluster(file.read):
+            return _Kind(ClusterMachine(), ClusterReader, describe_cluster_turn)
+    return _Kind(NodeMachine(), TurnReader, describe_turn)
+
+
+def replay_file(path: Path, say: Callable[[str], None] | None = None, snapshot: Path | None = None) -> ReplayReport:
+    """Replay one journal; `say` gets one line per turn, `snapshot` the state of a cluster at the end."""
+    actions = 0
+
+    def turns(reader: Iterable[Any]) -> Iterator[Any]:
         nonlocal actions
         for turn in reader:
             actions += len(turn.actions)
             if say is not None:
-                say(describe_turn(turn.now, turn.event, turn.actions))
+                say(describe(turn.now, turn.event, turn.actions))
             yield turn
 
     try:
+        machine, make_reader, describe = _kind_of(path)
         file = path.open("rb")
     except OSError as error:
         raise ConfigError("journal", str(path), f"cannot be read: {error.strerror}; check the path") from None
+    if snapshot is not None and not isinstance(machine, ClusterMachine):
+        raise ConfigError("--snapshot", str(snapshot), "is for the journal of a cluster; this is a node's")
     with file:
-        reader = TurnReader(file.read)
+        reader = make_reader(file.read)
         try:
             replay(machine, turns(reader))
         except Divergence as found:
@@ -57,8 +79,8 @@ def replay_file(path: Path, say: Callable[[str], None] | None = None) -> ReplayR
                 reproduced=False,
                 torn_bytes=0,
                 diverged_at=found.number,
-                recorded=describe_turn(found.turn.now, found.turn.event, found.turn.actions),
-                actual=describe_turn(found.turn.now, found.turn.event, found.actual),
+                recorded=describe(found.turn.now, found.turn.event, found.turn.actions),
+                actual=describe(found.turn.now, found.turn.event, found.actual),
             )
         except OSError as error:
             raise ConfigError("journal", str(path), f"cannot be read: {error.strerror}; check the path") from None
@@ -67,6 +89,8 @@ def replay_file(path: Path, say: Callable[[str], None] | None = None) -> ReplayR
                 raise ConfigError("journal", str(path), f"{damage}") from None
             return ReplayReport(str(path), reader.turns, actions, reproduced=False, torn_bytes=0, damage=str(damage))
     if not reader.turns and not reader.torn_bytes:
-        raise ConfigError("journal", str(path), "holds no turn; name the journal of a node that ran")
+        raise ConfigError("journal", str(path), "holds no turn; name the journal of a node or a cluster that ran")
     machine.check()
+    if snapshot is not None:
+        snapshot.write_bytes(encode_snapshot(machine.snapshot(), reader.last_instant))
     return ReplayReport(str(path), reader.turns, actions, reproduced=True, torn_bytes=reader.torn_bytes)

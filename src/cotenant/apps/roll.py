@@ -10,6 +10,7 @@ from cotenant.domain.instant import Instant
 from cotenant.domain.protect import GpuWatch
 from cotenant.domain.tenant import TenantView
 from cotenant.errors import InvariantError
+from cotenant.format.journal import TurnReader
 from cotenant.host import Divergence, replay, same_promises
 from cotenant.live.client import NodeAwayError, tenants_of
 from cotenant.live.directory import Places
@@ -39,7 +40,7 @@ def roll_of(places: Places) -> Roll:
 
 def _by_journal(places: Places) -> Roll:
     machine = NodeMachine()
-    recovery = Recovery(places.journal)
+    recovery = Recovery(places.journal, TurnReader)
     try:
         replay(machine, recovery.turns(), same_promises)
     except (InvariantError, Divergence):

@@ -18,6 +18,7 @@ from cotenant.domain.tenant import COMMAND_LIMIT, ENDING_LIMIT, Kind, TenantSpec
 from cotenant.errors import WorldError
 from cotenant.format import wire
 from cotenant.format.config import RunConfig
+from cotenant.format.outcome import Doing, Outcome
 from cotenant.format.quantity import round_duration
 from cotenant.live.clock import monotonic_ns
 from cotenant.live.directory import Places
@@ -80,12 +81,14 @@ class Tenancy:
         say: Callable[[str], None],
     ) -> None:
         """`variables` are added to the program's environment, `arguments` are those of a node that must be started."""
+        self.outcome: Outcome | None = None
+        """How it ended, once it has."""
         self._places = places
         self._spec = spec
         self._config = config
         self._command = command
         self._variables = variables
-        self._arguments = arguments
+        self._arguments = arguments if config.start_node == "yes" else None
         self._hooked = hooked
         self._say = say
         # Now, before others can see a tenant: it takes a process to find it.
@@ -123,7 +126,9 @@ class Tenancy:
                 child = self._start(membership, signals)
             except OSError as error:
                 membership.leave(f"could not start: {error.strerror}")
-                self._say(f"cannot run {self._command[0]!r}: {error.strerror}")
+                why = f"cannot run {self._command[0]!r}: {error.strerror}"
+                self._say(why)
+                self.outcome = Outcome(exec_failure_code(error), Doing.OWN, why)
                 return exec_failure_code(error), False
             ended = attendant.attend(child)
             told = describe_ending(ended.code) + self._unseen()
@@ -131,6 +136,7 @@ class Tenancy:
             if not ended.is_asked and ended.signal is None:
                 stop = self._wait_to_restart(attendant, ended.code, told, monotonic_ns() - started_ns)
             if stop is not None:
+                self.outcome = _outcome_of(ended.code, stop, told)
                 membership.leave(told)
                 return ended.code, self._may_return(stop)
             membership.tell(wire.Restarted(told[:ENDING_LIMIT], self._restarts.total))
@@ -194,6 +200,14 @@ class Tenancy:
                 self._say(f"{complaint}; waiting for it")
             wait_for(-1, wait_ns / 1e9, signals)
         raise AssertionError("nobody lives that long")
+
+
+def _outcome_of(code: int, stop: Ended, told: str) -> Outcome:
+    if stop.is_asked:
+        return Outcome(code, Doing.ASKED, told)
+    if stop.signal is not None:
+        return Outcome(code, Doing.NODE, stop.signal.why)
+    return Outcome(code, Doing.OWN, told)
 
 
 def _on_its_device(membership: Membership, variables: Mapping[str, str]) -> dict[str, str]:

@@ -34,6 +34,7 @@ def show_goodput(console: Console, report: GoodputReport) -> None:
         "was in time. Each is the least over the loads. sim: at the highest load, if runs took what was measured and "
         "nothing else took time."
     )
+    console.print(f"{report.ours}, at its best load: {report.goodput_vs_capacity:.2f} of the capacity in time.")
     late = sum(one.late_sends for one in report.cells)
     offered = sum(one.offered for one in report.cells)
     console.print(f"The sender was more than 1 ms late with {late} of {offered} requests; latencies begin before that.")

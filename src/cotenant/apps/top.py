@@ -21,6 +21,7 @@ from cotenant.domain.protect import GpuWatch, Health
 from cotenant.domain.served import served_between
 from cotenant.domain.tenant import TenantView
 from cotenant.errors import CotenantError, InvariantError, WorldError
+from cotenant.format.journal import TurnReader
 from cotenant.format.log import describe_rules
 from cotenant.format.quantity import counted, format_share, round_duration, round_share, round_size
 from cotenant.host import Divergence, replay, same_promises
@@ -125,7 +126,7 @@ class _Names:
         """As far as it can be read: names are a comfort, the files say the rest."""
         machine = NodeMachine()
         with contextlib.suppress(WorldError, InvariantError, Divergence):
-            replay(machine, Recovery(self._places.journal).turns(), same_promises)
+            replay(machine, Recovery(self._places.journal, TurnReader).turns(), same_promises)
         for view in machine.tenants():
             self._note(view)
         settings = last_settings(self._places.journal)

@@ -24,8 +24,10 @@ COMMANDS: Final = {
     "serve_profile": ("serve profile",),
     "serve_plan": ("serve plan",),
     "load": ("load",),
+    "cluster": ("cluster",),
+    "jobs": ("submit", "jobs", "cancel"),
     "softgpu": ("softgpu",),
-    "study": ("replay", "simulate", "lab", "demo"),
+    "study": ("replay", "place", "simulate", "lab", "demo"),
     "bench": ("bench",),
 }
 """Which file adds which commands, in the order of `cotenant --help`."""

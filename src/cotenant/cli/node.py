@@ -27,6 +27,7 @@ def add_commands(commands: Any) -> None:
         "node",
         "protect",
         "control",
+        "agent",
     )
     node.add_argument(
         "--gpu",
@@ -54,10 +55,13 @@ def add_commands(commands: Any) -> None:
 
 def _node(options: argparse.Namespace) -> int:
     from cotenant.apps.node import serve_node
+    from cotenant.apps.node_join import agent_beside
     from cotenant.live.observe.log import NodeLog
 
     config, where = load(options)
-    serve_node(config, where, NodeLog(config.node.log, where.log))
+    log = NodeLog(config.node.log, where.log)
+    with agent_beside(config.agent, where, options.config, log.say):
+        serve_node(config, where, log)
     return 0
 
 
@@ -69,6 +73,7 @@ def run_program(options: argparse.Namespace, example: str) -> tuple[int, list[Pr
     """Run a program as a tenant, with the hook in it: its exit code, and what was recorded of its GPU work."""
     from cotenant.apps.hami import with_hami
     from cotenant.apps.hook import hook_into, keep, profiles_of, with_use
+    from cotenant.apps.outcome import told_in
     from cotenant.apps.profile import store_of
     from cotenant.apps.run import Tenancy, spec_of
     from cotenant.apps.softgpu import environment_of, wished_gpu
@@ -78,18 +83,22 @@ def run_program(options: argparse.Namespace, example: str) -> tuple[int, list[Pr
         raise ConfigError("COMMAND", "", f"say what to run, as in: {example}")
     config, where = find(options)
     own = load(options)[1]
-    environment = environment_of(config.run.gpu, own)
-    wanted = with_hami(config.run, given_flags(options), os.environ, say)
-    spec = spec_of(wanted, command, wished_gpu(config.run.gpu, os.environ))
-    arguments = ["--runtime", str(where.runtime), "--state", str(where.state)]
-    named = ["--config", options.config] if options.config else []
-    store = store_of(own, say)
-    spec = with_use(spec, store)
-    # Before it joins: a tenant that others can see is a program that is about to run, and has no other children.
-    with hook_into(config.run, own.runtime / "hook", {**os.environ, **environment}, spec.task, store, say) as hooked:
-        code = Tenancy(where, spec, config.run, command, environment, [*arguments, *named], hooked, say).run()
-        profiles = [] if hooked is None else profiles_of(hooked.collect(spec.task), spec.task)
-    keep(profiles, store, say)
+    with told_in(config.run.outcome) as ended:
+        environment = environment_of(config.run.gpu, own)
+        wanted = with_hami(config.run, given_flags(options), os.environ, say)
+        spec = spec_of(wanted, command, wished_gpu(config.run.gpu, os.environ))
+        arguments = ["--runtime", str(where.runtime), "--state", str(where.state)]
+        named = ["--config", options.config] if options.config else []
+        store = store_of(own, say)
+        spec = with_use(spec, store)
+        surroundings = {**os.environ, **environment}
+        # Before it joins: a tenant that others can see is a program that is about to run, and has no other children.
+        with hook_into(config.run, own.runtime / "hook", surroundings, spec.task, store, say) as hooked:
+            tenancy = Tenancy(where, spec, config.run, command, environment, [*arguments, *named], hooked, say)
+            code = tenancy.run()
+            ended.append(tenancy.outcome)
+            profiles = [] if hooked is None else profiles_of(hooked.collect(spec.task), spec.task)
+        keep(profiles, store, say)
     return code, profiles
 
 

@@ -19,8 +19,13 @@ Found = TypeVar("Found")
 
 def add_commands(commands: Any) -> None:
     replay = add_command(commands, "replay", "Replay a journal: does this version decide the same?", _replay, json=True)
-    replay.add_argument("file", metavar="FILE", help="a journal, as in the state directory of a node")
+    replay.add_argument("file", metavar="FILE", help="a journal, as in the state directory of a node or a cluster")
     replay.add_argument("--log", action="store_true", help="print every turn")
+    replay.add_argument("--snapshot", default="", metavar="FILE", help="a cluster's: write how it stands at the end")
+    place = add_command(commands, "place", "One round of a cluster: who with whom, and why not.", _place, json=True)
+    place.add_argument("snapshot", metavar="SNAPSHOT.json", help="a cluster at one instant (docs/cluster.md)")
+    place.add_argument("--dry-run", action="store_true", required=True, help="only tell: nothing else can be done here")
+    place.add_argument("--place", default="", metavar="POLICY", help="another way to place than the snapshot names")
     simulate = add_command(commands, "simulate", "Run a scenario under the simulated clock.", _simulate, json=True)
     simulate.add_argument("scenario", metavar="SCENARIO.toml")
     simulate.add_argument("--seed", type=int, default=None, help="instead of the scenario's own")
@@ -73,12 +78,25 @@ def _replay(options: argparse.Namespace) -> int:
     from cotenant.apps.replay import replay_file
     from cotenant.apps.show import show_replay
 
-    report = replay_file(Path(options.file), print if options.log else None)
+    snapshot = Path(options.snapshot) if options.snapshot else None
+    report = replay_file(Path(options.file), print if options.log else None, snapshot)
     if options.json:
         print_json(report)
     else:
         show_replay(Console(), report)
     return 0 if report.reproduced else 1
+
+
+def _place(options: argparse.Namespace) -> int:
+    from cotenant.apps.place import place_on_snapshot
+    from cotenant.apps.show_place import show_place
+
+    report = place_on_snapshot(Path(options.snapshot), options.place)
+    if options.json:
+        print_json(report)
+    else:
+        show_place(Console(), report)
+    return 0
 
 
 def _simulate(options: argparse.Namespace) -> int:

@@ -22,7 +22,7 @@ ARGUMENTS_LIMIT: Final = 1024
 TEXT_LIMIT: Final = 16 << 10
 _LARGEST: Final = (1 << 63) - 1
 
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$")]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*\Z")]
 Amount = Annotated[int, msgspec.Meta(ge=0, le=_LARGEST)]
 Part = Annotated[int, msgspec.Meta(ge=0, le=WHOLE_PPM)]
 Text = Annotated[str, msgspec.Meta(max_length=TEXT_LIMIT)]
@@ -130,7 +130,7 @@ class JobEnd(enum.Enum):
 
 
 class Attempt(Value, frozen=True):
-    """One try at a job; an attempt number is never used twice, so that nothing stale is mistaken for it."""
+    """One try at a job. Numbers grow over all jobs and are never used twice: nothing stale is mistaken for it."""
 
     job: Name
     number: Amount
@@ -174,6 +174,10 @@ class ClusterSettings(Value, frozen=True):
     remember: int = 100_000
     """Jobs that are over, of which is still told."""
     waiting_limit: int = 1_000_000
+    slowdown_limit_ppm: int = 200_000
+    """A pair that is predicted to slow the online work by more is not safe."""
+    moves_limit: int = 16
+    """Jobs that run and are moved to where they gain, in one round."""
 
 
 class JobTold(Value, frozen=True):
@@ -192,3 +196,36 @@ class JobTold(Value, frozen=True):
     evictions: int = 0
     why: str = ""
     """Why it waits, or how it ended."""
+
+
+class NodeView(Value, frozen=True):
+    """A node as `cotenant cluster nodes` shows it."""
+
+    node: str
+    epoch: int
+    heard: Instant
+    gpus: tuple[GpuReport, ...]
+    jobs: tuple[str, ...]
+    """On each of its GPUs; nothing: none."""
+    is_drained: bool = False
+    is_silent: bool = False
+
+
+class ClusterCounts(Value, frozen=True):
+    """How a cluster stands, in figures that cost nothing to ask for."""
+
+    nodes: int
+    silent: int
+    gpus: int
+    open: int
+    """GPUs that would take a job now."""
+    held: int
+    """GPUs that a job has."""
+    jobs: tuple[tuple[JobState, int], ...]
+    """By state, of those that are remembered."""
+    rounds: int
+    placed: int
+    """By all rounds so far."""
+    discarded: int
+    """Pairings that were planned and no longer held when they were to be committed."""
+    moved: int

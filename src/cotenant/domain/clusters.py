@@ -8,6 +8,7 @@ import msgspec
 
 from cotenant.domain.cluster import (
     GPUS_LIMIT,
+    Amount,
     Attempt,
     AttemptReport,
     ClusterSettings,
@@ -17,7 +18,7 @@ from cotenant.domain.cluster import (
     Name,
     Quota,
 )
-from cotenant.domain.instant import Instant
+from cotenant.domain.instant import NEVER, Instant
 from cotenant.domain.plan import Reject
 from cotenant.domain.value import Value
 
@@ -37,13 +38,16 @@ class ClusterStarted(Value, frozen=True, tag="cluster-started"):
 class NodeTold(Value, frozen=True, tag="node-told"):
     """A node's whole report: its GPUs and every attempt it knows of. The first one of an epoch is how it joins.
 
-    A node that starts anew has a new epoch, and what it does not name any more has ended there.
+    A node that starts anew has a higher epoch, and what it does not name any more has ended there.
     """
 
     node: Name
     epoch: int
     gpus: Gpus
     attempts: tuple[AttemptReport, ...] = ()
+    seen: Amount = 0
+    """The highest attempt that it was told of in this epoch, whatever it was told: what is not above that and is not
+    named is not there, and never will be."""
 
 
 class NodeGone(Value, frozen=True, tag="node-gone"):
@@ -97,6 +101,8 @@ class StartJob(Value, frozen=True, tag="start-job"):
     share_ppm: int
     spec: JobSpec
     progress_ppm: int = 0
+    epoch: int = 0
+    """Of the node for which it is meant: a node of another epoch lets it be."""
 
 
 class StopJob(Value, frozen=True, tag="stop-job"):
@@ -133,6 +139,8 @@ class NodeKept(Value, frozen=True):
     gpus: Gpus
     is_drained: bool = False
     is_silent: bool = False
+    strays: tuple[int, ...] = ()
+    """GPUs on which something runs that the cluster does not want there."""
 
 
 class JobKept(Value, frozen=True):
@@ -141,6 +149,18 @@ class JobKept(Value, frozen=True):
     told: JobTold
     since: Instant = 0
     """In its present state."""
+    after: Instant = 0
+    """Not to be started before."""
+    is_known: bool = False
+    """Its node has said that the attempt is there."""
+    is_cancelled: bool = False
+    stop: str = ""
+    """Why it is to end where it is; nothing: it is not."""
+    kept: tuple[int, ...] = ()
+    """GPUs of `kept_on` that are held for it, while it ends where it was in order to go there."""
+    kept_on: str = ""
+    rate_ppm: int = 0
+    """Its speed from which was last learned."""
 
 
 class ClusterRestored(Value, frozen=True, tag="cluster-restored"):
@@ -155,6 +175,15 @@ class ClusterRestored(Value, frozen=True, tag="cluster-restored"):
     """Of a job's profile beside online work: what the speeds that were seen say of the predictor's error."""
     used: tuple[tuple[str, float], ...] = ()
     """GPU time that users had, for fairness."""
+    next_attempt: int = 1
+    last_round: Instant = NEVER
+    rounds: int = 0
+    figures: tuple[int, int, int] = (0, 0, 0)
+    """Placed, discarded and moved by all rounds so far."""
+    accounted: Instant = 0
+    """Up to when `used` counts."""
+    prices: tuple[tuple[int, float], ...] = ()
+    """From the last round, of the kind of which this GPU is, counted over all nodes: from there the next begins."""
 
 
 ClusterEvent: TypeAlias = (

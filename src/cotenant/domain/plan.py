@@ -28,6 +28,10 @@ class Reason(enum.Enum):
     NO_ROOM_YET = "no-room-yet"
     EVICTED = "evicted"
     NO_OBJECTIVE = "no-objective"
+    UNKNOWN_JOB = "unknown-job"
+    UNKNOWN_NODE = "unknown-node"
+    QUEUE_FULL = "queue-full"
+    OVER = "over"
 
 
 class Reject(Value, frozen=True):

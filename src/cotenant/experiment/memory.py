@@ -36,7 +36,8 @@ BURSTS: Final = 60
 CALLS: Final = 1_000
 _MIB: Final = 1 << 20
 _PATIENCE_S: Final = 120.0
-_SETTLED_S: Final = 2.0
+_SETTLED_S: Final = 60.0
+"""The node may have to wait for its turn; what is counted is what never goes away."""
 _LOOK_S: Final = 0.01
 Say = Callable[[str], None]
 

@@ -14,6 +14,8 @@ from cotenant.domain.gpu import Gpu
 from cotenant.domain.protect import OnPressure, ProtectLimits
 from cotenant.domain.tenant import NAME_LIMIT, NAME_PATTERN, Kind
 from cotenant.errors import ConfigError
+from cotenant.format.config_agent import AgentConfig, validate_agent
+from cotenant.format.config_cluster import ClusterConfig, validate_cluster
 from cotenant.format.config_control import CONTROL, ControlConfig, validate_control
 from cotenant.format.config_protect import PROTECT, ProtectConfig, validate_protection
 from cotenant.format.quantity import format_duration, format_share, format_size
@@ -191,6 +193,12 @@ class RunConfig(Section, frozen=True):
     restart_well: Annotated[
         DurationNs, Meta(description="a program that ran this long ran well: waits and counts begin anew")
     ] = DurationNs(60_000_000_000)
+    start_node: Annotated[
+        str, Meta(pattern=r"^(yes|no)\Z", description="where no node answers, start one: yes or no")
+    ] = "yes"
+    outcome: Annotated[
+        str, Meta(description="file for how it ended and whose doing that was, as JSON; empty: none")
+    ] = ""
 
 
 class Config(Section, frozen=True):
@@ -202,6 +210,8 @@ class Config(Section, frozen=True):
     protect: ProtectConfig = ProtectConfig()
     gpu: tuple[GpuConfig, ...] = ()
     control: ControlConfig = ControlConfig()
+    agent: AgentConfig = AgentConfig()
+    cluster: ClusterConfig = ClusterConfig()
 
 
 def decode_config(text: str, where: str) -> Config:
@@ -225,6 +235,8 @@ def validate(config: Config) -> None:
         raise ConfigError("control.mps_share", config.control.mps_share, remedy)
     validate_protection(config.protect)
     validate_control(config.control)
+    validate_agent(config.agent)
+    validate_cluster(config.cluster)
     names = [gpu.name for gpu in config.gpu]
     for name in names:
         if names.count(name) > 1:
@@ -251,7 +263,7 @@ def plain(value: object) -> Any:
 def encode_config(config: Config, sources: dict[str, str] | None = None) -> str:
     """The config as TOML that reads back to the same; a comment says where each value came from."""
     lines: list[str] = []
-    for section in ("directories", "node", "run", "protect", "control"):
+    for section in ("directories", "node", "run", "protect", "control", "agent", "cluster"):
         lines.append(f"[{section}]")
         part = getattr(config, section)
         for field in part.__struct_fields__:

@@ -18,6 +18,8 @@ from cotenant.format.config import (
     RunConfig,
     plain,
 )
+from cotenant.format.config_agent import AgentConfig
+from cotenant.format.config_cluster import ClusterConfig
 from cotenant.format.config_control import ControlConfig
 from cotenant.format.config_protect import ProtectConfig
 from cotenant.format.toml import DurationNs, Section, ShareOfWhole, SizeBytes, decode_quantity, explain_value, line_of
@@ -33,6 +35,8 @@ SECTIONS: Final[dict[str, type[Section]]] = {
     "run": RunConfig,
     "protect": ProtectConfig,
     "control": ControlConfig,
+    "agent": AgentConfig,
+    "cluster": ClusterConfig,
 }
 
 

@@ -31,12 +31,20 @@ class LiveClock:
         return time.monotonic_ns() + self.offset_ns
 
 
+class BootClock:
+    """Nanoseconds since the machine was started, its sleep included: whoever slept through a lease has none."""
+
+    def now(self) -> Instant:
+        """The present instant."""
+        return boot_ns()
+
+
 def clock_kept_in(file: Path, not_before: Instant) -> LiveClock:
     """The node's clock, which outlives its process: within one boot a restarted node goes on with the same one.
 
     A node that cannot go on (another boot, a lost file) starts after the last instant its journal knows.
     """
-    boot = _boot_id()
+    boot = boot_id()
     try:
         kept = json.loads(file.read_text())
         clock = LiveClock(int(kept["offset_ns"]))
@@ -95,7 +103,7 @@ def kept_offset(file: Path) -> int | None:
     try:
         kept = json.loads(file.read_text())
         offset_ns = int(kept["offset_ns"])
-        if kept["boot"] != _boot_id():
+        if kept["boot"] != boot_id():
             return None
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -107,7 +115,8 @@ def pause(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def _boot_id() -> str:
+def boot_id() -> str:
+    """Which start of the machine this is: instants and process numbers of another one mean nothing."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

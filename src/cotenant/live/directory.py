@@ -167,8 +167,8 @@ def group_id_of(name: str) -> int:
         raise ConfigError("node.group", name, "there is no such group, create it or name another") from None
 
 
-def take_lock(path: Path) -> int:
-    """Become the one node of this directory, for as long as the returned descriptor is open."""
+def take_lock(path: Path, who: str = "a node") -> int:
+    """Become the one node (or `who`) of this directory, for as long as the returned descriptor is open."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -176,7 +176,7 @@ def take_lock(path: Path) -> int:
         holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
         os.close(descriptor)
         raise WorldError(
-            f"a node already runs on {path.parent} (pid {holder}); stop it, or choose others with --runtime and --state"
+            f"{who} already runs on {path.parent} (pid {holder}); stop it, or choose others with --runtime and --state"
         ) from None
     os.ftruncate(descriptor, 0)
     os.write(descriptor, f"{os.getpid()}\n".encode())

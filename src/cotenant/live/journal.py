@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, Generic
 
-from cotenant.domain.action import Action
-from cotenant.domain.event import Event, NodeRestored, NodeSettings, NodeStarted
+from cotenant.domain.event import NodeRestored, NodeSettings, NodeStarted
 from cotenant.domain.instant import Instant
+from cotenant.domain.value import Value
 from cotenant.errors import WorldError
-from cotenant.format.journal import BEGINNING_BYTES, MAGIC, JournalDamageError, Segment, Turn, TurnReader, encode_turn
+from cotenant.format.journal import (
+    BEGINNING_BYTES,
+    MAGIC,
+    AnyTurn,
+    JournalDamageError,
+    Reader,
+    Segment,
+    TurnReader,
+    encode_turn,
+)
 
 _MODE: Final = 0o600
 
@@ -20,12 +29,14 @@ _MODE: Final = 0o600
 class FileJournal:
     """Appends to one file; a full segment is renamed to `NAME.1`, and the one before that is dropped.
 
-    No fsync: what the machine's own death would lose is about tenants that die with the machine.
+    A node's is not synced to the disk: what the machine's own death would lose is about tenants that die with the
+    machine. A cluster's is, wherever something was decided: its jobs run on other machines.
     """
 
-    def __init__(self, path: Path, limit_bytes: int) -> None:
+    def __init__(self, path: Path, limit_bytes: int, *, is_synced: bool = False) -> None:
         """Open for appending; the file must be sound (see `recover`)."""
         self._path = path
+        self._is_synced = is_synced
         self._limit_bytes = limit_bytes
         self._file = self._open(path)
         self._segment = Segment(limit_bytes)
@@ -40,13 +51,15 @@ class FileJournal:
         """Of the present segment."""
         return self._segment.size_bytes
 
-    def append(self, now: Instant, event: Event, actions: list[Action]) -> bool:
+    def append(self, now: Instant, event: Value, actions: Sequence[Value]) -> bool:
         """Write one turn."""
         data = encode_turn(now, event, actions)
         self._write(data)
+        if self._is_synced and actions:
+            os.fdatasync(self._file)
         return self._segment.grow(len(data))
 
-    def begin_segment(self, now: Instant, head: Event) -> None:
+    def begin_segment(self, now: Instant, head: Value) -> None:
         """Start a new segment; it becomes the journal in one step, complete with its head."""
         fresh = self._path.with_name(self._path.name + ".new")
         previous = self._path.with_name(self._path.name + ".1")
@@ -87,17 +100,18 @@ class FileJournal:
             raise WorldError(f"cannot write the journal {self._path}: {error.strerror}; free space, restart") from None
 
 
-class Recovery:
-    """Reads a journal for a node that starts: `turns()` first, then `mend()` or `restart_from()` readies the file."""
+class Recovery(Generic[AnyTurn]):
+    """Reads a journal for whoever starts: `turns()` first, then `mend()` or `restart_from()` readies the file."""
 
-    def __init__(self, path: Path) -> None:
-        """Look at nothing yet."""
+    def __init__(self, path: Path, reader: Callable[[Callable[[int], bytes]], Reader[AnyTurn]]) -> None:
+        """Look at nothing yet; `reader` is a `TurnReader` for a node, a `ClusterReader` for a cluster."""
         self._path = path
-        self._reader: TurnReader | None = None
+        self._reads: Callable[[Callable[[int], bytes]], Reader[AnyTurn]] = reader
+        self._reader: Reader[AnyTurn] | None = None
         self._damage: JournalDamageError | None = None
         self.last_instant: Instant = 0
 
-    def turns(self) -> Iterator[Turn]:
+    def turns(self) -> Iterator[AnyTurn]:
         """Every sound turn; damage ends the reading, and `mend` says so."""
         try:
             file = self._path.open("rb", buffering=1 << 16)
@@ -106,7 +120,7 @@ class Recovery:
         except OSError as error:
             raise WorldError(f"cannot read the journal {self._path}: {error.strerror}; mend its permissions") from None
         with file:
-            self._reader = TurnReader(file.read)
+            self._reader = self._reads(file.read)
             try:
                 for turn in self._reader:
                     self.last_instant = turn.now
@@ -129,7 +143,7 @@ class Recovery:
             f"{self._reader.turns} turns are sound"
         )
 
-    def restart_from(self, head: Event, why: str) -> str:
+    def restart_from(self, head: Value, why: str) -> str:
         """Keep the file under another name and begin one with this head, which takes its place in one step."""
         aside = ""
         if self._path.exists():
@@ -151,7 +165,7 @@ def last_settings(path: Path) -> NodeSettings | None:
     """How the last node of this journal was set up; None when there was none, or when that cannot be read."""
     settings = None
     with contextlib.suppress(WorldError):
-        for turn in Recovery(path).turns():
+        for turn in Recovery(path, TurnReader).turns():
             if isinstance(turn.event, NodeStarted | NodeRestored):
                 settings = turn.event.settings
     return settings

@@ -5,17 +5,19 @@ from __future__ import annotations
 import selectors
 from collections import deque
 from collections.abc import Callable
-from typing import Final, Protocol
+from typing import Final, Generic, Protocol, TypeVar
 
 from cotenant.domain.event import Event, Woke
 from cotenant.domain.histogram import Recorder
 from cotenant.domain.instant import SECOND_NS, Instant
-from cotenant.host import Host
 from cotenant.port import Clock
 
 READ: Final = selectors.EVENT_READ
 WRITE: Final = selectors.EVENT_WRITE
 _LONGEST_WAIT_S: Final = 3600.0
+
+E = TypeVar("E")
+E_contra = TypeVar("E_contra", contravariant=True)
 
 
 class Timed(Protocol):
@@ -30,25 +32,24 @@ class Timed(Protocol):
         ...
 
 
-class LiveLoop:
-    """Delivers events to a host in the order they came, and never inside another turn."""
+class Turns(Protocol[E_contra]):
+    """A host, as far as a loop knows it."""
+
+    def turn(self, event: E_contra, now: Instant) -> Instant | None:
+        """One turn; returns when the machine wants to be woken."""
+        ...
+
+
+class ReadyLoop:
+    """Calls whoever watches a descriptor or asked for an instant, one after the other."""
 
     def __init__(self, clock: Clock) -> None:
         """Watch nothing yet."""
         self._clock = clock
         self._selector = selectors.DefaultSelector()
         self._timed: list[Timed] = []
-        self._queue: deque[Event] = deque()
-        self._host: Host | None = None
-        self._wake: Instant | None = None
-        self._busy = False
         self._stop: str | None = None
         self._kept: list[object] = []
-        self.turn_ns = Recorder()
-
-    def bind(self, host: Host) -> None:
-        """Drive this host."""
-        self._host = host
 
     def watch(self, descriptor: int, when: int, ready: Callable[[int], None]) -> None:
         """Call `ready(mask)` whenever the descriptor can be read or written, as `when` says."""
@@ -69,20 +70,6 @@ class LiveLoop:
         """Wake it when it asks to be."""
         self._timed.append(timed)
 
-    def post(self, event: Event) -> None:
-        """Deliver an event now, or right after the turn that is going on; once stopped, the node hears nothing more."""
-        self._queue.append(event)
-        if self._busy or self._host is None:
-            return
-        self._busy = True
-        try:
-            while self._queue and self._stop is None:
-                now = self._clock.now()
-                self._wake = self._host.turn(self._queue.popleft(), now)
-                self.turn_ns.record(self._clock.now() - now)
-        finally:
-            self._busy = False
-
     def stop(self, reason: str) -> None:
         """Leave `run` after the present step."""
         self._stop = reason
@@ -94,8 +81,6 @@ class LiveLoop:
                 if key.fd in self._selector.get_map():  # an earlier step of this round may have closed it
                     key.data(mask)
             now = self._clock.now()
-            if self._wake is not None and now >= self._wake:
-                self.post(Woke())
             for timed in self._timed:
                 due = timed.next_wakeup()
                 if due is not None and now >= due:
@@ -108,7 +93,57 @@ class LiveLoop:
 
     def _patience(self) -> float:
         wakes = [timed.next_wakeup() for timed in self._timed]
-        due = [wake for wake in (self._wake, *wakes) if wake is not None]
+        due = [wake for wake in wakes if wake is not None]
         if not due:
             return _LONGEST_WAIT_S
         return min(max(0.0, (min(due) - self._clock.now()) / SECOND_NS), _LONGEST_WAIT_S)
+
+
+class EventLoop(ReadyLoop, Generic[E]):
+    """Delivers events to a host in the order they came, and never inside another turn."""
+
+    def __init__(self, clock: Clock, woke: E) -> None:
+        """`woke` is the event that tells the machine that its instant has come."""
+        super().__init__(clock)
+        self._woke = woke
+        self._queue: deque[E] = deque()
+        self._host: Turns[E] | None = None
+        self._wake: Instant | None = None
+        self._busy = False
+        self.turn_ns = Recorder()
+        self.add_timed(self)
+
+    def bind(self, host: Turns[E]) -> None:
+        """Drive this host."""
+        self._host = host
+
+    def post(self, event: E) -> None:
+        """Deliver an event now, or right after the turn that is going on; once stopped, the host hears nothing more."""
+        self._queue.append(event)
+        if self._busy or self._host is None:
+            return
+        self._busy = True
+        try:
+            while self._queue and self._stop is None:
+                now = self._clock.now()
+                self._wake = self._host.turn(self._queue.popleft(), now)
+                self.turn_ns.record(self._clock.now() - now)
+        finally:
+            self._busy = False
+
+    def next_wakeup(self) -> Instant | None:
+        """When the machine wants to be woken."""
+        return self._wake
+
+    def wake(self, now: Instant) -> None:
+        """Tell the machine that its instant has come."""
+        del now
+        self.post(self._woke)
+
+
+class LiveLoop(EventLoop[Event]):
+    """Drives a node."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Watch nothing yet."""
+        super().__init__(clock, Woke())

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from cotenant.domain.action import Action
-from cotenant.domain.event import Event
 from cotenant.domain.instant import Instant
+from cotenant.domain.value import Value
 from cotenant.format.journal import MAGIC, Segment, Turn, TurnReader, encode_turn
 
 
@@ -22,13 +21,13 @@ class SimJournal:
         self.previous = b""
         self._begin()
 
-    def append(self, now: Instant, event: Event, actions: list[Action]) -> bool:
+    def append(self, now: Instant, event: Value, actions: Sequence[Value]) -> bool:
         """Write one turn."""
         chunk = encode_turn(now, event, actions)
         self._chunks.append(chunk)
         return self._segment.grow(len(chunk))
 
-    def begin_segment(self, now: Instant, head: Event) -> None:
+    def begin_segment(self, now: Instant, head: Value) -> None:
         """Start over with this event at the head."""
         self.previous = self.content()
         self._begin()
@@ -53,10 +52,10 @@ class NoJournal:
 
     __slots__ = ()
 
-    def append(self, now: Instant, event: Event, actions: list[Action]) -> bool:
+    def append(self, now: Instant, event: Value, actions: Sequence[Value]) -> bool:
         """Forget."""
         del now, event, actions
         return False
 
-    def begin_segment(self, now: Instant, head: Event) -> None:
+    def begin_segment(self, now: Instant, head: Value) -> None:
         """Forget."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+from collections.abc import Iterator
 from typing import Any
 
 from cuda.bindings import driver
@@ -60,6 +62,16 @@ class Gpu:
 
     def spin(self, nanoseconds: int, stream: Any = 0, *, blocks: int = 80) -> None:
         self.launch(self.function("spin"), (nanoseconds,), (ctypes.c_uint64,), blocks=blocks, stream=stream)
+
+    @contextlib.contextmanager
+    def held(self, stream: Any) -> Iterator[None]:
+        """Nothing queued on the stream meanwhile begins, however long the host takes: even if it is stalled."""
+        pinned = ok(driver.cuMemHostAlloc(4, 0))  # stays: to free it would be to wait for all that is queued
+        word = ctypes.cast(int(pinned), ctypes.POINTER(ctypes.c_uint32))
+        word[0] = 0
+        ok(driver.cuStreamWaitValue32(stream, ok(driver.cuMemHostGetDevicePointer(pinned, 0)), 1, 0))
+        yield
+        word[0] = 1
 
     def upload(self, array: Any) -> Any:
         pointer = ok(driver.cuMemAlloc(array.nbytes))

@@ -91,10 +91,10 @@ ok(driver.cuGraphRetainUserObject(holder, thing, 1, 1))  # moved: the graph's fr
 kept = ok(driver.cuGraphInstantiate(holder, 0))
 ok(driver.cuGraphDestroy(holder))
 assert ended == []
-gpu.spin(50_000_000, stream)
-ok(driver.cuGraphLaunch(kept, stream))
-ok(driver.cuGraphExecDestroy(kept))
-assert ended == []
+with gpu.held(stream):
+    ok(driver.cuGraphLaunch(kept, stream))
+    ok(driver.cuGraphExecDestroy(kept))
+    assert ended == []
 ok(driver.cuCtxSynchronize())
 assert ended == [1]
 thing = ok(driver.cuUserObjectCreate(0, destroy, 2, 1))

@@ -63,11 +63,11 @@ for _ in range(3):
     assert (out == 5).all()
 
 # What stands behind it in the stream waits for all of it; the same graph in another stream waits its turn.
-gpu.spin(20_000_000, first)
-ok(driver.cuGraphLaunch(exec_graph, first))
-ok(driver.cuGraphLaunch(exec_graph, second))
-assert code(driver.cuStreamQuery(second)) == "CUDA_ERROR_NOT_READY"
-ok(driver.cuMemsetD32Async(c, 0, COUNT, second))
+with gpu.held(first):
+    ok(driver.cuGraphLaunch(exec_graph, first))
+    ok(driver.cuGraphLaunch(exec_graph, second))
+    assert code(driver.cuStreamQuery(second)) == "CUDA_ERROR_NOT_READY"
+    ok(driver.cuMemsetD32Async(c, 0, COUNT, second))
 ok(driver.cuStreamSynchronize(second))
 ok(driver.cuMemcpyDtoH(out, c, out.nbytes))
 assert (out == 0).all()
@@ -100,9 +100,9 @@ ok(driver.cuGraphExecKernelNodeSetParams(exec_graph, right, fill(b, 30.0)))
 ok(driver.cuGraphLaunch(exec_graph, first))
 ok(driver.cuStreamSynchronize(first))
 assert (out == 32).all()
-gpu.spin(20_000_000, first)
-ok(driver.cuGraphLaunch(exec_graph, first))
-ok(driver.cuGraphExecKernelNodeSetParams(exec_graph, right, fill(b, 50.0)))  # not of the launch that still waits
+with gpu.held(first):
+    ok(driver.cuGraphLaunch(exec_graph, first))
+    ok(driver.cuGraphExecKernelNodeSetParams(exec_graph, right, fill(b, 50.0)))  # not of the launch that still waits
 ok(driver.cuStreamSynchronize(first))
 assert (out == 32).all()
 
@@ -149,10 +149,10 @@ assert seen == [17.0, 13.0], seen
 
 # Destroyed in flight: it still ends what it began.
 seen.clear()
-gpu.spin(20_000_000, second)
-ok(driver.cuGraphLaunch(whole, second))
-ok(driver.cuGraphExecDestroy(whole))
-ok(driver.cuGraphDestroy(parent))
+with gpu.held(second):
+    ok(driver.cuGraphLaunch(whole, second))
+    ok(driver.cuGraphExecDestroy(whole))
+    ok(driver.cuGraphDestroy(parent))
 ok(driver.cuStreamSynchronize(second))
 assert seen == [13.0, 13.0], seen
 
@@ -163,10 +163,10 @@ waits = ok(driver.cuGraphAddEventWaitNode(graph, None, 0, event))
 filled = ok(driver.cuGraphAddKernelNode(graph, [waits], 1, fill(a, 21.0)))
 ok(driver.cuGraphAddEventRecordNode(graph, [filled], 1, mark))
 exec_graph = ok(driver.cuGraphInstantiate(graph, 0))
-gpu.spin(20_000_000, second)
-ok(driver.cuEventRecord(event, second))
-ok(driver.cuGraphLaunch(exec_graph, first))
-assert code(driver.cuEventQuery(mark)) == "CUDA_ERROR_NOT_READY"
+with gpu.held(second):
+    ok(driver.cuEventRecord(event, second))
+    ok(driver.cuGraphLaunch(exec_graph, first))
+    assert code(driver.cuEventQuery(mark)) == "CUDA_ERROR_NOT_READY"
 ok(driver.cuEventSynchronize(mark))
 ok(driver.cuStreamQuery(second))
 ok(driver.cuMemcpyDtoH(out, a, out.nbytes))
@@ -178,10 +178,11 @@ for _ in range(2):
     ok(driver.cuGraphAddKernelNode(graph, None, 0, kernel(SPIN, (50_000_000,), (U64,))))
 both = ok(driver.cuGraphInstantiate(graph, 0))
 start_mark, end_mark = ok(driver.cuEventCreate(0)), ok(driver.cuEventCreate(0))
-gpu.spin(20_000_000, first)  # so that the host has no part in what lies between the marks
-ok(driver.cuEventRecord(start_mark, first))
-ok(driver.cuGraphLaunch(both, first))
-ok(driver.cuEventRecord(end_mark, first))
+with gpu.held(first):  # so that the host has no part in what lies between the marks
+    gpu.spin(1_000_000, first)
+    ok(driver.cuEventRecord(start_mark, first))
+    ok(driver.cuGraphLaunch(both, first))
+    ok(driver.cuEventRecord(end_mark, first))
 ok(driver.cuStreamSynchronize(first))
 assert 50.0 <= ok(driver.cuEventElapsedTime(start_mark, end_mark)) < 100.0
 

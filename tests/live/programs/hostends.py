@@ -16,7 +16,7 @@ address = ctypes.cast(note, ctypes.c_void_p).value
 for _ in range(int(sys.argv[1])):
     gpu = Gpu()
     busy = ok(driver.cuStreamCreate(1))
-    gpu.spin(3_000_000_000, busy, blocks=1)
+    gpu.spin(3_600_000_000_000, busy, blocks=1)
     ok(driver.cuLaunchHostFunc(busy, address, 0))
     print("at work", flush=True)
     assert code(driver.cuStreamSynchronize(busy)) == "CUDA_ERROR_ASSERT"

@@ -62,11 +62,12 @@ assert read(words) == 11
 # Another stream's write, behind a kernel; the write itself is seen by the host without asking the device.
 ok(driver.cuStreamWaitValue32(first, words + 8, 3, EQ))
 mark(first, words, 21)
-gpu.spin(50_000_000, second)
-ok(driver.cuStreamWriteValue32(second, words + 8, 3, 0))
-ok(driver.cuStreamWriteValue64(second, mapped + 16, (1 << 40) + 1, 0))
-assert code(driver.cuStreamQuery(first)) == BUSY
-assert read(words) == 11
+with gpu.held(second):
+    gpu.spin(1_000_000, second)
+    ok(driver.cuStreamWriteValue32(second, words + 8, 3, 0))
+    ok(driver.cuStreamWriteValue64(second, mapped + 16, (1 << 40) + 1, 0))
+    assert code(driver.cuStreamQuery(first)) == BUSY
+    assert read(words) == 11
 ok(driver.cuStreamSynchronize(first))
 assert read(words) == 21
 while host64[2] == 0:

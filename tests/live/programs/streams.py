@@ -20,13 +20,13 @@ fill, U64, F32 = gpu.function("fill"), ctypes.c_uint64, ctypes.c_float
 
 # A later stream sees an earlier one's work through an event, however long that takes.
 event = ok(driver.cuEventCreate(0))
-gpu.spin(300_000_000, first)  # long enough for the questions below, however busy the host is
-gpu.launch(fill, (int(pointer), 5.0, count), (U64, F32, U64), stream=first)
-ok(driver.cuEventRecord(event, first))
-ok(driver.cuStreamWaitEvent(second, event, 0))
-ok(driver.cuMemcpyDtoHAsync(int(pinned), pointer, count * 4, second))
-assert code(driver.cuStreamQuery(second)) == "CUDA_ERROR_NOT_READY"
-assert code(driver.cuEventQuery(event)) == "CUDA_ERROR_NOT_READY"
+with gpu.held(first):
+    gpu.launch(fill, (int(pointer), 5.0, count), (U64, F32, U64), stream=first)
+    ok(driver.cuEventRecord(event, first))
+    ok(driver.cuStreamWaitEvent(second, event, 0))
+    ok(driver.cuMemcpyDtoHAsync(int(pinned), pointer, count * 4, second))
+    assert code(driver.cuStreamQuery(second)) == "CUDA_ERROR_NOT_READY"
+    assert code(driver.cuEventQuery(event)) == "CUDA_ERROR_NOT_READY"
 ok(driver.cuStreamSynchronize(second))
 assert (host == 5).all()
 ok(driver.cuEventQuery(event))
@@ -34,30 +34,33 @@ ok(driver.cuEventQuery(event))
 # Time between events is the device's.
 start, end = ok(driver.cuEventCreate(0)), ok(driver.cuEventCreate(0))
 ok(driver.cuEventRecord(start, first))
-gpu.spin(300_000_000, first)
-ok(driver.cuEventRecord(end, first))
-assert code(driver.cuEventElapsedTime(start, end)) == "CUDA_ERROR_NOT_READY"
+with gpu.held(first):
+    gpu.spin(20_000_000, first)
+    ok(driver.cuEventRecord(end, first))
+    assert code(driver.cuEventElapsedTime(start, end)) == "CUDA_ERROR_NOT_READY"
 ok(driver.cuEventSynchronize(end))
-assert ok(driver.cuEventElapsedTime(start, end)) >= 300.0
+assert ok(driver.cuEventElapsedTime(start, end)) >= 20.0
 
-# To the nanosecond, where the host has no part in it: both records are queued behind a kernel that still runs.
-gpu.spin(300_000_000, first)
-ok(driver.cuEventRecord(start, first))
-gpu.spin(2_500_000, first)
-ok(driver.cuEventRecord(end, first))
+# To the nanosecond, where the host has no part in it: all of it is queued before any of it begins.
+with gpu.held(first):
+    gpu.spin(1_000_000, first)
+    ok(driver.cuEventRecord(start, first))
+    gpu.spin(2_500_000, first)
+    ok(driver.cuEventRecord(end, first))
 ok(driver.cuEventSynchronize(end))
 assert ok(driver.cuEventElapsedTime(start, end)) == 2.5
 assert ok(driver.cuEventElapsedTime(end, start)) == -2.5
 
 # What is known of one record says nothing of the next.
-gpu.spin(300_000_000, first)
-ok(driver.cuEventRecord(end, first))
-assert code(driver.cuEventElapsedTime(start, end)) == "CUDA_ERROR_NOT_READY"
-assert code(driver.cuEventElapsedTime(end, start)) == "CUDA_ERROR_NOT_READY"
-assert code(driver.cuEventQuery(end)) == "CUDA_ERROR_NOT_READY"
+with gpu.held(first):
+    gpu.spin(20_000_000, first)
+    ok(driver.cuEventRecord(end, first))
+    assert code(driver.cuEventElapsedTime(start, end)) == "CUDA_ERROR_NOT_READY"
+    assert code(driver.cuEventElapsedTime(end, start)) == "CUDA_ERROR_NOT_READY"
+    assert code(driver.cuEventQuery(end)) == "CUDA_ERROR_NOT_READY"
 ok(driver.cuStreamSynchronize(first))
 ok(driver.cuEventQuery(end))
-assert ok(driver.cuEventElapsedTime(start, end)) >= 302.5
+assert ok(driver.cuEventElapsedTime(start, end)) >= 22.5
 
 # Host functions run in their turn, on another thread, and hold up what is behind them.
 order: list[str] = []

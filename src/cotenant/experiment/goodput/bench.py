@@ -91,6 +91,8 @@ class GoodputReport(msgspec.Struct, frozen=True, kw_only=True):
     slo_attainment_admitted: float
     fairness: float
     goodput_hold: float
+    goodput_vs_capacity: float
+    """At the best load, in time over what is answered at most without objectives: sending and serving count there."""
     policies: list[GoodputOfPolicy]
     cells: list[GoodputCell]
 
@@ -274,6 +276,7 @@ def _report(arena: Arena, ground: _Ground, rounds: int, names: Sequence[str], tr
         slo_attainment_admitted=min(one.slo_attainment_admitted for one in mine),
         fairness=min(one.fairness for one in mine),
         goodput_hold=min(one.goodput_hold for one in mine),
+        goodput_vs_capacity=round(min(one.best_rps for one in mine) / ground.capacity_rps, 3),
         policies=policies,
         cells=cells,
     )

@@ -10,7 +10,6 @@ about its clients: what one request takes alone, and how many a server can answe
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import itertools
 import select
@@ -24,8 +23,8 @@ from cotenant.domain.goodput import Goodput, Tally, Verdict
 from cotenant.domain.instant import SECOND_NS, Duration, Instant
 from cotenant.live.clock import monotonic_ns, thread_ns
 from cotenant.live.load.channel import Wire
+from cotenant.live.prompt import be_prompt
 
-_PR_SET_TIMERSLACK: Final = 29
 _BACKLOG_LIMIT: Final = 100_000
 """Requests that wait for a free connection; more than that, and they are not sent at all."""
 _LOOK_NS: Final = SECOND_NS
@@ -141,7 +140,7 @@ class Generator:
 
     def run(self, source: Source, look: Callable[[float], None] = lambda _: None) -> Loaded:
         """Until everything was sent, and is answered or given up; `look` hears each second how long it has been."""
-        ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)  # wake on the instant, not 50 us around it
+        be_prompt()
         was_collecting = gc.isenabled()
         gc.disable()  # nothing here makes cycles, and a collection would hold up what is due
         try:

@@ -64,7 +64,12 @@ def page_of(look: Callable[[], NodeFigures]) -> Iterator[bytes]:
     """The text of /metrics, family by family: whoever serves it can do other things between two of them."""
     figures = look()
     yield b""
-    for family in _families(figures):
+    yield from text_of(_families(figures))
+
+
+def text_of(families: Iterable[Metric]) -> Iterator[bytes]:
+    """Each family as Prometheus reads it."""
+    for family in families:
         yield generate_latest(_Alone(family))
 
 
@@ -88,10 +93,10 @@ def _of_tenants(tenants: Iterable[TenantFigures]) -> Iterator[Metric]:
     restarts = CounterMetricFamily(
         "cotenant_tenant_restarts", "How often the program was started again in its slot.", None, _TENANT_LABELS
     )
-    held = _gauge("tenant_memory_held_bytes", "Device memory that it holds, by the ledger.", _TENANT_LABELS)
-    quota = _gauge("tenant_memory_quota_bytes", "Device memory that it may hold; 0: no limit.", _TENANT_LABELS)
-    paused = _gauge("tenant_paused", "1: somebody paused it.", _TENANT_LABELS)
-    stage = _gauge("tenant_stage", "1, for the stage that it is in.", (*_TENANT_LABELS, "stage"))
+    held = gauge_of("tenant_memory_held_bytes", "Device memory that it holds, by the ledger.", _TENANT_LABELS)
+    quota = gauge_of("tenant_memory_quota_bytes", "Device memory that it may hold; 0: no limit.", _TENANT_LABELS)
+    paused = gauge_of("tenant_paused", "1: somebody paused it.", _TENANT_LABELS)
+    stage = gauge_of("tenant_stage", "1, for the stage that it is in.", (*_TENANT_LABELS, "stage"))
     for labels, tenant in labelled:
         restarts.add_metric(labels, tenant.restarts)
         held.add_metric(labels, tenant.held_bytes)
@@ -104,7 +109,7 @@ def _of_tenants(tenants: Iterable[TenantFigures]) -> Iterator[Metric]:
 
 def _of_latencies(labelled: Iterable[tuple[tuple[str, ...], TenantFigures]]) -> Iterator[Metric]:
     """What the objective is, and how long requests took: enough for any quantile over any time."""
-    slo = _gauge("tenant_slo_seconds", "Latency objective, of those who have one.", _TENANT_LABELS)
+    slo = gauge_of("tenant_slo_seconds", "Latency objective, of those who have one.", _TENANT_LABELS)
     about = "How long requests took, told or seen; of online tenants."
     took = HistogramMetricFamily("cotenant_tenant_latency_seconds", about, labels=_TENANT_LABELS)
     for labels, tenant in labelled:
@@ -136,7 +141,7 @@ def _of_kinds(figures: NodeFigures) -> Iterator[Metric]:
 
 def _of_gpus(gpus: Iterable[GpuFigures]) -> Iterator[Metric]:
     labelled = [((str(index), gpu.name), gpu) for index, gpu in enumerate(gpus)]
-    state = _gauge("gpu_state", "1 for the state that the device is in, 0 for the others.", (*_GPU_LABELS, "state"))
+    state = gauge_of("gpu_state", "1 for the state that the device is in, 0 for the others.", (*_GPU_LABELS, "state"))
     for labels, gpu in labelled:
         for health in Health:
             state.add_metric((*labels, health.value), gpu.health is health)
@@ -160,7 +165,7 @@ def _of_gpus(gpus: Iterable[GpuFigures]) -> Iterator[Metric]:
         ),
         ("mps_ready", "1: an MPS server serves the device.", lambda gpu: gpu.is_mps_ready),
     ):
-        gauge = _gauge(f"gpu_{name}", about, _GPU_LABELS)
+        gauge = gauge_of(f"gpu_{name}", about, _GPU_LABELS)
         for labels, gpu in labelled:
             if (value := known(gpu)) is not None:
                 gauge.add_metric(labels, value)
@@ -172,15 +177,15 @@ def _of_gpus(gpus: Iterable[GpuFigures]) -> Iterator[Metric]:
 
 
 def _of_node(figures: NodeFigures) -> Iterator[Metric]:
-    info = _gauge("node_info", "1, for the version of the node.", ("version",))
+    info = gauge_of("node_info", "1, for the version of the node.", ("version",))
     info.add_metric((figures.version,), 1)
     yield info
     yield CounterMetricFamily("cotenant_node_turns", "Turns of the node, over all its starts.", figures.turns)
-    yield _histogram("cotenant_node_turn_seconds", "How long turns of the node took.", figures.turn_ns)
+    yield histogram_of("cotenant_node_turn_seconds", "How long turns of the node took.", figures.turn_ns)
     yield GaugeMetricFamily("cotenant_node_journal_bytes", "Size of the present segment.", figures.journal_bytes)
     yield CounterMetricFamily("cotenant_node_log_lost_lines", "Log lines nobody took.", figures.log_dropped)
     yield GaugeMetricFamily("cotenant_node_slots", "Tenants that there can be at once.", figures.slots)
-    tenants = _gauge("node_tenants", "Tenants that are here.", ("kind",))
+    tenants = gauge_of("node_tenants", "Tenants that are here.", ("kind",))
     for kind in Kind:
         tenants.add_metric((kind.value,), sum(tenant.kind is kind for tenant in figures.tenants))
     yield tenants
@@ -201,7 +206,8 @@ def _of_node(figures: NodeFigures) -> Iterator[Metric]:
         yield counter
 
 
-def _gauge(name: str, about: str, labels: tuple[str, ...]) -> GaugeMetricFamily:
+def gauge_of(name: str, about: str, labels: tuple[str, ...]) -> GaugeMetricFamily:
+    """A gauge without samples yet."""
     return GaugeMetricFamily(f"cotenant_{name}", about, None, labels)
 
 
@@ -222,7 +228,7 @@ def _unaccounted(gpu: GpuFigures) -> int | None:
     return None if used_bytes < 0 else max(0, used_bytes - gpu.held_bytes)
 
 
-def _histogram(name: str, about: str, seen: Histogram) -> HistogramMetricFamily:
+def histogram_of(name: str, about: str, seen: Histogram) -> HistogramMetricFamily:
     """By coarser bounds than ours; a value within 1/128 of a bound may be counted on its other side."""
     buckets = []
     for bound_ns in _TURN_BOUNDS_NS:

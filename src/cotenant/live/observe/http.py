@@ -18,8 +18,8 @@ from typing import Final, TypeAlias
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from cotenant.domain.instant import SECOND_NS, Instant
-from cotenant.errors import ConfigError, WorldError
-from cotenant.live.loop import READ, WRITE, LiveLoop
+from cotenant.live.address import joined
+from cotenant.live.loop import READ, WRITE, ReadyLoop
 from cotenant.port import Clock
 
 CONNECTIONS: Final = 16
@@ -33,27 +33,6 @@ _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _FINE: Final = "200 OK"
 _PLAIN: Final = "text/plain; charset=utf-8"
 _HINT: Final = b"cotenant: the figures are at /metrics\n"
-
-
-def listen_at(address: str) -> socket.socket:
-    """A listening socket at HOST:PORT; an IPv6 address stands in brackets, port 0 is one that is free."""
-    host, colon, port = address.rpartition(":")
-    bare = host.removeprefix("[").removesuffix("]")
-    is_port = colon and port.isascii() and port.isdigit() and int(port) <= 0xFFFF
-    if not bare or not is_port or (":" in bare) != host.startswith("["):
-        raise ConfigError("node.metrics", address, 'write HOST:PORT, as in "127.0.0.1:9836" or "[::1]:9836"')
-    family = socket.AF_INET6 if ":" in bare else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    try:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a node that restarts takes its port again
-        listener.bind((bare, int(port)))
-        listener.listen(CONNECTIONS)
-    except OSError as error:
-        listener.close()
-        why = error.strerror or str(error)
-        raise WorldError(f"cannot serve figures at node.metrics = {address!r}: {why}; name another address") from None
-    listener.setblocking(False)
-    return listener
 
 
 MakePage: TypeAlias = Callable[[], Iterator[bytes]]
@@ -76,7 +55,7 @@ class MetricsDoor:
     """Accepts, reads a head, answers, closes."""
 
     def __init__(
-        self, loop: LiveLoop, clock: Clock, listener: socket.socket, page: Callable[[], Iterator[bytes]]
+        self, loop: ReadyLoop, clock: Clock, listener: socket.socket, page: Callable[[], Iterator[bytes]]
     ) -> None:
         """Serve on this listening socket what `page` makes, piece by piece."""
         self._loop = loop
@@ -94,8 +73,7 @@ class MetricsDoor:
     @property
     def address(self) -> str:
         """Where the figures are, as a URL."""
-        host, port = self._listener.getsockname()[:2]
-        return f"http://{f'[{host}]' if ':' in host else host}:{port}/metrics"
+        return f"http://{joined(*self._listener.getsockname()[:2])}/metrics"
 
     def next_wakeup(self) -> Instant | None:
         """At once while a page is being made; else the deadline of the oldest connection, or when to listen again."""

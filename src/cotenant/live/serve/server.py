@@ -17,6 +17,7 @@ from cotenant.domain.instant import SECOND_NS
 from cotenant.domain.runtimes import RunTimes
 from cotenant.errors import ConfigError, WorldError
 from cotenant.live.clock import monotonic_ns
+from cotenant.live.prompt import be_prompt
 from cotenant.live.serve.engine import Engine
 from cotenant.live.serve.found import Found
 from cotenant.live.serve.grpc import GrpcServing
@@ -76,6 +77,7 @@ Tell = Callable[[str], None]
 def serve(options: ServeOptions, say: Tell, ready: Callable[[Listening, Sequence[str]], None]) -> int:
     """Serve until told to stop; `ready` is called once with the ports and the models. Returns the exit code."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    be_prompt()
     wanted = len(Listening._fields) * options.limits.connections + _OTHER_FILES
     allowed = allow_files(wanted)
     if allowed < wanted:

@@ -138,22 +138,40 @@ class SpeedPredictor:
         """
         if not self._seen:
             return raw
-        shift = np.zeros(raw.point.shape, dtype=np.float32)
-        times = np.zeros(raw.point.shape, dtype=np.float32)
-        columns, rows = _places(besides), _places(profiles)
-        whole = {profile: self._seen[profile, ""] for profile in rows if (profile, "") in self._seen}
-        for profile, seen in whole.items():
-            shift[rows[profile]] = _towards(0.0, seen)
-            times[rows[profile]] = seen.times
-        for (profile, beside), seen in self._seen.items():
-            if beside in columns and profile in rows:
-                where = np.ix_(rows[profile], columns[beside])
-                shift[where] = _towards(_towards(0.0, whole.get(profile, seen)), seen)
-                times[where] += seen.times
+        shift, times = self._by_what_was_seen(profiles, besides)
         left = _SURER + (1 - _SURER) / np.sqrt(1 + times / _PATIENCE)
         point = np.clip(raw.point * np.exp(shift), _LEAST_SPEED, 1.0)
         low = np.maximum(point * (raw.low / raw.point) ** left, _LEAST_SPEED)
         return Speeds(point, np.minimum(low, point), raw.slowdown, raw.slowdown_high)
+
+    def shifts(self, profiles: Sequence[str], besides: Sequence[str]) -> Any:
+        """Logarithms by which points are off, as far as was learned: a row for each profile."""
+        return self._by_what_was_seen(profiles, besides)[0]
+
+    def _by_what_was_seen(self, profiles: Sequence[str], besides: Sequence[str]) -> tuple[Any, Any]:
+        """By how much points are off, and how often that was seen: a row for each profile, a column for each company.
+
+        Filled in for distinct names, from what was seen rather than from what is asked for: the one is bounded.
+        """
+        rows: dict[str, int] = {}
+        columns: dict[str, int] = {}
+        row = [rows.setdefault(profile, len(rows)) for profile in profiles]
+        column = [columns.setdefault(beside, len(columns)) for beside in besides]
+        shift = np.zeros((len(rows), len(columns)), dtype=np.float32)
+        times = np.zeros((len(rows), len(columns)), dtype=np.float32)
+        whole = {profile: self._seen[profile, ""] for profile in rows if (profile, "") in self._seen}
+        for profile, seen in whole.items():
+            shift[rows[profile]], times[rows[profile]] = _towards(0.0, seen), seen.times
+        where = [
+            (rows[profile], columns[beside], _towards(_towards(0.0, whole.get(profile, seen)), seen), seen.times)
+            for (profile, beside), seen in self._seen.items()
+            if beside and beside in columns and profile in rows
+        ]
+        if where:
+            down, across, shifted, often = (list(one) for one in zip(*where, strict=True))
+            shift[down, across] = shifted
+            times[down, across] += often
+        return shift[row][:, column], times[row][:, column]
 
     def learned(self) -> tuple[tuple[str, str, int, int], ...]:
         """All that is remembered, those heard of last at the end."""
@@ -189,13 +207,6 @@ def beside_of(online: Sequence[OnlineUse]) -> str:
 def _towards(shift: float, seen: _Seen) -> float:
     """From what was believed before to what was seen, by how often."""
     return (_PATIENCE * shift + seen.times * seen.shift) / (_PATIENCE + seen.times)
-
-
-def _places(names: Sequence[str]) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = {}
-    for place, name in enumerate(names):
-        found.setdefault(name, []).append(place)
-    return found
 
 
 def _within(shift: float) -> float:

@@ -1,0 +1,251 @@
+"""How is a cluster at one instant written for people? JSON with named fields: nodes, jobs, quotas and settings."""
+
+from __future__ import annotations
+
+import re
+from typing import Final, Literal
+
+import msgspec
+
+from cotenant.domain.cluster import (
+    GANG_LIMIT,
+    Amount,
+    ClusterSettings,
+    GpuCondition,
+    GpuReport,
+    JobSpec,
+    JobState,
+    JobTold,
+    Name,
+    OnlineUse,
+    Part,
+    Quota,
+)
+from cotenant.domain.clusters import ClusterRestored, JobKept, NodeKept
+from cotenant.domain.instant import NEVER, Instant
+from cotenant.domain.use import TaskUse
+from cotenant.errors import ConfigError
+
+VERSION: Final = 1
+_PLACE: Final = re.compile(r" - at `\$\.?(?P<path>[^`]*)`")
+_UNSETTLED: Final = (JobState.STARTING, JobState.RUNNING, JobState.STOPPING, JobState.LOST)
+
+
+class _Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """With names, unlike the values of the domain."""
+
+
+class _Use(_Written, frozen=True):
+    duty_ppm: Part = 0
+    widths: tuple[tuple[Part, Part], ...] = ()
+    memory_ppm: Part = 0
+    kernel_ns: Amount = 0
+    longest_ns: Amount = 0
+    round_ns: Amount = 0
+    round_device_ns: Amount = 0
+    active_ppm: Part = 0
+
+
+class _Online(_Written, frozen=True):
+    name: Name
+    use: _Use = _Use()
+
+
+class _Gpu(_Written, frozen=True):
+    type: Name
+    memory_bytes: Amount
+    free_bytes: Amount
+    offer_ppm: Part
+    condition: GpuCondition = GpuCondition.HEALTHY
+    online: tuple[_Online, ...] = ()
+
+
+class _Node(_Written, frozen=True):
+    name: Name
+    gpus: tuple[_Gpu, ...]
+    drained: bool = False
+    silent: bool = False
+
+
+class _Job(_Written, frozen=True):
+    name: Name
+    user: Name
+    state: JobState = JobState.WAITING
+    node: str = ""
+    on: tuple[int, ...] = ()
+    """Which GPUs of the node."""
+    waited_ns: Amount = 0
+    use: _Use | None = None
+    profile: str = ""
+    memory_bytes: Amount = 0
+    gpus: int = 1
+    types: tuple[Name, ...] = ()
+    least_ppm: Part = 0
+    priority: int = 0
+    avoid: tuple[Name, ...] = ()
+    group: str = ""
+
+
+class _Quota(_Written, frozen=True):
+    user: Name
+    gpus: Amount
+    weight: int = 1
+
+
+class _Settings(_Written, frozen=True):
+    place: str = ClusterSettings().place
+    switch_ppm: int = ClusterSettings().switch_ppm
+    slowdown_limit_ppm: int = ClusterSettings().slowdown_limit_ppm
+    moves_limit: int = ClusterSettings().moves_limit
+    fair: bool = ClusterSettings().fair
+
+
+class _File(_Written, frozen=True):
+    format: Literal["cotenant-snapshot"]
+    version: int
+    nodes: tuple[_Node, ...]
+    jobs: tuple[_Job, ...] = ()
+    quotas: tuple[_Quota, ...] = ()
+    settings: _Settings = _Settings()
+    used_gpu_seconds: dict[str, float] = {}
+    """Of users so far, for fairness."""
+    learned: tuple[tuple[str, str, int, int], ...] = ()
+
+
+def encode_snapshot(state: ClusterRestored, now: Instant) -> bytes:
+    """As a file, indented. What is over is left out, and so is what jobs would run."""
+    jobs = [_job_of(kept, now) for kept in state.jobs if not kept.told.state.is_over]
+    chosen = state.settings
+    file = _File(
+        "cotenant-snapshot",
+        VERSION,
+        tuple(_Node(one.node, tuple(map(_gpu_of, one.gpus)), one.is_drained, one.is_silent) for one in state.nodes),
+        tuple(jobs),
+        tuple(_Quota(one.user, one.gpus, one.weight) for one in state.quotas),
+        _Settings(chosen.place, chosen.switch_ppm, chosen.slowdown_limit_ppm, chosen.moves_limit, chosen.fair),
+        dict(state.used),
+        state.learned,
+    )
+    return msgspec.json.format(msgspec.json.encode(file), indent=1) + b"\n"
+
+
+def decode_snapshot(text: bytes, where: str) -> tuple[ClusterRestored, Instant]:
+    """The cluster, and the instant at which it is so: that of the job that has waited longest is 0."""
+    try:
+        file = msgspec.json.decode(text, type=_File)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        place = _PLACE.search(str(error))
+        remedy = f"{_PLACE.sub('', str(error))}; docs/cluster.md shows what a snapshot looks like"
+        raise ConfigError(place["path"] if place else "snapshot", where, remedy) from None
+    if file.version != VERSION:
+        raise ConfigError("version", file.version, f"this program reads version {VERSION}", where=where)
+    _check(file, where)
+    now = max((job.waited_ns for job in file.jobs), default=0)
+    chosen = file.settings
+    settings = ClusterSettings(
+        place=chosen.place,
+        switch_ppm=chosen.switch_ppm,
+        fair=chosen.fair,
+        slowdown_limit_ppm=chosen.slowdown_limit_ppm,
+        moves_limit=chosen.moves_limit,
+    )
+    return ClusterRestored(
+        settings,
+        tuple(
+            NodeKept(node.name, 0, now, tuple(map(_report, node.gpus)), node.drained, node.silent)
+            for node in file.nodes
+        ),
+        tuple(_kept(job, number + 1, now) for number, job in enumerate(file.jobs)),
+        tuple(Quota(one.user, one.gpus, one.weight) for one in file.quotas),
+        NEVER,
+        file.learned,
+        tuple(sorted(file.used_gpu_seconds.items())),
+        len(file.jobs) + 1,
+        accounted=now,
+    ), now
+
+
+def _check(file: _File, where: str) -> None:
+    """Whatever a cluster could not be."""
+    gpus = {node.name: len(node.gpus) for node in file.nodes}
+    silent = {node.name for node in file.nodes if node.silent}
+    names = {job.name for job in file.jobs}
+    if len(gpus) < len(file.nodes):
+        raise ConfigError("nodes", len(file.nodes), "two nodes have the same name; give each its own", where=where)
+    if len(names) < len(file.jobs):
+        raise ConfigError("jobs", len(file.jobs), "two jobs have the same name; give each its own", where=where)
+    taken: set[tuple[str, int]] = set()
+    for number, job in enumerate(file.jobs):
+        field = f"jobs[{number}]"
+        if not 1 <= job.gpus <= GANG_LIMIT:
+            raise ConfigError(f"{field}.gpus", job.gpus, f"write a number from 1 to {GANG_LIMIT}", where=where)
+        if job.state.is_over:
+            raise ConfigError(f"{field}.state", job.state.value, "leave out what is over", where=where)
+        if job.state is JobState.WAITING:
+            if job.node or job.on:
+                raise ConfigError(f"{field}.node", job.node, "a job that waits is on no node", where=where)
+            continue
+        if job.node not in gpus:
+            raise ConfigError(f"{field}.node", job.node, "write the name of one of the nodes", where=where)
+        if len(set(job.on)) != job.gpus or any(not 0 <= gpu < gpus[job.node] for gpu in job.on):
+            raise ConfigError(f"{field}.on", job.on, f"name {job.gpus} GPUs of {job.node}, from 0", where=where)
+        if (job.state is JobState.LOST) != (job.node in silent):
+            raise ConfigError(f"{field}.state", job.state.value, "jobs of silent nodes, and only those, are lost")
+        held = {(job.node, gpu) for gpu in job.on}
+        if held & taken:
+            raise ConfigError(f"{field}.on", job.on, "another job has one of these GPUs", where=where)
+        taken |= held
+
+
+def _gpu_of(report: GpuReport) -> _Gpu:
+    online = tuple(_Online(one.name, _Use(*msgspec.structs.astuple(one.use))) for one in report.online)
+    return _Gpu(report.type, report.memory_bytes, report.free_bytes, report.offer_ppm, report.condition, online)
+
+
+def _report(gpu: _Gpu) -> GpuReport:
+    online = tuple(OnlineUse(one.name, TaskUse(*msgspec.structs.astuple(one.use))) for one in gpu.online)
+    return GpuReport(gpu.type, gpu.memory_bytes, gpu.free_bytes, gpu.offer_ppm, gpu.condition, online)
+
+
+def _job_of(kept: JobKept, now: Instant) -> _Job:
+    told = kept.told
+    spec = told.spec
+    return _Job(
+        spec.name,
+        spec.user,
+        told.state,
+        told.node,
+        told.gpus,
+        max(0, now - kept.since),
+        None if spec.use is None else _Use(*msgspec.structs.astuple(spec.use)),
+        spec.profile,
+        spec.memory_bytes,
+        spec.gpus,
+        spec.types,
+        spec.least_ppm,
+        spec.priority,
+        spec.avoid,
+        spec.group,
+    )
+
+
+def _kept(job: _Job, attempt: int, now: Instant) -> JobKept:
+    spec = JobSpec(
+        job.name,
+        job.user,
+        use=None if job.use is None else TaskUse(*msgspec.structs.astuple(job.use)),
+        profile=job.profile,
+        memory_bytes=job.memory_bytes,
+        gpus=job.gpus,
+        types=job.types,
+        least_ppm=job.least_ppm,
+        priority=job.priority,
+        avoid=job.avoid,
+        group=job.group,
+    )
+    since = now - job.waited_ns
+    is_there = job.state in _UNSETTLED
+    told = JobTold(spec, job.state, since, attempt if is_there else 0, job.node, job.on, started=since)
+    is_stopping = job.state is JobState.STOPPING
+    is_known = is_there and job.state is not JobState.STARTING
+    return JobKept(told, since, is_known=is_known, stop="it was told to" if is_stopping else "")

@@ -1,0 +1,159 @@
+"""Which attempts at jobs are here? Each is started once, has a keeper, and is named until its end is taken note of."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from cotenant.domain.cluster import Attempt, AttemptReport
+from cotenant.domain.gpu import WHOLE_PPM
+from cotenant.domain.instant import SECOND_NS, Instant
+from cotenant.format.progress import Progress
+from cotenant.live.cluster.keeper import clear_away
+from cotenant.live.cluster.record import End, Order, Record, is_alive, records_in
+
+_AGAIN_NS: Final = SECOND_NS
+"""Between two keepers of one attempt: one that cannot even say how it ended will not do better at once."""
+
+
+class _Held:
+    """An attempt, and what was last seen of it."""
+
+    def __init__(self, record: Record, order: Order) -> None:
+        self.record = record
+        self.order = order
+        self.end: End | None = None
+        self.process: subprocess.Popen[bytes] | None = None
+        self.kept_ns: Instant | None = None
+        self.progress_ppm = order.progress_ppm
+        self.seen: tuple[Progress, Instant] | None = None
+        self.rate_ppm = 0
+
+    def look(self, now: Instant) -> None:
+        """How far the job is, and how fast it was since that last changed."""
+        self.rate_ppm = 0
+        progress = self.record.progress()
+        if progress is None or (self.seen is not None and progress == self.seen[0]):
+            return
+        self.progress_ppm = max(self.progress_ppm, progress.ppm)
+        if self.seen is not None and self.order.work_ns and now > self.seen[1]:
+            before, then = self.seen
+            part = progress.done / progress.whole - before.done / before.whole
+            self.rate_ppm = max(0, int(part * self.order.work_ns / (now - then) * WHOLE_PPM))
+        self.seen = (progress, now)
+
+    def report(self) -> AttemptReport:
+        attempt, gpus = self.order.attempt, self.order.gpus
+        if self.end is None:
+            return AttemptReport(attempt, gpus, self.progress_ppm, self.rate_ppm)
+        return AttemptReport(attempt, gpus, self.progress_ppm, self.rate_ppm, self.end.end, self.end.detail)
+
+
+class Attempts:
+    """Those that are on disk below a directory; nothing is known of them that a killed agent would have forgotten."""
+
+    def __init__(self, directory: Path, lease: Path, say: Callable[[str], None]) -> None:
+        """Take over what an earlier agent left; `lease` is the file that the keepers go by."""
+        self._directory = directory
+        self._lease = lease
+        self._say = say
+        self._held: dict[Attempt, _Held] = {}
+        self.keepers: list[subprocess.Popen[bytes]] = []
+        """Those that this agent started and that were not yet seen to have ended."""
+        directory.mkdir(mode=0o700, exist_ok=True)
+        for record in records_in(directory):
+            order = record.order()
+            if order is None:  # of another version, or damaged: what runs unnamed must not go on
+                self._give_up(record)
+            else:
+                self._held[order.attempt] = _Held(record, order)
+
+    def tenants(self) -> frozenset[str]:
+        """What the programs of all attempts are called at the node."""
+        return frozenset(name for held in self._held.values() for name in held.order.tenants)
+
+    def record_of(self, attempt: Attempt) -> Record:
+        """Where an attempt is, or would be; numbers of attempts are the cluster's, and never used twice."""
+        return Record(self._directory / str(attempt.number))
+
+    def accept(self, order: Order, refusal: End | None) -> bool:
+        """Have an attempt, once: whether it is new here. One that is refused has ended before it began."""
+        record = self.record_of(order.attempt)
+        if order.attempt in self._held or record.path.exists():
+            return False
+        record.make(order)
+        held = self._held[order.attempt] = _Held(record, order)
+        if refusal is not None:
+            record.finish(refusal)
+            held.end = refusal
+        return True
+
+    def stop(self, attempt: Attempt, why: str) -> None:
+        """Have it end in good order."""
+        held = self._held.get(attempt)
+        if held is None or held.end is not None or held.record.stop() is not None:
+            return
+        held.record.ask_to_stop(why)
+        keeper = held.record.keeper()
+        if keeper is not None and is_alive(keeper):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(keeper.pid, signal.SIGTERM)  # to look at once
+
+    def forget(self, attempt: Attempt) -> None:
+        """Its end is known to whoever wanted it."""
+        held = self._held.get(attempt)
+        if held is not None and held.end is not None:
+            del self._held[attempt]
+            held.record.remove()
+
+    def tend(self, now: Instant) -> bool:
+        """See that each has a keeper until it has ended; whether an end became known."""
+        is_news = False
+        self.keepers = [keeper for keeper in self.keepers if keeper.poll() is None]
+        for held in self._held.values():
+            if held.end is not None:
+                continue
+            held.end = held.record.end()
+            if held.end is not None:
+                is_news = True
+                self._say(f"attempt {held.order.attempt.number} at {held.order.attempt.job} ended: {held.end.detail}")
+            else:
+                self._keep(held, now)
+        return is_news
+
+    def reports(self, now: Instant) -> tuple[AttemptReport, ...]:
+        """All of them, as they are."""
+        for held in self._held.values():
+            held.look(now)
+        return tuple(held.report() for held in self._held.values())
+
+    def _keep(self, held: _Held, now: Instant) -> None:
+        if held.process is not None and held.process.poll() is None:
+            return
+        keeper = held.record.keeper()
+        if keeper is not None and is_alive(keeper):
+            return
+        if held.kept_ns is not None and now < held.kept_ns + _AGAIN_NS:
+            return
+        held.kept_ns = now
+        command = [sys.executable, "-m", "cotenant.live.cluster.keeper", str(held.record.path), str(self._lease)]
+        with (self._directory.parent / "keepers.log").open("ab") as log:
+            held.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        self.keepers.append(held.process)
+
+    def _give_up(self, record: Record) -> None:
+        self._say(f"the order in {record.path} cannot be read; what runs of it is ended")
+        keeper = record.keeper()
+        if keeper is not None and is_alive(keeper):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(keeper.pid, signal.SIGKILL)
+        clear_away(record.path, 0)
+        record.remove()

@@ -1,0 +1,49 @@
+"""Which figures does a brain show? How the cluster stands and what it decided; docs/cluster-live.md names them all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from cotenant.domain.cluster import ClusterCounts, JobState
+from cotenant.domain.histogram import Histogram
+from cotenant.live.observe.collect import gauge_of, histogram_of, text_of
+
+
+def page_of(look: Callable[[], tuple[ClusterCounts, Histogram, int, int, int]]) -> Iterator[bytes]:
+    """The text of /metrics; `look` gives counts, turns, journal size, connections and what was refused."""
+    counts, turn_ns, journal_bytes, connections, refused = look()
+    yield b""
+    yield from text_of(_families(counts, turn_ns, journal_bytes, connections, refused))
+
+
+def _families(
+    counts: ClusterCounts, turn_ns: Histogram, journal_bytes: int, connections: int, refused: int
+) -> Iterator[Metric]:
+    nodes = gauge_of("cluster_nodes", "Nodes of the cluster.", ("state",))
+    nodes.add_metric(("heard",), counts.nodes - counts.silent)
+    nodes.add_metric(("silent",), counts.silent)
+    yield nodes
+    yield GaugeMetricFamily("cotenant_cluster_gpus", "GPUs of all nodes.", counts.gpus)
+    yield GaugeMetricFamily("cotenant_cluster_gpus_open", "GPUs that would take a job now.", counts.open)
+    yield GaugeMetricFamily("cotenant_cluster_gpus_held", "GPUs that a job has.", counts.held)
+    jobs = gauge_of("cluster_jobs", "Jobs that are remembered.", ("state",))
+    known = dict(counts.jobs)
+    for state in JobState:
+        jobs.add_metric((state.value,), known.get(state, 0))
+    yield jobs
+    for name, about, value in (
+        ("rounds", "Rounds of placement.", counts.rounds),
+        ("placed", "Attempts that rounds placed.", counts.placed),
+        ("discarded", "Pairings that no longer held when they were to be committed.", counts.discarded),
+        ("moved", "Running jobs that were moved to where they gain.", counts.moved),
+    ):
+        yield CounterMetricFamily(f"cotenant_cluster_{name}", about, value)
+    yield histogram_of("cotenant_cluster_turn_seconds", "How long turns of the brain took.", turn_ns)
+    yield GaugeMetricFamily("cotenant_cluster_journal_bytes", "Size of the present segment.", journal_bytes)
+    yield GaugeMetricFamily("cotenant_cluster_connections", "Connections to the brain.", connections)
+    yield CounterMetricFamily(
+        "cotenant_cluster_refused", "Peers that broke the protocol or wanted what is not theirs.", refused
+    )

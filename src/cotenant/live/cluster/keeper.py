@@ -1,0 +1,216 @@
+"""Who runs an attempt at a job, whatever becomes of the agent? A keeper, a process of its own for each attempt.
+
+`python -m cotenant.live.cluster.keeper ATTEMPT LEASE` runs what the attempt's directory orders, as tenants of the node,
+and ends it in good order when it is told to or when the lease in that file has run out, which the agent extends only
+while the brain hears it. The last thing it does is to write how the attempt ended, when nothing of it runs any more.
+
+If a keeper is killed, what it ran is told to end too; the next keeper of that attempt runs nothing, but sees to it that
+all is gone, and says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from cotenant.domain.cluster import JobEnd
+from cotenant.domain.instant import SECOND_NS, Duration, Instant
+from cotenant.format.outcome import Doing, Outcome
+from cotenant.live.clock import boot_ns, pause
+from cotenant.live.cluster.record import MARK, End, Order, Record, read_lease
+from cotenant.live.cluster.verdict import end_of
+from cotenant.live.process import name_process, signal_descriptor
+
+_LOOK_S: Final = 0.25
+_LONGER_NS: Final = 8 * SECOND_NS  # a drain, and what `cotenant run` takes besides its program's grace
+_ROUND_S: Final = 0.02
+_PR_SET_PDEATHSIG: Final = 1
+_TOLD: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_NOT_LEASED: Final = "the lease ran out: the brain was not heard of for too long"
+_TOLD_DIRECTLY: Final = "its keeper was told to end"
+_ORPHANED: Final = "its keeper was killed"
+
+
+def keep(record: Record, run: Callable[[Order], End]) -> None:
+    """Run the attempt to its end; at once nothing if another keeper does, or if it has ended."""
+    try:
+        lock = os.open(record.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:  # the attempt is forgotten already
+        return
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        order = record.order()
+        if order is None or record.end() is not None:
+            return
+        if record.take_charge() is None:
+            end = run(order)
+        else:
+            clear_away(record.path, order.grace_ns + _LONGER_NS)
+            end = End(JobEnd.EVICTED, _ORPHANED)
+        record.finish(end)
+    except BlockingIOError:  # another has it
+        return
+    finally:
+        os.close(lock)
+
+
+class _Attempt:
+    """The programs of an attempt, and why they are to end."""
+
+    def __init__(self, record: Record, order: Order, lease: Path) -> None:
+        self._record = record
+        self._order = order
+        self._lease = lease
+        self._running: dict[int, subprocess.Popen[bytes]] = {}
+        self._outcomes: list[Outcome | None] = []
+        self._asked: str | None = None
+        self._is_ending = False
+        self._until_ns: Instant | None = None
+        """When what is left is killed."""
+
+    def run(self) -> End:
+        """From its start to its end."""
+        signal.pthread_sigmask(signal.SIG_BLOCK, (*_TOLD, signal.SIGCHLD))
+        wakeful = signal_descriptor((*_TOLD, signal.SIGCHLD))
+        self._look()
+        if self._asked is None:
+            self._start()
+        while self._running:
+            ready, _, _ = select.select([wakeful], [], [], _LOOK_S)
+            if ready:
+                self._hear(os.read(wakeful, 4096))
+            self._reap()
+            self._look()
+            if self._until_ns is not None and boot_ns() >= self._until_ns:
+                clear_away(self._record.path, 0)
+        # A program that was made to end is gone with all it started; one that ended by itself, or whose parent was
+        # killed, may have left something that would go on to write where the next attempt begins.
+        clear_away(self._record.path, _LONGER_NS if None in self._outcomes else 0)
+        progress = self._record.progress()
+        is_complete = progress is not None and progress.is_complete
+        return end_of(self._outcomes, self._asked, is_complete=is_complete and bool(self._outcomes))
+
+    def _start(self) -> None:
+        order = self._order
+        ours = {**_rendezvous(len(order.commands)), MARK: str(self._record.path)}
+        keeper = os.getpid()
+        try:
+            with Path(order.log).open("ab") as log:
+                for rank, command in enumerate(order.commands):
+                    self._running[rank] = subprocess.Popen(
+                        list(command),
+                        env={**os.environ, **ours, **order.environment[rank]},
+                        cwd=order.directory,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=log,
+                        preexec_fn=lambda: _end_with(keeper),  # noqa: PLW1509  this process has one thread
+                    )
+        except (OSError, ValueError) as error:
+            said = getattr(error, "strerror", None) or str(error)
+            self._outcomes.append(Outcome(1, Doing.OWN, f"cannot be started in {order.directory!r}: {said}"))
+            self._end()
+
+    def _hear(self, told: bytes) -> None:
+        numbers = [int.from_bytes(told[at : at + 4], sys.byteorder) for at in range(0, len(told), 128)]
+        if self._asked is None and self._record.stop() is None and any(number in _TOLD for number in numbers):
+            self._asked = _TOLD_DIRECTLY
+            self._end()
+
+    def _reap(self) -> None:
+        for rank, process in list(self._running.items()):
+            if process.poll() is None:
+                continue
+            del self._running[rank]
+            outcome = self._record.outcome(rank)
+            self._outcomes.append(outcome)
+            if outcome is None or outcome.code or outcome.doing is not Doing.OWN:
+                self._end()  # one for all: what is left of a gang would only wait for it
+
+    def _look(self) -> None:
+        """Whether it is to end."""
+        lease = read_lease(self._lease)
+        now = boot_ns()
+        is_leased = lease is not None and now < lease.until_ns
+        if self._asked is None:
+            self._asked = self._record.stop()
+            if self._asked is None and not is_leased:
+                self._asked = _NOT_LEASED
+            if self._asked is not None:
+                self._end()
+        if not is_leased:  # nothing may be left at the end of the cluster's grace, so kill well before it
+            last_ns = now if lease is None else lease.until_ns + 2 * lease.grace_ns // 3
+            self._until_ns = last_ns if self._until_ns is None else min(self._until_ns, last_ns)
+
+    def _end(self) -> None:
+        if self._is_ending:
+            return
+        self._is_ending = True
+        if self._until_ns is None:
+            self._until_ns = boot_ns() + self._order.grace_ns + _LONGER_NS
+        for process in self._running.values():
+            process.terminate()
+
+
+def _rendezvous(ranks: int) -> dict[str, str]:
+    """Where the programs of a gang find each other, by the names that PyTorch's `env://` looks for."""
+    if ranks < 2:
+        return {}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    return {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+
+
+def clear_away(mark: Path, patience_ns: Duration) -> None:
+    """See to it that nothing runs that bears this mark; for so long it may end by itself."""
+    until_ns = boot_ns() + patience_ns
+    while left := marked(mark):
+        if boot_ns() >= until_ns:
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+        pause(_ROUND_S)
+
+
+def marked(mark: Path) -> list[int]:
+    """All processes that run and have this mark in their environment."""
+    wanted = os.fsencode(f"{MARK}={mark}") + b"\0"
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            with contextlib.suppress(OSError):
+                if wanted in (entry / "environ").read_bytes():
+                    found.append(int(entry.name))
+    return found
+
+
+def _end_with(keeper: int) -> None:
+    """In the new process: be told to end when the keeper is killed, and have no signal held back."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != keeper:  # it was killed just before
+        os._exit(1)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def main(arguments: list[str]) -> int:
+    """Be a keeper."""
+    attempt, lease = arguments
+    name_process("cotenant-keeper")
+    record = Record(Path(attempt))
+    keep(record, lambda order: _Attempt(record, order, Path(lease)).run())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,94 @@
+"""How does a job's command become tenants of this machine's node? One `cotenant run` for each of its GPUs."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+from cotenant.domain.cluster import Attempt, JobEnd
+from cotenant.domain.clusters import StartJob
+from cotenant.domain.gpu import Gpu
+from cotenant.domain.instant import Duration
+from cotenant.domain.tenant import NAME_LIMIT
+from cotenant.format.progress import PROGRESS_VARIABLE
+from cotenant.format.quantity import format_duration, format_size
+from cotenant.live.cluster.offers import flag_of
+from cotenant.live.cluster.record import End, Order, Record
+
+JOB_VARIABLE: Final = "COTENANT_JOB"
+ATTEMPT_VARIABLE: Final = "COTENANT_ATTEMPT"
+_HASH_LETTERS: Final = 8
+_ODD: Final = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+class Launch:
+    """Makes orders for keepers."""
+
+    def __init__(self, arguments: Sequence[str], grace_ns: Duration) -> None:
+        """`arguments` say to `cotenant run` which node it is; a program has this grace between request and kill."""
+        self._arguments = list(arguments)
+        self.grace_ns = grace_ns
+
+    def order(self, start: StartJob, gpus: Sequence[Gpu], record: Record) -> tuple[Order, End | None]:
+        """What is to run of this job; and where it cannot run, how it ended before it began."""
+        spec = start.spec
+        ranks = len(start.gpus)
+        names = tuple(tenant_name(start.attempt, rank, ranks) for rank in range(ranks))
+        flags = [flag_of(gpus[gpu], gpu) if gpu < len(gpus) else "" for gpu in start.gpus]
+        commands = []
+        for rank, (name, flag) in enumerate(zip(names, flags, strict=True)):
+            words = [sys.executable, "-m", "cotenant", "run", *self._arguments, "--offline", "--start-node", "no"]
+            words += ["--restart", "no", "--name", name, "--gpu", flag, "--grace", format_duration(self.grace_ns)]
+            words += ["--outcome", str(record.rank_file(rank)), "--task", spec.profile or spec.name]
+            words += ["--memory", format_size(spec.memory_bytes)] if spec.memory_bytes else []
+            commands.append((*words, "--", *spec.command))
+        directory = spec.directory or str(Path.home())
+        order = Order(
+            attempt=start.attempt,
+            gpus=start.gpus,
+            progress_ppm=start.progress_ppm,
+            work_ns=spec.work_ns,
+            commands=tuple(commands),
+            environment=tuple(_environment(start, record, rank) for rank in range(ranks)),
+            directory=directory,
+            log=os.path.join(directory, f"cotenant-{names[0]}.log"),  # noqa: PTH118  it may be anything
+            grace_ns=self.grace_ns,
+            tenants=names,
+        )
+        if not spec.command:
+            return order, End(JobEnd.FAILED, "the job has no command")
+        if not all(flags):
+            return order, End(JobEnd.REFUSED, f"this node has no GPU {start.gpus[flags.index('')]} that it could name")
+        return order, None
+
+
+def tenant_name(attempt: Attempt, rank: int, ranks: int) -> str:
+    """What a program is called at the node: the job's name as far as it may be one, and the attempt's number."""
+    tail = f"-{attempt.number}" + (f"-{rank}" if ranks > 1 else "")
+    plain = _ODD.sub("-", attempt.job)
+    room = NAME_LIMIT - len(tail)
+    if plain != attempt.job or len(plain) > room:  # two names that differ must not become one
+        digest = hashlib.sha256(attempt.job.encode()).hexdigest()[:_HASH_LETTERS]
+        plain = f"{plain[: room - _HASH_LETTERS - 1]}-{digest}"
+    return plain + tail
+
+
+def _environment(start: StartJob, record: Record, rank: int) -> dict[str, str]:
+    """What a program finds besides what the job wants it to; several find each other as PyTorch's `env://` does."""
+    ranks = len(start.gpus)
+    found = {
+        **dict(start.spec.environment),
+        JOB_VARIABLE: start.attempt.job,
+        ATTEMPT_VARIABLE: str(start.attempt.number),
+    }
+    if rank == 0:  # one speaks for all
+        found[PROGRESS_VARIABLE] = str(record.progress_file)
+    if ranks > 1:
+        numbers = {"RANK": rank, "LOCAL_RANK": 0, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+        found |= {name: str(number) for name, number in numbers.items()}
+    return found

@@ -1,0 +1,145 @@
+"""Who may join, and whose certificate counts? Tokens, what was signed for whom, and what was revoked: one file.
+
+Of a token the file keeps the hash of its secret, its end and how often it may still be used. Every change is on the
+disk before anybody is told of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cotenant.domain.plan import Reason, Reject
+from cotenant.errors import ConfigError
+from cotenant.format.cluster_wire import Role
+from cotenant.live.cluster.authority import Signed
+from cotenant.live.cluster.identity import Holder, write_private
+
+TOKENS_LIMIT: Final = 1000
+_SECRET_BYTES: Final = 18
+
+
+class Token(msgspec.Struct):
+    """A join token, as far as it is kept."""
+
+    until_ns: int
+    uses: int
+    node: str = ""
+    """The only node that may use it; empty: any that is new."""
+    keys: list[str] = []
+    """Keys to which it has led: who lost the answer asks again, and that is no second use."""
+
+
+class Issued(msgspec.Struct, frozen=True):
+    """A certificate that counts still."""
+
+    serial: str
+    key: str
+    until_ns: int
+
+
+class _Kept(msgspec.Struct):
+    tokens: dict[str, Token] = {}
+    issued: dict[str, list[Issued]] = {}
+    """By role and name."""
+    revoked: dict[str, int] = {}
+    """Serial numbers, and when they would have ended anyway."""
+
+
+class Register:
+    """In memory and on disk alike."""
+
+    def __init__(self, path: Path) -> None:
+        """Read the file, if there is one."""
+        self._path = path
+        self._kept = _Kept()
+        if path.exists():
+            try:
+                self._kept = msgspec.json.decode(path.read_bytes(), type=_Kept)
+            except (OSError, msgspec.MsgspecError) as error:
+                why = f"cannot be read as the cluster's register ({error}); restore it from a copy"
+                raise ConfigError("directories.state", str(path), why) from None
+
+    def make_token(self, uses: int, until_ns: int, node: str, unix_ns: int) -> str | Reject:
+        """A new secret; only its hash is kept."""
+        self._forget(unix_ns)
+        if len(self._kept.tokens) >= TOKENS_LIMIT:
+            detail = f"there are {TOKENS_LIMIT} join tokens that can still be used; let some run out first"
+            return Reject(Reason.QUEUE_FULL, detail)
+        secret = secrets.token_urlsafe(_SECRET_BYTES)
+        self._kept.tokens[_hash(secret)] = Token(until_ns, uses, node)
+        self._write()
+        return secret
+
+    def admit(self, secret: str, name: str, key: str, unix_ns: int) -> Reject | None:
+        """Whether this token makes the holder of this key the node of this name; a use of it is spent."""
+        token = self._kept.tokens.get(_hash(secret))
+        if token is None or unix_ns >= token.until_ns or (token.uses <= 0 and key not in token.keys):
+            # Which of them it is, is nobody's business who has no token.
+            detail = "this join token is not known, was used up or has expired; make one with: cotenant cluster token"
+            return Reject(Reason.STALE, detail)
+        if token.node not in ("", name):
+            return Reject(Reason.NOT_YOURS, f"this join token is for node {token.node!r} only")
+        counting = self._kept.issued.get(_who(Role.NODE, name), [])
+        if any(issued.key == key for issued in counting):
+            return None
+        if not token.node and any(issued.until_ns > unix_ns for issued in counting):
+            detail = (
+                f"there is a node {name!r} already; choose another name, or, if it is the same machine, make a token "
+                f"with: cotenant cluster token --node {name}"
+            )
+            return Reject(Reason.NAME_TAKEN, detail)
+        for issued in counting:
+            self._kept.revoked[issued.serial] = issued.until_ns
+        self._kept.issued.pop(_who(Role.NODE, name), None)
+        if key not in token.keys:
+            token.uses -= 1
+            token.keys.append(key)
+        self._write()
+        return None
+
+    def note(self, role: Role, name: str, signed: Signed, key: str, unix_ns: int) -> None:
+        """A certificate was signed."""
+        self._forget(unix_ns)
+        self._kept.issued.setdefault(_who(role, name), []).append(Issued(signed.serial, key, signed.until_ns))
+        self._write()
+
+    def revoke(self, role: Role, name: str, unix_ns: int) -> Reject | None:
+        """None of this holder's certificates counts from now on."""
+        counting = self._kept.issued.pop(_who(role, name), [])
+        if not counting:
+            return Reject(Reason.UNKNOWN_NODE, f"no {role.value} {name!r} has a certificate that counts")
+        for issued in counting:
+            self._kept.revoked[issued.serial] = issued.until_ns
+        self._forget(unix_ns)
+        self._write()
+        return None
+
+    def is_revoked(self, holder: Holder) -> bool:
+        """Whether this certificate was taken back."""
+        return holder.serial in self._kept.revoked
+
+    def _forget(self, unix_ns: int) -> None:
+        """What has ended by itself need not be remembered."""
+        kept = self._kept
+        kept.tokens = {key: token for key, token in kept.tokens.items() if token.until_ns > unix_ns}
+        kept.revoked = {serial: until_ns for serial, until_ns in kept.revoked.items() if until_ns > unix_ns}
+        still = {
+            who: [issued for issued in several if issued.until_ns > unix_ns] for who, several in kept.issued.items()
+        }
+        kept.issued = {who: several for who, several in still.items() if several}
+
+    def _write(self) -> None:
+        write_private(self._path, msgspec.json.encode(self._kept).decode())
+
+
+def _hash(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def _who(role: Role, name: str) -> str:
+    return f"{role.value} {name}"

@@ -1,0 +1,149 @@
+"""A brain inside this process: the real loop, door, TLS, journal and machine, on a clock that the test sets."""
+
+import contextlib
+import shutil
+import socket
+import ssl
+import tempfile
+import threading
+from pathlib import Path
+from typing import Self
+
+from cotenant.domain.cluster import ClusterSettings, GpuReport, JobSpec
+from cotenant.domain.clusters import ClusterEvent, ClusterStarted, ClusterWoke, NodeTold
+from cotenant.format import cluster_wire as wire
+from cotenant.format.cluster_wire import Role
+from cotenant.host import ClusterHost
+from cotenant.live.address import joined, listen_at
+from cotenant.live.clock import unix_ns
+from cotenant.live.cluster.ask import Conversation, talk, talk_as_stranger
+from cotenant.live.cluster.authority import open_authority
+from cotenant.live.cluster.clerk import Clerk
+from cotenant.live.cluster.door import BACKLOG, PATIENCE_NS, BrainDoor
+from cotenant.live.cluster.enrol import enrol, token_text
+from cotenant.live.cluster.identity import Identity, client_context, server_context, stranger_context
+from cotenant.live.cluster.register import Register
+from cotenant.live.journal import FileJournal
+from cotenant.live.loop import EventLoop
+from cotenant.machine.cluster import ClusterMachine
+from tests.live.indoors import BOUND_S, SetClock, until
+
+SETTINGS = ClusterSettings(round_ns=10**9, lease_ns=10 * 10**9, grace_ns=5 * 10**9)
+GPU = GpuReport("V100", 16 << 30, 12 << 30, 500_000)
+
+
+def job(name: str, user: str = "anna") -> JobSpec:
+    return JobSpec(name, user, command=("true",))
+
+
+def report(node: str, epoch: int = 1, gpus: int = 1) -> NodeTold:
+    return NodeTold(node, epoch, (GPU,) * gpus)
+
+
+class Brains:
+    """Runs in a thread; whatever ends it but `close` is the failure of the test that did it."""
+
+    def __init__(self, *, most: int = 40, port: int = 0, home: Path | None = None) -> None:
+        self.home = home or Path(tempfile.mkdtemp(prefix="ct-", dir="/tmp"))
+        self.clock = SetClock(10**12)
+        self.said: list[str] = []
+        self.authority = open_authority(self.home, unix_ns())
+        listener = listen_at(f"127.0.0.1:{port}", "listen", BACKLOG)
+        self.address = joined(*listener.getsockname()[:2])
+        self.register = Register(self.home / "register.json")
+        self.machine = ClusterMachine()
+        self.loop: EventLoop[ClusterEvent] = EventLoop(self.clock, ClusterWoke())
+        clerk = Clerk(self.authority, self.register, self.machine, self.clock)
+        context = server_context(self.identity(Role.BRAIN, "brain"))
+        self.door = BrainDoor(self.loop, self.clock, listener, context, clerk, most, self.said.append)
+        self.journal = FileJournal(self.home / "journal", 1 << 30, is_synced=True)
+        self.loop.bind(ClusterHost(self.machine, self.door, self.journal))
+        self.loop.post(ClusterStarted(SETTINGS, "test", 0))
+        self.operator = self.identity(Role.OPERATOR, "operator")
+        self.failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        try:
+            self.loop.run()
+        except BaseException as failure:  # noqa: BLE001  the thread that closes us raises it again
+            self.failure = failure
+
+    def close(self, *, keep: bool = False) -> None:
+        """Stop, and fail if the brain had died before."""
+        self.loop.stop("the test is over")
+        host, _, port = self.address.rpartition(":")
+        with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 5):
+            self._thread.join(BOUND_S)
+        self._thread.join(BOUND_S)
+        assert not self._thread.is_alive(), "the loop hangs"
+        self.door.close()
+        self.journal.close()
+        self.loop.close()
+        if not keep:
+            shutil.rmtree(self.home, ignore_errors=True)
+        if self.failure is not None:
+            raise self.failure
+
+    # -- who is who ----------------------------------------------------------------------------------------------
+
+    def identity(self, role: Role, name: str, days: float = 1.0) -> Identity:
+        """Signed here and now, without the register knowing."""
+        return self.authority.identity(
+            role, name, self.address, self.home / f"{role.value}-{name}.pem", days, unix_ns()
+        )
+
+    def token(self, uses: int = 1, valid_ns: int = 10**12, node: str = "") -> str:
+        with talk(self.operator) as brain:
+            asked = wire.MakeToken(wire.VERSION, uses, valid_ns, node)
+            return token_text(brain.ask(asked, wire.TokenMade).secret, self.authority.certificate)
+
+    def joined(self, name: str, token: str = "") -> Identity:
+        return enrol(self.address, token or self.token(), name, self.home / f"joined-{name}.pem", self.said.append)
+
+    # -- peers ---------------------------------------------------------------------------------------------------
+
+    def as_user(self, name: str = "anna") -> Conversation:
+        return talk(self.identity(Role.USER, name))
+
+    def stranger(self) -> Conversation:
+        return talk_as_stranger(self.address, self.authority.certificate)
+
+    def raw(self, identity: Identity | None = None) -> ssl.SSLSocket:
+        """A connection that keeps to no protocol but TLS."""
+        host, _, port = self.address.rpartition(":")
+        bare = socket.create_connection((host, int(port)), BOUND_S)
+        context = stranger_context(self.authority.certificate) if identity is None else client_context(identity)
+        return context.wrap_socket(bare)
+
+    def honest(self) -> wire.Jobs:
+        """The answer that an honest user must get whatever others do."""
+        with talk(self.operator) as brain:
+            return brain.ask(wire.ListJobs(wire.VERSION), wire.Jobs)
+
+    def let_patience_run_out(self) -> None:
+        """Move the clock past the deadlines of all but nodes; an honest question makes the loop look at it."""
+        self.clock.advance(PATIENCE_NS)
+        self.honest()
+
+    def settled(self, peers: int = 0) -> None:
+        """Wait until so many connections are left."""
+        until(lambda: self.door.connections == peers)
+
+
+def heard(connection: ssl.SSLSocket) -> list[wire.Answer]:
+    """All that the brain says until it hangs up; being reset is a way of hanging up."""
+    frames = wire.answer_frames()
+    answers: list[wire.Answer] = []
+    with contextlib.suppress(ConnectionResetError, ssl.SSLError):
+        while data := connection.recv(1 << 16):
+            answers += [wire.decode_answer(frame) for frame in frames.feed(data)]
+    connection.close()
+    return answers

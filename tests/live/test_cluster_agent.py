@@ -1,0 +1,330 @@
+"""Does an agent obey the brain once, report all that it has, and keep its lease no longer than it may?"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cotenant.domain.cluster import Attempt, GpuCondition, JobEnd, JobSpec
+from cotenant.domain.clusters import AckEnd, NodeTold, StartJob, StopJob
+from cotenant.domain.control import Dial
+from cotenant.domain.gate import GateRules
+from cotenant.domain.gpu import WHOLE_PPM, Gpu
+from cotenant.domain.histogram import Recorder
+from cotenant.domain.instant import SECOND_NS
+from cotenant.domain.protect import GpuWatch, Health
+from cotenant.domain.tenant import NAME_LIMIT, NAME_PATTERN, Kind, Tenant, TenantSpec, TenantView, Terms
+from cotenant.domain.use import TaskUse
+from cotenant.errors import WorldError
+from cotenant.format import wire
+from cotenant.live.cluster import agent as agent_module
+from cotenant.live.cluster import attempts as attempts_module
+from cotenant.live.cluster.agent import Agent, Site, next_epoch
+from cotenant.live.cluster.attempts import Attempts
+from cotenant.live.cluster.launch import Launch, tenant_name
+from cotenant.live.cluster.offers import Offers, type_of
+from cotenant.live.cluster.record import End, Keeper, Record, read_lease
+
+GIB = 1 << 30
+GPUS = [
+    Gpu("soft:0 Tesla V100-SXM2-16GB", 16 * GIB, ("soft:0", "GPU-1")),
+    Gpu("soft:1 Tesla V100-SXM2-16GB", 16 * GIB, ("soft:1", "GPU-2")),
+]
+
+
+class FakeBrain:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.leased_until: int | None = None
+        self.lease_ns = 60 * SECOND_NS
+        self.grace_ns = 30 * SECOND_NS
+        self.told: list[NodeTold] = []
+
+    def tell(self, report: NodeTold) -> None:
+        self.told.append(report)
+
+
+class FakeClock:
+    """A clock that a test sets."""
+
+    def __init__(self) -> None:
+        self.at = 1000 * SECOND_NS
+
+    def now(self) -> int:
+        return self.at
+
+
+class Scene:
+    """An agent over a directory, with a brain and a node that a test plays; keepers are never really started."""
+
+    def __init__(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.home = home
+        self.clock = FakeClock()
+        self.roll: wire.Tenants | None = roll_of()
+        self.kept: list[Path] = []
+        self.stopped: list[int] = []
+        monkeypatch.setattr(agent_module, "tenants_of", self._tenants_of)
+        monkeypatch.setattr(attempts_module, "is_alive", lambda keeper: True)
+        monkeypatch.setattr(subprocess, "Popen", self._popen)
+        monkeypatch.setattr(os, "kill", lambda pid, number: self.stopped.append(pid))
+        self.brain = FakeBrain()
+        self.agent = self.start()
+
+    def start(self) -> Agent:
+        """An agent, the first or one after a kill."""
+        self.epoch = next_epoch(self.home / "epoch", 1)
+        self.attempts = Attempts(self.home / "attempts", self.home / "lease", lambda text: None)
+        site = Site("n1", self.epoch, self.home / "socket", self.home / "lease", 5 * SECOND_NS)
+        launch = Launch(["--runtime", "/run/x"], 20 * SECOND_NS)
+        self.agent = Agent(site, self.attempts, Offers(self.home), launch, self.clock, lambda text: None)
+        self.agent.bind(self.brain)
+        return self.agent
+
+    def _tenants_of(self, path: Path, timeout_s: float) -> wire.Tenants:
+        if self.roll is None:
+            raise WorldError("no node answers")
+        return self.roll
+
+    def _popen(self, command: list[str], **given: object) -> object:
+        record = Record(Path(command[-2]))
+        self.kept.append(record.path)
+        (record.path / "keeper").write_bytes(msgspec.json.encode(Keeper("boot", 4242, 1)))
+
+        class Running:
+            def poll(self) -> None:
+                return None
+
+        return Running()
+
+    def tick(self, seconds: float = 1.0) -> NodeTold:
+        """Let time pass, and see the report that is due by then."""
+        self.clock.at += int(seconds * SECOND_NS)
+        due = self.agent.next_wakeup()
+        assert due is not None
+        if self.clock.at >= due:
+            self.agent.wake(self.clock.at)
+        return self.brain.told[-1]
+
+    def order(self, number: int, gpus: tuple[int, ...] = (0,), **given: object) -> StartJob:
+        spec = JobSpec(**{"name": f"job/{number}", "user": "u", "command": ("train", "--x"), **given})  # type: ignore[arg-type]
+        return StartJob("n1", Attempt(spec.name, number), gpus, WHOLE_PPM, spec, 250_000, self.epoch)
+
+
+def tenant(name: str, kind: Kind, gpu: int, *, share_ppm: int = 0, memory: int = 0, slo_ns: int = 0) -> TenantView:
+    terms = Terms(1, 1, kind, 2, share_ppm, memory, slo_ns, gpu)
+    spec = TenantSpec(kind, 2, name, slo_ns, memory, share_ppm, use=TaskUse(duty_ppm=300_000))
+    return TenantView(Tenant(name, terms, spec, 10, 10, 0), connected=True)
+
+
+def roll_of(*tenants: TenantView, health: Health = Health.HEALTHY, dials: list[Dial] | None = None) -> wire.Tenants:
+    watches = [GpuWatch(health), GpuWatch(Health.INIT)]
+    latencies = Recorder().histogram()
+    return wire.Tenants(
+        wire.VERSION, "1", 1, list(tenants), [], 0, 0, 8, GPUS, latencies, GateRules(), watches, dials or []
+    )
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Scene:
+    return Scene(tmp_path, monkeypatch)
+
+
+def test_a_report_says_what_the_node_offers(scene: Scene) -> None:
+    one, two = scene.tick().gpus
+    assert (one.type, one.memory_bytes, one.free_bytes, one.offer_ppm) == ("V100", 16 * GIB, 16 * GIB, WHOLE_PPM)
+    served = tenant("web", Kind.ONLINE, 0, share_ppm=300_000, memory=4 * GIB, slo_ns=50)
+    scene.roll = roll_of(served, health=Health.UNHEALTHY, dials=[Dial(0, 400_000)])
+    told = scene.tick(6).gpus
+    assert (told[0].free_bytes, told[0].offer_ppm, told[0].condition) == (12 * GIB, 600_000, GpuCondition.UNHEALTHY)
+    [use] = told[0].online
+    assert (use.name, use.slo_ns, use.use.duty_ppm) == ("web", 50, 300_000)
+    assert told[1] is two, "what did not change is the same object"
+
+
+def test_a_gpu_that_somebody_uses_by_hand_offers_nothing_and_one_with_our_own_job_does(scene: Scene) -> None:
+    scene.agent.take(scene.order(3))
+    ours = tenant_name(Attempt("job/3", 3), 0, 1)
+    scene.roll = roll_of(tenant(ours, Kind.OFFLINE, 0, memory=GIB), tenant("mine", Kind.OFFLINE, 1, memory=GIB))
+    one, two = scene.tick(6).gpus
+    assert (one.offer_ppm, one.free_bytes) == (WHOLE_PPM, 16 * GIB)
+    assert (two.offer_ppm, two.free_bytes) == (0, 15 * GIB)
+
+
+def test_while_the_node_is_away_its_gpus_are_named_and_offer_nothing(scene: Scene) -> None:
+    scene.tick()
+    scene.agent.take(scene.order(3))
+    scene.roll = None
+    told = scene.tick(6)
+    assert [(gpu.offer_ppm, gpu.condition) for gpu in told.gpus] == [(0, GpuCondition.DISABLED)] * 2
+    assert [report.attempt.number for report in told.attempts] == [3]
+
+
+def test_an_order_is_carried_out_once_and_told_of_at_once(scene: Scene) -> None:
+    scene.tick()
+    order = scene.order(3)
+    scene.agent.take(order)
+    scene.agent.take(order)
+    told = scene.tick(0.001)
+    assert [(report.attempt, report.gpus, report.progress_ppm, report.end) for report in told.attempts] == [
+        (order.attempt, (0,), 250_000, None)
+    ]
+    assert told.seen == 3
+    assert len(scene.kept) == 1
+    made = Record(scene.kept[0]).order()
+    assert made is not None
+    [command] = made.commands
+    assert command[-3:] == ("--", "train", "--x")
+    assert command[command.index("--gpu") + 1] == "soft:0"
+    assert command[command.index("--runtime") + 1] == "/run/x"
+    assert made.environment[0]["COTENANT_JOB"] == "job/3"
+    assert made.environment[0]["COTENANT_PROGRESS"] == str(scene.kept[0] / "progress")
+
+
+def test_a_gang_is_one_program_for_each_gpu(scene: Scene) -> None:
+    scene.tick()
+    scene.agent.take(scene.order(3, (0, 1), memory_bytes=GIB))
+    made = Record(scene.kept[0]).order()
+    assert made is not None
+    assert [command[command.index("--gpu") + 1] for command in made.commands] == ["soft:0", "soft:1"]
+    assert [ours["RANK"] for ours in made.environment] == ["0", "1"]
+    assert {ours["WORLD_SIZE"] for ours in made.environment} == {"2"}
+    assert [("COTENANT_PROGRESS" in ours) for ours in made.environment] == [True, False]
+    assert all(command[command.index("--memory") + 1] == "1GiB" for command in made.commands)
+    assert len(set(made.tenants)) == 2
+
+
+def test_what_is_stale_is_not_run_and_counts_as_seen(scene: Scene) -> None:
+    scene.tick()
+    scene.agent.take(msgspec.structs.replace(scene.order(9), epoch=scene.epoch - 1))
+    assert scene.tick(6).seen == 0, "of another epoch it says nothing"
+    scene.agent.take(StopJob("n1", Attempt("job/5", 5), "moved"))
+    scene.agent.take(scene.order(5))
+    scene.agent.take(scene.order(4))
+    told = scene.tick(0.001)
+    assert (told.seen, told.attempts) == (5, ())
+    assert not scene.kept
+
+
+def test_an_end_is_told_until_it_is_acknowledged(scene: Scene) -> None:
+    scene.tick()
+    order = scene.order(3)
+    scene.agent.take(order)
+    Record(scene.kept[0]).finish(End(JobEnd.EVICTED, "memory for online work"))
+    for _ in range(2):
+        [report] = scene.tick().attempts
+        assert (report.end, report.detail) == (JobEnd.EVICTED, "memory for online work")
+    scene.agent.take(AckEnd("n1", order.attempt))
+    assert scene.tick(0.001).attempts == ()
+    assert not scene.kept[0].exists()
+
+
+def test_an_acknowledgement_of_what_has_not_ended_forgets_nothing(scene: Scene) -> None:
+    scene.tick()
+    order = scene.order(3)
+    scene.agent.take(order)
+    scene.agent.take(AckEnd("n1", order.attempt))
+    assert len(scene.tick(0.001).attempts) == 1
+
+
+def test_a_stop_is_on_disk_before_the_keeper_is_told_to_look(scene: Scene) -> None:
+    scene.tick()
+    order = scene.order(3)
+    scene.agent.take(order)
+    for _ in range(3):
+        scene.agent.take(StopJob("n1", order.attempt, "drained"))
+    assert Record(scene.kept[0]).stop() == "drained"
+    assert scene.stopped == [4242], "once: a second signal would mean a hurry"
+
+
+def test_an_agent_that_was_killed_names_what_it_had_in_a_higher_epoch(scene: Scene) -> None:
+    scene.tick()
+    before = scene.epoch
+    order = scene.order(3)
+    scene.agent.take(order)
+    scene.start()
+    assert scene.epoch > before
+    told = scene.tick(0.001)
+    assert (told.epoch, told.seen) == (scene.epoch, 0)
+    assert [report.attempt for report in told.attempts] == [order.attempt]
+    scene.agent.take(order)
+    assert len(scene.tick(6).attempts) == 1
+    assert len(scene.kept) == 1
+
+
+@pytest.mark.parametrize("given, end", [({"command": ()}, JobEnd.FAILED), ({"name": "no-such-gpu"}, JobEnd.REFUSED)])
+def test_what_cannot_run_has_ended_before_it_began(scene: Scene, given: dict[str, object], end: JobEnd) -> None:
+    scene.tick()
+    scene.agent.take(scene.order(3, (0,) if end is JobEnd.FAILED else (7,), **given))
+    [report] = scene.tick(0.001).attempts
+    assert report.end is end
+    assert not scene.kept
+
+
+def test_the_lease_of_the_keepers_is_the_brains_word_and_nothing_else(scene: Scene) -> None:
+    scene.tick()
+    assert read_lease(scene.home / "lease") is None, "never heard of the brain: no job may run"
+    scene.brain.leased_until = scene.clock.at + 7 * SECOND_NS
+    scene.tick(0.2)
+    lease = read_lease(scene.home / "lease")
+    assert lease is not None
+    assert (lease.until_ns, lease.grace_ns) == (scene.brain.leased_until, scene.brain.grace_ns)
+    for _ in range(3):
+        scene.tick(6)
+    assert read_lease(scene.home / "lease") == lease, "not heard of again: not extended"
+    scene.agent.take(scene.order(3))
+    made = Record(scene.kept[0]).order()
+    assert made is not None
+    assert made.grace_ns == scene.brain.grace_ns // 3, "a program's grace ends well before the cluster's"
+
+
+def test_reports_come_several_times_within_a_short_lease(scene: Scene) -> None:
+    scene.brain.lease_ns = 2 * SECOND_NS
+    before = len(scene.brain.told)
+    for _ in range(40):
+        scene.tick(0.1)
+    assert len(scene.brain.told) - before >= 7
+
+
+def test_progress_and_speed_are_what_the_job_says(scene: Scene) -> None:
+    scene.tick()
+    scene.agent.take(scene.order(3, work_ns=100 * SECOND_NS))
+    file = Record(scene.kept[0]).progress_file
+    file.write_text("300/1000\n")
+    first = scene.tick(6).attempts[0]
+    assert (first.progress_ppm, first.rate_ppm) == (300_000, 0)
+    file.write_text("320/1000\n")
+    second = scene.tick(8).attempts[0]
+    assert (second.progress_ppm, second.rate_ppm) == (320_000, 250_000)
+    file.write_text("nonsense")
+    assert scene.tick(6).attempts[0].progress_ppm == 320_000
+    file.write_text("1/1000\n")
+    assert scene.tick(6).attempts[0].progress_ppm == 320_000, "what was safe stays so"
+
+
+@pytest.mark.parametrize(
+    "name, kind",
+    [
+        ("soft:3 Tesla V100-SXM2-16GB", "V100"),
+        ("0 NVIDIA A100-SXM4-80GB", "A100"),
+        ("1 NVIDIA H100 80GB HBM3", "H100"),
+        ("v100", "V100"),
+        ("0 NVIDIA GeForce RTX 4090", "NVIDIA-GeForce-RTX-4090"),
+        ("2 NVIDIA L40S", "L40S"),
+        ("???", "gpu"),
+    ],
+)
+def test_a_gpu_is_called_by_its_model(name: str, kind: str) -> None:
+    assert type_of(name) == kind
+
+
+def test_names_that_differ_stay_different_at_the_node() -> None:
+    jobs = ["a/b", "a-b", "a:b", "x" * 128, "x" * 127, "x" * 60]
+    names = [tenant_name(Attempt(job, 1), rank, 2) for job in jobs for rank in (0, 1)]
+    assert len(set(names)) == len(names)
+    assert all(len(name) <= NAME_LIMIT and re.match(NAME_PATTERN, name) for name in names)

@@ -1,0 +1,278 @@
+"""Does the brain answer honest peers whatever hostile ones do, and believe certificates rather than words?"""
+
+import contextlib
+import socket
+import ssl
+import struct
+import threading
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cotenant.domain.cluster import JobState, Quota
+from cotenant.domain.plan import Reason
+from cotenant.errors import ConfigError, PeerError, WorldError
+from cotenant.format import cluster_wire as wire
+from cotenant.format.cluster_wire import Role
+from cotenant.live.cluster.ask import talk
+from cotenant.live.cluster.door import NODE_PATIENCE_NS, PER_USER, STRANGERS
+from cotenant.live.cluster.identity import client_context, server_context
+from tests.effort import examples
+from tests.live.brains import SETTINGS, Brains, heard, job, report
+from tests.live.indoors import BOUND_S, descriptors, until
+
+LENGTH = struct.Struct("<I")
+VERSION = wire.VERSION
+
+
+@pytest.fixture
+def brain() -> Iterator[Brains]:
+    """Whatever a test did to it, it lives, answers, and has neither connections nor descriptors left over."""
+    before = descriptors()
+    with Brains() as made:
+        yield made
+        made.honest()
+        made.settled(0)
+    assert descriptors() == before
+
+
+def frame(payload: bytes) -> bytes:
+    return LENGTH.pack(len(payload)) + payload
+
+
+MALFORMED = {
+    "an empty frame": LENGTH.pack(0),
+    "four gigabytes announced": b"\xff\xff\xff\xff",
+    "an HTTP request": b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+    "not msgpack": frame(b"\xc1"),
+    "lists in lists in lists": frame(b"\x91" * 10_000),
+    "no type": frame(msgspec.msgpack.encode({"version": VERSION})),
+    "an unknown type": frame(msgspec.msgpack.encode({"type": "shutdown", "version": VERSION})),
+    "another version": frame(msgspec.msgpack.encode({"type": "ask-authority", "version": VERSION + 1})),
+    "an answer instead of a request": wire.encode(wire.Done()),
+    "what is a user's to ask": wire.encode(wire.ListJobs(VERSION)),
+    "what is an operator's to ask": wire.encode(wire.Revoke(VERSION, Role.NODE, "n1")),
+    "no request for a certificate": wire.encode(wire.Enrol(VERSION, "x" * 20, "n1", "-----BEGIN")),
+}
+
+
+def test_who_breaks_the_protocol_is_told_so_and_hung_up_on(brain: Brains) -> None:
+    for what, data in MALFORMED.items():
+        connection = brain.raw()
+        connection.sendall(data)
+        assert [type(answer) for answer in heard(connection)] == [wire.Wrong], what
+    brain.settled(0)
+
+
+@given(st.binary(max_size=200), st.sampled_from([None, Role.NODE, Role.USER]))
+@settings(max_examples=examples(8, 2000), suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_noise_harms_nobody(brain: Brains, noise: bytes, role: Role | None) -> None:
+    connection = brain.raw(None if role is None else brain.identity(role, "noisy"))
+    with contextlib.suppress(OSError):
+        connection.sendall(noise)
+        connection.unwrap().close()
+    connection.close()
+    brain.honest()
+
+
+def test_no_tls_and_an_older_tls_get_nothing(brain: Brains) -> None:
+    host, _, port = brain.address.rpartition(":")
+    with socket.create_connection((host, int(port)), BOUND_S) as bare:
+        bare.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        with contextlib.suppress(ConnectionResetError):
+            while bare.recv(4096):
+                pass
+    older = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    older.check_hostname = False
+    older.verify_mode = ssl.CERT_NONE
+    older.maximum_version = ssl.TLSVersion.TLSv1_2
+    with socket.create_connection((host, int(port)), BOUND_S) as bare, pytest.raises(ssl.SSLError):
+        older.wrap_socket(bare)
+
+
+def test_who_says_nothing_complete_loses_its_place_and_nobody_elses(brain: Brains) -> None:
+    host, _, port = brain.address.rpartition(":")
+    node = brain.identity(Role.NODE, "n1")
+    with (
+        socket.create_connection((host, int(port)), BOUND_S) as silent,
+        brain.raw() as slow,
+        brain.raw(node) as steady,
+        talk(node) as _,
+    ):
+        slow.sendall(LENGTH.pack(100) + b"x")
+        steady.settimeout(BOUND_S)
+        until(lambda: brain.door.connections == 3)  # a node's second connection has taken the place of its first
+        brain.let_patience_run_out()
+        assert silent.recv(1) == b""
+        until(lambda: brain.door.connections == 1)
+        brain.clock.advance(NODE_PATIENCE_NS)
+        brain.honest()
+        brain.settled(0)
+
+
+def test_connections_are_bounded_and_a_node_keeps_its_place(brain: Brains) -> None:
+    with contextlib.ExitStack() as stack:
+        node = stack.enter_context(talk(brain.identity(Role.NODE, "n1")))
+        node.ask(wire.Told(VERSION, 1, report("n1")), wire.Heard)
+        host, _, port = brain.address.rpartition(":")
+        for _ in range(STRANGERS + 10):
+            stack.enter_context(socket.create_connection((host, int(port)), BOUND_S))
+        brain.honest()
+        assert brain.door.connections <= 40  # as many as there may be
+        user = brain.identity(Role.USER, "anna")
+        for _ in range(PER_USER + 4):
+            stack.enter_context(talk(user)).ask(wire.ListNodes(VERSION), wire.Nodes)
+        assert sum(peer.holder is not None and peer.holder.name == "anna" for peer in brain.door._peers.values()) <= (
+            PER_USER
+        )
+        assert node.ask(wire.Told(VERSION, 2, report("n1")), wire.Heard).sequence == 2
+
+
+def test_who_does_not_read_is_not_kept_for(brain: Brains) -> None:
+    with talk(brain.operator) as operator:
+        for number in range(60):
+            spec = msgspec.structs.replace(job(f"j{number}"), command=("x" * 15_000,))
+            operator.ask(wire.Submit(VERSION, spec), wire.Done)
+    connection = brain.raw(brain.operator)
+    connection.setblocking(False)
+    with contextlib.suppress(BlockingIOError, OSError):
+        for _ in range(20_000):  # more questions than their answers have room on the way
+            connection.send(wire.encode(wire.ListJobs(VERSION)))
+    brain.honest()
+    assert len(brain.honest().jobs) == 60
+    connection.close()
+
+
+def test_a_node_reports_as_itself_only(brain: Brains) -> None:
+    with talk(brain.identity(Role.NODE, "n1")) as node:
+        node.ask(wire.Told(VERSION, 1, report("n1")), wire.Heard)
+        with pytest.raises(PeerError, match=r"certificate is node 'n1's, the report says 'n2'|'n2'"):
+            node.ask(wire.Told(VERSION, 2, report("n2")), wire.Heard)
+    assert [view.node for view in brain.machine.nodes()] == ["n1"]
+
+
+def test_a_report_is_acknowledged_with_the_lease_once_it_is_on_record(brain: Brains) -> None:
+    with talk(brain.identity(Role.NODE, "n1")) as node:
+        answer = node.ask(wire.Told(VERSION, 7, report("n1")), wire.Heard)
+    assert answer == wire.Heard(7, SETTINGS.lease_ns, SETTINGS.grace_ns)
+    assert b"node-told" in (brain.home / "journal").read_bytes()
+
+
+def test_a_new_connection_of_a_node_takes_the_place_of_the_old(brain: Brains) -> None:
+    identity = brain.identity(Role.NODE, "n1")
+    with talk(identity) as old, talk(identity) as new:
+        new.ask(wire.Told(VERSION, 1, report("n1")), wire.Heard)
+        with pytest.raises(WorldError):
+            old.ask(wire.Told(VERSION, 1, report("n1")), wire.Heard)
+        assert brain.door.is_connected("n1")
+
+
+def test_what_a_node_may_not_ask(brain: Brains) -> None:
+    for request in (wire.Submit(VERSION, job("j")), wire.ListJobs(VERSION), wire.MakeToken(VERSION, 1, 10**9)):
+        with talk(brain.identity(Role.NODE, "n1")) as node, pytest.raises(PeerError, match=r"of a node may not say"):
+            node.ask(request, wire.Done)
+    with brain.as_user() as user, pytest.raises(PeerError, match=r"of a user may not say 'drain'"):
+        user.ask(wire.Drain(VERSION, "n1", on=True), wire.Done)
+
+
+def test_a_node_cannot_be_the_brain(brain: Brains) -> None:
+    """Its certificate is of the same authority; what it may be is in it."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    context = server_context(brain.identity(Role.NODE, "n1"))
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            context.wrap_socket(listener.accept()[0], server_side=True)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    with socket.create_connection(listener.getsockname(), BOUND_S) as bare, pytest.raises(ssl.SSLError):
+        client_context(brain.operator).wrap_socket(bare)
+    thread.join(BOUND_S)
+    listener.close()
+
+
+def test_users_submit_and_cancel_what_is_theirs(brain: Brains) -> None:
+    with brain.as_user("anna") as anna, brain.as_user("ben") as ben, talk(brain.operator) as operator:
+        anna.ask(wire.Submit(VERSION, job("a1", "anna")), wire.Done)
+        anna.ask(wire.Submit(VERSION, job("a1", "anna")), wire.Done)  # the same again is the same
+        with pytest.raises(WorldError, match=r"you are user 'ben' and cannot submit for 'anna'"):
+            ben.ask(wire.Submit(VERSION, job("a2", "anna")), wire.Done)
+        with pytest.raises(WorldError, match=r"job 'a1' is another user's"):
+            ben.ask(wire.Cancel(VERSION, "a1"), wire.Done)
+        operator.ask(wire.Submit(VERSION, job("b1", "ben")), wire.Done)
+        ben.ask(wire.Cancel(VERSION, "b1"), wire.Done)
+        with pytest.raises(ConfigError, match=r"JOB = 'zz'"):
+            operator.ask(wire.Cancel(VERSION, "zz"), wire.Done)
+        operator.ask(wire.Cancel(VERSION, "a1"), wire.Done)
+    assert {told.spec.name: told.state for told in brain.honest().jobs} == {
+        "a1": JobState.CANCELLED,
+        "b1": JobState.CANCELLED,
+    }
+
+
+def test_others_see_a_job_but_not_what_it_runs(brain: Brains) -> None:
+    spec = msgspec.structs.replace(job("a1"), environment=(("TOKEN", "secret"),), directory="/home/anna")
+    with brain.as_user("anna") as anna, brain.as_user("ben") as ben:
+        anna.ask(wire.Submit(VERSION, spec), wire.Done)
+        mine = anna.ask(wire.ListJobs(VERSION), wire.Jobs).jobs[0].spec
+        theirs = ben.ask(wire.ListJobs(VERSION), wire.Jobs).jobs[0].spec
+    assert (mine.command, mine.directory, mine.environment) == (("true",), "/home/anna", ())
+    assert (theirs.command, theirs.directory, theirs.environment) == ((), "", ())
+
+
+def test_a_long_list_comes_in_pages_that_hold_each_job_once(brain: Brains, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "PAGE_LIMIT", 30)
+    names = [f"j{number}" for number in range(40)]
+    with talk(brain.operator) as operator:
+        for name in names:
+            operator.ask(wire.Submit(VERSION, job(name, "anna" if name < "j2" else "ben")), wire.Done)
+        first = operator.ask(wire.ListJobs(VERSION), wire.Jobs)
+        second = operator.ask(wire.ListJobs(VERSION, more=True), wire.Jobs)
+        assert (first.is_last, second.is_last) == (False, True)
+        assert [told.spec.name for told in (*first.jobs, *second.jobs)] == names
+        of_anna = operator.ask(wire.ListJobs(VERSION, user="anna"), wire.Jobs)
+        assert {told.spec.name for told in of_anna.jobs} == {name for name in names if name < "j2"}
+        named = operator.ask(wire.ListJobs(VERSION, ("j3", "nobody")), wire.Jobs)
+        assert [told.spec.name for told in named.jobs] == ["j3"]
+
+
+def test_orders_reach_the_node_that_is_there(brain: Brains) -> None:
+    with talk(brain.identity(Role.NODE, "n1")) as node, talk(brain.operator) as operator:
+        node.ask(wire.Told(VERSION, 1, report("n1")), wire.Heard)
+        operator.ask(wire.Submit(VERSION, job("j1")), wire.Done)
+        brain.clock.advance(3 * 10**9)
+        operator.ask(wire.ListNodes(VERSION), wire.Nodes)  # makes the loop go round: a round is due
+        order = node.ask(wire.Told(VERSION, 2, report("n1")), wire.Order).action
+        assert (order.node, order.attempt.job) == ("n1", "j1")
+
+
+def test_what_operators_set(brain: Brains) -> None:
+    with talk(brain.operator) as operator, talk(brain.identity(Role.NODE, "n1")) as node:
+        node.ask(wire.Told(VERSION, 1, report("n1", gpus=2)), wire.Heard)
+        operator.ask(wire.Drain(VERSION, "n1", on=True), wire.Done)
+        operator.ask(wire.SetQuota(VERSION, Quota("anna", 1)), wire.Done)
+        with pytest.raises(ConfigError, match=r"NODE = 'n9'"):
+            operator.ask(wire.Drain(VERSION, "n9", on=True), wire.Done)
+        line = operator.ask(wire.ListNodes(VERSION), wire.Nodes).nodes[0]
+    assert (line.node, line.gpus, line.types, line.is_drained, line.is_connected) == ("n1", 2, ["V100"], True, True)
+    assert brain.machine.snapshot().quotas == (Quota("anna", 1),)
+
+
+def test_a_refusal_names_its_reason(brain: Brains) -> None:
+    with brain.raw(brain.operator) as connection:
+        connection.sendall(wire.encode(wire.Cancel(VERSION, "zz")))
+        frames = wire.answer_frames().feed(connection.recv(4096))
+    answer = wire.decode_answer(frames[0])
+    assert isinstance(answer, wire.Refused)
+    assert answer.reject.reason is Reason.UNKNOWN_JOB
+
+
+def test_a_report_too_large_for_its_frame_is_not_read(brain: Brains) -> None:
+    connection = brain.raw(brain.identity(Role.NODE, "n1"))
+    connection.sendall(LENGTH.pack(wire.NODE_LIMIT_BYTES + 1))
+    answers = heard(connection)
+    assert [type(answer) for answer in answers] == [wire.Wrong]

@@ -1,0 +1,220 @@
+"""Does an attempt at a job run once, and is its end known, whoever is killed when?"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cotenant.domain.cluster import Attempt, JobEnd
+from cotenant.domain.instant import SECOND_NS
+from cotenant.format.outcome import Doing, Outcome
+from cotenant.live.clock import boot_ns
+from cotenant.live.cluster.keeper import marked
+from cotenant.live.cluster.record import End, Record, is_alive
+from cotenant.live.cluster.verdict import end_of
+from tests.e2e.stage import alive, until
+from tests.live.attempts import Yard
+
+
+@pytest.fixture
+def yard(tmp_path: Path) -> Iterator[Yard]:
+    made = Yard(tmp_path)
+    yield made
+    made.close()
+
+
+def keeper_of(record: Record) -> int:
+    keeper = until(record.keeper)
+    assert is_alive(keeper)
+    pid: int = keeper.pid
+    return pid
+
+
+def said(doing: Doing, code: int) -> Outcome:
+    return Outcome(code, doing, f"exit {code}")
+
+
+@pytest.mark.parametrize(
+    "outcomes, end",
+    [
+        ([said(Doing.OWN, 0)], JobEnd.DONE),
+        ([said(Doing.OWN, 3)], JobEnd.FAILED),
+        ([said(Doing.NODE, 143)], JobEnd.EVICTED),
+        ([said(Doing.NODE, 0)], JobEnd.EVICTED),
+        ([said(Doing.ASKED, 0)], JobEnd.EVICTED),
+        ([said(Doing.REFUSED, 75)], JobEnd.REFUSED),
+        ([None], JobEnd.EVICTED),
+        ([said(Doing.OWN, 0), said(Doing.OWN, 0)], JobEnd.DONE),
+        ([said(Doing.OWN, 0), said(Doing.NODE, 143), said(Doing.OWN, 3)], JobEnd.EVICTED),
+        ([said(Doing.OWN, 3), said(Doing.ASKED, 143)], JobEnd.FAILED),
+    ],
+)
+def test_an_end_is_told_apart_by_whose_doing_it_was(outcomes: list[Outcome | None], end: JobEnd) -> None:
+    """Of several programs the first that does not end well decides: the others were told to end because of it."""
+    assert end_of(outcomes, None, is_complete=False).end is end
+    is_well = all(outcome is not None and outcome.code == 0 for outcome in outcomes)
+    assert end_of(outcomes, "moved", is_complete=False) == End(JobEnd.EVICTED, "moved")
+    assert (end_of(outcomes, "moved", is_complete=True).end is JobEnd.DONE) == is_well
+
+
+@pytest.mark.parametrize("what, end", [(["own:0", "own:0"], JobEnd.DONE), (["wait", "own:3"], JobEnd.FAILED)])
+def test_all_programs_of_an_attempt_end_before_its_end_is_told(yard: Yard, what: list[str], end: JobEnd) -> None:
+    record = yard.begin(1, *what)
+    report = yard.ended()
+    assert report.end is end
+    assert not marked(record.path)
+    assert len(yard.born_lines(1)) == len(what)
+
+
+def test_an_attempt_that_is_stopped_is_asked_to_end_and_named_until_that_is_known(yard: Yard) -> None:
+    record = yard.begin(1, "wait")
+    assert yard.attempts.reports(boot_ns())[0].end is None
+    yard.attempts.stop(Attempt("job-1", 1), "moved elsewhere")
+    report = yard.ended()
+    assert (report.end, report.detail) == (JobEnd.EVICTED, "moved elsewhere")
+    assert yard.agent().reports(boot_ns())[0].attempt == report.attempt, "a new agent names it too"
+    yard.attempts.forget(report.attempt)
+    assert not yard.attempts.reports(boot_ns())
+    assert not record.path.exists()
+    assert not yard.agent().reports(boot_ns())
+
+
+def test_one_that_is_asked_to_end_and_has_done_all_is_done(yard: Yard) -> None:
+    record = yard.begin(1, "wait")
+    record.progress_file.write_text("8/8\n")
+    yard.attempts.stop(Attempt("job-1", 1), "moved elsewhere")
+    assert yard.ended().end is JobEnd.DONE
+
+
+def test_a_keeper_goes_on_without_the_agent_and_the_next_agent_finds_it(yard: Yard) -> None:
+    record = yard.begin(1, "wait")
+    keeper = keeper_of(record)
+    later = yard.agent()
+    for _ in range(3):
+        later.tend(boot_ns())
+    assert [report.end for report in later.reports(boot_ns())] == [None]
+    assert keeper_of(record) == keeper
+    assert len(yard.born_lines(1)) == 1, "nothing was started again"
+    later.stop(Attempt("job-1", 1), "enough")
+    assert yard.ended(later).end is JobEnd.EVICTED
+
+
+def test_an_attempt_that_was_accepted_and_not_begun_is_begun_by_the_next_agent(yard: Yard) -> None:
+    """The agent was killed between its record and the start."""
+    assert yard.attempts.accept(yard.order(1, "own:0"), None)
+    assert yard.ended(yard.agent()).end is JobEnd.DONE
+    assert len(yard.born_lines(1)) == 1
+
+
+def test_two_agents_that_both_start_its_keeper_start_its_program_once(yard: Yard) -> None:
+    """The agent was killed just after it started a keeper that is slow to take charge."""
+    order = yard.order(1, "wait")
+    assert yard.attempts.accept(order, None)
+    others = [yard.agent() for _ in range(3)]
+    for agent in (yard.attempts, *others):
+        agent.tend(boot_ns())
+    until(lambda: yard.born_lines(1))
+    record = yard.attempts.record_of(order.attempt)
+    others[0].stop(order.attempt, "enough")
+    assert yard.ended(others[0]).end is JobEnd.EVICTED
+    assert len(yard.born_lines(1)) == 1
+    assert record.end() == End(JobEnd.EVICTED, "enough")
+
+
+def test_an_order_twice_is_one_attempt(yard: Yard) -> None:
+    yard.begin(1, "wait")
+    assert not yard.attempts.accept(yard.order(1, "wait"), None)
+    assert len(yard.attempts.reports(boot_ns())) == 1
+
+
+def test_what_a_killed_keeper_ran_is_gone_before_its_end_is_told(yard: Yard) -> None:
+    record = yard.begin(1, "wait")
+    [program] = map(int, yard.born_lines(1))
+    os.kill(keeper_of(record), signal.SIGKILL)
+    report = yard.ended()
+    assert (report.end, report.detail) == (JobEnd.EVICTED, "its keeper was killed")
+    assert not alive(program)
+    assert len(yard.born_lines(1)) == 1, "the second keeper runs nothing"
+
+
+def test_one_that_does_not_end_when_its_keeper_is_killed_is_killed_too(yard: Yard) -> None:
+    record = yard.begin(1, "deaf", grace_ns=-8 * SECOND_NS)  # no patience at all
+    until(lambda: "deaf" in yard.born_lines(1))
+    os.kill(keeper_of(record), signal.SIGKILL)
+    assert yard.ended().end is JobEnd.EVICTED
+    assert not alive(int(yard.born_lines(1)[0]))
+
+
+def test_without_a_lease_all_ends_though_nobody_is_there_to_say_so(yard: Yard) -> None:
+    """The agent is dead: nobody tends, the keeper alone reads the file."""
+    record = yard.begin(1, "wait")
+    yard.extend(lease_ns=0)
+    end = until(record.end)
+    assert end.end is JobEnd.EVICTED
+    assert end.detail.startswith("the lease ran out")
+    assert not marked(record.path)
+
+
+def test_a_program_that_outlasts_its_lease_is_killed_within_the_grace(yard: Yard) -> None:
+    record = yard.begin(1, "deaf", grace_ns=600 * SECOND_NS)
+    until(lambda: "deaf" in yard.born_lines(1))
+    yard.extend(lease_ns=0, grace_ns=SECOND_NS)
+    assert until(record.end).end is JobEnd.EVICTED
+    assert not marked(record.path)
+
+
+def test_nothing_begins_without_a_lease(yard: Yard) -> None:
+    yard.extend(lease_ns=0)
+    yard.attempts.accept(yard.order(1, "own:0"), None)
+    assert yard.ended().end is JobEnd.EVICTED
+    assert not yard.born(1).exists()
+
+
+def test_one_that_is_stopped_before_it_began_never_begins(yard: Yard) -> None:
+    order = yard.order(1, "own:0")
+    yard.attempts.accept(order, None)
+    yard.attempts.stop(order.attempt, "cancelled")
+    assert yard.ended().detail == "cancelled"
+    assert not yard.born(1).exists()
+
+
+def test_what_a_program_left_behind_is_gone_when_it_has_ended(yard: Yard, tmp_path: Path) -> None:
+    left = tmp_path / "left"
+    order = yard.order(1, "own:0")
+    [words] = order.commands
+    script = f"setsid sh -c 'echo $$ > {left}; sleep 600' & while [ ! -s {left} ]; do sleep 0.01; done; exec \"$@\""
+    both = ("sh", "-c", script, "sh", *words)
+    yard.attempts.accept(
+        type(order)(**{name: getattr(order, name) for name in order.__struct_fields__} | {"commands": (both,)}), None
+    )
+    assert yard.ended().end is JobEnd.DONE
+    assert not alive(int(left.read_text()))
+
+
+def test_a_directory_that_is_not_there_is_the_jobs_own_fault(yard: Yard) -> None:
+    order = yard.order(1, "own:0")
+    fields = {name: getattr(order, name) for name in order.__struct_fields__}
+    nowhere = str(yard.home / "nowhere")
+    yard.attempts.accept(type(order)(**fields | {"directory": nowhere, "log": f"{nowhere}/log"}), None)
+    report = yard.ended()
+    assert report.end is JobEnd.FAILED
+    assert nowhere in report.detail
+
+
+def test_an_order_that_cannot_be_read_is_ended_and_given_up(yard: Yard) -> None:
+    record = yard.begin(1, "wait")
+    (record.path / "order").write_text("{}")
+    assert not yard.agent().reports(boot_ns())
+    assert not record.path.exists()
+    assert not alive(int(yard.born_lines(1)[0]))
+
+
+def test_a_keeper_of_nothing_ends_quietly(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "cotenant.live.cluster.keeper", str(tmp_path / "gone"), str(tmp_path / "lease")]
+    assert subprocess.run(command, capture_output=True, check=False).stderr == b""

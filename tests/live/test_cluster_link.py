@@ -1,0 +1,136 @@
+"""Does a node stay in touch with its brain: reports, orders, the lease, and back again when the brain was away?"""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cotenant.domain.clusters import StartJob
+from cotenant.format import cluster_wire as wire
+from cotenant.format.cluster_wire import Role
+from cotenant.live.clock import LiveClock
+from cotenant.live.cluster import link as link_room
+from cotenant.live.cluster.ask import talk
+from cotenant.live.cluster.identity import Identity, read_identity
+from cotenant.live.cluster.link import BrainLink, Order
+from cotenant.live.loop import ReadyLoop
+from tests.live.brains import SETTINGS, Brains, job, report
+from tests.live.indoors import BOUND_S, descriptors, until
+
+
+class Node:
+    """The node's end, in a thread: tells its report whenever it is asked to."""
+
+    def __init__(self, identity: Identity) -> None:
+        self.clock = LiveClock(0)
+        self.loop = ReadyLoop(self.clock)
+        self.orders: list[Order] = []
+        self.said: list[str] = []
+        self.link = BrainLink(self.loop, self.clock, identity, self.orders.append, self.said.append)
+        self.name = identity.name
+        self.wants: list[str] = ["tell"]
+        self.loop.add_timed(self)
+        self._thread = threading.Thread(target=self.loop.run)
+        self._thread.start()
+
+    def next_wakeup(self) -> int:
+        return self.clock.now() + 5_000_000 if not self.wants else 0
+
+    def wake(self, now: int) -> None:
+        while self.wants:
+            match self.wants.pop():
+                case "tell":
+                    self.link.tell(report(self.name))
+                case "leave":
+                    self.link.leave()
+
+    def close(self) -> None:
+        self.loop.stop("over")
+        self._thread.join(BOUND_S)
+        assert not self._thread.is_alive()
+        self.link.close()
+        self.loop.close()
+
+
+@pytest.fixture
+def brain(monkeypatch: pytest.MonkeyPatch) -> Iterator[Brains]:
+    monkeypatch.setattr(link_room, "FIRST_WAIT_NS", 1_000_000)
+    monkeypatch.setattr(link_room, "LONGEST_WAIT_NS", 20_000_000)
+    with Brains() as made:
+        yield made
+
+
+def test_reports_arrive_orders_come_and_a_lease_is_held(brain: Brains) -> None:
+    node = Node(brain.joined("n1"))
+    try:
+        until(lambda: node.link.leased_until is not None)
+        assert (node.link.lease_ns, node.link.grace_ns) == (SETTINGS.lease_ns, SETTINGS.grace_ns)
+        assert node.link.leased_until is not None
+        assert node.link.leased_until <= node.clock.now() + SETTINGS.lease_ns
+        assert node.link.is_up
+        with talk(brain.operator) as operator:
+            operator.ask(wire.Submit(wire.VERSION, job("j1")), wire.Done)
+        brain.clock.advance(3 * 10**9)
+        node.wants.append("tell")
+        until(lambda: node.orders)
+        assert isinstance(node.orders[0], StartJob)
+        assert node.orders[0].attempt.job == "j1"
+        node.wants.append("leave")
+        until(lambda: node.link.has_left)
+        assert list(brain.machine.nodes()) == []
+    finally:
+        node.close()
+
+
+def test_a_brain_that_was_away_is_found_again(brain: Brains, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = descriptors()
+    home = Path(brain.home)
+    first = Brains()
+    port = int(first.address.rpartition(":")[2])
+    node = Node(first.joined("n1"))
+    try:
+        until(lambda: node.link.leased_until is not None)
+        lease = node.link.leased_until
+        first.close(keep=True)
+        until(lambda: any("trying again" in said for said in node.said))
+        assert not node.link.is_up
+        second = Brains(port=port, home=first.home)
+        try:
+            until(lambda: node.link.leased_until != lease)
+            assert [view.node for view in second.machine.nodes()] == ["n1"]
+            assert any("connected to the brain" in said for said in node.said)
+        finally:
+            second.close()
+    finally:
+        node.close()
+    assert home.exists()
+    assert descriptors() == before
+
+
+def test_a_link_says_once_what_is_wrong_and_goes_on_trying(brain: Brains) -> None:
+    identity = brain.joined("n1")
+    with talk(brain.operator) as operator:
+        operator.ask(wire.Revoke(wire.VERSION, Role.NODE, "n1"), wire.Done)
+    node = Node(identity)
+    try:
+        until(lambda: node.link._failures > 3)
+        assert [said for said in node.said if "was revoked" in said] == node.said
+        assert len(node.said) == 1
+        assert node.link.leased_until is None
+    finally:
+        node.close()
+
+
+def test_an_old_certificate_is_renewed_in_passing(brain: Brains, monkeypatch: pytest.MonkeyPatch) -> None:
+    identity = brain.identity(Role.NODE, "n1", days=0.001)
+    monkeypatch.setattr(Identity, "is_old", lambda own, now: own.until_ns == identity.until_ns)
+    node = Node(identity)
+    try:
+        until(lambda: read_identity(identity.path).until_ns > identity.until_ns)
+        node.wants.append("tell")
+        until(lambda: node.link.is_up and not node.link._new_key)
+    finally:
+        node.close()
+    with talk(read_identity(identity.path)) as renewed:
+        assert renewed.ask(wire.Told(wire.VERSION, 1, report("n1")), wire.Heard).sequence == 1

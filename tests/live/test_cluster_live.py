@@ -1,0 +1,118 @@
+"""Are the jobs of a whole cluster run to their end, each step once, whoever is killed meanwhile?"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from itertools import pairwise
+
+import pytest
+
+from cotenant.apps.show_requests import served_so_far
+from cotenant.domain.cluster import JobState
+from cotenant.domain.tenant import Kind
+from tests.e2e.stage import Stage, until
+from tests.live.clusters import SERVICE, STEPS, Cluster, clusters
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+JOBS = [f"job-{number:02d}" for number in range(20)]
+NODES = ("n1", "n2", "n3")
+GIB = 1 << 30
+PATIENCE_S = 60.0
+
+
+def requests_served(stage: Stage) -> int:
+    roll = stage.roll()
+    return 0 if roll is None else sum(one.requests for one in served_so_far(stage.places.pages, roll).values())
+
+
+def offline_on(stage: Stage) -> list[str]:
+    roll = stage.roll()
+    assert roll is not None
+    return [view.tenant.name for view in roll.tenants if view.tenant.terms.kind is Kind.OFFLINE]
+
+
+def running(cluster: Cluster) -> dict[str, tuple[str, int]]:
+    """Where each job runs, and its attempt."""
+    told = cluster.jobs()
+    return {name: (job.node, job.attempt) for name, job in told.items() if job.state is JobState.RUNNING}
+
+
+def check_log(cluster: Cluster, name: str) -> int:
+    """Every step once and in order, one attempt after the other; how many attempts there were."""
+    lines = cluster.lines(name)
+    assert [line.number for line in lines if line.word == "step"] == list(range(STEPS)), lines
+    assert not [line for line in lines if line.word == "overlap"], "two attempts ran at once"
+    assert all(one.attempt <= other.attempt for one, other in pairwise(lines)), "an attempt ran after a later one"
+    begins = [line for line in lines if line.word == "begin"]
+    assert len({line.attempt for line in begins}) == len(begins), "an attempt began twice"
+    for begin in begins:
+        assert begin.number == len([line for line in lines if line.word == "step" and line.attempt < begin.attempt])
+    return len(begins)
+
+
+def test_jobs_are_placed_evicted_and_resumed_and_whoever_is_killed_nothing_is_lost_or_run_twice() -> None:
+    with clusters(nodes=3, gpus=2) as cluster:
+        try:
+            story(cluster)
+        except BaseException:
+            print(cluster.said())
+            raise
+
+
+def story(cluster: Cluster) -> None:
+    daemons = {name: cluster.start_node(name) for name in NODES}
+    for stage in cluster.nodes.values():
+        given = ("--online", "--slo", "50ms", "--memory", "1GiB", "--gpu", "soft:0", "--hook", "off")
+        stage.tenant("web", *given, "--", sys.executable, "-c", SERVICE)
+    slots = {name: cluster.nodes[name].slots()["web"] for name in NODES}
+    for name in JOBS:
+        cluster.submit(name, 8 * GIB)
+    until(lambda: len(cluster.half_way()) == 6, PATIENCE_S)  # one on every GPU, in the middle of its work
+    until(lambda: len(running(cluster)) == 6, PATIENCE_S)
+    before = running(cluster)
+    assert sorted(node for node, _ in before.values()) == ["n1", "n1", "n2", "n2", "n3", "n3"]
+    served = {name: requests_served(cluster.nodes[name]) for name in NODES}
+
+    # Online work needs memory on a GPU of the third node: its node evicts the job there.
+    big = cluster.nodes["n3"].tenant("big", "--online", "--memory", "14GiB", "--gpu", "soft:1", "--", "sleep", "600")
+    until(lambda: any(job.evictions for job in cluster.jobs().values()), PATIENCE_S)
+    [evicted] = [name for name, job in cluster.jobs().items() if job.evictions]
+    assert before[evicted][0] == "n3"
+
+    # The agent of the second node is killed, the daemon of the first (its agent goes with it), and then the brain.
+    agent = until(lambda: cluster.agent_of("n2"))
+    cluster.kill(agent)
+    until(lambda: cluster.agent_of("n2") not in {None, agent}, PATIENCE_S)
+    cluster.kill(daemons["n1"])
+    cluster.start_node("n1")
+    cluster.kill(cluster.brain_pid)
+    cluster.start_brain()
+    others = {name: where for name, where in before.items() if name != evicted}
+    until(lambda: others.items() <= running(cluster).items(), PATIENCE_S)  # no other was even started anew
+
+    # A keeper is killed: its job ends with it, and goes on elsewhere or later.
+    [first, *_] = [record for record in cluster.attempts("n2") if record.end() is None]
+    order, keeper = first.order(), first.keeper()
+    assert order is not None
+    assert keeper is not None
+    orphan = order.attempt.job
+    cluster.kill(keeper.pid)
+    until(lambda: cluster.jobs()[orphan].evictions, PATIENCE_S)
+    big.send_signal(signal.SIGTERM)
+    big.wait(PATIENCE_S)
+
+    cluster.half.touch()
+    until(lambda: {job.state for job in cluster.jobs().values()} == {JobState.DONE}, PATIENCE_S)
+    told = cluster.jobs()
+    assert sorted(told) == JOBS
+    attempts = {name: check_log(cluster, name) for name in JOBS}
+    assert all(job.progress_ppm == 1_000_000 and not job.failures for job in told.values())
+    assert attempts[evicted] > 1
+    assert attempts[orphan] > 1
+    assert {attempts[name] for name in others if name != orphan} == {1}, "what was not evicted was not disturbed"
+    for name, stage in cluster.nodes.items():
+        until(lambda name=name: not cluster.attempts(name), PATIENCE_S)  # every end was taken note of
+        assert not offline_on(stage)
+        assert stage.slots()["web"] == slots[name], "online work kept its place all the while"
+        assert requests_served(stage) > served[name]

@@ -1,0 +1,93 @@
+"""What do tests of a cluster begin with? A machine that is told one thing after another, and says what it did."""
+
+from cotenant.domain.cluster import (
+    AttemptReport,
+    ClusterSettings,
+    GpuReport,
+    JobEnd,
+    JobSpec,
+    JobState,
+    JobTold,
+)
+from cotenant.domain.clusters import (
+    ClusterAction,
+    ClusterEvent,
+    ClusterStarted,
+    ClusterWoke,
+    JobSubmitted,
+    NodeTold,
+    StartJob,
+)
+from cotenant.domain.instant import SECOND_NS
+from cotenant.format.cluster_log import describe_cluster_action, describe_cluster_turn
+from cotenant.machine.cluster import ClusterMachine
+
+GIB = 1 << 30
+GPU = GpuReport("V100", 16 * GIB, 16 * GIB, 1_000_000)
+ROUND, LEASE, GRACE = 10, 20, 5
+
+
+def settings(**changed: object) -> ClusterSettings:
+    given = {"round_ns": ROUND * SECOND_NS, "lease_ns": LEASE * SECOND_NS, "grace_ns": GRACE * SECOND_NS, **changed}
+    return ClusterSettings(**given)  # type: ignore[arg-type]
+
+
+class Story:
+    """A cluster, and what was said in it."""
+
+    def __init__(self, **changed: object) -> None:
+        self.machine = ClusterMachine()
+        self.now_s = 0
+        self.lines: list[str] = []
+        self.told: dict[str, NodeTold] = {}
+        self.tell(ClusterStarted(settings(**changed), "1", 0))
+
+    def tell(self, event: ClusterEvent) -> list[ClusterAction]:
+        actions = self.machine.handle(event, now=self.now_s * SECOND_NS)
+        self.machine.check()
+        self.lines.append(describe_cluster_turn(self.now_s * SECOND_NS, event, actions))
+        return actions
+
+    def said(self, event: ClusterEvent) -> list[str]:
+        return [describe_cluster_action(action) for action in self.tell(event)]
+
+    def until(self, second: int) -> list[ClusterAction]:
+        """Let time pass, waking the machine when it asked for it."""
+        actions: list[ClusterAction] = []
+        while (due := self.machine.next_wakeup()) is not None and due <= second * SECOND_NS:
+            self.now_s = max(self.now_s, -(-due // SECOND_NS))
+            actions += self.tell(ClusterWoke())
+        self.now_s = second
+        return actions
+
+    def join(self, name: str, *gpus: GpuReport, epoch: int = 1) -> list[ClusterAction]:
+        self.told[name] = NodeTold(name, epoch, gpus or (GPU,))
+        return self.tell(self.told[name])
+
+    def report(self, name: str, *attempts: AttemptReport, seen: int = 0) -> list[ClusterAction]:
+        known = self.told[name]
+        return self.tell(NodeTold(name, known.epoch, known.gpus, attempts, seen))
+
+    def submit(self, name: str, user: str = "ann", **given: object) -> JobSpec:
+        spec = JobSpec(name, user, **given)  # type: ignore[arg-type]
+        self.tell(JobSubmitted(spec))
+        return spec
+
+    def job(self, name: str) -> JobTold:
+        told = self.machine.job(name)
+        assert told is not None
+        return told
+
+    def state(self, name: str) -> JobState:
+        return self.job(name).state
+
+
+def runs(order: ClusterAction, progress_ppm: int = 0, end: JobEnd | None = None, rate_ppm: int = 0) -> AttemptReport:
+    """What a node says of what it was told to start."""
+    assert isinstance(order, StartJob)
+    return AttemptReport(order.attempt, order.gpus, progress_ppm, rate_ppm, end)
+
+
+def starts(actions: list[ClusterAction]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Who was started where."""
+    return {one.attempt.job: (one.node, one.gpus) for one in actions if isinstance(one, StartJob)}

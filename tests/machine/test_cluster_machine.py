@@ -1,0 +1,441 @@
+"""What does a cluster do, step by step: who is started, who ends, who may be started again and when?"""
+
+import msgspec
+import pytest
+
+from cotenant.domain.cluster import Attempt, AttemptReport, GpuCondition, GpuReport, JobEnd, JobState, OnlineUse, Quota
+from cotenant.domain.clusters import (
+    AckEnd,
+    Answer,
+    ClusterStarted,
+    JobCancelled,
+    JobSubmitted,
+    NodeDrained,
+    NodeGone,
+    NodeTold,
+    QuotaSet,
+    StartJob,
+    StopJob,
+)
+from cotenant.domain.instant import SECOND_NS
+from cotenant.domain.use import TaskUse
+from cotenant.machine.cluster import ClusterMachine
+from tests.machine.cluster_steps import GIB, GPU, Story, runs, settings, starts
+from tests.tool import ROOT
+
+BUSY = OnlineUse("web", TaskUse(900_000, ((900_000, 1_000_000),), 800_000, 200_000, active_ppm=900_000))
+
+
+def replaced(gpu: GpuReport, **changed: object) -> GpuReport:
+    return msgspec.structs.replace(gpu, **changed)
+
+
+def test_a_job_is_started_known_to_run_and_done() -> None:
+    story = Story()
+    story.join("a")
+    spec = story.submit("job")
+    (order,) = story.until(2)
+    assert order == StartJob("a", Attempt("job", 1), (0,), 1_000_000, spec, 0, 1)
+    assert story.state("job") is JobState.STARTING
+    assert story.report("a", runs(order, 300_000), seen=1) == []
+    assert (story.state("job"), story.job("job").progress_ppm) == (JobState.RUNNING, 300_000)
+    story.now_s = 9
+    assert story.report("a", runs(order, 900_000, JobEnd.DONE), seen=1) == [AckEnd("a", Attempt("job", 1))]
+    told = story.job("job")
+    assert (told.state, told.progress_ppm, told.ended) == (JobState.DONE, 1_000_000, 9 * SECOND_NS)
+    assert story.report("a", runs(order, end=JobEnd.DONE), seen=1) == [AckEnd("a", Attempt("job", 1))]
+
+
+def test_an_order_that_was_lost_is_sent_again_until_the_node_has_it() -> None:
+    story = Story()
+    story.join("a")
+    story.submit("job")
+    (order,) = story.until(2)
+    assert story.report("a") == [order]
+    assert story.report("a", runs(order), seen=1) == []
+    assert story.report("a") == [order]  # a report that was sent before the order came, and came after it
+
+
+def test_what_a_node_was_told_and_does_not_name_is_gone_and_goes_on_elsewhere() -> None:
+    story = Story()
+    story.join("a")
+    story.submit("job")
+    (order,) = story.until(2)
+    story.report("a", runs(order, 400_000), seen=1)
+    story.join("b", replaced(GPU, offer_ppm=900_000))
+    assert story.report("a", seen=1) == []
+    assert (story.state("job"), story.job("job").evictions) == (JobState.WAITING, 1)
+    (again,) = story.until(12)
+    assert isinstance(again, StartJob)
+    assert (again.attempt, again.progress_ppm) == (Attempt("job", 2), 400_000)
+
+
+def test_a_node_that_started_anew_has_ended_what_it_does_not_name() -> None:
+    story = Story()
+    story.join("a", GPU, GPU)
+    for name in ("one", "two"):
+        story.submit(name)
+    one, two = story.until(2)
+    story.report("a", runs(one), runs(two), seen=2)
+    story.told["a"] = NodeTold("a", 2, (GPU, GPU))
+    story.report("a", runs(two))
+    assert (story.state("one"), story.state("two")) == (JobState.WAITING, JobState.RUNNING)
+    assert story.tell(NodeTold("a", 1, (GPU, GPU), (runs(one),), 2)) == []  # on its way since before
+    assert story.state("two") is JobState.RUNNING
+
+
+def test_a_silent_node_keeps_its_jobs_until_it_must_have_ended_them() -> None:
+    story = Story()
+    story.join("a")
+    story.submit("job")
+    (order,) = story.until(2)
+    story.report("a", runs(order), seen=1)
+    story.now_s = 12
+    story.join("b")
+    assert starts(story.until(21)) == {}
+    story.report("b")
+    assert story.state("job") is JobState.RUNNING
+    story.until(22)
+    assert story.state("job") is JobState.LOST
+    assert starts(story.until(26)) == {}
+    assert starts(story.until(33)) == {"job": ("b", (0,))}
+    assert story.report("a", runs(order), seen=1) == [StopJob("a", order_attempt(order), "it is not wanted here")]
+    assert not story.machine.floor.open[0], "nothing is started where something runs that must end"
+    story.report("a", runs(order, end=JobEnd.EVICTED), seen=1)
+    assert story.machine.floor.open[0]
+
+
+def order_attempt(order: object) -> Attempt:
+    assert isinstance(order, StartJob)
+    return order.attempt
+
+
+def test_a_silent_node_that_speaks_in_time_goes_on() -> None:
+    story = Story()
+    story.join("a")
+    story.submit("job")
+    (order,) = story.until(2)
+    story.report("a", runs(order), seen=1)
+    story.until(23)
+    assert story.state("job") is JobState.LOST
+    assert story.report("a", runs(order, 500_000), seen=1) == []
+    assert story.state("job") is JobState.RUNNING
+
+
+@pytest.mark.parametrize("end, failures", [(JobEnd.FAILED, 1), (JobEnd.REFUSED, 0)])
+def test_after_a_failure_or_a_refusal_there_is_a_pause(end: JobEnd, failures: int) -> None:
+    story = Story(round_ns=SECOND_NS)
+    story.join("a")
+    story.submit("job", retries=1)
+    (order,) = story.until(1)
+    story.report("a", runs(order, end=end), seen=1)
+    assert (story.state("job"), story.job("job").failures) == (JobState.WAITING, failures)
+    assert starts(story.until(10)) == {}
+    assert starts(story.until(12)) == {"job": ("a", (0,))}
+
+
+def test_a_job_that_fails_too_often_has_failed_and_evictions_do_not_count() -> None:
+    story = Story(round_ns=SECOND_NS)
+    story.join("a")
+    story.submit("job", retries=1)
+    for end in (JobEnd.FAILED, JobEnd.EVICTED, JobEnd.EVICTED, JobEnd.FAILED):
+        (order,) = story.until(story.now_s + 15)[-1:]
+        story.report("a", runs(order, end=end), seen=99)
+    assert (story.state("job"), story.job("job").failures, story.job("job").evictions) == (JobState.FAILED, 2, 2)
+    assert starts(story.until(story.now_s + 60)) == {}
+
+
+def test_cancelling_waits_for_the_end_of_what_runs() -> None:
+    story = Story()
+    story.join("a")
+    story.submit("job")
+    story.submit("next")
+    (order,) = story.until(2)
+    assert story.said(JobCancelled("next", 7)) == ["yes to peer 7"]
+    assert story.state("next") is JobState.CANCELLED
+    assert story.said(JobCancelled("job", 8)) == ["stop job#1 on a: cancelled", "yes to peer 8"]
+    assert story.report("a", runs(order), seen=1) == [StopJob("a", Attempt("job", 1), "cancelled")]
+    assert story.state("job") is JobState.STOPPING
+    story.report("a", runs(order, end=JobEnd.EVICTED), seen=1)
+    assert story.state("job") is JobState.CANCELLED
+    (answer,) = story.tell(JobCancelled("job", 9))
+    assert answer == Answer(9)
+
+
+def test_what_is_done_before_it_can_be_cancelled_is_done() -> None:
+    story = Story()
+    story.join("a")
+    story.submit("job")
+    (order,) = story.until(2)
+    story.tell(JobCancelled("job"))
+    story.report("a", runs(order, end=JobEnd.DONE), seen=1)
+    assert story.state("job") is JobState.DONE
+    (answer,) = story.tell(JobCancelled("job", 9))
+    assert isinstance(answer, Answer)
+    assert answer.reject is not None
+
+
+def test_the_same_job_again_is_the_same_job_and_another_of_its_name_is_refused() -> None:
+    story = Story(waiting_limit=1)
+    spec = story.submit("job")
+    assert story.tell(JobSubmitted(spec, 5)) == [Answer(5)]
+    refused = [
+        story.tell(JobSubmitted(msgspec.structs.replace(spec, **changed), 6))
+        for changed in ({"priority": 3}, {"name": "other"})
+    ]
+    reasons = [one[0].reject.reason.value for one in refused if isinstance(one[0], Answer) and one[0].reject]
+    assert reasons == ["name-taken", "queue-full"]
+
+
+def test_a_drained_node_is_emptied_and_takes_nothing_until_it_is_let_back() -> None:
+    story = Story()
+    story.join("a")
+    story.submit("job")
+    (order,) = story.until(2)
+    story.report("a", runs(order), seen=1)
+    assert story.said(NodeDrained("a", on=True)) == ["stop job#1 on a: its node is drained"]
+    story.report("a", runs(order, end=JobEnd.FAILED), seen=1)
+    assert (story.state("job"), story.job("job").failures) == (JobState.WAITING, 0), "it was told to end"
+    assert starts(story.until(15)) == {}
+    story.tell(NodeDrained("a", on=False))
+    assert starts(story.until(30)) == {"job": ("a", (0,))}
+
+
+def test_a_node_that_leaves_leaves_its_jobs_to_others() -> None:
+    story = Story()
+    story.join("a")
+    story.submit("job")
+    story.until(2)
+    story.tell(NodeGone("a"))
+    assert story.state("job") is JobState.WAITING
+    assert [view.node for view in story.machine.nodes()] == []
+    story.join("b")
+    assert starts(story.until(12)) == {"job": ("b", (0,))}
+
+
+def test_hard_constraints() -> None:
+    small = GpuReport("T4", 16 * GIB, 4 * GIB, 300_000)
+    served = replaced(GPU, online=(OnlineUse("web"),), offer_ppm=900_000)
+    story = Story(slowdown_limit_ppm=100_000_000)
+    story.join("a", small)
+    story.join("b", served, replaced(GPU, condition=GpuCondition.UNHEALTHY), replaced(GPU, offer_ppm=0))
+    wants = {
+        "memory": {"memory_bytes": 5 * GIB},
+        "type": {"types": ("T4",)},
+        "share": {"least_ppm": 400_000},
+        "company": {"avoid": ("web",)},
+        "gang": {"gpus": 2},
+        "nowhere": {"types": ("H100",)},
+    }
+    found = {}
+    for name, given in wants.items():
+        story.submit(name, **given)
+        found |= starts(story.until(story.now_s + 11))
+        story.tell(JobCancelled(name))
+        for node, attempts in [("a", ()), ("b", ())]:
+            story.now_s += 1
+            story.tell(NodeTold(node, 1, story.told[node].gpus, attempts, 99))
+    assert found == {
+        "memory": ("b", (0,)),
+        "type": ("a", (0,)),
+        "share": ("b", (0,)),
+        "company": ("a", (0,)),
+    }
+
+
+def test_a_gang_gets_all_of_its_gpus_on_one_node_or_none() -> None:
+    story = Story()
+    story.join("a")
+    story.join("b")
+    story.submit("gang", gpus=2)
+    assert starts(story.until(15)) == {}
+    assert "no node has 2 open GPUs" in story.job("gang").why
+    story.join("c", GPU, GPU, GPU)
+    assert list(starts(story.until(30)).values()) == [("c", (0, 1))]
+
+
+def test_groups_that_avoid_each_other_share_no_node() -> None:
+    story = Story()
+    story.join("a", GPU, GPU)
+    story.join("b", GPU, GPU)
+    story.submit("first", group="g", avoid=("g",))
+    story.submit("second", group="g", avoid=("g",))
+    story.submit("third", group="g", avoid=("g",))
+    orders = story.until(15)
+    assert {node for node, _ in starts(orders).values()} == {"a", "b"}
+    assert sorted(story.state(name).value for name in ("first", "second", "third")) == [
+        "starting",
+        "starting",
+        "waiting",
+    ]
+
+
+def test_a_quota_holds_at_each_start_and_takes_nothing_away() -> None:
+    story = Story()
+    story.join("a", GPU, GPU, GPU)
+    story.tell(QuotaSet(Quota("ann", 1)))
+    for name in ("one", "two"):
+        story.submit(name)
+    story.submit("other", user="bob")
+    assert sorted(starts(story.until(5))) == ["one", "other"]
+    assert story.job("two").why == "ann holds 1 GPU of a quota of 1"
+    story.tell(QuotaSet(Quota("ann", 0)))
+    assert story.state("one") is JobState.STARTING
+    story.tell(QuotaSet(Quota("ann", 5)))
+    assert sorted(starts(story.until(15))) == ["two"]
+
+
+def test_who_has_priority_goes_first() -> None:
+    story = Story()
+    story.submit("early")
+    story.submit("urgent", priority=5)
+    story.join("a")
+    assert list(starts(story.until(5))) == ["urgent"]
+
+
+def test_users_who_had_less_come_first_if_that_is_asked_for() -> None:
+    story = Story(fair=True)
+    story.join("a")
+    story.submit("long")
+    (order,) = story.until(5)
+    story.report("a", runs(order), seen=1)
+    story.submit("more")
+    story.submit("newcomer", user="bob")
+    story.until(100)
+    story.report("a", runs(order, end=JobEnd.DONE), seen=1)
+    assert list(starts(story.until(111))) == ["newcomer"]
+
+
+def test_a_job_moves_where_it_gains_and_what_is_kept_for_it_is_not_given_away() -> None:
+    story = Story(slowdown_limit_ppm=100_000_000)
+    crowded = replaced(GPU, online=(BUSY,), offer_ppm=200_000)
+    story.join("slow", crowded)
+    story.submit("job", use=TaskUse(950_000, ((800_000, 1_000_000),), 500_000, 100_000))
+    (order,) = story.until(5)
+    story.report("slow", runs(order, 100_000), seen=1)
+    story.now_s = 13
+    story.join("fast")
+    story.report("slow", runs(order, 200_000), seen=1)
+    (stop,) = story.until(25)
+    assert isinstance(stop, StopJob)
+    assert (stop.node, stop.why) == ("slow", "it goes on faster on fast")
+    story.submit("thief")
+    story.report("fast")
+    assert starts(story.until(35)) == {}
+    _, again = story.report("slow", runs(order, 300_000, JobEnd.EVICTED), seen=1)
+    assert isinstance(again, StartJob)
+    assert (again.node, again.progress_ppm) == ("fast", 300_000)
+
+
+def test_jobs_do_not_move_for_little() -> None:
+    story = Story()
+    story.join("a", replaced(GPU, offer_ppm=950_000))
+    story.submit("job", use=TaskUse(950_000, ((1_000_000, 1_000_000),), 500_000, 100_000))
+    (order,) = story.until(5)
+    story.report("a", runs(order), seen=1)
+    story.join("b")
+    for second in range(10, 100, 10):
+        assert story.until(second) == []
+        story.report("a", runs(order), seen=1)
+        story.report("b")
+
+
+def test_speeds_that_were_seen_change_what_is_foretold() -> None:
+    story = Story()
+    story.join("a")
+    story.submit("job", profile="bert")
+    (order,) = story.until(5)
+    story.report("a", runs(order, 100_000), seen=1)
+    assert story.machine.worth.predictor.learned() == ()
+    story.report("a", runs(order, 200_000, rate_ppm=300_000), seen=1)
+    once = story.machine.worth.predictor.learned()
+    assert {profile for profile, *_ in once} == {"bert"}
+    story.report("a", runs(order, 300_000, rate_ppm=310_000), seen=1)
+    assert story.machine.worth.predictor.learned() == once, "much the same is nothing new"
+
+
+def test_a_brain_that_starts_again_gives_everybody_a_whole_lease() -> None:
+    story = Story()
+    story.join("a")
+    story.submit("job")
+    (order,) = story.until(2)
+    story.report("a", runs(order), seen=1)
+    story.now_s = 1000
+    story.tell(ClusterStarted(settings(), "1", 0))
+    story.until(1019)
+    assert story.state("job") is JobState.RUNNING
+    story.until(1020)
+    assert story.state("job") is JobState.LOST
+
+
+def test_attempts_of_a_brain_that_knew_more_are_never_given_out_again() -> None:
+    story = Story()
+    story.join("a")
+    there = AttemptReport(Attempt("forgotten", 41), (0,))
+    assert story.report("a", there, seen=41) == [StopJob("a", there.attempt, "it is not wanted here")]
+    story.submit("job")
+    story.report("a", seen=41)
+    (order,) = story.until(15)
+    assert order_attempt(order).number == 42
+
+
+def test_what_is_over_is_remembered_for_a_while() -> None:
+    story = Story(remember=2)
+    for name in ("one", "two", "three"):
+        story.submit(name)
+        story.tell(JobCancelled(name))
+    assert [told.spec.name for told in story.machine.jobs()] == ["two", "three"]
+
+
+def test_kinds_follow_what_is_avoided() -> None:
+    story = Story()
+    web, ads = (replaced(GPU, online=(OnlineUse(name),)) for name in ("web", "ads"))
+    story.join("a", web, ads)
+    assert len(story.machine.floor.kinds) == 1, "names do not count"
+    story.submit("job", avoid=("ads",), least_ppm=1_000_000)
+    story.until(5)
+    assert [kind.named for kind in story.machine.floor.kinds if kind.named] == [("ads",)]
+
+
+# After a change that is meant to change decisions, read the diff of what this prints as part of the change:
+#   .venv/bin/python -m pytest -q tests/machine/test_cluster_machine.py -k golden
+def test_the_golden_log_of_a_cluster() -> None:
+    golden = (ROOT / "scenarios" / "cluster-brain.log").read_text(encoding="utf-8")
+    assert "\n".join(told_story()) + "\n" == golden
+
+
+def told_story() -> list[str]:
+    """A short life with one of everything."""
+    story = Story(slowdown_limit_ppm=100_000_000)
+    story.join("a", GPU, replaced(GPU, offer_ppm=400_000, online=(BUSY,)))
+    story.tell(QuotaSet(Quota("bob", 1), 1))
+    for name, user, given in (
+        ("bert", "ann", {"memory_bytes": 8 * GIB, "profile": "bert"}),
+        ("gang", "ann", {"gpus": 2}),
+        ("alone", "bob", {"avoid": ("web",)}),
+        ("more", "bob", {}),
+    ):
+        story.submit(name, user, **given)
+    (gang,) = story.until(2)
+    story.report("a", runs(gang, 100_000), seen=1)
+    story.join("b", GPU, GPU)
+    bert, alone = story.until(4)
+    story.report("b", runs(bert), runs(alone, 50_000, rate_ppm=900_000), seen=3)
+    story.until(14)
+    story.tell(NodeDrained("a", True, 2))
+    story.report("a", runs(gang, 250_000, JobEnd.EVICTED), seen=1)
+    story.report("b", runs(bert, end=JobEnd.FAILED), runs(alone, end=JobEnd.DONE), seen=3)
+    story.tell(JobCancelled("gang", 3))
+    story.tell(JobCancelled("gang", 4))
+    _, bert = story.until(26)
+    head = story.machine.snapshot()
+    story.machine = ClusterMachine()
+    story.tell(head)
+    story.tell(ClusterStarted(settings(), "1", 0))
+    story.tell(NodeGone("a"))
+    story.report("b", runs(bert, 300_000), seen=5)
+    story.until(60)
+    story.report("b", runs(bert, 500_000), seen=5)
+    story.join("c")
+    story.until(70)
+    return story.lines
