@@ -167,7 +167,7 @@ def test_facts_of_a_pair_follow_the_distributions(job: TaskUse, gpu: Spot) -> No
     assert gpus.held.sum() == pytest.approx(1)
     assert gpus.own.sum() == pytest.approx(1)
     told = rule(jobs, gpus, facts, sliced=False)
-    assert features(jobs, gpus, facts, told).shape == (1, 1, len(FEATURES))
+    assert features(jobs, gpus, facts, told).shape == (len(FEATURES), 1, 1)
     assert told.speed[0, 0] <= 1e-12
 
 

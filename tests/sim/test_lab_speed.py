@@ -66,7 +66,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(speed, name, count)
     monkeypatch.setattr(speed_pairs, "_LAUNCHES", 300)
     monkeypatch.setitem(FITS, "boosted trees", lambda rows, errors, _: fit_trees(rows, errors, Growth(4, 2)))
-    monkeypatch.setitem(FITS, "neural", lambda rows, errors, seed: fit_neural(rows, errors, seed, Training((4,), 2)))
+    monkeypatch.setitem(FITS, "neural", lambda rows, errors, seed: fit_neural(rows, errors, seed, Training((4,), 2, 1)))
     monkeypatch.setattr("cotenant.apps.lab_speed.os.cpu_count", lambda: 1)
 
 
@@ -104,7 +104,7 @@ def test_the_command_judges_keeps_draws_and_says_the_same_twice(
     assert [(one.name, one.of) for one in report.judged] == [
         (name, of) for name in (GAVEL, AGAIN, DISB) for of in ("speed", "slowdown")
     ]
-    assert len(evidence.shown[GAVEL]) == report.judged[0].kept.n == 54
+    assert len(evidence.shown[GAVEL]) == report.judged[0].kept.n == 36
     # Gavel's two files say 0.5 and 0.625 of the same job once, and 0.5 and 0.5 the other time.
     assert report.judged[0].baselines[TWICE].worst == pytest.approx(0.2)
     assert all(set(line.models) == set(FITS) and ADDS_UP in line.baselines for line in report.judged)
@@ -185,7 +185,7 @@ def test_a_tree_finds_the_border() -> None:
 def test_outcomes_say_what_was_known_before(small: Path) -> None:
     measured = read_speeds(small)
     gavel = gavel_outcomes(measured.pairs)
-    assert len(gavel) == 2 * 27
+    assert len(gavel) == 2 * 3 * 6  # each two of three jobs once, and each with itself, on three GPUs
     assert {one.way for one in gavel} == {"time"}
     assert {round(one.speed, 3) for one in gavel} == {0.5, 0.625}
     assert all(one.slowdown == pytest.approx(3.6 - 1 / one.speed) for one in gavel)

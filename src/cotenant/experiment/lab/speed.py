@@ -198,7 +198,7 @@ def _table(pairs: Sequence[Pair | Outcome], way: Way) -> _Rows:
     for pair in pairs:
         job, gpu = job_side([pair.job]), gpu_side([pair.spot])
         facts = pair_facts(job, gpu)
-        rows.append(features(job, gpu, facts, rule(job, gpu, facts, sliced=way == "time"))[0, 0])
+        rows.append(features(job, gpu, facts, rule(job, gpu, facts, sliced=way == "time"))[:, 0, 0])
     truth = np.log([(pair.speed, max(pair.slowdown, 1.0)) for pair in pairs])
     return _Rows(np.array(rows), truth)
 

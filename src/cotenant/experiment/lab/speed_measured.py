@@ -8,7 +8,7 @@ None of it looks at a program together with another one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -56,12 +56,12 @@ _V100_SMS: Final = 80
 _RTX3080_SMS: Final = 68
 
 
-class _Together(msgspec.Struct, frozen=True):
+class _Together(NamedTuple):
     name: str
     where: str
-    tenants: tuple[str, ...]
-    programs: tuple[str, ...]
-    slower: tuple[float, ...]
+    tenants: Sequence[str]
+    programs: Sequence[str]
+    slower: Sequence[float]
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -84,21 +84,33 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 def gavel_outcomes(pairs: Pairs) -> list[Outcome]:
-    """Both sides of every pair, by time slices.
+    """Both sides of every pair, by time slices; a pair that the file names again the other way round counts once.
 
     Duty: how a job's speed grows from GPU to GPU says which part of a step is the GPU's (`training_groups`). Kernels:
     as above. Widths and bandwidth are not known and taken for all SMs and none, which time slices do not care for.
     """
     found = []
+    known: set[str] = set()
     for group in training_groups(pairs):
-        steps_ns = [use.kernel_ns for use in group.uses]
+        order = sorted((0, 1), key=lambda place: group.tenants[place])
+        name = " + ".join(group.tenants[place] for place in order)
+        if f"{group.kind} {name}" in known:
+            continue
+        known.add(f"{group.kind} {name}")
         uses = [
-            use_of(one.duty, step_ns, STEP_KERNELS.get(family, 500), 1.0)
-            for one, step_ns, family in zip(group.uses, steps_ns, group.programs, strict=True)
+            use_of(
+                group.uses[place].duty, group.uses[place].kernel_ns, STEP_KERNELS.get(group.programs[place], 500), 1.0
+            )
+            for place in order
         ]
-        together = _Together(group.name, group.kind, group.tenants, group.programs, group.slowdowns)
-        for mine, other in ((0, 1), (1, 0)):
-            found.append(_outcome(together, uses, mine, [other], "time"))
+        together = _Together(
+            f"{group.kind} {name}",
+            group.kind,
+            [group.tenants[place] for place in order],
+            [group.programs[place] for place in order],
+            [group.slowdowns[place] for place in order],
+        )
+        found += [_outcome(together, uses, mine, [1 - mine], "time") for mine in (0, 1)]
     return found
 
 

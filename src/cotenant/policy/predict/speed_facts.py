@@ -7,7 +7,9 @@ sides' tables, so that a thousand jobs beside a thousand GPUs are a few multipli
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import operator
+from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -15,7 +17,6 @@ import numpy as np
 from cotenant.domain.cluster import OnlineUse
 from cotenant.domain.gpu import WHOLE_PPM
 from cotenant.domain.use import TaskUse
-from cotenant.policy.predict.slowdown import Use
 from cotenant.policy.predict.use import assumed
 
 STEPS: Final = 20
@@ -31,6 +32,8 @@ _LONG_KERNEL_NS: Final = 10 * _USUAL_KERNEL_NS
 _USUAL_KERNELS: Final = 50.0
 """Of a request or a step, where its length is not known."""
 _TINY: Final = 1e-9
+_TENANTS_KEPT: Final = 20_000
+"""Online tenants of which the numbers are kept, since most are asked for again."""
 
 
 class Spot(NamedTuple):
@@ -74,6 +77,8 @@ class GpuSide(NamedTuple):
     own: Any
     """The distribution of SMs held by an online kernel, while one runs."""
     is_known: Any
+    by_width: Any
+    """For each width of a job's kernels, the numbers of `PairFacts` but the last: GPUs by four by STEPS + 1."""
 
 
 def job_side(jobs: Sequence[TaskUse | None]) -> JobSide:
@@ -97,52 +102,88 @@ def job_side(jobs: Sequence[TaskUse | None]) -> JobSide:
 def gpu_side(spots: Sequence[Spot]) -> GpuSide:
     """Each by what its online tenants do alone; that they slow each other is for the model to know."""
     rows = [_spot(spot) for spot in spots]
-    columns = list(zip(*rows, strict=True)) if rows else [[] for _ in GpuSide._fields]
-    return GpuSide(*(np.array(column, dtype=np.float64) for column in columns))
+    columns = list(zip(*rows, strict=True)) if rows else [() for _ in GpuSide._fields[:-1]]
+    found = [np.array(column, dtype=np.float64) for column in columns]
+    place = {name: number for number, name in enumerate(GpuSide._fields)}
+    for name, width in (("held", len(ASKED)), ("own", STEPS + 1)):
+        found[place[name]] = found[place[name]].reshape(len(rows), width)
+    share, held, own = (found[place[name]] for name in ("share", "held", "own"))
+    return GpuSide(*found, _by_width(share, held, own))
+
+
+def _by_width(shares: Any, held: Any, own: Any) -> Any:
+    found = np.empty((len(shares), 4, STEPS + 1))
+    for share in np.unique(shares):
+        here = np.flatnonzero(shares == share)
+        capped = np.minimum(_WIDTHS, share)[:, None]
+        over = np.maximum(0.0, capped + ASKED[None, :] - 1)
+        left = np.minimum(1.0, np.maximum(0.0, 1 - ASKED)[None, :] / np.maximum(capped, _LEAST_SHARE))
+        found[here, 0] = np.maximum(1.0, _WIDTHS / share)[None, :]
+        found[here, 1] = held[here] @ over.T
+        found[here, 2] = own[here] @ over[:, : STEPS + 1].T
+        found[here, 3] = held[here] @ left.T
+    return found
+
+
+class _Tenant(NamedTuple):
+    there: float
+    duty: float
+    active: float
+    memory: float
+    kernel_ns: float
+    round_ns: float
+    alone: Any
+    """The distribution of SMs held by its kernels."""
+    held: Any
+    """The same at any instant, there or not."""
+
+
+@functools.lru_cache(maxsize=_TENANTS_KEPT)
+def _tenant(use: TaskUse) -> _Tenant:
+    """Of an online tenant that says nothing of itself, everything is taken."""
+    told = assumed(None if use == TaskUse() else use)
+    there = told.active * told.duty
+    alone = np.array(held_of(told.widths))
+    held = there * alone
+    held[0] += 1 - there
+    kernel_ns = told.kernel_ns or _USUAL_KERNEL_NS
+    round_ns = float(use.round_ns or _USUAL_KERNELS * kernel_ns)
+    return _Tenant(there, told.duty, told.active, told.memory, kernel_ns, round_ns, alone, held)
 
 
 def _spot(spot: Spot) -> tuple[Any, ...]:
-    uses = [_online(one.use) for one in spot.online]
+    tenants = [_tenant(one.use) for one in spot.online]
     share = max(spot.offer_ppm / WHOLE_PPM, _LEAST_SHARE)
-    there = np.array([one.active * one.duty for one in uses], dtype=np.float64)
-    weight = there / max(float(there.sum()), _TINY)
+    asked = sum(one.there for one in tenants)
+    weights = [one.there / asked for one in tenants] if asked > _TINY else []
     held = np.ones(1)
     own = np.zeros(STEPS + 1)
-    for use, part, mine in zip(uses, weight, there, strict=True):
-        alone = np.array(held_of(use.widths))
-        own += part * alone
-        some = mine * alone
-        some[0] += 1 - mine
-        held = np.convolve(held, some)
-    held = _within(held)
+    idle = gone = 1.0
+    for one in tenants:
+        held = np.convolve(held, one.held)
+        idle *= 1 - one.there
+        gone *= 1 - one.active
+    for one, part in zip(tenants, weights, strict=False):
+        own += part * one.alone
     own[0] += max(1 - float(own.sum()), 0.0)
 
-    def mean(values: list[float], empty: float) -> float:
-        return float(np.dot(weight, values)) if uses and there.sum() > _TINY else empty
+    def mean(values: Iterable[float], empty: float) -> float:
+        return sum(map(operator.mul, weights, values)) if weights else empty
 
     return (
         share,
-        len(uses),
-        1 - float(np.prod(1 - there)),
-        float(there.sum()),
-        held,
-        min(1.0, sum(one.memory * part for one, part in zip(uses, there, strict=True))),
-        mean([one.kernel_ns or _USUAL_KERNEL_NS for one in uses], _USUAL_KERNEL_NS),
-        mean([_round_ns(one.use) for one in spot.online], _USUAL_KERNELS * _USUAL_KERNEL_NS),
-        mean([one.duty for one in uses], 0.0),
-        1 - float(np.prod([1 - one.active for one in uses])),
+        len(tenants),
+        1 - idle,
+        asked,
+        _within(held),
+        min(1.0, sum(one.memory * one.there for one in tenants)),
+        mean((one.kernel_ns for one in tenants), _USUAL_KERNEL_NS),
+        mean((one.round_ns for one in tenants), _USUAL_KERNELS * _USUAL_KERNEL_NS),
+        mean((one.duty for one in tenants), 0.0),
+        1 - gone,
         own,
         float(all(one.use != TaskUse() for one in spot.online)),
     )
-
-
-def _online(use: TaskUse) -> Use:
-    """Of an online tenant that says nothing of itself, everything is taken."""
-    return assumed(None if use == TaskUse() else use)
-
-
-def _round_ns(use: TaskUse) -> float:
-    return float(use.round_ns or _USUAL_KERNELS * (use.kernel_ns or _USUAL_KERNEL_NS))
 
 
 def _within(held: Any) -> Any:
@@ -185,18 +226,9 @@ class PairFacts(NamedTuple):
 
 
 def pair_facts(jobs: JobSide, gpus: GpuSide) -> PairFacts:
-    """For every job on every GPU."""
-    share = gpus.share[:, None]
-    stretch = np.maximum(1.0, _WIDTHS[None, :] / share)
-    stretched = jobs.held @ stretch.T
-    capped = np.minimum(_WIDTHS[None, :], share)
-    over = np.maximum(0.0, capped[:, :, None] + ASKED[None, None, :] - 1)
-    crowded = jobs.held @ np.einsum("gax,gx->ag", over, gpus.held)
-    over = over[:, :, : STEPS + 1]
-    free = np.maximum(0.0, 1 - ASKED)[None, None, :] / np.maximum(capped, _LEAST_SHARE)[:, :, None]
-    left = jobs.held @ np.einsum("gax,gx->ag", np.minimum(1.0, free), gpus.held)
+    """For every job on every GPU: by the width of the job's kernels everything is a sum."""
+    stretched, crowded, crowding, left = (jobs.held @ gpus.by_width[:, place].T for place in range(4))
     there = jobs.duty[:, None] * stretched
-    there = there / (1 - jobs.duty[:, None] + there)
-    crowding = there * (jobs.held @ np.einsum("gax,gx->ag", over, gpus.own))
-    starved = np.maximum(0.0, jobs.memory[:, None] * np.minimum(1.0, gpus.share)[None, :] + gpus.memory[None, :] - 1)
-    return PairFacts(stretched, crowded, crowding, left, starved)
+    there /= 1 - jobs.duty[:, None] + there
+    starved = np.maximum(0.0, jobs.memory[:, None] * gpus.share[None, :] + gpus.memory[None, :] - 1)
+    return PairFacts(stretched, crowded, there * crowding, left, starved)

@@ -79,7 +79,7 @@ def rule(jobs: JobSide, gpus: GpuSide, facts: PairFacts, *, sliced: bool) -> Rul
 
 
 def features(jobs: JobSide, gpus: GpuSide, facts: PairFacts, told: Rule) -> Any:
-    """A row of float32 for each pair, in the order of FEATURES; jobs by GPUs by features."""
+    """A table of float32, jobs by GPUs, for each of FEATURES."""
     shape = facts.crowded.shape
     width, spread = _moments(jobs.held, _WIDTHS)
     online_held, online_spread = _moments(gpus.held, ASKED)
@@ -126,17 +126,10 @@ def features(jobs: JobSide, gpus: GpuSide, facts: PairFacts, told: Rule) -> Any:
         told.speed,
         told.slowdown,
     )
-    found = np.empty((*shape, len(FEATURES)), dtype=np.float32)
-    place = 0
-    for one in of_job:
-        found[:, :, place] = one[:, None]
-        place += 1
-    for one in of_gpu:
-        found[:, :, place] = one[None, :]
-        place += 1
-    for one in of_both:
-        found[:, :, place] = one
-        place += 1
+    found = np.empty((len(FEATURES), *shape), dtype=np.float32)
+    wide = (*(one[:, None] for one in of_job), *(one[None, :] for one in of_gpu), *of_both)
+    for place, one in enumerate(wide):
+        found[place] = one
     return found
 
 
@@ -148,9 +141,9 @@ class Scale(Value, frozen=True):
 
     def applied(self, rows: Any) -> Any:
         """Rows in units of their spread; beyond four spreads nothing was seen, so nothing is told apart."""
-        middle = np.array(self.middle, dtype=np.float32)
-        spread = np.array(self.spread, dtype=np.float32)
-        return np.clip((rows - middle) / spread, -4, 4)
+        scaled = rows - np.array(self.middle, dtype=np.float32)
+        scaled /= np.array(self.spread, dtype=np.float32)
+        return np.clip(scaled, -4, 4, out=scaled)
 
 
 class Linear(Value, frozen=True, tag="linear"):
@@ -183,7 +176,7 @@ class Trees(Value, frozen=True, tag="trees"):
             for asks, above, leaves in zip(self.asks[output], self.above[output], self.leaves[output], strict=True)
         ]
         for first in range(0, len(rows), _BLOCK):
-            columns = np.ascontiguousarray(rows[first : first + _BLOCK].T)
+            columns = rows.T[:, first : first + _BLOCK]
             sums = np.zeros((2, columns.shape[1]), dtype=np.float32)
             for output, asks, above, leaves in grown:
                 leaf = np.zeros(columns.shape[1], dtype=np.uint8)
@@ -194,21 +187,27 @@ class Trees(Value, frozen=True, tag="trees"):
         return found
 
 
+Layers = tuple[tuple[tuple[tuple[float, ...], ...], tuple[float, ...]], ...]
+"""Weights, a row for each input, and what is added; of each layer."""
+
+
 class Neural(Value, frozen=True, tag="neural"):
-    """Layers of weights with what is below 0 cut off between them."""
+    """The mean of a few small networks: layers of weights, with what is below 0 cut off between them."""
 
     scale: Scale
-    layers: tuple[tuple[tuple[tuple[float, ...], ...], tuple[float, ...]], ...]
-    """Weights, a row for each input, and what is added."""
+    networks: tuple[Layers, ...]
 
     def errors(self, rows: Any) -> Any:
         """Of speed and slowdown, in logarithms: what to add to the rule."""
-        signal = self.scale.applied(rows)
-        for place, (weights, added) in enumerate(self.layers):
+        signal = self.scale.applied(rows).T[None]
+        for place in range(len(self.networks[0])):
             if place:
-                signal = np.maximum(signal, 0)
-            signal = signal @ np.array(weights, dtype=np.float32) + np.array(added, dtype=np.float32)
-        return signal
+                np.maximum(signal, 0, out=signal)
+            weights = np.array([layers[place][0] for layers in self.networks], dtype=np.float32)
+            added = np.array([layers[place][1] for layers in self.networks], dtype=np.float32)
+            signal = np.matmul(weights.transpose(0, 2, 1), signal)
+            signal += added[:, :, None]
+        return signal.mean(axis=0).T
 
 
 Model = Linear | Trees | Neural
