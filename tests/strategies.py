@@ -67,6 +67,7 @@ from cotenant.domain.protect import EVICTIONS_LIMIT, Block, GpuSample, GpuWatch,
 from cotenant.domain.tenant import Departure, Kind, Tenant, TenantSpec, TenantView, Terms
 from cotenant.domain.use import WIDTHS_LIMIT, TaskUse
 from cotenant.format.config import Config, DirectoriesConfig, GpuConfig, NodeConfig, RunConfig
+from cotenant.format.config_cluster import ClusterConfig
 from cotenant.format.config_control import ControlConfig
 from cotenant.format.config_protect import ProtectConfig
 from cotenant.format.journal import Turn
@@ -303,6 +304,16 @@ configs = st.builds(
         adjust_period=durations_in_config,
         slo_headroom=shares.map(ShareOfWhole),
         online_least=shares.map(ShareOfWhole),
+    ),
+    cluster=st.builds(
+        ClusterConfig,
+        listen=texts,
+        round=durations_in_config,
+        lease=durations_in_config,
+        switch=shares.map(ShareOfWhole),
+        moves=st.integers(0, 1000),
+        fair=st.sampled_from(["yes", "no"]),
+        journal_limit=sizes_in_config,
     ),
     gpu=st.lists(st.builds(GpuConfig, name=texts.filter(bool), memory=sizes_in_config), max_size=3).map(tuple),
 )

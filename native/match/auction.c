@@ -1,17 +1,14 @@
 /* The auction: sources take turns, each bids until it has nothing left or nothing is worth it. */
 #include "match/auction.h"
 
+#include "match/choose.h"
+#include "match/settle.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-enum { BLOCK = 64, FREE = -1 };
+enum { FREE = -1 };
 #define BEYOND 1e30f
-
-#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-#define WIDE __attribute__((target_clones("avx2", "default")))
-#else
-#define WIDE
-#endif
 
 struct room { /* of a sink: units of one holder at one price */
     float price;
@@ -21,11 +18,6 @@ struct room { /* of a sink: units of one holder at one price */
 struct sink {
     struct room *rooms; /* by price, the cheapest last: it is the one that goes */
     int32_t count, room_for;
-};
-
-struct choice {
-    float best, second;
-    int32_t sink; /* of the best; -1: nothing is worth it */
 };
 
 struct auction {
@@ -38,70 +30,13 @@ struct auction {
     int64_t bids;
 };
 
-/* The highest profit within each block of a dense row: all that is done for every pair, so it is kept simple enough to be
-   done eight at a time. */
-WIDE static void best_of_blocks(const float *restrict worth, const float *restrict price, int32_t count, float *restrict blocks)
+static struct ma_choice choose(const struct auction *auction, int32_t source)
 {
-    for (int32_t at = 0, block = 0; at < count; at += BLOCK, block++) {
-        float found[8] = {0};
-        int32_t end = count - at < BLOCK ? count : at + BLOCK, place = at;
-        for (; place + 8 <= end; place += 8)
-            for (int lane = 0; lane < 8; lane++) {
-                float profit = worth[place + lane] - price[place + lane];
-                found[lane] = profit > found[lane] ? profit : found[lane];
-            }
-        for (; place < end; place++) {
-            float profit = worth[place] - price[place];
-            found[0] = profit > found[0] ? profit : found[0];
-        }
-        float best = 0;
-        for (int lane = 0; lane < 8; lane++)
-            best = found[lane] > best ? found[lane] : best;
-        blocks[block] = best;
-    }
-}
-
-static void consider(struct choice *choice, float profit, int32_t sink)
-{
-    if (profit > choice->best) {
-        choice->second = choice->best;
-        choice->best = profit;
-        choice->sink = sink;
-    } else if (profit > choice->second) {
-        choice->second = profit;
-    }
-}
-
-static struct choice choose_dense(struct auction *auction, int32_t source)
-{
-    struct choice choice = {0, 0, -1};
-    int32_t sinks = auction->problem->sinks, top = 0;
-    const float *worth = auction->problem->worth + (size_t)source * (size_t)sinks;
-    float elsewhere = 0;
-    best_of_blocks(worth, auction->price, sinks, auction->blocks);
-    for (int32_t block = 1; block * BLOCK < sinks; block++)
-        if (auction->blocks[block] > auction->blocks[top])
-            top = block;
-    for (int32_t block = 0; block * BLOCK < sinks; block++)
-        if (block != top && auction->blocks[block] > elsewhere)
-            elsewhere = auction->blocks[block];
-    int32_t end = sinks - top * BLOCK < BLOCK ? sinks : (top + 1) * BLOCK;
-    for (int32_t sink = top * BLOCK; sink < end; sink++)
-        consider(&choice, worth[sink] - auction->price[sink], sink);
-    if (elsewhere > choice.second)
-        choice.second = elsewhere;
-    return choice;
-}
-
-static struct choice choose_among_edges(const struct auction *auction, int32_t source)
-{
-    struct choice choice = {0, 0, -1};
     const struct ma_problem *problem = auction->problem;
-    for (int64_t edge = problem->starts[source]; edge < problem->starts[source + 1]; edge++) {
-        int32_t sink = problem->ends_at[edge];
-        consider(&choice, problem->worth[edge] - auction->price[sink], sink);
-    }
-    return choice;
+    if (!problem->starts)
+        return ma_choose_dense(problem->worth + (size_t)source * (size_t)problem->sinks, auction->price, problem->sinks, auction->blocks);
+    int64_t begin = problem->starts[source];
+    return ma_choose_among(problem->worth + begin, problem->ends_at + begin, problem->starts[source + 1] - begin, auction->price);
 }
 
 static int put(struct sink *sink, struct room room)
@@ -129,31 +64,43 @@ static void enqueue(struct auction *auction, int32_t source)
     auction->queue[(auction->head + auction->waiting++) % auction->problem->sources] = source;
 }
 
-/* One bid: takes of the cheapest room as much as there is or as is needed, at a price at which the next best is as good. */
-static int bid(struct auction *auction, int32_t source, struct choice choice, float step)
+/* Takes of the cheapest room what there is and is needed, from whoever has it; returns how much. Its own counts too: it is
+   paid for anew. */
+static int32_t take(struct auction *auction, struct sink *sink, int32_t source)
 {
-    struct sink *sink = &auction->sinks[choice.sink];
-    struct room cheapest = sink->rooms[sink->count - 1];
-    int32_t taken = auction->left[source] < cheapest.count ? auction->left[source] : cheapest.count;
-    float price = cheapest.price + (choice.best - choice.second), next = BEYOND;
-    if (taken < cheapest.count)
-        next = cheapest.price;
-    else if (sink->count > 1)
-        next = sink->rooms[sink->count - 2].price;
-    price = (price < next ? price : next) + step;
-    if (taken < cheapest.count)
-        sink->rooms[sink->count - 1].count -= taken;
-    else
+    struct room *cheapest = &sink->rooms[sink->count - 1];
+    int32_t taken = cheapest->count, holder = cheapest->holder;
+    if (holder == source) {
         sink->count--;
-    if (put(sink, (struct room){price, source, taken}) < 0)
-        return -1;
-    auction->left[source] -= taken;
-    if (cheapest.holder != FREE) {
-        auction->left[cheapest.holder] += taken;
-        if (cheapest.holder != source)
-            enqueue(auction, cheapest.holder);
+        return taken;
     }
-    auction->price[choice.sink] = sink->rooms[sink->count - 1].price;
+    if (auction->left[source] < taken)
+        taken = auction->left[source];
+    auction->left[source] -= taken;
+    cheapest->count -= taken;
+    if (!cheapest->count)
+        sink->count--;
+    if (holder != FREE) {
+        auction->left[holder] += taken;
+        enqueue(auction, holder);
+    }
+    return taken;
+}
+
+/* One bid: for as much room as is needed, as long as it is cheaper than what would make the next best as good; all of it at
+   the price of the first that it does not take, or at that one if it is lower, and a step more. */
+static int bid(struct auction *auction, int32_t source, struct ma_choice choice, float step)
+{
+    struct sink *sink = &auction->sinks[choice.at];
+    float price = sink->rooms[sink->count - 1].price + (choice.best - choice.second);
+    int32_t taken = 0;
+    while (auction->left[source] && sink->count && sink->rooms[sink->count - 1].price <= price)
+        taken += take(auction, sink, source);
+    if (sink->count && sink->rooms[sink->count - 1].price < price)
+        price = sink->rooms[sink->count - 1].price;
+    if (put(sink, (struct room){price + step, source, taken}) < 0)
+        return -1;
+    auction->price[choice.at] = sink->rooms[sink->count - 1].price;
     return 0;
 }
 
@@ -165,8 +112,8 @@ static int bid_until_content(struct auction *auction, float step, int64_t most_b
         auction->waiting--;
         auction->queued[source] = 0;
         for (; auction->left[source] && auction->bids < most_bids; auction->bids++) {
-            struct choice choice = auction->problem->starts ? choose_among_edges(auction, source) : choose_dense(auction, source);
-            if (choice.sink < 0)
+            struct ma_choice choice = choose(auction, source);
+            if (choice.at < 0)
                 break; /* prices only rise, so it stays so */
             if (bid(auction, source, choice, step) < 0)
                 return -1;
@@ -180,7 +127,7 @@ static int open_auction(struct auction *auction)
     const struct ma_problem *problem = auction->problem;
     size_t sources = (size_t)problem->sources, sinks = (size_t)problem->sinks;
     auction->sinks = calloc(sinks + 1, sizeof *auction->sinks);
-    auction->blocks = malloc((sinks / BLOCK + 1) * sizeof *auction->blocks);
+    auction->blocks = malloc((size_t)ma_blocks(problem->sinks) * sizeof *auction->blocks);
     auction->left = malloc((sources + 1) * sizeof *auction->left);
     auction->queue = malloc((sources + 1) * sizeof *auction->queue);
     auction->queued = calloc(sources + 1, 1);
@@ -198,35 +145,88 @@ static int open_auction(struct auction *auction)
     return 0;
 }
 
-static int gather(const struct auction *auction, struct ma_result *result)
+static float worth_of(const struct ma_problem *problem, int32_t source, int32_t sink)
+{
+    if (!problem->starts)
+        return problem->worth[(size_t)source * (size_t)problem->sinks + (size_t)sink];
+    int64_t low = problem->starts[source], high = problem->starts[source + 1] - 1;
+    while (low < high) {
+        int64_t middle = (low + high) / 2;
+        if (problem->ends_at[middle] < sink)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return problem->worth[low];
+}
+
+/* By source instead of by sink. */
+static int hand_over(const struct auction *auction, struct ma_settling *settling)
+{
+    const struct ma_problem *problem = auction->problem;
+    for (int32_t source = 0; source < problem->sources; source++)
+        settling->holders[source].left = auction->left[source];
+    for (int32_t sink = 0; sink < problem->sinks; sink++)
+        for (int32_t place = 0; place < auction->sinks[sink].count; place++) {
+            struct room room = auction->sinks[sink].rooms[place];
+            if (room.holder == FREE) {
+                settling->spare[sink] += room.count;
+                continue;
+            }
+            float profit = worth_of(problem, room.holder, sink) - room.price;
+            if (ma_hold(&settling->holders[room.holder], (struct ma_held){sink, room.count, room.price, profit}) < 0)
+                return -1;
+        }
+    return 0;
+}
+
+static int gather(const struct ma_settling *settling, struct ma_result *result)
 {
     int64_t most = 0;
-    for (int32_t sink = 0; sink < auction->problem->sinks; sink++)
-        most += auction->sinks[sink].count;
+    for (int32_t source = 0; source < settling->problem->sources; source++)
+        most += settling->holders[source].count;
     result->lots = malloc((size_t)(most + 1) * sizeof *result->lots);
     if (!result->lots)
         return -1;
-    for (int32_t sink = 0; sink < auction->problem->sinks; sink++)
-        for (int32_t place = 0; place < auction->sinks[sink].count; place++) {
-            struct room room = auction->sinks[sink].rooms[place];
-            if (room.holder != FREE)
-                result->lots[result->count++] = (struct ma_lot){room.holder, sink, room.count, room.price};
+    for (int32_t source = 0; source < settling->problem->sources; source++)
+        for (int32_t place = 0; place < settling->holders[source].count; place++) {
+            struct ma_held held = settling->holders[source].held[place];
+            result->lots[result->count++] = (struct ma_lot){source, held.sink, held.count, held.price};
         }
     return 0;
+}
+
+static int finish(struct auction *auction, float step, int64_t most_bids, struct ma_result *result)
+{
+    const struct ma_problem *problem = auction->problem;
+    struct ma_settling settling = {.problem = problem, .price = auction->price};
+    settling.holders = calloc((size_t)problem->sources + 1, sizeof *settling.holders);
+    settling.spare = calloc((size_t)problem->sinks + 1, sizeof *settling.spare);
+    int64_t made = -1;
+    if (settling.holders && settling.spare && hand_over(auction, &settling) == 0)
+        made = ma_settle(&settling, step, most_bids - auction->bids);
+    int failed = made < 0 || gather(&settling, result) < 0;
+    auction->bids += made;
+    for (int32_t source = 0; settling.holders && source < problem->sources; source++)
+        free(settling.holders[source].held);
+    free(settling.holders);
+    free(settling.spare);
+    return failed ? -1 : 0;
 }
 
 int ma_auction(const struct ma_problem *problem, float step, int64_t most_bids, float *price, struct ma_result *result)
 {
     struct auction auction = {.problem = problem, .price = price};
     memset(result, 0, sizeof *result);
-    int failed = open_auction(&auction) < 0 || bid_until_content(&auction, step, most_bids) < 0 || gather(&auction, result) < 0;
+    int failed = open_auction(&auction) < 0 || bid_until_content(&auction, step, most_bids) < 0 ||
+                 finish(&auction, step, most_bids, result) < 0;
     for (int32_t sink = 0; auction.sinks && sink < problem->sinks; sink++) {
         if (!problem->capacity[sink])
             price[sink] = 0;
         free(auction.sinks[sink].rooms);
     }
     result->bids = auction.bids;
-    result->finished = !auction.waiting;
+    result->finished = auction.bids < most_bids;
     free(auction.sinks);
     free(auction.blocks);
     free(auction.left);

@@ -2,9 +2,10 @@
 
    Sources have units to give away, sinks have room for units, and each pair of them has a worth. Whoever has units left
    bids for room where worth less price is highest, by as much as it would lose at its second choice and `step` more; the
-   cheapest room of a sink goes first, and who is outbid bids again. At the end no source could do better elsewhere by more
-   than `step` a unit, and the prices prove it: the sum over sinks of capacity x price, and over sources of supply x best
-   profit, is above what any matching is worth. Nothing is given away for a worth of 0 or less. */
+   cheapest room of a sink goes first, and who is outbid bids again. Then sinks with room that nobody has lower their prices
+   (settle.h). At the end no source could do better elsewhere by more than `step` a unit, whatever the prices began with, and
+   room that nobody has costs nothing. The prices prove it: the sum over sinks of capacity x price, and over sources of supply x
+   best profit, is above what any matching is worth. Nothing is given away for a worth of 0 or less. */
 #ifndef COTENANT_MATCH_AUCTION_H
 #define COTENANT_MATCH_AUCTION_H
 

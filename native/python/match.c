@@ -2,6 +2,7 @@
 #include "python/module.h"
 
 #include "match/auction.h"
+#include "match/choose.h"
 
 enum { SUPPLY, CAPACITY, WORTH, STARTS, ENDS_AT, PRICE, BUFFERS };
 
@@ -86,9 +87,70 @@ out:
     return answer;
 }
 
+enum { TABLE, PRICES, PLACES, BEST, ARRAYS };
+
+struct looking {
+    int columns, most;
+    unsigned first;
+    int every;
+};
+
+/* Half of the places are the best of all; the others the best of a part, which is another one from row to row. */
+static void best_places(const Py_buffer *held, struct looking looking, Py_ssize_t rows, float *blocks)
+{
+    const float *worth = held[TABLE].buf;
+    int32_t *places = held[PLACES].buf, half = looking.most / 2;
+    float *best = held[BEST].buf, other;
+    for (Py_ssize_t row = 0; row < rows; row++, worth += looking.columns, places += looking.most) {
+        uint32_t mixed = (looking.first + (uint32_t)row) * 2654435761u >> 16;
+        struct ma_part part = {looking.every, (int32_t)(mixed % (uint32_t)looking.every)};
+        for (int32_t place = 0; place < looking.most; place++)
+            places[place] = -1;
+        ma_best_places(worth, held[PRICES].buf, looking.columns, looking.most - half, (struct ma_part){1, 0}, places, &best[row], blocks);
+        ma_best_places(worth, held[PRICES].buf, looking.columns, half, part, places + looking.most - half, &other, blocks);
+    }
+}
+
+static PyObject *match_best_places(PyObject *module, PyObject *args)
+{
+    PyObject *given[ARRAYS], *answer = NULL;
+    Py_buffer held[ARRAYS] = {{0}};
+    struct looking looking;
+    int array;
+    (void)module;
+    if (!PyArg_ParseTuple(args, "iiIiOOOO:match_best_places", &looking.columns, &looking.most, &looking.first, &looking.every,
+                          &given[TABLE], &given[PRICES], &given[PLACES], &given[BEST]))
+        return NULL;
+    for (array = 0; array < ARRAYS; array++)
+        if (PyObject_GetBuffer(given[array], &held[array], array < PLACES ? PyBUF_SIMPLE : PyBUF_WRITABLE) < 0)
+            goto out;
+    Py_ssize_t rows = held[BEST].len / 4, columns = looking.columns;
+    if (columns < 1 || looking.most < 2 || looking.every < 1 || held[PRICES].len != columns * 4 || held[TABLE].len != rows * columns * 4 ||
+        held[PLACES].len != rows * looking.most * 4) {
+        PyErr_SetString(PyExc_ValueError, "sizes must agree and be above 0");
+        goto out;
+    }
+    float *blocks = PyMem_Malloc(2 * (size_t)ma_blocks(looking.columns) * sizeof *blocks);
+    if (!blocks) {
+        PyErr_NoMemory();
+        goto out;
+    }
+    Py_BEGIN_ALLOW_THREADS
+    best_places(held, looking, rows, blocks);
+    Py_END_ALLOW_THREADS
+    PyMem_Free(blocks);
+    answer = Py_NewRef(Py_None);
+out:
+    for (array = 0; array < ARRAYS; array++)
+        PyBuffer_Release(&held[array]);
+    return answer;
+}
+
 static PyMethodDef methods[] = {
     {"match_auction", match_auction, METH_VARARGS,
      "match_auction(sources, sinks, supply, capacity, worth, starts, ends_at, price, step, most_bids) -> (lots, bids, finished)"},
+    {"match_best_places", match_best_places, METH_VARARGS,
+     "match_best_places(columns, most, first, every, worth, price, places, best): where worth less price is highest in each row"},
     {NULL, NULL, 0, NULL},
 };
 

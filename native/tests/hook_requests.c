@@ -4,6 +4,7 @@
 #include "gate/request.h"
 
 #include <pthread.h>
+#include <string.h>
 
 enum { BURSTS = 40, TRIES = 100, PAUSE_NS = 1000 * 1000, SLO_NS = 1000, THREADS = 4, EACH = 500 };
 
@@ -46,7 +47,7 @@ static void serve_once(const struct ct_bursts *bursts)
     const struct timespec pause = {.tv_nsec = PAUSE_NS};
     for (uintptr_t i = 0; i < 3; i++)
         EXPECT_EQ(test_launch(0x1000 + i, 1, NULL), CUDA_SUCCESS);
-    EXPECT(requests()->is_told || (requests()->began_ns != 0) == (bursts->found > CT_BURST_FIRST));
+    EXPECT(requests()->is_told || !requests()->began_ns || bursts->found > CT_BURST_FIRST);
     EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
     nanosleep(&pause, NULL);
 }
@@ -55,7 +56,10 @@ static void serve_once(const struct ct_bursts *bursts)
 static void serve_until_seen(struct ct_bursts *bursts)
 {
     for (int tries = 0; tries < TRIES && bursts->found <= CT_BURST_FIRST; tries++) {
-        ct_bursts_open(bursts);
+        bursts->pauses = bursts->longs = bursts->found = 0;
+        bursts->scale_ns = bursts->total_ns = 0;
+        memset(bursts->weight_ns, 0, sizeof bursts->weight_ns);
+        memset(bursts->turn, 0, sizeof bursts->turn);
         for (int i = 0; i < BURSTS; i++)
             serve_once(bursts);
     }
@@ -81,8 +85,12 @@ static void what_is_seen_is_counted_until_one_is_told(void)
 
 static void what_was_seen_to_begin_does_not_stay_when_another_process_tells(void)
 {
-    serve_until_seen(&be_online()->gateway->requests.bursts);
-    EXPECT_EQ(test_launch(0x1000, 1, NULL), CUDA_SUCCESS);
+    struct ct_bursts *bursts = &be_online()->gateway->requests.bursts;
+    for (int tries = 0; tries < TRIES && !requests()->began_ns; tries++) { /* a stall may make a pause a short one */
+        serve_until_seen(bursts);
+        serve_once(bursts);
+        EXPECT_EQ(test_launch(0x1000, 1, NULL), CUDA_SUCCESS);
+    }
     EXPECT(requests()->began_ns != 0);
     requests()->is_told = 1;
     EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);

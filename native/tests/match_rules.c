@@ -1,6 +1,7 @@
 /* The auction: conserves units, is as good as it says, and finds the optimum of small problems. */
 #include "expect.h"
 #include "match/auction.h"
+#include "match/choose.h"
 
 #include <string.h>
 
@@ -93,10 +94,13 @@ static struct small drawn(void)
     return small;
 }
 
-static void judge(struct small *small, const int64_t *starts, const int32_t *ends_at, const float *worth)
+/* `high`: prices begin anywhere below it, as if they were of another round. */
+static void judge(struct small *small, const int64_t *starts, const int32_t *ends_at, const float *worth, uint32_t high)
 {
     const float step = 0.001f;
     float price[MOST] = {0};
+    for (int32_t sink = 0; high && sink < small->sinks; sink++)
+        price[sink] = random_below(3) ? (float)random_below(high) / 100 : 0;
     struct ma_problem problem = {small->sources, small->sinks, small->supply, small->capacity, worth, starts, ends_at};
     struct ma_result result;
     EXPECT(ma_auction(&problem, step, 1 << 20, price, &result) == 0);
@@ -104,15 +108,49 @@ static void judge(struct small *small, const int64_t *starts, const int32_t *end
     double got = worth_of(small, &result), most = best(small, 0);
     EXPECT(got <= most + 1e-3);
     EXPECT(got >= most - step * 2 * MOST * 2);
-    EXPECT(bound_of(small, price) >= most - 1e-3);
+    double bound = bound_of(small, price);
+    EXPECT(bound >= most - 1e-3 && bound <= got + step * 2 * MOST * 2);
     ma_free(&result);
+}
+
+/* The best places of a row: those that fewer than so many others are better than, and no others unless they are equal. */
+static void judge_places(int32_t count, int32_t most, struct ma_part part)
+{
+    enum { LONGEST = 700, FEW = 40 };
+    float worth[LONGEST], price[LONGEST], blocks[LONGEST], best, highest = 0;
+    int32_t places[FEW], above = 0;
+    unsigned char chosen[LONGEST] = {0};
+    for (int32_t at = 0; at < count; at++) {
+        worth[at] = (float)random_below(300) / 100;
+        price[at] = (float)random_below(300) / 100;
+        if (at / 64 % part.every != part.phase)
+            worth[at] = 0;
+        above += worth[at] > price[at];
+        highest = worth[at] - price[at] > highest ? worth[at] - price[at] : highest;
+    }
+    int32_t found = ma_best_places(worth, price, count, most, part, places, &best, blocks);
+    EXPECT(found == (above < most ? above : most) && best >= highest && best <= highest);
+    float least = 100;
+    for (int32_t place = 0; place < found; place++) {
+        float profit = worth[places[place]] - price[places[place]];
+        EXPECT(!chosen[places[place]] && profit > 0);
+        chosen[places[place]] = 1;
+        least = profit < least ? profit : least;
+    }
+    for (int32_t at = 0; at < count && found == most; at++)
+        EXPECT(chosen[at] || worth[at] - price[at] <= least);
 }
 
 int main(void)
 {
+    for (int round = 0; round < 2000; round++) {
+        int32_t every = 1 + (int32_t)random_below(4);
+        judge_places(1 + (int32_t)random_below(700), 1 + (int32_t)random_below(40), (struct ma_part){every, (int32_t)random_below((uint32_t)every)});
+    }
     for (int round = 0; round < 3000; round++) {
         struct small small = drawn();
-        judge(&small, NULL, NULL, small.worth);
+        for (uint32_t high = 0; high <= 2000; high += 1000)
+            judge(&small, NULL, NULL, small.worth, high);
         int64_t starts[MOST + 1] = {0};
         int32_t ends_at[PAIRS];
         float worth[PAIRS];
@@ -125,7 +163,8 @@ int main(void)
                 }
             starts[source + 1] = edges;
         }
-        judge(&small, starts, ends_at, worth);
+        for (uint32_t high = 0; high <= 2000; high += 1000)
+            judge(&small, starts, ends_at, worth, high);
     }
     /* Wide rows, so that every block and the rest behind the last are looked at. */
     enum { WIDTH = 203 };

@@ -187,3 +187,6 @@ def match_auction(
     most_bids: int,
     /,
 ) -> tuple[bytes, int, bool]: ...
+def match_best_places(
+    columns: int, most: int, first: int, every: int, worth: Buffer, price: Buffer, places: Buffer, best: Buffer, /
+) -> None: ...

@@ -37,7 +37,7 @@ from cotenant.domain.instant import Instant
 from cotenant.domain.serving import Drained, Release, Run, ServerAction, ServerEvent, TurnAway
 from cotenant.domain.value import Value
 from cotenant.format.journal import ClusterTurn, Turn
-from cotenant.port import Desk, Door, Gates, Journal, Ledgers, Pages, Runtime, Wardens
+from cotenant.port import ClusterDoor, Desk, Door, Gates, Journal, Ledgers, Pages, Runtime, Wardens
 
 E = TypeVar("E", bound=Value)
 A = TypeVar("A", bound=Value)
@@ -207,26 +207,6 @@ class Host(TurnHost[Event, Action]):
     """A node's."""
 
     __slots__ = ()
-
-
-class ClusterDoor(Protocol):
-    """How a cluster reaches its nodes and users. What it sends may be lost: the machine sends it again."""
-
-    def start(self, order: StartJob) -> None:
-        """Tell a node to run an attempt."""
-        ...
-
-    def stop(self, order: StopJob) -> None:
-        """Tell a node to end one."""
-        ...
-
-    def acknowledge(self, order: AckEnd) -> None:
-        """Tell a node that the end of one was taken note of."""
-        ...
-
-    def answer(self, answer: Answer) -> None:
-        """Tell who asked."""
-        ...
 
 
 class ClusterHost(TurnHost[ClusterEvent, ClusterAction]):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from cotenant.domain.action import SignalKind
+from cotenant.domain.clusters import AckEnd, Answer, StartJob, StopJob
 from cotenant.domain.gate import GateRules, GateSeat
 from cotenant.domain.instant import Instant
 from cotenant.domain.plan import Reject
@@ -163,4 +164,24 @@ class Desk(Protocol):
 
     def drained(self) -> None:
         """All is answered that was taken."""
+        ...
+
+
+class ClusterDoor(Protocol):
+    """How a cluster reaches its nodes and users. What it sends may be lost: the machine sends it again."""
+
+    def start(self, order: StartJob) -> None:
+        """Tell a node to run an attempt."""
+        ...
+
+    def stop(self, order: StopJob) -> None:
+        """Tell a node to end one."""
+        ...
+
+    def acknowledge(self, order: AckEnd) -> None:
+        """Tell a node that the end of one was taken note of."""
+        ...
+
+    def answer(self, answer: Answer) -> None:
+        """Tell who asked."""
         ...

@@ -7,9 +7,10 @@ import sys
 
 import pytest
 
-from cotenant.errors import PeerError
+from cotenant.errors import ConfigError, PeerError
 from cotenant.format import wire
 from cotenant.format.outcome import Doing, Outcome, decode_outcome, encode_outcome
+from cotenant.format.variables import decode_variables, encode_variables
 from tests.e2e.puppets import PuppetNode
 from tests.e2e.stage import BOUND_S, Stage, until
 
@@ -54,6 +55,22 @@ def test_each_end_is_told_with_whose_doing_it_was(stage: Stage) -> None:
             told = decode_outcome(file.read_bytes())
             assert (told.code, told.doing) == (0, doing)
     assert told.why == "memory for online work"
+
+
+def test_variables_of_a_file_are_the_programs_alone(stage: Stage) -> None:
+    """Not those of `cotenant run`: with this path it would not find itself."""
+    file = stage.home / "variables"
+    file.write_text('{"PYTHONPATH": "/mine", "PYTHONHOME": "/nowhere", "WORD": "two words"}')
+    with PuppetNode(stage.places):
+        done = stage.run("run", "--hook", "off", "--variables", str(file), "--", "sh", "-c", 'echo "$PYTHONPATH $WORD"')
+    assert (done.returncode, done.stdout) == (0, "/mine two words\n")
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"a": 1}', '{"a=b": "c"}', '{"a": "b\\u0000c"}', '{"": "x"}'])
+def test_variables_that_no_environment_can_have_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"run\.variables"):
+        decode_variables(text.encode(), "file")
+    assert decode_variables(encode_variables({"a": "b"}), "file") == {"a": "b"}
 
 
 def test_a_file_that_cannot_be_written_is_a_mistake_of_whoever_named_it(stage: Stage) -> None:

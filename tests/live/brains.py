@@ -53,7 +53,7 @@ class Brains:
         self.register = Register(self.home / "register.json")
         self.machine = ClusterMachine()
         self.loop: EventLoop[ClusterEvent] = EventLoop(self.clock, ClusterWoke())
-        clerk = Clerk(self.authority, self.register, self.machine, self.clock)
+        clerk = Clerk(self.authority, self.register, self.machine, self.clock, self.address)
         context = server_context(self.identity(Role.BRAIN, "brain"))
         self.door = BrainDoor(self.loop, self.clock, listener, context, clerk, most, self.said.append)
         self.journal = FileJournal(self.home / "journal", 1 << 30, is_synced=True)

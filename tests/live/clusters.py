@@ -6,9 +6,10 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cotenant.apps.softgpu import home
 from cotenant.domain.cluster import JobSpec, JobTold
@@ -19,6 +20,7 @@ from cotenant.live.cluster.places import operator_of
 from cotenant.live.cluster.record import Record
 from cotenant.live.softgpu import manage
 from tests.e2e.stage import Stage, alive, until
+from tests.live.softgpus import PROGRAMS
 
 # Appends a line for every step to its log, which is also what it goes on from: a step and the memory of it are one
 # write. Half way it waits for a file, so that a test can be sure to meet it there. Whoever runs at the same time as
@@ -29,7 +31,15 @@ steps, half = int(sys.argv[1]), sys.argv[2]
 job, attempt = os.environ["COTENANT_JOB"], os.environ["COTENANT_ATTEMPT"]
 told = []
 signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+assert os.environ["GREETING"] == "hello"
 log = os.open(job + ".log", os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+def steps_done():
+    with open(job + ".log") as before:
+        return sum(line.startswith("step ") for line in before)
+if os.environ.get("RANK", "0") != "0":  # of a gang, one works and the others wait for it
+    while not told and steps_done() < steps:
+        time.sleep(0.05)
+    sys.exit(1 if told else 0)
 lock = os.open(job + ".lock", os.O_RDWR | os.O_CREAT, 0o600)
 def say(word, number):
     os.write(log, f"{word} {attempt} {number}\\n".encode())
@@ -37,8 +47,7 @@ try:
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
 except OSError:
     say("overlap", 0)
-with open(job + ".log") as before:
-    done = sum(line.startswith("step ") for line in before)
+done = steps_done()
 say("begin", done)
 while done < steps and not told:
     if done == steps // 2 and not os.path.exists(half):
@@ -52,8 +61,20 @@ while done < steps and not told:
 sys.exit(0 if done == steps else 1)
 """
 STEPS = 12
-# An online service: a request now and then, each told of, with a kernel's worth of nothing in it.
-SERVICE = "import cotenant, time\nwhile True:\n    cotenant.request.ended(1_000_000)\n    time.sleep(0.05)\n"
+SERVICE = (sys.executable, str(PROGRAMS / "service.py"))
+
+
+PATIENCE_S = 300.0
+_LOOK_S = 0.2
+
+
+def eventually(wanted: Callable[[], Any]) -> Any:
+    """As `until`, looking seldom: each look at the brain is a handshake, and the machine has better things to do."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (answer := wanted()):
+        assert time.monotonic() < deadline, f"waited {PATIENCE_S:.0f} s in vain"
+        time.sleep(_LOOK_S)
+    return answer
 
 
 class Line(NamedTuple):
@@ -67,11 +88,13 @@ class Line(NamedTuple):
 class Cluster:
     """A brain in a directory of its own, and nodes in theirs."""
 
-    def __init__(self, brain: Stage, nodes: Sequence[Stage]) -> None:
+    def __init__(self, brain: Stage, nodes: Sequence[Stage], lease: str, grace: str) -> None:
         self.brain = brain
+        self._times = ["--round", "500ms", "--lease", lease, "--grace", grace, "--moves", "0"]
         self.nodes = {f"n{number}": stage for number, stage in enumerate(nodes, 1)}
         self.work = brain.home / "work"
         self.work.mkdir()
+        (self.work / "msgspec.py").write_text("raise SystemExit('what is in a job's directory is the job's')\n")
         self.half = self.work / "half"
         self.token = brain.home / "token"
         self.address = ""
@@ -81,8 +104,8 @@ class Cluster:
     def start_brain(self) -> None:
         """The brain, for the first time or again at the same address."""
         listen = self.address or "127.0.0.1:0"
-        given = ["--listen", listen, "--round", "500ms", "--lease", "120s", "--grace", "30s", "--moves", "0"]
-        process = self.brain.start("cluster", "start", *given, stderr=(self.brain.home / "brain.err").open("ab"))
+        with (self.brain.home / "brain.err").open("ab") as said:
+            process = self.brain.start("cluster", "start", "--listen", listen, *self._times, stderr=said)
         until(lambda: process.poll() is not None or self._asks())
         assert process.poll() is None, (self.brain.home / "brain.err").read_text()
         self.address = operator_of(self.brain.places).brain
@@ -96,7 +119,8 @@ class Cluster:
         stage = self.nodes[name]
         given = ["--join", self.address, "--join-token-file", str(self.token), "--node-name", name]
         timing = ["--report-period", "200ms", "--job-grace", "5s", "--slots", "8"]
-        return stage.node(*given, *timing, stderr=(stage.home / "node.err").open("ab")).pid
+        with (stage.home / "node.err").open("ab") as said:
+            return stage.node(*given, *timing, stderr=said).pid
 
     def kill(self, pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
@@ -112,9 +136,17 @@ class Cluster:
 
     # -- jobs --------------------------------------------------------------------------------------------------------
 
-    def submit(self, name: str, memory_bytes: int) -> None:
+    def submit(self, name: str, memory_bytes: int, gpus: int = 1) -> None:
         command = (sys.executable, "-S", "-c", JOB, str(STEPS), str(self.half))
-        spec = JobSpec(name, "ann", memory_bytes=memory_bytes, command=command, directory=str(self.work))
+        spec = JobSpec(
+            name,
+            "ann",
+            memory_bytes=memory_bytes,
+            gpus=gpus,
+            command=command,
+            environment=(("GREETING", "hello"), ("PYTHONPATH", "/nowhere")),
+            directory=str(self.work),
+        )
         with talk(operator_of(self.brain.places)) as brain:
             brain.ask(cluster_wire.Submit(cluster_wire.VERSION, spec), cluster_wire.Done)
 
@@ -141,6 +173,9 @@ class Cluster:
         folder = self.nodes[name].places.state / "agent" / "attempts"
         return [Record(path) for path in folder.iterdir()] if folder.exists() else []
 
+    def is_clear(self, name: str) -> bool:
+        return not self.attempts(name)
+
     def said(self) -> str:
         """What all daemons printed, for whoever reads a failure."""
         files = [self.brain.home / "brain.err", *(stage.home / "node.err" for stage in self.nodes.values())]
@@ -157,8 +192,11 @@ class Cluster:
 
 
 @contextmanager
-def clusters(nodes: int, gpus: int) -> Iterator[Cluster]:
-    """A cluster whose brain runs and has a token, and whose nodes have GPUs; nothing is left of it afterwards."""
+def clusters(nodes: int, gpus: int, lease: str = "120s", grace: str = "30s") -> Iterator[Cluster]:
+    """A cluster whose brain runs and has a token, and whose nodes have GPUs; nothing is left of it afterwards.
+
+    A failure shows what all of it said.
+    """
     with contextlib.ExitStack() as stack:
         brain = stack.enter_context(Stage())
         stages = [stack.enter_context(Stage()) for _ in range(nodes)]
@@ -166,7 +204,11 @@ def clusters(nodes: int, gpus: int) -> Iterator[Cluster]:
             stage.places.runtime.mkdir(mode=0o700, parents=True)
             stack.callback(manage.destroy, home(stage.places))
             manage.create(home(stage.places), "v100", gpus)
-        cluster = Cluster(brain, stages)
+        cluster = Cluster(brain, stages, lease, grace)
         cluster.start_brain()
         cluster.make_token()
-        yield cluster
+        try:
+            yield cluster
+        except BaseException:
+            print(cluster.said())
+            raise

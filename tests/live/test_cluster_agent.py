@@ -17,6 +17,7 @@ from cotenant.domain.gate import GateRules
 from cotenant.domain.gpu import WHOLE_PPM, Gpu
 from cotenant.domain.histogram import Recorder
 from cotenant.domain.instant import SECOND_NS
+from cotenant.domain.pace import GateCounts
 from cotenant.domain.protect import GpuWatch, Health
 from cotenant.domain.tenant import NAME_LIMIT, NAME_PATTERN, Kind, Tenant, TenantSpec, TenantView, Terms
 from cotenant.domain.use import TaskUse
@@ -27,7 +28,7 @@ from cotenant.live.cluster import attempts as attempts_module
 from cotenant.live.cluster.agent import Agent, Site, next_epoch
 from cotenant.live.cluster.attempts import Attempts
 from cotenant.live.cluster.launch import Launch, tenant_name
-from cotenant.live.cluster.offers import Offers, type_of
+from cotenant.live.cluster.offers import Offers, seen_use, type_of
 from cotenant.live.cluster.record import End, Keeper, Record, read_lease
 
 GIB = 1 << 30
@@ -139,9 +140,9 @@ def test_a_report_says_what_the_node_offers(scene: Scene) -> None:
     one, two = scene.tick().gpus
     assert (one.type, one.memory_bytes, one.free_bytes, one.offer_ppm) == ("V100", 16 * GIB, 16 * GIB, WHOLE_PPM)
     served = tenant("web", Kind.ONLINE, 0, share_ppm=300_000, memory=4 * GIB, slo_ns=50)
-    scene.roll = roll_of(served, health=Health.UNHEALTHY, dials=[Dial(0, 400_000)])
+    scene.roll = roll_of(served, health=Health.UNHEALTHY, dials=[Dial(0, 980_000)])
     told = scene.tick(6).gpus
-    assert (told[0].free_bytes, told[0].offer_ppm, told[0].condition) == (12 * GIB, 600_000, GpuCondition.UNHEALTHY)
+    assert (told[0].free_bytes, told[0].offer_ppm, told[0].condition) == (12 * GIB, 700_000, GpuCondition.UNHEALTHY)
     [use] = told[0].online
     assert (use.name, use.slo_ns, use.use.duty_ppm) == ("web", 50, 300_000)
     assert told[1] is two, "what did not change is the same object"
@@ -167,7 +168,7 @@ def test_while_the_node_is_away_its_gpus_are_named_and_offer_nothing(scene: Scen
 
 def test_an_order_is_carried_out_once_and_told_of_at_once(scene: Scene) -> None:
     scene.tick()
-    order = scene.order(3)
+    order = scene.order(3, environment=(("PYTHONPATH", "/mine"), ("COTENANT_JOB", "another")))
     scene.agent.take(order)
     scene.agent.take(order)
     told = scene.tick(0.001)
@@ -183,6 +184,8 @@ def test_an_order_is_carried_out_once_and_told_of_at_once(scene: Scene) -> None:
     assert command[command.index("--gpu") + 1] == "soft:0"
     assert command[command.index("--runtime") + 1] == "/run/x"
     assert made.environment[0]["COTENANT_JOB"] == "job/3"
+    assert made.variables == {"PYTHONPATH": "/mine"}, "for the program alone; what we say of it stands"
+    assert Record(scene.kept[0]).variables_file.read_text() == '{"PYTHONPATH":"/mine"}'
     assert made.environment[0]["COTENANT_PROGRESS"] == str(scene.kept[0] / "progress")
 
 
@@ -305,6 +308,14 @@ def test_progress_and_speed_are_what_the_job_says(scene: Scene) -> None:
     assert scene.tick(6).attempts[0].progress_ppm == 320_000
     file.write_text("1/1000\n")
     assert scene.tick(6).attempts[0].progress_ppm == 320_000, "what was safe stays so"
+
+
+def test_what_an_unknown_service_does_is_said_once_it_has_shown_it() -> None:
+    assert seen_use(GateCounts(requests_ended=19, requests_sum_ns=19_000_000)) == TaskUse(), "too little to tell"
+    idle = seen_use(GateCounts(requests_ended=50, requests_sum_ns=50_000_000))
+    assert (idle.duty_ppm, idle.round_ns) == (1, 1 << 19), "known to do nothing is not unknown"
+    busy = GateCounts(requests_ended=50, requests_sum_ns=50_000_000, device_ns=20_000_000, launches=1000)
+    assert seen_use(busy) == TaskUse(400_000, kernel_ns=1 << 14, round_ns=1 << 19, round_device_ns=1 << 18)
 
 
 @pytest.mark.parametrize(

@@ -131,6 +131,17 @@ def test_connections_are_bounded_and_a_node_keeps_its_place(brain: Brains) -> No
         assert node.ask(wire.Told(VERSION, 2, report("n1")), wire.Heard).sequence == 2
 
 
+def test_where_all_places_are_nodes_the_newcomer_is_turned_away() -> None:
+    with Brains(most=3) as brain, contextlib.ExitStack() as stack:
+        nodes = [stack.enter_context(talk(brain.identity(Role.NODE, f"n{number}"))) for number in range(3)]
+        for number, node in enumerate(nodes):
+            node.ask(wire.Told(VERSION, 1, report(f"n{number}")), wire.Heard)
+        with pytest.raises(WorldError):
+            brain.honest()
+        for number, node in enumerate(nodes):
+            assert node.ask(wire.Told(VERSION, 2, report(f"n{number}")), wire.Heard).sequence == 2
+
+
 def test_who_does_not_read_is_not_kept_for(brain: Brains) -> None:
     with talk(brain.operator) as operator:
         for number in range(60):
@@ -260,6 +271,22 @@ def test_what_operators_set(brain: Brains) -> None:
         line = operator.ask(wire.ListNodes(VERSION), wire.Nodes).nodes[0]
     assert (line.node, line.gpus, line.types, line.is_drained, line.is_connected) == ("n1", 2, ["V100"], True, True)
     assert brain.machine.snapshot().quotas == (Quota("anna", 1),)
+
+
+def test_a_node_is_forgotten_only_when_nothing_can_run_there(brain: Brains) -> None:
+    with talk(brain.identity(Role.NODE, "n1")) as node:
+        node.ask(wire.Told(VERSION, 1, report("n1")), wire.Heard)
+    forget = wire.Forget(VERSION, "n1")
+    with talk(brain.operator) as operator:
+        with pytest.raises(ConfigError, match=r"NODE = 'n1': is not silent"):
+            operator.ask(forget, wire.Done)
+        with pytest.raises(ConfigError, match=r"NODE = 'n9': no node is called"):
+            operator.ask(wire.Forget(VERSION, "n9"), wire.Done)
+    brain.clock.advance(SETTINGS.lease_ns + SETTINGS.grace_ns)
+    brain.honest()
+    with talk(brain.operator) as operator:
+        operator.ask(forget, wire.Done)
+        assert operator.ask(wire.ListNodes(VERSION), wire.Nodes).nodes == []
 
 
 def test_a_refusal_names_its_reason(brain: Brains) -> None:

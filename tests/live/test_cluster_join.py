@@ -13,6 +13,7 @@ from cotenant.live.clock import unix_ns
 from cotenant.live.cluster import clerk
 from cotenant.live.cluster.ask import talk
 from cotenant.live.cluster.authority import make_request, open_authority
+from cotenant.live.cluster.clerk import RENEWALS
 from cotenant.live.cluster.enrol import enrol, obtain_user, read_token, token_text
 from cotenant.live.cluster.identity import Identity, read_identity
 from cotenant.live.cluster.register import TOKENS_LIMIT, Register, Token
@@ -133,8 +134,12 @@ def test_a_renewed_certificate_counts_as_the_first_did(brain: Brains) -> None:
     _, request = make_request()
     with talk(identity) as node:
         renewed = node.ask(wire.Renew(VERSION, request), wire.Enrolled).certificate
-    assert "BEGIN CERTIFICATE" in renewed
-    assert len(brain.register._kept.issued["node renews"]) == 2
+        assert "BEGIN CERTIFICATE" in renewed
+        assert len(brain.register._kept.issued["node renews"]) == 2
+        for _ in range(RENEWALS - 2):
+            node.ask(wire.Renew(VERSION, request), wire.Enrolled)
+        with pytest.raises(ConfigError, match=r"node renews has 8 certificates that count, which is enough"):
+            node.ask(wire.Renew(VERSION, request), wire.Enrolled)
     assert is_heard(identity)
 
 

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import signal
-import sys
+from functools import partial
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
 from cotenant.apps.show_requests import served_so_far
 from cotenant.domain.cluster import JobState
 from cotenant.domain.tenant import Kind
-from tests.e2e.stage import Stage, until
-from tests.live.clusters import SERVICE, STEPS, Cluster, clusters
+from tests.e2e.stage import Stage
+from tests.live.clusters import PATIENCE_S, SERVICE, STEPS, Cluster, clusters, eventually
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 JOBS = [f"job-{number:02d}" for number in range(20)]
 NODES = ("n1", "n2", "n3")
 GIB = 1 << 30
-PATIENCE_S = 60.0
 
 
 def requests_served(stage: Stage) -> int:
@@ -53,43 +54,64 @@ def check_log(cluster: Cluster, name: str) -> int:
 
 def test_jobs_are_placed_evicted_and_resumed_and_whoever_is_killed_nothing_is_lost_or_run_twice() -> None:
     with clusters(nodes=3, gpus=2) as cluster:
+        story(cluster)
+
+
+def test_a_node_that_is_cut_off_ends_its_job_before_that_is_started_elsewhere() -> None:
+    """Its agent stands still, as behind a broken network: only the keeper is left to keep the lease."""
+    with clusters(nodes=2, gpus=1, lease="3s", grace="9s") as cluster:
+        daemons = {name: cluster.start_node(name) for name in ("n1", "n2")}
+        cluster.submit("job", GIB)
+        eventually(lambda: cluster.half_way() and running(cluster))
+        [(there, attempt)] = running(cluster).values()
+        [agent] = [pid for pid in children_of(daemons[there]) if pid == cluster.agent_of(there)]
+        os.kill(agent, signal.SIGSTOP)
         try:
-            story(cluster)
-        except BaseException:
-            print(cluster.said())
-            raise
+            eventually(lambda: any(job.attempt > attempt for job in cluster.jobs().values()))
+            cluster.half.touch()
+            eventually(lambda: {job.state for job in cluster.jobs().values()} == {JobState.DONE})
+        finally:
+            os.kill(agent, signal.SIGCONT)
+        eventually(partial(cluster.is_clear, there))  # it comes back, and says how that ended
+        assert check_log(cluster, "job") > 1
+        assert {job.state for job in cluster.jobs().values()} == {JobState.DONE}
+
+
+def children_of(pid: int) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
 
 
 def story(cluster: Cluster) -> None:
     daemons = {name: cluster.start_node(name) for name in NODES}
     for stage in cluster.nodes.values():
-        given = ("--online", "--slo", "50ms", "--memory", "1GiB", "--gpu", "soft:0", "--hook", "off")
-        stage.tenant("web", *given, "--", sys.executable, "-c", SERVICE)
+        given = ("--online", "--slo", "50ms", "--memory", "1GiB", "--gpu", "soft:0")
+        stage.tenant("web", *given, "--", *SERVICE)
     slots = {name: cluster.nodes[name].slots()["web"] for name in NODES}
-    for name in JOBS:
+    for name in JOBS[:-1]:
         cluster.submit(name, 8 * GIB)
-    until(lambda: len(cluster.half_way()) == 6, PATIENCE_S)  # one on every GPU, in the middle of its work
-    until(lambda: len(running(cluster)) == 6, PATIENCE_S)
+    eventually(lambda: len(cluster.half_way()) == 6)  # one on every GPU, in the middle of its work
+    eventually(lambda: len(running(cluster)) == 6)
     before = running(cluster)
     assert sorted(node for node, _ in before.values()) == ["n1", "n1", "n2", "n2", "n3", "n3"]
     served = {name: requests_served(cluster.nodes[name]) for name in NODES}
 
     # Online work needs memory on a GPU of the third node: its node evicts the job there.
     big = cluster.nodes["n3"].tenant("big", "--online", "--memory", "14GiB", "--gpu", "soft:1", "--", "sleep", "600")
-    until(lambda: any(job.evictions for job in cluster.jobs().values()), PATIENCE_S)
+    eventually(lambda: any(job.evictions for job in cluster.jobs().values()))
     [evicted] = [name for name, job in cluster.jobs().items() if job.evictions]
     assert before[evicted][0] == "n3"
 
     # The agent of the second node is killed, the daemon of the first (its agent goes with it), and then the brain.
-    agent = until(lambda: cluster.agent_of("n2"))
+    agent = eventually(lambda: cluster.agent_of("n2"))
     cluster.kill(agent)
-    until(lambda: cluster.agent_of("n2") not in {None, agent}, PATIENCE_S)
+    eventually(lambda: cluster.agent_of("n2") not in {None, agent})
     cluster.kill(daemons["n1"])
     cluster.start_node("n1")
     cluster.kill(cluster.brain_pid)
     cluster.start_brain()
     others = {name: where for name, where in before.items() if name != evicted}
-    until(lambda: others.items() <= running(cluster).items(), PATIENCE_S)  # no other was even started anew
+    eventually(lambda: others.items() <= running(cluster).items())  # no other was even started anew
 
     # A keeper is killed: its job ends with it, and goes on elsewhere or later.
     [first, *_] = [record for record in cluster.attempts("n2") if record.end() is None]
@@ -98,12 +120,13 @@ def story(cluster: Cluster) -> None:
     assert keeper is not None
     orphan = order.attempt.job
     cluster.kill(keeper.pid)
-    until(lambda: cluster.jobs()[orphan].evictions, PATIENCE_S)
+    eventually(lambda: any(name == orphan and job.evictions for name, job in cluster.jobs().items()))
     big.send_signal(signal.SIGTERM)
     big.wait(PATIENCE_S)
 
+    cluster.submit(JOBS[-1], 8 * GIB, gpus=2)
     cluster.half.touch()
-    until(lambda: {job.state for job in cluster.jobs().values()} == {JobState.DONE}, PATIENCE_S)
+    eventually(lambda: {job.state for job in cluster.jobs().values()} == {JobState.DONE})
     told = cluster.jobs()
     assert sorted(told) == JOBS
     attempts = {name: check_log(cluster, name) for name in JOBS}
@@ -112,7 +135,7 @@ def story(cluster: Cluster) -> None:
     assert attempts[orphan] > 1
     assert {attempts[name] for name in others if name != orphan} == {1}, "what was not evicted was not disturbed"
     for name, stage in cluster.nodes.items():
-        until(lambda name=name: not cluster.attempts(name), PATIENCE_S)  # every end was taken note of
+        eventually(partial(cluster.is_clear, name))  # every end was taken note of
         assert not offline_on(stage)
         assert stage.slots()["web"] == slots[name], "online work kept its place all the while"
         assert requests_served(stage) > served[name]

@@ -18,6 +18,7 @@ from cotenant.domain.tenant import Kind, TenantSpec, Terms
 from cotenant.format import wire
 from cotenant.format.journal import Turn, TurnReader
 from cotenant.live.clock import LiveClock
+from cotenant.live.cluster.door import BrainDoor
 from cotenant.live.door import LiveDoor
 from cotenant.live.gate import LiveGates
 from cotenant.live.journal import FileJournal
@@ -25,7 +26,8 @@ from cotenant.live.ledger import LiveLedgers
 from cotenant.live.page import LivePages
 from cotenant.live.serve.engine import Engine
 from cotenant.live.watch.warden import LiveWardens
-from cotenant.port import Clock, Desk, Door, Gates, Journal, Ledgers, Pages, Runtime, Wardens
+from cotenant.port import Clock, ClusterDoor, Desk, Door, Gates, Journal, Ledgers, Pages, Runtime, Wardens
+from cotenant.sim.cluster import ClusterWorld
 from cotenant.sim.door import SimDoor
 from cotenant.sim.gate import SimGates
 from cotenant.sim.journal import SimJournal
@@ -47,6 +49,7 @@ IMPLEMENTATIONS: dict[Any, dict[str, type]] = {
     Door: {"live": LiveDoor, "sim": SimDoor},
     Runtime: {"live": Engine, "sim": SimServing},
     Desk: {"live": Engine, "sim": SimServing},
+    ClusterDoor: {"live": BrainDoor, "sim": ClusterWorld},
 }
 SIDES = ("live", "sim")
 both_sides = pytest.mark.parametrize("side", SIDES)

@@ -1,5 +1,7 @@
 """What do tests of a cluster begin with? A machine that is told one thing after another, and says what it did."""
 
+import msgspec
+
 from cotenant.domain.cluster import (
     AttemptReport,
     ClusterSettings,
@@ -8,6 +10,7 @@ from cotenant.domain.cluster import (
     JobSpec,
     JobState,
     JobTold,
+    OnlineUse,
 )
 from cotenant.domain.clusters import (
     ClusterAction,
@@ -19,11 +22,13 @@ from cotenant.domain.clusters import (
     StartJob,
 )
 from cotenant.domain.instant import SECOND_NS
+from cotenant.domain.use import TaskUse
 from cotenant.format.cluster_log import describe_cluster_action, describe_cluster_turn
 from cotenant.machine.cluster import ClusterMachine
 
 GIB = 1 << 30
 GPU = GpuReport("V100", 16 * GIB, 16 * GIB, 1_000_000)
+BUSY = OnlineUse("web", TaskUse(900_000, ((900_000, 1_000_000),), 800_000, 200_000, active_ppm=900_000))
 ROUND, LEASE, GRACE = 10, 20, 5
 
 
@@ -68,7 +73,7 @@ class Story:
         known = self.told[name]
         return self.tell(NodeTold(name, known.epoch, known.gpus, attempts, seen))
 
-    def submit(self, name: str, user: str = "ann", **given: object) -> JobSpec:
+    def submit(self, name: str, user: str = "ann", /, **given: object) -> JobSpec:
         spec = JobSpec(name, user, **given)  # type: ignore[arg-type]
         self.tell(JobSubmitted(spec))
         return spec
@@ -91,3 +96,8 @@ def runs(order: ClusterAction, progress_ppm: int = 0, end: JobEnd | None = None,
 def starts(actions: list[ClusterAction]) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Who was started where."""
     return {one.attempt.job: (one.node, one.gpus) for one in actions if isinstance(one, StartJob)}
+
+
+def replaced(gpu: GpuReport, **changed: object) -> GpuReport:
+    """The same but for this."""
+    return msgspec.structs.replace(gpu, **changed)

@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from cotenant.domain.cluster import Attempt, AttemptReport, GpuCondition, GpuReport, JobEnd, JobState, OnlineUse, Quota
+from cotenant.domain.cluster import Attempt, AttemptReport, JobEnd, JobState, Quota
 from cotenant.domain.clusters import (
     AckEnd,
     Answer,
@@ -18,16 +18,9 @@ from cotenant.domain.clusters import (
     StopJob,
 )
 from cotenant.domain.instant import SECOND_NS
-from cotenant.domain.use import TaskUse
 from cotenant.machine.cluster import ClusterMachine
-from tests.machine.cluster_steps import GIB, GPU, Story, runs, settings, starts
+from tests.machine.cluster_steps import BUSY, GIB, GPU, Story, replaced, runs, settings, starts
 from tests.tool import ROOT
-
-BUSY = OnlineUse("web", TaskUse(900_000, ((900_000, 1_000_000),), 800_000, 200_000, active_ppm=900_000))
-
-
-def replaced(gpu: GpuReport, **changed: object) -> GpuReport:
-    return msgspec.structs.replace(gpu, **changed)
 
 
 def test_a_job_is_started_known_to_run_and_done() -> None:
@@ -213,147 +206,6 @@ def test_a_node_that_leaves_leaves_its_jobs_to_others() -> None:
     assert starts(story.until(12)) == {"job": ("b", (0,))}
 
 
-def test_hard_constraints() -> None:
-    small = GpuReport("T4", 16 * GIB, 4 * GIB, 300_000)
-    served = replaced(GPU, online=(OnlineUse("web"),), offer_ppm=900_000)
-    story = Story(slowdown_limit_ppm=100_000_000)
-    story.join("a", small)
-    story.join("b", served, replaced(GPU, condition=GpuCondition.UNHEALTHY), replaced(GPU, offer_ppm=0))
-    wants = {
-        "memory": {"memory_bytes": 5 * GIB},
-        "type": {"types": ("T4",)},
-        "share": {"least_ppm": 400_000},
-        "company": {"avoid": ("web",)},
-        "gang": {"gpus": 2},
-        "nowhere": {"types": ("H100",)},
-    }
-    found = {}
-    for name, given in wants.items():
-        story.submit(name, **given)
-        found |= starts(story.until(story.now_s + 11))
-        story.tell(JobCancelled(name))
-        for node, attempts in [("a", ()), ("b", ())]:
-            story.now_s += 1
-            story.tell(NodeTold(node, 1, story.told[node].gpus, attempts, 99))
-    assert found == {
-        "memory": ("b", (0,)),
-        "type": ("a", (0,)),
-        "share": ("b", (0,)),
-        "company": ("a", (0,)),
-    }
-
-
-def test_a_gang_gets_all_of_its_gpus_on_one_node_or_none() -> None:
-    story = Story()
-    story.join("a")
-    story.join("b")
-    story.submit("gang", gpus=2)
-    assert starts(story.until(15)) == {}
-    assert "no node has 2 open GPUs" in story.job("gang").why
-    story.join("c", GPU, GPU, GPU)
-    assert list(starts(story.until(30)).values()) == [("c", (0, 1))]
-
-
-def test_groups_that_avoid_each_other_share_no_node() -> None:
-    story = Story()
-    story.join("a", GPU, GPU)
-    story.join("b", GPU, GPU)
-    story.submit("first", group="g", avoid=("g",))
-    story.submit("second", group="g", avoid=("g",))
-    story.submit("third", group="g", avoid=("g",))
-    orders = story.until(15)
-    assert {node for node, _ in starts(orders).values()} == {"a", "b"}
-    assert sorted(story.state(name).value for name in ("first", "second", "third")) == [
-        "starting",
-        "starting",
-        "waiting",
-    ]
-
-
-def test_a_quota_holds_at_each_start_and_takes_nothing_away() -> None:
-    story = Story()
-    story.join("a", GPU, GPU, GPU)
-    story.tell(QuotaSet(Quota("ann", 1)))
-    for name in ("one", "two"):
-        story.submit(name)
-    story.submit("other", user="bob")
-    assert sorted(starts(story.until(5))) == ["one", "other"]
-    assert story.job("two").why == "ann holds 1 GPU of a quota of 1"
-    story.tell(QuotaSet(Quota("ann", 0)))
-    assert story.state("one") is JobState.STARTING
-    story.tell(QuotaSet(Quota("ann", 5)))
-    assert sorted(starts(story.until(15))) == ["two"]
-
-
-def test_who_has_priority_goes_first() -> None:
-    story = Story()
-    story.submit("early")
-    story.submit("urgent", priority=5)
-    story.join("a")
-    assert list(starts(story.until(5))) == ["urgent"]
-
-
-def test_users_who_had_less_come_first_if_that_is_asked_for() -> None:
-    story = Story(fair=True)
-    story.join("a")
-    story.submit("long")
-    (order,) = story.until(5)
-    story.report("a", runs(order), seen=1)
-    story.submit("more")
-    story.submit("newcomer", user="bob")
-    story.until(100)
-    story.report("a", runs(order, end=JobEnd.DONE), seen=1)
-    assert list(starts(story.until(111))) == ["newcomer"]
-
-
-def test_a_job_moves_where_it_gains_and_what_is_kept_for_it_is_not_given_away() -> None:
-    story = Story(slowdown_limit_ppm=100_000_000)
-    crowded = replaced(GPU, online=(BUSY,), offer_ppm=200_000)
-    story.join("slow", crowded)
-    story.submit("job", use=TaskUse(950_000, ((800_000, 1_000_000),), 500_000, 100_000))
-    (order,) = story.until(5)
-    story.report("slow", runs(order, 100_000), seen=1)
-    story.now_s = 13
-    story.join("fast")
-    story.report("slow", runs(order, 200_000), seen=1)
-    (stop,) = story.until(25)
-    assert isinstance(stop, StopJob)
-    assert (stop.node, stop.why) == ("slow", "it goes on faster on fast")
-    story.submit("thief")
-    story.report("fast")
-    assert starts(story.until(35)) == {}
-    _, again = story.report("slow", runs(order, 300_000, JobEnd.EVICTED), seen=1)
-    assert isinstance(again, StartJob)
-    assert (again.node, again.progress_ppm) == ("fast", 300_000)
-
-
-def test_jobs_do_not_move_for_little() -> None:
-    story = Story()
-    story.join("a", replaced(GPU, offer_ppm=950_000))
-    story.submit("job", use=TaskUse(950_000, ((1_000_000, 1_000_000),), 500_000, 100_000))
-    (order,) = story.until(5)
-    story.report("a", runs(order), seen=1)
-    story.join("b")
-    for second in range(10, 100, 10):
-        assert story.until(second) == []
-        story.report("a", runs(order), seen=1)
-        story.report("b")
-
-
-def test_speeds_that_were_seen_change_what_is_foretold() -> None:
-    story = Story()
-    story.join("a")
-    story.submit("job", profile="bert")
-    (order,) = story.until(5)
-    story.report("a", runs(order, 100_000), seen=1)
-    assert story.machine.worth.predictor.learned() == ()
-    story.report("a", runs(order, 200_000, rate_ppm=300_000), seen=1)
-    once = story.machine.worth.predictor.learned()
-    assert {profile for profile, *_ in once} == {"bert"}
-    story.report("a", runs(order, 300_000, rate_ppm=310_000), seen=1)
-    assert story.machine.worth.predictor.learned() == once, "much the same is nothing new"
-
-
 def test_a_brain_that_starts_again_gives_everybody_a_whole_lease() -> None:
     story = Story()
     story.join("a")
@@ -385,16 +237,6 @@ def test_what_is_over_is_remembered_for_a_while() -> None:
         story.submit(name)
         story.tell(JobCancelled(name))
     assert [told.spec.name for told in story.machine.jobs()] == ["two", "three"]
-
-
-def test_kinds_follow_what_is_avoided() -> None:
-    story = Story()
-    web, ads = (replaced(GPU, online=(OnlineUse(name),)) for name in ("web", "ads"))
-    story.join("a", web, ads)
-    assert len(story.machine.floor.kinds) == 1, "names do not count"
-    story.submit("job", avoid=("ads",), least_ppm=1_000_000)
-    story.until(5)
-    assert [kind.named for kind in story.machine.floor.kinds if kind.named] == [("ads",)]
 
 
 # After a change that is meant to change decisions, read the diff of what this prints as part of the change:

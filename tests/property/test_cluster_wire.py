@@ -1,5 +1,6 @@
 """Does the cluster's wire carry every message, and refuse whatever is none or is not the sender's to say?"""
 
+import re
 from typing import Any, get_args
 
 import msgspec
@@ -24,8 +25,10 @@ from cotenant.domain.use import TaskUse
 from cotenant.errors import PeerError
 from cotenant.format import cluster_wire as wire
 from cotenant.format.cluster_wire import Role
+from cotenant.format.config_cluster import ClusterConfig
 from tests.effort import examples
 from tests.strategies import amounts, rejects, shares, texts
+from tests.tool import ROOT
 
 VERSION = wire.VERSION
 ROLES = (None, Role.NODE, Role.USER, Role.OPERATOR)
@@ -91,6 +94,7 @@ requests: st.SearchStrategy[wire.Request] = st.one_of(
     st.builds(wire.Issue, version, names, pems),
     st.builds(wire.Revoke, version, st.sampled_from(Role), names),
     st.builds(wire.Drain, version, names, st.booleans()),
+    st.builds(wire.Forget, version, names),
     st.builds(wire.SetQuota, version, st.builds(Quota, names, amounts, st.integers(1, 1000))),
 )
 orders = st.one_of(
@@ -100,13 +104,13 @@ orders = st.one_of(
 )
 answers: st.SearchStrategy[wire.Answer] = st.one_of(
     st.builds(wire.Authority, version, pems),
-    st.builds(wire.Enrolled, pems),
+    st.builds(wire.Enrolled, pems, texts),
     st.builds(wire.Heard, amounts, amounts, amounts),
     st.builds(wire.Order, orders),
     st.just(wire.Done()),
     st.builds(wire.Refused, rejects),
     st.builds(wire.Jobs, st.lists(jobs, max_size=2), st.booleans(), amounts),
-    st.builds(wire.TokenMade, texts),
+    st.builds(wire.TokenMade, texts, texts),
     st.builds(wire.Wrong, texts),
 )
 
@@ -164,6 +168,16 @@ def test_noise_is_no_message(noise: bytes) -> None:
 def test_every_request_is_somebodys_to_say() -> None:
     for kind in get_args(wire.Request):
         assert any(kind in allowed for allowed in wire._ALLOWED.values()), kind
+
+
+def test_the_document_names_every_message_every_field_and_every_setting() -> None:
+    document = (ROOT / "docs" / "cluster-live.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([a-z_-]+)`", document))
+    for kind in (*get_args(wire.Request), *get_args(wire.Answer)):
+        assert kind.__struct_config__.tag in named, kind
+        missing = {field for field in kind.__struct_fields__ if field != "version"} - named
+        assert not missing, (kind, missing)
+    assert set(ClusterConfig.__struct_fields__) <= named
 
 
 def test_another_version_is_told_so_whatever_else_it_says() -> None:

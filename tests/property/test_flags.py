@@ -185,6 +185,8 @@ def test_what_config_show_prints_reads_back(tmp_path: Path, capsys: pytest.Captu
         ({("control", "online_least"): "0%"}, "control.online_least = '0%'"),
         ({("control", "online_most"): "5%"}, "control.online_least = '10%': must not be above control.online_most"),
         ({("control", "mps_share"): "on"}, "control.mps_share = 'on': there are no SMs to deal out"),
+        ({("cluster", "round"): "1ms"}, "cluster.round = '1ms': must be at least 100ms"),
+        ({("cluster", "grace"): "1ms"}, "cluster.grace = '1ms': must be at least 1s"),
         ({("node", "unmet"): "refuse"}, "node.unmet = 'refuse': nothing is predicted"),
     ],
 )

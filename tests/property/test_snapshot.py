@@ -1,7 +1,9 @@
 """Is a cluster that was written down for people the cluster that is read again, and does a bad one get a sentence?"""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,15 +67,16 @@ def test_the_example_explains_everything() -> None:
     report = place_on_snapshot(EXAMPLE)
     cluster = json.loads(EXAMPLE.read_text(encoding="utf-8"))
     waiting = {job["name"] for job in cluster["jobs"] if "state" not in job}
-    assert {one.job for one in (*report.placed, *report.waiting)} == waiting
+    assert {one.job for one in report.placed} | {one.job for one in report.waiting} == waiting
     gpus = {(node["name"], gpu) for node in cluster["nodes"] for gpu in range(len(node["gpus"]))}
     used = {(one.node, gpu) for one in report.placed for gpu in one.gpus}
     assert used | {(one.node, one.gpu) for one in report.idle} == gpus
-    assert all(one.why for one in (*report.waiting, *report.idle))
+    assert all(one.why for one in report.waiting)
+    assert all(one.why for one in report.idle)
     assert report.value <= report.bound
 
 
-BAD = {
+BAD: dict[str, tuple[Callable[[dict], Any], str]] = {
     "no JSON": (lambda file: "{", "snapshot"),
     "another format": (lambda file: file | {"format": "x"}, "format"),
     "a version of tomorrow": (lambda file: file | {"version": 2}, "version"),

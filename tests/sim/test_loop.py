@@ -146,7 +146,7 @@ class Sleeper:
 )
 def test_a_wake_up_rings_once_at_the_instant_wanted_last(wanted: list[Instant | None], woken: list[Instant]) -> None:
     loop, machine = SimLoop(), Sleeper()
-    driver = SimDriver(loop, Host(machine, {}, NoJournal()))
+    driver: SimDriver[Event] = SimDriver(loop, Host(machine, {}, NoJournal()), Woke())
     for now, want in enumerate(wanted):
         machine.wants.append(want)
         driver.deliver(PeerLost(0), now)
@@ -156,7 +156,7 @@ def test_a_wake_up_rings_once_at_the_instant_wanted_last(wanted: list[Instant | 
 
 def test_a_wake_up_that_moved_without_a_turn_is_followed() -> None:
     loop, machine = SimLoop(), Sleeper()
-    driver = SimDriver(loop, Host(machine, {}, NoJournal()))
+    driver: SimDriver[Event] = SimDriver(loop, Host(machine, {}, NoJournal()), Woke())
     machine.wants.append(50)
     driver.deliver(PeerLost(0), 0)
     machine.wants.append(70)

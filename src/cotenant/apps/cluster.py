@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import socket
@@ -11,9 +12,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from cotenant import __version__
-from cotenant.domain.cluster import ClusterCounts
 from cotenant.domain.clusters import ClusterEvent, ClusterStarted, ClusterWoke
-from cotenant.domain.histogram import Histogram
 from cotenant.domain.instant import SECOND_NS, Instant
 from cotenant.errors import ConfigError, InvariantError, WorldError
 from cotenant.format.cluster_wire import Role
@@ -25,7 +24,7 @@ from cotenant.live.clock import LiveClock, clock_kept_in, unix_ns
 from cotenant.live.cluster.authority import Authority, open_authority
 from cotenant.live.cluster.clerk import Clerk
 from cotenant.live.cluster.door import BACKLOG, BrainDoor
-from cotenant.live.cluster.figures import page_of
+from cotenant.live.cluster.figures import Figures, page_of
 from cotenant.live.cluster.identity import Identity, read_identity, server_context
 from cotenant.live.cluster.places import BrainPlaces, brain_places
 from cotenant.live.cluster.register import Register
@@ -44,6 +43,7 @@ _MOST_CONNECTIONS: Final = 16_384
 _FEWEST_CONNECTIONS: Final = 32
 _DAYS: Final = 365.0
 _LOOK_AGAIN_NS: Final = 3600 * SECOND_NS
+_HERE: Final = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104  whoever listens everywhere is reached here
 _SKIPPED_ATTEMPTS: Final = 1_000_000
 """What a damaged journal has forgotten may have used numbers: they are never used again."""
 
@@ -72,54 +72,63 @@ def serve_cluster(config: ClusterConfig, places: Places, log: NodeLog, *, accept
 
 
 def open_brain(config: ClusterConfig, places: Places, log: NodeLog, *, accept_damage: bool = False) -> Brain:
-    """Recover, listen, and tell the machine that it runs."""
+    """Recover, listen, and tell the machine that it runs; where that fails, nothing is left open."""
     if config.place not in ROUNDS:
         raise ConfigError("cluster.place", config.place, f"write one of: {', '.join(ROUNDS)}")
+    split_address(config.listen, "cluster.listen")
+    with contextlib.ExitStack() as opened:
+        own = _take_directory(places, opened)
+        listener = opened.enter_context(listen_at(config.listen, "cluster.listen", BACKLOG))
+        address = _address_of(config, listener)
+        figures = None
+        if config.metrics:
+            figures = opened.enter_context(listen_at(config.metrics, "cluster.metrics", CONNECTIONS))
+        machine, clock = _recover(own, log.say, accept_damage=accept_damage)
+        authority = open_authority(own.folder, unix_ns())
+        clerk = Clerk(authority, Register(own.register), machine, clock, address)
+        loop: EventLoop[ClusterEvent] = EventLoop(clock, ClusterWoke())
+        opened.callback(loop.close)
+        credentials = _Credentials(own, authority, listener, clock)
+        loop.add_timed(credentials)
+        journal = FileJournal(own.journal, int(config.journal_limit), is_synced=True)
+        opened.callback(journal.close)
+        door = BrainDoor(loop, clock, listener, credentials.context, clerk, _connections(), log.say)
+        opened.callback(door.close)
+        if figures is not None:
+
+            def look() -> Figures:
+                turns = loop.turn_ns.histogram()
+                return Figures(machine.counts(), turns, journal.size_bytes, door.connections, door.refused)
+
+            shown = MetricsDoor(loop, clock, figures, lambda: page_of(look))
+            opened.callback(shown.close)
+            log.say(f"figures for Prometheus: {shown.address}")
+        loop.bind(ClusterHost(machine, door, journal))
+        loop.post(ClusterStarted(config.settings(), __version__, unix_ns()))
+        # In good order, the next start reads one snapshot, whichever version it is.
+        opened.callback(lambda: journal.begin_segment(clock.now(), machine.snapshot()))
+        return Brain(loop, door, machine, address, opened.pop_all().close)
+    raise InvariantError("a brain was opened and not returned")
+
+
+def _take_directory(places: Places, opened: contextlib.ExitStack) -> BrainPlaces:
+    """Make it, and become the one brain that uses it."""
     own = brain_places(places)
     make_directory(places.state, "directories.state")
     make_directory(own.folder, "directories.state")
-    lock = take_lock(own.lock, "a brain")
+    opened.callback(os.close, take_lock(own.lock, "a brain"))
     close_directory(own.folder, "directories.state")
-    listener = listen_at(config.listen, "cluster.listen", BACKLOG)
-    figures = listen_at(config.metrics, "cluster.metrics", CONNECTIONS) if config.metrics else None
-    machine, clock = _recover(own, log.say, accept_damage=accept_damage)
-    authority = open_authority(own.folder, unix_ns())
-    address = _address_of(config, listener)
-    loop: EventLoop[ClusterEvent] = EventLoop(clock, ClusterWoke())
-    credentials = _Credentials(own, authority, address, clock)
-    clerk = Clerk(authority, Register(own.register), machine, clock)
-    door = BrainDoor(loop, clock, listener, credentials.context, clerk, _connections(), log.say)
-    loop.add_timed(credentials)
-    journal = FileJournal(own.journal, int(config.journal_limit), is_synced=True)
-    shown = None
-
-    def look() -> tuple[ClusterCounts, Histogram, int, int, int]:
-        return machine.counts(), loop.turn_ns.histogram(), journal.size_bytes, door.connections, door.refused
-
-    if figures is not None:
-        shown = MetricsDoor(loop, clock, figures, lambda: page_of(look))
-        log.say(f"figures for Prometheus: {shown.address}")
-    loop.bind(ClusterHost(machine, door, journal))
-    loop.post(ClusterStarted(config.settings(), __version__, unix_ns()))
-
-    def close() -> None:
-        """In good order: the next start reads one snapshot, whichever version it is."""
-        door.close()
-        if shown is not None:
-            shown.close()
-        journal.begin_segment(clock.now(), machine.snapshot())
-        journal.close()
-        loop.close()
-        os.close(lock)
-
-    return Brain(loop, door, machine, address, close)
+    return own
 
 
 class _Credentials:
     """The brain's own certificate and the operator's: made when it starts, and anew before they end."""
 
-    def __init__(self, own: BrainPlaces, authority: Authority, address: str, clock: LiveClock) -> None:
-        self._own, self._authority, self._address, self._clock = own, authority, address, clock
+    def __init__(self, own: BrainPlaces, authority: Authority, listener: socket.socket, clock: LiveClock) -> None:
+        host, port = listener.getsockname()[:2]
+        # The operator is on this machine, where an address for others may lead nowhere.
+        self._address = joined(_HERE.get(host, host), port)
+        self._own, self._authority = own, authority
         self.context = server_context(self._make(Role.BRAIN, "brain"))
         self._make(Role.OPERATOR, "operator")
         self._due = clock.now() + _LOOK_AGAIN_NS
@@ -175,7 +184,7 @@ def _address_of(config: ClusterConfig, listener: socket.socket) -> str:
         split_address(config.address, "cluster.address")
         return config.address
     host, port = listener.getsockname()[:2]
-    return joined(socket.gethostname() if host in ("0.0.0.0", "::") else host, port)  # noqa: S104  a comparison
+    return joined(socket.gethostname() if host in _HERE else host, port)
 
 
 def _connections() -> int:

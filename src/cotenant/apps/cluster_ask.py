@@ -16,6 +16,7 @@ from cotenant.domain.cluster import JobSpec, JobState, JobTold, Quota
 from cotenant.errors import ConfigError
 from cotenant.format import cluster_wire as wire
 from cotenant.format.cluster_wire import Role
+from cotenant.live.address import split_address
 from cotenant.live.clock import pause
 from cotenant.live.cluster.ask import BrainAwayError, Conversation, talk
 from cotenant.live.cluster.enrol import check_name, obtain_user, token_text
@@ -37,10 +38,14 @@ _FLAGS: Final = {
 _NAME_CHARACTERS: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-")
 
 
-def identity_of(given: str, environ: Mapping[str, str], places: Places) -> Identity:
-    """Who asks: the identity that was named, else the operator of the brain on this machine."""
+def identity_of(given: str, brain: str, environ: Mapping[str, str], places: Places) -> Identity:
+    """Who asks whom: the identity that was named, else the operator of the brain on this machine."""
     named = given or environ.get(IDENTITY_VARIABLE, "")
-    return read_identity(Path(named)) if named else operator_of(places)
+    identity = read_identity(Path(named)) if named else operator_of(places)
+    if not brain:
+        return identity
+    split_address(brain, "--brain")
+    return msgspec.structs.replace(identity, brain=brain)
 
 
 def spec_of(
@@ -167,8 +172,8 @@ def nodes(identity: Identity) -> NodesShown:
             asked = wire.ListNodes(wire.VERSION, more=True)
 
 
-def make_token(identity: Identity, uses: int, valid_ns: int, node: str) -> str:
-    """A join token."""
+def make_token(identity: Identity, uses: int, valid_ns: int, node: str) -> tuple[str, str]:
+    """A join token, and where to join with it."""
     if node:
         check_name(node, "--node")
     try:
@@ -178,7 +183,8 @@ def make_token(identity: Identity, uses: int, valid_ns: int, node: str) -> str:
     except msgspec.ValidationError:
         raise ConfigError("--uses", uses, "write 1 to 100,000 uses, and at most ten years of validity") from None
     with talk(identity) as brain:
-        return token_text(brain.ask(asked, wire.TokenMade).secret, identity.authority)
+        made = brain.ask(asked, wire.TokenMade)
+    return token_text(made.secret, identity.authority), made.brain
 
 
 def make_user(identity: Identity, user: str, path: Path) -> Identity:
@@ -188,7 +194,7 @@ def make_user(identity: Identity, user: str, path: Path) -> Identity:
     return obtain_user(identity, user, path)
 
 
-def change(identity: Identity, request: wire.Drain | wire.SetQuota | wire.Revoke) -> None:
+def change(identity: Identity, request: wire.Drain | wire.SetQuota | wire.Revoke | wire.Forget) -> None:
     """Have an operator's wish done."""
     with talk(identity) as brain:
         brain.ask(request, wire.Done)
@@ -196,9 +202,10 @@ def change(identity: Identity, request: wire.Drain | wire.SetQuota | wire.Revoke
 
 def quota_of(user: str, gpus: int | None, weight: int) -> Quota:
     """How much a user may have; None: as much as there is."""
-    fields = {"user": check_name(user, "USER"), "weight": weight, **({} if gpus is None else {"gpus": gpus})}
+    name = check_name(user, "USER")
+    quota = Quota(name, weight=weight) if gpus is None else Quota(name, gpus, weight)
     try:
-        return msgspec.convert(fields, Quota)
+        return msgspec.convert(msgspec.to_builtins(quota), Quota)  # which looks at the limits
     except msgspec.ValidationError as error:
         raise ConfigError("quota", user, f"{error}; write --gpus of at least 0 and --weight from 1 to 1000") from None
 

@@ -35,7 +35,9 @@ def jobs_table(shown: JobsShown) -> Group:
     rows = [_job_row(job, shown.now_ns) for job in listed]
     counts = {state: sum(job.state is state for job in shown.jobs) for state in JobState}
     told = ", ".join(f"{count:,} {state.value}" for state, count in counts.items() if count)
-    return Group(table("", _COLUMNS, rows), Text(f"{counted(len(rows), 'job')}{': ' if told else ''}{told}"))
+    shown_jobs = table("", _COLUMNS, rows)
+    shown_jobs.columns[-1].no_wrap = False  # why it waits is the one thing that nobody can guess
+    return Group(shown_jobs, Text(f"{counted(len(rows), 'job')}{': ' if told else ''}{told}"))
 
 
 def _job_row(job: JobTold, now: Instant) -> list[str | Text]:

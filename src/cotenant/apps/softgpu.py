@@ -67,13 +67,16 @@ def destroy(places: Places) -> int:
     return manage.destroy(home(places))
 
 
-def environment(places: Places) -> dict[str, str]:
-    """What a program needs to find them."""
-    return manage.env(home(places))
+def environment(places: Places, base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What a program needs to find them, in addition to the environment that it has."""
+    return manage.env(home(places), base=None if base is None else dict(base))
 
 
-def environment_of(gpu: str, places: Places) -> dict[str, str]:
-    """What `cotenant run --gpu` adds: "soft:N" is a software GPU, "N" a real one, empty leaves the choice to CUDA."""
+def environment_of(gpu: str, places: Places, base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """What `cotenant run --gpu` adds: "soft:N" is a software GPU, "N" a real one, empty leaves the choice to CUDA.
+
+    `base` is the environment that the program has otherwise; None: ours.
+    """
     if not gpu:
         return {}
     kind, colon, number = gpu.rpartition(":")
@@ -83,7 +86,7 @@ def environment_of(gpu: str, places: Places) -> dict[str, str]:
     if not colon:
         return {"CUDA_VISIBLE_DEVICES": number}
     _existing(places, int(number), "--gpu", gpu)
-    return {**environment(places), "CUDA_VISIBLE_DEVICES": number}
+    return {**environment(places, base), "CUDA_VISIBLE_DEVICES": number}
 
 
 def wished_gpu(gpu: str, environ: Mapping[str, str]) -> str:

@@ -21,6 +21,8 @@ _OWN_FLAGS: Final = {
     "memory": ("quick",),
     "limit": ("quick",),
     "server": ("quick",),
+    "cluster": ("quick",),
+    "match": ("quick",),
 }
 """What only one of the benches knows."""
 
@@ -30,14 +32,14 @@ def add_commands(commands: Any) -> None:
     about = (
         "loop: the two clocks; device: software GPU; hook, gate: what they cost a launch; fill: pairs; "
         "faults: what goes wrong beside a service; memory: do quotas hold; limit: do shares; server: serving; "
-        "goodput: what is answered in time, by policy and load"
+        "goodput: what is answered in time, by policy and load; cluster: a day of 20,000 GPUs; match: jobs to GPUs"
     )
     bench.add_argument("name", choices=[*_PLAIN, *_OWN_FLAGS], help=about)
     bench.add_argument(
         "--rounds",
         type=int,
         default=None,
-        help="interleaved repetitions (default 5; fill, server, goodput: 3, quick: 1; faults: 20 of each kind)",
+        help="repetitions in turn (default 5; match: 3; fill, server, goodput: 3, quick: 1; faults: 20 of each kind)",
     )
     data = "fill: the measurements (default $COTENANT_DATA or ../shared/data)"
     bench.add_argument("--data", default=None, metavar="DIR", help=data)
@@ -46,7 +48,7 @@ def add_commands(commands: Any) -> None:
         action="store_true",
         default=None,
         help="fill: one pair of each family, about a minute; memory: 2,400 operations; limit: 2 s each; server: once; "
-        "goodput: small models, seconds",
+        "goodput: small models, seconds; cluster: hundreds of GPUs; match: up to 1,000",
     )
     sweep = "fill: also a curve over the bound on outstanding offline time"
     bench.add_argument("--sweep-bound", action="store_true", default=None, help=sweep)
@@ -79,6 +81,8 @@ def _bench(options: argparse.Namespace) -> int:
             "memory": _bench_memory,
             "limit": _bench_limit,
             "server": _bench_server,
+            "cluster": _bench_cluster,
+            "match": _bench_match,
         }
         return owners[options.name](options)
     return _bench_plain(options.name, options.rounds or 5, as_json=options.json)
@@ -164,6 +168,22 @@ def _bench_limit(options: argparse.Namespace) -> int:
     return 0
 
 
+def _bench_cluster(options: argparse.Namespace) -> int:
+    from cotenant.apps.show_cluster_bench import show_cluster_bench
+    from cotenant.apps.simulate_cluster import time_shown
+    from cotenant.experiment.cluster_bench import bench_cluster
+
+    if options.rounds is not None:
+        raise ConfigError("--rounds", options.rounds, "means nothing to `bench cluster`: leave it out")
+    with time_shown(Console(stderr=True), "time of the cluster") as progress:
+        report = bench_cluster(say, progress, quick=bool(options.quick))
+    if options.json:
+        print_json(report)
+    else:
+        show_cluster_bench(Console(), report)
+    return 0 if all(report.met.values()) else 1
+
+
 def _bench_server(options: argparse.Namespace) -> int:
     from cotenant.apps.needs import need_packages
 
@@ -203,4 +223,16 @@ def _bench_goodput(options: argparse.Namespace) -> int:
         print_json(report)
     else:
         show_goodput(Console(), report)
+    return 0
+
+
+def _bench_match(options: argparse.Namespace) -> int:
+    from cotenant.apps.show_match import show_match
+    from cotenant.experiment.match import QUICK_SIZES, SIZES, bench_match
+
+    report = bench_match(options.rounds or 3, say, sizes=QUICK_SIZES if options.quick else SIZES)
+    if options.json:
+        print_json(report)
+    else:
+        show_match(Console(), report)
     return 0

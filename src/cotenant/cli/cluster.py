@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 from typing import Any
 
 from cotenant.cli.agent import add_agent
 from cotenant.cli.command import add_command, load, print_json, say
-from cotenant.errors import ConfigError
+from cotenant.cli.jobs import asking, identity, whole
 
 
 def add_commands(commands: Any) -> None:
@@ -21,30 +20,26 @@ def add_commands(commands: Any) -> None:
         "--accept-damage", action="store_true", help="begin with the sound part of a damaged journal; the rest is lost"
     )
     add_agent(verbs)
-    token = _asking(verbs, "token", "Make a join token for nodes.", _token)
+    token = asking(verbs, "token", "Make a join token for nodes.", _token)
     token.add_argument("--uses", default="1", metavar="N", help="how many nodes may join with it (default 1)")
     token.add_argument("--valid", default="24h", metavar="DURATION", help="for how long (default 24h)")
     token.add_argument("--node", default="", metavar="NODE", help="for this node only, also if it was one before")
-    _asking(verbs, "nodes", "Which nodes are there?", _nodes)
-    drain = _asking(verbs, "drain", "Have a node's jobs elsewhere, and nothing new on it.", _drain)
+    asking(verbs, "nodes", "Which nodes are there?", _nodes)
+    drain = asking(verbs, "drain", "Have a node's jobs elsewhere, and nothing new on it.", _drain)
     drain.add_argument("node", metavar="NODE")
     drain.add_argument("--undo", action="store_true", help="let it take jobs again")
-    quota = _asking(verbs, "quota", "How much may a user's jobs hold?", _quota)
+    forget = asking(verbs, "forget", "Tell no more of a node that is silent for good.", _forget)
+    forget.add_argument("node", metavar="NODE")
+    quota = asking(verbs, "quota", "How much may a user's jobs hold?", _quota)
     quota.add_argument("user", metavar="USER")
     quota.add_argument("--gpus", default=None, metavar="N", help="GPUs at once (default: as many as there are)")
     quota.add_argument("--weight", default="1", metavar="N", help="the user's part in fairness, 1 to 1000 (default 1)")
-    user = _asking(verbs, "user", "Make an identity with which a user may submit jobs.", _user)
+    user = asking(verbs, "user", "Make an identity with which a user may submit jobs.", _user)
     user.add_argument("user", metavar="USER")
     user.add_argument("--to", default="", metavar="FILE", help="where to (default USER.pem)")
-    revoke = _asking(verbs, "revoke", "Let the certificates of a node or a user count no more.", _revoke)
+    revoke = asking(verbs, "revoke", "Let the certificates of a node or a user count no more.", _revoke)
     revoke.add_argument("name", metavar="NODE")
     revoke.add_argument("--user", action="store_true", help="it is a user's name, not a node's")
-
-
-def _asking(verbs: Any, name: str, about: str, run: Any) -> argparse.ArgumentParser:
-    parser = add_command(verbs, name, about, run, "directories", json=True)
-    parser.add_argument("--identity", default="", metavar="FILE", help="who asks (default: this machine's operator)")
-    return parser
 
 
 def _start(options: argparse.Namespace) -> int:
@@ -57,21 +52,15 @@ def _start(options: argparse.Namespace) -> int:
     return 0
 
 
-def _identity(options: argparse.Namespace) -> Any:
-    from cotenant.apps.cluster_ask import identity_of
-
-    return identity_of(options.identity, os.environ, load(options)[1])
-
-
 def _token(options: argparse.Namespace) -> int:
     from cotenant.apps.cluster_ask import make_token
     from cotenant.format.quantity import parse_duration
 
-    identity = _identity(options)
+    asker = identity(options)
     valid_ns = parse_duration(options.valid, field="--valid")
-    made = make_token(identity, whole("--uses", options.uses), valid_ns, options.node)
+    made, brain = make_token(asker, whole("--uses", options.uses), valid_ns, options.node)
     if options.json:
-        print_json({"token": made, "brain": identity.brain})
+        print_json({"token": made, "brain": brain})
     else:
         print(made)
     return 0
@@ -83,7 +72,7 @@ def _nodes(options: argparse.Namespace) -> int:
     from cotenant.apps.cluster_ask import nodes
     from cotenant.apps.show_cluster import nodes_json, nodes_table
 
-    shown = nodes(_identity(options))
+    shown = nodes(identity(options))
     if options.json:
         print_json(nodes_json(shown))
     else:
@@ -96,9 +85,18 @@ def _drain(options: argparse.Namespace) -> int:
     from cotenant.format import cluster_wire as wire
     from cotenant.live.cluster.enrol import check_name
 
-    change(_identity(options), wire.Drain(wire.VERSION, check_name(options.node, "NODE"), not options.undo))
+    change(identity(options), wire.Drain(wire.VERSION, check_name(options.node, "NODE"), not options.undo))
     told = "takes jobs again" if options.undo else "is drained: its jobs go elsewhere, and it gets no new ones"
     return _done(options, f"{options.node} {told}")
+
+
+def _forget(options: argparse.Namespace) -> int:
+    from cotenant.apps.cluster_ask import change
+    from cotenant.format import cluster_wire as wire
+    from cotenant.live.cluster.enrol import check_name
+
+    change(identity(options), wire.Forget(wire.VERSION, check_name(options.node, "NODE")))
+    return _done(options, f"{options.node} is forgotten; if it reports again, it is a node again")
 
 
 def _quota(options: argparse.Namespace) -> int:
@@ -107,16 +105,15 @@ def _quota(options: argparse.Namespace) -> int:
 
     gpus = None if options.gpus is None else whole("--gpus", options.gpus)
     quota = quota_of(options.user, gpus, whole("--weight", options.weight))
-    change(_identity(options), wire.SetQuota(wire.VERSION, quota))
+    change(identity(options), wire.SetQuota(wire.VERSION, quota))
     return _done(options, f"{options.user} may hold {'any number of' if gpus is None else gpus} GPUs at once")
 
 
 def _user(options: argparse.Namespace) -> int:
     from cotenant.apps.cluster_ask import make_user
 
-    identity = _identity(options)
     path = Path(options.to or f"{options.user.replace('/', '_')}.pem")
-    made = make_user(identity, options.user, path)
+    made = make_user(identity(options), options.user, path)
     told = f"{path} is {made.name}'s: hand it over, for cotenant submit --identity {path}"
     if options.json:
         print_json({"user": made.name, "file": str(path), "brain": made.brain, "until_unix_ns": made.until_ns})
@@ -131,7 +128,7 @@ def _revoke(options: argparse.Namespace) -> int:
     from cotenant.live.cluster.enrol import check_name
 
     role = wire.Role.USER if options.user else wire.Role.NODE
-    change(_identity(options), wire.Revoke(wire.VERSION, role, check_name(options.name, "NODE")))
+    change(identity(options), wire.Revoke(wire.VERSION, role, check_name(options.name, "NODE")))
     return _done(options, f"no certificate of {role.value} {options.name} counts any more")
 
 
@@ -141,10 +138,3 @@ def _done(options: argparse.Namespace, told: str) -> int:
     else:
         say(told)
     return 0
-
-
-def whole(flag: str, text: str) -> int:
-    """A whole number, or a sentence that says that it is none."""
-    if not text.isascii() or not text.isdigit() or len(text) > 12:
-        raise ConfigError(flag, text, "write a whole number of at least 0")
-    return int(text)

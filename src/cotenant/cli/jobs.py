@@ -7,13 +7,12 @@ import os
 from pathlib import Path
 from typing import Any
 
-from cotenant.cli.cluster import whole
 from cotenant.cli.command import add_command, load, print_json, say
 from cotenant.errors import ConfigError
 
 
 def add_commands(commands: Any) -> None:
-    submit = _asking(
+    submit = asking(
         commands, "submit", "Have a program run somewhere in the cluster, on what online work leaves.", _submit
     )
     submit.add_argument("--name", default="", metavar="JOB", help="what to call it (default: made from the program)")
@@ -36,20 +35,38 @@ def add_commands(commands: Any) -> None:
     submit.add_argument("--directory", default="", metavar="DIR", help="where it runs on the node (default: as here)")
     submit.add_argument("--wait", action="store_true", help="until it is over; exit code 1 unless it is done")
     submit.add_argument("program", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the program and its arguments")
-    jobs = _asking(commands, "jobs", "How do the cluster's jobs stand, and why do some wait?", _jobs)
+    jobs = asking(commands, "jobs", "How do the cluster's jobs stand, and why do some wait?", _jobs)
     jobs.add_argument("names", nargs="*", metavar="JOB", help="only these (default all)")
     jobs.add_argument("--user", default="", metavar="USER", help="only of this user")
     jobs.add_argument("--active", action="store_true", help="only those that are not over")
     jobs.add_argument("--watch", action="store_true", help="look again every second, until stopped")
-    cancel = _asking(commands, "cancel", "Have jobs ended, or not begun.", _cancel)
+    cancel = asking(commands, "cancel", "Have jobs ended, or not begun.", _cancel)
     cancel.add_argument("names", nargs="+", metavar="JOB")
 
 
-def _asking(commands: Any, name: str, about: str, run: Any) -> argparse.ArgumentParser:
+def asking(commands: Any, name: str, about: str, run: Any) -> argparse.ArgumentParser:
+    """A command that asks the brain something."""
     parser = add_command(commands, name, about, run, "directories", json=True)
     about = "who asks (default: $COTENANT_IDENTITY, else the operator of this machine's brain)"
     parser.add_argument("--identity", default="", metavar="FILE", help=about)
+    parser.add_argument(
+        "--brain", default="", metavar="HOST:PORT", help="where the brain is (default: as identity says)"
+    )
     return parser
+
+
+def identity(options: argparse.Namespace) -> Any:
+    """Who asks whom."""
+    from cotenant.apps.cluster_ask import identity_of
+
+    return identity_of(options.identity, options.brain, os.environ, load(options)[1])
+
+
+def whole(flag: str, text: str) -> int:
+    """A whole number, or a sentence that says that it is none."""
+    if not text.isascii() or not text.isdigit() or len(text) > 12:
+        raise ConfigError(flag, text, "write a whole number of at least 0")
+    return int(text)
 
 
 def _submit(options: argparse.Namespace) -> int:
@@ -62,7 +79,7 @@ def _submit(options: argparse.Namespace) -> int:
     if not command:
         raise ConfigError("COMMAND", "", "say what to run, as in: cotenant submit --gpus 1 -- python train.py")
     places = load(options)[1]
-    identity = ask.identity_of(options.identity, os.environ, places)
+    asker = identity(options)
     wished = {
         "name": options.name,
         "user": options.user,
@@ -79,15 +96,15 @@ def _submit(options: argparse.Namespace) -> int:
         "directory": options.directory or str(Path.cwd()),
         "retries": whole("--retries", options.retries),
     }
-    spec = ask.with_known_use(ask.spec_of(wished, command, identity, os.environ), store_of(places, say))
-    ask.submit(identity, spec)
+    spec = ask.with_known_use(ask.spec_of(wished, command, asker, os.environ), store_of(places, say))
+    ask.submit(asker, spec)
     if not options.wait:
         if options.json:
             print_json({"job": spec.name})
         else:
             print(spec.name)
         return 0
-    job = _wait(ask.follow(identity, spec.name, say), spec.name)
+    job = _wait(ask.follow(asker, spec.name, say), spec.name)
     if options.json:
         print_json(job_json(job))
     else:
@@ -117,10 +134,10 @@ def _jobs(options: argparse.Namespace) -> int:
     from cotenant.apps.show_cluster import jobs_json, jobs_table
     from cotenant.live.clock import pause
 
-    identity = ask.identity_of(options.identity, os.environ, load(options)[1])
+    asker = identity(options)
 
     def look() -> ask.JobsShown:
-        return ask.jobs(identity, options.names, options.user, also_over=not options.active)
+        return ask.jobs(asker, options.names, options.user, also_over=not options.active)
 
     console = Console()
     if not options.watch:
@@ -143,8 +160,8 @@ def _jobs(options: argparse.Namespace) -> int:
 def _cancel(options: argparse.Namespace) -> int:
     from cotenant.apps import cluster_ask as ask
 
-    identity = ask.identity_of(options.identity, os.environ, load(options)[1])
-    ask.cancel(identity, options.names)
+    asker = identity(options)
+    ask.cancel(asker, options.names)
     if options.json:
         print_json({"cancelled": options.names})
     else:

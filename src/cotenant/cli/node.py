@@ -77,6 +77,7 @@ def run_program(options: argparse.Namespace, example: str) -> tuple[int, list[Pr
     from cotenant.apps.profile import store_of
     from cotenant.apps.run import Tenancy, spec_of
     from cotenant.apps.softgpu import environment_of, wished_gpu
+    from cotenant.apps.variables import variables_in
 
     command = options.program[1:] if options.program[:1] == ["--"] else options.program
     if not command:
@@ -84,7 +85,8 @@ def run_program(options: argparse.Namespace, example: str) -> tuple[int, list[Pr
     config, where = find(options)
     own = load(options)[1]
     with told_in(config.run.outcome) as ended:
-        environment = environment_of(config.run.gpu, own)
+        given = variables_in(config.run.variables)
+        environment = {**given, **environment_of(config.run.gpu, own, {**os.environ, **given})}
         wanted = with_hami(config.run, given_flags(options), os.environ, say)
         spec = spec_of(wanted, command, wished_gpu(config.run.gpu, os.environ))
         arguments = ["--runtime", str(where.runtime), "--state", str(where.state)]

@@ -30,7 +30,8 @@ def add_commands(commands: Any) -> None:
     simulate.add_argument("scenario", metavar="SCENARIO.toml")
     simulate.add_argument("--seed", type=int, default=None, help="instead of the scenario's own")
     simulate.add_argument("--log", action="store_true", help="print every turn")
-    simulate.add_argument("--journal", default="", metavar="FILE", help="write the journal here")
+    simulate.add_argument("--journal", default="", metavar="FILE", help="of a node: write the journal here")
+    simulate.add_argument("--report", default="", metavar="FILE", help="of a cluster: write a page with plots here")
     lab = add_command(commands, "lab", "Judge cotenant's models by measurements of real GPUs.", _lab, json=True)
     about = (
         "device: the software GPU's physics; timelines: what the hook measures of real ones, replayed; "
@@ -38,7 +39,9 @@ def add_commands(commands: Any) -> None:
         "predictor-node: latencies, slowdowns and loads foretold; "
         "predictor: speeds of a cluster's jobs foretold; placement-node: ways to choose a GPU; "
         "arkgpu: objectives kept and goodput in every way to share; "
-        "dstack: many models served from one GPU in every way to share it"
+        "dstack: many models served from one GPU in every way to share it; "
+        "muri: a real cluster's past replayed under six policies; muxflow: a cluster before and after sharing; "
+        "all: fikit, arkgpu, dstack and muxflow beside what their papers claim"
     )
     lab.add_argument("name", choices=list(_LABS), help=about)
     lab.add_argument(
@@ -48,15 +51,18 @@ def add_commands(commands: Any) -> None:
         "--plots",
         default=None,
         metavar="DIR",
-        help="all but timelines, placement-node: draw SVG files and an index.html here",
+        help="not timelines, placement-node, muri, all: draw SVG files and an index.html here",
     )
     about = (
         "device: which half is held out; fikit, muxflow-node: hosts; predictor-node: days made up; "
         "predictor: programs made up; "
-        "placement-node: mixes; arkgpu: hosts and arrivals; dstack: arrivals and noise (default 0)"
+        "placement-node: mixes; arkgpu: hosts and arrivals; dstack: arrivals and noise; muxflow: loads (default 0)"
     )
     lab.add_argument("--seed", type=int, default=None, help=about)
-    about = "fikit, muxflow-node, predictor-node, predictor, placement-node, arkgpu, dstack: fewer and shorter cases"
+    about = (
+        "fikit, muxflow-node, predictor-node, predictor, placement-node, arkgpu, dstack, muri, muxflow: "
+        "fewer and shorter cases"
+    )
     lab.add_argument("--quick", action="store_true", default=None, help=about)
     about = "arkgpu: without the part with real processes"
     lab.add_argument("--no-live", action="store_true", default=None, help=about)
@@ -66,6 +72,9 @@ def add_commands(commands: Any) -> None:
     )
     about = "predictor: write what was fitted to this file, like the package's own policy/predict/speed_parameters.json"
     lab.add_argument("--parameters", default=None, metavar="FILE", help=about)
+    about = "all: take LAB.json from here where it is, and keep there what is run"
+    lab.add_argument("--reuse", default=None, metavar="DIR", help=about)
+    lab.add_argument("--report", default=None, metavar="FILE", help="all: write it as an HTML page, too")
     demo = add_command(commands, "demo", "The main job in front of your eyes, on this machine.", _demo, json=True)
     about = "share: a service and a training job on one GPU (default); node: kills, a restart, a replay"
     demo.add_argument("--story", choices=["share", "node"], default="share", help=about)
@@ -102,9 +111,15 @@ def _place(options: argparse.Namespace) -> int:
 def _simulate(options: argparse.Namespace) -> int:
     from cotenant.apps.show import show_outcome
     from cotenant.apps.simulate import read_scenario, simulate_file
+    from cotenant.format.scenario_cluster import is_of_cluster
     from cotenant.format.scenario_kernels import is_of_kernels
 
-    if is_of_kernels(read_scenario(Path(options.scenario))):
+    text = read_scenario(Path(options.scenario))
+    if is_of_cluster(text):
+        return _simulate_cluster(options)
+    if options.report:
+        raise ConfigError("--report", options.report, "only a scenario of a cluster has a page: leave it out")
+    if is_of_kernels(text):
         return _simulate_kernels(options)
     outcome = simulate_file(Path(options.scenario), options.seed, options.journal, print if options.log else None)
     if options.json:
@@ -112,6 +127,22 @@ def _simulate(options: argparse.Namespace) -> int:
     else:
         show_outcome(Console(), outcome)
     return 0
+
+
+def _simulate_cluster(options: argparse.Namespace) -> int:
+    from cotenant.apps.show_cluster_outcome import show_cluster_outcome
+    from cotenant.apps.simulate_cluster import simulate_cluster_file
+
+    if options.journal:
+        remedy = "a scenario of a cluster keeps its journal to itself: leave it out"
+        raise ConfigError("--journal", options.journal, remedy)
+    log = (lambda line: print(line, end="")) if options.log else None
+    outcome = simulate_cluster_file(Path(options.scenario), options.seed, options.report, Console(stderr=True), log)
+    if options.json:
+        print_json(outcome)
+    else:
+        show_cluster_outcome(paper(), outcome)
+    return 1 if outcome.problems else 0
 
 
 def _simulate_kernels(options: argparse.Namespace) -> int:
@@ -131,7 +162,7 @@ def _simulate_kernels(options: argparse.Namespace) -> int:
 
 def _lab(options: argparse.Namespace) -> int:
     run, refused = _LABS[options.name]
-    for flag in refused:
+    for flag in (*refused, *(flag for flag, lab in _OWN_FLAGS.items() if lab != options.name)):
         if (given := getattr(options, flag.replace("-", "_"))) is not None:
             raise ConfigError(f"--{flag}", given, f"means nothing to `lab {options.name}`: leave it out")
     return run(options)
@@ -300,18 +331,60 @@ def _lab_device(options: argparse.Namespace) -> int:
     return 0 if all(check.met is not False for check in report.checks) else 1
 
 
+def _lab_muri(options: argparse.Namespace) -> int:
+    from cotenant.apps.lab import named_directory
+    from cotenant.apps.lab_muri import run_muri, show_muri
+
+    directory = named_directory(options.data, os.environ)
+    report = run_muri(directory, Console(stderr=True), say, quick=bool(options.quick))
+    _tell(options, report, show_muri)
+    return 0 if all(report.met.values()) else 1
+
+
+def _lab_muxflow_cluster(options: argparse.Namespace) -> int:
+    from cotenant.apps.lab import named_directory
+    from cotenant.apps.lab_muxflow_cluster import run_muxflow_cluster, show_muxflow_cluster
+    from cotenant.apps.lab_muxflow_cluster_plots import plotter
+
+    seed, draw = _seed(options), plotter(Path(options.plots)) if options.plots else None
+    directory = named_directory(options.data, os.environ)
+    report = run_muxflow_cluster(directory, seed, Console(stderr=True), say, quick=bool(options.quick))
+    if draw is not None:
+        draw(report)
+    _tell(options, report, show_muxflow_cluster)
+    return 0 if all(report.met.values()) else 1
+
+
+def _lab_all(options: argparse.Namespace) -> int:
+    from cotenant.apps.lab import named_directory
+    from cotenant.apps.lab_all import run_all, show_all, write_page
+
+    directory = named_directory(options.data, os.environ)
+    seed, quick = _seed(options), bool(options.quick)
+    report = run_all(directory, options.reuse or "", seed, Console(stderr=True), say, quick=quick)
+    if options.report:
+        write_page(Path(options.report), report)
+    _tell(options, report, show_all)
+    return 0 if all(met for told in report.labs for met in told.met.values()) else 1
+
+
 _LABS: Final[dict[str, tuple[Callable[[argparse.Namespace], int], tuple[str, ...]]]] = {
-    "device": (_lab_device, ("replay", "quick", "live", "no-live", "parameters")),
-    "timelines": (_lab_timelines, ("plots", "seed", "quick", "live", "no-live", "parameters")),
-    "fikit": (_lab_fikit, ("replay", "no-live", "parameters")),
-    "muxflow-node": (_lab_muxflow, ("replay", "live", "no-live", "parameters")),
-    "predictor-node": (_lab_predictor, ("replay", "live", "no-live", "parameters")),
+    "device": (_lab_device, ("replay", "quick", "live", "no-live")),
+    "timelines": (_lab_timelines, ("plots", "seed", "quick", "live", "no-live")),
+    "fikit": (_lab_fikit, ("replay", "no-live")),
+    "muxflow-node": (_lab_muxflow, ("replay", "live", "no-live")),
+    "predictor-node": (_lab_predictor, ("replay", "live", "no-live")),
     "predictor": (_lab_speed, ("replay", "live", "no-live")),
-    "placement-node": (_lab_placement, ("plots", "replay", "live", "no-live", "parameters")),
-    "arkgpu": (_lab_arkgpu, ("replay", "live", "parameters")),
-    "dstack": (_lab_dstack, ("replay", "live", "no-live", "parameters")),
+    "placement-node": (_lab_placement, ("plots", "replay", "live", "no-live")),
+    "arkgpu": (_lab_arkgpu, ("replay", "live")),
+    "dstack": (_lab_dstack, ("replay", "live", "no-live")),
+    "muxflow": (_lab_muxflow_cluster, ("replay", "live", "no-live")),
+    "all": (_lab_all, ("plots", "replay", "live", "no-live")),
+    "muri": (_lab_muri, ("plots", "seed", "replay", "live", "no-live")),
 }
 """By name: what runs it, and the flags that mean nothing to it."""
+_OWN_FLAGS: Final = {"reuse": "all", "report": "all", "parameters": "predictor"}
+"""Those that one lab alone knows."""
 
 
 def _demo(options: argparse.Namespace) -> int:

@@ -114,7 +114,11 @@ class JobState(enum.Enum):
     @property
     def is_over(self) -> bool:
         """Whether nothing more will happen to it."""
-        return self in {JobState.DONE, JobState.FAILED, JobState.CANCELLED}
+        return self._value_ in _OVER
+
+
+_OVER: Final = frozenset({"done", "failed", "cancelled"})
+"""By value: the hash of an enum's member is computed in Python, and this is asked at every turn of every job."""
 
 
 class JobEnd(enum.Enum):

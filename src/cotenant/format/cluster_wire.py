@@ -161,6 +161,13 @@ class Revoke(Message, frozen=True, tag="revoke"):
     name: Name
 
 
+class Forget(Message, frozen=True, tag="forget"):
+    """A node that is silent, and to whose jobs others see by now, will not come back: tell of it no more."""
+
+    version: int
+    node: Name
+
+
 class Drain(Message, frozen=True, tag="drain"):
     """Have a node's jobs elsewhere, and nothing new on it; or take that back."""
 
@@ -190,6 +197,8 @@ class Enrolled(Message, frozen=True, tag="enrolled"):
     """You are who you asked to be."""
 
     certificate: Pem
+    brain: str
+    """HOST:PORT by which this brain is reached, as far as it knows."""
 
 
 class Heard(Message, frozen=True, tag="heard"):
@@ -253,6 +262,7 @@ class TokenMade(Message, frozen=True, tag="token-made"):
     """The secret of a token: it is told once and not kept."""
 
     secret: str
+    brain: str
 
 
 class Wrong(Message, frozen=True, tag="wrong"):
@@ -264,7 +274,7 @@ class Wrong(Message, frozen=True, tag="wrong"):
 FromStranger: TypeAlias = AskAuthority | Enrol
 FromNode: TypeAlias = Told | Leave | Renew
 FromUser: TypeAlias = Submit | Cancel | ListJobs | ListNodes | Renew
-FromOperator: TypeAlias = FromUser | MakeToken | Issue | Revoke | Drain | SetQuota
+FromOperator: TypeAlias = FromUser | MakeToken | Issue | Revoke | Forget | Drain | SetQuota
 Request: TypeAlias = FromStranger | FromNode | FromOperator
 Answer: TypeAlias = Authority | Enrolled | Heard | Order | Done | Refused | Jobs | Nodes | TokenMade | Wrong
 

@@ -196,6 +196,9 @@ class RunConfig(Section, frozen=True):
     start_node: Annotated[
         str, Meta(pattern=r"^(yes|no)\Z", description="where no node answers, start one: yes or no")
     ] = "yes"
+    variables: Annotated[
+        str, Meta(description="file with more variables for the program's environment, as a JSON object; empty: none")
+    ] = ""
     outcome: Annotated[
         str, Meta(description="file for how it ended and whose doing that was, as JSON; empty: none")
     ] = ""

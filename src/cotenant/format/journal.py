@@ -121,7 +121,7 @@ class Reader(Generic[AnyTurn]):
     ) -> None:
         """Read nothing yet."""
         self._read = read
-        self._decoder = decoder
+        self._decoder: msgspec.msgpack.Decoder[AnyTurn] = decoder
         self._limit_bytes = limit_bytes
         self.turns = 0
         self.sound_bytes = 0
@@ -166,7 +166,7 @@ class Reader(Generic[AnyTurn]):
             self._torn(prefix + payload)
             return None
         try:
-            turn = self._decoder.decode(payload)
+            turn: AnyTurn = self._decoder.decode(payload)
         except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
             raise JournalDamageError(self.sound_bytes, self.turns, f"cannot be read: {error}") from None
         self.turns += 1

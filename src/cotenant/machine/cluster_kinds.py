@@ -77,7 +77,10 @@ def beside_of(online: tuple[UseKey, ...]) -> str:
 
 
 def _key(use: TaskUse) -> UseKey:
-    """A load is rounded up: what is beside it is then not promised too much."""
+    """A load is rounded up, an idle tenant's too: what is beside it is then not promised too much.
+
+    (Of a `TaskUse` elsewhere, a load of 0 says that it is not known.)
+    """
     step = WHOLE_PPM // _LOAD_STEPS
     return (
         use.duty_ppm,
@@ -87,5 +90,5 @@ def _key(use: TaskUse) -> UseKey:
         use.longest_ns,
         use.round_ns,
         use.round_device_ns,
-        -(-use.active_ppm // step) * step,
+        max(step, -(-use.active_ppm // step) * step),
     )

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from cotenant.machine.cluster_state import ClusterState
 
 Array: TypeAlias = Any
+_CHOICE: Final = 8
+"""For each open GPU so many jobs are looked at, those whose turn it is first: nobody waits for ever for being slow."""
+_LEAST_CHOICE: Final = 1024
 _LOOKED_AT: Final = 64
 """Nodes whose jobs may be moved in one round."""
 
@@ -59,7 +62,7 @@ def draw_round(machine: ClusterState, now: Instant) -> Drawn | None:
     """Who waits and may be started, who runs and may be moved, and what is open; None: there is nothing to decide."""
     floor, roster, settings = machine.floor, machine.roster, machine.settings
     gpus = np.flatnonzero(np.frombuffer(floor.open, np.uint8)) if len(floor) else np.zeros(0, np.int64)
-    rows = _whose_turn(machine, now)
+    rows = _whose_turn(machine, now)[: _CHOICE * len(gpus) + _LEAST_CHOICE]
     running = _movable(machine, now) if settings.moves_limit and len(rows) < len(gpus) else []
     if not len(gpus) or not len(rows) + len(running):
         return None

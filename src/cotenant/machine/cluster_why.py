@@ -68,7 +68,7 @@ class Reasons:
                     against["would make online work too slow, as foretold"] += self._open[number]
         if sum(against.values()) == self._open.total():
             told = ", ".join(f"{count} {wrong}" for wrong, count in sorted(against.items()))
-            return f"of {counted(self._open.total(), 'GPU')} that are open none will do: {told}"
+            return f"none of {counted(self._open.total(), 'open GPU')} will do: {told}"
         if kind.gpus > 1 and not self._has_node_for(kind):
             return f"no node has {kind.gpus} open GPUs that will do"
         return _TURN
@@ -111,5 +111,5 @@ def why_closed(node: Node, gpu: int) -> str:
     if node.is_drained:
         return "of a drained node"
     if report.condition is not GpuCondition.HEALTHY:
-        return report.condition.value
+        return str(report.condition.value)
     return "" if report.offer_ppm else "without anything on offer"

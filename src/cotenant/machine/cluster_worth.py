@@ -51,23 +51,29 @@ class Worth:
         self._columns: dict[_Spot, int] = {}
         self._known = np.zeros((0, 0), bool)
         self._point = np.zeros((0, 0), np.float32)
+        self._low = np.zeros((0, 0), np.float32)
         self._slowdown = np.zeros((0, 0), np.float32)
 
     def table(self, jobs: Sequence[JobKind], gpus: Sequence[GpuKind], limit_ppm: int) -> Table:
         """What is foretold for each of these kinds of jobs on each of these kinds of GPUs.
 
         Jobs of one profile that differ in what they may have are foretold as one, and so are GPUs that differ in
-        memory: the table of these is made first, and then spread out.
+        memory: the table of these is made first, and then spread out. Where one side is not known, the worst is
+        assumed of it; that counts as little worth, not as unsafe, or nobody would ever learn anything of it: what is
+        online there is then in the care of its node alone.
         """
         profiles: dict[tuple[TaskUse | None, str], int] = {}
         row = [profiles.setdefault((kind.use, kind.profile), len(profiles)) for kind in jobs]
         spots: dict[_Spot, int] = {}
         column = [spots.setdefault((kind.online, kind.offer_ppm), len(spots)) for kind in gpus]
-        point, slowdown = self._foretell([use for use, _ in profiles], list(spots))
+        point, low, slowdown = self._foretell([use for use, _ in profiles], list(spots))
+        is_sure = _is_known([use for use, _ in profiles])[:, None] & _are_known(list(spots))
         besides = [beside_of(online) for online, _ in spots]
         shift = self.predictor.shifts([profile for _, profile in profiles], besides)
-        worth = np.rint(np.clip(point * np.exp(shift), _LEAST, 1.0) * _STEPS) / np.float32(_STEPS)
-        worth = np.where(slowdown <= 1 + limit_ppm / WHOLE_PPM, worth, 0).astype(np.float32)
+        worth = np.clip(np.where(is_sure, point, low) * np.exp(shift), _LEAST, 1.0)
+        worth = np.rint(worth * _STEPS) / np.float32(_STEPS)
+        is_safe = ~is_sure | (slowdown <= 1 + limit_ppm / WHOLE_PPM)
+        worth = np.where(is_safe, worth, 0).astype(np.float32)
         possible = _possible(jobs, gpus)
         where = np.ix_(row, column)
         return Table(possible, worth[where] * possible, slowdown[where])
@@ -80,7 +86,7 @@ class Worth:
             return float(self._point[row, column])
         return float(self._foretell([job.use], [spot])[0][0, 0])
 
-    def _foretell(self, uses: Sequence[TaskUse | None], spots: Sequence[_Spot]) -> tuple[Array, Array]:
+    def _foretell(self, uses: Sequence[TaskUse | None], spots: Sequence[_Spot]) -> tuple[Array, Array, Array]:
         if len(self._rows) * len(self._columns) > _CELLS_LIMIT:
             self._forget()
         rows = [self._rows.setdefault(use, len(self._rows)) for use in uses]
@@ -95,19 +101,28 @@ class Worth:
                 [uses[at] for at in down], [Spot(_tenants(spots[at][0]), spots[at][1]) for at in across]
             )
             block = np.ix_([rows[at] for at in down], [columns[at] for at in across])
-            self._point[block], self._slowdown[block], self._known[block] = found.point, found.slowdown, True
-        return self._point[where], self._slowdown[where]
+            self._point[block], self._low[block], self._slowdown[block] = found.point, found.low, found.slowdown
+            self._known[block] = True
+        return self._point[where], self._low[where], self._slowdown[where]
 
     def _grow(self) -> None:
         rows, columns = self._known.shape
         if len(self._rows) <= rows and len(self._columns) <= columns:
             return
         room = (_room(len(self._rows), rows), _room(len(self._columns), columns))
-        for name in ("_known", "_point", "_slowdown"):
+        for name in ("_known", "_point", "_low", "_slowdown"):
             before = getattr(self, name)
             wide = np.zeros(room, before.dtype)
             wide[:rows, :columns] = before
             setattr(self, name, wide)
+
+
+def _is_known(uses: Sequence[TaskUse | None]) -> Array:
+    return np.array([use is not None and use.duty_ppm > 0 for use in uses], bool)
+
+
+def _are_known(spots: Sequence[_Spot]) -> Array:
+    return np.array([all(use[0] > 0 for use in online) for online, _ in spots], bool)
 
 
 def _tenants(online: tuple[UseKey, ...]) -> tuple[OnlineUse, ...]:

@@ -4,13 +4,33 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
-from cotenant.domain.event import Event, Woke
 from cotenant.domain.instant import Instant
-from cotenant.host import Host
 
-_WOKE = Woke()
+_Event = TypeVar("_Event")
+_Told_contra = TypeVar("_Told_contra", contravariant=True)
+
+
+class Wakes(Protocol):
+    """A machine, as far as its clock goes."""
+
+    def next_wakeup(self) -> Instant | None:
+        """When it wants to be woken, if at all."""
+        ...
+
+
+class Turns(Protocol[_Told_contra]):
+    """Any machine's host."""
+
+    @property
+    def machine(self) -> Wakes:
+        """What it runs."""
+        ...
+
+    def turn(self, event: _Told_contra, now: Instant) -> Instant | None:
+        """One turn; returns when the machine wants to be woken."""
+        ...
 
 
 class SimLoop:
@@ -61,19 +81,20 @@ class SimLoop:
         self._now = max(self._now, until)
 
 
-class SimDriver:
+class SimDriver(Generic[_Event]):
     """Drives one host by the loop: delivers events and keeps its wake-up in the heap."""
 
-    __slots__ = ("_ended", "_loop", "_wake", "host")
+    __slots__ = ("_ended", "_loop", "_wake", "_woke", "host")
 
-    def __init__(self, loop: SimLoop, host: Host) -> None:
-        """Bind a host to the loop."""
+    def __init__(self, loop: SimLoop, host: Turns[_Event], woke: _Event) -> None:
+        """Bind a host to the loop; `woke` is what its machine is told at the instant that it asked for."""
         self._loop = loop
         self.host = host
+        self._woke = woke
         self._wake: Instant | None = None
         self._ended = False
 
-    def deliver(self, event: Event, now: Instant) -> None:
+    def deliver(self, event: _Event, now: Instant) -> None:
         """One turn; used as a step of the loop."""
         wake = self.host.turn(event, now)
         if wake is not None and wake != self._wake:
@@ -93,7 +114,7 @@ class SimDriver:
         if wanted is None:
             return
         if wanted <= now:
-            self.deliver(_WOKE, now)
+            self.deliver(self._woke, now)
         else:
             self._wake = wanted
             self._loop.at(wanted, self._ring, wanted)

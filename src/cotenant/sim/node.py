@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cotenant.domain.action import Action
-from cotenant.domain.event import Event, NodeSettings, NodeStarted
+from cotenant.domain.event import Event, NodeSettings, NodeStarted, Woke
 from cotenant.domain.instant import Instant
 from cotenant.host import Host, Machine, NodePorts, NodeWorld, replay
 from cotenant.port import Journal
@@ -41,7 +41,7 @@ class SimNode:
         self.gates = SimGates()
         self.ledgers = SimLedgers()
         self.wardens = SimWardens()
-        self.driver: SimDriver | None = None
+        self.driver: SimDriver[Event] | None = None
         self.stopped_because = ""
         self.starts = 0
 
@@ -58,7 +58,7 @@ class SimNode:
         ports = NodePorts(self.door, self.pages, self.gates, self.ledgers, self.wardens)
         world = NodeWorld(ports, self._stop)
         watched: Machine = machine if self._watch is None else _Watched(machine, self._watch)
-        self.driver = SimDriver(self._loop, Host(watched, world.deeds(), self.journal))
+        self.driver = SimDriver(self._loop, Host(watched, world.deeds(), self.journal), Woke())
         self.starts += 1
         self.driver.deliver(NodeStarted(self._settings, "sim", self.starts), now)
 

@@ -15,7 +15,7 @@ from cotenant.domain.load import Load
 
 _COLOURS: Final = ("#4b8f5a", "#c0563f", "#8a6bb0", "#3d7ea6")
 """Of the acts, in their order."""
-_STYLE: Final = """
+STYLE: Final = """
 :root { color-scheme: light dark; --line: #8884; }
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 62rem; margin: 2rem auto; padding: 0 1rem; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.05rem; margin-top: 2.2rem; }
@@ -50,7 +50,7 @@ def report_page(acts: Sequence[Act], day: Day, online: Load, offline: Load, step
         [
             "<!doctype html><html lang=en><meta charset=utf-8>",
             "<meta name=viewport content='width=device-width'>",
-            f"<title>cotenant: a service and a training job on one GPU</title><style>{_STYLE}</style>",
+            f"<title>cotenant: a service and a training job on one GPU</title><style>{STYLE}</style>",
             "<h1>A service and a training job on one GPU</h1>",
             f"<p>{escape(_about(online, offline, steps_per_s))}</p>",
             *_table(acts, steps_per_s),

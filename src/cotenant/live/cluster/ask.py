@@ -104,7 +104,7 @@ def _field_of(request: wire.Request) -> str:
     match request:
         case wire.Submit() | wire.Cancel():
             return "JOB"
-        case wire.Drain() | wire.Enrol():
+        case wire.Drain() | wire.Enrol() | wire.Forget():
             return "NODE"
     return str(type(request).__struct_config__.tag)
 
@@ -113,6 +113,12 @@ def _value_of(request: wire.Request) -> str:
     match request:
         case wire.Submit(spec=spec):
             return spec.name
-        case wire.Cancel(job=name) | wire.Drain(node=name) | wire.Enrol(name=name) | wire.Revoke(name=name):
+        case (
+            wire.Cancel(job=name)
+            | wire.Drain(node=name)
+            | wire.Forget(node=name)
+            | wire.Enrol(name=name)
+            | wire.Revoke(name=name)
+        ):
             return name
     return ""

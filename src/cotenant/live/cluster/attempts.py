@@ -142,7 +142,7 @@ class Attempts:
         if held.kept_ns is not None and now < held.kept_ns + _AGAIN_NS:
             return
         held.kept_ns = now
-        command = [sys.executable, "-m", "cotenant.live.cluster.keeper", str(held.record.path), str(self._lease)]
+        command = [sys.executable, "-P", "-m", "cotenant.live.cluster.keeper", str(held.record.path), str(self._lease)]
         with (self._directory.parent / "keepers.log").open("ab") as log:
             held.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True

@@ -10,6 +10,7 @@ import msgspec
 
 from cotenant.domain.cluster import GpuCondition, JobTold, NodeView
 from cotenant.domain.instant import Instant
+from cotenant.domain.plan import Reason, Reject
 from cotenant.format import cluster_wire as wire
 from cotenant.format.cluster_wire import Role
 from cotenant.live.clock import unix_ns
@@ -19,6 +20,8 @@ from cotenant.live.cluster.register import Register
 from cotenant.machine.cluster import ClusterMachine
 from cotenant.port import Clock
 
+RENEWALS: Final = 8
+"""Certificates of one holder that count at once, beyond which none is renewed."""
 LOOKED_AT: Final = 5000
 """Jobs that are looked at for one page, so that no list holds up the loop for long."""
 _DAYS: Final = {Role.NODE: 30.0, Role.USER: 365.0, Role.OPERATOR: 365.0}
@@ -29,9 +32,12 @@ Rows = Iterator[JobTold | None]
 class Clerk:
     """Knows the authority and the register, and looks at the machine."""
 
-    def __init__(self, authority: Authority, register: Register, machine: ClusterMachine, clock: Clock) -> None:
-        """Answer for this brain."""
+    def __init__(
+        self, authority: Authority, register: Register, machine: ClusterMachine, clock: Clock, address: str
+    ) -> None:
+        """Answer for this brain, which is reached at this address."""
         self._authority, self._register, self._machine, self._clock = authority, register, machine, clock
+        self._address = address
 
     def is_welcome(self, holder: Holder) -> bool:
         """Whether this certificate counts."""
@@ -51,6 +57,9 @@ class Clerk:
 
     def renew(self, holder: Holder, request: str) -> wire.Answer:
         """A certificate for somebody who has one."""
+        if self._register.counting(holder) >= RENEWALS:
+            detail = f"{holder} has {RENEWALS} certificates that count, which is enough; let some run out first"
+            return wire.Refused(Reject(Reason.QUEUE_FULL, detail))
         return self._sign(holder.role, holder.name, request)
 
     def issue(self, asked: wire.Issue) -> wire.Answer:
@@ -61,7 +70,7 @@ class Clerk:
         """A join token's secret."""
         now = unix_ns()
         made = self._register.make_token(asked.uses, now + asked.valid_ns, asked.node, now)
-        return wire.TokenMade(made) if isinstance(made, str) else wire.Refused(made)
+        return wire.TokenMade(made, self._address) if isinstance(made, str) else wire.Refused(made)
 
     def revoke(self, asked: wire.Revoke) -> wire.Answer:
         """Somebody's certificates count no more."""
@@ -72,7 +81,7 @@ class Clerk:
         now = unix_ns()
         signed = self._authority.sign(role, name, request, _DAYS[role], now)
         self._register.note(role, name, signed, key_of(request), now)
-        return wire.Enrolled(signed.certificate)
+        return wire.Enrolled(signed.certificate, self._address)
 
     # -- lists ---------------------------------------------------------------------------------------------------
 
@@ -113,6 +122,16 @@ class Clerk:
         """Whether a job is this holder's to cancel; of one that nobody knows the machine says so."""
         known = self._machine.job(job)
         return known is None or _may_see(holder, known)
+
+    def why_not_forget(self, node: str) -> Reject | None:
+        """A node may only be forgotten when nothing can run there any more."""
+        view = next((view for view in self._machine.nodes() if view.node == node), None)
+        if view is None:
+            return Reject(Reason.UNKNOWN_NODE, f"no node is called {node!r}")
+        if not view.is_silent or any(view.jobs):
+            detail = "is not silent, or its jobs are not yet given up: drain it, stop its agent, and wait for the grace"
+            return Reject(Reason.ALREADY_HERE, detail)
+        return None
 
     def terms(self) -> tuple[Instant, Instant]:
         """Lease and grace, as they are now."""

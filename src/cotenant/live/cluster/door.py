@@ -161,13 +161,17 @@ class BrainDoor:
 
     def _accept(self, mask: int) -> None:
         del mask
-        self._make_room()
+        has_room = self._make_room()
         try:
             connection, _ = self._listener.accept()
         except OSError as error:
             if error.errno in _EXHAUSTED:  # the newcomer stays in the backlog until a descriptor may be free
                 self._loop.forget(self._listener.fileno())
                 self._deaf_until = self._clock.now() + SECOND_NS
+            return
+        if not has_room:
+            self.refused += 1
+            connection.close()
             return
         connection.setblocking(False)
         try:
@@ -190,14 +194,17 @@ class BrainDoor:
             lambda error: wire.encode(self._wrong(peer, str(error))),
         )
 
-    def _make_room(self) -> None:
+    def _make_room(self) -> bool:
         """Strangers give way to newcomers first, then users: a node keeps its place."""
         strangers = [peer for peer in self._peers.values() if peer.holder is None]
         if len(strangers) >= STRANGERS:
             self._forget(strangers[0])
         elif len(self._peers) >= self._most:
             others = strangers or [peer for peer in self._peers.values() if not peer.is_node]
-            self._forget(others[0] if others else next(iter(self._peers.values())))
+            if not others:
+                return False
+            self._forget(others[0])
+        return True
 
     def _opened(self, peer: _Peer) -> Frames:
         """The handshake is done: who is it?"""
@@ -297,6 +304,12 @@ class BrainDoor:
                     self._say(f"the certificates of {request.role.value} {request.name} are revoked")
                     self._turn_out(request.role, request.name)
                 self._send(peer, answer)
+            case wire.Forget(node=node):
+                if refused := self._clerk.why_not_forget(node):
+                    self._send(peer, wire.Refused(refused))
+                    return
+                self._loop.post(NodeGone(node))
+                self._send(peer, wire.Done())
             case wire.Drain(node=node, on=on):
                 self._loop.post(NodeDrained(node, on, peer.number))
             case wire.SetQuota(quota=quota):

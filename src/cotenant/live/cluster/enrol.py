@@ -88,7 +88,7 @@ def obtain_user(operator: Identity, user: str, path: Path) -> Identity:
     key, request = make_request()
     with talk(operator) as brain:
         answer = brain.ask(wire.Issue(wire.VERSION, user, request), wire.Enrolled)
-    identity = Identity(Role.USER, user, operator.brain, *validity_of(answer.certificate), path, operator.authority)
+    identity = Identity(Role.USER, user, answer.brain, *validity_of(answer.certificate), path, operator.authority)
     write_identity(identity, key, answer.certificate)
     return identity
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
@@ -12,16 +13,26 @@ from cotenant.domain.histogram import Histogram
 from cotenant.live.observe.collect import gauge_of, histogram_of, text_of
 
 
-def page_of(look: Callable[[], tuple[ClusterCounts, Histogram, int, int, int]]) -> Iterator[bytes]:
-    """The text of /metrics; `look` gives counts, turns, journal size, connections and what was refused."""
-    counts, turn_ns, journal_bytes, connections, refused = look()
+class Figures(NamedTuple):
+    """All of them at one instant."""
+
+    counts: ClusterCounts
+    turn_ns: Histogram
+    journal_bytes: int
+    connections: int
+    refused: int
+
+
+def page_of(look: Callable[[], Figures]) -> Iterator[bytes]:
+    """The text of /metrics, family by family: whoever serves it can do other things between two of them."""
+    figures = look()
     yield b""
-    yield from text_of(_families(counts, turn_ns, journal_bytes, connections, refused))
+    yield from text_of(_families(figures))
 
 
-def _families(
-    counts: ClusterCounts, turn_ns: Histogram, journal_bytes: int, connections: int, refused: int
-) -> Iterator[Metric]:
+def _families(figures: Figures) -> Iterator[Metric]:
+    """In the order of docs/cluster-live.md."""
+    counts = figures.counts
     nodes = gauge_of("cluster_nodes", "Nodes of the cluster.", ("state",))
     nodes.add_metric(("heard",), counts.nodes - counts.silent)
     nodes.add_metric(("silent",), counts.silent)
@@ -41,9 +52,9 @@ def _families(
         ("moved", "Running jobs that were moved to where they gain.", counts.moved),
     ):
         yield CounterMetricFamily(f"cotenant_cluster_{name}", about, value)
-    yield histogram_of("cotenant_cluster_turn_seconds", "How long turns of the brain took.", turn_ns)
-    yield GaugeMetricFamily("cotenant_cluster_journal_bytes", "Size of the present segment.", journal_bytes)
-    yield GaugeMetricFamily("cotenant_cluster_connections", "Connections to the brain.", connections)
+    yield histogram_of("cotenant_cluster_turn_seconds", "How long turns of the brain took.", figures.turn_ns)
+    yield GaugeMetricFamily("cotenant_cluster_journal_bytes", "Size of the present segment.", figures.journal_bytes)
+    yield GaugeMetricFamily("cotenant_cluster_connections", "Connections to the brain.", figures.connections)
     yield CounterMetricFamily(
-        "cotenant_cluster_refused", "Peers that broke the protocol or wanted what is not theirs.", refused
+        "cotenant_cluster_refused", "Peers that broke the protocol or wanted what is not theirs.", figures.refused
     )

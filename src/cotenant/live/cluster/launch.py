@@ -42,11 +42,14 @@ class Launch:
         flags = [flag_of(gpus[gpu], gpu) if gpu < len(gpus) else "" for gpu in start.gpus]
         commands = []
         for rank, (name, flag) in enumerate(zip(names, flags, strict=True)):
-            words = [sys.executable, "-m", "cotenant", "run", *self._arguments, "--offline", "--start-node", "no"]
+            # Isolated from the job's directory, where a file may have the name of a module (-P).
+            words = [sys.executable, "-P", "-m", "cotenant", "run", *self._arguments, "--offline", "--start-node", "no"]
             words += ["--restart", "no", "--name", name, "--gpu", flag, "--grace", format_duration(self.grace_ns)]
-            words += ["--outcome", str(record.rank_file(rank)), "--task", spec.profile or spec.name]
+            words += ["--outcome", str(record.rank_file(rank)), "--variables", str(record.variables_file)]
+            words += ["--task", spec.profile or spec.name]
             words += ["--memory", format_size(spec.memory_bytes)] if spec.memory_bytes else []
             commands.append((*words, "--", *spec.command))
+        environments = tuple(_environment(start, record, rank) for rank in range(ranks))
         directory = spec.directory or str(Path.home())
         order = Order(
             attempt=start.attempt,
@@ -54,7 +57,8 @@ class Launch:
             progress_ppm=start.progress_ppm,
             work_ns=spec.work_ns,
             commands=tuple(commands),
-            environment=tuple(_environment(start, record, rank) for rank in range(ranks)),
+            environment=environments,
+            variables={name: value for name, value in spec.environment if name not in environments[0]},
             directory=directory,
             log=os.path.join(directory, f"cotenant-{names[0]}.log"),  # noqa: PTH118  it may be anything
             grace_ns=self.grace_ns,
@@ -81,11 +85,7 @@ def tenant_name(attempt: Attempt, rank: int, ranks: int) -> str:
 def _environment(start: StartJob, record: Record, rank: int) -> dict[str, str]:
     """What a program finds besides what the job wants it to; several find each other as PyTorch's `env://` does."""
     ranks = len(start.gpus)
-    found = {
-        **dict(start.spec.environment),
-        JOB_VARIABLE: start.attempt.job,
-        ATTEMPT_VARIABLE: str(start.attempt.number),
-    }
+    found = {JOB_VARIABLE: start.attempt.job, ATTEMPT_VARIABLE: str(start.attempt.number)}
     if rank == 0:  # one speaks for all
         found[PROGRESS_VARIABLE] = str(record.progress_file)
     if ranks > 1:

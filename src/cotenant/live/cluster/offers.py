@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -32,6 +32,8 @@ _STEP_PPM: Final = 50_000
 _PLACE: Final = re.compile(r"^(soft:)?[0-9]+ ")
 _MODEL: Final = re.compile(r"\b([A-Z]{1,2}[0-9]{1,4}[A-Z]?)\b")
 _UNKNOWN_TYPE: Final = "gpu"
+_ENOUGH_REQUESTS: Final = 20
+"""From so many on it is said what a tenant without a profile does."""
 
 
 def type_of(name: str) -> str:
@@ -70,19 +72,21 @@ class Offers:
             there = [view.tenant for view in roll.tenants if view.tenant.terms.gpu == index]
             online = [tenant for tenant in there if tenant.terms.kind is Kind.ONLINE]
             others = [tenant for tenant in there if tenant.terms.kind is Kind.OFFLINE and tenant.name not in ours]
-            loads = self._loads(index, online, now)
-            uses = [_use_of(tenant, loads.get(tenant.terms.slot)) for tenant in online[:ONLINE_LIMIT]]
+            seen = self._look(index, online, now)
+            uses = [_use_of(tenant, seen.get(tenant.terms.slot)) for tenant in online[:ONLINE_LIMIT]]
             held_bytes = sum(self._held(index, [*online, *others]))
             report = GpuReport(
                 type=type_of(gpu.name),
                 memory_bytes=gpu.memory_bytes,
                 free_bytes=max(0, gpu.memory_bytes - held_bytes),
-                offer_ppm=0 if others else max(0, WHOLE_PPM - _kept_ppm(roll, index, online)),
+                offer_ppm=0 if others else max(0, WHOLE_PPM - _kept_ppm(online, seen)),
                 condition=_condition(roll, index),
                 online=tuple(uses),
             )
             same = index < len(self._latest) and self._latest[index] == report
             made.append(self._latest[index] if same else report)
+        here = {(view.tenant.terms.slot, view.tenant.terms.generation) for view in roll.tenants}
+        self._counts = {key: counts for key, counts in self._counts.items() if key in here}
         self._latest = tuple(made)
         return self._latest
 
@@ -106,13 +110,13 @@ class Offers:
             held.append(max(tenant.terms.memory_bytes, account.held_bytes if account is not None and is_its else 0))
         return held
 
-    def _loads(self, gpu: int, online: Sequence[Tenant], now: Instant) -> Mapping[int, int]:
-        """By slot, the part of the time since the last look in which requests were under way."""
+    def _look(self, gpu: int, online: Sequence[Tenant], now: Instant) -> Mapping[int, _Seen]:
+        """By slot, what the gate saw of each since the last look."""
         try:
             look = gate.look_at(self._pages, gpu, now) if online else None
         except WorldError:
             look = None
-        loads: dict[int, int] = {}
+        seen: dict[int, _Seen] = {}
         for tenant in online if look is not None else ():
             assert look is not None
             key = (tenant.terms.slot, tenant.terms.generation)
@@ -120,25 +124,64 @@ class Offers:
             if counts.generation != tenant.terms.generation:
                 continue
             before, then = self._counts.get(key, (counts, now))
-            if now > then and counts.requests_ended:
-                busy_ns = counts.requests_sum_ns - before.requests_sum_ns
-                steps = round(busy_ns * WHOLE_PPM / (now - then) / _STEP_PPM)
-                loads[tenant.terms.slot] = min(WHOLE_PPM, steps * _STEP_PPM)
             self._counts[key] = (counts, now)
-        return loads
+            if now > then:
+                busy_ns = counts.requests_sum_ns - before.requests_sum_ns
+                device_ns = counts.device_ns - before.device_ns
+                load_ppm = _steps(busy_ns, now - then) if counts.requests_ended else None
+                seen[tenant.terms.slot] = _Seen(load_ppm, _steps(device_ns, now - then), counts)
+        return seen
 
 
-def _use_of(tenant: Tenant, load_ppm: int | None) -> OnlineUse:
-    use = tenant.spec.use or TaskUse()
-    if load_ppm is not None:
-        use = msgspec.structs.replace(use, active_ppm=load_ppm)
+class _Seen(NamedTuple):
+    """A tenant between two looks."""
+
+    load_ppm: int | None
+    """The part of the time in which requests were under way; None: no request was ever seen."""
+    device_ppm: int
+    """The part of the time that its work took on the device."""
+    counts: GateCounts
+    """Since it began."""
+
+
+def _steps(part_ns: int, whole_ns: int) -> int:
+    return min(WHOLE_PPM, round(part_ns * WHOLE_PPM / whole_ns / _STEP_PPM) * _STEP_PPM)
+
+
+def _use_of(tenant: Tenant, seen: _Seen | None) -> OnlineUse:
+    use = tenant.spec.use
+    if use is None:
+        use = TaskUse() if seen is None else seen_use(seen.counts)
+    if seen is not None and seen.load_ppm is not None:
+        use = msgspec.structs.replace(use, active_ppm=seen.load_ppm)
     return OnlineUse(tenant.name, use, tenant.terms.slo_ns)
 
 
-def _kept_ppm(roll: wire.Tenants, gpu: int, online: Sequence[Tenant]) -> int:
-    """What online work keeps: as its latencies demand where that is adjusted, and at least what it was promised."""
-    dialled = [dial.online_ppm for dial in roll.dials if dial.gpu == gpu] if online else []
-    return max([sum(tenant.terms.share_ppm for tenant in online), *dialled])
+def seen_use(counts: GateCounts) -> TaskUse:
+    """What a tenant that nobody profiled does with the device, as far as its requests showed; coarse, so as to last."""
+    if counts.requests_ended < _ENOUGH_REQUESTS:
+        return TaskUse()
+    ended, busy_ns = counts.requests_ended, max(1, counts.requests_sum_ns)
+    return TaskUse(
+        duty_ppm=max(1, _steps(counts.device_ns, busy_ns)),  # 0 would mean that nobody knows
+        kernel_ns=_coarse(counts.device_ns // max(1, counts.launches)),
+        round_ns=_coarse(busy_ns // ended),
+        round_device_ns=_coarse(counts.device_ns // ended),
+    )
+
+
+def _coarse(amount_ns: int) -> int:
+    """The power of two below; 1 for nothing."""
+    return 1 << max(0, amount_ns.bit_length() - 1)
+
+
+def _kept_ppm(online: Sequence[Tenant], seen: Mapping[int, _Seen]) -> int:
+    """What online work has: what each was promised, or what it takes now where that is more.
+
+    Not what it keeps from offline work at the gate (roll.dials): while nobody is there that is almost everything.
+    """
+    taken = [seen[tenant.terms.slot].device_ppm if tenant.terms.slot in seen else 0 for tenant in online]
+    return sum(max(tenant.terms.share_ppm, took) for tenant, took in zip(online, taken, strict=True))
 
 
 def _condition(roll: wire.Tenants, gpu: int) -> GpuCondition:

@@ -3,6 +3,7 @@
 A directory for each attempt, there as a whole or not at all:
 
     order      what is to run, written by the agent before anything runs
+    variables  what the job wants in its environment, likewise
     lock       held by the one keeper
     keeper     which process that is, written before anything runs: one that finds it there already is a later one
     stop       why it is to end, written by the agent
@@ -25,6 +26,7 @@ from cotenant.domain.instant import Duration, Instant
 from cotenant.errors import PeerError
 from cotenant.format.outcome import OUTCOME_LIMIT_BYTES, Outcome, decode_outcome
 from cotenant.format.progress import PROGRESS_LIMIT_BYTES, Progress, decode_progress
+from cotenant.format.variables import encode_variables
 from cotenant.live.clock import boot_id
 from cotenant.live.watch.kin import stat_of
 from cotenant.live.whole import read_small, write_whole
@@ -54,6 +56,8 @@ class Order(msgspec.Struct, frozen=True):
     """How long the program has between the request to end and the kill."""
     tenants: tuple[str, ...] = ()
     """What they are called at the node."""
+    variables: dict[str, str] = {}
+    """What the job wants in its environment; for the programs alone, and not for what runs them."""
 
 
 class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -97,6 +101,11 @@ class Record:
         """Where the job says how far it is."""
         return self.path / "progress"
 
+    @property
+    def variables_file(self) -> Path:
+        """What the job wants in its environment."""
+        return self.path / "variables"
+
     def rank_file(self, rank: int) -> Path:
         """Where `cotenant run` says how the program on one of its GPUs ended."""
         return self.path / f"rank-{rank}"
@@ -106,6 +115,7 @@ class Record:
         beside = self.path.with_name(f".{self.path.name}")
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(mode=0o700)
+        write_whole(beside / self.variables_file.name, encode_variables(order.variables))
         write_whole(beside / "order", msgspec.json.encode(order))
         beside.rename(self.path)
 

@@ -119,6 +119,10 @@ class Register:
         self._write()
         return None
 
+    def counting(self, holder: Holder) -> int:
+        """How many certificates of this holder count."""
+        return len(self._kept.issued.get(_who(holder.role, holder.name), []))
+
     def is_revoked(self, holder: Holder) -> bool:
         """Whether this certificate was taken back."""
         return holder.serial in self._kept.revoked

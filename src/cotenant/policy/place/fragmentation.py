@@ -62,7 +62,7 @@ class _Fragments:
             fits &= ~np.isin(self._nodes, sorted(barred))
         if wanted == 1:
             gpu = int(np.where(fits, self._grows, _MOST).argmin()) if len(fits) else 0
-            chosen = (gpu,) if len(fits) and fits[gpu] else ()
+            chosen: tuple[int, ...] = (gpu,) if len(fits) and fits[gpu] else ()
         else:
             chosen = self._together(np.flatnonzero(fits), wanted)
         self.is_free[list(chosen)] = False

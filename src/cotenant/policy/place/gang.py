@@ -15,6 +15,8 @@ from cotenant.policy.place.round import Array, Pairing, Round
 
 _PER_GPU_LEFT: Final = 1e-4
 """What a GPU that stays free on the node takes off, so that it decides between nodes that are alike only."""
+_PER_PRICE: Final = 1e-3
+"""Of GPUs of a node that are nearly alike for it, it takes those that others want less."""
 
 
 def place_gangs(given: Round, jobs: Array, is_free: Array, price: Array) -> list[Pairing]:
@@ -43,36 +45,49 @@ class _Nodes:
         self._there = np.arange(count.max(initial=0)) < count[:, None]
         self._gpus = np.where(self._there, places, 0)
         self._values: dict[int, Array] = {}
+        self._changed: dict[int, list[int]] = {}
 
     def take(self, kind: int) -> tuple[int, ...]:
-        if not len(self._names):
-            return ()
-        if kind not in self._values:
-            self._values[kind] = self._value(kind, np.arange(len(self._names)))[0]
-        values = self._values[kind]
-        node = int(values.argmax())
-        if values[node] == -np.inf:
+        values = self._fresh(kind)
+        node = int(values.argmax()) if len(values) else 0
+        if not len(values) or values[node] == -np.inf:
             return ()
         chosen = self._value(kind, np.array([node]))[1][0]
         gpus = tuple(sorted(int(gpu) for gpu in chosen))
         self._is_free[list(gpus)] = False
-        for other, kept in self._values.items():
-            kept[node] = self._value(other, np.array([node]))[0][0]
+        for changed in self._changed.values():
+            changed.append(node)
         return gpus
+
+    def _fresh(self, kind: int) -> Array:
+        """What each node is worth to this kind; what was known before counts for nodes that nothing was taken from."""
+        if kind not in self._values:
+            wanted = int(self._round.job_kinds.gpus[kind])
+            enough = np.flatnonzero((self._there & self._is_free[self._gpus]).sum(axis=1) >= wanted)
+            self._values[kind] = np.full(len(self._names), -np.inf)
+            self._changed[kind] = enough.tolist()
+        if changed := self._changed[kind]:
+            nodes = np.unique(changed)
+            self._values[kind][nodes] = self._value(kind, nodes)[0]
+            changed.clear()
+        return self._values[kind]
 
     def _value(self, kind: int, nodes: Array) -> tuple[Array, Array]:
         """What these nodes are worth to a job of this kind, and which GPUs it would have there."""
         wanted = int(self._round.job_kinds.gpus[kind])
-        gpus, there = self._gpus[nodes], self._there[nodes] & self._is_free[self._gpus[nodes]]
+        gpus = self._gpus[nodes]
         if gpus.shape[1] < wanted:
             return np.full(len(nodes), -np.inf), gpus
+        there = self._there[nodes] & self._is_free[gpus]
         kinds = self._round.gpus.kind[gpus]
-        worth = np.where(there, self._round.worth[kind][kinds], 0)
+        price = self._price[kinds]
+        worth = np.where(there, self._round.worth[kind][kinds], np.float32(0))
         if barred := self._round.barred.get(kind):
             worth[np.isin(self._names[nodes], sorted(barred))] = 0
-        order = np.lexsort((self._price[kinds], -worth), axis=1)[:, :wanted]
-        slowest = np.take_along_axis(worth, order[:, -1:], axis=1)[:, 0]
-        paid = np.take_along_axis(self._price[kinds], order, axis=1).sum(axis=1)
+        key = np.where(worth > 0, price * np.float32(_PER_PRICE) - worth, np.float32(np.inf))
+        order = np.argsort(key, axis=1, kind="stable")[:, :wanted]
+        slowest = np.take_along_axis(worth, order, axis=1).min(axis=1)
+        paid = np.take_along_axis(price, order, axis=1).sum(axis=1)
         left = there.sum(axis=1) - wanted
         value = np.where(slowest > 0, slowest * wanted - paid - left * _PER_GPU_LEFT, -np.inf)
         return value, np.take_along_axis(gpus, order, axis=1)

@@ -2,9 +2,7 @@
 
 Jobs that are alike make one source, GPUs that are alike one sink, so that 20,000 of each are a table of some hundred
 rows and some thousand columns. The matching is found by an auction (native/match) of falling steps; each of them leaves
-prices, and prices prove a bound on what any matching is worth: it is done when the two are near enough. Where no two
-are alike the table is not held at all: each job keeps the GPUs that are best for it at the prices of a first, coarse
-auction, and the bound is taken over all pairs, a block of rows at a time.
+prices, and prices prove a bound on what any matching is worth: it is done when the two are near enough.
 """
 
 from __future__ import annotations
@@ -18,22 +16,22 @@ from cotenant import _native
 
 GAP: Final = 5e-4
 """By how much of the bound a matching may miss it before it is looked at with finer steps."""
-_FIRST_STEP: Final = 1 / 64
+_FIRST_STEP: Final = 1 / 16
+_KEPT_STEP: Final = 1 / 1024
+"""With the prices of another round, the first step is a fine one: most of them are still right."""
 _FINER: Final = 4
 _TAKEN_BACK: Final = 4
 """Prices of a step were up to some steps too high: the next begins so many of them lower. By trial on random tables."""
 _FINEST: Final = 1e-6
-_MOST_BIDS: Final = 200_000_000
-_CANDIDATES: Final = 32
-_SAMPLED: Final = 512
-_BLOCK: Final = 512
-_ROUNDS: Final = 4
-_HELD_WHOLE: Final = 1 << 22
-"""Pairs of which the table is simply made: 16 MiB."""
+_PATIENCE: Final = 256
+_KEPT_PATIENCE: Final = 16
+"""Bids for each kind and unit, and with kept prices for each kind, before an auction is given up: prices that are all
+too high or too low are mended faster by beginning anew."""
+_BEYOND: Final = 1e30
+_MOSTLY_THERE: Final = 0.8
+_EXACT: Final = 1 << 36
 
 Array: TypeAlias = Any
-Rows: TypeAlias = Callable[[int, int], Array]
-"""What jobs of these numbers are worth on every GPU, as float32."""
 _LOT: Final = np.dtype([("source", "<i4"), ("sink", "<i4"), ("count", "<i4"), ("price", "<f4")])
 
 
@@ -55,10 +53,25 @@ class Matching(NamedTuple):
         return self.value / self.bound if self.bound > 0 else 1.0
 
 
-class _Edges(NamedTuple):
+class Edges(NamedTuple):
+    """Pairs that are looked at, where not all are: by source and sink, none twice."""
+
     starts: Array
+    """Where those of each source begin, and where all end."""
     ends_at: Array
     worth: Array
+
+
+class Problem(NamedTuple):
+    """So many of each source and sink, and what pairs are worth: all of them, or along the edges."""
+
+    supply: Array
+    room: Array
+    worth: Array
+    edges: Edges | None = None
+
+
+Bound: TypeAlias = Callable[[Array], float]
 
 
 def match(worth: Array, jobs: Array, gpus: Array, *, gap: float = GAP, price: Array | None = None) -> Matching:
@@ -66,84 +79,73 @@ def match(worth: Array, jobs: Array, gpus: Array, *, gap: float = GAP, price: Ar
 
     What is worth 0 or less is never paired. With the prices of the last round, what changed little is found quickly.
     """
-    worth = np.ascontiguousarray(worth, np.float32)
-    supply, room = _counts(jobs), _counts(gpus)
+    some_jobs, some_gpus = np.flatnonzero(counts(jobs)), np.flatnonzero(counts(gpus))
+    if len(some_jobs) + len(some_gpus) < _MOSTLY_THERE * (len(jobs) + len(gpus)):
+        return _of_those_there(worth, (counts(jobs), counts(gpus)), (some_jobs, some_gpus), gap, price)
+    problem = Problem(counts(jobs), counts(gpus), np.ascontiguousarray(worth, np.float32))
+    nowhere = np.where(problem.room > 0, 0, _BEYOND).astype(np.float32)
 
     def bound(prices: Array) -> float:
-        profit = np.where(room > 0, worth - prices, 0).max(axis=1, initial=0.0)
-        return _sum(prices, room) + _sum(profit, supply)
+        profit = (problem.worth - (prices + nowhere)).max(axis=1, initial=0.0)
+        return weighed(prices, problem.room) + weighed(profit, problem.supply)
 
-    return _in_steps(supply, room, worth, None, bound, gap, price)
-
-
-def match_distinct(rows: Rows, jobs: int, gpus: int, *, gap: float = GAP) -> Matching:
-    """Each job and each GPU once, no two alike; the whole table is never held."""
-    supply, room = np.ones(jobs, np.int32), np.ones(gpus, np.int32)
-    if jobs * gpus <= _HELD_WHOLE:
-        return match(rows(0, jobs), supply, room, gap=gap)
-    prices = _coarse_prices(rows, jobs, gpus)
-    edges, profit = _candidates(rows, jobs, prices, None)
-    best = None
-    for _ in range(_ROUNDS):
-
-        def bound(prices: Array) -> float:
-            return np.inf if len(prices) else 0.0
-
-        found = _in_steps(supply, room, edges.worth, edges, bound, gap, prices)
-        edges, profit = _candidates(rows, jobs, found.price, edges)
-        proved = _sum(found.price, room) + _sum(profit, supply)
-        if best is None:
-            best = found._replace(bound=proved)
-        else:
-            better = found if found.value > best.value else best
-            best = better._replace(bound=min(proved, best.bound))
-        if best.part >= 1 - gap:
-            break
-        prices = found.price
-    assert best is not None
-    return best
+    return in_steps(problem, bound, gap, price)
 
 
-def _in_steps(
-    supply: Array,
-    room: Array,
-    worth: Array,
-    edges: _Edges | None,
-    bound: Callable[[Array], float],
-    gap: float,
-    price: Array | None,
+def _of_those_there(
+    worth: Array, many: tuple[Array, Array], there: tuple[Array, Array], gap: float, price: Any
 ) -> Matching:
-    """Auctions of ever finer steps, until what is found is near what is proved."""
-    top = float(worth.max(initial=0.0))
-    prices = np.zeros(len(room), np.float32) if price is None else np.array(price, np.float32)
-    step = top * (_FIRST_STEP if price is None else _FIRST_STEP / _FINER)
-    best, proved, bids = None, np.inf, 0
-    while top > 0:
-        lots, made, finished = _auction(supply, room, worth, edges, prices, step)
-        bids += made
-        value = _sum(_worth_of(lots, worth, edges), lots["count"])
-        proved = min(proved, bound(prices))
-        if best is None or value > best[0]:
-            best = (value, lots)
-        if not finished or value >= (1 - gap) * proved or step <= top * _FINEST or (edges and step <= top * gap):
-            break
+    """The table without what there is none of."""
+    jobs, gpus = there
+    fewer = np.asarray(worth)[np.ix_(jobs, gpus)]
+    found = match(fewer, many[0][jobs], many[1][gpus], gap=gap, price=None if price is None else price[gpus])
+    pairs, prices = found.pairs.copy(), np.zeros(len(many[1]), np.float32)
+    pairs[:, 0], pairs[:, 1], prices[gpus] = jobs[pairs[:, 0]], gpus[pairs[:, 1]], found.price
+    return found._replace(pairs=pairs, price=prices)
+
+
+def in_steps(problem: Problem, bound: Bound, gap: float, price: Array | None = None, last: float = _FINEST) -> Matching:
+    """Auctions of ever finer steps, until what is found is near what is proved, or the last step is made."""
+    top = float(problem.worth.max(initial=0.0))
+    if top <= 0:
+        return Matching(np.zeros((0, 3), np.int32), 0.0, 0.0, np.zeros(len(problem.room), np.float32), 0)
+    kinds = len(problem.supply) + len(problem.room)
+    best: Matching | None = None
+    if price is not None:
+        limit = _KEPT_PATIENCE * kinds
+        best, finished = _auction(problem, np.array(price, np.float32), top * max(_KEPT_STEP, last), limit, bound)
+        if finished and (best.part >= 1 - gap or last >= _KEPT_STEP):
+            return best
+    prices, step = np.zeros(len(problem.room), np.float32), top * _FIRST_STEP
+    units = min(int(problem.supply.sum(dtype=np.int64)), int(problem.room.sum(dtype=np.int64)))
+    while True:
+        found, finished = _auction(problem, prices, step, _PATIENCE * (kinds + units), bound)
+        best = found if best is None else _better(best, found)
+        if not finished or best.part >= 1 - gap or step <= top * last:
+            return best
         prices = np.maximum(prices - _TAKEN_BACK * step, 0).astype(np.float32)
         step /= _FINER
-    if best is None:
-        return Matching(np.zeros((0, 3), np.int32), 0.0, 0.0, prices, 0)
-    lots = best[1]
-    pairs = np.stack([lots["source"], lots["sink"], lots["count"]], axis=1)
-    return Matching(pairs, best[0], proved, prices, bids)
 
 
-def _auction(supply: Array, room: Array, worth: Array, edges: _Edges | None, prices: Array, step: float) -> Any:
+def _better(one: Matching, other: Matching) -> Matching:
+    """The pairs of the better one; the bound and the prices of whichever proves more."""
+    chosen, surer = other if other.value > one.value else one, other if other.bound <= one.bound else one
+    return chosen._replace(bound=surer.bound, price=surer.price, bids=one.bids + other.bids)
+
+
+def _auction(problem: Problem, prices: Array, step: float, most: int, bound: Bound) -> tuple[Matching, bool]:
+    """What is found and proved with one step; `prices` are where it begins, and are changed."""
+    supply, room, worth, edges = problem
     starts, ends_at = (None, None) if edges is None else (edges.starts, edges.ends_at)
-    given = (len(supply), len(room), supply, room, worth, starts, ends_at, prices, step, _MOST_BIDS)
-    lots, bids, finished = _native.match_auction(*given)
-    return np.frombuffer(lots, _LOT), bids, finished
+    given = (len(supply), len(room), supply, room, worth, starts, ends_at, prices, step, most)
+    said, bids, finished = _native.match_auction(*given)
+    lots = np.frombuffer(said, _LOT)
+    pairs = np.stack([lots["source"], lots["sink"], lots["count"]], axis=1)
+    value = weighed(_worth_of(lots, worth, edges), lots["count"])
+    return Matching(pairs, value, bound(prices), prices.copy(), bids), bool(finished)
 
 
-def _worth_of(lots: Array, worth: Array, edges: _Edges | None) -> Array:
+def _worth_of(lots: Array, worth: Array, edges: Edges | None) -> Array:
     if edges is None:
         return worth[lots["source"], lots["sink"]]
     # Edges are in the order of source and sink, so one search finds them all.
@@ -153,39 +155,12 @@ def _worth_of(lots: Array, worth: Array, edges: _Edges | None) -> Array:
     return edges.worth[np.searchsorted(keys, lots["source"].astype(np.int64) * span + lots["sink"])]
 
 
-def _coarse_prices(rows: Rows, jobs: int, gpus: int) -> Array:
-    """From a sample of the jobs, each standing for many."""
-    chosen = np.unique(np.linspace(0, jobs - 1, min(_SAMPLED, jobs)).astype(int))
-    table = np.concatenate([rows(int(one), int(one) + 1) for one in chosen])
-    counts = np.diff(np.append(chosen, jobs))
-    return match(table, counts, np.ones(gpus, np.int32), gap=_FIRST_STEP).price
-
-
-def _candidates(rows: Rows, jobs: int, prices: Array, known: _Edges | None) -> tuple[_Edges, Array]:
-    """The best of each job at these prices, with those it had; and the highest profit of each, over all GPUs."""
-    kept = min(_CANDIDATES, len(prices))
-    profits, columns, values, starts = [], [], [], [0]
-    for begin in range(0, jobs, _BLOCK):
-        block = rows(begin, min(begin + _BLOCK, jobs))
-        gain = block - prices
-        profits.append(gain.max(axis=1, initial=0.0))
-        tops = np.argpartition(-gain, kept - 1, axis=1)[:, :kept]
-        for place, top in enumerate(tops):
-            row = begin + place
-            mine = top
-            if known is not None:
-                mine = np.union1d(top, known.ends_at[known.starts[row] : known.starts[row + 1]])
-            mine = np.sort(mine[block[place, mine] > 0])
-            columns.append(mine.astype(np.int32))
-            values.append(block[place, mine])
-            starts.append(starts[-1] + len(mine))
-    edges = _Edges(np.array(starts, np.int64), np.concatenate(columns), np.concatenate(values).astype(np.float32))
-    return edges, np.concatenate(profits)
-
-
-def _counts(given: Array) -> Array:
+def counts(given: Array) -> Array:
+    """As the auction wants them."""
     return np.ascontiguousarray(given, np.int32)
 
 
-def _sum(each: Array, count: Array) -> float:
-    return float(np.dot(np.asarray(each, np.float64), np.asarray(count, np.float64)))
+def weighed(each: Array, count: Array) -> float:
+    """The sum of so many of each, by whole numbers: it decides when to stop, and must be the same on any machine."""
+    whole = np.rint(np.asarray(each, np.float64) * _EXACT).astype(np.int64)
+    return int(np.dot(whole, np.asarray(count, np.int64))) / _EXACT

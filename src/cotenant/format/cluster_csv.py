@@ -1,0 +1,146 @@
+"""What was a cluster, and what was brought to it? Nodes and jobs as a table that anybody can write.
+
+Jobs: `job,user,submit_s,work_s,gpus,profile,memory_mib,types`; nodes: `node,type,gpus,memory_mib,online`. The header
+comes first, as here. An empty `profile` is drawn by chance, `types` are parted by `|`, and so is `online`: for each GPU
+the highest load of its online service, 0 to 1; nothing at all leaves that to whoever reads the nodes.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from typing import Annotated, Final
+
+import msgspec
+
+from cotenant.domain.cluster import GANG_LIMIT, GPUS_LIMIT, Amount, Name, Part
+from cotenant.domain.gpu import WHOLE_PPM
+from cotenant.domain.value import Value
+from cotenant.errors import ConfigError
+from cotenant.format.measured.row import REMEDY, number, table_rows, whole
+
+JOB_COLUMNS: Final = ("job", "user", "submit_s", "work_s", "gpus", "profile", "memory_mib", "types")
+NODE_COLUMNS: Final = ("node", "type", "gpus", "memory_mib", "online")
+_GZIP: Final = b"\x1f\x8b"
+_SECOND_NS: Final = 1_000_000_000
+_LONGEST_S: Final = 1e9
+
+
+class TraceJob(Value, frozen=True):
+    """An offline job of a trace; instants count from the trace's beginning."""
+
+    name: Name
+    user: Name
+    submit_ns: Amount
+    work_ns: Amount
+    """On whole GPUs, alone."""
+    gpus: Annotated[int, msgspec.Meta(ge=1)] = 1
+    profile: str = ""
+    memory_bytes: Amount = 0
+    types: tuple[Name, ...] = ()
+
+
+class TraceNode(Value, frozen=True):
+    """A node of a trace."""
+
+    name: Name
+    type: Name
+    gpus: Annotated[int, msgspec.Meta(ge=1, le=GPUS_LIMIT)]
+    memory_bytes: Amount
+    """Of each GPU."""
+    peaks_ppm: tuple[Part, ...] | None = None
+    """Of each GPU, the highest load of its online service; 0: it has none. None: not known."""
+
+
+def unpacked(content: bytes, where: str) -> bytes:
+    """A file's bytes, whether or not it is gzip."""
+    if not content.startswith(_GZIP):
+        return content
+    try:
+        return gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ConfigError("file", str(error), f"is not whole gzip; {REMEDY}", where=where) from None
+
+
+def read_jobs(content: bytes, where: str) -> list[TraceJob]:
+    """Jobs of our own table, in the order of their instants."""
+    jobs = []
+    seen: dict[str, str] = {}
+    for place, cells in table_rows(unpacked(content, where), JOB_COLUMNS, where):
+        name, user, submit, work, gpus, profile, memory, types = cells
+        if name in seen:
+            raise ConfigError("job", name, f"is there twice (also {seen[name]}); name each job once", where=place)
+        seen[name] = place
+        jobs.append(
+            checked_job(
+                TraceJob(
+                    name=name,
+                    user=user,
+                    submit_ns=seconds(submit, "submit_s", place),
+                    work_ns=seconds(work, "work_s", place),
+                    gpus=whole(gpus, "gpus", place, least=1, most=GANG_LIMIT),
+                    profile=profile,
+                    memory_bytes=whole(memory or "0", "memory_mib", place, least=0, most=1 << 30) << 20,
+                    types=tuple(types.split("|")) if types else (),
+                ),
+                place,
+            )
+        )
+    return in_order(jobs)
+
+
+def read_nodes(content: bytes, where: str) -> list[TraceNode]:
+    """Nodes of our own table, in its order."""
+    nodes = []
+    seen: dict[str, str] = {}
+    for place, (name, kind, gpus, memory, online) in table_rows(unpacked(content, where), NODE_COLUMNS, where):
+        if name in seen:
+            raise ConfigError("node", name, f"is there twice (also {seen[name]}); name each node once", where=place)
+        seen[name] = place
+        count = whole(gpus, "gpus", place, least=1, most=GPUS_LIMIT)
+        peaks = None
+        if online:
+            parts = [number(one, "online", place, least=0, most=1) for one in online.split("|")]
+            if len(parts) != count:
+                remedy = f"name the load of each of its {count} GPUs, parted by |, or of none"
+                raise ConfigError("online", online, remedy, where=place)
+            peaks = tuple(round(part * WHOLE_PPM) for part in parts)
+        memory_bytes = whole(memory, "memory_mib", place, least=1, most=1 << 30) << 20
+        nodes.append(checked_node(TraceNode(name, kind, count, memory_bytes, peaks), place))
+    return nodes
+
+
+def in_order(jobs: list[TraceJob]) -> list[TraceJob]:
+    """By the instant at which they were brought; those of one instant as the trace has them."""
+    return sorted(jobs, key=lambda job: job.submit_ns)
+
+
+def window(jobs: list[TraceJob], begin_ns: int, span_ns: int, limit: int, compress: int = 1) -> list[TraceJob]:
+    """Those brought within a while, counted from its beginning; at most `limit`, and 0 means all.
+
+    Compressed, they come so many times as fast as in the trace, and take as long.
+    """
+    inside = [job for job in jobs if 0 <= (job.submit_ns - begin_ns) // compress < span_ns]
+    kept = inside[:limit] if limit else inside
+    return [msgspec.structs.replace(job, submit_ns=(job.submit_ns - begin_ns) // compress) for job in kept]
+
+
+def seconds(text: str, field: str, place: str) -> int:
+    """Nanoseconds from seconds."""
+    return round(number(text, field, place, least=0, most=_LONGEST_S) * _SECOND_NS)
+
+
+def checked_job(job: TraceJob, place: str) -> TraceJob:
+    """The same, or a sentence about a name that no job can have."""
+    try:
+        return msgspec.convert(msgspec.to_builtins(job), TraceJob)
+    except msgspec.ValidationError as error:
+        raise ConfigError("job", job.name, f"{error}; {REMEDY}", where=place) from None
+
+
+def checked_node(node: TraceNode, place: str) -> TraceNode:
+    """The same, or a sentence about a name that no node can have."""
+    try:
+        return msgspec.convert(msgspec.to_builtins(node), TraceNode)
+    except msgspec.ValidationError as error:
+        raise ConfigError("node", node.name, f"{error}; {REMEDY}", where=place) from None

@@ -1,0 +1,213 @@
+"""Does a cluster of numbers lose nothing, whatever goes wrong, and go the same way every time?"""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cotenant.domain.cluster import JobState
+from cotenant.domain.clusters import ClusterAction, ClusterEvent, StartJob
+from cotenant.domain.instant import SECOND_NS, Instant
+from cotenant.experiment.cluster import Played, audit, play_cluster
+from cotenant.format.scenario_cluster import ClusterScenario, decode_cluster
+from cotenant.machine.cluster import ClusterMachine
+from cotenant.sim.cluster_jobs import BrokenPromiseError, Fate
+from cotenant.sim.cluster_load import DAY_NS, OnlineLoad
+from tests.effort import examples
+from tests.tool import ROOT, run_or_fail
+
+HERE = Path("test")
+CALM = """
+kind = "cluster"
+seed = 3
+duration = "3h"
+drain = "2d"
+[[nodes]]
+count = 3
+gpus = 2
+[[jobs]]
+name = "a"
+count = 12
+work = "20min"
+"""
+STORM = CALM.replace("count = 3", "count = 4") + (
+    '[failures]\nnode_crash = "3h"\nnode_cut = "4h"\ncut_lasts = "50min"\ngpu_fault = "5h"\n'
+    'job_failure = "20%"\nbrain_kills = 2\nbrain_away = "25min"\n'
+)
+
+
+def scenario_of(text: str) -> ClusterScenario:
+    return decode_cluster(text, "test.toml")
+
+
+def played(text: str, new_machine: Callable[[], ClusterMachine] = ClusterMachine) -> Played:
+    return play_cluster(scenario_of(text), HERE, new_machine=new_machine)
+
+
+CALM_PLAYED = played(CALM)
+
+
+def test_all_jobs_get_done_and_the_sums_are_right() -> None:
+    outcome, book, seen = CALM_PLAYED.outcome, CALM_PLAYED.world.book, CALM_PLAYED.world.seen
+    assert outcome.problems == []
+    assert outcome.jobs == {"done": 12}
+    assert outcome.makespan_h > 0
+    assert outcome.work_done_h * 3600 * SECOND_NS == pytest.approx(book.work.sum())
+    computed_ns = seen.mean("offline_speed") * seen.span_ns * seen.gpus
+    assert computed_ns == pytest.approx(book.computed.sum(), rel=1e-5)  # all of one GPU: speed over time is the work
+    assert (book.end_ns - book.submit_ns >= book.work - 1).all()  # nobody is faster than alone
+    assert outcome.utilization > outcome.utilization_before > 0
+    assert sum(outcome.gpu_time.values()) == pytest.approx(1)
+
+
+SORTS = st.fixed_dictionaries(
+    {
+        "gpus": st.sampled_from([1, 1, 2, 3]),
+        "count": st.integers(0, 14),
+        "users": st.integers(1, 3),
+        "known": st.sampled_from([0, 50, 100]),
+        "cancelled": st.sampled_from([0, 30]),
+        "work": st.sampled_from(["3min", "40min", "3h"]),
+    }
+)
+
+
+def random_text(seed: int, nodes: int, sorts: list[dict[str, object]], faults: dict[str, str], place: str) -> str:
+    text = f'kind = "cluster"\nseed = {seed}\nduration = "4h"\ndrain = "2h"\ncheckpoint = "10min"\n'
+    text += f'[cluster]\nplace = "{place}"\n[online]\ngpus = "80%"\npeak = "70%"\nburst = "3%"\n'
+    text += f"[[nodes]]\ncount = {nodes}\ngpus = 3\n"
+    for number, sort in enumerate(sorts):
+        text += f'[[jobs]]\nname = "s{number}"\n'
+        text += f'count = {sort["count"]}\ngpus = {sort["gpus"]}\nusers = {sort["users"]}\nwork = "{sort["work"]}"\n'
+        text += f'known = "{sort["known"]}%"\ncancelled = "{sort["cancelled"]}%"\n'
+    text += "[failures]\n" + "".join(f"{name} = {value}\n" for name, value in faults.items())
+    return text
+
+
+FAULTS = st.fixed_dictionaries(
+    {
+        "node_crash": st.sampled_from(['"0s"', '"2h"', '"9h"']),
+        "node_away": st.sampled_from(['"10s"', '"40min"']),
+        "node_cut": st.sampled_from(['"0s"', '"2h"', '"9h"']),
+        "cut_lasts": st.sampled_from(['"1min"', '"17min"', '"2h"']),
+        "gpu_fault": st.sampled_from(['"0s"', '"6h"']),
+        "job_failure": st.sampled_from(['"0%"', '"25%"']),
+        "brain_kills": st.sampled_from(["0", "2"]),
+        "brain_away": st.sampled_from(['"10s"', '"35min"']),
+    }
+)
+
+
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 4),
+    st.lists(SORTS, max_size=2),
+    FAULTS,
+    st.sampled_from(["match", "first-fit", "no-sharing"]),
+)
+@settings(max_examples=examples(30, 1500), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_nothing_is_lost_or_made_up_whatever_goes_wrong(
+    seed: int, nodes: int, sorts: list[dict[str, object]], faults: dict[str, str], place: str
+) -> None:
+    found = played(random_text(seed, nodes, sorts, faults, place))
+    book, outcome = found.world.book, found.outcome
+    assert outcome.problems == []
+    came = int((book.fate != Fate.TO_COME).sum())
+    assert sum(outcome.jobs.values()) == came  # each is told of once, in one state
+    names = [told.spec.name for told in found.machine.jobs()]
+    assert len(set(names)) == len(names)
+    told = {one.spec.name: one for one in found.machine.jobs()}
+    for job in np.flatnonzero(book.fate == Fate.RUNNING).tolist():
+        assert told[book.specs[job].name].state not in {JobState.WAITING, JobState.DONE, JobState.FAILED}
+    assert (book.safe <= book.work).all()
+    assert (book.lost >= 0).all()
+    on_gpus = np.bincount(found.world.job[found.world.job >= 0], minlength=len(book.work))
+    assert (on_gpus == np.where(book.fate == Fate.RUNNING, book.gpus, 0)).all()
+
+
+def test_everything_gets_done_in_the_end_after_a_storm() -> None:
+    found = played(STORM)
+    assert found.outcome.problems == []
+    assert set(found.outcome.jobs) <= {"done", "failed"}
+    assert found.outcome.evictions
+    assert found.outcome.crashes["brain_kills"] == 2
+    assert all(found.outcome.crashes.values())
+
+
+def test_a_run_is_a_function_of_its_scenario_and_seed() -> None:
+    assert played(CALM).outcome == CALM_PLAYED.outcome
+    other = played(CALM.replace("seed = 3", "seed = 4")).outcome
+    assert other.decisions != CALM_PLAYED.outcome.decisions
+
+
+def test_no_hash_decides_anything(tmp_path: Path) -> None:
+    world = tmp_path / "storm.toml"
+    world.write_text(STORM)
+    command: list[str | Path] = [sys.executable, "-m", "cotenant", "simulate", world, "--json"]
+    told = [run_or_fail(command, ROOT, env={**os.environ, "PYTHONHASHSEED": seed}) for seed in ("0", "4711")]
+    assert told[0] == told[1]
+    assert msgspec.json.decode(told[0])["decisions"]
+
+
+class Twice(ClusterMachine):
+    """Starts what it starts once more, elsewhere."""
+
+    def handle(self, event: ClusterEvent, *, now: Instant) -> list[ClusterAction]:
+        actions = super().handle(event, now=now)
+        started = [action for action in actions if isinstance(action, StartJob)]
+        for action in started:
+            attempt = msgspec.structs.replace(action.attempt, number=action.attempt.number + 1000)
+            other = "node-0" if action.node != "node-0" else "node-1"
+            actions.append(msgspec.structs.replace(action, node=other, attempt=attempt))
+        return actions
+
+
+def test_a_cluster_that_runs_a_job_twice_is_found_out() -> None:
+    with pytest.raises(BrokenPromiseError, match=r"is started|another job has"):
+        played(CALM, Twice)
+
+
+def test_books_that_do_not_balance_are_found_out() -> None:
+    found = played(CALM)
+    assert audit(found.world, found.machine) == []
+    found.world.book.computed[3] *= 1.01
+    found.world.book.safe[5] -= 1.0
+    found.world.book.fate[7] = Fate.IDLE
+    found.world.seen.free_gpu_ns *= 0.9
+    problems = "\n".join(audit(found.world, found.machine))
+    for words in ("a-3 computed", "a-5 is done with", "a-7 is told to be done", "GPU time adds up"):
+        assert words in problems
+
+
+def test_load_swings_once_a_day_and_stays_within_bounds() -> None:
+    config = scenario_of(CALM).online
+    service = np.array([0, 1, -1, 2] * 50)
+    load = OnlineLoad(np.random.default_rng(5), config, service, np.full(200, np.nan))
+    step_ns = 300 * SECOND_NS
+    rows = np.array([load.next(step * step_ns, step_ns) for step in range(2 * DAY_NS // step_ns)])
+    assert rows.min() >= 0
+    assert rows.max() <= 1
+    assert (rows[:, service < 0] == 0).all()
+    mean = rows[:, service >= 0].mean(axis=1)
+    day = len(mean) // 2
+    busiest, calmest = int(mean[:day].argmax()), int(mean[:day].argmin())
+    assert mean[busiest] > 2 * mean[calmest]
+    assert abs(busiest - calmest) == pytest.approx(day / 2, abs=day / 6)
+    assert np.corrcoef(mean[:day], mean[day:])[0, 1] > 0.95  # tomorrow is like today
+    again = OnlineLoad(np.random.default_rng(5), config, service, np.full(200, np.nan))
+    assert (again.next(0, step_ns) == rows[0]).all()
+
+
+def test_reports_are_shared_by_gpus_in_the_same_state() -> None:
+    fleet = CALM_PLAYED.world.fleet
+    codes, _ = fleet.changed()
+    assert all(fleet.report(code) is fleet.report(code) for code in codes)
+    fleet.changed()
+    _, changed = fleet.changed()
+    assert not len(changed)
