@@ -58,11 +58,11 @@ def program(pid: int) -> int:
 def test_a_node_is_started_when_none_runs_and_that_is_said(stage: Stage) -> None:
     first = stage.run("run", "--", "echo", "hello")
     assert (first.returncode, first.stdout) == (0, "hello\n")
-    [line] = first.stderr.splitlines()
     pid = stage.node_pid()
-    assert line.startswith(f"cotenant: no node was running: started one (pid {pid}, log {stage.places.log};")
+    said = f"cotenant: no node was running: started one (pid {pid}, log {stage.places.log};"
+    assert first.stderr.count(said) == 1  # on a busy machine it may say that it waits, too
     second = stage.run("run", "--", "true")
-    assert (second.returncode, second.stderr) == (0, "")
+    assert (second.returncode, "started one" in second.stderr) == (0, False)
     assert stage.node_pid() == pid
 
 

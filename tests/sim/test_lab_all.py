@@ -18,6 +18,7 @@ FOUND = {
     "utilization": [0.26, 0.58],
     "sm_activity": [0.14, 0.28],
     "memory": [0.33, 0.55],
+    "full": {"utilization": 0.7},
     "online_slowdown": 1.031,
     "online_slowdown_p99": 1.3,
 }
@@ -100,7 +101,7 @@ def test_every_claim_stands_beside_our_figure_and_what_it_does_not_show(tmp_path
             assert one.measured
             assert "GPU" in one.does_not_show
     by = {one.claim: one.ours for lab in report.labs for one in lab.claims}
-    assert by["GPU utilization 26 to 76 %"] == "26% to 58% (philly, 40 jobs, 16 GPUs)"
+    assert by["GPU utilization 26 to 76 %"] == "26% to 58%, 70% while jobs wait (philly, 40 jobs, 16 GPUs)"
     assert "random 2.50 times as long" in by["offline jobs are done sooner than under other ways to place and to share"]
     assert "8 of 9" in by["throughput at the objective +584 % over MPS"]
     out = io.StringIO()

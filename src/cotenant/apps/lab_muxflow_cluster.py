@@ -12,7 +12,7 @@ from rich.text import Text
 from cotenant.apps.lab_progress import parts_shown
 from cotenant.apps.show import table
 from cotenant.errors import WorldError
-from cotenant.experiment.lab.muxflow_cluster import Cluster, Found, Report, judge_clusters, report_of, setups
+from cotenant.experiment.lab.muxflow_cluster import OURS, Cluster, Found, Report, judge_clusters, report_of, setups
 
 
 def run_muxflow_cluster(
@@ -57,7 +57,11 @@ def _show_cluster(console: Console, cluster: Cluster) -> None:
     columns = ["POLICY", "WAY", "UTILIZATION", "SM ACTIVITY", "MEMORY", "SLOWDOWN", "P99", "OFFLINE", "JCT (h)", "DONE"]
     title = f"{cluster.name}: {cluster.jobs} jobs on {cluster.gpus} GPUs; {cluster.source}"
     rows = [_row(one) for one in cluster.found]
-    console.print(table(title, [*columns, "MAKESPAN (h)", "EVICTED"], rows))
+    console.print(table(title, [*columns, "95 % BY (h)", "MAKESPAN (h)", "EVICTED"], rows))
+    for one in cluster.found:
+        if one.policy == OURS and one.full:
+            parts = ", ".join(f"{name.replace('_', ' ')} {part:.0%}" for name, part in one.full.items())
+            console.print(Text(f"{one.policy}, while jobs wait: {parts}"))
     console.print()
 
 
@@ -71,6 +75,7 @@ def _row(one: Found) -> list[str | Text]:
         f"{one.offline_speed:.2f}",
         f"{one.jct_h:.2f}",
         f"{one.done:.0%}",
+        f"{one.most_done_h:.1f}" if one.most_done_h else "-",
         f"{one.makespan_h:.1f}" if one.makespan_h else "not all done",
         str(one.evictions),
     ]

@@ -33,6 +33,8 @@ SLOWDOWN_MOST: Final = 1.2
 _DAY_NS: Final = 86_400 * SECOND_NS
 _HOUR_NS: Final = 3_600 * SECOND_NS
 _GIB: Final = 1 << 30
+_MOST: Final = 95
+_USES: Final = ("utilization", "sm_activity", "memory")
 _ONLINE: Final = OnlineConfig(gpus=ShareOfWhole(900_000), peak=ShareOfWhole(750_000), trough=ShareOfWhole(250_000))
 """Nine GPUs in ten have a service. Loads are chosen so that GPUs are busy before for about as long as in the paper."""
 
@@ -113,6 +115,8 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     """Before and after."""
     sm_activity: tuple[float, float]
     memory: tuple[float, float]
+    full: dict[str, float]
+    """After, in the mean over the time in which jobs wait: GPUs are what lacks then. Nothing: none ever waited."""
     online_slowdown: float
     """Latency over that alone at the same load, its queue in it; in the mean over requests."""
     online_slowdown_p99: float
@@ -126,6 +130,8 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
     """Of the jobs that came, the part that is done."""
     makespan_h: float
     """0: some were not done in the time."""
+    most_done_h: float
+    """When 95 of 100 jobs were done; 0: they were not."""
     evictions: int
     work_lost: float
     """Of all the work that was done, what evictions made to be done again."""
@@ -199,12 +205,16 @@ def play(setup: Setup, policy: str, directory: Path, seed: int) -> tuple[Found, 
         before, after = courses[f"{name}_before"], courses[name]
         return statistics.fmean(before[place] for place in loaded), statistics.fmean(after[place] for place in loaded)
 
+    waiting = [place for place in range(len(at_h)) if courses["waiting"][place] >= 1]
+    ordered = sorted(book.end_ns[came][book.end_ns[came] >= 0].tolist())
+    most = -(-len(came) * _MOST // 100) - 1
     found = Found(
         policy=policy,
         way=outcome.way,
         utilization=use("utilization"),
         sm_activity=use("sm_activity"),
         memory=use("memory"),
+        full={name: statistics.fmean(courses[name][place] for place in waiting) for name in _USES} if waiting else {},
         online_slowdown=statistics.fmean(courses["slowdown"][place] for place in loaded),
         online_slowdown_p99=outcome.online_slowdown_p99,
         offline_speed=statistics.fmean(courses["offline_speed"][place] for place in loaded),
@@ -212,6 +222,7 @@ def play(setup: Setup, policy: str, directory: Path, seed: int) -> tuple[Found, 
         jct_p50_h=statistics.median(jct_h),
         done=float((book.fate[came] == Fate.DONE).mean()) if len(came) else 0.0,
         makespan_h=outcome.makespan_h,
+        most_done_h=ordered[most] / _HOUR_NS if 0 <= most < len(ordered) else 0.0,
         evictions=outcome.evictions,
         work_lost=outcome.work_lost_h / max(outcome.work_lost_h + outcome.work_done_h, 1e-9),
         problems=outcome.problems,
