@@ -29,6 +29,8 @@ Array: TypeAlias = Any
 _CHOICE: Final = 8
 """For each open GPU so many jobs are looked at, those whose turn it is first: nobody waits for ever for being slow."""
 _LEAST_CHOICE: Final = 1024
+_NEAR: Final = 0.99
+"""Of what a plan could be worth at most, it must reach so much."""
 _LOOKED_AT: Final = 64
 """Nodes whose jobs may be moved in one round."""
 
@@ -70,8 +72,15 @@ def _hold_again(machine: ClusterState, recorded: Sequence[ClusterAction], now: I
 
 
 def plan_round(machine: ClusterState, drawn: Drawn) -> Planned:
-    """What the policy of this cluster makes of it."""
-    return ROUNDS[machine.settings.place].plan(drawn.round)
+    """What the policy of this cluster makes of it.
+
+    Prices of the last round that were too high for this one leave GPUs unused; then it is planned without them.
+    """
+    plan = ROUNDS[machine.settings.place].plan
+    planned = plan(drawn.round)
+    if drawn.round.price is not None and planned.value < _NEAR * planned.bound:
+        planned = plan(drawn.round._replace(price=None))
+    return planned
 
 
 def draw_round(machine: ClusterState, now: Instant) -> Drawn | None:
@@ -145,8 +154,10 @@ def commit(machine: ClusterState, drawn: Drawn, planned: Planned, now: Instant) 
         else:
             machine.discarded += 1
     if planned.price is not None:
+        # What is left over costs nothing, or who comes next would not get it.
+        left = {floor.kind[place] for place in drawn.gpus.tolist() if floor.open[place]}
         for kind, price in zip(drawn.gpu_kinds, planned.price.tolist(), strict=True):
-            floor.prices[kind] = price
+            floor.prices[kind] = 0.0 if kind in left else price
     return actions
 
 
