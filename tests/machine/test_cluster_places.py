@@ -234,3 +234,17 @@ def test_a_move_that_is_on_record_is_made_again() -> None:
     machine.check()
     assert machine.snapshot().jobs == story.machine.snapshot().jobs
     assert [kept.kept_on for kept in machine.snapshot().jobs] == ["fast"]
+
+
+def test_prices_of_a_fuller_round_keep_nobody_waiting() -> None:
+    story = Story()
+    story.join("a", GPU, GPU)
+    for name in ("one", "two", "three"):
+        story.submit(name, use=TaskUse(950_000, ((800_000, 1_000_000),), 500_000, 100_000))
+    orders = story.until(2)
+    assert any(story.machine.floor.prices), "more wanted GPUs than there were"
+    for name in ("one", "two", "three"):
+        story.tell(JobCancelled(name))
+    story.report("a", *(runs(order, end=JobEnd.EVICTED) for order in orders), seen=2)
+    story.submit("modest")
+    assert list(starts(story.until(4))) == ["modest"]
