@@ -108,7 +108,7 @@ def gpu_side(spots: Sequence[Spot]) -> GpuSide:
     for name, width in (("held", len(ASKED)), ("own", STEPS + 1)):
         found[place[name]] = found[place[name]].reshape(len(rows), width)
     share, held, own = (found[place[name]] for name in ("share", "held", "own"))
-    return GpuSide(*found, _by_width(share, held, own))
+    return GpuSide._make([*found, _by_width(share, held, own)])
 
 
 def _by_width(shares: Any, held: Any, own: Any) -> Any:
