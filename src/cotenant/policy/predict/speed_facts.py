@@ -103,7 +103,7 @@ def gpu_side(spots: Sequence[Spot]) -> GpuSide:
     """Each by what its online tenants do alone; that they slow each other is for the model to know."""
     rows = [_spot(spot) for spot in spots]
     columns = list(zip(*rows, strict=True)) if rows else [() for _ in GpuSide._fields[:-1]]
-    found = [np.array(column, dtype=np.float64) for column in columns]
+    found: list[Any] = [np.array(column, dtype=np.float64) for column in columns]
     place = {name: number for number, name in enumerate(GpuSide._fields)}
     for name, width in (("held", len(ASKED)), ("own", STEPS + 1)):
         found[place[name]] = found[place[name]].reshape(len(rows), width)
