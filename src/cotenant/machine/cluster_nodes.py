@@ -6,6 +6,8 @@ report until there is none: nothing is lost with a message.
 
 from __future__ import annotations
 
+from typing import Final
+
 from cotenant.domain.cluster import Attempt, AttemptReport, JobEnd, JobState
 from cotenant.domain.clusters import AckEnd, ClusterAction, NodeDrained, NodeGone, NodeTold, StopJob
 from cotenant.domain.instant import NEVER, Instant
@@ -13,6 +15,9 @@ from cotenant.domain.plan import Reason
 from cotenant.machine.cluster_floor import Node
 from cotenant.machine.cluster_jobs import Job
 from cotenant.machine.cluster_state import ClusterState
+
+_LOST_NUMBERS: Final = 1 << 32
+"""Attempts of which a brain can have lost the memory."""
 
 
 class Nodes:
@@ -33,7 +38,7 @@ class Nodes:
             if event.epoch < node.epoch and (node.attempts or not node.is_silent):
                 return []  # on its way since before the node started anew
             actions = self._renew(node, event, now)
-        node.heard = now
+        node.heard = max(node.heard, now)  # a longer lease that it was given before holds until it has run out
         if node.is_silent:
             self._returned(node, now)
         if event.gpus is not node.gpus and state.floor.tell(node, event.gpus):
@@ -181,8 +186,10 @@ class Nodes:
 
     def _unwanted(self, node: Node, report: AttemptReport, strays: list[int]) -> ClusterAction:
         state = self._state
-        # One that was not given out yet is of a brain that has lost what it knew: it is never given out again.
-        state.next_attempt = max(state.next_attempt, report.attempt.number + 1)
+        # One that was not given out yet is of a brain that has lost what it knew: it is never given out again. What no
+        # brain can have given out is passed over, or one node could use up the numbers of all.
+        if report.attempt.number < state.next_attempt + _LOST_NUMBERS:
+            state.next_attempt = max(state.next_attempt, report.attempt.number + 1)
         if report.end is not None:
             return AckEnd(node.name, report.attempt)
         strays += report.gpus
