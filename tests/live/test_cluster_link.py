@@ -1,5 +1,6 @@
 """Does a node stay in touch with its brain: reports, orders, the lease, and back again when the brain was away?"""
 
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -106,6 +107,19 @@ def test_a_brain_that_was_away_is_found_again(brain: Brains, monkeypatch: pytest
         node.close()
     assert home.exists()
     assert descriptors() == before
+
+
+def test_of_several_addresses_each_is_tried(brain: Brains, monkeypatch: pytest.MonkeyPatch) -> None:
+    host, _, port = brain.address.rpartition(":")
+    nobody = (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 1))
+    there = (socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, int(port)))
+    identity = brain.joined("n1")
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [nobody, there])
+    node = Node(identity)
+    try:
+        until(lambda: node.link.leased_until is not None)
+    finally:
+        node.close()
 
 
 def test_a_link_says_once_what_is_wrong_and_goes_on_trying(brain: Brains) -> None:

@@ -110,7 +110,9 @@ class BrainLink:
         self._due = now + PATIENCE_NS
         try:
             host, port = split_address(self._identity.brain, "brain")
-            family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            # Of several addresses the brain may listen at one only: each is tried in its turn.
+            family, kind, protocol, _, address = found[self._failures % len(found)]
             connecting = socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol)
         except (OSError, CotenantError) as error:
             self._fail(getattr(error, "strerror", None) or str(error))
