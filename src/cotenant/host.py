@@ -6,7 +6,7 @@ other order would let a restarted node grant a slot twice (docs/decisions/0003).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from cotenant.domain.action import (
@@ -304,3 +304,31 @@ def replay(
 def same_promises(recorded: list[Action], actual: list[Action]) -> bool:
     """Whether tenants were promised the same."""
     return promises(recorded) == promises(actual)
+
+
+class Redoes(Protocol):
+    """A cluster's machine, as far as one that recovers asks it."""
+
+    def redo(self, event: ClusterEvent, recorded: Sequence[ClusterAction], *, now: Instant) -> list[ClusterAction]:
+        """Take in an event that is on record, deciding as was decided then."""
+        ...
+
+
+def recover_cluster(machine: Redoes, turns: Iterable[ClusterTurn]) -> int:
+    """Do again what is on record; raises `Divergence` where a node was told otherwise. Returns the number of turns."""
+    number = 0
+    for turn in turns:
+        number += 1
+        actual = machine.redo(turn.event, turn.actions, now=turn.now)
+        if _orders(turn.actions) != _orders(actual):
+            raise Divergence(number, turn, actual)
+    return number
+
+
+def _orders(actions: Iterable[ClusterAction]) -> list[tuple[type, object, object]]:
+    """What nodes were told, but for the words; answers are not known of any more by who asked."""
+    return [
+        (type(one), (one.node, one.attempt), one.gpus if isinstance(one, StartJob) else None)
+        for one in actions
+        if not isinstance(one, Answer)
+    ]

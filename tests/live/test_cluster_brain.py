@@ -14,8 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cotenant import cli
 from cotenant.apps.cluster import open_brain
-from cotenant.domain.cluster import AttemptReport, JobEnd
-from cotenant.domain.clusters import Answer, JobSubmitted, StartJob
+from cotenant.domain.cluster import Attempt, AttemptReport, JobEnd
+from cotenant.domain.clusters import JobSubmitted, StartJob, StopJob
 from cotenant.errors import ConfigError, WorldError
 from cotenant.format import cluster_wire as wire
 from cotenant.format.config_cluster import ClusterConfig
@@ -257,7 +257,7 @@ def test_a_torn_turn_is_dropped_and_damage_is_not_guessed_around(tmp_path: Path,
 def test_a_journal_that_another_version_wrote_is_not_believed(tmp_path: Path, log: NodeLog) -> None:
     brain = open_brain(CONFIG, places_in(tmp_path), log)
     brain.close()
-    forged = MAGIC + encode_turn(1, submitted("j1", peer=3), [Answer(4)])
+    forged = MAGIC + encode_turn(1, submitted("j1", peer=3), [StopJob("n1", Attempt("j1", 1), "")])
     journal_of(tmp_path).write_bytes(forged)
     with pytest.raises(WorldError, match=r"does not replay with version .*stop it by SIGTERM"):
         open_brain(CONFIG, places_in(tmp_path), log)

@@ -1,22 +1,28 @@
 """Who becomes a node of a cluster: with which token, under which name, for how long, and who no more?"""
 
+import contextlib
+import socket
 import stat
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cotenant.errors import ConfigError, CotenantError, PeerError, WorldError
 from cotenant.format import cluster_wire as wire
 from cotenant.format.cluster_wire import Role
+from cotenant.live.address import joined
 from cotenant.live.clock import unix_ns
 from cotenant.live.cluster import clerk
 from cotenant.live.cluster.ask import talk
 from cotenant.live.cluster.authority import key_of, make_request, open_authority
 from cotenant.live.cluster.enrol import enrol, obtain_user, read_token, token_text
-from cotenant.live.cluster.identity import Identity, read_identity
+from cotenant.live.cluster.identity import Identity, read_identity, server_context
 from cotenant.live.cluster.register import MOST_COUNTING, TOKENS_LIMIT, Register, Token
 from tests.live.brains import Brains, job, report
+from tests.live.indoors import BOUND_S
 from tests.tool import BIN, run
 
 VERSION = wire.VERSION
@@ -135,6 +141,24 @@ def test_an_expired_certificate_is_named(brain: Brains) -> None:
     identity = brain.identity(Role.NODE, "old", days=-0.01)
     with pytest.raises(WorldError, match=r"has expired; join anew, with a new token"):
         is_heard(identity)
+
+
+def test_a_brain_whose_certificate_is_of_another_time_is_named(brain: Brains) -> None:
+    """Served by a plain TLS server with such a certificate: a brain itself makes a new one in time."""
+    own = brain.identity(Role.BRAIN, "late", days=-0.01)
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            server_context(own).wrap_socket(listener.accept()[0], server_side=True)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    there = msgspec.structs.replace(brain.operator, brain=joined(*listener.getsockname()))
+    with pytest.raises(WorldError, match=r"counts at another time \(certificate has expired\); check both clocks"):
+        is_heard(there)
+    thread.join(BOUND_S)
+    listener.close()
 
 
 def test_a_revoked_node_is_out_at_once_and_stays_out(brain: Brains) -> None:

@@ -12,6 +12,8 @@ import msgspec
 import pytest
 
 from cotenant.apps.node import _recover
+from cotenant.domain.cluster import Attempt
+from cotenant.domain.clusters import AckEnd, NodeGone
 from cotenant.domain.event import SLOTS_LIMIT, Event, NodeSettings, NodeStarted, PeerLost, TenantJoined, TenantLeft
 from cotenant.domain.histogram import Histogram
 from cotenant.domain.tenant import COMMAND_LIMIT, Kind, TenantSpec, Terms
@@ -333,3 +335,16 @@ def test_the_largest_node_fits_the_head_of_a_segment_and_an_answer(tmp_path: Pat
     assert len(again.tenants()) == SLOTS_LIMIT
     roll = wire.Tenants(1, "test", 1, machine.tenants(), [], 1, 1, SLOTS_LIMIT, [], Histogram(), machine.rules, [])
     assert len(wire.encode(roll)) < wire.ANSWER_LIMIT_BYTES
+
+
+def test_a_journal_whose_jobs_outlive_the_machine_is_synced_where_something_was_decided(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr("cotenant.live.journal.os.fdatasync", synced.append)
+    for is_synced, expected in ((False, 0), (True, 1)):
+        journal = FileJournal(tmp_path / f"journal-{is_synced}", 1 << 20, is_synced=is_synced)
+        journal.append(1, NodeGone("a"), [])
+        journal.append(2, NodeGone("a"), [AckEnd("a", Attempt("job", 3))])
+        journal.close()
+        assert len(synced) == expected

@@ -24,6 +24,7 @@ from cotenant.domain.clusters import (
 from cotenant.domain.instant import SECOND_NS
 from cotenant.domain.use import TaskUse
 from cotenant.format.cluster_log import describe_cluster_action, describe_cluster_turn
+from cotenant.format.journal import ClusterTurn
 from cotenant.machine.cluster import ClusterMachine
 
 GIB = 1 << 30
@@ -44,12 +45,14 @@ class Story:
         self.machine = ClusterMachine()
         self.now_s = 0
         self.lines: list[str] = []
+        self.turns: list[ClusterTurn] = []
         self.told: dict[str, NodeTold] = {}
         self.tell(ClusterStarted(settings(**changed), "1", 0))
 
     def tell(self, event: ClusterEvent) -> list[ClusterAction]:
         actions = self.machine.handle(event, now=self.now_s * SECOND_NS)
         self.machine.check()
+        self.turns.append(ClusterTurn(self.now_s * SECOND_NS, event, actions))
         self.lines.append(describe_cluster_turn(self.now_s * SECOND_NS, event, actions))
         return actions
 

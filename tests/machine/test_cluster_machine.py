@@ -231,6 +231,27 @@ def test_attempts_of_a_brain_that_knew_more_are_never_given_out_again() -> None:
     assert order_attempt(order).number == 42
 
 
+def test_a_node_that_is_silent_for_a_day_is_forgotten_unless_it_is_drained() -> None:
+    story = Story(round_ns=3600 * SECOND_NS, lease_ns=600 * SECOND_NS)
+    for name in ("a", "b", "c"):
+        story.join(name)
+    story.tell(NodeDrained("b", on=True))
+    story.until(86_000)
+    assert [view.node for view in story.machine.nodes()] == ["a", "b", "c"]
+    story.report("c")
+    story.until(90_000)
+    assert [view.node for view in story.machine.nodes()] == ["b", "c"]
+    story.join("a")
+    assert [view.is_silent for view in story.machine.nodes()] == [True, True, False]
+
+
+def test_a_node_that_makes_numbers_up_does_not_use_them_up() -> None:
+    story = Story()
+    story.join("a")
+    story.report("a", AttemptReport(Attempt("x", (1 << 63) - 1), (0,)))
+    assert story.machine.next_attempt == 1
+
+
 def test_what_is_over_is_remembered_for_a_while() -> None:
     story = Story(remember=2)
     for name in ("one", "two", "three"):

@@ -1,8 +1,14 @@
 """Who is started where, and who is not: constraints, gangs, quotas, priorities, moves, and what is learned?"""
 
+import msgspec
+import pytest
+
 from cotenant.domain.cluster import GpuCondition, GpuReport, JobEnd, JobState, OnlineUse, Quota
-from cotenant.domain.clusters import JobCancelled, NodeTold, QuotaSet, StartJob, StopJob
+from cotenant.domain.clusters import ClusterStarted, JobCancelled, NodeTold, QuotaSet, StartJob, StopJob
 from cotenant.domain.use import TaskUse
+from cotenant.host import Divergence, recover_cluster, replay
+from cotenant.machine import cluster_floor, cluster_jobs
+from cotenant.machine.cluster import ClusterMachine
 from tests.machine.cluster_steps import BUSY, GIB, GPU, Story, replaced, runs, starts
 
 
@@ -157,6 +163,25 @@ def test_kinds_follow_what_is_avoided() -> None:
     assert [kind.named for kind in story.machine.floor.kinds if kind.named] == [("ads",)]
 
 
+def test_kinds_that_are_no_more_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_floor, "_KINDS_LIMIT", 4)
+    monkeypatch.setattr(cluster_jobs, "_KINDS_LIMIT", 4)
+    story = Story()
+    story.join("a", GPU, GPU)
+    for number in range(12):
+        gpus = tuple(replaced(GPU, offer_ppm=offer * 50_000) for offer in (number + 1, number + 2))
+        story.told["a"] = NodeTold("a", 1, gpus)
+        story.report("a", seen=99)
+        story.submit(f"job{number}", memory_bytes=number + 1, types=("T4",))
+        if number > 2:
+            story.tell(JobCancelled(f"job{number - 2}"))
+        story.until(story.now_s + 12)
+    assert len(story.machine.floor.kinds) < 8
+    assert len(story.machine.roster.kinds) < 12
+    story.submit("last", types=("V100",))
+    assert starts(story.until(story.now_s + 12)) == {"last": ("a", (1,))}
+
+
 def test_what_is_not_known_is_put_beside_online_work_last_and_not_never() -> None:
     story = Story()
     stranger = OnlineUse("stranger", TaskUse(active_ppm=500_000))
@@ -173,3 +198,39 @@ def test_what_is_known_to_slow_online_work_too_much_is_not_put_there() -> None:
     story.submit("heavy", use=TaskUse(1_000_000, ((1_000_000, 1_000_000),), 1_000_000, 5_000_000, active_ppm=1_000_000))
     assert starts(story.until(15)) == {}
     assert story.job("heavy").why == ("none of 1 open GPU will do: 1 would make online work too slow, as foretold")
+
+
+def test_a_brain_goes_on_from_its_record_whatever_a_round_would_decide_today() -> None:
+    story = Story(place="first-fit", slowdown_limit_ppm=100_000_000)
+    story.join("crowded", replaced(GPU, online=(BUSY,), offer_ppm=200_000))
+    story.join("free")
+    story.submit("job", use=TaskUse(950_000, ((800_000, 1_000_000),), 500_000, 100_000))
+    (order,) = story.until(2)
+    story.report("crowded", runs(order, 100_000), seen=1)
+    first, *rest = story.turns
+    assert isinstance(first.event, ClusterStarted)
+    today = msgspec.structs.replace(first.event, settings=msgspec.structs.replace(first.event.settings, place="match"))
+    turns = [msgspec.structs.replace(first, event=today), *rest]
+    with pytest.raises(Divergence):
+        replay(ClusterMachine(), turns)
+    machine = ClusterMachine()
+    assert recover_cluster(machine, turns) == len(turns)
+    machine.check()
+    assert list(machine.jobs()) == list(story.machine.jobs())
+
+
+def test_a_move_that_is_on_record_is_made_again() -> None:
+    story = Story(slowdown_limit_ppm=100_000_000)
+    story.join("slow", replaced(GPU, online=(BUSY,), offer_ppm=200_000))
+    story.submit("job", use=TaskUse(950_000, ((800_000, 1_000_000),), 500_000, 100_000))
+    (order,) = story.until(5)
+    story.report("slow", runs(order, 100_000), seen=1)
+    story.now_s = 13
+    story.join("fast")
+    story.report("slow", runs(order, 200_000), seen=1)
+    story.until(15)
+    machine = ClusterMachine()
+    recover_cluster(machine, story.turns)
+    machine.check()
+    assert machine.snapshot().jobs == story.machine.snapshot().jobs
+    assert [kept.kept_on for kept in machine.snapshot().jobs] == ["fast"]

@@ -35,7 +35,7 @@ from cotenant.domain.clusters import (
 from cotenant.domain.instant import SECOND_NS
 from cotenant.domain.use import TaskUse
 from cotenant.format.journal import MAGIC, ClusterReader, ClusterTurn, encode_turn
-from cotenant.host import replay
+from cotenant.host import recover_cluster, replay
 from cotenant.machine.cluster import ClusterMachine
 from tests.effort import examples
 from tests.machine.cluster_world import Report, WorldNode
@@ -338,12 +338,17 @@ class ClusterLife(RuleBasedStateMachine):
 
     @rule()
     def restart_brain(self) -> None:
-        """From its journal; what was on its way from it is lost."""
+        """From its journal; what was on its way from it is lost.
+
+        One that decides everything anew must come to the same; one that does again what is on record goes on alike.
+        """
         content = MAGIC + b"".join(encode_turn(turn.now, turn.event, turn.actions) for turn in self.turns)
         again = ClusterMachine()
         replay(again, ClusterReader(io.BytesIO(content).read))
         assert again.snapshot() == self.machines[0].snapshot()
-        self.machines = [again]
+        recovered = ClusterMachine()
+        recover_cluster(recovered, ClusterReader(io.BytesIO(content).read))
+        self.machines = [again, recovered]
         for node in self.world.values():
             node.orders.clear()
         self.tell(ClusterStarted(self.settings, "1", 0))

@@ -159,6 +159,23 @@ def test_a_job_of_several_gpus_takes_the_node_that_others_miss_least() -> None:
     assert ROUNDS["match"].plan(one._replace(price=None)).pairings[0].gpus == (0, 1)
 
 
+def test_what_is_free_is_kept_for_a_large_job_that_waited_long_and_could_ever_go_there() -> None:
+    hours = 3_600_000_000_000
+    for waited, sizes, kept in (
+        (7 * hours, [4, 2], True),
+        (5 * hours, [4, 2], False),
+        (7 * hours, [2, 2], False),  # no node is large enough for it
+        (7 * hours, None, False),
+    ):
+        one = round_of([[0.8], [0.8]], [0, 1, 1, 1], [0, 0, 0], node=[0, 0, 1], gpus=[3, 1])
+        one = one._replace(
+            jobs=one.jobs._replace(waited_ns=np.array([waited, 0, 0, 0])),
+            sizes=None if sizes is None else np.array(sizes),
+        )
+        placed = {pairing.job: pairing.gpus for pairing in ROUNDS["match"].plan(one).pairings}
+        assert placed == ({1: (2,)} if kept else {1: (2,), 2: (0,), 3: (1,)})
+
+
 def test_each_baseline_chooses_by_its_rule() -> None:
     one = round_of([[0.5, 0.4, 0.9]], [0], [0, 1, 2, 2], node=[0, 0, 1, 2])
     one = one._replace(

@@ -7,8 +7,20 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from cotenant.domain.event import Woke
-from cotenant.format.journal import MAGIC, TURN_LIMIT_BYTES, JournalDamageError, Turn, TurnReader, encode_turn
+from cotenant.domain.cluster import Attempt
+from cotenant.domain.clusters import AckEnd, NodeGone
+from cotenant.domain.event import PeerLost, Woke
+from cotenant.format.journal import (
+    MAGIC,
+    TURN_LIMIT_BYTES,
+    ClusterReader,
+    ClusterTurn,
+    JournalDamageError,
+    Turn,
+    TurnReader,
+    encode_turn,
+    is_of_cluster,
+)
 from tests.effort import examples
 from tests.strategies import turns
 
@@ -166,3 +178,20 @@ def test_any_bytes_are_turns_a_torn_tail_or_damage(tail: bytes) -> None:
         except JournalDamageError:
             continue
         assert reader.sound_bytes + reader.torn_bytes == len(content)
+
+
+CLUSTER_TURN = encode_turn(5, NodeGone("a"), [AckEnd("a", Attempt("job", 3))])
+
+
+def test_a_cluster_s_journal_is_told_from_a_node_s() -> None:
+    node = encode_turn(5, PeerLost(2), [])
+    told = [is_of_cluster(io.BytesIO(MAGIC + turn).read) for turn in (CLUSTER_TURN, node, b"")]
+    assert told == [True, False, False]
+    (turn,) = ClusterReader(io.BytesIO(MAGIC + CLUSTER_TURN).read)
+    assert turn == ClusterTurn(5, NodeGone("a"), [AckEnd("a", Attempt("job", 3))])
+
+
+@given(st.binary(max_size=200), st.integers(0, len(CLUSTER_TURN)))
+def test_any_bytes_are_some_journal_s_or_none_s(tail: bytes, cut: int) -> None:
+    for content in (tail, MAGIC + tail, MAGIC + CLUSTER_TURN[:cut] + tail):
+        assert is_of_cluster(io.BytesIO(content).read) in {True, False}

@@ -18,9 +18,9 @@ from cotenant.errors import ConfigError, InvariantError, WorldError
 from cotenant.format.cluster_wire import Role
 from cotenant.format.config_cluster import ClusterConfig
 from cotenant.format.journal import ClusterReader
-from cotenant.host import ClusterHost, Divergence, replay
+from cotenant.host import ClusterHost, Divergence, recover_cluster
 from cotenant.live.address import joined, listen_at, split_address
-from cotenant.live.clock import LiveClock, clock_kept_in, unix_ns
+from cotenant.live.clock import LiveClock, clock_kept_in, time_of_day, unix_ns
 from cotenant.live.cluster.authority import Authority, open_authority
 from cotenant.live.cluster.clerk import Clerk
 from cotenant.live.cluster.door import BACKLOG, BrainDoor
@@ -28,6 +28,7 @@ from cotenant.live.cluster.figures import Figures, page_of
 from cotenant.live.cluster.identity import Identity, read_identity, server_context
 from cotenant.live.cluster.places import BrainPlaces, brain_places
 from cotenant.live.cluster.register import Register
+from cotenant.live.cluster.witness import BrainWitness
 from cotenant.live.directory import Places, close_directory, make_directory, take_lock
 from cotenant.live.journal import FileJournal, Recovery
 from cotenant.live.loop import EventLoop
@@ -103,7 +104,7 @@ def open_brain(config: ClusterConfig, places: Places, log: NodeLog, *, accept_da
             shown = MetricsDoor(loop, clock, figures, lambda: page_of(look))
             opened.callback(shown.close)
             log.say(f"figures for Prometheus: {shown.address}")
-        loop.bind(ClusterHost(machine, door, journal))
+        loop.bind(ClusterHost(machine, door, journal, BrainWitness(_teller(config, log)).saw))
         loop.post(ClusterStarted(config.settings(), __version__, unix_ns()))
         # In good order, the next start reads one snapshot, whichever version it is.
         opened.callback(lambda: journal.begin_segment(clock.now(), machine.snapshot()))
@@ -119,6 +120,11 @@ def _take_directory(places: Places, opened: contextlib.ExitStack) -> BrainPlaces
     opened.callback(os.close, take_lock(own.lock, "a brain"))
     close_directory(own.folder, "directories.state")
     return own
+
+
+def _teller(config: ClusterConfig, log: NodeLog) -> Callable[[str], None]:
+    """Says what happened with its time, which a line of JSON has anyway."""
+    return log.say if config.log == "json" else lambda line: log.say(f"{time_of_day(unix_ns())} {line}")
 
 
 class _Credentials:
@@ -154,7 +160,7 @@ def _recover(own: BrainPlaces, say: Callable[[str], None], *, accept_damage: boo
     recovery = Recovery(own.journal, ClusterReader)
     machine = ClusterMachine()
     try:
-        replay(machine, recovery.turns())
+        recover_cluster(machine, recovery.turns())
     except (Divergence, InvariantError) as error:
         raise WorldError(
             f"the journal {own.journal} does not replay with version {__version__} ({error}): another version wrote it "

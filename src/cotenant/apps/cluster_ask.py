@@ -152,6 +152,20 @@ def jobs(identity: Identity, names: Sequence[str], user: str, *, also_over: bool
     return JobsShown(found, page.now_ns)
 
 
+def watch_jobs(look: Callable[[], JobsShown], say: Callable[[str], None]) -> Iterator[JobsShown]:
+    """A look every second, until stopped; a brain that is away is waited for."""
+    is_away = False
+    while True:
+        try:
+            yield look()
+            is_away = False
+        except BrainAwayError as error:
+            if not is_away:
+                say(f"{error}; waiting for it")
+            is_away = True
+        pause(_EVERY_S)
+
+
 class NodesShown(msgspec.Struct, frozen=True):
     """All pages of a list of nodes."""
 

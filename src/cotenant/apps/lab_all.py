@@ -89,7 +89,7 @@ def show_all(console: Console, report: Report) -> None:
         [one.lab, one.claim, one.ours, one.measured, one.does_not_show] for told in report.labs for one in told.claims
     ]
     columns = ["LAB", "CLAIM, AS PUBLISHED", "OUR FIGURE", "HOW MEASURED", "WHAT IT DOES NOT SHOW"]
-    console.print(table("what the papers claim, and what our labs find", columns, rows))
+    console.print(table("what the papers claim, and what our labs find", columns, rows, fold=True))
     console.print()
     for told in report.labs:
         missed = [target for target, met in told.met.items() if not met]

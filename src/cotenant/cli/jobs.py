@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 from pathlib import Path
 from typing import Any
@@ -132,7 +133,6 @@ def _jobs(options: argparse.Namespace) -> int:
 
     from cotenant.apps import cluster_ask as ask
     from cotenant.apps.show_cluster import jobs_json, jobs_table
-    from cotenant.live.clock import pause
 
     asker = identity(options)
 
@@ -147,14 +147,13 @@ def _jobs(options: argparse.Namespace) -> int:
         else:
             console.print(jobs_table(shown))
         return 0
-    if options.json:
-        while True:
-            print_json(jobs_json(look()))
-            pause(1.0)
-    with Live(console=console, auto_refresh=False) as live:
-        while True:
-            live.update(jobs_table(look()), refresh=True)
-            pause(1.0)
+    with contextlib.nullcontext() if options.json else Live(console=console, auto_refresh=False) as live:
+        for shown in ask.watch_jobs(look, say):
+            if live is None:
+                print_json(jobs_json(shown))
+            else:
+                live.update(jobs_table(shown), refresh=True)
+    return 0
 
 
 def _cancel(options: argparse.Namespace) -> int:

@@ -36,7 +36,8 @@ def add_commands(commands: Any) -> None:
     about = (
         "device: the software GPU's physics; timelines: what the hook measures of real ones, replayed; "
         "fikit: gap filling over many pairs of programs; muxflow-node: what sharing does to one node; "
-        "predictor-node: latencies, slowdowns and loads foretold; placement-node: ways to choose a GPU; "
+        "predictor-node: latencies, slowdowns and loads foretold; "
+        "predictor: speeds of a cluster's jobs foretold; placement-node: ways to choose a GPU; "
         "arkgpu: objectives kept and goodput in every way to share; "
         "dstack: many models served from one GPU in every way to share it; "
         "muri: a real cluster's past replayed under six policies; muxflow: a cluster before and after sharing; "
@@ -54,11 +55,13 @@ def add_commands(commands: Any) -> None:
     )
     about = (
         "device: which half is held out; fikit, muxflow-node: hosts; predictor-node: days made up; "
+        "predictor: programs made up; "
         "placement-node: mixes; arkgpu: hosts and arrivals; dstack: arrivals and noise; muxflow: loads (default 0)"
     )
     lab.add_argument("--seed", type=int, default=None, help=about)
     about = (
-        "fikit, muxflow-node, predictor-node, placement-node, arkgpu, dstack, muri, muxflow: fewer and shorter cases"
+        "fikit, muxflow-node, predictor-node, predictor, placement-node, arkgpu, dstack, muri, muxflow: "
+        "fewer and shorter cases"
     )
     lab.add_argument("--quick", action="store_true", default=None, help=about)
     about = "arkgpu: without the part with real processes"
@@ -67,6 +70,8 @@ def add_commands(commands: Any) -> None:
     lab.add_argument(
         "--replay", default=None, metavar="FILE", help="timelines: replays them (default examples/replay.py)"
     )
+    about = "predictor: write what was fitted to this file, like the package's own policy/predict/speed_parameters.json"
+    lab.add_argument("--parameters", default=None, metavar="FILE", help=about)
     about = "all: take LAB.json from here where it is, and keep there what is run"
     lab.add_argument("--reuse", default=None, metavar="DIR", help=about)
     lab.add_argument("--report", default=None, metavar="FILE", help="all: write it as an HTML page, too")
@@ -157,7 +162,7 @@ def _simulate_kernels(options: argparse.Namespace) -> int:
 
 def _lab(options: argparse.Namespace) -> int:
     run, refused = _LABS[options.name]
-    for flag in refused if options.name == "all" else (*refused, "reuse", "report"):
+    for flag in (*refused, *(flag for flag, lab in _OWN_FLAGS.items() if lab != options.name)):
         if (given := getattr(options, flag.replace("-", "_"))) is not None:
             raise ConfigError(f"--{flag}", given, f"means nothing to `lab {options.name}`: leave it out")
     return run(options)
@@ -190,6 +195,25 @@ def _lab_predictor(options: argparse.Namespace) -> int:
     if draw is not None:
         draw(report, evidence)
     _tell(options, report, show_predictor)
+    return 0 if all(report.met.values()) else 1
+
+
+def _lab_speed(options: argparse.Namespace) -> int:
+    from cotenant.apps.lab import data_directory
+    from cotenant.apps.lab_speed import keep_parameters, parameters_file, run_speed
+    from cotenant.apps.lab_speed_plots import plotter
+    from cotenant.apps.show_speed import show_speed
+
+    seed, draw = _seed(options), plotter(Path(options.plots)) if options.plots else None
+    directory = data_directory(options.data, os.environ)
+    kept = parameters_file(options.parameters) if options.parameters else None
+    report, evidence, parameters = run_speed(directory, seed, Console(stderr=True), say, quick=bool(options.quick))
+    if draw is not None:
+        draw(report, evidence)
+    if kept is not None:
+        keep_parameters(parameters, kept)
+        say(f"what was fitted is in {options.parameters}")
+    _tell(options, report, show_speed)
     return 0 if all(report.met.values()) else 1
 
 
@@ -350,6 +374,7 @@ _LABS: Final[dict[str, tuple[Callable[[argparse.Namespace], int], tuple[str, ...
     "fikit": (_lab_fikit, ("replay", "no-live")),
     "muxflow-node": (_lab_muxflow, ("replay", "live", "no-live")),
     "predictor-node": (_lab_predictor, ("replay", "live", "no-live")),
+    "predictor": (_lab_speed, ("replay", "live", "no-live")),
     "placement-node": (_lab_placement, ("plots", "replay", "live", "no-live")),
     "arkgpu": (_lab_arkgpu, ("replay", "live")),
     "dstack": (_lab_dstack, ("replay", "live", "no-live")),
@@ -358,6 +383,8 @@ _LABS: Final[dict[str, tuple[Callable[[argparse.Namespace], int], tuple[str, ...
     "muri": (_lab_muri, ("plots", "seed", "replay", "live", "no-live")),
 }
 """By name: what runs it, and the flags that mean nothing to it."""
+_OWN_FLAGS: Final = {"reuse": "all", "report": "all", "parameters": "predictor"}
+"""Those that one lab alone knows."""
 
 
 def _demo(options: argparse.Namespace) -> int:

@@ -111,6 +111,9 @@ class StopJob(Value, frozen=True, tag="stop-job"):
     node: str
     attempt: Attempt
     why: str
+    kept_on: str = ""
+    """Where the job goes on, if that is why it ends; on record for a brain that starts again."""
+    kept: tuple[int, ...] = ()
 
 
 class AckEnd(Value, frozen=True, tag="ack-end"):

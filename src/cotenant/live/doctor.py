@@ -58,6 +58,7 @@ def examine(places: Places) -> Iterator[Finding]:
         lambda: _mps(places),
         lambda: _driver(places),
         _hook,
+        lambda: _cluster(places),
     ]
     for look in looks:
         yield from look()
@@ -125,6 +126,13 @@ def _node(places: Places) -> Iterator[Finding]:
     if not roll.gpus:
         remedy = "it looks again when a tenant joins; else add a [[gpu]] table to its config, or use --gpu NAME=MEMORY"
         yield Finding(Level.NOTE, "the node knows no GPU, so memory and shares are not reserved", remedy)
+
+
+def _cluster(places: Places) -> Iterator[Finding]:
+    from cotenant.live.cluster.doctor import examine_brain, examine_node  # noqa: PLC0415  most have no cluster, nor TLS
+
+    for is_good, what, remedy in (*examine_brain(places), *examine_node(places)):
+        yield Finding(Level.GOOD if is_good else Level.NOTE, what, remedy)
 
 
 def _journal(places: Places) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ in rounds.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
 from cotenant.domain.cluster import ClusterCounts, JobState, JobTold, NodeView
@@ -65,6 +65,18 @@ class ClusterMachine(ClusterState):
         self.turn += 1
         actions: list[ClusterAction] = self._handlers[type(event)](event, now)
         return actions
+
+    def redo(self, event: ClusterEvent, recorded: Sequence[ClusterAction], *, now: Instant) -> list[ClusterAction]:
+        """Take in an event that is on record, deciding in rounds as was decided then.
+
+        So a brain goes on from its journal whatever a round would make of it today: predictions may come out another
+        way by a hair on other processors, and policies change with versions.
+        """
+        self.recorded = recorded
+        try:
+            return self.handle(event, now=now)
+        finally:
+            self.recorded = None
 
     def next_wakeup(self) -> Instant | None:
         """The next round, or the first instant at which somebody may have been silent for too long."""
@@ -174,11 +186,13 @@ class ClusterMachine(ClusterState):
         """Nobody could reach the brain while it was not there: every lease begins anew.
 
         A node holds to the lease that it was given, so one that is shorter from now on does not end before that.
+        Prices begin anew too: a brain that did again what is on record has none.
         """
         before, self.settings = self.settings, event.settings
         longer_ns = before.lease_ns + before.grace_ns - event.settings.lease_ns - event.settings.grace_ns
         for node in self.floor.nodes.values():
             node.heard = max(node.heard, now + max(0, longer_ns))
+        self.floor.forget_prices()
         self.roster.users.at = now
         self.lease_due = now + event.settings.lease_ns if self.floor.nodes else NEVER
         self.next_round = now + min(event.settings.round_ns, _FIRST_ROUND_NS)

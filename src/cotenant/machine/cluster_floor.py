@@ -8,6 +8,7 @@ one said costs a comparison for each GPU.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 from cotenant.domain.cluster import GpuCondition, GpuReport
@@ -82,8 +83,6 @@ class Floor:
         """Online tenants that jobs which are not over must not share a GPU with: by how many jobs."""
         self.is_stale = False
         """Who is alike must be found anew, before it counts."""
-        self.renewed = 0
-        """How often kinds got new numbers: what is kept by number is then void."""
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -106,9 +105,10 @@ class Floor:
         self.refresh(node)
         self.is_stale |= was_small != self.is_small
 
-    def leave(self, node: Node) -> None:
-        """A node goes for good."""
-        del self.nodes[node.name]
+    def leave(self, nodes: Iterable[Node]) -> None:
+        """Nodes go for good."""
+        for node in nodes:
+            del self.nodes[node.name]
         self._lay_out()
 
     def tell(self, node: Node, gpus: tuple[GpuReport, ...]) -> bool:
@@ -160,7 +160,7 @@ class Floor:
         """Before kinds count: find anew who is alike, if that changed, and forget kinds that are no more."""
         if self.is_stale:
             self.is_stale = False
-            self.prices = [0.0] * len(self.prices)
+            self.forget_prices()
             exact = self.is_small
             for node in self.ranked:
                 for index, report in enumerate(node.gpus):
@@ -201,7 +201,6 @@ class Floor:
         self.prices = [prices[old] for old in kept]
         self.kind_of = {kind: number for number, kind in enumerate(self.kinds)}
         self.kind = array("i", (number_of[old] for old in self.kind))
-        self.renewed += 1
 
     def _lay_out(self) -> None:
         """All anew: a node left, or has another number of GPUs."""
@@ -209,10 +208,14 @@ class Floor:
         self.nodes, self.ranked = {}, []
         self.kind, self.rank, self.open = array("i"), array("i"), bytearray()
         self.counts = [0] * len(self.kinds)
-        self.prices = [0.0] * len(self.kinds)
+        self.forget_prices()
         for node in nodes:
             self.join(node)
         self.is_stale = True
+
+    def forget_prices(self) -> None:
+        """The next round begins from nothing."""
+        self.prices = [0.0] * len(self.kinds)
 
     def priced(self) -> tuple[tuple[int, float], ...]:
         """The first GPU of each kind that has a price, and that; what is stale has none that counts."""

@@ -139,8 +139,8 @@ def _of_rows(state: ClusterState) -> list[tuple[str, object, object]]:
         ),
         (
             "kinds of jobs",
-            [roster.kinds[roster.kind[job.row]] for job in waiting],
-            [job_kind(job.spec, was_tried=job.attempt > 0) for job in waiting],
+            [(roster.kinds[roster.kind[job.row]], job.kind) for job in alive],
+            [(job_kind(job.spec, was_tried=job.attempt > 0), roster.kind[job.row]) for job in alive],
         ),
         ("users of rows", [roster.user_names[roster.user[j.row]] for j in alive], [job.spec.user for job in alive]),
     ]

@@ -194,7 +194,6 @@ class Roster:
         self.next_number = 0
         self.kinds: list[JobKind] = []
         self.kind_of: dict[JobKind, int] = {}
-        self.renewed = 0
         self._free_rows: list[int] = []
         self.at_row: list[Job | None] = []
         self.kind = array("i")
@@ -266,10 +265,9 @@ class Roster:
         if len(self.kinds) <= _KINDS_LIMIT or len(self.kinds) < 2 * len(self.at_row):
             return
         self.kinds, self.kind_of = [], {}
-        self.renewed += 1
         for job in self.at_row:
             if job is not None:
-                self._set_kind(job)
+                self.set_kind(job)
 
     @property
     def waiting(self) -> int:
@@ -281,11 +279,12 @@ class Roster:
         waits = job.state is JobState.WAITING
         self.waits[row] = waits
         if waits:
-            self._set_kind(job)
+            self.set_kind(job)
             self.after[row] = job.after
             self.since[row] = job.since
 
-    def _set_kind(self, job: Job) -> None:
+    def set_kind(self, job: Job) -> None:
+        """Which jobs it is like, now."""
         kind = job_kind(job.spec, was_tried=job.attempt > 0)
         number = self.kind_of.get(kind)
         if number is None:
@@ -313,7 +312,7 @@ class Roster:
             self.user.append(user)
             self.waits.append(0)
         job.row = row
-        self._set_kind(job)
+        self.set_kind(job)
 
     def _free_row(self, job: Job) -> None:
         self.waits[job.row] = 0

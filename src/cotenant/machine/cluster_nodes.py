@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from typing import Final
 
-from cotenant.domain.cluster import Attempt, AttemptReport, JobEnd, JobState
+from cotenant.domain.cluster import AttemptReport, JobEnd, JobState
 from cotenant.domain.clusters import AckEnd, ClusterAction, NodeDrained, NodeGone, NodeTold, StopJob
-from cotenant.domain.instant import NEVER, Instant
+from cotenant.domain.instant import NEVER, SECOND_NS, Instant
 from cotenant.domain.plan import Reason
 from cotenant.machine.cluster_floor import Node
 from cotenant.machine.cluster_jobs import Job
 from cotenant.machine.cluster_state import ClusterState
 
-_LOST_NUMBERS: Final = 1 << 32
-"""Attempts of which a brain can have lost the memory."""
+_FORGOTTEN_NS: Final = 24 * 3600 * SECOND_NS
+"""For so long a node that has nothing is remembered in its silence; one that is drained, until it leaves or speaks."""
+_NUMBERS_LOST: Final = 1 << 32
+"""More attempts than a brain can have given out and forgotten."""
 
 
 class Nodes:
@@ -59,10 +61,7 @@ class Nodes:
         actions: list[ClusterAction] = []
         for job in list(node.attempts.values()):
             actions += state.end(job, JobEnd.EVICTED, "its node left", now)
-        state.silent -= node.is_silent
-        state.floor.leave(node)
-        if not state.floor.nodes:
-            state.lease_due = NEVER
+        self._forget([node])
         return actions
 
     def drained(self, event: NodeDrained, now: Instant) -> list[ClusterAction]:
@@ -88,6 +87,7 @@ class Nodes:
         lease_ns, grace_ns = state.settings.lease_ns, state.settings.grace_ns
         actions: list[ClusterAction] = []
         state.lease_due = now + lease_ns
+        forgotten: list[Node] = []
         for node in state.floor.nodes.values():
             until = node.heard + lease_ns
             if now >= until and not node.is_silent:
@@ -98,8 +98,12 @@ class Nodes:
                     for job in list(node.attempts.values()):
                         actions += state.end(job, JobEnd.EVICTED, "its node was silent for too long", now)
                 if not node.attempts:
+                    if now >= until + _FORGOTTEN_NS and not node.busy and not node.is_drained:
+                        forgotten.append(node)
                     continue
             state.lease_due = min(state.lease_due, until)
+        if forgotten:
+            self._forget(forgotten)
         return actions
 
     # -- one node --------------------------------------------------------------------------------------------------
@@ -141,6 +145,13 @@ class Nodes:
         if state.floor.refresh(node):
             state.stirred(now)
 
+    def _forget(self, nodes: list[Node]) -> None:
+        state = self._state
+        state.silent -= sum(node.is_silent for node in nodes)
+        state.floor.leave(nodes)
+        if not state.floor.nodes:
+            state.lease_due = NEVER
+
     def _keep_nothing(self, node: Node) -> None:
         for job in {job.number: job for job in node.busy.values() if job.kept_on is node}.values():
             self._state.let_go(job)
@@ -165,9 +176,9 @@ class Nodes:
                     actions.append(AckEnd(node.name, report.attempt))
                     actions += state.end(job, report.end, report.detail, now)
                 elif not job.is_known:
-                    actions += self._found(job, node, report.attempt, now)
+                    actions += self._found(job, node, now)
                 elif job.stop:
-                    actions.append(StopJob(node.name, report.attempt, job.stop))
+                    actions.append(state.order_stop(job, node))
                 elif report.rate_ppm:
                     state.learn(job, node, report.rate_ppm)
         if missing:
@@ -176,19 +187,19 @@ class Nodes:
             self._set_strays(node, tuple(sorted(set(strays))), now)
         return actions
 
-    def _found(self, job: Job, node: Node, attempt: Attempt, now: Instant) -> list[ClusterAction]:
+    def _found(self, job: Job, node: Node, now: Instant) -> list[ClusterAction]:
         """An attempt is there of which that was not yet known."""
         job.is_known = True
         if job.stop:
-            return [StopJob(node.name, attempt, job.stop)]
+            return [self._state.order_stop(job, node)]
         self._state.roster.move(job, JobState.RUNNING, now)
         return []
 
     def _unwanted(self, node: Node, report: AttemptReport, strays: list[int]) -> ClusterAction:
         state = self._state
-        # One that was not given out yet is of a brain that has lost what it knew: it is never given out again. What no
-        # brain can have given out is passed over, or one node could use up the numbers of all.
-        if report.attempt.number < state.next_attempt + _LOST_NUMBERS:
+        # One that was not given out yet is of a brain that has lost what it knew: it is never given out again. A node
+        # that makes numbers up must not use them up.
+        if report.attempt.number < state.next_attempt + _NUMBERS_LOST:
             state.next_attempt = max(state.next_attempt, report.attempt.number + 1)
         if report.end is not None:
             return AckEnd(node.name, report.attempt)
@@ -205,7 +216,7 @@ class Nodes:
             if event.seen >= number:
                 actions += state.end(job, JobEnd.EVICTED, "its node does not know of it any more", now)
             elif job.stop:
-                actions.append(StopJob(node.name, Attempt(job.spec.name, number), job.stop))
+                actions.append(state.order_stop(job, node))
             else:
                 actions.append(state.order(job, node))
         return actions

@@ -5,12 +5,13 @@ Each part of the plan is committed or discarded: what no longer holds is left fo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
 from cotenant.domain.cluster import JobState
-from cotenant.domain.clusters import ClusterAction
+from cotenant.domain.clusters import Answer, ClusterAction, StartJob, StopJob
 from cotenant.domain.gpu import WHOLE_PPM
 from cotenant.domain.instant import Instant
 from cotenant.domain.use import TaskUse
@@ -49,8 +50,23 @@ def hold_round(machine: ClusterState, now: Instant) -> list[ClusterAction]:
     machine.floor.settle()
     machine.roster.settle()
     machine.roster.users.account(now)
+    if machine.recorded is not None:
+        return _hold_again(machine, machine.recorded, now)
     drawn = draw_round(machine, now)
     return [] if drawn is None else commit(machine, drawn, plan_round(machine, drawn), now)
+
+
+def _hold_again(machine: ClusterState, recorded: Sequence[ClusterAction], now: Instant) -> list[ClusterAction]:
+    """What was decided then, whatever would be decided now."""
+    jobs, nodes = machine.roster.jobs, machine.floor.nodes
+    actions: list[ClusterAction] = []
+    for action in recorded:
+        job = None if isinstance(action, Answer) else jobs.get(action.attempt.job)
+        if isinstance(action, StartJob) and job is not None and job.state is JobState.WAITING:
+            actions.append(machine.start(job, nodes[action.node], action.gpus, now))
+        elif isinstance(action, StopJob) and job is not None and action.kept_on and job.state is JobState.RUNNING:
+            actions += machine.move_away(job, nodes[action.kept_on], action.kept, now)
+    return actions
 
 
 def plan_round(machine: ClusterState, drawn: Drawn) -> Planned:
@@ -104,6 +120,7 @@ def draw_round(machine: ClusterState, now: Instant) -> Drawn | None:
         settings.switch_ppm / WHOLE_PPM,
         settings.moves_limit if running else 0,
         machine.rounds,
+        np.array([len(node.gpus) for node in floor.ranked], np.int32),
     )
     return Drawn(given, table, everybody, gpus, job_kinds, gpu_kinds)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from cotenant.domain.cluster import Attempt, ClusterSettings, JobEnd, JobState
@@ -44,6 +45,8 @@ class ClusterState:
         self.last_round: Instant = NEVER
         self.rounds = self.placed = self.discarded = self.moved = 0
         self.silent = 0
+        self.recorded: Sequence[ClusterAction] | None = None
+        """While it is done again what is on record: what was decided then."""
         self.lease_due: Instant = NEVER
         """Not after the first instant at which a lease, or what follows it, can run out; NEVER: there is none."""
 
@@ -63,6 +66,7 @@ class ClusterState:
         job.is_known, job.rate_ppm = False, 0
         self.seat(job, node)
         self.roster.move(job, JobState.STARTING, now)
+        self.roster.set_kind(job)
         for gpu in gpus:
             self.floor.open[node.base + gpu] = 0
         return self.order(job, node)
@@ -92,7 +96,12 @@ class ClusterState:
             return []
         if job.state is not JobState.STOPPING:
             self.roster.move(job, JobState.STOPPING, now)
-        return [StopJob(job.node.name, Attempt(job.spec.name, job.attempt), why)]
+        return [self.order_stop(job, job.node)]
+
+    def order_stop(self, job: Job, node: Node) -> StopJob:
+        """To end its present attempt."""
+        kept_on = "" if job.kept_on is None else job.kept_on.name
+        return StopJob(node.name, Attempt(job.spec.name, job.attempt), job.stop, kept_on, job.kept)
 
     def move_away(self, job: Job, node: Node, gpus: tuple[int, ...], now: Instant) -> list[ClusterAction]:
         """A job that runs ends where it is, and these GPUs are kept for it."""

@@ -14,7 +14,7 @@ from cotenant.machine.cluster_kinds import GpuKind, JobKind, UseKey, beside_of
 from cotenant.policy.predict.speed import SpeedPredictor
 from cotenant.policy.predict.speed_facts import Spot
 
-_CELLS_LIMIT: Final = 32 << 20
+_CELLS_LIMIT: Final = 8 << 20
 """Pairs of which is remembered what was foretold; beyond that all are forgotten."""
 _STEPS: Final = 4096
 """Worth is told apart in so many steps, so that it is the same however pairs were put together to be foretold."""

@@ -129,7 +129,7 @@ def server_groups(servers: Sequence[Measured]) -> list[Group]:
                 alone_ns = run.alone_ns[client.name]
                 asks = client.load.rate_per_s * alone_ns / 1e9
                 active = 1.0 if client.load.kind == "continuous" else min(0.999, asks)
-                uses.append(Use(duty=1.0, kernel_ns=alone_ns / _layers(client.model), active=active))
+                uses.append(Use(duty=1.0, kernel_ns=alone_ns / kernels_of(client.model), active=active))
             together = tuple(
                 server.together_ns[run.name, client.name] / run.alone_ns[client.name] for client in run.clients
             )
@@ -179,5 +179,6 @@ def instance_groups(profiles: Profiles) -> list[Group]:
     return found
 
 
-def _layers(model: str) -> float:
+def kernels_of(model: str) -> float:
+    """Of a request: as many as the published network has layers."""
     return float(next((count for name, count in LAYER_KERNELS.items() if model.startswith(name)), 100))

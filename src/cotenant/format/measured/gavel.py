@@ -55,6 +55,28 @@ def read_pairs(packed: bytes, where: str) -> Pairs:
     return Pairs(step_s, pairs)
 
 
+def read_oracle(packed: bytes, where: str) -> Pairs:
+    """The same kind of pairs from Gavel's other file (oracle_throughputs.json), which was measured by itself."""
+    try:
+        raw = msgspec.json.decode(gzip.decompress(packed), type=dict[str, dict[str, dict[str, float | list[float]]]])
+    except (OSError, EOFError, zlib.error, msgspec.DecodeError) as error:
+        raise ConfigError("file", str(error), f"is not the JSON that was published; {REMEDY}", where=where) from None
+    step_s: dict[tuple[str, str], float] = {}
+    pairs = []
+    for gpu, jobs in raw.items():
+        alone = {job: _speed(speeds.get("null", 0.0)) for job, speeds in jobs.items()}
+        step_s |= {(gpu, job): 1 / speed for job, speed in alone.items() if speed > 0}
+        for job, speeds in jobs.items():
+            for other, both in speeds.items():
+                if isinstance(both, list) and len(both) == 2 and min(*both, alone[job], alone.get(other, 0.0)) > 0:
+                    pairs.append(Pair(gpu, (job, other), (alone[job] / both[0], alone[other] / both[1])))
+    return Pairs(step_s, pairs)
+
+
+def _speed(value: float | list[float]) -> float:
+    return value if isinstance(value, float | int) else 0.0
+
+
 def _job(text: str) -> str:
     """The name of a job of one GPU; empty: it has more of them."""
     name, _, gpus = text.strip("()").rpartition(",")

@@ -19,6 +19,7 @@ from cotenant.format.cluster_wire import Role
 URI: Final = "cotenant"
 _BLOCK: Final = re.compile(r"-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\s]+-----END CERTIFICATE-----")
 _LARGEST_BYTES: Final = 64 << 10
+_NOT_NOW: Final = (9, 10)  # OpenSSL's X509_V_ERR_CERT_NOT_YET_VALID and X509_V_ERR_CERT_HAS_EXPIRED
 PROTOCOL: Final = "cotenant-cluster"
 
 
@@ -180,6 +181,8 @@ def why_not(error: OSError, unix_ns: int, identity: Identity | None = None) -> s
         return "the brain says that this certificate has expired; check both clocks, or join anew with a new token"
     if "UNKNOWN_CA" in reason:
         return "the brain does not know who signed this certificate; it is of another cluster, join this one anew"
+    if isinstance(error, ssl.SSLCertVerificationError) and error.verify_code in _NOT_NOW:
+        return f"the brain's certificate counts at another time ({error.verify_message}); check both clocks"
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the brain's certificate is not of this cluster ({error.verify_message}); check the address"
     if isinstance(error, ssl.SSLError):

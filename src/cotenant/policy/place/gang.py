@@ -2,7 +2,7 @@
 
 It moves as fast as its slowest GPU lets it. It takes the node where that, for all of its GPUs, less what single jobs
 would pay for them (the prices of the last round) is highest; of nodes alike, the one with the fewest GPUs left, so
-that others stay whole.
+that others stay whole. For who has waited for hours, a node is kept until enough of it is free.
 """
 
 from __future__ import annotations
@@ -15,21 +15,42 @@ from cotenant.policy.place.round import Array, Pairing, Round
 
 _PER_GPU_LEFT: Final = 1e-4
 """What a GPU that stays free on the node takes off, so that it decides between nodes that are alike only."""
+PATIENCE_NS: Final = 6 * 3_600_000_000_000
+_KEPT_NODES: Final = 50
+"""At most one node in so many is kept."""
 _PER_PRICE: Final = 1e-3
 """Of GPUs of a node that are nearly alike for it, it takes those that others want less."""
 
 
 def place_gangs(given: Round, jobs: Array, is_free: Array, price: Array) -> list[Pairing]:
     """In their order; `is_free` is changed."""
-    nodes = _Nodes(given, is_free, price) if len(jobs) else None
-    pairings = []
+    if not len(jobs):
+        return []
+    nodes = _Nodes(given, is_free, price)
+    pairings, without = [], []
     for job in jobs.tolist():
-        assert nodes is not None
         kind = int(given.jobs.kind[job])
         if gpus := nodes.take(kind):
             worth = float(given.worth[kind, given.gpus.kind[list(gpus)]].min())
             pairings.append(Pairing(job, gpus, worth))
+        elif given.jobs.waited_ns[job] >= PATIENCE_NS:
+            without.append(kind)
+    _keep_nodes(given, without, is_free)
     return pairings
+
+
+def _keep_nodes(given: Round, kinds: list[int], is_free: Array) -> None:
+    """What is free stays so, until enough of it is: of the nodes that could ever do, where most is free already."""
+    if given.sizes is None or not kinds:
+        return
+    most = max(1, len(given.sizes) // _KEPT_NODES)
+    for kind in kinds[:most]:
+        fits = is_free & (given.worth[kind][given.gpus.kind] > 0)
+        free = np.bincount(given.gpus.node[fits], minlength=len(given.sizes))
+        free[given.sizes < given.job_kinds.gpus[kind]] = 0
+        free[sorted(given.barred.get(kind, ()))] = 0
+        if free.max(initial=0) > 0:
+            is_free[given.gpus.node == free.argmax()] = False
 
 
 class _Nodes:

@@ -23,7 +23,7 @@ _FINER: Final = 4
 _TAKEN_BACK: Final = 4
 """Prices of a step were up to some steps too high: the next begins so many of them lower. By trial on random tables."""
 _FINEST: Final = 1e-6
-_PATIENCE: Final = 256
+_PATIENCE: Final = 64
 _KEPT_PATIENCE: Final = 16
 """Bids for each kind and unit, and with kept prices for each kind, before an auction is given up: prices that are all
 too high or too low are mended faster by beginning anew."""
@@ -110,21 +110,23 @@ def in_steps(problem: Problem, bound: Bound, gap: float, price: Array | None = N
     if top <= 0:
         return Matching(np.zeros((0, 3), np.int32), 0.0, 0.0, np.zeros(len(problem.room), np.float32), 0)
     kinds = len(problem.supply) + len(problem.room)
-    best: Matching | None = None
-    if price is not None:
-        limit = _KEPT_PATIENCE * kinds
-        best, finished = _auction(problem, np.array(price, np.float32), top * max(_KEPT_STEP, last), limit, bound)
-        if finished and (best.part >= 1 - gap or last >= _KEPT_STEP):
-            return best
-    prices, step = np.zeros(len(problem.room), np.float32), top * _FIRST_STEP
     units = min(int(problem.supply.sum(dtype=np.int64)), int(problem.room.sum(dtype=np.int64)))
+    prices, step, most = np.zeros(len(problem.room), np.float32), top * _FIRST_STEP, _PATIENCE * (kinds + units)
+    is_anew = price is None
+    if price is not None:
+        prices, step, most = np.array(price, np.float32), top * _KEPT_STEP, _KEPT_PATIENCE * kinds
+    best: Matching | None = None
     while True:
-        found, finished = _auction(problem, prices, step, _PATIENCE * (kinds + units), bound)
+        found, finished = _auction(problem, prices, step, most, bound)
         best = found if best is None else _better(best, found)
-        if not finished or best.part >= 1 - gap or step <= top * last:
+        if best.part >= 1 - gap or (finished and step <= top * last) or (is_anew and not finished):
             return best
-        prices = np.maximum(prices - _TAKEN_BACK * step, 0).astype(np.float32)
-        step /= _FINER
+        if finished:
+            prices = np.maximum(prices - _TAKEN_BACK * step, 0).astype(np.float32)
+            step /= _FINER
+        else:
+            is_anew = True
+            prices, step, most = np.zeros_like(prices), top * _FIRST_STEP, _PATIENCE * (kinds + units)
 
 
 def _better(one: Matching, other: Matching) -> Matching:

@@ -84,6 +84,8 @@ class Round(NamedTuple):
     """The most of them in this round."""
     seed: int = 0
     """For those who draw lots."""
+    sizes: Array | None = None
+    """int32: by number of node, GPUs that it has in all; None: not known, so that none is kept for who needs many."""
 
 
 class Pairing(NamedTuple):

@@ -16,7 +16,9 @@ import numpy as np
 
 from cotenant.domain.cluster import OnlineUse
 from cotenant.domain.use import TaskUse
-from cotenant.policy.predict.speed_facts import Spot, gpu_side, job_side, pair_facts
+from cotenant.policy.predict.speed_facts import GpuSide, JobSide, Spot, gpu_side, job_side, pair_facts
+from cotenant.policy.predict.speed_model import answers, features, rule
+from cotenant.policy.predict.speed_parameters import Parameters, WayParameters, kept_parameters
 
 LEARNED_LIMIT: Final = 20_000
 """Profiles, and profiles in some company, of which something is remembered; those not heard of for longest go first."""
@@ -28,11 +30,22 @@ _MOST_SHIFT: Final = 3.0
 """In logarithms: what was seen can make an answer twenty times as large or small, and no more."""
 _LEAST_SPEED: Final = 0.005
 _PPM: Final = 1_000_000
-_DOUBT: Final = 0.25
-_LEAST_DOUBT: Final = 0.05
-_DOUBT_UNKNOWN: Final = 1.0
+_UNKNOWN: Final = 2.0
+"""How many times as unsure answers are where nothing is known of the job or of an online tenant."""
 _SURER: Final = 0.4
 """Of the first doubt, what is left once much was seen."""
+_LEAST_SIZE: Final = 0.05
+_CELLS: Final = 1 << 13
+"""So many pairs at a time stay in a processor's cache."""
+_WHOLE: Final = 1_000_000
+WORST: Final = tuple(
+    TaskUse(_WHOLE, ((width, _WHOLE),), memory_ppm, kernel_ns, kernel_ns, 20 * kernel_ns, 20 * kernel_ns, _WHOLE)
+    for width in (_WHOLE // 2, _WHOLE)
+    for memory_ppm in (0, _WHOLE)
+    for kernel_ns in (10_000, 200_000, 2_000_000)
+)
+"""What a job of which nothing is known may turn out to be: it is taken for whichever does worst, and whichever harms
+most, on each GPU."""
 
 
 class Speeds(NamedTuple):
@@ -51,29 +64,57 @@ class Speeds(NamedTuple):
 class _Seen(NamedTuple):
     times: int
     shift: float
+    """Mean of the errors, in logarithms, later ones counting for more."""
 
 
 class SpeedPredictor:
     """Answers, and what was learned from speeds that were seen. Small, without a clock or dice."""
 
-    def __init__(self, learned: Iterable[tuple[str, str, int, int]] = ()) -> None:
-        """`learned`: what `learned()` of an earlier one gave."""
+    def __init__(
+        self,
+        learned: Iterable[tuple[str, str, int, int]] = (),
+        way: str = "space",
+        parameters: Parameters | None = None,
+    ) -> None:
+        """`learned`: what `learned()` of an earlier one gave. `way`: how GPUs are shared, one of the parameters'."""
         self._seen = {(profile, beside): _Seen(times, shift / _PPM) for profile, beside, times, shift in learned}
+        self._way = (parameters or kept_parameters()).ways[way]
+        self._sliced = way == "time"
 
     def worth(self, jobs: Sequence[TaskUse | None], gpus: Sequence[Spot]) -> Speeds:
         """Before anything is learned; None: a job of which nothing is known, for which the worst is assumed."""
-        offline, online = job_side(jobs), gpu_side(gpus)
+        found = Speeds(*(np.empty((len(jobs), len(gpus)), dtype=np.float32) for _ in Speeds._fields))
+        known = [row for row, one in enumerate(jobs) if one is not None]
+        panel = WORST if len(known) < len(jobs) else ()
+        offline = job_side([*(jobs[row] for row in known), *panel])
+        online = gpu_side(gpus)
+        width = max(1, _CELLS // max(len(known) + len(panel), 1))
+        for first in range(0, len(gpus), width):
+            some = slice(first, first + width)
+            speed, slowdown = self._logs(offline, GpuSide(*(one[some] for one in online)))
+            blurred = np.where(online.is_known[some] > 0, 1.0, _UNKNOWN)[None, :]
+            self._fill(found, known, some, (speed[: len(known)], slowdown[: len(known)], blurred))
+            if panel:
+                unknown = [row for row, one in enumerate(jobs) if one is None]
+                worst = (
+                    speed[len(known) :].min(axis=0, keepdims=True),
+                    slowdown[len(known) :].max(axis=0, keepdims=True),
+                    np.full_like(blurred, _UNKNOWN),
+                )
+                self._fill(found, unknown, some, worst)
+        return found
+
+    def _logs(self, offline: JobSide, online: GpuSide) -> tuple[Any, Any]:
         facts = pair_facts(offline, online)
-        duty = offline.duty[:, None]
-        stretch = facts.stretched * (1 + facts.crowded + facts.starved)
-        point = 1 / (1 - duty + duty * stretch)
-        slowdown = 1 + online.duty[None, :] * (facts.crowding + facts.starved)
-        slowdown = np.where(online.presence[None, :] > 0, slowdown, 1.0)
-        is_sure = offline.is_known[:, None] & (online.is_known[None, :] > 0)
-        doubt = np.where(is_sure, _LEAST_DOUBT + _DOUBT * (1 - point), _DOUBT_UNKNOWN)
-        high = 1 + (slowdown - 1) * np.exp(np.where(is_sure, 2 * _DOUBT, _DOUBT_UNKNOWN))
-        found = (np.maximum(point, _LEAST_SPEED), np.maximum(point * np.exp(-doubt), _LEAST_SPEED), slowdown, high)
-        return Speeds(*(np.ascontiguousarray(one, dtype=np.float32) for one in found))
+        tables = features(offline, online, facts, rule(offline, online, facts, sliced=self._sliced))
+        both = answers(self._way.model, tables.reshape(len(tables), -1).T).reshape(*tables.shape[1:], 2)
+        alone = online.presence[None, :] <= 0
+        return both[:, :, 0], np.where(alone, 0.0, both[:, :, 1])
+
+    def _fill(self, found: Speeds, rows: Sequence[int], columns: slice, told: tuple[Any, Any, Any]) -> None:
+        where = (np.array(rows, dtype=np.intp)[:, None], np.arange(found.point.shape[1])[None, columns])
+        for table, one in zip(found, speeds_of(self._way, *told), strict=True):
+            table[where] = one
 
     def learn(self, profile: str, beside: str, foretold: float, seen: float) -> None:
         """A job of this profile went at this speed in this company, where `worth` gave the point `foretold`.
@@ -83,35 +124,21 @@ class SpeedPredictor:
         if foretold <= 0 or seen <= 0:
             return
         error = _within(math.log(max(seen, _LEAST_SPEED) / max(foretold, _LEAST_SPEED)))
-        whole = self._take(profile, "", error)
+        self._take(profile, "", error)
         if beside:
-            self._take(profile, beside, error - whole)
+            self._take(profile, beside, error)
         while len(self._seen) > LEARNED_LIMIT:
             del self._seen[next(iter(self._seen))]
 
     def corrected(self, raw: Speeds, profiles: Sequence[str], besides: Sequence[str]) -> Speeds:
-        """With what was learned: a row for each profile."""
+        """With what was learned: a row for each profile, a column for each company.
+
+        What was foretold counts for something still, so that a correction never goes beyond what was seen; of a company
+        that is new to the profile, what was seen of the profile elsewhere is what is known.
+        """
         if not self._seen:
             return raw
-        shift = np.zeros(raw.point.shape, dtype=np.float32)
-        times = np.zeros(raw.point.shape, dtype=np.float32)
-        columns: dict[str, list[int]] = {}
-        for column, beside in enumerate(besides):
-            columns.setdefault(beside, []).append(column)
-        rows: dict[str, list[int]] = {}
-        for row, profile in enumerate(profiles):
-            rows.setdefault(profile, []).append(row)
-        for (profile, beside), seen in self._seen.items():
-            mine = rows.get(profile)
-            if mine is None:
-                continue
-            if not beside:
-                shift[mine] += seen.shift
-                times[mine] += seen.times
-            elif beside in columns:
-                where = np.ix_(mine, columns[beside])
-                shift[where] += seen.shift
-                times[where] += seen.times
+        shift, times = self._by_what_was_seen(profiles, besides)
         left = _SURER + (1 - _SURER) / np.sqrt(1 + times / _PATIENCE)
         point = np.clip(raw.point * np.exp(shift), _LEAST_SPEED, 1.0)
         low = np.maximum(point * (raw.low / raw.point) ** left, _LEAST_SPEED)
@@ -119,16 +146,32 @@ class SpeedPredictor:
 
     def shifts(self, profiles: Sequence[str], besides: Sequence[str]) -> Any:
         """Logarithms by which points are off, as far as was learned: a row for each profile."""
-        if not self._seen:
-            return np.zeros((len(profiles), len(besides)), dtype=np.float32)
-        place: dict[str, int] = {}
-        columns = [place.setdefault(beside, len(place)) for beside in besides]
-        seen, nothing = self._seen, _Seen(0, 0.0)
-        rows = [[seen.get((profile, beside), nothing).shift for beside in place] for profile in profiles]
-        table = np.array(rows, dtype=np.float32).reshape(len(profiles), len(place))
-        named = np.array([beside != "" for beside in place], dtype=bool)
-        whole = np.array([seen.get((profile, ""), nothing).shift for profile in profiles], dtype=np.float32)
-        return (whole[:, None] + np.where(named, table, 0))[:, columns]
+        return self._by_what_was_seen(profiles, besides)[0]
+
+    def _by_what_was_seen(self, profiles: Sequence[str], besides: Sequence[str]) -> tuple[Any, Any]:
+        """By how much points are off, and how often that was seen: a row for each profile, a column for each company.
+
+        Filled in for distinct names, from what was seen rather than from what is asked for: the one is bounded.
+        """
+        rows: dict[str, int] = {}
+        columns: dict[str, int] = {}
+        row = [rows.setdefault(profile, len(rows)) for profile in profiles]
+        column = [columns.setdefault(beside, len(columns)) for beside in besides]
+        shift = np.zeros((len(rows), len(columns)), dtype=np.float32)
+        times = np.zeros((len(rows), len(columns)), dtype=np.float32)
+        whole = {profile: self._seen[profile, ""] for profile in rows if (profile, "") in self._seen}
+        for profile, seen in whole.items():
+            shift[rows[profile]], times[rows[profile]] = _towards(0.0, seen), seen.times
+        where = [
+            (rows[profile], columns[beside], _towards(_towards(0.0, whole.get(profile, seen)), seen), seen.times)
+            for (profile, beside), seen in self._seen.items()
+            if beside and beside in columns and profile in rows
+        ]
+        if where:
+            down, across, shifted, often = (list(one) for one in zip(*where, strict=True))
+            shift[down, across] = shifted
+            times[down, across] += often
+        return shift[row][:, column], times[row][:, column]
 
     def learned(self) -> tuple[tuple[str, str, int, int], ...]:
         """All that is remembered, those heard of last at the end."""
@@ -136,18 +179,34 @@ class SpeedPredictor:
             (profile, beside, seen.times, round(seen.shift * _PPM)) for (profile, beside), seen in self._seen.items()
         )
 
-    def _take(self, profile: str, beside: str, error: float) -> float:
-        key = (profile, beside)
-        before = self._seen.pop(key, _Seen(0, 0.0))
+    def _take(self, profile: str, beside: str, error: float) -> None:
+        before = self._seen.pop((profile, beside), _Seen(0, 0.0))
         times = min(before.times + 1, _FORGETS)
-        shift = _within(before.shift + (error - before.shift) / (times + _PATIENCE))
-        self._seen[key] = _Seen(times, round(shift * _PPM) / _PPM)
-        return shift
+        self._seen[profile, beside] = _Seen(times, round(before.shift + (error - before.shift) / times, 6))
+
+
+def speeds_of(way: WayParameters, speed: Any, slowdown: Any, blurred: Any = 1.0) -> Speeds:
+    """What a model's answers in logarithms mean, where it is so many times as unsure as usual."""
+    of_speed, of_slowdown = way.doubt
+    low = speed - blurred * of_speed * size_of(-speed)
+    high = slowdown + blurred * of_slowdown * np.where(slowdown > 0, size_of(slowdown), 0.0)
+    least = np.maximum(np.exp(low), _LEAST_SPEED)
+    return Speeds(np.maximum(np.exp(speed), _LEAST_SPEED), least, np.exp(slowdown), np.exp(high))
+
+
+def size_of(slower: Any) -> Any:
+    """How much slowing there is to be wrong about, by the logarithm of it: 0.05 for none, 1.05 for a lot."""
+    return 1 - np.exp(-slower) + _LEAST_SIZE
 
 
 def beside_of(online: Sequence[OnlineUse]) -> str:
     """The company by the names of its services, in whatever order."""
     return "+".join(sorted(one.name for one in online))
+
+
+def _towards(shift: float, seen: _Seen) -> float:
+    """From what was believed before to what was seen, by how often."""
+    return (_PATIENCE * shift + seen.times * seen.shift) / (_PATIENCE + seen.times)
 
 
 def _within(shift: float) -> float:

@@ -64,7 +64,7 @@ def use_of(profile: Profile, sms: int, *, is_online: bool) -> TaskUse | None:
     bound_ns = sum(timing.expected_ns for timing in timed if timing.memory_bound)
     return TaskUse(
         duty_ppm=_ppm(profile.busy_ns / own_ns),
-        widths=_few(kernels.widths(profile, sms)) if sms else (),
+        widths=few_widths(kernels.widths(profile, sms)) if sms else (),
         memory_ppm=_ppm(bound_ns / device_ns),
         kernel_ns=round(device_ns / launches),
         longest_ns=round(max(usual)),
@@ -114,7 +114,7 @@ def _pauses(profile: Profile, rounds: int) -> float:
     return pauses_ns / whole_ns if whole_ns else 0.0
 
 
-def _few(widths: tuple[tuple[float, float], ...]) -> tuple[tuple[int, int], ...]:
+def few_widths(widths: tuple[tuple[float, float], ...]) -> tuple[tuple[int, int], ...]:
     """As many as are told apart: those that are near each other become one, as wide as they are in the mean."""
     bins: dict[int, tuple[float, float]] = {}
     for width, part in widths:

@@ -1,0 +1,49 @@
+"""How does the lab's judgement of foretold speeds look drawn? SVG files and a page that shows them."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cotenant.apps.lab_plots import drawing, figures_page, save
+from cotenant.experiment.lab.speed import Evidence, Report
+
+_BELIEF, _MEASURED = "#1f6fb4", "#444444"
+
+
+def plotter(directory: Path) -> Callable[[Report, Evidence], None]:
+    """What draws into this directory; ConfigError now, rather than after the work, where it cannot be done."""
+    begin = drawing(directory)
+
+    def draw(report: Report, evidence: Evidence) -> None:
+        with begin() as pyplot:
+            captions = {"speeds.svg": _draw_speeds(pyplot, directory / "speeds.svg", evidence)}
+        rows = "".join(
+            f"<tr><td>{html.escape(one.name)}<td>{one.of}<td>{one.kept.n:,}<td>{one.kept.median:.1%}"
+            f"<td>{one.kept.p90:.1%}<td>{one.within:.1%}</tr>"
+            for one in report.judged
+        )
+        head = "<tr><th>measured by<th>of<th>cases<th>median error<th>p90<th>within the bound of 95 %</tr>"
+        said = f"cotenant lab predictor, seed {report.seed}, {report.kept}"
+        page = figures_page("Foretold speeds against measurements", said, head, rows, captions)
+        (directory / "index.html").write_text(page, encoding="utf-8")
+
+    return draw
+
+
+def _draw_speeds(pyplot: Any, path: Path, evidence: Evidence) -> str:
+    figure, axes = pyplot.subplots(1, len(evidence.shown), figsize=(4.6 * len(evidence.shown), 4.6), squeeze=False)
+    for axis, (name, points) in zip(axes[0], evidence.shown.items(), strict=True):
+        axis.plot([seen for _, seen in points], [told for told, _ in points], ".", color=_BELIEF, alpha=0.3)
+        axis.plot([0, 1], [0, 1], color=_MEASURED, lw=1)
+        axis.set_xlim(0, 1.02)
+        axis.set_ylim(0, 1.02)
+        axis.set_title(name)
+        axis.set_xlabel("measured speed, of that alone")
+    axes[0][0].set_ylabel("foretold")
+    save(pyplot, figure, path)
+    return (
+        "Speed beside others over speed alone: foretold from what was known of each alone, against what was measured."
+    )

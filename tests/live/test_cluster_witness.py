@@ -1,0 +1,61 @@
+"""Does the brain's log say what was wanted and what became of it, once, and nothing of mere reports?"""
+
+from cotenant.domain.cluster import Attempt, AttemptReport, JobEnd, Quota
+from cotenant.domain.clusters import (
+    AckEnd,
+    Answer,
+    ClusterAction,
+    ClusterEvent,
+    ClusterWoke,
+    JobCancelled,
+    JobSubmitted,
+    NodeDrained,
+    NodeGone,
+    NodeTold,
+    QuotaSet,
+    StartJob,
+    StopJob,
+)
+from cotenant.domain.plan import Reason, Reject
+from cotenant.live.cluster.witness import BrainWitness
+from tests.live.brains import job, report
+
+ATTEMPT = Attempt("j1", 3)
+START = StartJob("n1", ATTEMPT, (0, 1), 500_000, job("j1"))
+STOP = StopJob("n1", ATTEMPT, "cancelled")
+REFUSED = Answer(1, Reject(Reason.UNKNOWN_JOB, "no job is called 'j9'"))
+
+
+def test_each_thing_has_its_line() -> None:
+    said: list[str] = []
+    witness = BrainWitness(said.append)
+    ended = AttemptReport(ATTEMPT, (0, 1), end=JobEnd.DONE, detail="exit 0")
+    turns: list[tuple[ClusterEvent, list[ClusterAction]]] = [
+        (JobSubmitted(job("j1"), 1), [Answer(1)]),
+        (JobSubmitted(job("j9"), 1), [REFUSED]),
+        (report("n1"), []),
+        (ClusterWoke(), [START]),
+        (report("n1"), [START]),  # said again, since the node did not know it
+        (JobCancelled("j1"), [STOP]),
+        (JobCancelled("j9", 1), [REFUSED]),
+        (report("n1"), [STOP]),
+        (NodeTold("n1", 1, (), (ended,)), [AckEnd("n1", ATTEMPT)]),
+        (NodeDrained("n1", on=True), []),
+        (NodeDrained("n1", on=False), []),
+        (QuotaSet(Quota("anna", 2)), []),
+        (NodeGone("n1"), []),
+    ]
+    for event, actions in turns:
+        witness.saw(0, event, actions)
+    assert said == [
+        "anna submitted j1",
+        "anna submitted j9: refused, no job is called 'j9'",
+        "attempt 3 at j1 starts on n1, GPU 0, 1",
+        "j1 was cancelled",
+        "attempt 3 at j1 on n1 is to end: cancelled",
+        "attempt 3 at j1 on n1 is done (exit 0)",
+        "node n1 is drained",
+        "node n1 takes jobs again",
+        "anna may hold 2 GPUs at once, weight 1",
+        "node n1 left",
+    ]
