@@ -3,7 +3,6 @@
 import socket
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -54,10 +53,15 @@ class Node:
         self.loop.close()
 
 
-@pytest.fixture
-def brain(monkeypatch: pytest.MonkeyPatch) -> Iterator[Brains]:
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits long between two tries."""
     monkeypatch.setattr(link_room, "FIRST_WAIT_NS", 1_000_000)
     monkeypatch.setattr(link_room, "LONGEST_WAIT_NS", 20_000_000)
+
+
+@pytest.fixture
+def brain() -> Iterator[Brains]:
     with Brains() as made:
         yield made
 
@@ -84,9 +88,8 @@ def test_reports_arrive_orders_come_and_a_lease_is_held(brain: Brains) -> None:
         node.close()
 
 
-def test_a_brain_that_was_away_is_found_again(brain: Brains, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_brain_that_was_away_is_found_again() -> None:
     before = descriptors()
-    home = Path(brain.home)
     first = Brains()
     port = int(first.address.rpartition(":")[2])
     node = Node(first.joined("n1"))
@@ -105,19 +108,21 @@ def test_a_brain_that_was_away_is_found_again(brain: Brains, monkeypatch: pytest
             second.close()
     finally:
         node.close()
-    assert home.exists()
     assert descriptors() == before
 
 
-def test_of_several_addresses_each_is_tried(brain: Brains, monkeypatch: pytest.MonkeyPatch) -> None:
-    host, _, port = brain.address.rpartition(":")
-    nobody = (socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", 1))
-    there = (socket.AF_INET, socket.SOCK_STREAM, 0, "", (host, int(port)))
-    identity = brain.joined("n1")
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [nobody, there])
+def test_of_several_addresses_of_a_name_the_one_that_leads_there_is_found(
+    brain: Brains, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    port = int(brain.address.rpartition(":")[2])
+    kind = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
+    addresses = [(*kind, ("127.0.0.1", 1)), (*kind, ("127.0.0.1", port))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: addresses)
+    identity = brain.identity(Role.NODE, "n1")
     node = Node(identity)
     try:
         until(lambda: node.link.leased_until is not None)
+        assert len(node.said) == 2  # that the first leads nowhere, and that the second does
     finally:
         node.close()
 

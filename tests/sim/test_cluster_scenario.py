@@ -134,7 +134,9 @@ def test_the_command_prints_a_table_and_json_and_refuses_what_means_nothing(tmp_
     world = tmp_path / "w.toml"
     world.write_text(JOBS)
     command: list[str | Path] = [sys.executable, "-m", "cotenant", "simulate", world]
-    told = json.loads(run_or_fail([*command, "--json"], ROOT))
+    said = run_or_fail([*command, "--json"], ROOT)
+    assert "w: 1.0 of 1.0 h" in said  # how far it is, on stderr
+    told = json.loads(said[said.index("{") :])
     assert told["jobs"]["done"]
     assert told["problems"] == []
     refused = run([*command, "--journal", "x"], ROOT)

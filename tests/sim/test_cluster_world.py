@@ -17,8 +17,10 @@ from cotenant.domain.instant import SECOND_NS, Instant
 from cotenant.experiment.cluster import Played, audit, play_cluster
 from cotenant.format.scenario_cluster import ClusterScenario, decode_cluster
 from cotenant.machine.cluster import ClusterMachine
+from cotenant.policy.place.rounds import ROUNDS
 from cotenant.sim.cluster_jobs import BrokenPromiseError, Fate
 from cotenant.sim.cluster_load import DAY_NS, OnlineLoad
+from cotenant.sim.physics.colocated import WAYS
 from tests.effort import examples
 from tests.tool import ROOT, run_or_fail
 
@@ -152,7 +154,7 @@ def test_no_hash_decides_anything(tmp_path: Path) -> None:
     command: list[str | Path] = [sys.executable, "-m", "cotenant", "simulate", world, "--json"]
     told = [run_or_fail(command, ROOT, env={**os.environ, "PYTHONHASHSEED": seed}) for seed in ("0", "4711")]
     assert told[0] == told[1]
-    assert msgspec.json.decode(told[0])["decisions"]
+    assert msgspec.json.decode(told[0][told[0].index("{") :])["decisions"]
 
 
 class Twice(ClusterMachine):
@@ -211,3 +213,27 @@ def test_reports_are_shared_by_gpus_in_the_same_state() -> None:
     fleet.changed()
     _, changed = fleet.changed()
     assert not len(changed)
+
+
+@pytest.mark.parametrize("place", ROUNDS)
+def test_every_policy_gets_all_jobs_done(place: str) -> None:
+    some = CALM + f'[online]\ngpus = "50%"\n[cluster]\nplace = "{place}"\n'
+    outcome = played(some).outcome
+    assert outcome.problems == []
+    assert outcome.jobs == {"done": 12}
+    assert outcome.way == ROUNDS[place].way
+    if outcome.way == "none":
+        assert outcome.online_slowdown_p99 == 1.0
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_nodes_offer_follows_the_way_to_share(way: str) -> None:
+    found = played(CALM.replace("seed = 3", f'seed = 3\nway = "{way}"'))
+    fleet = found.world.fleet
+    offers = {fleet.report(code).offer_ppm for code in fleet.changed()[0]}
+    if way == "space":
+        assert offers
+        assert 0 not in offers or len(offers) > 1
+    else:
+        assert offers == ({0} if way == "none" else {1_000_000})
+    assert found.outcome.problems == []

@@ -76,7 +76,7 @@ def test_a_training_on_a_part_is_as_fast_as_was_measured_there() -> None:
 
 
 def test_without_parts_a_service_waits_for_kernels_about_as_long_as_was_measured() -> None:
-    """Orion measured ResNet-50 (4 images) beside the training of ResNet-50 (32) under MPS: p50 64 ms; its kernels take 6.5.
+    """Orion measured ResNet-50 (4 images) beside its training (32) under MPS: p50 64 ms, its kernels take 6.5.
 
     Here beside each other are what comes nearest to them: many times as slow, where a part of the SMs costs little.
     """

@@ -11,7 +11,7 @@ from cotenant.format.quantity import round_size
 
 def show_cluster_bench(console: Console, report: ClusterBench) -> None:
     """A row for each size, then what is asked of the largest."""
-    columns = ("GPUS", "JOBS", "REPORTS", "STARTED", "SECONDS", "PEAK", "ROUNDS", "ROUND P50", "P99", "MAX")
+    columns = ("GPUS", "JOBS", "REPORTS", "STARTED", "SECONDS", "CPU", "PEAK", "ROUNDS", "ROUND P50", "P99", "MAX")
     rows = [
         (
             f"{size.gpus:,}",
@@ -19,6 +19,7 @@ def show_cluster_bench(console: Console, report: ClusterBench) -> None:
             f"{size.reports:,}",
             f"{size.started:,}",
             f"{size.seconds:.1f}",
+            f"{size.cpu_seconds:.1f} s",
             round_size(size.peak_bytes),
             f"{size.rounds}",
             f"{size.round_ms_p50:.1f} ms",

@@ -46,6 +46,8 @@ class ClusterSize(msgspec.Struct, frozen=True, kw_only=True):
     hours: float
     seconds: float
     """For all of it: the world made, played and added up."""
+    cpu_seconds: float
+    """Of the processors; where the machine has others to serve, less than `seconds`."""
     peak_bytes: int
     rounds: int
     round_ms_p50: float
@@ -151,12 +153,14 @@ def measure(gpus: int, hours: int, seed: int, progress: Progress | None = None) 
         raise WorldError(f"the bench's books do not balance: {outcome.problems[0]}; report this")
     p50, p99 = np.quantile(machine.rounds_ms, [0.5, 0.99]).tolist()
     book = played.world.book
+    used = resource.getrusage(resource.RUSAGE_SELF)
     return ClusterSize(
         gpus=outcome.gpus,
         jobs=len(book.specs),
         hours=outcome.hours,
         seconds=seconds,
-        peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        cpu_seconds=used.ru_utime + used.ru_stime,
+        peak_bytes=used.ru_maxrss * 1024,
         rounds=len(machine.rounds_ms),
         round_ms_p50=p50,
         round_ms_p99=p99,

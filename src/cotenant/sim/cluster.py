@@ -85,7 +85,6 @@ class ClusterWorld:
         self._now: Together | None = None
         self._alone: Together | None = None
         self.refused = 0
-        self.gpu_evictions = 0
 
     # -- time ---------------------------------------------------------------------------------------------------------
 
@@ -97,7 +96,6 @@ class ClusterWorld:
         self._stale = True
         over = np.unique(self.job[(self.fleet.condition == OVERLIMIT) & (self.job != NOBODY)])
         for job in over.tolist():
-            self.gpu_evictions += 1
             self.end(job, JobEnd.EVICTED, now, "online work needs the GPU", is_told=True)
         self._refresh()
         self._report(now)

@@ -111,7 +111,7 @@ class BrainLink:
         try:
             host, port = split_address(self._identity.brain, "brain")
             found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            # Of several addresses the brain may listen at one only: each is tried in its turn.
+            # A name may have several addresses, of which not all lead there: each try takes the next.
             family, kind, protocol, _, address = found[self._failures % len(found)]
             connecting = socket.socket(family, kind | socket.SOCK_CLOEXEC, protocol)
         except (OSError, CotenantError) as error:

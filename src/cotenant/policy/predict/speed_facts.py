@@ -103,12 +103,12 @@ def gpu_side(spots: Sequence[Spot]) -> GpuSide:
     """Each by what its online tenants do alone; that they slow each other is for the model to know."""
     rows = [_spot(spot) for spot in spots]
     columns = list(zip(*rows, strict=True)) if rows else [() for _ in GpuSide._fields[:-1]]
-    found = [np.array(column, dtype=np.float64) for column in columns]
+    found: list[Any] = [np.array(column, dtype=np.float64) for column in columns]
     place = {name: number for number, name in enumerate(GpuSide._fields)}
     for name, width in (("held", len(ASKED)), ("own", STEPS + 1)):
         found[place[name]] = found[place[name]].reshape(len(rows), width)
     share, held, own = (found[place[name]] for name in ("share", "held", "own"))
-    return GpuSide(*found, _by_width(share, held, own))
+    return GpuSide._make([*found, _by_width(share, held, own)])
 
 
 def _by_width(shares: Any, held: Any, own: Any) -> Any:
