@@ -29,7 +29,7 @@ from cotenant.live.cluster.agent import Agent, Site, next_epoch
 from cotenant.live.cluster.attempts import Attempts
 from cotenant.live.cluster.launch import Launch, tenant_name
 from cotenant.live.cluster.offers import Offers, seen_use, type_of
-from cotenant.live.cluster.record import End, Keeper, Record, read_lease
+from cotenant.live.cluster.record import MARK, End, Keeper, Record, read_lease
 
 GIB = 1 << 30
 GPUS = [
@@ -168,7 +168,8 @@ def test_while_the_node_is_away_its_gpus_are_named_and_offer_nothing(scene: Scen
 
 def test_an_order_is_carried_out_once_and_told_of_at_once(scene: Scene) -> None:
     scene.tick()
-    order = scene.order(3, environment=(("PYTHONPATH", "/mine"), ("COTENANT_JOB", "another")))
+    ours = (("COTENANT_JOB", "another"), (MARK, "hides from whoever clears away"))
+    order = scene.order(3, environment=(("PYTHONPATH", "/mine"), *ours), profile="--help")
     scene.agent.take(order)
     scene.agent.take(order)
     told = scene.tick(0.001)
@@ -181,6 +182,7 @@ def test_an_order_is_carried_out_once_and_told_of_at_once(scene: Scene) -> None:
     assert made is not None
     [command] = made.commands
     assert command[-3:] == ("--", "train", "--x")
+    assert "--task=--help" in command
     assert command[command.index("--gpu") + 1] == "soft:0"
     assert command[command.index("--runtime") + 1] == "/run/x"
     assert made.environment[0]["COTENANT_JOB"] == "job/3"

@@ -166,6 +166,7 @@ def test_what_the_commands_say(home: Path, run: Run, daemon: Callable[..., Daemo
 
 
 BAD = {
+    ("submit", "--type", "../x", "--", "true"): "--type = '../x': write 1 to 128 letters",
     ("submit", "--gpus", "1"): "COMMAND = '': say what to run",
     ("submit", "--gpus", "65", "--", "x"): "--gpus = 65: expected `int` <= 64",
     ("submit", "--gpus", "two", "--", "x"): "--gpus = 'two': write a whole number",

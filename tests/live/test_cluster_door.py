@@ -5,7 +5,9 @@ import socket
 import ssl
 import struct
 import threading
+from collections import Counter
 from collections.abc import Iterator
+from functools import cached_property
 
 import msgspec
 import pytest
@@ -17,9 +19,11 @@ from cotenant.domain.plan import Reason
 from cotenant.errors import ConfigError, PeerError, WorldError
 from cotenant.format import cluster_wire as wire
 from cotenant.format.cluster_wire import Role
+from cotenant.live.cluster import clerk
 from cotenant.live.cluster.ask import talk
 from cotenant.live.cluster.door import NODE_PATIENCE_NS, PER_USER, STRANGERS
 from cotenant.live.cluster.identity import client_context, server_context
+from cotenant.machine.cluster_why import Reasons
 from tests.effort import examples
 from tests.live.brains import SETTINGS, Brains, heard, job, report
 from tests.live.indoors import BOUND_S, descriptors, until
@@ -181,6 +185,16 @@ def test_a_new_connection_of_a_node_takes_the_place_of_the_old(brain: Brains) ->
         assert brain.door.is_connected("n1")
 
 
+def test_an_identity_that_is_used_twice_has_a_lease_once(brain: Brains) -> None:
+    identity = brain.identity(Role.NODE, "n1")
+    with talk(identity) as first:
+        first.ask(wire.Told(VERSION, 1, report("n1", epoch=5)), wire.Heard)
+    with talk(identity) as second:
+        second.ask(wire.Told(VERSION, 1, report("n1", epoch=6)), wire.Heard)
+    with talk(identity) as first, pytest.raises(PeerError, match=r"has started anew since; is its identity used twice"):
+        first.ask(wire.Told(VERSION, 2, report("n1", epoch=5)), wire.Heard)
+
+
 def test_what_a_node_may_not_ask(brain: Brains) -> None:
     for request in (wire.Submit(VERSION, job("j")), wire.ListJobs(VERSION), wire.MakeToken(VERSION, 1, 10**9)):
         with talk(brain.identity(Role.NODE, "n1")) as node, pytest.raises(PeerError, match=r"of a node may not say"):
@@ -249,6 +263,24 @@ def test_a_long_list_comes_in_pages_that_hold_each_job_once(brain: Brains, monke
         assert {told.spec.name for told in of_anna.jobs} == {name for name in names if name < "j2"}
         named = operator.ask(wire.ListJobs(VERSION, ("j3", "nobody")), wire.Jobs)
         assert [told.spec.name for told in named.jobs] == ["j3"]
+
+
+def test_what_is_open_is_looked_at_once_for_a_page(brain: Brains, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks: list[int] = []
+
+    class Counted(Reasons):
+        @cached_property
+        def _open(self) -> Counter[int]:
+            looks.append(1)
+            return Counter()
+
+    monkeypatch.setattr(clerk, "Reasons", Counted)
+    with talk(brain.identity(Role.NODE, "n1")) as node, talk(brain.operator) as operator:
+        node.ask(wire.Told(VERSION, 1, report("n1")), wire.Heard)
+        for number in range(20):
+            operator.ask(wire.Submit(VERSION, msgspec.structs.replace(job(f"j{number}"), gpus=number + 1)), wire.Done)
+        assert len(operator.ask(wire.ListJobs(VERSION), wire.Jobs).jobs) == 20
+    assert len(looks) == 1
 
 
 def test_orders_reach_the_node_that_is_there(brain: Brains) -> None:

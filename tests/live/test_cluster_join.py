@@ -17,11 +17,10 @@ from cotenant.live.address import joined
 from cotenant.live.clock import unix_ns
 from cotenant.live.cluster import clerk
 from cotenant.live.cluster.ask import talk
-from cotenant.live.cluster.authority import make_request, open_authority
-from cotenant.live.cluster.clerk import RENEWALS
+from cotenant.live.cluster.authority import key_of, make_request, open_authority
 from cotenant.live.cluster.enrol import enrol, obtain_user, read_token, token_text
 from cotenant.live.cluster.identity import Identity, read_identity, server_context
-from cotenant.live.cluster.register import TOKENS_LIMIT, Register, Token
+from cotenant.live.cluster.register import MOST_COUNTING, TOKENS_LIMIT, Register, Token
 from tests.live.brains import Brains, job, report
 from tests.live.indoors import BOUND_S
 from tests.tool import BIN, run
@@ -89,6 +88,38 @@ def test_who_lost_the_answer_asks_again_with_the_same_key(brain: Brains) -> None
     _, other = make_request()
     with brain.stranger() as stranger, pytest.raises(ConfigError, match=r"used up"):
         stranger.ask(wire.Enrol(VERSION, secret, "asks-twice", other), wire.Enrolled)
+    with brain.stranger() as stranger, pytest.raises(ConfigError, match=r"used up"):
+        stranger.ask(wire.Enrol(VERSION, secret, "asks-as-another", request), wire.Enrolled)
+    with brain.stranger() as stranger:
+        for _ in range(MOST_COUNTING - 2):
+            stranger.ask(wire.Enrol(VERSION, secret, "asks-twice", request), wire.Enrolled)
+        with pytest.raises(ConfigError, match=r"has 8 certificates that count"):
+            stranger.ask(wire.Enrol(VERSION, secret, "asks-twice", request), wire.Enrolled)
+
+
+@pytest.mark.parametrize("node", ["", "comes-back"])
+def test_who_was_revoked_does_not_come_back_by_the_token_it_used(tmp_path: Path, node: str) -> None:
+    register = Register(tmp_path / "register.json")
+    authority = open_authority(tmp_path, unix_ns())
+
+    def joins(secret: str, request: str) -> bool:
+        if register.admit(secret, "comes-back", key_of(request), 0) is not None:
+            return False
+        signed = authority.sign(Role.NODE, "comes-back", request, 1.0, unix_ns())
+        register.note(Role.NODE, "comes-back", signed, key_of(request), 0)
+        return True
+
+    secret = str(register.make_token(1, 10, node, 0))
+    _, request = make_request()
+    assert joins(secret, request)
+    assert joins(secret, request)
+    register.revoke(Role.NODE, "comes-back", 0)
+    assert not joins(secret, request)
+    _, other = make_request()
+    second, third = (str(register.make_token(1, 10, "comes-back", 0)) for _ in range(2))
+    assert joins(second, other)
+    assert joins(third, request)  # an operator's new token for that name: now this one is it
+    assert not joins(second, other)
 
 
 def test_the_secret_is_told_to_nobody_but_the_brain_that_made_the_token(brain: Brains, tmp_path: Path) -> None:
@@ -160,7 +191,7 @@ def test_a_renewed_certificate_counts_as_the_first_did(brain: Brains) -> None:
         renewed = node.ask(wire.Renew(VERSION, request), wire.Enrolled).certificate
         assert "BEGIN CERTIFICATE" in renewed
         assert len(brain.register._kept.issued["node renews"]) == 2
-        for _ in range(RENEWALS - 2):
+        for _ in range(MOST_COUNTING - 2):
             node.ask(wire.Renew(VERSION, request), wire.Enrolled)
         with pytest.raises(ConfigError, match=r"node renews has 8 certificates that count, which is enough"):
             node.ask(wire.Renew(VERSION, request), wire.Enrolled)

@@ -149,3 +149,18 @@ def test_one_that_is_refused_ends_before_it_began(tmp_path: Path, monkeypatch: p
     assert world.ends(agent) == [JobEnd.REFUSED]
     assert world.ends(world.agent()) == [JobEnd.REFUSED]
     assert world.started == 0
+
+
+def test_one_that_is_refused_never_runs_wherever_its_agent_is_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for at in range(1, 9):
+        for after in (False, True):
+            with monkeypatch.context() as patch:
+                home = tmp_path / f"{at}-{after}"
+                home.mkdir()
+                world = World(home, patch, Mortal(at, after=after))
+                with contextlib.suppress(KilledError):
+                    world.agent().accept(ORDER, End(JobEnd.REFUSED, "no such GPU"))
+                assert world.ends(world.agent()) in ([], [JobEnd.REFUSED])
+                assert world.started == 0

@@ -348,3 +348,27 @@ def test_a_journal_whose_jobs_outlive_the_machine_is_synced_where_something_was_
         journal.append(2, NodeGone("a"), [AckEnd("a", Attempt("job", 3))])
         journal.close()
         assert len(synced) == expected
+
+
+def test_a_new_segment_of_a_synced_journal_is_in_its_place_on_the_disk_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr("cotenant.live.journal.sync_directory", synced.append)
+    for is_synced, expected in ((False, []), (True, [tmp_path] * 2)):
+        journal = FileJournal(tmp_path / f"journal-{is_synced}", 1 << 20, is_synced=is_synced)
+        journal.begin_segment(1, NodeGone("a"))
+        journal.close()
+        assert synced == expected
+
+
+def test_a_disk_that_fails_to_sync_ends_in_a_world_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = FileJournal(tmp_path / "journal", 1 << 20, is_synced=True)
+
+    def broken(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fdatasync", broken)
+    with pytest.raises(WorldError, match="cannot write the journal"):
+        journal.append(1, NodeGone("a"), [AckEnd("a", Attempt("job", 3))])
+    journal.close()

@@ -1,5 +1,7 @@
 """Does the brain's machine survive whatever a node or a user with a good certificate can say in the protocol?"""
 
+import io
+
 import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,7 +29,8 @@ from cotenant.domain.clusters import (
     QuotaSet,
 )
 from cotenant.domain.use import TaskUse
-from cotenant.format.journal import encode_turn
+from cotenant.format.journal import MAGIC, ClusterReader, ClusterTurn, encode_turn
+from cotenant.host import recover_cluster
 from cotenant.machine.cluster import ClusterMachine
 from tests.effort import examples
 
@@ -108,15 +111,19 @@ STARTED = ClusterStarted(ClusterSettings(SECOND, 10 * SECOND, 5 * SECOND), "test
 
 @given(st.lists(st.tuples(events, st.sampled_from([0, SECOND, 20 * SECOND])), max_size=25))
 @settings(max_examples=examples(60, 5000))
-def test_whatever_is_said_the_machine_lives_and_its_story_can_be_written(said: list[tuple[ClusterEvent, int]]) -> None:
+def test_whatever_is_said_the_machine_lives_and_its_story_brings_it_back(said: list[tuple[ClusterEvent, int]]) -> None:
     machine = ClusterMachine()
     now = SECOND
-    machine.handle(STARTED, now=now)
+    turns = [ClusterTurn(now, STARTED, machine.handle(STARTED, now=now))]
     for event, later in said:
         now += later
         heard = msgspec.msgpack.decode(msgspec.msgpack.encode(event), type=type(event))  # as it comes off the wire
-        encode_turn(now, heard, machine.handle(heard, now=now))
+        turns.append(ClusterTurn(now, heard, machine.handle(heard, now=now)))
         machine.check()
+    journal = io.BytesIO(MAGIC + b"".join(encode_turn(turn.now, turn.event, turn.actions) for turn in turns))
+    recovered = ClusterMachine()
+    assert recover_cluster(recovered, ClusterReader(journal.read)) == len(turns)
+    assert recovered.snapshot() == machine.snapshot()
     again = ClusterMachine()
     again.handle(machine.snapshot(), now=now)
     assert again.snapshot() == machine.snapshot()

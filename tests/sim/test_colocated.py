@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from cotenant.errors import InvariantError
 from cotenant.experiment.lab.catalogue import service_rows, training_rows
 from cotenant.format.kernels import read_kernels
+from cotenant.format.measured.gavel import read_pairs
 from cotenant.format.measured.miso import read_miso
 from cotenant.format.measured.rapp import read_surface
 from cotenant.sim.device import preset
 from cotenant.sim.physics.catalogue import SERVICE_ROWS, SERVICES, TRAINING_ROWS, TRAININGS
-from cotenant.sim.physics.colocated import NOBODY, WAYS, Together, built_in
+from cotenant.sim.physics.colocated import NOBODY, WAYS, Colocated, Service, Together, built_in
 from tests.effort import examples
 from tests.tool import ROOT
 
@@ -92,6 +93,23 @@ def test_without_parts_a_service_waits_for_kernels_about_as_long_as_was_measured
 def test_an_unknown_way_is_named() -> None:
     with pytest.raises(InvariantError, match="sideways"):
         together(0.5, 0.5, "sideways")
+
+
+@pytest.mark.skipif(not (DATA / "gavel").is_dir(), reason=f"no measurements in {DATA}: set COTENANT_DATA")
+def test_trainings_that_take_time_slices_are_as_fast_as_gavel_measured_in_the_mean() -> None:
+    """Other trainings and another way to know them: what is compared is the mean over all pairs."""
+    pairs = read_pairs((DATA / "gavel" / "pairs_simulation_throughputs.csv.gz").read_bytes(), "gavel").pairs
+    measured = [1 / slower for pair in pairs if pair.gpu == "v100" for slower in pair.slowdowns]
+    busy = np.array([row.busy for row in TRAININGS])
+    both = Colocated(
+        tuple(Service(one.name, one.use, 0, 0) for one in TRUTH.trainings),
+        TRUTH.trainings,
+        np.ones((2 * len(busy), 21)),
+        [0.0] * (2 * len(busy)),
+    )
+    first, second = (np.array(one).ravel() for one in np.meshgrid(range(len(busy)), range(len(busy))))
+    told = both.together(first, np.ones(len(first)), second, np.ones(len(first)), "time")
+    assert told.rate.mean() == pytest.approx(np.mean(measured), abs=0.03)
 
 
 @pytest.mark.skipif(not (DATA / "miso").is_dir(), reason=f"no measurements in {DATA}: set COTENANT_DATA")

@@ -19,7 +19,7 @@ from cotenant.format.cluster_wire import Role
 from cotenant.live.address import split_address
 from cotenant.live.clock import pause
 from cotenant.live.cluster.ask import BrainAwayError, Conversation, talk
-from cotenant.live.cluster.enrol import check_name, obtain_user, token_text
+from cotenant.live.cluster.enrol import NAME_REMEDY, check_name, obtain_user, token_text
 from cotenant.live.cluster.identity import Identity, read_identity
 from cotenant.live.cluster.places import operator_of
 from cotenant.live.directory import Places
@@ -70,6 +70,8 @@ def _blame(told: str, spec: JobSpec) -> ConfigError:
     place = where.partition("]")[0]
     field = spec.__struct_fields__[int(place)] if place.isdigit() else "job"
     flag = _FLAGS.get(field, f"--{field}")
+    if "matching regex" in what:  # which is for programs to read
+        return ConfigError(flag, ", ".join(getattr(spec, field)), NAME_REMEDY)
     return ConfigError(flag, getattr(spec, field, ""), f"{what[0].lower()}{what[1:]}; see `cotenant submit --help`")
 
 

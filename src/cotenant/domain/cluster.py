@@ -25,6 +25,8 @@ _LARGEST: Final = (1 << 63) - 1
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*\Z")]
 Amount = Annotated[int, msgspec.Meta(ge=0, le=_LARGEST)]
 Part = Annotated[int, msgspec.Meta(ge=0, le=WHOLE_PPM)]
+Label = Annotated[str, msgspec.Meta(max_length=128)]
+"""Any few words, or none."""
 Text = Annotated[str, msgspec.Meta(max_length=TEXT_LIMIT)]
 
 
@@ -73,7 +75,7 @@ class JobSpec(Value, frozen=True):
     """How long it takes alone on whole GPUs; 0: not known."""
     use: TaskUse | None = None
     """What it does with a GPU alone; None: not known, so that a safe guess is made and then learned from."""
-    profile: str = ""
+    profile: Label = ""
     """Jobs of the same profile are alike: what is learned of one holds for the others. Nothing: its own name."""
     memory_bytes: Amount = 0
     """On each of its GPUs."""
@@ -87,7 +89,7 @@ class JobSpec(Value, frozen=True):
     """Higher goes first; it never takes a GPU away from a job that runs."""
     avoid: tuple[Name, ...] = ()
     """Online tenants with which it must not share a GPU, and groups of jobs with which it must not share a node."""
-    group: str = ""
+    group: Label = ""
     command: Annotated[tuple[Text, ...], msgspec.Meta(max_length=ARGUMENTS_LIMIT)] = ()
     environment: Annotated[tuple[tuple[Text, Text], ...], msgspec.Meta(max_length=ARGUMENTS_LIMIT)] = ()
     directory: Text = ""

@@ -22,6 +22,7 @@ from cotenant.format.journal import (
     TurnReader,
     encode_turn,
 )
+from cotenant.live.whole import sync_directory
 
 _MODE: Final = 0o600
 
@@ -45,6 +46,8 @@ class FileJournal:
         if self._segment.size_bytes == 0:
             self._write(MAGIC)
             self._segment.size_bytes = len(MAGIC)
+            if is_synced:
+                sync_directory(path.parent)
 
     @property
     def size_bytes(self) -> int:
@@ -54,9 +57,7 @@ class FileJournal:
     def append(self, now: Instant, event: Value, actions: Sequence[Value]) -> bool:
         """Write one turn."""
         data = encode_turn(now, event, actions)
-        self._write(data)
-        if self._is_synced and actions:
-            os.fdatasync(self._file)
+        self._write(data, is_synced=self._is_synced and bool(actions))
         return self._segment.grow(len(data))
 
     def begin_segment(self, now: Instant, head: Value) -> None:
@@ -75,6 +76,8 @@ class FileJournal:
             os.link(self._path, previous)
             fresh.rename(self._path)
             os.close(old)
+            if self._is_synced:
+                sync_directory(self._path.parent)  # or a machine that loses power could find the old one in its place
         except OSError as error:
             raise WorldError(
                 f"cannot begin a new segment of the journal {self._path}: {error.strerror}; mend its directory, restart"
@@ -90,11 +93,13 @@ class FileJournal:
         except OSError as error:
             raise WorldError(f"cannot open the journal {path}: {error.strerror}; mend its directory") from None
 
-    def _write(self, data: bytes) -> None:
+    def _write(self, data: bytes, *, is_synced: bool = False) -> None:
         view = memoryview(data)
         try:
             while view:
                 view = view[os.write(self._file, view) :]
+            if is_synced:
+                os.fdatasync(self._file)
         except OSError as error:
             # Nothing may be promised that is not on record, so a node without a journal must not go on.
             raise WorldError(f"cannot write the journal {self._path}: {error.strerror}; free space, restart") from None
@@ -158,6 +163,7 @@ class Recovery(Generic[AnyTurn]):
         journal.append(self.last_instant, head, [])
         journal.close()
         fresh.rename(self._path)
+        sync_directory(self._path.parent)
         return f"the journal {self._path} {why}{aside}, a new one begins"
 
 

@@ -24,6 +24,15 @@ def write_whole(path: Path, data: bytes, mode: int = 0o600) -> None:
         raise
 
 
+def sync_directory(path: Path) -> None:
+    """Have what was renamed or made in it be so on the disk, too."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def read_small(path: Path, limit_bytes: int) -> bytes | None:
     """The first bytes of a file; None where there is none to be read."""
     try:

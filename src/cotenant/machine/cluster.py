@@ -90,10 +90,10 @@ class ClusterMachine(ClusterState):
         reasons = Reasons(self)
         return (self._tell(job, reasons) for job in self.roster.jobs.values())
 
-    def job(self, name: str) -> JobTold | None:
-        """One of them."""
+    def job(self, name: str, reasons: Reasons | None = None) -> JobTold | None:
+        """One of them; who asks for many between two turns looks for the reasons once."""
         job = self.roster.jobs.get(name)
-        return None if job is None else self._tell(job, Reasons(self))
+        return None if job is None else self._tell(job, reasons or Reasons(self))
 
     def _tell(self, job: Job, reasons: Reasons) -> JobTold:
         return job.told(reasons.waits(job) if job.state is JobState.WAITING else "")
@@ -185,11 +185,13 @@ class ClusterMachine(ClusterState):
     def _started(self, event: ClusterStarted, now: Instant) -> list[ClusterAction]:
         """Nobody could reach the brain while it was not there: every lease begins anew.
 
-        Prices too: a brain that did again what is on record has none.
+        A node holds to the lease that it was given, so one that is shorter from now on does not end before that.
+        Prices begin anew too: a brain that did again what is on record has none.
         """
-        self.settings = event.settings
+        before, self.settings = self.settings, event.settings
+        longer_ns = before.lease_ns + before.grace_ns - event.settings.lease_ns - event.settings.grace_ns
         for node in self.floor.nodes.values():
-            node.heard = now
+            node.heard = max(node.heard, now + max(0, longer_ns))
         self.floor.forget_prices()
         self.roster.users.at = now
         self.lease_due = now + event.settings.lease_ns if self.floor.nodes else NEVER
@@ -221,6 +223,9 @@ class ClusterMachine(ClusterState):
             return self.refuse(event.peer, Reason.NAME_TAKEN, f"another job is called {spec.name!r}; choose a name")
         if roster.waiting >= self.settings.waiting_limit:
             detail = f"{roster.waiting} jobs wait already, which is the limit; try again when some have been started"
+            return self.refuse(event.peer, Reason.QUEUE_FULL, detail)
+        if not roster.has_room_for(spec):
+            detail = "the commands and environments of all jobs take too much; put yours into files, or try again later"
             return self.refuse(event.peer, Reason.QUEUE_FULL, detail)
         roster.submit(spec, now)
         self.stirred(now)

@@ -17,6 +17,15 @@ from cotenant.machine.cluster_kinds import JobKind, job_kind
 
 _NO_LIMIT: Final = Quota("x").gpus
 _KINDS_LIMIT: Final = 16_384
+TEXT_LIMIT: Final = 128 << 20
+"""Letters of all that jobs which are remembered say of themselves: a snapshot of them must fit into one turn."""
+
+
+def text_of(spec: JobSpec) -> int:
+    """How many letters a job says, about."""
+    several = (spec.command, spec.types, spec.avoid, *spec.environment)
+    alone = len(spec.name) + len(spec.user) + len(spec.profile) + len(spec.group) + len(spec.directory)
+    return alone + sum(len(text) for texts in several for text in texts)
 
 
 class Job:
@@ -177,6 +186,8 @@ class Roster:
         self.over: dict[str, Job] = {}
         """In the order in which they ended."""
         self.counts = dict.fromkeys(JobState, 0)
+        self.text = 0
+        """Letters of all of them."""
         self.particular: dict[str, Job] = {}
         """Jobs on a node that have a group, or avoid one."""
         self.users = Users()
@@ -207,6 +218,7 @@ class Roster:
         """A new job, or one from a snapshot."""
         self.jobs[job.spec.name] = job
         self.counts[job.state] += 1
+        self.text += text_of(job.spec)
         if job.state.is_over:
             self.over[job.spec.name] = job
             return
@@ -232,10 +244,21 @@ class Roster:
     def forget(self, most: int) -> None:
         """Of those that are over, the ones that ended first, beyond so many."""
         while len(self.over) > most:
-            name = next(iter(self.over))
-            job = self.over.pop(name)
-            self.counts[job.state] -= 1
-            del self.jobs[name]
+            self._forget_first()
+
+    def has_room_for(self, spec: JobSpec) -> bool:
+        """Whether what it says can be kept; those that are over, from the first on, are forgotten for it."""
+        text = text_of(spec)
+        while self.over and self.text + text > TEXT_LIMIT:
+            self._forget_first()
+        return self.text + text <= TEXT_LIMIT
+
+    def _forget_first(self) -> None:
+        name = next(iter(self.over))
+        job = self.over.pop(name)
+        self.counts[job.state] -= 1
+        self.text -= text_of(job.spec)
+        del self.jobs[name]
 
     def settle(self) -> None:
         """Kinds that no job is of any more are forgotten, when there are many."""

@@ -40,7 +40,7 @@ class Nodes:
             if event.epoch < node.epoch and (node.attempts or not node.is_silent):
                 return []  # on its way since before the node started anew
             actions = self._renew(node, event, now)
-        node.heard = now
+        node.heard = max(node.heard, now)  # a longer lease that it was given before holds until it has run out
         if node.is_silent:
             self._returned(node, now)
         if event.gpus is not node.gpus and state.floor.tell(node, event.gpus):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -23,11 +24,14 @@ class Reasons:
     """Of one instant: what is open is looked at once, and jobs that are alike once."""
 
     def __init__(self, state: ClusterState) -> None:
-        """Look at what is open."""
+        """Look at what is open when somebody asks."""
         self._state = state
-        floor = state.floor
-        self._open: Counter[int] = Counter(kind for kind, on in zip(floor.kind, floor.open, strict=True) if on)
         self._of_kind: dict[int, str] = {}
+
+    @cached_property
+    def _open(self) -> Counter[int]:
+        floor = self._state.floor
+        return Counter(kind for kind, on in zip(floor.kind, floor.open, strict=True) if on)
 
     def waits(self, job: Job) -> str:
         """Why this job, which waits, is not started."""

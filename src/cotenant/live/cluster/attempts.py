@@ -87,11 +87,9 @@ class Attempts:
         record = self.record_of(order.attempt)
         if order.attempt in self._held or record.path.exists():
             return False
-        record.make(order)
+        record.make(order, refusal)
         held = self._held[order.attempt] = _Held(record, order)
-        if refusal is not None:
-            record.finish(refusal)
-            held.end = refusal
+        held.end = refusal
         return True
 
     def stop(self, attempt: Attempt, why: str) -> None:

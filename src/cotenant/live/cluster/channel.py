@@ -16,7 +16,8 @@ from cotenant.errors import PeerError
 from cotenant.format.wire import Frames
 from cotenant.live.loop import READ, WRITE, ReadyLoop
 
-UNSENT_LIMIT_BYTES: Final = 8 << 20
+UNSENT_LIMIT_BYTES: Final = 32 << 20
+"""More than the orders for as many jobs as a node has GPUs: what never got through would be said again for ever."""
 _RECORD_BYTES: Final = 16 << 10
 """The most that TLS puts into one piece. OpenSSL wants a piece that did not fit offered again just as it was."""
 _READ_BYTES: Final = 64 << 10

@@ -8,7 +8,8 @@ from typing import Final
 
 import msgspec
 
-from cotenant.domain.cluster import GpuCondition, JobTold, NodeView
+from cotenant.domain.cluster import GpuCondition, JobSpec, JobTold, NodeView
+from cotenant.domain.clusters import NodeTold
 from cotenant.domain.instant import Instant
 from cotenant.domain.plan import Reason, Reject
 from cotenant.format import cluster_wire as wire
@@ -16,12 +17,11 @@ from cotenant.format.cluster_wire import Role
 from cotenant.live.clock import unix_ns
 from cotenant.live.cluster.authority import Authority, key_of
 from cotenant.live.cluster.identity import Holder
-from cotenant.live.cluster.register import Register
+from cotenant.live.cluster.register import MOST_COUNTING, Register, too_many
 from cotenant.machine.cluster import ClusterMachine
+from cotenant.machine.cluster_why import Reasons
 from cotenant.port import Clock
 
-RENEWALS: Final = 8
-"""Certificates of one holder that count at once, beyond which none is renewed."""
 LOOKED_AT: Final = 5000
 """Jobs that are looked at for one page, so that no list holds up the loop for long."""
 _DAYS: Final = {Role.NODE: 30.0, Role.USER: 365.0, Role.OPERATOR: 365.0}
@@ -57,9 +57,8 @@ class Clerk:
 
     def renew(self, holder: Holder, request: str) -> wire.Answer:
         """A certificate for somebody who has one."""
-        if self._register.counting(holder) >= RENEWALS:
-            detail = f"{holder} has {RENEWALS} certificates that count, which is enough; let some run out first"
-            return wire.Refused(Reject(Reason.QUEUE_FULL, detail))
+        if self._register.counting(holder) >= MOST_COUNTING:
+            return wire.Refused(too_many(holder))
         return self._sign(holder.role, holder.name, request)
 
     def issue(self, asked: wire.Issue) -> wire.Answer:
@@ -87,8 +86,11 @@ class Clerk:
 
     def jobs(self, asked: wire.ListJobs, holder: Holder) -> Rows:
         """The jobs that were asked for, as this holder may see them; None for each that was only looked at."""
+        turn, reasons = -1, Reasons(self._machine)
         for name in asked.names or list(self._machine.roster.jobs):
-            job = self._machine.job(name)  # it may be gone since the list began
+            if self._machine.turn != turn:  # between two pages much may happen
+                turn, reasons = self._machine.turn, Reasons(self._machine)
+            job = self._machine.job(name, reasons)  # it may be gone since the list began
             if job is None or (asked.user and job.spec.user != asked.user) or (job.state.is_over and not asked.is_over):
                 yield None
             else:
@@ -120,8 +122,8 @@ class Clerk:
 
     def may_cancel(self, holder: Holder, job: str) -> bool:
         """Whether a job is this holder's to cancel; of one that nobody knows the machine says so."""
-        known = self._machine.job(job)
-        return known is None or _may_see(holder, known)
+        known = self._machine.roster.jobs.get(job)
+        return known is None or _may_see(holder, known.spec)
 
     def why_not_forget(self, node: str) -> Reject | None:
         """A node may only be forgotten when nothing can run there any more."""
@@ -133,19 +135,24 @@ class Clerk:
             return Reject(Reason.ALREADY_HERE, detail)
         return None
 
+    def is_taken_note_of(self, report: NodeTold) -> bool:
+        """Whether the machine went by a report that it was just told; one of an earlier epoch it passes over."""
+        node = self._machine.floor.nodes.get(report.node)
+        return node is not None and node.epoch == report.epoch
+
     def terms(self) -> tuple[Instant, Instant]:
         """Lease and grace, as they are now."""
         return self._machine.settings.lease_ns, self._machine.settings.grace_ns
 
 
-def _may_see(holder: Holder, job: JobTold) -> bool:
-    return holder.role is Role.OPERATOR or job.spec.user == holder.name
+def _may_see(holder: Holder, spec: JobSpec) -> bool:
+    return holder.role is Role.OPERATOR or spec.user == holder.name
 
 
 def _as_seen_by(holder: Holder, job: JobTold) -> JobTold:
     """Nobody is shown an environment, which may hold secrets; what a job runs, its user and operators only."""
     spec = msgspec.structs.replace(job.spec, environment=())
-    if not _may_see(holder, job):
+    if not _may_see(holder, job.spec):
         spec = msgspec.structs.replace(spec, command=(), directory="")
     return msgspec.structs.replace(job, spec=spec)
 

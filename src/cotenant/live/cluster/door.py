@@ -260,6 +260,8 @@ class BrainDoor:
                 if report.node != holder.name:
                     raise PeerError(f"the certificate is node {holder.name!r}'s, the report says {report.node!r}")
                 self._loop.post(report)
+                if not self._clerk.is_taken_note_of(report):  # its lease must run out: it is somebody else by now
+                    raise PeerError(f"node {holder.name!r} has started anew since; is its identity used twice?")
                 self._send(peer, wire.Heard(sequence, *self._clerk.terms()))
             case wire.Leave():
                 self._loop.post(NodeGone(holder.name))

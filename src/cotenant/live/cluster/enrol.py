@@ -24,6 +24,8 @@ from cotenant.live.cluster.identity import Identity, write_identity, write_priva
 
 _TOKEN: Final = re.compile(r"(?P<secret>[A-Za-z0-9_-]{16,64})\.(?P<fingerprint>[0-9a-f]{64})")
 
+NAME_REMEDY: Final = "write 1 to 128 letters, digits and ._:/@-, beginning with a letter or a digit"
+
 
 def token_text(secret: str, authority: str) -> str:
     """A join token, as it is handed from the operator to a node."""
@@ -49,8 +51,7 @@ def check_name(name: str, field: str) -> str:
     try:
         return msgspec.convert(name, Name)
     except msgspec.ValidationError:
-        remedy = "write 1 to 128 letters, digits and ._:/@-, beginning with a letter or a digit"
-        raise ConfigError(field, name, remedy) from None
+        raise ConfigError(field, name, NAME_REMEDY) from None
 
 
 def enrol(brain: str, token: str, name: str, path: Path, say: Callable[[str], None]) -> Identity:

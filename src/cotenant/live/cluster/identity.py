@@ -15,6 +15,7 @@ import msgspec
 
 from cotenant.errors import ConfigError, PeerError, WorldError
 from cotenant.format.cluster_wire import Role
+from cotenant.live.whole import sync_directory
 
 URI: Final = "cotenant"
 _BLOCK: Final = re.compile(r"-----BEGIN CERTIFICATE-----[A-Za-z0-9+/=\s]+-----END CERTIFICATE-----")
@@ -99,6 +100,7 @@ def write_private(path: Path, text: str) -> None:
             file.flush()
             os.fsync(descriptor)
         fresh.replace(path)
+        sync_directory(path.parent)
     except OSError as error:
         raise WorldError(f"cannot write {path}: {error.strerror}; mend its directory") from None
 

@@ -18,7 +18,7 @@ from cotenant.domain.tenant import NAME_LIMIT
 from cotenant.format.progress import PROGRESS_VARIABLE
 from cotenant.format.quantity import format_duration, format_size
 from cotenant.live.cluster.offers import flag_of
-from cotenant.live.cluster.record import End, Order, Record
+from cotenant.live.cluster.record import MARK, End, Order, Record
 
 JOB_VARIABLE: Final = "COTENANT_JOB"
 ATTEMPT_VARIABLE: Final = "COTENANT_ATTEMPT"
@@ -46,7 +46,7 @@ class Launch:
             words = [sys.executable, "-P", "-m", "cotenant", "run", *self._arguments, "--offline", "--start-node", "no"]
             words += ["--restart", "no", "--name", name, "--gpu", flag, "--grace", format_duration(self.grace_ns)]
             words += ["--outcome", str(record.rank_file(rank)), "--variables", str(record.variables_file)]
-            words += ["--task", spec.profile or spec.name]
+            words += [f"--task={spec.profile or spec.name}"]  # one word: it may begin with a dash
             words += ["--memory", format_size(spec.memory_bytes)] if spec.memory_bytes else []
             commands.append((*words, "--", *spec.command))
         environments = tuple(_environment(start, record, rank) for rank in range(ranks))
@@ -58,7 +58,7 @@ class Launch:
             work_ns=spec.work_ns,
             commands=tuple(commands),
             environment=environments,
-            variables={name: value for name, value in spec.environment if name not in environments[0]},
+            variables={name: value for name, value in spec.environment if name not in (MARK, *environments[0])},
             directory=directory,
             log=os.path.join(directory, f"cotenant-{names[0]}.log"),  # noqa: PTH118  it may be anything
             grace_ns=self.grace_ns,

@@ -110,13 +110,18 @@ class Record:
         """Where `cotenant run` says how the program on one of its GPUs ended."""
         return self.path / f"rank-{rank}"
 
-    def make(self, order: Order) -> None:
-        """Have it on disk, as a whole: from now on the attempt is this machine's to run, or to say how it ended."""
+    def make(self, order: Order, end: End | None = None) -> None:
+        """Have it on disk, as a whole: from now on the attempt is this machine's to run, or to say how it ended.
+
+        One that is to end before it begins is never there without its end, or a later agent would have it run.
+        """
         beside = self.path.with_name(f".{self.path.name}")
         shutil.rmtree(beside, ignore_errors=True)
         beside.mkdir(mode=0o700)
         write_whole(beside / self.variables_file.name, encode_variables(order.variables))
         write_whole(beside / "order", msgspec.json.encode(order))
+        if end is not None:
+            write_whole(beside / "end", msgspec.json.encode(end))
         beside.rename(self.path)
 
     def order(self) -> Order | None:

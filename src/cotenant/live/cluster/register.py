@@ -20,6 +20,8 @@ from cotenant.live.cluster.authority import Signed
 from cotenant.live.cluster.identity import Holder, write_private
 
 TOKENS_LIMIT: Final = 1000
+MOST_COUNTING: Final = 8
+"""Certificates of one holder that count at once, beyond which none is signed for the asking."""
 _SECRET_BYTES: Final = 18
 
 
@@ -30,8 +32,8 @@ class Token(msgspec.Struct):
     uses: int
     node: str = ""
     """The only node that may use it; empty: any that is new."""
-    keys: list[str] = []
-    """Keys to which it has led: who lost the answer asks again, and that is no second use."""
+    claims: list[str] = []
+    """Keys and names to which it has led: who lost the answer asks again, and that is no second use."""
 
 
 class Issued(msgspec.Struct, frozen=True):
@@ -78,7 +80,8 @@ class Register:
     def admit(self, secret: str, name: str, key: str, unix_ns: int) -> Reject | None:
         """Whether this token makes the holder of this key the node of this name; a use of it is spent."""
         token = self._kept.tokens.get(_hash(secret))
-        if token is None or unix_ns >= token.until_ns or (token.uses <= 0 and key not in token.keys):
+        claim = _claim(key, name)
+        if token is None or unix_ns >= token.until_ns or (token.uses <= 0 and claim not in token.claims):
             # Which of them it is, is nobody's business who has no token.
             detail = "this join token is not known, was used up or has expired; make one with: cotenant cluster token"
             return Reject(Reason.STALE, detail)
@@ -86,7 +89,7 @@ class Register:
             return Reject(Reason.NOT_YOURS, f"this join token is for node {token.node!r} only")
         counting = self._kept.issued.get(_who(Role.NODE, name), [])
         if any(issued.key == key for issued in counting):
-            return None
+            return None if len(counting) < MOST_COUNTING else too_many(Holder(Role.NODE, name, ""))
         if not token.node and any(issued.until_ns > unix_ns for issued in counting):
             detail = (
                 f"there is a node {name!r} already; choose another name, or, if it is the same machine, make a token "
@@ -96,9 +99,10 @@ class Register:
         for issued in counting:
             self._kept.revoked[issued.serial] = issued.until_ns
         self._kept.issued.pop(_who(Role.NODE, name), None)
-        if key not in token.keys:
+        if claim not in token.claims:
             token.uses -= 1
-            token.keys.append(key)
+            self._void_claims(name)
+            token.claims.append(claim)
         self._write()
         return None
 
@@ -115,6 +119,8 @@ class Register:
             return Reject(Reason.UNKNOWN_NODE, f"no {role.value} {name!r} has a certificate that counts")
         for issued in counting:
             self._kept.revoked[issued.serial] = issued.until_ns
+        if role is Role.NODE:
+            self._void_claims(name)
         self._forget(unix_ns)
         self._write()
         return None
@@ -126,6 +132,11 @@ class Register:
     def is_revoked(self, holder: Holder) -> bool:
         """Whether this certificate was taken back."""
         return holder.serial in self._kept.revoked
+
+    def _void_claims(self, name: str) -> None:
+        """Whoever was this node does not become it again by the token that it has used."""
+        for token in self._kept.tokens.values():
+            token.claims = [claim for claim in token.claims if not claim.endswith(_claim("", name))]
 
     def _forget(self, unix_ns: int) -> None:
         """What has ended by itself need not be remembered."""
@@ -143,6 +154,16 @@ class Register:
 
 def _hash(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def _claim(key: str, name: str) -> str:
+    return f"{key} {name}"
+
+
+def too_many(holder: Holder) -> Reject:
+    """Why no more is signed for somebody."""
+    detail = f"{holder} has {MOST_COUNTING} certificates that count, which is enough; let some run out first"
+    return Reject(Reason.QUEUE_FULL, detail)
 
 
 def _who(role: Role, name: str) -> str:

@@ -59,12 +59,13 @@ class _Nodes:
     def __init__(self, given: Round, is_free: Array, price: Array) -> None:
         self._round = given
         self._is_free = is_free
-        self._price = price
         names, first, count = np.unique(given.gpus.node, return_index=True, return_counts=True)
         self._names = names
         places = first[:, None] + np.arange(count.max(initial=0))
         self._there = np.arange(count.max(initial=0)) < count[:, None]
         self._gpus = np.where(self._there, places, 0)
+        self._kinds = given.gpus.kind[self._gpus] if len(names) else self._gpus
+        self._prices = price[self._kinds]
         self._values: dict[int, Array] = {}
         self._changed: dict[int, list[int]] = {}
 
@@ -73,8 +74,8 @@ class _Nodes:
         node = int(values.argmax()) if len(values) else 0
         if not len(values) or values[node] == -np.inf:
             return ()
-        chosen = self._value(kind, np.array([node]))[1][0]
-        gpus = tuple(sorted(int(gpu) for gpu in chosen))
+        order = self._weigh(kind, np.array([node]))[1][0]
+        gpus = tuple(sorted(self._gpus[node][order].tolist()))
         self._is_free[list(gpus)] = False
         for changed in self._changed.values():
             changed.append(node)
@@ -88,27 +89,26 @@ class _Nodes:
             self._values[kind] = np.full(len(self._names), -np.inf)
             self._changed[kind] = enough.tolist()
         if changed := self._changed[kind]:
-            nodes = np.unique(changed)
-            self._values[kind][nodes] = self._value(kind, nodes)[0]
+            nodes = np.array(sorted(set(changed)))
+            self._values[kind][nodes] = self._weigh(kind, nodes)[0]
             changed.clear()
         return self._values[kind]
 
-    def _value(self, kind: int, nodes: Array) -> tuple[Array, Array]:
-        """What these nodes are worth to a job of this kind, and which GPUs it would have there."""
+    def _weigh(self, kind: int, nodes: Array) -> tuple[Array, Array]:
+        """What these nodes are worth to a job of this kind, and which places on each it would have."""
         wanted = int(self._round.job_kinds.gpus[kind])
-        gpus = self._gpus[nodes]
-        if gpus.shape[1] < wanted:
-            return np.full(len(nodes), -np.inf), gpus
-        there = self._there[nodes] & self._is_free[gpus]
-        kinds = self._round.gpus.kind[gpus]
-        price = self._price[kinds]
-        worth = np.where(there, self._round.worth[kind][kinds], np.float32(0))
+        width = self._gpus.shape[1]
+        if width < wanted:
+            return np.full(len(nodes), -np.inf), np.zeros((len(nodes), 0), np.int64)
+        there = self._there[nodes] & self._is_free[self._gpus[nodes]]
+        price = self._prices[nodes]
+        worth = np.where(there, self._round.worth[kind][self._kinds[nodes]], np.float32(0))
         if barred := self._round.barred.get(kind):
             worth[np.isin(self._names[nodes], sorted(barred))] = 0
         key = np.where(worth > 0, price * np.float32(_PER_PRICE) - worth, np.float32(np.inf))
         order = np.argsort(key, axis=1, kind="stable")[:, :wanted]
-        slowest = np.take_along_axis(worth, order, axis=1).min(axis=1)
-        paid = np.take_along_axis(price, order, axis=1).sum(axis=1)
+        places = order + np.arange(0, len(nodes) * width, width)[:, None]
+        slowest = worth.ravel()[places].min(axis=1)
+        paid = price.ravel()[places].sum(axis=1)
         left = there.sum(axis=1) - wanted
-        value = np.where(slowest > 0, slowest * wanted - paid - left * _PER_GPU_LEFT, -np.inf)
-        return value, np.take_along_axis(gpus, order, axis=1)
+        return np.where(slowest > 0, slowest * wanted - paid - left * _PER_GPU_LEFT, -np.inf), order
