@@ -104,5 +104,5 @@ def test_an_address_that_is_taken_stops_a_node_before_it_is_one(stage: Stage) ->
     with socket.create_server(("127.0.0.1", 0)) as taken:
         done = stage.run("node", "--metrics", f"127.0.0.1:{taken.getsockname()[1]}", stdout=subprocess.PIPE)
     assert done.returncode == 75
-    assert done.stderr.startswith("cotenant: cannot serve figures at node.metrics = ")
+    assert done.stderr.startswith("cotenant: cannot serve at node.metrics = ")
     assert not stage.places.socket.exists()

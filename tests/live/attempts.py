@@ -38,6 +38,10 @@ if what == "deaf":
     with open(born, "a") as file:
         file.write("deaf\\n")
     time.sleep(600)
+if what.startswith("last:"):
+    while len(open(born).readlines()) < 2:
+        time.sleep(0.01)
+    what = what.replace("last", "own")
 doing, code = what.split(":")
 say(doing, int(code))
 sys.exit(int(code))

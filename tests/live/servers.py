@@ -95,13 +95,18 @@ def add_and_subtract(path: Path) -> None:
     save(path, helper.make_graph(nodes, "both", both[:2], both[2:]))
 
 
+def write_callables(folder: Path) -> None:
+    """Models in Python, the slow one held while a file is there."""
+    (folder / "callables.py").write_text(f"{CALLABLES}HELD = {str(folder / HELD)!r}\n")
+
+
 def make_models(folder: Path) -> None:
     """One of each kind."""
     for datatype in ONNX_TYPES:
         identity(folder / f"id_{datatype.lower()}.onnx", datatype)
     identity(folder / "wide.onnx", "FP32", ["N", "M"])
     add_and_subtract(folder / "both.onnx")
-    (folder / "callables.py").write_text(f"{CALLABLES}HELD = {str(folder / HELD)!r}\n")
+    write_callables(folder)
     (folder / "slow.toml").write_text("queue = 8\n")
     (folder / "broken.onnx").write_bytes(b"no model at all")
 

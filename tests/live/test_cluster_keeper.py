@@ -63,7 +63,7 @@ def test_an_end_is_told_apart_by_whose_doing_it_was(outcomes: list[Outcome | Non
     assert (end_of(outcomes, "moved", is_complete=True).end is JobEnd.DONE) == is_well
 
 
-@pytest.mark.parametrize("what, end", [(["own:0", "own:0"], JobEnd.DONE), (["wait", "own:3"], JobEnd.FAILED)])
+@pytest.mark.parametrize("what, end", [(["own:0", "own:0"], JobEnd.DONE), (["wait", "last:3"], JobEnd.FAILED)])
 def test_all_programs_of_an_attempt_end_before_its_end_is_told(yard: Yard, what: list[str], end: JobEnd) -> None:
     record = yard.begin(1, *what)
     report = yard.ended()

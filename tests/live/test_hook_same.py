@@ -41,6 +41,7 @@ NOT_COMPARED = {
     "ordered.py": "does what a test says, line by line",
     "mortals.py": "its children run until they are killed",
     "orphan.py": "runs until it is killed",
+    "service.py": "runs until it is killed",
     "served.py": "serves as many as a test says, and prints nothing",
     "teller.py": "prints whether anybody listens",
     "paced.py": "prints how long things took",

@@ -24,7 +24,7 @@ from cotenant.live.serve.runtime import CpuRuntime
 from cotenant.live.serve.spans import SpanFiles
 from cotenant.machine.server import ServerSettings
 from cotenant.serve import Model
-from tests.live.servers import CALLABLES, Server
+from tests.live.servers import Server, write_callables
 from tests.traceevents import check
 
 ROW = GivenInput("X", "FP32", (1, 1), np.zeros((1, 1), np.float32).tobytes())
@@ -88,7 +88,7 @@ def test_a_server_is_in_the_timeline(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("COTENANT_DIRECTORY", str(tmp_path / "node"))
     models = tmp_path / "models"
     models.mkdir()
-    (models / "callables.py").write_text(CALLABLES)
+    write_callables(models)
     (models / "slow.toml").write_text('slo = "1min"\n')
     server = Server(models, "--cores", "1", "--trace", "always")
 

@@ -58,11 +58,6 @@ class Channel:
         """Whether the handshake is done and the end has not come."""
         return self._frames is not None and not self._is_closed and not self._is_ending
 
-    @property
-    def is_amid(self) -> bool:
-        """Whether the other end owes the rest of something: of the handshake, of a frame, of its own reading."""
-        return self._frames is None or self._frames.partial or bool(self._unsent) or self._is_ending
-
     def send(self, frame: bytes) -> None:
         """Send it, now or when there is room; too much that is not read ends the connection."""
         if self._is_closed or self._is_ending:
