@@ -17,7 +17,7 @@ _PLAIN: Final = ("loop", "device", "hook", "gate")
 _OWN_FLAGS: Final = {
     "fill": ("data", "quick", "sweep_bound", "gate", "bound", "delay"),
     "faults": ("only",),
-    "goodput": ("quick", "only", "runtime"),
+    "goodput": ("quick", "only", "runtime", "slo_times"),
     "memory": ("quick",),
     "limit": ("quick",),
     "server": ("quick",),
@@ -56,6 +56,8 @@ def add_commands(commands: Any) -> None:
         bench.add_argument(f"--{flag}", default=None, help=f"fill: as of `cotenant node`, {values}")
     runtime = "goodput: onnx-cpu (default), or replay: four models on one software V100"
     bench.add_argument("--runtime", default=None, help=runtime)
+    times = "goodput: objectives, in the p99 of requests of one row alone (default 3)"
+    bench.add_argument("--slo-times", type=float, default=None, metavar="N", help=times)
     bench.add_argument(
         "--only",
         action="append",
@@ -201,6 +203,8 @@ def _bench_server(options: argparse.Namespace) -> int:
 
 
 def _bench_goodput(options: argparse.Namespace) -> int:
+    import msgspec
+
     from cotenant.apps.needs import need_packages
 
     others = ("google.protobuf", "onnxruntime", "onnx", "fastapi", "uvicorn", "uvloop")
@@ -217,6 +221,10 @@ def _bench_goodput(options: argparse.Namespace) -> int:
     if runtime not in FULL:
         raise ConfigError("--runtime", runtime, f"choose from {', '.join(FULL)}")
     course = QUICK if options.quick else FULL[runtime]
+    if options.slo_times is not None:
+        if not 1 <= options.slo_times <= 1000:
+            raise ConfigError("--slo-times", options.slo_times, "choose 1 to 1000")
+        course = msgspec.structs.replace(course, slo_times=options.slo_times)
     rounds = options.rounds or course.rounds
     report = bench_goodput(runtime, rounds, say, course=course, policies=options.only or ())
     if options.json:

@@ -31,7 +31,7 @@ from cotenant.sim.arrivals import instants_of
 LOADS: Final = (0.5, 0.8, 1.0, 1.3, 2.0)
 ARRIVALS: Final = ("poisson", "bursty")
 ARENAS: Final[dict[str, Callable[..., Arena]]] = {"onnx-cpu": CpuArena, "replay": ReplayArena}
-SLO_TIMES: Final = 3
+SLO_TIMES: Final = 3.0
 """The objective of a model, in the p99 of its requests of one row alone."""
 _BURST_RATIO: Final = 4.0
 _BURST_LOW_NS: Final = 300 * MILLISECOND_NS
@@ -52,6 +52,7 @@ class Course(msgspec.Struct, frozen=True):
     profile_time: str = "12s"
     """Of each model."""
     small: bool = False
+    slo_times: float = SLO_TIMES
 
 
 FULL: Final = {
@@ -77,6 +78,8 @@ class GoodputReport(msgspec.Struct, frozen=True, kw_only=True):
     all_units: int
     """Of the device: cores, or percent of a GPU."""
     rounds: int
+    slo_times: float
+    """Objectives, in the p99 of requests alone."""
     models: list[ModelFigures]
     capacity_rps: float
     """What loads are parts of."""
@@ -123,7 +126,7 @@ def run_course(
         bench = _Bench(arena, course, player, ground, say)
         everybody = [*([arena.default] if arena.default not in names else []), *names]
         tries = bench.all_at_once(everybody, rounds) if arena.at_once else bench.one_by_one(everybody, rounds)
-        return _report(arena, ground, rounds, names, tries)
+        return _report(arena, ground, course.slo_times, rounds, names, tries)
     finally:
         player.stop()
         arena.close()
@@ -170,7 +173,7 @@ def _alone(player: Player, server: Server, model: Served, course: Course) -> Mod
     if not found.answered:
         raise WorldError(f"{server.name!r} answers nothing for {model.name!r}, but says {loaded.statuses}")
     size = sum(len(one.raw) for one in model.asked().inputs)
-    return ModelFigures(model.name, found.p50_ms, found.p99_ms, round(SLO_TIMES * found.p99_ms, 3), size)
+    return ModelFigures(model.name, found.p50_ms, found.p99_ms, round(course.slo_times * found.p99_ms, 3), size)
 
 
 def _most(player: Player, server: Server, models: Sequence[Served], course: Course) -> float:
@@ -254,7 +257,9 @@ class _Bench:
         return Tried(server.name, arrival, load, found, bounds.fair_rps, bounds.greedy_rps, simulated, loaded.core_part)
 
 
-def _report(arena: Arena, ground: _Ground, rounds: int, names: Sequence[str], tries: Sequence[Tried]) -> GoodputReport:
+def _report(
+    arena: Arena, ground: _Ground, slo_times: float, rounds: int, names: Sequence[str], tries: Sequence[Tried]
+) -> GoodputReport:
     cells = cells_of(tries, arena.default)
     policies = policies_of(cells)
     ours = OURS if OURS in names else names[0]
@@ -263,6 +268,7 @@ def _report(arena: Arena, ground: _Ground, rounds: int, names: Sequence[str], tr
         runtime=arena.runtime,
         all_units=arena.all_units,
         rounds=rounds,
+        slo_times=slo_times,
         models=ground.models,
         capacity_rps=ground.capacity_rps,
         capacity_from=ground.capacity_from,
