@@ -5,7 +5,6 @@ import shutil
 import socket
 import ssl
 import tempfile
-import threading
 from pathlib import Path
 from typing import Self
 
@@ -26,7 +25,7 @@ from cotenant.live.cluster.register import Register
 from cotenant.live.journal import FileJournal
 from cotenant.live.loop import EventLoop
 from cotenant.machine.cluster import ClusterMachine
-from tests.live.indoors import BOUND_S, SetClock, until
+from tests.live.indoors import BOUND_S, InThread, SetClock, until
 
 SETTINGS = ClusterSettings(round_ns=10**9, lease_ns=10 * 10**9, grace_ns=5 * 10**9)
 GPU = GpuReport("V100", 16 << 30, 12 << 30, 500_000)
@@ -60,9 +59,7 @@ class Brains:
         self.loop.bind(ClusterHost(self.machine, self.door, self.journal))
         self.loop.post(ClusterStarted(SETTINGS, "test", 0))
         self.operator = self.identity(Role.OPERATOR, "operator")
-        self.failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
+        self.running = InThread(self.loop.run)
 
     def __enter__(self) -> Self:
         return self
@@ -70,27 +67,19 @@ class Brains:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _run(self) -> None:
-        try:
-            self.loop.run()
-        except BaseException as failure:  # noqa: BLE001  the thread that closes us raises it again
-            self.failure = failure
-
     def close(self, *, keep: bool = False) -> None:
         """Stop, and fail if the brain had died before."""
         self.loop.stop("the test is over")
         host, _, port = self.address.rpartition(":")
         with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 5):
-            self._thread.join(BOUND_S)
-        self._thread.join(BOUND_S)
-        assert not self._thread.is_alive(), "the loop hangs"
+            self.running.join()
+        self.running.join()
         self.door.close()
         self.journal.close()
         self.loop.close()
         if not keep:
             shutil.rmtree(self.home, ignore_errors=True)
-        if self.failure is not None:
-            raise self.failure
+        self.running.check()
 
     # -- who is who ----------------------------------------------------------------------------------------------
 

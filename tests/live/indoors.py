@@ -45,6 +45,32 @@ class SetClock:
         self._now += duration_ns
 
 
+class InThread:
+    """A loop that runs in a thread of its own."""
+
+    def __init__(self, run: Callable[[], object]) -> None:
+        self._target = run
+        self.failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._target()
+        except BaseException as failure:  # noqa: BLE001  the thread that checks raises it again
+            self.failure = failure
+
+    def join(self) -> None:
+        """Wait until it has ended, as it was told to."""
+        self._thread.join(BOUND_S)
+        assert not self._thread.is_alive(), "the loop hangs"
+
+    def check(self) -> None:
+        """Fail if it had died before."""
+        if self.failure is not None:
+            raise self.failure
+
+
 class Indoors:
     """Runs in a thread; whatever ends it but `close` is the failure of the test that did it."""
 
@@ -64,21 +90,13 @@ class Indoors:
             world = NodeWorld(ports, self.loop.stop)
             self.loop.bind(Host(self.machine, world.deeds(), self.journal))
             self.loop.post(NodeStarted(NodeSettings(slots, 10**10, gpus=gpus), "test", 0))
-        self.failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
+        self.running = InThread(self.loop.run)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-    def _run(self) -> None:
-        try:
-            self.loop.run()
-        except BaseException as failure:  # noqa: BLE001  the thread that closes us raises it again
-            self.failure = failure
 
     def _roll(self) -> wire.Tenants:
         return wire.Tenants(
@@ -101,8 +119,7 @@ class Indoors:
         self.loop.stop("the test is over")
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as nudge:
             nudge.connect(str(self.path))
-        self._thread.join(BOUND_S)
-        assert not self._thread.is_alive(), "the loop hangs"
+        self.running.join()
         self.door.close()
         self.pages.close()
         self.gates.close()
@@ -110,8 +127,7 @@ class Indoors:
         self.journal.close()
         self.loop.close()
         shutil.rmtree(self.home, ignore_errors=True)
-        if self.failure is not None:
-            raise self.failure
+        self.running.check()
 
     # -- peers -------------------------------------------------------------------------------------------------
 

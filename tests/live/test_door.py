@@ -376,7 +376,7 @@ def test_random_words_by_the_hundred_neither_crash_nor_stall_it(node: Indoors) -
             if manner == "listen":
                 heard(stranger)
             stranger.close()
-        assert node.failure is None
+        assert node.running.failure is None
         node.honest()
 
     speak()

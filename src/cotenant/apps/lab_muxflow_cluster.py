@@ -11,6 +11,7 @@ from rich.text import Text
 
 from cotenant.apps.lab_progress import parts_shown
 from cotenant.apps.show import table
+from cotenant.apps.show_muxflow import show_published
 from cotenant.errors import WorldError
 from cotenant.experiment.lab.muxflow_cluster import OURS, Cluster, Found, Report, judge_clusters, report_of, setups
 
@@ -38,19 +39,7 @@ def show_muxflow_cluster(console: Console, report: Report) -> None:
     """`cotenant lab muxflow`."""
     for cluster in report.clusters:
         _show_cluster(console, cluster)
-    paper = report.paper
-    told = [
-        f"{name} {before} -> {after} %"
-        for name, (before, after) in {
-            "GPU utilization": paper.utilization,
-            "SM activity": paper.sm_activity,
-            "GPU memory": paper.memory,
-        }.items()
-    ]
-    said = f"{paper.source}, as published (other machines, other programs): {', '.join(told)}, "
-    console.print(Text(f"{said}online slowdown {paper.online_slowdown}"))
-    for target, met in report.met.items():
-        console.print(Text(f"{target}: {'met' if met else 'missed'}", style="green" if met else "bold red"))
+    show_published(console, report.paper, "other machines, other programs", report.met)
 
 
 def _show_cluster(console: Console, cluster: Cluster) -> None:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from cotenant.apps.show import table
 from cotenant.experiment.lab.muxflow import Distribution, Judged, Simulated
-from cotenant.experiment.lab.muxflow_report import PROTECTED, Live, Report
+from cotenant.experiment.lab.muxflow_report import PROTECTED, Live, Published, Report
 
 _NAME_MOST = 14
 _LIVE_NAME_MOST = 26
@@ -21,7 +21,11 @@ def show_muxflow(console: Console, report: Report) -> None:
         _show_simulated(console, report.simulated)
     if report.live is not None:
         _show_live(console, report.live)
-    paper = report.paper
+    show_published(console, report.paper, "a cluster, real GPUs, other programs", report.met)
+
+
+def show_published(console: Console, paper: Published, unlike: str, met: Mapping[str, bool]) -> None:
+    """What the paper says, what there is otherwise than here, and which targets are met."""
     told = [
         f"{name} {before} -> {after} %"
         for name, (before, after) in {
@@ -30,10 +34,10 @@ def show_muxflow(console: Console, report: Report) -> None:
             "GPU memory": paper.memory,
         }.items()
     ]
-    said = f"{paper.source}, as published (a cluster, real GPUs, other programs): {', '.join(told)}, "
+    said = f"{paper.source}, as published ({unlike}): {', '.join(told)}, "
     console.print(Text(f"{said}online slowdown {paper.online_slowdown}"))
-    for target, met in report.met.items():
-        console.print(Text(f"{target}: {'met' if met else 'missed'}", style="green" if met else "bold red"))
+    for target, is_met in met.items():
+        console.print(Text(f"{target}: {'met' if is_met else 'missed'}", style="green" if is_met else "bold red"))
 
 
 def _show_simulated(console: Console, simulated: Simulated) -> None:
