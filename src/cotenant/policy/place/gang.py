@@ -17,7 +17,7 @@ _PER_GPU_LEFT: Final = 1e-4
 """What a GPU that stays free on the node takes off, so that it decides between nodes that are alike only."""
 PATIENCE_NS: Final = 6 * 3_600_000_000_000
 _KEPT_NODES: Final = 50
-"""At most one node in so many is kept."""
+"""At most one node in so many is kept, and in smaller clusters one."""
 _PER_PRICE: Final = 1e-3
 """Of GPUs of a node that are nearly alike for it, it takes those that others want less."""
 
