@@ -25,7 +25,7 @@ from tests.effort import examples
 KILLS = examples(60, 500)
 NODE_KILLS = 3
 SLOTS = 24
-OPTIONS = ("--slots", str(SLOTS), "--grace", "5s", "--gpu", "a=64GiB", "--gpu", "b=64GiB")
+OPTIONS = ("--slots", str(SLOTS), "--grace", "10s", "--gpu", "a=64GiB", "--gpu", "b=64GiB")
 
 # Tenants that end themselves by SIGKILL, each in the midst of something; forked, since an import takes too long.
 NURSERY = """
