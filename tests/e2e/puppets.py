@@ -67,6 +67,12 @@ class PuppetNode:
         assert self._tenant is not None
         self._tenant.sendall(wire.encode(said))
 
+    def welcome(self) -> None:
+        """As an answer; to one that comes back, only when a test wants it."""
+        assert self._tenant is not None
+        welcome = wire.Welcome(wire.VERSION, "a", self._terms, self.environment)
+        socket.send_fds(self._tenant, [wire.encode(welcome)], [self._pages.publish(self._terms, 0)])
+
     def hear(self, kind: type[Any]) -> Any:
         """The next request of a tenant, which must be of this kind."""
         said = self.heard.get(timeout=BOUND_S)
@@ -98,8 +104,9 @@ class PuppetNode:
         """
         if isinstance(request, wire.Join) and not self.refusals:
             self._tenant = peer
-            welcome = wire.Welcome(wire.VERSION, "a", self._terms, self.environment)
-            socket.send_fds(peer, [wire.encode(welcome)], [self._pages.publish(self._terms, 0)])
+            self.welcome()
+        if isinstance(request, wire.Resume):
+            self._tenant = peer
         self.heard.put(request)
         match request:
             case wire.Join() if self._tenant is not peer:

@@ -112,6 +112,7 @@ def test_a_second_signal_means_a_hurry(stage: Stage) -> None:
 
 
 def test_without_a_node_the_parent_takes_the_same_steps(stage: Stage) -> None:
+    said: list[str] = []
     for grace in ("100ms", "3s", "30s"):  # longer where the program got no processor before it was killed
         with PuppetNode(stage.places) as node:
             played = Played(stage, "--grace", grace, stubborn=True)
@@ -132,6 +133,21 @@ def test_a_node_that_dies_between_two_steps_does_not_stop_them(stage: Stage) -> 
         until(lambda: played.signals() == ["SIGTERM"])
         node.die()
         assert played.end()[0] == 137
+
+
+def test_a_node_that_is_slow_to_take_a_tenant_back_is_not_asked_twice(stage: Stage) -> None:
+    """It takes whoever hangs up for gone: the place of a program that runs would be free for somebody else."""
+    with PuppetNode(stage.places) as node:
+        played = Played(stage)
+        node.hear(wire.Join)
+    with PuppetNode(stage.places) as node:
+        node.hear(wire.Resume)
+        assert played.run.stderr is not None
+        next(line for line in played.run.stderr if "going on without a slot" in line)
+        node.welcome()
+        node.push(wire.Signal("kill", "enough", again=False))
+        assert played.end()[0] == 137
+        assert node.hear(wire.Leave).ending == "killed by SIGKILL"
 
 
 def test_a_program_that_ends_at_the_signal_leaves_nothing_behind(stage: Stage) -> None:

@@ -15,10 +15,10 @@ from cotenant.domain.event import NodeSettings
 from cotenant.domain.gpu import Gpu
 from cotenant.domain.plan import Reason, Reject
 from cotenant.domain.tenant import Kind, TenantSpec, Terms
-from cotenant.errors import PeerError, WorldError
+from cotenant.errors import CotenantError, PeerError, WorldError
 from cotenant.format import wire
 from cotenant.format.quantity import format_duration, format_share, format_size, round_duration
-from cotenant.live.client import Connection, NodeAwayError, tenants_of
+from cotenant.live.client import Connection, NodeAwayError, NodeSilentError, tenants_of
 from cotenant.live.clock import monotonic_ns, pause
 from cotenant.live.directory import Places, lock_holder, make_directory
 from cotenant.live.journal import last_settings
@@ -63,6 +63,7 @@ class Membership:
         self.say = say
         self._complaint = ""
         self._connection: Connection | None = Connection(places.socket)
+        self._asked: Connection | None = None  # for our place, without an answer yet
         self.tenant = ""
         self.terms: Terms
         self.page = -1
@@ -116,13 +117,26 @@ class Membership:
         return [self.page, *self.gate, *self.ledger]
 
     def resume(self, *, join_anew: bool = True) -> bool:
-        """Try once to take our place again, or another if it is gone."""
+        """Try once to take our place again, or another if it is gone.
+
+        A node that is slow to answer is not asked anew: it takes whoever hangs up for gone, and frees the place.
+        """
         try:
-            connection = Connection(self._places.socket, _HURRY_S)
+            connection = self._asked or self._ask_for_ours()
         except WorldError:
             return False
+        self._asked = None
         try:
-            answer, handed = connection.ask(wire.Resume(wire.VERSION, self.terms.slot, self.terms.generation))
+            answer, handed = connection.answer()
+        except NodeSilentError as error:
+            self._asked = connection
+            self._complain(error)
+            return False
+        except (WorldError, PeerError) as error:
+            connection.close()
+            self._complain(error)
+            return False
+        try:
             if isinstance(answer, wire.Welcome):
                 self._accept(answer, handed)
             elif isinstance(answer, wire.Refused) and answer.reject.reason is Reason.EVICTED:
@@ -140,12 +154,24 @@ class Membership:
                 return False
         except (WorldError, PeerError) as error:
             connection.close()
-            if str(error) != self._complaint and not isinstance(error, NodeAwayError):
-                self._complaint = str(error)
-                self.say(f"{error}; going on without a slot and trying again")
+            self._complain(error)
             return False
         self._connection = connection
         return True
+
+    def _ask_for_ours(self) -> Connection:
+        connection = Connection(self._places.socket, _HURRY_S)
+        try:
+            connection.tell(wire.Resume(wire.VERSION, self.terms.slot, self.terms.generation))
+        except WorldError:
+            connection.close()
+            raise
+        return connection
+
+    def _complain(self, error: CotenantError) -> None:
+        if str(error) != self._complaint and not isinstance(error, NodeAwayError):
+            self._complaint = str(error)
+            self.say(f"{error}; going on without a slot and trying again")
 
     def device(self) -> Gpu | None:
         """The device that we sit at; if we ever must join anew, it is the one we ask for: the program is there."""
@@ -179,6 +205,9 @@ class Membership:
         for descriptor in self.descriptors() if self.page >= 0 else ():
             os.close(descriptor)
         self.page, self.gate, self.ledger = -1, [], []
+        if self._asked is not None:
+            self._asked.close()
+            self._asked = None
 
     def _join(self, connection: Connection, signals: Signals | None) -> None:
         connection.tell(wire.Join(wire.VERSION, self.spec))

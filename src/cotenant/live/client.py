@@ -18,12 +18,19 @@ _TIMEOUT_S: Final = 10.0
 _TIMEVAL: Final = struct.Struct("@ll")
 HANDED: Final = 5
 """Descriptors that come with a welcome: the terms page; a device's gate and its ledger, each to read and to write."""
-_SILENT: Final = "the node does not answer; see its log, or restart it"
 _DESCRIPTOR_BYTES: Final = array.array("i").itemsize
 
 
 class NodeAwayError(WorldError):
     """Nobody answers at the node's socket."""
+
+
+class NodeSilentError(WorldError):
+    """The node was asked and has not answered in time; it still may."""
+
+    def __init__(self) -> None:
+        """There is only one thing to be said about it."""
+        super().__init__("the node does not answer; see its log, or restart it")
 
 
 class Connection:
@@ -76,7 +83,7 @@ class Connection:
         try:
             self._socket.sendall(wire.encode(request))
         except TimeoutError:
-            raise WorldError(_SILENT) from None
+            raise NodeSilentError from None
         except OSError as error:
             raise NodeAwayError(f"the node went away: {error.strerror or error}") from None
 
@@ -113,7 +120,7 @@ class Connection:
         try:
             data, received = self._receive()
         except TimeoutError:
-            raise WorldError(_SILENT) from None
+            raise NodeSilentError from None
         except OSError as error:
             raise NodeAwayError(f"the node went away: {error.strerror or error}") from None
         self._handed += received
