@@ -18,7 +18,7 @@ from cotenant.domain.tenant import Kind, TenantSpec, Terms
 from cotenant.errors import CotenantError, PeerError, WorldError
 from cotenant.format import wire
 from cotenant.format.quantity import format_duration, format_share, format_size, round_duration
-from cotenant.live.client import Connection, NodeAwayError, NodeSilentError, tenants_of
+from cotenant.live.client import TIMEOUT_S, Connection, NodeAwayError, NodeSilentError, tenants_of
 from cotenant.live.clock import monotonic_ns, pause
 from cotenant.live.directory import Places, lock_holder, make_directory
 from cotenant.live.journal import last_settings
@@ -156,6 +156,7 @@ class Membership:
             connection.close()
             self._complain(error)
             return False
+        connection.hurry(TIMEOUT_S)  # no more: who loses patience and hangs up loses the place
         self._connection = connection
         return True
 

@@ -14,7 +14,8 @@ from cotenant.domain.plan import Reason, Reject
 from cotenant.errors import ConfigError, PeerError, WorldError
 from cotenant.format import wire
 
-_TIMEOUT_S: Final = 10.0
+TIMEOUT_S: Final = 10.0
+"""How long an answer may take, unless somebody is in a hurry."""
 _TIMEVAL: Final = struct.Struct("@ll")
 HANDED: Final = 5
 """Descriptors that come with a welcome: the terms page; a device's gate and its ledger, each to read and to write."""
@@ -36,7 +37,7 @@ class NodeSilentError(WorldError):
 class Connection:
     """One conversation with a node."""
 
-    def __init__(self, path: Path, timeout_s: float = _TIMEOUT_S) -> None:
+    def __init__(self, path: Path, timeout_s: float = TIMEOUT_S) -> None:
         """Connect, or raise `NodeAwayError`; no answer may take longer than the timeout."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         # A connect under Python's own timeout does not wait for a full backlog but fails at once; the kernel's does.
@@ -155,7 +156,7 @@ class Connection:
         return data, received[:HANDED].tolist()
 
 
-def tenants_of(path: Path, timeout_s: float = _TIMEOUT_S) -> wire.Tenants:
+def tenants_of(path: Path, timeout_s: float = TIMEOUT_S) -> wire.Tenants:
     """Who is on the node."""
     with Connection(path, timeout_s) as connection:
         answer, _ = connection.ask(wire.List(wire.VERSION))
