@@ -82,7 +82,7 @@ def test_measuring_times_every_kernel(hook: Hook) -> None:
     # The device's own clock: never shorter than the kernel, and in the median hardly longer.
     assert 100_000 * 0.97 < short.device.quantile(0.5) < 100_000 * 1.05
     assert 300_000 * 0.97 < long.device.quantile(0.5) < 300_000 * 1.05
-    assert record.profile.busy_ns >= 60 * 390_000
+    assert record.profile.busy_ns >= 60 * 350_000  # what the host lost between a mark and its own clock is not counted
     assert record.profile.span_ns >= record.profile.busy_ns
     histories = {tuple(kernel.block[0] for kernel in one.after) for one in record.profile.intervals}
     assert histories == {(128,), (128, 256), (128, 256, 128), (256, 128, 256)}
