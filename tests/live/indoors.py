@@ -190,7 +190,7 @@ def descriptors() -> int:
 def open_files() -> set[tuple[int, int, int]]:
     """What this process has open: more than before is a leak, less is only what the garbage of an earlier test held."""
     found = set()
-    for number in map(int, os.listdir("/proc/self/fd")):
+    for number in [int(path.name) for path in list(Path("/proc/self/fd").iterdir())]:
         with contextlib.suppress(OSError):  # that of the listing itself is closed already
             status = os.fstat(number)
             found.add((number, status.st_dev, status.st_ino))
