@@ -185,7 +185,7 @@ class Dstack:
         return book
 
     def _look_anew(self, view: View) -> None:
-        """What is kept of the runs under way holds while as much is free: it may be asked as if one of them were over."""
+        """What is kept of the runs under way holds while as much is free: one of them may be taken for over."""
         if view.free_units != self._seen_free:
             self._seen_free = view.free_units
             self._ends = self._held = None
