@@ -19,6 +19,7 @@ TIMEOUT_S: Final = 10.0
 _TIMEVAL: Final = struct.Struct("@ll")
 HANDED: Final = 5
 """Descriptors that come with a welcome: the terms page; a device's gate and its ledger, each to read and to write."""
+_SILENT: Final = "the node does not answer; see its log, or restart it"
 _DESCRIPTOR_BYTES: Final = array.array("i").itemsize
 
 
@@ -27,11 +28,7 @@ class NodeAwayError(WorldError):
 
 
 class NodeSilentError(WorldError):
-    """The node was asked and has not answered in time; it still may."""
-
-    def __init__(self) -> None:
-        """There is only one thing to be said about it."""
-        super().__init__("the node does not answer; see its log, or restart it")
+    """The node has not answered in time; what was asked may still be answered."""
 
 
 class Connection:
@@ -47,7 +44,7 @@ class Connection:
         self._pushed: list[wire.Push] = []  # what came before an answer
         self._handed: list[int] = []  # descriptors that came with an answer that is not complete yet
         try:
-            self._socket.connect(str(path))
+            self._connect(str(path))
         except PermissionError:
             self._socket.close()
             raise WorldError(
@@ -62,6 +59,15 @@ class Connection:
                 f"no node answers at {path} ({error.strerror}); start one with: cotenant node"
             ) from None
         self._socket.settimeout(timeout_s)
+
+    def _connect(self, path: str) -> None:
+        # A signal amid the wait for a full backlog ends it, and Python takes the socket for connected though it is not.
+        is_connected = False
+        while not is_connected:
+            self._socket.connect(path)
+            with contextlib.suppress(OSError):
+                self._socket.getpeername()
+                is_connected = True
 
     def fileno(self) -> int:
         """For waiting until the node says something, or goes away."""
@@ -84,7 +90,7 @@ class Connection:
         try:
             self._socket.sendall(wire.encode(request))
         except TimeoutError:
-            raise NodeSilentError from None
+            raise NodeSilentError(_SILENT) from None
         except OSError as error:
             raise NodeAwayError(f"the node went away: {error.strerror or error}") from None
 
@@ -121,7 +127,7 @@ class Connection:
         try:
             data, received = self._receive()
         except TimeoutError:
-            raise NodeSilentError from None
+            raise NodeSilentError(_SILENT) from None
         except OSError as error:
             raise NodeAwayError(f"the node went away: {error.strerror or error}") from None
         self._handed += received
