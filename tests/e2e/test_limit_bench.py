@@ -12,7 +12,7 @@ from cotenant.apps.show_limit import show_limit
 from cotenant.experiment import limit, limit_more
 from tests.e2e.stage import Stage
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.mark.slow
