@@ -1,4 +1,8 @@
-"""Does the door keep a newcomer for whom others make room, and carry what a node says by itself?"""
+"""Does the door keep whoever waits, for room or for a node that is held up, and carry what a node says by itself?"""
+
+import os
+import socket
+import threading
 
 import pytest
 
@@ -7,6 +11,8 @@ from cotenant.domain.protect import Stage
 from cotenant.domain.tenant import Kind, TenantSpec
 from cotenant.format import wire
 from cotenant.live.client import Connection
+from cotenant.live.door import PATIENCE_NS
+from cotenant.live.loop import READ
 from tests.live.indoors import Indoors, heard, join, until
 
 JOB = TenantSpec(Kind.OFFLINE, 7, "job", memory_bytes=80)
@@ -93,3 +99,28 @@ def test_what_only_a_parent_can_say_changes_nothing_from_others(said: wire.Reque
         assert node.honest().tenants == before
         tenant._socket.sendall(wire.encode(said))
         until(lambda: node.honest().tenants[0].tenant.restarts == 2 if isinstance(said, wire.Restarted) else True)
+
+
+def test_words_that_a_node_was_too_slow_to_read_are_heard_when_patience_ends() -> None:
+    with Indoors() as node:
+        held_up, goes_on = threading.Event(), threading.Event()
+        read, write = os.pipe()
+
+        def get_no_processor(mask: int) -> None:
+            del mask
+            node.loop.forget(read)
+            held_up.set()
+            goes_on.wait()
+
+        stranger = node.stranger()
+        node.settled(1)
+        node.loop.watch(read, READ, get_no_processor)
+        os.write(write, b"x")
+        held_up.wait()
+        stranger.sendall(wire.encode(wire.List(wire.VERSION)))
+        node.clock.advance(PATIENCE_NS + 1)
+        goes_on.set()
+        stranger.shutdown(socket.SHUT_WR)
+        assert [type(answer) for answer in heard(stranger)] == [wire.Tenants]
+        os.close(read)
+        os.close(write)
