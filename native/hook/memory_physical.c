@@ -108,6 +108,11 @@ CT_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t byte
     return ct_fault_seen(result);
 }
 
+static int is_of_no_handle(CUresult result)
+{
+    return result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_INVALID_HANDLE || result == CUDA_ERROR_NOT_FOUND;
+}
+
 /* Out of the table with its last handle, before the driver releases that: the number may be another's at once. */
 CT_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
 {
@@ -126,10 +131,12 @@ CT_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
     }
     CUresult result = CT_NEXT(cuMemRelease)(handle);
     ct_seen_memory(1, result);
-    if (is_last && result != CUDA_SUCCESS)
+    /* What the driver no longer knows, another thread released after we took it out: that one found nothing to count. */
+    const int is_released = result == CUDA_SUCCESS || (is_last && is_of_no_handle(result));
+    if (is_last && !is_released)
         ct_holding_add(memory, &holding);
     if (physical)
-        count(memory, physical, result == CUDA_SUCCESS ? -1 : 0, 0, 1);
+        count(memory, physical, is_released ? -1 : 0, 0, 1);
     ct_memory_end(memory);
     return ct_fault_seen(result);
 }

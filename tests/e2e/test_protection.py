@@ -31,7 +31,7 @@ def scene() -> Iterator[Scene]:
     with Scene() as stage:
         assert stage.run("softgpu", "create", "--gpu", "v100", "--memory", "1GiB").returncode == 0
         # Short, but not too short for a busy machine: what is aside stays there as long as others have to make room.
-        stage.node("--watch-period", "100ms", "--make-room", "8s")
+        stage.node("--watch-period", "100ms", "--make-room", "12s")
         yield stage
         stage.run("softgpu", "destroy")
 

@@ -20,7 +20,7 @@ from tests.live.softgpus import PROGRAMS
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
 
-OPTIONS = ("--watch-period", "100ms", "--make-room", "8s", "--gate", "strict", "--grace", "20s", "--drain", "20s")
+OPTIONS = ("--watch-period", "100ms", "--make-room", "12s", "--gate", "strict", "--grace", "20s", "--drain", "20s")
 """Steps that only what is waited for ends, never their time: a busy machine takes no other way."""
 KEEPER = (sys.executable, str(PROGRAMS / "keeper.py"))
 SPINS = (sys.executable, str(PROGRAMS / "spins.py"), "100000000")

@@ -170,7 +170,7 @@ def _live_turns() -> tuple[int, int]:
 
 
 def _connect(door: Path) -> Connection:
-    for _ in range(200):
+    for _ in range(1200):  # a minute: on a busy machine it takes its time
         try:
             return Connection(door)
         except NodeAwayError:
