@@ -246,8 +246,14 @@ def watched(home: Path, limits: ProtectLimits = LIMITS) -> Iterator[Watched]:
 
 def eventually(wanted: Callable[[], T]) -> T:
     """What something comes to be that is not so yet."""
-    until(wanted)
-    return wanted()
+    found: list[T] = []
+
+    def look() -> T:
+        found[:] = [wanted()]
+        return found[0]
+
+    until(look)
+    return found[0]
 
 
 def changed(limits: ProtectLimits, **fields: int) -> ProtectLimits:

@@ -26,6 +26,10 @@ class NodeAwayError(WorldError):
     """Nobody answers at the node's socket."""
 
 
+class NodeSilentError(WorldError):
+    """The node has not answered in time; what was asked may still be answered."""
+
+
 class Connection:
     """One conversation with a node."""
 
@@ -85,7 +89,7 @@ class Connection:
         try:
             self._socket.sendall(wire.encode(request))
         except TimeoutError:
-            raise WorldError(_SILENT) from None
+            raise NodeSilentError(_SILENT) from None
         except OSError as error:
             raise NodeAwayError(f"the node went away: {error.strerror or error}") from None
 
@@ -122,7 +126,7 @@ class Connection:
         try:
             data, received = self._receive()
         except TimeoutError:
-            raise WorldError(_SILENT) from None
+            raise NodeSilentError(_SILENT) from None
         except OSError as error:
             raise NodeAwayError(f"the node went away: {error.strerror or error}") from None
         self._handed += received
