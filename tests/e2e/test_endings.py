@@ -112,6 +112,7 @@ def test_a_second_signal_means_a_hurry(stage: Stage) -> None:
 
 
 def test_without_a_node_the_parent_takes_the_same_steps(stage: Stage) -> None:
+    said: list[str] = []
     for grace in ("100ms", "3s", "30s"):  # longer where the program got no processor before it was killed
         with PuppetNode(stage.places) as node:
             played = Played(stage, "--grace", grace, stubborn=True)

@@ -262,13 +262,29 @@ class _Bench:
         instants = self._instants(arrival, load, number)
         terms = Terms(course.warm_ns, course.warm_ns + course.cell_ns, _PATIENCE_NS)
         asked = played(server, self._arena.models, ground.slos_ns(), terms, list(instants.values()))
+        before_ns = server.front_ns()
         loaded = self._player.play(asked)
+        front_part = round((server.front_ns() - before_ns) / terms.until_ns, 3)
         found = loaded.models
         bounds = ground.surface.bounds(offered_by(found))
         simulated = None
         if server.name.removesuffix(ADMITTED) in SERVE_POLICIES:
             simulated = ground.surface.simulated(server.name, instants, course.warm_ns, course.cell_ns).goodput_per_s
-        return Tried(server.name, arrival, load, found, bounds.fair_rps, bounds.greedy_rps, simulated, loaded.core_part)
+        left_rps = None
+        if self._arena.is_measured:
+            left_rps = ground.surface.bounds(offered_by(found), loaded.core_part + front_part).fair_rps
+        return Tried(
+            server.name,
+            arrival,
+            load,
+            found,
+            bounds.fair_rps,
+            bounds.greedy_rps,
+            simulated,
+            loaded.core_part,
+            front_part,
+            left_rps,
+        )
 
 
 def _report(
