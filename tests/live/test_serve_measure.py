@@ -20,21 +20,31 @@ MILLISECOND_NS = 1_000_000
 
 
 class Told:
-    """A device that says how long runs took, without doing them; in company they take twice as long."""
+    """A device that says how long runs took, without doing them; in company they take twice as long.
+
+    No other time passes than what it says.
+    """
 
     all_units = 4
 
-    def __init__(self, row_ns: int) -> None:
+    def __init__(self, row_ns: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self._row_ns = row_ns
+        self._now_ns = 0
         self.asked: list[tuple[int, int]] = []
+        monkeypatch.setattr("cotenant.live.serve.measure.monotonic_ns", lambda: self._now_ns)
 
     def alone(self, inputs: Sequence[Array], rows: int, units: int) -> int:
         assert inputs[0].shape[0] == rows
         self.asked.append((units, rows))
-        return self._row_ns * rows // units
+        took_ns = self._row_ns * rows // units
+        self._now_ns += took_ns
+        return took_ns
 
     def in_company(self, inputs: Sequence[Array], rows: int, units: int, until: int) -> list[int]:
-        return [] if units == self.all_units else [2 * self._row_ns * rows // units] * 9
+        if units == self.all_units:
+            return []
+        self._now_ns = max(self._now_ns, until)
+        return [2 * self._row_ns * rows // units] * 9
 
     def close(self) -> None:
         """Nothing is held."""
@@ -44,10 +54,10 @@ def inputs(rows: int) -> list[Array]:
     return [np.zeros((rows, 1), np.float32)]
 
 
-def test_all_sizes_are_measured_alone_and_in_company() -> None:
-    bench = Told(4 * MILLISECOND_NS)
+def test_all_sizes_are_measured_alone_and_in_company(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Told(4 * MILLISECOND_NS, monkeypatch)
     parts: list[float] = []
-    found = measure(bench, inputs, (1, 2, 4), (1, 2, 8), 200 * MILLISECOND_NS, parts.append)
+    found = measure(bench, inputs, (1, 2, 4), (1, 2, 8), 20_000 * MILLISECOND_NS, parts.append)
     sizes = [(units, rows) for units in (1, 2, 4) for rows in (1, 2, 8)]
     assert [(one.units, one.rows) for one in found.alone] == sizes
     assert [(one.units, one.rows) for one in found.in_company] == sizes
@@ -57,11 +67,12 @@ def test_all_sizes_are_measured_alone_and_in_company() -> None:
     assert parts == sorted(parts)
     assert parts[-1] == 1
     assert found.runs > len(sizes)
+    assert found.spent_ns == pytest.approx(20_000 * MILLISECOND_NS, rel=0.01)
 
 
-def test_what_takes_longer_than_there_is_is_passed_over() -> None:
-    bench = Told(40 * MILLISECOND_NS)
-    found = measure(bench, inputs, (1, 2, 4), (1, 64), 200 * MILLISECOND_NS, lambda part: None)
+def test_what_takes_longer_than_there_is_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Told(40 * MILLISECOND_NS, monkeypatch)
+    found = measure(bench, inputs, (1, 2, 4), (1, 64), 1000 * MILLISECOND_NS, lambda part: None)
     assert (1, 64) not in bench.asked
     assert [(one.units, one.rows) for one in found.alone] == [(1, 1), (2, 1), (4, 1)]
 

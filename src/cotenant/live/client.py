@@ -10,9 +10,11 @@ import struct
 from pathlib import Path
 from typing import Final, Self
 
+from cotenant.domain.instant import SECOND_NS
 from cotenant.domain.plan import Reason, Reject
 from cotenant.errors import ConfigError, PeerError, WorldError
 from cotenant.format import wire
+from cotenant.live.clock import monotonic_ns
 
 TIMEOUT_S: Final = 10.0
 """How long an answer may take, unless somebody is in a hurry."""
@@ -37,14 +39,12 @@ class Connection:
     def __init__(self, path: Path, timeout_s: float = TIMEOUT_S) -> None:
         """Connect, or raise `NodeAwayError`; no answer may take longer than the timeout."""
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        # A connect under Python's own timeout does not wait for a full backlog but fails at once; the kernel's does.
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(int(timeout_s), 0))
         self._frames = wire.Frames(wire.ANSWER_LIMIT_BYTES)
         self._answers: list[bytes] = []
         self._pushed: list[wire.Push] = []  # what came before an answer
         self._handed: list[int] = []  # descriptors that came with an answer that is not complete yet
         try:
-            self._connect(str(path))
+            self._connect(str(path), timeout_s)
         except PermissionError:
             self._socket.close()
             raise WorldError(
@@ -60,14 +60,19 @@ class Connection:
             ) from None
         self._socket.settimeout(timeout_s)
 
-    def _connect(self, path: str) -> None:
-        # A signal amid the wait for a full backlog ends it, and Python takes the socket for connected though it is not.
-        is_connected = False
-        while not is_connected:
+    def _connect(self, path: str, timeout_s: float) -> None:
+        deadline_ns = monotonic_ns() + int(timeout_s * SECOND_NS)
+        while True:
+            # Under Python's own timeout it fails at once if the backlog is full; under the kernel's it waits.
+            left_us = max(1, (deadline_ns - monotonic_ns()) // 1000)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(*divmod(left_us, 1_000_000)))
             self._socket.connect(path)
+            # A signal ends that wait, and Python takes the socket for connected though it is not.
             with contextlib.suppress(OSError):
                 self._socket.getpeername()
-                is_connected = True
+                return
+            if monotonic_ns() >= deadline_ns:
+                raise BlockingIOError
 
     def fileno(self) -> int:
         """For waiting until the node says something, or goes away."""

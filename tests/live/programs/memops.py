@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -171,8 +172,16 @@ assert host32[0] == 2 * rounds
 
 # Host functions and waits take turns in one stream, and the other thread's write ends the last of them.
 order: list[str] = []
+begun = threading.Event()
 KEPT = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-before, after = KEPT(lambda _: order.append("before")), KEPT(lambda _: order.append("after"))
+
+
+def begin(_: Any) -> None:
+    order.append("before")
+    begun.set()
+
+
+before, after = KEPT(begin), KEPT(lambda _: order.append("after"))
 library = ctypes.CDLL("libcuda.so.1")
 
 
@@ -181,6 +190,8 @@ def call(function: Any) -> None:
 
 
 def release() -> None:
+    begun.wait()
+    time.sleep(0.05)  # whatever did not wait would be over by then
     order.append("release")
     host32[1] = 1
 
@@ -188,7 +199,7 @@ def release() -> None:
 call(before)
 ok(driver.cuStreamWaitValue32(first, mapped + 4, 1, EQ))
 call(after)
-thread = threading.Timer(0.05, release)
+thread = threading.Thread(target=release)
 thread.start()
 ok(driver.cuStreamSynchronize(first))
 thread.join()
