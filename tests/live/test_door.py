@@ -164,7 +164,7 @@ def test_a_tenant_may_be_silent_for_ever_but_not_in_the_midst_of_a_word(node: In
             node.let_patience_run_out()
         assert len(node.honest().tenants) == 1
         tenant._socket.sendall(LIST[:3])
-        until(lambda: [peer for peer in list(node.door._peers.values()) if peer.tenant and peer.frames.partial])
+        until(lambda: any(peer.tenant and peer.number in node.door._owing for peer in list(node.door._peers.values())))
         node.let_patience_run_out()
         until(lambda: not node.honest().tenants)
         assert node.honest().departed[-1].ending == "lost: its connection closed"
