@@ -191,7 +191,7 @@ int main(int argc, char **argv)
             arrival_ns += interval(&seed) / o.rate * 1e9;
             before_ns = (int64_t)arrival_ns;
         }
-        if (before_ns >= end_ns)
+        if (before_ns >= end_ns && (count || !o.is_training)) /* of training at least one step */
             break;
         pause_until(before_ns);
         once(&o, function, stream);

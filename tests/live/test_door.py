@@ -4,6 +4,7 @@ import contextlib
 import os
 import socket
 import struct
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +19,7 @@ from cotenant.errors import PeerError
 from cotenant.format import wire
 from cotenant.live.client import Connection, NodeAwayError
 from cotenant.live.door import PATIENCE_NS
+from cotenant.live.loop import READ
 from tests.effort import examples
 from tests.live.indoors import BOUND_S, SPEC, Indoors, heard, join, open_files, until
 
@@ -144,6 +146,30 @@ def test_a_peer_that_does_not_finish_is_dropped_when_patience_ends(node: Indoors
     node.honest()
     [answer] = heard(stranger)
     assert answer == wire.Wrong("nothing complete came for too long")
+
+
+def test_words_that_a_node_was_too_slow_to_read_are_heard_when_patience_ends(node: Indoors) -> None:
+    held_up, goes_on = threading.Event(), threading.Event()
+    read, write = os.pipe()
+
+    def get_no_processor(mask: int) -> None:
+        del mask
+        node.loop.forget(read)
+        held_up.set()
+        goes_on.wait()
+
+    stranger = node.stranger()
+    node.settled(1)
+    node.loop.watch(read, READ, get_no_processor)
+    os.write(write, b"x")
+    held_up.wait()
+    stranger.sendall(LIST)
+    node.clock.advance(PATIENCE_NS + 1)
+    goes_on.set()
+    stranger.shutdown(socket.SHUT_WR)
+    assert [type(answer) for answer in heard(stranger)] == [wire.Tenants]
+    os.close(read)
+    os.close(write)
 
 
 def test_one_byte_now_and_then_buys_no_more_time(node: Indoors) -> None:

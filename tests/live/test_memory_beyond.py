@@ -47,8 +47,9 @@ def test_a_pool_counts_by_what_it_reserves(quotas: Quotas) -> None:
     assert quotas.denied(0) == 1
     first = one.do("alloc_async", 100 * MIB)
     assert held(quotas, 0) == quotas.truth(0) == 100 * MIB
-    one.do("spin", 1_000_000)
+    one.do("hold")
     one.do("free_async", first)
+    one.do("let_go")
     assert held(quotas, 0) == 100 * MIB  # reserved until somebody waits
     one.do("sync")
     assert held(quotas, 0) == quotas.truth(0) == 0
@@ -81,10 +82,11 @@ def test_what_a_destroyed_pool_gave_counts_until_it_is_freed(quotas: Quotas) -> 
     assert held(quotas, 0) == quotas.truth(0) == 0
     busy = one.do("pool_make", exportable=False)
     late = one.do("pool_alloc", busy, 10 * MIB)
-    one.do("spin", 2_000_000_000)
+    one.do("hold")
     one.do("free_async", late)
     one.do("pool_destroy", busy)
     assert held(quotas, 0) == quotas.truth(0) == 10 * MIB
+    one.do("let_go")
     one.do("sync")
     assert held(quotas, 0) == quotas.truth(0) == 0
     host = one.do("host_pool")
@@ -95,10 +97,11 @@ def test_what_a_destroyed_pool_gave_counts_until_it_is_freed(quotas: Quotas) -> 
 def test_a_plain_allocation_freed_in_stream_order_counts_until_then(quotas: Quotas) -> None:
     one = quotas.start(0)
     plain = one.do("alloc", 800 * MIB)
-    one.do("spin", 1_000_000_000)
+    one.do("hold")
     one.do("free_async", plain)
     assert held(quotas, 0) == quotas.truth(0) == 800 * MIB
     assert one.code("alloc", 800 * MIB) == PAST
+    one.do("let_go")
     one.do("sync")
     one.do("alloc", 800 * MIB)
     agrees(quotas, 0)

@@ -1,5 +1,6 @@
 """Do a server's doors hold: encrypted, for clients that mix good and bad, pack, or crawl, and for orchestrators?"""
 
+import contextlib
 import gzip
 import json
 import queue
@@ -148,7 +149,8 @@ def test_what_was_right_is_answered_before_what_is_wrong_is_refused(server: Serv
 def test_a_body_that_is_too_long_is_refused_while_it_comes(server: Server) -> None:
     with connect(server) as client:
         client.sendall(b"POST /v2/models/wide/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 200000\r\n\r\n")
-        client.sendall(bytes(50_000))
+        with contextlib.suppress(ConnectionError):  # the server has said so, and waits a while for us, not for ever
+            client.sendall(bytes(50_000))
         assert all_of(client).startswith(b"HTTP/1.1 413")
 
 

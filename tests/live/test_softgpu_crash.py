@@ -7,6 +7,7 @@ import random
 import select
 import signal
 import subprocess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import pytest
 
 from cotenant.live.softgpu import manage
 from tests.effort import examples
+from tests.live.indoors import until
 from tests.live.softgpus import run, start
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
@@ -30,12 +32,12 @@ def at_work(process: subprocess.Popen[str]) -> None:
 
 def settled(directory: Path) -> dict[str, Any]:
     """The books once the server has taken notice of every death: it does so before it answers, or a little later."""
-    books: dict[str, Any] = {}
-    for _ in range(10000):
-        books = manage.inspect(directory, 0)
-        if not books["clients"]:
-            return books
-    raise AssertionError(books)
+    until(lambda: not manage.inspect(directory, 0)["clients"])
+    return manage.inspect(directory, 0)
+
+
+def is_client(directory: Path, pid: int) -> bool:
+    return any(client["pid"] == pid for client in manage.inspect(directory, 0)["clients"])
 
 
 def test_memory_returns_to_zero_after_many_kills(softgpu: Path) -> None:
@@ -44,6 +46,8 @@ def test_memory_returns_to_zero_after_many_kills(softgpu: Path) -> None:
     for kill in range(KILLS):
         select.select([], [], [], dice.random() * 0.15)  # anywhere between its start and the thick of its work
         index = dice.randrange(CLIENTS)
+        if kill % 2:  # but every other one has come as far as the device
+            until(partial(is_client, softgpu, clients[index].pid))
         assert clients[index].poll() is None, clients[index].communicate()
         clients[index].kill()
         clients[index].communicate()
@@ -54,7 +58,7 @@ def test_memory_returns_to_zero_after_many_kills(softgpu: Path) -> None:
     books = settled(softgpu)
     assert books["memory_free_bytes"] == books["memory_bytes"]
     assert books["counters"]["memory_bytes"] == 0
-    assert books["connected"] > KILLS // 4
+    assert books["connected"] >= KILLS // 2
     assert books["connected"] == books["left"]
     assert "computed" in run(softgpu, "compute.py")
 

@@ -196,13 +196,15 @@ def test_an_event_carries_order_and_memory_across_processes(softgpu: Path) -> No
         event = exporter.do("event_make")
         same = importer.do("event_open", exporter.do("event_get", event))
         assert importer.do("event_query", same) == []  # never recorded is complete
-        exporter.do("spin", 300_000_000)
+        exporter.do("hold")
         exporter.do("fill", pointer, 6, 100)
         exporter.do("event_record", event)
         assert importer.code("event_query", same) == "CUDA_ERROR_NOT_READY"
         importer.do("event_wait", same)
         # The copy waits for the other process's event, and that for its memory: nobody there has synchronised.
-        assert importer.do("read", opened, 3) == "060606"
+        importer.tell("read", opened, 3)
+        exporter.do("let_go")
+        assert importer.hear()[:2] == ("CUDA_SUCCESS", ["060606"])
         assert importer.do("event_query", same) == []
         # The other way round: recorded here, waited for there.
         importer.do("fill", opened, 8, 100)

@@ -80,7 +80,7 @@ def test_a_process_is_found_and_its_end_is_noticed_before_anybody_reaps_it(sleep
     assert not kin.is_alive(owner)
     kin.kill(owner)  # nobody is hit
     kin.keep_only([])
-    assert descriptors() == before
+    until(lambda: descriptors() <= before)  # fewer, where an earlier test's are closed only now
     assert kin.find(owner) is None
 
 
@@ -114,7 +114,7 @@ def test_who_lives_in_another_namespace_is_found_by_its_number_there() -> None:
         owner = identity_of(1, space_of(inside), stat.start_ticks)
         kin = Kin()
         assert kin.find(owner) == inside != 1
-        assert kin.state(owner) == "S"
+        until(lambda: kin.state(owner) == "S")  # it has its name before it sleeps
         os.kill(inside, signal.SIGKILL)
         until(lambda: not kin.is_alive(owner))
         outside.wait()

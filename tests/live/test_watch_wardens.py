@@ -195,4 +195,4 @@ def test_errands_come_back_in_order_and_leave_nothing_open() -> None:
     assert threads == [threading.current_thread()] * 3
     errands.close()
     loop.close()
-    until(lambda: descriptors() == before)
+    until(lambda: descriptors() <= before)  # fewer, where an earlier test's are closed only now

@@ -22,6 +22,7 @@ OPAQUE_BYTES = 64
 
 gpu = Gpu()
 events: dict[int, Any] = {}
+holds: list[Any] = []
 
 
 def location() -> Any:
@@ -101,6 +102,18 @@ def read(address: int, size: int) -> Any:
 
 def spin(nanoseconds: int) -> Any:
     gpu.spin(nanoseconds, blocks=1)
+    return (driver.CUresult.CUDA_SUCCESS,)
+
+
+def hold() -> Any:
+    """What is queued from now on does not begin until it is let go, however long whoever tells us takes."""
+    holds.append(gpu.held(0))
+    holds[-1].__enter__()
+    return (driver.CUresult.CUDA_SUCCESS,)
+
+
+def let_go() -> Any:
+    holds.pop().__exit__(None, None, None)
     return (driver.CUresult.CUDA_SUCCESS,)
 
 
@@ -244,6 +257,8 @@ OPERATIONS: dict[str, Callable[..., Any]] = {
     "fill": lambda address, value, size: driver.cuMemsetD8Async(address, value, size, 0),
     "read": read,
     "spin": spin,
+    "hold": hold,
+    "let_go": let_go,
     "sync": driver.cuCtxSynchronize,
     "destroy_context": lambda: driver.cuCtxDestroy(gpu.context),
     "new_context": lambda: driver.cuCtxCreate(None, 0, gpu.device),
