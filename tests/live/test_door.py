@@ -3,7 +3,6 @@
 import contextlib
 import os
 import socket
-import struct
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -21,15 +20,11 @@ from cotenant.live.client import Connection, NodeAwayError
 from cotenant.live.door import PATIENCE_NS
 from cotenant.live.loop import READ
 from tests.effort import examples
+from tests.live.babble import LENGTH, frame, words
 from tests.live.indoors import BOUND_S, SPEC, Indoors, heard, join, open_files, until
 
-LENGTH = struct.Struct("<I")
 LIST = wire.encode(wire.List(wire.VERSION))
 JOIN = wire.encode(wire.Join(wire.VERSION, SPEC))
-
-
-def frame(payload: bytes) -> bytes:
-    return LENGTH.pack(len(payload)) + payload
 
 
 def packed(**fields: Any) -> bytes:
@@ -342,44 +337,6 @@ def test_descriptors_that_a_peer_sends_along_are_not_kept(node: Indoors) -> None
     stranger.shutdown(socket.SHUT_WR)
     assert len(heard(stranger)) == 50
     until(lambda: open_files() <= before)  # the last of them is closed after it is forgotten
-
-
-requests = st.one_of(
-    st.builds(wire.List, st.integers(0, 3)),
-    st.builds(wire.Leave, st.text(max_size=300)),
-    st.builds(wire.Resume, st.just(wire.VERSION), st.integers(-(1 << 63), (1 << 64) - 1), st.integers(-1, 5)),
-    st.builds(
-        wire.Join,
-        st.just(wire.VERSION),
-        st.builds(
-            TenantSpec,
-            st.just(Kind.OFFLINE),
-            st.integers(-1, 10),
-            st.sampled_from(["", "a", "b", "a b"]),
-            st.just(0),
-            st.integers(-1, 1 << 63),
-            st.integers(-1, 1_000_001),
-            st.text(max_size=20),
-            st.text(max_size=600),
-        ),
-    ),
-)
-values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats() | st.text() | st.binary(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
-    max_leaves=8,
-)
-maps = st.fixed_dictionaries(
-    {"type": st.sampled_from(["join", "resume", "leave", "list", "welcome", "?"])},
-    optional=dict.fromkeys(("version", "spec", "slot", "generation", "ending", "more"), values),
-)
-words = st.one_of(
-    st.binary(max_size=64),
-    st.binary(min_size=1, max_size=64).map(frame),
-    values.map(msgspec.msgpack.encode).map(frame),
-    maps.map(msgspec.msgpack.encode).map(frame),
-    requests.map(wire.encode),
-)
 
 
 def test_random_words_by_the_hundred_neither_crash_nor_stall_it(node: Indoors) -> None:
