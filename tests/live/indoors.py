@@ -158,8 +158,12 @@ class Indoors:
         return len(self.door._peers)
 
     def settled(self, peers: int = 0) -> None:
-        """Wait until so many connections are left."""
-        until(lambda: self.peers() == peers)
+        """Wait until so many connections are left, and the node knows how long each that is no tenant may be silent."""
+        until(lambda: self.peers() == peers and all(self.is_timed(peer) for peer in list(self.door._peers.values())))
+
+    def is_timed(self, peer: Any) -> bool:
+        """Whether the node has set its deadline: a clock that is moved before that moves the deadline, too."""
+        return peer.tenant or peer.joins or peer.number in self.door._owing
 
 
 def heard(connection: socket.socket) -> list[wire.Answer]:

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import socket
-import struct
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,15 +18,11 @@ from cotenant.format import wire
 from cotenant.live.client import Connection, NodeAwayError
 from cotenant.live.door import PATIENCE_NS
 from tests.effort import examples
+from tests.live.babble import LENGTH, frame, words
 from tests.live.indoors import BOUND_S, SPEC, Indoors, heard, join, open_files, until
 
-LENGTH = struct.Struct("<I")
 LIST = wire.encode(wire.List(wire.VERSION))
 JOIN = wire.encode(wire.Join(wire.VERSION, SPEC))
-
-
-def frame(payload: bytes) -> bytes:
-    return LENGTH.pack(len(payload)) + payload
 
 
 def packed(**fields: Any) -> bytes:
@@ -164,7 +159,7 @@ def test_a_tenant_may_be_silent_for_ever_but_not_in_the_midst_of_a_word(node: In
             node.let_patience_run_out()
         assert len(node.honest().tenants) == 1
         tenant._socket.sendall(LIST[:3])
-        until(lambda: [peer for peer in list(node.door._peers.values()) if peer.tenant and peer.frames.partial])
+        until(lambda: any(peer.tenant and peer.number in node.door._owing for peer in list(node.door._peers.values())))
         node.let_patience_run_out()
         until(lambda: not node.honest().tenants)
         assert node.honest().departed[-1].ending == "lost: its connection closed"
@@ -316,44 +311,6 @@ def test_descriptors_that_a_peer_sends_along_are_not_kept(node: Indoors) -> None
     stranger.shutdown(socket.SHUT_WR)
     assert len(heard(stranger)) == 50
     until(lambda: open_files() <= before)  # the last of them is closed after it is forgotten
-
-
-requests = st.one_of(
-    st.builds(wire.List, st.integers(0, 3)),
-    st.builds(wire.Leave, st.text(max_size=300)),
-    st.builds(wire.Resume, st.just(wire.VERSION), st.integers(-(1 << 63), (1 << 64) - 1), st.integers(-1, 5)),
-    st.builds(
-        wire.Join,
-        st.just(wire.VERSION),
-        st.builds(
-            TenantSpec,
-            st.just(Kind.OFFLINE),
-            st.integers(-1, 10),
-            st.sampled_from(["", "a", "b", "a b"]),
-            st.just(0),
-            st.integers(-1, 1 << 63),
-            st.integers(-1, 1_000_001),
-            st.text(max_size=20),
-            st.text(max_size=600),
-        ),
-    ),
-)
-values = st.recursive(
-    st.none() | st.booleans() | st.integers(-(1 << 63), (1 << 64) - 1) | st.floats() | st.text() | st.binary(),
-    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
-    max_leaves=8,
-)
-maps = st.fixed_dictionaries(
-    {"type": st.sampled_from(["join", "resume", "leave", "list", "welcome", "?"])},
-    optional=dict.fromkeys(("version", "spec", "slot", "generation", "ending", "more"), values),
-)
-words = st.one_of(
-    st.binary(max_size=64),
-    st.binary(min_size=1, max_size=64).map(frame),
-    values.map(msgspec.msgpack.encode).map(frame),
-    maps.map(msgspec.msgpack.encode).map(frame),
-    requests.map(wire.encode),
-)
 
 
 def test_random_words_by_the_hundred_neither_crash_nor_stall_it(node: Indoors) -> None:

@@ -30,8 +30,14 @@ def launch(call: object, function: ctypes.c_void_p, *values: object) -> None:
     ok(call(function, 1, 1, 1, 32, 1, 1, 0, None, words, None))  # type: ignore[operator]
 
 
-# This thread's stream is busy for a second; another thread's is free at once.
-launch(cuda.cuLaunchKernel_ptsz, spin, U64(1_000_000_000))
+# This thread's stream is held up until a word is written; another thread's is free at once.
+pinned, gate = P(), U64()
+ok(cuda.cuMemHostAlloc(ctypes.byref(pinned), ctypes.c_size_t(4), 0))
+word = ctypes.cast(pinned, ctypes.POINTER(ctypes.c_uint32))
+word[0] = 0
+ok(cuda.cuMemHostGetDevicePointer_v2(ctypes.byref(gate), pinned, 0))
+ok(cuda.cuStreamWaitValue32_v2_ptsz(None, gate, ctypes.c_uint32(1), 0))
+launch(cuda.cuLaunchKernel_ptsz, spin, U64(1_000_000))
 assert cuda.cuStreamQuery_ptsz(None) == 600
 seen: list[int] = []
 
@@ -51,6 +57,7 @@ assert cuda.cuStreamQuery_ptsz(None) == 600, "the other thread's work has waited
 # What goes to the legacy stream stands behind both.
 launch(cuda.cuLaunchKernel, fill, pointer, ctypes.c_float(3), U64(1024))
 assert cuda.cuStreamQuery(None) == 600
+word[0] = 1
 ok(cuda.cuStreamSynchronize(None))
 assert cuda.cuStreamQuery_ptsz(None) == 0
 out = (ctypes.c_float * 1024)()
