@@ -20,7 +20,6 @@ from tests.live.hooks import Hook, hook_before
 from tests.live.softgpus import PROGRAMS
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
-pytestmark = pytest.mark.timeout(240)
 KILLS = examples(30, 500)
 """How many processes die at the gate."""
 WINDOW_NS = 100_000_000
