@@ -245,13 +245,11 @@ int ct_memory_try(struct ct_memory *memory, enum ct_ledger_kind kind, uint64_t b
         return 1;
     int result = attempt(memory, kind, bytes), kept_errno = errno;
     uint64_t waited_ns = 0, next_ns = MOMENT_NS + memory->ledger.identity % MOMENT_NS; /* not all in step */
-    while (CT_UNLIKELY(result != CT_LEDGER_OK)) {
-        if (waited_ns >= ct_memory_patience_ns || !may_settle(memory, result)) {
-            if (result != CT_LEDGER_NO_LINE || waited_ns)
-                break;
-        } else {
+    for (int is_last = 0; CT_UNLIKELY(result != CT_LEDGER_OK) && !is_last;) {
+        /* When there is nothing to wait for, once more: the dead may have been cleared between the attempt and the look. */
+        is_last = waited_ns >= ct_memory_patience_ns || !may_settle(memory, result);
+        if (!is_last)
             doze(next_ns);
-        }
         waited_ns += next_ns;
         next_ns = next_ns * 2 < LONGEST_NS ? next_ns * 2 : LONGEST_NS;
         if (result == CT_LEDGER_NO_LINE)

@@ -1,8 +1,10 @@
 """A node on strings: it says what a test makes it say, and keeps what it hears."""
 
+import contextlib
 import queue
 import socket
 import threading
+from collections.abc import Callable
 from typing import Any, Self
 
 from cotenant.domain.plan import Reject
@@ -26,7 +28,8 @@ class PuppetNode:
         self._listener = listen(places.socket, -1)
         self._peers: list[socket.socket] = []
         self._tenant: socket.socket | None = None
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._threads: list[threading.Thread] = []
+        self._begin(self._accept)
 
     def __enter__(self) -> Self:
         return self
@@ -36,15 +39,29 @@ class PuppetNode:
         self._pages.close()
 
     def die(self) -> None:
-        """As a daemon dies: without a word."""
-        self._listener.close()
+        """As a daemon dies: without a word.
+
+        Nothing is closed before our threads have left it: one that still waited there would go on with whatever gets
+        the same number next, such as the door of another node.
+        """
+        self._wake(self._listener)
+        self._threads[0].join()  # from here on there are no more peers
         for peer in self._peers:
-            try:
-                peer.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                continue
-            finally:
-                peer.close()
+            self._wake(peer)
+        for thread in self._threads:
+            thread.join()
+        for one in (self._listener, *self._peers):
+            one.close()
+
+    @staticmethod
+    def _wake(waited_at: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # its other end is gone already, or we died before
+            waited_at.shutdown(socket.SHUT_RDWR)
+
+    def _begin(self, work: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=work, args=arguments, daemon=True)
+        self._threads.append(thread)
+        thread.start()
 
     def push(self, said: wire.Push) -> None:
         assert self._tenant is not None
@@ -63,7 +80,7 @@ class PuppetNode:
             except OSError:
                 return
             self._peers.append(peer)
-            threading.Thread(target=self._serve, args=[peer], daemon=True).start()
+            self._begin(self._serve, peer)
 
     def _serve(self, peer: socket.socket) -> None:
         frames = wire.Frames()
@@ -75,13 +92,17 @@ class PuppetNode:
             return
 
     def _answer(self, peer: socket.socket, request: wire.Request) -> None:
+        """What is heard is kept before it is answered: who has its answer says the next thing, or is gone, at once.
+
+        But for a welcome: what a test pushes once it has heard of the join comes after it.
+        """
+        if isinstance(request, wire.Join) and not self.refusals:
+            self._tenant = peer
+            welcome = wire.Welcome(wire.VERSION, "a", self._terms, self.environment)
+            socket.send_fds(peer, [wire.encode(welcome)], [self._pages.publish(self._terms, 0)])
+        self.heard.put(request)
         match request:
-            case wire.Join() if self.refusals:
+            case wire.Join() if self._tenant is not peer:
                 peer.sendall(wire.encode(wire.Refused(self.refusals.pop(0))))
-            case wire.Join():
-                self._tenant = peer
-                welcome = wire.Welcome(wire.VERSION, "a", self._terms, self.environment)
-                socket.send_fds(peer, [wire.encode(welcome)], [self._pages.publish(self._terms, 0)])
             case wire.Leave(ending=ending):
                 peer.sendall(wire.encode(wire.Farewell(ending)))
-        self.heard.put(request)

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(900)
 KILLS = examples(16, 500)
 """How many tenants die; the longer run has 500."""
 NODE_KILLS = max(2, KILLS // 50)
-OPTIONS = ("--slots", "12", "--grace", "5s")  # who stays comes back in time, on a busy machine too
+OPTIONS = ("--slots", "12", "--grace", "10s")  # who stays comes back in time, on a busy machine too
 STAYING = {"above": ("--online",), "below": ("--offline", "--priority", "9")}
 SLOTS = {name: slot for slot, name in enumerate(STAYING)}
 
@@ -78,14 +78,15 @@ def test_tenants_die_while_they_launch_and_so_does_the_daemon(gpu: Stage, tmp_pa
     hook = hook_before(gpu.places.runtime / "softgpu", tmp_path / "hook")
     environ = {**gpu.environ, **hook.environ("shim")}
     command = [sys.executable, str(PROGRAMS / "mortals.py"), str(gpu.places.socket), str(KILLS), "6"]
-    killed = launched = 0
+    killed = launched = restarts = 0
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) as mortals:
         for line in mortals.stdout or ():
             killed, launched = map(int, line.split())
-            if killed % (KILLS // (NODE_KILLS + 1)) == 0 and killed < KILLS:
+            if killed % (KILLS // (NODE_KILLS + 1)) == 0 and restarts < NODE_KILLS:
+                restarts += 1
                 restart(gpu)
     assert (mortals.returncode, killed) == (0, KILLS)
-    assert launched >= KILLS // 3
+    assert launched >= KILLS // 2
     assert [process.poll() for process in staying] == [None, None]
     until(lambda: sorted(gpu.names()) == sorted(STAYING))
     seats = roster.read_roster(path_of(gpu.places.pages, 0).read_bytes()).seats

@@ -1,6 +1,7 @@
 """Can a running node be watched: figures around tenants, hostile readers, events as they come, a log in JSON?"""
 
 import contextlib
+import http.client
 import json
 import re
 import signal
@@ -22,8 +23,16 @@ def address_of(stage: Stage, log: Path) -> str:
 
 
 def scrape(address: str) -> str:
-    with urllib.request.urlopen(address, timeout=60) as answer:
-        return str(answer.read().decode())
+    """The page; a node that got no processor for long takes whoever waits for one that never asks, and hangs up."""
+
+    def page() -> str:
+        try:
+            with urllib.request.urlopen(address, timeout=60) as answer:
+                return str(answer.read().decode())
+        except (OSError, http.client.HTTPException):
+            return ""
+
+    return str(until(page))
 
 
 def sample(page: str, name: str) -> float:

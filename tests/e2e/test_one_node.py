@@ -4,12 +4,19 @@ import contextlib
 import fcntl
 import grp
 import os
+import queue
 import resource
 import signal
 import stat
+import threading
+from pathlib import Path
 
+import pytest
+
+from cotenant.errors import WorldError
 from cotenant.format import wire
 from cotenant.live.client import Connection, NodeAwayError
+from cotenant.live.directory import take_lock
 from tests.e2e.stage import Stage, alive, until
 from tests.live.indoors import join
 
@@ -102,6 +109,29 @@ def test_a_tenant_waits_for_a_node_that_somebody_else_is_starting(stage: Stage) 
     stage.node()
     _, told = tenant.communicate(timeout=60)
     assert tenant.returncode == 7, told
+
+
+def test_whoever_loses_the_lock_waits_until_its_holder_is_named(tmp_path: Path) -> None:
+    """Else those who started the loser would see a lock of nobody, and take the winner for one that failed."""
+    path = tmp_path / "node.lock"
+    refusals: queue.Queue[str] = queue.Queue()
+
+    def lose() -> None:
+        try:
+            take_lock(path)
+        except WorldError as error:
+            refusals.put(str(error))
+
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        print("4194999", file=lock, flush=True)  # of one that died before: no process has that number
+        loser = threading.Thread(target=lose)
+        loser.start()
+        with pytest.raises(queue.Empty):
+            refusals.get(timeout=0.05)
+        os.pwrite(lock.fileno(), f"{os.getpid()}\n       ".encode(), 0)
+        loser.join()
+    assert f"(pid {os.getpid()})" in refusals.get_nowait()
 
 
 def test_tenants_that_all_find_no_node_share_one(stage: Stage) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ from cotenant.live.errand import Outcome
 from cotenant.live.ledger import look_at
 from cotenant.live.softgpu import manage
 from cotenant.live.watch.probe import Prober
-from tests.e2e.stage import Stage, until
+from tests.e2e.stage import Stage, alive, until
 
 MIB = 1 << 20
 CONTEXT_BYTES = 300 * MIB
@@ -84,9 +83,11 @@ def test_a_driver_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pyte
     stuck.write_text(f"#!/bin/sh\necho $$ > {number}\nexec sleep 1000\n")
     stuck.chmod(0o700)
     monkeypatch.setattr(sys, "executable", str(stuck))
-    assert ask(tmp_path, 1.0) == 0
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(number.read_text()), 0)
+    for deadline_s in (0.5, 2.0, 8.0, 32.0):  # on a busy machine it may take a while to begin
+        assert ask(tmp_path, deadline_s) == 0
+        if number.exists() and number.read_text():
+            break
+    until(lambda: not alive(int(number.read_text())))
 
 
 @pytest.mark.parametrize("answer", ["echo nonsense", "echo 5; exit 1", "kill -9 $$", "true"])

@@ -1,10 +1,24 @@
 """Does the death of the daemon cost anybody anything?"""
 
 import signal
+import socket
 
 from cotenant.domain.event import NodeStarted
+from cotenant.domain.tenant import Kind, Terms
+from cotenant.format import wire
+from cotenant.live.directory import listen
 from cotenant.live.page import LivePages
 from tests.e2e.stage import BOUND_S, Stage, granted, until
+
+
+def heard(peer: socket.socket) -> wire.Request:
+    """The next thing that a tenant says."""
+    frames = wire.Frames()
+    while True:
+        data = peer.recv(1 << 16)
+        assert data, "it hung up"
+        for frame in frames.feed(data):
+            return wire.decode_request(frame)
 
 
 def test_tenants_of_a_killed_daemon_come_back_to_their_own_slots(stage: Stage) -> None:
@@ -62,6 +76,29 @@ def test_a_program_that_ended_while_the_daemon_was_dead_keeps_its_exit_code(stag
     assert tenant.returncode == 4
     stage.node("--grace", "1s")
     until(lambda: not stage.names())
+
+
+def test_a_place_is_not_lost_to_a_daemon_that_is_slow_to_give_it_back(stage: Stage) -> None:
+    """It was asked, and will give it: whoever hung up meanwhile would lose it, and come back as another."""
+    stage.places.runtime.mkdir()
+    terms = Terms(0, 1, Kind.OFFLINE, 7, 0, 0, 0, -1)
+    pages = LivePages(stage.places.pages)
+    page = pages.publish(terms, 0)
+    welcome = wire.encode(wire.Welcome(wire.VERSION, "a", terms, {}))
+    with listen(stage.places.socket, -1) as listener:
+        tenant = stage.start("run", "--start-node", "no", "--hook", "off", "--", "sleep", "600")
+        assert tenant.stderr is not None
+        with listener.accept()[0] as peer:
+            assert isinstance(heard(peer), wire.Join)
+            socket.send_fds(peer, [welcome], [page])
+        with listener.accept()[0] as peer:
+            assert isinstance(heard(peer), wire.Resume)
+            assert "the node does not answer" in tenant.stderr.readline()
+            socket.send_fds(peer, [welcome], [page])
+            peer.sendall(wire.encode(wire.Signal("term", "it is time", again=False)))
+            assert isinstance(heard(peer), wire.Leave), "it is the same conversation"
+    assert tenant.wait(BOUND_S) == 143
+    pages.close()
 
 
 def test_a_daemon_restarted_without_its_journal_takes_its_tenants_in_anew(stage: Stage) -> None:

@@ -10,12 +10,13 @@ import pytest
 
 from cotenant.cli import main
 from cotenant.live.softgpu.fault import KINDS
-from tests.e2e.stage import Stage, until
+from tests.e2e.stage import Stage
 
 WAITER = (
     "import ctypes, sys\n"
     "cuda, context = ctypes.CDLL('libcuda.so.1'), ctypes.c_void_p()\n"
     "assert not cuda.cuInit(0) and not cuda.cuCtxCreate_v2(ctypes.byref(context), 0, 0)\n"
+    "print('ready', flush=True)\n"
     "sys.stdin.read()\n"
     "print(cuda.cuCtxSynchronize())\n"
 )
@@ -47,7 +48,9 @@ def test_a_fault_strikes_a_client_and_shows_in_the_books(gpu: Stage) -> None:
         stdout=subprocess.PIPE,
         text=True,
     )
-    until(lambda: len(gpu.json("softgpu", "inspect")["clients"]) == 1)
+    assert client.stdout is not None
+    assert client.stdout.readline() == "ready\n", "it has its context"
+    assert len(gpu.json("softgpu", "inspect")["clients"]) == 1
     done = gpu.json("softgpu", "fault", "illegal-address", "--client", str(client.pid))
     assert done == {"gpu": 0, "kind": "illegal-address", "struck": 1}
     books = gpu.json("softgpu", "inspect")

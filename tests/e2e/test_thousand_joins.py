@@ -18,7 +18,7 @@ from cotenant.errors import CotenantError, WorldError
 from cotenant.format import wire
 from cotenant.live.client import Connection
 from cotenant.live.page import read_page
-from tests.e2e.stage import BOUND_S, Stage, until
+from tests.e2e.stage import BOUND_S, Stage, alive, until
 
 JOINS = 1000
 WORKERS = 8
@@ -166,7 +166,8 @@ def test_a_thousand_joins_with_random_kills_leak_nothing(stage: Stage) -> None:
     pid = stage.node_pid()
     assert pid is not None
     os.kill(pid, signal.SIGTERM)
-    until(lambda: not stage.places.socket.exists())
+    until(lambda: not alive(pid))
+    assert not stage.places.socket.exists()
     check_record(stage)
 
 

@@ -10,15 +10,17 @@ from pathlib import Path
 import pytest
 
 from cotenant.apps.gate import evict, set_priority
+from cotenant.apps.softgpu import home
 from cotenant.domain.action import Kill, Restore, Signal
 from cotenant.live.gate import path_of
+from cotenant.live.softgpu.fault import set_clock
 from cotenant.policy.schedule import roster
 from tests.e2e.stage import BOUND_S, Stage, until
 from tests.live.softgpus import PROGRAMS
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
 
-OPTIONS = ("--watch-period", "100ms", "--make-room", "3s", "--gate", "strict", "--grace", "20s", "--drain", "20s")
+OPTIONS = ("--watch-period", "100ms", "--make-room", "8s", "--gate", "strict", "--grace", "20s", "--drain", "20s")
 """Steps that only what is waited for ends, never their time: a busy machine takes no other way."""
 KEEPER = (sys.executable, str(PROGRAMS / "keeper.py"))
 SPINS = (sys.executable, str(PROGRAMS / "spins.py"), "100000000")
@@ -140,10 +142,12 @@ def test_a_priority_acts_at_the_next_launch_without_the_daemon(gpu: Scene) -> No
 
 
 def test_a_daemon_that_dies_while_a_tenant_drains(gpu: Scene) -> None:
-    run, _ = gpu.begin("a", *long_one(4))
+    set_clock(home(gpu.places), 0, 0.1)  # what it launched lasts until the clock is as it was
+    run, _ = gpu.begin("a", *long_one(1.5))
     assert evict(gpu.places.socket, ["a"], None).tenants == ["a"]
     assert gpu.stage_of("a") == "draining"
     gpu.restart()
+    set_clock(home(gpu.places), 0, 1)
     assert run.wait(BOUND_S) == 5
     assert gpu.deeds() == ["term"], "asked to end once, and never killed"
     until(lambda: gpu.endings().get("a") == "exit 5")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -111,8 +112,14 @@ class Yard:
         for path in (self.home / "attempts").iterdir():
             keeper = Record(path).keeper()
             if keeper is not None and alive(keeper.pid):
-                os.kill(keeper.pid, signal.SIGKILL)
+                _kill(keeper.pid)
             for pid in marked(path):
-                os.kill(pid, signal.SIGKILL)
+                _kill(pid)
         for process in [process for agent in self._agents for process in agent.keepers]:
             process.wait(BOUND_S)
+
+
+def _kill(pid: int) -> None:
+    """It may be gone by now: what a keeper runs is told to end when that is killed."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)

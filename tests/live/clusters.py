@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -77,6 +79,15 @@ def eventually(wanted: Callable[[], Any]) -> Any:
     return answer
 
 
+def own_port() -> int:
+    """A port of those that the system gives to nobody unasked: it is free again once its owner was killed."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with contextlib.suppress(OSError), socket.socket() as tried:
+            tried.bind(("127.0.0.1", port))
+            return port
+
+
 class Line(NamedTuple):
     """One line of a job's log."""
 
@@ -103,7 +114,7 @@ class Cluster:
 
     def start_brain(self) -> None:
         """The brain, for the first time or again at the same address."""
-        listen = self.address or "127.0.0.1:0"
+        listen = self.address or f"127.0.0.1:{own_port()}"
         with (self.brain.home / "brain.err").open("ab") as said:
             process = self.brain.start("cluster", "start", "--listen", listen, *self._times, stderr=said)
         until(lambda: process.poll() is not None or self._asks())
@@ -118,7 +129,7 @@ class Cluster:
         """A node daemon that joins; its agent comes with it."""
         stage = self.nodes[name]
         given = ["--join", self.address, "--join-token-file", str(self.token), "--node-name", name]
-        timing = ["--report-period", "200ms", "--job-grace", "5s", "--slots", "8"]
+        timing = ["--report-period", "200ms", "--job-grace", "5s", "--slots", "8", "--grace", "60s"]
         with (stage.home / "node.err").open("ab") as said:
             return stage.node(*given, *timing, stderr=said).pid
 

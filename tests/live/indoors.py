@@ -1,6 +1,7 @@
 """A node inside this process: the real loop, door, pages, journal and machine, on a clock that the test sets."""
 
 import contextlib
+import gc
 import os
 import shutil
 import socket
@@ -133,7 +134,7 @@ class Indoors:
 
     def honest(self) -> wire.Tenants:
         """The answer that an honest client must get whatever others do."""
-        with Connection(self.path) as connection:
+        with Connection(self.path, BOUND_S) as connection:
             answer, _ = connection.ask(wire.List(wire.VERSION))
         assert isinstance(answer, wire.Tenants)
         return answer
@@ -143,7 +144,7 @@ class Indoors:
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(str(self.path))  # without a timeout it waits while the node's backlog is full
         connection.settimeout(BOUND_S)
-        with contextlib.suppress(BrokenPipeError):  # the node may have had enough already
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the node may have had enough already
             for data in said:
                 connection.sendall(data)
         return connection
@@ -183,8 +184,19 @@ def join(connection: Connection, spec: TenantSpec = SPEC) -> Terms:
 
 
 def descriptors() -> int:
-    """How many this process has open."""
+    """How many this process has open; what earlier tests left is not to vanish between two looks."""
+    gc.collect()
     return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def open_files() -> set[tuple[int, int, int]]:
+    """What this process has open: more than before is a leak, less is only what the garbage of an earlier test held."""
+    found = set()
+    for number in [int(path.name) for path in list(Path("/proc/self/fd").iterdir())]:
+        with contextlib.suppress(OSError):  # that of the listing itself is closed already
+            status = os.fstat(number)
+            found.add((number, status.st_dev, status.st_ino))
+    return found
 
 
 def until(wanted: Callable[[], Any]) -> None:

@@ -1,6 +1,7 @@
 """Does a client wait for a busy node, and say plainly when there is none?"""
 
 import os
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -12,6 +13,7 @@ import pytest
 from cotenant.errors import PeerError, WorldError
 from cotenant.format import wire
 from cotenant.live.client import HANDED, Connection, NodeAwayError, tenants_of
+from cotenant.live.clock import pause
 from cotenant.live.directory import listen
 
 Serve: TypeAlias = Callable[[Callable[[socket.socket], Any]], Path]
@@ -83,6 +85,29 @@ def test_a_node_that_takes_no_connections_is_not_taken_for_none(tmp_path: Path) 
         with Connection(path), pytest.raises(WorldError, match="takes no connections") as told:
             Connection(path, 1.0)
     assert not isinstance(told.value, NodeAwayError), "nobody must start a second node because the first is busy"
+
+
+def test_who_waits_for_a_full_backlog_is_not_taken_for_connected_by_a_signal(tmp_path: Path) -> None:
+    path = tmp_path / "s"
+    waiting = threading.get_ident()
+    before = signal.signal(signal.SIGUSR1, lambda _number, _frame: None)
+
+    def disturb_and_accept() -> None:
+        for _ in range(20):
+            pause(0.01)
+            signal.pthread_kill(waiting, signal.SIGUSR1)
+        listener.accept()[0].close()
+
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(path))
+        listener.listen(0)
+        with Connection(path):
+            thread = threading.Thread(target=disturb_and_accept)
+            thread.start()
+            with Connection(path) as waited:
+                assert waited._socket.getpeername() == str(path)
+            thread.join(30)
+    signal.signal(signal.SIGUSR1, before)
 
 
 def test_a_node_that_does_not_answer_is_a_world_error(serve: Serve) -> None:

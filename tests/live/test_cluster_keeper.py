@@ -184,6 +184,16 @@ def test_one_that_is_stopped_before_it_began_never_begins(yard: Yard) -> None:
     assert not yard.born(1).exists()
 
 
+def test_one_that_is_stopped_as_soon_as_its_keeper_is_known_says_why(yard: Yard) -> None:
+    """The keeper is told by a signal, which finds it whatever it is about to do."""
+    order = yard.order(1, "wait")
+    yard.attempts.accept(order, None)
+    yard.attempts.tend(boot_ns())
+    keeper_of(yard.attempts.record_of(order.attempt))
+    yard.attempts.stop(order.attempt, "moved elsewhere")
+    assert yard.ended().detail == "moved elsewhere"
+
+
 def test_what_a_program_left_behind_is_gone_when_it_has_ended(yard: Yard, tmp_path: Path) -> None:
     left = tmp_path / "left"
     order = yard.order(1, "own:0")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cotenant.apps.show_requests import served_so_far
-from cotenant.domain.cluster import JobState
+from cotenant.domain.cluster import JobState, JobTold
 from cotenant.domain.tenant import Kind
 from tests.e2e.stage import Stage
 from tests.live.clusters import PATIENCE_S, SERVICE, STEPS, Cluster, clusters, eventually
@@ -27,16 +27,31 @@ def requests_served(stage: Stage) -> int:
     return 0 if roll is None else sum(one.requests for one in served_so_far(stage.places.pages, roll).values())
 
 
-def offline_on(stage: Stage) -> list[str]:
+def has_served_more(stage: Stage, before: int) -> bool:
+    return requests_served(stage) > before
+
+
+def has_online_work_only(stage: Stage) -> bool:
     roll = stage.roll()
-    assert roll is not None
-    return [view.tenant.name for view in roll.tenants if view.tenant.terms.kind is Kind.OFFLINE]
+    return roll is not None and {view.tenant.terms.kind for view in roll.tenants} == {Kind.ONLINE}
 
 
 def running(cluster: Cluster) -> dict[str, tuple[str, int]]:
     """Where each job runs, and its attempt."""
     told = cluster.jobs()
     return {name: (job.node, job.attempt) for name, job in told.items() if job.state is JobState.RUNNING}
+
+
+def all_running(cluster: Cluster, many: int) -> dict[str, tuple[str, int]]:
+    """The same, once so many run; nothing before."""
+    found = running(cluster)
+    return found if len(found) == many else {}
+
+
+def all_done(cluster: Cluster) -> dict[str, JobTold]:
+    """All jobs, once all are done; nothing before."""
+    told = cluster.jobs()
+    return told if {job.state for job in told.values()} == {JobState.DONE} else {}
 
 
 def check_log(cluster: Cluster, name: str) -> int:
@@ -62,19 +77,19 @@ def test_a_node_that_is_cut_off_ends_its_job_before_that_is_started_elsewhere() 
     with clusters(nodes=2, gpus=1, lease="3s", grace="9s") as cluster:
         daemons = {name: cluster.start_node(name) for name in ("n1", "n2")}
         cluster.submit("job", GIB)
-        eventually(lambda: cluster.half_way() and running(cluster))
-        [(there, attempt)] = running(cluster).values()
-        [agent] = [pid for pid in children_of(daemons[there]) if pid == cluster.agent_of(there)]
+        [(there, attempt)] = eventually(lambda: cluster.half_way() and running(cluster)).values()
+        agent = eventually(lambda: cluster.agent_of(there))
+        assert agent in children_of(daemons[there])
         os.kill(agent, signal.SIGSTOP)
         try:
             eventually(lambda: any(job.attempt > attempt for job in cluster.jobs().values()))
             cluster.half.touch()
-            eventually(lambda: {job.state for job in cluster.jobs().values()} == {JobState.DONE})
+            eventually(lambda: all_done(cluster))
         finally:
             os.kill(agent, signal.SIGCONT)
         eventually(partial(cluster.is_clear, there))  # it comes back, and says how that ended
         assert check_log(cluster, "job") > 1
-        assert {job.state for job in cluster.jobs().values()} == {JobState.DONE}
+        assert {job.state for job in eventually(cluster.jobs).values()} == {JobState.DONE}
 
 
 def children_of(pid: int) -> list[int]:
@@ -91,15 +106,13 @@ def story(cluster: Cluster) -> None:
     for name in JOBS[:-1]:
         cluster.submit(name, 8 * GIB)
     eventually(lambda: len(cluster.half_way()) == 6)  # one on every GPU, in the middle of its work
-    eventually(lambda: len(running(cluster)) == 6)
-    before = running(cluster)
+    before = eventually(lambda: all_running(cluster, 6))
     assert sorted(node for node, _ in before.values()) == ["n1", "n1", "n2", "n2", "n3", "n3"]
     served = {name: requests_served(cluster.nodes[name]) for name in NODES}
 
     # Online work needs memory on a GPU of the third node: its node evicts the job there.
     big = cluster.nodes["n3"].tenant("big", "--online", "--memory", "14GiB", "--gpu", "soft:1", "--", "sleep", "600")
-    eventually(lambda: any(job.evictions for job in cluster.jobs().values()))
-    [evicted] = [name for name, job in cluster.jobs().items() if job.evictions]
+    [evicted] = eventually(lambda: [name for name, job in cluster.jobs().items() if job.evictions])
     assert before[evicted][0] == "n3"
 
     # The agent of the second node is killed, the daemon of the first (its agent goes with it), and then the brain.
@@ -126,8 +139,7 @@ def story(cluster: Cluster) -> None:
 
     cluster.submit(JOBS[-1], 8 * GIB, gpus=2)
     cluster.half.touch()
-    eventually(lambda: {job.state for job in cluster.jobs().values()} == {JobState.DONE})
-    told = cluster.jobs()
+    told = eventually(lambda: all_done(cluster))
     assert sorted(told) == JOBS
     attempts = {name: check_log(cluster, name) for name in JOBS}
     assert all(job.progress_ppm == 1_000_000 and not job.failures for job in told.values())
@@ -136,6 +148,6 @@ def story(cluster: Cluster) -> None:
     assert {attempts[name] for name in others if name != orphan} == {1}, "what was not evicted was not disturbed"
     for name, stage in cluster.nodes.items():
         eventually(partial(cluster.is_clear, name))  # every end was taken note of
-        assert not offline_on(stage)
-        assert stage.slots()["web"] == slots[name], "online work kept its place all the while"
-        assert requests_served(stage) > served[name]
+        eventually(partial(has_online_work_only, stage))
+        assert eventually(stage.slots)["web"] == slots[name], "online work kept its place all the while"
+        eventually(partial(has_served_more, stage, served[name]))

@@ -18,7 +18,7 @@ from cotenant.format.config import Config, validate
 from cotenant.format.config_control import ControlConfig
 from cotenant.format.flags import overlay
 from cotenant.live.client import Connection
-from tests.live.indoors import Indoors, join
+from tests.live.indoors import BOUND_S, Indoors, join
 
 NEITHER = "say NAME and --priority, --share or --limit, or rules without a NAME"
 
@@ -31,7 +31,7 @@ def node(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("COTENANT_CONFIG", str(config))
     with Indoors(gpus=(Gpu("v100", 1 << 34),)) as made, ExitStack() as stack:
         for kind, name in ((Kind.ONLINE, "web"), (Kind.OFFLINE, "a"), (Kind.OFFLINE, "b")):
-            join(stack.enter_context(Connection(made.path)), TenantSpec(kind, 5, name))
+            join(stack.enter_context(Connection(made.path, BOUND_S)), TenantSpec(kind, 5, name))
         yield made
 
 

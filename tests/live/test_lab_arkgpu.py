@@ -32,6 +32,6 @@ def test_every_way_answers_every_request_and_the_books_know_who_waited(
         assert way.goodput <= way.attainment + way.offline
     assert told.ways["exclusive"].offline == 1
     assert told.ways["exclusive"].delay_ms == 0
-    assert told.ways["mps"].delay_ms > 0
+    assert max(told.ways[way].delay_ms for way in ("mps", "slices")) > 0, "nobody ever waited for the other"
     assert [at for at, _, _ in told.changes] == sorted(at for at, _, _ in told.changes)
     assert all(0 < part <= 1 and why for _, part, why in told.changes)

@@ -1,14 +1,13 @@
 """Does a load send what it was meant to, when, and is every request in exactly one count?"""
 
-import contextlib
 import gzip
 import json
+import select
 import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -19,8 +18,10 @@ from cotenant.domain.goodput import Goodput
 from cotenant.domain.instant import MILLISECOND_NS, SECOND_NS
 from cotenant.errors import ConfigError, WorldError
 from cotenant.format.grpc_client import enveloped
-from cotenant.live.load.channel import Endpoint, endpoint_of, open_wire
-from cotenant.live.load.open import ClosedSource, Generator, Loaded, OpenSource, Terms
+from cotenant.live.load import open as load_room
+from cotenant.live.load.channel import Endpoint, Wire, endpoint_of, open_wire
+from cotenant.live.load.open import ClosedSource, Generator, Loaded, OpenSource, Source, Terms
+from tests.live.indoors import until
 from tests.live.servers import Server, identity
 
 CALLABLES = """
@@ -42,7 +43,7 @@ slow = Model(_nap, name="slow", inputs={"X": ("FP32", (1,))}, outputs={"X": ("FP
 fails = Model(_fails, name="fails", inputs={"X": ("FP32", (1,))}, outputs={"X": ("FP32", (1,))})
 """
 
-GIVEN = LoadArguments("", (), "poisson", "", "300ms", "0ms", (), "5s", False, 1, (), 64, 0)
+GIVEN = LoadArguments("", (), "poisson", "", "300ms", "0ms", (), "60s", False, 1, (), 64, 0)
 MS = MILLISECOND_NS
 
 
@@ -140,7 +141,7 @@ def test_the_command_answers_in_json(server: Server) -> None:
         "0ms",
         "--json",
     )
-    done = subprocess.run([sys.executable, "-m", "cotenant", *words], capture_output=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, "-m", "cotenant", *words], capture_output=True, timeout=120, check=True)
     (found,) = json.loads(done.stdout.splitlines()[-1])["models"]
     assert found["offered"] == found["answered"] > 0
 
@@ -152,7 +153,7 @@ class Scripted:
         self._answers = iter(answers)
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
-        self._held: list[socket.socket] = []
+        self.held: list[socket.socket] = []
         self._lock = threading.Lock()
         threading.Thread(target=self._serve, daemon=True).start()
 
@@ -169,7 +170,7 @@ class Scripted:
             with self._lock:
                 answer = next(self._answers, b"")
             if answer is None:
-                self._held.append(client)
+                self.held.append(client)
                 return
             if not answer:
                 break
@@ -178,8 +179,35 @@ class Scripted:
 
     def close(self) -> None:
         self._listener.close()
-        for one in self._held:
+        for one in self.held:
             one.close()
+
+
+class Patient(Generator):
+    """A load whose time stands still while an answer is on its way, whoever is slow; an answer takes a millisecond."""
+
+    def __init__(self, scripted: Scripted, wire: Wire, targets: list[tuple[str, int]], terms: Terms) -> None:
+        super().__init__(wire, targets, terms)
+        self._scripted = scripted
+        self._at_ns = 0
+
+    def run(self, source: Source, look: Callable[[float], None] = lambda _: None) -> Loaded:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(load_room, "monotonic_ns", lambda: self._at_ns)
+            patch.setattr(load_room, "select", self)
+            return super().run(source, look)
+
+    def select(self, ready: Sequence[int], _w: object, _x: object, timeout_s: float) -> None:
+        """In the place of the module: wait, or have the time pass at once where there is nothing to wait for."""
+        while self._is_awaited():
+            if select.select(ready, (), (), 0.01)[0]:
+                self._at_ns += MS
+                return
+        self._at_ns += round(timeout_s * SECOND_NS)
+
+    def _is_awaited(self) -> bool:
+        held = len(self._scripted.held) - self._statuses.get("expired", 0)
+        return len(self._under) - len(self._backlog) > held
 
 
 def said(status: int, more: bytes = b"") -> bytes:
@@ -192,7 +220,7 @@ def test_every_end_of_a_request_is_told_from_the_others() -> None:
     wire = open_wire(Endpoint("http", "127.0.0.1", scripted.port), [b"x"], 4)
     sends = iter([(place * 40 * MS, 0) for place in range(len(answers))])
     terms = Terms(0, SECOND_NS, 200 * MS)
-    loaded = Generator(wire, [("m", 0)], terms).run(OpenSource(sends))
+    loaded = Patient(scripted, wire, [("m", 0)], terms).run(OpenSource(sends))
     wire.close()
     scripted.close()
     found = offered(loaded, "m")
@@ -205,7 +233,7 @@ def test_what_finds_no_connection_waits_and_its_wait_counts() -> None:
     wire = open_wire(Endpoint("http", "127.0.0.1", scripted.port), [b"x"], 1)
     terms = Terms(0, 9 * SECOND_NS, SECOND_NS)
     sends = iter([(0, 0), (800 * MS, 0), (800 * MS, 0)])
-    loaded = Generator(wire, [("m", 900 * MS)], terms).run(OpenSource(sends))
+    loaded = Patient(scripted, wire, [("m", 900 * MS)], terms).run(OpenSource(sends))
     wire.close()
     scripted.close()
     found = offered(loaded, "m")
@@ -217,7 +245,7 @@ def test_clients_that_wait_ask_the_models_in_turn() -> None:
     scripted = Scripted([said(200)] * 1000)
     wire = open_wire(Endpoint("http", "127.0.0.1", scripted.port), [b"x", b"y"], 8)
     terms = Terms(0, 100 * MS, SECOND_NS)
-    loaded = Generator(wire, [("x", 0), ("y", 0)], terms).run(ClosedSource(2, 2, 100 * MS))
+    loaded = Patient(scripted, wire, [("x", 0), ("y", 0)], terms).run(ClosedSource(2, 2, 100 * MS))
     wire.close()
     scripted.close()
     counts = [offered(loaded, name).offered for name in ("x", "y")]
@@ -232,25 +260,32 @@ def test_what_was_recorded_can_be_played(server: Server, tmp_path: Path) -> None
     assert offered(offer_load(given, lambda _: None), "words").answered == 30
 
 
+def listens(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
 def test_calls_reach_a_server_that_others_wrote() -> None:
     """grpc.aio: its windows are smaller than these messages, its headers are packed in its own way."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = found.getsockname()[1]
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as grpc does: nobody else gets the port meanwhile
+    held.bind(("127.0.0.1", 0))
+    port = held.getsockname()[1]
     process = subprocess.Popen([sys.executable, "-m", "cotenant.live.load.bare_grpc", str(port)])
     try:
-        for _ in range(300):
-            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-                break
-            time.sleep(0.1)
+        until(lambda: process.poll() is not None or listens(port))
         messages = [enveloped(b"a" * 300_000), enveloped(b"b")]
         wire = open_wire(Endpoint("grpc", "127.0.0.1", port), messages, 2)
         sends = iter([(place * 2 * MS, place % 2) for place in range(100)])
-        loaded = Generator(wire, [("large", 0), ("small", 0)], Terms(0, SECOND_NS, 30 * SECOND_NS)).run(
+        loaded = Generator(wire, [("large", 0), ("small", 0)], Terms(0, SECOND_NS, 90 * SECOND_NS)).run(
             OpenSource(sends)
         )
         wire.close()
     finally:
         process.kill()
         process.wait()
+        held.close()
     assert [offered(loaded, name).answered for name in ("large", "small")] == [50, 50]

@@ -218,3 +218,31 @@ def test_closing_leaves_no_descriptor() -> None:
     room = Room()
     room.close()
     assert descriptors() == before
+
+
+def test_what_came_in_time_is_seen_before_the_deadline_though_we_got_no_processor(room: Room) -> None:
+    seen: list[str] = []
+
+    def stall(mask: int) -> None:
+        """While we do this, the next one speaks, and its deadline passes."""
+        del mask
+        seen.append("stalled")
+        room.loop.forget(room.ours.fileno())
+        room.loop.watch(room.theirs.fileno(), READ, heard)
+        room.ours.send(b"in time")
+        room.clock.advance(100)
+
+    def heard(mask: int) -> None:
+        del mask
+        seen.append("heard")
+        room.loop.forget(room.theirs.fileno())
+
+    def late(now: Instant) -> None:
+        seen.append(f"late at {now}")
+        room.loop.stop("late")
+
+    room.loop.watch(room.ours.fileno(), READ, stall)
+    room.loop.add_timed(Bell(150, late))
+    room.theirs.send(b"first")
+    room.loop.run()
+    assert seen == ["stalled", "heard", "late at 200"]

@@ -155,8 +155,10 @@ def test_a_dead_daemon_leaves_its_clients_alone_and_its_place_to_the_next(stage:
     client = stage.client("init", "context")
     server = stage.server()
     daemon = int((stage.pipe / "nvidia-cuda-mps-control.pid").read_text())
+    watch, ending = os.pidfd_open(server), os.pidfd_open(daemon)
     os.kill(daemon, signal.SIGKILL)
-    watch = os.pidfd_open(server)
+    assert select.select([ending], [], [], 60)[0]  # until then its socket takes whoever comes
+    os.close(ending)
     assert is_well(client)
     assert is_well(stage.client("init", "context"))  # no daemon, no MPS: a stale socket is none
     assert len({row["group"] for row in stage.books()["clients"]}) == 2

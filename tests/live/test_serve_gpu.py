@@ -133,7 +133,7 @@ def run(solo: Solo, model: Runnable, rows: int, units: int) -> Outcome:
 
 def until(found: Callable[[], Any]) -> Any:
     """What it is once it is something."""
-    for _ in range(1500):
+    for _ in range(6000):
         value = found()
         if value:
             return value
@@ -192,21 +192,28 @@ def test_a_run_whose_worker_dies_is_tried_once_more_and_all_come_back(place: Pla
     with place.solo(place.folder("death", long=LONG, quick=QUICK)) as solo:
         long, quick = load(solo, "long", 100), load(solo, "quick", 100)
         assert not run(solo, quick, 1, 100).failure
-        before = place.pids()
 
-        def strike() -> None:
-            started = {one["pid"]: one["counters"]["busy_ns"] for one in place.clients()}
-            busy = until(
-                lambda: [one["pid"] for one in place.clients() if one["counters"]["busy_ns"] > started[one["pid"]]]
-            )
-            os.kill(busy[0], signal.SIGKILL)
+        def struck() -> bool:
+            """Whether all of them are new; not so where the blow came so late that nothing was in flight any more."""
+            busy_ns = {one["pid"]: one["counters"]["busy_ns"] for one in place.clients()}
+            killer = threading.Thread(target=strike, args=(place, busy_ns))
+            killer.start()
+            assert not run(solo, long, 1, 100).failure
+            killer.join()
+            assert not run(solo, quick, 4, 100).failure
+            return not busy_ns.keys() & place.pids()
 
-        killer = threading.Thread(target=strike)
-        killer.start()
-        assert not run(solo, long, 1, 100).failure
-        killer.join()
-        assert not run(solo, quick, 4, 100).failure
-        assert not before & place.pids()
+        assert any(struck() for _ in range(5))
+
+
+def strike(place: Place, busy_ns: dict[int, int]) -> None:
+    """Kill the worker that has been busy since it was so for so long."""
+
+    def busy() -> list[int]:
+        found = {one["pid"]: one["counters"]["busy_ns"] for one in place.clients()}
+        return [pid for pid, known_ns in busy_ns.items() if found.get(pid, 0) > known_ns]
+
+    os.kill(until(busy)[0], signal.SIGKILL)
 
 
 def test_a_run_that_does_not_end_is_given_up_and_harms_nobody(place: Place) -> None:
@@ -215,6 +222,10 @@ def test_a_run_that_does_not_end_is_given_up_and_harms_nobody(place: Place) -> N
         before = place.pids()
         assert "took longer than 1 s" in run(solo, endless, 1, 100).failure
         until(lambda: len(before & place.pids()) < 2)
+        assert isinstance(solo.runtime, GpuRuntime)
+        crew = solo.runtime._crew
+        assert crew is not None
+        crew._limits = crew._limits._replace(run_ns=60 * SECOND_NS)  # who is well may be slow
         assert not run(solo, quick, 1, 100).failure
         assert len(before & place.pids()) == 1, "the other model's worker was struck"
 
@@ -256,12 +267,7 @@ def test_workers_are_tenants_that_pass_each_other_at_the_gate_and_end_with_their
         assert server.models == ["one", "two"]
         listed = json.loads(subprocess.check_output([*command, "ps", *where, "--json"]))
         assert sorted({one["name"].partition(".")[0] for one in listed["tenants"]}) == server.models
-        before = manage.inspect(place.gpus, 0)["counters"]["busy_ns"]
-        with ThreadPoolExecutor(2) as senders:
-            assert list(senders.map(lambda name: answered(server, name), server.models)) == [200, 200]
-        books = manage.inspect(place.gpus, 0)
-        each = sum(one["counters"]["busy_ns"] for one in books["clients"])
-        assert each > 1.5 * (books["counters"]["busy_ns"] - before), "they ran one after the other"
+        assert any(pass_each_other(place, server) for _ in range(5)), "they ran one after the other"
         server.process.kill()
         server.process.communicate()
         until(lambda: not place.clients())
@@ -271,6 +277,20 @@ def test_workers_are_tenants_that_pass_each_other_at_the_gate_and_end_with_their
             server.process.kill()
         node.terminate()
         node.communicate()
+
+
+def pass_each_other(place: Place, server: Server) -> bool:
+    """Whether two requests at once took the device less time than they had in sum; they may have met late."""
+
+    def busy_ns() -> tuple[int, int]:
+        books = manage.inspect(place.gpus, 0)
+        return sum(one["counters"]["busy_ns"] for one in books["clients"]), books["counters"]["busy_ns"]
+
+    before = busy_ns()
+    with ThreadPoolExecutor(2) as senders:
+        assert list(senders.map(lambda name: answered(server, name), server.models)) == [200, 200]
+    each, together = (now - then for now, then in zip(busy_ns(), before, strict=True))
+    return each > 1.5 * together
 
 
 def answered(server: Server, model: str) -> int:

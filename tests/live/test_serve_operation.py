@@ -20,7 +20,8 @@ pytest.importorskip("onnxruntime")
 pytest.importorskip("google.protobuf")
 from cotenant.experiment.server import CALLABLE, _Contender, _message
 from cotenant.live.load.closed import Load, put_under_load
-from tests.live.servers import Server, add_and_subtract, make_models
+from tests.live.indoors import until
+from tests.live.servers import HELD, Server, add_and_subtract, make_models
 
 TRITON = """
 name: "pair"
@@ -209,24 +210,26 @@ def test_triton_s_names_of_figures_are_there(server: Server) -> None:
 
 def test_what_is_under_way_is_answered_before_it_stops(tmp_path: Path) -> None:
     make_models(tmp_path)
+    (tmp_path / HELD).touch()
     server = Server(tmp_path, "--cores", "1")
-    body = json.dumps(sleep_for(0.5)).encode()
+    body = json.dumps(sleep_for(0)).encode()
     head = b"POST /v2/models/slow/infer HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
     with connect(server.http) as first, connect(server.http) as second:
         first.sendall(head + body)
         second.sendall(b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n")  # once answered, the first was taken, too
         assert second.recv(65536).startswith(b"HTTP/1.1 200")
         server.terminate()
-        for _ in range(200):
+
+        def is_ready() -> bool:
             second.sendall(b"GET /v2/health/ready HTTP/1.1\r\nHost: a\r\n\r\n")
-            if second.recv(65536).startswith(b"HTTP/1.1 503"):
-                break
-        else:
-            pytest.fail("a server that stops still says that it is ready")
+            return not second.recv(65536).startswith(b"HTTP/1.1 503")
+
+        until(lambda: not is_ready())
         second.sendall(head + body)
         refused = second.recv(65536)
         assert refused.startswith(b"HTTP/1.1 503")
         assert b"Retry-After" in refused
+        (tmp_path / HELD).unlink()
         assert first.recv(65536).startswith(b"HTTP/1.1 200")
     code, said = server.ended()
     assert code == 0, said

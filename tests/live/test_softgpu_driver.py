@@ -13,6 +13,7 @@ import pytest
 from cotenant.errors import ConfigError
 from cotenant.live.softgpu import manage, wire
 from tests.live.softgpus import run, start
+from tests.live.watched import eventually
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
 pytestmark = pytest.mark.timeout(180)
@@ -146,13 +147,14 @@ def test_time_slices_are_booked_on_the_neighbour(softgpu: Path) -> None:
             assert tenant.stdout is not None
             assert tenant.stdout.readline() == "at work\n"
         pids = {tenant.pid for tenant in tenants}
-        clients: list[dict[str, Any]] = []
-        for _ in range(50000):
-            clients = manage.inspect(softgpu, 0)["clients"]
-            if all(client["delayed_by"] for client in clients):
-                break
+
+        def delayed() -> list[dict[str, Any]]:
+            clients: list[dict[str, Any]] = manage.inspect(softgpu, 0)["clients"]
+            return clients if all(client["delayed_by"] for client in clients) else []
+
+        clients = eventually(delayed)
+        assert {client["pid"] for client in clients} == pids
         for client in clients:
-            assert client["pid"] in pids
             assert {other["pid"] for other in client["delayed_by"]} == pids - {client["pid"]}
     finally:
         for tenant in tenants:

@@ -238,9 +238,10 @@ def test_utilization_of_half_a_load_is_what_the_books_say(softgpu: Path, device:
 
 def test_the_latest_utilization_is_that_of_the_books(softgpu: Path, device: Any) -> None:
     worker = Worker(softgpu)
-    agreed = 0
-    for length_ns in (40_000_000, 90_000_000, 130_000_000) * 2:
-        worker.do("spin", length_ns, 80)
+    looks = agreed = 0
+    while looks < 6 or not agreed:  # a look that comes late finds the device idle
+        worker.do("spin", (40_000_000, 90_000_000, 130_000_000)[looks % 3], 80)
+        looks += 1
         while True:  # the same period on both sides of the question
             before = manage.inspect(softgpu, 0)["utilization"]
             rates, power_mw = nv.nvmlDeviceGetUtilizationRates(device), nv.nvmlDeviceGetPowerUsage(device)
@@ -250,7 +251,6 @@ def test_the_latest_utilization_is_that_of_the_books(softgpu: Path, device: Any)
         # 40 W idle, 260 W more at full use, of which seven tenths follow the SMs.
         assert abs(power_mw - (40_000 + 260_000 * 0.7 * before["sm_activity"])) <= 1
         agreed += before["busy_ns"] > 0
-    assert agreed > 0
     worker.end()
 
 

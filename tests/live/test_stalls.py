@@ -16,11 +16,15 @@ def test_only_what_is_clearly_late_counts_and_in_full(monkeypatch: pytest.Monkey
     naps_ns = [2 * MS, 3 * MS, 57 * MS, 7 * MS, 8 * MS]
     now_ns = 0
     counted = stalls.Stalls()
+    looks = [stalls.Lost(0, dict.fromkeys(os.sched_getaffinity(0), 0))]
 
     def nap(seconds: float) -> None:
         nonlocal now_ns
         assert seconds * 1e9 == 2 * MS
-        now_ns += naps_ns.pop(0)
+        nap_ns = naps_ns.pop(0)
+        now_ns += nap_ns // 3
+        looks.append(counted.look())
+        now_ns += nap_ns - nap_ns // 3
         if not naps_ns:
             counted._end.set()
 
@@ -30,8 +34,12 @@ def test_only_what_is_clearly_late_counts_and_in_full(monkeypatch: pytest.Monkey
     allowed = os.sched_getaffinity(0)
     counted._sleep(cpu)
     os.sched_setaffinity(0, allowed)
-    assert counted.lost_ns()[cpu] == 61 * MS
-    assert sum(counted.lost_ns().values()) == 61 * MS
+    assert [look.lost_ns[cpu] // MS for look in looks] == [0, 0, 0, 17, 55, 55]  # of a nap that lasts, until now
+    assert looks[4].since_pct(looks[3]) == pytest.approx(100 * 38 / (looks[4].at_ns - looks[3].at_ns) * MS)
+    assert looks[5].since_pct(looks[4]) == 0
+    lost_ns = counted.look().lost_ns
+    assert lost_ns.pop(cpu) == 61 * MS
+    assert set(lost_ns.values()) <= {0}
 
 
 def test_there_is_a_sleeper_for_each_processor_and_the_program_stays_where_it_may_be() -> None:
@@ -39,5 +47,5 @@ def test_there_is_a_sleeper_for_each_processor_and_the_program_stays_where_it_ma
     counted = stalls.Stalls()
     counted.begin()
     counted.end()
-    assert set(counted.lost_ns()) == allowed
+    assert set(counted.look().lost_ns) == allowed
     assert os.sched_getaffinity(0) == allowed

@@ -32,9 +32,15 @@ def stage(tmp_path: Path) -> Iterator[Watched]:
 
 
 def hang(stage: Watched, program: Program) -> None:
-    """The next kernel of a program does not end."""
+    """The next kernel of a program does not end; it is on the device when this returns."""
+
+    def submitted() -> int:
+        return next(int(client["submitted"]) for client in stage.books()["clients"] if client["pid"] == program.pid)
+
     fault.inject(stage.directory, 0, fault.KINDS["hang"], client=program.pid)
+    before = submitted()
     program.tell("spin", KERNEL_NS, 1)
+    until(lambda: submitted() >= before + 3)  # it, and the events before and behind it
 
 
 def clear(stage: Watched, program: Program) -> None:
@@ -118,12 +124,21 @@ def test_a_device_that_does_not_answer_is_lost_and_the_loop_goes_on(
     stage.seen(1)
     server = stage.books()["pid"]
     os.kill(server, signal.SIGSTOP)
+
+    def is_lost() -> bool:
+        """Where nothing is told twice; a slow machine may have lost it for a moment before, and found it again."""
+        changes = [type(event) for event in list(stage.events) if isinstance(event, GpuLost | GpuBack)]
+        assert changes == ([GpuLost, GpuBack] * len(changes))[: len(changes)]
+        return len(changes) % 2 == 1
+
     try:
-        assert len(eventually(lambda: stage.told(GpuLost))) == 1
+        until(is_lost)
+        assert stage.next_wakeup() is not None, "the loop goes on"
     finally:
         os.kill(server, signal.SIGCONT)
-    until(lambda: stage.told(GpuBack))
+    until(lambda: not is_lost())
     stage.seen(1)
+    is_lost()
 
 
 def test_a_kernel_that_does_not_end_is_found_by_its_profile(stage: Watched) -> None:
@@ -135,7 +150,7 @@ def test_a_kernel_that_does_not_end_is_found_by_its_profile(stage: Watched) -> N
     (told,) = eventually(lambda: stage.told(TenantHangs))
     assert (told.slot, told.generation) == (1, 1)
     assert told.waited_ns > max(LIMITS.hang_least_ns, LIMITS.hang_factor * told.expected_ns)
-    assert 0 < told.expected_ns < 10 * KERNEL_NS
+    assert told.expected_ns > 0
     assert "spin" in told.kernel
     stage.seen(5)
     assert len(stage.told(TenantHangs)) == 1
@@ -160,14 +175,19 @@ def test_what_only_looks_like_a_hang_is_none(stage: Watched) -> None:
     stage.known.say(tenant(1))
     assert program.heard() == "done"
 
+    stage.known.say(tenant(0))  # nobody judges it while it hangs and is not stopped
     hang(stage, program)
     os.kill(program.pid, signal.SIGSTOP)  # as a debugger does
     until(lambda: Path(f"/proc/{program.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T")
+    stage.known.say(tenant(0), tenant(1))
     stage.seen(looks)
     assert stage.told(TenantHangs) == []
+    stage.known.say(tenant(0))
+    stage.next_wakeup()  # the watch has heard it
     os.kill(program.pid, signal.SIGCONT)
     clear(stage, program)
 
+    stage.known.say(tenant(0), tenant(1))
     stage.seen(looks)  # it computes on the host
     assert stage.told(TenantHangs) == []
 

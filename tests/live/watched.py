@@ -133,8 +133,12 @@ class Watched:
             self._running = None
 
     def next_wakeup(self) -> int | None:
+        """As the loop finds it in a round that begins from now on: between two looks, not in the midst of one."""
         assert self._running is not None
-        return self._running.watch.next_wakeup()
+        rounds = self._running.rounds
+        before = rounds.count
+        until(lambda: rounds.count >= before + 2)
+        return rounds.wakeup
 
     def program(self, slot: int, program: str = "worker.py", **more: str) -> Program:
         """A program that has its context, in a seat."""
@@ -187,8 +191,9 @@ class _Running:
         self._errands = Errands(self._loop, "test")
         parts = Parts(self._gates, self._ledgers, Kin(), Devices([stage.directory]), self._errands, stage.records)
         self.watch = Watch(stage.known, parts, stage.events.append)
+        self.rounds = _Rounds(self.watch)
         self._loop.add_timed(self.watch)
-        self._loop.add_timed(_Often())
+        self._loop.add_timed(self.rounds)
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -212,10 +217,17 @@ class _Running:
             raise self.failure
 
 
-class _Often:
-    """Lets the loop notice what the test says to it from outside."""
+class _Rounds:
+    """Lets the loop notice what the test says to it from outside, and tells when the watch wants to wake."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self.count = 0
+        self.wakeup: int | None = None
 
     def next_wakeup(self) -> int:
+        self.wakeup = self._watch.next_wakeup()
+        self.count += 1
         return LiveClock(0).now() + 5 * MILLISECOND_NS
 
     def wake(self, now: int) -> None:
@@ -234,8 +246,14 @@ def watched(home: Path, limits: ProtectLimits = LIMITS) -> Iterator[Watched]:
 
 def eventually(wanted: Callable[[], T]) -> T:
     """What something comes to be that is not so yet."""
-    until(wanted)
-    return wanted()
+    found: list[T] = []
+
+    def look() -> T:
+        found[:] = [wanted()]
+        return found[0]
+
+    until(look)
+    return found[0]
 
 
 def changed(limits: ProtectLimits, **fields: int) -> ProtectLimits:

@@ -15,14 +15,15 @@ SANITIZERS = {
 }
 
 # Against hangs alone: on a busy machine the fuzzers take many times their time, and in a soak they take their time.
-LIMIT_S = 7200 if IS_SOAK else 280
+LIMIT_S = 7200 if IS_SOAK else 500
+pytestmark = pytest.mark.timeout(1200)  # for a build and its tests
 
 
 def run_native_tests(root: Path, build: Path) -> subprocess.CompletedProcess[str]:
     configure: list[str | Path] = [tool("cmake"), "-S", root, "-B", build, "-G", "Ninja"]
     kind = ["-DCMAKE_BUILD_TYPE=Debug", "-DCOTENANT_SANITIZE=ON", "-DCOTENANT_NATIVE_TESTS=ON"]
     run_or_fail([*configure, *kind, f"-DCMAKE_MAKE_PROGRAM={tool('ninja')}"], root)
-    run_or_fail([tool("cmake"), "--build", build], root)
+    run_or_fail([tool("cmake"), "--build", build], root, timeout_s=LIMIT_S)
     # ctest succeeds when it finds no test at all unless it is told otherwise.
     options = ["--output-on-failure", "--no-tests=error", "--timeout", str(LIMIT_S), "--parallel", "2"]
     return run([tool("ctest"), "--test-dir", build / "native", *options], root, SANITIZERS, LIMIT_S)

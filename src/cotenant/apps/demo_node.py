@@ -23,7 +23,7 @@ from cotenant.live.clock import pause
 from cotenant.live.directory import Places
 
 _GPU = "demo-v100=16GiB"
-_PROGRAM = "import time\nwhile True: time.sleep(0.1)"
+_PROGRAM = "import time\nprint('here', flush=True)\nwhile True: time.sleep(0.1)"
 _ENDS_AT_A_WORD = "import sys\nsys.stdin.read()"
 
 
@@ -79,8 +79,8 @@ class Stage:
         self.node.wait()
         self.node = self._start_node()
 
-    def until(self, wanted: Callable[[wire.Tenants], bool], tries: int = 200) -> wire.Tenants:
-        """Ask the node until it shows what is wanted."""
+    def until(self, wanted: Callable[[wire.Tenants], bool], tries: int = 1200) -> wire.Tenants:
+        """Ask the node until it shows what is wanted; for a minute at least, since the machine may be busy."""
         for _ in range(tries):
             with contextlib.suppress(CotenantError):
                 roll = tenants_of(self.places.socket)
@@ -160,6 +160,8 @@ def _story(stage: Stage, say: Callable[[str], None], console: Console | None) ->
     batch.communicate("")
     web.send_signal(signal.SIGTERM)
     web.communicate()
+    assert again.stdout is not None
+    again.stdout.readline()  # a program that is only about to begin dies of an interrupt in ways of its own
     again.send_signal(signal.SIGINT)
     again.communicate()
     codes = f"batch {batch.returncode}, web {web.returncode}, train {again.returncode}"

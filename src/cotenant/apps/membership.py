@@ -18,7 +18,7 @@ from cotenant.domain.tenant import Kind, TenantSpec, Terms
 from cotenant.errors import PeerError, WorldError
 from cotenant.format import wire
 from cotenant.format.quantity import format_duration, format_share, format_size, round_duration
-from cotenant.live.client import Connection, NodeAwayError, tenants_of
+from cotenant.live.client import Connection, NodeAwayError, NodeSilentError, tenants_of
 from cotenant.live.clock import monotonic_ns, pause
 from cotenant.live.directory import Places, lock_holder, make_directory
 from cotenant.live.journal import last_settings
@@ -63,6 +63,10 @@ class Membership:
         self.say = say
         self._complaint = ""
         self._connection: Connection | None = Connection(places.socket)
+        self._asked: Connection | None = None
+        """On which we have asked for our place again, and have no answer yet."""
+        self._forgotten = ""
+        """Why the node no longer knows us, once we have asked it for another place."""
         self.tenant = ""
         self.terms: Terms
         self.page = -1
@@ -116,36 +120,63 @@ class Membership:
         return [self.page, *self.gate, *self.ledger]
 
     def resume(self, *, join_anew: bool = True) -> bool:
-        """Try once to take our place again, or another if it is gone."""
+        """Try to take our place again, or another if it is gone; whether we have one.
+
+        A node that is slow to answer was asked all the same, and gives us the place: to hang up would be to lose it. So
+        the question stays, and the next try waits for its answer.
+        """
         try:
-            connection = Connection(self._places.socket, _HURRY_S)
+            connection = self._ask_again()
         except WorldError:
             return False
         try:
-            answer, handed = connection.ask(wire.Resume(wire.VERSION, self.terms.slot, self.terms.generation))
-            if isinstance(answer, wire.Welcome):
-                self._accept(answer, handed)
-            elif isinstance(answer, wire.Refused) and answer.reject.reason is Reason.EVICTED:
-                self.evicted = answer.reject.detail
-                connection.close()
+            answer, handed = connection.answer()
+            is_anew = self._forgotten != ""
+            if isinstance(answer, wire.Refused) and not is_anew and join_anew and _is_forgotten(answer.reject):
+                self._forgotten, is_anew = answer.reject.detail, True
+                answer, handed = connection.ask(wire.Join(wire.VERSION, self.spec))
+            if isinstance(answer, wire.Refused) and not is_anew:
+                if answer.reject.reason is Reason.EVICTED:
+                    self.evicted = answer.reject.detail
+                self._hang_up()
                 return False
-            elif join_anew and isinstance(answer, wire.Refused) and answer.reject.reason is not Reason.ALREADY_HERE:
-                self._ask_for_place(connection)
-                self.say(
-                    f"the node no longer knew us ({answer.reject.detail}): joined anew as {self.tenant}; "
-                    "the running program keeps no terms"
-                )
-            else:
-                connection.close()
-                return False
-        except (WorldError, PeerError) as error:
-            connection.close()
-            if str(error) != self._complaint and not isinstance(error, NodeAwayError):
-                self._complaint = str(error)
-                self.say(f"{error}; going on without a slot and trying again")
+            self._settle(answer, handed)
+        except NodeSilentError as error:
+            self._complain(error)
             return False
-        self._connection = connection
+        except (WorldError, PeerError) as error:
+            self._hang_up()
+            if not isinstance(error, NodeAwayError):
+                self._complain(error)
+            return False
+        if is_anew:
+            self.say(
+                f"the node no longer knew us ({self._forgotten}): joined anew as {self.tenant}; "
+                "the running program keeps no terms"
+            )
+        self._connection, self._asked, self._forgotten = connection, None, ""
         return True
+
+    def _ask_again(self) -> Connection:
+        """The connection on which we have asked for our place, now or before."""
+        if self._asked is None:
+            self._asked = Connection(self._places.socket, _HURRY_S)
+            try:
+                self._asked.tell(wire.Resume(wire.VERSION, self.terms.slot, self.terms.generation))
+            except WorldError:
+                self._hang_up()
+                raise
+        return self._asked
+
+    def _hang_up(self) -> None:
+        if self._asked is not None:
+            self._asked.close()
+        self._asked, self._forgotten = None, ""
+
+    def _complain(self, error: Exception) -> None:
+        if str(error) != self._complaint:
+            self._complaint = str(error)
+            self.say(f"{error}; going on without a slot and trying again")
 
     def device(self) -> Gpu | None:
         """The device that we sit at; if we ever must join anew, it is the one we ask for: the program is there."""
@@ -167,6 +198,7 @@ class Membership:
         A node that is away or hangs will find out by itself; whatever it says, the program's exit code is what counts.
         """
         if self._connection is None and not self.resume(join_anew=False):
+            self._hang_up()
             return
         assert self._connection is not None
         self._connection.hurry(_HURRY_S)
@@ -185,10 +217,6 @@ class Membership:
         if self.spec.kind is Kind.ONLINE and self.spec.memory_bytes:
             self._await(connection, signals)
         self._settle(*connection.answer())
-
-    def _ask_for_place(self, connection: Connection) -> None:
-        """Join beside a running program, which nobody attends to meanwhile: at once or not at all."""
-        self._settle(*connection.ask(wire.Join(wire.VERSION, self.spec)))
 
     def _settle(self, answer: wire.Answer, handed: list[int]) -> None:
         if isinstance(answer, wire.Refused):
@@ -219,6 +247,11 @@ class Membership:
         self.environment = answer.environment
         self.tenant = answer.tenant
         self.terms = answer.terms
+
+
+def _is_forgotten(reject: Reject) -> bool:
+    """Whether another place may be asked for: nobody gave ours away, or holds it."""
+    return reject.reason not in (Reason.EVICTED, Reason.ALREADY_HERE)
 
 
 def wait_for(descriptor: int, wait_s: float, signals: Signals | None) -> bool:

@@ -94,6 +94,7 @@ def _options(given: ServeArguments, places: Places, own: Places, say: Callable[[
         schedule=given.policy,
         admit=given.admit,
         requests_limit=given.queue,
+        ahead=runtime.pinned,
     )
     ports = (given.http_port, given.grpc_port, given.metrics_port)
     spans = None if given.trace == "off" else _place_of_spans(own, say)

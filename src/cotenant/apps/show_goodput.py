@@ -35,9 +35,20 @@ def show_goodput(console: Console, report: GoodputReport) -> None:
         "nothing else took time."
     )
     console.print(f"{report.ours}, at its best load: {report.goodput_vs_capacity:.2f} of the capacity in time.")
+    for cell in _ours_at_most(report):
+        took = f"sending took {cell.send_core_part:.0%} of a core and the server's front end {cell.front_core_part:.0%}"
+        left = f"{cell.goodput_vs_left_bound:.2f} of the bound on what these left"
+        console.print(f"At {cell.load:g} of the capacity, {cell.arrival}, {took}: in time, {left}.")
     late = sum(one.late_sends for one in report.cells)
     offered = sum(one.offered for one in report.cells)
     console.print(f"The sender was more than 1 ms late with {late} of {offered} requests; latencies begin before that.")
+
+
+def _ours_at_most(report: GoodputReport) -> list[GoodputCell]:
+    """The cells of ours under the highest load, where its front end and the sender share the cores with runs."""
+    most = max(one.load for one in report.cells)
+    mine = [one for one in report.cells if (one.policy, one.load) == (report.ours, most)]
+    return [one for one in mine if one.goodput_vs_left_bound is not None]
 
 
 def _row(policy: GoodputOfPolicy, cells: Sequence[GoodputCell]) -> list[str]:

@@ -133,6 +133,8 @@ class Run(Value, frozen=True, tag="run"):
     """Zero: unshared, on the whole device beside whatever else runs."""
     cores: tuple[int, ...]
     """Which, where a unit is a core; of a GPU, and of an unshared run, none."""
+    after: int = 0
+    """The run that has the first of these cores still, and after which this one begins; zero: it begins at once."""
 
 
 class Release(Value, frozen=True, tag="release"):

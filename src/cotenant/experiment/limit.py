@@ -221,9 +221,9 @@ def _baseline(world: World, kind: str, beside: str, shares: tuple[int, ...]) -> 
 
 def _case(world: World, kind: str, beside: str, share: int, seconds: float) -> LimitCase:
     pause(_WARM_S)
-    before = world.lost_ns()
+    before = world.lost()
     looks: list[Seen] = world.windows(seconds)
-    lost_ns = max(after - before[cpu] for cpu, after in world.lost_ns().items())
+    stalled_pct = world.lost().since_pct(before)
     windows = [after.since(before, _TENANT) for before, after in itertools.pairwise(looks)]
     actual = looks[-1].since(looks[0], _TENANT)
     return LimitCase(
@@ -237,7 +237,7 @@ def _case(world: World, kind: str, beside: str, share: int, seconds: float) -> L
         neighbour_pct=round(looks[-1].since(looks[0], _NEIGHBOUR), 2),
         load=round(os.getloadavg()[0], 2),
         reachable=True,
-        stalled_pct=round(100 * lost_ns / (looks[-1].at_ns - looks[0].at_ns), 2),
+        stalled_pct=round(stalled_pct, 2),
     )
 
 

@@ -14,7 +14,7 @@ from cotenant.live.client import tenants_of
 from cotenant.live.clock import LiveClock, pause
 from cotenant.live.directory import Places
 from cotenant.live.process import run_to_end
-from cotenant.live.soak.stalls import Stalls
+from cotenant.live.soak.stalls import Lost, Stalls
 from cotenant.live.softgpu import manage
 
 WINDOW_S: Final = 0.1
@@ -84,9 +84,9 @@ class World:
             looks.append(self.look())
         return looks
 
-    def lost_ns(self) -> dict[int, int]:
+    def lost(self) -> Lost:
         """For how long each processor ran nothing of ours so far."""
-        return self._stalls.lost_ns()
+        return self._stalls.look()
 
     def look(self) -> Seen:
         """The counters now."""

@@ -26,6 +26,10 @@ class NodeAwayError(WorldError):
     """Nobody answers at the node's socket."""
 
 
+class NodeSilentError(WorldError):
+    """The node has not answered in time; what was asked may still be answered."""
+
+
 class Connection:
     """One conversation with a node."""
 
@@ -39,7 +43,7 @@ class Connection:
         self._pushed: list[wire.Push] = []  # what came before an answer
         self._handed: list[int] = []  # descriptors that came with an answer that is not complete yet
         try:
-            self._socket.connect(str(path))
+            self._connect(str(path))
         except PermissionError:
             self._socket.close()
             raise WorldError(
@@ -54,6 +58,15 @@ class Connection:
                 f"no node answers at {path} ({error.strerror}); start one with: cotenant node"
             ) from None
         self._socket.settimeout(timeout_s)
+
+    def _connect(self, path: str) -> None:
+        # A signal amid the wait for a full backlog ends it, and Python takes the socket for connected though it is not.
+        is_connected = False
+        while not is_connected:
+            self._socket.connect(path)
+            with contextlib.suppress(OSError):
+                self._socket.getpeername()
+                is_connected = True
 
     def fileno(self) -> int:
         """For waiting until the node says something, or goes away."""
@@ -76,7 +89,7 @@ class Connection:
         try:
             self._socket.sendall(wire.encode(request))
         except TimeoutError:
-            raise WorldError(_SILENT) from None
+            raise NodeSilentError(_SILENT) from None
         except OSError as error:
             raise NodeAwayError(f"the node went away: {error.strerror or error}") from None
 
@@ -113,7 +126,7 @@ class Connection:
         try:
             data, received = self._receive()
         except TimeoutError:
-            raise WorldError(_SILENT) from None
+            raise NodeSilentError(_SILENT) from None
         except OSError as error:
             raise NodeAwayError(f"the node went away: {error.strerror or error}") from None
         self._handed += received

@@ -15,8 +15,11 @@ import msgspec
 
 from cotenant.errors import ConfigError, WorldError
 from cotenant.format.config import Config, DirectoriesConfig, decode_config
+from cotenant.live.clock import pause
 
 _SOCKET_PATH_LIMIT: Final = 107  # sun_path of a Unix socket address, less its terminating zero
+_NAMING_TRIES: Final = 300
+_NAMING_S: Final = 0.01
 
 
 class Places(msgspec.Struct, frozen=True):
@@ -173,20 +176,30 @@ def take_lock(path: Path, who: str = "a node") -> int:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
+        _await_name(path)
         holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
         os.close(descriptor)
         raise WorldError(
             f"{who} already runs on {path.parent} (pid {holder}); stop it, or choose others with --runtime and --state"
         ) from None
-    os.ftruncate(descriptor, 0)
-    os.write(descriptor, f"{os.getpid()}\n".encode())
+    line = f"{os.getpid()}\n".encode()
+    os.pwrite(descriptor, line, 0)  # never empty between two holders: that would look as if there were none
+    os.ftruncate(descriptor, len(line))
     return descriptor
+
+
+def _await_name(path: Path) -> None:
+    """Whoever took a lock writes its number next; until then those who ask for the holder hear that there is none."""
+    for _ in range(_NAMING_TRIES):
+        if lock_holder(path) is not None:
+            return
+        pause(_NAMING_S)
 
 
 def lock_holder(path: Path) -> int | None:
     """The process that took this lock, if it lives. Asking does not try the lock: that could turn a new node away."""
     try:
-        pid = int(path.read_text())
+        pid = int(path.read_text().split("\n", 1)[0])
     except (OSError, ValueError):
         return None
     return pid if Path(f"/proc/{pid}").exists() else None

@@ -29,7 +29,7 @@ from cotenant.domain.event import (
     TenantSuspended,
 )
 from cotenant.domain.gate import GateRules
-from cotenant.domain.instant import SECOND_NS, Instant
+from cotenant.domain.instant import NEVER, SECOND_NS, Instant
 from cotenant.domain.plan import Reject
 from cotenant.domain.tenant import TenantSpec, Terms
 from cotenant.errors import PeerError
@@ -169,9 +169,15 @@ class LiveDoor:
         return next(iter(self._owing.values()), None)
 
     def wake(self, now: Instant) -> None:
-        """Close the connections whose patience has run out."""
+        """Close the connections whose patience has run out; what they said while we were held up comes first."""
         for number in [number for number, deadline in self._owing.items() if now >= deadline]:
-            self._drop(self._peers[number], "nothing complete came for too long")
+            peer = self._peers.get(number)
+            if peer is None:
+                continue
+            if not peer.blocked:
+                self._ready(peer, READ)
+            if self._owing.get(number, NEVER) <= now:
+                self._drop(peer, "nothing complete came for too long")
 
     def close(self) -> None:
         """Close every connection without a word: tenants take it as a node that will come back."""

@@ -77,10 +77,11 @@ class ReadyLoop:
     def run(self) -> str:
         """Go on until stopped; returns the reason."""
         while self._stop is None:
+            # Before the look, not after it: what came in time is seen before its deadline, though we got no processor.
+            now = self._clock.now()
             for key, mask in self._selector.select(self._patience()):
                 if key.fd in self._selector.get_map():  # an earlier step of this round may have closed it
                     key.data(mask)
-            now = self._clock.now()
             for timed in self._timed:
                 due = timed.next_wakeup()
                 if due is not None and now >= due:

@@ -6,8 +6,9 @@ contains is not known here, only its rows and whether its rows look like those o
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from heapq import heappop, heappush
-from typing import Final, NamedTuple
+from typing import Final
 
 from cotenant.domain.instant import NEVER, Duration, Instant
 from cotenant.domain.lane import Ended, Foreseen, Foresees, GiveUp, Launch, UnderWay, View
@@ -31,6 +32,7 @@ from cotenant.domain.serving import (
 from cotenant.domain.value import Value
 from cotenant.format.quantity import round_duration
 from cotenant.machine.lanes import QueueLane
+from cotenant.machine.runs import Runs
 from cotenant.policy.admit import REQUEST_POLICIES
 from cotenant.policy.predict.service import Drift
 from cotenant.policy.schedule import SERVE_POLICIES
@@ -57,12 +59,8 @@ class ServerSettings(Value, frozen=True):
     admit: str = "deadline"
     requests_limit: int = 8192
     """That may wait, over all models."""
-
-
-class _Running(NamedTuple):
-    lane: QueueLane
-    cores: tuple[int, ...]
-    deadlines: tuple[Instant, ...]
+    ahead: bool = False
+    """Whether runs may be given to units whose run is about to end: the runtime begins them right after it."""
 
 
 class _Lag:
@@ -97,16 +95,13 @@ class ServerMachine:
         self._foresees = own if isinstance(own, Foresees) and settings.admit == "deadline" else None
         self._admit = REQUEST_POLICIES[settings.admit]
         self._lag = _Lag()
-        self._free_units = settings.units
-        self._free_cores: list[int] = list(range(settings.units)) if settings.pinned else []
+        self._runs = Runs(settings.units, pinned=settings.pinned)
         self._lanes: dict[int, QueueLane] = {}
         self._everyone: tuple[QueueLane, ...] = ()
         self._named: dict[str, QueueLane] = {}
         self._busy: dict[int, QueueLane] = {}  # those in which something waits
         self._home: dict[int, QueueLane] = {}  # of each request that waits
-        self._runs: dict[int, _Running] = {}
         self._drift = Drift()
-        self._under_way: dict[int, UnderWay] = {}
         self._deadlines: list[tuple[Instant, int]] = []
         self._next_run = 0
         self._draining = False
@@ -134,6 +129,8 @@ class ServerMachine:
         self._hold = None
         if self._busy:
             self._launch(now, actions)
+            if self._busy and self.settings.ahead:
+                self._launch_ahead(now, actions)
         if self._draining and not self._drained and not self._home and not self._runs:
             self._drained = True
             actions.append(Drained(self.turn))
@@ -214,8 +211,9 @@ class ServerMachine:
 
     def _view(self, now: Instant) -> View:
         """Made for every decision, so nothing in it is counted or copied."""
-        runs = self._under_way.values()
-        free = self._free_units
+        return self._view_of(self._runs.free_units, self._runs.under_way, now)
+
+    def _view_of(self, free: int, runs: Collection[UnderWay], now: Instant) -> View:
         free_at = now if free else min((run.expected_end for run in runs), default=now)
         all_units = self.settings.units
         return View(self._busy.values(), free, all_units, free_at, now, self._everyone, runs, self._lag.high_ns(now))
@@ -233,12 +231,10 @@ class ServerMachine:
             self._left(lane, actions)
 
     def _finished(self, event: Finished, now: Instant, actions: list[ServerAction]) -> None:
-        lane, cores, deadlines = self._runs.pop(event.run)
-        run = self._under_way.pop(event.run)
-        self._free_units += run.units
-        self._free_cores = sorted((*self._free_cores, *cores))
+        lane, run, deadlines, followed = self._runs.end(event.run, now)
         lane.running -= 1
-        self._lag.add(max(now - run.began - event.took_ns, 0), now)
+        # Of one that began right after another, nobody knows when that was; what is believed is not forgotten by it.
+        self._lag.add(self._lag.high_ns(now) if followed else max(now - run.began - event.took_ns, 0), now)
         if not event.failed and (run.units or not lane.measured):  # how much an unshared one had is not known
             lane.learn(run.rows, run.units or self.settings.units, event.took_ns)
         late = sum(NEVER != deadline < now for deadline in deadlines)
@@ -293,24 +289,38 @@ class ServerMachine:
                 self._hold = None if choice is None else choice.until
                 return
 
-    def _run(self, choice: Launch, now: Instant, actions: list[ServerAction]) -> None:
+    def _launch_ahead(self, now: Instant, actions: list[ServerAction]) -> None:
+        """Choose what follows the run that is about to end, or be woken when it is; none that is overdue: who knows."""
+        lead_ns = self._lag.high_ns(now)
+        while self._busy and (soonest := self._runs.soonest()) is not None:
+            after, end = soonest
+            if end - lead_ns > now:
+                self._hold = end - lead_ns if self._hold is None else min(self._hold, end - lead_ns)
+                return
+            if end + lead_ns < now:
+                return
+            choice = self._schedule.next(self._view_of(*self._runs.but_for(after), now))
+            if isinstance(choice, Launch):
+                self._run(choice, now, actions, after)
+            elif isinstance(choice, GiveUp):
+                self._give_up(choice, actions)
+            else:
+                return
+
+    def _run(self, choice: Launch, now: Instant, actions: list[ServerAction], after: int = 0) -> None:
         lane = self._lanes[choice.key]
         taken = lane.take(choice.requests)
         units = choice.units
-        assert 0 <= units <= self._free_units
-        self._free_units -= units
-        cores = tuple(self._free_cores[:units])
-        del self._free_cores[:units]
         for one in taken:
             del self._home[one.request]
         lane.running += 1
         self._next_run += 1
         number = self._next_run
-        end = now + lane.expected_ns(choice.rows, units or self.settings.units)
-        self._runs[number] = _Running(lane, cores, tuple(one.deadline for one in taken))
-        self._under_way[number] = UnderWay(lane.key, choice.rows, units, now, end)
+        lasts_ns = lane.expected_ns(choice.rows, units or self.settings.units)
+        deadlines = tuple(one.deadline for one in taken)
+        cores = self._runs.begin(number, lane, choice, lasts_ns, deadlines, now, after)
         requests = tuple(one.request for one in taken)
-        actions.append(Run(self.turn, number, lane.spec.name, lane.key, requests, choice.rows, units, cores))
+        actions.append(Run(self.turn, number, lane.spec.name, lane.key, requests, choice.rows, units, cores, after))
         self._left(lane, actions)
 
     def _give_up(self, choice: GiveUp, actions: list[ServerAction]) -> None:

@@ -42,6 +42,7 @@ class SimServing:
         self._loop = loop
         self._device = device
         self._began: dict[int, Instant] = {}
+        self._followers: dict[int, Run] = {}
         self._host = ServerHost(machine, self, self)
         self._wake: Instant | None = None
         self.answered: dict[int, Instant] = {}
@@ -66,14 +67,21 @@ class SimServing:
             self._deliver(Tick(), now)
 
     def start(self, run: Run) -> None:
-        """Begin a run."""
+        """Begin a run, or have it begin after another."""
+        if run.after in self._began:
+            self._followers[run.after] = run
+            return
         self._began[run.run] = self._loop.now()
         self._device.begin(run, self._end)
 
     def _end(self, run: Run, now: Instant) -> None:
         for request in run.requests:
             self.answered[request] = now
-        self._deliver(Finished(run.run, now - self._began.pop(run.run)), now)
+        took_ns = now - self._began.pop(run.run)
+        follower = self._followers.pop(run.run, None)
+        if follower is not None:
+            self.start(follower)
+        self._deliver(Finished(run.run, took_ns), now)
 
     def release(self, model: str, key: int) -> None:
         """Note it."""

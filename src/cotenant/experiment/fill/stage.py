@@ -241,8 +241,9 @@ class Stage:
                 if follow is not None:
                     self._follow(first, second, offline, follow)
                 online_said = first.result()
-            else:
-                pause(for_s)
+            elif second is not None:
+                pause(for_s)  # in which it had no processor, perhaps, on a busy machine: a rate of nothing is none
+                self._await_kernels(second.pid, client_of(before, second.pid)["counters"]["kernels"] + 1)
             after = self.books()
             look(0 if first is None else first.pid, 0 if second is None else second.pid)
             said = None if first is None else (first.pid, online_said)
@@ -305,7 +306,10 @@ class Stage:
 
     def _warm(self, pid: int, progress: Progress) -> None:
         """Until it has completed some work; asking the device is what takes the time."""
-        wanted = progress.kernels_by(_WARM_NS)
+        self._await_kernels(pid, progress.kernels_by(_WARM_NS))
+
+    def _await_kernels(self, pid: int, wanted: int) -> None:
+        """Until it has completed so many."""
         for _ in _until(_PATIENCE_S):
             if client_of(self.books(), pid)["counters"]["kernels"] >= wanted:
                 return

@@ -31,6 +31,10 @@ class Tried(msgspec.Struct, frozen=True):
     """What the same policy has answered in time where runs take what was measured; None: it is not simulated."""
     core_part: float
     """Of one core, what sending took."""
+    front_part: float = 0.0
+    """Of one core, what the server's front end took."""
+    left_bound_rps: float | None = None
+    """As `bound_rps`, on what both left of the cores that runs have; None: runs have another device."""
 
     @property
     def goodput_rps(self) -> float:
@@ -70,6 +74,10 @@ class GoodputCell(msgspec.Struct, frozen=True):
     send_lag_p99_us: float
     send_core_part: float
     """Of one core, what sending took: that much less was left for the server."""
+    front_core_part: float
+    """Of one core, what taking requests in and answering them took: that much less was left for the runs."""
+    goodput_vs_left_bound: float | None
+    """Over the bound on what sending and the front end left of the cores; None where runs have another device."""
     p99_ms: float
     """Of the answers of the model that has the longest."""
     goodput_by_model: dict[str, float]
@@ -125,6 +133,10 @@ def summed(tries: Sequence[Tried], defaults: Sequence[Tried]) -> GoodputCell:
         late_sends=sum(one.late_sends for one in models),
         send_lag_p99_us=_middle([max(one.send_lag_p99_us for one in tried.models) for tried in tries]),
         send_core_part=_middle([tried.core_part for tried in tries]),
+        front_core_part=_middle([tried.front_part for tried in tries]),
+        goodput_vs_left_bound=_middle_of(
+            [tried.goodput_rps / tried.left_bound_rps if tried.left_bound_rps else None for tried in tries]
+        ),
         p99_ms=_middle([max(one.p99_ms for one in tried.models) for tried in tries]),
         goodput_by_model={name: _middle([one.goodput_rps for one in by_model[name]]) for name in names},
     )

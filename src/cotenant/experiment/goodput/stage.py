@@ -50,6 +50,11 @@ class Server:
         said = self._log.read_text(errors="replace").strip()[-500:]
         raise WorldError(f"the contender {self.name!r} does not get ready: {said or 'it says nothing'}")
 
+    def front_ns(self) -> Duration:
+        """What its first thread computed since it started: that is where requests come in and answers go out."""
+        pid = self._process.pid
+        return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[0])
+
     def stop(self) -> None:
         """End it, kindly at first."""
         self._process.terminate()

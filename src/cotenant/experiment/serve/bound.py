@@ -64,7 +64,7 @@ def _is_below(left: tuple[float, float], middle: tuple[float, float], right: tup
     return rise <= (right[1] - left[1]) * (middle[0] - left[0])
 
 
-def bound(areas: Mapping[str, float], offered: Mapping[str, float], all_units: int) -> dict[str, float]:
+def bound(areas: Mapping[str, float], offered: Mapping[str, float], all_units: float) -> dict[str, float]:
     """Rows a second of each model such that their sum is the most there can be; `areas` are those of `least_area`."""
     left = float(all_units)
     found = dict.fromkeys(offered, 0.0)
@@ -77,7 +77,7 @@ def bound(areas: Mapping[str, float], offered: Mapping[str, float], all_units: i
     return found
 
 
-def fair_bound(areas: Mapping[str, float], offered: Mapping[str, float], all_units: int) -> dict[str, float]:
+def fair_bound(areas: Mapping[str, float], offered: Mapping[str, float], all_units: float) -> dict[str, float]:
     """The same where every model is to have the same part of its rows answered: no schedule is better in all of them.
 
     The most rows of all are had by serving the cheapest models alone, which nobody wants.

@@ -36,6 +36,7 @@ _LONGER_NS: Final = 8 * SECOND_NS  # a drain, and what `cotenant run` takes besi
 _ROUND_S: Final = 0.02
 _PR_SET_PDEATHSIG: Final = 1
 _TOLD: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_HEARD: Final = (*_TOLD, signal.SIGCHLD)
 _NOT_LEASED: Final = "the lease ran out: the brain was not heard of for too long"
 _TOLD_DIRECTLY: Final = "its keeper was told to end"
 _ORPHANED: Final = "its keeper was killed"
@@ -80,8 +81,7 @@ class _Attempt:
 
     def run(self) -> End:
         """From its start to its end."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, (*_TOLD, signal.SIGCHLD))
-        wakeful = signal_descriptor((*_TOLD, signal.SIGCHLD))
+        wakeful = signal_descriptor(_HEARD)
         self._look()
         if self._asked is None:
             self._start()
@@ -207,6 +207,7 @@ def main(arguments: list[str]) -> int:
     """Be a keeper."""
     attempt, lease = arguments
     name_process("cotenant-keeper")
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)  # before it is known as the keeper: from then on it may be told
     record = Record(Path(attempt))
     keep(record, lambda order: _Attempt(record, order, Path(lease)).run())
     return 0

@@ -51,8 +51,10 @@ def show_terms(directory: Path, page: int, gate: Sequence[int] = (), ledger: Seq
 
 def hold(run: Path) -> int:
     """Say that somebody uses this directory, for as long as the returned descriptor is open."""
-    descriptor = os.open(run / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    made = run / f"{_LOCK_FILE}.new"
+    descriptor = os.open(made, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     fcntl.flock(descriptor, fcntl.LOCK_SH)
+    made.rename(run / _LOCK_FILE)  # only now: whoever finds a lock that nobody holds clears the directory away
     return descriptor
 
 

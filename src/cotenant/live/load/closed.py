@@ -198,7 +198,7 @@ class _Generator:
             channel.socket.sendall(channel.begin())
             self._selector.register(channel.socket, selectors.EVENT_READ, channel)
         now = begin
-        while now < pace.until_ns:
+        while now < pace.until_ns or not self._done:  # of no answer at all there is nothing to tell
             ready = self._selector.select(10)
             if not ready:
                 raise SystemExit("the server does not answer")

@@ -53,6 +53,7 @@ class Dstack:
         self._seen: dict[int, Instant] = {}
         self._ends: list[End] | None = None
         self._held: dict[int, int] | None = None
+        self._seen_free = 0
 
     def next(self, view: View) -> Launch | GiveUp | Hold | None:
         """The most urgent that has units and time."""
@@ -60,6 +61,7 @@ class Dstack:
             self._replan(view)
         if not view.free_units:
             return None
+        self._look_anew(view)
         held = self._held_units(view)
         queues = [Queue(self._book(lane, view), lane.waiting, held.get(lane.key, 0), view.now) for lane in view.lanes]
         if len(queues) > 1:
@@ -160,6 +162,7 @@ class Dstack:
     def _forecast(self, asked: Waiting | None, lane: Lane, view: View) -> Forecast:
         queues = []
         own = asked
+        self._look_anew(view)
         held = self._held_units(view)
         for one in view.lanes:
             waiting: Sequence[Waiting] = one.waiting
@@ -180,6 +183,12 @@ class Dstack:
         if book is None:
             book = self._books[lane.key] = Book(lane, view.all_units)
         return book
+
+    def _look_anew(self, view: View) -> None:
+        """What is kept of the runs under way holds while as much is free: one of them may be taken for over."""
+        if view.free_units != self._seen_free:
+            self._seen_free = view.free_units
+            self._ends = self._held = None
 
     def _order(self, view: View, *, idle: bool) -> Order:
         now = view.now
