@@ -20,9 +20,10 @@ from tests.live.hooks import Hook, hook_before
 from tests.live.softgpus import PROGRAMS
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
-pytestmark = pytest.mark.timeout(240)
 KILLS = examples(30, 500)
 """How many processes die at the gate."""
+WINDOW_NS = 100_000_000
+"""What was not used for so long is lost, also to one that launches what costs nothing; as in native/gate/limit.h."""
 
 
 class Seats:
@@ -134,8 +135,11 @@ def test_every_kind_of_kernel_is_charged_to_its_share_and_a_copy_is_not(seats: S
             paid_ns = seats.count(OFFLINE, "paid_ns")
             say(program, order)
             assert heard(program) == order
-            is_charged = seats.count(OFFLINE, "paid_ns") != paid_ns  # less, where it gets back what others overpaid
-            assert is_first or is_charged == (order not in {"copy", "memset"})
+            now_paid_ns = seats.count(OFFLINE, "paid_ns")
+            if order in {"copy", "memset"}:
+                assert is_first or now_paid_ns <= max(paid_ns, seats.count(OFFLINE, "at_ns") - WINDOW_NS)
+            else:
+                assert is_first or now_paid_ns != paid_ns  # less, where it gets back what others overpaid
     seats.gate.seat(static_ppm=1)
     say(program, "kernel")
     before = seats.count(OFFLINE, "sequence")  # read first: what was earned while we got no processor lets it pass

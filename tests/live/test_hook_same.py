@@ -18,7 +18,6 @@ from tests.live.hooks import NATIVE, WAYS, Hook, compiled, hook_before, run
 from tests.live.softgpus import PROGRAMS
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
-pytestmark = pytest.mark.timeout(240)
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 

@@ -24,7 +24,6 @@ from tests.live.test_gate_hook import Seats
 from tests.tool import ROOT
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
-pytestmark = pytest.mark.timeout(240)
 
 MIB, GIB = 1 << 20, 1 << 30
 FULL = "CUDA_ERROR_OUT_OF_MEMORY"

@@ -12,7 +12,6 @@ from cotenant.live.ledger import path_of
 from tests.live.ledgers import Quotas
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
-pytestmark = pytest.mark.timeout(240)
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -11,7 +11,6 @@ from cotenant.live.softgpu import wire
 from tests.live.mps import READY, Stage
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
-pytestmark = pytest.mark.timeout(120)
 
 SMS = 16
 COMPUTE_MODE = 20

@@ -17,7 +17,6 @@ from tests.effort import examples
 from tests.live.mps import Stage, Steered
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
-pytestmark = pytest.mark.timeout(120)
 
 TRANSCRIPT = Path(__file__).parent / "transcripts" / "mps.txt"
 

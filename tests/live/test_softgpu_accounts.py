@@ -15,7 +15,6 @@ from tests.live.puppets import Puppet, puppets
 from tests.live.softgpus import start
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
-pytestmark = pytest.mark.timeout(180)
 
 MIB = 1 << 20
 CONTEXT = 300 * MIB

@@ -12,7 +12,6 @@ from tests.live.softgpus import start
 from tests.live.test_softgpu_crash import at_work, settled
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
-pytestmark = pytest.mark.timeout(180)
 
 WAYS = ("stream", "event", "context", "function", "copy", "free", "graph", "value", "ring")
 

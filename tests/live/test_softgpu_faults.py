@@ -15,7 +15,6 @@ from tests.live.softgpus import run, start
 from tests.live.test_softgpu_crash import at_work, settled
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
-pytestmark = pytest.mark.timeout(180)
 
 OF_ONE_CLIENT = [kind.name for kind in KINDS.values() if kind.reach is Reach.CLIENT and kind.xids and not kind.lasting]
 

@@ -13,7 +13,6 @@ from tests.live.puppets import Puppet, puppets
 from tests.live.softgpus import run
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
-pytestmark = pytest.mark.timeout(180)
 
 UNIT = 2 << 20
 INVALID = "CUDA_ERROR_INVALID_VALUE"

@@ -20,7 +20,6 @@ from cotenant.live.softgpu import manage
 from tests.live.puppets import Puppet
 
 pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
-pytestmark = pytest.mark.timeout(300)
 
 UNIT = 2 << 20
 BOOKED = 512

@@ -15,8 +15,6 @@ from cotenant.live.softgpu.fault import KINDS, inject, reset, set_clock
 from tests.live.mps import READY, Stage
 from tests.live.nvmls import Worker, device_of, refusal
 
-pytestmark = pytest.mark.timeout(120)
-
 WAIT_MS = 60_000
 
 
