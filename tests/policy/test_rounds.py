@@ -162,10 +162,12 @@ def test_a_job_of_several_gpus_takes_the_node_that_others_miss_least() -> None:
 def test_what_is_free_is_kept_for_a_large_job_that_waited_long_and_could_ever_go_there() -> None:
     hours = 3_600_000_000_000
     for waited, sizes, kept in (
-        (7 * hours, [4, 2], True),
-        (5 * hours, [4, 2], False),
-        (7 * hours, [2, 2], False),  # no node is large enough for it
-        (7 * hours, None, False),
+        (31 * hours, [4, 2], True),
+        (29 * hours, [4, 2], False),  # of two nodes it would be half of all
+        (7 * hours, [4, *[2] * 49], True),
+        (5 * hours, [4, *[2] * 49], False),
+        (31 * hours, [2, 2], False),  # no node is large enough for it
+        (31 * hours, None, False),
     ):
         one = round_of([[0.8], [0.8]], [0, 1, 1, 1], [0, 0, 0], node=[0, 0, 1], gpus=[3, 1])
         one = one._replace(

@@ -7,6 +7,7 @@ that others stay whole. For who has waited for hours, a node is kept until enoug
 
 from __future__ import annotations
 
+from math import sqrt
 from typing import Final
 
 import numpy as np
@@ -17,7 +18,7 @@ _PER_GPU_LEFT: Final = 1e-4
 """What a GPU that stays free on the node takes off, so that it decides between nodes that are alike only."""
 PATIENCE_NS: Final = 6 * 3_600_000_000_000
 _KEPT_NODES: Final = 50
-"""At most one node in so many is kept, and in smaller clusters one."""
+"""At most one node in so many is kept, and in smaller clusters one, after longer. Our choice."""
 _PER_PRICE: Final = 1e-3
 """Of GPUs of a node that are nearly alike for it, it takes those that others want less."""
 
@@ -27,16 +28,26 @@ def place_gangs(given: Round, jobs: Array, is_free: Array, price: Array) -> list
     if not len(jobs):
         return []
     nodes = _Nodes(given, is_free, price)
+    patience_ns = patience_in(0 if given.sizes is None else len(given.sizes))
     pairings, without = [], []
     for job in jobs.tolist():
         kind = int(given.jobs.kind[job])
         if gpus := nodes.take(kind):
             worth = float(given.worth[kind, given.gpus.kind[list(gpus)]].min())
             pairings.append(Pairing(job, gpus, worth))
-        elif given.jobs.waited_ns[job] >= PATIENCE_NS:
+        elif given.jobs.waited_ns[job] >= patience_ns:
             without.append(kind)
     _keep_nodes(given, without, is_free)
     return pairings
+
+
+def patience_in(nodes: int) -> float:
+    """How long a job waits for several GPUs before a node is kept for it.
+
+    In a small cluster a node is much of it, so that others have more time first: by the root of how much more it is,
+    between all of their waiting and all of its own.
+    """
+    return PATIENCE_NS * sqrt(max(1.0, _KEPT_NODES / max(nodes, 1)))
 
 
 def _keep_nodes(given: Round, kinds: list[int], is_free: Array) -> None:
