@@ -42,8 +42,6 @@ class Node:
             match self.wants.pop():
                 case "tell":
                     self.link.tell(report(self.name))
-                case "leave":
-                    self.link.leave()
 
     def close(self) -> None:
         self.loop.stop("over")
@@ -81,9 +79,6 @@ def test_reports_arrive_orders_come_and_a_lease_is_held(brain: Brains) -> None:
         until(lambda: node.orders)
         assert isinstance(node.orders[0], StartJob)
         assert node.orders[0].attempt.job == "j1"
-        node.wants.append("leave")
-        until(lambda: node.link.has_left)
-        assert list(brain.machine.nodes()) == []
     finally:
         node.close()
 

@@ -84,7 +84,6 @@ requests: st.SearchStrategy[wire.Request] = st.one_of(
     st.builds(wire.AskAuthority, version),
     st.builds(wire.Enrol, version, pems, names, pems),
     st.builds(wire.Told, version, amounts, told),
-    st.builds(wire.Leave, version),
     st.builds(wire.Renew, version, pems),
     st.builds(wire.Submit, version, specs),
     st.builds(wire.Cancel, version, names),
@@ -119,11 +118,11 @@ def is_allowed(request: wire.Request, role: Role | None) -> bool:
     """By the words of the documentation, written once more."""
     own = {
         None: (wire.AskAuthority, wire.Enrol),
-        Role.NODE: (wire.Told, wire.Leave, wire.Renew),
+        Role.NODE: (wire.Told, wire.Renew),
         Role.USER: (wire.Submit, wire.Cancel, wire.ListJobs, wire.ListNodes, wire.Renew),
     }
     if role is Role.OPERATOR:
-        return not isinstance(request, (*own[None], wire.Told, wire.Leave))
+        return not isinstance(request, (*own[None], wire.Told))
     return isinstance(request, own[role])
 
 

@@ -83,12 +83,6 @@ class Told(Message, frozen=True, tag="told"):
     report: NodeTold
 
 
-class Leave(Message, frozen=True, tag="leave"):
-    """I leave for good, and have ended all that ran here."""
-
-    version: int
-
-
 # -- from whoever has a certificate ----------------------------------------------------------------------------------
 
 
@@ -272,7 +266,7 @@ class Wrong(Message, frozen=True, tag="wrong"):
 
 
 FromStranger: TypeAlias = AskAuthority | Enrol
-FromNode: TypeAlias = Told | Leave | Renew
+FromNode: TypeAlias = Told | Renew
 FromUser: TypeAlias = Submit | Cancel | ListJobs | ListNodes | Renew
 FromOperator: TypeAlias = FromUser | MakeToken | Issue | Revoke | Forget | Drain | SetQuota
 Request: TypeAlias = FromStranger | FromNode | FromOperator

@@ -263,9 +263,6 @@ class BrainDoor:
                 if not self._clerk.is_taken_note_of(report):  # its lease must run out: it is somebody else by now
                     raise PeerError(f"node {holder.name!r} has started anew since; is its identity used twice?")
                 self._send(peer, wire.Heard(sequence, *self._clerk.terms()))
-            case wire.Leave():
-                self._loop.post(NodeGone(holder.name))
-                self._send(peer, wire.Done())
             case wire.Renew(request=asked):
                 self._send(peer, self._clerk.renew(holder, asked))
 

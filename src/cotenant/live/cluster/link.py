@@ -63,8 +63,6 @@ class BrainLink:
         self._is_greeted = False  # whether the brain at the other end has shown that it is one
         self._sequence = 0
         self._sent: dict[int, Instant] = {}  # reports that were sent and not acknowledged
-        self._is_leaving = False
-        self.has_left = False
         self._is_closed = False
         self._new_key = ""  # while a renewal is under way
         self.leased_until: Instant | None = None
@@ -80,11 +78,6 @@ class BrainLink:
     def tell(self, report: NodeTold) -> None:
         """Report, now or as soon as the brain is there; of reports that wait, only the newest counts."""
         self._latest = report
-        self._send()
-
-    def leave(self) -> None:
-        """Tell the brain that this node is gone for good; it has ended all that ran."""
-        self._is_leaving = True
         self._send()
 
     def close(self) -> None:
@@ -164,8 +157,6 @@ class BrainLink:
                 self._take(action)
             case wire.Enrolled(certificate=certificate):
                 self._renewed(certificate)
-            case wire.Done():
-                self.has_left = True
             case wire.Refused(reject=reject):
                 self._say(f"the brain refused: {reject.detail}")
             case wire.Wrong(detail=detail):
@@ -190,9 +181,7 @@ class BrainLink:
         """What is to be said, if the brain is there."""
         if self._channel is None or not self._is_greeted:
             return
-        if self._is_leaving:
-            self._channel.send(wire.encode(wire.Leave(wire.VERSION)))
-        elif self._latest is not None:
+        if self._latest is not None:
             now = self._clock.now()
             self._sequence += 1
             if not self._sent:
