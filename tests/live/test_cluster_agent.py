@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from cotenant.apps import cluster_agent
 from cotenant.domain.cluster import Attempt, GpuCondition, JobEnd, JobSpec
 from cotenant.domain.clusters import AckEnd, NodeTold, StartJob, StopJob
 from cotenant.domain.control import Dial
@@ -23,6 +25,7 @@ from cotenant.domain.tenant import NAME_LIMIT, NAME_PATTERN, Kind, Tenant, Tenan
 from cotenant.domain.use import TaskUse
 from cotenant.errors import WorldError
 from cotenant.format import wire
+from cotenant.format.config_agent import AgentConfig
 from cotenant.live.cluster import agent as agent_module
 from cotenant.live.cluster import attempts as attempts_module
 from cotenant.live.cluster.agent import Agent, Site, next_epoch
@@ -30,6 +33,7 @@ from cotenant.live.cluster.attempts import Attempts
 from cotenant.live.cluster.launch import Launch, tenant_name
 from cotenant.live.cluster.offers import Offers, seen_use, type_of
 from cotenant.live.cluster.record import MARK, End, Keeper, Record, read_lease
+from cotenant.live.directory import Places
 
 GIB = 1 << 30
 GPUS = [
@@ -286,6 +290,18 @@ def test_the_lease_of_the_keepers_is_the_brains_word_and_nothing_else(scene: Sce
     made = Record(scene.kept[0]).order()
     assert made is not None
     assert made.grace_ns == scene.brain.grace_ns // 3, "a program's grace ends well before the cluster's"
+
+
+def test_an_agent_without_room_for_its_records_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(cluster_agent, "_identity", full)
+    places = Places(tmp_path / "run", tmp_path / "state")
+    with pytest.raises(WorldError, match=r"cannot keep its records in .*: No space left on device; make room there"):
+        cluster_agent.serve_agent(
+            AgentConfig(), Places(tmp_path / "run", tmp_path / "state"), "", print, until_eof=False
+        )
 
 
 def test_reports_come_several_times_within_a_short_lease(scene: Scene) -> None:

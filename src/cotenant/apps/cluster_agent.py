@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from cotenant.domain.instant import SECOND_NS
-from cotenant.errors import ConfigError
+from cotenant.errors import ConfigError, WorldError
 from cotenant.format.config_agent import AgentConfig
 from cotenant.live.clock import BootClock, unix_ns
 from cotenant.live.cluster.agent import Agent, Site, next_epoch
@@ -26,6 +28,7 @@ from cotenant.live.process import name_process
 from cotenant.live.stopping import stop_on_signals
 
 STANDARD_INPUT = 0
+_NO_ROOM: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 
 
 def serve_agent(config: AgentConfig, places: Places, file: str, say: Callable[[str], None], *, until_eof: bool) -> None:
@@ -63,6 +66,12 @@ def serve_agent(config: AgentConfig, places: Places, file: str, say: Callable[[s
         finally:
             link.close()
             loop.close()
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        # What is not on record may not be promised: better none than an agent that forgets.
+        told = f"the agent cannot keep its records in {home}: {error.strerror}"
+        raise WorldError(f"{told}; make room there. Jobs go on, and the next agent finds them") from None
     finally:
         os.close(lock)
 
