@@ -299,9 +299,7 @@ def test_an_agent_without_room_for_its_records_says_so(tmp_path: Path, monkeypat
     monkeypatch.setattr(cluster_agent, "_identity", full)
     places = Places(tmp_path / "run", tmp_path / "state")
     with pytest.raises(WorldError, match=r"cannot keep its records in .*: No space left on device; make room there"):
-        cluster_agent.serve_agent(
-            AgentConfig(), Places(tmp_path / "run", tmp_path / "state"), "", print, until_eof=False
-        )
+        cluster_agent.serve_agent(AgentConfig(), places, "", print, until_eof=False)
 
 
 def test_reports_come_several_times_within_a_short_lease(scene: Scene) -> None:
