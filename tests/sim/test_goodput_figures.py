@@ -43,7 +43,7 @@ def tried(policy: str, load: float, in_time: int, bound_rps: float = 100.0) -> T
     models = (counted("a", 100, in_time, 100 - in_time), counted("b", 100, 0 if policy == "plain" else in_time))
     simulated_rps = None if policy == "plain" else 3.0 * in_time
     left_rps = None if policy == "plain" else bound_rps / 2
-    return Tried(policy, "poisson", load, models, bound_rps, 2 * bound_rps, simulated_rps, 0.1, 0.3, left_rps)
+    return Tried(policy, "poisson", load, models, bound_rps, 2 * bound_rps, simulated_rps, 0.1, 0.3, 1.5, left_rps)
 
 
 def test_cells_are_medians_of_the_rounds_against_the_default_of_the_same_round() -> None:
@@ -56,7 +56,7 @@ def test_cells_are_medians_of_the_rounds_against_the_default_of_the_same_round()
     assert ours.goodput_rps == 60
     assert (ours.goodput_vs_bound, ours.goodput_vs_greedy_bound) == (1.0, 0.5)
     assert (ours.goodput_vs_left_bound, plain.goodput_vs_left_bound) == (2.0, None)
-    assert (ours.send_core_part, ours.front_core_part) == (0.1, 0.3)
+    assert (ours.send_core_part, ours.front_core_part, ours.slower) == (0.1, 0.3, 1.5)
     assert (ours.simulated_rps, plain.simulated_rps) == (90.0, None)
     assert ours.goodput_vs_default == 6.0  # 8, 6 and 4
     assert plain.goodput_vs_default == 1.0

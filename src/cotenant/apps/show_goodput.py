@@ -37,7 +37,7 @@ def show_goodput(console: Console, report: GoodputReport) -> None:
     console.print(f"{report.ours}, at its best load: {report.goodput_vs_capacity:.2f} of the capacity in time.")
     for cell in _ours_at_most(report):
         took = f"sending took {cell.send_core_part:.0%} of a core and the server's front end {cell.front_core_part:.0%}"
-        left = f"{cell.goodput_vs_left_bound:.2f} of the bound on what these left"
+        left = f"{cell.goodput_vs_left_bound:.2f} of the bound on what these left, at the speed of then"
         console.print(f"At {cell.load:g} of the capacity, {cell.arrival}, {took}: in time, {left}.")
     late = sum(one.late_sends for one in report.cells)
     offered = sum(one.offered for one in report.cells)

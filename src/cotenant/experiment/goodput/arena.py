@@ -13,6 +13,7 @@ from cotenant.domain.runtimes import RunTimes
 from cotenant.experiment.goodput.models import Served, make_models
 from cotenant.experiment.goodput.stage import Server, default_command, serve_command
 from cotenant.experiment.goodput.surface import profile
+from cotenant.experiment.goodput.yardstick import Yardstick
 from cotenant.experiment.serve.ways import way_of
 
 DEFAULT_ONNX: Final = "onnxruntime default"
@@ -59,6 +60,10 @@ class Arena(Protocol):
         """What runs take here."""
         ...
 
+    def slower(self) -> float:
+        """How many times as long runs take now as when they were profiled."""
+        ...
+
     def set_slos(self, slos_ms: Mapping[str, float]) -> None:
         """From now on servers may know these."""
         ...
@@ -90,6 +95,7 @@ class CpuArena:
         self._blind.mkdir()
         self.models = make_models(self._blind, small=small)
         self.all_units = len(os.sched_getaffinity(0))
+        self._yardstick: Yardstick | None = None
 
     def plain(self) -> list[Server]:
         """ONNX Runtime as it comes, and ours taking anyone."""
@@ -98,7 +104,13 @@ class CpuArena:
 
     def profiled(self) -> dict[str, RunTimes]:
         """On one core, two, and so on up to all."""
-        return profile(self._blind, self._kept, "--budget", self._time)
+        found = profile(self._blind, self._kept, "--budget", self._time)
+        self._yardstick = Yardstick(self._blind)
+        return found
+
+    def slower(self) -> float:
+        """By the same runs as right after the profile."""
+        return 1.0 if self._yardstick is None else self._yardstick.slower()
 
     def set_slos(self, slos_ms: Mapping[str, float]) -> None:
         """The same models once more, each with its objective beside it."""
@@ -119,6 +131,8 @@ class CpuArena:
 
     def close(self) -> None:
         """Nothing was done to the machine."""
+        if self._yardstick is not None:
+            self._yardstick.close()
 
 
 def write_slos(source: Path, folder: Path, slos_ms: Mapping[str, float]) -> None:

@@ -262,6 +262,7 @@ class _Bench:
         instants = self._instants(arrival, load, number)
         terms = Terms(course.warm_ns, course.warm_ns + course.cell_ns, _PATIENCE_NS)
         asked = played(server, self._arena.models, ground.slos_ns(), terms, list(instants.values()))
+        slower = self._arena.slower()
         before_ns = server.front_ns()
         loaded = self._player.play(asked)
         front_part = round((server.front_ns() - before_ns) / terms.until_ns, 3)
@@ -272,7 +273,7 @@ class _Bench:
             simulated = ground.surface.simulated(server.name, instants, course.warm_ns, course.cell_ns).goodput_per_s
         left_rps = None
         if self._arena.is_measured:
-            left_rps = ground.surface.bounds(offered_by(found), loaded.core_part + front_part).fair_rps
+            left_rps = ground.surface.bounds(offered_by(found), loaded.core_part + front_part, slower).fair_rps
         return Tried(
             server.name,
             arrival,
@@ -283,6 +284,7 @@ class _Bench:
             simulated,
             loaded.core_part,
             front_part,
+            slower,
             left_rps,
         )
 

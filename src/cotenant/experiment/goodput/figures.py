@@ -33,8 +33,10 @@ class Tried(msgspec.Struct, frozen=True):
     """Of one core, what sending took."""
     front_part: float = 0.0
     """Of one core, what the server's front end took."""
+    slower: float = 1.0
+    """How many times as long runs took right before as when they were profiled."""
     left_bound_rps: float | None = None
-    """As `bound_rps`, on what both left of the cores that runs have; None: runs have another device."""
+    """As `bound_rps`, on what both left of the cores, at the speed these had; None: runs have another device."""
 
     @property
     def goodput_rps(self) -> float:
@@ -76,8 +78,10 @@ class GoodputCell(msgspec.Struct, frozen=True):
     """Of one core, what sending took: that much less was left for the server."""
     front_core_part: float
     """Of one core, what taking requests in and answering them took: that much less was left for the runs."""
+    slower: float
+    """How many times as long runs took right before as when they were profiled: machines do not keep their speed."""
     goodput_vs_left_bound: float | None
-    """Over the bound on what sending and the front end left of the cores; None where runs have another device."""
+    """Over the bound on what sending and the front end left of the cores, at that speed; None: runs are not there."""
     p99_ms: float
     """Of the answers of the model that has the longest."""
     goodput_by_model: dict[str, float]
@@ -134,6 +138,7 @@ def summed(tries: Sequence[Tried], defaults: Sequence[Tried]) -> GoodputCell:
         send_lag_p99_us=_middle([max(one.send_lag_p99_us for one in tried.models) for tried in tries]),
         send_core_part=_middle([tried.core_part for tried in tries]),
         front_core_part=_middle([tried.front_part for tried in tries]),
+        slower=_middle([tried.slower for tried in tries]),
         goodput_vs_left_bound=_middle_of(
             [tried.goodput_rps / tried.left_bound_rps if tried.left_bound_rps else None for tried in tries]
         ),

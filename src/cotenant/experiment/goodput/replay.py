@@ -105,6 +105,10 @@ class ReplayArena:
         """At every width that runs may have."""
         return profile(self._blind, self._kept, "--budget", self._time, *self._where())
 
+    def slower(self) -> float:
+        """A software GPU keeps its own time."""
+        return 1.0
+
     def set_slos(self, slos_ms: Mapping[str, float]) -> None:
         """The same models once more, each with its objective beside it."""
         self._aware.mkdir()

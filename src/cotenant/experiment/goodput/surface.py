@@ -46,10 +46,13 @@ class Surface(msgspec.Struct, frozen=True):
     slos_ns: Mapping[str, Duration]
     all_units: int
 
-    def bounds(self, offered_rps: Mapping[str, float], taken_units: float = 0.0) -> Bounds:
-        """For what is offered, on what is left of the device."""
+    def bounds(self, offered_rps: Mapping[str, float], taken_units: float = 0.0, slower: float = 1.0) -> Bounds:
+        """For what is offered, on what is left of the device, where runs take so many times as long as measured."""
         areas = {name: least_area(self.times[name], self.slos_ns[name], MAX_BATCH) for name in offered_rps}
-        found = (method(areas, offered_rps, max(self.all_units - taken_units, 0.0)) for method in (fair_bound, bound))
+        found = (
+            method(areas, offered_rps, max(self.all_units - taken_units, 0.0) / slower)
+            for method in (fair_bound, bound)
+        )
         fair_rps, greedy_rps = (sum(one.values()) for one in found)
         return Bounds(fair_rps, greedy_rps)
 
