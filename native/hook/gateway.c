@@ -159,15 +159,17 @@ static uint64_t first_after(const struct ct_gate *gate, uint64_t launches, uint6
     return first_ns;
 }
 
-int ct_others_were_still(struct ct_session *session, const struct ct_still *still, uint64_t length_ns)
+int ct_others_were_still(struct ct_session *session, const struct ct_still *still, uint64_t length_ns, uint64_t least_ns)
 {
     struct ct_gate *gate = &session->gateway->gate;
     ct_lock(session);
+    const uint64_t now_ns = ct_gateway_now(session, ct_clock_ticks(&session->clock));
+    const uint64_t ours_ns = length_ns > least_ns ? length_ns : least_ns;
     uint64_t sum = sum_of(gate, 0, 0);
-    int were_still = still->launches && sum == still->launches;
+    int were_still = still->launches && sum == still->launches && (!least_ns || now_ns > still->start_ns + least_ns);
     if (still->launches && sum > still->launches) {
         uint64_t first_ns = first_after(gate, sum - still->launches, still->from_ns);
-        were_still = first_ns != CT_GATE_NEVER && first_ns > still->start_ns + length_ns + length_ns / 4 + MARGIN_NS;
+        were_still = first_ns != CT_GATE_NEVER && first_ns > still->start_ns + ours_ns + ours_ns / 4 + MARGIN_NS;
     }
     ct_unlock(session);
     return were_still;

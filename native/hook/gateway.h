@@ -58,7 +58,8 @@ struct ct_still {
 struct ct_still ct_others_still(struct ct_session *session);
 /* Whether our tenant's other processes, whose time slices are in our events too, did nothing meanwhile. */
 int ct_kin_was_still(struct ct_session *session, const struct ct_still *still);
-/* Whether none of them launched from then on until work of ours that took so long was over. */
-int ct_others_were_still(struct ct_session *session, const struct ct_still *still, uint64_t length_ns);
+/* Whether none of them launched from then on until work of ours that took so long was over; `least_ns`: nor for so long,
+ * whatever ours took. Where launches of one name differ, short ones would else be found undisturbed more often than long ones. */
+int ct_others_were_still(struct ct_session *session, const struct ct_still *still, uint64_t length_ns, uint64_t least_ns);
 
 #endif

@@ -16,8 +16,10 @@ static const uint64_t MAGIC = UINT64_C(0x31574f4e4b544f43); /* "COTKNOW1" in lit
 enum { ENOUGH = 8, WILD = 4, PATH_ROOM = 1024 };
 /* A measured launch stands for no more of its kind than these, and for no more of their time. */
 enum { CHECKED_FOR = 16, CHECKED_NS = 2 * 1000 * 1000, PPM = 1000 * 1000 };
+/* Of one whose launches differ, each measured one stands for fewer, and more are needed to know better than a profile. */
+enum { VARIED = 8 };
 /* One that tells more is waited for this many times as long. */
-enum { CHECKED_LATE = 4 };
+enum { CHECKED_LATE = 4, USUAL_TURN = 1 << 8 };
 /* Of those measured beside a neighbour, by length: of the shorter and of the longer ones. */
 enum { LOW = 1, HIGH = 4 };
 enum { MANY_WAVES = 1000 * 1000 };
@@ -73,6 +75,8 @@ static void set(struct ct_known *known, uint64_t mean_ns, uint64_t p90_ns, uint6
     const int is_wild = mean_ns < UINT64_MAX / WILD && p99_ns > WILD * mean_ns;
     const uint64_t hardly_ns = !is_wild ? p90_ns : p99_ns <= CT_GATE_DEPTH_NS ? p99_ns : 2 * p99_ns;
     known->sure_ns = hardly_ns > known->expect_ns ? hardly_ns : known->expect_ns;
+    /* Nine in ten of those that are alike are near the mean, and none is far from it. */
+    known->varies = is_wild || (p90_ns > mean_ns ? p90_ns - mean_ns > mean_ns / 4 : mean_ns - p90_ns > mean_ns / 10);
     known->may_fill = 1;
     known->is_known = 1;
 }
@@ -102,7 +106,8 @@ void ct_known_learn(struct ct_known *known, const struct ct_histogram *device)
 {
     uint64_t count = atomic_load_explicit(&device->count, memory_order_relaxed), seen = 0, p90_ns = 0, p99_ns = 0;
     const uint64_t highest_ns = atomic_load_explicit(&device->highest, memory_order_relaxed);
-    if (!count || (known->is_known && count < ENOUGH && known->tries == 0) || (count > 2 * ENOUGH && count % ENOUGH))
+    const uint64_t enough = known->varies ? VARIED * ENOUGH : ENOUGH;
+    if (!count || (known->is_known && count < enough && known->tries == 0) || (count > 2 * ENOUGH && count % ENOUGH))
         return;
     for (unsigned i = 0; i < CT_RECORD_BUCKETS && seen < count; i++) {
         seen += atomic_load_explicit(&device->buckets[i], memory_order_relaxed);
@@ -162,8 +167,15 @@ void ct_known_charge(struct ct_known *known, uint64_t bound_ns)
 
 int ct_known_must_check(const struct ct_known *known)
 {
-    return known->free_ppm < PPM &&
-           (!known->is_known || known->charges >= CHECKED_FOR || known->charged_ns >= CHECKED_NS);
+    const uint64_t turn = known->turn ? known->turn : USUAL_TURN, fewer = USUAL_TURN * (known->varies ? VARIED : 1);
+    return known->free_ppm < PPM && (!known->is_known || known->charges + UINT64_C(1) >= CHECKED_FOR * turn / fewer ||
+                                     known->charged_ns + use_of(known, 0) >= CHECKED_NS * turn / fewer);
+}
+
+void ct_known_checked(struct ct_known *known, uint64_t chance)
+{
+    known->charged_ns = known->charges = 0;
+    known->turn = USUAL_TURN / 2 + (uint32_t)(chance % (USUAL_TURN + 1)); /* from half to half as many again */
 }
 
 int ct_known_can_wait(const struct ct_known *known)
@@ -195,8 +207,10 @@ uint64_t ct_known_beside(struct ct_known *known, uint64_t length_ns, int has_wai
         has_waited && length_ns > known->expect_ns ? known->expect_ns : length_ns;
     if (known->besides < CT_KNOWN_BESIDE)
         return 0;
-    const uint64_t low_ns = ranked(known, LOW), high_ns = ranked(known, HIGH);
-    const uint64_t shown_ns = known->expect_ns < low_ns ? low_ns : known->expect_ns > high_ns ? high_ns : 0;
+    const uint64_t low_ns = ranked(known, known->varies ? 0 : LOW), high_ns = ranked(known, HIGH);
+    uint64_t shown_ns = known->expect_ns < low_ns ? low_ns : known->expect_ns > high_ns ? high_ns : 0;
+    if (known->varies) /* most may well be shorter than the mean, and several longer */
+        shown_ns = low_ns > known->sure_ns ? low_ns : 0;
     return shown_ns <= CT_KNOWN_BESIDE_MOST_NS ? shown_ns : 0;
 }
 
@@ -205,6 +219,7 @@ void ct_known_guess(struct ct_known *known, uint64_t length_ns)
     known->beside_ns[known->besides++ % CT_KNOWN_BESIDE] = length_ns;
     if (known->besides >= CT_KNOWN_BESIDE && ranked(known, LOW) <= CT_KNOWN_BESIDE_MOST_NS)
         set(known, ranked(known, LOW), ranked(known, HIGH), ranked(known, HIGH));
+    known->varies = 0; /* the longer ones have slices in them */
 }
 
 void ct_known_spread(struct ct_known *known, const struct ct_record_kernel *kernel, const struct ct_sms *device)

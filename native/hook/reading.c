@@ -112,7 +112,13 @@ static int is_clean(struct ct_session *session, const struct ct_pair *pair, uint
         return 0;
     if (pair->alone_since && pair->alone_since == ct_alone_since(&session->beside))
         return 1;
-    return session->gateway && ct_others_were_still(session, &pair->still, length_ns);
+    if (!session->gateway)
+        return 0;
+    ct_lock(session);
+    const struct ct_known *known = &session->known[pair->identity->number];
+    const uint64_t least_ns = known->varies ? known->sure_ns : 0;
+    ct_unlock(session);
+    return ct_others_were_still(session, &pair->still, length_ns, least_ns);
 }
 
 int ct_pair_read_oldest(struct ct_session *session, struct ct_timed_context *context)

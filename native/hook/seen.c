@@ -254,11 +254,16 @@ static int try_lock(struct ct_session *session)
     return 0;
 }
 
+uint64_t ct_dice(struct ct_session *session)
+{
+    session->dice = session->dice * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
+    return session->dice >> 33;
+}
+
 void ct_sample_next(struct ct_session *session)
 {
     /* Not every n-th: a program repeats itself, and the same kernel would be timed each time. */
-    session->dice = session->dice * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
-    session->until_sample = 1 + (uint32_t)((session->dice >> 33) % (2 * (uint64_t)session->sample_every - 1));
+    session->until_sample = 1 + (uint32_t)(ct_dice(session) % (2 * (uint64_t)session->sample_every - 1));
     atomic_store_explicit(&session->time_next, 1, memory_order_relaxed);
 }
 

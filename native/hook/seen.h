@@ -160,6 +160,8 @@ void ct_unbook(struct ct_session *session, const struct ct_identity *identity);
 
 /* What comes after a step, looked up by its history. Under the lock. */
 struct ct_step *ct_step_after(struct ct_session *session, struct ct_step *from, uint32_t number);
+/* A number by chance, the same in every run of the same program. Under the lock. */
+uint64_t ct_dice(struct ct_session *session);
 void ct_sample_next(struct ct_session *session);
 
 /* The same under the lock, for an identity that has a place in the record. */

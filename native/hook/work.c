@@ -26,7 +26,7 @@ void ct_piece_time(struct ct_piece *piece)
         piece->pair->has_waited = must_wait;
     }
     if (piece->must_check) /* without a pair it stays as it was expected: nobody can tell better now */
-        known->charged_ns = known->charges = 0;
+        ct_known_checked(known, ct_dice(session));
     ct_unlock(session);
 }
 

@@ -86,6 +86,7 @@ class LimitReport(msgspec.Struct, frozen=True, kw_only=True):
     unlimited: list[Unlimited]
     more: list[LimitMore]
     """Others than the cases above: several tenants or processes, mixtures, wrong profiles."""
+    more_error_pct_max: float
     least_pct: float
     """What an offline tenant whose least share is 10 % has beside an online one that is always busy."""
     resize_settle_ms: float
@@ -147,6 +148,7 @@ def bench_limit(say: Say, *, quick: bool = False) -> LimitReport:
         cases=cases,
         unlimited=unlimited,
         more=more,
+        more_error_pct_max=max(one.error_pct for one in more),
         least_pct=least_pct,
         resize_settle_ms=settle_ms,
         baseline=baseline,
