@@ -44,6 +44,8 @@ _PIPELINE_LIMIT: Final = 16
 _PIPELINE_BYTES: Final = 1 << 20
 _PACK_HERE_BYTES: Final = 32 << 10
 """What is larger is packed and unpacked on another thread: nobody else should wait for it."""
+_NOT_PACKED_BYTES: Final = 256
+"""What is no larger is sent as it is: packing would save nothing."""
 _TOGETHER_BYTES: Final = 64 << 10
 _LINGER_S: Final = 2.0
 _NOTHING: Final = HttpRequest(Head("", "", 0, -1, False, False, "", ()), memoryview(b""))
@@ -278,10 +280,10 @@ class HttpConnection(asyncio.Protocol):
         """The answer to the present request."""
         parts, json_length = write_answer(spec.name, spec.version, request.id, outputs)
         if json_length < 0:
-            self._respond(200, parts[0])
+            self._respond_packed(parts[0])
         else:
             extra = b"Inference-Header-Content-Length: %d\r\n" % json_length
-            self._respond(200, b"".join(parts), _BINARY, extra)
+            self._respond_packed(b"".join(parts), _BINARY, extra)
 
     def failed(self, error: InferError) -> None:
         """There is none, and why."""
@@ -294,23 +296,27 @@ class HttpConnection(asyncio.Protocol):
         """Only streams end."""
 
     def _respond(self, status: int, body: bytes, kind: bytes = JSON, extra: bytes = b"") -> None:
-        request = self._current
         self._number = 0
-        if request is None:
-            return
-        if not request.head.accepts or len(body) <= 256 or status != 200:
-            self._send(request, status, body, kind, extra)
+        if self._current is not None:
+            self._send(self._current, status, body, kind, extra)
+
+    def _respond_packed(self, body: bytes, kind: bytes = JSON, extra: bytes = b"") -> None:
+        """Tensors alone: NVIDIA's asyncio client says that it takes anything packed, and unpacks nothing else."""
+        request = self._current
+        if request is None or not request.head.accepts or len(body) <= _NOT_PACKED_BYTES:
+            self._respond(200, body, kind, extra)
         elif len(body) <= _PACK_HERE_BYTES:
             encoding = request.head.accepts[0]
-            self._send(request, status, pack(body, encoding), kind, extra + _packed_by(encoding))
+            self._respond(200, pack(body, encoding), kind, extra + _packed_by(encoding))
         else:
-            self._begin(self._pack(request, status, body, kind, extra))
+            self._number = 0
+            self._begin(self._pack(request, body, kind, extra))
 
-    async def _pack(self, request: HttpRequest, status: int, body: bytes, kind: bytes, extra: bytes) -> None:
+    async def _pack(self, request: HttpRequest, body: bytes, kind: bytes, extra: bytes) -> None:
         encoding = request.head.accepts[0]
         packed = await asyncio.to_thread(pack, body, encoding)
         if self._current is request:
-            self._send(request, status, packed, kind, extra + _packed_by(encoding))
+            self._send(request, 200, packed, kind, extra + _packed_by(encoding))
 
     def _send(self, request: HttpRequest, status: int, body: bytes, kind: bytes, extra: bytes) -> None:
         self._current = None
