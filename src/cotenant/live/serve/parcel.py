@@ -76,6 +76,8 @@ class Hello(msgspec.Struct, array_like=True, tag="hello", frozen=True):
     device: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    means_batches: bool
+    """Whether the model's file says that the first dimension of all of them is the batch."""
 
 
 class Did(msgspec.Struct, array_like=True, tag="did", frozen=True):

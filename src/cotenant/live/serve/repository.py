@@ -17,7 +17,7 @@ from cotenant.format.pbtxt import TritonConfig, read_config
 from cotenant.format.replay import SUFFIX
 from cotenant.live.serve.found import Found
 from cotenant.live.serve.model import LoadFailed, Runnable
-from cotenant.live.serve.onnx import PLATFORM, OnnxModel, tensor_specs
+from cotenant.live.serve.onnx import PLATFORM, OnnxModel, means_batches, tensor_specs
 from cotenant.live.serve.python import PLATFORM as PYTHON
 from cotenant.live.serve.python import PythonModel, models_in
 from cotenant.live.serve.runtime import CpuRuntime, ModelRuntime
@@ -95,7 +95,8 @@ class Repository:
         self, found: Found, config: ModelConfig, triton: TritonConfig | None, sessions: Sessions
     ) -> ModelSpec:
         inputs, outputs = tensor_specs(sessions.takes, sessions.gives)
-        max_batch = batch_limit(config, triton, inputs, outputs)
+        meant = means_batches(sessions.takes, sessions.gives)
+        max_batch = batch_limit(config, triton, inputs, outputs, meant=meant)
         spec = ModelSpec(found.name, found.version, PLATFORM, inputs, outputs, max_batch)
         if triton is not None:
             spec = as_in_triton(spec, triton)

@@ -14,7 +14,7 @@ from cotenant.domain.tensor import Datatype
 from cotenant.format.tensor import Array
 from cotenant.live.clock import monotonic_ns
 from cotenant.live.serve.device import Device, lost_by, own_device
-from cotenant.live.serve.onnx import tensor_specs
+from cotenant.live.serve.onnx import means_batches, tensor_specs
 from cotenant.live.serve.parcel import Do, Lies, Room, Setup, lay_out
 from cotenant.live.serve.worker import DeviceLost
 
@@ -63,7 +63,9 @@ class OnnxAct:
         self._session = onnxruntime.InferenceSession(setup.path, options, providers=[provider])
         if self._target.provider not in self._session.get_providers():  # it falls back to cores in silence
             raise ValueError(f"{self._target.provider} does not start for {Path(setup.path).name}: is there a GPU?")
-        self.inputs, self.outputs = tensor_specs(self._session.get_inputs(), self._session.get_outputs())
+        sides = self._session.get_inputs(), self._session.get_outputs()
+        self.inputs, self.outputs = tensor_specs(*sides)
+        self.means_batches = means_batches(*sides)
         for spec in (*self.inputs, *self.outputs):
             if spec.datatype in (Datatype.BYTES, Datatype.BF16):
                 raise ValueError(f"tensor {spec.name!r} is {spec.datatype.value}, which is served on cores only")
