@@ -7,23 +7,23 @@ windows of HTTP/2, so a client that does not read holds up nobody but itself.
 from __future__ import annotations
 
 from typing import Final
-from urllib.parse import quote
 
 from cotenant.format import http2
 from cotenant.format.grpc_calls import (
     ANSWER_HEADERS,
     PREFIX_BYTES,
-    WELL,
     Abandoned,
     Call,
     Called,
     Closed,
     Happening,
     Said,
+    prefix,
+    trailers,
     whole_answer,
 )
 from cotenant.format.grpc_words import INTERNAL, OK, RESOURCE_EXHAUSTED, read_opening
-from cotenant.format.hpack import Header, HpackDecoder, HpackError, encode_header
+from cotenant.format.hpack import Header, HpackDecoder, HpackError
 from cotenant.format.http2 import Frame, FrameReader, Http2Error
 from cotenant.format.packing import unpack
 from cotenant.format.room import Room
@@ -244,7 +244,7 @@ class GrpcConnection:
 
     def _messages(self, stream: int, call: Call, payload: bytes, happened: list[Happening]) -> None:
         size = len(payload)
-        if not call.incoming and PREFIX_BYTES <= size <= self._limit and payload[:PREFIX_BYTES] == _prefix(size):
+        if not call.incoming and PREFIX_BYTES <= size <= self._limit and payload[:PREFIX_BYTES] == prefix(size):
             happened.append(Said(stream, payload[PREFIX_BYTES:]))  # the usual case: one message, whole
             return
         if not self._coming.take(size):
@@ -266,6 +266,7 @@ class GrpcConnection:
             message = bytes(memoryview(incoming)[PREFIX_BYTES:end])
             packed = incoming[0]
             del incoming[:end]
+            call.whole += 1
             self._buffered -= end
             self._coming.give(end)
             if packed:
@@ -309,14 +310,8 @@ class GrpcConnection:
         if call is None or call.answered:
             return
         call.answered = True
-        trailers = WELL if status == OK else encode_header(b"grpc-status", str(status).encode())
-        if text:
-            trailers += encode_header(b"grpc-message", quote(text, safe=" !\"#$&'()*+,-./:;<=>?@[]^_`{|}~").encode())
-        if retry_after_ms:
-            trailers += encode_header(b"grpc-retry-pushback-ms", str(retry_after_ms).encode())
-        if not call.began:
-            trailers = ANSWER_HEADERS + trailers
-        ending = http2.frame(http2.HEADERS, http2.END_HEADERS | http2.END_STREAM, stream, trailers)
+        block = (b"" if call.began else ANSWER_HEADERS) + trailers(status, text, retry_after_ms)
+        ending = http2.frame(http2.HEADERS, http2.END_HEADERS | http2.END_STREAM, stream, block)
         if call.outgoing:
             self._trailers[stream] = ending
         else:
@@ -339,6 +334,10 @@ class GrpcConnection:
     def held_bytes(self) -> int:
         """What waits for the client's windows."""
         return sum(call.held_bytes for call in self._held_back.values())
+
+    def half_read(self) -> dict[int, tuple[int, int]]:
+        """Of each call that is amid a message: how many came before it, and how many bytes of it there are."""
+        return {stream: (call.whole, len(call.incoming)) for stream, call in self._calls.items() if call.incoming}
 
     def close(self) -> None:
         """The connection is gone: let go of what was held for it."""
@@ -391,8 +390,3 @@ class GrpcConnection:
         ending = self._trailers.get(stream)
         if ending is not None:
             self._last_words(stream, call, ending)
-
-
-def _prefix(length: int) -> bytes:
-    """What stands before a message, if all of it together has that length."""
-    return (length - PREFIX_BYTES).to_bytes(PREFIX_BYTES, "big")

@@ -38,6 +38,8 @@ STATUS: Final = {
 _INFER: Final = f"/{SERVICE}/ModelInfer"
 _STREAM: Final = f"/{SERVICE}/ModelStreamInfer"
 _PREFIX: Final = f"/{SERVICE}/"
+_CRAWL_BYTES: Final = 4096
+"""Of a message that is half read so much must come between two sweeps."""
 _ON_STREAM_LIMIT: Final = 1024
 """Requests of one stream that may be under way; beyond, they are refused one by one."""
 
@@ -60,7 +62,7 @@ class GrpcServing:
         return GrpcProtocol(self)
 
     def sweep(self) -> None:
-        """Close those that never greeted, or take none of their answers; called now and then."""
+        """Close those that never greeted, do not go on with a message, or take no answer; called now and then."""
         for one in list(self.connections):
             one.look_at()
 
@@ -96,7 +98,10 @@ class GrpcProtocol(asyncio.Protocol):
         self._reading = False
         self._leaving = False
         self._looked_at = False
+        self._seen: dict[int, tuple[int, int]] = {}
         self._seen_unsent = 0
+        self._paused = False
+        """Nothing is read from the client, since it does not read."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """A client is there."""
@@ -120,21 +125,28 @@ class GrpcProtocol(asyncio.Protocol):
     def pause_writing(self) -> None:
         """The client does not read: nothing more is read from it either."""
         if self._transport is not None:
+            self._paused = True
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         """The client reads again."""
         if self._transport is not None:
+            self._paused = False
             self._transport.resume_reading()
 
     def look_at(self) -> None:
-        """Close it if since this was called last it has neither greeted nor taken anything of what waits for it."""
+        """Close it if since this was called last it went on with no half message, took nothing, or never greeted."""
         if self._transport is None:
             return
         unsent = self._transport.get_write_buffer_size() + self._connection.held_bytes()
-        if (self._looked_at and not self._connection.greeted) or 0 < self._seen_unsent <= unsent:
+        half = {} if self._paused else self._connection.half_read()
+        crawls = any(
+            stream in half and half[stream][0] == whole and half[stream][1] - size < _CRAWL_BYTES
+            for stream, (whole, size) in self._seen.items()
+        )
+        if crawls or (self._looked_at and not self._connection.greeted) or 0 < self._seen_unsent <= unsent:
             self._transport.abort()
-        self._looked_at, self._seen_unsent = True, unsent
+        self._looked_at, self._seen, self._seen_unsent = True, half, unsent
 
     def leave(self) -> None:
         """Take no new calls."""
