@@ -56,6 +56,7 @@ class Engine:
         held_limit_bytes: int = 1 << 30,
         spans: Path | None = None,
         *,
+        regions: Regions | None = None,
         always: bool = False,
     ) -> None:
         """Nothing is served yet; spans are written in a file of that directory while somebody looks, or always."""
@@ -77,7 +78,7 @@ class Engine:
         self._next_request = 0
         self._next_key = 0
         self._when_drained: list[Callable[[], None]] = []
-        self.regions = Regions()
+        self.regions = regions or Regions(held_limit_bytes)
         self.spans = Spans(spans, self._clock.offset_ns, always=always)
         self.figures: dict[str, ModelFigures] = {}
         self.under_way: dict[int, Run] = {}
@@ -157,7 +158,11 @@ class Engine:
         self._pending[number] = pending
         look = looks.number(checked.shapes)
         pending.admitted = True
-        self.post(Arrived(number, request.model, checked.rows, look, request.priority, patience_ns))
+        try:
+            self.post(Arrived(number, request.model, checked.rows, look, request.priority, patience_ns))
+        except Exception:
+            pending.reply = None  # the sender hears of this, and of nothing else
+            raise
         if objective_ns and pending.admitted:
             figures.admitted += 1
         return number

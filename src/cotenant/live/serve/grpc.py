@@ -23,6 +23,7 @@ from cotenant.format.infer_proto import (
 )
 from cotenant.format.proto import SERVICE
 from cotenant.format.room import Room
+from cotenant.live.serve.fault import error_of
 from cotenant.live.serve.grpc_site import METHODS
 from cotenant.live.serve.site import Site
 
@@ -237,8 +238,8 @@ class GrpcProtocol(asyncio.Protocol):
             request = read_request(call.message)
             call.message = b""
             number = self._serving.site.engine.submit(request, reply, call.timeout_ns)
-        except InferError as error:
-            reply.failed(error)
+        except Exception as error:  # noqa: BLE001  whatever it is, the client is told, and its connection goes on
+            reply.failed(error_of(error))
             return
         if stream in self._calls:
             call.numbers.add(number)
@@ -251,8 +252,8 @@ class GrpcProtocol(asyncio.Protocol):
             if len(call.numbers) >= _ON_STREAM_LIMIT:
                 raise InferError(f"{_ON_STREAM_LIMIT} requests of this stream are under way, the limit", "exhausted")
             number = self._serving.site.engine.submit(request, reply, call.timeout_ns)
-        except InferError as error:
-            reply.failed(error)
+        except Exception as error:  # noqa: BLE001  as above
+            reply.failed(error_of(error))
             return
         if not reply.ended:
             reply.number = number
@@ -263,8 +264,8 @@ class GrpcProtocol(asyncio.Protocol):
         method: Callable[[Site, bytes], bytes | Coroutine[Any, Any, bytes]] = METHODS[call.path.removeprefix(_PREFIX)]
         try:
             answer = method(self._serving.site, call.message)
-        except InferError as error:
-            _Unary(self, stream).failed(error)
+        except Exception as error:  # noqa: BLE001  as above
+            _Unary(self, stream).failed(error_of(error))
             return
         if isinstance(answer, bytes):
             self.answer(stream, answer)
@@ -276,8 +277,8 @@ class GrpcProtocol(asyncio.Protocol):
     async def _await(self, stream: int, answer: Coroutine[Any, Any, bytes]) -> None:
         try:
             self.answer(stream, await answer)
-        except InferError as error:
-            _Unary(self, stream).failed(error)
+        except Exception as error:  # noqa: BLE001  as above
+            _Unary(self, stream).failed(error_of(error))
 
     # Where answers go.
 

@@ -15,6 +15,7 @@ from cotenant.format.infer_json import Output, read_request, write_answer, write
 from cotenant.format.packing import pack, unpack
 from cotenant.format.room import Room
 from cotenant.format.target import Target, parse_target
+from cotenant.live.serve.fault import error_of
 from cotenant.live.serve.http_site import JSON, Answered, answer_to
 from cotenant.live.serve.site import Site
 
@@ -216,8 +217,8 @@ class HttpConnection(asyncio.Protocol):
                 self._answer(request, target, memoryview(self._unpacked(request.body, encoding)))
             else:
                 self._begin(self._unpack(request, target, encoding))
-        except InferError as error:
-            self.failed(error)
+        except Exception as error:  # noqa: BLE001  whatever it is, the client is told, and its connection goes on
+            self.failed(error_of(error))
 
     def _answer(self, request: HttpRequest, target: Target, body: memoryview) -> None:
         if target.kind != "infer":
@@ -243,9 +244,9 @@ class HttpConnection(asyncio.Protocol):
             body = await asyncio.to_thread(self._unpacked, request.body, encoding)
             if self._current is request:
                 self._answer(request, target, memoryview(body))
-        except InferError as error:
+        except Exception as error:  # noqa: BLE001  as above
             if self._current is request:
-                self.failed(error)
+                self.failed(error_of(error))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -267,9 +268,9 @@ class HttpConnection(asyncio.Protocol):
     async def _await(self, request: HttpRequest, answer: Coroutine[Any, Any, Answered]) -> None:
         try:
             found = await answer
-        except InferError as error:
+        except Exception as error:  # noqa: BLE001  as above
             if self._current is request:
-                self.failed(error)
+                self.failed(error_of(error))
             return
         if self._current is request:
             self._respond(found.status, found.body, found.kind)

@@ -24,6 +24,7 @@ from cotenant.live.serve.grpc import GrpcServing
 from cotenant.live.serve.http import HttpServing, Limits
 from cotenant.live.serve.metrics import exposition
 from cotenant.live.serve.profiles import ProfileCache, model_hash
+from cotenant.live.serve.regions import Regions
 from cotenant.live.serve.repository import Repository
 from cotenant.live.serve.runtime import ModelRuntime
 from cotenant.live.serve.site import Site
@@ -139,7 +140,12 @@ class _Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         limits, runtime = options.limits, options.runtime
-        engine = Engine(options.settings, runtime, loop, limits.held_bytes, options.spans, always=options.always_spans)
+        regions = Regions(limits.held_bytes, limits.body_bytes)
+        engine = Engine(
+            *(options.settings, runtime, loop, limits.held_bytes, options.spans),
+            always=options.always_spans,
+            regions=regions,
+        )
         profiles = _Profiles(ProfileCache(options.profiles, self._say), runtime)
         repository = Repository(options.models, options.cores, runtime)
         site = Site(engine, repository, runtime.all_units, profiles.of)
