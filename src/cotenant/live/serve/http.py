@@ -199,7 +199,7 @@ class HttpConnection(asyncio.Protocol):
             request = self._reader.next()
             if request is None:
                 if self._wrong is not None:
-                    self._refuse(self._wrong.status, str(self._wrong))
+                    self._refuse(self._wrong.status, str(self._wrong), self._wrong.retry_after_s)
                     self._linger()
                 break
             self._current = request
@@ -338,10 +338,10 @@ class HttpConnection(asyncio.Protocol):
         elif self._reader.waiting or self._wrong is not None:
             asyncio.get_running_loop().call_soon(self._advance)
 
-    def _refuse(self, status: int, text: str) -> None:
+    def _refuse(self, status: int, text: str, retry_after_s: int = 0) -> None:
         if self._transport is not None:
             body = write_error(text)
-            lead = _lead(status, JSON, False)
+            lead = _lead(status, JSON, False) + (b"Retry-After: %d\r\n" % retry_after_s if retry_after_s else b"")
             self._transport.write(lead + b"Content-Length: %d\r\n\r\n" % len(body) + body)
 
     def _linger(self) -> None:
