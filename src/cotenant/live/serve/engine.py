@@ -30,13 +30,13 @@ from cotenant.domain.serving import (
 from cotenant.domain.trace import End
 from cotenant.format.answer import output_of
 from cotenant.format.infer import InferError, InferRequest, check, plan_of, shown
-from cotenant.format.tensor import Array
+from cotenant.format.tensor import Array, size_of
 from cotenant.host import ServerHost
 from cotenant.live.clock import LiveClock, unix_ns
 from cotenant.live.serve.beliefs import beliefs_of
 from cotenant.live.serve.figures import ModelFigures
 from cotenant.live.serve.model import Runnable
-from cotenant.live.serve.pending import REFUSED_AS, Looks, Pending, Reply, Served, size_of
+from cotenant.live.serve.pending import REFUSED_AS, Looks, Pending, Reply, Served
 from cotenant.live.serve.regions import Regions
 from cotenant.live.serve.runtime import ModelRuntime, times_at, widths_ahead
 from cotenant.live.serve.spans import Spans
@@ -266,19 +266,21 @@ class Engine:
         now = self._clock.now()
         parts: list[Sequence[Any]] = []
         rows = []
+        size_bytes = 0
         for number in run.requests:
             pending = self._pending[number]
             pending.started = now
             pending.figures.queue.add(now - pending.arrived)
             parts.append(pending.checked.arrays)
             rows.append(pending.checked.rows)
+            size_bytes += pending.size_bytes
         model = self._models[run.key]
         job = Job(run, model, parts, rows)
         if model.spec.decoupled:
             flow = self._pending[run.requests[0]].flow = Flow()
             job = job._replace(flow=flow)
         self.under_way[run.run] = run
-        if model.is_quick(sum(map(size_of, parts))):
+        if model.is_quick(size_bytes):
             self._ended(carry_out(job, self._part))
         else:
             self._runtime.give(job)
