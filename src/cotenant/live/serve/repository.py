@@ -27,6 +27,7 @@ from cotenant.live.serve.triton import as_in_triton, batch_limit
 NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
 MODELS_LIMIT: Final = 4096
 OWN_CONFIG: Final = "cotenant.toml"
+_BY_POLICY: Final = "left to the policy: dstack, the default, holds no batch back"
 
 
 class Repository:
@@ -81,6 +82,12 @@ class Repository:
         said = list(triton.differences)
         if triton.max_batch and not triton.dynamic:
             said.append("dynamic_batching: absent, yet requests that wait are put into one batch")
+        if triton.wait_ns:
+            said.append(f"dynamic_batching.max_queue_delay_microseconds: {_BY_POLICY}; fifo, triton and fixed do")
+        if triton.preferred_batches:
+            said.append(
+                f"dynamic_batching.preferred_batch_size: {_BY_POLICY}; fifo and triton do, until one is reached"
+            )
         return said
 
     def _load_onnx(self, found: Found, config: ModelConfig, triton: TritonConfig | None) -> Runnable:
