@@ -193,6 +193,13 @@ def test_bad_arguments_get_one_sentence(words: tuple[str, ...], named: str) -> N
     assert said.stderr.count("\n") == 1
 
 
+def test_a_plan_without_models_gets_one_sentence(tmp_path: Path) -> None:
+    said = run("serve", "plan", str(tmp_path))
+    assert said.returncode == 2
+    assert "no models" in said.stderr
+    assert said.stderr.count("\n") == 1
+
+
 @pytest.mark.parametrize("package", ["onnxruntime", "google.protobuf"])
 @pytest.mark.parametrize("words", [["serve", "."], ["bench", "server"]])
 def test_a_missing_package_is_named(package: str, words: list[str]) -> None:
