@@ -30,6 +30,9 @@ class Line:
     def get_write_buffer_size(self) -> int:
         return 0
 
+    def is_closing(self) -> bool:
+        return False
+
     def write(self, data: bytes) -> None:
         del data
 

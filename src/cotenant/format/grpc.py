@@ -19,13 +19,14 @@ from cotenant.format.grpc_calls import (
     Happening,
     Said,
     prefix,
+    said,
     trailers,
     whole_answer,
 )
 from cotenant.format.grpc_words import INTERNAL, OK, RESOURCE_EXHAUSTED, read_opening
 from cotenant.format.hpack import Header, HpackDecoder, HpackError
 from cotenant.format.http2 import Frame, FrameReader, Http2Error
-from cotenant.format.packing import unpack
+from cotenant.format.packing import AT_ONCE_BYTES, Unpacking
 from cotenant.format.room import Room
 
 _DEFAULT_WINDOW: Final = 65535
@@ -57,6 +58,7 @@ class GrpcConnection:
         """Calls with messages that a window holds back."""
         self._block: tuple[int, int, bytes] | None = None
         self._resets = 0
+        self._at_once_bytes = AT_ONCE_BYTES
         self._leaving = False
 
     @property
@@ -80,6 +82,7 @@ class GrpcConnection:
     def feed(self, data: bytes) -> list[Happening]:
         """What these bytes mean."""
         happened: list[Happening] = []
+        self._at_once_bytes = AT_ONCE_BYTES
         try:
             for got in self._reader.feed(data):
                 if self._block is not None and got.kind != http2.CONTINUATION:
@@ -269,13 +272,16 @@ class GrpcConnection:
             call.whole += 1
             self._buffered -= end
             self._coming.give(end)
-            if packed:
-                try:
-                    message = unpack(message, call.encoding, self._limit)
-                except ValueError as error:
-                    self.finish(stream, INTERNAL, f"a message {error}")
-                    return
-            happened.append(Said(stream, message))
+            if not packed:
+                happened.append(Said(stream, message))
+                continue
+            try:
+                one = said(stream, Unpacking(message, call.encoding, self._limit), self._at_once_bytes)
+            except ValueError as error:
+                self.finish(stream, INTERNAL, f"a message {error}")
+                return
+            self._at_once_bytes -= len(one.message)
+            happened.append(one)
         if self._buffered > _BUFFERED_MESSAGES * (self._limit + PREFIX_BYTES):
             self.finish(stream, RESOURCE_EXHAUSTED, "this connection has too much under way")
 

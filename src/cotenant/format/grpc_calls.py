@@ -10,6 +10,7 @@ from cotenant.domain.instant import Duration
 from cotenant.format import http2
 from cotenant.format.grpc_words import OK
 from cotenant.format.hpack import encode_header
+from cotenant.format.packing import Unpacking
 
 PREFIX_BYTES: Final = 5
 """Before a message: whether it is packed, and its length."""
@@ -34,6 +35,8 @@ class Said(NamedTuple):
 
     stream: int
     message: bytes
+    packed: Unpacking | None = None
+    """What the message is in, where it is too much to be unpacked while others wait."""
 
 
 class Closed(NamedTuple):
@@ -85,6 +88,12 @@ class Call:
         self.held_bytes = 0
         """Of these."""
         self.window = window
+
+
+def said(stream: int, packed: Unpacking, most_bytes: int) -> Said:
+    """A message that came packed, plain if that is no more than so much."""
+    plain = packed.begin(most_bytes)
+    return Said(stream, b"", packed) if plain is None else Said(stream, plain)
 
 
 def prefix(length: int) -> bytes:

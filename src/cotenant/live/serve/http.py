@@ -12,7 +12,7 @@ from cotenant.domain.serving import ModelSpec
 from cotenant.format.http import Head, HttpError, HttpReader, HttpRequest
 from cotenant.format.infer import InferError, InferRequest
 from cotenant.format.infer_json import Output, read_request, write_answer, write_error
-from cotenant.format.packing import pack, unpack
+from cotenant.format.packing import AT_ONCE_BYTES, Unpacking, pack
 from cotenant.format.room import Room
 from cotenant.format.target import Target, parse_target
 from cotenant.live.serve.fault import error_of
@@ -213,10 +213,8 @@ class HttpConnection(asyncio.Protocol):
             encoding = request.head.encoding
             if not encoding or encoding == "identity":
                 self._answer(request, target, request.body)
-            elif len(request.body) <= _PACK_HERE_BYTES:
-                self._answer(request, target, memoryview(self._unpacked(request.body, encoding)))
             else:
-                self._begin(self._unpack(request, target, encoding))
+                self._take_packed(request, target, encoding)
         except Exception as error:  # noqa: BLE001  whatever it is, the client is told, and its connection goes on
             self.failed(error_of(error))
 
@@ -233,15 +231,24 @@ class HttpConnection(asyncio.Protocol):
             if self._current is request:
                 self._number = number
 
-    def _unpacked(self, body: memoryview, encoding: str) -> bytes:
+    def _take_packed(self, request: HttpRequest, target: Target, encoding: str) -> None:
+        """A little that becomes a little is unpacked here."""
         try:
-            return unpack(body, encoding, self._serving.limits.body_bytes)
+            packed = Unpacking(request.body, encoding, self._serving.limits.body_bytes)
+            plain = packed.begin(AT_ONCE_BYTES if len(request.body) <= _PACK_HERE_BYTES else 0)
         except ValueError as error:
             raise InferError(f"the body {error}") from None
+        if plain is None:
+            self._begin(self._unpack(request, target, packed))
+        else:
+            self._answer(request, target, memoryview(plain))
 
-    async def _unpack(self, request: HttpRequest, target: Target, encoding: str) -> None:
+    async def _unpack(self, request: HttpRequest, target: Target, packed: Unpacking) -> None:
         try:
-            body = await asyncio.to_thread(self._unpacked, request.body, encoding)
+            try:
+                body = await asyncio.to_thread(packed.finish)
+            except ValueError as error:
+                raise InferError(f"the body {error}") from None
             if self._current is request:
                 self._answer(request, target, memoryview(body))
         except Exception as error:  # noqa: BLE001  as above
