@@ -162,7 +162,8 @@ def test_bodies_of_all_clients_are_bounded_together(server: Server) -> None:
     refused = answered[0].recv(65536)
     for client in clients:
         client.close()
-    assert refused.startswith(b"HTTP/1.1 503")
+    assert refused.startswith(b"HTTP/1.1 429")
+    assert b"\r\nRetry-After: 1\r\n" in refused
     values = np.arange(20_000, dtype=np.float32).reshape(1, -1)
     with triton_http.InferenceServerClient(server.http) as well:  # what the others held is free again
         np.testing.assert_array_equal(well.infer("wide", [tensor(triton_http, values)]).as_numpy("OUT"), values)

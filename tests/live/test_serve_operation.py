@@ -159,6 +159,12 @@ def test_what_differs_from_triton_is_said(folder: Path) -> None:
     said = run("serve", str(folder), "--import", "--json")
     found = json.loads(said.stdout)
     assert any("optimization" in line for line in found["pair"])
+    left = [line for line in found["pair"] if "left to the policy: dstack, the default, holds no batch back" in line]
+    assert [line.partition(":")[0].partition(".")[2] for line in left] == [
+        "max_queue_delay_microseconds",
+        "preferred_batch_size",
+    ]
+    assert not any("left to the policy" in line for line in found["chosen"])
     assert any("INT8" in line for line in found["odd"])
     assert found["both"] == []
 
@@ -184,6 +190,13 @@ def test_bad_arguments_get_one_sentence(words: tuple[str, ...], named: str) -> N
     said = run("serve", *words)
     assert said.returncode == 2
     assert named in said.stderr
+    assert said.stderr.count("\n") == 1
+
+
+def test_a_plan_without_models_gets_one_sentence(tmp_path: Path) -> None:
+    said = run("serve", "plan", str(tmp_path))
+    assert said.returncode == 2
+    assert "no models" in said.stderr
     assert said.stderr.count("\n") == 1
 
 

@@ -1,8 +1,9 @@
 """Does a model on any cores give the same, on those cores alone, with one copy of its weights?"""
 
+import asyncio
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from cotenant.domain.serving import ModelSpec, Run
 from cotenant.domain.tensor import Datatype, TensorSpec
 from cotenant.live.serve import sessions as module
 from cotenant.live.serve.onnx import OnnxModel
+from cotenant.live.serve.runtime import CpuRuntime
 from cotenant.live.serve.sessions import UNSHARED, Sessions, sweep
 from cotenant.live.serve.work import UNSHARED_LIMIT, Job, Outcome, Workers
 from tests.live.servers import save
@@ -137,3 +139,28 @@ def test_unshared_runs_are_done_at_once_each_ends_once_and_too_many_wait(opened:
     workers.stop()
     assert sorted(one.run.run for one in told) == list(range(1, count + 1))
     assert not [one.failure for one in told if one.failure]
+
+
+def test_all_is_settled_when_the_sessions_are_open_and_not_before() -> None:
+    may_open, opened = threading.Event(), []
+
+    class Slow(OnnxModel):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def prepare(self, widths: Sequence[int]) -> None:
+            assert may_open.wait(60)
+            opened.append((self.name, *widths))
+
+    async def main() -> None:
+        runtime = CpuRuntime(CORES)
+        for name in ("a", "b"):
+            runtime.prepare(Slow(name), (2,))
+        settled = asyncio.ensure_future(runtime.settled())
+        await asyncio.wait((settled,), timeout=0.05)
+        assert not settled.done()
+        may_open.set()
+        await asyncio.wait_for(settled, 60)
+        assert sorted(opened) == [("a", 2), ("b", 2)]
+
+    asyncio.run(main())

@@ -163,7 +163,7 @@ def test_what_passed_its_deadline_in_the_queue_is_told_so() -> None:
     assert server.next_wakeup() == 11
     (refused,) = server.handle(Tick(), now=11)
     assert isinstance(refused, TurnAway)
-    assert (refused.request, refused.why) == (2, Refusal.TOO_LATE)
+    assert (refused.request, refused.why, refused.retry_after_ns) == (2, Refusal.TOO_LATE, 10)  # as long as it waited
     assert server.handle(Finished(1, 50), now=50) == []
 
 
@@ -303,7 +303,7 @@ def test_what_is_given_up_is_refused_and_the_rest_goes_on(monkeypatch: pytest.Mo
     server = machine(spec(), schedule="choosy")
     (refused,) = server.handle(Arrived(1, "m", 1, 0), now=1)
     assert isinstance(refused, TurnAway)
-    assert (refused.request, refused.why) == (1, Refusal.TOO_LATE)
+    assert (refused.request, refused.why, refused.retry_after_ns) == (1, Refusal.TOO_LATE, SECOND)  # it did not wait
     assert ran(server.handle(Arrived(2, "m", 1, 0), now=2)) == [(2,)]
     assert server.waiting == 0
 

@@ -18,7 +18,7 @@ from cotenant.format.describe import config, config_numbers, metadata
 from cotenant.format.infer import InferError, check, plan_of
 from cotenant.format.pbtxt import parse_pbtxt, read_config
 from cotenant.format.proto import MESSAGES, TYPES
-from cotenant.format.tensor import NUMPY, TensorError, from_list, from_raw, to_list, to_raw
+from cotenant.format.tensor import NUMPY, TensorError, from_list, from_raw, size_of, to_list, to_raw
 
 SHAPES = st.lists(st.integers(0, 4), max_size=3).map(tuple)
 SPEC = ModelSpec(
@@ -283,3 +283,12 @@ def test_any_text_is_a_config_or_refused(text: str) -> None:
     except ConfigError as error:
         where = error.where
     assert where.startswith("x")
+
+
+@given(st.lists(st.binary(max_size=300), max_size=8))
+def test_what_tensors_hold_is_counted_with_their_elements(texts: list[bytes]) -> None:
+    """Fifty bytes are what an element takes besides its content: its object, and the pointer to it."""
+    array = np.empty(len(texts), np.object_)
+    array[:] = texts
+    numbers = np.zeros((3, 5), np.float32)
+    assert size_of([array, numbers]) == sum(map(len, texts)) + 50 * len(texts) + 60

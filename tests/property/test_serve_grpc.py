@@ -12,7 +12,7 @@ from cotenant.format.grpc_calls import Abandoned, Called, Closed, Happening, Sai
 from cotenant.format.grpc_words import read_timeout
 from cotenant.format.hpack import STATIC, HpackDecoder, HpackError, encode_header, huffman_decode
 from cotenant.format.http2 import Http2Error, frame
-from cotenant.format.packing import pack
+from cotenant.format.packing import Unpacking, pack
 from tests.effort import examples
 
 LIMIT = 100_000
@@ -136,6 +136,41 @@ def test_packed_messages_are_bounded(encoding: str) -> None:
         packed = frame(http2.DATA, http2.END_STREAM, 1, prefixed(pack(plain, encoding), packed=True))
         found = connection.feed(text + packed)
         assert [one.message for one in found if isinstance(one, Said)] == heard
+
+
+def test_what_becomes_much_is_left_to_another_thread() -> None:
+    """A megabyte for all that came at once, not for each message of it."""
+    headers = HEADERS + encode_header(b"grpc-encoding", b"gzip")
+    text = BEGIN + frame(http2.HEADERS, http2.END_HEADERS, 1, headers)
+    plains = (b"a" * 600_000, b"b" * 600_000, b"c" * 400_000, b"d" * 3_000_000, b"e" * 100)
+    for plain in plains:
+        text += frame(http2.DATA, 0, 1, prefixed(pack(plain, "gzip"), packed=True))
+    said = [one for one in GrpcConnection(1 << 22).feed(text) if isinstance(one, Said)]
+    assert [one.packed is None for one in said] == [True, False, True, False, True]
+    assert tuple(one.message if one.packed is None else one.packed.finish() for one in said) == plains
+
+
+@given(st.binary(max_size=300), st.integers(0, 400), st.integers(-1, 400), st.sampled_from(["gzip", "deflate"]))
+def test_unpacking_may_stop_anywhere(plain: bytes, limit: int, most: int, encoding: str) -> None:
+    def unpacked() -> tuple[bytes | None, bytes]:
+        packed = Unpacking(pack(plain, encoding), encoding, limit)
+        return packed.begin(most), packed.finish()
+
+    if len(plain) > limit:
+        with pytest.raises(ValueError, match="unpacks to more than"):
+            unpacked()
+    else:
+        begun, whole = unpacked()
+        assert whole == plain
+        assert begun == (plain if most > 0 and len(plain) <= most else None)
+
+
+@given(st.binary(min_size=1, max_size=300), st.data(), st.integers(0, 400))
+def test_what_is_cut_off_is_refused_wherever_it_is_noticed(plain: bytes, data: st.DataObject, most: int) -> None:
+    packed = pack(plain, "gzip")
+    unpacking = Unpacking(packed[: data.draw(st.integers(0, len(packed) - 1))], "gzip", 1000)
+    with pytest.raises(ValueError, match="cut off"):
+        (unpacking.begin(most), unpacking.finish())
 
 
 def test_a_client_that_only_resets_is_sent_away() -> None:

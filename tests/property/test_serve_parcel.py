@@ -56,7 +56,7 @@ def test_what_is_laid_out_is_seen_on_the_other_side(
         written, read = Room(), Room()
         for specs, pieces in (first, second):
             laid, descriptor = lay_out(specs, pieces, written)
-            parcel.send(ours, Do(7, 3, 1, laid), descriptor)
+            parcel.send(ours, Do(7, 3, 1, laid, ("A",), ("B",)), descriptor)
             heard = parcel.hear_errand(theirs, read)
             assert isinstance(heard, Do)
             for lies, column in zip(heard.tensors, pieces, strict=True):

@@ -79,6 +79,10 @@ def plan_models(given: PlanArguments, places: Places, own: Places, say: Callable
     cores = cores_to_use(sorted(os.sched_getaffinity(0)), given.cores)
     paths = [Path(one) for one in given.models]
     there = Repository(paths, cores).scan()
+    if not there:
+        raise ConfigError(
+            "MODELS", ", ".join(given.models), "there are no models in it, so there is nothing to plan for"
+        )
     cache = ProfileCache(profiles_folder(given.profiles, own), say)
     sweep()
     specs, times, refused = [], {}, {}

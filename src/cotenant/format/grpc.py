@@ -7,25 +7,26 @@ windows of HTTP/2, so a client that does not read holds up nobody but itself.
 from __future__ import annotations
 
 from typing import Final
-from urllib.parse import quote
 
 from cotenant.format import http2
 from cotenant.format.grpc_calls import (
     ANSWER_HEADERS,
     PREFIX_BYTES,
-    WELL,
     Abandoned,
     Call,
     Called,
     Closed,
     Happening,
     Said,
+    prefix,
+    said,
+    trailers,
     whole_answer,
 )
 from cotenant.format.grpc_words import INTERNAL, OK, RESOURCE_EXHAUSTED, read_opening
-from cotenant.format.hpack import Header, HpackDecoder, HpackError, encode_header
+from cotenant.format.hpack import Header, HpackDecoder, HpackError
 from cotenant.format.http2 import Frame, FrameReader, Http2Error
-from cotenant.format.packing import unpack
+from cotenant.format.packing import AT_ONCE_BYTES, Unpacking
 from cotenant.format.room import Room
 
 _DEFAULT_WINDOW: Final = 65535
@@ -57,6 +58,7 @@ class GrpcConnection:
         """Calls with messages that a window holds back."""
         self._block: tuple[int, int, bytes] | None = None
         self._resets = 0
+        self._at_once_bytes = AT_ONCE_BYTES
         self._leaving = False
 
     @property
@@ -80,6 +82,7 @@ class GrpcConnection:
     def feed(self, data: bytes) -> list[Happening]:
         """What these bytes mean."""
         happened: list[Happening] = []
+        self._at_once_bytes = AT_ONCE_BYTES
         try:
             for got in self._reader.feed(data):
                 if self._block is not None and got.kind != http2.CONTINUATION:
@@ -244,7 +247,7 @@ class GrpcConnection:
 
     def _messages(self, stream: int, call: Call, payload: bytes, happened: list[Happening]) -> None:
         size = len(payload)
-        if not call.incoming and PREFIX_BYTES <= size <= self._limit and payload[:PREFIX_BYTES] == _prefix(size):
+        if not call.incoming and PREFIX_BYTES <= size <= self._limit and payload[:PREFIX_BYTES] == prefix(size):
             happened.append(Said(stream, payload[PREFIX_BYTES:]))  # the usual case: one message, whole
             return
         if not self._coming.take(size):
@@ -266,15 +269,19 @@ class GrpcConnection:
             message = bytes(memoryview(incoming)[PREFIX_BYTES:end])
             packed = incoming[0]
             del incoming[:end]
+            call.whole += 1
             self._buffered -= end
             self._coming.give(end)
-            if packed:
-                try:
-                    message = unpack(message, call.encoding, self._limit)
-                except ValueError as error:
-                    self.finish(stream, INTERNAL, f"a message {error}")
-                    return
-            happened.append(Said(stream, message))
+            if not packed:
+                happened.append(Said(stream, message))
+                continue
+            try:
+                one = said(stream, Unpacking(message, call.encoding, self._limit), self._at_once_bytes)
+            except ValueError as error:
+                self.finish(stream, INTERNAL, f"a message {error}")
+                return
+            self._at_once_bytes -= len(one.message)
+            happened.append(one)
         if self._buffered > _BUFFERED_MESSAGES * (self._limit + PREFIX_BYTES):
             self.finish(stream, RESOURCE_EXHAUSTED, "this connection has too much under way")
 
@@ -309,14 +316,8 @@ class GrpcConnection:
         if call is None or call.answered:
             return
         call.answered = True
-        trailers = WELL if status == OK else encode_header(b"grpc-status", str(status).encode())
-        if text:
-            trailers += encode_header(b"grpc-message", quote(text, safe=" !\"#$&'()*+,-./:;<=>?@[]^_`{|}~").encode())
-        if retry_after_ms:
-            trailers += encode_header(b"grpc-retry-pushback-ms", str(retry_after_ms).encode())
-        if not call.began:
-            trailers = ANSWER_HEADERS + trailers
-        ending = http2.frame(http2.HEADERS, http2.END_HEADERS | http2.END_STREAM, stream, trailers)
+        block = (b"" if call.began else ANSWER_HEADERS) + trailers(status, text, retry_after_ms)
+        ending = http2.frame(http2.HEADERS, http2.END_HEADERS | http2.END_STREAM, stream, block)
         if call.outgoing:
             self._trailers[stream] = ending
         else:
@@ -339,6 +340,10 @@ class GrpcConnection:
     def held_bytes(self) -> int:
         """What waits for the client's windows."""
         return sum(call.held_bytes for call in self._held_back.values())
+
+    def half_read(self) -> dict[int, tuple[int, int]]:
+        """Of each call that is amid a message: how many came before it, and how many bytes of it there are."""
+        return {stream: (call.whole, len(call.incoming)) for stream, call in self._calls.items() if call.incoming}
 
     def close(self) -> None:
         """The connection is gone: let go of what was held for it."""
@@ -391,8 +396,3 @@ class GrpcConnection:
         ending = self._trailers.get(stream)
         if ending is not None:
             self._last_words(stream, call, ending)
-
-
-def _prefix(length: int) -> bytes:
-    """What stands before a message, if all of it together has that length."""
-    return (length - PREFIX_BYTES).to_bytes(PREFIX_BYTES, "big")

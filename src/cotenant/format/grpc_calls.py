@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import struct
 from typing import Final, NamedTuple, TypeAlias
+from urllib.parse import quote
 
 from cotenant.domain.instant import Duration
 from cotenant.format import http2
+from cotenant.format.grpc_words import OK
 from cotenant.format.hpack import encode_header
+from cotenant.format.packing import Unpacking
 
 PREFIX_BYTES: Final = 5
 """Before a message: whether it is packed, and its length."""
@@ -32,6 +35,8 @@ class Said(NamedTuple):
 
     stream: int
     message: bytes
+    packed: Unpacking | None = None
+    """What the message is in, where it is too much to be unpacked while others wait."""
 
 
 class Closed(NamedTuple):
@@ -52,12 +57,25 @@ Happening: TypeAlias = Called | Said | Closed | Abandoned
 class Call:
     """One call, as far as its bytes have come and gone."""
 
-    __slots__ = ("answered", "began", "closed", "encoding", "held_bytes", "incoming", "inside", "outgoing", "window")
+    __slots__ = (
+        "answered",
+        "began",
+        "closed",
+        "encoding",
+        "held_bytes",
+        "incoming",
+        "inside",
+        "outgoing",
+        "whole",
+        "window",
+    )
 
     def __init__(self, window: int) -> None:
         """It has begun; the client's window lets so many bytes out."""
         self.encoding = ""
         self.incoming = bytearray()
+        self.whole = 0
+        """Messages that came in pieces, and are whole."""
         self.inside = 0
         """Bytes of its receive window that were not given back."""
         self.began = False
@@ -70,6 +88,27 @@ class Call:
         self.held_bytes = 0
         """Of these."""
         self.window = window
+
+
+def said(stream: int, packed: Unpacking, most_bytes: int) -> Said:
+    """A message that came packed, plain if that is no more than so much."""
+    plain = packed.begin(most_bytes)
+    return Said(stream, b"", packed) if plain is None else Said(stream, plain)
+
+
+def prefix(length: int) -> bytes:
+    """What stands before a message, if all of it together has that length."""
+    return (length - PREFIX_BYTES).to_bytes(PREFIX_BYTES, "big")
+
+
+def trailers(status: int, text: str, retry_after_ms: int) -> bytes:
+    """What stands behind the last message."""
+    block = WELL if status == OK else encode_header(b"grpc-status", str(status).encode())
+    if text:
+        block += encode_header(b"grpc-message", quote(text, safe=" !\"#$&'()*+,-./:;<=>?@[]^_`{|}~").encode())
+    if retry_after_ms:
+        block += encode_header(b"grpc-retry-pushback-ms", str(retry_after_ms).encode())
+    return block
 
 
 def whole_answer(stream: int, message: bytes) -> tuple[bytes, bytes, bytes]:

@@ -27,10 +27,11 @@ _END: Final = b"\r\n\r\n"
 class HttpError(Exception):
     """The client broke the protocol; the connection cannot go on after the answer."""
 
-    def __init__(self, status: int, text: str) -> None:
-        """The status to answer with, and a sentence for the client."""
+    def __init__(self, status: int, text: str, retry_after_s: int = 0) -> None:
+        """The status to answer with, a sentence for the client, and after how long it may come again, if it may."""
         super().__init__(text)
         self.status = status
+        self.retry_after_s = retry_after_s
 
 
 class Head(NamedTuple):
@@ -219,7 +220,7 @@ class HttpReader:
     def _hold(self, size: int) -> None:
         if not self._room.take(size):
             limit = self._room.limit_bytes
-            raise HttpError(503, f"bodies of all clients together may have {limit} bytes: try again later")
+            raise HttpError(429, f"bodies of all clients together may have {limit} bytes: try again later", 1)
         self._held += size
 
     def _read_body(self, data: bytes, place: int) -> int:

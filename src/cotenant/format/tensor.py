@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import struct
+from collections.abc import Iterable
 from typing import Any, Final
 
 import numpy as np
@@ -34,11 +35,23 @@ NUMPY: Final[dict[Datatype, np.dtype[Any]]] = {
     Datatype.FP64: np.dtype("<f8"),
     Datatype.BYTES: np.dtype(np.object_),
 }
+_OBJECT_BYTES: Final = 42
+"""What an element of BYTES takes beside its content and its pointer: about what its object and its allocation do."""
 _LENGTH: Final = struct.Struct("<I")
 
 
 class TensorError(ValueError):
     """What a tensor's content is not; the caller knows the tensor's name."""
+
+
+def size_of(arrays: Iterable[Any]) -> int:
+    """What these tensors hold, in bytes; of BYTES also the elements, each an object of its own."""
+    size = 0
+    for array in arrays:
+        size += array.nbytes
+        if array.dtype.hasobject:
+            size += array.size * _OBJECT_BYTES + sum(map(len, array.flat))
+    return size
 
 
 def from_raw(datatype: Datatype, shape: tuple[int, ...], raw: Buffer) -> Array:

@@ -109,14 +109,14 @@ class QueueLane:
         self.rows -= sum(one.rows for one in taken)
         return taken
 
-    def drop(self, request: int) -> bool:
-        """Remove one from wherever it is; False if it is not here."""
+    def drop(self, request: int) -> Waiting | None:
+        """Remove one from wherever it is; None if it is not here."""
         for place, one in enumerate(self.waiting):
             if one.request == request:
                 del self.waiting[place]
                 self.rows -= one.rows
-                return True
-        return False
+                return one
+        return None
 
     def expected_ns(self, rows: int, units: int) -> Duration:
         """How long a run of so many rows on so many units is believed to take."""

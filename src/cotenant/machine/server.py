@@ -265,8 +265,9 @@ class ServerMachine:
             _, request = heappop(self._deadlines)
             lane = self._home.pop(request, None)
             if lane is not None:
-                lane.drop(request)
-                self._refuse(actions, request, Refusal.TOO_LATE, "its deadline passed while it waited")
+                late = lane.drop(request)
+                again_ns = _RETRY_UNKNOWN_NS if late is None else _again_ns(late, now)
+                self._refuse(actions, request, Refusal.TOO_LATE, "its deadline passed while it waited", again_ns)
                 self._left(lane, actions)
 
     def _left(self, lane: QueueLane, actions: list[ServerAction]) -> None:
@@ -284,7 +285,7 @@ class ServerMachine:
             if isinstance(choice, Launch):
                 self._run(choice, now, actions)
             elif isinstance(choice, GiveUp):
-                self._give_up(choice, actions)
+                self._give_up(choice, now, actions)
             else:
                 self._hold = None if choice is None else choice.until
                 return
@@ -303,7 +304,7 @@ class ServerMachine:
             if isinstance(choice, Launch):
                 self._run(choice, now, actions, after)
             elif isinstance(choice, GiveUp):
-                self._give_up(choice, actions)
+                self._give_up(choice, now, actions)
             else:
                 return
 
@@ -323,9 +324,15 @@ class ServerMachine:
         actions.append(Run(self.turn, number, lane.spec.name, lane.key, requests, choice.rows, units, cores, after))
         self._left(lane, actions)
 
-    def _give_up(self, choice: GiveUp, actions: list[ServerAction]) -> None:
+    def _give_up(self, choice: GiveUp, now: Instant, actions: list[ServerAction]) -> None:
         lane = self._lanes[choice.key]
         for one in lane.take(choice.requests):
             del self._home[one.request]
-            self._refuse(actions, one.request, Refusal.TOO_LATE, "it waited too long to be answered in time")
+            detail = "it waited too long to be answered in time"
+            self._refuse(actions, one.request, Refusal.TOO_LATE, detail, _again_ns(one, now))
         self._left(lane, actions)
+
+
+def _again_ns(late: Waiting, now: Instant) -> Duration:
+    """When to come again: what waits is at least as long as this one waited in vain."""
+    return max(now - late.since, 0) or _RETRY_UNKNOWN_NS

@@ -168,7 +168,7 @@ class Crew:
         task.began = now
         self._doing[member] = task
         try:
-            member.tell(Do(job.run.run, job.run.rows, task.began, laid), descriptor)
+            member.tell(Do(job.run.run, job.run.rows, task.began, laid, *team.names), descriptor)
         except OSError:
             self._lost(team, member)
 

@@ -30,13 +30,13 @@ from cotenant.domain.serving import (
 from cotenant.domain.trace import End
 from cotenant.format.answer import output_of
 from cotenant.format.infer import InferError, InferRequest, check, plan_of, shown
-from cotenant.format.tensor import Array
+from cotenant.format.tensor import Array, size_of
 from cotenant.host import ServerHost
 from cotenant.live.clock import LiveClock, unix_ns
 from cotenant.live.serve.beliefs import beliefs_of
 from cotenant.live.serve.figures import ModelFigures
 from cotenant.live.serve.model import Runnable
-from cotenant.live.serve.pending import REFUSED_AS, Looks, Pending, Reply, Served, size_of
+from cotenant.live.serve.pending import REFUSED_AS, Looks, Pending, Reply, Served
 from cotenant.live.serve.regions import Regions
 from cotenant.live.serve.runtime import ModelRuntime, times_at, widths_ahead
 from cotenant.live.serve.spans import Spans
@@ -56,6 +56,7 @@ class Engine:
         held_limit_bytes: int = 1 << 30,
         spans: Path | None = None,
         *,
+        regions: Regions | None = None,
         always: bool = False,
     ) -> None:
         """Nothing is served yet; spans are written in a file of that directory while somebody looks, or always."""
@@ -77,7 +78,7 @@ class Engine:
         self._next_request = 0
         self._next_key = 0
         self._when_drained: list[Callable[[], None]] = []
-        self.regions = Regions()
+        self.regions = regions or Regions(held_limit_bytes)
         self.spans = Spans(spans, self._clock.offset_ns, always=always)
         self.figures: dict[str, ModelFigures] = {}
         self.under_way: dict[int, Run] = {}
@@ -157,7 +158,11 @@ class Engine:
         self._pending[number] = pending
         look = looks.number(checked.shapes)
         pending.admitted = True
-        self.post(Arrived(number, request.model, checked.rows, look, request.priority, patience_ns))
+        try:
+            self.post(Arrived(number, request.model, checked.rows, look, request.priority, patience_ns))
+        except Exception:
+            pending.reply = None  # the sender hears of this, and of nothing else
+            raise
         if objective_ns and pending.admitted:
             figures.admitted += 1
         return number
@@ -261,19 +266,21 @@ class Engine:
         now = self._clock.now()
         parts: list[Sequence[Any]] = []
         rows = []
+        size_bytes = 0
         for number in run.requests:
             pending = self._pending[number]
             pending.started = now
             pending.figures.queue.add(now - pending.arrived)
             parts.append(pending.checked.arrays)
             rows.append(pending.checked.rows)
+            size_bytes += pending.size_bytes
         model = self._models[run.key]
         job = Job(run, model, parts, rows)
         if model.spec.decoupled:
             flow = self._pending[run.requests[0]].flow = Flow()
             job = job._replace(flow=flow)
         self.under_way[run.run] = run
-        if model.is_quick(sum(map(size_of, parts))):
+        if model.is_quick(size_bytes):
             self._ended(carry_out(job, self._part))
         else:
             self._runtime.give(job)

@@ -12,9 +12,10 @@ from cotenant.domain.serving import ModelSpec
 from cotenant.format.http import Head, HttpError, HttpReader, HttpRequest
 from cotenant.format.infer import InferError, InferRequest
 from cotenant.format.infer_json import Output, read_request, write_answer, write_error
-from cotenant.format.packing import pack, unpack
+from cotenant.format.packing import AT_ONCE_BYTES, Unpacking, pack
 from cotenant.format.room import Room
 from cotenant.format.target import Target, parse_target
+from cotenant.live.serve.fault import error_of
 from cotenant.live.serve.http_site import JSON, Answered, answer_to
 from cotenant.live.serve.site import Site
 
@@ -44,6 +45,8 @@ _PIPELINE_LIMIT: Final = 16
 _PIPELINE_BYTES: Final = 1 << 20
 _PACK_HERE_BYTES: Final = 32 << 10
 """What is larger is packed and unpacked on another thread: nobody else should wait for it."""
+_NOT_PACKED_BYTES: Final = 256
+"""What is no larger is sent as it is: packing would save nothing."""
 _TOGETHER_BYTES: Final = 64 << 10
 _LINGER_S: Final = 2.0
 _NOTHING: Final = HttpRequest(Head("", "", 0, -1, False, False, "", ()), memoryview(b""))
@@ -196,7 +199,7 @@ class HttpConnection(asyncio.Protocol):
             request = self._reader.next()
             if request is None:
                 if self._wrong is not None:
-                    self._refuse(self._wrong.status, str(self._wrong))
+                    self._refuse(self._wrong.status, str(self._wrong), self._wrong.retry_after_s)
                     self._linger()
                 break
             self._current = request
@@ -210,12 +213,10 @@ class HttpConnection(asyncio.Protocol):
             encoding = request.head.encoding
             if not encoding or encoding == "identity":
                 self._answer(request, target, request.body)
-            elif len(request.body) <= _PACK_HERE_BYTES:
-                self._answer(request, target, memoryview(self._unpacked(request.body, encoding)))
             else:
-                self._begin(self._unpack(request, target, encoding))
-        except InferError as error:
-            self.failed(error)
+                self._take_packed(request, target, encoding)
+        except Exception as error:  # noqa: BLE001  whatever it is, the client is told, and its connection goes on
+            self.failed(error_of(error))
 
     def _answer(self, request: HttpRequest, target: Target, body: memoryview) -> None:
         if target.kind != "infer":
@@ -230,20 +231,29 @@ class HttpConnection(asyncio.Protocol):
             if self._current is request:
                 self._number = number
 
-    def _unpacked(self, body: memoryview, encoding: str) -> bytes:
+    def _take_packed(self, request: HttpRequest, target: Target, encoding: str) -> None:
+        """A little that becomes a little is unpacked here."""
         try:
-            return unpack(body, encoding, self._serving.limits.body_bytes)
+            packed = Unpacking(request.body, encoding, self._serving.limits.body_bytes)
+            plain = packed.begin(AT_ONCE_BYTES if len(request.body) <= _PACK_HERE_BYTES else 0)
         except ValueError as error:
             raise InferError(f"the body {error}") from None
+        if plain is None:
+            self._begin(self._unpack(request, target, packed))
+        else:
+            self._answer(request, target, memoryview(plain))
 
-    async def _unpack(self, request: HttpRequest, target: Target, encoding: str) -> None:
+    async def _unpack(self, request: HttpRequest, target: Target, packed: Unpacking) -> None:
         try:
-            body = await asyncio.to_thread(self._unpacked, request.body, encoding)
+            try:
+                body = await asyncio.to_thread(packed.finish)
+            except ValueError as error:
+                raise InferError(f"the body {error}") from None
             if self._current is request:
                 self._answer(request, target, memoryview(body))
-        except InferError as error:
+        except Exception as error:  # noqa: BLE001  as above
             if self._current is request:
-                self.failed(error)
+                self.failed(error_of(error))
 
     def _begin(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -265,9 +275,9 @@ class HttpConnection(asyncio.Protocol):
     async def _await(self, request: HttpRequest, answer: Coroutine[Any, Any, Answered]) -> None:
         try:
             found = await answer
-        except InferError as error:
+        except Exception as error:  # noqa: BLE001  as above
             if self._current is request:
-                self.failed(error)
+                self.failed(error_of(error))
             return
         if self._current is request:
             self._respond(found.status, found.body, found.kind)
@@ -278,10 +288,10 @@ class HttpConnection(asyncio.Protocol):
         """The answer to the present request."""
         parts, json_length = write_answer(spec.name, spec.version, request.id, outputs)
         if json_length < 0:
-            self._respond(200, parts[0])
+            self._respond_packed(parts[0])
         else:
             extra = b"Inference-Header-Content-Length: %d\r\n" % json_length
-            self._respond(200, b"".join(parts), _BINARY, extra)
+            self._respond_packed(b"".join(parts), _BINARY, extra)
 
     def failed(self, error: InferError) -> None:
         """There is none, and why."""
@@ -294,23 +304,27 @@ class HttpConnection(asyncio.Protocol):
         """Only streams end."""
 
     def _respond(self, status: int, body: bytes, kind: bytes = JSON, extra: bytes = b"") -> None:
-        request = self._current
         self._number = 0
-        if request is None:
-            return
-        if not request.head.accepts or len(body) <= 256 or status != 200:
-            self._send(request, status, body, kind, extra)
+        if self._current is not None:
+            self._send(self._current, status, body, kind, extra)
+
+    def _respond_packed(self, body: bytes, kind: bytes = JSON, extra: bytes = b"") -> None:
+        """Tensors alone: NVIDIA's asyncio client says that it takes anything packed, and unpacks nothing else."""
+        request = self._current
+        if request is None or not request.head.accepts or len(body) <= _NOT_PACKED_BYTES:
+            self._respond(200, body, kind, extra)
         elif len(body) <= _PACK_HERE_BYTES:
             encoding = request.head.accepts[0]
-            self._send(request, status, pack(body, encoding), kind, extra + _packed_by(encoding))
+            self._respond(200, pack(body, encoding), kind, extra + _packed_by(encoding))
         else:
-            self._begin(self._pack(request, status, body, kind, extra))
+            self._number = 0
+            self._begin(self._pack(request, body, kind, extra))
 
-    async def _pack(self, request: HttpRequest, status: int, body: bytes, kind: bytes, extra: bytes) -> None:
+    async def _pack(self, request: HttpRequest, body: bytes, kind: bytes, extra: bytes) -> None:
         encoding = request.head.accepts[0]
         packed = await asyncio.to_thread(pack, body, encoding)
         if self._current is request:
-            self._send(request, status, packed, kind, extra + _packed_by(encoding))
+            self._send(request, 200, packed, kind, extra + _packed_by(encoding))
 
     def _send(self, request: HttpRequest, status: int, body: bytes, kind: bytes, extra: bytes) -> None:
         self._current = None
@@ -331,10 +345,10 @@ class HttpConnection(asyncio.Protocol):
         elif self._reader.waiting or self._wrong is not None:
             asyncio.get_running_loop().call_soon(self._advance)
 
-    def _refuse(self, status: int, text: str) -> None:
+    def _refuse(self, status: int, text: str, retry_after_s: int = 0) -> None:
         if self._transport is not None:
             body = write_error(text)
-            lead = _lead(status, JSON, False)
+            lead = _lead(status, JSON, False) + (b"Retry-After: %d\r\n" % retry_after_s if retry_after_s else b"")
             self._transport.write(lead + b"Content-Length: %d\r\n\r\n" % len(body) + body)
 
     def _linger(self) -> None:

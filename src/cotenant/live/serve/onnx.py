@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
@@ -19,6 +20,10 @@ PLATFORM: Final = "onnxruntime_onnx"
 DEFAULT_BATCH: Final = 8
 """Rows of a batch where a model takes any number and nobody has said how many are wise. Our choice."""
 _BFLOAT16: Final = 16
+_NAMELESS: Final = re.compile(r"(unk__\d+|\?)?\Z")
+"""What exporters write where they know no name: of one model they write several."""
+_LENGTHS: Final = frozenset(("seq", "sequence", "seq_len", "sequence_length", "length", "time", "num_tokens", "tokens"))
+"""Names of a first dimension that is one sequence, not several rows."""
 _TYPES: Final = {
     "tensor(bool)": Datatype.BOOL,
     "tensor(uint8)": Datatype.UINT8,
@@ -54,6 +59,20 @@ def tensor_specs(takes: Sequence[Any], gives: Sequence[Any]) -> tuple[tuple[Tens
 def takes_batches(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> bool:
     """Whether the first dimension of every tensor is free, as that of a batch is."""
     return bool(inputs) and all(one.shape[:1] == (-1,) for one in (*inputs, *outputs))
+
+
+def means_batches(takes: Sequence[Any], gives: Sequence[Any]) -> bool:
+    """Whether these nodes of ONNX Runtime all begin with one and the same free dimension, and that is no length.
+
+    Boxes that go in and boxes that are left are free as well, yet rows of several requests would be mixed up in them.
+    """
+    names = set()
+    for node in (*takes, *gives):
+        if any_rank(node.shape)[:1] != (-1,):
+            return False
+        name = node.shape[0]
+        names.add(name.lower() if isinstance(name, str) and not _NAMELESS.match(name) else "")
+    return bool(takes) and len(names) == 1 and not names & _LENGTHS
 
 
 class OnnxModel:

@@ -53,6 +53,10 @@ class Do(msgspec.Struct, array_like=True, tag="do", frozen=True):
     due_ns: int
     """By the system's monotonic clock: since when the first of it waits."""
     tensors: tuple[Lies, ...]
+    inputs: tuple[str, ...]
+    """The names of these, in their order: a config may have another one than the model's file."""
+    outputs: tuple[str, ...]
+    """Those that are wanted, in the order in which they are to lie."""
 
 
 class Check(msgspec.Struct, array_like=True, tag="check", frozen=True):
@@ -72,6 +76,8 @@ class Hello(msgspec.Struct, array_like=True, tag="hello", frozen=True):
     device: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    means_batches: bool
+    """Whether the model's file says that the first dimension of all of them is the batch."""
 
 
 class Did(msgspec.Struct, array_like=True, tag="did", frozen=True):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from cotenant.domain.instant import Duration, Instant
 from cotenant.domain.serving import ModelSpec, Refusal
@@ -102,11 +101,3 @@ class Pending:
         """Of its run, once that is over."""
         self.arrived: Instant = 0
         self.started: Instant = 0
-
-
-def size_of(arrays: Sequence[Any]) -> int:
-    """What these tensors hold, in bytes."""
-    size = 0
-    for array in arrays:
-        size += array.nbytes
-    return size

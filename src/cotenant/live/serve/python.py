@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
+import sys
+import threading
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -17,22 +22,54 @@ from cotenant.live.serve.model import LoadFailed
 from cotenant.serve import Model
 
 PLATFORM: Final = "python"
+_PREFIX: Final = "cotenant_model_"
+_importing: Final = threading.Lock()
+"""Models are loaded by several threads, and there is one path of imports."""
+_helpers: Final[dict[str, Path]] = {}
+"""Modules that were imported from beside a file, and the folder of it."""
 
 
 def models_in(path: Path) -> dict[str, Model]:
     """Every `Model` that a file of Python makes at its top level, by name."""
-    spec = importlib.util.spec_from_file_location(f"cotenant_model_{path.stem}", path)
+    path = path.absolute()
+    name = f"{_PREFIX}{path.stem}_{zlib.crc32(os.fsencode(path)):08x}"
+    spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise LoadFailed(f"{path.name} is no file of Python")
     module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:  # a file that ends its program must not end ours
-        raise LoadFailed(f"{path.name} fails: {type(error).__name__}: {error}") from error
+    with _importing, _as_a_program_s(path.parent):
+        before = sys.modules.get(name)
+        sys.modules[name] = module  # where dataclasses look for what annotations mean
+        try:
+            spec.loader.exec_module(module)
+        except (Exception, SystemExit) as error:  # a file that ends its program must not end ours
+            del sys.modules[name]
+            if before is not None:  # what is served is still that
+                sys.modules[name] = before
+            raise LoadFailed(f"{path.name} fails: {type(error).__name__}: {error}") from error
     found = {one.name: one for one in vars(module).values() if isinstance(one, Model)}
     if not found:
         raise LoadFailed(f"{path.name} makes no cotenant.serve.Model")
     return found
+
+
+@contextlib.contextmanager
+def _as_a_program_s(folder: Path) -> Iterator[None]:
+    """What lies beside a file can be imported by it, and what lies beside another is not taken for that."""
+    for name in [name for name, home in _helpers.items() if home != folder]:
+        del _helpers[name]
+        sys.modules.pop(name, None)
+    there = set(sys.modules)
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # the file may have changed it
+            sys.path.remove(str(folder))
+        for name, module in list(sys.modules.items()):  # of which other threads add and remove some meanwhile
+            file = None if name in there else getattr(module, "__dict__", {}).get("__file__")
+            if isinstance(file, str) and Path(file).is_relative_to(folder) and not name.startswith(_PREFIX):
+                _helpers[name] = folder
 
 
 class PythonModel:

@@ -11,7 +11,7 @@ import re
 import stat
 from typing import Final, NamedTuple
 
-from cotenant.domain.tensor import TensorSpec
+from cotenant.domain.tensor import TensorSpec, elements
 from cotenant.format.infer import Checked, InferError, InferRequest, Place, shown
 from cotenant.format.infer_json import Output
 from cotenant.format.tensor import TensorError, from_raw, to_raw
@@ -33,8 +33,10 @@ class Region(NamedTuple):
 class Regions:
     """All that is registered."""
 
-    def __init__(self) -> None:
-        """Nothing is."""
+    def __init__(self, tensor_limit_bytes: int = 1 << 30, texts_limit_bytes: int = 256 << 20) -> None:
+        """Nothing is; of one tensor no more is read than the limit, less where only its content tells its length."""
+        self._tensor_limit_bytes = tensor_limit_bytes
+        self._texts_limit_bytes = texts_limit_bytes
         self._regions: dict[str, Region] = {}
 
     def register(self, name: str, key: str, offset: int, size: int) -> None:
@@ -93,12 +95,27 @@ class Regions:
         arrays = []
         for spec, array in zip(specs, checked.arrays, strict=True):
             if isinstance(array, Place):
+                shape = shapes[spec.name]
+                self._check_size(spec, shape, array)
                 try:
-                    array = from_raw(spec.datatype, shapes[spec.name], self.read(spec.name, array))  # noqa: PLW2901
+                    array = from_raw(spec.datatype, shape, self.read(spec.name, array))  # noqa: PLW2901
                 except TensorError as error:
                     raise InferError(f"input {spec.name!r}: {error}") from None
             arrays.append(array)
         return Checked(tuple(arrays), checked.rows, checked.shapes)
+
+    def _check_size(self, spec: TensorSpec, shape: tuple[int, ...], place: Place) -> None:
+        """Before anything is read: an object without a page in it may be said to have any size."""
+        width_bytes = spec.datatype.width_bytes
+        wanted = elements(shape) * width_bytes
+        if width_bytes and place.size != wanted:
+            kind = f"{spec.datatype.value} of shape {list(shape)}"
+            raise InferError(f"input {spec.name!r}: {kind} takes {wanted} bytes, its place has {place.size}")
+        limit_bytes = self._tensor_limit_bytes if width_bytes else self._texts_limit_bytes
+        if place.size > limit_bytes:
+            raise InferError(
+                f"input {spec.name!r} has {place.size} bytes in shared memory, {limit_bytes} are the limit"
+            )
 
     def put(self, output: Output) -> Output:
         """Put an output where its request wants it."""

@@ -17,7 +17,7 @@ from cotenant.format.pbtxt import TritonConfig, read_config
 from cotenant.format.replay import SUFFIX
 from cotenant.live.serve.found import Found
 from cotenant.live.serve.model import LoadFailed, Runnable
-from cotenant.live.serve.onnx import PLATFORM, OnnxModel, tensor_specs
+from cotenant.live.serve.onnx import PLATFORM, OnnxModel, means_batches, tensor_specs
 from cotenant.live.serve.python import PLATFORM as PYTHON
 from cotenant.live.serve.python import PythonModel, models_in
 from cotenant.live.serve.runtime import CpuRuntime, ModelRuntime
@@ -27,6 +27,7 @@ from cotenant.live.serve.triton import as_in_triton, batch_limit
 NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
 MODELS_LIMIT: Final = 4096
 OWN_CONFIG: Final = "cotenant.toml"
+_BY_POLICY: Final = "left to the policy: dstack, the default, holds no batch back"
 
 
 class Repository:
@@ -81,6 +82,12 @@ class Repository:
         said = list(triton.differences)
         if triton.max_batch and not triton.dynamic:
             said.append("dynamic_batching: absent, yet requests that wait are put into one batch")
+        if triton.wait_ns:
+            said.append(f"dynamic_batching.max_queue_delay_microseconds: {_BY_POLICY}; fifo, triton and fixed do")
+        if triton.preferred_batches:
+            said.append(
+                f"dynamic_batching.preferred_batch_size: {_BY_POLICY}; fifo and triton do, until one is reached"
+            )
         return said
 
     def _load_onnx(self, found: Found, config: ModelConfig, triton: TritonConfig | None) -> Runnable:
@@ -95,7 +102,8 @@ class Repository:
         self, found: Found, config: ModelConfig, triton: TritonConfig | None, sessions: Sessions
     ) -> ModelSpec:
         inputs, outputs = tensor_specs(sessions.takes, sessions.gives)
-        max_batch = batch_limit(config, triton, inputs, outputs)
+        meant = means_batches(sessions.takes, sessions.gives)
+        max_batch = batch_limit(config, triton, inputs, outputs, meant=meant)
         spec = ModelSpec(found.name, found.version, PLATFORM, inputs, outputs, max_batch)
         if triton is not None:
             spec = as_in_triton(spec, triton)

@@ -87,6 +87,7 @@ class CpuRuntime:
         self.all_units = len(cores)
         self._cores = cores
         self._workers: Workers | None = None
+        self._opening: list[threading.Thread] = []
 
     @property
     def identity(self) -> str:
@@ -119,10 +120,14 @@ class CpuRuntime:
     def prepare(self, model: Runnable, widths: Sequence[int]) -> None:
         """Have the sessions for them opened: every thread runs every model."""
         if isinstance(model, OnnxModel):
-            threading.Thread(target=model.prepare, args=(widths,), name="sessions", daemon=True).start()
+            thread = threading.Thread(target=model.prepare, args=(widths,), name="sessions", daemon=True)
+            thread.start()
+            self._opening = [*(one for one in self._opening if one.is_alive()), thread]
 
     async def settled(self) -> None:
-        """At once: what is prepared is so when the call returns."""
+        """Until the sessions are open: the first request on several cores would else wait for them."""
+        for thread in self._opening:
+            await asyncio.to_thread(thread.join)
 
     def give(self, job: Job) -> None:
         """On the thread of its first core."""

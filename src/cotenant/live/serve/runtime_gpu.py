@@ -151,7 +151,7 @@ class GpuRuntime:
         spec = ModelSpec(found.name, found.version, self.name, hello.inputs, hello.outputs, max_batch, share=share)
         try:
             if self.name != REPLAY:
-                spec = _as_onnx(spec, config, triton)
+                spec = _as_onnx(spec, config, triton, meant=hello.means_batches)
             model = GpuModel(self._bounded(configured(spec, config)), recruit, self._launcher.terminate, self._left)
         except LoadFailed:
             first.end()
@@ -234,8 +234,8 @@ class GpuRuntime:
             self._crew.dismiss(model)
 
 
-def _as_onnx(spec: ModelSpec, config: ModelConfig, triton: TritonConfig | None) -> ModelSpec:
+def _as_onnx(spec: ModelSpec, config: ModelConfig, triton: TritonConfig | None, *, meant: bool) -> ModelSpec:
     """With the batch that its owner or its shapes allow, by the rules of the CPU runtime."""
-    max_batch = batch_limit(config, triton, spec.inputs, spec.outputs)
+    max_batch = batch_limit(config, triton, spec.inputs, spec.outputs, meant=meant)
     spec = msgspec.structs.replace(spec, platform=ONNX_PLATFORM, max_batch=max_batch)
     return spec if triton is None else as_in_triton(spec, triton)

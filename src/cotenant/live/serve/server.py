@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import os
 import resource
 import signal
 import socket
 import ssl
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple, NoReturn, TypeVar
 
 from cotenant.domain.instant import SECOND_NS
 from cotenant.domain.runtimes import RunTimes
@@ -24,6 +25,7 @@ from cotenant.live.serve.grpc import GrpcServing
 from cotenant.live.serve.http import HttpServing, Limits
 from cotenant.live.serve.metrics import exposition
 from cotenant.live.serve.profiles import ProfileCache, model_hash
+from cotenant.live.serve.regions import Regions
 from cotenant.live.serve.repository import Repository
 from cotenant.live.serve.runtime import ModelRuntime
 from cotenant.live.serve.site import Site
@@ -38,6 +40,7 @@ _KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (soc
 _FEEL_S: Final = 0.25
 _OTHER_FILES: Final = 512
 OFF: Final = -1
+T = TypeVar("T")
 
 
 class ServeOptions(NamedTuple):
@@ -135,11 +138,14 @@ class _Server:
     async def run(self) -> int:
         options = self._options
         loop = asyncio.get_running_loop()
-        stop = asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
+        asked = _Asked(loop)
         limits, runtime = options.limits, options.runtime
-        engine = Engine(options.settings, runtime, loop, limits.held_bytes, options.spans, always=options.always_spans)
+        regions = Regions(limits.held_bytes, limits.body_bytes)
+        engine = Engine(
+            *(options.settings, runtime, loop, limits.held_bytes, options.spans),
+            always=options.always_spans,
+            regions=regions,
+        )
         profiles = _Profiles(ProfileCache(options.profiles, self._say), runtime)
         repository = Repository(options.models, options.cores, runtime)
         site = Site(engine, repository, runtime.all_units, profiles.of)
@@ -165,7 +171,9 @@ class _Server:
             server = await self._listen(loop, factory, port, name, tls)
             servers.append(server)
             ports.append(server.sockets[0].getsockname()[1])
-        refused = await site.load_all()
+        refused = await _unless(asked.to_stop, site.load_all())
+        if refused is None:
+            self._leave_at_once(engine)
         for reason in refused.values():
             self._say(reason)
         if repository.otherwise:
@@ -177,8 +185,8 @@ class _Server:
         gc.freeze()  # what is loaded stays: no collection need look at it again
         self._ready(Listening(*ports), engine.names())
         tasks = [loop.create_task(one) for one in (_sweep(doors, limits.patience_s), _feel_lag(engine))]
-        await stop.wait()
-        code = await self._leave(engine, doors, servers)
+        await asked.to_stop.wait()
+        code = await self._leave(engine, doors, servers, asked.at_once)
         for task in tasks:
             task.cancel()
         return code
@@ -205,8 +213,20 @@ class _Server:
             raise WorldError(f"cannot listen at {host}:{port}: {why}; name another by {name}") from None
         return await loop.create_server(factory, sock=listener, backlog=_BACKLOG, ssl=tls)
 
+    def _leave_at_once(self, engine: Engine) -> NoReturn:
+        """Nothing was promised yet. A thread that loads a model cannot be ended, and nobody is to wait for it."""
+        self._say("stopped while models were loaded")
+        engine.close(patient=False)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
     async def _leave(
-        self, engine: Engine, doors: Sequence[HttpServing | GrpcServing], servers: Sequence[asyncio.Server]
+        self,
+        engine: Engine,
+        doors: Sequence[HttpServing | GrpcServing],
+        servers: Sequence[asyncio.Server],
+        at_once: asyncio.Event,
     ) -> int:
         """Not ready at once; then what was taken is answered; then connections end."""
         self._say("draining: no new requests, those under way are answered")
@@ -214,7 +234,9 @@ class _Server:
         engine.drain(drained.set)
         code = 0
         try:
-            await asyncio.wait_for(drained.wait(), self._options.drain_s)
+            if await asyncio.wait_for(_unless(at_once, drained.wait()), self._options.drain_s) is None:
+                self._say("asked to stop once more: requests that are under way are given up")
+                code = 75
         except TimeoutError:
             self._say(f"some requests took longer than the {self._options.drain_s:g} s of --drain, and are given up")
             code = 75
@@ -228,6 +250,30 @@ class _Server:
             await asyncio.sleep(0.05)
         engine.close(patient=code == 0)
         return code
+
+
+class _Asked:
+    """What signals ask for: to stop, and at the next one to do it at once."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.to_stop = asyncio.Event()
+        self.at_once = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._hear)
+
+    def _hear(self) -> None:
+        (self.at_once if self.to_stop.is_set() else self.to_stop).set()
+
+
+async def _unless(event: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """What work comes to, or None if something happens before."""
+    doing, happens = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait((doing, happens), return_when=asyncio.FIRST_COMPLETED)
+        return doing.result() if doing.done() else None
+    finally:
+        doing.cancel()
+        happens.cancel()
 
 
 async def _sweep(doors: Sequence[HttpServing | GrpcServing], patience_s: float) -> None:

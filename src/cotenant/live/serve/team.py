@@ -69,11 +69,14 @@ class Post:
 class Team:
     """One model: its workers at all widths, and what waits for one."""
 
-    __slots__ = ("members", "model", "posts", "waiting")
+    __slots__ = ("members", "model", "names", "posts", "waiting")
 
     def __init__(self, model: Crewed) -> None:
         """Nobody is there and nothing waits."""
         self.model = model
+        spec = model.spec
+        self.names = tuple(one.name for one in spec.inputs), tuple(one.name for one in spec.outputs)
+        """In the order of the spec, by which its workers bind tensors."""
         self.posts: dict[int, Post] = {}
         self.members: list[Member] = []
         self.waiting: deque[Task] = deque()

@@ -57,15 +57,19 @@ def _agreed(
 
 
 def batch_limit(
-    config: ModelConfig, triton: TritonConfig | None, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]
+    config: ModelConfig,
+    triton: TritonConfig | None,
+    inputs: Sequence[TensorSpec],
+    outputs: Sequence[TensorSpec],
+    *,
+    meant: bool,
 ) -> int:
-    """Rows of a run: as its owner says, else as its Triton config does, else as its shapes allow."""
-    batches = takes_batches(inputs, outputs)
+    """Rows of a run: as its owner says, else as its Triton config does, else as its file means its shapes."""
     wanted = config.max_batch
     if wanted is None and triton is not None:
         wanted = triton.max_batch
-    if wanted and not batches:
+    if wanted and not takes_batches(inputs, outputs):
         raise LoadFailed(f"a batch of {wanted} is asked for, but not every tensor's first dimension is free")
     if wanted is not None:
         return wanted
-    return DEFAULT_BATCH if batches else 0
+    return DEFAULT_BATCH if meant else 0

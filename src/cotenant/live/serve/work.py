@@ -12,7 +12,7 @@ import numpy as np
 
 from cotenant.domain.instant import Duration, Instant
 from cotenant.domain.serving import Run
-from cotenant.format.tensor import Array
+from cotenant.format.tensor import Array, size_of
 from cotenant.live.clock import monotonic_ns, thread_ns
 from cotenant.live.serve.model import Runnable
 
@@ -82,7 +82,7 @@ def carry_out(job: Job, part: TellPart, cores: Sequence[int] | None = None) -> O
     began = monotonic_ns()
     own = thread_ns()
     model = job.model
-    size = sum(array.nbytes for one in job.parts for array in one)
+    size = sum(map(size_of, job.parts))
     answers: Sequence[Sequence[Array]] = ()
     failure = ""
     try:

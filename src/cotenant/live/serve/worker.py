@@ -33,6 +33,7 @@ class Act(Protocol):
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    means_batches: bool
 
     def device(self) -> Device:
         """What it runs on."""
@@ -81,7 +82,7 @@ def main(_arguments: Sequence[str]) -> int:
     try:
         act = _act(setup)
         found = act.device()
-        send(line, Hello(os.getpid(), *found, act.inputs, act.outputs))
+        send(line, Hello(os.getpid(), *found, act.inputs, act.outputs, act.means_batches))
         while (errand := hear_errand(line, given)) is not None:
             if isinstance(errand, Do):
                 _run(line, act, errand, given, made)

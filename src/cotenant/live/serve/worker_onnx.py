@@ -6,7 +6,7 @@ which a worker says.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -14,7 +14,7 @@ from cotenant.domain.tensor import Datatype
 from cotenant.format.tensor import Array
 from cotenant.live.clock import monotonic_ns
 from cotenant.live.serve.device import Device, lost_by, own_device
-from cotenant.live.serve.onnx import tensor_specs
+from cotenant.live.serve.onnx import means_batches, tensor_specs
 from cotenant.live.serve.parcel import Do, Lies, Room, Setup, lay_out
 from cotenant.live.serve.worker import DeviceLost
 
@@ -63,7 +63,9 @@ class OnnxAct:
         self._session = onnxruntime.InferenceSession(setup.path, options, providers=[provider])
         if self._target.provider not in self._session.get_providers():  # it falls back to cores in silence
             raise ValueError(f"{self._target.provider} does not start for {Path(setup.path).name}: is there a GPU?")
-        self.inputs, self.outputs = tensor_specs(self._session.get_inputs(), self._session.get_outputs())
+        sides = self._session.get_inputs(), self._session.get_outputs()
+        self.inputs, self.outputs = tensor_specs(*sides)
+        self.means_batches = means_batches(*sides)
         for spec in (*self.inputs, *self.outputs):
             if spec.datatype in (Datatype.BYTES, Datatype.BF16):
                 raise ValueError(f"tensor {spec.name!r} is {spec.datatype.value}, which is served on cores only")
@@ -77,25 +79,26 @@ class OnnxAct:
         inputs = [given.seen(one) for one in do.tensors]
         began_ns = monotonic_ns()
         try:
-            outputs = self._through(inputs)
+            outputs = self._through(dict(zip(do.inputs, inputs, strict=True)), do.outputs)
         except Exception as error:
             if any(word in str(error) for word in _GONE):
                 raise DeviceLost(str(error)) from None
             raise
         took_ns = monotonic_ns() - began_ns
-        laid, descriptor = lay_out(self.outputs, [[one] for one in outputs], made)
+        specs = {one.name: one for one in self.outputs}
+        laid, descriptor = lay_out([specs[name] for name in do.outputs], [[one] for one in outputs], made)
         return took_ns, laid, descriptor
 
-    def _through(self, inputs: Sequence[Array]) -> Sequence[Array]:
+    def _through(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Sequence[Array]:
         binding = self._session.io_binding()
         device = self._target.device
         held: list[Any] = []  # bound memory must outlive the run
-        for spec, array in zip(self.inputs, inputs, strict=True):
+        for name, array in inputs.items():
             value = self._runtime.OrtValue.ortvalue_from_numpy(array, device, 0)
             held.append(value)
-            binding.bind_ortvalue_input(spec.name, value)
-        for one in self.outputs:
-            binding.bind_output(one.name, device, 0)
+            binding.bind_ortvalue_input(name, value)
+        for name in wanted:  # copies come in the order in which outputs were bound
+            binding.bind_output(name, device, 0)
         self._session.run_with_iobinding(binding)
         binding.synchronize_outputs()
         outputs: Sequence[Array] = binding.copy_outputs_to_cpu()

@@ -26,7 +26,7 @@ class ReplayAct:
         self.inputs = model.inputs
         self.outputs = model.outputs
         self._parts = script.parts
-        self._batches = bool(model.max_batch)
+        self._batches = self.means_batches = bool(model.max_batch)
         self._stage = Parts(script.script, script.image)
         if model.weights_bytes:
             hold(model.weights_bytes)
