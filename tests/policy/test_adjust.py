@@ -2,6 +2,7 @@
 
 import itertools
 
+import msgspec
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -29,7 +30,9 @@ def window(number: int, *tenants: TenantWindow) -> DeviceWindow:
     return DeviceWindow(0, number * PERIOD_NS, (number + 1) * PERIOD_NS, tenants)
 
 
-def web(latency_ns: int, requests: int = 10, *, slot: int = 0, generation: int = 1, oldest_ns: int = 0) -> TenantWindow:
+def web(
+    latency_ns: int, requests: int = 10, *, slot: int = 0, generation: int = 1, oldest_ns: int = 0, priority: int = 2
+) -> TenantWindow:
     """An online tenant with an objective of 20 ms whose requests all take as long."""
     return TenantWindow(
         slot,
@@ -43,10 +46,11 @@ def web(latency_ns: int, requests: int = 10, *, slot: int = 0, generation: int =
         active_ns=PERIOD_NS // 50,
         device_ns=PERIOD_NS // 100,
         oldest_ns=oldest_ns,
+        priority=priority,
     )
 
 
-JOB = TenantWindow(9, 1, online=False, device_ns=PERIOD_NS // 2, waited_ns=PERIOD_NS // 4)
+JOB = TenantWindow(9, 1, online=False, device_ns=PERIOD_NS // 2, waited_ns=PERIOD_NS // 4, priority=7)
 
 
 def fed(control: Control, *windows: DeviceWindow) -> list[Adjustment]:
@@ -171,6 +175,38 @@ def test_two_beyond_reach_divide_the_device() -> None:
     well = fed(control, *(window(one, web(2 * MS), web(2 * MS, slot=1), JOB) for one in range(100, 700)))
     assert well, "what was said once does not hold for ever"
     assert {change.shares for change in well} == {()}
+
+
+def test_a_third_that_joins_two_who_divide_the_device_gets_a_part_of_it_at_once() -> None:
+    """Though online work keeps all that it may already, so that nothing else changes."""
+    control = a_control()
+    two = [web(30 * MS), web(30 * MS, slot=1)]
+    before = fed(control, *(window(one, *two, JOB) for one in range(100)))
+    assert sum(ppm for _, ppm in before[-1].shares) > 999_000
+    (joined,) = fed(control, window(100, *two, web(0, 0, slot=2), JOB))
+    assert (joined.cause, joined.online_ppm) == (Cause.DIVIDED, LIMITS.most_ppm)
+    assert [slot for slot, _ in joined.shares] == [0, 1, 2]
+    assert min(ppm for _, ppm in joined.shares) > 300_000, "of whom nobody knows what it needs gets an equal part"
+    light = msgspec.structs.replace(web(30 * MS, slot=2), device_ns=PERIOD_NS // 1000)
+    (known,) = fed(control, *(window(one, *two, light, JOB) for one in range(101, 200)))
+    assert known.cause is Cause.DIVIDED, "once, when it is known"
+    assert dict(known.shares)[2] < 200_000
+    (left,) = fed(control, *(window(one, *two, JOB) for one in range(200, 240)))
+    assert [slot for slot, _ in left.shares] == [0, 1]
+    (alone,) = fed(control, *(window(one, two[0], JOB) for one in range(240, 260)))
+    assert (alone.cause, alone.shares) == (Cause.DIVIDED, ())
+
+
+def test_an_equal_without_an_objective_is_left_a_part_and_who_is_no_equal_changes_nothing() -> None:
+    control = a_control()
+    two = [web(30 * MS), web(30 * MS, slot=1)]
+    fed(control, *(window(one, *two, JOB) for one in range(100)))
+    plain = TenantWindow(2, 1, online=True, priority=2)
+    (joined,) = fed(control, *(window(one, *two, plain, JOB) for one in range(100, 140)))
+    assert [slot for slot, _ in joined.shares] == [0, 1]
+    assert sum(ppm for _, ppm in joined.shares) < 700_000
+    below = [web(2 * MS, slot=3, priority=3), TenantWindow(4, 1, online=True, priority=1)]
+    assert fed(control, *(window(one, *two, plain, *below, JOB) for one in range(140, 180))) == []
 
 
 def test_harm_without_offline_work_is_not_blamed_on_it_and_nothing_is_taken_for_nobody() -> None:

@@ -94,6 +94,8 @@ class TenantWindow(Value, frozen=True):
     """By how much it held up those above it."""
     oldest_ns: Duration = 0
     """How long the request under way has lasted at the end of the window; 0: none."""
+    priority: int = 0
+    """Those of one priority are equals."""
 
     @property
     def promised(self) -> bool:
@@ -124,6 +126,7 @@ class Cause(enum.Enum):
     ROOM = "room"
     PROBE = "probe"
     BEYOND_REACH = "beyond reach"
+    DIVIDED = "divided"
 
 
 class Adjustment(Value, frozen=True):

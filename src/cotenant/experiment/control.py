@@ -38,7 +38,8 @@ class Steering:
         self._guests, self._sms = run.guests, 0 if sliced else run.setting.device.sm_count
         self._tenants = [_tenant(guest, place) for place, guest in enumerate(run.guests)]
         self._occupants = [
-            Occupant(place, _GENERATION, guest.online, guest.slo_ns) for place, guest in enumerate(run.guests)
+            Occupant(place, _GENERATION, guest.online, guest.slo_ns, guest.priority)
+            for place, guest in enumerate(run.guests)
         ]
         switch_ns = run.setting.device.switch_ns if sliced else 0
         self._rules = msgspec.structs.replace(run.setting.rules, switch_ns=switch_ns)

@@ -101,7 +101,8 @@ class Objectives:
             terms = view.tenant.terms
             is_online = terms.kind is Kind.ONLINE
             is_promised = is_online and not view.tenant.paused  # one that a person holds back is late by their will
-            occupant = Occupant(terms.slot, terms.generation, is_online, terms.slo_ns if is_promised else 0)
+            slo_ns = terms.slo_ns if is_promised else 0
+            occupant = Occupant(terms.slot, terms.generation, is_online, slo_ns, terms.priority)
             by_gpu.setdefault(terms.gpu, []).append(occupant)
             if view.tenant.spec.use is not None:
                 self._uses.setdefault(terms.gpu, {})[terms.slot] = view.tenant.spec.use

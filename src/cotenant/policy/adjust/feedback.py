@@ -45,6 +45,8 @@ class Steps(Value, frozen=True):
     near_up: float = 1.08
     beyond_ns: Duration = 3 * SECOND_NS
     """With all that it may have online work misses its objective for so long, until it is said to be beyond reach."""
+    met_ns: Duration = 2 * SECOND_NS
+    """What a tenant uses of the device is known once it has been looked at for so long."""
     pressed_ns: Duration = 2 * SECOND_NS
     """Offline work this long ago may be what harms online work now."""
 
@@ -104,10 +106,13 @@ class Feedback:
         """
         if not self._is_beyond or len(self._tracks) < 2:
             return {}
-        return {
-            slot: round(1e6 * track.demand * (0.5 + min(track.fare().ratio, 1.5)))
-            for slot, track in self._tracks.items()
-        }
+        return {slot: self._need_of(track) for slot, track in self._tracks.items()}
+
+    def _need_of(self, track: Track) -> int:
+        """In proportion to those of the others; 0 of one that has not been here for long enough to tell."""
+        if track.age_ns < self._steps.met_ns or track.ended < self._steps.enough:
+            return 0
+        return max(round(1e6 * track.demand * (0.5 + min(track.fare().ratio, 1.5))), 1)
 
     def why(self) -> str:
         """The last change, or why there is none."""

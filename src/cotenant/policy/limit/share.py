@@ -6,8 +6,8 @@ to those below, and that is what the gate's `delay` bounds.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple, TypeAlias
 
 from cotenant.domain.gpu import WHOLE_PPM
 
@@ -38,11 +38,50 @@ def offline_percent(online_ppm: int, headroom_ppm: int) -> int:
     return max((WHOLE_PPM - online_ppm - headroom_ppm) * 100 // WHOLE_PPM, OFFLINE_LEAST_PERCENT)
 
 
-def divided(needs: Mapping[int, int]) -> tuple[tuple[int, int], ...]:
+Shares: TypeAlias = tuple[tuple[int, int], ...]
+"""Slot and share, ascending."""
+
+
+class Equal(NamedTuple):
+    """A tenant of a device, as far as it matters to those it may have to share with."""
+
+    slot: int
+    generation: int
+    priority: int
+    promised: bool
+    """Whether it has an objective."""
+
+
+def shares_among(tenants: Iterable[Equal], needs: Mapping[int, int]) -> Shares:
+    """What those with objectives get, by slot, wherever two or more of one priority have one; a need of 0 is not known.
+
+    Equals without an objective are left a part as if they had one, though they are given no share: beside shares that
+    are the whole device, one without a share would wait for all the others at each of its launches.
+    """
+    by_priority: dict[int, list[Equal]] = {}
+    for tenant in tenants:
+        by_priority.setdefault(tenant.priority, []).append(tenant)
+    shares: list[tuple[int, int]] = []
+    for equals in by_priority.values():
+        takers = {equal.slot for equal in equals if equal.promised and equal.slot in needs}
+        if len(takers) > 1:
+            parts = divided(_filled({equal.slot: needs.get(equal.slot, 0) for equal in equals}))
+            shares += [(slot, share_ppm) for slot, share_ppm in parts if slot in takers]
+    return tuple(sorted(shares))
+
+
+def _filled(needs: Mapping[int, int]) -> dict[int, int]:
+    """Of whom nobody knows what it needs is taken to need what the others do in the mean."""
+    known = [need_ppm for need_ppm in needs.values() if need_ppm > 0]
+    mean_ppm = sum(known) // len(known) if known else 1
+    return {slot: need_ppm if need_ppm > 0 else mean_ppm for slot, need_ppm in needs.items()}
+
+
+def divided(needs: Mapping[int, int]) -> Shares:
     """What each of several equals gets of the whole device, in proportion to what it needs; nothing for one alone.
 
-    Nobody gets less than a tenth of an equal part: one whose need is not known yet must be able to show it. These
-    shares are conserving, so that whatever one leaves is lent to the others.
+    Nobody gets less than a tenth of an equal part: one whose need grows must be able to show it. These shares are
+    conserving, so that whatever one leaves is lent to the others.
     """
     if len(needs) <= 1:
         return ()
