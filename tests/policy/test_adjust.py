@@ -218,6 +218,33 @@ def test_harm_without_offline_work_is_not_blamed_on_it_and_nothing_is_taken_for_
     assert fed(control, *quiet, *late) == []
 
 
+def test_equals_that_harm_each_other_divide_the_device_though_no_offline_work_runs() -> None:
+    """What online work keeps is left alone: nobody takes any of it."""
+    control = a_control(400_000)
+    late = [window(one, web(30 * MS), web(30 * MS, slot=1)) for one in range(100)]
+    assert fed(control, *late[:29]) == []
+    (change,) = fed(control, *late[29:])
+    assert (change.cause, change.online_ppm) == (Cause.BEYOND_REACH, 400_000)
+    assert [slot for slot, _ in change.shares] == [0, 1]
+    assert "no offline work ran: equals harm each other" in change.detail
+    (alone,) = fed(control, *(window(one, web(30 * MS)) for one in range(100, 200)))
+    assert alone.shares == ()
+    other = web(2 * MS, slot=1, generation=2)
+    (joined,) = fed(control, *(window(one, web(30 * MS), other) for one in range(200, 229)))
+    assert (joined.cause, joined.shares) == (Cause.JOINED, ()), "who comes next is not judged by who left"
+
+
+def test_one_late_moment_or_those_of_other_priorities_are_no_reason_to_divide() -> None:
+    control = a_control()
+    others = [window(one, web(30 * MS), web(30 * MS, slot=1, priority=3)) for one in range(100)]
+    assert fed(control, *others) == []
+    control = a_control()
+    for begin in range(0, 200, 50):
+        late = [window(begin + one, web(30 * MS), web(2 * MS, slot=1)) for one in range(10)]
+        well = [window(begin + one, web(2 * MS), web(2 * MS, slot=1)) for one in range(10, 50)]
+        assert fed(control, *late, *well) == []
+
+
 def test_a_newcomer_is_given_all_until_it_is_known_and_who_left_is_forgotten() -> None:
     control = a_control()
     number = lowered(control)

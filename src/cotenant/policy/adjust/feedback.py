@@ -74,6 +74,8 @@ class Feedback:
         self._changed_ns: Instant = NEVER
         self._blind_until_ns: Instant = NEVER
         self._pressed_ns: Instant = NEVER
+        self._late_ns: Instant = NEVER
+        self._late_since_ns: Instant = NEVER
         self._floors = Floors(caution or Caution())
         self._in_a_row = 0
         self._is_beyond = False
@@ -101,8 +103,8 @@ class Feedback:
     def needs(self) -> dict[int, int]:
         """What each uses of the device, more the nearer it is to missing its objective.
 
-        Only where nothing can be taken from offline any more: then it is each other that they harm, and dividing the
-        device helps. Elsewhere it would only hold them back.
+        Only where nothing can be taken from offline any more, or nothing runs of it: then it is each other that they
+        harm, and dividing the device helps. Elsewhere it would only hold them back.
         """
         if not self._is_beyond or len(self._tracks) < 2:
             return {}
@@ -124,6 +126,8 @@ class Feedback:
         gone = [slot for slot, track in self._tracks.items() if here.get(slot) != track.generation]
         for slot in gone:
             del self._tracks[slot]
+        if len(self._tracks) < 2 and self.online_ppm < self._limits.most_ppm:  # its equals harmed it: they are gone
+            self._is_beyond = False
         self._has_left = self._has_left or bool(gone)
 
     def _meet(self, window: DeviceWindow, now: Instant) -> int | None:
@@ -133,6 +137,7 @@ class Feedback:
             if tenant.promised and tenant.slot not in self._tracks:
                 self._tracks[tenant.slot] = Track(tenant, self._limits, self._sense, now)
                 newcomer = tenant.slot
+                self._late_ns = NEVER  # who was late before it came was not harmed by it
         return newcomer
 
     def _began(self, window: DeviceWindow, now: Instant) -> bool:
@@ -187,11 +192,9 @@ class Feedback:
 
     def _harmed(self, track: Track, now: Instant) -> Verdict | None:
         """Not blamed on offline work that did not run; at the most there is nothing left to give."""
-        if not self._is_pressed(now):
-            track.evidence = 0.0
-            self._why = f"{self._told(track)}, though no offline work ran"
-            return None
         told, steps = self._told(track), self._steps
+        if not self._is_pressed(now):
+            return self._unpressed(track, told, now)
         if self.online_ppm >= self._limits.most_ppm:
             track.evidence = 0.0
             if self._is_beyond or now - self._changed_ns < steps.beyond_ns:
@@ -205,6 +208,20 @@ class Feedback:
         if track.is_grave():
             online_ppm = max(online_ppm, round(self.online_ppm * min(track.fare().recent_ratio, steps.most_up)))
         return self._to(online_ppm, Cause.STUCK if track.is_stuck() else Cause.VIOLATED, told, now, track.slot)
+
+    def _unpressed(self, track: Track, told: str, now: Instant) -> Verdict | None:
+        """Giving more to online would not help: equals that are harmed for so long harm each other."""
+        track.evidence = 0.0
+        if self._late_ns == NEVER or now - self._late_ns > self._steps.pressed_ns:
+            self._late_since_ns = now
+        self._late_ns = now
+        self._why = f"{told}, though no offline work ran"
+        has_equal = any(one.priority == track.priority for one in self._tracks.values() if one is not track)
+        if self._is_beyond or not has_equal or now - self._late_since_ns < self._steps.beyond_ns:
+            return None
+        self._is_beyond = True
+        self._why += ": equals harm each other"
+        return Verdict(self.online_ppm, Cause.BEYOND_REACH, self._why, track.slot, track.generation)
 
     def _loaded(self, track: Track, now: Instant) -> Verdict | None:
         """More requests than those it was judged by come or are foreseen, and they would need more."""
