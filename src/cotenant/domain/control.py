@@ -96,6 +96,8 @@ class TenantWindow(Value, frozen=True):
     """How long the request under way has lasted at the end of the window; 0: none."""
     priority: int = 0
     """Those of one priority are equals."""
+    limit_ppm: Ppm = 0
+    """The share that its user gave it among them; 0: none."""
 
     @property
     def promised(self) -> bool:

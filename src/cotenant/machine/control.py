@@ -36,12 +36,12 @@ class _Desk:
     def division(self, window: DeviceWindow) -> tuple[Shares, bool]:
         """How equals would divide the device now, and whether they must though the policy changes nothing.
 
-        They must where one of them came, left or has another priority, or is known by now. Not whenever needs change:
-        they always do.
+        They must where one of them came, left, has another priority or limit, or is known by now. Not whenever needs
+        change: they always do.
         """
         promised = Counter(one.priority for one in window.tenants if one.promised)
         tenants = [one for one in window.tenants if promised[one.priority] > 1]
-        equals = tuple(Equal(one.slot, one.generation, one.priority, one.promised) for one in tenants)
+        equals = tuple(Equal(one.slot, one.generation, one.priority, one.promised, one.limit_ppm) for one in tenants)
         needs = self.adjuster.needs()
         known = frozenset(slot for slot, need_ppm in needs.items() if need_ppm > 0)
         is_other = equals != self.equals or (bool(self.shares) and known != self.known)

@@ -18,6 +18,11 @@ _HELD: Final = frozenset(
 """Stages in which a tenant launches nothing."""
 
 
+def user_limit_ppm(tenant: Tenant) -> int:
+    """The share among equals that its user gave it; 0: none."""
+    return 0 if tenant.spec.limit is Limit.OFF else tenant.terms.share_ppm
+
+
 def seat_of(tenant: Tenant, share_ppm: int = 0) -> GateSeat:
     """A tenant as its neighbours know it. Online work is served first anyway; offline work has its share as a least.
 
@@ -32,9 +37,8 @@ def seat_of(tenant: Tenant, share_ppm: int = 0) -> GateSeat:
     if stage is Stage.TERMINATING:
         return GateSeat(terms.slot, terms.generation, PRIORITY_LOWEST, False, False, least_ppm, True)
     paused = tenant.paused or stage in _HELD
-    limit = tenant.spec.limit
-    limit_ppm = (0 if limit is Limit.OFF else terms.share_ppm) or share_ppm
-    static = limit is Limit.STATIC and limit_ppm > 0
+    limit_ppm = user_limit_ppm(tenant) or share_ppm
+    static = tenant.spec.limit is Limit.STATIC and limit_ppm > 0
     return GateSeat(terms.slot, terms.generation, terms.priority, online, paused, least_ppm, False, limit_ppm, static)
 
 

@@ -30,6 +30,7 @@ class Occupant(NamedTuple):
     online: bool
     slo_ns: int = 0
     priority: int = 0
+    limit_ppm: int = 0
 
 
 class _Sums(NamedTuple):
@@ -92,8 +93,8 @@ def _tenant_window(occupant: Occupant, before: _Sums | None, after: _Sums, oldes
 
 def _still(occupant: Occupant, oldest_ns: int = 0) -> TenantWindow:
     """One of whom nothing is new."""
-    slot, generation, online, slo_ns, priority = occupant
-    return TenantWindow(slot, generation, online, slo_ns, oldest_ns=oldest_ns, priority=priority)
+    slot, generation, online, slo_ns, priority, limit_ppm = occupant
+    return TenantWindow(slot, generation, online, slo_ns, oldest_ns=oldest_ns, priority=priority, limit_ppm=limit_ppm)
 
 
 def _sparse(before: list[int], after: list[int]) -> Sparse:

@@ -50,11 +50,14 @@ class Equal(NamedTuple):
     priority: int
     promised: bool
     """Whether it has an objective."""
+    limit_ppm: int = 0
+    """The share that its user gave it; 0: none."""
 
 
 def shares_among(tenants: Iterable[Equal], needs: Mapping[int, int]) -> Shares:
     """What those with objectives get, by slot, wherever two or more of one priority have one; a need of 0 is not known.
 
+    Whom its user gave a share keeps that, and the others divide the rest.
     Equals without an objective are left a part as if they had one, though they are given no share: beside shares that
     are the whole device, one without a share would wait for all the others at each of its launches.
     """
@@ -65,7 +68,8 @@ def shares_among(tenants: Iterable[Equal], needs: Mapping[int, int]) -> Shares:
     for equals in by_priority.values():
         takers = {equal.slot for equal in equals if equal.promised and equal.slot in needs}
         if len(takers) > 1:
-            parts = divided(_filled({equal.slot: needs.get(equal.slot, 0) for equal in equals}))
+            free = {equal.slot: needs.get(equal.slot, 0) for equal in equals if not equal.limit_ppm}
+            parts = divided(_filled(free), WHOLE_PPM - sum(equal.limit_ppm for equal in equals))
             shares += [(slot, share_ppm) for slot, share_ppm in parts if slot in takers]
     return tuple(sorted(shares))
 
@@ -77,15 +81,16 @@ def _filled(needs: Mapping[int, int]) -> dict[int, int]:
     return {slot: need_ppm if need_ppm > 0 else mean_ppm for slot, need_ppm in needs.items()}
 
 
-def divided(needs: Mapping[int, int]) -> Shares:
-    """What each of several equals gets of the whole device, in proportion to what it needs; nothing for one alone.
+def divided(needs: Mapping[int, int], whole_ppm: int = WHOLE_PPM) -> Shares:
+    """What each of several equals gets of the device or a part of it, in proportion to what it needs.
 
+    Nothing for one alone: it gets what the others leave. Nothing either where there is too little to divide.
     Nobody gets less than a tenth of an equal part: one whose need grows must be able to show it. These shares are
     conserving, so that whatever one leaves is lent to the others.
     """
-    if len(needs) <= 1:
+    least = whole_ppm // (10 * len(needs)) if len(needs) > 1 else 0
+    if least <= 0:
         return ()
-    least = max(WHOLE_PPM // (10 * len(needs)), 1)
     wanted = {slot: max(need_ppm, 1) for slot, need_ppm in sorted(needs.items())}
-    rest, total = WHOLE_PPM - least * len(wanted), sum(wanted.values())
+    rest, total = whole_ppm - least * len(wanted), sum(wanted.values())
     return tuple((slot, least + rest * need // total) for slot, need in wanted.items())
