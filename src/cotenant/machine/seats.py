@@ -24,7 +24,7 @@ def user_limit_ppm(tenant: Tenant) -> int:
 
 
 def seat_of(tenant: Tenant, share_ppm: int = 0) -> GateSeat:
-    """A tenant as its neighbours know it. Online work is served first anyway; offline work has its share as a least.
+    """A tenant as its neighbours know it. Its share is its least below others, for online work too: it was promised.
 
     `share_ppm` is what the node gives it among its equals, where its user gave it no limit.
 
@@ -33,13 +33,13 @@ def seat_of(tenant: Tenant, share_ppm: int = 0) -> GateSeat:
     """
     terms, stage = tenant.terms, tenant.standing.stage
     online = terms.kind is Kind.ONLINE
-    least_ppm = 0 if online else terms.share_ppm
     if stage is Stage.TERMINATING:
-        return GateSeat(terms.slot, terms.generation, PRIORITY_LOWEST, False, False, least_ppm, True)
+        return GateSeat(terms.slot, terms.generation, PRIORITY_LOWEST, False, False, terms.share_ppm, True)
     paused = tenant.paused or stage in _HELD
     limit_ppm = user_limit_ppm(tenant) or share_ppm
     static = tenant.spec.limit is Limit.STATIC and limit_ppm > 0
-    return GateSeat(terms.slot, terms.generation, terms.priority, online, paused, least_ppm, False, limit_ppm, static)
+    promised = (paused, terms.share_ppm, False, limit_ppm, static)
+    return GateSeat(terms.slot, terms.generation, terms.priority, online, *promised)
 
 
 class Seats:
