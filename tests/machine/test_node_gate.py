@@ -147,6 +147,17 @@ def test_another_share_is_on_the_roster_and_on_its_page() -> None:
     assert node.told == [Confirm(7, 9, ("job",), GateRules())]
 
 
+def test_nobody_is_held_to_a_share_that_it_does_not_have() -> None:
+    node = Node(ONE_GPU)
+    node.join(1, TenantSpec(Kind.OFFLINE, 7, "job", limit=Limit.CONSERVING))
+    (refused,) = node.tell(ShareChanged(9, OWN, False, "job", limit=Limit.STATIC))
+    assert isinstance(refused, Refuse)
+    assert refused.reject.reason is Reason.NO_SHARE
+    assert "no share to be held to; add --share" in refused.reject.detail
+    assert len(node.tell(ShareChanged(9, OWN, False, "job", 100_000, Limit.STATIC))) == 2
+    assert isinstance(node.tell(ShareChanged(9, OWN, False, "job", 0))[0], Refuse)
+
+
 def test_a_share_grows_only_into_what_is_free_and_shrinks_always() -> None:
     node = two()
     node.join(3, TenantSpec(Kind.OFFLINE, 7, "big", share_ppm=100_000, limit=Limit.CONSERVING))
