@@ -83,3 +83,24 @@ def test_under_mps_a_static_share_is_also_one_of_the_sms(gpu: Stage) -> None:
     show = ["--", "sh", "-c", "echo ${CUDA_MPS_ACTIVE_THREAD_PERCENTAGE:-all}"]
     assert gpu.run("run", "--share", "25.5%", "--limit", "static", *show).stdout == "26\n"
     assert gpu.run("run", "--share", "25.5%", *show).stdout == "all\n"
+
+
+def test_a_program_that_starts_again_has_the_sms_of_its_limit_as_it_is_then(gpu: Stage) -> None:
+    log, go = gpu.home / "percentages", gpu.home / "go"
+    show = (
+        f"echo ${{CUDA_MPS_ACTIVE_THREAD_PERCENTAGE:-all}} >> {log}; while [ ! -e {go} ]; do sleep 0.02; done; rm {go}"
+    )
+    again = ["--restart", "always", "--restart-delay", "10ms"]
+    gpu.tenant("job", "--gpu", "soft:0", "--share", "30%", *again, "--", "sh", "-c", show)
+
+    def started(count: int) -> list[str] | None:
+        lines = log.read_text().split() if log.exists() else []
+        return lines if len(lines) == count else None
+
+    until(lambda: started(1))
+    assert gpu.run("set", "job", "--limit", "static").returncode == 0
+    go.touch()
+    until(lambda: started(2))
+    assert gpu.run("set", "job", "--share", "40%", "--limit", "conserving").returncode == 0
+    go.touch()
+    assert until(lambda: started(3)) == ["all", "30", "all"]
