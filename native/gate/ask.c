@@ -133,6 +133,17 @@ static void charge_upfront(struct ct_gate *gate, const struct ct_gate_wish *wish
         ct_gate_charge(gate, ct_price_switch(gate), now_ns);
 }
 
+/* In the tenant's page, as its share is: it was promised to the tenant, not to each of its processes. */
+static void use_least(struct ct_gate *gate, uint64_t weight_ns, uint64_t now_ns)
+{
+    const uint64_t earned_ns = ct_gate_earned_in(plus(weight_ns, 1), gate->least_ppm);
+    uint64_t before_ns = LOAD(gate->mine->least_ns), used_ns;
+    do
+        used_ns = sooner(plus(later(believed(before_ns, now_ns), now_ns), earned_ns), plus(now_ns, CT_GATE_FAR_NS));
+    while (!atomic_compare_exchange_weak_explicit(&gate->mine->least_ns, &before_ns, used_ns, memory_order_relaxed,
+                                                  memory_order_relaxed));
+}
+
 /* Announces the kernel and writes down what is known of those above, so that what it costs them can be told later. */
 static struct ct_gate_answer pass(struct ct_gate *gate, const struct ct_gate_wish *wish, uint32_t reason,
                                   const struct sight *sight, uint64_t now_ns)
@@ -158,7 +169,7 @@ static struct ct_gate_answer pass(struct ct_gate *gate, const struct ct_gate_wis
     gate->is_back = reason == CT_GATE_RISK; /* charged already, but for what it takes longer than expected */
     const uint64_t weight_ns = weight_of(gate, wish->expect_ns);
     if (reason == CT_GATE_LEAST)
-        gate->least_ns = plus(later(gate->least_ns, now_ns), ct_gate_earned_in(plus(weight_ns, 1), gate->least_ppm));
+        use_least(gate, weight_ns, now_ns);
     if (reason == CT_GATE_GAP)
         ADD(counts->filled_ns, wish->expect_ns);
     if (!gate->unconfirmed++)
@@ -282,7 +293,7 @@ static struct ct_gate_answer ask_below(struct ct_gate *gate, const struct ct_gat
 
 static int least_is_due(const struct ct_gate *gate, uint64_t now_ns)
 {
-    return gate->least_ppm && left(gate->least_ns, now_ns) <= CT_GATE_BURST_NS &&
+    return gate->least_ppm && left(believed(LOAD(gate->mine->least_ns), now_ns), now_ns) <= CT_GATE_BURST_NS &&
            left(believed(LOAD(gate->mine->busy_ns), now_ns), now_ns) <= CT_GATE_LEAD_NS;
 }
 

@@ -109,6 +109,7 @@ static void move_in(struct ct_gate *gate)
     STORE(page->lost_ns, 0);
     STORE(page->told, 0);
     STORE(page->owes_ns, 0);
+    STORE(page->least_ns, 0);
     STORE(page->pieces, 0);
     STORE(page->active_ns, 0);
     STORE(page->marked_ns, 0);

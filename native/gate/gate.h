@@ -118,7 +118,7 @@ struct ct_gate {
     int is_back;                          /* one above launched while that work ran: it is charged up to its end */
     int has_switched;                     /* ours passed since one above launched: the device need not change hands */
     uint64_t spent_ns;                    /* what was spent on purpose of what those above can spare, as an instant */
-    uint64_t least_ns, spin_ns;           /* what was used of the least share and of the spinning, as an instant */
+    uint64_t spin_ns;                     /* what was used of the spinning, as an instant */
     uint64_t announced;                   /* launches of this process alone */
     uint64_t held_ns, held_at_ns;         /* for how long equals held up our work lately at most, and when that was */
     int is_lent;                          /* what passes now is not charged: nobody else wants it */

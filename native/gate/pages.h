@@ -153,6 +153,7 @@ struct ct_gate_page {
                                             * signed: of many it is the sum that tells */
     _Atomic uint64_t told;                 /* how often that was told */
     _Atomic uint64_t owes_ns;              /* until when the floor's debt lasted when it was last charged something */
+    _Atomic uint64_t least_ns;             /* what was used of its least share, as the instant when it will have been earned */
 };
 _Static_assert(sizeof(struct ct_gate_page) <= CT_GATE_PAGE_BYTES, "a tenant's page is one page");
 

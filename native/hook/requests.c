@@ -19,10 +19,11 @@ static uint64_t slo_of(const struct ct_session *session)
     return is_ours ? terms.slo_ns : 0;
 }
 
+/* Also where nothing changed here: another process's older one may have stood there instead of ours, and be over by now. */
 static void show_oldest(struct ct_session *session, uint64_t began_ns, uint64_t now_ns)
 {
     struct ct_requests *requests = &session->gateway->requests;
-    if (began_ns == requests->oldest_ns)
+    if (!began_ns && !requests->oldest_ns)
         return;
     ct_gate_request_oldest(session->gateway->gate.mine, requests->oldest_ns, began_ns, now_ns);
     requests->oldest_ns = began_ns;

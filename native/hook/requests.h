@@ -10,7 +10,7 @@ enum { CT_REQUESTS_ROOM = 256 }; /* requests that are told and under way; of fur
 /* All under the session's lock. */
 struct ct_requests {
     struct ct_bursts bursts;
-    uint64_t oldest_ns; /* as we told the page */
+    uint64_t oldest_ns; /* as we told the page; it may have an older one of another process */
     uint64_t top; /* all places from here on are free: a look at those under way takes no longer than there are many */
     uint64_t began_ns[CT_REQUESTS_ROOM];
 };

@@ -169,7 +169,7 @@ static PyObject *page_read(PyObject *module, PyObject *buffer)
     const struct ct_gate_counts *c = &page->counts;
     const struct ct_gate_requests *requests = &page->requests;
     PyObject *made = Py_BuildValue(
-        "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsNsKsNsKsKsKsKsKsKsKsKsNsNsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsNsLsKsK}", "sequence", LOAD(page->sequence), "at_ns",
+        "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsNsKsNsKsKsKsKsKsKsKsKsNsNsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsNsLsKsKsK}", "sequence", LOAD(page->sequence), "at_ns",
         LOAD(page->at_ns), "quiet_ns", LOAD(page->quiet_ns), "next_ns", LOAD(page->next_ns), "busy_ns",
         LOAD(page->busy_ns), "generation", LOAD(page->generation), "latest_ns", LOAD(page->latest_ns), "waits_ns",
         LOAD(page->waits_ns), "wanted_ns", LOAD(page->wanted_ns), "pieces", LOAD(page->pieces), "active_ns", LOAD(page->active_ns), "marked_ns", LOAD(page->marked_ns), "asked_ns", LOAD(page->asked_ns), "unsure_ns", LOAD(page->unsure_ns), "recent_ns",
@@ -184,7 +184,8 @@ static PyObject *page_read(PyObject *module, PyObject *buffer)
         LOAD(page->paid_ppm), "over_ns", LOAD(page->over_ns), "part_ppm", LOAD(page->part_ppm), "requests_ended",
         LOAD(requests->ended), "requests_over", LOAD(requests->over), "requests_sum_ns", LOAD(requests->sum_ns),
         "requests_began_ns", LOAD(requests->began_ns), "requests_told", LOAD(requests->is_told), "request_buckets",
-        buckets_of(requests), "lost_ns", (long long)LOAD(page->lost_ns), "told", LOAD(page->told), "owes_ns", LOAD(page->owes_ns));
+        buckets_of(requests), "lost_ns", (long long)LOAD(page->lost_ns), "told", LOAD(page->told), "owes_ns", LOAD(page->owes_ns),
+        "least_ns", LOAD(page->least_ns));
     PyBuffer_Release(&view);
     return made;
 }

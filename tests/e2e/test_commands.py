@@ -152,6 +152,10 @@ def test_config_show_is_a_config_file_with_its_sources(stage: Stage) -> None:
 
 
 def test_config_check_reads_only(stage: Stage) -> None:
+    static = stage.run("config", "check", "--limit", "static")
+    assert (static.returncode, "run.limit = 'static': there is no share" in static.stderr) == (2, True)
+    assert stage.run("config", "check", "--limit", "static", "--share", "5%").returncode == 0
+    assert stage.run("run", "--limit", "static", "--", "true").returncode == 2
     done = stage.run("config", "check")
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr == f"cotenant: {stage.home / 'config.toml'}: fine\n"

@@ -15,6 +15,8 @@ from tests.e2e.stage import Stage, until
 SECOND_NS = 10**9
 SLACK_NS = 120_000_000
 """What was saved up, worked ahead, or is the last kernel."""
+HAD_AT_LEAST = 4
+"""One in so many parts of a share is had even where the program's processor was mostly somebody else's."""
 
 
 class Look(NamedTuple):
@@ -58,12 +60,12 @@ def used_while(stage: Stage, name: str, for_ns: int) -> tuple[int, int]:
 
 def test_a_static_share_is_never_passed_and_another_acts_while_it_runs(gpu: Stage) -> None:
     press(gpu, "job", "large", "--share", "20%", "--limit", "static")
-    used_ns, passed_ns = used_while(gpu, "job", SECOND_NS)
-    assert used_ns <= passed_ns // 5 + SLACK_NS
+    used_ns, passed_ns = used_while(gpu, "job", 2 * SECOND_NS)
+    assert passed_ns // 5 // HAD_AT_LEAST <= used_ns <= passed_ns // 5 + SLACK_NS
     assert gpu.run("set", "job", "--share", "5%").stdout == "job has a share of 5%\n"
     used_while(gpu, "job", SECOND_NS // 5)
-    used_ns, passed_ns = used_while(gpu, "job", SECOND_NS)
-    assert used_ns <= passed_ns // 20 + SLACK_NS // 2
+    used_ns, passed_ns = used_while(gpu, "job", 2 * SECOND_NS)
+    assert passed_ns // 20 // HAD_AT_LEAST <= used_ns <= passed_ns // 20 + SLACK_NS // 2
     [told] = gpu.json("ps")["tenants"]
     assert (told["share_ppm"], told["limit"]) == (50_000, "static")
 
@@ -83,3 +85,24 @@ def test_under_mps_a_static_share_is_also_one_of_the_sms(gpu: Stage) -> None:
     show = ["--", "sh", "-c", "echo ${CUDA_MPS_ACTIVE_THREAD_PERCENTAGE:-all}"]
     assert gpu.run("run", "--share", "25.5%", "--limit", "static", *show).stdout == "26\n"
     assert gpu.run("run", "--share", "25.5%", *show).stdout == "all\n"
+
+
+def test_a_program_that_starts_again_has_the_sms_of_its_limit_as_it_is_then(gpu: Stage) -> None:
+    log, go = gpu.home / "percentages", gpu.home / "go"
+    show = (
+        f"echo ${{CUDA_MPS_ACTIVE_THREAD_PERCENTAGE:-all}} >> {log}; while [ ! -e {go} ]; do sleep 0.02; done; rm {go}"
+    )
+    again = ["--restart", "always", "--restart-delay", "10ms"]
+    gpu.tenant("job", "--gpu", "soft:0", "--share", "30%", *again, "--", "sh", "-c", show)
+
+    def started(count: int) -> list[str] | None:
+        lines = log.read_text().split() if log.exists() else []
+        return lines if len(lines) == count else None
+
+    until(lambda: started(1))
+    assert gpu.run("set", "job", "--limit", "static").returncode == 0
+    go.touch()
+    until(lambda: started(2))
+    assert gpu.run("set", "job", "--share", "40%", "--limit", "conserving").returncode == 0
+    go.touch()
+    assert until(lambda: started(3)) == ["all", "30", "all"]

@@ -104,6 +104,8 @@ def test_a_priority_and_rules_are_set_and_said(node: Indoors, say: Say) -> None:
         (["set", "a", "--priority", "3", "--share", "5%"], "set priority and share one after the other"),
         (["set", "a", "--share", "150%"], "--share = '150%'"),
         (["set", "a", "--limit", "hard"], "--limit = 'hard'"),
+        (["set", "a", "--limit", "static"], "--limit = 'static': 'a' would have no share to be held to; add --share"),
+        (["set", "a", "--share", "0%", "--limit", "static"], "--limit = 'static': 'a' would have no share"),
         (["set", "a", "--priority", "12"], "--priority = '12'"),
         (["set", "a", "--priority", "high"], "--priority = 'high'"),
         (["set", "nobody", "--priority", "3"], "no tenant is called 'nobody'"),
@@ -118,6 +120,13 @@ def test_a_mistake_gets_one_sentence_and_changes_nothing(node: Indoors, say: Say
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert told in err
     assert node.gates.read(0) == before
+
+
+def test_who_is_held_to_its_share_keeps_one(say: Say) -> None:
+    assert say("set", "a", "--share", "20%", "--limit", "static")[0] == 0
+    code, _, err = say("set", "a", "--share", "0%")
+    assert (code, "--limit = 'static': 'a' would have no share to be held to" in err) == (2, True)
+    assert say("set", "a", "--share", "0%", "--limit", "conserving")[0] == 0
 
 
 def test_a_node_brought_back_by_run_is_set_up_as_the_one_before() -> None:

@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cotenant.domain.gate import GatePolicy, GateRules, GateSeat
@@ -21,6 +22,7 @@ GPUS = (Gpu("a", 1 << 30), Gpu("b", 1 << 30))
 WEB = TenantSpec(Kind.ONLINE, 1, "web", share_ppm=900_000)
 JOB = TenantSpec(Kind.OFFLINE, 7, "job", share_ppm=50_000)
 ONE, TWO = GateSeat(0, 1, 1, online=True), GateSeat(1, 1, 7, online=False)
+HELD = msgspec.structs.replace(ONE, least_ppm=900_000)
 
 
 @pytest.fixture
@@ -67,10 +69,10 @@ class Tenant:
 
 def test_a_welcome_finds_the_newcomer_on_the_roster_and_a_farewell_finds_it_gone(node: Indoors) -> None:
     web = Tenant(node.path, WEB)
-    assert web.rules() == GateRules(seats=(ONE,))
+    assert web.rules() == GateRules(seats=(HELD,))
     job = Tenant(node.path, JOB)
     seat = GateSeat(1, 1, 7, online=False, least_ppm=50_000)
-    assert web.rules() == job.rules() == GateRules(seats=(ONE, seat))
+    assert web.rules() == job.rules() == GateRules(seats=(HELD, seat))
     web.leave()
     assert job.rules() == GateRules(seats=(seat,))
     job.close()
@@ -96,9 +98,9 @@ def test_a_wish_is_on_the_roster_when_it_is_confirmed(node: Indoors) -> None:
     web = Tenant(node.path, WEB)
     done = wish(node.path, wire.Pause(wire.VERSION, ["web"], all_offline=False, paused=True), "web")
     assert done.tenants == ["web"]
-    assert web.rules().seats == (GateSeat(0, 1, 1, online=True, paused=True),)
+    assert web.rules().seats == (GateSeat(0, 1, 1, online=True, paused=True, least_ppm=900_000),)
     wish(node.path, wire.SetPriority(wire.VERSION, "web", 5), "web")
-    assert web.rules().seats == (GateSeat(0, 1, 5, online=True, paused=True),)
+    assert web.rules().seats == (GateSeat(0, 1, 5, online=True, paused=True, least_ppm=900_000),)
     terms = node.pages.read(0)
     assert terms is not None
     assert terms.priority == 5

@@ -66,6 +66,47 @@ def test_requests_told_in_python_are_counted_one_by_one(seat: Seat, way: str) ->
     assert seat.word("requests_began_ns") == 0, "none is under way any more"
 
 
+class Teller:
+    """A process of the tenant that begins and ends requests as it is told."""
+
+    def __init__(self, seat: Seat, way: str) -> None:
+        environ = seat.gate.environ(seat.hook.environ(way), seat.hook.records, ONLINE)
+        command = [sys.executable, str(PROGRAMS / "obedient.py")]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ)
+
+    def tell(self, word: str) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(word, file=self._process.stdin, flush=True)
+        assert self._process.stdout.readline() == f"{word}\n"
+
+    def close(self) -> None:
+        self._process.communicate(timeout=60)
+
+
+def test_a_request_under_way_is_shown_once_an_older_one_of_another_process_is_over(seat: Seat) -> None:
+    """Whichever of the two came to the page first."""
+    older, newer = Teller(seat, "shim"), Teller(seat, "shim")
+    try:
+        older.tell("begin")
+        began_ns = seat.word("requests_began_ns")
+        newer.tell("begin")
+        assert seat.word("requests_began_ns") == began_ns > 0
+        older.tell("end")
+        assert seat.word("requests_began_ns") == 0
+        newer.tell("pass")  # whatever it tells next
+        assert seat.word("requests_began_ns") > began_ns
+        older.tell("late")  # one that arrived long before it was begun
+        older.tell("end")
+        newer.tell("pass")
+        assert seat.word("requests_began_ns") > began_ns
+        newer.tell("end")
+        assert seat.word("requests_began_ns") == 0
+    finally:
+        older.close()
+        newer.close()
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_requests_told_in_c_are_counted_one_by_one(seat: Seat, tmp_path: Path, way: str) -> None:
     flags = ("-std=c99", "-pedantic", "-Wall", "-Wextra", "-Werror", f"-I{INCLUDE}", "-ldl")

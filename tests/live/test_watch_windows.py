@@ -128,6 +128,7 @@ def test_a_window_is_what_the_sums_grew_by(node: Node) -> None:
     assert [one.requests for one in (*first, *third)] == [0] * 4, "what was before the first look is not new"
     ours, theirs = second
     assert (ours.slot, ours.online, ours.slo_ns, ours.requests, ours.over) == (ONLINE, True, SLO_NS, 3, 2)
+    assert (ours.priority, theirs.priority) == (2, 7)
     assert (ours.sum_ns, ours.oldest_ns) == (42 * MILLISECOND_NS, 7)
     assert ours.latencies == ((bucket_of(2 * MILLISECOND_NS), 1), (bucket_of(20 * MILLISECOND_NS), 2))
     assert (theirs.online, theirs.slo_ns, theirs.device_ns, theirs.requests) == (False, 0, 3000, 0)

@@ -117,7 +117,7 @@ def test_equals_with_objectives_divide_the_device_but_not_whom_its_user_gave_a_l
     node.tell(adjusted(500_000, (0, 300_000), (1, 700_000), (2, 100_000)))
     assert [seat.limit_ppm for seat in roster_of(node).seats] == [300_000, 700_000, 0]
     node.tell(ShareChanged(9, 0, True, "web", 200_000, Limit.STATIC))
-    assert roster_of(node).seats[0] == GateSeat(0, 1, 2, True, limit_ppm=200_000, static=True)
+    assert roster_of(node).seats[0] == GateSeat(0, 1, 2, True, least_ppm=200_000, limit_ppm=200_000, static=True)
     node.tell(TenantLeft(1, "exit 0"))
     assert [seat.limit_ppm for seat in roster_of(node).seats] == [0, 0]
     node.join(4, WEB)  # in the slot of the one that left: nothing was said of this one

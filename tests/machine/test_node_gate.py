@@ -22,7 +22,7 @@ from tests.machine.test_node_machine import GIB, TWO_GPUS, WORK, Node, terms
 ONE_GPU = NodeSettings(4, 100, gpus=TWO_GPUS[:1])
 WEB = TenantSpec(Kind.ONLINE, 1, "web", share_ppm=500_000)
 JOB = TenantSpec(Kind.OFFLINE, 7, "job", share_ppm=100_000)
-WEB_SEAT = GateSeat(0, 1, 1, online=True)
+WEB_SEAT = GateSeat(0, 1, 1, online=True, least_ppm=500_000)
 JOB_SEAT = GateSeat(1, 1, 7, online=False, least_ppm=100_000)
 OWN, OTHER = 1000, 1001
 
@@ -52,6 +52,13 @@ def test_what_the_roster_says_anew_comes_first() -> None:
     assert node.told == [Sit(3, 0, JOB_SEAT), Crowd(3, 0, 1), granted]
     node.tell(TenantLeft(1, "exit 0"))
     assert node.told == [Rise(4, 0, 0), Revoke(4, 1, "web", 0, 1, "exit 0"), Crowd(4, 0, 0)]
+
+
+def test_the_share_of_an_online_tenant_below_another_is_guaranteed_as_that_of_an_offline_one() -> None:
+    node = Node(ONE_GPU)
+    node.join(1, TenantSpec(Kind.ONLINE, 0, "first"))
+    node.join(2, TenantSpec(Kind.ONLINE, 2, "second", share_ppm=300_000, limit=Limit.OFF))
+    assert node.told[0] == Sit(3, 0, GateSeat(1, 1, 2, online=True, least_ppm=300_000))
 
 
 def test_each_device_has_its_own_roster() -> None:
@@ -138,6 +145,17 @@ def test_another_share_is_on_the_roster_and_on_its_page() -> None:
     assert node.told[0] == Sit(6, 0, GateSeat(1, 1, 7, online=False, least_ppm=450_000))
     node.tell(ShareChanged(9, OWN, False, "job"))
     assert node.told == [Confirm(7, 9, ("job",), GateRules())]
+
+
+def test_nobody_is_held_to_a_share_that_it_does_not_have() -> None:
+    node = Node(ONE_GPU)
+    node.join(1, TenantSpec(Kind.OFFLINE, 7, "job", limit=Limit.CONSERVING))
+    (refused,) = node.tell(ShareChanged(9, OWN, False, "job", limit=Limit.STATIC))
+    assert isinstance(refused, Refuse)
+    assert refused.reject.reason is Reason.NO_SHARE
+    assert "no share to be held to; add --share" in refused.reject.detail
+    assert len(node.tell(ShareChanged(9, OWN, False, "job", 100_000, Limit.STATIC))) == 2
+    assert isinstance(node.tell(ShareChanged(9, OWN, False, "job", 0))[0], Refuse)
 
 
 def test_a_share_grows_only_into_what_is_free_and_shrinks_always() -> None:

@@ -280,9 +280,8 @@ class NodeLife(Life):
         for slot, holder in sorted(self.held.items()):
             terms = holder.terms
             is_online = terms.kind is Kind.ONLINE
-            least_ppm = 0 if is_online else terms.share_ppm
             said = dict(self.dials[terms.gpu].shares) if terms.gpu in self.dials else {}
-            seat = GateSeat(slot, terms.generation, terms.priority, is_online, holder.paused, least_ppm)
+            seat = GateSeat(slot, terms.generation, terms.priority, is_online, holder.paused, terms.share_ppm)
             seat = msgspec.structs.replace(seat, limit_ppm=said.get(slot, 0))
             seats.setdefault(terms.gpu, []).append(seat)
         for gpu, listed in seats.items():

@@ -1,5 +1,6 @@
 """Are windows the differences of what pages say, so that nothing is counted twice or lost?"""
 
+import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,7 +11,7 @@ from cotenant.policy.schedule.passage import Passage, Work
 from cotenant.policy.schedule.roster import file_bytes, format_roster, page_offset, read_page, write_roster
 
 NOW = 10 * STRAY_NS
-HERE = Occupant(3, 7, True, 5_000_000)
+HERE = Occupant(3, 7, True, 5_000_000, 2, 300_000)
 
 
 def page(**said: int | list[int]) -> dict[str, int | list[int]]:
@@ -51,7 +52,8 @@ def test_a_latency_is_counted_in_the_bucket_that_the_page_has_it_in() -> None:
     buckets[bucket_of(2_000_000)] = 4
     said = page(requests_ended=4, requests_over=1, requests_sum_ns=8_000_000, request_buckets=buckets, overrun_ns=9)
     tenant = one(windows.window(NOW + 1, [HERE], {3: said}))
-    assert tenant == TenantWindow(*HERE, 4, 1, 8_000_000, ((bucket_of(2_000_000), 4),), lost_ns=9)
+    counted = TenantWindow(*HERE[:4], 4, 1, 8_000_000, ((bucket_of(2_000_000), 4),), lost_ns=9)
+    assert tenant == msgspec.structs.replace(counted, priority=2, limit_ppm=300_000)
 
 
 def test_somebody_new_or_sums_that_shrank_begin_anew() -> None:

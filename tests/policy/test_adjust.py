@@ -2,6 +2,7 @@
 
 import itertools
 
+import msgspec
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
@@ -29,7 +30,9 @@ def window(number: int, *tenants: TenantWindow) -> DeviceWindow:
     return DeviceWindow(0, number * PERIOD_NS, (number + 1) * PERIOD_NS, tenants)
 
 
-def web(latency_ns: int, requests: int = 10, *, slot: int = 0, generation: int = 1, oldest_ns: int = 0) -> TenantWindow:
+def web(
+    latency_ns: int, requests: int = 10, *, slot: int = 0, generation: int = 1, oldest_ns: int = 0, priority: int = 2
+) -> TenantWindow:
     """An online tenant with an objective of 20 ms whose requests all take as long."""
     return TenantWindow(
         slot,
@@ -43,10 +46,11 @@ def web(latency_ns: int, requests: int = 10, *, slot: int = 0, generation: int =
         active_ns=PERIOD_NS // 50,
         device_ns=PERIOD_NS // 100,
         oldest_ns=oldest_ns,
+        priority=priority,
     )
 
 
-JOB = TenantWindow(9, 1, online=False, device_ns=PERIOD_NS // 2, waited_ns=PERIOD_NS // 4)
+JOB = TenantWindow(9, 1, online=False, device_ns=PERIOD_NS // 2, waited_ns=PERIOD_NS // 4, priority=7)
 
 
 def fed(control: Control, *windows: DeviceWindow) -> list[Adjustment]:
@@ -173,6 +177,38 @@ def test_two_beyond_reach_divide_the_device() -> None:
     assert {change.shares for change in well} == {()}
 
 
+def test_a_third_that_joins_two_who_divide_the_device_gets_a_part_of_it_at_once() -> None:
+    """Though online work keeps all that it may already, so that nothing else changes."""
+    control = a_control()
+    two = [web(30 * MS), web(30 * MS, slot=1)]
+    before = fed(control, *(window(one, *two, JOB) for one in range(100)))
+    assert sum(ppm for _, ppm in before[-1].shares) > 999_000
+    (joined,) = fed(control, window(100, *two, web(0, 0, slot=2), JOB))
+    assert (joined.cause, joined.online_ppm) == (Cause.DIVIDED, LIMITS.most_ppm)
+    assert [slot for slot, _ in joined.shares] == [0, 1, 2]
+    assert min(ppm for _, ppm in joined.shares) > 300_000, "of whom nobody knows what it needs gets an equal part"
+    light = msgspec.structs.replace(web(30 * MS, slot=2), device_ns=PERIOD_NS // 1000)
+    (known,) = fed(control, *(window(one, *two, light, JOB) for one in range(101, 200)))
+    assert known.cause is Cause.DIVIDED, "once, when it is known"
+    assert dict(known.shares)[2] < 200_000
+    (left,) = fed(control, *(window(one, *two, JOB) for one in range(200, 240)))
+    assert [slot for slot, _ in left.shares] == [0, 1]
+    (alone,) = fed(control, *(window(one, two[0], JOB) for one in range(240, 260)))
+    assert (alone.cause, alone.shares) == (Cause.DIVIDED, ())
+
+
+def test_an_equal_without_an_objective_is_left_a_part_and_who_is_no_equal_changes_nothing() -> None:
+    control = a_control()
+    two = [web(30 * MS), web(30 * MS, slot=1)]
+    fed(control, *(window(one, *two, JOB) for one in range(100)))
+    plain = TenantWindow(2, 1, online=True, priority=2)
+    (joined,) = fed(control, *(window(one, *two, plain, JOB) for one in range(100, 140)))
+    assert [slot for slot, _ in joined.shares] == [0, 1]
+    assert sum(ppm for _, ppm in joined.shares) < 700_000
+    below = [web(2 * MS, slot=3, priority=3), TenantWindow(4, 1, online=True, priority=1)]
+    assert fed(control, *(window(one, *two, plain, *below, JOB) for one in range(140, 180))) == []
+
+
 def test_harm_without_offline_work_is_not_blamed_on_it_and_nothing_is_taken_for_nobody() -> None:
     control = a_control()
     assert fed(control, *(window(one, web(2 * MS)) for one in range(100))) == []
@@ -180,6 +216,33 @@ def test_harm_without_offline_work_is_not_blamed_on_it_and_nothing_is_taken_for_
     quiet = [window(number + one, web(2 * MS)) for one in range(40)]
     late = [window(number + 40 + one, web(30 * MS)) for one in range(10)]
     assert fed(control, *quiet, *late) == []
+
+
+def test_equals_that_harm_each_other_divide_the_device_though_no_offline_work_runs() -> None:
+    """What online work keeps is left alone: nobody takes any of it."""
+    control = a_control(400_000)
+    late = [window(one, web(30 * MS), web(30 * MS, slot=1)) for one in range(100)]
+    assert fed(control, *late[:29]) == []
+    (change,) = fed(control, *late[29:])
+    assert (change.cause, change.online_ppm) == (Cause.BEYOND_REACH, 400_000)
+    assert [slot for slot, _ in change.shares] == [0, 1]
+    assert "no offline work ran: equals harm each other" in change.detail
+    (alone,) = fed(control, *(window(one, web(30 * MS)) for one in range(100, 200)))
+    assert alone.shares == ()
+    other = web(2 * MS, slot=1, generation=2)
+    (joined,) = fed(control, *(window(one, web(30 * MS), other) for one in range(200, 229)))
+    assert (joined.cause, joined.shares) == (Cause.JOINED, ()), "who comes next is not judged by who left"
+
+
+def test_one_late_moment_or_those_of_other_priorities_are_no_reason_to_divide() -> None:
+    control = a_control()
+    others = [window(one, web(30 * MS), web(30 * MS, slot=1, priority=3)) for one in range(100)]
+    assert fed(control, *others) == []
+    control = a_control()
+    for begin in range(0, 200, 50):
+        late = [window(begin + one, web(30 * MS), web(2 * MS, slot=1)) for one in range(10)]
+        well = [window(begin + one, web(2 * MS), web(2 * MS, slot=1)) for one in range(10, 50)]
+        assert fed(control, *late, *well) == []
 
 
 def test_a_newcomer_is_given_all_until_it_is_known_and_who_left_is_forgotten() -> None:

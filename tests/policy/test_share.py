@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cotenant.domain.gpu import WHOLE_PPM
-from cotenant.policy.limit.share import LEAST_PPM, delay_of, divided, share_of
+from cotenant.policy.limit.share import LEAST_PPM, Equal, delay_of, divided, share_of, shares_among
 
 parts = st.integers(LEAST_PPM, WHOLE_PPM)
 
@@ -40,3 +40,27 @@ def test_what_equals_divide(needs: dict[int, int]) -> None:
     given_to = dict(shares)
     ascending = sorted(needs, key=lambda slot: needs[slot])
     assert all(given_to[one] <= given_to[other] for one, other in itertools.pairwise(ascending))
+
+
+def test_whom_its_user_gave_a_share_keeps_it_and_the_others_divide_the_rest() -> None:
+    promised = Equal(0, 1, 2, True, 600_000)
+    others = [Equal(slot, 1, 2, True) for slot in (1, 2)]
+    needs = dict.fromkeys(range(4), 300_000)
+    assert shares_among([promised, *others], needs) == ((1, 200_000), (2, 200_000))
+    above = Equal(3, 1, 1, True, 600_000)
+    assert shares_among([above, *others], needs) == ((1, 500_000), (2, 500_000)), "no equal of theirs"
+    offline = Equal(3, 1, 2, False, 200_000)
+    assert shares_among([promised, *others, offline], needs) == ((1, 100_000), (2, 100_000))
+    assert shares_among([promised, others[0]], needs) == (), "one alone gets what is left anyway"
+
+
+def test_where_users_gave_everything_away_nothing_is_divided() -> None:
+    promised = Equal(0, 1, 2, True, WHOLE_PPM)
+    assert shares_among([promised, *(Equal(slot, 1, 2, True) for slot in (1, 2))], {0: 1, 1: 1, 2: 1}) == ()
+
+
+def test_of_whom_nobody_knows_what_it_needs_gets_what_the_others_need_in_the_mean() -> None:
+    equals = [Equal(slot, 1, 2, True) for slot in range(3)]
+    shares = dict(shares_among(equals, {0: 100_000, 1: 300_000, 2: 0}))
+    assert shares[0] < shares[2] < shares[1]
+    assert shares_among(equals[:2], {0: 0, 1: 0}) == ((0, 500_000), (1, 500_000))

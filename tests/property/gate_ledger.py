@@ -47,7 +47,7 @@ class Ledger:
         self.above: list[GateSeat] = []
         self.seen: dict[GateSeat, int] = {}
         self.unconfirmed = self.unconfirmed_ns = 0
-        self.charged_from = self.charged_until = self.owed = self.least_until = 0
+        self.charged_from = self.charged_until = self.owed = 0
         self.is_back = self.has_switched = False
         self.spent = self.grain = self.duty_from = self.duty_active = 0
         self.duty_ppm = DUTY_LEAST

@@ -14,6 +14,7 @@ from tests.property.gate_sums import (
     DELAY_MOST,
     DEPTH,
     DUE,
+    FAR,
     FREE,
     GAP,
     HARD_DEBT,
@@ -91,7 +92,7 @@ class Tenant(Shares):
             self.page["filled_ns"] += expect
         if reason == LEAST and self.seat:
             used = earned_in(self.weight(expect) + 1, self.seat.least_ppm)
-            self.least_until = max(self.least_until, now) + used
+            self.page["least_ns"] = min(max(self.page["least_ns"], now) + used, now + FAR)
         self.charged_from, self.is_back = now, reason == RISK
         self.charged_until = 0 if reason == LEAST else self.page["busy_ns"]
         self.ended = self.ended if self.unconfirmed else now
@@ -252,7 +253,7 @@ class Tenant(Shares):
         if self.rules.policy is GatePolicy.OPEN or (not self.above and not self.is_ending):
             return self.admit(LENT if self.is_lent else FREE, wish, now)
         reason, until = self.decide(wish, since, now)
-        is_due = self.seat and self.seat.least_ppm and self.least_until - now <= BURST
+        is_due = self.seat and self.seat.least_ppm and self.page["least_ns"] - now <= BURST
         if reason >= BUSY and is_due and self.page["busy_ns"] - now <= LEAD:
             reason = LEAST
         return self.admit(reason, wish, now) if reason < BUSY else (0, reason, until)

@@ -32,7 +32,7 @@ Answer = tuple[int, int, int]
 
 WORDS: Final = ("sequence", "at_ns", "quiet_ns", "next_ns", "busy_ns", "generation")
 WISHES: Final = ("latest_ns", "waits_ns", "wanted_ns", "pieces", "active_ns", "marked_ns", "asked_ns")
-LIMITS: Final = ("paid_ns", "paid_ppm", "over_ns", "part_ppm", "lost_ns", "told", "owes_ns")
+LIMITS: Final = ("paid_ns", "paid_ppm", "over_ns", "part_ppm", "lost_ns", "told", "owes_ns", "least_ns")
 COUNTS: Final = (
     *("launches", "device_ns", "filled_ns", "waits", "waited_ns", "overruns", "overrun_ns", "admitted", "submitted"),
     *("late", "late_ns", "stale", "foreseen", "early", "miss_ns", "confirmed", "stuck"),

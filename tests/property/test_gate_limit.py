@@ -192,6 +192,15 @@ def test_one_above_that_never_rests_leaves_the_least_share(least_ppm: int, lengt
     assert below.used_ns >= 4_000 * MS * least_ppm // PPM * 9 // 10 - length_ns
 
 
+def test_several_processes_of_a_tenant_share_its_least_share() -> None:
+    """Each of them had all of it when it was its own."""
+    file = device(GateSeat(0, 1, 1, online=True), GateSeat(1, 1, 7, online=False, least_ppm=100_000))
+    above, kin = Host(file, 0, 200 * US), [Host(file, 1, 2 * MS) for _ in range(4)]
+    play([above, *kin], 4_000 * MS)
+    used_ns = sum(host.used_ns for host in kin)
+    assert 360 * MS - 2 * MS <= used_ns <= 400 * MS + 80 * MS
+
+
 def test_several_processes_of_a_tenant_share_its_share() -> None:
     file = device(seat(0, 400_000, static=True), seat(1))
     kin = [Host(file, 0, 100 * US) for _ in range(3)]

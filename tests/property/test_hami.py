@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from cotenant.apps.hami import with_hami
 from cotenant.errors import ConfigError
-from cotenant.format.config import RunConfig
+from cotenant.format.config import RunConfig, validate_limit
 from cotenant.format.hami import memory_of, share_of
 from cotenant.format.toml import ShareOfWhole, SizeBytes
 
@@ -84,3 +84,12 @@ def test_a_flag_or_the_config_wins_and_that_is_said() -> None:
     kept = with_hami(given_ones, {("run", "share")}, environ, said.append)
     assert kept == given_ones
     assert said == [f"{MEMORY} is set too: --memory 1GiB holds", f"{SHARE} is set too: --share 0% holds"]
+
+
+def test_a_static_limit_needs_a_share_from_anywhere() -> None:
+    static = RunConfig(limit="static")
+    with pytest.raises(ConfigError, match=r"run\.limit = 'static': there is no share to hold it to; add --share"):
+        validate_limit(with_hami(static, (), {}, print))
+    validate_limit(with_hami(static, (), {SHARE: "30"}, print))
+    validate_limit(RunConfig(limit="static", share=ShareOfWhole(1)))
+    validate_limit(RunConfig(limit="off"))

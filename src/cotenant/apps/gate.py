@@ -13,7 +13,7 @@ from cotenant.errors import ConfigError
 from cotenant.format import wire
 from cotenant.format.config import NodeConfig
 from cotenant.format.quantity import parse_duration
-from cotenant.live.client import wish
+from cotenant.live.client import tenants_of, wish
 from cotenant.machine.ending import AT_ONCE_NS
 
 RULES = ("gate", "bound", "delay", "patience", "switch", "spin")
@@ -42,7 +42,19 @@ def set_priority(socket: Path, name: str, priority: int) -> wire.Confirmed:
 def set_share(socket: Path, name: str, share_ppm: int | None, limit: str | None) -> wire.Confirmed:
     """Give a tenant another share, or hold it to its share in another way."""
     held = None if limit is None else Limit(limit)
+    if not share_ppm and held in {None, Limit.STATIC}:
+        _refuse_to_hold_to_nothing(socket, _name(name), share_ppm, held)
     return wish(socket, wire.SetShare(wire.VERSION, _name(name), share_ppm, held), name)
+
+
+def _refuse_to_hold_to_nothing(socket: Path, name: str, share_ppm: int | None, limit: Limit | None) -> None:
+    """The node refuses it as well, but for it this is one of many reasons; here it is a mistake in the arguments."""
+    for view in tenants_of(socket).tenants:
+        spec = view.tenant.spec
+        would_have_ppm = spec.share_ppm if share_ppm is None else share_ppm
+        if view.tenant.name == name and not would_have_ppm and (limit or spec.limit) is Limit.STATIC:
+            remedy = f"{name!r} would have no share to be held to; add --share, or --limit conserving"
+            raise ConfigError("--limit", Limit.STATIC.value, remedy)
 
 
 def set_rules(socket: Path, node: NodeConfig, fields: Sequence[str]) -> wire.Confirmed:

@@ -219,11 +219,16 @@ def _on_its_device(membership: Membership, variables: Mapping[str, str]) -> dict
 
 
 def _within_its_share(membership: Membership) -> dict[str, str]:
-    """Under MPS one that is never above its share gets no more SMs than that, as it is now."""
+    """Under MPS one that is never above its share gets no more SMs than that, as both are now."""
     terms = read_page(membership.page) or membership.terms
-    if membership.spec.limit is not Limit.STATIC or not 0 < terms.share_ppm < WHOLE_PPM:
+    share_ppm, is_static = terms.share_ppm, membership.spec.limit is Limit.STATIC
+    seats = roster_of(membership.gate[0]).seats if membership.gate else ()
+    for seat in seats:
+        if (seat.slot, seat.generation) == (terms.slot, terms.generation):  # what was asked for may have been changed
+            share_ppm, is_static = seat.limit_ppm, seat.static
+    if not is_static or not 0 < share_ppm < WHOLE_PPM:
         return {}
-    return {_MPS_PERCENTAGE: str(-(-terms.share_ppm * 100 // WHOLE_PPM))}  # rounded up: the gate sees to the rest
+    return {_MPS_PERCENTAGE: str(-(-share_ppm * 100 // WHOLE_PPM))}  # rounded up: the gate sees to the rest
 
 
 def _beside_online(membership: Membership) -> dict[str, str]:

@@ -12,7 +12,7 @@ from cotenant.cli.command import add_command, find, given_flags, load, print_jso
 from cotenant.domain.profile import Profile
 from cotenant.domain.tenant import Kind
 from cotenant.errors import ConfigError
-from cotenant.format.config import encode_config, plain
+from cotenant.format.config import encode_config, plain, validate_limit
 from cotenant.format.flags import SECTIONS, sources
 from cotenant.live.directory import config_file
 
@@ -88,6 +88,7 @@ def run_program(options: argparse.Namespace, example: str) -> tuple[int, list[Pr
         given = variables_in(config.run.variables)
         environment = {**given, **environment_of(config.run.gpu, own, {**os.environ, **given})}
         wanted = with_hami(config.run, given_flags(options), os.environ, say)
+        validate_limit(wanted)
         spec = spec_of(wanted, command, wished_gpu(config.run.gpu, os.environ))
         arguments = ["--runtime", str(where.runtime), "--state", str(where.state)]
         named = ["--config", options.config] if options.config else []
@@ -154,6 +155,9 @@ def _config(options: argparse.Namespace) -> int:
     path, named = config_file(os.environ, os.geteuid(), options.config)
     config, where = load(options)
     if options.what == "check":
+        from cotenant.apps.hami import with_hami
+
+        validate_limit(with_hami(config.run, given_flags(options), os.environ, lambda _: None))
         found = named or path.exists()
         say(f"{path}: {'fine' if found else 'there is none, the defaults hold'}")
         return 0

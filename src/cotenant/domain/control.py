@@ -94,6 +94,10 @@ class TenantWindow(Value, frozen=True):
     """By how much it held up those above it."""
     oldest_ns: Duration = 0
     """How long the request under way has lasted at the end of the window; 0: none."""
+    priority: int = 0
+    """Those of one priority are equals."""
+    limit_ppm: Ppm = 0
+    """The share that its user gave it among them; 0: none."""
 
     @property
     def promised(self) -> bool:
@@ -124,6 +128,7 @@ class Cause(enum.Enum):
     ROOM = "room"
     PROBE = "probe"
     BEYOND_REACH = "beyond reach"
+    DIVIDED = "divided"
 
 
 class Adjustment(Value, frozen=True):

@@ -16,7 +16,7 @@ from cotenant.domain.tenant import Kind, Tenant, TenantSpec, Terms
 from cotenant.experiment.kernels import works_of
 from cotenant.experiment.together import Guest, Outcome, Run, Turn, clients_of, live_through, world_of
 from cotenant.machine.control import Control
-from cotenant.machine.seats import Seats
+from cotenant.machine.seats import Seats, user_limit_ppm
 from cotenant.machine.windows import Occupant, Windows
 from cotenant.policy.schedule.passage import Passage
 from cotenant.policy.schedule.roster import file_bytes, format_roster, page_offset, read_page, write_roster
@@ -38,7 +38,8 @@ class Steering:
         self._guests, self._sms = run.guests, 0 if sliced else run.setting.device.sm_count
         self._tenants = [_tenant(guest, place) for place, guest in enumerate(run.guests)]
         self._occupants = [
-            Occupant(place, _GENERATION, guest.online, guest.slo_ns) for place, guest in enumerate(run.guests)
+            Occupant(place, _GENERATION, guest.online, guest.slo_ns, guest.priority, user_limit_ppm(tenant))
+            for place, (guest, tenant) in enumerate(zip(run.guests, self._tenants, strict=True))
         ]
         switch_ns = run.setting.device.switch_ns if sliced else 0
         self._rules = msgspec.structs.replace(run.setting.rules, switch_ns=switch_ns)

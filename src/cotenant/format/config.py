@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from cotenant.domain.control import ControlLimits
 from cotenant.domain.event import SLOTS_LIMIT, NodeSettings
-from cotenant.domain.gate import GatePolicy, GateRules
+from cotenant.domain.gate import GatePolicy, GateRules, Limit
 from cotenant.domain.gpu import Gpu
 from cotenant.domain.protect import OnPressure, ProtectLimits
 from cotenant.domain.tenant import NAME_LIMIT, NAME_PATTERN, Kind
@@ -244,6 +244,12 @@ def validate(config: Config) -> None:
     for name in names:
         if names.count(name) > 1:
             raise ConfigError("gpu.name", name, "two GPUs have this name, give each its own")
+
+
+def validate_limit(run: RunConfig) -> None:
+    """Refuse to hold a tenant to nothing. Not for every command: the share may come from elsewhere, as with `set`."""
+    if run.limit == Limit.STATIC.value and not run.share:
+        raise ConfigError("run.limit", run.limit, "there is no share to hold it to; add --share or leave --limit away")
 
 
 def plain(value: object) -> Any:

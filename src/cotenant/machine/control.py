@@ -5,6 +5,7 @@ Not a part of the node's own machine: ten windows a second would flood the journ
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from cotenant.domain.control import Adjustment, Cause, ControlLimits, DeviceWindow
@@ -14,21 +15,39 @@ from cotenant.domain.use import TaskUse
 from cotenant.machine.needs import Needs
 from cotenant.policy.adjust import POLICIES
 from cotenant.policy.adjust.verdict import Adjuster, Foreseen, Verdict
-from cotenant.policy.limit.share import divided
+from cotenant.policy.limit.share import Equal, Shares, shares_among
 from cotenant.policy.predict.load import Load
 
 
 class _Desk:
     """What is known of one device."""
 
-    __slots__ = ("adjuster", "here", "loads", "needs", "shares")
+    __slots__ = ("adjuster", "equals", "here", "known", "loads", "needs", "shares")
 
     def __init__(self, adjuster: Adjuster, needs: Needs) -> None:
         self.adjuster = adjuster
         self.needs = needs
         self.here: dict[int, int] = {}
         self.loads: dict[int, Load] = {}
-        self.shares: tuple[tuple[int, int], ...] = ()
+        self.shares: Shares = ()
+        self.equals: tuple[Equal, ...] = ()
+        self.known: frozenset[int] = frozenset()
+
+    def division(self, window: DeviceWindow) -> tuple[Shares, bool]:
+        """How equals would divide the device now, and whether they must though the policy changes nothing.
+
+        They must where one of them came, left, has another priority or limit, or is known by now. Not whenever needs
+        change: they always do.
+        """
+        promised = Counter(one.priority for one in window.tenants if one.promised)
+        tenants = [one for one in window.tenants if promised[one.priority] > 1]
+        equals = tuple(Equal(one.slot, one.generation, one.priority, one.promised, one.limit_ppm) for one in tenants)
+        needs = self.adjuster.needs()
+        known = frozenset(slot for slot, need_ppm in needs.items() if need_ppm > 0)
+        is_other = equals != self.equals or (bool(self.shares) and known != self.known)
+        self.equals, self.known = equals, known
+        shares = shares_among(equals, needs)
+        return shares, is_other and shares != self.shares
 
 
 class Control:
@@ -69,9 +88,13 @@ class Control:
             first = next(iter(promised.values()))
             told = "nobody knows yet what it needs"
             verdict = Verdict(desk.adjuster.online_ppm, Cause.JOINED, told, first.slot, first.generation)
+        shares, must_divide = desk.division(window)
+        if verdict is None and must_divide:
+            told = f"{len(shares)} equals have to share it now" if shares else "nobody is left to share it with"
+            verdict = Verdict(desk.adjuster.online_ppm, Cause.DIVIDED, told)
         if verdict is None:
             return None
-        desk.shares = shares = divided(desk.adjuster.needs())
+        desk.shares = shares
         return Adjustment(
             window.gpu,
             verdict.online_ppm,

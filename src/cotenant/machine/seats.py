@@ -18,8 +18,13 @@ _HELD: Final = frozenset(
 """Stages in which a tenant launches nothing."""
 
 
+def user_limit_ppm(tenant: Tenant) -> int:
+    """The share among equals that its user gave it; 0: none."""
+    return 0 if tenant.spec.limit is Limit.OFF else tenant.terms.share_ppm
+
+
 def seat_of(tenant: Tenant, share_ppm: int = 0) -> GateSeat:
-    """A tenant as its neighbours know it. Online work is served first anyway; offline work has its share as a least.
+    """A tenant as its neighbours know it. Its share is its least below others, for online work too: it was promised.
 
     `share_ppm` is what the node gives it among its equals, where its user gave it no limit.
 
@@ -28,14 +33,13 @@ def seat_of(tenant: Tenant, share_ppm: int = 0) -> GateSeat:
     """
     terms, stage = tenant.terms, tenant.standing.stage
     online = terms.kind is Kind.ONLINE
-    least_ppm = 0 if online else terms.share_ppm
     if stage is Stage.TERMINATING:
-        return GateSeat(terms.slot, terms.generation, PRIORITY_LOWEST, False, False, least_ppm, True)
+        return GateSeat(terms.slot, terms.generation, PRIORITY_LOWEST, False, False, terms.share_ppm, True)
     paused = tenant.paused or stage in _HELD
-    limit = tenant.spec.limit
-    limit_ppm = (0 if limit is Limit.OFF else terms.share_ppm) or share_ppm
-    static = limit is Limit.STATIC and limit_ppm > 0
-    return GateSeat(terms.slot, terms.generation, terms.priority, online, paused, least_ppm, False, limit_ppm, static)
+    limit_ppm = user_limit_ppm(tenant) or share_ppm
+    static = tenant.spec.limit is Limit.STATIC and limit_ppm > 0
+    promised = (paused, terms.share_ppm, False, limit_ppm, static)
+    return GateSeat(terms.slot, terms.generation, terms.priority, online, *promised)
 
 
 class Seats:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple, TypeAlias
 
+import msgspec
+
 from cotenant.domain.control import DeviceWindow, Sparse, TenantWindow
 from cotenant.domain.instant import SECOND_NS, Instant
 
@@ -27,6 +29,8 @@ class Occupant(NamedTuple):
     generation: int
     online: bool
     slo_ns: int = 0
+    priority: int = 0
+    limit_ppm: int = 0
 
 
 class _Sums(NamedTuple):
@@ -52,7 +56,7 @@ class Windows:
         for occupant in occupants:
             page = pages.get(occupant.slot)
             if page is None or page["generation"] != occupant.generation:
-                tenants.append(TenantWindow(*occupant))
+                tenants.append(_still(occupant))
                 continue
             sums = after[occupant.slot] = _sums_of(page, occupant.generation)
             tenants.append(_tenant_window(occupant, self._before.get(occupant.slot), sums, _oldest_ns(page, now)))
@@ -72,10 +76,10 @@ def _tenant_window(occupant: Occupant, before: _Sums | None, after: _Sums, oldes
     """Somebody new in the slot, or sums that shrank or leapt, begin a window of their own."""
     grown = [now - was for was, now in zip(before.counts, after.counts, strict=True)] if before else []
     if before is None or before.generation != after.generation or min(grown) < 0 or max(grown) > _MOST:
-        return TenantWindow(*occupant, oldest_ns=oldest_ns)
+        return _still(occupant, oldest_ns)
     ended, over, sum_ns, active_ns, device_ns, waited_ns, lost_ns = grown
-    return TenantWindow(
-        *occupant,
+    return msgspec.structs.replace(
+        _still(occupant, oldest_ns),
         requests=ended,
         over=over,
         sum_ns=sum_ns,
@@ -84,8 +88,13 @@ def _tenant_window(occupant: Occupant, before: _Sums | None, after: _Sums, oldes
         device_ns=device_ns,
         waited_ns=waited_ns,
         lost_ns=lost_ns,
-        oldest_ns=oldest_ns,
     )
+
+
+def _still(occupant: Occupant, oldest_ns: int = 0) -> TenantWindow:
+    """One of whom nothing is new."""
+    slot, generation, online, slo_ns, priority, limit_ppm = occupant
+    return TenantWindow(slot, generation, online, slo_ns, oldest_ns=oldest_ns, priority=priority, limit_ppm=limit_ppm)
 
 
 def _sparse(before: list[int], after: list[int]) -> Sparse:

@@ -6,6 +6,7 @@ import msgspec
 
 from cotenant.domain.action import NO_PEER, Action, Refuse
 from cotenant.domain.event import EvictAsked, PriorityChanged, RulesChanged, ShareChanged, TenantsPaused
+from cotenant.domain.gate import Limit
 from cotenant.domain.instant import Instant
 from cotenant.domain.plan import Reason, Reject
 from cotenant.domain.tenant import Kind, Tenant
@@ -80,6 +81,9 @@ class Wishes:
             return [Refuse(roll.turn, event.peer, tenant)]
         share_ppm = tenant.spec.share_ppm if event.share_ppm is None else event.share_ppm
         spec = msgspec.structs.replace(tenant.spec, share_ppm=share_ppm, limit=event.limit or tenant.spec.limit)
+        if spec.limit is Limit.STATIC and not spec.share_ppm and spec != tenant.spec:
+            detail = f"{tenant.name!r} would have no share to be held to; add --share, or --limit conserving"
+            return roll.refuse(event.peer, Reason.NO_SHARE, detail)
         if spec == tenant.spec:
             return [roll.confirm(event.peer, tenant)]
         terms, gpu = msgspec.structs.replace(tenant.terms, share_ppm=share_ppm), tenant.terms.gpu

@@ -12,6 +12,7 @@ from cotenant.domain.tenant import Kind, TenantView
 from cotenant.domain.use import TaskUse
 from cotenant.live.clock import monotonic_ns
 from cotenant.machine.control import Control
+from cotenant.machine.seats import user_limit_ppm
 from cotenant.machine.windows import Occupant, Page, Windows
 
 
@@ -101,7 +102,9 @@ class Objectives:
             terms = view.tenant.terms
             is_online = terms.kind is Kind.ONLINE
             is_promised = is_online and not view.tenant.paused  # one that a person holds back is late by their will
-            occupant = Occupant(terms.slot, terms.generation, is_online, terms.slo_ns if is_promised else 0)
+            slo_ns = terms.slo_ns if is_promised else 0
+            limit_ppm = user_limit_ppm(view.tenant)
+            occupant = Occupant(terms.slot, terms.generation, is_online, slo_ns, terms.priority, limit_ppm)
             by_gpu.setdefault(terms.gpu, []).append(occupant)
             if view.tenant.spec.use is not None:
                 self._uses.setdefault(terms.gpu, {})[terms.slot] = view.tenant.spec.use

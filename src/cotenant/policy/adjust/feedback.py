@@ -45,6 +45,8 @@ class Steps(Value, frozen=True):
     near_up: float = 1.08
     beyond_ns: Duration = 3 * SECOND_NS
     """With all that it may have online work misses its objective for so long, until it is said to be beyond reach."""
+    met_ns: Duration = 2 * SECOND_NS
+    """What a tenant uses of the device is known once it has been looked at for so long."""
     pressed_ns: Duration = 2 * SECOND_NS
     """Offline work this long ago may be what harms online work now."""
 
@@ -72,6 +74,8 @@ class Feedback:
         self._changed_ns: Instant = NEVER
         self._blind_until_ns: Instant = NEVER
         self._pressed_ns: Instant = NEVER
+        self._late_ns: Instant = NEVER
+        self._late_since_ns: Instant = NEVER
         self._floors = Floors(caution or Caution())
         self._in_a_row = 0
         self._is_beyond = False
@@ -99,15 +103,18 @@ class Feedback:
     def needs(self) -> dict[int, int]:
         """What each uses of the device, more the nearer it is to missing its objective.
 
-        Only where nothing can be taken from offline any more: then it is each other that they harm, and dividing the
-        device helps. Elsewhere it would only hold them back.
+        Only where nothing can be taken from offline any more, or nothing runs of it: then it is each other that they
+        harm, and dividing the device helps. Elsewhere it would only hold them back.
         """
         if not self._is_beyond or len(self._tracks) < 2:
             return {}
-        return {
-            slot: round(1e6 * track.demand * (0.5 + min(track.fare().ratio, 1.5)))
-            for slot, track in self._tracks.items()
-        }
+        return {slot: self._need_of(track) for slot, track in self._tracks.items()}
+
+    def _need_of(self, track: Track) -> int:
+        """In proportion to those of the others; 0 of one that has not been here for long enough to tell."""
+        if track.age_ns < self._steps.met_ns or track.ended < self._steps.enough:
+            return 0
+        return max(round(1e6 * track.demand * (0.5 + min(track.fare().ratio, 1.5))), 1)
 
     def why(self) -> str:
         """The last change, or why there is none."""
@@ -119,6 +126,8 @@ class Feedback:
         gone = [slot for slot, track in self._tracks.items() if here.get(slot) != track.generation]
         for slot in gone:
             del self._tracks[slot]
+        if len(self._tracks) < 2 and self.online_ppm < self._limits.most_ppm:  # its equals harmed it: they are gone
+            self._is_beyond = False
         self._has_left = self._has_left or bool(gone)
 
     def _meet(self, window: DeviceWindow, now: Instant) -> int | None:
@@ -128,6 +137,7 @@ class Feedback:
             if tenant.promised and tenant.slot not in self._tracks:
                 self._tracks[tenant.slot] = Track(tenant, self._limits, self._sense, now)
                 newcomer = tenant.slot
+                self._late_ns = NEVER  # who was late before it came was not harmed by it
         return newcomer
 
     def _began(self, window: DeviceWindow, now: Instant) -> bool:
@@ -182,11 +192,9 @@ class Feedback:
 
     def _harmed(self, track: Track, now: Instant) -> Verdict | None:
         """Not blamed on offline work that did not run; at the most there is nothing left to give."""
-        if not self._is_pressed(now):
-            track.evidence = 0.0
-            self._why = f"{self._told(track)}, though no offline work ran"
-            return None
         told, steps = self._told(track), self._steps
+        if not self._is_pressed(now):
+            return self._unpressed(track, told, now)
         if self.online_ppm >= self._limits.most_ppm:
             track.evidence = 0.0
             if self._is_beyond or now - self._changed_ns < steps.beyond_ns:
@@ -200,6 +208,20 @@ class Feedback:
         if track.is_grave():
             online_ppm = max(online_ppm, round(self.online_ppm * min(track.fare().recent_ratio, steps.most_up)))
         return self._to(online_ppm, Cause.STUCK if track.is_stuck() else Cause.VIOLATED, told, now, track.slot)
+
+    def _unpressed(self, track: Track, told: str, now: Instant) -> Verdict | None:
+        """Giving more to online would not help: equals that are harmed for so long harm each other."""
+        track.evidence = 0.0
+        if self._late_ns == NEVER or now - self._late_ns > self._steps.pressed_ns:
+            self._late_since_ns = now
+        self._late_ns = now
+        self._why = f"{told}, though no offline work ran"
+        has_equal = any(one.priority == track.priority for one in self._tracks.values() if one is not track)
+        if self._is_beyond or not has_equal or now - self._late_since_ns < self._steps.beyond_ns:
+            return None
+        self._is_beyond = True
+        self._why += ": equals harm each other"
+        return Verdict(self.online_ppm, Cause.BEYOND_REACH, self._why, track.slot, track.generation)
 
     def _loaded(self, track: Track, now: Instant) -> Verdict | None:
         """More requests than those it was judged by come or are foreseen, and they would need more."""

@@ -80,10 +80,12 @@ class Track:
 
     def __init__(self, tenant: TenantWindow, limits: ControlLimits, sense: Sense, now: Instant) -> None:
         """Nothing is known of it."""
-        self.slot, self.generation = tenant.slot, tenant.generation
+        self.slot, self.generation, self.priority = tenant.slot, tenant.generation, tenant.priority
         self.slo_ns = tenant.slo_ns
         self.aim_ns = tenant.slo_ns * (WHOLE_PPM - limits.headroom_ppm) / WHOLE_PPM
         self.fraction = limits.quantile_ppm / WHOLE_PPM
+        self.age_ns: Duration = 0
+        self.ended = 0
         self.active = 0.0
         self.demand = 0.0
         self._rate = 0.0
@@ -112,6 +114,9 @@ class Track:
         sense = self._sense
         weight = 1.0 if self._is_new else 1 - 0.5 ** (span_ns / 1e9)
         self._is_new = False
+        self.priority = tenant.priority
+        self.age_ns += span_ns
+        self.ended += tenant.requests
         self.active += weight * (min(tenant.active_ns / span_ns, 1.0) - self.active)
         self.demand += weight * (min(tenant.device_ns / span_ns, 1.0) - self.demand)
         self._rate += weight * (tenant.requests - self._rate)

@@ -42,7 +42,10 @@ class Adjuster(Protocol):
         ...
 
     def needs(self) -> dict[int, int]:
-        """By slot, the share that each online tenant with an objective seems to need."""
+        """By slot, the share that each online tenant with an objective seems to need; 0: not known yet.
+
+        Empty where nothing is to be divided among them.
+        """
         ...
 
     def why(self) -> str:
