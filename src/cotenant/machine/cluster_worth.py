@@ -74,7 +74,7 @@ class Worth:
         worth = np.rint(worth * _STEPS) / np.float32(_STEPS)
         is_safe = ~is_sure | (slowdown <= 1 + limit_ppm / WHOLE_PPM)
         worth = np.where(is_safe, worth, 0).astype(np.float32)
-        possible = _possible(jobs, gpus)
+        possible = possible_pairs(jobs, gpus)
         where = np.ix_(row, column)
         return Table(possible, worth[where] * possible, slowdown[where])
 
@@ -133,7 +133,8 @@ def _room(wanted: int, there: int) -> int:
     return there if wanted <= there else max(16, 1 << (wanted - 1).bit_length())
 
 
-def _possible(jobs: Sequence[JobKind], gpus: Sequence[GpuKind]) -> Array:
+def possible_pairs(jobs: Sequence[JobKind], gpus: Sequence[GpuKind]) -> Array:
+    """bool, a row for each kind of job: no hard constraint is against it."""
     free = np.array([kind.free_bytes for kind in gpus], np.int64)
     offer = np.array([kind.offer_ppm for kind in gpus], np.int64)
     memory = np.array([kind.memory_bytes for kind in jobs], np.int64)

@@ -15,8 +15,8 @@ from cotenant.policy.place.round import RoundPolicy
 from cotenant.policy.place.spread_round import spread_round
 
 ROUNDS: Final[dict[str, RoundPolicy]] = {
-    "match": RoundPolicy(by_match),
-    "greedy": RoundPolicy(greedy),
+    "match": RoundPolicy(by_match, is_safe=True),
+    "greedy": RoundPolicy(greedy, is_safe=True),
     "first-fit": RoundPolicy(first_fit),
     "best-fit": RoundPolicy(best_fit),
     "spread": RoundPolicy(spread_round),
