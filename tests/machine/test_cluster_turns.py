@@ -50,3 +50,25 @@ def test_of_jobs_that_are_alike_each_user_has_some_in_the_window() -> None:
         story.submit(f"alike-{number}")
     story.submit("last", "bob")
     assert sorted(starts(story.until(2))) == ["last"]
+
+
+def test_a_gang_that_a_quota_leaves_no_room_for_blocks_none_of_its_users_other_jobs() -> None:
+    story = Story()
+    story.join("a", GPU, GPU, GPU, GPU)
+    story.tell(QuotaSet(Quota("ann", 2)))
+    story.submit("too-large", gpus=4)
+    story.submit("one")
+    story.submit("gang", gpus=2)
+    story.submit("two")
+    assert sorted(starts(story.until(2))) == ["one", "two"]
+    assert story.job("too-large").why == "it wants 4 GPUs, more than the whole quota of ann, 2"
+    assert story.job("gang").why == "ann holds 2 GPUs of a quota of 2"
+
+
+def test_a_quota_is_not_used_up_by_jobs_that_cannot_be_started() -> None:
+    story = Story()
+    story.join("a")
+    story.tell(QuotaSet(Quota("ann", 1)))
+    story.submit("nowhere", types=("H100",))
+    story.submit("ordinary")
+    assert sorted(starts(story.until(2))) == ["ordinary"]

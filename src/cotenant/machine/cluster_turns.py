@@ -66,7 +66,7 @@ def _gangs_with_room(machine: ClusterState, kinds: list[int], gpus: Array) -> Ar
 
 
 def _within_quotas(machine: ClusterState, rows: Array) -> Array:
-    """Whether each may be started, those before it first."""
+    """Whether each may be started, those before it first; who wants more than is left takes nothing from the next."""
     roster = machine.roster
     user = np.frombuffer(roster.user, np.int32)[rows]
     is_kept = np.ones(len(rows), bool)
@@ -79,7 +79,16 @@ def _within_quotas(machine: ClusterState, rows: Array) -> Array:
             continue
         left = roster.users.left(name)
         wanted = np.array([roster.kinds[kind].gpus for kind in np.frombuffer(roster.kind, np.int32)[rows[mine]]])
-        is_kept[mine[np.cumsum(wanted) > left]] = False
+        if wanted.sum() <= left:
+            continue
+        is_kept[mine] = False
+        least = wanted.min()
+        for at, gpus in zip(mine.tolist(), wanted.tolist(), strict=True):
+            if left < least:
+                break
+            if gpus <= left:
+                left -= gpus
+                is_kept[at] = True
     return is_kept
 
 
