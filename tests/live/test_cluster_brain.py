@@ -13,10 +13,11 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cotenant import cli
-from cotenant.apps.cluster import open_brain
+from cotenant.apps import cluster
+from cotenant.apps.cluster import Brain, open_brain
 from cotenant.domain.cluster import Attempt, AttemptReport, JobEnd
 from cotenant.domain.clusters import JobSubmitted, StartJob, StopJob
-from cotenant.errors import ConfigError, WorldError
+from cotenant.errors import ConfigError, InvariantError, WorldError
 from cotenant.format import cluster_wire as wire
 from cotenant.format.config_cluster import ClusterConfig
 from cotenant.format.journal import MAGIC, encode_turn
@@ -226,11 +227,36 @@ def test_stopped_in_good_order_it_leaves_one_snapshot(tmp_path: Path, log: NodeL
     before = brain.machine.snapshot()
     with pytest.raises(WorldError, match=r"a brain already runs on"):
         open_brain(CONFIG, places_in(tmp_path), log)
+    brain.settle()
     brain.close()
     assert b"cluster-restored" in journal_of(tmp_path).read_bytes()
     assert b"job-submitted" not in journal_of(tmp_path).read_bytes()
     again = open_brain(CONFIG, places_in(tmp_path), log)
     assert again.machine.snapshot().jobs == before.jobs
+    again.close()
+
+
+def test_what_a_turn_left_half_done_is_not_believed(
+    tmp_path: Path, log: NodeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(config: ClusterConfig, places: Places, log: NodeLog, *, accept_damage: bool) -> Brain:
+        brain = open_brain(config, places, log, accept_damage=accept_damage)
+        brain.loop.post(submitted("j1"))
+
+        def run() -> str:
+            brain.machine.roster.jobs.clear()  # as far as it came
+            raise InvariantError("in the midst of a turn")
+
+        monkeypatch.setattr(brain.loop, "run", run)
+        return brain
+
+    monkeypatch.setattr(cluster, "open_brain", broken)
+    monkeypatch.setattr(cluster, "name_process", lambda _: None)
+    monkeypatch.setattr(cluster, "stop_on_signals", lambda *_: None)
+    with pytest.raises(InvariantError, match="midst"):
+        cluster.serve_cluster(CONFIG, places_in(tmp_path), log, accept_damage=False)
+    again = open_brain(CONFIG, places_in(tmp_path), log)
+    assert [told.spec.name for told in again.machine.jobs()] == ["j1"]
     again.close()
 
 

@@ -56,6 +56,9 @@ class Brain(NamedTuple):
     door: BrainDoor
     machine: ClusterMachine
     address: str
+    settle: Callable[[], None]
+    """Leave a snapshot, so that the next start reads that alone, whichever version it is. Only in good order: what a
+    turn left half done must not become what is believed."""
     close: Callable[[], None]
 
 
@@ -67,6 +70,7 @@ def serve_cluster(config: ClusterConfig, places: Places, log: NodeLog, *, accept
     log.say(f"the brain serves at {brain.address}; nodes join with a token: cotenant cluster token")
     try:
         brain.loop.run()
+        brain.settle()
     finally:
         brain.close()
     log.say("the brain stopped")
@@ -106,9 +110,11 @@ def open_brain(config: ClusterConfig, places: Places, log: NodeLog, *, accept_da
             log.say(f"figures for Prometheus: {shown.address}")
         loop.bind(ClusterHost(machine, door, journal, BrainWitness(_teller(config, log)).saw))
         loop.post(ClusterStarted(config.settings(), __version__, unix_ns()))
-        # In good order, the next start reads one snapshot, whichever version it is.
-        opened.callback(lambda: journal.begin_segment(clock.now(), machine.snapshot()))
-        return Brain(loop, door, machine, address, opened.pop_all().close)
+
+        def settle() -> None:
+            journal.begin_segment(clock.now(), machine.snapshot())
+
+        return Brain(loop, door, machine, address, settle, opened.pop_all().close)
     raise InvariantError("a brain was opened and not returned")
 
 
