@@ -21,7 +21,7 @@ from cotenant.errors import ConfigError, InvariantError, WorldError
 from cotenant.format import cluster_wire as wire
 from cotenant.format.config_cluster import ClusterConfig
 from cotenant.format.journal import MAGIC, encode_turn
-from cotenant.live.clock import pause
+from cotenant.live.clock import LiveClock, pause
 from cotenant.live.cluster.ask import Conversation, talk
 from cotenant.live.cluster.enrol import enrol
 from cotenant.live.cluster.figures import Figures, page_of
@@ -279,6 +279,27 @@ def test_a_torn_turn_is_dropped_and_damage_is_not_guessed_around(tmp_path: Path,
     assert list(accepted.machine.jobs()) == []
     assert accepted.machine.snapshot().next_attempt > attempt + 1000  # numbers that were forgotten are not used again
     accepted.close()
+
+
+def test_after_damage_nothing_is_started_that_may_still_run(tmp_path: Path, log: NodeLog) -> None:
+    brain = open_brain(CONFIG, places_in(tmp_path), log)
+    for name in ("j1", "j2", "j3"):
+        brain.loop.post(submitted(name))
+    sound = journal_of(tmp_path).read_bytes()
+    brain.close()
+    place = sound.rindex(b"j2")
+    journal_of(tmp_path).write_bytes(sound[:place] + b"??" + sound[place + 2 :])
+    accepted = open_brain(CONFIG, places_in(tmp_path), log, accept_damage=True)
+    assert [told.spec.name for told in accepted.machine.jobs()] == ["j1"]
+    began = LiveClock(int(json.loads((tmp_path / "state" / "cluster" / "clock").read_text())["offset_ns"])).now()
+    accepted.loop.post(report("n1"))
+    held_until = accepted.machine.next_round
+    settings = CONFIG.settings()
+    accepted.close()
+    assert began + settings.lease_ns < held_until <= began + settings.lease_ns + settings.grace_ns
+    again = open_brain(CONFIG, places_in(tmp_path), log)
+    assert again.machine.next_round == held_until, "a brain that is killed meanwhile waits as long"
+    again.close()
 
 
 def test_a_journal_that_another_version_wrote_is_not_believed(tmp_path: Path, log: NodeLog) -> None:

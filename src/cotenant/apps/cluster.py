@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from cotenant import __version__
+from cotenant.domain.cluster import ClusterSettings
 from cotenant.domain.clusters import ClusterEvent, ClusterStarted, ClusterWoke
 from cotenant.domain.instant import SECOND_NS, Instant
 from cotenant.errors import ConfigError, InvariantError, WorldError
@@ -88,7 +89,7 @@ def open_brain(config: ClusterConfig, places: Places, log: NodeLog, *, accept_da
         figures = None
         if config.metrics:
             figures = opened.enter_context(listen_at(config.metrics, "cluster.metrics", CONNECTIONS))
-        machine, clock = _recover(own, log.say, accept_damage=accept_damage)
+        machine, clock = _recover(own, log.say, config.settings() if accept_damage else None)
         authority = open_authority(own.folder, unix_ns())
         clerk = Clerk(authority, Register(own.register), machine, clock, address)
         loop: EventLoop[ClusterEvent] = EventLoop(clock, ClusterWoke())
@@ -161,8 +162,14 @@ class _Credentials:
         return self._authority.identity(role, name, self._address, path, _DAYS, unix_ns())
 
 
-def _recover(own: BrainPlaces, say: Callable[[str], None], *, accept_damage: bool) -> tuple[ClusterMachine, LiveClock]:
-    """The machine as the journal left it. What it promised is never guessed: a journal that cannot be read is said."""
+def _recover(
+    own: BrainPlaces, say: Callable[[str], None], accepting: ClusterSettings | None
+) -> tuple[ClusterMachine, LiveClock]:
+    """The machine as the journal left it. What it promised is never guessed: a journal that cannot be read is said.
+
+    With settings, it goes on from a damaged one. Then a job that waits by the record may run somewhere, on a node that
+    has not come back yet, so no round is held before every lease must have run out.
+    """
     recovery = Recovery(own.journal, ClusterReader)
     machine = ClusterMachine()
     try:
@@ -172,12 +179,17 @@ def _recover(own: BrainPlaces, say: Callable[[str], None], *, accept_damage: boo
             f"the journal {own.journal} does not replay with version {__version__} ({error}): another version wrote it "
             "and was killed; start that version once and stop it by SIGTERM, which leaves a snapshot, then this one"
         ) from None
+    clock = clock_kept_in(own.clock, recovery.last_instant)
     if not recovery.damage:
         finding = recovery.mend()
-    elif accept_damage:
+    elif accepting is not None:
         known = machine.snapshot()
-        head = msgspec.structs.replace(known, next_attempt=known.next_attempt + _SKIPPED_ATTEMPTS)
+        wait_ns = max(one.lease_ns + one.grace_ns for one in (known.settings, accepting))
+        head = msgspec.structs.replace(
+            known, next_attempt=known.next_attempt + _SKIPPED_ATTEMPTS, no_round_before=clock.now() + wait_ns
+        )
         finding = recovery.restart_from(head, recovery.damage)
+        finding += f"; for {wait_ns / SECOND_NS:g} s, in which what it has lost may still run, no job is started"
         machine = ClusterMachine()
         machine.handle(head, now=recovery.last_instant)
     else:
@@ -187,7 +199,7 @@ def _recover(own: BrainPlaces, say: Callable[[str], None], *, accept_damage: boo
         )
     if finding:
         say(finding)
-    return machine, clock_kept_in(own.clock, recovery.last_instant)
+    return machine, clock
 
 
 def _address_of(config: ClusterConfig, listener: socket.socket) -> str:

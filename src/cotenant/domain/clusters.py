@@ -187,6 +187,8 @@ class ClusterRestored(Value, frozen=True, tag="cluster-restored"):
     """Up to when `used` counts."""
     prices: tuple[tuple[int, float], ...] = ()
     """From the last round, of the kind of which this GPU is, counted over all nodes: from there the next begins."""
+    no_round_before: Instant = 0
+    """Of a cluster that has lost a part of its record: until then something may run of which it does not know."""
 
 
 ClusterEvent: TypeAlias = (

@@ -43,6 +43,7 @@ class ClusterState:
         self.next_attempt = 1
         self.next_round: Instant = NEVER
         self.last_round: Instant = NEVER
+        self.no_round_before: Instant = 0
         self.rounds = self.placed = self.discarded = self.moved = 0
         self.silent = 0
         self.recorded: Sequence[ClusterAction] | None = None
