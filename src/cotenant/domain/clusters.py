@@ -164,6 +164,8 @@ class JobKept(Value, frozen=True):
     kept_on: str = ""
     rate_ppm: int = 0
     """Its speed from which was last learned."""
+    pushed_out: Amount = 0
+    """Times in a row that its node made it leave, soon after it came."""
 
 
 class ClusterRestored(Value, frozen=True, tag="cluster-restored"):

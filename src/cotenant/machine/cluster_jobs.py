@@ -47,6 +47,7 @@ class Job:
         "node",
         "number",
         "progress_ppm",
+        "pushed_out",
         "rate_ppm",
         "row",
         "since",
@@ -81,6 +82,8 @@ class Job:
         self.ended = 0
         self.failures = 0
         self.evictions = 0
+        self.pushed_out = 0
+        """Times in a row that its node made it leave, soon after it came."""
         self.after = 0
         self.why = ""
         self.kind = 0
@@ -121,6 +124,7 @@ class Job:
             self.kept,
             kept_on,
             self.rate_ppm,
+            self.pushed_out,
         )
 
 
@@ -134,7 +138,7 @@ def restored(kept: JobKept, number: int, nodes: dict[str, Node]) -> Job:
     job.started, job.ended = told.started, told.ended
     job.failures, job.evictions, job.why = told.failures, told.evictions, told.why
     job.after, job.is_known, job.is_cancelled, job.stop = kept.after, kept.is_known, kept.is_cancelled, kept.stop
-    job.kept, job.rate_ppm = kept.kept, kept.rate_ppm
+    job.kept, job.rate_ppm, job.pushed_out = kept.kept, kept.rate_ppm, kept.pushed_out
     job.kept_on = nodes[kept.kept_on] if kept.kept_on else None
     return job
 
