@@ -183,6 +183,8 @@ BAD = {
     ("cluster", "token", "--valid", "soon"): "--valid = 'soon'",
     ("cluster", "quota", "anna", "--weight", "0"): "quota = 'anna'",
     ("cluster", "start", "--place", "luck"): "cluster.place = 'luck': write one of: ",
+    ("cluster", "start", "--place", "time-sharing"): "cluster.place = 'time-sharing': is of simulations only",
+    ("cluster", "start", "--place", "priority-time-sharing"): "cluster.place = 'priority-time-sharing': is of sim",
     ("cluster", "start", "--lease", "1ms"): "cluster.lease = '1ms': must be at least 1s",
     ("cluster", "start", "--listen", "nowhere"): "cluster.listen = 'nowhere': write HOST:PORT",
 }

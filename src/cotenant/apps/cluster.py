@@ -38,7 +38,7 @@ from cotenant.live.observe.log import NodeLog
 from cotenant.live.process import name_process
 from cotenant.live.stopping import stop_on_signals
 from cotenant.machine.cluster import ClusterMachine
-from cotenant.policy.place.rounds import ROUNDS
+from cotenant.policy.place.rounds import LIVE, ROUNDS
 
 _OWN_DESCRIPTORS: Final = 32 + CONNECTIONS
 _MOST_CONNECTIONS: Final = 16_384
@@ -79,8 +79,9 @@ def serve_cluster(config: ClusterConfig, places: Places, log: NodeLog, *, accept
 
 def open_brain(config: ClusterConfig, places: Places, log: NodeLog, *, accept_damage: bool = False) -> Brain:
     """Recover, listen, and tell the machine that it runs; where that fails, nothing is left open."""
-    if config.place not in ROUNDS:
-        raise ConfigError("cluster.place", config.place, f"write one of: {', '.join(ROUNDS)}")
+    if config.place not in LIVE:
+        why = "is of simulations only, since live nodes share space and not time; " if config.place in ROUNDS else ""
+        raise ConfigError("cluster.place", config.place, f"{why}write one of: {', '.join(LIVE)}")
     split_address(config.listen, "cluster.listen")
     with contextlib.ExitStack() as opened:
         own = _take_directory(places, opened)
