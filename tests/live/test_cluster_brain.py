@@ -13,14 +13,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cotenant import cli
-from cotenant.apps.cluster import open_brain
+from cotenant.apps import cluster
+from cotenant.apps.cluster import Brain, open_brain
 from cotenant.domain.cluster import Attempt, AttemptReport, JobEnd
 from cotenant.domain.clusters import JobSubmitted, StartJob, StopJob
-from cotenant.errors import ConfigError, WorldError
+from cotenant.errors import ConfigError, InvariantError, WorldError
 from cotenant.format import cluster_wire as wire
 from cotenant.format.config_cluster import ClusterConfig
 from cotenant.format.journal import MAGIC, encode_turn
-from cotenant.live.clock import pause
+from cotenant.live.clock import LiveClock, pause
 from cotenant.live.cluster.ask import Conversation, talk
 from cotenant.live.cluster.enrol import enrol
 from cotenant.live.cluster.figures import Figures, page_of
@@ -182,6 +183,8 @@ BAD = {
     ("cluster", "token", "--valid", "soon"): "--valid = 'soon'",
     ("cluster", "quota", "anna", "--weight", "0"): "quota = 'anna'",
     ("cluster", "start", "--place", "luck"): "cluster.place = 'luck': write one of: ",
+    ("cluster", "start", "--place", "time-sharing"): "cluster.place = 'time-sharing': is of simulations only",
+    ("cluster", "start", "--place", "priority-time-sharing"): "cluster.place = 'priority-time-sharing': is of sim",
     ("cluster", "start", "--lease", "1ms"): "cluster.lease = '1ms': must be at least 1s",
     ("cluster", "start", "--listen", "nowhere"): "cluster.listen = 'nowhere': write HOST:PORT",
 }
@@ -226,11 +229,36 @@ def test_stopped_in_good_order_it_leaves_one_snapshot(tmp_path: Path, log: NodeL
     before = brain.machine.snapshot()
     with pytest.raises(WorldError, match=r"a brain already runs on"):
         open_brain(CONFIG, places_in(tmp_path), log)
+    brain.settle()
     brain.close()
     assert b"cluster-restored" in journal_of(tmp_path).read_bytes()
     assert b"job-submitted" not in journal_of(tmp_path).read_bytes()
     again = open_brain(CONFIG, places_in(tmp_path), log)
     assert again.machine.snapshot().jobs == before.jobs
+    again.close()
+
+
+def test_what_a_turn_left_half_done_is_not_believed(
+    tmp_path: Path, log: NodeLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(config: ClusterConfig, places: Places, log: NodeLog, *, accept_damage: bool) -> Brain:
+        brain = open_brain(config, places, log, accept_damage=accept_damage)
+        brain.loop.post(submitted("j1"))
+
+        def run() -> str:
+            brain.machine.roster.jobs.clear()  # as far as it came
+            raise InvariantError("in the midst of a turn")
+
+        monkeypatch.setattr(brain.loop, "run", run)
+        return brain
+
+    monkeypatch.setattr(cluster, "open_brain", broken)
+    monkeypatch.setattr(cluster, "name_process", lambda _: None)
+    monkeypatch.setattr(cluster, "stop_on_signals", lambda *_: None)
+    with pytest.raises(InvariantError, match="midst"):
+        cluster.serve_cluster(CONFIG, places_in(tmp_path), log, accept_damage=False)
+    again = open_brain(CONFIG, places_in(tmp_path), log)
+    assert [told.spec.name for told in again.machine.jobs()] == ["j1"]
     again.close()
 
 
@@ -253,6 +281,27 @@ def test_a_torn_turn_is_dropped_and_damage_is_not_guessed_around(tmp_path: Path,
     assert list(accepted.machine.jobs()) == []
     assert accepted.machine.snapshot().next_attempt > attempt + 1000  # numbers that were forgotten are not used again
     accepted.close()
+
+
+def test_after_damage_nothing_is_started_that_may_still_run(tmp_path: Path, log: NodeLog) -> None:
+    brain = open_brain(CONFIG, places_in(tmp_path), log)
+    for name in ("j1", "j2", "j3"):
+        brain.loop.post(submitted(name))
+    sound = journal_of(tmp_path).read_bytes()
+    brain.close()
+    place = sound.rindex(b"j2")
+    journal_of(tmp_path).write_bytes(sound[:place] + b"??" + sound[place + 2 :])
+    accepted = open_brain(CONFIG, places_in(tmp_path), log, accept_damage=True)
+    assert [told.spec.name for told in accepted.machine.jobs()] == ["j1"]
+    began = LiveClock(int(json.loads((tmp_path / "state" / "cluster" / "clock").read_text())["offset_ns"])).now()
+    accepted.loop.post(report("n1"))
+    held_until = accepted.machine.next_round
+    settings = CONFIG.settings()
+    accepted.close()
+    assert began + settings.lease_ns < held_until <= began + settings.lease_ns + settings.grace_ns
+    again = open_brain(CONFIG, places_in(tmp_path), log)
+    assert again.machine.next_round == held_until, "a brain that is killed meanwhile waits as long"
+    again.close()
 
 
 def test_a_journal_that_another_version_wrote_is_not_believed(tmp_path: Path, log: NodeLog) -> None:

@@ -15,6 +15,7 @@ from cotenant.domain.cluster import Attempt, JobEnd
 from cotenant.domain.instant import SECOND_NS
 from cotenant.format.outcome import Doing, Outcome
 from cotenant.live.clock import boot_ns
+from cotenant.live.cluster.attempts import LOG_LIMIT_BYTES
 from cotenant.live.cluster.keeper import marked
 from cotenant.live.cluster.record import End, Record, is_alive
 from cotenant.live.cluster.verdict import end_of
@@ -228,3 +229,16 @@ def test_an_order_that_cannot_be_read_is_ended_and_given_up(yard: Yard) -> None:
 def test_a_keeper_of_nothing_ends_quietly(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "cotenant.live.cluster.keeper", str(tmp_path / "gone"), str(tmp_path / "lease")]
     assert subprocess.run(command, capture_output=True, check=False).stderr == b""
+
+
+def test_what_keepers_say_is_bounded(yard: Yard) -> None:
+    log = yard.attempts.record_of(Attempt("job-1", 1)).path.parent.parent / "keepers.log"
+    log.write_bytes(b"x" * LOG_LIMIT_BYTES)
+    yard.begin(1, "own:0")
+    yard.ended()
+    assert log.with_name("keepers.log.1").stat().st_size == LOG_LIMIT_BYTES
+    assert log.stat().st_size < LOG_LIMIT_BYTES
+    before = log.stat().st_ino
+    yard.begin(2, "own:0")
+    yard.ended()
+    assert log.stat().st_ino == before, "one that is small goes on"

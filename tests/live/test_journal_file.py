@@ -159,6 +159,29 @@ def test_a_tenant_that_a_page_says_was_replaced_is_not_believed(tmp_path: Path) 
     again.check()
 
 
+def test_a_new_head_is_on_the_disk_before_it_takes_the_place_of_the_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = places_in(tmp_path)
+    lived(places.journal)
+    places.journal.write_bytes(places.journal.read_bytes() + b"not a turn, and more than a torn one\n")
+    done: list[str] = []
+    fsync, rename = os.fsync, os.rename
+
+    def synced(descriptor: int) -> None:
+        done.append("sync " + Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        fsync(descriptor)
+
+    def renamed(source: Path, target: Path) -> None:
+        done.append("rename " + Path(source).name)
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "rename", renamed)
+    recovered(places, [])
+    assert done[:2] == ["sync journal.new", "rename journal.new"]
+
+
 def test_a_damaged_journal_is_set_aside_and_the_sound_part_goes_on(tmp_path: Path) -> None:
     places = places_in(tmp_path)
     lived(places.journal)

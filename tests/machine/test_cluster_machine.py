@@ -128,11 +128,11 @@ def test_after_a_failure_or_a_refusal_there_is_a_pause(end: JobEnd, failures: in
 
 
 def test_a_job_that_fails_too_often_has_failed_and_evictions_do_not_count() -> None:
-    story = Story(round_ns=SECOND_NS)
+    story = Story(round_ns=SECOND_NS, lease_ns=3600 * SECOND_NS)
     story.join("a")
     story.submit("job", retries=1)
     for end in (JobEnd.FAILED, JobEnd.EVICTED, JobEnd.EVICTED, JobEnd.FAILED):
-        (order,) = story.until(story.now_s + 15)[-1:]
+        (order,) = story.until(story.now_s + 65)[-1:]  # after an eviction, twice as long each time
         story.report("a", runs(order, end=end), seen=99)
     assert (story.state("job"), story.job("job").failures, story.job("job").evictions) == (JobState.FAILED, 2, 2)
     assert starts(story.until(story.now_s + 60)) == {}

@@ -248,3 +248,25 @@ def test_prices_of_a_fuller_round_keep_nobody_waiting() -> None:
     story.report("a", *(runs(order, end=JobEnd.EVICTED) for order in orders), seen=2)
     story.submit("modest")
     assert list(starts(story.until(4))) == ["modest"]
+
+
+def test_an_unknown_job_that_was_seen_often_counts_for_about_what_was_seen() -> None:
+    story = Story()
+    story.join("a", replaced(GPU, online=(BUSY,), offer_ppm=900_000))
+    story.submit("job", profile="bert")
+    (order,) = story.until(5)
+    machine = story.machine
+
+    def worth() -> float:
+        kind = machine.roster.kinds[machine.roster.jobs["job"].kind]
+        return float(machine.worth.table([kind], [machine.floor.kinds[machine.floor.kind[0]]], 1 << 40).worth[0, 0])
+
+    before = worth()
+    told = machine.worth.predictor
+    story.report("a", runs(order, 100_000), seen=1)
+    for step in range(20):
+        story.report("a", runs(order, 200_000 + step, rate_ppm=(600_000, 400_000)[step % 2]), seen=1)
+    seen = sum(times for _, beside, times, _ in told.learned() if not beside)
+    assert seen == 20
+    assert before < 0.15
+    assert 0.4 < worth() < 0.6

@@ -176,6 +176,17 @@ cpu,1,1,0,
 """
 
 
+@pytest.mark.parametrize("again", ["s1,1,1,1,600,,LS,Running,0,100,0", "j1,1,1,1,500,,BE,Succeeded,50,90,60"])
+def test_openb_names_a_pod_that_is_there_twice(again: str) -> None:
+    with pytest.raises(ConfigError, match=r"p:11.*pod = '[sj]1': is there twice \(also p:[26]\)"):
+        read_openb_pods((PODS + again + "\n").encode(), "p")
+
+
+def test_openb_names_a_node_that_is_there_twice() -> None:
+    with pytest.raises(ConfigError, match=r"n:5.*node = 'n1': is there twice \(also n:2\)"):
+        read_openb_nodes((OPENB_NODES + "n1,1,1,2,T4\n").encode(), "n")
+
+
 def test_openb_has_services_and_best_effort_jobs() -> None:
     services, jobs = read_openb_pods(PODS.encode(), "p")
     assert [job.name for job in jobs] == ["j2", "j1"]

@@ -88,6 +88,27 @@ BAD: dict[str, tuple[Callable[[dict], Any], str]] = {
     "a job that is over": (lambda file: with_job(file, state="done"), "jobs[0].state"),
     "a lost job of a node that speaks": (lambda file: with_job(file, state="lost", node="n", on=[0]), "jobs[0].state"),
     "a gang of none": (lambda file: with_job(file, gpus=0), "jobs[0].gpus"),
+    "a gang beyond its limit": (lambda file: with_job(file, gpus=65), "jobs[0].gpus"),
+    "a priority beyond its limit": (lambda file: with_job(file, priority=9_999_999_999), "jobs[0].priority"),
+    "an instant beyond its limit": (lambda file: with_job(file, waited_ns=1 << 63), "jobs[0].waited_ns"),
+    "learned from less than nothing": (lambda file: file | {"learned": [["p", "", -2, 1]]}, "learned[0][2]"),
+    "learned too much": (lambda file: file | {"learned": [["p", "", 1, 10**9]]}, "learned[0][3]"),
+    "a user of no weight": (
+        lambda file: file | {"quotas": [{"user": "u", "gpus": 1, "weight": 0}]},
+        "quotas[0].weight",
+    ),
+    "less than no moves": (lambda file: file | {"settings": {"moves_limit": -1}}, "settings.moves_limit"),
+    "a slowdown that is none": (
+        lambda file: file | {"settings": {"slowdown_limit_ppm": -1}},
+        "settings.slowdown_limit_ppm",
+    ),
+    "had less than nothing": (lambda file: file | {"used_gpu_seconds": {"u": -1}}, "used_gpu_seconds[...]"),
+    "had more than there is": (lambda file: file | {"used_gpu_seconds": {"u": 1e300}}, "used_gpu_seconds[...]"),
+    "no number": (lambda file: file | {"used_gpu_seconds": {"u": float("nan")}}, "snapshot"),
+    "a node of too many GPUs": (
+        lambda file: file | {"nodes": [{"name": "n", "gpus": file["nodes"][0]["gpus"] * 33}]},
+        "nodes[0].gpus",
+    ),
     "two of a name": (lambda file: file | {"nodes": file["nodes"] * 2}, "nodes"),
     "a policy that is none": (lambda file: file | {"settings": {"place": "x"}}, "settings.place"),
 }

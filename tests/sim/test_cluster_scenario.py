@@ -103,6 +103,22 @@ def test_a_trace_in_our_own_table_is_played(tmp_path: Path) -> None:
     assert played.outcome.problems == []
 
 
+@pytest.mark.parametrize("sort", ["philly", "philly-1"])
+def test_two_sources_that_bring_a_job_of_one_name_are_refused(sort: str, tmp_path: Path) -> None:
+    (tmp_path / "philly.csv").write_text(
+        "timestamp,duration,num_gpus,gpu_time,cluster\n"
+        + "".join(f"2017-10-09 07:0{number}:00,60,1,60,a\n" for number in range(3))
+    )
+    text = NODES + '[trace]\nformat = "philly"\njobs = "philly.csv"\n' + f'[[jobs]]\nname = "{sort}"\ncount = 2\n'
+    world = tmp_path / "w.toml"
+    scenario = decode_cluster(text, str(world))
+    if sort == "philly":
+        with pytest.raises(ConfigError, match=r"jobs = 'philly-0': .*both bring"):
+            play_cluster(scenario, world)
+    else:
+        assert play_cluster(scenario, world).outcome.problems == []
+
+
 def test_a_page_has_every_plot_and_needs_nothing_else(tmp_path: Path) -> None:
     world, page = tmp_path / "w.toml", tmp_path / "out.html"
     world.write_text(JOBS)

@@ -153,6 +153,7 @@ def test_the_lab_finds_its_own_replay_right(tmp_path: Path) -> None:
     out = io.StringIO()
     show_muri(Console(file=out, width=200), report)
     assert "Tiresias" in out.getvalue()
+    assert "neither our brain nor our simulator is judged" in out.getvalue()
     assert "missed" not in out.getvalue()
 
 

@@ -54,6 +54,7 @@ def test_the_command_says_how_near_the_best_each_is(monkeypatch: pytest.MonkeyPa
         assert case["vs_bound"] <= case["vs_optimal"] + 1e-6
         assert case["seconds"] > 0
         assert case["peak_mib"] > 1
+    assert report["met"] == {"structured_vs_optimal": True, "distinct_vs_optimal": True}
     assert report["structured_vs_optimal"] == min(case["vs_optimal"] for case in report["cases"][:2])
 
 
@@ -62,3 +63,15 @@ def test_without_the_exact_optimum_the_bound_is_what_counts(monkeypatch: pytest.
     monkeypatch.setattr(match, "_solved", lambda solver, *_: None if solver == "scipy" else one)
     report = match.bench_match(1, lambda _: None, sizes=(match.EXACT_LIMIT, match.EXACT_LIMIT + 1))
     assert {(case.optimal_by, case.vs_optimal) for case in report.cases} == {("bound", 0.99)}
+    assert report.met == {"structured_vs_optimal": False, "distinct_vs_optimal": True}
+
+
+def test_a_target_that_is_missed_is_said_and_fails(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    slow = Solved(seconds=9, value=100, bound=100, peak_mib=1)
+    monkeypatch.setattr(match, "_solved", lambda solver, *_: None if solver == "scipy" else slow)
+    assert main(["bench", "match", "--json"]) == 1
+    assert [name for name, met in json.loads(capsys.readouterr().out)["met"].items() if not met] == [
+        "largest_structured_seconds"
+    ]
+    assert main(["bench", "match"]) == 1
+    assert "MISSED: largest_structured_seconds" in capsys.readouterr().out

@@ -12,6 +12,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from cotenant import __version__
+from cotenant.domain.cluster import ClusterSettings
 from cotenant.domain.clusters import ClusterEvent, ClusterStarted, ClusterWoke
 from cotenant.domain.instant import SECOND_NS, Instant
 from cotenant.errors import ConfigError, InvariantError, WorldError
@@ -37,7 +38,7 @@ from cotenant.live.observe.log import NodeLog
 from cotenant.live.process import name_process
 from cotenant.live.stopping import stop_on_signals
 from cotenant.machine.cluster import ClusterMachine
-from cotenant.policy.place.rounds import ROUNDS
+from cotenant.policy.place.rounds import LIVE, ROUNDS
 
 _OWN_DESCRIPTORS: Final = 32 + CONNECTIONS
 _MOST_CONNECTIONS: Final = 16_384
@@ -56,6 +57,9 @@ class Brain(NamedTuple):
     door: BrainDoor
     machine: ClusterMachine
     address: str
+    settle: Callable[[], None]
+    """Leave a snapshot, so that the next start reads that alone, whichever version it is. Only in good order: what a
+    turn left half done must not become what is believed."""
     close: Callable[[], None]
 
 
@@ -67,6 +71,7 @@ def serve_cluster(config: ClusterConfig, places: Places, log: NodeLog, *, accept
     log.say(f"the brain serves at {brain.address}; nodes join with a token: cotenant cluster token")
     try:
         brain.loop.run()
+        brain.settle()
     finally:
         brain.close()
     log.say("the brain stopped")
@@ -74,8 +79,9 @@ def serve_cluster(config: ClusterConfig, places: Places, log: NodeLog, *, accept
 
 def open_brain(config: ClusterConfig, places: Places, log: NodeLog, *, accept_damage: bool = False) -> Brain:
     """Recover, listen, and tell the machine that it runs; where that fails, nothing is left open."""
-    if config.place not in ROUNDS:
-        raise ConfigError("cluster.place", config.place, f"write one of: {', '.join(ROUNDS)}")
+    if config.place not in LIVE:
+        why = "is of simulations only, since live nodes share space and not time; " if config.place in ROUNDS else ""
+        raise ConfigError("cluster.place", config.place, f"{why}write one of: {', '.join(LIVE)}")
     split_address(config.listen, "cluster.listen")
     with contextlib.ExitStack() as opened:
         own = _take_directory(places, opened)
@@ -84,7 +90,7 @@ def open_brain(config: ClusterConfig, places: Places, log: NodeLog, *, accept_da
         figures = None
         if config.metrics:
             figures = opened.enter_context(listen_at(config.metrics, "cluster.metrics", CONNECTIONS))
-        machine, clock = _recover(own, log.say, accept_damage=accept_damage)
+        machine, clock = _recover(own, log.say, config.settings() if accept_damage else None)
         authority = open_authority(own.folder, unix_ns())
         clerk = Clerk(authority, Register(own.register), machine, clock, address)
         loop: EventLoop[ClusterEvent] = EventLoop(clock, ClusterWoke())
@@ -106,9 +112,11 @@ def open_brain(config: ClusterConfig, places: Places, log: NodeLog, *, accept_da
             log.say(f"figures for Prometheus: {shown.address}")
         loop.bind(ClusterHost(machine, door, journal, BrainWitness(_teller(config, log)).saw))
         loop.post(ClusterStarted(config.settings(), __version__, unix_ns()))
-        # In good order, the next start reads one snapshot, whichever version it is.
-        opened.callback(lambda: journal.begin_segment(clock.now(), machine.snapshot()))
-        return Brain(loop, door, machine, address, opened.pop_all().close)
+
+        def settle() -> None:
+            journal.begin_segment(clock.now(), machine.snapshot())
+
+        return Brain(loop, door, machine, address, settle, opened.pop_all().close)
     raise InvariantError("a brain was opened and not returned")
 
 
@@ -155,8 +163,14 @@ class _Credentials:
         return self._authority.identity(role, name, self._address, path, _DAYS, unix_ns())
 
 
-def _recover(own: BrainPlaces, say: Callable[[str], None], *, accept_damage: bool) -> tuple[ClusterMachine, LiveClock]:
-    """The machine as the journal left it. What it promised is never guessed: a journal that cannot be read is said."""
+def _recover(
+    own: BrainPlaces, say: Callable[[str], None], accepting: ClusterSettings | None
+) -> tuple[ClusterMachine, LiveClock]:
+    """The machine as the journal left it. What it promised is never guessed: a journal that cannot be read is said.
+
+    With settings, it goes on from a damaged one. Then a job that waits by the record may run somewhere, on a node that
+    has not come back yet, so no round is held before every lease must have run out.
+    """
     recovery = Recovery(own.journal, ClusterReader)
     machine = ClusterMachine()
     try:
@@ -166,12 +180,17 @@ def _recover(own: BrainPlaces, say: Callable[[str], None], *, accept_damage: boo
             f"the journal {own.journal} does not replay with version {__version__} ({error}): another version wrote it "
             "and was killed; start that version once and stop it by SIGTERM, which leaves a snapshot, then this one"
         ) from None
+    clock = clock_kept_in(own.clock, recovery.last_instant)
     if not recovery.damage:
         finding = recovery.mend()
-    elif accept_damage:
+    elif accepting is not None:
         known = machine.snapshot()
-        head = msgspec.structs.replace(known, next_attempt=known.next_attempt + _SKIPPED_ATTEMPTS)
+        wait_ns = max(one.lease_ns + one.grace_ns for one in (known.settings, accepting))
+        head = msgspec.structs.replace(
+            known, next_attempt=known.next_attempt + _SKIPPED_ATTEMPTS, no_round_before=clock.now() + wait_ns
+        )
         finding = recovery.restart_from(head, recovery.damage)
+        finding += f"; for {wait_ns / SECOND_NS:g} s, in which what it has lost may still run, no job is started"
         machine = ClusterMachine()
         machine.handle(head, now=recovery.last_instant)
     else:
@@ -181,7 +200,7 @@ def _recover(own: BrainPlaces, say: Callable[[str], None], *, accept_damage: boo
         )
     if finding:
         say(finding)
-    return machine, clock_kept_in(own.clock, recovery.last_instant)
+    return machine, clock
 
 
 def _address_of(config: ClusterConfig, listener: socket.socket) -> str:

@@ -79,7 +79,7 @@ def serve_agent(config: AgentConfig, places: Places, file: str, say: Callable[[s
 def _identity(config: AgentConfig, path: Path, say: Callable[[str], None]) -> Identity:
     """Who this machine is in the cluster; it joins where it has not yet."""
     if not config.join:
-        raise ConfigError("agent.join", "", "say where the cluster's brain is, as in: --join brain:7070")
+        raise ConfigError("agent.join", "", "say where the cluster's brain is, as in: --join brain:9838")
     name = check_name(config.node_name or socket.gethostname(), "agent.node_name")
     if path.exists():
         identity = read_identity(path)

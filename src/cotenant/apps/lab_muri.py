@@ -60,6 +60,9 @@ def show_muri(console: Console, report: Report) -> None:
     for one in report.judged:
         if one.bare_jct_error != one.jct_error:
             console.print(Text(f"{one.policy}, without the second: mean JCT {one.bare_jct_error:+.1%}"))
+    console.print(
+        Text("a replayer of its own, by the published rules: neither our brain nor our simulator is judged here")
+    )
     for target, met in report.met.items():
         console.print(Text(f"{target}: {'met' if met else 'missed'}", style="green" if met else "bold red"))
 

@@ -27,6 +27,8 @@ def show_match(console: Console, report: MatchReport) -> None:
     console.print(
         f"of the best, at worst: {report.structured_vs_optimal:.5f} by kind, {report.distinct_vs_optimal:.5f} distinct"
     )
+    for name, met in report.met.items():
+        console.print(f"{'met' if met else 'MISSED'}: {name}", style="" if met else "bold red", highlight=False)
 
 
 def _number(number: float | None) -> str:

@@ -243,4 +243,4 @@ def _bench_match(options: argparse.Namespace) -> int:
         print_json(report)
     else:
         show_match(Console(), report)
-    return 0
+    return 0 if all(report.met.values()) else 1

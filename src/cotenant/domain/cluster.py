@@ -28,6 +28,10 @@ Part = Annotated[int, msgspec.Meta(ge=0, le=WHOLE_PPM)]
 Label = Annotated[str, msgspec.Meta(max_length=128)]
 """Any few words, or none."""
 Text = Annotated[str, msgspec.Meta(max_length=TEXT_LIMIT)]
+Gang = Annotated[int, msgspec.Meta(ge=1, le=GANG_LIMIT)]
+Priority = Annotated[int, msgspec.Meta(ge=-100, le=100)]
+Weight = Annotated[int, msgspec.Meta(ge=1, le=1000)]
+"""Of a user, in fairness."""
 
 
 class GpuCondition(enum.Enum):
@@ -79,13 +83,13 @@ class JobSpec(Value, frozen=True):
     """Jobs of the same profile are alike: what is learned of one holds for the others. Nothing: its own name."""
     memory_bytes: Amount = 0
     """On each of its GPUs."""
-    gpus: Annotated[int, msgspec.Meta(ge=1, le=GANG_LIMIT)] = 1
+    gpus: Gang = 1
     """Of one node, all at once."""
     types: tuple[Name, ...] = ()
     """Of which one will do; none: any."""
     least_ppm: Part = 0
     """The part of the SMs below which it is not worth starting."""
-    priority: Annotated[int, msgspec.Meta(ge=-100, le=100)] = 0
+    priority: Priority = 0
     """Higher goes first; it never takes a GPU away from a job that runs."""
     avoid: tuple[Name, ...] = ()
     """Online tenants with which it must not share a GPU, and groups of jobs with which it must not share a node."""
@@ -160,7 +164,7 @@ class Quota(Value, frozen=True):
 
     user: Name
     gpus: Amount = _LARGEST
-    weight: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1
+    weight: Weight = 1
 
 
 class ClusterSettings(Value, frozen=True):

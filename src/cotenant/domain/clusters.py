@@ -164,6 +164,8 @@ class JobKept(Value, frozen=True):
     kept_on: str = ""
     rate_ppm: int = 0
     """Its speed from which was last learned."""
+    pushed_out: Amount = 0
+    """Times in a row that its node made it leave, soon after it came."""
 
 
 class ClusterRestored(Value, frozen=True, tag="cluster-restored"):
@@ -187,6 +189,8 @@ class ClusterRestored(Value, frozen=True, tag="cluster-restored"):
     """Up to when `used` counts."""
     prices: tuple[tuple[int, float], ...] = ()
     """From the last round, of the kind of which this GPU is, counted over all nodes: from there the next begins."""
+    no_round_before: Instant = 0
+    """Of a cluster that has lost a part of its record: until then something may run of which it does not know."""
 
 
 ClusterEvent: TypeAlias = (

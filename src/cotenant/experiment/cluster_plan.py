@@ -63,11 +63,22 @@ def cast_of(scenario: ClusterScenario, where: Path, physics: Colocated) -> Cast:
         made, gone = _made(sort, scenario, physics, kinds, where)
         jobs += made
         cancels += gone
+    _check_names(jobs, where)
     rooms = [(node.type, node.gpus, node.memory_bytes) for node in nodes]
     rooms = list(dict.fromkeys(rooms))
     fitting = [job for job in jobs if _fits(job.spec, rooms)]
     fitting.sort(key=lambda job: job.when_ns)
     return Cast(nodes, fitting, sorted(cancels), len(jobs) - len(fitting), homeless)
+
+
+def _check_names(jobs: Sequence[Brought], where: Path) -> None:
+    """A cluster takes the second job of a name for the first one again, or refuses it: neither is what was meant."""
+    seen: set[str] = set()
+    for job in jobs:
+        if job.spec.name in seen:
+            remedy = "a sort of jobs and the trace both bring a job of this name; give the sort another name"
+            raise ConfigError("jobs", job.spec.name, remedy, where=str(where))
+        seen.add(job.spec.name)
 
 
 def _made(

@@ -52,6 +52,22 @@ class TraceNode(Value, frozen=True):
     """Of each GPU, the highest load of its online service; 0: it has none. None: not known."""
 
 
+class Once:
+    """Names of which each may stand once."""
+
+    def __init__(self, what: str) -> None:
+        """Of such things."""
+        self._what = what
+        self._seen: dict[str, str] = {}
+
+    def take(self, name: str, place: str) -> None:
+        """It stands here."""
+        if name in self._seen:
+            remedy = f"is there twice (also {self._seen[name]}); name each {self._what} once"
+            raise ConfigError(self._what, name, remedy, where=place)
+        self._seen[name] = place
+
+
 def unpacked(content: bytes, where: str) -> bytes:
     """A file's bytes, whether or not it is gzip."""
     if not content.startswith(_GZIP):
@@ -65,12 +81,10 @@ def unpacked(content: bytes, where: str) -> bytes:
 def read_jobs(content: bytes, where: str) -> list[TraceJob]:
     """Jobs of our own table, in the order of their instants."""
     jobs = []
-    seen: dict[str, str] = {}
+    once = Once("job")
     for place, cells in table_rows(unpacked(content, where), JOB_COLUMNS, where):
         name, user, submit, work, gpus, profile, memory, types = cells
-        if name in seen:
-            raise ConfigError("job", name, f"is there twice (also {seen[name]}); name each job once", where=place)
-        seen[name] = place
+        once.take(name, place)
         jobs.append(
             checked_job(
                 TraceJob(
@@ -92,11 +106,9 @@ def read_jobs(content: bytes, where: str) -> list[TraceJob]:
 def read_nodes(content: bytes, where: str) -> list[TraceNode]:
     """Nodes of our own table, in its order."""
     nodes = []
-    seen: dict[str, str] = {}
+    once = Once("node")
     for place, (name, kind, gpus, memory, online) in table_rows(unpacked(content, where), NODE_COLUMNS, where):
-        if name in seen:
-            raise ConfigError("node", name, f"is there twice (also {seen[name]}); name each node once", where=place)
-        seen[name] = place
+        once.take(name, place)
         count = whole(gpus, "gpus", place, least=1, most=GPUS_LIMIT)
         peaks = None
         if online:

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import re
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 
 from cotenant.domain.cluster import (
-    GANG_LIMIT,
+    GPUS_LIMIT,
+    ONLINE_LIMIT,
     Amount,
     ClusterSettings,
+    Gang,
     GpuCondition,
     GpuReport,
     JobSpec,
     JobState,
     JobTold,
+    Label,
     Name,
     OnlineUse,
     Part,
+    Priority,
     Quota,
+    Weight,
 )
 from cotenant.domain.clusters import ClusterRestored, JobKept, NodeKept
 from cotenant.domain.instant import NEVER, Instant
@@ -28,6 +33,12 @@ from cotenant.errors import ConfigError
 
 VERSION: Final = 1
 _PLACE: Final = re.compile(r" - at `\$\.?(?P<path>[^`]*)`")
+_Used = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
+"""GPU seconds; a cluster of a million GPUs has not had more in its life."""
+_Times = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+_Shift = Annotated[int, msgspec.Meta(ge=-3_000_000, le=3_000_000)]
+"""Of a logarithm, in millionths: nothing that was seen shifts an answer by more."""
+_Moves = Annotated[int, msgspec.Meta(ge=0, le=100_000)]
 _UNSETTLED: Final = (JobState.STARTING, JobState.RUNNING, JobState.STOPPING, JobState.LOST)
 
 
@@ -57,12 +68,12 @@ class _Gpu(_Written, frozen=True):
     free_bytes: Amount
     offer_ppm: Part
     condition: GpuCondition = GpuCondition.HEALTHY
-    online: tuple[_Online, ...] = ()
+    online: Annotated[tuple[_Online, ...], msgspec.Meta(max_length=ONLINE_LIMIT)] = ()
 
 
 class _Node(_Written, frozen=True):
     name: Name
-    gpus: tuple[_Gpu, ...]
+    gpus: Annotated[tuple[_Gpu, ...], msgspec.Meta(max_length=GPUS_LIMIT)]
     drained: bool = False
     silent: bool = False
 
@@ -76,27 +87,27 @@ class _Job(_Written, frozen=True):
     """Which GPUs of the node."""
     waited_ns: Amount = 0
     use: _Use | None = None
-    profile: str = ""
+    profile: Label = ""
     memory_bytes: Amount = 0
-    gpus: int = 1
+    gpus: Gang = 1
     types: tuple[Name, ...] = ()
     least_ppm: Part = 0
-    priority: int = 0
+    priority: Priority = 0
     avoid: tuple[Name, ...] = ()
-    group: str = ""
+    group: Label = ""
 
 
 class _Quota(_Written, frozen=True):
     user: Name
     gpus: Amount
-    weight: int = 1
+    weight: Weight = 1
 
 
 class _Settings(_Written, frozen=True):
     place: str = ClusterSettings().place
-    switch_ppm: int = ClusterSettings().switch_ppm
-    slowdown_limit_ppm: int = ClusterSettings().slowdown_limit_ppm
-    moves_limit: int = ClusterSettings().moves_limit
+    switch_ppm: Amount = ClusterSettings().switch_ppm
+    slowdown_limit_ppm: Amount = ClusterSettings().slowdown_limit_ppm
+    moves_limit: _Moves = ClusterSettings().moves_limit
     fair: bool = ClusterSettings().fair
 
 
@@ -107,9 +118,9 @@ class _File(_Written, frozen=True):
     jobs: tuple[_Job, ...] = ()
     quotas: tuple[_Quota, ...] = ()
     settings: _Settings = _Settings()
-    used_gpu_seconds: dict[str, float] = {}
+    used_gpu_seconds: dict[str, _Used] = {}
     """Of users so far, for fairness."""
-    learned: tuple[tuple[str, str, int, int], ...] = ()
+    learned: tuple[tuple[str, str, _Times, _Shift], ...] = ()
 
 
 def encode_snapshot(state: ClusterRestored, now: Instant) -> bytes:
@@ -177,8 +188,6 @@ def _check(file: _File, where: str) -> None:
     taken: set[tuple[str, int]] = set()
     for number, job in enumerate(file.jobs):
         field = f"jobs[{number}]"
-        if not 1 <= job.gpus <= GANG_LIMIT:
-            raise ConfigError(f"{field}.gpus", job.gpus, f"write a number from 1 to {GANG_LIMIT}", where=where)
         if job.state.is_over:
             raise ConfigError(f"{field}.state", job.state.value, "leave out what is over", where=where)
         if job.state is JobState.WAITING:

@@ -83,6 +83,10 @@ class FileJournal:
                 f"cannot begin a new segment of the journal {self._path}: {error.strerror}; mend its directory, restart"
             ) from None
 
+    def sync(self) -> None:
+        """Have all of it on the disk."""
+        os.fsync(self._file)
+
     def close(self) -> None:
         """Let go of the file."""
         os.close(self._file)
@@ -161,6 +165,7 @@ class Recovery(Generic[AnyTurn]):
         fresh.unlink(missing_ok=True)
         journal = FileJournal(fresh, 1 << 62)
         journal.append(self.last_instant, head, [])
+        journal.sync()  # or a machine that loses power could find an empty one in its place
         journal.close()
         fresh.rename(self._path)
         sync_directory(self._path.parent)

@@ -146,6 +146,7 @@ class ClusterMachine(ClusterState):
             (self.placed, self.discarded, self.moved),
             roster.users.at,
             floor.priced(),
+            self.no_round_before,
         )
 
     def _restored(self, event: ClusterRestored, now: Instant) -> list[ClusterAction]:
@@ -153,7 +154,7 @@ class ClusterMachine(ClusterState):
         self.settings = event.settings
         self.worth = Worth(event.learned)
         self.next_attempt, self.next_round, self.last_round = event.next_attempt, event.next_round, event.last_round
-        self.rounds = event.rounds
+        self.rounds, self.no_round_before = event.rounds, event.no_round_before
         self.placed, self.discarded, self.moved = event.figures
         users, floor = self.roster.users, self.floor
         users.quotas = {quota.user: quota for quota in event.quotas}
@@ -195,7 +196,7 @@ class ClusterMachine(ClusterState):
         self.floor.forget_prices()
         self.roster.users.at = now
         self.lease_due = now + event.settings.lease_ns if self.floor.nodes else NEVER
-        self.next_round = now + min(event.settings.round_ns, _FIRST_ROUND_NS)
+        self.next_round = max(now + min(event.settings.round_ns, _FIRST_ROUND_NS), self.no_round_before)
         self.last_round = NEVER
         return []
 

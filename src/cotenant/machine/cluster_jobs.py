@@ -6,6 +6,7 @@ that wait have a row in flat arrays, so that a round of a hundred thousand of th
 
 from __future__ import annotations
 
+import math
 from array import array
 from typing import Final
 
@@ -15,6 +16,11 @@ from cotenant.domain.instant import Instant
 from cotenant.machine.cluster_floor import Floor, Node
 from cotenant.machine.cluster_kinds import JobKind, job_kind
 
+_HALF_LIFE_S: Final = 86_400.0
+"""What a user had a day ago counts for half: or whoever has been here for long would stay behind each newcomer until
+that one has had as much."""
+_NOTHING_S: Final = 1.0
+"""GPU seconds so few that they are forgotten."""
 _NO_LIMIT: Final = Quota("x").gpus
 _KINDS_LIMIT: Final = 16_384
 TEXT_LIMIT: Final = 128 << 20
@@ -47,6 +53,7 @@ class Job:
         "node",
         "number",
         "progress_ppm",
+        "pushed_out",
         "rate_ppm",
         "row",
         "since",
@@ -81,6 +88,8 @@ class Job:
         self.ended = 0
         self.failures = 0
         self.evictions = 0
+        self.pushed_out = 0
+        """Times in a row that its node made it leave, soon after it came."""
         self.after = 0
         self.why = ""
         self.kind = 0
@@ -121,6 +130,7 @@ class Job:
             self.kept,
             kept_on,
             self.rate_ppm,
+            self.pushed_out,
         )
 
 
@@ -134,7 +144,7 @@ def restored(kept: JobKept, number: int, nodes: dict[str, Node]) -> Job:
     job.started, job.ended = told.started, told.ended
     job.failures, job.evictions, job.why = told.failures, told.evictions, told.why
     job.after, job.is_known, job.is_cancelled, job.stop = kept.after, kept.is_known, kept.is_cancelled, kept.stop
-    job.kept, job.rate_ppm = kept.kept, kept.rate_ppm
+    job.kept, job.rate_ppm, job.pushed_out = kept.kept, kept.rate_ppm, kept.pushed_out
     job.kept_on = nodes[kept.kept_on] if kept.kept_on else None
     return job
 
@@ -147,7 +157,7 @@ class Users:
         self.held: dict[str, int] = {}
         """GPUs now; nobody with none."""
         self.used: dict[str, float] = {}
-        """GPU seconds, up to `at`."""
+        """GPU seconds, up to `at`, older ones counting for less."""
         self.at: Instant = 0
 
     def left(self, user: str) -> int:
@@ -171,9 +181,13 @@ class Users:
         """Write down what was had since the last time: what is held now counts for all of it."""
         passed_s = (now - self.at) / 1e9
         self.at = now
-        if passed_s > 0:
-            for user, gpus in self.held.items():
-                self.used[user] = self.used.get(user, 0.0) + gpus * passed_s
+        if passed_s <= 0:
+            return
+        left = 0.5 ** (passed_s / _HALF_LIFE_S)
+        counts_s = (1 - left) * _HALF_LIFE_S / math.log(2)  # of a second in each GPU, what is left of it on average
+        self.used = {user: had * left for user, had in self.used.items() if had * left >= _NOTHING_S}
+        for user, gpus in self.held.items():
+            self.used[user] = self.used.get(user, 0.0) + gpus * counts_s
 
 
 class Roster:

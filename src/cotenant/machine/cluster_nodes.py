@@ -174,7 +174,7 @@ class Nodes:
                 job.progress_ppm = max(job.progress_ppm, report.progress_ppm)
                 if report.end is not None:
                     actions.append(AckEnd(node.name, report.attempt))
-                    actions += state.end(job, report.end, report.detail, now)
+                    actions += state.end(job, report.end, report.detail, now, is_reported=True)
                 elif not job.is_known:
                     actions += self._found(job, node, now)
                 elif job.stop:

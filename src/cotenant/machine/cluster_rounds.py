@@ -17,6 +17,7 @@ from cotenant.domain.instant import Instant
 from cotenant.domain.use import TaskUse
 from cotenant.machine.cluster_fit import why_not
 from cotenant.machine.cluster_jobs import Job
+from cotenant.machine.cluster_turns import whose_turn
 from cotenant.machine.cluster_worth import Table
 from cotenant.policy.place.fair import lifts
 from cotenant.policy.place.round import GpuKinds, Gpus, JobKinds, Jobs, Planned, Round
@@ -26,9 +27,6 @@ if TYPE_CHECKING:
     from cotenant.machine.cluster_state import ClusterState
 
 Array: TypeAlias = Any
-_CHOICE: Final = 8
-"""For each open GPU so many jobs are looked at, those whose turn it is first: nobody waits for ever for being slow."""
-_LEAST_CHOICE: Final = 1024
 _NEAR: Final = 0.99
 """Of what a plan could be worth at most, it must reach so much."""
 _LOOKED_AT: Final = 64
@@ -87,7 +85,7 @@ def draw_round(machine: ClusterState, now: Instant) -> Drawn | None:
     """Who waits and may be started, who runs and may be moved, and what is open; None: there is nothing to decide."""
     floor, roster, settings = machine.floor, machine.roster, machine.settings
     gpus = np.flatnonzero(np.frombuffer(floor.open, np.uint8)) if len(floor) else np.zeros(0, np.int64)
-    rows = _whose_turn(machine, now)[: _CHOICE * len(gpus) + _LEAST_CHOICE]
+    rows = whose_turn(machine, gpus, now)
     running = _movable(machine, now) if settings.moves_limit and len(rows) < len(gpus) else []
     if not len(gpus) or not len(rows) + len(running):
         return None
@@ -159,32 +157,6 @@ def commit(machine: ClusterState, drawn: Drawn, planned: Planned, now: Instant) 
         for kind, price in zip(drawn.gpu_kinds, planned.price.tolist(), strict=True):
             floor.prices[kind] = 0.0 if kind in left else price
     return actions
-
-
-def _whose_turn(machine: ClusterState, now: Instant) -> Array:
-    """Rows of who waits, in order: priority, then who came first; of a user with a quota no more than it leaves."""
-    roster = machine.roster
-    if not roster.waiting:
-        return np.zeros(0, np.int64)
-    rows = np.flatnonzero(np.frombuffer(roster.waits, np.uint8))
-    rows = rows[np.frombuffer(roster.after, np.int64)[rows] <= now]
-    number = np.frombuffer(roster.number, np.int64)[rows]
-    priority = np.frombuffer(roster.priority, np.int32)[rows]
-    rows = rows[np.lexsort((number, -priority))]
-    user = np.frombuffer(roster.user, np.int32)[rows]
-    for name in roster.users.quotas:
-        theirs = roster.user_of.get(name)
-        if theirs is None:
-            continue
-        mine = np.flatnonzero(user == theirs)
-        if len(mine):
-            left = roster.users.left(name)
-            wanted = np.array([roster.kinds[kind].gpus for kind in np.frombuffer(roster.kind, np.int32)[rows[mine]]])
-            over = mine[np.cumsum(wanted) > left]
-            keep = np.ones(len(rows), bool)
-            keep[over] = False
-            rows, user = rows[keep], user[keep]
-    return rows
 
 
 def _movable(machine: ClusterState, now: Instant) -> list[Job]:

@@ -18,6 +18,11 @@ from cotenant.machine.cluster_worth import Worth
 
 _AGAIN_NS: Final = 10 * SECOND_NS
 """After a failure or a refusal, until the next try."""
+_PUSHED_OUT_NS: Final = 30 * SECOND_NS
+"""After a node of its own accord has made a job leave: what it was in the way of is still there. Twice as long each
+time, up to the longest, or the job would be back in its place in the next round."""
+_LONGEST_NS: Final = 600 * SECOND_NS
+"""A job that ran for so long was not in the way there: it begins anew."""
 _EARLY: Final = 10
 """In a small cluster a round comes early when something changed, at most so many times as often."""
 _LEARNED_STEPS: Final = 8
@@ -43,6 +48,7 @@ class ClusterState:
         self.next_attempt = 1
         self.next_round: Instant = NEVER
         self.last_round: Instant = NEVER
+        self.no_round_before: Instant = 0
         self.rounds = self.placed = self.discarded = self.moved = 0
         self.silent = 0
         self.recorded: Sequence[ClusterAction] | None = None
@@ -111,8 +117,10 @@ class ClusterState:
             self.floor.open[node.base + gpu] = 0
         return self.stop(job, f"it goes on faster on {node.name}", now)
 
-    def end(self, job: Job, end: JobEnd, detail: str, now: Instant) -> list[ClusterAction]:
-        """Its attempt is known to have ended."""
+    def end(
+        self, job: Job, end: JobEnd, detail: str, now: Instant, *, is_reported: bool = False
+    ) -> list[ClusterAction]:
+        """Its attempt is known to have ended: its node reported that, or it follows from something else."""
         node, was_told = job.node, job.stop
         assert node is not None
         del node.attempts[job.attempt]
@@ -136,10 +144,19 @@ class ClusterState:
             self._wait(job, detail or "its node could not start it", now, _AGAIN_NS)
         else:
             job.evictions += 1
-            self._wait(job, was_told or detail or "it was told to make room", now, 0)
+            is_pushed_out = is_reported and not was_told
+            for_ns = self._pause_ns(job, now) if is_pushed_out else 0
+            self._wait(job, was_told or detail or "it was told to make room", now, for_ns)
             if kept_on is not None and not why_not(self.floor, self.roster, job, kept_on, kept):
                 return [self.start(job, kept_on, kept, now)]
         return []
+
+    def _pause_ns(self, job: Job, now: Instant) -> int:
+        if now - job.started >= _LONGEST_NS:
+            job.pushed_out = 0
+        for_ns = min(_PUSHED_OUT_NS << job.pushed_out, _LONGEST_NS)
+        job.pushed_out = min(job.pushed_out + 1, _LONGEST_NS.bit_length())
+        return for_ns
 
     def _failed(self, job: Job, why: str, now: Instant) -> None:
         job.failures += 1

@@ -38,8 +38,13 @@ class Reasons:
         users, spec = self._state.roster.users, job.spec
         before = f"; before that: {job.why}" if job.why else ""
         if users.left(spec.user) < spec.gpus:
+            quota = users.quotas[spec.user].gpus
+            if spec.gpus > quota:
+                return (
+                    f"it wants {counted(spec.gpus, 'GPU')}, more than the whole quota of {spec.user}, {quota}{before}"
+                )
             held = counted(users.held.get(spec.user, 0), "GPU")
-            return f"{spec.user} holds {held} of a quota of {users.quotas[spec.user].gpus}{before}"
+            return f"{spec.user} holds {held} of a quota of {quota}{before}"
         if job.kind not in self._of_kind:
             if len(self._of_kind) >= _KINDS_LIMIT:
                 return _TURN + before

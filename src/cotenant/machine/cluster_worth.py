@@ -11,7 +11,7 @@ from cotenant.domain.cluster import OnlineUse
 from cotenant.domain.gpu import WHOLE_PPM
 from cotenant.domain.use import TaskUse
 from cotenant.machine.cluster_kinds import GpuKind, JobKind, UseKey, beside_of
-from cotenant.policy.predict.speed import SpeedPredictor
+from cotenant.policy.predict.speed import SpeedPredictor, Speeds
 from cotenant.policy.predict.speed_facts import Spot
 
 _CELLS_LIMIT: Final = 8 << 20
@@ -60,7 +60,8 @@ class Worth:
         Jobs of one profile that differ in what they may have are foretold as one, and so are GPUs that differ in
         memory: the table of these is made first, and then spread out. Where one side is not known, the worst is
         assumed of it; that counts as little worth, not as unsafe, or nobody would ever learn anything of it: what is
-        online there is then in the care of its node alone.
+        online there is then in the care of its node alone. Once it was seen how such a job does in such company, it
+        counts for that, as the lab reports it ("once seen").
         """
         profiles: dict[tuple[TaskUse | None, str], int] = {}
         row = [profiles.setdefault((kind.use, kind.profile), len(profiles)) for kind in jobs]
@@ -69,12 +70,15 @@ class Worth:
         point, low, slowdown = self._foretell([use for use, _ in profiles], list(spots))
         is_sure = _is_known([use for use, _ in profiles])[:, None] & _are_known(list(spots))
         besides = [beside_of(online) for online, _ in spots]
-        shift = self.predictor.shifts([profile for _, profile in profiles], besides)
-        worth = np.clip(np.where(is_sure, point, low) * np.exp(shift), _LEAST, 1.0)
+        names = [profile for _, profile in profiles]
+        told = self.predictor.corrected(Speeds(point, low, slowdown, slowdown), names, besides)
+        # What was seen speaks for itself: the worst case, corrected, is not blurred once more.
+        is_told = is_sure if is_sure.all() else is_sure | self.predictor.has_seen(names, besides)
+        worth = np.clip(np.where(is_told, told.point, told.low), _LEAST, 1.0)
         worth = np.rint(worth * _STEPS) / np.float32(_STEPS)
         is_safe = ~is_sure | (slowdown <= 1 + limit_ppm / WHOLE_PPM)
         worth = np.where(is_safe, worth, 0).astype(np.float32)
-        possible = _possible(jobs, gpus)
+        possible = possible_pairs(jobs, gpus)
         where = np.ix_(row, column)
         return Table(possible, worth[where] * possible, slowdown[where])
 
@@ -133,7 +137,8 @@ def _room(wanted: int, there: int) -> int:
     return there if wanted <= there else max(16, 1 << (wanted - 1).bit_length())
 
 
-def _possible(jobs: Sequence[JobKind], gpus: Sequence[GpuKind]) -> Array:
+def possible_pairs(jobs: Sequence[JobKind], gpus: Sequence[GpuKind]) -> Array:
+    """bool, a row for each kind of job: no hard constraint is against it."""
     free = np.array([kind.free_bytes for kind in gpus], np.int64)
     offer = np.array([kind.offer_ppm for kind in gpus], np.int64)
     memory = np.array([kind.memory_bytes for kind in jobs], np.int64)

@@ -3,6 +3,7 @@
 As in the published experiment, decisions fall every 360 s, and only if a job came, ended or changed its queue; then all
 jobs are started anew, which costs each of them `start_s`. GPUs of a job that ends stay idle until then. How long a job
 takes alone is the trace's word. Two numbers are not published and are fitted, each on one policy, and judged on others.
+A replayer of its own: neither the brain nor the simulated world of this project is in it.
 """
 
 from __future__ import annotations

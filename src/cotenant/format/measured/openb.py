@@ -13,7 +13,16 @@ from typing import Final
 import msgspec
 
 from cotenant.errors import ConfigError
-from cotenant.format.cluster_csv import TraceJob, TraceNode, checked_job, checked_node, in_order, seconds, unpacked
+from cotenant.format.cluster_csv import (
+    Once,
+    TraceJob,
+    TraceNode,
+    checked_job,
+    checked_node,
+    in_order,
+    seconds,
+    unpacked,
+)
 from cotenant.format.measured.row import REMEDY, table_rows, whole
 
 _PODS: Final = (
@@ -40,12 +49,14 @@ class OpenbService(msgspec.Struct, frozen=True):
 def read_openb_nodes(content: bytes, where: str) -> list[TraceNode]:
     """Nodes with GPUs."""
     nodes = []
+    once = Once("node")
     for place, (name, _, _, gpus, model) in table_rows(unpacked(content, where), _NODES, where):
         count = whole(gpus, "gpu", place, least=0)
         if not count:
             continue
         if model not in _MEMORY_GIB:
             raise ConfigError("model", model, f"should be one of {', '.join(_MEMORY_GIB)}; {REMEDY}", where=place)
+        once.take(name, place)
         nodes.append(checked_node(TraceNode(name, model, count, _MEMORY_GIB[model] * _GIB), place))
     return nodes
 
@@ -54,11 +65,13 @@ def read_openb_pods(content: bytes, where: str) -> tuple[list[OpenbService], lis
     """Services and jobs. A job's work is the time from scheduling to deletion; those of no length are left out."""
     services = []
     jobs = []
+    once = Once("pod")
     for place, cells in table_rows(unpacked(content, where), _PODS, where):
         name, _, _, gpus, milli, spec, qos, _, created, deleted, scheduled = cells
         count = whole(gpus, "num_gpu", place, least=0, most=64)
         if not count or qos not in {"LS", "BE"}:
             continue
+        once.take(name, place)
         begin_ns, end_ns = seconds(created, "creation_time", place), seconds(deleted, "deletion_time", place)
         types = tuple(dict.fromkeys(spec.split("|"))) if spec else ()
         part = whole(milli, "gpu_milli", place, least=0, most=_WHOLE_MILLI)

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from cotenant.domain.cluster import Attempt, AttemptReport
 from cotenant.domain.gpu import WHOLE_PPM
@@ -20,6 +20,9 @@ from cotenant.live.cluster.record import End, Order, Record, is_alive, records_i
 
 _AGAIN_NS: Final = SECOND_NS
 """Between two keepers of one attempt: one that cannot even say how it ended will not do better at once."""
+
+LOG_LIMIT_BYTES: Final = 1 << 20
+"""Of what keepers say, as a rule nothing: beyond that the log begins anew, and the one before is kept."""
 
 
 class _Held:
@@ -141,7 +144,7 @@ class Attempts:
             return
         held.kept_ns = now
         command = [sys.executable, "-P", "-m", "cotenant.live.cluster.keeper", str(held.record.path), str(self._lease)]
-        with (self._directory.parent / "keepers.log").open("ab") as log:
+        with _log(self._directory.parent / "keepers.log") as log:
             held.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
@@ -155,3 +158,11 @@ class Attempts:
                 os.kill(keeper.pid, signal.SIGKILL)
         clear_away(record.path, 0)
         record.remove()
+
+
+def _log(path: Path) -> BinaryIO:
+    """Open for appending; a keeper that runs goes on with the file that it has."""
+    with contextlib.suppress(FileNotFoundError):
+        if path.stat().st_size >= LOG_LIMIT_BYTES:
+            path.replace(path.with_name(path.name + ".1"))
+    return path.open("ab")

@@ -127,10 +127,11 @@ class Clerk:
 
     def why_not_forget(self, node: str) -> Reject | None:
         """A node may only be forgotten when nothing can run there any more."""
-        view = next((view for view in self._machine.nodes() if view.node == node), None)
-        if view is None:
+        known = self._machine.floor.nodes.get(node)
+        if known is None:
             return Reject(Reason.UNKNOWN_NODE, f"no node is called {node!r}")
-        if not view.is_silent or any(view.jobs):
+        # By what is wanted there, not by its GPUs: its last report may have named none.
+        if not known.is_silent or known.attempts or known.busy:
             detail = "is not silent, or its jobs are not yet given up: drain it, stop its agent, and wait for the grace"
             return Reject(Reason.ALREADY_HERE, detail)
         return None

@@ -119,6 +119,8 @@ class RoundPolicy(NamedTuple):
     way: str = "space"
     """How offline work shares a GPU with online work: "space" (at once, online first), "time" (by turns, alike),
     "priority" (by turns, online first) or "none" (GPUs without online work only)."""
+    is_safe: bool = False
+    """It plans no pair whose worth is 0: who would be unsafe everywhere need not be shown to it."""
 
 
 def round_of(

@@ -15,8 +15,8 @@ from cotenant.policy.place.round import RoundPolicy
 from cotenant.policy.place.spread_round import spread_round
 
 ROUNDS: Final[dict[str, RoundPolicy]] = {
-    "match": RoundPolicy(by_match),
-    "greedy": RoundPolicy(greedy),
+    "match": RoundPolicy(by_match, is_safe=True),
+    "greedy": RoundPolicy(greedy, is_safe=True),
     "first-fit": RoundPolicy(first_fit),
     "best-fit": RoundPolicy(best_fit),
     "spread": RoundPolicy(spread_round),
@@ -27,3 +27,7 @@ ROUNDS: Final[dict[str, RoundPolicy]] = {
     "no-sharing": RoundPolicy(no_sharing, way="none"),
 }
 """The first is what a cluster has unless it is told otherwise; the others are what it is compared with."""
+
+LIVE: Final = tuple(name for name, policy in ROUNDS.items() if policy.way not in {"time", "priority"})
+"""What a live cluster may be told: its nodes share space, so that what goes by turns would be first fit by another
+name."""

@@ -144,9 +144,15 @@ class SpeedPredictor:
         low = np.maximum(point * (raw.low / raw.point) ** left, _LEAST_SPEED)
         return Speeds(point, np.minimum(low, point), raw.slowdown, raw.slowdown_high)
 
-    def shifts(self, profiles: Sequence[str], besides: Sequence[str]) -> Any:
-        """Logarithms by which points are off, as far as was learned: a row for each profile."""
-        return self._by_what_was_seen(profiles, besides)[0]
+    def has_seen(self, profiles: Sequence[str], besides: Sequence[str]) -> Any:
+        """bool: whether a speed of this profile was seen in this company; a row for each profile."""
+        rows = {profile: row for row, profile in enumerate(dict.fromkeys(profiles))}
+        columns = {beside: column for column, beside in enumerate(dict.fromkeys(besides))}
+        found = np.zeros((len(rows), len(columns)), dtype=bool)
+        for profile, beside in self._seen:
+            if profile in rows and beside in columns:
+                found[rows[profile], columns[beside]] = True
+        return found[np.ix_([rows[profile] for profile in profiles], [columns[beside] for beside in besides])]
 
     def _by_what_was_seen(self, profiles: Sequence[str], besides: Sequence[str]) -> tuple[Any, Any]:
         """By how much points are off, and how often that was seen: a row for each profile, a column for each company.
