@@ -62,7 +62,7 @@ GIVEN = {  # arguments; all others have none
 WORK_FOR_IT = "spin 100000 80\ncopy 4096\ntake 65536\n"
 HEARD = {"worker.py": WORK_FOR_IT, "zeros.py": " ".join(hooked_symbols())}
 ON_TWO = ("peers.py", "two.py")
-WITHOUT_RECORD = {"bus.py"}
+WITHOUT_RECORD = {"bus.py", "obedient.py"}  # that ask nothing of a driver
 BELOW = {"capture.py", "capture_beside.py", "contexts.py", "oldlaunch.py", "spins.py", "twins.py"}
 NOT_BELOW = {  # a launch below another tenant may wait until earlier work has ended
     "deep.py": "queues more than ever ends: it takes seconds until the gate gives up",
