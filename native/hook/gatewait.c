@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <limits.h>
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -58,22 +59,14 @@ static void look_at_events(struct ct_session *session, int is_bound)
 
 /* ---- the wait ----------------------------------------------------------------------------------------------------- */
 
-static void relax(void)
-{
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#else
-    __asm__ volatile("yield");
-#endif
-}
-
-/* Without the lock; how long it was. */
+/* Without the lock; how long it was. Whoever else wants this processor gets it at once: a holder that wakes up where we
+ * look for its launch would otherwise wait for milliseconds, until the scheduler thinks that we had our turn. */
 static uint64_t spin(struct ct_session *session)
 {
     const uint64_t from = ct_clock_ticks(&session->clock);
     uint64_t spun_ns = 0;
     while (spun_ns < ASK_NS) {
-        relax();
+        sched_yield();
         spun_ns = ct_clock_between_ns(&session->clock, from, ct_clock_ticks(&session->clock));
     }
     return spun_ns;
