@@ -158,12 +158,12 @@ def met(stage: Stage, mode: Mode, online: Load, offline: Load) -> Scene:
 def test_a_pair_waits_for_each_other_and_the_books_say_who(tmp_path: Path) -> None:
     online = Load("light", made("light", 10_000, 20_000, 15_000), requests=MET)
     offline = Load("heavy", made("heavy", *[300_000] * 20), TRAINING)
-    with Stage(tmp_path) as stage:
+    with Stage(tmp_path, devices=2) as stage:
         stage.rule(NodePolicy(delay="10%"))
         for load in (online, offline):
             stage.record(load)
         governed = [stage.play(mode, online, offline) for mode in ("cotenant slices", "cotenant mps")]
-        through = stage.play("through", online, None)
+        through, apart = stage.play("through", online, None), stage.play("apart", online, offline)
         alone, beside = stage.play("alone", online, None), met(stage, "slices", online, offline)
         together = met(stage, "mps", online, offline)
         heavy = stage.play("offline alone", None, offline, 0.05)
@@ -171,8 +171,8 @@ def test_a_pair_waits_for_each_other_and_the_books_say_who(tmp_path: Path) -> No
     assert alone.online_delayed_ns == 0 < min(beside.online_delayed_ns, together.online_delayed_ns)
     assert alone.offline_done_ns == 0 < min(beside.offline_done_ns, together.offline_done_ns)
     assert heavy.requests == 0 < heavy.offline_done_ns <= heavy.wall_ns + 300_000
-    assert through.online_delayed_ns == 0
-    assert [scene.requests for scene in (through, *governed)] == [MET] * 3
-    for scene in (beside, together, heavy, *governed):
+    assert through.online_delayed_ns == apart.online_delayed_ns == 0
+    assert [scene.requests for scene in (through, apart, *governed)] == [MET] * 4
+    for scene in (beside, together, heavy, apart, *governed):
         assert scene.offline_done_ns % 300_000 == 0
         assert scene.busy_ns <= scene.wall_ns

@@ -178,7 +178,8 @@ def live(ours: float) -> LiveTold:
         return LiveWay(attainment=attainment, p99_ms=1, within_per_s=1, delay_ms=0, offline=offline,
                        goodput=attainment + offline)  # fmt: skip
 
-    ways = {"exclusive": way(1.0, 0), "cotenant": way(ours, 0.6), "mps": way(0.5, 0.9), "slices": way(0.4, 0.8)}
+    ways = {"alone": way(1.0, 0), "exclusive": way(0.9, 1), "cotenant": way(ours, 0.6), "mps": way(0.5, 0.9),
+            "slices": way(0.4, 0.8)}  # fmt: skip
     return LiveTold(name="one", rounds=1, slo_ms=5, solo_p99_ms=1, requests=10, ways=ways, changes=[])
 
 
@@ -192,7 +193,7 @@ def test_what_is_missed_is_told(mixes: Mixes, judged: list[Judged]) -> None:
     assert msgspec.json.decode(msgspec.json.encode(report))["met"] == report.met
     assert "the share settles after every step of the load" in missed
     assert "no limit cycle in ten minutes of steady load" in missed
-    assert "live: 99 % within the objective wherever exclusive reaches it" in missed
+    assert "live: 99 % within the objective wherever alone or exclusive reach it" in missed
     assert "live: more goodput than by default MPS and slices in every case" not in missed
     good = report_of(mixes, judged, (peaks, quality_of([step(settled=True)]), [rest(cycle=False)]), [live(1.0)],
                      (0, False, []))  # fmt: skip

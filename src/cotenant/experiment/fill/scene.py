@@ -14,10 +14,10 @@ from cotenant.domain.load import Load
 from cotenant.errors import WorldError
 
 Mode: TypeAlias = Literal[
-    "alone", "offline alone", "through", "unsampled", "slices", "mps", "cotenant slices", "cotenant mps"
+    "alone", "offline alone", "apart", "through", "unsampled", "slices", "mps", "cotenant slices", "cotenant mps"
 ]
-"""Alone: nobody else, no cotenant. Through: nobody else, under cotenant; unsampled: without its one timed launch in 64.
-The last four share the device."""
+"""Alone: nobody else, no cotenant. Apart: both at a time, a device for each. Through: nobody else, under cotenant;
+unsampled: without its one timed launch in 64. The last four share the device."""
 
 
 class Scene(msgspec.Struct, frozen=True, kw_only=True):

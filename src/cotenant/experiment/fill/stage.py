@@ -31,6 +31,7 @@ from cotenant.live.softgpu import fault, manage
 
 PRESET: Final = "v100"
 _GPU: Final = "v100=16GiB"
+_SECOND: Final = 1
 _WARM_NS: Final = 20 * MILLISECOND_NS
 """Kernel time the offline program has completed before anything is counted."""
 _PATIENCE_S: Final = 90.0
@@ -134,8 +135,11 @@ class Performance(msgspec.Struct, frozen=True):
 class Stage:
     """The device and the daemons of a bench, all in one directory, all ended with it."""
 
-    def __init__(self, home: Path, *, detail: bool = False) -> None:
-        """Start the device and MPS; a node is started when one is asked for. `detail`: players tell every request."""
+    def __init__(self, home: Path, *, detail: bool = False, devices: int = 1) -> None:
+        """Start the device and MPS; a node is started when one is asked for. `detail`: players tell every request.
+
+        A second device is for scenes in which everybody has one.
+        """
         self.places = Places(home / "run", home / "state")
         self.gpus = self.places.runtime / "softgpu"
         self._home = home
@@ -147,7 +151,7 @@ class Stage:
         self._recorded: dict[Load, str] = {}
         for directory in (self.places.runtime, self.places.state):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        manage.create(self.gpus, PRESET, 1)
+        manage.create(self.gpus, PRESET, devices)
         try:
             fault.set_mps_deaths(self.gpus, 0, harm=False)
             run_to_end(["nvidia-cuda-mps-control", "-d"], self._environ(mps=True))
@@ -194,9 +198,12 @@ class Stage:
         run_to_end(self._tenant(load, ["--measure", "always"], played), self._environ(mps=False))
         self._recorded[load] = task(load)
 
-    def books(self) -> dict[str, Any]:
-        """The device's."""
-        return manage.inspect(self.gpus, 0)
+    def books(self, mode: Mode = "alone") -> dict[str, Any]:
+        """The device's; where everybody has one, with the clients of both."""
+        books = manage.inspect(self.gpus, 0)
+        if mode == "apart":
+            books["clients"] += manage.inspect(self.gpus, _SECOND)["clients"]
+        return books
 
     def play(self, mode: Mode, online: Load | None, offline: Load | None, for_s: float = 0.0) -> Scene:
         """One scene: the online load beside the offline one, or one of them alone (the offline one for a while)."""
@@ -225,26 +232,27 @@ class Stage:
         sample = ["--sample", "0"] if mode == "unsampled" else []
         environ = self._environ(mps=mps)
         with contextlib.ExitStack() as players:
-            second = self._start(players, offline, environ, ["--offline"] if through else None)
+            beside = self._environ(mps=mps, gpu=_SECOND) if mode == "apart" else environ
+            second = self._start(players, offline, beside, ["--offline"] if through else None)
             asks = ["--online", *sample, *terms] if through else None
             first = self._start(players, online, environ, asks, ["--tell"] if tells else [])
             if second is not None and offline is not None:
                 second.await_ready()
                 second.go()
-                self._warm(second.pid, self._progress_of(offline))
+                self._warm(mode, second.pid, self._progress_of(offline))
             if first is not None:
                 first.await_ready()
-            before = self.books()
+            before = self.books(mode)
             online_said: dict[str, Any] = {}
             if first is not None:
                 first.go()
                 if follow is not None:
-                    self._follow(first, second, offline, follow)
+                    self._follow(mode, (first, second), offline, follow)
                 online_said = first.result()
             elif second is not None:
                 pause(for_s)  # in which it had no processor, perhaps, on a busy machine: a rate of nothing is none
-                self._await_kernels(second.pid, client_of(before, second.pid)["counters"]["kernels"] + 1)
-            after = self.books()
+                self._await_kernels(mode, second.pid, client_of(before, second.pid)["counters"]["kernels"] + 1)
+            after = self.books(mode)
             look(0 if first is None else first.pid, 0 if second is None else second.pid)
             said = None if first is None else (first.pid, online_said)
             doing = None if second is None or offline is None else (second.pid, self._progress_of(offline))
@@ -261,14 +269,15 @@ class Stage:
 
     def _follow(
         self,
-        first: Player,
-        second: Player | None,
+        mode: Mode,
+        players: tuple[Player, Player | None],
         offline: Load | None,
         follow: Callable[[dict[str, Any], int], None],
     ) -> None:
         """Until the online one has played."""
+        first, second = players
         while not first.has_spoken():
-            books = self.books()
+            books = self.books(mode)
             done_ns = 0
             if second is not None and offline is not None:
                 kernels = client_of(books, second.pid)["counters"]["kernels"]
@@ -304,24 +313,24 @@ class Stage:
             self._progress[load] = Progress(load)
         return self._progress[load]
 
-    def _warm(self, pid: int, progress: Progress) -> None:
+    def _warm(self, mode: Mode, pid: int, progress: Progress) -> None:
         """Until it has completed some work; asking the device is what takes the time."""
-        self._await_kernels(pid, progress.kernels_by(_WARM_NS))
+        self._await_kernels(mode, pid, progress.kernels_by(_WARM_NS))
 
-    def _await_kernels(self, pid: int, wanted: int) -> None:
+    def _await_kernels(self, mode: Mode, pid: int, wanted: int) -> None:
         """Until it has completed so many."""
         for _ in _until(_PATIENCE_S):
-            if client_of(self.books(), pid)["counters"]["kernels"] >= wanted:
+            if client_of(self.books(mode), pid)["counters"]["kernels"] >= wanted:
                 return
             pause(0.002)
         raise WorldError("the offline program does not come forward; look at its node with `cotenant ps`")
 
-    def _environ(self, *, mps: bool) -> dict[str, str]:
+    def _environ(self, *, mps: bool, gpu: int = 0) -> dict[str, str]:
         pipe = self._home / ("pipe" if mps else "no-pipe")
         return {
             **os.environ,
             **manage.env(self.gpus),
-            "CUDA_VISIBLE_DEVICES": "0",
+            "CUDA_VISIBLE_DEVICES": str(gpu),
             "CUDA_MPS_PIPE_DIRECTORY": str(pipe),
             "CUDA_MPS_LOG_DIRECTORY": str(self._home / "log"),
         }

@@ -27,7 +27,8 @@ HOLD_NS: Final = 3 * SECOND_NS
 OFFLINE_ALONE_S: Final = 1.0
 SOLO_REQUESTS: Final = 200
 MODES: Final[dict[str, Mode]] = {
-    "exclusive": "alone",
+    "alone": "alone",
+    "exclusive": "apart",
     "cotenant": "cotenant mps",
     "cotenant-slice": "cotenant slices",
     "mps": "mps",
@@ -59,7 +60,7 @@ class LiveWay(msgspec.Struct, frozen=True, kw_only=True):
     offline: float
     """Kernel time per time, over that alone."""
     goodput: float
-    """Attainment and offline progress in sum, per device."""
+    """Attainment and offline progress in sum, per device; of the service alone, without any training, its own."""
 
 
 class LiveTold(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,7 +96,7 @@ def judge_live(
 ) -> list[LiveTold]:
     """All ways in turns, so that what the machine does meanwhile meets all of them."""
     told = []
-    with Stage(home, detail=True) as stage:
+    with Stage(home, detail=True, devices=2) as stage:
         stage.rule(NodePolicy())
         for case in cases:
             for load in (case.online, case.offline):
@@ -116,9 +117,9 @@ def _judge(stage: Stage, case: LiveCase, rounds: int, progress: Callable[[], Non
         alone = stage.play("offline alone", None, case.offline, OFFLINE_ALONE_S)
         for way, mode in MODES.items():
             before = len(_adjusted(stage))
-            offline = None if way == "exclusive" else case.offline
+            offline = None if mode == "alone" else case.offline
             performed = stage.perform(mode, online, offline, terms=["--slo", f"{slo_ns}ns"], tells=True)
-            found[way].append(_way(performed, slo_ns, alone))
+            found[way].append(_way(performed, slo_ns, alone, 2 if mode == "apart" else 1))
             if way == "cotenant":
                 changes = _adjusted(stage)[before:]
         progress()
@@ -133,13 +134,12 @@ def _judge(stage: Stage, case: LiveCase, rounds: int, progress: Callable[[], Non
     )
 
 
-def _way(performed: Performance, slo_ns: int, alone: Scene) -> LiveWay:
-    """A training that has a device of its own is as fast as alone."""
+def _way(performed: Performance, slo_ns: int, alone: Scene, devices: int) -> LiveWay:
+    """By what the training does alone on the machine, without any service."""
     scene, rows = performed.scene, performed.online["detail"]
     within = sum(end - due <= slo_ns for due, _, end in rows)
     span_s = (rows[-1][2] - rows[0][0]) / SECOND_NS
-    is_shared = bool(performed.offline)
-    offline = scene.offline_done_ns / scene.wall_ns / (alone.offline_done_ns / alone.wall_ns) if is_shared else 1.0
+    offline = scene.offline_done_ns / scene.wall_ns / (alone.offline_done_ns / alone.wall_ns)
     attainment = within / len(rows)
     return LiveWay(
         attainment=attainment,
@@ -147,7 +147,7 @@ def _way(performed: Performance, slo_ns: int, alone: Scene) -> LiveWay:
         within_per_s=within / span_s,
         delay_ms=scene.online_delayed_ns / len(rows) / 1e6,
         offline=offline,
-        goodput=(attainment + offline) / (1 if is_shared else 2),
+        goodput=(attainment + offline) / devices,
     )
 
 
