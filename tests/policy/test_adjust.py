@@ -262,6 +262,16 @@ def test_a_newcomer_is_given_all_until_it_is_known_and_who_left_is_forgotten() -
     assert control.online_ppm(0) is None
 
 
+def test_a_tail_near_its_objective_keeps_what_is_mild_and_harm_brings_it_all() -> None:
+    """17.4 of 20 ms leave no room by the tail; but the few percent more that all would keep are nothing of 20 ms."""
+    control = a_control()
+    (change,) = fed(control, *(window(number, web(17_400_000), JOB) for number in range(100)))
+    assert (change.cause, change.online_ppm) == (Cause.ROOM, 900_000)
+    harmed = fed(control, *(window(100 + number, web(25 * MS), JOB) for number in range(20)))
+    assert {one.cause for one in harmed} == {Cause.VIOLATED}
+    assert control.online_ppm(0) == LIMITS.most_ppm
+
+
 def test_offline_work_that_begins_is_met_with_all_that_online_may_keep() -> None:
     control = a_control()
     number = lowered(control)

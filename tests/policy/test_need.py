@@ -14,7 +14,7 @@ from cotenant.domain.estimate import Estimate, around
 from cotenant.domain.gpu import WHOLE_PPM
 from cotenant.domain.instant import MILLISECOND_NS, SECOND_NS
 from cotenant.domain.use import TaskUse
-from cotenant.policy.predict.need import Alone, Wants, alone_of, latency_ns, need_ppm
+from cotenant.policy.predict.need import Alone, Wants, alone_of, latency_ns, mild_ppm, need_ppm
 
 _TOLERANCE = 1e-6
 means = st.floats(1e5, 1e9)
@@ -137,3 +137,21 @@ def test_a_belief_is_replaced_by_what_is_measured() -> None:
     assert believed.doubt > few.doubt > many.doubt
     assert alone_of(None) is None
     assert alone_of(TaskUse(), 0, 5, 0) is None
+
+
+@given(st.floats(1e5, 1e9), st.floats(0.5, 100), st.floats(0, 1.5), st.integers(500_000, 999_000))
+def test_what_is_mild_is_never_more_than_may_be_and_less_the_wider_the_objective(
+    mean_ns: float, times: float, busy: float, most_ppm: int
+) -> None:
+    def mild(times: float, busy: float) -> int:
+        return mild_ppm(mean_ns, round(times * mean_ns), busy, most_ppm)
+
+    assert min(900_000, most_ppm) <= mild(times, busy) <= most_ppm
+    assert mild(times + 1, busy) <= mild(times, busy) <= mild(times, busy + 0.1)
+    assert mild(times, 1.0) == mild(1.0, busy) == most_ppm, "in overload, or where nothing can be spared, all"
+
+
+def test_what_is_mild_costs_as_much_of_the_objective_as_the_most_does_of_a_request() -> None:
+    mean_ns, slo_ns, most_ppm = 10_000_000, 30_000_000, 980_000
+    lost_ns = mean_ns * (1_000_000 / mild_ppm(mean_ns, slo_ns, 0.0, most_ppm) - 1)
+    assert lost_ns / slo_ns == pytest.approx(1_000_000 / most_ppm - 1, rel=1e-3)

@@ -82,7 +82,8 @@ class Control:
             load = desk.loads.get(slot, Load()).after(tenant.requests, window.begin_ns)
             desk.loads[slot] = load
             need_ppm = desk.needs.of(tenant, window, load, (uses or {}).get(slot), desk.adjuster.online_ppm)
-            foreseen[slot] = Foreseen(load.next_window(window.end_ns), need_ppm, desk.needs.at_peak_ppm(slot))
+            at_peak_ppm, mild_ppm = desk.needs.at_peak_ppm(slot), desk.needs.mild_ppm(slot)
+            foreseen[slot] = Foreseen(load.next_window(window.end_ns), need_ppm, at_peak_ppm, mild_ppm)
         verdict = desk.adjuster.step(window, foreseen, now)
         if verdict is None and is_unsaid:  # from here on this counts, whatever the rules of the node say
             first = next(iter(promised.values()))

@@ -16,7 +16,7 @@ from cotenant.domain.gpu import WHOLE_PPM
 from cotenant.domain.instant import SECOND_NS
 from cotenant.domain.use import TaskUse
 from cotenant.policy.predict.load import Load
-from cotenant.policy.predict.need import Alone, Wants, alone_of, need_ppm
+from cotenant.policy.predict.need import Alone, Wants, alone_of, mild_ppm, need_ppm
 
 _LEAST_REQUESTS: Final = 20
 """Before so many were seen, a tenant without a profile is a stranger."""
@@ -40,8 +40,8 @@ class _Seen:
     """What a tenant's requests took, in sum."""
 
     __slots__ = (
-        *("about_peak", "active_ns", "at_peak_ppm", "generation", "known", "lost_ns", "mean", "peak"),
-        *("recent", "requests", "variance", "windows"),
+        *("about_peak", "active_ns", "at_peak_ppm", "generation", "known", "lost_ns", "mean", "mild_ppm"),
+        *("peak", "recent", "requests", "variance", "windows"),
     )
 
     def __init__(self, generation: int) -> None:
@@ -52,6 +52,7 @@ class _Seen:
         self.peak = 0.0
         self.about_peak: tuple[int, ...] = ()
         self.at_peak_ppm: int | None = None
+        self.mild_ppm: int | None = None
         self.known: dict[tuple[int, ...], Estimate] = {}
 
     def count(self, requests: int, span_ns: int) -> None:
@@ -97,6 +98,7 @@ class Needs:
         """Nobody was seen yet."""
         self._wants = (limits.quantile_ppm / WHOLE_PPM, limits.headroom_ppm / WHOLE_PPM)
         self._least = limits.least_ppm / WHOLE_PPM
+        self._most_ppm = limits.most_ppm
         self._seen: dict[int, _Seen] = {}
 
     def of(
@@ -132,6 +134,8 @@ class Needs:
         alone = alone_of(use, *measured)
         if alone is None:
             return None
+        busy = max(seen.peak, seen.mean) * alone.mean_ns / span_ns
+        seen.mild_ppm = mild_ppm(alone.mean_ns, tenant.slo_ns, busy, self._most_ppm)
         wants = Wants(*self._wants, seen.dispersion, self._least)
         per_second = expected.times(SECOND_NS / span_ns)
         about = (tenant.slo_ns, *map(_coarse, (alone.mean_ns, per_second.point, per_second.high, wants.dispersion)))
@@ -146,6 +150,10 @@ class Needs:
     def at_peak_ppm(self, slot: int) -> int | None:
         """What a tenant would need as at the peaks of late; None: too little is known."""
         return self._seen[slot].at_peak_ppm if slot in self._seen else None
+
+    def mild_ppm(self, slot: int) -> int | None:
+        """With what a tenant loses hardly a part of its objective; None: too little is known."""
+        return self._seen[slot].mild_ppm if slot in self._seen else None
 
     def _at_peak(self, seen: _Seen, alone: Alone, slo_ns: int, per_second: float) -> None:
         """Within a peak requests come by chance alone: that they come in bursts is in the peak itself."""

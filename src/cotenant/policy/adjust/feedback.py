@@ -184,10 +184,13 @@ class Feedback:
         if harmed:
             return self._harmed(max(harmed, key=lambda track: track.fare().recent_ratio), now)
         near = next((track for track in self._tracks.values() if track.is_near()), None)
-        if near is None or not self._is_pressed(now) or self.online_ppm >= self._limits.most_ppm:
+        if near is None or not self._is_pressed(now):
+            return None
+        up_ppm = max(round(self.online_ppm * self._steps.near_up), self.online_ppm + self._steps.least_ppm)
+        up_ppm = min(up_ppm, self._mild_ppm())
+        if up_ppm < self.online_ppm + self._steps.least_ppm:
             return None
         self._fail(now)
-        up_ppm = max(round(self.online_ppm * self._steps.near_up), self.online_ppm + self._steps.least_ppm)
         return self._to(up_ppm, Cause.NEAR, self._told(near), now, near.slot)
 
     def _harmed(self, track: Track, now: Instant) -> Verdict | None:
@@ -229,7 +232,7 @@ class Feedback:
         if growth <= 1 or not self._is_pressed(now):
             return None
         ratio = track.fare().ratio if track.requests >= self._steps.enough else 1.0
-        need_ppm = round(track.need(self.online_ppm, min(ratio, 1.0), growth))
+        need_ppm = min(round(track.need(self.online_ppm, min(ratio, 1.0), growth)), self._mild_ppm())
         if track.is_flooded() or track.active_with(growth) >= _STABLE:  # its queue would grow for as long as this lasts
             need_ppm = self._limits.most_ppm
         track.load *= growth
@@ -268,6 +271,9 @@ class Feedback:
         self._in_a_row = 0
         strictest = max(tracks, key=lambda track: track.need(self.online_ppm, track.fare().ratio))
         need_ppm = round(strictest.need(self.online_ppm, strictest.fare().ratio))
+        mild_ppm = self._mild_ppm()
+        if all(track.fare().tail.likely_ns <= track.slo_ns * mild_ppm / WHOLE_PPM for track in tracks):
+            need_ppm = min(need_ppm, mild_ppm)
         online_ppm = max(need_ppm, round(self.online_ppm * steps.most_down))
         ratio = max(track.fare().ratio for track in tracks)
         if ratio < steps.plainly and not self._floors.is_known(self._loads()):
@@ -291,7 +297,13 @@ class Feedback:
         """
         asked_ppm = round(WHOLE_PPM * sum(track.peak for track in tracks))
         foreseen = [self._foreseen[track.slot].peak_ppm for track in tracks if track.slot in self._foreseen]
-        return max([asked_ppm, *(ppm for ppm in foreseen if ppm is not None)])
+        return max([asked_ppm, *(min(ppm, self._mild_ppm()) for ppm in foreseen if ppm is not None)])
+
+    def _mild_ppm(self) -> int:
+        """More than this only harm that was seen asks for, or a queue that grows: it helps hardly, and costs much."""
+        milds = [self._foreseen[slot].mild_ppm if slot in self._foreseen else None for slot in self._tracks]
+        most_ppm = self._limits.most_ppm
+        return max((most_ppm if mild is None else mild for mild in milds), default=most_ppm)
 
     def _foreseen_ppm(self) -> int:
         """What everybody is foreseen to need at the most, in one step as long as nothing below is known to fail."""

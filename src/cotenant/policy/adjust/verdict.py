@@ -19,6 +19,8 @@ class Foreseen(NamedTuple):
     """The smallest share of online work with which it keeps its objective."""
     peak_ppm: int | None = None
     """The same if requests come as densely as at the peaks of late; the whole device where even that does not do."""
+    mild_ppm: int | None = None
+    """With this share, what it loses to those below is hardly a part of its objective, however near that is."""
 
 
 class Verdict(NamedTuple):

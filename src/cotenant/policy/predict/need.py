@@ -31,8 +31,22 @@ _BELIEF_ROUNDS: Final = 20
 """A profile counts for as much as so many measured requests."""
 _BELIEF_DOUBT: Final = 0.35
 _MEASURED_DOUBT: Final = 0.1
+_MILDEST_PPM: Final = 900_000
+"""However wide the objective is: what makes requests longer makes them meet more often, too."""
 _USUAL_TAIL: Final = 1.25
 """p99 over mean of services that were not measured yet: what inference alone shows (docs/placement.md)."""
+
+
+def mild_ppm(mean_ns: float, slo_ns: int, busy: float, most_ppm: int) -> int:
+    """The share at which a request loses no more of its objective than it would of its own time at the most.
+
+    A service that may take three times as long as it does is not harmed by a few percent, and offline work by far more:
+    each time that it finds the device in use it has to wait for what it cost to be paid off. `busy` is the part of the
+    time that requests take alone, at their densest: waits grow with the square of what that leaves.
+    """
+    left = max(1 - busy, 0.0)
+    spared = (WHOLE_PPM - most_ppm) / max(most_ppm, 1) * max(left * left * slo_ns / max(mean_ns, 1.0), 1.0)
+    return min(max(round(WHOLE_PPM / (1 + spared)), _MILDEST_PPM), most_ppm)
 
 
 class Alone(Value, frozen=True):
