@@ -146,6 +146,7 @@ MISTAKES: dict[str, tuple[str, ...]] = {
     "lab muxflow-node --live letter": ("--live", "'letter'", "leave it out"),
     "lab muxflow-node --plots letter": ("--plots", "'letter'", "choose another"),
     "lab dstack --data none": ("--data", "'none'", "no such directory"),
+    "lab dstack --full": ("--full", "means nothing", "leave it out"),
     "lab dstack --no-live": ("--no-live", "means nothing", "leave it out"),
     "lab arkgpu --data none": ("--data", "'none'", "no such directory"),
     "lab arkgpu --live letter": ("--live", "'letter'", "leave it out"),

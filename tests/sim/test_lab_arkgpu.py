@@ -117,6 +117,16 @@ def test_every_service_meets_every_load_and_level(mixes: Mixes) -> None:
             assert all(0 <= at_ns < WARM_NS + 8 * SECOND_NS for at_ns in instants)
 
 
+def test_in_full_every_mix_meets_every_load(mixes: Mixes) -> None:
+    some, every = (ark_cases(mixes, TRACES, 0, quick=False, full=full) for full in (False, True))
+    assert {one.name for one in some} <= {one.name for one in every}
+    assert len({one.name for one in every}) == len(every) == len(LOADS) * len(some)
+    for mix in {one.mix for one in every}:
+        own = [one for one in every if one.mix == mix]
+        assert {one.load for one in own} == set(LOADS)
+        assert {one.level for one in own} == set(LEVELS)
+
+
 def turns(*steps: tuple[int, int]) -> list[Turn]:
     return [Turn(at_ns=at_ms * MILLISECOND_NS, online_ppm=ppm, cause="room") for at_ms, ppm in steps]
 

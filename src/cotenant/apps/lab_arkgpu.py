@@ -33,7 +33,14 @@ _MOONCAKE: Final = "mooncake/conversation_trace.jsonl.gz"
 
 
 def run_arkgpu(
-    directory: Path, seed: int, console: Console, say: Callable[[str], None], *, quick: bool, live: bool
+    directory: Path,
+    seed: int,
+    console: Console,
+    say: Callable[[str], None],
+    *,
+    quick: bool,
+    live: bool,
+    full: bool = False,
 ) -> tuple[Report, Evidence]:
     """The judgement; meanwhile a bar on a terminal, and elsewhere a line for each part."""
     setting, workers = Setting(device=preset(PRESET), seed=seed), os.cpu_count() or 1
@@ -46,13 +53,13 @@ def run_arkgpu(
     for one in left_out:
         say(f"left out: {one.name}: {one.why}")
     with parts_shown(console, say, "to play") as progress:
-        cases = ark_cases(mixes, traces, seed, quick=quick)
+        cases = ark_cases(mixes, traces, seed, quick=quick, full=full)
         judged, courses = judge_cases(cases, setting, workers, progress, run_ns=RUN_NS // 3 if quick else RUN_NS)
         peaks = judge_peaks(peak_cases(mixes, seed, quick=quick), setting, workers, progress)
         steps, stepped = judge_steps(step_cases(mixes, seed, quick=quick), setting, workers, progress)
         steady = judge_steady(steady_cases(mixes, seed, quick=quick), setting, workers, progress, quick=quick)
         told = _live(acted, 1 if quick else ROUNDS, progress)
-    report = report_of(mixes, judged, (peaks, steps, steady), told, (seed, quick, left_out))
+    report = report_of(mixes, judged, (peaks, steps, steady), told, (seed, quick, left_out), full=full)
     return report, Evidence(courses=courses, steps=stepped)
 
 

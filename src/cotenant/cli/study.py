@@ -64,6 +64,8 @@ def add_commands(commands: Any) -> None:
         "fewer and shorter cases"
     )
     lab.add_argument("--quick", action="store_true", default=None, help=about)
+    about = "arkgpu: every mix under every load, four times as many cases"
+    lab.add_argument("--full", action="store_true", default=None, help=about)
     about = "arkgpu: without the part with real processes"
     lab.add_argument("--no-live", action="store_true", default=None, help=about)
     lab.add_argument("--live", default=None, metavar="FILE", help="fikit: what `bench fill --json` printed, to compare")
@@ -235,9 +237,8 @@ def _lab_arkgpu(options: argparse.Namespace) -> int:
 
     seed, draw = _seed(options), plotter(Path(options.plots)) if options.plots else None
     directory = named_directory(options.data, os.environ)
-    report, evidence = run_arkgpu(
-        directory, seed, Console(stderr=True), say, quick=bool(options.quick), live=not options.no_live
-    )
+    how = {"quick": bool(options.quick), "live": not options.no_live, "full": bool(options.full)}
+    report, evidence = run_arkgpu(directory, seed, Console(stderr=True), say, **how)
     if draw is not None:
         draw(report, evidence)
     _tell(options, report, show_arkgpu)
@@ -383,7 +384,7 @@ _LABS: Final[dict[str, tuple[Callable[[argparse.Namespace], int], tuple[str, ...
     "muri": (_lab_muri, ("plots", "seed", "replay", "live", "no-live")),
 }
 """By name: what runs it, and the flags that mean nothing to it."""
-_OWN_FLAGS: Final = {"reuse": "all", "report": "all", "parameters": "predictor"}
+_OWN_FLAGS: Final = {"reuse": "all", "report": "all", "parameters": "predictor", "full": "arkgpu"}
 """Those that one lab alone knows."""
 
 

@@ -147,17 +147,23 @@ def solo(load: Load, setting: Setting) -> Service:
     )
 
 
-def ark_cases(mixes: Mixes, traces: Mapping[str, Sequence[int]], seed: int, *, quick: bool) -> list[ArkCase]:
-    """Every service beside every training, under loads and levels in turns; then those of two services."""
+def ark_cases(
+    mixes: Mixes, traces: Mapping[str, Sequence[int]], seed: int, *, quick: bool, full: bool = False
+) -> list[ArkCase]:
+    """Every service beside every training, under loads and levels in turns; then those of two services.
+
+    `full`: every one of them under every load, levels in turns.
+    """
     kept = {name: tuple(instants) for name, instants in traces.items()}
+    loads = len(LOADS) if full else 1
     cases = []
     for row, service in enumerate(mixes.services.values()):
         for column, training in enumerate(mixes.trainings.values()):
-            cases.append(_case((service,), training, row + column, seed, kept))
+            cases += [_case((service,), training, row + column + more, seed, kept) for more in range(loads)]
     for turn, (first, second, below) in enumerate(TOGETHER[: 1 if quick else None]):
         if first in mixes.services and second in mixes.services and below in mixes.trainings:
             both = (mixes.services[first], mixes.services[second])
-            cases.append(_case(both, mixes.trainings[below], turn, seed, kept))
+            cases += [_case(both, mixes.trainings[below], turn + more, seed, kept) for more in range(loads)]
     return cases
 
 

@@ -45,6 +45,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     lab: str = "arkgpu"
     seed: int
     quick: bool
+    full: bool = False
+    """Every mix under every load."""
     paper: Published = Published()
     services_ms: dict[str, tuple[float, float]]
     """By service: mean and p99 of a request alone, in milliseconds."""
@@ -74,6 +76,8 @@ def report_of(
     control: tuple[Peaks, Quality, list[Rest]],
     told: Sequence[LiveTold],
     run: tuple[int, bool, list[Missing]],
+    *,
+    full: bool = False,
 ) -> Report:
     """Seed, whether it was quick and what was left out come last."""
     simulated = simulated_of(judged)
@@ -82,6 +86,7 @@ def report_of(
     return Report(
         seed=seed,
         quick=quick,
+        full=full,
         services_ms={
             name: (round(service.mean_ns / 1e6, 3), round(service.p99_ns / 1e6, 3))
             for name, service in mixes.services.items()
