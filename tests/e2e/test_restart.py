@@ -1,11 +1,14 @@
 """Does the death of the daemon cost anybody anything?"""
 
+import os
 import signal
 import socket
 
+from cotenant.domain.day import Program
 from cotenant.domain.event import NodeStarted
 from cotenant.domain.tenant import Kind, Terms
 from cotenant.format import wire
+from cotenant.format.days import decode_days
 from cotenant.live.directory import listen
 from cotenant.live.page import LivePages
 from tests.e2e.stage import BOUND_S, Stage, granted, until
@@ -159,3 +162,33 @@ def test_the_journal_of_a_node_with_a_small_limit_rotates_and_each_part_replays(
     until(lambda: stage.slots() == {"stays": (0, 7)})
     for name in ("journal", "journal.1"):
         assert stage.json("replay", str(stage.places.state / name))["reproduced"]
+
+
+def test_the_days_of_a_service_outlive_the_daemon_and_a_damaged_file_of_them_is_set_aside(stage: Stage) -> None:
+    node = stage.node("--gpu", "a=16GiB")
+    stage.tenant("web", "--online", "--slo", "20ms", "--task", "serve", "--", "sleep", "600")
+
+    def is_watched() -> bool:
+        roll = stage.roll()
+        return roll is not None and bool(roll.dials)
+
+    def parts_seen() -> dict[Program, int]:
+        found, why = decode_days(stage.places.days.read_bytes())
+        assert not why
+        return {program: len(day) for program, day in found.items()}
+
+    until(is_watched)
+    node.terminate()
+    assert node.wait(BOUND_S) == 0
+    web = Program(os.getuid(), "serve")
+    assert parts_seen()[web] >= 1
+    stage.places.days.write_bytes(b"this is a letter\n")
+    node = stage.node("--gpu", "a=16GiB")
+    until(lambda: "web" in stage.slots() and is_watched())
+    node.terminate()
+    _, told = node.communicate(timeout=BOUND_S)
+    assert "days.json.damaged-1" in told
+    assert "Traceback" not in told
+    assert (stage.places.state / "days.json.damaged-1").read_bytes() == b"this is a letter\n"
+    noted = stage.run("doctor").stdout
+    assert "days.json.damaged-1" in noted

@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 
 from cotenant import _native
 from cotenant.domain.control import Adjustment, Cause, ControlLimits, DeviceWindow, Dial, bounds_of, bucket_of
+from cotenant.domain.day import Program
 from cotenant.domain.event import Event, NodeSettings, SharesAdjusted
 from cotenant.domain.instant import MILLISECOND_NS, Instant
 from cotenant.domain.tenant import Kind, Tenant, TenantSpec, TenantView, Terms
 from cotenant.domain.use import TaskUse
 from cotenant.live.watch import windows
+from cotenant.machine.days import Days
 from cotenant.machine.windows import Occupant, Page, Windows
 from cotenant.policy.schedule import roster
 from tests.live.gates import GENERATION, OFFLINE, ONLINE, Gate
@@ -76,19 +78,29 @@ class Recorded:
 
     made: list[Recorded]
 
-    def __init__(self, limits: ControlLimits) -> None:
-        self.limits, self.shown, self.restored = limits, list[DeviceWindow](), dict[int, int]()
+    def __init__(self, limits: ControlLimits, days: Days) -> None:
+        self.limits, self.days, self.shown, self.restored = limits, days, list[DeviceWindow](), dict[int, int]()
         self.says: Adjustment | None = None
         self.uses: Mapping[int, TaskUse] | None = None
+        self.programs: Mapping[int, Program] | None = None
         Recorded.made.append(self)
 
     def restore(self, gpu: int, online_ppm: int) -> None:
         self.restored[gpu] = online_ppm
 
-    def seen(self, window: DeviceWindow, now: Instant, uses: Mapping[int, TaskUse] | None = None) -> Adjustment | None:
+    def remember(self, now: Instant) -> None:
+        pass
+
+    def seen(
+        self,
+        window: DeviceWindow,
+        now: Instant,
+        uses: Mapping[int, TaskUse] | None = None,
+        programs: Mapping[int, Program] | None = None,
+    ) -> Adjustment | None:
         assert now == window.end_ns >= window.begin_ns
         self.shown.append(window)
-        self.uses = uses
+        self.uses, self.programs = uses, programs
         return self.says
 
 
@@ -145,6 +157,18 @@ def test_what_a_profile_says_of_a_tenant_goes_with_its_windows(node: Node) -> No
     node.seat(SERVICE, TRAINING)
     node.look()
     assert not Recorded.made[-1].uses
+
+
+def test_a_tenant_is_known_by_its_task_or_else_by_the_name_it_asked_for(node: Node) -> None:
+    spec = SERVICE.spec
+    for asked, program in (
+        (msgspec.structs.replace(spec, task="serve.py", name="web"), Program(0, "serve.py")),
+        (msgspec.structs.replace(spec, name="web"), Program(0, "web")),
+        (spec, None),
+    ):
+        node.seat(msgspec.structs.replace(SERVICE, spec=asked), TRAINING)
+        node.look()
+        assert (Recorded.made[-1].programs or {}) == ({ONLINE: program} if program else {})
 
 
 def test_who_comes_after_another_is_not_judged_by_what_was_before(node: Node) -> None:

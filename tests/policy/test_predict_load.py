@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cotenant.domain.day import DAY_NS
 from cotenant.domain.estimate import Estimate, around
 from cotenant.policy.predict.calibrate import Calibration, Honesty
-from cotenant.policy.predict.load import DAY_NS, Load, Watch
+from cotenant.policy.predict.load import Load, Watch
 
 HOUR_NS = DAY_NS // 24
 

@@ -71,10 +71,10 @@ def serve_node(config: Config, places: Places, log: NodeLog) -> None:
             loop.post(GpusFound(new))
 
     connections = _allow_descriptors(config.node.slots, len(gpus) if search is None else max(len(gpus), MAX_GPUS))
-    lookout = Lookout(config, places, machine, loop, clock, gates)
+    lookout = Lookout(config, places, machine, loop, clock, gates, say)
     listener = listen(places.socket, group_id)
     door = LiveDoor(loop, clock, listener, roll, connections, foresee, lookout.environment)
-    ports = NodePorts(door, pages, gates, lookout.ledgers, lookout.wardens(say))
+    ports = NodePorts(door, pages, gates, lookout.ledgers, lookout.wardens())
     witness = showcase.open(machine, loop, clock, journal, (gates, lookout.ledgers))
     loop.bind(Host(machine, NodeWorld(ports, loop.stop).deeds(), journal, witness))
     stop_on_signals(loop, lambda why: loop.post(NodeStopping(why)))

@@ -12,19 +12,22 @@ from cotenant.domain.instant import Instant
 from cotenant.domain.protect import GpuSample
 from cotenant.domain.tenant import Kind, Terms
 from cotenant.format.config import Config
-from cotenant.live.clock import LiveClock
+from cotenant.live.clock import LiveClock, wall_ahead_ns
+from cotenant.live.days import DaysFile
 from cotenant.live.directory import Places
 from cotenant.live.errand import Errands
 from cotenant.live.gate import HEADROOM_VARIABLE, LiveGates
 from cotenant.live.ledger import LiveLedgers
 from cotenant.live.loop import LiveLoop
 from cotenant.live.mps import MPS_DIRECTORY, Mps, Program
+from cotenant.live.watch.days import DaysKeeper
 from cotenant.live.watch.device import Devices
 from cotenant.live.watch.kin import Kin
 from cotenant.live.watch.node import Parts, Watch
 from cotenant.live.watch.probe import DEADLINE_S, Prober
 from cotenant.live.watch.warden import LiveWardens, since_boot
 from cotenant.live.watch.windows import Objectives
+from cotenant.machine.days import Days
 from cotenant.machine.node import NodeMachine
 
 
@@ -32,7 +35,14 @@ class Lookout:
     """The node's eyes and hands beyond its door."""
 
     def __init__(
-        self, config: Config, places: Places, machine: NodeMachine, loop: LiveLoop, clock: LiveClock, gates: LiveGates
+        self,
+        config: Config,
+        places: Places,
+        machine: NodeMachine,
+        loop: LiveLoop,
+        clock: LiveClock,
+        gates: LiveGates,
+        say: Callable[[str], None],
     ) -> None:
         """Look at nothing yet; raises `ConfigError` where MPS is wanted and cannot be had."""
         self._machine = machine
@@ -53,12 +63,17 @@ class Lookout:
         parts = Parts(gates, self.ledgers, self._kin, Devices(homes), self._errands, records, prober)
         self._show: Callable[[int, GpuSample], None] = lambda *_: None
         self.watch = Watch(machine, parts, self._post)
-        self._objectives = Objectives(machine, gates, lambda: machine.seats.dials, loop.post)
+        self._say = say
+        file = DaysFile(places.days, say)
+        days = Days(file.read(), wall_ahead_ns())
+        self._objectives = Objectives(machine, gates, lambda: machine.seats.dials, loop.post, days=days)
+        self._writing = Errands(loop, "cotenant-days")
+        self._keeper = DaysKeeper(file, days, self._objectives, self._writing, say)
 
-    def wardens(self, say: Callable[[str], None]) -> LiveWardens:
+    def wardens(self) -> LiveWardens:
         """What carries out the machine's decisions about processes and devices."""
         restart = (lambda: None) if self.mps is None else self.mps.restart
-        return LiveWardens(self.ledgers, self._kin, say, joined_ns=self._joined_ns, restart_mps=restart)
+        return LiveWardens(self.ledgers, self._kin, self._say, joined_ns=self._joined_ns, restart_mps=restart)
 
     def environment(self, terms: Terms) -> dict[str, str]:
         """What a program on a device needs in its environment besides its terms."""
@@ -74,6 +89,7 @@ class Lookout:
         self._show = show
         self._loop.add_timed(self.watch)
         self._loop.add_timed(self._objectives)
+        self._loop.add_timed(self._keeper)
         if self.mps is not None:
             self._loop.add_timed(self.mps)
             self.mps.begin()
@@ -82,6 +98,8 @@ class Lookout:
         """Look no more. MPS stays while tenants are there: they go on, and so does their server."""
         self.watch.close()
         self._errands.close()
+        self._writing.close()
+        self._keeper.close()
         if self.mps is not None:
             self.mps.close(keep=bool(self._machine.tenants()))
         self.ledgers.close()

@@ -77,6 +77,14 @@ def unix_ns() -> int:
     return time.time_ns()
 
 
+def wall_ahead_ns() -> int:
+    """From `monotonic_ns` to the wall clock, which counts from a midnight (UTC): by it a time of day outlives a boot.
+
+    A wall clock that nobody has set yet may say anything, but no time before 1970.
+    """
+    return max(time.time_ns() - time.monotonic_ns(), 0)
+
+
 def rfc3339(unix_time_ns: int) -> str:
     """An instant of the wall clock for programs, to the millisecond; empty where nobody knows it."""
     if not unix_time_ns:

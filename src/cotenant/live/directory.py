@@ -59,6 +59,11 @@ class Places(msgspec.Struct, frozen=True):
         return self.state / "journal"
 
     @property
+    def days(self) -> Path:
+        """What is known of the days of programs."""
+        return self.state / "days.json"
+
+    @property
     def log(self) -> Path:
         """What a node that was started in the background prints."""
         return self.state / "node.log"

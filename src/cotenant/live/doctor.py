@@ -54,6 +54,7 @@ def examine(places: Places) -> Iterator[Finding]:
         lambda: _directories(places),
         lambda: _node(places),
         lambda: _journal(places),
+        lambda: _aside(places),
         lambda: _quotas(places),
         lambda: _mps(places),
         lambda: _driver(places),
@@ -149,8 +150,12 @@ def _journal(places: Places) -> Iterator[Finding]:
         return
     size = round_size(reader.sound_bytes)
     yield Finding(Level.GOOD, f"journal {places.journal}: {counted(reader.turns, 'turn')}, {size}")
-    for aside in sorted(Path(places.state).glob("journal.damaged-*")):
-        yield Finding(Level.NOTE, f"a damaged journal was set aside: {aside}", "delete it once you have looked at it")
+
+
+def _aside(places: Places) -> Iterator[Finding]:
+    for path, what in ((places.journal, "a damaged journal"), (places.days, "a damaged file of days")):
+        for aside in sorted(Path(places.state).glob(f"{path.name}.damaged-*")):
+            yield Finding(Level.NOTE, f"{what} was set aside: {aside}", "delete it once you have looked at it")
 
 
 def _driver(places: Places) -> Iterator[Finding]:

@@ -10,9 +10,10 @@ from typing import Final
 
 import msgspec
 
+from cotenant.domain.day import DAY_NS
 from cotenant.experiment.lab.foretold import COVERED
 from cotenant.policy.predict.calibrate import Calibration, Honesty
-from cotenant.policy.predict.load import DAY_NS, Load
+from cotenant.policy.predict.load import Load
 
 WINDOWS_S: Final = (1, 10, 60)
 _SECOND_NS: Final = 1_000_000_000

@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from cotenant.domain.control import ControlLimits, DeviceWindow, Dial
+from cotenant.domain.day import Program
 from cotenant.domain.event import Event, NodeSettings, SharesAdjusted
 from cotenant.domain.instant import Instant
-from cotenant.domain.tenant import Kind, TenantView
+from cotenant.domain.tenant import Kind, Tenant, TenantView
 from cotenant.domain.use import TaskUse
 from cotenant.live.clock import monotonic_ns
 from cotenant.machine.control import Control
+from cotenant.machine.days import Days
 from cotenant.machine.seats import user_limit_ppm
 from cotenant.machine.windows import Occupant, Page, Windows
 
@@ -48,20 +50,35 @@ class Objectives:
         dials: Callable[[], Mapping[int, Dial]],
         post: Callable[[Event], None],
         clock: Callable[[], Instant] = monotonic_ns,
+        days: Days | None = None,
     ) -> None:
-        """Look at nothing yet; what `dials` says already holds, and adjusting goes on from there."""
+        """Look at nothing yet; what `dials` says already holds, and adjusting goes on from there.
+
+        The days are those of programs that were here before, and lead from our clock to the time of day.
+        """
         self._known = known
         self._gates = gates
         self._dials = dials
         self._post = post
         self._clock = clock
+        self._days = days or Days()
         self._turn = -1
         self._due: Instant = 0
         self._occupants: dict[int, list[Occupant]] = {}
         self._uses: dict[int, dict[int, TaskUse]] = {}
+        self._programs: dict[int, dict[int, Program]] = {}
         self._windows: dict[int, Windows] = {}
         self._limits: ControlLimits | None = None
-        self._control = Control(ControlLimits())
+        self._control = Control(ControlLimits(), self._days)
+
+    @property
+    def is_watching(self) -> bool:
+        """Whether an objective is to be kept on any device."""
+        return bool(self._occupants)
+
+    def remember(self) -> None:
+        """Take what was seen of everybody's days up to now into the days."""
+        self._control.remember(self._clock())
 
     def next_wakeup(self) -> Instant | None:
         """The next look, while anybody needs one."""
@@ -77,7 +94,7 @@ class Objectives:
             if looks is None:
                 looks = self._windows[gpu] = Windows(gpu, at_ns)
             window = looks.window(at_ns, occupants, self._pages(gpu, occupants))
-            adjustment = self._control.seen(window, at_ns, self._uses.get(gpu))
+            adjustment = self._control.seen(window, at_ns, self._uses.get(gpu), self._programs.get(gpu))
             if adjustment is not None:
                 self._post(SharesAdjusted(adjustment))
 
@@ -93,11 +110,12 @@ class Objectives:
         limits = self._known.settings.control
         if limits != self._limits:
             self._limits = limits
-            self._control = Control(limits)
+            self.remember()
+            self._control = Control(limits, self._days)
             for gpu, dial in self._dials().items():
                 self._control.restore(gpu, dial.online_ppm)
         by_gpu: dict[int, list[Occupant]] = {}
-        self._uses = {}
+        self._uses, self._programs = {}, {}
         for view in self._known.tenants():
             terms = view.tenant.terms
             is_online = terms.kind is Kind.ONLINE
@@ -108,6 +126,9 @@ class Objectives:
             by_gpu.setdefault(terms.gpu, []).append(occupant)
             if view.tenant.spec.use is not None:
                 self._uses.setdefault(terms.gpu, {})[terms.slot] = view.tenant.spec.use
+            program = _program_of(view.tenant)
+            if is_online and program is not None:
+                self._programs.setdefault(terms.gpu, {})[terms.slot] = program
         before = set(self._occupants)
         self._occupants = {
             gpu: occupants
@@ -118,3 +139,9 @@ class Objectives:
         for gpu in before - set(self._occupants):  # whoever comes next is not judged by those who left
             at_ns = self._clock()
             self._control.seen(DeviceWindow(gpu, at_ns, at_ns), at_ns)
+
+
+def _program_of(tenant: Tenant) -> Program | None:
+    """By its task, as profiles are; else by the name that it asked for; None: it may be anybody."""
+    task = tenant.spec.task or tenant.spec.name
+    return Program(tenant.uid, task) if task else None

@@ -3,7 +3,7 @@
 Several opinions are kept: means of the last windows that forget more or less quickly, and the mean of the same time on
 earlier days. Each is weighted by how small its squared errors were of late. The interval is made of the errors that
 the mixture itself made of late, at least those of arrivals that know nothing of each other. Instants count from a
-midnight: those of a clock that starts anywhere else have no time of day.
+midnight: whoever has another clock (machine/days.py) says how far that is from one.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 from typing import Final
 
+from cotenant.domain.day import DAY_NS, PARTS_OF_A_DAY
 from cotenant.domain.estimate import COVERAGE, Estimate
 from cotenant.domain.value import Value
 
-DAY_NS: Final = 86_400 * 10**9
 _SURE: Final = 1.645
 """Standard deviations either side that hold nine tenths of a normal distribution."""
 
@@ -26,7 +26,7 @@ class Watch(Value, frozen=True):
     """Weight of the latest window in each mean, the quickest first."""
     forget: float = 0.05
     """Weight of the latest error in what is known of errors."""
-    bins: int = 96
+    bins: int = PARTS_OF_A_DAY
     """Of a day: the memory is bounded by them."""
     days: int = 1
     """So many earlier days before the time of day has an opinion."""
