@@ -20,7 +20,7 @@ from cotenant.format.flags import overlay
 from cotenant.live.client import Connection
 from tests.live.indoors import BOUND_S, Indoors, join
 
-NEITHER = "say NAME and --priority, --share or --limit, or rules without a NAME"
+NEITHER = "say NAME and --priority, --slo, --share or --limit, or rules without a NAME"
 
 
 @pytest.fixture
@@ -71,6 +71,7 @@ def test_a_priority_and_rules_are_set_and_said(node: Indoors, say: Say) -> None:
     assert told == {
         "tenants": [],
         "priority": None,
+        "slo_ns": None,
         "share_ppm": None,
         "limit": None,
         "rules": {
@@ -101,8 +102,15 @@ def test_a_priority_and_rules_are_set_and_said(node: Indoors, say: Say) -> None:
             ["set", "a", "--priority", "3", "--gate", "open"],
             NEITHER,
         ),
-        (["set", "a", "--priority", "3", "--share", "5%"], "set priority and share one after the other"),
+        (["set", "a", "--priority", "3", "--share", "5%"], "set priority, objective and share one after the other"),
         (["set", "a", "--share", "150%"], "--share = '150%'"),
+        (["set", "web", "--slo", "5ms", "--share", "5%"], "--slo = '5ms': set priority, objective and share one"),
+        (["set", "web", "--slo", "5ms", "--priority", "5"], "--priority = 5: set priority, objective and share one"),
+        (["set", "--slo", "5ms"], NEITHER),
+        (["set", "web", "--slo", "20"], "--slo = '20': write a number and a unit"),
+        (["set", "web", "--slo", "off"], "--slo = 'off': write a number and a unit"),
+        (["set", "a", "--slo", "20ms"], "--slo = '20ms': 'a' is offline and has no latency objective; run it with"),
+        (["set", "nobody", "--slo", "20ms"], "no tenant is called 'nobody'"),
         (["set", "a", "--limit", "hard"], "--limit = 'hard'"),
         (["set", "a", "--limit", "static"], "--limit = 'static': 'a' would have no share to be held to; add --share"),
         (["set", "a", "--share", "0%", "--limit", "static"], "--limit = 'static': 'a' would have no share"),
@@ -120,6 +128,22 @@ def test_a_mistake_gets_one_sentence_and_changes_nothing(node: Indoors, say: Say
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert told in err
     assert node.gates.read(0) == before
+
+
+def test_an_objective_is_set_and_taken_away(node: Indoors, say: Say) -> None:
+    def slos() -> list[int]:
+        terms = [node.pages.read(slot) for slot in range(3)]
+        assert [one and one.slo_ns for one in terms] == [view.tenant.spec.slo_ns for view in node.honest().tenants]
+        return [view.tenant.terms.slo_ns for view in node.honest().tenants]
+
+    assert say("set", "web", "--slo", "20ms") == (0, "web has an objective of 20ms\n", "")
+    assert slos() == [20_000_000, 0, 0]
+    told = json.loads(say("set", "web", "--slo", "5ms", "--json")[1])
+    assert (told["tenants"], told["slo_ns"], told["share_ppm"]) == (["web"], 5_000_000, None)
+    assert slos() == [5_000_000, 0, 0]
+    assert say("set", "web", "--slo", "0s") == (0, "web has no objective\n", "")
+    assert say("set", "a", "--slo", "0s") == (0, "a has no objective\n", "")
+    assert slos() == [0, 0, 0]
 
 
 def test_who_is_held_to_its_share_keeps_one(say: Say) -> None:

@@ -104,6 +104,10 @@ def test_a_wish_is_on_the_roster_when_it_is_confirmed(node: Indoors) -> None:
     terms = node.pages.read(0)
     assert terms is not None
     assert terms.priority == 5
+    wish(node.path, wire.SetObjective(wire.VERSION, "web", 20_000_000), "web")
+    terms = node.pages.read(0)
+    assert terms is not None
+    assert (terms.priority, terms.slo_ns) == (5, 20_000_000)
     with pytest.raises(ConfigError, match="no tenant is called 'job'"):
         wish(node.path, wire.SetPriority(wire.VERSION, "job", 5), "job")
     web.close()

@@ -20,6 +20,7 @@ from cotenant.domain.event import (
     Event,
     NodeSettings,
     NodeStarted,
+    ObjectiveChanged,
     PriorityChanged,
     ShareChanged,
     TenantJoined,
@@ -113,6 +114,7 @@ class Life(RuleBasedStateMachine):
             assert known is not None
             changed = {"priority": event.priority} if isinstance(event, PriorityChanged) else {}
             changed |= {"share_ppm": event.share_ppm or 0} if isinstance(event, ShareChanged) else {}
+            changed |= {"slo_ns": event.slo_ns} if isinstance(event, ObjectiveChanged) else {}
             assert (known.name, msgspec.structs.replace(known.terms, **changed)) == (action.tenant, action.terms)
             self.held[slot] = known._replace(terms=action.terms, peer=known.peer if changed else action.peer)
             return

@@ -3,13 +3,14 @@
 import msgspec
 import pytest
 
-from cotenant.domain.action import Adjusted, Confirm, Rise, Roster, Sit
+from cotenant.domain.action import Adjusted, Confirm, Grant, Rise, Roster, Sit
 from cotenant.domain.control import Adjustment, Cause, ControlLimits, Dial
 from cotenant.domain.event import (
     GateChange,
     NodeRestored,
     NodeSettings,
     NodeStarted,
+    ObjectiveChanged,
     RulesChanged,
     ShareChanged,
     SharesAdjusted,
@@ -21,6 +22,7 @@ from cotenant.format.journal import Turn, encode_turn
 from cotenant.machine.node import NodeMachine
 from cotenant.policy.limit.share import delay_of
 from tests.machine.test_node_machine import TWO_GPUS, Node
+from tests.policy.test_place_predict import CALM_WEB, HOG, service, training
 
 ONE_GPU = NodeSettings(4, 100, gpus=TWO_GPUS[:1])
 WEB = TenantSpec(Kind.ONLINE, 2, "web", slo_ns=20)
@@ -122,6 +124,38 @@ def test_equals_with_objectives_divide_the_device_but_not_whom_its_user_gave_a_l
     assert [seat.limit_ppm for seat in roster_of(node).seats] == [0, 0]
     node.join(4, WEB)  # in the slot of the one that left: nothing was said of this one
     assert [seat.limit_ppm for seat in roster_of(node).seats] == [0, 0, 0]
+
+
+def test_an_objective_that_is_taken_away_is_adjusted_for_no_more() -> None:
+    node = a_node(WEB, API, JOB)
+    node.tell(adjusted(500_000, (0, 300_000), (1, 700_000)))
+    node.tell(ObjectiveChanged(9, 0, True, "web", 70))
+    assert [type(action) for action in node.told] == [Grant, Confirm], "another one is adjusted for by what is seen"
+    node.tell(ObjectiveChanged(9, 0, True, "web", 0))
+    assert [type(action) for action in node.told] == [Roster, Grant, Confirm]
+    assert [seat.limit_ppm for seat in roster_of(node).seats] == [0, 0, 0], "one alone divides nothing"
+    assert roster_of(node).delay_ppm == 1_000_000
+    node.tell(ObjectiveChanged(9, 0, True, "api", 0))
+    assert isinstance(node.told[0], Roster)
+    assert node.told[0].rules.delay_ppm == GateRules().delay_ppm
+    assert node.tell(adjusted(400_000)) == []
+    node.tell(ObjectiveChanged(9, 0, True, "api", 50))
+    node.tell(adjusted(400_000))
+    assert [type(action) for action in node.told] == [Roster, Adjusted]
+    node.machine.check()
+
+
+@pytest.mark.parametrize("stricter", [0, 1])
+def test_who_comes_is_placed_by_the_objectives_that_hold_now(stricter: int) -> None:
+    """Beside the service that may be slowed more."""
+    node = Node(NodeSettings(4, 100, place="predict", gpus=(TWO_GPUS[0], TWO_GPUS[0])))
+    for peer, name in enumerate(("web", "api"), 1):
+        node.join(peer, msgspec.structs.replace(service(CALM_WEB, 90), name=name))
+    (strict,) = (view.tenant for view in node.machine.tenants() if view.tenant.terms.gpu == stricter)
+    node.tell(ObjectiveChanged(9, 0, True, strict.name, 13_000_000))
+    node.join(3, msgspec.structs.replace(training(HOG), name="job"))
+    (job,) = (view.tenant for view in node.machine.tenants() if view.tenant.name == "job")
+    assert job.terms.gpu == 1 - stricter
 
 
 def test_those_of_another_priority_are_no_equals() -> None:

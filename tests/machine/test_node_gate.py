@@ -8,6 +8,7 @@ from cotenant.domain.action import NO_PEER, Confirm, Crowd, Grant, Refuse, Revok
 from cotenant.domain.event import (
     GateChange,
     NodeSettings,
+    ObjectiveChanged,
     PriorityChanged,
     RulesChanged,
     ShareChanged,
@@ -175,6 +176,36 @@ def test_a_share_grows_only_into_what_is_free_and_shrinks_always() -> None:
     assert node.told[0] == roster(
         11, WEB_SEAT, GateSeat(1, 1, 7, online=False), GateSeat(2, 1, 7, False, False, 500_000, False, 500_000)
     )
+
+
+def test_another_objective_is_on_its_page_and_outlives_the_process() -> None:
+    node = two()
+    changed = msgspec.structs.replace(WEB, slo_ns=20)
+    node.tell(ObjectiveChanged(9, OWN, False, "web", 20))
+    assert node.told == [Grant(4, NO_PEER, "web", terms(0, 1, changed, 0), 1), Confirm(4, 9, ("web",), GateRules())]
+    assert node.machine.tenants()[0].tenant.spec == changed
+    node.tell(ObjectiveChanged(9, OWN, False, "web", 20))
+    assert node.told == [Confirm(5, 9, ("web",), GateRules())]
+    node.restart(50)
+    assert Grant(6, NO_PEER, "web", terms(0, 1, changed, 0), 1) in node.told
+    node.tell(ObjectiveChanged(9, OTHER, True, "web", 0))
+    assert node.told == [Grant(7, NO_PEER, "web", terms(0, 1, WEB, 0), 1), Confirm(7, 9, ("web",), GateRules())]
+
+
+def test_an_objective_is_for_an_online_tenant_of_one_s_own() -> None:
+    node = two()
+    before = node.machine.tenants()
+    for name, uid, reason, detail in (
+        ("job", OWN, Reason.NO_OBJECTIVE, "'job' is offline and has no latency objective; run it with --online"),
+        ("jab", OWN, Reason.UNKNOWN_TENANT, "no tenant is called 'jab'"),
+        ("web", OTHER, Reason.NOT_YOURS, "the tenant 'web' is another user's"),
+    ):
+        (refused,) = node.tell(ObjectiveChanged(9, uid, False, name, 20))
+        assert isinstance(refused, Refuse)
+        assert refused.reject.reason is reason
+        assert refused.reject.detail.startswith(detail)
+    assert node.tell(ObjectiveChanged(9, OWN, False, "job", 0)) == [Confirm(7, 9, ("job",), GateRules())]
+    assert node.machine.tenants() == before
 
 
 def test_rules_change_for_all_devices_and_only_what_was_said() -> None:

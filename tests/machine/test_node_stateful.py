@@ -23,6 +23,7 @@ from cotenant.domain.event import (
     NodeSettings,
     NodeStarted,
     NodeStopping,
+    ObjectiveChanged,
     PeerLost,
     PriorityChanged,
     RulesChanged,
@@ -181,6 +182,20 @@ class NodeLife(Life):
         assert action == Confirm(self.machines[0].turn, 9, (holder.name,), self.in_force)
         *granted, action = self.tell(ShareChanged(9, 1000, False, holder.name, share))
         assert isinstance(action, Confirm) or (not granted and share > holder.terms.share_ppm)
+
+    @precondition(lambda self: self.held)
+    @rule(pick=picks, slo_ns=st.sampled_from([0, 0, 5, 50]))
+    def change_objective(self, pick: int, slo_ns: int) -> None:
+        """Nobody is adjusted for once the last objective is gone; the roster then says so in the same turn."""
+        holder = [self.held[slot] for slot in sorted(self.held)][pick % len(self.held)]
+        terms = holder.terms
+        told = self.tell(ObjectiveChanged(9, 1000, False, holder.name, slo_ns))
+        if slo_ns and terms.kind is Kind.OFFLINE:
+            assert [action.reject.reason for action in told if isinstance(action, Refuse)] == [Reason.NO_OBJECTIVE]
+            assert len(told) == 1
+            return
+        assert told[-1] == Confirm(self.machines[0].turn, 9, (holder.name,), self.in_force)
+        assert sum(isinstance(action, Grant) for action in told) == (terms.slo_ns != slo_ns)
 
     @rule(owner=st.booleans(), policy=st.none() | st.sampled_from(GatePolicy), bound_ns=st.none() | st.integers(0, 3))
     def change_rules(self, owner: bool, policy: GatePolicy | None, bound_ns: int | None) -> None:

@@ -56,6 +56,20 @@ def test_a_latency_is_counted_in_the_bucket_that_the_page_has_it_in() -> None:
     assert tenant == msgspec.structs.replace(counted, priority=2, limit_ppm=300_000)
 
 
+def test_requests_that_ended_before_the_objective_changed_are_judged_by_the_new_one() -> None:
+    windows = Windows(0, NOW)
+    windows.window(NOW, [HERE], {3: page()})
+    buckets = [0] * 352
+    buckets[bucket_of(2_000_000)], buckets[bucket_of(9_000_000)] = 4, 3
+    said = page(requests_ended=7, requests_over=3, request_buckets=buckets)
+    for slo_ns, over in ((1_000_000, 7), (20_000_000, 0), (4_000_000, 3)):
+        looks = Windows(0, NOW)
+        looks.window(NOW, [HERE], {3: page()})
+        assert one(looks.window(NOW + 1, [HERE._replace(slo_ns=slo_ns)], {3: said})).over == over
+        later = page(requests_ended=9, requests_over=4, request_buckets=buckets)
+        assert one(looks.window(NOW + 2, [HERE._replace(slo_ns=slo_ns)], {3: later})).over == 1, "as the page says"
+
+
 def test_somebody_new_or_sums_that_shrank_begin_anew() -> None:
     windows = Windows(0, NOW)
     first = one(windows.window(NOW, [HERE], {3: page(requests_ended=100)}))

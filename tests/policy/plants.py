@@ -84,6 +84,8 @@ class Run:
     late: int = 0
     """So many windows pass until a change acts."""
     offline: Callable[[float], bool] = lambda _: True
+    before: Callable[[int], None] = lambda _: None
+    """Told the number of each window before it begins: for what people change meanwhile."""
     shares: list[int] = field(default_factory=list)
     steps: list[tuple[float, Adjustment]] = field(default_factory=list)
     windows: list[DeviceWindow] = field(default_factory=list)
@@ -95,6 +97,7 @@ class Run:
         acting = [online_ppm] * (self.late + 1)
         for number in range(int(seconds * 1e9 / PERIOD_NS)):
             begin_ns = number * PERIOD_NS
+            self.before(number)
             tenants = [service.window(begin_ns, acting[0], dice) for service in self.services]
             busy_ns = min(sum(tenant.device_ns for tenant in tenants), PERIOD_NS)
             if self.offline(begin_ns / 1e9):

@@ -56,6 +56,7 @@ requests: st.SearchStrategy[wire.Request] = st.one_of(
     st.builds(wire.Pause, any_int, st.lists(names, max_size=3), st.booleans(), st.booleans()),
     st.builds(wire.SetPriority, any_int, names, st.integers(0, 9)),
     st.builds(wire.SetShare, any_int, names, st.none() | shares, st.none() | st.sampled_from(Limit)),
+    st.builds(wire.SetObjective, any_int, names, amounts),
     st.builds(wire.SetRules, any_int, gate_changes),
     st.builds(wire.EvictTenants, any_int, st.lists(names, max_size=3), amounts),
     st.builds(wire.Quit, amounts),

@@ -53,6 +53,12 @@ BAD_SCENARIOS = {
     "a wish for nothing": (WORLD + '[[wishes]]\nat = "1s"\n', 4, "wishes[0]"),
     "two wishes in one": (WORLD + '[[wishes]]\nat = "1s"\npause = true\ngate = "open"\n', 4, "wishes[0]"),
     "a priority for nobody": (WORLD + '[[wishes]]\nat = "1s"\npriority = 3\n', 4, "wishes[0]"),
+    "an objective for nobody": (WORLD + '[[wishes]]\nat = "1s"\nslo = "5ms"\n', 4, "wishes[0]"),
+    "an objective and a share": (
+        WORLD + '[[wishes]]\nat = "1s"\nname = "a"\nslo = "5ms"\nshare = "1%"\n',
+        4,
+        "wishes[0]",
+    ),
     "rules for one tenant": (WORLD + '[[wishes]]\nat = "1s"\nname = "a"\ngate = "open"\n', 4, "wishes[0]"),
     "a gate that is none": (WORLD + '[[wishes]]\nat = "1s"\ngate = "ajar"\n', 5, "wishes[0].gate"),
     "no TOML": ("seed = \n", 1, "TOML"),
@@ -68,6 +74,45 @@ def test_a_bad_scenario_gets_one_sentence(name: str) -> None:
     where = "world.toml" if line is None else f"world.toml:{line}"
     assert (caught.value.where, caught.value.field) == (where, field)
     assert "\n" not in str(caught.value)
+
+
+def test_a_share_and_an_objective_change_on_the_way_and_replay_says_the_same() -> None:
+    world = (
+        WORLD
+        + """
+        [[gpu]]
+        name = "v100"
+        memory = "16GiB"
+        [[tenants]]
+        name = "web"
+        count = 1
+        kind = "online"
+        slo = "50ms"
+        arrive = "1ms"
+        [[wishes]]
+        at = "500ms"
+        name = "web-0"
+        slo = "20ms"
+        [[wishes]]
+        at = "600ms"
+        name = "web-0"
+        share = "30%"
+        [[wishes]]
+        at = "700ms"
+        name = "web-0"
+        slo = "0s"
+    """
+    )
+    lines: list[str] = []
+    _, journal = simulate(decode_scenario(world, "world.toml"), lines.append)
+    for words in ("gives web-0 an objective of 20ms", "gives web-0 a share of 30%", "gives web-0 no objective"):
+        (line,) = (line for line in lines if words in line)
+        assert "grant web-0 slot 0/1 on GPU 0" in line
+        assert "confirm to peer" in line
+    machine = NodeMachine()
+    replay(machine, list(TurnReader(io.BytesIO(journal).read)))
+    (web,) = [view.tenant for view in machine.tenants()] or [gone.tenant for gone in machine.departed]
+    assert (web.terms.slo_ns, web.spec.slo_ns, web.terms.share_ppm) == (0, 0, 300_000)
 
 
 def test_a_tenant_comes_back_once_from_two_quick_deaths_of_the_node() -> None:

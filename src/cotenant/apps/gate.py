@@ -47,6 +47,11 @@ def set_share(socket: Path, name: str, share_ppm: int | None, limit: str | None)
     return wish(socket, wire.SetShare(wire.VERSION, _name(name), share_ppm, held), name)
 
 
+def set_objective(socket: Path, name: str, slo_ns: int) -> wire.Confirmed:
+    """Give an online tenant another latency objective, or none."""
+    return wish(socket, wire.SetObjective(wire.VERSION, _name(name), slo_ns), name)
+
+
 def _refuse_to_hold_to_nothing(socket: Path, name: str, share_ppm: int | None, limit: Limit | None) -> None:
     """The node refuses it as well, but for it this is one of many reasons; here it is a mistake in the arguments."""
     for view in tenants_of(socket).tenants:

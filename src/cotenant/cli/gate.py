@@ -12,7 +12,7 @@ from cotenant.cli.command import add_command, add_flags, find, given_flags, prin
 from cotenant.errors import ConfigError
 
 _NEITHER = (
-    "say NAME and --priority, --share or --limit, or rules without a NAME: "
+    "say NAME and --priority, --slo, --share or --limit, or rules without a NAME: "
     "--gate, --bound, --delay, --patience, --switch, --spin"
 )
 
@@ -29,10 +29,14 @@ def add_commands(commands: Any) -> None:
     evict = add_command(commands, "evict", about, _evict, "directories", json=True)
     evict.add_argument("names", nargs="+", metavar="NAME", help="the tenants, by their names in `ps`")
     evict.add_argument("--grace", metavar="DURATION", help="between SIGTERM and the kill; default: as each has it")
-    about = "Change a tenant's priority or share, or the rules of the gate, while tenants run."
+    about = "Change a tenant's priority, objective or share, or the rules of the gate, while tenants run."
     change = add_command(commands, "set", about, _set, "directories", json=True)
     change.add_argument("name", nargs="?", default="", metavar="NAME", help="the tenant, by its name in `ps`")
     change.add_argument("--priority", dest="run.priority", metavar="N", help="0 highest to 9; needs NAME")
+    # Not the field of [run]: what the config says of a tenant to be run, its kind above all, says nothing of this one.
+    change.add_argument(
+        "--slo", metavar="DURATION", help="objective of an online tenant, from its next request on; 0s: none"
+    )
     change.add_argument("--share", dest="run.share", metavar="SHARE", help="like 50%%, from its next launch on")
     change.add_argument("--limit", dest="run.limit", metavar="HOW", help="conserving, static or off")
     from cotenant.apps.gate import RULES
@@ -75,24 +79,30 @@ def _evict(options: argparse.Namespace) -> int:
 
 
 def _set(options: argparse.Namespace) -> int:
-    from cotenant.apps.gate import set_priority, set_rules, set_share
+    from cotenant.apps.gate import set_objective, set_priority, set_rules, set_share
     from cotenant.apps.show import rules_json
-    from cotenant.format.log import describe_rules
-    from cotenant.format.quantity import format_share
+    from cotenant.format.log import describe_objective, describe_rules
+    from cotenant.format.quantity import format_share, parse_duration
 
     config, where = find(options)
     given = [field for section, field in given_flags(options) if section == "node"]
     wanted = {field for section, field in given_flags(options) if section == "run"}
+    wanted |= set() if options.slo is None else {"slo"}
+    slo_ns = None if options.slo is None else parse_duration(options.slo, field="--slo")
     priority = config.run.priority if "priority" in wanted else None
     share_ppm = int(config.run.share) if "share" in wanted else None
     limit = config.run.limit if "limit" in wanted else None
     if bool(options.name) != bool(wanted) or bool(options.name) == bool(given):
         raise ConfigError("NAME", options.name, _NEITHER)
-    if priority is not None and len(wanted) > 1:
-        raise ConfigError("--priority", priority, "set priority and share one after the other")
+    if len(wanted) > 1 and wanted & {"priority", "slo"}:
+        field, value = ("--slo", options.slo) if priority is None else ("--priority", priority)
+        raise ConfigError(field, value, "set priority, objective and share one after the other")
     if priority is not None:
         done = set_priority(where.socket, options.name, priority)
         told = f"{options.name} has priority {priority}"
+    elif slo_ns is not None:
+        done = set_objective(where.socket, options.name, slo_ns)
+        told = f"{options.name} has {describe_objective(slo_ns)}"
     elif wanted:
         done = set_share(where.socket, options.name, share_ppm, limit)
         parts = [] if share_ppm is None else [f"a share of {format_share(share_ppm)}"]
@@ -101,8 +111,8 @@ def _set(options: argparse.Namespace) -> int:
         done = set_rules(where.socket, config.node, given)
         told = f"rules in force: {describe_rules(done.rules)}"
     if options.json:
-        told_json = {"tenants": done.tenants, "priority": priority, "share_ppm": share_ppm, "limit": limit}
-        print_json(told_json | {"rules": rules_json(done.rules)})
+        told_json = {"tenants": done.tenants, "priority": priority, "slo_ns": slo_ns, "share_ppm": share_ppm}
+        print_json(told_json | {"limit": limit, "rules": rules_json(done.rules)})
     else:
         Console(soft_wrap=True).print(told, highlight=False, markup=False)
     return 0

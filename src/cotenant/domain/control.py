@@ -129,6 +129,7 @@ class Cause(enum.Enum):
     PROBE = "probe"
     BEYOND_REACH = "beyond reach"
     DIVIDED = "divided"
+    OBJECTIVE = "objective"
 
 
 class Adjustment(Value, frozen=True):

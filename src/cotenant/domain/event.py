@@ -153,6 +153,16 @@ class ShareChanged(Value, frozen=True, tag="share"):
     limit: Limit | None = None
 
 
+class ObjectiveChanged(Value, frozen=True, tag="objective"):
+    """Somebody wants an online tenant to have another latency objective; 0: none."""
+
+    peer: int
+    uid: int
+    is_owner: bool
+    name: Name
+    slo_ns: Amount
+
+
 class GateChange(Value, frozen=True):
     """Which of the rules become what; None: as it is."""
 
@@ -329,6 +339,7 @@ Event: TypeAlias = (
     | TenantsPaused
     | PriorityChanged
     | ShareChanged
+    | ObjectiveChanged
     | RulesChanged
     | SharesAdjusted
     | GpusFound

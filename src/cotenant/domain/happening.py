@@ -38,6 +38,7 @@ class What(enum.Enum):
     CONTINUED = "continued"
     PRIORITY = "priority"
     SHARE = "share"
+    OBJECTIVE = "objective"
     RULES = "rules"
     ADJUSTED = "adjusted"
     EVICTING = "evicting"

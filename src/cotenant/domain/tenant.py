@@ -70,7 +70,7 @@ class TenantSpec(Value, frozen=True):
 class Terms(Value, frozen=True):
     """What a tenant may do now; `gpu` is -1 on a node that has none.
 
-    Priority and share may change while it runs; slot, generation and device never do.
+    Priority, share and objective may change while it runs; slot, generation and device never do.
     """
 
     slot: int

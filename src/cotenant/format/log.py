@@ -41,6 +41,7 @@ from cotenant.domain.event import (
     NodeRestored,
     NodeStarted,
     NodeStopping,
+    ObjectiveChanged,
     PeerLost,
     PriorityChanged,
     QuitAsked,
@@ -60,7 +61,7 @@ from cotenant.domain.event import (
 )
 from cotenant.domain.fault import called
 from cotenant.domain.gate import GateRules, GateSeat, Limit
-from cotenant.domain.instant import SECOND_NS, Instant
+from cotenant.domain.instant import SECOND_NS, Duration, Instant
 from cotenant.domain.protect import GpuSample
 from cotenant.domain.tenant import NEIGHBOURS_LIMIT, TenantSpec
 from cotenant.format.quantity import (
@@ -116,6 +117,11 @@ def describe_share(change: ShareChanged) -> str:
     words = [] if change.share_ppm is None else [f"a share of {format_share(change.share_ppm)}"]
     words += [] if change.limit is None else [f"limit {change.limit.value}"]
     return ", ".join(words) or "no other share"
+
+
+def describe_objective(slo_ns: Duration) -> str:
+    """What a tenant is promised."""
+    return f"an objective of {format_duration(slo_ns)}" if slo_ns else "no objective"
 
 
 def describe_rules(rules: GateRules | GateChange) -> str:
@@ -175,10 +181,10 @@ def _wish(event: Event) -> str:
             return f"peer {peer} sets the priority of {name} to {priority}"
         case ShareChanged(peer=peer, name=name):
             return f"peer {peer} gives {name} {describe_share(event)}"
+        case ObjectiveChanged(peer=peer, name=name, slo_ns=slo_ns):
+            return f"peer {peer} gives {name} {describe_objective(slo_ns)}"
         case RulesChanged(peer=peer, change=change):
             return f"peer {peer} sets the rules: {describe_rules(change)}"
-        case GpusFound(gpus=gpus):
-            return f"found {', '.join(gpu.name for gpu in gpus)}"
         case EvictAsked(peer=peer, names=names, grace_ns=grace_ns):
             return f"peer {peer} evicts {', '.join(names)}{_grace(grace_ns)}"
         case QuitAsked(peer=peer, grace_ns=grace_ns):
@@ -196,6 +202,8 @@ def _told(event: Event) -> str:
             return f"peer {peer} {'restored' if ok else 'could not restore'} its program{_because(detail)}"
         case TenantRestarted(peer=peer, ending=ending, restarts=restarts):
             return f"peer {peer} started its program again ({restarts} times by now): {ending}"
+        case GpusFound(gpus=gpus):
+            return f"found {', '.join(gpu.name for gpu in gpus)}"
         case GpuLost(gpu=gpu, detail=detail):
             return f"GPU {gpu} is lost{_because(detail)}"
         case GpuBack(gpu=gpu):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -17,6 +17,7 @@ from cotenant.domain.event import (
     GpuSeen,
     MpsSeen,
     NodeSettings,
+    ObjectiveChanged,
     PriorityChanged,
     RulesChanged,
     ShareChanged,
@@ -31,6 +32,8 @@ from cotenant.errors import ConfigError
 from cotenant.format.config import GpuConfig, NodeConfig
 from cotenant.format.quantity import format_duration
 from cotenant.format.toml import Count, DurationNs, Section, ShareOfWhole, SizeBytes, decode_toml, line_of
+
+Wish: TypeAlias = TenantsPaused | PriorityChanged | ShareChanged | ObjectiveChanged | RulesChanged | EvictAsked
 
 
 class PopulationConfig(Section, frozen=True):
@@ -73,7 +76,7 @@ class FaultConfig(Section, frozen=True):
 
 
 class WishConfig(Section, frozen=True):
-    """Somebody changes one thing while tenants run: pauses or evicts a tenant, its priority, or the rules.
+    """Somebody changes one thing while tenants run: pauses, evicts or changes a tenant, or changes the rules.
 
     Without a name, `pause` is about all offline tenants.
     """
@@ -83,11 +86,12 @@ class WishConfig(Section, frozen=True):
     pause: bool | None = None
     priority: Priority | None = None
     share: ShareOfWhole | None = None
+    slo: DurationNs | None = None
     gate: Annotated[str, Meta(pattern=r"^(fill|strict|open)\Z")] | None = None
     bound: DurationNs | None = None
     evict: bool = False
 
-    def event(self, peer: int, uid: int) -> TenantsPaused | PriorityChanged | ShareChanged | RulesChanged | EvictAsked:
+    def event(self, peer: int, uid: int) -> Wish:
         """What the node is told, by this peer."""
         if self.evict:
             return EvictAsked(peer, uid, True, (self.name,))
@@ -98,6 +102,8 @@ class WishConfig(Section, frozen=True):
             return PriorityChanged(peer, uid, True, self.name, self.priority)
         if self.share is not None:
             return ShareChanged(peer, uid, True, self.name, int(self.share))
+        if self.slo is not None:
+            return ObjectiveChanged(peer, uid, True, self.name, int(self.slo))
         policy = None if self.gate is None else GatePolicy(self.gate)
         return RulesChanged(peer, True, GateChange(policy, None if self.bound is None else int(self.bound)))
 
@@ -158,11 +164,12 @@ def decode_scenario(text: str, where: str) -> Scenario:
             slo = format_duration(population.slo)
             raise ConfigError(f"tenants[{index}].slo", slo, remedy, where=f"{where}:{line}")
     for index, wish in enumerate(scenario.wishes):
-        is_about_one = wish.evict or wish.priority is not None
+        about_one = [wish.evict, *(value is not None for value in (wish.priority, wish.share, wish.slo))]
+        is_about_one = any(about_one)
         is_about_rules = (wish.gate, wish.bound) != (None, None)
-        wanted = [wish.pause is not None, wish.priority is not None, wish.evict, is_about_rules]
+        wanted = [*about_one, wish.pause is not None, is_about_rules]
         if sum(wanted) != 1 or (is_about_one and not wish.name) or (is_about_rules and wish.name):
-            remedy = "write one of: pause, alone or with a name; name and priority; name and evict; gate or bound"
+            remedy = "write one of: pause, alone or with a name; name and priority, share, slo or evict; gate or bound"
             line = line_of(text, ["wishes", index, "at"])
             raise ConfigError(f"wishes[{index}]", wish.name, remedy, where=f"{where}:{line}")
     for index, trouble in enumerate(scenario.troubles):

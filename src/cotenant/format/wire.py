@@ -18,7 +18,7 @@ from cotenant.domain.protect import GpuWatch
 from cotenant.domain.tenant import Amount, Departure, Name, Priority, SharePpm, TenantSpec, TenantView, Terms
 from cotenant.errors import PeerError
 
-VERSION: Final = 6
+VERSION: Final = 7
 FRAME_LIMIT_BYTES: Final = 64 << 10
 """What a peer may send at once; the node's own answers may be larger."""
 ANSWER_LIMIT_BYTES: Final = 32 << 20
@@ -80,6 +80,14 @@ class SetShare(Message, frozen=True, tag="set-share"):
     name: Name
     share_ppm: SharePpm | None = None
     limit: Limit | None = None
+
+
+class SetObjective(Message, frozen=True, tag="set-objective"):
+    """Give this online tenant another latency objective; 0: none."""
+
+    version: int
+    name: Name
+    slo_ns: Amount
 
 
 class SetRules(Message, frozen=True, tag="set-rules"):
@@ -210,6 +218,7 @@ Request: TypeAlias = (
     | Pause
     | SetPriority
     | SetShare
+    | SetObjective
     | SetRules
     | EvictTenants
     | Quit

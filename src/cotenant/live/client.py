@@ -14,6 +14,7 @@ from cotenant.domain.instant import SECOND_NS
 from cotenant.domain.plan import Reason, Reject
 from cotenant.errors import ConfigError, PeerError, WorldError
 from cotenant.format import wire
+from cotenant.format.quantity import format_duration
 from cotenant.live.clock import monotonic_ns
 
 TIMEOUT_S: Final = 10.0
@@ -178,10 +179,13 @@ def tenants_of(path: Path, timeout_s: float = TIMEOUT_S) -> wire.Tenants:
 
 def wish(
     path: Path,
-    request: wire.Pause | wire.SetPriority | wire.SetShare | wire.SetRules | wire.EvictTenants,
+    request: wire.Pause | wire.SetPriority | wire.SetShare | wire.SetObjective | wire.SetRules | wire.EvictTenants,
     names: str,
 ) -> wire.Confirmed:
-    """Have something changed while the node runs; raises `ConfigError` when nobody has one of the names."""
+    """Have something changed while the node runs; raises `ConfigError` when nobody has one of the names.
+
+    Or when an objective is for an offline tenant: that is a mistake in what was asked, as other refusals are not.
+    """
     with Connection(path) as connection:
         answer, _ = connection.ask(request)
     match answer:
@@ -189,6 +193,9 @@ def wish(
             return answer
         case wire.Refused(reject=Reject(reason=Reason.UNKNOWN_TENANT, detail=detail)):
             raise ConfigError("NAME", names, detail)
+        case wire.Refused(reject=Reject(reason=Reason.NO_OBJECTIVE, detail=detail)):
+            slo_ns = request.slo_ns if isinstance(request, wire.SetObjective) else 0
+            raise ConfigError("--slo", format_duration(slo_ns), detail)
         case wire.Refused(reject=reject):
             raise WorldError(f"the node refused: {reject.detail}")
     raise PeerError(f"the node answered {type(answer).__name__} to a wish")

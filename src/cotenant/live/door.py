@@ -15,6 +15,7 @@ from cotenant.domain.action import SignalKind
 from cotenant.domain.event import (
     Event,
     EvictAsked,
+    ObjectiveChanged,
     PeerLost,
     PriorityChanged,
     QuitAsked,
@@ -66,6 +67,27 @@ class _Peer:
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
         self.pid, self.uid, _ = _CREDENTIALS.unpack(raw)
         self.is_owner = self.uid == os.geteuid()  # whether the node itself is this user's
+
+
+def _wished_by(
+    peer: _Peer,
+    wish: wire.Pause | wire.SetPriority | wire.SetShare | wire.SetObjective | wire.SetRules | wire.EvictTenants,
+) -> Event:
+    """What somebody wants changed while the node runs; who that is, is the kernel's word."""
+    who = (peer.number, peer.uid, peer.is_owner)
+    match wish:
+        case wire.Pause(names=names, all_offline=all_offline, paused=paused):
+            return TenantsPaused(*who, tuple(names), all_offline, paused)
+        case wire.SetPriority(name=name, priority=priority):
+            return PriorityChanged(*who, name, priority)
+        case wire.SetShare(name=name, share_ppm=share_ppm, limit=limit):
+            return ShareChanged(*who, name, share_ppm, limit)
+        case wire.SetObjective(name=name, slo_ns=slo_ns):
+            return ObjectiveChanged(*who, name, slo_ns)
+        case wire.SetRules(change=change):
+            return RulesChanged(peer.number, peer.is_owner, change)
+        case wire.EvictTenants(names=names, grace_ns=grace_ns):
+            return EvictAsked(*who, tuple(names), grace_ns)
 
 
 def _said_by_parent(peer: int, said: wire.Quit | wire.Suspended | wire.Restored | wire.Restarted) -> Event:
@@ -263,21 +285,12 @@ class LiveDoor:
                 self._loop.post(TenantResumed(peer.number, peer.pid, peer.uid, slot, generation))
             case wire.Leave(ending=ending):
                 self._loop.post(TenantLeft(peer.number, ending))
-            case wire.Pause(names=names, all_offline=all_offline, paused=paused):
-                asked = (tuple(names), all_offline, paused)
-                self._loop.post(TenantsPaused(peer.number, peer.uid, peer.is_owner, *asked))
-            case wire.SetPriority(name=name, priority=priority):
-                self._loop.post(PriorityChanged(peer.number, peer.uid, peer.is_owner, name, priority))
-            case wire.SetShare(name=name, share_ppm=share_ppm, limit=limit):
-                self._loop.post(ShareChanged(peer.number, peer.uid, peer.is_owner, name, share_ppm, limit))
-            case wire.SetRules(change=change):
-                self._loop.post(RulesChanged(peer.number, peer.is_owner, change))
-            case wire.EvictTenants(names=names, grace_ns=grace_ns):
-                self._loop.post(EvictAsked(peer.number, peer.uid, peer.is_owner, tuple(names), grace_ns))
             case wire.List():
                 self._send(peer, self._roll())
             case wire.Quit() | wire.Suspended() | wire.Restored() | wire.Restarted():
                 self._loop.post(_said_by_parent(peer.number, request))
+            case _:
+                self._loop.post(_wished_by(peer, request))
 
     def _take_join(self, peer: _Peer, spec: TenantSpec) -> None:
         """While others make room for it, it owes us nothing."""

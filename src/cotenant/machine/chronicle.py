@@ -16,6 +16,7 @@ from cotenant.domain.event import (
     EvictAsked,
     NodeRestored,
     NodeStarted,
+    ObjectiveChanged,
     PeerLost,
     PriorityChanged,
     QuitAsked,
@@ -29,7 +30,7 @@ from cotenant.domain.event import (
 from cotenant.domain.happening import Happening, Level, What
 from cotenant.domain.instant import Instant
 from cotenant.domain.tenant import Tenant, TenantSpec
-from cotenant.format.log import cause_of, describe_rules, describe_share, describe_spec, printable
+from cotenant.format.log import cause_of, describe_objective, describe_rules, describe_share, describe_spec, printable
 from cotenant.format.quantity import counted, round_duration, round_share
 from cotenant.machine.name import program_of
 from cotenant.machine.telling import NOBODY, TELLINGS, Resident, Telling
@@ -57,6 +58,7 @@ class Chronicle:
             TenantsPaused: self._paused,
             PriorityChanged: self._reprioritized,
             ShareChanged: self._resized,
+            ObjectiveChanged: self._reaimed,
             RulesChanged: self._ruled,
             EvictAsked: self._evict_asked,
             QuitAsked: self._quit_asked,
@@ -211,6 +213,11 @@ class Chronicle:
         if _confirmed(actions) is not None:
             text = f"{event.name} has {describe_share(event)} now"
             self._say(Telling(What.SHARE, text), self._named(event.name))
+
+    def _reaimed(self, event: ObjectiveChanged, actions: Sequence[Action]) -> None:
+        if _confirmed(actions) is not None:
+            text = f"{event.name} has {describe_objective(event.slo_ns)} now"
+            self._say(Telling(What.OBJECTIVE, text), self._named(event.name))
 
     def _evict_asked(self, event: EvictAsked, actions: Sequence[Action]) -> None:
         for name in _confirmed(actions) or ():

@@ -7,7 +7,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from cotenant.domain.control import DeviceWindow, Sparse, TenantWindow
+from cotenant.domain.control import DeviceWindow, Sparse, TenantWindow, count_above
 from cotenant.domain.instant import SECOND_NS, Instant
 
 Page: TypeAlias = Mapping[str, int | list[int]]
@@ -35,6 +35,7 @@ class Occupant(NamedTuple):
 
 class _Sums(NamedTuple):
     generation: int
+    slo_ns: int
     counts: tuple[int, ...]
     buckets: list[int]
 
@@ -58,7 +59,7 @@ class Windows:
             if page is None or page["generation"] != occupant.generation:
                 tenants.append(_still(occupant))
                 continue
-            sums = after[occupant.slot] = _sums_of(page, occupant.generation)
+            sums = after[occupant.slot] = _sums_of(page, occupant)
             tenants.append(_tenant_window(occupant, self._before.get(occupant.slot), sums, _oldest_ns(page, now)))
         self._before = after
         window = DeviceWindow(self._gpu, self._begin_ns, now, tuple(tenants))
@@ -66,10 +67,10 @@ class Windows:
         return window
 
 
-def _sums_of(page: Page, generation: int) -> _Sums:
+def _sums_of(page: Page, occupant: Occupant) -> _Sums:
     counts = tuple(value if isinstance(value := page[name], int) else 0 for name in _SUMS)
     buckets = page["request_buckets"]
-    return _Sums(generation, counts, buckets if isinstance(buckets, list) else [])
+    return _Sums(occupant.generation, occupant.slo_ns, counts, buckets if isinstance(buckets, list) else [])
 
 
 def _tenant_window(occupant: Occupant, before: _Sums | None, after: _Sums, oldest_ns: int) -> TenantWindow:
@@ -78,12 +79,15 @@ def _tenant_window(occupant: Occupant, before: _Sums | None, after: _Sums, oldes
     if before is None or before.generation != after.generation or min(grown) < 0 or max(grown) > _MOST:
         return _still(occupant, oldest_ns)
     ended, over, sum_ns, active_ns, device_ns, waited_ns, lost_ns = grown
+    latencies = _sparse(before.buckets, after.buckets) if ended else ()
+    if before.slo_ns != after.slo_ns:  # some were judged by the objective before this one
+        over = min(round(count_above(latencies, after.slo_ns)), ended)
     return msgspec.structs.replace(
         _still(occupant, oldest_ns),
         requests=ended,
         over=over,
         sum_ns=sum_ns,
-        latencies=_sparse(before.buckets, after.buckets) if ended else (),
+        latencies=latencies,
         active_ns=active_ns,
         device_ns=device_ns,
         waited_ns=waited_ns,

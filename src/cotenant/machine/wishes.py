@@ -5,11 +5,18 @@ from __future__ import annotations
 import msgspec
 
 from cotenant.domain.action import NO_PEER, Action, Refuse
-from cotenant.domain.event import EvictAsked, PriorityChanged, RulesChanged, ShareChanged, TenantsPaused
+from cotenant.domain.event import (
+    EvictAsked,
+    ObjectiveChanged,
+    PriorityChanged,
+    RulesChanged,
+    ShareChanged,
+    TenantsPaused,
+)
 from cotenant.domain.gate import Limit
 from cotenant.domain.instant import Instant
 from cotenant.domain.plan import Reason, Reject
-from cotenant.domain.tenant import Kind, Tenant
+from cotenant.domain.tenant import Kind, Tenant, TenantSpec, Terms
 from cotenant.machine.exits import Exits
 from cotenant.machine.roll import NO_GPU, Roll
 
@@ -91,13 +98,27 @@ class Wishes:
             objection = roll.rooms.objection_to_change(gpu, tenant.spec, spec)
             if objection is not None:
                 return [Refuse(roll.turn, event.peer, objection)]
-        roll.rooms.occupy(gpu, tenant.spec, -1)
-        roll.rooms.occupy(gpu, spec, 1)
-        if tenant.standing.aside:  # it has given up its promises, the old and the new
-            roll.rooms.reserve(gpu, tenant.spec, 1)
-            roll.rooms.reserve(gpu, spec, -1)
-        tenant = msgspec.structs.replace(tenant, terms=terms, spec=spec)
-        roll.replace(tenant)
+        tenant = self._promise(tenant, terms, spec)
+        return [roll.grant(NO_PEER, tenant), roll.confirm(event.peer, tenant)]
+
+    def reaimed(self, event: ObjectiveChanged, now: Instant) -> list[Action]:
+        """It has another objective from its next request on, or none; where the last one goes, the rules come back."""
+        del now
+        roll = self._roll
+        tenant = roll.find_tenant(event.name, event.uid, is_owner=event.is_owner)
+        if isinstance(tenant, Reject):
+            return [Refuse(roll.turn, event.peer, tenant)]
+        if event.slo_ns and tenant.terms.kind is Kind.OFFLINE:
+            detail = (
+                f"{tenant.name!r} is offline and has no latency objective; run it with --online, or leave it as it is"
+            )
+            return roll.refuse(event.peer, Reason.NO_OBJECTIVE, detail)
+        if tenant.terms.slo_ns == event.slo_ns:
+            return [roll.confirm(event.peer, tenant)]
+        terms = msgspec.structs.replace(tenant.terms, slo_ns=event.slo_ns)
+        tenant = self._promise(tenant, terms, msgspec.structs.replace(tenant.spec, slo_ns=event.slo_ns))
+        if not event.slo_ns and terms.gpu in roll.seats.dials:  # no seat says it, but what its device keeps is for it
+            roll.seats.say_all(terms.gpu)
         return [roll.grant(NO_PEER, tenant), roll.confirm(event.peer, tenant)]
 
     def ruled(self, event: RulesChanged, now: Instant) -> list[Action]:
@@ -113,6 +134,18 @@ class Wishes:
             roll.rooms.ruled(rules)
             roll.say_all()
         return [roll.confirm(event.peer)]
+
+    def _promise(self, tenant: Tenant, terms: Terms, spec: TenantSpec) -> Tenant:
+        """The tenant with other promises: its device's room and what is predicted there follow."""
+        roll, gpu = self._roll, terms.gpu
+        roll.rooms.occupy(gpu, tenant.spec, -1)
+        roll.rooms.occupy(gpu, spec, 1)
+        if tenant.standing.aside:  # it has given up its promises, the old and the new
+            roll.rooms.reserve(gpu, tenant.spec, 1)
+            roll.rooms.reserve(gpu, spec, -1)
+        tenant = msgspec.structs.replace(tenant, terms=terms, spec=spec)
+        roll.replace(tenant)
+        return tenant
 
     def _find_all(self, event: TenantsPaused | EvictAsked) -> list[Tenant] | Reject:
         """All who are named, or what is against the first of them that somebody cannot have changed."""

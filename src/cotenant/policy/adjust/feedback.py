@@ -21,6 +21,7 @@ from cotenant.policy.adjust.verdict import Foreseen, Verdict
 _STABLE: Final = 0.85
 """Of what it keeps, what online work may ask of the device in the long run."""
 _PERCENT: Final = 10_000
+_UNSEEN: Final = "nobody knows yet what it needs"
 
 
 class Steps(Value, frozen=True):
@@ -85,19 +86,20 @@ class Feedback:
     # -- what is seen ----------------------------------------------------------------------------------------------
 
     def step(self, window: DeviceWindow, foreseen: Mapping[int, Foreseen], now: Instant) -> Verdict | None:
-        """The first of these that holds: somebody came, harm, more load, near harm, somebody left, room."""
+        """The first of these that holds: somebody came, less is allowed, harm, load, near harm, somebody left, room."""
         self._forget(window)
         is_first, newcomer, began = self._changed_ns == NEVER, self._meet(window, now), self._began(window, now)
+        stricter = self._reaim(window, now)
         self._take(window, foreseen, now)
         if is_first:  # they were all here before us, and so was the share
             self._changed_ns = now
         elif newcomer is not None:
-            need = foreseen[newcomer].need_ppm if newcomer in foreseen else None
-            high_ppm = self._limits.most_ppm if need is None else max(round(need.high), self.online_ppm)
-            return self._to(high_ppm, Cause.JOINED, "nobody knows yet what it needs", now, newcomer)
+            return self._to(self._unseen_ppm(newcomer), Cause.JOINED, _UNSEEN, now, newcomer)
         elif began:
             self._floors.forgive()
             return self._to(self._limits.most_ppm, Cause.JOINED, "offline work began", now)
+        elif stricter is not None and (more := self._stricter(stricter, now)):
+            return more
         return self._up(now) or self._down(now)
 
     def needs(self) -> dict[int, int]:
@@ -139,6 +141,25 @@ class Feedback:
                 newcomer = tenant.slot
                 self._late_ns = NEVER  # who was late before it came was not harmed by it
         return newcomer
+
+    def _reaim(self, window: DeviceWindow, now: Instant) -> Track | None:
+        """Whoever is promised another latency is judged by it from now on; the answer is one to whom less is allowed.
+
+        A share that failed still does if less is allowed; if more is, it may do. Equals that divide a device go on so.
+        """
+        stricter = None
+        for tenant in window.tenants:
+            track = self._tracks.get(tenant.slot) if tenant.promised else None
+            if track is None or track.slo_ns == tenant.slo_ns:
+                continue
+            if tenant.slo_ns > track.slo_ns:
+                self._floors.forgive()
+            else:
+                stricter = track
+            track.aim_at(tenant.slo_ns)
+            self._changed_ns, self._late_ns, self._in_a_row = now, NEVER, 0
+            self._is_beyond = self._is_beyond and len(self._tracks) > 1
+        return stricter
 
     def _began(self, window: DeviceWindow, now: Instant) -> bool:
         """Whether offline work began of which nobody knows yet what it does to others.
@@ -192,6 +213,23 @@ class Feedback:
             return None
         self._fail(now)
         return self._to(up_ppm, Cause.NEAR, self._told(near), now, near.slot)
+
+    def _stricter(self, track: Track, now: Instant) -> Verdict | None:
+        """What its requests took beside offline work says what it needs now; before there are enough, it is as new."""
+        online_ppm, told = self._unseen_ppm(track.slot), _UNSEEN
+        if track.requests >= self._steps.enough and self._is_pressed(now):
+            fare, told = track.fare(), self._told(track)
+            online_ppm = round(track.need(self.online_ppm, fare.ratio))
+            if fare.tail.likely_ns <= track.slo_ns:
+                online_ppm = min(online_ppm, self._mild_ppm())
+        if online_ppm < self.online_ppm + self._steps.least_ppm:
+            return None
+        return self._to(online_ppm, Cause.OBJECTIVE, told, now, track.slot)
+
+    def _unseen_ppm(self, slot: int) -> int:
+        """What somebody of whom nothing was seen is foreseen to need, never less than now; else all that there is."""
+        need = self._foreseen[slot].need_ppm if slot in self._foreseen else None
+        return self._limits.most_ppm if need is None else max(round(need.high), self.online_ppm)
 
     def _harmed(self, track: Track, now: Instant) -> Verdict | None:
         """Not blamed on offline work that did not run; at the most there is nothing left to give."""

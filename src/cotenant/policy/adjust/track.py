@@ -81,8 +81,8 @@ class Track:
     def __init__(self, tenant: TenantWindow, limits: ControlLimits, sense: Sense, now: Instant) -> None:
         """Nothing is known of it."""
         self.slot, self.generation, self.priority = tenant.slot, tenant.generation, tenant.priority
-        self.slo_ns = tenant.slo_ns
-        self.aim_ns = tenant.slo_ns * (WHOLE_PPM - limits.headroom_ppm) / WHOLE_PPM
+        self._aimed = (WHOLE_PPM - limits.headroom_ppm) / WHOLE_PPM
+        self.slo_ns, self.aim_ns = tenant.slo_ns, tenant.slo_ns * self._aimed
         self.fraction = limits.quantile_ppm / WHOLE_PPM
         self.age_ns: Duration = 0
         self.ended = 0
@@ -187,6 +187,13 @@ class Track:
         """Whether more requests ended of late than its load explains: harm then says nothing about that load."""
         usual = 2 * self.load
         return sum(self._latest) > usual + 3 * math.sqrt(usual) + 1
+
+    def aim_at(self, slo_ns: Duration) -> None:
+        """It is promised another latency: how long its requests took is known as before, who was late is another."""
+        self.slo_ns, self.aim_ns = slo_ns, slo_ns * self._aimed
+        self.evidence = 0.0
+        self._over = self._recent.above(slo_ns)
+        self._together = self._sense.together
 
     def begin_anew(self) -> None:
         """The share was changed: what was seen before it says nothing about after."""
