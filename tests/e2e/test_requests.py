@@ -10,6 +10,7 @@ import pytest
 from cotenant.apps.show_requests import served_so_far
 from cotenant.apps.softgpu import home
 from cotenant.domain.event import SharesAdjusted
+from cotenant.domain.gpu import WHOLE_PPM
 from cotenant.live.softgpu import manage
 from tests.e2e.stage import Stage, until
 
@@ -56,3 +57,5 @@ def test_requests_reach_ps_top_and_the_control(gpu: Stage) -> None:
     assert "KNOWN" in gpu.run("ps").stdout
     until(lambda: bool(adjusted(gpu)))
     assert all(event.adjustment.gpu == 0 and event.adjustment.detail for event in adjusted(gpu))
+    assert gpu.run("set", "web", "--slo", "1s").stdout == "web has an objective of 1s\n"
+    assert until(lambda: looked_at(gpu))["within_ppm"] == WHOLE_PPM, "its program, as it runs, judges by what holds now"

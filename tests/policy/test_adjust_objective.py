@@ -58,11 +58,29 @@ def test_a_looser_objective_makes_room_soon_though_this_share_failed_before() ->
     assert (strict.online_ppm(0) or 0) > 400_000
 
 
-def test_who_was_late_by_the_old_objective_is_not_held_against_the_new_one() -> None:
+def some_late(slo_ns: int, late_ns: int, late: int) -> TenantWindow:
+    """Of a hundred requests these, the others near an objective of 20 ms."""
+    well, ill = web(17_400_000, 100 - late), web(late_ns, late)
+    return msgspec.structs.replace(
+        aimed(slo_ns, 17_400_000, 100), over=late, latencies=tuple(sorted(well.latencies + ill.latencies))
+    )
+
+
+@pytest.mark.parametrize("slo_ms", [20, 30])
+def test_who_was_late_by_the_old_objective_is_not_held_against_the_new_one(slo_ms: int) -> None:
+    """Twelve late ones together are harm; four of them by this objective, and eight by the one before, are not."""
     control = a_control(400_000)
-    assert after(control, 0, web(15 * MS), 5) == []
-    assert after(control, 5, aimed(40 * MS, 30 * MS), 4) == []
-    assert after(control, 9, aimed(40 * MS, 30 * MS), 1) == []
+    assert after(control, 0, web(17_400_000, 100), 5) == []
+    assert after(control, 5, some_late(20 * MS, 25 * MS, 8), 1) == []
+    changes = after(control, 6, some_late(slo_ms * MS, 35 * MS, 4), 1)
+    assert [change.cause for change in changes] == ([Cause.VIOLATED] if slo_ms == 20 else [])
+
+
+def test_a_stricter_objective_that_nobody_misses_yet_raises_it_no_further_than_is_mild() -> None:
+    control = a_control(860_000)
+    assert after(control, 0, web(17_400_000), 20) == []
+    (change,) = after(control, 20, aimed(19_500_000, 17_400_000), 1)
+    assert (change.cause, change.online_ppm) == (Cause.OBJECTIVE, 900_000)
 
 
 def test_beyond_reach_is_said_anew_of_another_objective() -> None:
