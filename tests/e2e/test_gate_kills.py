@@ -194,8 +194,8 @@ def check_daemon(stage: Stage, tenants: int) -> None:
     """Once all is quiet it has its tenants, itself, six descriptors per device and at most two per slot open."""
     pid = stage.node_pid()
     assert pid is not None
-    # The listener, the two ends that signals go through, and two for each thread that asks devices.
-    sockets = tenants + 7
+    # The listener, the two ends that signals go through, two for each thread: those that ask devices, one writes days.
+    sockets = tenants + 9
     pages = stage.places.pages
     files = [str(path(pages, gpu)) for path in (path_of, ledger_of) for gpu in (0, 1)]
 

@@ -66,7 +66,7 @@ def _as_a_program_s(folder: Path) -> Iterator[None]:
     finally:
         with contextlib.suppress(ValueError):  # the file may have changed it
             sys.path.remove(str(folder))
-        for name, module in list(sys.modules.items()):  # of which other threads add and remove some meanwhile
+        for name, module in sys.modules.copy().items():  # at once: other threads add and remove some meanwhile
             file = None if name in there else getattr(module, "__dict__", {}).get("__file__")
             if isinstance(file, str) and Path(file).is_relative_to(folder) and not name.startswith(_PREFIX):
                 _helpers[name] = folder
