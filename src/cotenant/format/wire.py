@@ -210,22 +210,9 @@ class Restore(Message, frozen=True, tag="restore"):
     """Move your program's memory back to the device."""
 
 
-Request: TypeAlias = (
-    Join
-    | Resume
-    | Leave
-    | List
-    | Pause
-    | SetPriority
-    | SetShare
-    | SetObjective
-    | SetRules
-    | EvictTenants
-    | Quit
-    | Suspended
-    | Restored
-    | Restarted
-)
+Wish: TypeAlias = Pause | SetPriority | SetShare | SetObjective | SetRules | EvictTenants
+"""What somebody wants changed while the node runs."""
+Request: TypeAlias = Join | Resume | Leave | List | Wish | Quit | Suspended | Restored | Restarted
 Push: TypeAlias = Signal | Suspend | Restore
 """What the node says to a tenant without being asked; it may come before an answer that is awaited."""
 Answer: TypeAlias = Welcome | Refused | Farewell | Confirmed | Tenants | Wrong | Push

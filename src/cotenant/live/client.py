@@ -177,11 +177,7 @@ def tenants_of(path: Path, timeout_s: float = TIMEOUT_S) -> wire.Tenants:
     return answer
 
 
-def wish(
-    path: Path,
-    request: wire.Pause | wire.SetPriority | wire.SetShare | wire.SetObjective | wire.SetRules | wire.EvictTenants,
-    names: str,
-) -> wire.Confirmed:
+def wish(path: Path, request: wire.Wish, names: str) -> wire.Confirmed:
     """Have something changed while the node runs; raises `ConfigError` when nobody has one of the names.
 
     Or when an objective is for an offline tenant: that is a mistake in what was asked, as other refusals are not.

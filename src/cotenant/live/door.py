@@ -69,10 +69,7 @@ class _Peer:
         self.is_owner = self.uid == os.geteuid()  # whether the node itself is this user's
 
 
-def _wished_by(
-    peer: _Peer,
-    wish: wire.Pause | wire.SetPriority | wire.SetShare | wire.SetObjective | wire.SetRules | wire.EvictTenants,
-) -> Event:
+def _wished_by(peer: _Peer, wish: wire.Wish) -> Event:
     """What somebody wants changed while the node runs; who that is, is the kernel's word."""
     who = (peer.number, peer.uid, peer.is_owner)
     match wish:
