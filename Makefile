@@ -1,90 +1,115 @@
-# Every command of the project. Nothing is installed twice: the stamps in .venv know what they were made from.
+# Every command of the project. The stamp files in .venv record what was installed, so nothing is installed twice.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 NATIVE := CMakeLists.txt $(shell find native -name '*.c' -o -name '*.h' -o -name '*.map' -o -name '*.def' -o -name 'CMakeLists.txt')
 
-# Python keeps what it has compiled, whatever the caller's environment says: the tests start thousands of processes, and
-# each of them would spend as much time again on compiling what it imports.
+# Python keeps its compiled files whatever the caller's environment says: the tests start thousands of processes, and each
+# one would otherwise compile everything that it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test soak test-gpu native-test check bench docs wheel lock clean
+.PHONY: help setup demo test test-fast coverage soak test-gpu native-test check docs reference man wheel release lock clean
 
 help: ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 14
 
-setup: $(VENV)/.installed ## make .venv with pinned tools and cotenant in it
+setup: $(VENV)/.installed ## create .venv with pinned tools, cotenant and cotenant-lab
 	@echo "setup: $(VENV) is ready"
 
 $(BIN)/python:
-	@echo "setup: making $(VENV)"
+	@echo "setup: creating $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 
-# Not compiled: most of it is never imported, and the rest is compiled when it is.
+# Not compiled: most of it is never imported, and Python compiles the rest when it is.
 $(VENV)/.pinned: requirements.lock | $(BIN)/python
-	@echo "setup: installing what requirements.lock pins"
+	@echo "setup: installing the packages that requirements.lock pins"
 	@$(BIN)/python -m pip install --quiet --no-compile --requirement requirements.lock
 	@touch $@
 
-$(VENV)/.installed: $(VENV)/.pinned pyproject.toml $(NATIVE)
-	@echo "setup: building and installing cotenant in place"
-	@$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable .
+$(VENV)/.installed: $(VENV)/.pinned pyproject.toml lab/pyproject.toml $(NATIVE)
+	@echo "setup: building and installing cotenant and cotenant-lab in place"
+	@$(BIN)/python -m pip install --quiet --no-build-isolation --no-deps --editable . --editable lab
 	@touch $@
 
-demo: $(VENV)/.installed ## show cotenant at work
+demo: $(VENV)/.installed ## run a service and a training job on one software GPU
 	@echo "demo: running cotenant demo"
 	@$(BIN)/python -m cotenant demo
 
-# Most tests wait for processes more than they compute: three at a time keep two cores busy. A worker that has run out
-# takes tests from the others, so that no file's length decides how long it all takes.
+# Most tests wait for processes more than they compute: three workers keep two cores busy. A worker that has finished
+# takes tests from the others, so that the length of one file does not decide the total time.
 TEST_WORKERS ?= 3
+PYTEST := $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist worksteal
 
-test: $(VENV)/.installed ## run every test, the native ones under ASan and UBSan included
-	@echo "test: running every test, $(TEST_WORKERS) at a time"
-	@$(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist worksteal
+test: $(VENV)/.installed ## run every test, including the C tests under ASan and UBSan
+	@echo "test: running every test with $(TEST_WORKERS) workers"
+	@$(PYTEST)
 
-# The same tests, and in each as many examples, kills and rounds as an hour or two have room for.
-soak: $(VENV)/.installed ## run every test with many times the random cases (hours)
-	@echo "soak: running every test with many times the random cases, $(TEST_WORKERS) at a time"
-	@COTENANT_SOAK=1 $(BIN)/python -m pytest --numprocesses $(TEST_WORKERS) --dist worksteal
+# Tests that start no process: state machines, policies, formats, predictors, simulators.
+test-fast: $(VENV)/.installed ## run the tests of pure code (under a minute)
+	@echo "test-fast: running tests that start no process, with $(TEST_WORKERS) workers"
+	@COTENANT_EXAMPLES=20 $(PYTEST) --quiet -m "not live and not slow" --ignore=tests/lab --ignore=tests/lint
 
-test-gpu: $(VENV)/.installed ## run the hook before the driver that is installed here
-	@echo "test-gpu: running the hook before the installed NVIDIA driver"
-	@$(BIN)/python -m pytest --quiet tests/gpu || [ $$? -eq 5 ] # 5: no driver here, so all of them were skipped
+coverage: $(VENV)/.installed ## print how much of the product the tests of pure code execute
+	@echo "coverage: running tests that start no process under coverage"
+	@COTENANT_EXAMPLES=20 $(PYTEST) --quiet -m "not live and not slow" --ignore=tests/lint \
+		--cov=cotenant --cov-report=term:skip-covered
+
+# The same tests with as many examples, kills and rounds as fit into an hour or two.
+soak: $(VENV)/.installed ## run every test with many more random cases (hours)
+	@echo "soak: running every test with many more random cases, $(TEST_WORKERS) workers"
+	@COTENANT_SOAK=1 $(PYTEST)
+
+test-gpu: $(VENV)/.installed ## run the hook in front of the installed NVIDIA driver
+	@echo "test-gpu: running the hook in front of the installed NVIDIA driver"
+	@$(BIN)/python -m pytest --quiet tests/gpu || [ $$? -eq 5 ] # 5: all tests were skipped, because there is no driver
 
 native-test: $(VENV)/.installed ## run the C tests alone, under ASan and UBSan
 	@echo "native-test: building and running the C tests in build/asan"
 	@$(BIN)/python -m pytest tests/native/test_native_suite.py
 
-check: $(VENV)/.installed ## lint, format, imports, types
-	@echo "check: ruff, ruff format, import-linter, mypy"
+check: $(VENV)/.installed ## run the linters, the import contracts and the type checker
+	@echo "check: ruff, ruff format, import-linter, lint rules, mypy"
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/lint-imports --no-logo
+	@$(BIN)/python -m tests.lint
 	@$(BIN)/mypy
 
-bench: $(VENV)/.installed ## measure the loop, as JSON
-	@echo "bench: measuring the loop" >&2
-	@$(BIN)/cotenant bench loop --json
+docs: $(VENV)/.installed ## build the site into site/ in strict mode; check links, commands and code blocks
+	@echo "docs: checking pages, then building site/"
+	@$(BIN)/python -m pytest --quiet tests/docs
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "docs: open site/index.html"
 
-docs: $(VENV)/.installed ## check every link and every command that the documents name
-	@echo "docs: checking links and commands"
-	@$(BIN)/python -m pytest --quiet tests/test_docs.py
+reference: $(VENV)/.installed ## write docs/reference/cli.md and config.md from the code
+	@$(BIN)/python tools/reference.py
 
-wheel: $(VENV)/.installed ## build a wheel into dist/
+man: $(VENV)/.installed ## write the manual pages into deploy/man from the code
+	@rm -rf deploy/man
+	@$(BIN)/python -m cotenant man --output deploy/man
+	@ls deploy/man | wc -l | sed 's/$$/ pages in deploy\/man/'
+
+wheel: $(VENV)/.installed ## build the product's wheel into dist/
 	@echo "wheel: building into dist/"
 	@$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
 	@ls -l dist/*.whl
 
-# Run by hand after a change to the dependencies; --upgrade as LOCK_OPTIONS takes newer versions.
-lock: $(BIN)/python ## pin every dependency anew in requirements.lock
+release: $(VENV)/.installed ## build wheel and sdist of product and lab into dist/
+	@echo "release: building wheels and sdists into dist/"
+	@rm -rf dist && mkdir dist
+	@for project in . lab; do $(BIN)/python -m build --no-isolation --outdir dist $$project > dist/build.log 2>&1 || { cat dist/build.log; exit 1; }; done
+	@rm dist/build.log
+	@ls -l dist
+
+# Run it by hand after a change of the dependencies; LOCK_OPTIONS=--upgrade takes newer versions.
+lock: $(BIN)/python ## pin every dependency in requirements.lock
 	@echo "lock: pinning into requirements.lock"
 	@$(BIN)/python -m pip install --quiet uv
 	@$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --extra dev --extra serve --generate-hashes --no-annotate \
 		--no-emit-index-url --no-emit-find-links $(LOCK_OPTIONS) --output-file requirements.lock pyproject.toml
 
 clean: ## remove what was built; .venv stays
-	@echo "clean: removing build/, dist/ and caches"
-	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
-	@find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	@echo "clean: removing build/, dist/, site/ and caches"
+	@rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis .coverage
+	@find src lab tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -65,11 +65,11 @@ static void pause_until(int64_t instant_ns)
 {
     int64_t left_ns;
     while ((left_ns = instant_ns - now_ns()) > 0) {
-        struct timespec nap = {0, left_ns - 100000};
+        struct timespec pause = {0, left_ns - 100000};
         if (left_ns > 1000000000)
-            nap = (struct timespec){(left_ns - 1) / 1000000000, 0};
+            pause = (struct timespec){(left_ns - 1) / 1000000000, 0};
         if (left_ns > 200000)
-            nanosleep(&nap, NULL);
+            nanosleep(&pause, NULL);
     }
 }
 

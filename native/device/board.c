@@ -1,19 +1,19 @@
-/* The boards behind the presets, and the simple model of power and temperature that stands in for their sensors. */
+/* The boards of the presets, and a simple model of power and temperature for their sensors. */
 #include "device/board.h"
 
 #include <math.h>
 #include <string.h>
 
-/* Limits of power: data sheets of T4, V100, A100 and H100 (SXM). PCI numbers, idle power and clocks, thresholds of
- * temperature and sizes of BAR1: as nvidia-smi commonly reports them for these boards. Part and VBIOS numbers only have
- * the right form: a soft GPU has no board. */
+/* Power limits: data sheets of T4, V100, A100 and H100 (SXM). PCI IDs, idle power and clocks, temperature thresholds
+ * and sizes of BAR1: as nvidia-smi commonly reports them for these boards. Part and VBIOS numbers only have the right
+ * form, because a software GPU has no board. */
 #define GIB (UINT64_C(1) << 30)
 #define SXM2                                                                                                           \
-    .architecture = CT_VOLTA, .cores_per_sm = 64, .pcie_generation = 3, .pcie_width = 16, .idle_mw = 40000,           \
-    .least_limit_mw = 150000, .limit_mw = 300000, .idle_sm_mhz = 135, .idle_memory_mhz = 877, .base_sm_mhz = 1290,    \
+    .architecture = CT_VOLTA, .cores_per_sm = 64, .pcie_generation = 3, .pcie_width = 16, .idle_mw = 40000,            \
+    .least_limit_mw = 150000, .limit_mw = 300000, .idle_sm_mhz = 135, .idle_memory_mhz = 877, .base_sm_mhz = 1290,     \
     .idle_pstate = 0, .shutdown_c = 90, .slowdown_c = 87, .gpu_max_c = 83, .memory_max_c = 85, .vbios = "88.00.00.00.01"
 #define SXM4                                                                                                           \
-    .architecture = CT_AMPERE, .cores_per_sm = 64, .pcie_generation = 4, .pcie_width = 16, .least_limit_mw = 100000,  \
+    .architecture = CT_AMPERE, .cores_per_sm = 64, .pcie_generation = 4, .pcie_width = 16, .least_limit_mw = 100000,   \
     .limit_mw = 400000, .idle_sm_mhz = 210, .base_sm_mhz = 1095, .idle_pstate = 0, .shutdown_c = 92, .slowdown_c = 89, \
     .gpu_max_c = 85, .memory_max_c = 95, .vbios = "92.00.00.00.01"
 
@@ -46,8 +46,8 @@ const struct ct_board *ct_board_of(const struct ct_device_config *config)
     return &boards[0];
 }
 
-/* Our choice: seven tenths of what lies between idle and the limit follow the SMs in use, three tenths the memory's
- * bandwidth in use; all of it follows the clock. */
+/* Chosen, not measured: seven tenths of the range between idle power and the limit follow the SMs in use, three tenths
+ * the memory bandwidth in use; all of it is proportional to the clock. */
 static const double sm_part = 0.7, memory_part = 0.3;
 
 double ct_board_energy_uj(const struct ct_board *board, const struct ct_device_config *config,
@@ -56,11 +56,12 @@ double ct_board_energy_uj(const struct ct_board *board, const struct ct_device_c
     double full_mw = (double)(board->limit_mw - board->idle_mw) * use->clock_ppm / 1e6;
     double sm_s = (double)use->sm_ns / config->sm_count / 1e9;
     double memory_s = (double)use->traffic_bytes / (double)config->memory_bytes_per_s;
-    return 1e3 * (board->idle_mw * ((double)use->passed_ns / 1e9) + full_mw * (sm_part * sm_s + memory_part * memory_s));
+    return 1e3 * (board->idle_mw * ((double)use->passed_ns / 1e9) +
+                  full_mw * (sm_part * sm_s + memory_part * memory_s));
 }
 
-/* Our choice: air of 30 degrees; at the power limit the chip settles 10 degrees below its highest working temperature;
- * it is a third of the way short after 20 seconds. */
+/* Chosen, not measured: ambient air of 30 degrees; at the power limit the chip settles 10 degrees below its highest
+ * working temperature, with a time constant of 20 seconds. */
 static const double air_c = 30, margin_c = 10, settle_s = 20;
 
 static double settled_c(const struct ct_board *board, double power_mw)

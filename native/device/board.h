@@ -1,4 +1,4 @@
-/* What a board is beside its SMs: what it draws, how warm it gets, how it is plugged in. Facts and arithmetic. */
+/* The properties of a board besides its SMs: power, temperature and PCI attributes. */
 #ifndef COTENANT_DEVICE_BOARD_H
 #define COTENANT_DEVICE_BOARD_H
 
@@ -13,27 +13,27 @@ struct ct_board {
     uint32_t pci_device_id, pci_subsystem_id; /* device in the upper half, vendor in the lower */
     uint32_t pcie_generation, pcie_width;
     uint64_t bar1_bytes;
-    uint32_t idle_mw, least_limit_mw, limit_mw;      /* the limit is also the largest one that can be set */
-    uint32_t idle_sm_mhz, idle_memory_mhz, base_sm_mhz; /* base: what it runs at without boost */
+    uint32_t idle_mw, least_limit_mw, limit_mw;         /* limit_mw is also the largest limit that can be set */
+    uint32_t idle_sm_mhz, idle_memory_mhz, base_sm_mhz; /* base: without boost */
     uint32_t idle_pstate;
     uint32_t shutdown_c, slowdown_c, gpu_max_c, memory_max_c;
     char part_number[24], vbios[20];
 };
 
-/* Never NULL: a device whose key is not known has the board of a V100. */
+/* Never NULL: a device with an unknown key has the board of a V100. */
 const struct ct_board *ct_board_of(const struct ct_device_config *config);
 
 /* What is used between two instants. */
 struct ct_board_use {
     uint64_t passed_ns, sm_ns, traffic_bytes;
-    uint32_t clock_ppm; /* of the full clock */
+    uint32_t clock_ppm; /* fraction of the full clock */
 };
 
-/* Microjoules. Linear in everything used, so that the energy of two stretches is the sum of theirs. */
+/* Returns microjoules. Linear in all arguments, so that the energies of two periods can be added. */
 double ct_board_energy_uj(const struct ct_board *board, const struct ct_device_config *config,
                           const struct ct_board_use *use);
 
-/* Degrees Celsius a while later, at a power that stays the same meanwhile. */
+/* Returns degrees Celsius after a period of constant power. */
 double ct_board_temperature_c(const struct ct_board *board, double before_c, double power_mw, uint64_t passed_ns);
 double ct_board_idle_c(const struct ct_board *board);
 

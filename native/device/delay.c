@@ -1,5 +1,5 @@
-/* Who waited for whom: each kernel's service against what it would have at the same instant without the others.
- * The definition is in device.h above struct ct_device_counters. */
+/* Delays between clients: compares each kernel's progress with what it would be at the same instant without the other
+ * clients. device.h defines it, above struct ct_device_counters. */
 #include "device/state.h"
 
 struct alone {
@@ -7,8 +7,10 @@ struct alone {
     uint64_t blocks;
 };
 
-/* What a capped kernel may still claim, given what this placement has already handed to its client's other ones. */
-static uint64_t within_cap(const struct ct_device *d, const struct ct_op *op, const struct alone *placed, uint32_t count)
+/* Returns what a capped kernel may still claim, given what this placement has assigned to other kernels of its
+ * client. */
+static uint64_t within_cap(const struct ct_device *d, const struct ct_op *op, const struct alone *placed,
+                           uint32_t count)
 {
     uint64_t of_context = 0, of_client = 0;
     for (uint32_t i = 0; i < count; i++) {
@@ -18,13 +20,14 @@ static uint64_t within_cap(const struct ct_device *d, const struct ct_op *op, co
         if (ct_context_of(d, other) == ct_context_of(d, op))
             of_context += more;
     }
-    return ct_cap_left(d, op, of_context, of_client);
+    return ct_cap_available(d, op, of_context, of_client);
 }
 
-/* The client's kernels that would have blocks on the SMs now if the other clients' were gone, and how many. */
+/* Computes which kernels of a client would have blocks on the SMs now without the other clients, and how many
+ * blocks. */
 static uint32_t placed_alone(const struct ct_device *d, const struct ct_group *g, uint32_t owner, struct alone *placed)
 {
-    uint64_t room = d->capacity_share - ct_clients(d)[owner].held_share;
+    uint64_t free_share = d->capacity_share - ct_clients(d)[owner].held_share;
     uint32_t count = 0;
     int blocked = 0;
     for (uint32_t op = g->first_ready; op != CT_NONE && count < CT_RESIDENT_LIMIT; op = ct_ops(d)[op].ready_next) {
@@ -34,10 +37,11 @@ static uint32_t placed_alone(const struct ct_device *d, const struct ct_group *g
             continue;
         uint64_t blocks = o->running_blocks;
         if (o->pending_blocks > 0 && !blocked) {
-            uint64_t own = context->is_capped ? within_cap(d, o, placed, count) : room;
-            uint64_t more = ct_min(o->pending_blocks, ct_min(room, own) / o->share);
-            blocked = more < o->pending_blocks && own >= room; /* for lack of SMs rather than by its cap */
-            room -= more * o->share;
+            uint64_t own = context->is_capped ? within_cap(d, o, placed, count) : free_share;
+            uint64_t more = ct_min(o->pending_blocks, ct_min(free_share, own) / o->share);
+            blocked = more < o->pending_blocks && own >= free_share; /* because of missing SMs, not because of its
+                                                                      * cap */
+            free_share -= more * o->share;
             blocks += more;
         }
         if (blocks > 0)
@@ -46,11 +50,11 @@ static uint32_t placed_alone(const struct ct_device *d, const struct ct_group *g
     return count;
 }
 
-static void book(struct ct_device *d, struct ct_op *op, uint64_t lost_ns, uint64_t culprits)
+static void charge_delay(struct ct_device *d, struct ct_op *op, uint64_t lost_ns, uint64_t culprits)
 {
     struct ct_context *context = ct_context_of(d, op);
     struct ct_client *waiter = &ct_clients(d)[context->client];
-    uint64_t held = 0, left_ns = lost_ns;
+    uint64_t held = 0, remaining_ns = lost_ns;
     if (lost_ns == 0 || culprits == 0)
         return;
     op->delayed_ns += lost_ns;
@@ -64,13 +68,14 @@ static void book(struct ct_device *d, struct ct_op *op, uint64_t lost_ns, uint64
         for (uint64_t mask = culprits & (culprits - 1); held > 0 && mask; mask &= mask - 1) {
             uint64_t part_ns = ct_scale(lost_ns, ct_clients(d)[ct_lowest(mask)].held_share, held, 0);
             waiter->delayed_by_ns[ct_lowest(mask)] += part_ns;
-            left_ns -= part_ns;
+            remaining_ns -= part_ns;
         }
     }
-    waiter->delayed_by_ns[first] += left_ns;
+    waiter->delayed_by_ns[first] += remaining_ns;
 }
 
-/* Switched out, or about to come in: whoever could run loses all of this time to the group that has the device. */
+/* A group that is switched out, or is being switched in: every runnable kernel loses all of this time to the group on
+ * the device. */
 static void settle_waiting(struct ct_device *d, uint32_t group, uint64_t passed_ns)
 {
     const struct ct_group *g = &ct_groups(d)[group];
@@ -83,11 +88,11 @@ static void settle_waiting(struct ct_device *d, uint32_t group, uint64_t passed_
     for (uint64_t mask = g->ready_mask; mask; mask &= mask - 1) {
         uint32_t count = placed_alone(d, g, ct_lowest(mask), placed);
         for (uint32_t i = 0; i < count; i++)
-            book(d, &ct_ops(d)[placed[i].op], passed_ns, culprits);
+            charge_delay(d, &ct_ops(d)[placed[i].op], passed_ns, culprits);
     }
 }
 
-/* On the device together with other clients: slots they hold and bandwidth they take. */
+/* A group on the device with several clients: they lose slots and bandwidth to each other. */
 static void settle_sharing(struct ct_device *d, uint32_t group, uint32_t owner, uint64_t passed_ns)
 {
     const struct ct_group *g = &ct_groups(d)[group];
@@ -106,7 +111,7 @@ static void settle_sharing(struct ct_device *d, uint32_t group, uint32_t owner, 
         struct ct_op *o = &ct_ops(d)[placed[i].op];
         uint64_t service = o->running_blocks * o->rate, alone = placed[i].blocks * flows[i].rate;
         if (service < alone)
-            book(d, o, ct_scale(passed_ns, alone - service, alone, 0), g->ready_mask & ~(UINT64_C(1) << owner));
+            charge_delay(d, o, ct_scale(passed_ns, alone - service, alone, 0), g->ready_mask & ~(UINT64_C(1) << owner));
     }
 }
 

@@ -1,8 +1,9 @@
-/* Copies to and from the host: one at a time per engine, first ready first served, blind to priority and to slices.
+/* Copies to and from the host: one at a time per engine, in the order of readiness, independent of priorities and time
+ * slices.
  *
- * That engines take whatever is ready next and ignore stream priority is what traces show (meta-pytorch/torchrec, pull
- * requests 4303 and 4315). They have a schedule of their own on hardware too, so copies of one process overlap with
- * kernels of another. */
+ * Traces show that engines take the copy that is ready next and ignore stream priorities (meta-pytorch/torchrec, pull
+ * requests 4303 and 4315). The hardware schedules them independently too, so copies of one process overlap with kernels
+ * of another. */
 #include "device/state.h"
 
 static uint32_t engine_for(const struct ct_device *d, const struct ct_op *op)
@@ -20,7 +21,7 @@ static void begin(struct ct_device *d, struct ct_engine *engine)
     uint64_t host_bytes_per_s = d->config.host_bytes_per_s;
     uint64_t copy_ns = ct_scale(op->bytes, 1000000000, host_bytes_per_s, host_bytes_per_s - 1);
     op->start_ns = d->now_ns;
-    engine->end_ns = ct_later(d->now_ns, ct_later(copy_ns, d->config.copy_latency_ns));
+    engine->end_ns = ct_instant_after(d->now_ns, ct_instant_after(copy_ns, d->config.copy_latency_ns));
 }
 
 void ct_engine_enter(struct ct_device *d, uint32_t op)

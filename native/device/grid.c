@@ -1,16 +1,16 @@
-/* Blocks onto SMs: in order of priority, then of readiness; a running block keeps its place until it is done. */
+/* Assigns blocks to SMs: in order of priority, then of readiness; a running block keeps its slot until it completes. */
 #include "device/state.h"
 
-/* Everything that follows from a kernel having this many blocks on the SMs. */
+/* Updates everything that depends on how many blocks a kernel has on the SMs. */
 static void set_running(struct ct_device *d, struct ct_op *op, uint64_t blocks)
 {
     struct ct_context *context = ct_context_of(d, op);
     struct ct_client *client = &ct_clients(d)[context->client];
     struct ct_group *group = &ct_groups(d)[client->group];
     uint64_t before = op->running_blocks;
-    ct_books_blocks(d, op, before, blocks);
+    ct_counters_blocks(d, op, before, blocks);
     op->running_blocks = blocks;
-    /* Unsigned differences: what goes down wraps and comes back right. */
+    /* Unsigned differences: a decrease wraps around, and the sum is still correct. */
     uint64_t share = (blocks - before) * op->share;
     context->held_share += share;
     client->held_share += share;
@@ -29,8 +29,8 @@ static void refresh_next_end(struct ct_device *d, uint32_t group)
     g->next_end_ns = next_ns;
 }
 
-/* Gives back the waves that have not begun: whoever goes first at the next boundary may take the slots. */
-static void cut_train(struct ct_device *d, uint32_t group, struct ct_chunk *chunk)
+/* Returns the waves that have not begun, so that another kernel may take the slots at the next boundary. */
+static void split_waves(struct ct_device *d, uint32_t group, struct ct_chunk *chunk)
 {
     struct ct_op *op = &ct_ops(d)[chunk->op];
     uint64_t from_ns = ct_group_is_on(d, group) ? d->now_ns : 0;
@@ -40,44 +40,45 @@ static void cut_train(struct ct_device *d, uint32_t group, struct ct_chunk *chun
     uint64_t pace = ct_pace(d, op->rate), work_ns = ct_max(1, ct_scale(left_ns, pace, CT_RATE_FULL, 0));
     uint64_t unbegun = ct_min((work_ns - 1) / op->block_ns, chunk->waves - 1);
     op->pending_blocks += unbegun * chunk->blocks;
-    ct_books_retired(d, op, (chunk->waves - 1 - unbegun) * chunk->blocks);
+    ct_counters_retired(d, op, (chunk->waves - 1 - unbegun) * chunk->blocks);
     chunk->waves = 1;
     chunk->end_ns = from_ns + ct_scale(work_ns - unbegun * op->block_ns, CT_RATE_FULL, pace, pace - 1);
     d->dispatch_due = 1;
 }
 
-void ct_grid_cut_trains(struct ct_device *d, uint32_t group)
+void ct_grid_split_waves(struct ct_device *d, uint32_t group)
 {
     struct ct_group *g = &ct_groups(d)[group];
     ct_delay_settle(d, group);
     for (uint32_t i = 0; i < g->chunk_count; i++)
-        cut_train(d, group, &ct_chunks(d, group)[i]);
+        split_waves(d, group, &ct_chunks(d, group)[i]);
     refresh_next_end(d, group);
 }
 
-/* At this very instant a wave ended and the next one has not been placed yet: it need not be the next. Only while
- * the model itself moves on; a call from outside comes after the placing. 1 if the train is no more. */
-static int stop_train(struct ct_device *d, uint32_t group, struct ct_chunk *chunk)
+/* Handles the instant at which a wave has ended and the next one is not placed yet. Called only while the model itself
+ * advances; an external call comes after the placement. Returns 1 if the chunk was removed. */
+static int stop_waves(struct ct_device *d, uint32_t group, struct ct_chunk *chunk)
 {
     struct ct_op *op = &ct_ops(d)[chunk->op];
     uint64_t left_ns = chunk->end_ns - d->now_ns;
     uint64_t unbegun = left_ns / op->block_ns;
-    if (!d->in_step || !ct_group_is_on(d, group) || ct_pace(d, op->rate) != CT_RATE_FULL || left_ns % op->block_ns != 0 ||
+    if (!d->in_step || !ct_group_is_on(d, group) || ct_pace(d, op->rate) != CT_RATE_FULL ||
+        left_ns % op->block_ns != 0 ||
         unbegun >= chunk->waves)
         return 0;
     op->pending_blocks += unbegun * chunk->blocks;
     op->chunks--;
-    ct_books_retired(d, op, (chunk->waves - unbegun) * chunk->blocks);
+    ct_counters_retired(d, op, (chunk->waves - unbegun) * chunk->blocks);
     set_running(d, op, op->running_blocks - chunk->blocks);
     *chunk = ct_chunks(d, group)[--ct_groups(d)[group].chunk_count];
     return 1;
 }
 
-void ct_grid_stop_trains(struct ct_device *d, uint32_t group)
+void ct_grid_stop_waves(struct ct_device *d, uint32_t group)
 {
     ct_delay_settle(d, group);
     for (uint32_t i = 0; i < ct_groups(d)[group].chunk_count;)
-        i += !stop_train(d, group, &ct_chunks(d, group)[i]);
+        i += !stop_waves(d, group, &ct_chunks(d, group)[i]);
 }
 
 void ct_grid_ready(struct ct_device *d, uint32_t op)
@@ -90,9 +91,9 @@ void ct_grid_ready(struct ct_device *d, uint32_t op)
     for (uint32_t i = 0; i < group->chunk_count;) {
         struct ct_chunk *chunk = &ct_chunks(d, client->group)[i];
         if (chunk->waves > 1 && o->priority < ct_ops(d)[chunk->op].priority) {
-            if (stop_train(d, client->group, chunk))
+            if (stop_waves(d, client->group, chunk))
                 continue;
-            cut_train(d, client->group, chunk);
+            split_waves(d, client->group, chunk);
         }
         i++;
     }
@@ -151,7 +152,7 @@ void ct_grid_remove(struct ct_device *d, uint32_t op)
             i++;
             continue;
         }
-        cut_train(d, group, &chunks[i]); /* books the waves that are done */
+        split_waves(d, group, &chunks[i]); /* counts the completed waves */
         chunks[i] = chunks[--g->chunk_count];
     }
     set_running(d, o, 0);
@@ -173,7 +174,7 @@ static uint64_t block_time_ns(const struct ct_device *d, const struct ct_op *op)
     return pace == CT_RATE_FULL ? op->block_ns : ct_scale(op->block_ns, CT_RATE_FULL, pace, pace - 1);
 }
 
-/* The kernel whose blocks are next to be placed. */
+/* Returns the kernel whose blocks are placed next. */
 static uint32_t first_waiting(const struct ct_device *d, const struct ct_group *g)
 {
     uint32_t op = g->first_ready;
@@ -182,9 +183,9 @@ static uint32_t first_waiting(const struct ct_device *d, const struct ct_group *
     return op;
 }
 
-/* The common case of a long grid: every block that ends now makes room for the next one of the same kernel, and nothing
- * else changes, so neither shares nor rates nor delays need a look. 0 if it is not so. With a whole device's worth of
- * blocks still waiting, what the kernel would have alone stays the same too. */
+/* The common case of a long grid: every block that ends is replaced by the next one of the same kernel and nothing else
+ * changes, so shares, rates and delays stay the same. Returns 0 if this is not the case. With enough waiting blocks for
+ * a whole device, the solo rate stays the same too. */
 int ct_grid_refill(struct ct_device *d, uint32_t group)
 {
     struct ct_group *g = &ct_groups(d)[group];
@@ -205,20 +206,20 @@ int ct_grid_refill(struct ct_device *d, uint32_t group)
     }
     if (op->pending_blocks < blocks + d->capacity_share / op->share)
         return 0;
-    uint64_t end_ns = ct_later(d->now_ns, block_time_ns(d, op)), next_ns = end_ns;
+    uint64_t end_ns = ct_instant_after(d->now_ns, block_time_ns(d, op)), next_ns = end_ns;
     for (uint32_t i = 0; i < g->chunk_count; i++) {
         if (chunks[i].end_ns == d->now_ns)
             chunks[i].end_ns = end_ns;
         next_ns = ct_min(next_ns, chunks[i].end_ns);
     }
     op->pending_blocks -= blocks;
-    ct_books_retired(d, op, blocks);
+    ct_counters_retired(d, op, blocks);
     g->next_end_ns = next_ns;
     return 1;
 }
 
-/* All that end now leave together, so that what they free is handed out as one. Kernels that end at the same instant
- * complete in the order of the list: by priority, then by readiness. */
+/* All blocks that end now are removed together, so that their slots are assigned together. Kernels that end at the same
+ * instant complete in the order of the list: by priority, then by readiness. */
 void ct_grid_retire(struct ct_device *d, uint32_t group)
 {
     struct ct_group *g = &ct_groups(d)[group];
@@ -235,7 +236,7 @@ void ct_grid_retire(struct ct_device *d, uint32_t group)
         chunks[i] = chunks[--g->chunk_count];
         o->chunks--;
         set_running(d, o, o->running_blocks - ended.blocks);
-        ct_books_retired(d, o, ended.waves * ended.blocks);
+        ct_counters_retired(d, o, ended.waves * ended.blocks);
         finished += o->pending_blocks == 0 && o->running_blocks == 0;
     }
     for (uint32_t op = g->first_ready, next; finished > 0; op = next) {
@@ -251,7 +252,8 @@ void ct_grid_retire(struct ct_device *d, uint32_t group)
     d->dispatch_due = 1;
 }
 
-/* Too many sets in flight: the new blocks join the kernel's youngest set, whose end becomes the mean by blocks. */
+/* Too many chunks in flight: the new blocks join the kernel's latest chunk, whose end becomes the mean weighted by
+ * blocks. */
 static void merge(struct ct_device *d, uint32_t group, uint32_t op, uint64_t blocks, uint64_t end_ns)
 {
     struct ct_chunk *youngest = NULL;
@@ -269,8 +271,8 @@ static void merge(struct ct_device *d, uint32_t group, uint32_t op, uint64_t blo
     d->counters.merged_chunks++;
 }
 
-/* Puts this many blocks onto free slots; 0 if the device cannot keep track of another kernel now. `first`: no kernel
- * before this one waits for slots. */
+/* Places this many blocks in free slots; returns 0 if no further kernel can be resident. `first`: no earlier kernel
+ * waits for slots. */
 static int place(struct ct_device *d, uint32_t group, uint32_t op, uint64_t blocks, int first)
 {
     struct ct_group *g = &ct_groups(d)[group];
@@ -285,13 +287,14 @@ static int place(struct ct_device *d, uint32_t group, uint32_t op, uint64_t bloc
     }
     uint64_t wave_ns = block_time_ns(d, o);
     if (crowded) {
-        merge(d, group, op, blocks, ct_later(d->now_ns, wave_ns));
+        merge(d, group, op, blocks, ct_instant_after(d->now_ns, wave_ns));
         o->pending_blocks -= blocks;
     } else {
-        /* Alone on the SMs and first in order, it will take the same slots again and again: one train of waves. A
-         * later kernel cannot come between; an earlier one cuts the train. The last, partial wave is left over. */
+        /* A kernel that is alone on the SMs and first in order uses the same slots again and again: one chunk of
+         * several waves. A later kernel cannot interrupt it; an earlier one splits the chunk. The last, partial wave is
+         * separate. */
         uint64_t waves = g->chunk_count == 0 && first ? o->pending_blocks / blocks : 1;
-        uint64_t end_ns = ct_later(d->now_ns, ct_scale(wave_ns, waves, 1, 0));
+        uint64_t end_ns = ct_instant_after(d->now_ns, ct_scale(wave_ns, waves, 1, 0));
         ct_chunks(d, group)[g->chunk_count++] = (struct ct_chunk){op, (uint32_t)blocks, waves, end_ns};
         o->chunks++;
         o->pending_blocks -= waves * blocks;
@@ -311,22 +314,22 @@ void ct_grid_dispatch(struct ct_device *d, uint32_t group)
         struct ct_op *o = &ct_ops(d)[op];
         if (o->pending_blocks == 0)
             continue;
-        uint64_t room = d->capacity_share - g->held_share;
+        uint64_t free_share = d->capacity_share - g->held_share;
         int capped = 0;
-        if (room == 0)
+        if (free_share == 0)
             break;
         if (ct_context_of(d, o)->is_capped) {
-            uint64_t own = ct_cap_left(d, o, 0, 0);
-            capped = own < room;
-            room = ct_min(room, own);
+            uint64_t own = ct_cap_available(d, o, 0, 0);
+            capped = own < free_share;
+            free_share = ct_min(free_share, own);
         }
-        uint64_t blocks = ct_min(o->pending_blocks, room / o->share);
+        uint64_t blocks = ct_min(o->pending_blocks, free_share / o->share);
         if (blocks > 0 && !place(d, group, op, blocks, first)) {
             first = 0;
-            continue; /* those already on the device go on, or its place would never become free */
+            continue; /* kernels that are already resident continue, otherwise their slots would never become free */
         }
-        /* First come, first served to the last block: nobody overtakes a kernel that still waits for slots, unless it
-         * waits for a cap of its own. */
+        /* Strict order up to the last block: no kernel overtakes one that waits for slots, unless that one waits
+         * because of its own cap. */
         if (o->pending_blocks > 0 && !capped)
             break;
     }

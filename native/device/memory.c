@@ -1,4 +1,5 @@
-/* A client's device memory: what belongs to none of its contexts (pools, physical memory, shares), and all of it. */
+/* The device memory of a client: what belongs to none of its contexts (pools, physical memory, shares), and the
+ * total. */
 #include "device/state.h"
 
 int ct_device_client_take(struct ct_device *d, uint32_t client, uint64_t bytes)
@@ -86,7 +87,7 @@ int ct_device_client_unpark(struct ct_device *d, uint32_t client)
     return CT_DEVICE_OK;
 }
 
-void ct_memory_leave(struct ct_device *d, struct ct_client *client)
+void ct_memory_free_client(struct ct_device *d, struct ct_client *client)
 {
     give(d, client, client->loose_bytes);
     client->parked_bytes = 0;

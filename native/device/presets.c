@@ -1,4 +1,4 @@
-/* The devices that can be had by name, with where each figure comes from. */
+/* The presets of known devices, with the sources of their figures. */
 #include "device/device.h"
 
 #include <string.h>
@@ -102,7 +102,8 @@ uint32_t ct_device_occupancy(const struct ct_device_config *config, uint32_t thr
         if (by_registers < least)
             least = by_registers;
     }
-    uint32_t shared = round_up(shared_bytes_per_block + config->shared_reserved_bytes, config->shared_granularity_bytes);
+    uint32_t shared = round_up(shared_bytes_per_block + config->shared_reserved_bytes,
+                               config->shared_granularity_bytes);
     if (shared > 0 && config->shared_bytes_per_sm / shared < least)
         least = config->shared_bytes_per_sm / shared;
     return least;

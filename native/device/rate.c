@@ -1,8 +1,8 @@
-/* Who gets how much memory bandwidth: everyone what it asks, or a fair share of what there is. */
+/* Divides the memory bandwidth: every kernel gets what it asks for, or a fair share of what is available. */
 #include "device/state.h"
 
-/* Max-min fairness weighted by the SMs held: whoever asks for less than its share is served in full and leaves the rest
- * to the others. Requests come from SMs, so a kernel's claim grows with the SMs it holds. */
+/* Max-min fairness weighted by the SMs held: a kernel that asks for less than its share gets all of it and leaves the
+ * rest to the others. Requests come from SMs, so a kernel's weight grows with the SMs it holds. */
 void ct_rate_share(struct ct_flow *flows, uint32_t count, uint64_t bytes_per_s)
 {
     ct_u128 weights = 0;
@@ -30,10 +30,10 @@ void ct_rate_share(struct ct_flow *flows, uint32_t count, uint64_t bytes_per_s)
     }
 }
 
-/* The end of what has run at one pace and goes on at another. */
+/* Returns the end of work that continues at another rate. */
 static uint64_t repaced(uint64_t end_ns, uint64_t from_ns, uint64_t pace, uint64_t next_pace)
 {
-    return ct_later(from_ns, ct_scale(end_ns - from_ns, pace, next_pace, next_pace - 1));
+    return ct_instant_after(from_ns, ct_scale(end_ns - from_ns, pace, next_pace, next_pace - 1));
 }
 
 int ct_device_set_speed(struct ct_device *d, uint64_t now_ns, uint32_t speed)
@@ -69,7 +69,7 @@ uint32_t ct_device_speed(const struct ct_device *d)
     return (uint32_t)d->speed;
 }
 
-/* After the set of running blocks changed: new rates, and new ends for what is in flight. */
+/* Computes new rates and new ends after the set of running blocks has changed. */
 void ct_rate_update(struct ct_device *d, uint32_t group)
 {
     struct ct_group *g = &ct_groups(d)[group];

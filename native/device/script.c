@@ -1,15 +1,15 @@
-/* The batch driver: hosts that launch, run ahead and wait, against the device model, from instant to instant. */
+/* The batch driver: hosts that launch, run ahead and wait, on the device model. */
 #include "device/script.h"
 
 #include <string.h>
 
 enum { DEFAULT_AHEAD = 1024, DRAIN = 64, TAG_CLIENT_SHIFT = 48 };
 
-enum host_state { HOST_LAUNCHING, HOST_IN_SYNC, HOST_AT_LIMIT, HOST_THROUGH };
+enum host_state { HOST_LAUNCHING, HOST_IN_SYNC, HOST_AT_LIMIT, HOST_DONE };
 
 struct host {
     enum host_state state;
-    uint64_t act_ns;       /* the instant of its next step, when launching */
+    uint64_t step_ns; /* the instant of its next step, when launching */
     uint64_t waiting_since_ns;
     size_t step;
     uint64_t repeat;
@@ -27,7 +27,7 @@ struct run {
     uint32_t waiting; /* hosts in sync or at their limit */
 };
 
-static uint64_t later(uint64_t instant_ns, uint64_t ns)
+static uint64_t instant_after(uint64_t instant_ns, uint64_t ns)
 {
     return instant_ns > CT_DEVICE_NEVER - ns ? CT_DEVICE_NEVER : instant_ns + ns;
 }
@@ -37,13 +37,13 @@ static void begin_repeat(struct run *run, size_t i, uint64_t from_ns)
     const struct ct_script_client *client = &run->clients[i];
     struct host *host = &run->hosts[i];
     if (host->repeat == client->repeats) {
-        host->state = HOST_THROUGH;
+        host->state = HOST_DONE;
         return;
     }
     if (client->arrivals_ns && client->arrivals_ns[host->repeat] > from_ns)
         from_ns = client->arrivals_ns[host->repeat];
     host->state = HOST_LAUNCHING;
-    host->act_ns = later(from_ns, client->steps[0].host_ns);
+    host->step_ns = instant_after(from_ns, client->steps[0].host_ns);
 }
 
 static void end_step(struct run *run, size_t i, uint64_t now_ns)
@@ -52,7 +52,7 @@ static void end_step(struct run *run, size_t i, uint64_t now_ns)
     struct host *host = &run->hosts[i];
     host->state = HOST_LAUNCHING;
     if (++host->step < client->step_count) {
-        host->act_ns = later(now_ns, client->steps[host->step].host_ns);
+        host->step_ns = instant_after(now_ns, client->steps[host->step].host_ns);
         return;
     }
     if (client->repeat_ends_ns && host->repeat < client->repeat_capacity)
@@ -60,7 +60,7 @@ static void end_step(struct run *run, size_t i, uint64_t now_ns)
     host->step = 0;
     host->repeat++;
     begin_repeat(run, i, now_ns);
-    if (host->state == HOST_THROUGH && host->under_way == 0)
+    if (host->state == HOST_DONE && host->under_way == 0)
         client->finished_ns = now_ns;
 }
 
@@ -84,12 +84,12 @@ static void completed(struct run *run, const struct ct_device_record *record)
         run->waiting--;
         client->blocked_ns += record->end_ns - host->waiting_since_ns;
         host->state = HOST_LAUNCHING;
-        host->act_ns = record->end_ns;
+        host->step_ns = record->end_ns;
     } else if (host->state == HOST_IN_SYNC && host->under_way == 0) {
         run->waiting--;
         client->blocked_ns += record->end_ns - host->waiting_since_ns;
         end_step(run, i, record->end_ns);
-    } else if (host->state == HOST_THROUGH && host->under_way == 0) {
+    } else if (host->state == HOST_DONE && host->under_way == 0) {
         client->finished_ns = record->end_ns;
     }
 }
@@ -112,13 +112,13 @@ static void wait_for(struct run *run, struct host *host, enum host_state state, 
     run->waiting++;
 }
 
-/* The host of client i is at its next step. Completions up to this instant have been collected. */
+/* Executes the next step of client i's host. Completions up to this instant have been collected. */
 static int act(struct run *run, size_t i)
 {
     struct ct_script_client *client = &run->clients[i];
     struct host *host = &run->hosts[i];
     const struct ct_script_step *step = &client->steps[host->step];
-    uint64_t now_ns = host->act_ns;
+    uint64_t now_ns = host->step_ns;
     if (step->kernel != CT_SCRIPT_NO_KERNEL) {
         if (host->under_way >= host->ahead_limit) {
             wait_for(run, host, HOST_AT_LIMIT, now_ns);
@@ -187,21 +187,21 @@ static int set_up(struct run *run, size_t i)
     return CT_DEVICE_OK;
 }
 
-/* Steps the device from change to change while some host waits; otherwise the next launch carries it along. */
+/* Advances the device from change to change while a host waits; otherwise the next launch advances it. */
 static int run_until(struct run *run, uint64_t until_ns)
 {
     for (;;) {
         size_t next = run->client_count;
-        uint64_t act_ns = CT_DEVICE_NEVER;
+        uint64_t step_ns = CT_DEVICE_NEVER;
         for (size_t i = 0; i < run->client_count; i++) {
-            if (run->hosts[i].state == HOST_LAUNCHING && run->hosts[i].act_ns < act_ns) {
-                act_ns = run->hosts[i].act_ns;
+            if (run->hosts[i].state == HOST_LAUNCHING && run->hosts[i].step_ns < step_ns) {
+                step_ns = run->hosts[i].step_ns;
                 next = i;
             }
         }
         if (run->waiting > 0 || next == run->client_count) {
             uint64_t change_ns = ct_device_next_change(run->device);
-            if (change_ns <= act_ns && change_ns != CT_DEVICE_NEVER) {
+            if (change_ns <= step_ns && change_ns != CT_DEVICE_NEVER) {
                 if (change_ns > until_ns)
                     return CT_DEVICE_OK;
                 ct_device_advance(run->device, change_ns);
@@ -209,9 +209,9 @@ static int run_until(struct run *run, uint64_t until_ns)
                 continue;
             }
         }
-        if (next == run->client_count || act_ns > until_ns)
+        if (next == run->client_count || step_ns > until_ns)
             return CT_DEVICE_OK;
-        ct_device_advance(run->device, act_ns);
+        ct_device_advance(run->device, step_ns);
         collect(run);
         int result = act(run, next);
         if (result != CT_DEVICE_OK)

@@ -1,4 +1,4 @@
-/* How the device model remembers: tables of plain structs that refer to each other by index. Not for outsiders. */
+/* The internal state of the device model: tables of plain structs that refer to each other by index. */
 #ifndef COTENANT_DEVICE_STATE_H
 #define COTENANT_DEVICE_STATE_H
 
@@ -7,31 +7,31 @@
 typedef unsigned __int128 ct_u128; /* products of two 64-bit quantities, never stored */
 
 #define CT_NONE UINT32_MAX
-/* A block claims 1/occupancy of an SM. In units of 1/lcm(1..32) SM every such claim is a whole number, so that what is
- * placed and what is free add up exactly; 132 SMs stay far below 2^64. */
+/* A block claims 1/occupancy of an SM. In units of 1/lcm(1..32) SM every such claim is an integer, so that claimed and
+ * free units add up exactly; 132 SMs stay far below 2^64. */
 #define CT_SM_UNITS UINT64_C(144403552893600)
 #define CT_RATE_FULL (UINT64_C(1) << 30)
 
 enum {
     CT_MAX_OCCUPANCY = 32,
-    CT_GROUP_CHUNKS = 256,  /* sets of blocks in flight per group; more are merged */
-    CT_KERNEL_CHUNKS = 16,  /* and per kernel */
+    CT_GROUP_CHUNKS = 256, /* chunks in flight per group; more are merged */
+    CT_KERNEL_CHUNKS = 16, /* and per kernel */
     CT_RESIDENT_LIMIT = 128,
     CT_ENGINES = 2,
 };
 
 enum ct_op_state {
     CT_OP_FREE = 0,
-    CT_OP_QUEUED = 1,  /* behind others in its stream, or waiting for an event or the legacy stream */
-    CT_OP_READY = 2,   /* its turn: a grid in its group's list, a copy in its engine's queue, a host function running */
+    CT_OP_QUEUED = 1, /* behind others in its stream, or waiting for an event or the legacy stream */
+    CT_OP_READY = 2,  /* first: a grid in its group's list, a copy in its engine's queue, a host function running */
 };
 
-/* What is on the SMs now, and since when the counters have not been told. */
+/* What is on the SMs now, and since when it has not been added to the counters. */
 struct ct_usage {
     uint64_t blocks, sms, threads;
     uint64_t settled_ns;
     uint32_t sm_limit;
-    uint16_t is_capped; /* the limit is its own rather than the device's */
+    uint16_t is_capped; /* the limit is a cap of its own */
     uint16_t on;
 };
 
@@ -47,23 +47,23 @@ struct ct_op {
     uint64_t order; /* in its context, by submission */
     uint64_t tag;
     uint64_t submit_ns, ready_ns, start_ns, delayed_ns;
-    /* grids */
+    /* of grids */
     uint64_t pending_blocks, running_blocks;
     uint64_t block_ns, bytes_per_block;
     uint64_t share;  /* SM units claimed by one block */
-    uint64_t demand; /* bytes per second asked by one running block */
+    uint64_t demand; /* bytes per second requested by one running block */
     uint64_t rate, next_rate;
-    /* copies */
+    /* of copies */
     uint64_t bytes;
-    /* events: a record's event, a wait's record; waits hang on their record */
+    /* of events: a record's event, a wait's record; waits are listed at their record */
     uint64_t awaits;
     uint32_t event, first_waiter, next_waiter;
     uint32_t resident;
     uint64_t projected_ns, projected_epoch;
 };
 
-/* Blocks of one kernel that started together and so retire together. `waves` > 1: the same slots are refilled by the
- * same kernel that many times, and nobody could take them in between. end_ns counts from 0 while switched out. */
+/* Blocks of one kernel that started together and therefore retire together. `waves` > 1: the same kernel refills the
+ * same slots that many times, without interruption. end_ns is relative while switched out. */
 struct ct_chunk {
     uint32_t op, blocks;
     uint64_t waves;
@@ -103,7 +103,7 @@ struct ct_context {
     uint64_t legacy_ops;
     uint64_t next_order;
     uint64_t held_share;
-    uint64_t parked_bytes; /* of its memory, what is not on the device for now */
+    uint64_t parked_bytes; /* part of its memory that is not on the device at present */
     struct ct_usage usage;
     struct ct_device_counters counters;
 };
@@ -116,18 +116,18 @@ struct ct_client {
     uint32_t first_context;
     uint64_t ready_grids;
     uint64_t held_share;
-    uint64_t loose_bytes; /* device memory of no context */
-    uint64_t parked_bytes; /* likewise, but not on the device for now */
+    uint64_t loose_bytes; /* device memory that belongs to no context */
+    uint64_t parked_bytes; /* likewise, not on the device at present */
     struct ct_usage usage;
     struct ct_device_counters counters;
     uint64_t delayed_by_ns[CT_DEVICE_MAX_CLIENTS];
 };
 
-/* Those who may be on the device together. */
+/* Clients that may be on the device together. */
 struct ct_group {
     uint32_t label, members;
     uint64_t member_mask; /* clients, by index */
-    uint64_t blame_mask;  /* the same, but remembers the last one after it died */
+    uint64_t blame_mask;  /* the same, but keeps the last one after its removal */
     uint64_t ready_mask;  /* clients with a grid ready */
     uint32_t first_ready, last_ready, ready_grids;
     uint32_t chunk_count, resident_grids;
@@ -142,7 +142,7 @@ struct ct_engine {
     uint64_t end_ns;
 };
 
-/* Number of slots, the list of free ones, and how many were ever used: only those need copying. */
+/* Number of slots, the list of free ones, and how many were ever used: only those are copied for a projection. */
 struct ct_table {
     uint32_t slots, free, touched, used;
     size_t offset;
@@ -152,14 +152,14 @@ struct ct_device {
     struct ct_device_config config;
     struct ct_device_limits limits;
     struct ct_table contexts, streams, events, ops;
-    size_t groups_offset, clients_offset, chunks_offset, records_offset, ahead_offset; /* ahead: from the live state */
+    size_t groups_offset, clients_offset, chunks_offset, records_offset, ahead_offset; /* ahead: of the projection, from the live state */
     uint64_t now_ns, epoch;
-    uint64_t ready_count; /* grids that ever became ready: FIFO order is insertion order */
+    uint64_t ready_count; /* grids that ever became ready; determines their order */
     uint64_t capacity_share;
-    uint32_t work_first, work_last; /* streams whose head may have become ready */
+    uint32_t work_first, work_last; /* streams whose first op may have become ready */
     uint32_t dispatch_due, in_step;
     uint64_t speed; /* of CT_DEVICE_FULL_SPEED */
-    /* turns */
+    /* time slices */
     uint32_t active, resident, outgoing, switching;
     uint64_t runnable_mask;
     uint64_t switch_end_ns, slice_start_ns, slice_end_ns;
@@ -198,19 +198,19 @@ static inline uint64_t ct_min(uint64_t a, uint64_t b) { return a < b ? a : b; }
 static inline uint64_t ct_max(uint64_t a, uint64_t b) { return a > b ? a : b; }
 static inline uint32_t ct_lowest(uint64_t mask) { return (uint32_t)__builtin_ctzll(mask); }
 
-/* a * b / c with the product in 128 bits; what does not fit is the largest value. */
+/* Returns a * b / c with a 128-bit product, limited to UINT64_MAX. */
 static inline uint64_t ct_scale(uint64_t a, uint64_t b, uint64_t c, uint64_t round)
 {
     ct_u128 quotient = ((ct_u128)a * b + round) / c;
     return quotient > UINT64_MAX ? UINT64_MAX : (uint64_t)quotient;
 }
 
-static inline uint64_t ct_later(uint64_t instant_ns, uint64_t ns)
+static inline uint64_t ct_instant_after(uint64_t instant_ns, uint64_t ns)
 {
     return instant_ns > CT_DEVICE_NEVER - 1 - ns ? CT_DEVICE_NEVER - 1 : instant_ns + ns;
 }
 
-/* How fast a kernel's blocks progress, of CT_RATE_FULL: its part of the bandwidth at the device's speed. */
+/* Returns the progress rate of a kernel's blocks, of CT_RATE_FULL: its part of the bandwidth at the device's speed. */
 static inline uint64_t ct_pace(const struct ct_device *d, uint64_t rate)
 {
     return d->speed == CT_DEVICE_FULL_SPEED ? rate : ct_max(1, rate * d->speed / CT_DEVICE_FULL_SPEED);
@@ -221,8 +221,8 @@ static inline int ct_group_is_on(const struct ct_device *d, uint32_t group)
     return d->active == group && !d->switching;
 }
 
-/* tables.c: handles to slots; a slot or CT_NONE. Taking one keeps its generation. */
-void ct_memory_leave(struct ct_device *d, struct ct_client *client); /* what it holds itself goes with it */
+/* tables.c: convert handles to slots; return a slot or CT_NONE. Taking a slot keeps its generation. */
+void ct_memory_free_client(struct ct_device *d, struct ct_client *client); /* frees what belongs to the client itself */
 uint32_t ct_slot_client(const struct ct_device *d, uint32_t handle);
 uint32_t ct_slot_context(const struct ct_device *d, uint32_t handle);
 uint32_t ct_slot_stream(const struct ct_device *d, uint32_t handle);
@@ -237,27 +237,27 @@ static inline uint64_t ct_op_id(const struct ct_device *d, uint32_t op)
     return ((uint64_t)ct_ops(d)[op].generation << 32) | op;
 }
 
-/* order.c: whose turn it is within streams. */
+/* stream_order.c: the order within and between streams. */
 void ct_order_append(struct ct_device *d, uint32_t stream, uint32_t op);
 void ct_order_touch(struct ct_device *d, uint32_t stream);
 void ct_order_run(struct ct_device *d);
 void ct_order_complete(struct ct_device *d, uint32_t op);
-void ct_order_vanish(struct ct_device *d, uint32_t op); /* killed: the same without a record */
+void ct_order_vanish(struct ct_device *d, uint32_t op); /* the same without a record, for killed clients */
 
 /* engine.c: copies to and from the host. */
 void ct_engine_enter(struct ct_device *d, uint32_t op);
 void ct_engine_remove(struct ct_device *d, uint32_t op);
 void ct_engine_finish(struct ct_device *d, uint32_t engine);
 
-/* grid.c: blocks onto SMs. */
+/* grid.c: assignment of blocks to SMs. */
 void ct_grid_ready(struct ct_device *d, uint32_t op);
 void ct_grid_remove(struct ct_device *d, uint32_t op);
 int ct_grid_refill(struct ct_device *d, uint32_t group);
 void ct_grid_retire(struct ct_device *d, uint32_t group);
 void ct_grid_dispatch(struct ct_device *d, uint32_t group);
-void ct_grid_cut_trains(struct ct_device *d, uint32_t group);
-void ct_grid_stop_trains(struct ct_device *d, uint32_t group);
-void ct_grid_finish(struct ct_device *d, uint32_t op); /* at once, whatever was left of it */
+void ct_grid_split_waves(struct ct_device *d, uint32_t group);
+void ct_grid_stop_waves(struct ct_device *d, uint32_t group);
+void ct_grid_finish(struct ct_device *d, uint32_t op); /* completes it at once */
 
 /* rate.c: bandwidth among running kernels. */
 struct ct_flow {
@@ -266,44 +266,45 @@ struct ct_flow {
 void ct_rate_share(struct ct_flow *flows, uint32_t count, uint64_t bytes_per_s);
 void ct_rate_update(struct ct_device *d, uint32_t group);
 
-/* turn.c: which group is on the device. */
-void ct_turn_update(struct ct_device *d);
-void ct_turn_slice_over(struct ct_device *d);
-void ct_turn_switched(struct ct_device *d);
+/* timeslice.c: which group is on the device. */
+void ct_timeslice_update(struct ct_device *d);
+void ct_timeslice_expired(struct ct_device *d);
+void ct_timeslice_switched(struct ct_device *d);
 
-/* books.c: counters and delays. */
-void ct_books_blocks(struct ct_device *d, const struct ct_op *op, uint64_t before, uint64_t after);
-/* After a change of its cap. */
-void ct_books_context_cap(struct ct_device *d, struct ct_context *context);
-void ct_books_client_cap(struct ct_device *d, struct ct_client *client);
-void ct_books_retired(struct ct_device *d, const struct ct_op *op, uint64_t blocks);
-void ct_books_done(struct ct_device *d, const struct ct_op *op);
-void ct_books_group_on(struct ct_device *d, uint32_t group, uint32_t on);
-void ct_books_settle(struct ct_device *d);
-void ct_books_record(struct ct_device *d, uint32_t op, int what);
+/* counters.c: counters and records. */
+void ct_counters_blocks(struct ct_device *d, const struct ct_op *op, uint64_t before, uint64_t after);
+/* Called after a change of the cap. */
+void ct_counters_context_cap(struct ct_device *d, struct ct_context *context);
+void ct_counters_client_cap(struct ct_device *d, struct ct_client *client);
+void ct_counters_retired(struct ct_device *d, const struct ct_op *op, uint64_t blocks);
+void ct_counters_done(struct ct_device *d, const struct ct_op *op);
+void ct_counters_group_on(struct ct_device *d, uint32_t group, uint32_t on);
+void ct_counters_settle(struct ct_device *d);
+void ct_counters_record(struct ct_device *d, uint32_t op, int what);
 
-/* delay.c: who waited for whom. */
+/* delay.c: delays between clients. */
 void ct_delay_settle(struct ct_device *d, uint32_t group);
 void ct_delay_settle_all(struct ct_device *d);
 
 /* time.c */
 uint64_t ct_time_enter(struct ct_device *d, uint64_t now_ns); /* clamps, advances, opens a new epoch */
-void ct_time_settle(struct ct_device *d); /* after a change from outside: ready, turn, dispatch */
+void ct_time_settle(struct ct_device *d); /* after a change from outside: readiness, time slices, dispatch */
 
-static inline uint64_t ct_left_of(uint32_t sm_cap, uint64_t held)
+static inline uint64_t ct_cap_remaining(uint32_t sm_cap, uint64_t held)
 {
     uint64_t cap = sm_cap * CT_SM_UNITS;
     return !sm_cap ? UINT64_MAX : cap > held ? cap - held : 0;
 }
 
-/* SM units that the kernel's context and client may still claim, these already being promised; UINT64_MAX: no cap. */
-static inline uint64_t ct_cap_left(const struct ct_device *d, const struct ct_op *op, uint64_t of_context,
+/* Returns the SM units that the kernel's context and client may still claim, beyond those already assigned; UINT64_MAX:
+ * no cap. */
+static inline uint64_t ct_cap_available(const struct ct_device *d, const struct ct_op *op, uint64_t of_context,
                                    uint64_t of_client)
 {
     const struct ct_context *context = ct_context_of(d, op);
     const struct ct_client *client = &ct_clients(d)[context->client];
-    return ct_min(ct_left_of(context->sm_cap, context->held_share + of_context),
-                  ct_left_of(client->sm_cap, client->held_share + of_client));
+    return ct_min(ct_cap_remaining(context->sm_cap, context->held_share + of_context),
+                  ct_cap_remaining(client->sm_cap, client->held_share + of_client));
 }
 
 #endif

@@ -1,11 +1,11 @@
-/* Work comes in: kernels, copies, host functions, events; and the questions about them. */
+/* Submission of kernels, copies, host functions and events, and queries about them. */
 #include "device/state.h"
 
-/* A block's demand is bounded so that sums over a whole device stay within 64 bits. */
-static const uint64_t MOST_DEMAND = UINT64_C(1) << 48;
+/* A block's demand is limited so that sums over a whole device fit 64 bits. */
+static const uint64_t DEMAND_MAX = UINT64_C(1) << 48;
 
-/* Shape of the grid that stands for copies within the device and memsets: ours. One block per 256 KiB until the grid
- * fills the SMs once; together they ask for the whole bandwidth, or what 1 block per SM could draw. */
+/* The grid that represents copies within the device and memsets, chosen: one block per 256 KiB until the grid fills the
+ * SMs once; together the blocks ask for the whole bandwidth, or what one block per SM can use. */
 enum { MOVER_BYTES = 256 * 1024, MOVER_THREADS = 512, MOVER_BLOCKS_PER_SM = 2 };
 
 static int begin(struct ct_device *d, uint64_t now_ns, uint32_t stream, int kind, uint64_t tag, uint32_t *slot,
@@ -38,7 +38,7 @@ static void shape(struct ct_op *op, uint64_t blocks, uint64_t block_ns, uint64_t
     op->block_ns = ct_max(block_ns, 1);
     op->bytes_per_block = bytes_per_block;
     op->share = CT_SM_UNITS / occupancy;
-    op->demand = bytes_per_block ? ct_min(MOST_DEMAND, ct_scale(bytes_per_block, 1000000000, op->block_ns, 0)) : 0;
+    op->demand = bytes_per_block ? ct_min(DEMAND_MAX, ct_scale(bytes_per_block, 1000000000, op->block_ns, 0)) : 0;
 }
 
 int ct_device_launch(struct ct_device *d, uint64_t now_ns, uint32_t stream, const struct ct_kernel *kernel,
@@ -61,13 +61,13 @@ int ct_device_launch(struct ct_device *d, uint64_t now_ns, uint32_t stream, cons
     return finish(d, slot, op, id);
 }
 
-/* Bytes moved within the device: read and written for a copy, written for a memset. */
+/* Computes the bytes moved within the device: read and written for a copy, written for a memset. */
 static void shape_mover(const struct ct_device *d, struct ct_op *op, uint64_t moved_bytes)
 {
-    uint64_t most = (uint64_t)d->config.sm_count * MOVER_BLOCKS_PER_SM;
-    uint64_t blocks = ct_max(1, ct_min(most, (moved_bytes + MOVER_BYTES - 1) / MOVER_BYTES));
+    uint64_t limit = (uint64_t)d->config.sm_count * MOVER_BLOCKS_PER_SM;
+    uint64_t blocks = ct_max(1, ct_min(limit, (moved_bytes + MOVER_BYTES - 1) / MOVER_BYTES));
     uint64_t bytes = (moved_bytes + blocks - 1) / blocks;
-    /* Few blocks cannot draw the whole bandwidth: an SM's worth of blocks draws an SM's share of it. */
+    /* A few blocks cannot use the whole bandwidth: the blocks of an SM can use an SM's share of it. */
     uint64_t per_block_bytes_per_s = ct_max(1, d->config.memory_bytes_per_s / ct_max(blocks, d->config.sm_count));
     shape(op, blocks, ct_scale(bytes, 1000000000, per_block_bytes_per_s, per_block_bytes_per_s - 1), bytes,
           MOVER_BLOCKS_PER_SM);

@@ -1,4 +1,4 @@
-/* Where the model's state lies: one piece of memory cut into tables, and handles that know when they are stale. */
+/* The layout of the state: one memory area divided into tables, and handles that detect stale objects. */
 #include "device/state.h"
 
 #include <string.h>
@@ -10,7 +10,7 @@ static size_t cut(size_t *total, size_t bytes)
     return offset;
 }
 
-/* The live state first, then records, then the state in which projections run (with the same offsets inside). */
+/* First the live state, then the records, then the state of projections, with the same offsets. */
 static size_t lay_out(const struct ct_device_limits *limits, struct ct_device *d)
 {
     size_t total = 0;
@@ -27,9 +27,9 @@ static size_t lay_out(const struct ct_device_limits *limits, struct ct_device *d
     return total;
 }
 
-static int within(uint32_t value, uint32_t most)
+static int within(uint32_t value, uint32_t limit)
 {
-    return value >= 1 && value <= most;
+    return value >= 1 && value <= limit;
 }
 
 size_t ct_device_bytes(const struct ct_device_limits *limits)
@@ -66,7 +66,8 @@ int ct_device_init(void *memory, size_t bytes, const struct ct_device_config *co
         return CT_DEVICE_INVALID;
     struct ct_device places;
     lay_out(limits, &places);
-    /* Not the ops, by far the most of it: each is written when it is taken, and what is never touched costs nothing. */
+    /* The ops, by far the largest part, are not cleared: each is written when it is taken, and untouched memory costs
+     * nothing. */
     memset(memory, 0, places.ops.offset);
     memset((char *)memory + places.ahead_offset, 0, places.ops.offset);
     lay_out(limits, d);

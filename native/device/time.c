@@ -1,4 +1,5 @@
-/* How time passes: from one change to the next, never past the instant asked for; and the same ahead of time. */
+/* The passage of time: from one change to the next, never beyond the requested instant; and projections into the
+ * future. */
 #include "device/state.h"
 
 #include <string.h>
@@ -13,14 +14,14 @@ uint64_t ct_device_next_change(const struct ct_device *d)
     return next_ns;
 }
 
-/* What follows from changes at this instant, until nothing more does: turns within streams, between groups, blocks. */
+/* Processes the consequences of changes at this instant: order within streams, time slices, and blocks. */
 void ct_time_settle(struct ct_device *d)
 {
     ct_order_run(d);
-    ct_turn_update(d);
-    if (d->slice_end_ns == d->now_ns) { /* before new blocks are placed, only to be frozen in the same instant */
-        ct_turn_slice_over(d);
-        ct_turn_update(d);
+    ct_timeslice_update(d);
+    if (d->slice_end_ns == d->now_ns) { /* before new blocks are placed, which would be frozen at the same instant */
+        ct_timeslice_expired(d);
+        ct_timeslice_update(d);
     }
     if (d->dispatch_due && d->active != CT_NONE)
         ct_grid_dispatch(d, d->active);
@@ -37,16 +38,16 @@ static void step(struct ct_device *d, uint64_t instant_ns)
     if (d->active != CT_NONE && ct_groups(d)[d->active].next_end_ns == instant_ns) {
         if (ct_grid_refill(d, d->active)) {
             d->in_step = 0;
-            return; /* it saw to it that nothing else happens now */
+            return; /* nothing else happens at this instant */
         }
         ct_grid_retire(d, d->active);
     }
     if (d->switch_end_ns == instant_ns)
-        ct_turn_switched(d);
+        ct_timeslice_switched(d);
     ct_order_run(d);
-    ct_turn_update(d);
+    ct_timeslice_update(d);
     if (d->slice_end_ns == instant_ns)
-        ct_grid_stop_trains(d, d->active);
+        ct_grid_stop_waves(d, d->active);
     ct_time_settle(d);
     d->in_step = 0;
 }
@@ -82,11 +83,11 @@ uint64_t ct_device_epoch(const struct ct_device *d)
     return d->epoch;
 }
 
-/* ---- ahead ------------------------------------------------------------------------------------------------- */
+/* ---- projections -------------------------------------------------------------------------------------------------- */
 
-/* Only what is in use, and nothing that a projection does not look at (events, records, the matrix of delays): the
- * price of a projection follows the work that is queued, not the size of the tables. */
-static void copy_people(struct ct_device *to, const struct ct_device *from)
+/* Copies only what is in use, and nothing that a projection does not need (events, records, the matrix of delays): the
+ * cost depends on the queued work, not on the size of the tables. */
+static void copy_clients(struct ct_device *to, const struct ct_device *from)
 {
     memcpy(ct_groups(to), ct_groups(from), from->limits.clients * sizeof(struct ct_group));
     memcpy(ct_contexts(to), ct_contexts(from), from->contexts.touched * sizeof(struct ct_context));
@@ -105,7 +106,7 @@ static void copy_work(struct ct_device *to, const struct ct_device *from)
             continue;
         for (uint32_t op = ct_streams(from)[s].first; op != CT_NONE; op = ct_ops(from)[op].next) {
             ct_ops(to)[op] = ct_ops(from)[op];
-            uint32_t awaited = (uint32_t)ct_ops(from)[op].awaits; /* maybe complete: the copy must know that too */
+            uint32_t awaited = (uint32_t)ct_ops(from)[op].awaits; /* possibly complete: the copy must contain that */
             if (ct_ops(from)[op].awaits != 0)
                 ct_ops(to)[awaited] = ct_ops(from)[awaited];
         }
@@ -116,20 +117,20 @@ static struct ct_device *fork_ahead(struct ct_device *d)
 {
     struct ct_device *ahead = ct_at(d, d->ahead_offset);
     memcpy(ahead, d, sizeof *d);
-    copy_people(ahead, d);
+    copy_clients(ahead, d);
     copy_work(ahead, d);
     ahead->is_ahead = 1;
     ahead->ahead_epoch = d->ahead_epoch = d->epoch;
     return ahead;
 }
 
-/* The op that completes at the very next change, if that can be told at a glance. */
+/* Returns the end of an op that completes at the very next change, if this is easy to see. */
 static uint64_t obvious(const struct ct_device *d, uint32_t slot)
 {
     const struct ct_op *op = &ct_ops(d)[slot];
     for (int i = 0; i < CT_ENGINES; i++)
         if (d->engines[i].first == slot)
-            return d->engines[i].end_ns; /* nothing disturbs a copy once begun */
+            return d->engines[i].end_ns; /* a copy that has begun is not disturbed */
     if (op->running_blocks == 0 || op->pending_blocks > 0 || op->chunks != 1 || d->active == CT_NONE)
         return CT_DEVICE_NEVER;
     uint64_t next_ns = ct_groups(d)[d->active].next_end_ns;

@@ -1,10 +1,13 @@
-/* Which of those who wait decides at this instant? One word on the floor, which lapses by itself. */
+/* The claim: a word in the arbitration page that lets one waiting tenant at a time decide, and that expires by
+ * itself. */
 #include "gate/claim.h"
 
-/* The lapse in units of 1,024 ns (40 bits: 13 days of them), generation (13 bits), slot and one. */
+/* Layout of the word: the expiry in units of 1,024 ns (40 bits, 13 days), the generation (13 bits), the slot plus
+ * one. */
 enum { SLOT_BITS = 11, GENERATION_BITS = 13, TICK_BITS = 10, WHO_BITS = SLOT_BITS + GENERATION_BITS };
-/* Further ahead it is a scribble, or of another boot. Far more than a claim lasts: whoever compares may have been kept from
- * running since it read the clock, and must not take a claim for lapsed that is younger than its instant. */
+/* An expiry further ahead is corrupt or from another boot. The bound is far larger than a claim's duration: the reader
+ * may have been descheduled since it read the clock, and must not treat a claim that is younger than its instant as
+ * expired. */
 enum { AHEAD_TICKS = 1 << 20 };
 
 static uint64_t claim_until(const struct ct_gate *gate, uint64_t now_ns)
@@ -15,7 +18,7 @@ static uint64_t claim_until(const struct ct_gate *gate, uint64_t now_ns)
     return (tick << WHO_BITS) | who;
 }
 
-/* Forty bits of ticks wrap: compared as a distance. */
+/* The 40-bit tick wraps around, so ticks are compared by their distance. */
 static int has_lapsed(uint64_t claim, uint64_t now_ns)
 {
     int64_t ahead = (int64_t)(((claim >> WHO_BITS) << WHO_BITS) - ((now_ns >> TICK_BITS) << WHO_BITS)) >> WHO_BITS;
@@ -24,16 +27,17 @@ static int has_lapsed(uint64_t claim, uint64_t now_ns)
 
 int ct_gate_take_claim(struct ct_gate *gate, uint64_t now_ns, uint64_t *claim)
 {
-    uint64_t before = atomic_load_explicit(&gate->floor->claim, memory_order_relaxed);
+    uint64_t before = load_relaxed(&gate->arbitration->claim);
     *claim = claim_until(gate, now_ns);
     if (!has_lapsed(before, now_ns))
         return 0;
-    return atomic_compare_exchange_strong_explicit(&gate->floor->claim, &before, *claim, memory_order_acq_rel,
+    return atomic_compare_exchange_strong_explicit(&gate->arbitration->claim, &before, *claim, memory_order_acq_rel,
                                                    memory_order_relaxed);
 }
 
 void ct_gate_give_claim(struct ct_gate *gate, uint64_t claim)
 {
-    /* If it lapsed meanwhile it may be another's: then that one gives it back. */
-    atomic_compare_exchange_strong_explicit(&gate->floor->claim, &claim, 0, memory_order_release, memory_order_relaxed);
+    /* If the claim expired, the word may belong to another tenant, and stays. */
+    atomic_compare_exchange_strong_explicit(&gate->arbitration->claim, &claim, 0, memory_order_release,
+                                            memory_order_relaxed);
 }

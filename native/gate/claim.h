@@ -1,10 +1,11 @@
-/* Which of those who wait decides at this instant? One word on the floor, which lapses by itself. */
+/* The claim: a word in the arbitration page that lets one waiting tenant at a time decide, and that expires by
+ * itself. */
 #ifndef COTENANT_GATE_CLAIM_H
 #define COTENANT_GATE_CLAIM_H
 
 #include "gate/gate.h"
 
-/* 1: it is ours, as the word says that is to be given back. 0: another has it. */
+/* Returns 1 and the word to release in `claim`, or 0 if another tenant holds the claim. */
 int ct_gate_take_claim(struct ct_gate *gate, uint64_t now_ns, uint64_t *claim);
 void ct_gate_give_claim(struct ct_gate *gate, uint64_t claim);
 

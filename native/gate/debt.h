@@ -1,29 +1,33 @@
-/* What have those above lost to those below, and how long does that keep the gate closed? */
+/* The debt: device time that higher-priority tenants lost to lower-priority ones, and for how long it closes the
+ * gate. */
 #ifndef COTENANT_GATE_DEBT_H
 #define COTENANT_GATE_DEBT_H
 
 #include "gate/gate.h"
 
-/* An amount as the time in which it is earned at a rate. */
-uint64_t ct_gate_earned_in(uint64_t amount_ns, uint64_t ppm);
-/* What those above can spare, of all the time: a part of the time for which they are active. */
+/* Returns the time in which an amount is earned at a rate. */
+uint64_t ct_gate_time_to_earn(uint64_t amount_ns, uint64_t ppm);
+/* Returns the fraction of time that higher-priority tenants may lose: the permitted delay times their duty cycle. */
 uint64_t ct_gate_spared_ppm(const struct ct_gate *gate);
-/* How much longer the debt lasts. */
+/* Returns how much longer the debt lasts. */
 uint64_t ct_gate_debt(const struct ct_gate *gate, uint64_t now_ns);
 void ct_gate_charge(struct ct_gate *gate, uint64_t lost_ns, uint64_t now_ns);
-/* When a loss can be spared on purpose, for work of this worth; CT_GATE_NEVER: not at all. What costs little of its worth is
- * paid out of what was saved up. What costs more must have been earned since it asked, and there must be no debt: the
- * longer a kernel waits, the worse a gap it takes; so it takes about the best that comes by. */
-uint64_t ct_gate_spendable_at(const struct ct_gate *gate, uint64_t loss_ns, uint64_t worth_ns, uint64_t since_ns,
+/* Returns when an expected loss fits the budget, for a kernel of this duration; CT_GATE_NEVER if it never does. A loss
+ * that is small compared with the duration is paid from unused budget. A larger one must have been earned since the
+ * launch first asked, and requires that there is no debt: the longer a kernel waits, the worse a gap it accepts, so
+ * that it takes about the best gap that occurs. */
+uint64_t ct_gate_spendable_at(const struct ct_gate *gate, uint64_t loss_ns, uint64_t work_ns, uint64_t since_ns,
                               uint64_t now_ns);
 void ct_gate_spend(struct ct_gate *gate, uint64_t loss_ns, uint64_t now_ns);
-/* What those above lost since we last looked: from their first launch to the end of our work that ran then. */
+/* Charges what higher-priority tenants lost since the last call: from their first launch to the end of our work that
+ * ran then. */
 void ct_gate_settle(struct ct_gate *gate, uint64_t now_ns);
-/* Kernels in a launch of one above in the mean, in tenths; whatever its page says, from one to UINT16_MAX of them. */
-uint64_t ct_gate_tenths(const struct ct_gate_page *page);
-/* What is lost to work that gives way block by block: half a block in the mean for each kernel that comes. */
-uint64_t ct_gate_yielded(uint64_t pieces, uint64_t grain_ns);
-/* When one above launched for the first time since our last admission; CT_GATE_NEVER: it has not. */
-uint64_t ct_gate_came_back(const struct ct_gate *gate, struct ct_gate_peer *peer);
+/* Returns the mean number of kernels in a launch of a tenant, in tenths, limited to 1 to UINT16_MAX kernels whatever
+ * the page contains. */
+uint64_t ct_gate_kernels_per_launch(const struct ct_gate_page *page);
+/* Returns the expected loss to preemptible work: half a block for each arriving kernel. */
+uint64_t ct_gate_preemption_loss(uint64_t kernel_count, uint64_t granularity_ns);
+/* Returns when a higher-priority tenant first launched after our last admission; CT_GATE_NEVER if it has not. */
+uint64_t ct_gate_returned_at(const struct ct_gate *gate, struct ct_gate_peer *peer);
 
 #endif

@@ -1,146 +1,161 @@
-/* The share of a tenant as an instant: when all that it used will have been earned at that share. It is in the tenant's own
- * page, so its processes share it; it is changed by compare and swap, so nothing is held that the dead could keep. */
+/* Shares of the device. The use of a tenant is one instant in its page: when all that it has used will have been earned
+ * at its share. All its processes update it by compare-and-swap, so there is no lock that a dead process could hold. */
 #include "gate/limit.h"
 
 #include "gate/debt.h"
-#include "gate/price.h"
-#include "gate/words.h"
+#include "gate/cost.h"
+#include "gate/internal.h"
 
-/* ---- what was used ------------------------------------------------------------------------------------------------ */
+/* ---- accounting --------------------------------------------------------------------------------------------------- */
 
-/* Device time times the part of the device. */
-static uint64_t use_of(const struct ct_gate *gate, const struct ct_gate_wish *wish)
+/* Returns the device time times the fraction of the device that is used. */
+static uint64_t use_of(const struct ct_gate *gate, const struct ct_launch_request *request)
 {
-    const uint64_t part_ppm = left(CT_LIMIT_WHOLE_PPM, wish->free_ppm);
-    return sooner(weight_of(gate, wish->expect_ns), CT_GATE_FAR_NS) * part_ppm / CT_LIMIT_WHOLE_PPM;
+    const uint64_t part_ppm = sat_sub_u64(CT_LIMIT_WHOLE_PPM, request->free_ppm);
+    return min_u64(weight_of(gate, request->expect_ns), CT_GATE_HORIZON_NS) * part_ppm / CT_LIMIT_WHOLE_PPM;
 }
 
-/* What was not used for longer than the window is lost: who idled gets a small burst, and no more; who begins gets none. Who
- * was lately held up for long by kernels of its equals catches up on that. */
+/* Unused time older than the window is lost: a tenant that idled gets a small burst at most, and a new tenant gets
+ * none. A tenant that was recently delayed by kernels of equal priority may catch up on the delay. */
 static uint64_t level_of(const struct ct_gate *gate, uint64_t paid_ns, uint64_t now_ns)
 {
-    const uint64_t held_ns = left(now_ns, gate->held_at_ns) <= CT_LIMIT_HELD_FOR_NS ? gate->held_ns : 0;
-    return believed(paid_ns, now_ns) ? later(paid_ns, left(now_ns, CT_LIMIT_WINDOW_NS + 2 * held_ns)) : now_ns;
+    const uint64_t held_ns = sat_sub_u64(now_ns, gate->held_at_ns) <= CT_LIMIT_HELD_FOR_NS ? gate->held_ns : 0;
+    return plausible(paid_ns, now_ns) ? max_u64(paid_ns, sat_sub_u64(now_ns, CT_LIMIT_WINDOW_NS + 2 * held_ns))
+        : now_ns;
 }
 
 void ct_limit_held(struct ct_gate *gate, uint64_t held_ns, uint64_t now_ns)
 {
     if (!gate->limit_ppm || !gate->must_share ||
-        (held_ns < gate->held_ns && left(now_ns, gate->held_at_ns) <= CT_LIMIT_HELD_FOR_NS))
+        (held_ns < gate->held_ns && sat_sub_u64(now_ns, gate->held_at_ns) <= CT_LIMIT_HELD_FOR_NS))
         return;
-    gate->held_ns = sooner(held_ns, CT_LIMIT_HELD_MOST_NS);
+    gate->held_ns = min_u64(held_ns, CT_LIMIT_HELD_MAX_NS);
     gate->held_at_ns = now_ns;
 }
 
-static void book(struct ct_gate *gate, uint64_t use_ns, int is_back, uint64_t now_ns)
+static void charge_use(struct ct_gate *gate, uint64_t use_ns, int holder_returned, uint64_t now_ns)
 {
-    const uint64_t earned_ns = ct_gate_earned_in(use_ns, gate->limit_ppm);
-    uint64_t before_ns = LOAD(gate->mine->paid_ns), paid_ns;
+    const uint64_t earned_ns = ct_gate_time_to_earn(use_ns, gate->limit_ppm);
+    uint64_t before_ns = load_relaxed(&gate->mine->paid_ns), paid_ns;
     do {
         const uint64_t from_ns = level_of(gate, before_ns, now_ns);
-        paid_ns = is_back ? left(from_ns, earned_ns) : sooner(plus(from_ns, earned_ns), plus(now_ns, CT_GATE_FAR_NS));
+        paid_ns = holder_returned ? sat_sub_u64(from_ns, earned_ns)
+            : min_u64(sat_add_u64(from_ns, earned_ns), sat_add_u64(now_ns, CT_GATE_HORIZON_NS));
     } while (!atomic_compare_exchange_weak_explicit(&gate->mine->paid_ns, &before_ns, paid_ns, memory_order_relaxed,
                                                     memory_order_relaxed));
 }
 
-void ct_limit_charge(struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t now_ns)
+void ct_limit_charge(struct ct_gate *gate, const struct ct_launch_request *request, uint64_t now_ns)
 {
     if (!gate->limit_ppm || gate->is_lent)
         return;
-    book(gate, use_of(gate, wish), 0, now_ns);
-    STORE(gate->mine->part_ppm, left(CT_LIMIT_WHOLE_PPM, wish->free_ppm));
+    charge_use(gate, use_of(gate, request), 0, now_ns);
+    store_relaxed(&gate->mine->part_ppm, sat_sub_u64(CT_LIMIT_WHOLE_PPM, request->free_ppm));
 }
 
-void ct_limit_refund(struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t now_ns)
+void ct_limit_refund(struct ct_gate *gate, const struct ct_launch_request *request, uint64_t now_ns)
 {
     if (gate->limit_ppm && !gate->is_lent)
-        book(gate, use_of(gate, wish), 1, now_ns);
+        charge_use(gate, use_of(gate, request), 1, now_ns);
 }
 
 void ct_gate_measured(struct ct_gate *gate, uint64_t charged_ns, uint64_t used_ns, uint64_t now_ns)
 {
     if (gate->limit_ppm && charged_ns != used_ns)
-        book(gate, charged_ns > used_ns ? charged_ns - used_ns : used_ns - charged_ns, charged_ns > used_ns, now_ns);
+        charge_use(gate, charged_ns > used_ns ? charged_ns - used_ns : used_ns - charged_ns, charged_ns > used_ns,
+                   now_ns);
 }
 
-/* A debt of a smaller share is paid off sooner by a larger one. Whichever process of ours sees the change first does it. */
+/* Converts the debt when the share changes: a larger share pays it off earlier. The first process that sees the change
+ * does so. */
 static void rescale(struct ct_gate *gate, uint64_t now_ns)
 {
-    uint64_t rate_ppm = LOAD(gate->mine->paid_ppm);
+    uint64_t rate_ppm = load_relaxed(&gate->mine->paid_ppm);
     if (rate_ppm == gate->limit_ppm ||
-        !atomic_compare_exchange_strong_explicit(&gate->mine->paid_ppm, &rate_ppm, gate->limit_ppm, memory_order_relaxed,
+        !atomic_compare_exchange_strong_explicit(&gate->mine->paid_ppm, &rate_ppm, gate->limit_ppm,
+                                                 memory_order_relaxed,
                                                  memory_order_relaxed))
         return;
-    uint64_t before_ns = LOAD(gate->mine->paid_ns), paid_ns;
+    uint64_t before_ns = load_relaxed(&gate->mine->paid_ns), paid_ns;
     do {
-        const uint64_t debt_ns = left(believed(before_ns, now_ns), now_ns);
+        const uint64_t debt_ns = sat_sub_u64(plausible(before_ns, now_ns), now_ns);
         if (!debt_ns || !rate_ppm || rate_ppm > CT_LIMIT_WHOLE_PPM)
             return;
-        paid_ns = plus(now_ns, ct_gate_earned_in(debt_ns * rate_ppm / CT_LIMIT_WHOLE_PPM, gate->limit_ppm));
+        paid_ns = sat_add_u64(now_ns, ct_gate_time_to_earn(debt_ns * rate_ppm / CT_LIMIT_WHOLE_PPM, gate->limit_ppm));
     } while (!atomic_compare_exchange_weak_explicit(&gate->mine->paid_ns, &before_ns, paid_ns, memory_order_relaxed,
                                                     memory_order_relaxed));
 }
 
-/* ---- who has had its share ---------------------------------------------------------------------------------------- */
+/* ---- tenants that have used their share --------------------------------------------------------------------------- */
 
-/* Until when it has had its share; 0: it has not. It works ahead, and then waits until all of that is earned: so it need not
- * wake up for every kernel. */
+/* Returns until when the tenant has used up its share; 0: it has not. A tenant runs ahead and then waits until all of
+ * it is earned, so that it need not wake up for every kernel. */
 static uint64_t over_until(struct ct_gate *gate, uint64_t now_ns)
 {
     rescale(gate, now_ns);
-    const uint64_t ahead_ns = left(believed(LOAD(gate->mine->paid_ns), now_ns), now_ns);
-    const int is_over = ahead_ns > CT_LIMIT_AHEAD_NS || (ahead_ns && LOAD(gate->mine->over_ns));
-    const uint64_t until_ns = is_over ? plus(now_ns, ahead_ns) : 0;
-    SHOW(gate->mine->over_ns, until_ns);
+    const uint64_t ahead_ns = sat_sub_u64(plausible(load_relaxed(&gate->mine->paid_ns), now_ns), now_ns);
+    const int is_over = ahead_ns > CT_LIMIT_AHEAD_NS || (ahead_ns && load_relaxed(&gate->mine->over_ns));
+    const uint64_t until_ns = is_over ? sat_add_u64(now_ns, ahead_ns) : 0;
+    store_release(&gate->mine->over_ns, until_ns);
     return until_ns;
 }
 
 static int peer_is_over(const struct ct_gate_page *page, uint64_t now_ns)
 {
-    return believed(SEE(page->over_ns), now_ns) > now_ns || left(believed(LOAD(page->paid_ns), now_ns), now_ns) > CT_LIMIT_AHEAD_NS;
+    return plausible(load_acquire(&page->over_ns), now_ns) > now_ns ||
+        sat_sub_u64(plausible(load_relaxed(&page->paid_ns), now_ns), now_ns) > CT_LIMIT_AHEAD_NS;
 }
 
-/* When all that we and our equals have submitted is expected to be over, or was: before that nobody's work need be. */
+/* Returns when all work of this tenant and its peers is expected to be complete: until then no single tenant's work
+ * need be. */
 static uint64_t over_by(const struct ct_gate *gate, uint64_t now_ns)
 {
-    uint64_t last_ns = believed(LOAD(gate->mine->busy_ns), now_ns);
-    for (uint32_t i = 0; i < gate->beside_count; i++)
-        if (SEE(gate->beside[i].page->generation) == gate->beside[i].generation)
-            last_ns = later(last_ns, believed(SEE(gate->beside[i].page->busy_ns), now_ns));
+    uint64_t last_ns = plausible(load_relaxed(&gate->mine->busy_ns), now_ns);
+    for (uint32_t i = 0; i < gate->peer_count; i++)
+        if (load_acquire(&gate->peers[i].page->generation) == gate->peers[i].generation)
+            last_ns = max_u64(last_ns, plausible(load_acquire(&gate->peers[i].page->busy_ns), now_ns));
     return last_ns;
 }
 
-/* Whether it has work, or waits for it or with some, or would have to wait for ours. Work that its host still waits for is
- * not over, whatever was expected: that of others held it up, for as long as that may last (`over_ns`). */
+/* Returns whether the tenant has work, waits for completion or for admission, or would be delayed by our kernel. Work
+ * that its host still waits for is not complete, whatever was predicted, as long as work of others may delay it
+ * (`over_ns`). */
 static int wants_now(const struct ct_gate_page *page, uint64_t over_ns, uint64_t until_ns, uint64_t now_ns)
 {
-    const uint64_t asked_ns = SEE(page->asked_ns), waits_ns = believed(SEE(page->waits_ns), now_ns);
-    const uint64_t busy_ns = believed(SEE(page->busy_ns), now_ns);
-    if (busy_ns > now_ns || (waits_ns && left(now_ns, later(waits_ns, later(busy_ns, over_ns))) <= CT_LIMIT_LATE_NS))
+    const uint64_t asked_ns = load_acquire(&page->asked_ns),
+        waits_ns = plausible(load_acquire(&page->waits_ns), now_ns);
+    const uint64_t busy_ns = plausible(load_acquire(&page->busy_ns), now_ns);
+    if (busy_ns > now_ns || (waits_ns && sat_sub_u64(now_ns,
+                                                     max_u64(waits_ns, max_u64(busy_ns, over_ns))) <= CT_LIMIT_LATE_NS))
         return 1;
-    /* One that waits at the gate may sleep on it, and be late to wake up: it still waits. */
-    if (LOAD(page->wanted_ns) && left(now_ns, asked_ns) <= CT_LIMIT_ASLEEP_NS && left(asked_ns, now_ns) <= CT_LIMIT_LOOK_NS)
+    /* A tenant that waits for admission may be asleep and wake up late: it is still waiting. */
+    if (load_relaxed(&page->wanted_ns) && sat_sub_u64(now_ns, asked_ns) <= CT_LIMIT_SLEEPER_NS &&
+        sat_sub_u64(asked_ns, now_ns) <= CT_LIMIT_RECHECK_NS)
         return 1;
-    return now_ns < believed(LOAD(page->quiet_ns), now_ns) && believed(LOAD(page->next_ns), now_ns) < until_ns;
+    return now_ns < plausible(load_relaxed(&page->quiet_ns), now_ns) &&
+        plausible(load_relaxed(&page->next_ns), now_ns) < until_ns;
 }
 
-/* Under MPS work runs side by side: one whose work takes no more of the device than its share has the rest free for others. */
-static int leaves_room(const struct ct_gate *gate, const struct ct_gate_peer *peer)
+/* Under MPS work runs concurrently: a tenant whose work occupies no more than its share leaves the rest of the device
+ * free. */
+static int leaves_capacity(const struct ct_gate *gate, const struct ct_gate_peer *peer)
 {
-    const uint64_t part_ppm = LOAD(peer->page->part_ppm);
-    return gate->is_mps && part_ppm && part_ppm <= peer->limit_ppm + CT_LIMIT_NEAR_PPM;
+    const uint64_t part_ppm = load_relaxed(&peer->page->part_ppm);
+    return gate->is_mps && part_ppm && part_ppm <= peer->limit_ppm + CT_LIMIT_ROUNDING_PPM;
 }
 
-/* An equal that has a share has not had it yet, and wants it. One that has lent work of its own also lets those go first
- * that asked for no share. */
-static int is_wanted(const struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t now_ns)
+/* Returns whether a tenant of equal priority wants its share and has not used it. A tenant that runs beyond its share
+ * also defers to tenants without a share. */
+static int is_wanted(const struct ct_gate *gate, const struct ct_launch_request *request, uint64_t now_ns)
 {
-    const uint64_t busy_ns = later(believed(LOAD(gate->mine->busy_ns), now_ns), now_ns);
-    const uint64_t until_ns = plus(busy_ns, weight_of(gate, wish->expect_ns)), over_ns = over_by(gate, now_ns);
-    for (uint32_t i = 0; i < gate->beside_count; i++) {
-        const struct ct_gate_peer *peer = &gate->beside[i];
+    const uint64_t busy_ns = max_u64(plausible(load_relaxed(&gate->mine->busy_ns), now_ns), now_ns);
+    const uint64_t until_ns = sat_add_u64(busy_ns, weight_of(gate, request->expect_ns)),
+        over_ns = over_by(gate, now_ns);
+    for (uint32_t i = 0; i < gate->peer_count; i++) {
+        const struct ct_gate_peer *peer = &gate->peers[i];
         if (peer->priority != gate->priority || peer->is_paused || (!peer->limit_ppm && !gate->limit_ppm) ||
-            SEE(peer->page->generation) != peer->generation || !SEE(peer->page->sequence) || leaves_room(gate, peer))
+            load_acquire(&peer->page->generation) != peer->generation || !load_acquire(&peer->page->sequence) ||
+                leaves_capacity(gate, peer))
             continue;
         if ((!peer->limit_ppm || !peer_is_over(peer->page, now_ns)) && wants_now(peer->page, over_ns, until_ns, now_ns))
             return 1;
@@ -152,70 +167,73 @@ int ct_limit_must_ask(const struct ct_gate *gate)
 {
     if (gate->limit_ppm && gate->is_static)
         return 1;
-    for (uint32_t i = 0; i < gate->beside_count; i++)
-        if (gate->beside[i].priority == gate->priority && (gate->limit_ppm || gate->beside[i].limit_ppm))
+    for (uint32_t i = 0; i < gate->peer_count; i++)
+        if (gate->peers[i].priority == gate->priority && (gate->limit_ppm || gate->peers[i].limit_ppm))
             return 1;
     return 0;
 }
 
-uint32_t ct_limit_ask(struct ct_gate *gate, const struct ct_gate_wish *wish, int is_active, uint64_t since_ns,
+uint32_t ct_limit_ask(struct ct_gate *gate, const struct ct_launch_request *request, int is_active, uint64_t since_ns,
                       uint64_t now_ns, uint64_t *until_ns)
 {
     gate->is_lent = 0;
-    if (gate->is_ending || wish->free_ppm >= CT_LIMIT_WHOLE_PPM || (!gate->limit_ppm && !gate->must_share))
+    if (gate->is_ending || request->free_ppm >= CT_LIMIT_WHOLE_PPM || (!gate->limit_ppm && !gate->must_share))
         return 0;
-    *until_ns = gate->limit_ppm ? over_until(gate, now_ns) : plus(now_ns, CT_LIMIT_LOOK_NS);
+    *until_ns = gate->limit_ppm ? over_until(gate, now_ns) : sat_add_u64(now_ns, CT_LIMIT_RECHECK_NS);
     if (!*until_ns)
         return 0;
     if (gate->limit_ppm && gate->is_static)
         return CT_GATE_LIMIT;
-    /* One without a share is not kept out for good, whatever was promised to others; but the longer its kernel, the longer. */
-    const uint64_t length_ns = sooner(weight_of(gate, wish->expect_ns), CT_GATE_FAR_NS);
+    /* A tenant without a share is not kept out forever, but the longer its kernel is, the longer it waits. */
+    const uint64_t length_ns = min_u64(weight_of(gate, request->expect_ns), CT_GATE_HORIZON_NS);
     const int is_old =
-        !gate->limit_ppm && left(now_ns, since_ns) >= CT_GATE_STUCK_NS + CT_LIMIT_KEPT_OUT * length_ns;
-    if (!is_active && !is_old && is_wanted(gate, wish, now_ns)) {
-        *until_ns = sooner(*until_ns, plus(now_ns, CT_LIMIT_LOOK_NS));
+        !gate->limit_ppm && sat_sub_u64(now_ns, since_ns) >= CT_GATE_STUCK_NS + CT_LIMIT_WAIT_FACTOR * length_ns;
+    if (!is_active && !is_old && is_wanted(gate, request, now_ns)) {
+        *until_ns = min_u64(*until_ns, sat_add_u64(now_ns, CT_LIMIT_RECHECK_NS));
         return gate->limit_ppm ? CT_GATE_LIMIT : CT_GATE_SHARE;
     }
     gate->is_lent = gate->limit_ppm != 0;
     return 0;
 }
 
-/* ---- how much may be submitted ------------------------------------------------------------------------------------ */
+/* ---- work in flight ----------------------------------------------------------------------------------------------- */
 
-enum { AGAIN_NS = 2 * 1000 };
+enum { RETRY_NS = 2 * 1000 };
 
-/* As time of the whole device: work in few blocks runs beside itself, if its program lets it. */
+/* Returns the time as time of the whole device: launches of few blocks may run concurrently. */
 static uint64_t taken_by(uint64_t length_ns, uint64_t part_ppm)
 {
-    return sooner(length_ns, CT_GATE_FAR_NS) * part_ppm / CT_LIMIT_WHOLE_PPM;
+    return min_u64(length_ns, CT_GATE_HORIZON_NS) * part_ppm / CT_LIMIT_WHOLE_PPM;
 }
 
-/* A tenant that is to end has one launch on the device at a time, whichever of its processes it is of, for as long as it
- * takes: a kill must not find more. */
-int ct_limit_is_full(const struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t now_ns)
+/* An ending tenant has at most one launch on the device, over all its processes, so that a kill does not find more. */
+int ct_limit_is_full(const struct ct_gate *gate, const struct ct_launch_request *request, uint64_t now_ns)
 {
-    const uint64_t weight_ns = weight_of(gate, wish->expect_ns);
+    const uint64_t weight_ns = weight_of(gate, request->expect_ns);
     if (gate->is_ending)
-        return gate->unconfirmed || believed(LOAD(gate->mine->busy_ns), now_ns) > now_ns;
-    if (gate->above_count)
-        return gate->unconfirmed > 1 && plus(gate->unconfirmed_ns, weight_ns) > ct_price_bound(gate, wish);
-    /* Alone it is held back by nothing but its own share: nobody waits for it. */
-    const uint64_t part_ppm = later(left(CT_LIMIT_WHOLE_PPM, wish->free_ppm), CT_LIMIT_LEAST_PART_PPM);
-    return gate->beside_count && gate->unconfirmed > 1 &&
-           taken_by(plus(gate->unconfirmed_ns, weight_ns), part_ppm) > later(gate->bound_ns, CT_LIMIT_AHEAD_NS);
+        return gate->unconfirmed || plausible(load_relaxed(&gate->mine->busy_ns), now_ns) > now_ns;
+    if (gate->higher_count)
+        return gate->unconfirmed > 1 && sat_add_u64(gate->unconfirmed_ns, weight_ns) > ct_cost_bound(gate, request);
+    /* A tenant that is alone is limited by its own share only. */
+    const uint64_t part_ppm = max_u64(sat_sub_u64(CT_LIMIT_WHOLE_PPM, request->free_ppm), CT_LIMIT_MIN_PART_PPM);
+    return gate->peer_count && gate->unconfirmed > 1 &&
+           taken_by(sat_add_u64(gate->unconfirmed_ns, weight_ns), part_ppm) > max_u64(gate->bound_ns,
+                                                                                      CT_LIMIT_AHEAD_NS);
 }
 
-/* Among equals it sleeps until half of what it has submitted is over, if all of that runs at once: long enough to be cheap,
- * and before the device runs dry. Whatever has ended was taken off before it asked. */
-uint64_t ct_limit_room_at(const struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t now_ns)
+/* Without higher-priority tenants the caller sleeps until half of the submitted work has completed, if all of it runs
+ * concurrently: long enough to be cheap, and before the device idles. Completed work was removed before. */
+uint64_t ct_limit_retry_at(const struct ct_gate *gate, const struct ct_launch_request *request, uint64_t now_ns)
 {
-    if (gate->above_count || gate->is_ending) {
-        /* The device should not idle while we wake up; but what is ahead of time is in the way of one above that comes. */
-        const uint64_t ahead_ns = gate->is_ending ? 0 : ct_price_part(CT_GATE_LEAD_NS, gate->delay_ppm);
-        return later(left(believed(LOAD(gate->mine->busy_ns), now_ns), ahead_ns), plus(now_ns, AGAIN_NS));
+    if (gate->higher_count || gate->is_ending) {
+        /* The device should not idle during the wake-up, but work submitted ahead delays a higher-priority tenant that
+         * returns. */
+        const uint64_t ahead_ns = gate->is_ending ? 0 : ct_cost_fraction(CT_GATE_LEAD_NS, gate->delay_ppm);
+        return max_u64(sat_sub_u64(plausible(load_relaxed(&gate->mine->busy_ns), now_ns), ahead_ns),
+                       sat_add_u64(now_ns, RETRY_NS));
     }
-    /* What nobody knows counts as long, and may be short. */
-    const uint64_t all_ns = wish->expect_ns ? taken_by(gate->unconfirmed_ns, left(CT_LIMIT_WHOLE_PPM, wish->free_ppm)) : 0;
-    return plus(now_ns, later(all_ns / 2, CT_LIMIT_POLL_NS));
+    /* Work of unknown length counts as long but may be short. */
+    const uint64_t all_ns = request->expect_ns ? taken_by(gate->unconfirmed_ns,
+                                                          sat_sub_u64(CT_LIMIT_WHOLE_PPM, request->free_ppm)) : 0;
+    return sat_add_u64(now_ns, max_u64(all_ns / 2, CT_LIMIT_POLL_NS));
 }

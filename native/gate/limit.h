@@ -1,42 +1,51 @@
-/* How much of the device may a tenant use, and which of its equals has not had its share yet? */
+/* Shares of the device: how much a tenant may use, and which tenants of equal priority are still entitled to time. */
 #ifndef COTENANT_GATE_LIMIT_H
 #define COTENANT_GATE_LIMIT_H
 
 #include "gate/gate.h"
 
-/* Our choices; docs/limit.md says what each was measured by. */
+/* Tuned constants; docs/concepts/shares.md describes the measurements behind each. */
 enum {
-    CT_LIMIT_AHEAD_NS = 4 * 1000 * 1000,    /* a limited tenant works so far ahead, then waits for all of it at once */
-    CT_LIMIT_WINDOW_NS = 100 * 1000 * 1000, /* what is not used in so long is lost */
-    CT_LIMIT_HELD_MOST_NS = 1000 * 1000 * 1000, /* but for twice this at most of what one was held up by its equals, */
-    CT_LIMIT_HELD_FOR_NS = 2000 * 1000 * 1000,  /* within so long */
-    CT_LIMIT_LATE_NS = 10 * 1000 * 1000,    /* work that a host waits for is over this much later than expected at most */
-    CT_LIMIT_ASLEEP_NS = CT_GATE_NAP_NS + 1000 * 1000, /* who has not asked for longer does not just sleep at the gate */
-    CT_LIMIT_LOOK_NS = 1000 * 1000,         /* how long one that waits for its equals sleeps unless a bell rings */
-    CT_LIMIT_POLL_NS = 250 * 1000,          /* how often one looks whether what it submitted has ended, once it should have */
-    CT_LIMIT_LEAST_PART_PPM = 250 * 1000,   /* work of fewer blocks is not submitted further ahead than of so many */
-    CT_LIMIT_KEPT_OUT = 16,                 /* one without a share waits for so many times its kernel's length, and a while */
+    CT_LIMIT_AHEAD_NS = 4 * 1000 * 1000,                      /* a limited tenant runs ahead by this much, then waits
+                                                               * for all of it at once */
+    CT_LIMIT_WINDOW_NS = 100 * 1000 * 1000,                   /* time that was not used for this long is lost */
+    CT_LIMIT_HELD_MAX_NS = 1000 * 1000 * 1000,                /* except for up to twice this much delay caused by
+                                                               * tenants of equal priority */
+    CT_LIMIT_HELD_FOR_NS = 2000 * 1000 * 1000,                /* for how long such a delay is remembered */
+    CT_LIMIT_LATE_NS = 10 * 1000 * 1000,                      /* work that a host waits for completes at most this much
+                                                               * later than predicted */
+    CT_LIMIT_SLEEPER_NS = CT_GATE_SLEEP_MAX_NS + 1000 * 1000, /* a tenant that has not asked for longer than this is not
+                                                               * merely asleep */
+    CT_LIMIT_RECHECK_NS = 1000 * 1000,                        /* sleep of a tenant that waits for tenants of equal
+                                                               * priority, unless it is woken */
+    CT_LIMIT_POLL_NS = 250 * 1000,                            /* polling interval for the completion of work that should
+                                                               * have ended */
+    CT_LIMIT_MIN_PART_PPM = 250 * 1000,                       /* work that occupies less of the device is submitted no
+                                                               * further ahead than this fraction */
+    CT_LIMIT_WAIT_FACTOR = 16,                                /* a tenant without a share waits for this multiple of its
+                                                               * kernel's length, plus CT_GATE_STUCK_NS */
     CT_LIMIT_WHOLE_PPM = 1000 * 1000,
-    CT_LIMIT_NEAR_PPM = 20 * 1000, /* a part of the SMs is given in whole ones */
+    CT_LIMIT_ROUNDING_PPM = 20 * 1000, /* SMs are assigned in whole numbers */
 };
 
-/* Whether the shares on this device concern us at all: ours, or that of an equal. */
+/* Returns whether this tenant or one of equal priority has a share. */
 int ct_limit_must_ask(const struct ct_gate *gate);
 
-/* May this kernel go, as far as shares are concerned? 0, or the reason to wait, until then. `is_active`: somebody above is;
- * then it is those above who decide who goes, and nobody holds back for an equal. */
-uint32_t ct_limit_ask(struct ct_gate *gate, const struct ct_gate_wish *wish, int is_active, uint64_t since_ns,
+/* Returns 0 if the shares permit the launch, or the reason to wait, with the instant to ask again. `is_active`: a
+ * higher-priority tenant is active; then its gaps decide who runs, and no tenant defers to an equal one. */
+uint32_t ct_limit_ask(struct ct_gate *gate, const struct ct_launch_request *request, int is_active, uint64_t since_ns,
                       uint64_t now_ns, uint64_t *until_ns);
 
-/* Whether what it has submitted already keeps it from submitting more, and when to look whether there is room again. */
-int ct_limit_is_full(const struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t now_ns);
-uint64_t ct_limit_room_at(const struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t now_ns);
+/* Return whether the submitted work forbids another launch, and when to check again. */
+int ct_limit_is_full(const struct ct_gate *gate, const struct ct_launch_request *request, uint64_t now_ns);
+uint64_t ct_limit_retry_at(const struct ct_gate *gate, const struct ct_launch_request *request, uint64_t now_ns);
 
-/* Work of ours was over so much later than it would have been alone, or is still not, for that of equals came first. */
+/* Records that work of this tenant completed later than it would have alone, or still has not, because of tenants of
+ * equal priority. */
 void ct_limit_held(struct ct_gate *gate, uint64_t held_ns, uint64_t now_ns);
 
-/* It passes: what it is expected to use is written down, unless it was lent. Or it does not come: that is given back. */
-void ct_limit_charge(struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t now_ns);
-void ct_limit_refund(struct ct_gate *gate, const struct ct_gate_wish *wish, uint64_t now_ns);
+/* Charge the expected use of a launch that passes, unless it is lent, and refund it if the launch does not happen. */
+void ct_limit_charge(struct ct_gate *gate, const struct ct_launch_request *request, uint64_t now_ns);
+void ct_limit_refund(struct ct_gate *gate, const struct ct_launch_request *request, uint64_t now_ns);
 
 #endif

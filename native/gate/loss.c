@@ -1,19 +1,19 @@
-/* What have those above really lost, of what was charged? The holder knows when its work should have been over, and when its
- * host came out of the wait for it: nothing is measured for that. */
+/* The actual loss of higher-priority tenants compared with the charged loss. A holder knows when its work should have
+ * completed and when its host returned from the wait, so nothing needs to be measured for this. */
 #include "gate/loss.h"
 
-#include "gate/words.h"
+#include "gate/internal.h"
 
 enum {
     PPM = 1000 * 1000,
-    CLEAN_MOST = 16,              /* the mean over about so many waits beside nobody */
-    MEMORY_NS = 4 * 1000 * 1000,  /* of what was charged, so much is remembered: then half of it */
-    PRIOR_NS = 500 * 1000,        /* until much more than this was charged, the charges are taken to be right */
-    ASTRAY_NS = 64 * MEMORY_NS,
-    MET_MOST = 64,                /* waits in a row beside others after which nobody knows what it would be alone */
-    LEAST_PPM = PPM / 8, /* charges are lowered by what is told, this far, and never raised */
-    SLACK_PPM = 50 * 1000, /* a loss of this part of a wait, or of `delay` of it, counts twice */
-    FELT_MOST = 31,        /* and none more than this and one */
+    CLEAN_MAX = 16,              /* the mean covers about this many waits without lower-priority work */
+    MEMORY_NS = 4 * 1000 * 1000, /* when more than this has been charged, the history is halved */
+    PRIOR_NS = 500 * 1000,       /* until much more than this was charged, charges are assumed to be correct */
+    IMPLAUSIBLE_NS = 64 * MEMORY_NS,
+    OVERLAPPED_MAX = 64,     /* after this many overlapping waits in a row the mean without overlap is outdated */
+    SCALE_MIN_PPM = PPM / 8, /* reports reduce charges to this fraction at most, and never increase them */
+    SLACK_PPM = 50 * 1000,   /* a loss of this fraction of the wait, or of `delay_ppm` of it, counts twice */
+    WEIGHT_MAX = 31,         /* upper limit of the additional weight */
 };
 
 void ct_loss_announced(struct ct_gate *gate, uint64_t expect_ns, uint64_t now_ns)
@@ -21,65 +21,69 @@ void ct_loss_announced(struct ct_gate *gate, uint64_t expect_ns, uint64_t now_ns
     struct ct_gate_burst *burst = &gate->burst;
     if (!burst->begin_ns) {
         burst->begin_ns = now_ns;
-        burst->is_unsure = 0;
+        burst->has_unknown = 0;
     }
-    burst->end_ns = plus(later(burst->end_ns, now_ns), expect_ns);
-    burst->is_unsure |= !expect_ns;
+    burst->end_ns = sat_add_u64(max_u64(burst->end_ns, now_ns), expect_ns);
+    burst->has_unknown |= !expect_ns;
 }
 
-/* A loss counts for more, the more it is of the time that the host waited for: many small ones are felt less than a large
- * one, and what is promised of a tail is of single requests. */
-static int64_t felt(const struct ct_gate *gate, int64_t late_ns, uint64_t span_ns)
+/* Weights a loss by its fraction of the host's wait: one large loss matters more than many small ones, because
+ * objectives for tail latency concern single requests. */
+static int64_t weighted_loss(const struct ct_gate *gate, int64_t late_ns, uint64_t span_ns)
 {
     if (late_ns <= 0 || !span_ns)
         return late_ns;
-    const uint64_t lost_ns = sooner((uint64_t)late_ns, CT_GATE_FAR_NS);
-    const uint64_t slack_ppm = later(sooner(gate->delay_ppm, 8 * PPM), SLACK_PPM);
-    const uint64_t slack_ns = later(sooner(span_ns, CT_GATE_FAR_NS) * slack_ppm / PPM, 1);
-    return (int64_t)(lost_ns + sooner(sooner(lost_ns, UINT32_MAX) * sooner(lost_ns, UINT32_MAX) / slack_ns, FELT_MOST * lost_ns));
+    const uint64_t lost_ns = min_u64((uint64_t)late_ns, CT_GATE_HORIZON_NS);
+    const uint64_t slack_ppm = max_u64(min_u64(gate->delay_ppm, 8 * PPM), SLACK_PPM);
+    const uint64_t slack_ns = max_u64(min_u64(span_ns, CT_GATE_HORIZON_NS) * slack_ppm / PPM, 1);
+    return (int64_t)(lost_ns + min_u64(min_u64(lost_ns, UINT32_MAX) * min_u64(lost_ns, UINT32_MAX) / slack_ns,
+                                       WEIGHT_MAX * lost_ns));
 }
 
 void ct_loss_drained(struct ct_gate *gate, uint64_t now_ns)
 {
     struct ct_gate_burst *burst = &gate->burst;
-    const uint64_t begin_ns = burst->begin_ns, waits_ns = LOAD(gate->mine->waits_ns);
-    const uint64_t due_ns = later(burst->end_ns, waits_ns);
+    const uint64_t begin_ns = burst->begin_ns, waits_ns = load_relaxed(&gate->mine->waits_ns);
+    const uint64_t due_ns = max_u64(burst->end_ns, waits_ns);
     burst->begin_ns = burst->end_ns = 0;
-    /* Who did not wait lost nothing that counts; a distance beyond all that is foreseen is none. */
-    if (!begin_ns || !waits_ns || burst->is_unsure || left(due_ns, now_ns) > CT_GATE_FAR_NS ||
-        left(now_ns, due_ns) > CT_GATE_FAR_NS)
+    /* A host that did not wait lost nothing that counts; a difference beyond the horizon is implausible. */
+    if (!begin_ns || !waits_ns || burst->has_unknown || sat_sub_u64(due_ns, now_ns) > CT_GATE_HORIZON_NS ||
+        sat_sub_u64(now_ns, due_ns) > CT_GATE_HORIZON_NS)
         return;
     const int64_t late_ns = (int64_t)(now_ns - due_ns);
-    if (believed(LOAD(gate->floor->below_ns), now_ns) < begin_ns) {
-        burst->clean_count += burst->clean_count < CLEAN_MOST;
+    if (plausible(load_relaxed(&gate->arbitration->admitted_until_ns), now_ns) < begin_ns) {
+        burst->clean_count += burst->clean_count < CLEAN_MAX;
         burst->clean_ns += (late_ns - burst->clean_ns) / (int64_t)burst->clean_count;
-        burst->met = 0;
-    } else if (burst->clean_count && burst->met < MET_MOST) { /* one that is never alone does not know for long */
-        burst->met++;
-        ADD(gate->mine->lost_ns, (uint64_t)felt(gate, late_ns - burst->clean_ns, left(now_ns, begin_ns)));
-        ADD(gate->mine->told, 1);
+        burst->overlapped = 0;
+    } else if (burst->clean_count && burst->overlapped < OVERLAPPED_MAX) { /* a tenant whose waits always overlap soon
+                                                                            * has no valid mean */
+        burst->overlapped++;
+        add_single_writer(&gate->mine->lost_ns, (uint64_t)weighted_loss(gate, late_ns - burst->clean_ns,
+                                                                        sat_sub_u64(now_ns, begin_ns)));
+        add_single_writer(&gate->mine->loss_reports, 1);
     }
 }
 
-void ct_loss_show(struct ct_gate *gate, uint64_t now_ns)
+void ct_loss_publish(struct ct_gate *gate, uint64_t now_ns)
 {
-    const uint64_t busy_ns = LOAD(gate->mine->busy_ns);
-    /* Of two that do this at once the later one should win; either is near. */
-    if (believed(LOAD(gate->floor->below_ns), now_ns) < busy_ns)
-        STORE(gate->floor->below_ns, busy_ns);
+    const uint64_t busy_ns = load_relaxed(&gate->mine->busy_ns);
+    /* If two tenants store at once, the later instant should win; either is close enough. */
+    if (plausible(load_relaxed(&gate->arbitration->admitted_until_ns), now_ns) < busy_ns)
+        store_relaxed(&gate->arbitration->admitted_until_ns, busy_ns);
 }
 
-uint64_t ct_loss_told(const struct ct_gate_peer *peer)
+uint64_t ct_loss_reported(const struct ct_gate_peer *peer)
 {
-    return SEE(peer->page->generation) == peer->generation ? LOAD(peer->page->lost_ns) : 0;
+    return load_acquire(&peer->page->generation) == peer->generation ? load_relaxed(&peer->page->lost_ns) : 0;
 }
 
-/* Whether all of those above who launched since the last time have told since what they lost. */
-static int have_told(const struct ct_gate *gate)
+/* Returns whether all higher-priority tenants that launched since the last update have reported their loss since. */
+static int have_reported(const struct ct_gate *gate)
 {
-    for (uint32_t i = 0; i < gate->above_count; i++) {
-        const struct ct_gate_peer *peer = &gate->above[i];
-        if (SEE(peer->page->sequence) != peer->told_at && LOAD(peer->page->told) == peer->told)
+    for (uint32_t i = 0; i < gate->higher_count; i++) {
+        const struct ct_gate_peer *peer = &gate->higher[i];
+        if (load_acquire(&peer->page->sequence) != peer->loss_sequence &&
+            load_relaxed(&peer->page->loss_reports) == peer->loss_reports)
             return 0;
     }
     return 1;
@@ -93,40 +97,41 @@ static void fold(struct ct_gate_scale *scale, int64_t lost_ns, int64_t charged_n
         scale->lost_ns /= 2;
         scale->charged_ns /= 2;
     }
-    const int64_t really_ns = scale->lost_ns + PRIOR_NS;
-    const uint64_t thought_us = (uint64_t)(scale->charged_ns + PRIOR_NS) / 1000;
-    const uint64_t ppm = really_ns <= 0 ? 0 : (uint64_t)really_ns * 1000 / thought_us;
-    scale->ppm = sooner(later(ppm, LEAST_PPM), PPM);
+    const int64_t actual_ns = scale->lost_ns + PRIOR_NS;
+    const uint64_t estimated_us = (uint64_t)(scale->charged_ns + PRIOR_NS) / 1000;
+    const uint64_t ppm = actual_ns <= 0 ? 0 : (uint64_t)actual_ns * 1000 / estimated_us;
+    scale->ppm = min_u64(max_u64(ppm, SCALE_MIN_PPM), PPM);
 }
 
-void ct_loss_look(struct ct_gate *gate)
+void ct_loss_update(struct ct_gate *gate)
 {
     struct ct_gate_scale *scale = &gate->scale;
-    const uint64_t sum_ns = LOAD(gate->floor->charged_ns);
+    const uint64_t sum_ns = load_relaxed(&gate->arbitration->charged_ns);
     uint64_t more_ns = 0;
-    for (uint32_t i = 0; i < gate->above_count; i++)
-        more_ns += ct_loss_told(&gate->above[i]) - gate->above[i].lost_ns;
+    for (uint32_t i = 0; i < gate->higher_count; i++)
+        more_ns += ct_loss_reported(&gate->higher[i]) - gate->higher[i].lost_ns;
     const int64_t lost_ns = (int64_t)more_ns;
     const int64_t charged_ns = (int64_t)(sum_ns - scale->charged_sum_ns);
-    /* A sum that jumps is a scribble; and who has not told anything for long is to be believed no longer. */
-    const int is_astray = charged_ns < 0 || charged_ns > ASTRAY_NS || lost_ns > ASTRAY_NS || lost_ns < -ASTRAY_NS;
-    if (scale->is_begun && !is_astray && !have_told(gate))
+    /* A sum that jumps is corrupt; and a tenant that has not reported for long is ignored. */
+    const int is_implausible = charged_ns < 0 || charged_ns > IMPLAUSIBLE_NS || lost_ns > IMPLAUSIBLE_NS ||
+        lost_ns < -IMPLAUSIBLE_NS;
+    if (scale->is_begun && !is_implausible && !have_reported(gate))
         return;
-    if (scale->is_begun && !is_astray)
+    if (scale->is_begun && !is_implausible)
         fold(scale, lost_ns, charged_ns);
     else
         *scale = (struct ct_gate_scale){.is_begun = 1, .ppm = PPM};
     scale->charged_sum_ns = sum_ns;
-    for (uint32_t i = 0; i < gate->above_count; i++) {
-        gate->above[i].lost_ns = ct_loss_told(&gate->above[i]);
-        gate->above[i].told = LOAD(gate->above[i].page->told);
-        gate->above[i].told_at = SEE(gate->above[i].page->sequence);
+    for (uint32_t i = 0; i < gate->higher_count; i++) {
+        gate->higher[i].lost_ns = ct_loss_reported(&gate->higher[i]);
+        gate->higher[i].loss_reports = load_relaxed(&gate->higher[i].page->loss_reports);
+        gate->higher[i].loss_sequence = load_acquire(&gate->higher[i].page->sequence);
     }
 }
 
-uint64_t ct_loss_scaled(const struct ct_gate *gate, uint64_t thought_ns)
+uint64_t ct_loss_scaled(const struct ct_gate *gate, uint64_t estimated_ns)
 {
-    if (!gate->scale.ppm || thought_ns > UINT64_MAX / PPM)
-        return thought_ns;
-    return later(thought_ns * gate->scale.ppm / PPM, thought_ns != 0);
+    if (!gate->scale.ppm || estimated_ns > UINT64_MAX / PPM)
+        return estimated_ns;
+    return max_u64(estimated_ns * gate->scale.ppm / PPM, estimated_ns != 0);
 }

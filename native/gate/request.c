@@ -1,52 +1,51 @@
-/* The requests of a tenant, as its page counts them. */
+/* Counts a tenant's requests in its page. */
 #include "gate/request.h"
 
-#include "gate/words.h"
-
-#define COUNT(place, more) atomic_fetch_add_explicit(&(place), (more), memory_order_relaxed)
+#include "gate/internal.h"
 
 void ct_gate_request_ended(struct ct_gate_page *page, uint64_t latency_ns, uint64_t slo_ns)
 {
     struct ct_gate_requests *requests = &page->requests;
-    COUNT(requests->bucket[ct_gate_request_bucket(latency_ns)], 1);
-    COUNT(requests->sum_ns, latency_ns);
+    fetch_add_relaxed(&requests->bucket[ct_gate_request_bucket(latency_ns)], 1);
+    fetch_add_relaxed(&requests->sum_ns, latency_ns);
     if (slo_ns && latency_ns > slo_ns)
-        COUNT(requests->over, 1);
-    atomic_fetch_add_explicit(&requests->ended, 1, memory_order_release);
+        fetch_add_relaxed(&requests->over, 1);
+    fetch_add_release(&requests->ended, 1);
 }
 
-/* No gate's instant is further away: it was left behind. */
-static int is_left_behind(uint64_t began_ns, uint64_t now_ns)
+/* Returns whether the instant is beyond the horizon: a dead process left it behind. */
+static int is_stale(uint64_t began_ns, uint64_t now_ns)
 {
-    return left(now_ns, began_ns) > CT_GATE_FAR_NS || left(began_ns, now_ns) > CT_GATE_FAR_NS;
+    return sat_sub_u64(now_ns, began_ns) > CT_GATE_HORIZON_NS || sat_sub_u64(began_ns, now_ns) > CT_GATE_HORIZON_NS;
 }
 
 void ct_gate_request_oldest(struct ct_gate_page *page, uint64_t was_ns, uint64_t began_ns, uint64_t now_ns)
 {
     _Atomic uint64_t *oldest_ns = &page->requests.began_ns;
-    uint64_t found_ns = LOAD(*oldest_ns);
+    uint64_t found_ns = load_relaxed(oldest_ns);
     do {
-        const int is_mine = found_ns == was_ns || is_left_behind(found_ns, now_ns);
-        if (found_ns && !is_mine && (!began_ns || found_ns <= began_ns))
-            return; /* an older one of another process */
+        const int is_ours = found_ns == was_ns || is_stale(found_ns, now_ns);
+        if (found_ns && !is_ours && (!began_ns || found_ns <= began_ns))
+            return; /* another process has an older one */
         if (found_ns == began_ns)
             return;
-    } while (!atomic_compare_exchange_weak_explicit(oldest_ns, &found_ns, began_ns, memory_order_relaxed, memory_order_relaxed));
+    } while (!atomic_compare_exchange_weak_explicit(oldest_ns, &found_ns, began_ns, memory_order_relaxed,
+                                                    memory_order_relaxed));
 }
 
-void ct_gate_request_told(struct ct_gate_page *page)
+void ct_gate_request_set_reported(struct ct_gate_page *page)
 {
-    STORE(page->requests.is_told, 1);
+    store_relaxed(&page->requests.is_reported, 1);
 }
 
-int ct_gate_request_is_told(const struct ct_gate_page *page)
+int ct_gate_request_is_reported(const struct ct_gate_page *page)
 {
-    return LOAD(page->requests.is_told) != 0;
+    return load_relaxed(&page->requests.is_reported) != 0;
 }
 
 void ct_gate_request_clear(struct ct_gate_page *page)
 {
     _Atomic uint64_t *word = (_Atomic uint64_t *)&page->requests;
     for (size_t i = 0; i < sizeof page->requests / sizeof *word; i++)
-        STORE(word[i], 0);
+        store_relaxed(&word[i], 0);
 }

@@ -1,35 +1,36 @@
-/* How long did a tenant's requests take? Running sums in its page, that whoever reads them takes the differences of.
+/* Latencies of a tenant's requests: running totals in its page, from which readers compute differences.
  *
- * More than one thread and process of a tenant may write at once: every word is added to in one. A reader sees each word
- * by itself; between two looks it may find an ended request in one word and not yet in the other. */
+ * Several threads and processes of a tenant may write at once, so every word is updated by an atomic addition. A reader
+ * sees each word separately: a request that has ended may be visible in one word and not yet in another. */
 #ifndef COTENANT_GATE_REQUEST_H
 #define COTENANT_GATE_REQUEST_H
 
 #include "gate/pages.h"
 
-/* Sixteen buckets for each power of two: [0] also holds what is shorter than 2^14 ns, the last what is longer than 2^36. */
+/* There are sixteen buckets for each power of two. The first also counts what is shorter than 2^14 ns, the last what is
+ * longer than 2^36 ns. */
 static inline uint32_t ct_gate_request_bucket(uint64_t latency_ns)
 {
-    if (latency_ns < UINT64_C(1) << CT_GATE_REQUEST_LEAST)
+    if (latency_ns < UINT64_C(1) << CT_GATE_REQUEST_MIN_POWER)
         return 0;
     const uint32_t power = 63 - (uint32_t)__builtin_clzll(latency_ns);
-    const uint32_t bucket = (power - CT_GATE_REQUEST_LEAST) * 16 + (uint32_t)((latency_ns >> (power - 4)) & 15);
+    const uint32_t bucket = (power - CT_GATE_REQUEST_MIN_POWER) * 16 + (uint32_t)((latency_ns >> (power - 4)) & 15);
     return bucket < CT_GATE_REQUEST_BUCKETS ? bucket : CT_GATE_REQUEST_BUCKETS - 1;
 }
 
-/* One is over that took so long; `slo_ns` is what it should have taken at most, 0: nobody said. */
+/* Counts a request that took `latency_ns`; `slo_ns` is its objective, 0 if there is none. */
 void ct_gate_request_ended(struct ct_gate_page *page, uint64_t latency_ns, uint64_t slo_ns);
 
-/* The oldest request of this process that is under way began then, and before this `was_ns` (0: there is none). The page
- * has the oldest of all processes of the tenant; what one of them left there that died is replaced once it is as old as no
- * instant of a gate is. */
+/* Publishes when the oldest request in progress of this process began; `was_ns` is what was published before (0: none).
+ * The page has the oldest one of all processes of the tenant. An entry of a dead process is replaced once it is older
+ * than the horizon. */
 void ct_gate_request_oldest(struct ct_gate_page *page, uint64_t was_ns, uint64_t began_ns, uint64_t now_ns);
 
-/* Whoever knows its requests says so, by telling the first of them: from then on what is merely seen does not count. */
-void ct_gate_request_told(struct ct_gate_page *page);
-int ct_gate_request_is_told(const struct ct_gate_page *page);
+/* A program that reports its requests sets this with the first one: from then on detected requests are not counted. */
+void ct_gate_request_set_reported(struct ct_gate_page *page);
+int ct_gate_request_is_reported(const struct ct_gate_page *page);
 
-/* Nothing has been requested yet; for the first process of a tenant. */
+/* Resets the counters; called by the first process of a tenant. */
 void ct_gate_request_clear(struct ct_gate_page *page);
 
 #endif

@@ -1,28 +1,29 @@
-/* A process's line: how is it claimed, and what may it take? */
-#include "ledger/words.h"
+/* The line of a process: claiming it, and reserving memory in it. */
+#include "ledger/internal.h"
 
 #include <string.h>
 
-/* ---- claiming ---------------------------------------------------------------------------------------------------- */
+/* ---- claiming a line ---------------------------------------------------------------------------------------------- */
 
 static void empty(struct ct_ledger_line *line)
 {
-    STORE(line->booked_bytes, 0);
-    STORE(line->own_bytes, 0);
-    STORE(line->managed_bytes, 0);
-    STORE(line->contexts, 0);
-    STORE(line->code_bytes, 0);
-    STORE(line->own_version, LOAD(line->own_version) + 1); /* what was measured was another's */
-    STORE(line->excess_bytes, 0);
-    STORE(line->ended, LOAD(line->begun));
-    STORE(line->wanted_bytes, 0);
-    STORE(line->fault, 0);
+    store_seq_cst(&line->allocated_bytes, 0);
+    store_seq_cst(&line->own_bytes, 0);
+    store_seq_cst(&line->managed_bytes, 0);
+    store_seq_cst(&line->contexts, 0);
+    store_seq_cst(&line->code_bytes, 0);
+    store_seq_cst(&line->own_version, load_seq_cst(&line->own_version) + 1); /* the measurement was of another
+                                                                              * process */
+    store_seq_cst(&line->excess_bytes, 0);
+    store_seq_cst(&line->ended, load_seq_cst(&line->begun));
+    store_seq_cst(&line->wanted_bytes, 0);
+    store_seq_cst(&line->fault, 0);
 }
 
 static struct ct_ledger_line *line_of(struct ct_ledger_account *account, uint64_t identity)
 {
     for (uint32_t i = 0; i < CT_LEDGER_LINES; i++)
-        if (LOAD(account->line[i].owner) == identity)
+        if (load_seq_cst(&account->line[i].owner) == identity)
             return &account->line[i];
     return NULL;
 }
@@ -30,9 +31,11 @@ static struct ct_ledger_line *line_of(struct ct_ledger_account *account, uint64_
 static struct ct_ledger_line *claim(struct ct_ledger_account *account, uint64_t identity)
 {
     for (uint32_t i = 0; i < CT_LEDGER_LINES; i++) {
-        uint64_t nobody = 0;
-        raise_to(&account->lines_used, i + 1); /* before it is ours: whoever dies here has only cost a look */
-        if (!LOAD(account->line[i].owner) && atomic_compare_exchange_strong(&account->line[i].owner, &nobody, identity))
+        uint64_t none = 0;
+        raise_to(&account->lines_used, i + 1); /* before the claim: a process that dies here has only made sums
+                                                * longer */
+        if (!load_seq_cst(&account->line[i].owner) && atomic_compare_exchange_strong(&account->line[i].owner, &none,
+                                                                                     identity))
             return &account->line[i];
     }
     return NULL;
@@ -43,7 +46,7 @@ int ct_ledger_open(struct ct_ledger *ledger, const void *file, size_t bytes, str
 {
     memset(ledger, 0, sizeof *ledger);
     if (ct_ledger_check(file, bytes) < 0 || slot >= accounts_of(file, bytes) || !identity ||
-        LOAD(account->generation) != generation)
+        load_seq_cst(&account->generation) != generation)
         return -1;
     ledger->file = file;
     ledger->bytes = bytes;
@@ -54,8 +57,8 @@ int ct_ledger_open(struct ct_ledger *ledger, const void *file, size_t bytes, str
     struct ct_ledger_line *had = line_of(account, identity);
     if (had) {
         empty(had);
-        LINE_IS(ledger, had);
-        ct_ledger_shares_forget(ledger);
+        store_release(&ledger->line, had);
+        ct_ledger_shares_clear(ledger);
     } else {
         ct_ledger_claim(ledger);
     }
@@ -64,44 +67,48 @@ int ct_ledger_open(struct ct_ledger *ledger, const void *file, size_t bytes, str
 
 int ct_ledger_claim(struct ct_ledger *ledger)
 {
-    if (LOAD(ledger->account->generation) != ledger->generation)
+    if (load_seq_cst(&ledger->account->generation) != ledger->generation)
         return 0;
     struct ct_ledger_line *line = claim(ledger->account, ledger->identity);
     if (!line)
         return 0;
     empty(line);
-    LINE_IS(ledger, line);
+    store_release(&ledger->line, line);
     return 1;
 }
 
-/* ---- what is held ------------------------------------------------------------------------------------------------ */
+/* ---- sums --------------------------------------------------------------------------------------------------------- */
 
 uint64_t ct_ledger_line_bytes(const struct ct_ledger_line *line)
 {
-    uint64_t version = LOAD(line->own_version), measured = LOAD(line->measured_version), own = LOAD(line->own_bytes);
-    int64_t excess = LOAD(line->excess_bytes);
+    uint64_t version = load_seq_cst(&line->own_version), measured = load_seq_cst(&line->measured_version),
+        own = load_seq_cst(&line->own_bytes);
+    int64_t excess = load_seq_cst(&line->excess_bytes);
     if (excess >= 0)
-        own = plus(own, (uint64_t)excess);
-    else if (measured == version + 1 && LOAD(line->measured_version) == measured && LOAD(line->own_version) == version) {
+        own = sat_add_u64(own, (uint64_t)excess);
+    else if (measured == version + 1 && load_seq_cst(&line->measured_version) == measured &&
+             load_seq_cst(&line->own_version) == version) {
         uint64_t less = UINT64_C(0) - (uint64_t)excess;
         own = own > less ? own - less : 0;
     }
-    return plus(plus(LOAD(line->booked_bytes), LOAD(line->managed_bytes)), own);
+    return sat_add_u64(sat_add_u64(load_seq_cst(&line->allocated_bytes), load_seq_cst(&line->managed_bytes)), own);
 }
 
-/* The sum, and whether any of it was being changed while we looked: in our own line there is one call, ours. */
+/* Returns the sum, and whether a process changed its part during the read. In our own line one call is in progress:
+ * this one. */
 static uint64_t sum_of(const struct ct_ledger_header *file, size_t bytes, const struct ct_ledger_account *account,
                        const struct ct_ledger_line *mine, int *is_unsettled)
 {
-    uint64_t sum = ct_ledger_left_bytes(file, bytes, account);
-    uint32_t used = used_of(&account->lines_used, CT_LEDGER_LINES);
+    uint64_t sum = ct_ledger_orphaned_bytes(file, bytes, account);
+    uint32_t used = used_count(&account->lines_used, CT_LEDGER_LINES);
     for (uint32_t i = 0; i < used; i++) {
         const struct ct_ledger_line *line = &account->line[i];
-        if (!LOAD(line->owner))
+        if (!load_seq_cst(&line->owner))
             continue;
-        uint64_t ended = LOAD(line->ended); /* first: then equality says that nothing was under way all along */
-        sum = plus(sum, ct_ledger_line_bytes(line));
-        *is_unsettled |= LOAD(line->begun) - ended > (uint64_t)(line == mine);
+        uint64_t ended = load_seq_cst(&line->ended); /* read first: if it equals `begun` afterwards, no call was in
+                                                      * progress meanwhile */
+        sum = sat_add_u64(sum, ct_ledger_line_bytes(line));
+        *is_unsettled |= load_seq_cst(&line->begun) - ended > (uint64_t)(line == mine);
     }
     return sum;
 }
@@ -112,18 +119,19 @@ uint64_t ct_ledger_held(const struct ct_ledger_header *file, size_t bytes, const
     return sum_of(file, bytes, account, NULL, &ignored);
 }
 
-/* ---- taking and giving ------------------------------------------------------------------------------------------- */
+/* ---- reservations ------------------------------------------------------------------------------------------------- */
 
 static int is_ours(const struct ct_ledger *ledger, const struct ct_ledger_line *line)
 {
-    return LOAD(ledger->account->generation) == ledger->generation && LOAD(line->owner) == ledger->identity;
+    return load_seq_cst(&ledger->account->generation) == ledger->generation &&
+        load_seq_cst(&line->owner) == ledger->identity;
 }
 
 static _Atomic uint64_t *word_of(struct ct_ledger_line *line, enum ct_ledger_kind kind)
 {
     return kind == CT_LEDGER_OWN       ? &line->own_bytes
            : kind == CT_LEDGER_MANAGED ? &line->managed_bytes
-                                       : &line->booked_bytes;
+                                       : &line->allocated_bytes;
 }
 
 static void changed(struct ct_ledger_line *line, enum ct_ledger_kind kind)
@@ -139,12 +147,13 @@ void ct_ledger_begin(struct ct_ledger *ledger)
         atomic_fetch_add(&line->begun, 1);
 }
 
-/* Never more than were begun: a call may have begun before we had a line. */
+/* Never more than were begun: a call may have begun before the process had a line. */
 void ct_ledger_end(struct ct_ledger *ledger)
 {
     struct ct_ledger_line *line = line_in(ledger);
-    uint64_t ended = line ? LOAD(line->ended) : 0;
-    while (line && ended != LOAD(line->begun) && !atomic_compare_exchange_weak(&line->ended, &ended, ended + 1))
+    uint64_t ended = line ? load_seq_cst(&line->ended) : 0;
+    while (line && ended != load_seq_cst(&line->begun) &&
+           !atomic_compare_exchange_weak(&line->ended, &ended, ended + 1))
         ;
 }
 
@@ -162,11 +171,11 @@ int ct_ledger_reserve(struct ct_ledger *ledger, enum ct_ledger_kind kind, uint64
         return CT_LEDGER_NO_LINE;
     if (!is_ours(ledger, line))
         return CT_LEDGER_REVOKED;
-    if (bytes > UINT64_MAX / 4) /* no device has as much, and no word is to run over */
+    if (bytes > UINT64_MAX / 4) /* no device has as much, and no word may overflow */
         return CT_LEDGER_OVER;
     atomic_fetch_add(word_of(line, kind), bytes);
     changed(line, kind);
-    if (!is_ours(ledger, line)) { /* it went to somebody else in between, who must not be left with our bytes */
+    if (!is_ours(ledger, line)) { /* the line was reassigned in between: its new owner must not keep our bytes */
         take_back(line, kind, bytes);
         return CT_LEDGER_REVOKED;
     }
@@ -176,14 +185,14 @@ int ct_ledger_reserve(struct ct_ledger *ledger, enum ct_ledger_kind kind, uint64
     return is_unsettled ? CT_LEDGER_CONTENDED : CT_LEDGER_OVER;
 }
 
-void ct_ledger_unsure(struct ct_ledger *ledger)
+void ct_ledger_invalidate_measurement(struct ct_ledger *ledger)
 {
     struct ct_ledger_line *line = line_in(ledger);
     if (line && is_ours(ledger, line))
         atomic_fetch_add(&line->own_version, 1);
 }
 
-void ct_ledger_give(struct ct_ledger *ledger, enum ct_ledger_kind kind, uint64_t bytes)
+void ct_ledger_release(struct ct_ledger *ledger, enum ct_ledger_kind kind, uint64_t bytes)
 {
     struct ct_ledger_line *line = line_in(ledger);
     if (line && is_ours(ledger, line))

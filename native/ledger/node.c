@@ -1,5 +1,5 @@
-/* The node's side of a ledger: making it, granting accounts, and ending the lines of the dead. */
-#include "ledger/words.h"
+/* The node's functions on a ledger: creating it, granting accounts, and clearing the lines of dead processes. */
+#include "ledger/internal.h"
 
 #include <string.h>
 
@@ -12,7 +12,7 @@ int ct_ledger_check(const void *memory, size_t bytes)
     const struct ct_ledger_header *header = memory;
     if (bytes < CT_LEDGER_HEADER_BYTES || header->magic != MAGIC || header->version != CT_LEDGER_VERSION)
         return -1;
-    uint64_t slots = LOAD(header->slots);
+    uint64_t slots = load_seq_cst(&header->slots);
     return slots <= MOST_SLOTS && ct_ledger_offset((uint32_t)slots) <= bytes ? 0 : -1;
 }
 
@@ -22,13 +22,13 @@ int ct_ledger_init(void *memory, size_t bytes, uint64_t slots)
     if (slots > MOST_SLOTS || bytes < ct_ledger_offset((uint32_t)slots))
         return -1;
     if (ct_ledger_check(memory, bytes) == 0) {
-        raise_to(&header->slots, slots); /* tenants know how far they mapped it */
+        raise_to(&header->slots, slots); /* tenants check how much of the file they have mapped */
         return 0;
     }
     header->magic = 0;
     memset((unsigned char *)memory + sizeof header->magic, 0, bytes - sizeof header->magic);
     header->version = CT_LEDGER_VERSION;
-    STORE(header->slots, slots);
+    store_seq_cst(&header->slots, slots);
     atomic_thread_fence(memory_order_release);
     header->magic = MAGIC;
     return 0;
@@ -36,12 +36,12 @@ int ct_ledger_init(void *memory, size_t bytes, uint64_t slots)
 
 void ct_ledger_grant(struct ct_ledger_account *account, uint64_t generation)
 {
-    if (LOAD(account->generation) == generation)
+    if (load_seq_cst(&account->generation) == generation)
         return;
-    STORE(account->generation, 0); /* whoever is still there from before asks for nothing more */
+    store_seq_cst(&account->generation, 0); /* processes of the previous tenant reserve nothing more */
     unsigned char *rest = (unsigned char *)account + sizeof account->generation;
     memset(rest, 0, sizeof *account - sizeof account->generation);
-    STORE(account->generation, generation);
+    store_seq_cst(&account->generation, generation);
 }
 
 static struct ct_ledger_account *writable(void *file, size_t bytes, uint32_t slot)
@@ -54,40 +54,41 @@ static struct ct_ledger_account *writable(void *file, size_t bytes, uint32_t slo
 void ct_ledger_clear(void *file, size_t bytes, uint32_t slot, uint32_t line, uint64_t owner)
 {
     struct ct_ledger_account *account = writable(file, bytes, slot);
-    if (!account || line >= CT_LEDGER_LINES || !owner || LOAD(account->line[line].owner) != owner)
+    if (!account || line >= CT_LEDGER_LINES || !owner || load_seq_cst(&account->line[line].owner) != owner)
         return;
-    /* What others have open first: for an instant it counts twice, never not at all. */
+    /* Orphaned memory is recorded first: for an instant it counts twice, but never not at all. */
     ct_ledger_shares_end(file, bytes, account, line + 1);
     struct ct_ledger_line *ended = &account->line[line];
-    STORE(ended->booked_bytes, 0);
-    STORE(ended->own_bytes, 0);
-    STORE(ended->managed_bytes, 0);
-    STORE(ended->contexts, 0);
-    STORE(ended->code_bytes, 0);
-    STORE(ended->excess_bytes, 0);
-    STORE(ended->wanted_bytes, 0);
-    STORE(ended->fault, 0); /* whoever claims it next is not to be taken for the one that had it */
-    STORE(ended->ended, LOAD(ended->begun));
+    store_seq_cst(&ended->allocated_bytes, 0);
+    store_seq_cst(&ended->own_bytes, 0);
+    store_seq_cst(&ended->managed_bytes, 0);
+    store_seq_cst(&ended->contexts, 0);
+    store_seq_cst(&ended->code_bytes, 0);
+    store_seq_cst(&ended->excess_bytes, 0);
+    store_seq_cst(&ended->wanted_bytes, 0);
+    store_seq_cst(&ended->fault, 0); /* must not be attributed to the next owner of the line */
+    store_seq_cst(&ended->ended, load_seq_cst(&ended->begun));
     atomic_fetch_add(&account->denied, atomic_exchange(&ended->denied, 0));
     atomic_fetch_add(&account->denied_bytes, atomic_exchange(&ended->denied_bytes, 0));
-    STORE(ended->owner, 0);
+    store_seq_cst(&ended->owner, 0);
 }
 
-/* What the device may count to this process or not: managed memory, what it opened, what it freed and others have open. */
+/* Returns the memory that the device may or may not attribute to this process: managed memory, imports, and exports
+ * that it freed while others have them open. */
 static uint64_t doubtful_bytes(const struct ct_ledger_header *file, size_t bytes,
                                const struct ct_ledger_account *account, uint32_t line)
 {
-    uint32_t used = used_of(&account->shares_used, CT_LEDGER_SHARES);
-    uint64_t sum = LOAD(account->line[line].managed_bytes);
+    uint32_t used = used_count(&account->shares_used, CT_LEDGER_SHARES);
+    uint64_t sum = load_seq_cst(&account->line[line].managed_bytes);
     for (uint32_t i = 0; i < used; i++) {
         const struct ct_ledger_share *share = &account->share[i];
-        uint64_t place = LOAD(share->place);
+        uint64_t place = load_seq_cst(&share->place);
         if ((uint32_t)place != line + 1)
             continue;
-        if (share_role(place) == CT_LEDGER_LEFT)
-            sum = plus(sum, LOAD(share->bytes));
-        else if (share_role(place) == CT_LEDGER_IMPORT) /* whoever opened it need not know how large it is */
-            sum = plus(sum, ct_ledger_exported_bytes(file, bytes, LOAD(share->key)));
+        if (share_role(place) == CT_LEDGER_ORPHANED)
+            sum = sat_add_u64(sum, load_seq_cst(&share->bytes));
+        else if (share_role(place) == CT_LEDGER_IMPORT) /* an importer need not know the size */
+            sum = sat_add_u64(sum, ct_ledger_exported_bytes(file, bytes, load_seq_cst(&share->key)));
     }
     return sum;
 }
@@ -99,22 +100,26 @@ int ct_ledger_measured(void *file, size_t bytes, uint32_t slot, uint32_t number,
     if (!account || number >= CT_LEDGER_LINES)
         return 0;
     struct ct_ledger_line *line = &account->line[number];
-    uint64_t booked = LOAD(line->booked_bytes), own = LOAD(line->own_bytes), version = LOAD(line->own_version);
+    uint64_t allocated = load_seq_cst(&line->allocated_bytes), own = load_seq_cst(&line->own_bytes),
+        version = load_seq_cst(&line->own_version);
     uint64_t doubtful = doubtful_bytes(file, bytes, account, number);
-    if (begun_before != ended_before || LOAD(line->begun) != begun_before || LOAD(line->ended) != ended_before ||
-        LOAD(line->owner) != owner)
+    if (begun_before != ended_before || load_seq_cst(&line->begun) != begun_before ||
+        load_seq_cst(&line->ended) != ended_before ||
+        load_seq_cst(&line->owner) != owner)
         return 0;
-    uint64_t beyond = held_bytes > booked ? held_bytes - booked : 0, least = beyond > doubtful ? beyond - doubtful : 0;
-    int is_known = LOAD(line->measured_version) == version + 1; /* from before, perhaps without such doubt */
-    if (least > INT64_MAX || own > INT64_MAX)
-        return 0; /* nothing that a process of ours wrote */
-    if (doubtful && is_known && (int64_t)least - (int64_t)own <= LOAD(line->excess_bytes))
+    uint64_t beyond_allocated = held_bytes > allocated ? held_bytes - allocated : 0,
+        lower_bound = beyond_allocated > doubtful ? beyond_allocated - doubtful : 0;
+    int is_known = load_seq_cst(&line->measured_version) == version + 1; /* measured before, possibly without such
+                                                                          * memory */
+    if (lower_bound > INT64_MAX || own > INT64_MAX)
+        return 0; /* not a value that the hook writes */
+    if (doubtful && is_known && (int64_t)lower_bound - (int64_t)own <= load_seq_cst(&line->excess_bytes))
         return 1;
-    if (doubtful && !is_known && least < own)
-        least = own < beyond ? own : beyond;
-    STORE(line->measured_version, 0); /* a reader in between takes less than own for nobody's word */
-    STORE(line->excess_bytes, (int64_t)least - (int64_t)own);
-    STORE(line->measured_version, version + 1);
+    if (doubtful && !is_known && lower_bound < own)
+        lower_bound = own < beyond_allocated ? own : beyond_allocated;
+    store_seq_cst(&line->measured_version, 0); /* a reader in between ignores a negative excess */
+    store_seq_cst(&line->excess_bytes, (int64_t)lower_bound - (int64_t)own);
+    store_seq_cst(&line->measured_version, version + 1);
     return 1;
 }
 
@@ -123,8 +128,8 @@ void ct_ledger_sweep(void *file, size_t bytes, uint32_t slot)
     struct ct_ledger_account *account = writable(file, bytes, slot);
     for (uint32_t i = 0; account && i < CT_LEDGER_SHARES; i++) {
         struct ct_ledger_share *share = &account->share[i];
-        uint64_t place = LOAD(share->place);
-        if (share_role(place) == CT_LEDGER_LEFT && !ct_ledger_is_imported(file, bytes, LOAD(share->key)))
+        uint64_t place = load_seq_cst(&share->place);
+        if (share_role(place) == CT_LEDGER_ORPHANED && !ct_ledger_is_imported(file, bytes, load_seq_cst(&share->key)))
             atomic_compare_exchange_strong(&share->place, &place, 0);
     }
 }

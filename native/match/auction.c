@@ -1,4 +1,4 @@
-/* The auction: sources take turns, each bids until it has nothing left or nothing is worth it. */
+/* The auction: sources take turns, and each bids until it has no units left or no sink is worthwhile. */
 #include "match/auction.h"
 
 #include "match/choose.h"
@@ -8,16 +8,16 @@
 #include <string.h>
 
 enum { FREE = -1 };
-#define BEYOND 1e30f
+#define UNAFFORDABLE 1e30f
 
-struct room { /* of a sink: units of one holder at one price */
+struct holding { /* units of one source in a sink at one price */
     float price;
     int32_t holder, count;
 };
 
 struct sink {
-    struct room *rooms; /* by price, the cheapest last: it is the one that goes */
-    int32_t count, room_for;
+    struct holding *holdings; /* sorted by price, the cheapest last: it is replaced first */
+    int32_t count, allocated;
 };
 
 struct auction {
@@ -34,25 +34,27 @@ static struct ma_choice choose(const struct auction *auction, int32_t source)
 {
     const struct ma_problem *problem = auction->problem;
     if (!problem->starts)
-        return ma_choose_dense(problem->worth + (size_t)source * (size_t)problem->sinks, auction->price, problem->sinks, auction->blocks);
+        return ma_choose_dense(problem->weight + (size_t)source * (size_t)problem->sinks, auction->price,
+                               problem->sinks, auction->blocks);
     int64_t begin = problem->starts[source];
-    return ma_choose_among(problem->worth + begin, problem->ends_at + begin, problem->starts[source + 1] - begin, auction->price);
+    return ma_choose_among(problem->weight + begin, problem->ends_at + begin, problem->starts[source + 1] - begin,
+                           auction->price);
 }
 
-static int put(struct sink *sink, struct room room)
+static int put(struct sink *sink, struct holding holding)
 {
-    if (sink->count == sink->room_for) {
-        int32_t more = sink->room_for ? 2 * sink->room_for : 4;
-        struct room *rooms = realloc(sink->rooms, (size_t)more * sizeof *rooms);
-        if (!rooms)
+    if (sink->count == sink->allocated) {
+        int32_t more = sink->allocated ? 2 * sink->allocated : 4;
+        struct holding *holdings = realloc(sink->holdings, (size_t)more * sizeof *holdings);
+        if (!holdings)
             return -1;
-        sink->rooms = rooms;
-        sink->room_for = more;
+        sink->holdings = holdings;
+        sink->allocated = more;
     }
     int32_t place = sink->count++;
-    for (; place > 0 && sink->rooms[place - 1].price < room.price; place--)
-        sink->rooms[place] = sink->rooms[place - 1];
-    sink->rooms[place] = room;
+    for (; place > 0 && sink->holdings[place - 1].price < holding.price; place--)
+        sink->holdings[place] = sink->holdings[place - 1];
+    sink->holdings[place] = holding;
     return 0;
 }
 
@@ -64,11 +66,11 @@ static void enqueue(struct auction *auction, int32_t source)
     auction->queue[(auction->head + auction->waiting++) % auction->problem->sources] = source;
 }
 
-/* Takes of the cheapest room what there is and is needed, from whoever has it; returns how much. Its own counts too: it is
-   paid for anew. */
+/* Takes the cheapest capacity that is available and needed, from the source that has it, and returns how much. A
+ * source's own capacity counts too, and is paid for again. */
 static int32_t take(struct auction *auction, struct sink *sink, int32_t source)
 {
-    struct room *cheapest = &sink->rooms[sink->count - 1];
+    struct holding *cheapest = &sink->holdings[sink->count - 1];
     int32_t taken = cheapest->count, holder = cheapest->holder;
     if (holder == source) {
         sink->count--;
@@ -87,34 +89,35 @@ static int32_t take(struct auction *auction, struct sink *sink, int32_t source)
     return taken;
 }
 
-/* One bid: for as much room as is needed, as long as it is cheaper than what would make the next best as good; all of it at
-   the price of the first that it does not take, or at that one if it is lower, and a step more. */
+/* One bid: for as much capacity as needed, as long as it is cheaper than the price at which the second choice would be
+ * equally good. All of it gets the price of the first capacity that is not taken, or that price if it is lower, plus
+ * the step. */
 static int bid(struct auction *auction, int32_t source, struct ma_choice choice, float step)
 {
     struct sink *sink = &auction->sinks[choice.at];
-    float price = sink->rooms[sink->count - 1].price + (choice.best - choice.second);
+    float price = sink->holdings[sink->count - 1].price + (choice.best - choice.second);
     int32_t taken = 0;
-    while (auction->left[source] && sink->count && sink->rooms[sink->count - 1].price <= price)
+    while (auction->left[source] && sink->count && sink->holdings[sink->count - 1].price <= price)
         taken += take(auction, sink, source);
-    if (sink->count && sink->rooms[sink->count - 1].price < price)
-        price = sink->rooms[sink->count - 1].price;
-    if (put(sink, (struct room){price + step, source, taken}) < 0)
+    if (sink->count && sink->holdings[sink->count - 1].price < price)
+        price = sink->holdings[sink->count - 1].price;
+    if (put(sink, (struct holding){price + step, source, taken}) < 0)
         return -1;
-    auction->price[choice.at] = sink->rooms[sink->count - 1].price;
+    auction->price[choice.at] = sink->holdings[sink->count - 1].price;
     return 0;
 }
 
-static int bid_until_content(struct auction *auction, float step, int64_t most_bids)
+static int bid_until_content(struct auction *auction, float step, int64_t max_bids)
 {
-    while (auction->waiting && auction->bids < most_bids) {
+    while (auction->waiting && auction->bids < max_bids) {
         int32_t source = auction->queue[auction->head];
         auction->head = (auction->head + 1) % auction->problem->sources;
         auction->waiting--;
         auction->queued[source] = 0;
-        for (; auction->left[source] && auction->bids < most_bids; auction->bids++) {
+        for (; auction->left[source] && auction->bids < max_bids; auction->bids++) {
             struct ma_choice choice = choose(auction, source);
             if (choice.at < 0)
-                break; /* prices only rise, so it stays so */
+                break; /* prices only rise, so this remains so */
             if (bid(auction, source, choice, step) < 0)
                 return -1;
         }
@@ -135,8 +138,8 @@ static int open_auction(struct auction *auction)
         return -1;
     for (int32_t sink = 0; sink < problem->sinks; sink++) {
         if (!problem->capacity[sink])
-            auction->price[sink] = BEYOND; /* nothing to be had, at any price */
-        else if (put(&auction->sinks[sink], (struct room){auction->price[sink], FREE, problem->capacity[sink]}) < 0)
+            auction->price[sink] = UNAFFORDABLE; /* no capacity at any price */
+        else if (put(&auction->sinks[sink], (struct holding){auction->price[sink], FREE, problem->capacity[sink]}) < 0)
             return -1;
     }
     memcpy(auction->left, problem->supply, sources * sizeof *auction->left);
@@ -145,10 +148,10 @@ static int open_auction(struct auction *auction)
     return 0;
 }
 
-static float worth_of(const struct ma_problem *problem, int32_t source, int32_t sink)
+static float weight_of(const struct ma_problem *problem, int32_t source, int32_t sink)
 {
     if (!problem->starts)
-        return problem->worth[(size_t)source * (size_t)problem->sinks + (size_t)sink];
+        return problem->weight[(size_t)source * (size_t)problem->sinks + (size_t)sink];
     int64_t low = problem->starts[source], high = problem->starts[source + 1] - 1;
     while (low < high) {
         int64_t middle = (low + high) / 2;
@@ -157,10 +160,10 @@ static float worth_of(const struct ma_problem *problem, int32_t source, int32_t 
         else
             high = middle;
     }
-    return problem->worth[low];
+    return problem->weight[low];
 }
 
-/* By source instead of by sink. */
+/* Converts the result from sinks to sources. */
 static int hand_over(const struct auction *auction, struct ma_settling *settling)
 {
     const struct ma_problem *problem = auction->problem;
@@ -168,13 +171,14 @@ static int hand_over(const struct auction *auction, struct ma_settling *settling
         settling->holders[source].left = auction->left[source];
     for (int32_t sink = 0; sink < problem->sinks; sink++)
         for (int32_t place = 0; place < auction->sinks[sink].count; place++) {
-            struct room room = auction->sinks[sink].rooms[place];
-            if (room.holder == FREE) {
-                settling->spare[sink] += room.count;
+            struct holding holding = auction->sinks[sink].holdings[place];
+            if (holding.holder == FREE) {
+                settling->spare[sink] += holding.count;
                 continue;
             }
-            float profit = worth_of(problem, room.holder, sink) - room.price;
-            if (ma_hold(&settling->holders[room.holder], (struct ma_held){sink, room.count, room.price, profit}) < 0)
+            float profit = weight_of(problem, holding.holder, sink) - holding.price;
+            if (ma_hold(&settling->holders[holding.holder],
+                        (struct ma_held){sink, holding.count, holding.price, profit}) < 0)
                 return -1;
         }
     return 0;
@@ -182,10 +186,10 @@ static int hand_over(const struct auction *auction, struct ma_settling *settling
 
 static int gather(const struct ma_settling *settling, struct ma_result *result)
 {
-    int64_t most = 0;
+    int64_t limit = 0;
     for (int32_t source = 0; source < settling->problem->sources; source++)
-        most += settling->holders[source].count;
-    result->lots = malloc((size_t)(most + 1) * sizeof *result->lots);
+        limit += settling->holders[source].count;
+    result->lots = malloc((size_t)(limit + 1) * sizeof *result->lots);
     if (!result->lots)
         return -1;
     for (int32_t source = 0; source < settling->problem->sources; source++)
@@ -196,7 +200,7 @@ static int gather(const struct ma_settling *settling, struct ma_result *result)
     return 0;
 }
 
-static int finish(struct auction *auction, float step, int64_t most_bids, struct ma_result *result)
+static int finish(struct auction *auction, float step, int64_t max_bids, struct ma_result *result)
 {
     const struct ma_problem *problem = auction->problem;
     struct ma_settling settling = {.problem = problem, .price = auction->price};
@@ -204,7 +208,7 @@ static int finish(struct auction *auction, float step, int64_t most_bids, struct
     settling.spare = calloc((size_t)problem->sinks + 1, sizeof *settling.spare);
     int64_t made = -1;
     if (settling.holders && settling.spare && hand_over(auction, &settling) == 0)
-        made = ma_settle(&settling, step, most_bids - auction->bids);
+        made = ma_settle(&settling, step, max_bids - auction->bids);
     int failed = made < 0 || gather(&settling, result) < 0;
     auction->bids += made;
     for (int32_t source = 0; settling.holders && source < problem->sources; source++)
@@ -214,19 +218,19 @@ static int finish(struct auction *auction, float step, int64_t most_bids, struct
     return failed ? -1 : 0;
 }
 
-int ma_auction(const struct ma_problem *problem, float step, int64_t most_bids, float *price, struct ma_result *result)
+int ma_auction(const struct ma_problem *problem, float step, int64_t max_bids, float *price, struct ma_result *result)
 {
     struct auction auction = {.problem = problem, .price = price};
     memset(result, 0, sizeof *result);
-    int failed = open_auction(&auction) < 0 || bid_until_content(&auction, step, most_bids) < 0 ||
-                 finish(&auction, step, most_bids, result) < 0;
+    int failed = open_auction(&auction) < 0 || bid_until_content(&auction, step, max_bids) < 0 ||
+                 finish(&auction, step, max_bids, result) < 0;
     for (int32_t sink = 0; auction.sinks && sink < problem->sinks; sink++) {
         if (!problem->capacity[sink])
             price[sink] = 0;
-        free(auction.sinks[sink].rooms);
+        free(auction.sinks[sink].holdings);
     }
     result->bids = auction.bids;
-    result->finished = auction.bids < most_bids;
+    result->finished = auction.bids < max_bids;
     free(auction.sinks);
     free(auction.blocks);
     free(auction.left);

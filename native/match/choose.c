@@ -1,4 +1,5 @@
-/* The choice, in two looks at a dense row: the best of each block, eight at a time; then the best block one by one. */
+/* The choice in two passes over a dense row: the best of each block, vectorized; then the best block element by
+ * element. */
 #include "match/choose.h"
 
 enum { BLOCK = 64 };
@@ -14,24 +15,25 @@ int32_t ma_blocks(int32_t count)
     return count / BLOCK + 1;
 }
 
-/* Kept simple enough for the compiler to do eight at a time. */
-WIDE static void best_of_blocks(const float *restrict worth, const float *restrict price, int32_t count, float *restrict blocks)
+/* Simple enough for the compiler to vectorize it. */
+WIDE static void best_of_blocks(const float *restrict weight, const float *restrict price, int32_t count,
+                                float *restrict blocks)
 {
     for (int32_t at = 0, block = 0; at < count; at += BLOCK, block++) {
         float found[8] = {0};
         int32_t end = count - at < BLOCK ? count : at + BLOCK, place = at;
         for (; place + 8 <= end; place += 8)
-            for (int lane = 0; lane < 8; lane++) {
-                float profit = worth[place + lane] - price[place + lane];
-                found[lane] = profit > found[lane] ? profit : found[lane];
+            for (int column = 0; column < 8; column++) {
+                float profit = weight[place + column] - price[place + column];
+                found[column] = profit > found[column] ? profit : found[column];
             }
         for (; place < end; place++) {
-            float profit = worth[place] - price[place];
+            float profit = weight[place] - price[place];
             found[0] = profit > found[0] ? profit : found[0];
         }
         float best = 0;
-        for (int lane = 0; lane < 8; lane++)
-            best = found[lane] > best ? found[lane] : best;
+        for (int column = 0; column < 8; column++)
+            best = found[column] > best ? found[column] : best;
         blocks[block] = best;
     }
 }
@@ -47,12 +49,12 @@ static void consider(struct ma_choice *choice, float profit, int32_t at)
     }
 }
 
-struct ma_choice ma_choose_dense(const float *worth, const float *price, int32_t count, float *blocks)
+struct ma_choice ma_choose_dense(const float *weight, const float *price, int32_t count, float *blocks)
 {
     struct ma_choice choice = {0, 0, -1};
     int32_t top = 0;
     float elsewhere = 0;
-    best_of_blocks(worth, price, count, blocks);
+    best_of_blocks(weight, price, count, blocks);
     for (int32_t block = 1; block * BLOCK < count; block++)
         if (blocks[block] > blocks[top])
             top = block;
@@ -61,17 +63,17 @@ struct ma_choice ma_choose_dense(const float *worth, const float *price, int32_t
             elsewhere = blocks[block];
     int32_t end = count - top * BLOCK < BLOCK ? count : (top + 1) * BLOCK;
     for (int32_t at = top * BLOCK; at < end; at++)
-        consider(&choice, worth[at] - price[at], at);
+        consider(&choice, weight[at] - price[at], at);
     if (elsewhere > choice.second)
         choice.second = elsewhere;
     return choice;
 }
 
-struct ma_choice ma_choose_among(const float *worth, const int32_t *at, int64_t count, const float *price)
+struct ma_choice ma_choose_among(const float *weight, const int32_t *at, int64_t count, const float *price)
 {
     struct ma_choice choice = {0, 0, -1};
     for (int64_t place = 0; place < count; place++)
-        consider(&choice, worth[place] - price[at[place]], at[place]);
+        consider(&choice, weight[place] - price[at[place]], at[place]);
     return choice;
 }
 
@@ -82,7 +84,7 @@ static void swap(float *one, float *other)
     *other = kept;
 }
 
-/* The value that `rank` others are not below, by parting again and again around the middle one; the order is lost. */
+/* Returns the value of a rank by repeated partitioning (quickselect); the order of the values is lost. */
 static float ranked(float *values, int32_t count, int32_t rank)
 {
     int32_t low = 0, high = count - 1;
@@ -107,39 +109,40 @@ static float ranked(float *values, int32_t count, int32_t rank)
     return values[rank];
 }
 
-int32_t ma_best_places(const float *worth, const float *price, int32_t count, int32_t most, struct ma_part part, int32_t *places,
+int32_t ma_best_places(const float *weight, const float *price, int32_t count, int32_t limit, struct ma_part part,
+                       int32_t *places,
                        float *best, float *blocks)
 {
-    int32_t many = (count + BLOCK - 1) / BLOCK, found = 0, worst = 0, looked_at = 0;
-    float *sorted = blocks + ma_blocks(count), least = 0;
+    int32_t many = (count + BLOCK - 1) / BLOCK, found = 0, worst = 0, considered = 0;
+    float *sorted = blocks + ma_blocks(count), lowest = 0;
     for (int32_t block = part.phase; block < many; block += part.every) {
         int32_t at = block * BLOCK;
-        best_of_blocks(worth + at, price + at, count - at < BLOCK ? count - at : BLOCK, &blocks[block]);
-        sorted[looked_at++] = blocks[block];
+        best_of_blocks(weight + at, price + at, count - at < BLOCK ? count - at : BLOCK, &blocks[block]);
+        sorted[considered++] = blocks[block];
     }
-    if (looked_at > most) /* so many blocks have one that is at least as good */
-        least = ranked(sorted, looked_at, most - 1);
+    if (considered > limit) /* this many blocks have an element that is at least as good */
+        lowest = ranked(sorted, considered, limit - 1);
     *best = 0;
     for (int32_t block = part.phase; block < many; block += part.every) {
-        if (blocks[block] <= 0 || blocks[block] < least)
+        if (blocks[block] <= 0 || blocks[block] < lowest)
             continue;
         *best = blocks[block] > *best ? blocks[block] : *best;
         int32_t end = count - block * BLOCK < BLOCK ? count : (block + 1) * BLOCK;
         for (int32_t at = block * BLOCK; at < end; at++) {
-            float profit = worth[at] - price[at];
-            if (profit <= 0 || profit < least)
+            float profit = weight[at] - price[at];
+            if (profit <= 0 || profit < lowest)
                 continue;
-            if (found < most) {
+            if (found < limit) {
                 places[found++] = at;
-            } else if (profit > worth[places[worst]] - price[places[worst]]) {
+            } else if (profit > weight[places[worst]] - price[places[worst]]) {
                 places[worst] = at;
             } else {
                 continue;
             }
-            if (found < most)
+            if (found < limit)
                 continue;
             for (int32_t place = worst = 0; place < found; place++)
-                if (worth[places[place]] - price[places[place]] < worth[places[worst]] - price[places[worst]])
+                if (weight[places[place]] - price[places[place]] < weight[places[worst]] - price[places[worst]])
                     worst = place;
         }
     }

@@ -1,30 +1,32 @@
-/* Where is worth less price highest, and how high is it at the second best? The one thing that is done for every pair. */
+/* Finds where weight minus price is highest, and its second-highest value. This is the inner loop of the auction. */
 #ifndef COTENANT_MATCH_CHOOSE_H
 #define COTENANT_MATCH_CHOOSE_H
 
 #include <stdint.h>
 
 struct ma_choice {
-    float best, second; /* none below 0: what gains nothing is no choice */
-    int32_t at;         /* of the best; -1: nothing is worth it */
+    float best, second; /* not below 0: a choice without gain is none */
+    int32_t at;         /* of the best; -1: none has a gain */
 };
 
-/* Floats of room that ma_choose_dense needs beside a row of so many; ma_best_places needs twice as many. */
+/* Returns the number of floats that ma_choose_dense needs as scratch memory for a row of this length; ma_best_places
+ * needs twice as many. */
 int32_t ma_blocks(int32_t count);
 
-/* Of a whole row. */
-struct ma_choice ma_choose_dense(const float *worth, const float *price, int32_t count, float *blocks);
+/* Considers a whole row. */
+struct ma_choice ma_choose_dense(const float *weight, const float *price, int32_t count, float *blocks);
 
-/* Of these places alone: each has its worth, and the price at `at[place]`. */
-struct ma_choice ma_choose_among(const float *worth, const int32_t *at, int64_t count, const float *price);
+/* Considers only these places: each has its weight, and the price at `at[place]`. */
+struct ma_choice ma_choose_among(const float *weight, const int32_t *at, int64_t count, const float *price);
 
-/* The places of a row where worth less price is highest and above 0, at most `most` of them, in no order; returns how many, and
-   the highest in `best` (0: none). Looks at every `every`th block of places from `phase` on, so that rows that are alike can be
-   given different ones; 1 and 0: at all. */
+/* Finds the places of a row where weight minus price is highest and above 0, at most `most` of them, in no order.
+ * Returns how many, and the highest value in `best` (0: none). Considers every `every`th block of places from `phase`
+ * on, so that equal rows can be given different places; 1 and 0 consider all. */
 struct ma_part {
     int32_t every, phase;
 };
-int32_t ma_best_places(const float *worth, const float *price, int32_t count, int32_t most, struct ma_part part, int32_t *places,
+int32_t ma_best_places(const float *weight, const float *price, int32_t count, int32_t limit, struct ma_part part,
+                       int32_t *places,
                        float *best, float *blocks);
 
 #endif

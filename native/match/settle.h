@@ -1,9 +1,10 @@
-/* What of a sink's room stays free though it has a price? Sinks lower their prices until somebody comes or they are 0.
-
-   The reverse of an auction (Bertsekas and Castanon, 1992): it is what makes any prices a good beginning. Without it room that
-   was dear in the last round, and that nobody wants now, would stay dear, and the prices would prove little. A sink with free
-   room goes down to where the source that would gain most is better off than the next one would be; that source brings
-   units from where it gains least, which makes room there. No unit goes without, so it ends. */
+/* Lowers the prices of free capacity: the reverse of an auction (Bertsekas and Castanon, 1992), which makes any initial
+ * prices valid.
+ *
+ * Without it, capacity that was expensive in the last round and that no source wants now would stay expensive, and the
+ * prices would prove little. A sink with free capacity lowers its price to where the source that gains most gains more
+ * than the second one would; that source moves units from where it gains least, which frees capacity there. No unit
+ * becomes unassigned, so the procedure terminates. */
 #ifndef COTENANT_MATCH_SETTLE_H
 #define COTENANT_MATCH_SETTLE_H
 
@@ -11,26 +12,26 @@
 
 struct ma_held { /* units of a source in a sink */
     int32_t sink, count;
-    float price, profit; /* a unit */
+    float price, profit; /* per unit */
 };
 
 struct ma_holder {
     struct ma_held *held;
-    int32_t count, room_for;
-    int32_t left; /* units that are nowhere */
+    int32_t count, allocated;
+    int32_t left; /* unassigned units */
 };
 
 struct ma_settling {
     const struct ma_problem *problem;
-    struct ma_holder *holders; /* one a source */
+    struct ma_holder *holders; /* one per source */
     int32_t *spare;            /* free units of each sink */
-    float *price;              /* of each sink's cheapest room */
+    float *price;              /* of each sink's cheapest capacity */
 };
 
-/* Adds units that a source has in a sink. 0, or -1 without memory. */
+/* Adds units that a source has in a sink. Returns 0, or -1 if out of memory. */
 int ma_hold(struct ma_holder *holder, struct ma_held held);
 
-/* Returns how often a price was lowered, at most `most`; or -1 without memory. */
-int64_t ma_settle(struct ma_settling *settling, float step, int64_t most);
+/* Returns how often a price was lowered, at most `most`; -1 if out of memory. */
+int64_t ma_settle(struct ma_settling *settling, float step, int64_t limit);
 
 #endif

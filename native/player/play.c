@@ -1,4 +1,4 @@
-/* When is the next launch, and how long did each request take? */
+/* Plays requests at their arrival times, and measures their latencies. */
 #include "player/player.h"
 
 #include "cotenant/request.h"
@@ -9,7 +9,7 @@
 #include <sys/prctl.h>
 #include <time.h>
 
-#define SLEEP_FROM_NS UINT64_C(200000) /* a sleep may overshoot by this much: below it only looking at the clock is precise */
+#define SLEEP_FROM_NS UINT64_C(200000) /* a sleep may overshoot by this much; for less, the clock is polled */
 #define WAKE_EARLY_NS UINT64_C(100000)
 #define SECOND_NS UINT64_C(1000000000)
 
@@ -40,54 +40,55 @@ static void pause_until(uint64_t at_ns)
 
 uint64_t pl_exponential(uint64_t *state, uint64_t mean_ns)
 {
-    /* splitmix64 (Steele, Lea and Flood 2014): any seed does, and a sequence needs nothing but one word. */
+    /* splitmix64 (Steele, Lea and Flood 2014): every seed is valid, and the state is one word. */
     uint64_t mixed = *state += UINT64_C(0x9e3779b97f4a7c15);
     mixed = (mixed ^ mixed >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
     mixed = (mixed ^ mixed >> 27) * UINT64_C(0x94d049bb133111eb);
     mixed ^= mixed >> 31;
-    double uniform = (double)(mixed >> 11) / 9007199254740992.0; /* 2^53: from 0 up to, not including, 1 */
+    double uniform = (double)(mixed >> 11) / 9007199254740992.0; /* 2^53: uniform in [0, 1) */
     return (uint64_t)(-log1p(-uniform) * (double)mean_ns);
 }
 
-/* These steps at their intervals, until the last is complete; the first that fails ends it. */
-static int play_steps(const struct pl_stage *stage, const struct pl_script *script, size_t first, size_t count, uint64_t *launches)
+/* Plays these steps at their intervals and waits for the last; stops at the first error. */
+static int play_steps(const struct pl_context *context, const struct pl_script *script, size_t first, size_t count,
+                      uint64_t *launches)
 {
     int failed = 0;
     for (size_t i = first; !failed && !stopped && i < first + count; i++) {
         const struct pl_step *step = &script->steps[i];
         uint64_t launched_ns = step->interval_ns ? now_ns() : 0;
-        failed = pl_launch(stage, step, stage->streams[step->stream]);
+        failed = pl_launch(context, step, context->streams[step->stream]);
         ++*launches;
         if (step->interval_ns)
             pause_until(launched_ns + step->interval_ns);
     }
     for (size_t i = 0; !failed && i < script->stream_count; i++)
-        failed = stage->driver.synchronize(stage->streams[i]);
+        failed = context->driver.synchronize(context->streams[i]);
     return failed;
 }
 
-static int play_graph(const struct pl_stage *stage, uint64_t *launches)
+static int play_graph(const struct pl_context *context, uint64_t *launches)
 {
-    int failed = stage->driver.graph_launch(stage->graph, stage->streams[0]);
+    int failed = context->driver.graph_launch(context->graph, context->streams[0]);
     ++*launches;
-    return failed ? failed : stage->driver.synchronize(stage->streams[0]);
+    return failed ? failed : context->driver.synchronize(context->streams[0]);
 }
 
 static int keep(struct pl_result *result, const struct pl_request *request)
 {
-    if (result->count == result->room) {
-        size_t room = result->room ? 2 * result->room : 256;
-        struct pl_request *more = realloc(result->requests, room * sizeof *more);
+    if (result->count == result->capacity) {
+        size_t capacity = result->capacity ? 2 * result->capacity : 256;
+        struct pl_request *more = realloc(result->requests, capacity * sizeof *more);
         if (!more)
             return -1;
         result->requests = more;
-        result->room = room;
+        result->capacity = capacity;
     }
     result->requests[result->count++] = *request;
     return 0;
 }
 
-/* A request that comes while another is under way waits for its turn, and its latency counts from when it was due. */
+/* A request that arrives while another is in progress waits, and its latency counts from its arrival. */
 static uint64_t next_due(const struct pl_plan *plan, uint64_t start_ns, size_t place, uint64_t due_ns, uint64_t *state)
 {
     if (plan->arrival == PL_BACK_TO_BACK)
@@ -100,24 +101,26 @@ static uint64_t next_due(const struct pl_plan *plan, uint64_t start_ns, size_t p
     return due_ns;
 }
 
-void pl_play(const struct pl_stage *stage, const struct pl_script *script, const struct pl_plan *plan, struct pl_result *result)
+void pl_play(const struct pl_context *context, const struct pl_script *script, const struct pl_plan *plan,
+             struct pl_result *result)
 {
     uint64_t state = plan->seed, start_ns = now_ns(), due_ns = start_ns;
     *result = (struct pl_result){0};
-    prctl(PR_SET_TIMERSLACK, 1UL); /* sleeps end within microseconds, not within the usual 50 */
+    prctl(PR_SET_TIMERSLACK, 1UL); /* wake up within microseconds instead of the default 50 */
     while (!stopped && (!plan->requests || result->count < plan->requests)) {
         due_ns = next_due(plan, start_ns, result->count, due_ns, &state);
         if (stopped || (plan->limit_ns && due_ns - start_ns > plan->limit_ns))
             break;
         struct pl_request request = {.due_ns = due_ns, .begin_ns = now_ns()};
-        cotenant_request told = {0, 0};
-        if (plan->tells)
-            told = cotenant_request_begin_at(due_ns);
-        result->failed = stage->graph ? play_graph(stage, &result->launches) : play_steps(stage, script, 0, script->count, &result->launches);
+        cotenant_request reported = {0, 0};
+        if (plan->reports_requests)
+            reported = cotenant_request_begin_at(due_ns);
+        result->failed = context->graph ? play_graph(context, &result->launches)
+            : play_steps(context, script, 0, script->count, &result->launches);
         request.end_ns = now_ns();
-        if (plan->tells)
-            cotenant_request_end(&told);
-        if (result->failed || (stopped && !stage->graph))
+        if (plan->reports_requests)
+            cotenant_request_end(&reported);
+        if (result->failed || (stopped && !context->graph))
             break;
         if (keep(result, &request)) {
             result->no_memory = 1;
@@ -132,13 +135,14 @@ void pl_result_free(struct pl_result *result)
     *result = (struct pl_result){0};
 }
 
-int pl_play_part(const struct pl_stage *stage, const struct pl_script *script, size_t first, size_t count, struct pl_request *request)
+int pl_play_part(const struct pl_context *context, const struct pl_script *script, size_t first, size_t count,
+                 struct pl_request *request)
 {
     uint64_t launches = 0;
-    cotenant_request told = cotenant_request_begin_at(request->due_ns);
+    cotenant_request reported = cotenant_request_begin_at(request->due_ns);
     request->begin_ns = now_ns();
-    int failed = play_steps(stage, script, first, count, &launches);
+    int failed = play_steps(context, script, first, count, &launches);
     request->end_ns = now_ns();
-    cotenant_request_end(&told);
+    cotenant_request_end(&reported);
     return failed;
 }

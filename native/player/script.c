@@ -1,4 +1,5 @@
-/* What does a launch script say? Lines of NAME BLOCKS THREADS DURATION_NS INTERVAL_NS [STREAM], or @COPY BYTES INTERVAL_NS [STREAM]. */
+/* Reads launch scripts: lines of NAME BLOCKS THREADS DURATION_NS INTERVAL_NS [STREAM], or @COPY BYTES INTERVAL_NS
+ * [STREAM]. */
 #include "player/player.h"
 
 #include <ctype.h>
@@ -13,7 +14,7 @@ static const struct {
     enum pl_work work;
 } COPIES[] = {{"@htod", PL_HTOD}, {"@dtoh", PL_DTOH}, {"@dtod", PL_DTOD}, {"@memset", PL_MEMSET}};
 
-/* Room for one more; doubles, so that a million lines cost few moves. */
+/* Makes space for one more element; doubles the size, so that a million lines need few reallocations. */
 static void *grown(void *list, size_t count, size_t bytes)
 {
     if (count & (count - 1))
@@ -30,7 +31,7 @@ static int number(const char *word, uint64_t *value)
     return *end == '\0' && *value < UINT64_C(1) << 63;
 }
 
-/* Place of a name, which is added if it is new; -1 without memory. The last one asked for is looked at first. */
+/* Returns the index of a name, which is added if it is new; -1 if out of memory. The latest name is compared first. */
 static long place_of_name(struct pl_script *script, const char *name)
 {
     for (size_t back = 1; back <= script->name_count; back++) {
@@ -62,8 +63,8 @@ static long place_of_stream(struct pl_script *script, long stream)
 static int split(char *line, char **words)
 {
     int count = 0;
-    char *rest = NULL;
-    for (char *word = strtok_r(line, " \t\r", &rest); word; word = strtok_r(NULL, " \t\r", &rest)) {
+    char *remaining = NULL;
+    for (char *word = strtok_r(line, " \t\r", &remaining); word; word = strtok_r(NULL, " \t\r", &remaining)) {
         if (count == WORDS)
             return WORDS;
         words[count++] = word;
@@ -71,7 +72,7 @@ static int split(char *line, char **words)
     return count;
 }
 
-/* A copy: 1 if it is one, 0 if it is damaged. */
+/* Returns 1 for a valid copy, 0 for an invalid line. */
 static int read_copy(char **words, int count, struct pl_step *step, uint64_t *stream)
 {
     for (size_t i = 0; i < sizeof COPIES / sizeof *COPIES; i++) {
@@ -88,14 +89,15 @@ static int read_kernel(char **words, int count, struct pl_step *step, uint64_t *
 {
     uint64_t blocks, threads;
     if ((count != 5 && count != 6) || !number(words[1], &blocks) || !number(words[2], &threads) ||
-        !number(words[3], &step->amount) || !number(words[4], &step->interval_ns) || (count == 6 && !number(words[5], stream)))
+        !number(words[3], &step->amount) || !number(words[4], &step->interval_ns) ||
+            (count == 6 && !number(words[5], stream)))
         return 0;
     step->blocks = (uint32_t)blocks;
     step->threads = (uint32_t)threads;
     return blocks > 0 && blocks <= INT32_MAX && threads > 0 && threads <= 1024;
 }
 
-/* One line without its comment: 1 read or blank, 0 damaged, -1 without memory. */
+/* Reads a line without its comment. Returns 1 if it is valid or blank, 0 if it is invalid, -1 if out of memory. */
 static int read_line(struct pl_script *script, char *line)
 {
     char *words[WORDS];
@@ -114,8 +116,8 @@ static int read_line(struct pl_script *script, char *line)
         return -1;
     step.function = (uint32_t)function;
     step.stream = (uint32_t)place;
-    if (is_copy && step.amount > script->most_bytes)
-        script->most_bytes = step.amount;
+    if (is_copy && step.amount > script->max_bytes)
+        script->max_bytes = step.amount;
     steps[script->count++] = step;
     return 1;
 }

@@ -1,4 +1,4 @@
-/* The device model for Python: presets as dicts, the type Device, and which refusal is which exception. */
+/* Python binding of the device model: presets as dicts, the type Device, and the exception of each result. */
 #include "python/device.h"
 
 #include <stdlib.h>
@@ -37,7 +37,7 @@ PyObject *ct_py_device_instant(uint64_t instant_ns)
     return PyLong_FromUnsignedLongLong(instant_ns);
 }
 
-/* ---- structs as dicts -------------------------------------------------------------------------------------- */
+/* ---- structs as dicts --------------------------------------------------------------------------------------------- */
 
 enum field_kind { FIELD_U32, FIELD_I32, FIELD_U64 };
 
@@ -192,7 +192,7 @@ static PyObject *device_occupancy(PyObject *module, PyObject *args)
     return PyLong_FromUnsignedLong(ct_device_occupancy(&config, threads, registers, shared));
 }
 
-/* ---- the type ---------------------------------------------------------------------------------------------- */
+/* ---- the type ----------------------------------------------------------------------------------------------------- */
 
 static PyObject *device_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {

@@ -1,4 +1,4 @@
-/* What the files that bind the device model share: the Python object around one device, and values both ways. */
+/* Declarations shared by the files that bind the device model: the Python object of a device, and conversions. */
 #ifndef COTENANT_PYTHON_DEVICE_H
 #define COTENANT_PYTHON_DEVICE_H
 
@@ -14,7 +14,7 @@ struct ct_py_device {
 extern PyMethodDef ct_py_device_methods[]; /* device_type.c */
 PyObject *ct_py_device_run_script(PyObject *self, PyObject *args); /* device_script.c */
 
-int ct_py_device_refuse(int result);                 /* 0, or -1 with the exception that fits */
+int ct_py_device_refuse(int result);                 /* returns 0, or -1 with an exception set */
 PyObject *ct_py_device_instant(uint64_t instant_ns); /* None for CT_DEVICE_NEVER */
 PyObject *ct_py_device_counters(const struct ct_device_counters *counters);
 

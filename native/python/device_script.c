@@ -1,4 +1,5 @@
-/* The batch driver for Python: buffers of steps in, buffers of instants out, no call per kernel. */
+/* Python binding of the batch driver: takes buffers of steps and fills buffers of instants, without a call per
+ * kernel. */
 #include "device/script.h"
 #include "python/device.h"
 
@@ -12,7 +13,8 @@ struct job {
     Py_buffer kernels;
 };
 
-/* None is no buffer; anything else must be whole elements, aligned, and writable where results go. */
+/* None means no buffer; any other object must consist of whole, aligned elements, and be writable if it receives
+ * results. */
 static int view(PyObject *object, Py_buffer *into, size_t each, int writable)
 {
     memset(into, 0, sizeof *into);

@@ -1,4 +1,4 @@
-/* The methods of Device: one per function of the model, numbers in, numbers out. */
+/* The methods of Device, one for each function of the model. */
 #include "python/device.h"
 
 typedef unsigned long long ull;
@@ -371,7 +371,8 @@ static PyObject *check(PyObject *self, PyObject *unused)
 PyMethodDef ct_py_device_methods[] = {
     METHOD(client_add, METH_VARARGS), METHOD(client_kill, METH_VARARGS), METHOD(client_stop, METH_VARARGS),
     METHOD(op_cut, METH_VARARGS), METHOD(set_speed, METH_VARARGS), METHOD(context_create, METH_VARARGS),
-    METHOD(context_destroy, METH_VARARGS), METHOD(context_cap, METH_VARARGS), METHOD(client_cap, METH_VARARGS), METHOD(memory_take, METH_VARARGS),
+    METHOD(context_destroy, METH_VARARGS), METHOD(context_cap, METH_VARARGS), METHOD(client_cap, METH_VARARGS),
+        METHOD(memory_take, METH_VARARGS),
     METHOD(memory_give, METH_VARARGS), METHOD(memory_free, METH_NOARGS), METHOD(stream_create, METH_VARARGS),
     METHOD(stream_destroy, METH_VARARGS), METHOD(event_create, METH_VARARGS), METHOD(event_destroy, METH_VARARGS),
     METHOD(launch, METH_VARARGS), METHOD(copy, METH_VARARGS), METHOD(marker, METH_VARARGS), METHOD(host, METH_VARARGS),

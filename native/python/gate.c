@@ -1,5 +1,5 @@
-/* The gate for Python: functions over any buffer, mapped or not. */
-#include "gate/terms.h"
+/* Python binding of the grant page: functions on any buffer, mapped or not. */
+#include "gate/grant.h"
 #include "python/module.h"
 
 #include <string.h>
@@ -7,59 +7,59 @@
 static int refuse(int result)
 {
     switch (result) {
-    case CT_TERMS_OK:
+    case CT_GRANT_OK:
         return 0;
-    case CT_TERMS_SMALL:
-        PyErr_Format(PyExc_ValueError, "a terms page has %d bytes, this buffer has fewer", (int)CT_TERMS_BYTES);
+    case CT_GRANT_TOO_SMALL:
+        PyErr_Format(PyExc_ValueError, "a grant page has %d bytes, and this buffer is smaller", (int)CT_GRANT_BYTES);
         return -1;
-    case CT_TERMS_OTHER:
-        PyErr_Format(PyExc_ValueError, "this terms page is of another version than %d", (int)CT_TERMS_VERSION);
+    case CT_GRANT_OTHER_VERSION:
+        PyErr_Format(PyExc_ValueError, "this grant page is not of version %d", (int)CT_GRANT_VERSION);
         return -1;
-    case CT_TERMS_BUSY:
-        PyErr_SetString(PyExc_BlockingIOError, "the terms page is being rewritten without pause");
+    case CT_GRANT_BUSY:
+        PyErr_SetString(PyExc_BlockingIOError, "the grant page was rewritten during every attempt to read it");
         return -1;
     default:
-        PyErr_SetString(PyExc_ValueError, "this buffer is not a terms page");
+        PyErr_SetString(PyExc_ValueError, "this buffer is not a grant page");
         return -1;
     }
 }
 
-/* A misaligned buffer would make the atomic words undefined behaviour; mappings and allocations are aligned. */
+/* Atomic accesses to a misaligned buffer would be undefined behaviour; mappings and allocations are aligned. */
 static int aligned(const Py_buffer *view)
 {
     if (((uintptr_t)view->buf) % sizeof(uint64_t) == 0)
         return 0;
-    PyErr_SetString(PyExc_ValueError, "a terms page must be aligned to 8 bytes");
+    PyErr_SetString(PyExc_ValueError, "a grant page must be aligned to 8 bytes");
     return -1;
 }
 
-static PyObject *terms_init(PyObject *module, PyObject *args)
+static PyObject *grant_init(PyObject *module, PyObject *args)
 {
     Py_buffer view;
     (void)module;
-    if (!PyArg_ParseTuple(args, "w*:terms_init", &view))
+    if (!PyArg_ParseTuple(args, "w*:grant_init", &view))
         return NULL;
-    int failed = aligned(&view) || refuse(ct_terms_init(view.buf, (size_t)view.len));
+    int failed = aligned(&view) || refuse(ct_grant_init(view.buf, (size_t)view.len));
     PyBuffer_Release(&view);
     if (failed)
         return NULL;
     Py_RETURN_NONE;
 }
 
-static PyObject *terms_write(PyObject *module, PyObject *args)
+static PyObject *grant_write(PyObject *module, PyObject *args)
 {
     Py_buffer view;
-    unsigned long long word[CT_TERMS_WORDS];
-    struct ct_terms terms;
+    unsigned long long word[CT_GRANT_WORDS];
+    struct ct_grant grant;
     (void)module;
-    if (!PyArg_ParseTuple(args, "w*(KKKKKKKKKK):terms_write", &view, &word[0], &word[1], &word[2], &word[3], &word[4],
+    if (!PyArg_ParseTuple(args, "w*(KKKKKKKKKK):grant_write", &view, &word[0], &word[1], &word[2], &word[3], &word[4],
                           &word[5], &word[6], &word[7], &word[8], &word[9]))
         return NULL;
-    int failed = aligned(&view) || refuse(ct_terms_check(view.buf, (size_t)view.len));
+    int failed = aligned(&view) || refuse(ct_grant_check(view.buf, (size_t)view.len));
     if (!failed) {
-        _Static_assert(sizeof word == sizeof terms, "one Python integer per word");
-        memcpy(&terms, word, sizeof terms);
-        ct_terms_write(view.buf, &terms);
+        _Static_assert(sizeof word == sizeof grant, "one Python integer per word");
+        memcpy(&grant, word, sizeof grant);
+        ct_grant_write(view.buf, &grant);
     }
     PyBuffer_Release(&view);
     if (failed)
@@ -67,15 +67,15 @@ static PyObject *terms_write(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
-static PyObject *terms_read(PyObject *module, PyObject *args)
+static PyObject *grant_read(PyObject *module, PyObject *args)
 {
     Py_buffer view;
-    struct ct_terms t;
+    struct ct_grant t;
     (void)module;
-    if (!PyArg_ParseTuple(args, "y*:terms_read", &view))
+    if (!PyArg_ParseTuple(args, "y*:grant_read", &view))
         return NULL;
-    int failed = aligned(&view) || refuse(ct_terms_check(view.buf, (size_t)view.len)) ||
-                 refuse(ct_terms_read(view.buf, &t));
+    int failed = aligned(&view) || refuse(ct_grant_check(view.buf, (size_t)view.len)) ||
+                 refuse(ct_grant_read(view.buf, &t));
     PyBuffer_Release(&view);
     if (failed)
         return NULL;
@@ -87,9 +87,9 @@ static PyObject *terms_read(PyObject *module, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
-    {"terms_init", terms_init, METH_VARARGS, "terms_init(buffer): make it a terms page, free unless it is one already"},
-    {"terms_write", terms_write, METH_VARARGS, "terms_write(buffer, words): replace what the page says"},
-    {"terms_read", terms_read, METH_VARARGS, "terms_read(buffer): the words of the page, never half of a write"},
+    {"grant_init", grant_init, METH_VARARGS, "grant_init(buffer): initialize a grant page, unless it is one already"},
+    {"grant_write", grant_write, METH_VARARGS, "grant_write(buffer, words): replace the grant"},
+    {"grant_read", grant_read, METH_VARARGS, "grant_read(buffer): the words of the page, never half of a write"},
     {NULL, NULL, 0, NULL},
 };
 
@@ -97,7 +97,7 @@ int ct_add_gate(PyObject *module)
 {
     if (PyModule_AddFunctions(module, methods) < 0)
         return -1;
-    if (PyModule_AddIntConstant(module, "TERMS_BYTES", CT_TERMS_BYTES) < 0)
+    if (PyModule_AddIntConstant(module, "GRANT_BYTES", CT_GRANT_BYTES) < 0)
         return -1;
-    return PyModule_AddIntConstant(module, "TERMS_VERSION", CT_TERMS_VERSION);
+    return PyModule_AddIntConstant(module, "GRANT_VERSION", CT_GRANT_VERSION);
 }

@@ -1,104 +1,105 @@
-/* The gate's pages for Python: the node writes rosters, whoever shows them reads pages. */
+/* Python binding of the gate's pages: writes and reads tenant tables, and reads tenants' pages. */
 #include "gate/request.h"
 #include "python/module.h"
 
 #include <string.h>
 
 #define U(value) ((unsigned long long)(value))
-#define LOAD(place) U(atomic_load_explicit(&(place), memory_order_acquire))
+#define WORD(place) U(load_acquire(&(place)))
 
-/* The view of a buffer that is large and aligned enough, or -1 with the complaint set. */
-static int view_of(PyObject *object, int flags, size_t least, Py_buffer *view)
+/* Gets a view of a buffer that is large enough and aligned; returns -1 with an exception set. */
+static int view_of(PyObject *object, int flags, size_t min_share, Py_buffer *view)
 {
     if (PyObject_GetBuffer(object, view, flags) < 0)
         return -1;
-    if ((size_t)view->len >= least && ((uintptr_t)view->buf) % sizeof(uint64_t) == 0)
+    if ((size_t)view->len >= min_share && ((uintptr_t)view->buf) % sizeof(uint64_t) == 0)
         return 0;
     PyErr_Format(PyExc_ValueError, "a gate page has %d bytes and is aligned to 8", (int)CT_GATE_PAGE_BYTES);
     PyBuffer_Release(view);
     return -1;
 }
 
-static PyObject *roster_init(PyObject *module, PyObject *args)
+static PyObject *tenant_table_init(PyObject *module, PyObject *args)
 {
     PyObject *buffer;
     Py_buffer view;
     unsigned long long slots;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OK:roster_init", &buffer, &slots) ||
+    if (!PyArg_ParseTuple(args, "OK:tenant_table_init", &buffer, &slots) ||
         view_of(buffer, PyBUF_WRITABLE, CT_GATE_PAGE_BYTES, &view) < 0)
         return NULL;
-    ct_roster_init(view.buf, (size_t)view.len, slots);
+    ct_tenant_table_init(view.buf, (size_t)view.len, slots);
     PyBuffer_Release(&view);
     Py_RETURN_NONE;
 }
 
-static int read_seat(PyObject *item, struct ct_gate_seat *seat)
+static int read_entry(PyObject *item, struct ct_tenant_entry *entry)
 {
     unsigned long slot, generation, priority, flags;
-    unsigned long least, limit;
-    if (!PyArg_ParseTuple(item, "kkkkkk:seat", &slot, &generation, &priority, &flags, &least, &limit))
+    unsigned long min_share, limit;
+    if (!PyArg_ParseTuple(item, "kkkkkk:seat", &slot, &generation, &priority, &flags, &min_share, &limit))
         return -1;
-    *seat = (struct ct_gate_seat){.generation = (uint32_t)generation,
+    *entry = (struct ct_tenant_entry){.generation = (uint32_t)generation,
                                   .slot = (uint16_t)slot,
                                   .priority = (uint8_t)priority,
                                   .flags = (uint8_t)flags,
-                                  .least_ppm = (uint32_t)least,
+                                  .min_share_ppm = (uint32_t)min_share,
                                   .limit_ppm = (uint32_t)limit};
     return 0;
 }
 
-static int read_rules(PyObject *header, PyObject *seats, struct ct_gate_rules *rules)
+static int read_rules(PyObject *header, PyObject *entries, struct ct_gate_rules *rules)
 {
     unsigned long long policy, bound, delay, patience, switching, spin;
     if (!PyArg_ParseTuple(header, "KKKKKK:rules", &policy, &bound, &delay, &patience, &switching, &spin))
         return -1;
     *rules = (struct ct_gate_rules){policy, bound, delay, patience, switching, spin, 0, 0, {{0, 0, 0, 0, 0, 0}}};
-    Py_ssize_t count = PySequence_Size(seats);
+    Py_ssize_t count = PySequence_Size(entries);
     if (count < 0)
         return -1;
-    if (count > CT_GATE_SEATS) {
-        PyErr_Format(PyExc_ValueError, "a roster has room for %d seats, not for %zd", (int)CT_GATE_SEATS, count);
+    if (count > CT_GATE_TENANTS) {
+        PyErr_Format(PyExc_ValueError, "a tenant table has %d entries, and %zd were passed", (int)CT_GATE_TENANTS, count);
         return -1;
     }
     for (Py_ssize_t i = 0; i < count; i++) {
-        PyObject *item = PySequence_GetItem(seats, i);
-        int failed = !item || read_seat(item, &rules->seat[i]) < 0;
+        PyObject *item = PySequence_GetItem(entries, i);
+        int failed = !item || read_entry(item, &rules->tenants[i]) < 0;
         Py_XDECREF(item);
         if (failed)
             return -1;
     }
-    rules->seats = (uint64_t)count;
+    rules->tenant_count = (uint64_t)count;
     return 0;
 }
 
-static int refuse_no_roster(const Py_buffer *view)
+static int refuse_other_page(const Py_buffer *view)
 {
-    if (ct_roster_check(view->buf, (size_t)view->len) == 0)
+    if (ct_tenant_table_check(view->buf, (size_t)view->len) == 0)
         return 0;
-    PyErr_SetString(PyExc_ValueError, "this buffer is not a roster of this version");
+    PyErr_SetString(PyExc_ValueError, "this buffer is not a tenant table of this version");
     return -1;
 }
 
-static PyObject *roster_write(PyObject *module, PyObject *args)
+static PyObject *tenant_table_write(PyObject *module, PyObject *args)
 {
-    PyObject *buffer, *header, *seats;
+    PyObject *buffer, *header, *entries;
     Py_buffer view;
     struct ct_gate_rules rules;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OOO:roster_write", &buffer, &header, &seats) || read_rules(header, seats, &rules) < 0 ||
+    if (!PyArg_ParseTuple(args, "OOO:tenant_table_write", &buffer, &header, &entries) ||
+        read_rules(header, entries, &rules) < 0 ||
         view_of(buffer, PyBUF_WRITABLE, CT_GATE_PAGE_BYTES, &view) < 0)
         return NULL;
-    int failed = refuse_no_roster(&view);
+    int failed = refuse_other_page(&view);
     if (!failed)
-        ct_roster_write(view.buf, &rules);
+        ct_tenant_table_write(view.buf, &rules);
     PyBuffer_Release(&view);
     if (failed)
         return NULL;
     Py_RETURN_NONE;
 }
 
-static PyObject *roster_read(PyObject *module, PyObject *buffer)
+static PyObject *tenant_table_read(PyObject *module, PyObject *buffer)
 {
     Py_buffer view;
     struct ct_gate_rules rules;
@@ -106,32 +107,33 @@ static PyObject *roster_read(PyObject *module, PyObject *buffer)
     (void)module;
     if (view_of(buffer, PyBUF_SIMPLE, CT_GATE_PAGE_BYTES, &view) < 0)
         return NULL;
-    int failed = refuse_no_roster(&view);
-    if (!failed && ct_roster_read(view.buf, &rules, &writes) < 0) {
-        PyErr_SetString(PyExc_BlockingIOError, "the roster is being rewritten without pause");
+    int failed = refuse_other_page(&view);
+    if (!failed && ct_tenant_table_read(view.buf, &rules, &writes) < 0) {
+        PyErr_SetString(PyExc_BlockingIOError, "the tenant table was rewritten during every attempt to read it");
         failed = 1;
     }
     PyBuffer_Release(&view);
-    PyObject *seats = failed ? NULL : PyList_New((Py_ssize_t)rules.seats);
-    for (uint64_t i = 0; seats && i < rules.seats; i++) {
-        const struct ct_gate_seat *seat = &rules.seat[i];
-        PyObject *item = Py_BuildValue("(kkkkkk)", (unsigned long)seat->slot, (unsigned long)seat->generation,
-                                       (unsigned long)seat->priority, (unsigned long)seat->flags, (unsigned long)seat->least_ppm,
-                                       (unsigned long)seat->limit_ppm);
-        if (!item || PyList_SetItem(seats, (Py_ssize_t)i, item) < 0)
-            Py_CLEAR(seats);
+    PyObject *entries = failed ? NULL : PyList_New((Py_ssize_t)rules.tenant_count);
+    for (uint64_t i = 0; entries && i < rules.tenant_count; i++) {
+        const struct ct_tenant_entry *entry = &rules.tenants[i];
+        PyObject *item = Py_BuildValue("(kkkkkk)", (unsigned long)entry->slot, (unsigned long)entry->generation,
+                                       (unsigned long)entry->priority, (unsigned long)entry->flags,
+                                           (unsigned long)entry->min_share_ppm,
+                                       (unsigned long)entry->limit_ppm);
+        if (!item || PyList_SetItem(entries, (Py_ssize_t)i, item) < 0)
+            Py_CLEAR(entries);
     }
-    if (!seats)
+    if (!entries)
         return NULL;
     return Py_BuildValue("((KKKKKK)N)", U(rules.policy), U(rules.bound_ns), U(rules.delay_ppm), U(rules.patience_ns),
-                         U(rules.switch_ns), U(rules.spin_ppm), seats);
+                         U(rules.switch_ns), U(rules.spin_ppm), entries);
 }
 
 static PyObject *list_of(const _Atomic uint64_t *words, int count)
 {
     PyObject *list = PyList_New(count);
     for (int i = 0; list && i < count; i++) {
-        PyObject *item = PyLong_FromUnsignedLongLong(LOAD(words[i]));
+        PyObject *item = PyLong_FromUnsignedLongLong(WORD(words[i]));
         if (!item || PyList_SetItem(list, i, item) < 0)
             Py_CLEAR(list);
     }
@@ -142,7 +144,7 @@ static PyObject *buckets_of(const struct ct_gate_requests *requests)
 {
     PyObject *list = PyList_New(CT_GATE_REQUEST_BUCKETS);
     for (int i = 0; list && i < CT_GATE_REQUEST_BUCKETS; i++) {
-        PyObject *item = PyLong_FromUnsignedLongLong(LOAD(requests->bucket[i]));
+        PyObject *item = PyLong_FromUnsignedLongLong(WORD(requests->bucket[i]));
         if (!item || PyList_SetItem(list, i, item) < 0)
             Py_CLEAR(list);
     }
@@ -158,7 +160,8 @@ static PyObject *request_bucket(PyObject *module, PyObject *latency)
     return PyLong_FromUnsignedLong(ct_gate_request_bucket(latency_ns));
 }
 
-/* A tenant's page as a dictionary: each number by itself, for no two of them were written at once. */
+/* Returns a tenant's page as a dictionary. Each number is read separately; together they are not a consistent
+ * snapshot. */
 static PyObject *page_read(PyObject *module, PyObject *buffer)
 {
     Py_buffer view;
@@ -169,35 +172,40 @@ static PyObject *page_read(PyObject *module, PyObject *buffer)
     const struct ct_gate_counts *c = &page->counts;
     const struct ct_gate_requests *requests = &page->requests;
     PyObject *made = Py_BuildValue(
-        "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsNsKsNsKsKsKsKsKsKsKsKsNsNsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsNsLsKsKsK}", "sequence", LOAD(page->sequence), "at_ns",
-        LOAD(page->at_ns), "quiet_ns", LOAD(page->quiet_ns), "next_ns", LOAD(page->next_ns), "busy_ns",
-        LOAD(page->busy_ns), "generation", LOAD(page->generation), "latest_ns", LOAD(page->latest_ns), "waits_ns",
-        LOAD(page->waits_ns), "wanted_ns", LOAD(page->wanted_ns), "pieces", LOAD(page->pieces), "active_ns", LOAD(page->active_ns), "marked_ns", LOAD(page->marked_ns), "asked_ns", LOAD(page->asked_ns), "unsure_ns", LOAD(page->unsure_ns), "recent_ns",
-        list_of(page->recent_ns, CT_GATE_RECENT), "launches", LOAD(c->launches), "passed",
+        "{sKsKsKsKsKsKsKsKsKsKsKsKsKsKsNsKsNsKsKsKsKsKsKsKsKsNsNsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsKsNsLsKsKsK}", "sequence", WORD(page->sequence), "at_ns",
+        WORD(page->at_ns), "quiet_ns", WORD(page->quiet_ns), "next_ns", WORD(page->next_ns), "busy_ns",
+        WORD(page->busy_ns), "generation", WORD(page->generation), "latest_ns", WORD(page->latest_ns), "waits_ns",
+        WORD(page->waits_ns), "wanted_ns", WORD(page->wanted_ns), "pieces", WORD(page->kernel_count), "active_ns",
+            WORD(page->active_ns), "marked_ns", WORD(page->active_counted_ns), "asked_ns", WORD(page->asked_ns),
+                "unsure_ns", WORD(page->unknown_ns), "recent_ns",
+        list_of(page->recent_ns, CT_GATE_RECENT), "launches", WORD(c->launches), "passed",
         list_of(c->passed, CT_GATE_REASONS), "device_ns",
-        LOAD(c->device_ns), "filled_ns", LOAD(c->filled_ns), "waits", LOAD(c->waits), "waited_ns", LOAD(c->waited_ns),
-        "spun_ns", LOAD(c->spun_ns), "slept_ns", LOAD(c->slept_ns), "overruns", LOAD(c->overruns), "overrun_ns",
-        LOAD(c->overrun_ns), "overrun", list_of(c->overrun, CT_GATE_BUCKETS), "waited",
-        list_of(c->waited, CT_GATE_BUCKETS), "admitted", LOAD(c->admitted), "submitted", LOAD(c->submitted), "late",
-        LOAD(c->late), "late_ns", LOAD(c->late_ns), "stale", LOAD(c->stale), "foreseen", LOAD(c->foreseen), "early",
-        LOAD(c->early), "miss_ns", LOAD(c->miss_ns), "confirmed", LOAD(c->confirmed), "stuck", LOAD(c->stuck), "paid_ns", LOAD(page->paid_ns), "paid_ppm",
-        LOAD(page->paid_ppm), "over_ns", LOAD(page->over_ns), "part_ppm", LOAD(page->part_ppm), "requests_ended",
-        LOAD(requests->ended), "requests_over", LOAD(requests->over), "requests_sum_ns", LOAD(requests->sum_ns),
-        "requests_began_ns", LOAD(requests->began_ns), "requests_told", LOAD(requests->is_told), "request_buckets",
-        buckets_of(requests), "lost_ns", (long long)LOAD(page->lost_ns), "told", LOAD(page->told), "owes_ns", LOAD(page->owes_ns),
-        "least_ns", LOAD(page->least_ns));
+        WORD(c->device_ns), "filled_ns", WORD(c->filled_ns), "waits", WORD(c->waits), "waited_ns", WORD(c->waited_ns),
+        "spun_ns", WORD(c->spun_ns), "slept_ns", WORD(c->slept_ns), "overruns", WORD(c->overruns), "overrun_ns",
+        WORD(c->overrun_ns), "overrun", list_of(c->overrun, CT_GATE_BUCKETS), "waited",
+        list_of(c->waited, CT_GATE_BUCKETS), "admitted", WORD(c->admitted), "submitted", WORD(c->submitted), "late",
+        WORD(c->late), "late_ns", WORD(c->late_ns), "stale", WORD(c->stale), "forecasts", WORD(c->forecasts), "early",
+        WORD(c->early), "miss_ns", WORD(c->miss_ns), "confirmed", WORD(c->confirmed), "stuck", WORD(c->stuck),
+            "paid_ns", WORD(page->paid_ns), "paid_ppm",
+        WORD(page->paid_ppm), "over_ns", WORD(page->over_ns), "part_ppm", WORD(page->part_ppm), "requests_ended",
+        WORD(requests->ended), "requests_over", WORD(requests->over), "requests_sum_ns", WORD(requests->sum_ns),
+        "requests_began_ns", WORD(requests->began_ns), "requests_reported", WORD(requests->is_reported), "request_buckets",
+        buckets_of(requests), "lost_ns", (long long)WORD(page->lost_ns), "loss_reports", WORD(page->loss_reports), "owes_ns",
+            WORD(page->owes_ns),
+        "min_share_ns", WORD(page->min_share_ns));
     PyBuffer_Release(&view);
     return made;
 }
 
 static PyMethodDef methods[] = {
-    {"roster_init", roster_init, METH_VARARGS, "roster_init(buffer, slots): make it a roster, unless it is one already"},
-    {"roster_write", roster_write, METH_VARARGS,
-     "roster_write(buffer, (policy, bound_ns, delay_ppm, patience_ns, switch_ns, spin_ppm), [(slot, generation, priority, "
+    {"tenant_table_init", tenant_table_init, METH_VARARGS,
+     "tenant_table_init(buffer, slots): initialize a tenant table, unless it is one already"},
+    {"tenant_table_write", tenant_table_write, METH_VARARGS,
+     "tenant_table_write(buffer, (policy, bound_ns, delay_ppm, patience_ns, switch_ns, spin_ppm), [(slot, generation, priority, "
      "flags, least_ppm, limit_ppm), ...])"},
-    {"roster_read", roster_read, METH_O, "roster_read(buffer): what roster_write was given, never half of a write"},
+    {"tenant_table_read", tenant_table_read, METH_O, "tenant_table_read(buffer): what tenant_table_write was given, never half of a write"},
     {"request_bucket", request_bucket, METH_O, "request_bucket(latency_ns): where a page counts such a request"},
-    {"page_read", page_read, METH_O, "page_read(buffer): what a tenant's page says, by name"},
+    {"page_read", page_read, METH_O, "page_read(buffer): the words of a tenant's page, by name"},
     {NULL, NULL, 0, NULL},
 };
 
@@ -206,7 +214,7 @@ int ct_add_gate_pages(PyObject *module)
     if (PyModule_AddFunctions(module, methods) < 0 ||
         PyModule_AddIntConstant(module, "GATE_PAGE_BYTES", CT_GATE_PAGE_BYTES) < 0)
         return -1;
-    return PyModule_AddIntConstant(module, "GATE_SEATS", CT_GATE_SEATS) < 0
+    return PyModule_AddIntConstant(module, "GATE_TENANTS", CT_GATE_TENANTS) < 0
                ? -1
                : PyModule_AddIntConstant(module, "REQUEST_BUCKETS", CT_GATE_REQUEST_BUCKETS);
 }

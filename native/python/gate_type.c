@@ -1,4 +1,4 @@
-/* The gate for Python: one tenant at one device's file, and the forecasts it is given. Numbers in, numbers out. */
+/* Python binding of the gate: one tenant on one device's file, and the forecasts of its launches. */
 #include "gate/gate.h"
 #include "gate/request.h"
 #include "python/module.h"
@@ -10,7 +10,7 @@ typedef unsigned long long ull;
 
 struct py_gate {
     PyObject_HEAD Py_buffer view;
-    struct ct_gate *gate; /* on cache lines of its own */
+    struct ct_gate *gate; /* aligned to a cache line */
 };
 
 struct py_forecast {
@@ -42,9 +42,9 @@ static PyObject *gate_new(PyTypeObject *type, PyObject *args, PyObject *keywords
         return NULL;
     }
     char *file = made->view.buf;
-    if (((uintptr_t)file) % 8 || ct_roster_check(file, (size_t)made->view.len) < 0 ||
-        (size_t)made->view.len < ct_gate_offset(slot + 1) || ((struct ct_gate_roster *)file)->slots <= slot) {
-        PyErr_SetString(PyExc_ValueError, "this buffer is no gate file with room for that slot");
+    if (((uintptr_t)file) % 8 || ct_tenant_table_check(file, (size_t)made->view.len) < 0 ||
+        (size_t)made->view.len < ct_gate_offset(slot + 1) || ((struct ct_tenant_table *)file)->slots <= slot) {
+        PyErr_SetString(PyExc_ValueError, "this buffer is not a gate file that contains that slot");
         Py_DECREF(made);
         return NULL;
     }
@@ -54,7 +54,7 @@ static PyObject *gate_new(PyTypeObject *type, PyObject *args, PyObject *keywords
         return PyErr_NoMemory();
     }
     ct_gate_open(made->gate, file, (size_t)made->view.len, (struct ct_gate_page *)(file + ct_gate_offset(slot)),
-                 (struct ct_gate_floor *)(file + CT_GATE_PAGE_BYTES), slot, generation);
+                 (struct ct_arbitration_page *)(file + CT_GATE_PAGE_BYTES), slot, generation);
     return (PyObject *)made;
 }
 
@@ -67,14 +67,14 @@ static void gate_dealloc(PyObject *self)
     Py_DECREF(type);
 }
 
-static int wish_of(PyObject *item, struct ct_gate_wish *wish)
+static int parse_request(PyObject *item, struct ct_launch_request *request)
 {
-    ull expect, sure, low, high, grain = 0;
-    unsigned int may_fill, pieces = 1, free_ppm = 0;
-    if (!PyArg_ParseTuple(item, "KKKKI|KII:wish", &expect, &sure, &low, &high, &may_fill, &grain, &pieces,
+    ull expect, upper, low, high, granularity = 0;
+    unsigned int may_fill, kernel_count = 1, free_ppm = 0;
+    if (!PyArg_ParseTuple(item, "KKKKI|KII:request", &expect, &upper, &low, &high, &may_fill, &granularity, &kernel_count,
                           &free_ppm))
         return -1;
-    *wish = (struct ct_gate_wish){expect, sure, low, high, may_fill, pieces, grain, free_ppm};
+    *request = (struct ct_launch_request){expect, upper, low, high, may_fill, kernel_count, granularity, free_ppm};
     return 0;
 }
 
@@ -87,44 +87,44 @@ static PyObject *must_ask(PyObject *self, PyObject *unused)
 static PyObject *announce(PyObject *self, PyObject *args)
 {
     PyObject *item;
-    struct ct_gate_wish wish;
+    struct ct_launch_request request;
     ull now_ns;
-    if (!PyArg_ParseTuple(args, "OK:announce", &item, &now_ns) || wish_of(item, &wish) < 0)
+    if (!PyArg_ParseTuple(args, "OK:announce", &item, &now_ns) || parse_request(item, &request) < 0)
         return NULL;
-    ct_gate_announce(of(self), &wish, now_ns);
+    ct_gate_announce(of(self), &request, now_ns);
     Py_RETURN_NONE;
 }
 
-static PyObject *rest(PyObject *self, PyObject *args)
+static PyObject *gate_sync(PyObject *self, PyObject *args)
 {
     ull low_ns, high_ns, now_ns;
     int is_drained;
-    if (!PyArg_ParseTuple(args, "KKpK:rest", &low_ns, &high_ns, &is_drained, &now_ns))
+    if (!PyArg_ParseTuple(args, "KKpK:sync", &low_ns, &high_ns, &is_drained, &now_ns))
         return NULL;
-    ct_gate_rest(of(self), low_ns, high_ns, is_drained, now_ns);
+    ct_gate_sync(of(self), low_ns, high_ns, is_drained, now_ns);
     Py_RETURN_NONE;
 }
 
-static PyObject *ask(PyObject *self, PyObject *args)
+static PyObject *admit(PyObject *self, PyObject *args)
 {
     PyObject *item;
-    struct ct_gate_wish wish;
+    struct ct_launch_request request;
     ull since_ns, now_ns;
-    if (!PyArg_ParseTuple(args, "OKK:ask", &item, &since_ns, &now_ns) || wish_of(item, &wish) < 0)
+    if (!PyArg_ParseTuple(args, "OKK:admit", &item, &since_ns, &now_ns) || parse_request(item, &request) < 0)
         return NULL;
-    struct ct_gate_answer answer = ct_gate_ask(of(self), &wish, since_ns, now_ns);
+    struct ct_gate_answer answer = ct_gate_admit(of(self), &request, since_ns, now_ns);
     return Py_BuildValue("(IIK)", answer.pass, answer.reason, (ull)answer.until_ns);
 }
 
 static PyObject *submitted(PyObject *self, PyObject *args)
 {
     PyObject *item;
-    struct ct_gate_wish wish;
+    struct ct_launch_request request;
     int is_submitted;
     ull now_ns;
-    if (!PyArg_ParseTuple(args, "OpK:submitted", &item, &is_submitted, &now_ns) || wish_of(item, &wish) < 0)
+    if (!PyArg_ParseTuple(args, "OpK:submitted", &item, &is_submitted, &now_ns) || parse_request(item, &request) < 0)
         return NULL;
-    ct_gate_submitted(of(self), &wish, is_submitted, now_ns);
+    ct_gate_submitted(of(self), &request, is_submitted, now_ns);
     Py_RETURN_NONE;
 }
 
@@ -163,14 +163,14 @@ static PyObject *measured(PyObject *self, PyObject *args)
 WITH_ONE(prolong, ct_gate_prolong)
 WITH_ONE(slept, ct_gate_slept)
 
-static PyObject *nap(PyObject *self, PyObject *args)
+static PyObject *wait_plan(PyObject *self, PyObject *args)
 {
     ull until_ns, now_ns;
     unsigned int reason;
-    if (!PyArg_ParseTuple(args, "IKK:nap", &reason, &until_ns, &now_ns))
+    if (!PyArg_ParseTuple(args, "IKK:wait_plan", &reason, &until_ns, &now_ns))
         return NULL;
     struct ct_gate_answer answer = {.pass = 0, .reason = reason, .until_ns = until_ns};
-    struct ct_gate_nap found = ct_gate_nap(of(self), &answer, now_ns);
+    struct ct_gate_wait_plan found = ct_gate_wait_plan(of(self), &answer, now_ns);
     return Py_BuildValue("(KK)", (ull)found.sleep_until_ns, (ull)found.spin_until_ns);
 }
 
@@ -189,7 +189,7 @@ static PyObject *share_by_mps(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* In the own page, as long as there is a seat; the oldest under way is told apart. */
+/* Counts a request in the tenant's page while it has an entry; oldest() publishes the oldest one in progress. */
 static PyObject *requested(PyObject *self, PyObject *args)
 {
     ull latency_ns, slo_ns;
@@ -210,11 +210,12 @@ static PyObject *oldest(PyObject *self, PyObject *args)
 
 #define METHOD(name, flags) {#name, name, flags, NULL}
 static PyMethodDef gate_methods[] = {
-    METHOD(must_ask, METH_NOARGS),   METHOD(announce, METH_VARARGS),  METHOD(rest, METH_VARARGS),
-    METHOD(ask, METH_VARARGS),       METHOD(submitted, METH_VARARGS), METHOD(confirmed, METH_VARARGS),
+    METHOD(must_ask, METH_NOARGS),   METHOD(announce, METH_VARARGS),  {"sync", gate_sync, METH_VARARGS, NULL},
+    METHOD(admit, METH_VARARGS),       METHOD(submitted, METH_VARARGS), METHOD(confirmed, METH_VARARGS),
     METHOD(waited, METH_VARARGS),    METHOD(spun, METH_VARARGS),      METHOD(prolong, METH_VARARGS),
     METHOD(share_by_mps, METH_VARARGS), METHOD(requested, METH_VARARGS), METHOD(oldest, METH_VARARGS),
-    METHOD(measured, METH_VARARGS),  METHOD(slept, METH_VARARGS),     METHOD(overslept, METH_VARARGS), METHOD(nap, METH_VARARGS),       METHOD(has_sleepers, METH_VARARGS),
+    METHOD(measured, METH_VARARGS),  METHOD(slept, METH_VARARGS),     METHOD(overslept, METH_VARARGS),
+        METHOD(wait_plan, METH_VARARGS),       METHOD(has_sleepers, METH_VARARGS),
     {NULL, NULL, 0, NULL},
 };
 

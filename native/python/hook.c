@@ -1,11 +1,12 @@
-/* What does the hook cost? Calls through it beside the same calls past it, in one process, burst by burst. */
+/* Benchmark of the hook: times calls through it and the same calls without it, in one process, in alternating
+ * bursts. */
+#include "atomics.h"
 #include "python/module.h"
 
 #include <dlfcn.h>
 #include <linux/futex.h>
 #include <linux/perf_event.h>
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <sys/ioctl.h>
@@ -18,19 +19,20 @@ typedef int (*call_retain)(void **, int);
 typedef int (*call_set)(void *);
 typedef int (*call_load)(void **, const void *);
 typedef int (*call_function)(void **, void *, const char *);
-typedef int (*call_launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
+typedef int (*call_launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,
+                           void **,
                            void **);
 typedef int (*call_allocate)(unsigned long long *, size_t);
 typedef int (*call_free)(unsigned long long);
 typedef int (*call_synchronize)(void);
 
-struct way {
+struct path {
     call_launch launch;
     call_allocate allocate;
     call_free release;
 };
 
-enum { SHAPES = 8 }; /* as many kernels in turn, so that a look-up is one */
+enum { SHAPES = 8 }; /* kernels launched in turn, so that a lookup is realistic */
 
 static uint64_t now_ns(void)
 {
@@ -39,12 +41,12 @@ static uint64_t now_ns(void)
     return (uint64_t)now.tv_sec * UINT64_C(1000000000) + (uint64_t)now.tv_nsec;
 }
 
-static const char *open_way(struct way *way, void *library)
+static const char *open_path(struct path *path, void *library)
 {
-    way->launch = library ? (call_launch)dlsym(library, "cuLaunchKernel") : NULL;
-    way->allocate = library ? (call_allocate)dlsym(library, "cuMemAlloc_v2") : NULL;
-    way->release = library ? (call_free)dlsym(library, "cuMemFree_v2") : NULL;
-    return way->launch && way->allocate && way->release ? NULL : "libcuda.so.1 lacks a core function";
+    path->launch = library ? (call_launch)dlsym(library, "cuLaunchKernel") : NULL;
+    path->allocate = library ? (call_allocate)dlsym(library, "cuMemAlloc_v2") : NULL;
+    path->release = library ? (call_free)dlsym(library, "cuMemFree_v2") : NULL;
+    return path->launch && path->allocate && path->release ? NULL : "libcuda.so.1 lacks a core function";
 }
 
 static const char *open_function(void *library, const char *image, const char *kernel, void **function)
@@ -58,32 +60,32 @@ static const char *open_function(void *library, const char *image, const char *k
     if (!init || !retain || !set || !load || !get)
         return "libcuda.so.1 lacks a core function";
     if (init(0) || retain(&context, 0) || set(context) || load(&module, image) || get(function, module, kernel))
-        return "the driver gives no kernel";
+        return "the driver could not load the kernel";
     return NULL;
 }
 
-/* Nanoseconds per launch, and per allocation with its free. */
-static double time_launches(const struct way *way, void *function, int calls)
+/* Return nanoseconds per launch, and per allocation with its free. */
+static double time_launches(const struct path *path, void *function, int calls)
 {
     uint64_t before = now_ns();
     for (int i = 0; i < calls; i++)
-        way->launch(function, 1 + (unsigned)i % SHAPES, 1, 1, 64, 1, 1, 0, NULL, NULL, NULL);
+        path->launch(function, 1 + (unsigned)i % SHAPES, 1, 1, 64, 1, 1, 0, NULL, NULL, NULL);
     return (double)(now_ns() - before) / calls;
 }
 
-static double time_allocations(const struct way *way, int calls)
+static double time_allocations(const struct path *path, int calls)
 {
     unsigned long long pointer = 0;
     uint64_t before = now_ns();
     for (int i = 0; i < calls; i++) {
-        way->allocate(&pointer, 64);
-        way->release(pointer);
+        path->allocate(&pointer, 64);
+        path->release(pointer);
     }
     return (double)(now_ns() - before) / calls / 2;
 }
 
-/* -1 where the machine or its owner does not let us count. */
-static double count_instructions(const struct way *way, void *function, int calls)
+/* Returns -1 if performance counters are not available. */
+static double count_instructions(const struct path *path, void *function, int calls)
 {
     struct perf_event_attr what = {.type = PERF_TYPE_HARDWARE, .size = sizeof what,
                                    .config = PERF_COUNT_HW_INSTRUCTIONS, .exclude_kernel = 1, .exclude_hv = 1};
@@ -92,7 +94,7 @@ static double count_instructions(const struct way *way, void *function, int call
     if (counter < 0)
         return -1;
     int failed = read(counter, &before, sizeof before) != (ssize_t)sizeof before;
-    time_launches(way, function, calls);
+    time_launches(path, function, calls);
     failed |= read(counter, &after, sizeof after) != (ssize_t)sizeof after;
     close(counter);
     return failed || after <= before ? -1 : (double)(after - before) / calls;
@@ -102,14 +104,14 @@ static PyObject *hook_compare(PyObject *module, PyObject *args)
 {
     int bursts, calls;
     void *function = NULL;
-    struct way hooked, plain;
+    struct path hooked, plain;
     (void)module;
     if (!PyArg_ParseTuple(args, "ii:hook_compare", &bursts, &calls))
         return NULL;
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
-    const char *problem = open_way(&hooked, library);
+    const char *problem = open_path(&hooked, library);
     if (!problem)
-        problem = open_way(&plain, dlopen("libcuda-real.so.1", RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD));
+        problem = open_path(&plain, dlopen("libcuda-real.so.1", RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD));
     if (!problem)
         problem = open_function(library, "", "kernel", &function);
     if (!problem && (calls < 1 || hooked.launch == plain.launch))
@@ -132,19 +134,19 @@ static PyObject *hook_compare(PyObject *module, PyObject *args)
     return rows;
 }
 
-/* How long does a program take that launches kernels of one length in batches and waits after each? */
+/* Times a program that launches kernels of one length in batches and waits after each. */
 static PyObject *hook_spend(PyObject *module, PyObject *args)
 {
     const char *image, *kernel;
     int batches, batch;
     unsigned long long duration_ns;
     void *function = NULL;
-    struct way way;
+    struct path path;
     (void)module;
     if (!PyArg_ParseTuple(args, "ssiiK:hook_spend", &image, &kernel, &batches, &batch, &duration_ns))
         return NULL;
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL), *parameters[] = {&duration_ns};
-    const char *problem = open_way(&way, library);
+    const char *problem = open_path(&path, library);
     call_synchronize synchronize = library ? (call_synchronize)dlsym(library, "cuCtxSynchronize") : NULL;
     if (!problem)
         problem = synchronize ? open_function(library, image, kernel, &function) : "libcuda.so.1 lacks a core function";
@@ -152,10 +154,10 @@ static PyObject *hook_spend(PyObject *module, PyObject *args)
     uint64_t before = now_ns();
     for (int i = 0; !problem && i < batches; i++) {
         for (int j = 0; j < batch; j++)
-            failed |= way.launch(function, 1 + (unsigned)j % SHAPES, 1, 1, 64, 1, 1, 0, NULL, parameters, NULL);
+            failed |= path.launch(function, 1 + (unsigned)j % SHAPES, 1, 1, 64, 1, 1, 0, NULL, parameters, NULL);
         failed |= synchronize();
         if (i == 0)
-            before = now_ns(); /* the first batch meets every kernel for the first time */
+            before = now_ns(); /* the first batch launches every kernel for the first time */
     }
     if (problem || failed) {
         PyErr_SetString(PyExc_OSError, problem ? problem : "a driver call failed");
@@ -164,19 +166,20 @@ static PyObject *hook_spend(PyObject *module, PyObject *args)
     return PyLong_FromUnsignedLongLong(now_ns() - before);
 }
 
-/* Requests of some launches and a wait, with a pause after each: the instants of the last launch, and of the wait's end. */
+/* Plays requests of some launches and a wait, with a pause after each; returns the instants of the last launch and of
+ * the end of the wait. */
 static PyObject *hook_requests(PyObject *module, PyObject *args)
 {
     const char *image, *kernel;
     int requests, launches;
     unsigned long long duration_ns, pause_ns;
     void *function = NULL;
-    struct way way;
+    struct path path;
     (void)module;
     if (!PyArg_ParseTuple(args, "ssiiKK:hook_requests", &image, &kernel, &requests, &launches, &duration_ns, &pause_ns))
         return NULL;
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL), *parameters[] = {&duration_ns};
-    const char *problem = open_way(&way, library);
+    const char *problem = open_path(&path, library);
     call_synchronize synchronize = library ? (call_synchronize)dlsym(library, "cuCtxSynchronize") : NULL;
     if (!problem)
         problem = synchronize ? open_function(library, image, kernel, &function) : "libcuda.so.1 lacks a core function";
@@ -184,10 +187,11 @@ static PyObject *hook_requests(PyObject *module, PyObject *args)
     for (int i = 0; rows && !problem && i < requests; i++) {
         int failed = 0;
         for (int j = 0; j < launches; j++)
-            failed |= way.launch(function, 1 + (unsigned)j % SHAPES, 1, 1, 64, 1, 1, 0, NULL, parameters, NULL);
+            failed |= path.launch(function, 1 + (unsigned)j % SHAPES, 1, 1, 64, 1, 1, 0, NULL, parameters, NULL);
         uint64_t launched_ns = now_ns();
         failed |= synchronize();
-        PyObject *row = failed ? NULL : Py_BuildValue("(KK)", (unsigned long long)launched_ns, (unsigned long long)now_ns());
+        PyObject *row = failed ? NULL : Py_BuildValue("(KK)", (unsigned long long)launched_ns,
+                                                      (unsigned long long)now_ns());
         if (failed)
             problem = "a driver call failed";
         else if (!row || PyList_Append(rows, row) < 0)
@@ -204,39 +208,39 @@ static PyObject *hook_requests(PyObject *module, PyObject *args)
     return rows;
 }
 
-/* ---- how late does anybody wake up who sleeps? ------------------------------------------------------------------- */
+/* ---- wake-up latency ---------------------------------------------------------------------------------------------- */
 
 struct sleeper {
-    _Atomic uint32_t bell;
+    _Atomic uint32_t wake_word;
     _Atomic uint64_t rung_ns;
     uint32_t rounds;
     uint64_t *late_ns;
 };
 
-static void *sleep_and_look(void *given)
+static void *sleep_and_read(void *given)
 {
     struct sleeper *sleeper = given;
     for (uint32_t i = 0; i < sleeper->rounds; i++) {
-        while (sleeper->bell == i)
-            syscall(SYS_futex, &sleeper->bell, FUTEX_WAIT, i, NULL, NULL, 0);
+        while (sleeper->wake_word == i)
+            syscall(SYS_futex, &sleeper->wake_word, FUTEX_WAIT, i, NULL, NULL, 0);
         sleeper->late_ns[i] = now_ns() - sleeper->rung_ns;
     }
     return NULL;
 }
 
-/* From the ring of a bell to whoever slept on it, as often as told: the least that a wait across processes takes. */
-static PyObject *hook_floor(PyObject *module, PyObject *args)
+/* Measures the time from a futex wake to the sleeper's return: the minimum of any wait across processes. */
+static PyObject *hook_baseline(PyObject *module, PyObject *args)
 {
     enum { MOST = 100000, APART_NS = 1000 * 1000 };
     int rounds;
     pthread_t thread;
     (void)module;
-    if (!PyArg_ParseTuple(args, "i:hook_floor", &rounds))
+    if (!PyArg_ParseTuple(args, "i:hook_baseline", &rounds))
         return NULL;
     if (rounds < 1 || rounds > MOST)
         return PyErr_Format(PyExc_ValueError, "%d rounds: choose 1 to %d", rounds, MOST);
     struct sleeper sleeper = {.rounds = (uint32_t)rounds, .late_ns = calloc((size_t)rounds, sizeof(uint64_t))};
-    if (!sleeper.late_ns || pthread_create(&thread, NULL, sleep_and_look, &sleeper) != 0) {
+    if (!sleeper.late_ns || pthread_create(&thread, NULL, sleep_and_read, &sleeper) != 0) {
         free(sleeper.late_ns);
         return PyErr_NoMemory();
     }
@@ -245,8 +249,8 @@ static PyObject *hook_floor(PyObject *module, PyObject *args)
     for (int i = 0; i < rounds; i++) {
         nanosleep(&rest, NULL);
         sleeper.rung_ns = now_ns();
-        sleeper.bell++;
-        syscall(SYS_futex, &sleeper.bell, FUTEX_WAKE, 1, NULL, NULL, 0);
+        sleeper.wake_word++;
+        syscall(SYS_futex, &sleeper.wake_word, FUTEX_WAKE, 1, NULL, NULL, 0);
     }
     pthread_join(thread, NULL);
     Py_END_ALLOW_THREADS
@@ -261,7 +265,7 @@ static PyMethodDef methods[] = {
     {"hook_requests", hook_requests, METH_VARARGS,
      "hook_requests(image, kernel, requests, launches, duration_ns, pause_ns): per request the instants of the last "
      "launch and of the wait's end"},
-    {"hook_floor", hook_floor, METH_VARARGS, "hook_floor(rounds): ns from a futex's wake to the sleeper, each time"},
+    {"hook_baseline", hook_baseline, METH_VARARGS, "hook_baseline(rounds): ns from a futex's wake to the sleeper, each time"},
     {"hook_compare", hook_compare, METH_VARARGS,
      "hook_compare(bursts, calls): per burst ns per launch plain and hooked, per allocation or free, and instructions"},
     {"hook_spend", hook_spend, METH_VARARGS,

@@ -1,10 +1,11 @@
-/* A device's memory ledger for Python: the node makes it, reads its lines, and ends those of the dead. */
-#include "ledger/words.h"
+/* Python binding of a device's memory ledger: the node creates it, reads its lines, and clears those of dead
+ * processes. */
+#include "ledger/internal.h"
 #include "python/module.h"
 
 #define U(value) ((unsigned long long)(value))
 
-/* The view of a ledger's whole file, or -1 with the complaint set. */
+/* Gets a view of a whole ledger file; returns -1 with an exception set. */
 static int view_of(PyObject *object, int flags, Py_buffer *view)
 {
     if (PyObject_GetBuffer(object, view, flags) < 0)
@@ -17,7 +18,7 @@ static int view_of(PyObject *object, int flags, Py_buffer *view)
     return -1;
 }
 
-/* One account of it, or NULL with the complaint set and the view released. */
+/* Returns one account, or NULL with an exception set and the view released. */
 static struct ct_ledger_account *account_in(Py_buffer *view, unsigned long slot)
 {
     if (slot < accounts_of(view->buf, (size_t)view->len))
@@ -64,23 +65,28 @@ static PyObject *ledger_grant(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
-static PyObject *line_of(uint64_t slot, uint64_t generation, const struct ct_ledger_line *line, unsigned index, uint64_t owner)
+static PyObject *line_of(uint64_t slot, uint64_t generation, const struct ct_ledger_line *line, unsigned index,
+                         uint64_t owner)
 {
-    return Py_BuildValue("(KKIKKKKKKKKKKKLKKKK)", U(slot), U(generation), index, U(owner), U(LOAD(line->booked_bytes)),
-                         U(LOAD(line->own_bytes)), U(LOAD(line->own_version)), U(LOAD(line->managed_bytes)),
-                         U(LOAD(line->begun)), U(LOAD(line->ended)), U(LOAD(line->denied)),
-                         U(LOAD(line->denied_bytes)), U(LOAD(line->wanted_bytes)), U(LOAD(line->fault)),
-                         (long long)LOAD(line->excess_bytes), U(LOAD(line->measured_version)),
-                         U(ct_ledger_line_bytes(line)), U(LOAD(line->contexts)), U(LOAD(line->code_bytes)));
+    return Py_BuildValue("(KKIKKKKKKKKKKKLKKKK)", U(slot), U(generation), index, U(owner),
+                         U(load_seq_cst(&line->allocated_bytes)),
+                         U(load_seq_cst(&line->own_bytes)), U(load_seq_cst(&line->own_version)),
+                             U(load_seq_cst(&line->managed_bytes)),
+                         U(load_seq_cst(&line->begun)), U(load_seq_cst(&line->ended)), U(load_seq_cst(&line->denied)),
+                         U(load_seq_cst(&line->denied_bytes)), U(load_seq_cst(&line->wanted_bytes)),
+                             U(load_seq_cst(&line->fault)),
+                         (long long)load_seq_cst(&line->excess_bytes), U(load_seq_cst(&line->measured_version)),
+                         U(ct_ledger_line_bytes(line)), U(load_seq_cst(&line->contexts)),
+                             U(load_seq_cst(&line->code_bytes)));
 }
 
 static int append_lines(PyObject *lines, const struct ct_ledger_account *account, uint64_t slot)
 {
-    for (unsigned i = 0; i < used_of(&account->lines_used, CT_LEDGER_LINES); i++) {
-        uint64_t owner = LOAD(account->line[i].owner);
+    for (unsigned i = 0; i < used_count(&account->lines_used, CT_LEDGER_LINES); i++) {
+        uint64_t owner = load_seq_cst(&account->line[i].owner);
         if (!owner)
             continue;
-        PyObject *line = line_of(slot, LOAD(account->generation), &account->line[i], i, owner);
+        PyObject *line = line_of(slot, load_seq_cst(&account->generation), &account->line[i], i, owner);
         int failed = !line || PyList_Append(lines, line) < 0;
         Py_XDECREF(line);
         if (failed)
@@ -89,7 +95,7 @@ static int append_lines(PyObject *lines, const struct ct_ledger_account *account
     return 0;
 }
 
-/* Every line that is in use: each number by itself, for no two were written at once. */
+/* Returns every line in use. Each number is read separately; together they are not a consistent snapshot. */
 static PyObject *ledger_lines(PyObject *module, PyObject *buffer)
 {
     Py_buffer view;
@@ -104,7 +110,7 @@ static PyObject *ledger_lines(PyObject *module, PyObject *buffer)
     return lines;
 }
 
-/* Whose account it is, and what that tenant holds. */
+/* Returns the generation of an account, and what its tenant holds. */
 static PyObject *ledger_account(PyObject *module, PyObject *args)
 {
     PyObject *buffer;
@@ -116,9 +122,10 @@ static PyObject *ledger_account(PyObject *module, PyObject *args)
     const struct ct_ledger_account *account = account_in(&view, slot);
     if (!account)
         return NULL;
-    PyObject *made = Py_BuildValue("(KKKK)", U(LOAD(account->generation)),
-                                   U(ct_ledger_held(view.buf, (size_t)view.len, account)), U(LOAD(account->denied)),
-                                   U(LOAD(account->denied_bytes)));
+    PyObject *made = Py_BuildValue("(KKKK)", U(load_seq_cst(&account->generation)),
+                                   U(ct_ledger_held(view.buf, (size_t)view.len, account)),
+                                       U(load_seq_cst(&account->denied)),
+                                   U(load_seq_cst(&account->denied_bytes)));
     PyBuffer_Release(&view);
     return made;
 }
@@ -150,7 +157,8 @@ static PyObject *ledger_measured(PyObject *module, PyObject *args)
         return NULL;
     if (!account_in(&view, slot))
         return NULL;
-    int is_taken = line < CT_LEDGER_LINES && ct_ledger_measured(view.buf, (size_t)view.len, (uint32_t)slot, (uint32_t)line,
+    int is_taken = line < CT_LEDGER_LINES && ct_ledger_measured(view.buf, (size_t)view.len, (uint32_t)slot,
+                                                                (uint32_t)line,
                                                                 owner, begun, ended, held);
     PyBuffer_Release(&view);
     return PyBool_FromLong(is_taken);
@@ -169,7 +177,7 @@ static PyObject *ledger_sweep(PyObject *module, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* How many accounts there are, and what a context takes of the device as far as was seen. */
+/* Returns the number of accounts, and the measured memory of a context. */
 static PyObject *ledger_read(PyObject *module, PyObject *buffer)
 {
     Py_buffer view;
@@ -177,7 +185,8 @@ static PyObject *ledger_read(PyObject *module, PyObject *buffer)
     if (view_of(buffer, PyBUF_SIMPLE, &view) < 0)
         return NULL;
     const struct ct_ledger_header *header = view.buf;
-    PyObject *made = Py_BuildValue("(KK)", U(accounts_of(header, (size_t)view.len)), U(LOAD(header->context_bytes)));
+    PyObject *made = Py_BuildValue("(KK)", U(accounts_of(header, (size_t)view.len)),
+                                   U(load_seq_cst(&header->context_bytes)));
     PyBuffer_Release(&view);
     return made;
 }
@@ -192,7 +201,7 @@ static PyObject *ledger_learn(PyObject *module, PyObject *args)
         view_of(buffer, PyBUF_WRITABLE, &view) < 0)
         return NULL;
     struct ct_ledger_header *header = view.buf;
-    STORE(header->context_bytes, context_bytes);
+    store_seq_cst(&header->context_bytes, context_bytes);
     PyBuffer_Release(&view);
     Py_RETURN_NONE;
 }
@@ -207,14 +216,15 @@ static PyObject *ledger_identity(PyObject *module, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
-    {"ledger_init", ledger_init, METH_VARARGS, "ledger_init(file, slots): make memory a ledger; one keeps what it says"},
+    {"ledger_init", ledger_init, METH_VARARGS,
+     "ledger_init(file, slots): initialize a ledger; an existing one keeps its contents"},
     {"ledger_grant", ledger_grant, METH_VARARGS, "ledger_grant(file, slot, generation): an empty account"},
     {"ledger_lines", ledger_lines, METH_O, "ledger_lines(file): every line in use"},
     {"ledger_account", ledger_account, METH_VARARGS, "ledger_account(file, slot): generation, and bytes held"},
     {"ledger_clear", ledger_clear, METH_VARARGS, "ledger_clear(file, slot, line, owner): free the line of the dead"},
     {"ledger_measured", ledger_measured, METH_VARARGS,
      "ledger_measured(file, slot, line, owner, begun, ended, held): whether the device's word was taken"},
-    {"ledger_sweep", ledger_sweep, METH_VARARGS, "ledger_sweep(file, slot): free what nobody has open any more"},
+    {"ledger_sweep", ledger_sweep, METH_VARARGS, "ledger_sweep(file, slot): free orphaned memory that no process has open"},
     {"ledger_read", ledger_read, METH_O, "ledger_read(file): accounts, and what a context takes"},
     {"ledger_learn", ledger_learn, METH_VARARGS, "ledger_learn(file, bytes): what a context takes"},
     {"ledger_identity", ledger_identity, METH_VARARGS, "ledger_identity(pid, namespace, start): who a process is"},

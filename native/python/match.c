@@ -1,23 +1,24 @@
-/* The auction for Python: arrays come as buffers, lots go back as bytes. */
+/* Python binding of the auction: arrays are passed as buffers, lots are returned as bytes. */
 #include "python/module.h"
 
 #include "match/auction.h"
 #include "match/choose.h"
 
-enum { SUPPLY, CAPACITY, WORTH, STARTS, ENDS_AT, PRICE, BUFFERS };
+enum { SUPPLY, CAPACITY, WEIGHT, STARTS, ENDS_AT, PRICE, BUFFERS };
 
 static int sizes_fit(const struct ma_problem *problem, const Py_buffer *held)
 {
     Py_ssize_t sources = problem->sources, sinks = problem->sinks;
-    if (sources < 0 || sinks < 0 || held[SUPPLY].len != sources * 4 || held[CAPACITY].len != sinks * 4 || held[PRICE].len != sinks * 4)
+    if (sources < 0 || sinks < 0 || held[SUPPLY].len != sources * 4 || held[CAPACITY].len != sinks * 4 ||
+        held[PRICE].len != sinks * 4)
         return 0;
     if (!held[STARTS].buf)
-        return held[WORTH].len / 4 == sources * sinks && held[WORTH].len % 4 == 0;
-    if (held[STARTS].len != (sources + 1) * 8 || held[ENDS_AT].len != held[WORTH].len || held[WORTH].len % 4)
+        return held[WEIGHT].len / 4 == sources * sinks && held[WEIGHT].len % 4 == 0;
+    if (held[STARTS].len != (sources + 1) * 8 || held[ENDS_AT].len != held[WEIGHT].len || held[WEIGHT].len % 4)
         return 0;
     const int64_t *starts = held[STARTS].buf;
     const int32_t *ends_at = held[ENDS_AT].buf;
-    int64_t edges = held[WORTH].len / 4;
+    int64_t edges = held[WEIGHT].len / 4;
     if (starts[0] != 0 || starts[sources] != edges)
         return 0;
     for (Py_ssize_t source = 0; source < sources; source++)
@@ -38,18 +39,19 @@ static int none_negative(const Py_buffer *held)
     return 1;
 }
 
-static PyObject *auction_of(const struct ma_problem *problem, float step, long long most_bids, float *price)
+static PyObject *auction_of(const struct ma_problem *problem, float step, long long max_bids, float *price)
 {
     struct ma_result result;
     int failed;
     Py_BEGIN_ALLOW_THREADS
-    failed = ma_auction(problem, step, most_bids, price, &result);
+    failed = ma_auction(problem, step, max_bids, price, &result);
     Py_END_ALLOW_THREADS
     if (failed) {
         ma_free(&result);
         return PyErr_NoMemory();
     }
-    PyObject *answer = Py_BuildValue("y#Li", (const char *)result.lots, (Py_ssize_t)((size_t)result.count * sizeof *result.lots),
+    PyObject *answer = Py_BuildValue("y#Li", (const char *)result.lots,
+                                     (Py_ssize_t)((size_t)result.count * sizeof *result.lots),
                                      (long long)result.bids, result.finished);
     ma_free(&result);
     return answer;
@@ -58,29 +60,31 @@ static PyObject *auction_of(const struct ma_problem *problem, float step, long l
 static PyObject *match_auction(PyObject *module, PyObject *args)
 {
     static const int writable[BUFFERS] = {[PRICE] = 1};
-    PyObject *given[BUFFERS], *answer = NULL;
+    PyObject *arguments[BUFFERS], *answer = NULL;
     Py_buffer held[BUFFERS] = {{0}};
     struct ma_problem problem = {0};
     double step;
-    long long most_bids;
+    long long max_bids;
     int buffer;
     (void)module;
-    if (!PyArg_ParseTuple(args, "iiOOOOOOdL:match_auction", &problem.sources, &problem.sinks, &given[SUPPLY], &given[CAPACITY],
-                          &given[WORTH], &given[STARTS], &given[ENDS_AT], &given[PRICE], &step, &most_bids))
+    if (!PyArg_ParseTuple(args, "iiOOOOOOdL:match_auction", &problem.sources, &problem.sinks, &arguments[SUPPLY],
+                          &arguments[CAPACITY],
+                          &arguments[WEIGHT], &arguments[STARTS], &arguments[ENDS_AT], &arguments[PRICE], &step,
+                              &max_bids))
         return NULL;
     for (buffer = 0; buffer < BUFFERS; buffer++)
-        if (given[buffer] != Py_None &&
-            PyObject_GetBuffer(given[buffer], &held[buffer], writable[buffer] ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0)
+        if (arguments[buffer] != Py_None &&
+            PyObject_GetBuffer(arguments[buffer], &held[buffer], writable[buffer] ? PyBUF_WRITABLE : PyBUF_SIMPLE) < 0)
             goto out;
     problem.supply = held[SUPPLY].buf;
     problem.capacity = held[CAPACITY].buf;
-    problem.worth = held[WORTH].buf;
+    problem.weight = held[WEIGHT].buf;
     problem.starts = held[STARTS].buf;
     problem.ends_at = held[ENDS_AT].buf;
     if (!(step > 0) || !sizes_fit(&problem, held) || !none_negative(&held[SUPPLY]) || !none_negative(&held[CAPACITY]))
         PyErr_SetString(PyExc_ValueError, "sizes must agree, counts be none negative and the step be above 0");
     else
-        answer = auction_of(&problem, (float)step, most_bids, held[PRICE].buf);
+        answer = auction_of(&problem, (float)step, max_bids, held[PRICE].buf);
 out:
     for (buffer = 0; buffer < BUFFERS; buffer++)
         PyBuffer_Release(&held[buffer]);
@@ -89,54 +93,58 @@ out:
 
 enum { TABLE, PRICES, PLACES, BEST, ARRAYS };
 
-struct looking {
-    int columns, most;
+struct search {
+    int columns, limit;
     unsigned first;
     int every;
 };
 
-/* Half of the places are the best of all; the others the best of a part, which is another one from row to row. */
-static void best_places(const Py_buffer *held, struct looking looking, Py_ssize_t rows, float *blocks)
+/* Half of the places are the best of all; the others are the best of a part that differs from row to row. */
+static void best_places(const Py_buffer *held, struct search search, Py_ssize_t rows, float *blocks)
 {
-    const float *worth = held[TABLE].buf;
-    int32_t *places = held[PLACES].buf, half = looking.most / 2;
+    const float *weight = held[TABLE].buf;
+    int32_t *places = held[PLACES].buf, half = search.limit / 2;
     float *best = held[BEST].buf, other;
-    for (Py_ssize_t row = 0; row < rows; row++, worth += looking.columns, places += looking.most) {
-        uint32_t mixed = (looking.first + (uint32_t)row) * 2654435761u >> 16;
-        struct ma_part part = {looking.every, (int32_t)(mixed % (uint32_t)looking.every)};
-        for (int32_t place = 0; place < looking.most; place++)
+    for (Py_ssize_t row = 0; row < rows; row++, weight += search.columns, places += search.limit) {
+        uint32_t mixed = (search.first + (uint32_t)row) * 2654435761u >> 16;
+        struct ma_part part = {search.every, (int32_t)(mixed % (uint32_t)search.every)};
+        for (int32_t place = 0; place < search.limit; place++)
             places[place] = -1;
-        ma_best_places(worth, held[PRICES].buf, looking.columns, looking.most - half, (struct ma_part){1, 0}, places, &best[row], blocks);
-        ma_best_places(worth, held[PRICES].buf, looking.columns, half, part, places + looking.most - half, &other, blocks);
+        ma_best_places(weight, held[PRICES].buf, search.columns, search.limit - half, (struct ma_part){1, 0}, places,
+                       &best[row], blocks);
+        ma_best_places(weight, held[PRICES].buf, search.columns, half, part, places + search.limit - half, &other,
+                       blocks);
     }
 }
 
 static PyObject *match_best_places(PyObject *module, PyObject *args)
 {
-    PyObject *given[ARRAYS], *answer = NULL;
+    PyObject *arguments[ARRAYS], *answer = NULL;
     Py_buffer held[ARRAYS] = {{0}};
-    struct looking looking;
+    struct search search;
     int array;
     (void)module;
-    if (!PyArg_ParseTuple(args, "iiIiOOOO:match_best_places", &looking.columns, &looking.most, &looking.first, &looking.every,
-                          &given[TABLE], &given[PRICES], &given[PLACES], &given[BEST]))
+    if (!PyArg_ParseTuple(args, "iiIiOOOO:match_best_places", &search.columns, &search.limit, &search.first,
+                          &search.every,
+                          &arguments[TABLE], &arguments[PRICES], &arguments[PLACES], &arguments[BEST]))
         return NULL;
     for (array = 0; array < ARRAYS; array++)
-        if (PyObject_GetBuffer(given[array], &held[array], array < PLACES ? PyBUF_SIMPLE : PyBUF_WRITABLE) < 0)
+        if (PyObject_GetBuffer(arguments[array], &held[array], array < PLACES ? PyBUF_SIMPLE : PyBUF_WRITABLE) < 0)
             goto out;
-    Py_ssize_t rows = held[BEST].len / 4, columns = looking.columns;
-    if (columns < 1 || looking.most < 2 || looking.every < 1 || held[PRICES].len != columns * 4 || held[TABLE].len != rows * columns * 4 ||
-        held[PLACES].len != rows * looking.most * 4) {
+    Py_ssize_t rows = held[BEST].len / 4, columns = search.columns;
+    if (columns < 1 || search.limit < 2 || search.every < 1 || held[PRICES].len != columns * 4 ||
+        held[TABLE].len != rows * columns * 4 ||
+        held[PLACES].len != rows * search.limit * 4) {
         PyErr_SetString(PyExc_ValueError, "sizes must agree and be above 0");
         goto out;
     }
-    float *blocks = PyMem_Malloc(2 * (size_t)ma_blocks(looking.columns) * sizeof *blocks);
+    float *blocks = PyMem_Malloc(2 * (size_t)ma_blocks(search.columns) * sizeof *blocks);
     if (!blocks) {
         PyErr_NoMemory();
         goto out;
     }
     Py_BEGIN_ALLOW_THREADS
-    best_places(held, looking, rows, blocks);
+    best_places(held, search, rows, blocks);
     Py_END_ALLOW_THREADS
     PyMem_Free(blocks);
     answer = Py_NewRef(Py_None);

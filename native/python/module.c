@@ -1,4 +1,4 @@
-/* The extension cotenant._native: the gate and the device for Python, one part at a time. */
+/* The extension module cotenant._native. */
 #include "python/module.h"
 
 static int execute(PyObject *module)

@@ -1,4 +1,4 @@
-/* What each part of native/ adds to the extension: one function per part, called by module.c. */
+/* What each part of native/ adds to the extension module: one function per part, called by module.c. */
 #ifndef COTENANT_PYTHON_MODULE_H
 #define COTENANT_PYTHON_MODULE_H
 

@@ -1,4 +1,4 @@
-/* The player for Python: makes a stage, plays on it without the interpreter's lock, and hands over every request. */
+/* Python binding of the player: creates a context, plays without the GIL, and returns every request. */
 #include "python/module.h"
 
 #include "player/player.h"
@@ -10,7 +10,7 @@ static const char CAPSULE[] = "cotenant.player";
 
 struct player {
     struct pl_script script;
-    struct pl_stage stage;
+    struct pl_context context;
 };
 
 static void free_player(PyObject *capsule)
@@ -18,7 +18,7 @@ static void free_player(PyObject *capsule)
     struct player *player = PyCapsule_GetPointer(capsule, CAPSULE);
     if (!player)
         return;
-    pl_stage_free(&player->stage);
+    pl_context_free(&player->context);
     pl_script_free(&player->script);
     PyMem_Free(player);
 }
@@ -42,7 +42,7 @@ static PyObject *player_open(PyObject *module, PyObject *args)
         Py_DECREF(capsule);
         return line < 0 ? PyErr_NoMemory() : PyErr_Format(PyExc_ValueError, "%ld", line);
     }
-    const char *problem = pl_stage_open(&player->stage, &player->script, image, priority, graph, &failed);
+    const char *problem = pl_context_open(&player->context, &player->script, image, priority, graph, &failed);
     if (problem) {
         Py_DECREF(capsule);
         return PyErr_Format(PyExc_OSError, failed ? "%s (CUDA error %d)" : "%s", problem, failed);
@@ -62,13 +62,14 @@ static PyObject *player_play(PyObject *module, PyObject *args)
     struct pl_plan plan;
     struct pl_result result;
     struct sigaction ours = {.sa_handler = on_signal}, before_int, before_term;
-    int arrival, tells;
+    int arrival, reports_requests;
     unsigned long long period_ns, seed, requests, limit_ns;
     const char *instants;
     Py_ssize_t instants_bytes;
     (void)module;
-    if (!PyArg_ParseTuple(args, "OiKKKKy#p:player_play", &capsule, &arrival, &period_ns, &seed, &requests, &limit_ns, &instants,
-                          &instants_bytes, &tells))
+    if (!PyArg_ParseTuple(args, "OiKKKKy#p:player_play", &capsule, &arrival, &period_ns, &seed, &requests, &limit_ns,
+                          &instants,
+                          &instants_bytes, &reports_requests))
         return NULL;
     if (arrival == PL_INSTANTS && (!requests || requests > (size_t)instants_bytes / sizeof(uint64_t))) {
         PyErr_SetString(PyExc_ValueError, "there must be an instant for every request");
@@ -77,9 +78,10 @@ static PyObject *player_play(PyObject *module, PyObject *args)
     struct player *player = PyCapsule_GetPointer(capsule, CAPSULE);
     if (!player)
         return NULL;
-    plan = (struct pl_plan){.arrival = (enum pl_arrival)arrival, .period_ns = period_ns, .seed = seed, .requests = requests,
-                            .limit_ns = limit_ns, .tells = tells};
-    if (arrival == PL_INSTANTS) { /* a copy: bytes need not lie where a word may */
+    plan = (struct pl_plan){.arrival = (enum pl_arrival)arrival, .period_ns = period_ns, .seed = seed,
+                            .requests = requests,
+                            .limit_ns = limit_ns, .reports_requests = reports_requests};
+    if (arrival == PL_INSTANTS) { /* copied, because bytes need not be aligned */
         uint64_t *copy = PyMem_Malloc((size_t)requests * sizeof *copy);
         if (!copy)
             return PyErr_NoMemory();
@@ -89,7 +91,7 @@ static PyObject *player_play(PyObject *module, PyObject *args)
     sigaction(SIGINT, &ours, &before_int);
     sigaction(SIGTERM, &ours, &before_term);
     Py_BEGIN_ALLOW_THREADS;
-    pl_play(&player->stage, &player->script, &plan, &result);
+    pl_play(&player->context, &player->script, &plan, &result);
     Py_END_ALLOW_THREADS;
     sigaction(SIGINT, &before_int, NULL);
     sigaction(SIGTERM, &before_term, NULL);
@@ -101,7 +103,8 @@ static PyObject *player_play(PyObject *module, PyObject *args)
         PyErr_Format(PyExc_OSError, "a driver call failed (CUDA error %d)", result.failed);
     else
         answer = Py_BuildValue("y#K", result.count ? (const char *)result.requests : "",
-                               (Py_ssize_t)(result.count * sizeof *result.requests), (unsigned long long)result.launches);
+                               (Py_ssize_t)(result.count * sizeof *result.requests),
+                                   (unsigned long long)result.launches);
     pl_result_free(&result);
     return answer;
 }
@@ -123,7 +126,7 @@ static PyObject *player_part(PyObject *module, PyObject *args)
     struct pl_request request = {.due_ns = due_ns};
     int failed;
     Py_BEGIN_ALLOW_THREADS;
-    failed = pl_play_part(&player->stage, &player->script, (size_t)first, (size_t)count, &request);
+    failed = pl_play_part(&player->context, &player->script, (size_t)first, (size_t)count, &request);
     Py_END_ALLOW_THREADS;
     if (failed)
         return PyErr_Format(PyExc_OSError, "a driver call failed (CUDA error %d)", failed);
@@ -136,7 +139,7 @@ static PyMethodDef methods[] = {
     {"player_play", player_play, METH_VARARGS,
      "player_play(player, arrival, period_ns, seed, requests, limit_ns, instants, tells): (due, begin, end) of each request, and launches"},
     {"player_part", player_part, METH_VARARGS,
-     "player_part(player, first, count, due_ns): plays some steps as one request, told to cotenant; how long it took, in nanoseconds"},
+     "player_part(player, first, count, due_ns): play some steps as one request, which is reported to cotenant; return its latency in nanoseconds"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -1,17 +1,19 @@
-/* What does a driver call cost from C? Loads whatever libcuda the process finds, and times launches, waits and queries. */
+/* Measures the cost of driver calls from C: loads the libcuda that the process finds, and times launches, waits and
+ * queries. */
 #include "python/module.h"
 
 #include <dlfcn.h>
 #include <stdint.h>
 #include <time.h>
 
-/* Only what is called here; the numbers and shapes are the driver API's. */
+/* Only what is called here; types and values are the driver API's. */
 typedef int (*call_init)(unsigned);
 typedef int (*call_retain)(void **, int);
 typedef int (*call_set)(void *);
 typedef int (*call_load)(void **, const void *);
 typedef int (*call_function)(void **, void *, const char *);
-typedef int (*call_launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **,
+typedef int (*call_launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *,
+                           void **,
                            void **);
 typedef int (*call_synchronize)(void);
 typedef int (*call_make)(void **, unsigned);
@@ -46,7 +48,7 @@ static const char *open_events(struct driver *driver, void *library)
     int failed = stream(&driver->streams[0], NON_BLOCKING) | stream(&driver->streams[1], NON_BLOCKING);
     for (int i = 0; i < IN_FLIGHT; i++)
         failed |= event(&driver->events[i], 0);
-    return failed ? "the device gives no streams or events" : NULL;
+    return failed ? "the driver could not create streams or events" : NULL;
 }
 
 static const char *open_driver(struct driver *driver, const char *image, const char *kernel)
@@ -65,7 +67,7 @@ static const char *open_driver(struct driver *driver, const char *image, const c
     if (!init || !retain || !set || !load || !function || !driver->launch || !driver->synchronize)
         return "libcuda.so.1 lacks a core function";
     if (init(0) || retain(&context, 0) || set(context))
-        return "the device gives no context";
+        return "the driver could not create a context";
     if (load(&module, image) || function(&driver->function, module, kernel))
         return "the kernel image does not load";
     return open_events(driver, library);
@@ -82,7 +84,7 @@ static int launch(const struct driver *driver, uint64_t *duration_ns)
     return launch_into(driver, NULL, duration_ns);
 }
 
-/* Appends one number to a list; -1 with a Python error set. */
+/* Appends a number to a list; returns -1 with an exception set. */
 static int append(PyObject *list, int64_t value)
 {
     PyObject *number = PyLong_FromLongLong(value);
@@ -91,7 +93,7 @@ static int append(PyObject *list, int64_t value)
     return failed ? -1 : 0;
 }
 
-/* One round: a burst of launches timed as a whole, then one kernel alone whose end is known in advance. */
+/* One round: a burst of launches timed as a whole, then a single kernel whose end is known in advance. */
 static int measure(const struct driver *driver, int burst, uint64_t duration_ns, uint64_t *launch_ns, int64_t *late_ns)
 {
     uint64_t brief_ns = 1000, before, after;
@@ -118,8 +120,8 @@ static int until_complete(const struct driver *driver, void *event)
     return result;
 }
 
-/* One round: a query of an event that is complete, and of which nothing was heard since another stream was launched into;
- * then launches of which so many are in flight and each is confirmed by queries. */
+/* One round: a query of a completed event after a launch into another stream; then launches of which a fixed number is
+ * in flight, each confirmed by queries. */
 static int measure_events(const struct driver *driver, uint64_t duration_ns, uint64_t *query_ns, uint64_t *confirmed_ns)
 {
     int failed = 0;

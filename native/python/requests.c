@@ -1,5 +1,6 @@
-/* How the hook tells requests apart, for Python: what a program's threads do goes in, what their requests took comes out. */
-#include "hook/bursts.h"
+/* Python binding of the request detection: takes the calls of a program's threads, and returns the latencies of the
+ * detected requests. */
+#include "hook/launch/bursts.h"
 #include "python/module.h"
 
 #include <stdlib.h>
@@ -48,8 +49,8 @@ static PyObject *launch(PyObject *self, PyObject *args)
     if (!PyArg_ParseTuple(args, "KIK:launch", &thread, &number, &now_ns))
         return NULL;
     if (of(self)->current->thread != (uintptr_t)thread || !of(self)->count)
-        ct_bursts_turn_to(of(self), (uintptr_t)thread);
-    if (!ct_burst_goes_on(of(self), number))
+        ct_bursts_switch_thread(of(self), (uintptr_t)thread);
+    if (!ct_burst_continues(of(self), number))
         ct_burst_resume(of(self), number, now_ns, &ends);
     PyObject *list = PyList_New((Py_ssize_t)ends.count);
     for (uint32_t i = 0; list && i < ends.count; i++) {
@@ -101,5 +102,5 @@ int ct_add_requests(PyObject *module)
     PyObject *type = PyType_FromSpec(&spec);
     int failed = !type || PyModule_AddObjectRef(module, "Bursts", type) < 0;
     Py_XDECREF(type);
-    return failed ? -1 : PyModule_AddIntConstant(module, "FIRST_BURSTS", CT_BURST_FIRST);
+    return failed ? -1 : PyModule_AddIntConstant(module, "FIRST_BURSTS", CT_BURST_WARMUP);
 }

@@ -1,4 +1,4 @@
-/* What a client of a soft GPU and its device server say to each other: one socket, one ring, one bulletin. */
+/* The protocol between a client of a software GPU and its device server: a socket, a ring and a bulletin page. */
 #ifndef COTENANT_SOFTGPU_WIRE_H
 #define COTENANT_SOFTGPU_WIRE_H
 
@@ -9,30 +9,31 @@
 
 enum {
     SG_WIRE_VERSION = 4,
-    SG_RING_SLOTS = 1024, /* a power of two; a real driver's queue holds about as many launches */
-    SG_WINDOW = 1000,     /* ops of one client in the model at once: 64 clients never exceed its 65,535 */
-    SG_OUTCOMES = 4096,   /* slots whose outcome can still be read: a power of two, some times what the ring holds */
+    SG_RING_SLOTS = 1024, /* a power of two; a real driver's queue holds a similar number of launches */
+    /* Ops of one client in the model at a time: 64 clients together stay below the model's limit of 65,535. */
+    SG_WINDOW = 1000,
+    SG_OUTCOMES = 4096, /* slots whose outcome can be read: a power of two, a multiple of the ring's size */
     SG_EVENT_BATCH = 32,
-    SG_ACCOUNT_BYTES = 64, /* of an account's name, with the zero behind it */
-    SG_PCI_BUS_FIRST = 0x17, /* as good as any; one bus per device, as the directory numbers them */
+    SG_ACCOUNT_BYTES = 64, /* size of an account name with its terminating zero */
+    SG_PCI_BUS_FIRST = 0x17, /* arbitrary; each device has its own bus, numbered as in the directory */
 };
 
-/* The longest kernel, alone on the device; a longer one is refused, for it is a wrong unit rather than a wish. */
+/* The longest duration of a kernel that runs alone. A longer one is rejected because it indicates a wrong unit. */
 #define SG_KERNEL_MAX_NS UINT64_C(3600000000000)
 
-/* ---- the ring: work, in the order submitted, waiting for nobody ------------------------------------------- */
+/* ---- Ring: submitted work in order; the client does not wait for a reply ----------------------------------------- */
 
 enum sg_slot_kind {
     SG_SLOT_KERNEL = 1,
-    SG_SLOT_COPY = 2, /* value: bytes, how: CT_OP_COPY_* or CT_OP_MEMSET */
+    SG_SLOT_COPY = 2,   /* value: bytes; how: CT_OP_COPY_* or CT_OP_MEMSET */
     SG_SLOT_RECORD = 3, /* value: event */
     SG_SLOT_WAIT = 4,   /* value: event */
-    SG_SLOT_HOST = 5,   /* value: the client's number for the host function */
+    SG_SLOT_HOST = 5,   /* value: the client's number of the host function */
 };
 
-/* One cache line. The server copies it before it looks: the client may write it at any time. */
+/* One cache line. The server copies a slot before it checks it, because the client may write it at any time. */
 struct sg_slot {
-    uint64_t at_ns; /* CLOCK_MONOTONIC when submitted */
+    uint64_t at_ns; /* CLOCK_MONOTONIC at submission */
     uint32_t kind;
     uint32_t stream;
     union {
@@ -46,102 +47,118 @@ struct sg_slot {
 };
 _Static_assert(sizeof(struct sg_slot) == 64, "a slot is one cache line");
 
-/* When a slot's work is complete. The server writes it whenever it moves the model, whoever asked, and never reads it.
- * `slot` is 0 while the rest is written, and is to be read before and after the rest. */
+/* When the work of a slot completes. The server writes it whenever it advances the model and never reads it. `slot` is
+ * 0 while the other fields are written; a reader must read it before and after them. */
 struct sg_outcome {
-    _Atomic uint64_t slot; /* its number: slots up to and with it */
+    _Atomic uint64_t slot; /* number of the slot, counted from 1 */
     _Atomic uint64_t at_ns;
-    _Atomic uint64_t count; /* SG_CERTAIN: it is complete since; otherwise the bulletin's count for which this is foreseen */
+    /* SG_CERTAIN: the work completed at at_ns; otherwise the bulletin count for which at_ns is predicted */
+    _Atomic uint64_t count;
     uint64_t reserved;
 };
-_Static_assert(sizeof(struct sg_outcome) == 32, "no outcome lies in two cache lines");
+_Static_assert(sizeof(struct sg_outcome) == 32, "an outcome does not span two cache lines");
 #define SG_CERTAIN UINT64_MAX
 
-/* Written by the client but for `head`, `fault`, `held` and `outcomes`. The server keeps its own head and believes `tail` only
- * within the ring. */
+/* The client writes everything except `head`, `fault`, `held` and `outcomes`. The server keeps its own head and accepts
+ * `tail` only if it lies within the ring. */
 struct sg_ring {
-    _Alignas(64) _Atomic uint64_t tail; /* slots published so far */
-    _Alignas(64) _Atomic uint64_t head; /* slots the server has taken */
-    _Atomic uint32_t fault; /* the CUresult of a fatal fault, once there was one; the server writes it */
-    _Alignas(64) _Atomic uint32_t wake; /* a futex: changes when every projection of this client may be too late */
-    _Atomic uint64_t managed_bytes;     /* memory that is on the device and on the host by turns, for the report */
-    _Alignas(64) _Atomic uint32_t held; /* a futex: while it is not 0 no call begins; the server writes it */
+    _Alignas(64) _Atomic uint64_t tail; /* number of slots published */
+    _Alignas(64) _Atomic uint64_t head; /* number of slots that the server has taken */
+    _Atomic uint32_t fault;             /* CUresult of the client's fatal fault, 0: none; written by the server */
+    _Alignas(64) _Atomic uint32_t wake; /* futex: changes when every projection of this client may be too late */
+    _Atomic uint64_t managed_bytes;     /* managed memory, which moves between device and host; for the report */
+    _Alignas(64) _Atomic uint32_t held; /* futex: no call begins while it is not 0; written by the server */
     _Alignas(64) struct sg_slot slots[SG_RING_SLOTS];
-    _Alignas(64) struct sg_outcome outcomes[SG_OUTCOMES]; /* by number modulo SG_OUTCOMES */
+    _Alignas(64) struct sg_outcome outcomes[SG_OUTCOMES]; /* indexed by slot number modulo SG_OUTCOMES */
 };
 
-/* One page for all clients of a device. Only a hint about freshness: whoever scribbles here costs others a question. */
+/* One page for all clients of a device. It only indicates freshness: a client that corrupts it costs other clients
+ * additional requests and nothing else. */
 struct sg_bulletin {
     _Alignas(64) _Atomic uint64_t submissions; /* changes with every submission to the device */
-    _Alignas(64) _Atomic uint32_t xids;        /* a futex: changes with every Xid */
+    _Alignas(64) _Atomic uint32_t xids;        /* futex: changes with every Xid */
 };
 
-/* ---- the socket: questions, each answered at once --------------------------------------------------------- */
+/* ---- Socket: requests, each answered immediately ----------------------------------------------------------------- */
 
+/* Each comment lists the fields of a request and, after ->, those of its reply. */
 enum sg_request_kind {
-    /* a: wire version, b: MPS group or 0; alone, or as the head of struct sg_greeting -> struct sg_hello, and the
-       descriptors of ring and bulletin */
+    /* a: wire version, b: MPS group or 0; sent alone or as the head of struct sg_hello_request -> struct sg_hello and
+     * the descriptors of ring and bulletin */
     SG_HELLO = 1,
-    SG_CONTEXT_CREATE = 2,  /* a: SM cap -> a: context, b: its legacy stream, batch[0]: the cap it has */
+    SG_CONTEXT_CREATE = 2,  /* a: SM cap -> a: context, b: its legacy stream, batch[0]: the cap in effect */
     SG_CONTEXT_DESTROY = 3, /* a: context */
     SG_STREAM_CREATE = 4,   /* a: context, b: enum ct_stream_kind, c: priority -> a: stream */
     SG_STREAM_DESTROY = 5,  /* a: stream */
-    SG_EVENTS_CREATE = 6,   /* a: context -> a: how many, batch: their handles */
-    SG_EVENT_TIMES = 7,     /* a: event, b: another, c: slots to be taken first -> a, b: their instants; NOT_READY: not both
-                               are complete, and the reply is otherwise what SG_PROJECT says of b */
-    SG_MEMORY_TAKE = 8,     /* a: context, b: bytes */
-    SG_MEMORY_GIVE = 9,     /* a: context, b: bytes */
-    SG_MEMORY_INFO = 10,    /* -> a: free bytes, b: total bytes */
-    SG_PROJECT = 11,   /* a: enum sg_target, b: its number, c: slots to be taken first -> struct sg_reply, see below */
-    SG_HOST_DONE = 12, /* a: the client's number */
-    SG_UNSUPPORTED = 13, /* a: number of the name called */
-    SG_REPORT = 14,      /* -> a: bytes, and a descriptor from which that many can be read: the books as JSON */
+    SG_EVENTS_CREATE = 6,   /* a: context -> a: number of events, batch: their handles */
+    /* a: event, b: event, c: slots to take first -> a, b: their instants; NOT_READY: they are not both complete, and
+     * the other fields are those of SG_PROJECT for b */
+    SG_EVENT_TIMES = 7,
+    SG_MEMORY_TAKE = 8,  /* a: context, b: bytes */
+    SG_MEMORY_GIVE = 9,  /* a: context, b: bytes */
+    SG_MEMORY_INFO = 10, /* -> a: free bytes, b: total bytes */
+    SG_PROJECT = 11,     /* a: enum sg_target, b: its number, c: slots to take first -> struct sg_reply, see below */
+    SG_HOST_DONE = 12,   /* a: the client's number of the host function */
+    SG_UNSUPPORTED = 13, /* a: number of the called name */
+    SG_REPORT = 14,      /* -> a: bytes, and a descriptor from which they can be read: the report as JSON */
     SG_SHUTDOWN = 15,
     SG_EVENT_DESTROY = 16, /* a: event */
-    SG_OBSERVE = 17,       /* a: wire version -> struct sg_hello and the bulletin's descriptor, but no client */
-    SG_SAMPLES = 18,       /* a: since which instant -> struct sg_observation */
-    SG_XID_NEXT = 19, /* a: last sequence seen, 0: none -> a: Xid, b: its sequence, c: pid; NOT_READY: there is none */
-    SG_FAULT = 20,    /* a: enum sg_fault_kind, b: pid or SG_FAULT_* below, and in its high half the launch at which it
-                         strikes (0: now), c: see there -> a: clients struck; STALE: no such client */
-    SG_CLOCK = 23,    /* a: speed, of CT_DEVICE_FULL_SPEED, b: nanoseconds until full speed again, 0: never */
-    /* From an MPS server, on a connection that stands for its group; the group ends with it. */
-    SG_GROUP_OPEN = 21,      /* -> a: group, b: SMs, batch: the UUID */
-    SG_COMPUTE_MODE = 22,    /* a: 1 to set it to b -> a: enum sg_compute_mode */
-    SG_GROUP_ADMIT = 24,     /* a: pid, b: bytes it may take or 0, c: SM cap, bit 32: below normal priority */
-    SG_GROUP_STATE = 25,     /* a: skip so many, b: 1 for those with contexts alone -> a: clients, b: 1 while it refuses
-                                new ones, batch: pids */
-    SG_GROUP_STRIKE = 26,    /* a: pid or 0 for all, b: the CUresult they shall see -> a: how many were struck */
-    SG_GROUP_LEAVE = 27,     /* from a client: it ends in order, whatever is in flight */
-    /* Memory of the client itself, of no context. */
+    /* a: wire version -> struct sg_hello and the bulletin's descriptor; the connection does not become a client */
+    SG_OBSERVE = 17,
+    SG_SAMPLES = 18, /* a: instant from which samples are requested -> struct sg_observation */
+    /* a: last sequence number seen, 0: none -> a: Xid, b: its sequence number, c: pid; NOT_READY: no newer one */
+    SG_XID_NEXT = 19,
+    /* a: enum sg_fault_kind, b: pid or SG_FAULT_ALL or SG_FAULT_SELF, and in its upper half the number of the launch
+     * that fails (0: now), c: depends on the kind -> a: number of affected clients; STALE: no such client */
+    SG_FAULT = 20,
+    SG_CLOCK = 23, /* a: speed, of CT_DEVICE_FULL_SPEED, b: nanoseconds until full speed returns, 0: never */
+    /* Requests of an MPS server. Its connection owns the group, which ends with the connection. */
+    SG_GROUP_OPEN = 21,   /* -> a: group, b: SMs, batch: the UUID */
+    SG_COMPUTE_MODE = 22, /* a: 1: set the mode to b -> a: enum sg_compute_mode */
+    /* a: pid, b: limit of its device memory in bytes or 0, c: SM cap, bit 32: below normal priority */
+    SG_GROUP_ADMIT = 24,
+    /* a: number of clients to skip, b: 1: only clients with contexts -> a: number of clients, b: 1 while the group
+     * refuses new clients, batch: pids */
+    SG_GROUP_STATE = 25,
+    /* a: pid or 0 for all, b: the CUresult that they receive -> a: number of affected clients */
+    SG_GROUP_FAIL = 26,
+    SG_GROUP_LEAVE = 27, /* from a client: it exits in order; work in flight is no fault */
+    /* Memory of the client itself, which belongs to no context. */
     SG_CLIENT_TAKE = 30, /* a: bytes */
     SG_CLIENT_GIVE = 31, /* a: bytes */
-    /* A share is a file in memory that stands for device memory and outlives whoever made it. */
-    SG_SHARE_MAKE = 32, /* a: bytes, of the client's own; b: the file's bytes; c: enum sg_share_kind, and in the upper
-                           half a context whose memory these bytes were until now, or 0 -> a: share, b: token, and the
-                           descriptor of its file. Made with one hold */
-    SG_SHARE_OPEN = 33, /* a: share, b: token (0: a holder asks again), c: kind -> a: bytes, b: the file's bytes, c: 1 if
-                           it is this client's own, and its descriptor. One more hold, unless the token was 0 */
-    SG_SHARE_CLOSE = 34,  /* a: share. One hold less; without any it ends */
-    SG_SHARE_RESIZE = 35, /* a: share, b: bytes. For who made it */
+    /* A share is a memory file that represents device memory and outlives the client that created it. */
+    /* a: bytes of the client's own memory; b: the file's bytes; c: enum sg_share_kind, and in the upper half the
+     * context that the bytes belonged to, or 0 -> a: share, b: token, and the descriptor of its file. The new share has
+     * one hold */
+    SG_SHARE_MAKE = 32,
+    /* a: share, b: token (0: the requester holds it already), c: kind -> a: bytes, b: the file's bytes, c: 1 if this
+     * client owns it, and its descriptor. Adds a hold unless the token is 0 */
+    SG_SHARE_OPEN = 33,
+    SG_SHARE_CLOSE = 34,  /* a: share. Removes a hold; the share ends with its last hold */
+    SG_SHARE_RESIZE = 35, /* a: share, b: bytes. Only its owner may resize it */
     SG_EVENT_SHARE = 36,  /* a: event -> a: token */
-    SG_EVENT_OPEN = 37,   /* a: event, b: token -> this client may use it; c: 1 if it is its own */
-    SG_TRACE = 44, /* a: from that record on -> a: bytes, b: number of the first record, c: of the next to come, and a
-                      descriptor from which the bytes can be read: struct ct_device_record each, in the order of their
-                      ends. The upper half of a tag is the client's pid, the lower one its slots before this one */
-    SG_CHECKPOINT = 48, /* a: pid, b: enum sg_checkpoint_act -> a: its CUprocessState, batch: the UUID; STALE: no such
-                           client */
+    /* a: event, b: token -> c: 1 if the event is the client's own. The client may use the event afterwards */
+    SG_EVENT_OPEN = 37,
+    /* a: number of the first record -> a: bytes, b: number of the first record returned, c: of the next record to come,
+     * and a descriptor from which the bytes can be read: struct ct_device_record each, in the order of their ends. The
+     * upper half of a tag is the client's pid, the lower half the number of its slots before this one */
+    SG_TRACE = 44,
+    /* a: pid, b: enum sg_checkpoint_action -> a: its CUprocessState, batch: the UUID; STALE: no such client */
+    SG_CHECKPOINT = 48,
 };
 
-/* Of another process, by its pid: SG_CHECKPOINT. A pair is: whether it could be done, and doing it. */
-enum sg_checkpoint_act {
+/* Actions of SG_CHECKPOINT on another process, identified by its pid. A MAY action checks whether the following action
+ * would succeed. */
+enum sg_checkpoint_action {
     SG_CHECKPOINT_STATE = 0,
-    SG_CHECKPOINT_HOLD = 1, /* no call of it begins; NOT_READY: work is under way. Ends with the asker's connection */
-    SG_CHECKPOINT_LOCK = 2, /* the same, for good */
+    /* No call of the process begins; NOT_READY: work is in flight. Ends with the requester's connection. */
+    SG_CHECKPOINT_HOLD = 1,
+    SG_CHECKPOINT_LOCK = 2, /* like HOLD, but it outlives the connection */
     SG_CHECKPOINT_RELEASE = 3,
     SG_CHECKPOINT_MAY_SAVE = 4,
-    SG_CHECKPOINT_SAVE = 5, /* its memory leaves the device */
+    SG_CHECKPOINT_SAVE = 5, /* move its memory off the device */
     SG_CHECKPOINT_MAY_LOAD = 6,
-    SG_CHECKPOINT_LOAD = 7, /* and comes back; NO_MEMORY: there is no room for it */
+    SG_CHECKPOINT_LOAD = 7, /* move its memory back; NO_MEMORY: it does not fit */
 };
 
 enum sg_share_kind { SG_SHARE_ALLOCATION = 1, SG_SHARE_PHYSICAL = 2, SG_SHARE_POOL = 3, SG_SHARE_HOST_POOL = 4 };
@@ -149,15 +166,16 @@ enum sg_share_kind { SG_SHARE_ALLOCATION = 1, SG_SHARE_PHYSICAL = 2, SG_SHARE_PO
 enum sg_compute_mode { SG_MODE_DEFAULT = 0, SG_MODE_PROHIBITED = 2, SG_MODE_EXCLUSIVE_PROCESS = 3 };
 
 enum sg_target {
-    SG_TARGET_STREAM = 1, /* its last op; the answer names that op, so that later questions mean the same one */
-    SG_TARGET_EVENT = 2,  /* its latest record */
+    /* The stream's last op; the reply names the op, so that later requests refer to the same one. */
+    SG_TARGET_STREAM = 1,
+    SG_TARGET_EVENT = 2, /* the event's latest record */
     SG_TARGET_OP = 3,
-    SG_TARGET_HOST = 4,  /* the turn of a host function */
+    SG_TARGET_HOST = 4,  /* the point at which a host function may run */
     SG_TARGET_SPACE = 5, /* a free slot in the ring */
-    SG_TARGET_SLOT = 6,  /* what this slot asked for; its number: slots up to and with it */
+    SG_TARGET_SLOT = 6,  /* the op of a slot; its number is counted from 1 */
 };
 
-/* What can go wrong. docs/softgpu-faults.md says who sees what. */
+/* Kinds of faults. docs/how-to/inject-faults.md lists the clients that each kind affects. */
 enum sg_fault_kind {
     SG_FAULT_ILLEGAL_ADDRESS = 1,
     SG_FAULT_MISALIGNED_ADDRESS = 2,
@@ -167,19 +185,19 @@ enum sg_fault_kind {
     SG_FAULT_LAUNCH_FAILED = 6,
     SG_FAULT_LAUNCH_TIMEOUT = 7,
     SG_FAULT_ECC_CONTAINED = 8,
-    SG_FAULT_MPS_SERVER_DEATH = 9, /* every client of a group; with a pid those of its group */
-    SG_FAULT_ECC = 10,             /* everybody */
-    SG_FAULT_DEVICE_LOST = 11,     /* everybody, and whoever comes until SG_FAULT_RESET */
+    SG_FAULT_MPS_SERVER_DEATH = 9, /* all clients of every group; with a pid the clients of its group */
+    SG_FAULT_ECC = 10,             /* all clients */
+    SG_FAULT_DEVICE_LOST = 11,     /* all clients, and new ones until SG_FAULT_RESET */
     SG_FAULT_HANG = 12,            /* a kernel does not end; c: nanoseconds until it times out, 0: never */
-    SG_FAULT_CLEAR = 13,           /* hangs end, faults still to strike do not */
-    SG_FAULT_RESET = 14,           /* NOT_READY: a: clients there are */
-    SG_FAULT_MPS_DEATHS = 15,      /* c: whether a client that dies with work in flight harms its group */
+    SG_FAULT_CLEAR = 13,           /* end hangs and cancel pending faults */
+    SG_FAULT_RESET = 14,           /* NOT_READY: a: number of connected clients */
+    SG_FAULT_MPS_DEATHS = 15,      /* c: whether a client that dies with work in flight fails its group */
 };
 
-#define SG_FAULT_ALL UINT32_C(0)         /* instead of a pid: every client */
-#define SG_FAULT_SELF UINT32_MAX         /* the one who asks: a kernel of its own went wrong */
+#define SG_FAULT_ALL UINT32_C(0)         /* in place of a pid: every client */
+#define SG_FAULT_SELF UINT32_MAX         /* in place of a pid: the requester, one of whose kernels failed */
 
-/* Beside enum ct_device_result, in a reply: a is the CUresult that the program is to see. */
+/* A result of replies in addition to enum ct_device_result: a is the CUresult that the program receives. */
 enum { SG_REFUSED = 100 };
 
 struct sg_request {
@@ -188,21 +206,21 @@ struct sg_request {
     uint64_t a, b, c;
 };
 
-/* To SG_PROJECT: a: CT_DEVICE_DONE, an instant or CT_DEVICE_NEVER; b: the op; c: the bulletin's count for which this
- * holds; behind: a is only when to ask again, because the slots were not all taken (b is 0) or the end lies beyond what
- * the server looks ahead at once (b is the op). Unasked, to an MPS server alone: behind is SG_NEWS, and a fault of one
- * client has struck its group with the CUresult a. */
-enum { SG_NEWS = 2 };
+/* Reply to SG_PROJECT: a: CT_DEVICE_DONE, an instant or CT_DEVICE_NEVER; b: the op; c: the bulletin count for which the
+ * projection holds. retry 1: a is only the instant at which to ask again, because the slots were not all taken (b is 0)
+ * or because the end is further ahead than one projection reaches (b is the op). retry SG_GROUP_FAULT_NOTICE: an
+ * unsolicited message to an MPS server; a fault of one client has failed its group with the CUresult a. */
+enum { SG_GROUP_FAULT_NOTICE = 2 };
 
-/* A hello that names an account. Its name is what the device's books of memory over several processes go by. */
-struct sg_greeting {
+/* A hello that names an account. The server counts the device memory of all processes with the same account name. */
+struct sg_hello_request {
     struct sg_request request;
-    char account[SG_ACCOUNT_BYTES]; /* letters, digits and -_.:@/ with a zero behind them; empty: none */
+    char account[SG_ACCOUNT_BYTES]; /* letters, digits and -_.:@/ with a terminating zero; empty: no account */
 };
 
 struct sg_reply {
     int32_t result; /* enum ct_device_result */
-    uint32_t behind;
+    uint32_t retry;
     uint64_t a, b, c;
     uint32_t batch[SG_EVENT_BATCH];
 };
@@ -213,8 +231,8 @@ struct sg_hello {
     uint32_t client;
     uint32_t ordinal;
     uint8_t uuid[16];
-    uint32_t sm_cap;  /* of every context of this client; 0: none */
-    uint32_t refused; /* with SG_REFUSED: the CUresult that the program is to see */
+    uint32_t sm_cap;      /* of every context of this client; 0: no cap */
+    uint32_t refused;     /* with SG_REFUSED: the CUresult that the program receives */
     uint32_t counts_code; /* whether loaded code takes device memory */
     uint32_t reserved;
     struct ct_device_config config;

@@ -1,4 +1,5 @@
-/* Power and temperature of the boards: energy adds up, warmth goes where the power says and never past it. */
+/* Power and temperature of the boards: energies add up, and temperatures approach the value for the power and never
+ * exceed it. */
 #include "device/board.h"
 #include "expect.h"
 
@@ -31,9 +32,9 @@ static void check_warmth(const struct ct_board *board)
         hot_c = next_c;
     }
     EXPECT(hot_c < board->gpu_max_c && board->gpu_max_c < board->slowdown_c && board->slowdown_c < board->shutdown_c);
-    /* Many short steps are one long one. */
+    /* Many short steps equal one long step. */
     EXPECT(fabs(hot_c - ct_board_temperature_c(board, idle_c, board->limit_mw, 600000000000)) < 1e-6);
-    /* More than the limit warms no further: power is cut there. */
+    /* Power beyond the limit has no effect on the temperature, because it is capped. */
     EXPECT(ct_board_temperature_c(board, hot_c, 9.0 * board->limit_mw, 1000000000) <= board->gpu_max_c);
 }
 

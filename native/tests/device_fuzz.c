@@ -1,4 +1,5 @@
-/* Random calls, valid and not: no crash, every invariant after every call, projections come true, twins agree. */
+/* Fuzz test: random valid and invalid calls cause no crash and violate no invariant, projections are exact, and two
+ * equal runs agree. */
 #include "device/device.h"
 #include "expect.h"
 
@@ -6,30 +7,31 @@
 
 enum { SLOTS = 12, CALLS = 8000 };
 
-struct world {
+struct run {
     struct ct_device *device;
     void *memory;
     uint64_t random;
     uint64_t now_ns;
     uint32_t clients[4], contexts[6], streams[SLOTS], events[SLOTS];
     uint64_t ops[SLOTS];
-    uint64_t called; /* the host function whose turn came last */
+    uint64_t called; /* the host function that became ready last */
     uint64_t digest; /* of all records, in order */
     uint64_t submitted, recorded; /* calls so far, ops done */
 };
 
-static uint64_t draw(struct world *w, uint64_t below)
+static uint64_t draw(struct run *w, uint64_t bound)
 {
     w->random ^= w->random << 13;
     w->random ^= w->random >> 7;
     w->random ^= w->random << 17;
-    return w->random % below;
+    return w->random % bound;
 }
 
-static void open_world(struct world *w, uint64_t seed)
+static void open_world(struct run *w, uint64_t seed)
 {
     struct ct_device_config config = *ct_device_preset("v100");
-    struct ct_device_limits limits = {.clients = 4, .contexts = 6, .streams = 10, .events = 8, .ops = 64, .records = 128};
+    struct ct_device_limits limits = {.clients = 4, .contexts = 6, .streams = 10, .events = 8, .ops = 64,
+                                      .records = 128};
     memset(w, 0, sizeof *w);
     w->random = seed * UINT64_C(0x9e3779b97f4a7c15) + 1;
     config.sm_count = 1 + (uint32_t)draw(w, 5);
@@ -44,7 +46,7 @@ static void open_world(struct world *w, uint64_t seed)
     EXPECT_EQ(ct_device_init(w->memory, bytes, &config, &limits, 0, &w->device), CT_DEVICE_OK);
 }
 
-static void collect(struct world *w)
+static void collect(struct run *w)
 {
     struct ct_device_record records[128];
     size_t count = ct_device_drain(w->device, records, 128);
@@ -60,9 +62,10 @@ static void collect(struct world *w)
     }
 }
 
-static void launch(struct world *w, uint32_t stream, uint64_t *op)
+static void launch(struct run *w, uint32_t stream, uint64_t *op)
 {
-    struct ct_kernel kernel = {.blocks = 1 + draw(w, 40), .block_ns = 1 + draw(w, 300), .threads_per_block = 32 + 32 * (uint32_t)draw(w, 32)};
+    struct ct_kernel kernel = {.blocks = 1 + draw(w, 40), .block_ns = 1 + draw(w, 300),
+                               .threads_per_block = 32 + 32 * (uint32_t)draw(w, 32)};
     if (draw(w, 2))
         kernel.bytes_per_block = draw(w, 400000);
     if (draw(w, 6) == 0)
@@ -72,53 +75,53 @@ static void launch(struct world *w, uint32_t stream, uint64_t *op)
     ct_device_launch(w->device, w->now_ns, stream, &kernel, 7, op);
 }
 
-/* Nothing is submitted until the projected instants have passed: each op completes exactly then. */
-static void projections_come_true(struct world *w)
+/* While nothing is submitted, each op completes exactly at its projected instant. */
+static void projections_come_true(struct run *w)
 {
-    uint64_t foreseen_ns[SLOTS];
+    uint64_t projected_ns[SLOTS];
     for (int i = SLOTS - 1; i >= 0; i--)
-        foreseen_ns[i] = ct_device_project_op(w->device, w->ops[i]);
+        projected_ns[i] = ct_device_project_op(w->device, w->ops[i]);
     for (int i = 0; i < SLOTS; i++) {
-        EXPECT_EQ(ct_device_project_op(w->device, w->ops[i]), foreseen_ns[i]);
-        EXPECT((foreseen_ns[i] == CT_DEVICE_DONE) == (ct_device_op_query(w->device, w->ops[i]) == CT_DEVICE_OK));
+        EXPECT_EQ(ct_device_project_op(w->device, w->ops[i]), projected_ns[i]);
+        EXPECT((projected_ns[i] == CT_DEVICE_DONE) == (ct_device_op_query(w->device, w->ops[i]) == CT_DEVICE_OK));
     }
     for (int turn = 0; turn < SLOTS; turn++) {
         int next = -1;
         for (int i = 0; i < SLOTS; i++)
-            if (foreseen_ns[i] != CT_DEVICE_DONE && foreseen_ns[i] != CT_DEVICE_NEVER &&
-                (next < 0 || foreseen_ns[i] < foreseen_ns[next]))
+            if (projected_ns[i] != CT_DEVICE_DONE && projected_ns[i] != CT_DEVICE_NEVER &&
+                (next < 0 || projected_ns[i] < projected_ns[next]))
                 next = i;
-        if (next < 0 || foreseen_ns[next] > w->now_ns + 50000)
+        if (next < 0 || projected_ns[next] > w->now_ns + 50000)
             return;
-        if (foreseen_ns[next] > ct_device_now(w->device)) { /* not at the same instant as the one before */
-            ct_device_advance(w->device, foreseen_ns[next] - 1);
+        if (projected_ns[next] > ct_device_now(w->device)) { /* not at the same instant as the previous one */
+            ct_device_advance(w->device, projected_ns[next] - 1);
             EXPECT_EQ(ct_device_op_query(w->device, w->ops[next]), CT_DEVICE_NOT_READY);
-            EXPECT_EQ(ct_device_project_op(w->device, w->ops[next]), foreseen_ns[next]);
-            ct_device_advance(w->device, foreseen_ns[next]);
+            EXPECT_EQ(ct_device_project_op(w->device, w->ops[next]), projected_ns[next]);
+            ct_device_advance(w->device, projected_ns[next]);
         }
         EXPECT_EQ(ct_device_op_query(w->device, w->ops[next]), CT_DEVICE_OK);
-        w->now_ns = foreseen_ns[next];
-        foreseen_ns[next] = CT_DEVICE_DONE;
+        w->now_ns = projected_ns[next];
+        projected_ns[next] = CT_DEVICE_DONE;
     }
 }
 
-/* All of its memory leaves; all of what left comes back, or nothing. */
-static void park(struct world *w, uint32_t client)
+/* All of its memory is moved off the device, and back completely or not at all. */
+static void park(struct run *w, uint32_t client)
 {
     struct ct_device *d = w->device;
     uint64_t on = ct_device_client_memory(d, client), off = ct_device_client_parked(d, client);
-    uint64_t room = ct_device_memory_free(d);
-    int is_back = (int)draw(w, 2);
-    int result = is_back ? ct_device_client_unpark(d, client) : ct_device_client_park(d, client);
+    uint64_t free_bytes = ct_device_memory_free(d);
+    int is_return = (int)draw(w, 2);
+    int result = is_return ? ct_device_client_unpark(d, client) : ct_device_client_park(d, client);
     if (result == CT_DEVICE_STALE)
         return;
-    EXPECT_EQ(result, is_back && off > room ? CT_DEVICE_NO_MEMORY : CT_DEVICE_OK);
-    uint64_t now = result != CT_DEVICE_OK ? on : is_back ? on + off : 0;
+    EXPECT_EQ(result, is_return && off > free_bytes ? CT_DEVICE_NO_MEMORY : CT_DEVICE_OK);
+    uint64_t now = result != CT_DEVICE_OK ? on : is_return ? on + off : 0;
     EXPECT_EQ(ct_device_client_memory(d, client), now);
     EXPECT_EQ(ct_device_client_parked(d, client), on + off - now);
 }
 
-static void people(struct world *w)
+static void clients(struct run *w)
 {
     struct ct_device *d = w->device;
     uint32_t *client = &w->clients[draw(w, 4)], *context = &w->contexts[draw(w, 6)];
@@ -176,7 +179,7 @@ static void people(struct world *w)
         ct_device_op_cut(d, w->now_ns, w->ops[draw(w, SLOTS)]);
         break;
     case 13:
-        /* Mostly back to full speed: at less, work piles up and every look at it takes longer. */
+        /* Mostly back to full speed: otherwise work accumulates and every check takes longer. */
         ct_device_set_speed(d, w->now_ns, CT_DEVICE_FULL_SPEED - (draw(w, 4) ? 0 : (uint32_t)draw(w, 900000000)));
         break;
     case 10:
@@ -189,7 +192,7 @@ static void people(struct world *w)
     }
 }
 
-static void work(struct world *w)
+static void work(struct run *w)
 {
     struct ct_device *d = w->device;
     uint32_t stream = w->streams[draw(w, SLOTS)], event = w->events[draw(w, SLOTS)];
@@ -224,14 +227,14 @@ static void work(struct world *w)
     }
 }
 
-static void call(struct world *w)
+static void call(struct run *w)
 {
     if (draw(w, 2))
         w->now_ns += draw(w, 6000);
     if (draw(w, 50) == 0)
         w->now_ns -= draw(w, w->now_ns + 1) / 64; /* late: clamped and counted */
-    if (draw(w, 6) == 0 || w->submitted++ < 100) /* first some people, then mostly work */
-        people(w);
+    if (draw(w, 6) == 0 || w->submitted++ < 100) /* clients first, then mostly work */
+        clients(w);
     else
         work(w);
     if (draw(w, 8) == 0)
@@ -244,7 +247,7 @@ static void call(struct world *w)
     collect(w);
 }
 
-static void everyone_leaves(struct world *w)
+static void everyone_leaves(struct run *w)
 {
     struct ct_device_counters counters;
     for (int i = 0; i < 4; i++)
@@ -263,7 +266,7 @@ int main(void)
     const uint64_t seeds = rounds_of(30, 600);
     uint64_t records = 0;
     for (uint64_t seed = 1; seed <= seeds; seed++) {
-        struct world one, two;
+        struct run one, two;
         open_world(&one, seed);
         open_world(&two, seed);
         for (int i = 0; i < CALLS; i++) {

@@ -1,4 +1,4 @@
-/* The device model rule by rule, where a figure worked out by hand says it best. */
+/* The rules of the device model, one by one, with figures computed by hand. */
 #include "device/device.h"
 #include "expect.h"
 
@@ -14,7 +14,8 @@ static struct rig open_rig(uint32_t sm_count, uint64_t slice_ns, uint64_t switch
 {
     struct rig rig;
     struct ct_device_config config = *ct_device_preset("v100");
-    struct ct_device_limits limits = {.clients = 3, .contexts = 4, .streams = 8, .events = 4, .ops = 64, .records = 128};
+    struct ct_device_limits limits = {.clients = 3, .contexts = 4, .streams = 8, .events = 4, .ops = 64,
+                                      .records = 128};
     config.sm_count = sm_count;
     config.slice_ns = slice_ns;
     config.switch_ns = switch_ns;
@@ -55,16 +56,16 @@ static void presets_and_occupancy(void)
     const struct ct_device_config *v100 = ct_device_preset("v100"), *a100 = ct_device_preset("a100-80");
     EXPECT(ct_device_preset("gtx") == NULL);
     EXPECT_EQ(ct_device_preset("t4")->sm_count, 40);
-    EXPECT_EQ(ct_device_occupancy(v100, 256, 32, 0), 8);       /* threads: 2048 / 256 */
-    EXPECT_EQ(ct_device_occupancy(v100, 32, 16, 0), 32);       /* the block limit */
-    EXPECT_EQ(ct_device_occupancy(v100, 256, 128, 0), 2);      /* registers: 65536 / (256 * 128) */
+    EXPECT_EQ(ct_device_occupancy(v100, 256, 32, 0), 8);  /* threads: 2048 / 256 */
+    EXPECT_EQ(ct_device_occupancy(v100, 32, 16, 0), 32);  /* the block limit */
+    EXPECT_EQ(ct_device_occupancy(v100, 256, 128, 0), 2); /* registers: 65536 / (256 * 128) */
     EXPECT_EQ(ct_device_occupancy(v100, 128, 32, 48 * 1024), 2); /* shared memory: 96 / 48 */
     EXPECT_EQ(ct_device_occupancy(a100, 128, 32, 48 * 1024), 3); /* 164 / (48 + 1) */
     EXPECT_EQ(ct_device_occupancy(v100, 1025, 0, 0), 0);
     EXPECT_EQ(ct_device_occupancy(v100, 1024, 255, 0), 0); /* one block needs four times the registers */
 }
 
-/* 1 SM, slices of 1,000 ns, switches of 10 ns: a has it first, b waits, and each waits for the other from then on. */
+/* One SM, slices of 1,000 ns, switches of 10 ns: a runs first, b waits, and from then on each waits for the other. */
 static void slices_freeze_blocks(void)
 {
     struct rig rig = open_rig(1, 1000, 10, CT_GROUP_OWN);
@@ -88,7 +89,7 @@ static void slices_freeze_blocks(void)
     free(rig.memory);
 }
 
-/* In one group b waits for a's block and nothing else. */
+/* In one group b only waits for a's block. */
 static void groups_share(void)
 {
     struct rig rig = open_rig(2, 1000, 10, 7);
@@ -108,7 +109,7 @@ static void copies_queue_by_direction(void)
 {
     struct rig rig = open_rig(1, 1000, 0, CT_GROUP_OWN);
     uint64_t up, up_too, down;
-    launch(&rig, 0, rig.streams[2], 1, 5000); /* kernels do not hold up copies of other streams */
+    launch(&rig, 0, rig.streams[2], 1, 5000); /* kernels do not delay copies of other streams */
     ct_device_copy(rig.device, 0, rig.streams[0], CT_OP_COPY_HTOD, 1000, 0, &up);
     ct_device_copy(rig.device, 0, rig.streams[1], CT_OP_COPY_HTOD, 500, 0, &up_too);
     ct_device_copy(rig.device, 0, rig.streams[0], CT_OP_COPY_DTOH, 300, 0, &down);
@@ -169,7 +170,7 @@ static void death_frees_at_once(void)
     ct_device_event_wait(rig.device, 0, rig.streams[1], event, 0, NULL);
     op = launch(&rig, 0, rig.streams[1], 1, 300);
     EXPECT_EQ(ct_device_client_kill(rig.device, 400, rig.clients[0]), CT_DEVICE_OK);
-    EXPECT_EQ(ct_device_project_op(rig.device, op), 700); /* released, and no state to be saved: no switch */
+    EXPECT_EQ(ct_device_project_op(rig.device, op), 700); /* released, with no state to be saved: no switch */
     EXPECT_EQ(ct_device_memory_free(rig.device), ct_device_config(rig.device)->memory_bytes);
     EXPECT_EQ(ct_device_event_query(rig.device, event), CT_DEVICE_STALE);
     EXPECT_EQ(ct_device_stream_query(rig.device, rig.streams[0]), CT_DEVICE_STALE);
@@ -190,7 +191,7 @@ static void late_calls_are_counted(void)
     free(rig.memory);
 }
 
-/* A long grid among short ones of higher priority breaks into many sets of blocks; merging keeps them few. */
+/* A long grid among short ones of higher priority is divided into many chunks; merging limits their number. */
 static void sets_of_blocks_stay_few(void)
 {
     struct rig rig = open_rig(80, 1000000000, 0, 7);
@@ -211,26 +212,27 @@ static void sets_of_blocks_stay_few(void)
     free(rig.memory);
 }
 
-/* An owner that must answer at once looks ahead piece by piece, and comes to the same end. */
-static void looking_ahead_is_bounded(void)
+/* Projections in limited steps arrive at the same result. */
+static void projections_can_be_limited(void)
 {
     struct rig rig = open_rig(1, 1000, 10, CT_GROUP_OWN);
     uint64_t a = launch(&rig, 0, rig.streams[0], 1, 1000000);
     uint64_t instant_ns = 0, before_ns = 0;
-    int pieces = 0;
+    int queries = 0;
     launch(&rig, 0, rig.streams[1], 1, 1000000);
     while (ct_device_project_within(rig.device, a, 100, &instant_ns) == CT_DEVICE_NOT_READY) {
         EXPECT(instant_ns > before_ns);
         before_ns = instant_ns;
-        pieces++;
+        queries++;
     }
-    EXPECT_EQ(pieces, 39); /* 1,999 slices and 1,998 switches, 100 of them at a time */
+    EXPECT_EQ(queries, 39); /* 1,999 slices and 1,998 switches, 100 of them at a time */
     EXPECT_EQ(instant_ns, ct_device_project_op(rig.device, a));
     EXPECT_EQ(instant_ns, 1999 * 1000 + 1998 * 10);
     free(rig.memory);
 }
 
-/* Records that nobody drains are numbered, the oldest go first; a client that was switched out says so. */
+/* Records that are not drained are numbered, and the oldest are overwritten first; switches of a client are
+ * recorded. */
 static void records_can_be_read_again(void)
 {
     struct rig rig = open_rig(1, 1000, 10, CT_GROUP_OWN);
@@ -277,6 +279,6 @@ int main(void)
     death_frees_at_once();
     late_calls_are_counted();
     sets_of_blocks_stay_few();
-    looking_ahead_is_bounded();
+    projections_can_be_limited();
     return 0;
 }

@@ -1,4 +1,4 @@
-/* The least a C test needs: say what was expected where, and stop. */
+/* A minimal test framework: prints the expectation that failed and its location, and aborts. */
 #ifndef COTENANT_TESTS_EXPECT_H
 #define COTENANT_TESTS_EXPECT_H
 
@@ -24,7 +24,7 @@
         }                                                                                                              \
     } while (0)
 
-/* How many rounds of random calls: `few` in every run of the suite, `many` when `make soak` asks for them. */
+/* Returns the number of rounds of random calls: `few` in every run of the suite, `many` in `make soak`. */
 static inline uint64_t rounds_of(uint64_t few, uint64_t many)
 {
     return getenv("COTENANT_SOAK") ? many : few;

@@ -1,4 +1,4 @@
-/* What does a thread do next, given what it has read? And which states were seen before? */
+/* Computes a thread's next access from what it has read so far, and remembers the states that were visited. */
 #include "tests/gate_explore.h"
 
 #include "tests/expect.h"
@@ -6,7 +6,7 @@
 #include <setjmp.h>
 #include <string.h>
 
-/* ---- which words matter ------------------------------------------------------------------------------------------- */
+/* ---- the words that matter ---------------------------------------------------------------------------------------- */
 
 static unsigned char *file_start;
 static size_t place_offset[PLACES];
@@ -14,12 +14,12 @@ static int place_count;
 
 static bool matters(size_t offset)
 {
-    if (offset < CT_GATE_PAGE_BYTES) { /* of the roster, the count and three words of each copy */
-        const size_t first = offsetof(struct ct_gate_roster, copy), copy = sizeof(uint64_t) * CT_GATE_RULES_WORDS;
-        return offset == offsetof(struct ct_gate_roster, writes) || (offset >= first && (offset - first) % copy < 24);
+    if (offset < CT_GATE_PAGE_BYTES) { /* of the tenant table: the count, and three words of each copy */
+        const size_t first = offsetof(struct ct_tenant_table, copy), copy = sizeof(uint64_t) * CT_GATE_RULES_WORDS;
+        return offset == offsetof(struct ct_tenant_table, writes) || (offset >= first && (offset - first) % copy < 24);
     }
     if (offset < ct_gate_offset(0))
-        return offset - CT_GATE_PAGE_BYTES <= offsetof(struct ct_gate_floor, debt_ns);
+        return offset - CT_GATE_PAGE_BYTES <= offsetof(struct ct_arbitration_page, debt_ns);
     size_t inside = offset % CT_GATE_PAGE_BYTES;
     return inside < offsetof(struct ct_gate_page, counts);
 }
@@ -50,7 +50,7 @@ bool is_constant(int place)
 {
     size_t inside = place_offset[place] % CT_GATE_PAGE_BYTES;
     int slot = owner_of(place);
-    /* The one at the top never waits, and nobody moves. */
+    /* The highest-priority tenant never waits, and no tenant changes its slot. */
     return slot >= 0 && (inside == offsetof(struct ct_gate_page, generation) ||
                          (slot == 0 && (inside == offsetof(struct ct_gate_page, wanted_ns) ||
                                         inside == offsetof(struct ct_gate_page, asked_ns))));
@@ -68,7 +68,7 @@ uint64_t value_at_start(int place)
     return value;
 }
 
-/* ---- a thread's code, up to its next access ------------------------------------------------------------------------- */
+/* ---- a thread's code up to its next access ------------------------------------------------------------------------ */
 
 static struct {
     bool is_on;
@@ -76,8 +76,8 @@ static struct {
     int results_count, used;
     uint64_t results[LONGEST];
     struct access next;
-    int looks; /* at the sequence of the one at the top */
-    uint64_t last_look;
+    int sequence_reads; /* reads of the highest-priority tenant's sequence number */
+    uint64_t last_read;
     jmp_buf stop;
 } replay;
 
@@ -89,19 +89,19 @@ static uint64_t next_result(enum kind kind, int place, int order, uint64_t value
     longjmp(replay.stop, 1);
 }
 
-/* Words that nobody else reads: as they are, and kept out of the file while we explore. */
+/* Words that no other thread reads are accessed directly, and kept out of the file during the exploration. */
 uint64_t explored_load(const volatile void *place, int order)
 {
     int index = place_of(place);
     if (!replay.is_on || index < 0)
         return *(const volatile uint64_t *)place;
     const bool is_top = address_of(index) == file_start + ct_gate_offset(0);
-    if (is_top && replay.broken == NO_RECHECK && replay.looks == 2)
-        return replay.last_look;
+    if (is_top && replay.broken == NO_RECHECK && replay.sequence_reads == 2)
+        return replay.last_read;
     uint64_t result = next_result(A_LOAD, index, order, 0, 0);
     if (is_top) {
-        replay.looks++;
-        replay.last_look = result;
+        replay.sequence_reads++;
+        replay.last_read = result;
     }
     return result;
 }
@@ -166,41 +166,41 @@ int history_of(const struct thread *thread, uint32_t index, struct access *acces
     return count;
 }
 
-static struct access weakened(const struct world *world, struct access access)
+static struct access weakened(const struct scenario *scenario, struct access access)
 {
     const size_t inside = place_offset[access.place] % CT_GATE_PAGE_BYTES;
     const bool is_sequence = access.kind == A_ADD && inside == 0;
-    const bool is_writes = access.kind == A_STORE && inside == offsetof(struct ct_gate_roster, writes);
-    if ((world->broken == RELAXED_SEQUENCE && is_sequence) ||
-        (world->broken == RELAXED_ROSTER && is_writes && owner_of(access.place) == -1))
+    const bool is_writes = access.kind == A_STORE && inside == offsetof(struct ct_tenant_table, writes);
+    if ((scenario->broken == RELAXED_SEQUENCE && is_sequence) ||
+        (scenario->broken == RELAXED_TABLE && is_writes && owner_of(access.place) == -1))
         access.order = memory_order_relaxed;
     return access;
 }
 
-static void run_on(struct world *world, struct thread *thread, uint32_t index)
+static void run_on(struct scenario *scenario, struct thread *thread, uint32_t index)
 {
     static struct ct_gate scratch;
     memcpy(&scratch, thread->gate, sizeof scratch);
-    if (scratch.mine == &thread->gate->orphan)
-        scratch.mine = &scratch.orphan;
+    if (scratch.mine == &thread->gate->unlisted_page)
+        scratch.mine = &scratch.unlisted_page;
     replay.results_count = history_of(thread, index, NULL, replay.results);
     EXPECT(replay.results_count < LONGEST);
-    replay.used = replay.looks = 0;
-    replay.broken = world->broken;
+    replay.used = replay.sequence_reads = 0;
+    replay.broken = scenario->broken;
     replay.is_on = true;
     if (!setjmp(replay.stop)) {
         thread->nodes[index].answer = thread->run(&scratch);
         replay.next = (struct access){.kind = A_END};
     }
     replay.is_on = false;
-    thread->nodes[index].next = weakened(world, replay.next);
+    thread->nodes[index].next = weakened(scenario, replay.next);
 }
 
-static uint32_t add_node(struct world *world, struct thread *thread, uint32_t parent, uint64_t result)
+static uint32_t add_node(struct scenario *scenario, struct thread *thread, uint32_t parent, uint64_t result)
 {
-    if (thread->count == thread->room) {
-        thread->room = thread->room ? 2 * thread->room : 64;
-        thread->nodes = realloc(thread->nodes, thread->room * sizeof *thread->nodes);
+    if (thread->count == thread->capacity) {
+        thread->capacity = thread->capacity ? 2 * thread->capacity : 64;
+        thread->nodes = realloc(thread->nodes, thread->capacity * sizeof *thread->nodes);
         EXPECT(thread->nodes);
     }
     const uint32_t index = thread->count++;
@@ -211,23 +211,23 @@ static uint32_t add_node(struct world *world, struct thread *thread, uint32_t pa
         node->depth = thread->nodes[parent].depth + 1;
         thread->nodes[parent].child = index;
     }
-    run_on(world, thread, index);
+    run_on(scenario, thread, index);
     return index;
 }
 
-uint32_t follow(struct world *world, int number, uint32_t index, uint64_t result)
+uint32_t follow(struct scenario *scenario, int number, uint32_t index, uint64_t result)
 {
-    struct thread *thread = &world->thread[number];
+    struct thread *thread = &scenario->thread[number];
     for (uint32_t at = thread->nodes[index].child; at; at = thread->nodes[at].sibling)
         if (thread->nodes[at].result == result)
             return at;
-    return add_node(world, thread, index, result);
+    return add_node(scenario, thread, index, result);
 }
 
-/* ---- what was seen ------------------------------------------------------------------------------------------------ */
+/* ---- visited states ----------------------------------------------------------------------------------------------- */
 
-static uint64_t *seen;
-static size_t seen_room, seen_count;
+static uint64_t *visited;
+static size_t visited_capacity, visited_count;
 
 static uint64_t hash_of(const void *state, size_t bytes)
 {
@@ -242,71 +242,71 @@ static uint64_t hash_of(const void *state, size_t bytes)
 
 static bool put(uint64_t hash)
 {
-    size_t at = hash & (seen_room - 1);
-    for (; seen[at]; at = (at + 1) & (seen_room - 1))
-        if (seen[at] == hash)
+    size_t at = hash & (visited_capacity - 1);
+    for (; visited[at]; at = (at + 1) & (visited_capacity - 1))
+        if (visited[at] == hash)
             return true;
-    seen[at] = hash;
+    visited[at] = hash;
     return false;
 }
 
-bool seen_before(const void *state, size_t bytes)
+bool was_visited(const void *state, size_t bytes)
 {
-    if (2 * seen_count >= seen_room) {
-        uint64_t *old = seen;
-        size_t old_room = seen_room;
-        seen_room = old_room ? 4 * old_room : 1 << 14;
-        seen = calloc(seen_room, sizeof *seen);
-        EXPECT(seen);
-        for (size_t i = 0; i < old_room; i++)
+    if (2 * visited_count >= visited_capacity) {
+        uint64_t *old = visited;
+        size_t old_capacity = visited_capacity;
+        visited_capacity = old_capacity ? 4 * old_capacity : 1 << 14;
+        visited = calloc(visited_capacity, sizeof *visited);
+        EXPECT(visited);
+        for (size_t i = 0; i < old_capacity; i++)
             if (old[i])
                 put(old[i]);
         free(old);
     }
     const bool is_known = put(hash_of(state, bytes));
-    seen_count += !is_known;
+    visited_count += !is_known;
     return is_known;
 }
 
-void world_begin(struct world *world)
+void scenario_begin(struct scenario *scenario)
 {
-    file_start = world->file;
+    file_start = scenario->file;
     place_count = 0;
-    world->states = world->ends = 0;
-    world->complaint = NULL;
-    memset(world->passed, 0, sizeof world->passed);
-    for (int i = 0; i < world->threads; i++) {
-        world->thread[i].count = 0;
-        add_node(world, &world->thread[i], 0, 0);
+    scenario->states = scenario->ends = 0;
+    scenario->complaint = NULL;
+    memset(scenario->passed, 0, sizeof scenario->passed);
+    for (int i = 0; i < scenario->threads; i++) {
+        scenario->thread[i].count = 0;
+        add_node(scenario, &scenario->thread[i], 0, 0);
     }
 }
 
-void world_end(struct world *world)
+void scenario_end(struct scenario *scenario)
 {
-    for (int i = 0; i < world->threads; i++) {
-        free(world->thread[i].nodes);
-        world->thread[i].nodes = NULL;
-        world->thread[i].room = world->thread[i].count = 0;
+    for (int i = 0; i < scenario->threads; i++) {
+        free(scenario->thread[i].nodes);
+        scenario->thread[i].nodes = NULL;
+        scenario->thread[i].capacity = scenario->thread[i].count = 0;
     }
-    free(seen);
-    seen = NULL;
-    seen_room = seen_count = 0;
+    free(visited);
+    visited = NULL;
+    visited_capacity = visited_count = 0;
 }
 
-void complain(struct world *world, const char *what)
+void complain(struct scenario *scenario, const char *what)
 {
-    if (what && !world->complaint)
-        world->complaint = what;
+    if (what && !scenario->complaint)
+        scenario->complaint = what;
 }
 
-void judge(struct world *world, const uint32_t *node, const uint64_t *memory)
+void judge(struct scenario *scenario, const uint32_t *node, const uint64_t *memory)
 {
     int passed = 0;
-    for (int i = 0; i < world->threads; i++) {
-        const struct node *end = node_of(&world->thread[i], node[i]);
+    for (int i = 0; i < scenario->threads; i++) {
+        const struct node *end = node_of(&scenario->thread[i], node[i]);
         passed += end->next.kind == A_END && end->answer.pass && end->answer.reason != CT_GATE_TOP;
     }
-    world->ends++;
-    world->passed[passed]++;
-    complain(world, world->judge_end(world, node, memory));
+    scenario->ends++;
+    scenario->passed[passed]++;
+    complain(scenario, scenario->check_end(scenario, node, memory));
 }

@@ -1,4 +1,5 @@
-/* Whatever others wrote into the pages, and whatever instants it is asked at: does the gate stay within bounds and end? */
+/* Fuzz test: whatever the pages contain and whatever the instants are, the gate stays within bounds and every wait is
+ * finite. */
 #include "gate/gate.h"
 #include "tests/expect.h"
 
@@ -17,7 +18,7 @@ static uint64_t draw(void)
     return seed;
 }
 
-/* Mostly near an instant, sometimes at the ends of what a word can hold, sometimes anything. */
+/* Returns mostly a value near an instant, sometimes an extreme one, sometimes any value. */
 static uint64_t word_near(uint64_t now_ns)
 {
     switch (draw() % 8) {
@@ -36,19 +37,20 @@ static uint64_t word_near(uint64_t now_ns)
 
 static uint64_t length(void)
 {
-    const uint64_t lengths[] = {0, 1, 2000, 60000, 700000, 90000000, CT_GATE_FAR_NS, UINT64_MAX / 2, UINT64_MAX, draw()};
+    const uint64_t lengths[] = {0, 1, 2000, 60000, 700000, 90000000, CT_GATE_HORIZON_NS, UINT64_MAX / 2, UINT64_MAX,
+                                draw()};
     return lengths[draw() % 10];
 }
 
-static struct ct_gate_wish any_wish(void)
+static struct ct_launch_request any_request(void)
 {
-    return (struct ct_gate_wish){.expect_ns = length(),
-                                 .sure_ns = length(),
+    return (struct ct_launch_request){.expect_ns = length(),
+                                 .upper_ns = length(),
                                  .low_ns = length(),
                                  .high_ns = length(),
                                  .may_fill = (uint32_t)(draw() % 2),
-                                 .pieces = (uint32_t)length(),
-                                 .grain_ns = draw() % 2 ? length() : 0,
+                                 .kernel_count = (uint32_t)length(),
+                                 .granularity_ns = draw() % 2 ? length() : 0,
                                  .free_ppm = draw() % 2 ? (uint32_t)length() : 0};
 }
 
@@ -59,64 +61,65 @@ static void scribble(uint64_t now_ns)
         words[draw() % (draw() % 2 ? 13 : CT_GATE_PAGE_BYTES / 8)] = word_near(now_ns);
     if (draw() % 4 == 0)
         words[5] = draw() % 3; /* its generation */
-    if (draw() % 8 == 0) /* kernels in a launch: of none, of few, of all */
+    if (draw() % 8 == 0) /* kernels in a launch: none, few, or many */
         words[offsetof(struct ct_gate_page, counts.launches) / 8] = draw() % 2 ? draw() % 3 : draw();
-    uint64_t *floor = (uint64_t *)(file + CT_GATE_PAGE_BYTES);
+    uint64_t *arbitration = (uint64_t *)(file + CT_GATE_PAGE_BYTES);
     if (draw() % 4 == 0)
-        floor[8 * (draw() % 4) + (draw() % 8 == 0)] = word_near(now_ns); /* the second one of the last is charged_ns */
+        arbitration[8 * (draw() % 4) + (draw() % 8 == 0)] = word_near(now_ns); /* the second one of the last is charged_ns */
 }
 
-static void any_roster(void)
+static void any_table(void)
 {
-    struct ct_gate_rules rules = {draw() % 4, length(), length(), length(), length(), length(), draw(), draw() % 8, {{0}}};
+    struct ct_gate_rules rules = {draw() % 4, length(), length(), length(), length(), length(), draw(), draw() % 8,
+                                  {{0}}};
     if (draw() % 16 == 0)
-        rules.seats = draw();
+        rules.tenant_count = draw();
     for (int i = 0; i < 8; i++)
-        rules.seat[i] = (struct ct_gate_seat){.generation = (uint32_t)(draw() % 3),
+        rules.tenants[i] = (struct ct_tenant_entry){.generation = (uint32_t)(draw() % 3),
                                               .slot = (uint16_t)(draw() % 16 ? draw() % SLOTS : draw()),
                                               .priority = (uint8_t)(draw() % 16 ? draw() % 4 : draw()),
                                               .flags = (uint8_t)(draw() % 4 ? 0 : draw()),
-                                              .least_ppm = draw() % 2 ? 0 : (uint32_t)length(),
+                                              .min_share_ppm = draw() % 2 ? 0 : (uint32_t)length(),
                                               .limit_ppm = draw() % 2 ? 0 : (uint32_t)length()};
-    ct_roster_write((struct ct_gate_roster *)file, &rules);
-    if (draw() % 64 == 0) { /* as if the node itself had gone mad */
-        uint64_t *copy = (uint64_t *)(file + offsetof(struct ct_gate_roster, copy));
+    ct_tenant_table_write((struct ct_tenant_table *)file, &rules);
+    if (draw() % 64 == 0) { /* as if the node had written garbage */
+        uint64_t *copy = (uint64_t *)(file + offsetof(struct ct_tenant_table, copy));
         copy[draw() % (2 * CT_GATE_RULES_WORDS)] = draw();
     }
 }
 
-/* The gate's own state may be anything that calls made of it, and every answer names a finite wait. */
+/* The gate's own state is whatever the calls made of it; every answer has a finite wait. */
 static void ask(struct ct_gate *gate, uint64_t now_ns)
 {
-    struct ct_gate_wish wish = any_wish();
+    struct ct_launch_request request = any_request();
     uint64_t since_ns = draw() % 4 ? now_ns - draw() % 200000000 : word_near(now_ns);
-    struct ct_gate_answer answer = ct_gate_ask(gate, &wish, since_ns, now_ns);
+    struct ct_gate_answer answer = ct_gate_admit(gate, &request, since_ns, now_ns);
     EXPECT(answer.pass == (answer.reason < CT_GATE_BUSY) && answer.reason <= CT_GATE_SHARE);
     EXPECT(answer.until_ns >= now_ns);
-    EXPECT(gate->duty_ppm >= CT_GATE_DUTY_LEAST_PPM && gate->duty_ppm <= 1000000);
-    EXPECT(answer.until_ns - now_ns <= SLOTS * CT_GATE_FAR_NS);
+    EXPECT(gate->duty_ppm >= CT_GATE_DUTY_MIN_PPM && gate->duty_ppm <= 1000000);
+    EXPECT(answer.until_ns - now_ns <= SLOTS * CT_GATE_HORIZON_NS);
     EXPECT(answer.pass || answer.until_ns > now_ns || answer.reason == CT_GATE_CHANGED || now_ns == UINT64_MAX);
     if (answer.pass) {
-        ct_gate_submitted(gate, &wish, draw() % 4 != 0, word_near(now_ns));
+        ct_gate_submitted(gate, &request, draw() % 4 != 0, word_near(now_ns));
         return;
     }
-    struct ct_gate_nap nap = ct_gate_nap(gate, &answer, now_ns);
-    EXPECT(nap.sleep_until_ns <= now_ns || nap.sleep_until_ns - now_ns <= CT_GATE_NAP_NS);
-    EXPECT(nap.spin_until_ns <= now_ns || nap.spin_until_ns - now_ns <= CT_GATE_NAP_NS);
+    struct ct_gate_wait_plan plan = ct_gate_wait_plan(gate, &answer, now_ns);
+    EXPECT(plan.sleep_until_ns <= now_ns || plan.sleep_until_ns - now_ns <= CT_GATE_SLEEP_MAX_NS);
+    EXPECT(plan.spin_until_ns <= now_ns || plan.spin_until_ns - now_ns <= CT_GATE_SLEEP_MAX_NS);
     if (draw() % 2)
         ct_gate_waited(gate, since_ns, now_ns);
 }
 
 static void call(struct ct_gate *gate, uint64_t now_ns)
 {
-    struct ct_gate_wish wish = any_wish();
+    struct ct_launch_request request = any_request();
     switch (draw() % 13) {
     case 0:
         if (!ct_gate_must_ask(gate))
-            ct_gate_announce(gate, &wish, now_ns);
+            ct_gate_announce(gate, &request, now_ns);
         break;
     case 1:
-        ct_gate_rest(gate, length(), length(), (int)(draw() % 2), now_ns);
+        ct_gate_sync(gate, length(), length(), (int)(draw() % 2), now_ns);
         break;
     case 2:
         ct_gate_confirmed(gate, length(), now_ns);
@@ -130,7 +133,7 @@ static void call(struct ct_gate *gate, uint64_t now_ns)
         ct_gate_overslept(gate, length(), now_ns);
         break;
     case 5:
-        ct_gate_withdrawn(gate, &wish, now_ns);
+        ct_gate_withdrawn(gate, &request, now_ns);
         EXPECT(ct_gate_has_sleepers(gate, now_ns) <= 1);
         break;
     case 6:
@@ -145,7 +148,7 @@ static void open_gate(struct ct_gate *gate)
 {
     const uint32_t slot = (uint32_t)(draw() % SLOTS);
     ct_gate_open(gate, file, sizeof file, (struct ct_gate_page *)(file + ct_gate_offset(slot)),
-                 (struct ct_gate_floor *)(file + CT_GATE_PAGE_BYTES), slot, (uint32_t)(draw() % 3));
+                 (struct ct_arbitration_page *)(file + CT_GATE_PAGE_BYTES), slot, (uint32_t)(draw() % 3));
 }
 
 static void any_pages_and_instants(void)
@@ -159,7 +162,7 @@ static void any_pages_and_instants(void)
         if (draw() % 4 == 0)
             scribble(now_ns);
         if (draw() % 32 == 0)
-            any_roster();
+            any_table();
         if (draw() % 256 == 0)
             open_gate(&gates[draw() % GATES]);
         call(&gates[draw() % GATES], now_ns);
@@ -168,7 +171,7 @@ static void any_pages_and_instants(void)
     }
 }
 
-/* When the scribbling ends and all is quiet, the one that is left passes. */
+/* When the corruption ends and all tenants are quiet, the remaining one passes. */
 static void it_recovers(void)
 {
     static struct ct_gate gate;
@@ -178,27 +181,30 @@ static void it_recovers(void)
             scribble(now_ns);
         struct ct_gate_rules rules = {CT_GATE_STRICT + draw() % 2, 500000, 20000, 2000000, 0, 0, 0, SLOTS, {{0}}};
         for (uint16_t i = 0; i < SLOTS; i++)
-            rules.seat[i] = (struct ct_gate_seat){.generation = (uint32_t)(draw() % 3), .slot = i, .priority = (uint8_t)i};
-        ct_roster_write((struct ct_gate_roster *)file, &rules);
+            rules.tenants[i] = (struct ct_tenant_entry){.generation = (uint32_t)(draw() % 3), .slot = i,
+                                                        .priority = (uint8_t)i};
+        ct_tenant_table_write((struct ct_tenant_table *)file, &rules);
         ct_gate_open(&gate, file, sizeof file, (struct ct_gate_page *)(file + ct_gate_offset(SLOTS - 1)),
-                     (struct ct_gate_floor *)(file + CT_GATE_PAGE_BYTES), SLOTS - 1, rules.seat[SLOTS - 1].generation);
-        struct ct_gate_wish wish = {.expect_ns = 50000, .sure_ns = 60000, .may_fill = (uint32_t)(draw() % 2), .grain_ns = draw() % 9};
+                     (struct ct_arbitration_page *)(file + CT_GATE_PAGE_BYTES), SLOTS - 1,
+                         rules.tenants[SLOTS - 1].generation);
+        struct ct_launch_request request = {.expect_ns = 50000, .upper_ns = 60000, .may_fill = (uint32_t)(draw() % 2),
+                                            .granularity_ns = draw() % 9};
         const uint64_t since_ns = now_ns;
         struct ct_gate_answer answer = {0};
         for (int asked = 0; asked < 1000 && !answer.pass; asked++) {
-            answer = ct_gate_ask(&gate, &wish, since_ns, now_ns);
+            answer = ct_gate_admit(&gate, &request, since_ns, now_ns);
             now_ns = answer.until_ns + (answer.reason == CT_GATE_OTHER ? 100000 : 0);
         }
         if (!answer.pass)
             fprintf(stderr, "round %d: it waits for reason %u\n", round, answer.reason);
         EXPECT(answer.pass);
-        EXPECT(now_ns - since_ns <= 3 * CT_GATE_FAR_NS);
+        EXPECT(now_ns - since_ns <= 3 * CT_GATE_HORIZON_NS);
     }
 }
 
 int main(void)
 {
-    EXPECT(ct_roster_init(file, sizeof file, SLOTS) == 0);
+    EXPECT(ct_tenant_table_init(file, sizeof file, SLOTS) == 0);
     any_pages_and_instants();
     it_recovers();
     return 0;

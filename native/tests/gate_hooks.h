@@ -1,4 +1,4 @@
-/* Put before the gate's own sources when they are explored: every atomic access goes through the explorer. */
+/* Included before the gate's sources for the exploration: every atomic access calls the explorer. */
 #ifndef COTENANT_TESTS_GATE_HOOKS_H
 #define COTENANT_TESTS_GATE_HOOKS_H
 
@@ -20,9 +20,9 @@ void explored_fence(int order);
 #define atomic_load_explicit(place, order) explored_load((place), (order))
 #define atomic_store_explicit(place, value, order) explored_store((place), (value), (order))
 #define atomic_fetch_add_explicit(place, more, order) explored_add((place), (more), (order))
-#define atomic_compare_exchange_strong_explicit(place, expected, value, order, otherwise)                               \
+#define atomic_compare_exchange_strong_explicit(place, expected, value, order, otherwise)                              \
     explored_swap((place), (expected), (value), (order))
-#define atomic_compare_exchange_weak_explicit(place, expected, value, order, otherwise)                                 \
+#define atomic_compare_exchange_weak_explicit(place, expected, value, order, otherwise)                                \
     explored_swap((place), (expected), (value), (order))
 #define atomic_thread_fence(order) explored_fence(order)
 

@@ -1,4 +1,4 @@
-/* Does a page count every request once, in the right place, whoever writes at the same time? */
+/* A page counts every request once, in the right bucket, with concurrent writers. */
 #include "gate/gate.h"
 #include "gate/request.h"
 #include "tests/expect.h"
@@ -11,8 +11,8 @@ enum { THREADS = 4, EACH = 20000, SECOND_NS = 1000 * 1000 * 1000 };
 static union {
     struct ct_gate_page page;
     unsigned char bytes[CT_GATE_PAGE_BYTES];
-} room;
-static struct ct_gate_page *const page = &room.page;
+} storage;
+static struct ct_gate_page *const page = &storage.page;
 
 static uint64_t in_buckets(void)
 {
@@ -22,7 +22,7 @@ static uint64_t in_buckets(void)
     return sum;
 }
 
-/* Ascending, never skipping one, and none wider than a sixteenth of where it begins. */
+/* Ascending without gaps, and none wider than a sixteenth of its start. */
 static void buckets_follow_each_other(void)
 {
     EXPECT_EQ(ct_gate_request_bucket(0), 0);
@@ -73,14 +73,14 @@ static void without_an_slo_none_is_over_it(void)
     EXPECT_EQ(page->requests.ended + page->requests.sum_ns + in_buckets(), 0);
 }
 
-static void the_oldest_of_all_processes_is_shown(void)
+static void the_oldest_of_all_processes_is_published(void)
 {
     const uint64_t now_ns = 200 * (uint64_t)SECOND_NS;
     ct_gate_request_clear(page);
     ct_gate_request_oldest(page, 0, now_ns - 30, now_ns); /* one process */
-    ct_gate_request_oldest(page, 0, now_ns - 50, now_ns); /* another, whose is older */
+    ct_gate_request_oldest(page, 0, now_ns - 50, now_ns); /* another process with an older request */
     EXPECT_EQ(page->requests.began_ns, now_ns - 50);
-    ct_gate_request_oldest(page, now_ns - 30, now_ns - 10, now_ns); /* the first goes on to its next */
+    ct_gate_request_oldest(page, now_ns - 30, now_ns - 10, now_ns); /* the first continues with its next request */
     EXPECT_EQ(page->requests.began_ns, now_ns - 50);
     ct_gate_request_oldest(page, now_ns - 10, 0, now_ns);
     EXPECT_EQ(page->requests.began_ns, now_ns - 50);
@@ -88,10 +88,10 @@ static void the_oldest_of_all_processes_is_shown(void)
     EXPECT_EQ(page->requests.began_ns, 0);
 }
 
-static void what_the_dead_left_is_replaced(void)
+static void entries_of_dead_processes_are_replaced(void)
 {
     const uint64_t now_ns = 200 * (uint64_t)SECOND_NS;
-    const uint64_t scribbles[] = {now_ns - CT_GATE_FAR_NS - 1, now_ns + CT_GATE_FAR_NS + 1, UINT64_MAX, 1};
+    const uint64_t scribbles[] = {now_ns - CT_GATE_HORIZON_NS - 1, now_ns + CT_GATE_HORIZON_NS + 1, UINT64_MAX, 1};
     for (size_t i = 0; i < sizeof scribbles / sizeof *scribbles; i++) {
         page->requests.began_ns = scribbles[i];
         ct_gate_request_oldest(page, 0, now_ns - 5, now_ns);
@@ -102,25 +102,26 @@ static void what_the_dead_left_is_replaced(void)
     }
 }
 
-/* A new tenant in the slot begins with nothing; a second process of the same one keeps what is there. */
+/* A new tenant in the slot starts with cleared counters; a second process of the same tenant keeps them. */
 static void a_new_tenant_begins_anew(void)
 {
     static _Alignas(64) unsigned char file[3 * CT_GATE_PAGE_BYTES];
     static struct ct_gate gate;
-    struct ct_gate_rules rules = {.policy = CT_GATE_FILL, .seats = 1};
+    struct ct_gate_rules rules = {.policy = CT_GATE_FILL, .tenant_count = 1};
     struct ct_gate_page *mine = (struct ct_gate_page *)(file + ct_gate_offset(0));
-    EXPECT(ct_roster_init(file, sizeof file, 1) == 0);
+    EXPECT(ct_tenant_table_init(file, sizeof file, 1) == 0);
     for (uint32_t generation = 1; generation <= 2; generation++) {
-        rules.seat[0] = (struct ct_gate_seat){.generation = generation, .flags = CT_GATE_SEAT_ONLINE};
-        ct_roster_write((struct ct_gate_roster *)file, &rules);
+        rules.tenants[0] = (struct ct_tenant_entry){.generation = generation, .flags = CT_TENANT_ONLINE};
+        ct_tenant_table_write((struct ct_tenant_table *)file, &rules);
         for (int process = 0; process < 2; process++) {
-            ct_gate_open(&gate, file, sizeof file, mine, (struct ct_gate_floor *)(file + CT_GATE_PAGE_BYTES), 0, generation);
+            ct_gate_open(&gate, file, sizeof file, mine, (struct ct_arbitration_page *)(file + CT_GATE_PAGE_BYTES), 0,
+                         generation);
             EXPECT_EQ(mine->requests.ended, process);
             ct_gate_request_ended(gate.mine, 1000, 10);
-            ct_gate_request_told(gate.mine);
+            ct_gate_request_set_reported(gate.mine);
         }
         EXPECT_EQ(mine->requests.over, 2);
-        EXPECT(ct_gate_request_is_told(mine));
+        EXPECT(ct_gate_request_is_reported(mine));
     }
 }
 
@@ -129,8 +130,8 @@ int main(void)
     buckets_follow_each_other();
     none_is_lost_among_threads();
     without_an_slo_none_is_over_it();
-    the_oldest_of_all_processes_is_shown();
-    what_the_dead_left_is_replaced();
+    the_oldest_of_all_processes_is_published();
+    entries_of_dead_processes_are_replaced();
     a_new_tenant_begins_anew();
     return 0;
 }

@@ -1,9 +1,10 @@
-/* Every order that C11 allows: a load may return any store to its word that is not older than what the thread knows of.
+/* Explores every order that C11 permits: a load may return any store to its word that is not older than what the thread
+ * has observed.
  *
- * Each word has the list of its stores, each thread the latest that it knows of each word (its view), each store the view
- * that whoever acquires it takes over. A store goes to the end of the list at once: others may still read older ones. That
- * is right because every word has one writer, or is only ever changed by reading and writing in one. Loads do not pass
- * later stores of the same thread. */
+ * Each word has the list of its stores, each thread the latest store of each word that it has observed (its view), and
+ * each store the view that an acquiring load takes over. A store is appended at once: others may still read older ones.
+ * This is correct because every word has a single writer, or is only changed by read-modify-write operations. Loads do
+ * not move after later stores of the same thread. */
 #include "tests/expect.h"
 #include "tests/gate_explore.h"
 
@@ -12,7 +13,7 @@
 enum { STORES = 5 };
 
 struct state {
-    uint64_t value[PLACES][STORES]; /* [0]: as the file says, and 0 here */
+    uint64_t value[PLACES][STORES]; /* [0]: as in the file, represented by 0 */
     uint8_t taken_over[PLACES][STORES][PLACES];
     uint8_t view[THREADS][PLACES], released[THREADS][PLACES], unacquired[THREADS][PLACES];
     uint8_t last[PLACES];
@@ -62,30 +63,30 @@ static void change(struct state *state, int thread, const struct access *access,
     const int before = state->last[access->place];
     take(state, thread, access->place, before, access->order);
     append(state, thread, access->place, value, access->order);
-    /* Whoever acquires a word that was changed in one also acquires the stores before in the chain. */
+    /* A load that acquires a read-modify-write also acquires the earlier stores of its release sequence. */
     join(state->taken_over[access->place][before + 1], state->taken_over[access->place][before]);
 }
 
-static void step_to(struct world *world, struct state *state, int thread, uint64_t result)
+static void step_to(struct scenario *scenario, struct state *state, int thread, uint64_t result)
 {
-    state->node[thread] = follow(world, thread, state->node[thread], result);
+    state->node[thread] = follow(scenario, thread, state->node[thread], result);
 }
 
-static void run_alone(struct world *world, struct state *state, int thread)
+static void run_alone(struct scenario *scenario, struct state *state, int thread)
 {
     for (;;) {
-        const struct access access = node_of(&world->thread[thread], state->node[thread])->next;
+        const struct access access = node_of(&scenario->thread[thread], state->node[thread])->next;
         if (access.kind == A_END || access.kind == A_SWAP)
             return;
         const int last = state->last[access.place];
-        const bool is_own = owner_of(access.place) == world->thread[thread].slot;
+        const bool is_own = owner_of(access.place) == scenario->thread[thread].slot;
         uint64_t result = 0;
         if (access.kind == A_FENCE && releases(access.order)) {
             memcpy(state->released[thread], state->view[thread], PLACES);
         } else if (access.kind == A_FENCE) {
             join(state->view[thread], state->unacquired[thread]);
         } else if (access.kind == A_STORE && value_of(state, access.place, last) == access.value) {
-            result = 0; /* as if it were not stored again: that only orders less */
+            result = 0; /* as if it were not stored again: that only permits more orders */
         } else if (access.kind == A_STORE) {
             append(state, thread, access.place, access.value, access.order);
         } else if (access.kind == A_ADD && is_own) {
@@ -96,15 +97,15 @@ static void run_alone(struct world *world, struct state *state, int thread)
         } else {
             return;
         }
-        step_to(world, state, thread, result);
+        step_to(scenario, state, thread, result);
     }
 }
 
-static void visit(struct world *world, const struct state *from);
+static void visit(struct scenario *scenario, const struct state *from);
 
-static void try_access(struct world *world, const struct state *from, int thread)
+static void try_access(struct scenario *scenario, const struct state *from, int thread)
 {
-    const struct access access = node_of(&world->thread[thread], from->node[thread])->next;
+    const struct access access = node_of(&scenario->thread[thread], from->node[thread])->next;
     if (access.kind == A_END)
         return;
     const int last = from->last[access.place];
@@ -112,38 +113,38 @@ static void try_access(struct world *world, const struct state *from, int thread
         const uint64_t value = value_of(from, access.place, which);
         const bool is_swapped = access.kind == A_SWAP && value == access.expected;
         if (is_swapped && which != last)
-            continue; /* what follows a store at once has been decided */
+            continue; /* what follows a store directly is already determined */
         struct state to = *from;
         if (is_swapped)
             change(&to, thread, &access, access.value);
         else
             take(&to, thread, access.place, which, access.kind == A_LOAD ? access.order : memory_order_relaxed);
-        step_to(world, &to, thread, value);
-        visit(world, &to);
+        step_to(scenario, &to, thread, value);
+        visit(scenario, &to);
     }
 }
 
-static void visit(struct world *world, const struct state *from)
+static void visit(struct scenario *scenario, const struct state *from)
 {
     struct state state = *from;
     bool is_over = true;
-    for (int i = 0; i < world->threads; i++)
-        run_alone(world, &state, i);
-    if (world->complaint || seen_before(&state, sizeof state))
+    for (int i = 0; i < scenario->threads; i++)
+        run_alone(scenario, &state, i);
+    if (scenario->complaint || was_visited(&state, sizeof state))
         return;
-    world->states++;
-    for (int i = 0; i < world->threads; i++) {
-        is_over &= node_of(&world->thread[i], state.node[i])->next.kind == A_END;
-        try_access(world, &state, i);
+    scenario->states++;
+    for (int i = 0; i < scenario->threads; i++) {
+        is_over &= node_of(&scenario->thread[i], state.node[i])->next.kind == A_END;
+        try_access(scenario, &state, i);
     }
     if (is_over)
-        judge(world, state.node, NULL);
+        judge(scenario, state.node, NULL);
 }
 
-void explore_views(struct world *world)
+void explore_views(struct scenario *scenario)
 {
     static struct state start;
     memset(&start, 0, sizeof start);
-    world_begin(world);
-    visit(world, &start);
+    scenario_begin(scenario);
+    visit(scenario, &start);
 }

@@ -1,40 +1,40 @@
-/* What is rare at the gate: other contexts, launches that fail, captures beside, measuring. */
-#include "hook_at_gate.h"
+/* Rare cases with a gate: other contexts, failing launches, captures, and measuring. */
+#include "hook_gate_setup.h"
 
-#include "hook/pairs.h"
+#include "hook/timing/pairs.h"
 
 #include <pthread.h>
 #include <sched.h>
 
-/* What every mark was used for in another context does not keep this one from being marked. */
-static void marks_of_another_context_are_taken_over(void)
+/* Entries used by another context do not prevent events in this one. */
+static void events_of_another_context_are_reused(void)
 {
     struct ct_gate_rules rules = rules_of(2, 7);
     make_gate(&rules, SIZE_MAX, OFFLINE);
-    struct ct_marks *marks = &opened()->gateway->marks;
-    for (int i = 0; i < CT_MARKS; i++)
-        marks->room[i] = (struct ct_mark){
-            .state = CT_MARK_SPARE, .context = (CUcontext)(uintptr_t)0x77, .event = (CUevent)(uintptr_t)0x77};
+    struct ct_completions *completions = &opened()->gateway->completions;
+    for (int i = 0; i < CT_COMPLETIONS; i++)
+        completions->slots[i] = (struct ct_completion){
+            .state = CT_COMPLETION_SPARE, .context = (CUcontext)(uintptr_t)0x77, .event = (CUevent)(uintptr_t)0x77};
     EXPECT_EQ(test_launch(0x1000, 1, NULL), CUDA_SUCCESS);
-    EXPECT_EQ(marks->outstanding, 1);
-    EXPECT_EQ(marks->count, 1);
-    const struct ct_mark *mark = &marks->room[marks->queue[marks->first]];
-    EXPECT(mark->context != (CUcontext)(uintptr_t)0x77 && mark->event != (CUevent)(uintptr_t)0x77);
+    EXPECT_EQ(completions->outstanding, 1);
+    EXPECT_EQ(completions->count, 1);
+    const struct ct_completion *completion = &completions->slots[completions->queue[completions->first]];
+    EXPECT(completion->context != (CUcontext)(uintptr_t)0x77 && completion->event != (CUevent)(uintptr_t)0x77);
 }
 
-/* The first work of a program may fail for want of a context, and is known before it does. */
+/* A program's first work may fail because there is no context, after it has been identified. */
 static void a_device_without_a_name_is_asked_again(void)
 {
     struct ct_gate_rules rules = rules_of(2, 7);
     make_gate(&rules, SIZE_MAX, OFFLINE);
     struct ct_session *session = opened();
     EXPECT_EQ(cuMemcpyHtoDAsync_v2(4096, "", 1, NULL), CUDA_ERROR_NOT_SUPPORTED);
-    EXPECT_EQ(session->record.header->kernels, 1); /* the driver was asked where it is, and did not know */
+    EXPECT_EQ(session->record.header->kernels, 1); /* the driver was asked for the device, and failed */
     EXPECT_EQ(session->is_device_named, 0);
 }
 
-/* A launch of nothing is refused, and leaves nothing in the record that a profile may not hold. */
-static void a_launch_of_nothing_is_not_known(void)
+/* An empty launch is refused, and leaves no entry in the record. */
+static void an_empty_launch_is_not_identified(void)
 {
     struct ct_gate_rules rules = rules_of(2, 7);
     CUfunction function;
@@ -48,8 +48,8 @@ static void a_launch_of_nothing_is_not_known(void)
     EXPECT_EQ(session->gateway->gate.unconfirmed, 1);
 }
 
-/* What has no stream of its own is asked after by a handle that the driver knows. */
-static void a_copy_beside_a_capture_names_no_stream(void)
+/* Work without a stream is queried by a valid handle. */
+static void a_copy_during_a_capture_uses_a_valid_stream(void)
 {
     struct ct_gate_rules rules = rules_of(2, 7);
     make_gate(&rules, SIZE_MAX, OFFLINE);
@@ -68,7 +68,7 @@ static void *launch_one(void *given)
     return NULL;
 }
 
-/* Whoever measures waits for a pair of events before it is announced: what was let pass goes at once. */
+/* A measured launch waits for a pair before it is announced: an admitted launch must not wait. */
 static void patience_comes_before_the_gate(void)
 {
     struct ct_gate_rules rules = rules_of(2, 7);
@@ -89,12 +89,12 @@ static void patience_comes_before_the_gate(void)
     EXPECT_EQ(page_of(ONLINE)->sequence, CT_PAIRS + 1);
 }
 
-/* A tenant with a share and an equal, whose page says that work of its runs for long. */
-static struct ct_session *beside_an_active_equal(void)
+/* A tenant with a share and one of equal priority, whose page shows long-running work. */
+static struct ct_session *with_an_active_equal(void)
 {
     struct ct_gate_rules rules = rules_of(7, 7);
-    rules.seat[1].limit_ppm = 1000000;
-    rules.seat[1].flags = CT_GATE_SEAT_STATIC;
+    rules.tenants[1].limit_ppm = 1000000;
+    rules.tenants[1].flags = CT_TENANT_STATIC;
     make_gate(&rules, SIZE_MAX, OFFLINE);
     struct ct_session *session = opened();
     page_of(ONLINE)->generation = page_of(ONLINE)->sequence = 1;
@@ -102,58 +102,60 @@ static struct ct_session *beside_an_active_equal(void)
     return session;
 }
 
-/* Events around it would show its wait for our turn. The next may follow work of ours, and stands for it as well. */
-static void what_finds_its_stream_idle_beside_a_neighbour_is_not_measured_at_once(void)
+/* A measurement would include the wait for our time slice. The next launch may follow our own work, and represents this
+ * one too. */
+static void launches_into_an_idle_stream_are_not_measured_at_once(void)
 {
-    struct ct_session *session = beside_an_active_equal();
-    struct ct_known *known = &session->known[0];
+    struct ct_session *session = with_an_active_equal();
+    struct ct_kernel_time *time = &session->kernel_times[0];
     EXPECT_EQ(test_launch(0x1000, 1, NULL), CUDA_SUCCESS);
-    known->expect_ns = known->sure_ns = 400000;
-    known->is_known = 1;
+    time->expect_ns = time->upper_ns = 400000;
+    time->is_known = 1;
     for (int i = 0; i < 6; i++)
         EXPECT_EQ(test_launch(0x1000, 1, NULL), CUDA_SUCCESS);
-    EXPECT_EQ(known->charges, 6);
+    EXPECT_EQ(time->charges, 6);
     EXPECT_EQ(session->record.header->timed, 0);
     *(int *)of_the_driver("idle_is_stuck") = 1;
     EXPECT_EQ(test_launch(0x1000, 1, NULL), CUDA_SUCCESS);
-    EXPECT_EQ(known->charges, 0);
+    EXPECT_EQ(time->charges, 0);
     EXPECT_EQ(session->record.header->timed, 1);
     EXPECT_EQ(session->timing->contexts[0].first->charges, 7);
     EXPECT_EQ(session->timing->contexts[0].first->has_waited, 0);
 }
 
-/* Whether it seems over so long after it was to be, and since its host waits; asked again if we were stalled meanwhile. */
+/* Returns whether the work appears complete this long after its predicted end and the beginning of the host's wait;
+ * tried again if the test was descheduled. */
 static int seems_over(struct ct_session *session, uint64_t over_ms, uint64_t waits_ms)
 {
     struct ct_gate_page *its = page_of(ONLINE);
-    struct ct_still still;
+    struct ct_quiescence quiescence;
     uint64_t now_ns;
     do {
         now_ns = ct_gateway_now(session, ct_clock_ticks(&session->clock));
         its->busy_ns = now_ns - over_ms * 1000000;
         its->waits_ns = waits_ms ? now_ns - waits_ms * 1000000 : 0;
-        still = ct_others_still(session);
-    } while (still.from_ns - now_ns > 20000000);
-    return still.launches > 0;
+        quiescence = ct_others_quiescent(session);
+    } while (quiescence.from_ns - now_ns > 20000000);
+    return quiescence.launches > 0;
 }
 
-/* It was expected to be over, and its host still waits for it: an equal's turns held it up. */
+/* The work should have ended, but its host still waits for it, because tenants of equal priority delayed it. */
 static void work_of_an_equal_that_its_host_waits_for_is_not_over(void)
 {
-    struct ct_session *session = beside_an_active_equal();
-    EXPECT_EQ(ct_others_still(session).launches, 0);
+    struct ct_session *session = with_an_active_equal();
+    EXPECT_EQ(ct_others_quiescent(session).launches, 0);
     EXPECT(seems_over(session, 50, 0));
     EXPECT(!seems_over(session, 50, 60));
-    EXPECT(seems_over(session, 500, 500)); /* that long nobody holds anybody up: it only went away */
+    EXPECT(seems_over(session, 500, 500)); /* after this time nothing can be delayed any more: the host has gone */
 }
 
 static void (*const CASES[])(void) = {
-    marks_of_another_context_are_taken_over,
+    events_of_another_context_are_reused,
     a_device_without_a_name_is_asked_again,
-    a_launch_of_nothing_is_not_known,
-    a_copy_beside_a_capture_names_no_stream,
+    an_empty_launch_is_not_identified,
+    a_copy_during_a_capture_uses_a_valid_stream,
     patience_comes_before_the_gate,
-    what_finds_its_stream_idle_beside_a_neighbour_is_not_measured_at_once,
+    launches_into_an_idle_stream_are_not_measured_at_once,
     work_of_an_equal_that_its_host_waits_for_is_not_over,
 };
 

@@ -1,4 +1,4 @@
-/* A program that is linked with libcuda, as most are not: the linker binds its calls. */
+/* A program linked with libcuda, whose calls are bound by the dynamic linker. */
 #include "expect.h"
 
 int cuInit(unsigned flags);
@@ -6,7 +6,8 @@ int cuCtxCreate_v2(void **context, unsigned flags, int device);
 int cuModuleLoadData(void **module, const void *image);
 int cuModuleGetFunction(void **function, void *module, const char *name);
 int cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
-                   unsigned block_y, unsigned block_z, unsigned shared_bytes, void *stream, void **params, void **extra);
+                   unsigned block_y, unsigned block_z, unsigned shared_bytes, void *stream, void **params,
+                       void **extra);
 int cuCtxSynchronize(void);
 
 int main(void)

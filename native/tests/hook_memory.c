@@ -1,4 +1,4 @@
-/* Is a process held to its tenant's quota, whatever becomes of its record, its neighbours, its threads and its driver? */
+/* A process is limited to its tenant's quota, independent of its record, its neighbours, its threads and its driver. */
 #include "hook_tenant.h"
 
 #include <pthread.h>
@@ -11,7 +11,7 @@ CUresult cuCtxDestroy_v2(CUcontext context);
 
 static void *of_the_driver(const char *name)
 {
-    void *driver = dlopen(IDLE_DRIVER, RTLD_NOW | RTLD_LOCAL); /* which stays */
+    void *driver = dlopen(IDLE_DRIVER, RTLD_NOW | RTLD_LOCAL); /* stays loaded */
     EXPECT(driver != NULL);
     void *found = dlsym(driver, name);
     EXPECT(found != NULL);
@@ -35,7 +35,7 @@ static void a_quota_needs_no_record(void)
     EXPECT_EQ(account()->line[0].denied_bytes, 1 * KIB);
     _Atomic uint64_t *frees = of_the_driver("idle_frees");
     EXPECT_EQ(cuMemFree_v2(one), CUDA_SUCCESS);
-    EXPECT_EQ(cuMemFree_v2(0x123456000), CUDA_SUCCESS); /* nobody told us of it: it reaches the driver all the same */
+    EXPECT_EQ(cuMemFree_v2(0x123456000), CUDA_SUCCESS); /* an unknown pointer is passed to the driver */
     EXPECT_EQ(*frees, 2);
     EXPECT_EQ(held(), 3 * KIB);
     EXPECT_EQ(cuMemAlloc_v2(&three, 1 * KIB), CUDA_SUCCESS);
@@ -44,30 +44,31 @@ static void a_quota_needs_no_record(void)
     EXPECT_EQ(account()->line[0].begun, account()->line[0].ended);
 }
 
-static void a_quota_may_change_and_terms_of_others_are_none(void)
+static void a_quota_may_change_and_other_grants_are_ignored(void)
 {
     CUdeviceptr pointer;
     make_tenant(0, false);
-    EXPECT_EQ(cuMemAlloc_v2(&pointer, 64 * KIB), CUDA_SUCCESS); /* none was asked for */
-    say_quota(64 * KIB, false);
+    EXPECT_EQ(cuMemAlloc_v2(&pointer, 64 * KIB), CUDA_SUCCESS); /* no quota was requested */
+    set_quota(64 * KIB, false);
     EXPECT_EQ(cuMemAlloc_v2(&pointer, 1), CUDA_ERROR_OUT_OF_MEMORY);
-    say_quota(65 * KIB, false);
+    set_quota(65 * KIB, false);
     EXPECT_EQ(cuMemAlloc_v2(&pointer, 1), CUDA_SUCCESS);
-    const struct ct_terms next = {.state = CT_TERMS_GRANTED, .slot = SLOT, .generation = GENERATION + 1};
-    ct_terms_write(page, &next); /* what was in force last stays */
+    const struct ct_grant next = {.state = CT_GRANT_ACTIVE, .slot = SLOT, .generation = GENERATION + 1};
+    ct_grant_write(page, &next); /* the last quota stays in force */
     EXPECT_EQ(cuMemAlloc_v2(&pointer, 1 * KIB), CUDA_ERROR_OUT_OF_MEMORY);
     EXPECT_EQ(cuMemAlloc_v2(&pointer, 1), CUDA_SUCCESS);
-    ct_ledger_grant(account(), GENERATION + 1); /* the account is another's: we get nothing more */
+    ct_ledger_grant(account(), GENERATION + 1); /* the account was reassigned: nothing more is granted */
     EXPECT_EQ(cuMemAlloc_v2(&pointer, 1), CUDA_ERROR_OUT_OF_MEMORY);
     EXPECT_EQ(held(), 0);
 }
 
-static void what_the_driver_refuses_is_given_back(void)
+static void refused_allocations_are_released(void)
 {
     CUdeviceptr pointer;
     make_tenant(1024 * KIB, false);
     *(_Atomic uint64_t *)of_the_driver("idle_free_bytes") = 4 * KIB;
-    EXPECT_EQ(cuMemAlloc_v2(&pointer, 8 * KIB), CUDA_ERROR_OUT_OF_MEMORY); /* its own word, at once: it is offline */
+    EXPECT_EQ(cuMemAlloc_v2(&pointer, 8 * KIB), CUDA_ERROR_OUT_OF_MEMORY); /* the driver's error at once, because the
+                                                                            * tenant is offline */
     EXPECT_EQ(cuMemAlloc_v2(&pointer, 0), CUDA_ERROR_NOT_SUPPORTED);
     EXPECT_EQ(held(), 0);
     EXPECT_EQ(account()->line[0].denied, 0);
@@ -77,25 +78,25 @@ static void what_the_driver_refuses_is_given_back(void)
 static void *make_room(void *given)
 {
     (void)given;
-    while (!account()->line[0].wanted_bytes) /* somebody waits for as much */
+    while (!account()->line[0].wanted_bytes) /* until the allocation waits */
         sched_yield();
     EXPECT_EQ(account()->line[0].wanted_bytes, 8 * KIB);
-    EXPECT_EQ(account()->line[0].begun, account()->line[0].ended); /* and keeps nobody else waiting */
+    EXPECT_EQ(account()->line[0].begun, account()->line[0].ended); /* and keeps no other process waiting */
     *(_Atomic uint64_t *)of_the_driver("idle_free_bytes") = 8 * KIB;
     return NULL;
 }
 
-static void an_online_tenant_waits_for_room(void)
+static void an_online_tenant_waits_for_memory(void)
 {
     CUdeviceptr pointer;
     pthread_t thread;
     make_tenant(1024 * KIB, true);
     *(_Atomic uint64_t *)of_the_driver("idle_free_bytes") = 4 * KIB;
     EXPECT_EQ(cuMemAlloc_v2(&pointer, 4 * KIB), CUDA_SUCCESS);
-    EXPECT_EQ(cuMemAlloc_v2(&pointer, 8 * KIB), CUDA_ERROR_OUT_OF_MEMORY); /* nobody else has it: at once */
+    EXPECT_EQ(cuMemAlloc_v2(&pointer, 8 * KIB), CUDA_ERROR_OUT_OF_MEMORY); /* no other tenant holds memory: at once */
     struct ct_ledger_account *other = (struct ct_ledger_account *)(file + ct_ledger_offset(0));
     other->lines_used = other->line[0].owner = 1;
-    other->line[0].booked_bytes = 4 * KIB;
+    other->line[0].allocated_bytes = 4 * KIB;
     EXPECT_EQ(pthread_create(&thread, NULL, make_room, NULL), 0);
     EXPECT_EQ(cuMemAlloc_v2(&pointer, 8 * KIB), CUDA_SUCCESS);
     EXPECT_EQ(pthread_join(thread, NULL), 0);
@@ -106,14 +107,14 @@ static void an_online_tenant_waits_for_room(void)
 static void *clear_the_dead(void *given)
 {
     uint64_t owner = *(uint64_t *)given;
-    while (!account()->line[0].begun) /* the living one asks */
+    while (!account()->line[0].begun) /* until the living process tries */
         sched_yield();
     ct_ledger_clear(file, FILE_BYTES, SLOT, 1, owner);
     return NULL;
 }
 
-/* Its memory counts until the node has cleared its line, and whoever needs it waits for that. */
-static void the_memory_of_the_dead_is_waited_for(void)
+/* Memory of a dead process counts until the node has cleared its line, and allocations wait for that. */
+static void memory_of_dead_processes_is_waited_for(void)
 {
     CUdeviceptr pointer;
     pthread_t thread;
@@ -126,25 +127,25 @@ static void the_memory_of_the_dead_is_waited_for(void)
     }
     EXPECT_EQ(waitpid(child, NULL, 0), child);
     uint64_t owner = account()->line[1].owner;
-    EXPECT(owner && owner != account()->line[0].owner); /* a child has a line of its own */
+    EXPECT(owner && owner != account()->line[0].owner); /* a child has its own line */
     EXPECT_EQ(owner >> 42, (uint64_t)child & 0x3fffff);
     EXPECT_EQ(held(), 4 * KIB);
     account()->line[0].begun = account()->line[0].ended = 0;
-    ct_memory_patience_ns = UINT64_MAX; /* that thread's turn may come late */
+    ct_memory_wait_max_ns = UINT64_MAX; /* the other thread may be scheduled late */
     EXPECT_EQ(pthread_create(&thread, NULL, clear_the_dead, &owner), 0);
     EXPECT_EQ(cuMemAlloc_v2(&pointer, 1 * KIB), CUDA_SUCCESS);
     EXPECT_EQ(pthread_join(thread, NULL), 0);
     EXPECT_EQ(held(), 1 * KIB);
 }
 
-static void the_dead_are_not_waited_for_without_end(void)
+static void the_wait_for_dead_processes_is_bounded(void)
 {
     CUdeviceptr pointer;
     make_tenant(4 * KIB, false);
     account()->lines_used = 1;
-    account()->line[0].owner = ct_ledger_identity(1, 2, 3); /* of a namespace of which we know nothing */
-    account()->line[0].booked_bytes = 4 * KIB;
-    account()->line[0].begun = 1; /* in the middle of a call, for ever */
+    account()->line[0].owner = ct_ledger_identity(1, 2, 3); /* of an unknown namespace */
+    account()->line[0].allocated_bytes = 4 * KIB;
+    account()->line[0].begun = 1; /* stopped forever in the middle of a call */
     EXPECT_EQ(cuMemAlloc_v2(&pointer, 1), CUDA_ERROR_OUT_OF_MEMORY);
     EXPECT_EQ(held(), 4 * KIB);
     EXPECT_EQ(account()->line[1].denied, 1);
@@ -158,12 +159,12 @@ static void one_process_more_than_there_are_lines_gets_no_memory(void)
     for (uint64_t i = 0; i < CT_LEDGER_LINES; i++)
         account()->line[i].owner = ct_ledger_identity(i + 1, 2, 3);
     EXPECT_EQ(cuMemAlloc_v2(&pointer, 1), CUDA_ERROR_OUT_OF_MEMORY);
-    say_quota(0, false);
-    EXPECT_EQ(cuMemAlloc_v2(&pointer, 1), CUDA_SUCCESS); /* without a quota there is nothing to be past */
-    say_quota(1024 * KIB, false);
+    set_quota(0, false);
+    EXPECT_EQ(cuMemAlloc_v2(&pointer, 1), CUDA_SUCCESS); /* without a quota nothing is refused */
+    set_quota(1024 * KIB, false);
     ct_ledger_clear(file, FILE_BYTES, SLOT, 9, ct_ledger_identity(10, 2, 3));
     EXPECT_EQ(cuMemAlloc_v2(&pointer, 1), CUDA_SUCCESS);
-    EXPECT_EQ(account()->line[9].booked_bytes, 512);
+    EXPECT_EQ(account()->line[9].allocated_bytes, 512);
 }
 
 static void *open_and_take(void *given)
@@ -182,7 +183,7 @@ static void threads_that_begin_at_once_share_one_line(void)
         EXPECT_EQ(pthread_create(&threads[i], NULL, open_and_take, NULL), 0);
     for (int i = 0; i < 8; i++)
         EXPECT_EQ(pthread_join(threads[i], NULL), 0);
-    EXPECT_EQ(account()->line[0].booked_bytes, 8 * 512);
+    EXPECT_EQ(account()->line[0].allocated_bytes, 8 * 512);
     EXPECT_EQ(account()->line[1].owner, 0);
 }
 
@@ -191,7 +192,7 @@ static void the_first_fault_is_noted(void)
     make_tenant(0, false);
     CUresult *outcome = of_the_driver("idle_outcome");
     *outcome = CUDA_ERROR_NOT_READY;
-    EXPECT_EQ(cuCtxSynchronize(), CUDA_ERROR_NOT_READY); /* no fault */
+    EXPECT_EQ(cuCtxSynchronize(), CUDA_ERROR_NOT_READY); /* not a fault */
     EXPECT_EQ(cuMemFree_v2(1), CUDA_SUCCESS);
     EXPECT_EQ(account()->line[0].fault, 0);
     for (CUresult code = 719; code >= 700; code -= 19) {
@@ -210,16 +211,16 @@ static void contexts_count_once_and_end_with_what_they_hold(void)
     EXPECT_EQ(cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
     EXPECT_EQ(cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
     EXPECT_EQ(held(), 40 * KIB);
-    EXPECT_EQ(cuDevicePrimaryCtxRetain(&context, 7), CUDA_ERROR_NO_DEVICE); /* what was reserved for it is given back */
+    EXPECT_EQ(cuDevicePrimaryCtxRetain(&context, 7), CUDA_ERROR_NO_DEVICE); /* its reservation is released */
     EXPECT_EQ(held(), 40 * KIB);
     EXPECT_EQ(cuMemAlloc_v2(&pointer, 1 * KIB), CUDA_SUCCESS);
-    say_quota(1 * KIB, false); /* far below what it has: yet what is there already can be had again */
+    set_quota(1 * KIB, false); /* far below what it holds, but existing objects can be retained again */
     EXPECT_EQ(cuDevicePrimaryCtxRetain(&context, 0), CUDA_SUCCESS);
-    say_quota(100 * KIB, false);
+    set_quota(100 * KIB, false);
     EXPECT_EQ(account()->line[0].begun, account()->line[0].ended);
     EXPECT_EQ(account()->line[0].own_bytes, 40 * KIB);
     EXPECT_EQ(account()->line[0].contexts, 1);
-    EXPECT_EQ(ct_memory_home(ct_memory()), CT_HOME_PRIMARY(0)); /* the memory is the primary context's */
+    EXPECT_EQ(ct_memory_home(ct_memory()), CT_HOME_PRIMARY(0)); /* the memory belongs to the primary context */
     ct_holdings_end(ct_memory(), CT_HOME_PRIMARY(0));
     EXPECT_EQ(held(), 0);
     EXPECT_EQ(account()->line[0].contexts, 0);
@@ -242,7 +243,7 @@ static CUresult driver_create(CUcontext *context, unsigned int flags, CUdevice d
     return driver_current(context);
 }
 
-/* Before it returns, another thread has a context under the same number, and memory in it. */
+/* Before it returns, another thread creates a context with the same handle, and allocates in it. */
 static CUresult driver_destroy(CUcontext context)
 {
     CUdeviceptr pointer;
@@ -259,7 +260,7 @@ static void a_context_takes_nothing_along_of_the_next_with_its_number(void)
     CUdeviceptr pointer;
     make_tenant(200 * KIB, false);
     ((struct ct_ledger_header *)file)->context_bytes = 40 * KIB;
-    EXPECT_EQ(cuMemFree_v2(1), CUDA_SUCCESS); /* the driver is found */
+    EXPECT_EQ(cuMemFree_v2(1), CUDA_SUCCESS); /* finds the driver */
     ct_next[CT_cuCtxGetCurrent] = (void *)driver_current;
     ct_next[CT_cuCtxCreate_v2] = (void *)driver_create;
     ct_next[CT_cuCtxDestroy_v2] = (void *)driver_destroy;
@@ -270,24 +271,24 @@ static void a_context_takes_nothing_along_of_the_next_with_its_number(void)
     EXPECT_EQ(held(), 41 * KIB);
     is_refused = false;
     EXPECT_EQ(cuCtxDestroy_v2(context), CUDA_SUCCESS);
-    EXPECT_EQ(held(), 42 * KIB); /* the new one's */
+    EXPECT_EQ(held(), 42 * KIB); /* of the new context */
     EXPECT_EQ(account()->line[0].contexts, 1);
     EXPECT_EQ(account()->line[0].begun, account()->line[0].ended);
 }
 
-/* The table against a plain list of what should be in it. */
+/* Compares the table with a plain list. */
 static void holdings_are_found_until_they_are_taken(void)
 {
     enum { KEYS = 3000, STEPS = 40000 };
-    static struct ct_memory memory; /* without a ledger: only the table */
+    static struct ct_memory memory; /* without a ledger, only the table */
     static uint64_t expected[KEYS];
-    uint64_t dice = 11, count = 0;
+    uint64_t rng = 11, count = 0;
     for (int step = 0; step < STEPS; step++) {
-        dice = dice * UINT64_C(6364136223846793005) + 1442695040888963407u;
-        uint64_t at = (dice >> 33) % KEYS, key = 0x7f0000000000 + at * (at % 2 ? 512 : 1 << 21);
+        rng = rng * UINT64_C(6364136223846793005) + 1442695040888963407u;
+        uint64_t at = (rng >> 33) % KEYS, key = 0x7f0000000000 + at * (at % 2 ? 512 : 1 << 21);
         struct ct_holding found;
-        if (dice >> 62 && !expected[at]) {
-            expected[at] = 1 + (dice >> 40);
+        if (rng >> 62 && !expected[at]) {
+            expected[at] = 1 + (rng >> 40);
             EXPECT(ct_holding_add(&memory, &(struct ct_holding){.key = key, .note = expected[at],
                                                                 .home = 1 + at % 5, .held = CT_HELD_MEMORY}));
             count++;
@@ -298,7 +299,7 @@ static void holdings_are_found_until_they_are_taken(void)
             expected[at] = 0;
         }
         EXPECT_EQ(memory.holdings.count, count);
-        EXPECT(!ct_holding_find(&memory, CT_HELD_ARRAY, key, &found)); /* the same number as something else */
+        EXPECT(!ct_holding_find(&memory, CT_HELD_ARRAY, key, &found)); /* the same key with another kind */
     }
     ct_holdings_end(&memory, 3);
     for (uint64_t at = 0; at < KEYS; at++) {
@@ -310,16 +311,16 @@ static void holdings_are_found_until_they_are_taken(void)
     munmap(memory.holdings.place, memory.holdings.places * sizeof *memory.holdings.place);
 }
 
-/* Each case in a process of its own. */
+/* Runs each case in a separate process. */
 int main(void)
 {
     static void (*const cases[])(void) = {
         a_quota_needs_no_record,
-        a_quota_may_change_and_terms_of_others_are_none,
-        what_the_driver_refuses_is_given_back,
-        an_online_tenant_waits_for_room,
-        the_memory_of_the_dead_is_waited_for,
-        the_dead_are_not_waited_for_without_end,
+        a_quota_may_change_and_other_grants_are_ignored,
+        refused_allocations_are_released,
+        an_online_tenant_waits_for_memory,
+        memory_of_dead_processes_is_waited_for,
+        the_wait_for_dead_processes_is_bounded,
         one_process_more_than_there_are_lines_gets_no_memory,
         threads_that_begin_at_once_share_one_line,
         the_first_fault_is_noted,

@@ -1,8 +1,8 @@
-/* NVML with the hook before it: the quota for a tenant's own device, and what NVML says for everything else. */
-#include "hook_inside.h"
+/* NVML with the hook: reports the quota for the tenant's own device, and NVML's values for everything else. */
+#include "hook_setup.h"
 
-#include "hook/memory.h"
-#include "hook/nvml.h"
+#include "hook/memory/memory.h"
+#include "hook/nvml/nvml.h"
 
 #include <fcntl.h>
 #include <stdlib.h>
@@ -37,16 +37,16 @@ static void *make(const char *name, size_t bytes)
     return memory;
 }
 
-/* What a node makes for a tenant with this quota. */
+/* Creates what a node creates for a tenant with this quota. */
 static void be_tenant(uint64_t quota)
 {
     const size_t bytes = ct_ledger_offset(SLOTS);
     char *ledger = make("ledger", bytes);
-    struct ct_terms_page *page = make("terms", CT_TERMS_BYTES);
+    struct ct_grant_page *page = make("terms", CT_GRANT_BYTES);
     EXPECT_EQ(ct_ledger_init(ledger, bytes, SLOTS), 0);
     ct_ledger_grant((struct ct_ledger_account *)(ledger + ct_ledger_offset(SLOT)), GENERATION);
-    EXPECT_EQ(ct_terms_init(page, CT_TERMS_BYTES), 0);
-    ct_terms_write(page, &(struct ct_terms){.state = CT_TERMS_GRANTED,
+    EXPECT_EQ(ct_grant_init(page, CT_GRANT_BYTES), 0);
+    ct_grant_write(page, &(struct ct_grant){.state = CT_GRANT_ACTIVE,
                                             .slot = SLOT,
                                             .generation = GENERATION,
                                             .memory_bytes = quota,
@@ -54,7 +54,7 @@ static void be_tenant(uint64_t quota)
     setenv("COTENANT_SLOT", "1/3", 1);
 }
 
-static void shows(void *device, uint64_t total, uint64_t used, uint64_t reserved)
+static void reports(void *device, uint64_t total, uint64_t used, uint64_t reserved)
 {
     struct memory memory;
     struct memory_v2 later = {.version = 42};
@@ -67,31 +67,31 @@ static void shows(void *device, uint64_t total, uint64_t used, uint64_t reserved
     EXPECT(later.total == total && later.used == used && later.free == total - used && later.reserved == reserved);
 }
 
-static void shows_the_device(void *device)
+static void reports_the_device(void *device)
 {
-    shows(device, 16 * GIB, GIB, UINT64_C(1) << 28);
+    reports(device, 16 * GIB, GIB, UINT64_C(1) << 28);
 }
 
-static void nobody_is_a_tenant(void)
+static void without_a_tenant(void)
 {
-    shows_the_device(FIRST);
+    reports_the_device(FIRST);
 }
 
 static void a_tenant_without_a_quota(void)
 {
     be_tenant(0);
-    shows_the_device(FIRST);
+    reports_the_device(FIRST);
 }
 
 static void a_quota_and_what_is_held(void)
 {
     be_tenant(4 * GIB);
     setenv("CUDA_VISIBLE_DEVICES", "1", 1);
-    shows(SECOND, 4 * GIB, 0, 0);
-    shows_the_device(FIRST);
-    EXPECT_EQ(ct_memory_reserve(ct_memory(), CT_LEDGER_BOOKED, 3 * GIB), CUDA_SUCCESS);
+    reports(SECOND, 4 * GIB, 0, 0);
+    reports_the_device(FIRST);
+    EXPECT_EQ(ct_memory_reserve(ct_memory(), CT_LEDGER_ALLOCATED, 3 * GIB), CUDA_SUCCESS);
     ct_memory_end(ct_memory());
-    shows(SECOND, 4 * GIB, 3 * GIB, 0);
+    reports(SECOND, 4 * GIB, 3 * GIB, 0);
     struct memory memory;
     EXPECT_EQ(nvmlDeviceGetMemoryInfo(NULL, &memory), INVALID);
 }
@@ -100,37 +100,37 @@ static void a_device_by_the_beginning_of_its_uuid(void)
 {
     be_tenant(4 * GIB);
     setenv("CUDA_VISIBLE_DEVICES", "GPU-10f1", 1);
-    shows(FIRST, 4 * GIB, 0, 0);
-    shows_the_device(SECOND);
+    reports(FIRST, 4 * GIB, 0, 0);
+    reports_the_device(SECOND);
 }
 
 static void the_only_one(void)
 {
     be_tenant(4 * GIB);
     unsetenv("CUDA_VISIBLE_DEVICES");
-    shows_the_device(FIRST); /* of two, nobody knows which is meant */
+    reports_the_device(FIRST); /* with two devices it is unknown which one is meant */
     setenv("CUDA_VISIBLE_DEVICES", "0,1", 1);
-    shows_the_device(FIRST);
+    reports_the_device(FIRST);
     *devices = 1;
-    shows(FIRST, 4 * GIB, 0, 0);
+    reports(FIRST, 4 * GIB, 0, 0);
 }
 
 static void a_quota_larger_than_the_device(void)
 {
     be_tenant(40 * GIB);
     *devices = 1;
-    shows_the_device(FIRST);
+    reports_the_device(FIRST);
 }
 
 static void the_names(void)
 {
-    EXPECT(ct_nvml_instead("nvmlInit_v2", FIRST) == FIRST);
-    EXPECT(ct_nvml_instead("nvmlDeviceGetMemoryInfo", FIRST) == (void *)nvmlDeviceGetMemoryInfo);
-    EXPECT(ct_nvml_instead("nvmlDeviceGetMemoryInfo_v2", FIRST) == (void *)nvmlDeviceGetMemoryInfo_v2);
+    EXPECT(ct_nvml_substitute("nvmlInit_v2", FIRST) == FIRST);
+    EXPECT(ct_nvml_substitute("nvmlDeviceGetMemoryInfo", FIRST) == (void *)nvmlDeviceGetMemoryInfo);
+    EXPECT(ct_nvml_substitute("nvmlDeviceGetMemoryInfo_v2", FIRST) == (void *)nvmlDeviceGetMemoryInfo_v2);
 }
 
 static void (*const CASES[])(void) = {
-    nobody_is_a_tenant,
+    without_a_tenant,
     a_tenant_without_a_quota,
     a_quota_and_what_is_held,
     a_device_by_the_beginning_of_its_uuid,
@@ -142,8 +142,8 @@ static void (*const CASES[])(void) = {
 int main(void)
 {
     struct memory memory;
-    EXPECT_EQ(nvmlDeviceGetMemoryInfo(FIRST, &memory), NOT_FOUND); /* no NVML is loaded */
-    void *behind = dlopen(NVML_BEHIND, RTLD_NOW | RTLD_LOCAL);
+    EXPECT_EQ(nvmlDeviceGetMemoryInfo(FIRST, &memory), NOT_FOUND); /* NVML is not loaded */
+    void *behind = dlopen(NVML_DRIVER, RTLD_NOW | RTLD_LOCAL);
     EXPECT(behind != NULL);
     devices = dlsym(behind, "behind_devices");
     EXPECT(devices != NULL);

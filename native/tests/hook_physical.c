@@ -1,4 +1,4 @@
-/* Does physical memory leave the books once, however often and by whatever number it is released? */
+/* Physical memory is released once, however often and by whatever handle it is released. */
 #include "hook_tenant.h"
 
 #include <pthread.h>
@@ -12,7 +12,7 @@ CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGeneric
                   unsigned long long flags);
 CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes);
 
-/* ---- a driver that has a number of its own for every handle ------------------------------------------------------- */
+/* ---- a driver that returns a new number for every handle ---------------------------------------------------------- */
 
 static _Atomic uint64_t last_handle;
 static _Atomic uint64_t live_handles;
@@ -58,7 +58,7 @@ static CUresult driver_unmap(CUdeviceptr pointer, size_t bytes)
 
 static void make_physical_driver(void)
 {
-    EXPECT_EQ(cuMemFree_v2(1), CUDA_SUCCESS); /* the driver is found */
+    EXPECT_EQ(cuMemFree_v2(1), CUDA_SUCCESS); /* finds the driver */
     ct_next[CT_cuMemCreate] = (void *)driver_create;
     ct_next[CT_cuMemRetainAllocationHandle] = (void *)driver_retain;
     ct_next[CT_cuMemRelease] = (void *)driver_release;
@@ -83,7 +83,7 @@ static void physical_memory_with_two_numbers_ends_once(void)
     EXPECT_EQ(held(), 4 * KIB);
     EXPECT_EQ(cuMemRelease(second), CUDA_SUCCESS);
     EXPECT_EQ(held(), 0);
-    EXPECT(!ct_holding_find(ct_memory(), CT_HELD_PHYSICAL, first, &found)); /* it may be another's soon */
+    EXPECT(!ct_holding_find(ct_memory(), CT_HELD_PHYSICAL, first, &found)); /* the number may be reused */
     EXPECT(!ct_holding_find(ct_memory(), CT_HELD_PHYSICAL, second, &found));
     EXPECT_EQ(cuMemRelease(first), CUDA_ERROR_NOT_FOUND);
     EXPECT_EQ(cuMemCreate(&next, 8 * KIB, &ON_DEVICE, 0), CUDA_SUCCESS);
@@ -98,8 +98,8 @@ static void *release_it(void *handle)
     return NULL;
 }
 
-/* The program is wrong; the driver refuses the second, and the books must not break. */
-static void a_handle_released_twice_at_once_is_given_back_once(void)
+/* An incorrect program: the driver refuses the second release, and the accounting must stay consistent. */
+static void a_handle_released_twice_counts_once(void)
 {
     make_tenant(64 * KIB, false);
     make_physical_driver();
@@ -115,12 +115,12 @@ static void a_handle_released_twice_at_once_is_given_back_once(void)
     }
 }
 
-/* Each case in a process of its own. */
+/* Runs each case in a separate process. */
 int main(void)
 {
     static void (*const cases[])(void) = {
         physical_memory_with_two_numbers_ends_once,
-        a_handle_released_twice_at_once_is_given_back_once,
+        a_handle_released_twice_counts_once,
     };
     test_hook_open("0", "8");
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

@@ -1,8 +1,8 @@
-/* Pools that grow in steps of their own, in many threads at once: is what is booked what they have reserved, in the end and
- * at every refusal? */
-#include "hook_inside.h"
+/* Pools that grow in unknown steps, in several threads: the counted bytes equal what they have reserved, in the end and
+ * at every refusal. */
+#include "hook_setup.h"
 
-#include "hook/memory.h"
+#include "hook/memory/memory.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -17,15 +17,16 @@ CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const C
 CUresult cuMemRelease(CUmemGenericAllocationHandle handle);
 CUresult cuMemMapArrayAsync(CUarrayMapInfo *infos, unsigned int number, CUstream stream);
 
-enum { SLOTS = 1, GENERATION = 3, MIB = 1 << 20, FILE_BYTES = CT_LEDGER_HEADER_BYTES + SLOTS * CT_LEDGER_ACCOUNT_BYTES };
+enum { SLOTS = 1, GENERATION = 3, MIB = 1 << 20, FILE_BYTES = CT_LEDGER_HEADER_BYTES +
+      SLOTS * CT_LEDGER_ACCOUNT_BYTES };
 enum { THREADS = 4, ROUNDS = 4000, HELD = 8, POOLS = 3 };
 
 static unsigned char *file;
-static struct ct_terms_page *page;
+static struct ct_grant_page *page;
 
-static uint64_t booked(void)
+static uint64_t counted(void)
 {
-    return ((struct ct_ledger_account *)(file + ct_ledger_offset(0)))->line[0].booked_bytes;
+    return ((struct ct_ledger_account *)(file + ct_ledger_offset(0)))->line[0].allocated_bytes;
 }
 
 static void *shared(const char *variable, size_t bytes)
@@ -42,14 +43,14 @@ static void *shared(const char *variable, size_t bytes)
     return mapped;
 }
 
-static void say_quota(uint64_t bytes)
+static void set_quota(uint64_t bytes)
 {
-    ct_terms_write(page, &(struct ct_terms){.state = CT_TERMS_GRANTED, .generation = GENERATION, .memory_bytes = bytes});
+    ct_grant_write(page, &(struct ct_grant){.state = CT_GRANT_ACTIVE, .generation = GENERATION, .memory_bytes = bytes});
 }
 
-/* ---- a driver with pools ------------------------------------------------------------------------------------------- */
+/* ---- a driver with pools ------------------------------------------------------------------------------------------ */
 
-/* It grows in steps that nobody was told of, and keeps what it has reserved until it is trimmed. */
+/* It grows in undocumented steps, and keeps what it has reserved until it is trimmed. */
 static struct {
     uint64_t used_bytes, reserved_bytes;
     int is_destroyed;
@@ -57,7 +58,7 @@ static struct {
 static uint64_t step_bytes, next_pointer = 1 << 20;
 static pthread_mutex_t driver_lock = PTHREAD_MUTEX_INITIALIZER;
 
-/* A pointer says which pool it is of, and how large. */
+/* A pointer encodes its pool and its size. */
 static CUresult driver_allocate(CUdeviceptr *pointer, size_t bytes, CUmemoryPool pool, CUstream stream)
 {
     uintptr_t number = (uintptr_t)pool;
@@ -85,7 +86,7 @@ static CUresult driver_free(CUdeviceptr pointer, CUstream stream)
 static CUresult driver_attribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value)
 {
     pthread_mutex_lock(&driver_lock);
-    EXPECT(!pools[(uintptr_t)pool].is_destroyed); /* nobody asks after one that is gone */
+    EXPECT(!pools[(uintptr_t)pool].is_destroyed); /* a destroyed pool is not queried */
     *(cuuint64_t *)value = attribute == CU_MEMPOOL_ATTR_USED_MEM_CURRENT ? pools[(uintptr_t)pool].used_bytes
                                                                          : pools[(uintptr_t)pool].reserved_bytes;
     pthread_mutex_unlock(&driver_lock);
@@ -97,9 +98,9 @@ static CUresult driver_trim(CUmemoryPool pool, size_t bytes)
     uintptr_t number = (uintptr_t)pool;
     pthread_mutex_lock(&driver_lock);
     EXPECT(!pools[number].is_destroyed);
-    uint64_t least = (pools[number].used_bytes + step_bytes - 1) / step_bytes * step_bytes;
-    if (pools[number].reserved_bytes > least && pools[number].reserved_bytes > bytes)
-        pools[number].reserved_bytes = least > bytes ? least : bytes;
+    uint64_t minimum = (pools[number].used_bytes + step_bytes - 1) / step_bytes * step_bytes;
+    if (pools[number].reserved_bytes > minimum && pools[number].reserved_bytes > bytes)
+        pools[number].reserved_bytes = minimum > bytes ? minimum : bytes;
     pthread_mutex_unlock(&driver_lock);
     return CUDA_SUCCESS;
 }
@@ -141,35 +142,35 @@ static uint64_t reserved(void)
     return sum;
 }
 
-/* ---- what is to hold ----------------------------------------------------------------------------------------------- */
+/* ---- what must hold ----------------------------------------------------------------------------------------------- */
 
-/* One that grows further than anybody could expect is told that there is nothing, and nothing of it stays. */
+/* An allocation for which the pool grows more than expected is refused, and nothing of it remains. */
 static void a_pool_that_grows_too_far_is_taken_back(void)
 {
     CUdeviceptr one, two;
     step_bytes = 64 * MIB;
-    say_quota(80 * MIB);
+    set_quota(80 * MIB);
     EXPECT_EQ(cuMemAllocFromPoolAsync(&one, 4 * MIB, (CUmemoryPool)1, NULL), CUDA_SUCCESS);
-    EXPECT_EQ(booked(), 64 * MIB);
+    EXPECT_EQ(counted(), 64 * MIB);
     EXPECT_EQ(cuMemAllocFromPoolAsync(&two, 4 * MIB, (CUmemoryPool)2, NULL), CUDA_ERROR_OUT_OF_MEMORY);
     EXPECT_EQ(reserved(), 64 * MIB);
-    EXPECT_EQ(booked(), 64 * MIB);
+    EXPECT_EQ(counted(), 64 * MIB);
     EXPECT_EQ(cuMemFreeAsync(one, NULL), CUDA_SUCCESS);
     EXPECT_EQ(cuMemPoolTrimTo((CUmemoryPool)1, 0), CUDA_SUCCESS);
-    EXPECT_EQ(booked(), 0);
+    EXPECT_EQ(counted(), 0);
 }
 
 static void *live(void *given)
 {
     CUdeviceptr held[HELD] = {0};
-    uint64_t dice = (uintptr_t)given * UINT64_C(0x9e3779b97f4a7c15) + 1;
+    uint64_t rng = (uintptr_t)given * UINT64_C(0x9e3779b97f4a7c15) + 1;
     for (int i = 0; i < ROUNDS; i++) {
-        dice = dice * UINT64_C(6364136223846793005) + 1442695040888963407;
-        CUdeviceptr *place = &held[dice >> 60 & (HELD - 1)];
+        rng = rng * UINT64_C(6364136223846793005) + 1442695040888963407;
+        CUdeviceptr *place = &held[rng >> 60 & (HELD - 1)];
         if (*place) {
             EXPECT_EQ(cuMemFreeAsync(*place, NULL), CUDA_SUCCESS);
             *place = 0;
-        } else if (cuMemAllocFromPoolAsync(place, (1 + (dice >> 40 & 7)) * MIB, (CUmemoryPool)(1 + (dice >> 50) % POOLS),
+        } else if (cuMemAllocFromPoolAsync(place, (1 + (rng >> 40 & 7)) * MIB, (CUmemoryPool)(1 + (rng >> 50) % POOLS),
                                            NULL) != CUDA_SUCCESS) {
             *place = 0;
         }
@@ -182,36 +183,36 @@ static void *live(void *given)
     return NULL;
 }
 
-/* By the page the driver grows in, what is reserved before is never too little. */
+/* If the driver grows by the page, reservations are never too small. */
 static void threads_settle_on_what_is_reserved(void)
 {
     pthread_t threads[THREADS];
     CUdeviceptr last;
     step_bytes = CT_PAGE_STEP;
-    say_quota(100 * MIB);
+    set_quota(100 * MIB);
     for (uintptr_t i = 0; i < THREADS; i++)
         EXPECT_EQ(pthread_create(&threads[i], NULL, live, (void *)i), 0);
     for (int i = 0; i < THREADS; i++)
         EXPECT_EQ(pthread_join(threads[i], NULL), 0);
     EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
-    EXPECT_EQ(booked(), reserved());
+    EXPECT_EQ(counted(), reserved());
     EXPECT(reserved() <= 100 * MIB);
     EXPECT_EQ(cuMemAllocFromPoolAsync(&last, 8 * MIB, (CUmemoryPool)1, NULL), CUDA_SUCCESS);
     for (uintptr_t i = 1; i <= POOLS; i++)
         EXPECT_EQ(cuMemPoolDestroy((CUmemoryPool)i), CUDA_SUCCESS);
-    EXPECT_EQ(booked(), 8 * MIB); /* until it is freed */
+    EXPECT_EQ(counted(), 8 * MIB); /* until it is freed */
     EXPECT_EQ(cuMemFreeAsync(last, NULL), CUDA_SUCCESS);
-    EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS); /* of frees before its end nobody knows where they were */
-    EXPECT_EQ(booked(), 0);
+    EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS); /* of earlier frees the stream is unknown */
+    EXPECT_EQ(counted(), 0);
     EXPECT_EQ(reserved(), 0);
 }
 
-/* Its last handle is released, and a sparse array has it: that does not get it past the quota. */
+/* Memory that is mapped into a sparse array stays counted after its last handle was released. */
 static void what_is_mapped_into_an_array_stays_counted(void)
 {
     const CUmemAllocationProp props = {.type = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
     CUmemGenericAllocationHandle kept, other;
-    const uint64_t before = booked();
+    const uint64_t before = counted();
     EXPECT_EQ(cuMemCreate(&kept, 4 * MIB, &props, 0), CUDA_SUCCESS);
     EXPECT_EQ(cuMemCreate(&other, 8 * MIB, &props, 0), CUDA_SUCCESS);
     EXPECT_EQ(cuMemCreate(&other, 2 * MIB, &props, 1), CUDA_ERROR_NOT_SUPPORTED);
@@ -219,16 +220,16 @@ static void what_is_mapped_into_an_array_stays_counted(void)
     EXPECT_EQ(cuMemMapArrayAsync(&map, 1, NULL), CUDA_SUCCESS);
     EXPECT_EQ(cuMemRelease(kept), CUDA_SUCCESS);
     EXPECT_EQ(cuMemRelease(7 + 8 * MIB), CUDA_SUCCESS);
-    EXPECT_EQ(booked(), before + 4 * MIB);
+    EXPECT_EQ(counted(), before + 4 * MIB);
 }
 
 int main(void)
 {
     test_hook_open("0", "0");
-    page = shared("COTENANT_TERMS_FD", CT_TERMS_BYTES);
+    page = shared("COTENANT_TERMS_FD", CT_GRANT_BYTES);
     file = shared("COTENANT_LEDGER_FD", FILE_BYTES);
     setenv("COTENANT_SLOT", "0/3", 1);
-    EXPECT_EQ(ct_terms_init(page, CT_TERMS_BYTES), CT_TERMS_OK);
+    EXPECT_EQ(ct_grant_init(page, CT_GRANT_BYTES), CT_GRANT_OK);
     EXPECT_EQ(ct_ledger_init(file, FILE_BYTES, SLOTS), 0);
     ct_ledger_grant((struct ct_ledger_account *)(file + ct_ledger_offset(0)), GENERATION);
     EXPECT(ct_bind(1));

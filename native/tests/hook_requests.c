@@ -1,5 +1,5 @@
-/* Does the hook count a program's requests: those that it tells, and before it does, those that it can be seen to serve? */
-#include "hook_at_gate.h"
+/* The hook counts a program's requests: those that it reports, and before it does, those that are detected. */
+#include "hook_gate_setup.h"
 
 #include "gate/request.h"
 
@@ -13,21 +13,22 @@ static struct ct_gate_requests *requests(void)
     return &page_of(ONLINE)->requests;
 }
 
-/* A tenant above all others, with an SLO in its terms. */
+/* The highest-priority tenant, with an SLO in its grant. */
 static struct ct_session *be_online(void)
 {
     char path[128];
     struct ct_gate_rules rules = rules_of(2, 7);
-    const struct ct_terms terms = {.state = CT_TERMS_GRANTED, .slot = ONLINE, .generation = 1, .online = 1, .slo_ns = SLO_NS};
+    const struct ct_grant grant = {.state = CT_GRANT_ACTIVE, .slot = ONLINE, .generation = 1, .online = 1,
+                                   .slo_ns = SLO_NS};
     make_gate(&rules, SIZE_MAX, ONLINE);
     snprintf(path, sizeof path, "%s/terms", test_records);
     int descriptor = open(path, O_RDWR | O_CREAT, 0600);
-    EXPECT(descriptor >= 0 && ftruncate(descriptor, CT_TERMS_BYTES) == 0);
-    struct ct_terms_page *page = mmap(NULL, CT_TERMS_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+    EXPECT(descriptor >= 0 && ftruncate(descriptor, CT_GRANT_BYTES) == 0);
+    struct ct_grant_page *page = mmap(NULL, CT_GRANT_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
     EXPECT(page != MAP_FAILED);
     close(descriptor);
-    EXPECT_EQ(ct_terms_init(page, CT_TERMS_BYTES), CT_TERMS_OK);
-    ct_terms_write(page, &terms);
+    EXPECT_EQ(ct_grant_init(page, CT_GRANT_BYTES), CT_GRANT_OK);
+    ct_grant_write(page, &grant);
     struct ct_session *session = opened();
     unlink(path);
     EXPECT(session->gateway != NULL);
@@ -47,52 +48,52 @@ static void serve_once(const struct ct_bursts *bursts)
     const struct timespec pause = {.tv_nsec = PAUSE_NS};
     for (uintptr_t i = 0; i < 3; i++)
         EXPECT_EQ(test_launch(0x1000 + i, 1, NULL), CUDA_SUCCESS);
-    EXPECT(requests()->is_told || !requests()->began_ns || bursts->found > CT_BURST_FIRST);
+    EXPECT(requests()->is_reported || !requests()->began_ns || bursts->found > CT_BURST_WARMUP);
     EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
     nanosleep(&pause, NULL);
 }
 
-/* From the beginning if none was seen: beside a stall of the machine among the first pauses all others are short. */
-static void serve_until_seen(struct ct_bursts *bursts)
+/* Starts again if none was detected: after a stall of the machine during the first pauses all others are short. */
+static void serve_until_detected(struct ct_bursts *bursts)
 {
-    for (int tries = 0; tries < TRIES && bursts->found <= CT_BURST_FIRST; tries++) {
+    for (int tries = 0; tries < TRIES && bursts->found <= CT_BURST_WARMUP; tries++) {
         bursts->pauses = bursts->longs = bursts->found = 0;
         bursts->scale_ns = bursts->total_ns = 0;
         memset(bursts->weight_ns, 0, sizeof bursts->weight_ns);
-        memset(bursts->turn, 0, sizeof bursts->turn);
+        memset(bursts->transition, 0, sizeof bursts->transition);
         for (int i = 0; i < BURSTS; i++)
             serve_once(bursts);
     }
 }
 
-static void what_is_seen_is_counted_until_one_is_told(void)
+static void detected_requests_count_until_one_is_reported(void)
 {
     struct ct_session *session = be_online();
-    serve_until_seen(&session->gateway->requests.bursts);
-    EXPECT_EQ(requests()->began_ns, 0); /* it has waited: none is under way */
-    const uint64_t seen = requests()->ended;
-    EXPECT(seen > 0 && seen < BURSTS);
-    EXPECT_EQ(seen, session->gateway->requests.bursts.found - CT_BURST_FIRST);
-    EXPECT_EQ(in_buckets(), seen);
+    serve_until_detected(&session->gateway->requests.bursts);
+    EXPECT_EQ(requests()->began_ns, 0); /* it has waited: no request is in progress */
+    const uint64_t detected = requests()->ended;
+    EXPECT(detected > 0 && detected < BURSTS);
+    EXPECT_EQ(detected, session->gateway->requests.bursts.found - CT_BURST_WARMUP);
+    EXPECT_EQ(in_buckets(), detected);
     cotenant_hook_request_took(500);
     cotenant_hook_request_took(5000);
-    EXPECT(requests()->is_told);
+    EXPECT(requests()->is_reported);
     for (int i = 0; i < BURSTS; i++)
         serve_once(&session->gateway->requests.bursts);
-    EXPECT_EQ(requests()->ended, seen + 2);
-    EXPECT(requests()->over >= 1 && requests()->over <= seen + 1);
+    EXPECT_EQ(requests()->ended, detected + 2);
+    EXPECT(requests()->over >= 1 && requests()->over <= detected + 1);
 }
 
-static void what_was_seen_to_begin_does_not_stay_when_another_process_tells(void)
+static void a_detected_request_ends_when_another_process_reports(void)
 {
     struct ct_bursts *bursts = &be_online()->gateway->requests.bursts;
-    for (int tries = 0; tries < TRIES && !requests()->began_ns; tries++) { /* a stall may make a pause a short one */
-        serve_until_seen(bursts);
+    for (int tries = 0; tries < TRIES && !requests()->began_ns; tries++) { /* a stall may make a pause look short */
+        serve_until_detected(bursts);
         serve_once(bursts);
         EXPECT_EQ(test_launch(0x1000, 1, NULL), CUDA_SUCCESS);
     }
     EXPECT(requests()->began_ns != 0);
-    requests()->is_told = 1;
+    requests()->is_reported = 1;
     EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
     EXPECT_EQ(requests()->began_ns, 0);
 }
@@ -101,16 +102,16 @@ static void a_query_that_succeeds_ends_a_burst_as_a_wait_does(void)
 {
     const struct ct_bursts *bursts = &be_online()->gateway->requests.bursts;
     EXPECT_EQ(test_launch(0x1000, 1, NULL), CUDA_SUCCESS);
-    EXPECT(bursts->current->is_going);
+    EXPECT(bursts->current->is_active);
     *(int *)of_the_driver("idle_is_stuck") = 1;
     EXPECT_EQ(cuEventQuery((CUevent)(uintptr_t)0x1), CUDA_ERROR_NOT_READY);
-    EXPECT(bursts->current->is_going);
+    EXPECT(bursts->current->is_active);
     *(int *)of_the_driver("idle_is_stuck") = 0;
     EXPECT_EQ(cuEventQuery((CUevent)(uintptr_t)0x1), CUDA_SUCCESS);
-    EXPECT(!bursts->current->is_going && bursts->current->ended_ns);
+    EXPECT(!bursts->current->is_active && bursts->current->ended_ns);
 }
 
-static void what_is_told_is_under_way_until_it_ends(void)
+static void a_reported_request_is_in_progress_until_it_ends(void)
 {
     uint64_t first_ns, second_ns, third_ns;
     be_online();
@@ -121,14 +122,15 @@ static void what_is_told_is_under_way_until_it_ends(void)
     EXPECT_EQ(requests()->began_ns, second_ns);
     cotenant_hook_request_end(second, second_ns);
     EXPECT_EQ(requests()->began_ns, first_ns);
-    const uint64_t third = cotenant_hook_request_begin(UINT64_MAX, &third_ns); /* from a clock of its own */
+    const uint64_t third = cotenant_hook_request_begin(UINT64_MAX, &third_ns); /* of another clock */
     EXPECT(third_ns >= first_ns && third_ns <= ct_clock_monotonic_ns());
     cotenant_hook_request_end(first, first_ns);
     cotenant_hook_request_end(third, third_ns);
     EXPECT_EQ(requests()->began_ns, 0);
     EXPECT_EQ(requests()->ended, 3);
     EXPECT(requests()->sum_ns >= 1000000 && requests()->over >= 1);
-    cotenant_hook_request_end(UINT64_MAX, 0); /* nonsense is a request of the age of the machine, and harms nothing */
+    cotenant_hook_request_end(UINT64_MAX, 0); /* invalid values count as a request as old as the machine, and do no
+                                               * harm */
     EXPECT_EQ(in_buckets(), 4);
 }
 
@@ -143,21 +145,21 @@ static void *ask_much(void *unused)
     return NULL;
 }
 
-/* More at once than there is room to follow are all counted, from whichever thread. */
+/* More concurrent requests than can be tracked are all counted, from any thread. */
 static void none_is_lost(void)
 {
-    static uint64_t place[2 * CT_REQUESTS_ROOM], began_ns[2 * CT_REQUESTS_ROOM];
+    static uint64_t place[2 * CT_REQUESTS_MAX], began_ns[2 * CT_REQUESTS_MAX];
     pthread_t threads[THREADS];
     be_online();
-    for (int i = 0; i < 2 * CT_REQUESTS_ROOM; i++)
+    for (int i = 0; i < 2 * CT_REQUESTS_MAX; i++)
         place[i] = cotenant_hook_request_begin(0, &began_ns[i]);
     for (int i = 0; i < THREADS; i++)
         EXPECT(pthread_create(&threads[i], NULL, ask_much, NULL) == 0);
     for (int i = 0; i < THREADS; i++)
         EXPECT(pthread_join(threads[i], NULL) == 0);
-    for (int i = 0; i < 2 * CT_REQUESTS_ROOM; i++)
+    for (int i = 0; i < 2 * CT_REQUESTS_MAX; i++)
         cotenant_hook_request_end(place[i], began_ns[i]);
-    EXPECT_EQ(requests()->ended, THREADS * EACH + 2 * CT_REQUESTS_ROOM);
+    EXPECT_EQ(requests()->ended, THREADS * EACH + 2 * CT_REQUESTS_MAX);
     EXPECT_EQ(in_buckets(), requests()->ended);
     EXPECT_EQ(requests()->began_ns, 0);
 }
@@ -174,9 +176,9 @@ static void without_a_gate_nothing_happens(void)
 int main(void)
 {
     static void (*const cases[])(void) = {
-        what_is_seen_is_counted_until_one_is_told, what_was_seen_to_begin_does_not_stay_when_another_process_tells,
+        detected_requests_count_until_one_is_reported, a_detected_request_ends_when_another_process_reports,
         a_query_that_succeeds_ends_a_burst_as_a_wait_does,
-        what_is_told_is_under_way_until_it_ends,   none_is_lost,
+        a_reported_request_is_in_progress_until_it_ends,   none_is_lost,
         without_a_gate_nothing_happens,
     };
     return run_cases(cases, sizeof cases / sizeof *cases);

@@ -1,19 +1,20 @@
-/* This process as a tenant with a quota: terms and ledger, as the node would make them. */
+/* Makes this process a tenant with a quota: creates the grant page and the ledger as the node does. */
 #ifndef COTENANT_TESTS_HOOK_TENANT_H
 #define COTENANT_TESTS_HOOK_TENANT_H
 
-#include "hook_inside.h"
+#include "hook_setup.h"
 
-#include "hook/memory.h"
+#include "hook/memory/memory.h"
 
 #include <fcntl.h>
 #include <stdbool.h>
 #include <sys/mman.h>
 
-enum { SLOTS = 2, SLOT = 1, GENERATION = 3, KIB = 1024, FILE_BYTES = CT_LEDGER_HEADER_BYTES + SLOTS * CT_LEDGER_ACCOUNT_BYTES };
+enum { SLOTS = 2, SLOT = 1, GENERATION = 3, KIB = 1024,
+      FILE_BYTES = CT_LEDGER_HEADER_BYTES + SLOTS * CT_LEDGER_ACCOUNT_BYTES };
 
 static unsigned char *file;
-static struct ct_terms_page *page;
+static struct ct_grant_page *page;
 
 static struct ct_ledger_account *account(void)
 {
@@ -25,11 +26,11 @@ static uint64_t held(void)
     return ct_ledger_held((const void *)file, FILE_BYTES, account());
 }
 
-static void say_quota(uint64_t bytes, bool is_online)
+static void set_quota(uint64_t bytes, bool is_online)
 {
-    const struct ct_terms terms = {.state = CT_TERMS_GRANTED, .slot = SLOT, .generation = GENERATION,
+    const struct ct_grant grant = {.state = CT_GRANT_ACTIVE, .slot = SLOT, .generation = GENERATION,
                                    .online = is_online, .memory_bytes = bytes};
-    ct_terms_write(page, &terms);
+    ct_grant_write(page, &grant);
 }
 
 static void *shared_file(const char *name, size_t bytes, int descriptors[2])
@@ -45,20 +46,20 @@ static void *shared_file(const char *name, size_t bytes, int descriptors[2])
     return mapped;
 }
 
-/* A tenant with a quota, told of its files by descriptors; there is no place for a record. */
+/* Creates a tenant with a quota, whose files are passed by descriptors; there is no directory for records. */
 static void make_tenant(uint64_t quota, bool is_online)
 {
     char text[32];
-    int terms[2], ledger[2];
-    page = shared_file("terms", CT_TERMS_BYTES, terms);
+    int grant[2], ledger[2];
+    page = shared_file("terms", CT_GRANT_BYTES, grant);
     file = shared_file("ledger", FILE_BYTES, ledger);
-    EXPECT_EQ(ct_terms_init(page, CT_TERMS_BYTES), CT_TERMS_OK);
+    EXPECT_EQ(ct_grant_init(page, CT_GRANT_BYTES), CT_GRANT_OK);
     EXPECT_EQ(ct_ledger_init(file, FILE_BYTES, SLOTS), 0);
     ct_ledger_grant(account(), GENERATION);
-    say_quota(quota, is_online);
+    set_quota(quota, is_online);
     snprintf(text, sizeof text, "%d,%d", ledger[0], ledger[1]);
     setenv("COTENANT_LEDGER_FD", text, 1);
-    snprintf(text, sizeof text, "%d", terms[0]);
+    snprintf(text, sizeof text, "%d", grant[0]);
     setenv("COTENANT_TERMS_FD", text, 1);
     snprintf(text, sizeof text, "%d/%d", SLOT, GENERATION);
     setenv("COTENANT_SLOT", text, 1);

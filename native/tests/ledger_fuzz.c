@@ -1,4 +1,4 @@
-/* Whatever somebody scribbled into the file: is nothing outside of it touched, and does every call return? */
+/* Fuzz test: whatever the file contains, nothing outside of it is accessed, and every call returns. */
 #include "ledger/ledger.h"
 #include "tests/expect.h"
 
@@ -7,12 +7,12 @@
 
 enum { SLOTS = 2, ROUNDS = 3000, BYTES = CT_LEDGER_HEADER_BYTES + SLOTS * CT_LEDGER_ACCOUNT_BYTES };
 
-static uint64_t dice = 20;
+static uint64_t rng = 20;
 
 static uint64_t roll(void)
 {
-    dice = dice * UINT64_C(6364136223846793005) + 1442695040888963407u;
-    return dice >> 16;
+    rng = rng * UINT64_C(6364136223846793005) + 1442695040888963407u;
+    return rng >> 16;
 }
 
 static uint64_t odd_number(void)
@@ -25,8 +25,9 @@ static void scribble(unsigned char *file)
 {
     for (uint64_t words = roll() % 40; words; words--) {
         uint64_t word = odd_number();
-        /* The beginning of each account is hit as often as all the rest. */
-        uint64_t at = roll() % 2 ? ct_ledger_offset((uint32_t)(roll() % SLOTS)) + 8 * (roll() % 40) : 8 * (roll() % (BYTES / 8));
+        /* The beginning of each account is hit as often as the rest. */
+        uint64_t at = roll() % 2 ? ct_ledger_offset((uint32_t)(roll() % SLOTS)) + 8 * (roll() % 40)
+            : 8 * (roll() % (BYTES / 8));
         memcpy(file + at, &word, sizeof word);
     }
 }
@@ -49,7 +50,7 @@ static void use(unsigned char *file, size_t bytes)
             EXPECT(result >= CT_LEDGER_OK && result <= CT_LEDGER_REVOKED);
             ct_ledger_share_add(&ledger, (enum ct_ledger_role)(1 + roll() % 3), 1 + roll() % 4, odd_number());
             ct_ledger_share_drop(&ledger, (enum ct_ledger_role)(1 + roll() % 3), 1 + roll() % 4);
-            ct_ledger_give(&ledger, (enum ct_ledger_kind)(roll() % 3), odd_number());
+            ct_ledger_release(&ledger, (enum ct_ledger_kind)(roll() % 3), odd_number());
             ct_ledger_end(&ledger);
         }
     }
@@ -61,7 +62,7 @@ static void use(unsigned char *file, size_t bytes)
 int main(void)
 {
     for (int round = 0; round < ROUNDS; round++) {
-        /* Of exactly its size, so that the sanitizer sees every step outside. */
+        /* Of exactly its size, so that the sanitizer detects every access outside. */
         unsigned char *file = aligned_alloc(64, BYTES);
         EXPECT(file != NULL);
         memset(file, 0, BYTES);

@@ -1,4 +1,4 @@
-/* Put before the ledger's own sources when they are explored: every atomic access is a step of its own. */
+/* Included before the ledger's sources for the exploration: every atomic access is a separate step. */
 #ifndef COTENANT_TESTS_LEDGER_HOOKS_H
 #define COTENANT_TESTS_LEDGER_HOOKS_H
 

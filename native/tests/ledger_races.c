@@ -1,4 +1,5 @@
-/* May many threads and processes together ever hold more than their quota, and what do those leave that are killed? */
+/* Race test: threads and processes together never hold more than their quota, and killed processes leave nothing
+ * behind. */
 #define _GNU_SOURCE
 #include "ledger/ledger.h"
 #include "tests/expect.h"
@@ -14,7 +15,7 @@
 
 enum { RACERS = 4, THREADS = 3, ROUNDS = 4000, KILLS = 60, QUOTA = 1000, IDENTITIES = 1 << 20 };
 
-/* What all processes of the test share: the file, and what the reservations that were granted come to. */
+/* Shared by all processes of the test: the file, and the sum of granted reservations. */
 struct shared {
     _Alignas(4096) unsigned char file[CT_LEDGER_HEADER_BYTES + CT_LEDGER_ACCOUNT_BYTES];
     _Atomic uint64_t granted, most_seen, granted_count, refused_count;
@@ -39,34 +40,35 @@ static void make_shared(void)
 static struct ct_ledger opened(uint64_t number)
 {
     struct ct_ledger ledger;
-    EXPECT_EQ(ct_ledger_open(&ledger, shared->file, sizeof shared->file, account(), 0, 1, ct_ledger_identity(number, 1, 1)), 0);
+    EXPECT_EQ(ct_ledger_open(&ledger, shared->file, sizeof shared->file, account(), 0, 1,
+                             ct_ledger_identity(number, 1, 1)), 0);
     return ledger;
 }
 
-static uint64_t next_of(uint64_t *dice)
+static uint64_t next_of(uint64_t *rng)
 {
-    *dice = *dice * UINT64_C(6364136223846793005) + 1442695040888963407u;
-    return *dice >> 33;
+    *rng = *rng * UINT64_C(6364136223846793005) + 1442695040888963407u;
+    return *rng >> 33;
 }
 
-static void note_the_most(uint64_t granted)
+static void record_maximum(uint64_t granted)
 {
-    uint64_t most = atomic_load(&shared->most_seen);
-    while (granted > most && !atomic_compare_exchange_weak(&shared->most_seen, &most, granted))
+    uint64_t max = atomic_load(&shared->most_seen);
+    while (granted > max && !atomic_compare_exchange_weak(&shared->most_seen, &max, granted))
         ;
 }
 
-/* Counted as granted strictly within the time for which it is: the counter is at most the truth, at every instant. */
-static void take_and_give(struct ct_ledger *ledger, uint64_t *dice)
+/* Counted as granted strictly within the time for which it is: the counter never exceeds the actual sum. */
+static void take_and_give(struct ct_ledger *ledger, uint64_t *rng)
 {
-    uint64_t bytes = 1 + next_of(dice) % (QUOTA / 3);
-    enum ct_ledger_kind kind = (enum ct_ledger_kind)(next_of(dice) % 3);
+    uint64_t bytes = 1 + next_of(rng) % (QUOTA / 3);
+    enum ct_ledger_kind kind = (enum ct_ledger_kind)(next_of(rng) % 3);
     ct_ledger_begin(ledger);
     int result = ct_ledger_reserve(ledger, kind, bytes, QUOTA);
     if (result == CT_LEDGER_OK) {
         uint64_t granted = atomic_fetch_add(&shared->granted, bytes) + bytes;
         EXPECT(granted <= QUOTA);
-        note_the_most(granted);
+        record_maximum(granted);
         atomic_fetch_add(&shared->granted_count, 1);
     } else {
         EXPECT(result == CT_LEDGER_OVER || result == CT_LEDGER_CONTENDED);
@@ -75,24 +77,24 @@ static void take_and_give(struct ct_ledger *ledger, uint64_t *dice)
     ct_ledger_end(ledger);
     if (result != CT_LEDGER_OK)
         return;
-    if (next_of(dice) % 8 == 0)
+    if (next_of(rng) % 8 == 0)
         sched_yield();
     ct_ledger_begin(ledger);
     atomic_fetch_sub(&shared->granted, bytes);
-    ct_ledger_give(ledger, kind, bytes);
+    ct_ledger_release(ledger, kind, bytes);
     ct_ledger_end(ledger);
 }
 
 struct thread {
     struct ct_ledger *ledger;
-    uint64_t dice;
+    uint64_t rng;
 };
 
 static void *race(void *given)
 {
     struct thread *thread = given;
     for (int i = 0; i < ROUNDS; i++)
-        take_and_give(thread->ledger, &thread->dice);
+        take_and_give(thread->ledger, &thread->rng);
     return NULL;
 }
 
@@ -110,7 +112,7 @@ static void race_in_a_process(uint64_t number)
     exit(0);
 }
 
-/* A process of its own, which only looks. */
+/* Starts a process that only observes. */
 static pid_t start_observer(void)
 {
     pid_t observer = fork();
@@ -119,7 +121,7 @@ static pid_t start_observer(void)
     while (!atomic_load(&shared->is_over)) {
         uint64_t seen = atomic_load(&shared->granted);
         EXPECT(seen <= QUOTA);
-        note_the_most(seen);
+        record_maximum(seen);
     }
     exit(0);
 }
@@ -150,7 +152,7 @@ static void no_race_grants_more_than_the_quota(void)
         end_well(racers[i]);
     atomic_store(&shared->is_over, 1);
     end_well(observer);
-    EXPECT(atomic_load(&shared->granted_count) > 0 && atomic_load(&shared->refused_count) > 0); /* it was a race */
+    EXPECT(atomic_load(&shared->granted_count) > 0 && atomic_load(&shared->refused_count) > 0); /* both outcomes occurred */
     EXPECT(atomic_load(&shared->most_seen) > QUOTA / 2);
     EXPECT_EQ(atomic_load(&shared->granted), 0);
     EXPECT_EQ(held(), 0);
@@ -163,31 +165,31 @@ static void doze(uint64_t ns)
     nanosleep(&moment, NULL);
 }
 
-/* Killed at any point: what the dead one had counts until its line is cleared, and not a byte of it afterwards. */
-static void the_killed_leave_nothing(void)
+/* A process killed at any point counts until its line is cleared, and not at all afterwards. */
+static void killed_processes_leave_nothing(void)
 {
-    uint64_t dice = 3;
+    uint64_t rng = 3;
     make_shared();
     struct ct_ledger survivor = opened(IDENTITIES - 1);
     ct_ledger_begin(&survivor);
-    EXPECT_EQ(ct_ledger_reserve(&survivor, CT_LEDGER_BOOKED, 7, QUOTA), CT_LEDGER_OK);
+    EXPECT_EQ(ct_ledger_reserve(&survivor, CT_LEDGER_ALLOCATED, 7, QUOTA), CT_LEDGER_OK);
     ct_ledger_end(&survivor);
     for (uint64_t i = 1; i <= KILLS; i++) {
         pid_t child = fork();
         if (child == 0) {
             struct ct_ledger ledger = opened(i);
-            uint64_t own_dice = i;
+            uint64_t own_rng = i;
             for (uint64_t n = 0;; n++) {
                 enum ct_ledger_kind kind = (enum ct_ledger_kind)(n % 3);
                 ct_ledger_begin(&ledger);
-                if (ct_ledger_reserve(&ledger, kind, 1 + next_of(&own_dice) % 50, QUOTA) != CT_LEDGER_OK)
-                    ct_ledger_give(&ledger, kind, 100);
+                if (ct_ledger_reserve(&ledger, kind, 1 + next_of(&own_rng) % 50, QUOTA) != CT_LEDGER_OK)
+                    ct_ledger_release(&ledger, kind, 100);
                 if (n % 16 == 0 && ct_ledger_share_add(&ledger, CT_LEDGER_EXPORT, i * 1000 + n % 64 + 1, 3))
                     ct_ledger_share_drop(&ledger, CT_LEDGER_EXPORT, i * 1000 + (n - 16) % 64 + 1);
                 ct_ledger_end(&ledger);
             }
         }
-        doze(200 * 1000 + next_of(&dice) % (2 * 1000 * 1000));
+        doze(200 * 1000 + next_of(&rng) % (2 * 1000 * 1000));
         EXPECT_EQ(kill(child, SIGKILL), 0);
         EXPECT_EQ(waitpid(child, NULL, 0), child);
         EXPECT(held() >= 7);
@@ -195,11 +197,11 @@ static void the_killed_leave_nothing(void)
             ct_ledger_clear(shared->file, sizeof shared->file, 0, line, ct_ledger_identity(i, 1, 1));
         EXPECT_EQ(held(), 7);
     }
-    ct_ledger_give(&survivor, CT_LEDGER_BOOKED, 7);
+    ct_ledger_release(&survivor, CT_LEDGER_ALLOCATED, 7);
     EXPECT_EQ(held(), 0);
     for (uint32_t i = 0; i < CT_LEDGER_SHARES; i++)
         EXPECT_EQ(account()->share[i].place, 0);
-    EXPECT(account()->lines_used <= 3); /* lines are used again */
+    EXPECT(account()->lines_used <= 3); /* lines are reused */
     munmap(shared, sizeof *shared);
 }
 
@@ -234,7 +236,7 @@ static void no_line_has_two_owners(void)
 int main(void)
 {
     no_race_grants_more_than_the_quota();
-    the_killed_leave_nothing();
+    killed_processes_leave_nothing();
     no_line_has_two_owners();
     return 0;
 }

@@ -1,4 +1,4 @@
-/* Is what a tenant holds the sum of its lines, whoever claims, gives, ends, exports or scribbles? */
+/* What a tenant holds is the sum of its lines, after claims, releases, deaths, exports and corruption. */
 #include "ledger/ledger.h"
 #include "tests/expect.h"
 
@@ -7,7 +7,7 @@
 
 enum { SLOTS = 3, MIB = 1 << 20 };
 
-/* A whole file, because that is what the functions are promised. */
+/* A whole file, as the functions require. */
 static _Alignas(4096) unsigned char file[CT_LEDGER_HEADER_BYTES + SLOTS * CT_LEDGER_ACCOUNT_BYTES];
 
 static struct ct_ledger_account *account_at(uint32_t slot)
@@ -26,7 +26,8 @@ static void make_file(void)
 static struct ct_ledger opened(uint32_t slot, uint64_t pid)
 {
     struct ct_ledger ledger;
-    EXPECT_EQ(ct_ledger_open(&ledger, file, sizeof file, account_at(slot), slot, 7 + slot, ct_ledger_identity(pid, 5, 9)), 0);
+    EXPECT_EQ(ct_ledger_open(&ledger, file, sizeof file, account_at(slot), slot, 7 + slot,
+                             ct_ledger_identity(pid, 5, 9)), 0);
     return ledger;
 }
 
@@ -48,60 +49,61 @@ static void the_quota_is_over_all_lines_and_kinds(void)
     make_file();
     struct ct_ledger one = opened(0, 1), two = opened(0, 2), stranger = opened(1, 3);
     EXPECT(one.line != two.line);
-    EXPECT_EQ(reserve(&stranger, CT_LEDGER_BOOKED, 50 * MIB, 50 * MIB), CT_LEDGER_OK);
-    EXPECT_EQ(reserve(&one, CT_LEDGER_BOOKED, 4 * MIB, 10 * MIB), CT_LEDGER_OK);
+    EXPECT_EQ(reserve(&stranger, CT_LEDGER_ALLOCATED, 50 * MIB, 50 * MIB), CT_LEDGER_OK);
+    EXPECT_EQ(reserve(&one, CT_LEDGER_ALLOCATED, 4 * MIB, 10 * MIB), CT_LEDGER_OK);
     EXPECT_EQ(reserve(&two, CT_LEDGER_MANAGED, 3 * MIB, 10 * MIB), CT_LEDGER_OK);
-    EXPECT_EQ(reserve(&one, CT_LEDGER_OWN, 3 * MIB, 10 * MIB), CT_LEDGER_OK); /* all of it is allowed */
+    EXPECT_EQ(reserve(&one, CT_LEDGER_OWN, 3 * MIB, 10 * MIB), CT_LEDGER_OK); /* exactly the quota */
     EXPECT_EQ(held(0), 10 * MIB);
-    EXPECT_EQ(reserve(&two, CT_LEDGER_BOOKED, 1, 10 * MIB), CT_LEDGER_OVER);
-    EXPECT_EQ(reserve(&two, CT_LEDGER_BOOKED, 1, 0), CT_LEDGER_OK); /* no quota: counted all the same */
+    EXPECT_EQ(reserve(&two, CT_LEDGER_ALLOCATED, 1, 10 * MIB), CT_LEDGER_OVER);
+    EXPECT_EQ(reserve(&two, CT_LEDGER_ALLOCATED, 1, 0), CT_LEDGER_OK); /* no quota, but counted */
     EXPECT_EQ(held(0), 10 * MIB + 1);
-    EXPECT_EQ(reserve(&two, CT_LEDGER_BOOKED, UINT64_MAX, 0), CT_LEDGER_OVER);
-    EXPECT_EQ(reserve(&two, CT_LEDGER_BOOKED, 0, 10 * MIB), CT_LEDGER_OVER); /* past it already */
-    ct_ledger_give(&two, CT_LEDGER_BOOKED, 1);
-    ct_ledger_give(&one, CT_LEDGER_BOOKED, 4 * MIB);
-    ct_ledger_give(&one, CT_LEDGER_BOOKED, 4 * MIB); /* given twice is not below nothing */
+    EXPECT_EQ(reserve(&two, CT_LEDGER_ALLOCATED, UINT64_MAX, 0), CT_LEDGER_OVER);
+    EXPECT_EQ(reserve(&two, CT_LEDGER_ALLOCATED, 0, 10 * MIB), CT_LEDGER_OVER); /* already exceeded */
+    ct_ledger_release(&two, CT_LEDGER_ALLOCATED, 1);
+    ct_ledger_release(&one, CT_LEDGER_ALLOCATED, 4 * MIB);
+    ct_ledger_release(&one, CT_LEDGER_ALLOCATED, 4 * MIB); /* releasing twice does not go below zero */
     EXPECT_EQ(held(0), 6 * MIB);
     ct_ledger_denied(&two, 5);
     ct_ledger_denied(&two, 6);
     EXPECT_EQ(two.line->denied, 2);
     EXPECT_EQ(two.line->denied_bytes, 11);
-    two = opened(0, 2); /* another program by the same process: it was refused all the same */
+    two = opened(0, 2); /* the same process after exec: the refusal still counts */
     EXPECT_EQ(two.line->denied, 2);
     two.line->fault = 719;
     ct_ledger_clear(file, sizeof file, 0, 1, two.line->owner);
-    EXPECT_EQ(two.line->fault, 0); /* or the next to claim it would seem to have it */
+    EXPECT_EQ(two.line->fault, 0); /* otherwise the next owner would appear to have it */
     EXPECT_EQ(account_at(0)->denied, 2);
     EXPECT_EQ(account_at(0)->denied_bytes, 11);
     EXPECT_EQ(two.line->denied, 0);
     EXPECT_EQ(held(1), 50 * MIB);
 }
 
-static void what_is_unsettled_is_told_from_what_is_held(void)
+static void unsettled_calls_are_distinguished(void)
 {
     make_file();
     struct ct_ledger one = opened(0, 1), two = opened(0, 2);
     ct_ledger_begin(&one);
-    EXPECT_EQ(ct_ledger_reserve(&one, CT_LEDGER_BOOKED, 8, 10), CT_LEDGER_OK);
-    EXPECT_EQ(reserve(&two, CT_LEDGER_BOOKED, 3, 10), CT_LEDGER_CONTENDED);
-    EXPECT_EQ(ct_ledger_reserve(&one, CT_LEDGER_BOOKED, 3, 10), CT_LEDGER_OVER); /* the call under way is our own */
+    EXPECT_EQ(ct_ledger_reserve(&one, CT_LEDGER_ALLOCATED, 8, 10), CT_LEDGER_OK);
+    EXPECT_EQ(reserve(&two, CT_LEDGER_ALLOCATED, 3, 10), CT_LEDGER_CONTENDED);
+    EXPECT_EQ(ct_ledger_reserve(&one, CT_LEDGER_ALLOCATED, 3, 10), CT_LEDGER_OVER); /* the call in progress is our
+                                                                                     * own */
     ct_ledger_begin(&one);
-    EXPECT_EQ(ct_ledger_reserve(&one, CT_LEDGER_BOOKED, 3, 10), CT_LEDGER_CONTENDED); /* and that of another thread */
+    EXPECT_EQ(ct_ledger_reserve(&one, CT_LEDGER_ALLOCATED, 3, 10), CT_LEDGER_CONTENDED); /* and that of another thread */
     ct_ledger_end(&one);
     ct_ledger_end(&one);
-    ct_ledger_end(&one); /* one that had begun before there was a line ends nobody's call */
+    ct_ledger_end(&one); /* a call that began before there was a line does not end another one */
     EXPECT_EQ(one.line->begun, one.line->ended);
-    EXPECT_EQ(reserve(&two, CT_LEDGER_BOOKED, 3, 10), CT_LEDGER_OVER);
+    EXPECT_EQ(reserve(&two, CT_LEDGER_ALLOCATED, 3, 10), CT_LEDGER_OVER);
     EXPECT_EQ(held(0), 8);
 }
 
 static void a_process_that_executes_another_program_keeps_its_line_and_nothing_in_it(void)
 {
     make_file();
-    struct ct_ledger before = opened(0, 1), beside = opened(0, 2);
-    EXPECT_EQ(reserve(&beside, CT_LEDGER_BOOKED, 1, 100), CT_LEDGER_OK);
+    struct ct_ledger before = opened(0, 1), observer = opened(0, 2);
+    EXPECT_EQ(reserve(&observer, CT_LEDGER_ALLOCATED, 1, 100), CT_LEDGER_OK);
     ct_ledger_begin(&before);
-    EXPECT_EQ(ct_ledger_reserve(&before, CT_LEDGER_BOOKED, 60, 100), CT_LEDGER_OK); /* it never ends */
+    EXPECT_EQ(ct_ledger_reserve(&before, CT_LEDGER_ALLOCATED, 60, 100), CT_LEDGER_OK); /* it never ends */
     EXPECT(ct_ledger_share_add(&before, CT_LEDGER_EXPORT, 77, 60));
     before.line->fault = 700;
     struct ct_ledger after = opened(0, 1);
@@ -109,7 +111,7 @@ static void a_process_that_executes_another_program_keeps_its_line_and_nothing_i
     EXPECT_EQ(after.line->fault, 0);
     EXPECT_EQ(held(0), 1);
     EXPECT_EQ(account_at(0)->share[0].place, 0);
-    EXPECT_EQ(reserve(&beside, CT_LEDGER_BOOKED, 100, 100), CT_LEDGER_OVER); /* and nothing is under way */
+    EXPECT_EQ(reserve(&observer, CT_LEDGER_ALLOCATED, 100, 100), CT_LEDGER_OVER); /* and no call is in progress */
 }
 
 static void the_sixty_fourth_process_gets_nothing_until_a_line_is_free(void)
@@ -117,42 +119,42 @@ static void the_sixty_fourth_process_gets_nothing_until_a_line_is_free(void)
     make_file();
     for (uint64_t pid = 1; pid <= CT_LEDGER_LINES; pid++) {
         struct ct_ledger each = opened(0, pid);
-        EXPECT_EQ(reserve(&each, CT_LEDGER_BOOKED, pid, 1 << 20), CT_LEDGER_OK);
+        EXPECT_EQ(reserve(&each, CT_LEDGER_ALLOCATED, pid, 1 << 20), CT_LEDGER_OK);
     }
     struct ct_ledger late = opened(0, 1000);
     EXPECT(!late.line);
-    EXPECT_EQ(reserve(&late, CT_LEDGER_BOOKED, 1, 1 << 20), CT_LEDGER_NO_LINE);
+    EXPECT_EQ(reserve(&late, CT_LEDGER_ALLOCATED, 1, 1 << 20), CT_LEDGER_NO_LINE);
     EXPECT(!ct_ledger_share_add(&late, CT_LEDGER_IMPORT, 3, 4));
     ct_ledger_share_drop(&late, CT_LEDGER_IMPORT, 3);
-    ct_ledger_give(&late, CT_LEDGER_BOOKED, 1);
+    ct_ledger_release(&late, CT_LEDGER_ALLOCATED, 1);
     ct_ledger_denied(&late, 1);
     EXPECT(!ct_ledger_claim(&late));
     EXPECT_EQ(held(0), 63 * 64 / 2);
-    ct_ledger_clear(file, sizeof file, 0, 40, ct_ledger_identity(99, 5, 9)); /* not that one's */
+    ct_ledger_clear(file, sizeof file, 0, 40, ct_ledger_identity(99, 5, 9)); /* not the owner */
     EXPECT_EQ(held(0), 63 * 64 / 2);
     ct_ledger_clear(file, sizeof file, 0, 40, ct_ledger_identity(41, 5, 9));
     EXPECT_EQ(held(0), 63 * 64 / 2 - 41);
     EXPECT(ct_ledger_claim(&late));
     EXPECT(late.line == &account_at(0)->line[40]);
-    EXPECT_EQ(reserve(&late, CT_LEDGER_BOOKED, 1, 1 << 20), CT_LEDGER_OK);
+    EXPECT_EQ(reserve(&late, CT_LEDGER_ALLOCATED, 1, 1 << 20), CT_LEDGER_OK);
 }
 
 static void another_generation_begins_with_nothing_and_the_earlier_one_asks_in_vain(void)
 {
     make_file();
     struct ct_ledger old = opened(0, 1);
-    EXPECT_EQ(reserve(&old, CT_LEDGER_BOOKED, 5, 0), CT_LEDGER_OK);
-    ct_ledger_grant(account_at(0), 7); /* the same one: a node that came back */
+    EXPECT_EQ(reserve(&old, CT_LEDGER_ALLOCATED, 5, 0), CT_LEDGER_OK);
+    ct_ledger_grant(account_at(0), 7); /* the same generation: a restarted node */
     EXPECT_EQ(held(0), 5);
     ct_ledger_grant(account_at(0), 8);
     EXPECT_EQ(held(0), 0);
-    EXPECT_EQ(reserve(&old, CT_LEDGER_BOOKED, 5, 0), CT_LEDGER_REVOKED);
+    EXPECT_EQ(reserve(&old, CT_LEDGER_ALLOCATED, 5, 0), CT_LEDGER_REVOKED);
     struct ct_ledger young;
     EXPECT_EQ(ct_ledger_open(&young, file, sizeof file, account_at(0), 0, 7, 1), (uint64_t)-1);
     EXPECT_EQ(ct_ledger_open(&young, file, sizeof file, account_at(0), 0, 8, ct_ledger_identity(2, 5, 9)), 0);
-    EXPECT_EQ(reserve(&young, CT_LEDGER_BOOKED, 9, 0), CT_LEDGER_OK);
-    EXPECT(young.line == old.line); /* which is another's now: the earlier one's frees take nothing from it */
-    ct_ledger_give(&old, CT_LEDGER_BOOKED, 5);
+    EXPECT_EQ(reserve(&young, CT_LEDGER_ALLOCATED, 9, 0), CT_LEDGER_OK);
+    EXPECT(young.line == old.line); /* reassigned: frees of the earlier tenant do not affect it */
+    ct_ledger_release(&old, CT_LEDGER_ALLOCATED, 5);
     ct_ledger_denied(&old, 5);
     EXPECT(!ct_ledger_claim(&old));
     EXPECT_EQ(held(0), 9);
@@ -161,71 +163,75 @@ static void another_generation_begins_with_nothing_and_the_earlier_one_asks_in_v
 
 static int measure(struct ct_ledger_line *line, uint64_t truth)
 {
-    return ct_ledger_measured(file, sizeof file, 0, (uint32_t)(line - account_at(0)->line), line->owner, line->begun, line->ended, truth);
+    return ct_ledger_measured(file, sizeof file, 0, (uint32_t)(line - account_at(0)->line), line->owner, line->begun,
+                              line->ended, truth);
 }
 
-static void what_the_device_says_counts(void)
+static void measurements_count(void)
 {
     make_file();
     struct ct_ledger one = opened(0, 1);
     EXPECT_EQ(reserve(&one, CT_LEDGER_OWN, 300, 0), CT_LEDGER_OK);
-    EXPECT_EQ(reserve(&one, CT_LEDGER_BOOKED, 1000, 0), CT_LEDGER_OK);
+    EXPECT_EQ(reserve(&one, CT_LEDGER_ALLOCATED, 1000, 0), CT_LEDGER_OK);
     EXPECT_EQ(measure(one.line, 1500), 1);
     EXPECT_EQ(held(0), 1500);
-    EXPECT_EQ(reserve(&one, CT_LEDGER_OWN, 10, 0), CT_LEDGER_OK); /* a module more: on top of what is known */
+    EXPECT_EQ(reserve(&one, CT_LEDGER_OWN, 10, 0), CT_LEDGER_OK); /* another module, in addition to what is measured */
     EXPECT_EQ(held(0), 1510);
-    EXPECT_EQ(measure(one.line, 1200), 1); /* they take less than was believed */
+    EXPECT_EQ(measure(one.line, 1200), 1); /* they use less than estimated */
     EXPECT_EQ(held(0), 1200);
-    EXPECT_EQ(reserve(&one, CT_LEDGER_OWN, 10, 0), CT_LEDGER_OK); /* less counts only while nothing changed */
+    EXPECT_EQ(reserve(&one, CT_LEDGER_OWN, 10, 0), CT_LEDGER_OK); /* a negative excess counts only while nothing has
+                                                                   * changed */
     EXPECT_EQ(held(0), 1320);
-    EXPECT_EQ(measure(one.line, 900), 1); /* what is booked is not doubted: it may be asked for in the next instant */
+    EXPECT_EQ(measure(one.line, 900), 1); /* allocated bytes are not reduced: the memory may be requested at any
+                                           * instant */
     EXPECT_EQ(held(0), 1000);
-    EXPECT_EQ(reserve(&one, CT_LEDGER_MANAGED, 5000, 0), CT_LEDGER_OK); /* perhaps on the device, perhaps not */
+    EXPECT_EQ(reserve(&one, CT_LEDGER_MANAGED, 5000, 0), CT_LEDGER_OK); /* on the device or not */
     EXPECT_EQ(measure(one.line, 1400), 1);
-    EXPECT_EQ(held(0), 6000); /* what was found without doubt stays */
-    EXPECT_EQ(reserve(&one, CT_LEDGER_OWN, 0, 0), CT_LEDGER_OK); /* something changed */
+    EXPECT_EQ(held(0), 6000); /* what was measured without such memory stays */
+    EXPECT_EQ(reserve(&one, CT_LEDGER_OWN, 0, 0), CT_LEDGER_OK); /* a change */
     EXPECT_EQ(measure(one.line, 1100), 1);
     EXPECT_EQ(held(0), 6000 + 100);
     EXPECT_EQ(reserve(&one, CT_LEDGER_OWN, 0, 0), CT_LEDGER_OK);
     EXPECT_EQ(measure(one.line, 1400), 1);
     EXPECT_EQ(held(0), 6000 + 320);
-    EXPECT_EQ(measure(one.line, 7000), 1); /* all of it is, and 1000 besides */
+    EXPECT_EQ(measure(one.line, 7000), 1); /* all of it is on the device, and 1000 more */
     EXPECT_EQ(held(0), 7000);
     uint64_t begun = one.line->begun;
-    EXPECT_EQ(ct_ledger_measured(file, sizeof file, 0, 0, one.line->owner, begun - 1, begun - 1, 1), 0); /* a call came in between */
+    EXPECT_EQ(ct_ledger_measured(file, sizeof file, 0, 0, one.line->owner, begun - 1, begun - 1, 1), 0); /* a call in between */
     ct_ledger_begin(&one);
-    EXPECT_EQ(measure(one.line, 1), 0); /* is under way */
+    EXPECT_EQ(measure(one.line, 1), 0); /* in progress */
     ct_ledger_end(&one);
     EXPECT_EQ(ct_ledger_measured(file, sizeof file, 0, 0, 99, one.line->begun, one.line->ended, 1), 0); /* another process */
     EXPECT_EQ(held(0), 7000);
-    EXPECT_EQ(ct_ledger_measured(file, sizeof file, 0, CT_LEDGER_LINES, 0, 0, 0, 1), 0); /* there is none */
+    EXPECT_EQ(ct_ledger_measured(file, sizeof file, 0, CT_LEDGER_LINES, 0, 0, 0, 1), 0); /* no such line */
     ct_ledger_clear(file, sizeof file, 0, 0, one.line->owner);
     EXPECT_EQ(held(0), 0);
-    /* What it has open may be counted to it by the device: not once more by us. */
+    /* The device may attribute imported memory to the process: it must not be counted twice. */
     one = opened(0, 1);
     struct ct_ledger exporter = opened(1, 2);
     EXPECT(ct_ledger_share_add(&exporter, CT_LEDGER_EXPORT, 42, 100));
-    EXPECT(ct_ledger_share_add(&one, CT_LEDGER_IMPORT, 42, 0)); /* nobody told it how large that is */
+    EXPECT(ct_ledger_share_add(&one, CT_LEDGER_IMPORT, 42, 0)); /* of unknown size */
     EXPECT_EQ(measure(one.line, 100), 1);
     EXPECT_EQ(held(0), 0);
     EXPECT_EQ(measure(one.line, 130), 1);
     EXPECT_EQ(held(0), 30);
 }
 
-static void shared_memory_is_its_exporters_until_nobody_has_it_open(void)
+static void exports_count_until_all_imports_are_closed(void)
 {
     make_file();
     struct ct_ledger exporter = opened(0, 1), importer = opened(1, 2), other = opened(2, 3);
-    EXPECT_EQ(reserve(&exporter, CT_LEDGER_BOOKED, 100, 0), CT_LEDGER_OK);
+    EXPECT_EQ(reserve(&exporter, CT_LEDGER_ALLOCATED, 100, 0), CT_LEDGER_OK);
     EXPECT(ct_ledger_share_add(&exporter, CT_LEDGER_EXPORT, 42, 100));
-    EXPECT(ct_ledger_share_add(&exporter, CT_LEDGER_EXPORT, 42, 100)); /* the same once more */
+    EXPECT(ct_ledger_share_add(&exporter, CT_LEDGER_EXPORT, 42, 100)); /* the same again */
     EXPECT(!ct_ledger_is_imported((void *)file, sizeof file, 42));
     EXPECT(ct_ledger_share_add(&importer, CT_LEDGER_IMPORT, 42, 100));
     EXPECT(ct_ledger_share_add(&other, CT_LEDGER_IMPORT, 42, 100));
     EXPECT(ct_ledger_is_imported((void *)file, sizeof file, 42));
     EXPECT_EQ(held(0) + held(1) + held(2), 100);
-    ct_ledger_share_drop(&exporter, CT_LEDGER_EXPORT, 42); /* freed: it stays on the device, and its exporter's */
-    EXPECT_EQ(exporter.line->booked_bytes, 0);
+    ct_ledger_share_drop(&exporter, CT_LEDGER_EXPORT, 42); /* freed: it stays on the device, and counts for its
+                                                            * exporter */
+    EXPECT_EQ(exporter.line->allocated_bytes, 0);
     EXPECT_EQ(held(0), 100);
     ct_ledger_sweep(file, sizeof file, 0);
     EXPECT_EQ(held(0), 100);
@@ -233,28 +239,29 @@ static void shared_memory_is_its_exporters_until_nobody_has_it_open(void)
     EXPECT_EQ(held(0), 100);
     ct_ledger_share_drop(&importer, CT_LEDGER_IMPORT, 42);
     EXPECT_EQ(held(0), 100);
-    ct_ledger_clear(file, sizeof file, 2, 0, other.line->owner); /* the last one dies with it open */
+    ct_ledger_clear(file, sizeof file, 2, 0, other.line->owner); /* the last importer dies */
     EXPECT_EQ(held(0), 0);
     EXPECT(account_at(0)->share[0].place != 0);
     ct_ledger_sweep(file, sizeof file, 0);
     EXPECT_EQ(account_at(0)->share[0].place, 0);
 }
 
-static void an_exporter_that_dies_leaves_what_others_have_open(void)
+static void exports_of_a_dead_process_stay_counted(void)
 {
     make_file();
     struct ct_ledger exporter = opened(0, 1), importer = opened(0, 2);
-    EXPECT_EQ(reserve(&exporter, CT_LEDGER_BOOKED, 130, 0), CT_LEDGER_OK);
+    EXPECT_EQ(reserve(&exporter, CT_LEDGER_ALLOCATED, 130, 0), CT_LEDGER_OK);
     EXPECT(ct_ledger_share_add(&exporter, CT_LEDGER_EXPORT, 42, 100));
-    EXPECT(ct_ledger_share_add(&exporter, CT_LEDGER_EXPORT, 43, 10)); /* nobody opened this one */
+    EXPECT(ct_ledger_share_add(&exporter, CT_LEDGER_EXPORT, 43, 10)); /* not imported */
     EXPECT(ct_ledger_share_add(&importer, CT_LEDGER_IMPORT, 42, 100));
     ct_ledger_clear(file, sizeof file, 0, 0, exporter.line->owner);
     EXPECT_EQ(held(0), 100);
-    EXPECT_EQ(reserve(&importer, CT_LEDGER_BOOKED, 1, 100), CT_LEDGER_OVER);
+    EXPECT_EQ(reserve(&importer, CT_LEDGER_ALLOCATED, 1, 100), CT_LEDGER_OVER);
     ct_ledger_share_drop(&importer, CT_LEDGER_IMPORT, 42);
     EXPECT_EQ(held(0), 0);
-    ct_ledger_share_drop(&importer, CT_LEDGER_IMPORT, 42); /* twice is nothing */
-    for (uint64_t key = 100; key < 100 + CT_LEDGER_SHARES - 1; key++) /* one place is the dead one's until swept */
+    ct_ledger_share_drop(&importer, CT_LEDGER_IMPORT, 42); /* dropping twice has no effect */
+    for (uint64_t key = 100; key < 100 + CT_LEDGER_SHARES - 1; key++) /* one entry belongs to the dead process until it
+                                                                       * is swept */
         EXPECT(ct_ledger_share_add(&importer, CT_LEDGER_IMPORT, key, 1));
     EXPECT(!ct_ledger_share_add(&importer, CT_LEDGER_IMPORT, 9, 1));
     ct_ledger_sweep(file, sizeof file, 0);
@@ -279,22 +286,22 @@ static void what_is_no_ledger_is_refused(void)
     EXPECT(ct_ledger_init(file, sizeof file, SLOTS + 1) < 0);
     EXPECT(ct_ledger_init(file, sizeof file, UINT64_MAX) < 0);
     make_file();
-    account_at(1)->line[0].booked_bytes = 3;
-    EXPECT_EQ(ct_ledger_init(file, sizeof file, 1), 0); /* it has room for more already, and keeps what it says */
+    account_at(1)->line[0].allocated_bytes = 3;
+    EXPECT_EQ(ct_ledger_init(file, sizeof file, 1), 0); /* it is larger already, and keeps its contents */
     EXPECT_EQ(header->slots, SLOTS);
-    EXPECT_EQ(account_at(1)->line[0].booked_bytes, 3);
+    EXPECT_EQ(account_at(1)->line[0].allocated_bytes, 3);
 }
 
 int main(void)
 {
     the_quota_is_over_all_lines_and_kinds();
-    what_is_unsettled_is_told_from_what_is_held();
+    unsettled_calls_are_distinguished();
     a_process_that_executes_another_program_keeps_its_line_and_nothing_in_it();
     the_sixty_fourth_process_gets_nothing_until_a_line_is_free();
     another_generation_begins_with_nothing_and_the_earlier_one_asks_in_vain();
-    what_the_device_says_counts();
-    shared_memory_is_its_exporters_until_nobody_has_it_open();
-    an_exporter_that_dies_leaves_what_others_have_open();
+    measurements_count();
+    exports_count_until_all_imports_are_closed();
+    exports_of_a_dead_process_stay_counted();
     what_is_no_ledger_is_refused();
     return 0;
 }

@@ -1,4 +1,4 @@
-/* The auction: conserves units, is as good as it says, and finds the optimum of small problems. */
+/* The auction conserves units, meets its bound, and finds the optimum of small problems. */
 #include "expect.h"
 #include "match/auction.h"
 #include "match/choose.h"
@@ -19,10 +19,10 @@ static uint32_t random_below(uint32_t bound)
 
 struct small {
     int32_t sources, sinks, supply[MOST], capacity[MOST];
-    float worth[PAIRS];
+    float weight[PAIRS];
 };
 
-/* The best there is, by trying every way to give away one unit after the other. */
+/* Returns the optimum by trying every assignment of one unit after another. */
 static double best(struct small *small, int32_t source)
 {
     while (source < small->sources && !small->supply[source])
@@ -30,13 +30,13 @@ static double best(struct small *small, int32_t source)
     if (source >= small->sources)
         return 0;
     small->supply[source]--;
-    double found = best(small, source); /* this unit stays */
+    double found = best(small, source); /* this unit stays unassigned */
     for (int32_t sink = 0; sink < small->sinks; sink++) {
-        float worth = small->worth[source * small->sinks + sink];
-        if (!small->capacity[sink] || worth <= 0)
+        float weight = small->weight[source * small->sinks + sink];
+        if (!small->capacity[sink] || weight <= 0)
             continue;
         small->capacity[sink]--;
-        double with = worth + best(small, source);
+        double with = weight + best(small, source);
         small->capacity[sink]++;
         found = with > found ? with : found;
     }
@@ -44,21 +44,22 @@ static double best(struct small *small, int32_t source)
     return found;
 }
 
-static double worth_of(const struct small *small, const struct ma_result *result)
+static double weight_of(const struct small *small, const struct ma_result *result)
 {
     double sum = 0;
-    int32_t given[MOST] = {0}, taken[MOST] = {0};
+    int32_t arguments[MOST] = {0}, taken[MOST] = {0};
     for (int64_t lot = 0; lot < result->count; lot++) {
         struct ma_lot one = result->lots[lot];
-        EXPECT(one.source >= 0 && one.source < small->sources && one.sink >= 0 && one.sink < small->sinks && one.count > 0);
-        float worth = small->worth[one.source * small->sinks + one.sink];
-        EXPECT(worth > 0);
-        given[one.source] += one.count;
+        EXPECT(one.source >= 0 && one.source < small->sources && one.sink >= 0 && one.sink < small->sinks &&
+               one.count > 0);
+        float weight = small->weight[one.source * small->sinks + one.sink];
+        EXPECT(weight > 0);
+        arguments[one.source] += one.count;
         taken[one.sink] += one.count;
-        sum += (double)worth * one.count;
+        sum += (double)weight * one.count;
     }
     for (int32_t source = 0; source < small->sources; source++)
-        EXPECT(given[source] <= small->supply[source]);
+        EXPECT(arguments[source] <= small->supply[source]);
     for (int32_t sink = 0; sink < small->sinks; sink++)
         EXPECT(taken[sink] <= small->capacity[sink]);
     return sum;
@@ -74,7 +75,7 @@ static double bound_of(const struct small *small, const float *price)
     for (int32_t source = 0; source < small->sources; source++) {
         float profit = 0;
         for (int32_t sink = 0; sink < small->sinks; sink++) {
-            float here = small->worth[source * small->sinks + sink] - price[sink];
+            float here = small->weight[source * small->sinks + sink] - price[sink];
             profit = here > profit && small->capacity[sink] ? here : profit;
         }
         sum += (double)profit * small->supply[source];
@@ -90,96 +91,99 @@ static struct small drawn(void)
     for (int32_t sink = 0; sink < small.sinks; sink++)
         small.capacity[sink] = (int32_t)random_below(3);
     for (int32_t pair = 0; pair < small.sources * small.sinks; pair++)
-        small.worth[pair] = random_below(4) ? (float)random_below(1000) / 100 : 0;
+        small.weight[pair] = random_below(4) ? (float)random_below(1000) / 100 : 0;
     return small;
 }
 
-/* `high`: prices begin anywhere below it, as if they were of another round. */
-static void judge(struct small *small, const int64_t *starts, const int32_t *ends_at, const float *worth, uint32_t high)
+/* `high`: initial prices are random below it, as if from another round. */
+static void check_auction(struct small *small, const int64_t *starts, const int32_t *ends_at, const float *weight,
+                          uint32_t high)
 {
     const float step = 0.001f;
     float price[MOST] = {0};
     for (int32_t sink = 0; high && sink < small->sinks; sink++)
         price[sink] = random_below(3) ? (float)random_below(high) / 100 : 0;
-    struct ma_problem problem = {small->sources, small->sinks, small->supply, small->capacity, worth, starts, ends_at};
+    struct ma_problem problem = {small->sources, small->sinks, small->supply, small->capacity, weight, starts, ends_at};
     struct ma_result result;
     EXPECT(ma_auction(&problem, step, 1 << 20, price, &result) == 0);
     EXPECT(result.finished);
-    double got = worth_of(small, &result), most = best(small, 0);
-    EXPECT(got <= most + 1e-3);
-    EXPECT(got >= most - step * 2 * MOST * 2);
+    double got = weight_of(small, &result), limit = best(small, 0);
+    EXPECT(got <= limit + 1e-3);
+    EXPECT(got >= limit - step * 2 * MOST * 2);
     double bound = bound_of(small, price);
-    EXPECT(bound >= most - 1e-3 && bound <= got + step * 2 * MOST * 2);
+    EXPECT(bound >= limit - 1e-3 && bound <= got + step * 2 * MOST * 2);
     ma_free(&result);
 }
 
-/* The best places of a row: those that fewer than so many others are better than, and no others unless they are equal. */
-static void judge_places(int32_t count, int32_t most, struct ma_part part)
+/* The best places of a row: exactly those with fewer than `most` better ones, except for ties. */
+static void check_places(int32_t count, int32_t limit, struct ma_part part)
 {
     enum { LONGEST = 700, FEW = 40 };
-    float worth[LONGEST], price[LONGEST], blocks[LONGEST], best, highest = 0;
-    int32_t places[FEW], above = 0;
+    float weight[LONGEST], price[LONGEST], blocks[LONGEST], best, highest = 0;
+    int32_t places[FEW], better = 0;
     unsigned char chosen[LONGEST] = {0};
     for (int32_t at = 0; at < count; at++) {
-        worth[at] = (float)random_below(300) / 100;
+        weight[at] = (float)random_below(300) / 100;
         price[at] = (float)random_below(300) / 100;
         if (at / 64 % part.every != part.phase)
-            worth[at] = 0;
-        above += worth[at] > price[at];
-        highest = worth[at] - price[at] > highest ? worth[at] - price[at] : highest;
+            weight[at] = 0;
+        better += weight[at] > price[at];
+        highest = weight[at] - price[at] > highest ? weight[at] - price[at] : highest;
     }
-    int32_t found = ma_best_places(worth, price, count, most, part, places, &best, blocks);
-    EXPECT(found == (above < most ? above : most) && best >= highest && best <= highest);
-    float least = 100;
+    int32_t found = ma_best_places(weight, price, count, limit, part, places, &best, blocks);
+    EXPECT(found == (better < limit ? better : limit) && best >= highest && best <= highest);
+    float lowest = 100;
     for (int32_t place = 0; place < found; place++) {
-        float profit = worth[places[place]] - price[places[place]];
+        float profit = weight[places[place]] - price[places[place]];
         EXPECT(!chosen[places[place]] && profit > 0);
         chosen[places[place]] = 1;
-        least = profit < least ? profit : least;
+        lowest = profit < lowest ? profit : lowest;
     }
-    for (int32_t at = 0; at < count && found == most; at++)
-        EXPECT(chosen[at] || worth[at] - price[at] <= least);
+    for (int32_t at = 0; at < count && found == limit; at++)
+        EXPECT(chosen[at] || weight[at] - price[at] <= lowest);
 }
 
 int main(void)
 {
     for (int round = 0; round < 2000; round++) {
         int32_t every = 1 + (int32_t)random_below(4);
-        judge_places(1 + (int32_t)random_below(700), 1 + (int32_t)random_below(40), (struct ma_part){every, (int32_t)random_below((uint32_t)every)});
+        check_places(1 + (int32_t)random_below(700), 1 + (int32_t)random_below(40),
+                     (struct ma_part){every, (int32_t)random_below((uint32_t)every)});
     }
     for (int round = 0; round < 3000; round++) {
         struct small small = drawn();
         for (uint32_t high = 0; high <= 2000; high += 1000)
-            judge(&small, NULL, NULL, small.worth, high);
+            check_auction(&small, NULL, NULL, small.weight, high);
         int64_t starts[MOST + 1] = {0};
         int32_t ends_at[PAIRS];
-        float worth[PAIRS];
+        float weight[PAIRS];
         int64_t edges = 0;
         for (int32_t source = 0; source < small.sources; source++) {
             for (int32_t sink = 0; sink < small.sinks; sink++)
-                if (small.worth[source * small.sinks + sink] > 0) {
+                if (small.weight[source * small.sinks + sink] > 0) {
                     ends_at[edges] = sink;
-                    worth[edges++] = small.worth[source * small.sinks + sink];
+                    weight[edges++] = small.weight[source * small.sinks + sink];
                 }
             starts[source + 1] = edges;
         }
         for (uint32_t high = 0; high <= 2000; high += 1000)
-            judge(&small, starts, ends_at, worth, high);
+            check_auction(&small, starts, ends_at, weight, high);
     }
-    /* Wide rows, so that every block and the rest behind the last are looked at. */
+    /* Wide rows, so that every block and the remainder are covered. */
     enum { WIDTH = 203 };
     float row[WIDTH], price[WIDTH];
-    int32_t one = 1, room[WIDTH];
+    int32_t one = 1, capacity[WIDTH];
     for (int place = 0; place < WIDTH; place++) {
         for (int sink = 0; sink < WIDTH; sink++) {
             row[sink] = sink == place ? 2 : 1;
-            room[sink] = 1;
+            capacity[sink] = 1;
             price[sink] = 0;
         }
-        struct ma_problem problem = {1, WIDTH, &one, room, row, NULL, NULL};
+        struct ma_problem problem = {1, WIDTH, &one, capacity, row, NULL, NULL};
         struct ma_result result;
         EXPECT(ma_auction(&problem, 0.1f, 10, price, &result) == 0);
-        EXPECT(result.count == 1 && result.lots[0].sink == place && result.lots[0].price > 1 && result.lots[0].price < 1.2f);
+        EXPECT(result.count == 1 && result.lots[0].sink == place && result.lots[0].price > 1 &&
+               result.lots[0].price < 1.2f);
         ma_free(&result);
     }
     puts("match: ok");

@@ -1,4 +1,4 @@
-/* The player: what a script says, when launches come, what a request's times are; against a driver made here. */
+/* The player: reading scripts, launch instants, and latencies, with a fake driver. */
 #include "expect.h"
 #include "player/player.h"
 
@@ -62,9 +62,9 @@ static int graph_launch(void *graph, void *stream)
 
 static void *functions[] = {&functions, &launched}, *streams[] = {&launches, &waits};
 
-static struct pl_stage made_stage(void)
+static struct pl_context made_context(void)
 {
-    return (struct pl_stage){
+    return (struct pl_context){
         .driver = {launch, synchronize, graph_launch, copy, copy, copy, clear},
         .functions = functions, .streams = streams, .device = 1, .other = 2, .host = 3};
 }
@@ -76,14 +76,16 @@ static long read_text(struct pl_script *script, const char *text)
 
 static void scripts_are_read(void)
 {
-    static const char *const damaged[] = {"", "# nothing\n", "k 1 1 1\n", "k 0 1 1 1\n", "k 1 1025 1 1\n", "k 1 1 -1 1\n",
+    static const char *const damaged[] = {"", "# nothing\n", "k 1 1 1\n", "k 0 1 1 1\n", "k 1 1025 1 1\n",
+                                          "k 1 1 -1 1\n",
                                           "k 1 1 1 1 1 1\n", "@htod 0 1\n", "@warp 1 1\n", "k 1 1 1 x\n", "@dtoh 1\n"};
     struct pl_script script;
-    EXPECT_EQ(read_text(&script, "# a comment\nk 80 256 1000 20 7\n\n  @dtod 4096 5 9 # copy\nother 1 32 0 0\nk 1 1 2 3 7"), 0);
+    EXPECT_EQ(read_text(&script,
+                        "# a comment\nk 80 256 1000 20 7\n\n  @dtod 4096 5 9 # copy\nother 1 32 0 0\nk 1 1 2 3 7"), 0);
     EXPECT_EQ(script.count, 4);
     EXPECT_EQ(script.name_count, 2);
     EXPECT_EQ(script.stream_count, 3);
-    EXPECT_EQ(script.most_bytes, 4096);
+    EXPECT_EQ(script.max_bytes, 4096);
     EXPECT_EQ(script.steps[0].blocks, 80);
     EXPECT_EQ(script.steps[0].amount, 1000);
     EXPECT_EQ(script.steps[0].interval_ns, 20);
@@ -102,15 +104,16 @@ static void scripts_are_read(void)
     pl_script_free(&script);
 }
 
-/* In the script's order, no earlier than the interval, a wait for each stream at the end, and no wait between. */
+/* In the script's order, no earlier than the interval, with a wait for each stream at the end, and no wait in
+ * between. */
 static void launches_keep_their_intervals(void)
 {
     struct pl_script script;
-    struct pl_stage stage = made_stage();
+    struct pl_context context = made_context();
     struct pl_plan plan = {.requests = 3};
     struct pl_result result;
     EXPECT_EQ(read_text(&script, "a 1 32 11 30000 0\n@memset 12 0 1\nb 1 32 13 300000 0\n@htod 14 0 1\n"), 0);
-    pl_play(&stage, &script, &plan, &result);
+    pl_play(&context, &script, &plan, &result);
     EXPECT_EQ(result.failed, 0);
     EXPECT_EQ(result.count, 3);
     EXPECT_EQ(result.launches, 12);
@@ -128,15 +131,15 @@ static void launches_keep_their_intervals(void)
     pl_script_free(&script);
 }
 
-/* Only the steps that were asked for, as a request with times of its own; a failure is told and nothing more is launched. */
+/* Plays only the requested steps as a request of its own; after a failure nothing more is launched. */
 static void parts_are_played_alone(void)
 {
     struct pl_script script;
-    struct pl_stage stage = made_stage();
+    struct pl_context context = made_context();
     struct pl_request request = {.due_ns = 5};
     EXPECT_EQ(read_text(&script, "a 1 32 21 0\nb 1 32 22 0\n@htod 23 0\na 1 32 24 0\n"), 0);
     launches = waits = 0;
-    EXPECT_EQ(pl_play_part(&stage, &script, 1, 2, &request), 0);
+    EXPECT_EQ(pl_play_part(&context, &script, 1, 2, &request), 0);
     EXPECT_EQ(launches, 2);
     EXPECT_EQ(waits, 1);
     EXPECT_EQ(launched[0], 22);
@@ -144,22 +147,22 @@ static void parts_are_played_alone(void)
     EXPECT_EQ(request.due_ns, 5);
     EXPECT(request.begin_ns <= launched_ns[0] && launched_ns[1] <= request.end_ns);
     refuse_at = (int)launches + 1;
-    EXPECT_EQ(pl_play_part(&stage, &script, 0, 4, &request), 719);
+    EXPECT_EQ(pl_play_part(&context, &script, 0, 4, &request), 719);
     EXPECT_EQ(launches, 3);
     refuse_at = -1;
     launches = waits = 0;
     pl_script_free(&script);
 }
 
-/* A request is due by the clock, whatever became of the one before. */
+/* Arrivals follow the clock, independent of earlier requests. */
 static void periods_do_not_drift(void)
 {
     struct pl_script script;
-    struct pl_stage stage = made_stage();
+    struct pl_context context = made_context();
     struct pl_plan plan = {.arrival = PL_PERIODIC, .period_ns = 400000, .requests = 5};
     struct pl_result result;
     EXPECT_EQ(read_text(&script, "a 1 32 1 500000\n"), 0);
-    pl_play(&stage, &script, &plan, &result);
+    pl_play(&context, &script, &plan, &result);
     EXPECT_EQ(result.count, 5);
     for (size_t i = 1; i < 5; i++) {
         EXPECT_EQ(result.requests[i].due_ns - result.requests[i - 1].due_ns, 400000);
@@ -167,14 +170,14 @@ static void periods_do_not_drift(void)
     }
     pl_result_free(&result);
     plan = (struct pl_plan){.arrival = PL_POISSON, .period_ns = 1000, .limit_ns = 2000000};
-    pl_play(&stage, &script, &plan, &result);
+    pl_play(&context, &script, &plan, &result);
     EXPECT(result.count > 0);
     EXPECT(result.requests[result.count - 1].due_ns - result.requests[0].due_ns <= 2000000);
     pl_result_free(&result);
     pl_script_free(&script);
 }
 
-static void chance_has_its_mean(void)
+static void exponential_has_its_mean(void)
 {
     uint64_t state = 7, again = 7, sum = 0;
     for (int i = 0; i < 100000; i++) {
@@ -188,25 +191,25 @@ static void chance_has_its_mean(void)
 static void failures_and_stops_end_it(void)
 {
     struct pl_script script;
-    struct pl_stage stage = made_stage();
+    struct pl_context context = made_context();
     struct pl_plan plan = {.requests = 2};
     struct pl_result result;
     EXPECT_EQ(read_text(&script, "a 1 32 1 0\na 1 32 2 0\n"), 0);
-    stage.graph = &stage;
-    pl_play(&stage, &script, &plan, &result);
+    context.graph = &context;
+    pl_play(&context, &script, &plan, &result);
     EXPECT_EQ(graphs, 2);
     EXPECT_EQ(result.launches, 2);
     pl_result_free(&result);
-    stage.graph = NULL;
+    context.graph = NULL;
     refuse_at = (int)launches + 3;
-    pl_play(&stage, &script, &plan, &result);
+    pl_play(&context, &script, &plan, &result);
     EXPECT_EQ(result.failed, 719);
     EXPECT_EQ(result.count, 1);
     pl_result_free(&result);
     refuse_at = -1;
     pl_stop();
     plan.requests = 0;
-    pl_play(&stage, &script, &plan, &result);
+    pl_play(&context, &script, &plan, &result);
     EXPECT_EQ(result.count, 0);
     EXPECT_EQ(result.launches, 0);
     pl_result_free(&result);
@@ -219,7 +222,7 @@ int main(void)
     launches_keep_their_intervals();
     parts_are_played_alone();
     periods_do_not_drift();
-    chance_has_its_mean();
+    exponential_has_its_mean();
     failures_and_stops_end_it();
     return 0;
 }

@@ -1,6 +1,6 @@
-/* Accounts: what is refused, who makes room for whom, and sums that hold whatever clients and shares do. */
+/* Tests of accounts: refused names, eviction of idle accounts, and sums of memory. */
 #include "expect.h"
-#include "softgpu/abi.h"
+#include "softgpu/abi/cuda.h"
 #include "softgpu/server/server.h"
 
 #include <string.h>
@@ -10,7 +10,8 @@ static struct sg_client clients[4];
 
 static void open_device(void)
 {
-    const struct ct_device_limits limits = {.clients = 4, .contexts = 4, .streams = 4, .events = 1, .ops = 16, .records = 1};
+    const struct ct_device_limits limits = {
+        .clients = 4, .contexts = 4, .streams = 4, .events = 1, .ops = 16, .records = 1};
     size_t bytes = (ct_device_bytes(&limits) + 63) / 64 * 64;
     EXPECT_EQ(ct_device_init(aligned_alloc(64, bytes), bytes, ct_device_preset("v100"), &limits, 0, &server.device),
               CT_DEVICE_OK);
@@ -32,13 +33,13 @@ static void leave(int index)
 {
     ct_device_client_kill(server.device, ct_device_now(server.device), clients[index].model);
     sg_account_leave(&server, index);
-    server.died++;
+    server.disconnected++;
 }
 
 static void take(int index, uint64_t bytes)
 {
     EXPECT_EQ(ct_device_client_take(server.device, clients[index].model, bytes), CT_DEVICE_OK);
-    sg_account_settle(&server, index);
+    sg_account_update(&server, index);
 }
 
 static const struct sg_account *named(const char *name)
@@ -67,7 +68,7 @@ static void check_names(void)
     leave(0);
 }
 
-/* Making a share changes nothing, not even for a moment: the peak would show it. */
+/* Creating a share does not change the sum even temporarily, because the peak would show it. */
 static void check_sums(void)
 {
     EXPECT_EQ(join(0, "a"), 0);
@@ -77,14 +78,14 @@ static void check_sums(void)
     EXPECT_EQ(named("a")->memory_bytes, 1500);
     clients[0].shared_bytes = 400;
     sg_account_share(&server, clients[0].account, 400);
-    sg_account_settle(&server, 0);
+    sg_account_update(&server, 0);
     EXPECT_EQ(named("a")->memory_bytes, 1500);
     EXPECT_EQ(named("a")->memory_peak_bytes, 1500);
     EXPECT_EQ(ct_device_client_park(server.device, clients[1].model), CT_DEVICE_OK);
-    sg_account_settle(&server, 1);
+    sg_account_update(&server, 1);
     EXPECT_EQ(named("a")->memory_bytes, 1000);
     EXPECT_EQ(ct_device_client_unpark(server.device, clients[1].model), CT_DEVICE_OK);
-    sg_account_settle(&server, 1);
+    sg_account_update(&server, 1);
     leave(0);
     EXPECT_EQ(named("a")->memory_bytes, 900);
     leave(1);
@@ -96,8 +97,8 @@ static void check_sums(void)
     EXPECT_EQ(ct_device_memory_free(server.device), ct_device_config(server.device)->memory_bytes);
 }
 
-/* The oldest that is done goes first; one that somebody is in, or that memory is in, stays. */
-static void check_room(void)
+/* The account that has been idle longest is evicted first; accounts with clients or memory stay. */
+static void check_eviction(void)
 {
     char name[SG_ACCOUNT_BYTES];
     EXPECT_EQ(join(3, "stays"), 0);
@@ -127,7 +128,7 @@ int main(void)
     open_device();
     check_names();
     check_sums();
-    check_room();
+    check_eviction();
     free(server.device);
     return 0;
 }

@@ -1,5 +1,6 @@
-/* Fuzz of arrays and of values in streams: random shapes, pieces and waits, good and bad; all of it is given back. */
-#include "softgpu/array.h"
+/* Fuzz test of arrays and stream memory operations: random shapes, boxes and waits, valid and invalid. All memory is
+ * freed at the end. */
+#include "softgpu/driver/array/array.h"
 #include "softgpu_server.h"
 
 #include <pthread.h>
@@ -31,20 +32,20 @@ CUresult cuStreamWaitValue32_v2(CUstream, CUdeviceptr, cuuint32_t, unsigned int)
 CUresult cuStreamWriteValue64_v2(CUstream, CUdeviceptr, cuuint64_t, unsigned int);
 CUresult cuStreamBatchMemOp_v2(CUstream, unsigned int, CUstreamBatchMemOpParams *, unsigned int);
 
-enum { PLACES = 8, CALLS = 20000, WORDS = 8, HOST_BYTES = 1 << 16, VALUES = 4, HOLD_US = 3000 };
+enum { SLOTS = 8, CALLS = 20000, WORDS = 8, HOST_BYTES = 1 << 16, VALUES = 4, HOLD_US = 3000 };
 
 static uint64_t state;
-static CUarray arrays[PLACES];
-static CUmipmappedArray mipmaps[PLACES];
-static CUtexObject textures[PLACES];
-static CUstream streams[PLACES];
+static CUarray arrays[SLOTS];
+static CUmipmappedArray mipmaps[SLOTS];
+static CUtexObject textures[SLOTS];
+static CUstream streams[SLOTS];
 static CUdeviceptr memory;
-static _Atomic uint32_t *words; /* mapped host memory: what streams wait for */
+static _Atomic uint32_t *words; /* mapped host memory that streams wait for */
 static unsigned char *host;
 static _Atomic int stop;
-static int answered[1000];
+static int result_counts[1000];
 
-static uint64_t dice(uint64_t below)
+static uint64_t rng(uint64_t below)
 {
     state ^= state << 13;
     state ^= state >> 7;
@@ -52,120 +53,120 @@ static uint64_t dice(uint64_t below)
     return state % below;
 }
 
-#define ANY(array) (array[dice(PLACES)])
+#define ANY(array) (array[rng(SLOTS)])
 
-static void told(CUresult result)
+static void count_result(CUresult result)
 {
     EXPECT(result < 1000);
-    answered[result]++;
+    result_counts[result]++;
 }
 
 static size_t a_length(void)
 {
     static const size_t odd[] = {0, 1, UINT64_MAX, UINT64_C(1) << 40, 70000};
-    return dice(16) ? dice(24) : odd[dice(5)];
+    return rng(16) ? rng(24) : odd[rng(5)];
 }
 
 static CUDA_ARRAY3D_DESCRIPTOR a_shape(void)
 {
     static const CUarray_format formats[] = {1, 2, 3, 8, 9, 10, 0x10, 0x20, 0xc0, 0xc5, 0xb0, 99};
-    CUDA_ARRAY3D_DESCRIPTOR shape = {a_length(), dice(3) ? a_length() : 0, dice(3) ? 0 : a_length(), formats[dice(12)],
-                                     1u << dice(3), dice(4) ? 0 : (unsigned)dice(600)};
+    CUDA_ARRAY3D_DESCRIPTOR shape = {a_length(), rng(3) ? a_length() : 0, rng(3) ? 0 : a_length(), formats[rng(12)],
+                                     1u << rng(3), rng(4) ? 0 : (unsigned)rng(600)};
     return shape;
 }
 
 static void make_and_end(void)
 {
     CUDA_ARRAY3D_DESCRIPTOR shape = a_shape();
-    CUDA_RESOURCE_DESC resource = {.resType = (CUresourcetype)dice(5)};
-    CUDA_TEXTURE_DESC texture = {.filterMode = (CUfilter_mode)dice(3), .flags = (unsigned)dice(200)};
+    CUDA_RESOURCE_DESC resource = {.resType = (CUresourcetype)rng(5)};
+    CUDA_TEXTURE_DESC texture = {.filterMode = (CUfilter_mode)rng(3), .flags = (unsigned)rng(200)};
     resource.res.array.hArray = ANY(arrays);
     if (resource.resType == CU_RESOURCE_TYPE_LINEAR || resource.resType == CU_RESOURCE_TYPE_PITCH2D)
         resource.res.pitch2D.devPtr = memory;
-    resource.res.pitch2D.numChannels = 1u << dice(3);
-    switch (dice(8)) {
+    resource.res.pitch2D.numChannels = 1u << rng(3);
+    switch (rng(8)) {
     case 0:
     case 1:
-        told(cuArrayDestroy(arrays[0]));
+        count_result(cuArrayDestroy(arrays[0]));
         arrays[0] = ANY(arrays);
-        told(cuArray3DCreate_v2(&ANY(arrays), &shape));
+        count_result(cuArray3DCreate_v2(&ANY(arrays), &shape));
         break;
     case 2:
-        told(cuMipmappedArrayCreate(&ANY(mipmaps), &shape, (unsigned)dice(12)));
+        count_result(cuMipmappedArrayCreate(&ANY(mipmaps), &shape, (unsigned)rng(12)));
         break;
     case 3:
-        told(cuMipmappedArrayDestroy(ANY(mipmaps)));
+        count_result(cuMipmappedArrayDestroy(ANY(mipmaps)));
         break;
     case 4:
-        told(cuMipmappedArrayGetLevel(&ANY(arrays), ANY(mipmaps), (unsigned)dice(8)));
+        count_result(cuMipmappedArrayGetLevel(&ANY(arrays), ANY(mipmaps), (unsigned)rng(8)));
         break;
     case 5:
-        told(cuTexObjectCreate(&ANY(textures), &resource, &texture, NULL));
+        count_result(cuTexObjectCreate(&ANY(textures), &resource, &texture, NULL));
         break;
     case 6:
-        told(cuTexObjectGetTextureDesc(&texture, ANY(textures)));
+        count_result(cuTexObjectGetTextureDesc(&texture, ANY(textures)));
         break;
     default:
-        told(cuTexObjectDestroy(ANY(textures)));
+        count_result(cuTexObjectDestroy(ANY(textures)));
     }
-    told(cuArray3DGetDescriptor_v2(&shape, ANY(arrays)));
+    count_result(cuArray3DGetDescriptor_v2(&shape, ANY(arrays)));
 }
 
 static void copy(void)
 {
-    CUDA_MEMCPY3D piece = {.srcMemoryType = dice(2) ? 3 : 1, .dstMemoryType = dice(2) ? 3 : 2, .srcHost = host,
-                           .dstDevice = memory, .srcArray = ANY(arrays), .dstArray = ANY(arrays),
-                           .WidthInBytes = dice(40), .Height = dice(12), .Depth = 1 + dice(3) / 2, .srcPitch = 256,
-                           .dstPitch = 256, .srcHeight = 16, .dstHeight = 16, .srcXInBytes = dice(4) * 4,
-                           .dstXInBytes = dice(4) * 4, .srcY = a_length(), .dstY = dice(4), .dstZ = dice(3)};
-    switch (dice(4)) {
+    CUDA_MEMCPY3D box = {.srcMemoryType = rng(2) ? 3 : 1, .dstMemoryType = rng(2) ? 3 : 2, .srcHost = host,
+                         .dstDevice = memory, .srcArray = ANY(arrays), .dstArray = ANY(arrays),
+                         .WidthInBytes = rng(40), .Height = rng(12), .Depth = 1 + rng(3) / 2, .srcPitch = 256,
+                         .dstPitch = 256, .srcHeight = 16, .dstHeight = 16, .srcXInBytes = rng(4) * 4,
+                         .dstXInBytes = rng(4) * 4, .srcY = a_length(), .dstY = rng(4), .dstZ = rng(3)};
+    switch (rng(4)) {
     case 0:
-        told(cuMemcpyHtoA_v2(ANY(arrays), dice(3) * 4, host, a_length()));
+        count_result(cuMemcpyHtoA_v2(ANY(arrays), rng(3) * 4, host, a_length()));
         break;
     case 1:
-        told(cuMemcpyAtoHAsync_v2(host, ANY(arrays), dice(3) * 4, dice(64), ANY(streams)));
+        count_result(cuMemcpyAtoHAsync_v2(host, ANY(arrays), rng(3) * 4, rng(64), ANY(streams)));
         break;
     case 2:
-        told(cuMemcpy3D_v2(&piece));
+        count_result(cuMemcpy3D_v2(&box));
         break;
     default:
-        told(cuMemcpy3DAsync_v2(&piece, ANY(streams)));
+        count_result(cuMemcpy3DAsync_v2(&box, ANY(streams)));
     }
 }
 
-/* Every value below VALUES comes round in every word while the other thread lives, so every good wait ends. */
+/* The other thread cycles every word through all values below VALUES, so every valid wait ends. */
 static void values(void)
 {
-    CUdeviceptr word = (uintptr_t)words + dice(WORDS) * 4, elsewhere = memory + dice(64) * 8;
+    CUdeviceptr word = (uintptr_t)words + rng(WORDS) * 4, elsewhere = memory + rng(64) * 8;
     CUstreamBatchMemOpParams ops[3] = {0};
-    switch (dice(5)) {
+    switch (rng(5)) {
     case 0:
-        told(cuStreamWaitValue32_v2(ANY(streams), word, 1 + (unsigned)dice(VALUES - 1), (unsigned)dice(4)));
+        count_result(cuStreamWaitValue32_v2(ANY(streams), word, 1 + (unsigned)rng(VALUES - 1), (unsigned)rng(4)));
         break;
     case 1:
-        told(cuStreamWaitValue32_v2(ANY(streams), word + dice(2), 1, 4 + (unsigned)dice(4)));
+        count_result(cuStreamWaitValue32_v2(ANY(streams), word + rng(2), 1, 4 + (unsigned)rng(4)));
         break;
     case 2:
-        told(cuStreamWriteValue64_v2(ANY(streams), elsewhere + dice(12) / 11, dice(100), (unsigned)dice(3)));
+        count_result(cuStreamWriteValue64_v2(ANY(streams), elsewhere + rng(12) / 11, rng(100), (unsigned)rng(3)));
         break;
     case 3:
         for (int i = 0; i < 3; i++) {
-            ops[i].operation = (CUstreamBatchMemOpType)(dice(2) ? CU_STREAM_MEM_OP_WRITE_VALUE_64 : dice(9));
+            ops[i].operation = (CUstreamBatchMemOpType)(rng(2) ? CU_STREAM_MEM_OP_WRITE_VALUE_64 : rng(9));
             ops[i].waitValue.address = ops[i].operation == CU_STREAM_MEM_OP_WAIT_VALUE_32 ? word : elsewhere;
             ops[i].waitValue.value64 = 1;
             if (ops[i].operation == CU_STREAM_MEM_OP_WAIT_VALUE_64)
                 ops[i].operation = CU_STREAM_MEM_OP_BARRIER;
         }
-        told(cuStreamBatchMemOp_v2(ANY(streams), (unsigned)dice(4), ops, 0));
+        count_result(cuStreamBatchMemOp_v2(ANY(streams), (unsigned)rng(4), ops, 0));
         break;
     default:
-        told(cuMemsetD32Async(memory + dice(64) * 4, (unsigned)dice(9), dice(20), ANY(streams)));
+        count_result(cuMemsetD32Async(memory + rng(64) * 4, (unsigned)rng(9), rng(20), ANY(streams)));
     }
-    if (dice(40) == 0)
-        told(dice(2) ? cuStreamSynchronize(ANY(streams)) : cuStreamQuery(ANY(streams)));
+    if (rng(40) == 0)
+        count_result(rng(2) ? cuStreamSynchronize(ANY(streams)) : cuStreamQuery(ANY(streams)));
 }
 
-static void *turn(void *nothing)
+static void *cycle_words(void *nothing)
 {
     for (uint32_t value = 0; !stop; value++) {
         for (int i = 0; i < WORDS; i++)
@@ -184,7 +185,7 @@ static void begin(CUcontext *context)
     EXPECT_EQ(cuMemHostAlloc(&buffer, HOST_BYTES, 0), CUDA_SUCCESS);
     words = mapped;
     host = buffer;
-    for (int i = 0; i < PLACES; i++)
+    for (int i = 0; i < SLOTS; i++)
         EXPECT_EQ(cuStreamCreate(&streams[i], (unsigned)(i % 2)), CUDA_SUCCESS);
 }
 
@@ -199,9 +200,9 @@ int main(int argc, char **argv)
     test_server_start(&server, "v100");
     EXPECT_EQ(cuInit(0), CUDA_SUCCESS);
     begin(&context);
-    EXPECT_EQ(pthread_create(&thread, NULL, turn, NULL), 0);
+    EXPECT_EQ(pthread_create(&thread, NULL, cycle_words, NULL), 0);
     for (int i = 0; i < calls; i++) {
-        switch (dice(24)) {
+        switch (rng(24)) {
         case 0:
             values();
             break;
@@ -218,8 +219,8 @@ int main(int argc, char **argv)
     EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
     stop = 1;
     pthread_join(thread, NULL);
-    /* Half by their own calls, half by the context's end: nothing stays taken. */
-    for (int i = 0; i < PLACES; i++)
+    /* Destroy one part explicitly and the other with the context: nothing stays allocated. */
+    for (int i = 0; i < SLOTS; i++)
         cuArrayDestroy(arrays[i]);
     EXPECT_EQ(cuCtxDestroy_v2(context), CUDA_SUCCESS);
     EXPECT(!sg_each(SG_ARRAY, NULL) && !sg_each(SG_MIPMAP, NULL) && !sg_each(SG_SAMPLER, NULL));
@@ -228,10 +229,10 @@ int main(int argc, char **argv)
     EXPECT_EQ(cuMemGetInfo_v2(&free_bytes, &total_bytes), CUDA_SUCCESS);
     EXPECT_EQ(free_bytes, total_bytes);
     test_server_stop(&server);
-    EXPECT(answered[CUDA_SUCCESS] > calls / 4);
+    EXPECT(result_counts[CUDA_SUCCESS] > calls / 4);
     printf("%d calls\n", calls);
     for (int i = 0; i < 1000; i++)
-        if (answered[i])
-            printf("  %d answered %d\n", answered[i], i);
+        if (result_counts[i])
+            printf("  %d answered %d\n", result_counts[i], i);
     return 0;
 }

@@ -1,8 +1,8 @@
-/* Fuzz of call sequences: random calls with good, stale and nonsense arguments; each answer is a code, none a crash. */
-#include "softgpu/face.h"
+/* Fuzz test of call sequences with valid, stale and invalid arguments: every call returns a code, and none crashes. */
+#include "softgpu/driver/internal.h"
 #include "softgpu_server.h"
 
-/* The face has no header of its own; these are the forms under test. */
+/* The driver has no public header; these are the calls under test. */
 CUresult cuInit(unsigned int);
 CUresult cuCtxCreate_v2(CUcontext *, unsigned int, CUdevice);
 CUresult cuCtxDestroy_v2(CUcontext);
@@ -45,19 +45,19 @@ CUresult cuPointerGetAttribute(void *, CUpointer_attribute, CUdeviceptr);
 CUresult cuOccupancyMaxPotentialBlockSize(int *, int *, CUfunction, CUoccupancyB2DSize, size_t, int);
 CUresult cuMemGetInfo_v2(size_t *, size_t *);
 
-enum { PLACES = 8, CALLS = 200000 };
+enum { SLOTS = 8, CALLS = 200000 };
 
 static uint64_t state;
-static CUcontext contexts[PLACES];
-static CUmodule modules[PLACES];
-static CUfunction functions[PLACES];
-static CUstream streams[PLACES];
-static CUevent events[PLACES];
-static CUdeviceptr pointers[PLACES];
-static uint64_t sizes[PLACES];
+static CUcontext contexts[SLOTS];
+static CUmodule modules[SLOTS];
+static CUfunction functions[SLOTS];
+static CUstream streams[SLOTS];
+static CUevent events[SLOTS];
+static CUdeviceptr pointers[SLOTS];
+static uint64_t sizes[SLOTS];
 static int host_ran;
 
-static uint64_t dice(uint64_t below)
+static uint64_t rng(uint64_t below)
 {
     state ^= state << 13;
     state ^= state >> 7;
@@ -65,17 +65,17 @@ static uint64_t dice(uint64_t below)
     return state % below;
 }
 
-#define ANY(array) (array[dice(PLACES)])
+#define ANY(array) (array[rng(SLOTS)])
 
-/* Mostly one of ours, alive or not; now and then something that never was one. */
-static void *bogus(void *handle)
+/* Usually return the handle, valid or stale; sometimes an invalid value. */
+static void *maybe_invalid(void *handle)
 {
-    static uintptr_t nonsense[] = {0, 1, 2, 3, 8, 0x12340, UINTPTR_MAX, 0x1000};
-    switch (dice(24)) {
+    static uintptr_t invalid[] = {0, 1, 2, 3, 8, 0x12340, UINTPTR_MAX, 0x1000};
+    switch (rng(24)) {
     case 0:
-        return (void *)nonsense[dice(8)];
+        return (void *)invalid[rng(8)];
     case 1:
-        return (char *)handle + dice(64);
+        return (char *)handle + rng(64);
     case 2:
         return ANY(contexts);
     default:
@@ -86,34 +86,34 @@ static void *bogus(void *handle)
 static CUstream a_stream(void)
 {
     static const uintptr_t defaults[] = {0, 1, 2};
-    return dice(4) == 0 ? (CUstream)defaults[dice(3)] : bogus(ANY(streams));
+    return rng(4) == 0 ? (CUstream)defaults[rng(3)] : maybe_invalid(ANY(streams));
 }
 
 static uint64_t a_size(void)
 {
     static const uint64_t sizes_[] = {0, 1, 3, 64, 4096, 100000, UINT64_MAX, UINT64_C(1) << 63, UINT64_C(1) << 40};
-    return sizes_[dice(9)];
+    return sizes_[rng(9)];
 }
 
-/* Never the address of an object: to the unified copies that is host memory like any other. */
+/* Never an address of an object, because unified copies treat it as host memory. */
 static CUdeviceptr a_pointer(void)
 {
-    static const CUdeviceptr nonsense[] = {0, 1, 0x12340, UINT64_MAX, 0x1000, UINT64_C(1) << 62};
-    return dice(12) == 0 ? nonsense[dice(6)] : ANY(pointers) + dice(3) * 16;
+    static const CUdeviceptr invalid[] = {0, 1, 0x12340, UINT64_MAX, 0x1000, UINT64_C(1) << 62};
+    return rng(12) == 0 ? invalid[rng(6)] : ANY(pointers) + rng(3) * 16;
 }
 
-static void note(void *data)
+static void count_run(void *data)
 {
     (void)data;
     __atomic_fetch_add(&host_ran, 1, __ATOMIC_RELAXED);
 }
 
-static int answered[1000];
+static int result_counts[1000];
 
-static void told(CUresult result)
+static void count_result(CUresult result)
 {
     EXPECT(result < 1000);
-    answered[result]++;
+    result_counts[result]++;
 }
 
 static void objects(void)
@@ -122,160 +122,162 @@ static void objects(void)
         "softgpu-image 1\nkernel t\n block_ns 500\nkernel f\n builtin fill\nkernel p\n params 8 4 8\n"
         " duration_param 2\n jitter 10%\n";
     static const char *const names[] = {"t", "f", "p", "absent"};
-    size_t i = dice(PLACES);
-    switch (dice(14)) {
+    size_t i = rng(SLOTS);
+    switch (rng(14)) {
     case 0:
-        if (dice(20) == 0)
-            told(cuCtxCreate_v2(&contexts[i], (unsigned)dice(10), (int)dice(2)));
+        if (rng(20) == 0)
+            count_result(cuCtxCreate_v2(&contexts[i], (unsigned)rng(10), (int)rng(2)));
         break;
     case 1:
-        if (dice(12) == 0)
-            told(cuCtxDestroy_v2(bogus(contexts[i])));
+        if (rng(12) == 0)
+            count_result(cuCtxDestroy_v2(maybe_invalid(contexts[i])));
         break;
     case 2:
-        told(cuCtxSetCurrent(bogus(contexts[i])));
+        count_result(cuCtxSetCurrent(maybe_invalid(contexts[i])));
         break;
     case 3:
-        told(cuModuleLoadData(&modules[i], image));
+        count_result(cuModuleLoadData(&modules[i], image));
         break;
     case 4:
-        if (dice(4) == 0)
-            told(cuModuleUnload(bogus(modules[i])));
+        if (rng(4) == 0)
+            count_result(cuModuleUnload(maybe_invalid(modules[i])));
         break;
     case 5:
-        told(cuModuleGetFunction(&functions[i], bogus(ANY(modules)), names[dice(4)]));
+        count_result(cuModuleGetFunction(&functions[i], maybe_invalid(ANY(modules)), names[rng(4)]));
         break;
     case 6:
-        told(cuStreamCreateWithPriority(&streams[i], (unsigned)dice(3), (int)dice(20) - 10));
+        count_result(cuStreamCreateWithPriority(&streams[i], (unsigned)rng(3), (int)rng(20) - 10));
         break;
     case 7:
-        told(cuStreamDestroy_v2(bogus(streams[i])));
+        count_result(cuStreamDestroy_v2(maybe_invalid(streams[i])));
         break;
     case 8:
-        told(cuEventCreate(&events[i], (unsigned)dice(5)));
+        count_result(cuEventCreate(&events[i], (unsigned)rng(5)));
         break;
     case 9:
-        told(cuEventDestroy_v2(bogus(events[i])));
+        count_result(cuEventDestroy_v2(maybe_invalid(events[i])));
         break;
     case 10:
         if (cuMemAlloc_v2(&pointers[i], sizes[i] = a_size()) != CUDA_SUCCESS)
             pointers[i] = 0;
         break;
     case 11:
-        told(cuMemFree_v2(a_pointer()));
+        count_result(cuMemFree_v2(a_pointer()));
         break;
     case 12:
-        told(cuMemAllocAsync(&pointers[i], 1 + dice(10000), a_stream()));
+        count_result(cuMemAllocAsync(&pointers[i], 1 + rng(10000), a_stream()));
         break;
     default:
-        told(cuMemFreeAsync(a_pointer(), a_stream()));
+        count_result(cuMemFreeAsync(a_pointer(), a_stream()));
     }
 }
 
 static void work(void)
 {
     static char host[4096];
-    unsigned grid = (unsigned)dice(50), block = (unsigned)dice(300);
-    uint64_t pointer = a_pointer(), count = dice(5000);
+    unsigned grid = (unsigned)rng(50), block = (unsigned)rng(300);
+    uint64_t pointer = a_pointer(), count = rng(5000);
     float value = 1;
     void *values[] = {&pointer, &value, &count};
-    if (dice(10))
+    if (rng(10))
         count %= 200;
-    CUDA_MEMCPY2D flat = {.srcMemoryType = (int)dice(5),
-                          .dstMemoryType = (int)dice(5),
+    CUDA_MEMCPY2D flat = {.srcMemoryType = (int)rng(5),
+                          .dstMemoryType = (int)rng(5),
                           .srcHost = host,
                           .dstHost = NULL,
                           .srcDevice = a_pointer(),
                           .dstDevice = a_pointer(),
-                          .srcPitch = dice(200),
-                          .dstPitch = dice(200),
-                          .WidthInBytes = dice(100),
-                          .Height = dice(20),
-                          .srcY = dice(3),
-                          .dstXInBytes = dice(3)};
+                          .srcPitch = rng(200),
+                          .dstPitch = rng(200),
+                          .WidthInBytes = rng(100),
+                          .Height = rng(20),
+                          .srcY = rng(3),
+                          .dstXInBytes = rng(3)};
     CUDA_MEMCPY3D solid = {.srcMemoryType = 2, .dstMemoryType = 2, .srcDevice = a_pointer(), .dstDevice = a_pointer(),
-                           .srcPitch = dice(200), .srcHeight = a_size(), .dstPitch = dice(200), .dstHeight = dice(20),
-                           .WidthInBytes = dice(100), .Height = dice(10), .Depth = dice(4), .srcZ = dice(2)};
-    switch (dice(9)) {
+                           .srcPitch = rng(200), .srcHeight = a_size(), .dstPitch = rng(200), .dstHeight = rng(20),
+                           .WidthInBytes = rng(100), .Height = rng(10), .Depth = rng(4), .srcZ = rng(2)};
+    switch (rng(9)) {
     case 0:
     case 1:
-        told(cuLaunchKernel(bogus(ANY(functions)), grid, 1, 1, block, 1, 1, (unsigned)dice(60000), a_stream(),
-                       dice(20) ? values : NULL, NULL));
+        count_result(cuLaunchKernel(maybe_invalid(ANY(functions)), grid, 1, 1, block, 1, 1, (unsigned)rng(60000),
+                                    a_stream(), rng(20) ? values : NULL, NULL));
         break;
     case 2:
-        told(cuMemcpyAsync(a_pointer(), a_pointer(), dice(20000), a_stream()));
+        count_result(cuMemcpyAsync(a_pointer(), a_pointer(), rng(20000), a_stream()));
         break;
     case 3:
-        told(cuMemsetD8Async(a_pointer(), (unsigned char)dice(256), a_size(), a_stream()));
+        count_result(cuMemsetD8Async(a_pointer(), (unsigned char)rng(256), a_size(), a_stream()));
         break;
     case 4:
-        told(cuMemsetD2D32_v2(a_pointer(), dice(512), 7, dice(100), dice(30)));
+        count_result(cuMemsetD2D32_v2(a_pointer(), rng(512), 7, rng(100), rng(30)));
         break;
     case 5:
-        told(cuMemcpy2D_v2(&flat));
+        count_result(cuMemcpy2D_v2(&flat));
         break;
     case 6:
-        told(cuMemcpy3DAsync_v2(&solid, a_stream()));
+        count_result(cuMemcpy3DAsync_v2(&solid, a_stream()));
         break;
     case 7:
-        told(cuLaunchHostFunc(a_stream(), dice(9) ? note : NULL, NULL));
+        count_result(cuLaunchHostFunc(a_stream(), rng(9) ? count_run : NULL, NULL));
         break;
     default:
-        told(cuMemcpy(a_pointer(), a_pointer(), dice(9000)));
+        count_result(cuMemcpy(a_pointer(), a_pointer(), rng(9000)));
     }
 }
 
-static void questions(void)
+static void queries(void)
 {
     float milliseconds;
     int a, b;
     char answer[64];
     size_t free_bytes, total_bytes;
-    switch (dice(10)) {
+    switch (rng(10)) {
     case 0:
-        told(cuStreamSynchronize(a_stream()));
+        count_result(cuStreamSynchronize(a_stream()));
         break;
     case 1:
-        told(cuStreamQuery(a_stream()));
+        count_result(cuStreamQuery(a_stream()));
         break;
     case 2:
-        told(cuStreamWaitEvent(a_stream(), bogus(ANY(events)), (unsigned)dice(3)));
+        count_result(cuStreamWaitEvent(a_stream(), maybe_invalid(ANY(events)), (unsigned)rng(3)));
         break;
     case 3:
-        told(cuEventRecord(bogus(ANY(events)), a_stream()));
+        count_result(cuEventRecord(maybe_invalid(ANY(events)), a_stream()));
         break;
     case 4:
-        told(cuEventQuery(bogus(ANY(events))));
+        count_result(cuEventQuery(maybe_invalid(ANY(events))));
         break;
     case 5:
-        told(cuEventSynchronize(bogus(ANY(events))));
+        count_result(cuEventSynchronize(maybe_invalid(ANY(events))));
         break;
     case 6:
-        told(cuEventElapsedTime(&milliseconds, bogus(ANY(events)), bogus(ANY(events))));
+        count_result(cuEventElapsedTime(&milliseconds, maybe_invalid(ANY(events)), maybe_invalid(ANY(events))));
         break;
     case 7:
-        told(cuPointerGetAttribute(answer, (int)dice(25), a_pointer()));
+        count_result(cuPointerGetAttribute(answer, (int)rng(25), a_pointer()));
         break;
     case 8:
-        told(cuOccupancyMaxPotentialBlockSize(&a, &b, bogus(ANY(functions)), NULL, a_size(), (int)dice(2000) - 10));
+        count_result(cuOccupancyMaxPotentialBlockSize(&a, &b, maybe_invalid(ANY(functions)), NULL, a_size(),
+                                                      (int)rng(2000) - 10));
         break;
     default:
-        told(cuMemGetInfo_v2(&free_bytes, &total_bytes));
-        if (dice(20) == 0)
-            told(cuCtxSynchronize());
+        count_result(cuMemGetInfo_v2(&free_bytes, &total_bytes));
+        if (rng(20) == 0)
+            count_result(cuCtxSynchronize());
     }
 }
 
-/* One process's calls, until `calls` are made or it faulted a while ago: a faulted process answers nothing else. */
+/* Make calls in one process until `calls` are made or some time after a fault, since a failed process only returns
+ * errors. */
 static int one_process(int calls)
 {
-    int made = 0, left_after_fault = 300;
+    int made = 0, calls_after_fault = 300;
     EXPECT_EQ(cuInit(0), CUDA_SUCCESS);
-    for (int i = 0; i < PLACES; i++)
+    for (int i = 0; i < SLOTS; i++)
         EXPECT_EQ(cuCtxCreate_v2(&contexts[i], 0, 0), CUDA_SUCCESS);
-    for (; made < calls && left_after_fault; made++) {
-        left_after_fault -= sg_trouble(&sg_devices[0].link) != CUDA_SUCCESS;
-        switch (dice(3)) {
+    for (; made < calls && calls_after_fault; made++) {
+        calls_after_fault -= sg_connection_status(&sg_devices[0].connection) != CUDA_SUCCESS;
+        switch (rng(3)) {
         case 0:
             objects();
             break;
@@ -283,11 +285,11 @@ static int one_process(int calls)
             work();
             break;
         default:
-            questions();
+            queries();
         }
     }
-    /* Whatever happened, everything can be given back. */
-    for (int i = 0; i < PLACES; i++)
+    /* Everything can be released in any state. */
+    for (int i = 0; i < SLOTS; i++)
         cuCtxDestroy_v2(contexts[i]);
     cuDevicePrimaryCtxReset_v2(0);
     for (CUcontext context = sg_each(SG_CONTEXT, NULL); context; context = sg_each(SG_CONTEXT, NULL))
@@ -297,19 +299,19 @@ static int one_process(int calls)
 
 static void expect_all_memory_free(const char *path)
 {
-    struct test_line line = test_line_open(path);
+    struct test_client client = test_client_open(path);
     struct sg_request request = {.kind = SG_MEMORY_INFO};
     struct sg_reply reply;
-    EXPECT(send(line.socket, &request, sizeof request, 0) == (ssize_t)sizeof request);
-    EXPECT(recv(line.socket, &reply, sizeof reply, 0) == (ssize_t)sizeof reply);
+    EXPECT(send(client.socket, &request, sizeof request, 0) == (ssize_t)sizeof request);
+    EXPECT(recv(client.socket, &reply, sizeof reply, 0) == (ssize_t)sizeof reply);
     EXPECT_EQ(reply.a, reply.b);
-    close(line.socket);
-    munmap(line.ring, sizeof *line.ring);
+    close(client.socket);
+    munmap(client.ring, sizeof *client.ring);
 }
 
-/* The books of all processes. */
-struct tally {
-    int answered[1000];
+/* Totals of all processes. */
+struct totals {
+    int result_counts[1000];
     int calls, host_ran, processes;
 };
 
@@ -318,31 +320,31 @@ int main(int argc, char **argv)
     struct test_server server;
     int calls = argc > 1 ? atoi(argv[1]) : CALLS;
     uint64_t seed = argc > 2 ? strtoull(argv[2], NULL, 10) : 1;
-    struct tally *tally = mmap(NULL, sizeof *tally, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    struct totals *totals = mmap(NULL, sizeof *totals, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     test_server_start(&server, "v100");
-    while (tally->calls < calls) {
+    while (totals->calls < calls) {
         int status;
         pid_t child = fork();
         if (child == 0) {
-            state = (seed + (uint64_t)tally->processes) * UINT64_C(0x9e3779b97f4a7c15) + 1;
-            tally->processes++;
-            tally->calls += one_process(calls - tally->calls);
+            state = (seed + (uint64_t)totals->processes) * UINT64_C(0x9e3779b97f4a7c15) + 1;
+            totals->processes++;
+            totals->calls += one_process(calls - totals->calls);
             expect_all_memory_free(server.path);
             for (int i = 0; i < 1000; i++)
-                tally->answered[i] += answered[i];
-            tally->host_ran += host_ran;
-            exit(0); /* with the sanitizer's look for leaks */
+                totals->result_counts[i] += result_counts[i];
+            totals->host_ran += host_ran;
+            exit(0); /* with a leak check by the sanitizer */
         }
         EXPECT(waitpid(child, &status, 0) == child);
         EXPECT_EQ(status, 0);
     }
     test_server_stop(&server);
-    /* A fuzz whose calls are all refused shows nothing. */
-    EXPECT(tally->answered[CUDA_SUCCESS] > calls / 4 && tally->host_ran > calls / 200 && tally->processes > 1);
-    printf("%d calls of %d processes, %d done, %d host functions\n", calls, tally->processes,
-           tally->answered[CUDA_SUCCESS], tally->host_ran);
+    /* Enough calls must succeed for the test to be meaningful. */
+    EXPECT(totals->result_counts[CUDA_SUCCESS] > calls / 4 && totals->host_ran > calls / 200 && totals->processes > 1);
+    printf("%d calls of %d processes, %d done, %d host functions\n", calls, totals->processes,
+           totals->result_counts[CUDA_SUCCESS], totals->host_ran);
     for (int i = 1; i < 1000; i++)
-        if (tally->answered[i])
-            printf("  %d answered %d\n", tally->answered[i], i);
+        if (totals->result_counts[i])
+            printf("  %d answered %d\n", totals->result_counts[i], i);
     return 0;
 }

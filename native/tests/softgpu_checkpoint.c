@@ -1,7 +1,8 @@
-/* Suspension on the wire: what a locked client says and submits waits, its memory leaves, and no death leaves a trace. */
+/* Tests of suspension: requests and slots of a locked client wait, its memory leaves the device, and no death leaves
+ * anything behind. */
 #include "softgpu_server.h"
 
-#include "softgpu/abi.h"
+#include "softgpu/abi/cuda.h"
 
 #include <poll.h>
 
@@ -9,168 +10,168 @@ enum { BYTES = 1 << 20 };
 
 static struct test_server server;
 
-static int dial(void)
+static int connect_to_server(void)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    int line = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET, 0);
     strcpy(address.sun_path, server.path);
-    EXPECT(connect(line, (struct sockaddr *)&address, sizeof address) == 0);
-    return line;
+    EXPECT(connect(fd, (struct sockaddr *)&address, sizeof address) == 0);
+    return fd;
 }
 
-static void say(int line, uint32_t kind, uint64_t a, uint64_t b)
+static void send_request(int fd, uint32_t kind, uint64_t a, uint64_t b)
 {
     struct sg_request request = {.kind = kind, .a = a, .b = b};
-    EXPECT(send(line, &request, sizeof request, MSG_NOSIGNAL) == (ssize_t)sizeof request);
+    EXPECT(send(fd, &request, sizeof request, MSG_NOSIGNAL) == (ssize_t)sizeof request);
 }
 
-static struct sg_reply hear(int line)
+static struct sg_reply receive_reply(int fd)
 {
     struct sg_reply reply;
-    EXPECT(recv(line, &reply, sizeof reply, 0) == (ssize_t)sizeof reply);
+    EXPECT(recv(fd, &reply, sizeof reply, 0) == (ssize_t)sizeof reply);
     return reply;
 }
 
-static struct sg_reply ask(int line, uint32_t kind, uint64_t a, uint64_t b)
+static struct sg_reply ask(int fd, uint32_t kind, uint64_t a, uint64_t b)
 {
-    say(line, kind, a, b);
-    return hear(line);
+    send_request(fd, kind, a, b);
+    return receive_reply(fd);
 }
 
-static int act(int line, enum sg_checkpoint_act what)
+static int checkpoint(int fd, enum sg_checkpoint_action action)
 {
-    struct sg_reply reply = ask(line, SG_CHECKPOINT, (uint64_t)getpid(), what);
+    struct sg_reply reply = ask(fd, SG_CHECKPOINT, (uint64_t)getpid(), action);
     return reply.result == SG_REFUSED ? -(int)reply.a : reply.result;
 }
 
-static uint64_t state(int line)
+static uint64_t state(int fd)
 {
-    struct sg_reply reply = ask(line, SG_CHECKPOINT, (uint64_t)getpid(), SG_CHECKPOINT_STATE);
+    struct sg_reply reply = ask(fd, SG_CHECKPOINT, (uint64_t)getpid(), SG_CHECKPOINT_STATE);
     EXPECT_EQ(reply.result, CT_DEVICE_OK);
     return reply.a;
 }
 
-static int has_answer(int line)
+static int has_answer(int fd)
 {
-    struct pollfd one = {.fd = line, .events = POLLIN};
+    struct pollfd one = {.fd = fd, .events = POLLIN};
     return poll(&one, 1, 0) > 0;
 }
 
-/* Memory that is taken, as somebody sees who is not asleep. */
-static uint64_t taken(const struct test_line *line)
+/* Used device memory, as reported to a client that is not suspended. */
+static uint64_t used_bytes(const struct test_client *client)
 {
-    struct sg_reply reply = ask(line->socket, SG_MEMORY_INFO, 0, 0);
+    struct sg_reply reply = ask(client->socket, SG_MEMORY_INFO, 0, 0);
     return reply.b - reply.a;
 }
 
-static void launch(const struct test_line *line, uint32_t stream, uint64_t block_ns)
+static void launch(const struct test_client *client, uint32_t stream, uint64_t block_ns)
 {
-    uint64_t tail = atomic_load(&line->ring->tail);
-    line->ring->slots[tail % SG_RING_SLOTS] =
+    uint64_t tail = atomic_load(&client->ring->tail);
+    client->ring->slots[tail % SG_RING_SLOTS] =
         (struct sg_slot){.at_ns = sg_now_ns(), .kind = SG_SLOT_KERNEL, .stream = stream,
                          .kernel = {.blocks = 1, .block_ns = block_ns, .threads_per_block = 32}};
-    atomic_store(&line->ring->tail, tail + 1);
+    atomic_store(&client->ring->tail, tail + 1);
 }
 
-static void lock(int line)
+static void lock(int fd)
 {
-    while (act(line, SG_CHECKPOINT_HOLD) == CT_DEVICE_NOT_READY)
+    while (checkpoint(fd, SG_CHECKPOINT_HOLD) == CT_DEVICE_NOT_READY)
         ;
-    EXPECT_EQ(act(line, SG_CHECKPOINT_LOCK), CT_DEVICE_OK);
+    EXPECT_EQ(checkpoint(fd, SG_CHECKPOINT_LOCK), CT_DEVICE_OK);
 }
 
-/* A lock that is not complete belongs to whoever began it; work comes before it. */
-static void check_lock(const struct test_line *target, uint32_t stream)
+/* An incomplete lock belongs to the connection that began it and waits for work in flight. */
+static void check_lock(const struct test_client *target, uint32_t stream)
 {
-    int one = dial(), other = dial();
+    int one = connect_to_server(), other = connect_to_server();
     launch(target, stream, SG_KERNEL_MAX_NS);
-    EXPECT_EQ(act(one, SG_CHECKPOINT_HOLD), CT_DEVICE_NOT_READY);
+    EXPECT_EQ(checkpoint(one, SG_CHECKPOINT_HOLD), CT_DEVICE_NOT_READY);
     EXPECT_EQ(atomic_load(&target->ring->held), 1);
-    EXPECT_EQ(act(one, SG_CHECKPOINT_LOCK), CT_DEVICE_NOT_READY);
-    EXPECT_EQ(act(other, SG_CHECKPOINT_HOLD), -(int)CUDA_ERROR_ILLEGAL_STATE);
-    EXPECT_EQ(act(other, SG_CHECKPOINT_RELEASE), -(int)CUDA_ERROR_ILLEGAL_STATE);
+    EXPECT_EQ(checkpoint(one, SG_CHECKPOINT_LOCK), CT_DEVICE_NOT_READY);
+    EXPECT_EQ(checkpoint(other, SG_CHECKPOINT_HOLD), -(int)CUDA_ERROR_ILLEGAL_STATE);
+    EXPECT_EQ(checkpoint(other, SG_CHECKPOINT_RELEASE), -(int)CUDA_ERROR_ILLEGAL_STATE);
     EXPECT_EQ(state(other), CU_PROCESS_STATE_RUNNING);
     EXPECT(ask(target->socket, SG_MEMORY_INFO, 0, 0).result == CT_DEVICE_OK);
     close(one);
-    while (atomic_load(&target->ring->held)) /* the server hears of it */
+    while (atomic_load(&target->ring->held)) /* until the server notices */
         ;
-    EXPECT_EQ(act(other, SG_CHECKPOINT_HOLD), CT_DEVICE_NOT_READY);
-    EXPECT_EQ(act(other, SG_CHECKPOINT_RELEASE), CT_DEVICE_OK);
+    EXPECT_EQ(checkpoint(other, SG_CHECKPOINT_HOLD), CT_DEVICE_NOT_READY);
+    EXPECT_EQ(checkpoint(other, SG_CHECKPOINT_RELEASE), CT_DEVICE_OK);
     EXPECT_EQ(atomic_load(&target->ring->held), 0);
-    EXPECT_EQ(act(other, 99), CT_DEVICE_INVALID);
+    EXPECT_EQ(checkpoint(other, 99), CT_DEVICE_INVALID);
     close(other);
 }
 
-/* Whatever the face does in spite of the word in the ring: the server takes neither slot nor question. */
-static void check_sleep(const struct test_line *target, uint32_t stream)
+/* Even if a client ignores the ring's `held` word, the server takes neither its slots nor its requests. */
+static void check_sleep(const struct test_client *target, uint32_t stream)
 {
-    int line = dial();
-    lock(line);
+    int fd = connect_to_server();
+    lock(fd);
     uint64_t head = atomic_load(&target->ring->head);
     launch(target, stream, 1000);
-    say(target->socket, SG_CLIENT_TAKE, BYTES, 0);
-    EXPECT_EQ(state(line), CU_PROCESS_STATE_LOCKED);
-    EXPECT_EQ(state(line), CU_PROCESS_STATE_LOCKED); /* by now the server has seen both, if it looks */
+    send_request(target->socket, SG_CLIENT_TAKE, BYTES, 0);
+    EXPECT_EQ(state(fd), CU_PROCESS_STATE_LOCKED);
+    EXPECT_EQ(state(fd), CU_PROCESS_STATE_LOCKED); /* the server has processed both by now if it takes them */
     EXPECT(!has_answer(target->socket));
     EXPECT_EQ(atomic_load(&target->ring->head), head);
-    EXPECT_EQ(act(line, SG_CHECKPOINT_RELEASE), CT_DEVICE_OK);
-    EXPECT_EQ(hear(target->socket).result, CT_DEVICE_OK);
+    EXPECT_EQ(checkpoint(fd, SG_CHECKPOINT_RELEASE), CT_DEVICE_OK);
+    EXPECT_EQ(receive_reply(target->socket).result, CT_DEVICE_OK);
     EXPECT_EQ(atomic_load(&target->ring->head), head + 1);
     EXPECT_EQ(ask(target->socket, SG_CLIENT_GIVE, BYTES, 0).result, CT_DEVICE_OK);
-    close(line);
+    close(fd);
 }
 
-static void check_memory(struct test_line *target, const struct test_line *other, uint64_t context)
+static void check_memory(struct test_client *target, const struct test_client *other, uint64_t context)
 {
-    int line = dial();
+    int fd = connect_to_server();
     EXPECT_EQ(ask(target->socket, SG_MEMORY_TAKE, context, BYTES).result, CT_DEVICE_OK);
     EXPECT_EQ(ask(target->socket, SG_CLIENT_TAKE, 2 * BYTES, 0).result, CT_DEVICE_OK);
-    EXPECT_EQ(act(line, SG_CHECKPOINT_SAVE), -(int)CUDA_ERROR_ILLEGAL_STATE);
-    lock(line);
-    EXPECT_EQ(act(line, SG_CHECKPOINT_MAY_SAVE), CT_DEVICE_OK);
-    EXPECT_EQ(taken(other), 3 * BYTES);
-    EXPECT_EQ(act(line, SG_CHECKPOINT_SAVE), CT_DEVICE_OK);
-    EXPECT_EQ(taken(other), 0);
-    EXPECT_EQ(act(line, SG_CHECKPOINT_RELEASE), -(int)CUDA_ERROR_ILLEGAL_STATE);
-    struct sg_reply room = ask(other->socket, SG_MEMORY_INFO, 0, 0);
-    EXPECT_EQ(ask(other->socket, SG_CLIENT_TAKE, room.a - 3 * BYTES + 1, 0).result, CT_DEVICE_OK);
-    EXPECT_EQ(act(line, SG_CHECKPOINT_MAY_LOAD), CT_DEVICE_NO_MEMORY);
-    EXPECT_EQ(act(line, SG_CHECKPOINT_LOAD), CT_DEVICE_NO_MEMORY);
-    EXPECT_EQ(state(line), CU_PROCESS_STATE_CHECKPOINTED);
+    EXPECT_EQ(checkpoint(fd, SG_CHECKPOINT_SAVE), -(int)CUDA_ERROR_ILLEGAL_STATE);
+    lock(fd);
+    EXPECT_EQ(checkpoint(fd, SG_CHECKPOINT_MAY_SAVE), CT_DEVICE_OK);
+    EXPECT_EQ(used_bytes(other), 3 * BYTES);
+    EXPECT_EQ(checkpoint(fd, SG_CHECKPOINT_SAVE), CT_DEVICE_OK);
+    EXPECT_EQ(used_bytes(other), 0);
+    EXPECT_EQ(checkpoint(fd, SG_CHECKPOINT_RELEASE), -(int)CUDA_ERROR_ILLEGAL_STATE);
+    struct sg_reply info = ask(other->socket, SG_MEMORY_INFO, 0, 0);
+    EXPECT_EQ(ask(other->socket, SG_CLIENT_TAKE, info.a - 3 * BYTES + 1, 0).result, CT_DEVICE_OK);
+    EXPECT_EQ(checkpoint(fd, SG_CHECKPOINT_MAY_LOAD), CT_DEVICE_NO_MEMORY);
+    EXPECT_EQ(checkpoint(fd, SG_CHECKPOINT_LOAD), CT_DEVICE_NO_MEMORY);
+    EXPECT_EQ(state(fd), CU_PROCESS_STATE_CHECKPOINTED);
     EXPECT_EQ(ask(other->socket, SG_CLIENT_GIVE, 1, 0).result, CT_DEVICE_OK);
-    EXPECT_EQ(act(line, SG_CHECKPOINT_LOAD), CT_DEVICE_OK);
+    EXPECT_EQ(checkpoint(fd, SG_CHECKPOINT_LOAD), CT_DEVICE_OK);
     EXPECT_EQ(ask(other->socket, SG_MEMORY_INFO, 0, 0).a, 0);
-    EXPECT_EQ(ask(other->socket, SG_CLIENT_GIVE, room.a - 3 * BYTES, 0).result, CT_DEVICE_OK);
-    EXPECT_EQ(taken(other), 3 * BYTES);
-    /* It dies while its memory is away: none of it comes back. */
-    EXPECT_EQ(act(line, SG_CHECKPOINT_SAVE), CT_DEVICE_OK);
+    EXPECT_EQ(ask(other->socket, SG_CLIENT_GIVE, info.a - 3 * BYTES, 0).result, CT_DEVICE_OK);
+    EXPECT_EQ(used_bytes(other), 3 * BYTES);
+    /* If the client dies while its memory is off the device, the memory does not return. */
+    EXPECT_EQ(checkpoint(fd, SG_CHECKPOINT_SAVE), CT_DEVICE_OK);
     close(target->socket);
     munmap(target->ring, sizeof *target->ring);
-    while (ask(line, SG_CHECKPOINT, (uint64_t)getpid(), SG_CHECKPOINT_STATE).result != CT_DEVICE_STALE)
+    while (ask(fd, SG_CHECKPOINT, (uint64_t)getpid(), SG_CHECKPOINT_STATE).result != CT_DEVICE_STALE)
         ;
-    EXPECT_EQ(taken(other), 0);
-    close(line);
+    EXPECT_EQ(used_bytes(other), 0);
+    close(fd);
 }
 
-/* A client of another pid, so that only the target is meant by ours. */
-static struct test_line stranger(pid_t *child)
+/* A client with another pid, so that requests for this pid refer only to the target. */
+static struct test_client start_other_client(pid_t *child)
 {
     int pair[2];
     EXPECT(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, pair) == 0);
     *child = fork();
     if (*child == 0) {
         char words[sizeof(struct sg_reply)];
-        struct test_line line = test_line_open(server.path);
+        struct test_client client = test_client_open(server.path);
         close(pair[0]);
         for (ssize_t got; (got = recv(pair[1], words, sizeof words, 0)) > 0;) {
-            EXPECT(send(line.socket, words, (size_t)got, 0) == got);
-            got = recv(line.socket, words, sizeof words, 0);
+            EXPECT(send(client.socket, words, (size_t)got, 0) == got);
+            got = recv(client.socket, words, sizeof words, 0);
             EXPECT(send(pair[1], words, (size_t)got, 0) == got);
         }
         _exit(0);
     }
     close(pair[1]);
-    return (struct test_line){.socket = pair[0]};
+    return (struct test_client){.socket = pair[0]};
 }
 
 int main(void)
@@ -178,13 +179,13 @@ int main(void)
     int status;
     pid_t child;
     test_server_start(&server, "t4");
-    struct test_line other = stranger(&child);
-    struct test_line target = test_line_open(server.path);
+    struct test_client other = start_other_client(&child);
+    struct test_client target = test_client_open(server.path);
     struct sg_reply made = ask(target.socket, SG_CONTEXT_CREATE, 0, 0);
     EXPECT_EQ(made.result, CT_DEVICE_OK);
-    EXPECT_EQ(taken(&other), 0);
+    EXPECT_EQ(used_bytes(&other), 0);
     check_lock(&target, (uint32_t)made.b);
-    /* What would not end is gone with its context. */
+    /* The endless kernel ends with its context. */
     EXPECT_EQ(ask(target.socket, SG_CONTEXT_DESTROY, made.a, 0).result, CT_DEVICE_OK);
     made = ask(target.socket, SG_CONTEXT_CREATE, 0, 0);
     check_sleep(&target, (uint32_t)made.b);

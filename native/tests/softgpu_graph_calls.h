@@ -1,8 +1,8 @@
-/* The driver calls that the tests of graphs make: the face has no header of its own. */
+/* Driver calls used by the tests of graphs, since the driver has no public header. */
 #ifndef COTENANT_TESTS_SOFTGPU_GRAPH_CALLS_H
 #define COTENANT_TESTS_SOFTGPU_GRAPH_CALLS_H
 
-#include "softgpu/graph.h"
+#include "softgpu/driver/graph/graph.h"
 
 CUresult cuCtxSetCurrent(CUcontext);
 CUresult cuInit(unsigned int);

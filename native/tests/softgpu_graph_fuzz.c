@@ -1,16 +1,16 @@
-/* Random graphs, explicit and captured: every node's effect comes after its dependencies', and nothing is left over. */
+/* Fuzz test of graphs, explicit and captured: every node takes effect after its dependencies, and nothing is leaked. */
 #include "softgpu_graph_calls.h"
 #include "softgpu_server.h"
 
-enum { NODES = 60, ROUNDS = 50, STREAMS = 3, CALLS = 15000, PLACES = 8, LAUNCHES = 8 };
+enum { NODES = 60, ROUNDS = 50, STREAMS = 3, CALLS = 15000, SLOTS = 8, LAUNCHES = 8 };
 
 static uint64_t state = 88172645463325252u;
 static CUcontext context;
 static CUfunction timed;
 static CUstream streams[STREAMS];
-static int ended; /* user objects */
+static int ended; /* number of ended user objects */
 
-static uint64_t dice(uint64_t below)
+static uint64_t rng(uint64_t below)
 {
     state ^= state << 13;
     state ^= state >> 7;
@@ -18,29 +18,29 @@ static uint64_t dice(uint64_t below)
     return state % below;
 }
 
-/* Host functions note the order in which they run: one thread runs them all. */
-struct ran {
+/* Host functions record the order in which they run; one thread runs all of them. */
+struct run {
     int times;
     uint64_t at;
 };
-static uint64_t clock_of_runs;
+static uint64_t run_clock;
 static int hosts_per_launch, runs_of_launch[LAUNCHES], overlapped;
 
-static void note(void *data)
+static void record_run(void *data)
 {
-    struct ran *ran = data;
-    ran->times++;
-    ran->at = ++clock_of_runs;
-    /* The launches of one executable graph come one after the other, in whatever streams. */
-    if (ran->times >= LAUNCHES)
-        return; /* of any_calls(), where nobody counts */
-    runs_of_launch[ran->times]++;
-    overlapped |= ran->times > 1 && runs_of_launch[ran->times - 1] != hosts_per_launch;
+    struct run *run = data;
+    run->times++;
+    run->at = ++run_clock;
+    /* Launches of one executable graph run one after another, whatever their streams are. */
+    if (run->times >= LAUNCHES)
+        return; /* called from any_calls(), which does not check the order */
+    runs_of_launch[run->times]++;
+    overlapped |= run->times > 1 && runs_of_launch[run->times - 1] != hosts_per_launch;
 }
 
-static void note_end(void *data)
+static void record_end(void *data)
 {
-    *(uint64_t *)data = ++clock_of_runs;
+    *(uint64_t *)data = ++run_clock;
 }
 
 static void count_end(void *data)
@@ -49,21 +49,21 @@ static void count_end(void *data)
     __atomic_fetch_add(&ended, 1, __ATOMIC_RELAXED);
 }
 
-struct drawn {
+struct random_graph {
     CUgraph graph;
     CUgraphNode nodes[NODES];
     uint8_t before[NODES][NODES];
-    struct ran ran[NODES];
+    struct run run[NODES];
     int is_host[NODES], count;
 };
 
-static CUgraphNodeParams some_params(struct ran *ran, int *is_host, CUdeviceptr scratch)
+static CUgraphNodeParams some_params(struct run *run, int *is_host, CUdeviceptr scratch)
 {
     static uint64_t duration_ns;
     static void *values[] = {&duration_ns};
     *is_host = 0;
-    duration_ns = 1 + dice(2) * dice(100000); /* so that order does not come about by itself */
-    switch (dice(6)) {
+    duration_ns = 1 + rng(2) * rng(100000); /* so that the order does not occur by chance */
+    switch (rng(6)) {
     case 0:
         return (CUgraphNodeParams){.type = CU_GRAPH_NODE_TYPE_KERNEL,
                                    .kernel = {timed, 1, 1, 1, 32, 1, 1, 0, values, NULL, NULL, NULL}};
@@ -73,41 +73,42 @@ static CUgraphNodeParams some_params(struct ran *ran, int *is_host, CUdeviceptr 
         return (CUgraphNodeParams){.type = CU_GRAPH_NODE_TYPE_MEMSET, .memset = {scratch, 0, 7, 4, 8, 1, NULL}};
     default:
         *is_host = 1;
-        return (CUgraphNodeParams){.type = CU_GRAPH_NODE_TYPE_HOST, .host = {note, ran}};
+        return (CUgraphNodeParams){.type = CU_GRAPH_NODE_TYPE_HOST, .host = {record_run, run}};
     }
 }
 
-/* Edges lead from lower to higher numbers; some are added afterwards, some taken away again, some nodes too. */
-static void draw(struct drawn *d, CUdeviceptr scratch)
+/* Edges lead from lower to higher indexes. Some are added later, and some edges and nodes are removed. */
+static void make_random_graph(struct random_graph *d, CUdeviceptr scratch)
 {
     memset(d, 0, sizeof *d);
-    d->count = 1 + (int)dice(NODES);
+    d->count = 1 + (int)rng(NODES);
     OK(cuGraphCreate(&d->graph, 0));
-    uint64_t density = 1 + dice(8);
+    uint64_t density = 1 + rng(8);
     for (int i = 0; i < d->count; i++) {
         CUgraphNode before[NODES];
         size_t count = 0;
         for (int k = 0; k < i; k++)
-            if (dice(10) < density && dice(3) == 0) {
+            if (rng(10) < density && rng(3) == 0) {
                 before[count++] = d->nodes[k];
                 d->before[i][k] = 1;
             }
-        CUgraphNodeParams params = some_params(&d->ran[i], &d->is_host[i], scratch);
+        CUgraphNodeParams params = some_params(&d->run[i], &d->is_host[i], scratch);
         OK(cuGraphAddNode_v2(&d->nodes[i], d->graph, before, NULL, count, &params));
     }
     for (int n = 0; n < d->count; n++) {
-        int to = (int)dice((uint64_t)d->count), from = to ? (int)dice((uint64_t)to) : 0;
+        int to = (int)rng((uint64_t)d->count), from = to ? (int)rng((uint64_t)to) : 0;
         if (to == from)
             continue;
-        CUresult wanted = d->before[to][from] ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
-        EXPECT_EQ(cuGraphAddDependencies(d->graph, &d->nodes[from], &d->nodes[to], 1), wanted);
-        if (dice(3) == 0)
+        CUresult expected = d->before[to][from] ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS;
+        EXPECT_EQ(cuGraphAddDependencies(d->graph, &d->nodes[from], &d->nodes[to], 1), expected);
+        if (rng(3) == 0)
             OK(cuGraphRemoveDependencies(d->graph, &d->nodes[from], &d->nodes[to], 1));
         d->before[to][from] = 1;
         size_t edges = 0;
         OK(cuGraphGetEdges(d->graph, NULL, NULL, &edges));
         int listed = 0;
-        CUgraphNode *from_nodes = calloc(edges + 1, sizeof *from_nodes), *to_nodes = calloc(edges + 1, sizeof *to_nodes);
+        CUgraphNode *from_nodes = calloc(edges + 1, sizeof *from_nodes);
+        CUgraphNode *to_nodes = calloc(edges + 1, sizeof *to_nodes);
         OK(cuGraphGetEdges(d->graph, from_nodes, to_nodes, &edges));
         for (size_t e = 0; e < edges; e++)
             listed |= from_nodes[e] == d->nodes[from] && to_nodes[e] == d->nodes[to];
@@ -115,8 +116,8 @@ static void draw(struct drawn *d, CUdeviceptr scratch)
         free(from_nodes);
         free(to_nodes);
     }
-    if (dice(4) == 0) {
-        int gone = (int)dice((uint64_t)d->count);
+    if (rng(4) == 0) {
+        int gone = (int)rng((uint64_t)d->count);
         OK(cuGraphDestroyNode(d->nodes[gone]));
         d->is_host[gone] = 0;
         for (int i = 0; i < d->count; i++)
@@ -124,8 +125,8 @@ static void draw(struct drawn *d, CUdeviceptr scratch)
     }
 }
 
-/* A node that is no host function stands for what it depends on. */
-static void close_over(struct drawn *d)
+/* Nodes that are not host functions pass their dependencies on. */
+static void add_transitive(struct random_graph *d)
 {
     for (int i = 0; i < d->count; i++)
         for (int k = 0; k < i; k++)
@@ -133,7 +134,7 @@ static void close_over(struct drawn *d)
                 d->before[i][m] |= d->before[k][m];
 }
 
-static void count_hosts(const struct drawn *d)
+static void count_hosts(const struct random_graph *d)
 {
     memset(runs_of_launch, 0, sizeof runs_of_launch);
     hosts_per_launch = 0;
@@ -141,58 +142,58 @@ static void count_hosts(const struct drawn *d)
         hosts_per_launch += d->is_host[i];
 }
 
-static void expect_order(const struct drawn *d, int times, uint64_t end)
+static void expect_order(const struct random_graph *d, int times, uint64_t end)
 {
     EXPECT(!overlapped);
     for (int i = 0; i < d->count; i++) {
         if (!d->is_host[i])
             continue;
-        EXPECT_EQ(d->ran[i].times, times);
-        EXPECT(d->ran[i].at < end);
+        EXPECT_EQ(d->run[i].times, times);
+        EXPECT(d->run[i].at < end);
         for (int k = 0; k < i; k++)
             if (d->is_host[k] && d->before[i][k])
-                EXPECT(d->ran[k].at < d->ran[i].at);
+                EXPECT(d->run[k].at < d->run[i].at);
     }
 }
 
 static void explicit_graphs(CUdeviceptr scratch)
 {
-    static struct drawn d;
+    static struct random_graph d;
     for (int round = 0; round < ROUNDS; round++) {
         CUgraphExec exec;
         CUgraph graph, parent = NULL;
         CUgraphNode child;
-        draw(&d, scratch);
-        close_over(&d);
+        make_random_graph(&d, scratch);
+        add_transitive(&d);
         CUuserObject object;
         OK(cuUserObjectCreate(&object, NULL, count_end, 1, CU_USER_OBJECT_NO_DESTRUCTOR_SYNC));
         OK(cuGraphRetainUserObject(d.graph, object, 1, CU_GRAPH_USER_OBJECT_MOVE));
         graph = d.graph;
-        if (dice(3) == 0) {
+        if (rng(3) == 0) {
             CUgraphNodeParams params = {.type = CU_GRAPH_NODE_TYPE_GRAPH, .graph = {.graph = d.graph}};
             OK(cuGraphCreate(&parent, 0));
             OK(cuGraphAddNode_v2(&child, parent, NULL, NULL, 0, &params));
             graph = parent;
         }
         OK(cuGraphInstantiateWithFlags(&exec, graph, 0));
-        if (dice(2))
-            OK(cuGraphUpload(exec, streams[dice(STREAMS)]));
-        int times = 1 + (int)dice(3);
+        if (rng(2))
+            OK(cuGraphUpload(exec, streams[rng(STREAMS)]));
+        int times = 1 + (int)rng(3);
         uint64_t end = 0;
         count_hosts(&d);
         for (int n = 0; n < times; n++) {
-            CUstream stream = streams[dice(STREAMS)];
+            CUstream stream = streams[rng(STREAMS)];
             OK(cuGraphLaunch(exec, stream));
             if (n == times - 1)
-                OK(cuLaunchHostFunc(stream, note_end, &end));
-            if (dice(3) == 0) {
+                OK(cuLaunchHostFunc(stream, record_end, &end));
+            if (rng(3) == 0) {
                 CUgraphExecUpdateResultInfo info;
                 OK(cuGraphExecUpdate_v2(exec, graph, &info));
             }
         }
-        if (dice(2))
+        if (rng(2))
             OK(cuCtxSynchronize());
-        OK(cuGraphExecDestroy(exec)); /* with launches in flight, or without */
+        OK(cuGraphExecDestroy(exec)); /* with or without launches in flight */
         OK(cuGraphDestroy(d.graph));
         if (parent)
             OK(cuGraphDestroy(parent));
@@ -202,10 +203,10 @@ static void explicit_graphs(CUdeviceptr scratch)
     }
 }
 
-/* The same in captured streams: each keeps its own order, and a wait puts one behind another. */
+/* The same with captured streams: each keeps its order, and a wait orders one after another. */
 static void captured_graphs(void)
 {
-    static struct drawn d;
+    static struct random_graph d;
     CUevent events[NODES];
     for (int i = 0; i < NODES; i++)
         OK(cuEventCreate(&events[i], CU_EVENT_DISABLE_TIMING));
@@ -213,24 +214,24 @@ static void captured_graphs(void)
         int last[STREAMS] = {-1, -1, -1};
         CUgraphExec exec;
         memset(&d, 0, sizeof d);
-        d.count = 1 + (int)dice(NODES);
-        OK(cuStreamBeginCapture_v2(streams[0], (int)dice(3)));
+        d.count = 1 + (int)rng(NODES);
+        OK(cuStreamBeginCapture_v2(streams[0], (int)rng(3)));
         OK(cuEventRecord(events[0], streams[0]));
         for (int s = 1; s < STREAMS; s++)
             OK(cuStreamWaitEvent(streams[s], events[0], 0));
         for (int i = 0; i < d.count; i++) {
-            int s = (int)dice(STREAMS);
-            if (i && dice(3) == 0) { /* behind an earlier one: its event was recorded right after it */
-                int on = (int)dice((uint64_t)i);
+            int s = (int)rng(STREAMS);
+            if (i && rng(3) == 0) { /* its event was recorded directly after it */
+                int on = (int)rng((uint64_t)i);
                 OK(cuStreamWaitEvent(streams[s], events[on], 0));
                 d.before[i][on] = 1;
             }
-            if (dice(2)) {
-                uint64_t duration_ns = dice(100000);
+            if (rng(2)) {
+                uint64_t duration_ns = rng(100000);
                 void *values[] = {&duration_ns};
                 OK(cuLaunchKernel(timed, 1, 1, 1, 32, 1, 1, 0, streams[s], values, NULL));
             }
-            OK(cuLaunchHostFunc(streams[s], note, &d.ran[i]));
+            OK(cuLaunchHostFunc(streams[s], record_run, &d.run[i]));
             OK(cuEventRecord(events[i], streams[s]));
             d.is_host[i] = 1;
             if (last[s] >= 0)
@@ -241,47 +242,47 @@ static void captured_graphs(void)
             if (last[s] >= 0)
                 OK(cuStreamWaitEvent(streams[0], events[last[s]], 0));
         OK(cuStreamEndCapture(streams[0], &d.graph));
-        close_over(&d);
+        add_transitive(&d);
         count_hosts(&d);
         OK(cuGraphInstantiateWithFlags(&exec, d.graph, 0));
         OK(cuGraphDestroy(d.graph));
-        OK(cuGraphLaunch(exec, streams[dice(STREAMS)]));
-        OK(cuGraphLaunch(exec, streams[dice(STREAMS)]));
+        OK(cuGraphLaunch(exec, streams[rng(STREAMS)]));
+        OK(cuGraphLaunch(exec, streams[rng(STREAMS)]));
         OK(cuGraphExecDestroy(exec));
         OK(cuCtxSynchronize());
         expect_order(&d, 2, UINT64_MAX);
     }
 }
 
-/* What the calls of any_calls() are about, and how many of them came to something. */
-struct pot {
-    CUgraph graphs[PLACES];
-    CUgraphNode nodes[PLACES];
-    CUgraphExec execs[PLACES];
+/* Handles for any_calls(), and the number of successful calls. */
+struct handles {
+    CUgraph graphs[SLOTS];
+    CUgraphNode nodes[SLOTS];
+    CUgraphExec execs[SLOTS];
     int launched, captured, updated;
 };
 
-static void any_call(struct pot *pot, CUdeviceptr scratch)
+static void any_call(struct handles *handles, CUdeviceptr scratch)
 {
-    static struct ran ran;
+    static struct run run;
     CUgraph found;
-    CUgraph *graph = &pot->graphs[dice(PLACES)];
-    CUgraphNode *node = &pot->nodes[dice(PLACES)], *other = &pot->nodes[dice(PLACES)];
-    CUgraphExec *exec = &pot->execs[dice(PLACES)];
-    CUstream stream = streams[dice(STREAMS)];
+    CUgraph *graph = &handles->graphs[rng(SLOTS)];
+    CUgraphNode *node = &handles->nodes[rng(SLOTS)], *other = &handles->nodes[rng(SLOTS)];
+    CUgraphExec *exec = &handles->execs[rng(SLOTS)];
+    CUstream stream = streams[rng(STREAMS)];
     int is_host;
-    CUgraphNodeParams params = some_params(&ran, &is_host, scratch);
-    if (dice(8) == 0)
+    CUgraphNodeParams params = some_params(&run, &is_host, scratch);
+    if (rng(8) == 0)
         params = (CUgraphNodeParams){.type = CU_GRAPH_NODE_TYPE_GRAPH,
-                                     .graph = {pot->graphs[dice(PLACES)], (int)dice(3)}};
+                                     .graph = {handles->graphs[rng(SLOTS)], (int)rng(3)}};
     CUgraphExecUpdateResultInfo info;
-    switch (dice(16)) {
+    switch (rng(16)) {
     case 0:
         cuGraphDestroy(*graph);
         cuGraphCreate(graph, 0);
         break;
     case 1:
-        if (cuGraphClone(&found, pot->graphs[dice(PLACES)]) == CUDA_SUCCESS) {
+        if (cuGraphClone(&found, handles->graphs[rng(SLOTS)]) == CUDA_SUCCESS) {
             cuGraphDestroy(*graph);
             *graph = found;
         }
@@ -297,24 +298,24 @@ static void any_call(struct pot *pot, CUdeviceptr scratch)
         break;
     case 5:
         cuGraphExecDestroy(*exec);
-        cuGraphInstantiateWithFlags(exec, *graph, dice(3));
+        cuGraphInstantiateWithFlags(exec, *graph, rng(3));
         break;
     case 6:
-        pot->updated += cuGraphExecUpdate_v2(*exec, *graph, &info) == CUDA_SUCCESS;
+        handles->updated += cuGraphExecUpdate_v2(*exec, *graph, &info) == CUDA_SUCCESS;
         break;
     case 7:
-        cuGraphNodeSetEnabled(*exec, *node, (unsigned)dice(2));
+        cuGraphNodeSetEnabled(*exec, *node, (unsigned)rng(2));
         break;
     case 8:
-        pot->launched += cuGraphLaunch(*exec, stream) == CUDA_SUCCESS;
+        handles->launched += cuGraphLaunch(*exec, stream) == CUDA_SUCCESS;
         break;
     case 9:
-        cuStreamBeginCapture_v2(stream, (int)dice(4));
-        cuMemsetD32Async(scratch, 5, 8, streams[dice(STREAMS)]);
+        cuStreamBeginCapture_v2(stream, (int)rng(4));
+        cuMemsetD32Async(scratch, 5, 8, streams[rng(STREAMS)]);
         break;
     case 10:
         if (cuStreamEndCapture(stream, &found) == CUDA_SUCCESS) {
-            pot->captured++;
+            handles->captured++;
             cuGraphDestroy(found);
         }
         break;
@@ -322,25 +323,25 @@ static void any_call(struct pot *pot, CUdeviceptr scratch)
         cuStreamSynchronize(stream);
         break;
     default:
-        cuGraphAddNode_v2(node, *graph, other, NULL, dice(2), &params);
+        cuGraphAddNode_v2(node, *graph, other, NULL, rng(2), &params);
     }
 }
 
-/* Any call with any handle, dead or alive, is answered. */
+/* Every call with any handle, valid or stale, returns. */
 static void any_calls(CUdeviceptr scratch)
 {
-    struct pot pot = {0};
+    struct handles handles = {0};
     CUgraph found;
     for (int i = 0; i < CALLS; i++)
-        any_call(&pot, scratch);
+        any_call(&handles, scratch);
     for (int s = 0; s < STREAMS; s++)
         if (cuStreamEndCapture(streams[s], &found) == CUDA_SUCCESS)
             cuGraphDestroy(found);
     OK(cuCtxSynchronize());
-    EXPECT(pot.launched > 50 && pot.captured > 50 && pot.updated > 10); /* it did get somewhere */
-    for (int i = 0; i < PLACES; i++) {
-        cuGraphExecDestroy(pot.execs[i]);
-        cuGraphDestroy(pot.graphs[i]);
+    EXPECT(handles.launched > 50 && handles.captured > 50 && handles.updated > 10); /* enough calls succeeded */
+    for (int i = 0; i < SLOTS; i++) {
+        cuGraphExecDestroy(handles.execs[i]);
+        cuGraphDestroy(handles.graphs[i]);
     }
 }
 

@@ -1,10 +1,10 @@
-/* Graphs at their limits: longer than the ring, deeper than a stack, memory that comes and goes, several threads. */
+/* Tests of graphs at their limits: longer than the ring, deeply nested, with memory nodes, and with several threads. */
 #include "softgpu_graph_calls.h"
 #include "softgpu_server.h"
 
 #include <pthread.h>
 
-enum { STREAMS = 3, LONG = 3000, BESIDE = 400 };
+enum { STREAMS = 3, LONG = 3000, CONCURRENT = 400 };
 
 static CUcontext context;
 static CUstream streams[STREAMS];
@@ -16,7 +16,7 @@ static void count_run(void *data)
     runs++;
 }
 
-/* Longer than the ring, deeper than a C stack would bear. */
+/* A graph longer than the ring, and one nested more deeply than a recursive implementation could handle. */
 static void long_and_deep(CUdeviceptr scratch)
 {
     CUgraph graph, inner = NULL;
@@ -56,7 +56,7 @@ static void long_and_deep(CUdeviceptr scratch)
     EXPECT_EQ(runs, 2 * (LONG / 50) + 1);
 }
 
-/* Memory of graphs: there from its alloc node to its free node, each launch anew, and none when all is over. */
+/* Memory of graphs exists from the allocation node to the free node of each launch, and none remains at the end. */
 static void memory_nodes(void)
 {
     CUdeviceptr out;
@@ -69,7 +69,8 @@ static void memory_nodes(void)
         unsigned got[2] = {0, 0};
         CUgraphNodeParams params = {
             .type = CU_GRAPH_NODE_TYPE_MEM_ALLOC,
-            .alloc = {.poolProps = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}}, .bytesize = 1 << 20}};
+            .alloc = {.poolProps = {.allocType = 1, .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}},
+                      .bytesize = 1 << 20}};
         OK(cuGraphCreate(&graph, 0));
         OK(cuGraphAddNode_v2(&nodes[0], graph, NULL, NULL, 0, &params));
         CUdeviceptr at = params.alloc.dptr;
@@ -78,7 +79,8 @@ static void memory_nodes(void)
         OK(cuGraphAddNode_v2(&nodes[1], graph, &nodes[0], NULL, 1, &params));
         params = (CUgraphNodeParams){.type = CU_GRAPH_NODE_TYPE_MEMCPY,
                                      .memcpy.copyParams = {.srcMemoryType = 4, .srcDevice = at, .dstMemoryType = 4,
-                                                           .dstDevice = out, .WidthInBytes = 8, .Height = 1, .Depth = 1}};
+                                                           .dstDevice = out, .WidthInBytes = 8, .Height = 1,
+                                                           .Depth = 1}};
         OK(cuGraphAddNode_v2(&nodes[2], graph, &nodes[1], NULL, 1, &params));
         params = (CUgraphNodeParams){.type = CU_GRAPH_NODE_TYPE_MEM_FREE, .free = {at}};
         OK(cuGraphAddNode_v2(&nodes[3], graph, &nodes[2], NULL, 1, &params));
@@ -99,7 +101,7 @@ static void memory_nodes(void)
     OK(cuMemFree_v2(out));
 }
 
-/* One thread runs all host functions, so the order of what they write is the order in which they ran. */
+/* One thread runs all host functions, so the order of the letters is the order in which they ran. */
 static char letters[4 * LONG];
 static int letter_count;
 
@@ -108,17 +110,17 @@ static void write_letter(void *data)
     letters[letter_count++] = (char)(uintptr_t)data;
 }
 
-static void *submit_beside(void *exec)
+static void *submit_concurrently(void *exec)
 {
     OK(cuCtxSetCurrent(context));
-    for (int i = 0; i < BESIDE; i++)
+    for (int i = 0; i < CONCURRENT; i++)
         OK(cuLaunchHostFunc(streams[0], write_letter, (void *)(uintptr_t)'b'));
-    OK(cuGraphExecDestroy(exec)); /* the other thread may be within a launch of it */
+    OK(cuGraphExecDestroy(exec)); /* the other thread may be inside a launch of it */
     return NULL;
 }
 
-/* A launch is one piece of work of its stream, even if it has to wait for room in the ring on its way. */
-static void taking_turns(CUdeviceptr scratch)
+/* A launch is one unit of its stream, even if it waits for space in the ring. */
+static void launches_are_not_interleaved(CUdeviceptr scratch)
 {
     CUgraph graph;
     CUgraphNode last = NULL, node;
@@ -135,13 +137,13 @@ static void taking_turns(CUdeviceptr scratch)
     }
     OK(cuGraphInstantiateWithFlags(&exec, graph, 0));
     OK(cuGraphDestroy(graph));
-    EXPECT(pthread_create(&thread, NULL, submit_beside, exec) == 0);
+    EXPECT(pthread_create(&thread, NULL, submit_concurrently, exec) == 0);
     int launches = 0;
     while (launches < 3 && cuGraphLaunch(exec, streams[0]) == CUDA_SUCCESS)
         launches++;
     EXPECT(pthread_join(thread, NULL) == 0);
     OK(cuCtxSynchronize());
-    EXPECT_EQ(letter_count, BESIDE + launches * (LONG / 30 + 1));
+    EXPECT_EQ(letter_count, CONCURRENT + launches * (LONG / 30 + 1));
     int is_within = 0;
     for (int i = 0; i < letter_count; i++) {
         EXPECT(!is_within || letters[i] != 'b');
@@ -149,10 +151,10 @@ static void taking_turns(CUdeviceptr scratch)
     }
 }
 
-/* Graphs made and destroyed without end leave neither streams nor events behind. */
-static void one_after_the_other(CUdeviceptr scratch)
+/* Creating and destroying many graphs leaves neither streams nor events behind. */
+static void graphs_leave_nothing_behind(CUdeviceptr scratch)
 {
-    int left = 0;
+    int remaining = 0;
     for (int round = 0; round < 300; round++) {
         CUgraph graph;
         CUgraphNode node;
@@ -168,12 +170,12 @@ static void one_after_the_other(CUdeviceptr scratch)
         OK(cuStreamSynchronize(streams[0]));
     }
     for (CUstream stream = sg_each(SG_STREAM, NULL); stream; stream = sg_each(SG_STREAM, stream))
-        left++;
-    EXPECT(left < 4 * SG_BRANCHES);
-    left = 0;
+        remaining++;
+    EXPECT(remaining < 4 * SG_BRANCHES);
+    remaining = 0;
     for (CUevent event = sg_each(SG_EVENT, NULL); event; event = sg_each(SG_EVENT, event))
-        left++;
-    EXPECT_EQ(left, 0);
+        remaining++;
+    EXPECT_EQ(remaining, 0);
 }
 
 int main(void)
@@ -190,8 +192,8 @@ int main(void)
     OK(cuMemAlloc_v2(&scratch, 4096));
     memory_nodes();
     long_and_deep(scratch);
-    taking_turns(scratch);
-    one_after_the_other(scratch);
+    launches_are_not_interleaved(scratch);
+    graphs_leave_nothing_behind(scratch);
     OK(cuMemFree_v2(scratch));
     OK(cuMemGetInfo_v2(&after_bytes, &total_bytes));
     EXPECT_EQ(after_bytes, free_bytes);

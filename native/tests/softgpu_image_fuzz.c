@@ -1,5 +1,6 @@
-/* Fuzz of the image readers: valid images cut, flipped, spliced and repeated, read and launched without harm. */
-#include "softgpu/face.h"
+/* Fuzz test of the image readers: valid images are truncated, modified, spliced and repeated, then read and
+ * launched. */
+#include "softgpu/driver/internal.h"
 #include "softgpu_server.h"
 
 #include <stdlib.h>
@@ -10,7 +11,7 @@ CUresult cuInit(unsigned int);
 static uint64_t state;
 static CUcontext context;
 
-static uint64_t dice(void)
+static uint64_t rng(void)
 {
     state += UINT64_C(0x9e3779b97f4a7c15);
     uint64_t z = state;
@@ -31,7 +32,8 @@ static const char ptx[] =
     "n\n)\n"
     ".maxntid 256, 1, 1\n{\n .reg .b64 %rd<5>; // }\n { ret; }\n}\n.entry empty() { ret; }\n.entry bare { ret; }\n";
 
-/* A small cubin: two kernels, one with parameters, shared memory and a stack; one variable with a value, a constant. */
+/* A small cubin: two kernels, one with parameters, shared memory and a stack, an initialised variable and a
+ * constant. */
 static size_t make_elf(unsigned char *out)
 {
     static const char names[] = "\0.shstrtab\0.text.one\0.text.two\0.nv.info.one\0.nv.shared.one"
@@ -90,19 +92,19 @@ static size_t make_elf(unsigned char *out)
     return 1104 + sizeof info;
 }
 
-/* A fat binary around some payload, as stored or as LZ4 literals. */
+/* A fat binary around a payload, stored or as LZ4 literals. */
 static size_t make_fatbin(unsigned char *out, uint16_t kind, const void *payload, size_t bytes, int is_packed)
 {
     memset(out, 0, 80);
     memcpy(out, "\x50\xed\x55\xba\x01\x00\x10\x00", 8);
     unsigned char *entry = out + 16, *body = entry + 64;
     size_t stored = bytes;
-    if (is_packed) { /* one sequence of literals alone */
-        size_t rest = bytes - 15, at = 0;
+    if (is_packed) { /* a single sequence of literals */
+        size_t remaining = bytes - 15, at = 0;
         body[at++] = 0xf0;
-        for (; rest >= 255; rest -= 255)
+        for (; remaining >= 255; remaining -= 255)
             body[at++] = 255;
-        body[at++] = (unsigned char)rest;
+        body[at++] = (unsigned char)remaining;
         memcpy(body + at, payload, bytes);
         stored = at + bytes;
     } else {
@@ -120,9 +122,9 @@ static size_t make_fatbin(unsigned char *out, uint16_t kind, const void *payload
     return 16 + all;
 }
 
-enum { SEEDS = 6, ROOM = 4096 };
+enum { SEEDS = 6, CAPACITY = 4096 };
 
-static unsigned char seeds[SEEDS][ROOM];
+static unsigned char seeds[SEEDS][CAPACITY];
 static size_t seed_bytes[SEEDS];
 
 static void prepare(void)
@@ -135,8 +137,8 @@ static void prepare(void)
     seed_bytes[5] = make_fatbin(seeds[5], 1, ptx, sizeof ptx - 1, 1);
 }
 
-/* What was read can be written, and then says the same. A broken cubin may say what no text image can: its parameters lie
- * in each other, its names have blanks. */
+/* An image that was written can be read back and written identically. A corrupt cubin may contain what a text image
+ * cannot express, such as overlapping parameters or names with blanks. */
 static void check_written(const struct sg_image *image, int is_whole)
 {
     size_t bytes, again_bytes;
@@ -184,7 +186,7 @@ static void check_seeds(void)
     }
 }
 
-/* One line too many or too long: what a kernel's parameters are cannot be said twice, or larger than they may be. */
+/* Images that set the parameters of a kernel twice or beyond the limits are rejected. */
 static void check_refusals(void)
 {
     static const char *const lines[] = {
@@ -197,13 +199,13 @@ static void check_refusals(void)
         int bytes = snprintf(whole, sizeof whole, "softgpu-image 1\nkernel k\n%s", lines[i]);
         EXPECT_EQ(sg_image_read(whole, (size_t)bytes, &image), CUDA_ERROR_INVALID_IMAGE);
     }
-    unsigned char cubin[ROOM];
+    unsigned char cubin[CAPACITY];
     memcpy(cubin, seeds[2], seed_bytes[2]);
     memset(cubin + 1104 + 10, 0xff, 2); /* the offset of its second parameter */
     EXPECT_EQ(sg_image_read(cubin, seed_bytes[2], &image), CUDA_ERROR_INVALID_IMAGE);
 }
 
-/* Launches what an image says, made to take no time: pointers and durations are zero. */
+/* Launch the kernels of an image with zero pointers and durations. */
 static void launch(struct sg_image *image)
 {
     static char zeros[SG_PARAM_LIMIT_BYTES];
@@ -213,8 +215,8 @@ static void launch(struct sg_image *image)
     for (int i = 0; i < SG_MAX_PARAMS; i++)
         params[i] = zeros;
     sg_relock();
-    struct CUmod_st *module = sg_make(SG_MODULE);
-    struct CUfunc_st *function = sg_make(SG_FUNCTION);
+    struct CUmod_st *module = sg_new(SG_MODULE);
+    struct CUfunc_st *function = sg_new(SG_FUNCTION);
     function->module = module;
     for (size_t i = 0; i < image->count && i < 4; i++) {
         struct sg_kernel *kernel = function->kernel = &image->kernels[i];
@@ -225,32 +227,32 @@ static void launch(struct sg_image *image)
         if (++launches % 64 == 0)
             sg_context_wait(context);
     }
-    sg_unmake(SG_FUNCTION, function);
-    sg_unmake(SG_MODULE, module);
+    sg_delete(SG_FUNCTION, function);
+    sg_delete(SG_MODULE, module);
     sg_unlock();
 }
 
-/* The copy has exactly the image's size on the heap, so that the sanitizer sees one byte too far. */
+/* The copy on the heap has exactly the image's size, so that the sanitizer detects a read past the end. */
 static void one(void)
 {
     size_t bytes = 0;
-    int index = (int)(dice() % SEEDS);
-    unsigned char *data = malloc(ROOM + 1);
+    int index = (int)(rng() % SEEDS);
+    unsigned char *data = malloc(CAPACITY + 1);
     memcpy(data, seeds[index], bytes = seed_bytes[index]);
-    for (uint64_t edits = dice() % 6; edits; edits--) {
-        size_t at = dice() % bytes;
-        switch (dice() % 5) {
+    for (uint64_t edits = rng() % 6; edits; edits--) {
+        size_t at = rng() % bytes;
+        switch (rng() % 5) {
         case 0:
-            data[at] = (unsigned char)dice();
+            data[at] = (unsigned char)rng();
             break;
         case 1:
-            data[at] ^= (unsigned char)(1u << dice() % 8);
+            data[at] ^= (unsigned char)(1u << rng() % 8);
             break;
         case 2:
             bytes = at ? at : 1;
             break;
         case 3: {
-            size_t from = dice() % bytes, length = dice() % 64;
+            size_t from = rng() % bytes, length = rng() % 64;
             if (from + length <= bytes && at + length <= bytes)
                 memmove(data + at, data + from, length);
             break;
@@ -258,7 +260,7 @@ static void one(void)
         default: {
             static const uint64_t edges[] = {0, 1, 0x7fffffff, 0xffffffff, UINT64_MAX, UINT64_C(1) << 63};
             if (at + 8 <= bytes)
-                memcpy(data + at, &edges[dice() % 6], 8);
+                memcpy(data + at, &edges[rng() % 6], 8);
         }
         }
     }
@@ -267,7 +269,7 @@ static void one(void)
     struct sg_image image;
     if (sg_image_read(exact, bytes, &image) == CUDA_SUCCESS) {
         check_written(&image, 0);
-        if (dice() % 16 == 0)
+        if (rng() % 16 == 0)
             launch(&image);
         sg_image_free(&image);
     }

@@ -1,5 +1,5 @@
-/* Jitter is repeatable: by the name of the kernel and the number of the launch, whatever was loaded before. */
-#include "softgpu/face.h"
+/* Test that jitter is repeatable: it depends only on the kernel's name and the number of the launch. */
+#include "softgpu/driver/internal.h"
 #include "softgpu_server.h"
 
 CUresult cuInit(unsigned int);
@@ -13,17 +13,17 @@ enum { LAUNCHES = 50, BLOCK_NS = 10000 };
 static const char image[] = "softgpu-image 1\nkernel one\n block_ns 10000\n jitter 5%\n"
                             "kernel two\n block_ns 10000\n jitter 5%\n";
 
-/* What each launch of a freshly loaded kernel asks of the device, as it stands in the ring. */
+/* Read the block durations of a newly loaded kernel from the ring. */
 static void launch(const char *name, uint64_t block_ns[LAUNCHES])
 {
     CUmodule module;
     CUfunction function;
-    const struct sg_link *link = &sg_devices[0].link;
+    const struct sg_connection *connection = &sg_devices[0].connection;
     EXPECT_EQ(cuModuleLoadData(&module, image), CUDA_SUCCESS);
     EXPECT_EQ(cuModuleGetFunction(&function, module, name), CUDA_SUCCESS);
     for (int i = 0; i < LAUNCHES; i++) {
         EXPECT_EQ(cuLaunchKernel(function, 1, 1, 1, 32, 1, 1, 0, NULL, NULL, NULL), CUDA_SUCCESS);
-        block_ns[i] = link->ring->slots[(link->tail - 1) % SG_RING_SLOTS].kernel.block_ns;
+        block_ns[i] = connection->ring->slots[(connection->tail - 1) % SG_RING_SLOTS].kernel.block_ns;
     }
 }
 

@@ -1,9 +1,9 @@
-/* Fuzz of device memory: after any sequence of calls in any number of processes, and after any death, none is lost. */
+/* Fuzz test of device memory: no sequence of calls in any number of processes and no killed process leaks memory. */
 #define _GNU_SOURCE
-#include "softgpu/face.h"
+#include "softgpu/driver/internal.h"
 #include "softgpu_server.h"
 
-/* The face has no header of its own; these are the forms under test. */
+/* The driver has no public header; these are the calls under test. */
 CUresult cuInit(unsigned int);
 CUresult cuCtxSynchronize(void);
 CUresult cuMemGetInfo_v2(size_t *, size_t *);
@@ -36,25 +36,25 @@ CUresult cuIpcGetMemHandle(CUipcMemHandle *, CUdeviceptr);
 CUresult cuIpcOpenMemHandle_v2(CUdeviceptr *, CUipcMemHandle, unsigned int);
 CUresult cuIpcCloseMemHandle(CUdeviceptr);
 
-enum { PLACES = 6, CALLS = 3000, THREADS = 3, WORKERS = 4, KILLS = 60, UNIT = 2 << 20, RESERVED = 8 };
+enum { SLOTS = 6, CALLS = 3000, THREADS = 3, WORKERS = 4, KILLS = 60, UNIT = 2 << 20, RESERVED = 8 };
 
-/* What processes tell each other: handles in shared memory, descriptors through a socket that all have. */
-static struct board {
-    CUipcMemHandle handles[PLACES];
-    CUmemPoolPtrExportData pointers[PLACES];
-} *board;
-static int mailbox[2];
+/* Exchange between processes: handles in shared memory, descriptors over a common socket. */
+static struct exchange {
+    CUipcMemHandle handles[SLOTS];
+    CUmemPoolPtrExportData pointers[SLOTS];
+} *exchange;
+static int descriptor_socket[2];
 
-/* Each thread has its own. */
+/* State of each thread. */
 static __thread uint64_t state;
-static __thread CUdeviceptr plain[PLACES], pooled[PLACES], opened[PLACES], space, imported_pointer;
-static __thread uint64_t plain_bytes[PLACES];
-static __thread CUmemGenericAllocationHandle handles[PLACES];
-static __thread uint64_t handle_units[PLACES];
-static __thread uint64_t mapped_units[RESERVED]; /* by the first unit of the mapping */
-static __thread CUmemoryPool pools[PLACES], imported_pool;
+static __thread CUdeviceptr plain[SLOTS], pooled[SLOTS], opened[SLOTS], space, imported_pointer;
+static __thread uint64_t plain_bytes[SLOTS];
+static __thread CUmemGenericAllocationHandle handles[SLOTS];
+static __thread uint64_t handle_units[SLOTS];
+static __thread uint64_t mapped_units[RESERVED]; /* indexed by the first unit of the mapping */
+static __thread CUmemoryPool pools[SLOTS], imported_pool;
 
-static uint64_t dice(uint64_t below)
+static uint64_t rng(uint64_t below)
 {
     state ^= state << 13;
     state ^= state >> 7;
@@ -69,15 +69,15 @@ static void send_descriptor(int descriptor)
         char bytes[CMSG_SPACE(sizeof(int))];
         struct cmsghdr aligned;
     } control = {{0}};
-    struct iovec piece = {&word, 1};
-    struct msghdr message = {.msg_iov = &piece, .msg_iovlen = 1, .msg_control = control.bytes,
+    struct iovec vector = {&word, 1};
+    struct msghdr message = {.msg_iov = &vector, .msg_iovlen = 1, .msg_control = control.bytes,
                              .msg_controllen = sizeof control.bytes};
     struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
     rights->cmsg_level = SOL_SOCKET;
     rights->cmsg_type = SCM_RIGHTS;
     rights->cmsg_len = CMSG_LEN(sizeof(int));
     memcpy(CMSG_DATA(rights), &descriptor, sizeof descriptor);
-    sendmsg(mailbox[0], &message, MSG_DONTWAIT);
+    sendmsg(descriptor_socket[0], &message, MSG_DONTWAIT);
     close(descriptor);
 }
 
@@ -88,44 +88,44 @@ static int receive_descriptor(void)
         char bytes[CMSG_SPACE(sizeof(int))];
         struct cmsghdr aligned;
     } control;
-    struct iovec piece = {&word, 1};
-    struct msghdr message = {.msg_iov = &piece, .msg_iovlen = 1, .msg_control = control.bytes,
+    struct iovec vector = {&word, 1};
+    struct msghdr message = {.msg_iov = &vector, .msg_iovlen = 1, .msg_control = control.bytes,
                              .msg_controllen = sizeof control.bytes};
     int descriptor = -1;
-    if (recvmsg(mailbox[1], &message, MSG_DONTWAIT) != 1 || !CMSG_FIRSTHDR(&message))
+    if (recvmsg(descriptor_socket[1], &message, MSG_DONTWAIT) != 1 || !CMSG_FIRSTHDR(&message))
         return -1;
     memcpy(&descriptor, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof descriptor);
     return descriptor;
 }
 
-static void act_plain(size_t i)
+static void step_plain(size_t i)
 {
     if (!plain[i]) {
-        plain_bytes[i] = 1 + dice(100000);
+        plain_bytes[i] = 1 + rng(100000);
         EXPECT_EQ(cuMemAlloc_v2(&plain[i], plain_bytes[i]), CUDA_SUCCESS);
-    } else if (dice(3) == 0) {
-        EXPECT_EQ(cuIpcGetMemHandle(&board->handles[dice(PLACES)], plain[i]), CUDA_SUCCESS);
+    } else if (rng(3) == 0) {
+        EXPECT_EQ(cuIpcGetMemHandle(&exchange->handles[rng(SLOTS)], plain[i]), CUDA_SUCCESS);
     } else {
         EXPECT_EQ(cuMemFree_v2(plain[i]), CUDA_SUCCESS);
         plain[i] = 0;
     }
 }
 
-/* Another's memory; our own, or one that is gone, is refused. */
-static void act_open(size_t i)
+/* Memory of other processes; own or freed memory is refused. */
+static void step_open(size_t i)
 {
     if (!opened[i])
-        cuIpcOpenMemHandle_v2(&opened[i], board->handles[dice(PLACES)], 1);
+        cuIpcOpenMemHandle_v2(&opened[i], exchange->handles[rng(SLOTS)], 1);
     else if (cuIpcCloseMemHandle(opened[i]) == CUDA_SUCCESS)
         opened[i] = 0;
 }
 
-static void act_physical(size_t i)
+static void step_physical(size_t i)
 {
     static const CUmemAllocationProp props = {CU_MEM_ALLOCATION_TYPE_PINNED, CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
                                               {CU_MEM_LOCATION_TYPE_DEVICE, 0}, NULL, {0, 0, 0, {0}}};
     int descriptor;
-    if (!handles[i] && dice(3) == 0) {
+    if (!handles[i] && rng(3) == 0) {
         descriptor = receive_descriptor();
         if (descriptor < 0)
             return;
@@ -135,9 +135,9 @@ static void act_physical(size_t i)
             cuMemPoolImportFromShareableHandle(&imported_pool, (void *)(intptr_t)descriptor, 1, 0);
         close(descriptor);
     } else if (!handles[i]) {
-        handle_units[i] = 1 + dice(3);
+        handle_units[i] = 1 + rng(3);
         EXPECT_EQ(cuMemCreate(&handles[i], handle_units[i] * UNIT, &props, 0), CUDA_SUCCESS);
-    } else if (dice(4) == 0) {
+    } else if (rng(4) == 0) {
         EXPECT_EQ(cuMemExportToShareableHandle(&descriptor, handles[i], 1, 0), CUDA_SUCCESS);
         send_descriptor(descriptor);
     } else {
@@ -146,10 +146,10 @@ static void act_physical(size_t i)
     }
 }
 
-static void act_mapping(size_t i)
+static void step_mapping(size_t i)
 {
     static const CUmemAccessDesc access = {{CU_MEM_LOCATION_TYPE_DEVICE, 0}, CU_MEM_ACCESS_FLAGS_PROT_READWRITE};
-    uint64_t at = dice(RESERVED), units = handle_units[i];
+    uint64_t at = rng(RESERVED), units = handle_units[i];
     CUdeviceptr address = space + at * UNIT;
     if (mapped_units[at]) {
         EXPECT_EQ(cuMemUnmap(address, mapped_units[at] * UNIT), CUDA_SUCCESS);
@@ -159,27 +159,27 @@ static void act_mapping(size_t i)
     if (!handles[i] || cuMemMap(address, units * UNIT, 0, handles[i], 0) != CUDA_SUCCESS)
         return;
     mapped_units[at] = units;
-    if (dice(2) && cuMemSetAccess(address, units * UNIT, &access, 1) == CUDA_SUCCESS)
+    if (rng(2) && cuMemSetAccess(address, units * UNIT, &access, 1) == CUDA_SUCCESS)
         EXPECT_EQ(cuMemsetD8Async(address, (unsigned char)at, units * UNIT / 100, NULL), CUDA_SUCCESS);
-    if (dice(3) == 0) {
+    if (rng(3) == 0) {
         CUmemGenericAllocationHandle again;
-        EXPECT_EQ(cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)(address + dice(UNIT))), CUDA_SUCCESS);
+        EXPECT_EQ(cuMemRetainAllocationHandle(&again, (void *)(uintptr_t)(address + rng(UNIT))), CUDA_SUCCESS);
         EXPECT_EQ(again, handles[i]);
         EXPECT_EQ(cuMemRelease(again), CUDA_SUCCESS);
     }
 }
 
-static void act_pool(size_t i)
+static void step_pool(size_t i)
 {
-    CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .handleTypes = (int)dice(2),
+    CUmemPoolProps props = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED, .handleTypes = (int)rng(2),
                             .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
-    cuuint64_t bytes = dice(3) * UNIT;
+    cuuint64_t bytes = rng(3) * UNIT;
     int descriptor;
     if (!pools[i]) {
         EXPECT_EQ(cuMemPoolCreate(&pools[i], &props), CUDA_SUCCESS);
         return;
     }
-    switch (dice(5)) {
+    switch (rng(5)) {
     case 0:
         EXPECT_EQ(cuMemPoolDestroy(pools[i]), CUDA_SUCCESS);
         pools[i] = NULL;
@@ -203,58 +203,58 @@ static void act_pool(size_t i)
     }
 }
 
-static void act_pooled(size_t i)
+static void step_pooled(size_t i)
 {
     if (!pooled[i]) {
-        CUmemoryPool pool = pools[dice(PLACES)];
+        CUmemoryPool pool = pools[rng(SLOTS)];
         if (pool)
-            EXPECT_EQ(cuMemAllocFromPoolAsync(&pooled[i], 1 + dice(5000000), pool, NULL), CUDA_SUCCESS);
+            EXPECT_EQ(cuMemAllocFromPoolAsync(&pooled[i], 1 + rng(5000000), pool, NULL), CUDA_SUCCESS);
         return;
     }
-    if (dice(4) == 0)
+    if (rng(4) == 0)
         EXPECT_EQ(cuMemsetD8Async(pooled[i], 1, 1, NULL), CUDA_SUCCESS);
-    if (dice(4) == 0 && cuMemPoolExportPointer(&board->pointers[dice(PLACES)], pooled[i]) == CUDA_SUCCESS)
+    if (rng(4) == 0 && cuMemPoolExportPointer(&exchange->pointers[rng(SLOTS)], pooled[i]) == CUDA_SUCCESS)
         return;
-    EXPECT_EQ(dice(2) ? cuMemFreeAsync(pooled[i], NULL) : cuMemFree_v2(pooled[i]), CUDA_SUCCESS);
+    EXPECT_EQ(rng(2) ? cuMemFreeAsync(pooled[i], NULL) : cuMemFree_v2(pooled[i]), CUDA_SUCCESS);
     pooled[i] = 0;
 }
 
-static void act_borrowed(void)
+static void step_imported(void)
 {
     if (imported_pointer) {
         EXPECT_EQ(cuMemFree_v2(imported_pointer), CUDA_SUCCESS);
         imported_pointer = 0;
     } else if (imported_pool) {
-        cuMemPoolImportPointer(&imported_pointer, imported_pool, &board->pointers[dice(PLACES)]);
+        cuMemPoolImportPointer(&imported_pointer, imported_pool, &exchange->pointers[rng(SLOTS)]);
     }
 }
 
-static void act(void)
+static void step(void)
 {
-    size_t i = dice(PLACES);
-    switch (dice(8)) {
+    size_t i = rng(SLOTS);
+    switch (rng(8)) {
     case 0:
-        act_plain(i);
+        step_plain(i);
         break;
     case 1:
-        act_physical(i);
+        step_physical(i);
         break;
     case 2:
-        act_mapping(i);
+        step_mapping(i);
         break;
     case 3:
-        act_pool(i);
+        step_pool(i);
         break;
     case 4:
     case 5:
-        act_pooled(i);
+        step_pooled(i);
         break;
     case 6:
-        act_open(i);
+        step_open(i);
         break;
     default:
-        act_borrowed();
-        if (dice(4) == 0)
+        step_imported();
+        if (rng(4) == 0)
             EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
         break;
     }
@@ -269,9 +269,9 @@ static void begin(uint64_t seed)
     EXPECT_EQ(cuMemAddressReserve(&space, RESERVED * (size_t)UNIT, 0, 0, 0), CUDA_SUCCESS);
 }
 
-static void let_go(void)
+static void release_all(void)
 {
-    for (size_t i = 0; i < PLACES; i++) {
+    for (size_t i = 0; i < SLOTS; i++) {
         if (plain[i])
             EXPECT_EQ(cuMemFree_v2(plain[i]), CUDA_SUCCESS);
         while (opened[i] && cuIpcCloseMemHandle(opened[i]) == CUDA_SUCCESS)
@@ -300,13 +300,13 @@ static void *one_thread(void *seed)
 {
     begin((uintptr_t)seed);
     for (int i = 0; i < CALLS; i++)
-        act();
-    let_go();
+        step();
+    release_all();
     return NULL;
 }
 
-/* Every sequence of one process, whatever its threads did at the same time, ends where it began. */
-static void alone(uint64_t seed)
+/* After any sequence of calls in concurrent threads of a process, all memory is free. */
+static void one_process(uint64_t seed)
 {
     size_t free_bytes, total_bytes;
     pthread_t threads[THREADS];
@@ -328,19 +328,19 @@ static pid_t worker(uint64_t seed)
         prctl(PR_SET_PDEATHSIG, SIGKILL);
         begin(seed);
         for (;;)
-            act();
+            step();
     }
     return pid;
 }
 
-/* What the server says to a stranger; it hears of deaths in its own time, so this asks until it has. */
-static int all_is_free(struct test_line *line)
+/* The server notices deaths with a delay, so repeat the request. */
+static int all_memory_is_free(struct test_client *client)
 {
     struct sg_request request = {.kind = SG_MEMORY_INFO};
     struct sg_reply reply = {0};
     for (int tries = 0; tries < 5000; tries++) {
-        EXPECT(send(line->socket, &request, sizeof request, 0) == (ssize_t)sizeof request);
-        EXPECT(recv(line->socket, &reply, sizeof reply, 0) == (ssize_t)sizeof reply);
+        EXPECT(send(client->socket, &request, sizeof request, 0) == (ssize_t)sizeof request);
+        EXPECT(recv(client->socket, &reply, sizeof reply, 0) == (ssize_t)sizeof reply);
         if (reply.a == reply.b)
             return 1;
         usleep(1000);
@@ -348,18 +348,18 @@ static int all_is_free(struct test_line *line)
     return 0;
 }
 
-static void together(struct test_line *line)
+static void many_processes(struct test_client *client)
 {
     pid_t pids[WORKERS];
     int status;
     for (int i = 0; i < WORKERS; i++)
         pids[i] = worker(1000 + (uint64_t)i);
     for (int i = 0; i < KILLS; i++) {
-        int victim = (int)dice(WORKERS);
-        usleep((useconds_t)dice(40000));
+        int victim = (int)rng(WORKERS);
+        usleep((useconds_t)rng(40000));
         EXPECT_EQ(kill(pids[victim], SIGKILL), 0);
         EXPECT(waitpid(pids[victim], &status, 0) == pids[victim]);
-        EXPECT(WIFSIGNALED(status)); /* it did not fail by itself before */
+        EXPECT(WIFSIGNALED(status)); /* it was killed and did not fail before */
         pids[victim] = worker(2000 + (uint64_t)i);
     }
     for (int i = 0; i < WORKERS; i++) {
@@ -367,7 +367,7 @@ static void together(struct test_line *line)
         EXPECT(waitpid(pids[i], &status, 0) == pids[i]);
         EXPECT(WIFSIGNALED(status));
     }
-    EXPECT(all_is_free(line));
+    EXPECT(all_memory_is_free(client));
 }
 
 int main(int argc, char **argv)
@@ -375,21 +375,21 @@ int main(int argc, char **argv)
     struct test_server server;
     uint64_t rounds = argc > 1 ? strtoull(argv[1], NULL, 10) : 3;
     int status;
-    board = mmap(NULL, sizeof *board, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    EXPECT(board != MAP_FAILED && socketpair(AF_UNIX, SOCK_DGRAM, 0, mailbox) == 0);
+    exchange = mmap(NULL, sizeof *exchange, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    EXPECT(exchange != MAP_FAILED && socketpair(AF_UNIX, SOCK_DGRAM, 0, descriptor_socket) == 0);
     test_server_start(&server, "v100");
-    struct test_line line = test_line_open(server.path);
+    struct test_client client = test_client_open(server.path);
     state = 7;
     for (uint64_t seed = 1; seed <= rounds; seed++) {
         pid_t pid = fork();
         if (pid == 0)
-            alone(seed);
+            one_process(seed);
         EXPECT(waitpid(pid, &status, 0) == pid);
         EXPECT_EQ(status, 0);
-        EXPECT(all_is_free(&line));
+        EXPECT(all_memory_is_free(&client));
     }
-    together(&line);
-    close(line.socket);
+    many_processes(&client);
+    close(client.socket);
     test_server_stop(&server);
     return 0;
 }

@@ -1,13 +1,14 @@
-/* The face and a control daemon that says anything: a refusal is handed on, nonsense is one too, and no daemon is none. */
+/* Test of cuInit with arbitrary replies of a control daemon: refusals are passed on, invalid replies are errors, and a
+ * missing daemon is ignored. */
 #include "softgpu_server.h"
 
-#include "softgpu/abi.h"
+#include "softgpu/abi/cuda.h"
 
 CUresult cuInit(unsigned flags);
 
 struct answer {
-    const char *text; /* NULL: hangs up */
-    CUresult wanted;
+    const char *text; /* NULL: close the connection */
+    CUresult expected;
 };
 
 static const struct answer answers[] = {
@@ -27,16 +28,16 @@ static const struct answer answers[] = {
 };
 enum { ANSWERS = sizeof answers / sizeof answers[0] };
 
-static void play_daemon(int listener)
+static void run_daemon(int listener)
 {
-    char heard[4096];
+    char received[4096];
     for (size_t i = 0; i < ANSWERS; i++) {
-        int line = accept(listener, NULL, NULL);
-        EXPECT(recv(line, heard, sizeof heard, 0) > 0);
-        EXPECT(strncmp(heard, "client\n", 7) == 0);
+        int fd = accept(listener, NULL, NULL);
+        EXPECT(recv(fd, received, sizeof received, 0) > 0);
+        EXPECT(strncmp(received, "client\n", 7) == 0);
         if (answers[i].text)
-            EXPECT(send(line, answers[i].text, strlen(answers[i].text), 0) > 0);
-        close(line);
+            EXPECT(send(fd, answers[i].text, strlen(answers[i].text), 0) > 0);
+        close(fd);
     }
     _exit(0);
 }
@@ -54,13 +55,13 @@ int main(void)
     EXPECT(bind(listener, (struct sockaddr *)&address, sizeof address) == 0 && listen(listener, 8) == 0);
     pid_t daemon = fork();
     if (daemon == 0)
-        play_daemon(listener);
+        run_daemon(listener);
     for (size_t i = 0; i < ANSWERS; i++)
-        EXPECT_EQ(cuInit(0), answers[i].wanted);
+        EXPECT_EQ(cuInit(0), answers[i].expected);
     EXPECT(waitpid(daemon, &status, 0) == daemon);
     EXPECT_EQ(status, 0);
     close(listener);
-    EXPECT_EQ(cuInit(0), CUDA_SUCCESS); /* a socket without a daemon is none */
+    EXPECT_EQ(cuInit(0), CUDA_SUCCESS); /* a socket without a daemon is ignored */
     unlink(address.sun_path);
     test_server_stop(&server);
     return 0;

@@ -1,4 +1,4 @@
-/* Nonsense at the face of NVML: no call of it may do more than say so, whatever it is handed. */
+/* Tests of NVML with invalid arguments: every call returns an error and has no other effect. */
 #include "softgpu_server.h"
 
 #include "softgpu/nvml/nvml.h"
@@ -37,7 +37,7 @@ static const char *const all[] = {
 
 typedef nvmlReturn_t (*any_call)(void *, void *, void *, void *, void *, void *);
 
-/* Every name there is, with nothing but zeros behind a handle: an answer that is no success, and no crash. */
+/* Call every name with a handle and zeros: each returns an error, and none crashes. */
 static void call_all(nvmlDevice_t device, nvmlReturn_t only)
 {
     unsigned called = 0;
@@ -51,12 +51,12 @@ static void call_all(nvmlDevice_t device, nvmlReturn_t only)
         int is_of_device = strncmp(all[i], "nvmlDevice", 10) == 0 && !strstr(all[i], "GetCount");
         nvmlReturn_t result = call(is_of_device ? device : NULL, NULL, NULL, NULL, NULL, NULL);
         if (only != NVML_SUCCESS && result != only && strstr(all[i], "CudaDriverVersion") == NULL) {
-            fprintf(stderr, "%s said %d\n", all[i], result);
+            fprintf(stderr, "%s returned %d\n", all[i], result);
             exit(1);
         }
-        /* Zero is a compute mode. */
+        /* Zero is a valid compute mode. */
         if (result == NVML_SUCCESS && strcmp(all[i], "nvmlDeviceSetComputeMode") != 0) {
-            fprintf(stderr, "%s succeeded with nothing\n", all[i]);
+            fprintf(stderr, "%s succeeded without arguments\n", all[i]);
             exit(1);
         }
         called++;
@@ -70,12 +70,12 @@ static void check_versions(nvmlDevice_t device)
     nvmlTemperature_v1_t temperature = {.version = 1};
     nvmlPciInfoExt_v1_t pci = {.version = 0};
     nvmlProcessDetailList_t details = {.version = UINT32_MAX};
-    nvmlProcessesUtilizationInfo_t uses = {.version = NVML_VERSION(nvmlProcessesUtilizationInfo_t, 2)};
+    nvmlProcessesUtilizationInfo_t utilization = {.version = NVML_VERSION(nvmlProcessesUtilizationInfo_t, 2)};
     EXPECT_EQ(nvmlDeviceGetMemoryInfo_v2(device, &memory), NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
     EXPECT_EQ(nvmlDeviceGetTemperatureV(device, &temperature), NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
     EXPECT_EQ(nvmlDeviceGetPciInfoExt(device, &pci), NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
     EXPECT_EQ(nvmlDeviceGetRunningProcessDetailList(device, &details), NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
-    EXPECT_EQ(nvmlDeviceGetProcessesUtilizationInfo(device, &uses), NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
+    EXPECT_EQ(nvmlDeviceGetProcessesUtilizationInfo(device, &utilization), NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
     memory.version = NVML_VERSION(nvmlMemory_v2_t, 2);
     EXPECT_EQ(nvmlDeviceGetMemoryInfo_v2(device, &memory), NVML_SUCCESS);
     EXPECT_EQ(memory.total, ct_device_preset("h100")->memory_bytes);
@@ -91,9 +91,9 @@ static void check_sizes(nvmlDevice_t device)
     EXPECT_EQ(nvmlDeviceGetUUID(device, text, sizeof text), NVML_ERROR_INSUFFICIENT_SIZE);
     EXPECT_EQ(nvmlDeviceGetSupportedGraphicsClocks(device, 2619, &count, NULL), NVML_ERROR_INSUFFICIENT_SIZE);
     EXPECT(count > 1);
-    unsigned clocks[1], short_by = 1;
-    EXPECT_EQ(nvmlDeviceGetSupportedGraphicsClocks(device, 2619, &short_by, clocks), NVML_ERROR_INSUFFICIENT_SIZE);
-    EXPECT_EQ(short_by, count);
+    unsigned clocks[1], too_short = 1;
+    EXPECT_EQ(nvmlDeviceGetSupportedGraphicsClocks(device, 2619, &too_short, clocks), NVML_ERROR_INSUFFICIENT_SIZE);
+    EXPECT_EQ(too_short, count);
     EXPECT_EQ(nvmlDeviceGetSupportedGraphicsClocks(device, 1, &count, NULL), NVML_ERROR_NOT_FOUND);
     EXPECT_EQ(nvmlDeviceGetSupportedPerformanceStates(device, states, 3), NVML_ERROR_INSUFFICIENT_SIZE);
     EXPECT_EQ(nvmlDeviceGetCpuAffinity(device, 0, cpus), NVML_ERROR_INVALID_ARGUMENT);
@@ -106,7 +106,7 @@ static void check_sizes(nvmlDevice_t device)
     EXPECT_EQ(nvmlDeviceGetFieldValues(device, -1, NULL), NVML_ERROR_INVALID_ARGUMENT);
 }
 
-/* A process that holds the device is told of, and one that only looks is not. */
+/* A process with a context is listed; one that only reads is not. */
 static void check_processes(nvmlDevice_t device, const char *path)
 {
     struct sg_request request = {.kind = SG_CONTEXT_CREATE};
@@ -115,18 +115,18 @@ static void check_processes(nvmlDevice_t device, const char *path)
     unsigned count = 0;
     EXPECT_EQ(nvmlDeviceGetComputeRunningProcesses_v3(device, &count, NULL), NVML_SUCCESS);
     EXPECT_EQ(count, 0);
-    struct test_line line = test_line_open(path);
+    struct test_client client = test_client_open(path);
     EXPECT_EQ(nvmlDeviceGetComputeRunningProcesses_v3(device, &count, NULL), NVML_SUCCESS);
-    EXPECT(send(line.socket, &request, sizeof request, 0) == (ssize_t)sizeof request);
-    EXPECT(recv(line.socket, &reply, sizeof reply, 0) == (ssize_t)sizeof reply && reply.result == CT_DEVICE_OK);
+    EXPECT(send(client.socket, &request, sizeof request, 0) == (ssize_t)sizeof request);
+    EXPECT(recv(client.socket, &reply, sizeof reply, 0) == (ssize_t)sizeof reply && reply.result == CT_DEVICE_OK);
     EXPECT_EQ(nvmlDeviceGetComputeRunningProcesses_v3(device, &count, NULL), NVML_ERROR_INSUFFICIENT_SIZE);
     EXPECT_EQ(count, 1);
     count = 4;
     EXPECT_EQ(nvmlDeviceGetComputeRunningProcesses_v3(device, &count, infos), NVML_SUCCESS);
     EXPECT(count == 1 && infos[0].pid == (unsigned)getpid());
-    close(line.socket);
-    munmap(line.ring, sizeof *line.ring);
-    /* The server hears of it before it hears of anything we ask after this. */
+    close(client.socket);
+    munmap(client.ring, sizeof *client.ring);
+    /* The server notices the closed connection with a delay. */
     do
         EXPECT(nvmlDeviceGetComputeRunningProcesses_v3(device, &count, infos) == NVML_SUCCESS);
     while (count);
@@ -162,7 +162,7 @@ static void check_gpm(nvmlDevice_t device)
     EXPECT(nvmlGpmSampleAlloc(&a) == NVML_SUCCESS && nvmlGpmSampleAlloc(&b) == NVML_SUCCESS);
     EXPECT_EQ(nvmlGpmMetricsGet(&asked.head), NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
     asked.head = (nvmlGpmMetricsGet_t){.version = 1, .numMetrics = 2, .sample1 = a, .sample2 = b};
-    EXPECT_EQ(nvmlGpmMetricsGet(&asked.head), NVML_ERROR_INVALID_ARGUMENT); /* nothing was read yet */
+    EXPECT_EQ(nvmlGpmMetricsGet(&asked.head), NVML_ERROR_INVALID_ARGUMENT); /* no sample was read */
     EXPECT(nvmlGpmSampleGet(device, a) == NVML_SUCCESS && nvmlGpmSampleGet(device, b) == NVML_SUCCESS);
     asked.metrics[0].metricId = 2;
     asked.metrics[1].metricId = 999;
@@ -172,7 +172,7 @@ static void check_gpm(nvmlDevice_t device)
     EXPECT(nvmlGpmSampleFree(a) == NVML_SUCCESS && nvmlGpmSampleFree(b) == NVML_SUCCESS);
 }
 
-static void *ask_often(void *device)
+static void *query_repeatedly(void *device)
 {
     nvmlMemory_t memory;
     for (int i = 0; i < 200; i++) {
@@ -184,7 +184,7 @@ static void *ask_often(void *device)
     return NULL;
 }
 
-/* A child has no line of its parent's, and may make its own. */
+/* A child does not share connections with its parent and may open its own. */
 static void check_fork(nvmlDevice_t device)
 {
     unsigned count;
@@ -213,7 +213,7 @@ int main(void)
     call_all(NULL, NVML_ERROR_UNINITIALIZED);
     EXPECT_EQ(nvmlInitWithFlags(8), NVML_ERROR_INVALID_ARGUMENT);
     EXPECT(nvmlInit_v2() == NVML_SUCCESS && nvmlInit_v2() == NVML_SUCCESS);
-    EXPECT_EQ(nvmlShutdown(), NVML_SUCCESS); /* counted: the first one still holds */
+    EXPECT_EQ(nvmlShutdown(), NVML_SUCCESS); /* initialisation is counted */
     EXPECT(nvmlDeviceGetCount_v2(&count) == NVML_SUCCESS && count == 1);
     EXPECT_EQ(nvmlDeviceGetHandleByIndex_v2(1, &device), NVML_ERROR_INVALID_ARGUMENT);
     EXPECT_EQ(nvmlDeviceGetHandleByIndex_v2(0, &device), NVML_SUCCESS);
@@ -226,7 +226,7 @@ int main(void)
     check_gpm(device);
     check_fork(device);
     for (int i = 0; i < 4; i++)
-        EXPECT_EQ(pthread_create(&threads[i], NULL, ask_often, device), 0);
+        EXPECT_EQ(pthread_create(&threads[i], NULL, query_repeatedly, device), 0);
     for (int i = 0; i < 4; i++)
         pthread_join(threads[i], NULL);
     EXPECT(strcmp(nvmlErrorString(NVML_ERROR_TIMEOUT), nvmlErrorString(12345)) != 0);
@@ -235,7 +235,7 @@ int main(void)
     EXPECT_EQ(nvmlShutdown(), NVML_SUCCESS);
     EXPECT_EQ(nvmlShutdown(), NVML_ERROR_UNINITIALIZED);
     EXPECT_EQ(nvmlInit_v2(), NVML_ERROR_DRIVER_NOT_LOADED);
-    EXPECT_EQ(nvmlInitWithFlags(1), NVML_SUCCESS); /* none is needed */
+    EXPECT_EQ(nvmlInitWithFlags(1), NVML_SUCCESS); /* no device is required */
     EXPECT(nvmlDeviceGetCount_v2(&count) == NVML_SUCCESS && count == 0);
     EXPECT_EQ(nvmlShutdown(), NVML_SUCCESS);
     return 0;

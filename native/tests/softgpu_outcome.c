@@ -1,5 +1,6 @@
-/* What the face says of events without asking: never more than the model, and enough while the server is silent. */
-#include "softgpu/face.h"
+/* Tests of event status without requests: it never contradicts the model, and it is available while the server is
+ * stopped. */
+#include "softgpu/driver/internal.h"
 #include "softgpu_server.h"
 
 CUresult cuInit(unsigned int);
@@ -17,15 +18,15 @@ CUresult cuEventElapsedTime(float *, CUevent, CUevent);
 CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, CUstream,
                         void **, void **);
 
-enum { STREAMS = 3, EVENTS = 6, STEPS = 24000 /* more slots than outcomes are kept of */ };
+enum { STREAMS = 3, EVENTS = 6, STEPS = 24000 /* more slots than the outcomes that are kept */ };
 
 static CUfunction spin;
 static CUstream streams[STREAMS];
 static CUevent events[EVENTS];
-static int where[EVENTS]; /* the stream of the latest record; -1: none yet */
+static int where[EVENTS]; /* stream of the latest record; -1: none */
 static struct test_server server;
 
-static uint32_t dice(uint32_t sides)
+static uint32_t rng(uint32_t sides)
 {
     static uint64_t state = 20240607;
     state = state * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
@@ -44,12 +45,12 @@ static void make_event(int index)
     where[index] = -1;
 }
 
-/* The model's own word about the latest record. */
-static int model_says(CUevent event, uint64_t *at_ns)
+/* Query the model about the latest record. */
+static int query_model(CUevent event, uint64_t *at_ns)
 {
     struct sg_request request = {.kind = SG_EVENT_TIMES, .a = event->model, .b = event->model, .c = event->slot};
     struct sg_reply reply;
-    EXPECT_EQ(sg_ask(&event->context->device->link, &request, &reply), 0);
+    EXPECT_EQ(sg_call(&event->context->device->connection, &request, &reply), 0);
     *at_ns = reply.a;
     return reply.result;
 }
@@ -57,29 +58,29 @@ static int model_says(CUevent event, uint64_t *at_ns)
 static void expect_complete(CUevent event)
 {
     uint64_t at_ns;
-    float none_ms;
-    EXPECT_EQ(model_says(event, &at_ns), CT_DEVICE_OK);
+    float elapsed_ms;
+    EXPECT_EQ(query_model(event, &at_ns), CT_DEVICE_OK);
     EXPECT_EQ(cuEventQuery(event), CUDA_SUCCESS);
-    EXPECT_EQ(cuEventElapsedTime(&none_ms, event, event), CUDA_SUCCESS);
+    EXPECT_EQ(cuEventElapsedTime(&elapsed_ms, event, event), CUDA_SUCCESS);
     EXPECT_EQ(event->instant.at_ns, at_ns);
 }
 
-/* Whatever was seen before, the next word about an event is no later than the model's and no sooner. */
-static void ask_about(int index, int *said_complete)
+/* The reported status of an event matches the model. */
+static void check_event(int index, int *complete_count)
 {
-    float none_ms;
+    float elapsed_ms;
     uint64_t at_ns;
     CUevent event = events[index];
     if (where[index] < 0) {
         EXPECT_EQ(cuEventQuery(event), CUDA_SUCCESS);
         return;
     }
-    int was_complete = dice(4) == 0 && model_says(event, &at_ns) == CT_DEVICE_OK;
-    CUresult said = dice(2) ? cuEventQuery(event) : cuEventElapsedTime(&none_ms, event, event);
-    EXPECT(said == CUDA_SUCCESS || said == CUDA_ERROR_NOT_READY);
-    EXPECT(!was_complete || said == CUDA_SUCCESS);
-    if (said == CUDA_SUCCESS) {
-        ++*said_complete;
+    int was_complete = rng(4) == 0 && query_model(event, &at_ns) == CT_DEVICE_OK;
+    CUresult result = rng(2) ? cuEventQuery(event) : cuEventElapsedTime(&elapsed_ms, event, event);
+    EXPECT(result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_READY);
+    EXPECT(!was_complete || result == CUDA_SUCCESS);
+    if (result == CUDA_SUCCESS) {
+        ++*complete_count;
         expect_complete(event);
     }
 }
@@ -91,16 +92,17 @@ static void expect_stream_complete(int stream)
             expect_complete(events[i]);
 }
 
-/* Launches, records over pending records, waits across streams, events that end and whose places are used again. */
-static void never_more_than_the_model(void)
+/* Launches, repeated records, waits across streams, and reused events. */
+static void driver_never_contradicts_the_model(void)
 {
-    int said_complete = 0;
+    int complete_count = 0;
     for (int step = 0; step < STEPS; step++) {
-        int stream = (int)dice(STREAMS), event = (int)dice(EVENTS);
-        switch (dice(12)) {
+        int stream = (int)rng(STREAMS), event = (int)rng(EVENTS);
+        switch (rng(12)) {
         case 0:
         case 1:
-            launch(streams[stream], 1000 + dice(20000), 1 + dice(2000)); /* more than fit at once: streams compete */
+            /* More than fit at a time, so that streams compete. */
+            launch(streams[stream], 1000 + rng(20000), 1 + rng(2000));
             break;
         case 2:
         case 3:
@@ -111,16 +113,16 @@ static void never_more_than_the_model(void)
             EXPECT_EQ(cuStreamWaitEvent(streams[stream], events[event], 0), CUDA_SUCCESS);
             break;
         case 5:
-            if (dice(4) == 0) {
+            if (rng(4) == 0) {
                 EXPECT_EQ(cuEventDestroy_v2(events[event]), CUDA_SUCCESS);
                 make_event(event);
             }
             break;
         case 6:
-            if (dice(4) == 0) {
+            if (rng(4) == 0) {
                 EXPECT_EQ(cuStreamSynchronize(streams[stream]), CUDA_SUCCESS);
                 expect_stream_complete(stream);
-            } else if (dice(4) == 0 && where[event] >= 0) {
+            } else if (rng(4) == 0 && where[event] >= 0) {
                 EXPECT_EQ(cuEventSynchronize(events[event]), CUDA_SUCCESS);
                 expect_complete(events[event]);
             }
@@ -130,30 +132,30 @@ static void never_more_than_the_model(void)
                 expect_stream_complete(stream);
             break;
         default:
-            ask_about(event, &said_complete);
+            check_event(event, &complete_count);
         }
     }
-    EXPECT(said_complete > STEPS / 20 && sg_devices[0].link.tail > 2 * SG_OUTCOMES);
+    EXPECT(complete_count > STEPS / 20 && sg_devices[0].connection.tail > 2 * SG_OUTCOMES);
 }
 
-/* What is submitted to another stream delays what is not yet under way: the instant foreseen before is no end. */
-static void what_comes_between_counts(void)
+/* A submission to another stream delays work that has not started, so the earlier prediction is not the end. */
+static void later_submissions_delay_events(void)
 {
-    CUresult said;
+    CUresult result;
     for (int i = 0; i < STREAMS; i++)
         EXPECT_EQ(cuStreamSynchronize(streams[i]), CUDA_SUCCESS);
-    launch(streams[1], 100000000, 640); /* all that fit at once */
+    launch(streams[1], 100000000, 640); /* as many as fit at a time */
     launch(streams[1], 1000000, 640);
     EXPECT_EQ(cuEventRecord(events[0], streams[1]), CUDA_SUCCESS);
     EXPECT_EQ(cuEventQuery(events[0]), CUDA_ERROR_NOT_READY);
-    uint64_t foreseen_ns = events[0]->foreseen.at_ns;
-    launch(streams[2], 10000000, 640); /* its turn is first */
+    uint64_t predicted_ns = events[0]->prediction.at_ns;
+    launch(streams[2], 10000000, 640); /* it runs first */
     do
-        said = cuEventQuery(events[0]);
-    while (said == CUDA_ERROR_NOT_READY);
-    EXPECT_EQ(said, CUDA_SUCCESS);
+        result = cuEventQuery(events[0]);
+    while (result == CUDA_ERROR_NOT_READY);
+    EXPECT_EQ(result, CUDA_SUCCESS);
     expect_complete(events[0]);
-    EXPECT(events[0]->instant.at_ns > foreseen_ns);
+    EXPECT(events[0]->instant.at_ns > predicted_ns);
 }
 
 static void stop_the_server(void)
@@ -163,10 +165,10 @@ static void stop_the_server(void)
     EXPECT_EQ(waitpid(server.pid, &status, WUNTRACED), server.pid);
 }
 
-/* A question of anybody moves the model, and then nobody has to ask what it has come to: the server stands still. */
-static void what_anybody_learnt_all_know(void)
+/* A request of any client advances the model; afterwards no client needs a request, even if the server is stopped. */
+static void progress_is_visible_to_every_client(void)
 {
-    struct test_line other = test_line_open(server.path);
+    struct test_client other = test_client_open(server.path);
     struct sg_request request = {.kind = SG_MEMORY_INFO};
     struct sg_reply reply;
     uint64_t at_ns;
@@ -178,8 +180,8 @@ static void what_anybody_learnt_all_know(void)
     EXPECT_EQ(cuEventRecord(events[1], streams[0]), CUDA_SUCCESS);
     launch(streams[0], 200000, 1);
     EXPECT_EQ(cuEventRecord(events[2], streams[0]), CUDA_SUCCESS);
-    launch(streams[1], 1000, 1); /* breaks the run of submissions to one stream */
-    usleep(20000); /* nothing else runs, so that by the model's time it is all over long before */
+    launch(streams[1], 1000, 1); /* interrupts the run of submissions to one stream */
+    usleep(20000); /* no other work runs, so that all of it is complete in the model by then */
     EXPECT(send(other.socket, &request, sizeof request, 0) == (ssize_t)sizeof request);
     EXPECT(recv(other.socket, &reply, sizeof reply, 0) == (ssize_t)sizeof reply);
     stop_the_server();
@@ -190,14 +192,14 @@ static void what_anybody_learnt_all_know(void)
     EXPECT_EQ(cuStreamSynchronize(streams[0]), CUDA_SUCCESS);
     EXPECT_EQ(kill(server.pid, SIGCONT), 0);
     EXPECT(first_ms >= 0.3f && second_ms >= 0.199999f);
-    EXPECT_EQ(model_says(events[1], &at_ns), CT_DEVICE_OK);
+    EXPECT_EQ(query_model(events[1], &at_ns), CT_DEVICE_OK);
     EXPECT_EQ(events[1]->instant.at_ns, at_ns);
     munmap(other.ring, sizeof *other.ring);
     close(other.socket);
 }
 
-/* One question about one record tells when all that are under way will be: the rest needs no server either. */
-static void one_question_tells_of_all(void)
+/* One request for one record predicts the ends of all pending records, so the others need no server. */
+static void one_query_predicts_all_records(void)
 {
     uint64_t at_ns;
     float ms;
@@ -205,21 +207,21 @@ static void one_question_tells_of_all(void)
         launch(streams[0], 100000, 1);
         EXPECT_EQ(cuEventRecord(events[i], streams[0]), CUDA_SUCCESS);
     }
-    CUresult said = cuEventQuery(events[0]);
-    EXPECT(said == CUDA_SUCCESS || said == CUDA_ERROR_NOT_READY);
+    CUresult result = cuEventQuery(events[0]);
+    EXPECT(result == CUDA_SUCCESS || result == CUDA_ERROR_NOT_READY);
     stop_the_server();
-    launch(streams[0], 1000, 1); /* behind them all in their own stream: nothing changes for them */
+    launch(streams[0], 1000, 1); /* it follows them in their stream and does not affect them */
     for (int i = EVENTS - 1; i >= 0; i--) {
         do
-            said = cuEventQuery(events[i]);
-        while (said == CUDA_ERROR_NOT_READY);
-        EXPECT_EQ(said, CUDA_SUCCESS);
+            result = cuEventQuery(events[i]);
+        while (result == CUDA_ERROR_NOT_READY);
+        EXPECT_EQ(result, CUDA_SUCCESS);
     }
     for (int i = 1; i < EVENTS; i++)
         EXPECT_EQ(cuEventElapsedTime(&ms, events[i - 1], events[i]), CUDA_SUCCESS);
     EXPECT_EQ(kill(server.pid, SIGCONT), 0);
     for (int i = 0; i < EVENTS; i++) {
-        EXPECT_EQ(model_says(events[i], &at_ns), CT_DEVICE_OK);
+        EXPECT_EQ(query_model(events[i], &at_ns), CT_DEVICE_OK);
         EXPECT_EQ(events[i]->instant.at_ns, at_ns);
     }
 }
@@ -237,10 +239,10 @@ int main(void)
         EXPECT_EQ(cuStreamCreate(&streams[i], i ? 0 : 1), CUDA_SUCCESS);
     for (int i = 0; i < EVENTS; i++)
         make_event(i);
-    never_more_than_the_model();
-    what_comes_between_counts();
-    what_anybody_learnt_all_know();
-    one_question_tells_of_all();
+    driver_never_contradicts_the_model();
+    later_submissions_delay_events();
+    progress_is_visible_to_every_client();
+    one_query_predicts_all_records();
     EXPECT_EQ(cuCtxDestroy_v2(context), CUDA_SUCCESS);
     test_server_stop(&server);
     return 0;

@@ -1,4 +1,4 @@
-/* The books as text: complete also when every client was delayed by every other, with every account. */
+/* Test that the report is complete with the maximum number of clients, delays and accounts. */
 #include "expect.h"
 #include "softgpu/server/server.h"
 
@@ -16,14 +16,14 @@ static void open_device(void)
               CT_DEVICE_OK);
 }
 
-/* A kernel that outlasts many rounds of slices, so that each waits for all others. */
-static void join(int index)
+/* A kernel that runs for many time slices, so that every client delays every other. */
+static void add_client(int index)
 {
     const struct ct_kernel kernel = {.blocks = 80, .block_ns = 1000000000, .threads_per_block = 256};
     uint32_t context, stream;
     uint64_t op;
     struct sg_client *client = &clients[index];
-    client->greeted = 1;
+    client->is_registered = 1;
     client->pid = 4194304 - index;
     memset(client->account_name, 'x', SG_ACCOUNT_BYTES - 1);
     EXPECT_EQ(ct_device_client_add(server.device, 0, CT_GROUP_OWN, &client->model), CT_DEVICE_OK);
@@ -45,12 +45,13 @@ int main(void)
 {
     open_device();
     for (int i = 0; i < SG_CLIENTS; i++)
-        join(i);
+        add_client(i);
     for (int i = 0; i < SG_NAME_COUNT; i++)
         server.unsupported[i] = UINT64_MAX;
     for (int i = 0; i < SG_ACCOUNTS; i++) {
         server.accounts[i] = (struct sg_account){
-            .clients = UINT32_MAX, .connected = UINT64_MAX, .memory_bytes = UINT64_MAX, .memory_peak_bytes = UINT64_MAX};
+            .clients = UINT32_MAX, .connected = UINT64_MAX, .memory_bytes = UINT64_MAX,
+            .memory_peak_bytes = UINT64_MAX};
         memset(server.accounts[i].name, 'x', SG_ACCOUNT_BYTES - 1);
     }
     ct_device_advance(server.device, UINT64_C(10000000000));

@@ -1,16 +1,18 @@
-/* The history of samples is what a timer would have made of the books, however seldom anybody looks. */
+/* Tests of samples: they are the same however often the counters are read. */
 #include "softgpu_server.h"
 
 #define SECOND_NS UINT64_C(1000000000)
 
 static struct sg_server *make_server(void)
 {
-    const struct ct_device_limits limits = {.clients = 4, .contexts = 8, .streams = 8, .events = 8, .ops = 64, .records = 1};
+    const struct ct_device_limits limits = {
+        .clients = 4, .contexts = 8, .streams = 8, .events = 8, .ops = 64, .records = 1};
     struct sg_server *server = calloc(1, sizeof *server);
     size_t bytes = ct_device_bytes(&limits);
     void *memory = aligned_alloc(64, (bytes + 63) / 64 * 64);
     EXPECT(server && memory);
-    EXPECT_EQ(ct_device_init(memory, bytes, ct_device_preset("v100"), &limits, SECOND_NS, &server->device), CT_DEVICE_OK);
+    EXPECT_EQ(ct_device_init(memory, bytes, ct_device_preset("v100"), &limits, SECOND_NS, &server->device),
+              CT_DEVICE_OK);
     sg_sample_start(server);
     return server;
 }
@@ -23,14 +25,14 @@ static void end_server(struct sg_server *server)
     free(server);
 }
 
-/* A client with a context and a stream, as if it had come over a socket. */
+/* Add a client with a context and a stream, without a socket. */
 static uint32_t join(struct sg_server *server, int index, uint64_t now_ns)
 {
     struct sg_client *client = server->clients[index] = calloc(1, sizeof *client);
     uint32_t context, stream;
     sg_sample_until(server, now_ns);
     EXPECT_EQ(ct_device_client_add(server->device, now_ns, CT_GROUP_OWN, &client->model), CT_DEVICE_OK);
-    client->greeted = 1;
+    client->is_registered = 1;
     client->pid = 1000 + index;
     sg_sample_join(server, client);
     EXPECT_EQ(ct_device_context_create(server->device, now_ns, client->model, 0, &context), CT_DEVICE_OK);
@@ -47,95 +49,96 @@ static void launch(struct sg_server *server, uint64_t at_ns, uint32_t stream, ui
     EXPECT_EQ(ct_device_launch(server->device, at_ns, stream, &kernel, 0, NULL), CT_DEVICE_OK);
 }
 
-static struct sg_observation *look(struct sg_server *server, uint64_t now_ns, uint64_t since_ns)
+static struct sg_observation *observe(struct sg_server *server, uint64_t now_ns, uint64_t since_ns)
 {
-    static struct sg_observation seen;
-    memset(&seen, 0, sizeof seen);
+    static struct sg_observation observation;
+    memset(&observation, 0, sizeof observation);
     sg_sample_until(server, now_ns);
     ct_device_advance(server->device, now_ns);
-    sg_observe(server, since_ns, &seen);
-    return &seen;
+    sg_observe(server, since_ns, &observation);
+    return &observation;
 }
 
-/* Work that begins and ends within periods, looked at every `step_ns`: the same samples, whoever looks how often. */
-static void load(struct sg_server *server, uint64_t step_ns, struct sg_observation *result)
+/* Run work that starts and ends within periods and read the counters every `step_ns`. */
+static void run_workload(struct sg_server *server, uint64_t step_ns, struct sg_observation *result)
 {
     uint32_t stream = join(server, 0, SECOND_NS);
-    uint64_t next_look_ns = SECOND_NS;
+    uint64_t next_observe_ns = SECOND_NS;
     for (int i = 0; i < 20; i++) {
         uint64_t at_ns = SECOND_NS + (uint64_t)i * 100000007;
-        for (; next_look_ns < at_ns; next_look_ns += step_ns)
-            look(server, next_look_ns, 0);
+        for (; next_observe_ns < at_ns; next_observe_ns += step_ns)
+            observe(server, next_observe_ns, 0);
         launch(server, at_ns, stream, 40000003);
     }
-    *result = *look(server, 4 * SECOND_NS, 0);
+    *result = *observe(server, 4 * SECOND_NS, 0);
 }
 
-static void check_laziness(void)
+static void check_observation_rate(void)
 {
-    static struct sg_observation often, seldom;
+    static struct sg_observation frequent, rare;
     struct sg_server *one = make_server(), *other = make_server();
-    load(one, 1000003, &often);
-    load(other, UINT64_MAX / 2, &seldom);
-    EXPECT_EQ(often.sample_count, seldom.sample_count);
-    EXPECT_EQ(often.sample_count, 3 * SECOND_NS / SG_SAMPLE_NS);
-    for (uint32_t i = 0; i <= often.sample_count; i++) {
-        const struct sg_sample *a = &often.samples[i], *b = &seldom.samples[i];
+    run_workload(one, 1000003, &frequent);
+    run_workload(other, UINT64_MAX / 2, &rare);
+    EXPECT_EQ(frequent.sample_count, rare.sample_count);
+    EXPECT_EQ(frequent.sample_count, 3 * SECOND_NS / SG_SAMPLE_NS);
+    for (uint32_t i = 0; i <= frequent.sample_count; i++) {
+        const struct sg_sample *a = &frequent.samples[i], *b = &rare.samples[i];
         EXPECT_EQ(a->at_ns, SECOND_NS + i * SG_SAMPLE_NS);
-        EXPECT(a->at_ns == b->at_ns && a->busy_ns == b->busy_ns && a->sm_ns == b->sm_ns && a->energy_uj == b->energy_uj &&
-               a->traffic_bytes == b->traffic_bytes && a->temperature_mc == b->temperature_mc);
+        EXPECT(a->at_ns == b->at_ns && a->busy_ns == b->busy_ns && a->sm_ns == b->sm_ns &&
+               a->energy_uj == b->energy_uj && a->traffic_bytes == b->traffic_bytes &&
+               a->temperature_mc == b->temperature_mc);
     }
-    EXPECT_EQ(often.now.busy_ns, 20 * UINT64_C(40000003));
-    EXPECT_EQ(often.now.sm_ns, 40 * often.now.busy_ns);
-    EXPECT_EQ(often.clients[0].busy_ns, often.samples[often.sample_count].busy_ns);
-    EXPECT_EQ(often.clients[0].window_ns, often.sample_count * SG_SAMPLE_NS);
-    EXPECT(often.client_count == 1 && often.clients[0].contexts == 1 && often.clients[0].pid == 1000);
+    EXPECT_EQ(frequent.now.busy_ns, 20 * UINT64_C(40000003));
+    EXPECT_EQ(frequent.now.sm_ns, 40 * frequent.now.busy_ns);
+    EXPECT_EQ(frequent.clients[0].busy_ns, frequent.samples[frequent.sample_count].busy_ns);
+    EXPECT_EQ(frequent.clients[0].window_ns, frequent.sample_count * SG_SAMPLE_NS);
+    EXPECT(frequent.client_count == 1 && frequent.clients[0].contexts == 1 && frequent.clients[0].pid == 1000);
     end_server(one);
     end_server(other);
 }
 
-/* After hours only what is kept is sampled, and nothing of what was used is lost. */
-static void check_silence(void)
+/* After hours of idle time, only the kept boundaries are sampled and no use is lost. */
+static void check_long_idle(void)
 {
     struct sg_server *server = make_server();
     launch(server, SECOND_NS, join(server, 0, SECOND_NS), 7 * SECOND_NS);
     uint64_t late_ns = 10000 * SECOND_NS;
-    const struct sg_observation *seen = look(server, late_ns, 0);
-    EXPECT_EQ(seen->sample_count, SG_SAMPLES_KEPT);
+    const struct sg_observation *observation = observe(server, late_ns, 0);
+    EXPECT_EQ(observation->sample_count, SG_SAMPLES_KEPT);
     EXPECT(server->history.count <= SG_SAMPLES_KEPT + 2);
-    EXPECT_EQ(seen->samples[0].busy_ns, 7 * SECOND_NS);
-    EXPECT(late_ns - seen->samples[SG_SAMPLES_KEPT].at_ns < SG_SAMPLE_NS);
-    for (uint32_t i = 1; i <= seen->sample_count; i++)
-        EXPECT_EQ(seen->samples[i].at_ns - seen->samples[i - 1].at_ns, SG_SAMPLE_NS);
-    /* Whoever has seen all is told nothing. */
-    uint64_t last_ns = seen->samples[SG_SAMPLES_KEPT].at_ns;
-    EXPECT_EQ(look(server, late_ns, last_ns)->sample_count, 0);
-    EXPECT_EQ(look(server, late_ns, last_ns - 1)->sample_count, 1);
-    EXPECT_EQ(look(server, late_ns, SG_LATEST_PERIOD)->sample_count, 1);
+    EXPECT_EQ(observation->samples[0].busy_ns, 7 * SECOND_NS);
+    EXPECT(late_ns - observation->samples[SG_SAMPLES_KEPT].at_ns < SG_SAMPLE_NS);
+    for (uint32_t i = 1; i <= observation->sample_count; i++)
+        EXPECT_EQ(observation->samples[i].at_ns - observation->samples[i - 1].at_ns, SG_SAMPLE_NS);
+    /* A reader that has seen all samples receives none. */
+    uint64_t last_ns = observation->samples[SG_SAMPLES_KEPT].at_ns;
+    EXPECT_EQ(observe(server, late_ns, last_ns)->sample_count, 0);
+    EXPECT_EQ(observe(server, late_ns, last_ns - 1)->sample_count, 1);
+    EXPECT_EQ(observe(server, late_ns, SG_LATEST_PERIOD)->sample_count, 1);
     end_server(server);
 }
 
-/* One who came later answers for nothing before it. */
-static void check_newcomer(void)
+/* A client is not charged for the time before it connected. */
+static void check_late_client(void)
 {
     struct sg_server *server = make_server();
     uint32_t first = join(server, 0, SECOND_NS);
     launch(server, SECOND_NS, first, SECOND_NS / 2);
     uint32_t second = join(server, 1, 3 * SECOND_NS);
     launch(server, 3 * SECOND_NS, second, SECOND_NS / 10);
-    const struct sg_observation *seen = look(server, 4 * SECOND_NS, 0);
-    EXPECT_EQ(seen->client_count, 2);
-    EXPECT_EQ(seen->clients[0].busy_ns, SECOND_NS / 2);
-    EXPECT_EQ(seen->clients[1].busy_ns, SECOND_NS / 10);
-    EXPECT(seen->clients[1].window_ns < 2 * SECOND_NS && seen->clients[0].window_ns > 2 * SECOND_NS);
-    EXPECT_EQ(look(server, 4 * SECOND_NS, 3 * SECOND_NS)->clients[0].busy_ns, 0);
+    const struct sg_observation *observation = observe(server, 4 * SECOND_NS, 0);
+    EXPECT_EQ(observation->client_count, 2);
+    EXPECT_EQ(observation->clients[0].busy_ns, SECOND_NS / 2);
+    EXPECT_EQ(observation->clients[1].busy_ns, SECOND_NS / 10);
+    EXPECT(observation->clients[1].window_ns < 2 * SECOND_NS && observation->clients[0].window_ns > 2 * SECOND_NS);
+    EXPECT_EQ(observe(server, 4 * SECOND_NS, 3 * SECOND_NS)->clients[0].busy_ns, 0);
     end_server(server);
 }
 
 int main(void)
 {
-    check_laziness();
-    check_silence();
-    check_newcomer();
+    check_observation_rate();
+    check_long_idle();
+    check_late_client();
     return 0;
 }

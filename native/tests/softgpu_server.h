@@ -1,4 +1,4 @@
-/* A device server for C tests: a child process over a socket in a directory of its own. */
+/* A device server for C tests: a child process with a socket in its own directory. */
 #ifndef COTENANT_TESTS_SOFTGPU_SERVER_H
 #define COTENANT_TESTS_SOFTGPU_SERVER_H
 
@@ -39,30 +39,30 @@ static inline void test_server_start(struct test_server *server, const char *pre
     setenv("COTENANT_SOFTGPU", server->directory, 1);
 }
 
-/* Tells it to stop and expects it to end well: a sanitizer's complaint would show in its exit code. */
+/* Shut the server down and check its exit code, which shows sanitizer errors. */
 static inline void test_server_stop(struct test_server *server)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     struct sg_request request = {.kind = SG_SHUTDOWN};
-    int status, line = socket(AF_UNIX, SOCK_SEQPACKET, 0);
+    int status, fd = socket(AF_UNIX, SOCK_SEQPACKET, 0);
     strcpy(address.sun_path, server->path);
-    EXPECT(connect(line, (struct sockaddr *)&address, sizeof address) == 0);
-    EXPECT(send(line, &request, sizeof request, 0) == (ssize_t)sizeof request);
+    EXPECT(connect(fd, (struct sockaddr *)&address, sizeof address) == 0);
+    EXPECT(send(fd, &request, sizeof request, 0) == (ssize_t)sizeof request);
     EXPECT(waitpid(server->pid, &status, 0) == server->pid);
     EXPECT_EQ(status, 0);
-    close(line);
+    close(fd);
     unlink(server->path);
     rmdir(server->directory);
 }
 
-/* A bare client: what the face would have, without the face. */
-struct test_line {
+/* A client that uses the protocol directly, without the driver. */
+struct test_client {
     int socket;
     struct sg_ring *ring;
 };
 
-/* In an MPS group, or 0; one that the group refuses has no ring. */
-static inline struct test_line test_line_open_in(const char *path, uint64_t group)
+/* Connect as a member of an MPS group, or of none (0). A client that the group refuses has no ring. */
+static inline struct test_client test_client_open_in(const char *path, uint64_t group)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     struct sg_request request = {.kind = SG_HELLO, .a = SG_WIRE_VERSION, .b = group};
@@ -75,27 +75,27 @@ static inline struct test_line test_line_open_in(const char *path, uint64_t grou
     struct msghdr message = {.msg_iov = &words, .msg_iovlen = 1, .msg_control = control.bytes,
                              .msg_controllen = sizeof control.bytes};
     int descriptors[2];
-    struct test_line line = {.socket = socket(AF_UNIX, SOCK_SEQPACKET, 0)};
+    struct test_client client = {.socket = socket(AF_UNIX, SOCK_SEQPACKET, 0)};
     strcpy(address.sun_path, path);
-    EXPECT(connect(line.socket, (struct sockaddr *)&address, sizeof address) == 0);
-    EXPECT(send(line.socket, &request, sizeof request, MSG_NOSIGNAL) == (ssize_t)sizeof request);
-    EXPECT(recvmsg(line.socket, &message, 0) == (ssize_t)sizeof hello);
+    EXPECT(connect(client.socket, (struct sockaddr *)&address, sizeof address) == 0);
+    EXPECT(send(client.socket, &request, sizeof request, MSG_NOSIGNAL) == (ssize_t)sizeof request);
+    EXPECT(recvmsg(client.socket, &message, 0) == (ssize_t)sizeof hello);
     if (group && hello.result == SG_REFUSED)
-        return line;
+        return client;
     EXPECT_EQ(hello.result, CT_DEVICE_OK);
     memcpy(descriptors, CMSG_DATA(CMSG_FIRSTHDR(&message)), sizeof descriptors);
-    /* The server's memory cannot be cut away under it. */
+    /* A client cannot truncate the server's memory. */
     EXPECT(ftruncate(descriptors[0], 0) < 0);
-    line.ring = mmap(NULL, sizeof *line.ring, PROT_READ | PROT_WRITE, MAP_SHARED, descriptors[0], 0);
-    EXPECT(line.ring != MAP_FAILED);
+    client.ring = mmap(NULL, sizeof *client.ring, PROT_READ | PROT_WRITE, MAP_SHARED, descriptors[0], 0);
+    EXPECT(client.ring != MAP_FAILED);
     close(descriptors[0]);
     close(descriptors[1]);
-    return line;
+    return client;
 }
 
-static inline struct test_line test_line_open(const char *path)
+static inline struct test_client test_client_open(const char *path)
 {
-    return test_line_open_in(path, 0);
+    return test_client_open_in(path, 0);
 }
 
 #endif

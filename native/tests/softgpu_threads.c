@@ -1,5 +1,5 @@
-/* Threads of one process on one context: each finds its own results in its own streams, whatever the others do. */
-#include "softgpu/face.h"
+/* Test of threads that share a context: each one finds its own results in its own streams. */
+#include "softgpu/driver/internal.h"
 #include "softgpu_server.h"
 
 #include <pthread.h>
@@ -32,14 +32,14 @@ static CUfunction fill, spin;
 
 struct check {
     const float *values;
-    float wanted;
+    float expected;
     int ran, right;
 };
 
-static void look(void *data)
+static void verify(void *data)
 {
     struct check *check = data;
-    check->right = check->values[0] == check->wanted && check->values[FLOATS - 1] == check->wanted;
+    check->right = check->values[0] == check->expected && check->values[FLOATS - 1] == check->expected;
     check->ran = 1;
 }
 
@@ -71,7 +71,7 @@ static void *work(void *argument)
         EXPECT_EQ(cuMemAlloc_v2(&pointer, FLOATS * sizeof(float)), CUDA_SUCCESS);
         EXPECT_EQ(cuLaunchKernel(spin, 8, 1, 1, 64, 1, 1, 0, streams[0], params, NULL), CUDA_SUCCESS);
         put(streams[0], pointer, value, host);
-        EXPECT_EQ(cuLaunchHostFunc(streams[0], look, &check), CUDA_SUCCESS);
+        EXPECT_EQ(cuLaunchHostFunc(streams[0], verify, &check), CUDA_SUCCESS);
         EXPECT_EQ(cuEventRecord(event, streams[0]), CUDA_SUCCESS);
         EXPECT_EQ(cuStreamWaitEvent(streams[1], event, 0), CUDA_SUCCESS);
         put(streams[1], pointer, -value, host);
@@ -89,7 +89,7 @@ static void *work(void *argument)
 static pthread_key_t late_key;
 static int late_calls;
 
-/* Runs after the face's own destructor, whose key is older: no context is left, and a new one can be had. */
+/* Runs after the driver's destructor, whose key is older: the thread has no context and can create a new one. */
 static void late(void *argument)
 {
     CUcontext current = context;

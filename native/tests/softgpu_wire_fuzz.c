@@ -1,9 +1,9 @@
-/* Fuzz of the wire: a client that writes nonsense into its ring and its socket harms nobody but itself. */
+/* Fuzz test of the protocol: a client that writes invalid data to its ring and its socket only affects itself. */
 #include "softgpu_server.h"
 
 static uint64_t state;
 
-static uint64_t dice(uint64_t below)
+static uint64_t rng(uint64_t below)
 {
     state ^= state << 13;
     state ^= state >> 7;
@@ -11,16 +11,16 @@ static uint64_t dice(uint64_t below)
     return state % below;
 }
 
-struct line {
+struct client {
     int socket;
     struct sg_ring *ring;
     uint64_t contexts[4], streams[4], events[4];
 };
 
-/* Known to all lines: what one shares, another may open. */
+/* Shared by all clients: what one shares, another may open. */
 static uint64_t shares[4], tokens[4];
 
-/* An MPS server: half of the lines are its clients, with less memory than they want. */
+/* An MPS server. Half of the clients belong to it and have a memory limit. */
 static int owner;
 static uint64_t group;
 
@@ -31,32 +31,32 @@ static struct sg_reply ask_owner(uint32_t kind, uint64_t a, uint64_t b)
     EXPECT(send(owner, &request, sizeof request, MSG_NOSIGNAL) == (ssize_t)sizeof request);
     do
         EXPECT(recv(owner, &reply, sizeof reply, 0) == (ssize_t)sizeof reply);
-    while (reply.behind == SG_NEWS);
+    while (reply.retry == SG_GROUP_FAULT_NOTICE);
     EXPECT_EQ(reply.result, CT_DEVICE_OK);
     return reply;
 }
 
-static int act(uint32_t kind, uint64_t a, uint64_t b)
+static int admin_request(uint32_t kind, uint64_t a, uint64_t b)
 {
     struct sg_request request = {kind, 0, a, b, 0};
     struct sg_reply reply;
     EXPECT(send(owner, &request, sizeof request, MSG_NOSIGNAL) == (ssize_t)sizeof request);
     do
         EXPECT(recv(owner, &reply, sizeof reply, 0) == (ssize_t)sizeof reply);
-    while (reply.behind == SG_NEWS);
+    while (reply.retry == SG_GROUP_FAULT_NOTICE);
     return reply.result;
 }
 
-/* Somebody suspends the first of the lines, in any order of steps; whoever sleeps afterwards is woken, if need be by a
- * fault: a line that asks would wait for good. */
+/* Suspend the first client with random actions and resume it, if necessary by a fault, because a suspended client would
+ * wait indefinitely. */
 static void suspend(void)
 {
     uint64_t self = (uint64_t)getpid();
-    for (uint64_t steps = dice(6); steps; steps--)
-        act(SG_CHECKPOINT, dice(20) ? self : dice(4), dice(9));
-    if (act(SG_CHECKPOINT, self, SG_CHECKPOINT_LOAD) == CT_DEVICE_NO_MEMORY)
-        act(SG_FAULT, SG_FAULT_LAUNCH_FAILED, self);
-    act(SG_CHECKPOINT, self, SG_CHECKPOINT_RELEASE);
+    for (uint64_t steps = rng(6); steps; steps--)
+        admin_request(SG_CHECKPOINT, rng(20) ? self : rng(4), rng(9));
+    if (admin_request(SG_CHECKPOINT, self, SG_CHECKPOINT_LOAD) == CT_DEVICE_NO_MEMORY)
+        admin_request(SG_FAULT, SG_FAULT_LAUNCH_FAILED, self);
+    admin_request(SG_CHECKPOINT, self, SG_CHECKPOINT_RELEASE);
 }
 
 static void open_group(const char *path)
@@ -68,111 +68,111 @@ static void open_group(const char *path)
     group = ask_owner(SG_GROUP_OPEN, 0, 0).a;
 }
 
-static void connect_anew(struct line *line, const char *path)
+static void reconnect(struct client *client, const char *path)
 {
-    uint64_t joins = dice(2) ? group : 0;
+    uint64_t joins = rng(2) ? group : 0;
     if (joins)
         ask_owner(SG_GROUP_ADMIT, (uint64_t)getpid(), 8192);
-    struct test_line opened = test_line_open_in(path, joins);
+    struct test_client opened = test_client_open_in(path, joins);
     if (!opened.ring) {
         close(opened.socket);
-        opened = test_line_open(path);
+        opened = test_client_open(path);
     }
-    *line = (struct line){.socket = opened.socket, .ring = opened.ring};
+    *client = (struct client){.socket = opened.socket, .ring = opened.ring};
 }
 
-static void leave(struct line *line)
+static void leave(struct client *client)
 {
-    close(line->socket);
-    munmap(line->ring, sizeof *line->ring);
-    line->socket = -1;
+    close(client->socket);
+    munmap(client->ring, sizeof *client->ring);
+    client->socket = -1;
 }
 
-static uint64_t number(const struct line *line)
+static uint64_t number(const struct client *client)
 {
     static const uint64_t edges[] = {0, 1, 2, 80, 1000, 65535, UINT32_MAX, UINT64_C(1) << 40, INT64_MAX, UINT64_MAX};
-    switch (dice(7)) {
+    switch (rng(7)) {
     case 0:
-        return line->contexts[dice(4)];
+        return client->contexts[rng(4)];
     case 1:
-        return line->streams[dice(4)];
+        return client->streams[rng(4)];
     case 2:
-        return line->events[dice(4)];
+        return client->events[rng(4)];
     case 3:
-        return edges[dice(10)];
+        return edges[rng(10)];
     case 4:
-        return shares[dice(4)];
+        return shares[rng(4)];
     case 5:
-        return tokens[dice(4)];
+        return tokens[rng(4)];
     default:
-        return dice(UINT64_C(1) << dice(63));
+        return rng(UINT64_C(1) << rng(63));
     }
 }
 
-static void scribble(struct line *line)
+static void write_random_slots(struct client *client)
 {
-    uint64_t tail = atomic_load(&line->ring->tail);
-    for (uint64_t more = dice(20); more; more--) {
-        struct sg_slot *slot = &line->ring->slots[tail++ % SG_RING_SLOTS];
-        slot->at_ns = dice(4) ? sg_now_ns() : number(line);
-        slot->kind = (uint32_t)dice(7);
-        slot->stream = (uint32_t)(dice(8) ? line->streams[dice(4)] : number(line));
-        slot->kernel = (struct ct_kernel){number(line), number(line), number(line), (uint32_t)number(line),
-                                          (uint32_t)number(line), (uint32_t)number(line), (uint32_t)number(line)};
-        if (dice(2)) /* one that could be right */
+    uint64_t tail = atomic_load(&client->ring->tail);
+    for (uint64_t more = rng(20); more; more--) {
+        struct sg_slot *slot = &client->ring->slots[tail++ % SG_RING_SLOTS];
+        slot->at_ns = rng(4) ? sg_now_ns() : number(client);
+        slot->kind = (uint32_t)rng(7);
+        slot->stream = (uint32_t)(rng(8) ? client->streams[rng(4)] : number(client));
+        slot->kernel = (struct ct_kernel){number(client), number(client), number(client), (uint32_t)number(client),
+                                          (uint32_t)number(client), (uint32_t)number(client), (uint32_t)number(client)};
+        if (rng(2)) /* a plausible kernel */
             slot->kernel =
-                (struct ct_kernel){1 + dice(200), 1 + dice(5000), dice(9000), 1 + (uint32_t)dice(1024), 32, 0, 0};
+                (struct ct_kernel){1 + rng(200), 1 + rng(5000), rng(9000), 1 + (uint32_t)rng(1024), 32, 0, 0};
     }
-    if (dice(40) == 0)
-        tail = number(line);
-    atomic_store(&line->ring->tail, tail);
+    if (rng(40) == 0)
+        tail = number(client);
+    atomic_store(&client->ring->tail, tail);
 }
 
-/* One question; 0 when the server hung up. */
-static int ask(struct line *line)
+/* Send one request. 0: the server closed the connection. */
+static int ask(struct client *client)
 {
     static char answer[sizeof(struct sg_reply) + sizeof(struct sg_hello)];
-    uint32_t kind = dice(2) ? (uint32_t)dice(28) : SG_CLIENT_TAKE + (uint32_t)dice(8);
-    struct sg_request request = {kind, 0, number(line), number(line), number(line)};
+    uint32_t kind = rng(2) ? (uint32_t)rng(28) : SG_CLIENT_TAKE + (uint32_t)rng(8);
+    struct sg_request request = {kind, 0, number(client), number(client), number(client)};
     struct sg_reply reply;
-    if (kind == SG_SHARE_MAKE && dice(2)) /* one that could be right */
-        request = (struct sg_request){kind, 0, dice(2) * 4096, 4096, 1 + dice(3)};
-    if (kind == SG_CLIENT_TAKE && dice(2))
-        request.a = 4096 * (1 + dice(4));
-    if (kind == SG_SHARE_OPEN && dice(2)) {
-        size_t known = dice(4);
-        request = (struct sg_request){kind, 0, shares[known], tokens[known], 1 + dice(3)};
+    if (kind == SG_SHARE_MAKE && rng(2)) /* a plausible request */
+        request = (struct sg_request){kind, 0, rng(2) * 4096, 4096, 1 + rng(3)};
+    if (kind == SG_CLIENT_TAKE && rng(2))
+        request.a = 4096 * (1 + rng(4));
+    if (kind == SG_SHARE_OPEN && rng(2)) {
+        size_t index = rng(4);
+        request = (struct sg_request){kind, 0, shares[index], tokens[index], 1 + rng(3)};
     }
-    size_t bytes = dice(60) ? sizeof request : dice(sizeof request);
+    size_t bytes = rng(60) ? sizeof request : rng(sizeof request);
     if (request.kind == SG_SHUTDOWN || request.kind == SG_HELLO)
         request.kind = SG_PROJECT;
     if (request.kind == SG_COMPUTE_MODE)
-        request.b &= ~UINT64_C(3); /* nobody could do anything */
-    if (request.kind == SG_FAULT && dice(4)) {
-        request.a = dice(SG_FAULT_MPS_DEATHS + 2);
-        request.b = dice(3) ? SG_FAULT_SELF | dice(3) << 32 : (uint64_t)getpid();
+        request.b &= ~UINT64_C(3); /* exclusive modes would block all clients */
+    if (request.kind == SG_FAULT && rng(4)) {
+        request.a = rng(SG_FAULT_MPS_DEATHS + 2);
+        request.b = rng(3) ? SG_FAULT_SELF | rng(3) << 32 : (uint64_t)getpid();
     }
     if (request.kind == SG_FAULT && request.a == SG_FAULT_DEVICE_LOST)
-        request.a = SG_FAULT_HANG; /* nobody could come back */
-    if (send(line->socket, &request, bytes, MSG_NOSIGNAL) < 0)
+        request.a = SG_FAULT_HANG; /* a lost device would block all clients */
+    if (send(client->socket, &request, bytes, MSG_NOSIGNAL) < 0)
         return 0;
-    ssize_t got = recv(line->socket, answer, sizeof answer, 0);
+    ssize_t got = recv(client->socket, answer, sizeof answer, 0);
     if (got <= 0)
         return 0;
     if (got == (ssize_t)sizeof reply) {
         memcpy(&reply, answer, sizeof reply);
         if (request.kind == SG_CONTEXT_CREATE && reply.result == CT_DEVICE_OK) {
-            line->contexts[dice(4)] = reply.a;
-            line->streams[dice(4)] = reply.b;
+            client->contexts[rng(4)] = reply.a;
+            client->streams[rng(4)] = reply.b;
         }
         if (request.kind == SG_STREAM_CREATE && reply.result == CT_DEVICE_OK)
-            line->streams[dice(4)] = reply.a;
+            client->streams[rng(4)] = reply.a;
         if (request.kind == SG_EVENTS_CREATE && reply.result == CT_DEVICE_OK)
-            line->events[dice(4)] = reply.batch[0];
+            client->events[rng(4)] = reply.batch[0];
         if (request.kind == SG_SHARE_MAKE && reply.result == CT_DEVICE_OK) {
-            size_t place = dice(4);
-            shares[place] = reply.a;
-            tokens[place] = reply.b;
+            size_t index = rng(4);
+            shares[index] = reply.a;
+            tokens[index] = reply.b;
         }
     }
     return 1;
@@ -181,37 +181,37 @@ static int ask(struct line *line)
 int main(int argc, char **argv)
 {
     struct test_server server;
-    struct line lines[3];
+    struct client clients[3];
     int rounds = argc > 1 ? atoi(argv[1]) : 20000;
     state = (argc > 2 ? strtoull(argv[2], NULL, 10) : 1) * UINT64_C(0x9e3779b97f4a7c15) + 1;
     test_server_start(&server, "t4");
     open_group(server.path);
     for (int i = 0; i < 3; i++)
-        connect_anew(&lines[i], server.path);
+        reconnect(&clients[i], server.path);
     for (int i = 0; i < rounds; i++) {
-        struct line *line = &lines[dice(3)];
-        scribble(line);
-        if (dice(8) == 0)
+        struct client *client = &clients[rng(3)];
+        write_random_slots(client);
+        if (rng(8) == 0)
             suspend();
-        if (!ask(line) || dice(atomic_load(&line->ring->fault) ? 10 : 500) == 0) {
-            leave(line);
-            connect_anew(line, server.path);
+        if (!ask(client) || rng(atomic_load(&client->ring->fault) ? 10 : 500) == 0) {
+            leave(client);
+            reconnect(client, server.path);
         }
     }
     for (int i = 0; i < 3; i++)
-        leave(&lines[i]);
-    /* A newcomer finds all memory free. */
+        leave(&clients[i]);
+    /* A new client finds all memory free. */
     struct sg_request request = {.kind = SG_MEMORY_INFO};
     struct sg_reply reply;
-    connect_anew(&lines[0], server.path);
-    for (int tries = 0; tries < 1000; tries++) { /* the server may hear of the last death a moment later */
-        EXPECT(send(lines[0].socket, &request, sizeof request, 0) == (ssize_t)sizeof request);
-        EXPECT(recv(lines[0].socket, &reply, sizeof reply, 0) == (ssize_t)sizeof reply);
+    reconnect(&clients[0], server.path);
+    for (int tries = 0; tries < 1000; tries++) { /* the server notices the last disconnect with a delay */
+        EXPECT(send(clients[0].socket, &request, sizeof request, 0) == (ssize_t)sizeof request);
+        EXPECT(recv(clients[0].socket, &reply, sizeof reply, 0) == (ssize_t)sizeof reply);
         if (reply.a == reply.b)
             break;
     }
     EXPECT_EQ(reply.a, reply.b);
-    leave(&lines[0]);
+    leave(&clients[0]);
     close(owner);
     test_server_stop(&server);
     return 0;

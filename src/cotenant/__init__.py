@@ -1,6 +1,6 @@
 """Deep-learning workloads share a GPU without hurting each other."""
 
-from cotenant.told import request
+from cotenant.api import Model, request
 
-__all__ = ["__version__", "request"]
+__all__ = ["Model", "__version__", "request"]
 __version__ = "0.1.0"

@@ -1,12 +1,12 @@
-"""Who must act when something fails?
+"""Exceptions, grouped by who must act.
 
 CotenantError
-├── ConfigError      you: a field, its value and the remedy (exit code 2, nothing lost)
-├── WorldError       wait, or mend the machine: what we need from it is not there now (exit code 75)
-├── PeerError        that peer or tenant: it broke the protocol or its own terms (exit code 76)
-└── InvariantError   we: a state that must not exist, with the story that led to it (exit code 70)
+├── ConfigError      the user: a field has an invalid value; the message names a remedy (exit code 2)
+├── WorldError       the operator: something that the machine must provide is missing now (exit code 75)
+├── PeerError        the peer: a process at the other end broke the protocol (exit code 76)
+└── InvariantError   the developer: an impossible state was reached (exit code 70)
 
-A refusal that was decided is not here: it is a value, `domain.plan.Reject`.
+A refusal is not an exception but a value, `cotenant.node.model.admission.Reject`.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ _SHOWN_LIMIT: Final = 200
 
 
 class CotenantError(Exception):
-    """Anything cotenant says went wrong; `exit_code` is what the command line returns for it."""
+    """The base class; `exit_code` is the exit code of the command line."""
 
     exit_code = 70
 
 
 class ConfigError(CotenantError):
-    """You must act: this field has a value that cannot be, and here is what could."""
+    """The user must act: a field has an invalid value."""
 
     exit_code = 2
 
     def __init__(self, field: str, value: object, remedy: str, *, where: str = "") -> None:
-        """Compose the one sentence a user reads; `where` is a file and line when there is one."""
+        """Compose the message from field, value and remedy; `where` is a file and line, if known."""
         self.field = field
         self.value = value
         self.remedy = remedy
@@ -38,16 +38,16 @@ class ConfigError(CotenantError):
 
 
 def _shown(value: object) -> str:
-    """The value as the user wrote it, as far as that fits into a sentence."""
+    """Return the value as text, shortened to fit into a sentence."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # Python refuses to print an integer of thousands of digits, or a deep nest
+    except (ValueError, RecursionError):  # an integer of thousands of digits, or a deeply nested value
         return f"({type(value).__name__})"
     return text if len(text) <= _SHOWN_LIMIT else text[:_SHOWN_LIMIT] + "..."
 
 
 class WorldError(CotenantError):
-    """Wait, or mend the machine: what we need from it is not there now."""
+    """The operator must act, or wait: something that the machine must provide is missing now."""
 
     exit_code = 75
 
@@ -59,6 +59,6 @@ class PeerError(CotenantError):
 
 
 class InvariantError(CotenantError):
-    """We are wrong: the story says how we got here."""
+    """The developer must act: an impossible state was reached."""
 
     exit_code = 70

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cotenant.live.hook import door
-from tests.live.hooks import WAYS, Hook, run
+from cotenant.hook import shim
+from tests.support.hook_runs import HOOK_MODES, Hook, run
 
-DRIVER = door.find_driver(os.environ)
+DRIVER = shim.find_driver(os.environ)
 PROGRAM = [sys.executable, str(Path(__file__).parent / "programs" / "ptx.py")]
 if DRIVER is None:
     pytest.skip("no NVIDIA driver (libcuda.so.1) is installed here", allow_module_level=True)
@@ -26,7 +26,7 @@ def hook(tmp_path: Path) -> Hook:
 
 
 @pytest.mark.parametrize("measure", [True, False])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", HOOK_MODES)
 def test_a_program_runs_the_same_and_is_recorded(way: str, measure: bool, hook: Hook) -> None:
     bare = run(PROGRAM, hook.base)
     assert bare.returncode == 0, bare.stderr

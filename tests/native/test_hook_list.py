@@ -1,4 +1,4 @@
-"""Is the hook's list the driver's: every name exported, every prototype NVIDIA's, every twin where it belongs?"""
+"""The hook's list equals the driver's: every name exported, every prototype and twin as NVIDIA's headers have it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from cotenant.format import record, ring
-from cotenant.live.hook import door
+from cotenant.hook import record, shim
+from cotenant.hook import ring_format as ring
 from tests.native.test_softgpu_abi import compiles, headers
-from tests.tool import ROOT
+from tests.support.tools import ROOT
 
-HOOK = ROOT / "native" / "hook"
+pytestmark = pytest.mark.live
+
+HOOK = ROOT / "native" / "hook" / "entry"
 
 
 def listed() -> dict[str, list[str]]:
@@ -34,7 +36,7 @@ def listed() -> dict[str, list[str]]:
 
 
 def driver_names() -> dict[str, tuple[str, bool]]:
-    text = (ROOT / "native" / "softgpu" / "names.def").read_text()
+    text = (ROOT / "native" / "softgpu" / "abi" / "names.def").read_text()
     rows = re.findall(r"^NAME\((\w+), (\w+), \d+, ([01])\)", text, re.MULTILINE)
     return {symbol: (base, twin == "1") for symbol, base, twin in rows}
 
@@ -58,7 +60,7 @@ TAKES_NONE = {
 
 
 def test_every_call_that_can_take_device_memory_is_counted_or_named_as_an_escape() -> None:
-    escapes = (ROOT / "docs" / "memory.md").read_text()
+    escapes = (ROOT / "docs" / "concepts" / "memory.md").read_text()
     hooked = listed()
     open_ways = [
         symbol
@@ -81,13 +83,15 @@ def test_every_name_is_the_drivers_and_every_twin_is_one() -> None:
 
 
 def test_the_library_exports_what_is_listed_and_no_more() -> None:
-    done = subprocess.run(["nm", "-D", "--defined-only", door.library()], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["nm", "-D", "--defined-only", shim.hook_library()], capture_output=True, text=True, check=True
+    )
     exported = set(re.findall(r" T (\w+)$", done.stdout, re.MULTILINE))
     text = (HOOK / "hooked.def").read_text()
     asked = set(re.findall(r"^ASKED\((\w+),", text, re.MULTILINE))
     nvmls = {"nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2"}
-    told = {f"cotenant_hook_request_{what}" for what in ("begin", "end", "took")}
-    assert exported == (set(listed()) - asked) | {"dlsym"} | nvmls | told
+    request_calls = {f"cotenant_hook_request_{what}" for what in ("begin", "end", "took")}
+    assert exported == (set(listed()) - asked) | {"dlsym"} | nvmls | request_calls
 
 
 @pytest.mark.skipif(not headers(), reason="NVIDIA's cuda.h is not here: install nvidia-cuda-runtime")
@@ -107,7 +111,7 @@ def test_prototypes_are_nvidias(include: Path, tmp_path: Path) -> None:
 
 
 LAYOUT = """
-#include "hook/trace.h"
+#include "hook/timing/trace.h"
 #include <stdio.h>
 int main(void)
 {

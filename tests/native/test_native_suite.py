@@ -1,4 +1,4 @@
-"""Do the C tests pass under the address and undefined-behaviour sanitizers?"""
+"""The C tests pass under the address and undefined-behaviour sanitizers."""
 
 import shutil
 import subprocess
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.effort import IS_SOAK
-from tests.tool import ROOT, run, run_or_fail, tool
+from tests.support.effort import IS_SOAK
+from tests.support.tools import ROOT, run, run_or_fail, tool
 
 SANITIZERS = {
     "ASAN_OPTIONS": "abort_on_error=1:detect_leaks=1:strict_string_checks=1",
@@ -16,7 +16,7 @@ SANITIZERS = {
 
 # Against hangs alone: on a busy machine the fuzzers take many times their time, and in a soak they take their time.
 LIMIT_S = 7200 if IS_SOAK else 500
-pytestmark = pytest.mark.timeout(1200)  # for a build and its tests
+pytestmark = [pytest.mark.live, pytest.mark.timeout(1200)]  # for a build and its tests
 
 
 def run_native_tests(root: Path, build: Path) -> subprocess.CompletedProcess[str]:
@@ -48,7 +48,7 @@ FAULTS = {
 
 
 @pytest.mark.slow
-def test_the_suite_catches_each_kind_of_fault(tmp_path: Path) -> None:
+def test_suite_detects_each_kind_of_fault(tmp_path: Path) -> None:
     """One tree with one broken test per kind, because a configure and build each would take seconds."""
     shutil.copy(ROOT / "CMakeLists.txt", tmp_path)
     folder = tmp_path / "native" / "tests"

@@ -1,4 +1,4 @@
-"""Our NVML header and NVIDIA's own Python package say the same: names, codes, sizes and offsets."""
+"""The project's NVML header agrees with NVIDIA's Python package in names, codes, sizes and offsets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from cotenant.live.softgpu import manage
+from cotenant.softgpu import manage
+
+pytestmark = pytest.mark.live
 
 NATIVE = Path(__file__).parents[2] / "native"
 NVML = NATIVE / "softgpu" / "nvml"
@@ -98,9 +100,9 @@ def test_every_function_that_nvidias_package_can_call_is_there() -> None:
     assert [name for name in sorted(called) if not hasattr(library, name)] == []
 
 
-def test_each_face_has_its_own_soname_and_only_its_own_names() -> None:
+def test_each_library_has_its_own_soname_and_names() -> None:
     """A monitor that loads NVML must not be found to have loaded libcuda."""
-    faces = {name: ctypes.CDLL(str(manage.library(name))) for name in manage.FACES}
+    faces = {name: ctypes.CDLL(str(manage.library(name))) for name in manage.LIBRARY_NAMES}
     assert hasattr(faces["libcuda.so.1"], "cuInit")
     assert not hasattr(faces["libcuda.so.1"], "nvmlInit_v2")
     assert hasattr(faces[manage.NVML], "nvmlInit_v2")

@@ -1,4 +1,4 @@
-"""Our own header and NVIDIA's say the same: every constant, every size and offset, every prototype."""
+"""The project's driver header agrees with NVIDIA's in every constant, size, offset and prototype."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FACE = ROOT / "native" / "softgpu"
+SOFTGPU = ROOT / "native" / "softgpu"
 # Ours where NVIDIA's is the same thing under an older or newer name, or not a type there at all.
 STRUCTS = {
     "CUlaunchAttribute": ["id", "value"],
@@ -72,6 +72,7 @@ def headers() -> list[Path]:
 
 
 pytestmark = [
+    pytest.mark.live,
     pytest.mark.skipif(not headers(), reason="NVIDIA's cuda.h is not here: install nvidia-cuda-runtime"),
     pytest.mark.skipif(shutil.which("gcc") is None, reason="no C compiler"),
 ]
@@ -92,20 +93,20 @@ def compiles(source: str, tmp_path: Path, *include: Path) -> None:
 
 def our_constants() -> dict[str, str]:
     """Every enumerator and macro of the abi headers and errors.def, with our number for it."""
-    text = "".join(header.read_text() for header in sorted(FACE.glob("abi*.h")))
+    text = "".join(header.read_text() for header in sorted((SOFTGPU / "abi").glob("*.h")))
     found = dict(re.findall(r"\b(CU(?:DA)?_[A-Z0-9_]+) = (-?\w+)", text))
     found |= dict(re.findall(r"#define (CU\w+) (0x\w+)", text))
     found |= dict(re.findall(r"#define (CU_\w+) \(\(CUstream\)(\w+)\)", text))
-    found |= dict(re.findall(r"ERROR\((\w+), (\d+),", (FACE / "errors.def").read_text()))
+    found |= dict(re.findall(r"ERROR\((\w+), (\d+),", (SOFTGPU / "abi" / "errors.def").read_text()))
     return found
 
 
 def prototypes() -> dict[str, str]:
     """Every function we define, as the compiler sees it after the macros."""
     found = {}
-    for source in sorted(FACE.glob("*.c")):
+    for source in sorted((SOFTGPU / "driver").rglob("*.c")):
         done = subprocess.run(
-            ["gcc", "-E", "-P", f"-I{FACE.parent}", str(source)], capture_output=True, text=True, check=True
+            ["gcc", "-E", "-P", f"-I{SOFTGPU.parent}", str(source)], capture_output=True, text=True, check=True
         )
         pattern = r'__attribute__\(\(visibility\("default"\)\)\)\s*CUresult\s+(cu\w+)\s*\(([^{;]*?)\)\s*\{'
         for name, arguments in re.findall(pattern, done.stdout):
@@ -138,8 +139,10 @@ def test_layouts_are_nvidias(include: Path, tmp_path: Path) -> None:
             f'printf("__builtin_offsetof({name}, {field}) == %zu\\n", __builtin_offsetof({name}, {field}));'
             for field in fields
         ]
-    probe.write_text('#include "softgpu/abi.h"\n#include <stdio.h>\nint main(void) {\n' + "\n".join(lines) + "\n}\n")
-    subprocess.run(["gcc", f"-I{FACE.parent}", str(probe), "-o", str(tmp_path / "probe")], check=True)
+    probe.write_text(
+        '#include "softgpu/abi/cuda.h"\n#include <stdio.h>\nint main(void) {\n' + "\n".join(lines) + "\n}\n"
+    )
+    subprocess.run(["gcc", f"-I{SOFTGPU.parent}", str(probe), "-o", str(tmp_path / "probe")], check=True)
     said = subprocess.run([str(tmp_path / "probe")], capture_output=True, text=True, check=True).stdout.splitlines()
     checks = "\n".join(f'_Static_assert({line}, "{line}");' for line in said)
     compiles(f"#include <cuda.h>\n{checks}\n", tmp_path, include)
@@ -165,7 +168,7 @@ def test_prototypes_are_nvidias(include: Path, tmp_path: Path) -> None:
 
 
 def test_every_name_of_the_headers_is_ours() -> None:
-    listed = set(re.findall(r"^NAME\((\w+),", (FACE / "names.def").read_text(), re.MULTILINE))
+    listed = set(re.findall(r"^NAME\((\w+),", (SOFTGPU / "abi" / "names.def").read_text(), re.MULTILINE))
     assert set(prototypes()) <= listed
     for include in headers():
         text = (include / "cuda.h").read_text(errors="replace")

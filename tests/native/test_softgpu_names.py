@@ -1,4 +1,4 @@
-"""The library's names: all of them there, each at its own address, and cuGetProcAddress chooses as the driver does."""
+"""The software driver exports every name at its own address, and cuGetProcAddress chooses as the driver does."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from cotenant.live.softgpu import manage
+from cotenant.softgpu import manage
 
-NAMES = Path(__file__).parents[2] / "native" / "softgpu" / "names.def"
+pytestmark = pytest.mark.live
+
+NAMES = Path(__file__).parents[2] / "native" / "softgpu" / "abi" / "names.def"
 ROWS = re.findall(r"^NAME\((\w+), (\w+), (\d+), (\d)\)", NAMES.read_text(), re.MULTILINE)
 LEGACY, PER_THREAD = 1, 2
 DRIVER_VERSION = 13000
@@ -86,14 +88,14 @@ def test_versions_and_flags_choose(library: ctypes.CDLL, base: str, version: int
     assert ask(library, base, version, flags) == (0, address(library, symbol), 0)
 
 
-def test_what_is_not_there_is_said_so(library: ctypes.CDLL) -> None:
+def test_unknown_name_is_reported_as_not_found(library: ctypes.CDLL) -> None:
     assert ask(library, "cuNoSuchCall", 13000) == (500, 0, 1)
     assert ask(library, "cuLaunchKernelEx", 11000) == (500, 0, 2)
     assert ask(library, "cuInit", 13000, 8)[0] == 1
     assert library.cuGetProcAddress_v2(None, None, 13000, ctypes.c_uint64(0), None) == 1
 
 
-def test_the_rest_answers_not_supported_even_without_a_device() -> None:
+def test_unimplemented_calls_return_not_supported_without_a_device() -> None:
     """In a process of its own: these calls get nonsense for arguments."""
     program = (
         "import ctypes, sys\n"

@@ -1,7 +1,8 @@
-/* How fast it runs: clocks as they are, as they could be, and why they are not higher. */
-#include "softgpu/nvml/face.h"
+/* Clocks: current and supported values, and the reasons for reduced clocks. */
+#include "softgpu/nvml/internal.h"
 
-/* Our choice: clocks can be had in steps of 15 MHz, from the idle clock to the highest. */
+/* Supported clocks are steps of 15 MHz between the idle clock and the maximum. This is a choice of this
+ * implementation. */
 enum { STEP_MHZ = 15 };
 
 static unsigned max_mhz(nvmlDevice_t device, int type)
@@ -9,7 +10,7 @@ static unsigned max_mhz(nvmlDevice_t device, int type)
     return (type == NVML_CLOCK_MEM ? device->config.memory_clock_khz : device->config.clock_khz) / 1000;
 }
 
-/* Up while somebody holds the device, down otherwise; the SMs' follow a clock that was slowed. */
+/* Clocks are raised while a process holds the device. The SM clock follows an injected slowdown. */
 unsigned nv_clock_mhz(nvmlDevice_t device, int type, const struct sg_sample *at)
 {
     const struct ct_board *board = device->board;
@@ -22,10 +23,10 @@ unsigned nv_clock_mhz(nvmlDevice_t device, int type, const struct sg_sample *at)
 
 static nvmlReturn_t current(nvmlDevice_t device, int type, unsigned *mhz)
 {
-    struct sg_observation seen;
-    nvmlReturn_t result = nv_observe(device, SG_LATEST_PERIOD, &seen);
+    struct sg_observation observation;
+    nvmlReturn_t result = nv_observe(device, SG_LATEST_PERIOD, &observation);
     if (result == NVML_SUCCESS)
-        *mhz = nv_clock_mhz(device, type, &seen.now);
+        *mhz = nv_clock_mhz(device, type, &observation.now);
     return result;
 }
 
@@ -49,7 +50,7 @@ API nvmlReturn_t nvmlDeviceGetMaxClockInfo(nvmlDevice_t device, unsigned type, u
 API nvmlReturn_t nvmlDeviceGetMaxCustomerBoostClock(nvmlDevice_t device, unsigned type, unsigned *mhz)
     ALIAS(nvmlDeviceGetMaxClockInfo);
 
-/* Nobody can set them here, so the ones in force are those of the factory. */
+/* Application clocks cannot be changed, so the default ones are in effect. */
 static nvmlReturn_t factory(nvmlDevice_t device, unsigned type, unsigned *mhz)
 {
     ENTER(device);
@@ -89,15 +90,15 @@ API nvmlReturn_t nvmlDeviceGetClock(nvmlDevice_t device, unsigned type, unsigned
     }
 }
 
-/* From the highest down; the memory of some boards has a second clock, for idle times. */
+/* In descending order. The memory of some boards has a second, idle clock. */
 API nvmlReturn_t nvmlDeviceGetSupportedMemoryClocks(nvmlDevice_t device, unsigned *count, unsigned *mhz);
 API nvmlReturn_t nvmlDeviceGetSupportedMemoryClocks(nvmlDevice_t device, unsigned *count, unsigned *mhz)
 {
     ENTER(device);
     NEED(count, NVML_ERROR_INVALID_ARGUMENT);
-    unsigned room = mhz ? *count : 0, highest = max_mhz(device, NVML_CLOCK_MEM);
+    unsigned capacity = mhz ? *count : 0, highest = max_mhz(device, NVML_CLOCK_MEM);
     *count = 1 + (device->board->idle_memory_mhz != highest);
-    NEED(room >= *count, NVML_ERROR_INSUFFICIENT_SIZE);
+    NEED(capacity >= *count, NVML_ERROR_INSUFFICIENT_SIZE);
     mhz[0] = highest;
     if (*count == 2)
         mhz[1] = device->board->idle_memory_mhz;
@@ -113,9 +114,9 @@ API nvmlReturn_t nvmlDeviceGetSupportedGraphicsClocks(nvmlDevice_t device, unsig
     NEED(count, NVML_ERROR_INVALID_ARGUMENT);
     NEED(memory_mhz == max_mhz(device, NVML_CLOCK_MEM) || memory_mhz == device->board->idle_memory_mhz,
          NVML_ERROR_NOT_FOUND);
-    unsigned room = mhz ? *count : 0, highest = max_mhz(device, NVML_CLOCK_SM), lowest = device->board->idle_sm_mhz;
+    unsigned capacity = mhz ? *count : 0, highest = max_mhz(device, NVML_CLOCK_SM), lowest = device->board->idle_sm_mhz;
     *count = (highest - lowest) / STEP_MHZ + 1;
-    NEED(room >= *count, NVML_ERROR_INSUFFICIENT_SIZE);
+    NEED(capacity >= *count, NVML_ERROR_INSUFFICIENT_SIZE);
     for (unsigned i = 0; i < *count; i++)
         mhz[i] = highest - i * STEP_MHZ;
     return nv_leave(NVML_SUCCESS);
@@ -124,13 +125,13 @@ API nvmlReturn_t nvmlDeviceGetSupportedGraphicsClocks(nvmlDevice_t device, unsig
 API nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t device, nvmlWord *reasons);
 API nvmlReturn_t nvmlDeviceGetCurrentClocksEventReasons(nvmlDevice_t device, nvmlWord *reasons)
 {
-    struct sg_observation seen;
+    struct sg_observation observation;
     ENTER(device);
     NEED(reasons, NVML_ERROR_INVALID_ARGUMENT);
-    result = nv_observe(device, SG_LATEST_PERIOD, &seen);
+    result = nv_observe(device, SG_LATEST_PERIOD, &observation);
     if (result == NVML_SUCCESS)
-        *reasons = !seen.now.contexts                             ? NVML_REASON_IDLE
-                   : seen.now.clock_ppm < SG_CLOCK_FULL_PPM ? NVML_REASON_HW_SLOWDOWN
+        *reasons = !observation.now.contexts                             ? NVML_REASON_IDLE
+                   : observation.now.clock_ppm < SG_CLOCK_FULL_PPM ? NVML_REASON_HW_SLOWDOWN
                                                                   : 0;
     return nv_leave(result);
 }
@@ -143,26 +144,26 @@ ANSWER(nvmlDeviceGetSupportedClocksThrottleReasons, nvmlWord, NVML_REASONS)
 API nvmlReturn_t nvmlDeviceGetPerformanceState(nvmlDevice_t device, unsigned *state);
 API nvmlReturn_t nvmlDeviceGetPerformanceState(nvmlDevice_t device, unsigned *state)
 {
-    struct sg_observation seen;
+    struct sg_observation observation;
     ENTER(device);
     NEED(state, NVML_ERROR_INVALID_ARGUMENT);
-    result = nv_observe(device, SG_LATEST_PERIOD, &seen);
+    result = nv_observe(device, SG_LATEST_PERIOD, &observation);
     if (result == NVML_SUCCESS)
-        *state = seen.now.contexts ? 0 : device->board->idle_pstate;
+        *state = observation.now.contexts ? 0 : device->board->idle_pstate;
     return nv_leave(result);
 }
 
 API nvmlReturn_t nvmlDeviceGetPowerState(nvmlDevice_t device, unsigned *state) ALIAS(nvmlDeviceGetPerformanceState);
 
-/* The size is in bytes; places that are left say so. */
+/* The size is in bytes; unused entries are set to NVML_PSTATE_UNKNOWN. */
 API nvmlReturn_t nvmlDeviceGetSupportedPerformanceStates(nvmlDevice_t device, unsigned *states, unsigned bytes);
 API nvmlReturn_t nvmlDeviceGetSupportedPerformanceStates(nvmlDevice_t device, unsigned *states, unsigned bytes)
 {
     ENTER(device);
-    unsigned room = bytes / sizeof *states, needed = 1 + (device->board->idle_pstate != 0);
+    unsigned capacity = bytes / sizeof *states, needed = 1 + (device->board->idle_pstate != 0);
     NEED(states, NVML_ERROR_INVALID_ARGUMENT);
-    NEED(room >= needed, NVML_ERROR_INSUFFICIENT_SIZE);
-    for (unsigned i = 0; i < room; i++)
+    NEED(capacity >= needed, NVML_ERROR_INSUFFICIENT_SIZE);
+    for (unsigned i = 0; i < capacity; i++)
         states[i] = i == 0 ? 0 : i < needed ? device->board->idle_pstate : NVML_PSTATE_UNKNOWN;
     return nv_leave(NVML_SUCCESS);
 }
@@ -171,11 +172,11 @@ API nvmlReturn_t nvmlDeviceGetViolationStatus(nvmlDevice_t device, unsigned poli
 API nvmlReturn_t nvmlDeviceGetViolationStatus(nvmlDevice_t device, unsigned policy, nvmlViolationTime_t *time)
 {
     enum { POLICIES = 12 };
-    struct sg_observation seen;
+    struct sg_observation observation;
     ENTER(device);
     NEED(time && policy < POLICIES, NVML_ERROR_INVALID_ARGUMENT);
-    result = nv_observe(device, SG_LATEST_PERIOD, &seen);
-    if (result == NVML_SUCCESS) /* no policy ever holds a soft GPU back */
-        *time = (nvmlViolationTime_t){nv_stamp_us(device, seen.now.at_ns), 0};
+    result = nv_observe(device, SG_LATEST_PERIOD, &observation);
+    if (result == NVML_SUCCESS) /* no policy limits a software GPU */
+        *time = (nvmlViolationTime_t){nv_stamp_us(device, observation.now.at_ns), 0};
     return nv_leave(result);
 }

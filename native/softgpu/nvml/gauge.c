@@ -1,5 +1,5 @@
-/* What the instruments show: memory, utilization, power, energy and temperature, all read from the server's books. */
-#include "softgpu/nvml/face.h"
+/* Memory, utilization, power, energy and temperature, computed from the server's counters. */
+#include "softgpu/nvml/internal.h"
 
 #include <math.h>
 
@@ -46,21 +46,21 @@ unsigned nv_power_mw(nvmlDevice_t device, const struct sg_sample *before, const 
     return power_mw < device->board->limit_mw ? (unsigned)lround(power_mw) : device->board->limit_mw;
 }
 
-/* How things stand. `since` is the beginning of the last whole sample period, `last` its end. */
-static nvmlReturn_t look(nvmlDevice_t device, struct sg_observation *seen, const struct sg_sample **since,
-                         const struct sg_sample **last)
+/* Read the current counters. *since and *last are the start and end of the last whole sample period. */
+static nvmlReturn_t observe(nvmlDevice_t device, struct sg_observation *observation, const struct sg_sample **since,
+                            const struct sg_sample **last)
 {
-    *since = &seen->samples[0];
-    nvmlReturn_t result = nv_observe(device, SG_LATEST_PERIOD, seen);
+    *since = &observation->samples[0];
+    nvmlReturn_t result = nv_observe(device, SG_LATEST_PERIOD, observation);
     if (result == NVML_SUCCESS)
-        *last = seen->sample_count ? &seen->samples[1] : &seen->now;
+        *last = observation->sample_count ? &observation->samples[1] : &observation->now;
     return result;
 }
 
-#define LOOK(device)                                                                                                   \
-    struct sg_observation seen;                                                                                        \
+#define OBSERVE(device)                                                                                                \
+    struct sg_observation observation;                                                                                 \
     const struct sg_sample *since, *last;                                                                              \
-    result = look(device, &seen, &since, &last);                                                                       \
+    result = observe(device, &observation, &since, &last);                                                             \
     if (result != NVML_SUCCESS)                                                                                        \
     return nv_leave(result)
 
@@ -69,8 +69,9 @@ API nvmlReturn_t nvmlDeviceGetMemoryInfo(nvmlDevice_t device, nvmlMemory_t *memo
 {
     ENTER(device);
     NEED(memory, NVML_ERROR_INVALID_ARGUMENT);
-    LOOK(device);
-    *memory = (nvmlMemory_t){seen.memory_bytes, seen.memory_free_bytes, seen.memory_bytes - seen.memory_free_bytes};
+    OBSERVE(device);
+    *memory = (nvmlMemory_t){observation.memory_bytes, observation.memory_free_bytes,
+                             observation.memory_bytes - observation.memory_free_bytes};
     return nv_leave(NVML_SUCCESS);
 }
 
@@ -80,13 +81,13 @@ API nvmlReturn_t nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t device, nvmlMemory_v2_t
     ENTER(device);
     NEED(memory, NVML_ERROR_INVALID_ARGUMENT);
     NEED(memory->version == NVML_VERSION(nvmlMemory_v2_t, 2), NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
-    LOOK(device);
-    *memory = (nvmlMemory_v2_t){memory->version, seen.memory_bytes, 0, seen.memory_free_bytes,
-                                seen.memory_bytes - seen.memory_free_bytes};
+    OBSERVE(device);
+    *memory = (nvmlMemory_v2_t){memory->version, observation.memory_bytes, 0, observation.memory_free_bytes,
+                                observation.memory_bytes - observation.memory_free_bytes};
     return nv_leave(NVML_SUCCESS);
 }
 
-/* Nothing is mapped through it here. */
+/* Nothing is mapped through BAR1. */
 API nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *memory);
 API nvmlReturn_t nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t device, nvmlBAR1Memory_t *memory)
 {
@@ -101,41 +102,41 @@ API nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilizat
 {
     ENTER(device);
     NEED(utilization, NVML_ERROR_INVALID_ARGUMENT);
-    LOOK(device);
+    OBSERVE(device);
     utilization->gpu = nv_busy_percent(since, last);
     utilization->memory = nv_memory_percent(&device->config, since, last);
     return nv_leave(NVML_SUCCESS);
 }
 
-/* Engines that the model does not have are never busy. */
-static nvmlReturn_t idle_engine(nvmlDevice_t device, int is_there, unsigned *utilization, unsigned *period_us)
+/* Engines that the model lacks are always idle. */
+static nvmlReturn_t idle_engine(nvmlDevice_t device, int is_present, unsigned *utilization, unsigned *period_us)
 {
     ENTER(device);
     NEED(utilization && period_us, NVML_ERROR_INVALID_ARGUMENT);
-    NEED(is_there || device->board->architecture >= CT_AMPERE, NVML_ERROR_NOT_SUPPORTED);
+    NEED(is_present || device->board->architecture >= CT_AMPERE, NVML_ERROR_NOT_SUPPORTED);
     *utilization = 0;
     *period_us = (unsigned)(SG_SAMPLE_NS / 1000);
     return nv_leave(NVML_SUCCESS);
 }
 
-#define IDLE_ENGINE(name, is_there)                                                                                    \
+#define IDLE_ENGINE(name, is_present)                                                                                  \
     API nvmlReturn_t name(nvmlDevice_t device, unsigned *utilization, unsigned *period_us);                            \
     API nvmlReturn_t name(nvmlDevice_t device, unsigned *utilization, unsigned *period_us)                             \
     {                                                                                                                  \
-        return idle_engine(device, is_there, utilization, period_us);                                                  \
+        return idle_engine(device, is_present, utilization, period_us);                                                \
     }
 IDLE_ENGINE(nvmlDeviceGetEncoderUtilization, 1)
 IDLE_ENGINE(nvmlDeviceGetDecoderUtilization, 1)
 IDLE_ENGINE(nvmlDeviceGetJpgUtilization, 0)
 IDLE_ENGINE(nvmlDeviceGetOfaUtilization, 0)
 
-/* KB per second over the last whole sample period. */
+/* In KB per second over the last whole sample period. */
 API nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t device, unsigned counter, unsigned *value);
 API nvmlReturn_t nvmlDeviceGetPcieThroughput(nvmlDevice_t device, unsigned counter, unsigned *value)
 {
     ENTER(device);
     NEED(value && counter <= NVML_PCIE_RX, NVML_ERROR_INVALID_ARGUMENT);
-    LOOK(device);
+    OBSERVE(device);
     uint64_t sent = last->to_host_bytes - since->to_host_bytes;
     uint64_t bytes = counter == NVML_PCIE_TX ? sent : last->host_bytes - since->host_bytes - sent;
     uint64_t passed_ns = last->at_ns - since->at_ns;
@@ -148,19 +149,19 @@ API nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned *power)
 {
     ENTER(device);
     NEED(power, NVML_ERROR_INVALID_ARGUMENT);
-    LOOK(device);
+    OBSERVE(device);
     *power = nv_power_mw(device, since, last);
     return nv_leave(NVML_SUCCESS);
 }
 
-/* Millijoules. */
+/* In millijoules. */
 API nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t device, nvmlWord *energy);
 API nvmlReturn_t nvmlDeviceGetTotalEnergyConsumption(nvmlDevice_t device, nvmlWord *energy)
 {
     ENTER(device);
     NEED(energy, NVML_ERROR_INVALID_ARGUMENT);
-    LOOK(device);
-    *energy = seen.now.energy_uj / 1000;
+    OBSERVE(device);
+    *energy = observation.now.energy_uj / 1000;
     return nv_leave(NVML_SUCCESS);
 }
 
@@ -169,13 +170,13 @@ ANSWER(nvmlDeviceGetPowerManagementLimit, unsigned, device->board->limit_mw)
 ANSWER(nvmlDeviceGetPowerManagementDefaultLimit, unsigned, device->board->limit_mw)
 ANSWER(nvmlDeviceGetEnforcedPowerLimit, unsigned, device->board->limit_mw)
 
-API nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t device, unsigned *least, unsigned *most);
-API nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t device, unsigned *least, unsigned *most)
+API nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t device, unsigned *min_mw, unsigned *max_mw);
+API nvmlReturn_t nvmlDeviceGetPowerManagementLimitConstraints(nvmlDevice_t device, unsigned *min_mw, unsigned *max_mw)
 {
     ENTER(device);
-    NEED(least && most, NVML_ERROR_INVALID_ARGUMENT);
-    *least = device->board->least_limit_mw;
-    *most = device->board->limit_mw;
+    NEED(min_mw && max_mw, NVML_ERROR_INVALID_ARGUMENT);
+    *min_mw = device->board->least_limit_mw;
+    *max_mw = device->board->limit_mw;
     return nv_leave(NVML_SUCCESS);
 }
 
@@ -184,8 +185,8 @@ API nvmlReturn_t nvmlDeviceGetTemperature(nvmlDevice_t device, unsigned sensor, 
 {
     ENTER(device);
     NEED(degrees && sensor == SENSOR_GPU, NVML_ERROR_INVALID_ARGUMENT);
-    LOOK(device);
-    *degrees = seen.now.temperature_mc / 1000;
+    OBSERVE(device);
+    *degrees = observation.now.temperature_mc / 1000;
     return nv_leave(NVML_SUCCESS);
 }
 
@@ -196,8 +197,8 @@ API nvmlReturn_t nvmlDeviceGetTemperatureV(nvmlDevice_t device, nvmlTemperature_
     NEED(asked, NVML_ERROR_INVALID_ARGUMENT);
     NEED(asked->version == NVML_VERSION(nvmlTemperature_v1_t, 1), NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
     NEED(asked->sensorType == SENSOR_GPU, NVML_ERROR_INVALID_ARGUMENT);
-    LOOK(device);
-    asked->temperature = (int)(seen.now.temperature_mc / 1000);
+    OBSERVE(device);
+    asked->temperature = (int)(observation.now.temperature_mc / 1000);
     return nv_leave(NVML_SUCCESS);
 }
 
@@ -208,8 +209,8 @@ API nvmlReturn_t nvmlDeviceGetMarginTemperature(nvmlDevice_t device, nvmlMarginT
     NEED(asked, NVML_ERROR_INVALID_ARGUMENT);
     NEED(asked->version == NVML_VERSION(nvmlMarginTemperature_v1_t, 1), NVML_ERROR_ARGUMENT_VERSION_MISMATCH);
     NEED(device->board->architecture >= CT_AMPERE, NVML_ERROR_NOT_SUPPORTED);
-    LOOK(device);
-    asked->marginTemperature = (int)device->board->slowdown_c - (int)(seen.now.temperature_mc / 1000);
+    OBSERVE(device);
+    asked->marginTemperature = (int)device->board->slowdown_c - (int)(observation.now.temperature_mc / 1000);
     return nv_leave(NVML_SUCCESS);
 }
 

@@ -1,5 +1,5 @@
-/* GPU performance monitoring, which NVML has from Hopper on: activity between any two instants of the caller's. */
-#include "softgpu/nvml/face.h"
+/* GPU performance monitoring, supported from Hopper on: activity between two samples of the caller. */
+#include "softgpu/nvml/internal.h"
 
 #include <stdlib.h>
 
@@ -7,8 +7,8 @@ enum { GPM_VERSION = 1, GPM_METRICS_MAX = 1024 };
 enum { GRAPHICS_UTIL = 1, SM_UTIL = 2, SM_OCCUPANCY = 3, DRAM_BW_UTIL = 10, PCIE_TX = 20, PCIE_RX = 21 };
 
 struct nvmlGpmSample_st {
-    nvmlDevice_t device; /* NULL: nothing was read into it yet */
-    struct sg_sample books;
+    nvmlDevice_t device; /* NULL: no sample was read */
+    struct sg_sample counters;
 };
 
 static int is_supported(nvmlDevice_t device)
@@ -51,13 +51,13 @@ API nvmlReturn_t nvmlGpmSampleFree(nvmlGpmSample_t sample)
 API nvmlReturn_t nvmlGpmSampleGet(nvmlDevice_t device, nvmlGpmSample_t sample);
 API nvmlReturn_t nvmlGpmSampleGet(nvmlDevice_t device, nvmlGpmSample_t sample)
 {
-    struct sg_observation seen;
+    struct sg_observation observation;
     ENTER(device);
     NEED(sample, NVML_ERROR_INVALID_ARGUMENT);
     NEED(is_supported(device), NVML_ERROR_NOT_SUPPORTED);
-    result = nv_observe(device, SG_LATEST_PERIOD, &seen);
+    result = nv_observe(device, SG_LATEST_PERIOD, &observation);
     if (result == NVML_SUCCESS)
-        *sample = (struct nvmlGpmSample_st){device, seen.now};
+        *sample = (struct nvmlGpmSample_st){device, observation.now};
     return nv_leave(result);
 }
 
@@ -67,8 +67,8 @@ static double percent(double part, double whole)
     return value < 100 ? value : 100;
 }
 
-static void measure(const struct ct_device_config *config, const struct sg_sample *a, const struct sg_sample *b,
-                    nvmlGpmMetric_t *metric)
+static void compute_metric(const struct ct_device_config *config, const struct sg_sample *a, const struct sg_sample *b,
+                           nvmlGpmMetric_t *metric)
 {
     double passed_ns = (double)(b->at_ns - a->at_ns), sm_ns = (double)(b->sm_ns - a->sm_ns);
     uint64_t sent = b->to_host_bytes - a->to_host_bytes;
@@ -81,7 +81,7 @@ static void measure(const struct ct_device_config *config, const struct sg_sampl
     case SM_UTIL:
         metric->value = percent(sm_ns, passed_ns * config->sm_count);
         break;
-    case SM_OCCUPANCY: /* resident warps, of those that all SMs could hold all the time */
+    case SM_OCCUPANCY: /* resident threads relative to the capacity of all SMs */
         metric->value = percent((double)(b->thread_ns - a->thread_ns),
                                 passed_ns * config->sm_count * config->threads_per_sm);
         break;
@@ -111,12 +111,12 @@ API nvmlReturn_t nvmlGpmMetricsGet(nvmlGpmMetricsGet_t *asked)
     nvmlGpmSample_t a = asked->sample1, b = asked->sample2;
     NEED(a && b && a->device && a->device == b->device && asked->numMetrics <= GPM_METRICS_MAX,
          NVML_ERROR_INVALID_ARGUMENT);
-    NEED(a->books.at_ns != b->books.at_ns, NVML_ERROR_INVALID_ARGUMENT); /* no time has passed between them */
-    if (a->books.at_ns > b->books.at_ns) {
+    NEED(a->counters.at_ns != b->counters.at_ns, NVML_ERROR_INVALID_ARGUMENT); /* the samples have the same instant */
+    if (a->counters.at_ns > b->counters.at_ns) {
         a = asked->sample2;
         b = asked->sample1;
     }
     for (unsigned i = 0; i < asked->numMetrics; i++)
-        measure(&a->device->config, &a->books, &b->books, &asked->metrics[i]);
+        compute_metric(&a->device->config, &a->counters, &b->counters, &asked->metrics[i]);
     return nv_leave(NVML_SUCCESS);
 }

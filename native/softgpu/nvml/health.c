@@ -1,14 +1,14 @@
-/* Is its memory sound? ECC, retired pages, remapped rows. */
-#include "softgpu/nvml/face.h"
+/* Health of device memory: ECC errors, retired pages and remapped rows. */
+#include "softgpu/nvml/internal.h"
 
-/* All of these boards have ECC, and it is on. */
+/* All modelled boards have ECC, and it is enabled. */
 ANSWER(nvmlDeviceGetDefaultEccMode, int, 1)
 
 enum { CORRECTED, UNCORRECTED, ERROR_TYPES };
 enum { VOLATILE, AGGREGATE, COUNTER_TYPES };
 enum { DEVICE_MEMORY = 2, LOCATIONS = 9, CAUSES = 2 };
 
-/* Boards from Ampere on remap rows of memory, those before retire pages. */
+/* Boards from Ampere on remap rows of memory; earlier ones retire pages. */
 static int remaps(nvmlDevice_t device)
 {
     return device->board->architecture >= CT_AMPERE;
@@ -23,14 +23,16 @@ API nvmlReturn_t nvmlDeviceGetEccMode(nvmlDevice_t device, int *now, int *pendin
     return nv_leave(NVML_SUCCESS);
 }
 
-/* The errors of one type and counter; a soft GPU has none that were corrected, and all are of its memory. The lock is
+/* Count the errors of one type and counter. All errors of a software GPU are uncorrected memory errors. The lock is
  * held. */
 static nvmlReturn_t errors(nvmlDevice_t device, unsigned type, unsigned counter, nvmlWord *count)
 {
-    struct sg_observation seen;
-    nvmlReturn_t result = nv_observe(device, SG_LATEST_PERIOD, &seen);
+    struct sg_observation observation;
+    nvmlReturn_t result = nv_observe(device, SG_LATEST_PERIOD, &observation);
     if (result == NVML_SUCCESS)
-        *count = type != UNCORRECTED ? 0 : counter == VOLATILE ? seen.ecc_errors_since_reset : seen.ecc_errors;
+        *count = type != UNCORRECTED   ? 0
+                 : counter == VOLATILE ? observation.ecc_errors_since_reset
+                                       : observation.ecc_errors;
     return result;
 }
 
@@ -64,7 +66,7 @@ API nvmlReturn_t nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t device, unsigned t
     return nv_leave(location == DEVICE_MEMORY ? errors(device, type, counter, count) : NVML_SUCCESS);
 }
 
-/* A page has no address in the model, so none is listed; that one is to be retired is told by the pending status. */
+/* Pages have no address in the model, so none is listed. The pending status reports that one will be retired. */
 static nvmlReturn_t no_pages(nvmlDevice_t device, unsigned cause, unsigned *count)
 {
     ENTER(device);
@@ -93,13 +95,13 @@ API nvmlReturn_t nvmlDeviceGetRetiredPages_v2(nvmlDevice_t device, unsigned caus
 API nvmlReturn_t nvmlDeviceGetRetiredPagesPendingStatus(nvmlDevice_t device, int *is_pending);
 API nvmlReturn_t nvmlDeviceGetRetiredPagesPendingStatus(nvmlDevice_t device, int *is_pending)
 {
-    struct sg_observation seen;
+    struct sg_observation observation;
     ENTER(device);
     NEED(is_pending, NVML_ERROR_INVALID_ARGUMENT);
     NEED(!remaps(device), NVML_ERROR_NOT_SUPPORTED);
-    result = nv_observe(device, SG_LATEST_PERIOD, &seen);
+    result = nv_observe(device, SG_LATEST_PERIOD, &observation);
     if (result == NVML_SUCCESS)
-        *is_pending = seen.rows_since_reset > 0;
+        *is_pending = observation.rows_since_reset > 0;
     return nv_leave(result);
 }
 
@@ -111,12 +113,12 @@ API nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned *correc
     ENTER(device);
     NEED(correctable && uncorrectable && pending && failed, NVML_ERROR_INVALID_ARGUMENT);
     NEED(remaps(device), NVML_ERROR_NOT_SUPPORTED);
-    struct sg_observation seen;
-    result = nv_observe(device, SG_LATEST_PERIOD, &seen);
+    struct sg_observation observation;
+    result = nv_observe(device, SG_LATEST_PERIOD, &observation);
     NEED(result == NVML_SUCCESS, result);
     *correctable = *failed = 0;
-    *uncorrectable = seen.rows;
-    *pending = seen.rows_since_reset > 0;
+    *uncorrectable = observation.rows;
+    *pending = observation.rows_since_reset > 0;
     return nv_leave(NVML_SUCCESS);
 }
 
@@ -126,7 +128,7 @@ API nvmlReturn_t nvmlDeviceGetRowRemapperHistogram(nvmlDevice_t device, nvmlRowR
     ENTER(device);
     NEED(values, NVML_ERROR_INVALID_ARGUMENT);
     NEED(remaps(device), NVML_ERROR_NOT_SUPPORTED);
-    /* Banks by what they have left: an A100-40 has 640 of them per 40 GiB, 16 per GiB. */
+    /* Banks by remaining spare rows: an A100-40 has 640 banks per 40 GiB, 16 per GiB. */
     *values = (nvmlRowRemapperHistogramValues_t){.max = (unsigned)(device->config.memory_bytes >> 26)};
     return nv_leave(NVML_SUCCESS);
 }

@@ -1,6 +1,6 @@
-/* Which device this is: its names and numbers, how it is plugged in, what it is made of. */
+/* Identity of a device: name, numbers, PCI address and hardware properties. */
 #define _GNU_SOURCE
-#include "softgpu/nvml/face.h"
+#include "softgpu/nvml/internal.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -24,19 +24,19 @@ ANSWER(nvmlDeviceGetBusType, unsigned, 2) /* PCI Express */
 ANSWER(nvmlDeviceGetPowerSource, unsigned, 0)
 ANSWER(nvmlDeviceGetIrqNum, unsigned, 100 + device->index)
 
-/* The link is as wide and fast as it can be, always. */
+/* The PCIe link always runs at its maximum width and speed. */
 ANSWER(nvmlDeviceGetMaxPcieLinkGeneration, unsigned, device->board->pcie_generation)
 ANSWER(nvmlDeviceGetGpuMaxPcieLinkGeneration, unsigned, device->board->pcie_generation)
 ANSWER(nvmlDeviceGetCurrPcieLinkGeneration, unsigned, device->board->pcie_generation)
 ANSWER(nvmlDeviceGetMaxPcieLinkWidth, unsigned, device->board->pcie_width)
 ANSWER(nvmlDeviceGetCurrPcieLinkWidth, unsigned, device->board->pcie_width)
 ANSWER(nvmlDeviceGetPcieReplayCounter, unsigned, 0)
-/* Megatransfers per second of one lane: 8,000 in generation 3, then twice as many with each. */
+/* Megatransfers per second per PCIe link lane: 8,000 in generation 3, doubling with each generation. */
 ANSWER(nvmlDeviceGetPcieSpeed, unsigned, 1000u << device->board->pcie_generation)
-/* As an enumeration: 1 is generation 1. */
+/* The value is an enumeration; 1 is generation 1. */
 ANSWER(nvmlDeviceGetPcieLinkMaxSpeed, unsigned, device->board->pcie_generation)
 
-/* Thirteen digits, as NVIDIA's, made from the identity. */
+/* Thirteen digits, as on NVIDIA boards, derived from the UUID. */
 static void serial_of(nvmlDevice_t device, char text[16])
 {
     uint64_t number = 0;
@@ -149,7 +149,7 @@ API nvmlReturn_t nvmlDeviceGetAttributes_v2(nvmlDevice_t device, nvmlDeviceAttri
 {
     ENTER(device);
     NEED(attributes, NVML_ERROR_INVALID_ARGUMENT);
-    NEED(device->board->architecture >= CT_AMPERE, NVML_ERROR_NOT_SUPPORTED); /* a matter of MIG */
+    NEED(device->board->architecture >= CT_AMPERE, NVML_ERROR_NOT_SUPPORTED); /* the attributes describe MIG devices */
     *attributes = (nvmlDeviceAttributes_t){.multiprocessorCount = device->config.sm_count,
                                            .sharedCopyEngineCount = device->config.copy_engines,
                                            .memorySizeMB = device->config.memory_bytes >> 20};

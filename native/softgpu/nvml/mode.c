@@ -1,5 +1,5 @@
-/* How the device is set: compute mode, persistence, display, virtualization, MIG, accounting. Most cannot be changed. */
-#include "softgpu/nvml/face.h"
+/* Modes of a device: compute mode, persistence, display, virtualization, MIG and accounting. Most cannot be changed. */
+#include "softgpu/nvml/internal.h"
 
 #define OFF 0
 #define ON 1
@@ -10,11 +10,11 @@ static int has_mig(nvmlDevice_t device)
     return device->board->architecture >= CT_AMPERE;
 }
 
-ANSWER(nvmlDeviceGetPersistenceMode, int, ON) /* its server lives whether or not anybody uses it */
+ANSWER(nvmlDeviceGetPersistenceMode, int, ON) /* the server runs whether or not the device is used */
 ANSWER(nvmlDeviceGetDisplayMode, int, OFF)
 ANSWER(nvmlDeviceGetDisplayActive, int, OFF)
 ANSWER(nvmlDeviceGetVirtualizationMode, unsigned, 0) /* none: bare metal */
-ANSWER(nvmlDeviceGetNumFans, unsigned, 0)            /* passively cooled; speeds of fans are not supported */
+ANSWER(nvmlDeviceGetNumFans, unsigned, 0)            /* passive cooling; fan speeds are not supported */
 ANSWER(nvmlDeviceGetAccountingMode, int, OFF)
 ANSWER(nvmlDeviceGetAccountingBufferSize, unsigned, 4000)
 ANSWER(nvmlDeviceIsMigDeviceHandle, unsigned, 0)
@@ -23,16 +23,16 @@ ANSWER(nvmlDeviceGetMaxMigDeviceCount, unsigned, has_mig(device) ? MIG_DEVICES :
 API nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, unsigned *mode);
 API nvmlReturn_t nvmlDeviceGetComputeMode(nvmlDevice_t device, unsigned *mode)
 {
-    struct sg_observation seen;
+    struct sg_observation observation;
     ENTER(device);
     NEED(mode, NVML_ERROR_INVALID_ARGUMENT);
-    result = nv_observe(device, SG_LATEST_PERIOD, &seen);
+    result = nv_observe(device, SG_LATEST_PERIOD, &observation);
     if (result == NVML_SUCCESS)
-        *mode = seen.compute_mode;
+        *mode = observation.compute_mode;
     return nv_leave(result);
 }
 
-/* A driver asks for root; here whoever may open the server's socket owns the GPU. */
+/* A real driver requires root. Here every process that can open the server's socket may set the mode. */
 API nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, unsigned mode);
 API nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, unsigned mode)
 {
@@ -42,7 +42,7 @@ API nvmlReturn_t nvmlDeviceSetComputeMode(nvmlDevice_t device, unsigned mode)
     ENTER(device);
     NEED(mode != EXCLUSIVE_THREAD, NVML_ERROR_NOT_SUPPORTED);
     NEED(mode <= SG_MODE_EXCLUSIVE_PROCESS, NVML_ERROR_INVALID_ARGUMENT);
-    result = nv_ask(device, &request, &reply);
+    result = nv_request(device, &request, &reply);
     if (result == NVML_SUCCESS && reply.result != CT_DEVICE_OK)
         result = NVML_ERROR_INVALID_ARGUMENT;
     return nv_leave(result);

@@ -1,4 +1,4 @@
-/* The part of NVML's binary interface that the face answers: our own header, held against nvidia-ml-py by a test. */
+/* The part of NVML's binary interface that this library implements. A test compares it with nvidia-ml-py. */
 #ifndef COTENANT_SOFTGPU_NVML_NVML_H
 #define COTENANT_SOFTGPU_NVML_NVML_H
 
@@ -17,7 +17,7 @@ enum {
 #undef NVML_ERROR
 };
 
-/* A versioned struct names its size and its version in its first word. */
+/* The first word of a versioned struct holds its size and version. */
 #define NVML_VERSION(type, number) ((unsigned)(sizeof(type) | (unsigned)(number) << 24))
 
 enum { NVML_CLOCK_GRAPHICS, NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_CLOCK_VIDEO, NVML_CLOCK_COUNT };
@@ -27,8 +27,8 @@ enum { NVML_SAMPLE_POWER, NVML_SAMPLE_GPU, NVML_SAMPLE_MEMORY, NVML_SAMPLE_ENC, 
        NVML_SAMPLE_MEMORY_CLOCK, NVML_SAMPLE_MODULE_POWER, NVML_SAMPLE_JPG, NVML_SAMPLE_OFA };
 enum { NVML_VALUE_DOUBLE, NVML_VALUE_UINT, NVML_VALUE_ULONG, NVML_VALUE_ULONGLONG };
 enum { NVML_PCIE_TX, NVML_PCIE_RX };
-enum { NVML_TOPOLOGY_INTERNAL = 0, NVML_TOPOLOGY_SINGLE = 10, NVML_TOPOLOGY_MULTIPLE = 20, NVML_TOPOLOGY_HOSTBRIDGE = 30,
-       NVML_TOPOLOGY_NODE = 40, NVML_TOPOLOGY_SYSTEM = 50 };
+enum { NVML_TOPOLOGY_INTERNAL = 0, NVML_TOPOLOGY_SINGLE = 10, NVML_TOPOLOGY_MULTIPLE = 20,
+       NVML_TOPOLOGY_HOSTBRIDGE = 30, NVML_TOPOLOGY_NODE = 40, NVML_TOPOLOGY_SYSTEM = 50 };
 enum { NVML_BRAND_TESLA = 2, NVML_BRAND_NVIDIA = 14 };
 enum { NVML_EVENT_XID = 8 };
 enum { NVML_REASON_IDLE = 1, NVML_REASON_HW_SLOWDOWN = 8, NVML_REASONS = 0x1ff };
@@ -41,7 +41,7 @@ typedef struct {
     unsigned domain, bus, device, pciDeviceId, pciSubSystemId;
     char busId[32];
 } nvmlPciInfo_t;
-typedef struct { /* of the first two versions: the new name's room was reserved */
+typedef struct { /* versions 1 and 2: the space of the newer busId was reserved */
     char busId[16];
     unsigned domain, bus, device, pciDeviceId, pciSubSystemId, reserved[4];
 } nvmlPciInfo_v2_t;
@@ -158,7 +158,7 @@ typedef struct {
     nvmlWord eventType, eventData;
     unsigned gpuInstanceId, computeInstanceId;
 } nvmlEventData_t;
-typedef struct { /* the first version: without instances */
+typedef struct { /* version 1: without instance ids */
     nvmlDevice_t device;
     nvmlWord eventType, eventData;
 } nvmlEventData_v1_t;
@@ -177,7 +177,7 @@ typedef struct {
 typedef struct {
     unsigned version, numMetrics;
     nvmlGpmSample_t sample1, sample2;
-    nvmlGpmMetric_t metrics[]; /* its greatest length grew with NVML; numMetrics says how many there are */
+    nvmlGpmMetric_t metrics[]; /* its maximum length grew with NVML; numMetrics is the actual number */
 } nvmlGpmMetricsGet_t;
 
 #endif

@@ -1,6 +1,6 @@
-/* Who may ask NVML at all: initialisation, which is counted, the lock, the lines to the servers, life after fork. */
+/* Reference-counted initialisation, the lock, connections to the servers, and the state after fork. */
 #define _GNU_SOURCE
-#include "softgpu/nvml/face.h"
+#include "softgpu/nvml/internal.h"
 
 #include <errno.h>
 #include <pthread.h>
@@ -13,8 +13,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-/* The server answers in microseconds; one that says nothing for this long is as good as dead. */
-enum { ANSWER_S = 30 };
+/* The server replies within microseconds. A server that does not reply within this time is treated as dead. */
+enum { REPLY_TIMEOUT_S = 30 };
 
 struct nvmlDevice_st nv_devices[NV_MAX_DEVICES];
 unsigned nv_device_count;
@@ -22,7 +22,7 @@ unsigned nv_device_count;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static unsigned users;
 
-static void hang_up(nvmlDevice_t device)
+static void close_device(nvmlDevice_t device)
 {
     if (device->bulletin)
         munmap(device->bulletin, sizeof *device->bulletin);
@@ -31,16 +31,17 @@ static void hang_up(nvmlDevice_t device)
     device->socket = -1;
 }
 
-/* A child shares no line with its parent, or each would hear the other's answers; it may begin anew. */
+/* A child must not share sockets with its parent, because each could receive the other's replies. It may initialise
+ * NVML again. */
 static void after_fork(void)
 {
     pthread_mutex_init(&lock, NULL);
     for (unsigned i = 0; i < nv_device_count; i++)
-        hang_up(&nv_devices[i]);
+        close_device(&nv_devices[i]);
     nv_device_count = users = 0;
 }
 
-static ssize_t talk(int socket, const struct sg_request *request, struct msghdr *message)
+static ssize_t send_and_receive(int socket, const struct sg_request *request, struct msghdr *message)
 {
     ssize_t done;
     do
@@ -54,29 +55,29 @@ static ssize_t talk(int socket, const struct sg_request *request, struct msghdr 
     return done;
 }
 
-static nvmlReturn_t ask(nvmlDevice_t device, const struct sg_request *request, void *answer, size_t bytes)
+static nvmlReturn_t exchange(nvmlDevice_t device, const struct sg_request *request, void *reply, size_t bytes)
 {
-    struct iovec words = {answer, bytes};
+    struct iovec words = {reply, bytes};
     struct msghdr message = {.msg_iov = &words, .msg_iovlen = 1};
-    if (!device->lost && talk(device->socket, request, &message) == (ssize_t)bytes)
+    if (!device->lost && send_and_receive(device->socket, request, &message) == (ssize_t)bytes)
         return NVML_SUCCESS;
     device->lost = 1;
     return NVML_ERROR_GPU_IS_LOST;
 }
 
-nvmlReturn_t nv_ask(nvmlDevice_t device, const struct sg_request *request, struct sg_reply *reply)
+nvmlReturn_t nv_request(nvmlDevice_t device, const struct sg_request *request, struct sg_reply *reply)
 {
-    return ask(device, request, reply, sizeof *reply);
+    return exchange(device, request, reply, sizeof *reply);
 }
 
-nvmlReturn_t nv_observe(nvmlDevice_t device, uint64_t since_ns, struct sg_observation *seen)
+nvmlReturn_t nv_observe(nvmlDevice_t device, uint64_t since_ns, struct sg_observation *observation)
 {
     struct sg_request request = {.kind = SG_SAMPLES, .a = since_ns};
-    nvmlReturn_t result = ask(device, &request, seen, sizeof *seen);
-    return result == NVML_SUCCESS && seen->is_lost ? NVML_ERROR_GPU_IS_LOST : result;
+    nvmlReturn_t result = exchange(device, &request, observation, sizeof *observation);
+    return result == NVML_SUCCESS && observation->is_lost ? NVML_ERROR_GPU_IS_LOST : result;
 }
 
-static int greet(nvmlDevice_t device)
+static int handshake(nvmlDevice_t device)
 {
     struct sg_request request = {.kind = SG_OBSERVE, .a = SG_WIRE_VERSION};
     struct sg_hello hello;
@@ -87,7 +88,7 @@ static int greet(nvmlDevice_t device)
     struct iovec words = {&hello, sizeof hello};
     struct msghdr message = {.msg_iov = &words, .msg_iovlen = 1, .msg_control = control.bytes,
                              .msg_controllen = sizeof control.bytes};
-    ssize_t got = talk(device->socket, &request, &message);
+    ssize_t got = send_and_receive(device->socket, &request, &message);
     struct cmsghdr *rights = got < 0 ? NULL : CMSG_FIRSTHDR(&message);
     if (!rights || rights->cmsg_level != SOL_SOCKET || rights->cmsg_type != SCM_RIGHTS)
         return -1;
@@ -101,29 +102,29 @@ static int greet(nvmlDevice_t device)
         memcpy(device->uuid, hello.uuid, sizeof device->uuid);
     }
     close(descriptor);
-    struct sg_observation seen;
-    if (!device->bulletin || (nv_observe(device, SG_LATEST_PERIOD, &seen) != NVML_SUCCESS && device->lost))
+    struct sg_observation observation;
+    if (!device->bulletin || (nv_observe(device, SG_LATEST_PERIOD, &observation) != NVML_SUCCESS && device->lost))
         return -1;
-    device->epoch_ns = seen.epoch_ns;
+    device->epoch_ns = observation.epoch_ns;
     return 0;
 }
 
 static int open_device(nvmlDevice_t device, const char *path)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    const struct timeval patience = {.tv_sec = ANSWER_S};
+    const struct timeval timeout = {.tv_sec = REPLY_TIMEOUT_S};
     memcpy(address.sun_path, path, strlen(path));
     device->socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (device->socket < 0)
         return -1;
-    if (setsockopt(device->socket, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience) == 0 &&
-        connect(device->socket, (struct sockaddr *)&address, sizeof address) == 0 && greet(device) == 0)
+    if (setsockopt(device->socket, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout) == 0 &&
+        connect(device->socket, (struct sockaddr *)&address, sizeof address) == 0 && handshake(device) == 0)
         return 0;
-    hang_up(device);
+    close_device(device);
     return -1;
 }
 
-/* A GPU whose server is gone is not there, as one that fell off the bus. */
+/* A GPU without a server does not exist, like one that fell off the bus. */
 static void open_devices(const char *directory)
 {
     char path[sizeof((struct sockaddr_un *)0)->sun_path];
@@ -173,7 +174,7 @@ API nvmlReturn_t nvmlShutdown(void)
         return result;
     if (--users == 0) {
         for (unsigned i = 0; i < nv_device_count; i++)
-            hang_up(&nv_devices[i]);
+            close_device(&nv_devices[i]);
         nv_device_count = 0;
     }
     return nv_leave(NVML_SUCCESS);
@@ -218,6 +219,6 @@ API const char *nvmlErrorString(nvmlReturn_t code)
 #include "softgpu/nvml/errors.def"
 #undef NVML_ERROR
     default:
-        return "no such error";
+        return "unknown error code";
     }
 }

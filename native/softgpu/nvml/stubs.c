@@ -1,7 +1,7 @@
-/* Every name of NVML exists: the ones nothing else defines answer "not supported", once NVML is initialised. */
-#include "softgpu/nvml/face.h"
+/* Weak definitions of all NVML names. Calls without an implementation return NOT_SUPPORTED after initialisation. */
+#include "softgpu/nvml/internal.h"
 
-/* Weak, so that a real definition anywhere in the library takes the name. */
+/* A definition elsewhere in the library overrides the weak one. */
 #define NVML_NAME(symbol)                                                                                              \
     int symbol(void);                                                                                                  \
     __attribute__((weak, visibility("default"), noinline)) int symbol(void)                                            \

@@ -1,11 +1,11 @@
-/* What is true of the machine rather than of one device: versions, names of processes, and which devices there are. */
+/* System queries: versions, process names and the devices of the machine. */
 #define _GNU_SOURCE
-#include "softgpu/nvml/face.h"
+#include "softgpu/nvml/internal.h"
 
 #include <stdio.h>
 #include <string.h>
 
-/* The CUDA version is that of the face of libcuda; the driver's number is of the branch that came with it. */
+/* The CUDA version is that of libsoftgpu; the driver version is from the matching branch. */
 enum { CUDA_VERSION = 13000 };
 static const char driver_version[] = "580.65.06", nvml_version[] = "13.580.65.06", driver_branch[] = "r580_00";
 
@@ -20,7 +20,7 @@ nvmlReturn_t nv_text(char *buffer, unsigned length, const char *text)
     return NVML_SUCCESS;
 }
 
-static nvmlReturn_t tell(char *buffer, unsigned length, const char *text)
+static nvmlReturn_t get_text(char *buffer, unsigned length, const char *text)
 {
     nvmlReturn_t result = nv_enter();
     return result != NVML_SUCCESS ? result : nv_leave(nv_text(buffer, length, text));
@@ -29,13 +29,13 @@ static nvmlReturn_t tell(char *buffer, unsigned length, const char *text)
 API nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned length);
 API nvmlReturn_t nvmlSystemGetDriverVersion(char *version, unsigned length)
 {
-    return tell(version, length, driver_version);
+    return get_text(version, length, driver_version);
 }
 
 API nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned length);
 API nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned length)
 {
-    return tell(version, length, nvml_version);
+    return get_text(version, length, nvml_version);
 }
 
 API nvmlReturn_t nvmlSystemGetDriverBranch(nvmlSystemDriverBranchInfo_v1_t *info, unsigned length);
@@ -52,7 +52,7 @@ API nvmlReturn_t nvmlSystemGetDriverBranch(nvmlSystemDriverBranchInfo_v1_t *info
 API nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version);
 API nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version)
 {
-    if (!version) /* asked for without initialisation, too: it is a property of the library */
+    if (!version) /* available before initialisation, because it is a property of the library */
         return NVML_ERROR_INVALID_ARGUMENT;
     *version = CUDA_VERSION;
     return NVML_SUCCESS;
@@ -60,7 +60,7 @@ API nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version)
 
 API nvmlReturn_t nvmlSystemGetCudaDriverVersion(int *version) ALIAS(nvmlSystemGetCudaDriverVersion_v2);
 
-/* As NVML does, cut to what fits. */
+/* Truncate the name as NVML does. */
 API nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *name, unsigned length);
 API nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *name, unsigned length)
 {
@@ -75,7 +75,7 @@ API nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *name, unsigned len
     if (file)
         fclose(file);
     NEED(got, NVML_ERROR_NOT_FOUND);
-    snprintf(name, length, "%s", words); /* the first word: the rest stands behind zeros */
+    snprintf(name, length, "%s", words); /* the first argument; the others follow its terminating zero */
     return nv_leave(NVML_SUCCESS);
 }
 
@@ -127,11 +127,11 @@ API nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *dev
 
 API nvmlReturn_t nvmlDeviceGetHandleByIndex(unsigned index, nvmlDevice_t *device) ALIAS(nvmlDeviceGetHandleByIndex_v2);
 
-/* The first device of which something is so; the lock is held, and given back. */
-static nvmlReturn_t find(int (*is_it)(nvmlDevice_t, const void *), const void *what, nvmlDevice_t *device)
+/* Return the first device that matches. The lock is held and released. */
+static nvmlReturn_t find(int (*matches)(nvmlDevice_t, const void *), const void *key, nvmlDevice_t *device)
 {
     for (unsigned i = 0; i < nv_device_count; i++) {
-        if (!is_it(&nv_devices[i], what))
+        if (!matches(&nv_devices[i], key))
             continue;
         *device = &nv_devices[i];
         return nv_leave(NVML_SUCCESS);

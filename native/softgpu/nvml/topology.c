@@ -1,6 +1,6 @@
-/* Where the device is among processors and other devices. All sit on one node, beside each other, without NVLink. */
+/* Topology: all devices are on one NUMA node, connected through it, without NVLink. */
 #define _GNU_SOURCE
-#include "softgpu/nvml/face.h"
+#include "softgpu/nvml/internal.h"
 
 #include <string.h>
 #include <unistd.h>
@@ -8,7 +8,7 @@
 enum { P2P_READ, P2P_WRITE, P2P_NVLINK, P2P_ATOMICS, P2P_PROP, P2P_INDEXES };
 enum { P2P_OK = 0, P2P_NOT_SUPPORTED = 5 };
 
-/* Two devices, both valid; the lock is held on success. */
+/* Check two devices; on success the lock is held. */
 static nvmlReturn_t enter_pair(nvmlDevice_t one, nvmlDevice_t other)
 {
     ENTER(one);
@@ -38,7 +38,7 @@ API nvmlReturn_t nvmlDeviceOnSameBoard(nvmlDevice_t one, nvmlDevice_t other, int
     return nv_leave(NVML_SUCCESS);
 }
 
-/* As cuDeviceGetP2PAttribute has it: reading and writing, nothing else. */
+/* As in cuDeviceGetP2PAttribute: only reads and writes are supported. */
 API nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t one, nvmlDevice_t other, unsigned index, unsigned *status);
 API nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t one, nvmlDevice_t other, unsigned index, unsigned *status)
 {
@@ -50,19 +50,19 @@ API nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t one, nvmlDevice_t other, un
     return nv_leave(NVML_SUCCESS);
 }
 
-/* The lock is held, and given back: all devices but one, if there is a list for them. */
-static nvmlReturn_t others(nvmlDevice_t but, int any, unsigned *count, nvmlDevice_t *devices)
+/* List all devices except one. The lock is held and released. */
+static nvmlReturn_t others(nvmlDevice_t excluded, int any, unsigned *count, nvmlDevice_t *devices)
 {
-    unsigned room = devices ? *count : 0, found = 0;
+    unsigned capacity = devices ? *count : 0, found = 0;
     for (unsigned i = 0; any && i < nv_device_count; i++) {
-        if (&nv_devices[i] == but)
+        if (&nv_devices[i] == excluded)
             continue;
-        if (found < room)
+        if (found < capacity)
             devices[found] = &nv_devices[i];
         found++;
     }
     *count = found;
-    return nv_leave(devices && found > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS);
+    return nv_leave(devices && found > capacity ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS);
 }
 
 API nvmlReturn_t nvmlDeviceGetTopologyNearestGpus(nvmlDevice_t device, unsigned level, unsigned *count,
@@ -85,15 +85,15 @@ API nvmlReturn_t nvmlSystemGetTopologyGpuSet(unsigned processor, unsigned *count
     return others(NULL, 1, count, devices);
 }
 
-/* Every processor is as near as any other. */
-static nvmlReturn_t near(nvmlDevice_t device, unsigned words, unsigned long *set, unsigned members)
+/* All processors have the same distance. */
+static nvmlReturn_t fill_affinity(nvmlDevice_t device, unsigned words, unsigned long *set, unsigned count)
 {
     enum { WORD_BITS = 8 * sizeof *set };
     ENTER(device);
     NEED(set && words, NVML_ERROR_INVALID_ARGUMENT);
-    NEED((members + WORD_BITS - 1) / WORD_BITS <= words, NVML_ERROR_INSUFFICIENT_SIZE);
+    NEED((count + WORD_BITS - 1) / WORD_BITS <= words, NVML_ERROR_INSUFFICIENT_SIZE);
     memset(set, 0, words * sizeof *set);
-    for (unsigned i = 0; i < members; i++)
+    for (unsigned i = 0; i < count; i++)
         set[i / WORD_BITS] |= 1ul << i % WORD_BITS;
     return nv_leave(NVML_SUCCESS);
 }
@@ -101,7 +101,7 @@ static nvmlReturn_t near(nvmlDevice_t device, unsigned words, unsigned long *set
 API nvmlReturn_t nvmlDeviceGetCpuAffinity(nvmlDevice_t device, unsigned words, unsigned long *set);
 API nvmlReturn_t nvmlDeviceGetCpuAffinity(nvmlDevice_t device, unsigned words, unsigned long *set)
 {
-    return near(device, words, set, (unsigned)sysconf(_SC_NPROCESSORS_CONF));
+    return fill_affinity(device, words, set, (unsigned)sysconf(_SC_NPROCESSORS_CONF));
 }
 
 API nvmlReturn_t nvmlDeviceGetCpuAffinityWithinScope(nvmlDevice_t device, unsigned words, unsigned long *set,
@@ -109,13 +109,13 @@ API nvmlReturn_t nvmlDeviceGetCpuAffinityWithinScope(nvmlDevice_t device, unsign
 API nvmlReturn_t nvmlDeviceGetCpuAffinityWithinScope(nvmlDevice_t device, unsigned words, unsigned long *set,
                                                      unsigned scope)
 {
-    return near(device, words, scope <= 1 ? set : NULL, (unsigned)sysconf(_SC_NPROCESSORS_CONF));
+    return fill_affinity(device, words, scope <= 1 ? set : NULL, (unsigned)sysconf(_SC_NPROCESSORS_CONF));
 }
 
 API nvmlReturn_t nvmlDeviceGetMemoryAffinity(nvmlDevice_t device, unsigned words, unsigned long *set, unsigned scope);
 API nvmlReturn_t nvmlDeviceGetMemoryAffinity(nvmlDevice_t device, unsigned words, unsigned long *set, unsigned scope)
 {
-    return near(device, words, scope <= 1 ? set : NULL, 1);
+    return fill_affinity(device, words, scope <= 1 ? set : NULL, 1);
 }
 
 API nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned link, int *is_active);

@@ -1,4 +1,4 @@
-/* Accounts: device memory of all processes that go by one name, since the server's start. */
+/* Accounts: device memory of all processes with the same account name, since the start of the server. */
 #ifndef COTENANT_SOFTGPU_SERVER_ACCOUNT_H
 #define COTENANT_SOFTGPU_SERVER_ACCOUNT_H
 
@@ -9,23 +9,24 @@ struct sg_server;
 enum { SG_ACCOUNTS = 256 };
 
 struct sg_account {
-    char name[SG_ACCOUNT_BYTES]; /* empty: a free place */
-    uint32_t clients;            /* that are there now */
-    uint64_t connected;          /* clients there ever were */
-    uint64_t memory_bytes;       /* of its clients without their shares, and of the shares that were made by it */
+    char name[SG_ACCOUNT_BYTES]; /* empty: a free entry */
+    uint32_t clients;            /* number of connected clients */
+    uint64_t connected;          /* number of clients that ever connected */
+    uint64_t memory_bytes;       /* of its clients without their shares, and of the shares that they created */
     uint64_t memory_peak_bytes;
-    uint64_t left; /* when its latest client left, by count of departures: the oldest idle one makes room */
+    /* Count of disconnects when its last client left; the account with the lowest one is evicted first. */
+    uint64_t idle_since;
 };
 
-/* Takes the client into the account that its greeting named, if any. 0, or the CUresult of a refusal. */
+/* Add the client to the account named in its hello, if any. 0, or the CUresult of a refusal. */
 uint32_t sg_account_join(struct sg_server *server, int index);
-/* The client's memory may have changed: the account's follows. */
-void sg_account_settle(struct sg_server *server, int index);
-/* A share of this account (place plus one; 0: none) became larger by so many bytes, or smaller: unsigned. The peak
- * follows with the next sg_account_settle() of the client that did it, or with sg_account_mark(). */
+/* Update the account after a possible change of the client's memory. */
+void sg_account_update(struct sg_server *server, int index);
+/* Add bytes to the shares of an account (index plus one; 0: none); the unsigned difference may be negative. The peak is
+ * updated by the next sg_account_update() of the client or by sg_account_update_peak(). */
 void sg_account_share(struct sg_server *server, uint32_t account, uint64_t more_bytes);
-void sg_account_mark(struct sg_server *server, uint32_t account);
-/* The client is about to go; its shares were handed on before. */
+void sg_account_update_peak(struct sg_server *server, uint32_t account);
+/* Remove the client. Its shares have been passed on or released. */
 void sg_account_leave(struct sg_server *server, int index);
 
 #endif

@@ -1,4 +1,4 @@
-/* What the server says to each question of a client; every answer is given at once, none waits for the device. */
+/* Replies to the requests of clients. Every reply is immediate; none waits for the device. */
 #define _GNU_SOURCE
 #include "softgpu/server/server.h"
 
@@ -7,24 +7,24 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-/* When to ask again at the earliest, about slots that wait for something other than room and ends not yet in sight. */
-enum { BEHIND_NS = 100000 };
+/* The shortest interval before a client repeats a request whose slots were not taken or whose end is too far ahead. */
+enum { RETRY_NS = 100000 };
 
-int sg_say(struct sg_client *client, const void *words, size_t bytes)
+int sg_send_reply(struct sg_client *client, const void *words, size_t bytes)
 {
-    /* A client that does not read its answers is dropped rather than waited for. */
+    /* A client that does not read its replies is dropped. */
     return send(client->socket, words, bytes, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)bytes ? 0 : -1;
 }
 
-/* With descriptors beside the words. */
-int sg_say_with(struct sg_client *client, void *words, size_t bytes, const int *descriptors, size_t count)
+/* Send a reply with descriptors. */
+int sg_send_reply_with_fds(struct sg_client *client, void *words, size_t bytes, const int *descriptors, size_t count)
 {
     union {
         char bytes[CMSG_SPACE(2 * sizeof(int))];
         struct cmsghdr aligned;
     } control = {{0}};
-    struct iovec piece = {words, bytes};
-    struct msghdr message = {.msg_iov = &piece, .msg_iovlen = 1, .msg_control = control.bytes,
+    struct iovec vector = {words, bytes};
+    struct msghdr message = {.msg_iov = &vector, .msg_iovlen = 1, .msg_control = control.bytes,
                              .msg_controllen = CMSG_SPACE(count * sizeof *descriptors)};
     struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
     rights->cmsg_level = SOL_SOCKET;
@@ -34,15 +34,15 @@ int sg_say_with(struct sg_client *client, void *words, size_t bytes, const int *
     return sendmsg(client->socket, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)bytes ? 0 : -1;
 }
 
-static int greet(struct sg_server *server, int index, const struct sg_request *request)
+static int register_client(struct sg_server *server, int index, const struct sg_request *request)
 {
     struct sg_client *client = server->clients[index];
     struct sg_hello hello = {.version = SG_WIRE_VERSION, .ordinal = server->ordinal};
     int descriptors[2] = {-1, server->bulletin_fd};
-    if (client->greeted)
+    if (client->is_registered)
         return -1;
     uint64_t now_ns = sg_now_ns();
-    sg_pump(server, now_ns); /* the others' work until now comes before this client */
+    sg_pump(server, now_ns); /* apply earlier work of other clients first */
     if (request->a != SG_WIRE_VERSION || server->faults.lost)
         hello.result = CT_DEVICE_INVALID;
     else
@@ -56,14 +56,14 @@ static int greet(struct sg_server *server, int index, const struct sg_request *r
                                             &client->model);
     if (hello.result != CT_DEVICE_OK) {
         sg_account_leave(server, index);
-        return sg_say(client, &hello, sizeof hello);
+        return sg_send_reply(client, &hello, sizeof hello);
     }
     ct_device_client_cap(server->device, sg_now_ns(), client->model, client->admission.sm_cap);
-    client->greeted = 1;
+    client->is_registered = 1;
     server->connection_of[(client->model & 0xffff) % SG_CLIENTS] = index;
     sg_sample_join(server, client);
     server->connected++;
-    client->ring = sg_shared(&descriptors[0], sizeof *client->ring, "softgpu-ring");
+    client->ring = sg_map_shared(&descriptors[0], sizeof *client->ring, "softgpu-ring");
     if (!client->ring)
         return -1;
     hello.client = (uint32_t)index;
@@ -72,50 +72,50 @@ static int greet(struct sg_server *server, int index, const struct sg_request *r
     hello.config = *ct_device_config(server->device);
     hello.config.priority_least = server->priority_least;
     memcpy(hello.uuid, server->uuid, sizeof hello.uuid);
-    int failed = sg_say_with(client, &hello, sizeof hello, descriptors, 2);
+    int failed = sg_send_reply_with_fds(client, &hello, sizeof hello, descriptors, 2);
     close(descriptors[0]);
     return failed;
 }
 
-/* As greet(), for those who come to look and take no place in the model. */
-static int greet_observer(struct sg_server *server, int index, const struct sg_request *request)
+/* Register a connection that only reads counters and is not a client of the model. */
+static int register_observer(struct sg_server *server, int index, const struct sg_request *request)
 {
     struct sg_hello hello = {.version = SG_WIRE_VERSION, .ordinal = server->ordinal, .client = UINT32_MAX};
     hello.result = request->a == SG_WIRE_VERSION ? CT_DEVICE_OK : CT_DEVICE_INVALID;
     hello.config = *ct_device_config(server->device);
     hello.config.priority_least = server->priority_least;
     memcpy(hello.uuid, server->uuid, sizeof hello.uuid);
-    return sg_say_with(server->clients[index], &hello, sizeof hello, &server->bulletin_fd, 1);
+    return sg_send_reply_with_fds(server->clients[index], &hello, sizeof hello, &server->bulletin_fd, 1);
 }
 
-static int tell_samples(struct sg_server *server, int index, const struct sg_request *request)
+static int send_samples(struct sg_server *server, int index, const struct sg_request *request)
 {
-    struct sg_observation told = {0};
+    struct sg_observation observation = {0};
     sg_pump(server, sg_now_ns());
-    sg_observe(server, request->a, &told);
-    return sg_say(server->clients[index], &told, sizeof told);
+    sg_observe(server, request->a, &observation);
+    return sg_send_reply(server->clients[index], &observation, sizeof observation);
 }
 
-/* Through a file in memory: with many clients the books are longer than a message may be. */
-static int tell_books(struct sg_server *server, int index)
+/* Send the report in a memory file, because with many clients it exceeds the size of a message. */
+static int send_report(struct sg_server *server, int index)
 {
     struct sg_reply reply = {0};
     sg_pump(server, sg_now_ns());
     reply.a = sg_report(server, server->report, sizeof server->report);
-    int books = memfd_create("softgpu-books", MFD_CLOEXEC);
-    int failed = books < 0 || write(books, server->report, reply.a) != (ssize_t)reply.a ||
-                 sg_say_with(server->clients[index], &reply, sizeof reply, &books, 1) < 0;
-    if (books >= 0)
-        close(books);
+    int file = memfd_create("softgpu-report", MFD_CLOEXEC);
+    int failed = file < 0 || write(file, server->report, reply.a) != (ssize_t)reply.a ||
+                 sg_send_reply_with_fds(server->clients[index], &reply, sizeof reply, &file, 1) < 0;
+    if (file >= 0)
+        close(file);
     return failed ? -1 : 0;
 }
 
-/* Whether a client may have one more handle of a kind. Counted anew each time: handles end in many ways, and creating
- * is rare beside using. */
+/* Whether a client may create another handle of a kind. The handles are counted each time, because they end in many
+ * ways and creation is rare. */
 static int may_have(struct sg_server *server, const struct sg_owner *table, uint32_t limit,
                     int (*query)(const struct ct_device *, uint32_t), int index)
 {
-    uint32_t used = 0, own = 0, kept = limit / SG_KEPT_PART;
+    uint32_t used = 0, own = 0, kept = limit / SG_RESERVED_PART;
     for (uint32_t i = 0; i <= limit; i++) {
         if (!table[i].client || query(server->device, table[i].handle) == CT_DEVICE_STALE)
             continue;
@@ -132,7 +132,7 @@ static int context_create(struct sg_server *server, int index, const struct sg_r
     uint32_t context, legacy, cap = sg_group_cap(server, index, request->a);
     uint32_t refused = sg_context_refused(server, index);
     if (!refused)
-        refused = sg_group_keeps_out(server, index);
+        refused = sg_group_context_refusal(server, index);
     if (refused) {
         reply->a = refused;
         return SG_REFUSED;
@@ -192,35 +192,35 @@ static int events_create(struct sg_server *server, int index, const struct sg_re
     return reply->a ? CT_DEVICE_OK : result;
 }
 
-static struct sg_host *host_of(struct sg_client *client, uint64_t number)
+static struct sg_host_function *host_of(struct sg_client *client, uint64_t number)
 {
-    for (int i = 0; number && i < SG_HOSTS; i++)
+    for (int i = 0; number && i < SG_HOST_FUNCTIONS; i++)
         if (client->hosts[i].number == number)
             return &client->hosts[i];
     return NULL;
 }
 
-/* Host functions that went with their context have no one left who would say that they ran. */
+/* Remove host functions that ended with their context, because the client will not report them as done. */
 static int context_destroy(struct sg_server *server, int index, uint32_t context, uint64_t now_ns)
 {
     struct sg_client *client = server->clients[index];
-    sg_disturb(server);
+    sg_invalidate_projections(server);
     int result = ct_device_context_destroy(server->device, now_ns, context);
-    for (int i = 0; i < SG_HOSTS; i++)
+    for (int i = 0; i < SG_HOST_FUNCTIONS; i++)
         if (client->hosts[i].number && ct_device_op_query(server->device, client->hosts[i].op) == CT_DEVICE_OK)
-            client->hosts[i] = (struct sg_host){0};
-    sg_fault_lift(server, index);
+            client->hosts[i] = (struct sg_host_function){0};
+    sg_fault_reset_client(server, index);
     return result;
 }
 
 static int project(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply)
 {
     struct sg_client *client = server->clients[index];
-    struct sg_host *host = NULL;
+    struct sg_host_function *host = NULL;
     if (client->head < request->c) {
-        uint64_t now_ns = ct_device_now(server->device), room_ns = sg_pump_room(server, client);
-        reply->behind = 1;
-        reply->a = room_ns > now_ns ? room_ns : now_ns + BEHIND_NS;
+        uint64_t now_ns = ct_device_now(server->device), space_ns = sg_pump_space_ns(server, client);
+        reply->retry = 1;
+        reply->a = space_ns > now_ns ? space_ns : now_ns + RETRY_NS;
         return CT_DEVICE_OK;
     }
     switch (request->a) {
@@ -243,7 +243,8 @@ static int project(struct sg_server *server, int index, const struct sg_request 
             return CT_DEVICE_STALE;
         reply->b = host->before;
         break;
-    case SG_TARGET_SLOT: /* one that was overwritten is complete: more ops than the window holds came after it */
+    /* A slot that was overwritten is complete, because more ops than the window holds followed it. */
+    case SG_TARGET_SLOT:
         if (!request->b || request->b > client->head)
             return CT_DEVICE_INVALID;
         if (client->head - request->b < SG_RING_SLOTS)
@@ -255,9 +256,10 @@ static int project(struct sg_server *server, int index, const struct sg_request 
         return CT_DEVICE_INVALID;
     }
     reply->a = CT_DEVICE_DONE;
-    if (reply->b && ct_device_project_within(server->device, reply->b, SG_FORESIGHT, &reply->a) != CT_DEVICE_OK) {
-        uint64_t soon_ns = ct_device_now(server->device) + BEHIND_NS;
-        reply->behind = 1;
+    if (reply->b &&
+        ct_device_project_within(server->device, reply->b, SG_PROJECTION_STEPS, &reply->a) != CT_DEVICE_OK) {
+        uint64_t soon_ns = ct_device_now(server->device) + RETRY_NS;
+        reply->retry = 1;
         reply->a = reply->a > soon_ns ? reply->a : soon_ns;
     }
     return CT_DEVICE_OK;
@@ -269,7 +271,7 @@ static int event_times(struct sg_server *server, int index, const struct sg_requ
     int result = CT_DEVICE_NOT_READY;
     if (!sg_owns(server->events, request->a, index) || !sg_owns(server->events, request->b, index))
         return CT_DEVICE_STALE;
-    if (server->clients[index]->head >= request->c) /* otherwise the model knows of earlier records alone */
+    if (server->clients[index]->head >= request->c) /* otherwise the model has only earlier records */
         result = ct_device_event_time(server->device, (uint32_t)request->a, &reply->a);
     if (result == CT_DEVICE_OK)
         result = ct_device_event_time(server->device, (uint32_t)request->b, &reply->b);
@@ -280,26 +282,26 @@ static int event_times(struct sg_server *server, int index, const struct sg_requ
 
 static int host_done(struct sg_server *server, int index, uint64_t number, uint64_t now_ns)
 {
-    struct sg_host *host = host_of(server->clients[index], number);
+    struct sg_host_function *host = host_of(server->clients[index], number);
     if (!host)
         return CT_DEVICE_STALE;
     int result = ct_device_host_done(server->device, now_ns, host->op);
     if (result == CT_DEVICE_NOT_READY)
         return result;
-    *host = (struct sg_host){0};
-    /* Another process may sleep until a shared event behind this function: it foresees no instant for that. */
+    *host = (struct sg_host_function){0};
+    /* Another process may sleep until a shared event behind this function, for which it has no predicted instant. */
     if (server->shared_event_count)
-        sg_disturb(server);
+        sg_invalidate_projections(server);
     else
         atomic_fetch_add(&server->bulletin->submissions, 1);
     return result;
 }
 
-static int decide(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply)
+static int handle(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply)
 {
     struct ct_device *device = server->device;
     uint64_t now_ns = sg_now_ns();
-    /* Read before the rings are: whatever is published after this shows as a change of the count. */
+    /* Read the count before the rings, so that every later submission changes it. */
     reply->c = atomic_load(&server->bulletin->submissions);
     sg_pump(server, now_ns);
     switch (request->kind) {
@@ -356,45 +358,45 @@ int sg_answer(struct sg_server *server, int index, const struct sg_request *requ
     struct sg_reply reply = {0};
     switch (request->kind) {
     case SG_HELLO:
-        return greet(server, index, request);
+        return register_client(server, index, request);
     case SG_REPORT:
-        return tell_books(server, index);
+        return send_report(server, index);
     case SG_TRACE:
-        return sg_trace_tell(server, index, request->a);
+        return sg_trace_send(server, index, request->a);
     case SG_OBSERVE:
-        return greet_observer(server, index, request);
+        return register_observer(server, index, request);
     case SG_SAMPLES:
-        return tell_samples(server, index, request);
+        return send_samples(server, index, request);
     case SG_SHUTDOWN:
         server->stop = 1;
-        return sg_say(client, &reply, sizeof reply);
+        return sg_send_reply(client, &reply, sizeof reply);
     case SG_XID_NEXT:
     case SG_FAULT:
     case SG_CLOCK:
         reply.result = sg_fault_answer(server, index, request, &reply);
-        return sg_say(client, &reply, sizeof reply);
+        return sg_send_reply(client, &reply, sizeof reply);
     case SG_CHECKPOINT:
         return sg_checkpoint_answer(server, index, request);
     case SG_UNSUPPORTED:
         if (request->a < SG_NAME_COUNT)
             server->unsupported[request->a]++;
-        return sg_say(client, &reply, sizeof reply);
+        return sg_send_reply(client, &reply, sizeof reply);
     case SG_GROUP_OPEN:
     case SG_GROUP_ADMIT:
     case SG_GROUP_STATE:
-    case SG_GROUP_STRIKE:
+    case SG_GROUP_FAIL:
     case SG_COMPUTE_MODE:
         return sg_group_answer(server, index, request);
     default:
         break;
     }
-    if (!client->greeted)
+    if (!client->is_registered)
         return -1;
     if (request->kind >= SG_CLIENT_TAKE && request->kind <= SG_EVENT_OPEN)
         return sg_share_answer(server, index, request);
-    reply.result = decide(server, index, request, &reply);
-    sg_account_settle(server, index);
+    reply.result = handle(server, index, request, &reply);
+    sg_account_update(server, index);
     if (request->kind == SG_PROJECT || request->kind == SG_EVENT_TIMES)
-        sg_outcomes_foretell(server, client, reply.c);
-    return reply.result < 0 ? -1 : sg_say(client, &reply, sizeof reply);
+        sg_outcomes_predict(server, client, reply.c);
+    return reply.result < 0 ? -1 : sg_send_reply(client, &reply, sizeof reply);
 }

@@ -1,5 +1,5 @@
-/* Suspending a process from outside: nothing of it begins, what runs ends, and its memory leaves the device. */
-#include "softgpu/abi.h"
+/* Suspension of a process: no new work is taken, running work ends, and its memory leaves the device. */
+#include "softgpu/abi/cuda.h"
 #include "softgpu/server/server.h"
 
 #include <linux/futex.h>
@@ -8,9 +8,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* While it is asleep its questions wait in the socket, and so do its slots in the ring: a call that had begun before
- * the word in the ring said stop goes no further than here. */
-static void listen_again(struct sg_server *server, struct sg_client *client, int is_on)
+/* While a client is suspended, its requests stay in the socket and its slots in the ring. This also stops calls that
+ * began before the ring's `held` word was set. */
+static void set_listening(struct sg_server *server, struct sg_client *client, int is_on)
 {
     struct epoll_event event = {.events = (is_on ? EPOLLIN : 0) | EPOLLRDHUP, .data.u64 = client->token};
     epoll_ctl(server->epoll, EPOLL_CTL_MOD, client->socket, &event);
@@ -23,15 +23,15 @@ static void hold(struct sg_client *client, uint32_t is_held)
         syscall(SYS_futex, &client->ring->held, FUTEX_WAKE, INT32_MAX, NULL, NULL, 0);
 }
 
-static void let_go(struct sg_server *server, struct sg_client *client, uint32_t state)
+static void resume_client(struct sg_server *server, struct sg_client *client, uint32_t state)
 {
     client->state = state;
     client->locker = 0;
-    listen_again(server, client, 1);
+    set_listening(server, client, 1);
     hold(client, 0);
 }
 
-int sg_is_asleep(const struct sg_client *client)
+int sg_is_suspended(const struct sg_client *client)
 {
     return client->state == CU_PROCESS_STATE_LOCKED || client->state == CU_PROCESS_STATE_CHECKPOINTED;
 }
@@ -39,18 +39,18 @@ int sg_is_asleep(const struct sg_client *client)
 void sg_checkpoint_fail(struct sg_server *server, int index)
 {
     struct sg_client *client = server->clients[index];
-    if (!sg_is_asleep(client))
+    if (!sg_is_suspended(client))
         return;
-    ct_device_client_unpark(server->device, client->model); /* where there is no room it goes without */
-    let_go(server, client, CU_PROCESS_STATE_FAILED);
-    sg_account_settle(server, index);
+    ct_device_client_unpark(server->device, client->model); /* if it does not fit, the client continues without it */
+    resume_client(server, client, CU_PROCESS_STATE_FAILED);
+    sg_account_update(server, index);
 }
 
-void sg_checkpoint_forget(struct sg_server *server, int index)
+void sg_checkpoint_release(struct sg_server *server, int index)
 {
     for (int i = 0; i < SG_CONNECTIONS; i++)
         if (server->clients[i] && server->clients[i]->locker == index + 1)
-            let_go(server, server->clients[i], CU_PROCESS_STATE_RUNNING);
+            resume_client(server, server->clients[i], CU_PROCESS_STATE_RUNNING);
 }
 
 static int refuse(struct sg_reply *reply, uint32_t code)
@@ -59,12 +59,12 @@ static int refuse(struct sg_reply *reply, uint32_t code)
     return SG_REFUSED;
 }
 
-/* What begins a lock and what completes it. Whoever began has to: with its connection a lock that is not complete ends. */
-static int lock(struct sg_server *server, struct sg_client *client, int asker, int is_whole, struct sg_reply *reply)
+/* Begin or complete a lock. An incomplete lock belongs to the connection that began it and ends with it. */
+static int lock(struct sg_server *server, struct sg_client *client, int requester, int is_whole, struct sg_reply *reply)
 {
-    if (client->state != CU_PROCESS_STATE_RUNNING || (client->locker && client->locker != asker + 1))
+    if (client->state != CU_PROCESS_STATE_RUNNING || (client->locker && client->locker != requester + 1))
         return refuse(reply, CUDA_ERROR_ILLEGAL_STATE);
-    client->locker = asker + 1;
+    client->locker = requester + 1;
     hold(client, 1);
     if (atomic_load(&client->ring->tail) != client->head || sg_pump_busy(server, client))
         return CT_DEVICE_NOT_READY;
@@ -72,15 +72,15 @@ static int lock(struct sg_server *server, struct sg_client *client, int asker, i
         return CT_DEVICE_OK;
     client->state = CU_PROCESS_STATE_LOCKED;
     client->locker = 0;
-    listen_again(server, client, 0);
+    set_listening(server, client, 0);
     return CT_DEVICE_OK;
 }
 
-static int release(struct sg_server *server, struct sg_client *client, int asker, struct sg_reply *reply)
+static int release(struct sg_server *server, struct sg_client *client, int requester, struct sg_reply *reply)
 {
-    if (client->state != CU_PROCESS_STATE_LOCKED && client->locker != asker + 1)
+    if (client->state != CU_PROCESS_STATE_LOCKED && client->locker != requester + 1)
         return refuse(reply, CUDA_ERROR_ILLEGAL_STATE);
-    let_go(server, client, CU_PROCESS_STATE_RUNNING);
+    resume_client(server, client, CU_PROCESS_STATE_RUNNING);
     return CT_DEVICE_OK;
 }
 
@@ -112,47 +112,47 @@ static int load(struct sg_server *server, int index, int is_done, struct sg_repl
     return result;
 }
 
-static int is_meant(const struct sg_client *client, uint64_t pid)
+static int has_pid(const struct sg_client *client, uint64_t pid)
 {
     return client && client->ring && client->pid > 0 && (uint64_t)client->pid == pid;
 }
 
-static int act(struct sg_server *server, int asker, int index, uint64_t what, struct sg_reply *reply)
+static int apply_action(struct sg_server *server, int requester, int index, uint64_t action, struct sg_reply *reply)
 {
     struct sg_client *client = server->clients[index];
-    switch (what) {
+    switch (action) {
     case SG_CHECKPOINT_STATE:
         return CT_DEVICE_OK;
     case SG_CHECKPOINT_HOLD:
     case SG_CHECKPOINT_LOCK:
-        return lock(server, client, asker, what == SG_CHECKPOINT_LOCK, reply);
+        return lock(server, client, requester, action == SG_CHECKPOINT_LOCK, reply);
     case SG_CHECKPOINT_RELEASE:
-        return release(server, client, asker, reply);
+        return release(server, client, requester, reply);
     case SG_CHECKPOINT_MAY_SAVE:
     case SG_CHECKPOINT_SAVE:
-        return save(server, index, what == SG_CHECKPOINT_SAVE, reply);
+        return save(server, index, action == SG_CHECKPOINT_SAVE, reply);
     case SG_CHECKPOINT_MAY_LOAD:
     case SG_CHECKPOINT_LOAD:
-        return load(server, index, what == SG_CHECKPOINT_LOAD, reply);
+        return load(server, index, action == SG_CHECKPOINT_LOAD, reply);
     default:
         return CT_DEVICE_INVALID;
     }
 }
 
-/* A process with two connections to one device is two programs in one; the first that is there stands for it. */
-int sg_checkpoint_answer(struct sg_server *server, int asker, const struct sg_request *request)
+/* If a process has several connections to the device, the first one is used. */
+int sg_checkpoint_answer(struct sg_server *server, int requester, const struct sg_request *request)
 {
     struct sg_reply reply = {.result = CT_DEVICE_STALE};
     int index = 0;
     sg_pump(server, sg_now_ns());
-    while (index < SG_CONNECTIONS && !is_meant(server->clients[index], request->a))
+    while (index < SG_CONNECTIONS && !has_pid(server->clients[index], request->a))
         index++;
     if (index < SG_CONNECTIONS) {
-        reply.result = act(server, asker, index, request->b, &reply);
-        sg_account_settle(server, index);
+        reply.result = apply_action(server, requester, index, request->b, &reply);
+        sg_account_update(server, index);
     }
     if (reply.result == CT_DEVICE_OK)
         reply.a = server->clients[index]->state;
     memcpy(reply.batch, server->uuid, sizeof server->uuid);
-    return sg_say(server->clients[asker], &reply, sizeof reply);
+    return sg_send_reply(server->clients[requester], &reply, sizeof reply);
 }

@@ -1,11 +1,11 @@
-/* Faults: whom each kind strikes and with what, at once, at a launch to come or when its time is up. */
+/* Faults: the clients that each kind affects, applied immediately, at a later launch or after a timeout. */
 #include "softgpu/server/fault.h"
-#include "softgpu/abi.h"
+#include "softgpu/abi/cuda.h"
 #include "softgpu/server/server.h"
 
 #include <string.h>
 
-/* Codes are those of the driver API, Xids those of NVIDIA's catalogue; docs/softgpu-faults.md names the sources. */
+/* Codes are those of the driver API, Xids those of NVIDIA's catalogue. docs/how-to/inject-faults.md lists the sources. */
 struct kind {
     uint32_t code, xid;
     const char *text;
@@ -18,7 +18,7 @@ static const struct kind kinds[] = {
     [SG_FAULT_ASSERT] = {CUDA_ERROR_ASSERT, 43, "a kernel trapped and its channel was reset"},
     [SG_FAULT_STACK] = {CUDA_ERROR_HARDWARE_STACK_ERROR, 13, "SM exception: a stack error"},
     [SG_FAULT_LAUNCH_FAILED] = {CUDA_ERROR_LAUNCH_FAILED, 13, "SM exception"},
-    [SG_FAULT_LAUNCH_TIMEOUT] = {CUDA_ERROR_LAUNCH_TIMEOUT, 8, "a kernel ran longer than it may"},
+    [SG_FAULT_LAUNCH_TIMEOUT] = {CUDA_ERROR_LAUNCH_TIMEOUT, 8, "a kernel exceeded its time limit"},
     [SG_FAULT_ECC_CONTAINED] = {CUDA_ERROR_ECC_UNCORRECTABLE, 94, "contained uncorrectable memory error"},
     [SG_FAULT_MPS_SERVER_DEATH] = {CUDA_ERROR_MPS_RPC_FAILURE, 0, ""},
     [SG_FAULT_ECC] = {CUDA_ERROR_ECC_UNCORRECTABLE, 48, "uncorrectable memory error"},
@@ -36,79 +36,80 @@ static const char *text_of(uint32_t xid)
 static struct sg_client *client_at(const struct sg_server *server, int index)
 {
     struct sg_client *client = server->clients[index];
-    return client && client->greeted && client->ring ? client : NULL;
+    return client && client->is_registered && client->ring ? client : NULL;
 }
 
-static uint32_t strike(struct sg_server *server, int index, uint32_t code)
+static uint32_t fail_client(struct sg_server *server, int index, uint32_t code)
 {
     struct sg_client *client = client_at(server, index);
-    if (!client || client->trouble.code)
-        return 0; /* the first fault is the one that sticks */
-    client->trouble = (struct sg_trouble){.code = code};
-    /* The model's own instant: a fault at a launch comes while other rings still hold what was submitted before now. */
+    if (!client || client->fault.code)
+        return 0; /* the first fault is kept */
+    client->fault = (struct sg_client_fault){.code = code};
+    /* Use the model's instant: at a launch, other rings may hold work that was submitted before the current time. */
     ct_device_client_stop(server->device, ct_device_now(server->device), client->model);
-    memset(client->hosts, 0, sizeof client->hosts); /* nobody will say that they ran */
+    memset(client->hosts, 0, sizeof client->hosts); /* the client will not report them as done */
     atomic_store(&client->ring->fault, code);
     sg_checkpoint_fail(server, index);
     return 1;
 }
 
-/* Without a word to the waiting: the caller's sg_disturb() is for all. */
-static uint32_t strike_group(struct sg_server *server, uint32_t group, uint32_t code)
+/* The caller invalidates the projections of all clients. */
+static uint32_t fail_group(struct sg_server *server, uint32_t group, uint32_t code)
 {
-    uint32_t struck = 0;
+    uint32_t affected = 0;
     for (int i = 0; i < SG_CONNECTIONS; i++)
-        if (client_at(server, i) && server->clients[i]->group == group && sg_group_computes(server, i))
-            struck += strike(server, i, code);
-    return struck;
+        if (client_at(server, i) && server->clients[i]->group == group && sg_client_has_context(server, i))
+            affected += fail_client(server, i, code);
+    return affected;
 }
 
-static uint32_t fall(struct sg_server *server, int index, uint32_t code, uint32_t xid, const char *text)
+static uint32_t fail_with_xid(struct sg_server *server, int index, uint32_t code, uint32_t xid, const char *text)
 {
     struct sg_client *client = client_at(server, index);
-    if (!client || client->trouble.code || (client->group && !sg_group_computes(server, index)))
+    if (!client || client->fault.code || (client->group && !sg_client_has_context(server, index)))
         return 0;
     if (xid)
         sg_xid_add(server, xid, client->pid, text);
-    uint32_t struck = client->group ? strike_group(server, client->group, code) : strike(server, index, code);
+    uint32_t affected = client->group ? fail_group(server, client->group, code) : fail_client(server, index, code);
     if (client->group)
-        sg_group_tell(server, client->group, code);
-    sg_disturb(server);
-    return struck;
+        sg_group_notify(server, client->group, code);
+    sg_invalidate_projections(server);
+    return affected;
 }
 
 void sg_fault(struct sg_server *server, int index, uint32_t code, uint32_t xid)
 {
     sg_pump(server, sg_now_ns());
-    fall(server, index, code, xid, text_of(xid));
+    fail_with_xid(server, index, code, xid, text_of(xid));
 }
 
 uint32_t sg_fault_alone(struct sg_server *server, int index, uint32_t code)
 {
     sg_pump(server, sg_now_ns());
-    uint32_t struck = strike(server, index, code);
-    if (struck)
-        sg_disturb(server);
-    return struck;
+    uint32_t affected = fail_client(server, index, code);
+    if (affected)
+        sg_invalidate_projections(server);
+    return affected;
 }
 
 uint32_t sg_fault_group(struct sg_server *server, uint32_t group, uint32_t code, uint32_t xid)
 {
     sg_pump(server, sg_now_ns());
-    uint32_t struck = group ? strike_group(server, group, code) : 0;
-    if (!struck)
+    uint32_t affected = group ? fail_group(server, group, code) : 0;
+    if (!affected)
         return 0;
     if (xid)
         sg_xid_add(server, xid, 0, text_of(xid));
-    sg_disturb(server);
-    return struck;
+    sg_invalidate_projections(server);
+    return affected;
 }
 
 int sg_group_refuses(const struct sg_server *server, uint32_t group)
 {
     for (int i = 0; group && i < SG_CONNECTIONS; i++)
-        if (client_at(server, i) && server->clients[i]->group == group && server->clients[i]->trouble.code &&
-            server->clients[i]->trouble.code != CUDA_ERROR_MPS_CLIENT_TERMINATED) /* that one's end is nobody else's */
+        if (client_at(server, i) && server->clients[i]->group == group && server->clients[i]->fault.code &&
+            /* This one does not affect other clients. */
+            server->clients[i]->fault.code != CUDA_ERROR_MPS_CLIENT_TERMINATED)
             return 1;
     return 0;
 }
@@ -116,22 +117,22 @@ int sg_group_refuses(const struct sg_server *server, uint32_t group)
 uint32_t sg_context_refused(const struct sg_server *server, int index)
 {
     const struct sg_client *client = server->clients[index];
-    if (client->trouble.code)
-        return client->trouble.code;
+    if (client->fault.code)
+        return client->fault.code;
     return sg_group_refuses(server, client->group) ? CUDA_ERROR_MPS_SERVER_NOT_READY : 0;
 }
 
-/* The driver's documentation asks for a new process after every fault but this one. */
-void sg_fault_lift(struct sg_server *server, int index)
+/* The driver's documentation requires a new process after every fault except an assert. */
+void sg_fault_reset_client(struct sg_server *server, int index)
 {
     struct sg_client *client = server->clients[index];
-    if (client->trouble.code != CUDA_ERROR_ASSERT || client->group)
+    if (client->fault.code != CUDA_ERROR_ASSERT || client->group)
         return;
     for (uint32_t i = 0; i <= CT_DEVICE_MAX_HANDLES; i++)
         if (server->contexts[i].client == index + 1 &&
             ct_device_context_query(server->device, server->contexts[i].handle) != CT_DEVICE_STALE)
             return;
-    client->trouble = (struct sg_trouble){0};
+    client->fault = (struct sg_client_fault){0};
     client->state = CU_PROCESS_STATE_RUNNING;
     atomic_store(&client->ring->fault, 0);
 }
@@ -139,18 +140,18 @@ void sg_fault_lift(struct sg_server *server, int index)
 void sg_fault_death(struct sg_server *server, int index)
 {
     struct sg_client *client = client_at(server, index);
-    if (!client || server->stop || client->trouble.code || !client->group || client->is_leaving ||
-        server->faults.deaths_spare)
+    if (!client || server->stop || client->fault.code || !client->group || client->is_leaving ||
+        server->faults.is_death_isolated)
         return;
     sg_pump(server, sg_now_ns());
-    if (client->trouble.code || !sg_pump_busy(server, client))
+    if (client->fault.code || !sg_pump_busy(server, client))
         return;
     sg_fault(server, index, CUDA_ERROR_LAUNCH_FAILED, 45);
 }
 
-/* ---- at a launch ------------------------------------------------------------------------------------------- */
+/* ---- Faults at a launch ------------------------------------------------------------------------------------------ */
 
-/* As many blocks as fit at once: it holds what its first wave would, for good. */
+/* Limit the kernel to one wave, so that it occupies the resources of its first wave indefinitely. */
 static void make_endless(const struct sg_server *server, struct ct_kernel *kernel)
 {
     const struct ct_device_config *config = ct_device_config(server->device);
@@ -158,51 +159,51 @@ static void make_endless(const struct sg_server *server, struct ct_kernel *kerne
                                             : ct_device_occupancy(config, kernel->threads_per_block,
                                                                   kernel->registers_per_thread,
                                                                   kernel->shared_bytes_per_block);
-    uint64_t most = (uint64_t)per_sm * config->sm_count;
-    kernel->blocks = kernel->blocks < most ? kernel->blocks : most;
+    uint64_t max_blocks = (uint64_t)per_sm * config->sm_count;
+    kernel->blocks = kernel->blocks < max_blocks ? kernel->blocks : max_blocks;
     kernel->block_ns = SG_HANG_BLOCK_NS;
     kernel->bytes_per_block = 0;
 }
 
 int sg_fault_at_launch(struct sg_server *server, int index, struct ct_kernel *kernel, uint64_t at_ns)
 {
-    struct sg_trouble *trouble = &server->clients[index]->trouble;
-    if (!trouble->launches || --trouble->launches)
+    struct sg_client_fault *fault = &server->clients[index]->fault;
+    if (!fault->launches || --fault->launches)
         return 0;
-    if (trouble->kind == SG_FAULT_HANG) {
+    if (fault->kind == SG_FAULT_HANG) {
         make_endless(server, kernel);
-        trouble->hang_due_ns = trouble->hang_ns ? at_ns + trouble->hang_ns : 0;
+        fault->hang_due_ns = fault->hang_ns ? at_ns + fault->hang_ns : 0;
         return 0;
     }
-    const struct kind *kind = &kinds[trouble->kind];
+    const struct kind *kind = &kinds[fault->kind];
     ct_device_advance(server->device, at_ns);
-    fall(server, index, kind->code, kind->xid, kind->text);
+    fail_with_xid(server, index, kind->code, kind->xid, kind->text);
     return 1;
 }
 
 void sg_fault_launched(struct sg_server *server, int index, const struct ct_kernel *kernel, uint64_t op)
 {
     if (kernel->block_ns == SG_HANG_BLOCK_NS)
-        server->clients[index]->trouble.hung_op = op;
+        server->clients[index]->fault.hung_op = op;
 }
 
 static void clear(struct sg_server *server, struct sg_client *client)
 {
-    if (client->trouble.code)
+    if (client->fault.code)
         return;
-    if (client->trouble.hung_op)
-        ct_device_op_cut(server->device, sg_now_ns(), client->trouble.hung_op);
-    client->trouble = (struct sg_trouble){0};
-    sg_disturb(server);
+    if (client->fault.hung_op)
+        ct_device_op_cut(server->device, sg_now_ns(), client->fault.hung_op);
+    client->fault = (struct sg_client_fault){0};
+    sg_invalidate_projections(server);
 }
 
-/* ---- when its time is up ------------------------------------------------------------------------------------ */
+/* ---- Timeouts ---------------------------------------------------------------------------------------------------- */
 
 static void set_clock(struct sg_server *server, uint32_t speed, uint64_t due_ns)
 {
     ct_device_set_speed(server->device, sg_now_ns(), speed);
     server->faults.clock_due_ns = due_ns;
-    sg_disturb(server);
+    sg_invalidate_projections(server);
 }
 
 uint64_t sg_fault_due_ns(const struct sg_server *server)
@@ -210,8 +211,8 @@ uint64_t sg_fault_due_ns(const struct sg_server *server)
     uint64_t due_ns = server->faults.clock_due_ns ? server->faults.clock_due_ns : CT_DEVICE_NEVER;
     for (int i = 0; i < SG_CONNECTIONS; i++) {
         const struct sg_client *client = server->clients[i];
-        if (client && client->trouble.hang_due_ns && client->trouble.hang_due_ns < due_ns)
-            due_ns = client->trouble.hang_due_ns;
+        if (client && client->fault.hang_due_ns && client->fault.hang_due_ns < due_ns)
+            due_ns = client->fault.hang_due_ns;
     }
     return due_ns;
 }
@@ -226,40 +227,40 @@ void sg_fault_tick(struct sg_server *server, uint64_t now_ns)
         set_clock(server, CT_DEVICE_FULL_SPEED, 0);
     for (int i = 0; i < SG_CONNECTIONS; i++) {
         struct sg_client *client = client_at(server, i);
-        if (!client || !client->trouble.hang_due_ns || client->trouble.hang_due_ns > now_ns)
+        if (!client || !client->fault.hang_due_ns || client->fault.hang_due_ns > now_ns)
             continue;
-        client->trouble.hang_due_ns = 0;
-        /* Its context may have ended meanwhile, and the kernel with it. */
-        if (ct_device_op_query(server->device, client->trouble.hung_op) == CT_DEVICE_NOT_READY)
-            fall(server, i, timeout->code, timeout->xid, timeout->text);
+        client->fault.hang_due_ns = 0;
+        /* Its context and the kernel may have ended. */
+        if (ct_device_op_query(server->device, client->fault.hung_op) == CT_DEVICE_NOT_READY)
+            fail_with_xid(server, i, timeout->code, timeout->xid, timeout->text);
     }
 }
 
-/* ---- the requests ------------------------------------------------------------------------------------------- */
+/* ---- Requests ---------------------------------------------------------------------------------------------------- */
 
 static uint32_t ecc(struct sg_server *server)
 {
     int remaps = ct_device_config(server->device)->compute_major >= 8;
-    uint32_t struck = 0;
+    uint32_t affected = 0;
     sg_xid_add(server, 48, 0, kinds[SG_FAULT_ECC].text);
     sg_xid_add(server, 63, 0, remaps ? "a row is marked for remapping" : "a page is retired");
     if (remaps)
         sg_xid_add(server, 95, 0, "uncontained memory error");
     for (int i = 0; i < SG_CONNECTIONS; i++)
-        struck += strike(server, i, CUDA_ERROR_ECC_UNCORRECTABLE);
-    return struck;
+        affected += fail_client(server, i, CUDA_ERROR_ECC_UNCORRECTABLE);
+    return affected;
 }
 
-static uint32_t lose(struct sg_server *server)
+static uint32_t lose_device(struct sg_server *server)
 {
     const struct kind *kind = &kinds[SG_FAULT_DEVICE_LOST];
-    uint32_t struck = 0;
+    uint32_t affected = 0;
     if (!server->faults.lost)
         sg_xid_add(server, kind->xid, 0, kind->text);
     server->faults.lost = 1;
     for (int i = 0; i < SG_CONNECTIONS; i++)
-        struck += strike(server, i, kind->code);
-    return struck;
+        affected += fail_client(server, i, kind->code);
+    return affected;
 }
 
 static int reset(struct sg_server *server, struct sg_reply *reply)
@@ -275,8 +276,8 @@ static int reset(struct sg_server *server, struct sg_reply *reply)
     return CT_DEVICE_OK;
 }
 
-/* One client that is meant, now or at a launch. */
-static uint32_t inflict(struct sg_server *server, int index, uint32_t kind, uint64_t launch, uint64_t hang_ns)
+/* Apply a fault to one client, immediately or at a launch. */
+static uint32_t apply_fault(struct sg_server *server, int index, uint32_t kind, uint64_t launch, uint64_t hang_ns)
 {
     struct sg_client *client = client_at(server, index);
     if (kind == SG_FAULT_CLEAR) {
@@ -288,45 +289,47 @@ static uint32_t inflict(struct sg_server *server, int index, uint32_t kind, uint
     if (kind == SG_FAULT_HANG && !launch)
         launch = 1;
     if (!launch)
-        return fall(server, index, kinds[kind].code, kinds[kind].xid, kinds[kind].text);
-    if (client->trouble.code)
+        return fail_with_xid(server, index, kinds[kind].code, kinds[kind].xid, kinds[kind].text);
+    if (client->fault.code)
         return 0;
-    client->trouble.kind = kind;
-    client->trouble.launches = launch;
-    client->trouble.hang_ns = hang_ns;
+    client->fault.kind = kind;
+    client->fault.launches = launch;
+    client->fault.hang_ns = hang_ns;
     return 1;
 }
 
-static int inject(struct sg_server *server, int asker, const struct sg_request *request, struct sg_reply *reply)
+static int inject(struct sg_server *server, int requester, const struct sg_request *request, struct sg_reply *reply)
 {
-    uint32_t kind = (uint32_t)request->a, whom = (uint32_t)request->b, launch = (uint32_t)(request->b >> 32);
-    int found = 0;
+    uint32_t kind = (uint32_t)request->a, target = (uint32_t)request->b, launch = (uint32_t)(request->b >> 32);
+    int is_found = 0;
     if (request->c > SG_KERNEL_MAX_NS || (launch && (kind == SG_FAULT_MPS_SERVER_DEATH || kind == SG_FAULT_CLEAR)))
         return CT_DEVICE_INVALID;
     if (kind == SG_FAULT_ECC_CONTAINED && ct_device_config(server->device)->compute_major < 8)
         return CT_DEVICE_INVALID;
     for (int i = 0; i < SG_CONNECTIONS; i++) {
         const struct sg_client *client = client_at(server, i);
-        if (!client || (whom == SG_FAULT_SELF ? i != asker : whom != SG_FAULT_ALL && (uint32_t)client->pid != whom))
+        int is_target = target == SG_FAULT_SELF ? i == requester
+                                                : client && (target == SG_FAULT_ALL || (uint32_t)client->pid == target);
+        if (!client || !is_target)
             continue;
-        found = 1;
-        reply->a += inflict(server, i, kind, launch, request->c);
+        is_found = 1;
+        reply->a += apply_fault(server, i, kind, launch, request->c);
     }
-    return found || whom == SG_FAULT_ALL ? CT_DEVICE_OK : CT_DEVICE_STALE;
+    return is_found || target == SG_FAULT_ALL ? CT_DEVICE_OK : CT_DEVICE_STALE;
 }
 
-static int of_device(struct sg_server *server, const struct sg_request *request, struct sg_reply *reply)
+static int device_fault(struct sg_server *server, const struct sg_request *request, struct sg_reply *reply)
 {
     if (request->b)
         return CT_DEVICE_INVALID;
     if (request->a == SG_FAULT_RESET)
         return reset(server, reply);
     if (request->a == SG_FAULT_MPS_DEATHS) {
-        server->faults.deaths_spare = !request->c;
+        server->faults.is_death_isolated = !request->c;
         return CT_DEVICE_OK;
     }
-    reply->a = request->a == SG_FAULT_ECC ? ecc(server) : lose(server);
-    sg_disturb(server);
+    reply->a = request->a == SG_FAULT_ECC ? ecc(server) : lose_device(server);
+    sg_invalidate_projections(server);
     return CT_DEVICE_OK;
 }
 
@@ -335,7 +338,7 @@ int sg_fault_answer(struct sg_server *server, int index, const struct sg_request
     uint64_t now_ns = sg_now_ns();
     if (request->kind == SG_XID_NEXT)
         return sg_xid_next(server, request->a, reply);
-    sg_pump(server, now_ns); /* what was submitted before the fault was there before it */
+    sg_pump(server, now_ns); /* apply earlier submissions first */
     if (request->kind == SG_CLOCK) {
         reply->a = ct_device_speed(server->device);
         if (!request->a || request->a > CT_DEVICE_FULL_SPEED || request->b > SG_KERNEL_MAX_NS)
@@ -348,7 +351,7 @@ int sg_fault_answer(struct sg_server *server, int index, const struct sg_request
     case SG_FAULT_DEVICE_LOST:
     case SG_FAULT_RESET:
     case SG_FAULT_MPS_DEATHS:
-        return of_device(server, request, reply);
+        return device_fault(server, request, reply);
     default:
         return request->a >= 1 && request->a <= SG_FAULT_CLEAR ? inject(server, index, request, reply)
                                                                : CT_DEVICE_INVALID;

@@ -1,5 +1,5 @@
-/* Who shares the device under MPS, within which limits, and whom the compute mode keeps away. */
-#include "softgpu/abi.h"
+/* MPS groups: admission and limits of clients, and the compute mode. */
+#include "softgpu/abi/cuda.h"
 #include "softgpu/server/server.h"
 
 #include <string.h>
@@ -13,7 +13,7 @@ struct sg_group *sg_group_of(struct sg_server *server, uint32_t number)
     return NULL;
 }
 
-static struct sg_group *owned(struct sg_server *server, int index)
+static struct sg_group *group_owned_by(struct sg_server *server, int index)
 {
     for (int i = 0; i < SG_GROUPS; i++)
         if (server->groups[i].number && server->groups[i].owner == index)
@@ -21,7 +21,7 @@ static struct sg_group *owned(struct sg_server *server, int index)
     return NULL;
 }
 
-/* Contexts of everybody (group 0: of no group) but those of one process. */
+/* Count the contexts of a group (0: of no group), except those of one process. */
 static int contexts_of(struct sg_server *server, uint32_t group, pid_t except)
 {
     int count = 0;
@@ -35,7 +35,7 @@ static int contexts_of(struct sg_server *server, uint32_t group, pid_t except)
     return count;
 }
 
-int sg_group_computes(const struct sg_server *server, int index)
+int sg_client_has_context(const struct sg_server *server, int index)
 {
     for (uint32_t i = 0; i <= SG_CONTEXTS; i++)
         if (server->contexts[i].client == index + 1 &&
@@ -49,9 +49,9 @@ static int open_group(struct sg_server *server, int index, struct sg_reply *repl
     const struct ct_device_config *config = ct_device_config(server->device);
     struct sg_group *group = NULL;
     int is_exclusive = server->compute_mode == SG_MODE_EXCLUSIVE_PROCESS;
-    if (server->clients[index]->greeted || owned(server, index))
+    if (server->clients[index]->is_registered || group_owned_by(server, index))
         return -1;
-    /* An MPS server is a process with a context, as far as compute modes go. */
+    /* For the compute mode, an MPS server counts as a process with a context. */
     reply->a = CUDA_ERROR_DEVICE_UNAVAILABLE;
     if (server->compute_mode == SG_MODE_PROHIBITED || (is_exclusive && contexts_of(server, 0, 0) > 0))
         return SG_REFUSED;
@@ -72,38 +72,38 @@ static int open_group(struct sg_server *server, int index, struct sg_reply *repl
 
 static int admit(struct sg_server *server, int index, const struct sg_request *request)
 {
-    struct sg_group *group = owned(server, index);
+    struct sg_group *group = group_owned_by(server, index);
     struct sg_admission made = {.pid = (pid_t)request->a,
                                 .sm_cap = (uint32_t)request->c,
                                 .is_below_normal = request->c >> 32 & 1,
                                 .pinned_bytes = request->b};
-    struct sg_admission *place = NULL;
+    struct sg_admission *entry = NULL;
     if (!group || made.pid <= 0 || made.sm_cap > ct_device_config(server->device)->sm_count)
         return -1;
     for (int i = 0; i < SG_ADMISSIONS; i++)
         if (group->admitted[i].pid == made.pid)
-            place = &group->admitted[i];
-    for (int i = 0; i < SG_ADMISSIONS && !place; i++)
+            entry = &group->admitted[i];
+    for (int i = 0; i < SG_ADMISSIONS && !entry; i++)
         if (!group->admitted[i].pid)
-            place = &group->admitted[i];
-    if (!place)
-        place = &group->admitted[group->next++ % SG_ADMISSIONS];
-    *place = made;
+            entry = &group->admitted[i];
+    if (!entry)
+        entry = &group->admitted[group->next++ % SG_ADMISSIONS];
+    *entry = made;
     return CT_DEVICE_OK;
 }
 
-static int tell_state(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply)
+static int report_state(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply)
 {
-    struct sg_group *group = owned(server, index);
+    struct sg_group *group = group_owned_by(server, index);
     if (!group)
         return -1;
     for (int i = 0; i < SG_CONNECTIONS; i++) {
         if (!server->clients[i] || server->clients[i]->group != group->number ||
-            (request->b && !sg_group_computes(server, i)))
+            (request->b && !sg_client_has_context(server, i)))
             continue;
-        uint64_t place = reply->a++ - request->a;
-        if (place < SG_EVENT_BATCH) /* also where the difference wrapped */
-            reply->batch[place] = (uint32_t)server->clients[i]->pid;
+        uint64_t entry = reply->a++ - request->a;
+        if (entry < SG_EVENT_BATCH) /* also rejects a wrapped difference */
+            reply->batch[entry] = (uint32_t)server->clients[i]->pid;
     }
     reply->b = (uint64_t)sg_group_refuses(server, group->number);
     return CT_DEVICE_OK;
@@ -127,9 +127,9 @@ uint32_t sg_group_join(struct sg_server *server, int index, uint64_t number)
     return 0;
 }
 
-static int strike_some(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply)
+static int fail_clients(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply)
 {
-    struct sg_group *group = owned(server, index);
+    struct sg_group *group = group_owned_by(server, index);
     if (!group || !request->b || request->b > INT32_MAX)
         return -1;
     if (!request->a)
@@ -142,18 +142,19 @@ static int strike_some(struct sg_server *server, int index, const struct sg_requ
     return CT_DEVICE_OK;
 }
 
-/* So that the fault reaches the other devices that its clients use. One who does not listen is not waited for. */
-void sg_group_tell(struct sg_server *server, uint32_t number, uint32_t code)
+/* Notify the MPS server, so that it can fail the group on its other devices. The message is dropped if it does not
+ * read. */
+void sg_group_notify(struct sg_server *server, uint32_t number, uint32_t code)
 {
     struct sg_group *group = sg_group_of(server, number);
-    struct sg_reply news = {.behind = SG_NEWS, .a = code};
+    struct sg_reply notice = {.retry = SG_GROUP_FAULT_NOTICE, .a = code};
     if (group)
-        send(server->clients[group->owner]->socket, &news, sizeof news, MSG_NOSIGNAL | MSG_DONTWAIT);
+        send(server->clients[group->owner]->socket, &notice, sizeof notice, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-/* Its death may be known before its last words were read. It says no more from here on: one that is dropped while it
- * lives could otherwise talk for ever. */
-void sg_group_hear_out(struct sg_server *server, int index)
+/* The death of a client may be noticed before its last message is read. Reading is shut down, so that a client that is
+ * dropped while alive cannot continue to send. */
+void sg_group_read_leave(struct sg_server *server, int index)
 {
     struct sg_client *client = server->clients[index];
     struct sg_request request;
@@ -166,14 +167,14 @@ void sg_group_hear_out(struct sg_server *server, int index)
 
 void sg_group_close(struct sg_server *server, int index)
 {
-    struct sg_group *group = owned(server, index);
+    struct sg_group *group = group_owned_by(server, index);
     if (!group)
         return;
     sg_fault_group(server, group->number, CUDA_ERROR_MPS_RPC_FAILURE, 0);
     *group = (struct sg_group){0};
 }
 
-uint32_t sg_group_keeps_out(struct sg_server *server, int index)
+uint32_t sg_group_context_refusal(struct sg_server *server, int index)
 {
     const struct sg_client *client = server->clients[index];
     if (server->compute_mode == SG_MODE_PROHIBITED)
@@ -195,8 +196,9 @@ uint32_t sg_group_keeps_out(struct sg_server *server, int index)
 static int compute_mode(struct sg_server *server, const struct sg_request *request, struct sg_reply *reply)
 {
     if (request->a == 1) {
-        /* 1, one thread alone, is what drivers no longer have. */
-        if (request->b != SG_MODE_DEFAULT && request->b != SG_MODE_PROHIBITED && request->b != SG_MODE_EXCLUSIVE_PROCESS)
+        /* Mode 1, exclusive thread, no longer exists in drivers. */
+        if (request->b != SG_MODE_DEFAULT && request->b != SG_MODE_PROHIBITED &&
+            request->b != SG_MODE_EXCLUSIVE_PROCESS)
             return CT_DEVICE_INVALID;
         server->compute_mode = (uint32_t)request->b;
     }
@@ -208,7 +210,7 @@ uint32_t sg_group_cap(const struct sg_server *server, int index, uint64_t asked)
 {
     uint32_t cap = server->clients[index]->admission.sm_cap;
     if (!asked || asked > UINT32_MAX)
-        return asked ? UINT32_MAX : cap; /* too many SMs: the model says so */
+        return asked ? UINT32_MAX : cap; /* too many SMs: the model rejects it */
     return cap && cap < asked ? cap : (uint32_t)asked;
 }
 
@@ -241,13 +243,13 @@ int sg_group_answer(struct sg_server *server, int index, const struct sg_request
         reply.result = admit(server, index, request);
         break;
     case SG_GROUP_STATE:
-        reply.result = tell_state(server, index, request, &reply);
+        reply.result = report_state(server, index, request, &reply);
         break;
-    case SG_GROUP_STRIKE:
-        reply.result = strike_some(server, index, request, &reply);
+    case SG_GROUP_FAIL:
+        reply.result = fail_clients(server, index, request, &reply);
         break;
     default:
         reply.result = compute_mode(server, request, &reply);
     }
-    return reply.result < 0 ? -1 : sg_say(server->clients[index], &reply, sizeof reply);
+    return reply.result < 0 ? -1 : sg_send_reply(server->clients[index], &reply, sizeof reply);
 }

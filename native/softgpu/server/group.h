@@ -1,4 +1,4 @@
-/* MPS on one device: groups that MPS servers hold open, whom they admitted with which limits, and the compute mode. */
+/* MPS on one device: groups, which belong to MPS servers, admitted clients with their limits, and the compute mode. */
 #ifndef COTENANT_SOFTGPU_SERVER_GROUP_H
 #define COTENANT_SOFTGPU_SERVER_GROUP_H
 
@@ -8,10 +8,10 @@
 
 struct sg_server;
 
-/* Contexts of one group: what NVIDIA documents for a Volta MPS server and one device. */
+/* The maximum number of contexts per group is NVIDIA's documented limit for a Volta MPS server and one device. */
 enum { SG_GROUPS = 16, SG_GROUP_CONTEXTS = 48, SG_ADMISSIONS = 64 };
 
-/* What an MPS server said of a process that is about to come. */
+/* Limits that an MPS server set for a process before it connects. */
 struct sg_admission {
     pid_t pid; /* 0: free */
     uint32_t sm_cap;
@@ -20,37 +20,37 @@ struct sg_admission {
 };
 
 struct sg_group {
-    uint32_t number; /* as clients name it, and the label in the model; 0: free */
-    int owner;       /* the MPS server's connection */
+    uint32_t number; /* number used by clients and as label in the model; 0: free */
+    int owner;       /* index of the MPS server's connection */
     struct sg_admission admitted[SG_ADMISSIONS];
-    uint32_t next; /* the admission to be overwritten next: one that was never used does not stay for good */
+    uint32_t next; /* next admission to overwrite, so that unused ones do not accumulate */
 };
 
-struct sg_group *sg_group_of(struct sg_server *server, uint32_t number); /* NULL: there is none */
+struct sg_group *sg_group_of(struct sg_server *server, uint32_t number); /* NULL: no such group */
 
-/* The requests of an MPS server, and about the compute mode. -1: as sg_answer(). */
+/* Requests of an MPS server and for the compute mode. Returns -1 like sg_answer(). */
 int sg_group_answer(struct sg_server *server, int index, const struct sg_request *request);
 
-/* Tells the group's MPS server that one of its clients brought this upon all. */
-void sg_group_tell(struct sg_server *server, uint32_t number, uint32_t code);
-/* Whether a client has a context: without one it is none of the device's, and no fault there reaches it. */
-int sg_group_computes(const struct sg_server *server, int index);
+/* Notify the group's MPS server of a fault that one of its clients caused. */
+void sg_group_notify(struct sg_server *server, uint32_t number, uint32_t code);
+/* Whether a client has a context. Faults do not affect clients without one. */
+int sg_client_has_context(const struct sg_server *server, int index);
 
-/* A client wants to join; takes its admission. 0, or the CUresult of a refusal. */
+/* Add a client to a group and consume its admission. 0, or the CUresult of a refusal. */
 uint32_t sg_group_join(struct sg_server *server, int index, uint64_t number);
-/* A client is about to be dropped: whether it said before that it ends in order. */
-void sg_group_hear_out(struct sg_server *server, int index);
-/* A connection is about to be dropped: its group ends with it, and everybody in it is struck. */
+/* A client is about to be dropped: read whether it announced an orderly exit. */
+void sg_group_read_leave(struct sg_server *server, int index);
+/* A connection is about to be dropped: end its group and fail the group's clients. */
 void sg_group_close(struct sg_server *server, int index);
 
-/* Whether compute mode or the group's size forbid this client a context. 0, or the CUresult of a refusal. */
-uint32_t sg_group_keeps_out(struct sg_server *server, int index);
+/* Whether the compute mode or the limit of the group forbids a context. 0, or the CUresult of a refusal. */
+uint32_t sg_group_context_refusal(struct sg_server *server, int index);
 
-/* The cap of a context that asks for one: the lower of both, 0 being none. */
+/* Return the SM cap of a context: the lower of the requested cap and the client's cap, where 0 means none. */
 uint32_t sg_group_cap(const struct sg_server *server, int index, uint64_t asked);
-/* Whether so many bytes more keep the client within its pinned memory limit. */
+/* Whether the client stays within its pinned memory limit with this many additional bytes. */
 int sg_group_within_limit(struct sg_server *server, int index, uint64_t bytes);
-/* A stream's priority in the model: clients below normal come after every stream of the others. */
+/* Return a stream's priority in the model. Clients below normal priority rank after all streams of other clients. */
 int32_t sg_group_priority(const struct sg_server *server, int index, int64_t asked);
 
 #endif

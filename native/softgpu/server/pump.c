@@ -1,13 +1,14 @@
-/* From the rings into the model: in the order of time across clients, each slot believed only after a check. */
+/* Transfer of slots from the rings to the model, ordered by time across clients. Every slot is validated. */
 #include "softgpu/server/server.h"
 
 #include <string.h>
 
-/* A stamp this far ahead of the clock is nonsense; a smaller lead is a slot written while this pump began. */
+/* A time stamp this far ahead of the clock is invalid; a smaller lead occurs when a slot is written during this
+ * pump. */
 enum { LEAD_NS = 1000000000 };
 
-/* Once per pump, or a client that never stops submitting would keep the server with itself. */
-static void look(struct sg_server *server)
+/* Read each tail once per pump, so that a client that submits continuously cannot occupy the server. */
+static void read_tails(struct sg_server *server)
 {
     for (int i = 0; i < SG_CONNECTIONS; i++) {
         struct sg_client *client = server->clients[i];
@@ -15,17 +16,17 @@ static void look(struct sg_server *server)
             continue;
         client->tail = atomic_load_explicit(&client->ring->tail, memory_order_acquire);
         if (client->tail - client->head > SG_RING_SLOTS)
-            client->tail = client->head; /* an impossible tail is the client's own loss: nothing of it is taken */
+            client->tail = client->head; /* ignore an invalid tail */
     }
 }
 
-/* The client whose next slot is the oldest; -1 when no ring holds one that can be taken. */
+/* Return the client with the oldest slot that can be taken; -1: none. */
 static int oldest(struct sg_server *server, const uint8_t *blocked, uint64_t *at_ns)
 {
     int best = -1;
     for (int i = 0; i < SG_CONNECTIONS; i++) {
         struct sg_client *client = server->clients[i];
-        if (!client || !client->ring || blocked[i] || sg_is_asleep(client))
+        if (!client || !client->ring || blocked[i] || sg_is_suspended(client))
             continue;
         if (client->tail == client->head)
             continue;
@@ -38,25 +39,25 @@ static int oldest(struct sg_server *server, const uint8_t *blocked, uint64_t *at
     return best;
 }
 
-/* By induction no more than SG_WINDOW ops of a client are unfinished: each waits for the one SG_WINDOW before it. */
-static uint64_t *place(struct sg_client *client)
+/* At most SG_WINDOW ops of a client are incomplete, because each one waits for the op SG_WINDOW before it. */
+static uint64_t *window_entry(struct sg_client *client)
 {
     return &client->window[client->submitted % SG_WINDOW];
 }
 
-uint64_t sg_pump_room(struct sg_server *server, struct sg_client *client)
+uint64_t sg_pump_space_ns(struct sg_server *server, struct sg_client *client)
 {
-    uint64_t room_ns = CT_DEVICE_DONE;
-    /* A host function needs two places: its marker and itself. */
+    uint64_t space_ns = CT_DEVICE_DONE;
+    /* A host function needs two entries: its marker and itself. */
     for (uint64_t ahead = 0; ahead < 2; ahead++) {
         uint64_t op = client->window[(client->submitted + ahead) % SG_WINDOW];
         if (!op || ct_device_op_query(server->device, op) != CT_DEVICE_NOT_READY)
             continue;
         uint64_t free_ns;
-        ct_device_project_within(server->device, op, SG_FORESIGHT, &free_ns);
-        room_ns = free_ns > room_ns ? free_ns : room_ns;
+        ct_device_project_within(server->device, op, SG_PROJECTION_STEPS, &free_ns);
+        space_ns = free_ns > space_ns ? free_ns : space_ns;
     }
-    return room_ns;
+    return space_ns;
 }
 
 int sg_pump_busy(const struct sg_server *server, const struct sg_client *client)
@@ -67,7 +68,7 @@ int sg_pump_busy(const struct sg_server *server, const struct sg_client *client)
     return 0;
 }
 
-static int has_room(struct sg_server *server, struct sg_client *client)
+static int has_space(struct sg_server *server, struct sg_client *client)
 {
     for (uint64_t ahead = 0; ahead < 2; ahead++) {
         uint64_t op = client->window[(client->submitted + ahead) % SG_WINDOW];
@@ -77,28 +78,28 @@ static int has_room(struct sg_server *server, struct sg_client *client)
     return 1;
 }
 
-static int host(struct sg_server *server, struct sg_client *client, const struct sg_slot *slot, uint64_t tag,
-                uint64_t now_ns)
+static int submit_host(struct sg_server *server, struct sg_client *client, const struct sg_slot *slot, uint64_t tag,
+                       uint64_t now_ns)
 {
-    struct sg_host *free_host = NULL;
-    for (int i = 0; i < SG_HOSTS && !free_host; i++)
+    struct sg_host_function *free_host = NULL;
+    for (int i = 0; i < SG_HOST_FUNCTIONS && !free_host; i++)
         if (!client->hosts[i].number)
             free_host = &client->hosts[i];
     if (!free_host)
         return CT_DEVICE_FULL;
-    struct sg_host made = {.number = slot->value};
+    struct sg_host_function made = {.number = slot->value};
     if (!made.number)
         return CT_DEVICE_INVALID;
     int result = ct_device_marker(server->device, now_ns, slot->stream, 0, &made.before);
     if (result != CT_DEVICE_OK)
         return result;
-    *place(client) = made.before;
+    *window_entry(client) = made.before;
     client->submitted++;
     result = ct_device_host(server->device, now_ns, slot->stream, tag, &made.op);
     if (result != CT_DEVICE_OK)
-        return CT_DEVICE_INVALID; /* the marker is in: not to be tried again */
+        return CT_DEVICE_INVALID; /* the marker was added, so it must not be retried */
     *free_host = made;
-    *place(client) = made.op;
+    *window_entry(client) = made.op;
     client->submitted++;
     return CT_DEVICE_OK;
 }
@@ -137,12 +138,12 @@ static int submit(struct sg_server *server, int index, const struct sg_slot *slo
             result = ct_device_event_wait(device, now_ns, slot->stream, (uint32_t)slot->value, tag, &op);
         break;
     case SG_SLOT_HOST:
-        return host(server, client, slot, tag, now_ns);
+        return submit_host(server, client, slot, tag, now_ns);
     default:
         break;
     }
     if (result == CT_DEVICE_OK && op) {
-        *place(client) = op;
+        *window_entry(client) = op;
         client->submitted++;
         if (slot->kind == SG_SLOT_RECORD)
             sg_outcomes_record(client, op);
@@ -150,18 +151,18 @@ static int submit(struct sg_server *server, int index, const struct sg_slot *slo
     return result;
 }
 
-/* One slot of this client. 0: it stays where it is until the model has room, or its time has come. */
+/* Take one slot. 0: it stays until the model has space or its time stamp is reached. */
 static int take(struct sg_server *server, int index, uint64_t now_ns)
 {
     struct sg_client *client = server->clients[index];
     struct sg_slot slot;
     uint64_t before = client->submitted;
-    if (client->trouble.code) { /* what a dead client launched is lost */
+    if (client->fault.code) { /* work of a failed client is discarded */
         client->head = client->tail;
         atomic_store_explicit(&client->ring->head, client->head, memory_order_release);
         return 1;
     }
-    if (!has_room(server, client))
+    if (!has_space(server, client))
         return 0;
     memcpy(&slot, &client->ring->slots[client->head % SG_RING_SLOTS], sizeof slot);
     int result = CT_DEVICE_INVALID;
@@ -174,8 +175,8 @@ static int take(struct sg_server *server, int index, uint64_t now_ns)
         return 0;
     if (result != CT_DEVICE_OK)
         server->refused_slots++;
-    /* What names something that has ended meanwhile is no nonsense: a context ends with slots in the ring. */
-    client->nonsense += result != CT_DEVICE_OK && result != CT_DEVICE_STALE;
+    /* A slot that refers to an ended object is valid: a context may end while its slots are in the ring. */
+    client->invalid_slots += result != CT_DEVICE_OK && result != CT_DEVICE_STALE;
     client->head++;
     client->slot_ops[client->head % SG_RING_SLOTS] =
         client->submitted > before ? client->window[(client->submitted - 1) % SG_WINDOW] : 0;
@@ -187,7 +188,7 @@ void sg_pump(struct sg_server *server, uint64_t now_ns)
 {
     uint8_t blocked[SG_CONNECTIONS] = {0};
     int any_blocked = 0;
-    look(server);
+    read_tails(server);
     for (;;) {
         uint64_t at_ns = 0;
         int index = oldest(server, blocked, &at_ns);
@@ -196,7 +197,8 @@ void sg_pump(struct sg_server *server, uint64_t now_ns)
                 any_blocked = blocked[index] = 1;
             continue;
         }
-        /* Room may come about between then and now: step through the changes while somebody waits for it. */
+        /* Space may become available between the slots and now, so step through the changes of the model while a client
+         * waits. */
         uint64_t next_ns = any_blocked ? ct_device_next_change(server->device) : CT_DEVICE_NEVER;
         if (next_ns > now_ns)
             break;

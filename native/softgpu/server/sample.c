@@ -1,5 +1,5 @@
-/* What the books said at regular instants. Nobody is woken for it: whoever moves the model stops at each boundary. */
-#include "softgpu/abi.h"
+/* Counters at regular instants. No timer is needed: every advance of the model stops at the sample boundaries. */
+#include "softgpu/abi/cuda.h"
 #include "softgpu/server/server.h"
 
 #include <string.h>
@@ -9,7 +9,7 @@ static struct sg_sample *slot_of(struct sg_server *server, uint64_t number)
     return &server->history.ring[number % (SG_SAMPLES_KEPT + 1)];
 }
 
-/* A process that is checkpointed holds no device, as far as anybody can see. */
+/* A checkpointed process does not appear to hold the device. */
 static int is_on_device(const struct sg_client *client)
 {
     return client && client->state != CU_PROCESS_STATE_CHECKPOINTED;
@@ -31,8 +31,8 @@ static uint32_t clock_ppm(const struct sg_server *server)
     return (uint32_t)((uint64_t)SG_CLOCK_FULL_PPM * ct_device_speed(server->device) / CT_DEVICE_FULL_SPEED);
 }
 
-/* The books now, and what the board's sensors would show, given the sample before. */
-static void read_books(struct sg_server *server, const struct sg_sample *before, struct sg_sample *now)
+/* Read the counters and compute the board's sensor values from the previous sample. */
+static void read_counters(struct sg_server *server, const struct sg_sample *before, struct sg_sample *now)
 {
     const struct ct_device_config *config = ct_device_config(server->device);
     const struct ct_board *board = ct_board_of(config);
@@ -62,20 +62,20 @@ static void read_books(struct sg_server *server, const struct sg_sample *before,
                                                                   use.passed_ns));
 }
 
-static struct sg_use use_of(struct sg_server *server, const struct sg_client *client)
+static struct sg_usage usage_of(struct sg_server *server, const struct sg_client *client)
 {
     struct ct_device_counters c = {0};
     ct_device_count_client(server->device, client->model, &c);
-    return (struct sg_use){c.busy_ns, c.sm_ns, c.traffic_bytes};
+    return (struct sg_usage){c.busy_ns, c.sm_ns, c.traffic_bytes};
 }
 
 static void take_sample(struct sg_server *server)
 {
     struct sg_history *history = &server->history;
-    read_books(server, slot_of(server, history->count - 1), slot_of(server, history->count));
+    read_counters(server, slot_of(server, history->count - 1), slot_of(server, history->count));
     for (int i = 0; i < SG_CONNECTIONS; i++)
-        if (server->clients[i] && server->clients[i]->greeted)
-            server->clients[i]->uses[history->count % (SG_SAMPLES_KEPT + 1)] = use_of(server, server->clients[i]);
+        if (server->clients[i] && server->clients[i]->is_registered)
+            server->clients[i]->usages[history->count % (SG_SAMPLES_KEPT + 1)] = usage_of(server, server->clients[i]);
     history->count++;
 }
 
@@ -97,7 +97,7 @@ void sg_sample_until(struct sg_server *server, uint64_t until_ns)
     struct sg_history *history = &server->history;
     if (until_ns < history->next_ns)
         return;
-    /* After a long silence only the boundaries that will be kept are stopped at, and the one before them. */
+    /* After a long idle time, only sample the boundaries that are kept and the one before them. */
     uint64_t due = (until_ns - history->next_ns) / SG_SAMPLE_NS;
     if (due > SG_SAMPLES_KEPT)
         history->next_ns += (due - SG_SAMPLES_KEPT) * SG_SAMPLE_NS;
@@ -109,11 +109,11 @@ void sg_sample_until(struct sg_server *server, uint64_t until_ns)
 
 void sg_sample_join(struct sg_server *server, struct sg_client *client)
 {
-    client->came = server->history.count - 1;
-    client->uses[client->came % (SG_SAMPLES_KEPT + 1)] = (struct sg_use){0, 0, 0};
+    client->first_sample = server->history.count - 1;
+    client->usages[client->first_sample % (SG_SAMPLES_KEPT + 1)] = (struct sg_usage){0, 0, 0};
 }
 
-/* The number of the latest sample at or before an instant, among those kept. */
+/* Return the number of the latest kept sample at or before an instant. */
 static uint64_t number_at(struct sg_server *server, uint64_t at_ns)
 {
     uint64_t latest = server->history.count - 1;
@@ -123,15 +123,15 @@ static uint64_t number_at(struct sg_server *server, uint64_t at_ns)
     return number;
 }
 
-static void observe_client(struct sg_server *server, int index, uint64_t since, struct sg_observed *seen)
+static void observe_client(struct sg_server *server, int index, uint64_t since, struct sg_process_usage *usage)
 {
     const struct sg_client *client = server->clients[index];
-    uint64_t latest = server->history.count - 1, from = client->came > since ? client->came : since;
-    const struct sg_use *first = &client->uses[from % (SG_SAMPLES_KEPT + 1)];
-    const struct sg_use *last = &client->uses[latest % (SG_SAMPLES_KEPT + 1)];
+    uint64_t latest = server->history.count - 1, from = client->first_sample > since ? client->first_sample : since;
+    const struct sg_usage *first = &client->usages[from % (SG_SAMPLES_KEPT + 1)];
+    const struct sg_usage *last = &client->usages[latest % (SG_SAMPLES_KEPT + 1)];
     struct ct_device_counters c = {0};
     ct_device_count_client(server->device, client->model, &c);
-    *seen = (struct sg_observed){
+    *usage = (struct sg_process_usage){
         .pid = client->pid,
         .contexts = contexts_of(server, index),
         .is_group_member = client->group != 0,
@@ -143,45 +143,46 @@ static void observe_client(struct sg_server *server, int index, uint64_t since, 
     };
 }
 
-/* An MPS server holds the device for its clients, as soon as one of them has a context. What they take is theirs. */
-static void observe_groups(struct sg_server *server, struct sg_observation *told)
+/* An MPS server holds the device when one of its clients has a context. Memory and use are reported for the clients. */
+static void observe_groups(struct sg_server *server, struct sg_observation *observation)
 {
     for (int i = 0; i < SG_GROUPS; i++) {
         const struct sg_group *group = &server->groups[i];
         int holds = 0;
         for (int k = 0; group->number && !holds && k < SG_CONNECTIONS; k++)
             holds = server->clients[k] && server->clients[k]->group == group->number && contexts_of(server, k);
-        if (holds && told->client_count < CT_DEVICE_MAX_CLIENTS)
-            told->clients[told->client_count++] =
-                (struct sg_observed){.pid = server->clients[group->owner]->pid, .contexts = 1};
+        if (holds && observation->client_count < CT_DEVICE_MAX_CLIENTS)
+            observation->clients[observation->client_count++] =
+                (struct sg_process_usage){.pid = server->clients[group->owner]->pid, .contexts = 1};
     }
 }
 
-void sg_observe(struct sg_server *server, uint64_t since_ns, struct sg_observation *told)
+void sg_observe(struct sg_server *server, uint64_t since_ns, struct sg_observation *observation)
 {
     struct sg_history *history = &server->history;
     uint64_t latest = history->count - 1;
     uint64_t since = since_ns == SG_LATEST_PERIOD ? latest - (latest > 0) : number_at(server, since_ns);
-    told->result = CT_DEVICE_OK;
-    told->compute_mode = server->compute_mode;
-    told->is_lost = server->faults.lost;
-    told->ecc_errors = server->faults.ecc_errors;
-    told->ecc_errors_since_reset = server->faults.ecc_errors - server->faults.ecc_errors_at_reset;
-    told->rows = server->faults.rows;
-    told->rows_since_reset = server->faults.rows - server->faults.rows_at_reset;
-    told->xids = server->faults.xid_count;
-    told->epoch_ns = history->epoch_ns;
-    told->start_ns = history->start_ns;
-    told->memory_bytes = ct_device_config(server->device)->memory_bytes;
-    told->memory_free_bytes = ct_device_memory_free(server->device);
-    read_books(server, slot_of(server, latest), &told->now);
+    observation->result = CT_DEVICE_OK;
+    observation->compute_mode = server->compute_mode;
+    observation->is_lost = server->faults.lost;
+    observation->ecc_errors = server->faults.ecc_errors;
+    observation->ecc_errors_since_reset = server->faults.ecc_errors - server->faults.ecc_errors_at_reset;
+    observation->rows = server->faults.rows;
+    observation->rows_since_reset = server->faults.rows - server->faults.rows_at_reset;
+    observation->xids = server->faults.xid_count;
+    observation->epoch_ns = history->epoch_ns;
+    observation->start_ns = history->start_ns;
+    observation->memory_bytes = ct_device_config(server->device)->memory_bytes;
+    observation->memory_free_bytes = ct_device_memory_free(server->device);
+    read_counters(server, slot_of(server, latest), &observation->now);
     for (uint64_t i = since; i <= latest; i++)
-        told->samples[i - since] = *slot_of(server, i);
-    told->sample_count = (uint32_t)(latest - since);
+        observation->samples[i - since] = *slot_of(server, i);
+    observation->sample_count = (uint32_t)(latest - since);
     for (int i = 0; i < SG_CONNECTIONS; i++)
-        if (server->clients[i] && server->clients[i]->greeted && told->client_count < CT_DEVICE_MAX_CLIENTS)
-            observe_client(server, i, since, &told->clients[told->client_count++]);
-    observe_groups(server, told);
+        if (server->clients[i] && server->clients[i]->is_registered &&
+            observation->client_count < CT_DEVICE_MAX_CLIENTS)
+            observe_client(server, i, since, &observation->clients[observation->client_count++]);
+    observe_groups(server, observation);
 }
 
 const struct sg_sample *sg_sample_back(struct sg_server *server, uint64_t back)

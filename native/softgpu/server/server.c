@@ -1,4 +1,5 @@
-/* The server's loop: who comes, who asks, who died. It sleeps unless somebody asks, so an idle GPU costs nothing. */
+/* The event loop: accepts connections, handles requests and drops dead clients. It sleeps when idle, so an idle GPU
+ * costs no CPU time. */
 #define _GNU_SOURCE
 #include "softgpu/server/server.h"
 
@@ -15,16 +16,16 @@
 #include <time.h>
 #include <unistd.h>
 
-/* What epoll hands back: the place, which of its two descriptors, and a serial number, so that news of a client that
- * was dropped a moment ago is not taken for news of the next one in its place. */
+/* The epoll token: index, descriptor (socket or pidfd), and a serial number that distinguishes successive clients with
+ * the same index. */
 static uint64_t token_of(int index, int is_pid, uint32_t serial)
 {
     return (uint64_t)(uint32_t)index | (uint64_t)is_pid << 16 | (uint64_t)serial << 32;
 }
 
-/* How long the server sleeps while it has clients, though nobody asks: competing clients change the model every slice,
- * and whoever asks next should not wait for hours of slices to be worked off. */
-enum { LISTENER = 0xffff, LOOK_MS = 10000 };
+/* The longest sleep with connected clients. Competing clients change the model every slice, so without regular pumps a
+ * request could have to process hours of slices. */
+enum { LISTENER = 0xffff, IDLE_PUMP_MS = 10000 };
 
 uint64_t sg_now_ns(void)
 {
@@ -51,7 +52,7 @@ int sg_owns(const struct sg_owner *table, uint64_t handle, int index)
            table[handle & 0xffff].client == index + 1;
 }
 
-void sg_disturb(struct sg_server *server)
+void sg_invalidate_projections(struct sg_server *server)
 {
     atomic_fetch_add(&server->bulletin->submissions, 1);
     for (int i = 0; i < SG_CONNECTIONS; i++) {
@@ -66,17 +67,17 @@ void sg_disturb(struct sg_server *server)
 static void drop(struct sg_server *server, int index)
 {
     struct sg_client *client = server->clients[index];
-    sg_checkpoint_forget(server, index);
-    /* The others' work, and its own until now, comes before its end. */
+    sg_checkpoint_release(server, index);
+    /* Apply all work up to now before the client ends. */
     sg_pump(server, sg_now_ns());
-    sg_group_hear_out(server, index);
-    if (client->greeted)
-        sg_share_leave(server, index);
+    sg_group_read_leave(server, index);
+    if (client->is_registered)
+        sg_share_release_client(server, index);
     sg_fault_death(server, index);
     sg_group_close(server, index);
     sg_account_leave(server, index);
     server->clients[index] = NULL;
-    if (client->greeted) {
+    if (client->is_registered) {
         ct_device_client_kill(server->device, sg_now_ns(), client->model);
         for (int i = 0; i <= CT_DEVICE_MAX_HANDLES; i++) {
             if (server->contexts[i].client == index + 1)
@@ -86,8 +87,8 @@ static void drop(struct sg_server *server, int index)
             if (server->events[i].client == index + 1)
                 server->events[i].client = 0;
         }
-        server->died++;
-        sg_disturb(server);
+        server->disconnected++;
+        sg_invalidate_projections(server);
     }
     if (client->ring)
         munmap(client->ring, sizeof *client->ring);
@@ -103,7 +104,7 @@ static int watch(struct sg_server *server, int descriptor, uint64_t token)
     return epoll_ctl(server->epoll, EPOLL_CTL_ADD, descriptor, &event);
 }
 
-static void welcome(struct sg_server *server)
+static void accept_connection(struct sg_server *server)
 {
     int socket = accept4(server->listener, NULL, NULL, SOCK_CLOEXEC);
     if (socket < 0)
@@ -124,43 +125,43 @@ static void welcome(struct sg_server *server)
     client->serial = server->serial;
     client->token = token_of(index, 0, client->serial);
     client->pid = peer.pid;
-    /* The socket alone would not do: a child forked by the client may hold it open past the client's death. A pid of
-     * another namespace is 0 here, and then the socket has to do. */
+    /* The socket does not suffice, because a forked child may keep it open after the client's death. The pid of a
+     * process in another pid namespace is 0; then only the socket is used. */
     client->pidfd = peer.pid > 0 ? (int)syscall(SYS_pidfd_open, peer.pid, 0) : -1;
     server->clients[index] = client;
     if (client->pidfd >= 0)
         watch(server, client->pidfd, token_of(index, 1, client->serial));
 }
 
-/* One message at a time, so that no client holds up the others. */
-static void listen_to(struct sg_server *server, int index)
+/* Handle one message at a time, so that no client delays the others. */
+static void receive_request(struct sg_server *server, int index)
 {
     struct sg_client *client = server->clients[index];
-    struct sg_greeting said;
-    ssize_t got = recv(client->socket, &said, sizeof said, MSG_DONTWAIT | MSG_TRUNC);
+    struct sg_hello_request message;
+    ssize_t got = recv(client->socket, &message, sizeof message, MSG_DONTWAIT | MSG_TRUNC);
     if (got < 0 && (errno == EAGAIN || errno == EINTR))
         return;
-    int is_greeting = got == (ssize_t)sizeof said && said.request.kind == SG_HELLO && !client->greeted;
-    if (is_greeting)
-        memcpy(client->account_name, said.account, sizeof client->account_name);
-    if ((got != (ssize_t)sizeof said.request && !is_greeting) || sg_answer(server, index, &said.request) < 0)
+    int is_hello = got == (ssize_t)sizeof message && message.request.kind == SG_HELLO && !client->is_registered;
+    if (is_hello)
+        memcpy(client->account_name, message.account, sizeof client->account_name);
+    if ((got != (ssize_t)sizeof message.request && !is_hello) || sg_answer(server, index, &message.request) < 0)
         drop(server, index);
 }
 
-/* Faults that come or go by themselves are the only thing the server does at an instant of its own. */
-static int patience_ms(const struct sg_server *server)
+/* Timeouts of faults are the only timers of the server. */
+static int poll_timeout_ms(const struct sg_server *server)
 {
     uint64_t now_ns = sg_now_ns(), due_ns = sg_fault_due_ns(server);
-    uint64_t left_ms = due_ns > now_ns ? (due_ns - now_ns + 999999) / 1000000 : 0;
-    if (due_ns != CT_DEVICE_NEVER && left_ms < LOOK_MS)
-        return (int)left_ms;
-    return server->connected > server->died || due_ns != CT_DEVICE_NEVER ? LOOK_MS : -1;
+    uint64_t remaining_ms = due_ns > now_ns ? (due_ns - now_ns + 999999) / 1000000 : 0;
+    if (due_ns != CT_DEVICE_NEVER && remaining_ms < IDLE_PUMP_MS)
+        return (int)remaining_ms;
+    return server->connected > server->disconnected || due_ns != CT_DEVICE_NEVER ? IDLE_PUMP_MS : -1;
 }
 
-static void turn(struct sg_server *server)
+static void run_once(struct sg_server *server)
 {
     struct epoll_event events[16];
-    int count = epoll_wait(server->epoll, events, 16, patience_ms(server));
+    int count = epoll_wait(server->epoll, events, 16, poll_timeout_ms(server));
     if (count == 0)
         sg_pump(server, sg_now_ns());
     sg_fault_tick(server, sg_now_ns());
@@ -168,28 +169,28 @@ static void turn(struct sg_server *server)
         uint64_t token = events[i].data.u64;
         int index = (int)(token & 0xffff), is_death = (int)(token >> 16 & 1);
         if (index == LISTENER)
-            welcome(server);
+            accept_connection(server);
         else if (!server->clients[index] || server->clients[index]->serial != (uint32_t)(token >> 32))
             continue;
         else if (is_death)
             drop(server, index);
-        else if (sg_is_asleep(server->clients[index]) && events[i].events == EPOLLIN)
-            continue; /* it was locked a moment ago: what it says has to wait */
+        else if (sg_is_suspended(server->clients[index]) && events[i].events == EPOLLIN)
+            continue; /* it was locked just before, so its request must wait */
         else
-            listen_to(server, index);
+            receive_request(server, index);
     }
     for (int i = 0; i < SG_CONNECTIONS; i++)
-        if (server->clients[i] && server->clients[i]->nonsense > SG_NONSENSE)
+        if (server->clients[i] && server->clients[i]->invalid_slots > SG_INVALID_SLOT_LIMIT)
             drop(server, i);
 }
 
 
-void *sg_shared(int *descriptor, size_t bytes, const char *name)
+void *sg_map_shared(int *descriptor, size_t bytes, const char *name)
 {
     *descriptor = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (*descriptor < 0)
         return NULL;
-    /* Sealed: a client that cuts the file short would otherwise kill whoever else has it mapped. */
+    /* Seal the size: a client that truncated the file would crash every process that maps it. */
     void *memory = MAP_FAILED;
     if (ftruncate(*descriptor, (off_t)bytes) == 0 &&
         fcntl(*descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == 0)
@@ -226,14 +227,15 @@ static int start(struct sg_server *server, const struct ct_device_config *config
         return EINVAL;
     sg_trace_start(server);
     sg_sample_start(server);
-    server->bulletin = sg_shared(&server->bulletin_fd, sizeof *server->bulletin, "softgpu-bulletin");
+    server->bulletin = sg_map_shared(&server->bulletin_fd, sizeof *server->bulletin, "softgpu-bulletin");
     server->epoll = epoll_create1(EPOLL_CLOEXEC);
     if (!server->bulletin || server->epoll < 0 || watch(server, server->listener, LISTENER) < 0)
         return errno ? errno : EINVAL;
     return 0;
 }
 
-int sg_serve(int listener, const struct ct_device_config *config, uint32_t ordinal, const uint8_t *uuid, int counts_code)
+int sg_serve(int listener, const struct ct_device_config *config, uint32_t ordinal, const uint8_t *uuid,
+             int counts_code)
 {
     struct sg_server *server = mmap(NULL, sizeof *server, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (server == MAP_FAILED)
@@ -244,7 +246,7 @@ int sg_serve(int listener, const struct ct_device_config *config, uint32_t ordin
     memcpy(server->uuid, uuid, sizeof server->uuid);
     int failed = start(server, config);
     while (!failed && !server->stop)
-        turn(server);
+        run_once(server);
     for (int i = 0; i < SG_CONNECTIONS; i++)
         if (server->clients[i])
             drop(server, i);

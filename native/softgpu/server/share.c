@@ -1,4 +1,4 @@
-/* What outlives the client that made it: memory of no context, files that stand for device memory, shared events. */
+/* Objects that outlive their creator: memory without a context, shares and shared events. */
 #define _GNU_SOURCE
 #include "softgpu/server/server.h"
 
@@ -13,7 +13,7 @@
 
 enum { UNIT = 2 << 20, DESCRIPTORS = SG_SHARES + 4 * SG_CONNECTIONS };
 
-/* Each share keeps a descriptor open, and the usual limit is lower than there may be of them. */
+/* Raise the limit of open files, because each share keeps a descriptor open. */
 void sg_share_start(void)
 {
     struct rlimit limit;
@@ -23,8 +23,8 @@ void sg_share_start(void)
     setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-/* Memory that is on the device already and only changes hands: no limit speaks against it. */
-static int client_inherit(struct sg_server *server, int index, uint64_t bytes)
+/* Charge memory that is on the device already and only changes its owner. No limit applies. */
+static int client_adopt(struct sg_server *server, int index, uint64_t bytes)
 {
     struct sg_client *client = server->clients[index];
     int result = ct_device_client_take(server->device, client->model, bytes);
@@ -35,10 +35,10 @@ static int client_inherit(struct sg_server *server, int index, uint64_t bytes)
 
 static int client_take(struct sg_server *server, int index, uint64_t bytes)
 {
-    return sg_group_within_limit(server, index, bytes) ? client_inherit(server, index, bytes) : CT_DEVICE_NO_MEMORY;
+    return sg_group_within_limit(server, index, bytes) ? client_adopt(server, index, bytes) : CT_DEVICE_NO_MEMORY;
 }
 
-/* What lies in shares is given back through them alone. */
+/* Memory in shares is released only through them. */
 static int client_give(struct sg_server *server, int index, uint64_t bytes)
 {
     struct sg_client *client = server->clients[index];
@@ -54,23 +54,25 @@ static struct sg_share *share_of(struct sg_server *server, uint64_t id)
     return id && share->id == id ? share : NULL;
 }
 
-static struct sg_share *free_place(struct sg_server *server, int index)
+static struct sg_share *find_free(struct sg_server *server, int index)
 {
-    struct sg_share *place = NULL;
+    struct sg_share *entry = NULL;
     int own = 0, used = 0;
     for (int i = 0; i < SG_SHARES; i++) {
         if (!server->shares[i].id) {
-            place = place ? place : &server->shares[i];
+            entry = entry ? entry : &server->shares[i];
             continue;
         }
         used++;
         own += server->shares[i].owner == index;
     }
-    /* As with handles: a greedy client leaves the others something. */
-    return own < SG_SHARES / SG_KEPT_PART / SG_CLIENTS || used < SG_SHARES - SG_SHARES / SG_KEPT_PART ? place : NULL;
+    /* As with handles, a part is reserved for other clients. */
+    int reserved = SG_SHARES / SG_RESERVED_PART;
+    return own < reserved / SG_CLIENTS || used < SG_SHARES - reserved ? entry : NULL;
 }
 
-/* The file's name says what it is: whoever was handed its descriptor can ask for it here, nobody else. */
+/* The file's name contains the share's token, so that only processes that received the descriptor can open the
+ * share. */
 static int make_file(struct sg_server *server, const struct sg_share *share)
 {
     char name[128], *end = name + snprintf(name, sizeof name, "softgpu:");
@@ -86,8 +88,8 @@ static int make_file(struct sg_server *server, const struct sg_share *share)
     return -1;
 }
 
-/* The bytes were the client's own already, or those of one of its contexts. */
-static int adopt(struct sg_server *server, int index, uint32_t context, uint64_t bytes)
+/* Take the bytes from the client's own memory or from one of its contexts. */
+static int take_over(struct sg_server *server, int index, uint32_t context, uint64_t bytes)
 {
     struct sg_client *client = server->clients[index];
     if (!context)
@@ -95,22 +97,24 @@ static int adopt(struct sg_server *server, int index, uint32_t context, uint64_t
     if (!sg_owns(server->contexts, context, index))
         return CT_DEVICE_STALE;
     int result = ct_device_memory_give(server->device, context, bytes);
-    return result == CT_DEVICE_OK ? client_inherit(server, index, bytes) : result;
+    return result == CT_DEVICE_OK ? client_adopt(server, index, bytes) : result;
 }
 
 static int share_make(struct sg_server *server, int index, const struct sg_request *request, struct sg_reply *reply,
                       int *descriptor)
 {
     struct sg_client *client = server->clients[index];
-    uint64_t most = ct_device_config(server->device)->memory_bytes + UNIT;
+    uint64_t max_bytes = ct_device_config(server->device)->memory_bytes + UNIT;
     uint32_t kind = (uint32_t)request->c, context = (uint32_t)(request->c >> 32);
-    struct sg_share *share = free_place(server, index);
-    if (!request->b || request->b > most || request->a > most || kind < SG_SHARE_ALLOCATION || kind > SG_SHARE_HOST_POOL)
+    struct sg_share *share = find_free(server, index);
+    if (!request->b || request->b > max_bytes || request->a > max_bytes || kind < SG_SHARE_ALLOCATION ||
+        kind > SG_SHARE_HOST_POOL)
         return CT_DEVICE_INVALID;
     if (!share)
         return CT_DEVICE_FULL;
-    struct sg_share made = {.id = ++server->share_serial * SG_SHARES + (uint64_t)(share - server->shares), .bytes = request->a, .file_bytes = request->b,
-                            .kind = (int)kind, .owner = index, .account = client->account};
+    uint64_t id = ++server->share_serial * SG_SHARES + (uint64_t)(share - server->shares);
+    struct sg_share made = {.id = id, .bytes = request->a, .file_bytes = request->b, .kind = (int)kind,
+                            .owner = index, .account = client->account};
     made.holds[index] = 1;
     if (getrandom(&made.token, sizeof made.token, 0) != sizeof made.token)
         return CT_DEVICE_FULL;
@@ -118,7 +122,7 @@ static int share_make(struct sg_server *server, int index, const struct sg_reque
     made.descriptor = make_file(server, &made);
     if (made.descriptor < 0)
         return CT_DEVICE_FULL;
-    int result = adopt(server, index, context, made.bytes);
+    int result = take_over(server, index, context, made.bytes);
     if (result != CT_DEVICE_OK) {
         close(made.descriptor);
         return result;
@@ -149,7 +153,7 @@ static int share_open(struct sg_server *server, int index, const struct sg_reque
     return CT_DEVICE_OK;
 }
 
-/* The first client that holds it; -1: nobody does. */
+/* Return the first client that holds it; -1: none. */
 static int holder_of(const struct sg_share *share)
 {
     for (int i = 0; i < SG_CONNECTIONS; i++)
@@ -158,8 +162,8 @@ static int holder_of(const struct sg_share *share)
     return -1;
 }
 
-/* Out of its owner's books. */
-static void unbook(struct sg_server *server, struct sg_share *share)
+/* Release the charge of its owner. */
+static void release_charge(struct sg_server *server, struct sg_share *share)
 {
     server->clients[share->owner]->shared_bytes -= share->bytes;
     client_give(server, share->owner, share->bytes);
@@ -167,7 +171,7 @@ static void unbook(struct sg_server *server, struct sg_share *share)
 
 static void end_share(struct sg_server *server, struct sg_share *share)
 {
-    unbook(server, share);
+    release_charge(server, share);
     sg_account_share(server, share->account, 0 - share->bytes);
     close(share->descriptor);
     memset(share, 0, sizeof *share);
@@ -198,7 +202,7 @@ static int share_resize(struct sg_server *server, int index, uint64_t id, uint64
     uint64_t less = bytes < share->bytes ? share->bytes - bytes : 0;
     client->shared_bytes += bytes - share->bytes; /* unsigned differences */
     sg_account_share(server, share->account, bytes - share->bytes);
-    sg_account_mark(server, share->account);
+    sg_account_update_peak(server, share->account);
     share->bytes = bytes;
     return less ? client_give(server, index, less) : CT_DEVICE_OK;
 }
@@ -211,7 +215,7 @@ int sg_share_holds(const struct sg_server *server, int index)
     return 0;
 }
 
-/* ---- events ------------------------------------------------------------------------------------------------ */
+/* ---- Shared events ----------------------------------------------------------------------------------------------- */
 
 static int is_user(const struct sg_shared_event *event, int index)
 {
@@ -242,12 +246,11 @@ static int has_users(const struct sg_shared_event *event)
     return 0;
 }
 
-/* A place whose event has ended is as good as a free one, when nobody is left to whom that event is complete. As with
- * handles, a greedy client leaves the others something. */
+/* Reuse entries of ended events without users. As with handles, a part is reserved for other clients. */
 static struct sg_shared_event *free_event(struct sg_server *server, int index)
 {
-    struct sg_shared_event *place = NULL;
-    uint32_t own = 0, kept = SG_SHARED_EVENTS / SG_KEPT_PART;
+    struct sg_shared_event *entry = NULL;
+    uint32_t own = 0, kept = SG_SHARED_EVENTS / SG_RESERVED_PART;
     for (int i = 0; i < SG_SHARED_EVENTS; i++) {
         struct sg_shared_event *event = &server->shared_events[i];
         if (event->handle && !has_users(event) &&
@@ -256,10 +259,10 @@ static struct sg_shared_event *free_event(struct sg_server *server, int index)
             server->shared_event_count--;
         }
         own += (uint32_t)sg_owns(server->events, event->handle, index);
-        if (!event->handle && !place)
-            place = event;
+        if (!event->handle && !entry)
+            entry = event;
     }
-    return own < kept / SG_CLIENTS || server->shared_event_count < SG_SHARED_EVENTS - kept ? place : NULL;
+    return own < kept / SG_CLIENTS || server->shared_event_count < SG_SHARED_EVENTS - kept ? entry : NULL;
 }
 
 static int event_share(struct sg_server *server, int index, uint64_t handle, struct sg_reply *reply)
@@ -296,23 +299,23 @@ static int event_open(struct sg_server *server, int index, uint64_t handle, uint
     return CT_DEVICE_OK;
 }
 
-/* ---- together ---------------------------------------------------------------------------------------------- */
+/* ---- Client exit and requests ------------------------------------------------------------------------------------ */
 
-void sg_share_leave(struct sg_server *server, int index)
+void sg_share_release_client(struct sg_server *server, int index)
 {
     for (int i = 0; i < SG_SHARES; i++) {
         struct sg_share *share = &server->shares[i];
         if (!share->id || (share->owner != index && !share->holds[index]))
             continue;
         share->holds[index] = 0;
-        int heir = holder_of(share);
-        if (heir < 0) {
+        int new_owner = holder_of(share);
+        if (new_owner < 0) {
             end_share(server, share);
         } else if (share->owner == index) {
-            unbook(server, share);
-            client_inherit(server, heir, share->bytes); /* there is room: it was given back just now */
-            server->clients[heir]->shared_bytes += share->bytes;
-            share->owner = heir;
+            release_charge(server, share);
+            client_adopt(server, new_owner, share->bytes); /* it fits, because it was released just now */
+            server->clients[new_owner]->shared_bytes += share->bytes;
+            share->owner = new_owner;
         }
     }
     for (int i = 0; i < SG_SHARED_EVENTS; i++)
@@ -351,7 +354,7 @@ int sg_share_answer(struct sg_server *server, int index, const struct sg_request
         reply.result = event_open(server, index, request->a, request->b, &reply);
         break;
     }
-    sg_account_settle(server, index);
-    return descriptor < 0 ? sg_say(client, &reply, sizeof reply)
-                          : sg_say_with(client, &reply, sizeof reply, &descriptor, 1);
+    sg_account_update(server, index);
+    return descriptor < 0 ? sg_send_reply(client, &reply, sizeof reply)
+                          : sg_send_reply_with_fds(client, &reply, sizeof reply, &descriptor, 1);
 }

@@ -1,4 +1,4 @@
-/* What ran when on this device, exactly: the model's own records, kept while they are recent and told to who asks. */
+/* The trace: the model's records of recent ops, sent on request. */
 #define _GNU_SOURCE
 #include "softgpu/server/server.h"
 
@@ -10,7 +10,7 @@ void sg_trace_start(struct sg_server *server)
     ct_device_record_kinds(server->device, ((1u << CT_OP_KINDS) - 1) | CT_RECORD_TURNS);
 }
 
-/* A file of a memory of its own, so that the asker may read while the ring goes on. */
+/* Copy the records to a memory file, so that the requester can read it while recording continues. */
 static int copy_records(struct sg_server *server, uint64_t from, struct sg_reply *reply)
 {
     int file = memfd_create("softgpu-trace", MFD_CLOEXEC);
@@ -29,12 +29,12 @@ static int copy_records(struct sg_server *server, uint64_t from, struct sg_reply
     return file;
 }
 
-int sg_trace_tell(struct sg_server *server, int index, uint64_t from)
+int sg_trace_send(struct sg_server *server, int index, uint64_t from)
 {
     struct sg_reply reply = {0};
     sg_pump(server, sg_now_ns());
     int file = copy_records(server, from, &reply);
-    int failed = file < 0 || sg_say_with(server->clients[index], &reply, sizeof reply, &file, 1) < 0;
+    int failed = file < 0 || sg_send_reply_with_fds(server->clients[index], &reply, sizeof reply, &file, 1) < 0;
     if (file >= 0)
         close(file);
     return failed ? -1 : 0;

@@ -1,4 +1,4 @@
-/* The log of Xids: what a kernel log would say of the device's faults, bounded, for NVML, the books and the log file. */
+/* The Xid log: a bounded list of faults, as in a kernel log, for NVML, the report and the server's standard error. */
 #define _GNU_SOURCE
 #include "softgpu/server/server.h"
 
@@ -11,10 +11,10 @@
 #include <unistd.h>
 
 enum { COMM_BYTES = 16 };
-/* Of NVIDIA's catalogue: what NVML counts. */
+/* Xids of NVIDIA's catalogue that NVML counts. */
 enum { XID_ECC = 48, XID_ROW = 63, XID_ECC_CONTAINED = 94 };
 
-/* What stands in the books as JSON must not depend on how a process calls itself. */
+/* Replace characters of process names that would break the JSON report. */
 static void name_of(int32_t pid, char *name)
 {
     char path[32];
@@ -45,7 +45,7 @@ void sg_xid_add(struct sg_server *server, uint32_t xid, int32_t pid, const char 
         snprintf(entry->text, sizeof entry->text, "pid=%" PRId32 ", name=%s, %s", pid, name, text);
     else
         snprintf(entry->text, sizeof entry->text, "%s", text);
-    if (sequence <= SG_XID_LOG_LINES) /* whoever injects faults without end does not fill the disk */
+    if (sequence <= SG_XID_LOG_LINES) /* bounds the log on disk if faults are injected without end */
         fprintf(stderr, "[%5" PRIu64 ".%06" PRIu64 "] NVRM: Xid (PCI:0000:%02x:00): %" PRIu32 ", %s\n",
                 entry->at_ns / 1000000000, entry->at_ns / 1000 % 1000000,
                 (SG_PCI_BUS_FIRST + server->ordinal) & 0xff, xid, entry->text);

@@ -1,14 +1,15 @@
-"""Writes native/softgpu/names.def: every name the driver API exports, and which version of a call each one answers.
+"""Generate native/softgpu/abi/names.def: every name that the driver API exports, and the version that it implements.
 
-Usage: names.py INCLUDE_DIR... > native/softgpu/names.def
+Usage: names.py INCLUDE_DIR... > native/softgpu/abi/names.def
 
-Each INCLUDE_DIR holds the headers of one CUDA toolkit (the package nvidia-cuda-runtime has them); the list is their
-union. A name has one row: NAME(symbol, base, since, twin). `base` is what a client passes to cuGetProcAddress, `since`
-the CUDA version from which this symbol answers that base, `twin` says whether it is the per-thread default stream twin.
+Each INCLUDE_DIR contains the headers of one CUDA toolkit (from the package nvidia-cuda-runtime); the list is their
+union. Each name has one row, NAME(symbol, base, since, is_per_thread): `base` is the name that a client passes to
+cuGetProcAddress, `since` the CUDA version from which this symbol implements the base, and `is_per_thread` is 1 for the
+variant that uses the per-thread default stream.
 """
 
 # ruff: noqa: INP001, T201, S603
-# A program of its own: it prints its result and starts the compiler it is asked to start.
+# This is a stand-alone program that prints its result and runs the compiler.
 
 import re
 import subprocess
@@ -29,7 +30,7 @@ MODES: tuple[list[str], ...] = (
     [],
     ["-DCUDA_API_PER_THREAD_DEFAULT_STREAM"],
 )
-# Types of neighbouring systems that those headers name and this machine need not have.
+# Types of other libraries that the headers refer to and that need not be installed.
 STUBS = """
 typedef unsigned int GLuint; typedef unsigned int GLenum;
 typedef unsigned int VdpDevice; typedef unsigned int VdpFuncId;
@@ -37,23 +38,25 @@ typedef int VdpStatus; typedef VdpStatus VdpGetProcAddress(VdpDevice, VdpFuncId,
 typedef unsigned int VdpVideoSurface; typedef unsigned int VdpOutputSurface;
 typedef void *EGLImageKHR; typedef void *EGLStreamKHR; typedef void *EGLSyncKHR; typedef int EGLint;
 """
-# What newer clients ask for although no published header has it yet: (symbol, since).
+# Names that newer clients request although no published header declares them: (symbol, since).
 AHEAD = (("cuFabricCpyBatchAsync", 13050), ("cuTensorMapSetAllocationClass", 13050))
-NEIGHBOURS = re.compile(r"^\s*#\s*include\s*[<\"](?:GL/|EGL/|vdpau/|KHR/|cuda\w+\.h).*$|^\s*#\s*error.*$", re.MULTILINE)
+FOREIGN_INCLUDES = re.compile(
+    r"^\s*#\s*include\s*[<\"](?:GL/|EGL/|vdpau/|KHR/|cuda\w+\.h).*$|^\s*#\s*error.*$", re.MULTILINE
+)
 
 
 def preprocessed(include: Path, header: str, flags: list[str]) -> str:
-    """The header after the preprocessor, with what belongs to other systems left out."""
+    """Return the preprocessed header without the parts that need other libraries."""
     path = include / header
     if not path.exists():
         return ""
-    text = STUBS + NEIGHBOURS.sub("", path.read_text(errors="replace"))
+    text = STUBS + FOREIGN_INCLUDES.sub("", path.read_text(errors="replace"))
     command = ["gcc", "-E", "-P", f"-I{include}", *flags, "-x", "c", "-"]
     return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
 
 
 def symbols(includes: list[Path]) -> set[str]:
-    """Every function the headers declare in any mode."""
+    """Return every function that the headers declare in any mode."""
     found: set[str] = set()
     for include in includes:
         for header in HEADERS:
@@ -65,19 +68,19 @@ def symbols(includes: list[Path]) -> set[str]:
 
 
 def versions(includes: list[Path]) -> dict[tuple[str, str], list[int]]:
-    """(base, twin suffix) -> the CUDA versions at which the call changed, oldest first."""
+    """Map (base, per-thread suffix) to the CUDA versions at which the call changed, oldest first."""
     found: dict[tuple[str, str], set[int]] = defaultdict(set)
     for include in includes:
         for header in TYPEDEFS:
             for flags in MODES:
                 text = preprocessed(include, header, flags)
-                for base, since, twin in re.findall(r"\*\s*PFN_(cu\w+?)_v(\d+)(_ptds|_ptsz)?\s*\)", text):
-                    found[base, twin].add(int(since))
+                for base, since, suffix in re.findall(r"\*\s*PFN_(cu\w+?)_v(\d+)(_ptds|_ptsz)?\s*\)", text):
+                    found[base, suffix].add(int(since))
     return {key: sorted(value) for key, value in found.items()}
 
 
 def generation(symbol: str) -> tuple[str, int, str]:
-    """cuMemcpyHtoD_v2_ptds -> (cuMemcpyHtoD, 2, _ptds)."""
+    """Split a symbol: cuMemcpyHtoD_v2_ptds becomes (cuMemcpyHtoD, 2, _ptds)."""
     match = re.fullmatch(r"(cu\w+?)(?:_v(\d+))?(_ptds|_ptsz)?", symbol)
     assert match is not None
     return match[1], int(match[2] or 1), match[3] or ""
@@ -87,25 +90,25 @@ def main(arguments: list[str]) -> int:
     includes = [Path(a) for a in arguments]
     families: dict[tuple[str, str], list[tuple[int, str]]] = defaultdict(list)
     for symbol in symbols(includes):
-        base, number, twin = generation(symbol)
-        families[base, twin].append((number, symbol))
+        base, number, suffix = generation(symbol)
+        families[base, suffix].append((number, symbol))
     dates = versions(includes)
     rows: list[tuple[str, str, int, int]] = []
-    for (base, twin), members in families.items():
-        known = dates.get((base, twin), [])
-        members.sort()
-        # The newest symbol answers the newest version; a header that dates fewer versions than it has symbols dates
-        # the newest ones, and the undated old ones are left to their own exact name (version 0 means not by base).
-        for distance, (_, symbol) in enumerate(reversed(members)):
-            since = known[-1 - distance] if distance < len(known) else 0
-            rows.append((symbol, base, since, 1 if twin else 0))
-        if len(known) != len(members):
-            print(f"note: {base}{twin}: symbols {[m[1] for m in members]}, versions {known}", file=sys.stderr)
+    for (base, suffix), symbols_of_base in families.items():
+        dated = dates.get((base, suffix), [])
+        symbols_of_base.sort()
+        # The newest symbol implements the newest version. If a header dates fewer versions than it has symbols, it
+        # dates the newest ones; the older symbols get version 0 and are found only by their exact name.
+        for distance, (_, symbol) in enumerate(reversed(symbols_of_base)):
+            since = dated[-1 - distance] if distance < len(dated) else 0
+            rows.append((symbol, base, since, 1 if suffix else 0))
+        if len(dated) != len(symbols_of_base):
+            print(f"note: {base}{suffix}: symbols {[m[1] for m in symbols_of_base]}, versions {dated}", file=sys.stderr)
     rows.extend((symbol, symbol, since, 0) for symbol, since in AHEAD if (symbol, "") not in families)
-    print("/* Every name the driver API exports. Written by tools/names.py; do not edit. */")
-    print("/* NAME(symbol, base, since, twin) */")
-    for symbol, base, since, twin_flag in sorted(rows):
-        print(f"NAME({symbol}, {base}, {since}, {twin_flag})")
+    print("/* Every name that the driver API exports. Generated by tools/names.py; do not edit. */")
+    print("/* NAME(symbol, base, since, is_per_thread) */")
+    for symbol, base, since, is_per_thread in sorted(rows):
+        print(f"NAME({symbol}, {base}, {since}, {is_per_thread})")
     return 0
 
 

@@ -1,77 +1,141 @@
-"""The command line: arguments to config, and the app they name."""
+"""The `cotenant` command: the table of commands, and the function that runs one of them."""
 
 from __future__ import annotations
 
 import importlib
 import os
 import sys
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
 from cotenant import __version__
-from cotenant.cli.command import Parser, say
+from cotenant.cli.parser import Parser
 from cotenant.errors import CotenantError
 
-COMMANDS: Final = {
-    "node": ("node", "run", "ps", "doctor", "terms", "config"),
-    "gate": ("pause", "resume", "evict", "set", "top"),
-    "observe": ("events", "explain"),
-    "gpu": ("gpu",),
-    "trace": ("trace",),
-    "profile": ("profile",),
-    "advise": ("advise",),
-    "serve": ("serve",),
-    "serve_profile": ("serve profile",),
-    "serve_plan": ("serve plan",),
-    "load": ("load",),
-    "cluster": ("cluster",),
-    "jobs": ("submit", "jobs", "cancel"),
-    "softgpu": ("softgpu",),
-    "study": ("replay", "place", "simulate", "lab", "demo"),
-    "bench": ("bench",),
+
+class CommandEntry(NamedTuple):
+    """One command of `cotenant`."""
+
+    name: str
+    module: str
+    """The module below cotenant.cli whose function `configure_NAME` adds its flags."""
+    summary: str
+
+
+COMMANDS: Final[dict[str, tuple[CommandEntry, ...]]] = {
+    "Tenants": (
+        CommandEntry("run", "tenant", "Run a program as a tenant of this machine's node."),
+        CommandEntry("ps", "tenant", "List the tenants of this machine's node."),
+        CommandEntry("top", "top", "Show device use, launches and waits of the tenants, every second."),
+        CommandEntry("pause", "tenant", "Stop tenants from launching GPU work."),
+        CommandEntry("resume", "tenant", "Allow paused tenants to launch GPU work again."),
+        CommandEntry("evict", "tenant", "End tenants: drain their GPU work, send SIGTERM, and SIGKILL after a grace."),
+        CommandEntry("set", "tenant", "Change a running tenant's priority, objective or share, or the gate's rules."),
+        CommandEntry("self", "tenant", "Inside a tenant: show the grant that the node issued to it."),
+        CommandEntry("events", "events", "List the events of this machine's node."),
+        CommandEntry("explain", "events", "Explain why a tenant waits, or why it was denied, refused or evicted."),
+    ),
+    "Node": (
+        CommandEntry("node", "node", "Run the node daemon of this machine, with which tenants register."),
+        CommandEntry("doctor", "node", "Check whether this machine is ready, and say how to fix what is not."),
+        CommandEntry("config", "node", "Show or check the configuration."),
+        CommandEntry("gpu", "gpu", "Show the GPUs of this machine, their use and their processes."),
+        CommandEntry("softgpu", "softgpu", "Manage software GPUs: the CUDA driver API without hardware."),
+    ),
+    "Profiles and traces": (
+        CommandEntry("profile", "profile", "Record, show and compare kernel times of programs."),
+        CommandEntry("advise", "profile", "Measure a program's GPU work and estimate what a co-tenant could use."),
+        CommandEntry("trace", "trace", "Record a timeline of launches and kernels for Perfetto or the terminal."),
+    ),
+    "Inference server": (
+        CommandEntry("serve", "serve", "Serve models over HTTP and gRPC, profile them, or plan their schedule."),
+        CommandEntry("load", "load", "Send an open-loop request load to an inference server."),
+    ),
+    "Cluster": (
+        CommandEntry("cluster", "cluster", "Run and administer the controller of a cluster."),
+        CommandEntry("submit", "jobs", "Submit an offline job to a cluster."),
+        CommandEntry("jobs", "jobs", "List the jobs of a cluster."),
+        CommandEntry("cancel", "jobs", "Cancel jobs of a cluster."),
+    ),
+    "Simulation": (
+        CommandEntry("simulate", "simulate", "Run a scenario under a simulated clock."),
+        CommandEntry("replay", "simulate", "Replay a journal and compare every decision with the recorded one."),
+        CommandEntry("demo", "demo.command", "Demonstrate GPU sharing on this machine; no GPU is needed."),
+    ),
+    "Help": (
+        CommandEntry("help", "help", "Show the help of a command."),
+        CommandEntry("version", "help", "Print the version."),
+        CommandEntry("completion", "help", "Print a completion script for bash, zsh or fish."),
+        CommandEntry("man", "help", "Write the manual pages of all commands."),
+    ),
 }
-"""Which file adds which commands, in the order of `cotenant --help`."""
-TWO_WORDS: Final = ("serve profile", "serve plan")
+"""Every command by the heading that `cotenant --help` shows it under."""
+ENTRIES: Final = {entry.name: entry for entries in COMMANDS.values() for entry in entries}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
-    words = _one_command(list(sys.argv[1:] if arguments is None else arguments))
-    options = parser_for(words).parse_args(words)
+    """Run one command and return the exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    return run_command(parser_for(words), words)
+
+
+def run_command(parser: Parser, words: Sequence[str]) -> int:
+    """Parse the words, run the command they name, and return the exit code."""
+    options = parser.parse_args(words)
     try:
         code: int = options.command(options)
     except CotenantError as error:
-        say(str(error))
+        print(f"cotenant: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # Whoever read our output has enough; do not let Python complain about it on the way out.
+        # The reader of our output closed the pipe. Python would report that again while it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     return code
 
 
-def _one_command(words: list[str]) -> list[str]:
-    """A command of two words as one: `serve` takes files, yet two words behind it are commands of their own.
-
-    A folder of such a name is served as ./profile.
-    """
-    two = " ".join(words[:2])
-    return [two, *words[2:]] if two in TWO_WORDS else words
-
-
 def parser_for(words: Sequence[str]) -> Parser:
-    """What takes these words: the file of a command alone, for those of the others take as long as many a command."""
-    parser = Parser(
+    """Return the parser for a command line; only the module of the command it names is imported.
+
+    Importing the modules of all commands takes longer than many commands run.
+    """
+    return _parser([words[0]] if words and words[0] in ENTRIES else [])
+
+
+def full_parser() -> Parser:
+    """Return the parser with the flags of every command, for completion scripts and manual pages."""
+    return _parser(list(ENTRIES))
+
+
+class RootParser(Parser):
+    """The parser of `cotenant` itself, whose help lists the commands under headings."""
+
+    def format_help(self) -> str:
+        """Return the help."""
+        width = max(map(len, ENTRIES)) + 2
+        lines = [f"usage: {self.prog} [--help] [--version] COMMAND ...", "", self.description or ""]
+        for heading, entries in COMMANDS.items():
+            lines += ["", f"{heading}:", *(f"  {entry.name:{width}}{entry.summary}" for entry in entries)]
+        lines += ["", "Flags:", f"  {'--help':{width}}Show this help.", f"  {'--version':{width}}Print the version."]
+        return "\n".join([*lines, "", self.epilog or "", ""])
+
+
+def _parser(named: Sequence[str]) -> Parser:
+    """Return the parser with the flags of the named commands; the others are known by name and summary."""
+    parser = RootParser(
         prog="cotenant",
-        description="Deep-learning workloads share a GPU without hurting each other.",
-        epilog="Try it: cotenant demo. See who shares: cotenant ps. Something odd: cotenant doctor.",
+        description="cotenant lets deep-learning workloads share a GPU.",
+        epilog="Start with `cotenant demo`. `cotenant help COMMAND` shows the flags of a command.",
     )
-    parser.add_argument("--version", action="version", version=f"cotenant {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    named = words[0] if words else ""
-    files = [file for file, names in COMMANDS.items() if named in names] or COMMANDS
-    for file in files:
-        importlib.import_module(f"cotenant.cli.{file}").add_commands(commands)
+    parser.add_argument("--version", action="version", version=f"cotenant {__version__}", help="Print the version.")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser, prog="cotenant")
+    for entry in ENTRIES.values():
+        command = commands.add_parser(entry.name, help=entry.summary, description=entry.summary)
+        if entry.name in named:
+            configure: Callable[[Parser], None] = getattr(
+                importlib.import_module(f"cotenant.cli.{entry.module}"), f"configure_{entry.name}"
+            )
+            configure(command)
     return parser

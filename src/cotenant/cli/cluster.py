@@ -1,4 +1,4 @@
-"""What can be asked of a cluster's brain by whoever operates it?"""
+"""`cotenant cluster`: run the controller of a cluster, administer its nodes and users, and plan a placement round."""
 
 from __future__ import annotations
 
@@ -6,135 +6,182 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from cotenant.cli.agent import add_agent
-from cotenant.cli.command import add_command, load, print_json, say
-from cotenant.cli.jobs import asking, identity, whole
+from cotenant.cli.command import (
+    OUTPUT,
+    add_command,
+    add_verbs,
+    group,
+    load,
+    output,
+    print_json,
+    print_line,
+    whole_number,
+)
+from cotenant.cli.jobs import configure_client, identity
+from cotenant.cli.parser import Parser
 
 
-def add_commands(commands: Any) -> None:
-    about = "A cluster: its brain, its nodes, who may join and who may submit."
-    parser: argparse.ArgumentParser = commands.add_parser("cluster", help=about, description=about)
-    verbs = parser.add_subparsers(metavar="VERB", required=True)
-    start = add_command(verbs, "start", "Be the brain of a cluster.", _start, "directories", "cluster")
-    start.add_argument(
-        "--accept-damage", action="store_true", help="begin with the sound part of a damaged journal; the rest is lost"
-    )
-    add_agent(verbs)
-    token = asking(verbs, "token", "Make a join token for nodes.", _token)
-    token.add_argument("--uses", default="1", metavar="N", help="how many nodes may join with it (default 1)")
-    token.add_argument("--valid", default="24h", metavar="DURATION", help="for how long (default 24h)")
-    token.add_argument("--node", default="", metavar="NODE", help="for this node only, also if it was one before")
-    asking(verbs, "nodes", "Which nodes are there?", _nodes)
-    drain = asking(verbs, "drain", "Have a node's jobs elsewhere, and nothing new on it.", _drain)
-    drain.add_argument("node", metavar="NODE")
-    drain.add_argument("--undo", action="store_true", help="let it take jobs again")
-    forget = asking(verbs, "forget", "Tell no more of a node that is silent for good.", _forget)
-    forget.add_argument("node", metavar="NODE")
-    quota = asking(verbs, "quota", "How much may a user's jobs hold?", _quota)
-    quota.add_argument("user", metavar="USER")
-    quota.add_argument("--gpus", default=None, metavar="N", help="GPUs at once (default: as many as there are)")
-    quota.add_argument("--weight", default="1", metavar="N", help="the user's part in fairness, 1 to 1000 (default 1)")
-    user = asking(verbs, "user", "Make an identity with which a user may submit jobs.", _user)
-    user.add_argument("user", metavar="USER")
-    user.add_argument("--to", default="", metavar="FILE", help="where to (default USER.pem)")
-    revoke = asking(verbs, "revoke", "Let the certificates of a node or a user count no more.", _revoke)
-    revoke.add_argument("name", metavar="NODE")
-    revoke.add_argument("--user", action="store_true", help="it is a user's name, not a node's")
+def configure_cluster(parser: Parser) -> None:
+    verbs = add_verbs(parser)
+    start = add_command(verbs, "start", "Run the controller of a cluster.", _start, "cluster", "directories")
+    about = "Start with the readable part of a damaged journal; the rest is lost."
+    start.add_argument("--accept-damage", action="store_true", help=about)
+    about = "Run jobs of a cluster on this machine; `cotenant node --join` starts this by itself."
+    agent = add_command(verbs, "agent", about, _agent, "agent", "directories")
+    agent.add_argument("--until-eof", action="store_true", help="Stop when standard input ends.")
+    about = "Compute one placement round from a snapshot: which job shares which GPU, and why others wait."
+    plan = add_command(verbs, "plan", about, _plan, json=True)
+    plan.add_argument("snapshot", metavar="SNAPSHOT", help="JSON file with the state of a cluster at one instant.")
+    about = "Placement policy to use instead of the one in the snapshot."
+    plan.add_argument("--place", default="", metavar="POLICY", help=about)
+    _add_administration(verbs)
+
+
+def _add_administration(verbs: Any) -> None:
+    token = _add_client(verbs, "token", "Create a token with which nodes join the cluster.", _token)
+    token.add_argument("--uses", default="1", metavar="N", help="Number of nodes that may join with it (default 1).")
+    token.add_argument("--valid", default="24h", metavar="DURATION", help="Time until it expires (default 24h).")
+    about = "Only for this node, which may have been a node of the cluster before."
+    token.add_argument("--node", default="", metavar="NODE", help=about)
+    _add_client(verbs, "nodes", "List the nodes of the cluster.", _nodes)
+    drain = _add_client(verbs, "drain", "Move the jobs of a node to others and place no new ones on it.", _drain)
+    drain.add_argument("node", metavar="NODE", help="Name of the node.")
+    drain.add_argument("--undo", action="store_true", help="Allow the node to take jobs again.")
+    forget = _add_client(verbs, "forget", "Remove a node that no longer reports.", _forget)
+    forget.add_argument("node", metavar="NODE", help="Name of the node.")
+    quota = _add_client(verbs, "quota", "Limit the GPUs that a user's jobs may hold.", _quota)
+    quota.add_argument("user", metavar="USER", help="Name of the user.")
+    quota.add_argument("--gpus", default=None, metavar="N", help="GPUs at the same time (default: no limit).")
+    about = "Weight of the user in fair sharing, 1 to 1000 (default 1)."
+    quota.add_argument("--weight", default="1", metavar="N", help=about)
+    user = _add_client(verbs, "user", "Create an identity with which a user can submit jobs.", _user)
+    user.add_argument("user", metavar="USER", help="Name of the user.")
+    about = "File for the identity (default: USER.pem)."
+    group(user, OUTPUT).add_argument("-o", "--output", default="", metavar="FILE", help=about)
+    revoke = _add_client(verbs, "revoke", "Revoke the certificates of a node or a user.", _revoke)
+    revoke.add_argument("name", metavar="NAME", help="Name of the node or user.")
+    about = "Whose name it is: node (default) or user."
+    revoke.add_argument("--role", choices=("node", "user"), default="node", help=about)
+
+
+def _add_client(verbs: Any, name: str, about: str, run: Any) -> Parser:
+    parser: Parser = verbs.add_parser(name, help=about, description=about)
+    configure_client(parser, run)
+    return parser
 
 
 def _start(options: argparse.Namespace) -> int:
-    from cotenant.apps.cluster import serve_cluster
-    from cotenant.live.observe.log import NodeLog
+    from cotenant.cluster.daemon.main import serve_cluster
+    from cotenant.node.daemon.log import NodeLog
 
     config, where = load(options)
-    log = NodeLog(config.cluster.log, where.state / "cluster" / "brain.log")
+    log = NodeLog(config.cluster.log, where.state / "cluster" / "controller.log")
     serve_cluster(config.cluster, where, log, accept_damage=options.accept_damage)
     return 0
 
 
-def _token(options: argparse.Namespace) -> int:
-    from cotenant.apps.cluster_ask import make_token
-    from cotenant.format.quantity import parse_duration
+def _agent(options: argparse.Namespace) -> int:
+    from cotenant.cluster.daemon.agent_main import serve_agent
 
-    asker = identity(options)
-    valid_ns = parse_duration(options.valid, field="--valid")
-    made, brain = make_token(asker, whole("--uses", options.uses), valid_ns, options.node)
+    config, where = load(options)
+    serve_agent(config.agent, where, options.config, print_line, until_eof=options.until_eof)
+    return 0
+
+
+def _plan(options: argparse.Namespace) -> int:
+    from cotenant.cli.render.cluster_plan import show_plan
+    from cotenant.cluster.plan import plan_on_snapshot
+
+    found = plan_on_snapshot(Path(options.snapshot), options.place)
     if options.json:
-        print_json({"token": made, "brain": brain})
+        print_json(found)
     else:
-        print(made)
+        show_plan(output(), found)
+    return 0
+
+
+def _token(options: argparse.Namespace) -> int:
+    from cotenant.cluster.daemon.commands import make_token
+    from cotenant.units.text import parse_duration
+
+    caller = identity(options)
+    valid_ns = parse_duration(options.valid, field="--valid")
+    token, controller = make_token(caller, whole_number("--uses", options.uses), valid_ns, options.node)
+    if options.json:
+        print_json({"token": token, "controller": controller})
+    else:
+        print(token)
     return 0
 
 
 def _nodes(options: argparse.Namespace) -> int:
-    from rich.console import Console
+    from cotenant.cli.render.cluster import nodes_json, nodes_table
+    from cotenant.cluster.daemon.commands import nodes
 
-    from cotenant.apps.cluster_ask import nodes
-    from cotenant.apps.show_cluster import nodes_json, nodes_table
-
-    shown = nodes(identity(options))
+    found = nodes(identity(options))
     if options.json:
-        print_json(nodes_json(shown))
+        print_json(nodes_json(found))
     else:
-        Console().print(nodes_table(shown))
+        output().print(nodes_table(found))
     return 0
 
 
 def _drain(options: argparse.Namespace) -> int:
-    from cotenant.apps.cluster_ask import change
-    from cotenant.format import cluster_wire as wire
-    from cotenant.live.cluster.enrol import check_name
+    from cotenant.cluster import wire
+    from cotenant.cluster.daemon.commands import change
+    from cotenant.cluster.daemon.enrol import check_name
 
     change(identity(options), wire.Drain(wire.VERSION, check_name(options.node, "NODE"), not options.undo))
-    told = "takes jobs again" if options.undo else "is drained: its jobs go elsewhere, and it gets no new ones"
-    return _done(options, f"{options.node} {told}")
+    state = "takes jobs again" if options.undo else "is drained: its jobs move to other nodes, and it gets no new ones"
+    return _done(options, f"{options.node} {state}")
 
 
 def _forget(options: argparse.Namespace) -> int:
-    from cotenant.apps.cluster_ask import change
-    from cotenant.format import cluster_wire as wire
-    from cotenant.live.cluster.enrol import check_name
+    from cotenant.cluster import wire
+    from cotenant.cluster.daemon.commands import change
+    from cotenant.cluster.daemon.enrol import check_name
 
     change(identity(options), wire.Forget(wire.VERSION, check_name(options.node, "NODE")))
-    return _done(options, f"{options.node} is forgotten; if it reports again, it is a node again")
+    return _done(options, f"{options.node} is removed; it becomes a node again if it reports")
 
 
 def _quota(options: argparse.Namespace) -> int:
-    from cotenant.apps.cluster_ask import change, quota_of
-    from cotenant.format import cluster_wire as wire
+    from cotenant.cluster import wire
+    from cotenant.cluster.daemon.commands import change, quota_of
 
-    gpus = None if options.gpus is None else whole("--gpus", options.gpus)
-    quota = quota_of(options.user, gpus, whole("--weight", options.weight))
+    gpus = None if options.gpus is None else whole_number("--gpus", options.gpus)
+    quota = quota_of(options.user, gpus, whole_number("--weight", options.weight))
     change(identity(options), wire.SetQuota(wire.VERSION, quota))
     return _done(options, f"{options.user} may hold {'any number of' if gpus is None else gpus} GPUs at once")
 
 
 def _user(options: argparse.Namespace) -> int:
-    from cotenant.apps.cluster_ask import make_user
+    from cotenant.cluster.daemon.commands import make_user
 
-    path = Path(options.to or f"{options.user.replace('/', '_')}.pem")
+    path = Path(options.output or f"{options.user.replace('/', '_')}.pem")
     made = make_user(identity(options), options.user, path)
-    told = f"{path} is {made.name}'s: hand it over, for cotenant submit --identity {path}"
     if options.json:
-        print_json({"user": made.name, "file": str(path), "brain": made.brain, "until_unix_ns": made.until_ns})
+        print_json(
+            {"user": made.name, "file": str(path), "controller": made.controller, "until_unix_ns": made.until_ns}
+        )
     else:
-        say(told)
+        print_line(f"{path} is the identity of {made.name}, for: cotenant submit --identity {path}")
     return 0
 
 
 def _revoke(options: argparse.Namespace) -> int:
-    from cotenant.apps.cluster_ask import change
-    from cotenant.format import cluster_wire as wire
-    from cotenant.live.cluster.enrol import check_name
+    from cotenant.cluster import wire
+    from cotenant.cluster.daemon.commands import change
+    from cotenant.cluster.daemon.enrol import check_name
 
-    role = wire.Role.USER if options.user else wire.Role.NODE
-    change(identity(options), wire.Revoke(wire.VERSION, role, check_name(options.name, "NODE")))
-    return _done(options, f"no certificate of {role.value} {options.name} counts any more")
+    role = wire.Role.USER if options.role == "user" else wire.Role.NODE
+    change(identity(options), wire.Revoke(wire.VERSION, role, check_name(options.name, "NAME")))
+    return _done(options, f"the certificates of {role.value} {options.name} are revoked")
 
 
-def _done(options: argparse.Namespace, told: str) -> int:
+def _done(options: argparse.Namespace, message: str) -> int:
     if options.json:
         print_json({"done": True})
     else:
-        say(told)
+        print_line(message)
     return 0

@@ -1,52 +1,99 @@
-"""What every command of the command line is made of: arguments, config, the two ways to answer."""
+"""What the modules of the commands share: flags of config sections, the config in force, and output."""
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import io
 import os
 import sys
 from collections.abc import Callable, Collection
-from typing import Any, NoReturn
+from typing import IO, Any, Final, cast
 
 import msgspec
+from rich.console import Console
 
-from cotenant.format.config import Config, validate
-from cotenant.format.flags import FieldName, flags_of, overlay
-from cotenant.live.directory import Places, config_file, door_to_use, load_config, places
+from cotenant.cli.flags import SECTION_TITLES, FieldName, flags_of, overlay
+from cotenant.cli.parser import Parser
+from cotenant.errors import ConfigError, WorldError
+from cotenant.node.config.file import Config, validate
+from cotenant.node.directories import Directories, client_directories, config_file, load_config, resolve_directories
 
-
-class Parser(argparse.ArgumentParser):
-    """Bad arguments get one sentence, not a page of usage; a flag is written out, or abbreviations become interface."""
-
-    def __init__(self, **given: Any) -> None:
-        """As the base class, for the parsers of commands too."""
-        super().__init__(**{"allow_abbrev": False, **given})
-
-    def error(self, message: str) -> NoReturn:
-        """One sentence and where to read more."""
-        self.exit(2, f"cotenant: {message}; see `{self.prog} --help`\n")
+OUTPUT: Final = "Output"
+"""The heading of the flags that choose how results are printed."""
+_PIPE_WIDTH: Final = 100_000
+"""The width of output that goes to no terminal: wider than any line, so that nothing is cut or wrapped."""
 
 
-def say(text: str) -> None:
+def print_line(text: str) -> None:
+    """Print a line for the user on standard error."""
     print(f"cotenant: {text}", file=sys.stderr, flush=True)
 
 
 def print_json(value: Any) -> None:
+    """Print a value as one line of JSON on standard output."""
     print(msgspec.json.encode(value, enc_hook=str).decode(), flush=True)
+
+
+def output() -> Console:
+    """Return the console for results: as wide as the terminal; unlimited and without padding elsewhere."""
+    if sys.stdout.isatty():
+        return Console()
+    return Console(file=cast("IO[str]", UnpaddedStream(sys.stdout)), width=_PIPE_WIDTH, force_terminal=False)
+
+
+class UnpaddedStream(io.TextIOBase):
+    """A text file without spaces at the ends of lines: a table pads its cells to the width of their column."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+        self._rest = ""
+
+    def write(self, text: str) -> int:
+        *lines, self._rest = (self._rest + text).split("\n")
+        self._file.write("".join(f"{line.rstrip(' ')}\n" for line in lines))
+        return len(text)
+
+    def flush(self) -> None:
+        self._file.write(self._rest)
+        self._rest = ""
+        self._file.flush()
 
 
 def add_command(
     commands: Any, name: str, about: str, run: Callable[[argparse.Namespace], int], *sections: str, json: bool = False
-) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(name, help=about, description=about)
+) -> Parser:
+    """Add a command to those of a parser, and return its own parser."""
+    parser: Parser = commands.add_parser(name, help=about, description=about)
+    configure(parser, run, *sections, json=json)
+    return parser
+
+
+def add_verbs(parser: Parser) -> Any:
+    """Return what the commands below a command are added to."""
+    return parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
+
+
+def configure(parser: Parser, run: Callable[[argparse.Namespace], int], *sections: str, json: bool = False) -> None:
+    """Give a command its function, the flags of sections of the config, and --json."""
     parser.set_defaults(command=run)
-    if sections:
-        parser.add_argument("--config", default="", metavar="FILE", help="config file instead of the usual one")
     for place, section in enumerate(sections):
         add_flags(parser, section, others=sections[:place])
+    if sections:
+        files = group(parser, SECTION_TITLES["directories"])
+        files.add_argument(
+            "--config", default="", metavar="FILE", help="Config file to read instead of the default one."
+        )
     if json:
-        parser.add_argument("--json", action="store_true", help="one JSON object on the last line")
-    return parser
+        group(parser, OUTPUT).add_argument("--json", action="store_true", help="Print the result as JSON on one line.")
+
+
+def group(parser: argparse.ArgumentParser, title: str) -> argparse._ArgumentGroup:
+    """Return the group of flags under a heading of the help; it is added if the parser has none yet."""
+    for known in parser._action_groups:  # noqa: SLF001  # argparse has no public list of its groups
+        if known.title == title:
+            return known
+    return parser.add_argument_group(title)
 
 
 def add_flags(
@@ -57,20 +104,37 @@ def add_flags(
     defaults: bool = True,
     others: Collection[str] = (),
 ) -> None:
-    """The fields of a section of the config as flags; all of them, or those named.
+    """Add the fields of a section of the config as flags: all of them, or those named.
 
-    A flag that one of the `others` has too is called by its section as well.
+    A flag that one of the `others` has too gets the name of its section as prefix.
     """
     taken = {flag.option for other in others for flag in flags_of(other)}
     for flag in flags_of(section):
         if names and flag.field[1] not in names:
             continue
-        about = (flag.about + (flag.default if defaults else "")).replace("%", "%%")
+        about = f"{flag.about}{flag.default if defaults else ''}.".replace("%", "%%")
         option = flag.option if flag.option not in taken else f"--{section}-{flag.option[2:]}"
-        parser.add_argument(option, dest=".".join(flag.field), default=None, metavar=flag.metavar, help=about)
+        flags = group(parser, flag.heading)
+        flags.add_argument(option, dest=".".join(flag.field), default=None, metavar=flag.metavar, help=about)
+
+
+def add_program(parser: argparse.ArgumentParser) -> None:
+    """Add the program to run, which follows all flags."""
+    about = "The program and its arguments, after `--`."
+    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="-- COMMAND", help=about)
+
+
+def program_of(options: argparse.Namespace, example: str, *, required: bool = True) -> list[str]:
+    """Return the program and its arguments, without the `--` in front of them."""
+    words: list[str] = options.program
+    command = words[1:] if words[:1] == ["--"] else words
+    if required and not command:
+        raise ConfigError("COMMAND", "", f"name the program to run, as in: {example}")
+    return command
 
 
 def given_flags(options: argparse.Namespace) -> dict[FieldName, Any]:
+    """Return the fields of the config that were given as flags."""
     given: dict[FieldName, Any] = {}
     for name, value in vars(options).items():
         section, dot, field = name.partition(".")
@@ -79,14 +143,29 @@ def given_flags(options: argparse.Namespace) -> dict[FieldName, Any]:
     return given
 
 
-def load(options: argparse.Namespace) -> tuple[Config, Places]:
+def load(options: argparse.Namespace) -> tuple[Config, Directories]:
+    """Return the config in force, flags over file, and the caller's own directories."""
     path, named = config_file(os.environ, os.geteuid(), options.config)
     config = overlay(load_config(path, required=named), given_flags(options), getattr(options, "devices", ()))
     validate(config)
-    return config, places(config.directories, os.environ, os.geteuid())
+    return config, resolve_directories(config.directories, os.environ, os.geteuid())
 
 
-def find(options: argparse.Namespace) -> tuple[Config, Places]:
-    """As `_load`, for those who look for a node rather than be one."""
+def find(options: argparse.Namespace) -> tuple[Config, Directories]:
+    """Return the config in force and the directories of the node to connect to, which may be the machine's."""
     config, own = load(options)
-    return config, door_to_use(own, os.environ, config.directories)
+    return config, client_directories(own, os.environ, config.directories)
+
+
+def whole_number(flag: str, text: str) -> int:
+    """Return the value of a flag as a whole number of at least 0."""
+    if not text.isascii() or not text.isdigit() or len(text) > 12:
+        raise ConfigError(flag, text, "write a whole number of at least 0")
+    return int(text)
+
+
+def need_packages(command: str, remedy: str, *packages: str) -> None:
+    """Raise WorldError if an optional package that a command needs is not installed."""
+    for name in packages:
+        if importlib.util.find_spec(name) is None:
+            raise WorldError(f"{command} needs the package {name}, which is not installed: {remedy}")

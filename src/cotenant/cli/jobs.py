@@ -1,4 +1,4 @@
-"""What can a user ask of a cluster? To run a job, how the jobs stand, and to end one."""
+"""Commands about a cluster's jobs: submit, jobs and cancel."""
 
 from __future__ import annotations
 
@@ -8,161 +8,177 @@ import os
 from pathlib import Path
 from typing import Any
 
-from cotenant.cli.command import add_command, load, print_json, say
-from cotenant.errors import ConfigError
+from rich.console import Console
+from rich.live import Live
+
+from cotenant.cli.command import (
+    add_program,
+    configure,
+    group,
+    load,
+    output,
+    print_json,
+    print_line,
+    program_of,
+    whole_number,
+)
+from cotenant.cli.parser import Parser
 
 
-def add_commands(commands: Any) -> None:
-    submit = asking(
-        commands, "submit", "Have a program run somewhere in the cluster, on what online work leaves.", _submit
-    )
-    submit.add_argument("--name", default="", metavar="JOB", help="what to call it (default: made from the program)")
-    submit.add_argument("--user", default="", metavar="USER", help="whose it is; only operators may name others")
-    submit.add_argument("--gpus", default="1", metavar="N", help="GPUs of one node, all at once (default 1)")
-    submit.add_argument("--memory", default="0B", metavar="SIZE", help="device memory on each of its GPUs")
-    submit.add_argument("--type", action="append", default=[], metavar="TYPE", help="type of GPU; several: any of them")
-    submit.add_argument("--profile", default="", metavar="TASK", help="jobs of the same profile are alike")
-    submit.add_argument("--work", default="0s", metavar="DURATION", help="how long it takes alone, if that is known")
-    submit.add_argument("--least", default="0%", metavar="PERCENT", help="share of a GPU below which it is not started")
-    submit.add_argument(
-        "--priority", type=int, default=0, metavar="N", help="-100 to 100, higher goes first (default 0)"
-    )
-    submit.add_argument(
-        "--avoid", action="append", default=[], metavar="NAME", help="online tenant or group to keep from"
-    )
-    submit.add_argument("--group", default="", metavar="NAME", help="what others can avoid")
-    submit.add_argument("--retries", default="3", metavar="N", help="failures of its own that are forgiven (default 3)")
-    submit.add_argument("--env", action="append", default=[], metavar="NAME[=VALUE]", help="for its environment")
-    submit.add_argument("--directory", default="", metavar="DIR", help="where it runs on the node (default: as here)")
-    submit.add_argument("--wait", action="store_true", help="until it is over; exit code 1 unless it is done")
-    submit.add_argument("program", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the program and its arguments")
-    jobs = asking(commands, "jobs", "How do the cluster's jobs stand, and why do some wait?", _jobs)
-    jobs.add_argument("names", nargs="*", metavar="JOB", help="only these (default all)")
-    jobs.add_argument("--user", default="", metavar="USER", help="only of this user")
-    jobs.add_argument("--active", action="store_true", help="only those that are not over")
-    jobs.add_argument("--watch", action="store_true", help="look again every second, until stopped")
-    cancel = asking(commands, "cancel", "Have jobs ended, or not begun.", _cancel)
-    cancel.add_argument("names", nargs="+", metavar="JOB")
+def configure_submit(parser: Parser) -> None:
+    configure_client(parser, _submit)
+    job = group(parser, "Job")
+    job.add_argument("--name", default="", metavar="JOB", help="Name of the job (default: derived from the program).")
+    about = "User that owns the job; only operators may name another user."
+    job.add_argument("--user", default="", metavar="USER", help=about)
+    about = "Priority of the job, -100 to 100; a higher one is placed first (default 0)."
+    job.add_argument("--job-priority", type=int, default=0, metavar="N", help=about)
+    job.add_argument("--retries", default="3", metavar="N", help="Failures after which it is retried (default 3).")
+    about = "Variable of its environment; may be repeated."
+    job.add_argument("--env", action="append", default=[], metavar="NAME[=VALUE]", help=about)
+    about = "Working directory on the node (default: the current one)."
+    job.add_argument("--directory", default="", metavar="DIR", help=about)
+    job.add_argument("--wait", action="store_true", help="Wait until the job ends; exit with 1 unless it succeeded.")
+    needs = group(parser, "Resources and placement")
+    needs.add_argument("--gpus", default="1", metavar="N", help="GPUs on one node, all at the same time (default 1).")
+    needs.add_argument("--memory", default="0B", metavar="SIZE", help="Device memory on each of its GPUs.")
+    about = "Type of GPU; repeat it to allow several types."
+    needs.add_argument("--type", action="append", default=[], metavar="TYPE", help=about)
+    about = "Smallest share of a GPU with which the job is started."
+    needs.add_argument("--min-share", default="0%", metavar="PERCENT", help=about)
+    about = "Online tenant or job group that the job must not share a GPU with; may be repeated."
+    needs.add_argument("--avoid", action="append", default=[], metavar="NAME", help=about)
+    about = "Group that other jobs can avoid."
+    needs.add_argument("--job-group", default="", metavar="NAME", help=about)
+    about = "Profile of the job; jobs of one profile are predicted alike."
+    needs.add_argument("--profile", default="", metavar="TASK", help=about)
+    about = "Run time of the job alone on its GPUs, if known."
+    needs.add_argument("--work", default="0s", metavar="DURATION", help=about)
+    add_program(parser)
 
 
-def asking(commands: Any, name: str, about: str, run: Any) -> argparse.ArgumentParser:
-    """A command that asks the brain something."""
-    parser = add_command(commands, name, about, run, "directories", json=True)
-    about = "who asks (default: $COTENANT_IDENTITY, else the operator of this machine's brain)"
-    parser.add_argument("--identity", default="", metavar="FILE", help=about)
-    parser.add_argument(
-        "--brain", default="", metavar="HOST:PORT", help="where the brain is (default: as identity says)"
-    )
-    return parser
+def configure_jobs(parser: Parser) -> None:
+    configure_client(parser, _jobs)
+    choice = group(parser, "Selection")
+    parser.add_argument("names", nargs="*", metavar="JOB", help="Only these jobs (default: all).")
+    choice.add_argument("--user", default="", metavar="USER", help="Only jobs of this user.")
+    choice.add_argument("--active", action="store_true", help="Only jobs that have not ended.")
+    about = "Refresh every second, until interrupted."
+    group(parser, "Output").add_argument("-w", "--watch", action="store_true", help=about)
+
+
+def configure_cancel(parser: Parser) -> None:
+    configure_client(parser, _cancel)
+    parser.add_argument("names", nargs="+", metavar="JOB", help="Names of jobs, as `cotenant jobs` lists them.")
+
+
+def configure_client(parser: Parser, run: Any) -> None:
+    """Configure a command that sends a request to the controller of a cluster."""
+    configure(parser, run, "directories", json=True)
+    connection = group(parser, "Connection")
+    about = "Identity of the caller (default: $COTENANT_IDENTITY, or the operator of this machine's controller)."
+    connection.add_argument("--identity", default="", metavar="FILE", help=about)
+    about = "Address of the controller (default: the one in the identity)."
+    connection.add_argument("--controller", default="", metavar="HOST:PORT", help=about)
 
 
 def identity(options: argparse.Namespace) -> Any:
-    """Who asks whom."""
-    from cotenant.apps.cluster_ask import identity_of
+    """Return the identity of the caller and the address of the controller."""
+    from cotenant.cluster.daemon.commands import identity_of
 
-    return identity_of(options.identity, options.brain, os.environ, load(options)[1])
-
-
-def whole(flag: str, text: str) -> int:
-    """A whole number, or a sentence that says that it is none."""
-    if not text.isascii() or not text.isdigit() or len(text) > 12:
-        raise ConfigError(flag, text, "write a whole number of at least 0")
-    return int(text)
+    return identity_of(options.identity, options.controller, os.environ, load(options)[1])
 
 
 def _submit(options: argparse.Namespace) -> int:
-    from cotenant.apps import cluster_ask as ask
-    from cotenant.apps.profile import store_of
-    from cotenant.apps.show_cluster import job_json
-    from cotenant.format.quantity import parse_duration, parse_share, parse_size
+    from cotenant.cli.render.cluster import job_json
+    from cotenant.cluster.daemon import commands as client
+    from cotenant.profile.commands import open_store
+    from cotenant.units.text import parse_duration, parse_share, parse_size
 
-    command = options.program[1:] if options.program[:1] == ["--"] else options.program
-    if not command:
-        raise ConfigError("COMMAND", "", "say what to run, as in: cotenant submit --gpus 1 -- python train.py")
-    places = load(options)[1]
-    asker = identity(options)
-    wished = {
+    command = program_of(options, "cotenant submit --gpus 1 -- python train.py")
+    directories = load(options)[1]
+    caller = identity(options)
+    fields = {
         "name": options.name,
         "user": options.user,
         "work_ns": parse_duration(options.work, field="--work"),
         "profile": options.profile,
         "memory_bytes": parse_size(options.memory, field="--memory"),
-        "gpus": whole("--gpus", options.gpus),
+        "gpus": whole_number("--gpus", options.gpus),
         "types": tuple(options.type),
-        "least_ppm": parse_share(options.least, field="--least"),
-        "priority": options.priority,
+        "min_share_ppm": parse_share(options.min_share, field="--min-share"),
+        "priority": options.job_priority,
         "avoid": tuple(options.avoid),
-        "group": options.group,
+        "group": options.job_group,
         "environment": tuple(options.env),
         "directory": options.directory or str(Path.cwd()),
-        "retries": whole("--retries", options.retries),
+        "retries": whole_number("--retries", options.retries),
     }
-    spec = ask.with_known_use(ask.spec_of(wished, command, asker, os.environ), store_of(places, say))
-    ask.submit(asker, spec)
+    spec = client.with_known_use(
+        client.spec_of(fields, command, caller, os.environ), open_store(directories, print_line)
+    )
+    client.submit(caller, spec)
     if not options.wait:
         if options.json:
             print_json({"job": spec.name})
         else:
             print(spec.name)
         return 0
-    job = _wait(ask.follow(asker, spec.name, say), spec.name)
+    job = _wait(client.follow(caller, spec.name, print_line), spec.name)
     if options.json:
         print_json(job_json(job))
     else:
-        say(f"{job.spec.name} is {job.state.value}{': ' if job.why else ''}{job.why}")
-    return ask.exit_code_of(job)
+        print_line(f"{job.spec.name} is {job.state.value}{': ' if job.why else ''}{job.why}")
+    return client.exit_code_of(job)
 
 
-def _wait(looks: Any, name: str) -> Any:
-    """The job once it is over; meanwhile whoever looks at the terminal sees how it stands."""
-    from rich.console import Console
-
-    from cotenant.format.quantity import round_share
+def _wait(reports: Any, name: str) -> Any:
+    """Return the job once it has ended; until then a terminal shows its state."""
+    from cotenant.units.text import round_share
 
     job = None
     with Console(stderr=True).status(f"{name}: submitted") as status:
-        for job in looks:
+        for job in reports:
             done = f", {round_share(job.progress_ppm)} done" if job.progress_ppm else ""
             status.update(f"{name}: {job.state.value}{f' on {job.node}' if job.node else ''}{done} {job.why}")
     return job
 
 
 def _jobs(options: argparse.Namespace) -> int:
-    from rich.console import Console
-    from rich.live import Live
+    from cotenant.cli.render.cluster import jobs_json, jobs_table
+    from cotenant.cluster.daemon import commands as client
 
-    from cotenant.apps import cluster_ask as ask
-    from cotenant.apps.show_cluster import jobs_json, jobs_table
+    caller = identity(options)
 
-    asker = identity(options)
+    def read() -> client.JobList:
+        return client.jobs(caller, options.names, options.user, also_over=not options.active)
 
-    def look() -> ask.JobsShown:
-        return ask.jobs(asker, options.names, options.user, also_over=not options.active)
-
-    console = Console()
+    console = output()
     if not options.watch:
-        shown = look()
+        found = read()
         if options.json:
-            print_json(jobs_json(shown))
+            print_json(jobs_json(found))
         else:
-            console.print(jobs_table(shown))
+            console.print(jobs_table(found))
         return 0
-    with contextlib.nullcontext() if options.json else Live(console=console, auto_refresh=False) as live:
-        for shown in ask.watch_jobs(look, say):
-            if live is None:
-                print_json(jobs_json(shown))
+    live_view = not options.json and console.is_terminal
+    with Live(console=console, auto_refresh=False) if live_view else contextlib.nullcontext() as live:
+        for found in client.watch_jobs(read, print_line):
+            if live is not None:
+                live.update(jobs_table(found), refresh=True)
+            elif options.json:
+                print_json(jobs_json(found))
             else:
-                live.update(jobs_table(shown), refresh=True)
+                console.print(jobs_table(found))
     return 0
 
 
 def _cancel(options: argparse.Namespace) -> int:
-    from cotenant.apps import cluster_ask as ask
+    from cotenant.cluster.daemon import commands as client
 
-    asker = identity(options)
-    ask.cancel(asker, options.names)
+    client.cancel(identity(options), options.names)
     if options.json:
         print_json({"cancelled": options.names})
     else:
-        say(f"cancelled: {', '.join(options.names)}")
+        print_line(f"cancelled: {', '.join(options.names)}")
     return 0

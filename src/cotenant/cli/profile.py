@@ -1,64 +1,91 @@
-"""What can be asked of profiles?"""
+"""Commands about kernel profiles of programs: profile and advise."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 from pathlib import Path
-from typing import Any
 
-from rich.console import Console
+import msgspec
 
-from cotenant.cli.command import add_command, load, print_json, say
+from cotenant.cli.command import (
+    OUTPUT,
+    add_command,
+    add_flags,
+    add_program,
+    add_verbs,
+    configure,
+    find,
+    group,
+    load,
+    output,
+    print_json,
+    print_line,
+    program_of,
+)
+from cotenant.cli.parser import Parser
 from cotenant.errors import ConfigError
-from cotenant.format.quantity import parse_duration
+from cotenant.units.text import parse_duration
 
 
-def add_commands(commands: Any) -> None:
-    """`cotenant profile VERB`."""
-    about = "Profiles: what each program's kernels take, and what they leave."
-    parser: argparse.ArgumentParser = commands.add_parser("profile", help=about, description=about)
-    verbs = parser.add_subparsers(metavar="VERB", required=True)
-    record = add_command(verbs, "record", "Run a program and time every kernel.", _record, "directories", "run")
-    record.add_argument("program", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="the program and its arguments")
-    add_command(verbs, "list", "Which profiles are there?", _list, "directories", json=True)
-    show = add_command(
-        verbs, "show", "Kernels, gaps, and what a neighbour could fill.", _show, "directories", json=True
-    )
+def configure_profile(parser: Parser) -> None:
+    verbs = add_verbs(parser)
+    about = "Run a program as a tenant and time every kernel."
+    add_program(add_command(verbs, "record", about, _record, "run", "directories"))
+    add_command(verbs, "list", "List the stored profiles.", _list, "directories", json=True)
+    about = "Show kernels, gaps between them, and how much of the gaps a co-tenant could fill."
+    show = add_command(verbs, "show", about, _show, "directories", json=True)
     _add_task(show)
-    show.add_argument("--html", default="", metavar="FILE", help="write a page for a browser instead")
-    show.add_argument("--most", type=int, default=20, metavar="N", help="how many kernels to list (default 20)")
-    diff = add_command(verbs, "diff", "What changed between two profiles?", _diff, "directories", json=True)
+    about = "Write an HTML page to this file instead."
+    group(show, OUTPUT).add_argument("--html", default="", metavar="FILE", help=about)
+    _add_kernels(show, 20)
+    diff = add_command(verbs, "diff", "Compare two profiles.", _diff, "directories", json=True)
     for side in ("before", "after"):
-        diff.add_argument(side, metavar=side.upper(), help="a task, a part of its name, or a file")
-    diff.add_argument("--device", default="", metavar="NAME", help="the device, where a task has several")
-    diff.add_argument("--most", type=int, default=30, metavar="N", help="how many kernels to list (default 30)")
-    export = add_command(verbs, "export", "A profile as a JSON file.", _export, "directories")
+        diff.add_argument(side, metavar=side.upper(), help="A task, a unique part of its name, or a file.")
+    _add_device(diff)
+    _add_kernels(diff, 30)
+    export = add_command(verbs, "export", "Write a profile as JSON.", _export, "directories")
     _add_task(export)
-    export.add_argument("-o", "--output", default="", metavar="FILE", help="instead of the terminal")
-    about = "Take in PyTorch profiler traces, tables of kernels, exported profiles."
-    bring = add_command(verbs, "import", about, _import, "directories", json=True)
-    bring.add_argument("files", nargs="+", metavar="FILE", help="also .gz and .tar.gz")
-    bring.add_argument("--task", default="", metavar="KEY", help="the task's name instead of the file's")
-    bring.add_argument("--device", default="", metavar="NAME", help="the device's name, where the file has none")
-    bring.add_argument("--image", default="", metavar="FILE", help="also write a software GPU's image")
-    bring.add_argument("--script", default="", metavar="FILE", help="also write the launches, for examples/replay.py")
-    prune = add_command(verbs, "prune", "Forget recordings.", _prune, "directories", json=True)
-    prune.add_argument("--task", default="", metavar="KEY", help="of this task alone")
-    prune.add_argument("--older", default=None, metavar="DURATION", help="made longer ago than this, as in 720h")
-    prune.add_argument("--keep", type=int, default=None, metavar="N", help="all but the latest N of each task")
-    prune.add_argument("--all", action="store_true", help="every recording")
+    about = "Write to this file instead of standard output."
+    group(export, OUTPUT).add_argument("-o", "--output", default="", metavar="FILE", help=about)
+    about = "Store profiles from PyTorch profiler traces, kernel tables or exported profiles."
+    import_ = add_command(verbs, "import", about, _import, "directories", json=True)
+    import_.add_argument("files", nargs="+", metavar="FILE", help="Files to read; they may be .gz or .tar.gz.")
+    import_.add_argument("--task", default="", metavar="KEY", help="Name of the task (default: the file's name).")
+    import_.add_argument("--device", default="", metavar="NAME", help="Name of the device, if the file has none.")
+    import_.add_argument("--image", default="", metavar="FILE", help="Also write a module image for a software GPU.")
+    about = "Also write the launches as a script for examples/replay.py."
+    import_.add_argument("--script", default="", metavar="FILE", help=about)
+    prune = add_command(verbs, "prune", "Delete recordings.", _prune, "directories", json=True)
+    choice = group(prune, "Selection")
+    choice.add_argument("--task", default="", metavar="KEY", help="Only recordings of this task.")
+    about = "Recordings older than this, such as 720h."
+    choice.add_argument("--older-than", default=None, metavar="DURATION", help=about)
+    about = "All but the latest N recordings of each task."
+    choice.add_argument("--keep-latest", type=int, default=None, metavar="N", help=about)
+    choice.add_argument("-a", "--all", action="store_true", help="Every recording.")
 
 
-def _add_task(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("task", metavar="TASK", help="its task, or a part of it that no other has")
-    parser.add_argument("--device", default="", metavar="NAME", help="the device, where a task has several")
+def _add_task(parser: Parser) -> None:
+    parser.add_argument("task", metavar="TASK", help="The task, or a unique part of its name.")
+    _add_device(parser)
+
+
+def _add_device(parser: Parser) -> None:
+    about = "The device, if the task has profiles of several."
+    parser.add_argument("--device", default="", metavar="NAME", help=about)
+
+
+def _add_kernels(parser: Parser, default: int) -> None:
+    about = f"Number of kernels to list (default {default})."
+    group(parser, OUTPUT).add_argument("--kernels", type=int, default=default, metavar="N", help=about)
 
 
 def _record(options: argparse.Namespace) -> int:
-    from cotenant.cli.node import run_program
-    from cotenant.format.quantity import counted
+    from cotenant.cli.tenant import run_program
+    from cotenant.units.text import counted
 
     if vars(options)["run.measure"] is None:
         vars(options)["run.measure"] = "always"
@@ -67,66 +94,66 @@ def _record(options: argparse.Namespace) -> int:
         launches = sum(timing.launches for timing in one.timings)
         timed = sum(timing.device.count for timing in one.timings)
         kernels = counted(len(one.timings), "kernel")
-        say(f"{one.task}: {kernels}, {launches:,} launches recorded, {timed:,} of them timed")
+        print_line(f"{one.task}: {kernels}, {launches:,} launches recorded, {timed:,} of them timed")
         if timed:
-            say(f"look at it with: cotenant profile show {shlex.quote(one.task)}")
+            print_line(f"show it with: cotenant profile show {shlex.quote(one.task)}")
         else:
-            say("no time was learned: record it while no other tenant is on the device, and with --measure always")
+            print_line("no kernel was timed: record while no other tenant uses the device, and with --measure always")
     if not profiles:
-        say("no GPU work was recorded; `cotenant doctor` tells whether the hook can see any")
+        print_line("no GPU work was recorded; `cotenant doctor` checks whether the hook can be loaded")
     return code
 
 
 def _list(options: argparse.Namespace) -> int:
-    from cotenant.apps import profile
-    from cotenant.apps.show_profile import show_profiles
+    from cotenant.cli.render.profile import show_profiles
+    from cotenant.profile import commands as profile
 
-    store = profile.store_of(load(options)[1], say)
-    kept = profile.everything(store)
+    store = profile.open_store(load(options)[1], print_line)
+    kept = profile.all_profiles(store)
     if options.json:
         print_json({"profiles": profile.keys_json(kept)})
     else:
-        show_profiles(Console(), kept, str(store.path))
+        show_profiles(output(), kept, str(store.path))
     return 0
 
 
 def _show(options: argparse.Namespace) -> int:
-    from cotenant.apps import profile
-    from cotenant.apps.page_profile import profile_page
-    from cotenant.apps.show_profile import show_profile
+    from cotenant.cli.render.html.profile import profile_page
+    from cotenant.cli.render.profile import show_profile
+    from cotenant.profile import commands as profile
 
-    if options.most < 1:
-        raise ConfigError("--most", options.most, "list at least one kernel")
-    found = profile.any_profile(profile.store_of(load(options)[1], say), options.task, options.device)
+    if options.kernels < 1:
+        raise ConfigError("--kernels", options.kernels, "list at least one kernel")
+    found = profile.load_profile(profile.open_store(load(options)[1], print_line), options.task, options.device)
     if options.html:
         profile.write_file(Path(options.html), profile_page(found).encode())
-        say(f"written: {options.html}")
+        print_line(f"written: {options.html}")
     elif options.json:
         print_json(profile.profile_json(found))
     else:
-        show_profile(Console(), found, options.most)
+        show_profile(output(), found, options.kernels)
     return 0
 
 
 def _diff(options: argparse.Namespace) -> int:
-    from cotenant.apps import profile
-    from cotenant.apps.show_profile import show_difference
+    from cotenant.cli.render.profile import show_difference
+    from cotenant.profile import commands as profile
 
-    store = profile.store_of(load(options)[1], say)
-    before = profile.any_profile(store, options.before, options.device)
-    after = profile.any_profile(store, options.after, options.device)
+    store = profile.open_store(load(options)[1], print_line)
+    before = profile.load_profile(store, options.before, options.device)
+    after = profile.load_profile(store, options.after, options.device)
     changes = profile.difference(before, after)
     if options.json:
         print_json({"before": before.task, "after": after.task, "kernels": changes})
     else:
-        show_difference(Console(), before, after, changes, options.most)
+        show_difference(output(), before, after, changes, options.kernels)
     return 0
 
 
 def _export(options: argparse.Namespace) -> int:
-    from cotenant.apps import profile
+    from cotenant.profile import commands as profile
 
-    kept = profile.find(profile.store_of(load(options)[1], say), options.task, options.device)
+    kept = profile.find_profile(profile.open_store(load(options)[1], print_line), options.task, options.device)
     data = profile.export(kept.profile, options.output)
     if not options.output:
         sys.stdout.buffer.write(data)
@@ -135,33 +162,76 @@ def _export(options: argparse.Namespace) -> int:
 
 
 def _import(options: argparse.Namespace) -> int:
-    from cotenant.apps import profile
-    from cotenant.format.quantity import counted
+    from cotenant.profile import commands as profile
+    from cotenant.units.text import counted
 
-    store = profile.store_of(load(options)[1], say)
-    added = profile.bring_in(store, options.files, options.task, options.device, options.image, options.script)
+    store = profile.open_store(load(options)[1], print_line)
+    added = profile.import_profiles(store, options.files, options.task, options.device, options.image, options.script)
     if options.json:
         print_json(
             {"imported": [{"task": one.task, "device": one.device, "kernels": len(one.timings)} for one in added]}
         )
         return 0
     for one in added:
-        say(f"{one.task}: {counted(len(one.timings), 'kernel')} on {one.device or 'an unknown device'}")
+        print_line(f"{one.task}: {counted(len(one.timings), 'kernel')} on {one.device or 'an unknown device'}")
     return 0
 
 
 def _prune(options: argparse.Namespace) -> int:
-    from cotenant.apps import profile
-    from cotenant.format.quantity import counted
+    from cotenant.profile import commands as profile
+    from cotenant.units.text import counted
 
-    older_ns = None if options.older is None else parse_duration(options.older, field="--older")
-    if options.keep is not None and options.keep < 0:
-        raise ConfigError("--keep", options.keep, "keep 0 or more recordings of each task")
-    if not (options.all or options.task or options.older or options.keep is not None):
-        raise ConfigError("prune", "", "say what to forget: --task KEY, --older DURATION, --keep N, or --all")
-    gone = profile.prune(profile.store_of(load(options)[1], say), options.task, older_ns, options.keep)
+    older_ns = None if options.older_than is None else parse_duration(options.older_than, field="--older-than")
+    if options.keep_latest is not None and options.keep_latest < 0:
+        raise ConfigError("--keep-latest", options.keep_latest, "keep 0 or more recordings of each task")
+    if not (options.all or options.task or options.older_than or options.keep_latest is not None):
+        raise ConfigError("prune", "", "choose recordings with --task, --older-than, --keep-latest or --all")
+    deleted = profile.prune(
+        profile.open_store(load(options)[1], print_line), options.task, older_ns, options.keep_latest
+    )
     if options.json:
-        print_json({"forgotten": gone})
+        print_json({"deleted": deleted})
     else:
-        say(f"{counted(gone, 'recording')} forgotten")
+        print_line(f"{counted(deleted, 'recording')} deleted")
     return 0
+
+
+def configure_advise(parser: Parser) -> None:
+    configure(parser, _advise, "directories", json=True)
+    # The program is no tenant of a node, so it has no flags of a tenant; every kernel is timed, so it has no --measure.
+    add_flags(parser, "run", ("gpu", "hook", "task", "unknown"))
+    about = "Examine this running tenant instead of starting a program."
+    parser.add_argument("--tenant", default="", metavar="NAME", help=about)
+    add_program(parser)
+
+
+def _advise(options: argparse.Namespace) -> int:
+    from cotenant.cli.render.advice import show_advice
+    from cotenant.node.client import advise
+    from cotenant.node.client.hook_setup import store_profiles
+    from cotenant.node.client.run import spec_of
+    from cotenant.node.nvml import softgpu_directory
+    from cotenant.profile.commands import open_store
+    from cotenant.softgpu.commands import environment_of, home
+
+    command = program_of(options, "", required=False)
+    if bool(command) == bool(options.tenant):
+        raise ConfigError("COMMAND", " ".join(command), "name a program, or a running tenant with --tenant; not both")
+    config, directories = load(options)
+    environ = {**os.environ, **environment_of(config.run.gpu, directories)}
+    soft = softgpu_directory(environ, home(directories))
+    if options.tenant:
+        hooks = directories.runtime / "hook"
+        profiles, memory = advise.observe_tenant(find(options)[1], hooks, options.tenant, soft, print_line)
+        code = 0
+    else:
+        task = spec_of(config.run, command).task
+        run = msgspec.structs.replace(config.run, measure="always", task=task)
+        code, profiles, memory = advise.observe(run, command, environ, directories, soft, print_line)
+        store_profiles(profiles, open_store(directories, print_line), print_line)
+    advices = [advise.advice_of(profile) for profile in profiles]
+    if options.json:
+        print_json(advise.advice_json(advices, memory))
+    else:
+        show_advice(output(), advices, memory)
+    return code

@@ -1,94 +1,97 @@
-"""What can be asked of software GPUs?"""
+"""`cotenant softgpu`: create, inspect, break and destroy software GPUs."""
 
 from __future__ import annotations
 
 import argparse
 import os
 import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from rich.console import Console
+from cotenant.cli.command import add_command, add_verbs, group, load, output, print_json, print_line
+from cotenant.cli.parser import Parser
+from cotenant.errors import ConfigError, WorldError
 
-from cotenant.cli.command import add_command, load, print_json, say
+_MPS_DEATH: Final = "Whether an MPS client that dies with work in flight also kills its co-clients (default on)."
+_DATA_VARIABLE: Final = "COTENANT_DATA"
 
-_HARMS = "whether an MPS client that dies with work in flight harms its co-clients (default on)"
 
-
-def add_commands(commands: Any) -> None:
-    about = "Software GPUs: real time, real libcuda face, no hardware."
-    parser: argparse.ArgumentParser = commands.add_parser("softgpu", help=about, description=about)
-    verbs = parser.add_subparsers(metavar="VERB", required=True)
-    create = add_command(
-        verbs, "create", "Start software GPUs on this machine.", _softgpu_create, "directories", json=True
-    )
-    create.add_argument("--gpu", default="v100", metavar="MODEL", help="t4, v100, v100-32, a100, a100-80 or h100")
-    create.add_argument("--count", default="1", metavar="N", help="how many (default 1)")
-    create.add_argument("--memory", default=None, metavar="SIZE", help="device memory instead of the model's own")
-    create.add_argument("--slice", default=None, metavar="DURATION", help="time slice between processes (default 2ms)")
-    create.add_argument(
-        "--compute-mode", default="default", metavar="MODE", help="default, exclusive-process or prohibited"
-    )
-    create.add_argument(
-        "--context-memory", default=None, metavar="SIZE", help="device memory that each context takes (default none)"
-    )
-    create.add_argument(
-        "--module-memory", default="off", metavar="on|off", help="whether loaded code takes device memory (default off)"
-    )
-    create.add_argument("--mps-death-harms", default="on", metavar="on|off", help=_HARMS)
-    add_command(verbs, "list", "Which software GPUs are there?", _softgpu_list, "directories", json=True)
-    inspect = add_command(
-        verbs, "inspect", "The books of one software GPU.", _softgpu_inspect, "directories", json=True
-    )
-    inspect.add_argument("number", nargs="?", default="0", metavar="N", help="its number (default 0)")
-    add_command(
-        verbs, "destroy", "End all software GPUs; their clients see a lost device.", _softgpu_destroy, "directories"
-    )
+def configure_softgpu(parser: Parser) -> None:
+    verbs = add_verbs(parser)
+    _add_create(verbs)
+    add_command(verbs, "list", "List the software GPUs.", _list, "directories", json=True)
+    inspect = add_command(verbs, "inspect", "Show the counters of a software GPU.", _inspect, "directories", json=True)
+    inspect.add_argument("number", nargs="?", default="0", metavar="N", help="Number of the software GPU (default 0).")
+    about = "Print the environment variables with which programs use the software GPUs."
+    add_command(verbs, "env", about, _env, "directories", json=True)
     _add_fault_commands(verbs)
-    models = add_command(
-        verbs, "models", "Write models that are only played, for a server.", _softgpu_models, json=True
-    )
-    models.add_argument("folder", metavar="DIR", help="where to; for `cotenant serve DIR --runtime replay`")
-    models.add_argument("names", nargs="*", metavar="NAME", help="which (default all)")
-    about = "also those of which kernels were measured there (default none; empty: $COTENANT_DATA)"
+    about = "Write replay models, which a server runs without computing anything."
+    models = add_command(verbs, "models", about, _models, json=True)
+    about = "Folder to write to, for `cotenant serve run DIR --runtime replay`."
+    models.add_argument("folder", metavar="DIR", help=about)
+    models.add_argument("names", nargs="*", metavar="NAME", help="Models to write (default: all).")
+    about = f"Also models from the kernel lists in this directory; empty: ${_DATA_VARIABLE}."
     models.add_argument("--data", default=None, metavar="DIR", help=about)
-    models.add_argument("--slower", type=float, default=1.0, metavar="F", help="so many times as slow (default 1)")
-    add_command(verbs, "env", "What to export so that programs find them.", _softgpu_env, "directories", json=True)
+    about = "Multiply kernel times by this factor (default 1)."
+    models.add_argument("--time-factor", type=float, default=1.0, metavar="F", help=about)
+    about = "End all software GPUs; their clients get an error as from a lost device."
+    add_command(verbs, "destroy", about, _destroy, "directories")
+
+
+def _add_create(verbs: Any) -> None:
+    create = add_command(verbs, "create", "Start software GPUs on this machine.", _create, "directories", json=True)
+    device = group(create, "Device")
+    about = "t4, v100 (default), v100-32, a100, a100-80 or h100."
+    device.add_argument("--gpu", dest="type", default="v100", metavar="TYPE", help=about)
+    device.add_argument("--count", default="1", metavar="N", help="Number of GPUs to start (default 1).")
+    about = "Device memory (default: as the type has)."
+    device.add_argument("--memory", default=None, metavar="SIZE", help=about)
+    about = "Time slice between processes (default 2ms)."
+    device.add_argument("--slice", default=None, metavar="DURATION", help=about)
+    about = "default, exclusive-process or prohibited."
+    device.add_argument("--compute-mode", default="default", metavar="MODE", help=about)
+    about = "Device memory that each context takes (default 0B)."
+    device.add_argument("--context-memory", default=None, metavar="SIZE", help=about)
+    about = "Whether loaded modules take device memory (default off)."
+    device.add_argument("--module-memory", default="off", metavar="on|off", help=about)
+    device.add_argument("--mps-death-harms", default="on", metavar="on|off", help=_MPS_DEATH)
 
 
 def _add_fault_commands(verbs: Any) -> None:
-    fault = add_command(verbs, "fault", "Make something go wrong.", _softgpu_fault, "directories", json=True)
-    fault.add_argument("kind", nargs="?", default="", metavar="KIND", help="what goes wrong; --list names the kinds")
-    fault.add_argument("--list", action="store_true", help="the kinds, and who sees what")
-    fault.add_argument("--gpu", default="0", metavar="N", help="which software GPU (default 0)")
-    fault.add_argument("--client", default=None, metavar="PID", help="whom it strikes (default all)")
-    fault.add_argument("--at-launch", default=None, metavar="N", help="it strikes at the Nth launch from now")
-    fault.add_argument("--for", dest="duration", default=None, metavar="DURATION", help="how long (hang, slow-clock)")
-    fault.add_argument("--factor", default=None, metavar="F", help="speed of a slow clock, 0.1 to 1")
-    reset = add_command(verbs, "reset", "Bring a lost software GPU back.", _softgpu_reset, "directories")
-    reset.add_argument("number", nargs="?", default="0", metavar="N", help="its number (default 0)")
-    setting = add_command(verbs, "set", "Change a running software GPU.", _softgpu_set, "directories")
-    setting.add_argument("--gpu", default="0", metavar="N", help="which one (default 0)")
-    setting.add_argument("--mps-death-harms", required=True, metavar="on|off", help=_HARMS)
+    fault = add_command(verbs, "fault", "Inject a fault.", _fault, "directories", json=True)
+    fault.add_argument("kind", nargs="?", default="", metavar="KIND", help="Kind of fault; --list shows all kinds.")
+    fault.add_argument("--list", action="store_true", help="List the kinds and their effects.")
+    fault.add_argument("--gpu", default="0", metavar="N", help="Number of the software GPU (default 0).")
+    fault.add_argument("--client", default=None, metavar="PID", help="Client that it affects (default: all).")
+    fault.add_argument("--at-launch", default=None, metavar="N", help="Inject it at the Nth launch from now.")
+    about = "Duration of a hang or slow-clock fault."
+    fault.add_argument("--for", dest="duration", default=None, metavar="DURATION", help=about)
+    about = "Speed during a slow-clock fault, 0.1 to 1."
+    fault.add_argument("--factor", default=None, metavar="F", help=about)
+    reset = add_command(verbs, "reset", "Reset a lost software GPU.", _reset, "directories")
+    reset.add_argument("number", nargs="?", default="0", metavar="N", help="Number of the software GPU (default 0).")
+    setting = add_command(verbs, "set", "Change a running software GPU.", _set, "directories")
+    setting.add_argument("--gpu", default="0", metavar="N", help="Number of the software GPU (default 0).")
+    setting.add_argument("--mps-death-harms", required=True, metavar="on|off", help=_MPS_DEATH)
 
 
-def _softgpu_models(options: argparse.Namespace) -> int:
-    from cotenant.apps.softgpu_models import write_models
-
-    written = write_models(Path(options.folder), options.names, options.data, options.slower, os.environ)
+def _models(options: argparse.Namespace) -> int:
+    written = write_models(Path(options.folder), options.names, options.data, options.time_factor, os.environ)
     if options.json:
         print_json({"models": [str(path) for path in written]})
     else:
-        say(f"{len(written)} models; serve them with: cotenant serve {options.folder} --runtime replay")
+        print_line(f"{len(written)} models; serve them with: cotenant serve run {options.folder} --runtime replay")
     return 0
 
 
-def _softgpu_create(options: argparse.Namespace) -> int:
-    from cotenant.apps import softgpu, softgpu_fault
-    from cotenant.apps.show import show_softgpus
+def _create(options: argparse.Namespace) -> int:
+    from cotenant.cli.render.softgpu import show_softgpus
+    from cotenant.softgpu import commands as softgpu
+    from cotenant.softgpu import fault_commands as softgpu_fault
 
-    wish = softgpu.Wish(
-        options.gpu,
+    settings = softgpu.CreateOptions(
+        options.type,
         options.count,
         options.memory,
         options.slice,
@@ -97,48 +100,48 @@ def _softgpu_create(options: argparse.Namespace) -> int:
         options.compute_mode,
         softgpu_fault.on_or_off(options.mps_death_harms),
     )
-    made = softgpu.create(load(options)[1], wish)
+    made = softgpu.create(load(options)[1], settings)
     if options.json:
         print_json({"gpus": made})
     else:
-        show_softgpus(Console(), made)
+        show_softgpus(output(), made)
     return 0
 
 
-def _softgpu_list(options: argparse.Namespace) -> int:
-    from cotenant.apps import softgpu
-    from cotenant.apps.show import show_softgpus
+def _list(options: argparse.Namespace) -> int:
+    from cotenant.cli.render.softgpu import show_softgpus
+    from cotenant.softgpu import commands as softgpu
 
     found = softgpu.find(load(options)[1])
     if options.json:
         print_json({"gpus": found})
     else:
-        show_softgpus(Console(), found)
+        show_softgpus(output(), found)
     return 0
 
 
-def _softgpu_inspect(options: argparse.Namespace) -> int:
-    from cotenant.apps import softgpu
-    from cotenant.apps.show import show_books
+def _inspect(options: argparse.Namespace) -> int:
+    from cotenant.cli.render.softgpu import show_counters
+    from cotenant.softgpu import commands as softgpu
 
-    books = softgpu.books(load(options)[1], options.number)
+    counters = softgpu.counters(load(options)[1], options.number)
     if options.json:
-        print_json(books)
+        print_json(counters)
     else:
-        show_books(Console(), books)
+        show_counters(output(), counters)
     return 0
 
 
-def _softgpu_destroy(options: argparse.Namespace) -> int:
-    from cotenant.apps import softgpu
-    from cotenant.format.quantity import counted
+def _destroy(options: argparse.Namespace) -> int:
+    from cotenant.softgpu import commands as softgpu
+    from cotenant.units.text import counted
 
-    say(f"{counted(softgpu.destroy(load(options)[1]), 'software GPU')} ended")
+    print_line(f"{counted(softgpu.destroy(load(options)[1]), 'software GPU')} ended")
     return 0
 
 
-def _softgpu_env(options: argparse.Namespace) -> int:
-    from cotenant.apps import softgpu
+def _env(options: argparse.Namespace) -> int:
+    from cotenant.softgpu import commands as softgpu
 
     variables = softgpu.environment(load(options)[1])
     if options.json:
@@ -148,37 +151,84 @@ def _softgpu_env(options: argparse.Namespace) -> int:
     return 0
 
 
-def _softgpu_fault(options: argparse.Namespace) -> int:
-    from cotenant.apps import softgpu_fault
-    from cotenant.apps.show import show_faults
+def _fault(options: argparse.Namespace) -> int:
+    from cotenant.cli.render.softgpu import show_faults
+    from cotenant.softgpu import fault_commands as softgpu_fault
 
     if options.list:
         if options.json:
             print_json({"kinds": softgpu_fault.kinds()})
         else:
-            show_faults(Console(), softgpu_fault.kinds())
+            show_faults(output(), softgpu_fault.kinds())
         return 0
-    wish = softgpu_fault.Wish(
+    settings = softgpu_fault.FaultOptions(
         options.kind, options.gpu, options.client, options.at_launch, options.duration, options.factor
     )
-    done = softgpu_fault.inject(load(options)[1], wish)
+    done = softgpu_fault.inject(load(options)[1], settings)
     if options.json:
         print_json(done)
     else:
-        say(", ".join(f"{name} {value}" for name, value in done.items()))
+        print_line(", ".join(f"{name} {value}" for name, value in done.items()))
     return 0
 
 
-def _softgpu_reset(options: argparse.Namespace) -> int:
-    from cotenant.apps import softgpu_fault
+def _reset(options: argparse.Namespace) -> int:
+    from cotenant.softgpu import fault_commands as softgpu_fault
 
     softgpu_fault.reset(load(options)[1], options.number)
-    say(f"software GPU {options.number} is reset")
+    print_line(f"software GPU {options.number} is reset")
     return 0
 
 
-def _softgpu_set(options: argparse.Namespace) -> int:
-    from cotenant.apps import softgpu_fault
+def _set(options: argparse.Namespace) -> int:
+    from cotenant.softgpu import fault_commands as softgpu_fault
 
     softgpu_fault.set_mps_deaths(load(options)[1], options.gpu, options.mps_death_harms)
     return 0
+
+
+def write_models(
+    folder: Path, names: Sequence[str], data: str | None, time_factor: float, environ: Mapping[str, str]
+) -> list[Path]:
+    """Write replay models, those named or all, and return the files; `data` is a directory with kernel lists."""
+    from cotenant.serve.replay_catalogue import (
+        built_in_model,
+        built_in_names,
+        kernel_list_model,
+        kernel_lists,
+        slow_down,
+    )
+    from cotenant.serve.replay_model_format import SUFFIX, encode_replay
+
+    if not 0.01 <= time_factor <= 1000:
+        raise ConfigError("--time-factor", time_factor, "choose 0.01 to 1000")
+    lists = {} if data is None else kernel_lists(_data_directory(data, environ))
+    if data is not None and not lists:
+        raise ConfigError("--data", data, "has no kernel lists of inference (orion/model_kernels/*_fwd.csv)")
+    unknown = [name for name in names if name not in lists and name not in built_in_names()]
+    if unknown:
+        more = "" if lists else "; --data adds others"
+        raise ConfigError("NAME", unknown[0], f"choose from {', '.join([*built_in_names(), *lists])}{more}")
+    written = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name in names or dict.fromkeys([*built_in_names(), *lists]):
+            measured = lists.get(name)
+            model = built_in_model(name) if measured is None else kernel_list_model(measured)
+            about = "a made-up shape" if measured is None else f"from the kernel list {measured.name}"
+            path = folder / f"{name}{SUFFIX}"
+            path.write_text(
+                encode_replay(slow_down(model, time_factor), f"{name}: {about}; nothing is computed"), "utf-8"
+            )
+            written.append(path)
+    except OSError as error:
+        raise WorldError(f"cannot write {error.filename}: {error.strerror}") from None
+    return written
+
+
+def _data_directory(flag: str, environ: Mapping[str, str]) -> Path:
+    """Return the directory of the measurements: the flag's, or the variable's if the flag is empty."""
+    name, given = ("--data", flag) if flag else (_DATA_VARIABLE, environ.get(_DATA_VARIABLE, ""))
+    if not given or not Path(given).is_dir():
+        raise ConfigError(name, given, "no such directory; name the one that holds the measurements")
+    return Path(given)

@@ -1,12 +1,12 @@
-/* How long do your requests take? Tell cotenant, which then keeps them within their SLO. C99 and C++; link with -ldl
- * where dlopen is not in the C library.
+/* Reports the latencies of a program's requests to cotenant, which uses them to meet the tenant's SLO. C99 and C++; link with
+ * -ldl where dlopen is not in the C library.
  *
  *     cotenant_request request = cotenant_request_begin();   // or cotenant_request_begin_at(arrived_ns)
  *     ...                                                    // from any thread; requests may overlap
  *     cotenant_request_end(&request);
  *
- * Finds the hook that `cotenant run` puts before the CUDA driver, and does nothing where there is none: outside of a tenant
- * a call costs a look at one variable. Instants are nanoseconds of CLOCK_MONOTONIC. See docs/requests.md. */
+ * The functions call the hook that `cotenant run` loads before the CUDA driver, and do nothing if there is none: outside of a
+ * tenant a call reads one variable. Instants are nanoseconds of CLOCK_MONOTONIC. See docs/how-to/report-requests.md. */
 #ifndef COTENANT_REQUEST_H
 #define COTENANT_REQUEST_H
 
@@ -16,7 +16,7 @@
 #include <stdlib.h>
 
 typedef struct cotenant_request {
-    uint64_t place, began_ns; /* the hook's own; began_ns 0: nobody heard of it, or it has ended */
+    uint64_t place, began_ns; /* used by the hook; began_ns 0: not reported, or ended */
 } cotenant_request;
 
 typedef struct cotenant_request_hook {
@@ -25,7 +25,7 @@ typedef struct cotenant_request_hook {
     void (*took)(uint64_t latency_ns);
 } cotenant_request_hook;
 
-/* ISO C has no cast from an object's address to a function's; POSIX promises that they look alike. */
+/* ISO C has no cast from an object pointer to a function pointer; POSIX guarantees the same representation. */
 static inline int cotenant_request_find_in(void *library, cotenant_request_hook *hook)
 {
     if (!library)
@@ -36,11 +36,11 @@ static inline int cotenant_request_find_in(void *library, cotenant_request_hook 
     return hook->begin && hook->end && hook->took;
 }
 
-/* Found once; two threads that look at the same time find the same. */
+/* Finds the hook once; concurrent calls find the same one. */
 static inline const cotenant_request_hook *cotenant_request_find(void)
 {
     static cotenant_request_hook known;
-    static int state; /* 0: nobody has looked; 1: there is none; 2: it is known */
+    static int state; /* 0: not searched yet; 1: there is none; 2: found */
     int now = __atomic_load_n(&state, __ATOMIC_ACQUIRE);
     if (now == 0) {
         cotenant_request_hook found = {NULL, NULL, NULL};
@@ -59,13 +59,13 @@ static inline const cotenant_request_hook *cotenant_request_find(void)
     return now == 2 ? &known : NULL;
 }
 
-/* Whether anybody listens. */
+/* Returns whether requests are recorded. */
 static inline int cotenant_request_is_heard(void)
 {
     return cotenant_request_find() != NULL;
 }
 
-/* A request begins that arrived at this instant, for example when a proxy took it in; 0: now. */
+/* Begins a request that arrived at this instant, for example when a proxy accepted it; 0: now. */
 static inline cotenant_request cotenant_request_begin_at(uint64_t arrived_ns)
 {
     const cotenant_request_hook *hook = cotenant_request_find();
@@ -80,7 +80,7 @@ static inline cotenant_request cotenant_request_begin(void)
     return cotenant_request_begin_at(0);
 }
 
-/* It is over, now. A second time does nothing. */
+/* Ends a request now. A second call has no effect. */
 static inline void cotenant_request_end(cotenant_request *request)
 {
     const cotenant_request_hook *hook = cotenant_request_find();
@@ -89,7 +89,7 @@ static inline void cotenant_request_end(cotenant_request *request)
     request->began_ns = 0;
 }
 
-/* One is over that took so long, by a clock of your own. */
+/* Reports a request that has ended, with a latency measured by the caller. */
 static inline void cotenant_request_took(uint64_t latency_ns)
 {
     const cotenant_request_hook *hook = cotenant_request_find();

@@ -1,0 +1,1 @@
+"""Serving policies of others, registered in the entry-point group `cotenant.policies`."""

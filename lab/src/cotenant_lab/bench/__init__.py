@@ -1,0 +1,1 @@
+"""Benches: measurements of cotenant itself."""

@@ -1,0 +1,1 @@
+"""Bench `faults`: lost requests of an online tenant while co-running tenants, processes or the device fail."""

@@ -1,0 +1,166 @@
+"""Measure what sharing costs the online program and what the offline program gains, for all pairs and modes."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cotenant.errors import CotenantError
+from cotenant.harness.harness import PRESET, NodePolicy, SharingHarness
+from cotenant.harness.run import Mode, SharingRun
+from cotenant.simulate.kernels import RunSettings
+from cotenant.softgpu.sim.device import preset
+from cotenant.units.instant import MILLISECOND_NS
+from cotenant.workload.load import Workload
+from cotenant_lab.bench.fill.compare import PairComparison, agreement, compare_pairs, ranges_of_comparisons
+from cotenant_lab.bench.fill.metrics import COTENANT, PairMetrics, Range, Round, pair_metrics, ranges_of
+from cotenant_lab.bench.fill.pairs import PLANS, RUN_NS, MissingPair, Pair, PairPlan, read_pairs
+from cotenant_lab.study.data_files import missing_data
+
+ROUNDS: Final = 3
+QUICK_RUN_NS: Final = 120 * MILLISECOND_NS
+BOUNDS: Final = ("100us", "250us", "500us", "1ms", "2ms")
+ALONE_S: Final = 0.3
+MODES: Final[tuple[Mode, ...]] = (
+    "alone",
+    "offline alone",
+    "through",
+    "unsampled",
+    "slices",
+    "cotenant slices",
+    "mps",
+    "cotenant mps",
+)
+ReportLine = Callable[[str], None]
+
+
+class BoundPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One pair at one value of the bound."""
+
+    pair: str
+    bound: str
+    mode: str
+    online_delay_ratio: float
+    online_slowdown: float
+    offline_vs_alone: float
+
+
+class FillReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The results of `bench fill`."""
+
+    bench: str = "fill"
+    rounds: int
+    policy: NodePolicy
+    metrics: dict[str, Range]
+    pairs: list[PairMetrics]
+    compared: list[PairComparison]
+    delay_apart: dict[str, float]
+    """By sharing: the median difference between the live and the simulated online delay ratio."""
+    left_out: list[MissingPair]
+    curve: list[BoundPoint]
+
+
+def bench_fill(
+    directory: Path, rounds: int, policy: NodePolicy, report: ReportLine, *, quick: bool = False, sweep: bool = False
+) -> FillReport:
+    """Measure every pair whose files exist; a quick run takes one pair of each family for a shorter time."""
+    plans = one_of_each(PLANS) if quick else PLANS
+    pairs, missing = read_pairs(directory, plans, QUICK_RUN_NS if quick else RUN_NS)
+    for one in missing:
+        report(f"left out: {one.name}: {one.why}")
+    if not pairs:
+        raise missing_data(directory / "kernel_timelines")
+    with tempfile.TemporaryDirectory(prefix="cotenant-fill-") as home, SharingHarness(Path(home)) as harness:
+        metrics = measure_pairs(harness, pairs, rounds, policy, report)
+        curve = sweep_bounds(harness, swept(pairs), rounds, policy, report) if sweep else []
+    comparisons = compare_pairs(pairs, metrics, RunSettings(device=preset(PRESET), rules=policy.rules()), report)
+    return FillReport(
+        rounds=rounds,
+        policy=policy,
+        metrics=ranges_of(metrics) | ranges_of_comparisons(comparisons),
+        pairs=metrics,
+        compared=comparisons,
+        delay_apart=agreement(comparisons, metrics),
+        left_out=missing,
+        curve=curve,
+    )
+
+
+def one_of_each(plans: Sequence[PairPlan]) -> list[PairPlan]:
+    """Return the first plan of every family."""
+    first: dict[str, PairPlan] = {}
+    for plan in plans:
+        first.setdefault(plan.family, plan)
+    return list(first.values())
+
+
+def swept(pairs: Sequence[Pair]) -> list[Pair]:
+    """Return the pairs that the bound is swept for: gaps within requests, few gaps, and pauses between requests."""
+    first = {pair.family: pair for pair in reversed(pairs)}
+    return [first[family] for family in ("eager", "host-bound", "poisson") if family in first]
+
+
+def measure_pairs(
+    harness: SharingHarness, pairs: Sequence[Pair], rounds: int, policy: NodePolicy, report: ReportLine
+) -> list[PairMetrics]:
+    """Run all modes of all pairs in turn, round by round, after each load has been profiled alone."""
+    failed: dict[str, list[str]] = {pair.name: [] for pair in pairs}
+    harness.set_policy(policy)
+    record(harness, pairs, report)
+    seen: dict[str, list[Round]] = {pair.name: [] for pair in pairs}
+    for number in range(1, rounds + 1):
+        for place, pair in enumerate(pairs, start=1):
+            report(f"round {number} of {rounds}, pair {place} of {len(pairs)}: {pair.name}")
+            found: dict[Mode, SharingRun] = {}
+            for mode in MODES:
+                try:
+                    found[mode] = play(harness, pair, mode)
+                except CotenantError as error:
+                    failed[pair.name].append(f"{mode}: {error}")
+                    report(f"{pair.name}, {mode}: {error}")
+            seen[pair.name].append(found)
+    return [pair_metrics(pair.name, pair.family, seen[pair.name], failed[pair.name]) for pair in pairs]
+
+
+def record(harness: SharingHarness, pairs: Sequence[Pair], report: ReportLine) -> None:
+    """Run every load once, alone, with every kernel timed, so that its kernel times are known before sharing begins."""
+    loads: dict[str, Workload] = {load.name: load for pair in pairs for load in (pair.online, pair.offline)}
+    for place, load in enumerate(loads.values(), start=1):
+        report(f"timing load {place} of {len(loads)} alone: {load.name}")
+        harness.record(load)
+
+
+def play(harness: SharingHarness, pair: Pair, mode: Mode) -> SharingRun:
+    """Run a pair once in a mode."""
+    if mode == "offline alone":
+        return harness.play(mode, None, pair.offline, ALONE_S)
+    return harness.play(mode, pair.online, None if mode in ("alone", "through", "unsampled") else pair.offline)
+
+
+def sweep_bounds(
+    harness: SharingHarness, pairs: Sequence[Pair], rounds: int, policy: NodePolicy, report: ReportLine
+) -> list[BoundPoint]:
+    """Measure delay and offline throughput over the bound D on outstanding offline device time."""
+    found = []
+    for bound in BOUNDS:
+        harness.set_policy(msgspec.structs.replace(policy, bound=bound))
+        for pair in pairs:
+            report(f"bound {bound}: {pair.name}")
+            modes: tuple[Mode, ...] = ("alone", "offline alone", *COTENANT.values())
+            seen = [{mode: play(harness, pair, mode) for mode in modes} for _ in range(rounds)]
+            metrics = pair_metrics(pair.name, pair.family, seen)
+            for mode in COTENANT.values():
+                point = BoundPoint(
+                    pair=pair.name,
+                    bound=bound,
+                    mode=mode,
+                    online_delay_ratio=metrics.online_delay_ratio[mode],
+                    online_slowdown=metrics.online_slowdown[mode],
+                    offline_vs_alone=metrics.offline_vs_alone[mode],
+                )
+                found.append(point)
+    return found

@@ -1,0 +1,67 @@
+"""Terminal tables of `cotenant-lab bench fill`: one row per pair, and the ranges over all pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.console import Console
+
+from cotenant.cli.render.tables import table
+from cotenant_lab.bench.fill.bench import FillReport
+from cotenant_lab.bench.fill.metrics import COTENANT, PairMetrics
+
+_UNKNOWN = "?"
+_NAME_MOST = 40
+
+
+def show_fill(console: Console, report: FillReport) -> None:
+    """Print the report of `cotenant-lab bench fill`."""
+    for sharing, mode in COTENANT.items():
+        rows = [_row(one, sharing, mode) for one in report.pairs]
+        headers = [
+            "PAIR",
+            "DELAY",
+            "SPEEDUP",
+            "OFFLINE VS SHARING",
+            "WHILE ONLINE RUNS",
+            "OFFLINE VS ALONE",
+            "OVERHEAD",
+        ]
+        console.print(table(f"cotenant against default sharing by {sharing}", headers, rows, fold=True))
+    rows = [
+        [name, *(f"{value:.3f}" for value in (one.min, one.median, one.max))] for name, one in report.metrics.items()
+    ]
+    console.print(table("over all pairs", ["METRIC", "MIN", "MEDIAN", "MAX"], rows))
+    if report.curve:
+        rows = [
+            [
+                point.bound,
+                point.pair[:_NAME_MOST],
+                point.mode,
+                f"{point.online_delay_ratio:.2%}",
+                f"{point.offline_vs_alone:.0%}",
+            ]
+            for point in report.curve
+        ]
+        console.print(table("over the bound", ["BOUND", "PAIR", "MODE", "DELAY", "OFFLINE VS ALONE"], rows))
+    for missing in report.left_out:
+        console.print(f"omitted: {missing.name}: {missing.why}", highlight=False)
+    for pair in report.pairs:
+        for failure in pair.failed:
+            console.print(f"failed: {pair.name}: {failure}", highlight=False)
+
+
+def _row(one: PairMetrics, sharing: str, mode: str) -> list[str]:
+    return [
+        one.name,
+        _part(one.online_delay_ratio, mode, ".2%"),
+        _part(one.online_speedup_vs_sharing, sharing, ".2f"),
+        _part(one.offline_ratio_vs_sharing, sharing, ".2f"),
+        _part(one.offline_rate_vs_sharing, sharing, ".2f"),
+        _part(one.offline_vs_alone, mode, ".0%"),
+        _UNKNOWN if one.overhead_pct is None else f"{one.overhead_pct:.1f} %",
+    ]
+
+
+def _part(metrics: Mapping[str, float], name: str, form: str) -> str:
+    return format(metrics[name], form) if name in metrics else _UNKNOWN

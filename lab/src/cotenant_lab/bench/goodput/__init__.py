@@ -1,0 +1,1 @@
+"""Bench `goodput`: requests answered within their objective, by policy and load."""

@@ -1,0 +1,207 @@
+"""Compute counts and ratios of a contender from its loads and rounds."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from cotenant.serve.model.goodput import Goodput
+from cotenant_lab.serving.fairness import jain
+
+OVERLOAD: Final = 1.3
+"""Fraction of the capacity from which on a server cannot answer all requests, whatever the arrival instants."""
+
+
+class LoadTrial(msgspec.Struct, frozen=True):
+    """One contender under one load in one round."""
+
+    policy: str
+    arrival: str
+    load: float
+    """Fraction of the capacity."""
+    models: tuple[Goodput, ...]
+    bound_rps: float
+    """Upper bound if the same fraction of every model's requests is answered, of those that were really offered."""
+    greedy_bound_rps: float
+    """Upper bound if only the cheapest requests may be answered."""
+    simulated_rps: float | None
+    """Goodput of the same policy in simulation with measured run times; None: the contender is not simulated."""
+    core_part: float
+    """Fraction of one core that sending used."""
+    front_part: float = 0.0
+    """Fraction of one core that the server's front end used."""
+    slower: float = 1.0
+    """How many times as long runs took right before as when they were profiled."""
+    left_bound_rps: float | None = None
+    """As `bound_rps`, for the core time that both did not use, at the measured speed; None: runs use another device."""
+
+    @property
+    def goodput_rps(self) -> float:
+        """Return the goodput of all models."""
+        return sum(one.goodput_rps for one in self.models)
+
+
+class GoodputCell(msgspec.Struct, frozen=True):
+    """One contender under one load; rates and ratios are medians over the rounds, counts are sums."""
+
+    policy: str
+    arrival: str
+    load: float
+    offered_rps: float
+    goodput_rps: float
+    goodput_vs_bound: float
+    """Over the bound with equal fractions; a policy that prefers cheap models may exceed 1."""
+    goodput_vs_greedy_bound: float
+    """Over the bound that may answer any models."""
+    goodput_vs_default: float
+    """Over the default's goodput in the same round, which counts as at least one request."""
+    slo_attainment_admitted: float
+    """Of the requests that were not refused in time, the fraction that was answered in time."""
+    fairness: float
+    """Jain's index of the fractions of requests that models had answered in time: 1 if equal, 1/n if only one model."""
+    simulated_rps: float | None
+    """Simulated goodput of the same policy and instants, with measured run times and no other costs."""
+    offered: int
+    in_time: int
+    late: int
+    """Answered after the objective."""
+    refused: int
+    refused_late: int
+    failed: int
+    given_up: int
+    late_sends: int
+    send_lag_p99_us: float
+    send_core_part: float
+    """Fraction of one core that sending used, which the server could not use."""
+    front_core_part: float
+    """Fraction of one core that receiving and answering requests used, which runs could not use."""
+    slower: float
+    """How many times as long runs took right before as when they were profiled."""
+    goodput_vs_left_bound: float | None
+    """Over the bound for the core time that sending and the front end did not use; None: runs use another device."""
+    p99_ms: float
+    """Of the model with the longest p99."""
+    goodput_by_model: dict[str, float]
+
+
+class PolicyGoodput(msgspec.Struct, frozen=True):
+    """One contender under one kind of arrivals: the minimum of each ratio over all loads."""
+
+    policy: str
+    arrival: str
+    best_rps: float
+    goodput_hold: float
+    """Goodput at the highest load over the best goodput at any load."""
+    goodput_vs_bound: float
+    goodput_vs_greedy_bound: float
+    goodput_vs_default: float | None
+    """At loads of 1.3 times the capacity and more; None if no load was as high."""
+    slo_attainment_admitted: float
+    fairness: float
+
+
+def summed(trials: Sequence[LoadTrial], defaults: Sequence[LoadTrial]) -> GoodputCell:
+    """Combine the rounds of one contender under one load with the default's of the same rounds."""
+    models = [one for trial in trials for one in trial.models]
+    in_time = sum(one.in_time for one in models)
+    admitted = sum(one.admitted for one in models)
+    names = [one.model for one in trials[0].models]
+    by_model = {name: [one for one in models if one.model == name] for name in names}
+    return GoodputCell(
+        policy=trials[0].policy,
+        arrival=trials[0].arrival,
+        load=trials[0].load,
+        offered_rps=_middle([sum(one.offered_rps for one in trial.models) for trial in trials]),
+        goodput_rps=_middle([trial.goodput_rps for trial in trials]),
+        goodput_vs_bound=_ratio([(trial.goodput_rps, trial.bound_rps) for trial in trials]),
+        goodput_vs_greedy_bound=_ratio([(trial.goodput_rps, trial.greedy_bound_rps) for trial in trials]),
+        goodput_vs_default=_ratio(
+            [
+                (mine.goodput_rps, max(theirs.goodput_rps, _one(theirs)))
+                for mine, theirs in zip(trials, defaults, strict=True)
+            ]
+        ),
+        slo_attainment_admitted=round(in_time / admitted, 4) if admitted else 1.0,
+        fairness=round(jain([_part(by_model[name]) for name in names]), 4),
+        simulated_rps=_middle_of([trial.simulated_rps for trial in trials]),
+        offered=sum(one.offered for one in models),
+        in_time=in_time,
+        late=sum(one.answered - one.in_time for one in models),
+        refused=sum(one.refused for one in models),
+        refused_late=sum(one.refused_late for one in models),
+        failed=sum(one.failed for one in models),
+        given_up=sum(one.expired + one.unsent for one in models),
+        late_sends=sum(one.late_sends for one in models),
+        send_lag_p99_us=_middle([max(one.send_lag_p99_us for one in trial.models) for trial in trials]),
+        send_core_part=_middle([trial.core_part for trial in trials]),
+        front_core_part=_middle([trial.front_part for trial in trials]),
+        slower=_middle([trial.slower for trial in trials]),
+        goodput_vs_left_bound=_middle_of(
+            [trial.goodput_rps / trial.left_bound_rps if trial.left_bound_rps else None for trial in trials]
+        ),
+        p99_ms=_middle([max(one.p99_ms for one in trial.models) for trial in trials]),
+        goodput_by_model={name: _middle([one.goodput_rps for one in by_model[name]]) for name in names},
+    )
+
+
+def over_loads(cells: Sequence[GoodputCell]) -> PolicyGoodput:
+    """Combine the loads of one contender under one kind of arrivals."""
+    best_rps = max(one.goodput_rps for one in cells)
+    highest = max(cells, key=lambda one: one.load)
+    return PolicyGoodput(
+        policy=highest.policy,
+        arrival=highest.arrival,
+        best_rps=best_rps,
+        goodput_hold=round(highest.goodput_rps / best_rps, 3) if best_rps else 0.0,
+        goodput_vs_bound=min(one.goodput_vs_bound for one in cells),
+        goodput_vs_greedy_bound=min(one.goodput_vs_greedy_bound for one in cells),
+        goodput_vs_default=min((one.goodput_vs_default for one in cells if one.load >= OVERLOAD), default=None),
+        slo_attainment_admitted=min(one.slo_attainment_admitted for one in cells),
+        fairness=min(one.fairness for one in cells),
+    )
+
+
+def cells_of(trials: Sequence[LoadTrial], default: str) -> list[GoodputCell]:
+    """Group trials by load, in the order in which contenders took part."""
+    grouped: dict[tuple[str, float, str], list[LoadTrial]] = {}
+    for one in trials:
+        grouped.setdefault((one.arrival, one.load, one.policy), []).append(one)
+    return [summed(some, grouped[arrival, load, default]) for (arrival, load, _), some in grouped.items()]
+
+
+def policies_of(cells: Sequence[GoodputCell]) -> list[PolicyGoodput]:
+    """Group cells by contender and kind of arrivals."""
+    grouped: dict[tuple[str, str], list[GoodputCell]] = {}
+    for one in cells:
+        grouped.setdefault((one.arrival, one.policy), []).append(one)
+    return [over_loads(some) for some in grouped.values()]
+
+
+def offered_by(models: Sequence[Goodput]) -> Mapping[str, float]:
+    """Return the rate at which each model was really requested."""
+    return {one.model: one.offered_rps for one in models}
+
+
+def _part(rounds: Sequence[Goodput]) -> float:
+    offered = sum(one.offered for one in rounds)
+    return sum(one.in_time for one in rounds) / offered if offered else 1.0
+
+
+def _one(trial: LoadTrial) -> float:
+    return 1 / max(trial.models[0].seconds, 1e-9)
+
+
+def _middle(numbers: Sequence[float]) -> float:
+    return round(statistics.median(numbers), 3)
+
+
+def _middle_of(numbers: Sequence[float | None]) -> float | None:
+    found = [one for one in numbers if one is not None]
+    return _middle(found) if found else None
+
+
+def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
+    return round(statistics.median(mine / other if other else 0.0 for mine, other in pairs), 3)

@@ -1,0 +1,70 @@
+"""Run times of the bench's models, and the bounds and simulations computed from them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cotenant.serve.model.run_times import RunTimes
+from cotenant.serve.model_profile_format import decode_model_profile
+from cotenant.units.instant import Duration
+from cotenant_lab.bench.goodput.models import MAX_BATCH
+from cotenant_lab.errors import RunFailedError
+from cotenant_lab.serving.bound import bound, fair_bound, least_area
+from cotenant_lab.serving.modes import mode_of
+from cotenant_lab.serving.simulated import ServedModel, ServingOutcome, Setting, play
+
+_PLENTY_RPS: Final = 1e9
+
+
+def profile(folder: Path, kept: Path, *more: str) -> dict[str, RunTimes]:
+    """Profile all models of a folder with `cotenant serve profile`; return run times by model."""
+    command = [sys.executable, "-m", "cotenant", "serve", "profile", str(folder), "--profiles", str(kept), *more]
+    if subprocess.run(command, stdout=subprocess.DEVNULL, check=False).returncode:  # its messages go to stderr
+        raise RunFailedError("`cotenant serve profile` failed; see its message")
+    files = sorted(kept.glob("*.json"))
+    return {one.model: one.times for one in (decode_model_profile(file.read_bytes(), str(file)) for file in files)}
+
+
+class Bounds(msgspec.Struct, frozen=True):
+    """Upper bounds of goodput in requests per second."""
+
+    fair_rps: float
+    """With the same fraction of every model's requests."""
+    greedy_rps: float
+
+
+class Surface(msgspec.Struct, frozen=True):
+    """Run times of the models, with their objectives."""
+
+    times: Mapping[str, RunTimes]
+    slos_ns: Mapping[str, Duration]
+    all_units: int
+
+    def bounds(self, offered_rps: Mapping[str, float], taken_units: float = 0.0, slower: float = 1.0) -> Bounds:
+        """Return bounds for the offered rates without `taken_units`, if runs take `slower` times as long."""
+        areas = {name: least_area(self.times[name], self.slos_ns[name], MAX_BATCH) for name in offered_rps}
+        found = (
+            method(areas, offered_rps, max(self.all_units - taken_units, 0.0) / slower)
+            for method in (fair_bound, bound)
+        )
+        fair_rps, greedy_rps = (sum(one.values()) for one in found)
+        return Bounds(fair_rps, greedy_rps)
+
+    def full_rps(self) -> float:
+        """Return the bound at equal rates of all models, far beyond capacity."""
+        return round(self.bounds(dict.fromkeys(self.slos_ns, _PLENTY_RPS)).fair_rps, 3)
+
+    def simulated(
+        self, name: str, instants_ns: Mapping[str, Sequence[Duration]], warm_ns: Duration, for_ns: Duration
+    ) -> ServingOutcome:
+        """Simulate a policy at the same instants with measured run times."""
+        models = [
+            ServedModel(model, self.times[model], self.slos_ns[model], max_batch=MAX_BATCH) for model in instants_ns
+        ]
+        return play(models, instants_ns, mode_of(name), Setting(self.all_units, for_ns, warm_ns))

@@ -1,0 +1,1 @@
+"""Bench `match`: value, time and memory of matching jobs to GPUs, compared with an exact solver."""

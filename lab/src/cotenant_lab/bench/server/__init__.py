@@ -1,0 +1,1 @@
+"""Bench `server`: requests per second and CPU time of our server, compared with plain servers."""

@@ -1,0 +1,258 @@
+"""Measure the cost of serving an identity model, compared with plain servers that only echo bytes.
+
+Servers run on one core and load on another, with several requests at a time. All contenders are started first and then
+take turns of a few seconds, in another order in every round, so that other load on the machine affects all of them
+equally; a contender is idle outside its turn. Results are medians over the rounds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from cotenant.errors import WorldError
+from cotenant.runner.clock import pause
+from cotenant.serve.protocol.oip.proto import TYPES
+from cotenant_lab.bench.server.load import generate, on_core, tool_for
+from cotenant_lab.errors import RunFailedError
+from cotenant_lab.loadgen.closed_loop import LoadSpec
+
+CONCURRENCIES: Final = (1, 8, 32)
+_SECONDS: Final = 2.0
+_ELEMENTS: Final = 16
+_READY_TRIES: Final = 600
+_COMPETITORS: Final = "cotenant_lab.competitors"
+CALLABLE: Final = '''"""The identity as a callable."""
+
+from cotenant.api import Model
+
+identity = Model(
+    lambda tensors: {"OUTPUT0": tensors["INPUT0"]},
+    name="identity",
+    inputs={"INPUT0": ("FP32", (16,))},
+    outputs={"OUTPUT0": ("FP32", (16,))},
+    max_batch=64,
+    inline=True,
+)
+'''
+
+
+class ServerMetrics(msgspec.Struct, frozen=True):
+    """One contender at one concurrency."""
+
+    name: str
+    concurrency: int
+    rps: float
+    p50_us: float
+    p99_us: float
+    cpu_us_per_request: float
+
+
+class ServerReport(msgspec.Struct, frozen=True):
+    """All contenders, and ratios at the highest concurrency."""
+
+    rounds: int
+    tools: dict[str, str]
+    """The load generator of each protocol."""
+    metrics: list[ServerMetrics]
+    vs_fastapi: float
+    """HTTP with binary tensors, callable identity: requests per second over those of FastAPI."""
+    vs_bare_echo: float
+    """gRPC, callable identity: over those of grpc.aio on its own loop."""
+    vs_bare_echo_uvloop: float
+    vs_fastapi_onnx: float
+    vs_bare_echo_onnx: float
+    cpu_vs_fastapi: float
+    """Ratio of CPU times per request instead of requests per second, which a busy machine changes less."""
+    cpu_vs_bare_echo: float
+
+
+class _Contender(msgspec.Struct, frozen=True):
+    name: str
+    kind: str
+    model: str
+    command: tuple[str, ...]
+    """`{port}` stands for the port."""
+
+
+def bench_server(rounds: int, report: Callable[[str], None], *, quick: bool = False) -> ServerReport:
+    """Measure every contender at every concurrency."""
+    cores = sorted(os.sched_getaffinity(0))
+    if len(cores) < 2:
+        raise WorldError("bench server needs two cores, one for the server and one for the load")
+    tools = {kind: tool_for(kind) for kind in ("http", "grpc")}
+    seconds = _SECONDS / 4 if quick else _SECONDS
+    taken: dict[tuple[str, int], list[ServerMetrics]] = {}
+    with tempfile.TemporaryDirectory() as home, contextlib.ExitStack() as started:
+        servers: list[_Running] = []
+        for one in _contenders(Path(home)):
+            report(f"starting {one.name}")
+            servers.append(started.enter_context(_running(one, cores[0])))
+        for number in range(rounds):
+            turn = servers[number % len(servers) :] + servers[: number % len(servers)]
+            for concurrency in CONCURRENCIES:
+                report(f"round {number + 1} of {rounds}, {concurrency} at a time")
+                for server in turn:
+                    tool = tools[server.contender.kind]
+                    found = _measure(server, concurrency, seconds, cores[-1], tool)
+                    taken.setdefault((server.contender.name, concurrency), []).append(found)
+    order = {server.contender.name: place for place, server in enumerate(servers)}
+    metrics = sorted((_median(one) for one in taken.values()), key=lambda one: (order[one.name], one.concurrency))
+    return _report(rounds, tools, metrics)
+
+
+def _contenders(home: Path) -> list[_Contender]:
+    from onnx import TensorProto, helper, save  # noqa: PLC0415  only the bench makes models
+
+    (home / "identity.py").write_text(CALLABLE)
+    tensors = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["N", _ELEMENTS]) for name in ("INPUT0", "OUTPUT0")
+    ]
+    graph = helper.make_graph([helper.make_node("Identity", ["INPUT0"], ["OUTPUT0"])], "i", tensors[:1], tensors[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    save(model, str(home / "identity_onnx.onnx"))
+    python = sys.executable
+    serve = (python, "-m", "cotenant", "serve", "run", str(home), "--metrics-port", "-1")
+    over_http = (*serve, "--grpc-port", "-1", "--http-port", "{port}")
+    over_grpc = (*serve, "--http-port", "-1", "--grpc-port", "{port}")
+    return [
+        _Contender("http", "http", "identity", over_http),
+        _Contender("fastapi", "http", "identity", (python, "-m", f"{_COMPETITORS}.plain_fastapi", "{port}")),
+        _Contender("http onnx", "http", "identity_onnx", over_http),
+        _Contender("grpc", "grpc", "identity", over_grpc),
+        _Contender("grpc.aio echo", "grpc", "identity", (python, "-m", f"{_COMPETITORS}.bare_grpc", "{port}")),
+        _Contender(
+            "grpc.aio uvloop echo", "grpc", "identity", (python, "-m", f"{_COMPETITORS}.bare_grpc", "{port}", "uvloop")
+        ),
+        _Contender("grpc onnx", "grpc", "identity_onnx", over_grpc),
+    ]
+
+
+class _Running(NamedTuple):
+    contender: _Contender
+    process: subprocess.Popen[bytes]
+    port: int
+
+
+@contextlib.contextmanager
+def _running(one: _Contender, core: int) -> Iterator[_Running]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    command = [part.format(port=port) for part in one.command]
+    with on_core(core):
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        _until_ready(one, process, port)
+        yield _Running(one, process, port)
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _until_ready(one: _Contender, process: subprocess.Popen[bytes], port: int) -> None:
+    """Wait until it answers one request: `cotenant serve` listens before its models are loaded."""
+    for _ in range(_READY_TRIES):
+        if process.poll() is not None:
+            break
+        try:
+            generate(LoadSpec(one.kind, port, 1, 0.001, _message(one)), None)
+        except (WorldError, OSError):
+            pause(0.1)
+        else:
+            return
+    raise RunFailedError(f"the contender {one.name!r} does not become ready")
+
+
+def _message(one: _Contender) -> bytes:
+    if one.kind == "grpc":
+        asked = TYPES["ModelInferRequest"](model_name=one.model)
+        asked.inputs.add(name="INPUT0", datatype="FP32", shape=[1, _ELEMENTS])
+        asked.outputs.add(name="OUTPUT0")
+        asked.raw_input_contents.append(bytes(4 * _ELEMENTS))
+        packed: bytes = asked.SerializeToString()
+        return packed
+    tensor = {"name": "INPUT0", "datatype": "FP32", "shape": [1, _ELEMENTS]}
+    sized: dict[str, Any] = {**tensor, "parameters": {"binary_data_size": 4 * _ELEMENTS}}
+    wanted = {"name": "OUTPUT0", "parameters": {"binary_data": True}}
+    front = msgspec.json.encode({"inputs": [sized], "outputs": [wanted]})
+    lines = (
+        f"POST /v2/models/{one.model}/infer HTTP/1.1",
+        "Host: localhost",
+        f"Inference-Header-Content-Length: {len(front)}",
+        "Content-Type: application/octet-stream",
+        f"Content-Length: {len(front) + 4 * _ELEMENTS}",
+    )
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + front + bytes(4 * _ELEMENTS)
+
+
+def _measure(server: _Running, concurrency: int, seconds: float, core: int, tool: str) -> ServerMetrics:
+    one = server.contender
+    load = LoadSpec(one.kind, server.port, concurrency, seconds, _message(one))
+    before_s = _cpu_s(server.process.pid)
+    answers = generate(load, core, tool)
+    used_s = _cpu_s(server.process.pid) - before_s
+    rps = answers.requests * 1e9 / answers.took_ns
+    cpu_us = used_s * 1e6 / max(answers.all_requests, 1)
+    return ServerMetrics(one.name, concurrency, rps, answers.p50_us, answers.p99_us, cpu_us)
+
+
+def _cpu_s(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _median(metrics: list[ServerMetrics]) -> ServerMetrics:
+    names = ("rps", "p50_us", "p99_us", "cpu_us_per_request")
+    middle = {name: round(statistics.median(getattr(one, name) for one in metrics), 1) for name in names}
+    return msgspec.structs.replace(metrics[0], **middle)
+
+
+def _report(rounds: int, tools: dict[str, str], metrics: list[ServerMetrics]) -> ServerReport:
+    top = {one.name: one.rps for one in metrics if one.concurrency == CONCURRENCIES[-1]}
+
+    cpu = {one.name: one.cpu_us_per_request for one in metrics if one.concurrency == CONCURRENCIES[-1]}
+
+    def ratio(ours: str, theirs: str) -> float:
+        return round(top[ours] / top[theirs], 2)
+
+    return ServerReport(
+        rounds,
+        tools,
+        metrics,
+        vs_fastapi=ratio("http", "fastapi"),
+        vs_bare_echo=ratio("grpc", "grpc.aio echo"),
+        vs_bare_echo_uvloop=ratio("grpc", "grpc.aio uvloop echo"),
+        vs_fastapi_onnx=ratio("http onnx", "fastapi"),
+        vs_bare_echo_onnx=ratio("grpc onnx", "grpc.aio echo"),
+        cpu_vs_fastapi=round(cpu["fastapi"] / max(cpu["http"], 0.1), 2),
+        cpu_vs_bare_echo=round(cpu["grpc.aio echo"] / max(cpu["grpc"], 0.1), 2),
+    )
+
+
+def show_server(console: Console, report: ServerReport) -> None:
+    """Print a row for each contender and concurrency, and the ratios."""
+    table = Table("contender", "at a time", "rps", "p50 us", "p99 us", "cpu us/request", box=None)
+    for one in report.metrics:
+        numbers = (one.rps, one.p50_us, one.p99_us, one.cpu_us_per_request)
+        table.add_row(one.name, str(one.concurrency), *(f"{number:,.0f}" for number in numbers))
+    console.print(table)
+    console.print(f"HTTP over a plain FastAPI endpoint: {report.vs_fastapi} (ONNX: {report.vs_fastapi_onnx})")
+    uvloop = f"under uvloop {report.vs_bare_echo_uvloop}"
+    console.print(f"gRPC over a bare grpc.aio echo: {report.vs_bare_echo} ({uvloop}, ONNX: {report.vs_bare_echo_onnx})")

@@ -1,0 +1,247 @@
+"""`cotenant-lab bench NAME`: arguments of the benches, and the function that runs each of them.
+
+A bench exits with 0 if it ran to the end, also with missed targets, which its report lists in `met`; with 1 if a run
+failed; and with 2 for bad input.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any, Final
+
+from rich.console import Console
+
+from cotenant.cli.command import add_command, need_packages, output, print_json, print_line
+from cotenant.cli.flags import overlay
+from cotenant.errors import ConfigError
+from cotenant.node.config.file import Config
+
+_PLAIN: Final = ("loop", "device", "hook", "gate")
+_OWN_FLAGS: Final = {
+    "fill": ("data", "quick", "sweep_bound", "gate", "bound", "delay"),
+    "faults": ("only",),
+    "goodput": ("quick", "only", "runtime", "slo_times"),
+    "memory": ("quick",),
+    "limit": ("quick",),
+    "server": ("quick",),
+    "cluster": ("quick",),
+    "match": ("quick",),
+}
+"""Flags that only some of the benches accept."""
+
+
+def add_commands(commands: Any) -> None:
+    bench = add_command(commands, "bench", "Measure cotenant itself.", _bench, json=True)
+    about = (
+        "loop: the event loop under both clocks; device: the software GPU; hook, gate: added cost of a launch; "
+        "fill: pairs of measured kernel streams under each sharing mode; faults: requests lost to injected faults; "
+        "memory: quotas under random allocation; limit: accuracy of compute shares; server: cost of serving; "
+        "goodput: requests answered in time by policy and load; cluster: simulation of one day of 20,000 GPUs; "
+        "match: matching of jobs to GPUs"
+    )
+    bench.add_argument("name", choices=[*_PLAIN, *_OWN_FLAGS], help=about)
+    bench.add_argument(
+        "--rounds",
+        type=int,
+        default=None,
+        help="interleaved repetitions (default 5; match: 3; fill, server, goodput: 3, quick: 1; faults: 20 per kind)",
+    )
+    data = "fill: directory of the measurements (default $COTENANT_DATA)"
+    bench.add_argument("--data", default=None, metavar="DIR", help=data)
+    bench.add_argument(
+        "--quick",
+        action="store_true",
+        default=None,
+        help="fill: one pair of each family, about a minute; memory: 2,400 operations; limit: 2 s per case; "
+        "server: one round; goodput: small models, seconds; cluster: hundreds of GPUs; match: up to 1,000 jobs",
+    )
+    sweep = "fill: also measure a curve over the bound on outstanding offline time"
+    bench.add_argument("--sweep-bound", action="store_true", default=None, help=sweep)
+    for flag, values in (("gate", "open, strict or fill"), ("bound", "such as 500us"), ("delay", "such as 3%%")):
+        bench.add_argument(f"--{flag}", default=None, help=f"fill: as for `cotenant node`, {values}")
+    runtime = "goodput: onnx-cpu (default), or replay: four models on one software V100"
+    bench.add_argument("--runtime", default=None, help=runtime)
+    times = "goodput: objectives as a multiple of the p99 of single-row requests alone (default 3)"
+    bench.add_argument("--slo-times", type=float, default=None, metavar="N", help=times)
+    bench.add_argument(
+        "--only",
+        action="append",
+        default=None,
+        metavar="NAME",
+        help="faults: this kind, goodput: this policy; may be repeated (default all)",
+    )
+
+
+def _bench(options: argparse.Namespace) -> int:
+    if options.rounds is not None and not 1 <= options.rounds <= 1000:
+        raise ConfigError("--rounds", options.rounds, "choose 1 to 1000")
+    for owner, flags in _OWN_FLAGS.items():
+        for flag in () if owner == options.name else flags:
+            if flag not in _OWN_FLAGS.get(options.name, ()) and (given := getattr(options, flag)) is not None:
+                name = f"--{flag.replace('_', '-')}"
+                raise ConfigError(name, given, f"has no meaning for `bench {options.name}`: omit it")
+    if options.name in _OWN_FLAGS:
+        owners = {
+            "fill": _bench_fill,
+            "faults": _bench_faults,
+            "goodput": _bench_goodput,
+            "memory": _bench_memory,
+            "limit": _bench_limit,
+            "server": _bench_server,
+            "cluster": _bench_cluster,
+            "match": _bench_match,
+        }
+        return owners[options.name](options)
+    return _bench_plain(options.name, options.rounds or 5, as_json=options.json)
+
+
+def _bench_fill(options: argparse.Namespace) -> int:
+    import msgspec
+
+    from cotenant.harness.harness import NodePolicy
+    from cotenant_lab.bench.fill.bench import ROUNDS, bench_fill
+    from cotenant_lab.bench.fill.tables import show_fill
+    from cotenant_lab.study.data_files import data_directory
+
+    given = {flag: value for flag in ("gate", "bound", "delay") if (value := getattr(options, flag)) is not None}
+    overlay(Config(), {("node", flag): value for flag, value in given.items()})  # rejects bad values before the run
+    policy = msgspec.structs.replace(NodePolicy(), **given)
+    directory = data_directory(options.data or "", os.environ)
+    rounds = options.rounds or (1 if options.quick else ROUNDS)
+    report = bench_fill(
+        directory, rounds, policy, print_line, quick=bool(options.quick), sweep=bool(options.sweep_bound)
+    )
+    if options.json:
+        print_json(report)
+    else:
+        show_fill(output(), report)
+    return 1 if any(pair.failed for pair in report.pairs) else 0
+
+
+def _bench_plain(name: str, rounds: int, *, as_json: bool) -> int:
+    from cotenant.cli.render.tables import show_metrics
+    from cotenant_lab.bench.device import bench_device
+    from cotenant_lab.bench.gate import bench_gate
+    from cotenant_lab.bench.hook import bench_hook
+    from cotenant_lab.bench.loop import bench_loop
+
+    benches = {"loop": bench_loop, "device": bench_device, "hook": bench_hook, "gate": bench_gate}
+    metrics = benches[name](rounds, print_line)
+    if not as_json:
+        show_metrics(output(), metrics)
+    else:
+        print_json(metrics)
+    return 0
+
+
+def _bench_faults(options: argparse.Namespace) -> int:
+    from cotenant_lab.bench.faults.bench import TIMES, bench_faults
+    from cotenant_lab.bench.faults.kinds import KINDS
+    from cotenant_lab.bench.faults.tables import show_faults
+
+    known = [kind.name for kind in KINDS]
+    for name in options.only or ():
+        if name not in known:
+            raise ConfigError("--only", name, f"choose from {', '.join(known)}")
+    report = bench_faults(options.rounds or TIMES, print_line, only=options.only or ())
+    if options.json:
+        print_json(report)
+    else:
+        show_faults(output(), report)
+    return 0
+
+
+def _bench_memory(options: argparse.Namespace) -> int:
+    from cotenant_lab.bench.memory import bench_memory, show_memory
+
+    report = bench_memory(options.rounds or 5, print_line, quick=bool(options.quick))
+    if options.json:
+        print_json(report)
+    else:
+        show_memory(output(), report)
+    return 1 if report.failed else 0
+
+
+def _bench_limit(options: argparse.Namespace) -> int:
+    from cotenant_lab.bench.limit.bench import bench_limit
+    from cotenant_lab.bench.limit.tables import show_limit
+
+    if options.rounds is not None:
+        raise ConfigError("--rounds", options.rounds, "has no meaning for `bench limit`: omit it")
+    report = bench_limit(print_line, quick=bool(options.quick))
+    if options.json:
+        print_json(report)
+    else:
+        show_limit(output(), report)
+    return 0
+
+
+def _bench_cluster(options: argparse.Namespace) -> int:
+    from cotenant.cli.simulate import show_progress
+    from cotenant_lab.bench.cluster import bench_cluster, show_cluster_bench
+
+    if options.rounds is not None:
+        raise ConfigError("--rounds", options.rounds, "has no meaning for `bench cluster`: omit it")
+    with show_progress(Console(stderr=True), "time of the cluster") as progress:
+        report = bench_cluster(print_line, progress, quick=bool(options.quick))
+    if options.json:
+        print_json(report)
+    else:
+        show_cluster_bench(output(), report)
+    return 0
+
+
+def _bench_server(options: argparse.Namespace) -> int:
+    others = ("google.protobuf", "onnxruntime", "onnx", "fastapi", "uvicorn", "grpc", "uvloop")
+    need_packages("bench server", "pip install it; the bench compares with servers of others", *others)
+    from cotenant_lab.bench.server.bench import bench_server, show_server
+
+    report = bench_server(options.rounds or (1 if options.quick else 3), print_line, quick=bool(options.quick))
+    if options.json:
+        print_json(report)
+    else:
+        show_server(output(), report)
+    return 0
+
+
+def _bench_goodput(options: argparse.Namespace) -> int:
+    import msgspec
+
+    others = ("google.protobuf", "onnxruntime", "onnx", "fastapi", "uvicorn", "uvloop")
+    need_packages("bench goodput", "pip install cotenant-lab", *others)
+    from cotenant_lab.bench.goodput.bench import FULL, QUICK, bench_goodput, live_policies
+    from cotenant_lab.bench.goodput.tables import show_goodput
+    from cotenant_lab.serving.modes import ADMITTED
+
+    known = live_policies()
+    for name in options.only or ():
+        if name.removesuffix(ADMITTED) not in known:
+            raise ConfigError("--only", name, f"choose from {', '.join(known)}, with or without {ADMITTED!r}")
+    runtime = options.runtime or "onnx-cpu"
+    if runtime not in FULL:
+        raise ConfigError("--runtime", runtime, f"choose from {', '.join(FULL)}")
+    settings = QUICK if options.quick else FULL[runtime]
+    if options.slo_times is not None:
+        if not 1 <= options.slo_times <= 1000:
+            raise ConfigError("--slo-times", options.slo_times, "choose 1 to 1000")
+        settings = msgspec.structs.replace(settings, slo_times=options.slo_times)
+    rounds = options.rounds or settings.rounds
+    report = bench_goodput(runtime, rounds, print_line, settings=settings, policies=options.only or ())
+    if options.json:
+        print_json(report)
+    else:
+        show_goodput(output(), report)
+    return 0
+
+
+def _bench_match(options: argparse.Namespace) -> int:
+    from cotenant_lab.bench.match.bench import QUICK_SIZES, SIZES, bench_match
+    from cotenant_lab.bench.match.tables import show_match
+
+    report = bench_match(options.rounds or 3, print_line, sizes=QUICK_SIZES if options.quick else SIZES)
+    if options.json:
+        print_json(report)
+    else:
+        show_match(output(), report)
+    return 0

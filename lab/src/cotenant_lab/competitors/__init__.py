@@ -1,0 +1,1 @@
+"""Servers that the benches compare with."""

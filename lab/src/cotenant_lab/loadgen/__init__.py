@@ -1,0 +1,1 @@
+"""Load generators that run in their own process."""

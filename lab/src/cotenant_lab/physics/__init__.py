@@ -1,0 +1,1 @@
+"""Code that fits the physics of the device model to published data."""

@@ -1,0 +1,1 @@
+"""CUDA client programs for the benches: programs that serve, train, allocate and misbehave."""

@@ -1,0 +1,1 @@
+"""Simulated serving of many models from one device, and bounds on goodput."""

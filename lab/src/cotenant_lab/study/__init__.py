@@ -1,0 +1,1 @@
+"""Studies: comparisons of cotenant with published measurements and papers."""

@@ -1,0 +1,124 @@
+"""Run the studies of papers or read their reports, and print all claims as a table or a page."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from html import escape
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+from rich.console import Console
+from rich.text import Text
+
+from cotenant.cli.render.html.demo import STYLE
+from cotenant.cli.render.tables import table
+from cotenant.errors import ConfigError
+from cotenant_lab.study.all.claims import LABS, AllReport, StudyClaims, study_claims
+from cotenant_lab.study.arkgpu.report import run_arkgpu
+from cotenant_lab.study.data_files import measurement_bytes
+from cotenant_lab.study.dstack.report import run_dstack
+from cotenant_lab.study.fikit.report import run_fikit
+from cotenant_lab.study.muxflow.run import run_muxflow
+
+
+class Lab(Protocol):
+    """Runs a study and returns its report."""
+
+    def __call__(
+        self, directory: Path, seed: int, console: Console, report: Callable[[str], None], *, quick: bool
+    ) -> object: ...
+
+
+def _fikit(directory: Path, seed: int, console: Console, report: Callable[[str], None], *, quick: bool) -> object:
+    return run_fikit(directory, "", seed, console, report, quick=quick)
+
+
+def _arkgpu(directory: Path, seed: int, console: Console, report: Callable[[str], None], *, quick: bool) -> object:
+    found, _ = run_arkgpu(directory, seed, console, report, quick=quick, live=not quick)
+    return found
+
+
+RUNS: Final[Mapping[str, Lab]] = {
+    "fikit": _fikit,
+    "arkgpu": _arkgpu,
+    "dstack": run_dstack,
+    "muxflow": run_muxflow,
+}
+
+
+def run_all(
+    directory: Path,
+    reuse: str,
+    seed: int,
+    console: Console,
+    report: Callable[[str], None],
+    *,
+    quick: bool,
+    runs: Mapping[str, Lab] = RUNS,
+) -> AllReport:
+    """Read each study's report from `reuse`/STUDY.json if it exists; otherwise run the study and write it there."""
+    kept = Path(reuse) if reuse else None
+    if kept is not None and not kept.is_dir():
+        raise ConfigError("--reuse", reuse, "is not a directory; name one with STUDY.json files, or an empty one")
+    labs: list[StudyClaims] = []
+    for lab in LABS:
+        path = None if kept is None else kept / f"{lab}.json"
+        if path is not None and path.exists():
+            report(f"{lab}: read from {path}")
+            labs.append(study_claims(lab, measurement_bytes(path), str(path)))
+            continue
+        report(f"{lab}: running")
+        content = msgspec.json.encode(runs[lab](directory, seed, console, report, quick=quick))
+        if path is not None:
+            _write(path, content)
+        labs.append(study_claims(lab, content, lab))
+    return AllReport(labs=labs)
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise ConfigError("file", str(path), f"cannot be written: {error.strerror}; choose another place") from None
+
+
+def show_all(console: Console, report: AllReport) -> None:
+    """Print the report of `cotenant-lab study all`."""
+    rows: list[list[str | Text]] = [
+        [one.lab, one.claim, one.ours, one.measured, one.does_not_show] for study in report.labs for one in study.claims
+    ]
+    columns = ["STUDY", "PUBLISHED CLAIM", "OUR RESULT", "HOW MEASURED", "WHAT IT DOES NOT SHOW"]
+    console.print(table("claims of the papers and our results", columns, rows, fold=True))
+    console.print()
+    for study in report.labs:
+        missed = [target for target, met in study.met.items() if not met]
+        quick = ", quick: fewer and shorter cases" if study.quick else ""
+        met = f"{len(study.met) - len(missed)} of {len(study.met)} own targets met"
+        text = f"{study.lab} (seed {study.seed}{quick}): {met}"
+        console.print(Text(text, style="green" if not missed else ""))
+        for target in missed:
+            console.print(Text(f"  missed: {target}", style="bold red"))
+
+
+def write_page(path: Path, report: AllReport) -> None:
+    """Write the same as an HTML page."""
+    parts = [
+        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>",
+        "<title>cotenant: all studies</title>",
+        f"<style>{STYLE}td, th {{ text-align: left; vertical-align: top; }}</style>",
+        "<h1>Claims of the papers and results of cotenant</h1>",
+    ]
+    for study in report.labs:
+        quick = "; quick: fewer and shorter cases" if study.quick else ""
+        parts.append(f"<h2>{escape(study.lab)}</h2><p>{escape(study.paper)}; seed {study.seed}{quick}</p>")
+        heads = "".join(f"<th>{name}" for name in ("claim", "our result", "how measured", "what it does not show"))
+        parts.append(f"<table><tr>{heads}</tr>")
+        for one in study.claims:
+            cells = (one.claim, one.ours, one.measured, one.does_not_show)
+            parts.append("<tr>" + "".join(f"<td>{escape(cell)}" for cell in cells) + "</tr>")
+        parts.append("</table><ul>")
+        for target, met in study.met.items():
+            parts.append(f"<li>{'met' if met else '<b>missed</b>'}: {escape(target)}")
+        parts.append("</ul>")
+    _write(path, "\n".join([*parts, "</html>"]).encode())

@@ -1,0 +1,1 @@
+"""Study `arkgpu`: objectives kept and goodput of services and trainings under each sharing mode."""

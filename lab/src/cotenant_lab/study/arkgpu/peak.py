@@ -1,0 +1,167 @@
+"""Find the highest rate of requests answered within the objective by raising the load."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from cotenant.simulate.kernels import RunSettings
+from cotenant.units.instant import SECOND_NS
+from cotenant.workload.arrivals import draw_arrivals, with_arrivals
+from cotenant.workload.load import Workload
+from cotenant.workload.rates import constant_rate
+from cotenant_lab.baselines.modes import share
+from cotenant_lab.baselines.sharing import Guest, RunSpec, SharingOutcome
+from cotenant_lab.study.arkgpu.cases import (
+    LONGEST_NS,
+    OBJECTIVES,
+    OFFLINE_PRIORITY,
+    ONLINE_PRIORITY,
+    REQUESTS_LEAST,
+    RUN_NS,
+    WARM_NS,
+    Mixes,
+    Service,
+    shorten_warmup,
+)
+from cotenant_lab.study.arkgpu.run import ATTAINED
+from cotenant_lab.study.fikit.run import Progress
+from cotenant_lab.study.muxflow_node.run import Distribution, distribution_of
+from cotenant_lab.study.workers import mapping
+
+PART: Final = "rising load"
+LEVELS: Final = (0.15, 0.3, 0.45, 0.6)
+"""Poisson arrivals, over the rate at which the service answers one request after the other."""
+OTHERS: Final = ("exclusive", "mps", "mps-priority")
+MODES: Final = ("cotenant", *OTHERS)
+
+
+class PeakCase(msgspec.Struct, frozen=True, kw_only=True):
+    """A service and a training."""
+
+    name: str
+    service: Service
+    training: Workload
+    seed: int
+
+
+class Peak(msgspec.Struct, frozen=True, kw_only=True):
+    """One service and objective: by mode, over the levels of the load."""
+
+    name: str
+    objective: int
+    levels: tuple[float, ...]
+    attainment: dict[str, list[float]]
+    within: dict[str, list[float]]
+    """Answers within the objective, over what the service answers alone one after the other."""
+    offline: dict[str, list[float]]
+    """Kernel time of the training per time."""
+
+    def peak(self, mode: str) -> float:
+        """Return the highest rate within the objective over the loads."""
+        return max(self.within[mode])
+
+    def sustained(self, mode: str) -> float:
+        """Return the highest load up to which 99 % are within the objective; 0: not even at the lowest."""
+        kept = 0.0
+        for level, part in zip(self.levels, self.attainment[mode], strict=True):
+            if part < ATTAINED:
+                break
+            kept = level
+        return kept
+
+
+class Peaks(msgspec.Struct, frozen=True, kw_only=True):
+    """Results of all cases."""
+
+    cases: list[Peak]
+    peak_vs_mps_pct: Distribution
+    """Highest rate within the objective under cotenant over that under default MPS, as a percentage increase."""
+    peak: dict[str, Distribution]
+    sustained: dict[str, Distribution]
+    sustained_none: dict[str, int]
+    """By mode: cases in which not even the lowest load is sustained."""
+
+
+def peak_cases(mixes: Mixes, seed: int, *, quick: bool) -> list[PeakCase]:
+    """Return every service with the trainings in turn; only one case if quick."""
+    trainings = list(mixes.trainings.values())
+    cases = [
+        PeakCase(
+            name=f"{service.load.name} + {trainings[place % len(trainings)].name}",
+            service=service,
+            training=trainings[place % len(trainings)],
+            seed=seed * 1000 + place,
+        )
+        for place, service in enumerate(mixes.services.values())
+    ]
+    return cases[: 1 if quick else None]
+
+
+def climb(case: PeakCase, setting: RunSettings) -> list[Peak]:
+    """Evaluate every objective; modes that ignore objectives run once."""
+    others = {
+        mode: [share(mode, shorten_warmup(_run(case, setting, level, OBJECTIVES[0]))) for level in LEVELS]
+        for mode in OTHERS
+    }
+    return [
+        _peak(
+            case,
+            objective,
+            {"cotenant": [share("cotenant", _run(case, setting, level, objective)) for level in LEVELS]} | others,
+        )
+        for objective in OBJECTIVES
+    ]
+
+
+def evaluate_peaks(cases: Sequence[PeakCase], setting: RunSettings, workers: int, progress: Progress) -> Peaks:
+    """Evaluate every case; the number of workers does not change results."""
+    found: list[Peak] = []
+    progress(PART, 0, len(cases))
+    with mapping(workers) as mapped:
+        for done, peaks in enumerate(mapped(climb, cases, [setting] * len(cases)), start=1):
+            found += peaks
+            progress(PART, done, len(cases))
+    return peaks_of(found)
+
+
+def peaks_of(found: Sequence[Peak]) -> Peaks:
+    """Summarize; a peak of 0 under MPS counts as a hundredth of the service's capacity."""
+    return Peaks(
+        cases=list(found),
+        peak_vs_mps_pct=distribution_of(
+            [100 * (one.peak("cotenant") / max(one.peak("mps"), 0.01) - 1) for one in found]
+        ),
+        peak={mode: distribution_of([one.peak(mode) for one in found]) for mode in MODES},
+        sustained={mode: distribution_of([one.sustained(mode) for one in found]) for mode in MODES},
+        sustained_none={mode: sum(not one.sustained(mode) for one in found) for mode in MODES},
+    )
+
+
+def _run(case: PeakCase, setting: RunSettings, level: float, objective: int) -> RunSpec:
+    rate_per_s = level * case.service.most_per_s
+    for_ns = WARM_NS + max(RUN_NS, min(round(REQUESTS_LEAST / rate_per_s * SECOND_NS), LONGEST_NS))
+    load = with_arrivals(case.service.load, draw_arrivals(constant_rate(rate_per_s), for_ns, case.seed))
+    online = Guest(load=load, online=True, priority=ONLINE_PRIORITY, slo_ns=case.service.slo_ns(objective))
+    offline = Guest(load=case.training, online=False, priority=OFFLINE_PRIORITY)
+    return RunSpec(guests=(online, offline), setting=setting, for_ns=for_ns, warm_ns=WARM_NS)
+
+
+def _peak(case: PeakCase, objective: int, outcomes: dict[str, list[SharingOutcome]]) -> Peak:
+    slo_ns = case.service.slo_ns(objective)
+    return Peak(
+        name=case.name,
+        objective=objective,
+        levels=LEVELS,
+        attainment={mode: [one.guests[0].attainment(slo_ns) for one in played] for mode, played in outcomes.items()},
+        within={
+            mode: [one.guests[0].within_per_s(slo_ns) / case.service.most_per_s for one in played]
+            for mode, played in outcomes.items()
+        },
+        offline={
+            mode: [one.guests[-1].done_ns / (one.end_ns - one.begin_ns) for one in played]
+            for mode, played in outcomes.items()
+        },
+    )

@@ -1,0 +1,302 @@
+"""Evaluate every case in every sharing mode in simulated time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from cotenant.simulate.kernels import RunSettings
+from cotenant_lab.baselines.modes import share
+from cotenant_lab.baselines.sharing import RunSpec, ShareChange, SharingOutcome, TenantResult
+from cotenant_lab.study.arkgpu.cases import OBJECTIVES, RUN_NS, ArkCase, run_of, shorten_warmup
+from cotenant_lab.study.fikit.run import Progress
+from cotenant_lab.study.muxflow_node.run import Distribution, distribution_of
+from cotenant_lab.study.workers import mapping
+
+PART: Final = "simulated"
+OURS: Final = ("cotenant", "cotenant-slice")
+"""Modes that use the objective; the others run once and are evaluated with every objective."""
+OTHERS: Final = (
+    "exclusive",
+    "mps",
+    "mps-percent",
+    "mps-percent-knee",
+    "mps-priority",
+    "slices",
+    "grid",
+    "tgs",
+)
+MODES: Final = (*OURS, *OTHERS)
+_ADAPT: Final = ("tgs",)
+"""Other modes that need time to adapt."""
+ATTAINED: Final = 0.99
+
+
+class ModeMetrics(msgspec.Struct, frozen=True, kw_only=True):
+    """One sharing mode in one case, by one objective."""
+
+    attainment: float
+    """Of the requests of all services that were due in the window, the fraction answered within the objective."""
+    worst: float
+    """The same for the service with the lowest fraction."""
+    within_per_s: float
+    p99_ratio: float
+    """Maximum over services: p99 latency from due to answer, over the p99 alone."""
+    offline: float
+    """Completed kernel time of the training, over that on a dedicated device in the same time."""
+    gpus: int
+    goodput: float
+    """Per device: sum of the fraction of requests answered within the objective over all services, and the training's
+    progress."""
+    goodput_capacity: float
+    """Per device: sum of the rate within the objective over the rate alone one after the other over all services,
+    and the training's progress."""
+    busy: float
+    """Fraction of the devices' time with a block running."""
+
+
+class ArkResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One case and objective: the results of every mode."""
+
+    name: str
+    load: str
+    level: float
+    objective: int
+    slo_ms: float
+    requests: int
+    modes: dict[str, ModeMetrics]
+    turns: dict[str, int]
+    """By mode of ours: number of changes of the share."""
+    services_only: float
+    """Lowest attainment of the services on one device without a training: their effect on each other."""
+    share_mean: dict[str, float]
+    """By mode of ours: mean online share over time."""
+
+
+class CaseTimeline(msgspec.Struct, frozen=True, kw_only=True):
+    """A case over time, for plots."""
+
+    name: str
+    objective: int
+    slo_ms: float
+    begin_ns: int
+    """Start of the measured window; other instants are relative to it."""
+    end_ns: int
+    turns: tuple[ShareChange, ...]
+    latencies: dict[str, tuple[tuple[int, int], ...]]
+    """By mode: when a request of the first service was due, and how long it took."""
+    offline: dict[str, tuple[tuple[int, int], ...]]
+    """By mode: time, and completed kernel time of the training since the start of the window."""
+
+
+class DeviceRun(msgspec.Struct, frozen=True, kw_only=True):
+    """Results of a case for all objectives."""
+
+    results: list[ArkResult]
+    timelines: list[CaseTimeline]
+
+
+def evaluate_case(case: ArkCase, setting: RunSettings, run_ns: int, *, shown: bool = False) -> DeviceRun:
+    """Run a case in all modes; the result depends on the case and the setting alone."""
+    plain = run_of(case, setting, OBJECTIVES[0], run_ns)
+    online = tuple(guest for guest in plain.guests if guest.online)
+    services = share(
+        "mps", msgspec.structs.replace(shorten_warmup(plain), guests=shorten_warmup(plain).guests[: len(online)])
+    )
+    others = {mode: share(mode, plain if mode in _ADAPT else shorten_warmup(plain)) for mode in OTHERS}
+    results, timelines = [], []
+    for objective in OBJECTIVES:
+        run = run_of(case, setting, objective, run_ns)
+        outcomes = {mode: share(mode, run) for mode in OURS} | others
+        results.append(ark_result(case, run, objective, outcomes, services))
+        if shown:
+            timelines.append(_timeline(case, run, objective, outcomes))
+    return DeviceRun(results=results, timelines=timelines)
+
+
+def ark_result(
+    case: ArkCase, run: RunSpec, objective: int, outcomes: Mapping[str, SharingOutcome], services: SharingOutcome
+) -> ArkResult:
+    """Evaluate the same requests in every mode."""
+    alone = outcomes["exclusive"]
+    ours = {mode: outcome for mode, outcome in outcomes.items() if mode in OURS}
+    return ArkResult(
+        name=case.name,
+        load=case.load,
+        level=case.level,
+        objective=objective,
+        slo_ms=run.guests[0].slo_ns / 1e6,
+        requests=sum(_known(run, alone)),
+        modes={mode: mode_metrics(case, run, outcome, alone) for mode, outcome in outcomes.items()},
+        turns={mode: sum(turn.at_ns >= run.warm_ns for turn in outcome.turns) for mode, outcome in ours.items()},
+        services_only=min(
+            result.attainment(guest.slo_ns) for guest, result in zip(run.guests, services.guests, strict=False)
+        ),
+        share_mean={mode: _mean_share(outcome) for mode, outcome in ours.items()},
+    )
+
+
+def mode_metrics(case: ArkCase, run: RunSpec, outcome: SharingOutcome, alone: SharingOutcome) -> ModeMetrics:
+    """Compute the metrics of one mode."""
+    online = [
+        (service, guest, result)
+        for service, guest, result in zip(case.services, run.guests, outcome.guests, strict=False)
+        if guest.online
+    ]
+    parts = [result.attainment(guest.slo_ns) for _, guest, result in online]
+    kept = [result.kept(guest.slo_ns) for _, guest, result in online]
+    per_s = [result.within_per_s(guest.slo_ns) for _, guest, result in online]
+    offline = outcome.guests[-1].done_ns / max(alone.guests[-1].done_ns, 1)
+    capacity = sum(rate / service.most_per_s for rate, (service, _, _) in zip(per_s, online, strict=True))
+    span_ns = outcome.end_ns - outcome.begin_ns
+    return ModeMetrics(
+        attainment=sum(within for within, _ in kept) / max(sum(known for _, known in kept), 1),
+        worst=min(parts),
+        within_per_s=sum(per_s),
+        p99_ratio=max(result.quantile_ns(ATTAINED) / service.p99_ns for service, _, result in online),
+        offline=offline,
+        gpus=outcome.gpus,
+        goodput=(sum(parts) + offline) / outcome.gpus,
+        goodput_capacity=(capacity + offline) / outcome.gpus,
+        busy=outcome.busy_ns / (span_ns * outcome.gpus),
+    )
+
+
+def evaluate_cases(
+    cases: Sequence[ArkCase], setting: RunSettings, workers: int, progress: Progress, *, run_ns: int = RUN_NS
+) -> tuple[list[ArkResult], list[CaseTimeline]]:
+    """Evaluate every case, independent of the number of workers; the first case of every load gets a timeline."""
+    results: list[ArkResult] = []
+    timelines: list[CaseTimeline] = []
+    first = {case.load: case.name for case in reversed(cases)}
+    shown = [case.name in first.values() for case in cases]
+    progress(PART, 0, len(cases))
+    with mapping(workers) as mapped:
+        each = mapped(_evaluate, cases, [setting] * len(cases), [run_ns] * len(cases), shown)
+        for done, played in enumerate(each, start=1):
+            results += played.results
+            timelines += played.timelines
+            progress(PART, done, len(cases))
+    return results, timelines
+
+
+def _evaluate(case: ArkCase, setting: RunSettings, run_ns: int, shown: bool) -> DeviceRun:  # noqa: FBT001 - a column of a map
+    return evaluate_case(case, setting, run_ns, shown=shown)
+
+
+_Of = Callable[[ArkResult], float]
+
+
+class ArkSimulation(msgspec.Struct, frozen=True, kw_only=True):
+    """Results of all cases: distributions by metric, and by mode and metric."""
+
+    cases: list[ArkResult]
+    against: dict[str, Distribution]
+    """Ratios of `cotenant` to others, as percentage increases."""
+    none_within: int
+    """Cases in which default MPS answered nothing within the objective; they count as one request."""
+    modes: dict[str, dict[str, Distribution]]
+    attainable: int
+    """Cases in which a dedicated device reaches the objective."""
+    attained: dict[str, int]
+    """By mode: in how many of these it reaches the objective, too."""
+    by_load: dict[str, dict[str, Distribution]]
+
+
+def simulated_of(results: Sequence[ArkResult]) -> ArkSimulation:
+    """Summarize all cases."""
+    reachable = [one for one in results if one.modes["exclusive"].worst >= ATTAINED]
+    by_load: dict[str, list[ArkResult]] = {}
+    for one in results:
+        by_load.setdefault(one.load, []).append(one)
+    return ArkSimulation(
+        cases=list(results),
+        against={name: distribution_of([of(one) for one in results]) for name, of in AGAINST.items()},
+        none_within=sum(not one.modes["mps"].within_per_s for one in results),
+        modes={
+            mode: {name: distribution_of([of(one, mode) for one in results]) for name, of in _METRICS.items()}
+            for mode in MODES
+        },
+        attainable=len(reachable),
+        attained={mode: sum(one.modes[mode].worst >= ATTAINED for one in reachable) for mode in MODES},
+        by_load={
+            load: {name: distribution_of([of(one) for one in some]) for name, of in AGAINST.items()}
+            for load, some in by_load.items()
+        },
+    )
+
+
+def _throughput(one: ArkResult) -> float:
+    """Return the increase over MPS, which counts at least one request so that the ratio is finite."""
+    each = one.modes["exclusive"].within_per_s / max(one.requests * one.modes["exclusive"].attainment, 1)
+    return 100 * (one.modes["cotenant"].within_per_s / max(one.modes["mps"].within_per_s, each) - 1)
+
+
+def _goodput(other: str, metric: str) -> _Of:
+    def of(one: ArkResult) -> float:
+        ours, theirs = getattr(one.modes["cotenant"], metric), getattr(one.modes[other], metric)
+        return 100 * (float(ours) / max(float(theirs), 1e-9) - 1)
+
+    return of
+
+
+AGAINST: Final[dict[str, _Of]] = {
+    "throughput_vs_mps_pct": _throughput,
+    "goodput_vs_exclusive_pct": _goodput("exclusive", "goodput"),
+    "goodput_vs_mps_pct": _goodput("mps", "goodput"),
+    "goodput_capacity_vs_exclusive_pct": _goodput("exclusive", "goodput_capacity"),
+    "goodput_capacity_vs_mps_pct": _goodput("mps", "goodput_capacity"),
+}
+_METRICS: Final[dict[str, Callable[[ArkResult, str], float]]] = {
+    "attainment": lambda one, mode: one.modes[mode].attainment,
+    "p99_ratio": lambda one, mode: one.modes[mode].p99_ratio,
+    "offline": lambda one, mode: one.modes[mode].offline,
+    "goodput": lambda one, mode: one.modes[mode].goodput,
+    "goodput_capacity": lambda one, mode: one.modes[mode].goodput_capacity,
+    "busy": lambda one, mode: one.modes[mode].busy,
+}
+
+
+def _known(run: RunSpec, outcome: SharingOutcome) -> list[int]:
+    return [
+        result.kept(guest.slo_ns)[1] for guest, result in zip(run.guests, outcome.guests, strict=True) if guest.online
+    ]
+
+
+def _mean_share(outcome: SharingOutcome) -> float:
+    """Return the mean share over the window; the time before the first change is omitted."""
+    total = span = 0
+    ends = [turn.at_ns for turn in outcome.turns[1:]] + [outcome.end_ns]
+    for turn, end_ns in zip(outcome.turns, ends, strict=False):
+        lasted_ns = max(end_ns - max(turn.at_ns, outcome.begin_ns), 0)
+        total += lasted_ns * turn.online_ppm
+        span += lasted_ns
+    return total / span / 1e6 if span else 0.0
+
+
+def _timeline(case: ArkCase, run: RunSpec, objective: int, outcomes: Mapping[str, SharingOutcome]) -> CaseTimeline:
+    drawn = {mode: outcomes[mode] for mode in ("cotenant", "mps", "exclusive")}
+    firsts = {mode: outcome.guests[0] for mode, outcome in drawn.items()}
+    return CaseTimeline(
+        name=case.name,
+        objective=objective,
+        slo_ms=run.guests[0].slo_ns / 1e6,
+        begin_ns=run.warm_ns,
+        end_ns=run.for_ns,
+        turns=drawn["cotenant"].turns,
+        latencies={
+            mode: tuple(
+                (due - result.begin_ns, end - due) for due, end in zip(result.dues_ns, result.ends_ns, strict=False)
+            )
+            for mode, result in firsts.items()
+        },
+        offline={mode: _since(outcome.guests[-1], run.sample_ns) for mode, outcome in drawn.items()},
+    )
+
+
+def _since(result: TenantResult, sample_ns: int) -> tuple[tuple[int, int], ...]:
+    points = [((place + 1) * sample_ns - result.begin_ns, done) for place, done in enumerate(result.progress_ns)]
+    base = next((done for at, done in reversed(points) if at <= 0), 0)
+    return tuple((at, done - base) for at, done in points if at >= 0)

@@ -1,0 +1,1 @@
+"""Study `device`: the software GPU's physics compared with published measurements."""

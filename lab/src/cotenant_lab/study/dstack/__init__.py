@@ -1,0 +1,1 @@
+"""Study `dstack`: many models served from one GPU under each sharing mode."""

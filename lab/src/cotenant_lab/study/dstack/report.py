@@ -1,0 +1,262 @@
+"""Report of study `dstack`: distributions over combinations, the paper's results, and targets."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+from rich.console import Console
+
+from cotenant.errors import ConfigError
+from cotenant_lab.data.parvagpu import read_profiles
+from cotenant_lab.data.rapp import read_surface
+from cotenant_lab.serving.modes import ADMITTED, OURS, TEMPORAL
+from cotenant_lab.study.data_files import DATA_PAGE, measurement_bytes, missing_data
+from cotenant_lab.study.dstack.cases import (
+    MISSING,
+    NAMED,
+    SIZES,
+    SLO_TIMES,
+    ModelCurves,
+    combinations,
+    model_curves,
+    served_models,
+)
+from cotenant_lab.study.dstack.law import evaluate_law
+from cotenant_lab.study.dstack.run import MODES, OFFERED_LOADS, POISSON, PUBLISHED, CombinationTask, ServedRun, play_all
+from cotenant_lab.study.progress import show_parts
+
+CAPACITY: Final = 1.0
+OVERLOAD: Final = 2.0
+ATTAINED: Final = 0.99
+ALL: Final = "all"
+_SURFACE: Final = "rapp/v100_latency_ms_by_sm_quota_batch.csv.gz"
+_PROFILES: Final = "parvagpu/all_models.csv"
+_QUICK_EVERY: Final = 8
+"""In a quick run, one in this many combinations."""
+
+
+class DstackPaper(msgspec.Struct, frozen=True):
+    """Results that the paper reports, with other programs and one kind of real GPU."""
+
+    source: str = "D-STACK, arXiv 2304.13541"
+    throughput: float = 4.0
+    """Up to this multiple of the throughput of other modes."""
+    utilization: float = 1.6
+    of_ideal: float = 0.9
+    """More than this fraction of an ideal scheduler's throughput."""
+
+
+class MetricSpread(msgspec.Struct, frozen=True, kw_only=True):
+    """Distribution of a metric over combinations."""
+
+    n: int
+    min: float
+    quarter: float
+    median: float
+    three_quarters: float
+    max: float
+
+
+class ModeComparison(msgspec.Struct, frozen=True, kw_only=True):
+    """Ours compared with one other mode, over the combinations of a size or of all."""
+
+    mode: str
+    models: str
+    throughput: MetricSpread
+    """Ours over its goodput, each at its best load."""
+    throughput_admitted: MetricSpread
+    """The same, if the mode may use our admission where that is better for it."""
+    utilization: MetricSpread
+    """Ours over its utilization, each at its highest."""
+
+
+class LoadSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """One mode at one load, over all combinations."""
+
+    mode: str
+    rhythm: str
+    load: float
+    of_bound: MetricSpread
+    of_fair_bound: MetricSpread
+    missed: MetricSpread
+    attainment_admitted: MetricSpread
+    utilization: MetricSpread
+    fairness: MetricSpread
+    device_fairness: MetricSpread
+    mean_batch: float
+
+
+class DstackReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The results of study `dstack`."""
+
+    lab: str = "dstack"
+    seed: int
+    quick: bool
+    paper: DstackPaper = DstackPaper()
+    missing: list[str]
+    slo_times: float = SLO_TIMES
+    models: list[ModelCurves]
+    combinations: dict[str, int]
+    """Number of combinations of each size."""
+    results: list[ModeComparison]
+    loads: list[LoadSummary]
+    hold: dict[str, MetricSpread]
+    """By mode: goodput at twice the capacity over the highest at any load."""
+    unshared_law: dict[str, MetricSpread]
+    """By number of processes on a whole A100: measured latency over that of the law for runs without shares."""
+    met: dict[str, bool]
+    cases: list[ServedRun]
+
+
+def spread_of(values: Iterable[float]) -> MetricSpread:
+    """Return the distribution of one or more values."""
+    ordered = sorted(values)
+    low, median, high = statistics.quantiles(ordered, n=4, method="inclusive") if len(ordered) > 1 else [ordered[0]] * 3
+    metrics = [round(value, 6) for value in (ordered[0], low, median, high, ordered[-1])]
+    return MetricSpread(
+        n=len(ordered), min=metrics[0], quarter=metrics[1], median=metrics[2], three_quarters=metrics[3], max=metrics[4]
+    )
+
+
+def report_of(
+    models: Sequence[ModelCurves],
+    played: Sequence[ServedRun],
+    law: Mapping[int, Sequence[float]],
+    seed: int,
+    *,
+    quick: bool,
+) -> DstackReport:
+    """Build the report from all runs."""
+    by_case: dict[tuple[str, ...], list[ServedRun]] = {}
+    for one in played:
+        by_case.setdefault(tuple(one.models), []).append(one)
+    sizes: dict[str, int] = {}
+    for names in by_case:
+        sizes[str(len(names))] = sizes.get(str(len(names)), 0) + 1
+    results = [
+        _comparison(mode, size, [case for names, case in by_case.items() if size in (ALL, str(len(names)))])
+        for mode in PUBLISHED
+        for size in (ALL, *sizes)
+    ]
+    loads = _loads(played)
+    modes = list(dict.fromkeys(one.mode for one in played))
+    hold = {mode: spread_of(_hold(case, mode) for case in by_case.values()) for mode in modes}
+    return DstackReport(
+        seed=seed,
+        quick=quick,
+        missing=list(MISSING),
+        models=list(models),
+        combinations=sizes,
+        results=results,
+        loads=loads,
+        hold=hold,
+        unshared_law={str(count): spread_of(ratios) for count, ratios in law.items()},
+        met=_met(results, loads, hold),
+        cases=list(played),
+    )
+
+
+def _most(case: Sequence[ServedRun], modes: Sequence[str], of: Callable[[ServedRun], float]) -> float:
+    return max(of(one) for one in case if one.mode in modes and one.rhythm == POISSON)
+
+
+def _comparison(mode: str, size: str, cases: Sequence[Sequence[ServedRun]]) -> ModeComparison:
+    def over(modes: Sequence[str], of: Callable[[ServedRun], float]) -> MetricSpread:
+        return spread_of(_most(case, [OURS], of) / max(_most(case, modes, of), 1e-9) for case in cases)
+
+    return ModeComparison(
+        mode=mode,
+        models=size,
+        throughput=over([mode], lambda one: one.goodput_per_s),
+        throughput_admitted=over([mode, mode + ADMITTED], lambda one: one.goodput_per_s),
+        utilization=over([mode], lambda one: one.utilization),
+    )
+
+
+def _hold(case: Sequence[ServedRun], mode: str) -> float:
+    at_most = _most(case, [mode], lambda one: one.goodput_per_s)
+    past = max(one.goodput_per_s for one in case if one.mode == mode and one.load == OVERLOAD)
+    return past / at_most if at_most else 0.0
+
+
+def _loads(played: Sequence[ServedRun]) -> list[LoadSummary]:
+    groups: dict[tuple[str, float, str], list[ServedRun]] = {}
+    for one in played:
+        groups.setdefault((one.rhythm, one.load, one.mode), []).append(one)
+    return [
+        LoadSummary(
+            mode=mode,
+            rhythm=rhythm,
+            load=load,
+            of_bound=spread_of(one.of_bound for one in group),
+            of_fair_bound=spread_of(one.of_fair_bound for one in group),
+            missed=spread_of(one.missed for one in group),
+            attainment_admitted=spread_of(one.attainment_admitted for one in group),
+            utilization=spread_of(one.utilization for one in group),
+            fairness=spread_of(one.fairness for one in group),
+            device_fairness=spread_of(one.device_fairness for one in group),
+            mean_batch=round(statistics.median(one.mean_batch for one in group), 3),
+        )
+        for (rhythm, load, mode), group in groups.items()
+    ]
+
+
+def _met(
+    results: Sequence[ModeComparison], loads: Sequence[LoadSummary], hold: Mapping[str, MetricSpread]
+) -> dict[str, bool]:
+    paper = DstackPaper()
+    temporal = next(one for one in results if one.mode == TEMPORAL and one.models == ALL)
+    ours = [one for one in loads if one.mode == OURS]
+    full = next(one for one in ours if one.load == CAPACITY)
+    found = {
+        f"in time over temporal sharing, median >= {paper.throughput:g}x": temporal.throughput_admitted.median
+        >= paper.throughput,
+        f"utilization over temporal sharing, median >= {paper.utilization:g}x": temporal.utilization.median
+        >= paper.utilization,
+        f"of the bound, at capacity, median >= {paper.of_ideal:.0%}": full.of_bound.median >= paper.of_ideal,
+        f"admitted in time, at every load, median >= {ATTAINED:.0%}": all(
+            one.attainment_admitted.median >= ATTAINED for one in ours
+        ),
+        "held at twice the capacity, median >= 95 %": hold[OURS].median >= 0.95,
+    }
+    for mode in PUBLISHED:
+        one = next(one for one in results if one.mode == mode and one.models == ALL)
+        found[f"in time over {mode} with our admission, a quarter or less of combinations below 1x"] = (
+            one.throughput_admitted.quarter >= 1.0
+        )
+    return found
+
+
+def run_dstack(
+    directory: Path, seed: int, console: Console, report: Callable[[str], None], *, quick: bool
+) -> DstackReport:
+    """Run the study with a progress bar on a terminal, or one line elsewhere."""
+    path = directory / _SURFACE
+    if not path.exists():
+        raise missing_data(path)
+    surface = read_surface(measurement_bytes(path), str(path))
+    models = served_models(surface)
+    if len(models) < min(SIZES):
+        wanted = ", ".join(NAMED.values())
+        raise ConfigError("data", str(path), f"has fewer than two of {wanted}; {DATA_PAGE}")
+    for name in NAMED.values():
+        if name not in {model.name for model in models}:
+            report(f"omitted: {name}: was not measured")
+    law: dict[int, list[float]] = {}
+    if (directory / _PROFILES).exists():
+        law = evaluate_law(read_profiles(measurement_bytes(directory / _PROFILES), str(directory / _PROFILES)))
+    else:
+        report(f"omitted: how runs without shares divide a GPU: {directory / _PROFILES} does not exist")
+    chosen = combinations(models)
+    if quick:
+        chosen = chosen[::-_QUICK_EVERY]  # starting with the last one, which has all models
+    tasks = [CombinationTask(one, OFFERED_LOADS, MODES, seed * len(chosen) + place) for place, one in enumerate(chosen)]
+    tasks.sort(key=lambda task: -len(task.models))  # longest first, so that no process runs alone at the end
+    with show_parts(console, report, "to play") as progress:
+        played = play_all(tasks, os.cpu_count() or 1, progress)
+    return report_of([model_curves(surface, model) for model in models], played, law, seed, quick=quick)

@@ -1,0 +1,1 @@
+"""Study `fikit`: gap filling over many pairs of programs, compared with an oracle."""

@@ -1,0 +1,224 @@
+"""Report of study `fikit`: groups of cases, curves over the bounds, agreement with live runs, and targets."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+from rich.console import Console
+
+from cotenant.errors import ConfigError
+from cotenant.gate.rules import GateRules
+from cotenant.simulate.kernels import RunSettings
+from cotenant.softgpu.sim.device import preset
+from cotenant.units.instant import MICROSECOND_NS
+from cotenant_lab.bench.fill.bench import swept
+from cotenant_lab.bench.fill.metrics import COTENANT
+from cotenant_lab.bench.fill.pairs import MissingPair, Pair
+from cotenant_lab.study.fikit.cases import catalogue, sweep, timelines
+from cotenant_lab.study.fikit.run import PAPER, FikitCase, FikitGroup, FikitResult, Progress, evaluate_all
+from cotenant_lab.study.progress import show_parts
+
+BOUNDS_US: Final = (100, 250, 500, 1000, 2000)
+DELAYS_PPM: Final = (0, 5_000, 10_000, 20_000, 50_000, 100_000)
+COMPARED: Final = ("online_delay_ratio", "online_speedup_vs_sharing", "online_slowdown", "offline_vs_alone")
+_FEWEST: Final = 3
+"""Minimum number of pairs for a rank correlation."""
+PRESET: Final = "v100"
+
+
+class RulePoint(msgspec.Struct, frozen=True, kw_only=True):
+    """One pair at one value of a rule."""
+
+    pair: str
+    rule: str
+    """"bound" or "delay"."""
+    value: float
+    """Microseconds, or a fraction of the time."""
+    sharing: str
+    online_delay_ratio: float
+    online_slowdown: float
+    offline_vs_alone: float
+    fill_vs_oracle: float
+
+
+class LiveAgreement(msgspec.Struct, frozen=True, kw_only=True):
+    """One metric, live and simulated, over the pairs that both have."""
+
+    metric: str
+    sharing: str
+    pairs: int
+    spearman: float
+    median_error: float
+    """Median of the absolute differences."""
+
+
+class FikitReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The results of study `fikit`."""
+
+    lab: str = "fikit"
+    seed: int
+    quick: bool
+    paper: dict[str, str]
+    groups: dict[str, FikitGroup]
+    curve: list[RulePoint]
+    left_out: list[MissingPair]
+    agreement: list[LiveAgreement]
+    met: dict[str, bool]
+
+
+def curve_cases(pairs: Sequence[Pair], *, quick: bool) -> list[tuple[str, float, FikitCase]]:
+    """Return pairs with gaps within requests, with few gaps, and with pauses between, at several bounds and delays."""
+    rules = GateRules()
+    bounds = BOUNDS_US[::2] if quick else BOUNDS_US
+    delays = DELAYS_PPM[::3] if quick else DELAYS_PPM
+    found: list[tuple[str, float, FikitCase]] = []
+    for pair in swept(list(pairs)):
+        for bound_us in bounds:
+            changed = msgspec.structs.replace(rules, bound_ns=bound_us * MICROSECOND_NS)
+            found.append(("bound", float(bound_us), FikitCase(pair=pair, rules=changed)))
+        for delay_ppm in delays:
+            changed = msgspec.structs.replace(rules, delay_ppm=delay_ppm)
+            found.append(("delay", delay_ppm / 1e6, FikitCase(pair=pair, rules=changed)))
+    return found
+
+
+def evaluate_fikit(
+    groups: dict[str, Sequence[FikitCase]],
+    curve: Sequence[tuple[str, float, FikitCase]],
+    left_out: Sequence[MissingPair],
+    setting: RunSettings,
+    live: dict[str, Any] | None,
+    workers: int,
+    progress: Progress,
+    *,
+    quick: bool,
+) -> FikitReport:
+    """Evaluate all groups and the curve; `live` is the output of `cotenant-lab bench fill --json`."""
+    name = "bounds and delays"
+    found = evaluate_all({**groups, name: [case for _, _, case in curve]}, setting, workers, progress)
+    swept_cases = found.pop(name).cases
+    points = [
+        point
+        for (rule, value, case), result in zip(curve, swept_cases, strict=True)
+        for point in _points(rule, value, case, result)
+    ]
+    return FikitReport(
+        seed=setting.seed,
+        quick=quick,
+        paper=PAPER,
+        groups=found,
+        curve=points,
+        left_out=list(left_out),
+        agreement=agreement_of(live, found["pairs"]) if live is not None and "pairs" in found else [],
+        met=_met(found),
+    )
+
+
+def _points(rule: str, value: float, case: FikitCase, result: FikitResult) -> list[RulePoint]:
+    metrics = result.metrics
+    return [
+        RulePoint(
+            pair=case.pair.name,
+            rule=rule,
+            value=value,
+            sharing=sharing,
+            online_delay_ratio=metrics.online_delay_ratio[mode],
+            online_slowdown=metrics.online_slowdown[mode],
+            offline_vs_alone=metrics.offline_vs_alone[mode],
+            fill_vs_oracle=result.fill_vs_oracle[sharing],
+        )
+        for sharing, mode in COTENANT.items()
+    ]
+
+
+def _met(groups: dict[str, FikitGroup]) -> dict[str, bool]:
+    """Return the targets over the bench's pairs, for MPS, where the oracle needs no context switches."""
+    if "pairs" not in groups:
+        return {}
+    metrics = groups["pairs"].metrics
+    return {
+        "online_delay_ratio_mps median <= 0.02": metrics["online_delay_ratio_mps"].median <= 0.02,
+        "online_delay_ratio_mps max <= 0.05": metrics["online_delay_ratio_mps"].max <= 0.05,
+        "online_delay_of_wall_mps max <= 0.05": metrics["online_delay_of_wall_mps"].max <= 0.05,
+        "fill_vs_oracle_mps median >= 0.9": metrics["fill_vs_oracle_mps"].median >= 0.9,
+    }
+
+
+def agreement_of(live: dict[str, Any], simulated: FikitGroup) -> list[LiveAgreement]:
+    """Return rank correlation and differences of live and simulated metrics."""
+    measured = {one["name"]: one for one in live.get("pairs", [])}
+    found = []
+    for metric in COMPARED:
+        for sharing, mode in COTENANT.items():
+            key = sharing if metric == "online_speedup_vs_sharing" else mode
+            both = [
+                (measured[one.metrics.name][metric][key], getattr(one.metrics, metric)[key])
+                for one in simulated.cases
+                if key in measured.get(one.metrics.name, {}).get(metric, {})
+            ]
+            if len(both) >= _FEWEST:
+                found.append(
+                    LiveAgreement(
+                        metric=metric,
+                        sharing=sharing,
+                        pairs=len(both),
+                        spearman=spearman([one for one, _ in both], [other for _, other in both]),
+                        median_error=statistics.median(abs(one - other) for one, other in both),
+                    )
+                )
+    return found
+
+
+def spearman(first: Sequence[float], second: Sequence[float]) -> float:
+    """Return the correlation of the ranks, ties averaged; 0 if one side is constant."""
+    one, other = _ranks(first), _ranks(second)
+    if len(set(one)) == 1 or len(set(other)) == 1:
+        return 0.0
+    return statistics.correlation(one, other)
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    ordered = sorted(values)
+    return [ordered.index(value) + (ordered.count(value) - 1) / 2 for value in values]
+
+
+def run_fikit(
+    directory: Path, live: str, seed: int, console: Console, report: Callable[[str], None], *, quick: bool
+) -> FikitReport:
+    """Run the study with a progress bar on a terminal, or one line per part elsewhere."""
+    measured = _live(live) if live else None
+    pairs, missing = catalogue(directory, quick=quick)
+    traced, unfit = timelines(directory, quick=quick)
+    left_out = [*missing, *unfit]
+    for one in left_out:
+        report(f"omitted: {one.name}: {one.why}")
+    groups = {"pairs": pairs, "sweep": sweep(quick=quick), "timelines": traced}
+    with show_parts(console, report, "to play") as progress:
+        return evaluate_fikit(
+            {name: cases for name, cases in groups.items() if cases},
+            curve_cases([case.pair for case in pairs], quick=quick),
+            left_out,
+            RunSettings(device=preset(PRESET), seed=seed),
+            measured,
+            os.cpu_count() or 1,
+            progress,
+            quick=quick,
+        )
+
+
+def _live(file: str) -> dict[str, Any]:
+    try:
+        found = msgspec.json.decode(Path(file).read_bytes(), type=dict[str, Any])
+    except OSError as error:
+        raise ConfigError("--live", file, f"cannot be read: {error.strerror}; check the path") from None
+    except msgspec.DecodeError as error:
+        remedy = f"is not JSON of `cotenant-lab bench fill --json`: {error}; create it again"
+        raise ConfigError("--live", file, remedy) from None
+    if found.get("bench") != "fill":
+        raise ConfigError("--live", file, "is not the output of `cotenant-lab bench fill --json`; name that file")
+    return found

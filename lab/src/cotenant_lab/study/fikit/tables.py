@@ -1,0 +1,77 @@
+"""Terminal tables of study `fikit`."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.text import Text
+
+from cotenant.cli.render.tables import table
+from cotenant_lab.bench.fill.metrics import COTENANT
+from cotenant_lab.study.fikit.report import FikitReport
+from cotenant_lab.study.fikit.run import FikitGroup, FikitResult
+
+_NAME_MOST = 44
+_SHOWN = (
+    "online_delay_ratio",
+    "online_delay_of_wall",
+    "online_speedup_vs_sharing",
+    "online_slowdown",
+    "offline_ratio_vs_sharing",
+    "offline_vs_alone",
+    "fill_vs_oracle",
+)
+
+
+def show_fikit(console: Console, report: FikitReport) -> None:
+    """Print the report of `cotenant-lab study fikit`."""
+    for sharing in COTENANT:
+        pairs = report.groups.get("pairs")
+        if pairs is not None:
+            _show_cases(console, pairs, sharing)
+    for group in report.groups.values():
+        _show_group(console, group)
+    paper = "; ".join(f"{name} {text}" for name, text in report.paper.items())
+    console.print(Text(f"FIKIT, as published (other programs, real GPUs): {paper}"))
+    for one in report.agreement:
+        console.print(
+            Text(
+                f"live and simulated, {one.metric} ({one.sharing}): Spearman {one.spearman:.2f}, "
+                f"median difference {one.median_error:.3f} over {one.pairs} pairs"
+            )
+        )
+    for target, met in report.met.items():
+        console.print(Text(f"{target}: {'met' if met else 'missed'}", style="green" if met else "bold red"))
+
+
+def _show_cases(console: Console, group: FikitGroup, sharing: str) -> None:
+    columns = ["PAIR", "GAPS", "DELAY", "OF WALL", "SPEEDUP", "OFFLINE / SHARING", "/ ALONE", "/ ORACLE"]
+    rows: list[list[str | Text]] = [_row(one, sharing) for one in group.cases]
+    console.print(table(f"cotenant against {sharing}", columns, rows))
+    console.print()
+
+
+def _row(one: FikitResult, sharing: str) -> list[str | Text]:
+    metrics, mode = one.metrics, COTENANT[sharing]
+    return [
+        metrics.name[:_NAME_MOST],
+        f"{one.gap_ratio:.0%}",
+        f"{metrics.online_delay_ratio[mode]:.3f}",
+        f"{one.delay_of_wall[sharing]:.3f}",
+        f"{metrics.online_speedup_vs_sharing[sharing]:.2f}",
+        f"{metrics.offline_ratio_vs_sharing[sharing]:.2f}",
+        f"{metrics.offline_vs_alone[mode]:.3f}",
+        f"{one.fill_vs_oracle[sharing]:.2f}",
+    ]
+
+
+def _show_group(console: Console, group: FikitGroup) -> None:
+    rows: list[list[str | Text]] = []
+    for sharing in COTENANT:
+        for metric in _SHOWN:
+            found = group.metrics.get(f"{metric}_{sharing}")
+            if found is not None:
+                rows.append([metric, sharing, f"{found.min:.3f}", f"{found.median:.3f}", f"{found.max:.3f}"])
+    console.print(table(f"{group.name}: {len(group.cases)} cases", ["METRIC", "SHARING", "MIN", "MEDIAN", "MAX"], rows))
+    parts = ", ".join(f"{part:.0%} against {sharing}" for sharing, part in group.fast_fraction.items())
+    console.print(Text(f"online more than 3.5 times as fast: {parts}"))
+    console.print()

@@ -1,0 +1,1 @@
+"""Study `muxflow`: a cluster before and after sharing, under each placement policy."""

@@ -1,0 +1,279 @@
+"""Simulate the same jobs and services under every placement policy and sharing mode.
+
+The product's own cluster state machine decides; the effect of services and trainings on each other is the simulated
+physics of `cotenant.cluster.sim`, from measured curves, which the state machine does not know.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import numpy as np
+from rich.console import Console
+
+from cotenant.cluster.policy import ROUNDS
+from cotenant.cluster.sim.jobs import SimJobState
+from cotenant.cluster.sim.scenario import ClusterScenario, ControllerConfig, NodesConfig, OnlineConfig, TraceConfig
+from cotenant.simulate.cluster import simulate_cluster
+from cotenant.units.instant import SECOND_NS
+from cotenant.units.toml import Count, DurationNs, ShareOfWhole, SizeBytes
+from cotenant_lab.study.data_files import missing_data
+from cotenant_lab.study.muxflow_node.report import MuxflowPaper
+from cotenant_lab.study.progress import show_parts
+from cotenant_lab.study.workers import mapping
+
+OURS: Final = "match"
+UNLIMITED: Final = "mps, no shares"
+"""First fit without shares for trainings: the default behaviour of MPS."""
+ALONE: Final = "no-sharing"
+PART: Final = "clusters"
+SLOWDOWN_MOST: Final = 1.2
+"""MuxFlow's published limit: online work is slowed down by less than 20 %."""
+_DAY_NS: Final = 86_400 * SECOND_NS
+_HOUR_NS: Final = 3_600 * SECOND_NS
+_GIB: Final = 1 << 30
+_MOST: Final = 95
+_USES: Final = ("utilization", "sm_activity", "memory")
+_ONLINE: Final = OnlineConfig(gpus=ShareOfWhole(900_000), peak=ShareOfWhole(750_000), trough=ShareOfWhole(250_000))
+"""Nine of ten GPUs have a service. Loads are chosen such that utilization before sharing is near the paper's."""
+
+
+class ClusterSetup(msgspec.Struct, frozen=True, kw_only=True):
+    """A cluster and the jobs of a trace."""
+
+    name: str
+    source: str
+    nodes: int
+    begin_d: float
+    hours: float
+    drain_h: float
+    trace: str
+    jobs: str
+    limit: int = 0
+
+    def scenario(self, policy: str, seed: int) -> ClusterScenario:
+        """Return the scenario under one policy."""
+        is_free = policy == UNLIMITED
+        return ClusterScenario(
+            kind="cluster",
+            seed=seed,
+            duration=DurationNs(round(self.hours * _HOUR_NS)),
+            drain=DurationNs(round(self.drain_h * _HOUR_NS)),
+            mode="mps" if is_free else "",
+            cluster=ControllerConfig(place="first-fit" if is_free else policy),
+            nodes=(NodesConfig(count=Count(self.nodes), memory=SizeBytes(16 * _GIB)),),
+            online=_ONLINE,
+            trace=TraceConfig(
+                format="philly" if self.trace == "philly" else "openb",
+                jobs=self.jobs,
+                begin=DurationNs(round(self.begin_d * _DAY_NS)),
+                limit=Count(self.limit),
+            ),
+        )
+
+
+PHILLY: Final = ClusterSetup(
+    name="philly",
+    source="jobs of a day of Microsoft's Philly (msr-fiddle/philly-traces, CC BY 4.0)",
+    nodes=32,
+    begin_d=30,
+    hours=24,
+    drain_h=72,
+    trace="philly",
+    jobs="philly/philly_jobs.csv.gz",
+)
+OPENB: Final = ClusterSetup(
+    name="openb",
+    source="best-effort jobs of a day of Alibaba's cluster (cluster-trace-gpu-v2023)",
+    nodes=2,
+    begin_d=148,
+    hours=24,
+    drain_h=48,
+    trace="openb",
+    jobs="alibaba_v2023_openb/openb_pod_list_default.csv.gz",
+)
+
+
+def setups(*, quick: bool) -> list[ClusterSetup]:
+    """Return the clusters; quick: fewer nodes, fewer hours and fewer jobs."""
+    if not quick:
+        return [OPENB, PHILLY]
+    less = {"nodes": 2, "hours": 4.0, "drain_h": 8.0}
+    return [
+        msgspec.structs.replace(OPENB, **less, limit=40),
+        msgspec.structs.replace(PHILLY, **less, limit=40),
+    ]
+
+
+class PolicyOutcome(msgspec.Struct, frozen=True, kw_only=True):
+    """One policy in a cluster. Use is of all GPUs, as a mean over the time in which jobs arrive."""
+
+    policy: str
+    mode: str
+    utilization: tuple[float, float]
+    """Before and after."""
+    sm_activity: tuple[float, float]
+    memory: tuple[float, float]
+    full: dict[str, float]
+    """After sharing, mean over the time in which jobs wait for GPUs; empty: no job waited."""
+    online_slowdown: float
+    """Latency over that alone at the same load, with queueing; mean over requests."""
+    online_slowdown_p99: float
+    """Over time, weighted by load; 10 stands for 10 and more."""
+    offline_speed: float
+    """Mean fraction of a whole GPU's speed that trainings had."""
+    jct_h: float
+    """Mean over all arrived jobs; an unfinished job counts until the end of the run."""
+    jct_p50_h: float
+    done: float
+    """Fraction of arrived jobs that are done."""
+    makespan_h: float
+    """0: some were not done in the time."""
+    most_done_h: float
+    """Time by which 95 % of the jobs were done; 0: they were not."""
+    evictions: int
+    work_lost: float
+    """Fraction of all work that was repeated because of evictions."""
+    problems: list[str]
+
+
+class ClusterResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One cluster under every policy."""
+
+    name: str
+    source: str
+    gpus: int
+    jobs: int
+    left_out: int
+    """Jobs that no node can hold: they need more GPUs or memory than a node has."""
+    hours: float
+    found: list[PolicyOutcome]
+
+
+class MuxflowReport(msgspec.Struct, frozen=True, kw_only=True):
+    """The results of study `muxflow`."""
+
+    lab: str = "muxflow"
+    seed: int
+    quick: bool
+    paper: MuxflowPaper = MuxflowPaper()
+    clusters: list[ClusterResult]
+    met: dict[str, bool]
+
+
+def evaluate_clusters(
+    setups_found: Sequence[ClusterSetup],
+    directory: Path,
+    seed: int,
+    workers: int,
+    progress: Callable[[str, int, int], None],
+) -> list[ClusterResult]:
+    """Run every policy; the number of workers does not change results."""
+    tasks = [(setup, policy) for setup in setups_found for policy in (*ROUNDS, UNLIMITED)]
+    tasks.sort(key=lambda task: -task[0].nodes)  # longest first, so that no process runs alone at the end
+    results: dict[str, list[tuple[PolicyOutcome, tuple[int, int, int]]]] = {setup.name: [] for setup in setups_found}
+    progress(PART, 0, len(tasks))
+    with mapping(workers) as mapped:
+        setups_, policies = [setup for setup, _ in tasks], [policy for _, policy in tasks]
+        played = mapped(play, setups_, policies, [directory] * len(tasks), [seed] * len(tasks))
+        for number, ((setup, _), one) in enumerate(zip(tasks, played, strict=True), start=1):
+            results[setup.name].append(one)
+            progress(PART, number, len(tasks))
+    return [
+        ClusterResult(
+            name=setup.name,
+            source=setup.source,
+            gpus=results[setup.name][0][1][0],
+            jobs=results[setup.name][0][1][1],
+            left_out=results[setup.name][0][1][2],
+            hours=setup.hours,
+            found=[found for found, _ in results[setup.name]],
+        )
+        for setup in setups_found
+    ]
+
+
+def play(setup: ClusterSetup, policy: str, directory: Path, seed: int) -> tuple[PolicyOutcome, tuple[int, int, int]]:
+    """Run one policy; also return the number of GPUs, of arrived jobs and of omitted jobs."""
+    played = simulate_cluster(setup.scenario(policy, seed), directory / "lab.toml")
+    outcome, sim_jobs = played.outcome, played.world.sim_jobs
+    came = np.flatnonzero(sim_jobs.state != SimJobState.PENDING)
+    end_ns = outcome.hours * _HOUR_NS
+    ended = np.where(sim_jobs.end_ns[came] >= 0, sim_jobs.end_ns[came], end_ns)
+    jct_h = ((ended - sim_jobs.submit_ns[came]) / _HOUR_NS).tolist() or [0.0]
+    at_h, series = played.world.measurements.series()
+    loaded = [place for place, begin_h in enumerate(at_h) if begin_h < setup.hours]
+
+    def use(name: str) -> tuple[float, float]:
+        before, after = series[f"{name}_before"], series[name]
+        return statistics.fmean(before[place] for place in loaded), statistics.fmean(after[place] for place in loaded)
+
+    waiting = [place for place in range(len(at_h)) if series["waiting"][place] >= 1]
+    ordered = sorted(sim_jobs.end_ns[came][sim_jobs.end_ns[came] >= 0].tolist())
+    most = -(-len(came) * _MOST // 100) - 1
+    found = PolicyOutcome(
+        policy=policy,
+        mode=outcome.mode,
+        utilization=use("utilization"),
+        sm_activity=use("sm_activity"),
+        memory=use("memory"),
+        full={name: statistics.fmean(series[name][place] for place in waiting) for name in _USES} if waiting else {},
+        online_slowdown=statistics.fmean(series["slowdown"][place] for place in loaded),
+        online_slowdown_p99=outcome.online_slowdown_p99,
+        offline_speed=statistics.fmean(series["offline_speed"][place] for place in loaded),
+        jct_h=statistics.fmean(jct_h),
+        jct_p50_h=statistics.median(jct_h),
+        done=float((sim_jobs.state[came] == SimJobState.DONE).mean()) if len(came) else 0.0,
+        makespan_h=outcome.makespan_h,
+        most_done_h=ordered[most] / _HOUR_NS if 0 <= most < len(ordered) else 0.0,
+        evictions=outcome.evictions,
+        work_lost=outcome.work_lost_h / max(outcome.work_lost_h + outcome.work_done_h, 1e-9),
+        problems=outcome.problems,
+    )
+    return found, (outcome.gpus, len(came), outcome.left_out)
+
+
+def report_of(clusters: Sequence[ClusterResult], seed: int, *, quick: bool) -> MuxflowReport:
+    """Build the report with our targets and the paper's slowdown target."""
+    met: dict[str, bool] = {}
+    for cluster in clusters:
+        by = {one.policy: one for one in cluster.found}
+        ours = by[OURS]
+        for name, (before, after) in (
+            ("GPU utilization", ours.utilization),
+            ("SM activity", ours.sm_activity),
+            ("memory used", ours.memory),
+        ):
+            met[f"{cluster.name}: {name} rises"] = after > before
+        met[f"{cluster.name}: online slowdown, mean below 20 %"] = ours.online_slowdown < SLOWDOWN_MOST
+        safe = [one for one in cluster.found if one is not ours and one.online_slowdown < SLOWDOWN_MOST]
+        met[f"{cluster.name}: no baseline below 20 % has a shorter mean JCT"] = all(
+            ours.jct_h <= one.jct_h * (1 + 1e-3) for one in safe
+        )
+        met[f"{cluster.name}: shorter mean JCT than no sharing"] = ours.jct_h < by[ALONE].jct_h
+        met[f"{cluster.name}: the accounting is consistent under every policy"] = not any(
+            one.problems for one in cluster.found
+        )
+    return MuxflowReport(seed=seed, quick=quick, clusters=list(clusters), met=met)
+
+
+def run_muxflow(
+    directory: Path, seed: int, console: Console, report: Callable[[str], None], *, quick: bool
+) -> MuxflowReport:
+    """Run the study with a progress bar on a terminal, or one line elsewhere."""
+    setups_found = []
+    for setup in setups(quick=quick):
+        if (directory / setup.jobs).exists():
+            setups_found.append(setup)
+        else:
+            report(f"omitted: {setup.name}: {directory / setup.jobs} does not exist")
+    if not setups_found:
+        raise missing_data(directory / "philly")
+    with show_parts(console, report, "to play") as progress:
+        clusters = evaluate_clusters(setups_found, directory, seed, 1 if quick else os.cpu_count() or 1, progress)
+    return report_of(clusters, seed, quick=quick)

@@ -1,0 +1,1 @@
+"""Study `predictor`: predicted speeds of a cluster's jobs compared with measurements, and the fit of its parameters."""

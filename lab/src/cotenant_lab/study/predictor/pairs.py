@@ -1,0 +1,183 @@
+"""Simulate a job and online work on one device, for many random cases.
+
+Under time slices, as processes share an unmanaged GPU, they share a small host too: host time grows for each of them,
+by up to as much as the others are active. The amount is random and not an input of the predictor.
+
+A case depends on the seed and its number alone, so that cases can be simulated in parallel in any order.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+from cotenant.cluster.model.cluster import OnlineUse
+from cotenant.predict.speed_features import Spot
+from cotenant.predict.usage import TaskUse
+from cotenant.softgpu.sim.device import OWN_GROUP, Device, DeviceConfig, ScriptClient, StreamKind, preset
+from cotenant.units.share import WHOLE_PPM
+from cotenant.workload.timeline import Timeline
+from cotenant_lab.study.predictor.programs import LIMITS, RoundProgram, recorded, synthetic
+
+ServingMode: TypeAlias = Literal["space", "mps", "time"]
+MODES: Final[tuple[ServingMode, ...]] = ("space", "mps", "time")
+_LAUNCHES: Final = 8_000
+"""Approximate number of launches of a case."""
+_REQUESTS: Final = 15
+_TENANTS: Final = ((1, 2, 3, 4, 6, 9), (12, 4, 2, 1, 1, 1))
+"""Number of online tenants, and probability; clients of one server, which share by MPS, are more."""
+_CLIENTS: Final = ((1, 2, 3, 4, 6, 9), (8, 3, 2, 2, 2, 3))
+_ROUNDS: Final = 6
+_WIDE: Final = 0.3
+"""Fraction of synthetic cases in which every kernel needs all SMs."""
+_ABOVE: Final = (StreamKind.BLOCKING, -1)
+_EQUAL: Final = (StreamKind.BLOCKING, 0)
+
+
+class PairCase(msgspec.Struct, frozen=True):
+    """Identifies a case; `streams` are recorded lists of kernels, empty: programs are synthetic."""
+
+    mode: ServingMode
+    number: int
+    seed: int
+    streams: dict[str, Timeline] = {}
+
+
+class SimulatedPair(msgspec.Struct, frozen=True):
+    """What was known before, and the result."""
+
+    name: str
+    job: TaskUse
+    spot: Spot
+    speed: float
+    """Of the job, over that alone on the whole device."""
+    slowdown: float
+    """Of online work: mean time of a request with the job over that without, all tenants' requests equally weighted."""
+
+
+def play(case: PairCase) -> SimulatedPair:
+    """Simulate one case."""
+    rng = random.Random(f"{case.seed}:{case.mode}:{case.number}")
+    config = preset("v100")
+    tenants = rng.choices(*(_CLIENTS if case.mode == "mps" else _TENANTS))[0] if not case.streams else 1
+    least = 1.0 if rng.random() < _WIDE else 0.0
+    job, *others = (_program(rng, case.streams, config, least) for _ in range(tenants + 1))
+    loads = [_load(rng) for _ in others]
+    share = 1.0 if case.mode == "time" else rng.choice((1.0, *(rng.uniform(0.05, 1.0) for _ in range(3))))
+    if case.mode == "mps" and rng.random() < 0.5:
+        share = 1.0
+    speed, slowdown = _together(job, others, loads, share, case.mode, rng, config)
+    online = tuple(
+        OnlineUse(f"s{place}", msgspec.structs.replace(one.use, active_ppm=max(1, round(load * WHOLE_PPM))))
+        for place, (one, load) in enumerate(zip(others, loads, strict=True))
+    )
+    name = f"{job.name} with {' and '.join(one.name for one in others)}"
+    return SimulatedPair(name, job.use, Spot(online, max(1, round(share * WHOLE_PPM))), speed, slowdown)
+
+
+def _program(rng: random.Random, streams: Mapping[str, Timeline], config: DeviceConfig, least: float) -> RoundProgram:
+    if not streams:
+        return synthetic(rng, "synthetic", config, least)
+    name = rng.choice(sorted(streams))
+    return recorded(rng, name, streams[name], config)
+
+
+def _load(rng: random.Random) -> float:
+    """Return the fraction of time in which a request is in progress, alone; 1: back to back."""
+    return 1.0 if rng.random() < 0.35 else rng.uniform(0.03, 0.9)
+
+
+def _together(
+    job: RoundProgram,
+    others: Sequence[RoundProgram],
+    loads: Sequence[float],
+    share: float,
+    mode: ServingMode,
+    rng: random.Random,
+    config: DeviceConfig,
+) -> tuple[float, float]:
+    span_ns = _span_ns(job, others, loads, share)
+    group = OWN_GROUP if mode == "time" else 1
+    host = rng.random() if mode == "time" else 0.0
+    kernels = list(job.kernels)
+    cap = round(share * config.sm_count) if share < 1 else 0
+    clients = [
+        ScriptClient(
+            steps=job.steps(0, 1 + host * min(sum(loads), 1.0)),
+            repeats=_repeats(span_ns, job.alone_ns),
+            group_label=group,
+            sm_cap=max(cap, share < 1),
+        )
+    ]
+    arrivals: list[tuple[int, ...] | None] = []
+    for one, load in zip(others, loads, strict=True):
+        own_arrivals = None if load >= 1 else _arrivals_ns(rng, one.alone_ns / load, span_ns)
+        arrivals.append(own_arrivals)
+        clients.append(
+            ScriptClient(
+                steps=one.steps(len(kernels), 1 + host),
+                repeats=_repeats(span_ns, one.alone_ns) if own_arrivals is None else len(own_arrivals),
+                arrivals_ns=own_arrivals,
+                group_label=group,
+                streams=(_ABOVE if mode == "space" else _EQUAL,),
+            )
+        )
+        kernels += one.kernels
+    mine, *theirs = Device(config, LIMITS).run(kernels, clients, until_ns=span_ns)
+    speed = mine.completions / len(job.kernels) * job.alone_ns / span_ns
+    quiet = 1 + host * (len(others) > 1)  # without other programs the host is not shared
+    first = len(job.kernels)
+    by_themselves = []
+    for client, one in zip(clients[1:], others, strict=True):
+        by_themselves.append(msgspec.structs.replace(client, steps=one.steps(first, quiet)))
+        first += len(one.kernels)
+    without = Device(config, LIMITS).run(kernels, by_themselves, until_ns=span_ns)
+    slowed = [
+        (len(then), sum(then) / len(then) / (sum(before) / len(before)))
+        for result, earlier, own_arrivals in zip(theirs, without, arrivals, strict=True)
+        if (then := _times_ns(result.repeat_ends_ns, own_arrivals, span_ns))
+        and (before := _times_ns(earlier.repeat_ends_ns, own_arrivals, span_ns))
+    ]
+    weight = sum(count for count, _ in slowed)
+    slowdown = sum(count * slower for count, slower in slowed) / weight if weight else 1.0
+    return min(max(speed, 1e-3), 1.0), max(slowdown, 1.0)
+
+
+def _span_ns(job: RoundProgram, others: Sequence[RoundProgram], loads: Sequence[float], share: float) -> int:
+    """Return a span with a few rounds and requests of each, limited by the number of launches."""
+    wanted_ns = max(
+        _ROUNDS * job.alone_ns / max(share, 0.1),
+        *(_REQUESTS * one.alone_ns / load for one, load in zip(others, loads, strict=True)),
+    )
+    per_ns = len(job.kernels) / job.alone_ns
+    per_ns += sum(load * len(one.kernels) / one.alone_ns for one, load in zip(others, loads, strict=True))
+    return round(min(4 * wanted_ns, 4 * _LAUNCHES / per_ns, max(_LAUNCHES / per_ns, wanted_ns)))
+
+
+def _repeats(span_ns: int, alone_ns: float) -> int:
+    return int(span_ns // alone_ns) + 2
+
+
+def _arrivals_ns(rng: random.Random, every_ns: float, span_ns: int) -> tuple[int, ...]:
+    """Return random arrivals, the first one within the span."""
+    found: list[int] = []
+    instant = rng.uniform(0, min(every_ns, span_ns / 2))
+    while instant < span_ns or not found:
+        found.append(round(instant))
+        instant += rng.expovariate(1 / every_ns)
+    return tuple(found)
+
+
+def _times_ns(ends_ns: Sequence[int], arrivals_ns: Sequence[int] | None, span_ns: int) -> list[float]:
+    """Return the time of each request, from the later of its arrival and the end of the previous one."""
+    found, before_ns = [], 0
+    for place, end_ns in enumerate(ends_ns):
+        if not 0 < end_ns <= span_ns:
+            break
+        begun_ns = before_ns if arrivals_ns is None else max(before_ns, arrivals_ns[place])
+        found.append(float(end_ns - begun_ns))
+        before_ns = end_ns
+    return found

@@ -1,0 +1,1 @@
+"""Study `predictor-node`: predicted latencies, slowdowns and loads compared with measurements."""

@@ -1,0 +1,28 @@
+"""Progress of a study: a bar for each part on a terminal, and one line per part elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+
+
+@contextlib.contextmanager
+def show_parts(
+    console: Console, report: Callable[[str], None], to_do: str
+) -> Iterator[Callable[[str, int, int], None]]:
+    """Yield a function that takes a part's name, how much of it is done, and its total."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def progress(what: str, done: int, total: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=total)
+                if not console.is_terminal:
+                    report(f"{what}: {total} {to_do}")
+            bars.update(tasks[what], completed=done)
+
+        yield progress

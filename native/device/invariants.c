@@ -1,0 +1,162 @@
+/* Checks the invariants of the state, and describes the first violation. */
+#include "device/state.h"
+
+static const char *check_streams(const struct ct_device *d)
+{
+    uint32_t ops = 0;
+    for (uint32_t s = 0; s < d->streams.touched; s++) {
+        const struct ct_stream *stream = &ct_streams(d)[s];
+        if (!stream->used)
+            continue;
+        if (stream->in_work)
+            return "a stream is still to be looked at";
+        if (!ct_contexts(d)[stream->context].used)
+            return "a stream outlived its context";
+        if (!stream->open && stream->first == CT_NONE)
+            return "a destroyed stream was not given back";
+        uint64_t order = 0;
+        uint32_t last = CT_NONE;
+        for (uint32_t op = stream->first; op != CT_NONE; op = ct_ops(d)[op].next) {
+            const struct ct_op *o = &ct_ops(d)[op];
+            if (o->state == CT_OP_FREE || o->stream != s)
+                return "a stream holds an op that is not its own";
+            if (op != stream->first && (o->order <= order || o->state != CT_OP_QUEUED))
+                return "an op overtook its stream";
+            order = o->order;
+            last = op;
+            if (++ops > d->ops.used)
+                return "streams hold more ops than there are";
+        }
+        if (last != stream->last)
+            return "a stream does not know its last op";
+    }
+    return ops == d->ops.used ? NULL : "ops belong to no stream";
+}
+
+/* Every chunk's op is ready in this group, and the op's numbers of blocks and chunks agree. */
+static const char *check_chunks(const struct ct_device *d, uint32_t group)
+{
+    const struct ct_group *g = &ct_groups(d)[group];
+    const struct ct_chunk *chunks = ct_chunks(d, group);
+    int on = ct_group_is_on(d, group);
+    uint64_t next_ns = CT_DEVICE_NEVER, all = 0;
+    for (uint32_t i = 0; i < g->chunk_count; i++) {
+        if (chunks[i].blocks == 0 || chunks[i].waves == 0 || ct_ops(d)[chunks[i].op].state != CT_OP_READY)
+            return "an empty chunk, or one without a kernel";
+        if (on && chunks[i].end_ns <= d->now_ns)
+            return "blocks outlived their end";
+        next_ns = ct_min(next_ns, chunks[i].end_ns);
+        all += chunks[i].blocks;
+    }
+    if (on && g->ready_grids > 0 && g->chunk_count == 0)
+        return "a group is on the device and nothing of it runs";
+    if (g->next_end_ns != (on ? next_ns : CT_DEVICE_NEVER))
+        return "the next end of a block is not known";
+    for (uint32_t op = g->first_ready; op != CT_NONE; op = ct_ops(d)[op].ready_next) {
+        const struct ct_op *o = &ct_ops(d)[op];
+        uint64_t blocks = 0;
+        uint32_t count = 0;
+        for (uint32_t i = 0; i < g->chunk_count; i++) {
+            if (chunks[i].op == op) {
+                blocks += chunks[i].blocks;
+                count++;
+            }
+        }
+        if (blocks != o->running_blocks || count != o->chunks)
+            return "a kernel miscounts its running blocks";
+        all -= blocks;
+    }
+    return all == 0 ? NULL : "blocks of no ready kernel are running";
+}
+
+static const char *check_group(const struct ct_device *d, uint32_t group)
+{
+    const struct ct_group *g = &ct_groups(d)[group];
+    uint64_t held = 0, demand = 0, mask = 0;
+    uint32_t grids = 0, resident = 0, previous = CT_NONE;
+    int32_t priority = INT32_MIN;
+    for (uint32_t op = g->first_ready; op != CT_NONE; op = ct_ops(d)[op].ready_next) {
+        const struct ct_op *o = &ct_ops(d)[op];
+        if (o->state != CT_OP_READY || o->ready_prev != previous || o->priority < priority)
+            return "the list of ready kernels is out of order";
+        if (o->running_blocks == 0 && o->pending_blocks == 0)
+            return "a kernel without blocks is not complete";
+        if (ct_streams(d)[o->stream].first != op)
+            return "a ready kernel is not first in its stream";
+        held += o->running_blocks * o->share;
+        demand += o->running_blocks * o->demand;
+        mask |= UINT64_C(1) << ct_context_of(d, o)->client;
+        resident += o->resident;
+        priority = o->priority;
+        previous = op;
+        grids++;
+    }
+    if (grids != g->ready_grids || previous != g->last_ready || mask != g->ready_mask || resident != g->resident_grids)
+        return "a group miscounts its ready kernels";
+    if (held != g->held_share || demand != g->demand || held > d->capacity_share)
+        return "blocks claim other than what is held, or more than there is";
+    if ((grids > 0) != (d->runnable_mask >> group & 1))
+        return "a group with work is not marked as runnable";
+    if ((mask & ~g->member_mask) != 0)
+        return "a kernel outlived its client";
+    return check_chunks(d, group);
+}
+
+static const char *check_timeslices(const struct ct_device *d)
+{
+    if (d->runnable_mask != 0 && d->active == CT_NONE)
+        return "there is work and no group is on the device";
+    if (d->active != CT_NONE && !(d->runnable_mask >> d->active & 1))
+        return "a group without work is on the device";
+    int contested = d->active != CT_NONE && !d->switching && (d->runnable_mask & ~(UINT64_C(1) << d->active)) != 0;
+    if (contested != (d->slice_end_ns != CT_DEVICE_NEVER))
+        return "the end of the slice is set without need, or needed and not set";
+    if (ct_device_next_change(d) <= d->now_ns)
+        return "a change is overdue";
+    return NULL;
+}
+
+/* Memory and counters: the parts add up to the whole. */
+static const char *check_counters(const struct ct_device *d)
+{
+    uint64_t memory = 0, blocks = 0;
+    for (uint32_t i = 0; i < d->limits.clients; i++) {
+        const struct ct_client *client = &ct_clients(d)[i];
+        uint64_t delayed = 0, owned = client->loose_bytes, held = 0;
+        for (uint32_t k = 0; k < d->limits.clients; k++)
+            delayed += client->delayed_by_ns[k];
+        if (delayed > client->counters.delayed_ns) /* less: a culprit's slot was reused */
+            return "more delay has a culprit than there was";
+        if (client->delayed_by_ns[i] > 0)
+            return "a client delayed itself";
+        if (!client->used && (client->counters.memory_bytes > 0 || client->held_share > 0))
+            return "a dead client still holds something";
+        if (!client->used)
+            continue;
+        for (uint32_t c = client->first_context; c != CT_NONE; c = ct_contexts(d)[c].next) {
+            const struct ct_context *context = &ct_contexts(d)[c];
+            if (!context->used || context->client != i)
+                return "a client lists a context that is not its own";
+            owned += context->counters.memory_bytes;
+            held += context->held_share;
+        }
+        if (owned != client->counters.memory_bytes || held != client->held_share)
+            return "contexts do not add up to their client";
+        memory += owned;
+        blocks += client->usage.on ? client->usage.blocks : 0;
+    }
+    if (memory != d->counters.memory_bytes || memory > d->config.memory_bytes)
+        return "memory does not add up";
+    return blocks == d->usage.blocks ? NULL : "running blocks do not add up";
+}
+
+const char *ct_device_check(const struct ct_device *d)
+{
+    const char *wrong = check_streams(d);
+    for (uint32_t i = 0; wrong == NULL && i < d->limits.clients; i++)
+        if (ct_groups(d)[i].members > 0)
+            wrong = check_group(d, i);
+    if (wrong == NULL)
+        wrong = check_timeslices(d);
+    return wrong ? wrong : check_counters(d);
+}

@@ -1,0 +1,376 @@
+/* Admission of one launch: whether it may go now, given what higher-priority tenants are expected to do, what is
+ * submitted already, and how much delay they may still suffer. */
+#include "gate/claim.h"
+#include "gate/debt.h"
+#include "gate/limit.h"
+#include "gate/loss.h"
+#include "gate/cost.h"
+#include "gate/internal.h"
+
+enum { PAUSE_RECHECK_NS = 5 * 1000 * 1000, RETRY_NS = 2 * 1000, AWAITED_NS = 50 * 1000 };
+
+/* ---- a snapshot of the other tenants ----------------------------------------------------------------------------- */
+
+static int is_asking(const struct ct_gate_page *page, uint64_t now_ns)
+{
+    uint64_t asked_ns = load_acquire(&page->asked_ns);
+    return load_relaxed(&page->wanted_ns) != 0 && sat_sub_u64(now_ns, asked_ns) <= CT_GATE_ASK_TIMEOUT_NS &&
+           sat_sub_u64(asked_ns, now_ns) <= CT_GATE_ASK_TIMEOUT_NS;
+}
+
+/* Returns how many kernels per second the tenant launched recently. */
+static uint64_t pace_of(const struct ct_gate_page *page, uint64_t sequence)
+{
+    /* The oldest instant may be overwritten during the read, or belong to the previous tenant of the slot. */
+    const uint64_t recorded = min_u64(load_relaxed(&page->counts.launches), CT_GATE_RECENT - 2);
+    const uint64_t from_ns = load_relaxed(&page->recent_ns[(sequence - recorded + 1) % CT_GATE_RECENT]);
+    const uint64_t span_ns = sat_sub_u64(load_relaxed(&page->at_ns), from_ns);
+    if (recorded < 2 || !span_ns)
+        return UINT32_MAX;
+    return min_u64((recorded - 1) * UINT64_C(100000000) * ct_gate_kernels_per_launch(page) / span_ns, UINT32_MAX);
+}
+
+static void take_snapshot(struct ct_gate *gate, uint64_t now_ns, struct snapshot *snapshot)
+{
+    snapshot->is_active = 0;
+    snapshot->open_ns = snapshot->quiet_ns = now_ns;
+    snapshot->end_ns = snapshot->latest_ns = snapshot->opens_ns = CT_GATE_NEVER;
+    snapshot->kernels_per_s = 0;
+    for (uint32_t i = 0; i < gate->higher_count; i++) {
+        struct ct_gate_peer *peer = &gate->higher[i];
+        const struct ct_gate_page *page = peer->page;
+        /* The loads are in the opposite order of the stores: with a sequence number come the words of that launch or of
+         * a later one. */
+        peer->observed = snapshot->sequence[i] = load_acquire(&page->sequence);
+        if (!snapshot->sequence[i] || load_acquire(&page->generation) != peer->generation)
+            continue;
+        uint64_t quiet_ns = plausible(load_acquire(&page->quiet_ns), now_ns),
+            next_ns = plausible(load_acquire(&page->next_ns), now_ns);
+        uint64_t busy_ns = plausible(load_acquire(&page->busy_ns), now_ns);
+        const uint64_t last_ns = min_u64(sat_sub_u64(busy_ns, load_relaxed(&page->at_ns)), CT_GATE_HORIZON_NS);
+        /* Work that a host still waits for is not complete, whatever was predicted: other tenants may have delayed
+         * it. */
+        if (load_relaxed(&page->waits_ns) && busy_ns <= now_ns && now_ns - busy_ns < gate->patience_ns)
+            busy_ns = sat_add_u64(now_ns, AWAITED_NS);
+        /* A tenant that itself waits for admission launches when it is admitted, not when it was predicted to. */
+        int is_expected = now_ns < quiet_ns && !is_asking(page, now_ns);
+        if (!is_expected && busy_ns <= now_ns)
+            continue;
+        snapshot->is_active = 1;
+        snapshot->kernels_per_s = min_u64(snapshot->kernels_per_s + pace_of(page, snapshot->sequence[i]), UINT32_MAX);
+        snapshot->open_ns = max_u64(snapshot->open_ns, busy_ns);
+        snapshot->quiet_ns = max_u64(snapshot->quiet_ns, is_expected ? max_u64(quiet_ns, busy_ns) : busy_ns);
+        if (is_expected && next_ns < snapshot->end_ns) {
+            snapshot->end_ns = next_ns;
+            snapshot->latest_ns = plausible(load_relaxed(&page->latest_ns), now_ns);
+            snapshot->opens_ns = sat_add_u64(next_ns, last_ns);
+        }
+    }
+}
+
+static int has_changed(struct ct_gate *gate, const struct snapshot *snapshot)
+{
+    for (uint32_t i = 0; i < gate->higher_count; i++)
+        if ((gate->higher[i].observed = load_acquire(&gate->higher[i].page->sequence)) != snapshot->sequence[i])
+            return 1;
+    return 0;
+}
+
+static uint64_t submitted_by(const struct ct_gate *gate, uint64_t now_ns)
+{
+    uint64_t sum_ns = sat_sub_u64(plausible(load_relaxed(&gate->mine->busy_ns), now_ns), now_ns);
+    for (uint32_t i = 0; i < gate->peer_count; i++)
+        if (load_acquire(&gate->peers[i].page->generation) == gate->peers[i].generation)
+            sum_ns += sat_sub_u64(plausible(load_relaxed(&gate->peers[i].page->busy_ns), now_ns), now_ns);
+    return sum_ns;
+}
+
+/* Returns whether this waiting peer goes before us: by priority, then the longest kernel that fits, then the lower
+ * slot. */
+static int is_better(const struct ct_gate *gate, const struct ct_gate_peer *peer, uint64_t upper_ns,
+                     uint64_t remaining_ns,
+                     int is_old, uint64_t now_ns)
+{
+    if (peer->priority > gate->priority || (is_old && peer->priority == gate->priority) ||
+        load_acquire(&peer->page->generation) != peer->generation || !is_asking(peer->page, now_ns))
+        return 0;
+    const uint64_t its_ns = load_relaxed(&peer->page->wanted_ns) - 1; /* wraps to the maximum, and so never fits, if the
+                                                                       * peer does not wait or may not fill gaps */
+    if (its_ns > remaining_ns)
+        return 0;
+    return peer->priority < gate->priority || its_ns > upper_ns || (its_ns == upper_ns && peer->slot < gate->slot);
+}
+
+static int better_waits(const struct ct_gate *gate, uint64_t upper_ns, uint64_t remaining_ns, uint64_t since_ns,
+                        uint64_t now_ns)
+{
+    /* After a long wait only tenants of better priority go first. Otherwise the longer kernels of an equal could keep
+     * this one out forever. */
+    const int is_old = sat_sub_u64(now_ns, since_ns) >= CT_GATE_WAITED_LONG_NS;
+    for (uint32_t i = 0; i < gate->higher_count; i++)
+        if (is_better(gate, &gate->higher[i], upper_ns, remaining_ns, is_old, now_ns))
+            return 1;
+    for (uint32_t i = 0; i < gate->peer_count; i++)
+        if (is_better(gate, &gate->peers[i], upper_ns, remaining_ns, is_old, now_ns))
+            return 1;
+    return 0;
+}
+
+/* ---- decisions ---------------------------------------------------------------------------------------------------- */
+
+static struct ct_gate_answer wait_for(uint32_t reason, uint64_t until_ns)
+{
+    return (struct ct_gate_answer){.pass = 0, .reason = reason, .until_ns = until_ns};
+}
+
+/* Charges the certain loss of higher-priority tenants to the debt at once, and spends the expected loss from their
+ * budget. */
+static void charge_upfront(struct ct_gate *gate, const struct ct_launch_request *request, uint32_t reason,
+                           const struct snapshot *snapshot, uint64_t now_ns)
+{
+    if (reason == CT_GATE_RISK) {
+        ct_gate_spend(gate, sat_add_u64(weight_of(gate, request->expect_ns), 1), now_ns);
+        ct_gate_charge(gate, sat_add_u64(weight_of(gate, request->expect_ns), 1), now_ns);
+    }
+    if (reason != CT_GATE_GAP && reason != CT_GATE_CORUN)
+        return;
+    const uint64_t loss_ns =
+        reason == CT_GATE_GAP ? ct_cost_gap(gate, request, snapshot, now_ns) : ct_cost_corun(request, snapshot, now_ns);
+    if (loss_ns)
+        ct_gate_spend(gate, loss_ns, now_ns);
+    if (ct_cost_switch(gate))
+        ct_gate_charge(gate, ct_cost_switch(gate), now_ns);
+}
+
+/* The word is in the tenant's page because the minimum share is granted to the tenant, not to each of its processes. */
+static void use_min_share(struct ct_gate *gate, uint64_t weight_ns, uint64_t now_ns)
+{
+    const uint64_t earned_ns = ct_gate_time_to_earn(sat_add_u64(weight_ns, 1), gate->min_share_ppm);
+    uint64_t before_ns = load_relaxed(&gate->mine->min_share_ns), used_ns;
+    do
+        used_ns = min_u64(sat_add_u64(max_u64(plausible(before_ns, now_ns), now_ns), earned_ns),
+                          sat_add_u64(now_ns, CT_GATE_HORIZON_NS));
+    while (!atomic_compare_exchange_weak_explicit(&gate->mine->min_share_ns, &before_ns, used_ns, memory_order_relaxed,
+                                                  memory_order_relaxed));
+}
+
+/* Announces the kernel and records the sequence numbers of higher-priority tenants, so that their loss can be computed
+ * later. */
+static struct ct_gate_answer pass(struct ct_gate *gate, const struct ct_launch_request *request, uint32_t reason,
+                                  const struct snapshot *snapshot, uint64_t now_ns)
+{
+    struct ct_gate_counts *counts = &gate->mine->counts;
+    for (uint32_t i = 0; i < gate->higher_count; i++) {
+        if (gate->higher[i].observed != snapshot->sequence[i])
+            add_single_writer(&counts->stale, 1);
+        gate->higher[i].seen = snapshot->sequence[i];
+    }
+    charge_upfront(gate, request, reason, snapshot, now_ns);
+    ct_limit_charge(gate, request, now_ns);
+    gate->has_switched = 1;
+    if (gate->charged_until_ns <= now_ns)
+        gate->granularity_ns = request->granularity_ns;
+    else if (gate->granularity_ns) /* the running work is preemptible only if all of it is */
+        gate->granularity_ns = request->granularity_ns ? max_u64(gate->granularity_ns, request->granularity_ns) : 0;
+    ct_gate_announce(gate, request, now_ns);
+    ct_loss_publish(gate, now_ns);
+    store_relaxed(&gate->mine->wanted_ns, 0);
+    gate->charged_from_ns = now_ns;
+    gate->charged_until_ns = reason == CT_GATE_MIN_SHARE ? 0 : load_relaxed(&gate->mine->busy_ns); /* 0: this time was granted, so nobody is charged */
+    gate->holder_returned = reason == CT_GATE_RISK; /* already charged, except for time beyond the prediction */
+    const uint64_t weight_ns = weight_of(gate, request->expect_ns);
+    if (reason == CT_GATE_MIN_SHARE)
+        use_min_share(gate, weight_ns, now_ns);
+    if (reason == CT_GATE_GAP)
+        add_single_writer(&counts->filled_ns, request->expect_ns);
+    if (!gate->unconfirmed++)
+        gate->ended_ns = now_ns;
+    gate->unconfirmed_ns = sat_add_u64(gate->unconfirmed_ns, weight_ns);
+    add_single_writer(&counts->admitted, 1);
+    add_single_writer(&counts->passed[reason], 1);
+    return (struct ct_gate_answer){.pass = 1, .reason = reason, .until_ns = now_ns};
+}
+
+/* Returns whether the snapshot is outdated. Higher-priority tenants are checked last, immediately before the launch. */
+static int is_outdated(struct ct_gate *gate, uint32_t reason, const struct snapshot *snapshot, uint64_t now_ns)
+{
+    if (gate->must_claim && (submitted_by(gate, now_ns) > snapshot->submitted_ns ||
+                             (reason == CT_GATE_RISK && ct_gate_debt(gate, now_ns))))
+        return 1;
+    return has_changed(gate, snapshot);
+}
+
+/* Checks the snapshot once more and passes. If other tenants must ask too, this is done under the claim, so that each
+ * sees what the other submitted. */
+static struct ct_gate_answer pass_if_unchanged(struct ct_gate *gate, const struct ct_launch_request *request,
+                                               uint32_t reason,
+                                               const struct snapshot *snapshot, uint64_t now_ns)
+{
+    struct ct_gate_answer answer = wait_for(CT_GATE_CHANGED, now_ns);
+    uint64_t claim = 0;
+    if (gate->must_claim && !ct_gate_take_claim(gate, now_ns, &claim))
+        return wait_for(CT_GATE_OTHER, sat_add_u64(now_ns, RETRY_NS));
+    if (!is_outdated(gate, reason, snapshot, now_ns))
+        answer = pass(gate, request, reason, snapshot, now_ns);
+    if (gate->must_claim)
+        ct_gate_give_claim(gate, claim); /* if the claim expired meanwhile, another tenant may have passed too: one
+                                          * extra kernel */
+    return answer;
+}
+
+/* Decides while no higher-priority tenant is active. */
+static struct ct_gate_answer admit_idle(struct ct_gate *gate, const struct ct_launch_request *request,
+                                        const struct snapshot *snapshot,
+                                      uint64_t now_ns)
+{
+    const uint64_t debt_ns = ct_gate_debt(gate, now_ns), lead_ns = min_u64(CT_GATE_LEAD_NS, gate->bound_ns);
+    if (debt_ns > CT_GATE_BURST_NS)
+        return wait_for(CT_GATE_DEBT, sat_add_u64(now_ns, debt_ns - CT_GATE_BURST_NS));
+    if (snapshot->submitted_ns > lead_ns && sat_add_u64(snapshot->submitted_ns,
+                                                        request->expect_ns) > ct_cost_bound(gate, request))
+        return wait_for(CT_GATE_BOUND, sat_add_u64(now_ns, snapshot->submitted_ns - lead_ns));
+    return pass_if_unchanged(gate, request, CT_GATE_FREE, snapshot, now_ns);
+}
+
+/* Decides while a higher-priority tenant is expected to launch again: the kernel must end before that, or its expected
+ * cost must be within the budget. */
+static struct ct_gate_answer admit_gap(struct ct_gate *gate, const struct ct_launch_request *request,
+                                       const struct snapshot *snapshot,
+                                     uint64_t since_ns, uint64_t now_ns)
+{
+    const uint64_t submitted_ns = snapshot->submitted_ns, cost_ns = ct_cost_switch(gate);
+    const uint64_t taken_ns = sat_add_u64(submitted_ns, sat_add_u64(cost_ns, cost_ns)),
+        debt_ns = ct_gate_debt(gate, now_ns);
+    const int is_due = now_ns >= snapshot->end_ns;
+    if (!request->may_fill)
+        return wait_for(CT_GATE_DUE, snapshot->quiet_ns);
+    if (debt_ns > CT_GATE_HARD_DEBT_NS)
+        return wait_for(CT_GATE_DEBT, sat_add_u64(now_ns, debt_ns - CT_GATE_HARD_DEBT_NS));
+    const uint64_t loss_ns = ct_cost_gap(gate, request, snapshot, now_ns);
+    const uint64_t at_ns = loss_ns ? ct_gate_spendable_at(gate, loss_ns, request->expect_ns, since_ns, now_ns) : now_ns;
+    if (at_ns > now_ns) /* a check before its next work has completed would fail again */
+        return wait_for(is_due ? CT_GATE_DUE : CT_GATE_TIGHT,
+                        min_u64(at_ns, is_due ? snapshot->quiet_ns : snapshot->opens_ns));
+    if (ct_cost_is_deep(gate, request, snapshot, now_ns))
+        return wait_for(CT_GATE_BOUND, sat_add_u64(now_ns, submitted_ns - CT_GATE_LEAD_NS / 2));
+    if (better_waits(gate, max_u64(request->upper_ns, request->expect_ns),
+                     sat_sub_u64(snapshot->end_ns, sat_add_u64(now_ns, taken_ns)), since_ns,
+                     now_ns))
+        return wait_for(CT_GATE_OTHER, sat_add_u64(now_ns, RETRY_NS));
+    return pass_if_unchanged(gate, request, CT_GATE_GAP, snapshot, now_ns);
+}
+
+/* Returns when a kernel that fits no gap may use the delay budget of higher-priority tenants. */
+static uint64_t risk_at(const struct ct_gate *gate, const struct ct_launch_request *request, uint64_t since_ns,
+                        uint64_t now_ns)
+{
+    const uint64_t weight_ns = weight_of(gate, request->expect_ns);
+    const uint64_t at_ns = ct_gate_spendable_at(gate, sat_add_u64(weight_ns, 1), 0, since_ns, now_ns);
+    return request->expect_ns ? at_ns : max_u64(at_ns, sat_add_u64(since_ns, CT_GATE_WAITED_LONG_NS));
+}
+
+/* Returns when the kernel may run concurrently with higher-priority tenants, at the expected cost of doing so. */
+static uint64_t corun_at(const struct ct_gate *gate, const struct ct_launch_request *request,
+                         const struct snapshot *snapshot,
+                          uint64_t since_ns, uint64_t now_ns)
+{
+    if (!request->granularity_ns || !request->expect_ns)
+        return CT_GATE_NEVER;
+    return ct_gate_spendable_at(gate, ct_cost_corun(request, snapshot, now_ns), request->expect_ns, since_ns, now_ns);
+}
+
+static struct ct_gate_answer admit_lower(struct ct_gate *gate, const struct ct_launch_request *request,
+                                         const struct snapshot *snapshot,
+                                       uint64_t since_ns, uint64_t now_ns)
+{
+    struct ct_gate_answer answer;
+    if (!snapshot->is_active)
+        return admit_idle(gate, request, snapshot, now_ns);
+    if (now_ns < snapshot->open_ns)
+        answer = wait_for(CT_GATE_BUSY, snapshot->open_ns);
+    else if (gate->policy != CT_GATE_FILL)
+        answer = wait_for(CT_GATE_DUE, snapshot->quiet_ns);
+    else
+        answer = admit_gap(gate, request, snapshot, since_ns, now_ns);
+    if (answer.pass || answer.reason > CT_GATE_DUE)
+        return answer;
+    const uint64_t corun_ns = corun_at(gate, request, snapshot, since_ns, now_ns);
+    if (corun_ns <= now_ns) {
+        if (ct_cost_is_deep(gate, request, snapshot, now_ns))
+            return wait_for(CT_GATE_BOUND, sat_add_u64(now_ns, snapshot->submitted_ns - CT_GATE_LEAD_NS / 2));
+        /* The rest of a gap is reserved for waiting kernels that fit into it. */
+        const uint64_t remaining_ns = sat_sub_u64(snapshot->end_ns, sat_add_u64(now_ns, snapshot->submitted_ns));
+        if (now_ns >= snapshot->open_ns &&
+            better_waits(gate, max_u64(request->upper_ns, request->expect_ns), remaining_ns, since_ns, now_ns))
+            return wait_for(CT_GATE_OTHER, sat_add_u64(now_ns, RETRY_NS));
+        return pass_if_unchanged(gate, request, CT_GATE_CORUN, snapshot, now_ns);
+    }
+    answer.until_ns = min_u64(answer.until_ns, corun_ns);
+    if (snapshot->submitted_ns) /* only one such kernel at a time */
+        return answer;
+    const uint64_t risk_ns = risk_at(gate, request, since_ns, now_ns);
+    if (risk_ns <= now_ns)
+        return pass_if_unchanged(gate, request, CT_GATE_RISK, snapshot, now_ns);
+    answer.until_ns = min_u64(answer.until_ns, risk_ns);
+    return answer;
+}
+
+static int min_share_is_due(const struct ct_gate *gate, uint64_t now_ns)
+{
+    return gate->min_share_ppm && sat_sub_u64(plausible(load_relaxed(&gate->mine->min_share_ns), now_ns),
+                                              now_ns) <= CT_GATE_BURST_NS &&
+           sat_sub_u64(plausible(load_relaxed(&gate->mine->busy_ns), now_ns), now_ns) <= CT_GATE_LEAD_NS;
+}
+
+/* Publishes that this tenant waits and the gap its kernel needs; CT_GATE_NEVER if no gap suffices, so that no tenant
+ * defers to it. */
+static void publish_request(struct ct_gate *gate, const struct ct_launch_request *request, int may_fill,
+                            uint64_t now_ns)
+{
+    const uint64_t upper_ns = max_u64(request->upper_ns, request->expect_ns);
+    store_relaxed(&gate->mine->wanted_ns, may_fill ? sat_add_u64(upper_ns, 1) : CT_GATE_NEVER);
+    store_release(&gate->mine->asked_ns, now_ns);
+}
+
+struct ct_gate_answer ct_gate_admit(struct ct_gate *gate, const struct ct_launch_request *request, uint64_t since_ns,
+                                  uint64_t now_ns)
+{
+    struct snapshot snapshot;
+    if (!ct_gate_must_ask(gate)) {
+        ct_gate_announce(gate, request, now_ns);
+        store_relaxed(&gate->mine->wanted_ns, 0);
+        add_single_writer(&gate->mine->counts.passed[CT_GATE_TOP], 1);
+        return (struct ct_gate_answer){.pass = 1, .reason = CT_GATE_TOP, .until_ns = now_ns};
+    }
+    const int is_full = ct_limit_is_full(gate, request, now_ns);
+    publish_request(gate, request, request->may_fill && !is_full && !gate->is_paused, now_ns);
+    ct_gate_settle(gate, now_ns);
+    if (gate->is_paused)
+        return wait_for(CT_GATE_PAUSED, sat_add_u64(now_ns, PAUSE_RECHECK_NS));
+    take_snapshot(gate, now_ns, &snapshot);
+    snapshot.submitted_ns = submitted_by(gate, now_ns);
+    if (is_full) {
+        ct_limit_held(gate, sat_sub_u64(now_ns, gate->ended_ns), now_ns);
+        if (gate->is_ending || sat_sub_u64(now_ns, since_ns) / 8 < sat_add_u64(CT_GATE_STUCK_NS / 8,
+                                                                               gate->unconfirmed_ns))
+            return wait_for(CT_GATE_BOUND, ct_limit_retry_at(gate, request, now_ns));
+        add_single_writer(&gate->mine->counts.stuck, 1);
+        gate->is_lent = 0; /* ct_limit_ask() was not called for this launch */
+        return pass(gate, request, CT_GATE_STUCK, &snapshot, now_ns);
+    }
+    uint64_t until_ns;
+    const uint32_t reason = ct_limit_ask(gate, request, snapshot.is_active, since_ns, now_ns, &until_ns);
+    if (reason) {
+        store_relaxed(&gate->mine->wanted_ns, CT_GATE_NEVER); /* it does not compete for gaps */
+        return wait_for(reason, until_ns);
+    }
+    /* Without higher-priority tenants, only an ending tenant and a tenant with shares to observe get here. */
+    if (gate->policy == CT_GATE_OPEN || (!gate->higher_count && !gate->is_ending))
+        return pass(gate, request, gate->is_lent ? CT_GATE_LENT : CT_GATE_FREE, &snapshot, now_ns);
+    struct ct_gate_answer answer = admit_lower(gate, request, &snapshot, since_ns, now_ns);
+    if (!answer.pass && answer.reason != CT_GATE_CHANGED && min_share_is_due(gate, now_ns)) {
+        take_snapshot(gate, now_ns, &snapshot);
+        return pass(gate, request, CT_GATE_MIN_SHARE, &snapshot, now_ns);
+    }
+    return answer;
+}

@@ -1,0 +1,92 @@
+/* The expected cost of a kernel to higher-priority tenants, and the amount of such work that may be in flight. */
+#include "gate/cost.h"
+
+#include "gate/debt.h"
+#include "gate/internal.h"
+
+enum { PPM = 1000 * 1000, DEEPER = 4 };
+
+/* Returns the cost of a context switch if this launch would be the first since a higher-priority tenant launched. */
+uint64_t ct_cost_switch(const struct ct_gate *gate)
+{
+    return gate->has_switched || gate->is_mps ? 0 : gate->switch_ns;
+}
+
+/* Returns the expected loss of a higher-priority tenant if our work ends at `until_ns`. Its launch is assumed to be
+ * uniformly distributed between the earliest and the latest predicted instant; past the latest, over as long as it has
+ * been overdue. */
+static uint64_t loss_at(const struct snapshot *snapshot, uint64_t until_ns, uint64_t now_ns)
+{
+    const uint64_t from_ns = max_u64(snapshot->end_ns, now_ns), over_ns = sat_sub_u64(until_ns, from_ns);
+    const uint64_t width_ns = max_u64(sat_sub_u64(snapshot->latest_ns, from_ns), sat_sub_u64(now_ns, snapshot->end_ns));
+    if (over_ns >= width_ns)
+        return over_ns - width_ns / 2;
+    return over_ns < UINT32_MAX ? over_ns * over_ns / width_ns / 2 : over_ns / 2;
+}
+
+/* A kernel that arrives meanwhile waits for part of a block. Work submitted before has already paid for its own
+ * time. */
+uint64_t ct_cost_corun(const struct ct_launch_request *request, const struct snapshot *snapshot, uint64_t now_ns)
+{
+    const uint64_t begin_ns = sat_add_u64(now_ns, snapshot->submitted_ns),
+        until_ns = sat_add_u64(begin_ns, request->expect_ns);
+    /* Work that was launched and has not started may start at any instant. */
+    const uint64_t from_ns = now_ns < snapshot->open_ns ? begin_ns : max_u64(snapshot->end_ns, begin_ns);
+    const uint64_t over_ns = sat_sub_u64(until_ns, from_ns);
+    if (!over_ns)
+        return 0;
+    const uint64_t kernel_count = min_u64(over_ns, UINT32_MAX) * snapshot->kernels_per_s / UINT64_C(1000000000);
+    return sat_add_u64(min_u64(ct_gate_preemption_loss(sat_add_u64(kernel_count, 1), request->granularity_ns), over_ns),
+                       1);
+}
+
+uint64_t ct_cost_fraction(uint64_t amount_ns, uint64_t ppm)
+{
+    return min_u64(amount_ns, UINT32_MAX) * min_u64(ppm, PPM) / PPM;
+}
+
+/* Preemptible work may be submitted further ahead the larger the permitted delay is: it occupies the device only with
+ * the blocks that run. */
+uint64_t ct_cost_bound(const struct ct_gate *gate, const struct ct_launch_request *request)
+{
+    return request->granularity_ns ? sat_add_u64(gate->bound_ns,
+                                                 ct_cost_fraction(DEEPER * gate->bound_ns, gate->delay_ppm))
+                                                     : gate->bound_ns;
+}
+
+/* Returns the same bound while a higher-priority tenant is active. */
+static uint64_t depth_of(const struct ct_gate *gate, const struct ct_launch_request *request, uint64_t now_ns)
+{
+    const int gives_way = request->granularity_ns && (gate->granularity_ns ||
+                                                      load_relaxed(&gate->mine->busy_ns) <= now_ns);
+    return sat_add_u64(CT_GATE_DEPTH_NS, gives_way ? ct_cost_fraction(ct_cost_bound(gate, request), gate->delay_ppm)
+                       : 0);
+}
+
+int ct_cost_is_deep(const struct ct_gate *gate, const struct ct_launch_request *request,
+                    const struct snapshot *snapshot,
+                     uint64_t now_ns)
+{
+    return snapshot->submitted_ns > CT_GATE_LEAD_NS / 2 &&
+           sat_add_u64(snapshot->submitted_ns, request->expect_ns) > depth_of(gate, request, now_ns);
+}
+
+/* Most kernels take about their mean time, so the mean counts for three quarters and the upper estimate for one
+ * quarter. */
+uint64_t ct_cost_gap(const struct ct_gate *gate, const struct ct_launch_request *request,
+                     const struct snapshot *snapshot,
+                      uint64_t now_ns)
+{
+    const uint64_t cost_ns = ct_cost_switch(gate);
+    const uint64_t from_ns = sat_add_u64(now_ns, sat_add_u64(snapshot->submitted_ns, sat_add_u64(cost_ns, cost_ns)));
+    const uint64_t upper_ns = max_u64(request->upper_ns, request->expect_ns);
+    if (!cost_ns && sat_add_u64(from_ns, upper_ns) <= snapshot->end_ns)
+        return 0;
+    const uint64_t mean_ns = loss_at(snapshot, sat_add_u64(from_ns, request->expect_ns), now_ns);
+    const uint64_t max_ns = loss_at(snapshot, sat_add_u64(from_ns, upper_ns), now_ns);
+    const uint64_t loss_ns = sat_add_u64(mean_ns - mean_ns / 4 + max_ns / 4, cost_ns + 1);
+    /* A kernel that ends in time only on average is not free, even if no kernel of a higher-priority tenant is expected
+     * to meet it. */
+    return request->granularity_ns && !cost_ns ? min_u64(loss_ns, max_u64(ct_cost_corun(request, snapshot, now_ns), 1))
+        : loss_ns;
+}

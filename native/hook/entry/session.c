@@ -1,0 +1,164 @@
+/* Creates the session of a process at its first GPU call, if the environment names a directory for records. */
+#define _GNU_SOURCE
+#include "hook/launch/gateway.h"
+#include "hook/entry/session.h"
+#include "hook/timing/timing.h"
+
+#include <errno.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+_Atomic(struct ct_page *) ct_page;
+
+enum { DEFAULT_SAMPLE = 64, SPINS_BEFORE_YIELD = 100, YIELDS_BEFORE_SLEEP = 1000, SLEEP_NS = 50 * 1000 };
+
+/* Sleeps so that a lock holder of lower scheduling priority can run. Uses the system call, because nanosleep() is a
+ * cancellation point. */
+static void sleep_briefly(void)
+{
+    const struct timespec moment = {.tv_nsec = SLEEP_NS};
+    int kept_errno = errno;
+    syscall(SYS_nanosleep, &moment, NULL);
+    errno = kept_errno;
+}
+
+void ct_lock_slow(_Atomic int *lock)
+{
+    for (int tries = 0; exchange_acquire(lock, 1); tries++)
+        if (tries >= YIELDS_BEFORE_SLEEP)
+            sleep_briefly();
+        else if (tries >= SPINS_BEFORE_YIELD)
+            sched_yield();
+}
+
+struct ct_page *ct_page_open(void)
+{
+    struct ct_page *page = load_acquire(&ct_page), *other = NULL;
+    if (page)
+        return page;
+    page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (page == MAP_FAILED)
+        return NULL;
+    if (madvise(page, 4096, MADV_WIPEONFORK) < 0 || !atomic_compare_exchange_strong(&ct_page, &other, page)) {
+        munmap(page, 4096);
+        return other;
+    }
+    return page;
+}
+
+static unsigned number_in(const char *text, unsigned otherwise)
+{
+    char *end;
+    unsigned long number = text && *text ? strtoul(text, &end, 10) : otherwise;
+    return number <= UINT32_MAX ? (unsigned)number : otherwise;
+}
+
+static void unmake_session(struct ct_session *session)
+{
+    ct_timing_unmake(session->timing);
+    ct_tenancy_close(&session->tenancy);
+    ct_gateway_close(session->gateway);
+    munmap(session, sizeof *session);
+}
+
+static struct ct_session *make_session(const char *directory)
+{
+    struct ct_session *session =
+        mmap(NULL, sizeof *session, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (session == MAP_FAILED)
+        return NULL;
+    madvise(session, sizeof *session, MADV_DONTFORK); /* a forked child does not need it */
+    const char *measure = getenv("COTENANT_MEASURE");
+    session->is_measuring = measure && strcmp(measure, "1") == 0;
+    session->sample_every = number_in(getenv("COTENANT_SAMPLE"), DEFAULT_SAMPLE);
+    session->until_sample = session->sample_every;
+    session->step = &session->step_storage[0];
+    session->step_count = 1;
+    session->timing = ct_timing_make();
+    ct_tenancy_open(&session->tenancy, directory);
+    /* A tenant that has changed its root directory still needs its gate, which works without a record file. */
+    if (!session->timing || !(ct_record_open(&session->record, directory, session->is_measuring) ||
+                              (session->tenancy.is_tenant &&
+                               ct_record_in_memory(&session->record, session->is_measuring)))) {
+        unmake_session(session);
+        return NULL;
+    }
+    ct_clock_open(&session->clock);
+    ct_trace_open(&session->trace, &session->record, &session->clock);
+    ct_kernel_time_file_read(&session->kernel_time_file, directory);
+    session->gateway = ct_gateway_open(&session->tenancy, &session->clock, directory);
+    store_relaxed(&session->time_next, session->is_measuring);
+    return session;
+}
+
+struct ct_session *ct_session_open(void)
+{
+    int kept_errno = errno; /* driver calls do not change errno; the hook must not either */
+    struct ct_page *page = ct_page_open();
+    const char *directory = getenv("COTENANT_RECORD");
+    struct ct_session *session = NULL;
+    if (page && directory && *directory == '/' && !load_seq_cst(&page->is_tried)) {
+        /* Two threads may both create a session; the second one uses the first one's. */
+        struct ct_session *expected = NULL;
+        session = make_session(directory);
+        if (session && !atomic_compare_exchange_strong(&page->session, &expected, session)) {
+            unlink(session->record.path);
+            munmap(session->record.header, CT_RECORD_BYTES);
+            unmake_session(session);
+        }
+    }
+    if (page) {
+        store_relaxed(&page->is_tried, 1);
+        session = load_acquire(&page->session);
+    }
+    errno = kept_errno;
+    return session;
+}
+
+void ct_capture_ended(void)
+{
+    struct ct_session *session = ct_session();
+    int running = session ? load_relaxed(&session->captures) : 0;
+    while (running > 0 && !atomic_compare_exchange_weak(&session->captures, &running, running - 1))
+        ;
+}
+
+void ct_count_unknown_address(const char *name)
+{
+    struct ct_session *session = ct_session();
+    if (!session)
+        return;
+    struct ct_record_header *header = session->record.header;
+    ct_lock(session);
+    uint64_t number = fetch_add_relaxed(&header->unknown, 1);
+    if (number < CT_RECORD_UNKNOWN)
+        memcpy(header->unknown_names[number], name, strnlen(name, CT_RECORD_UNKNOWN_BYTES - 1));
+    ct_unlock(session);
+}
+
+int ct_unknown_is_refused(void)
+{
+    const char *setting = getenv("COTENANT_UNKNOWN");
+    return setting && strcmp(setting, "refuse") == 0;
+}
+
+void ct_count_export_table(void)
+{
+    struct ct_session *session = ct_session();
+    if (session)
+        fetch_add_relaxed(&session->record.header->export_tables, 1);
+}
+
+void ct_count_memory_call(int is_free, CUresult result)
+{
+    struct ct_session *session = ct_session();
+    if (session && result == CUDA_SUCCESS) {
+        struct ct_record_header *header = session->record.header;
+        fetch_add_relaxed(is_free ? &header->frees : &header->allocations, 1);
+    }
+}

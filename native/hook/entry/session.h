@@ -1,0 +1,206 @@
+/* The session of a process: what the hook has recorded of its GPU work. */
+#ifndef COTENANT_HOOK_ENTRY_SESSION_H
+#define COTENANT_HOOK_ENTRY_SESSION_H
+
+#include "atomics.h"
+#include "gate/forecast.h"
+#include "hook/entry/tenancy.h"
+#include "hook/timing/clock.h"
+#include "hook/entry/driver.h"
+#include "hook/timing/kernel_times.h"
+#include "hook/timing/record.h"
+#include "hook/entry/route.h"
+#include "hook/timing/trace.h"
+
+#include <stdint.h>
+
+/* A function, graph or copy engine under one handle. Never freed, because handles may be looked up concurrently. */
+struct ct_function {
+    uintptr_t handle, owner; /* owner: the module or library that it is unloaded with; 0: unknown */
+    _Atomic int is_alive;
+    uint32_t free_ppm; /* of a graph: mean fraction of the device that its kernels leave free; 0 if unknown */
+    struct ct_function *next;
+    char name[CT_RECORD_NAME_BYTES];
+};
+
+struct ct_shape {
+    uint32_t grid[3], block[3], shared_bytes;
+};
+
+struct ct_identity {
+    uintptr_t handle;
+    struct ct_shape shape;
+    uint32_t number; /* index of the kernel in the record */
+    const struct ct_function *function;
+    struct ct_record_kernel *kernel; /* NULL: the record is full */
+    struct ct_identity *next;
+};
+
+/* A history of launches and its usual successor. */
+struct ct_step {
+    uint32_t after[CT_RECORD_HISTORY];
+    uint32_t next_number; /* index plus one */
+    struct ct_record_interval *interval;
+    struct ct_step *next_step;
+    struct ct_forecast next, after_sync; /* interval to the next launch, after this launch and after a synchronization
+                                          * in between */
+};
+
+enum { CT_IDENTITY_BUCKETS = 4096, CT_IDENTITIES = 8192, CT_FUNCTIONS = 8192, CT_STEP_PLACES = 16384 };
+
+struct ct_timing;
+struct ct_gateway;
+struct ct_memory;
+
+struct ct_session {
+    /* Accessed by every launch. */
+    _Atomic int lock;
+    _Atomic int time_next; /* whether the next launch is timed */
+    _Atomic int captures;  /* number of streams being captured */
+    uint32_t sample_every, until_sample;
+    uint64_t last_ticks, rng;
+    struct ct_step *step;
+    struct ct_gateway *gateway; /* NULL: there is no gate */
+    struct ct_clock clock;
+    struct ct_record record;
+    struct ct_trace trace;
+    struct ct_tenancy tenancy;
+    struct ct_timing *timing;
+    int is_measuring;
+    /* Accessed rarely. */
+    _Atomic uint64_t calls_when_idle; /* number of calls when the program last waited for all work */
+    _Atomic int is_device_named;
+    uint32_t identity_count, function_count, step_count;
+    struct ct_step overflow;
+    struct ct_kernel_time kernel_times[CT_RECORD_KERNELS]; /* indexed by the kernel's number */
+    struct ct_kernel_time_file kernel_time_file;
+    struct ct_sms sms;
+    _Atomic(struct ct_identity *) identities[CT_IDENTITY_BUCKETS];
+    struct ct_function *functions[CT_IDENTITY_BUCKETS];
+    uint32_t kernel_places[2 * CT_RECORD_KERNELS]; /* kernel numbers plus one, hashed by name and shape */
+    struct ct_step *step_places[CT_STEP_PLACES];
+    struct ct_identity identity_storage[CT_IDENTITIES];
+    struct ct_step step_storage[CT_RECORD_INTERVALS + 1];
+    struct ct_function function_storage[CT_FUNCTIONS];
+};
+
+/* A page that the kernel clears in a forked child, which must not inherit locks, files or contexts. */
+struct ct_page {
+    _Atomic(struct ct_session *) session;
+    _Atomic int is_tried;
+    _Atomic(struct ct_memory *) memory; /* separate from the session, because the quota must hold without a record */
+    _Atomic int is_memory_tried, memory_lock;
+};
+extern _Atomic(struct ct_page *) ct_page;
+struct ct_page *ct_page_open(void); /* NULL: out of memory */
+
+/* Returns the session of this process, created at its first GPU call; NULL if nothing is recorded. */
+struct ct_session *ct_session_open(void);
+
+static inline struct ct_session *ct_session(void)
+{
+    struct ct_page *page = load_acquire(&ct_page);
+    struct ct_session *session = page ? load_acquire(&page->session) : NULL;
+    if (CT_UNLIKELY(!session) && (!page || !load_relaxed(&page->is_tried)))
+        return ct_session_open();
+    return session;
+}
+
+/* Waits for a lock. The holder of the session's lock is within a few stores, or allocating a new entry. */
+void ct_lock_slow(_Atomic int *lock);
+
+static inline void ct_lock(struct ct_session *session)
+{
+    if (CT_UNLIKELY(exchange_acquire(&session->lock, 1)))
+        ct_lock_slow(&session->lock);
+}
+
+static inline void ct_unlock(struct ct_session *session)
+{
+    store_release(&session->lock, 0);
+}
+
+static inline unsigned ct_hash(uintptr_t handle, const struct ct_shape *shape)
+{
+    uint64_t mixed = (uint64_t)handle * UINT64_C(0x9e3779b97f4a7c15);
+    mixed ^= ((uint64_t)shape->grid[0] << 32 | shape->grid[1]) * UINT64_C(0xd6e8feb86659fd93);
+    mixed ^= ((uint64_t)shape->block[0] << 32 | shape->shared_bytes) * UINT64_C(0xa0761d6478bd642f);
+    mixed += (uint64_t)shape->grid[2] + ((uint64_t)shape->block[1] << 20) + ((uint64_t)shape->block[2] << 40);
+    return (unsigned)(mixed * UINT64_C(0xe7037ed1a0b428db) >> 52);
+}
+
+static inline int ct_same_shape(const struct ct_shape *one, const struct ct_shape *other)
+{
+    uint32_t differ = one->shared_bytes ^ other->shared_bytes;
+    for (int i = 0; i < 3; i++)
+        differ |= (one->grid[i] ^ other->grid[i]) | (one->block[i] ^ other->block[i]);
+    return !differ;
+}
+
+/* Returns the identity of a launch that was seen before, or NULL; lock-free. */
+static inline struct ct_identity *ct_identity(struct ct_session *session, uintptr_t handle,
+                                              const struct ct_shape *shape)
+{
+    _Static_assert(CT_IDENTITY_BUCKETS == 1 << 12, "ct_hash gives twelve bits");
+    struct ct_identity *found =
+        load_acquire(&session->identities[ct_hash(handle, shape)]);
+    while (found && !(found->handle == handle && ct_same_shape(&found->shape, shape) &&
+                      load_relaxed(&found->function->is_alive)))
+        found = found->next;
+    return found;
+}
+
+/* Creates the identity of a launch that succeeded; NULL if the tables are full. */
+struct ct_identity *ct_identity_make(struct ct_session *session, enum ct_work work, uintptr_t handle,
+                                     const struct ct_shape *shape);
+
+/* Counts a launch and the interval since the last one. */
+void ct_count_launch(struct ct_session *session, const struct ct_identity *identity, uint64_t ticks, uintptr_t stream);
+/* Reverts ct_count_launch() for a launch that failed. */
+void ct_uncount_launch(struct ct_session *session, const struct ct_identity *identity);
+
+/* Returns the step that follows, by its history. Called with the lock held. */
+struct ct_step *ct_step_after(struct ct_session *session, struct ct_step *from, uint32_t number);
+/* Returns a pseudorandom number; the sequence is the same in every run. Called with the lock held. */
+uint64_t ct_random(struct ct_session *session);
+void ct_sample_next(struct ct_session *session);
+
+/* Counts a launch whose identity is in the record. Called with the lock held. */
+static inline void ct_advance(struct ct_session *session, const struct ct_identity *identity, uint64_t ticks)
+{
+    struct ct_step *step = session->step;
+    if (step->interval)
+        ct_histogram_add(&step->interval->host, ct_clock_between_ns(&session->clock, session->last_ticks, ticks));
+    session->last_ticks = ticks;
+    add_single_writer(&session->record.header->calls, 1);
+    add_single_writer(&identity->kernel->launches, 1);
+    session->step = CT_UNLIKELY(step->next_number != identity->number + 1)
+                        ? ct_step_after(session, step, identity->number)
+                        : step->next_step;
+    if (CT_UNLIKELY(session->until_sample && --session->until_sample == 0))
+        ct_sample_next(session);
+}
+
+/* Records the name of a handle, until its owner or its context is destroyed. */
+void ct_function_note(struct ct_session *session, uintptr_t handle, uintptr_t owner, const char *name);
+/* Names an instantiated graph after its contents. */
+void ct_graph_name(CUgraphExec made, CUgraph graph);
+void ct_function_set_free(struct ct_session *session, uintptr_t handle, uint32_t free_ppm);
+/* Returns how many blocks of a kernel fit on an SM; 0: unknown. */
+uint32_t ct_blocks_per_sm(uintptr_t handle, const struct ct_shape *shape);
+uintptr_t ct_function_owner(struct ct_session *session, uintptr_t handle);
+/* Returns whether the handle's name is known. The name stays readable after the handle is destroyed. */
+int ct_function_name(struct ct_session *session, uintptr_t handle, const char **name);
+/* Forgets the functions of this owner and those of unknown owner; owner 0: all except copy engines. */
+void ct_functions_forget(struct ct_session *session, uintptr_t owner);
+
+/* Decrements the number of captures, unless it is 0. */
+void ct_capture_ended(void);
+
+/* Counts an unknown address that was looked up under a hooked name; the call is passed on, or refused if configured. */
+void ct_count_unknown_address(const char *name);
+int ct_unknown_is_refused(void);
+void ct_count_export_table(void);
+void ct_count_memory_call(int is_free, CUresult result);
+
+#endif

@@ -1,0 +1,67 @@
+/* The gate of this process: its mapped pages, its submitted work, and the state needed to pass launches through it. */
+#ifndef COTENANT_HOOK_LAUNCH_GATEWAY_H
+#define COTENANT_HOOK_LAUNCH_GATEWAY_H
+
+#include "gate/gate.h"
+#include "hook/timing/clock.h"
+#include "hook/launch/completion_events.h"
+#include "hook/launch/requests.h"
+#include "hook/entry/session.h"
+
+struct ct_launch;
+
+/* Accessed with the session's lock held. */
+struct ct_gateway {
+    struct ct_gate gate;
+    struct ct_instant instant;
+    /* to decide whether a wait for one stream is a wait for all work, and whether only one thread launches */
+    uintptr_t thread;
+    uint64_t several_ns; /* when the launching thread last changed; 0: never */
+    CUstream stream;
+    int stream_is_per_thread, has_stream, has_streams;
+    /* since the host returned from a call that waited */
+    int has_synced;
+    uint64_t synced_ticks;
+    /* by how much completion, as the host sees it, is later than predicted */
+    struct ct_forecast late;
+    uint64_t awaited_ns; /* predicted completion of the work that the host waits for; 0: it was already due */
+    struct ct_completions completions;
+    uint64_t siblings, siblings_ns; /* launches of the tenant's other processes, and when that number last changed */
+    struct ct_requests requests;
+    const void *file;
+    size_t bytes;
+};
+
+/* Maps the pages of the tenant's device; returns NULL if the node passed none, or not a valid gate file. */
+struct ct_gateway *ct_gateway_open(const struct ct_tenancy *tenancy, const struct ct_clock *clock, const char *records);
+void ct_gateway_close(struct ct_gateway *gateway);
+
+static inline uint64_t ct_gateway_now(struct ct_session *session, uint64_t ticks)
+{
+    return ct_instant_ns(&session->gateway->instant, &session->clock, ticks);
+}
+
+/* Asks until the launch may pass. Called with the lock held, which is released on return. */
+void ct_gate_wait(struct ct_session *session, struct ct_launch *launch, uint64_t since_ns);
+
+/* Called around a call in which the host waits for the device: for all work, for one stream, or for an unknown part. */
+enum ct_awaited { CT_AWAITED_ALL, CT_AWAITED_STREAM, CT_AWAITED_SOME };
+uint64_t ct_sync_begin(void); /* returns its ticks, which ct_sync_end() needs */
+void ct_sync_end(uint64_t began_ticks, enum ct_awaited awaited, CUstream stream, int is_per_thread, CUresult result);
+
+/* What the other processes on the device have launched so far. */
+struct ct_quiescence {
+    uint64_t launches;          /* by other tenants; 0: some of their work may be running */
+    uint64_t siblings;          /* by the tenant's other processes, plus one; 0: likewise */
+    uint64_t from_ns, start_ns; /* when this was read, and when our own earlier work is expected to end */
+};
+struct ct_quiescence ct_others_quiescent(struct ct_session *session);
+/* Returns whether the tenant's other processes, whose time slices also extend our measurements, launched nothing
+ * since. */
+int ct_siblings_were_quiescent(struct ct_session *session, const struct ct_quiescence *quiescence);
+/* Returns whether no other tenant launched from then until our work of this length ended, and at least for `min_ns`: if
+ * launches of one kernel vary, short ones would otherwise be found undisturbed more often than long ones. */
+int ct_others_were_quiescent(struct ct_session *session, const struct ct_quiescence *quiescence, uint64_t length_ns,
+                             uint64_t min_ns);
+
+#endif

@@ -1,0 +1,100 @@
+/* Launches of kernels and graphs. Each hook calls the driver's function of the same symbol with the same arguments. */
+#include "hook/launch/work.h"
+
+#define SHAPE {{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_bytes}
+
+#define LAUNCH_KERNEL(symbol, is_per_thread)                                                                           \
+    CT_EXPORT CUresult symbol(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,      \
+                              unsigned int block_x, unsigned int block_y, unsigned int block_z,                        \
+                              unsigned int shared_bytes, CUstream stream, void **params, void **extra)                 \
+    {                                                                                                                  \
+        const struct ct_shape shape = SHAPE;                                                                           \
+        struct ct_launch launch;                                                                                       \
+        ct_launch_begin(&launch, CT_WORK_KERNEL, (uintptr_t)function, &shape, stream, is_per_thread, 1);               \
+        CUresult result = CT_NEXT(symbol)(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes,   \
+                                          stream, params, extra);                                                      \
+        return ct_launch_end(&launch, CT_WORK_KERNEL, (uintptr_t)function, &shape, result);                            \
+    }
+
+#define LAUNCH_COOPERATIVE(symbol, is_per_thread)                                                                      \
+    CT_EXPORT CUresult symbol(CUfunction function, unsigned int grid_x, unsigned int grid_y, unsigned int grid_z,      \
+                              unsigned int block_x, unsigned int block_y, unsigned int block_z,                        \
+                              unsigned int shared_bytes, CUstream stream, void **params)                               \
+    {                                                                                                                  \
+        const struct ct_shape shape = SHAPE;                                                                           \
+        struct ct_launch launch;                                                                                       \
+        ct_launch_begin(&launch, CT_WORK_KERNEL, (uintptr_t)function, &shape, stream, is_per_thread, 1);               \
+        CUresult result = CT_NEXT(symbol)(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_bytes,   \
+                                          stream, params);                                                             \
+        return ct_launch_end(&launch, CT_WORK_KERNEL, (uintptr_t)function, &shape, result);                            \
+    }
+
+/* An event between two launches that may overlap would serialize them. */
+static int may_be_timed(const CUlaunchConfig *config)
+{
+    for (unsigned i = 0; config->attrs && i < config->numAttrs; i++) {
+        int id = config->attrs[i].id;
+        if (id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION ||
+            id == CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_EVENT || id == CU_LAUNCH_ATTRIBUTE_LAUNCH_COMPLETION_EVENT)
+            return 0;
+    }
+    return 1;
+}
+
+#define LAUNCH_EX(symbol, is_per_thread)                                                                               \
+    CT_EXPORT CUresult symbol(const CUlaunchConfig *config, CUfunction function, void **params, void **extra)          \
+    {                                                                                                                  \
+        if (!config)                                                                                                   \
+            return CT_NEXT(symbol)(config, function, params, extra);                                                   \
+        const struct ct_shape shape = {{config->gridDimX, config->gridDimY, config->gridDimZ},                         \
+                                       {config->blockDimX, config->blockDimY, config->blockDimZ},                      \
+                                       config->sharedMemBytes};                                                        \
+        struct ct_launch launch;                                                                                       \
+        ct_launch_begin(&launch, CT_WORK_KERNEL, (uintptr_t)function, &shape, config->hStream, is_per_thread,          \
+                       may_be_timed(config));                                                                          \
+        CUresult result = CT_NEXT(symbol)(config, function, params, extra);                                            \
+        return ct_launch_end(&launch, CT_WORK_KERNEL, (uintptr_t)function, &shape, result);                            \
+    }
+
+#define LAUNCH_GRAPH(symbol, is_per_thread)                                                                            \
+    CT_EXPORT CUresult symbol(CUgraphExec graph, CUstream stream)                                                      \
+    {                                                                                                                  \
+        const struct ct_shape shape = {{1, 1, 1}, {1, 1, 1}, 0};                                                       \
+        struct ct_launch launch;                                                                                       \
+        struct ct_growth growth;                                                                                       \
+        if (!ct_graph_reserve(graph, &growth)) /* it may wait, and an admitted launch must not */                      \
+            return CUDA_ERROR_OUT_OF_MEMORY;                                                                           \
+        ct_launch_begin(&launch, CT_WORK_GRAPH, (uintptr_t)graph, &shape, stream, is_per_thread, 1);                   \
+        CUresult result = CT_NEXT(symbol)(graph, stream);                                                              \
+        ct_graph_settle(&growth, result);                                                                              \
+        return ct_launch_end(&launch, CT_WORK_GRAPH, (uintptr_t)graph, &shape, result);                                \
+    }
+
+LAUNCH_KERNEL(cuLaunchKernel, 0)
+LAUNCH_KERNEL(cuLaunchKernel_ptsz, 1)
+LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel, 0)
+LAUNCH_COOPERATIVE(cuLaunchCooperativeKernel_ptsz, 1)
+LAUNCH_EX(cuLaunchKernelEx, 0)
+LAUNCH_EX(cuLaunchKernelEx_ptsz, 1)
+LAUNCH_GRAPH(cuGraphLaunch, 0)
+LAUNCH_GRAPH(cuGraphLaunch_ptsz, 1)
+
+#define END_CAPTURE(symbol)                                                                                            \
+    CT_EXPORT CUresult symbol(CUstream stream, CUgraph *graph)                                                         \
+    {                                                                                                                  \
+        CUresult result = CT_NEXT(symbol)(stream, graph);                                                              \
+        end_capture(result);                                                                                           \
+        return result;                                                                                                 \
+    }
+
+/* A capture that failed has ended too. After any other error it continues; counting one too many only means that less
+ * is timed. */
+static void end_capture(CUresult result)
+{
+    if (result == CUDA_SUCCESS || result == CUDA_ERROR_STREAM_CAPTURE_INVALIDATED ||
+        result == CUDA_ERROR_STREAM_CAPTURE_UNJOINED)
+        ct_capture_ended();
+}
+
+END_CAPTURE(cuStreamEndCapture)
+END_CAPTURE(cuStreamEndCapture_ptsz)

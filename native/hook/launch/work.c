@@ -1,0 +1,220 @@
+/* The rare parts of a launch, and its passage through the gate. */
+#include "hook/launch/work.h"
+
+#include "hook/timing/pairs.h"
+
+/* Launches that are timed only because the kernel's time is unknown. */
+enum { TRIES = 8, ATTEMPTS = 64 };
+
+void ct_launch_time(struct ct_launch *launch)
+{
+    struct ct_session *session = launch->session;
+    struct ct_kernel_time *kernel_time = launch->must_time ||
+        launch->must_check ? &session->kernel_times[launch->identity->number] : NULL;
+    /* For an unknown kernel an upper bound is useful; a short one usually takes the same time next to active neighbours
+     * as alone. */
+    const int must_bound = launch->must_check && (!kernel_time->is_known ||
+                                                  kernel_time->expect_ns <= CT_KERNEL_TIME_CORUN_MAX_NS);
+    const int must_wait = must_bound && ct_timing_must_wait(session, launch->stream, launch->is_per_thread);
+    if (must_wait && ct_kernel_time_can_wait(kernel_time))
+        return; /* a later launch of the same kernel usually follows our own work, and is more informative */
+    launch->pair = ct_timing_begin(session, launch->stream, launch->is_per_thread, must_bound);
+    if (!kernel_time)
+        return;
+    ct_lock(session);
+    kernel_time->tries += launch->must_time && launch->pair;
+    if (launch->must_check && launch->pair) {
+        launch->pair->charges = kernel_time->charges;
+        launch->pair->charged_ns = kernel_time->charged_ns;
+        launch->pair->has_waited = must_wait;
+    }
+    if (launch->must_check) /* without a pair the charge remains as predicted */
+        ct_kernel_time_checked(kernel_time, ct_random(session));
+    ct_unlock(session);
+}
+
+/* CT_NO_STREAM is not a handle that the driver could dereference. */
+static CUstream stream_of(const struct ct_launch *launch)
+{
+    return launch->stream == CT_NO_STREAM ? NULL : launch->stream;
+}
+
+/* Returns whether the stream is being captured: then the launch is not executed now. */
+static int is_captured(const struct ct_launch *launch)
+{
+    CUstreamCaptureStatus status = CU_STREAM_CAPTURE_STATUS_NONE;
+    if (!load_relaxed(&launch->session->captures))
+        return 0;
+    const CUstream stream = stream_of(launch);
+    CUresult result = launch->is_per_thread ? CT_NEXT(cuStreamIsCapturing_ptsz)(stream, &status)
+                                     : CT_NEXT(cuStreamIsCapturing)(stream, &status);
+    return result == CUDA_SUCCESS && status != CU_STREAM_CAPTURE_STATUS_NONE;
+}
+
+/* ---- admission ---------------------------------------------------------------------------------------------------- */
+
+/* Adds the interval that ends with this launch to the forecast of the previous step. */
+static inline void learn(struct ct_session *session, struct ct_gateway *gateway, uint64_t ticks)
+{
+    struct ct_step *step = session->step;
+    if (CT_UNLIKELY(!step->interval)) /* before the first launch, or a step without an entry in the record */
+        return;
+    if (CT_UNLIKELY(gateway->has_synced))
+        ct_forecast_learn(&step->after_sync, ct_clock_between_ns(&session->clock, gateway->synced_ticks, ticks));
+    else
+        ct_forecast_learn(&step->next, ct_clock_between_ns(&session->clock, session->last_ticks, ticks));
+}
+
+static inline void predict(struct ct_launch *launch)
+{
+    struct ct_kernel_time *kernel_time = &launch->session->kernel_times[launch->identity->number];
+    const struct ct_gate *gate = &launch->session->gateway->gate;
+    const struct ct_forecast *next = &launch->session->step->next;
+    launch->request = (struct ct_launch_request){.expect_ns = kernel_time->expect_ns,
+                                        .upper_ns = kernel_time->upper_ns,
+                                        .low_ns = next->low_ns,
+                                        .high_ns = next->high_ns,
+                                        .may_fill = kernel_time->may_fill,
+                                        .kernel_count = kernel_time->kernel_count,
+                                        .granularity_ns = ct_kernel_time_granularity(kernel_time),
+                                        .free_ppm = kernel_time->free_ppm};
+    launch->must_check = CT_UNLIKELY(gate->limit_ppm && gate->must_ask) && ct_kernel_time_must_check(kernel_time);
+    if (CT_UNLIKELY(!kernel_time->is_known && kernel_time->tries < TRIES)) /* if neighbours are never quiescent, not
+                                                                            * every launch tries */
+        launch->must_time = kernel_time->attempts++ < ATTEMPTS || kernel_time->attempts % ATTEMPTS == 0;
+}
+
+/* Records the stream and the thread, which decide whether a wait for one stream is a wait for all work. */
+static inline void note_origin(struct ct_gateway *gateway, const struct ct_launch *launch, uint64_t now_ns)
+{
+    const uintptr_t thread = (uintptr_t)__builtin_thread_pointer();
+    const CUstream stream = stream_of(launch);
+    if (CT_UNLIKELY(gateway->thread != thread)) {
+        gateway->several_ns = gateway->thread ? now_ns : 0;
+        gateway->thread = thread;
+        ct_bursts_switch_thread(&gateway->requests.bursts, thread);
+    }
+    if (CT_UNLIKELY(!gateway->has_stream)) {
+        gateway->has_stream = 1;
+        gateway->stream = stream;
+        gateway->stream_is_per_thread = launch->is_per_thread;
+    } else if (CT_UNLIKELY(gateway->stream != stream || gateway->stream_is_per_thread != launch->is_per_thread)) {
+        gateway->has_streams = 1;
+    }
+    gateway->has_synced = 0;
+}
+
+/* Every driver refuses an empty grid or block. */
+static int is_possible(enum ct_work work, const struct ct_shape *shape)
+{
+    int is_possible = 1;
+    for (int i = 0; work == CT_WORK_KERNEL && i < 3; i++)
+        is_possible &= shape->grid[i] && shape->block[i];
+    return is_possible;
+}
+
+void ct_launch_identify(struct ct_launch *launch, enum ct_work work, uintptr_t handle, const struct ct_shape *shape)
+{
+    struct ct_session *session = launch->session;
+    const char *name;
+    if (!is_possible(work, shape) || is_captured(launch))
+        return;
+    ct_lock(session);
+    const int must_ask = ct_gate_must_ask(&session->gateway->gate);
+    ct_unlock(session);
+    /* An unknown handle may be invalid: the driver is asked about it only after it was launched. */
+    if (must_ask && ct_function_name(session, handle, &name))
+        launch->identity = ct_identity_make(session, work, handle, shape);
+}
+
+void ct_launch_admit(struct ct_launch *launch)
+{
+    struct ct_session *session = launch->session;
+    struct ct_gateway *gateway = session->gateway;
+    if (CT_UNLIKELY(is_captured(launch)))
+        return;
+    const uint64_t ticks = ct_clock_ticks(&session->clock); /* before the lock, which delays everything after it */
+    ct_lock(session);
+    const uint64_t now_ns = ct_gateway_now(session, ticks);
+    if (CT_UNLIKELY(!launch->identity || !launch->identity->kernel)) {
+        launch->request = (struct ct_launch_request){0};
+    } else {
+        learn(session, gateway, ticks);
+        ct_advance(session, launch->identity, ticks);
+        predict(launch);
+        launch->is_counted = 1;
+        launch->ticks = ticks;
+    }
+    note_origin(gateway, launch, now_ns);
+    const uint32_t number = launch->is_counted ? launch->identity->number : UINT32_MAX;
+    if (CT_UNLIKELY(!ct_burst_continues(&gateway->requests.bursts, number)))
+        ct_requests_resume(session, number, now_ns);
+    if (CT_UNLIKELY(ct_gate_must_ask(&gateway->gate))) {
+        ct_gate_wait(session, launch, now_ns);
+        return;
+    }
+    ct_gate_announce(&gateway->gate, &launch->request, now_ns);
+    ct_launch_trace(launch, now_ns, CT_GATE_TOP);
+    ct_unlock(session);
+    launch->passed = CT_PASSED_ANNOUNCED;
+}
+
+/* Reports to the gate what became of the launch. */
+static void report_outcome(struct ct_launch *launch, CUresult result)
+{
+    struct ct_session *session = launch->session;
+    struct ct_gateway *gateway = session->gateway;
+    if (launch->passed == CT_PASSED_ANNOUNCED && result == CUDA_SUCCESS)
+        return;
+    ct_lock(session);
+    uint64_t now_ns = ct_gateway_now(session, ct_clock_ticks(&session->clock));
+    if (launch->passed == CT_PASSED_ANNOUNCED)
+        ct_gate_withdrawn(&gateway->gate, &launch->request, now_ns);
+    else
+        ct_gate_submitted(&gateway->gate, &launch->request, result == CUDA_SUCCESS, now_ns);
+    ct_unlock(session);
+    if (launch->passed == CT_PASSED_ADMITTED && result == CUDA_SUCCESS)
+        ct_completions_note(session, &launch->request, stream_of(launch), launch->is_per_thread,
+                            launch->may_record_event);
+}
+
+void ct_unidentified_begin(struct ct_launch *launch)
+{
+    *launch = (struct ct_launch){.session = ct_session()};
+    if (launch->session && launch->session->gateway)
+        ct_launch_admit(launch);
+}
+
+void ct_unidentified_end(struct ct_launch *launch, CUresult result)
+{
+    struct ct_session *session = launch->session;
+    if (launch->passed != CT_PASSED_UNGATED)
+        report_outcome(launch, result);
+    if (session && result == CUDA_SUCCESS) {
+        fetch_add_relaxed(&session->record.header->untimed, 1);
+        ct_count_launch(session, NULL, 0, 0);
+    }
+}
+
+void ct_launch_settle(struct ct_launch *launch, enum ct_work work, uintptr_t handle, const struct ct_shape *shape,
+                     CUresult result)
+{
+    struct ct_session *session = launch->session;
+    struct ct_record_header *header = session->record.header;
+    int is_work = result == CUDA_SUCCESS && (launch->passed != CT_PASSED_UNGATED || !is_captured(launch));
+    if (is_work && !launch->identity)
+        launch->identity = ct_identity_make(session, work, handle, shape);
+    if (launch->pair)
+        ct_timing_end(session, launch->pair, is_work ? launch->identity : NULL, launch->ticks, launch->stream,
+                      launch->is_per_thread);
+    if (launch->passed != CT_PASSED_UNGATED)
+        report_outcome(launch, result);
+    if (is_work && !launch->pair && (session->is_measuring || !launch->is_counted))
+        fetch_add_relaxed(&header->untimed, 1);
+    if (is_work && !launch->is_counted)
+        ct_count_launch(session, launch->identity, launch->ticks, ct_stream_key(launch->stream, launch->is_per_thread));
+    else if (!is_work && launch->is_counted)
+        ct_uncount_launch(session, launch->identity);
+    if (!is_work && result == CUDA_SUCCESS)
+        fetch_add_relaxed(&header->captured, 1);
+}

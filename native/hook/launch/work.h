@@ -1,0 +1,102 @@
+/* Code around every launch, copy and memset: identification, admission and timing before it, and counting after it. */
+#ifndef COTENANT_HOOK_LAUNCH_WORK_H
+#define COTENANT_HOOK_LAUNCH_WORK_H
+
+#include "hook/launch/gateway.h"
+#include "hook/memory/memory.h"
+#include "hook/entry/session.h"
+#include "hook/timing/timing.h"
+
+/* The call waits for its own completion, or uses the default stream: no events are recorded around it. */
+#define CT_NO_STREAM ((CUstream)-1)
+
+enum ct_passed {
+    CT_PASSED_UNGATED = 0, /* there is no gate, or the launch is captured */
+    CT_PASSED_ANNOUNCED,   /* announced; admission was not required */
+    CT_PASSED_ADMITTED,    /* admitted by the gate, which must be told the outcome */
+};
+
+struct ct_launch {
+    struct ct_session *session;
+    struct ct_identity *identity;
+    struct ct_pair *pair;
+    uint64_t ticks;
+    CUstream stream;
+    int is_per_thread;
+    int is_counted;       /* counted already */
+    int must_time;        /* its time is not known yet */
+    int must_check;       /* its time is measured, to correct what was charged to the share */
+    int may_record_event; /* whether an event may be recorded after it */
+    enum ct_passed passed;
+    uint64_t sync_ticks; /* when it began to wait for its own completion, if it does */
+    struct ct_launch_request request;
+};
+
+/* Traces a counted launch that is now passed to the driver. Called with the lock held. */
+static inline void ct_launch_trace(struct ct_launch *launch, uint64_t now_ns, uint32_t reason)
+{
+    struct ct_session *session = launch->session;
+    if (launch->is_counted)
+        ct_trace_launch(&session->trace, &session->record, now_ns, launch->identity->number,
+                        ct_stream_key(launch->stream, launch->is_per_thread), launch->request.expect_ns,
+                            (uint8_t)reason);
+}
+
+/* Counts the launch, announces it, and waits until it is admitted. Requires a gate. */
+void ct_launch_admit(struct ct_launch *launch);
+
+/* Called for launches that are not only counted: the first of its kind, timed, captured, failed, or admitted ones. */
+void ct_launch_time(struct ct_launch *launch);
+void ct_launch_settle(struct ct_launch *launch, enum ct_work work, uintptr_t handle, const struct ct_shape *shape,
+                     CUresult result);
+
+/* Called around a launch that cannot be identified: it is admitted as one of unknown length, and counted. */
+void ct_unidentified_begin(struct ct_launch *launch);
+void ct_unidentified_end(struct ct_launch *launch, CUresult result);
+
+/* Identifies a launch that must ask before it is executed for the first time, so that its profile can be used. */
+void ct_launch_identify(struct ct_launch *launch, enum ct_work work, uintptr_t handle, const struct ct_shape *shape);
+
+static inline void ct_launch_begin(struct ct_launch *launch, enum ct_work work, uintptr_t handle,
+                                  const struct ct_shape *shape, CUstream stream, int is_per_thread, int may_time)
+{
+    struct ct_session *session = launch->session = ct_session();
+    launch->pair = NULL;
+    if (CT_UNLIKELY(!session))
+        return;
+    launch->identity = ct_identity(session, handle, shape);
+    launch->stream = stream;
+    launch->is_per_thread = is_per_thread;
+    launch->is_counted = launch->must_time = launch->must_check = 0;
+    launch->may_record_event = may_time || stream == CT_NO_STREAM;
+    launch->passed = CT_PASSED_UNGATED;
+    if (CT_UNLIKELY(session->is_measuring) && may_time)
+        ct_timing_await_pair(session);
+    if (session->gateway) {
+        if (CT_UNLIKELY(!launch->identity))
+            ct_launch_identify(launch, work, handle, shape);
+        ct_launch_admit(launch);
+    }
+    if (CT_UNLIKELY(launch->must_time || launch->must_check || load_relaxed(&session->time_next)) && may_time)
+        ct_launch_time(launch);
+    if (!launch->is_counted || launch->pair)
+        launch->ticks = ct_clock_ticks(&session->clock);
+}
+
+static inline CUresult ct_launch_end(struct ct_launch *launch, enum ct_work work, uintptr_t handle,
+                                    const struct ct_shape *shape, CUresult result)
+{
+    struct ct_session *session = launch->session;
+    ct_fault_check(result);
+    if (CT_UNLIKELY(!session))
+        return result;
+    if (CT_UNLIKELY(result != CUDA_SUCCESS || !launch->identity || launch->pair || session->is_measuring ||
+                    launch->passed == CT_PASSED_ADMITTED ||
+                    load_relaxed(&session->captures)))
+        ct_launch_settle(launch, work, handle, shape, result);
+    else if (!launch->is_counted)
+        ct_count_launch(session, launch->identity, launch->ticks, ct_stream_key(launch->stream, launch->is_per_thread));
+    return result;
+}
+
+#endif

@@ -1,0 +1,215 @@
+/* Contexts: the memory that they occupy, and what is freed with them. */
+#include "hook/launch/capture_mode.h"
+#include "hook/memory/context.h"
+
+static uint64_t context_bytes(struct ct_memory *memory)
+{
+    return memory ? load_relaxed(&memory->ledger.file->context_bytes) : 0;
+}
+
+uint64_t ct_memory_home(struct ct_memory *memory)
+{
+    struct ct_holding found;
+    uint64_t context = memory ? (uintptr_t)ct_current_context() : 0;
+    return context && ct_holding_find(memory, CT_HELD_CONTEXT, context, &found) ? found.home : context;
+}
+
+/* ---- ordinary contexts -------------------------------------------------------------------------------------------- */
+
+static CUresult created(struct ct_memory *memory, uint64_t bytes, const CUcontext *context, CUresult result)
+{
+    const uint64_t handle = result == CUDA_SUCCESS ? (uintptr_t)*context : 0;
+    const struct ct_holding holding = {.key = handle, .home = handle, .bytes = bytes, .held = CT_HELD_CONTEXT,
+                                       .kind = CT_LEDGER_OWN};
+    return ct_memory_settle(memory, &holding, result);
+}
+
+#define CREATE(symbol, ...)                                                                                            \
+    struct ct_memory *memory = ct_memory();                                                                            \
+    struct ct_memory_wait wait = {0};                                                                                  \
+    const uint64_t bytes = context_bytes(memory);                                                                      \
+    CUresult result = ct_memory_reserve(memory, CT_LEDGER_OWN, bytes);                                                 \
+    if (result != CUDA_SUCCESS)                                                                                        \
+        return result;                                                                                                 \
+    do                                                                                                                 \
+        result = CT_NEXT(symbol)(context, __VA_ARGS__);                                                                \
+    while (ct_memory_should_retry(memory, &wait, bytes, result));                                                      \
+    return created(memory, bytes, context, result)
+
+CT_EXPORT CUresult cuCtxCreate(CUcontext *context, unsigned int flags, CUdevice device)
+{
+    CREATE(cuCtxCreate, flags, device);
+}
+
+CT_EXPORT CUresult cuCtxCreate_v2(CUcontext *context, unsigned int flags, CUdevice device)
+{
+    CREATE(cuCtxCreate_v2, flags, device);
+}
+
+CT_EXPORT CUresult cuCtxCreate_v3(CUcontext *context, CUexecAffinityParam *affinities, int count, unsigned int flags,
+                                  CUdevice device)
+{
+    CREATE(cuCtxCreate_v3, affinities, count, flags, device);
+}
+
+CT_EXPORT CUresult cuCtxCreate_v4(CUcontext *context, CUctxCreateParams *params, unsigned int flags, CUdevice device)
+{
+    CREATE(cuCtxCreate_v4, params, flags, device);
+}
+
+uint64_t ct_memory_context_ending(struct ct_memory *memory, CUcontext context)
+{
+    static _Atomic uint64_t serial;
+    const uint64_t leaving = CT_HOME_LEAVING | fetch_add_relaxed(&serial, 1);
+    if (context)
+        ct_holdings_move(memory, (uintptr_t)context, leaving);
+    return leaving;
+}
+
+void ct_memory_context_ended(struct ct_memory *memory, CUcontext context, uint64_t leaving, CUresult result)
+{
+    if (result == CUDA_SUCCESS)
+        ct_holdings_end(memory, leaving);
+    else
+        ct_holdings_move(memory, leaving, (uintptr_t)context);
+    ct_memory_end(memory);
+}
+
+/* An attached context remains until it is detached as often; the note counts the attachments. */
+static uint64_t change_users(struct ct_memory *memory, CUcontext context, int64_t change)
+{
+    struct ct_holding found;
+    if (!ct_holding_take(memory, CT_HELD_CONTEXT, (uintptr_t)context, &found))
+        return 0;
+    uint64_t users = found.note;
+    found.note += (uint64_t)change;
+    ct_holding_add(memory, &found);
+    return users;
+}
+
+CT_EXPORT CUresult cuCtxAttach(CUcontext *context, unsigned int flags)
+{
+    CUresult result = CT_NEXT(cuCtxAttach)(context, flags);
+    if (result == CUDA_SUCCESS)
+        change_users(ct_memory(), *context, 1);
+    return ct_fault_check(result);
+}
+
+void ct_memory_context_detached(struct ct_memory *memory, CUcontext context, CUresult result)
+{
+    struct ct_holding found;
+    int has_others = ct_holding_find(memory, CT_HELD_CONTEXT, (uintptr_t)context, &found) && found.note;
+    if (result == CUDA_SUCCESS && has_others)
+        change_users(memory, context, -1);
+    else if (result == CUDA_SUCCESS)
+        ct_holdings_end(memory, (uintptr_t)context);
+    ct_memory_end(memory);
+}
+
+/* ---- primary contexts: one per device, however often it is retained ----------------------------------------------- */
+
+/* Records that the primary context of the device exists; `reserved` bytes were reserved for it unless it was known. */
+static void keep_primary(struct ct_memory *memory, CUdevice device, uint64_t reserved)
+{
+    struct ct_holding found;
+    const struct ct_holding primary = {.key = CT_HOME_PRIMARY(device), .home = CT_HOME_PRIMARY(device),
+                                       .bytes = reserved, .held = CT_HELD_PRIMARY, .kind = CT_LEDGER_OWN};
+    if (ct_holding_find(memory, CT_HELD_PRIMARY, CT_HOME_PRIMARY(device), &found))
+        ct_memory_release(memory, CT_LEDGER_OWN, reserved); /* another thread was faster */
+    else
+        ct_holding_add(memory, &primary);
+}
+
+/* Begins a change, and reserves memory for the primary context unless it is known to exist; `bytes` receives the
+ * amount. */
+static CUresult expect_primary(struct ct_memory *memory, CUdevice device, uint64_t *bytes)
+{
+    struct ct_holding found;
+    *bytes = 0;
+    if (ct_holding_find(memory, CT_HELD_PRIMARY, CT_HOME_PRIMARY(device), &found)) {
+        ct_memory_begin(memory); /* it exists and needs no more memory, even if the tenant is over its quota */
+        return CUDA_SUCCESS;
+    }
+    *bytes = context_bytes(memory);
+    return ct_memory_reserve(memory, CT_LEDGER_OWN, *bytes);
+}
+
+CT_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
+{
+    struct ct_memory *memory = ct_memory();
+    struct ct_memory_wait wait = {0};
+    uint64_t bytes;
+    CUresult result = expect_primary(memory, device, &bytes);
+    if (result != CUDA_SUCCESS)
+        return result;
+    do
+        result = CT_NEXT(cuDevicePrimaryCtxRetain)(context, device);
+    while (ct_memory_should_retry(memory, &wait, bytes, result));
+    if (result == CUDA_SUCCESS && memory) {
+        const struct ct_holding home = {.key = (uintptr_t)*context, .home = CT_HOME_PRIMARY(device),
+                                        .held = CT_HELD_CONTEXT, .kind = CT_LEDGER_OWN};
+        keep_primary(memory, device, bytes);
+        ct_holding_add(memory, &home);
+    } else {
+        ct_memory_release(memory, CT_LEDGER_OWN, bytes);
+    }
+    ct_memory_end(memory);
+    return ct_fault_check(result);
+}
+
+static int is_active(CUdevice device)
+{
+    unsigned int flags;
+    int active = 0;
+    return CT_NEXT(cuDevicePrimaryCtxGetState)(device, &flags, &active) == CUDA_SUCCESS && active;
+}
+
+void ct_memory_primary_released(struct ct_memory *memory, CUdevice device, CUresult result)
+{
+    if (memory && result == CUDA_SUCCESS && !is_active(device))
+        ct_holdings_end(memory, CT_HOME_PRIMARY(device));
+    ct_memory_end(memory);
+}
+
+/* ---- green contexts: their memory belongs to the primary context, which they retain ------------------------------- */
+
+CT_EXPORT CUresult cuGreenCtxCreate(CUgreenCtx *green, CUdevResourceDesc resources, CUdevice device, unsigned int flags)
+{
+    struct ct_memory *memory = ct_memory();
+    uint64_t bytes;
+    CUresult result = expect_primary(memory, device, &bytes);
+    if (result != CUDA_SUCCESS)
+        return result;
+    result = CT_NEXT(cuGreenCtxCreate)(green, resources, device, flags);
+    if (result == CUDA_SUCCESS && memory) {
+        const struct ct_holding made = {.key = (uintptr_t)*green, .note = (uint64_t)device, .held = CT_HELD_GREEN};
+        keep_primary(memory, device, bytes);
+        ct_holding_add(memory, &made);
+    } else {
+        ct_memory_release(memory, CT_LEDGER_OWN, bytes);
+    }
+    ct_memory_end(memory);
+    return ct_fault_check(result);
+}
+
+CT_EXPORT CUresult cuCtxFromGreenCtx(CUcontext *context, CUgreenCtx green)
+{
+    CUresult result = CT_NEXT(cuCtxFromGreenCtx)(context, green);
+    struct ct_memory *memory = ct_memory();
+    struct ct_holding found;
+    if (result == CUDA_SUCCESS && ct_holding_find(memory, CT_HELD_GREEN, (uintptr_t)green, &found)) {
+        const struct ct_holding home = {.key = (uintptr_t)*context, .home = CT_HOME_PRIMARY(found.note),
+                                        .held = CT_HELD_CONTEXT, .kind = CT_LEDGER_OWN};
+        ct_holding_add(memory, &home);
+    }
+    return ct_fault_check(result);
+}
+
+void ct_memory_green_ended(struct ct_memory *memory, CUgreenCtx green, CUresult result)
+{
+    struct ct_holding found;
+    if (result == CUDA_SUCCESS && ct_holding_take(memory, CT_HELD_GREEN, (uintptr_t)green, &found))
+        ct_memory_primary_released(memory, (CUdevice)found.note, result);
+    else
+        ct_memory_end(memory);
+}

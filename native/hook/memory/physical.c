@@ -1,0 +1,290 @@
+/* Physical memory: counted from cuMemCreate until its last handle is released and its last mapping is removed. */
+#include "hook/memory/memory.h"
+
+#include <stdlib.h>
+
+/* Protected by the lock of the supplies; found in the holdings by handle and by the start of each mapping. Entries are
+ * reused but never freed, because a program that releases a handle twice concurrently may reach one after its end. */
+struct physical {
+    struct physical *next; /* of free entries */
+    uint64_t bytes;
+    uint32_t handles, maps;
+    uint32_t releasing; /* handles that the driver is about to release */
+    uint64_t key; /* of an export or import; 0: neither */
+    int is_imported, is_over, is_in_array;
+    int has_aliases; /* the driver has given it more than one handle */
+};
+
+static struct physical *spare; /* protected by the same lock */
+
+static struct physical *make_physical(struct ct_memory *memory)
+{
+    ct_supplies_lock(&memory->supplies);
+    struct physical *made = spare;
+    if (made)
+        spare = made->next;
+    ct_supplies_unlock(&memory->supplies);
+    if (!made)
+        made = malloc(sizeof *made);
+    if (made)
+        *made = (struct physical){0};
+    return made;
+}
+
+static void end_physical(struct ct_memory *memory, struct physical *physical)
+{
+    if (!physical)
+        return;
+    ct_supplies_lock(&memory->supplies);
+    physical->is_over = 1;
+    physical->next = spare;
+    spare = physical;
+    ct_supplies_unlock(&memory->supplies);
+}
+
+static struct physical *physical_of(const struct ct_holding *holding)
+{
+    return (struct physical *)(uintptr_t)holding->note;
+}
+
+static void remember(struct ct_memory *memory, uint64_t handle, struct physical *physical)
+{
+    const struct ct_holding holding = {.key = handle, .note = (uintptr_t)physical, .held = CT_HELD_PHYSICAL};
+    ct_holding_add(memory, &holding); /* on failure it is counted until the process ends */
+}
+
+/* Changes the counts; the memory ends when it has neither handles nor mappings. */
+static void count(struct ct_memory *memory, struct physical *physical, int handles, int maps, uint32_t released)
+{
+    ct_supplies_lock(&memory->supplies);
+    if (physical->is_over) {
+        ct_supplies_unlock(&memory->supplies);
+        return;
+    }
+    physical->handles += (uint32_t)handles;
+    physical->maps += (uint32_t)maps;
+    physical->releasing -= released;
+    const int is_gone = !physical->handles && !physical->maps;
+    physical->is_over = is_gone;
+    ct_supplies_unlock(&memory->supplies);
+    if (!is_gone)
+        return;
+    if (physical->has_aliases) /* a remaining handle could be reused for other memory */
+        ct_holdings_forget(memory, CT_HELD_PHYSICAL, (uintptr_t)physical);
+    if (physical->is_in_array)
+        ; /* the bytes stay in our line */
+    else if (!physical->is_imported)
+        ct_share_freed(memory, CT_LEDGER_ALLOCATED, physical->bytes, physical->key);
+    else
+        ct_share_closed(memory, physical->key);
+    end_physical(memory, physical);
+}
+
+/* ---- handles ------------------------------------------------------------------------------------------------------ */
+
+CT_EXPORT CUresult cuMemCreate(CUmemGenericAllocationHandle *handle, size_t bytes, const CUmemAllocationProp *props,
+                               unsigned long long flags)
+{
+    struct ct_memory *memory = props && props->location.type == CU_MEM_LOCATION_TYPE_DEVICE ? ct_memory() : NULL;
+    struct physical *physical = memory ? make_physical(memory) : NULL;
+    struct ct_memory_wait wait = {0};
+    CUresult result = memory && !physical ? CUDA_ERROR_OUT_OF_MEMORY
+        : ct_memory_reserve(memory, CT_LEDGER_ALLOCATED, bytes);
+    if (result != CUDA_SUCCESS) {
+        end_physical(memory, physical);
+        return result;
+    }
+    do
+        result = CT_NEXT(cuMemCreate)(handle, bytes, props, flags);
+    while (ct_memory_should_retry(memory, &wait, bytes, result));
+    ct_count_memory_call(0, result);
+    if (memory && result == CUDA_SUCCESS) {
+        *physical = (struct physical){.bytes = bytes, .handles = 1};
+        remember(memory, *handle, physical);
+    } else {
+        ct_memory_release(memory, CT_LEDGER_ALLOCATED, bytes);
+        end_physical(memory, physical);
+    }
+    ct_memory_end(memory);
+    return ct_fault_check(result);
+}
+
+static int is_of_no_handle(CUresult result)
+{
+    return result == CUDA_ERROR_INVALID_VALUE || result == CUDA_ERROR_INVALID_HANDLE || result == CUDA_ERROR_NOT_FOUND;
+}
+
+/* The last handle is removed from the table before the driver releases it, because the number may be reused at once. */
+CT_EXPORT CUresult cuMemRelease(CUmemGenericAllocationHandle handle)
+{
+    struct ct_memory *memory = ct_memory();
+    struct ct_holding holding;
+    int is_last = 0;
+    ct_memory_begin(memory);
+    struct physical *physical =
+        ct_holding_find(memory, CT_HELD_PHYSICAL, handle, &holding) ? physical_of(&holding) : NULL;
+    if (physical) {
+        ct_supplies_lock(&memory->supplies);
+        is_last = physical->handles == ++physical->releasing;
+        ct_supplies_unlock(&memory->supplies);
+        if (is_last)
+            ct_holding_take(memory, CT_HELD_PHYSICAL, handle, &holding);
+    }
+    CUresult result = CT_NEXT(cuMemRelease)(handle);
+    ct_count_memory_call(1, result);
+    /* If the driver does not know the handle, another thread released it after we removed the entry, and found nothing
+     * to count. */
+    const int is_released = result == CUDA_SUCCESS || (is_last && is_of_no_handle(result));
+    if (is_last && !is_released)
+        ct_holding_add(memory, &holding);
+    if (physical)
+        count(memory, physical, is_released ? -1 : 0, 0, 1);
+    ct_memory_end(memory);
+    return ct_fault_check(result);
+}
+
+/* ---- mappings ----------------------------------------------------------------------------------------------------- */
+
+CT_EXPORT CUresult cuMemMap(CUdeviceptr pointer, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
+                            unsigned long long flags)
+{
+    struct ct_memory *memory = ct_memory();
+    struct ct_holding holding;
+    const int is_held = ct_holding_find(memory, CT_HELD_PHYSICAL, handle, &holding);
+    if (is_held) /* before the call: another thread may release the handle as soon as it is mapped */
+        count(memory, physical_of(&holding), 0, 1, 0);
+    CUresult result = CT_NEXT(cuMemMap)(pointer, bytes, offset, handle, flags);
+    ct_count_memory_call(0, result);
+    if (is_held && result == CUDA_SUCCESS) {
+        const struct ct_holding mapping = {.key = pointer, .bytes = bytes, .note = holding.note,
+                                           .held = CT_HELD_MAPPED};
+        ct_holding_add(memory, &mapping);
+    } else if (is_held) {
+        count(memory, physical_of(&holding), 0, -1, 0);
+    }
+    return ct_fault_check(result);
+}
+
+/* Adjacent mappings are removed together or not at all. Their addresses may be reused as soon as the driver returns. */
+CT_EXPORT CUresult cuMemUnmap(CUdeviceptr pointer, size_t bytes)
+{
+    struct ct_memory *memory = ct_memory();
+    struct ct_holding *taken = NULL, holding;
+    size_t found = 0, capacity = 0;
+    ct_memory_begin(memory);
+    for (uint64_t done = 0; done < bytes && ct_holding_take(memory, CT_HELD_MAPPED, pointer + done, &holding);
+         done += holding.bytes) {
+        if (found == capacity) {
+            capacity = capacity ? 2 * capacity : 8;
+            struct ct_holding *larger = realloc(taken, capacity * sizeof *larger);
+            if (!larger) {
+                ct_holding_add(memory, &holding);
+                break;
+            }
+            taken = larger;
+        }
+        taken[found++] = holding;
+    }
+    CUresult result = CT_NEXT(cuMemUnmap)(pointer, bytes);
+    ct_count_memory_call(1, result);
+    for (size_t i = 0; i < found; i++)
+        if (result == CUDA_SUCCESS)
+            count(memory, physical_of(&taken[i]), 0, -1, 0);
+        else
+            ct_holding_add(memory, &taken[i]);
+    free(taken);
+    ct_memory_end(memory);
+    return ct_fault_check(result);
+}
+
+/* Adds a handle: the known one, or another one for what is mapped there. */
+CT_EXPORT CUresult cuMemRetainAllocationHandle(CUmemGenericAllocationHandle *handle, void *address)
+{
+    struct ct_memory *memory = ct_memory();
+    struct ct_holding holding;
+    CUresult result = CT_NEXT(cuMemRetainAllocationHandle)(handle, address);
+    if (!memory || result != CUDA_SUCCESS)
+        return ct_fault_check(result);
+    const int is_known = ct_holding_find(memory, CT_HELD_PHYSICAL, *handle, &holding);
+    if (is_known || ct_holding_around(memory, CT_HELD_MAPPED, (uintptr_t)address, &holding)) {
+        count(memory, physical_of(&holding), 1, 0, 0);
+        if (!is_known) {
+            ct_supplies_lock(&memory->supplies);
+            physical_of(&holding)->has_aliases = 1;
+            ct_supplies_unlock(&memory->supplies);
+            remember(memory, *handle, physical_of(&holding));
+        }
+    }
+    return result;
+}
+
+/* Memory mapped into a sparse array: unmapping is not reported, so it is counted until the process ends. */
+static void keep_mapped(const CUarrayMapInfo *infos, unsigned int number, CUresult result)
+{
+    struct ct_memory *memory = ct_memory();
+    struct ct_holding holding;
+    for (unsigned int i = 0; memory && result == CUDA_SUCCESS && infos && i < number; i++)
+        if (infos[i].memOperationType == CU_MEM_OPERATION_TYPE_MAP &&
+            ct_holding_find(memory, CT_HELD_PHYSICAL, infos[i].memHandle, &holding))
+            physical_of(&holding)->is_in_array = 1;
+}
+
+#define MAP_ARRAY(symbol)                                                                                              \
+    CT_EXPORT CUresult symbol(CUarrayMapInfo *infos, unsigned int number, CUstream stream)                             \
+    {                                                                                                                  \
+        CUresult result = CT_NEXT(symbol)(infos, number, stream);                                                      \
+        keep_mapped(infos, number, result);                                                                            \
+        return ct_fault_check(result);                                                                                 \
+    }
+
+MAP_ARRAY(cuMemMapArrayAsync)
+MAP_ARRAY(cuMemMapArrayAsync_ptsz)
+
+/* ---- sharing between processes ------------------------------------------------------------------------------------ */
+
+/* Exported by a descriptor. Memory that has no entry in the ledger, or no key, cannot be tracked: see
+ * docs/concepts/memory.md. */
+CT_EXPORT CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHandle handle,
+                                                CUmemAllocationHandleType type, unsigned long long flags)
+{
+    struct ct_memory *memory = ct_memory();
+    struct ct_holding holding;
+    CUresult result = CT_NEXT(cuMemExportToShareableHandle)(shareable, handle, type, flags);
+    if (result != CUDA_SUCCESS || type != CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR ||
+        !ct_holding_find(memory, CT_HELD_PHYSICAL, handle, &holding) || physical_of(&holding)->is_imported)
+        return ct_fault_check(result);
+    struct physical *physical = physical_of(&holding);
+    const uint64_t key = ct_share_key_of_file(*(const int *)shareable);
+    if (!key)
+        return result;
+    if (!ct_share_add(memory, CT_LEDGER_EXPORT, key, physical->bytes))
+        return ct_share_refused(*(const int *)shareable);
+    ct_supplies_lock(&memory->supplies);
+    physical->key = key;
+    ct_supplies_unlock(&memory->supplies);
+    return result;
+}
+
+CT_EXPORT CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *os_handle,
+                                                  CUmemAllocationHandleType type)
+{
+    struct ct_memory *memory = ct_memory();
+    const uint64_t key = memory && type == CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
+                             ? ct_share_key_of_file((int)(intptr_t)os_handle)
+                             : 0;
+    struct physical *physical = key ? make_physical(memory) : NULL;
+    if (key && (!physical || !ct_share_opens(memory, key))) {
+        end_physical(memory, physical);
+        return CUDA_ERROR_OUT_OF_MEMORY;
+    }
+    CUresult result = CT_NEXT(cuMemImportFromShareableHandle)(handle, os_handle, type);
+    ct_count_memory_call(0, result);
+    if (key && result == CUDA_SUCCESS) {
+        *physical = (struct physical){.handles = 1, .key = key, .is_imported = 1};
+        remember(memory, *handle, physical);
+    } else if (key) {
+        ct_share_closed(memory, key);
+        end_physical(memory, physical);
+    }
+    return ct_fault_check(result);
+}

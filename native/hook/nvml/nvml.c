@@ -1,0 +1,128 @@
+/* NVML's memory queries, which report the tenant's quota instead of the device's memory.
+ *
+ * The two functions are found in the same way as those of the driver: through a shim in the shim directory, or through
+ * the replacement of dlsym. All other functions of NVML are unchanged. */
+#define _GNU_SOURCE
+#include "hook/nvml/nvml.h"
+
+#include "hook/memory/memory.h"
+#include "hook/entry/route.h"
+
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* From nvml.h. */
+enum { NVML_SUCCESS = 0, NVML_ERROR_FUNCTION_NOT_FOUND = 13, UUID_BYTES = 96 };
+
+struct nvml_memory {
+    unsigned long long total, free, used;
+};
+
+struct nvml_memory_v2 {
+    unsigned int version;
+    unsigned long long total, reserved, free, used;
+};
+
+enum { MEMORY, MEMORY_V2, UUID, INDEX, COUNT, CALLS };
+
+static const char *const names[CALLS] = {
+    [MEMORY] = "nvmlDeviceGetMemoryInfo", [MEMORY_V2] = "nvmlDeviceGetMemoryInfo_v2", [UUID] = "nvmlDeviceGetUUID",
+    [INDEX] = "nvmlDeviceGetIndex",       [COUNT] = "nvmlDeviceGetCount_v2",
+};
+
+/* Returns a function of NVML. The shim directory has the library under another name; otherwise it is the one loaded
+ * under the usual name. A program that has a device handle has loaded it, so it is never loaded here. */
+static void *found(int call)
+{
+    static _Atomic(void *) cached[CALLS];
+    void *address = load_acquire(&cached[call]);
+    ct_dlsym_type find = address ? NULL : ct_real_dlsym();
+    if (address || !find)
+        return address;
+    void *library = dlopen("libnvidia-ml-real.so.1", RTLD_LAZY | RTLD_LOCAL | RTLD_NODELETE | RTLD_NOLOAD);
+    if (!library)
+        library = dlopen("libnvidia-ml.so.1", RTLD_LAZY | RTLD_LOCAL | RTLD_NODELETE | RTLD_NOLOAD);
+    address = library ? find(library, names[call]) : NULL;
+    dlerror(); /* a missing symbol is not an error of the program */
+    if (address)
+        store_release(&cached[call], address);
+    return address;
+}
+
+/* ---- the tenant's device ------------------------------------------------------------------------------------------ */
+
+static int is_only(void)
+{
+    int (*count)(unsigned int *) = (int (*)(unsigned int *))found(COUNT);
+    unsigned int devices = 0;
+    return count && count(&devices) == NVML_SUCCESS && devices == 1;
+}
+
+/* A tenant has one device, which CUDA_VISIBLE_DEVICES identifies by the beginning of its UUID or by its index. */
+static int is_ours(void *device)
+{
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    if (!visible || !*visible || strchr(visible, ','))
+        return is_only();
+    char *end;
+    const unsigned long number = strtoul(visible, &end, 10);
+    if (!*end) {
+        int (*index_of)(void *, unsigned int *) = (int (*)(void *, unsigned int *))found(INDEX);
+        unsigned int index;
+        return index_of && index_of(device, &index) == NVML_SUCCESS && index == number;
+    }
+    int (*uuid_of)(void *, char *, unsigned int) = (int (*)(void *, char *, unsigned int))found(UUID);
+    char uuid[UUID_BYTES];
+    return uuid_of && uuid_of(device, uuid, sizeof uuid) == NVML_SUCCESS &&
+           strncmp(uuid, visible, strlen(visible)) == 0;
+}
+
+/* Returns the quota, or 0 if this device's memory is to be reported unchanged. */
+static uint64_t quota_of(void *device, uint64_t *held_bytes)
+{
+    struct ct_memory *memory = ct_memory();
+    const uint64_t quota = memory ? ct_memory_quota(memory) : 0;
+    if (!quota || !is_ours(device))
+        return 0;
+    *held_bytes = ct_memory_held(memory);
+    return quota;
+}
+
+/* ---- the replaced functions --------------------------------------------------------------------------------------- */
+
+int nvmlDeviceGetMemoryInfo(void *device, struct nvml_memory *memory);
+int nvmlDeviceGetMemoryInfo_v2(void *device, struct nvml_memory_v2 *memory);
+
+CT_EXPORT int nvmlDeviceGetMemoryInfo(void *device, struct nvml_memory *memory)
+{
+    int (*call)(void *, struct nvml_memory *) = (int (*)(void *, struct nvml_memory *))found(MEMORY);
+    uint64_t held;
+    const int result = call ? call(device, memory) : NVML_ERROR_FUNCTION_NOT_FOUND;
+    const uint64_t quota = result == NVML_SUCCESS ? quota_of(device, &held) : 0;
+    if (!quota || quota >= memory->total)
+        return result;
+    *memory = (struct nvml_memory){quota, held < quota ? quota - held : 0, held < quota ? held : quota};
+    return result;
+}
+
+CT_EXPORT int nvmlDeviceGetMemoryInfo_v2(void *device, struct nvml_memory_v2 *memory)
+{
+    int (*call)(void *, struct nvml_memory_v2 *) = (int (*)(void *, struct nvml_memory_v2 *))found(MEMORY_V2);
+    uint64_t held;
+    const int result = call ? call(device, memory) : NVML_ERROR_FUNCTION_NOT_FOUND;
+    const uint64_t quota = result == NVML_SUCCESS ? quota_of(device, &held) : 0;
+    if (!quota || quota >= memory->total)
+        return result;
+    /* Memory that the device reserves for itself is not part of the quota. */
+    *memory = (struct nvml_memory_v2){memory->version, quota, 0, held < quota ? quota - held : 0,
+                                      held < quota ? held : quota};
+    return result;
+}
+
+void *ct_nvml_substitute(const char *name, void *address)
+{
+    if (strcmp(name, names[MEMORY]) == 0)
+        return (void *)nvmlDeviceGetMemoryInfo;
+    return strcmp(name, names[MEMORY_V2]) == 0 ? (void *)nvmlDeviceGetMemoryInfo_v2 : address;
+}

@@ -1,0 +1,121 @@
+/* The record at its limits: more kernels than it can hold, long names, reused handles, and child processes. */
+#include "hook_setup.h"
+
+#include <sys/wait.h>
+
+enum { MORE = CT_RECORD_KERNELS + 500 };
+
+static const struct ct_record_kernel *kernels(const struct ct_session *session)
+{
+    return (const void *)((const char *)session->record.header + CT_RECORD_KERNELS_AT);
+}
+
+static void names_follow_handles(struct ct_session *session)
+{
+    char longest[400];
+    memset(longest, 'x', sizeof longest - 1);
+    longest[sizeof longest - 1] = 0;
+    ct_function_note(session, 0x1000, 7, "first");
+    ct_function_note(session, 0x2000, 8, longest);
+    EXPECT_EQ(test_launch(0x1000, 1, NULL), CUDA_SUCCESS);
+    EXPECT_EQ(test_launch(0x2000, 1, NULL), CUDA_SUCCESS);
+    EXPECT(strcmp(kernels(session)[0].name, "first") == 0);
+    EXPECT_EQ(strlen(kernels(session)[1].name), CT_RECORD_NAME_BYTES - 1);
+    ct_functions_forget(session, 7);
+    ct_function_note(session, 0x1000, 9, "second");
+    EXPECT_EQ(test_launch(0x1000, 1, NULL), CUDA_SUCCESS);
+    EXPECT_EQ(test_launch(0x2000, 1, NULL), CUDA_SUCCESS);
+    EXPECT(strcmp(kernels(session)[2].name, "second") == 0);
+    EXPECT_EQ(kernels(session)[1].launches, 2);
+    /* Another handle with the same name is the same kernel; a handle without a name is a kernel too. */
+    ct_function_note(session, 0x3000, 10, "second");
+    EXPECT_EQ(test_launch(0x3000, 1, NULL), CUDA_SUCCESS);
+    EXPECT_EQ(kernels(session)[2].launches, 2);
+    EXPECT_EQ(test_launch(0x4000, 1, NULL), CUDA_SUCCESS);
+    EXPECT(strcmp(kernels(session)[3].name, "unnamed") == 0);
+    /* Failed launches are not counted. */
+    uint64_t calls = session->record.header->calls;
+    EXPECT_EQ(test_launch(0, 1, NULL), CUDA_ERROR_NOT_FOUND);
+    EXPECT_EQ(test_launch(0x1000, 0, NULL), CUDA_ERROR_NOT_FOUND);
+    EXPECT_EQ(session->record.header->calls, calls);
+}
+
+static void reloaded_functions_reuse_their_entries(struct ct_session *session)
+{
+    uint32_t functions = session->function_count, identities = session->identity_count;
+    for (int i = 0; i < 2 * CT_FUNCTIONS; i++) { /* a program that creates and destroys the same graph */
+        ct_function_note(session, 0x5000, 0x5000, "graph");
+        EXPECT_EQ(test_launch(0x5000, 1, NULL), CUDA_SUCCESS);
+        ct_functions_forget(session, 0x5000);
+    }
+    EXPECT_EQ(session->function_count, functions + 1);
+    EXPECT_EQ(session->identity_count, identities + 1);
+}
+
+static void a_context_that_ends_takes_no_graph_along(struct ct_session *session)
+{
+    const char *name = NULL;
+    ct_function_note(session, 0x6000, 0x6000, "graph of another context");
+    ct_function_note(session, 0x7000, 0x7100, "function");
+    ct_functions_forget(session, 0);
+    EXPECT(ct_function_name(session, 0x6000, &name) && strcmp(name, "graph of another context") == 0);
+    EXPECT(!ct_function_name(session, 0x7000, &name));
+}
+
+static void a_child_has_its_own(struct ct_session *session)
+{
+    int status;
+    uint64_t calls = session->record.header->calls;
+    pid_t child = fork();
+    if (child == 0) {
+        EXPECT_EQ(test_launch(0x1000, 1, NULL), CUDA_SUCCESS);
+        struct ct_session *own = ct_session();
+        EXPECT(own && own->record.header->calls == 1 && own->record.header->pid == (uint32_t)getpid());
+        _exit(0);
+    }
+    EXPECT(waitpid(child, &status, 0) == child);
+    EXPECT_EQ(status, 0);
+    EXPECT_EQ(session->record.header->calls, calls);
+}
+
+static void a_full_record_still_counts(struct ct_session *session)
+{
+    const struct ct_record_header *header = session->record.header;
+    uint64_t before = header->calls + header->uncounted;
+    for (int turn = 0; turn < 2; turn++)
+        for (unsigned grid = 1; grid <= MORE; grid++)
+            EXPECT_EQ(test_launch(0x1000, grid, NULL), CUDA_SUCCESS);
+    EXPECT_EQ(header->kernels, CT_RECORD_KERNELS);
+    EXPECT(header->intervals <= CT_RECORD_INTERVALS);
+    EXPECT(header->uncounted >= 2 * 500);
+    EXPECT_EQ(header->calls + header->uncounted, before + 2 * MORE);
+    uint64_t launches = 0;
+    for (uint32_t i = 0; i < header->kernels; i++)
+        launches += kernels(session)[i].launches;
+    EXPECT_EQ(launches, header->calls);
+    /* What did not fit is remembered too: the driver is not asked for its name at every launch. */
+    const struct ct_shape last = {{MORE, 1, 1}, {32, 1, 1}, 0};
+    const struct ct_identity *found = ct_identity(session, 0x1000, &last);
+    EXPECT(found && !found->kernel);
+}
+
+int main(void)
+{
+    test_hook_open("1", "0");
+    EXPECT_EQ(cuMemFree_v2(1), CUDA_SUCCESS); /* the first call finds the driver */
+    struct ct_session *session = ct_session();
+    EXPECT(session && session->is_measuring);
+    EXPECT_EQ(cuMemAlloc_v2(&(CUdeviceptr){0}, 1), CUDA_SUCCESS);
+    EXPECT_EQ(cuMemAlloc_v2(&(CUdeviceptr){0}, 0), CUDA_ERROR_NOT_SUPPORTED);
+    EXPECT_EQ(session->record.header->allocations, 1);
+    EXPECT_EQ(session->record.header->frees, 1);
+    names_follow_handles(session);
+    reloaded_functions_reuse_their_entries(session);
+    a_context_that_ends_takes_no_graph_along(session);
+    a_child_has_its_own(session);
+    a_full_record_still_counts(session);
+    EXPECT_EQ(cuCtxSynchronize(), CUDA_SUCCESS);
+    EXPECT_EQ(cuCtxDestroy_v2(NULL), CUDA_ERROR_NOT_SUPPORTED); /* missing in this driver: no effect */
+    EXPECT_EQ(test_hook_close(), 2);
+    return 0;
+}

@@ -1,1 +1,0 @@
-"""Composition roots: they connect the rooms and decide nothing."""

@@ -1,1 +1,0 @@
-"""A page in a browser that needs nothing beside itself."""

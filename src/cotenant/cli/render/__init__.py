@@ -1,0 +1,1 @@
+"""Output for people: tables in the terminal, HTML pages and manual pages."""

@@ -1,0 +1,1 @@
+"""HTML pages that load nothing from elsewhere."""

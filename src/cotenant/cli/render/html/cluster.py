@@ -1,0 +1,119 @@
+"""HTML page of a simulated cluster: metrics, time series, distributions, and a heat map of all GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Final
+
+import numpy as np
+
+from cotenant.cli.render.cluster_result import about, metric_rows
+from cotenant.cli.render.html.cluster_charts import Line, distribution, heat_map, series, slowdowns
+from cotenant.cli.render.html.demo import STYLE
+from cotenant.cluster.sim.jobs import SimJobState
+from cotenant.simulate.cluster import ClusterRun
+
+_HOUR_NS: Final = 3.6e12
+_SHARED, _BEFORE = 3, 0
+"""Colours of the page's style."""
+
+
+def cluster_page(cluster_run: ClusterRun, name: str) -> str:
+    """Return the page."""
+    outcome, world = cluster_run.outcome, cluster_run.world
+    at_h, seen = world.measurements.series()
+
+    def line(course: str, title: str, colour: int) -> Line:
+        return Line(title, colour, list(zip(at_h, seen[course], strict=True)))
+
+    def pair(course: str) -> list[Line]:
+        return [line(course, "shared", _SHARED), line(f"{course}_before", "online only", _BEFORE)]
+
+    slowest = max([1.05, *seen["slowdown_p99"]])
+    jobs = max([1.0, *seen["running"], *seen["waiting"]])
+    return "\n".join(
+        [
+            "<!doctype html><html lang=en><meta charset=utf-8>",
+            "<meta name=viewport content='width=device-width'>",
+            f"<title>cotenant: {escape(name)}</title><style>{STYLE}</style>",
+            f"<h1>{escape(name)}</h1><p>{escape(about(outcome))}</p>",
+            *_table(metric_rows(outcome)),
+            *_part("GPU utilization", "the part of the time with work on a GPU, over all GPUs", pair("utilization")),
+            series(pair("utilization"), "utilization over time", _percent, max_value=1.0),
+            *_part("SM activity", "of SMs times time, the part with work", pair("sm_activity")),
+            series(pair("sm_activity"), "SM activity over time", _percent, max_value=1.0),
+            *_part("Memory", "the part of all GPU memory that is held", pair("memory")),
+            series(pair("memory"), "memory over time", _percent, max_value=1.0),
+            *_part("Jobs", "", lines := [line("running", "running", 3), line("waiting", "waiting", 1)]),
+            series(lines, "jobs over time", lambda count: f"{count:,.0f}", max_value=jobs),
+            *_part(
+                "Job completion time",
+                "cumulative fraction of the completed jobs",
+                lines := [
+                    Line("from submission to end", 3, _completions(cluster_run)),
+                    Line("alone on whole GPUs", 0, _works(cluster_run)),
+                ],
+            ),
+            distribution(lines, "distribution of job completion times", _hours),
+            *_part(
+                "Online slowdown over time",
+                "latency, with its queue, over that alone at the same load",
+                lines := [line("slowdown", "mean, by load", 3), line("slowdown_p99", "the worst GPU of 100", 1)],
+            ),
+            series(lines, "online slowdown over time", lambda times: f"{times:.2f}", min_value=1.0, max_value=slowest),
+            *_part(
+                "Distribution of the online slowdown",
+                "cumulative fraction of the online work",
+                [slowed := Line("shared", 3, world.measurements.slowdown_curve())],
+            ),
+            slowdowns(slowed, "distribution of online slowdown"),
+            *_part("All GPUs", "utilization of neighbouring GPUs, together, over the time", []),
+            heat_map(world.measurements.heatmap(), outcome.hours, outcome.gpus),
+            f"<p class=note>{escape(_NOTES)}</p></html>",
+        ]
+    )
+
+
+_NOTES: Final = (
+    "Nothing here ran on a GPU. Speeds and slowdowns are those of the physics that "
+    "docs/how-to/simulate-a-cluster.md names, not what the cluster's controller predicted; online load is made up "
+    "or taken from a trace as the scenario says."
+)
+
+
+def _part(title: str, note: str, lines: Sequence[Line]) -> Iterable[str]:
+    yield f"<h2>{escape(title)}</h2>"
+    keys = "".join(f"<span class='key series{one.colour}'></span>{escape(one.name)}" for one in lines)
+    said = f"{note}." if note else ""
+    yield f"<p class=note>{escape(said[:1].upper() + said[1:])}{keys}</p>"
+
+
+def _table(rows: Sequence[tuple[str, str, str]]) -> Iterable[str]:
+    yield "<table><tr><th></th><th>shared</th><th>online only</th></tr>"
+    for row in rows:
+        yield "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
+    yield "</table>"
+
+
+def _completions(cluster_run: ClusterRun) -> list[tuple[float, float]]:
+    sim_jobs = cluster_run.world.sim_jobs
+    done = sim_jobs.state == SimJobState.DONE
+    return _ranked(np.sort((sim_jobs.end_ns - sim_jobs.submit_ns)[done] / _HOUR_NS).tolist())
+
+
+def _works(cluster_run: ClusterRun) -> list[tuple[float, float]]:
+    sim_jobs = cluster_run.world.sim_jobs
+    return _ranked(np.sort(sim_jobs.work[sim_jobs.state == SimJobState.DONE] / _HOUR_NS).tolist())
+
+
+def _ranked(values: Sequence[float]) -> list[tuple[float, float]]:
+    return [(value, (place + 1) / len(values)) for place, value in enumerate(values)]
+
+
+def _percent(part: float) -> str:
+    return f"{part:.0%}"
+
+
+def _hours(hours: float) -> str:
+    return f"{hours:g} h" if hours >= 1 else f"{hours * 60:.3g} min"

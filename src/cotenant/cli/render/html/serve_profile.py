@@ -1,0 +1,113 @@
+"""Plots of model profiles for `cotenant serve profile --plot`: run time against cores or GPU share, by batch size."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from html import escape
+from pathlib import Path
+from typing import Final
+
+from cotenant.cli.render.html.charts import LEFT, RIGHT, WIDTH, ticks
+from cotenant.errors import ConfigError
+from cotenant.predict.knee import Knees
+from cotenant.predict.latency import Point, fit_surface
+from cotenant.serve.commands.profile import ProfileOutcome
+from cotenant.serve.model_profile_format import ModelProfile
+
+_STEPS: Final = 100
+_PANEL: Final = 300
+_TOP: Final = 34
+_BOTTOM: Final = 44
+_COLOURS: Final = ("#3d7ea6", "#c0563f", "#4b8f5a", "#8a6bb0", "#b08d3f", "#5a5a5a", "#2a9d8f", "#d1495b")
+_STYLE: Final = (
+    "svg{font:12px system-ui,sans-serif}.grid{stroke:#8884}.knee{stroke:#444}.fit{fill:none;stroke-dasharray:5 4}"
+)
+
+
+def plotter(file: str) -> Callable[[Sequence[ProfileOutcome]], None]:
+    """Return the function that draws into this file; raise ConfigError at once if the file cannot be written."""
+    path = Path(file)
+    if path.suffix not in (".svg", ".html"):
+        raise ConfigError("--plot", file, "name a file that ends in .svg or .html")
+    try:
+        path.touch()
+    except OSError as error:
+        raise ConfigError("--plot", file, f"cannot be written: {error.strerror}; choose another") from None
+
+    def draw(outcomes: Sequence[ProfileOutcome]) -> None:
+        measured = [(one.profiled, one.knees) for one in outcomes if one.profiled and one.knees]
+        drawing = _drawing(measured)
+        path.write_text(drawing if path.suffix == ".svg" else _page(drawing, measured), encoding="utf-8")
+
+    return draw
+
+
+def _drawing(measured: Sequence[tuple[ModelProfile, Knees]]) -> str:
+    panels = [
+        f"<g transform='translate(0,{place * _PANEL})'>{''.join(_panel(profiled, knees))}</g>"
+        for place, (profiled, knees) in enumerate(measured)
+    ]
+    height = max(len(measured), 1) * _PANEL
+    head = f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {WIDTH} {height}'><style>{_STYLE}</style>"
+    return f"{head}{''.join(panels)}</svg>\n"
+
+
+def _panel(profiled: ModelProfile, knees: Knees) -> list[str]:
+    """Return one model: circles for runs alone, bars for runs beside others, dashed lines for the fitted model."""
+    all_units, widths = profiled.times.all_units, profiled.times.widths()
+    times_ns = [one.typical_ns for one in (*profiled.alone, *profiled.times.times)]
+    low, high = math.log10(max(min(times_ns), 1)), math.log10(max(*times_ns, 2))
+    high = max(high, low + 0.1)
+
+    def x_of(units: float) -> float:
+        part = (units - widths[0]) / max(widths[-1] - widths[0], 1)
+        return LEFT + 10 + part * (WIDTH - LEFT - RIGHT - 160)
+
+    def y_of(time_ns: float) -> float:
+        part = (math.log10(max(time_ns, 1)) - low) / (high - low)
+        return _PANEL - _BOTTOM - min(max(part, 0.0), 1.0) * (_PANEL - _BOTTOM - _TOP)
+
+    surface = fit_surface([Point(one.units / all_units, one.rows, float(one.typical_ns)) for one in profiled.alone])
+    span = [widths[0] + (widths[-1] - widths[0]) * step / _STEPS for step in range(_STEPS + 1)]
+    unit = "percent of the GPU" if profiled.percent else "cores"
+    title = f"{profiled.model}: circles alone, bars beside other runs, dashed lines fitted"
+    parts = [f"<text x='{LEFT}' y='18'>{escape(title)}</text>"]
+    for time_ns in ticks(round(10**low), round(10**high))[::2]:
+        y = y_of(time_ns)
+        parts.append(f"<line class='grid' x1='{LEFT}' x2='{WIDTH - 160}' y1='{y:.1f}' y2='{y:.1f}'/>")
+        parts.append(f"<text x='{LEFT - 6}' y='{y + 4:.1f}' text-anchor='end'>{time_ns / 1e6:g} ms</text>")
+    for width in widths:
+        x = x_of(width)
+        parts.append(f"<text x='{x:.1f}' y='{_PANEL - _BOTTOM + 16}' text-anchor='middle'>{width}</text>")
+    parts.append(f"<text x='{x_of(widths[-1]):.1f}' y='{_PANEL - 10}' text-anchor='end'>{unit}</text>")
+    for units in (knees.curve_units, knees.model_units):
+        x = x_of(units)
+        parts.append(f"<line class='knee' x1='{x:.1f}' x2='{x:.1f}' y1='{_TOP}' y2='{_PANEL - _BOTTOM}'/>")
+    for place, rows in enumerate(profiled.times.batches()):
+        colour = _COLOURS[place % len(_COLOURS)]
+        fitted = [(units, surface.latency(units / all_units, rows)) for units in span]
+        points = " ".join(f"{x_of(units):.1f},{y_of(time_ns):.1f}" for units, time_ns in fitted)
+        parts.append(f"<polyline class='fit' stroke='{colour}' points='{points}'/>")
+        for one in profiled.alone:
+            if one.rows == rows:
+                x, y = x_of(one.units), y_of(one.typical_ns)
+                parts.append(f"<circle cx='{x:.1f}' cy='{y:.1f}' r='3' fill='{colour}'/>")
+        for one in profiled.times.times:
+            if one.rows == rows:
+                x, y = x_of(one.units) - 6, y_of(one.typical_ns) - 1
+                parts.append(f"<rect x='{x:.1f}' y='{y:.1f}' width='12' height='2' fill='{colour}'/>")
+        y = _TOP + 16 * place
+        label = f"{rows} row{'s' if rows > 1 else ''}"
+        parts.append(f"<text x='{WIDTH - 140}' y='{y + 4}' fill='{colour}'>{label}</text>")
+    y = _TOP + 16 * len(profiled.times.batches())
+    label = f"knee: measured {knees.curve_units}, fitted {knees.model_units}"
+    return [*parts, f"<text x='{WIDTH - 140}' y='{y + 4}' font-size='9'>{label}</text>"]
+
+
+def _page(drawing: str, measured: Sequence[tuple[ModelProfile, Knees]]) -> str:
+    names = escape(", ".join(profiled.model for profiled, _ in measured))
+    style = "body{font-family:sans-serif;margin:2em;max-width:60em}svg{width:100%;height:auto}"
+    return (
+        f'<!doctype html><meta charset="utf-8"><title>{names}</title><style>{style}</style><h1>{names}</h1>{drawing}\n'
+    )

@@ -1,0 +1,237 @@
+"""Commands about tenants: run, ps, pause, resume, evict, set and self."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any, Final
+
+import msgspec
+
+from cotenant.cli.command import (
+    add_flags,
+    add_program,
+    configure,
+    find,
+    given_flags,
+    group,
+    load,
+    output,
+    print_json,
+    print_line,
+    program_of,
+)
+from cotenant.cli.parser import Parser
+from cotenant.errors import ConfigError
+from cotenant.gate.grant import Kind
+from cotenant.node.config.file import validate_limit
+from cotenant.profile.profile import Profile
+
+_SET_USAGE: Final = (
+    "give NAME and one of --priority, --slo, --share and --limit, or rules of the gate without a NAME: "
+    "--gate, --bound, --delay, --patience, --switch, --spin"
+)
+_NAMES: Final = "Names of tenants, as `cotenant ps` lists them."
+
+
+def configure_run(parser: Parser) -> None:
+    configure(parser, _run, "run", "directories")
+    add_kind(parser)
+    add_program(parser)
+    parser.epilog = "Example: cotenant run --online --slo 50ms -- python serve.py"
+
+
+def add_kind(parser: Parser) -> None:
+    """Add --online and --offline."""
+    kinds = group(parser, "Tenant").add_mutually_exclusive_group()
+    for kind in Kind:
+        about = "The tenant is latency-critical and may have a latency objective."
+        if kind is Kind.OFFLINE:
+            about = "The tenant uses GPU time that online tenants leave idle (default)."
+        kinds.add_argument(f"--{kind.value}", dest="run.kind", action="store_const", const=kind.value, help=about)
+
+
+def configure_ps(parser: Parser) -> None:
+    configure(parser, _ps, "directories", json=True)
+    about = "Include tenants that have left, and how they ended."
+    group(parser, "Output").add_argument("-a", "--all", action="store_true", help=about)
+
+
+def configure_pause(parser: Parser) -> None:
+    _configure_pause(parser, _pause)
+
+
+def configure_resume(parser: Parser) -> None:
+    _configure_pause(parser, _resume)
+
+
+def _configure_pause(parser: Parser, run: Any) -> None:
+    configure(parser, run, "directories", json=True)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=_NAMES)
+    parser.add_argument("--all-offline", action="store_true", help="All offline tenants that you may change.")
+
+
+def configure_evict(parser: Parser) -> None:
+    configure(parser, _evict, "directories", json=True)
+    parser.add_argument("names", nargs="+", metavar="NAME", help=_NAMES)
+    about = "Time between SIGTERM and SIGKILL (default: the grace that each tenant was started with)."
+    parser.add_argument("--grace", metavar="DURATION", help=about)
+
+
+def configure_set(parser: Parser) -> None:
+    from cotenant.node.client.commands import RULES
+
+    configure(parser, _set, "directories", json=True)
+    parser.add_argument("name", nargs="?", default="", metavar="NAME", help="Name of a tenant in `cotenant ps`.")
+    flags = group(parser, "Tenant (with NAME)")
+    flags.add_argument("--priority", dest="run.priority", metavar="N", help="Priority, 0 (highest) to 9.")
+    # Not the field run.slo: the config's defaults for new tenants, such as their kind, do not apply to a running one.
+    about = "Latency objective of an online tenant, from its next request on; 0s: none."
+    flags.add_argument("--slo", metavar="DURATION", help=about)
+    about = "Guaranteed share of the GPU, such as 50%%, from its next launch on."
+    flags.add_argument("--share", dest="run.share", metavar="PERCENT", help=about)
+    about = "How the share limits the tenant: conserving, static or off."
+    flags.add_argument("--limit", dest="run.limit", metavar="LIMIT", help=about)
+    add_flags(parser, "node", RULES, defaults=False)  # a rule that is not given keeps its value
+
+
+def configure_self(parser: Parser) -> None:
+    configure(parser, _self, json=True)
+
+
+def _run(options: argparse.Namespace) -> int:
+    return run_program(options, "cotenant run --online --slo 50ms -- python serve.py")[0]
+
+
+def run_program(options: argparse.Namespace, example: str) -> tuple[int, list[Profile]]:
+    """Run a program as a tenant, with the hook loaded; return its exit code and the profiles of its GPU work."""
+    from cotenant.node.client.hami import apply_hami_limits
+    from cotenant.node.client.hook_setup import hooked_program, profiles_of, store_profiles, with_known_use
+    from cotenant.node.client.outcome import outcome_file
+    from cotenant.node.client.run import TenantRun, spec_of
+    from cotenant.node.client.variables import read_variables
+    from cotenant.profile.commands import open_store
+    from cotenant.softgpu.commands import environment_of, selected_gpu
+
+    command = program_of(options, example)
+    config, where = find(options)
+    own = load(options)[1]
+    with outcome_file(config.run.outcome) as ended:
+        given = read_variables(config.run.variables)
+        environment = {**given, **environment_of(config.run.gpu, own, {**os.environ, **given})}
+        wanted = apply_hami_limits(config.run, given_flags(options), os.environ, print_line)
+        validate_limit(wanted)
+        spec = spec_of(wanted, command, selected_gpu(config.run.gpu, os.environ))
+        arguments = ["--runtime-dir", str(where.runtime), "--state-dir", str(where.state)]
+        named = ["--config", options.config] if options.config else []
+        store = open_store(own, print_line)
+        spec = with_known_use(spec, store)
+        surroundings = {**os.environ, **environment}
+        # The hook is set up before the tenant joins: other tenants see it only once its program is about to start.
+        with hooked_program(config.run, own.runtime / "hook", surroundings, spec.task, store, print_line) as hooked:
+            tenancy = TenantRun(where, spec, config.run, command, environment, [*arguments, *named], hooked, print_line)
+            code = tenancy.run()
+            ended.append(tenancy.outcome)
+            profiles = [] if hooked is None else profiles_of(hooked.collect(spec.task), spec.task)
+        store_profiles(profiles, store, print_line)
+    return code, profiles
+
+
+def _ps(options: argparse.Namespace) -> int:
+    from cotenant.cli.render.requests import served_so_far, show_requests, with_requests
+    from cotenant.cli.render.tenants import accounts_of, show_tenants, tenants_json
+    from cotenant.node.client.connection import list_tenants
+
+    where = find(options)[1]
+    registry = list_tenants(where.socket)
+    held, served = accounts_of(where.pages, registry), served_so_far(where.pages, registry)
+    if options.json:
+        print_json(with_requests(tenants_json(registry, held), served))
+    else:
+        console = output()
+        show_tenants(console, registry, held, with_departed=options.all)
+        show_requests(console, registry, served)
+    return 0
+
+
+def _pause(options: argparse.Namespace) -> int:
+    return _set_paused(options, paused=True)
+
+
+def _resume(options: argparse.Namespace) -> int:
+    return _set_paused(options, paused=False)
+
+
+def _set_paused(options: argparse.Namespace, *, paused: bool) -> int:
+    from cotenant.node.client.commands import set_paused
+
+    done = set_paused(find(options)[1].socket, options.names, all_offline=options.all_offline, paused=paused)
+    if options.json:
+        print_json({"tenants": done.tenants, "paused": paused})
+    else:
+        state = "paused" if paused else "resumed"
+        print(f"{state}: {', '.join(done.tenants)}" if done.tenants else "you have no offline tenants on this node")
+    return 0
+
+
+def _evict(options: argparse.Namespace) -> int:
+    from cotenant.node.client.commands import evict
+
+    done = evict(find(options)[1].socket, options.names, options.grace)
+    if options.json:
+        print_json({"tenants": done.tenants})
+    else:
+        print(f"evicting: {', '.join(done.tenants)}")
+    return 0
+
+
+def _set(options: argparse.Namespace) -> int:
+    from cotenant.cli.render.tenants import rules_json
+    from cotenant.node.client.commands import set_objective, set_priority, set_rules, set_share
+    from cotenant.node.decision_log import describe_objective, describe_rules
+    from cotenant.units.text import format_share, parse_duration
+
+    config, where = find(options)
+    rules = [field for section, field in given_flags(options) if section == "node"]
+    values = {field for section, field in given_flags(options) if section == "run"}
+    values |= set() if options.slo is None else {"slo"}
+    slo_ns = None if options.slo is None else parse_duration(options.slo, field="--slo")
+    priority = config.run.priority if "priority" in values else None
+    share_ppm = int(config.run.share) if "share" in values else None
+    limit = config.run.limit if "limit" in values else None
+    if bool(options.name) != bool(values) or bool(options.name) == bool(rules):
+        raise ConfigError("NAME", options.name, _SET_USAGE)
+    if len(values) > 1 and values & {"priority", "slo"}:
+        field, value = ("--slo", options.slo) if priority is None else ("--priority", priority)
+        raise ConfigError(field, value, "set priority, objective and share with one command each")
+    if priority is not None:
+        done = set_priority(where.socket, options.name, priority)
+        message = f"{options.name} has priority {priority}"
+    elif slo_ns is not None:
+        done = set_objective(where.socket, options.name, slo_ns)
+        message = f"{options.name} has {describe_objective(slo_ns)}"
+    elif values:
+        done = set_share(where.socket, options.name, share_ppm, limit)
+        parts = [] if share_ppm is None else [f"a share of {format_share(share_ppm)}"]
+        message = f"{options.name} has {' and '.join(parts + ([] if limit is None else [f'limit {limit}']))}"
+    else:
+        done = set_rules(where.socket, config.node, rules)
+        message = f"rules in force: {describe_rules(done.rules)}"
+    if options.json:
+        changed = {"tenants": done.tenants, "priority": priority, "slo_ns": slo_ns, "share_ppm": share_ppm}
+        print_json(changed | {"limit": limit, "rules": rules_json(done.rules)})
+    else:
+        print(message)
+    return 0
+
+
+def _self(options: argparse.Namespace) -> int:
+    from cotenant.cli.render.tenants import show_grant
+    from cotenant.gate.grant_file import own_grant
+
+    grant = own_grant(os.environ)
+    if options.json:
+        print_json(msgspec.structs.asdict(grant))
+    else:
+        show_grant(output(), grant, os.environ.get("COTENANT_TENANT", ""))
+    return 0

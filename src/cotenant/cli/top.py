@@ -1,0 +1,369 @@
+"""`cotenant top`: read the gates' pages every second and show what the tenants of each GPU did."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from cotenant.cli.command import configure, find, group, output, print_json
+from cotenant.cli.parser import Parser
+from cotenant.cli.render.requests import ServedBySlot, requests_table, served_json
+from cotenant.cli.render.tables import capped, table
+from cotenant.cli.render.tenants import rules_json
+from cotenant.errors import ConfigError, CotenantError, InvariantError, WorldError
+from cotenant.gate.activity import DeviceSnapshot, GateState, TenantActivity, activity_between
+from cotenant.gate.gate_file import devices_in, read_gate_snapshot
+from cotenant.gate.ledger import LedgerAccount
+from cotenant.gate.ledger_file import read_ledger_snapshot
+from cotenant.gate.request_counts import request_stats_between
+from cotenant.gate.rules import GateRules
+from cotenant.node.client.connection import list_tenants
+from cotenant.node.decision_log import describe_rules
+from cotenant.node.directories import Directories
+from cotenant.node.host import same_promises
+from cotenant.node.journal import NodeJournalReader, last_settings
+from cotenant.node.model.gpu import Gpu
+from cotenant.node.model.protection import GpuWatch, Health
+from cotenant.node.model.tenant import TenantView
+from cotenant.node.policy.limit.share import share_of
+from cotenant.node.state.node import NodeMachine
+from cotenant.runner.clock import LiveClock, pause
+from cotenant.runner.host import Divergence, replay
+from cotenant.runner.journal_file import Recovery
+from cotenant.units.share import WHOLE_PPM
+from cotenant.units.text import counted, format_share, round_duration, round_share, round_size
+
+PERIOD_S: Final = 1.0
+REQUEST_PERIODS: Final = 10
+"""Request latencies cover this many periods: one second has too few requests for a 99th percentile."""
+_STYLES: Final = {
+    GateState.PAUSED: "yellow",
+    GateState.WAITING: "cyan",
+    GateState.RUNNING: "green",
+    GateState.QUIET: "dim",
+}
+_NOTE: Final = "DEVICE and FILLED are expected device times; P50 and P99 are upper bounds, rounded to powers of two."
+_NO_TENANTS: Final = "there are no tenants; start one with: cotenant run -- COMMAND"
+_NO_GATE: Final = "the node has no GPU, so there is no gate; name one with: cotenant node --gpu NAME=MEMORY"
+_NARROW: Final = 90
+_SHORT_NAME_CELLS: Final = 10
+
+
+def configure_top(parser: Parser) -> None:
+    configure(parser, _top, "directories", json=True)
+    shown = group(parser, "Output")
+    shown.add_argument("--once", action="store_true", help="Show one second and exit; the default with --json.")
+    about = "Show N seconds and exit (default: until interrupted)."
+    shown.add_argument("--seconds", type=int, metavar="N", help=about)
+
+
+def _top(options: argparse.Namespace) -> int:
+    if options.seconds is not None and (options.seconds < 1 or options.once):
+        raise ConfigError("--seconds", options.seconds, "write a whole number of at least 1, without --once")
+    once = options.once or (options.json and options.seconds is None)
+    found = watch(find(options)[1], 1 if once else options.seconds)
+    console = output()
+    if options.json:
+        for activity in found:
+            print_json(top_json(activity))
+    elif once or not console.is_terminal:
+        for activity in found:
+            console.print(top_tables(activity, console.width))
+    else:
+        with Live(console=console, auto_refresh=False) as live:
+            for activity in found:
+                live.update(top_tables(activity, console.width), refresh=True)
+    return 0
+
+
+class DeviceActivity(msgspec.Struct, frozen=True):
+    """What the tenants of one GPU did between two snapshots."""
+
+    gpu: int
+    name: str
+    rules: GateRules
+    tenants: list[tuple[str, TenantActivity]]
+    health: str = ""
+    """The health of the GPU and the reason; empty if no node answers."""
+    memory_bytes: int = 0
+    held: Mapping[int, LedgerAccount] = {}
+    """The accounts of the memory ledger, by slot."""
+    served: ServedBySlot = {}
+    """The latest requests of online tenants, by slot."""
+
+
+class NodeActivity(msgspec.Struct, frozen=True):
+    """What the tenants of all GPUs did between two snapshots."""
+
+    is_served: bool
+    """Whether the node daemon answered."""
+    seconds: float
+    devices: list[DeviceActivity]
+
+
+class _NodeNames:
+    """The names of tenants by slot and generation and the names of GPUs, from the daemon or from its journal."""
+
+    def __init__(self, directories: Directories) -> None:
+        self._directories = directories
+        self._is_read = False
+        self._tenants: dict[tuple[int, int], str] = {}
+        self._slo_ns: dict[tuple[int, int], int] = {}
+        self._gpus: list[Gpu] = []
+        self._watches: list[GpuWatch] = []
+        self.is_served = False
+
+    def refresh(self) -> None:
+        """Ask the daemon; if it does not answer, read its journal, once, because it does not grow then."""
+        try:
+            registry = list_tenants(self._directories.socket, PERIOD_S)
+        except CotenantError:
+            self.is_served, self._watches = False, []
+            if not self._is_read:
+                self._is_read = True
+                self._read_journal()
+            return
+        self.is_served, self._is_read = True, False
+        self._gpus, self._watches = registry.gpus, registry.devices
+        views = registry.tenants
+        for view in views:
+            self._note(view)
+
+    def tenant(self, pace: TenantActivity) -> str:
+        return self._tenants.get((pace.slot, pace.generation), f"slot {pace.slot}/{pace.generation}")
+
+    def slo_ns(self, pace: TenantActivity) -> int:
+        return self._slo_ns.get((pace.slot, pace.generation), 0)
+
+    def _note(self, view: TenantView) -> None:
+        grant = view.tenant.grant
+        self._tenants[grant.slot, grant.generation] = view.tenant.name
+        self._slo_ns[grant.slot, grant.generation] = grant.slo_ns
+
+    def gpu(self, index: int) -> Gpu:
+        return self._gpus[index] if index < len(self._gpus) else Gpu("", 0)
+
+    def health(self, index: int) -> str:
+        if index >= len(self._watches):
+            return ""
+        watch = self._watches[index]
+        return f"{watch.health.value}{f': {watch.why}' if watch.why else ''}"
+
+    def _read_journal(self) -> None:
+        """Read as much of the journal as is valid: without names the slots are shown by number."""
+        machine = NodeMachine()
+        with contextlib.suppress(WorldError, InvariantError, Divergence):
+            replay(machine, Recovery(self._directories.journal, NodeJournalReader).turns(), same_promises)
+        for view in machine.tenants():
+            self._note(view)
+        settings = last_settings(self._directories.journal)
+        self._gpus = [] if settings is None else list(settings.gpus)
+
+
+def watch(directories: Directories, times: int | None) -> Iterator[NodeActivity]:
+    """Yield the activity of each second, `times` times or without end."""
+    clock = LiveClock(0)  # the pages hold instants of the kernel's monotonic clock
+    names = _NodeNames(directories)
+    before = _snapshots(directories, clock)
+    snapshots = deque([before], REQUEST_PERIODS)
+    if not before:
+        list_tenants(
+            directories.socket, PERIOD_S
+        )  # raises if there is neither a page nor a node; a node without a GPU answers
+    while times is None or times > 0:
+        pause(PERIOD_S)
+        after = _snapshots(directories, clock)
+        names.refresh()
+        yield _activity(before, after, names, _ledgers(directories, list(after)), snapshots[0])
+        before = after
+        snapshots.append(after)
+        times = None if times is None else times - 1
+
+
+def _snapshots(directories: Directories, clock: LiveClock) -> dict[int, DeviceSnapshot]:
+    snapshots = [read_gate_snapshot(directories.pages, gpu, clock.now()) for gpu in devices_in(directories.pages)]
+    return {snapshot.gpu: snapshot for snapshot in snapshots if snapshot is not None}
+
+
+def _ledgers(directories: Directories, gpus: Sequence[int]) -> dict[int, Mapping[int, LedgerAccount]]:
+    snapshots = [read_ledger_snapshot(directories.pages, gpu) for gpu in gpus]
+    return {snapshot.gpu: snapshot.accounts for snapshot in snapshots if snapshot is not None}
+
+
+def _activity(
+    before: dict[int, DeviceSnapshot],
+    after: dict[int, DeviceSnapshot],
+    names: _NodeNames,
+    ledgers: Mapping[int, Mapping[int, LedgerAccount]],
+    earlier: dict[int, DeviceSnapshot],
+) -> NodeActivity:
+    devices = []
+    elapsed_ns = 0
+    for gpu, snapshot in after.items():
+        first = before.get(gpu, snapshot)
+        elapsed_ns = max(elapsed_ns, snapshot.at_ns - first.at_ns)
+        tenants = [(names.tenant(pace), pace) for pace in activity_between(first, snapshot)]
+        found, held = names.gpu(gpu), ledgers.get(gpu, {})
+        served = _served(earlier.get(gpu, first), snapshot, [(pace, names.slo_ns(pace)) for _, pace in tenants])
+        health, memory_bytes = names.health(gpu), found.memory_bytes
+        devices.append(DeviceActivity(gpu, found.name, snapshot.rules, tenants, health, memory_bytes, held, served))
+    return NodeActivity(names.is_served, elapsed_ns / 1e9, devices)
+
+
+def _served(before: DeviceSnapshot, after: DeviceSnapshot, paces: Sequence[tuple[TenantActivity, int]]) -> ServedBySlot:
+    entries = {entry.slot: entry for entry in after.rules.entries}
+    for_ns = after.at_ns - before.at_ns
+    return {
+        pace.slot: request_stats_between(
+            before.counts_of(entries[pace.slot]), after.counts_of(entries[pace.slot]), after.at_ns, slo_ns, for_ns
+        )
+        for pace, slo_ns in paces
+        if pace.is_online
+    }
+
+
+def top_json(activity: NodeActivity) -> dict[str, Any]:
+    """Return the output of `cotenant top --json` for one second."""
+    devices = [
+        {
+            "gpu": device.gpu,
+            "name": device.name,
+            "health": device.health,
+            "memory_bytes": device.memory_bytes,
+            "held_bytes": sum(_held(device, pace) for _, pace in device.tenants),
+            "rules": rules_json(device.rules),
+            "tenants": [
+                {
+                    "name": name,
+                    **msgspec.to_builtins(pace),
+                    "held_bytes": _held(device, pace),
+                    "served": served_json(device.served.get(pace.slot)),
+                }
+                for name, pace in device.tenants
+            ],
+        }
+        for device in activity.devices
+    ]
+    return {"served": activity.is_served, "seconds": activity.seconds, "devices": devices}
+
+
+def _rules(rules: GateRules) -> str:
+    """Describe the rules in force; a delay set by online-share control is rounded."""
+    exact, about = (f"delay {written(rules.delay_ppm)}" for written in (format_share, round_share))
+    return describe_rules(rules).replace(exact, f"{about} (online share {round_share(share_of(rules.delay_ppm))})")
+
+
+def top_tables(activity: NodeActivity, width: int) -> RenderableType:
+    """Return the tables of `cotenant top`: device use, waits and requests of each GPU's tenants."""
+    parts: list[RenderableType] = []
+    for device in activity.devices:
+        what = f"GPU {device.gpu}{f' ({device.name})' if device.name else ''}"
+        parts.append(Text(f"{what}, {counted(len(device.tenants), 'tenant')}{_memory(device)}", style="bold"))
+        if device.health:
+            is_well = device.health.startswith((Health.HEALTHY.value, Health.INIT.value))
+            parts.append(Text(device.health, style="green" if is_well else "bold yellow"))
+        parts.append(Text(_rules(device.rules), style="dim"))
+        if device.tenants:
+            tenants = [(_named(name, width), pace) for name, pace in device.tenants]
+            held = {pace.slot: round_size(_held(device, pace)) for _, pace in tenants} if width >= _NARROW else {}
+            parts += [_use(tenants, held), _waits(tenants), *_broken(tenants)]
+            served = [(name, device.served[pace.slot]) for name, pace in tenants if pace.slot in device.served]
+            parts += [requests_table("", served)] if served else []
+    if not activity.is_served and activity.devices:
+        parts.append(Text("the node daemon is down: its tenants continue under these rules", style="yellow"))
+    if any(device.tenants for device in activity.devices):
+        parts.append(Text(_NOTE, style="dim"))
+    else:
+        parts.append(Text(_NO_TENANTS if activity.devices else _NO_GATE, style="dim"))
+    return Group(*parts)
+
+
+def _held(device: DeviceActivity, pace: TenantActivity) -> int:
+    """Return the device memory of a tenant; an account of another generation belongs to an earlier tenant."""
+    account = device.held.get(pace.slot)
+    return account.held_bytes if account is not None and account.generation == pace.generation else 0
+
+
+def _memory(device: DeviceActivity) -> str:
+    held_bytes = sum(_held(device, pace) for _, pace in device.tenants)
+    return f", {round_size(held_bytes)} of {round_size(device.memory_bytes)} held" if device.memory_bytes else ""
+
+
+def _named(name: str, width: int) -> str:
+    """Return a name, shortened in a narrow terminal so that every column fits."""
+    if width >= _NARROW or len(name) <= _SHORT_NAME_CELLS:
+        return capped(name)
+    return name[: _SHORT_NAME_CELLS - 1] + "…"
+
+
+def _use(tenants: Sequence[tuple[str, TenantActivity]], held: Mapping[int, str]) -> RenderableType:
+    columns = ["NAME", "PRIORITY", "STATE", "LAUNCH/S", "DEVICE", "FILLED", "OF IDLE", "ERROR", "SPIN"]
+    if held:
+        columns.insert(3, "MEMORY")
+    rows: list[list[str | Text]] = [
+        [
+            name,
+            f"{pace.priority} {'online' if pace.is_online else 'offline'}",
+            Text(pace.state.value, style=_STYLES[pace.state]),
+            *([held[pace.slot]] if held else []),
+            _rate(pace.launches_per_s),
+            _percent(pace.device_ppm),
+            _percent(pace.filled_ppm),
+            _percent(pace.filled_of_idle_ppm),
+            "-" if pace.miss_ns is None else round_duration(pace.miss_ns),
+            _percent(pace.spun_ppm),
+        ]
+        for name, pace in tenants
+    ]
+    return table("", columns, rows)
+
+
+def _waits(tenants: Sequence[tuple[str, TenantActivity]]) -> RenderableType:
+    columns = ["NAME", "WAITS/S", "P50", "P99", "COST/S", "P50", "P99", "LOST", "LATE", "EARLY"]
+    rows = [
+        [
+            name,
+            _rate(pace.waits_per_s),
+            _at_most(pace.waited_p50_ns),
+            _at_most(pace.waited_p99_ns),
+            _rate(pace.overruns_per_s),
+            _at_most(pace.overrun_p50_ns),
+            _at_most(pace.overrun_p99_ns),
+            _percent(pace.overrun_ppm),
+            _rate(pace.late_per_s),
+            _percent(pace.early_ppm),
+        ]
+        for name, pace in tenants
+    ]
+    return table("", columns, rows)
+
+
+def _broken(tenants: Sequence[tuple[str, TenantActivity]]) -> list[Text]:
+    """Report stale admissions, which are a defect: a launch passed after a higher-priority one was announced."""
+    stale = [(name, pace.stale) for name, pace in tenants if pace.stale]
+    return [Text(f"{name}: {counted(times, 'stale admission')}, please report it", "bold red") for name, times in stale]
+
+
+def _rate(per_s: float) -> str:
+    if per_s >= 10_000:
+        return f"{per_s / 1000:.1f}k" if per_s < 100_000 else f"{per_s / 1000:.0f}k"
+    return "-" if not per_s else f"{per_s:,.0f}" if per_s >= 10 else f"{per_s:.1f}"
+
+
+def _percent(ppm: int | None) -> str:
+    if not ppm:
+        return "-" if ppm is None else "0%"
+    percent = 100 * ppm / WHOLE_PPM
+    return f"{percent:.0f}%" if percent >= 10 else f"{percent:.2f}%"
+
+
+def _at_most(bound_ns: int) -> str:
+    return round_duration(bound_ns) if bound_ns else "-"

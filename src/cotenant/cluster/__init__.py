@@ -1,0 +1,1 @@
+"""Placement of offline jobs on the GPUs of several nodes."""

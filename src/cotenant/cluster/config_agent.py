@@ -1,0 +1,43 @@
+"""Configuration of a machine that runs jobs of a cluster."""
+
+from __future__ import annotations
+
+from typing import Annotated, Final
+
+from msgspec import Meta
+
+from cotenant.errors import ConfigError
+from cotenant.units.instant import MILLISECOND_NS, SECOND_NS
+from cotenant.units.text import format_duration
+from cotenant.units.toml import DurationNs, Section
+
+_SHORTEST_NS: Final = 20 * MILLISECOND_NS
+
+
+class AgentConfig(Section, frozen=True):
+    """The cluster that this machine joins, and how it runs jobs."""
+
+    join: Annotated[
+        str, Meta(description="HOST:PORT of the cluster's controller; empty: this machine is in no cluster")
+    ] = ""
+    join_token_file: Annotated[
+        str, Meta(description="file with what `cotenant cluster token` printed; needed until the machine has joined")
+    ] = ""
+    node_name: Annotated[str, Meta(description="name of this machine in the cluster; empty: its host name")] = ""
+    report_period: Annotated[DurationNs, Meta(description="how often the controller is told how things are here")] = (
+        DurationNs(5 * SECOND_NS)
+    )
+    job_grace: Annotated[
+        DurationNs, Meta(description="between the request to end and the kill, how long a job has at most")
+    ] = DurationNs(10 * SECOND_NS)
+
+
+def validate_agent(config: AgentConfig) -> None:
+    """Reject inconsistent settings."""
+    if config.report_period < _SHORTEST_NS:
+        remedy = f"must be at least {format_duration(_SHORTEST_NS)}"
+        raise ConfigError("agent.report_period", format_duration(config.report_period), remedy)
+    if not config.join and (config.join_token_file or config.node_name):
+        named = "join_token_file" if config.join_token_file else "node_name"
+        remedy = "says nothing without the controller's address; add --join HOST:PORT"
+        raise ConfigError(f"agent.{named}", getattr(config, named), remedy)

@@ -1,0 +1,1 @@
+"""Values of the cluster: nodes, GPUs, jobs, events and actions."""

@@ -1,0 +1,125 @@
+"""Placement of jobs that need several GPUs of one node.
+
+Such a job is as fast as its slowest GPU. It takes the node with the highest sum of weights minus the prices of the GPUs
+in the last round; among equal nodes, the one with the fewest free GPUs remaining, so that other nodes stay whole. After
+hours of waiting, a node is reserved until enough of its GPUs are free.
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+from typing import Final
+
+import numpy as np
+
+from cotenant.cluster.policy.round import Array, Pairing, Round
+
+_PER_FREE_GPU: Final = 1e-4
+"""Penalty for each GPU that remains free on the node; small, so that it only decides between equal nodes."""
+PATIENCE_NS: Final = 6 * 3_600_000_000_000
+_RESERVED_NODES: Final = 50
+"""At most one node in this many is reserved; in smaller clusters one, after a longer wait. Our choice."""
+_PER_PRICE: Final = 1e-3
+"""Among nearly equal GPUs of a node, those with the lower price are taken."""
+
+
+def place_gangs(given: Round, jobs: Array, is_free: Array, price: Array) -> list[Pairing]:
+    """Place the jobs in order and update `is_free`."""
+    if not len(jobs):
+        return []
+    nodes = _Nodes(given, is_free, price)
+    patience_ns = patience_in(0 if given.sizes is None else len(given.sizes))
+    pairings, without = [], []
+    for job in jobs.tolist():
+        kind = int(given.jobs.kind[job])
+        if gpus := nodes.take(kind):
+            weight = float(given.weight[kind, given.gpus.kind[list(gpus)]].min())
+            pairings.append(Pairing(job, gpus, weight))
+        elif given.jobs.waited_ns[job] >= patience_ns:
+            without.append(kind)
+    _keep_nodes(given, without, is_free)
+    return pairings
+
+
+def patience_in(nodes: int) -> float:
+    """Return how long a job waits before a node is reserved for it.
+
+    In a small cluster a node is a large part of it, so the wait grows with the square root of that part: a
+    compromise between the waiting of the other jobs and its own.
+    """
+    return PATIENCE_NS * sqrt(max(1.0, _RESERVED_NODES / max(nodes, 1)))
+
+
+def _keep_nodes(given: Round, kinds: list[int], is_free: Array) -> None:
+    """Keep the free GPUs of one node per kind free: the node that could hold the job and has the most free."""
+    if given.sizes is None or not kinds:
+        return
+    most = max(1, len(given.sizes) // _RESERVED_NODES)
+    for kind in kinds[:most]:
+        fits = is_free & (given.weight[kind][given.gpus.kind] > 0)
+        free = np.bincount(given.gpus.node[fits], minlength=len(given.sizes))
+        free[given.sizes < given.job_kinds.gpus[kind]] = 0
+        free[sorted(given.barred.get(kind, ()))] = 0
+        if free.max(initial=0) > 0:
+            is_free[given.gpus.node == free.argmax()] = False
+
+
+class _Nodes:
+    """GPUs by node; the value of a node for a kind of job is cached until one of its GPUs is taken."""
+
+    def __init__(self, given: Round, is_free: Array, price: Array) -> None:
+        self._round = given
+        self._is_free = is_free
+        names, first, count = np.unique(given.gpus.node, return_index=True, return_counts=True)
+        self._names = names
+        places = first[:, None] + np.arange(count.max(initial=0))
+        self._there = np.arange(count.max(initial=0)) < count[:, None]
+        self._gpus = np.where(self._there, places, 0)
+        self._kinds = given.gpus.kind[self._gpus] if len(names) else self._gpus
+        self._prices = price[self._kinds]
+        self._values: dict[int, Array] = {}
+        self._changed: dict[int, list[int]] = {}
+
+    def take(self, kind: int) -> tuple[int, ...]:
+        values = self._fresh(kind)
+        node = int(values.argmax()) if len(values) else 0
+        if not len(values) or values[node] == -np.inf:
+            return ()
+        order = self._weigh(kind, np.array([node]))[1][0]
+        gpus = tuple(sorted(self._gpus[node][order].tolist()))
+        self._is_free[list(gpus)] = False
+        for changed in self._changed.values():
+            changed.append(node)
+        return gpus
+
+    def _fresh(self, kind: int) -> Array:
+        """Return the value of each node for this kind; only nodes from which GPUs were taken are computed anew."""
+        if kind not in self._values:
+            wanted = int(self._round.job_kinds.gpus[kind])
+            enough = np.flatnonzero((self._there & self._is_free[self._gpus]).sum(axis=1) >= wanted)
+            self._values[kind] = np.full(len(self._names), -np.inf)
+            self._changed[kind] = enough.tolist()
+        if changed := self._changed[kind]:
+            nodes = np.array(sorted(set(changed)))
+            self._values[kind][nodes] = self._weigh(kind, nodes)[0]
+            changed.clear()
+        return self._values[kind]
+
+    def _weigh(self, kind: int, nodes: Array) -> tuple[Array, Array]:
+        """Return the value of these nodes for this kind of job, and which of their GPUs it would take."""
+        wanted = int(self._round.job_kinds.gpus[kind])
+        width = self._gpus.shape[1]
+        if width < wanted:
+            return np.full(len(nodes), -np.inf), np.zeros((len(nodes), 0), np.int64)
+        there = self._there[nodes] & self._is_free[self._gpus[nodes]]
+        price = self._prices[nodes]
+        weight = np.where(there, self._round.weight[kind][self._kinds[nodes]], np.float32(0))
+        if barred := self._round.barred.get(kind):
+            weight[np.isin(self._names[nodes], sorted(barred))] = 0
+        key = np.where(weight > 0, price * np.float32(_PER_PRICE) - weight, np.float32(np.inf))
+        order = np.argsort(key, axis=1, kind="stable")[:, :wanted]
+        places = order + np.arange(0, len(nodes) * width, width)[:, None]
+        slowest = weight.ravel()[places].min(axis=1)
+        paid = price.ravel()[places].sum(axis=1)
+        left = there.sum(axis=1) - wanted
+        return np.where(slowest > 0, slowest * wanted - paid - left * _PER_FREE_GPU, -np.inf), order

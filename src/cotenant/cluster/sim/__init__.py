@@ -1,0 +1,1 @@
+"""A cluster in simulated time: nodes, loads, jobs and faults."""

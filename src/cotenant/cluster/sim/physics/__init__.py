@@ -1,0 +1,1 @@
+"""Physical model of programs that share a GPU."""

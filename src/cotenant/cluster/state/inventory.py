@@ -1,0 +1,226 @@
+"""Nodes in the order of joining, and their GPUs in flat arrays.
+
+The arrays keep the order of the nodes, also after some left, so that a cluster restored from a snapshot iterates over
+its GPUs in the same order. Work is done only on changes: a report without changes costs one comparison per GPU.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from cotenant.cluster.model.cluster import GpuCondition, GpuReport
+from cotenant.cluster.state.kinds import GpuKind, gpu_kind
+from cotenant.units.instant import Instant
+
+if TYPE_CHECKING:
+    from cotenant.cluster.state.jobs import Job
+
+SMALL_GPUS: Final = 512
+"""Up to this many GPUs, a cluster is small: GPUs are grouped by exact memory, and changes trigger early rounds."""
+_KINDS_LIMIT: Final = 16_384
+"""Number of kinds beyond which kinds without GPUs are removed."""
+_HEALTHY: Final = GpuCondition.HEALTHY
+
+
+class Node:
+    """A node, as it last reported."""
+
+    __slots__ = (
+        "attempts",
+        "base",
+        "busy",
+        "epoch",
+        "gpus",
+        "is_drained",
+        "is_silent",
+        "last_report",
+        "name",
+        "rank",
+        "strays",
+    )
+
+    def __init__(self, name: str, epoch: int, gpus: tuple[GpuReport, ...], now: Instant) -> None:
+        self.name = name
+        self.epoch = epoch
+        self.gpus = gpus
+        self.last_report = now
+        self.is_drained = False
+        self.is_silent = False
+        self.attempts: dict[int, Job] = {}
+        """By number: attempts that are wanted here, or whose end was not reported yet."""
+        self.busy: dict[int, Job] = {}
+        """By GPU: the job to which it is allocated, or for which it is reserved."""
+        self.strays: tuple[int, ...] = ()
+        """GPUs on which attempts run that are not wanted here."""
+        self.base = 0
+        self.rank = 0
+
+    @property
+    def takes_jobs(self) -> bool:
+        return not (self.is_drained or self.is_silent)
+
+
+class ClusterInventory:
+    """All nodes and GPUs."""
+
+    def __init__(self) -> None:
+        self.nodes: dict[str, Node] = {}
+        self.ranked: list[Node] = []
+        self.kind = array("i")
+        self.open = bytearray()
+        """For each GPU, 1 if a job could be started there now."""
+        self.rank = array("i")
+        self.kinds: list[GpuKind] = []
+        self.kind_of: dict[GpuKind, int] = {}
+        self.counts: list[int] = []
+        """Number of GPUs of each kind."""
+        self.prices: list[float] = []
+        """Price of each kind in the last round; 0 for a kind without GPUs."""
+        self.avoided: dict[str, int] = {}
+        """Online tenants with which unfinished jobs must not share a GPU, with the number of such jobs."""
+        self.is_stale = False
+        """Whether kinds must be computed anew before they are used."""
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    @property
+    def is_small(self) -> bool:
+        return len(self.kind) <= SMALL_GPUS
+
+    def join(self, node: Node) -> None:
+        """Add a node."""
+        was_small = self.is_small
+        self.nodes[node.name] = node
+        node.rank = len(self.ranked)
+        node.base = len(self.kind)
+        self.ranked.append(node)
+        for report in node.gpus:
+            self.kind.append(self._enter(report))
+            self.rank.append(node.rank)
+            self.open.append(0)
+        self.refresh(node)
+        self.is_stale |= was_small != self.is_small
+
+    def leave(self, nodes: Iterable[Node]) -> None:
+        """Remove nodes."""
+        for node in nodes:
+            del self.nodes[node.name]
+        self._lay_out()
+
+    def update(self, node: Node, gpus: tuple[GpuReport, ...]) -> bool:
+        """Take the reported GPUs of a node, and return whether one of them became open."""
+        before, node.gpus = node.gpus, gpus
+        if len(before) != len(gpus):
+            self._lay_out()
+            return True
+        opened = False
+        for index, report in enumerate(gpus):
+            was = before[index]
+            if was is not report and was != report:
+                opened |= self._update_gpu(node, index, report)
+        return opened
+
+    def _update_gpu(self, node: Node, index: int, report: GpuReport) -> bool:
+        place = node.base + index
+        kind = gpu_kind(report, self.avoided, exact=self.is_small)
+        known = self.kind_of.get(kind)
+        was = self.kind[place]
+        if known != was:
+            self._drop(was)
+            self.kind[place] = self._enter_kind(kind)
+        was_open = self.open[place]
+        is_open = report.condition is _HEALTHY and report.offer_ppm > 0 and self._is_free(node, index)
+        self.open[place] = is_open
+        return is_open and not was_open
+
+    def refresh(self, node: Node) -> bool:
+        """Recompute which GPUs of a node are open, and return whether one became open."""
+        opened = False
+        for index, report in enumerate(node.gpus):
+            is_open = report.condition is _HEALTHY and report.offer_ppm > 0 and self._is_free(node, index)
+            opened |= is_open and not self.open[node.base + index]
+            self.open[node.base + index] = is_open
+        return opened
+
+    def avoid(self, names: tuple[str, ...], by: int) -> None:
+        """Change by `by` the number of jobs that avoid these tenants."""
+        for name in names:
+            left = self.avoided.get(name, 0) + by
+            self.is_stale |= left == 0 or (by > 0 and left == by)
+            if left:
+                self.avoided[name] = left
+            else:
+                del self.avoided[name]
+
+    def settle(self) -> None:
+        """Recompute kinds if they are stale, and remove kinds without GPUs if there are many."""
+        if self.is_stale:
+            self.is_stale = False
+            self.forget_prices()
+            exact = self.is_small
+            for node in self.ranked:
+                for index, report in enumerate(node.gpus):
+                    kind = gpu_kind(report, self.avoided, exact=exact)
+                    if self.kind_of.get(kind) != self.kind[node.base + index]:
+                        self._drop(self.kind[node.base + index])
+                        self.kind[node.base + index] = self._enter_kind(kind)
+        if len(self.kinds) > _KINDS_LIMIT and sum(1 for count in self.counts if count) * 2 < len(self.kinds):
+            self._renumber()
+
+    def _is_free(self, node: Node, index: int) -> bool:
+        return index not in node.busy and index not in node.strays and node.takes_jobs
+
+    def _enter(self, report: GpuReport) -> int:
+        return self._enter_kind(gpu_kind(report, self.avoided, exact=self.is_small))
+
+    def _enter_kind(self, kind: GpuKind) -> int:
+        number = self.kind_of.get(kind)
+        if number is None:
+            number = self.kind_of[kind] = len(self.kinds)
+            self.kinds.append(kind)
+            self.counts.append(0)
+            self.prices.append(0.0)
+        self.counts[number] += 1
+        return number
+
+    def _drop(self, number: int) -> None:
+        self.counts[number] -= 1
+        if not self.counts[number]:
+            self.prices[number] = 0.0
+
+    def _renumber(self) -> None:
+        kinds, counts, prices = self.kinds, self.counts, self.prices
+        kept = [number for number, count in enumerate(counts) if count]
+        number_of = {old: new for new, old in enumerate(kept)}
+        self.kinds = [kinds[old] for old in kept]
+        self.counts = [counts[old] for old in kept]
+        self.prices = [prices[old] for old in kept]
+        self.kind_of = {kind: number for number, kind in enumerate(self.kinds)}
+        self.kind = array("i", (number_of[old] for old in self.kind))
+
+    def _lay_out(self) -> None:
+        """Rebuild the arrays after a node left or changed its number of GPUs."""
+        nodes = list(self.nodes.values())
+        self.nodes, self.ranked = {}, []
+        self.kind, self.rank, self.open = array("i"), array("i"), bytearray()
+        self.counts = [0] * len(self.kinds)
+        self.forget_prices()
+        for node in nodes:
+            self.join(node)
+        self.is_stale = True
+
+    def forget_prices(self) -> None:
+        """Start the next round without prices."""
+        self.prices = [0.0] * len(self.kinds)
+
+    def priced(self) -> tuple[tuple[int, float], ...]:
+        """Return the first GPU of each kind with a price, and the price; nothing while kinds are stale."""
+        if self.is_stale:
+            return ()
+        first: dict[int, int] = {}
+        for place, kind in enumerate(self.kind):
+            first.setdefault(kind, place)
+        return tuple((place, self.prices[kind]) for kind, place in first.items() if self.prices[kind])

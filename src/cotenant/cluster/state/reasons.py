@@ -1,0 +1,126 @@
+"""Reasons why a job waits and why a GPU is idle, as sentences for people."""
+
+from __future__ import annotations
+
+from collections import Counter
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from cotenant.cluster.model.cluster import GpuCondition, JobState
+from cotenant.cluster.state.attempts import ClusterState
+from cotenant.cluster.state.inventory import Node
+from cotenant.cluster.state.jobs import Job
+from cotenant.cluster.state.kinds import GpuKind, JobKind
+from cotenant.units.text import counted
+
+_TURN: Final = "its turn comes with one of the next rounds"
+_KINDS_LIMIT: Final = 64
+"""Kinds of jobs that are analysed for one answer."""
+
+
+class Reasons:
+    """Reasons at one instant; open GPUs and kinds of jobs are each analysed once."""
+
+    def __init__(self, state: ClusterState) -> None:
+        """Bind to the state; analysis happens on demand."""
+        self._state = state
+        self._of_kind: dict[int, str] = {}
+
+    @cached_property
+    def _open(self) -> Counter[int]:
+        inventory = self._state.inventory
+        return Counter(kind for kind, on in zip(inventory.kind, inventory.open, strict=True) if on)
+
+    def waits(self, job: Job) -> str:
+        """Return why a waiting job is not started."""
+        users, spec = self._state.job_table.users, job.spec
+        before = f"; before that: {job.why}" if job.why else ""
+        if users.left(spec.user) < spec.gpus:
+            quota = users.quotas[spec.user].gpus
+            if spec.gpus > quota:
+                return (
+                    f"it wants {counted(spec.gpus, 'GPU')}, more than the whole quota of {spec.user}, {quota}{before}"
+                )
+            held = counted(users.held.get(spec.user, 0), "GPU")
+            return f"{spec.user} holds {held} of a quota of {quota}{before}"
+        if job.kind not in self._of_kind:
+            if len(self._of_kind) >= _KINDS_LIMIT:
+                return _TURN + before
+            self._of_kind[job.kind] = self._why_not_kinds(self._state.job_table.kinds[job.kind])
+        return self._of_kind[job.kind] + before
+
+    def is_only_its_turn(self, job: Job) -> bool:
+        """Return whether only other jobs are before it in the queue."""
+        return self.waits(job).startswith(_TURN)
+
+    def _why_not_kinds(self, kind: JobKind) -> str:
+        inventory = self._state.inventory
+        if not inventory.nodes:
+            return "no node has joined"
+        if not self._open:
+            return f"none of {counted(len(inventory), 'GPU')} is open: {self._closed()}"
+        limit_ppm = self._state.settings.slowdown_limit_ppm
+        against: Counter[str] = Counter()
+        fit: list[int] = []
+        for number, count in self._open.items():
+            wrong = why_not_kind(kind, inventory.kinds[number])
+            if wrong:
+                against[wrong] += count
+            else:
+                fit.append(number)
+        if fit:
+            table = self._state.pair_weights.table([kind], [inventory.kinds[number] for number in fit], limit_ppm)
+            for number, weight in zip(fit, table.weight[0].tolist(), strict=True):
+                if weight <= 0:
+                    against["would make online work too slow, as predicted"] += self._open[number]
+        if sum(against.values()) == self._open.total():
+            found = ", ".join(f"{count} {wrong}" for wrong, count in sorted(against.items()))
+            return f"none of {counted(self._open.total(), 'open GPU')} will do: {found}"
+        if kind.gpus > 1 and not self._has_node_for(kind):
+            return f"no node has {kind.gpus} open GPUs that will do"
+        return _TURN
+
+    def _has_node_for(self, kind: JobKind) -> bool:
+        inventory = self._state.inventory
+        places = np.flatnonzero(np.frombuffer(inventory.open, np.uint8)).tolist()
+        there = Counter(
+            inventory.rank[at] for at in places if not why_not_kind(kind, inventory.kinds[inventory.kind[at]])
+        )
+        return any(count >= kind.gpus for count in there.values())
+
+    def _closed(self) -> str:
+        reasons = Counter(
+            why_closed(node, gpu) for node in self._state.inventory.nodes.values() for gpu in range(len(node.gpus))
+        )
+        return ", ".join(f"{count} {why}" for why, count in sorted(reasons.items()))
+
+
+def why_not_kind(job: JobKind, gpu: GpuKind) -> str:
+    """Return why such a GPU does not suit such a job, as a property of the GPU; empty: it does."""
+    if job.types and gpu.type not in job.types:
+        return f"of type {gpu.type}"
+    if job.memory_bytes > gpu.free_bytes:
+        return "with too little memory free"
+    if job.min_share_ppm > gpu.offer_ppm:
+        return "with too small a share on offer"
+    if any(name in gpu.named for name in job.avoid):
+        return "with an online tenant that it avoids"
+    return ""
+
+
+def why_closed(node: Node, gpu: int) -> str:
+    """Return why no job can be started on the GPU; empty: one can."""
+    report = node.gpus[gpu]
+    if node.is_silent:
+        return "of a silent node"
+    if gpu in node.busy:
+        return "held" if node.busy[gpu].state is not JobState.LOST else "held by a lost job"
+    if gpu in node.strays:
+        return "with something that must end first"
+    if node.is_drained:
+        return "of a drained node"
+    if report.condition is not GpuCondition.HEALTHY:
+        return str(report.condition.value)
+    return "" if report.offer_ppm else "without anything on offer"

@@ -1,0 +1,242 @@
+"""Placement rounds: prepare the waiting jobs and open GPUs, plan by the policy, and commit.
+
+A pairing that is no longer valid when it is committed is discarded and left to the next round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+
+import numpy as np
+
+from cotenant.cluster.model.cluster import JobState
+from cotenant.cluster.model.event import Answer, ClusterAction, StartJob, StopJob
+from cotenant.cluster.policy import ROUNDS
+from cotenant.cluster.policy.round import GpuKinds, Gpus, JobKinds, Jobs, Round, RoundPlan, priority_factors
+from cotenant.cluster.state.fit import why_not
+from cotenant.cluster.state.jobs import Job
+from cotenant.cluster.state.pair_weights import WeightTable
+from cotenant.cluster.state.queue_window import eligible_rows
+from cotenant.predict.usage import TaskUse
+from cotenant.units.instant import Instant
+from cotenant.units.share import WHOLE_PPM
+
+if TYPE_CHECKING:
+    from cotenant.cluster.state.attempts import ClusterState
+
+Array: TypeAlias = Any
+_NEAR: Final = 0.99
+"""Part of its upper bound that a plan from the last round's prices must reach."""
+_CONSIDERED_NODES: Final = 64
+"""Nodes whose jobs may be moved in one round."""
+
+
+class PreparedRound(NamedTuple):
+    """Input of a policy, with the jobs, GPUs and kinds to which its indices refer."""
+
+    round: Round
+    table: WeightTable
+    jobs: list[Job]
+    gpus: Array
+    """Indices into the inventory."""
+    job_kinds: list[int]
+    gpu_kinds: list[int]
+
+
+def hold_round(machine: ClusterState, now: Instant) -> list[ClusterAction]:
+    """Plan a round and commit the valid pairings."""
+    machine.inventory.settle()
+    machine.job_table.settle()
+    machine.job_table.users.account(now)
+    if machine.recorded is not None:
+        return _repeat_round(machine, machine.recorded, now)
+    prepared = prepare_round(machine, now)
+    return [] if prepared is None else commit(machine, prepared, plan_round(machine, prepared), now)
+
+
+def _repeat_round(machine: ClusterState, recorded: Sequence[ClusterAction], now: Instant) -> list[ClusterAction]:
+    """Repeat the recorded decisions of a round."""
+    jobs, nodes = machine.job_table.jobs, machine.inventory.nodes
+    actions: list[ClusterAction] = []
+    for action in recorded:
+        job = None if isinstance(action, Answer) else jobs.get(action.attempt.job)
+        if isinstance(action, StartJob) and job is not None and job.state is JobState.WAITING:
+            actions.append(machine.start(job, nodes[action.node], action.gpus, now))
+        elif isinstance(action, StopJob) and job is not None and action.reserved_on and job.state is JobState.RUNNING:
+            actions += machine.migrate(job, nodes[action.reserved_on], action.reserved, now)
+    return actions
+
+
+def plan_round(machine: ClusterState, prepared: PreparedRound) -> RoundPlan:
+    """Plan by the policy of the cluster.
+
+    If prices of the last round were too high and left GPUs unused, plan again without them.
+    """
+    plan = ROUNDS[machine.settings.place].plan
+    planned = plan(prepared.round)
+    if prepared.round.price is not None and planned.value < _NEAR * planned.bound:
+        planned = plan(prepared.round._replace(price=None))
+    return planned
+
+
+def prepare_round(machine: ClusterState, now: Instant) -> PreparedRound | None:
+    """Return the jobs that may be started or moved, and the open GPUs; None: there is nothing to decide."""
+    inventory, job_table, settings = machine.inventory, machine.job_table, machine.settings
+    gpus = np.flatnonzero(np.frombuffer(inventory.open, np.uint8)) if len(inventory) else np.zeros(0, np.int64)
+    rows = eligible_rows(machine, gpus, now)
+    running = _movable(machine, now) if settings.moves_limit and len(rows) < len(gpus) else []
+    if not len(gpus) or not len(rows) + len(running):
+        return None
+    jobs = [job_table.at_row[row] for row in rows.tolist()]
+    everybody: list[Job] = [*(job for job in jobs if job is not None), *running]
+    rows = np.concatenate([rows, np.array([job.row for job in running], np.int64)])
+    job_kinds, kind = _numbered(np.frombuffer(job_table.kind, np.int32)[rows])
+    gpu_kinds, column = _numbered(np.frombuffer(inventory.kind, np.int32)[gpus])
+    kinds = [job_table.kinds[one] for one in job_kinds]
+    spots = [inventory.kinds[one] for one in gpu_kinds]
+    table = machine.pair_weights.table(kinds, spots, settings.slowdown_limit_ppm)
+    current_weight = np.zeros(len(rows), np.float32)
+    if running:
+        current_weight[len(rows) - len(running) :] = _current_weights(machine, running)
+    since = np.frombuffer(job_table.since, np.int64)[rows]
+    given = Round(
+        Jobs(
+            kind,
+            np.frombuffer(job_table.priority, np.int32)[rows],
+            now - since,
+            _priority_factors(machine, rows),
+            current_weight,
+        ),
+        JobKinds(
+            np.array([one.gpus for one in kinds], np.int32),
+            np.array([one.memory_bytes for one in kinds], np.int64),
+            np.array([_need_ppm(one.use) for one in kinds], np.int32),
+        ),
+        Gpus(column, np.frombuffer(inventory.rank, np.int32)[gpus]),
+        GpuKinds(
+            np.array([one.offer_ppm for one in spots], np.int32),
+            np.array([one.free_bytes for one in spots], np.int64),
+            np.array([len(one.online) for one in spots], np.int32),
+        ),
+        table.possible,
+        table.weight,
+        _barred(machine, job_kinds),
+        np.array([inventory.prices[one] for one in gpu_kinds], np.float32) if machine.rounds else None,
+        settings.switch_ppm / WHOLE_PPM,
+        settings.moves_limit if running else 0,
+        machine.rounds,
+        np.array([len(node.gpus) for node in inventory.ranked], np.int32),
+    )
+    return PreparedRound(given, table, everybody, gpus, job_kinds, gpu_kinds)
+
+
+def commit(machine: ClusterState, prepared: PreparedRound, planned: RoundPlan, now: Instant) -> list[ClusterAction]:
+    """Carry out the pairings that are still valid and discard the others."""
+    inventory = machine.inventory
+    actions: list[ClusterAction] = []
+    for pairing in planned.pairings:
+        job = prepared.jobs[pairing.job]
+        places = [int(prepared.gpus[gpu]) for gpu in pairing.gpus]
+        node = inventory.ranked[inventory.rank[places[0]]]
+        gpus = tuple(sorted(place - node.base for place in places))
+        if any(inventory.rank[place] != node.rank for place in places) or why_not(
+            inventory, machine.job_table, job, node, gpus
+        ):
+            machine.discarded += 1
+        elif job.state is JobState.WAITING:
+            machine.placed += 1
+            actions.append(machine.start(job, node, gpus, now))
+        elif job.state is JobState.RUNNING and not job.stop:
+            machine.moved += 1
+            actions += machine.migrate(job, node, gpus, now)
+        else:
+            machine.discarded += 1
+    if planned.price is not None:
+        # A kind with unused GPUs gets no price, so that the next round can use them.
+        left = {inventory.kind[place] for place in prepared.gpus.tolist() if inventory.open[place]}
+        for kind, price in zip(prepared.gpu_kinds, planned.price.tolist(), strict=True):
+            inventory.prices[kind] = 0.0 if kind in left else price
+    return actions
+
+
+def _movable(machine: ClusterState, now: Instant) -> list[Job]:
+    """Return the jobs that have run on one GPU for at least a round, so that their speed is known.
+
+    In a large cluster each round considers another part of the nodes.
+    """
+    inventory, since = machine.inventory, now - machine.settings.round_ns
+    nodes = len(inventory.ranked)
+    first = machine.rounds * _CONSIDERED_NODES % nodes if nodes else 0
+    considered = [inventory.ranked[(first + step) % nodes] for step in range(min(nodes, _CONSIDERED_NODES))]
+    return [
+        job
+        for node in considered
+        for job in node.attempts.values()
+        if job.state is JobState.RUNNING
+        and job.spec.gpus == 1
+        and job.started <= since
+        and job.gpus[0] < len(node.gpus)
+    ]
+
+
+def _current_weights(machine: ClusterState, running: list[Job]) -> Array:
+    inventory, job_table = machine.inventory, machine.job_table
+    places = [inventory.kind[job.node.base + job.gpus[0]] for job in running if job.node is not None]
+    job_kinds, row = _numbered(np.array([job.kind for job in running], np.int32))
+    gpu_kinds, column = _numbered(np.array(places, np.int32))
+    # The limit on slowdowns does not apply to a job that runs already.
+    table = machine.pair_weights.table(
+        [job_table.kinds[one] for one in job_kinds], [inventory.kinds[one] for one in gpu_kinds], 1 << 62
+    )
+    return np.maximum(table.weight[row, column], np.float32(1e-3))
+
+
+def _numbered(kinds: Array) -> tuple[list[int], Array]:
+    """Return the kinds in the order of their first occurrence, and for each entry the index of its kind.
+
+    The result does not depend on the numbers of kinds, so it is the same in a cluster restored from a snapshot.
+    """
+    known, first, place = np.unique(kinds, return_index=True, return_inverse=True)
+    order = np.argsort(first, kind="stable")
+    rank = np.empty(len(order), np.int32)
+    rank[order] = np.arange(len(order), dtype=np.int32)
+    return known[order].tolist(), rank[place.reshape(-1)]
+
+
+def _priority_factors(machine: ClusterState, rows: Array) -> Array:
+    if not machine.settings.fair:
+        return np.ones(len(rows), np.float32)
+    job_table = machine.job_table
+    known, place = np.unique(np.frombuffer(job_table.user, np.int32)[rows], return_inverse=True)
+    names = [job_table.user_names[user] for user in known.tolist()]
+    received = [job_table.users.used.get(name, 0.0) for name in names]
+    return priority_factors(received, [job_table.users.weight(name) for name in names])[place.reshape(-1)]
+
+
+def _barred(machine: ClusterState, job_kinds: list[int]) -> dict[int, frozenset[int]]:
+    """Return for kinds of jobs the nodes that are excluded because of other jobs there."""
+    barred: dict[int, frozenset[int]] = {}
+    there = machine.job_table.particular.values()
+    for row, number in enumerate(job_kinds):
+        kind = machine.job_table.kinds[number]
+        if there and (kind.group or kind.avoid):
+            nodes = frozenset(
+                other.node.rank
+                for other in there
+                if other.node is not None
+                and (
+                    (other.spec.group and other.spec.group in kind.avoid)
+                    or (kind.group and kind.group in other.spec.avoid)
+                )
+            )
+            if nodes:
+                barred[row] = nodes
+    return barred
+
+
+def _need_ppm(use: TaskUse | None) -> int:
+    """Return the part of the SMs that the job would use alone; 0: unknown."""
+    if use is None or not use.widths:
+        return 0
+    return min(WHOLE_PPM, sum(width * part for width, part in use.widths) // WHOLE_PPM)

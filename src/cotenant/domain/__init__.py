@@ -1,1 +1,0 @@
-"""What is true: frozen values, their units and the measures of one noun."""

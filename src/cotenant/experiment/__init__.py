@@ -1,1 +1,0 @@
-"""Bench and lab: what is measured, against what, and what it shows."""

@@ -1,1 +1,0 @@
-"""What becomes of an online tenant when something goes wrong beside it, twenty times each?"""

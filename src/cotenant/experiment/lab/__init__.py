@@ -1,1 +1,0 @@
-"""What does cotenant claim about the world, and what do measurements of the world say to it?"""

@@ -1,1 +1,0 @@
-"""Bytes and text to values and back, without touching the world."""

@@ -1,1 +1,0 @@
-"""What do other people's measurements say? One reader per published data set, bytes to values."""

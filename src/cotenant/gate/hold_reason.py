@@ -1,0 +1,71 @@
+"""Find why a tenant waits at the gate, by asking the gate over a copy of its file."""
+
+from __future__ import annotations
+
+import enum
+from typing import Final
+
+from cotenant import _native
+from cotenant.gate.tenant_table import PAGE_BYTES, page_offset, read_page, read_tenant_table
+from cotenant.units.instant import SECOND_NS, Instant
+from cotenant.units.value import Value
+
+_NEVER: Final = (1 << 64) - 1  # CT_GATE_NEVER in native/gate/pages.h: the launch fits no gap
+_ASKS_WITHIN_NS: Final = SECOND_NS
+"""A waiting tenant asks every few milliseconds; one that has not asked for this long was stopped or has died."""
+
+
+class HoldReason(enum.Enum):
+    """Why a launch waits; enum ct_gate_reason in native/gate/gate.h."""
+
+    BUSY = 8
+    TIGHT = 9
+    DUE = 10
+    BOUND = 11
+    OTHER = 12
+    PAUSED = 13
+    CHANGED = 14
+    DEBT = 15
+    LIMIT = 16
+    SHARE = 17
+
+
+class HeldLaunch(Value, frozen=True):
+    """A launch that waits."""
+
+    hold: HoldReason
+    again_ns: Instant
+    """The latest instant at which the gate would check again."""
+    active_slots: tuple[int, ...]
+    """The slots of active tenants of higher priority."""
+
+
+def find_hold(file: bytes, slot: int, generation: int, now: Instant) -> HeldLaunch | None:
+    """Return why a tenant waits at this instant, as the gate answers; None if it does not wait.
+
+    The pages do not show how much work the tenant's process has submitted. A launch that waits although the pages
+    would let it pass therefore waits for its own submitted work.
+    """
+    page = _page(file, slot)
+    wanted_ns = page["wanted_ns"]
+    if page["generation"] != generation or not wanted_ns or now - page["asked_ns"] > _ASKS_WITHIN_NS:
+        return None
+    may_fill = wanted_ns != _NEVER
+    needed_ns = wanted_ns - 1 if may_fill else 0
+    gate = _native.Gate(bytearray(file), slot, generation)
+    passes, reason, again_ns = gate.admit((needed_ns, needed_ns, 0, 0, int(may_fill)), now, now)
+    entries = read_tenant_table(file).entries
+    own = next((entry.priority for entry in entries if entry.slot == slot), -1)
+    higher = [entry for entry in entries if entry.priority < own]
+    active = [entry.slot for entry in higher if _is_active(_page(file, entry.slot), entry.generation, now)]
+    return HeldLaunch(HoldReason.BOUND if passes else HoldReason(reason), again_ns, tuple(active))
+
+
+def _is_active(page: dict[str, int], generation: int, now: Instant) -> bool:
+    return page["generation"] == generation and now < max(page["quiet_ns"], page["busy_ns"])
+
+
+def _page(file: bytes, slot: int) -> dict[str, int]:
+    begin = page_offset(slot)
+    found = read_page(file[begin : begin + PAGE_BYTES])
+    return {name: word for name, word in found.items() if isinstance(word, int)}

@@ -1,0 +1,1 @@
+"""Live runs of several programs on one software GPU, used by the demo and by benches."""

@@ -1,0 +1,118 @@
+"""The record directory of a run, and the processes that use the driver without the hook."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from cotenant.hook.record import ReadAt, Record, decode_record
+
+_RECORDS_LIMIT: Final = 4096
+_PROCESSES_LIMIT: Final = 4096
+_LOCK_FILE: Final = "lock"
+TASK_FILE: Final = "task"
+"""The file that holds the name of a run."""
+
+
+def read_records(directory: Path, task: str) -> Iterator[Record]:
+    """Yield every record of a directory in the order of names; other files are skipped."""
+    for path in sorted(directory.glob("record-*"))[:_RECORDS_LIMIT]:
+        with contextlib.suppress(OSError):
+            # Without O_NONBLOCK this would block if the tenant replaced the file by a pipe.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                record = decode_record(_reader(descriptor), task)
+            finally:
+                os.close(descriptor)
+            if record is not None:
+                yield record
+
+
+def _reader(descriptor: int) -> ReadAt:
+    # The file is read, not mapped: a tenant that truncates it would otherwise cause SIGBUS here.
+    return lambda at, length: os.pread(descriptor, length, at)
+
+
+def link_tenant_files(directory: Path, page: int, gate: Sequence[int] = (), ledger: Sequence[int] = ()) -> None:
+    """Link a tenant's grant page and its device's gate and ledger into its record directory.
+
+    A child process may not have inherited the descriptors, or may have closed them.
+    """
+    links = [("terms", page), *(("gate", one) for one in gate[:1]), *(("ledger", one) for one in ledger[:1])]
+    for name, descriptor in links:
+        with contextlib.suppress(OSError):
+            (directory / name).unlink(missing_ok=True)  # of an earlier slot
+            (directory / name).symlink_to(Path(f"/proc/self/fd/{descriptor}").readlink())
+
+
+def lock_run_directory(run: Path) -> int:
+    """Lock a run directory; it is in use while the returned descriptor is open."""
+    made = run / f"{_LOCK_FILE}.new"
+    descriptor = os.open(made, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    made.rename(run / _LOCK_FILE)  # renamed only once it is locked: a directory whose lock is free is deleted
+    return descriptor
+
+
+def is_abandoned(run: Path) -> bool:
+    """Return whether the process that made the directory is gone, by its lock: it may run in another pid namespace."""
+    try:
+        descriptor = os.open(run / _LOCK_FILE, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:  # it is being created, or is not readable
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def write_task_name(run: Path, task: str) -> None:
+    """Write the name of a run, for commands that show it while it runs."""
+    with contextlib.suppress(OSError):
+        (run / TASK_FILE).write_text(task, encoding="utf-8", errors="replace")
+
+
+def has_record(directory: Path, pid: int) -> bool:
+    """Return whether this process has a record; the number is that of its own pid namespace."""
+    return any(directory.glob(f"record-{pid}-*"))
+
+
+def process_tree(pid: int) -> list[int]:
+    """Return a process and its descendants that still run."""
+    found = [pid]
+    for parent in found:
+        if len(found) >= _PROCESSES_LIMIT:
+            break
+        with contextlib.suppress(OSError):
+            for task in Path(f"/proc/{parent}/task").iterdir():
+                found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def mapped_driver(pid: int, driver: Path, *, hooked: bool) -> str:
+    """Return the driver file that a process has mapped without the hook (or, if `hooked`, also with it); else empty."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
+    except OSError:
+        return ""
+    files = sorted({parts[5] for line in lines if len(parts := line.split(maxsplit=5)) == 6})
+    names = [path.rsplit("/", 1)[-1] for path in files]
+    if not hooked and any(name.startswith("libcotenant-") for name in names):
+        return ""
+    mapped = [path for path, name in zip(files, names, strict=True) if name.startswith("libcuda.so")]
+    return min([path for path in files if path == str(driver)] or mapped, default="")
+
+
+def process_name(pid: int) -> str:
+    """Return the name of a process."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    except OSError:
+        return ""

@@ -1,1 +1,0 @@
-"""The real world: one module per thing touched."""

@@ -1,1 +1,0 @@
-"""How does the hook get into a program, and what does it leave behind?"""

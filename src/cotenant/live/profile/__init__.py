@@ -1,1 +1,0 @@
-"""Profiles on disk: the store, and files to import from."""

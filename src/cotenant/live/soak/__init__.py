@@ -1,1 +1,0 @@
-"""What do programs look like that serve, train and misbehave? Ordinary clients of libcuda, for the benches."""

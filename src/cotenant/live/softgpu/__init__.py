@@ -1,1 +1,0 @@
-"""Which soft GPUs are there, and how does a program get one?"""

@@ -1,1 +1,0 @@
-"""What does the node see of its devices and tenants by itself? Nobody has to tell it: it looks."""

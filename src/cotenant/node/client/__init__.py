@@ -1,0 +1,1 @@
+"""Clients of a node: `cotenant run` and the commands that inspect or change tenants."""

@@ -1,0 +1,197 @@
+"""The client side of the node's socket: requests with answers, and messages that the node pushes to a tenant."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import socket
+import struct
+from pathlib import Path
+from typing import Final, Self
+
+from cotenant.errors import ConfigError, PeerError, WorldError
+from cotenant.node import wire
+from cotenant.node.model.admission import Reason, Reject
+from cotenant.runner.clock import monotonic_ns
+from cotenant.units.instant import SECOND_NS
+from cotenant.units.text import format_duration
+
+TIMEOUT_S: Final = 10.0
+"""The default timeout of an answer."""
+_TIMEVAL: Final = struct.Struct("@ll")
+HANDED: Final = 5
+"""Descriptors of a welcome: the grant page; the device's gate and ledger, each to read and to write."""
+_SILENT: Final = "the node does not answer; see its log, or restart it"
+_DESCRIPTOR_BYTES: Final = array.array("i").itemsize
+
+
+class NodeUnavailableError(WorldError):
+    """No node answers at the socket."""
+
+
+class NodeTimeoutError(WorldError):
+    """The node has not answered in time; the answer may still come."""
+
+
+class Connection:
+    """A connection to a node."""
+
+    def __init__(self, path: Path, timeout_s: float = TIMEOUT_S) -> None:
+        """Connect, or raise `NodeAwayError`; no answer may take longer than the timeout."""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self._frames = wire.Frames(wire.ANSWER_LIMIT_BYTES)
+        self._answers: list[bytes] = []
+        self._pushed: list[wire.Push] = []  # messages that arrived before an answer
+        self._handed: list[int] = []  # descriptors of an answer that is not complete yet
+        try:
+            self._connect(str(path), timeout_s)
+        except PermissionError:
+            self._socket.close()
+            raise WorldError(
+                f"permission to connect to {path} is denied; ask its owner to set node.group to one of your groups"
+            ) from None
+        except BlockingIOError:
+            self._socket.close()
+            raise WorldError(f"the node at {path} accepts no connections; see its log, or restart it") from None
+        except OSError as error:
+            self._socket.close()
+            raise NodeUnavailableError(
+                f"no node answers at {path} ({error.strerror}); start one with: cotenant node"
+            ) from None
+        self._socket.settimeout(timeout_s)
+
+    def _connect(self, path: str, timeout_s: float) -> None:
+        deadline_ns = monotonic_ns() + int(timeout_s * SECOND_NS)
+        while True:
+            # With Python's own timeout it fails at once if the backlog is full; with the kernel's it waits.
+            left_us = max(1, (deadline_ns - monotonic_ns()) // 1000)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _TIMEVAL.pack(*divmod(left_us, 1_000_000)))
+            self._socket.connect(path)
+            # A signal ends that wait, and Python then treats the socket as connected although it is not.
+            with contextlib.suppress(OSError):
+                self._socket.getpeername()
+                return
+            if monotonic_ns() >= deadline_ns:
+                raise BlockingIOError
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when a message arrives or the connection closes."""
+        return self._socket.fileno()
+
+    def hurry(self, timeout_s: float) -> None:
+        """Set the timeout of an answer."""
+        self._socket.settimeout(timeout_s)
+
+    def ask(self, request: wire.Request) -> tuple[wire.Answer, list[int]]:
+        """The answer and the descriptors that came along; raises `NodeAwayError` when the node dies meanwhile.
+
+        Messages that the node pushes meanwhile are kept for `pushed`.
+        """
+        self.tell(request)
+        return self.answer()
+
+    def tell(self, request: wire.Request) -> None:
+        """Send a message without waiting for an answer."""
+        try:
+            self._socket.sendall(wire.encode(request))
+        except TimeoutError:
+            raise NodeTimeoutError(_SILENT) from None
+        except OSError as error:
+            raise NodeUnavailableError(f"the connection to the node was lost: {error.strerror or error}") from None
+
+    def answer(self) -> tuple[wire.Answer, list[int]]:
+        """Return the next answer."""
+        while True:
+            while not self._answers:
+                self._read()
+            answer = self._next()
+            if not isinstance(answer, wire.Push):
+                handed, self._handed = self._handed, []
+                return answer, handed
+            self._pushed.append(answer)
+
+    def pushed(self, *, readable: bool = False) -> list[wire.Push]:
+        """Return the messages that the node pushed; read new ones if the socket is readable. Raises as `ask` does."""
+        if readable:
+            self._read()
+        while self._answers:
+            message = self._next()
+            if not isinstance(message, wire.Push):
+                raise PeerError(f"the node sent an unexpected {type(message).__name__}")
+            self._pushed.append(message)
+        pushed, self._pushed = self._pushed, []
+        return pushed
+
+    def _next(self) -> wire.Answer:
+        message = wire.decode_answer(self._answers.pop(0))
+        if isinstance(message, wire.ProtocolViolation):
+            raise PeerError(f"the node closed the connection: {message.detail}")
+        return message
+
+    def _read(self) -> None:
+        try:
+            data, received = self._receive()
+        except TimeoutError:
+            raise NodeTimeoutError(_SILENT) from None
+        except OSError as error:
+            raise NodeUnavailableError(f"the connection to the node was lost: {error.strerror or error}") from None
+        self._handed += received
+        self._answers += self._frames.feed(data)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._socket.close()
+        while self._handed:
+            os.close(self._handed.pop())
+
+    def __enter__(self) -> Self:
+        """Return the connection."""
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Hang up."""
+        self.close()
+
+    def _receive(self) -> tuple[bytes, list[int]]:
+        budget = socket.CMSG_SPACE((HANDED + 1) * _DESCRIPTOR_BYTES)
+        data, ancillary, _, _ = self._socket.recvmsg(1 << 16, budget, socket.MSG_CMSG_CLOEXEC)
+        if not data:
+            raise ConnectionResetError(104, "its end of the connection closed")
+        received = array.array("i")
+        for level, kind, content in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                received.frombytes(content[: len(content) - len(content) % _DESCRIPTOR_BYTES])
+        for extra in received[HANDED:]:
+            with contextlib.suppress(OSError):
+                os.close(extra)
+        return data, received[:HANDED].tolist()
+
+
+def list_tenants(path: Path, timeout_s: float = TIMEOUT_S) -> wire.TenantList:
+    """Return the tenants of the node."""
+    with Connection(path, timeout_s) as connection:
+        answer, _ = connection.ask(wire.ListTenants(wire.VERSION))
+    if not isinstance(answer, wire.TenantList):
+        raise PeerError(f"the node answered {type(answer).__name__} to a list request")
+    return answer
+
+
+def send_command(path: Path, request: wire.Command, names: str) -> wire.Confirmation:
+    """Send a command and return the confirmation; raise `ConfigError` for an unknown tenant.
+
+    Also for an objective of an offline tenant, since then the command is wrong; other refusals raise `WorldError`.
+    """
+    with Connection(path) as connection:
+        answer, _ = connection.ask(request)
+    match answer:
+        case wire.Confirmation():
+            return answer
+        case wire.Refusal(reject=Reject(reason=Reason.UNKNOWN_TENANT, detail=detail)):
+            raise ConfigError("NAME", names, detail)
+        case wire.Refusal(reject=Reject(reason=Reason.NO_OBJECTIVE, detail=detail)):
+            slo_ns = request.slo_ns if isinstance(request, wire.SetObjective) else 0
+            raise ConfigError("--slo", format_duration(slo_ns), detail)
+        case wire.Refusal(reject=reject):
+            raise WorldError(f"the node refused: {reject.detail}")
+    raise PeerError(f"the node answered {type(answer).__name__} to a command")

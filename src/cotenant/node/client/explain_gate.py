@@ -1,0 +1,92 @@
+"""The causes of a wait that a tenant's gate page and ledger account show."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Final, TypeAlias
+
+from cotenant.gate.activity import GateCounts
+from cotenant.gate.gate_file import copy_gate_file, read_gate_snapshot
+from cotenant.gate.grant import Grant
+from cotenant.gate.hold_reason import HeldLaunch, find_hold
+from cotenant.gate.ledger_file import read_ledger_snapshot
+from cotenant.node.client.explain_text import describe_hold
+from cotenant.node.client.tenants import NodeSnapshot
+from cotenant.node.directories import Directories
+from cotenant.node.model.tenant import Tenant
+from cotenant.runner.clock import monotonic_ns, pause
+from cotenant.units.text import round_duration, round_size
+
+LOOKS: Final = 20
+LOOK_S: Final = 0.01
+GateCause: TypeAlias = tuple[str, str, tuple[str, ...]]
+"""The kind of cause, the sentence, and details."""
+
+
+def gate_causes(directories: Directories, snapshot: NodeSnapshot, tenant: Tenant) -> Iterator[GateCause]:
+    """Yield what holds a tenant back at its device, or one cause that says that nothing does."""
+    grant = tenant.grant
+    if grant.gpu < 0:
+        yield "free", "nothing holds it back: the node has no GPU, so no tenant waits", ()
+        return
+    yield from _ledger_causes(directories, grant)
+    now = monotonic_ns()
+    device = read_gate_snapshot(directories.pages, grant.gpu, now)
+    counts = GateCounts() if device is None else device.counts.get(grant.slot, GateCounts())
+    if counts.generation != grant.generation:
+        yield "free", "nothing holds it back: it has launched nothing on its device yet", ()
+        return
+    holds = list(_looks(directories, grant))
+    details = _figures(counts, now)
+    if not holds:
+        yield "free", f"nothing holds it back: it did not wait at the gate in any of {LOOKS} checks", details
+        return
+    names = {(view.tenant.grant.gpu, view.tenant.grant.slot): view.tenant for view in snapshot.tenants}
+    for number, (hold, count) in enumerate(Counter(held.hold for held in holds).most_common()):
+        slots = sorted({slot for held in holds if held.hold is hold for slot in held.active_slots})
+        above = [names[grant.gpu, slot] for slot in slots if (grant.gpu, slot) in names]
+        higher = ", ".join(f"{other.name} (priority {other.grant.priority})" for other in above)
+        often = f"in {count} of {LOOKS} checks within {LOOKS * LOOK_S:.1f} s"
+        yield "gate", describe_hold(hold, higher), (often, *(() if number else details))
+
+
+def _looks(directories: Directories, grant: Grant) -> Iterator[HeldLaunch]:
+    """Yield what held it back at each check; a single check would miss short waits."""
+    for number in range(LOOKS):
+        if number:
+            pause(LOOK_S)
+        held = find_hold(copy_gate_file(directories.pages, grant.gpu), grant.slot, grant.generation, monotonic_ns())
+        if held is not None:
+            yield held
+
+
+def _ledger_causes(directories: Directories, grant: Grant) -> Iterator[GateCause]:
+    snapshot = read_ledger_snapshot(directories.pages, grant.gpu)
+    account = None if snapshot is None else snapshot.accounts.get(grant.slot)
+    if account is None or account.generation != grant.generation:
+        return
+    quota = f" of its quota of {round_size(grant.memory_bytes)}" if grant.memory_bytes else ", and has no quota"
+    holds = f"it holds {round_size(account.held_bytes)} of device memory{quota}"
+    if account.wanted_bytes:
+        wanted = round_size(account.wanted_bytes)
+        yield (
+            "memory",
+            f"an allocation of {wanted} waits: its quota allows it, but the device has not enough free memory",
+            (holds,),
+        )
+    if account.denied:
+        times = "once" if account.denied == 1 else f"{account.denied:,} times"
+        asked = round_size(account.denied_bytes)
+        yield "denied", f"it was denied device memory {times}, {asked} in total: that exceeds its quota", (holds,)
+
+
+def _figures(counts: GateCounts, now: int) -> tuple[str, ...]:
+    details = []
+    if counts.launches:
+        details.append(
+            f"{counts.launches:,} launches so far, the last {round_duration(max(0, now - counts.at_ns))} ago"
+        )
+    if counts.waits:
+        details.append(f"{counts.waits:,} of them waited, {round_duration(counts.waited_ns)} in total")
+    return tuple(details)

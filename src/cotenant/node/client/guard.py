@@ -1,0 +1,235 @@
+"""The guard: a process between `cotenant run` and its program that keeps all descendants together.
+
+All descendants of the program, also detached ones, stay below the guard (a child subreaper, prctl(2)). If the parent
+dies, the guard kills them all: a tenant whose slot is freed must not continue unobserved.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NoReturn
+
+from cotenant.hook.records import process_tree
+from cotenant.runner.clock import pause
+from cotenant.runner.process import NOT_FOUND, name_process, signal_descriptor
+
+_PR_SET_PDEATHSIG: Final = 1
+_PR_SET_CHILD_SUBREAPER: Final = 36
+_WORD: Final = struct.Struct("=ii")
+_STARTED, _FAILED, _ENDED = range(3)
+_END_ALL: Final = b"end"
+_KEEP_RUNNING: Final = b"let go"
+_ROUNDS: Final = 2000
+_ROUND_S: Final = 0.002
+
+
+class Child:
+    """A running program with its guard."""
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environ: Mapping[str, str],
+        descriptors: Sequence[int],
+        mask: Iterable[int] = (),
+    ) -> None:
+        """Start it with these signals blocked; raises `OSError` as `exec` would."""
+        self.code: int | None = None
+        """The exit code as a shell reports it: 128 + n for signal n; None while the program runs."""
+        self._link, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self.guard = os.fork()  # safe because this process has one thread
+        if not self.guard:
+            _be_guard(theirs, command, environ, descriptors, set(mask))
+        theirs.close()
+        kind, number = self._receive()
+        if kind != _STARTED:
+            self.release()
+            raise OSError(number, os.strerror(number))
+        self.pid = number
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable once the program has ended."""
+        return self._link.fileno()
+
+    def receive(self) -> None:
+        """Read the exit code."""
+        kind, number = self._receive()
+        if kind == _ENDED:
+            self.code = number if number >= 0 else 128 - number
+        else:
+            self.code = 128 + signal.SIGKILL  # the guard died, and the program with it
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal to the program itself while it runs."""
+        if self.code is None:
+            _send(self.pid, number)
+
+    def others(self) -> list[int]:
+        """Return the running descendants of the program."""
+        return [pid for pid in process_tree(self.guard)[1:] if pid != self.pid and _runs(pid)]
+
+    def end_all(self) -> None:
+        """Kill the program and its descendants."""
+        with contextlib.suppress(OSError):
+            self._link.send(_END_ALL)
+
+    def release(self, *, keep_running: bool = False) -> None:
+        """End the guard; the remaining descendants are killed or keep running."""
+        if keep_running:
+            with contextlib.suppress(OSError):
+                self._link.send(_KEEP_RUNNING)
+        self._link.close()
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self.guard, 0)
+
+    def _receive(self) -> tuple[int, int]:
+        try:
+            word = self._link.recv(_WORD.size)
+        except ConnectionResetError:
+            word = b""
+        return _WORD.unpack(word) if word else (_FAILED, errno.ECHILD)
+
+
+def _be_guard(
+    link: socket.socket,
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    descriptors: Sequence[int],
+    mask: set[int],
+) -> NoReturn:
+    """Run in the forked process: start the program and guard it until released."""
+    try:
+        signal.pthread_sigmask(
+            signal.SIG_SETMASK, signal.valid_signals()
+        )  # signals of a terminal are not for the guard
+        _close_all_but(
+            {0, 1, 2, link.fileno(), *descriptors}
+        )  # above all the connection to the node: its close means our death
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        with contextlib.suppress(OSError):  # the parent may have died already
+            link.send(_WORD.pack(*_start(command, environ, descriptors, mask)))
+            _turn_away(descriptors)
+            name_process("cotenant-guard")
+            _keep_watch(link)
+    finally:
+        kill_descendants(os.getpid())
+        os._exit(0)
+
+
+def _start(
+    command: Sequence[str], environ: Mapping[str, str], descriptors: Sequence[int], mask: set[int]
+) -> tuple[int, int]:
+    libc = ctypes.CDLL(None)
+    guard = os.getpid()
+
+    def in_program() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != guard:  # the guard died between fork and prctl
+            os._exit(NOT_FOUND)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    try:
+        process = subprocess.Popen(
+            list(command),
+            env=dict(environ),
+            pass_fds=list(descriptors),
+            preexec_fn=in_program,  # noqa: PLW1509  one thread, as above
+        )
+    except OSError as error:
+        return _FAILED, error.errno or errno.EINVAL
+    except ValueError:  # an argument contains a zero byte
+        return _FAILED, errno.EINVAL
+    _program[:] = [process]
+    return _STARTED, process.pid
+
+
+_program: list[subprocess.Popen[bytes]] = []
+"""Children of the guard; kept, because Python would otherwise wait for them."""
+
+
+def _keep_watch(link: socket.socket) -> None:
+    """Report the exit code and reap descendants until the parent dies or releases the guard."""
+    ended = signal_descriptor([signal.SIGCHLD])
+    poller = select.poll()
+    poller.register(ended, select.POLLIN)
+    poller.register(link.fileno(), select.POLLIN)
+    while True:
+        for descriptor, _ in poller.poll():
+            if descriptor == link.fileno():
+                word = link.recv(16)
+                if word == _KEEP_RUNNING:
+                    os._exit(0)
+                if word != _END_ALL:
+                    return
+                kill_descendants(os.getpid(), link)
+            else:
+                os.read(ended, 4096)
+                _reap(link)
+
+
+def _reap(link: socket.socket | None) -> None:
+    with contextlib.suppress(ChildProcessError):
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            pid, status = found
+            if link is not None and _program and pid == _program[0].pid:
+                with contextlib.suppress(OSError):
+                    link.send(_WORD.pack(_ENDED, os.waitstatus_to_exitcode(status)))
+
+
+def kill_descendants(guard: int, link: socket.socket | None = None) -> None:
+    """Kill all descendants of a guard, also new ones; only processes that may not be killed remain."""
+    for _ in range(_ROUNDS):
+        below = [pid for pid in process_tree(guard)[1:] if _runs(pid)]
+        killed = [pid for pid in below if _send(pid, signal.SIGKILL)]
+        _reap(link)
+        if not killed:
+            return
+        pause(_ROUND_S)
+
+
+def _send(pid: int, number: int) -> bool:
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _runs(pid: int) -> bool:
+    """Return whether a process exists and is not a zombie."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return False
+    return bool(words) and words[0] not in {"Z", "X"}
+
+
+def _close_all_but(kept: set[int]) -> None:
+    below = 0
+    for descriptor in sorted(kept):
+        if below < descriptor:  # some versions of Python close all descriptors for an empty range from 0
+            os.closerange(below, descriptor)
+        below = descriptor + 1
+    os.closerange(below, os.sysconf("SC_OPEN_MAX"))
+
+
+def _turn_away(descriptors: Sequence[int]) -> None:
+    """Close the program's descriptors, so that a reader of its output waits for its end, not for the guard's."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(nowhere, standard)
+    for descriptor in {nowhere, *descriptors}:
+        os.close(descriptor)

@@ -1,0 +1,235 @@
+"""The hook in `cotenant run`: the environment of the program before it starts, and its records afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, TypeAlias
+
+import msgspec
+
+from cotenant.errors import CotenantError, WorldError
+from cotenant.gate.gate_file import GATE_VARIABLE
+from cotenant.gate.grant import Kind
+from cotenant.gate.grant_file import SLOT_VARIABLE
+from cotenant.hook.kernel_times import FILE_NAME, encode_kernel_times
+from cotenant.hook.record import Record
+from cotenant.hook.records import (
+    has_record,
+    is_abandoned,
+    link_tenant_files,
+    lock_run_directory,
+    mapped_driver,
+    process_name,
+    process_tree,
+    read_records,
+    write_task_name,
+)
+from cotenant.hook.shim import LEDGER_VARIABLE, RECORD_VARIABLE, environment, find_driver, find_nvml, make_shim
+from cotenant.node.config.file import RunConfig
+from cotenant.node.model.tenant import TenantSpec
+from cotenant.predict.profile_usage import sms_of, use_of
+from cotenant.predict.usage import TaskUse
+from cotenant.profile.profile import Profile, merge
+from cotenant.profile.store import ProfileStore, StoredProfile
+from cotenant.runner.clock import unix_ns
+
+Report: TypeAlias = Callable[[str], None]
+
+MEASURED_RUNS: Final = 3
+_FIRST_LOOK_S: Final = 0.1
+_LONGEST_LOOK_S: Final = 2.0
+_REMEDY: Final = "it may be linked statically, or load the driver by its path"
+
+
+class HookedProgram:
+    """One program with the hook, from before its start until after its end."""
+
+    def __init__(
+        self, config: RunConfig, home: Path, driver: Path, task: str, *, measuring: bool, report: Report
+    ) -> None:
+        """Create the directory of the hook and of the program's records."""
+        self._config = config
+        self.driver = driver
+        self._report = report
+        self._strays: dict[int, str] = {}
+        self._reported: list[int] = []
+        self.measuring = measuring
+        self.home = Path(tempfile.mkdtemp(prefix=f"run-{os.getpid()}-", dir=home))
+        self._held = lock_run_directory(self.home)
+        self.records = self.home / "records"
+        self.records.mkdir(mode=0o700)
+        write_task_name(self.home, config.name or task)
+        self.poll_s = _FIRST_LOOK_S
+
+    def variables(
+        self, environ: Mapping[str, str], page: int | None, gate: Sequence[int] = (), ledger: Sequence[int] = ()
+    ) -> dict[str, str]:
+        """Return the variables to add to the environment of a program with this grant page, or outside a tenant.
+
+        `gate` and `ledger` are the descriptors of its device's files, to read and to write, if it has a device.
+        """
+        if page is not None:
+            link_tenant_files(self.records, page, gate, ledger)
+        return {
+            **environment(self._config.hook, self.home / "shim", environ),
+            **({SLOT_VARIABLE: "", GATE_VARIABLE: "", LEDGER_VARIABLE: ""} if page is None else {}),
+            RECORD_VARIABLE: str(self.records),
+            "COTENANT_MEASURE": str(int(self.measuring)),
+            "COTENANT_SAMPLE": str(self._config.sample),
+            "COTENANT_UNKNOWN": self._config.unknown,
+            "COTENANT_TRACE": str(int(self._config.trace == "on")),
+        }
+
+    def close(self) -> None:
+        """Remove the directory."""
+        shutil.rmtree(self.home, ignore_errors=True)
+        os.close(self._held)
+
+    def check(self, pid: int) -> None:
+        """Check the running processes for one that uses the driver without the hook."""
+        self.poll_s = min(2 * self.poll_s, _LONGEST_LOOK_S)
+        for member in process_tree(pid):
+            path = mapped_driver(member, self.driver.resolve(), hooked=self._config.hook == "preload")
+            if path and member not in self._strays:
+                self._strays[member] = f"{process_name(member)} (pid {member}) uses {path}"
+                if self._config.hook == "shim":  # preloaded: the hook may still see it
+                    self._tell(member)
+
+    @property
+    def unseen(self) -> bool:
+        """Return whether a process loaded the driver without the hook."""
+        return bool(self._unseen())
+
+    def _unseen(self) -> list[int]:
+        return [pid for pid in self._strays if not has_record(self.records, pid)]
+
+    def _tell(self, pid: int) -> None:
+        if pid not in self._reported:
+            self._reported.append(pid)
+            self._report(f"{self._strays[pid]}, and the hook saw nothing of it: {_REMEDY}; its GPU work is not known")
+
+    def collect(self, task: str) -> list[Record]:
+        """Return the records of its processes, and report what the hook could not see."""
+        found = [record for record in read_records(self.records, task) if record.calls or record.unknown]
+        for pid in self._unseen():
+            self._tell(pid)
+        names = sorted({name for record in found for name in record.unknown_names})
+        if names:
+            done = "refused" if self._config.unknown == "refuse" else "passed on unseen"
+            self._report(f"the driver has newer forms of {', '.join(names)} than the hook supports: {done}")
+        if any(record.export_tables for record in found) and not any(record.calls for record in found):
+            self._report("the program uses private tables of the driver: work through them is not recorded")
+        return found
+
+
+@contextlib.contextmanager
+def hooked_program(
+    config: RunConfig, home: Path, environ: Mapping[str, str], task: str, store: ProfileStore | None, report: Report
+) -> Iterator[HookedProgram | None]:
+    """Return the hook for a program; None if it is off or there is no driver to intercept."""
+    hooked = _prepare(config, home, environ, task, store, report)
+    try:
+        yield hooked
+    finally:
+        if hooked is not None:
+            hooked.close()
+
+
+def _prepare(
+    config: RunConfig, home: Path, environ: Mapping[str, str], task: str, store: ProfileStore | None, report: Report
+) -> HookedProgram | None:
+    if config.hook == "off":
+        return None
+    driver = find_driver(environ)
+    if driver is None:
+        return None
+    try:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _clear_away(home)
+        hooked = HookedProgram(
+            config, home, driver, task, measuring=_is_measuring(config.measure, task, store), report=report
+        )
+        make_shim(hooked.home / "shim", driver, find_nvml(environ))
+        _write_kernel_times(hooked.records, task, store)
+        return hooked
+    except OSError as error:
+        report(f"the hook cannot be installed: {error.strerror} ({error.filename}); the program runs without it")
+        return None
+    except WorldError as error:
+        report(f"{error}; the program runs without it")
+        return None
+
+
+def _clear_away(home: Path) -> None:
+    """Remove the directories of runs that were killed."""
+    for left in home.glob("run-*-*"):
+        if is_abandoned(left):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _is_measuring(wanted: str, task: str, store: ProfileStore | None) -> bool:
+    if wanted in ("always", "never"):
+        return wanted == "always"
+    runs = MEASURED_RUNS if wanted == "auto" else int(wanted)
+    if store is None or not runs:
+        return False
+    with contextlib.suppress(CotenantError):
+        keys = [key for key in store.keys() if key.task == task]  # noqa: SIM118  not a dictionary
+        measured = [one for key in keys for one in store.recordings(key) if one.profile.span_ns]
+        return len(measured) < runs
+    return False
+
+
+def _write_kernel_times(records: Path, task: str, store: ProfileStore | None) -> None:
+    """Write the kernel times of earlier runs next to the records; without them the hook learns anew."""
+    with contextlib.suppress(CotenantError):
+        keys = [key for key in store.keys() if key.task == task] if store is not None else []  # noqa: SIM118
+        kept = [found for key in keys if store is not None and (found := store.get(key)) is not None]
+        if kept:
+            (records / FILE_NAME).write_bytes(encode_kernel_times(one.profile for one in kept))
+
+
+def with_known_use(spec: TenantSpec, store: ProfileStore | None) -> TenantSpec:
+    """Return the spec with the device use that earlier runs of the task recorded."""
+    use = known_use(spec.task, store, is_online=spec.kind is Kind.ONLINE)
+    return spec if use is None else msgspec.structs.replace(spec, use=use)
+
+
+def known_use(task: str, store: ProfileStore | None, *, is_online: bool) -> TaskUse | None:
+    """Return the device use that earlier runs of a task recorded; None if there is no record.
+
+    Of profiles of several kinds of device, the latest is used: it is most likely of this machine.
+    """
+    found: list[StoredProfile] = []
+    with contextlib.suppress(CotenantError):
+        keys = [key for key in store.keys() if key.task == task] if store is not None else []  # noqa: SIM118
+        found = [kept for key in keys if store is not None and (kept := store.get(key)) is not None]
+    for kept in sorted(found, key=lambda kept: kept.recorded_ns, reverse=True):
+        use = use_of(kept.profile, sms_of(kept.profile.device), is_online=is_online)
+        if use is not None:
+            return use
+    return None
+
+
+def profiles_of(records: Iterable[Record], task: str) -> list[Profile]:
+    """Return one recording per kind of device for all processes of the program."""
+    found: dict[str, list[Profile]] = {}
+    for record in records:
+        if record.profile.timings:
+            found.setdefault(record.profile.device, []).append(record.profile)
+    return [msgspec.structs.replace(merge(parts, task, device), runs=1) for device, parts in found.items()]
+
+
+def store_profiles(profiles: Sequence[Profile], store: ProfileStore | None, report: Report) -> None:
+    """Store recordings; a failure does not change the program's exit code."""
+    for profile in profiles if store is not None else ():
+        assert store is not None
+        try:
+            store.add(profile, unix_ns())
+        except CotenantError as error:
+            report(f"the recording is lost: {error}")

@@ -1,0 +1,384 @@
+"""The slot of a program at the node: join, keep the slot across restarts of the node, and leave."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cotenant.errors import PeerError, WorldError
+from cotenant.gate.grant import Grant, Kind
+from cotenant.gate.grant_file import read_grant_descriptor, slot_text
+from cotenant.node import wire
+from cotenant.node.client.connection import TIMEOUT_S, Connection, NodeTimeoutError, NodeUnavailableError, list_tenants
+from cotenant.node.directories import Directories, lock_holder, make_directory
+from cotenant.node.journal import last_settings
+from cotenant.node.model.admission import Reason, Reject
+from cotenant.node.model.event import NodeSettings
+from cotenant.node.model.gpu import Gpu
+from cotenant.node.model.tenant import TenantSpec
+from cotenant.runner.clock import monotonic_ns, pause
+from cotenant.runner.process import Signals, start_in_background
+from cotenant.units.text import format_duration, format_share, format_size, round_duration
+
+_IDLE_EXIT_NS: Final = 300 * 10**9
+_START_TRIES: Final = 600
+_RESTART_TRIES: Final = 30
+_PATIENT_TRIES: Final = 20
+_HURRY_S: Final = 1.0
+_JOIN_TRIES: Final = 3
+_JOIN_S: Final = 60.0  # the node may evict others first, for which it takes 15 s by default
+_TELL_S: Final = 2.0
+
+
+class RefusedError(WorldError):
+    """The node refused the request; `reject` has the reason and when to try again."""
+
+    def __init__(self, who: str, reject: Reject) -> None:
+        """`who` is the refused request."""
+        again = f"; try again in {round_duration(reject.retry_after_ns)}" if reject.retry_after_ns else ""
+        self.what = f"the node refused {who}: {reject.detail}"
+        super().__init__(self.what + again)
+        self.reject = reject
+
+
+class StoppedError(WorldError):
+    """`cotenant run` was asked to end while it waited for the node."""
+
+
+class Membership:
+    """A slot at the node: joins, resumes after a restart, and leaves."""
+
+    def __init__(
+        self, directories: Directories, spec: TenantSpec, report: Callable[[str], None], signals: Signals | None
+    ) -> None:
+        """Join; raises `RefusedError` when refused and `WorldError` when there is no node.
+
+        Raises `StoppedError` if `signals` asks to end meanwhile.
+        """
+        self._directories = directories
+        self.spec = spec
+        self.report = report
+        self._complaint = ""
+        self._connection: Connection | None = Connection(directories.socket)
+        self._asked: Connection | None = None
+        """The connection with an unanswered request to resume the slot."""
+        self._forgotten = ""
+        """Why the node does not know this tenant; set before another slot is requested."""
+        self.tenant = ""
+        self.grant: Grant
+        self.page = -1
+        self.gate: list[int] = []
+        self.ledger: list[int] = []
+        self.environment: dict[str, str] = {}
+        self.evicted = ""
+        """Why the node released the slot while it was unreachable."""
+        self._device: Gpu | None = None
+        try:
+            self._join(self._connection, signals)
+        except BaseException:
+            self.lose()
+            raise
+
+    def fileno(self) -> int:
+        """Return the descriptor that is readable when the node sends a message or closes; -1 while disconnected."""
+        return -1 if self._connection is None else self._connection.fileno()
+
+    def lose(self) -> None:
+        """Close the connection and continue under the last grant."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def pushed(self, *, readable: bool) -> list[wire.Push]:
+        """Return the messages that the node pushed; the connection may be lost."""
+        if self._connection is None:
+            return []
+        try:
+            return self._connection.pushed(readable=readable)
+        except (WorldError, PeerError) as error:
+            if isinstance(error, PeerError):
+                self.report(str(error))
+            self.lose()
+            return []
+
+    def tell(self, request: wire.Request) -> bool:
+        """Send a message that has no answer; return whether it was sent."""
+        if self._connection is None:
+            return False
+        try:
+            self._connection.tell(request)
+        except WorldError:
+            self.lose()
+            return False
+        return True
+
+    def descriptors(self) -> list[int]:
+        """Return the descriptors that the program inherits."""
+        return [self.page, *self.gate, *self.ledger]
+
+    def resume(self, *, join_anew: bool = True) -> bool:
+        """Try to resume the slot, or to join anew if it is gone; return whether there is a slot.
+
+        A slow node has received the request and will grant the slot; a disconnect would lose it. So the request stays
+        open, and the next attempt waits for its answer.
+        """
+        try:
+            connection = self._ask_again()
+        except WorldError:
+            return False
+        try:
+            answer, handed = connection.answer()
+            is_anew = self._forgotten != ""
+            if isinstance(answer, wire.Refusal) and not is_anew and join_anew and _is_forgotten(answer.reject):
+                self._forgotten, is_anew = answer.reject.detail, True
+                answer, handed = connection.ask(wire.Join(wire.VERSION, self.spec))
+            if isinstance(answer, wire.Refusal) and not is_anew:
+                if answer.reject.reason is Reason.EVICTED:
+                    self.evicted = answer.reject.detail
+                self._hang_up()
+                return False
+            self._settle(answer, handed)
+        except NodeTimeoutError as error:
+            self._complain(error)
+            return False
+        except (WorldError, PeerError) as error:
+            self._hang_up()
+            if not isinstance(error, NodeUnavailableError):
+                self._complain(error)
+            return False
+        if is_anew:
+            self.report(
+                f"the node had no record of this tenant ({self._forgotten}): joined again as {self.tenant}; "
+                "the running program has no valid grant"
+            )
+        connection.hurry(TIMEOUT_S)  # not longer, but without a disconnect, which would lose the slot
+        self._connection, self._asked, self._forgotten = connection, None, ""
+        return True
+
+    def _ask_again(self) -> Connection:
+        """Return the connection with the request for the slot; send the request if it was not sent before."""
+        if self._asked is None:
+            self._asked = Connection(self._directories.socket, _HURRY_S)
+            try:
+                self._asked.tell(wire.Resume(wire.VERSION, self.grant.slot, self.grant.generation))
+            except WorldError:
+                self._hang_up()
+                raise
+        return self._asked
+
+    def _hang_up(self) -> None:
+        if self._asked is not None:
+            self._asked.close()
+        self._asked, self._forgotten = None, ""
+
+    def _complain(self, error: Exception) -> None:
+        if str(error) != self._complaint:
+            self._complaint = str(error)
+            self.report(f"{error}; continuing without a slot and retrying")
+
+    def device(self) -> Gpu | None:
+        """Return the granted device; a later join asks for the same device, because the program uses it."""
+        if self.grant.gpu >= 0 and self._connection is not None:
+            try:
+                answer, _ = self._connection.ask(wire.ListTenants(wire.VERSION))
+            except WorldError:
+                self.lose()
+                return self._device
+            if not isinstance(answer, wire.TenantList) or self.grant.gpu >= len(answer.gpus):
+                raise PeerError(f"the node does not list its GPU {self.grant.gpu}")
+            self._device = answer.gpus[self.grant.gpu]
+            self.spec = msgspec.structs.replace(self.spec, gpu=self._device.names(self.grant.gpu)[0])
+        return self._device
+
+    def leave(self, ending: str) -> None:
+        """Report how the program ended, and wait until the slot is free.
+
+        A node that is down or hangs detects the end by itself; its answer does not change the program's exit code.
+        """
+        if self._connection is None and not self.resume(join_anew=False):
+            self._hang_up()
+            return
+        assert self._connection is not None
+        self._connection.hurry(_HURRY_S)
+        with contextlib.suppress(WorldError, PeerError):
+            self._connection.ask(wire.Leave(ending))
+        self.lose()
+
+    def close(self) -> None:
+        """Close the descriptors of the node."""
+        for descriptor in self.descriptors() if self.page >= 0 else ():
+            os.close(descriptor)
+        self.page, self.gate, self.ledger = -1, [], []
+
+    def _join(self, connection: Connection, signals: Signals | None) -> None:
+        connection.tell(wire.Join(wire.VERSION, self.spec))
+        if self.spec.kind is Kind.ONLINE and self.spec.memory_bytes:
+            self._await(connection, signals)
+        self._settle(*connection.answer())
+
+    def _settle(self, answer: wire.Answer, handed: list[int]) -> None:
+        if isinstance(answer, wire.Refusal):
+            raise RefusedError(self.spec.name or "the tenant", answer.reject)
+        if not isinstance(answer, wire.Welcome):
+            raise PeerError(f"the node answered {type(answer).__name__} to a join")
+        self._accept(answer, handed)
+
+    def _await(self, connection: Connection, signals: Signals | None) -> None:
+        """Wait for a message of the node; report a long wait, in which the node may evict other tenants."""
+        if not wait_for(connection.fileno(), _TELL_S, signals):
+            self.report("waiting for the node: it may have to evict other tenants first")
+            wait_for(connection.fileno(), _JOIN_S, signals)
+
+    def _accept(self, answer: wire.Welcome, handed: list[int]) -> None:
+        if not handed:
+            raise PeerError("the node's welcome came without a grant page")
+        try:
+            granted = read_grant_descriptor(handed[0])
+            if granted is None or slot_text(granted) != slot_text(
+                answer.grant
+            ):  # the priority may have changed already
+                raise PeerError("the grant page does not match the welcome")
+        except PeerError:
+            for descriptor in handed:
+                os.close(descriptor)
+            raise
+        self.close()
+        self.page, self.gate, self.ledger = handed[0], handed[1:3], handed[3:]
+        self.environment = answer.environment
+        self.tenant = answer.tenant
+        self.grant = answer.grant
+
+
+def _is_forgotten(reject: Reject) -> bool:
+    """Return whether another slot may be requested: the old one was neither released nor is it in use."""
+    return reject.reason not in (Reason.EVICTED, Reason.ALREADY_HERE)
+
+
+def wait_for(descriptor: int, wait_s: float, signals: Signals | None) -> bool:
+    """Return whether the descriptor became readable in time (-1: only wait); raise `StoppedError` if asked to end."""
+    poller = select.poll()
+    for watched in (descriptor, -1 if signals is None else signals.fileno()):
+        if watched >= 0:
+            poller.register(watched, select.POLLIN)
+    until_ns = monotonic_ns() + int(wait_s * 1e9)
+    while (left_ns := until_ns - monotonic_ns()) > 0:
+        ready = [found for found, _ in poller.poll(left_ns / 1e6 + 1)]
+        if signals is not None and signals.fileno() in ready and signals.has_end_request():
+            raise StoppedError("asked to end before the program got a slot")
+        if descriptor in ready:
+            return True
+    return False
+
+
+def join(
+    directories: Directories,
+    spec: TenantSpec,
+    arguments: Sequence[str] | None,
+    report: Callable[[str], None],
+    signals: Signals | None,
+) -> Membership:
+    """Join a node; start one if none answers. If the node ends meanwhile, try again.
+
+    `arguments` are those of a node that must be started; None: none is.
+    """
+    for tries in range(_JOIN_TRIES):
+        if arguments is not None:
+            ensure_node(directories, arguments, report)
+        try:
+            return Membership(directories, spec, report, signals)
+        except NodeUnavailableError:
+            if tries == _JOIN_TRIES - 1:
+                raise
+    raise AssertionError("the last try returns or raises")
+
+
+def ensure_node(directories: Directories, arguments: Sequence[str], report: Callable[[str], None]) -> None:
+    """Start a node if none answers, and report it.
+
+    A socket without a node means that the node died and was not stopped: a service manager gets a moment to restart it.
+    Otherwise the node started here uses the devices and rules of the last one, which its journal contains.
+    """
+    if _answers(directories):
+        return
+    flags: list[str] = []
+    if directories.socket.exists():
+        report("the node died; waiting a moment for it to be restarted")
+        for _ in range(_RESTART_TRIES):
+            pause(0.1)
+            if _answers(directories):
+                return
+        if directories.runtime.stat().st_uid != os.geteuid():
+            raise WorldError(
+                f"the node at {directories.socket} is down; ask its owner to restart it, or use --runtime-dir"
+            )
+        flags = _flags_of(last_settings(directories.journal))
+    make_directory(directories.runtime, "directories.runtime")
+    make_directory(directories.state, "directories.state")
+    command = ["node", "--idle-exit", format_duration(_IDLE_EXIT_NS), *arguments, *flags]
+    process = start_in_background(command, directories.log)
+    for tries in range(_START_TRIES):
+        ended = process.poll()
+        try:
+            serving = list_tenants(directories.socket).pid
+        except NodeUnavailableError:
+            # The node that won the lock of the directory may take a while to read its journal before it answers.
+            if ended is not None and lock_holder(directories.lock) is None:
+                raise WorldError(f"a node could not be started: {_last_line(directories.log)}") from None
+            if tries == _PATIENT_TRIES:
+                report("waiting for the node to read its journal")
+            pause(0.1)
+        else:
+            if serving == process.pid:
+                report(
+                    f"no node was running: started one (pid {process.pid}, log {directories.log}; it exits when idle)"
+                )
+            return
+    raise WorldError(f"a node was started but does not answer at {directories.socket}; see {directories.log}")
+
+
+def _answers(directories: Directories) -> bool:
+    try:
+        Connection(directories.socket).close()
+    except NodeUnavailableError:
+        return False
+    return True
+
+
+def _flags_of(settings: NodeSettings | None) -> list[str]:
+    """Return the flags with which a new node keeps the settings of the previous one."""
+    if settings is None or not settings.gpus:
+        return []
+    flags = ["--slots", str(settings.slots), "--place", settings.place, "--admit", settings.admit]
+    gate = settings.gate
+    flags += ["--gate", gate.policy.value, "--bound", format_duration(gate.bound_ns)]
+    flags += ["--delay", format_share(gate.delay_ppm), "--patience", format_duration(gate.patience_ns)]
+    flags += ["--switch", format_duration(gate.switch_ns), "--spin", format_share(gate.spin_ppm)]
+    control = settings.control
+    flags += ["--adjust", control.adjust, "--adjust-period", format_duration(control.period_ns)]
+    for flag, ppm in (
+        ("--slo-quantile", control.quantile_ppm),
+        ("--slo-headroom", control.headroom_ppm),
+        ("--min-online-share", control.min_online_ppm),
+        ("--max-online-share", control.max_online_ppm),
+    ):
+        flags += [flag, format_share(ppm)]
+    flags += ["--mps", "on"] if settings.is_mps else []
+    flags += ["--mps-share", "on" if control.mps_share else "off"]
+    flags += ["--unmet", "refuse"] if settings.refuse_unmet else []
+    for gpu in () if settings.gpus[0].called else settings.gpus:  # discovered GPUs are discovered again
+        flags += ["--gpu", f"{gpu.name}={format_size(gpu.memory_bytes)}"]
+    return flags
+
+
+def _last_line(log: Path) -> str:
+    try:
+        lines = log.read_text(errors="replace").strip().splitlines()
+    except OSError:
+        return f"no log at {log}"
+    return lines[-1] if lines else f"its log {log} is empty"

@@ -1,0 +1,74 @@
+"""The outcome file of `cotenant run --outcome`: how the program ended, as one JSON object."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from cotenant.errors import ConfigError, CotenantError, PeerError
+from cotenant.runner.atomic_file import write_atomically
+
+OUTCOME_LIMIT_BYTES = 64 << 10
+_WHY_LIMIT = 500
+
+
+class EndedBy(enum.Enum):
+    """Who ended the program; the exit code does not show it."""
+
+    OWN = "own"
+    """The program itself: it finished or failed."""
+    ASKED = "asked"
+    """`cotenant run` was asked to end it."""
+    NODE = "node"
+    """The node, to free memory or to protect online tenants."""
+    REFUSED = "refused"
+    """The program never started: there was no node, no memory, or no such GPU."""
+
+
+class RunOutcome(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The outcome of a run."""
+
+    code: int
+    """The exit code of `cotenant run`."""
+    doing: EndedBy
+    why: str = ""
+    """The reason in one sentence."""
+
+
+def encode_outcome(outcome: RunOutcome) -> bytes:
+    """Return the file's content, one line of JSON."""
+    return msgspec.json.encode(msgspec.structs.replace(outcome, why=outcome.why[:_WHY_LIMIT])) + b"\n"
+
+
+def decode_outcome(text: bytes) -> RunOutcome:
+    """Return the outcome in a file's content; raise `PeerError` for invalid content."""
+    try:
+        return msgspec.json.decode(text, type=RunOutcome)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise PeerError(f"invalid outcome file: {error}") from None
+
+
+@contextmanager
+def outcome_file(file: str) -> Iterator[list[RunOutcome | None]]:
+    """Write the outcome that is put into the list; if an error leaves it empty, write that error."""
+    ended: list[RunOutcome | None] = []
+    try:
+        yield ended
+    except CotenantError as error:
+        _keep(file, RunOutcome(error.exit_code, EndedBy.REFUSED, str(error)))
+        raise
+    for outcome in ended:
+        _keep(file, outcome)
+
+
+def _keep(file: str, outcome: RunOutcome | None) -> None:
+    if not file or outcome is None:
+        return
+    try:
+        write_atomically(Path(file), encode_outcome(outcome))
+    except OSError as error:
+        raise ConfigError("run.outcome", file, f"cannot be written: {error.strerror}; name another") from None

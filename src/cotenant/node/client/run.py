@@ -1,0 +1,253 @@
+"""`cotenant run`: join the node, run the program, restart it if configured, and leave."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from cotenant.errors import WorldError
+from cotenant.gate.gate_file import GATE_VARIABLE, HEADROOM_VARIABLE, read_descriptor
+from cotenant.gate.grant import Kind
+from cotenant.gate.grant_file import GRANT_VARIABLE, SLOT_VARIABLE, read_grant_descriptor, slot_text
+from cotenant.gate.rules import Limit
+from cotenant.hook.shim import LEDGER_VARIABLE, find_driver
+from cotenant.node import wire
+from cotenant.node.client.attend import ProgramEnd, ProgramSupervisor
+from cotenant.node.client.guard import Child
+from cotenant.node.client.hook_setup import HookedProgram
+from cotenant.node.client.membership import Membership, RefusedError, StoppedError, join, wait_for
+from cotenant.node.client.outcome import EndedBy, RunOutcome
+from cotenant.node.client.suspend import MemoryMover
+from cotenant.node.config.file import RunConfig
+from cotenant.node.directories import Directories
+from cotenant.node.model.protection import OnPressure
+from cotenant.node.model.tenant import COMMAND_LIMIT, ENDING_LIMIT, TenantSpec
+from cotenant.node.policy.limit.share import offline_percent, share_of
+from cotenant.node.policy.protect.backoff import delay_ns
+from cotenant.node.state.program_exit import AT_ONCE_NS
+from cotenant.node.state.restart import RestartPolicy
+from cotenant.runner.clock import monotonic_ns
+from cotenant.runner.process import Signals, describe_exit, exec_failure_code
+from cotenant.units.instant import SECOND_NS, Duration
+from cotenant.units.share import WHOLE_PPM
+from cotenant.units.text import round_duration
+
+DEFAULT_PRIORITY: Final = {Kind.ONLINE: 2, Kind.OFFLINE: 7}
+_MPS_PRIORITY: Final = "CUDA_MPS_CLIENT_PRIORITY"
+_MPS_PERCENTAGE: Final = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"
+_VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+_BELOW_NORMAL: Final = "1"
+_NO_GPU: Final = "the node has no GPU, so memory and share are not reserved; start it with --gpu NAME=MEMORY"
+_JOIN_CAP_NS: Final = 30 * SECOND_NS
+
+
+def spec_of(config: RunConfig, command: Sequence[str], gpu: str = "") -> TenantSpec:
+    """Return the spec of the tenant, without the recorded use of its task."""
+    text = _wire_text(" ".join(command))
+    priority = DEFAULT_PRIORITY[config.kind] if config.priority is None else config.priority
+    return TenantSpec(
+        kind=config.kind,
+        priority=priority,
+        name=config.name,
+        slo_ns=int(config.slo),
+        memory_bytes=int(config.memory),
+        share_ppm=int(config.share),
+        task=(_wire_text(config.task) or text)[:COMMAND_LIMIT],
+        command=text[:COMMAND_LIMIT],
+        gpu=gpu,
+        on_pressure=OnPressure(config.on_pressure),
+        grace_ns=int(config.grace) or AT_ONCE_NS,
+        limit=Limit(config.limit),
+    )
+
+
+def _wire_text(text: str) -> str:
+    """Arguments may be any bytes; the wire carries text, so a byte that is not text becomes a question mark."""
+    return text.encode("utf-8", "replace").decode()
+
+
+class TenantRun:
+    """A program as a tenant, from its first start to its last end."""
+
+    def __init__(
+        self,
+        directories: Directories,
+        spec: TenantSpec,
+        config: RunConfig,
+        command: Sequence[str],
+        variables: Mapping[str, str],
+        arguments: Sequence[str],
+        hooked: HookedProgram | None,
+        report: Callable[[str], None],
+    ) -> None:
+        """`variables` are added to the program's environment; `arguments` are passed to a node that is started."""
+        self.outcome: RunOutcome | None = None
+        """The outcome, after the end."""
+        self._directories = directories
+        self._spec = spec
+        self._config = config
+        self._command = command
+        self._variables = variables
+        self._arguments = arguments if config.start_node == "yes" else None
+        self._hooked = hooked
+        self._report = report
+        # Searched now, before the tenant is visible to others, because the search starts a process.
+        self._driver = hooked.driver if hooked is not None else find_driver({**os.environ, **variables})
+        self._restarts = RestartPolicy(config.restart, int(config.restart_delay), int(config.restart_well))
+
+    def run(self) -> int:
+        """Run the program as a tenant, with restarts; return the exit code of the last run."""
+        membership = self._join(None)
+        if membership.grant.gpu < 0 and (self._spec.memory_bytes or self._spec.share_ppm):
+            self._report(_NO_GPU)
+        signals = Signals()
+        try:
+            while True:
+                code, is_evicted = self._stay(membership, signals)
+                if not is_evicted:
+                    return code
+                membership.close()
+                try:
+                    membership = self._join(signals)
+                except StoppedError as error:
+                    self._report(str(error))
+                    return code
+        finally:
+            signals.close()
+
+    def _stay(self, membership: Membership, signals: Signals) -> tuple[int, bool]:
+        """Run from join to leave; return the exit code, and whether an evicted program may join again."""
+        environ = {**os.environ, **self._variables, **membership.environment}
+        mover = MemoryMover(self._driver, environ)
+        attendant = ProgramSupervisor(membership, signals, self._hooked, mover, int(self._config.grace))
+        while True:
+            started_ns = monotonic_ns()
+            try:
+                child = self._start(membership, signals)
+            except OSError as error:
+                membership.leave(f"could not start: {error.strerror}")
+                why = f"cannot run {self._command[0]!r}: {error.strerror}"
+                self._report(why)
+                self.outcome = RunOutcome(exec_failure_code(error), EndedBy.OWN, why)
+                return exec_failure_code(error), False
+            ended = attendant.attend(child)
+            ending = describe_exit(ended.code) + self._unseen()
+            stop: ProgramEnd | None = ended
+            if not ended.is_asked and ended.signal is None:
+                stop = self._wait_to_restart(attendant, ended.code, ending, monotonic_ns() - started_ns)
+            if stop is not None:
+                self.outcome = _outcome_of(ended.code, stop, ending)
+                membership.leave(ending)
+                return ended.code, self._may_return(stop)
+            membership.tell(wire.RestartReport(ending[:ENDING_LIMIT], self._restarts.total))
+
+    def _wait_to_restart(
+        self, attendant: ProgramSupervisor, code: int, ending: str, ran_ns: Duration
+    ) -> ProgramEnd | None:
+        """Wait for the restart delay; return None if the program is to be restarted, else the end."""
+        wait_ns = self._restarts.after(code, ran_ns)
+        if wait_ns is None:
+            return ProgramEnd(code, is_asked=False, signal=None)
+        self._report(f"the program ended ({ending}); starting it again in {round_duration(wait_ns)}")
+        return attendant.rest(monotonic_ns() + wait_ns)
+
+    def _may_return(self, ended: ProgramEnd) -> bool:
+        return self._restarts.is_on and not ended.is_asked and ended.signal is not None and ended.signal.may_restart
+
+    def _start(self, membership: Membership, signals: Signals) -> Child:
+        environ = {
+            **_behind_others(self._spec.kind),
+            **_beside_online(membership),
+            **_within_its_share(membership),
+            **os.environ,
+            **self._variables,
+            **membership.environment,
+            **_on_its_device(membership, self._variables),
+            GRANT_VARIABLE: str(membership.page),
+            SLOT_VARIABLE: slot_text(membership.grant),
+            GATE_VARIABLE: ",".join(map(str, membership.gate)),
+            LEDGER_VARIABLE: ",".join(map(str, membership.ledger)),
+            "COTENANT_TENANT": membership.tenant,
+        }
+        if self._hooked is not None:
+            environ |= self._hooked.variables(environ, membership.page, membership.gate, membership.ledger)
+        return Child(self._command, environ, membership.descriptors(), signals.before)
+
+    def _unseen(self) -> str:
+        return "; the hook saw nothing of its GPU use" if self._hooked is not None and self._hooked.unseen else ""
+
+    def _join(self, signals: Signals | None) -> Membership:
+        """Join the node. A program with restarts retries if the node says when to try again.
+
+        A program that had a slot before (`signals` is given) retries after every refusal.
+        """
+        patient = signals is not None
+        complaint = ""
+        for tries in range(1, 1 << 62):
+            try:
+                return join(self._directories, self._spec, self._arguments, self._report, signals)
+            except RefusedError as error:
+                asked_ns, failed = error.reject.retry_after_ns, error.what
+                if not patient and not (self._restarts.is_on and asked_ns):
+                    raise
+            except StoppedError:
+                raise
+            except WorldError as error:
+                asked_ns, failed = 0, str(error)
+                if not patient:
+                    raise
+            wait_ns = max(asked_ns, delay_ns(tries, int(self._config.restart_delay), _JOIN_CAP_NS))
+            if failed != complaint:
+                complaint = failed
+                self._report(f"{complaint}; waiting for it")
+            wait_for(-1, wait_ns / 1e9, signals)
+        raise AssertionError("unreachable")
+
+
+def _outcome_of(code: int, stop: ProgramEnd, ending: str) -> RunOutcome:
+    if stop.is_asked:
+        return RunOutcome(code, EndedBy.ASKED, ending)
+    if stop.signal is not None:
+        return RunOutcome(code, EndedBy.NODE, stop.signal.why)
+    return RunOutcome(code, EndedBy.OWN, ending)
+
+
+def _on_its_device(membership: Membership, variables: Mapping[str, str]) -> dict[str, str]:
+    """Make only the granted device visible to the program, unless its environment already selects devices."""
+    if _VISIBLE in os.environ and _VISIBLE not in variables:
+        return {}
+    device = membership.device()
+    return {} if device is None else {_VISIBLE: device.visible(membership.grant.gpu)}
+
+
+def _within_its_share(membership: Membership) -> dict[str, str]:
+    """Limit an MPS client with a static limit to the SMs of its present share."""
+    grant = read_grant_descriptor(membership.page) or membership.grant
+    share_ppm, is_static = grant.share_ppm, membership.spec.limit is Limit.STATIC
+    entries = read_descriptor(membership.gate[0]).entries if membership.gate else ()
+    for entry in entries:
+        if (entry.slot, entry.generation) == (
+            grant.slot,
+            grant.generation,
+        ):  # the requested share may have been changed
+            share_ppm, is_static = entry.limit_ppm, entry.static
+    if not is_static or not 0 < share_ppm < WHOLE_PPM:
+        return {}
+    return {_MPS_PERCENTAGE: str(-(-share_ppm * 100 // WHOLE_PPM))}  # rounded up: the gate enforces the exact share
+
+
+def _beside_online(membership: Membership) -> dict[str, str]:
+    """Limit an offline MPS client to the SMs that online tenants leave at its start, if the node is configured so."""
+    headroom_ppm = membership.environment.get(HEADROOM_VARIABLE, "")
+    if not headroom_ppm.isdigit() or not membership.gate:
+        return {}
+    rules = read_descriptor(membership.gate[0])
+    if not any(entry.online for entry in rules.entries):
+        return {}
+    return {_MPS_PERCENTAGE: str(offline_percent(share_of(rules.delay_ppm), int(headroom_ppm)))}
+
+
+def _behind_others(kind: Kind) -> dict[str, str]:
+    """Give an offline MPS client the lower priority, so that its blocks are scheduled after all others."""
+    return {_MPS_PRIORITY: _BELOW_NORMAL} if kind is Kind.OFFLINE else {}

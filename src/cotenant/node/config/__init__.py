@@ -1,0 +1,1 @@
+"""The configuration file: one section per topic, one flag per field."""

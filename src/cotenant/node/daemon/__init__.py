@@ -1,0 +1,1 @@
+"""The node daemon: its socket, its monitors, its metrics and log."""

@@ -1,0 +1,101 @@
+"""The node's log: one line per event, as text or JSON; it can neither block the node nor fill a disk.
+
+A line is written only if it fits at once, since a full pipe would otherwise block the node. Lost lines are counted and
+reported when writing works again. The log of a node that was started in the background is a file of the node: it is
+renamed at `ROTATE_BYTES`, and one older file is kept.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cotenant.node.decision_log import line_of, record_of
+from cotenant.node.model.log_event import LogEvent
+from cotenant.runner.clock import local_time, rfc3339, unix_ns
+
+ROTATE_BYTES: Final = 1 << 20
+_STANDARD_ERROR: Final = 2
+_LINE_LIMIT_BYTES: Final = select.PIPE_BUF
+"""A pipe that is writable accepts this many bytes at once."""
+
+
+class NodeLog:
+    """Writes to a descriptor; `own` is the log file that is rotated if the descriptor refers to it."""
+
+    def __init__(self, form: str, own: Path | None = None, descriptor: int = _STANDARD_ERROR) -> None:
+        """`form` is "text" or "json"."""
+        self._is_json = form == "json"
+        self._own = own
+        self._descriptor = descriptor
+        self.dropped = 0
+        self._unreported = 0
+
+    def report(self, text: str) -> None:
+        """Write a message that belongs to no turn."""
+        self._write(self._encoded(text))
+
+    def tell(self, log_event: LogEvent) -> None:
+        """Write an event."""
+        if self._is_json:
+            self._write(msgspec.json.encode(record_of(log_event, rfc3339(log_event.unix_ns))))
+        else:
+            line = line_of(log_event, local_time(log_event.unix_ns))
+            self._write(f"cotenant: {line}".encode(errors="replace"))
+
+    def _encoded(self, text: str) -> bytes:
+        if not self._is_json:
+            return f"cotenant: {text}".encode(errors="replace")
+        record = {"ts": rfc3339(unix_ns()), "level": "info", "event": "message", "tenant": "", "gpu": None}
+        return msgspec.json.encode({**record, "turn": 0, "why": "", "text": text})
+
+    def _write(self, line: bytes) -> None:
+        if self._unreported and self._put(self._encoded(f"{self._unreported} lines of this log are lost")):
+            self._unreported = 0
+        if self._unreported or not self._put(line):
+            self._unreported += 1
+            self.dropped += 1
+        self._rotate()
+
+    def _put(self, line: bytes) -> bool:
+        data = line[: _LINE_LIMIT_BYTES - 1] + b"\n"
+        poller = select.poll()
+        poller.register(self._descriptor, select.POLLOUT)
+        try:
+            ready = poller.poll(0)
+            return bool(ready) and bool(ready[0][1] & select.POLLOUT) and os.write(self._descriptor, data) == len(data)
+        except OSError:  # a full disk or no reader: the journal holds everything
+            return False
+
+    def _rotate(self) -> None:
+        """Rotate the node's own file; a file to which the user redirected the output is left alone."""
+        if self._own is None:
+            return
+        try:
+            ours, theirs = os.fstat(self._descriptor), self._own.stat()
+            if ours.st_size <= ROTATE_BYTES or (ours.st_dev, ours.st_ino) != (theirs.st_dev, theirs.st_ino):
+                return
+            self._own.replace(self._own.with_name(self._own.name + ".1"))
+            fresh = os.open(self._own, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            for descriptor in {self._descriptor, *_leading_to(ours)}:
+                os.dup2(fresh, descriptor)
+            os.close(fresh)
+        except OSError:
+            return  # the file grows; the next line tries again
+
+
+def _leading_to(file: os.stat_result) -> list[int]:
+    """Return the standard outputs that refer to this file."""
+    found = []
+    for descriptor in (1, 2):
+        try:
+            own = os.fstat(descriptor)
+        except OSError:
+            continue
+        if (own.st_dev, own.st_ino) == (file.st_dev, file.st_ino):
+            found.append(descriptor)
+    return found

@@ -1,0 +1,1 @@
+"""The node's metrics and the HTTP server that exposes them."""

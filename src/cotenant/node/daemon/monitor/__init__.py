@@ -1,0 +1,1 @@
+"""The monitors of devices, ledgers, processes, request windows and diurnal profiles."""

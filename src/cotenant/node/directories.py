@@ -1,0 +1,232 @@
+"""The directories and files of a node: by XDG for a user, system directories for root, or as configured."""
+
+from __future__ import annotations
+
+import fcntl
+import grp
+import os
+import socket
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cotenant.errors import ConfigError, WorldError
+from cotenant.node.config.file import Config, DirectoriesConfig, decode_config
+from cotenant.runner.clock import pause
+
+_SOCKET_PATH_LIMIT: Final = 107  # sun_path of a Unix socket address, less its terminating zero
+_HOLDER_TRIES: Final = 300
+_HOLDER_WAIT_S: Final = 0.01
+
+
+class Directories(msgspec.Struct, frozen=True):
+    """The runtime and state directories of a node, and the files in them."""
+
+    runtime: Path
+    state: Path
+
+    @property
+    def socket(self) -> Path:
+        """The Unix socket of the node."""
+        return self.runtime / "node.sock"
+
+    @property
+    def lock(self) -> Path:
+        """The lock of the node that uses the runtime directory."""
+        return self.runtime / "node.lock"
+
+    @property
+    def journal_lock(self) -> Path:
+        """The lock of the node that writes the journal."""
+        return self.state / "journal.lock"
+
+    @property
+    def pages(self) -> Path:
+        """The directory of grant pages, gate files and ledgers."""
+        return self.runtime / "pages"
+
+    @property
+    def clock(self) -> Path:
+        """The offset of the node's clock."""
+        return self.runtime / "clock"
+
+    @property
+    def journal(self) -> Path:
+        """The journal of the node."""
+        return self.state / "journal"
+
+    @property
+    def diurnal(self) -> Path:
+        """The diurnal profiles of programs."""
+        return self.state / "diurnal.json"
+
+    @property
+    def log(self) -> Path:
+        """The log of a node that was started in the background."""
+        return self.state / "node.log"
+
+
+SYSTEM: Final = Directories(Path("/run/cotenant"), Path("/var/lib/cotenant"))
+"""The directories of root's node, which serves the whole machine."""
+
+
+def resolve_directories(config: DirectoriesConfig, environ: Mapping[str, str], uid: int) -> Directories:
+    """Return the configured directories, else those below COTENANT_DIRECTORY, else root's, else the user's by XDG."""
+    base = environ.get("COTENANT_DIRECTORY", "")
+    if base:
+        runtime, state = Path(base) / "run", Path(base) / "state"
+    elif uid == 0:
+        runtime, state = SYSTEM.runtime, SYSTEM.state
+    else:
+        xdg_runtime = environ.get("XDG_RUNTIME_DIR", "")
+        runtime = Path(xdg_runtime) / "cotenant" if xdg_runtime else _in_shared_directory(uid)
+        home = environ.get("XDG_STATE_HOME", "") or str(Path(environ.get("HOME", "/")) / ".local/state")
+        state = Path(home) / "cotenant"
+    if config.runtime:
+        runtime = Path(config.runtime)
+    if config.state:
+        state = Path(config.state)
+    found = Directories(runtime.absolute(), state.absolute())
+    if len(os.fsencode(found.socket)) > _SOCKET_PATH_LIMIT:
+        remedy = f"is too long for a socket, choose a directory of at most {_SOCKET_PATH_LIMIT - 10} bytes"
+        raise ConfigError("directories.runtime", str(found.runtime), remedy)
+    return found
+
+
+def _in_shared_directory(uid: int) -> Path:
+    """Return a directory in /tmp; raise `ConfigError` if another user owns that name."""
+    path = Path(f"/tmp/cotenant-{uid}")  # noqa: S108  the owner is checked
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return path
+    if found.st_uid != uid or not stat.S_ISDIR(found.st_mode):
+        remedy = "is not a directory of yours; set XDG_RUNTIME_DIR, or name one with --runtime-dir"
+        raise ConfigError("directories.runtime", str(path), remedy)
+    return path
+
+
+def client_directories(own: Directories, environ: Mapping[str, str], config: DirectoriesConfig) -> Directories:
+    """Return the directories of the node that a program uses.
+
+    This is root's node if its socket is writable and neither the environment nor the config names another directory.
+    """
+    is_configured = environ.get("COTENANT_DIRECTORY") or config.runtime or config.state
+    if is_configured or not os.access(SYSTEM.socket, os.W_OK):
+        return own
+    return SYSTEM
+
+
+def config_file(environ: Mapping[str, str], uid: int, given: str = "") -> tuple[Path, bool]:
+    """Return the path of the config file, and whether it must exist because it was named explicitly."""
+    named = given or environ.get("COTENANT_CONFIG", "")
+    if named:
+        return Path(named), True
+    if uid == 0:
+        return Path("/etc/cotenant/config.toml"), False
+    home = environ.get("XDG_CONFIG_HOME", "") or str(Path(environ.get("HOME", "/")) / ".config")
+    return Path(home) / "cotenant" / "config.toml", False
+
+
+def load_config(path: Path, *, required: bool) -> Config:
+    """Return the config of a file; the defaults if the file is missing and not required."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        if required:
+            raise ConfigError("config", str(path), "there is no such file; check the path") from None
+        return Config()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise ConfigError("config", str(path), f"cannot be read: {reason}") from None
+    return decode_config(text, str(path))
+
+
+def make_directory(path: Path, field: str) -> None:
+    """Create a directory; refuse one of another user. The mode of an existing directory stays."""
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = path.stat()
+    except OSError as error:
+        raise ConfigError(field, str(path), f"cannot be used: {error.strerror}; choose another") from None
+    if found.st_uid != os.geteuid():
+        raise ConfigError(field, str(path), f"belongs to user {found.st_uid}; choose a directory of your own")
+    if found.st_mode & stat.S_IWOTH:
+        raise ConfigError(field, str(path), "is writable by everyone; choose a directory that only cotenant uses")
+
+
+def restrict_directory(path: Path, field: str, *, group_id: int = -1) -> None:
+    """Restrict a directory to its owner, or to a group that may enter it; the caller must hold its lock."""
+    try:
+        path.chmod(0o710 if group_id >= 0 else 0o700)
+        if group_id >= 0:
+            os.chown(path, -1, group_id)
+    except OSError as error:
+        raise ConfigError(field, str(path), f"cannot be used: {error.strerror}; choose another") from None
+
+
+def group_id_of(name: str) -> int:
+    """Return the id of a group; -1 for an empty name."""
+    if not name:
+        return -1
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        raise ConfigError("node.group", name, "there is no such group; create it or name another") from None
+
+
+def take_lock(path: Path, who: str = "a node") -> int:
+    """Take the lock of a directory for a node (or `who`); it is held while the returned descriptor is open."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        _await_holder(path)
+        holder = os.read(descriptor, 32).decode(errors="replace").strip() or "unknown"
+        os.close(descriptor)
+        raise WorldError(
+            f"{who} already runs on {path.parent} (pid {holder}); "
+            "stop it, or choose others with --runtime-dir and --state-dir"
+        ) from None
+    line = f"{os.getpid()}\n".encode()
+    os.pwrite(
+        descriptor, line, 0
+    )  # the file is never empty between two holders, so that a reader always finds a holder
+    os.ftruncate(descriptor, len(line))
+    return descriptor
+
+
+def _await_holder(path: Path) -> None:
+    """Wait until the holder of a lock has written its process number."""
+    for _ in range(_HOLDER_TRIES):
+        if lock_holder(path) is not None:
+            return
+        pause(_HOLDER_WAIT_S)
+
+
+def lock_holder(path: Path) -> int | None:
+    """Return the living process that holds a lock. The lock itself is not tried: that could make a new node fail."""
+    try:
+        pid = int(path.read_text().split("\n", 1)[0])
+    except (OSError, ValueError):
+        return None
+    return pid if Path(f"/proc/{pid}").exists() else None
+
+
+def listen(path: Path, group_id: int) -> socket.socket:
+    """Return the listening socket, created with restricted permissions; the stale socket of a dead node is replaced."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    before = os.umask(0o177)
+    try:
+        listener.bind(str(path))
+    finally:
+        os.umask(before)
+    if group_id >= 0:
+        os.chown(path, -1, group_id)
+        path.chmod(0o660)
+    listener.listen(256)
+    return listener

@@ -1,0 +1,1 @@
+"""Values of the node: tenants, devices, events, actions and settings."""

@@ -1,0 +1,66 @@
+"""Additive increase, multiplicative decrease of the offline share, as in TCP: a simple baseline.
+
+Each window in which too many requests miss their objective halves the offline share; each other window with requests
+increases it a little. It finds the limit and oscillates around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cotenant.node.model.control import AdjustCause, ControlLimits, DeviceWindow, TenantWindow
+from cotenant.node.policy.adjust.decision import AdjustDecision, Forecast
+from cotenant.units.instant import Instant
+from cotenant.units.share import WHOLE_PPM
+from cotenant.units.value import Value
+
+
+class AimdParameters(Value, frozen=True):
+    """Step sizes, chosen by the project."""
+
+    more_ppm: int = 5_000
+    """Increase of the offline share after a window without violations."""
+    part_ppm: int = 500_000
+    """Fraction of the offline share that remains after a window with violations."""
+
+
+class Aimd:
+    """The adjuster of one device."""
+
+    def __init__(self, limits: ControlLimits, online_ppm: int, pace: AimdParameters | None = None) -> None:
+        """Begin at the current online share."""
+        self.online_ppm = online_ppm
+        self._limits = limits
+        self._pace = pace or AimdParameters()
+        self._why = "no window measured yet"
+
+    def step(self, window: DeviceWindow, forecasts: Mapping[int, Forecast], now: Instant) -> AdjustDecision | None:
+        """Halve the offline share after violations, else increase it."""
+        del forecasts, now
+        limits, promised = self._limits, [tenant for tenant in window.tenants if tenant.promised]
+        harmed = next((tenant for tenant in promised if self._is_harmed(tenant)), None)
+        if harmed is not None:
+            left_ppm = (limits.max_online_ppm - self.online_ppm) * self._pace.part_ppm // WHOLE_PPM
+            return self._to(limits.max_online_ppm - left_ppm, AdjustCause.VIOLATED, harmed)
+        seen = next((tenant for tenant in promised if tenant.requests), None)
+        return None if seen is None else self._to(self.online_ppm - self._pace.more_ppm, AdjustCause.HEADROOM, seen)
+
+    def needs(self) -> dict[int, int]:
+        """Return nothing: this policy estimates no needs."""
+        return {}
+
+    def why(self) -> str:
+        """Return the reason for the last change."""
+        return self._why
+
+    def _is_harmed(self, tenant: TenantWindow) -> bool:
+        allowed = tenant.requests * (WHOLE_PPM - self._limits.quantile_ppm)
+        return tenant.over * WHOLE_PPM > allowed or tenant.oldest_ns > tenant.slo_ns
+
+    def _to(self, online_ppm: int, cause: AdjustCause, tenant: TenantWindow) -> AdjustDecision | None:
+        online_ppm = min(max(online_ppm, self._limits.min_online_ppm), self._limits.max_online_ppm)
+        if online_ppm == self.online_ppm:
+            return None
+        self.online_ppm = online_ppm
+        self._why = f"{tenant.over} of {tenant.requests} requests missed the objective"
+        return AdjustDecision(online_ppm, cause, self._why, tenant.slot, tenant.generation)

@@ -1,0 +1,261 @@
+"""Latency tracking of one online tenant against its objective, window by window."""
+
+from __future__ import annotations
+
+import math
+from typing import Final, NamedTuple
+
+from cotenant.node.model.control import ControlLimits, TenantWindow
+from cotenant.node.policy.adjust.tail import Latencies, TailEstimate
+from cotenant.units.estimate import Estimate
+from cotenant.units.instant import Duration, Instant
+from cotenant.units.share import WHOLE_PPM
+from cotenant.units.value import Value
+
+_LATE: Final = 1.2
+_WAITS: Final = 0.5
+"""As a fraction of the objective: a shorter wait is tolerated."""
+_SURE: Final = 1.645
+"""Standard deviations between the middle of an estimate and its bounds."""
+_FULL: Final = 0.9
+"""A tenant that is active for this fraction of a window counts as always active."""
+_BUSIEST: Final = 0.9
+"""A closed-loop client keeps its tenant active all the time."""
+
+
+class TrackerParameters(Value, frozen=True):
+    """Parameters chosen by the project; docs/concepts/control.md gives the reasons."""
+
+    keep: int = 400
+    """Number of latest requests that never decay."""
+    half_life_ns: Duration = 5_000_000_000
+    """Half-life of the older requests."""
+    recent_ns: Duration = 300_000_000
+    """Half-life of the requests that are examined after a violation."""
+    quiet_ns: Duration = 5_000_000_000
+    """A tenant without requests for this long is ignored."""
+    sure: float = 1.64
+    """Standard deviations from the tail estimate to its upper bound."""
+    alarm: float = 3.5
+    """Log-likelihood ratio at which a violation of the objective is detected."""
+    credit: float = 3.0
+    """Maximum credit of a good record against such evidence."""
+    fine: float = 0.5
+    harmed: float = 3.0
+    """Multiples of the allowed misses that are expected without (`fine`) and with (`harmed`) a violation."""
+    together: float = 2.0
+    """Initial estimate of how many requests miss the objective together because they queue."""
+    together_most: float = 8.0
+    grave: float = 0.5
+    """Fraction of the recent requests beyond the objective that makes a violation severe."""
+    grave_requests: int = 8
+    differs: float = 1.3
+    """A load that differs by this factor is another load."""
+    load_ns: Duration = 3_000_000_000
+    """Half-life of the load estimate."""
+    surprise: float = 4.5
+    """Standard deviations above the forecast at which an increase is not chance."""
+    moment_ns: Duration = 200_000_000
+    """Smoothing time of the device demand."""
+    peak_ns: Duration = 20_000_000_000
+    """Half-life of the excess of a demand peak over the mean."""
+    stuck: int = 2
+    """A request that lasts this multiple of the objective is a violation by itself."""
+    lost: int = 50
+    """A request that lasts this multiple of the objective is ignored: its end was not reported."""
+
+
+class LatencyAssessment(NamedTuple):
+    """State of a tenant at the end of a window."""
+
+    tail: TailEstimate
+    ratio: float
+    """Upper bound of the tail relative to the target."""
+    recent_ratio: float
+    """Latest counted tail relative to the target."""
+
+
+class LatencyTracker:
+    """The measurements of one tenant."""
+
+    def __init__(self, tenant: TenantWindow, limits: ControlLimits, sense: TrackerParameters, now: Instant) -> None:
+        """Begin without measurements."""
+        self.slot, self.generation, self.priority = tenant.slot, tenant.generation, tenant.priority
+        self._aimed = (WHOLE_PPM - limits.headroom_ppm) / WHOLE_PPM
+        self.slo_ns, self.aim_ns = tenant.slo_ns, tenant.slo_ns * self._aimed
+        self.fraction = limits.quantile_ppm / WHOLE_PPM
+        self.age_ns: Duration = 0
+        self.ended = 0
+        self.active = 0.0
+        self.demand = 0.0
+        self._rate = 0.0
+        self.peak = 0.0
+        self._short_demand = 0.0
+        self._full = 0
+        self.evidence = 0.0
+        self.load = 0.0
+        self.forecast: Estimate | None = None
+        self.is_eased = False
+        self.oldest_ns = 0
+        self.last_ns = now
+        self._sense = sense
+        self._seen = Latencies(sense.keep)
+        self._recent = Latencies(0)
+        self._over = 0.0
+        self._latest = (0, 0)
+        self._together = sense.together
+        self._is_new = True
+        miss = 1 - self.fraction
+        self._up = math.log(sense.harmed / sense.fine)
+        self._down = -math.log((1 - min(sense.harmed * miss, 0.99)) / (1 - sense.fine * miss))
+
+    def take(self, tenant: TenantWindow, span_ns: Duration, now: Instant, *, counts: bool) -> None:
+        """Add a window; `counts` is false for requests that began before the last change."""
+        sense = self._sense
+        weight = 1.0 if self._is_new else 1 - 0.5 ** (span_ns / 1e9)
+        self._is_new = False
+        self.priority = tenant.priority
+        self.age_ns += span_ns
+        self.ended += tenant.requests
+        self.active += weight * (min(tenant.active_ns / span_ns, 1.0) - self.active)
+        self.demand += weight * (min(tenant.device_ns / span_ns, 1.0) - self.demand)
+        self._rate += weight * (tenant.requests - self._rate)
+        self._follow_peak(min(tenant.device_ns / span_ns, 1.0), span_ns)
+        self._full = self._full + 1 if tenant.active_ns >= _FULL * span_ns else 0
+        self.oldest_ns = tenant.oldest_ns
+        self._latest = (self._latest[1], tenant.requests)
+        fade = 0.5 ** (span_ns / sense.recent_ns)
+        self._recent.fade(fade)
+        self._over *= fade
+        self._recent.add(tenant.latencies)
+        self._over += tenant.over
+        if tenant.requests or tenant.oldest_ns:
+            self.last_ns = now
+        if counts:
+            self._seen.fade(0.5 ** (span_ns / sense.half_life_ns))
+            self._seen.add(tenant.latencies)
+            well = max(tenant.requests - tenant.over, 0)
+            more = (tenant.over * self._up - well * self._down) / self._together
+            self.evidence = max(self.evidence + more, -sense.credit)
+            if tenant.over:
+                most = min(float(tenant.over), sense.together_most)
+                self._together += 0.1 * (most - self._together)
+
+    def _follow_peak(self, demand: float, span_ns: Duration) -> None:
+        """Update the recent peak of the device demand."""
+        self._short_demand += (demand - self._short_demand) * (1 - 0.5 ** (span_ns / self._sense.moment_ns))
+        faded = (self.peak - self.demand) * 0.5 ** (span_ns / self._sense.peak_ns)
+        self.peak = max(self._short_demand, self.demand + max(faded, 0.0))
+
+    def expect(self, load: Estimate | None, span_ns: Duration) -> None:
+        """Set the forecast of the next window; after a large decrease, earlier measurements are dropped."""
+        self.forecast = load
+        if load is None:
+            return
+        self.load = self.load or load.point
+        if load.high * self._sense.differs < self.load:
+            self.begin_anew()
+            self.load = load.point
+            self.is_eased = True
+        self.load += (load.point - self.load) * (1 - 0.5 ** (span_ns / self._sense.load_ns))
+
+    def growth(self, expected: Estimate | None) -> float:
+        """Return the expected or observed increase of the load as a factor; 1: none."""
+        if not self.load:
+            return 1.0
+        most = self._latest[1] / self.load if self.is_flooded() else 1.0
+        if self.forecast is not None and self.forecast.low > self._sense.differs * self.load:
+            most = self.forecast.point / self.load
+        if expected is not None:
+            spread = self._sense.surprise * (expected.high - expected.point) / _SURE
+            for requests, windows in ((self._latest[1], 1), (sum(self._latest), 2)):
+                if requests > windows * expected.point + spread * math.sqrt(2) + 1:
+                    surely = requests - _SURE * math.sqrt(requests)
+                    most = max(most, surely / windows / self.load)
+        return most
+
+    def active_with(self, growth: float) -> float:
+        """Return the active fraction of the time with this multiple of the load at the current share."""
+        return self.active * growth * self.load / self._rate if self._rate else 0.0
+
+    def is_flooded(self) -> bool:
+        """Return whether the tenant is always active with far more requests than its load: a burst."""
+        usual = self.load + 4 * math.sqrt(self.load) + 3
+        return self._full > 0 and self._latest[1] >= max(2 * self.load, usual)
+
+    def is_surging(self) -> bool:
+        """Return whether more requests ended than the load explains: violations then say nothing about it."""
+        usual = 2 * self.load
+        return sum(self._latest) > usual + 3 * math.sqrt(usual) + 1
+
+    def aim_at(self, slo_ns: Duration) -> None:
+        """Set another objective; the latencies stay, the evidence of violations restarts."""
+        self.slo_ns, self.aim_ns = slo_ns, slo_ns * self._aimed
+        self.evidence = 0.0
+        self._over = self._recent.above(slo_ns)
+        self._together = self._sense.together
+
+    def begin_anew(self) -> None:
+        """Drop the measurements after a change of the share."""
+        self._seen.clear()
+        self._recent.clear()
+        self._over = 0.0
+        self.evidence = 0.0
+
+    @property
+    def requests(self) -> float:
+        """Number of requests measured since the last change."""
+        return self._seen.requests
+
+    def is_quiet(self, now: Instant) -> bool:
+        """Return whether the tenant has been idle for so long that it is ignored."""
+        return now - self.last_ns > self._sense.quiet_ns
+
+    def _is_pending(self) -> bool:
+        return self.slo_ns < self.oldest_ns < self._sense.lost * self.slo_ns
+
+    def is_stuck(self) -> bool:
+        """Return whether a request does not end; one whose end was never reported does not count."""
+        return self._sense.stuck * self.slo_ns < self.oldest_ns < self._sense.lost * self.slo_ns
+
+    def is_harmed(self) -> bool:
+        """Return whether the objective is violated beyond chance."""
+        pending = self._up if self._is_pending() else 0.0
+        return self.is_stuck() or self.evidence + pending / self._together >= self._sense.alarm
+
+    def is_grave(self) -> bool:
+        """Return whether a violation is too severe for a small step."""
+        requests = max(self._recent.requests, 1.0)
+        many = self._over >= self._sense.grave_requests and self._over >= self._sense.grave * requests
+        return many or self.is_stuck()
+
+    def is_saturated(self) -> bool:
+        """Return whether it has long been always active and a request waits longer than usual."""
+        usual_ns = self._seen.quantile(self.fraction)
+        waits = self.oldest_ns > max(_LATE * usual_ns, _WAITS * self.slo_ns)
+        return self._full > 2 and waits and not self.oldest_ns >= self._sense.lost * self.slo_ns
+
+    def is_near(self) -> bool:
+        """Return whether more requests than allowed exceed the target, beyond chance."""
+        may = (1 - self.fraction) * self.requests
+        return self._seen.above(self.aim_ns) > max(may + 2 * math.sqrt(may) + 1, 4.0)
+
+    def is_calm(self) -> bool:
+        """Return whether no more requests than allowed missed the objective recently."""
+        may = max((1 - self.fraction) * self._recent.requests, 0.5)
+        return self.evidence <= 0 and self._over <= may and not self._is_pending()
+
+    def fare(self) -> LatencyAssessment:
+        """Return the assessment."""
+        tail = self._seen.tail(self.fraction, self._sense.sure, self._together)
+        recent_ns = max(self._recent.quantile(self.fraction), self.oldest_ns if self.is_stuck() else 0)
+        return LatencyAssessment(tail, tail.hardly_ns / self.aim_ns, recent_ns / self.aim_ns)
+
+    def need(self, online_ppm: int, ratio: float, growth: float = 1.0) -> float:
+        """Return the share at which the tail would equal the target, from its current ratio and load growth.
+
+        A share N' changes the active time by at most N / N', and waiting in a queue grows as the free time shrinks:
+        N' = N (a + (1 - a) r), with a the fraction of the time that the tenant is active now.
+        """
+        active = min(self.active, _BUSIEST)
+        return online_ppm * (active * growth + (1 - active) * ratio)

@@ -1,0 +1,1 @@
+"""Protection policies: health of devices, errors, hangs, and memory pressure."""

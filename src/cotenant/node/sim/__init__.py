@@ -1,0 +1,1 @@
+"""Simulated implementations of the node's ports, and the traffic of tenants."""

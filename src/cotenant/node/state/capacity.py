@@ -1,0 +1,163 @@
+"""Free capacity of each device, and the choice of a device for a new tenant."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import msgspec
+
+from cotenant.errors import InvariantError
+from cotenant.gate.rules import ENTRIES_LIMIT, GateRules
+from cotenant.node.model.admission import Reason, Reject
+from cotenant.node.model.event import NodeSettings
+from cotenant.node.model.gpu import Gpu, GpuCapacity
+from cotenant.node.model.tenant import Tenant, TenantSpec
+from cotenant.node.policy import admit, place
+from cotenant.node.policy.limit.share import share_of
+from cotenant.node.policy.place.choice import DeviceScore
+from cotenant.predict.co_location import forecast_sharing
+from cotenant.predict.sharing_forecast import Sharing, SharingForecast
+from cotenant.units.share import WHOLE_PPM
+
+
+class Choice(NamedTuple):
+    """The device chosen for a tenant; `why` is empty if the policy did not compare predictions."""
+
+    gpu: int
+    why: str = ""
+    shortfall_ppm: int = 0
+    """Predicted share beyond the whole device that online tenants need for their objectives."""
+
+
+class Capacity:
+    """Free capacity and rank of each device; a rank is recomputed only when its device changes.
+
+    The specs of the tenants on each device are kept as well, unordered, for policies that predict.
+    """
+
+    __slots__ = ("_judge", "_policy", "_predicted", "_ranks", "_sharing", "_there", "devices")
+
+    def __init__(self, settings: NodeSettings, tenants: Iterable[Tenant], rules: GateRules) -> None:
+        """Derive the capacity from the devices, the tenants on them and the rules in force."""
+        for verb, policies, name in (
+            ("place", place.POLICIES, settings.place),
+            ("admit", admit.POLICIES, settings.admit),
+        ):
+            if name not in policies:
+                raise InvariantError(f"the journal names the {verb} policy {name!r}, which this version lacks")
+        self._judge = admit.POLICIES[settings.admit]
+        self._policy = place.POLICIES[settings.place]
+        control = settings.control
+        self._sharing = Sharing(
+            is_mps=settings.is_mps, quantile_ppm=control.quantile_ppm, headroom_ppm=control.headroom_ppm
+        )
+        self.devices = [_whole(index, gpu) for index, gpu in enumerate(settings.gpus)]
+        self._ranks = [self._policy.rank(capacity) for capacity in self.devices]
+        self._there: list[list[TenantSpec]] = [[] for _ in self.devices]
+        self._predicted: dict[int, SharingForecast] = {}  # by device, until its tenants change
+        self.ruled(rules)
+        for tenant in tenants:
+            self.occupy(tenant.grant.gpu, tenant.spec, 1)
+            if tenant.lifecycle.suspended:
+                self.reserve(tenant.grant.gpu, tenant.spec, -1)
+
+    def find(self, spec: TenantSpec, barred: dict[int, Reject]) -> Choice | Reject:
+        """Return the admissible device that the place policy prefers, or the objection to the best one."""
+        ranks = self._ranks
+        best = ranks.index(min(ranks))
+        if self._policy.score is None or len(ranks) == 1:
+            objection = self.objection(spec, best, barred)
+            if objection is None:
+                return self.here(spec, best)
+            fitting = [rank for index, rank in enumerate(ranks) if self.objection(spec, index, barred) is None]
+            return Choice(ranks.index(min(fitting))) if fitting else objection
+        scores = {
+            index: self._score(spec, index)
+            for index in range(len(ranks))
+            if self.objection(spec, index, barred) is None
+        }
+        if not scores:
+            return self.objection(spec, best, barred) or Choice(best)
+        first, *rest = sorted(scores, key=lambda index: (scores[index].cost, ranks[index]))
+        why = f"GPU {first}: {scores[first].why}"
+        why += f"; next best GPU {rest[0]}: {scores[rest[0]].why}" if rest else ""
+        return Choice(first, why, scores[first].shortfall_ppm)
+
+    def here(self, spec: TenantSpec, gpu: int) -> Choice:
+        """Return the choice of a given device, with a warning if it is predicted to miss an objective."""
+        scores = None if self._policy.score is None else self._score(spec, gpu)
+        if scores is None or not scores.shortfall_ppm:
+            return Choice(gpu)
+        return Choice(gpu, f"GPU {gpu}: {scores.why}", scores.shortfall_ppm)
+
+    def _score(self, spec: TenantSpec, gpu: int) -> DeviceScore:
+        assert self._policy.score is not None
+        there = self._there[gpu]
+        if gpu not in self._predicted:
+            self._predicted[gpu] = forecast_sharing(there, self._sharing)
+        return self._policy.score(self._predicted[gpu], forecast_sharing((*there, spec), self._sharing))
+
+    def objection(self, spec: TenantSpec, gpu: int, barred: dict[int, Reject]) -> Reject | None:
+        """Return why a tenant cannot join this device: barred, full, or too little capacity."""
+        capacity = self.devices[gpu]
+        if gpu in barred:
+            return barred[gpu]
+        if capacity.tenants >= ENTRIES_LIMIT:
+            detail = f"GPU {capacity.index} has {capacity.tenants} tenants, the maximum per GPU"
+            return Reject(Reason.GPU_FULL, f"{detail}; wait for one to leave or add a GPU to the node")
+        return self._judge(spec, capacity)
+
+    def has_capacity(self, gpu: int, spec: TenantSpec) -> bool:
+        """Return whether a suspended tenant's reservation fits again; true for a device that was removed."""
+        return not 0 <= gpu < len(self.devices) or self._judge(spec, self.devices[gpu]) is None
+
+    def would_fit(self, gpu: int, spec: TenantSpec, memory_bytes: int, share_ppm: int) -> bool:
+        """Return whether a tenant would be admitted if this much more memory and share were free."""
+        capacity = self.devices[gpu]
+        freed = (capacity.memory_free_bytes + memory_bytes, capacity.share_free_ppm + share_ppm)
+        return self._judge(spec, GpuCapacity(gpu, *freed, capacity.tenants)) is None
+
+    def objection_to_change(self, gpu: int, before: TenantSpec, after: TenantSpec) -> Reject | None:
+        """Return why a tenant cannot change its reservation; a smaller share is always possible."""
+        if not 0 <= gpu < len(self.devices) or after.share_ppm <= before.share_ppm:
+            return None
+        capacity = self.devices[gpu]
+        freed = (capacity.memory_free_bytes + before.memory_bytes, capacity.share_free_ppm + before.share_ppm)
+        return self._judge(after, GpuCapacity(gpu, *freed, capacity.tenants))
+
+    def ruled(self, rules: GateRules) -> None:
+        """Apply other gate rules to the predictions."""
+        kept_ppm = share_of(rules.delay_ppm)
+        self._sharing = msgspec.structs.replace(self._sharing, policy=rules.policy, kept_ppm=kept_ppm)
+        self._predicted.clear()
+
+    def occupy(self, gpu: int, spec: TenantSpec, sign: int) -> None:
+        """Add (1) or remove (-1) a tenant with its reservation."""
+        self._change(gpu, spec, sign, sign)
+        if 0 <= gpu < len(self.devices):
+            there = self._there[gpu]
+            there.append(spec) if sign > 0 else there.remove(spec)
+            self._predicted.pop(gpu, None)
+
+    def reserve(self, gpu: int, spec: TenantSpec, sign: int) -> None:
+        """Restore (1) or release (-1) the reservation of a tenant that stays on the device."""
+        self._change(gpu, spec, sign, 0)
+
+    def _change(self, gpu: int, spec: TenantSpec, sign: int, tenants: int) -> None:
+        """Update a device's capacity; a device that was removed has none."""
+        if not 0 <= gpu < len(self.devices):
+            return
+        capacity = self.devices[gpu]
+        capacity = GpuCapacity(
+            gpu,
+            capacity.memory_free_bytes - sign * spec.memory_bytes,
+            capacity.share_free_ppm - sign * spec.share_ppm,
+            capacity.tenants + tenants,
+        )
+        self.devices[gpu] = capacity
+        self._ranks[gpu] = self._policy.rank(capacity)
+
+
+def _whole(index: int, gpu: Gpu) -> GpuCapacity:
+    return GpuCapacity(index, gpu.memory_bytes, WHOLE_PPM, 0)

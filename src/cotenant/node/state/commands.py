@@ -1,0 +1,164 @@
+"""Commands of operators that change tenants or rules while the node runs, and who may give them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from cotenant.gate.grant import Grant, Kind
+from cotenant.gate.rules import Limit
+from cotenant.node.model.action import NO_PEER, Action, Refuse
+from cotenant.node.model.admission import Reason, Reject
+from cotenant.node.model.event import (
+    EvictionRequested,
+    ObjectiveChanged,
+    PriorityChanged,
+    RulesChanged,
+    ShareChanged,
+    TenantsPaused,
+)
+from cotenant.node.model.tenant import Tenant, TenantSpec
+from cotenant.node.state.registry import NO_GPU, NodeContext, TenantRegistry
+from cotenant.node.state.tenant_exit import TenantExits
+from cotenant.units.instant import Instant
+
+
+class OperatorCommands:
+    """Carries out operator commands or refuses them."""
+
+    __slots__ = ("_context", "_exits", "_registry")
+
+    def __init__(self, context: NodeContext, registry: TenantRegistry, exits: TenantExits) -> None:
+        """Bind the registry of the tenants."""
+        self._context = context
+        self._registry = registry
+        self._exits = exits
+
+    def pause(self, event: TenantsPaused, now: Instant) -> list[Action]:
+        """Pause or resume tenants from their next launch on."""
+        del now
+        registry = self._registry
+        if event.all_offline:
+            everybody = [
+                registry.holders[slot] for slot in sorted(registry.holders)
+            ]  # by slot, because the journal records the order
+            chosen = [tenant for tenant in everybody if tenant.grant.kind is Kind.OFFLINE]
+            chosen = [tenant for tenant in chosen if event.is_owner or tenant.uid == event.uid]
+            chosen = [tenant for tenant in chosen if tenant.grant.gpu != NO_GPU]
+        else:
+            found = self._find_all(event)
+            if isinstance(found, Reject):
+                return [Refuse(self._context.turn, event.peer, found)]
+            ungated = [tenant.name for tenant in found if tenant.grant.gpu == NO_GPU]
+            if ungated:
+                detail = f"{ungated[0]!r} cannot be paused: the node has no GPU; start the node with --gpu NAME=MEMORY"
+                return registry.refuse(event.peer, Reason.NO_GATE, detail)
+            chosen = found
+        for tenant in chosen:
+            if tenant.paused != event.paused:
+                registry.replace(msgspec.structs.replace(tenant, paused=event.paused))
+        return [registry.confirm(event.peer, *chosen)]
+
+    def evict(self, event: EvictionRequested, now: Instant) -> list[Action]:
+        """Begin the exit of the named tenants; the confirmation does not wait for its end."""
+        found = self._find_all(event)
+        if isinstance(found, Reject):
+            return [Refuse(self._context.turn, event.peer, found)]
+        actions: list[Action] = []
+        why = f"evicted: user {event.uid} requested it"
+        for tenant in found:
+            actions += self._exits.begin(tenant.grant.slot, why, now, grace_ns=event.grace_ns, may_restart=False)
+        return [*actions, self._registry.confirm(event.peer, *found)]
+
+    def set_priority(self, event: PriorityChanged, now: Instant) -> list[Action]:
+        """Change a tenant's priority."""
+        del now
+        registry = self._registry
+        tenant = registry.find_tenant(event.name, event.uid, is_owner=event.is_owner)
+        if isinstance(tenant, Reject):
+            return [Refuse(self._context.turn, event.peer, tenant)]
+        if tenant.grant.priority == event.priority:
+            return [registry.confirm(event.peer, tenant)]
+        grant = msgspec.structs.replace(tenant.grant, priority=event.priority)
+        tenant = msgspec.structs.replace(tenant, grant=grant)
+        registry.replace(tenant)
+        return [registry.issue_grant(NO_PEER, tenant), registry.confirm(event.peer, tenant)]
+
+    def set_share(self, event: ShareChanged, now: Instant) -> list[Action]:
+        """Change a tenant's share or limit from its next launch on, if the share fits."""
+        del now
+        registry = self._registry
+        tenant = registry.find_tenant(event.name, event.uid, is_owner=event.is_owner)
+        if isinstance(tenant, Reject):
+            return [Refuse(self._context.turn, event.peer, tenant)]
+        share_ppm = tenant.spec.share_ppm if event.share_ppm is None else event.share_ppm
+        spec = msgspec.structs.replace(tenant.spec, share_ppm=share_ppm, limit=event.limit or tenant.spec.limit)
+        if spec.limit is Limit.STATIC and not spec.share_ppm and spec != tenant.spec:
+            detail = (
+                f"{tenant.name!r} has no share that a static limit could apply to; add --share or --limit conserving"
+            )
+            return registry.refuse(event.peer, Reason.NO_SHARE, detail)
+        if spec == tenant.spec:
+            return [registry.confirm(event.peer, tenant)]
+        grant, gpu = msgspec.structs.replace(tenant.grant, share_ppm=share_ppm), tenant.grant.gpu
+        if not tenant.lifecycle.suspended:
+            objection = registry.capacity.objection_to_change(gpu, tenant.spec, spec)
+            if objection is not None:
+                return [Refuse(self._context.turn, event.peer, objection)]
+        tenant = self._promise(tenant, grant, spec)
+        return [registry.issue_grant(NO_PEER, tenant), registry.confirm(event.peer, tenant)]
+
+    def set_objective(self, event: ObjectiveChanged, now: Instant) -> list[Action]:
+        """Change a tenant's latency objective; without objectives a device returns to the configured rules."""
+        del now
+        registry = self._registry
+        tenant = registry.find_tenant(event.name, event.uid, is_owner=event.is_owner)
+        if isinstance(tenant, Reject):
+            return [Refuse(self._context.turn, event.peer, tenant)]
+        if event.slo_ns and tenant.grant.kind is Kind.OFFLINE:
+            detail = f"{tenant.name!r} is an offline tenant, which has no latency objective; run it with --online"
+            return registry.refuse(event.peer, Reason.NO_OBJECTIVE, detail)
+        if tenant.grant.slo_ns == event.slo_ns:
+            return [registry.confirm(event.peer, tenant)]
+        grant = msgspec.structs.replace(tenant.grant, slo_ns=event.slo_ns)
+        tenant = self._promise(tenant, grant, msgspec.structs.replace(tenant.spec, slo_ns=event.slo_ns))
+        if (
+            not event.slo_ns and grant.gpu in registry.tables.setpoints
+        ):  # no entry changes, but the set-point of the device depends on it
+            registry.tables.mark_all(grant.gpu)
+        return [registry.issue_grant(NO_PEER, tenant), registry.confirm(event.peer, tenant)]
+
+    def set_rules(self, event: RulesChanged, now: Instant) -> list[Action]:
+        """Change the gate rules of all devices."""
+        del now
+        registry = self._registry
+        if not event.is_owner:
+            detail = "only the user that runs the node may change its gate rules"
+            return registry.refuse(event.peer, Reason.NOT_YOURS, detail)
+        rules = event.change.applied(self._context.rules)
+        if rules != self._context.rules:
+            self._context.rules = rules
+            registry.capacity.ruled(rules)
+            registry.mark_all()
+        return [registry.confirm(event.peer)]
+
+    def _promise(self, tenant: Tenant, grant: Grant, spec: TenantSpec) -> Tenant:
+        """Replace a tenant's grant and spec, and update capacity and predictions."""
+        registry, gpu = self._registry, grant.gpu
+        registry.capacity.occupy(gpu, tenant.spec, -1)
+        registry.capacity.occupy(gpu, spec, 1)
+        if tenant.lifecycle.suspended:  # a suspended tenant holds neither the old nor the new reservation
+            registry.capacity.reserve(gpu, tenant.spec, 1)
+            registry.capacity.reserve(gpu, spec, -1)
+        tenant = msgspec.structs.replace(tenant, grant=grant, spec=spec)
+        registry.replace(tenant)
+        return tenant
+
+    def _find_all(self, event: TenantsPaused | EvictionRequested) -> list[Tenant] | Reject:
+        """Return all named tenants, or the refusal for the first that the user may not change."""
+        chosen = []
+        for name in event.names:
+            found = self._registry.find_tenant(name, event.uid, is_owner=event.is_owner)
+            if isinstance(found, Reject):
+                return found
+            chosen.append(found)
+        return chosen

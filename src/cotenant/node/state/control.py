@@ -1,0 +1,156 @@
+"""The control loop of the online share: forecasts from the windows of a device, decisions by the adjust policy.
+
+It is not part of the node's state machine, because ten windows per second would flood the journal. Only its decisions
+become events.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from cotenant.node.model.control import AdjustCause, Adjustment, ControlLimits, DeviceWindow
+from cotenant.node.model.protection import clipped
+from cotenant.node.policy.adjust import POLICIES
+from cotenant.node.policy.adjust.decision import AdjustDecision, Adjuster, Forecast
+from cotenant.node.policy.limit.share import PeerTenant, Shares, shares_among
+from cotenant.node.state.diurnal import DiurnalProfiles
+from cotenant.node.state.share_needs import ShareNeeds
+from cotenant.predict.diurnal_profile import Program
+from cotenant.predict.load import Load
+from cotenant.predict.usage import TaskUse
+from cotenant.units.instant import Instant
+
+
+class _DeviceControl:
+    """What is known of one device."""
+
+    __slots__ = ("adjuster", "equals", "here", "known", "loads", "needs", "programs", "shares")
+
+    def __init__(self, adjuster: Adjuster, needs: ShareNeeds) -> None:
+        self.adjuster = adjuster
+        self.needs = needs
+        self.here: dict[int, int] = {}
+        self.loads: dict[int, Load] = {}
+        self.programs: Mapping[int, Program] = {}
+        self.shares: Shares = ()
+        self.equals: tuple[PeerTenant, ...] = ()
+        self.known: frozenset[int] = frozenset()
+
+    def division(self, window: DeviceWindow) -> tuple[Shares, bool]:
+        """How equals would divide the device now, and whether they must though the policy changes nothing.
+
+        They must where one of them came, left, has another priority or limit, or is known by now. Not whenever needs
+        change: they always do.
+        """
+        promised = Counter(one.priority for one in window.tenants if one.promised)
+        tenants = [one for one in window.tenants if promised[one.priority] > 1]
+        equals = tuple(
+            PeerTenant(one.slot, one.generation, one.priority, one.promised, one.limit_ppm) for one in tenants
+        )
+        needs = self.adjuster.needs()
+        known = frozenset(slot for slot, need_ppm in needs.items() if need_ppm > 0)
+        is_other = equals != self.equals or (bool(self.shares) and known != self.known)
+        self.equals, self.known = equals, known
+        shares = shares_among(equals, needs)
+        return shares, is_other and shares != self.shares
+
+
+class Control:
+    """Share adjustment for all devices of a node."""
+
+    def __init__(self, limits: ControlLimits, profiles: DiurnalProfiles | None = None) -> None:
+        """Begin without tenants, with the diurnal profiles of known programs; `limits.adjust` names the policy."""
+        self._limits = limits
+        self._profiles = profiles or DiurnalProfiles()
+        self._devices: dict[int, _DeviceControl] = {}
+        self._restored: dict[int, int] = {}
+
+    def restore(self, gpu: int, online_ppm: int) -> None:
+        """Set the online share that a device has before its first window."""
+        self._restored[gpu] = online_ppm
+
+    def remember(self, now: Instant) -> None:
+        """Add the load of all tenants so far to the diurnal profiles, as when they leave."""
+        for device in self._devices.values():
+            self._learn_profiles(device, device.loads, now)
+
+    def seen(
+        self,
+        window: DeviceWindow,
+        now: Instant,
+        uses: Mapping[int, TaskUse] | None = None,
+        programs: Mapping[int, Program] | None = None,
+    ) -> Adjustment | None:
+        """Handle one window; return the adjustment, if any. `uses` and `programs` are by slot."""
+        promised = {tenant.slot: tenant for tenant in window.tenants if tenant.promised}
+        if not promised or not self._limits.enabled:
+            gone = self._devices.pop(window.gpu, None)
+            if gone is not None:
+                self._learn_profiles(gone, gone.loads, now)
+            return None
+        device = self._devices.get(window.gpu)
+        is_new = device is None and window.gpu not in self._restored
+        if device is None:
+            online_ppm = self._restored.pop(window.gpu, self._limits.max_online_ppm)
+            device = self._devices[window.gpu] = _DeviceControl(
+                POLICIES[self._limits.adjust](self._limits, online_ppm), ShareNeeds(self._limits)
+            )
+        self._forget_others(device, {slot: tenant.generation for slot, tenant in promised.items()}, now)
+        device.programs = programs or {}
+        forecasts, ahead_ns = {}, self._profiles.ahead_ns
+        for slot, tenant in promised.items():
+            load = device.loads.get(slot) or self._profiles.load(device.programs.get(slot), self._limits.period_ns)
+            device.loads[slot] = load = load.after(tenant.requests, window.begin_ns + ahead_ns)
+            need_ppm = device.needs.of(tenant, window, load, (uses or {}).get(slot), device.adjuster.online_ppm)
+            at_peak_ppm, tolerable_ppm = device.needs.at_peak_ppm(slot), device.needs.tolerable_ppm(slot)
+            forecasts[slot] = Forecast(load.next_window(window.end_ns + ahead_ns), need_ppm, at_peak_ppm, tolerable_ppm)
+        decision = device.adjuster.step(window, forecasts, now)
+        if decision is None and is_new:  # from here on the online share replaces the delay budget of the rules
+            first = next(iter(promised.values()))
+            detail = "its need is not known yet"
+            decision = AdjustDecision(
+                device.adjuster.online_ppm, AdjustCause.JOINED, detail, first.slot, first.generation
+            )
+        shares, must_divide = device.division(window)
+        if decision is None and must_divide:
+            detail = f"{len(shares)} peers share the device" if shares else "no peers share the device any more"
+            decision = AdjustDecision(device.adjuster.online_ppm, AdjustCause.DIVIDED, detail)
+        if decision is None:
+            return None
+        device.shares = shares
+        return Adjustment(
+            window.gpu,
+            decision.online_ppm,
+            decision.cause,
+            clipped(decision.detail),
+            shares,
+            decision.slot,
+            decision.generation,
+        )
+
+    def online_ppm(self, gpu: int) -> int | None:
+        """Return the online share of a device; None: it is not adjusted."""
+        device = self._devices.get(gpu)
+        return None if device is None else device.adjuster.online_ppm
+
+    def why(self, gpu: int) -> str:
+        """Return the reason for the current online share."""
+        device = self._devices.get(gpu)
+        if device is None:
+            return "no online tenant has a latency objective"
+        divided_among = f"; {len(device.shares)} peers divide the device" if device.shares else ""
+        return f"{device.adjuster.why()}{divided_among}"
+
+    def _forget_others(self, device: _DeviceControl, here: dict[int, int], now: Instant) -> None:
+        """Forget the loads of tenants that left; their diurnal profiles belong to the programs."""
+        gone = [slot for slot, generation in device.here.items() if here.get(slot) != generation]
+        self._learn_profiles(device, gone, now)
+        for slot in gone:
+            device.loads.pop(slot, None)
+        device.here = here
+
+    def _learn_profiles(self, device: _DeviceControl, slots: Iterable[int], now: Instant) -> None:
+        for slot in slots:
+            if slot in device.loads:
+                self._profiles.saw(device.programs.get(slot), device.loads[slot], self._limits.period_ns, now)

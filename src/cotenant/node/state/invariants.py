@@ -1,0 +1,201 @@
+"""Invariants of the node's state that hold after every turn."""
+
+from __future__ import annotations
+
+from cotenant.errors import InvariantError
+from cotenant.gate.grant import Kind
+from cotenant.gate.rules import GateEntry
+from cotenant.node.model.admission import Plan, Reservation
+from cotenant.node.model.protection import EVICTIONS_LIMIT, ExitPhase, GpuWatch, Health
+from cotenant.node.policy.limit.share import delay_of
+from cotenant.node.state.devices import DeviceHealth
+from cotenant.node.state.memory_pressure import WAITING_LIMIT, MemoryPressure
+from cotenant.node.state.online_shares import has_objective, peers_of
+from cotenant.node.state.registry import NodeContext, TenantRegistry
+from cotenant.node.state.tenant_tables import entry_of
+from cotenant.units.instant import NEVER
+from cotenant.units.share import WHOLE_PPM
+
+_TIMELESS = (ExitPhase.RUNNING, ExitPhase.SUSPENDED)
+"""Phases without a deadline."""
+
+
+def plan_of(context: NodeContext, registry: TenantRegistry) -> Plan:
+    """Return the reservations on all devices; suspended tenants hold none."""
+    entries = [
+        Reservation(
+            tenant.name,
+            tenant.grant.gpu,
+            0 if tenant.lifecycle.suspended else tenant.spec.memory_bytes,
+            0 if tenant.lifecycle.suspended else tenant.spec.share_ppm,
+        )
+        for tenant in registry.holders.values()
+        if tenant.grant.gpu < len(context.settings.gpus)
+    ]
+    return Plan(context.settings.gpus, tuple(entries))
+
+
+def check(context: NodeContext, registry: TenantRegistry, devices: DeviceHealth, pressure: MemoryPressure) -> None:
+    """Raise `InvariantError` that lists the violated invariants."""
+    expected = [
+        *_of_slots(context, registry),
+        *_of_devices(context, registry, devices),
+        *_of_setpoints(context, registry),
+        *_of_lifecycles(registry),
+        *_of_waiting(registry, pressure),
+    ]
+    wrong = [f"{what} are {found}, not {right}" for what, found, right in expected if found != right]
+    if wrong:
+        raise InvariantError(f"after turn {context.turn}: " + "; ".join(wrong))
+
+
+def _of_slots(context: NodeContext, registry: TenantRegistry) -> list[tuple[str, object, object]]:
+    held = {slot: tenant.grant for slot, tenant in registry.holders.items()}
+    return [
+        ("slots of the grants", {slot: grant.slot for slot, grant in held.items()}, {slot: slot for slot in held}),
+        (
+            "generations in force",
+            {slot: grant.generation for slot, grant in held.items()},
+            {slot: registry.generations[slot] for slot in held},
+        ),
+        ("free slots", sorted(registry.free), [slot for slot in range(context.settings.slots) if slot not in held]),
+        ("peers by slot", {peer: slot for slot, peer in registry.peer_of.items()}, registry.slot_of_peer),
+        ("connected slots", [slot for slot in registry.peer_of if slot not in held], []),
+        ("names", {tenant.name: slot for slot, tenant in registry.holders.items()}, registry.slot_of_name),
+        ("waiting for disconnected tenants", registry.disconnected_until != NEVER, len(registry.peer_of) < len(held)),
+    ]
+
+
+def _of_devices(
+    context: NodeContext, registry: TenantRegistry, devices: DeviceHealth
+) -> list[tuple[str, object, object]]:
+    held = {slot: tenant.grant for slot, tenant in registry.holders.items()}
+    plan = plan_of(context, registry)
+    watches = list(enumerate(devices.watches))
+    disabled = [gpu for gpu, watch in watches if watch.health is Health.DISABLED]
+    over = [gpu for gpu, watch in watches if watch.health is Health.OVERLIMIT]
+    offline = [tenant for tenant in registry.holders.values() if tenant.grant.kind is Kind.OFFLINE]
+    return [
+        (
+            "table entries",
+            {gpu: registry.tables.entries(gpu) for gpu in registry.tables.devices()},
+            {
+                gpu: tuple(_entry(registry, slot) for slot in sorted(held) if held[slot].gpu == gpu)
+                for gpu in sorted({grant.gpu for grant in held.values()})
+            },
+        ),
+        (
+            "capacities",
+            registry.capacity.devices,
+            [plan.capacity(capacity.index) for capacity in registry.capacity.devices],
+        ),
+        ("watched devices", len(watches), len(context.settings.gpus)),
+        ("blocked devices", [gpu for gpu, watch in watches if watch.blocked], disabled),
+        ("devices with too many evictions", [gpu for gpu, watch in watches if _remembers_too_much(watch)], []),
+        ("devices that are well", devices.is_well, devices.looks_well()),
+        (
+            "online-first lists without names",
+            [gpu for gpu, one in devices.online_first.items() if not one.names],
+            [],
+        ),
+        (
+            "offline tenants on devices over the limit",
+            [one.name for one in offline if one.grant.gpu in over and one.lifecycle.phase is ExitPhase.RUNNING],
+            [],
+        ),
+    ]
+
+
+def _entry(registry: TenantRegistry, slot: int) -> GateEntry:
+    return entry_of(registry.holders[slot], registry.tables.share_among_peers(slot))
+
+
+def _of_setpoints(context: NodeContext, registry: TenantRegistry) -> list[tuple[str, object, object]]:
+    setpoints = registry.tables.setpoints
+    kept = {gpu: [one for one in registry.tenants_on(gpu) if has_objective(one)] for gpu in setpoints}
+    equals = {gpu: peers_of(tenants) for gpu, tenants in kept.items()}
+    shares = {slot: share_ppm for setpoint in setpoints.values() for slot, share_ppm in setpoint.shares}
+    return [
+        ("devices adjusted without objectives", [gpu for gpu, tenants in kept.items() if not tenants], []),
+        ("devices adjusted while adjustment is off", bool(setpoints) and not context.settings.control.enabled, False),
+        (
+            "online shares out of range",
+            [gpu for gpu, one in setpoints.items() if not _is_part(one.online_ppm)],
+            [],
+        ),
+        (
+            "shares of tenants that left",
+            [s for gpu, one in setpoints.items() for s, _ in one.shares if s not in equals[gpu]],
+            [],
+        ),
+        (
+            "peer shares out of range",
+            [slot for slot, share_ppm in shares.items() if not _is_part(share_ppm)],
+            [],
+        ),
+        (
+            "delay budgets of the tables",
+            {gpu: registry.tables.table(gpu, context.rules).delay_ppm for gpu in setpoints},
+            {gpu: delay_of(setpoint.online_ppm) for gpu, setpoint in setpoints.items()},
+        ),
+    ]
+
+
+def _is_part(ppm: int) -> bool:
+    return 0 < ppm <= WHOLE_PPM
+
+
+def _remembers_too_much(watch: GpuWatch) -> bool:
+    return len(watch.evictions) > EVICTIONS_LIMIT
+
+
+def _of_lifecycles(registry: TenantRegistry) -> list[tuple[str, object, object]]:
+    lifecycles = {slot: tenant.lifecycle for slot, tenant in sorted(registry.holders.items())}
+    suspended = [slot for slot, one in lifecycles.items() if one.phase is ExitPhase.SUSPENDED]
+    timeless = [slot for slot, one in lifecycles.items() if one.phase in _TIMELESS or slot not in registry.peer_of]
+    return [
+        (
+            "deadlines",
+            dict(sorted(registry.deadlines.items())),
+            {slot: one.until_ns for slot, one in lifecycles.items() if one.until_ns != NEVER},
+        ),
+        (
+            "slots without a deadline",
+            [slot for slot in lifecycles if slot not in registry.deadlines and slot not in timeless],
+            [],
+        ),
+        (
+            "deadlines in phases without one",
+            [slot for slot, one in lifecycles.items() if one.phase in _TIMELESS and slot in registry.deadlines],
+            [],
+        ),
+        (
+            "suspended slots",
+            sorted(registry.suspended),
+            [slot for slot, one in lifecycles.items() if one.phase is ExitPhase.SUSPENDED],
+        ),
+        (
+            "suspended slots that run",
+            [slot for slot, one in lifecycles.items() if one.suspended and _runs(one.phase)],
+            [],
+        ),
+        (
+            "suspended slots with a reservation",
+            [slot for slot in suspended if not lifecycles[slot].suspended],
+            [],
+        ),
+    ]
+
+
+def _runs(phase: ExitPhase) -> bool:
+    return phase in (ExitPhase.RUNNING, ExitPhase.SUSPENDING, ExitPhase.RESTORING)
+
+
+def _of_waiting(registry: TenantRegistry, pressure: MemoryPressure) -> list[tuple[str, object, object]]:
+    peers = [one.peer for one in pressure.waiting]
+    return [
+        ("peers that wait twice", len(set(peers)), len(peers)),
+        ("peers that wait and are tenants", [peer for peer in peers if peer in registry.slot_of_peer], []),
+        ("waiting peers beyond the limit", peers[WAITING_LIMIT:], []),
+        ("offline tenants that wait", [one.peer for one in pressure.waiting if one.spec.kind is Kind.OFFLINE], []),
+    ]

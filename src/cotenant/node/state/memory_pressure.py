@@ -1,0 +1,163 @@
+"""Memory pressure: which offline tenants give up memory for an online tenant, and which joins wait for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from cotenant.gate.grant import Kind
+from cotenant.node.model.action import Action, Refuse
+from cotenant.node.model.admission import Reason, Reject
+from cotenant.node.model.event import MemoryRequested, TenantJoined, WaitingJoin
+from cotenant.node.model.protection import ExitPhase, OnPressure
+from cotenant.node.model.tenant import Tenant, TenantSpec
+from cotenant.node.policy.protect.pressure import Candidate, victims
+from cotenant.node.state.registry import NodeContext, TenantRegistry
+from cotenant.node.state.suspension import Suspensions
+from cotenant.node.state.tenant_exit import ENDING, TenantExits
+from cotenant.units.instant import Instant
+from cotenant.units.text import format_size, round_size
+
+WAITING_LIMIT: Final = 64
+"""Maximum number of joins that wait for memory at once; further ones are refused."""
+_NO_BARS: Final[dict[int, Reject]] = {}
+
+
+class MemoryPressure:
+    """Waiting joins in order of arrival, and the tenants that give up memory for them."""
+
+    __slots__ = ("_context", "_exits", "_registry", "_suspensions", "waiting")
+
+    def __init__(
+        self, context: NodeContext, registry: TenantRegistry, exits: TenantExits, suspensions: Suspensions
+    ) -> None:
+        """Begin without waiting joins."""
+        self._context = context
+        self._registry = registry
+        self._exits = exits
+        self._suspensions = suspensions
+        self.waiting: list[WaitingJoin] = []
+
+    def make_room(self, event: TenantJoined, now: Instant, barred: dict[int, Reject]) -> list[Action] | None:
+        """Make offline tenants give up memory for an online join, which waits; None: that would not suffice.
+
+        On the device where the fewest tenants must, unless the join requests a device.
+        """
+        spec = event.spec
+        if len(self.waiting) >= WAITING_LIMIT:
+            return None
+        requested = self._registry.device_called(spec.gpu) if spec.gpu else None
+        devices = range(len(self._context.settings.gpus)) if requested is None else [requested]
+        plans = [(gpu, plan) for gpu in devices if (plan := self._plan(spec, gpu, barred)) is not None]
+        if not plans:
+            return None
+        gpu, plan = min(plans, key=lambda found: len(found[1]))
+        until_ns = now + self._context.settings.limits.make_room_ns
+        self.waiting.append(WaitingJoin(event.peer, event.pid, event.uid, spec, gpu, until_ns))
+        name = f"online tenant {spec.name}" if spec.name else "an online tenant"
+        why = f"{name} needs {format_size(spec.memory_bytes)} on GPU {gpu}"
+        actions: list[Action] = []
+        for slot in plan:
+            tenant = self._registry.holders[slot]
+            actions += self.give_way(tenant, why, tenant.spec.memory_bytes, now)
+        return actions
+
+    def _plan(self, spec: TenantSpec, gpu: int, barred: dict[int, Reject]) -> list[int] | None:
+        """Return the further tenants that must give up memory for this join on this device."""
+        objection = self._registry.capacity.objection(spec, gpu, barred)
+        if objection is None or objection.reason is not Reason.NO_MEMORY:
+            return None
+        here = self._registry.tenants_on(gpu)
+        leaving = [one for one in here if _gives_way(one)]
+        promised = [one.spec for one in self.waiting if one.gpu == gpu]
+        coming_bytes = _memory(one.spec for one in leaving) - _memory(promised)
+        short_bytes = spec.memory_bytes - self._registry.capacity.devices[gpu].memory_free_bytes - coming_bytes
+        candidates = [
+            _candidate(one, one.spec.memory_bytes) for one in here if one.lifecycle.phase is ExitPhase.RUNNING
+        ]
+        chosen = victims(candidates, max(short_bytes, 0))
+        if chosen is None:
+            return None
+        gone = [*(one.spec for one in leaving), *(self._registry.holders[slot].spec for slot in chosen)]
+        coming_bytes = _memory(gone) - _memory(promised)
+        coming_ppm = sum(one.share_ppm for one in gone) - sum(one.share_ppm for one in promised)
+        return chosen if self._registry.capacity.would_fit(gpu, spec, coming_bytes, coming_ppm) else None
+
+    def memory_requested(self, event: MemoryRequested, now: Instant) -> list[Action]:
+        """Make offline tenants give up the memory that an online tenant's allocation waits for."""
+        asking = self._registry.of_slot(event.slot, event.generation)
+        if asking is None or asking.grant.kind is not Kind.ONLINE or asking.lifecycle.phase in ENDING:
+            return []
+        held = dict(event.held)
+        here = [one for one in self._registry.tenants_on(asking.grant.gpu) if one.grant.slot in held]
+        coming_bytes = sum(held[one.grant.slot] for one in here if _gives_way(one))
+        candidates = [_candidate(one, held[one.grant.slot]) for one in here if one.lifecycle.phase is ExitPhase.RUNNING]
+        why = f"online tenant {asking.name} needs {round_size(event.bytes)} on GPU {asking.grant.gpu}"
+        actions: list[Action] = []
+        for slot in victims(candidates, max(event.bytes - coming_bytes, 0)) or ():
+            actions += self.give_way(self._registry.holders[slot], why, held[slot], now)
+        return actions
+
+    def give_way(self, tenant: Tenant, why: str, held_bytes: int, now: Instant) -> list[Action]:
+        """Suspend the tenant if it may be suspended, else evict it."""
+        if tenant.spec.on_pressure is OnPressure.SUSPEND:
+            return self._suspensions.begin(tenant.grant.slot, f"suspended: {why}", held_bytes, now)
+        return self._exits.begin(tenant.grant.slot, f"evicted: {why}", now)
+
+    # -- waiting joins --------------------------------------------------------------------------------------------
+
+    def bars(self, gpu: int) -> Instant | None:
+        """Return until when offline tenants must not join a device because an online join waits for it."""
+        return max((one.until_ns for one in self.waiting if one.gpu == gpu), default=None)
+
+    def is_waiting(self, peer: int) -> bool:
+        """Return whether a peer's join waits."""
+        return any(one.peer == peer for one in self.waiting)
+
+    def forget(self, peer: int) -> None:
+        """Drop the waiting join of a peer that disconnected."""
+        self.waiting = [one for one in self.waiting if one.peer != peer]
+
+    def settle(self, now: Instant) -> list[Action]:
+        """Admit waiting joins that fit now, in order, and refuse those whose time is over."""
+        actions: list[Action] = []
+        for one in self.waiting.copy():
+            answer = self._answer(one, now)
+            if answer:
+                self.waiting.remove(one)
+                actions += answer
+        return actions
+
+    def _answer(self, one: WaitingJoin, now: Instant) -> list[Action]:
+        spec, registry = one.spec, self._registry
+        if spec.name and spec.name in registry.slot_of_name:
+            return registry.refuse(one.peer, Reason.NAME_TAKEN, f"the name {spec.name!r} was taken while it waited")
+        if registry.free and registry.capacity.objection(spec, one.gpu, _NO_BARS) is None:
+            return registry.admit(TenantJoined(one.peer, one.pid, one.uid, spec), one.gpu, now)
+        return [Refuse(self._context.turn, one.peer, self._too_late(one.gpu))] if now >= one.until_ns else []
+
+    def _too_late(self, gpu: int) -> Reject:
+        wait_ns = self._context.settings.limits.make_room_ns
+        detail = f"the offline tenants of GPU {gpu} have not freed enough memory yet; try again"
+        return Reject(Reason.NO_CAPACITY_YET, detail, wait_ns)
+
+    def turn_away(self, gpu: int, reject: Reject) -> list[Action]:
+        """Refuse the joins that wait for a device that admits no tenants any more."""
+        turned = [one for one in self.waiting if one.gpu == gpu]
+        self.waiting = [one for one in self.waiting if one.gpu != gpu]
+        return [Refuse(self._context.turn, one.peer, reject) for one in turned]
+
+
+def _gives_way(tenant: Tenant) -> bool:
+    """Return whether the tenant holds memory that will be free without a further request."""
+    lifecycle = tenant.lifecycle
+    return not lifecycle.suspended and (lifecycle.phase in ENDING or lifecycle.phase is ExitPhase.SUSPENDING)
+
+
+def _memory(specs: Iterable[TenantSpec]) -> int:
+    return sum(spec.memory_bytes for spec in specs)
+
+
+def _candidate(tenant: Tenant, held_bytes: int) -> Candidate:
+    grant = tenant.grant
+    return Candidate(grant.slot, grant.kind, grant.priority, held_bytes, tenant.spec.on_pressure, tenant.joined_ns)

@@ -1,0 +1,149 @@
+"""The tenant tables: for each device, the entries by which its tenants know each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from cotenant.gate.grant import Kind
+from cotenant.gate.rules import ENTRIES_LIMIT, GateEntry, GateRules, Limit
+from cotenant.node.model.action import Action, RemoveEntry, SetTenantTable, UpsertEntry
+from cotenant.node.model.control import OnlineShareSetpoint
+from cotenant.node.model.protection import ExitPhase
+from cotenant.node.model.tenant import PRIORITY_LOWEST, Tenant
+from cotenant.node.policy.limit.share import delay_of
+
+_HELD: Final = frozenset(
+    {
+        ExitPhase.DRAINING,
+        ExitPhase.FINISHING,
+        ExitPhase.KILLED,
+        ExitPhase.SUSPENDING,
+        ExitPhase.SUSPENDED,
+        ExitPhase.RESTORING,
+    }
+)
+"""Phases in which a tenant must not launch."""
+
+
+def user_limit_ppm(tenant: Tenant) -> int:
+    """Return the share among peers that the user set; 0: none."""
+    return 0 if tenant.spec.limit is Limit.OFF else tenant.grant.share_ppm
+
+
+def entry_of(tenant: Tenant, share_ppm: int = 0) -> GateEntry:
+    """Return a tenant's table entry. Its share is also its guaranteed minimum below other tenants.
+
+    `share_ppm` is the share among peers that the node assigns where the user set no limit.
+
+    A terminating tenant has the lowest priority and is never paused: it launches only what its exit needs.
+    """
+    grant, phase = tenant.grant, tenant.lifecycle.phase
+    online = grant.kind is Kind.ONLINE
+    if phase is ExitPhase.TERMINATING:
+        return GateEntry(grant.slot, grant.generation, PRIORITY_LOWEST, False, False, grant.share_ppm, True)
+    paused = tenant.paused or phase in _HELD
+    limit_ppm = user_limit_ppm(tenant) or share_ppm
+    static = tenant.spec.limit is Limit.STATIC and limit_ppm > 0
+    promised = (paused, grant.share_ppm, False, limit_ppm, static)
+    return GateEntry(grant.slot, grant.generation, grant.priority, online, *promised)
+
+
+class TenantTables:
+    """Table entries by device; device -1 holds the tenants without one.
+
+    Entries are unordered and sorted only when a whole table is sent. The changes of a turn are collected for its
+    actions.
+    """
+
+    __slots__ = ("_entries", "_shares", "changed", "setpoints")
+
+    def __init__(self, tenants: Iterable[Tenant] = (), setpoints: Iterable[OnlineShareSetpoint] = ()) -> None:
+        """Begin with these tenants and set-points."""
+        self.setpoints: dict[int, OnlineShareSetpoint] = {}
+        self._shares: dict[int, int] = {}  # by slot, from all set-points
+        for setpoint in setpoints:
+            self.set_online_share(setpoint)
+        self._entries: dict[int, dict[int, GateEntry]] = {}
+        self.changed: dict[
+            int, GateEntry | int | None
+        ] = {}  # a changed entry, the slot of a removed one, or None for the whole table
+        for tenant in tenants:
+            self.put(tenant)
+        self.changed.clear()
+
+    def set_online_share(self, setpoint: OnlineShareSetpoint) -> None:
+        """Set the online share of a device; a share of 0 removes the set-point."""
+        before = self.setpoints.pop(setpoint.gpu, None)
+        for slot, _ in before.shares if before else ():
+            self._shares.pop(slot, None)
+        if setpoint.online_ppm:
+            self.setpoints[setpoint.gpu] = setpoint
+            self._shares.update(setpoint.shares)
+
+    def share_among_peers(self, slot: int) -> int:
+        """Return the share among peers that the node assigned to a slot; 0: none."""
+        return self._shares.get(slot, 0)
+
+    def put(self, tenant: Tenant) -> None:
+        """Add or change the entry of a tenant."""
+        gpu, entry = tenant.grant.gpu, entry_of(tenant, self._shares.get(tenant.grant.slot, 0))
+        entries = self._entries.setdefault(gpu, {})
+        if entries.get(entry.slot) != entry:
+            entries[entry.slot] = entry
+            self._note(gpu, entry)
+
+    def clear(self, tenant: Tenant) -> None:
+        """Remove the entry of a tenant."""
+        gpu, slot = tenant.grant.gpu, tenant.grant.slot
+        del self._entries[gpu][slot]
+        self._note(gpu, slot)
+
+    def mark_all(self, gpu: int) -> None:
+        """Mark the whole table of a device as changed."""
+        self._note(gpu, None)
+
+    def _note(self, gpu: int, change: GateEntry | int | None) -> None:
+        """Record a change; a second change of a device in one turn marks its whole table."""
+        if gpu >= 0:
+            self.changed[gpu] = None if gpu in self.changed else change
+
+    def changes(self, turn: int, rules: GateRules) -> list[Action]:
+        """Return the table actions of this turn by device, and forget the changes.
+
+        A full device gets its whole table: a journal of an older version may have more tenants than a table holds.
+        """
+        said = [self._change(gpu, self.changed[gpu], turn, rules) for gpu in sorted(self.changed)]
+        self.changed.clear()
+        return said
+
+    def _change(self, gpu: int, change: GateEntry | int | None, turn: int, rules: GateRules) -> Action:
+        if change is None or len(self._entries.get(gpu, ())) >= ENTRIES_LIMIT:
+            return SetTenantTable(turn, gpu, self.table(gpu, rules))
+        return UpsertEntry(turn, gpu, change) if isinstance(change, GateEntry) else RemoveEntry(turn, gpu, change)
+
+    def entries(self, gpu: int) -> tuple[GateEntry, ...]:
+        """Return all entries of a device, by slot."""
+        entries = self._entries.get(gpu, {})
+        return tuple(entries[slot] for slot in sorted(entries))
+
+    def count(self, gpu: int) -> int:
+        """Return the number of tenants on a device."""
+        return len(self._entries.get(gpu, ()))
+
+    def devices(self) -> list[int]:
+        """Return the devices that have tenants."""
+        return sorted(gpu for gpu, entries in self._entries.items() if entries)
+
+    def table(self, gpu: int, rules: GateRules) -> GateRules:
+        """Return the rules with the entries of a device; its online share determines the delay budget."""
+        setpoint = self.setpoints.get(gpu)
+        return GateRules(
+            rules.policy,
+            rules.bound_ns,
+            rules.delay_ppm if setpoint is None else delay_of(setpoint.online_ppm),
+            rules.patience_ns,
+            rules.switch_ns,
+            rules.spin_ppm,
+            self.entries(gpu)[:ENTRIES_LIMIT],
+        )

@@ -1,0 +1,115 @@
+"""Measurement windows: differences of the running sums on the tenants' pages between two reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from cotenant.gate.request_buckets import Sparse, count_above
+from cotenant.node.model.control import DeviceWindow, TenantWindow
+from cotenant.units.instant import SECOND_NS, Instant
+
+Page: TypeAlias = Mapping[str, int | list[int]]
+"""A tenant's gate page, by field name."""
+STRAY_NS: Final = 60 * SECOND_NS
+"""A request that began longer ago than this belongs to a process that died, or is not an instant."""
+_MOST: Final = 1 << 56
+"""Upper bound of the increase between two reads (two years in ns); a larger one is corrupt data."""
+_SUMS: Final = (
+    *("requests_ended", "requests_over", "requests_sum_ns"),
+    *("active_ns", "device_ns", "waited_ns", "overrun_ns"),
+)
+
+
+class Occupant(NamedTuple):
+    """A tenant of a device, as far as windows need it."""
+
+    slot: int
+    generation: int
+    online: bool
+    slo_ns: int = 0
+    priority: int = 0
+    limit_ppm: int = 0
+
+
+class _Sums(NamedTuple):
+    generation: int
+    slo_ns: int
+    counts: tuple[int, ...]
+    buckets: list[int]
+
+
+class Windows:
+    """Reads of one device's pages. The first read of a tenant only begins its window."""
+
+    __slots__ = ("_before", "_begin_ns", "_gpu")
+
+    def __init__(self, gpu: int, now: Instant) -> None:
+        """Begin the first window now."""
+        self._gpu = gpu
+        self._begin_ns = now
+        self._before: dict[int, _Sums] = {}
+
+    def window(self, now: Instant, occupants: Iterable[Occupant], pages: Mapping[int, Page]) -> DeviceWindow:
+        """Return the window since the last read; an unreadable page counts as unchanged."""
+        tenants, after = [], {}
+        for occupant in occupants:
+            page = pages.get(occupant.slot)
+            if page is None or page["generation"] != occupant.generation:
+                tenants.append(_still(occupant))
+                continue
+            sums = after[occupant.slot] = _sums_of(page, occupant)
+            tenants.append(_tenant_window(occupant, self._before.get(occupant.slot), sums, _oldest_ns(page, now)))
+        self._before = after
+        window = DeviceWindow(self._gpu, self._begin_ns, now, tuple(tenants))
+        self._begin_ns = now
+        return window
+
+
+def _sums_of(page: Page, occupant: Occupant) -> _Sums:
+    counts = tuple(value if isinstance(value := page[name], int) else 0 for name in _SUMS)
+    buckets = page["request_buckets"]
+    return _Sums(occupant.generation, occupant.slo_ns, counts, buckets if isinstance(buckets, list) else [])
+
+
+def _tenant_window(occupant: Occupant, before: _Sums | None, after: _Sums, oldest_ns: int) -> TenantWindow:
+    """Return one tenant's window; a new tenant, or sums that shrank or leapt, begin an empty one."""
+    grown = [now - was for was, now in zip(before.counts, after.counts, strict=True)] if before else []
+    if before is None or before.generation != after.generation or min(grown) < 0 or max(grown) > _MOST:
+        return _still(occupant, oldest_ns)
+    ended, over, sum_ns, active_ns, device_ns, waited_ns, lost_ns = grown
+    latencies = _sparse(before.buckets, after.buckets) if ended else ()
+    if before.slo_ns != after.slo_ns:  # some were counted against the previous objective
+        over = min(round(count_above(latencies, after.slo_ns)), ended)
+    return msgspec.structs.replace(
+        _still(occupant, oldest_ns),
+        requests=ended,
+        over=over,
+        sum_ns=sum_ns,
+        latencies=latencies,
+        active_ns=active_ns,
+        device_ns=device_ns,
+        waited_ns=waited_ns,
+        lost_ns=lost_ns,
+    )
+
+
+def _still(occupant: Occupant, oldest_ns: int = 0) -> TenantWindow:
+    """Return a window without any activity."""
+    slot, generation, online, slo_ns, priority, limit_ppm = occupant
+    return TenantWindow(slot, generation, online, slo_ns, oldest_ns=oldest_ns, priority=priority, limit_ppm=limit_ppm)
+
+
+def _sparse(before: list[int], after: list[int]) -> Sparse:
+    """Return the increase of each bucket; buckets are 32-bit words that wrap around."""
+    pairs = enumerate(zip(before, after, strict=True))
+    return tuple((bucket, (now - was) % 2**32) for bucket, (was, now) in pairs if now != was)
+
+
+def _oldest_ns(page: Page, now: Instant) -> int:
+    began_ns = page["requests_began_ns"]
+    if not isinstance(began_ns, int) or not began_ns or abs(now - began_ns) > STRAY_NS:
+        return 0
+    return max(now - began_ns, 0)

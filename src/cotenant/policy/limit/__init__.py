@@ -1,1 +1,0 @@
-"""How much of a device may each have?"""

@@ -1,0 +1,1 @@
+"""Predictions of latency, slowdown, load and speed: pure functions of measurements, with intervals."""

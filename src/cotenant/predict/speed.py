@@ -1,0 +1,223 @@
+"""Speed of an offline job next to the online work of a GPU, and the slowdown of that online work.
+
+Speeds are relative to the job alone on the whole GPU; slowdowns are time together over time alone. `predict` computes
+tables for many jobs on many GPUs from the use of both alone and the share, and depends on nothing else, so that results
+can be cached. Measured speeds correct them (`learn`, `corrected`) for all jobs of a profile, and more specifically next
+to one set of co-running tenants.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+
+from cotenant.cluster.model.cluster import OnlineUse
+from cotenant.predict.speed_features import GpuSide, JobSide, Spot, gpu_side, job_side, pair_facts
+from cotenant.predict.speed_model import answers, features, rule
+from cotenant.predict.speed_parameters import ModeParameters, Parameters, load_parameters
+from cotenant.predict.usage import TaskUse
+
+LEARNED_LIMIT: Final = 20_000
+"""Number of profiles, and of profiles with co-runners, of which corrections are kept; the oldest are dropped."""
+_PATIENCE: Final = 2
+"""Weight of the prediction, in measured speeds."""
+_FORGETS: Final = 20
+"""Number of measured speeds after which older ones fade."""
+_MAX_SHIFT: Final = 3.0
+"""Largest correction in logarithms: a factor of twenty."""
+_MIN_SPEED: Final = 0.005
+_PPM: Final = 1_000_000
+_UNKNOWN: Final = 2.0
+"""Factor on the uncertainty where the use of the job or of an online tenant is unknown."""
+_SURER: Final = 0.4
+"""Part of the initial uncertainty that remains after many measured speeds."""
+_MIN_SIZE: Final = 0.05
+_CELLS: Final = 1 << 13
+"""Pairs that are computed at a time, to stay in the processor cache."""
+_WHOLE: Final = 1_000_000
+WORST: Final = tuple(
+    TaskUse(_WHOLE, ((width, _WHOLE),), memory_ppm, kernel_ns, kernel_ns, 20 * kernel_ns, 20 * kernel_ns, _WHOLE)
+    for width in (_WHOLE // 2, _WHOLE)
+    for memory_ppm in (0, _WHOLE)
+    for kernel_ns in (10_000, 200_000, 2_000_000)
+)
+"""Candidates for a job of unknown use: the slowest and the most harmful are assumed on each GPU."""
+
+
+class Speeds(NamedTuple):
+    """Tables of float32, jobs by GPUs."""
+
+    point: Any
+    """Speed of the job relative to the whole GPU alone."""
+    low: Any
+    """Lower bound of the speed; `point` is the median."""
+    slowdown: Any
+    """Slowdown of the online work next to the job; 1: none."""
+    slowdown_high: Any
+    """Upper bound of the slowdown."""
+
+
+class _Correction(NamedTuple):
+    times: int
+    shift: float
+    """Mean of the log errors, later ones with more weight."""
+
+
+class SpeedPredictor:
+    """Predictions, and corrections learned from measured speeds. Uses no clock and no random numbers."""
+
+    def __init__(
+        self,
+        learned: Iterable[tuple[str, str, int, int]] = (),
+        mode: str = "space",
+        parameters: Parameters | None = None,
+    ) -> None:
+        """Begin with the corrections `learned` by another predictor, for the sharing mode `mode`."""
+        self._learned = {
+            (profile, co_runners): _Correction(times, shift / _PPM) for profile, co_runners, times, shift in learned
+        }
+        self._mode = (parameters or load_parameters()).modes[mode]
+        self._sliced = mode == "time"
+
+    def predict(self, jobs: Sequence[TaskUse | None], gpus: Sequence[Spot]) -> Speeds:
+        """Return predictions without corrections; None: a job of unknown use, for which the worst case is assumed."""
+        found = Speeds(*(np.empty((len(jobs), len(gpus)), dtype=np.float32) for _ in Speeds._fields))
+        known = [row for row, one in enumerate(jobs) if one is not None]
+        panel = WORST if len(known) < len(jobs) else ()
+        offline = job_side([*(jobs[row] for row in known), *panel])
+        online = gpu_side(gpus)
+        width = max(1, _CELLS // max(len(known) + len(panel), 1))
+        for first in range(0, len(gpus), width):
+            some = slice(first, first + width)
+            speed, slowdown = self._logs(offline, GpuSide(*(one[some] for one in online)))
+            blurred = np.where(online.is_known[some] > 0, 1.0, _UNKNOWN)[None, :]
+            self._fill(found, known, some, (speed[: len(known)], slowdown[: len(known)], blurred))
+            if panel:
+                unknown = [row for row, one in enumerate(jobs) if one is None]
+                worst = (
+                    speed[len(known) :].min(axis=0, keepdims=True),
+                    slowdown[len(known) :].max(axis=0, keepdims=True),
+                    np.full_like(blurred, _UNKNOWN),
+                )
+                self._fill(found, unknown, some, worst)
+        return found
+
+    def _logs(self, offline: JobSide, online: GpuSide) -> tuple[Any, Any]:
+        facts = pair_facts(offline, online)
+        tables = features(offline, online, facts, rule(offline, online, facts, sliced=self._sliced))
+        both = answers(self._mode.model, tables.reshape(len(tables), -1).T).reshape(*tables.shape[1:], 2)
+        alone = online.presence[None, :] <= 0
+        return both[:, :, 0], np.where(alone, 0.0, both[:, :, 1])
+
+    def _fill(self, found: Speeds, rows: Sequence[int], columns: slice, values: tuple[Any, Any, Any]) -> None:
+        where = (np.array(rows, dtype=np.intp)[:, None], np.arange(found.point.shape[1])[None, columns])
+        for table, one in zip(found, speeds_of(self._mode, *values), strict=True):
+            table[where] = one
+
+    def learn(self, profile: str, co_runners: str, predicted: float, seen: float) -> None:
+        """Learn that a job of this profile had this speed next to these co-runners, where `predict` gave `predicted`.
+
+        `co_runners` is a key that groups co-running tenants, such as that of `co_runner_key`.
+        """
+        if predicted <= 0 or seen <= 0:
+            return
+        error = _within(math.log(max(seen, _MIN_SPEED) / max(predicted, _MIN_SPEED)))
+        self._take(profile, "", error)
+        if co_runners:
+            self._take(profile, co_runners, error)
+        while len(self._learned) > LEARNED_LIMIT:
+            del self._learned[next(iter(self._learned))]
+
+    def corrected(self, raw: Speeds, profiles: Sequence[str], co_runner_sets: Sequence[str]) -> Speeds:
+        """Return corrected predictions: a row for each profile, a column for each set of co-runners.
+
+        The prediction keeps some weight, so that a correction never exceeds what was measured. For co-runners
+        that are new to the profile, the correction of the profile applies.
+        """
+        if not self._learned:
+            return raw
+        shift, times = self._corrections(profiles, co_runner_sets)
+        left = _SURER + (1 - _SURER) / np.sqrt(1 + times / _PATIENCE)
+        point = np.clip(raw.point * np.exp(shift), _MIN_SPEED, 1.0)
+        low = np.maximum(point * (raw.low / raw.point) ** left, _MIN_SPEED)
+        return Speeds(point, np.minimum(low, point), raw.slowdown, raw.slowdown_high)
+
+    def has_measured(self, profiles: Sequence[str], co_runner_sets: Sequence[str]) -> Any:
+        """Return a bool table: whether a speed of this profile (row) was measured next to these co-runners (column)."""
+        rows = {profile: row for row, profile in enumerate(dict.fromkeys(profiles))}
+        columns = {co_runners: column for column, co_runners in enumerate(dict.fromkeys(co_runner_sets))}
+        found = np.zeros((len(rows), len(columns)), dtype=bool)
+        for profile, co_runners in self._learned:
+            if profile in rows and co_runners in columns:
+                found[rows[profile], columns[co_runners]] = True
+        return found[
+            np.ix_([rows[profile] for profile in profiles], [columns[co_runners] for co_runners in co_runner_sets])
+        ]
+
+    def _corrections(self, profiles: Sequence[str], co_runner_sets: Sequence[str]) -> tuple[Any, Any]:
+        """Return corrections and numbers of measurements: a row for each profile, a column for each set of co-runners.
+
+        Iterates over the corrections rather than over the requested pairs, because their number is bounded.
+        """
+        rows: dict[str, int] = {}
+        columns: dict[str, int] = {}
+        row = [rows.setdefault(profile, len(rows)) for profile in profiles]
+        column = [columns.setdefault(co_runners, len(columns)) for co_runners in co_runner_sets]
+        shift = np.zeros((len(rows), len(columns)), dtype=np.float32)
+        times = np.zeros((len(rows), len(columns)), dtype=np.float32)
+        whole = {profile: self._learned[profile, ""] for profile in rows if (profile, "") in self._learned}
+        for profile, seen in whole.items():
+            shift[rows[profile]], times[rows[profile]] = _towards(0.0, seen), seen.times
+        where = [
+            (rows[profile], columns[co_runners], _towards(_towards(0.0, whole.get(profile, seen)), seen), seen.times)
+            for (profile, co_runners), seen in self._learned.items()
+            if co_runners and co_runners in columns and profile in rows
+        ]
+        if where:
+            down, across, shifted, often = (list(one) for one in zip(*where, strict=True))
+            shift[down, across] = shifted
+            times[down, across] += often
+        return shift[row][:, column], times[row][:, column]
+
+    def learned(self) -> tuple[tuple[str, str, int, int], ...]:
+        """Return all corrections, the most recent last."""
+        return tuple(
+            (profile, co_runners, seen.times, round(seen.shift * _PPM))
+            for (profile, co_runners), seen in self._learned.items()
+        )
+
+    def _take(self, profile: str, co_runners: str, error: float) -> None:
+        before = self._learned.pop((profile, co_runners), _Correction(0, 0.0))
+        times = min(before.times + 1, _FORGETS)
+        self._learned[profile, co_runners] = _Correction(times, round(before.shift + (error - before.shift) / times, 6))
+
+
+def speeds_of(mode: ModeParameters, speed: Any, slowdown: Any, blurred: Any = 1.0) -> Speeds:
+    """Return speeds from a model's logarithms, with `blurred` times the usual uncertainty."""
+    of_speed, of_slowdown = mode.doubt
+    low = speed - blurred * of_speed * size_of(-speed)
+    high = slowdown + blurred * of_slowdown * np.where(slowdown > 0, size_of(slowdown), 0.0)
+    least = np.maximum(np.exp(low), _MIN_SPEED)
+    return Speeds(np.maximum(np.exp(speed), _MIN_SPEED), least, np.exp(slowdown), np.exp(high))
+
+
+def size_of(slower: Any) -> Any:
+    """Return how much slowdown there is to be wrong about, from its logarithm: 0.05 for none, 1.05 for much."""
+    return 1 - np.exp(-slower) + _MIN_SIZE
+
+
+def co_runner_key(online: Sequence[OnlineUse]) -> str:
+    """Return the names of the services as a key, in any order."""
+    return "+".join(sorted(one.name for one in online))
+
+
+def _towards(shift: float, seen: _Correction) -> float:
+    """Return the weighted mean of a prior correction and the measured one."""
+    return (_PATIENCE * shift + seen.times * seen.shift) / (_PATIENCE + seen.times)
+
+
+def _within(shift: float) -> float:
+    return min(max(shift, -_MAX_SHIFT), _MAX_SHIFT)

@@ -1,0 +1,48 @@
+"""Parameters of the speed models, read from speed_parameters.json, which `cotenant-lab study predictor` writes."""
+
+from __future__ import annotations
+
+import functools
+import importlib.resources
+from typing import Final
+
+import msgspec
+
+from cotenant.errors import InvariantError
+from cotenant.predict.speed_model import FEATURES, Model
+from cotenant.units.value import Value
+
+VERSION: Final = 2
+FILE: Final = "speed_parameters.json"
+
+
+class ModeParameters(Value, frozen=True):
+    """Model of one sharing mode."""
+
+    model: Model
+    doubt: tuple[float, float]
+    """Half width of the intervals in logarithms, for speed and slowdown, scaled with the slowdown."""
+
+
+class Parameters(Value, frozen=True, kw_only=True):
+    """All fitted parameters, and what they were fitted to."""
+
+    version: int
+    made_by: str
+    kind: str
+    """Kind of model that was selected."""
+    seed: int
+    pairs: int
+    """Pairs on the software GPU in the fit of each mode."""
+    features: tuple[str, ...]
+    modes: dict[str, ModeParameters]
+
+
+@functools.cache
+def load_parameters() -> Parameters:
+    """Return the parameters that come with the package."""
+    content = importlib.resources.files(__package__).joinpath(FILE).read_bytes()
+    found = msgspec.json.decode(content, type=Parameters)
+    if found.version != VERSION or found.features != FEATURES:
+        raise InvariantError(f"{FILE} is of another version: make it anew with `cotenant lab predictor --parameters`")
+    return found

@@ -1,0 +1,174 @@
+"""The journal on disk. A turn is written to the kernel before its actions are carried out, so SIGKILL loses nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Final, Generic
+
+from cotenant.errors import WorldError
+from cotenant.runner.atomic_file import sync_directory
+from cotenant.runner.journal import (
+    BEGINNING_BYTES,
+    MAGIC,
+    AnyTurn,
+    JournalDamageError,
+    JournalReader,
+    ReadBytes,
+    Segment,
+    encode_turn,
+)
+from cotenant.units.instant import Instant
+from cotenant.units.value import Value
+
+_MODE: Final = 0o600
+
+
+class FileJournal:
+    """Appends to one file; a full segment is renamed to `NAME.1`, which replaces the segment before it.
+
+    A node's journal is not synced to the disk: a crash of the machine also ends the tenants that the lost turns
+    concern. A cluster's journal is synced after each turn with actions, because its jobs run on other machines.
+    """
+
+    def __init__(self, path: Path, limit_bytes: int, *, is_synced: bool = False) -> None:
+        """Open for appending; the file must have no torn tail (see `Recovery`)."""
+        self._path = path
+        self._is_synced = is_synced
+        self._limit_bytes = limit_bytes
+        self._file = self._open(path)
+        self._segment = Segment(limit_bytes)
+        with path.open("rb") as file:
+            self._segment.resume(os.fstat(self._file).st_size, file.read(BEGINNING_BYTES))
+        if self._segment.size_bytes == 0:
+            self._write(MAGIC)
+            self._segment.size_bytes = len(MAGIC)
+            if is_synced:
+                sync_directory(path.parent)
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the size of the present segment."""
+        return self._segment.size_bytes
+
+    def append(self, now: Instant, event: Value, actions: Sequence[Value]) -> bool:
+        """Append one turn; return True when the next segment is due."""
+        data = encode_turn(now, event, actions)
+        self._write(data, is_synced=self._is_synced and bool(actions))
+        return self._segment.grow(len(data))
+
+    def begin_segment(self, now: Instant, head: Value) -> None:
+        """Begin a new segment; a rename makes it the journal once its head is written."""
+        fresh = self._path.with_name(self._path.name + ".new")
+        previous = self._path.with_name(self._path.name + ".1")
+        try:
+            fresh.unlink(missing_ok=True)
+            file = self._open(fresh)
+            old, self._file, self._segment = self._file, file, Segment(self._limit_bytes)
+            data = MAGIC + encode_turn(now, head, [])
+            self._write(data)
+            self._segment.grow(len(data))
+            os.fsync(file)
+            previous.unlink(missing_ok=True)
+            os.link(self._path, previous)
+            fresh.rename(self._path)
+            os.close(old)
+            if self._is_synced:
+                sync_directory(self._path.parent)  # otherwise a power loss could leave the old file in its place
+        except OSError as error:
+            raise WorldError(
+                f"cannot begin a new segment of {self._path}: {error.strerror}; repair its directory and restart"
+            ) from None
+
+    def sync(self) -> None:
+        """Write the file to the disk."""
+        os.fsync(self._file)
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._file)
+
+    def _open(self, path: Path) -> int:
+        try:
+            return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, _MODE)
+        except OSError as error:
+            raise WorldError(f"cannot open the journal {path}: {error.strerror}; repair its directory") from None
+
+    def _write(self, data: bytes, *, is_synced: bool = False) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[os.write(self._file, view) :]
+            if is_synced:
+                os.fdatasync(self._file)
+        except OSError as error:
+            # No action may be carried out that the journal does not hold, so the process must stop here.
+            raise WorldError(
+                f"cannot write the journal {self._path}: {error.strerror}; free space and restart"
+            ) from None
+
+
+class Recovery(Generic[AnyTurn]):
+    """Reads a journal at start: call `turns()` first, then `truncate_torn_tail()` or `restart_from()`."""
+
+    def __init__(self, path: Path, reader: Callable[[ReadBytes], JournalReader[AnyTurn]]) -> None:
+        """Read nothing yet; `reader` decodes the turns of this kind of journal."""
+        self._path = path
+        self._make_reader: Callable[[ReadBytes], JournalReader[AnyTurn]] = reader
+        self._reader: JournalReader[AnyTurn] | None = None
+        self._damage: JournalDamageError | None = None
+        self.last_instant: Instant = 0
+
+    def turns(self) -> Iterator[AnyTurn]:
+        """Yield every readable turn; damage ends the iteration and is then described by `damage`."""
+        try:
+            file = self._path.open("rb", buffering=1 << 16)
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            raise WorldError(
+                f"cannot read the journal {self._path}: {error.strerror}; correct its permissions"
+            ) from None
+        with file:
+            self._reader = self._make_reader(file.read)
+            try:
+                for turn in self._reader:
+                    self.last_instant = turn.now
+                    yield turn
+            except JournalDamageError as damage:
+                self._damage = damage
+
+    @property
+    def damage(self) -> str:
+        """Describe the damage before the last turn; empty where there is none."""
+        return "" if self._damage is None else f"was {self._damage}"
+
+    def truncate_torn_tail(self) -> str:
+        """Remove a torn tail; return a sentence that says so, empty where there was none."""
+        if self._reader is None or not self._reader.torn_bytes:
+            return ""
+        os.truncate(self._path, self._reader.sound_bytes)
+        return (
+            f"the journal {self._path} ended in an incomplete turn of {self._reader.torn_bytes} bytes, which was "
+            f"removed; the {self._reader.turns} turns before it are complete"
+        )
+
+    def restart_from(self, head: Value, why: str) -> str:
+        """Keep the file under another name and replace it by a new journal that begins with this head."""
+        kept_as = ""
+        if self._path.exists():
+            number = 1
+            while (kept := self._path.with_name(f"{self._path.name}.damaged-{number}")).exists():
+                number += 1
+            os.link(self._path, kept)
+            kept_as = f"; it is kept as {kept.name}"
+        fresh = self._path.with_name(self._path.name + ".new")
+        fresh.unlink(missing_ok=True)
+        journal = FileJournal(fresh, 1 << 62)
+        journal.append(self.last_instant, head, [])
+        journal.sync()  # otherwise a power loss could leave an empty file in its place
+        journal.close()
+        fresh.rename(self._path)
+        sync_directory(self._path.parent)
+        return f"the journal {self._path} {why}{kept_as}; a new journal begins"

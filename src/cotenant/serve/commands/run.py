@@ -1,0 +1,168 @@
+"""`cotenant serve run`: options and start of the server."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final, Protocol
+
+import msgspec
+
+from cotenant.errors import ConfigError
+from cotenant.node.directories import Directories, make_directory
+from cotenant.serve.commands.runtime import RuntimeOptions, runtime_of
+from cotenant.serve.frontend.http import ClientLimits
+from cotenant.serve.frontend.server import BoundPorts, ServeOptions, cores_to_use, serve
+from cotenant.serve.frontend.spans import HOME
+from cotenant.serve.frontend.tls import tls_context, tls_files
+from cotenant.serve.model.scheduling import Widths
+from cotenant.serve.policy import policy_class, policy_names
+from cotenant.serve.policy.admit import ADMISSION_POLICIES
+from cotenant.serve.runtime.gpu.runtime import runs_at_once
+from cotenant.serve.runtime.onnx_sessions import remove_stale_weights
+from cotenant.serve.runtime.repository import Repository
+from cotenant.serve.runtime.runtime import RUNTIMES
+from cotenant.serve.state.server import ServerSettings
+from cotenant.units.text import parse_duration, parse_size
+
+TRACE: Final = ("asked", "always", "off")
+
+
+class ServeArguments(msgspec.Struct, frozen=True):
+    """Options of the command line."""
+
+    models: tuple[str, ...]
+    host: str
+    http_port: int
+    grpc_port: int
+    metrics_port: int
+    cores: int
+    policy: str
+    admit: str
+    queue: int
+    body: str
+    memory: str
+    connections: int
+    drain: str
+    runtime: str
+    gpu: str
+    tenants: str
+    workers: int
+    run_limit: str
+    profiles: str
+    tls_cert: str = ""
+    tls_key: str = ""
+    tls_clients: str = ""
+    trace: str = "asked"
+
+
+def _options(
+    given: ServeArguments, directories: Directories, own: Directories, report: Callable[[str], None]
+) -> ServeOptions:
+    for flag, name, table in (
+        ("--trace", given.trace, list(TRACE)),
+        ("--policy", given.policy, policy_names()),
+        ("--admit", given.admit, list(ADMISSION_POLICIES)),
+    ):
+        if name not in table:
+            raise ConfigError(flag, name, f"choose one of {', '.join(table)}")
+    for flag, port in (
+        ("--http-port", given.http_port),
+        ("--grpc-port", given.grpc_port),
+        ("--metrics-port", given.metrics_port),
+    ):
+        if not -1 <= port <= 0xFFFF:
+            raise ConfigError(flag, port, "choose 1 to 65535, 0 for a free port, or -1 for none")
+    for flag, count in (("--queue", given.queue), ("--connections", given.connections)):
+        if not 1 <= count <= 1_000_000:
+            raise ConfigError(flag, count, "choose 1 to 1000000")
+    if given.cores < 0:
+        raise ConfigError("--cores", given.cores, "choose 1 or more, or 0 for all")
+    cores = cores_to_use(sorted(os.sched_getaffinity(0)), given.cores)
+    tls = tls_files(given.tls_cert, given.tls_key, given.tls_clients)
+    if tls is not None:
+        tls_context(tls, "http/1.1")  # reject unusable files before anything else
+    models = tuple(Path(one) for one in given.models)
+    found = Repository(models, cores).scan()  # reject a missing path before anything else
+    limits = ClientLimits(
+        parse_size(given.body, field="--body"), parse_size(given.memory, field="--request-memory"), given.connections
+    )
+    drain_s = parse_duration(given.drain, field="--drain") / 10**9
+    at_once = (
+        runs_at_once(given.workers // max(1, len(found))) if policy_class(given.policy).widths is Widths.MEASURED else 0
+    )
+    runtime = runtime_of(runtime_options(given)._replace(at_once=at_once), cores, directories, report)
+    settings = ServerSettings(
+        runtime.all_units,
+        pinned=runtime.pinned,
+        schedule=given.policy,
+        admit=given.admit,
+        requests_limit=given.queue,
+        ahead=runtime.pinned,
+    )
+    ports = (given.http_port, given.grpc_port, given.metrics_port)
+    spans = None if given.trace == "off" else _place_of_spans(own, report)
+    always = given.trace == "always"
+    folder = profiles_folder(given.profiles, own)
+    return ServeOptions(
+        models, given.host, *ports, cores, runtime, settings, limits, drain_s, folder, tls, spans, always
+    )
+
+
+class RuntimeArguments(Protocol):
+    """Options of every command that runs models."""
+
+    @property
+    def runtime(self) -> str: ...
+    @property
+    def gpu(self) -> str: ...
+    @property
+    def tenants(self) -> str: ...
+    @property
+    def workers(self) -> int: ...
+    @property
+    def run_limit(self) -> str: ...
+
+
+def runtime_options(given: RuntimeArguments) -> RuntimeOptions:
+    """Return the options that select the runtime."""
+    if given.runtime not in RUNTIMES:
+        raise ConfigError("--runtime", given.runtime, f"choose {' or '.join(RUNTIMES)}")
+    return RuntimeOptions(given.runtime, given.gpu, given.tenants, given.workers, given.run_limit)
+
+
+def profiles_folder(given: str, directories: Directories) -> Path:
+    """Return the directory of profiles: the given one, or the default in the state directory."""
+    return Path(given) if given else directories.state / "serve-profiles"
+
+
+def run_server(
+    given: ServeArguments,
+    directories: Directories,
+    own: Directories,
+    report: Callable[[str], None],
+    show: Callable[[BoundPorts, Sequence[str]], None],
+) -> int:
+    """Serve until a signal. `directories` are the node's; `own` are the user's, where `cotenant trace` reads spans."""
+    remove_stale_weights()
+    return serve(_options(given, directories, own, report), report, show)
+
+
+def _place_of_spans(directories: Directories, report: Callable[[str], None]) -> Path | None:
+    """Create the directory for request spans; without one, the server runs and requests cannot be traced."""
+    try:
+        make_directory(directories.runtime, "directories.runtime")
+        home = directories.runtime / HOME
+        home.mkdir(mode=0o700, exist_ok=True)
+    except (ConfigError, OSError) as error:
+        report(f"requests cannot be traced: {error}")
+        return None
+    return home
+
+
+def differences(models: Sequence[str]) -> dict[str, list[str]]:
+    """Return, for each model, the settings of its Triton config that are not applied as written."""
+    cores = sorted(os.sched_getaffinity(0))
+    repository = Repository([Path(one) for one in models], cores)
+    return {name: repository.differences(found) for name, found in repository.scan().items()}

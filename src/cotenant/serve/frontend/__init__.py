@@ -1,0 +1,1 @@
+"""Front end of the server: listeners, engine, statistics, traces and shared memory around the state machine."""

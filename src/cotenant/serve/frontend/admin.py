@@ -1,0 +1,147 @@
+"""Admin service: server and model metadata, statistics, and loading of models.
+
+Independent of the protocol: results are trees with the names of the Open Inference Protocol.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Final, TypeAlias
+
+from cotenant import __version__
+from cotenant.serve.frontend.engine import Engine
+from cotenant.serve.model.run_times import RunTimes
+from cotenant.serve.protocol.oip.infer import InferError, quoted
+from cotenant.serve.protocol.oip.metadata import EXTENSIONS, config, metadata
+from cotenant.serve.runtime.model import LoadedModel, ModelLoadError, ModelSource
+from cotenant.serve.runtime.repository import Repository
+
+ProfileOf: TypeAlias = Callable[[ModelSource], RunTimes | None]
+"""Return the measured run times of a model on this device, or None."""
+READY: Final = "READY"
+UNAVAILABLE: Final = "UNAVAILABLE"
+LOADING: Final = "LOADING"
+_LOADS_AT_ONCE: Final = 4
+"""Maximum concurrent loads. Our choice: loading waits for disks and for processes that start."""
+
+
+def _no_profile(found: ModelSource) -> RunTimes | None:
+    del found
+    return None
+
+
+class AdminService:
+    """One server as its clients see it."""
+
+    def __init__(self, engine: Engine, repository: Repository, cores: int, profile_of: ProfileOf = _no_profile) -> None:
+        """Start with no model loaded; `profile_of` is called off the loop's thread and may take long."""
+        self.engine = engine
+        self._repository = repository
+        self._cores = cores
+        self._states: dict[str, tuple[str, str, str]] = {}
+        self._loading: dict[str, asyncio.Lock] = {}
+        self._settled = False
+        self._profile_of = profile_of
+
+    async def load_all(self) -> dict[str, str]:
+        """Load all models; return the reasons of those that failed, by name."""
+        found = await asyncio.to_thread(self._repository.scan)
+        refused = {}
+        at_once = asyncio.Semaphore(_LOADS_AT_ONCE)
+
+        async def load(name: str) -> None:
+            async with at_once:
+                try:
+                    await self.load(name)
+                except InferError as error:
+                    refused[name] = str(error)
+
+        await asyncio.gather(*map(load, found))
+        await self.engine.settled()
+        self._settled = True
+        return refused
+
+    @property
+    def ready(self) -> bool:
+        """Return whether all models are loaded or failed, and requests are accepted."""
+        return self._settled and not self.engine.draining
+
+    def model_ready(self, name: str, version: str) -> bool:
+        """Return whether a request for this model would be accepted."""
+        try:
+            self.engine.model(name, version)
+        except InferError:
+            return False
+        return not self.engine.draining
+
+    def server(self) -> dict[str, Any]:
+        """Return the server's metadata."""
+        return {"name": "cotenant", "version": __version__, "extensions": list(EXTENSIONS)}
+
+    def metadata(self, name: str, version: str) -> dict[str, Any]:
+        """Return a model's metadata."""
+        return metadata(self.engine.model(name, version).spec)
+
+    def config(self, name: str, version: str) -> dict[str, Any]:
+        """Return a model's configuration."""
+        return config(self.engine.model(name, version).spec, self._cores)
+
+    def statistics(self, name: str, version: str) -> dict[str, Any]:
+        """Return the statistics of a model, or of all if the name is empty."""
+        names = [name] if name else self.engine.names()
+        models = [self.engine.model(one, version if name else "") for one in names]
+        return {"model_stats": [self._of_model(one.spec.name, one.spec.version) for one in models]}
+
+    def _of_model(self, name: str, version: str) -> dict[str, object]:
+        statistics = self.engine.statistics[name]
+        return statistics.statistics(name, version, self.engine.unix_ms(statistics.last))
+
+    def plan(self) -> dict[str, Any]:
+        """Return the plan of the scheduling policy."""
+        return self.engine.plan_report()
+
+    async def index(self, *, only_ready: bool) -> list[dict[str, str]]:
+        """Return all models with their states."""
+        try:
+            there = await asyncio.to_thread(self._repository.scan)
+        except OSError as error:
+            raise InferError(f"the models cannot be listed: {error}", "fault") from None
+        listed = []
+        for name in sorted({*there, *self._states}):
+            version, state, reason = self._states.get(name, ("", UNAVAILABLE, "not loaded"))
+            if not only_ready or state == READY:
+                listed.append({"name": name, "version": version, "state": state, "reason": reason})
+        return listed
+
+    async def load(self, name: str) -> None:
+        """Load a model, or load it again; requests of the previous instance are still answered by it."""
+        async with self._loading.setdefault(name, asyncio.Lock()):
+            found = (await asyncio.to_thread(self._repository.scan)).get(name)
+            if found is None:
+                self._loading.pop(name, None)
+                raise InferError(f"failed to load {quoted(name)}: there is no such model", "not-found")
+            before = self._states.get(name)
+            if before is None or before[1] != READY:
+                self._states[name] = (found.version, LOADING, "")
+            try:
+                model, times = await asyncio.to_thread(self._load, found)
+            except Exception as error:  # noqa: BLE001  a failing model must not affect the others
+                why = str(error) if isinstance(error, ModelLoadError) else f"{type(error).__name__}: {str(error)[:500]}"
+                if before is None or before[1] != READY:
+                    self._states[name] = (found.version, UNAVAILABLE, why)
+                raise InferError(f"failed to load {quoted(name)}: {why}") from None
+            self.engine.serve(model, times)
+            self._states[name] = (found.version, READY, "")
+
+    def _load(self, found: ModelSource) -> tuple[LoadedModel, RunTimes | None]:
+        model = self._repository.load(found)
+        return model, self._profile_of(found)
+
+    def unload(self, name: str) -> None:
+        """Accept no more requests for a model; queued ones are answered."""
+        state = self._states.get(name)
+        if state is None:
+            raise InferError(f"failed to unload {quoted(name)}: there is no such model", "not-found")
+        self.engine.withdraw(name)
+        self._states[name] = (state[0], UNAVAILABLE, "unloaded")

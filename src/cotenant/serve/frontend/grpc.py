@@ -1,0 +1,331 @@
+"""gRPC listener: one protocol object per connection, all on the event loop's thread."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, cast
+
+from cotenant.serve.frontend.admin import AdminService
+from cotenant.serve.frontend.grpc_methods import METHODS
+from cotenant.serve.frontend.grpc_replies import PendingCall, StreamReply, UnaryReply
+from cotenant.serve.frontend.pending import error_of
+from cotenant.serve.protocol.budget import ByteBudget
+from cotenant.serve.protocol.compression import Decompression
+from cotenant.serve.protocol.grpc import status as status_codes
+from cotenant.serve.protocol.grpc.calls import CallReset, CallStarted, HalfClosed, MessageReceived
+from cotenant.serve.protocol.grpc.connection import GrpcConnection
+from cotenant.serve.protocol.http2.frames import Http2Error
+from cotenant.serve.protocol.oip.infer import InferError
+from cotenant.serve.protocol.oip.infer_proto import read_request
+from cotenant.serve.protocol.oip.proto import SERVICE
+from cotenant.units.instant import MILLISECOND_NS, Duration
+
+_INFER: Final = f"/{SERVICE}/ModelInfer"
+_STREAM: Final = f"/{SERVICE}/ModelStreamInfer"
+_PREFIX: Final = f"/{SERVICE}/"
+_MIN_PROGRESS_BYTES: Final = 4096
+"""Minimum progress of a partly received message between two sweeps."""
+_ON_STREAM_LIMIT: Final = 1024
+"""Maximum active requests of one stream; further ones are rejected."""
+
+
+class GrpcServer:
+    """State that all gRPC connections share."""
+
+    def __init__(
+        self, admin: AdminService, message_limit_bytes: int, held_limit_bytes: int, connections_limit: int
+    ) -> None:
+        """Start without connections."""
+        self.admin = admin
+        self.message_limit_bytes = message_limit_bytes
+        self.connections_limit = connections_limit
+        self.receive_budget = ByteBudget(held_limit_bytes)
+        self.send_budget = ByteBudget(held_limit_bytes)
+        self.connections: set[GrpcProtocol] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    def __call__(self) -> GrpcProtocol:
+        """Create the protocol of a new connection."""
+        return GrpcProtocol(self)
+
+    def sweep(self) -> None:
+        """Close connections that sent no preface, make no progress with a message, or read no responses.
+
+        Called periodically.
+        """
+        for one in list(self.connections):
+            one.close_if_stalled()
+
+    def drain(self) -> None:
+        """Send GOAWAY to every client."""
+        for one in list(self.connections):
+            one.drain()
+
+
+class GrpcProtocol(asyncio.Protocol):
+    """One client connection."""
+
+    def __init__(self, serving: GrpcServer) -> None:
+        """Start unconnected."""
+        self._serving = serving
+        self._connection = GrpcConnection(serving.message_limit_bytes, serving.receive_budget, serving.send_budget)
+        self._transport: asyncio.Transport | None = None
+        self._calls: dict[int, PendingCall] = {}
+        self._reading = False
+        self._draining = False
+        self._checked = False
+        self._last_progress: dict[int, tuple[int, int]] = {}
+        self._last_unsent = 0
+        self._write_paused = False
+        """The client does not read its responses."""
+        self._decompressing = 0
+        """Messages that another thread decompresses."""
+        self._paused = False
+        """Reading from the client is paused."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Register the connection, or close it at the limit."""
+        self._transport = cast("asyncio.Transport", transport)
+        if len(self._serving.connections) >= self._serving.connections_limit:
+            transport.close()
+            return
+        self._serving.connections.add(self)
+        self.flush()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel the client's requests."""
+        del exc
+        self._serving.connections.discard(self)
+        self._transport = None
+        for call in self._calls.values():
+            self._drop(call)
+        self._calls.clear()
+        self._connection.close()
+
+    def pause_writing(self) -> None:
+        """Stop reading from a client that does not read its responses."""
+        self._write_paused = True
+        self._update_reading()
+
+    def resume_writing(self) -> None:
+        """Resume reading."""
+        self._write_paused = False
+        self._update_reading()
+
+    def _update_reading(self) -> None:
+        """Pause reading while the client does not read its responses or a message is being decompressed."""
+        paused = self._write_paused or self._decompressing > 0
+        if self._transport is None or self._transport.is_closing() or paused == self._paused:
+            return
+        self._paused = paused
+        if paused:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def close_if_stalled(self) -> None:
+        """Close a connection without progress since the last call: no preface, message data or reads."""
+        if self._transport is None:
+            return
+        unsent = self._transport.get_write_buffer_size() + self._connection.held_bytes()
+        half = {} if self._paused else self._connection.partial_messages()
+        crawls = any(
+            stream in half and half[stream][0] == whole and half[stream][1] - size < _MIN_PROGRESS_BYTES
+            for stream, (whole, size) in self._last_progress.items()
+        )
+        if crawls or (self._checked and not self._connection.preface_seen) or 0 < self._last_unsent <= unsent:
+            self._transport.abort()
+        self._checked, self._last_progress, self._last_unsent = True, half, unsent
+
+    def drain(self) -> None:
+        """Accept no new calls."""
+        self._draining = True
+        self._connection.drain()
+        self.flush()
+
+    def flush(self) -> None:
+        """Send pending data, unless a read is being processed that may add more."""
+        if self._reading or self._transport is None:
+            return
+        data = self._connection.take()
+        if data:
+            self._transport.write(data)
+            if self._transport.get_write_buffer_size() > self._serving.message_limit_bytes:
+                self._transport.abort()  # the client reads none of its responses
+                return
+        if self._draining and not self._connection.calls:
+            self._transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        """Process received data."""
+        self._reading = True
+        try:
+            for one in self._connection.feed(data):
+                if isinstance(one, MessageReceived | HalfClosed):
+                    self._handle_in_order(one)
+                elif isinstance(one, CallStarted):
+                    self._call_started(one)
+                elif isinstance(one, CallReset):
+                    self._reset(one.stream)
+        except Http2Error:
+            self._reading = False
+            self.flush()
+            if self._transport is not None:
+                self._transport.close()
+            return
+        self._reading = False
+        self.flush()
+
+    def _call_started(self, called: CallStarted) -> None:
+        if called.path in (_INFER, _STREAM) or called.path.removeprefix(_PREFIX) in METHODS:
+            self._calls[called.stream] = PendingCall(called.path, called.timeout_ns)
+        else:
+            self._connection.finish(called.stream, status_codes.UNIMPLEMENTED, f"{called.path} is not implemented here")
+
+    def _handle_in_order(self, one: MessageReceived | HalfClosed) -> None:
+        """Handle an event of a call, in order."""
+        call = self._calls.get(one.stream)
+        if call is None:
+            return
+        if call.held_events is not None:
+            call.held_events.append(one)
+        elif isinstance(one, HalfClosed):
+            self._half_closed(one.stream, call)
+        elif one.compressed is None:
+            self._message_received(one.stream, call, one.message)
+        else:
+            call.held_events = deque()
+            self._decompressing += 1
+            self._update_reading()
+            self._start_task(self._decompress(one.stream, call, one.compressed))
+
+    async def _decompress(self, stream: int, call: PendingCall, compressed: Decompression) -> None:
+        """Decompress in a thread; later events of the call wait, and reading from the client is paused."""
+        try:
+            message = await asyncio.to_thread(compressed.finish)
+        except ValueError as error:
+            self.finish(stream, status_codes.INTERNAL, f"a message {error}")
+            return
+        except Exception as error:  # noqa: BLE001  the client gets the error, and its connection stays open
+            UnaryReply(self, stream).failed(error_of(error))
+            return
+        finally:
+            self._decompressing -= 1
+            self._update_reading()
+        held_events, call.held_events = call.held_events, None
+        self._handle_in_order(MessageReceived(stream, message))
+        for one in held_events or ():
+            self._handle_in_order(one)
+
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._serving.tasks.add(task)
+        task.add_done_callback(self._serving.tasks.discard)
+
+    def _message_received(self, stream: int, call: PendingCall, message: bytes) -> None:
+        if call.path == _STREAM:
+            self._infer_on_stream(stream, call, message)
+        elif call.message is None:
+            call.message = message
+        else:
+            self.finish(stream, status_codes.INTERNAL, "a call of this method must have one message")
+
+    def _half_closed(self, stream: int, call: PendingCall) -> None:
+        if call.path == _STREAM:
+            call.wants_end = True
+            if not call.numbers:
+                self.finish(stream)
+        elif call.message is None:
+            self.finish(stream, status_codes.INTERNAL, "a call of this method must have a message")
+        elif call.path == _INFER:
+            self._infer(stream, call)
+        else:
+            self._call_method(stream, call)
+
+    def _reset(self, stream: int) -> None:
+        call = self._calls.pop(stream, None)
+        if call is not None:
+            self._drop(call)
+
+    def _drop(self, call: PendingCall) -> None:
+        for number in list(call.numbers):
+            self._serving.admin.engine.cancel(number)
+
+    def _infer(self, stream: int, call: PendingCall) -> None:
+        assert call.message is not None
+        reply = UnaryReply(self, stream)
+        try:
+            request = read_request(call.message)
+            call.message = b""
+            number = self._serving.admin.engine.submit(request, reply, call.timeout_ns)
+        except Exception as error:  # noqa: BLE001  the client gets the error, and its connection stays open
+            reply.failed(error_of(error))
+            return
+        if stream in self._calls:
+            call.numbers.add(number)
+
+    def _infer_on_stream(self, stream: int, call: PendingCall, message: bytes) -> None:
+        reply = StreamReply(self, stream, call)
+        try:
+            request = read_request(message)
+            reply.request = request
+            if len(call.numbers) >= _ON_STREAM_LIMIT:
+                raise InferError(
+                    f"{_ON_STREAM_LIMIT} requests of this stream are active, which is the limit", "exhausted"
+                )
+            number = self._serving.admin.engine.submit(request, reply, call.timeout_ns)
+        except Exception as error:  # noqa: BLE001  the client gets the error, and its connection stays open
+            reply.failed(error_of(error))
+            return
+        if not reply.ended:
+            reply.number = number
+            call.numbers.add(number)
+
+    def _call_method(self, stream: int, call: PendingCall) -> None:
+        assert call.message is not None
+        method: Callable[[AdminService, bytes], bytes | Coroutine[Any, Any, bytes]] = METHODS[
+            call.path.removeprefix(_PREFIX)
+        ]
+        try:
+            answer = method(self._serving.admin, call.message)
+        except Exception as error:  # noqa: BLE001  the client gets the error, and its connection stays open
+            UnaryReply(self, stream).failed(error_of(error))
+            return
+        if isinstance(answer, bytes):
+            self.answer(stream, answer)
+            return
+        self._start_task(self._await(stream, answer))
+
+    async def _await(self, stream: int, answer: Coroutine[Any, Any, bytes]) -> None:
+        try:
+            self.answer(stream, await answer)
+        except Exception as error:  # noqa: BLE001  the client gets the error, and its connection stays open
+            UnaryReply(self, stream).failed(error_of(error))
+
+    # Responses.
+
+    def answer(self, stream: int, message: bytes) -> None:
+        """Send the response of a unary call."""
+        if self._calls.pop(stream, None) is not None:
+            self._connection.respond(stream, message)
+            self.flush()
+
+    def send(self, stream: int, message: bytes) -> None:
+        """Send one response of a stream."""
+        if not self._connection.send(stream, message):
+            self._reset(stream)
+        self.flush()
+
+    def end_if_last(self, stream: int, call: PendingCall, number: int) -> None:
+        """Note that a request was answered; end the stream if it is half-closed and has no active requests."""
+        call.numbers.discard(number)
+        if call.wants_end and not call.numbers:
+            self.finish(stream)
+
+    def finish(self, stream: int, status: int = status_codes.OK, text: str = "", retry_after_ns: Duration = 0) -> None:
+        """End a call with a status."""
+        self._calls.pop(stream, None)
+        self._connection.finish(stream, status, text, -(-retry_after_ns // MILLISECOND_NS))
+        self.flush()

@@ -1,0 +1,376 @@
+"""HTTP listener: one protocol object per connection, all on the event loop's thread."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, NamedTuple, cast
+
+from cotenant.serve.frontend.admin import AdminService
+from cotenant.serve.frontend.http_routes import JSON, HttpResponse, respond_to
+from cotenant.serve.frontend.pending import error_of
+from cotenant.serve.model.event import ModelSpec
+from cotenant.serve.protocol.budget import ByteBudget
+from cotenant.serve.protocol.compression import INLINE_LIMIT_BYTES, Decompression, compress
+from cotenant.serve.protocol.http1.request import HttpError, HttpReader, HttpRequest, RequestHead
+from cotenant.serve.protocol.oip.infer import InferError, InferRequest
+from cotenant.serve.protocol.oip.infer_json import ResponseOutput, read_request, write_error, write_response
+from cotenant.serve.protocol.oip.path import Route, parse_route
+from cotenant.units.instant import SECOND_NS
+
+STATUS: Final = {
+    "invalid": 400,
+    "not-found": 404,
+    "exhausted": 429,
+    "fault": 500,
+    "unsupported": 501,
+    "unavailable": 503,
+    "late": 503,
+}
+_REASONS: Final = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    413: "Content Too Large",
+    429: "Too Many Requests",
+    431: "Request Header Fields Too Large",
+    500: "Internal Server Error",
+    501: "Not Implemented",
+    503: "Service Unavailable",
+    505: "HTTP Version Not Supported",
+}
+_PIPELINE_LIMIT: Final = 16
+_PIPELINE_BYTES: Final = 1 << 20
+_INLINE_BYTES: Final = 32 << 10
+"""Larger bodies are compressed and decompressed in a thread."""
+_MIN_COMPRESSED_BYTES: Final = 256
+"""Smaller bodies are sent uncompressed."""
+_JOINED_BYTES: Final = 64 << 10
+_CLOSE_DELAY_S: Final = 2.0
+_NO_REQUEST: Final = HttpRequest(RequestHead("", "", 0, -1, False, False, "", ()), memoryview(b""))
+_MIN_PROGRESS_BYTES: Final = 4096
+"""Minimum progress of a partly received request between two sweeps."""
+_BINARY: Final = b"application/octet-stream"
+_TEXT: Final = b"text/plain; version=0.0.4; charset=utf-8"
+
+
+class ClientLimits(NamedTuple):
+    """Limits of clients."""
+
+    body_bytes: int = 256 << 20
+    held_bytes: int = 1 << 30
+    """Limit of the tensors of all pending requests."""
+    connections: int = 4096
+    patience_s: float = 60.0
+    """Interval of the sweep for stalled connections."""
+
+
+class HttpServer:
+    """State that all HTTP connections share."""
+
+    def __init__(
+        self, admin: AdminService, limits: ClientLimits, metrics: Callable[[], bytes], *, metrics_only: bool = False
+    ) -> None:
+        """Start without connections."""
+        self.admin = admin
+        self.limits = limits
+        self.metrics = metrics
+        self.metrics_only = metrics_only
+        self.receive_budget = ByteBudget(limits.held_bytes)
+        self.connections: set[HttpConnection] = set()
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.draining = False
+
+    def __call__(self) -> HttpConnection:
+        """Create the protocol of a new connection."""
+        return HttpConnection(self)
+
+    def sweep(self) -> None:
+        """Close connections that make no progress with a request or read no response; called every `patience_s`."""
+        for one in list(self.connections):
+            one.close_if_stalled()
+
+    def drain(self) -> None:
+        """Close each connection after its current response."""
+        self.draining = True
+        for one in list(self.connections):
+            one.close_if_idle()
+
+
+class HttpConnection(asyncio.Protocol):
+    """One client connection; its requests are answered one after the other."""
+
+    streams = False
+
+    def __init__(self, serving: HttpServer) -> None:
+        """Start unconnected."""
+        self._serving = serving
+        self._reader = HttpReader(serving.limits.body_bytes, serving.receive_budget)
+        self._transport: asyncio.Transport | None = None
+        self._current: HttpRequest | None = None
+        self._number = 0
+        self._paused = False
+        self._write_paused = False
+        """The client does not read its responses."""
+        self._error: HttpError | None = None
+        """The client's protocol error; it is sent after the responses that are due."""
+        self._last_progress: tuple[int, int] | None = None
+        self._last_unsent = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Register the connection, or reject it at the limit."""
+        self._transport = cast("asyncio.Transport", transport)
+        serving = self._serving
+        if len(serving.connections) >= serving.limits.connections:
+            self._refuse(503, f"{serving.limits.connections} clients are connected, which is the limit")
+            transport.close()
+            return
+        serving.connections.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel the client's request."""
+        del exc
+        self._serving.connections.discard(self)
+        self._transport = None
+        self._reader.close()
+        if self._number:
+            self._serving.admin.engine.cancel(self._number)
+
+    def data_received(self, data: bytes) -> None:
+        """Process received data."""
+        if self._error is not None:
+            return  # after a protocol error, nothing more is read
+        try:
+            self._reader.feed(data)
+        except HttpError as error:
+            self._error = error
+        if self._reader.wants_continue and self._transport is not None:
+            self._reader.wants_continue = False
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        if self._current is None:
+            self._advance()
+        elif self._reader.waiting:
+            self._update_reading()
+
+    def pause_writing(self) -> None:
+        """Stop reading from a client that does not read its responses."""
+        self._write_paused = True
+        self._update_reading()
+
+    def resume_writing(self) -> None:
+        """Resume reading."""
+        self._write_paused = False
+        self._advance()
+
+    def _update_reading(self) -> None:
+        """Pause reading while the client does not read its responses or has too many pipelined requests."""
+        reader = self._reader
+        ahead = reader.waiting > _PIPELINE_LIMIT or (reader.waiting and reader.waiting_bytes > _PIPELINE_BYTES)
+        paused = self._write_paused or bool(ahead)
+        if self._transport is None or paused == self._paused:
+            return
+        self._paused = paused
+        if paused:
+            self._transport.pause_reading()
+        else:
+            self._transport.resume_reading()
+
+    def close_if_stalled(self) -> None:
+        """Close the connection if it made too little progress with a request, or read nothing, since the last call."""
+        if self._transport is None:
+            return
+        unsent = self._transport.get_write_buffer_size()
+        stuck = 0 < self._last_unsent <= unsent
+        came, before = None if self._paused else self._reader.progress, self._last_progress
+        if came is not None and before is not None and came[0] == before[0]:
+            stuck = stuck or came[1] - before[1] < _MIN_PROGRESS_BYTES
+        self._last_progress, self._last_unsent = came, unsent
+        if stuck:
+            self._transport.abort()
+
+    def close_if_idle(self) -> None:
+        """Close the connection if no response is due."""
+        if self._current is None and not self._reader.mid_request and self._transport is not None:
+            self._transport.close()
+
+    def _advance(self) -> None:
+        """Process complete requests until one has to wait."""
+        while self._current is None and self._transport is not None and not self._write_paused:
+            request = self._reader.next()
+            if request is None:
+                if self._error is not None:
+                    self._refuse(self._error.status, str(self._error), self._error.retry_after_s)
+                    self._close_after_reading()
+                break
+            self._current = request
+            self._handle(request)
+        if self._paused or self._reader.waiting:
+            self._update_reading()
+
+    def _handle(self, request: HttpRequest) -> None:
+        try:
+            route = parse_route(request.head.target)
+            encoding = request.head.encoding
+            if not encoding or encoding == "identity":
+                self._route(request, route, request.body)
+            else:
+                self._take_compressed(request, route, encoding)
+        except Exception as error:  # noqa: BLE001  the client gets the error, and its connection stays open
+            self.failed(error_of(error))
+
+    def _route(self, request: HttpRequest, route: Route, body: memoryview) -> None:
+        if route.kind != "infer":
+            self._call_route(request, route, body)
+        elif request.head.method != "POST":
+            self._respond(405, write_error("inference requires POST"))
+        elif self._serving.metrics_only:
+            raise InferError("this port serves metrics only", "not-found")
+        else:
+            infer_request = read_request(route.name, route.version, body, request.head.json_length)
+            number = self._serving.admin.engine.submit(infer_request, self)
+            if self._current is request:
+                self._number = number
+
+    def _take_compressed(self, request: HttpRequest, route: Route, encoding: str) -> None:
+        """Decompress a small body that stays small on this thread, a larger one in a thread."""
+        try:
+            compressed = Decompression(request.body, encoding, self._serving.limits.body_bytes)
+            plain = compressed.begin(INLINE_LIMIT_BYTES if len(request.body) <= _INLINE_BYTES else 0)
+        except ValueError as error:
+            raise InferError(f"the body {error}") from None
+        if plain is None:
+            self._start_task(self._decompress(request, route, compressed))
+        else:
+            self._route(request, route, memoryview(plain))
+
+    async def _decompress(self, request: HttpRequest, route: Route, compressed: Decompression) -> None:
+        try:
+            try:
+                body = await asyncio.to_thread(compressed.finish)
+            except ValueError as error:
+                raise InferError(f"the body {error}") from None
+            if self._current is request:
+                self._route(request, route, memoryview(body))
+        except Exception as error:  # noqa: BLE001  the client gets the error, and its connection stays open
+            if self._current is request:
+                self.failed(error_of(error))
+
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._serving.tasks.add(task)
+        task.add_done_callback(self._serving.tasks.discard)
+
+    def _call_route(self, request: HttpRequest, route: Route, body: memoryview) -> None:
+        if route.kind == "metrics":
+            self._respond(200, self._serving.metrics(), _TEXT)
+            return
+        if self._serving.metrics_only and route.kind not in ("live", "ready"):
+            raise InferError("this port serves metrics only", "not-found")
+        answer = respond_to(self._serving.admin, route, request.head.method, bytes(body))
+        if isinstance(answer, HttpResponse):
+            self._respond(answer.status, answer.body, answer.kind)
+        else:
+            self._start_task(self._await(request, answer))
+
+    async def _await(self, request: HttpRequest, answer: Coroutine[Any, Any, HttpResponse]) -> None:
+        try:
+            found = await answer
+        except Exception as error:  # noqa: BLE001  the client gets the error, and its connection stays open
+            if self._current is request:
+                self.failed(error_of(error))
+            return
+        if self._current is request:
+            self._respond(found.status, found.body, found.kind)
+
+    # Responses; the port `Reply` of the engine.
+
+    def done(self, request: InferRequest, spec: ModelSpec, outputs: list[ResponseOutput]) -> None:
+        """Send the response to the current request."""
+        parts, json_length = write_response(spec.name, spec.version, request.id, outputs)
+        if json_length < 0:
+            self._respond_compressed(parts[0])
+        else:
+            extra = b"Inference-Header-Content-Length: %d\r\n" % json_length
+            self._respond_compressed(b"".join(parts), _BINARY, extra)
+
+    def failed(self, error: InferError) -> None:
+        """Send an error for the current request."""
+        extra = b""
+        if error.retry_after_ns:
+            extra = b"Retry-After: %d\r\n" % -(-error.retry_after_ns // SECOND_NS)
+        self._respond(STATUS[error.kind], write_error(str(error)), extra=extra)
+
+    def end(self) -> None:
+        """Do nothing; HTTP has no streams."""
+
+    def _respond(self, status: int, body: bytes, kind: bytes = JSON, extra: bytes = b"") -> None:
+        self._number = 0
+        if self._current is not None:
+            self._send(self._current, status, body, kind, extra)
+
+    def _respond_compressed(self, body: bytes, kind: bytes = JSON, extra: bytes = b"") -> None:
+        """Compress only tensors: NVIDIA's asyncio client accepts every encoding but decompresses nothing else."""
+        request = self._current
+        if request is None or not request.head.accepts or len(body) <= _MIN_COMPRESSED_BYTES:
+            self._respond(200, body, kind, extra)
+        elif len(body) <= _INLINE_BYTES:
+            encoding = request.head.accepts[0]
+            self._respond(200, compress(body, encoding), kind, extra + _encoding_header(encoding))
+        else:
+            self._number = 0
+            self._start_task(self._compress(request, body, kind, extra))
+
+    async def _compress(self, request: HttpRequest, body: bytes, kind: bytes, extra: bytes) -> None:
+        encoding = request.head.accepts[0]
+        compressed = await asyncio.to_thread(compress, body, encoding)
+        if self._current is request:
+            self._send(request, 200, compressed, kind, extra + _encoding_header(encoding))
+
+    def _send(self, request: HttpRequest, status: int, body: bytes, kind: bytes, extra: bytes) -> None:
+        self._current = None
+        transport = self._transport
+        if transport is None:
+            return
+        head = request.head
+        keep_alive = head.keep_alive and not self._serving.draining
+        lead = _lead(status, kind, keep_alive) + extra + b"Content-Length: %d\r\n\r\n" % len(body)
+        if head.method == "HEAD":
+            transport.write(lead)
+        elif len(body) <= _JOINED_BYTES:
+            transport.write(lead + body)
+        else:
+            transport.writelines((lead, body))  # avoids another copy
+        if not keep_alive:
+            transport.close()
+        elif self._reader.waiting or self._error is not None:
+            asyncio.get_running_loop().call_soon(self._advance)
+
+    def _refuse(self, status: int, text: str, retry_after_s: int = 0) -> None:
+        if self._transport is not None:
+            body = write_error(text)
+            lead = _lead(status, JSON, False) + (b"Retry-After: %d\r\n" % retry_after_s if retry_after_s else b"")
+            self._transport.write(lead + b"Content-Length: %d\r\n\r\n" % len(body) + body)
+
+    def _close_after_reading(self) -> None:
+        """Close the sending side and read on for a while: an immediate close could discard the response."""
+        transport = self._transport
+        if transport is None:
+            return
+        self._current = _NO_REQUEST
+        if transport.can_write_eof():
+            transport.write_eof()
+            asyncio.get_running_loop().call_later(_CLOSE_DELAY_S, transport.abort)
+        else:
+            transport.close()
+
+
+def _encoding_header(encoding: str) -> bytes:
+    return b"Content-Encoding: " + encoding.encode() + b"\r\n"
+
+
+@functools.cache
+def _lead(status: int, kind: bytes, keep_alive: bool) -> bytes:  # noqa: FBT001  positional, because keyword arguments make the cache slower
+    ending = b"" if keep_alive else b"Connection: close\r\n"
+    return b"HTTP/1.1 %d %s\r\nContent-Type: %s\r\n" % (status, _REASONS[status].encode(), kind) + ending

@@ -1,0 +1,131 @@
+"""HTTP routes other than inference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from cotenant.serve.frontend.admin import AdminService
+from cotenant.serve.protocol.oip.infer import InferError
+from cotenant.serve.protocol.oip.infer_json import write_error
+from cotenant.serve.protocol.oip.path import Route
+
+JSON: Final = b"application/json"
+_encode: Final = msgspec.json.Encoder().encode
+
+
+class HttpResponse(NamedTuple):
+    """A complete response."""
+
+    status: int
+    body: bytes
+    kind: bytes = JSON
+
+
+def _json(tree: Any, status: int = 200) -> HttpResponse:
+    return HttpResponse(status, _encode(tree))
+
+
+def respond_to(
+    admin: AdminService, target: Route, method: str, body: bytes
+) -> HttpResponse | Coroutine[Any, Any, HttpResponse]:
+    """Return the response to a request that is neither inference nor metrics."""
+    kind, name, version = target
+    reads = method in ("GET", "HEAD")
+    if kind in _READS:
+        if not reads:
+            return HttpResponse(405, write_error(f"{kind} requires GET"))
+        return _READS[kind](admin, name, version)
+    if method != "POST":
+        return HttpResponse(405, write_error(f"{kind} requires POST"))
+    return _WRITES[kind](admin, name, _tree(body))
+
+
+def _tree(body: bytes) -> dict[str, Any]:
+    if not body.strip():
+        return {}
+    try:
+        tree = msgspec.json.decode(body, type=dict[str, Any])
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise InferError(f"the body is not a JSON object: {error}") from None
+    return tree
+
+
+def _health(*, well: bool) -> HttpResponse:
+    return HttpResponse(200 if well else 503, b"")
+
+
+_READS: Final[dict[str, Callable[[AdminService, str, str], HttpResponse]]] = {
+    "live": lambda admin, name, version: _health(well=True),
+    "ready": lambda admin, name, version: _health(well=admin.ready),
+    "model-ready": lambda admin, name, version: _health(
+        well=bool(admin.metadata(name, version)) and admin.model_ready(name, version)
+    ),
+    "server": lambda admin, name, version: _json(admin.server()),
+    "metadata": lambda admin, name, version: _json(admin.metadata(name, version)),
+    "config": lambda admin, name, version: _json(admin.config(name, version)),
+    "statistics": lambda admin, name, version: _json(admin.statistics(name, version)),
+    "plan": lambda admin, name, version: _json(admin.plan()),
+    "shm-status": lambda admin, name, version: _json(_regions(admin, name)),
+    "cuda-status": lambda admin, name, version: _json([]),
+}
+
+
+def _regions(admin: AdminService, name: str) -> list[dict[str, Any]]:
+    found = admin.engine.regions.status(name)
+    return [
+        {"name": one, "key": region.key, "offset": region.offset, "byte_size": region.size}
+        for one, region in found.items()
+    ]
+
+
+async def _index(admin: AdminService, name: str, tree: dict[str, Any]) -> HttpResponse:
+    del name
+    return _json(await admin.index(only_ready=tree.get("ready") is True))
+
+
+async def _load(admin: AdminService, name: str, tree: dict[str, Any]) -> HttpResponse:
+    if tree.get("parameters"):
+        raise InferError(f"failed to load {name!r}: parameters that replace its config or files are not supported")
+    await admin.load(name)
+    return _json({})
+
+
+def _unload(admin: AdminService, name: str, tree: dict[str, Any]) -> HttpResponse:
+    del tree
+    admin.unload(name)
+    return _json({})
+
+
+def _register(admin: AdminService, name: str, tree: dict[str, Any]) -> HttpResponse:
+    key, offset, size = tree.get("key"), tree.get("offset", 0), tree.get("byte_size")
+    if not isinstance(key, str) or type(offset) is not int or type(size) is not int:
+        raise InferError("a region is registered by its key, offset and byte_size")
+    admin.engine.regions.register(name, key, offset, size)
+    return _json({})
+
+
+def _unregister(admin: AdminService, name: str, tree: dict[str, Any]) -> HttpResponse:
+    del tree
+    admin.engine.regions.unregister(name)
+    return _json({})
+
+
+def _no_cuda(admin: AdminService, name: str, tree: dict[str, Any]) -> HttpResponse:
+    del admin, name, tree
+    raise InferError("CUDA shared memory is not supported: models run on this machine's cores", "unsupported")
+
+
+_WRITES: Final[
+    dict[str, Callable[[AdminService, str, dict[str, Any]], HttpResponse | Coroutine[Any, Any, HttpResponse]]]
+] = {
+    "index": _index,
+    "load": _load,
+    "unload": _unload,
+    "shm-register": _register,
+    "shm-unregister": _unregister,
+    "cuda-register": _no_cuda,
+    "cuda-unregister": lambda admin, name, tree: _json({}),
+}

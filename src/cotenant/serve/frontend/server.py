@@ -1,0 +1,303 @@
+"""Life cycle of the server: listen, load models, serve, drain and stop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import resource
+import signal
+import socket
+import ssl
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple, NoReturn, TypeVar
+
+from cotenant.errors import ConfigError, WorldError
+from cotenant.runner.clock import monotonic_ns
+from cotenant.runner.thread_priority import request_low_latency
+from cotenant.serve.frontend.admin import AdminService
+from cotenant.serve.frontend.engine import Engine
+from cotenant.serve.frontend.grpc import GrpcServer
+from cotenant.serve.frontend.http import ClientLimits, HttpServer
+from cotenant.serve.frontend.metrics import exposition
+from cotenant.serve.frontend.shared_memory import SharedMemoryRegions
+from cotenant.serve.frontend.tls import TlsFiles, tls_context
+from cotenant.serve.model.run_times import RunTimes
+from cotenant.serve.runtime.model import ModelSource
+from cotenant.serve.runtime.profiles import ProfileCache, model_hash
+from cotenant.serve.runtime.repository import Repository
+from cotenant.serve.runtime.runtime import ModelRuntime
+from cotenant.serve.state.server import ServerSettings
+from cotenant.units.instant import SECOND_NS
+
+_BACKLOG: Final = 2048
+_SWITCH_INTERVAL_S: Final = 0.0005
+"""Maximum time that a thread keeps the interpreter lock; the default of 5 ms would dominate tail latency."""
+_KEEPALIVE: Final = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 4))
+"""In seconds and probes: a client whose machine is gone is detected after two minutes."""
+_LAG_INTERVAL_S: Final = 0.25
+_OTHER_FILES: Final = 512
+OFF: Final = -1
+T = TypeVar("T")
+
+
+class ServeOptions(NamedTuple):
+    """Options of the server."""
+
+    models: tuple[Path, ...]
+    host: str
+    http_port: int
+    """0 chooses a free port; negative: no such listener."""
+    grpc_port: int
+    metrics_port: int
+    cores: tuple[int, ...]
+    """The machine's core numbers."""
+    runtime: ModelRuntime
+    settings: ServerSettings
+    limits: ClientLimits
+    drain_s: float
+    profiles: Path
+    """Directory of the profiles."""
+    tls: TlsFiles | None = None
+    spans: Path | None = None
+    """Directory for request spans; None: spans are not written."""
+    always_spans: bool = False
+
+
+class BoundPorts(NamedTuple):
+    """The ports of the listeners; negative: none."""
+
+    http: int
+    grpc: int
+    metrics: int
+
+
+Report = Callable[[str], None]
+
+
+def serve(options: ServeOptions, report: Report, ready: Callable[[BoundPorts, Sequence[str]], None]) -> int:
+    """Serve until a signal; `ready` is called once with the ports and the models. Return the exit code."""
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
+    request_low_latency()
+    wanted = len(BoundPorts._fields) * options.limits.connections + _OTHER_FILES
+    allowed = allow_files(wanted)
+    if allowed < wanted:
+        report(f"this process may open only {allowed} files, fewer than --connections needs: raise ulimit -n")
+    main = _Server(options, report, ready).run()
+    try:
+        import uvloop  # noqa: PLC0415  optional, much faster
+    except ImportError:
+        report("uvloop is not installed: the server runs at about a third of the speed")
+        return asyncio.run(main)
+    code: int = uvloop.run(main)
+    return code
+
+
+class _Profiles:
+    """Looks up profiles and remembers which models have none."""
+
+    def __init__(self, cache: ProfileCache, runtime: ModelRuntime) -> None:
+        self._cache = cache
+        self._runtime = runtime
+        self.missing: list[str] = []
+
+    def of(self, found: ModelSource) -> RunTimes | None:
+        known = self._cache.find(model_hash(found.path, found.name), self._runtime.identity)
+        if known is None:
+            self.missing.append(found.name)
+        return None if known is None else known.times
+
+
+def allow_files(wanted: int) -> int:
+    """Raise the limit of open files; return the resulting limit, at most `wanted`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return wanted
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
+    return allowed
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+
+
+def _without_profile(names: Sequence[str]) -> str:
+    learned = "run times are learned while serving; `cotenant serve profile MODELS` measures them"
+    return f"no profile of {_some(names)}: {learned}"
+
+
+class _Server:
+    def __init__(
+        self, options: ServeOptions, report: Report, ready: Callable[[BoundPorts, Sequence[str]], None]
+    ) -> None:
+        self._options = options
+        self._report = report
+        self._ready = ready
+
+    async def run(self) -> int:
+        options = self._options
+        loop = asyncio.get_running_loop()
+        signals = _StopSignals(loop)
+        limits, runtime = options.limits, options.runtime
+        regions = SharedMemoryRegions(limits.held_bytes, limits.body_bytes)
+        engine = Engine(
+            *(options.settings, runtime, loop, limits.held_bytes, options.spans),
+            always=options.always_spans,
+            regions=regions,
+        )
+        profiles = _Profiles(ProfileCache(options.profiles, self._report), runtime)
+        repository = Repository(options.models, options.cores, runtime)
+        admin = AdminService(engine, repository, runtime.all_units, profiles.of)
+        http = HttpServer(admin, limits, lambda: exposition(admin, clients()))
+        grpc = GrpcServer(admin, limits.body_bytes, limits.held_bytes, limits.connections)
+        metrics = HttpServer(admin, limits, http.metrics, metrics_only=True)
+        servers = (http, grpc, metrics)
+
+        def clients() -> dict[str, int]:
+            return dict(zip(BoundPorts._fields, (len(server.connections) for server in servers), strict=True))
+
+        listeners = []
+        ports = []
+        for port, server, name, alpn in (
+            (options.http_port, http, "--http-port", "http/1.1"),
+            (options.grpc_port, grpc, "--grpc-port", "h2"),
+            (options.metrics_port, metrics, "--metrics-port", "http/1.1"),
+        ):
+            if port < 0:
+                ports.append(OFF)
+                continue
+            tls = None if options.tls is None else tls_context(options.tls, alpn)
+            listener = await self._listen(loop, server, port, name, tls)
+            listeners.append(listener)
+            ports.append(listener.sockets[0].getsockname()[1])
+        refused = await _first_of(signals.stop, admin.load_all())
+        if refused is None:
+            self._exit_while_loading(engine)
+        for reason in refused.values():
+            self._report(reason)
+        if repository.partly_applied:
+            some = _some(sorted(repository.partly_applied))
+            self._report(
+                f"config.pbtxt of {some} is only partly applied: `cotenant serve run MODELS --check` lists what differs"
+            )
+        if profiles.missing:
+            self._report(_without_profile(profiles.missing))
+        gc.collect()
+        gc.freeze()  # loaded objects stay, so collections need not scan them
+        self._ready(BoundPorts(*ports), engine.names())
+        tasks = [loop.create_task(one) for one in (_sweep(servers, limits.patience_s), _measure_loop_lag(engine))]
+        await signals.stop.wait()
+        code = await self._shut_down(engine, servers, listeners, signals.stop_now)
+        for task in tasks:
+            task.cancel()
+        return code
+
+    async def _listen(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        server: HttpServer | GrpcServer,
+        port: int,
+        name: str,
+        tls: ssl.SSLContext | None,
+    ) -> asyncio.Server:
+        host = self._options.host
+        try:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            listener = socket.socket(family, socket.SOCK_STREAM)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # accepted sockets inherit these
+            for option, value in _KEEPALIVE:
+                listener.setsockopt(socket.IPPROTO_TCP, option, value)
+            listener.bind((host, port))
+        except (OSError, OverflowError) as error:
+            why = getattr(error, "strerror", None) or str(error)
+            raise WorldError(f"cannot listen at {host}:{port}: {why}; name another by {name}") from None
+        return await loop.create_server(server, sock=listener, backlog=_BACKLOG, ssl=tls)
+
+    def _exit_while_loading(self, engine: Engine) -> NoReturn:
+        """Exit at once: no request was accepted yet, and a thread that loads a model cannot be stopped."""
+        self._report("stopped while models were loading")
+        engine.close(patient=False)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+    async def _shut_down(
+        self,
+        engine: Engine,
+        servers: Sequence[HttpServer | GrpcServer],
+        listeners: Sequence[asyncio.Server],
+        stop_now: asyncio.Event,
+    ) -> int:
+        """Stop being ready, answer the admitted requests, then close the connections."""
+        self._report("draining: new requests are rejected, active ones are answered")
+        drained = asyncio.Event()
+        engine.drain(drained.set)
+        code = 0
+        try:
+            if await asyncio.wait_for(_first_of(stop_now, drained.wait()), self._options.drain_s) is None:
+                self._report("second stop signal: active requests are abandoned")
+                code = 75
+        except TimeoutError:
+            self._report(f"some requests took longer than the {self._options.drain_s:g} s of --drain and are abandoned")
+            code = 75
+        for listener in listeners:
+            listener.close()
+        for server in servers:
+            server.drain()
+        for _ in range(20):  # time for the last responses
+            if not any(server.connections for server in servers):
+                break
+            await asyncio.sleep(0.05)
+        engine.close(patient=code == 0)
+        return code
+
+
+class _StopSignals:
+    """SIGTERM and SIGINT: the first one stops, the second one stops at once."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.stop = asyncio.Event()
+        self.stop_now = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._received)
+
+    def _received(self) -> None:
+        (self.stop_now if self.stop.is_set() else self.stop).set()
+
+
+async def _first_of(event: asyncio.Event, work: Coroutine[Any, Any, T]) -> T | None:
+    """Return the result of `work`, or None if the event is set first."""
+    task, event_set = asyncio.ensure_future(work), asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait((task, event_set), return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        task.cancel()
+        event_set.cancel()
+
+
+async def _sweep(servers: Sequence[HttpServer | GrpcServer], patience_s: float) -> None:
+    while True:
+        await asyncio.sleep(patience_s)
+        for server in servers:
+            server.sweep()
+
+
+async def _measure_loop_lag(engine: Engine) -> None:
+    """Track the maximum delay of the event loop, with slow decay."""
+    while True:
+        due = monotonic_ns() + int(_LAG_INTERVAL_S * SECOND_NS)
+        await asyncio.sleep(_LAG_INTERVAL_S)
+        late_ns = max(monotonic_ns() - due, 0)
+        engine.loop_lag_ns = max(late_ns, engine.loop_lag_ns * 9 // 10)
+
+
+def cores_to_use(available: Sequence[int], count: int) -> tuple[int, ...]:
+    """Return the first cores that this process may use; zero: all of them."""
+    if count > len(available):
+        raise ConfigError("--cores", count, f"this process may use {len(available)}")
+    return tuple(sorted(available))[: count or len(available)]

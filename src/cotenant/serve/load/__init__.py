@@ -1,0 +1,1 @@
+"""Load generator: open-loop and closed-loop clients over HTTP and gRPC."""

@@ -1,0 +1,45 @@
+"""Measured run times of a model by rows and units."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cotenant.units.instant import Duration
+from cotenant.units.value import Value
+
+
+class RunTime(Value, frozen=True):
+    """Run time of a number of rows on a number of units (cores, or percent of a GPU)."""
+
+    units: int
+    rows: int
+    typical_ns: Duration
+    """Median."""
+    high_ns: Duration
+    """99th percentile."""
+
+
+class RunTimes(Value, frozen=True):
+    """All measured run times of a model on one device."""
+
+    all_units: int
+    """Units of the device: the number of cores, or 100."""
+    times: tuple[RunTime, ...]
+    knee_units: int
+    """Number of units beyond which runs hardly get faster, from the curve at the largest measured batch."""
+
+    def widths(self) -> tuple[int, ...]:
+        """Return the measured numbers of units, ascending."""
+        return tuple(sorted({one.units for one in self.times}))
+
+    def batches(self) -> tuple[int, ...]:
+        """Return the measured numbers of rows, ascending."""
+        return tuple(sorted({one.rows for one in self.times}))
+
+
+def table(times: Sequence[RunTime]) -> dict[int, dict[int, RunTime]]:
+    """Index run times by units, then by rows."""
+    found: dict[int, dict[int, RunTime]] = {}
+    for one in times:
+        found.setdefault(one.units, {})[one.rows] = one
+    return found

@@ -1,0 +1,75 @@
+"""gRPC status codes and request headers.
+
+See https://grpc.github.io/grpc/core/md_doc_statuscodes.html and the PROTOCOL-HTTP2 document of gRPC.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Final, NamedTuple
+
+from cotenant.units.instant import Duration
+
+OK: Final = 0
+CANCELLED: Final = 1
+INVALID_ARGUMENT: Final = 3
+DEADLINE_EXCEEDED: Final = 4
+NOT_FOUND: Final = 5
+RESOURCE_EXHAUSTED: Final = 8
+UNIMPLEMENTED: Final = 12
+INTERNAL: Final = 13
+UNAVAILABLE: Final = 14
+
+NAMES: Final = {
+    OK: "OK",
+    CANCELLED: "CANCELLED",
+    INVALID_ARGUMENT: "INVALID_ARGUMENT",
+    DEADLINE_EXCEEDED: "DEADLINE_EXCEEDED",
+    NOT_FOUND: "NOT_FOUND",
+    RESOURCE_EXHAUSTED: "RESOURCE_EXHAUSTED",
+    UNIMPLEMENTED: "UNIMPLEMENTED",
+    INTERNAL: "INTERNAL",
+    UNAVAILABLE: "UNAVAILABLE",
+}
+"""Names of the status codes."""
+
+_UNITS_NS: Final = {"H": 3600 * 10**9, "M": 60 * 10**9, "S": 10**9, "m": 10**6, "u": 10**3, "n": 1}
+_TIMEOUT_LIMIT_NS: Final = 1 << 62
+_OPENINGS_KEPT: Final = 1024
+
+
+def read_timeout(text: str) -> Duration:
+    """Parse a grpc-timeout; zero if there is none."""
+    if not text:
+        return 0
+    digits, unit = text[:-1], text[-1]
+    if not digits.isascii() or not digits.isdigit() or len(digits) > 8 or unit not in _UNITS_NS:
+        raise ValueError(text)
+    return max(min(int(digits) * _UNITS_NS[unit], _TIMEOUT_LIMIT_NS), 1)
+
+
+class CallHeaders(NamedTuple):
+    """Parsed request headers; a status other than OK rejects the call."""
+
+    status: int
+    text: str = ""
+    path: str = ""
+    encoding: str = ""
+    timeout_ns: Duration = 0
+
+
+@functools.lru_cache(_OPENINGS_KEPT)
+def read_call_headers(headers: tuple[tuple[bytes, bytes], ...]) -> CallHeaders:
+    """Parse request headers; cached, because a client's calls have mostly the same headers."""
+    named = dict(headers)
+    if named.get(b":method") != b"POST" or not named.get(b"content-type", b"").startswith(b"application/grpc"):
+        return CallHeaders(INTERNAL, "this port speaks gRPC: POST with content-type application/grpc")
+    encoding = named.get(b"grpc-encoding", b"identity").decode("latin-1")
+    if encoding not in ("identity", "gzip", "deflate"):
+        return CallHeaders(UNIMPLEMENTED, f"messages packed by {encoding!r} are not known here")
+    timeout = named.get(b"grpc-timeout", b"").decode("latin-1")
+    try:
+        timeout_ns = read_timeout(timeout)
+    except ValueError:
+        return CallHeaders(INTERNAL, f"grpc-timeout {timeout!r} is no number of at most 8 digits and a unit")
+    return CallHeaders(OK, "", named.get(b":path", b"").decode("latin-1"), encoding, timeout_ns)

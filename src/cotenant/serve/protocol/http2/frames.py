@@ -1,0 +1,196 @@
+"""HTTP/2 frames (https://www.rfc-editor.org/rfc/rfc9113), as far as gRPC needs them."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final, NamedTuple
+
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+FRAME_LIMIT_BYTES: Final = 1 << 18
+"""SETTINGS_MAX_FRAME_SIZE of this server."""
+STREAMS_LIMIT: Final = 1024
+"""SETTINGS_MAX_CONCURRENT_STREAMS of this server."""
+STREAM_WINDOW_BYTES: Final = 4 << 20
+CONNECTION_WINDOW_BYTES: Final = 16 << 20
+_DEFAULT_WINDOW_BYTES: Final = 65535
+MAX_WINDOW_SIZE: Final = (1 << 31) - 1
+
+DATA: Final = 0
+HEADERS: Final = 1
+PRIORITY: Final = 2
+RST_STREAM: Final = 3
+SETTINGS: Final = 4
+PUSH_PROMISE: Final = 5
+PING: Final = 6
+GOAWAY: Final = 7
+WINDOW_UPDATE: Final = 8
+CONTINUATION: Final = 9
+
+END_STREAM: Final = 0x1
+ACK: Final = 0x1
+END_HEADERS: Final = 0x4
+PADDED: Final = 0x8
+HAS_PRIORITY: Final = 0x20
+
+NO_ERROR: Final = 0
+PROTOCOL_ERROR: Final = 1
+FLOW_CONTROL_ERROR: Final = 3
+STREAM_CLOSED: Final = 5
+FRAME_SIZE_ERROR: Final = 6
+REFUSED_STREAM: Final = 7
+CANCEL: Final = 8
+COMPRESSION_ERROR: Final = 9
+ENHANCE_YOUR_CALM: Final = 11
+
+_FRAME_HEADER: Final = struct.Struct(">HBBBI")
+_SETTING: Final = struct.Struct(">HI")
+_MAX_CONCURRENT_STREAMS: Final = 3
+_INITIAL_WINDOW_SIZE: Final = 4
+_MAX_FRAME_SIZE: Final = 5
+_MAX_HEADER_LIST_SIZE: Final = 6
+FRAME_HEADER_BYTES: Final = 9
+
+
+class Http2Error(Exception):
+    """The peer violated the protocol; the connection ends with this error code."""
+
+    def __init__(self, code: int, text: str) -> None:
+        """An error code (RFC 9113, section 7) and a text for GOAWAY."""
+        super().__init__(text)
+        self.code = code
+
+
+class Frame(NamedTuple):
+    """One frame."""
+
+    kind: int
+    flags: int
+    stream: int
+    payload: bytes
+
+
+class FrameReader:
+    """Converts the bytes of one connection to frames."""
+
+    def __init__(self, *, preface_seen: bool = False) -> None:
+        """A client sends a connection preface first; a server sends none, so a client sets `preface_seen`."""
+        self._buffer = b""
+        self.preface_seen = preface_seen
+        """Whether the connection preface was received."""
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Process received bytes; return the complete frames."""
+        if self._buffer:
+            data = self._buffer + data
+        place = 0
+        if not self.preface_seen:
+            if not data.startswith(PREFACE[: len(data)]):
+                raise Http2Error(PROTOCOL_ERROR, "the client does not speak HTTP/2")
+            if len(data) < len(PREFACE):
+                self._buffer = data
+                return []
+            self.preface_seen = True
+            place = len(PREFACE)
+        frames = []
+        end = len(data)
+        while end - place >= FRAME_HEADER_BYTES:
+            high, low, kind, flags, stream = _FRAME_HEADER.unpack_from(data, place)
+            length = high << 8 | low
+            if length > FRAME_LIMIT_BYTES:
+                raise Http2Error(FRAME_SIZE_ERROR, f"a frame may have {FRAME_LIMIT_BYTES} bytes")
+            begin = place + FRAME_HEADER_BYTES
+            if begin + length > end:
+                break
+            place = begin + length
+            frames.append(Frame(kind, flags, stream & MAX_WINDOW_SIZE, data[begin:place]))
+        self._buffer = data[place:]
+        return frames
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """Encode a frame."""
+    return frame_header(kind, flags, stream, len(payload)) + payload
+
+
+def frame_header(kind: int, flags: int, stream: int, length: int) -> bytes:
+    """Encode a frame header (RFC 9113, section 4.1)."""
+    return _FRAME_HEADER.pack(length >> 8, length & 0xFF, kind, flags, stream)
+
+
+def server_preface() -> bytes:
+    """Return the server's first frames: SETTINGS, and WINDOW_UPDATE for the connection."""
+    settings = (
+        (_MAX_CONCURRENT_STREAMS, STREAMS_LIMIT),
+        (_INITIAL_WINDOW_SIZE, STREAM_WINDOW_BYTES),
+        (_MAX_FRAME_SIZE, FRAME_LIMIT_BYTES),
+        (_MAX_HEADER_LIST_SIZE, 16 << 10),
+    )
+    payload = b"".join(_SETTING.pack(*one) for one in settings)
+    return frame(SETTINGS, 0, 0, payload) + window_update(0, CONNECTION_WINDOW_BYTES - _DEFAULT_WINDOW_BYTES)
+
+
+def window_update(stream: int, more: int) -> bytes:
+    """Encode a WINDOW_UPDATE."""
+    return frame(WINDOW_UPDATE, 0, stream, more.to_bytes(4, "big"))
+
+
+def rst_stream(stream: int, code: int) -> bytes:
+    """Encode a RST_STREAM."""
+    return frame(RST_STREAM, 0, stream, code.to_bytes(4, "big"))
+
+
+def goaway(last_stream: int, code: int, text: str = "") -> bytes:
+    """Encode a GOAWAY."""
+    return frame(GOAWAY, 0, 0, last_stream.to_bytes(4, "big") + code.to_bytes(4, "big") + text.encode())
+
+
+class Settings(NamedTuple):
+    """The settings that affect the peer; None: not sent."""
+
+    window: int | None
+    frame: int | None
+    streams: int | None = None
+    """SETTINGS_MAX_CONCURRENT_STREAMS."""
+
+
+def read_settings(payload: bytes) -> Settings:
+    """Parse a SETTINGS payload (RFC 9113, section 6.5)."""
+    if len(payload) % _SETTING.size:
+        raise Http2Error(FRAME_SIZE_ERROR, "a settings frame is cut off")
+    window = size = streams = None
+    for name, value in _SETTING.iter_unpack(payload):
+        if name == _INITIAL_WINDOW_SIZE:
+            if value > MAX_WINDOW_SIZE:
+                raise Http2Error(FLOW_CONTROL_ERROR, "a window is too large")
+            window = value
+        elif name == _MAX_FRAME_SIZE:
+            if not 1 << 14 <= value < 1 << 24:
+                raise Http2Error(PROTOCOL_ERROR, "a frame size is out of bounds")
+            size = value
+        elif name == _MAX_CONCURRENT_STREAMS:
+            streams = value
+    return Settings(window, size, streams)
+
+
+def read_number(payload: bytes, what: str) -> int:
+    """Parse the payload of WINDOW_UPDATE or RST_STREAM."""
+    if len(payload) != 4:
+        raise Http2Error(FRAME_SIZE_ERROR, f"{what} has four bytes")
+    return int.from_bytes(payload, "big")
+
+
+def unpadded(frame_: Frame) -> bytes:
+    """Return the payload of HEADERS or DATA without padding and priority."""
+    payload = frame_.payload
+    end = len(payload)
+    begin = 0
+    if frame_.flags & PADDED:
+        if not payload:
+            raise Http2Error(FRAME_SIZE_ERROR, "padding has no length")
+        begin = 1
+        end -= payload[0]
+    if frame_.kind == HEADERS and frame_.flags & HAS_PRIORITY:
+        begin += 5
+    if begin > end:
+        raise Http2Error(PROTOCOL_ERROR, "padding is longer than its frame")
+    return payload[begin:end]

@@ -1,0 +1,238 @@
+"""HPACK (https://www.rfc-editor.org/rfc/rfc7541): a complete decoder, and an encoder without a dynamic table.
+
+Decoded blocks are cached, because clients repeat them.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Final
+
+Header = tuple[bytes, bytes]
+
+TABLE_BYTES: Final = 4096
+"""SETTINGS_HEADER_TABLE_SIZE; this server keeps the default."""
+LIST_LIMIT_BYTES: Final = 16 << 10
+_ENTRY_BYTES: Final = 32
+_BLOCKS_KEPT: Final = 64
+_KEPT_BYTES: Final = 1024
+"""Longer blocks are not cached, because every connection has its own cache."""
+_TEXTS_KEPT: Final = 4096
+_CODE_LENGTHS: Final = (
+    "13 23 28x7 24 30 28x2 30 28x8 30 28x9 6 10x2 12 13 6 8 11 10x2 8 11 8 6x3 5x3 6x7 7 8 15 6 12 10 13 6 "
+    "7x22 8 7 8 13 19 13 14 6 15 5 6 5 6 5 6x3 5 7x2 6x3 5 6 7 6 5x2 6 7x5 15 11 14 13 28 20 22 20x2 22x3 23 "
+    "22 23x5 24 23 24x2 22 23 24 23x4 21 22 23 22 23x2 24 22 21 20 22x2 23x2 21 23 22x2 24 21 22 23x2 21x2 22 "
+    "21 23 22 23x2 20 22x3 23 22x2 23 26x2 20 19 22 23 22 25 26x3 27x2 26 24 25 19 21 26 27x2 26 27 24 21x2 "
+    "26x2 28 27x3 20 24 20 21 22 21x2 23 22x2 25x2 24x2 26 23 26 27 26x2 27x5 28 27x5 26 30 "
+)
+"""Huffman code lengths (RFC 7541, appendix B) of each byte and of EOS, as LENGTHxREPEAT; the code is canonical."""
+_STATIC: Final = (
+    ":authority|:method=GET|:method=POST|:path=/|:path=/index.html|:scheme=http|:scheme=https|:status=200|"
+    ":status=204|:status=206|:status=304|:status=400|:status=404|:status=500|accept-charset|"
+    "accept-encoding=gzip, deflate|accept-language|accept-ranges|accept|access-control-allow-origin|age|allow|"
+    "authorization|cache-control|content-disposition|content-encoding|content-language|content-length|"
+    "content-location|content-range|content-type|cookie|date|etag|expect|expires|from|host|if-match|if-modified-since|"
+    "if-none-match|if-range|if-unmodified-since|last-modified|link|location|max-forwards|proxy-authenticate|"
+    "proxy-authorization|range|referer|refresh|retry-after|server|set-cookie|strict-transport-security|"
+    "transfer-encoding|user-agent|vary|via|www-authenticate"
+)
+
+
+class HpackError(Exception):
+    """A header block is invalid; the connection must end."""
+
+
+def _codes() -> dict[tuple[int, int], int]:
+    lengths: list[int] = []
+    for run in _CODE_LENGTHS.split():
+        length, _, times = run.partition("x")
+        lengths += [int(length)] * int(times or 1)
+    codes = {}
+    code = 0
+    before = 0
+    for symbol in sorted(range(len(lengths)), key=lambda one: (lengths[one], one)):
+        code <<= lengths[symbol] - before
+        before = lengths[symbol]
+        codes[before, code] = symbol
+        code += 1
+    return codes
+
+
+_CODES: Final = _codes()
+_END_SYMBOL: Final = 256
+_SHORTEST: Final = min(length for length, _ in _CODES)
+_LONGEST: Final = max(length for length, _ in _CODES)
+
+
+def huffman_decode(packed: bytes) -> bytes:
+    """Decode a Huffman-coded string."""
+    out = bytearray()
+    code = 0
+    length = 0
+    for byte in packed:
+        for shift in range(7, -1, -1):
+            code = code << 1 | byte >> shift & 1
+            length += 1
+            if length < _SHORTEST:
+                continue
+            symbol = _CODES.get((length, code))
+            if symbol is not None:
+                if symbol == _END_SYMBOL:
+                    raise HpackError("a string has the end mark inside")
+                out.append(symbol)
+                code = length = 0
+            elif length > _LONGEST:
+                raise HpackError("a string has no such code")
+    if length > 7 or code != (1 << length) - 1:
+        raise HpackError("a string is padded wrongly")
+    return bytes(out)
+
+
+_known_text: Final = functools.lru_cache(_TEXTS_KEPT)(huffman_decode)
+
+
+def _static() -> tuple[Header, ...]:
+    pairs = []
+    for entry in _STATIC.split("|"):
+        name, _, value = entry.partition("=")
+        pairs.append((name.encode(), value.encode()))
+    return tuple(pairs)
+
+
+STATIC: Final = _static()
+
+
+class HpackDecoder:
+    """Decoder of one connection, with its dynamic table."""
+
+    def __init__(self) -> None:
+        """Start with an empty dynamic table."""
+        self._table: list[Header] = []
+        self._size = 0
+        self._limit = TABLE_BYTES
+        self._known: dict[bytes, tuple[Header, ...]] = {}
+
+    def decode(self, block: bytes) -> tuple[Header, ...]:
+        """Return the header fields of a block, in order."""
+        known = self._known.get(block)
+        if known is not None:
+            return known
+        headers: list[Header] = []
+        total = 0
+        place = 0
+        plain = True
+        while place < len(block):
+            first = block[place]
+            if first & 0x80:
+                index, place = read_number(block, place, 7)
+                header = self._at(index)
+            elif first & 0xE0 == 0x20:
+                size, place = read_number(block, place, 5)
+                if size > TABLE_BYTES or headers:
+                    raise HpackError("the table changes its size where it may not")
+                self._limit = size
+                self._evict(0)
+                plain = False
+                continue
+            else:
+                header, place = self._literal(block, place, first)
+                if first & 0x40:
+                    self._insert(header)
+                    plain = False
+            headers.append(header)
+            total += len(header[0]) + len(header[1]) + _ENTRY_BYTES
+            if total > LIST_LIMIT_BYTES:
+                raise HpackError(f"headers may have {LIST_LIMIT_BYTES} bytes")
+        if (
+            plain and len(self._known) < _BLOCKS_KEPT and len(block) <= _KEPT_BYTES
+        ):  # the result holds until the dynamic table changes
+            self._known[block] = tuple(headers)
+        return tuple(headers)
+
+    def _literal(self, block: bytes, place: int, first: int) -> tuple[Header, int]:
+        index, place = read_number(block, place, 6 if first & 0x40 else 4)
+        if index:
+            name = self._at(index)[0]
+        else:
+            name, place = _text(block, place)
+        value, place = _text(block, place)
+        return (name, value), place
+
+    def _at(self, index: int) -> Header:
+        if 1 <= index <= len(STATIC):
+            return STATIC[index - 1]
+        place = len(self._table) - (index - len(STATIC))
+        if index == 0 or place < 0:
+            raise HpackError(f"there is no header {index}")
+        return self._table[place]
+
+    def _insert(self, header: Header) -> None:
+        size = len(header[0]) + len(header[1]) + _ENTRY_BYTES
+        self._evict(size)
+        if size <= self._limit:
+            self._table.append(header)
+            self._size += size
+
+    def _evict(self, coming: int) -> None:
+        self._known.clear()
+        gone = 0
+        while gone < len(self._table) and self._size + coming > self._limit:
+            name, value = self._table[gone]
+            self._size -= len(name) + len(value) + _ENTRY_BYTES
+            gone += 1
+        del self._table[:gone]
+
+
+def read_number(block: bytes, place: int, bits: int) -> tuple[int, int]:
+    """Decode an integer (RFC 7541, section 5.1); return it and the next position."""
+    try:
+        mask = (1 << bits) - 1
+        number = block[place] & mask
+        place += 1
+        if number < mask:
+            return number, place
+        shift = 0
+        while True:
+            byte = block[place]
+            place += 1
+            number += (byte & 0x7F) << shift
+            shift += 7
+            if not byte & 0x80:
+                return number, place
+            if shift > 28:
+                raise HpackError("a number does not end")
+    except IndexError:
+        raise HpackError("a block is cut off") from None
+
+
+def _text(block: bytes, place: int) -> tuple[bytes, int]:
+    if place >= len(block):
+        raise HpackError("a block is cut off")
+    packed = block[place] & 0x80
+    length, place = read_number(block, place, 7)
+    end = place + length
+    if end > len(block):
+        raise HpackError("a block is cut off")
+    text = block[place:end]
+    if packed:
+        text = _known_text(text) if length <= _KEPT_BYTES else huffman_decode(text)
+    return text, end
+
+
+def write_number(number: int, bits: int, flags: int) -> bytes:
+    """Encode an integer (RFC 7541, section 5.1) behind the flags of its first byte."""
+    mask = (1 << bits) - 1
+    if number < mask:
+        return bytes((flags | number,))
+    out = bytearray((flags | mask,))
+    number -= mask
+    while number >= 0x80:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+def encode_header(name: bytes, value: bytes) -> bytes:
+    """Encode a literal header field without indexing (RFC 7541, section 6.2.2)."""
+    return b"\x00" + write_number(len(name), 7, 0) + name + write_number(len(value), 7, 0) + value

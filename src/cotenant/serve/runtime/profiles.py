@@ -1,0 +1,70 @@
+"""Profile cache: one file per model hash and device."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from cotenant.errors import ConfigError
+from cotenant.serve.model_profile_format import ModelProfile, decode_model_profile, encode_model_profile
+
+Report = Callable[[str], None]
+
+
+def model_hash(path: Path, name: str) -> str:
+    """Return the hash of the file, and of the model's name if the file may contain several models."""
+    found = hashlib.sha256(b"" if path.suffix == ".onnx" else name.encode() + b"\0")
+    with path.open("rb") as file:
+        while part := file.read(1 << 20):
+            found.update(part)
+    return found.hexdigest()
+
+
+def cpu_identity(cores: int) -> str:
+    """Return the processor's name, the number of cores and the version of ONNX Runtime."""
+    name = "unnamed processor"
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+        if line.startswith("model name"):
+            name = line.partition(":")[2].strip()
+            break
+    return f"{name}, {cores} cores, onnxruntime {importlib.metadata.version('onnxruntime')}"
+
+
+class ProfileCache:
+    """A directory of profiles. A profile that cannot be read is reported and ignored."""
+
+    def __init__(self, folder: Path, report: Report) -> None:
+        """The directory is created on the first write."""
+        self.folder = folder
+        self._report = report
+
+    def find(self, hashed: str, device: str) -> ModelProfile | None:
+        """Return the profile of a model on a device, or None."""
+        path = self._path(hashed, device)
+        try:
+            found = decode_model_profile(path.read_bytes(), str(path))
+        except FileNotFoundError:
+            return None
+        except (OSError, ConfigError) as error:
+            self._report(f"a profile is ignored: {error}")
+            return None
+        return found if (found.model_hash, found.device) == (hashed, device) else None
+
+    def keep(self, profiled: ModelProfile) -> Path:
+        """Store a profile and replace an existing one."""
+        path = self._path(profiled.model_hash, profiled.device)
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile(dir=self.folder, delete=False) as file:
+                file.write(encode_model_profile(profiled))
+            os.replace(file.name, path)  # noqa: PTH105  atomic for concurrent readers
+        except OSError as error:
+            raise ConfigError("--profiles", str(self.folder), f"cannot be written: {error.strerror}") from None
+        return path
+
+    def _path(self, hashed: str, device: str) -> Path:
+        return self.folder / f"{hashed[:24]}-{hashlib.sha256(device.encode()).hexdigest()[:8]}.json"

@@ -1,0 +1,126 @@
+"""Python callables as models."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import sys
+import threading
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from cotenant.api import Model
+from cotenant.serve.model.event import ModelSpec
+from cotenant.serve.model.tensor import Datatype, TensorSpec
+from cotenant.serve.protocol.oip.tensor import NUMPY, Array
+from cotenant.serve.runtime.model import ModelLoadError
+from cotenant.units.instant import Duration
+
+PLATFORM: Final = "python"
+_PREFIX: Final = "cotenant_model_"
+_importing: Final = threading.Lock()
+"""Models are loaded by several threads, and `sys.path` is global."""
+_helpers: Final[dict[str, Path]] = {}
+"""Modules imported from a model's directory, with that directory."""
+
+
+def models_in(path: Path) -> dict[str, Model]:
+    """Return every `Model` that a Python file defines at its top level, by name."""
+    path = path.absolute()
+    name = f"{_PREFIX}{path.stem}_{zlib.crc32(os.fsencode(path)):08x}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ModelLoadError(f"{path.name} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    with _importing, _as_a_program_s(path.parent):
+        before = sys.modules.get(name)
+        sys.modules[name] = module  # dataclasses look up annotations in sys.modules
+        try:
+            spec.loader.exec_module(module)
+        except (Exception, SystemExit) as error:  # a file that calls sys.exit must not end the server
+            del sys.modules[name]
+            if before is not None:  # the version in service stays
+                sys.modules[name] = before
+            raise ModelLoadError(f"{path.name} fails: {type(error).__name__}: {error}") from error
+    found = {one.name: one for one in vars(module).values() if isinstance(one, Model)}
+    if not found:
+        raise ModelLoadError(f"{path.name} defines no cotenant.Model")
+    return found
+
+
+@contextlib.contextmanager
+def _as_a_program_s(folder: Path) -> Iterator[None]:
+    """Make the modules of a model's directory, and of no other model's, importable during its import."""
+    for name in [name for name, home in _helpers.items() if home != folder]:
+        del _helpers[name]
+        sys.modules.pop(name, None)
+    there = set(sys.modules)
+    sys.path.insert(0, str(folder))
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # the file may have changed it
+            sys.path.remove(str(folder))
+        for name, module in sys.modules.copy().items():  # a copy, because other threads add and remove modules
+            file = None if name in there else getattr(module, "__dict__", {}).get("__file__")
+            if isinstance(file, str) and Path(file).is_relative_to(folder) and not name.startswith(_PREFIX):
+                _helpers[name] = folder
+
+
+class PythonModel:
+    """A Python callable as a model."""
+
+    def __init__(self, spec: ModelSpec, model: Model) -> None:
+        """The spec has the callable's tensors."""
+        self.spec = spec
+        self._model = model
+        self._names = [one.name for one in spec.inputs]
+
+    def run(self, inputs: Sequence[Array], cores: Sequence[int] | None = None) -> list[Array]:
+        """Return the outputs for these inputs; the callable may use more than its thread's core."""
+        del cores
+        return self._ordered(self._model.run(dict(zip(self._names, inputs, strict=True))))
+
+    def stream(self, inputs: Sequence[Array]) -> Iterator[list[Array]]:
+        """Yield each response."""
+        answers: Any = self._model.run(dict(zip(self._names, inputs, strict=True)))
+        for one in answers if self.spec.decoupled else [answers]:
+            yield self._ordered(one)
+
+    def is_quick(self, size_bytes: int) -> bool:
+        """Return the author's setting."""
+        del size_bytes
+        return self._model.inline
+
+    def took(self, size_bytes: int, took_ns: Duration) -> None:
+        """Ignore the time."""
+
+    def took_at_once(self, took_ns: Duration) -> None:
+        """Ignore the time."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def _ordered(self, answer: Any) -> list[Array]:
+        found = []
+        for one in self.spec.outputs:
+            try:
+                array = answer[one.name]
+            except (KeyError, TypeError, IndexError):
+                raise ValueError(f"output {one.name!r} of model {self.spec.name!r} is missing in its result") from None
+            found.append(_fitting(one, np.asarray(array)))
+        return found
+
+
+def _fitting(spec: TensorSpec, array: Array) -> Array:
+    wanted = NUMPY[spec.datatype]
+    if array.dtype == wanted:
+        return array
+    if spec.datatype is Datatype.BYTES and array.dtype.kind in "SU":
+        return array.astype(np.object_)
+    raise ValueError(f"output {spec.name!r} is an array of {array.dtype}, expected {wanted} for {spec.datatype.value}")

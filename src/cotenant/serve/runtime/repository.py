@@ -1,0 +1,215 @@
+"""Discovery and loading of models: files, directories and Triton repositories."""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from cotenant.errors import ConfigError
+from cotenant.serve.model.event import ModelSpec
+from cotenant.serve.model_config_format import ModelConfig, decode_model_config, with_config
+from cotenant.serve.protocol.triton.pbtxt import TritonConfig, read_config
+from cotenant.serve.replay_model_format import SUFFIX
+from cotenant.serve.runtime.model import LoadedModel, ModelLoadError, ModelSource
+from cotenant.serve.runtime.onnx import PLATFORM, OnnxModel, means_batches, tensor_specs
+from cotenant.serve.runtime.onnx_sessions import OnnxSessions
+from cotenant.serve.runtime.python import PLATFORM as PYTHON
+from cotenant.serve.runtime.python import PythonModel, models_in
+from cotenant.serve.runtime.runtime import CpuRuntime, ModelRuntime
+from cotenant.serve.runtime.triton_config import batch_limit, with_triton_config
+
+NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}\Z")
+MODELS_LIMIT: Final = 4096
+OWN_CONFIG: Final = "cotenant.toml"
+_BY_POLICY: Final = "not used by dstack, the default policy, which delays no batch"
+
+
+class Repository:
+    """All models below the given paths."""
+
+    def __init__(self, paths: Sequence[Path], cores: Sequence[int], runtime: ModelRuntime | None = None) -> None:
+        """Paths are directories, Triton repositories, or files of ONNX, Python or replay models."""
+        self._paths = paths
+        self._cores = cores
+        self._runtime = CpuRuntime(cores) if runtime is None else runtime
+        self.partly_applied: set[str] = set()
+        """Names of loaded models whose Triton config is only partly applied."""
+
+    def scan(self) -> dict[str, ModelSource]:
+        """Return the models that exist now, by name; the first of two with the same name counts."""
+        found: dict[str, ModelSource] = {}
+        for path in self._paths:
+            for one in _below(path):
+                found.setdefault(one.name, one)
+                if len(found) > MODELS_LIMIT:
+                    raise ConfigError("MODELS", str(path), f"has more than {MODELS_LIMIT} models, which is the limit")
+        return found
+
+    def load(self, found: ModelSource) -> LoadedModel:
+        """Load a model; may take long, so it must not run on the event loop's thread."""
+        if found.broken:
+            raise ModelLoadError(found.broken)
+        config = _own_config(found.config)
+        triton = None if found.triton is None else _triton_config(found.triton)
+        if triton is not None and triton.differences:
+            self.partly_applied.add(found.name)
+        elsewhere = self._runtime.load(found, config, triton)
+        if elsewhere is not None:
+            return elsewhere
+        if found.path.suffix == ".py":
+            if triton is not None:
+                raise ModelLoadError(
+                    "model.py beside a config.pbtxt belongs to Triton's Python backend, which is not supported"
+                )
+            return self._load_python(found, config)
+        return self._load_onnx(found, config, triton)
+
+    def differences(self, found: ModelSource) -> list[str]:
+        """Return the Triton settings that are not applied as written, or why the model cannot be loaded."""
+        if found.broken:
+            return [found.broken]
+        if found.triton is None:
+            return []
+        try:
+            triton = _triton_config(found.triton)
+            self.load(found).close()
+        except ModelLoadError as error:
+            return [str(error)]
+        said = list(triton.differences)
+        if triton.max_batch and not triton.dynamic:
+            said.append("dynamic_batching: absent, but queued requests are batched")
+        if triton.wait_ns:
+            said.append(f"dynamic_batching.max_queue_delay_microseconds: {_BY_POLICY}; fifo, triton and fixed use it")
+        if triton.preferred_batches:
+            said.append(f"dynamic_batching.preferred_batch_size: {_BY_POLICY}; fifo and triton use it")
+        return said
+
+    def _load_onnx(self, found: ModelSource, config: ModelConfig, triton: TritonConfig | None) -> LoadedModel:
+        sessions = OnnxSessions(found.path, self._cores)
+        try:
+            return OnnxModel(self._onnx_spec(found, config, triton, sessions), sessions)
+        except ModelLoadError:
+            sessions.close()
+            raise
+
+    def _onnx_spec(
+        self, found: ModelSource, config: ModelConfig, triton: TritonConfig | None, sessions: OnnxSessions
+    ) -> ModelSpec:
+        inputs, outputs = tensor_specs(sessions.takes, sessions.gives)
+        meant = means_batches(sessions.takes, sessions.gives)
+        max_batch = batch_limit(config, triton, inputs, outputs, meant=meant)
+        spec = ModelSpec(found.name, found.version, PLATFORM, inputs, outputs, max_batch)
+        if triton is not None:
+            spec = with_triton_config(spec, triton)
+        return with_config(spec, config)
+
+    def _load_python(self, found: ModelSource, config: ModelConfig) -> LoadedModel:
+        models = models_in(found.path)
+        if found.name not in models:
+            raise ModelLoadError(f"{found.path.name} defines no Model of that name, only {', '.join(sorted(models))}")
+        model = models[found.name]
+        max_batch = model.max_batch if config.max_batch is None else config.max_batch
+        if max_batch and not model.max_batch:
+            raise ModelLoadError(f"a batch of {max_batch} is configured, but the callable supports no batching")
+        front = (-1,) if model.max_batch else ()
+        sides = [
+            tuple(msgspec.structs.replace(one, shape=(*front, *one.shape)) for one in side)
+            for side in (model.inputs, model.outputs)
+        ]
+        decoupled = model.decoupled
+        if decoupled and max_batch:
+            raise ModelLoadError("a decoupled model answers one request at a time: remove max_batch")
+        spec = ModelSpec(found.name, found.version, PYTHON, sides[0], sides[1], max_batch, decoupled=decoupled)
+        return PythonModel(with_config(spec, config), model)
+
+
+def _below(path: Path) -> list[ModelSource]:
+    if path.is_file():
+        return _from_file(path)
+    if not path.is_dir():
+        raise ConfigError("MODELS", str(path), "is neither a directory nor a file; name one with models")
+    found: list[ModelSource] = []
+    for entry in sorted(path.iterdir()):
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            found += _from_folder(entry)
+        elif entry.suffix in (".onnx", ".py") or entry.name.endswith(SUFFIX):
+            found += _from_file(entry)
+    return found
+
+
+def _from_file(path: Path) -> list[ModelSource]:
+    if path.suffix == ".onnx":
+        return [_checked(ModelSource(path.stem, "1", path, path.with_suffix(".toml")))]
+    if path.name.endswith(SUFFIX):
+        name = path.name.removesuffix(SUFFIX)
+        return [_checked(ModelSource(name, "1", path, path.with_name(f"{name}.toml")))]
+    if path.suffix != ".py":
+        raise ConfigError("MODELS", str(path), f"is neither .onnx, .py nor {SUFFIX}, nor a directory of such files")
+    try:
+        names = _names_in(path, path.stat().st_mtime_ns)
+    except ModelLoadError as error:
+        return [ModelSource(path.stem, "1", path, path, broken=str(error))]
+    return [_checked(ModelSource(name, "1", path, path.with_name(f"{name}.toml"))) for name in names]
+
+
+@functools.lru_cache(MODELS_LIMIT)
+def _names_in(path: Path, mtime_ns: int) -> tuple[str, ...]:
+    """Return the models of a Python file, which must be executed for it; cached until the file changes."""
+    del mtime_ns
+    return tuple(models_in(path))
+
+
+def _from_folder(folder: Path) -> list[ModelSource]:
+    versions = sorted((int(one.name), one) for one in folder.iterdir() if one.name.isdigit() and one.is_dir())
+    config = folder / "config.pbtxt"
+    triton = config if config.is_file() else None
+    if not versions:
+        if triton is None:
+            return []
+        return [ModelSource(folder.name, "", folder, folder, broken="it has no version directory such as 1/")]
+    names = ["model.onnx", "model.py"]
+    if triton is not None:
+        try:
+            asked = _triton_config(triton)
+        except ModelLoadError as error:
+            return [_checked(ModelSource(folder.name, str(versions[-1][0]), folder, folder, broken=str(error)))]
+        names = [asked.file] if asked.file else names
+        versions = [one for one in versions if not asked.versions or one[0] in asked.versions]
+        if not versions:
+            broken = f"version_policy of its config.pbtxt names {list(asked.versions)}, none of which is there"
+            return [ModelSource(folder.name, "", folder, folder, broken=broken)]
+    number, newest = versions[-1]
+    for name in names:
+        if (newest / name).is_file():
+            found = ModelSource(folder.name, str(number), newest / name, folder / OWN_CONFIG, triton)
+            return [_checked(found)]
+    return [ModelSource(folder.name, str(number), newest, folder, broken=f"{newest.name}/ has no {names[0]}")]
+
+
+def _checked(found: ModelSource) -> ModelSource:
+    if NAME.match(found.name):
+        return found
+    return found._replace(broken="its name has other characters than letters, digits, dot, underscore and hyphen")
+
+
+def _own_config(path: Path) -> ModelConfig:
+    try:
+        return decode_model_config(path.read_text(encoding="utf-8"), path.name)
+    except FileNotFoundError:
+        return ModelConfig()
+    except (ConfigError, OSError, UnicodeDecodeError) as error:
+        raise ModelLoadError(str(error)) from None
+
+
+def _triton_config(path: Path) -> TritonConfig:
+    try:
+        return read_config(path.read_text(encoding="utf-8"), path.name)
+    except (ConfigError, OSError, UnicodeDecodeError) as error:
+        raise ModelLoadError(str(error)) from None

@@ -1,0 +1,182 @@
+"""Threads that run models on cores, and the conversion between requests and batches."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import Final, NamedTuple, TypeAlias
+
+import numpy as np
+
+from cotenant.runner.clock import monotonic_ns, thread_ns
+from cotenant.serve.model.event import Run
+from cotenant.serve.protocol.oip.tensor import Array, size_of
+from cotenant.serve.runtime.model import LoadedModel
+from cotenant.units.instant import Duration, Instant
+
+_STOP: Final = None
+_PARTS_LIMIT: Final = 64
+UNSHARED_LIMIT: Final = 64
+"""Maximum concurrent unshared runs. Our choice: far more than any number of cores benefits from."""
+
+
+class ResponseFlow:
+    """Flow control between a decoupled run and its receiver: bounds the responses in flight, and ends the run."""
+
+    __slots__ = ("_room", "is_over")
+
+    def __init__(self) -> None:
+        """Start with a receiver."""
+        self.is_over = False
+        self._room = threading.Semaphore(_PARTS_LIMIT)
+
+    def wait(self) -> bool:
+        """Wait until another response may be sent; return False if there is no receiver."""
+        self._room.acquire()
+        return not self.is_over
+
+    def taken(self) -> None:
+        """Note that a response was sent."""
+        self._room.release()
+
+    def end(self) -> None:
+        """Note that the receiver is gone."""
+        self.is_over = True
+        self._room.release()
+
+
+class Job(NamedTuple):
+    """A run with its model and inputs."""
+
+    run: Run
+    model: LoadedModel
+    parts: Sequence[Sequence[Array]]
+    """The inputs of each request, in the order of the model's inputs."""
+    rows: Sequence[int]
+    response_flow: ResponseFlow | None = None
+    """Set for a decoupled model."""
+
+
+class RunResult(NamedTuple):
+    """The outputs of each request, or the failure."""
+
+    run: Run
+    answers: Sequence[Sequence[Array]]
+    failure: str
+    took_ns: Duration
+    ended: Instant
+    """By CLOCK_MONOTONIC."""
+
+
+ReportResult: TypeAlias = Callable[[RunResult], None]
+ReportResponse: TypeAlias = Callable[[int, Sequence[Array]], None]
+
+
+def execute(job: Job, report_response: ReportResponse, cores: Sequence[int] | None = None) -> RunResult:
+    """Run on the calling thread; report every response of a decoupled model.
+
+    `cores` are the machine's cores to use; the calling thread is on the first one. Empty: all cores; None: this thread
+    only.
+    """
+    began = monotonic_ns()
+    own = thread_ns()
+    model = job.model
+    size = sum(map(size_of, job.parts))
+    answers: Sequence[Sequence[Array]] = ()
+    failure = ""
+    try:
+        if model.spec.decoupled:
+            for answer in model.stream(job.parts[0]):
+                if job.response_flow is not None and not job.response_flow.wait():
+                    break
+                report_response(job.run.requests[0], answer)
+        elif len(job.parts) == 1:
+            answers = [model.run(job.parts[0], cores)]
+        else:
+            inputs = [np.concatenate(column) for column in zip(*job.parts, strict=True)]
+            answers = split(model, model.run(inputs, cores), job.rows)
+    except Exception as error:  # noqa: BLE001  any exception counts as the model's failure
+        failure = failure_of(model, error)
+    model.took(size, thread_ns() - own)
+    ended = monotonic_ns()
+    return RunResult(job.run, answers, failure, ended - began, ended)
+
+
+def failure_of(model: LoadedModel, error: Exception) -> str:
+    """Return the message for clients about a model's failure."""
+    return f"model {model.spec.name!r} failed: {str(error)[:500] or type(error).__name__}"
+
+
+def split(model: LoadedModel, outputs: Sequence[Array], rows: Sequence[int]) -> list[list[Array]]:
+    """Split the outputs of a batch by request."""
+    total = sum(rows)
+    for spec, array in zip(model.spec.outputs, outputs, strict=True):
+        if array.shape[:1] != (total,):
+            raise ValueError(f"output {spec.name!r} has shape {list(array.shape)} for a batch of {total} rows")
+    answers = []
+    begin = 0
+    for count in rows:
+        answers.append([array[begin : begin + count] for array in outputs])
+        begin += count
+    return answers
+
+
+class CoreThreads:
+    """One pinned thread per core; the thread of the first core leads a run on several cores.
+
+    Unshared runs have threads of their own, which are created on demand.
+    """
+
+    def __init__(self, cores: Sequence[int], report_result: ReportResult, report_response: ReportResponse) -> None:
+        """`cores` are the machine's core numbers; the callbacks are called on the worker's thread."""
+        self._report_result = report_result
+        self._report_response = report_response
+        self._cores = tuple(cores)
+        self._queues: list[SimpleQueue[Job | None]] = [SimpleQueue() for _ in cores]
+        self._unshared: SimpleQueue[Job | None] = SimpleQueue()
+        self._idle = 0  # idle threads for unshared runs, minus the runs queued for them
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._anywhere = 0
+        for core, queue in zip(cores, self._queues, strict=True):
+            self._start({core}, queue, f"core-{core}")
+
+    def give(self, job: Job) -> None:
+        """Queue a run."""
+        if job.run.cores:
+            self._queues[job.run.cores[0]].put(job)
+            return
+        with self._lock:
+            self._idle -= 1
+            short = self._idle < 0 and self._anywhere < UNSHARED_LIMIT
+            if short:
+                self._anywhere += 1
+                self._idle += 1
+        if short:
+            self._start(set(self._cores), self._unshared, f"any-{self._anywhere}")
+        self._unshared.put(job)
+
+    def stop(self) -> None:
+        """Stop the threads after their queued runs."""
+        for queue in self._queues:
+            queue.put(_STOP)
+        for _ in range(self._anywhere):
+            self._unshared.put(_STOP)
+        for thread in self._threads:
+            thread.join()
+
+    def _start(self, cores: set[int], queue: SimpleQueue[Job | None], name: str) -> None:
+        thread = threading.Thread(target=self._work, args=(cores, queue), name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _work(self, cores: set[int], queue: SimpleQueue[Job | None]) -> None:
+        os.sched_setaffinity(0, cores)
+        while (job := queue.get()) is not _STOP:
+            done = execute(job, self._report_response, [self._cores[one] for one in job.run.cores])
+            if queue is self._unshared:
+                with self._lock:
+                    self._idle += 1
+            self._report_result(done)

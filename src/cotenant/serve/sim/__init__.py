@@ -1,0 +1,1 @@
+"""Simulated device and server under the simulated clock."""

@@ -1,0 +1,1 @@
+"""Pure state machine of the inference server."""

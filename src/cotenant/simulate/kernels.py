@@ -1,0 +1,164 @@
+"""Runs of kernel streams on one simulated device under a sharing policy: alone, open, gated, and the oracle's plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, Literal, TypeAlias
+
+import msgspec
+
+from cotenant.gate import tenant_gate as passage
+from cotenant.gate.rules import GateEntry, GatePolicy, GateRules
+from cotenant.gate.tenant_table import file_bytes, format_tenant_table, page_offset, read_page, write_tenant_table
+from cotenant.simulate.oracle import OfflineKernels, Plan, plan_of
+from cotenant.softgpu.sim.device import DeviceConfig
+from cotenant.softgpu.sim.host import Client, Costs, LaunchGate, OpenGate
+from cotenant.softgpu.sim.kernels import DeviceSimulation
+from cotenant.softgpu.sim.results import DeviceRun
+from cotenant.units.histogram import Recorder
+from cotenant.workload.kernel import KernelIdentity
+from cotenant.workload.load import Workload
+
+Policy: TypeAlias = Literal["open-slice", "open-mps", "strict", "strict-slice", "fill", "fill-slice"]
+_GATES: Final = {"strict": GatePolicy.STRICT, "fill": GatePolicy.FILL}
+_FIRST: Final = -1
+"""Stream priority of the first tenant. Under MPS, offline programs run below normal priority; here the first runs
+above."""
+_LONGEST_NS: Final = 600 * 10**9
+
+
+class Tenant(msgspec.Struct, frozen=True, kw_only=True):
+    """A load and its entry in the tenant table. The first tenant of a run has priority over the others."""
+
+    load: Workload
+    priority: int
+    guaranteed_ppm: int = 0
+    limit_ppm: int = 0
+    static: bool = False
+
+
+class RunSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a run depends on but the tenants and the policy."""
+
+    device: DeviceConfig
+    rules: GateRules = GateRules()
+    costs: Costs = Costs()
+    seed: int = 0
+    warm: int = 1
+
+
+def shares_slices(policy: Policy) -> bool:
+    """Return whether tenants alternate by time slice, rather than run as one group."""
+    return policy.endswith("-slice")
+
+
+def play_alone(load: Workload, setting: RunSettings, *, for_ns: int = _LONGEST_NS, seed: int = 0) -> DeviceRun:
+    """Run a load without other tenants and without a gate; `seed` is that of the tenant's position in a run."""
+    warm = 0 if load.arrival.kind == "training" else setting.warm
+    client = Client(load, 0, _host_seed(setting, seed), warm)
+    return DeviceSimulation(setting.device, [client], [OpenGate()], setting.costs, setting.seed).play(for_ns)
+
+
+class SharedRun(msgspec.Struct, frozen=True, kw_only=True):
+    """A run of several tenants, and the gate pages of those that used the gate."""
+
+    played: DeviceRun
+    pages: tuple[dict[str, int | list[int]], ...] = ()
+
+    def count(self, name: str) -> int:
+        """Return the sum of a counter over the pages of all tenants but the first."""
+        return sum(value for page in self.pages[1:] if isinstance(value := page[name], int))
+
+    def passes(self, reason: int) -> int:
+        """Return the launches of all tenants but the first admitted for this reason (native/gate/gate.h)."""
+        return sum(value[reason] for page in self.pages[1:] if isinstance(value := page["passed"], list))
+
+
+def play(policy: Policy, tenants: Sequence[Tenant], setting: RunSettings) -> SharedRun:
+    """Run all tenants on one device."""
+    sliced = shares_slices(policy)
+    base = policy.removesuffix("-slice")
+    clients = [
+        Client(
+            tenant.load,
+            place if sliced else 0,
+            _host_seed(setting, place),
+            setting.warm if place == 0 else 0,
+            _FIRST if base in _GATES and place == 0 else 0,
+        )
+        for place, tenant in enumerate(tenants)
+    ]
+    if base not in _GATES:
+        gates: list[LaunchGate] = [OpenGate() for _ in tenants]
+        return SharedRun(
+            played=DeviceSimulation(setting.device, clients, gates, setting.costs, setting.seed).play(_LONGEST_NS)
+        )
+    file = bytearray(file_bytes(len(tenants)))
+    format_tenant_table(file, len(tenants))
+    write_tenant_table(file, _rules(_GATES[base], tenants, setting, sliced=sliced))
+    gates = [
+        passage.TenantGate(file, (place, 1), *works_of(tenant.load, 0 if sliced else setting.device.sm_count))
+        for place, tenant in enumerate(tenants)
+    ]
+    played = DeviceSimulation(setting.device, clients, gates, setting.costs, setting.seed).play(_LONGEST_NS)
+    pages = (bytes(file[page_offset(place) : page_offset(place + 1)]) for place in range(len(tenants)))
+    return SharedRun(played=played, pages=tuple(read_page(page) for page in pages))
+
+
+def plan_oracle(alone: DeviceRun, offline: Workload, setting: RunSettings, allowance_ns: int, *, sliced: bool) -> Plan:
+    """Return the oracle's plan: the most offline kernel time within this delay."""
+    below = OfflineKernels(durations_ns=(offline.device_ns,), intervals_ns=(setting.costs.call_ns,))
+    if not offline.graph:
+        below = OfflineKernels(
+            durations_ns=tuple(launch.device_ns for launch in offline.launches),
+            intervals_ns=tuple(max(launch.interval_ns, setting.costs.call_ns) for launch in offline.launches),
+        )
+    switch_ns = setting.device.switch_ns if sliced else 0
+    return plan_of(alone.gaps_ns, below, allowance_ns, switch_ns, setting.costs)
+
+
+def works_of(load: Workload, sm_count: int = 0) -> tuple[list[passage.LaunchEstimate], list[int]]:
+    """Return what a profile of the load would contain for each kernel, and the kernel of each launch.
+
+    With a number of SMs, also the preemption granularity of its blocks.
+    """
+    pieces = len(load.launches)
+    if load.graph:
+        granularity_ns = load.device_ns // pieces if sm_count else 0
+        return [
+            passage.LaunchEstimate(load.device_ns, load.device_ns, granularity_ns=granularity_ns, kernel_count=pieces)
+        ], [0]
+    numbers: dict[KernelIdentity, int] = {}
+    steps = [numbers.setdefault(launch.kernel, len(numbers)) for launch in load.launches]
+    times = [Recorder() for _ in numbers]
+    for launch, number in zip(load.launches, steps, strict=True):
+        times[number].record(launch.device_ns)
+    slots = {launch.kernel: launch.blocks_per_sm * sm_count for launch in load.launches}
+    return [
+        _work(recorder, kernel.blocks, slots[kernel]) for kernel, recorder in zip(numbers, times, strict=True)
+    ], steps
+
+
+def _work(recorder: Recorder, blocks: int, slots: int) -> passage.LaunchEstimate:
+    seen = recorder.histogram()
+    granularity_ns = passage.granularity_of(seen.mean, blocks, slots)
+    return passage.estimate_launch(seen.mean, seen.quantile(0.9), seen.quantile(0.99), granularity_ns)
+
+
+def _rules(policy: GatePolicy, tenants: Sequence[Tenant], setting: RunSettings, *, sliced: bool) -> GateRules:
+    entries = tuple(
+        GateEntry(
+            *(place, 1, tenant.priority, place == 0),
+            guaranteed_ppm=tenant.guaranteed_ppm,
+            limit_ppm=tenant.limit_ppm,
+            static=tenant.static,
+        )
+        for place, tenant in enumerate(tenants)
+    )
+    switch_ns = setting.device.switch_ns if sliced else 0
+    return msgspec.structs.replace(setting.rules, policy=policy, switch_ns=switch_ns, entries=entries)
+
+
+def _host_seed(setting: RunSettings, place: int) -> int:
+    """Return the seed of a host's jitter, the same under every policy."""
+    return setting.seed * 1_000_003 + place

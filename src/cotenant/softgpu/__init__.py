@@ -1,0 +1,1 @@
+"""Software GPUs: management, device servers, MPS and the simulated device."""

@@ -1,0 +1,129 @@
+"""Implementation of `cotenant softgpu` and `cotenant run --gpu`: parsing, and the directory of the software GPUs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from cotenant.errors import ConfigError
+from cotenant.node.directories import Directories, make_directory
+from cotenant.node.model.gpu import SOFT_PREFIX
+from cotenant.node.model.tenant import GPU_PATTERN, NAME_LIMIT
+from cotenant.softgpu import fault, manage
+from cotenant.softgpu.manage import SoftwareGpu
+from cotenant.units.text import parse_duration, parse_size
+
+_NO_DEVICE: Final = "-1"
+
+
+@dataclass(frozen=True, slots=True)
+class CreateOptions:
+    """Options of new software GPUs as written; None keeps the value of the model."""
+
+    model: str
+    count: str
+    memory: str | None = None
+    time_slice: str | None = None
+    context_memory: str | None = None
+    module_memory: bool = False
+    compute_mode: str = "default"
+    mps_deaths_harm: bool = True
+
+
+def create(directories: Directories, options: CreateOptions) -> list[SoftwareGpu]:
+    """Start software GPUs."""
+    make_directory(directories.runtime, "directories.runtime")
+    context_bytes = (
+        None if options.context_memory is None else parse_size(options.context_memory, field="--context-memory")
+    )
+    made = manage.create(
+        home(directories),
+        options.model,
+        _number("--count", options.count),
+        memory_bytes=None if options.memory is None else parse_size(options.memory, field="--memory"),
+        slice_ns=None if options.time_slice is None else parse_duration(options.time_slice, field="--slice"),
+        compute_mode=options.compute_mode,
+        context_bytes=context_bytes or 0,
+        counts_code=options.module_memory,
+    )
+    for gpu in made:
+        fault.set_mps_deaths(home(directories), gpu.ordinal, harm=options.mps_deaths_harm)
+    return made
+
+
+def find(directories: Directories) -> list[SoftwareGpu]:
+    """Return the software GPUs."""
+    return manage.gpus(home(directories))
+
+
+def counters(directories: Directories, number: str) -> dict[str, Any]:
+    """Return the counters of one software GPU."""
+    return manage.inspect(home(directories), existing(directories, "N", number))
+
+
+def destroy(directories: Directories) -> int:
+    """End all software GPUs and return their number."""
+    return manage.destroy(home(directories))
+
+
+def environment(directories: Directories, base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the environment variables with which a program finds them."""
+    return manage.env(home(directories), base=None if base is None else dict(base))
+
+
+def environment_of(gpu: str, directories: Directories, base: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return what `cotenant run --gpu` adds: "soft:N" is a software GPU, "N" a real one, empty: CUDA's choice.
+
+    `base` is the environment of the program; None: that of this process.
+    """
+    if not gpu:
+        return {}
+    kind, colon, number = gpu.rpartition(":")
+    known = (kind, colon) in (("", ""), ("soft", ":"))
+    if not known or not (number.isascii() and number.isdigit()):
+        raise ConfigError("--gpu", gpu, 'write "soft:0" for a software GPU, or "0" for a real one')
+    if not colon:
+        return {"CUDA_VISIBLE_DEVICES": number}
+    _existing(directories, int(number), "--gpu", gpu)
+    return {**environment(directories, base), "CUDA_VISIBLE_DEVICES": number}
+
+
+def selected_gpu(gpu: str, environ: Mapping[str, str]) -> str:
+    """Return the device that a program will use, by `--gpu` or by the environment; empty: unknown.
+
+    A program that may use several devices counts for the first. With software GPUs in the environment, a number is
+    one of them.
+    """
+    named = gpu or environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
+    if not re.match(GPU_PATTERN, named) or len(named) > NAME_LIMIT or named == _NO_DEVICE:
+        return ""
+    return f"{SOFT_PREFIX}{named}" if named.isdigit() and environ.get("COTENANT_SOFTGPU") else named
+
+
+def home(directories: Directories) -> Path:
+    """Return the directory of the software GPUs."""
+    return directories.runtime / "softgpu"
+
+
+def existing(directories: Directories, field: str, number: str) -> int:
+    """Return the number of an existing software GPU."""
+    ordinal = _number(field, number)
+    _existing(directories, ordinal, field, number)
+    return ordinal
+
+
+def _existing(directories: Directories, ordinal: int, field: str, value: str) -> None:
+    there = [gpu.ordinal for gpu in find(directories) if gpu.alive]
+    if ordinal not in there:
+        named = ", ".join(f"{SOFT_PREFIX}{one}" for one in there)
+        known = f"here {'is' if len(there) == 1 else 'are'} {named}" if there else "there is none"
+        raise ConfigError(field, value, f"no such software GPU, {known}; make some with: cotenant softgpu create")
+
+
+def _number(field: str, text: str) -> int:
+    if not text.isascii() or not text.isdigit():
+        raise ConfigError(field, text, "write a whole number")
+    return int(text)

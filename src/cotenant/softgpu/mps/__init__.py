@@ -1,0 +1,1 @@
+"""MPS of software GPUs: the control daemon, its servers and the front end."""

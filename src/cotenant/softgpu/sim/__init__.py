@@ -1,0 +1,1 @@
+"""The device model in simulated time, and hosts that launch kernel streams on it."""

@@ -1,0 +1,354 @@
+"""Simulation of kernel streams of several hosts on one device.
+
+An event loop without an object per kernel. A gate per host, given by the caller, admits launches.
+"""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Final
+
+import msgspec
+
+from cotenant import _native
+from cotenant.softgpu.sim.device import DeviceConfig
+from cotenant.softgpu.sim.host import (
+    AHEAD_LIMIT,
+    AT_GATE,
+    AT_LIMIT,
+    ENTERING,
+    IN_SYNC,
+    NEVER_NS,
+    READY,
+    RETURNING,
+    SUBMITTING,
+    THROUGH,
+    Client,
+    Costs,
+    Host,
+    LaunchGate,
+)
+from cotenant.softgpu.sim.results import ClientTotals, DeviceRun, co_running_ns
+
+_OPS: Final = 8192
+_STEP_BITS: Final = 24
+_STEP_MASK: Final = (1 << _STEP_BITS) - 1
+_HOST_SHIFT: Final = 40
+
+
+class _WindowEdge(msgspec.Struct, frozen=True):
+    """Counters at an edge of the measured window."""
+
+    at_ns: int
+    busy_ns: int
+    sm_ns: int
+    rows: tuple[tuple[int, int, int, int, int], ...]
+
+
+class DeviceSimulation:
+    """Hosts on one device. The measured window follows the first host."""
+
+    def __init__(
+        self, config: DeviceConfig, clients: Sequence[Client], gates: Sequence[LaunchGate], costs: Costs, seed: int
+    ) -> None:
+        """Start all hosts at instant 0; ties go to the first."""
+        self._ticks: list[tuple[int, int, Callable[[int], None]]] = []
+        self._keeps = True
+        self._device = _native.Device(
+            msgspec.structs.asdict(config), (len(clients), len(clients), 64 * len(clients), 1, 2 * _OPS, 4 * _OPS), 0
+        )
+        self._costs = costs
+        self._sleeps = random.Random(seed)
+        self._hosts: list[Host] = []
+        self._begin: _WindowEdge | None = None
+        self._gaps_before = 0
+        for index, (client, gate) in enumerate(zip(clients, gates, strict=True)):
+            host = Host(client, gate, index, config, costs)
+            host.client = self._device.client_add(0, client.group)
+            context = self._device.context_create(0, host.client, client.sm_cap)
+            host.streams = [self._device.stream_create(0, context, 0, client.priority) for _ in range(host.kinds)]
+            self._hosts.append(host)
+
+    def every(self, period_ns: int, call: Callable[[int], None]) -> None:
+        """Call this at every multiple of a period, before all other events of that instant."""
+        self._ticks.append((period_ns, period_ns, call))
+
+    def play(self, until_ns: int = NEVER_NS - 1) -> DeviceRun:
+        """Run until the first host has finished, or until an instant."""
+        first = self._hosts[0]
+        if not first.warm:
+            self._begin = self._window_edge(0)
+        return self._result(self._run(until_ns, first))
+
+    def play_for(self, for_ns: int, warm_ns: int = 0) -> DeviceRun:
+        """Run for a time, with a window that begins after `warm_ns`.
+
+        Gaps are not recorded, because such runs are long.
+        """
+        self._keeps = False
+        self._run(warm_ns, None)
+        self._begin = self._window_edge(warm_ns)
+        return self._result(self._run(for_ns, None))
+
+    def requests_of(self, place: int) -> tuple[array[int], array[int]]:
+        """Return when each finished request of a host was due, and when it ended."""
+        host = self._hosts[place]
+        return host.dues, host.ends
+
+    def done_ns(self) -> list[int]:
+        """Return the completed kernel time by host."""
+        return [host.done_ns for host in self._hosts]
+
+    def busy_ns(self, place: int) -> int:
+        """Return how long a host has had blocks on the device."""
+        return self._device.count_client(self._hosts[place].client)["busy_ns"]
+
+    def _run(self, until_ns: int, stops: Host | None) -> int:
+        """Run until an instant, including its events, or until this host has finished."""
+        hosts, device, step_host = self._hosts, self._device, self._step
+        tick_ns = self._next_tick_ns()
+        now_ns = 0
+        while stops is None or stops.state != THROUGH:
+            now_ns, who, awaited = tick_ns, None, False
+            for host in hosts:
+                if host.at_ns < now_ns:
+                    now_ns, who = host.at_ns, host
+                if host.awaits:
+                    awaited = True
+            if awaited:
+                change_ns = device.next_change()
+                if change_ns is not None and change_ns <= now_ns:
+                    if change_ns > until_ns:
+                        return self._settle(until_ns)
+                    device.advance(change_ns)
+                    self._collect()
+                    continue
+            if now_ns > until_ns or (who is None and tick_ns == NEVER_NS):
+                return self._settle(until_ns)
+            if who is None:
+                tick_ns = self._tick(now_ns)
+            else:
+                step_host(who, now_ns)
+        return now_ns
+
+    def _settle(self, until_ns: int) -> int:
+        self._device.advance(until_ns)
+        self._collect()
+        return until_ns
+
+    def _next_tick_ns(self) -> int:
+        return min((at_ns for at_ns, _, _ in self._ticks), default=NEVER_NS)
+
+    def _tick(self, now_ns: int) -> int:
+        """Call everything that is due, in the order of registration, and return when the next call is due."""
+        self._settle(now_ns)
+        for place, (at_ns, period_ns, call) in enumerate(self._ticks):
+            if at_ns <= now_ns:
+                self._ticks[place] = (at_ns + period_ns, period_ns, call)
+                call(now_ns)
+        for host in self._hosts:  # a waiting host may see what a call changed at its next poll
+            if host.state == AT_GATE and host.gate.spins:
+                host.at_ns = min(host.at_ns, now_ns + self._costs.poll_ns)
+        return self._next_tick_ns()
+
+    # ---- a host at an instant ---------------------------------------------------------------------------------------
+
+    def _step(self, host: Host, now_ns: int) -> None:
+        state = host.state
+        if state == SUBMITTING:
+            self._submit(host, now_ns)
+        elif state <= AT_GATE:
+            self._ask(host, now_ns)
+        elif state == ENTERING:
+            self._enter(host, now_ns)
+        elif state == RETURNING:
+            self._return(host, now_ns)
+
+    def _ask(self, host: Host, now_ns: int) -> None:
+        if host.state == READY:
+            if host.outstanding >= AHEAD_LIMIT:
+                self._device.advance(now_ns)
+                self._collect()
+                if host.outstanding >= AHEAD_LIMIT:
+                    host.state, host.at_ns, host.awaits = AT_LIMIT, NEVER_NS, True
+                    return
+            host.since_ns = now_ns
+            if not host.step:
+                host.gate.began(host.due_ns, now_ns)
+        gate = host.gate
+        if gate.confirms or host.ended:
+            self._confirm(host, now_ns)
+        at_ns = gate.ask(host.step, host.since_ns, now_ns)
+        if at_ns > now_ns:
+            if host.state == READY:
+                host.waits += 1
+                host.state = AT_GATE
+            if gate.sleeps:
+                at_ns += self._overshoot_ns()
+            host.at_ns = max(at_ns, now_ns + self._costs.poll_ns)
+            host.awaits = gate.spins and host.outstanding > 0
+            return
+        host.waited_ns += now_ns - host.since_ns
+        host.state, host.at_ns, host.awaits = SUBMITTING, now_ns + self._costs.call_ns, False
+        self._notify_spinners(host, now_ns)
+
+    def _confirm(self, host: Host, now_ns: int) -> None:
+        """Report completed launches to the gate."""
+        self._device.advance(now_ns)
+        self._collect()
+        ended, visible_ns = host.ended, now_ns - self._costs.query_ns
+        while ended and ended[0][0] <= visible_ns:
+            host.gate.ended(ended.popleft()[1], now_ns)
+
+    def _submit(self, host: Host, now_ns: int) -> None:
+        device, streams, step = self._device, host.streams, host.step
+        ops = host.ops[step]
+        if self._keeps and host is self._hosts[0]:
+            device.advance(now_ns)
+            self._collect()
+            if not host.outstanding:
+                host.gaps.append((host.idle_from_ns, now_ns))
+        last = len(ops) - 1
+        confirmed = last if host.gate.confirms else -1
+        for index, (op, stream, _) in enumerate(ops):
+            tag = host.tag | (index == confirmed) << 39 | (index << _STEP_BITS if last else 0) | step
+            if len(op) == 2:
+                device.copy(now_ns, streams[stream], op[0], op[1], tag)
+            else:
+                device.launch(now_ns, streams[stream], op, tag)  # type: ignore[arg-type]
+        host.outstanding += last + 1
+        host.gate.submitted(now_ns)
+        host.at_ns = max(now_ns, host.since_ns + host.interval_ns())
+        if step == host.last_step:
+            host.state = ENTERING
+        else:
+            host.step = step + 1
+            host.state = READY
+
+    def _enter(self, host: Host, now_ns: int) -> None:
+        """Enter the synchronizing call."""
+        host.gate.waits(now_ns)
+        self._device.advance(now_ns)
+        self._collect()
+        if host.outstanding:
+            host.state, host.at_ns, host.awaits = IN_SYNC, NEVER_NS, True
+        else:
+            host.state, host.at_ns = RETURNING, now_ns + self._costs.sync_ns
+        self._notify_spinners(host, now_ns)
+
+    def _return(self, host: Host, now_ns: int) -> None:
+        """Finish a request and schedule the next."""
+        if host.gate.confirms or host.ended:
+            self._confirm(host, now_ns)
+        wakes = host.gate.drained(now_ns)
+        host.request += 1
+        if not host.training:
+            host.dues.append(host.due_ns)
+            host.ends.append(now_ns)
+            host.gate.served(host.due_ns, now_ns)
+        host.step = 0
+        if host.request == host.warm and host is self._hosts[0]:
+            self._begin = self._window_edge(now_ns)
+            self._gaps_before = len(host.gaps)
+        if host.request >= host.requests:
+            host.state, host.at_ns = THROUGH, NEVER_NS
+        else:
+            host.due_ns = host.next_due_ns(now_ns)
+            host.state, host.at_ns = READY, max(host.due_ns, now_ns)
+        self._notify_spinners(host, now_ns)
+        if wakes:
+            self._wake_sleepers(now_ns)
+
+    def _notify_spinners(self, host: Host, now_ns: int) -> None:
+        """Let spinning hosts observe the change at their next poll."""
+        visible_ns = now_ns + self._costs.poll_ns
+        for other in self._hosts:
+            if other.state == AT_GATE and other is not host and other.gate.spins and other.at_ns > visible_ns:
+                other.at_ns = visible_ns
+
+    def _wake_sleepers(self, now_ns: int) -> None:
+        for other in self._hosts:
+            if other.state == AT_GATE and other.gate.sleeps:
+                other.at_ns = min(other.at_ns, now_ns + self._overshoot_ns())
+
+    def _overshoot_ns(self) -> int:
+        costs = self._costs
+        if not costs.wake_spread_ns:
+            return costs.wake_ns
+        return costs.wake_ns + round(self._sleeps.expovariate(1 / costs.wake_spread_ns))
+
+    # ---- completions ------------------------------------------------------------------------------------------------
+
+    def _collect(self) -> None:
+        hosts = self._hosts
+        for record in self._device.drain():
+            tag, end_ns = record[1], record[10]
+            host = hosts[tag >> _HOST_SHIFT]
+            step = tag & _STEP_MASK
+            index = tag >> _STEP_BITS & 0x7FFF
+            host.outstanding -= 1
+            host.kernels += 1
+            host.done_ns += host.ops[step][index][2]
+            if self._keeps and host.gate.confirms:
+                host.runs.append((record[9], end_ns))
+            if tag >> 39 & 1:
+                host.ended.append((end_ns, step))
+            if not host.outstanding:
+                host.idle_from_ns = end_ns
+            if host.awaits:
+                self._awaited(host, end_ns)
+
+    def _awaited(self, host: Host, end_ns: int) -> None:
+        costs = self._costs
+        if host.state == IN_SYNC:
+            if not host.outstanding:
+                host.state, host.at_ns, host.awaits = RETURNING, end_ns + costs.sync_ns, False
+        elif host.state == AT_LIMIT:
+            host.state, host.at_ns, host.awaits = READY, end_ns, False
+        else:
+            host.at_ns = min(host.at_ns, end_ns + costs.query_ns)
+            host.awaits = host.outstanding > 0
+
+    def _window_edge(self, now_ns: int) -> _WindowEdge:
+        device = self._device
+        device.advance(now_ns)
+        self._collect()
+        rows = tuple(
+            (host.kernels, host.done_ns, device.count_client(host.client)["delayed_ns"], host.waits, host.waited_ns)
+            for host in self._hosts
+        )
+        counted = device.count()
+        return _WindowEdge(now_ns, counted["busy_ns"], counted["sm_ns"], rows)
+
+    def _result(self, now_ns: int) -> DeviceRun:
+        end = self._window_edge(now_ns)
+        begin = self._begin or end
+        tallies = []
+        for host, before, after in zip(self._hosts, begin.rows, end.rows, strict=True):
+            kernels, done_ns, delayed_ns, waits, waited_ns = (b - a for a, b in zip(before, after, strict=True))
+            latencies = tuple(
+                end - due for due, end in zip(host.dues[host.warm :], host.ends[host.warm :], strict=True)
+            )
+            tallies.append(
+                ClientTotals(
+                    requests=len(latencies),
+                    latencies_ns=latencies,
+                    kernels=kernels,
+                    done_ns=done_ns,
+                    delayed_ns=delayed_ns,
+                    waits=waits,
+                    waited_ns=waited_ns,
+                )
+            )
+        gaps = tuple(self._hosts[0].gaps[self._gaps_before :])
+        return DeviceRun(
+            begin_ns=begin.at_ns,
+            end_ns=end.at_ns,
+            busy_ns=end.busy_ns - begin.busy_ns,
+            sm_ns=end.sm_ns - begin.sm_ns,
+            clients=tuple(tallies),
+            gaps_ns=gaps,
+            co_running_ns=sum(co_running_ns(host.runs, gaps, begin.at_ns, end.at_ns) for host in self._hosts[1:]),
+        )

@@ -1,0 +1,1 @@
+"""Recordings of launches and device work, laid out as tracks for trace viewers."""

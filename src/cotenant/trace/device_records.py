@@ -1,0 +1,27 @@
+"""Decode the records of a software GPU: struct ct_device_record of native/device/device.h."""
+
+from __future__ import annotations
+
+import struct
+from typing import Final
+
+from cotenant.trace.recording import ContextSwitch, DeviceOp, DeviceOpKind
+
+RECORD: Final = struct.Struct("<QQIIIBBHQQQQQ")
+DONE, OFF, ON = 0, 2, 3
+_OPS: Final = {op.value: op for op in DeviceOpKind}
+
+
+def decode_device_records(data: bytes) -> tuple[list[DeviceOp], list[ContextSwitch]]:
+    """Return the finished operations and the context switches; other records are skipped."""
+    ops: list[DeviceOp] = []
+    switches: list[ContextSwitch] = []
+    whole = len(data) - len(data) % RECORD.size
+    for _, tag, client, _, stream, kind, what, _, submit, ready, start, end, delayed in RECORD.iter_unpack(
+        data[:whole]
+    ):
+        if what == DONE and kind in _OPS and start <= end:
+            ops.append(DeviceOp(_OPS[kind], tag >> 32, client, stream & 0xFFFF, submit, ready, start, end, delayed))
+        elif what in (OFF, ON):
+            switches.append(ContextSwitch(client, start, what == ON))
+    return ops, switches

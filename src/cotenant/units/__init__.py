@@ -1,0 +1,1 @@
+"""Units and plain values: instants, durations, sizes, shares, histograms, estimates, and their text forms."""

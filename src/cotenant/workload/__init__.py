@@ -1,0 +1,1 @@
+"""Launch streams, arrival processes, and the program that replays them."""

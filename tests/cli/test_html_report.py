@@ -1,0 +1,191 @@
+"""Tests of the demo's HTML page."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotenant.cli.demo.sharing import WINDOW_NS, last_of, ran_spans, timeline_window
+from cotenant.cli.demo.workloads import BUSIEST_PER_S, CHANGING_LOAD_S, changing_service, rate_at, service, training
+from cotenant.cli.render.html.changing_load import (
+    ChangingLoad,
+    ChangingLoadRun,
+    changing_load_chart,
+    changing_load_rows,
+)
+from cotenant.cli.render.html.charts import bars, curves, ticks, timeline_chart
+from cotenant.cli.render.html.demo import report_page
+from cotenant.cli.render.html.phase import PhaseResult, TimelineWindow
+from cotenant.errors import WorldError
+from cotenant.trace.recording import ContextSwitch, Device, DeviceOp, DeviceOpKind, Recording
+
+pytestmark = pytest.mark.live
+
+MS = 1_000_000
+
+
+def phase(name: str, latencies_ns: list[int]) -> PhaseResult:
+    timeline = TimelineWindow(
+        0, WINDOW_NS, [(5 * MS, 9 * MS)], [(MS, 2 * MS)] * 3, [(at * MS, at * MS + 9) for at in range(20)]
+    )
+    return PhaseResult(
+        name=name,
+        requests=len(latencies_ns),
+        requests_per_s=60.0,
+        p50_ns=latencies_ns[len(latencies_ns) // 2],
+        p99_ns=latencies_ns[-1],
+        max_ns=latencies_ns[-1],
+        latencies_ns=latencies_ns,
+        steps_per_s=20.0,
+        busy=0.5,
+        sm_activity=0.4,
+        waited_ns=3 * MS,
+        timeline=timeline,
+    )
+
+
+class Balance(HTMLParser):
+    """Every element of a drawing that is opened is closed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        del attrs
+        if tag in ("svg", "text", "polyline", "title", "table", "h2", "p"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if self.open and tag == self.open[-1]:
+            self.open.pop()
+
+
+def changing_load(name: str) -> ChangingLoad:
+    """Five requests within a second, and a share that is set anew once."""
+    run = ChangingLoadRun(
+        name=name,
+        number=1,
+        requests=[(place * 200 * MS, (place + 1) * MS) for place in range(5)],
+        shares=[(0, 980_000), (500 * MS, 400_000)],
+        paces=[(0, 500 * MS, 0.1), (500 * MS, 1000 * MS, 1.2)],
+        attained=0.6,
+        p99_ns=5 * MS,
+        training=0.65,
+    )
+    return ChangingLoad(slo_ns=3 * MS, span_ns=1000 * MS, parts=[(0, "<i>"), (500 * MS, "later")], runs=[run])
+
+
+def test_a_page_is_whole_and_its_names_are_text() -> None:
+    phases = [phase("<script>", [MS, 2 * MS]), phase("other", [MS] * 500)]
+    page = report_page(phases, changing_load("<script>"), service(10, 0), training(), 29.5, "")
+    parser = Balance()
+    parser.feed(page)
+    assert parser.open == []
+    assert "<script>" not in page
+    assert "No trace was written" in page
+    assert page.count("<svg") == 5
+
+
+def test_every_series_has_a_style() -> None:
+    phases = [phase(str(number), [MS, 2 * MS]) for number in range(4)]
+    page = report_page(phases, changing_load("cotenant"), service(10, 0), training(), 29.5, "")
+    for used in set(re.findall(r"class='(curve|bar|key|dot) series(\d)'", page)):
+        assert f".{used[0]}.series{used[1]}" in page.split("</style>")[0]
+
+
+def test_changing_load_draws_each_request_and_each_share() -> None:
+    prepared = changing_load_chart(changing_load("cotenant"))
+    assert prepared.count("<circle") == 5
+    (share,) = re.findall(r"<polyline class='curve series1' points='([^']*)' />", prepared)[:1]
+    xs, ys = zip(*(map(float, point.split(",")) for point in share.split()), strict=True)
+    assert list(xs) == sorted(xs)
+    assert ys[0] == ys[1] < ys[2] == ys[3]
+    assert changing_load_rows(changing_load("cotenant")) == [("cotenant", "60.0%", "5ms", "65%")]
+
+
+def test_the_changing_load_follows_its_rates() -> None:
+    load = changing_service(3)
+    instants_ns = load.arrival.instants_ns
+    assert load.requests == len(instants_ns)
+    assert changing_service(3) == load != changing_service(4)
+    by_part = [
+        sum(begin <= at_ns / 1e9 < end for at_ns in instants_ns) / (end - begin)
+        for begin, end in ((0.0, 2.0), (2.0, 4.0), (4.0, 5.5), (5.5, 6.1), (9.0, 11.0), (12.5, CHANGING_LOAD_S))
+    ]
+    quiet, up, down, burst, noon, night = by_part
+    assert max(quiet, down, night) < min(up, noon) < burst
+    assert all(rate_at(place / 10) <= BUSIEST_PER_S for place in range(round(10 * CHANGING_LOAD_S)))
+
+
+def op(pid: int, client: int, start_ms: int, end_ms: int, kind: DeviceOpKind = DeviceOpKind.KERNEL) -> DeviceOp:
+    return DeviceOp(kind, pid, client, 0, start_ms * MS, start_ms * MS, start_ms * MS, end_ms * MS, 0)
+
+
+def recorded(rows: list[DeviceOp], switches: list[ContextSwitch]) -> Recording:
+    return Recording(0, 200 * MS, 0, (), (Device(0, "made", rows, switches),))
+
+
+def test_the_timeline_is_the_window_with_most_service_activity() -> None:
+    rows = [
+        op(1, 0, 10, 11),
+        op(1, 0, 60, 63),
+        op(1, 0, 64, 65),
+        op(2, 1, 0, 200),
+        op(1, 0, 61, 99, DeviceOpKind.HOST),
+    ]
+    requests = [(10 * MS, 11 * MS), (60 * MS, 65 * MS)]
+    timeline = timeline_window(recorded(rows, []), (1, 2), requests)
+    assert (timeline.begin_ns, timeline.end_ns) == (58 * MS, 58 * MS + WINDOW_NS)
+    assert timeline.requests == [(60 * MS, 65 * MS)]
+    assert timeline.online == [(60 * MS, 63 * MS), (64 * MS, 65 * MS)]
+    assert timeline.offline == [(0, 200 * MS)]
+    with pytest.raises(WorldError):
+        timeline_window(recorded(rows, []), (3, 0), requests)
+
+
+def test_a_kernel_that_was_switched_out_did_not_run_meanwhile() -> None:
+    switches = [
+        ContextSwitch(1, 3 * MS, is_on=False),
+        ContextSwitch(0, 4 * MS, is_on=False),
+        ContextSwitch(1, 5 * MS, is_on=True),
+    ]
+    assert ran_spans(recorded([op(2, 1, 1, 8)], switches), 2) == [(1 * MS, 3 * MS), (5 * MS, 8 * MS)]
+    assert ran_spans(recorded([op(2, 1, 1, 4)], switches[:1]), 2) == [(1 * MS, 3 * MS)]
+    assert ran_spans(recorded([op(2, 1, 5, 8)], switches), 2) == [(5 * MS, 8 * MS)]
+
+
+def test_the_last_of_a_recording_is_its_end() -> None:
+    found = last_of(recorded([op(1, 0, 10, 11), op(1, 0, 190, 191)], [ContextSwitch(0, 5, is_on=True)]), 20 * MS)
+    assert found.start_ns == 180 * MS
+    assert [one.start_ns for one in found.devices[0].ops] == [190 * MS]
+    assert found.devices[0].switches == []
+
+
+@given(st.integers(1, 10**10), st.integers(1, 10**10))
+def test_ticks_lie_within_and_are_round(one: int, other: int) -> None:
+    least, most = sorted((one, other))
+    found = ticks(least, most)
+    assert found == sorted(set(found))
+    assert all(least <= tick <= most and re.fullmatch("[125]0*", str(tick)) for tick in found)
+
+
+@given(st.lists(st.lists(st.integers(1, 10**9), min_size=1, max_size=300).map(sorted), min_size=1, max_size=3))
+def test_a_curve_rises_and_stays_inside(latencies: list[list[int]]) -> None:
+    prepared = curves([phase(str(number), one) for number, one in enumerate(latencies)])
+    lines = re.findall("points='([^']*)'", prepared)
+    assert len(lines) == len(latencies)
+    for line in lines:
+        points = [tuple(map(float, point.split(","))) for point in line.split()]
+        assert points == sorted(points, key=lambda point: (point[0], -point[1]))
+        assert all(59 <= x <= 881 and 0 <= y <= 260 for x, y in points)
+
+
+def test_bars_and_tracks_have_one_rectangle_each() -> None:
+    assert bars([("a", "50%", 0.5, 0), ("b", "120%", 1.2, 1)]).count("<rect") == 2
+    prepared = timeline_chart(phase("x", [1, 2]).timeline)
+    assert [prepared.count(f"class={kind}") for kind in ("request", "online", "offline")] == [1, 3, 20]

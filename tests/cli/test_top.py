@@ -1,0 +1,147 @@
+"""Tests of `cotenant top` with and without a daemon, in narrow terminals."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from cotenant import _native
+from cotenant.cli import main, top
+from cotenant.gate.activity import DeviceSnapshot, GateState, TenantActivity, activity_between
+from cotenant.gate.gate_file import LiveTenantTables, devices_in, gate_path, read_gate_snapshot
+from cotenant.gate.grant import Kind
+from cotenant.gate.ledger import LedgerAccount
+from cotenant.gate.rules import GateEntry, GateRules
+from cotenant.node.directories import Directories
+from cotenant.node.model.event import NodeSettings, NodeStarted, TenantJoined, TenantsPaused
+from cotenant.node.model.gpu import Gpu
+from cotenant.node.model.tenant import TenantSpec
+from cotenant.node.state.node import NodeMachine
+from cotenant.runner.journal_file import FileJournal
+from cotenant.units.instant import SECOND_NS
+from cotenant.units.share import WHOLE_PPM
+
+pytestmark = pytest.mark.live
+
+WEB, JOB = GateEntry(0, 1, 1, online=True), GateEntry(1, 1, 7, online=False)
+LAUNCH = (1000, 1000, 5000, 9000, 1)
+
+
+def seen(directory: Path, now_ns: int) -> DeviceSnapshot:
+    snapshot = read_gate_snapshot(directory, 0, now_ns)
+    assert snapshot is not None
+    return snapshot
+
+
+def test_what_the_gate_counts_is_what_is_shown(tmp_path: Path) -> None:
+    gates = LiveTenantTables(tmp_path, 2)
+    gates.set_table(0, GateRules(entries=(WEB, JOB)))
+    file = gates._files[0].memory
+    web = _native.Gate(file, 0, 1)
+    before = seen(tmp_path, 0)
+    assert [pace.state for pace in activity_between(before, before)] == [GateState.QUIET, GateState.QUIET]
+    for number in range(1, 11):
+        assert not web.must_ask()
+        web.announce(LAUNCH, number * 10_000)
+    job = _native.Gate(file, 1, 1)
+    assert job.must_ask()
+    passed, _, _ = job.admit((90_000_000, 90_000_000, 0, 0, 1), 100_001, 100_001)
+    assert not passed, "it fits into no gap of the other's"
+    [above, below] = activity_between(before, seen(tmp_path, SECOND_NS))
+    assert (above.launches_per_s, above.device_ppm, above.state) == (10, 10, GateState.RUNNING)
+    assert (below.launches_per_s, below.state, below.filled_of_idle_ppm) == (0, GateState.WAITING, 0)
+    job.waited(100_001, 100_001 + 5000)
+    [_, below] = activity_between(before, seen(tmp_path, SECOND_NS))
+    assert (below.waits_per_s, below.waited_p50_ns, below.waited_p99_ns) == (1, 8192, 8192)
+    del web, job, file
+    gates.close()
+
+
+def test_a_missing_or_invalid_gate_file_gives_no_snapshot(tmp_path: Path) -> None:
+    assert read_gate_snapshot(tmp_path, 0, 0) is None
+    for content in (b"", b"x" * 9000):
+        gate_path(tmp_path, 0).write_bytes(content)
+        assert read_gate_snapshot(tmp_path, 0, 0) is None
+    (tmp_path / "gate-x").touch()
+    assert devices_in(tmp_path) == [0]
+
+
+@pytest.mark.parametrize("width, cells", [(80, 10), (100, 14)])
+def test_the_tables_lose_no_column_in_a_narrow_terminal(width: int, cells: int) -> None:
+    worst = TenantActivity(
+        95, 10**6, 9, False, GateState.WAITING, 123_456, 1_234_567, 999_999, 999_999, 99_999, 1 << 33, 1 << 33,
+        123_456, 1 << 33, 1 << 33, 99_999, 999_999, 123_456_789, 349_999, 12_345, 3, 0,
+    )  # fmt: skip
+    held = {95: LedgerAccount(95, 10**6, 1023 << 20)}
+    tenants = [("t" * 64, worst), ("web", worst)]
+    device = top.DeviceActivity(7, "n" * 14, GateRules(delay_ppm=666_667), tenants, "overlimit: memory", 80 << 30, held)
+    console = Console(width=width, record=True, force_terminal=False)
+    with console.capture() as captured:
+        console.print(top.top_tables(top.NodeActivity(False, 1.0, [device]), width))
+    lines = captured.get().splitlines()
+    assert max(map(len, lines)) <= width
+    rows = [line for line in lines if line.startswith(("tttttttttt", "ttttttttt…", "web ")) and ":" not in line]
+    more = int(width == 100)  # what each holds, where there is room for it
+    assert [len(row.split()) for row in rows] == [10 + more, 10 + more, 10, 10]
+    assert ("1,023MiB" in captured.get()) == bool(more)
+    assert ", 2 tenants, 2GiB of 80GiB held" in captured.get()
+    assert "\noverlimit: memory\n" in captured.get()
+    assert all("…" not in line.removeprefix("t" * (cells - 1) + "…") for line in rows), "nothing but a name is cut"
+    assert "3 stale admissions, please report it" in captured.get()
+    assert "the node daemon is down" in captured.get()
+    assert "delay 66.7% (online share 60%)" in " ".join(captured.get().split())
+
+
+@pytest.fixture
+def directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Directories:
+    monkeypatch.setenv("COTENANT_DIRECTORY", str(tmp_path))
+    monkeypatch.setenv("COTENANT_CONFIG", str(tmp_path / "config.toml"))
+    (tmp_path / "config.toml").touch()
+    monkeypatch.setattr(top, "pause", lambda _: None)
+    made = Directories(tmp_path / "run", tmp_path / "state")
+    made.runtime.mkdir()
+    made.state.mkdir()
+    return made
+
+
+def test_top_without_tenants(directories: Directories, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["top"]) == 75, "without a node it does not wait for one"
+    assert "no node answers" in capsys.readouterr().err
+    gates = LiveTenantTables(directories.pages, 2)
+    gates.set_table(0, GateRules())
+    gates.close()
+    assert main(["top", "--once"]) == 0
+    assert "there are no tenants" in capsys.readouterr().out
+    assert main(["top", "--json"]) == 0, "one object and an end, unless --seconds says otherwise"
+    assert len(capsys.readouterr().out.splitlines()) == 1
+    for words in (["--seconds", "0"], ["--seconds", "2", "--once"]):
+        assert main(["top", *words]) == 2
+
+
+def test_without_a_daemon_the_files_and_the_journal_say_it_all(
+    directories: Directories, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine, journal = NodeMachine(), FileJournal(directories.journal, 1 << 30)
+    gates = LiveTenantTables(directories.pages, 4)
+    started = NodeStarted(NodeSettings(4, 10**10, gpus=(Gpu("v100", 1 << 34),)), "test", 0)
+    spec = TenantSpec(Kind.OFFLINE, 7, "job")
+    for event in (started, TenantJoined(1, 11, 1000, spec), TenantsPaused(2, 1000, False, ("job",), False, True)):
+        journal.append(1, event, machine.handle(event, now=1))
+    journal.close()
+    [view] = machine.tenants()
+    stranger = GateEntry(3, 9, 8, online=False)
+    gates.set_table(0, GateRules(entries=(GateEntry(0, 1, 7, False, paused=view.tenant.paused), stranger)))
+    gates.close()
+    assert main(["top", "--seconds", "2", "--json"]) == 0
+    snapshots = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(snapshots) == 2
+    assert [snapshot["served"] for snapshot in snapshots] == [False, False]
+    [device] = snapshots[0]["devices"]
+    assert device["name"] == "v100"
+    assert device["rules"]["policy"] == "fill"
+    assert [(row["name"], row["state"]) for row in device["tenants"]] == [("job", "paused"), ("slot 3/9", "quiet")]
+    shown = list(top.watch(directories, 1))
+    assert msgspec.json.encode(top.top_json(shown[0]))
+    assert shown[0].devices[0].rules.spin_ppm == 35 * WHOLE_PPM // 100

@@ -1,0 +1,130 @@
+"""Tests of reports of hostile nodes."""
+
+import io
+
+import msgspec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cotenant.cluster.host import recover_cluster
+from cotenant.cluster.journal import ClusterJournalReader, ClusterTurn
+from cotenant.cluster.model.cluster import (
+    Attempt,
+    AttemptReport,
+    ClusterSettings,
+    GpuCondition,
+    GpuReport,
+    JobEnd,
+    JobSpec,
+    OnlineUse,
+    Quota,
+)
+from cotenant.cluster.model.event import (
+    ClusterEvent,
+    ClusterStarted,
+    ClusterWoke,
+    JobCancelled,
+    JobSubmitted,
+    NodeDrained,
+    NodeGone,
+    NodeReport,
+    QuotaSet,
+)
+from cotenant.cluster.state.cluster import ClusterMachine
+from cotenant.predict.usage import TaskUse
+from cotenant.runner.journal import MAGIC, encode_turn
+from tests.support.effort import examples
+
+LARGEST = (1 << 63) - 1
+SECOND = 10**9
+nodes = st.sampled_from(["n1", "n2"])
+jobs = st.sampled_from(["j1", "j2", "j3"])
+amounts = st.sampled_from([0, 1, 2, 5, 1 << 30, LARGEST])
+parts = st.sampled_from([0, 1, 300_000, 1_000_000])
+gpu_numbers = st.lists(st.sampled_from([-(1 << 63), -1, 0, 1, 2, 63, 64, LARGEST, (1 << 64) - 1]), max_size=3).map(
+    tuple
+)
+uses = st.builds(
+    TaskUse,
+    parts,
+    st.lists(st.tuples(parts, parts), max_size=2).map(tuple),
+    parts,
+    amounts,
+    amounts,
+    amounts,
+    amounts,
+    parts,
+)
+gpus = st.builds(
+    GpuReport,
+    st.sampled_from(["V100", "T4"]),
+    amounts,
+    amounts,
+    parts,
+    st.sampled_from(GpuCondition),
+    st.lists(st.builds(OnlineUse, st.sampled_from(["web", "asr"]), uses, amounts), max_size=2).map(tuple),
+)
+reports = st.builds(
+    AttemptReport,
+    st.builds(Attempt, jobs, st.sampled_from([0, 1, 2, 3, 4, LARGEST])),
+    gpu_numbers,
+    parts,
+    amounts,
+    st.none() | st.sampled_from(JobEnd),
+)
+reported = st.builds(
+    NodeReport,
+    nodes,
+    st.sampled_from([-(1 << 63), -1, 0, 1, 2, (1 << 64) - 1]),
+    st.lists(gpus, max_size=3).map(tuple),
+    st.lists(reports, max_size=3).map(tuple),
+    st.sampled_from([0, 1, 2, 3, LARGEST]),
+)
+specs = st.builds(
+    JobSpec,
+    jobs,
+    st.sampled_from(["anna", "ben"]),
+    amounts,
+    st.none() | uses,
+    st.sampled_from(["", "p"]),
+    amounts,
+    st.sampled_from([1, 2, 64]),
+    st.sampled_from([(), ("V100",), ("nix",)]),
+    parts,
+    st.sampled_from([-100, 0, 100]),
+    st.sampled_from([(), ("web",), ("g",)]),
+    st.sampled_from(["", "g"]),
+)
+events: st.SearchStrategy[ClusterEvent] = st.one_of(
+    reported,
+    reported,
+    st.builds(JobSubmitted, specs, amounts),
+    st.builds(JobCancelled, jobs, amounts),
+    st.builds(NodeGone, nodes),
+    st.builds(NodeDrained, nodes, st.booleans(), amounts),
+    st.builds(
+        QuotaSet, st.builds(Quota, st.sampled_from(["anna", "ben"]), amounts, st.sampled_from([1, 1000])), amounts
+    ),
+    st.just(ClusterWoke()),
+)
+STARTED = ClusterStarted(ClusterSettings(SECOND, 10 * SECOND, 5 * SECOND), "test", 0)
+
+
+@given(st.lists(st.tuples(events, st.sampled_from([0, SECOND, 20 * SECOND])), max_size=25))
+@settings(max_examples=examples(60, 5000))
+def test_whatever_is_said_the_machine_lives_and_its_story_brings_it_back(said: list[tuple[ClusterEvent, int]]) -> None:
+    machine = ClusterMachine()
+    now = SECOND
+    turns = [ClusterTurn(now, STARTED, machine.handle(STARTED, now=now))]
+    for event, later in said:
+        now += later
+        heard = msgspec.msgpack.decode(msgspec.msgpack.encode(event), type=type(event))  # as it comes off the wire
+        turns.append(ClusterTurn(now, heard, machine.handle(heard, now=now)))
+        machine.check()
+    journal = io.BytesIO(MAGIC + b"".join(encode_turn(turn.now, turn.event, turn.actions) for turn in turns))
+    recovered = ClusterMachine()
+    assert recover_cluster(recovered, ClusterJournalReader(journal.read)) == len(turns)
+    assert recovered.snapshot() == machine.snapshot()
+    again = ClusterMachine()
+    again.handle(machine.snapshot(), now=now)
+    assert again.snapshot() == machine.snapshot()

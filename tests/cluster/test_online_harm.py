@@ -1,0 +1,77 @@
+"""Tests of slowdown of online work by placed jobs."""
+
+import pytest
+
+from cotenant.cluster.model.cluster import Attempt, AttemptReport, JobSpec, JobState
+from cotenant.cluster.model.event import Answer, ClusterStarted, JobCancelled, JobSubmitted, StartJob, StopJob
+from cotenant.cluster.state import jobs as cluster_jobs
+from cotenant.node.model.admission import Reason
+from cotenant.units.instant import SECOND_NS
+from tests.support.cluster_steps import ClusterScript, runs, settings, starts
+
+LARGEST = (1 << 63) - 1
+
+
+def test_a_node_cannot_use_up_the_numbers_of_attempts() -> None:
+    story = ClusterScript()
+    story.join("a")
+    mad = Attempt("x", LARGEST)
+    assert story.report("a", AttemptReport(mad, (9, -1))) == [StopJob("a", mad, "it is not wanted here")]
+    lost = Attempt("y", 1000)  # of a controller that has lost what it knew
+    story.report("a", AttemptReport(lost, (0,)))
+    story.report("a")
+    story.submit("job")
+    (order,) = story.until(11)
+    assert isinstance(order, StartJob)
+    assert order.attempt.number == 1001
+
+
+@pytest.mark.parametrize("is_heard_again", [False, True])
+def test_a_lease_that_is_shorter_from_now_on_ends_none_that_was_given_before(is_heard_again: bool) -> None:
+    story = ClusterScript()  # 20 s and 5 s
+    story.join("a")
+    story.submit("job")
+    (order,) = story.until(2)
+    story.report("a", runs(order), seen=1)  # the node may hold to this lease until 22, and to its grace until 27
+    shorter = settings(lease_ns=2 * SECOND_NS, grace_ns=SECOND_NS)
+    story.tell(ClusterStarted(shorter, "1", 0))
+    story.join("b")
+    if is_heard_again:
+        story.now_s = 3
+        story.report("a", runs(order), seen=1)  # what the controller says to that may be lost
+    reported = story.machine.snapshot()
+    story.machine.handle(reported, now=story.now_s * SECOND_NS)
+    story.tell(ClusterStarted(shorter, "1", 0))
+    for second in range(4, 27):
+        story.until(second)
+        story.report("b")
+        assert story.state("job") in (JobState.RUNNING, JobState.LOST), second
+    placed = starts(story.until(27))
+    for second in range(28, 60):
+        story.report("b")
+        placed |= starts(story.until(second))
+    assert placed == {"job": ("b", (0,))}
+
+
+def test_what_jobs_say_is_bounded_and_those_that_are_over_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster_jobs, "TEXT_LIMIT", 1000)
+    story = ClusterScript()
+
+    def submit(name: str, letters: int) -> bool:
+        spec = JobSpec(name, "ann", environment=(("V", "x" * letters),))
+        (answer,) = story.tell(JobSubmitted(spec, 7))
+        assert isinstance(answer, Answer)
+        if answer.reject is not None:
+            assert answer.reject.reason is Reason.QUEUE_FULL
+        return answer.reject is None
+
+    assert submit("one", 500)
+    assert not submit("two", 500)
+    assert submit("two", 400)
+    story.tell(JobCancelled("one"))
+    assert submit("three", 500)
+    assert story.machine.job("one") is None
+    assert not submit("four", 500)
+    story.machine.handle(story.machine.snapshot(), now=0)
+    assert not submit("four", 500)
+    assert story.machine.job_table.text == sum(cluster_jobs.text_of(reported.spec) for reported in story.machine.jobs())

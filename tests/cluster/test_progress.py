@@ -1,0 +1,39 @@
+"""Tests of progress files."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotenant.cluster.progress import PROGRESS_LIMIT_BYTES, Progress, decode_progress
+
+AMOUNT = st.integers(0, 10**18 - 1)
+
+
+@given(AMOUNT, AMOUNT)
+def test_parts_of_a_whole_are_read_as_written(done: int, whole: int) -> None:
+    text = f"{done}/{whole}\n".encode()
+    assert len(text) <= PROGRESS_LIMIT_BYTES
+    read = decode_progress(text)
+    assert read == (Progress(done, whole) if whole > 0 and done <= whole else None)
+    if read is not None:
+        assert 0 <= read.ppm <= 1_000_000
+        assert (read.ppm == 1_000_000) == read.is_complete == (done == whole)
+
+
+@given(st.binary(max_size=PROGRESS_LIMIT_BYTES))
+def test_no_bytes_are_too_strange(text: bytes) -> None:
+    read = decode_progress(text)
+    assert read is None or 0 <= read.done <= read.whole
+
+
+@given(st.integers(1, 10**6), st.data())
+def test_a_file_that_is_just_being_written_says_nothing(whole: int, data: st.DataObject) -> None:
+    text = f"{data.draw(st.integers(0, whole))}/{whole}\n".encode()
+    assert decode_progress(text[: data.draw(st.integers(0, len(text) - 1))]) is None
+
+
+@pytest.mark.parametrize("text", [b"", b"\n", b"1\n", b"1/0\n", b"2/1\n", b"-1/2\n", b"0.5\n", b"50%\n", b"1/2/3\n"])
+def test_nonsense_is_no_progress(text: bytes) -> None:
+    assert decode_progress(text) is None

@@ -1,0 +1,74 @@
+"""Tests of selection of the waiting jobs of a round."""
+
+import pytest
+
+from cotenant.cluster.model.cluster import Quota
+from cotenant.cluster.model.event import QuotaSet
+from cotenant.predict.usage import TaskUse
+from tests.support.cluster_steps import BUSY, GPU, ClusterScript, replaced, starts
+
+_MANY = 1_040
+"""More than a round of one open GPU looks at."""
+_HEAVY = TaskUse(1_000_000, ((1_000_000, 1_000_000),), 1_000_000, 2_000_000, active_ppm=1_000_000)
+
+
+@pytest.mark.parametrize(
+    "wants", [{"types": ("H100",)}, {"gpus": 2}, {"memory_bytes": 1 << 50}], ids=["type", "gang", "memory"]
+)
+def test_jobs_that_fit_no_open_gpu_hide_no_other_job(wants: dict[str, object]) -> None:
+    story = ClusterScript()
+    story.join("a")
+    for number in range(_MANY):
+        story.submit(f"nowhere-{number}", **wants)
+    story.submit("ordinary", "bob")
+    assert starts(story.until(2)) == {"ordinary": ("a", (0,))}
+
+
+def test_jobs_that_would_be_unsafe_hide_no_other_job() -> None:
+    story = ClusterScript(slowdown_limit_ppm=1)
+    story.join("a", replaced(GPU, online=(BUSY,), offer_ppm=900_000))
+    for number in range(_MANY):
+        story.submit(f"harmful-{number}", use=_HEAVY)
+    story.submit("unknown", "bob")
+    assert starts(story.until(2)) == {"unknown": ("a", (0,))}
+
+
+def test_jobs_that_are_alike_fill_the_window_only_as_far_as_there_are_gpus_for_them() -> None:
+    story = ClusterScript()
+    story.join("a", GPU, replaced(GPU, type="T4"))
+    for number in range(_MANY):
+        story.submit(f"alike-{number}", types=("T4",))
+    story.submit("ordinary", "bob", types=("V100",))
+    assert starts(story.until(2)) == {"alike-0": ("a", (1,)), "ordinary": ("a", (0,))}
+
+
+def test_of_jobs_that_are_alike_each_user_has_some_in_the_window() -> None:
+    story = ClusterScript(fair=True)
+    story.join("a")
+    story.machine.job_table.users.used["ann"] = 1e6
+    for number in range(_MANY):
+        story.submit(f"alike-{number}")
+    story.submit("last", "bob")
+    assert sorted(starts(story.until(2))) == ["last"]
+
+
+def test_a_gang_that_a_quota_leaves_no_room_for_blocks_none_of_its_users_other_jobs() -> None:
+    story = ClusterScript()
+    story.join("a", GPU, GPU, GPU, GPU)
+    story.tell(QuotaSet(Quota("ann", 2)))
+    story.submit("too-large", gpus=4)
+    story.submit("one")
+    story.submit("gang", gpus=2)
+    story.submit("two")
+    assert sorted(starts(story.until(2))) == ["one", "two"]
+    assert story.job("too-large").why == "it wants 4 GPUs, more than the whole quota of ann, 2"
+    assert story.job("gang").why == "ann holds 2 GPUs of a quota of 2"
+
+
+def test_a_quota_is_not_used_up_by_jobs_that_cannot_be_started() -> None:
+    story = ClusterScript()
+    story.join("a")
+    story.tell(QuotaSet(Quota("ann", 1)))
+    story.submit("nowhere", types=("H100",))
+    story.submit("ordinary")
+    assert sorted(starts(story.until(2))) == ["ordinary"]

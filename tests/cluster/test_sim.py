@@ -1,0 +1,241 @@
+"""Tests of simulation of a cluster."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cotenant.cluster.model.cluster import JobState
+from cotenant.cluster.model.event import ClusterAction, ClusterEvent, StartJob
+from cotenant.cluster.policy import ROUNDS
+from cotenant.cluster.sim.jobs import GuaranteeViolationError, SimJobState
+from cotenant.cluster.sim.online_load import DAY_NS, OnlineLoad
+from cotenant.cluster.sim.physics.colocated import MODES
+from cotenant.cluster.sim.scenario import ClusterScenario, decode_cluster
+from cotenant.cluster.state.cluster import ClusterMachine
+from cotenant.simulate.cluster import ClusterRun, audit, simulate_cluster
+from cotenant.units.instant import SECOND_NS, Instant
+from tests.support.effort import examples
+from tests.support.tools import ROOT, run_or_fail
+
+HERE = Path("test")
+CALM = """
+kind = "cluster"
+seed = 3
+duration = "3h"
+drain = "2d"
+[[nodes]]
+count = 3
+gpus = 2
+[[jobs]]
+name = "a"
+count = 12
+work = "20min"
+"""
+STORM = CALM.replace("count = 3", "count = 4") + (
+    '[failures]\nnode_crash = "3h"\nnode_cut = "4h"\ncut_duration = "50min"\ngpu_fault = "5h"\n'
+    'job_failure = "20%"\ncontroller_kills = 2\ncontroller_downtime = "25min"\n'
+)
+
+
+def scenario_of(text: str) -> ClusterScenario:
+    return decode_cluster(text, "test.toml")
+
+
+def played(text: str, new_machine: Callable[[], ClusterMachine] = ClusterMachine) -> ClusterRun:
+    return simulate_cluster(scenario_of(text), HERE, new_machine=new_machine)
+
+
+CALM_PLAYED = played(CALM)
+
+
+def test_all_jobs_get_done_and_the_sums_are_right() -> None:
+    outcome, sim_jobs, seen = CALM_PLAYED.outcome, CALM_PLAYED.world.sim_jobs, CALM_PLAYED.world.measurements
+    assert outcome.problems == []
+    assert outcome.jobs == {"done": 12}
+    assert outcome.makespan_h > 0
+    assert outcome.work_done_h * 3600 * SECOND_NS == pytest.approx(sim_jobs.work.sum())
+    computed_ns = seen.mean("offline_speed") * seen.span_ns * seen.gpus
+    assert computed_ns == pytest.approx(
+        sim_jobs.computed.sum(), rel=1e-5
+    )  # all of one GPU: speed over time is the work
+    assert (sim_jobs.end_ns - sim_jobs.submit_ns >= sim_jobs.work - 1).all()  # nobody is faster than alone
+    assert outcome.utilization > outcome.utilization_before > 0
+    assert sum(outcome.gpu_time.values()) == pytest.approx(1)
+
+
+SORTS = st.fixed_dictionaries(
+    {
+        "gpus": st.sampled_from([1, 1, 2, 3]),
+        "count": st.integers(0, 14),
+        "users": st.integers(1, 3),
+        "known": st.sampled_from([0, 50, 100]),
+        "cancelled": st.sampled_from([0, 30]),
+        "work": st.sampled_from(["3min", "40min", "3h"]),
+    }
+)
+
+
+def random_text(seed: int, nodes: int, sorts: list[dict[str, object]], faults: dict[str, str], place: str) -> str:
+    text = f'kind = "cluster"\nseed = {seed}\nduration = "4h"\ndrain = "2h"\ncheckpoint = "10min"\n'
+    text += f'[cluster]\nplace = "{place}"\n[online]\ngpus = "80%"\npeak = "70%"\nburst = "3%"\n'
+    text += f"[[nodes]]\ncount = {nodes}\ngpus = 3\n"
+    for number, sort in enumerate(sorts):
+        text += f'[[jobs]]\nname = "s{number}"\n'
+        text += f'count = {sort["count"]}\ngpus = {sort["gpus"]}\nusers = {sort["users"]}\nwork = "{sort["work"]}"\n'
+        text += f'known = "{sort["known"]}%"\ncancelled = "{sort["cancelled"]}%"\n'
+    text += "[failures]\n" + "".join(f"{name} = {value}\n" for name, value in faults.items())
+    return text
+
+
+FAULTS = st.fixed_dictionaries(
+    {
+        "node_crash": st.sampled_from(['"0s"', '"2h"', '"9h"']),
+        "node_downtime": st.sampled_from(['"10s"', '"40min"']),
+        "node_cut": st.sampled_from(['"0s"', '"2h"', '"9h"']),
+        "cut_duration": st.sampled_from(['"1min"', '"17min"', '"2h"']),
+        "gpu_fault": st.sampled_from(['"0s"', '"6h"']),
+        "job_failure": st.sampled_from(['"0%"', '"25%"']),
+        "controller_kills": st.sampled_from(["0", "2"]),
+        "controller_downtime": st.sampled_from(['"10s"', '"35min"']),
+    }
+)
+
+
+@given(
+    st.integers(0, 2**32),
+    st.integers(1, 4),
+    st.lists(SORTS, max_size=2),
+    FAULTS,
+    st.sampled_from(["match", "first-fit", "no-sharing"]),
+)
+@settings(max_examples=examples(30, 1500), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_nothing_is_lost_or_made_up_whatever_goes_wrong(
+    seed: int, nodes: int, sorts: list[dict[str, object]], faults: dict[str, str], place: str
+) -> None:
+    found = played(random_text(seed, nodes, sorts, faults, place))
+    sim_jobs, outcome = found.world.sim_jobs, found.outcome
+    assert outcome.problems == []
+    came = int((sim_jobs.state != SimJobState.PENDING).sum())
+    assert sum(outcome.jobs.values()) == came  # each is told of once, in one state
+    names = [reported.spec.name for reported in found.machine.jobs()]
+    assert len(set(names)) == len(names)
+    reported = {one.spec.name: one for one in found.machine.jobs()}
+    for job in np.flatnonzero(sim_jobs.state == SimJobState.RUNNING).tolist():
+        assert reported[sim_jobs.specs[job].name].state not in {JobState.WAITING, JobState.DONE, JobState.FAILED}
+    assert (sim_jobs.safe <= sim_jobs.work).all()
+    assert (sim_jobs.lost >= 0).all()
+    on_gpus = np.bincount(found.world.job[found.world.job >= 0], minlength=len(sim_jobs.work))
+    assert (on_gpus == np.where(sim_jobs.state == SimJobState.RUNNING, sim_jobs.gpus, 0)).all()
+
+
+def test_everything_gets_done_in_the_end_after_a_storm() -> None:
+    found = played(STORM)
+    assert found.outcome.problems == []
+    assert set(found.outcome.jobs) <= {"done", "failed"}
+    assert found.outcome.evictions
+    assert found.outcome.crashes["controller_kills"] == 2
+    assert all(found.outcome.crashes.values())
+
+
+def test_a_run_is_a_function_of_its_scenario_and_seed() -> None:
+    assert played(CALM).outcome == CALM_PLAYED.outcome
+    other = played(CALM.replace("seed = 3", "seed = 4")).outcome
+    assert other.decisions != CALM_PLAYED.outcome.decisions
+
+
+def test_no_hash_decides_anything(tmp_path: Path) -> None:
+    world = tmp_path / "storm.toml"
+    world.write_text(STORM)
+    command: list[str | Path] = [sys.executable, "-m", "cotenant", "simulate", world, "--json"]
+    reported = [run_or_fail(command, ROOT, env={**os.environ, "PYTHONHASHSEED": seed}) for seed in ("0", "4711")]
+    assert reported[0] == reported[1]
+    assert msgspec.json.decode(reported[0][reported[0].index("{") :])["decisions"]
+
+
+class Twice(ClusterMachine):
+    """Starts what it starts once more, elsewhere."""
+
+    def handle(self, event: ClusterEvent, *, now: Instant) -> list[ClusterAction]:
+        actions = super().handle(event, now=now)
+        started = [action for action in actions if isinstance(action, StartJob)]
+        for action in started:
+            attempt = msgspec.structs.replace(action.attempt, number=action.attempt.number + 1000)
+            other = "node-0" if action.node != "node-0" else "node-1"
+            actions.append(msgspec.structs.replace(action, node=other, attempt=attempt))
+        return actions
+
+
+def test_a_cluster_that_runs_a_job_twice_is_found_out() -> None:
+    with pytest.raises(GuaranteeViolationError, match=r"is started|another job has"):
+        played(CALM, Twice)
+
+
+def test_the_audit_finds_inconsistencies() -> None:
+    found = played(CALM)
+    assert audit(found.world, found.machine) == []
+    found.world.sim_jobs.computed[3] *= 1.01
+    found.world.sim_jobs.safe[5] -= 1.0
+    found.world.sim_jobs.state[7] = SimJobState.IDLE
+    found.world.measurements.free_gpu_ns *= 0.9
+    problems = "\n".join(audit(found.world, found.machine))
+    for words in ("a-3 computed", "a-5 is done with", "a-7 is reported to be done", "GPU time adds up"):
+        assert words in problems
+
+
+def test_load_swings_once_a_day_and_stays_within_bounds() -> None:
+    config = scenario_of(CALM).online
+    service = np.array([0, 1, -1, 2] * 50)
+    load = OnlineLoad(np.random.default_rng(5), config, service, np.full(200, np.nan))
+    step_ns = 300 * SECOND_NS
+    rows = np.array([load.next(step * step_ns, step_ns) for step in range(2 * DAY_NS // step_ns)])
+    assert rows.min() >= 0
+    assert rows.max() <= 1
+    assert (rows[:, service < 0] == 0).all()
+    mean = rows[:, service >= 0].mean(axis=1)
+    day = len(mean) // 2
+    busiest, calmest = int(mean[:day].argmax()), int(mean[:day].argmin())
+    assert mean[busiest] > 2 * mean[calmest]
+    assert abs(busiest - calmest) == pytest.approx(day / 2, abs=day / 6)
+    assert np.corrcoef(mean[:day], mean[day:])[0, 1] > 0.95  # tomorrow is like today
+    again = OnlineLoad(np.random.default_rng(5), config, service, np.full(200, np.nan))
+    assert (again.next(0, step_ns) == rows[0]).all()
+
+
+def test_reports_are_shared_by_gpus_in_the_same_state() -> None:
+    fleet = CALM_PLAYED.world.fleet
+    codes, _ = fleet.changed()
+    assert all(fleet.report(code) is fleet.report(code) for code in codes)
+    fleet.changed()
+    _, changed = fleet.changed()
+    assert not len(changed)
+
+
+@pytest.mark.parametrize("place", ROUNDS)
+def test_every_policy_gets_all_jobs_done(place: str) -> None:
+    some = CALM + f'[online]\ngpus = "50%"\n[cluster]\nplace = "{place}"\n'
+    outcome = played(some).outcome
+    assert outcome.problems == []
+    assert outcome.jobs == {"done": 12}
+    assert outcome.mode == ROUNDS[place].mode
+    if outcome.mode == "none":
+        assert outcome.online_slowdown_p99 == 1.0
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_nodes_offer_follows_the_way_to_share(mode: str) -> None:
+    found = played(CALM.replace("seed = 3", f'seed = 3\nmode = "{mode}"'))
+    fleet = found.world.fleet
+    offers = {fleet.report(code).offer_ppm for code in fleet.changed()[0]}
+    if mode == "space":
+        assert offers
+        assert 0 not in offers or len(offers) > 1
+    else:
+        assert offers == ({0} if mode == "none" else {1_000_000})
+    assert found.outcome.problems == []

@@ -1,0 +1,304 @@
+"""Tests of the state machine of the cluster controller."""
+
+import msgspec
+import pytest
+
+from cotenant.cluster.model.cluster import Attempt, AttemptReport, JobEnd, JobState, Quota
+from cotenant.cluster.model.event import (
+    AckEnd,
+    Answer,
+    ClusterStarted,
+    JobCancelled,
+    JobSubmitted,
+    NodeDrained,
+    NodeGone,
+    NodeReport,
+    QuotaSet,
+    StartJob,
+    StopJob,
+)
+from cotenant.cluster.state.cluster import ClusterMachine
+from cotenant.units.instant import SECOND_NS
+from tests.support.cluster_steps import BUSY, GIB, GPU, ClusterScript, replaced, runs, settings, starts
+from tests.support.tools import ROOT
+
+
+def test_a_job_is_started_known_to_run_and_done() -> None:
+    story = ClusterScript()
+    story.join("a")
+    spec = story.submit("job")
+    (order,) = story.until(2)
+    assert order == StartJob("a", Attempt("job", 1), (0,), 1_000_000, spec, 0, 1)
+    assert story.state("job") is JobState.STARTING
+    assert story.report("a", runs(order, 300_000), seen=1) == []
+    assert (story.state("job"), story.job("job").progress_ppm) == (JobState.RUNNING, 300_000)
+    story.now_s = 9
+    assert story.report("a", runs(order, 900_000, JobEnd.DONE), seen=1) == [AckEnd("a", Attempt("job", 1))]
+    reported = story.job("job")
+    assert (reported.state, reported.progress_ppm, reported.ended) == (JobState.DONE, 1_000_000, 9 * SECOND_NS)
+    assert story.report("a", runs(order, end=JobEnd.DONE), seen=1) == [AckEnd("a", Attempt("job", 1))]
+
+
+def test_an_order_that_was_lost_is_sent_again_until_the_node_has_it() -> None:
+    story = ClusterScript()
+    story.join("a")
+    story.submit("job")
+    (order,) = story.until(2)
+    assert story.report("a") == [order]
+    assert story.report("a", runs(order), seen=1) == []
+    assert story.report("a") == [order]  # a report that was sent before the order came, and came after it
+
+
+def test_an_ordered_attempt_that_a_node_does_not_name_is_gone_and_restarts_elsewhere() -> None:
+    story = ClusterScript()
+    story.join("a")
+    story.submit("job")
+    (order,) = story.until(2)
+    story.report("a", runs(order, 400_000), seen=1)
+    story.join("b", replaced(GPU, offer_ppm=900_000))
+    assert story.report("a", seen=1) == []
+    assert (story.state("job"), story.job("job").evictions) == (JobState.WAITING, 1)
+    (again,) = story.until(12)
+    assert isinstance(again, StartJob)
+    assert (again.attempt, again.progress_ppm) == (Attempt("job", 2), 400_000)
+
+
+def test_a_node_that_started_anew_has_ended_what_it_does_not_name() -> None:
+    story = ClusterScript()
+    story.join("a", GPU, GPU)
+    for name in ("one", "two"):
+        story.submit(name)
+    one, two = story.until(2)
+    story.report("a", runs(one), runs(two), seen=2)
+    story.reported["a"] = NodeReport("a", 2, (GPU, GPU))
+    story.report("a", runs(two))
+    assert (story.state("one"), story.state("two")) == (JobState.WAITING, JobState.RUNNING)
+    assert story.tell(NodeReport("a", 1, (GPU, GPU), (runs(one),), 2)) == []  # on its way since before
+    assert story.state("two") is JobState.RUNNING
+
+
+def test_a_silent_node_keeps_its_jobs_until_it_must_have_ended_them() -> None:
+    story = ClusterScript()
+    story.join("a")
+    story.submit("job")
+    (order,) = story.until(2)
+    story.report("a", runs(order), seen=1)
+    story.now_s = 12
+    story.join("b")
+    assert starts(story.until(21)) == {}
+    story.report("b")
+    assert story.state("job") is JobState.RUNNING
+    story.until(22)
+    assert story.state("job") is JobState.LOST
+    assert starts(story.until(26)) == {}
+    assert starts(story.until(33)) == {"job": ("b", (0,))}
+    assert story.report("a", runs(order), seen=1) == [StopJob("a", order_attempt(order), "it is not wanted here")]
+    assert not story.machine.inventory.open[0], "nothing is started where something runs that must end"
+    story.report("a", runs(order, end=JobEnd.EVICTED), seen=1)
+    assert story.machine.inventory.open[0]
+
+
+def order_attempt(order: object) -> Attempt:
+    assert isinstance(order, StartJob)
+    return order.attempt
+
+
+def test_a_silent_node_that_speaks_in_time_goes_on() -> None:
+    story = ClusterScript()
+    story.join("a")
+    story.submit("job")
+    (order,) = story.until(2)
+    story.report("a", runs(order), seen=1)
+    story.until(23)
+    assert story.state("job") is JobState.LOST
+    assert story.report("a", runs(order, 500_000), seen=1) == []
+    assert story.state("job") is JobState.RUNNING
+
+
+@pytest.mark.parametrize("end, failures", [(JobEnd.FAILED, 1), (JobEnd.REFUSED, 0)])
+def test_after_a_failure_or_a_refusal_there_is_a_pause(end: JobEnd, failures: int) -> None:
+    story = ClusterScript(round_ns=SECOND_NS)
+    story.join("a")
+    story.submit("job", retries=1)
+    (order,) = story.until(1)
+    story.report("a", runs(order, end=end), seen=1)
+    assert (story.state("job"), story.job("job").failures) == (JobState.WAITING, failures)
+    assert starts(story.until(10)) == {}
+    assert starts(story.until(12)) == {"job": ("a", (0,))}
+
+
+def test_a_job_that_fails_too_often_has_failed_and_evictions_do_not_count() -> None:
+    story = ClusterScript(round_ns=SECOND_NS, lease_ns=3600 * SECOND_NS)
+    story.join("a")
+    story.submit("job", retries=1)
+    for end in (JobEnd.FAILED, JobEnd.EVICTED, JobEnd.EVICTED, JobEnd.FAILED):
+        (order,) = story.until(story.now_s + 65)[-1:]  # after an eviction, twice as long each time
+        story.report("a", runs(order, end=end), seen=99)
+    assert (story.state("job"), story.job("job").failures, story.job("job").evictions) == (JobState.FAILED, 2, 2)
+    assert starts(story.until(story.now_s + 60)) == {}
+
+
+def test_cancelling_waits_for_the_end_of_what_runs() -> None:
+    story = ClusterScript()
+    story.join("a")
+    story.submit("job")
+    story.submit("next")
+    (order,) = story.until(2)
+    assert story.said(JobCancelled("next", 7)) == ["yes to peer 7"]
+    assert story.state("next") is JobState.CANCELLED
+    assert story.said(JobCancelled("job", 8)) == ["stop job#1 on a: cancelled", "yes to peer 8"]
+    assert story.report("a", runs(order), seen=1) == [StopJob("a", Attempt("job", 1), "cancelled")]
+    assert story.state("job") is JobState.STOPPING
+    story.report("a", runs(order, end=JobEnd.EVICTED), seen=1)
+    assert story.state("job") is JobState.CANCELLED
+    (answer,) = story.tell(JobCancelled("job", 9))
+    assert answer == Answer(9)
+
+
+def test_what_is_done_before_it_can_be_cancelled_is_done() -> None:
+    story = ClusterScript()
+    story.join("a")
+    story.submit("job")
+    (order,) = story.until(2)
+    story.tell(JobCancelled("job"))
+    story.report("a", runs(order, end=JobEnd.DONE), seen=1)
+    assert story.state("job") is JobState.DONE
+    (answer,) = story.tell(JobCancelled("job", 9))
+    assert isinstance(answer, Answer)
+    assert answer.reject is not None
+
+
+def test_the_same_job_again_is_the_same_job_and_another_of_its_name_is_refused() -> None:
+    story = ClusterScript(waiting_limit=1)
+    spec = story.submit("job")
+    assert story.tell(JobSubmitted(spec, 5)) == [Answer(5)]
+    refused = [
+        story.tell(JobSubmitted(msgspec.structs.replace(spec, **changed), 6))
+        for changed in ({"priority": 3}, {"name": "other"})
+    ]
+    reasons = [one[0].reject.reason.value for one in refused if isinstance(one[0], Answer) and one[0].reject]
+    assert reasons == ["name-taken", "queue-full"]
+
+
+def test_a_drained_node_is_emptied_and_takes_nothing_until_it_is_let_back() -> None:
+    story = ClusterScript()
+    story.join("a")
+    story.submit("job")
+    (order,) = story.until(2)
+    story.report("a", runs(order), seen=1)
+    assert story.said(NodeDrained("a", on=True)) == ["stop job#1 on a: its node is drained"]
+    story.report("a", runs(order, end=JobEnd.FAILED), seen=1)
+    assert (story.state("job"), story.job("job").failures) == (JobState.WAITING, 0), "it was told to end"
+    assert starts(story.until(15)) == {}
+    story.tell(NodeDrained("a", on=False))
+    assert starts(story.until(30)) == {"job": ("a", (0,))}
+
+
+def test_a_node_that_leaves_leaves_its_jobs_to_others() -> None:
+    story = ClusterScript()
+    story.join("a")
+    story.submit("job")
+    story.until(2)
+    story.tell(NodeGone("a"))
+    assert story.state("job") is JobState.WAITING
+    assert [view.node for view in story.machine.nodes()] == []
+    story.join("b")
+    assert starts(story.until(12)) == {"job": ("b", (0,))}
+
+
+def test_a_controller_that_starts_again_gives_everybody_a_whole_lease() -> None:
+    story = ClusterScript()
+    story.join("a")
+    story.submit("job")
+    (order,) = story.until(2)
+    story.report("a", runs(order), seen=1)
+    story.now_s = 1000
+    story.tell(ClusterStarted(settings(), "1", 0))
+    story.until(1019)
+    assert story.state("job") is JobState.RUNNING
+    story.until(1020)
+    assert story.state("job") is JobState.LOST
+
+
+def test_attempts_of_a_controller_that_knew_more_are_never_given_out_again() -> None:
+    story = ClusterScript()
+    story.join("a")
+    there = AttemptReport(Attempt("forgotten", 41), (0,))
+    assert story.report("a", there, seen=41) == [StopJob("a", there.attempt, "it is not wanted here")]
+    story.submit("job")
+    story.report("a", seen=41)
+    (order,) = story.until(15)
+    assert order_attempt(order).number == 42
+
+
+def test_a_node_that_is_silent_for_a_day_is_forgotten_unless_it_is_drained() -> None:
+    story = ClusterScript(round_ns=3600 * SECOND_NS, lease_ns=600 * SECOND_NS)
+    for name in ("a", "b", "c"):
+        story.join(name)
+    story.tell(NodeDrained("b", on=True))
+    story.until(86_000)
+    assert [view.node for view in story.machine.nodes()] == ["a", "b", "c"]
+    story.report("c")
+    story.until(90_000)
+    assert [view.node for view in story.machine.nodes()] == ["b", "c"]
+    story.join("a")
+    assert [view.is_silent for view in story.machine.nodes()] == [True, True, False]
+
+
+def test_a_node_that_makes_numbers_up_does_not_use_them_up() -> None:
+    story = ClusterScript()
+    story.join("a")
+    story.report("a", AttemptReport(Attempt("x", (1 << 63) - 1), (0,)))
+    assert story.machine.next_attempt == 1
+
+
+def test_what_is_over_is_remembered_for_a_while() -> None:
+    story = ClusterScript(remember=2)
+    for name in ("one", "two", "three"):
+        story.submit(name)
+        story.tell(JobCancelled(name))
+    assert [reported.spec.name for reported in story.machine.jobs()] == ["two", "three"]
+
+
+# After a change that is meant to change decisions, read the diff of what this prints as part of the change:
+#   .venv/bin/python -m pytest -q tests/cluster/test_state.py -k golden
+def test_the_golden_log_of_a_cluster() -> None:
+    golden = (ROOT / "scenarios" / "cluster-controller.log").read_text(encoding="utf-8")
+    assert "\n".join(run_script()) + "\n" == golden
+
+
+def run_script() -> list[str]:
+    """A short life with one of everything."""
+    story = ClusterScript(slowdown_limit_ppm=100_000_000)
+    story.join("a", GPU, replaced(GPU, offer_ppm=400_000, online=(BUSY,)))
+    story.tell(QuotaSet(Quota("bob", 1), 1))
+    for name, user, given in (
+        ("bert", "ann", {"memory_bytes": 8 * GIB, "profile": "bert"}),
+        ("gang", "ann", {"gpus": 2}),
+        ("alone", "bob", {"avoid": ("web",)}),
+        ("more", "bob", {}),
+    ):
+        story.submit(name, user, **given)
+    (gang,) = story.until(2)
+    story.report("a", runs(gang, 100_000), seen=1)
+    story.join("b", GPU, GPU)
+    bert, alone = story.until(4)
+    story.report("b", runs(bert), runs(alone, 50_000, rate_ppm=900_000), seen=3)
+    story.until(14)
+    story.tell(NodeDrained("a", True, 2))
+    story.report("a", runs(gang, 250_000, JobEnd.EVICTED), seen=1)
+    story.report("b", runs(bert, end=JobEnd.FAILED), runs(alone, end=JobEnd.DONE), seen=3)
+    story.tell(JobCancelled("gang", 3))
+    story.tell(JobCancelled("gang", 4))
+    _, bert = story.until(26)
+    head = story.machine.snapshot()
+    story.machine = ClusterMachine()
+    story.tell(head)
+    story.tell(ClusterStarted(settings(), "1", 0))
+    story.tell(NodeGone("a"))
+    story.report("b", runs(bert, 300_000), seen=5)
+    story.until(60)
+    story.report("b", runs(bert, 500_000), seen=5)
+    story.join("c")
+    story.until(70)
+    return story.lines

@@ -1,0 +1,396 @@
+"""Tests of cluster state machine against simulated nodes, with random events."""
+
+import io
+from typing import Any
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from cotenant.cluster.host import recover_cluster
+from cotenant.cluster.journal import ClusterJournalReader, ClusterTurn
+from cotenant.cluster.model.cluster import (
+    ClusterSettings,
+    GpuCondition,
+    GpuReport,
+    JobEnd,
+    JobReport,
+    JobSpec,
+    JobState,
+    OnlineUse,
+    Quota,
+)
+from cotenant.cluster.model.event import (
+    Answer,
+    ClusterAction,
+    ClusterEvent,
+    ClusterStarted,
+    ClusterWoke,
+    JobCancelled,
+    JobSubmitted,
+    NodeDrained,
+    NodeGone,
+    NodeReport,
+    QuotaSet,
+    StartJob,
+)
+from cotenant.cluster.state.cluster import ClusterMachine
+from cotenant.predict.usage import TaskUse
+from cotenant.runner.host import replay
+from cotenant.runner.journal import MAGIC, encode_turn
+from cotenant.units.instant import SECOND_NS
+from tests.support.cluster_setup import FakeNode, Report
+from tests.support.effort import examples
+
+GIB = 1 << 30
+ROUND, LEASE, GRACE = 10 * SECOND_NS, 20 * SECOND_NS, 7 * SECOND_NS
+USES = (None, TaskUse(900_000, ((500_000, 1_000_000),), 200_000), TaskUse(300_000, ((1_000_000, 1_000_000),)))
+SERVED = TaskUse(500_000, ((400_000, 1_000_000),), 100_000, active_ppm=300_000)
+
+gpus = st.builds(
+    GpuReport,
+    st.sampled_from(("V100", "T4")),
+    st.just(16 * GIB),
+    st.sampled_from((4 * GIB, 12 * GIB, 16 * GIB)),
+    st.sampled_from((0, 300_000, 700_000, 1_000_000)),
+    st.sampled_from((GpuCondition.HEALTHY, GpuCondition.HEALTHY, GpuCondition.OVERLIMIT, GpuCondition.UNHEALTHY)),
+    st.sampled_from(((), (OnlineUse("web", SERVED),), (OnlineUse("web", SERVED), OnlineUse("ads", SERVED)))),
+)
+GOOD = GpuReport("V100", 16 * GIB, 16 * GIB, 1_000_000)
+specs = st.builds(
+    JobSpec,
+    st.sampled_from([f"job{number}" for number in range(24)]),
+    st.sampled_from(("ann", "bob")),
+    st.just(0),
+    st.sampled_from(USES),
+    st.sampled_from(("", "bert")),
+    st.sampled_from((0, 4 * GIB, 10 * GIB)),
+    st.sampled_from((1, 1, 1, 2)),
+    st.sampled_from(((), ("V100",), ("T4", "V100"))),
+    st.sampled_from((0, 0, 500_000)),
+    st.sampled_from((0, 0, 5)),
+    st.sampled_from(((), (), ("ads",), ("solo",))),
+    st.sampled_from(("", "", "solo")),
+    retries=st.sampled_from((0, 2)),
+)
+
+
+class ClusterLife(RuleBasedStateMachine):
+    """The machine, twins of it made from its snapshots, and the nodes as they really are."""
+
+    @initialize(
+        remember=st.sampled_from((6, 100)),
+        fair=st.booleans(),
+        place=st.sampled_from(("match", "match", "first-fit")),
+        count=st.integers(1, 3),
+    )
+    def begin(self, remember: int, fair: bool, place: str, count: int) -> None:
+        self.now = 0
+        self.machines = [ClusterMachine()]
+        self.turns: list[ClusterTurn] = []
+        self.settings = ClusterSettings(
+            ROUND, LEASE, GRACE, place, 50_000, fair=fair, remember=remember, slowdown_limit_ppm=10_000_000
+        )
+        self.world: dict[str, FakeNode] = {}
+        self.mail: list[Report] = []
+        self.reported: dict[str, NodeReport] = {}
+        self.drained: set[str] = set()
+        self.quotas: dict[str, int] = {}
+        self.submitted: dict[str, JobSpec] = {}
+        self.before: dict[str, JobReport] = {}
+        self.started: set[int] = set()
+        self.tell(ClusterStarted(self.settings, "1", 0))
+        for number in range(count):
+            self._join(f"node{number}", (GOOD,) * (number % 2 + 1))
+
+    # -- telling, and what must hold of the answer ----------------------------------------------------------------
+
+    def tell(self, event: ClusterEvent) -> list[ClusterAction]:
+        actions, *others = [machine.handle(event, now=self.now) for machine in self.machines]
+        assert all(other == actions for other in others)
+        for machine in self.machines:
+            machine.check()
+        self.turns.append(ClusterTurn(self.now, event, actions))
+        for action in actions:
+            if isinstance(action, StartJob):
+                self._believe_start(action)
+            if not isinstance(action, Answer) and action.node in self.world:
+                self.world[action.node].orders.append(action)
+        self._nothing_lost()
+        return actions
+
+    def _believe_start(self, order: StartJob) -> None:
+        """An order that is new keeps every constraint, by what the nodes have told."""
+        if order.attempt.number in self.started:
+            return
+        assert order.attempt.number > max(self.started, default=0)
+        self.started.add(order.attempt.number)
+        spec, reported = order.spec, self.reported[order.node]
+        assert self.submitted[spec.name] == spec
+        assert order.node not in self.drained
+        assert len(set(order.gpus)) == len(order.gpus) == spec.gpus
+        for gpu in order.gpus:
+            report = reported.gpus[gpu]
+            assert report.condition is GpuCondition.HEALTHY
+            assert 0 < order.share_ppm <= report.offer_ppm
+            assert spec.min_share_ppm <= report.offer_ppm
+            assert spec.memory_bytes <= report.free_bytes
+            assert not spec.types or report.type in spec.types
+            assert not any(one.name in spec.avoid for one in report.online)
+        jobs = list(self.machines[0].jobs())
+        co_runners = [one.spec for one in jobs if one.node == order.node and one.spec.name != spec.name]
+        assert not any((other.group or "-") in spec.avoid or (spec.group or "-") in other.avoid for other in co_runners)
+        held = sum(len(one.gpus) for one in jobs if one.spec.user == spec.user)
+        assert held <= self.quotas.get(spec.user, held)
+
+    def _nothing_lost(self) -> None:
+        """Check that each submitted job exists once until it is forgotten after its end; progress never decreases."""
+        machine = self.machines[0]
+        now = {reported.spec.name: reported for reported in machine.jobs()}
+        for name, reported in now.items():
+            was = self.before.get(name)
+            assert reported.spec == self.submitted[name]
+            if was is not None:
+                assert reported.progress_ppm >= was.progress_ppm
+                assert reported.attempt >= was.attempt
+                assert not was.state.is_over or reported.state is was.state
+        for name, reported in self.before.items():
+            assert name in now or reported.state.is_over
+        for name in set(self.submitted) - set(now):
+            del self.submitted[name]
+        self.before = now
+
+    # -- time, and messages ----------------------------------------------------------------------------------------
+
+    @rule(step=st.sampled_from((1, 3, 10, 25, 60)))
+    def pass_time(self, step: int) -> None:
+        until = self.now + step * SECOND_NS
+        while True:
+            due = self.machines[0].next_wakeup()
+            nodes = [node.acknowledged + LEASE + GRACE for node in self.world.values()]
+            soon = [max(self.now, one) for one in [*([] if due is None else [due]), *nodes] if one > self.now]
+            if due is not None and due <= self.now:
+                self.tell(ClusterWoke())
+                continue
+            if not soon or min(soon) > until:
+                break
+            self._reach(min(soon))
+        self._reach(until)
+
+    def _reach(self, instant: int) -> None:
+        self.now = instant
+        for node in self.world.values():
+            node.lapse(self.now, LEASE, GRACE)
+
+    def _join(self, name: str, devices: tuple[GpuReport, ...]) -> None:
+        self.world[name] = FakeNode(name, devices, self.now)
+        self.send(name)
+        self._deliver(self.mail.pop(), heard=True)
+
+    def nodes(self) -> list[str]:
+        return list(self.world)
+
+    def send(self, name: str) -> None:
+        self.mail.append(self.world[name].report(self.now))
+
+    def _deliver(self, report: Report, *, heard: bool) -> None:
+        name = report.reported.node
+        if name not in self.world:
+            return  # a node that left for good is not heard of again: its certificate is gone with it
+        known = self.reported.get(name)
+        if known is None or report.reported.epoch >= known.epoch or self._is_silent(name):
+            self.reported[name] = report.reported
+        self.tell(report.reported)
+        if heard:
+            node = self.world[name]
+            node.acknowledged = max(node.acknowledged, report.sent)
+
+    def _is_silent(self, name: str) -> bool:
+        view = next(one for one in self.machines[0].nodes() if one.node == name)
+        return view.is_silent and not any(view.jobs)
+
+    @rule(data=st.data())
+    def report(self, data: Any) -> None:
+        self.send(data.draw(st.sampled_from(self.nodes())))
+
+    @precondition(lambda self: self.mail)
+    @rule(data=st.data(), again=st.booleans(), heard=st.booleans())
+    def deliver(self, data: Any, again: bool, heard: bool) -> None:
+        """Any that is on its way, late or not; perhaps once more later; the controller's answer may be lost."""
+        place = data.draw(st.integers(0, len(self.mail) - 1))
+        self._deliver(self.mail[place] if again else self.mail.pop(place), heard=heard)
+
+    @rule(data=st.data())
+    def report_now(self, data: Any) -> None:
+        self.report(data)
+        self._deliver(self.mail.pop(), heard=True)
+
+    @rule(data=st.data(), lost=st.booleans(), refuse=st.booleans())
+    def order(self, data: Any, lost: bool, refuse: bool) -> None:
+        """The next order arrives, or all that is on its way is lost with the connection."""
+        name = data.draw(st.sampled_from(self.nodes()))
+        if lost and not refuse:
+            self.world[name].orders.clear()
+        self._take_orders(name, 1, refuse=refuse)
+
+    @rule(data=st.data())
+    def orders(self, data: Any) -> None:
+        self._take_orders(data.draw(st.sampled_from(self.nodes())), 100, refuse=False)
+
+    def _take_orders(self, name: str, most: int, *, refuse: bool) -> None:
+        node = self.world[name]
+        for order in node.orders[:most]:
+            begun = node.take(order, refuse=refuse)
+            if begun is not None:
+                self._really_once(name, begun.job)
+        del node.orders[:most]
+
+    def _really_once(self, name: str, job: str) -> None:
+        """What really runs, runs once, and alone among offline jobs on its GPUs."""
+        everywhere = [(node.name, run) for node in self.world.values() for run in node.runs.values()]
+        assert [where for where, run in everywhere if run.attempt.job == job] == [name]
+        held = [gpu for where, run in everywhere if where == name for gpu in run.gpus]
+        assert len(set(held)) == len(held)
+
+    # -- nodes -----------------------------------------------------------------------------------------------------
+
+    @rule(data=st.data(), survives=st.booleans())
+    def restart_node(self, data: Any, survives: bool) -> None:
+        self.world[data.draw(st.sampled_from(self.nodes()))].restart(survives=survives)
+
+    @rule(data=st.data())
+    def change_gpus(self, data: Any) -> None:
+        node = self.world[data.draw(st.sampled_from(self.nodes()))]
+        node.gpus = tuple(data.draw(gpus) for _ in node.gpus)
+
+    @precondition(lambda self: len(self.world) < 4)
+    @rule(devices=st.lists(gpus, min_size=1, max_size=3))
+    def join(self, devices: list[GpuReport]) -> None:
+        number = next(number for number in range(99) if f"node{number}" not in self.reported)
+        self._join(f"node{number}", tuple(devices))
+
+    @precondition(lambda self: len(self.world) > 1)
+    @rule(data=st.data())
+    def leave(self, data: Any) -> None:
+        """In good order: what ran there has ended, and what ended has been told."""
+        name = data.draw(st.sampled_from(self.nodes()))
+        node = self.world[name]
+        for number in list(node.runs):
+            node.end(number, JobEnd.EVICTED)
+        node.orders.clear()
+        self.send(name)
+        self._deliver(self.mail.pop(), heard=True)
+        self.tell(NodeGone(name))
+        del self.world[name]
+        self.drained.discard(name)
+
+    @rule(data=st.data(), on=st.booleans())
+    def drain(self, data: Any, on: bool) -> None:
+        name = data.draw(st.sampled_from([*self.nodes(), "nobody"]))
+        (*_, answer) = self.tell(NodeDrained(name, on, 7))
+        assert isinstance(answer, Answer)
+        assert (answer.reject is None) == (name in self.world)
+        if name in self.world:
+            (self.drained.add if on else self.drained.discard)(name)
+
+    @rule(data=st.data(), end=st.sampled_from(list(JobEnd)), progress=st.integers(0, 400_000))
+    def run_on(self, data: Any, end: JobEnd, progress: int) -> None:
+        """Something that runs goes on, or ends."""
+        running = [(node, number) for node in self.world.values() for number in node.runs]
+        if running:
+            node, number = data.draw(st.sampled_from(running))
+            run = node.runs[number]
+            run.progress_ppm = min(1_000_000, run.progress_ppm + progress)
+            run.rate_ppm = progress * 2
+            if progress < 200_000:
+                node.end(number, end)
+
+    # -- users and the controller ------------------------------------------------------------------------------------
+
+    @rule(spec=specs)
+    def submit(self, spec: JobSpec) -> None:
+        known = self.submitted.get(spec.name)
+        self.submitted.setdefault(spec.name, spec)
+        (answer,) = self.tell(JobSubmitted(spec, 5))
+        assert isinstance(answer, Answer)
+        assert (answer.reject is None) == (known in (None, spec))
+
+    @precondition(lambda self: self.submitted)
+    @rule(data=st.data())
+    def submit_again(self, data: Any) -> None:
+        spec = data.draw(st.sampled_from([self.submitted[name] for name in sorted(self.submitted)]))
+        assert self.tell(JobSubmitted(spec, 5)) == [Answer(5)]
+
+    @precondition(lambda self: self.submitted)
+    @rule(data=st.data())
+    def cancel(self, data: Any) -> None:
+        name = data.draw(st.sampled_from(sorted(self.submitted)))
+        was_over = self.before[name].state.is_over
+        (*_, answer) = self.tell(JobCancelled(name, 6))
+        assert isinstance(answer, Answer)
+        reported = self.machines[0].job(name)
+        assert reported == self.before.get(name)
+        if reported is not None and not was_over:
+            assert reported.state in {JobState.CANCELLED, JobState.STOPPING, JobState.LOST}
+
+    @rule(user=st.sampled_from(("ann", "bob")), most=st.integers(0, 3), weight=st.integers(1, 3))
+    def limit(self, user: str, most: int, weight: int) -> None:
+        self.quotas[user] = most
+        self.tell(QuotaSet(Quota(user, most, weight)))
+
+    @rule()
+    def restart_controller(self) -> None:
+        """From its journal; what was on its way from it is lost.
+
+        One that decides everything anew must come to the same; one that does again what is on record goes on alike.
+        """
+        content = MAGIC + b"".join(encode_turn(turn.now, turn.event, turn.actions) for turn in self.turns)
+        again = ClusterMachine()
+        replay(again, ClusterJournalReader(io.BytesIO(content).read))
+        assert again.snapshot() == self.machines[0].snapshot()
+        recovered = ClusterMachine()
+        recover_cluster(recovered, ClusterJournalReader(io.BytesIO(content).read))
+        self.machines = [again, recovered]
+        for node in self.world.values():
+            node.orders.clear()
+        self.tell(ClusterStarted(self.settings, "1", 0))
+
+    @precondition(lambda self: len(self.machines) < 3)
+    @rule()
+    def twin(self) -> None:
+        """A machine restored from the snapshot, as it stands in a journal, decides the same from then on."""
+        head = self.machines[0].snapshot()
+        (turn,) = ClusterJournalReader(io.BytesIO(MAGIC + encode_turn(self.now, head, [])).read)
+        again = ClusterMachine()
+        again.handle(turn.event, now=self.now)
+        assert again.snapshot() == head
+        self.machines.append(again)
+
+    def teardown(self) -> None:
+        """Once nothing goes wrong any more, every job is done."""
+        if not hasattr(self, "world"):
+            return
+        for user in ("ann", "bob"):
+            self.limit(user, 99, 1)
+        self._join("last", (GOOD, GOOD))
+        for node in self.world.values():
+            self.drained.discard(node.name)
+            self.tell(NodeDrained(node.name, on=False))
+            node.restart(survives=True)
+            node.gpus = (GOOD,) * len(node.gpus)
+        for _ in range(60):
+            if all(reported.state.is_over for reported in self.machines[0].jobs()):
+                return
+            for name in self.nodes():
+                self._take_orders(name, 100, refuse=False)
+                for number in list(self.world[name].runs):
+                    self.world[name].end(number, JobEnd.DONE)
+                self.send(name)
+                self._deliver(self.mail.pop(), heard=True)
+            self.pass_time(3)
+        stuck = [reported for reported in self.machines[0].jobs() if not reported.state.is_over]
+        raise AssertionError([*stuck, *self.machines[0].nodes()])
+
+
+TestClusterLife = ClusterLife.TestCase
+TestClusterLife.settings = settings(max_examples=examples(25, 400), stateful_step_count=60, deadline=None)

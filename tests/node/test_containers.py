@@ -1,0 +1,151 @@
+"""Hook, socket and pages work from other pid, mount and user namespaces."""
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cotenant.gate import tenant_table
+from cotenant.gate.ledger_file import read_ledger_snapshot
+from cotenant.node.model.tenant import Tenant
+from tests.support.containers import Container
+from tests.support.node_processes import NodeHarness, alive, until
+
+pytestmark = pytest.mark.live
+
+PROGRAMS = Path(__file__).parents[1] / "programs"
+WORK = ("--", sys.executable, str(PROGRAMS / "tenant.py"))
+HOOK_MODES = ("shim", "preload")
+TAKEN = 7 << 20
+"""What the program holds at least of the device, without its context."""
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Iterator[NodeHarness]:
+    """A node outside, with a software GPU."""
+    with NodeHarness() as node_harness:
+        assert node_harness.run("softgpu", "create", "--gpu", "v100").returncode == 0
+        node_harness.node()
+        yield node_harness
+        node_harness.run("softgpu", "destroy")
+
+
+def tenant_of(node_harness: NodeHarness, name: str) -> Tenant:
+    tenant_list = node_harness.tenant_list()
+    assert tenant_list is not None
+    [found] = [view.tenant for view in tenant_list.tenants if view.tenant.name == name]
+    return found
+
+
+def page_of(node_harness: NodeHarness, slot: int) -> dict[str, Any]:
+    with (node_harness.directories.pages / "gate-0").open("rb") as file:
+        file.seek(tenant_table.page_offset(slot))
+        return tenant_table.read_page(file.read(tenant_table.PAGE_BYTES))
+
+
+def launches(node_harness: NodeHarness, name: str) -> int:
+    """What the tenant's page at the gate says, if it is this tenant's."""
+    grant = tenant_of(node_harness, name).grant
+    page = page_of(node_harness, grant.slot)
+    return int(page["launches"]) if page["generation"] == grant.generation else 0
+
+
+def held(node_harness: NodeHarness, name: str) -> int:
+    """What the ledger says that the tenant holds of the device."""
+    grant = tenant_of(node_harness, name).grant
+    look = read_ledger_snapshot(node_harness.directories.pages, 0)
+    assert look is not None
+    account = look.accounts.get(grant.slot)
+    return account.held_bytes if account is not None and account.generation == grant.generation else 0
+
+
+def lines(node_harness: NodeHarness) -> int:
+    """Processes in the ledger of the device."""
+    look = read_ledger_snapshot(node_harness.directories.pages, 0)
+    return 0 if look is None else sum(len(account.lines) for account in look.accounts.values())
+
+
+def namespaces(pid: int) -> tuple[str, str]:
+    return str(Path(f"/proc/{pid}/ns/pid").readlink()), str(Path(f"/proc/{pid}/ns/mnt").readlink())
+
+
+@pytest.mark.parametrize("mode", HOOK_MODES)
+def test_tenant_in_a_container_uses_the_gate_and_its_death_is_detected(mode: str, gpu: NodeHarness) -> None:
+    inside, name = Container(gpu), f"boxed-{mode}"
+    process = inside.start("run", "--gpu", "soft:0", "--hook", mode, "--name", name, *WORK)
+    until(lambda: process.poll() is not None or name in gpu.names())
+    assert process.poll() is None, process.communicate()
+    until(lambda: process.poll() is not None or launches(gpu, name) > 100)
+    assert held(gpu, name) >= TAKEN
+    pid = tenant_of(gpu, name).pid
+    assert namespaces(pid)[0] != namespaces(os.getpid())[0]  # the kernel's word, in our numbers
+    assert namespaces(pid)[1] != namespaces(os.getpid())[1]
+    paused = gpu.run("pause", name)  # the page's rules reach it
+    assert paused.returncode == 0
+    grant = tenant_of(gpu, name).grant
+    until(lambda: page_of(gpu, grant.slot)["wanted_ns"] != 0)
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: name in gpu.endings())
+    assert gpu.endings()[name].startswith("lost")
+    until(lambda: lines(gpu) == 0)  # of a process that the node counts otherwise
+    process.wait()
+
+
+def test_end_of_a_program_in_a_container_is_reported(gpu: NodeHarness) -> None:
+    done = Container(gpu).run("run", "--gpu", "soft:0", "--name", "told", "--", "sh", "-c", "exit 7")
+    assert done.returncode == 7, done.stderr
+    assert gpu.endings()["told"] == "exit 7"
+
+
+def test_container_without_proc_runs(gpu: NodeHarness) -> None:
+    """/proc shows the pids of outside: no process is taken for one of ours, and the tenant is at the gate."""
+    inside = Container(gpu, proc=False)
+    process = inside.start("run", "--gpu", "soft:0", "--name", "bare", *WORK, before="mount -t tmpfs none /proc")
+    until(lambda: process.poll() is not None or ("bare" in gpu.names() and launches(gpu, "bare") > 100))
+    assert process.poll() is None, process.communicate()
+    seen = page_of(gpu, tenant_of(gpu, "bare").grant.slot)["launches"]
+    until(lambda: page_of(gpu, tenant_of(gpu, "bare").grant.slot)["launches"] > seen + 1000)  # many looks later
+    assert held(gpu, "bare") >= TAKEN
+    os.kill(tenant_of(gpu, "bare").pid, signal.SIGKILL)
+    until(lambda: lines(gpu) == 0)
+
+
+def test_program_without_the_node_directories_stays_at_the_gate(gpu: NodeHarness) -> None:
+    """The names beside its records are gone: descriptors and the libraries that are loaded do."""
+    hide = f"mount -t tmpfs none {gpu.directories.runtime}/hook; exec {sys.executable} {PROGRAMS / 'tenant.py'}"
+    words = ("unshare", "--mount", "sh", "-c", hide)
+    Container(gpu)  # skips where namespaces are not permitted
+    tenant = gpu.start("run", "--gpu", "soft:0", "--hook", "preload", "--name", "hidden", "--", *words)
+    until(lambda: tenant.poll() is not None or ("hidden" in gpu.names() and launches(gpu, "hidden") > 100))
+    assert tenant.poll() is None, tenant.communicate()
+    tenant.kill()
+    until(lambda: "hidden" not in gpu.names() and lines(gpu) == 0)
+
+
+def test_user_namespace_maps_to_the_user_outside(gpu: NodeHarness) -> None:
+    """Root inside is the creator of the namespace outside: the same user may connect."""
+    inside = Container(gpu, "--user", "--map-root-user")
+    done = inside.run("run", "--gpu", "soft:0", "--name", "mapped", "--", "sh", "-c", "id -u")
+    assert (done.returncode, done.stdout.strip()) == (0, "0"), done.stderr
+    tenant_list = gpu.tenant_list()
+    assert tenant_list is not None
+    assert [gone.tenant.uid for gone in tenant_list.departed if gone.tenant.name == "mapped"] == [os.getuid()]
+
+
+def test_run_directory_outside_is_not_removed_from_inside(gpu: NodeHarness) -> None:
+    """Both see one directory, and neither the other's processes."""
+    outside = gpu.tenant("outside", "--gpu", "soft:0", *WORK)
+    kept = list((gpu.directories.runtime / "hook").glob("run-*"))
+    assert len(kept) == 1
+    done = Container(gpu).run("run", "--gpu", "soft:0", "--name", "swept", "--", "true")
+    assert done.returncode == 0, done.stderr
+    assert list((gpu.directories.runtime / "hook").glob("run-*")) == kept
+    assert alive(outside.pid)
+    outside.kill()
+    outside.wait()
+    assert gpu.run("run", "--gpu", "soft:0", "--", "true").returncode == 0
+    assert list((gpu.directories.runtime / "hook").glob("run-*")) == []

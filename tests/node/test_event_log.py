@@ -1,0 +1,270 @@
+"""The event log describes every event and action, with the right tenant, device and turn."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cotenant.gate.grant import Grant, Kind
+from cotenant.gate.rules import GateRules, Limit
+from cotenant.node.journal import NodeTurn
+from cotenant.node.model.action import (
+    NO_PEER,
+    Action,
+    Confirm,
+    IssueGrant,
+    KillTenant,
+    RecordPlacement,
+    Refuse,
+    ReportGpuHealth,
+    RestartMps,
+    RestoreTenant,
+    Revoke,
+    SetOnlineShare,
+    SignalTenant,
+    Stop,
+    SuspendTenant,
+)
+from cotenant.node.model.admission import Reason, Reject
+from cotenant.node.model.control import AdjustCause, Adjustment
+from cotenant.node.model.event import (
+    Event,
+    EvictionRequested,
+    GateChange,
+    GpuFaulted,
+    GpuLost,
+    GpuRecovered,
+    GpuSampled,
+    GpusFound,
+    MemoryRequested,
+    MpsStatusChanged,
+    NodeRestored,
+    NodeSettings,
+    NodeStarted,
+    NodeStopping,
+    ObjectiveChanged,
+    OnlineShareProposed,
+    PeerLost,
+    PriorityChanged,
+    QuitRequested,
+    RulesChanged,
+    ShareChanged,
+    TenantFaulted,
+    TenantHung,
+    TenantJoined,
+    TenantLeft,
+    TenantRestarted,
+    TenantRestored,
+    TenantResumed,
+    TenantsPaused,
+    TenantSuspended,
+    TimerFired,
+)
+from cotenant.node.model.gpu import Gpu
+from cotenant.node.model.log_event import LogEventKind, LogLevel
+from cotenant.node.model.protection import GpuSample, GpuWatch, Health
+from cotenant.node.model.tenant import Tenant, TenantSpec
+from cotenant.node.policy.protect.errors import CLASSES
+from cotenant.node.state.event_log import EventLog
+from cotenant.units.instant import NEVER
+from tests.support.strategies import turns
+
+SETTINGS = NodeSettings(4, 10, gpus=(Gpu("a", 100), Gpu("b", 100)))
+STARTED = NodeStarted(SETTINGS, "1.0", 1_000_000)
+WEB = TenantSpec(Kind.ONLINE, 2, "web")
+JOB = TenantSpec(Kind.OFFLINE, 7, "job")
+WEB_GRANT = Grant(0, 1, Kind.ONLINE, 2, 0, 0, 0, 0)
+JOB_GRANT = Grant(1, 1, Kind.OFFLINE, 7, 0, 0, 0, 1)
+RULES = GateRules()
+ADJUSTMENT = Adjustment(0, 620_000, AdjustCause.VIOLATED, "p99 21ms of 20ms", (), 0, 1)
+BEYOND = Adjustment(0, 980_000, AdjustCause.UNREACHABLE)
+DIVIDED = Adjustment(0, 980_000, AdjustCause.UNREACHABLE, "late", ((0, 600_000), (5, 400_000)), 0, 1)
+
+
+def a_node_with_two() -> EventLog:
+    event_log = EventLog()
+    event_log.record(500, STARTED, [])
+    event_log.record(600, TenantJoined(1, 10, 0, WEB), [IssueGrant(2, 1, "web", WEB_GRANT)])
+    event_log.record(700, TenantJoined(2, 11, 0, JOB), [IssueGrant(3, 2, "job", JOB_GRANT)])
+    return event_log
+
+
+STORY: list[tuple[Event, list[Action], str]] = [
+    (TenantResumed(9, 11, 0, 1, 1), [IssueGrant(4, 9, "job", JOB_GRANT)], "resumed job 1: job reconnected"),
+    (TenantsPaused(7, 5, True, ("job",), False, True), [Confirm(4, 7, ("job",), RULES)],
+     "paused job 1: job is paused: requested by user 5"),
+    (TenantsPaused(7, 5, True, (), True, False), [Confirm(4, 7, ("job",), RULES)],
+     "continued job 1: job resumes: requested by user 5"),
+    (TenantsPaused(7, 5, True, (), True, False), [Confirm(4, 7, (), RULES)], ""),
+    (PriorityChanged(7, 0, True, "job", 3), [IssueGrant(4, NO_PEER, "job", JOB_GRANT), Confirm(4, 7, ("job",), RULES)],
+     "priority job 1: job now has priority 3"),
+    (PriorityChanged(7, 0, True, "jab", 3), [Refuse(4, 7, Reject(Reason.UNKNOWN_TENANT, "no tenant is called 'jab'"))],
+     "command-refused - - (unknown-tenant): a command was refused: no tenant is called 'jab'"),
+    (ShareChanged(7, 0, True, "job", 300_000, Limit.STATIC),
+     [IssueGrant(4, NO_PEER, "job", JOB_GRANT), Confirm(4, 7, ("job",), RULES)],
+     "share job 1: job now has share 30%, limit static"),
+    (ObjectiveChanged(7, 0, True, "job", 20_000_000), [Confirm(4, 7, ("job",), RULES)],
+     "objective job 1: job now has latency objective 20ms"),
+    (ObjectiveChanged(7, 0, True, "job", 0), [Confirm(4, 7, ("job",), RULES)],
+     "objective job 1: job now has no latency objective"),
+    (RulesChanged(7, True, GateChange(bound_ns=1000)), [Confirm(4, 7, (), RULES)],
+     "rules - -: the rules of the gate changed: bound 1us"),
+    (EvictionRequested(7, 0, True, ("job",)), [Confirm(4, 7, ("job",), RULES)],
+     "evicting job 1: job is being evicted: requested by user 0"),
+    (TimerFired(), [SignalTenant(4, 2, 1, 1, "term", "evicted by a person")],
+     "WARNING evicted job 1: job is asked to exit: evicted by a person"),
+    (TimerFired(), [SignalTenant(4, 2, 1, 1, "kill", "it did not end")],
+     "WARNING killed job 1: job is killed: it did not end"),
+    (TimerFired(), [KillTenant(4, 1, 1, 11, "its parent does not answer")],
+     "WARNING killed job 1: job is killed by the node: its parent does not answer"),
+    (QuitRequested(2), [], "quitting job 1: job is ending: its `cotenant run` was asked to stop"),
+    (MemoryRequested(0, 1, 2 << 30), [SuspendTenant(4, 2, 1, "web needs its memory")],
+     ("WARNING memory-requested web 0: web waits for 2GiB of device memory, which its quota allows "
+      "and other tenants hold\n"
+     "suspending job 1: job is asked to move its device memory to the host: web needs its memory")),
+    (TenantSuspended(2, True), [], "suspended job 1: job is suspended: its device memory is on the host"),
+    (TenantSuspended(2, False, "no room"), [], "WARNING suspend-failed job 1: job could not be suspended: no room"),
+    (TimerFired(), [RestoreTenant(4, 2, 1)], "restoring job 1: job is asked to move its memory back to the device"),
+    (TenantRestored(2, True), [], "restored job 1: job runs again: its memory is back on the device"),
+    (TenantRestored(2, False, "lost"), [],
+     "WARNING restore-failed job 1: job could not be restored to the device: lost"),
+    (TenantRestarted(2, "exit 1", 1), [],
+     "WARNING restarted job 1: job was restarted (once so far) after: exit 1"),
+    (TenantRestarted(2, "exit 1", 3), [],
+     "WARNING restarted job 1: job was restarted (3 times so far) after: exit 1"),
+    (OnlineShareProposed(ADJUSTMENT), [SetOnlineShare(4, ADJUSTMENT, 550_000)],
+     ("adjusted web 0 (objective violated): GPU 0: online share set to 62% (was 55%): web misses its "
+      "objective, p99 21ms of 20ms")),
+    (OnlineShareProposed(BEYOND), [SetOnlineShare(4, BEYOND, 980_000)],
+     "WARNING adjusted - 0 (objective unreachable): GPU 0: online share set to 98%: objective unreachable"),
+    (OnlineShareProposed(DIVIDED), [SetOnlineShare(4, DIVIDED, 980_000)],
+     ("WARNING adjusted web 0 (objective unreachable): GPU 0: online share set to 98%, divided into "
+      "web 60% and slot-5 40%: "
+      "web cannot meet its objective, late")),
+    (TenantHung(1, 1, "gemm", 10**6, 10**9), [],
+     "WARNING hung job 1 (hang): job hangs: kernel gemm has run for 1s, expected 1ms"),
+    (GpuSampled(0, GpuSample(5)), [ReportGpuHealth(4, 0, GpuWatch(Health.UNHEALTHY, why="memory 95%"))],
+     "WARNING gpu-state - 0 (unhealthy): GPU 0 is unhealthy: memory 95%"),
+    (GpuSampled(0, GpuSample(5)), [ReportGpuHealth(4, 0, GpuWatch(Health.HEALTHY))],
+     "gpu-state - 0 (healthy): GPU 0 is healthy"),
+    (GpuSampled(0, GpuSample(5)), [], ""),
+    (GpuLost(1, "fell off the bus"), [], "ERROR gpu-lost - 1: GPU 1 does not respond: fell off the bus"),
+    (GpuRecovered(1), [], "gpu-recovered - 1: GPU 1 responds again"),
+    (MpsStatusChanged(0, True), [], "mps-ready - 0: the MPS server of GPU 0 is ready"),
+    (MpsStatusChanged(0, False, "exit 1"), [RestartMps(4, 0)],
+     ("ERROR mps-exited - 0 (mps-server-died): the MPS server of GPU 0 exited: exit 1\n"
+     "mps-restart - 0: the MPS server of GPU 0 is restarted")),
+    (GpusFound((Gpu("soft:1 x", 5),)), [], "gpu-found - -: new GPUs: soft:1 x"),
+    (TimerFired(), [RecordPlacement(4, 1, 1, 1, "GPU 1: goodput +1.00")],
+     "placed job 1: job was placed by prediction: GPU 1: goodput +1.00"),
+    (TimerFired(), [RecordPlacement(4, 1, 1, 1, "GPU 1: goodput +0.20", 250_000)],
+     ("WARNING placed job 1: job was placed, but GPU 1 is predicted to lack 25% for all objectives: "
+     "GPU 1: goodput +0.20")),
+    (TenantLeft(2, "exit 0"), [Revoke(4, 2, "job", 1, 1, "exit 0")], "left job 1: job left: exit 0"),
+    (TenantLeft(2, "exit\n1"), [Revoke(4, 2, "job", 1, 1, "exit\n1")], r"WARNING left job 1: job left: exit\n1"),
+    (PeerLost(2), [Revoke(4, NO_PEER, "job", 1, 1, "lost: its connection closed")],
+     "WARNING lost job 1: job was lost: its connection closed"),
+    (PeerLost(33), [], ""),
+    (TenantJoined(3, 1, 0, WEB), [Refuse(4, 3, Reject(Reason.UNHEALTHY, "GPU 0 is unhealthy", 2 * 10**9))],
+     "WARNING refused web - (unhealthy): web was refused: GPU 0 is unhealthy; retry in 2s"),
+    (NodeStopping("requested"), [Stop(4, "requested")], "stopped - -: node stops: requested"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("event, actions, reported", STORY, ids=[f"{reported[:30]}" for _, _, reported in STORY])
+def test_each_event_names_its_subject(event: Event, actions: list[Action], reported: str) -> None:
+    event_log = a_node_with_two()
+    found = []
+    for each in event_log.record(800, event, actions):
+        level = "" if each.level is LogLevel.INFO else f"{each.level.name} "
+        why = f" ({each.why})" if each.why else ""
+        where = "-" if each.gpu < 0 else each.gpu
+        found.append(f"{level}{each.what.value} {each.tenant or '-'} {where}{why}: {each.text}")
+        assert (each.turn, each.now, each.unix_ns) == (4, 800, 800 + 1_000_000 - 500)
+    assert "\n".join(found) == reported
+
+
+def test_every_kind_of_log_event_is_covered() -> None:
+    reported = {line.split(": ")[0].removeprefix("WARNING ").removeprefix("ERROR ").split()[0]
+            for _, _, text in STORY for line in text.splitlines()}  # fmt: skip
+    elsewhere = {
+        LogEventKind.STARTED,
+        LogEventKind.GAP,
+        LogEventKind.JOINED,
+        LogEventKind.JOIN_WAITING,
+        LogEventKind.ENDING,
+        LogEventKind.FAULTED,
+        LogEventKind.GPU_FAULTED,
+    }
+    assert reported | {what.value for what in elsewhere} == {what.value for what in LogEventKind}
+
+
+def test_joins_list_the_request_and_starts_the_tenants_expected_back() -> None:
+    event_log = EventLog(turn=41)
+    [started] = event_log.record(500, STARTED, [IssueGrant(42, NO_PEER, "job", JOB_GRANT)])
+    assert (started.turn, started.text) == (42, "node 1.0 started: 4 slots, 2 GPUs, 1 tenant expected back")
+    [joined] = event_log.record(600, TenantJoined(1, 10, 0, WEB), [IssueGrant(43, 1, "web", WEB_GRANT)])
+    assert joined.text == "web joined in slot 0/1 on GPU 0: online priority 2"
+    [back] = event_log.record(700, TenantResumed(2, 11, 0, 1, 1), [IssueGrant(44, 2, "job", JOB_GRANT)])
+    assert (back.what, back.gpu) == (LogEventKind.RESUMED, 1)
+
+
+def test_a_waiting_join_is_logged_once_and_then_its_result() -> None:
+    event_log = a_node_with_two()
+    more = TenantSpec(Kind.ONLINE, 2, "more")
+    for peer in (5, 6, 7):
+        [waits] = event_log.record(800, TenantJoined(peer, 1, 0, more), [])
+        assert (waits.what, waits.tenant) == (LogEventKind.JOIN_WAITING, "more")
+    [joined] = event_log.record(900, TimerFired(), [IssueGrant(7, 5, "more", Grant(2, 1, Kind.ONLINE, 2, 0, 0, 0, 1))])
+    assert (joined.what, joined.tenant, joined.gpu) == (LogEventKind.JOINED, "more", 1)
+    [refused] = event_log.record(900, TimerFired(), [Refuse(8, 6, Reject(Reason.NO_CAPACITY_YET, "nobody made room"))])
+    assert (refused.what, refused.tenant, refused.why) == (LogEventKind.REFUSED, "more", "no-capacity-yet")
+    [gave_up] = event_log.record(900, PeerLost(7), [])
+    assert (gave_up.what, gave_up.text) == (LogEventKind.LOST, "more gave up waiting to join")
+    assert event_log.record(900, PeerLost(7), []) == []
+
+
+def test_one_that_is_asked_to_end_by_its_own_parent_is_not_evicted() -> None:
+    event_log = a_node_with_two()
+    event_log.record(800, QuitRequested(2), [])
+    [asked] = event_log.record(900, TimerFired(), [SignalTenant(5, 2, 1, 1, "term", "its parent was asked to stop")])
+    assert asked.what is LogEventKind.ENDING
+
+
+@pytest.mark.parametrize("code, name", [(2, "out-of-device-memory"), (700, "bad-kernel")])
+def test_errors_are_described_by_their_class(code: int, name: str) -> None:
+    words = {each.name: each.description for each in CLASSES}
+    event_log = a_node_with_two()
+    [faulted] = event_log.record(800, TenantFaulted(1, 1, "cuda", code), [])
+    assert (faulted.what, faulted.why) == (LogEventKind.FAULTED, name)
+    assert faulted.text == f"job reported CUDA error {code}: {words[name]}"
+    [xid] = event_log.record(800, GpuFaulted(1, 31, 1, 1), [])
+    assert xid.text.startswith("GPU 1 reported Xid 31 of job: ")
+    [nobodys] = event_log.record(800, GpuFaulted(1, 79), [])
+    assert (nobodys.tenant, nobodys.gpu) == ("", 1)
+    [strange] = event_log.record(800, TenantFaulted(1, 1, "astrology", 1), [])
+    assert strange.why == "unknown"
+
+
+def restored(turn: int) -> NodeRestored:
+    return NodeRestored(SETTINGS, turn, (1, 1, 0, 0), ((2, Tenant("job", JOB_GRANT, JOB, 11, 0, 1)),), (), NEVER, NEVER)
+
+
+def test_the_head_of_a_segment_tells_nothing_new_unless_turns_are_missing() -> None:
+    event_log = a_node_with_two()
+    assert event_log.record(800, restored(3), []) == []
+    [left] = event_log.record(900, TenantLeft(2, "exit 0"), [Revoke(4, 2, "job", 1, 1, "exit 0")])
+    assert left.turn == 4
+    [gap] = event_log.record(950, restored(10), [])
+    assert (gap.what, gap.text) == (LogEventKind.GAP, "6 turns before this are not on record")
+    late = EventLog(unix_offset_ns=7)
+    assert late.record(800, restored(3), []) == [], "a reader that begins there misses nothing"
+    [left] = late.record(900, TenantLeft(2, "exit 0"), [Revoke(4, 2, "job", 1, 1, "exit 0")])
+    assert (left.tenant, left.gpu, left.unix_ns) == ("job", 1, 907)
+
+
+@given(st.lists(turns, max_size=20))
+def test_any_journal_yields_printable_lines(record: list[NodeTurn]) -> None:
+    event_log = EventLog()
+    for turn in record:
+        reported = event_log.record(turn.now, turn.event, turn.actions)
+        assert all(each.text.isprintable() and each.turn == event_log.turn for each in reported)

@@ -1,0 +1,394 @@
+"""The journal file survives crashes, torn writes, damage and full disks."""
+
+import errno
+import os
+import resource
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cotenant.cluster.model.cluster import Attempt
+from cotenant.cluster.model.event import AckEnd, NodeGone
+from cotenant.errors import WorldError
+from cotenant.gate.grant import Grant, Kind
+from cotenant.gate.grant_file import LiveGrantPages
+from cotenant.node import wire
+from cotenant.node.daemon.main import _recover
+from cotenant.node.directories import Directories
+from cotenant.node.host import NodeHost
+from cotenant.node.journal import NodeJournalReader, NodeTurn
+from cotenant.node.model.event import SLOTS_LIMIT, Event, NodeSettings, NodeStarted, PeerLost, TenantJoined, TenantLeft
+from cotenant.node.model.tenant import COMMAND_LIMIT, TenantSpec
+from cotenant.node.state.node import NodeMachine
+from cotenant.runner.clock import LiveClock
+from cotenant.runner.host import replay
+from cotenant.runner.journal import MAGIC
+from cotenant.runner.journal_file import FileJournal, Recovery
+from cotenant.units.histogram import Histogram
+
+pytestmark = pytest.mark.live
+
+STARTED = NodeStarted(NodeSettings(4, 10**10), "test", 0)
+SPEC = TenantSpec(Kind.OFFLINE, 7, command="test")
+
+
+def turns_of(path: Path) -> list[NodeTurn]:
+    with path.open("rb") as file:
+        return list(NodeJournalReader(file.read))
+
+
+def lived(path: Path, peers: int = 6, limit_bytes: int = 1 << 30) -> NodeMachine:
+    """The journal of a node where peers came, and every other one left; returns its machine."""
+    machine = NodeMachine()
+    journal = FileJournal(path, limit_bytes)
+    host = NodeHost(machine, {}, journal)
+    host._effects.update(dict.fromkeys(_all_actions(), lambda action: None))
+    events: list[Event] = [STARTED]
+    for peer in range(1, peers + 1):
+        events.append(TenantJoined(peer, 100 + peer, 0, SPEC))
+        if peer % 2:
+            events.append(TenantLeft(peer, "exit 0"))
+    for now, event in enumerate(events, 10):
+        host.turn(event, now)
+    journal.close()
+    return machine
+
+
+def _all_actions() -> list[type]:
+    from cotenant.node.model.action import IssueGrant, Refuse, Revoke, SetNeighbourCount, Stop
+
+    return [SetNeighbourCount, IssueGrant, Refuse, Revoke, Stop]
+
+
+def places_in(home: Path) -> Directories:
+    (home / "run").mkdir()
+    (home / "state").mkdir()
+    return Directories(home / "run", home / "state")
+
+
+def test_file_is_private_and_begins_with_its_magic_line(tmp_path: Path) -> None:
+    FileJournal(tmp_path / "journal", 100).close()
+    assert (tmp_path / "journal").read_bytes() == MAGIC
+    assert stat.S_IMODE((tmp_path / "journal").stat().st_mode) == 0o600
+
+
+def test_reopened_journal_continues(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    for now in range(3):
+        journal = FileJournal(path, 1 << 20)
+        journal.append(now, PeerLost(now), [])
+        journal.close()
+    assert [turn.now for turn in turns_of(path)] == [0, 1, 2]
+
+
+def test_intact_journal_reports_no_recovery(tmp_path: Path) -> None:
+    recovery = Recovery(tmp_path / "journal", NodeJournalReader)
+    assert list(recovery.turns()) == []
+    assert recovery.truncate_torn_tail() == ""
+
+
+@pytest.mark.parametrize("cut", [1, 3, 8, 9, 20])
+def test_torn_tail_is_cut_and_reported(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "journal"
+    lived(path)
+    whole = turns_of(path)
+    os.truncate(path, path.stat().st_size - cut)
+    recovery = Recovery(path, NodeJournalReader)
+    sound = list(recovery.turns())
+    assert sound == whole[: len(sound)]
+    assert len(sound) < len(whole)
+    finding = recovery.truncate_torn_tail()
+    assert "torn" in finding
+    assert str(path) in finding
+    assert "\n" not in finding
+    assert turns_of(path) == sound
+    again = Recovery(path, NodeJournalReader)
+    assert list(again.turns()) == sound
+    assert again.truncate_torn_tail() == "", "a truncated journal has no torn tail"
+
+
+def test_journal_continues_after_every_possible_tear(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    lived(path, peers=2)
+    whole = path.read_bytes()
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        recovery = Recovery(path, NodeJournalReader)
+        replay(NodeMachine(), recovery.turns())
+        recovery.truncate_torn_tail()
+        journal = FileJournal(path, 1 << 20)
+        journal.append(99, PeerLost(99), [])
+        journal.close()
+        assert turns_of(path)[-1] == NodeTurn(99, PeerLost(99), []), size
+        path.unlink()
+
+
+def recovered(directories: Directories, messages: list[str]) -> tuple[NodeMachine, LiveClock]:
+    pages = LiveGrantPages(directories.pages)
+    try:
+        return _recover(directories, pages, messages.append)
+    finally:
+        pages.close()
+
+
+def test_lost_journal_keeps_generations(tmp_path: Path) -> None:
+    directories = places_in(tmp_path)
+    pages = LiveGrantPages(directories.pages)
+    pages.publish(Grant(0, 7, Kind.OFFLINE, 5, 0, 0, 0, -1), 0)
+    pages.revoke(0, 7)
+    pages.publish(Grant(2, 3, Kind.OFFLINE, 5, 0, 0, 0, -1), 0)
+    pages.close()
+    messages: list[str] = []
+    machine, _ = recovered(directories, messages)
+    assert machine.snapshot().generations == (7, 0, 3)
+    assert machine.tenants() == []
+    assert "is gone" in messages[0]
+    [head] = turns_of(directories.journal)
+    assert head.event == machine.snapshot()
+
+
+def test_tenant_replaced_according_to_its_page_is_dropped(tmp_path: Path) -> None:
+    directories = places_in(tmp_path)
+    machine = lived(directories.journal)
+    [first, *others] = machine.tenants()
+    directories.journal.write_bytes(directories.journal.read_bytes() + b"not a turn, and more than a torn one\n")
+    pages = LiveGrantPages(directories.pages)
+    pages.publish(msgspec.structs.replace(first.tenant.grant, generation=first.tenant.grant.generation + 1), 0)
+    pages.close()
+    again, _ = recovered(directories, [])
+    assert [view.tenant for view in again.tenants()] == [view.tenant for view in others]
+    again.check()
+
+
+def test_new_segment_is_synced_before_it_replaces_the_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directories = places_in(tmp_path)
+    lived(directories.journal)
+    directories.journal.write_bytes(directories.journal.read_bytes() + b"not a turn, and more than a torn one\n")
+    done: list[str] = []
+    fsync, rename = os.fsync, os.rename
+
+    def synced(descriptor: int) -> None:
+        done.append("sync " + Path(f"/proc/self/fd/{descriptor}").readlink().name)
+        fsync(descriptor)
+
+    def renamed(source: Path, target: Path) -> None:
+        done.append("rename " + Path(source).name)
+        rename(source, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "rename", renamed)
+    recovered(directories, [])
+    assert done[:2] == ["sync journal.new", "rename journal.new"]
+
+
+def test_damaged_journal_is_renamed_and_its_valid_part_continues(tmp_path: Path) -> None:
+    directories = places_in(tmp_path)
+    lived(directories.journal)
+    whole = turns_of(directories.journal)
+    content = bytearray(directories.journal.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    directories.journal.write_bytes(content)
+    messages: list[str] = []
+    machine, clock = recovered(directories, messages)
+    assert 0 < machine.turn < len(whole)
+    [finding] = messages
+    assert "damaged" in finding
+    assert "journal.damaged-1" in finding
+    assert (directories.state / "journal.damaged-1").read_bytes() == content
+    [head] = turns_of(directories.journal)
+    assert head.event == machine.snapshot()
+    assert clock.now() >= head.now
+    machine.check()
+    # The new journal stands alone, and a second start finds nothing wrong.
+    again, _ = recovered(directories, messages)
+    assert again.snapshot() == machine.snapshot()
+    assert len(messages) == 1
+
+
+def test_every_flipped_byte_is_detected_or_harmless(tmp_path: Path) -> None:
+    directories = places_in(tmp_path)
+    lived(directories.journal, peers=3)
+    whole = directories.journal.read_bytes()
+    expected = turns_of(directories.journal)
+    for position in range(0, len(whole), 3):
+        content = bytearray(whole)
+        content[position] ^= 0x55
+        directories.journal.write_bytes(content)
+        messages: list[str] = []
+        machine, _ = recovered(directories, messages)
+        assert messages, f"byte {position} was changed and nobody said so"
+        assert machine.turn < len(expected)
+        for file in directories.state.iterdir():
+            file.unlink()
+
+
+def test_repeated_damage_keeps_every_file(tmp_path: Path) -> None:
+    directories = places_in(tmp_path)
+    for number in (1, 2, 3):
+        directories.journal.write_bytes(b"this is a letter\n")
+        messages: list[str] = []
+        machine, _ = recovered(directories, messages)
+        assert machine.turn == 0
+        assert f"journal.damaged-{number}" in messages[0]
+
+
+def test_segments_rotate_and_each_replays_alone(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    machine = lived(path, peers=60, limit_bytes=1500)
+    previous = path.with_name("journal.1")
+    assert previous.exists()
+    assert not path.with_name("journal.new").exists()
+    alone = NodeMachine()
+    assert replay(alone, turns_of(path)) >= 1
+    assert alone.snapshot() == machine.snapshot()
+    before = NodeMachine()
+    replay(before, turns_of(previous))
+    assert before.snapshot() == turns_of(path)[0].event, "a segment begins where the one before ended"
+
+
+def test_crash_during_a_rotation_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "journal"
+    machine = lived(path)
+    whole = turns_of(path)
+
+    def die(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    for step in ("os.fsync", "os.link", "pathlib.Path.rename"):
+        journal = FileJournal(path, 1)
+        with monkeypatch.context() as patch:
+            patch.setattr(step, die)
+            with pytest.raises(KeyboardInterrupt):
+                journal.begin_segment(99, machine.snapshot())
+        assert turns_of(path) == whole, step
+    FileJournal(path, 1).begin_segment(99, machine.snapshot())
+    assert turns_of(path) == [NodeTurn(99, machine.snapshot(), [])]
+
+
+def test_full_disk_raises_world_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = FileJournal(tmp_path / "journal", 1 << 20)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(WorldError, match="No space left on device; free space"):
+        journal.append(1, PeerLost(1), [])
+    journal.close()
+
+
+FILLS_UP = """
+import signal, sys
+from pathlib import Path
+from cotenant.node.model.event import PeerLost
+from cotenant.errors import WorldError
+from cotenant.runner.journal_file import FileJournal
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+journal = FileJournal(Path(sys.argv[1]), 1 << 30)
+written = 0
+try:
+    while True:
+        journal.append(written, PeerLost(written), [])
+        written += 1
+except WorldError as error:
+    print(written, error)
+"""
+
+
+def test_partially_written_turn_is_cut_at_the_next_start(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    done = subprocess.run(
+        [sys.executable, "-c", FILLS_UP, str(path)],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    written, message = done.stdout.split(maxsplit=1)
+    assert "cannot write the journal" in message
+    recovery = Recovery(path, NodeJournalReader)
+    assert len(list(recovery.turns())) == int(written)
+    recovery.truncate_torn_tail()
+    assert len(turns_of(path)) == int(written)
+
+
+def test_journal_that_cannot_be_opened_raises_world_error(tmp_path: Path) -> None:
+    (tmp_path / "journal").mkdir()
+    with pytest.raises(WorldError, match="cannot open the journal"):
+        FileJournal(tmp_path / "journal", 1)
+    with pytest.raises(WorldError, match="cannot read the journal"):
+        list(Recovery(tmp_path / "journal", NodeJournalReader).turns())
+
+
+@pytest.mark.parametrize("step", ["os.fsync", "os.link", "pathlib.Path.rename", "pathlib.Path.unlink", "os.write"])
+def test_failed_rotation_raises_world_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    path = tmp_path / "journal"
+    machine = lived(path)
+    whole = turns_of(path)
+    journal = FileJournal(path, 1)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(step, refuse)
+        with pytest.raises(WorldError, match="Input/output error"):
+            journal.begin_segment(99, machine.snapshot())
+    assert turns_of(path) == whole
+    journal.close()
+
+
+def test_largest_node_state_fits_a_segment_head_and_an_answer(tmp_path: Path) -> None:
+    most = "\N{SNOWMAN WITHOUT SNOW}" * COMMAND_LIMIT
+    astral = "\N{GRINNING FACE}" * COMMAND_LIMIT
+    spec = TenantSpec(Kind.OFFLINE, 7, "", 0, 0, 0, astral, most)
+    machine = NodeMachine()
+    machine.handle(NodeStarted(NodeSettings(SLOTS_LIMIT, 10**10), "test", 0), now=1)
+    for peer in range(SLOTS_LIMIT):
+        machine.handle(TenantJoined(peer, 1 << 22, 1 << 31, spec), now=2)
+    journal = FileJournal(tmp_path / "journal", 1)
+    journal.begin_segment(3, machine.snapshot())
+    journal.close()
+    again = NodeMachine()
+    replay(again, turns_of(tmp_path / "journal"))
+    assert len(again.tenants()) == SLOTS_LIMIT
+    roll = wire.TenantList(1, "test", 1, machine.tenants(), [], 1, 1, SLOTS_LIMIT, [], Histogram(), machine.rules, [])
+    assert len(wire.encode(roll)) < wire.ANSWER_LIMIT_BYTES
+
+
+def test_cluster_journal_is_synced_after_decisions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr("cotenant.runner.journal_file.os.fdatasync", synced.append)
+    for is_synced, expected in ((False, 0), (True, 1)):
+        journal = FileJournal(tmp_path / f"journal-{is_synced}", 1 << 20, is_synced=is_synced)
+        journal.append(1, NodeGone("a"), [])
+        journal.append(2, NodeGone("a"), [AckEnd("a", Attempt("job", 3))])
+        journal.close()
+        assert len(synced) == expected
+
+
+def test_new_segment_of_a_synced_journal_is_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr("cotenant.runner.journal_file.sync_directory", synced.append)
+    for is_synced, expected in ((False, []), (True, [tmp_path] * 2)):
+        journal = FileJournal(tmp_path / f"journal-{is_synced}", 1 << 20, is_synced=is_synced)
+        journal.begin_segment(1, NodeGone("a"))
+        journal.close()
+        assert synced == expected
+
+
+def test_failed_sync_raises_world_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = FileJournal(tmp_path / "journal", 1 << 20, is_synced=True)
+
+    def broken(_: int) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "fdatasync", broken)
+    with pytest.raises(WorldError, match="cannot write the journal"):
+        journal.append(1, NodeGone("a"), [AckEnd("a", Attempt("job", 3))])
+    journal.close()

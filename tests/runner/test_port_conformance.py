@@ -1,0 +1,348 @@
+"""The live and the simulated implementation of every port keep the port's contract."""
+
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from cotenant.cluster.daemon.listener import ControllerListener
+from cotenant.cluster.ports import ClusterTransport
+from cotenant.cluster.sim.cluster import SimCluster
+from cotenant.gate.gate_file import LiveTenantTables
+from cotenant.gate.grant import Grant, Kind
+from cotenant.gate.grant_file import LiveGrantPages
+from cotenant.gate.ledger_file import LiveLedgers
+from cotenant.gate.rules import GateEntry, GatePolicy, GateRules
+from cotenant.gate.sim import SimGrantPages, SimLedgers, SimTenantTables
+from cotenant.node import wire
+from cotenant.node.daemon.enforcer import LiveEnforcer
+from cotenant.node.daemon.listener import LiveListener
+from cotenant.node.journal import NodeJournalReader, NodeTurn
+from cotenant.node.model.action import Action, IssueGrant, Refuse
+from cotenant.node.model.admission import Reason, Reject
+from cotenant.node.model.event import Event, NodeSettings, NodeStarted, PeerLost, TenantJoined
+from cotenant.node.model.tenant import TenantSpec
+from cotenant.node.ports import Enforcer, Gates, Ledgers, Listener, Pages
+from cotenant.node.sim.listener import SimListener
+from cotenant.node.sim.node import SimEnforcer
+from cotenant.runner.clock import LiveClock
+from cotenant.runner.journal_file import FileJournal
+from cotenant.runner.journal_memory import SimJournal
+from cotenant.runner.ports import Clock, Journal
+from cotenant.runner.sim_loop import SimLoop
+from cotenant.serve.frontend.engine import Engine
+from cotenant.serve.ports import Responder, Runtime
+from cotenant.serve.sim.server import SimServer
+from tests.support.listeners import ListenerFixture, LiveListenerFixture, SimListenerFixture
+from tests.support.node_in_process import until
+
+pytestmark = pytest.mark.live
+
+IMPLEMENTATIONS: dict[Any, dict[str, type]] = {
+    Clock: {"live": LiveClock, "sim": SimLoop},
+    Journal: {"live": FileJournal, "sim": SimJournal},
+    Pages: {"live": LiveGrantPages, "sim": SimGrantPages},
+    Gates: {"live": LiveTenantTables, "sim": SimTenantTables},
+    Ledgers: {"live": LiveLedgers, "sim": SimLedgers},
+    Enforcer: {"live": LiveEnforcer, "sim": SimEnforcer},
+    Listener: {"live": LiveListener, "sim": SimListener},
+    Runtime: {"live": Engine, "sim": SimServer},
+    Responder: {"live": Engine, "sim": SimServer},
+    ClusterTransport: {"live": ControllerListener, "sim": SimCluster},
+}
+SIDES = ("live", "sim")
+both_sides = pytest.mark.parametrize("side", SIDES)
+
+GRANT = Grant(
+    slot=3, generation=5, kind=Kind.ONLINE, priority=2, share_ppm=300_000, memory_bytes=1 << 32, slo_ns=50, gpu=1
+)
+STARTED = NodeStarted(NodeSettings(4, 10**10), "test", 0)
+TURNS: list[tuple[int, Event, list[Action]]] = [
+    (5, STARTED, []),
+    (6, TenantJoined(1, 100, 0, TenantSpec(Kind.OFFLINE, 7)), [IssueGrant(2, 1, "a", GRANT)]),
+    (6, PeerLost(2), [Refuse(3, 2, Reject(Reason.NO_SLOT, "none"))]),
+]
+
+
+@both_sides
+@pytest.mark.parametrize("port", IMPLEMENTATIONS, ids=lambda port: port.__name__)
+def test_implementation_has_the_methods_of_the_port(port: type, side: str) -> None:
+    made = IMPLEMENTATIONS[port][side]
+    promised = {name: method for name, method in vars(port).items() if callable(method) and not name.startswith("_")}
+    assert promised
+    for name, method in promised.items():
+        asked = list(inspect.signature(method).parameters)
+        assert list(inspect.signature(getattr(made, name)).parameters) == asked, f"{made.__name__}.{name}"
+
+
+# -- Clock -----------------------------------------------------------------------------------------------------
+
+
+@both_sides
+def test_clock_is_monotonic_and_not_negative(side: str) -> None:
+    clock: Clock = IMPLEMENTATIONS[Clock][side]()
+    seen = []
+    if isinstance(clock, SimLoop):
+        for when in (30, 10, 20, 10, 0):
+            clock.at(when, lambda loop, now: seen.append(loop.now()), clock)
+        clock.run(25)
+        seen.append(clock.now())
+        clock.run(5)
+    seen += [clock.now() for _ in range(1000)]
+    assert seen == sorted(seen)
+    assert all(isinstance(now, int) and now >= 0 for now in seen)
+
+
+# -- Journal ---------------------------------------------------------------------------------------------------
+
+
+class JournalBook:
+    """A journal of either side, and how its segments are read back."""
+
+    def __init__(self, side: str, home: Path, limit_bytes: int) -> None:
+        self._file = home / "journal"
+        self.journal: Any = FileJournal(self._file, limit_bytes) if side == "live" else SimJournal(limit_bytes)
+
+    def present(self) -> list[NodeTurn]:
+        if isinstance(self.journal, SimJournal):
+            return list(self.journal.turns(NodeJournalReader))
+        return _turns(self._file.read_bytes())
+
+    def previous(self) -> list[NodeTurn]:
+        if isinstance(self.journal, SimJournal):
+            return _turns(self.journal.previous)
+        return _turns(self._file.with_name("journal.1").read_bytes())
+
+    def close(self) -> None:
+        if isinstance(self.journal, FileJournal):
+            self.journal.close()
+
+
+def _turns(content: bytes) -> list[NodeTurn]:
+    position = 0
+
+    def read(size: int) -> bytes:
+        nonlocal position
+        data = content[position : position + size]
+        position += len(data)
+        return data
+
+    return list(NodeJournalReader(read))
+
+
+@pytest.fixture
+def journal_book(tmp_path: Path) -> Iterator[Callable[[str, int], JournalBook]]:
+    with ExitStack() as stack:
+
+        def make(side: str, limit_bytes: int) -> JournalBook:
+            made = JournalBook(side, tmp_path, limit_bytes)
+            stack.callback(made.close)
+            return made
+
+        yield make
+
+
+@both_sides
+def test_journal_returns_appended_turns(side: str, journal_book: Callable[[str, int], JournalBook]) -> None:
+    kept = journal_book(side, 1 << 20)
+    assert kept.present() == []
+    for number, turn in enumerate(TURNS, 1):
+        assert kept.journal.append(*turn) is False
+        assert kept.present() == [NodeTurn(*turn) for turn in TURNS[:number]]
+
+
+@both_sides
+def test_journal_reports_a_full_segment(side: str, journal_book: Callable[[str, int], JournalBook]) -> None:
+    kept = journal_book(side, 200)
+    full = [kept.journal.append(*TURNS[1]) for _ in range(10)]
+    assert full == sorted(full)
+    assert not full[0]
+    assert full[-1]
+
+
+@both_sides
+def test_a_new_segment_begins_with_its_head_and_keeps_the_one_before(
+    side: str, journal_book: Callable[[str, int], JournalBook]
+) -> None:
+    kept = journal_book(side, 1)
+    for segment in range(3):
+        written = kept.present()
+        while not kept.journal.append(*TURNS[1]):  # past its limit, and twice its head
+            written.append(NodeTurn(*TURNS[1]))
+        kept.journal.begin_segment(100 + segment, STARTED)
+        assert kept.present() == [NodeTurn(100 + segment, STARTED, [])]
+        assert kept.previous() == [*written, NodeTurn(*TURNS[1])]
+    kept.journal.append(*TURNS[2])
+    assert kept.present() == [NodeTurn(102, STARTED, []), NodeTurn(*TURNS[2])]
+
+
+# -- Pages -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pages(side: str, tmp_path: Path) -> Iterator[Pages]:
+    if side == "sim":
+        yield SimGrantPages()
+        return
+    made = LiveGrantPages(tmp_path / "pages")
+    yield made
+    made.close()
+
+
+@both_sides
+def test_grant_is_readable_until_it_is_revoked(pages: Pages) -> None:
+    assert pages.read(3) is None
+    handle = pages.publish(GRANT, 0)
+    assert isinstance(handle, int)
+    assert pages.read(3) == GRANT
+    assert pages.read(4) is None
+    pages.revoke(3, 5)
+    assert pages.read(3) is None
+
+
+@both_sides
+def test_neighbour_count_changes_and_the_grant_stays(pages: Pages) -> None:
+    assert pages.neighbours(3) == -1
+    pages.set_neighbour_count(GRANT.gpu, 2)
+    assert (pages.read(3), pages.neighbours(3)) == (None, -1)
+    pages.publish(GRANT, 1)
+    assert pages.neighbours(3) == 1
+    pages.set_neighbour_count(GRANT.gpu, 4)
+    pages.set_neighbour_count(GRANT.gpu + 1, 5)
+    assert (pages.read(3), pages.neighbours(3), pages.neighbours(4)) == (GRANT, 4, -1)
+    pages.publish(GRANT, 0)
+    assert pages.neighbours(3) == 0
+    pages.revoke(3, 5)
+    assert pages.neighbours(3) == -1
+
+
+@both_sides
+def test_a_stale_generation_does_not_revoke_a_later_holder(pages: Pages) -> None:
+    later = Grant(3, 6, Kind.OFFLINE, 9, 0, 0, 0, -1)
+    pages.publish(GRANT, 0)
+    pages.revoke(3, 5)
+    pages.publish(later, 0)
+    pages.revoke(3, 5)
+    assert pages.read(3) == later
+    pages.revoke(3, 6)
+    pages.revoke(3, 6)
+    assert pages.read(3) is None
+
+
+@both_sides
+def test_revoking_a_free_slot_is_no_error(pages: Pages) -> None:
+    pages.revoke(0, 1)
+    assert pages.read(0) is None
+    assert isinstance(pages.publish(GRANT, 0), int)
+
+
+# -- Gates -----------------------------------------------------------------------------------------------------
+
+RULES = GateRules(GatePolicy.STRICT, 1, 2, 3, 4, 5, (GateEntry(0, 7, 2, online=True), GateEntry(3, 1, 9, online=False)))
+
+
+@pytest.fixture
+def gates(side: str, tmp_path: Path) -> Iterator[Gates]:
+    if side == "sim":
+        yield SimTenantTables()
+        return
+    made = LiveTenantTables(tmp_path / "pages", 4)
+    yield made
+    made.close()
+
+
+@both_sides
+def test_tenant_table_holds_the_last_value_of_its_device(gates: Gates) -> None:
+    assert gates.read(0) is None
+    gates.set_table(1, RULES)
+    assert (gates.read(0), gates.read(1)) == (None, RULES)
+    gates.set_table(0, GateRules())
+    gates.set_table(1, GateRules(entries=RULES.entries[1:]))
+    assert (gates.read(0), gates.read(1)) == (GateRules(), GateRules(entries=RULES.entries[1:]))
+
+
+@both_sides
+def test_upsert_changes_one_entry_only(gates: Gates) -> None:
+    gates.set_table(1, RULES)
+    first, last = RULES.entries
+    newcomer, later = GateEntry(2, 4, 5, online=False, guaranteed_ppm=9), GateEntry(3, 2, 1, online=True, paused=True)
+    gates.upsert(1, newcomer)
+    assert gates.read(1) == msgspec.structs.replace(RULES, entries=(first, newcomer, last))
+    gates.upsert(1, later)
+    gates.remove(1, first.slot)
+    assert gates.read(1) == msgspec.structs.replace(RULES, entries=(newcomer, later))
+
+
+@both_sides
+def test_a_device_has_two_handles_and_no_device_none(gates: Gates) -> None:
+    gates.set_table(1, RULES)
+    assert gates.handles(-1) == ()
+    assert len(gates.handles(1)) == 2
+    assert gates.handles(1) == gates.handles(1)
+
+
+# -- Door ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def porch(side: str) -> Iterator[ListenerFixture]:
+    made = LiveListenerFixture() if side == "live" else SimListenerFixture()
+    yield made
+    made.close()
+
+
+@both_sides
+def test_peer_receives_messages_in_order(porch: ListenerFixture, tmp_path: Path) -> None:
+    page = os.open(tmp_path, os.O_RDONLY)
+    reject = Reject(Reason.NO_MEMORY, "too much")
+    porch.listener.welcome(porch.peer, "a", GRANT, (page,))
+    porch.listener.refuse(porch.peer, reject)
+    porch.listener.confirm(porch.peer, ("a", "b"), GateRules())
+    porch.listener.suspend(porch.peer, "others need it")
+    porch.listener.restore(porch.peer)
+    porch.listener.signal(porch.peer, "term", "evicted", may_restart=True)
+    porch.listener.farewell(porch.peer, "exit 0")
+    pushes = [wire.Suspend("others need it"), wire.Restore(), wire.Signal("term", "evicted", True)]
+    assert porch.received() == [GRANT, reject, ("a", "b"), *pushes, "exit 0"]
+    os.close(page)
+
+
+@both_sides
+@pytest.mark.parametrize("knew", [True, False], ids=["a peer that left", "a number that never was"])
+def test_message_to_a_closed_peer_is_no_error(porch: ListenerFixture, knew: bool, tmp_path: Path) -> None:
+    page = os.open(tmp_path, os.O_RDONLY)
+    peer = porch.peer
+    if knew:
+        porch.go_away()
+    else:
+        peer += 1000
+    porch.listener.welcome(peer, "a", GRANT, (page,))
+    porch.listener.refuse(peer, Reject(Reason.NO_SLOT, "none"))
+    porch.listener.confirm(peer, (), GateRules())
+    porch.listener.signal(peer, "kill", "evicted", may_restart=False)
+    porch.listener.suspend(peer, "others need it")
+    porch.listener.restore(peer)
+    porch.listener.farewell(peer, "exit 0")
+    os.close(page)
+    if not knew:
+        assert porch.received() == []
+
+
+@both_sides
+def test_peer_number_is_never_reused(porch: ListenerFixture) -> None:
+    first = porch.peer
+    porch.go_away()
+    if isinstance(porch, LiveListenerFixture):
+        other = porch._node.stranger()
+        until(lambda: porch._node.listener._peers)
+        [second] = porch._node.listener._peers
+        other.close()
+    else:
+        assert isinstance(porch.listener, SimListener)
+        second = porch.listener.connect(lambda _: None)
+    assert second > first

@@ -1,0 +1,68 @@
+"""A model is batched by default only if its file declares the first dimension as a batch."""
+
+from typing import NamedTuple
+
+import pytest
+
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+from pathlib import Path
+
+from onnx import TensorProto, helper
+
+from cotenant.serve.runtime.onnx import means_batches
+from cotenant.serve.runtime.repository import Repository
+from tests.support.model_servers import identity, save
+
+pytestmark = pytest.mark.live
+
+
+class Node(NamedTuple):
+    shape: tuple[str | int | None, ...]
+
+
+@pytest.mark.parametrize(
+    "takes, gives, expected",
+    [
+        (["batch"], ["batch"], True),
+        (["batch_size", "batch_size"], ["batch_size"], True),
+        (["N"], ["N"], True),
+        (["s0"], ["s0", "s0"], True),
+        ([None], [None], True),
+        (["unk__0"], ["unk__1"], True),
+        (["unk__0"], [None], True),
+        (["num_boxes"], ["num_selected"], False),
+        (["batch"], [None], False),
+        (["batch", "tokens"], ["batch"], False),
+        (["seq_len"], ["seq_len"], False),
+        (["Sequence"], ["Sequence"], False),
+        ([1], [1], False),
+        (["batch"], [1], False),
+        ([], ["batch"], False),
+    ],
+)
+def test_only_one_free_dimension_of_all_is_a_batch(
+    takes: list[str | int | None], gives: list[str | int | None], *, expected: bool
+) -> None:
+    assert means_batches([Node((one, 4)) for one in takes], [Node((one, 4)) for one in gives]) is expected
+
+
+def test_a_tensor_without_dimensions_has_no_rows() -> None:
+    assert not means_batches([Node(("batch", 4))], [Node(())])
+
+
+def test_what_a_file_says_counts_until_its_owner_says_otherwise(tmp_path: Path) -> None:
+    boxes = helper.make_tensor_value_info("IN", TensorProto.FLOAT, ["num_boxes", 4])
+    selected = helper.make_tensor_value_info("OUT", TensorProto.FLOAT, ["num_selected", 4])
+    graph = helper.make_graph([helper.make_node("Abs", ["IN"], ["OUT"])], "boxes", [boxes], [selected])
+    save(tmp_path / "boxes.onnx", graph)
+    identity(tmp_path / "rows.onnx", "FP32")
+    identity(tmp_path / "asked.onnx", "FP32", ["seq_len", 4])
+    (tmp_path / "asked.toml").write_text("max_batch = 3\n")
+    repository = Repository([tmp_path], [0])
+    batches = {}
+    for name, found in repository.scan().items():
+        model = repository.load(found)
+        batches[name] = model.spec.max_batch
+        model.close()
+    assert batches == {"asked": 3, "boxes": 0, "rows": 8}

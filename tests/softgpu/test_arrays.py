@@ -1,0 +1,20 @@
+"""Arrays, textures and surfaces on the software GPU, by an unmodified cuda-bindings program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cotenant.softgpu import manage
+from tests.support.software_gpus import run
+
+pytest.importorskip("cuda.bindings", reason="cuda-bindings is not installed (extra dev)")
+pytestmark = [pytest.mark.live, pytest.mark.timeout(180)]
+
+
+def test_arrays_hold_what_was_copied_in_and_give_back_what_they_took(softgpu: Path) -> None:
+    assert "arrays right" in run(softgpu, "arrays.py")
+    counters = manage.inspect(softgpu, 0)
+    assert counters["memory_free_bytes"] == counters["memory_bytes"]
+    assert counters["unsupported"] == {"cuArray3DCreate_v2": 2}

@@ -1,0 +1,91 @@
+"""Simulated nodes for tests of the cluster state machine, which follow the rules of real nodes.
+
+A node starts only what is new to it and meant for its epoch, repeats what ended until that is acknowledged, and ends
+everything by itself when its lease has ended: at the last instant that is allowed, the worst for the controller.
+"""
+
+from typing import NamedTuple
+
+from cotenant.cluster.model.cluster import Attempt, AttemptReport, GpuReport, JobEnd
+from cotenant.cluster.model.event import AckEnd, NodeReport, StartJob, StopJob
+
+WHOLE = 1_000_000
+
+
+class Report(NamedTuple):
+    """On its way to the controller."""
+
+    reported: NodeReport
+    sent: int
+
+
+class Run:
+    """An attempt that runs."""
+
+    def __init__(self, order: StartJob) -> None:
+        self.attempt = order.attempt
+        self.gpus = order.gpus
+        self.progress_ppm = order.progress_ppm
+        self.rate_ppm = 0
+
+    def report(self, end: JobEnd | None = None) -> AttemptReport:
+        return AttemptReport(self.attempt, self.gpus, self.progress_ppm, self.rate_ppm, end)
+
+
+class FakeNode:
+    """A node."""
+
+    def __init__(self, name: str, gpus: tuple[GpuReport, ...], now: int) -> None:
+        self.name = name
+        self.gpus = gpus
+        self.epoch = 1
+        self.seen = 0
+        self.runs: dict[int, Run] = {}
+        self.ended: dict[int, AttemptReport] = {}
+        self.orders: list[StartJob | StopJob | AckEnd] = []
+        """On their way from the controller, in order."""
+        self.acknowledged = now
+        """When the last report was sent that the controller is known to have."""
+
+    def report(self, now: int) -> Report:
+        reports = (*(run.report() for run in self.runs.values()), *self.ended.values())
+        return Report(NodeReport(self.name, self.epoch, self.gpus, reports, self.seen), now)
+
+    def end(self, number: int, end: JobEnd) -> None:
+        run = self.runs.pop(number)
+        if end is JobEnd.DONE:
+            run.progress_ppm = WHOLE
+        self.ended[number] = run.report(end)
+
+    def lapse(self, now: int, lease_ns: int, grace_ns: int) -> None:
+        """End all when the lease has run out, as late as can be."""
+        if now >= self.acknowledged + lease_ns + grace_ns:
+            for number in list(self.runs):
+                self.end(number, JobEnd.EVICTED)
+
+    def restart(self, *, survives: bool) -> None:
+        """As another process; what it ran outlives it, or not. What was on its way to it may arrive still."""
+        self.epoch += 1
+        self.seen = 0
+        if not survives:
+            for number in list(self.runs):
+                self.end(number, JobEnd.EVICTED)
+
+    def take(self, order: StartJob | StopJob | AckEnd, *, refuse: bool) -> Attempt | None:
+        """Do as told; an attempt that was begun."""
+        number = order.attempt.number
+        is_new = number > self.seen
+        self.seen = max(self.seen, number)
+        known = number in self.runs or number in self.ended
+        if isinstance(order, AckEnd):
+            self.ended.pop(number, None)
+        elif isinstance(order, StopJob):
+            if number in self.runs:
+                self.end(number, JobEnd.EVICTED)
+        elif order.epoch == self.epoch and is_new and not known:
+            if refuse:
+                self.ended[number] = Run(order).report(JobEnd.REFUSED)
+            else:
+                self.runs[number] = Run(order)
+                return order.attempt
+        return None

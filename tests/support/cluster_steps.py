@@ -1,0 +1,106 @@
+"""A cluster state machine for tests that receives events one after the other."""
+
+import msgspec
+
+from cotenant.cluster.decision_log import describe_cluster_action, describe_cluster_turn
+from cotenant.cluster.journal import ClusterTurn
+from cotenant.cluster.model.cluster import (
+    AttemptReport,
+    ClusterSettings,
+    GpuReport,
+    JobEnd,
+    JobReport,
+    JobSpec,
+    JobState,
+    OnlineUse,
+)
+from cotenant.cluster.model.event import (
+    ClusterAction,
+    ClusterEvent,
+    ClusterStarted,
+    ClusterWoke,
+    JobSubmitted,
+    NodeReport,
+    StartJob,
+)
+from cotenant.cluster.state.cluster import ClusterMachine
+from cotenant.predict.usage import TaskUse
+from cotenant.units.instant import SECOND_NS
+
+GIB = 1 << 30
+GPU = GpuReport("V100", 16 * GIB, 16 * GIB, 1_000_000)
+BUSY = OnlineUse("web", TaskUse(900_000, ((900_000, 1_000_000),), 800_000, 200_000, active_ppm=900_000))
+ROUND, LEASE, GRACE = 10, 20, 5
+
+
+def settings(**changed: object) -> ClusterSettings:
+    given = {"round_ns": ROUND * SECOND_NS, "lease_ns": LEASE * SECOND_NS, "grace_ns": GRACE * SECOND_NS, **changed}
+    return ClusterSettings(**given)  # type: ignore[arg-type]
+
+
+class ClusterScript:
+    """A cluster, and what was said in it."""
+
+    def __init__(self, **changed: object) -> None:
+        self.machine = ClusterMachine()
+        self.now_s = 0
+        self.lines: list[str] = []
+        self.turns: list[ClusterTurn] = []
+        self.reported: dict[str, NodeReport] = {}
+        self.tell(ClusterStarted(settings(**changed), "1", 0))
+
+    def tell(self, event: ClusterEvent) -> list[ClusterAction]:
+        actions = self.machine.handle(event, now=self.now_s * SECOND_NS)
+        self.machine.check()
+        self.turns.append(ClusterTurn(self.now_s * SECOND_NS, event, actions))
+        self.lines.append(describe_cluster_turn(self.now_s * SECOND_NS, event, actions))
+        return actions
+
+    def said(self, event: ClusterEvent) -> list[str]:
+        return [describe_cluster_action(action) for action in self.tell(event)]
+
+    def until(self, second: int) -> list[ClusterAction]:
+        """Let time pass, waking the machine when it asked for it."""
+        actions: list[ClusterAction] = []
+        while (due := self.machine.next_wakeup()) is not None and due <= second * SECOND_NS:
+            self.now_s = max(self.now_s, -(-due // SECOND_NS))
+            actions += self.tell(ClusterWoke())
+        self.now_s = second
+        return actions
+
+    def join(self, name: str, *gpus: GpuReport, epoch: int = 1) -> list[ClusterAction]:
+        self.reported[name] = NodeReport(name, epoch, gpus or (GPU,))
+        return self.tell(self.reported[name])
+
+    def report(self, name: str, *attempts: AttemptReport, seen: int = 0) -> list[ClusterAction]:
+        known = self.reported[name]
+        return self.tell(NodeReport(name, known.epoch, known.gpus, attempts, seen))
+
+    def submit(self, name: str, user: str = "ann", /, **given: object) -> JobSpec:
+        spec = JobSpec(name, user, **given)  # type: ignore[arg-type]
+        self.tell(JobSubmitted(spec))
+        return spec
+
+    def job(self, name: str) -> JobReport:
+        reported = self.machine.job(name)
+        assert reported is not None
+        return reported
+
+    def state(self, name: str) -> JobState:
+        return self.job(name).state
+
+
+def runs(order: ClusterAction, progress_ppm: int = 0, end: JobEnd | None = None, rate_ppm: int = 0) -> AttemptReport:
+    """What a node says of what it was told to start."""
+    assert isinstance(order, StartJob)
+    return AttemptReport(order.attempt, order.gpus, progress_ppm, rate_ppm, end)
+
+
+def starts(actions: list[ClusterAction]) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Who was started where."""
+    return {one.attempt.job: (one.node, one.gpus) for one in actions if isinstance(one, StartJob)}
+
+
+def replaced(gpu: GpuReport, **changed: object) -> GpuReport:
+    """The same but for this."""
+    return msgspec.structs.replace(gpu, **changed)

@@ -1,0 +1,105 @@
+"""The measured loss of a higher-priority tenant and its comparison with the charges, in plain Python."""
+
+from __future__ import annotations
+
+from tests.support.gate_sums import (
+    ASTRAY,
+    CLEAN_MOST,
+    FAR,
+    FELT_MOST,
+    MEMORY,
+    MET_MOST,
+    PPM,
+    PRIOR,
+    SCALE_LEAST,
+    SCALE_MOST,
+    SLACK,
+    Page,
+    quotient,
+)
+
+Key = tuple[int, int]
+
+
+class Losses:
+    """Of one process: of its own waits, and of what those above reported of theirs."""
+
+    def __init__(self) -> None:
+        self.begin = self.end = self.clean = self.count = self.met = 0
+        self.unsure = self.is_begun = False
+        self.charged_sum = self.lost = self.charged = self.ppm = 0
+        self.pages: dict[Key, Page] = {}
+        self.reported: dict[Key, tuple[int, int]] = {}
+        self.lost_by: dict[Key, int] = {}
+
+    def entry(self, above: dict[Key, Page]) -> None:
+        self.pages = above
+        known = self.reported
+        self.reported = {key: known.get(key, (page["loss_reports"], page["sequence"])) for key, page in above.items()}
+        self.lost_by = {key: self.lost_by.get(key, lost_of(key, page)) for key, page in above.items()}
+
+    # ---- the holder
+
+    def announced(self, expect: int, now: int) -> None:
+        if not self.begin:
+            self.begin, self.unsure = now, False
+        self.end = max(self.end, now) + expect
+        self.unsure = self.unsure or not expect
+
+    def drained(self, page: Page, below: int, delay: int, now: int) -> None:
+        begin, waits = self.begin, page["waits_ns"]
+        late = now - max(self.end, waits)
+        self.begin = self.end = 0
+        if not begin or not waits or self.unsure or abs(late) > FAR:
+            return
+        if below < begin or below - now > FAR:
+            self.count = min(self.count + 1, CLEAN_MOST)
+            self.clean += quotient(late - self.clean, self.count)
+            self.met = 0
+        elif self.count and self.met < MET_MOST:
+            self.met += 1
+            page["lost_ns"] += felt(late - self.clean, max(now - begin, 0), delay)
+            page["loss_reports"] += 1
+
+    # ---- those below
+
+    def look(self, charged_sum: int) -> None:
+        lost_by = {key: lost_of(key, page) for key, page in self.pages.items()}
+        lost, charged = sum(lost_by.values()) - sum(self.lost_by.values()), charged_sum - self.charged_sum
+        is_astray = not 0 <= charged <= ASTRAY or abs(lost) > ASTRAY
+        if self.is_begun and not is_astray:
+            if any(
+                self.reported[key] == (page["loss_reports"], self.reported[key][1]) != self.state(key)
+                for key, page in self.pages.items()
+            ):
+                return
+            self.lost, self.charged = self.lost + lost, self.charged + charged
+            if self.charged > MEMORY:
+                self.lost, self.charged = quotient(self.lost, 2), self.charged // 2
+            ppm = max(self.lost + PRIOR, 0) * 1000 // ((self.charged + PRIOR) // 1000)
+            self.ppm = min(max(ppm, SCALE_LEAST), SCALE_MOST)
+        else:
+            self.is_begun, self.ppm, self.lost, self.charged = True, PPM, 0, 0
+        self.lost_by, self.charged_sum = lost_by, charged_sum
+        self.reported = {key: self.state(key) for key in self.pages}
+
+    def state(self, key: Key) -> tuple[int, int]:
+        return self.pages[key]["loss_reports"], self.pages[key]["sequence"]
+
+    def scaled(self, thought: int) -> int:
+        if not self.ppm or thought > (2**64 - 1) // SCALE_MOST:
+            return thought
+        return max(thought * self.ppm // PPM, int(thought > 0))
+
+
+def lost_of(key: Key, page: Page) -> int:
+    """What one above says; nothing as long as the page is another's."""
+    return page["lost_ns"] if page["generation"] == key[1] else 0
+
+
+def felt(late: int, span: int, delay: int) -> int:
+    """A loss counts for more, the more it is of the time that the host waited for."""
+    if late <= 0 or not span:
+        return late
+    lost, slack = min(late, FAR), max(min(span, FAR) * max(min(delay, 8 * PPM), SLACK) // PPM, 1)
+    return lost + min(min(lost, 2**32 - 1) ** 2 // slack, FELT_MOST * lost)

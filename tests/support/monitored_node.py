@@ -1,0 +1,269 @@
+"""A software GPU with gate, ledger, hooked programs and a monitor, without a node."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from cotenant.gate.gate_file import LiveTenantTables
+from cotenant.gate.grant import Grant, Kind
+from cotenant.gate.grant_file import SLOT_VARIABLE
+from cotenant.gate.ledger_file import LiveLedgers, ledger_path
+from cotenant.node.daemon.monitor.monitor import DeviceMonitor, MonitorParts
+from cotenant.node.daemon.monitor.nvml_sampler import NvmlSampler
+from cotenant.node.daemon.monitor.processes import ProcessTable
+from cotenant.node.model.event import Event, GpuSampled, NodeSettings, TimerFired
+from cotenant.node.model.gpu import Gpu
+from cotenant.node.model.protection import ExitPhase, GpuWatch, Health, Lifecycle, ProtectLimits
+from cotenant.node.model.tenant import Tenant, TenantSpec, TenantView
+from cotenant.runner.background import BackgroundTasks
+from cotenant.runner.clock import LiveClock
+from cotenant.runner.live_loop import LiveLoop
+from cotenant.softgpu import manage
+from cotenant.units.instant import MILLISECOND_NS
+from tests.support.gate_files import GENERATION, Gate
+from tests.support.hook_runs import Hook, hook_before
+from tests.support.node_in_process import until
+from tests.support.software_gpus import PROGRAMS
+
+LIMITS = ProtectLimits(period_ns=100 * MILLISECOND_NS, hang_factor=10, hang_least_ns=400 * MILLISECOND_NS)
+WELL = GpuWatch(Health.HEALTHY)
+CONTEXT_BYTES = 300 << 20
+NO_SUCH_PID = 1 << 22  # no process has this number: the ledger says which process belongs to which tenant
+T = TypeVar("T")
+
+
+class FakeNode:
+    """What a machine would know, as the test says it."""
+
+    def __init__(self, gpu: Gpu, limits: ProtectLimits) -> None:
+        self.turn = 1
+        self.settings = NodeSettings(2, 10**10, gpus=(gpu,), limits=limits)
+        self.present: list[Tenant] = []
+        self.health = [WELL]
+
+    def tenants(self) -> list[TenantView]:
+        return [TenantView(tenant, connected=True) for tenant in self.present]
+
+    def watches(self) -> list[GpuWatch]:
+        return self.health
+
+    def set_tenants(self, *tenants: Tenant, health: GpuWatch = WELL) -> None:
+        self.present, self.health = list(tenants), [health]
+        self.turn += 1
+
+
+def tenant(slot: int, *, phase: ExitPhase = ExitPhase.RUNNING, paused: bool = False) -> Tenant:
+    """The online one in slot 0, or the offline one in slot 1."""
+    kind, priority = (Kind.OFFLINE, 7) if slot else (Kind.ONLINE, 2)
+    grant = Grant(slot, GENERATION, kind, priority, 0, 0, 0, 0)
+    spec = TenantSpec(kind, priority)
+    return Tenant(f"t{slot}", grant, spec, NO_SUCH_PID, 0, 0, paused=paused, lifecycle=Lifecycle(phase, turn=1))
+
+
+class Program:
+    """A program of tests/programs that runs as a tenant and follows commands."""
+
+    def __init__(self, environ: dict[str, str], program: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(PROGRAMS / program)],
+            env=environ,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.pid = self.process.pid
+
+    def tell(self, *words: object) -> None:
+        assert self.process.stdin is not None
+        print(*words, file=self.process.stdin, flush=True)
+
+    def received(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def do(self, *words: object) -> None:
+        self.tell(*words)
+        assert self.received() == "done"
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.send_signal(signal.SIGCONT)
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout):
+            with contextlib.suppress(BrokenPipeError):
+                assert pipe is not None
+                pipe.close()
+
+
+class MonitoredNode:
+    """Everything on one software GPU; the watch runs in a thread of its own, as in a node."""
+
+    def __init__(self, home: Path, limits: ProtectLimits = LIMITS) -> None:
+        self.directory = home / "gpu"
+        manage.create(self.directory, "v100", 1, context_bytes=CONTEXT_BYTES, counts_code=True)
+        self.pages = home / "pages"
+        self.gate = Gate(self.pages)
+        self.hook: Hook = hook_before(self.directory, home / "run-1")
+        self.records = home
+        self.known = FakeNode(Gpu("soft:0", 0, ("soft:0",)), limits)
+        self.ledgers = LiveLedgers(self.pages, 2)
+        for slot in range(2):
+            self.ledgers.grant(0, slot, GENERATION)
+        self.events: list[Event] = []
+        self.programs: list[Program] = []
+        self._running: _Running | None = None
+
+    def start(self) -> None:
+        """As a node does that starts, on whatever is there already."""
+        self._running = _Running(self)
+
+    def stop(self) -> None:
+        """As a node does that stops, or died."""
+        if self._running is not None:
+            self._running.close()
+            self._running = None
+
+    def next_wakeup(self) -> int | None:
+        """As the loop finds it in a round that begins from now on: between two looks, not in the midst of one."""
+        assert self._running is not None
+        rounds = self._running.rounds
+        before = rounds.count
+        until(lambda: rounds.count >= before + 2)
+        return rounds.wakeup
+
+    def program(self, slot: int, program: str = "worker.py", **more: str) -> Program:
+        """A program that has its context, in a seat."""
+        link = self.hook.records / "ledger"
+        if not link.is_symlink():
+            link.symlink_to(ledger_path(self.pages, 0))
+        environ = self.gate.environ(self.hook.environ("shim", measure=True), self.hook.records, slot)
+        made = Program({**environ, SLOT_VARIABLE: f"{slot}/{GENERATION}", **more}, program)
+        self.programs.append(made)
+        assert made.received() == "done"
+        return made
+
+    def device_counters(self) -> dict[str, Any]:
+        return manage.inspect(self.directory, 0)
+
+    def device_bytes(self) -> int:
+        """What the device itself says is in use."""
+        device_counters = self.device_counters()
+        return int(device_counters["memory_bytes"] - device_counters["memory_free_bytes"])
+
+    def ledger_bytes(self) -> int:
+        return sum(self.ledgers.held(0, slot) for slot in range(2))
+
+    def agree(self) -> None:
+        """Wait until the ledger says what the device says."""
+        until(lambda: self.ledger_bytes() == self.device_bytes())
+
+    def posted(self, kind: type[T]) -> list[T]:
+        return [event for event in list(self.events) if isinstance(event, kind)]
+
+    def seen(self, more: int) -> None:
+        """Wait for so many further samples."""
+        before = len(self.posted(GpuSampled))
+        until(lambda: len(self.posted(GpuSampled)) >= before + more)
+
+    def close(self) -> None:
+        for program in self.programs:
+            program.kill()
+        self.stop()
+        self.ledgers.close()
+        self.gate.close()
+        manage.destroy(self.directory)
+
+
+class _Running:
+    def __init__(self, monitored: MonitoredNode) -> None:
+        self._loop: LiveLoop[Event] = LiveLoop(LiveClock(0), TimerFired())
+        self._gates = LiveTenantTables(monitored.pages, 2)
+        self._ledgers = LiveLedgers(monitored.pages, 2)
+        self._tasks = BackgroundTasks(self._loop, "test")
+        parts = MonitorParts(
+            self._gates,
+            self._ledgers,
+            ProcessTable(),
+            NvmlSampler([monitored.directory]),
+            self._tasks,
+            monitored.records,
+        )
+        self.watch = DeviceMonitor(monitored.known, parts, monitored.events.append)
+        self.rounds = _Rounds(self.watch)
+        self._loop.add_timer(self.watch)
+        self._loop.add_timer(self.rounds)
+        self.failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._loop.run()
+        except BaseException as failure:  # noqa: BLE001  raised again by close()
+            self.failure = failure
+
+    def close(self) -> None:
+        self._loop.stop("the test is over")
+        self._thread.join(30)
+        assert not self._thread.is_alive(), "the loop hangs"
+        self.watch.close()
+        self._tasks.close()
+        self._ledgers.close()
+        self._gates.close()
+        self._loop.close()
+        if self.failure is not None:
+            raise self.failure
+
+
+class _Rounds:
+    """Lets the loop notice what the test says to it from outside, and tells when the watch wants to wake."""
+
+    def __init__(self, watch: DeviceMonitor) -> None:
+        self._watch = watch
+        self.count = 0
+        self.wakeup: int | None = None
+
+    def next_wakeup(self) -> int:
+        self.wakeup = self._watch.next_wakeup()
+        self.count += 1
+        return LiveClock(0).now() + 5 * MILLISECOND_NS
+
+    def wake(self, now: int) -> None:
+        """Nothing to do: it is enough to have come round."""
+
+
+@contextlib.contextmanager
+def monitored_node(home: Path, limits: ProtectLimits = LIMITS) -> Iterator[MonitoredNode]:
+    """A stage that is gone afterwards, whatever happened."""
+    monitored = MonitoredNode(home, limits)
+    try:
+        yield monitored
+    finally:
+        monitored.close()
+
+
+def eventually(wanted: Callable[[], T]) -> T:
+    """What something comes to be that is not so yet."""
+    found: list[T] = []
+
+    def look() -> T:
+        found[:] = [wanted()]
+        return found[0]
+
+    until(look)
+    return found[0]
+
+
+def changed(limits: ProtectLimits, **fields: int) -> ProtectLimits:
+    """Limits that differ in a few fields."""
+    return msgspec.structs.replace(limits, **fields)

@@ -1,0 +1,172 @@
+"""A small model of a node's state, derived from its actions."""
+
+from typing import NamedTuple
+
+import msgspec
+from hypothesis.stateful import RuleBasedStateMachine
+
+from cotenant.gate.grant import Grant
+from cotenant.gate.rules import GateRules
+from cotenant.node.journal import NodeTurn
+from cotenant.node.model.action import (
+    NO_PEER,
+    Action,
+    IssueGrant,
+    RemoveEntry,
+    Revoke,
+    SetNeighbourCount,
+    SetTenantTable,
+    UpsertEntry,
+)
+from cotenant.node.model.control import OnlineShareSetpoint
+from cotenant.node.model.event import (
+    Event,
+    NodeSettings,
+    NodeStarted,
+    ObjectiveChanged,
+    PriorityChanged,
+    ShareChanged,
+    TenantJoined,
+)
+from cotenant.node.state.node import NodeMachine
+from cotenant.units.share import WHOLE_PPM
+from tests.support.node_setup import DEVICES
+
+
+class Holder(NamedTuple):
+    """What the model knows of a tenant; everything else it asks the actions for."""
+
+    pid: int
+    name: str
+    grant: Grant
+    peer: int
+    paused: bool = False
+
+
+class Life(RuleBasedStateMachine):
+    """The machine beside a small model of what tenants were promised, and beside twins made from its snapshots."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0
+        self.machines = [NodeMachine()]
+        self.turns: list[NodeTurn] = []
+        self.segment: list[NodeTurn] = []
+        self.held: dict[int, Holder] = {}
+        self.neighbours: dict[int, int] = {}
+        self.tables: dict[int, GateRules] = {}
+        self.in_force = GateRules()
+        self.setpoints: dict[int, OnlineShareSetpoint] = {}
+        self.granted_to: dict[tuple[int, int], int] = {}
+        self.ended: set[tuple[int, int]] = set()
+        self.sequence = 100
+        self.settings = NodeSettings(3, 20, 0, "predict", "reserve", DEVICES[2])
+        self.tell(NodeStarted(self.settings, "1", 0))
+
+    # -- telling, and what the model makes of the answer ----------------------------------------------------------
+
+    def tell(self, event: Event) -> list[Action]:
+        actions, *others = [machine.handle(event, now=self.now) for machine in self.machines]
+        assert all(other == actions for other in others)
+        for machine in self.machines:
+            machine.check()
+        turn = NodeTurn(self.now, event, actions)
+        self.turns.append(turn)
+        self.segment.append(turn)
+        reported = [action for action in actions if isinstance(action, SetTenantTable | UpsertEntry | RemoveEntry)]
+        assert reported == actions[: len(reported)], "table changes precede all other actions"
+        assert len({table.gpu for table in reported}) == len(reported)
+        for table in reported:
+            self._believe_table(table)
+        for action in actions:
+            assert action.cause == self.machines[0].turn
+            if isinstance(action, IssueGrant):
+                self._believe_grant(action, event)
+                self.neighbours[action.grant.slot] = action.neighbours
+            elif isinstance(action, SetNeighbourCount):
+                here = [slot for slot, holder in self.held.items() if holder.grant.gpu == action.where]
+                assert here
+                for slot in here:  # nobody is reported what it knows
+                    assert self.neighbours[slot] != action.neighbours
+                    self.neighbours[slot] = action.neighbours
+            elif isinstance(action, Revoke):
+                self._believe_revoke(action)
+        self.trim_setpoints()
+        return actions[len(reported) :]
+
+    def _believe_table(self, action: SetTenantTable | UpsertEntry | RemoveEntry) -> None:
+        if isinstance(action, SetTenantTable):
+            self.tables[action.gpu] = action.rules
+            return
+        rules = self.tables[action.gpu]
+        entries = {entry.slot: entry for entry in rules.entries}
+        if isinstance(action, UpsertEntry):
+            assert entries.get(action.entry.slot) != action.entry
+            entries[action.entry.slot] = action.entry
+        else:
+            del entries[action.slot]
+        self.tables[action.gpu] = msgspec.structs.replace(
+            rules, entries=tuple(entries[slot] for slot in sorted(entries))
+        )
+
+    def _believe_grant(self, action: IssueGrant, event: Event) -> None:
+        slot, generation = action.grant.slot, action.grant.generation
+        known = self.held.get(slot)
+        if not isinstance(event, TenantJoined):
+            assert known is not None
+            changed = {"priority": event.priority} if isinstance(event, PriorityChanged) else {}
+            changed |= {"share_ppm": event.share_ppm or 0} if isinstance(event, ShareChanged) else {}
+            changed |= {"slo_ns": event.slo_ns} if isinstance(event, ObjectiveChanged) else {}
+            assert (known.name, msgspec.structs.replace(known.grant, **changed)) == (action.tenant, action.grant)
+            self.held[slot] = known._replace(grant=action.grant, peer=known.peer if changed else action.peer)
+            return
+        assert known is None
+        assert action.peer == event.peer
+        assert slot < self.settings.slots
+        assert all(generation > later for where, later in self.granted_to if where == slot)
+        assert all(holder.name != action.tenant for holder in self.held.values())
+        self.granted_to[slot, generation] = event.pid
+        self.held[slot] = Holder(event.pid, action.tenant, action.grant, action.peer)
+        if self.settings.admit == "reserve" and action.grant.gpu >= 0:
+            here = [holder.grant for holder in self.held.values() if holder.grant.gpu == action.grant.gpu]
+            if action.grant.memory_bytes:
+                assert sum(grant.memory_bytes for grant in here) <= self.settings.gpus[action.grant.gpu].memory_bytes
+            if action.grant.share_ppm:
+                assert sum(grant.share_ppm for grant in here) <= WHOLE_PPM
+
+    def _believe_revoke(self, action: Revoke) -> None:
+        key = (action.slot, action.generation)
+        holder = self.held.pop(action.slot)
+        del self.neighbours[action.slot]
+        assert (holder.name, holder.grant.generation) == (action.tenant, action.generation)
+        assert key in self.granted_to
+        assert key not in self.ended
+        self.ended.add(key)
+
+    def away(self) -> list[Holder]:
+        return [holder for _, holder in sorted(self.held.items()) if holder.peer == NO_PEER]
+
+    def connected(self) -> list[Holder]:
+        return [holder for _, holder in sorted(self.held.items()) if holder.peer != NO_PEER]
+
+    def new_number(self) -> int:
+        self.sequence += 1
+        return self.sequence
+
+    def trim_setpoints(self) -> None:
+        """Nothing is said of a device without objectives, nor of a tenant without an equal that has one."""
+        kept = self.kept_devices()
+        grant = [holder.grant for holder in self.held.values() if holder.grant.slo_ns]
+        places = [(one.gpu, one.priority) for one in grant]
+        equals = {one.slot: one.gpu for one in grant if places.count((one.gpu, one.priority)) > 1}
+        for gpu, setpoint in list(self.setpoints.items()):
+            shares = tuple((slot, share_ppm) for slot, share_ppm in setpoint.shares if equals.get(slot) == gpu)
+            self.setpoints[gpu] = msgspec.structs.replace(setpoint, shares=shares)
+            if gpu not in kept:
+                del self.setpoints[gpu]
+
+    def kept_devices(self) -> set[int]:
+        """Devices with an objective to keep, if any are kept."""
+        if not self.settings.control.enabled:
+            return set()
+        return {holder.grant.gpu for holder in self.held.values() if holder.grant.slo_ns and holder.grant.gpu >= 0}

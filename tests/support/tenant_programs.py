@@ -1,0 +1,115 @@
+"""A scripted node: it sends what a test requests and records what it receives."""
+
+import contextlib
+import queue
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any, Self
+
+from cotenant.gate.grant import Grant, Kind
+from cotenant.gate.grant_file import LiveGrantPages
+from cotenant.node import wire
+from cotenant.node.directories import Directories, listen
+from cotenant.node.model.admission import Reject
+from tests.support.node_processes import BOUND_S
+
+
+class ScriptedTenants:
+    """Welcomes everybody into slot 0, unless it has refusals left; one tenant at a time."""
+
+    def __init__(self, directories: Directories, refusals: list[Reject] | None = None) -> None:
+        directories.runtime.mkdir(exist_ok=True)
+        self.received: queue.Queue[wire.Request] = queue.Queue()
+        self.environment: dict[str, str] = {}
+        self.refusals = list(refusals or [])
+        self._pages = LiveGrantPages(directories.pages)
+        self._grant = Grant(0, 1, Kind.OFFLINE, 7, 0, 0, 0, -1)
+        self._listener = listen(directories.socket, -1)
+        self._peers: list[socket.socket] = []
+        self._tenant: socket.socket | None = None
+        self._threads: list[threading.Thread] = []
+        self._begin(self._accept)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.die()
+        self._pages.close()
+
+    def die(self) -> None:
+        """As a daemon dies: without a word.
+
+        Nothing is closed before our threads have left it: one that still waited there would go on with whatever gets
+        the same number next, such as the door of another node.
+        """
+        self._wake(self._listener)
+        self._threads[0].join()  # from here on there are no more peers
+        for peer in self._peers:
+            self._wake(peer)
+        for thread in self._threads:
+            thread.join()
+        for one in (self._listener, *self._peers):
+            one.close()
+
+    @staticmethod
+    def _wake(waited_at: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # its other end is gone already, or we died before
+            waited_at.shutdown(socket.SHUT_RDWR)
+
+    def _begin(self, work: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=work, args=arguments, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def push(self, said: wire.Push) -> None:
+        assert self._tenant is not None
+        self._tenant.sendall(wire.encode(said))
+
+    def welcome(self) -> None:
+        """As an answer; to one that comes back, only when a test wants it."""
+        assert self._tenant is not None
+        welcome = wire.Welcome(wire.VERSION, "a", self._grant, self.environment)
+        socket.send_fds(self._tenant, [wire.encode(welcome)], [self._pages.publish(self._grant, 0)])
+
+    def receive(self, kind: type[Any]) -> Any:
+        """The next request of a tenant, which must be of this kind."""
+        said = self.received.get(timeout=BOUND_S)
+        assert isinstance(said, kind), said
+        return said
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                peer = self._listener.accept()[0]
+            except OSError:
+                return
+            self._peers.append(peer)
+            self._begin(self._serve, peer)
+
+    def _serve(self, peer: socket.socket) -> None:
+        frames = wire.Frames()
+        try:
+            while data := peer.recv(1 << 16):
+                for frame in frames.feed(data):
+                    self._answer(peer, wire.decode_request(frame))
+        except OSError:
+            return
+
+    def _answer(self, peer: socket.socket, request: wire.Request) -> None:
+        """What is heard is kept before it is answered: who has its answer says the next thing, or is gone, at once.
+
+        But for a welcome: what a test pushes once it has heard of the join comes after it.
+        """
+        if isinstance(request, wire.Join) and not self.refusals:
+            self._tenant = peer
+            self.welcome()
+        if isinstance(request, wire.Resume):
+            self._tenant = peer
+        self.received.put(request)
+        match request:
+            case wire.Join() if self._tenant is not peer:
+                peer.sendall(wire.encode(wire.Refusal(self.refusals.pop(0))))
+            case wire.Leave(ending=ending):
+                peer.sendall(wire.encode(wire.SlotReleased(ending)))
