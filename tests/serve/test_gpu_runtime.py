@@ -263,7 +263,7 @@ def test_workers_are_tenants_that_pass_each_other_at_the_gate_and_end_with_their
     server = None
     try:
         assert node.stderr is not None
-        assert any("MPS serves" in line for line in node.stderr)
+        assert any("the MPS server of GPU 0 is ready" in line for line in node.stderr)
         folder = place.folder("tenants", one=LONG, two=LONG, poor=WIDE)
         (folder / "poor.toml").write_text('memory = "1MiB"\n')
         for name in ("one", "two"):
