@@ -62,39 +62,39 @@ def protocol(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize(
-    "model, datatype, shape, size, said",
+    "model, datatype, shape, size, message",
     [
         ("wide", "FP32", [1, 4], SPARSE_BYTES, "takes 16 bytes"),
         ("wide", "FP32", [8, 1 << 36], 1 << 41, "2097152 are the limit"),
         ("texts", "BYTES", [1, 4], SPARSE_BYTES, "1048576 are the limit"),
     ],
 )
-def test_the_size_in_shared_memory_is_compared_before_it_is_read(
-    server: Server, protocol: str, sparse: str, model: str, datatype: str, shape: list[int], size: int, said: str
+def test_oversized_shared_memory_range_is_rejected_before_it_is_read(
+    server: Server, protocol: str, sparse: str, model: str, datatype: str, shape: list[int], size: int, message: str
 ) -> None:
     with CLIENTS[protocol].InferenceServerClient(getattr(server, protocol)) as client:
         client.register_system_shared_memory("sparse", sparse, SPARSE_BYTES)
         try:
             tensor = CLIENTS[protocol].InferInput("IN", shape, datatype)
             tensor.set_shared_memory("sparse", size)
-            with pytest.raises(InferenceServerException, match=said) as caught:
+            with pytest.raises(InferenceServerException, match=message) as caught:
                 client.infer(model, [tensor])
             assert caught.value.status() in ("400", "StatusCode.INVALID_ARGUMENT")
         finally:
             client.unregister_system_shared_memory("sparse")
 
 
-def test_nothing_is_read_that_has_another_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_memory_range_of_wrong_size_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
     regions = SharedMemoryRegions()
     monkeypatch.setattr(regions, "read", lambda *_: pytest.fail("it was read"))
-    given = RequestInput("X", "FP32", (2,), place=RegionSlice("r", 0, 12))
-    request = InferRequest("m", "", "", (given,), ())
+    tensor = RequestInput("X", "FP32", (2,), location=RegionSlice("r", 0, 12))
+    request = InferRequest("m", "", "", (tensor,), ())
     checked = CheckedRequest((RegionSlice("r", 0, 12),), 1, ((2,),))
     with pytest.raises(InferError, match="takes 8 bytes, its range has 12"):
         regions.filled((TensorSpec("X", Datatype.FP32, (2,)),), request, checked)
 
 
-class Line:
+class RecordingTransport:
     """A transport that keeps the data sent."""
 
     def __init__(self) -> None:
@@ -115,39 +115,43 @@ async def _fail_later(**_: Any) -> Any:
     raise MemoryError("on purpose")
 
 
-BROKEN = cast("AdminService", SimpleNamespace(engine=SimpleNamespace(submit=_fail), metadata=_fail, index=_fail_later))
+FAILING_ADMIN = cast(
+    "AdminService", SimpleNamespace(engine=SimpleNamespace(submit=_fail), metadata=_fail, index=_fail_later)
+)
 
 
-async def heard(protocol: asyncio.Protocol, said: bytes) -> tuple[bytes, list[BaseException]]:
+async def response_and_errors(protocol: asyncio.Protocol, data: bytes) -> tuple[bytes, list[BaseException]]:
     """Return the response of the client and the report to the operator."""
-    received: list[BaseException] = []
-    asyncio.get_running_loop().set_exception_handler(lambda _, context: received.append(context["exception"]))
-    line = Line()
-    protocol.connection_made(cast("asyncio.Transport", line))
-    protocol.data_received(said)
+    errors: list[BaseException] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: errors.append(context["exception"]))
+    transport = RecordingTransport()
+    protocol.connection_made(cast("asyncio.Transport", transport))
+    protocol.data_received(data)
     for _ in range(5):
         await asyncio.sleep(0)
-    return line.sent, received
+    return transport.sent, errors
 
 
-@pytest.mark.parametrize("asked", [b"POST /v2/models/m/infer", b"GET /v2/models/m", b"POST /v2/repository/index"])
-def test_a_fault_is_answered_over_http_and_the_connection_goes_on(asked: bytes) -> None:
+@pytest.mark.parametrize(
+    "request_line", [b"POST /v2/models/m/infer", b"GET /v2/models/m", b"POST /v2/repository/index"]
+)
+def test_internal_error_is_answered_over_http_and_connection_stays_open(request_line: bytes) -> None:
     body = b'{"inputs":[{"name":"X","shape":[1],"datatype":"FP32","data":[1]}]}'
-    request = asked + b" HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body
+    request = request_line + b" HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body) + body
     alive = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"
 
     async def main() -> tuple[bytes, list[BaseException]]:
-        return await heard(HttpServer(BROKEN, ClientLimits(), lambda: b"")(), request + alive)
+        return await response_and_errors(HttpServer(FAILING_ADMIN, ClientLimits(), lambda: b"")(), request + alive)
 
-    sent, received = asyncio.run(main())
+    sent, errors = asyncio.run(main())
     assert sent.startswith(b"HTTP/1.1 500")
     assert b"MemoryError: on purpose" in sent
     assert sent.count(b"HTTP/1.1 200") == 1
-    assert [type(one) for one in received] == [MemoryError]
+    assert [type(error) for error in errors] == [MemoryError]
 
 
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelMetadata", "RepositoryIndex"])
-def test_a_fault_is_answered_over_grpc_and_the_connection_goes_on(method: str) -> None:
+def test_internal_error_is_answered_over_grpc_and_connection_stays_open(method: str) -> None:
     def call(stream: int, method: str) -> bytes:
         path = encode_header(b":path", f"/{SERVICE}/{method}".encode())
         headers = b"\x83\x86" + path + encode_header(b"content-type", b"application/grpc")
@@ -156,16 +160,16 @@ def test_a_fault_is_answered_over_grpc_and_the_connection_goes_on(method: str) -
 
     async def main() -> tuple[bytes, list[BaseException]]:
         begin = http2.PREFACE + frame(http2.SETTINGS, 0, 0)
-        protocol = GrpcServer(BROKEN, 1 << 20, 1 << 20, 10)()
-        return await heard(protocol, begin + call(1, method) + call(3, "ServerLive"))
+        protocol = GrpcServer(FAILING_ADMIN, 1 << 20, 1 << 20, 10)()
+        return await response_and_errors(protocol, begin + call(1, method) + call(3, "ServerLive"))
 
-    sent, received = asyncio.run(main())
+    sent, errors = asyncio.run(main())
     reader = HpackDecoder()
     ends = {
-        one.stream: dict(reader.decode(one.payload))
-        for one in http2.FrameReader(preface_seen=True).feed(sent)
-        if one.kind == http2.HEADERS
+        frame_.stream: dict(reader.decode(frame_.payload))
+        for frame_ in http2.FrameReader(preface_seen=True).feed(sent)
+        if frame_.kind == http2.HEADERS
     }
     assert (ends[1][b"grpc-status"], ends[3][b"grpc-status"]) == (b"13", b"0")
     assert b"MemoryError: on purpose" in ends[1][b"grpc-message"]
-    assert [type(one) for one in received] == [MemoryError]
+    assert [type(error) for error in errors] == [MemoryError]

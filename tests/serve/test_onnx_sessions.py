@@ -27,7 +27,7 @@ pytestmark = pytest.mark.live
 
 SIDE = 2048
 CORES = tuple(sorted(os.sched_getaffinity(0)))
-TWO = pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
+NEEDS_TWO_CORES = pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
 
 
 @pytest.fixture(scope="module")
@@ -42,23 +42,23 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tensors[1:],
         [numpy_helper.from_array(table, "T")],
     )
-    made = tmp_path_factory.mktemp("sessions") / "product.onnx"
-    save(made, graph)
-    return made
+    path = tmp_path_factory.mktemp("sessions") / "product.onnx"
+    save(path, graph)
+    return path
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Set the directory of the written weights."""
-    monkeypatch.setattr(module, "_disk", lambda: str(tmp_path))
+    monkeypatch.setattr(module, "_weights_root", lambda: str(tmp_path))
     return tmp_path
 
 
 @pytest.fixture
-def opened(path: Path, home: Path) -> Iterator[OnnxSessions]:
-    found = OnnxSessions(path, CORES)
-    yield found
-    found.close()
+def sessions(path: Path, home: Path) -> Iterator[OnnxSessions]:
+    sessions = OnnxSessions(path, CORES)
+    yield sessions
+    sessions.close()
 
 
 def run(session: Any, rows: int) -> Any:
@@ -70,81 +70,81 @@ def anonymous_kib() -> int:
     return next(int(line.split()[1]) for line in text.splitlines() if line.startswith("Anonymous:"))
 
 
-@TWO
-def test_every_width_gives_the_same_and_none_has_weights_of_its_own(opened: OnnxSessions, home: Path) -> None:
-    expected = [run(opened.alone, rows) for rows in (1, 5)]
+@NEEDS_TWO_CORES
+def test_sessions_of_all_widths_agree_and_share_weights(sessions: OnnxSessions, home: Path) -> None:
+    expected = [run(sessions.alone, rows) for rows in (1, 5)]
     assert not list(home.iterdir())  # a single session needs no file
-    opened.prepare((1, 2, UNSHARED))
-    before = anonymous_kib()
+    sessions.prepare((1, 2, UNSHARED))
+    previous_kib = anonymous_kib()
     for cores in (CORES[:1], CORES[:2], CORES[1::-1], ()):
-        for rows, wanted in zip((1, 5), expected, strict=True):
-            with opened.on(cores) as session:
-                np.testing.assert_allclose(run(session, rows), wanted, rtol=1e-4, atol=1e-3)
-    with opened.on(CORES[:2]), opened.on(CORES[:2]) as second:  # two concurrent runs have a pool each
+        for rows, output in zip((1, 5), expected, strict=True):
+            with sessions.on(cores) as session:
+                np.testing.assert_allclose(run(session, rows), output, rtol=1e-4, atol=1e-3)
+    with sessions.on(CORES[:2]), sessions.on(CORES[:2]) as second:  # two concurrent runs have a pool each
         run(second, 5)
-    assert anonymous_kib() - before < SIDE * SIDE * 4 // 1024 // 2
+    assert anonymous_kib() - previous_kib < SIDE * SIDE * 4 // 1024 // 2
     (folder,) = home.iterdir()
     mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if str(folder) in line}
     assert mapped == {str(folder / "weights")}
 
 
-@TWO
-def test_threads_of_a_pool_are_where_the_run_is(opened: OnnxSessions) -> None:
+@NEEDS_TWO_CORES
+def test_pool_threads_are_pinned_to_the_cores_of_the_run(sessions: OnnxSessions) -> None:
     for cores in (CORES[:2], CORES[1::-1]):
-        with opened.on(cores):
+        with sessions.on(cores):
             pass
-        (pool,) = opened._idle[2]
+        (pool,) = sessions._idle[2]
         assert len(pool.threads) == 1
         assert os.sched_getaffinity(pool.threads[0]) == {cores[1]}
 
 
-@TWO
-def test_files_go_with_the_model_and_with_the_dead(path: Path, home: Path) -> None:
-    one = OnnxSessions(path, CORES)
-    one.prepare((2,))
-    dead = home / "cotenant-weights-of-the-dead"
-    dead.mkdir()
+@NEEDS_TWO_CORES
+def test_weight_files_are_removed_on_close_and_when_stale(path: Path, home: Path) -> None:
+    sessions = OnnxSessions(path, CORES)
+    sessions.prepare((2,))
+    stale = home / "cotenant-weights-of-the-dead"
+    stale.mkdir()
     remove_stale_weights()
-    (kept,) = home.iterdir()
-    assert kept != dead
-    one.close()
+    (remaining,) = home.iterdir()
+    assert remaining != stale
+    sessions.close()
     assert not list(home.iterdir())
 
 
-@TWO
-def test_a_model_that_cannot_be_written_has_copies_instead(
-    opened: OnnxSessions, home: Path, monkeypatch: pytest.MonkeyPatch
+@NEEDS_TWO_CORES
+def test_model_that_cannot_be_written_runs_with_its_own_copies(
+    sessions: OnnxSessions, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_writing_options", lambda folder: module._options(1))
-    with opened.on(CORES[:2]) as session:
-        np.testing.assert_allclose(run(session, 2), run(opened.alone, 2), rtol=1e-4, atol=1e-3)
+    with sessions.on(CORES[:2]) as session:
+        np.testing.assert_allclose(run(session, 2), run(sessions.alone, 2), rtol=1e-4, atol=1e-3)
     assert not list(home.iterdir())
 
 
-def test_unshared_runs_are_done_at_once_each_ends_once_and_too_many_wait(opened: OnnxSessions) -> None:
-    takes, gives = ((TensorSpec(name, Datatype.FP32, (-1, SIDE)),) for name in ("X", "Y"))
-    model = OnnxModel(ModelSpec("m", "1", "test", takes, gives, 8), opened)
-    received: list[RunResult] = []
-    heard = threading.Semaphore(0)
+def test_unshared_runs_beyond_the_limit_wait_and_each_ends_once(sessions: OnnxSessions) -> None:
+    inputs_spec, outputs_spec = ((TensorSpec(name, Datatype.FP32, (-1, SIDE)),) for name in ("X", "Y"))
+    model = OnnxModel(ModelSpec("m", "1", "test", inputs_spec, outputs_spec, 8), sessions)
+    results: list[RunResult] = []
+    result_count = threading.Semaphore(0)
 
-    def tell(outcome: RunResult) -> None:
-        received.append(outcome)
-        heard.release()
+    def report(result: RunResult) -> None:
+        results.append(result)
+        result_count.release()
 
-    workers = CoreThreads(CORES[:1], tell, lambda number, answer: None)
+    workers = CoreThreads(CORES[:1], report, lambda number, answer: None)
     count = UNSHARED_LIMIT + 6
     inputs = [np.ones((1, SIDE), np.float32)]
     for number in range(1, count + 1):
-        workers.give(Job(Run(0, number, "m", 1, (number,), 1, 0, ()), model, [inputs], [1]))
+        workers.submit(Job(Run(0, number, "m", 1, (number,), 1, 0, ()), model, [inputs], [1]))
     for _ in range(count):
-        assert heard.acquire(timeout=60)
+        assert result_count.acquire(timeout=60)
     workers.stop()
-    assert sorted(one.run.run for one in received) == list(range(1, count + 1))
-    assert not [one.failure for one in received if one.failure]
+    assert sorted(result.run.run for result in results) == list(range(1, count + 1))
+    assert not [result.failure for result in results if result.failure]
 
 
-def test_all_is_settled_when_the_sessions_are_open_and_not_before() -> None:
-    may_open, opened = threading.Event(), []
+def test_runtime_is_settled_only_after_sessions_are_open() -> None:
+    may_open, opened_sessions = threading.Event(), []
 
     class Slow(OnnxModel):
         def __init__(self, name: str) -> None:
@@ -152,7 +152,7 @@ def test_all_is_settled_when_the_sessions_are_open_and_not_before() -> None:
 
         def prepare(self, widths: Sequence[int]) -> None:
             assert may_open.wait(60)
-            opened.append((self.name, *widths))
+            opened_sessions.append((self.name, *widths))
 
     async def main() -> None:
         runtime = CpuRuntime(CORES)
@@ -163,6 +163,6 @@ def test_all_is_settled_when_the_sessions_are_open_and_not_before() -> None:
         assert not settled.done()
         may_open.set()
         await asyncio.wait_for(settled, 60)
-        assert sorted(opened) == [("a", 2), ("b", 2)]
+        assert sorted(opened_sessions) == [("a", 2), ("b", 2)]
 
     asyncio.run(main())

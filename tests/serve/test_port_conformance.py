@@ -27,46 +27,46 @@ SETTINGS = ServerSettings(units=1, requests_limit=6)
 
 def simulated_responses(requests: int) -> list[str]:
     loop = SimLoop()
-    world = SimServer(loop, ServerMachine(SETTINGS), FixedTimeDevice(loop, lambda run: 1000 + run.rows))
-    world.at(0, ModelReady(SPEC, 1))
+    sim_server = SimServer(loop, ServerMachine(SETTINGS), FixedTimeDevice(loop, lambda run: 1000 + run.rows))
+    sim_server.at(0, ModelReady(SPEC, 1))
     for number in range(1, requests + 1):
-        world.at(1, RequestArrived(number, "m", 1, 0))
-    world.at(2, ModelWithdrawn("m"))
-    world.at(3, DrainRequested())
+        sim_server.at(1, RequestArrived(number, "m", 1, 0))
+    sim_server.at(2, ModelWithdrawn("m"))
+    sim_server.at(3, DrainRequested())
     loop.run(10**9)
-    assert world.drained_at is not None
-    assert world.released == [("m", 1)]
-    received = {
-        **dict.fromkeys(world.answered, "ok"),
-        **{number: one.why.value for number, one in world.refused.items()},
+    assert sim_server.drained_at is not None
+    assert sim_server.released == [("m", 1)]
+    responses = {
+        **dict.fromkeys(sim_server.answered, "ok"),
+        **{number: rejection.why.value for number, rejection in sim_server.refused.items()},
     }
-    assert len(received) == len(world.answered) + len(world.refused)
-    return [received[number] for number in sorted(received)]
+    assert len(responses) == len(sim_server.answered) + len(sim_server.refused)
+    return [responses[number] for number in sorted(responses)]
 
 
-class Noted:
+class RecordedReply:
     """A reply that is only recorded."""
 
     streams = False
 
     def __init__(self) -> None:
-        self.received: list[str] = []
+        self.outcomes: list[str] = []
 
-    def done(self, request: InferRequest, spec: ModelSpec, outputs: list[Any]) -> None:
-        self.received.append("ok")
+    def send_response(self, request: InferRequest, spec: ModelSpec, outputs: list[Any]) -> None:
+        self.outcomes.append("ok")
 
-    def failed(self, error: InferError) -> None:
-        self.received.append({"exhausted": "queue-full"}[error.kind])
+    def send_error(self, error: InferError) -> None:
+        self.outcomes.append({"exhausted": "queue-full"}[error.kind])
 
     def end(self) -> None:
-        self.received.append("over")
+        self.outcomes.append("over")
 
 
 def live_responses(requests: int, inline: bool) -> list[str]:
     async def main() -> list[str]:
         loop = asyncio.get_running_loop()
         engine = Engine(SETTINGS, CpuRuntime((0,)), loop)
-        gate = asyncio.Event()
+        drained = asyncio.Event()
         model = Model(
             lambda tensors: {"X": tensors["X"]},
             name="m",
@@ -75,19 +75,19 @@ def live_responses(requests: int, inline: bool) -> list[str]:
             inline=inline,
         )
         engine.serve(PythonModel(SPEC, model))
-        replies = [Noted() for _ in range(requests)]
+        replies = [RecordedReply() for _ in range(requests)]
         row = RequestInput("X", "FP32", (1, 1), np.zeros((1, 1), np.float32).tobytes())
         for reply in replies:
             engine.submit(InferRequest("m", "", "", (row,), ()), reply)
         engine.withdraw("m")
-        engine.drain(gate.set)
-        await asyncio.wait_for(gate.wait(), 60)
+        engine.drain(drained.set)
+        await asyncio.wait_for(drained.wait(), 60)
         await asyncio.sleep(0)
         engine.close()
         assert engine._held_bytes == 0
         assert not engine._models
         assert not engine._pending
-        return [" ".join(reply.received) for reply in replies]
+        return [" ".join(reply.outcomes) for reply in replies]
 
     return asyncio.run(main())
 
@@ -100,6 +100,6 @@ def test_each_request_is_answered_once(requests: int) -> None:
     assert live_responses(requests, inline=False) == ["ok"] * requests
 
 
-def test_what_no_queue_holds_is_refused() -> None:
+def test_request_beyond_the_queue_limit_is_rejected() -> None:
     assert simulated_responses(9) == ["ok"] * 7 + ["queue-full"] * 2
     assert live_responses(9, inline=False) == ["ok"] * 7 + ["queue-full"] * 2

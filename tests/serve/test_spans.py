@@ -33,7 +33,7 @@ ROW = RequestInput("X", "FP32", (1, 1), np.zeros((1, 1), np.float32).tobytes())
 SIDE = (TensorSpec("X", Datatype.FP32, (-1, 1)),)
 
 
-class Noted:
+class CountedReply:
     """A reply that is only counted."""
 
     streams = False
@@ -41,10 +41,10 @@ class Noted:
     def __init__(self, received: asyncio.Event) -> None:
         self._received = received
 
-    def done(self, request: InferRequest, spec: ModelSpec, outputs: list[Any]) -> None:
+    def send_response(self, request: InferRequest, spec: ModelSpec, outputs: list[Any]) -> None:
         self._received.set()
 
-    def failed(self, error: InferError) -> None:
+    def send_error(self, error: InferError) -> None:
         self._received.set()
 
     def end(self) -> None:
@@ -52,33 +52,35 @@ class Noted:
 
 
 @pytest.mark.parametrize("inline", [False, True])
-def test_requests_are_written_down_only_while_somebody_looks(tmp_path: Path, inline: bool) -> None:
+def test_spans_are_written_only_while_a_reader_is_active(tmp_path: Path, inline: bool) -> None:
     async def main() -> None:
         engine = Engine(ServerSettings(units=1), CpuRuntime((0,)), asyncio.get_running_loop(), spans=tmp_path)
         sides = {"X": ("FP32", (1,))}
         model = Model(lambda tensors: tensors, name="m", inputs=sides, outputs=sides, inline=inline)
         engine.serve(PythonModel(ModelSpec("m", "1", "test", SIDE, SIDE, 4, slo_ns=60 * 10**9), model))
 
-        async def ask() -> None:
+        async def send_request() -> None:
             received = asyncio.Event()
-            engine.submit(InferRequest("m", "", "", (ROW,), ()), Noted(received))
+            engine.submit(InferRequest("m", "", "", (ROW,), ()), CountedReply(received))
             await asyncio.wait_for(received.wait(), 60)
 
-        files = SpanReader(tmp_path)
-        await ask()
-        files.look(follow=True)
-        assert files.servers()[0].requests == []
-        await ask()
-        await ask()
-        files.look(follow=True)
-        (server,) = files.servers()
-        files.close()
+        reader = SpanReader(tmp_path)
+        await send_request()
+        reader.read_new(follow=True)
+        assert reader.servers()[0].requests == []
+        await send_request()
+        await send_request()
+        reader.read_new(follow=True)
+        (server,) = reader.servers()
+        reader.close()
         engine.close()
-        assert [one.end for one in server.requests] == [RequestEnd.ANSWERED] * 2
-        assert [one.model for one in server.requests] == ["m", "m"]
-        for one in server.requests:
-            assert one.arrived_ns <= one.chosen_ns <= one.began_ns <= one.ended_ns <= one.answered_ns
-            assert (one.run > 0) is not inline
+        assert [request.end for request in server.requests] == [RequestEnd.ANSWERED] * 2
+        assert [request.model for request in server.requests] == ["m", "m"]
+        for request in server.requests:
+            assert (
+                request.arrived_ns <= request.chosen_ns <= request.began_ns <= request.ended_ns <= request.answered_ns
+            )
+            assert (request.run > 0) is not inline
         statistics = engine.statistics["m"]
         assert (statistics.offered, statistics.admitted, statistics.in_time) == (3, 3, 3)
 
@@ -86,7 +88,7 @@ def test_requests_are_written_down_only_while_somebody_looks(tmp_path: Path, inl
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_server_is_in_the_timeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_requests_appear_in_the_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COTENANT_DIRECTORY", str(tmp_path / "node"))
     models = tmp_path / "models"
     models.mkdir()
@@ -107,13 +109,13 @@ def test_a_server_is_in_the_timeline(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [ask("slow", "SECONDS", [1, 1]), ask("slow", "SECONDS", [1, 1]), ask("fails", "X", [1])] == [200, 200, 500]
     file = tmp_path / "trace.json"
     command = [sys.executable, "-m", "cotenant", "trace", "--last", "-o", str(file), "--json"]
-    said = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=60).stdout)
-    assert (said["servers"], said["requests"], said["lost"]) == (1, 3, 0)
+    summary = json.loads(subprocess.run(command, check=True, capture_output=True, timeout=60).stdout)
+    assert (summary["servers"], summary["requests"], summary["lost"]) == (1, 3, 0)
     trace = check(file.read_bytes())
-    drawn = [one for one in trace.traceEvents if one.ph == "X"]
-    assert {one.name for one in drawn if one.cat == "run"} == {"slow x1", "fails x1"}
-    assert {one.args["end"] for one in drawn if one.cat == "request"} == {"answered", "failed"}
-    assert {"slow: queue", "slow: run", "slow: answer"} <= {one.name for one in drawn}
+    spans = [event for event in trace.traceEvents if event.ph == "X"]
+    assert {span.name for span in spans if span.cat == "run"} == {"slow x1", "fails x1"}
+    assert {span.args["end"] for span in spans if span.cat == "request"} == {"answered", "failed"}
+    assert {"slow: queue", "slow: run", "slow: answer"} <= {span.name for span in spans}
     with urllib.request.urlopen(f"http://{server.metrics}/metrics") as page:
         lines = page.read().decode().splitlines()
     values = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}

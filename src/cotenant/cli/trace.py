@@ -156,7 +156,7 @@ def record(directories: Directories, seconds: float, console: Console, report: C
         for _ in _reads(seconds, console):
             ended_ns = monotonic_ns()  # reading takes a while, and some of the readers see what happens meanwhile
             rings.poll()
-            spans.look(follow=seconds > 0)
+            spans.read_new(follow=seconds > 0)
             for server in servers:
                 server.read()
         programs = tuple(rings.programs())

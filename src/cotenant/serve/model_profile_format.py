@@ -44,21 +44,22 @@ _DECODER: Final = msgspec.json.Decoder(
 )  # created at import, because several threads load models at the same time
 
 
-def encode_model_profile(profiled: ModelProfile) -> bytes:
+def encode_model_profile(profile: ModelProfile) -> bytes:
     """Encode a profile as JSON."""
-    return msgspec.json.format(msgspec.json.encode(profiled), indent=1)
+    return msgspec.json.format(msgspec.json.encode(profile), indent=1)
 
 
 def decode_model_profile(data: bytes, where: str) -> ModelProfile:
     """Decode a profile; raise ConfigError if the data is not a profile."""
     try:
-        found = _DECODER.decode(data)
+        profile = _DECODER.decode(data)
     except msgspec.MsgspecError as error:
         raise ConfigError("profile", where, f"is not a model profile: {error}; remove it and profile again") from None
-    cells = (*found.times.times, *found.alone)
-    sound = all(
-        0 < one.typical_ns <= one.high_ns and one.rows > 0 and 0 < one.units <= found.times.all_units for one in cells
+    cells = (*profile.times.times, *profile.alone)
+    valid = all(
+        0 < cell.typical_ns <= cell.high_ns and cell.rows > 0 and 0 < cell.units <= profile.times.all_units
+        for cell in cells
     )
-    if found.version != VERSION or not found.times.times or not sound:
+    if profile.version != VERSION or not profile.times.times or not valid:
         raise ConfigError("profile", where, "has another version or is damaged; remove it and profile again")
-    return found
+    return profile

@@ -13,7 +13,7 @@ def plan_tree(plan: ServePlan | None) -> dict[str, Any] | None:
     """Return the plan as a tree for JSON."""
     if plan is None:
         return None
-    return {**msgspec.structs.asdict(plan), "models": [msgspec.structs.asdict(one) for one in plan.models]}
+    return {**msgspec.structs.asdict(plan), "models": [msgspec.structs.asdict(model) for model in plan.models]}
 
 
 def plan_from_tree(tree: dict[str, Any] | None) -> ServePlan | None:
@@ -21,8 +21,8 @@ def plan_from_tree(tree: dict[str, Any] | None) -> ServePlan | None:
     if tree is None:
         return None
     try:
-        models = [[one[field] for field in ModelPlan.__struct_fields__] for one in tree["models"]]
-        whole = [models if field == "models" else tree[field] for field in ServePlan.__struct_fields__]
-        return msgspec.convert(whole, ServePlan)
+        models = [[model[field] for field in ModelPlan.__struct_fields__] for model in tree["models"]]
+        fields = [models if field == "models" else tree[field] for field in ServePlan.__struct_fields__]
+        return msgspec.convert(fields, ServePlan)
     except (KeyError, TypeError, msgspec.ValidationError) as error:
         raise ValueError(f"not a plan: {error}") from None

@@ -61,9 +61,9 @@ def built_in_model(name: str) -> ReplayModel:
     narrower = (shape.narrowest / shape.widest) ** (1 / (shape.layers - 1))
     kernels = [
         ReplayKernel(
-            f"layer{place}", shape.block_us * MICROSECOND_NS, blocks_per_row=round(shape.widest * narrower**place, 2)
+            f"layer{index}", shape.block_us * MICROSECOND_NS, blocks_per_row=round(shape.widest * narrower**index, 2)
         )
-        for place in range(shape.layers)
+        for index in range(shape.layers)
     ]
     kernels.append(ReplayKernel("serial", shape.serial_us * MICROSECOND_NS, blocks=1))
     return _model(kernels, shape.rounds, shape.weights_bytes)
@@ -71,12 +71,12 @@ def built_in_model(name: str) -> ReplayModel:
 
 def kernel_lists(data: Path) -> dict[str, Path]:
     """Return the kernel lists for inference in the data directory, by model."""
-    found = {}
+    lists = {}
     for path in sorted((data / _LISTS).glob("*_fwd.csv")):
         match = _LIST.match(path.name)
         if match:
-            found[match["name"]] = path
-    return found
+            lists[match["name"]] = path
+    return lists
 
 
 def kernel_list_model(path: Path) -> ReplayModel:
@@ -88,16 +88,18 @@ def kernel_list_model(path: Path) -> ReplayModel:
     assert match is not None
     batch = int(match["batch"])
     kernels = []
-    for one in read_kernels(path.read_bytes(), match["name"], str(path)).activities:
-        sms = one.kernel.grid[0]
-        block_ns = max(1, (one.end_ns - one.start_ns) // -(-sms // _LIST_SMS))
+    for activity in read_kernels(path.read_bytes(), match["name"], str(path)).activities:
+        sms = activity.kernel.grid[0]
+        block_ns = max(1, (activity.end_ns - activity.start_ns) // -(-sms // _LIST_SMS))
         kernels.append(ReplayKernel("kernel", block_ns, blocks_per_row=sms / batch, threads=256, per_sm=1))
     return _model(kernels, 1, 0)
 
 
-def slow_down(model: ReplayModel, times: float) -> ReplayModel:
+def slow_down(model: ReplayModel, factor: float) -> ReplayModel:
     """Return the model with block times multiplied, for machines where device, server and load share few cores."""
-    kernels = tuple(msgspec.structs.replace(one, block_ns=max(1, round(one.block_ns * times))) for one in model.kernels)
+    kernels = tuple(
+        msgspec.structs.replace(kernel, block_ns=max(1, round(kernel.block_ns * factor))) for kernel in model.kernels
+    )
     return msgspec.structs.replace(model, kernels=kernels)
 
 

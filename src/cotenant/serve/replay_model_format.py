@@ -65,28 +65,38 @@ prepare(ReplaySection)
 
 def decode_replay(text: str, where: str) -> ReplayModel:
     """Decode a replay model."""
-    said = decode_toml(text, ReplaySection, where)
-    front = (-1,) if said.max_batch else ()
+    section = decode_toml(text, ReplaySection, where)
+    front = (-1,) if section.max_batch else ()
     sides = []
-    for side in (said.input, said.output):
-        for one in side:
-            if one.datatype is Datatype.BYTES:
-                raise ConfigError(f"{where}: {one.name}", "BYTES", "choose a datatype with elements of fixed size")
-        sides.append(tuple(TensorSpec(one.name, one.datatype, (*front, *one.shape)) for one in side))
-    held = [sum(elements(one.shape) * one.datatype.width_bytes for one in side) for side in (said.input, said.output)]
+    for side in (section.input, section.output):
+        for tensor in side:
+            if tensor.datatype is Datatype.BYTES:
+                raise ConfigError(f"{where}: {tensor.name}", "BYTES", "choose a datatype with elements of fixed size")
+        sides.append(tuple(TensorSpec(tensor.name, tensor.datatype, (*front, *tensor.shape)) for tensor in side))
+    sizes_bytes = [
+        sum(elements(tensor.shape) * tensor.datatype.width_bytes for tensor in side)
+        for side in (section.input, section.output)
+    ]
     kernels = tuple(
-        ReplayKernel(one.name, max(1, int(one.block_time)), one.blocks, one.blocks_per_row, one.threads, one.per_sm)
-        for one in said.kernel
+        ReplayKernel(
+            kernel.name,
+            max(1, int(kernel.block_time)),
+            kernel.blocks,
+            kernel.blocks_per_row,
+            kernel.threads,
+            kernel.per_sm,
+        )
+        for kernel in section.kernel
     )
     model = ReplayModel(
         inputs=sides[0],
         outputs=sides[1],
         kernels=kernels,
-        rounds=said.rounds,
-        max_batch=said.max_batch,
-        weights_bytes=int(said.weights),
-        copy_in_bytes=held[0] if said.copy_in is None else int(said.copy_in),
-        copy_out_bytes=held[1] if said.copy_out is None else int(said.copy_out),
+        rounds=section.rounds,
+        max_batch=section.max_batch,
+        weights_bytes=int(section.weights),
+        copy_in_bytes=sizes_bytes[0] if section.copy_in is None else int(section.copy_in),
+        copy_out_bytes=sizes_bytes[1] if section.copy_out is None else int(section.copy_out),
     )
     launches = len(model.batches) * (model.rounds * len(kernels) + 2)
     if launches > LAUNCHES_LIMIT:
@@ -95,9 +105,9 @@ def decode_replay(text: str, where: str) -> ReplayModel:
     return model
 
 
-def encode_replay(model: ReplayModel, about: str) -> str:
-    """Encode a replay model; `about` becomes the first line, as a comment."""
-    lines = [f"# {about}", f"max_batch = {model.max_batch}", f"rounds = {model.rounds}"]
+def encode_replay(model: ReplayModel, comment: str) -> str:
+    """Encode a replay model; `comment` becomes the first line, as a comment."""
+    lines = [f"# {comment}", f"max_batch = {model.max_batch}", f"rounds = {model.rounds}"]
     lines.append(f'weights = "{format_size(model.weights_bytes)}"')
     lines += [f'copy_in = "{model.copy_in_bytes}B"', f'copy_out = "{model.copy_out_bytes}B"']
     front = 1 if model.max_batch else 0
@@ -111,10 +121,10 @@ def encode_replay(model: ReplayModel, about: str) -> str:
                 f'datatype = "{spec.datatype.value}"',
                 f"shape = {shape}",
             ]
-    for one in model.kernels:
-        lines += ["", "[[kernel]]", f'name = "{one.name}"', f'block_time = "{format_duration(one.block_ns)}"']
-        lines += [f"blocks = {one.blocks}", f"blocks_per_row = {one.blocks_per_row!r}"]
-        lines += [f"threads = {one.threads}", f"per_sm = {one.per_sm}"]
+    for kernel in model.kernels:
+        lines += ["", "[[kernel]]", f'name = "{kernel.name}"', f'block_time = "{format_duration(kernel.block_ns)}"']
+        lines += [f"blocks = {kernel.blocks}", f"blocks_per_row = {kernel.blocks_per_row!r}"]
+        lines += [f"threads = {kernel.threads}", f"per_sm = {kernel.per_sm}"]
     return "\n".join(lines) + "\n"
 
 
@@ -131,20 +141,20 @@ def player_script(model: ReplayModel) -> PlayerScript:
     """Return the launches of every batch size."""
     lines: list[str] = []
     parts = {}
-    names = [f"{one.name}.{place}" for place, one in enumerate(model.kernels)]
+    names = [f"{kernel.name}.{index}" for index, kernel in enumerate(model.kernels)]
     for rows in model.batches:
-        first = len(lines)
+        first_launch = len(lines)
         lines += _copy("@htod", rows * model.copy_in_bytes)
         round_ = [
-            f"{name} {one.blocks_of(rows)} {one.threads} {one.block_ns} 0"
-            for name, one in zip(names, model.kernels, strict=True)
+            f"{name} {kernel.blocks_of(rows)} {kernel.threads} {kernel.block_ns} 0"
+            for name, kernel in zip(names, model.kernels, strict=True)
         ]
         lines += round_ * model.rounds
         lines += _copy("@dtoh", rows * model.copy_out_bytes)
-        parts[rows] = (first, len(lines) - first)
+        parts[rows] = (first_launch, len(lines) - first_launch)
     kernels = "".join(
-        f"kernel {name}\n params 8\n block_ns {one.block_ns}\n blocks_per_sm {one.per_sm}\n"
-        for name, one in zip(names, model.kernels, strict=True)
+        f"kernel {name}\n params 8\n block_ns {kernel.block_ns}\n blocks_per_sm {kernel.per_sm}\n"
+        for name, kernel in zip(names, model.kernels, strict=True)
     )
     return PlayerScript("\n".join(lines) + "\n", f"softgpu-image 1\n{kernels}", parts)
 

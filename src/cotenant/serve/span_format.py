@@ -49,39 +49,40 @@ def fetch_spans(part: Part, after: int) -> SpanBatch:
         return SpanBatch(after, after, b"")
     count = HEAD.unpack(head)[2]
     first = max(after, count - SLOTS)
-    pieces = []
-    at = first
-    while at < count:
-        stretch = min(count - at, SLOTS - at % SLOTS)
-        pieces.append(part(RECORDS_AT + at % SLOTS * RECORD.size, stretch * RECORD.size))
-        at += stretch
-    now = part(COUNT_AT, WORD.size)
-    written = WORD.unpack(now)[0] if len(now) == WORD.size else count
+    chunks = []
+    record = first
+    while record < count:
+        count_in_row = min(count - record, SLOTS - record % SLOTS)
+        chunks.append(part(RECORDS_AT + record % SLOTS * RECORD.size, count_in_row * RECORD.size))
+        record += count_in_row
+    count_word = part(COUNT_AT, WORD.size)
+    count_after = WORD.unpack(count_word)[0] if len(count_word) == WORD.size else count
     safe = min(
-        max(first, written + 1 - SLOTS), count
+        max(first, count_after + 1 - SLOTS), count
     )  # the writer may be replacing the oldest record with the next one
-    return SpanBatch(safe, count, b"".join(pieces)[(safe - first) * RECORD.size :])
+    return SpanBatch(safe, count, b"".join(chunks)[(safe - first) * RECORD.size :])
 
 
 def names_in(part: Part) -> list[str]:
     """Return the names of models, by number."""
     text = part(NAMES_AT, NAMES * NAME_BYTES)
     return [
-        text[at : at + NAME_BYTES].rstrip(b"\0").decode("utf-8", "replace") for at in range(0, len(text), NAME_BYTES)
+        text[offset : offset + NAME_BYTES].rstrip(b"\0").decode("utf-8", "replace")
+        for offset in range(0, len(text), NAME_BYTES)
     ]
 
 
 def requests_of(records: bytes, names: list[str]) -> list[ServedRequest]:
     """Decode records; skip those that are not valid."""
-    found = []
-    whole = len(records) - len(records) % RECORD.size
+    requests = []
+    complete_bytes = len(records) - len(records) % RECORD.size
     for end, units, model, rows, number, arrived, chosen, began, ended, answered, run in RECORD.iter_unpack(
-        memoryview(records)[:whole]
+        memoryview(records)[:complete_bytes]
     ):
         if 1 <= end <= len(RequestEnd) and 0 < arrived <= answered:
             name = names[model] if model < len(names) and names[model] else "model"
             core = (run >> CORE_SHIFT) - 1
-            number_of_run = run & ((1 << CORE_SHIFT) - 1)
+            run_number = run & ((1 << CORE_SHIFT) - 1)
             times = (arrived, chosen, began, ended, answered)
-            found.append(ServedRequest(RequestEnd(end), name, rows, number, number_of_run, units, core, *times))
-    return found
+            requests.append(ServedRequest(RequestEnd(end), name, rows, number, run_number, units, core, *times))
+    return requests

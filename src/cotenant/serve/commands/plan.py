@@ -76,62 +76,64 @@ def running_plan(url: str) -> dict[str, Any]:
     """Fetch the plan of a running server."""
     if not url.startswith(("http://", "https://")):
         raise ConfigError("--url", url, "write http://HOST:PORT")
-    place = f"{url.rstrip('/')}/v2/cotenant/plan"
+    plan_url = f"{url.rstrip('/')}/v2/cotenant/plan"
     try:
-        with urllib.request.urlopen(place, timeout=_PATIENCE_S) as answer:  # noqa: S310  the scheme was checked above
+        with urllib.request.urlopen(plan_url, timeout=_PATIENCE_S) as answer:  # noqa: S310  the scheme was checked above
             body: bytes = answer.read(_ANSWER_LIMIT)
         answer_tree = msgspec.json.decode(body, type=dict[str, Any])
         plan_from_tree(answer_tree["plan"])
         return answer_tree
     except (OSError, ValueError, KeyError, urllib.error.URLError) as error:
-        why = getattr(error, "reason", None) or error
+        reason = getattr(error, "reason", None) or error
         raise WorldError(
-            f"cannot fetch the plan from {place}: {why}; name the HTTP port of a running `cotenant serve run`"
+            f"cannot fetch the plan from {plan_url}: {reason}; name the HTTP port of a running `cotenant serve run`"
         ) from None
 
 
 def plan_models(
-    given: PlanArguments, directories: Directories, own: Directories, report: Callable[[str], None]
+    arguments: PlanArguments, directories: Directories, user_directories: Directories, report: Callable[[str], None]
 ) -> PlanResult:
-    """Plan for the models that have a profile. `directories` are the node's, `own` are the user's."""
-    rates = parse_rates(given.rate)
-    cores = cores_to_use(sorted(os.sched_getaffinity(0)), given.cores)
-    paths = [Path(one) for one in given.models]
-    there = Repository(paths, cores).scan()
-    if not there:
-        raise ConfigError("MODELS", ", ".join(given.models), "contains no models; name a file or directory with models")
-    cache = ProfileCache(profiles_folder(given.profiles, own), report)
+    """Plan for the models that have a profile. `directories` are the node's, `user_directories` are the user's."""
+    rates = parse_rates(arguments.rate)
+    cores = cores_to_use(sorted(os.sched_getaffinity(0)), arguments.cores)
+    paths = [Path(model_path) for model_path in arguments.models]
+    sources = Repository(paths, cores).scan()
+    if not sources:
+        raise ConfigError(
+            "MODELS", ", ".join(arguments.models), "contains no models; name a file or directory with models"
+        )
+    cache = ProfileCache(profiles_folder(arguments.profiles, user_directories), report)
     remove_stale_weights()
     specs, times, refused = [], {}, {}
-    runtime = runtime_of(runtime_options(given), cores, directories, report)
-    solo = StandaloneRuntime(runtime, paths, cores)
+    runtime = runtime_of(runtime_options(arguments), cores, directories, report)
+    standalone = StandaloneRuntime(runtime, paths, cores)
     try:
-        for name, found in there.items():
+        for name, source in sources.items():
             try:
-                model = solo.load(found)
+                model = standalone.load(source)
             except ModelLoadError as error:
                 refused[name] = str(error)
                 continue
             specs.append(model.spec)
             model.close()
-            known = cache.find(model_hash(found.path, name), runtime.identity)
-            if known is not None:
-                times[name] = known.times
+            profile = cache.find(model_hash(source.path, name), runtime.identity)
+            if profile is not None:
+                times[name] = profile.times
     finally:
-        solo.close()
-    known_specs = tuple(spec for spec in specs if spec.name in times)
+        standalone.close()
+    profiled_specs = tuple(spec for spec in specs if spec.name in times)
     for name in rates:
-        if name not in there:
-            raise ConfigError("--rate", name, f"is not one of the models: {', '.join(there)}")
-    situation = PlanInputs(known_specs, times, rates, runtime.all_units)
+        if name not in sources:
+            raise ConfigError("--rate", name, f"is not one of the models: {', '.join(sources)}")
+    inputs = PlanInputs(profiled_specs, times, rates, runtime.all_units)
     if not rates:
-        situation = msgspec.structs.replace(situation, rates=default_rates(queues_of(situation), runtime.all_units))
-    changed = situation
-    for text in given.what_if:
+        inputs = msgspec.structs.replace(inputs, rates=default_rates(queues_of(inputs), runtime.all_units))
+    changed = inputs
+    for text in arguments.what_if:
         changed = apply_change(changed, text)
     return PlanResult(
-        now=plan_forecast(situation),
-        then=plan_forecast(changed) if given.what_if else None,
+        now=plan_forecast(inputs),
+        then=plan_forecast(changed) if arguments.what_if else None,
         assumed_rates=not rates,
         unprofiled=tuple(spec.name for spec in specs if spec.name not in times),
         refused=refused,
@@ -139,16 +141,14 @@ def plan_models(
     )
 
 
-def queues_of(situation: PlanInputs) -> list[ModelQueueState]:
+def queues_of(inputs: PlanInputs) -> list[ModelQueueState]:
     """Return the empty queues that a server would have for these models."""
-    return [
-        ModelQueueState(key, spec, situation.times.get(spec.name)) for key, spec in enumerate(situation.specs, start=1)
-    ]
+    return [ModelQueueState(key, spec, inputs.times.get(spec.name)) for key, spec in enumerate(inputs.specs, start=1)]
 
 
-def plan_forecast(situation: PlanInputs) -> PlanForecast:
+def plan_forecast(inputs: PlanInputs) -> PlanForecast:
     """Return the plan for these inputs."""
-    return forecast_plan(queues_of(situation), situation.rates, situation.all_units)
+    return forecast_plan(queues_of(inputs), inputs.rates, inputs.all_units)
 
 
 def parse_rates(texts: Sequence[str]) -> dict[str, float]:
@@ -156,31 +156,29 @@ def parse_rates(texts: Sequence[str]) -> dict[str, float]:
     return {name: _rate("--rate", text, value) for text in texts for name, value in [_pair("--rate", text, "NAME=RPS")]}
 
 
-def apply_change(situation: PlanInputs, text: str) -> PlanInputs:
+def apply_change(inputs: PlanInputs, text: str) -> PlanInputs:
     """Return the inputs after one change of `--what-if`."""
     key, value = _pair("--what-if", text, _WHAT_IF.removeprefix("write "))
     if key == "units":
         if not value.isdecimal() or not 1 <= int(value) <= 1024:
             raise ConfigError("--what-if", text, "choose 1 to 1024 units")
-        return msgspec.structs.replace(situation, all_units=int(value))
+        return msgspec.structs.replace(inputs, all_units=int(value))
     model, dot, field = (value, ".", "without") if key == "without" else key.rpartition(".")
     if not dot or field not in ("without", "slo", "rate"):
         raise ConfigError("--what-if", text, _WHAT_IF)
-    names = [spec.name for spec in situation.specs]
+    names = [spec.name for spec in inputs.specs]
     if model not in names:
         raise ConfigError("--what-if", text, f"there is no profile of {model!r}, only of {', '.join(names) or 'none'}")
     if field == "rate":
-        rates = {**situation.rates, model: _rate("--what-if", text, value)}
-        return msgspec.structs.replace(situation, rates=rates)
+        rates = {**inputs.rates, model: _rate("--what-if", text, value)}
+        return msgspec.structs.replace(inputs, rates=rates)
     if field == "without":
-        rates = {name: rate for name, rate in situation.rates.items() if name != model}
-        specs = tuple(spec for spec in situation.specs if spec.name != model)
-        return msgspec.structs.replace(situation, specs=specs, rates=rates)
+        rates = {name: rate for name, rate in inputs.rates.items() if name != model}
+        specs = tuple(spec for spec in inputs.specs if spec.name != model)
+        return msgspec.structs.replace(inputs, specs=specs, rates=rates)
     slo_ns = parse_duration(value, field="--what-if")
-    specs = tuple(
-        msgspec.structs.replace(spec, slo_ns=slo_ns) if spec.name == model else spec for spec in situation.specs
-    )
-    return msgspec.structs.replace(situation, specs=specs)
+    specs = tuple(msgspec.structs.replace(spec, slo_ns=slo_ns) if spec.name == model else spec for spec in inputs.specs)
+    return msgspec.structs.replace(inputs, specs=specs)
 
 
 def _pair(flag: str, text: str, form: str) -> tuple[str, str]:

@@ -71,81 +71,83 @@ Progress = Callable[[str, float], None]
 
 
 def profile_models(
-    given: ProfileArguments,
+    arguments: ProfileArguments,
     directories: Directories,
-    own: Directories,
+    user_directories: Directories,
     report: Callable[[str], None],
     progress: Progress,
 ) -> list[ProfileOutcome]:
     """Measure every model that has no profile yet, or all with `--force`.
 
-    `directories` are the node's, `own` are the user's.
+    `directories` are the node's, `user_directories` are the user's.
     """
-    budget_ns = parse_duration(given.budget, field="--budget")
+    budget_ns = parse_duration(arguments.budget, field="--budget")
     if budget_ns < MIN_BUDGET_NS:
-        raise ConfigError("--budget", given.budget, "give at least 100ms for each model")
-    said = parse_shapes(given.shape)
-    cores = cores_to_use(sorted(os.sched_getaffinity(0)), given.cores)
-    paths = [Path(one) for one in given.models]
-    there = Repository(paths, cores).scan()  # reject a missing path before anything else
-    cache = ProfileCache(profiles_folder(given.profiles, own), report)
+        raise ConfigError("--budget", arguments.budget, "give at least 100ms for each model")
+    shapes = parse_shapes(arguments.shape)
+    cores = cores_to_use(sorted(os.sched_getaffinity(0)), arguments.cores)
+    paths = [Path(model_path) for model_path in arguments.models]
+    sources = Repository(paths, cores).scan()  # reject a missing path before anything else
+    cache = ProfileCache(profiles_folder(arguments.profiles, user_directories), report)
     remove_stale_weights()
-    solo = StandaloneRuntime(runtime_of(runtime_options(given), cores, directories, report), paths, cores)
+    standalone = StandaloneRuntime(runtime_of(runtime_options(arguments), cores, directories, report), paths, cores)
     try:
-        one = _Measuring(solo, cores, cache, said, budget_ns, progress)
-        return [one.outcome(found, again=given.again) for found in there.values()]
+        measurement = _Measurement(standalone, cores, cache, shapes, budget_ns, progress)
+        return [measurement.outcome(source, again=arguments.again) for source in sources.values()]
     finally:
-        solo.close()
+        standalone.close()
 
 
-class _Measuring(NamedTuple):
-    """What the measurement of each model needs."""
+class _Measurement(NamedTuple):
+    """Measurement of models: the runtime, the cache and the options that all models share."""
 
-    solo: StandaloneRuntime
+    standalone: StandaloneRuntime
     cores: Sequence[int]
     cache: ProfileCache
-    said: dict[str, dict[str, tuple[int, ...]]]
+    shapes_by_model: dict[str, dict[str, tuple[int, ...]]]
     budget_ns: Duration
     progress: Progress
 
-    def outcome(self, found: ModelSource, *, again: bool) -> ProfileOutcome:
+    def outcome(self, source: ModelSource, *, again: bool) -> ProfileOutcome:
         """Return a model's profile from the cache or from a measurement; a failing model does not stop the others."""
         try:
-            return self._outcome(found, again=again)
+            return self._outcome(source, again=again)
         except CotenantError:
             raise
         except Exception as error:  # noqa: BLE001  a failing model does not stop the others
-            why = str(error) if isinstance(error, ModelLoadError) else f"{type(error).__name__}: {str(error)[:500]}"
-            return ProfileOutcome(found.name, None, None, refused=why)
+            reason = str(error) if isinstance(error, ModelLoadError) else f"{type(error).__name__}: {str(error)[:500]}"
+            return ProfileOutcome(source.name, None, None, refused=reason)
 
-    def _outcome(self, found: ModelSource, *, again: bool) -> ProfileOutcome:
-        model = self.solo.load(found)
+    def _outcome(self, source: ModelSource, *, again: bool) -> ProfileOutcome:
+        model = self.standalone.load(source)
         try:
             # Only now: a runtime may learn its device from the first worker.
-            device = self.solo.runtime.identity
-            hashed = model_hash(found.path, found.name)
-            kept = None if again else self.cache.find(hashed, device)
-            profiled = self._measured(model, hashed, device) if kept is None else kept
+            device = self.standalone.runtime.identity
+            file_hash = model_hash(source.path, source.name)
+            cached = None if again else self.cache.find(file_hash, device)
+            profile = self._measure_model(model, file_hash, device) if cached is None else cached
         finally:
             model.close()
-        if kept is None:
-            self.cache.keep(profiled)
-        self.progress(found.name, 1.0)
-        knee = knees(profiled.alone, profiled.times.all_units)
-        return ProfileOutcome(found.name, profiled, knee, cached=kept is not None)
+        if cached is None:
+            self.cache.keep(profile)
+        self.progress(source.name, 1.0)
+        knee = knees(profile.alone, profile.times.all_units)
+        return ProfileOutcome(source.name, profile, knee, cached=cached is not None)
 
-    def _measured(self, model: LoadedModel, hashed: str, device: str) -> ModelProfile:
-        spec, runtime = model.spec, self.solo.runtime
+    def _measure_model(self, model: LoadedModel, file_hash: str, device: str) -> ModelProfile:
+        spec, runtime = model.spec, self.standalone.runtime
         if spec.decoupled:
             raise ModelLoadError("a decoupled model cannot be profiled, because its runs have any number of responses")
         self.progress(spec.name, 0.0)
-        shapes = {**self.said.get("", {}), **self.said.get(spec.name, {})}
+        shapes = {**self.shapes_by_model.get("", {}), **self.shapes_by_model.get(spec.name, {})}
         widths = widths_to_measure(runtime.all_units) if runtime.pinned else runtime.widths(model)
-        self.solo.prepare(model, widths)
-        bench: RunTimer = CpuRunTimer(model, self.cores) if runtime.pinned else StandaloneRunTimer(model, self.solo)
+        self.standalone.prepare(model, widths)
+        timer: RunTimer = (
+            CpuRunTimer(model, self.cores) if runtime.pinned else StandaloneRunTimer(model, self.standalone)
+        )
         try:
             samples = measure(
-                bench,
+                timer,
                 lambda rows: synthetic_inputs(spec, rows, shapes),
                 widths,
                 batches_to_measure(spec),
@@ -153,14 +155,15 @@ class _Measuring(NamedTuple):
                 lambda part: self.progress(spec.name, part),
             )
         finally:
-            bench.close()
+            timer.close()
         knee = knees(samples.alone, runtime.all_units)
         inputs = tuple(
-            (one.name, shape_of_row(one.name, one.shape, shapes, batched=bool(spec.max_batch))) for one in spec.inputs
+            (tensor.name, shape_of_row(tensor.name, tensor.shape, shapes, batched=bool(spec.max_batch)))
+            for tensor in spec.inputs
         )
         return ModelProfile(
             model=spec.name,
-            model_hash=hashed,
+            model_hash=file_hash,
             device=device,
             times=RunTimes(runtime.all_units, samples.loaded, knee.curve_units),
             alone=samples.alone,
@@ -176,12 +179,12 @@ class _Measuring(NamedTuple):
 
 def parse_shapes(texts: Sequence[str]) -> dict[str, dict[str, tuple[int, ...]]]:
     """Parse [MODEL=]INPUT:3,224,224; return shapes of rows by model and input. The empty name holds for every model."""
-    said: dict[str, dict[str, tuple[int, ...]]] = {}
+    shapes: dict[str, dict[str, tuple[int, ...]]] = {}
     for text in texts:
         name, colon, sizes = text.rpartition(":")
         model, _, tensor = name.rpartition("=")
         words = sizes.split(",")
         if not colon or not tensor or not all(word.isdecimal() and int(word) > 0 for word in words):
             raise ConfigError("--shape", text, "write INPUT:3,224,224, or MODEL=INPUT:3,224,224")
-        said.setdefault(model, {})[tensor] = tuple(int(word) for word in words)
-    return said
+        shapes.setdefault(model, {})[tensor] = tuple(int(word) for word in words)
+    return shapes

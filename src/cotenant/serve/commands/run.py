@@ -58,55 +58,59 @@ class ServeArguments(msgspec.Struct, frozen=True):
 
 
 def _options(
-    given: ServeArguments, directories: Directories, own: Directories, report: Callable[[str], None]
+    arguments: ServeArguments, directories: Directories, user_directories: Directories, report: Callable[[str], None]
 ) -> ServeOptions:
     for flag, name, table in (
-        ("--trace", given.trace, list(TRACE)),
-        ("--policy", given.policy, policy_names()),
-        ("--admit", given.admit, list(ADMISSION_POLICIES)),
+        ("--trace", arguments.trace, list(TRACE)),
+        ("--policy", arguments.policy, policy_names()),
+        ("--admit", arguments.admit, list(ADMISSION_POLICIES)),
     ):
         if name not in table:
             raise ConfigError(flag, name, f"choose one of {', '.join(table)}")
     for flag, port in (
-        ("--http-port", given.http_port),
-        ("--grpc-port", given.grpc_port),
-        ("--metrics-port", given.metrics_port),
+        ("--http-port", arguments.http_port),
+        ("--grpc-port", arguments.grpc_port),
+        ("--metrics-port", arguments.metrics_port),
     ):
         if not -1 <= port <= 0xFFFF:
             raise ConfigError(flag, port, "choose 1 to 65535, 0 for a free port, or -1 for none")
-    for flag, count in (("--queue", given.queue), ("--connections", given.connections)):
+    for flag, count in (("--queue", arguments.queue), ("--connections", arguments.connections)):
         if not 1 <= count <= 1_000_000:
             raise ConfigError(flag, count, "choose 1 to 1000000")
-    if given.cores < 0:
-        raise ConfigError("--cores", given.cores, "choose 1 or more, or 0 for all")
-    cores = cores_to_use(sorted(os.sched_getaffinity(0)), given.cores)
-    tls = tls_files(given.tls_cert, given.tls_key, given.tls_clients)
+    if arguments.cores < 0:
+        raise ConfigError("--cores", arguments.cores, "choose 1 or more, or 0 for all")
+    cores = cores_to_use(sorted(os.sched_getaffinity(0)), arguments.cores)
+    tls = tls_files(arguments.tls_cert, arguments.tls_key, arguments.tls_clients)
     if tls is not None:
         tls_context(tls, "http/1.1")  # reject unusable files before anything else
-    models = tuple(Path(one) for one in given.models)
-    found = Repository(models, cores).scan()  # reject a missing path before anything else
+    models = tuple(Path(model_path) for model_path in arguments.models)
+    sources = Repository(models, cores).scan()  # reject a missing path before anything else
     limits = ClientLimits(
-        parse_size(given.body, field="--body"), parse_size(given.memory, field="--request-memory"), given.connections
+        parse_size(arguments.body, field="--body"),
+        parse_size(arguments.memory, field="--request-memory"),
+        arguments.connections,
     )
-    drain_s = parse_duration(given.drain, field="--drain") / 10**9
+    drain_s = parse_duration(arguments.drain, field="--drain") / 10**9
     at_once = (
-        runs_at_once(given.workers // max(1, len(found))) if policy_class(given.policy).widths is Widths.MEASURED else 0
+        runs_at_once(arguments.workers // max(1, len(sources)))
+        if policy_class(arguments.policy).widths is Widths.MEASURED
+        else 0
     )
-    runtime = runtime_of(runtime_options(given)._replace(at_once=at_once), cores, directories, report)
+    runtime = runtime_of(runtime_options(arguments)._replace(at_once=at_once), cores, directories, report)
     settings = ServerSettings(
         runtime.all_units,
         pinned=runtime.pinned,
-        schedule=given.policy,
-        admit=given.admit,
-        requests_limit=given.queue,
+        schedule=arguments.policy,
+        admit=arguments.admit,
+        requests_limit=arguments.queue,
         ahead=runtime.pinned,
     )
-    ports = (given.http_port, given.grpc_port, given.metrics_port)
-    spans = None if given.trace == "off" else _place_of_spans(own, report)
-    always = given.trace == "always"
-    folder = profiles_folder(given.profiles, own)
+    ports = (arguments.http_port, arguments.grpc_port, arguments.metrics_port)
+    spans = None if arguments.trace == "off" else _spans_directory(user_directories, report)
+    always = arguments.trace == "always"
+    folder = profiles_folder(arguments.profiles, user_directories)
     return ServeOptions(
-        models, given.host, *ports, cores, runtime, settings, limits, drain_s, folder, tls, spans, always
+        models, arguments.host, *ports, cores, runtime, settings, limits, drain_s, folder, tls, spans, always
     )
 
 
@@ -125,31 +129,34 @@ class RuntimeArguments(Protocol):
     def run_limit(self) -> str: ...
 
 
-def runtime_options(given: RuntimeArguments) -> RuntimeOptions:
+def runtime_options(arguments: RuntimeArguments) -> RuntimeOptions:
     """Return the options that select the runtime."""
-    if given.runtime not in RUNTIMES:
-        raise ConfigError("--runtime", given.runtime, f"choose {' or '.join(RUNTIMES)}")
-    return RuntimeOptions(given.runtime, given.gpu, given.tenants, given.workers, given.run_limit)
+    if arguments.runtime not in RUNTIMES:
+        raise ConfigError("--runtime", arguments.runtime, f"choose {' or '.join(RUNTIMES)}")
+    return RuntimeOptions(arguments.runtime, arguments.gpu, arguments.tenants, arguments.workers, arguments.run_limit)
 
 
-def profiles_folder(given: str, directories: Directories) -> Path:
+def profiles_folder(path: str, directories: Directories) -> Path:
     """Return the directory of profiles: the given one, or the default in the state directory."""
-    return Path(given) if given else directories.state / "serve-profiles"
+    return Path(path) if path else directories.state / "serve-profiles"
 
 
 def run_server(
-    given: ServeArguments,
+    arguments: ServeArguments,
     directories: Directories,
-    own: Directories,
+    user_directories: Directories,
     report: Callable[[str], None],
     show: Callable[[BoundPorts, Sequence[str]], None],
 ) -> int:
-    """Serve until a signal. `directories` are the node's; `own` are the user's, where `cotenant trace` reads spans."""
+    """Serve until a signal.
+
+    `directories` are the node's; `user_directories` are the user's, where `cotenant trace` reads spans.
+    """
     remove_stale_weights()
-    return serve(_options(given, directories, own, report), report, show)
+    return serve(_options(arguments, directories, user_directories, report), report, show)
 
 
-def _place_of_spans(directories: Directories, report: Callable[[str], None]) -> Path | None:
+def _spans_directory(directories: Directories, report: Callable[[str], None]) -> Path | None:
     """Create the directory for request spans; without one, the server runs and requests cannot be traced."""
     try:
         make_directory(directories.runtime, "directories.runtime")
@@ -164,5 +171,5 @@ def _place_of_spans(directories: Directories, report: Callable[[str], None]) -> 
 def differences(models: Sequence[str]) -> dict[str, list[str]]:
     """Return, for each model, the settings of its Triton config that are not applied as written."""
     cores = sorted(os.sched_getaffinity(0))
-    repository = Repository([Path(one) for one in models], cores)
-    return {name: repository.differences(found) for name, found in repository.scan().items()}
+    repository = Repository([Path(path) for path in models], cores)
+    return {name: repository.differences(source) for name, source in repository.scan().items()}

@@ -75,16 +75,16 @@ def _launcher(
             flags = ["--runtime-dir", str(directories.runtime), "--state-dir", str(directories.state)]
             mps = {**environ, PIPE_VARIABLE: str(directories.runtime / MPS_DIRECTORY / PIPE)}
             return TenantLauncher(flags, gpu, os.environ, mps)
-    if gpu.startswith(_SOFT) and not _is_mps_there():
+    if gpu.startswith(_SOFT) and not _is_mps_reachable():
         return _with_mps(environ, directories)
     return ProcessLauncher(environ)
 
 
-def _is_mps_there() -> bool:
-    line = reach()
-    if line is None:
+def _is_mps_reachable() -> bool:
+    connection = reach()
+    if connection is None:
         return False
-    line.close()
+    connection.close()
     return True
 
 
@@ -93,13 +93,13 @@ def _with_mps(environ: dict[str, str], directories: Directories) -> Launcher:
     directory = Path(tempfile.mkdtemp(prefix="cotenant-mps-"))
     program = MpsControl(directory, environ, [home(directories)])
 
-    def afterwards() -> None:
+    def stop() -> None:
         program.quit()
         shutil.rmtree(directory, ignore_errors=True)
 
     try:
         program.start()
     except CotenantError:
-        afterwards()
+        stop()
         raise
-    return ProcessLauncher({**environ, **program.environment()}, afterwards)
+    return ProcessLauncher({**environ, **program.environment()}, stop)

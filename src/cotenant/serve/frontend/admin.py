@@ -26,13 +26,13 @@ _LOADS_AT_ONCE: Final = 4
 """Maximum concurrent loads. Our choice: loading waits for disks and for processes that start."""
 
 
-def _no_profile(found: ModelSource) -> RunTimes | None:
-    del found
+def _no_profile(source: ModelSource) -> RunTimes | None:
+    del source
     return None
 
 
 class AdminService:
-    """One server as its clients see it."""
+    """Metadata, statistics and model repository of one server, independent of the protocol."""
 
     def __init__(self, engine: Engine, repository: Repository, cores: int, profile_of: ProfileOf = _no_profile) -> None:
         """Start with no model loaded; `profile_of` is called off the loop's thread and may take long."""
@@ -46,21 +46,21 @@ class AdminService:
 
     async def load_all(self) -> dict[str, str]:
         """Load all models; return the reasons of those that failed, by name."""
-        found = await asyncio.to_thread(self._repository.scan)
-        refused = {}
-        at_once = asyncio.Semaphore(_LOADS_AT_ONCE)
+        sources = await asyncio.to_thread(self._repository.scan)
+        failures = {}
+        semaphore = asyncio.Semaphore(_LOADS_AT_ONCE)
 
         async def load(name: str) -> None:
-            async with at_once:
+            async with semaphore:
                 try:
                     await self.load(name)
                 except InferError as error:
-                    refused[name] = str(error)
+                    failures[name] = str(error)
 
-        await asyncio.gather(*map(load, found))
+        await asyncio.gather(*map(load, sources))
         await self.engine.settled()
         self._settled = True
-        return refused
+        return failures
 
     @property
     def ready(self) -> bool:
@@ -90,12 +90,12 @@ class AdminService:
     def statistics(self, name: str, version: str) -> dict[str, Any]:
         """Return the statistics of a model, or of all if the name is empty."""
         names = [name] if name else self.engine.names()
-        models = [self.engine.model(one, version if name else "") for one in names]
-        return {"model_stats": [self._of_model(one.spec.name, one.spec.version) for one in models]}
+        models = [self.engine.model(model_name, version if name else "") for model_name in names]
+        return {"model_stats": [self._of_model(model.spec.name, model.spec.version) for model in models]}
 
     def _of_model(self, name: str, version: str) -> dict[str, object]:
         statistics = self.engine.statistics[name]
-        return statistics.statistics(name, version, self.engine.unix_ms(statistics.last))
+        return statistics.statistics(name, version, self.engine.unix_ms(statistics.last_answer))
 
     def plan(self) -> dict[str, Any]:
         """Return the plan of the scheduling policy."""
@@ -104,39 +104,41 @@ class AdminService:
     async def index(self, *, only_ready: bool) -> list[dict[str, str]]:
         """Return all models with their states."""
         try:
-            there = await asyncio.to_thread(self._repository.scan)
+            sources = await asyncio.to_thread(self._repository.scan)
         except OSError as error:
             raise InferError(f"the models cannot be listed: {error}", "fault") from None
-        listed = []
-        for name in sorted({*there, *self._states}):
+        models = []
+        for name in sorted({*sources, *self._states}):
             version, state, reason = self._states.get(name, ("", UNAVAILABLE, "not loaded"))
             if not only_ready or state == READY:
-                listed.append({"name": name, "version": version, "state": state, "reason": reason})
-        return listed
+                models.append({"name": name, "version": version, "state": state, "reason": reason})
+        return models
 
     async def load(self, name: str) -> None:
         """Load a model, or load it again; requests of the previous instance are still answered by it."""
         async with self._loading.setdefault(name, asyncio.Lock()):
-            found = (await asyncio.to_thread(self._repository.scan)).get(name)
-            if found is None:
+            source = (await asyncio.to_thread(self._repository.scan)).get(name)
+            if source is None:
                 self._loading.pop(name, None)
                 raise InferError(f"failed to load {quoted(name)}: there is no such model", "not-found")
-            before = self._states.get(name)
-            if before is None or before[1] != READY:
-                self._states[name] = (found.version, LOADING, "")
+            previous = self._states.get(name)
+            if previous is None or previous[1] != READY:
+                self._states[name] = (source.version, LOADING, "")
             try:
-                model, times = await asyncio.to_thread(self._load, found)
+                model, times = await asyncio.to_thread(self._load, source)
             except Exception as error:  # noqa: BLE001  a failing model must not affect the others
-                why = str(error) if isinstance(error, ModelLoadError) else f"{type(error).__name__}: {str(error)[:500]}"
-                if before is None or before[1] != READY:
-                    self._states[name] = (found.version, UNAVAILABLE, why)
-                raise InferError(f"failed to load {quoted(name)}: {why}") from None
+                reason = (
+                    str(error) if isinstance(error, ModelLoadError) else f"{type(error).__name__}: {str(error)[:500]}"
+                )
+                if previous is None or previous[1] != READY:
+                    self._states[name] = (source.version, UNAVAILABLE, reason)
+                raise InferError(f"failed to load {quoted(name)}: {reason}") from None
             self.engine.serve(model, times)
-            self._states[name] = (found.version, READY, "")
+            self._states[name] = (source.version, READY, "")
 
-    def _load(self, found: ModelSource) -> tuple[LoadedModel, RunTimes | None]:
-        model = self._repository.load(found)
-        return model, self._profile_of(found)
+    def _load(self, source: ModelSource) -> tuple[LoadedModel, RunTimes | None]:
+        model = self._repository.load(source)
+        return model, self._profile_of(source)
 
     def unload(self, name: str) -> None:
         """Accept no more requests for a model; queued ones are answered."""

@@ -109,13 +109,13 @@ class Engine:
         return self._find(name, version).model
 
     def _find(self, name: str, version: str) -> ServedModel:
-        found = self._served.get(name)
-        if found is None:
-            raise InferError(f"no model {quoted(name)} is served here", "not-found")
-        if version and version != found.signature.spec.version:
-            said = f"model {name!r} is served in version {found.signature.spec.version}"
-            raise InferError(f"{said}, not in {quoted(version)}", "not-found")
-        return found
+        served = self._served.get(name)
+        if served is None:
+            raise InferError(f"this server has no model {quoted(name)}", "not-found")
+        if version and version != served.signature.spec.version:
+            current = f"model {name!r} is served in version {served.signature.spec.version}"
+            raise InferError(f"{current}, not in {quoted(version)}", "not-found")
+        return served
 
     def unix_ms(self, instant: Instant) -> int:
         """Convert an instant of the engine to wall-clock time; zero stays zero."""
@@ -181,8 +181,8 @@ class Engine:
         statistics = pending.statistics
         statistics.queue.count += 1
         statistics.compute.add(took_ns)
-        statistics.ran(pending.checked.rows, took_ns)
-        pending.model.took_at_once(took_ns)
+        statistics.record_run(pending.checked.rows, took_ns)
+        pending.model.record_inline_run(took_ns)
         if self._answer(pending, arrays):
             self._succeed(pending, began, ended)
 
@@ -283,7 +283,7 @@ class Engine:
         if model.is_quick(size_bytes):
             self._run_ended(execute(job, self._send_response))
         else:
-            self._runtime.give(job)
+            self._runtime.submit(job)
 
     def release(self, model: str, key: int) -> None:
         """Release a loaded instance."""
@@ -310,7 +310,7 @@ class Engine:
         if pending.reply is not None:
             self._answer(pending, answer)
         if pending.response_flow is not None:
-            pending.response_flow.taken()
+            pending.response_flow.response_sent()
 
     def _run_ended(self, result: RunResult) -> None:
         """Report to the state machine first, so that the next run starts before responses are written."""
@@ -319,8 +319,8 @@ class Engine:
         self.post(RunFinished(run.run, result.took_ns, bool(result.failure)))
         statistics = self.statistics[run.model]
         if not result.failure:
-            statistics.ran(run.rows, result.took_ns)
-        for place, number in enumerate(run.requests):
+            statistics.record_run(run.rows, result.took_ns)
+        for index, number in enumerate(run.requests):
             pending = self._forget(number)
             statistics.compute.add(result.took_ns)
             pending.result = result
@@ -332,7 +332,7 @@ class Engine:
             elif pending.model.spec.decoupled:
                 self._succeed(pending)
                 pending.reply.end()
-            elif self._answer(pending, result.answers[place]):
+            elif self._answer(pending, result.answers[index]):
                 self._succeed(pending)
 
     def _answer(self, pending: PendingRequest, arrays: Sequence[Array]) -> bool:
@@ -341,10 +341,10 @@ class Engine:
         assert reply is not None
         try:
             outputs = requested_outputs(spec, pending.request, arrays)
-            for place, output in enumerate(outputs):
-                if output.place is not None:
-                    outputs[place] = self.regions.put(output)
-            reply.done(pending.request, spec, outputs)
+            for index, output in enumerate(outputs):
+                if output.location is not None:
+                    outputs[index] = self.regions.put(output)
+            reply.send_response(pending.request, spec, outputs)
         except InferError as error:
             self._fail(pending, error)
             return False
@@ -357,9 +357,9 @@ class Engine:
         now = self._clock.now()
         took_ns = now - pending.arrived
         statistics = pending.statistics
-        statistics.last = now
+        statistics.last_answer = now
         statistics.succeeded.add(took_ns)
-        statistics.took.record(took_ns)
+        statistics.latencies.record(took_ns)
         if pending.limit_ns:
             statistics.in_time += took_ns <= pending.limit_ns
         if pending.result is not None:
@@ -369,7 +369,7 @@ class Engine:
     def _trace(
         self, pending: PendingRequest, end: RequestEnd, now: Instant, began: Instant = 0, ended: Instant = 0
     ) -> None:
-        if self.spans.wanted(now):
+        if self.spans.is_read(now):
             self.spans.write(pending, end, now, began, ended)
 
     def _fail(self, pending: PendingRequest, error: InferError) -> None:
@@ -379,7 +379,7 @@ class Engine:
         if pending.response_flow is not None:
             pending.response_flow.end()
         if pending.reply is not None:
-            pending.reply.failed(error)
+            pending.reply.send_error(error)
             pending.reply = None
 
     def plan(self) -> ServePlan | None:
@@ -393,7 +393,7 @@ class Engine:
     @property
     def waiting(self) -> dict[str, int]:
         """Return the number of queued requests by model."""
-        found = dict.fromkeys(self._served, 0)
+        counts = dict.fromkeys(self._served, 0)
         for queue in self._machine.queues():
-            found[queue.spec.name] = found.get(queue.spec.name, 0) + len(queue.waiting)
-        return found
+            counts[queue.spec.name] = counts.get(queue.spec.name, 0) + len(queue.waiting)
+        return counts

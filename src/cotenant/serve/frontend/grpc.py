@@ -27,7 +27,7 @@ _STREAM: Final = f"/{SERVICE}/ModelStreamInfer"
 _PREFIX: Final = f"/{SERVICE}/"
 _MIN_PROGRESS_BYTES: Final = 4096
 """Minimum progress of a partly received message between two sweeps."""
-_ON_STREAM_LIMIT: Final = 1024
+_STREAM_REQUESTS_LIMIT: Final = 1024
 """Maximum active requests of one stream; further ones are rejected."""
 
 
@@ -55,22 +55,22 @@ class GrpcServer:
 
         Called periodically.
         """
-        for one in list(self.connections):
-            one.close_if_stalled()
+        for connection in list(self.connections):
+            connection.close_if_stalled()
 
     def drain(self) -> None:
         """Send GOAWAY to every client."""
-        for one in list(self.connections):
-            one.drain()
+        for connection in list(self.connections):
+            connection.drain()
 
 
 class GrpcProtocol(asyncio.Protocol):
     """One client connection."""
 
-    def __init__(self, serving: GrpcServer) -> None:
+    def __init__(self, server: GrpcServer) -> None:
         """Start unconnected."""
-        self._serving = serving
-        self._connection = GrpcConnection(serving.message_limit_bytes, serving.receive_budget, serving.send_budget)
+        self._server = server
+        self._connection = GrpcConnection(server.message_limit_bytes, server.receive_budget, server.send_budget)
         self._transport: asyncio.Transport | None = None
         self._calls: dict[int, PendingCall] = {}
         self._reading = False
@@ -88,16 +88,16 @@ class GrpcProtocol(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Register the connection, or close it at the limit."""
         self._transport = cast("asyncio.Transport", transport)
-        if len(self._serving.connections) >= self._serving.connections_limit:
+        if len(self._server.connections) >= self._server.connections_limit:
             transport.close()
             return
-        self._serving.connections.add(self)
+        self._server.connections.add(self)
         self.flush()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the client's requests."""
         del exc
-        self._serving.connections.discard(self)
+        self._server.connections.discard(self)
         self._transport = None
         for call in self._calls.values():
             self._drop(call)
@@ -130,14 +130,14 @@ class GrpcProtocol(asyncio.Protocol):
         if self._transport is None:
             return
         unsent = self._transport.get_write_buffer_size() + self._connection.held_bytes()
-        half = {} if self._paused else self._connection.partial_messages()
-        crawls = any(
-            stream in half and half[stream][0] == whole and half[stream][1] - size < _MIN_PROGRESS_BYTES
-            for stream, (whole, size) in self._last_progress.items()
+        partial = {} if self._paused else self._connection.partial_messages()
+        too_slow = any(
+            stream in partial and partial[stream][0] == message and partial[stream][1] - received < _MIN_PROGRESS_BYTES
+            for stream, (message, received) in self._last_progress.items()
         )
-        if crawls or (self._checked and not self._connection.preface_seen) or 0 < self._last_unsent <= unsent:
+        if too_slow or (self._checked and not self._connection.preface_seen) or 0 < self._last_unsent <= unsent:
             self._transport.abort()
-        self._checked, self._last_progress, self._last_unsent = True, half, unsent
+        self._checked, self._last_progress, self._last_unsent = True, partial, unsent
 
     def drain(self) -> None:
         """Accept no new calls."""
@@ -152,7 +152,7 @@ class GrpcProtocol(asyncio.Protocol):
         data = self._connection.take()
         if data:
             self._transport.write(data)
-            if self._transport.get_write_buffer_size() > self._serving.message_limit_bytes:
+            if self._transport.get_write_buffer_size() > self._server.message_limit_bytes:
                 self._transport.abort()  # the client reads none of its responses
                 return
         if self._draining and not self._connection.calls:
@@ -162,13 +162,13 @@ class GrpcProtocol(asyncio.Protocol):
         """Process received data."""
         self._reading = True
         try:
-            for one in self._connection.feed(data):
-                if isinstance(one, MessageReceived | HalfClosed):
-                    self._handle_in_order(one)
-                elif isinstance(one, CallStarted):
-                    self._call_started(one)
-                elif isinstance(one, CallReset):
-                    self._reset(one.stream)
+            for event in self._connection.feed(data):
+                if isinstance(event, MessageReceived | HalfClosed):
+                    self._handle_in_order(event)
+                elif isinstance(event, CallStarted):
+                    self._call_started(event)
+                elif isinstance(event, CallReset):
+                    self._reset(event.stream)
         except Http2Error:
             self._reading = False
             self.flush()
@@ -178,28 +178,28 @@ class GrpcProtocol(asyncio.Protocol):
         self._reading = False
         self.flush()
 
-    def _call_started(self, called: CallStarted) -> None:
-        if called.path in (_INFER, _STREAM) or called.path.removeprefix(_PREFIX) in METHODS:
-            self._calls[called.stream] = PendingCall(called.path, called.timeout_ns)
+    def _call_started(self, call: CallStarted) -> None:
+        if call.path in (_INFER, _STREAM) or call.path.removeprefix(_PREFIX) in METHODS:
+            self._calls[call.stream] = PendingCall(call.path, call.timeout_ns)
         else:
-            self._connection.finish(called.stream, status_codes.UNIMPLEMENTED, f"{called.path} is not implemented here")
+            self._connection.finish(call.stream, status_codes.UNIMPLEMENTED, f"{call.path} is not implemented")
 
-    def _handle_in_order(self, one: MessageReceived | HalfClosed) -> None:
+    def _handle_in_order(self, event: MessageReceived | HalfClosed) -> None:
         """Handle an event of a call, in order."""
-        call = self._calls.get(one.stream)
+        call = self._calls.get(event.stream)
         if call is None:
             return
         if call.held_events is not None:
-            call.held_events.append(one)
-        elif isinstance(one, HalfClosed):
-            self._half_closed(one.stream, call)
-        elif one.compressed is None:
-            self._message_received(one.stream, call, one.message)
+            call.held_events.append(event)
+        elif isinstance(event, HalfClosed):
+            self._half_closed(event.stream, call)
+        elif event.compressed is None:
+            self._message_received(event.stream, call, event.message)
         else:
             call.held_events = deque()
             self._decompressing += 1
             self._update_reading()
-            self._start_task(self._decompress(one.stream, call, one.compressed))
+            self._start_task(self._decompress(event.stream, call, event.compressed))
 
     async def _decompress(self, stream: int, call: PendingCall, compressed: Decompression) -> None:
         """Decompress in a thread; later events of the call wait, and reading from the client is paused."""
@@ -209,20 +209,20 @@ class GrpcProtocol(asyncio.Protocol):
             self.finish(stream, status_codes.INTERNAL, f"a message {error}")
             return
         except Exception as error:  # noqa: BLE001  the client gets the error, and its connection stays open
-            UnaryReply(self, stream).failed(error_of(error))
+            UnaryReply(self, stream).send_error(error_of(error))
             return
         finally:
             self._decompressing -= 1
             self._update_reading()
         held_events, call.held_events = call.held_events, None
         self._handle_in_order(MessageReceived(stream, message))
-        for one in held_events or ():
-            self._handle_in_order(one)
+        for event in held_events or ():
+            self._handle_in_order(event)
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        self._serving.tasks.add(task)
-        task.add_done_callback(self._serving.tasks.discard)
+        self._server.tasks.add(task)
+        task.add_done_callback(self._server.tasks.discard)
 
     def _message_received(self, stream: int, call: PendingCall, message: bytes) -> None:
         if call.path == _STREAM:
@@ -251,7 +251,7 @@ class GrpcProtocol(asyncio.Protocol):
 
     def _drop(self, call: PendingCall) -> None:
         for number in list(call.numbers):
-            self._serving.admin.engine.cancel(number)
+            self._server.admin.engine.cancel(number)
 
     def _infer(self, stream: int, call: PendingCall) -> None:
         assert call.message is not None
@@ -259,9 +259,9 @@ class GrpcProtocol(asyncio.Protocol):
         try:
             request = read_request(call.message)
             call.message = b""
-            number = self._serving.admin.engine.submit(request, reply, call.timeout_ns)
+            number = self._server.admin.engine.submit(request, reply, call.timeout_ns)
         except Exception as error:  # noqa: BLE001  the client gets the error, and its connection stays open
-            reply.failed(error_of(error))
+            reply.send_error(error_of(error))
             return
         if stream in self._calls:
             call.numbers.add(number)
@@ -271,13 +271,13 @@ class GrpcProtocol(asyncio.Protocol):
         try:
             request = read_request(message)
             reply.request = request
-            if len(call.numbers) >= _ON_STREAM_LIMIT:
+            if len(call.numbers) >= _STREAM_REQUESTS_LIMIT:
                 raise InferError(
-                    f"{_ON_STREAM_LIMIT} requests of this stream are active, which is the limit", "exhausted"
+                    f"{_STREAM_REQUESTS_LIMIT} requests of this stream are active, which is the limit", "exhausted"
                 )
-            number = self._serving.admin.engine.submit(request, reply, call.timeout_ns)
+            number = self._server.admin.engine.submit(request, reply, call.timeout_ns)
         except Exception as error:  # noqa: BLE001  the client gets the error, and its connection stays open
-            reply.failed(error_of(error))
+            reply.send_error(error_of(error))
             return
         if not reply.ended:
             reply.number = number
@@ -289,20 +289,20 @@ class GrpcProtocol(asyncio.Protocol):
             call.path.removeprefix(_PREFIX)
         ]
         try:
-            answer = method(self._serving.admin, call.message)
+            answer = method(self._server.admin, call.message)
         except Exception as error:  # noqa: BLE001  the client gets the error, and its connection stays open
-            UnaryReply(self, stream).failed(error_of(error))
+            UnaryReply(self, stream).send_error(error_of(error))
             return
         if isinstance(answer, bytes):
             self.answer(stream, answer)
             return
-        self._start_task(self._await(stream, answer))
+        self._start_task(self._respond_later(stream, answer))
 
-    async def _await(self, stream: int, answer: Coroutine[Any, Any, bytes]) -> None:
+    async def _respond_later(self, stream: int, answer: Coroutine[Any, Any, bytes]) -> None:
         try:
             self.answer(stream, await answer)
         except Exception as error:  # noqa: BLE001  the client gets the error, and its connection stays open
-            UnaryReply(self, stream).failed(error_of(error))
+            UnaryReply(self, stream).send_error(error_of(error))
 
     # Responses.
 

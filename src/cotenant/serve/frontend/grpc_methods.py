@@ -23,8 +23,8 @@ def _message(name: str, tree: dict[str, Any]) -> bytes:
     return packed
 
 
-def _asks(name: str, answer: Callable[[AdminService, Any], dict[str, Any]]) -> Method:
-    """Return a method whose message types have its name and whose response needs no waiting."""
+def _method(name: str, answer: Callable[[AdminService, Any], dict[str, Any]]) -> Method:
+    """Return a synchronous method; `answer` maps the request message to the response as a tree."""
 
     def method(admin: AdminService, data: bytes) -> bytes:
         return _message(f"{name}Response", answer(admin, read_message(f"{name}Request", data)))
@@ -32,36 +32,36 @@ def _asks(name: str, answer: Callable[[AdminService, Any], dict[str, Any]]) -> M
     return method
 
 
-def _register(admin: AdminService, asked: Any) -> dict[str, Any]:
-    admin.engine.regions.register(asked.name, asked.key, asked.offset, asked.byte_size)
+def _register(admin: AdminService, request: Any) -> dict[str, Any]:
+    admin.engine.regions.register(request.name, request.key, request.offset, request.byte_size)
     return {}
 
 
-def _unregister(admin: AdminService, asked: Any) -> dict[str, Any]:
-    admin.engine.regions.unregister(asked.name)
+def _unregister(admin: AdminService, request: Any) -> dict[str, Any]:
+    admin.engine.regions.unregister(request.name)
     return {}
 
 
-def _status(admin: AdminService, asked: Any) -> dict[str, Any]:
+def _status(admin: AdminService, request: Any) -> dict[str, Any]:
     return {
         "regions": {
             name: {"name": name, "key": region.key, "offset": region.offset, "byte_size": region.size}
-            for name, region in admin.engine.regions.status(asked.name).items()
+            for name, region in admin.engine.regions.status(request.name).items()
         }
     }
 
 
 async def _index(admin: AdminService, data: bytes) -> bytes:
-    asked = read_message("RepositoryIndexRequest", data)
-    return _message("RepositoryIndexResponse", {"models": await admin.index(only_ready=asked.ready)})
+    request = read_message("RepositoryIndexRequest", data)
+    return _message("RepositoryIndexResponse", {"models": await admin.index(only_ready=request.ready)})
 
 
 async def _load(admin: AdminService, data: bytes) -> bytes:
-    asked = read_message("RepositoryModelLoadRequest", data)
-    if asked.parameters:
+    request = read_message("RepositoryModelLoadRequest", data)
+    if request.parameters:
         text = "parameters that replace its config or files are not supported"
-        raise InferError(f"failed to load {asked.model_name!r}: {text}")
-    await admin.load(asked.model_name)
+        raise InferError(f"failed to load {request.model_name!r}: {text}")
+    await admin.load(request.model_name)
     return b""
 
 
@@ -72,9 +72,9 @@ def _unload(admin: AdminService, data: bytes) -> bytes:
 
 def _check(admin: AdminService, data: bytes) -> bytes:
     """Answer grpc.health.v1.Health/Check."""
-    asked = read_message("HealthCheckRequest", data).service
-    if asked not in ("", SERVICE):
-        raise InferError(f"unknown service {quoted(asked)}; this server has {SERVICE}", "not-found")
+    service = read_message("HealthCheckRequest", data).service
+    if service not in ("", SERVICE):
+        raise InferError(f"unknown service {quoted(service)}; this server has {SERVICE}", "not-found")
     return _message("HealthCheckResponse", {"status": _SERVING if admin.ready else _NOT_SERVING})
 
 
@@ -84,21 +84,25 @@ def _no_cuda(admin: AdminService, data: bytes) -> bytes:
 
 
 METHODS: Final[dict[str, Method]] = {
-    "ServerLive": _asks("ServerLive", lambda admin, asked: {"live": True}),
-    "ServerReady": _asks("ServerReady", lambda admin, asked: {"ready": admin.ready}),
-    "ModelReady": _asks("ModelReady", lambda admin, asked: {"ready": admin.model_ready(asked.name, asked.version)}),
-    "ServerMetadata": _asks("ServerMetadata", lambda admin, asked: admin.server()),
-    "ModelMetadata": _asks("ModelMetadata", lambda admin, asked: admin.metadata(asked.name, asked.version)),
-    "ModelConfig": _asks(
-        "ModelConfig", lambda admin, asked: {"config": config_numbers(admin.config(asked.name, asked.version))}
+    "ServerLive": _method("ServerLive", lambda admin, request: {"live": True}),
+    "ServerReady": _method("ServerReady", lambda admin, request: {"ready": admin.ready}),
+    "ModelReady": _method(
+        "ModelReady", lambda admin, request: {"ready": admin.model_ready(request.name, request.version)}
     ),
-    "ModelStatistics": _asks("ModelStatistics", lambda admin, asked: admin.statistics(asked.name, asked.version)),
+    "ServerMetadata": _method("ServerMetadata", lambda admin, request: admin.server()),
+    "ModelMetadata": _method("ModelMetadata", lambda admin, request: admin.metadata(request.name, request.version)),
+    "ModelConfig": _method(
+        "ModelConfig", lambda admin, request: {"config": config_numbers(admin.config(request.name, request.version))}
+    ),
+    "ModelStatistics": _method(
+        "ModelStatistics", lambda admin, request: admin.statistics(request.name, request.version)
+    ),
     "RepositoryIndex": _index,
     "RepositoryModelLoad": _load,
     "RepositoryModelUnload": _unload,
-    "SystemSharedMemoryStatus": _asks("SystemSharedMemoryStatus", _status),
-    "SystemSharedMemoryRegister": _asks("SystemSharedMemoryRegister", _register),
-    "SystemSharedMemoryUnregister": _asks("SystemSharedMemoryUnregister", _unregister),
+    "SystemSharedMemoryStatus": _method("SystemSharedMemoryStatus", _status),
+    "SystemSharedMemoryRegister": _method("SystemSharedMemoryRegister", _register),
+    "SystemSharedMemoryUnregister": _method("SystemSharedMemoryUnregister", _unregister),
     "CudaSharedMemoryStatus": lambda admin, data: b"",
     "CudaSharedMemoryRegister": _no_cuda,
     "CudaSharedMemoryUnregister": lambda admin, data: b"",

@@ -46,7 +46,7 @@ class PendingCall:
 
 
 class ResponseWriter(Protocol):
-    """The connection, as replies use it."""
+    """The methods of a connection that replies use."""
 
     def answer(self, stream: int, message: bytes) -> None:
         """Send the response of a unary call."""
@@ -75,10 +75,10 @@ class UnaryReply:
         self._protocol = protocol
         self._stream = stream
 
-    def done(self, request: InferRequest, spec: ModelSpec, outputs: list[ResponseOutput]) -> None:
+    def send_response(self, request: InferRequest, spec: ModelSpec, outputs: list[ResponseOutput]) -> None:
         self._protocol.answer(self._stream, write_unary_response(spec.name, spec.version, request.id, outputs))
 
-    def failed(self, error: InferError) -> None:
+    def send_error(self, error: InferError) -> None:
         self._protocol.finish(self._stream, STATUS[error.kind], str(error), error.retry_after_ns)
 
     def end(self) -> None:
@@ -99,14 +99,14 @@ class StreamReply:
         self.number = 0
         self.ended = False
 
-    def done(self, request: InferRequest, spec: ModelSpec, outputs: list[ResponseOutput]) -> None:
+    def send_response(self, request: InferRequest, spec: ModelSpec, outputs: list[ResponseOutput]) -> None:
         parameters = {"triton_final_response": not spec.decoupled} if request.final_response else None
         answer = write_response(spec.name, spec.version, request.id, outputs, parameters)
         self._protocol.send(self._stream, write_stream_response(answer))
         if not spec.decoupled:
             self._end()
 
-    def failed(self, error: InferError) -> None:
+    def send_error(self, error: InferError) -> None:
         request_id = "" if self.request is None else self.request.id
         self._protocol.send(self._stream, write_stream_error(request_id, str(error)))
         self._end()

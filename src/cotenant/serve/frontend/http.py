@@ -47,7 +47,7 @@ _INLINE_BYTES: Final = 32 << 10
 """Larger bodies are compressed and decompressed in a thread."""
 _MIN_COMPRESSED_BYTES: Final = 256
 """Smaller bodies are sent uncompressed."""
-_JOINED_BYTES: Final = 64 << 10
+_SINGLE_WRITE_BYTES: Final = 64 << 10
 _CLOSE_DELAY_S: Final = 2.0
 _NO_REQUEST: Final = HttpRequest(RequestHead("", "", 0, -1, False, False, "", ()), memoryview(b""))
 _MIN_PROGRESS_BYTES: Final = 4096
@@ -89,14 +89,14 @@ class HttpServer:
 
     def sweep(self) -> None:
         """Close connections that make no progress with a request or read no response; called every `patience_s`."""
-        for one in list(self.connections):
-            one.close_if_stalled()
+        for connection in list(self.connections):
+            connection.close_if_stalled()
 
     def drain(self) -> None:
         """Close each connection after its current response."""
         self.draining = True
-        for one in list(self.connections):
-            one.close_if_idle()
+        for connection in list(self.connections):
+            connection.close_if_idle()
 
 
 class HttpConnection(asyncio.Protocol):
@@ -104,10 +104,10 @@ class HttpConnection(asyncio.Protocol):
 
     streams = False
 
-    def __init__(self, serving: HttpServer) -> None:
+    def __init__(self, server: HttpServer) -> None:
         """Start unconnected."""
-        self._serving = serving
-        self._reader = HttpReader(serving.limits.body_bytes, serving.receive_budget)
+        self._server = server
+        self._reader = HttpReader(server.limits.body_bytes, server.receive_budget)
         self._transport: asyncio.Transport | None = None
         self._current: HttpRequest | None = None
         self._number = 0
@@ -122,21 +122,21 @@ class HttpConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Register the connection, or reject it at the limit."""
         self._transport = cast("asyncio.Transport", transport)
-        serving = self._serving
-        if len(serving.connections) >= serving.limits.connections:
-            self._refuse(503, f"{serving.limits.connections} clients are connected, which is the limit")
+        server = self._server
+        if len(server.connections) >= server.limits.connections:
+            self._refuse(503, f"{server.limits.connections} clients are connected, which is the limit")
             transport.close()
             return
-        serving.connections.add(self)
+        server.connections.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel the client's request."""
         del exc
-        self._serving.connections.discard(self)
+        self._server.connections.discard(self)
         self._transport = None
         self._reader.close()
         if self._number:
-            self._serving.admin.engine.cancel(self._number)
+            self._server.admin.engine.cancel(self._number)
 
     def data_received(self, data: bytes) -> None:
         """Process received data."""
@@ -167,8 +167,10 @@ class HttpConnection(asyncio.Protocol):
     def _update_reading(self) -> None:
         """Pause reading while the client does not read its responses or has too many pipelined requests."""
         reader = self._reader
-        ahead = reader.waiting > _PIPELINE_LIMIT or (reader.waiting and reader.waiting_bytes > _PIPELINE_BYTES)
-        paused = self._write_paused or bool(ahead)
+        too_many_waiting = reader.waiting > _PIPELINE_LIMIT or (
+            reader.waiting and reader.waiting_bytes > _PIPELINE_BYTES
+        )
+        paused = self._write_paused or bool(too_many_waiting)
         if self._transport is None or paused == self._paused:
             return
         self._paused = paused
@@ -183,10 +185,10 @@ class HttpConnection(asyncio.Protocol):
             return
         unsent = self._transport.get_write_buffer_size()
         stuck = 0 < self._last_unsent <= unsent
-        came, before = None if self._paused else self._reader.progress, self._last_progress
-        if came is not None and before is not None and came[0] == before[0]:
-            stuck = stuck or came[1] - before[1] < _MIN_PROGRESS_BYTES
-        self._last_progress, self._last_unsent = came, unsent
+        progress, last_progress = None if self._paused else self._reader.progress, self._last_progress
+        if progress is not None and last_progress is not None and progress[0] == last_progress[0]:
+            stuck = stuck or progress[1] - last_progress[1] < _MIN_PROGRESS_BYTES
+        self._last_progress, self._last_unsent = progress, unsent
         if stuck:
             self._transport.abort()
 
@@ -216,27 +218,27 @@ class HttpConnection(asyncio.Protocol):
             if not encoding or encoding == "identity":
                 self._route(request, route, request.body)
             else:
-                self._take_compressed(request, route, encoding)
+                self._route_compressed(request, route, encoding)
         except Exception as error:  # noqa: BLE001  the client gets the error, and its connection stays open
-            self.failed(error_of(error))
+            self.send_error(error_of(error))
 
     def _route(self, request: HttpRequest, route: Route, body: memoryview) -> None:
         if route.kind != "infer":
             self._call_route(request, route, body)
         elif request.head.method != "POST":
             self._respond(405, write_error("inference requires POST"))
-        elif self._serving.metrics_only:
+        elif self._server.metrics_only:
             raise InferError("this port serves metrics only", "not-found")
         else:
             infer_request = read_request(route.name, route.version, body, request.head.json_length)
-            number = self._serving.admin.engine.submit(infer_request, self)
+            number = self._server.admin.engine.submit(infer_request, self)
             if self._current is request:
                 self._number = number
 
-    def _take_compressed(self, request: HttpRequest, route: Route, encoding: str) -> None:
+    def _route_compressed(self, request: HttpRequest, route: Route, encoding: str) -> None:
         """Decompress a small body that stays small on this thread, a larger one in a thread."""
         try:
-            compressed = Decompression(request.body, encoding, self._serving.limits.body_bytes)
+            compressed = Decompression(request.body, encoding, self._server.limits.body_bytes)
             plain = compressed.begin(INLINE_LIMIT_BYTES if len(request.body) <= _INLINE_BYTES else 0)
         except ValueError as error:
             raise InferError(f"the body {error}") from None
@@ -255,38 +257,38 @@ class HttpConnection(asyncio.Protocol):
                 self._route(request, route, memoryview(body))
         except Exception as error:  # noqa: BLE001  the client gets the error, and its connection stays open
             if self._current is request:
-                self.failed(error_of(error))
+                self.send_error(error_of(error))
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        self._serving.tasks.add(task)
-        task.add_done_callback(self._serving.tasks.discard)
+        self._server.tasks.add(task)
+        task.add_done_callback(self._server.tasks.discard)
 
     def _call_route(self, request: HttpRequest, route: Route, body: memoryview) -> None:
         if route.kind == "metrics":
-            self._respond(200, self._serving.metrics(), _TEXT)
+            self._respond(200, self._server.metrics(), _TEXT)
             return
-        if self._serving.metrics_only and route.kind not in ("live", "ready"):
+        if self._server.metrics_only and route.kind not in ("live", "ready"):
             raise InferError("this port serves metrics only", "not-found")
-        answer = respond_to(self._serving.admin, route, request.head.method, bytes(body))
-        if isinstance(answer, HttpResponse):
-            self._respond(answer.status, answer.body, answer.kind)
+        response = respond_to(self._server.admin, route, request.head.method, bytes(body))
+        if isinstance(response, HttpResponse):
+            self._respond(response.status, response.body, response.kind)
         else:
-            self._start_task(self._await(request, answer))
+            self._start_task(self._respond_later(request, response))
 
-    async def _await(self, request: HttpRequest, answer: Coroutine[Any, Any, HttpResponse]) -> None:
+    async def _respond_later(self, request: HttpRequest, pending_response: Coroutine[Any, Any, HttpResponse]) -> None:
         try:
-            found = await answer
+            response = await pending_response
         except Exception as error:  # noqa: BLE001  the client gets the error, and its connection stays open
             if self._current is request:
-                self.failed(error_of(error))
+                self.send_error(error_of(error))
             return
         if self._current is request:
-            self._respond(found.status, found.body, found.kind)
+            self._respond(response.status, response.body, response.kind)
 
     # Responses; the port `Reply` of the engine.
 
-    def done(self, request: InferRequest, spec: ModelSpec, outputs: list[ResponseOutput]) -> None:
+    def send_response(self, request: InferRequest, spec: ModelSpec, outputs: list[ResponseOutput]) -> None:
         """Send the response to the current request."""
         parts, json_length = write_response(spec.name, spec.version, request.id, outputs)
         if json_length < 0:
@@ -295,7 +297,7 @@ class HttpConnection(asyncio.Protocol):
             extra = b"Inference-Header-Content-Length: %d\r\n" % json_length
             self._respond_compressed(b"".join(parts), _BINARY, extra)
 
-    def failed(self, error: InferError) -> None:
+    def send_error(self, error: InferError) -> None:
         """Send an error for the current request."""
         extra = b""
         if error.retry_after_ns:
@@ -334,11 +336,11 @@ class HttpConnection(asyncio.Protocol):
         if transport is None:
             return
         head = request.head
-        keep_alive = head.keep_alive and not self._serving.draining
-        lead = _lead(status, kind, keep_alive) + extra + b"Content-Length: %d\r\n\r\n" % len(body)
+        keep_alive = head.keep_alive and not self._server.draining
+        lead = _head_lines(status, kind, keep_alive) + extra + b"Content-Length: %d\r\n\r\n" % len(body)
         if head.method == "HEAD":
             transport.write(lead)
-        elif len(body) <= _JOINED_BYTES:
+        elif len(body) <= _SINGLE_WRITE_BYTES:
             transport.write(lead + body)
         else:
             transport.writelines((lead, body))  # avoids another copy
@@ -350,7 +352,7 @@ class HttpConnection(asyncio.Protocol):
     def _refuse(self, status: int, text: str, retry_after_s: int = 0) -> None:
         if self._transport is not None:
             body = write_error(text)
-            lead = _lead(status, JSON, False) + (b"Retry-After: %d\r\n" % retry_after_s if retry_after_s else b"")
+            lead = _head_lines(status, JSON, False) + (b"Retry-After: %d\r\n" % retry_after_s if retry_after_s else b"")
             self._transport.write(lead + b"Content-Length: %d\r\n\r\n" % len(body) + body)
 
     def _close_after_reading(self) -> None:
@@ -371,6 +373,6 @@ def _encoding_header(encoding: str) -> bytes:
 
 
 @functools.cache
-def _lead(status: int, kind: bytes, keep_alive: bool) -> bytes:  # noqa: FBT001  positional, because keyword arguments make the cache slower
+def _head_lines(status: int, kind: bytes, keep_alive: bool) -> bytes:  # noqa: FBT001  positional, because keyword arguments make the cache slower
     ending = b"" if keep_alive else b"Connection: close\r\n"
     return b"HTTP/1.1 %d %s\r\nContent-Type: %s\r\n" % (status, _REASONS[status].encode(), kind) + ending

@@ -33,9 +33,9 @@ def respond_to(
 ) -> HttpResponse | Coroutine[Any, Any, HttpResponse]:
     """Return the response to a request that is neither inference nor metrics."""
     kind, name, version = target
-    reads = method in ("GET", "HEAD")
+    is_read = method in ("GET", "HEAD")
     if kind in _READS:
-        if not reads:
+        if not is_read:
             return HttpResponse(405, write_error(f"{kind} requires GET"))
         return _READS[kind](admin, name, version)
     if method != "POST":
@@ -53,15 +53,15 @@ def _tree(body: bytes) -> dict[str, Any]:
     return tree
 
 
-def _health(*, well: bool) -> HttpResponse:
-    return HttpResponse(200 if well else 503, b"")
+def _health(*, healthy: bool) -> HttpResponse:
+    return HttpResponse(200 if healthy else 503, b"")
 
 
 _READS: Final[dict[str, Callable[[AdminService, str, str], HttpResponse]]] = {
-    "live": lambda admin, name, version: _health(well=True),
-    "ready": lambda admin, name, version: _health(well=admin.ready),
+    "live": lambda admin, name, version: _health(healthy=True),
+    "ready": lambda admin, name, version: _health(healthy=admin.ready),
     "model-ready": lambda admin, name, version: _health(
-        well=bool(admin.metadata(name, version)) and admin.model_ready(name, version)
+        healthy=bool(admin.metadata(name, version)) and admin.model_ready(name, version)
     ),
     "server": lambda admin, name, version: _json(admin.server()),
     "metadata": lambda admin, name, version: _json(admin.metadata(name, version)),
@@ -74,10 +74,10 @@ _READS: Final[dict[str, Callable[[AdminService, str, str], HttpResponse]]] = {
 
 
 def _regions(admin: AdminService, name: str) -> list[dict[str, Any]]:
-    found = admin.engine.regions.status(name)
+    regions = admin.engine.regions.status(name)
     return [
-        {"name": one, "key": region.key, "offset": region.offset, "byte_size": region.size}
-        for one, region in found.items()
+        {"name": region_name, "key": region.key, "offset": region.offset, "byte_size": region.size}
+        for region_name, region in regions.items()
     ]
 
 
@@ -102,7 +102,7 @@ def _unload(admin: AdminService, name: str, tree: dict[str, Any]) -> HttpRespons
 def _register(admin: AdminService, name: str, tree: dict[str, Any]) -> HttpResponse:
     key, offset, size = tree.get("key"), tree.get("offset", 0), tree.get("byte_size")
     if not isinstance(key, str) or type(offset) is not int or type(size) is not int:
-        raise InferError("a region is registered by its key, offset and byte_size")
+        raise InferError("registration of a region needs key (string), offset and byte_size (integers)")
     admin.engine.regions.register(name, key, offset, size)
     return _json({})
 

@@ -31,19 +31,20 @@ _next_number: Final = itertools.count(1)
 class ShapeNumbers:
     """Assigns numbers to the row shapes of a model's requests; two shapes never have the same number."""
 
-    __slots__ = ("_known",)
+    __slots__ = ("_numbers",)
 
     def __init__(self) -> None:
         """Start without shapes."""
-        self._known: dict[tuple[tuple[int, ...], ...], int] = {}
+        self._numbers: dict[tuple[tuple[int, ...], ...], int] = {}
 
     def number(self, shapes: tuple[tuple[int, ...], ...]) -> int:
         """Return the number of these shapes."""
-        shape_number = self._known.get(shapes)
+        shape_number = self._numbers.get(shapes)
         if shape_number is None:
-            if len(self._known) >= _SHAPES_LIMIT:
-                self._known.clear()  # numbers are never reused, so a forgotten shape only cannot share a run
-            shape_number = self._known[shapes] = next(_next_number)
+            if len(self._numbers) >= _SHAPES_LIMIT:
+                # Numbers are never reused: requests of a forgotten shape only cannot share a run with earlier ones.
+                self._numbers.clear()
+            shape_number = self._numbers[shapes] = next(_next_number)
         return shape_number
 
 
@@ -53,11 +54,11 @@ class Reply(Protocol):
     streams: bool
     """Whether it accepts any number of responses."""
 
-    def done(self, request: InferRequest, spec: ModelSpec, outputs: list[ResponseOutput]) -> None:
+    def send_response(self, request: InferRequest, spec: ModelSpec, outputs: list[ResponseOutput]) -> None:
         """Send the response; for a decoupled model, one of several."""
         ...
 
-    def failed(self, error: InferError) -> None:
+    def send_error(self, error: InferError) -> None:
         """Send an error instead of a response."""
         ...
 
@@ -67,7 +68,7 @@ class Reply(Protocol):
 
 
 class ServedModel(NamedTuple):
-    """A model with what its requests need."""
+    """A served model with the data that its requests share."""
 
     model: LoadedModel
     signature: ModelSignature
@@ -113,8 +114,8 @@ def error_of(error: Exception) -> InferError:
     """Return an `InferError` as it is, and any other exception as an internal error."""
     if isinstance(error, InferError):
         return error
-    said = f"{type(error).__name__}: {str(error)[:500]}"
+    description = f"{type(error).__name__}: {str(error)[:500]}"
     asyncio.get_running_loop().call_exception_handler(
         {"message": "a request failed with an internal error", "exception": error}
     )
-    return InferError(f"internal error of the server: {said}", "fault")
+    return InferError(f"internal error of the server: {description}", "fault")

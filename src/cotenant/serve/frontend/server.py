@@ -81,9 +81,9 @@ def serve(options: ServeOptions, report: Report, ready: Callable[[BoundPorts, Se
     """Serve until a signal; `ready` is called once with the ports and the models. Return the exit code."""
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
     request_low_latency()
-    wanted = len(BoundPorts._fields) * options.limits.connections + _OTHER_FILES
-    allowed = allow_files(wanted)
-    if allowed < wanted:
+    needed = len(BoundPorts._fields) * options.limits.connections + _OTHER_FILES
+    allowed = allow_files(needed)
+    if allowed < needed:
         report(f"this process may open only {allowed} files, fewer than --connections needs: raise ulimit -n")
     main = _Server(options, report, ready).run()
     try:
@@ -103,30 +103,30 @@ class _Profiles:
         self._runtime = runtime
         self.missing: list[str] = []
 
-    def of(self, found: ModelSource) -> RunTimes | None:
-        known = self._cache.find(model_hash(found.path, found.name), self._runtime.identity)
-        if known is None:
-            self.missing.append(found.name)
-        return None if known is None else known.times
+    def of(self, source: ModelSource) -> RunTimes | None:
+        profile = self._cache.find(model_hash(source.path, source.name), self._runtime.identity)
+        if profile is None:
+            self.missing.append(source.name)
+        return None if profile is None else profile.times
 
 
-def allow_files(wanted: int) -> int:
-    """Raise the limit of open files; return the resulting limit, at most `wanted`."""
+def allow_files(needed: int) -> int:
+    """Raise the limit of open files; return the resulting limit, at most `needed`."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return wanted
-    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return needed
+    allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     return allowed
 
 
-def _some(names: Sequence[str]) -> str:
+def _abbreviated(names: Sequence[str]) -> str:
     return ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
 
 
 def _without_profile(names: Sequence[str]) -> str:
     learned = "run times are learned while serving; `cotenant serve profile MODELS` measures them"
-    return f"no profile of {_some(names)}: {learned}"
+    return f"no profile of {_abbreviated(names)}: {learned}"
 
 
 class _Server:
@@ -179,7 +179,7 @@ class _Server:
         for reason in refused.values():
             self._report(reason)
         if repository.partly_applied:
-            some = _some(sorted(repository.partly_applied))
+            some = _abbreviated(sorted(repository.partly_applied))
             self._report(
                 f"config.pbtxt of {some} is only partly applied: `cotenant serve run MODELS --check` lists what differs"
             )
@@ -188,7 +188,7 @@ class _Server:
         gc.collect()
         gc.freeze()  # loaded objects stay, so collections need not scan them
         self._ready(BoundPorts(*ports), engine.names())
-        tasks = [loop.create_task(one) for one in (_sweep(servers, limits.patience_s), _measure_loop_lag(engine))]
+        tasks = [loop.create_task(work) for work in (_sweep(servers, limits.patience_s), _measure_loop_lag(engine))]
         await signals.stop.wait()
         code = await self._shut_down(engine, servers, listeners, signals.stop_now)
         for task in tasks:
@@ -213,8 +213,8 @@ class _Server:
                 listener.setsockopt(socket.IPPROTO_TCP, option, value)
             listener.bind((host, port))
         except (OSError, OverflowError) as error:
-            why = getattr(error, "strerror", None) or str(error)
-            raise WorldError(f"cannot listen at {host}:{port}: {why}; name another by {name}") from None
+            reason = getattr(error, "strerror", None) or str(error)
+            raise WorldError(f"cannot listen at {host}:{port}: {reason}; choose another port with {name}") from None
         return await loop.create_server(server, sock=listener, backlog=_BACKLOG, ssl=tls)
 
     def _exit_while_loading(self, engine: Engine) -> NoReturn:

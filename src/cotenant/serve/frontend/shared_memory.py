@@ -54,12 +54,12 @@ class SharedMemoryRegions:
             raise InferError(
                 f"region {quoted(name)}: offset {offset} and byte_size {size}, expected offset >= 0 and byte_size > 0"
             )
-        self._regions[name] = Region(key, offset, size, _opened(name, key, offset + size))
+        self._regions[name] = Region(key, offset, size, _open_object(name, key, offset + size))
 
     def unregister(self, name: str) -> None:
         """Unregister a region, or all if the name is empty."""
-        for one in [name] if name else list(self._regions):
-            region = self._regions.pop(one, None)
+        for region_name in [name] if name else list(self._regions):
+            region = self._regions.pop(region_name, None)
             if region is not None:
                 os.close(region.descriptor)
 
@@ -71,17 +71,17 @@ class SharedMemoryRegions:
             raise InferError(f"no shared memory region {quoted(name)} is registered", "not-found")
         return {name: self._regions[name]}
 
-    def read(self, tensor: str, place: RegionSlice) -> bytes:
+    def read(self, tensor: str, range_: RegionSlice) -> bytes:
         """Read a range; the result is shorter if the memory was shrunk."""
-        descriptor, begin = self._at(tensor, place)
-        return os.pread(descriptor, place.size, begin)
+        descriptor, begin = self._locate(tensor, range_)
+        return os.pread(descriptor, range_.size, begin)
 
-    def write(self, tensor: str, place: RegionSlice, content: bytes) -> None:
+    def write(self, tensor: str, range_: RegionSlice, content: bytes) -> None:
         """Write to a range that is large enough."""
-        descriptor, begin = self._at(tensor, place)
-        if len(content) > place.size:
-            have = f"its range in shared memory has {place.size}"
-            raise InferError(f"output {tensor!r} has {len(content)} bytes, {have}")
+        descriptor, begin = self._locate(tensor, range_)
+        if len(content) > range_.size:
+            available = f"its range in shared memory has {range_.size}"
+            raise InferError(f"output {tensor!r} has {len(content)} bytes, {available}")
         try:
             written = os.pwrite(descriptor, content, begin)
         except OSError as error:
@@ -91,12 +91,12 @@ class SharedMemoryRegions:
 
     def filled(self, specs: tuple[TensorSpec, ...], request: InferRequest, checked: CheckedRequest) -> CheckedRequest:
         """Return the request's tensors, with those in shared memory read."""
-        for one in checked.arrays:
-            if type(one) is RegionSlice:
+        for array in checked.arrays:
+            if type(array) is RegionSlice:
                 break
         else:
             return checked
-        shapes = {one.name: one.shape for one in request.inputs}
+        shapes = {tensor.name: tensor.shape for tensor in request.inputs}
         arrays = []
         for spec, array in zip(specs, checked.arrays, strict=True):
             if isinstance(array, RegionSlice):
@@ -109,45 +109,45 @@ class SharedMemoryRegions:
             arrays.append(array)
         return CheckedRequest(tuple(arrays), checked.rows, checked.shapes)
 
-    def _check_size(self, spec: TensorSpec, shape: tuple[int, ...], place: RegionSlice) -> None:
+    def _check_size(self, spec: TensorSpec, shape: tuple[int, ...], range_: RegionSlice) -> None:
         """Check the size before reading: a sparse object may claim any size."""
         width_bytes = spec.datatype.width_bytes
-        wanted = elements(shape) * width_bytes
-        if width_bytes and place.size != wanted:
+        expected_bytes = elements(shape) * width_bytes
+        if width_bytes and range_.size != expected_bytes:
             kind = f"{spec.datatype.value} of shape {list(shape)}"
-            raise InferError(f"input {spec.name!r}: {kind} takes {wanted} bytes, its range has {place.size}")
+            raise InferError(f"input {spec.name!r}: {kind} takes {expected_bytes} bytes, its range has {range_.size}")
         limit_bytes = self._tensor_limit_bytes if width_bytes else self._texts_limit_bytes
-        if place.size > limit_bytes:
+        if range_.size > limit_bytes:
             raise InferError(
-                f"input {spec.name!r} has {place.size} bytes in shared memory, {limit_bytes} are the limit"
+                f"input {spec.name!r} has {range_.size} bytes in shared memory, {limit_bytes} are the limit"
             )
 
     def put(self, output: ResponseOutput) -> ResponseOutput:
         """Write an output to the range that its request names."""
-        assert output.place is not None
+        assert output.location is not None
         raw = to_raw(output.datatype, output.array)
-        self.write(output.name, output.place, raw)
-        return output._replace(place=output.place._replace(size=len(raw)))
+        self.write(output.name, output.location, raw)
+        return output._replace(location=output.location._replace(size=len(raw)))
 
-    def _at(self, tensor: str, place: RegionSlice) -> tuple[int, int]:
-        region = self._regions.get(place.region)
+    def _locate(self, tensor: str, range_: RegionSlice) -> tuple[int, int]:
+        region = self._regions.get(range_.region)
         if region is None:
-            raise InferError(f"tensor {tensor!r}: no shared memory region {quoted(place.region)} is registered")
-        if place.offset + place.size > region.size:
-            want = f"expected at most {region.size}, the size of region {quoted(place.region)}"
-            raise InferError(f"tensor {tensor!r} ends at byte {place.offset + place.size}, {want}")
-        return region.descriptor, region.offset + place.offset
+            raise InferError(f"tensor {tensor!r}: no shared memory region {quoted(range_.region)} is registered")
+        if range_.offset + range_.size > region.size:
+            limit = f"expected at most {region.size}, the size of region {quoted(range_.region)}"
+            raise InferError(f"tensor {tensor!r} ends at byte {range_.offset + range_.size}, {limit}")
+        return region.descriptor, region.offset + range_.offset
 
 
-def _opened(name: str, key: str, end: int) -> int:
+def _open_object(name: str, key: str, end: int) -> int:
     path = os.path.join(_SHARED_MEMORY, key.lstrip("/"))  # noqa: PTH118  a validated name, not a path
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
-        why = error.strerror or str(error)
-        raise InferError(f"region {quoted(name)}: cannot open shared memory {quoted(key)}: {why}") from None
-    found = os.fstat(descriptor)
-    if stat.S_ISREG(found.st_mode) and found.st_size >= end:
+        reason = error.strerror or str(error)
+        raise InferError(f"region {quoted(name)}: cannot open shared memory {quoted(key)}: {reason}") from None
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and status.st_size >= end:
         return descriptor
     os.close(descriptor)
-    raise InferError(f"region {quoted(name)} ends at byte {end}, shared memory {quoted(key)} has {found.st_size}")
+    raise InferError(f"region {quoted(name)} ends at byte {end}, shared memory {quoted(key)} has {status.st_size}")

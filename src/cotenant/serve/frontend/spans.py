@@ -63,7 +63,7 @@ class SpanWriter:
 
     def _open(self, home: Path, *, always: bool) -> None:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _tidy(home)
+        _remove_stale_files(home)
         path = home / f"{_PREFIX}{os.getpid()}"
         path.unlink(missing_ok=True)
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -76,7 +76,7 @@ class SpanWriter:
         self._words[UNTIL_AT // 8] = _FOREVER if always else 0
         self._words[0] = MAGIC
 
-    def wanted(self, now: Instant) -> bool:
+    def is_read(self, now: Instant) -> bool:
         """Return whether a reader is active."""
         return self._words[UNTIL_AT // 8] > now - self._offset_ns
 
@@ -98,12 +98,12 @@ class SpanWriter:
         elif ended:
             began, ended = began - offset_ns, ended - offset_ns
         chosen = pending.started - offset_ns if pending.started else began
-        at = RECORDS_AT + self._count % SLOTS * RECORD.size
+        offset = RECORDS_AT + self._count % SLOTS * RECORD.size
         model = self._names.get(pending.model.spec.name)
         if model is None:
             model = self._name(pending.model.spec.name)
         fields = (pending.checked.rows, pending.number, pending.arrived - offset_ns, chosen, began, ended)
-        _PACK(ring, at, end, units, model, *fields, now - offset_ns, run)
+        _PACK(ring, offset, end, units, model, *fields, now - offset_ns, run)
         self._count += 1
         self._words[COUNT_AT // 8] = self._count
 
@@ -113,8 +113,8 @@ class SpanWriter:
             return _UNNAMED
         self._names[name] = number
         text = name.encode()[:NAME_BYTES]
-        at = NAMES_AT + number * NAME_BYTES
-        self._ring[at : at + len(text)] = text
+        offset = NAMES_AT + number * NAME_BYTES
+        self._ring[offset : offset + len(text)] = text
         return number
 
     def close(self) -> None:
@@ -125,7 +125,7 @@ class SpanWriter:
             self._path = None
 
 
-def _tidy(home: Path) -> None:
+def _remove_stale_files(home: Path) -> None:
     """Remove the files of servers that were killed."""
     for path in sorted(home.glob(f"{_PREFIX}*"))[:_FILES_LIMIT]:
         with contextlib.suppress(OSError):
@@ -141,11 +141,11 @@ class SpanReader:
     """Reads the spans of all servers of a directory."""
 
     def __init__(self, home: Path) -> None:
-        """The directory is below the runtime directory."""
+        """`home` is a directory below the runtime directory."""
         self._home = home
         self._files: dict[Path, _File] = {}
 
-    def look(self, *, follow: bool) -> None:
+    def read_new(self, *, follow: bool) -> None:
         """Read new records; with `follow`, extend the period in which servers write them."""
         for path in sorted(self._home.glob(f"{_PREFIX}*"))[:_FILES_LIMIT]:
             if path not in self._files:
@@ -153,11 +153,11 @@ class SpanReader:
                     self._files[path] = _File(path)
         for file in self._files.values():
             with contextlib.suppress(OSError, struct.error):  # the file may have been truncated
-                file.look(follow=follow)
+                file.read_new(follow=follow)
 
     def servers(self) -> list[ServerRecording]:
-        """Return what was read."""
-        return [file.served() for file in self._files.values()]
+        """Return the recordings of all servers, with the records read so far."""
+        return [file.recording() for file in self._files.values()]
 
     def close(self) -> None:
         """Close the files."""
@@ -170,28 +170,27 @@ class _File:
     def __init__(self, path: Path) -> None:
         self.descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         self._fetched: list[SpanBatch] = []
-        self._after = 0
+        self._next_record = 0
         self._lost = 0
 
-    def _part(self, at: int, length: int) -> bytes:
-        return os.pread(self.descriptor, length, at)
+    def _part(self, offset: int, length: int) -> bytes:
+        return os.pread(self.descriptor, length, offset)
 
-    def look(self, *, follow: bool) -> None:
+    def read_new(self, *, follow: bool) -> None:
         if follow:
             (until,) = WORD.unpack(self._part(UNTIL_AT, WORD.size))
-            wanted = monotonic_ns() + _LEASE_NS
-            if until < wanted:
-                os.pwrite(self.descriptor, WORD.pack(wanted), UNTIL_AT)
-        found = fetch_spans(self._part, self._after)
-        if found.following > self._after:
-            self._lost += (
-                found.first - self._after if self._after else 0
-            )  # records lost before the first read do not count
-            self._fetched.append(found)
-            self._after = found.following
+            lease_end = monotonic_ns() + _LEASE_NS
+            if until < lease_end:
+                os.pwrite(self.descriptor, WORD.pack(lease_end), UNTIL_AT)
+        batch = fetch_spans(self._part, self._next_record)
+        if batch.following > self._next_record:
+            if self._next_record:  # records lost before the first read do not count
+                self._lost += batch.first - self._next_record
+            self._fetched.append(batch)
+            self._next_record = batch.following
 
-    def served(self) -> ServerRecording:
+    def recording(self) -> ServerRecording:
         names = names_in(self._part)
-        requests = [one for fetched in self._fetched for one in requests_of(fetched.records, names)]
+        requests = [request for batch in self._fetched for request in requests_of(batch.records, names)]
         (pid,) = WORD.unpack(self._part(PID_AT, WORD.size).ljust(WORD.size, b"\0"))
         return ServerRecording(pid & 0xFFFFFFFF, requests, self._lost)

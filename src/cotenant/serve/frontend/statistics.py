@@ -17,12 +17,12 @@ class DurationSum:
         self.ns = 0
 
     def add(self, ns: Duration, count: int = 1) -> None:
-        """Add to both."""
+        """Add a duration and a number of occurrences."""
         self.count += count
         self.ns += ns
 
     def plain(self) -> dict[str, int]:
-        """Return the protocol's form."""
+        """Return the sum as an object of the protocol."""
         return {"count": self.count, "ns": self.ns}
 
 
@@ -47,20 +47,20 @@ class ModelStatistics:
         """Time from the end of a run to the response, summed over requests."""
         self.refused: dict[str, int] = {}
         self.batches: dict[int, DurationSum] = {}
-        self.last: Instant = 0
-        self.took = Recorder()
+        self.last_answer: Instant = 0
+        self.latencies = Recorder()
 
-    def ran(self, rows: int, took_ns: Duration) -> None:
+    def record_run(self, rows: int, took_ns: Duration) -> None:
         """Count a successful run."""
         self.runs += 1
         self.rows += rows
-        alike = self.batches.get(rows)
-        if alike is None:
-            alike = self.batches[rows] = DurationSum()
-        alike.add(took_ns)
+        same_rows = self.batches.get(rows)
+        if same_rows is None:
+            same_rows = self.batches[rows] = DurationSum()
+        same_rows.add(took_ns)
 
     def statistics(self, name: str, version: str, last_unix_ms: int) -> dict[str, object]:
-        """Return the protocol's form; preparation before and after a run counts as part of it."""
+        """Return the statistics in the protocol's form; preparation before and after a run counts as part of it."""
         return {
             "name": name,
             "version": version,
@@ -80,10 +80,10 @@ class ModelStatistics:
             "batch_stats": [
                 {
                     "batch_size": size,
-                    "compute_input": {"count": one.count, "ns": 0},
-                    "compute_infer": one.plain(),
-                    "compute_output": {"count": one.count, "ns": 0},
+                    "compute_input": {"count": duration.count, "ns": 0},
+                    "compute_infer": duration.plain(),
+                    "compute_output": {"count": duration.count, "ns": 0},
                 }
-                for size, one in sorted(self.batches.items())
+                for size, duration in sorted(self.batches.items())
             ],
         }

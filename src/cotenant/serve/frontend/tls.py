@@ -30,22 +30,22 @@ def tls_files(certificate: str, key: str, clients: str) -> TlsFiles | None:
     return TlsFiles(Path(certificate), Path(key), Path(clients) if clients else None)
 
 
-def tls_context(files: TlsFiles, speaks: str) -> ssl.SSLContext:
+def tls_context(files: TlsFiles, alpn_protocol: str) -> ssl.SSLContext:
     """Create the context of a listener with this ALPN protocol."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
-    context.set_alpn_protocols([speaks])
+    context.set_alpn_protocols([alpn_protocol])
     try:
         context.load_cert_chain(files.certificate, files.key, _no_password)
     except (OSError, ValueError) as error:
-        why = f"it and --tls-key {files.key} are not a matching certificate and key in PEM format: {error}"
-        raise ConfigError("--tls-cert", str(files.certificate), why) from None
+        reason = f"it and --tls-key {files.key} are not a matching certificate and key in PEM format: {error}"
+        raise ConfigError("--tls-cert", str(files.certificate), reason) from None
     if files.clients is not None:
         try:
             context.load_verify_locations(files.clients)
         except (OSError, ValueError) as error:
-            why = f"is not a file of certificates in PEM format: {error}"
-            raise ConfigError("--tls-clients", str(files.clients), why) from None
+            reason = f"is not a file of certificates in PEM format: {error}"
+            raise ConfigError("--tls-clients", str(files.clients), reason) from None
         context.verify_mode = ssl.CERT_REQUIRED
     return context
 

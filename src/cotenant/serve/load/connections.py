@@ -47,8 +47,8 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 def endpoint_of(url: str) -> Endpoint:
     """Parse http://HOST:PORT or grpc://HOST:PORT; without a scheme the protocol is HTTP."""
-    scheme, found, rest = url.partition("://")
-    if not found:
+    scheme, separator, rest = url.partition("://")
+    if not separator:
         scheme, rest = "http", url
     host, colon, port = rest.rstrip("/").rpartition(":")
     if scheme not in ("http", "grpc") or not colon or not host or not port.isdecimal() or not 1 <= int(port) <= 0xFFFF:
@@ -56,13 +56,13 @@ def endpoint_of(url: str) -> Endpoint:
     return Endpoint(scheme, host.strip("[]"), int(port))
 
 
-def message_of(asked: InferenceRequest, endpoint: Endpoint) -> bytes:
+def message_of(request: InferenceRequest, endpoint: Endpoint) -> bytes:
     """Encode a request: the whole HTTP request, or the gRPC message."""
     if endpoint.kind == "http":
-        return http_request(asked, endpoint.authority)
+        return http_request(request, endpoint.authority)
     from cotenant.serve.load.request_proto import grpc_request  # noqa: PLC0415  protobuf is an optional package
 
-    return length_prefixed(grpc_request(asked))
+    return length_prefixed(grpc_request(request))
 
 
 class CompletedRequest(NamedTuple):
@@ -76,7 +76,7 @@ class CompletedRequest(NamedTuple):
 class ConnectionPool(Protocol):
     """All connections to one server."""
 
-    def begin(self, ticket: int, place: int) -> bool:
+    def begin(self, ticket: int, message_index: int) -> bool:
         """Send a message; return False if no connection is free."""
         ...
 
@@ -104,23 +104,24 @@ class ConnectionPool(Protocol):
 def open_connections(endpoint: Endpoint, messages: Sequence[bytes], connections: int) -> ConnectionPool:
     """Create the connections for the endpoint's protocol."""
     if endpoint.kind == "http":
-        return _HttpWire(endpoint, messages, connections)
-    return _GrpcWire(endpoint, messages, min(connections, GRPC_CONNECTIONS))
+        return _HttpPool(endpoint, messages, connections)
+    return _GrpcPool(endpoint, messages, min(connections, GRPC_CONNECTIONS))
 
 
-class _Link:
+class _Connection:
     """A non-blocking socket."""
 
     __slots__ = ("_epoll", "_out", "fd", "socket")
 
     def __init__(self, endpoint: Endpoint, epoll: select.epoll) -> None:
         family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
-        made = socket.socket(family, socket.SOCK_STREAM)
-        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        made.setblocking(False)
-        made.connect_ex((endpoint.host, endpoint.port))  # a failed connection attempt shows on the first read or write
-        self.socket = made
-        self.fd = made.fileno()
+        new_socket = socket.socket(family, socket.SOCK_STREAM)
+        new_socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        new_socket.setblocking(False)
+        # A failed connection attempt shows on the first read or write.
+        new_socket.connect_ex((endpoint.host, endpoint.port))
+        self.socket = new_socket
+        self.fd = new_socket.fileno()
         self._out: list[bytes | memoryview] = []
         self._epoll = epoll
         epoll.register(self.fd, _READ)
@@ -160,7 +161,7 @@ class _Link:
         self.socket.close()
 
 
-class _HttpChannel(_Link):
+class _HttpChannel(_Connection):
     __slots__ = ("reader", "ticket")
 
     def __init__(self, endpoint: Endpoint, epoll: select.epoll) -> None:
@@ -169,7 +170,7 @@ class _HttpChannel(_Link):
         self.ticket = 0
 
 
-class _HttpWire:
+class _HttpPool:
     """One request at a time on each connection."""
 
     def __init__(self, endpoint: Endpoint, messages: Sequence[bytes], limit: int) -> None:
@@ -179,27 +180,27 @@ class _HttpWire:
         self._epoll = select.epoll()
         self._channels: dict[int, _HttpChannel] = {}
         self._idle: list[_HttpChannel] = []
-        self._carries: dict[int, _HttpChannel] = {}
+        self._channel_of: dict[int, _HttpChannel] = {}
 
-    def begin(self, ticket: int, place: int) -> bool:
+    def begin(self, ticket: int, message_index: int) -> bool:
         while self._idle:
             channel = self._idle.pop()
-            if self._try(channel, ticket, place):
+            if self._send(channel, ticket, message_index):
                 return True
         if len(self._channels) >= self._limit:
             return False
         channel = _HttpChannel(self._endpoint, self._epoll)
         self._channels[channel.fd] = channel
-        return self._try(channel, ticket, place)
+        return self._send(channel, ticket, message_index)
 
-    def _try(self, channel: _HttpChannel, ticket: int, place: int) -> bool:
+    def _send(self, channel: _HttpChannel, ticket: int, message_index: int) -> bool:
         try:
-            channel.write(self._messages[place])
+            channel.write(self._messages[message_index])
         except OSError:  # the server closed it while it was idle
             self._drop(channel)
             return False
         channel.ticket = ticket
-        self._carries[ticket] = channel
+        self._channel_of[ticket] = channel
         return True
 
     def poll(self) -> Iterable[tuple[int, int]]:
@@ -213,17 +214,17 @@ class _HttpWire:
             if mask & select.EPOLLOUT:
                 channel.flush()
             data = channel.read()
-            found = channel.reader.feed(data) if data else None
+            response = channel.reader.feed(data) if data else None
         except BlockingIOError:
             return []
         except (OSError, ResponseError):
-            data, found = b"", None
-        if data and found is None:
+            data, response = b"", None
+        if data and response is None:
             return []
         ticket = channel.ticket
         channel.ticket = 0
-        self._carries.pop(ticket, None)
-        head = found[0] if found else None
+        self._channel_of.pop(ticket, None)
+        head = response[0] if response else None
         if head is None or not head.keep_alive or not ticket:
             self._drop(channel)
         else:
@@ -246,7 +247,7 @@ class _HttpWire:
         channel.close()
 
     def abandon(self, ticket: int) -> None:
-        channel = self._carries.pop(ticket, None)
+        channel = self._channel_of.pop(ticket, None)
         if channel is not None:
             self._drop(channel)
 
@@ -259,16 +260,16 @@ class _HttpWire:
         self._epoll.close()
 
 
-class _GrpcChannel(_Link):
-    __slots__ = ("caller", "tickets")
+class _GrpcChannel(_Connection):
+    __slots__ = ("client", "tickets")
 
     def __init__(self, endpoint: Endpoint, epoll: select.epoll) -> None:
         super().__init__(endpoint, epoll)
-        self.caller = GrpcClient()
+        self.client = GrpcClient()
         self.tickets: dict[int, int] = {}
 
 
-class _GrpcWire:
+class _GrpcPool:
     """Many concurrent calls on each connection, up to the server's limit."""
 
     def __init__(self, endpoint: Endpoint, messages: Sequence[bytes], connections: int) -> None:
@@ -278,24 +279,24 @@ class _GrpcWire:
         self._head = call_head(_INFER, endpoint.authority)
         self._epoll = select.epoll()
         self._channels: dict[int, _GrpcChannel] = {}
-        self._carries: dict[int, tuple[_GrpcChannel, int]] = {}
+        self._channel_of: dict[int, tuple[_GrpcChannel, int]] = {}
 
-    def begin(self, ticket: int, place: int) -> bool:
+    def begin(self, ticket: int, message_index: int) -> bool:
         while len(self._channels) < self._count:
-            made = _GrpcChannel(self._endpoint, self._epoll)
-            self._channels[made.fd] = made
-        free = [one for one in self._channels.values() if one.caller.can_call]
+            new_channel = _GrpcChannel(self._endpoint, self._epoll)
+            self._channels[new_channel.fd] = new_channel
+        free = [candidate for candidate in self._channels.values() if candidate.client.can_call]
         if not free:
             return False
-        channel = min(free, key=lambda one: one.caller.calls)
-        stream = channel.caller.call(self._head, self._messages[place])
+        channel = min(free, key=lambda candidate: candidate.client.calls)
+        stream = channel.client.call(self._head, self._messages[message_index])
         try:
-            channel.write(channel.caller.take())
+            channel.write(channel.client.take())
         except OSError:
-            channel.caller.abandon(stream)
+            channel.client.abandon(stream)
             return False  # the next poll reports it and drops the channel
         channel.tickets[stream] = ticket
-        self._carries[ticket] = (channel, stream)
+        self._channel_of[ticket] = (channel, stream)
         return True
 
     def poll(self) -> Iterable[tuple[int, int]]:
@@ -309,40 +310,40 @@ class _GrpcWire:
             if mask & select.EPOLLOUT:
                 channel.flush()
             data = channel.read()
-            calls = channel.caller.feed(data)
-            if more := channel.caller.take():
-                channel.write(more)
+            calls = channel.client.feed(data)
+            if unsent := channel.client.take():
+                channel.write(unsent)
         except BlockingIOError:
             return []
         except (OSError, Http2Error):
             data, calls = b"", []
-        ended = []
+        completed = []
         for stream, status, _ in calls:
             ticket = channel.tickets.pop(stream)
-            del self._carries[ticket]
+            del self._channel_of[ticket]
             outcome = RequestOutcome.ANSWERED if status == OK else RequestOutcome.FAILED
             if status in _GRPC_REFUSED:
                 outcome = RequestOutcome.REFUSED
-            ended.append(CompletedRequest(ticket, outcome, NAMES.get(status, str(status))))
-        if not data or (channel.caller.draining and not channel.tickets):
+            completed.append(CompletedRequest(ticket, outcome, NAMES.get(status, str(status))))
+        if not data or (channel.client.draining and not channel.tickets):
             for ticket in channel.tickets.values():
-                del self._carries[ticket]
-                ended.append(CompletedRequest(ticket, RequestOutcome.FAILED, BROKEN))
+                del self._channel_of[ticket]
+                completed.append(CompletedRequest(ticket, RequestOutcome.FAILED, BROKEN))
             self._drop(channel)
-        return ended
+        return completed
 
     def _drop(self, channel: _GrpcChannel) -> None:
         del self._channels[channel.fd]
         channel.close()
 
     def abandon(self, ticket: int) -> None:
-        carried = self._carries.pop(ticket, None)
+        carried = self._channel_of.pop(ticket, None)
         if carried is not None:
             channel, stream = carried
             del channel.tickets[stream]
-            channel.caller.abandon(stream)
+            channel.client.abandon(stream)
             try:
-                channel.write(channel.caller.take())
+                channel.write(channel.client.take())
             except OSError:
                 return  # the next poll reports it
 

@@ -16,36 +16,36 @@ from cotenant.serve.protocol.grpc.status import NOT_FOUND, OK
 from cotenant.serve.protocol.http1.response import ResponseError, ResponseReader
 from cotenant.serve.protocol.http2.frames import Http2Error
 
-_PATIENCE_S: Final = 10.0
+_TIMEOUT_S: Final = 10.0
 _READ_BYTES: Final = 1 << 16
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 
 
 def describe(endpoint: Endpoint, model: str) -> ModelMetadata:
     """Return the inputs and outputs of a model."""
     if endpoint.kind == "http":
         status, body = get(endpoint, f"/v2/models/{model}")
-        _known(model, endpoint, status, is_known=status == 200, is_unknown=status in (400, 404))
+        _check_status(model, endpoint, status, is_known=status == 200, is_unknown=status in (400, 404))
         try:
             return msgspec.json.decode(body, type=ModelMetadata)
         except msgspec.DecodeError as error:
-            said = f"{endpoint.authority} does not describe {model!r} as the Open Inference Protocol does: {error}"
-            raise WorldError(said) from None
+            problem = f"{endpoint.authority} does not describe {model!r} as the Open Inference Protocol does: {error}"
+            raise WorldError(problem) from None
     from cotenant.serve.load.request_proto import (  # noqa: PLC0415  protobuf is an optional package
         METADATA,
         metadata_request,
         read_metadata,
     )
 
-    caller = GrpcClient(keep=True)
-    caller.call(call_head(METADATA, endpoint.authority), length_prefixed(metadata_request(model)))
+    client = GrpcClient(keep=True)
+    client.call(call_head(METADATA, endpoint.authority), length_prefixed(metadata_request(model)))
 
-    def heard(data: bytes) -> tuple[int, bytes] | None:
-        ended = caller.feed(data)
-        return (ended[0].status, ended[0].message) if ended else None
+    def receive(data: bytes) -> tuple[int, bytes] | None:
+        calls = client.feed(data)
+        return (calls[0].status, calls[0].message) if calls else None
 
-    status, message = _exchange(endpoint, caller.take, heard)
-    _known(model, endpoint, status, is_known=status == OK, is_unknown=status == NOT_FOUND)
+    status, message = _exchange(endpoint, client.take, receive)
+    _check_status(model, endpoint, status, is_known=status == OK, is_unknown=status == NOT_FOUND)
     return read_metadata(message)
 
 
@@ -54,25 +54,27 @@ def get(endpoint: Endpoint, path: str) -> tuple[int, bytes]:
     reader = ResponseReader(keep=True)
     unsent = [f"GET {path} HTTP/1.1\r\nHost: {endpoint.authority}\r\n\r\n".encode()]
 
-    def heard(data: bytes) -> tuple[int, bytes] | None:
-        found = reader.feed(data)
-        return (found[0].status, found[1]) if found else None
+    def receive(data: bytes) -> tuple[int, bytes] | None:
+        response = reader.feed(data)
+        return (response[0].status, response[1]) if response else None
 
-    return _exchange(endpoint, lambda: unsent.pop() if unsent else b"", heard)
+    return _exchange(endpoint, lambda: unsent.pop() if unsent else b"", receive)
 
 
-def _exchange(endpoint: Endpoint, say: Callable[[], bytes], hear: Callable[[bytes], _Found | None]) -> _Found:
+def _exchange(
+    endpoint: Endpoint, next_output: Callable[[], bytes], receive: Callable[[bytes], _Result | None]
+) -> _Result:
     where = f"{endpoint.kind}://{endpoint.authority}"
     try:
-        with socket.create_connection((endpoint.host, endpoint.port), _PATIENCE_S) as connection:
+        with socket.create_connection((endpoint.host, endpoint.port), _TIMEOUT_S) as connection:
             while True:
-                if out := say():
-                    connection.sendall(out)
+                if output := next_output():
+                    connection.sendall(output)
                 data = connection.recv(_READ_BYTES)
                 if not data:
                     raise WorldError(f"{where} closed the connection; check that it speaks {endpoint.kind}")
-                if (found := hear(data)) is not None:
-                    return found
+                if (result := receive(data)) is not None:
+                    return result
     except (ResponseError, Http2Error) as error:
         raise WorldError(f"{where} does not speak {endpoint.kind}: {error}") from None
     except OSError as error:
@@ -81,7 +83,7 @@ def _exchange(endpoint: Endpoint, say: Callable[[], bytes], hear: Callable[[byte
         ) from None
 
 
-def _known(model: str, endpoint: Endpoint, status: int, *, is_known: bool, is_unknown: bool) -> None:
+def _check_status(model: str, endpoint: Endpoint, status: int, *, is_known: bool, is_unknown: bool) -> None:
     if is_unknown:
         raise ConfigError("--model", model, f"{endpoint.authority} has no such model")
     if not is_known:

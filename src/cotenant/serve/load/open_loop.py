@@ -27,7 +27,7 @@ from cotenant.units.instant import SECOND_NS, Duration, Instant
 
 _BACKLOG_LIMIT: Final = 100_000
 """Maximum number of requests that wait for a free connection; requests beyond it are not sent."""
-_LOOK_NS: Final = SECOND_NS
+_PROGRESS_INTERVAL_NS: Final = SECOND_NS
 _NO_CONNECTION: Final = "no free connection"
 
 
@@ -35,7 +35,7 @@ class ScheduledSend(NamedTuple):
     """A scheduled request: the send time from the start of the test, and the index of the message."""
 
     at_ns: Duration
-    place: int
+    message_index: int
 
 
 class RequestSource(Protocol):
@@ -45,7 +45,7 @@ class RequestSource(Protocol):
         """Return the next request, or None: none before the next answer, or none at all."""
         ...
 
-    def left(self) -> None:
+    def advance(self) -> None:
         """Advance after the due request was sent."""
         ...
 
@@ -66,7 +66,7 @@ class OpenLoopSource:
         """Return the next request."""
         return None if self._next is None else ScheduledSend(*self._next)
 
-    def left(self) -> None:
+    def advance(self) -> None:
         """Advance to the next request."""
         self._next = next(self._sends, None)
 
@@ -77,17 +77,17 @@ class OpenLoopSource:
 class ClosedLoopSource:
     """A number of clients that each send the next request after an answer, to the models in turn."""
 
-    def __init__(self, clients: int, directories: int, until_ns: Duration) -> None:
+    def __init__(self, clients: int, messages: int, until_ns: Duration) -> None:
         """All clients start at once."""
         self._until_ns = until_ns
-        self._turns = itertools.cycle(range(directories))
+        self._turns = itertools.cycle(range(messages))
         self._waiting = deque(ScheduledSend(0, next(self._turns)) for _ in range(clients))
 
     def due(self) -> ScheduledSend | None:
         """Return the request of a client that has its answer."""
         return self._waiting[0] if self._waiting else None
 
-    def left(self) -> None:
+    def advance(self) -> None:
         """Advance after the request was sent."""
         self._waiting.popleft()
 
@@ -118,125 +118,125 @@ class LoadReport(msgspec.Struct, frozen=True):
     """Fraction of one core that the generator used; on the machine of the server, the server had that much less."""
 
 
-class _Under(NamedTuple):
-    place: int
-    meant: Instant
+class _InFlight(NamedTuple):
+    message_index: int
+    scheduled: Instant
 
 
 class LoadGenerator:
     """One load test of one server."""
 
-    def __init__(self, wire: ConnectionPool, targets: Sequence[tuple[str, Duration]], window: MeasureWindow) -> None:
+    def __init__(self, pool: ConnectionPool, targets: Sequence[tuple[str, Duration]], window: MeasureWindow) -> None:
         """Targets are models and their objectives, in the order of the messages."""
-        self._wire = wire
+        self._pool = pool
         self._window = window
         self._recorders = [GoodputRecorder(name, slo_ns) for name, slo_ns in targets]
-        self._under: dict[int, _Under] = {}
+        self._in_flight: dict[int, _InFlight] = {}
         self._order: deque[tuple[Instant, int]] = deque()  # in the order of their timeouts
         self._backlog: deque[int] = deque()
         self._statuses: dict[str, int] = {}
         self._tickets = itertools.count(1)
         self._begin = 0
 
-    def run(self, source: RequestSource, look: Callable[[float], None] = lambda _: None) -> LoadReport:
+    def run(self, source: RequestSource, on_progress: Callable[[float], None] = lambda _: None) -> LoadReport:
         """Send all requests and wait until each is answered or timed out.
 
-        `look` is called every second with the elapsed time.
+        `on_progress` is called every second with the elapsed time.
         """
         request_low_latency()
         was_collecting = gc.isenabled()
         gc.disable()  # no cycles are created here, and a collection would delay sends
         try:
-            return self._run(source, look)
+            return self._run(source, on_progress)
         finally:
             if was_collecting:
                 gc.enable()
 
-    def _run(self, source: RequestSource, look: Callable[[float], None]) -> LoadReport:
-        poller = self._wire.fileno()
-        spent = thread_ns()
+    def _run(self, source: RequestSource, on_progress: Callable[[float], None]) -> LoadReport:
+        poller = self._pool.fileno()
+        cpu_began_ns = thread_ns()
         self._begin = now = monotonic_ns()
-        looked = now
+        last_progress = now
         while True:
             due = source.due()
             while due is not None and self._begin + due.at_ns <= now:
-                source.left()
+                source.advance()
                 self._send(due, now)
                 due = source.due()
                 now = monotonic_ns()
-            self._give_up(now, source)
+            self._expire(now, source)
             while self._backlog and self._resend(now):
                 pass
             due = source.due()
-            if due is None and not self._under:
+            if due is None and not self._in_flight:
                 break
             until = min(
-                now + _LOOK_NS if due is None else self._begin + due.at_ns,
-                self._order[0][0] if self._order else now + _LOOK_NS,
-                now + _LOOK_NS,
+                now + _PROGRESS_INTERVAL_NS if due is None else self._begin + due.at_ns,
+                self._order[0][0] if self._order else now + _PROGRESS_INTERVAL_NS,
+                now + _PROGRESS_INTERVAL_NS,
             )
             if until > now:
                 select.select(
                     (poller,), (), (), (until - now) / SECOND_NS
                 )  # the timeout of epoll has a resolution of milliseconds
-            for fd, mask in self._wire.poll():
-                for ticket, outcome, status in self._wire.handle(fd, mask):
+            for fd, mask in self._pool.poll():
+                for ticket, outcome, status in self._pool.handle(fd, mask):
                     now = monotonic_ns()
                     self._end(ticket, outcome, status, now, source)
             now = monotonic_ns()
-            if now - looked >= _LOOK_NS:
-                looked = now
-                look((now - self._begin) / SECOND_NS)
+            if now - last_progress >= _PROGRESS_INTERVAL_NS:
+                last_progress = now
+                on_progress((now - self._begin) / SECOND_NS)
         for_ns = self._window.until_ns - self._window.warm_ns
         goodputs = tuple(recorder.goodput(for_ns) for recorder in self._recorders)
         took_ns = max(now - self._begin, 1)
-        part = round((thread_ns() - spent) / took_ns, 3)
-        return LoadReport(goodputs, dict(sorted(self._statuses.items())), round(took_ns / SECOND_NS, 3), part)
+        core_part = round((thread_ns() - cpu_began_ns) / took_ns, 3)
+        return LoadReport(goodputs, dict(sorted(self._statuses.items())), round(took_ns / SECOND_NS, 3), core_part)
 
-    def _counts(self, meant: Instant) -> bool:
-        return self._window.warm_ns <= meant - self._begin < self._window.until_ns
+    def _counts(self, scheduled: Instant) -> bool:
+        return self._window.warm_ns <= scheduled - self._begin < self._window.until_ns
 
     def _send(self, due: ScheduledSend, now: Instant) -> None:
         ticket = next(self._tickets)
-        meant = self._begin + due.at_ns
-        self._under[ticket] = _Under(due.place, meant)
-        self._order.append((meant + self._window.patience_ns, ticket))
-        if self._backlog or not self._wire.begin(ticket, due.place):
+        scheduled = self._begin + due.at_ns
+        self._in_flight[ticket] = _InFlight(due.message_index, scheduled)
+        self._order.append((scheduled + self._window.patience_ns, ticket))
+        if self._backlog or not self._pool.begin(ticket, due.message_index):
             if len(self._backlog) >= _BACKLOG_LIMIT:
                 self._end(ticket, RequestOutcome.UNSENT, _NO_CONNECTION, now, None)
             else:
                 self._backlog.append(ticket)
-        elif self._counts(meant):
-            self._recorders[due.place].record_send(now - meant)
+        elif self._counts(scheduled):
+            self._recorders[due.message_index].record_send(now - scheduled)
 
     def _resend(self, now: Instant) -> bool:
         ticket = self._backlog[0]
-        under = self._under.get(ticket)
-        if under is not None:
-            if not self._wire.begin(ticket, under.place):
+        request = self._in_flight.get(ticket)
+        if request is not None:
+            if not self._pool.begin(ticket, request.message_index):
                 return False
-            if self._counts(under.meant):
-                self._recorders[under.place].record_send(now - under.meant)
+            if self._counts(request.scheduled):
+                self._recorders[request.message_index].record_send(now - request.scheduled)
         self._backlog.popleft()
         return True
 
-    def _give_up(self, now: Instant, source: RequestSource) -> None:
-        while self._order and (self._order[0][0] <= now or self._order[0][1] not in self._under):
+    def _expire(self, now: Instant, source: RequestSource) -> None:
+        while self._order and (self._order[0][0] <= now or self._order[0][1] not in self._in_flight):
             _, ticket = self._order.popleft()
-            if ticket in self._under:
-                waits = ticket in self._backlog
-                self._wire.abandon(ticket)
-                outcome = RequestOutcome.UNSENT if waits else RequestOutcome.EXPIRED
-                self._end(ticket, outcome, _NO_CONNECTION if waits else outcome.value, now, source)
+            if ticket in self._in_flight:
+                is_unsent = ticket in self._backlog
+                self._pool.abandon(ticket)
+                outcome = RequestOutcome.UNSENT if is_unsent else RequestOutcome.EXPIRED
+                self._end(ticket, outcome, _NO_CONNECTION if is_unsent else outcome.value, now, source)
 
     def _end(
         self, ticket: int, outcome: RequestOutcome, status: str, now: Instant, source: RequestSource | None
     ) -> None:
-        under = self._under.pop(ticket, None)
-        if under is None:
+        request = self._in_flight.pop(ticket, None)
+        if request is None:
             return
-        if self._counts(under.meant):
-            self._recorders[under.place].record_end(outcome, now - under.meant)
+        if self._counts(request.scheduled):
+            self._recorders[request.message_index].record_end(outcome, now - request.scheduled)
             self._statuses[status] = self._statuses.get(status, 0) + 1
         if source is not None:
             source.answered(now - self._begin)

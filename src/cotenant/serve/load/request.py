@@ -50,31 +50,31 @@ class InferenceRequest(msgspec.Struct, frozen=True):
 
 
 def synthetic_request(
-    model: str, described: ModelMetadata, rows: int, shapes: Mapping[str, Sequence[int]], timeout_us: int = 0
+    model: str, metadata: ModelMetadata, rows: int, shapes: Mapping[str, Sequence[int]], timeout_us: int = 0
 ) -> InferenceRequest:
     """Build a request whose inputs have this many rows where the model allows it."""
     inputs = []
-    for one in described.inputs:
-        spec = TensorSpec(one.name, one.datatype, _shape(one, rows, shapes.get(one.name, ())))
-        inputs.append(InputTensor(spec, content(one.datatype, spec.shape)))
-    return InferenceRequest(model, tuple(inputs), tuple(one.name for one in described.outputs), timeout_us)
+    for tensor in metadata.inputs:
+        spec = TensorSpec(tensor.name, tensor.datatype, _shape(tensor, rows, shapes.get(tensor.name, ())))
+        inputs.append(InputTensor(spec, content(tensor.datatype, spec.shape)))
+    return InferenceRequest(model, tuple(inputs), tuple(output.name for output in metadata.outputs), timeout_us)
 
 
-def _shape(one: TensorMetadata, rows: int, said: Sequence[int]) -> tuple[int, ...]:
+def _shape(tensor: TensorMetadata, rows: int, configured: Sequence[int]) -> tuple[int, ...]:
     """Return the shape with the given free dimensions; an input of another model may have the same name."""
-    shape = list(one.shape)
+    shape = list(tensor.shape)
     if shape[:1] == [ANY]:
         shape[0] = rows
-    if said and ANY in shape:
-        begin = len(shape) - len(said)
+    if configured and ANY in shape:
+        begin = len(shape) - len(configured)
         if begin not in (0, 1) or any(
-            mine not in (ANY, asked) for mine, asked in zip(shape[begin:], said, strict=True)
+            size not in (ANY, configured_size) for size, configured_size in zip(shape[begin:], configured, strict=True)
         ):
-            raise ConfigError("--shape", f"{one.name}:{list(said)}", f"the model has {list(one.shape)}")
-        shape[begin:] = said
+            raise ConfigError("--shape", f"{tensor.name}:{list(configured)}", f"the model has {list(tensor.shape)}")
+        shape[begin:] = configured
     if ANY in shape:
-        example = ",".join("8" if dim == ANY else str(dim) for dim in one.shape[1:])
-        remedy = f"input {one.name!r} has a free dimension: set it with --shape {one.name}:{example}"
+        example = ",".join("8" if dim == ANY else str(dim) for dim in tensor.shape[1:])
+        remedy = f"input {tensor.name!r} has a free dimension: set it with --shape {tensor.name}:{example}"
         raise ConfigError("--shape", shape, remedy)
     return tuple(shape)
 
@@ -84,34 +84,34 @@ def content(datatype: Datatype, shape: tuple[int, ...]) -> bytes:
     count = elements(shape)
     if datatype is Datatype.BYTES:
         return (len(_TEXT).to_bytes(4, "little") + _TEXT) * count
-    directories = np.arange(count)
+    positions = np.arange(count)
     if datatype is Datatype.BF16:
-        return bytes((np.modf(directories * _GOLDEN)[0].astype("<f4").view("<u4") >> 16).astype("<u2").tobytes())
+        return bytes((np.modf(positions * _GOLDEN)[0].astype("<f4").view("<u4") >> 16).astype("<u2").tobytes())
     if datatype in (Datatype.FP16, Datatype.FP32, Datatype.FP64):
-        return bytes((np.modf(directories * _GOLDEN)[0] * 2 - 1).astype(NUMPY[datatype]).tobytes())
-    return (directories % (2 if datatype is Datatype.BOOL else 10)).astype(NUMPY[datatype]).tobytes()
+        return bytes((np.modf(positions * _GOLDEN)[0] * 2 - 1).astype(NUMPY[datatype]).tobytes())
+    return (positions % (2 if datatype is Datatype.BOOL else 10)).astype(NUMPY[datatype]).tobytes()
 
 
-def http_request(asked: InferenceRequest, authority: str) -> bytes:
+def http_request(request: InferenceRequest, authority: str) -> bytes:
     """Encode an HTTP request with binary inputs that asks for binary outputs."""
     inputs = [
         {
-            "name": one.spec.name,
-            "datatype": one.spec.datatype.value,
-            "shape": one.spec.shape,
-            "parameters": {"binary_data_size": len(one.raw)},
+            "name": tensor.spec.name,
+            "datatype": tensor.spec.datatype.value,
+            "shape": tensor.spec.shape,
+            "parameters": {"binary_data_size": len(tensor.raw)},
         }
-        for one in asked.inputs
+        for tensor in request.inputs
     ]
-    said: dict[str, Any] = {"inputs": inputs}
-    said["outputs"] = [{"name": name, "parameters": {"binary_data": True}} for name in asked.outputs]
-    parameters = {name: value for name, value in parameters_of(asked).items() if value}
+    tree: dict[str, Any] = {"inputs": inputs}
+    tree["outputs"] = [{"name": name, "parameters": {"binary_data": True}} for name in request.outputs]
+    parameters = {name: value for name, value in parameters_of(request).items() if value}
     if parameters:
-        said["parameters"] = parameters
-    front = msgspec.json.encode(said)
-    tensors = b"".join(one.raw for one in asked.inputs)
+        tree["parameters"] = parameters
+    front = msgspec.json.encode(tree)
+    tensors = b"".join(tensor.raw for tensor in request.inputs)
     lines = (
-        f"POST /v2/models/{asked.model}/infer HTTP/1.1",
+        f"POST /v2/models/{request.model}/infer HTTP/1.1",
         f"Host: {authority}",
         f"Inference-Header-Content-Length: {len(front)}",
         "Content-Type: application/octet-stream",
@@ -120,6 +120,6 @@ def http_request(asked: InferenceRequest, authority: str) -> bytes:
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + front + tensors
 
 
-def parameters_of(asked: InferenceRequest) -> dict[str, int]:
+def parameters_of(request: InferenceRequest) -> dict[str, int]:
     """Return the parameters of a request; zero if not set."""
-    return {"timeout": asked.timeout_us, "priority": asked.priority}
+    return {"timeout": request.timeout_us, "priority": request.priority}

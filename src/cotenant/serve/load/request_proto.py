@@ -11,15 +11,15 @@ INFER: str = f"/{SERVICE}/ModelInfer"
 METADATA: str = f"/{SERVICE}/ModelMetadata"
 
 
-def grpc_request(asked: InferenceRequest) -> bytes:
+def grpc_request(request: InferenceRequest) -> bytes:
     """Encode a ModelInferRequest with raw tensors."""
-    message = TYPES["ModelInferRequest"](model_name=asked.model)
-    for one in asked.inputs:
-        message.inputs.add(name=one.spec.name, datatype=one.spec.datatype.value, shape=one.spec.shape)
-        message.raw_input_contents.append(one.raw)
-    for name in asked.outputs:
+    message = TYPES["ModelInferRequest"](model_name=request.model)
+    for tensor in request.inputs:
+        message.inputs.add(name=tensor.spec.name, datatype=tensor.spec.datatype.value, shape=tensor.spec.shape)
+        message.raw_input_contents.append(tensor.raw)
+    for name in request.outputs:
         message.outputs.add(name=name)
-    for name, value in parameters_of(asked).items():
+    for name, value in parameters_of(request).items():
         if value:
             message.parameters[name].int64_param = value
     packed: bytes = message.SerializeToString()
@@ -34,9 +34,12 @@ def metadata_request(model: str) -> bytes:
 
 def read_metadata(message: bytes) -> ModelMetadata:
     """Decode a ModelMetadataResponse."""
-    found = TYPES["ModelMetadataResponse"].FromString(message)
+    response = TYPES["ModelMetadataResponse"].FromString(message)
     sides = {
-        side: [{"name": one.name, "datatype": one.datatype, "shape": list(one.shape)} for one in getattr(found, side)]
+        side: [
+            {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
+            for tensor in getattr(response, side)
+        ]
         for side in ("inputs", "outputs")
     }
     return msgspec.convert(sides, ModelMetadata)

@@ -1,6 +1,6 @@
-"""Events, actions and model description of the server's state machine. Requests are numbers.
+"""Events, actions and model description of the server's state machine.
 
-Tensors stay in the front end.
+Requests are identified by numbers; their tensors stay in the front end.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ModelSpec(Value, frozen=True):
     slo_ns: Duration = 0
     """Latency objective of a request; zero: none."""
     priority: int = 1
-    """Priority priority of requests that name none; 1 is the highest."""
+    """Priority of requests that name none; 1 is the highest."""
     weight: int = 1
     """Weight of the model when the device is overloaded."""
     queue_limit: int = 1024

@@ -108,7 +108,7 @@ class GoodputRecorder:
         offered = sum(counts.values())
         answers = self._answers.histogram()
         quantiles = (answers.quantile(part) / MILLISECOND_NS for part in (0.5, 0.9, 0.99, 0.999))
-        p50, p90, p99, p999 = (round(one, 3) for one in quantiles)
+        p50, p90, p99, p999 = (round(quantile, 3) for quantile in quantiles)
 
         def rate(count: int) -> float:
             return round(count / seconds, 3) if seconds else 0.0

@@ -46,5 +46,7 @@ class ReplayModel(Value, frozen=True):
 
     def kernels_ns(self, rows: int, sms: int) -> Duration:
         """Return the time of the kernels alone on a number of SMs, by waves of blocks, without the copies."""
-        per_round = sum(-(-one.blocks_of(rows) // (sms * one.per_sm)) * one.block_ns for one in self.kernels)
+        per_round = sum(
+            -(-kernel.blocks_of(rows) // (sms * kernel.per_sm)) * kernel.block_ns for kernel in self.kernels
+        )
         return self.rounds * per_round

@@ -30,16 +30,16 @@ class RunTimes(Value, frozen=True):
 
     def widths(self) -> tuple[int, ...]:
         """Return the measured numbers of units, ascending."""
-        return tuple(sorted({one.units for one in self.times}))
+        return tuple(sorted({time.units for time in self.times}))
 
     def batches(self) -> tuple[int, ...]:
         """Return the measured numbers of rows, ascending."""
-        return tuple(sorted({one.rows for one in self.times}))
+        return tuple(sorted({time.rows for time in self.times}))
 
 
 def table(times: Sequence[RunTime]) -> dict[int, dict[int, RunTime]]:
     """Index run times by units, then by rows."""
-    found: dict[int, dict[int, RunTime]] = {}
-    for one in times:
-        found.setdefault(one.units, {})[one.rows] = one
-    return found
+    by_units: dict[int, dict[int, RunTime]] = {}
+    for time in times:
+        by_units.setdefault(time.units, {})[time.rows] = time
+    return by_units

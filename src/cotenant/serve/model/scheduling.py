@@ -191,9 +191,9 @@ def assemble(queue: ModelQueue) -> tuple[int, int]:
         return 1, head.rows
     rows = head.rows
     count = 1
-    for one in waiting[1:limit]:
-        if one.shapes != head.shapes or rows + one.rows > limit:
+    for request in waiting[1:limit]:
+        if request.shapes != head.shapes or rows + request.rows > limit:
             break
-        rows += one.rows
+        rows += request.rows
         count += 1
     return count, rows

@@ -65,8 +65,8 @@ class TensorSpec(Value, frozen=True):
         """Return whether a tensor of this shape matches."""
         if len(shape) != len(self.shape):
             return False
-        for mine, given in zip(self.shape, shape, strict=True):  # noqa: SIM110  a loop is faster, and every request runs it
-            if mine not in (given, ANY):
+        for expected, actual in zip(self.shape, shape, strict=True):  # noqa: SIM110  a loop is faster, and every request runs it
+            if expected not in (actual, ANY):
                 return False
         return True
 

@@ -36,19 +36,19 @@ from cotenant.units.instant import MILLISECOND_NS, NEVER, SECOND_NS, Duration, I
 _REPLAN_NS: Final = 100 * MILLISECOND_NS
 """Interval at which rates are measured and shares of the device are set. Our choice."""
 _CHOOSE_NS: Final = 500 * MILLISECOND_NS
-_MOVED: Final = 1.2
-_LITTLE: Final = 0.1
+_LOAD_CHANGE: Final = 1.2
+_SMALL_LOAD: Final = 0.1
 """Batches and units are chosen again after a session, after `_CHOOSE_NS`, or when the load changed by a fifth.
 
 Loads below this fraction of the device count as equal. Our choice.
 """
 _FRESH_NS: Final = 20 * MILLISECOND_NS
-"""How long looked-up run times of a model are reused before new measurements are taken into account. Our choice."""
-_DOUBTED: Final = 4
+"""Period for which cached run times of a model are reused before new measurements are considered. Our choice."""
+_DOUBT_FACTOR: Final = 4
 """An estimate that exceeds the remaining time by at most this factor may be wrong, and is tried. Our choice."""
-_LAG_PART: Final = 0.25
+_LAG_FRACTION: Final = 0.25
 """Maximum margin for delays, as a fraction of the shortest objective. Our choice."""
-_FULL: Final = 0.95
+_USABLE_FRACTION: Final = 0.95
 """Fraction of the device that is shared out under overload; the rest is lost between runs. Our choice."""
 
 
@@ -84,23 +84,23 @@ class Dstack:
         if not view.free_units:
             return None
         self._drop_stale_ends(view)
-        held = self._held_units(view)
+        held_units = self._held_units(view)
         cursors = [
-            QueueCursor(self._state(queue, view), queue.waiting, held.get(queue.key, 0), view.now)
+            QueueCursor(self._state(queue, view), queue.waiting, held_units.get(queue.key, 0), view.now)
             for queue in view.queues
         ]
         if len(cursors) > 1:
             cursors.sort(key=urgency)
         order = self._order(view, idle=len(cursors) == 1 and self._used < 0.5)
-        found = order.pick(cursors)
+        choice = order.pick(cursors)
         self._forecasts.clear()
-        if isinstance(found, RunChoice):
+        if isinstance(choice, RunChoice):
             self._ends = self._held_units_by_key = None
-            return StartRun(found.cursor.state.queue.key, found.requests, found.rows, found.units)
-        if isinstance(found, LateRequests):
+            return StartRun(choice.cursor.state.queue.key, choice.requests, choice.rows, choice.units)
+        if isinstance(choice, LateRequests):
             if not view.active_runs and len(cursors) == 1 and len(cursors[0].waiting) == 1:
                 return self._start_alone(cursors[0])
-            return RejectQueued(found.cursor.state.queue.key, found.requests)
+            return RejectQueued(choice.cursor.state.queue.key, choice.requests)
         return None
 
     def _start_alone(self, cursor: QueueCursor) -> StartRun:
@@ -139,40 +139,40 @@ class Dstack:
             state.credit[request.priority] = min(state.credit.get(request.priority, 0.0) + admitted_part, 2.0)
             if state.credit[request.priority] < 1 and view.free_units < view.all_units:
                 return RequestForecast(0, "the device is overloaded, and this model has used its share")
-        if self._is_free(request, state, view):
+        if self._admit_anyway(request, state, view):
             return RequestForecast(0)
-        finish = self._expected(request, state, view)
+        finish = self._expected_finish(request, state, view)
         if finish <= deadline_of(request) and admitted_part < 1:
             state.credit[request.priority] = max(state.credit[request.priority] - 1, 0.0)
         return RequestForecast(max(finish - view.now, 0))
 
-    def _is_free(self, request: QueuedRequest, state: ModelState, view: View) -> bool:
+    def _admit_anyway(self, request: QueuedRequest, state: ModelState, view: View) -> bool:
         """Return whether to admit a request that is predicted late: the device is idle, or the estimate is stale.
 
-        An estimate that is too high by more than `_DOUBTED` is believed.
+        An estimate that is too high by more than `_DOUBT_FACTOR` is believed.
         """
         if state.queue.waiting or state.queue.running:
             return False
-        if state.typical_ns(request.rows, state.widths[-1]) > _DOUBTED * (deadline_of(request) - view.now):
+        if state.typical_ns(request.rows, state.widths[-1]) > _DOUBT_FACTOR * (deadline_of(request) - view.now):
             return False
         return state.stale(view.now) or not (view.active_runs or any(view.queues))
 
-    def _expected(self, request: QueuedRequest, state: ModelState, view: View) -> Instant:
+    def _expected_finish(self, request: QueuedRequest, state: ModelState, view: View) -> Instant:
         """Return the predicted finish.
 
         Reuse the last prediction if no run started or ended since and it left enough spare time.
         """
         key = state.queue.key
-        last = self._forecasts.get(key)
-        if last is not None:
-            if last > deadline_of(request):
-                return last
+        last_finish = self._forecasts.get(key)
+        if last_finish is not None:
+            if last_finish > deadline_of(request):
+                return last_finish
             cost_ns = request.rows * state.row_ns
             spec = state.queue.spec
-            usual = request.deadline - request.since == spec.slo_ns and request.priority == spec.priority
-            if usual and cost_ns <= self._spare_ns:
+            is_default = request.deadline - request.since == spec.slo_ns and request.priority == spec.priority
+            if is_default and cost_ns <= self._spare_ns:
                 self._spare_ns -= cost_ns
-                return last
+                return last_finish
         elif not self._forecasts:
             self._spare_ns = FAR
         finish = self._forecasts[key] = self._predict_finish(request, state.queue, view)
@@ -184,30 +184,32 @@ class Dstack:
             self._spare_ns = 0
             planned_high_ns = max(state.high_ns(request.rows, state.units), state.planned_ns)
             return view.now + planned_high_ns + min(2 * view.lag_ns, self._lag_limit_ns)
-        ahead = self._simulate(request, queue, view)
-        self._spare_ns = min(ahead.spare_ns // 2, self._spare_ns)
-        if ahead.late_ns and ahead.late_ns > self._simulate(None, queue, view).late_ns:
-            return max(ahead.finish, deadline_of(request) + ahead.late_ns)
-        return ahead.finish
+        simulation = self._simulate(request, queue, view)
+        self._spare_ns = min(simulation.spare_ns // 2, self._spare_ns)
+        if simulation.late_ns and simulation.late_ns > self._simulate(None, queue, view).late_ns:
+            return max(simulation.finish, deadline_of(request) + simulation.late_ns)
+        return simulation.finish
 
     def _simulate(self, request: QueuedRequest | None, queue: ModelQueue, view: View) -> QueueSimulation:
         cursors = []
-        own = request
+        added = request
         self._drop_stale_ends(view)
-        held = self._held_units(view)
-        for one in view.queues:
-            waiting: Sequence[QueuedRequest] = one.waiting
-            if one.key == queue.key and own is not None:
-                longer = list(waiting)
-                insort(longer, own, key=_urgency)
-                waiting, own = longer, None
-            cursors.append(QueueCursor(self._state(one, view), waiting, held.get(one.key, 0), view.now))
-        if own is not None:
-            cursors.append(QueueCursor(self._state(queue, view), [own], held.get(queue.key, 0), view.now))
+        held_units = self._held_units(view)
+        for model_queue in view.queues:
+            waiting: Sequence[QueuedRequest] = model_queue.waiting
+            if model_queue.key == queue.key and added is not None:
+                with_request = list(waiting)
+                insort(with_request, added, key=_urgency)
+                waiting, added = with_request, None
+            cursors.append(
+                QueueCursor(self._state(model_queue, view), waiting, held_units.get(model_queue.key, 0), view.now)
+            )
+        if added is not None:
+            cursors.append(QueueCursor(self._state(queue, view), [added], held_units.get(queue.key, 0), view.now))
         cursors.sort(key=urgency)
-        ahead = QueueSimulation(self._order(view, idle=False), cursors, request)
-        ahead.run()
-        return ahead
+        simulation = QueueSimulation(self._order(view, idle=False), cursors, request)
+        simulation.run()
+        return simulation
 
     def _state(self, queue: ModelQueue, view: View) -> ModelState:
         state = self._states.get(queue.key)
@@ -245,29 +247,32 @@ class Dstack:
 
     def _held_units(self, view: View) -> dict[int, int]:
         if self._held_units_by_key is None:
-            held: dict[int, int] = {}
+            units_by_key: dict[int, int] = {}
             for run in view.active_runs:
-                held[run.key] = held.get(run.key, 0) + run.units
-            self._held_units_by_key = held
+                units_by_key[run.key] = units_by_key.get(run.key, 0) + run.units
+            self._held_units_by_key = units_by_key
         return self._held_units_by_key
 
     def _replan(self, view: View) -> None:
         """Measure the request rates; choose sizes again if the load or the set of models changed."""
         now = view.now
         queues = view.all_queues
-        since_ns = now - self._planned_at if self._planned_at != NEVER else 0
+        elapsed_ns = now - self._planned_at if self._planned_at != NEVER else 0
         if self._states.keys() != {queue.key for queue in queues}:
             self._states = {queue.key: self._state(queue, view) for queue in queues}
-            self._planned = [one for one in self._planned if one.queue.key in self._states]
+            self._planned = [planned for planned in self._planned if planned.queue.key in self._states]
             self._choose_at = now
         for state in self._states.values():
-            state.count(since_ns)
-        self._planned = [one._replace(rate=self._states[one.queue.key].rate) for one in self._planned]
+            state.count(elapsed_ns)
+        self._planned = [planned._replace(rate=self._states[planned.queue.key].rate) for planned in self._planned]
         self._used = used(self._planned, view.all_units)
-        if now >= self._choose_at or not 1 / _MOVED < (self._used + _LITTLE) / (self._chosen_used + _LITTLE) < _MOVED:
+        if (
+            now >= self._choose_at
+            or not 1 / _LOAD_CHANGE < (self._used + _SMALL_LOAD) / (self._chosen_used + _SMALL_LOAD) < _LOAD_CHANGE
+        ):
             self._choose_sizes(view)
-        for one in self._planned:
-            self._states[one.queue.key].apply_size(one.size, self._used)
+        for planned in self._planned:
+            self._states[planned.queue.key].apply_size(planned.size, self._used)
         self._set_shares(self._planned, view.all_units)
         self._with_budget = [state for state in self._states.values() if state.budget_ns < FAR]
         self._planned_at = now
@@ -284,32 +289,35 @@ class Dstack:
         self._used = self._chosen_used = used(self._planned, view.all_units)
         self._all_units = view.all_units
         slos = [queue.spec.slo_ns for queue in queues if queue.spec.slo_ns]
-        self._lag_limit_ns = int(min(slos, default=_REPLAN_NS) * _LAG_PART)
+        self._lag_limit_ns = int(min(slos, default=_REPLAN_NS) * _LAG_FRACTION)
         self._choose_at = view.now + max(session_ns(queues), _CHOOSE_NS)
 
     def _set_shares(self, planned: Sequence[PlannedModel], all_units: int) -> None:
         """Under overload, set the fraction of each model's requests that is admitted."""
         demands = []
-        for one in planned:
-            state = self._states[one.queue.key]
+        for model in planned:
+            state = self._states[model.queue.key]
             state.admitted_part = {}
             state.share_units = FAR
-            if one.size is not None and state.queue.spec.slo_ns:
-                per_row = one.size.area_ns / SECOND_NS
+            if model.size is not None and state.queue.spec.slo_ns:
+                per_row = model.size.area_ns / SECOND_NS
                 weight = state.queue.spec.weight
-                demands += [Demand(one.queue.key, *each, weight) for each in _requested_units(state, per_row)]
-        total = sum(one.units for one in demands)
+                demands += [
+                    Demand(model.queue.key, *priority_and_units, weight)
+                    for priority_and_units in _requested_units(state, per_row)
+                ]
+        total = sum(demand.units for demand in demands)
         if not total:
             return
-        full = _FULL * all_units
-        more = max(full / total, 1.0)
-        own: dict[int, float] = {}
-        for (key, priority), units in fair_shares(demands, full).items():
-            request = next(one.units for one in demands if (one.key, one.priority) == (key, priority))
-            own[key] = own.get(key, 0.0) + units * more
-            if more == 1:
-                self._states[key].admitted_part[priority] = units / request
-        for key, units in own.items():
+        usable_units = _USABLE_FRACTION * all_units
+        scale = max(usable_units / total, 1.0)
+        share_by_key: dict[int, float] = {}
+        for (key, priority), units in fair_shares(demands, usable_units).items():
+            requested = next(demand.units for demand in demands if (demand.key, demand.priority) == (key, priority))
+            share_by_key[key] = share_by_key.get(key, 0.0) + units * scale
+            if scale == 1:
+                self._states[key].admitted_part[priority] = units / requested
+        for key, units in share_by_key.items():
             self._states[key].share_units = units
 
 
@@ -317,5 +325,5 @@ def _requested_units(state: ModelState, per_row: float) -> list[tuple[int, float
     return [(priority, rate * per_row) for priority, rate in state.rates.items() if rate]
 
 
-def _urgency(one: QueuedRequest) -> tuple[int, int, int]:
-    return one.priority, deadline_of(one), one.request
+def _urgency(request: QueuedRequest) -> tuple[int, int, int]:
+    return request.priority, deadline_of(request), request.request

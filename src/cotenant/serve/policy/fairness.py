@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
-_KEPT: Final = 0.5
+_DECAY: Final = 0.5
 """Factor by which recorded device time decays per session. Our choice."""
 
 
@@ -24,18 +24,18 @@ def fair_shares(demands: Sequence[Demand], units: float) -> dict[tuple[int, int]
     Units that a model does not need are divided among the others, again by weight, so that none are left over while a
     demand is not met.
     """
-    given: dict[tuple[int, int], float] = {}
-    left = units
-    for priority in sorted({one.priority for one in demands}):
-        hungry = [one for one in demands if one.priority == priority]
-        while hungry:
-            level = left / sum(one.weight for one in hungry)
-            content = [one for one in hungry if one.units <= level * one.weight]
-            for one in content or hungry:
-                given[one.key, priority] = max(min(one.units, level * one.weight), 0.0)
-                left -= given[one.key, priority]
-            hungry = [one for one in hungry if (one.key, priority) not in given]
-    return given
+    shares: dict[tuple[int, int], float] = {}
+    remaining = units
+    for priority in sorted({demand.priority for demand in demands}):
+        unserved = [demand for demand in demands if demand.priority == priority]
+        while unserved:
+            level = remaining / sum(demand.weight for demand in unserved)
+            satisfied = [demand for demand in unserved if demand.units <= level * demand.weight]
+            for demand in satisfied or unserved:
+                shares[demand.key, priority] = max(min(demand.units, level * demand.weight), 0.0)
+                remaining -= shares[demand.key, priority]
+            unserved = [demand for demand in unserved if (demand.key, priority) not in shares]
+    return shares
 
 
 class DeviceTimeRecord:
@@ -52,10 +52,10 @@ class DeviceTimeRecord:
         """Add the device time of a run."""
         self._spent[key] = self._spent.get(key, 0.0) + area_ns
 
-    def turn_over(self, known: Mapping[int, object]) -> None:
+    def turn_over(self, current: Mapping[int, object]) -> None:
         """Start a new session: decay the recorded time and drop models that are gone."""
-        before = self._past
-        self._past = {key: _KEPT * before.get(key, 0.0) + self._spent.get(key, 0.0) for key in known}
+        past = self._past
+        self._past = {key: _DECAY * past.get(key, 0.0) + self._spent.get(key, 0.0) for key in current}
         self._spent = {}
 
     def served(self, key: int) -> float:

@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from cotenant.serve.policy.right_size import RunSize
 from cotenant.units.instant import SECOND_NS, Duration
 
-_STEEP: Final = 60.0
+_MAX_EXPONENT: Final = 60.0
 """Beyond this exponent the result is 0 or 1."""
 
 
@@ -35,30 +35,30 @@ class ModelTraffic(NamedTuple):
 
 def goodput(flows: Sequence[ModelTraffic], all_units: int) -> float:
     """Return the rows per second answered in time, weighted."""
-    space = sum(one.rate * one.size.area_ns for one in flows)
+    space = sum(flow.rate * flow.size.area_ns for flow in flows)
     if not space:
         return 0.0
-    spent = sum(one.rate * one.size.typical_ns / one.size.rows for one in flows)
-    residual_ns = sum(one.rate * one.size.area_ns * one.size.typical_ns for one in flows) / (2 * space)
-    servers = max(all_units * spent / space, 1.0)
+    run_time = sum(flow.rate * flow.size.typical_ns / flow.size.rows for flow in flows)
+    residual_ns = sum(flow.rate * flow.size.area_ns * flow.size.typical_ns for flow in flows) / (2 * space)
+    servers = max(all_units * run_time / space, 1.0)
     load = space / (SECOND_NS * all_units)
-    return sum(one.weight * one.rate * (1 - _lost(one, load, servers, residual_ns)) for one in flows)
+    return sum(flow.weight * flow.rate * (1 - _lost(flow, load, servers, residual_ns)) for flow in flows)
 
 
-def _lost(one: ModelTraffic, load: float, servers: float, residual_ns: float) -> float:
-    if not one.slo_ns:
+def _lost(flow: ModelTraffic, load: float, servers: float, residual_ns: float) -> float:
+    if not flow.slo_ns:
         return max(0.0, 1 - 1 / load) if load else 0.0
-    patience_ns = one.slo_ns - one.size.high_ns
+    patience_ns = flow.slo_ns - flow.size.high_ns
     if patience_ns < 0:
         return 1.0
     if abs(1 - load) < 1e-3:
         load = 0.999
-    steep = servers / residual_ns * (1 - load) * patience_ns
-    if steep > _STEEP:
+    exponent = servers / residual_ns * (1 - load) * patience_ns
+    if exponent > _MAX_EXPONENT:
         return 0.0
     busy = min(float(load ** (sqrt(2 * (servers + 1)) - 1)), load)
-    if steep < -_STEEP:
+    if exponent < -_MAX_EXPONENT:
         return 1 - 1 / load
-    left = exp(-steep)
-    lost = (1 - load) * busy * left / (1 - load * busy * left)
+    survival = exp(-exponent)
+    lost = (1 - load) * busy * survival / (1 - load * busy * survival)
     return min(max(lost, 0.0), 1.0)

@@ -11,17 +11,17 @@ from cotenant.units.instant import NEVER, SECOND_NS, Duration, Instant
 FAR: Final = 1 << 62
 """Later than any instant."""
 _ROWS: Final = 20
-_LEAST_NS: Final = 150_000_000
+_MIN_AVERAGING_NS: Final = 150_000_000
 """A rate is averaged over about `_ROWS` rows, over at least this time and at most a second. Our choice."""
 _STALE_NS: Final = SECOND_NS
 """A model that did not run for this long is tried whatever its estimates say, so that outdated estimates are corrected.
 """
-_BOLD: Final = 0.001
-_CAREFUL: Final = 0.2
-"""Change of caution per answer in time (`_BOLD`) and per late answer; they balance if 1 in 200 is late. Our choice."""
-_LEAST_CAUTION: Final = 0.25
-LEAST: Final = 1.05
-WASTE: Final = 1.1
+_CAUTION_DECREASE: Final = 0.001
+_CAUTION_INCREASE: Final = 0.2
+"""Change of caution per answer in time and per late answer; they balance if 1 in 200 is late. Our choice."""
+_MIN_CAUTION: Final = 0.25
+MIN_AREA_LIMIT: Final = 1.05
+AREA_LIMIT: Final = 1.1
 """Maximum growth of units times time, relative to the load, for a wider run under overload. Our choice."""
 
 
@@ -64,8 +64,8 @@ class ModelState:
     def __init__(self, queue: ModelQueue, all_units: int) -> None:
         """Start with the model's knee as its width, until a plan exists."""
         self.queue = queue
-        self.widths = tuple(sorted({min(one, all_units) for one in queue.widths}))
-        self.knee = max((one for one in self.widths if one <= queue.knee_units), default=self.widths[0])
+        self.widths = tuple(sorted({min(width, all_units) for width in queue.widths}))
+        self.knee = max((width for width in self.widths if width <= queue.knee_units), default=self.widths[0])
         self.units = self.knee
         self.widest = self.widths[-1]
         self.batch = 1
@@ -94,8 +94,8 @@ class ModelState:
         """Update the request rates from the rows received since the last call."""
         for priority, rows in self.queue.requested_rows.items():
             if since_ns:
-                record_arrival = rows - self.requested_rows.get(priority, 0)
-                self.rates[priority] = _moved(self.rates.get(priority, 0.0), record_arrival, since_ns)
+                received = rows - self.requested_rows.get(priority, 0)
+                self.rates[priority] = _updated_rate(self.rates.get(priority, 0.0), received, since_ns)
             self.requested_rows[priority] = rows
         self.rate = sum(self.rates.values())
 
@@ -113,13 +113,15 @@ class ModelState:
         self.row_ns = size.high_ns // size.rows
         self.planned_ns = 0
         if self.thrifty:
-            most = max(LEAST, WASTE / used) * size.units * size.typical_ns
+            max_area = max(MIN_AREA_LIMIT, AREA_LIMIT / used) * size.units * size.typical_ns
             self.widest = max(
-                one for one in self.widths if one == size.units or one * self.typical_ns(size.rows, one) <= most
+                width
+                for width in self.widths
+                if width == size.units or width * self.typical_ns(size.rows, width) <= max_area
             )
             self.planned_ns = self.high_ns(size.rows, self.widest)
         if spec.slo_ns:
-            fitting = [one for one in batches(self.cap) if 2 * self.high_ns(one, size.units) <= spec.slo_ns]
+            fitting = [rows for rows in batches(self.cap) if 2 * self.high_ns(rows, size.units) <= spec.slo_ns]
             self.cap = max((*fitting, size.rows))
             if self.rate:
                 self.budget_ns = max(spec.slo_ns - self.high_ns(1, size.units), 0)
@@ -130,23 +132,25 @@ class ModelState:
 
     def typical_ns(self, rows: int, units: int) -> Duration:
         """Return the typical time of a run."""
-        found = self._typical_ns.get((rows, units))
-        if found is None:
-            found = self._typical_ns[rows, units] = self.queue.expected_ns(rows, units)
-        return found
+        cached_ns = self._typical_ns.get((rows, units))
+        if cached_ns is None:
+            cached_ns = self._typical_ns[rows, units] = self.queue.expected_ns(rows, units)
+        return cached_ns
 
     def high_ns(self, rows: int, units: int) -> Duration:
         """Return the time to plan with: between the typical time and the 99th percentile, by the current caution."""
-        found = self._high_ns.get((rows, units))
-        if found is None:
+        cached_ns = self._high_ns.get((rows, units))
+        if cached_ns is None:
             typical_ns = self.typical_ns(rows, units)
             beyond_ns = max(self.queue.high_ns(rows, units) - typical_ns, 0)
-            found = self._high_ns[rows, units] = typical_ns + int(self.caution * beyond_ns)
-        return found
+            cached_ns = self._high_ns[rows, units] = typical_ns + int(self.caution * beyond_ns)
+        return cached_ns
 
     def record_answers(self, in_time: int, late: int) -> None:
         """Reduce caution for answers in time and raise it for late ones."""
-        self.caution = min(max(self.caution + _CAREFUL * late - _BOLD * in_time, _LEAST_CAUTION), 1.0)
+        self.caution = min(
+            max(self.caution + _CAUTION_INCREASE * late - _CAUTION_DECREASE * in_time, _MIN_CAUTION), 1.0
+        )
 
     def forget_times(self) -> None:
         """Drop the cached run times."""
@@ -154,8 +158,8 @@ class ModelState:
         self._high_ns.clear()
 
 
-def _moved(rate: float, record_arrival: int, since_ns: Duration) -> float:
+def _updated_rate(rate: float, received: int, since_ns: Duration) -> float:
     """Update a moving average of a rate; the lower the rate, the longer the averaging time."""
-    memory_ns = min(max(_ROWS * SECOND_NS / rate if rate else 0.0, _LEAST_NS), SECOND_NS)
-    admitted_part = since_ns / (since_ns + memory_ns)
-    return rate + admitted_part * (record_arrival * SECOND_NS / since_ns - rate)
+    memory_ns = min(max(_ROWS * SECOND_NS / rate if rate else 0.0, _MIN_AVERAGING_NS), SECOND_NS)
+    gain = since_ns / (since_ns + memory_ns)
+    return rate + gain * (received * SECOND_NS / since_ns - rate)

@@ -12,11 +12,11 @@ from cotenant.serve.model.event import QueuedRequest
 from cotenant.serve.policy.model_state import FAR, ModelState
 from cotenant.units.instant import NEVER, SECOND_NS, Duration, Instant
 
-THRIFT: Final = 1.05
+MAX_WASTE: Final = 1.05
 """A narrower run than planned may take this many times the planned units times time per row. Our choice."""
 _PATIENCE_NS: Final = SECOND_NS
 """A request without a deadline that waited this long goes before later requests with a deadline."""
-_FILL: Final = 1 << 60
+_AFTER_DEADLINES: Final = 1 << 60
 """Urgency after every deadline."""
 
 
@@ -60,9 +60,9 @@ class LateRequests(NamedTuple):
     requests: int
 
 
-def deadline_of(one: QueuedRequest) -> Instant:
+def deadline_of(request: QueuedRequest) -> Instant:
     """Return the instant after which an answer is of no use."""
-    return FAR if one.deadline == NEVER else one.deadline
+    return FAR if request.deadline == NEVER else request.deadline
 
 
 class DeadlineOrder:
@@ -95,25 +95,23 @@ class DeadlineOrder:
         """
         if not self.free:
             return None
-        until, spare = (
-            FAR,
-            FAR,
-        )  # the reservation of the first queue that cannot start: when it starts, and how many units it leaves free
+        # The reservation of the first queue that cannot start: when it starts, and how many units it leaves free.
+        until, spare = FAR, FAR
         for cursor in cursors:
             state = cursor.state
             if state.instances and cursor.running >= state.instances:
                 continue
             units = self._width(cursor)
             if not units:
-                return LateRequests(cursor, self._doomed(cursor))
-            found = self._fit(cursor, units, FAR if units <= spare else until)
-            if found is None:
+                return LateRequests(cursor, self._late_count(cursor))
+            choice = self._choice_on(cursor, units, FAR if units <= spare else until)
+            if choice is None:
                 if until == FAR:
                     until, spare = self._reservation(max(units, state.units))
                 continue
-            delays = units > spare and self.now + state.typical_ns(found.rows, units) > until
-            if not delays and self._within(found):
-                return found
+            delays = units > spare and self.now + state.typical_ns(choice.rows, units) > until
+            if not delays and self._is_within_share(choice):
+                return choice
         return None
 
     def sketch(self, cursors: Sequence[QueueCursor]) -> RunChoice | LateRequests | None:
@@ -137,10 +135,10 @@ class DeadlineOrder:
                 continue
             if state.typical_ns(head.rows, state.widest) > left_ns and not state.stale(now):
                 return LateRequests(cursor, 1)
-            found = self._block(cursor, units, left_ns)
-            delays = units > spare and now + state.typical_ns(found.rows, units) > until
-            if not delays and self._within(found):
-                return found
+            choice = self._largest_choice(cursor, units, left_ns)
+            delays = units > spare and now + state.typical_ns(choice.rows, units) > until
+            if not delays and self._is_within_share(choice):
+                return choice
         return None
 
     def _narrower(self, state: ModelState, rows: int, left_ns: Duration) -> int:
@@ -150,25 +148,25 @@ class DeadlineOrder:
                 return units if state.high_ns(rows, units) <= left_ns else state.units
         return state.units
 
-    def _block(self, cursor: QueueCursor, units: int, left_ns: Duration) -> RunChoice:
+    def _largest_choice(self, cursor: QueueCursor, units: int, left_ns: Duration) -> RunChoice:
         """Return the largest run, by halving the number of requests, that answers the first one in time."""
         state = cursor.state
         waiting = cursor.waiting
         first = cursor.first
         count = 1 if state.single else min(len(waiting) - first, state.cap)
         while count > 1:
-            rows = sum([one.rows for one in waiting[first : first + count]])
+            rows = sum([request.rows for request in waiting[first : first + count]])
             if rows <= state.cap and state.high_ns(rows, units) <= left_ns:
                 return RunChoice(cursor, count, rows, units)
             count //= 2
         return RunChoice(cursor, 1, waiting[first].rows, units)
 
-    def _fit(self, cursor: QueueCursor, units: int, until: Instant) -> RunChoice | None:
+    def _choice_on(self, cursor: QueueCursor, units: int, until: Instant) -> RunChoice | None:
         """Return a run on these units; None if they are not free, or if it is better to wait for more."""
         if units > self.free:
             return None
-        found = self._assemble(cursor, units, until)
-        return None if units < cursor.state.units and self._wasteful(found) else found
+        choice = self._assemble(cursor, units, until)
+        return None if units < cursor.state.units and self._wasteful(choice) else choice
 
     def _wasteful(self, start: RunChoice) -> bool:
         """Return whether a narrow run takes much more device time per row than waiting for the planned one."""
@@ -181,17 +179,17 @@ class DeadlineOrder:
         if at + state.high_ns(rows, state.units) + self.margin_ns > deadline_of(head):
             return False
         planned = state.units * state.typical_ns(rows, state.units) * start.rows
-        return start.units * state.typical_ns(start.rows, start.units) * rows > planned * THRIFT
+        return start.units * state.typical_ns(start.rows, start.units) * rows > planned * MAX_WASTE
 
-    def _within(self, start: RunChoice) -> bool:
+    def _is_within_share(self, start: RunChoice) -> bool:
         """Return whether a run stays within its model's share, or takes no units that others may need during it."""
         cursor, state = start.cursor, start.cursor.state
         if not cursor.held or cursor.held + start.units <= state.share_units:
             return True
-        planned_high_ns = state.typical_ns(start.rows, start.units)
+        run_ns = state.typical_ns(start.rows, start.units)
         free = self.free - start.units
         for other in self.states:
-            if other is not state and other.units > free and other.budget_ns < planned_high_ns:
+            if other is not state and other.units > free and other.budget_ns < run_ns:
                 at, _ = self._reservation(other.units + start.units)
                 if at - self.now > other.budget_ns:
                     return False
@@ -205,14 +203,14 @@ class DeadlineOrder:
         state = cursor.state
         head = cursor.waiting[cursor.first]
         left_ns = deadline_of(head) - self.now - self.margin_ns
-        wanted = max(state.knee, state.units) if self.idle else state.units
-        if wanted <= self.free and state.high_ns(head.rows, wanted) <= left_ns:
-            return wanted
-        fitting = [one for one in state.widths if one <= min(self.free, state.widest)]
-        enough = [one for one in fitting if state.high_ns(head.rows, one) <= left_ns]
-        for one in enough:
-            if one >= wanted:
-                return one
+        preferred = max(state.knee, state.units) if self.idle else state.units
+        if preferred <= self.free and state.high_ns(head.rows, preferred) <= left_ns:
+            return preferred
+        fitting = [width for width in state.widths if width <= min(self.free, state.widest)]
+        enough = [width for width in fitting if state.high_ns(head.rows, width) <= left_ns]
+        for width in enough:
+            if width >= preferred:
+                return width
         if enough:
             return enough[-1]
         if fitting and state.typical_ns(head.rows, fitting[-1]) <= left_ns:
@@ -228,11 +226,11 @@ class DeadlineOrder:
                 return max(end.at, self.now), free - units
         return FAR, FAR
 
-    def _doomed(self, cursor: QueueCursor) -> int:
+    def _late_count(self, cursor: QueueCursor) -> int:
         state = cursor.state
         count = 0
-        for one in cursor.waiting[cursor.first :]:
-            if self.now + self.margin_ns + state.typical_ns(one.rows, state.widest) <= deadline_of(one):
+        for request in cursor.waiting[cursor.first :]:
+            if self.now + self.margin_ns + state.typical_ns(request.rows, state.widest) <= deadline_of(request):
                 break
             count += 1
         return max(count, 1)
@@ -249,16 +247,16 @@ class DeadlineOrder:
             return RunChoice(cursor, 1, rows, units)  # the first run of an unmeasured model has one request
         shapes = head.shapes
         latest = min(until, deadline_of(head) - self.margin_ns) - self.now
-        for place in range(first + 1, min(first + cap, len(waiting))):
-            one = waiting[place]
-            more = rows + one.rows
-            if one.shapes != shapes or more > cap:
+        for index in range(first + 1, min(first + cap, len(waiting))):
+            request = waiting[index]
+            total_rows = rows + request.rows
+            if request.shapes != shapes or total_rows > cap:
                 break
-            left_ns = deadline_of(one) - self.margin_ns - self.now
+            left_ns = deadline_of(request) - self.margin_ns - self.now
             latest = min(latest, left_ns)
-            if state.high_ns(more, units) > latest:
+            if state.high_ns(total_rows, units) > latest:
                 break
-            rows = more
+            rows = total_rows
             count += 1
         return RunChoice(cursor, count, rows, units)
 
@@ -273,4 +271,4 @@ def urgency(cursor: QueueCursor) -> Instant:
     if head.deadline != NEVER:
         return head.deadline - cursor.state.planned_high_ns
     patient_until = head.since + _PATIENCE_NS
-    return patient_until if patient_until <= cursor.now else _FILL + int(cursor.state.score)
+    return patient_until if patient_until <= cursor.now else _AFTER_DEADLINES + int(cursor.state.score)

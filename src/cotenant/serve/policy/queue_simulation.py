@@ -42,7 +42,7 @@ class QueueSimulation:
         """The request is already in one of the queues; the cursors are sorted by urgency."""
         self._order = order
         self._cursors = cursors
-        self._by_key = {one.state.queue.key: one for one in cursors}
+        self._by_key = {cursor.state.queue.key: cursor for cursor in cursors}
         self._request = request
         self._margin_ns = order.margin_ns
         self._variance = 0
@@ -54,11 +54,11 @@ class QueueSimulation:
         """Simulate until every request is answered, or `_STEPS` decisions were made."""
         order = self._order
         for _ in range(_STEPS):
-            found = order.sketch(self._cursors)
-            if isinstance(found, RunChoice):
-                self._start(found)
-            elif isinstance(found, LateRequests):
-                self._give_up(found)
+            choice = order.sketch(self._cursors)
+            if isinstance(choice, RunChoice):
+                self._start(choice)
+            elif isinstance(choice, LateRequests):
+                self._drop_late(choice)
             elif not self._wait():
                 break
 
@@ -69,13 +69,13 @@ class QueueSimulation:
         high_ns = cursor.state.high_ns(rows, units)
         end = order.now + high_ns + order.margin_ns
         slack_ns = max(cursor.state.planned_ns - high_ns, 0)
-        for one in cursor.waiting[cursor.first : cursor.first + count]:
-            if one is self._request:
+        for request in cursor.waiting[cursor.first : cursor.first + count]:
+            if request is self._request:
                 self.finish = end + slack_ns
-                self.spare_ns = min(self.spare_ns, deadline_of(one) - self.finish)
+                self.spare_ns = min(self.spare_ns, deadline_of(request) - self.finish)
             else:
-                self.late_ns += max(end - deadline_of(one), 0)
-                self.spare_ns = min(self.spare_ns, deadline_of(one) - end)
+                self.late_ns += max(end - deadline_of(request), 0)
+                self.spare_ns = min(self.spare_ns, deadline_of(request) - end)
         self._advance(cursor, count)
         cursor.running += 1
         cursor.held += units
@@ -83,16 +83,16 @@ class QueueSimulation:
         variance = self._variance + (high_ns - typical_ns) ** 2
         insort(order.ends, UnitRelease(order.now + typical_ns, units, variance, cursor.state.queue.key))
 
-    def _give_up(self, doomed: LateRequests) -> None:
-        cursor, count = doomed
+    def _drop_late(self, late: LateRequests) -> None:
+        cursor, count = late
         order = self._order
         self.spare_ns = 0
-        for one in cursor.waiting[cursor.first : cursor.first + count]:
-            end = order.now + cursor.state.typical_ns(one.rows, cursor.state.widest) + order.margin_ns
-            if one is self._request:
-                self.finish = max(end, deadline_of(one) + 1)
+        for request in cursor.waiting[cursor.first : cursor.first + count]:
+            end = order.now + cursor.state.typical_ns(request.rows, cursor.state.widest) + order.margin_ns
+            if request is self._request:
+                self.finish = max(end, deadline_of(request) + 1)
             else:
-                self.late_ns += max(end - deadline_of(one), 1)
+                self.late_ns += max(end - deadline_of(request), 1)
         self._advance(cursor, count)
 
     def _advance(self, cursor: QueueCursor, count: int) -> None:

@@ -30,62 +30,66 @@ class RunSize(NamedTuple):
 
 def batches(limit: int) -> tuple[int, ...]:
     """Return the batch sizes to consider: powers of two, and the model's limit."""
-    found = [1]
-    while found[-1] * 2 <= limit:
-        found.append(found[-1] * 2)
-    if limit > found[-1]:
-        found.append(limit)
-    return tuple(found)
+    sizes = [1]
+    while sizes[-1] * 2 <= limit:
+        sizes.append(sizes[-1] * 2)
+    if limit > sizes[-1]:
+        sizes.append(limit)
+    return tuple(sizes)
 
 
 def run_sizes(queue: ModelQueue, all_units: int) -> list[RunSize]:
     """Return every measured size of a model; empty if its run times are unknown."""
-    widths = sorted({min(one, all_units) for one in queue.widths})
-    found = []
+    widths = sorted({min(width, all_units) for width in queue.widths})
+    sizes = []
     for units in widths:
         for rows in batches(queue.spec.max_batch):
             typical_ns = queue.expected_ns(rows, units)
             if typical_ns:
-                found.append(RunSize(rows, units, typical_ns, max(queue.high_ns(rows, units), typical_ns)))
-    return found
+                sizes.append(RunSize(rows, units, typical_ns, max(queue.high_ns(rows, units), typical_ns)))
+    return sizes
 
 
-def right_size(ways: Sequence[RunSize], slo_ns: Duration, rate: float, objective: str) -> RunSize | None:
+def right_size(sizes: Sequence[RunSize], slo_ns: Duration, rate: float, objective: str) -> RunSize | None:
     """Return the best size by the objective among those that the SLO allows; the fastest if it allows none.
 
     A run may take half of the SLO, so that a request that just missed a run makes the next one, and its rows must
     arrive within the remaining time. If no size satisfies that, any size whose run fits into the SLO is allowed.
     """
-    if not ways:
+    if not sizes:
         return None
     if slo_ns:
-        for part in (2, 1):
-            fitting = [one for one in ways if one.high_ns * part <= slo_ns and _comes_together(one, slo_ns, rate)]
+        for divisor in (2, 1):
+            fitting = [
+                size for size in sizes if size.high_ns * divisor <= slo_ns and _rows_arrive_in_time(size, slo_ns, rate)
+            ]
             if fitting:
                 return _best(fitting, objective)
-        return min(ways, key=lambda one: (one.high_ns, one.units))
-    return _best(ways, objective)
+        return min(sizes, key=lambda size: (size.high_ns, size.units))
+    return _best(sizes, objective)
 
 
-def frontier(ways: Sequence[RunSize]) -> list[RunSize]:
+def frontier(sizes: Sequence[RunSize]) -> list[RunSize]:
     """Return the Pareto-optimal sizes by time and device time per row, the fastest first."""
-    found: list[RunSize] = []
-    for one in sorted(ways, key=lambda one: (one.high_ns, one.area_ns)):
-        if not found or one.area_ns < found[-1].area_ns:
-            found.append(one)
-    return found
+    optimal: list[RunSize] = []
+    for size in sorted(sizes, key=lambda size: (size.high_ns, size.area_ns)):
+        if not optimal or size.area_ns < optimal[-1].area_ns:
+            optimal.append(size)
+    return optimal
 
 
-def allowed(one: RunSize, slo_ns: Duration, rate: float) -> bool:
+def allowed(size: RunSize, slo_ns: Duration, rate: float) -> bool:
     """Return whether a run of this size can be in time, including the time in which its rows arrive."""
-    return not slo_ns or (one.high_ns <= slo_ns and _comes_together(one, slo_ns, rate))
+    return not slo_ns or (size.high_ns <= slo_ns and _rows_arrive_in_time(size, slo_ns, rate))
 
 
-def _comes_together(one: RunSize, slo_ns: Duration, rate: float) -> bool:
+def _rows_arrive_in_time(size: RunSize, slo_ns: Duration, rate: float) -> bool:
     """Return whether the rows of the batch arrive in the time that the run leaves; a single row always does."""
-    return one.rows == 1 or (rate > 0 and (one.rows - 1) / rate * SECOND_NS + one.high_ns <= slo_ns)
+    return size.rows == 1 or (rate > 0 and (size.rows - 1) / rate * SECOND_NS + size.high_ns <= slo_ns)
 
 
-def _best(ways: Iterable[RunSize], objective: str) -> RunSize:
+def _best(sizes: Iterable[RunSize], objective: str) -> RunSize:
     power = 2 if objective == EFFICACY else 1
-    return max(ways, key=lambda one: (one.rows / (one.units * one.typical_ns**power), -one.typical_ns, -one.units))
+    return max(
+        sizes, key=lambda size: (size.rows / (size.units * size.typical_ns**power), -size.typical_ns, -size.units)
+    )

@@ -14,9 +14,9 @@ from cotenant.units.text import counted, round_duration
 
 SESSION_NS: Final = 100 * MILLISECOND_NS
 """Session length if no model has an objective. Our choice."""
-WORTH: Final = 0.002
+MIN_GAIN: Final = 0.002
 """Minimum relative gain in goodput for which another size is chosen. Our choice."""
-ROUNDS: Final = 3
+MAX_PASSES: Final = 3
 """Maximum passes over all models. Our choice: the second pass rarely changes anything."""
 
 
@@ -35,84 +35,88 @@ def session_ns(queues: Sequence[ModelQueue]) -> Duration:
 
 def choose(queues: Sequence[ModelQueue], rates: Sequence[float], all_units: int) -> tuple[str, list[PlannedModel]]:
     """Plan by both objectives; return the one with the higher expected goodput, efficacy if they are equal."""
-    ways = [frontier(run_sizes(queue, all_units)) for queue in queues]
-    found = {}
+    sizes = [frontier(run_sizes(queue, all_units)) for queue in queues]
+    plans = {}
     for objective in (EFFICACY, THROUGHPUT):
-        found[objective] = [
-            PlannedModel(queue, rate, right_size(way, queue.spec.slo_ns, rate, objective))
-            for queue, rate, way in zip(queues, rates, ways, strict=True)
+        plans[objective] = [
+            PlannedModel(queue, rate, right_size(model_sizes, queue.spec.slo_ns, rate, objective))
+            for queue, rate, model_sizes in zip(queues, rates, sizes, strict=True)
         ]
-    quick = expected(found[EFFICACY], all_units)
-    frugal = improve(found[THROUGHPUT], ways, all_units)
-    if expected(frugal, all_units) > quick * (1 + WORTH):
-        return THROUGHPUT, frugal
-    return EFFICACY, found[EFFICACY]
+    efficacy_goodput = expected_goodput(plans[EFFICACY], all_units)
+    throughput_plan = improve(plans[THROUGHPUT], sizes, all_units)
+    if expected_goodput(throughput_plan, all_units) > efficacy_goodput * (1 + MIN_GAIN):
+        return THROUGHPUT, throughput_plan
+    return EFFICACY, plans[EFFICACY]
 
 
-def expected(planned: Sequence[PlannedModel], all_units: int) -> float:
+def expected_goodput(planned: Sequence[PlannedModel], all_units: int) -> float:
     """Return the expected rows per second in time."""
     return goodput(
-        [ModelTraffic(one.rate, one.queue.spec.slo_ns, 1, one.size) for one in planned if one.size], all_units
+        [ModelTraffic(model.rate, model.queue.spec.slo_ns, 1, model.size) for model in planned if model.size], all_units
     )
 
 
-def improve(planned: Sequence[PlannedModel], ways: Sequence[Sequence[RunSize]], all_units: int) -> list[PlannedModel]:
+def improve(planned: Sequence[PlannedModel], sizes: Sequence[Sequence[RunSize]], all_units: int) -> list[PlannedModel]:
     """Change the size of one model at a time while the total goodput grows."""
     best = list(planned)
-    most = expected(best, all_units)
-    for _ in range(ROUNDS):
-        before = most
-        for place, one in enumerate(best):
-            if not one.rate:
+    best_goodput = expected_goodput(best, all_units)
+    for _ in range(MAX_PASSES):
+        previous = best_goodput
+        for index, model in enumerate(best):
+            if not model.rate:
                 continue
-            for size in ways[place]:
-                if size == one.size or not allowed(size, one.queue.spec.slo_ns, one.rate):
+            for size in sizes[index]:
+                if size == model.size or not allowed(size, model.queue.spec.slo_ns, model.rate):
                     continue
-                trial = [*best[:place], one._replace(size=size), *best[place + 1 :]]
-                gained = expected(trial, all_units)
-                if gained > most * (1 + WORTH / 10):
-                    best, most = trial, gained
-        if most <= before:
+                trial = [*best[:index], model._replace(size=size), *best[index + 1 :]]
+                trial_goodput = expected_goodput(trial, all_units)
+                if trial_goodput > best_goodput * (1 + MIN_GAIN / 10):
+                    best, best_goodput = trial, trial_goodput
+        if best_goodput <= previous:
             break
     return best
 
 
 def used(planned: Sequence[PlannedModel], all_units: int) -> float:
     """Return the fraction of the device that the rates take at these sizes."""
-    return sum(one.rate * one.size.area_ns for one in planned if one.size) / (SECOND_NS * all_units)
+    return sum(model.rate * model.size.area_ns for model in planned if model.size) / (SECOND_NS * all_units)
 
 
 def plan_of(objective: str, planned: Sequence[PlannedModel], all_units: int) -> ServePlan:
     """Return the plan with its reasons as text."""
-    length_ns = session_ns([one.queue for one in planned])
-    part = used(planned, all_units)
-    if part > 1:
-        why = f"demand is {part:.0%} of the device: each model gets a share by priority and weight"
+    length_ns = session_ns([model.queue for model in planned])
+    load = used(planned, all_units)
+    if load > 1:
+        reason = f"demand is {load:.0%} of the device: each model gets a share by priority and weight"
     elif objective == EFFICACY:
-        why = f"the most efficient runs take {part:.0%} of the device; no other sizes answer more in time"
+        reason = f"the most efficient runs take {load:.0%} of the device; no other sizes answer more in time"
     else:
-        why = f"throughput sizes answer more in time than efficient ones; they take {part:.0%} of the device"
-    models = tuple(_model_plan(one, objective, length_ns) for one in planned)
-    return ServePlan(length_ns, all_units, models, part, why)
+        reason = f"throughput sizes answer more in time than efficient ones; they take {load:.0%} of the device"
+    models = tuple(_model_plan(model, objective, length_ns) for model in planned)
+    return ServePlan(length_ns, all_units, models, load, reason)
 
 
-def _model_plan(one: PlannedModel, objective: str, length_ns: Duration) -> ModelPlan:
-    spec, size = one.queue.spec, one.size
+def _model_plan(model: PlannedModel, objective: str, length_ns: Duration) -> ModelPlan:
+    spec, size = model.queue.spec, model.size
     if size is None:
-        why = "its run times are unknown: one request at a time on its default share"
-        return ModelPlan(spec.name, 1, spec.share, 0, 1, one.rate, "unknown", why)
-    wanted = one.rate * length_ns / SECOND_NS / size.rows
-    least = length_ns // spec.slo_ns if spec.slo_ns else 0
-    runs = max(least, -int(-wanted // 1), 1)
-    took = round_duration(size.typical_ns)
-    why = f"{counted(size.rows, 'row')} on {counted(size.units, 'unit')}: {took}"
+        reason = "its run times are unknown: one request at a time on its default share"
+        return ModelPlan(spec.name, 1, spec.share, 0, 1, model.rate, "unknown", reason)
+    needed_runs = model.rate * length_ns / SECOND_NS / size.rows
+    min_runs = length_ns // spec.slo_ns if spec.slo_ns else 0
+    runs = max(min_runs, -int(-needed_runs // 1), 1)
+    run_time = round_duration(size.typical_ns)
+    reason = f"{counted(size.rows, 'row')} on {counted(size.units, 'unit')}: {run_time}"
     if not spec.slo_ns:
-        why += "; it has no objective and uses spare units"
+        reason += "; it has no objective and uses spare units"
     elif size.high_ns * 2 <= spec.slo_ns:
-        why += f", at most half of its {round_duration(spec.slo_ns)}, so a request that misses one run makes the next"
+        reason += (
+            f", at most half of its {round_duration(spec.slo_ns)}, so a request that misses one run makes the next"
+        )
     elif size.high_ns <= spec.slo_ns:
-        why += f", within its {round_duration(spec.slo_ns)}, but a request that misses one run cannot wait for the next"
+        reason += (
+            f", within its {round_duration(spec.slo_ns)}, but a request that misses one run cannot wait for the next"
+        )
     else:
-        at_worst = round_duration(size.high_ns)
-        why += f", up to {at_worst}, which exceeds its {round_duration(spec.slo_ns)}: no size is fast enough"
-    return ModelPlan(spec.name, size.rows, size.units, size.typical_ns, runs, one.rate, objective, why)
+        high = round_duration(size.high_ns)
+        reason += f", up to {high}, which exceeds its {round_duration(spec.slo_ns)}: no size is fast enough"
+    return ModelPlan(spec.name, size.rows, size.units, size.typical_ns, runs, model.rate, objective, reason)

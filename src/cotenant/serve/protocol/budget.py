@@ -13,13 +13,13 @@ class ByteBudget:
         self.limit_bytes = limit_bytes
         self.used_bytes = 0
 
-    def take(self, size_bytes: int) -> bool:
+    def reserve(self, size_bytes: int) -> bool:
         """Reserve bytes; return False and reserve nothing if the budget does not suffice."""
         if self.used_bytes + size_bytes > self.limit_bytes:
             return False
         self.used_bytes += size_bytes
         return True
 
-    def give(self, size_bytes: int) -> None:
+    def release(self, size_bytes: int) -> None:
         """Return reserved bytes."""
         self.used_bytes -= size_bytes

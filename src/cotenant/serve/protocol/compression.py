@@ -12,8 +12,8 @@ _WINDOWS: Final = {"gzip": 31, "deflate": 15}
 
 def compress(data: bytes, encoding: str) -> bytes:
     """Compress quickly; the ratio is secondary."""
-    packer = zlib.compressobj(1, zlib.DEFLATED, _WINDOWS[encoding])
-    return packer.compress(data) + packer.flush()
+    compressor = zlib.compressobj(1, zlib.DEFLATED, _WINDOWS[encoding])
+    return compressor.compress(data) + compressor.flush()
 
 
 class Decompression:
@@ -22,34 +22,34 @@ class Decompression:
     def __init__(self, data: bytes | memoryview, encoding: str, limit_bytes: int) -> None:
         """The result may have at most `limit_bytes`; errors are raised as `ValueError`."""
         if encoding not in _WINDOWS:
-            raise ValueError(f"packed by {encoding!r}, expected gzip or deflate")
+            raise ValueError(f"has the encoding {encoding!r}, expected gzip or deflate")
         self._encoding = encoding
         self._limit_bytes = limit_bytes
-        self._unpacker = zlib.decompressobj(_WINDOWS[encoding])
-        self._rest = data
+        self._decompressor = zlib.decompressobj(_WINDOWS[encoding])
+        self._input = data
         self._plain = b""
 
-    def begin(self, most_bytes: int) -> bytes | None:
-        """Return the result if it has at most `most_bytes`; otherwise None, and `finish` returns it."""
-        if most_bytes <= 0:
+    def begin(self, limit_bytes: int) -> bytes | None:
+        """Return the result if it has at most `limit_bytes`; otherwise None, and `finish` returns it."""
+        if limit_bytes <= 0:
             return None
-        self._go_on(min(most_bytes, self._limit_bytes) + 1)
-        return None if len(self._plain) > most_bytes else self.finish()
+        self._decompress(min(limit_bytes, self._limit_bytes) + 1)
+        return None if len(self._plain) > limit_bytes else self.finish()
 
     def finish(self) -> bytes:
         """Return the whole result; may take long, can run in any thread."""
-        if not self._unpacker.eof:
-            self._go_on(self._limit_bytes + 1 - len(self._plain))
-        if not self._unpacker.eof:
-            raise ValueError(f"is {self._encoding} that was cut off")
+        if not self._decompressor.eof:
+            self._decompress(self._limit_bytes + 1 - len(self._plain))
+        if not self._decompressor.eof:
+            raise ValueError(f"is truncated {self._encoding} data")
         return self._plain
 
-    def _go_on(self, most_bytes: int) -> None:
+    def _decompress(self, limit_bytes: int) -> None:
         try:
-            more = self._unpacker.decompress(self._rest, most_bytes)
+            output = self._decompressor.decompress(self._input, limit_bytes)
         except zlib.error:
-            raise ValueError(f"is no {self._encoding}") from None
-        self._rest = self._unpacker.unconsumed_tail
-        self._plain = self._plain + more if self._plain else more
+            raise ValueError(f"is not valid {self._encoding} data") from None
+        self._input = self._decompressor.unconsumed_tail
+        self._plain = self._plain + output if self._plain else output
         if len(self._plain) > self._limit_bytes:
-            raise ValueError(f"unpacks to more than the {self._limit_bytes} bytes that are allowed")
+            raise ValueError(f"decompresses to more than the limit of {self._limit_bytes} bytes")

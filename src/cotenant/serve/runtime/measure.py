@@ -81,24 +81,24 @@ class CpuRunTimer:
     def loaded(self, inputs: Sequence[Array], rows: int, units: int, until: Instant) -> list[Duration]:
         """Run as many copies as fit; count only runs that started while all copies were running."""
         del rows
-        groups = [self._cores[place : place + units] for place in range(0, self.all_units - units + 1, units)]
+        groups = [self._cores[index : index + units] for index in range(0, self.all_units - units + 1, units)]
         if len(groups) < 2:
             return []
         begin = threading.Barrier(len(groups))
         over = threading.Event()
 
         def work(cores: Sequence[int]) -> list[Duration]:
-            found = []
+            times = []
             begin.wait()
             while not over.is_set():
-                found.append(self._run(inputs, cores))
-                if monotonic_ns() >= until and len(found) > _MIN_RUNS:
+                times.append(self._run(inputs, cores))
+                if monotonic_ns() >= until and len(times) > _MIN_RUNS:
                     over.set()
-            return found[1:-1] or found[1:]  # the first run warms up, and the last one may have ended alone
+            return times[1:-1] or times[1:]  # the first run warms up, and the last one may have ended alone
 
         threads = [self._threads[self._cores.index(cores[0])] for cores in groups]
         jobs = [thread.submit(work, cores) for thread, cores in zip(threads, groups, strict=True)]
-        return [took for job in jobs for took in job.result()]
+        return [took_ns for job in jobs for took_ns in job.result()]
 
     def close(self) -> None:
         """Stop the threads."""
@@ -155,19 +155,19 @@ def batches_to_measure(spec: ModelSpec) -> tuple[int, ...]:
 def synthetic_inputs(spec: ModelSpec, rows: int, shapes: dict[str, tuple[int, ...]]) -> list[Array]:
     """Return inputs of this many rows: values between 0 and 1, or zeros for integers, which may be indices."""
     rng = np.random.default_rng(1)
-    made = []
-    for one in spec.inputs:
-        shape = shape_of_row(one.name, one.shape, shapes, batched=bool(spec.max_batch))
-        full = (rows, *shape) if spec.max_batch else shape
-        kind = NUMPY[one.datatype]
-        if one.datatype in (Datatype.FP16, Datatype.FP32, Datatype.FP64):
-            array: Any = rng.random(full).astype(kind)
-        elif one.datatype is Datatype.BYTES:
-            array = np.full(full, b"", np.object_)
+    arrays = []
+    for tensor in spec.inputs:
+        shape = shape_of_row(tensor.name, tensor.shape, shapes, batched=bool(spec.max_batch))
+        full_shape = (rows, *shape) if spec.max_batch else shape
+        kind = NUMPY[tensor.datatype]
+        if tensor.datatype in (Datatype.FP16, Datatype.FP32, Datatype.FP64):
+            array: Any = rng.random(full_shape).astype(kind)
+        elif tensor.datatype is Datatype.BYTES:
+            array = np.full(full_shape, b"", np.object_)
         else:
-            array = np.zeros(full, kind)
-        made.append(array)
-    return made
+            array = np.zeros(full_shape, kind)
+        arrays.append(array)
+    return arrays
 
 
 def shape_of_row(
@@ -175,13 +175,15 @@ def shape_of_row(
 ) -> tuple[int, ...]:
     """Return the shape of one row, with the given or default sizes for free dimensions."""
     inner = tuple(shape[1:] if batched else shape)
-    wanted = shapes.get(name)
-    if wanted is None:
-        return tuple(FREE_DIMENSION if one < 0 else one for one in inner)
-    if len(wanted) != len(inner) or any(one >= 0 and one != two for one, two in zip(inner, wanted, strict=True)):
-        shown = ",".join(map(str, wanted))
-        raise ConfigError("--shape", f"{name}:{shown}", f"does not fit {list(inner)}, the shape of one row")
-    return wanted
+    configured = shapes.get(name)
+    if configured is None:
+        return tuple(FREE_DIMENSION if size < 0 else size for size in inner)
+    if len(configured) != len(inner) or any(
+        size >= 0 and size != configured_size for size, configured_size in zip(inner, configured, strict=True)
+    ):
+        text = ",".join(map(str, configured))
+        raise ConfigError("--shape", f"{name}:{text}", f"does not fit {list(inner)}, the shape of one row")
+    return configured
 
 
 class _RunSamples:
@@ -198,7 +200,7 @@ class _RunSamples:
 
 
 def measure(
-    bench: RunTimer,
+    timer: RunTimer,
     inputs: Callable[[int], Sequence[Array]],
     widths: Sequence[int],
     batches: Sequence[int],
@@ -211,7 +213,7 @@ def measure(
     """
     inputs_by_rows = {rows: inputs(rows) for rows in batches}
     for units in widths:
-        bench.alone(inputs_by_rows[batches[0]], batches[0], units)
+        timer.alone(inputs_by_rows[batches[0]], batches[0], units)
     began = monotonic_ns()
     end = began + budget_ns
     cells = [(units, rows) for rows in _outer_first(batches) for units in _outer_first(widths)]
@@ -220,7 +222,7 @@ def measure(
     turn_ns = min(_TURN_NS, budget_ns // (4 * len(cells)))
     turn = 0
     while True:
-        did = False
+        progressed = False
         for cell in cells:
             now = monotonic_ns()
             progress(min((now - began) / budget_ns, 1.0))
@@ -232,24 +234,25 @@ def measure(
                 continue
             if alone.count(cell) + loaded.count(cell) >= _MAX_RUNS:
                 continue
-            did = True
+            progressed = True
             until = min(now + turn_ns * bool(turn), end)  # the first round measures every size once
-            if turn % 2 and (found := bench.loaded(inputs_by_rows[rows], rows, units, until)):
-                loaded.add(cell, found)
+            if turn % 2 and (times := timer.loaded(inputs_by_rows[rows], rows, units, until)):
+                loaded.add(cell, times)
                 continue
-            took = [bench.alone(inputs_by_rows[rows], rows, units)]  # warm-up run: the caches hold data of another size
-            while len(took) <= _MIN_RUNS or (monotonic_ns() < until and len(took) < _MAX_RUNS):
-                took.append(bench.alone(inputs_by_rows[rows], rows, units))
-            alone.add(cell, took[1:])
-            fastest[cell] = min(took)
+            # The first run is a warm-up: the caches hold data of another size.
+            times = [timer.alone(inputs_by_rows[rows], rows, units)]
+            while len(times) <= _MIN_RUNS or (monotonic_ns() < until and len(times) < _MAX_RUNS):
+                times.append(timer.alone(inputs_by_rows[rows], rows, units))
+            alone.add(cell, times[1:])
+            fastest[cell] = min(times)
         turn += 1
-        if not did:
+        if not progressed:
             break
     progress(1.0)
-    runs = sum(len(one) for samples in (alone, loaded) for one in samples.times.values())
+    runs = sum(len(cell_times) for samples in (alone, loaded) for cell_times in samples.times.values())
     under_load = {
-        cell: loaded.times[cell] if loaded.count(cell) >= _MIN_LOADED_RUNS else loaded.times.get(cell, []) + times
-        for cell, times in alone.times.items()
+        cell: loaded.times[cell] if loaded.count(cell) >= _MIN_LOADED_RUNS else loaded.times.get(cell, []) + alone_times
+        for cell, alone_times in alone.times.items()
     }
     return RunTimeSamples(_run_times(under_load), _run_times(alone.times), runs, monotonic_ns() - began)
 
@@ -264,21 +267,23 @@ def _expected(fastest: dict[tuple[int, int], Duration], cell: tuple[int, int]) -
     if cell in fastest:
         return fastest[cell]
     units, rows = cell
-    most = [
-        took * max(rows / other_rows, 1) * max(other_units / units, 1)
-        for (other_units, other_rows), took in fastest.items()
+    bounds_ns = [
+        took_ns * max(rows / other_rows, 1) * max(other_units / units, 1)
+        for (other_units, other_rows), took_ns in fastest.items()
     ]
-    return round(min(most, default=0))
+    return round(min(bounds_ns, default=0))
 
 
 def _run_times(samples: dict[tuple[int, int], list[Duration]]) -> tuple[RunTime, ...]:
     """Return the median of each size, and a 99th percentile from all sizes together, since one size has few runs."""
     medians = {cell: int(np.median(times)) for cell, times in samples.items()}
-    ratios = [took / medians[cell] for cell, times in samples.items() for took in times]
-    rare = float(np.quantile(ratios, _HIGH_QUANTILE)) if ratios else 1.0
-    found = []
+    ratios = [took_ns / medians[cell] for cell, times in samples.items() for took_ns in times]
+    high_ratio = float(np.quantile(ratios, _HIGH_QUANTILE)) if ratios else 1.0
+    run_times = []
     for units, rows in sorted(samples):
-        typical = max(medians[units, rows], 1)
-        own = float(np.quantile(samples[units, rows], _HIGH_QUANTILE))
-        found.append(RunTime(units, rows, typical, max(typical, round(max(own, typical * rare)))))
-    return tuple(found)
+        typical_ns = max(medians[units, rows], 1)
+        own_high = float(np.quantile(samples[units, rows], _HIGH_QUANTILE))
+        run_times.append(
+            RunTime(units, rows, typical_ns, max(typical_ns, round(max(own_high, typical_ns * high_ratio))))
+        )
+    return tuple(run_times)

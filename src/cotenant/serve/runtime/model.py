@@ -49,11 +49,11 @@ class LoadedModel(Protocol):
         """Return whether a run with this input size may be done on the event loop's thread."""
         ...
 
-    def took(self, size_bytes: int, took_ns: Duration) -> None:
+    def record_run(self, size_bytes: int, took_ns: Duration) -> None:
         """Record the CPU time of a run, without waiting."""
         ...
 
-    def took_at_once(self, took_ns: Duration) -> None:
+    def record_inline_run(self, took_ns: Duration) -> None:
         """Record the elapsed time of a run on the event loop's thread."""
         ...
 
@@ -77,7 +77,7 @@ class QuickRunDetector:
         """Return True after a number of consecutive quick runs, for inputs no larger than theirs."""
         return self._runs >= _RUNS_TO_TRUST and size_bytes <= self._known_bytes
 
-    def took(self, size_bytes: int, took_ns: Duration) -> None:
+    def record_run(self, size_bytes: int, took_ns: Duration) -> None:
         """Record a run; one slow run resets the count."""
         if took_ns > QUICK_NS:
             self._runs = self._known_bytes = 0
@@ -85,7 +85,7 @@ class QuickRunDetector:
         self._runs += 1
         self._known_bytes = max(self._known_bytes, size_bytes)
 
-    def took_at_once(self, took_ns: Duration) -> None:
+    def record_inline_run(self, took_ns: Duration) -> None:
         """Record elapsed time, which may include other threads: three slow runs count, or one very slow run."""
         if took_ns <= QUICK_NS:
             self._strikes = 0
@@ -101,4 +101,4 @@ class ModelLoadError(Exception):
 
 def any_rank(shape: Sequence[Any]) -> tuple[int, ...]:
     """Return a shape from a model file with -1 for free dimensions, which have a name or no value there."""
-    return tuple(one if isinstance(one, int) and one >= 0 else -1 for one in shape)
+    return tuple(dimension if isinstance(dimension, int) and dimension >= 0 else -1 for dimension in shape)

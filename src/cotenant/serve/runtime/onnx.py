@@ -20,7 +20,7 @@ PLATFORM: Final = "onnxruntime_onnx"
 DEFAULT_BATCH: Final = 8
 """Batch size of a model that supports any number of rows, if none is configured. Our choice."""
 _BFLOAT16: Final = 16
-_NAMELESS: Final = re.compile(r"(unk__\d+|\?)?\Z")
+_UNNAMED: Final = re.compile(r"(unk__\d+|\?)?\Z")
 """Placeholder names that exporters write for unnamed dimensions."""
 _LENGTHS: Final = frozenset(("seq", "sequence", "seq_len", "sequence_length", "length", "time", "num_tokens", "tokens"))
 """Names of a first dimension that is a sequence length, not a batch."""
@@ -42,10 +42,12 @@ _TYPES: Final = {
 }
 
 
-def tensor_specs(takes: Sequence[Any], gives: Sequence[Any]) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+def tensor_specs(
+    inputs: Sequence[Any], outputs: Sequence[Any]
+) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
     """Convert ONNX Runtime's node arguments to tensor specs, with the shapes of the file."""
     sides = []
-    for nodes in (takes, gives):
+    for nodes in (inputs, outputs):
         specs = []
         for node in nodes:
             datatype = _TYPES.get(node.type)
@@ -58,21 +60,21 @@ def tensor_specs(takes: Sequence[Any], gives: Sequence[Any]) -> tuple[tuple[Tens
 
 def takes_batches(inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec]) -> bool:
     """Return whether the first dimension of every tensor is free."""
-    return bool(inputs) and all(one.shape[:1] == (-1,) for one in (*inputs, *outputs))
+    return bool(inputs) and all(spec.shape[:1] == (-1,) for spec in (*inputs, *outputs))
 
 
-def means_batches(takes: Sequence[Any], gives: Sequence[Any]) -> bool:
+def means_batches(inputs: Sequence[Any], outputs: Sequence[Any]) -> bool:
     """Return whether all tensors begin with the same free dimension and its name is not a length.
 
     For example, the number of boxes of a detection model is free as well, but rows of several requests would be mixed.
     """
     names = set()
-    for node in (*takes, *gives):
+    for node in (*inputs, *outputs):
         if any_rank(node.shape)[:1] != (-1,):
             return False
         name = node.shape[0]
-        names.add(name.lower() if isinstance(name, str) and not _NAMELESS.match(name) else "")
-    return bool(takes) and len(names) == 1 and not names & _LENGTHS
+        names.add(name.lower() if isinstance(name, str) and not _UNNAMED.match(name) else "")
+    return bool(inputs) and len(names) == 1 and not names & _LENGTHS
 
 
 class OnnxModel:
@@ -82,14 +84,14 @@ class OnnxModel:
         """The spec names the tensors of the sessions."""
         self.spec = spec
         self._sessions = sessions
-        self._inputs = [one.name for one in spec.inputs]
-        self._outputs = [one.name for one in spec.outputs]
-        self._odd = any(one.datatype is Datatype.BF16 for one in (*spec.inputs, *spec.outputs))
-        self._texts = [place for place, one in enumerate(spec.inputs) if one.datatype is Datatype.BYTES]
-        pace = QuickRunDetector()
-        self.is_quick = pace.is_quick
-        self.took_at_once = pace.took_at_once
-        self._pace = pace
+        self._inputs = [tensor.name for tensor in spec.inputs]
+        self._outputs = [tensor.name for tensor in spec.outputs]
+        self._has_bf16 = any(tensor.datatype is Datatype.BF16 for tensor in (*spec.inputs, *spec.outputs))
+        self._texts = [index for index, tensor in enumerate(spec.inputs) if tensor.datatype is Datatype.BYTES]
+        quick_runs = QuickRunDetector()
+        self.is_quick = quick_runs.is_quick
+        self.record_inline_run = quick_runs.record_inline_run
+        self._quick_runs = quick_runs
 
     def run(self, inputs: Sequence[Array], cores: Sequence[int] | None = None) -> list[Array]:
         """Return the outputs for these inputs."""
@@ -105,35 +107,35 @@ class OnnxModel:
     def _run(self, session: Any, inputs: Sequence[Array]) -> list[Array]:
         if self._texts:
             inputs = list(inputs)
-            for place in self._texts:
-                inputs[place] = _as_text(self._inputs[place], inputs[place])
-        if self._odd:
-            return self._run_odd(session, inputs)
+            for index in self._texts:
+                inputs[index] = _as_text(self._inputs[index], inputs[index])
+        if self._has_bf16:
+            return self._run_bf16(session, inputs)
         feed = dict(zip(self._inputs, inputs, strict=True))
-        found: list[Array] = session.run(self._outputs, feed)
-        return found
+        outputs: list[Array] = session.run(self._outputs, feed)
+        return outputs
 
-    def _run_odd(self, session: Any, inputs: Sequence[Array]) -> list[Array]:
+    def _run_bf16(self, session: Any, inputs: Sequence[Array]) -> list[Array]:
         """Run with BF16 tensors, which numpy has no type for."""
         import onnxruntime  # noqa: PLC0415  an optional package, and slow to import
 
         value = onnxruntime.OrtValue
         feed = {}
-        for one, array in zip(self.spec.inputs, inputs, strict=True):
-            whole = np.ascontiguousarray(array)
-            bits = one.datatype is Datatype.BF16
+        for spec, array in zip(self.spec.inputs, inputs, strict=True):
+            contiguous = np.ascontiguousarray(array)
+            is_bf16 = spec.datatype is Datatype.BF16
             make = value.ortvalue_from_numpy_with_onnx_type
-            feed[one.name] = make(whole, _BFLOAT16) if bits else value.ortvalue_from_numpy(whole)
-        found = session.run_with_ort_values(self._outputs, feed)
-        return [_array(one, tensor) for one, tensor in zip(self.spec.outputs, found, strict=True)]
+            feed[spec.name] = make(contiguous, _BFLOAT16) if is_bf16 else value.ortvalue_from_numpy(contiguous)
+        values = session.run_with_ort_values(self._outputs, feed)
+        return [_array(spec, tensor) for spec, tensor in zip(self.spec.outputs, values, strict=True)]
 
     def stream(self, inputs: Sequence[Array]) -> Iterator[list[Array]]:
         """Yield the single response of an ONNX model."""
         yield self.run(inputs)
 
-    def took(self, size_bytes: int, took_ns: Duration) -> None:
+    def record_run(self, size_bytes: int, took_ns: Duration) -> None:
         """Record the time of a run."""
-        self._pace.took(size_bytes, took_ns)
+        self._quick_runs.record_run(size_bytes, took_ns)
 
     def close(self) -> None:
         """Release the sessions after the last run."""
@@ -150,7 +152,7 @@ def _array(spec: TensorSpec, tensor: Any) -> Array:
 
 def _as_text(name: str, array: Array) -> Array:
     try:
-        texts = [one.decode() for one in array.ravel()]
+        texts = [element.decode() for element in array.ravel()]
     except UnicodeDecodeError:
         raise ValueError(f"input {name!r}: an element is not UTF-8 text, as ONNX strings must be") from None
     return np.array(texts, np.object_).reshape(array.shape)

@@ -65,14 +65,14 @@ class OnnxSessions:
         self._alone = _session(path, _options(1))
         sides = (self._alone.get_inputs(), self._alone.get_outputs())
         self.takes, self.gives = (
-            tuple(NodeArg(one.name, one.type, tuple(one.shape)) for one in side) for side in sides
+            tuple(NodeArg(node.name, node.type, tuple(node.shape)) for node in side) for side in sides
         )
 
     @contextlib.contextmanager
     def on(self, cores: Sequence[int]) -> Iterator[Any]:
-        """Lend a session for a run on these cores, called from the first one.
+        """Lend a session for a run on these cores; the calling thread is on the first one.
 
-        An empty list: a run that shares all cores.
+        An empty list means a run that shares all cores.
         """
         if not cores:
             yield self._shared_by_all()
@@ -134,12 +134,12 @@ class OnnxSessions:
         self._map()
         folder = self._folder
         options = _options(width) if folder is None else _mapped_options(width)
-        with _named() as name:
+        with _unique_thread_name() as name:
             session = _session(self._path if folder is None else folder / _GRAPH, options)
             threads = _threads_named(name) if width > 1 else ()
         for thread in threads:
             os.sched_setaffinity(thread, self._cores)
-        _give_back()
+        _trim_memory()
         return _Pool(session, threads)
 
     def _map(self) -> None:
@@ -165,26 +165,26 @@ class OnnxSessions:
 
 
 @contextlib.contextmanager
-def _named() -> Iterator[str]:
+def _unique_thread_name() -> Iterator[str]:
     """Give the calling thread a unique name, which the threads it creates inherit: this identifies a session's pool."""
-    own = Path(f"/proc/self/task/{threading.get_native_id()}/comm")
+    comm = Path(f"/proc/self/task/{threading.get_native_id()}/comm")
     name = f"pool-{threading.get_native_id()}"
-    before = own.read_text()
-    own.write_text(name)
+    previous = comm.read_text()
+    comm.write_text(name)
     try:
         yield name
     finally:
-        own.write_text(before)
+        comm.write_text(previous)
 
 
 def _threads_named(name: str) -> tuple[int, ...]:
-    found = []
+    threads = []
     for task in Path("/proc/self/task").iterdir():
         with contextlib.suppress(OSError):
             if int(task.name) != threading.get_native_id() and (task / "comm").read_text().strip() == name:
                 (task / "comm").write_text("pool")  # so that the next session does not find it
-                found.append(int(task.name))
-    return tuple(sorted(found))
+                threads.append(int(task.name))
+    return tuple(sorted(threads))
 
 
 def _options(threads: int) -> Any:
@@ -228,12 +228,12 @@ def _session(path: Path, options: Any) -> Any:
         raise ModelLoadError(f"ONNX Runtime cannot load {path.name}: {str(error)[:500]}") from None
 
 
-def _disk() -> str:
+def _weights_root() -> str:
     """Return a directory that is on a disk by convention; in a tmpfs, the file would occupy memory."""
-    return next((one for one in ("/var/tmp",) if os.access(one, os.W_OK)), tempfile.gettempdir())  # noqa: S108
+    return next((folder for folder in ("/var/tmp",) if os.access(folder, os.W_OK)), tempfile.gettempdir())  # noqa: S108
 
 
-def _give_back() -> None:
+def _trim_memory() -> None:
     """Return freed memory to the system: opening a session temporarily takes as much memory as the weights."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # a glibc function
     if trim is not None:
@@ -242,7 +242,7 @@ def _give_back() -> None:
 
 def _new_folder() -> tuple[Path, int]:
     """Create a directory with a lock that shows that it is in use; process IDs are not unique across containers."""
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_disk()))
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_weights_root()))
     lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     fcntl.flock(lock, fcntl.LOCK_SH)
     return folder, lock
@@ -255,7 +255,7 @@ def _remove(folder: Path, lock: int) -> None:
 
 def remove_stale_weights() -> None:
     """Remove the directories of processes that were killed."""
-    for folder in Path(_disk()).glob(f"{_PREFIX}*"):
+    for folder in Path(_weights_root()).glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             lock = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_DIRECTORY)
             try:

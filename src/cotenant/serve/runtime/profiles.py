@@ -17,11 +17,11 @@ Report = Callable[[str], None]
 
 def model_hash(path: Path, name: str) -> str:
     """Return the hash of the file, and of the model's name if the file may contain several models."""
-    found = hashlib.sha256(b"" if path.suffix == ".onnx" else name.encode() + b"\0")
+    digest = hashlib.sha256(b"" if path.suffix == ".onnx" else name.encode() + b"\0")
     with path.open("rb") as file:
         while part := file.read(1 << 20):
-            found.update(part)
-    return found.hexdigest()
+            digest.update(part)
+    return digest.hexdigest()
 
 
 def cpu_identity(cores: int) -> str:
@@ -42,29 +42,29 @@ class ProfileCache:
         self.folder = folder
         self._report = report
 
-    def find(self, hashed: str, device: str) -> ModelProfile | None:
+    def find(self, file_hash: str, device: str) -> ModelProfile | None:
         """Return the profile of a model on a device, or None."""
-        path = self._path(hashed, device)
+        path = self._path(file_hash, device)
         try:
-            found = decode_model_profile(path.read_bytes(), str(path))
+            profile = decode_model_profile(path.read_bytes(), str(path))
         except FileNotFoundError:
             return None
         except (OSError, ConfigError) as error:
             self._report(f"a profile is ignored: {error}")
             return None
-        return found if (found.model_hash, found.device) == (hashed, device) else None
+        return profile if (profile.model_hash, profile.device) == (file_hash, device) else None
 
-    def keep(self, profiled: ModelProfile) -> Path:
+    def keep(self, profile: ModelProfile) -> Path:
         """Store a profile and replace an existing one."""
-        path = self._path(profiled.model_hash, profiled.device)
+        path = self._path(profile.model_hash, profile.device)
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=self.folder, delete=False) as file:
-                file.write(encode_model_profile(profiled))
+                file.write(encode_model_profile(profile))
             os.replace(file.name, path)  # noqa: PTH105  atomic for concurrent readers
         except OSError as error:
             raise ConfigError("--profiles", str(self.folder), f"cannot be written: {error.strerror}") from None
         return path
 
-    def _path(self, hashed: str, device: str) -> Path:
-        return self.folder / f"{hashed[:24]}-{hashlib.sha256(device.encode()).hexdigest()[:8]}.json"
+    def _path(self, file_hash: str, device: str) -> Path:
+        return self.folder / f"{file_hash[:24]}-{hashlib.sha256(device.encode()).hexdigest()[:8]}.json"

@@ -37,29 +37,29 @@ def models_in(path: Path) -> dict[str, Model]:
     if spec is None or spec.loader is None:
         raise ModelLoadError(f"{path.name} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    with _importing, _as_a_program_s(path.parent):
-        before = sys.modules.get(name)
+    with _importing, _importable_folder(path.parent):
+        previous = sys.modules.get(name)
         sys.modules[name] = module  # dataclasses look up annotations in sys.modules
         try:
             spec.loader.exec_module(module)
         except (Exception, SystemExit) as error:  # a file that calls sys.exit must not end the server
             del sys.modules[name]
-            if before is not None:  # the version in service stays
-                sys.modules[name] = before
+            if previous is not None:  # the version in service stays
+                sys.modules[name] = previous
             raise ModelLoadError(f"{path.name} fails: {type(error).__name__}: {error}") from error
-    found = {one.name: one for one in vars(module).values() if isinstance(one, Model)}
-    if not found:
+    models = {value.name: value for value in vars(module).values() if isinstance(value, Model)}
+    if not models:
         raise ModelLoadError(f"{path.name} defines no cotenant.Model")
-    return found
+    return models
 
 
 @contextlib.contextmanager
-def _as_a_program_s(folder: Path) -> Iterator[None]:
+def _importable_folder(folder: Path) -> Iterator[None]:
     """Make the modules of a model's directory, and of no other model's, importable during its import."""
     for name in [name for name, home in _helpers.items() if home != folder]:
         del _helpers[name]
         sys.modules.pop(name, None)
-    there = set(sys.modules)
+    modules_before = set(sys.modules)
     sys.path.insert(0, str(folder))
     try:
         yield
@@ -67,7 +67,7 @@ def _as_a_program_s(folder: Path) -> Iterator[None]:
         with contextlib.suppress(ValueError):  # the file may have changed it
             sys.path.remove(str(folder))
         for name, module in sys.modules.copy().items():  # a copy, because other threads add and remove modules
-            file = None if name in there else getattr(module, "__dict__", {}).get("__file__")
+            file = None if name in modules_before else getattr(module, "__dict__", {}).get("__file__")
             if isinstance(file, str) and Path(file).is_relative_to(folder) and not name.startswith(_PREFIX):
                 _helpers[name] = folder
 
@@ -79,7 +79,7 @@ class PythonModel:
         """The spec has the callable's tensors."""
         self.spec = spec
         self._model = model
-        self._names = [one.name for one in spec.inputs]
+        self._names = [tensor.name for tensor in spec.inputs]
 
     def run(self, inputs: Sequence[Array], cores: Sequence[int] | None = None) -> list[Array]:
         """Return the outputs for these inputs; the callable may use more than its thread's core."""
@@ -89,38 +89,42 @@ class PythonModel:
     def stream(self, inputs: Sequence[Array]) -> Iterator[list[Array]]:
         """Yield each response."""
         answers: Any = self._model.run(dict(zip(self._names, inputs, strict=True)))
-        for one in answers if self.spec.decoupled else [answers]:
-            yield self._ordered(one)
+        for answer in answers if self.spec.decoupled else [answers]:
+            yield self._ordered(answer)
 
     def is_quick(self, size_bytes: int) -> bool:
         """Return the author's setting."""
         del size_bytes
         return self._model.inline
 
-    def took(self, size_bytes: int, took_ns: Duration) -> None:
+    def record_run(self, size_bytes: int, took_ns: Duration) -> None:
         """Ignore the time."""
 
-    def took_at_once(self, took_ns: Duration) -> None:
+    def record_inline_run(self, took_ns: Duration) -> None:
         """Ignore the time."""
 
     def close(self) -> None:
         """Do nothing."""
 
     def _ordered(self, answer: Any) -> list[Array]:
-        found = []
-        for one in self.spec.outputs:
+        arrays = []
+        for output in self.spec.outputs:
             try:
-                array = answer[one.name]
+                array = answer[output.name]
             except (KeyError, TypeError, IndexError):
-                raise ValueError(f"output {one.name!r} of model {self.spec.name!r} is missing in its result") from None
-            found.append(_fitting(one, np.asarray(array)))
-        return found
+                raise ValueError(
+                    f"output {output.name!r} of model {self.spec.name!r} is missing in its result"
+                ) from None
+            arrays.append(_checked_array(output, np.asarray(array)))
+        return arrays
 
 
-def _fitting(spec: TensorSpec, array: Array) -> Array:
-    wanted = NUMPY[spec.datatype]
-    if array.dtype == wanted:
+def _checked_array(spec: TensorSpec, array: Array) -> Array:
+    expected = NUMPY[spec.datatype]
+    if array.dtype == expected:
         return array
     if spec.datatype is Datatype.BYTES and array.dtype.kind in "SU":
         return array.astype(np.object_)
-    raise ValueError(f"output {spec.name!r} is an array of {array.dtype}, expected {wanted} for {spec.datatype.value}")
+    raise ValueError(
+        f"output {spec.name!r} is an array of {array.dtype}, expected {expected} for {spec.datatype.value}"
+    )

@@ -42,121 +42,123 @@ class Repository:
 
     def scan(self) -> dict[str, ModelSource]:
         """Return the models that exist now, by name; the first of two with the same name counts."""
-        found: dict[str, ModelSource] = {}
+        sources: dict[str, ModelSource] = {}
         for path in self._paths:
-            for one in _below(path):
-                found.setdefault(one.name, one)
-                if len(found) > MODELS_LIMIT:
+            for source in _sources_in(path):
+                sources.setdefault(source.name, source)
+                if len(sources) > MODELS_LIMIT:
                     raise ConfigError("MODELS", str(path), f"has more than {MODELS_LIMIT} models, which is the limit")
-        return found
+        return sources
 
-    def load(self, found: ModelSource) -> LoadedModel:
+    def load(self, source: ModelSource) -> LoadedModel:
         """Load a model; may take long, so it must not run on the event loop's thread."""
-        if found.broken:
-            raise ModelLoadError(found.broken)
-        config = _own_config(found.config)
-        triton = None if found.triton is None else _triton_config(found.triton)
+        if source.broken:
+            raise ModelLoadError(source.broken)
+        config = _own_config(source.config)
+        triton = None if source.triton is None else _triton_config(source.triton)
         if triton is not None and triton.differences:
-            self.partly_applied.add(found.name)
-        elsewhere = self._runtime.load(found, config, triton)
-        if elsewhere is not None:
-            return elsewhere
-        if found.path.suffix == ".py":
+            self.partly_applied.add(source.name)
+        model = self._runtime.load(source, config, triton)
+        if model is not None:
+            return model
+        if source.path.suffix == ".py":
             if triton is not None:
                 raise ModelLoadError(
                     "model.py beside a config.pbtxt belongs to Triton's Python backend, which is not supported"
                 )
-            return self._load_python(found, config)
-        return self._load_onnx(found, config, triton)
+            return self._load_python(source, config)
+        return self._load_onnx(source, config, triton)
 
-    def differences(self, found: ModelSource) -> list[str]:
+    def differences(self, source: ModelSource) -> list[str]:
         """Return the Triton settings that are not applied as written, or why the model cannot be loaded."""
-        if found.broken:
-            return [found.broken]
-        if found.triton is None:
+        if source.broken:
+            return [source.broken]
+        if source.triton is None:
             return []
         try:
-            triton = _triton_config(found.triton)
-            self.load(found).close()
+            triton = _triton_config(source.triton)
+            self.load(source).close()
         except ModelLoadError as error:
             return [str(error)]
-        said = list(triton.differences)
+        differences = list(triton.differences)
         if triton.max_batch and not triton.dynamic:
-            said.append("dynamic_batching: absent, but queued requests are batched")
+            differences.append("dynamic_batching: absent, but queued requests are batched")
         if triton.wait_ns:
-            said.append(f"dynamic_batching.max_queue_delay_microseconds: {_BY_POLICY}; fifo, triton and fixed use it")
+            differences.append(
+                f"dynamic_batching.max_queue_delay_microseconds: {_BY_POLICY}; fifo, triton and fixed use it"
+            )
         if triton.preferred_batches:
-            said.append(f"dynamic_batching.preferred_batch_size: {_BY_POLICY}; fifo and triton use it")
-        return said
+            differences.append(f"dynamic_batching.preferred_batch_size: {_BY_POLICY}; fifo and triton use it")
+        return differences
 
-    def _load_onnx(self, found: ModelSource, config: ModelConfig, triton: TritonConfig | None) -> LoadedModel:
-        sessions = OnnxSessions(found.path, self._cores)
+    def _load_onnx(self, source: ModelSource, config: ModelConfig, triton: TritonConfig | None) -> LoadedModel:
+        sessions = OnnxSessions(source.path, self._cores)
         try:
-            return OnnxModel(self._onnx_spec(found, config, triton, sessions), sessions)
+            return OnnxModel(self._onnx_spec(source, config, triton, sessions), sessions)
         except ModelLoadError:
             sessions.close()
             raise
 
     def _onnx_spec(
-        self, found: ModelSource, config: ModelConfig, triton: TritonConfig | None, sessions: OnnxSessions
+        self, source: ModelSource, config: ModelConfig, triton: TritonConfig | None, sessions: OnnxSessions
     ) -> ModelSpec:
         inputs, outputs = tensor_specs(sessions.takes, sessions.gives)
-        meant = means_batches(sessions.takes, sessions.gives)
-        max_batch = batch_limit(config, triton, inputs, outputs, meant=meant)
-        spec = ModelSpec(found.name, found.version, PLATFORM, inputs, outputs, max_batch)
+        declares_batch = means_batches(sessions.takes, sessions.gives)
+        max_batch = batch_limit(config, triton, inputs, outputs, declares_batch=declares_batch)
+        spec = ModelSpec(source.name, source.version, PLATFORM, inputs, outputs, max_batch)
         if triton is not None:
             spec = with_triton_config(spec, triton)
         return with_config(spec, config)
 
-    def _load_python(self, found: ModelSource, config: ModelConfig) -> LoadedModel:
-        models = models_in(found.path)
-        if found.name not in models:
-            raise ModelLoadError(f"{found.path.name} defines no Model of that name, only {', '.join(sorted(models))}")
-        model = models[found.name]
+    def _load_python(self, source: ModelSource, config: ModelConfig) -> LoadedModel:
+        models = models_in(source.path)
+        if source.name not in models:
+            raise ModelLoadError(f"{source.path.name} defines no Model of that name, only {', '.join(sorted(models))}")
+        model = models[source.name]
         max_batch = model.max_batch if config.max_batch is None else config.max_batch
         if max_batch and not model.max_batch:
             raise ModelLoadError(f"a batch of {max_batch} is configured, but the callable supports no batching")
         front = (-1,) if model.max_batch else ()
         sides = [
-            tuple(msgspec.structs.replace(one, shape=(*front, *one.shape)) for one in side)
+            tuple(msgspec.structs.replace(tensor, shape=(*front, *tensor.shape)) for tensor in side)
             for side in (model.inputs, model.outputs)
         ]
         decoupled = model.decoupled
         if decoupled and max_batch:
             raise ModelLoadError("a decoupled model answers one request at a time: remove max_batch")
-        spec = ModelSpec(found.name, found.version, PYTHON, sides[0], sides[1], max_batch, decoupled=decoupled)
+        spec = ModelSpec(source.name, source.version, PYTHON, sides[0], sides[1], max_batch, decoupled=decoupled)
         return PythonModel(with_config(spec, config), model)
 
 
-def _below(path: Path) -> list[ModelSource]:
+def _sources_in(path: Path) -> list[ModelSource]:
     if path.is_file():
         return _from_file(path)
     if not path.is_dir():
         raise ConfigError("MODELS", str(path), "is neither a directory nor a file; name one with models")
-    found: list[ModelSource] = []
+    sources: list[ModelSource] = []
     for entry in sorted(path.iterdir()):
         if entry.name.startswith("."):
             continue
         if entry.is_dir():
-            found += _from_folder(entry)
+            sources += _from_folder(entry)
         elif entry.suffix in (".onnx", ".py") or entry.name.endswith(SUFFIX):
-            found += _from_file(entry)
-    return found
+            sources += _from_file(entry)
+    return sources
 
 
 def _from_file(path: Path) -> list[ModelSource]:
     if path.suffix == ".onnx":
-        return [_checked(ModelSource(path.stem, "1", path, path.with_suffix(".toml")))]
+        return [_with_checked_name(ModelSource(path.stem, "1", path, path.with_suffix(".toml")))]
     if path.name.endswith(SUFFIX):
         name = path.name.removesuffix(SUFFIX)
-        return [_checked(ModelSource(name, "1", path, path.with_name(f"{name}.toml")))]
+        return [_with_checked_name(ModelSource(name, "1", path, path.with_name(f"{name}.toml")))]
     if path.suffix != ".py":
         raise ConfigError("MODELS", str(path), f"is neither .onnx, .py nor {SUFFIX}, nor a directory of such files")
     try:
         names = _names_in(path, path.stat().st_mtime_ns)
     except ModelLoadError as error:
         return [ModelSource(path.stem, "1", path, path, broken=str(error))]
-    return [_checked(ModelSource(name, "1", path, path.with_name(f"{name}.toml"))) for name in names]
+    return [_with_checked_name(ModelSource(name, "1", path, path.with_name(f"{name}.toml"))) for name in names]
 
 
 @functools.lru_cache(MODELS_LIMIT)
@@ -167,7 +169,11 @@ def _names_in(path: Path, mtime_ns: int) -> tuple[str, ...]:
 
 
 def _from_folder(folder: Path) -> list[ModelSource]:
-    versions = sorted((int(one.name), one) for one in folder.iterdir() if one.name.isdigit() and one.is_dir())
+    versions = sorted(
+        (int(folder_entry.name), folder_entry)
+        for folder_entry in folder.iterdir()
+        if folder_entry.name.isdigit() and folder_entry.is_dir()
+    )
     config = folder / "config.pbtxt"
     triton = config if config.is_file() else None
     if not versions:
@@ -177,26 +183,30 @@ def _from_folder(folder: Path) -> list[ModelSource]:
     names = ["model.onnx", "model.py"]
     if triton is not None:
         try:
-            asked = _triton_config(triton)
+            triton_config = _triton_config(triton)
         except ModelLoadError as error:
-            return [_checked(ModelSource(folder.name, str(versions[-1][0]), folder, folder, broken=str(error)))]
-        names = [asked.file] if asked.file else names
-        versions = [one for one in versions if not asked.versions or one[0] in asked.versions]
+            return [
+                _with_checked_name(ModelSource(folder.name, str(versions[-1][0]), folder, folder, broken=str(error)))
+            ]
+        names = [triton_config.file] if triton_config.file else names
+        versions = [
+            version for version in versions if not triton_config.versions or version[0] in triton_config.versions
+        ]
         if not versions:
-            broken = f"version_policy of its config.pbtxt names {list(asked.versions)}, none of which is there"
+            broken = f"version_policy of its config.pbtxt names {list(triton_config.versions)}, none of which is there"
             return [ModelSource(folder.name, "", folder, folder, broken=broken)]
     number, newest = versions[-1]
     for name in names:
         if (newest / name).is_file():
-            found = ModelSource(folder.name, str(number), newest / name, folder / OWN_CONFIG, triton)
-            return [_checked(found)]
+            source = ModelSource(folder.name, str(number), newest / name, folder / OWN_CONFIG, triton)
+            return [_with_checked_name(source)]
     return [ModelSource(folder.name, str(number), newest, folder, broken=f"{newest.name}/ has no {names[0]}")]
 
 
-def _checked(found: ModelSource) -> ModelSource:
-    if NAME.match(found.name):
-        return found
-    return found._replace(broken="its name has other characters than letters, digits, dot, underscore and hyphen")
+def _with_checked_name(source: ModelSource) -> ModelSource:
+    if NAME.match(source.name):
+        return source
+    return source._replace(broken="its name has other characters than letters, digits, dot, underscore and hyphen")
 
 
 def _own_config(path: Path) -> ModelConfig:

@@ -49,7 +49,7 @@ class ModelRuntime(Protocol):
         """Get ready for runs; both callbacks are called on the loop's thread."""
         ...
 
-    def load(self, found: ModelSource, config: ModelConfig, triton: TritonConfig | None) -> LoadedModel | None:
+    def load(self, source: ModelSource, config: ModelConfig, triton: TritonConfig | None) -> LoadedModel | None:
         """Load a model; raise `ModelLoadError` if that fails. Return None if the repository should load it.
 
         Not on the loop's thread.
@@ -68,7 +68,7 @@ class ModelRuntime(Protocol):
         """Wait until everything that was announced is ready or has failed."""
         ...
 
-    def give(self, job: Job) -> None:
+    def submit(self, job: Job) -> None:
         """Start a run, on the loop's thread; its result is reported in any case."""
         ...
 
@@ -104,18 +104,18 @@ class CpuRuntime:
     ) -> None:
         """Start the threads."""
 
-        def done(outcome: RunResult) -> None:
+        def report(outcome: RunResult) -> None:
             loop.call_soon_threadsafe(report_result, outcome)
 
         def send_response(number: int, answer: Sequence[Any]) -> None:
             loop.call_soon_threadsafe(report_response, number, answer)
 
-        self._workers = CoreThreads(self._cores, done, send_response)
+        self._workers = CoreThreads(self._cores, report, send_response)
 
-    def load(self, found: ModelSource, config: ModelConfig, triton: TritonConfig | None) -> LoadedModel | None:
+    def load(self, source: ModelSource, config: ModelConfig, triton: TritonConfig | None) -> LoadedModel | None:
         """Return None: the repository loads the model in this process."""
         del config, triton
-        if found.path.name.endswith(SUFFIX):
+        if source.path.name.endswith(SUFFIX):
             raise ModelLoadError("a replay model needs a GPU: use --runtime replay")
         return None
 
@@ -129,17 +129,17 @@ class CpuRuntime:
         if isinstance(model, OnnxModel):
             thread = threading.Thread(target=model.prepare, args=(widths,), name="sessions", daemon=True)
             thread.start()
-            self._opening = [*(one for one in self._opening if one.is_alive()), thread]
+            self._opening = [*(opening for opening in self._opening if opening.is_alive()), thread]
 
     async def settled(self) -> None:
         """Wait until the sessions are open, so that the first requests do not wait for them."""
         for thread in self._opening:
             await asyncio.to_thread(thread.join)
 
-    def give(self, job: Job) -> None:
+    def submit(self, job: Job) -> None:
         """Queue the run for the thread of its first core."""
         assert self._workers is not None
-        self._workers.give(job)
+        self._workers.submit(job)
 
     def worker_statistics(self) -> WorkerStatistics | None:
         """Return None: there are no worker processes."""
@@ -164,5 +164,5 @@ def times_at(times: RunTimes | None, widths: Sequence[int]) -> RunTimes | None:
     """Return the measurements at these numbers of units, so that a policy chooses no width that is not ready."""
     if times is None:
         return None
-    kept = tuple(one for one in times.times if one.units in widths)
-    return msgspec.structs.replace(times, times=kept) if kept else None
+    matching = tuple(time for time in times.times if time.units in widths)
+    return msgspec.structs.replace(times, times=matching) if matching else None

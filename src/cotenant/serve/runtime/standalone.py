@@ -24,11 +24,11 @@ class StandaloneRuntime:
         self._loop = asyncio.new_event_loop()
         self._result: asyncio.Future[RunResult] | None = None
         self._runs = 0
-        runtime.begin(self._loop, self._report_result, _no_part)
+        runtime.begin(self._loop, self._report_result, _ignore_response)
 
-    def load(self, found: ModelSource) -> LoadedModel:
+    def load(self, source: ModelSource) -> LoadedModel:
         """Load a model; raise `ModelLoadError` if that fails."""
-        return self.repository.load(found)
+        return self.repository.load(source)
 
     def prepare(self, model: LoadedModel, widths: Sequence[int]) -> None:
         """Announce the numbers of units; the first run waits for those that are not ready."""
@@ -40,7 +40,7 @@ class StandaloneRuntime:
         cores = tuple(range(units)) if self.runtime.pinned else ()
         run = Run(0, self._runs, model.spec.name, 0, (self._runs,), rows, units, cores)
         done = self._result = self._loop.create_future()
-        self._loop.call_soon(self.runtime.give, Job(run, model, [inputs], [rows]))
+        self._loop.call_soon(self.runtime.submit, Job(run, model, [inputs], [rows]))
         outcome: RunResult = self._loop.run_until_complete(done)
         return outcome
 
@@ -54,5 +54,5 @@ class StandaloneRuntime:
         self._result.set_result(outcome)
 
 
-def _no_part(number: int, answer: Sequence[Array]) -> None:
+def _ignore_response(number: int, answer: Sequence[Array]) -> None:
     """Ignore a response; decoupled models are not measured."""

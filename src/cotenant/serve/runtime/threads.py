@@ -17,7 +17,7 @@ from cotenant.serve.runtime.model import LoadedModel
 from cotenant.units.instant import Duration, Instant
 
 _STOP: Final = None
-_PARTS_LIMIT: Final = 64
+_RESPONSES_IN_FLIGHT: Final = 64
 UNSHARED_LIMIT: Final = 64
 """Maximum concurrent unshared runs. Our choice: far more than any number of cores benefits from."""
 
@@ -25,26 +25,26 @@ UNSHARED_LIMIT: Final = 64
 class ResponseFlow:
     """Flow control between a decoupled run and its receiver: bounds the responses in flight, and ends the run."""
 
-    __slots__ = ("_room", "is_over")
+    __slots__ = ("_credits", "is_over")
 
     def __init__(self) -> None:
         """Start with a receiver."""
         self.is_over = False
-        self._room = threading.Semaphore(_PARTS_LIMIT)
+        self._credits = threading.Semaphore(_RESPONSES_IN_FLIGHT)
 
     def wait(self) -> bool:
         """Wait until another response may be sent; return False if there is no receiver."""
-        self._room.acquire()
+        self._credits.acquire()
         return not self.is_over
 
-    def taken(self) -> None:
+    def response_sent(self) -> None:
         """Note that a response was sent."""
-        self._room.release()
+        self._credits.release()
 
     def end(self) -> None:
         """Note that the receiver is gone."""
         self.is_over = True
-        self._room.release()
+        self._credits.release()
 
 
 class Job(NamedTuple):
@@ -81,7 +81,7 @@ def execute(job: Job, report_response: ReportResponse, cores: Sequence[int] | No
     only.
     """
     began = monotonic_ns()
-    own = thread_ns()
+    cpu_began_ns = thread_ns()
     model = job.model
     size = sum(map(size_of, job.parts))
     answers: Sequence[Sequence[Array]] = ()
@@ -99,7 +99,7 @@ def execute(job: Job, report_response: ReportResponse, cores: Sequence[int] | No
             answers = split(model, model.run(inputs, cores), job.rows)
     except Exception as error:  # noqa: BLE001  any exception counts as the model's failure
         failure = failure_of(model, error)
-    model.took(size, thread_ns() - own)
+    model.record_run(size, thread_ns() - cpu_began_ns)
     ended = monotonic_ns()
     return RunResult(job.run, answers, failure, ended - began, ended)
 
@@ -139,30 +139,30 @@ class CoreThreads:
         self._idle = 0  # idle threads for unshared runs, minus the runs queued for them
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
-        self._anywhere = 0
+        self._unshared_threads = 0
         for core, queue in zip(cores, self._queues, strict=True):
             self._start({core}, queue, f"core-{core}")
 
-    def give(self, job: Job) -> None:
+    def submit(self, job: Job) -> None:
         """Queue a run."""
         if job.run.cores:
             self._queues[job.run.cores[0]].put(job)
             return
         with self._lock:
             self._idle -= 1
-            short = self._idle < 0 and self._anywhere < UNSHARED_LIMIT
-            if short:
-                self._anywhere += 1
+            needs_thread = self._idle < 0 and self._unshared_threads < UNSHARED_LIMIT
+            if needs_thread:
+                self._unshared_threads += 1
                 self._idle += 1
-        if short:
-            self._start(set(self._cores), self._unshared, f"any-{self._anywhere}")
+        if needs_thread:
+            self._start(set(self._cores), self._unshared, f"any-{self._unshared_threads}")
         self._unshared.put(job)
 
     def stop(self) -> None:
         """Stop the threads after their queued runs."""
         for queue in self._queues:
             queue.put(_STOP)
-        for _ in range(self._anywhere):
+        for _ in range(self._unshared_threads):
             self._unshared.put(_STOP)
         for thread in self._threads:
             thread.join()
@@ -175,8 +175,8 @@ class CoreThreads:
     def _work(self, cores: set[int], queue: SimpleQueue[Job | None]) -> None:
         os.sched_setaffinity(0, cores)
         while (job := queue.get()) is not _STOP:
-            done = execute(job, self._report_response, [self._cores[one] for one in job.run.cores])
+            result = execute(job, self._report_response, [self._cores[core] for core in job.run.cores])
             if queue is self._unshared:
                 with self._lock:
                     self._idle += 1
-            self._report_result(done)
+            self._report_result(result)

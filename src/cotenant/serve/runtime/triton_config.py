@@ -23,38 +23,45 @@ def with_triton_config(spec: ModelSpec, triton: TritonConfig) -> ModelSpec:
     front = (-1,) if spec.max_batch else ()
     return msgspec.structs.replace(
         spec,
-        inputs=_agreed("input", spec.inputs, triton.inputs, front, all_needed=True),
-        outputs=_agreed("output", spec.outputs, triton.outputs, front, all_needed=False),
-        preferred_batches=tuple(one for one in triton.preferred_batches if one <= spec.max_batch),
+        inputs=_configured_tensors("input", spec.inputs, triton.inputs, front, all_needed=True),
+        outputs=_configured_tensors("output", spec.outputs, triton.outputs, front, all_needed=False),
+        preferred_batches=tuple(rows for rows in triton.preferred_batches if rows <= spec.max_batch),
         wait_ns=triton.wait_ns,
         instances=triton.instances,
     )
 
 
-def _agreed(
-    side: str, real: tuple[TensorSpec, ...], said: tuple[TensorSpec, ...], front: tuple[int, ...], *, all_needed: bool
+def _configured_tensors(
+    side: str,
+    model_tensors: tuple[TensorSpec, ...],
+    configured: tuple[TensorSpec, ...],
+    front: tuple[int, ...],
+    *,
+    all_needed: bool,
 ) -> tuple[TensorSpec, ...]:
     """Return the tensors as configured, if they match the model's."""
-    if not said:
-        return real
-    by_name = {one.name: one for one in real}
+    if not configured:
+        return model_tensors
+    by_name = {tensor.name: tensor for tensor in model_tensors}
     agreed = []
-    for one in said:
-        shape = (*front, *one.shape)
-        known = by_name.pop(one.name, None)
-        if known is None:
+    for wanted in configured:
+        shape = (*front, *wanted.shape)
+        tensor = by_name.pop(wanted.name, None)
+        if tensor is None:
             raise ModelLoadError(
-                f"{side} {one.name!r} of config.pbtxt is not a tensor of the model: {', '.join(by_name)}"
+                f"{side} {wanted.name!r} of config.pbtxt is not a tensor of the model: {', '.join(by_name)}"
             )
-        if known.datatype is not one.datatype:
+        if tensor.datatype is not wanted.datatype:
             raise ModelLoadError(
-                f"{side} {one.name!r} is {known.datatype.value}, config.pbtxt says {one.datatype.value}"
+                f"{side} {wanted.name!r} is {tensor.datatype.value}, config.pbtxt says {wanted.datatype.value}"
             )
-        if len(known.shape) != len(shape) or any(
-            -1 not in (a, b) and a != b for a, b in zip(known.shape, shape, strict=True)
+        if len(tensor.shape) != len(shape) or any(
+            -1 not in (a, b) and a != b for a, b in zip(tensor.shape, shape, strict=True)
         ):
-            raise ModelLoadError(f"{side} {one.name!r} has shape {list(known.shape)}, config.pbtxt says {list(shape)}")
-        agreed.append(msgspec.structs.replace(known, shape=shape))
+            raise ModelLoadError(
+                f"{side} {wanted.name!r} has shape {list(tensor.shape)}, config.pbtxt says {list(shape)}"
+            )
+        agreed.append(msgspec.structs.replace(tensor, shape=shape))
     if all_needed and by_name:
         raise ModelLoadError(f"{side} {next(iter(by_name))!r} of the model is missing in config.pbtxt")
     return tuple(agreed)
@@ -66,14 +73,14 @@ def batch_limit(
     inputs: Sequence[TensorSpec],
     outputs: Sequence[TensorSpec],
     *,
-    meant: bool,
+    declares_batch: bool,
 ) -> int:
     """Return the maximum rows of a run: from the model's own configuration, its Triton config, or its shapes."""
-    wanted = config.max_batch
-    if wanted is None and triton is not None:
-        wanted = triton.max_batch
-    if wanted and not takes_batches(inputs, outputs):
-        raise ModelLoadError(f"a batch of {wanted} is configured, but not every tensor's first dimension is free")
-    if wanted is not None:
-        return wanted
-    return DEFAULT_BATCH if meant else 0
+    configured = config.max_batch
+    if configured is None and triton is not None:
+        configured = triton.max_batch
+    if configured and not takes_batches(inputs, outputs):
+        raise ModelLoadError(f"a batch of {configured} is configured, but not every tensor's first dimension is free")
+    if configured is not None:
+        return configured
+    return DEFAULT_BATCH if declares_batch else 0

@@ -95,26 +95,26 @@ class SharedDevice:
         self._since = now
         if not for_ns:
             return
-        for one in self._held.values():
-            self._count(one, for_ns)
-        for one in self._unshared.values():
-            one.remaining -= one.speed * for_ns
-            self._count(one, for_ns)
+        for active in self._held.values():
+            self._count(active, for_ns)
+        for active in self._unshared.values():
+            active.remaining -= active.speed * for_ns
+            self._count(active, for_ns)
 
-    def _count(self, one: _ActiveRun, for_ns: int) -> None:
-        self.used_unit_ns[one.run.model] += one.units * for_ns
-        self.useful_unit_ns += min(one.units, one.useful_units) * for_ns
+    def _count(self, active: _ActiveRun, for_ns: int) -> None:
+        self.used_unit_ns[active.run.model] += active.units * for_ns
+        self.useful_unit_ns += min(active.units, active.useful_units) * for_ns
 
     def _divide(self, now: Instant) -> None:
         if not self._unshared:
             return
         runs = list(self._unshared.values())
         free = max(self._all_units - self._held_units, 0)
-        for one, units in zip(runs, even_shares([one.max_units for one in runs], free), strict=True):
-            one.units = units
-            one.speed = one.speeds.speed(one.run.rows, units)
+        for active, units in zip(runs, even_shares([active.max_units for active in runs], free), strict=True):
+            active.units = units
+            active.speed = active.speeds.speed(active.run.rows, units)
         self._epoch += 1
-        lasts_ns = min((max(one.remaining, 0.0) / one.speed for one in runs if one.speed), default=None)
+        lasts_ns = min((max(active.remaining, 0.0) / active.speed for active in runs if active.speed), default=None)
         if lasts_ns is not None:
             self._loop.at(now + max(round(lasts_ns), 1), self._unshared_end, self._epoch)
 
@@ -122,22 +122,22 @@ class SharedDevice:
         if number != self._epoch:
             return  # the parts were computed again after this event was scheduled
         self.settle(now)
-        over = [
-            one for one in self._unshared.values() if one.remaining <= one.speed
+        ended = [
+            active for active in self._unshared.values() if active.remaining <= active.speed
         ]  # less than a nanosecond of work remains
-        for one in over:
-            del self._unshared[one.run.run]
+        for active in ended:
+            del self._unshared[active.run.run]
         self._divide(now)
-        for one in over:
-            one.ends(one.run, now)
+        for active in ended:
+            active.ends(active.run, now)
 
 
-def even_shares(most: Sequence[float], whole: float) -> list[float]:
-    """Divide evenly with an upper limit for each; what some leave goes to the others."""
-    parts = [0.0] * len(most)
-    remaining = float(whole)
-    order = sorted(range(len(most)), key=lambda place: (most[place], place))
-    for done, place in enumerate(order):
-        parts[place] = min(most[place], remaining / (len(order) - done))
-        remaining -= parts[place]
-    return parts
+def even_shares(limits: Sequence[float], total: float) -> list[float]:
+    """Divide `total` evenly with an upper limit for each share; units that some cannot use go to the others."""
+    shares = [0.0] * len(limits)
+    remaining = float(total)
+    order = sorted(range(len(limits)), key=lambda index: (limits[index], index))
+    for done, index in enumerate(order):
+        shares[index] = min(limits[index], remaining / (len(order) - done))
+        remaining -= shares[index]
+    return shares

@@ -27,35 +27,38 @@ class RunSpeeds:
         self.widths: tuple[int, ...] = times.widths()
         self._batches: tuple[int, ...] = times.batches()
         self._run_ns: dict[int, list[float]] = {}  # by rows, one value per width
-        before = [0.0] * len(self.widths)
+        previous = [0.0] * len(self.widths)
         for rows in self._batches:
-            least = float("inf")
-            row: list[float] = []
-            for place, units in enumerate(self.widths):
+            fastest_ns = float("inf")
+            times_ns: list[float] = []
+            for index, units in enumerate(self.widths):
                 cell = by_units[units].get(rows)
-                least = least if cell is None else min(least, float(cell.typical_ns))
-                row.append(max(least, before[place]))
-            self._run_ns[rows] = before = row
+                fastest_ns = fastest_ns if cell is None else min(fastest_ns, float(cell.typical_ns))
+                times_ns.append(max(fastest_ns, previous[index]))
+            self._run_ns[rows] = previous = times_ns
         self._speeds: dict[int, list[float]] = {}
 
     def speeds(self, rows: int) -> list[float]:
         """Return runs per nanosecond for each width."""
-        found = self._speeds.get(rows)
-        if found is None:
-            found = self._speeds[rows] = [1 / max(took, 1.0) for took in self._times(rows)]
-        return found
+        speeds = self._speeds.get(rows)
+        if speeds is None:
+            speeds = self._speeds[rows] = [1 / max(run_ns, 1.0) for run_ns in self._times(rows)]
+        return speeds
 
     def _times(self, rows: int) -> list[float]:
-        known = self._run_ns.get(rows)
-        if known is not None:
-            return known
+        measured = self._run_ns.get(rows)
+        if measured is not None:
+            return measured
         batches = self._batches
         if rows < batches[0] or len(batches) == 1:
-            return [max(took * rows / batches[0], took) for took in self._run_ns[batches[0]]]
-        above = min(bisect_left(batches, rows), len(batches) - 1)
-        low, high = batches[above - 1], batches[above]
-        part = (rows - low) / (high - low)
-        return [left + part * (right - left) for left, right in zip(self._run_ns[low], self._run_ns[high], strict=True)]
+            return [max(run_ns * rows / batches[0], run_ns) for run_ns in self._run_ns[batches[0]]]
+        upper = min(bisect_left(batches, rows), len(batches) - 1)
+        low, high = batches[upper - 1], batches[upper]
+        fraction = (rows - low) / (high - low)
+        return [
+            low_ns + fraction * (high_ns - low_ns)
+            for low_ns, high_ns in zip(self._run_ns[low], self._run_ns[high], strict=True)
+        ]
 
     def speed(self, rows: int, units: float) -> float:
         """Return the speed of a run on a number of units, which need not be an integer."""
@@ -64,9 +67,9 @@ class RunSpeeds:
             return speeds[0] * units / widths[0]
         if units >= widths[-1]:
             return speeds[-1]
-        above = bisect_left(widths, units)
-        part = (units - widths[above - 1]) / (widths[above] - widths[above - 1])
-        return speeds[above - 1] + part * (speeds[above] - speeds[above - 1])
+        upper = bisect_left(widths, units)
+        fraction = (units - widths[upper - 1]) / (widths[upper] - widths[upper - 1])
+        return speeds[upper - 1] + fraction * (speeds[upper] - speeds[upper - 1])
 
     def run_ns(self, rows: int, units: float) -> float:
         """Return the time of such a run alone."""

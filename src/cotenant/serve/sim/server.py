@@ -51,9 +51,9 @@ class SimServer:
         self.released: list[tuple[str, int]] = []
         self.drained_at: Instant | None = None
 
-    def at(self, when: Instant, event: ServerEvent) -> None:
+    def at(self, instant: Instant, event: ServerEvent) -> None:
         """Deliver an event at an instant."""
-        self._loop.at(when, self._deliver, event)
+        self._loop.at(instant, self._deliver, event)
 
     def _deliver(self, event: ServerEvent, now: Instant) -> None:
         wake = self._host.turn(event, now)

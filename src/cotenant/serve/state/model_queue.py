@@ -38,11 +38,11 @@ class ArrivalRate:
         """Count arrivals; each complete window moves the average."""
         if self._since is None:
             self._since = now
-        over_ns = now - self._since
-        if over_ns >= _WINDOW_NS:
-            lately = self._count * SECOND_NS / over_ns
-            moved = (lately - self.per_second) * min(over_ns / SECOND_NS, 1.0)
-            self.per_second = self.per_second + moved if self.per_second else lately
+        elapsed_ns = now - self._since
+        if elapsed_ns >= _WINDOW_NS:
+            recent_rate = self._count * SECOND_NS / elapsed_ns
+            change = (recent_rate - self.per_second) * min(elapsed_ns / SECOND_NS, 1.0)
+            self.per_second = self.per_second + change if self.per_second else recent_rate
             self._since, self._count = now, 0
         self._count += count
 
@@ -104,18 +104,18 @@ class ModelQueueState:
 
     def take(self, count: int) -> list[QueuedRequest]:
         """Remove and return the first requests."""
-        taken = self.waiting[:count]
+        requests = self.waiting[:count]
         del self.waiting[:count]
-        self.rows -= sum(one.rows for one in taken)
-        return taken
+        self.rows -= sum(request.rows for request in requests)
+        return requests
 
     def drop(self, request: int) -> QueuedRequest | None:
         """Remove a request; return None if it is not queued here."""
-        for place, one in enumerate(self.waiting):
-            if one.request == request:
-                del self.waiting[place]
-                self.rows -= one.rows
-                return one
+        for index, queued in enumerate(self.waiting):
+            if queued.request == request:
+                del self.waiting[index]
+                self.rows -= queued.rows
+                return queued
         return None
 
     def expected_ns(self, rows: int, units: int) -> Duration:

@@ -24,7 +24,7 @@ class EndedRun(NamedTuple):
     """Whether it followed another run, so that it started without a delay."""
 
 
-class _HeldRun(NamedTuple):
+class _RunEntry(NamedTuple):
     queue: ModelQueueState
     run: ActiveRun
     deadlines: tuple[Instant, ...]
@@ -32,7 +32,7 @@ class _HeldRun(NamedTuple):
     """Units on which no run follows."""
     cores: tuple[int, ...]
     after: int
-    before: int
+    follower: int
     """The run that follows; zero: none."""
 
 
@@ -43,14 +43,14 @@ class RunTable:
         """Start with all units free."""
         self.free_units = units
         self._free_cores: list[int] = list(range(units)) if pinned else []
-        self._held: dict[int, _HeldRun] = {}
-        self._seen: dict[int, ActiveRun] = {}
-        self.active_runs = self._seen.values()
-        """As a policy sees them: a run that is followed on all its units is left out."""
+        self._entries: dict[int, _RunEntry] = {}
+        self._visible: dict[int, ActiveRun] = {}
+        self.active_runs = self._visible.values()
+        """The runs that a policy sees: a run that is followed on all its units is not included."""
 
     def __len__(self) -> int:
         """Return the number of active runs."""
-        return len(self._held)
+        return len(self._entries)
 
     def begin(
         self, number: int, queue: ModelQueueState, choice: StartRun, lasts_ns: Duration, deadlines: tuple[Instant, ...],
@@ -61,51 +61,53 @@ class RunTable:
         cores: tuple[int, ...] = ()
         began = now
         if after:
-            before = self._held[after]
-            began = max(before.run.expected_end, now)
-            taken = min(units, before.units)
-            cores = before.cores[:taken]
-            left = before._replace(units=before.units - taken, cores=before.cores[taken:], before=number)
-            self._held[after] = left
-            if left.units:
-                self._seen[after] = left.run._replace(units=left.units)
+            leader = self._entries[after]
+            began = max(leader.run.expected_end, now)
+            taken = min(units, leader.units)
+            cores = leader.cores[:taken]
+            remaining = leader._replace(units=leader.units - taken, cores=leader.cores[taken:], follower=number)
+            self._entries[after] = remaining
+            if remaining.units:
+                self._visible[after] = remaining.run._replace(units=remaining.units)
             else:
-                del self._seen[after]
+                del self._visible[after]
             units -= taken
         assert 0 <= units <= self.free_units
         self.free_units -= units
         cores += tuple(self._free_cores[:units])
         del self._free_cores[:units]
         run = ActiveRun(queue.key, choice.rows, choice.units, began, began + lasts_ns)
-        self._held[number] = _HeldRun(queue, run, deadlines, choice.units, cores, after, 0)
-        self._seen[number] = run
+        self._entries[number] = _RunEntry(queue, run, deadlines, choice.units, cores, after, 0)
+        self._visible[number] = run
         return cores
 
     def end(self, number: int, now: Instant) -> EndedRun:
         """Free a run's units, or pass them to the run that follows, which starts."""
-        held = self._held.pop(number)
-        self._seen.pop(number, None)
-        self.free_units += held.units
-        self._free_cores = sorted((*self._free_cores, *held.cores))
-        follower = self._held.get(held.before)
+        entry = self._entries.pop(number)
+        self._visible.pop(number, None)
+        self.free_units += entry.units
+        self._free_cores = sorted((*self._free_cores, *entry.cores))
+        follower = self._entries.get(entry.follower)
         if follower is not None:
             run = follower.run
             run = run._replace(began=now, expected_end=now + run.expected_end - run.began)
-            self._held[held.before] = follower._replace(run=run)
-            if held.before in self._seen:
-                self._seen[held.before] = run._replace(units=follower.units)
-        return EndedRun(held.queue, held.run, held.deadlines, held.after > 0)
+            self._entries[entry.follower] = follower._replace(run=run)
+            if entry.follower in self._visible:
+                self._visible[entry.follower] = run._replace(units=follower.units)
+        return EndedRun(entry.queue, entry.run, entry.deadlines, entry.after > 0)
 
     def soonest(self) -> tuple[int, Instant] | None:
         """Return the run expected to end next among those that may be followed (started, without a follower)."""
-        found = None
-        for number, held in self._held.items():
-            if held.before or not held.units or held.after in self._held:
+        next_to_end = None
+        for number, entry in self._entries.items():
+            if entry.follower or not entry.units or entry.after in self._entries:
                 continue
-            if found is None or held.run.expected_end < found[1]:
-                found = number, held.run.expected_end
-        return found
+            if next_to_end is None or entry.run.expected_end < next_to_end[1]:
+                next_to_end = number, entry.run.expected_end
+        return next_to_end
 
-    def but_for(self, number: int) -> tuple[int, list[ActiveRun]]:
+    def without(self, number: int) -> tuple[int, list[ActiveRun]]:
         """Return the units that would be free without this run, and the other runs."""
-        return self.free_units + self._held[number].units, [run for one, run in self._seen.items() if one != number]
+        return self.free_units + self._entries[number].units, [
+            run for other, run in self._visible.items() if other != number
+        ]

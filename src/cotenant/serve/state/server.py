@@ -74,20 +74,20 @@ class ServerSettings(Value, frozen=True):
 class _Lag:
     """Estimate of the delay between a run's end and its report: rises fast, falls slowly, decays without runs."""
 
-    __slots__ = ("_at", "_high_ns")
+    __slots__ = ("_high_ns", "_updated_at")
 
     def __init__(self) -> None:
         self._high_ns: Duration = 0
-        self._at: Instant = 0
+        self._updated_at: Instant = 0
 
     def add(self, lag_ns: Duration, now: Instant) -> None:
-        before = self.high_ns(now)
-        self._at = now
-        lag_ns = min(lag_ns, 2 * before + _LAG_STEP_NS)
-        self._high_ns = before + (lag_ns - before) // (_LAG_UP if lag_ns > before else _LAG_DOWN)
+        previous = self.high_ns(now)
+        self._updated_at = now
+        lag_ns = min(lag_ns, 2 * previous + _LAG_STEP_NS)
+        self._high_ns = previous + (lag_ns - previous) // (_LAG_UP if lag_ns > previous else _LAG_DOWN)
 
     def high_ns(self, now: Instant) -> Duration:
-        halvings = max(now - self._at, 0) // _LAG_HALVES_NS
+        halvings = max(now - self._updated_at, 0) // _LAG_HALVES_NS
         return self._high_ns >> halvings if halvings < 32 else 0
 
 
@@ -99,16 +99,16 @@ class ServerMachine:
         self.settings = settings
         self.turn = 0
         self._schedule = policy_class(settings.schedule)()
-        own = self._schedule
-        self._forecaster = own if isinstance(own, Forecaster) and settings.admit == "deadline" else None
+        policy = self._schedule
+        self._forecaster = policy if isinstance(policy, Forecaster) and settings.admit == "deadline" else None
         self._admit = ADMISSION_POLICIES[settings.admit]
         self._lag = _Lag()
         self._runs = RunTable(settings.units, pinned=settings.pinned)
         self._queues: dict[int, ModelQueueState] = {}
         self._all_queues: tuple[ModelQueueState, ...] = ()
-        self._named: dict[str, ModelQueueState] = {}
+        self._by_name: dict[str, ModelQueueState] = {}
         self._busy: dict[int, ModelQueueState] = {}  # queues that have requests
-        self._home: dict[int, ModelQueueState] = {}  # the queue of each queued request
+        self._queue_of: dict[int, ModelQueueState] = {}  # the queue of each queued request
         self._drift = Drift()
         self._deadlines: list[tuple[Instant, int]] = []
         self._next_run = 0
@@ -139,14 +139,14 @@ class ServerMachine:
             self._launch(now, actions)
             if self._busy and self.settings.ahead:
                 self._launch_ahead(now, actions)
-        if self._draining and not self._drained and not self._home and not self._runs:
+        if self._draining and not self._drained and not self._queue_of and not self._runs:
             self._drained = True
             actions.append(ReportDrained(self.turn))
         return actions
 
     def next_wakeup(self) -> Instant | None:
         """Return the next deadline, or the instant at which an incomplete batch is due."""
-        while self._deadlines and self._deadlines[0][1] not in self._home:
+        while self._deadlines and self._deadlines[0][1] not in self._queue_of:
             heappop(self._deadlines)
         if self._deadlines and (self._hold is None or self._deadlines[0][0] < self._hold):
             return self._deadlines[0][0]
@@ -155,7 +155,7 @@ class ServerMachine:
     @property
     def waiting(self) -> int:
         """Return the number of queued requests."""
-        return len(self._home)
+        return len(self._queue_of)
 
     def plan(self) -> ServePlan | None:
         """Return the policy's plan, or None if it does not plan."""
@@ -166,7 +166,7 @@ class ServerMachine:
         return list(self._queues.values())
 
     def _arrived(self, event: RequestArrived, now: Instant, actions: list[ServerAction]) -> None:
-        queue = self._named.get(event.model)
+        queue = self._by_name.get(event.model)
         if queue is None:
             self._refuse(actions, event.request, RejectReason.UNKNOWN_MODEL, f"no model {event.model!r} is ready")
             return
@@ -176,11 +176,11 @@ class ServerMachine:
         patience_ns = event.timeout_ns or spec.slo_ns
         deadline = now + patience_ns if patience_ns else NEVER
         request = QueuedRequest(event.request, event.rows, event.shapes, priority, now, deadline)
-        no = self._no_room(event, queue)
-        if no is not None:
-            why, detail = no
+        error = self._capacity_error(event, queue)
+        if error is not None:
+            reason, detail = error
             wait_ns = self._forecast(queue, request, now).wait_ns or _RETRY_UNKNOWN_NS
-            self._refuse(actions, event.request, why, detail, wait_ns)
+            self._refuse(actions, event.request, reason, detail, wait_ns)
             return
         if patience_ns:
             forecast = self._forecast(queue, request, now)
@@ -197,10 +197,10 @@ class ServerMachine:
                 return
             heappush(self._deadlines, (deadline, event.request))
         queue.add(request)
-        self._home[event.request] = queue
+        self._queue_of[event.request] = queue
         self._busy[queue.key] = queue
 
-    def _no_room(self, event: RequestArrived, queue: ModelQueueState) -> tuple[RejectReason, str] | None:
+    def _capacity_error(self, event: RequestArrived, queue: ModelQueueState) -> tuple[RejectReason, str] | None:
         spec = queue.spec
         if self._draining:
             return RejectReason.DRAINING, "the server is shutting down"
@@ -212,8 +212,8 @@ class ServerMachine:
                 RejectReason.QUEUE_FULL,
                 f"{len(queue.waiting)} requests for {spec.name!r} are queued, which is the limit",
             )
-        if len(self._home) >= self.settings.requests_limit:
-            return RejectReason.QUEUE_FULL, f"{len(self._home)} requests are queued, which is the limit"
+        if len(self._queue_of) >= self.settings.requests_limit:
+            return RejectReason.QUEUE_FULL, f"{len(self._queue_of)} requests are queued, which is the limit"
         return None
 
     def _forecast(self, queue: ModelQueueState, request: QueuedRequest, now: Instant) -> RequestForecast:
@@ -232,19 +232,19 @@ class ServerMachine:
         return View(self._busy.values(), free, all_units, free_at, now, self._all_queues, runs, self._lag.high_ns(now))
 
     def _refuse(
-        self, actions: list[ServerAction], request: int, why: RejectReason, detail: str, retry_after_ns: Duration = 0
+        self, actions: list[ServerAction], request: int, reason: RejectReason, detail: str, retry_after_ns: Duration = 0
     ) -> None:
-        actions.append(RejectRequest(self.turn, request, why, detail, retry_after_ns))
+        actions.append(RejectRequest(self.turn, request, reason, detail, retry_after_ns))
 
     def _cancelled(self, event: RequestCancelled, actions: list[ServerAction]) -> None:
         """Remove a queued request.
 
         A request that is already in a run stays in it, because it shares the run with others.
         """
-        queue = self._home.pop(event.request, None)
+        queue = self._queue_of.pop(event.request, None)
         if queue is not None:
             queue.drop(event.request)
-            self._left(queue, actions)
+            self._update_tables(queue, actions)
 
     def _finished(self, event: RunFinished, now: Instant, actions: list[ServerAction]) -> None:
         queue, run, deadlines, followed = self._runs.end(event.run, now)
@@ -267,36 +267,38 @@ class ServerMachine:
             event.failed,
         )
         self._schedule.run_ended(RunReport(*fields), self._view(now))
-        self._left(queue, actions)
+        self._update_tables(queue, actions)
 
     def _ready(self, event: ModelReady, actions: list[ServerAction]) -> None:
-        before = self._named.get(event.spec.name)
+        previous = self._by_name.get(event.spec.name)
         queue = ModelQueueState(event.key, event.spec, event.times, self._drift)
         self._queues[event.key] = queue
         self._all_queues = tuple(self._queues.values())
-        self._named[event.spec.name] = queue
-        if before is not None:
-            before.withdrawn = True
-            self._left(before, actions)
+        self._by_name[event.spec.name] = queue
+        if previous is not None:
+            previous.withdrawn = True
+            self._update_tables(previous, actions)
 
     def _withdrawn(self, event: ModelWithdrawn, actions: list[ServerAction]) -> None:
-        queue = self._named.pop(event.model, None)
+        queue = self._by_name.pop(event.model, None)
         if queue is not None:
             queue.withdrawn = True
-            self._left(queue, actions)
+            self._update_tables(queue, actions)
 
     def _tick(self, now: Instant, actions: list[ServerAction]) -> None:
         """Reject requests whose deadline passed in the queue; the rest of the event handles incomplete batches."""
         while self._deadlines and self._deadlines[0][0] <= now:
             _, request = heappop(self._deadlines)
-            queue = self._home.pop(request, None)
+            queue = self._queue_of.pop(request, None)
             if queue is not None:
                 late = queue.drop(request)
-                again_ns = _RETRY_UNKNOWN_NS if late is None else _again_ns(late, now)
-                self._refuse(actions, request, RejectReason.TOO_LATE, "its deadline passed in the queue", again_ns)
-                self._left(queue, actions)
+                retry_after_ns = _RETRY_UNKNOWN_NS if late is None else _retry_after_ns(late, now)
+                self._refuse(
+                    actions, request, RejectReason.TOO_LATE, "its deadline passed in the queue", retry_after_ns
+                )
+                self._update_tables(queue, actions)
 
-    def _left(self, queue: ModelQueueState, actions: list[ServerAction]) -> None:
+    def _update_tables(self, queue: ModelQueueState, actions: list[ServerAction]) -> None:
         """Update the tables after requests left a queue: it may be empty, and a withdrawn model may be released."""
         if not queue.waiting:
             self._busy.pop(queue.key, None)
@@ -311,7 +313,7 @@ class ServerMachine:
             if isinstance(choice, StartRun):
                 self._run(choice, now, actions)
             elif isinstance(choice, RejectQueued):
-                self._give_up(choice, now, actions)
+                self._reject_queued(choice, now, actions)
             else:
                 self._hold = None if choice is None else choice.until
                 return
@@ -326,39 +328,41 @@ class ServerMachine:
                 return
             if end + lead_ns < now:
                 return
-            choice = self._schedule.next(self._view_of(*self._runs.but_for(after), now))
+            choice = self._schedule.next(self._view_of(*self._runs.without(after), now))
             if isinstance(choice, StartRun):
                 self._run(choice, now, actions, after)
             elif isinstance(choice, RejectQueued):
-                self._give_up(choice, now, actions)
+                self._reject_queued(choice, now, actions)
             else:
                 return
 
     def _run(self, choice: StartRun, now: Instant, actions: list[ServerAction], after: int = 0) -> None:
         queue = self._queues[choice.key]
-        taken = queue.take(choice.requests)
+        requests = queue.take(choice.requests)
         units = choice.units
-        for one in taken:
-            del self._home[one.request]
+        for queued in requests:
+            del self._queue_of[queued.request]
         queue.running += 1
         self._next_run += 1
         number = self._next_run
         lasts_ns = queue.expected_ns(choice.rows, units or self.settings.units)
-        deadlines = tuple(one.deadline for one in taken)
+        deadlines = tuple(queued.deadline for queued in requests)
         cores = self._runs.begin(number, queue, choice, lasts_ns, deadlines, now, after)
-        requests = tuple(one.request for one in taken)
-        actions.append(Run(self.turn, number, queue.spec.name, queue.key, requests, choice.rows, units, cores, after))
-        self._left(queue, actions)
+        request_numbers = tuple(queued.request for queued in requests)
+        actions.append(
+            Run(self.turn, number, queue.spec.name, queue.key, request_numbers, choice.rows, units, cores, after)
+        )
+        self._update_tables(queue, actions)
 
-    def _give_up(self, choice: RejectQueued, now: Instant, actions: list[ServerAction]) -> None:
+    def _reject_queued(self, choice: RejectQueued, now: Instant, actions: list[ServerAction]) -> None:
         queue = self._queues[choice.key]
-        for one in queue.take(choice.requests):
-            del self._home[one.request]
+        for queued in queue.take(choice.requests):
+            del self._queue_of[queued.request]
             detail = "it can no longer be answered in time"
-            self._refuse(actions, one.request, RejectReason.TOO_LATE, detail, _again_ns(one, now))
-        self._left(queue, actions)
+            self._refuse(actions, queued.request, RejectReason.TOO_LATE, detail, _retry_after_ns(queued, now))
+        self._update_tables(queue, actions)
 
 
-def _again_ns(late: QueuedRequest, now: Instant) -> Duration:
+def _retry_after_ns(late: QueuedRequest, now: Instant) -> Duration:
     """Return a retry delay: at least the time that this request waited."""
     return max(now - late.since, 0) or _RETRY_UNKNOWN_NS

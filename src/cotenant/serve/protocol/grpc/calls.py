@@ -90,9 +90,9 @@ class CallState:
         self.window = window
 
 
-def message_received(stream: int, compressed: Decompression, most_bytes: int) -> MessageReceived:
-    """Return a compressed message, decompressed if the result has at most `most_bytes`."""
-    plain = compressed.begin(most_bytes)
+def message_received(stream: int, compressed: Decompression, limit_bytes: int) -> MessageReceived:
+    """Return a compressed message, decompressed if the result has at most `limit_bytes`."""
+    plain = compressed.begin(limit_bytes)
     return MessageReceived(stream, b"", compressed) if plain is None else MessageReceived(stream, plain)
 
 

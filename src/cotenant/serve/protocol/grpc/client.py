@@ -43,7 +43,7 @@ def call_head(path: str, authority: str) -> CallHead:
         (b"content-type", b"application/grpc"),
         (b"te", b"trailers"),
     )
-    return CallHead(b"\x83\x86" + b"".join(encode_header(*one) for one in headers))
+    return CallHead(b"\x83\x86" + b"".join(encode_header(*header) for header in headers))
 
 
 def length_prefixed(message: bytes) -> bytes:
@@ -76,7 +76,7 @@ class GrpcClient:
         settings = http2.frame(http2.SETTINGS, 0, 0, b"\x00\x02\x00\x00\x00\x00\x00\x04\x7f\xff\xff\xff")
         window = http2.window_update(0, http2.MAX_WINDOW_SIZE - _DEFAULT_WINDOW)
         self._out: list[bytes | memoryview] = [http2.PREFACE, settings, window]
-        self._next = 1
+        self._next_stream = 1
         self._window = _DEFAULT_WINDOW
         self._peer_window = _DEFAULT_WINDOW
         self._peer_frame = _DEFAULT_FRAME
@@ -93,12 +93,12 @@ class GrpcClient:
     @property
     def can_call(self) -> bool:
         """Return whether another call may start."""
-        return len(self._calls) < self._limit and not self._draining and self._next < _LAST_STREAM
+        return len(self._calls) < self._limit and not self._draining and self._next_stream < _LAST_STREAM
 
     @property
     def draining(self) -> bool:
         """Return whether the server accepts no more calls on this connection."""
-        return self._draining or self._next >= _LAST_STREAM
+        return self._draining or self._next_stream >= _LAST_STREAM
 
     def take(self) -> bytes:
         """Return the bytes to send."""
@@ -108,8 +108,8 @@ class GrpcClient:
 
     def call(self, head: CallHead, message: bytes) -> int:
         """Start a call with its only message, which has its prefix; return its stream."""
-        stream = self._next
-        self._next += 2
+        stream = self._next_stream
+        self._next_stream += 2
         call = self._calls[stream] = _Call(self._peer_window, memoryview(message))
         self._out.append(http2.frame(http2.HEADERS, http2.END_HEADERS, stream, head.block))
         self._flush(stream, call)
@@ -148,7 +148,7 @@ class GrpcClient:
         elif kind == http2.PING and not frame.flags & http2.ACK:
             self._out.append(http2.frame(http2.PING, http2.ACK, 0, frame.payload))
         elif kind == http2.RST_STREAM:
-            code = http2.read_number(frame.payload, "a reset")
+            code = http2.read_number(frame.payload, "RST_STREAM")
             self._end(frame.stream, UNAVAILABLE if code == http2.REFUSED_STREAM else INTERNAL, ended)
         elif kind == http2.CONTINUATION and self._block is not None:
             stream, flags, block = self._block
@@ -162,8 +162,8 @@ class GrpcClient:
     def _take_goaway(self, frame: Frame, ended: list[CallEnded]) -> None:
         """End the calls after the last stream of a GOAWAY: the server did not process them (RFC 9113, section 6.8)."""
         self._draining = True
-        last = int.from_bytes(frame.payload[:4], "big") & http2.MAX_WINDOW_SIZE
-        for stream in [one for one in self._calls if one > last]:
+        last_stream = int.from_bytes(frame.payload[:4], "big") & http2.MAX_WINDOW_SIZE
+        for stream in [call_stream for call_stream in self._calls if call_stream > last_stream]:
             self._end(stream, UNAVAILABLE, ended)
 
     def _headers(self, stream: int, flags: int, block: bytes, ended: list[CallEnded]) -> None:
@@ -207,10 +207,10 @@ class GrpcClient:
             return
         settings = http2.read_settings(frame.payload)
         if settings.window is not None:
-            more = settings.window - self._peer_window
+            increment = settings.window - self._peer_window
             self._peer_window = settings.window
             for call in self._calls.values():
-                call.window += more
+                call.window += increment
         if settings.frame is not None:
             self._peer_frame = settings.frame
         if settings.streams is not None:
@@ -219,11 +219,11 @@ class GrpcClient:
         self._flush_all()
 
     def _take_window_update(self, frame: Frame) -> None:
-        more = http2.read_number(frame.payload, "a window update") & http2.MAX_WINDOW_SIZE
+        increment = http2.read_number(frame.payload, "WINDOW_UPDATE") & http2.MAX_WINDOW_SIZE
         if frame.stream == 0:
-            self._window += more
+            self._window += increment
         elif call := self._calls.get(frame.stream):
-            call.window += more
+            call.window += increment
         self._flush_all()
 
     def _flush_all(self) -> None:

@@ -88,15 +88,15 @@ class GrpcConnection:
         try:
             for frame in self._reader.feed(data):
                 if self._block is not None and frame.kind != http2.CONTINUATION:
-                    raise Http2Error(http2.PROTOCOL_ERROR, "a header block is interrupted")
+                    raise Http2Error(http2.PROTOCOL_ERROR, "a header block is interrupted by another frame")
                 self._take_frame(frame, events)
         except HpackError as error:
-            raise self._broken(Http2Error(http2.COMPRESSION_ERROR, str(error))) from None
+            raise self._with_goaway(Http2Error(http2.COMPRESSION_ERROR, str(error))) from None
         except Http2Error as error:
-            raise self._broken(error) from None
+            raise self._with_goaway(error) from None
         return events
 
-    def _broken(self, error: Http2Error) -> Http2Error:
+    def _with_goaway(self, error: Http2Error) -> Http2Error:
         self._out.append(http2.goaway(self._last_stream, error.code, str(error)))
         return error
 
@@ -120,13 +120,13 @@ class GrpcConnection:
             self._take_settings(frame)
         elif kind == http2.PING:
             if len(frame.payload) != 8:
-                raise Http2Error(http2.FRAME_SIZE_ERROR, "a ping has eight bytes")
+                raise Http2Error(http2.FRAME_SIZE_ERROR, "the payload of PING must have 8 bytes")
             if not frame.flags & http2.ACK:
                 self._out.append(http2.frame(http2.PING, http2.ACK, 0, frame.payload))
         elif kind == http2.CONTINUATION:
             self._continue(frame, events)
         elif kind == http2.PUSH_PROMISE:
-            raise Http2Error(http2.PROTOCOL_ERROR, "a client promises nothing")
+            raise Http2Error(http2.PROTOCOL_ERROR, "a client must not send PUSH_PROMISE")
         # PRIORITY, GOAWAY and unknown frames need no response.
 
     def _take_settings(self, frame: Frame) -> None:
@@ -134,38 +134,38 @@ class GrpcConnection:
             return
         settings = http2.read_settings(frame.payload)
         if settings.window is not None:
-            more = settings.window - self._peer_window
+            increment = settings.window - self._peer_window
             self._peer_window = settings.window
             for call in self._calls.values():
-                call.window += more
+                call.window += increment
         if settings.frame is not None:
             self._peer_frame = settings.frame
         self._out.append(http2.frame(http2.SETTINGS, http2.ACK, 0))
         self._flush_all()
 
     def _take_window_update(self, frame: Frame) -> None:
-        more = http2.read_number(frame.payload, "a window update") & http2.MAX_WINDOW_SIZE
-        if not more:
-            raise Http2Error(http2.PROTOCOL_ERROR, "a window grows by nothing")
+        increment = http2.read_number(frame.payload, "WINDOW_UPDATE") & http2.MAX_WINDOW_SIZE
+        if not increment:
+            raise Http2Error(http2.PROTOCOL_ERROR, "the increment of WINDOW_UPDATE must not be 0")
         if frame.stream == 0:
-            self._window += more
+            self._window += increment
             if self._window > http2.MAX_WINDOW_SIZE:
-                raise Http2Error(http2.FLOW_CONTROL_ERROR, "a window is too large")
+                raise Http2Error(http2.FLOW_CONTROL_ERROR, "a flow-control window exceeds 2^31-1")
             self._flush_all()
         elif call := self._calls.get(frame.stream):
-            call.window += more
+            call.window += increment
             if call.window > http2.MAX_WINDOW_SIZE:
-                raise Http2Error(http2.FLOW_CONTROL_ERROR, "a window is too large")
+                raise Http2Error(http2.FLOW_CONTROL_ERROR, "a flow-control window exceeds 2^31-1")
             self._flush(frame.stream, call)
 
     def _take_reset(self, frame: Frame, events: list[CallEvent]) -> None:
-        http2.read_number(frame.payload, "a reset")
+        http2.read_number(frame.payload, "RST_STREAM")
         if frame.stream == 0 or frame.stream > self._last_stream:
-            raise Http2Error(http2.PROTOCOL_ERROR, "a stream is reset that never was")
+            raise Http2Error(http2.PROTOCOL_ERROR, "RST_STREAM for a stream that was never opened")
         if frame.stream in self._calls:
             self._resets += 1
             if self._resets > _RESETS_ALLOWED + self._last_stream // 4:
-                raise Http2Error(http2.ENHANCE_YOUR_CALM, "calls are begun only to be reset")
+                raise Http2Error(http2.ENHANCE_YOUR_CALM, "too many calls were started and reset")
             self._end(frame.stream)
             events.append(CallReset(frame.stream))
 
@@ -178,11 +178,11 @@ class GrpcConnection:
 
     def _continue(self, frame: Frame, events: list[CallEvent]) -> None:
         if self._block is None or self._block[0] != frame.stream:
-            raise Http2Error(http2.PROTOCOL_ERROR, "a header block goes on that never began")
+            raise Http2Error(http2.PROTOCOL_ERROR, "CONTINUATION without a header block")
         stream, flags, block = self._block
         block += frame.payload
         if len(block) > _HEADER_BLOCK_LIMIT or not frame.payload:
-            raise Http2Error(http2.ENHANCE_YOUR_CALM, "a header block does not end")
+            raise Http2Error(http2.ENHANCE_YOUR_CALM, "a header block is too long")
         self._block = (stream, flags, block)
         if frame.flags & http2.END_HEADERS:
             self._block = None
@@ -193,14 +193,14 @@ class GrpcConnection:
         call = self._calls.get(stream)
         if call is not None:
             if not flags & http2.END_STREAM or call.half_closed:
-                raise Http2Error(http2.PROTOCOL_ERROR, "headers come twice")
+                raise Http2Error(http2.PROTOCOL_ERROR, "headers were sent twice")
             call.half_closed = True
             events.append(HalfClosed(stream))
             return
         if not stream & 1 or stream <= self._last_stream:
             if 0 < stream <= self._last_stream and stream & 1:
                 return  # trailers of a call that has ended
-            raise Http2Error(http2.PROTOCOL_ERROR, "a stream has a number that it may not have")
+            raise Http2Error(http2.PROTOCOL_ERROR, "a stream has an invalid identifier")
         self._last_stream = stream
         if len(self._calls) >= http2.STREAMS_LIMIT or self._draining:
             self._out.append(http2.rst_stream(stream, http2.REFUSED_STREAM))
@@ -223,17 +223,17 @@ class GrpcConnection:
         size = len(frame.payload)
         self._unacknowledged += size
         if self._unacknowledged > http2.CONNECTION_WINDOW_BYTES:
-            raise Http2Error(http2.FLOW_CONTROL_ERROR, "more came than the window lets in")
+            raise Http2Error(http2.FLOW_CONTROL_ERROR, "received data exceeds the flow-control window")
         if self._unacknowledged > http2.CONNECTION_WINDOW_BYTES // 2:
             self._out.append(http2.window_update(0, self._unacknowledged))
             self._unacknowledged = 0
         call = self._calls.get(frame.stream)
         if call is None:
             if frame.stream == 0 or frame.stream > self._last_stream:
-                raise Http2Error(http2.PROTOCOL_ERROR, "data of a stream that never was")
+                raise Http2Error(http2.PROTOCOL_ERROR, "DATA for a stream that was never opened")
             return  # data of a call that has ended
         if call.half_closed:
-            raise Http2Error(http2.STREAM_CLOSED, "data after the end of a stream")
+            raise Http2Error(http2.STREAM_CLOSED, "DATA after END_STREAM")
         call.unacknowledged += size
         if call.unacknowledged > http2.STREAM_WINDOW_BYTES // 2 and not frame.flags & http2.END_STREAM:
             self._out.append(http2.window_update(frame.stream, call.unacknowledged))
@@ -243,7 +243,7 @@ class GrpcConnection:
         if frame.flags & http2.END_STREAM and frame.stream in self._calls:
             call.half_closed = True
             if call.incoming:
-                self.finish(frame.stream, INTERNAL, "the last message is cut off")
+                self.finish(frame.stream, INTERNAL, "the last message is truncated")
             else:
                 events.append(HalfClosed(frame.stream))
 
@@ -252,7 +252,7 @@ class GrpcConnection:
         if not call.incoming and PREFIX_BYTES <= size <= self._limit and payload[:PREFIX_BYTES] == prefix(size):
             events.append(MessageReceived(stream, payload[PREFIX_BYTES:]))  # fast path: one complete message
             return
-        if not self._receive_budget.take(size):
+        if not self._receive_budget.reserve(size):
             text = f"incomplete messages of all clients exceed {self._receive_budget.limit_bytes} bytes"
             self.finish(stream, RESOURCE_EXHAUSTED, text)
             return
@@ -262,7 +262,7 @@ class GrpcConnection:
         while len(incoming) >= PREFIX_BYTES:
             length = int.from_bytes(incoming[1:PREFIX_BYTES], "big")
             if length > self._limit:
-                text = f"a message may have {self._limit} bytes, this one has {length}"
+                text = f"a message of {length} bytes exceeds the limit of {self._limit} bytes"
                 self.finish(stream, RESOURCE_EXHAUSTED, text)
                 return
             end = PREFIX_BYTES + length
@@ -273,19 +273,19 @@ class GrpcConnection:
             del incoming[:end]
             call.complete_messages += 1
             self._buffered -= end
-            self._receive_budget.give(end)
+            self._receive_budget.release(end)
             if not compressed:
                 events.append(MessageReceived(stream, message))
                 continue
             try:
-                one = message_received(stream, Decompression(message, call.encoding, self._limit), self._inline_bytes)
+                event = message_received(stream, Decompression(message, call.encoding, self._limit), self._inline_bytes)
             except ValueError as error:
                 self.finish(stream, INTERNAL, f"a message {error}")
                 return
-            self._inline_bytes -= len(one.message)
-            events.append(one)
+            self._inline_bytes -= len(event.message)
+            events.append(event)
         if self._buffered > _BUFFERED_MESSAGES * (self._limit + PREFIX_BYTES):
-            self.finish(stream, RESOURCE_EXHAUSTED, "this connection has too much under way")
+            self.finish(stream, RESOURCE_EXHAUSTED, "this connection has too many incomplete messages")
 
     def send(self, stream: int, message: bytes) -> bool:
         """Send one message of a response; return False if the call has ended."""
@@ -301,14 +301,14 @@ class GrpcConnection:
             call.window -= size
             self._window -= size
             self._out.append(http2.frame_header(http2.DATA, 0, stream, size) + data)
-        elif self._send_budget.take(size):
+        elif self._send_budget.reserve(size):
             call.outgoing.append(data)
             call.held_bytes += size
             self._blocked[stream] = call
             self._flush(stream, call)
         else:
             self._drop_outgoing(stream, call)
-            self.finish(stream, RESOURCE_EXHAUSTED, "answers that nobody reads have filled the memory for them")
+            self.finish(stream, RESOURCE_EXHAUSTED, "unread responses of all clients exceed the memory limit")
             return False
         return True
 
@@ -366,14 +366,14 @@ class GrpcConnection:
         call = self._calls.pop(stream)
         if call.incoming:
             self._buffered -= len(call.incoming)
-            self._receive_budget.give(len(call.incoming))
+            self._receive_budget.release(len(call.incoming))
         if call.held_bytes:
             self._drop_outgoing(stream, call)
         self._trailers.pop(stream, None)
 
     def _drop_outgoing(self, stream: int, call: CallState) -> None:
         call.outgoing.clear()
-        self._send_budget.give(call.held_bytes)
+        self._send_budget.release(call.held_bytes)
         call.held_bytes = 0
         self._blocked.pop(stream, None)
 
@@ -392,7 +392,7 @@ class GrpcConnection:
             call.window -= size
             call.held_bytes -= size
             self._window -= size
-            self._send_budget.give(size)
+            self._send_budget.release(size)
             self._out += (http2.frame_header(http2.DATA, 0, stream, size), head[:size])
             if size == len(head):
                 del call.outgoing[0]

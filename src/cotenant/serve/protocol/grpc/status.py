@@ -35,7 +35,7 @@ NAMES: Final = {
 
 _UNITS_NS: Final = {"H": 3600 * 10**9, "M": 60 * 10**9, "S": 10**9, "m": 10**6, "u": 10**3, "n": 1}
 _TIMEOUT_LIMIT_NS: Final = 1 << 62
-_OPENINGS_KEPT: Final = 1024
+_CACHED_HEADERS: Final = 1024
 
 
 def read_timeout(text: str) -> Duration:
@@ -58,18 +58,18 @@ class CallHeaders(NamedTuple):
     timeout_ns: Duration = 0
 
 
-@functools.lru_cache(_OPENINGS_KEPT)
+@functools.lru_cache(_CACHED_HEADERS)
 def read_call_headers(headers: tuple[tuple[bytes, bytes], ...]) -> CallHeaders:
     """Parse request headers; cached, because a client's calls have mostly the same headers."""
-    named = dict(headers)
-    if named.get(b":method") != b"POST" or not named.get(b"content-type", b"").startswith(b"application/grpc"):
+    by_name = dict(headers)
+    if by_name.get(b":method") != b"POST" or not by_name.get(b"content-type", b"").startswith(b"application/grpc"):
         return CallHeaders(INTERNAL, "this port speaks gRPC: POST with content-type application/grpc")
-    encoding = named.get(b"grpc-encoding", b"identity").decode("latin-1")
+    encoding = by_name.get(b"grpc-encoding", b"identity").decode("latin-1")
     if encoding not in ("identity", "gzip", "deflate"):
-        return CallHeaders(UNIMPLEMENTED, f"messages packed by {encoding!r} are not known here")
-    timeout = named.get(b"grpc-timeout", b"").decode("latin-1")
+        return CallHeaders(UNIMPLEMENTED, f"grpc-encoding {encoding!r} is not supported, only gzip and deflate")
+    timeout = by_name.get(b"grpc-timeout", b"").decode("latin-1")
     try:
         timeout_ns = read_timeout(timeout)
     except ValueError:
-        return CallHeaders(INTERNAL, f"grpc-timeout {timeout!r} is no number of at most 8 digits and a unit")
-    return CallHeaders(OK, "", named.get(b":path", b"").decode("latin-1"), encoding, timeout_ns)
+        return CallHeaders(INTERNAL, f"grpc-timeout {timeout!r} is not a number of at most 8 digits and a unit")
+    return CallHeaders(OK, "", by_name.get(b":path", b"").decode("latin-1"), encoding, timeout_ns)

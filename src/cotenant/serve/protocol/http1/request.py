@@ -13,7 +13,7 @@ from typing import Final, NamedTuple
 from cotenant.serve.protocol.budget import ByteBudget
 
 HEAD_LIMIT_BYTES: Final = 16 << 10
-_HEADS_KEPT: Final = 1024
+_CACHED_HEADS: Final = 1024
 _TOKEN: Final = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _TARGET: Final = re.compile(rb"[\x21-\x7e]+")
 _VALUE: Final = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
@@ -56,31 +56,31 @@ class HttpRequest(NamedTuple):
 
     head: RequestHead
     body: memoryview
-    in_room_bytes: int = 0
+    reserved_bytes: int = 0
     """Bytes reserved in the budget until the request is taken; 0 if it was received at once."""
 
 
-@functools.lru_cache(_HEADS_KEPT)
+@functools.lru_cache(_CACHED_HEADS)
 def parse_head(block: bytes) -> RequestHead:
     """Parse a head without its final empty line."""
-    first, *lines = block.split(b"\r\n")
-    parts = first.split(b" ")
+    request_line, *lines = block.split(b"\r\n")
+    parts = request_line.split(b" ")
     if len(parts) != 3 or not _TOKEN.fullmatch(parts[0]) or not _TARGET.fullmatch(parts[1]):
         raise HttpError(400, "the request line is not METHOD TARGET HTTP/1.1")
     if parts[2] not in (b"HTTP/1.1", b"HTTP/1.0"):
         raise HttpError(505, "this server speaks HTTP/1.1")
     fields = _fields(lines)
-    newest = parts[2] == b"HTTP/1.1"
-    if newest and len(fields.get(b"host", ())) != 1:
-        raise HttpError(400, "a request names its host, once")
+    is_http_1_1 = parts[2] == b"HTTP/1.1"
+    if is_http_1_1 and len(fields.get(b"host", ())) != 1:
+        raise HttpError(400, "a request must have exactly one Host header")
     connection = b",".join(fields.get(b"connection", ())).lower()
     return RequestHead(
         method=parts[0].decode(),
         target=parts[1].decode(),
         length=_length(fields),
         json_length=_number(fields, b"inference-header-content-length"),
-        keep_alive=b"close" not in connection if newest else b"keep-alive" in connection,
-        expects_continue=newest and b"".join(fields.get(b"expect", ())).lower() == b"100-continue",
+        keep_alive=b"close" not in connection if is_http_1_1 else b"keep-alive" in connection,
+        expects_continue=is_http_1_1 and b"".join(fields.get(b"expect", ())).lower() == b"100-continue",
         encoding=b",".join(fields.get(b"content-encoding", ())).decode("latin-1").strip().lower(),
         accepts=_accepts(b",".join(fields.get(b"accept-encoding", ())).decode("latin-1")),
     )
@@ -101,9 +101,9 @@ def _length(fields: dict[bytes, list[bytes]]) -> int:
     if codings is None:
         return max(_number(fields, b"content-length"), 0)
     if b"content-length" in fields:
-        raise HttpError(400, "a body has a length or a transfer encoding, not both")
+        raise HttpError(400, "a request must not have both Content-Length and Transfer-Encoding")
     if [coding.lower() for coding in codings] != [b"chunked"]:
-        raise HttpError(501, "the only transfer encoding known here is chunked")
+        raise HttpError(501, "the only supported transfer encoding is chunked")
     return _CHUNKED
 
 
@@ -112,34 +112,34 @@ def _number(fields: dict[bytes, list[bytes]], name: bytes) -> int:
     if values is None:
         return -1
     if len(values) != 1 or not values[0].isdigit() or len(values[0]) > 15:
-        raise HttpError(400, f"{name.decode()} is one whole number")
+        raise HttpError(400, f"{name.decode()} must be one non-negative integer")
     return int(values[0])
 
 
 def _accepts(text: str) -> tuple[str, ...]:
-    named = []
+    accepted = []
     for part in text.split(","):
         coding, _, weight = part.partition(";")
         if weight.replace(" ", "") not in ("q=0", "q=0.0", "q=0.00", "q=0.000"):
-            named.append(coding.strip().lower())
-    return tuple(name for name in named if name in ("gzip", "deflate"))
+            accepted.append(coding.strip().lower())
+    return tuple(coding for coding in accepted if coding in ("gzip", "deflate"))
 
 
 class HttpReader:
     """Converts the bytes of one connection to requests. After an `HttpError` it cannot be used any more."""
 
-    def __init__(self, body_limit_bytes: int, room: ByteBudget | None = None) -> None:
+    def __init__(self, body_limit_bytes: int, budget: ByteBudget | None = None) -> None:
         """Bodies are limited; the budget bounds bodies that are not taken yet, over all connections."""
         self._limit = body_limit_bytes
-        self._room = room or ByteBudget(1 << 62)
+        self._budget = budget or ByteBudget(1 << 62)
         self._ready: deque[HttpRequest] = deque()
         self._buffer = b""
         self._head: RequestHead | None = None
         self._parts: list[bytes] = []
-        self._grown = bytearray()
+        self._chunked_body = bytearray()
         self._missing = 0
-        self._held = 0
-        self._begun = 0
+        self._held_bytes = 0
+        self._request_count = 0
         self.wants_continue = False
         """The client sent `Expect: 100-continue` and waits."""
 
@@ -152,31 +152,31 @@ class HttpReader:
     def progress(self) -> tuple[int, int] | None:
         """Return a number and the received bytes of a partly received request, or None."""
         if self._head is None:
-            return (-self._begun, len(self._buffer)) if self._buffer else None
-        return self._begun, self._held
+            return (-self._request_count, len(self._buffer)) if self._buffer else None
+        return self._request_count, self._held_bytes
 
     def feed(self, data: bytes) -> None:
         """Process received bytes; then `next` returns complete requests."""
         if self._buffer:
             data = self._buffer + data
             self._buffer = b""
-        place = 0
+        position = 0
         end = len(data)
-        while place < end:
+        while position < end:
             if self._head is None:
-                place = self._read_head(data, place)
+                position = self._read_head(data, position)
             elif self._head.length == _CHUNKED:
-                place = self._read_chunks(data, place)
+                position = self._read_chunks(data, position)
             else:
-                place = self._read_body(data, place)
+                position = self._read_body(data, position)
 
     def next(self) -> HttpRequest | None:
         """Return the next complete request, or None."""
         if not self._ready:
             return None
         request = self._ready.popleft()
-        if request.in_room_bytes:
-            self._room.give(request.in_room_bytes)
+        if request.reserved_bytes:
+            self._budget.release(request.reserved_bytes)
         return request
 
     @property
@@ -187,101 +187,101 @@ class HttpReader:
     @property
     def waiting_bytes(self) -> int:
         """Return the size of their bodies."""
-        return sum(len(one.body) for one in self._ready)
+        return sum(len(request.body) for request in self._ready)
 
     def close(self) -> None:
         """Release the budget; the connection is closed."""
-        self._room.give(self._held + sum(one.in_room_bytes for one in self._ready))
-        self._held = 0
+        self._budget.release(self._held_bytes + sum(request.reserved_bytes for request in self._ready))
+        self._held_bytes = 0
         self._ready.clear()
 
-    def _read_head(self, data: bytes, place: int) -> int:
-        end = data.find(_END, place)
-        if end < 0 or end - place > HEAD_LIMIT_BYTES:
-            if len(data) - place > HEAD_LIMIT_BYTES:
-                raise HttpError(431, f"a head may have {HEAD_LIMIT_BYTES} bytes")
-            self._buffer = data[place:]
+    def _read_head(self, data: bytes, position: int) -> int:
+        end = data.find(_END, position)
+        if end < 0 or end - position > HEAD_LIMIT_BYTES:
+            if len(data) - position > HEAD_LIMIT_BYTES:
+                raise HttpError(431, f"the request head exceeds the limit of {HEAD_LIMIT_BYTES} bytes")
+            self._buffer = data[position:]
             return len(data)
-        head = parse_head(data[place:end])
+        head = parse_head(data[position:end])
         length = head.length
         begin = end + 4
         stop = begin + length
         if length > self._limit:
-            raise HttpError(413, f"a body may have {self._limit} bytes, this one has {length}")
+            raise HttpError(413, f"a body of {length} bytes exceeds the limit of {self._limit} bytes")
         if length >= 0 and len(data) >= stop:  # fast path: one complete request
             self._ready.append(HttpRequest(head, memoryview(data)[begin:stop]))
             return stop
         self._head = head
-        self._begun += 1
+        self._request_count += 1
         self._missing = length
         self.wants_continue = head.expects_continue and len(data) == begin
         return begin
 
-    def _hold(self, size: int) -> None:
-        if not self._room.take(size):
-            limit = self._room.limit_bytes
-            raise HttpError(429, f"bodies of all clients together may have {limit} bytes: try again later", 1)
-        self._held += size
+    def _reserve(self, size: int) -> None:
+        if not self._budget.reserve(size):
+            limit = self._budget.limit_bytes
+            raise HttpError(429, f"the bodies of all clients exceed the limit of {limit} bytes: try again later", 1)
+        self._held_bytes += size
 
-    def _read_body(self, data: bytes, place: int) -> int:
-        taken = data[place : place + self._missing]
-        self._hold(len(taken))
-        self._parts.append(taken)
-        self._missing -= len(taken)
+    def _read_body(self, data: bytes, position: int) -> int:
+        part = data[position : position + self._missing]
+        self._reserve(len(part))
+        self._parts.append(part)
+        self._missing -= len(part)
         if not self._missing:
             self._complete()
-        return place + len(taken)
+        return position + len(part)
 
-    def _read_chunks(self, data: bytes, place: int) -> int:
+    def _read_chunks(self, data: bytes, position: int) -> int:
         """`_missing` is the remaining size of the current chunk and its line end.
 
         -1 between chunks, -2 in the trailer section.
         """
         if self._missing > 0:
-            taken = data[place : place + self._missing]
-            self._hold(len(taken))
-            self._missing -= len(taken)
-            self._grown += taken
+            part = data[position : position + self._missing]
+            self._reserve(len(part))
+            self._missing -= len(part)
+            self._chunked_body += part
             if not self._missing:
                 self._end_chunk()
-            return place + len(taken)
-        end = data.find(b"\r\n", place, place + _CHUNK_LINE_LIMIT)
+            return position + len(part)
+        end = data.find(b"\r\n", position, position + _CHUNK_LINE_LIMIT)
         if end < 0:
-            if len(data) - place >= _CHUNK_LINE_LIMIT:
-                raise HttpError(400, "a chunk's size does not end")
-            self._buffer = data[place:]
+            if len(data) - position >= _CHUNK_LINE_LIMIT:
+                raise HttpError(400, "the size line of a chunk is too long")
+            self._buffer = data[position:]
             return len(data)
         if self._missing != _IN_TRAILERS:
-            self._begin_chunk(data[place:end])
-        elif end > place:
-            raise HttpError(400, "trailers are not taken")
+            self._begin_chunk(data[position:end])
+        elif end > position:
+            raise HttpError(400, "trailers are not supported")
         else:
-            self._parts = [bytes(self._grown)]
+            self._parts = [bytes(self._chunked_body)]
             self._complete()
         return end + 2
 
     def _begin_chunk(self, line: bytes) -> None:
         size = _CHUNK_SIZE.fullmatch(line)
         if not size:
-            raise HttpError(400, "a chunk begins with its size")
+            raise HttpError(400, "a chunk does not begin with its size")
         length = int(size[1], 16)
-        if len(self._grown) + length > self._limit:
-            raise HttpError(413, f"a body may have {self._limit} bytes")
+        if len(self._chunked_body) + length > self._limit:
+            raise HttpError(413, f"the body exceeds the limit of {self._limit} bytes")
         self._missing = length + 2 if length else _IN_TRAILERS
 
     def _end_chunk(self) -> None:
-        if not self._grown.endswith(b"\r\n"):
-            raise HttpError(400, "a chunk does not end where its size says")
-        del self._grown[-2:]
+        if not self._chunked_body.endswith(b"\r\n"):
+            raise HttpError(400, "a chunk is longer than its size")
+        del self._chunked_body[-2:]
         self._missing = -1
 
     def _complete(self) -> None:
         assert self._head is not None
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-        self._ready.append(HttpRequest(self._head, memoryview(body), self._held))
-        self._held = 0
+        self._ready.append(HttpRequest(self._head, memoryview(body), self._held_bytes))
+        self._held_bytes = 0
         self._head = None
         self._parts = []
-        self._grown = bytearray()
+        self._chunked_body = bytearray()
         self._missing = 0
         self.wants_continue = False

@@ -9,7 +9,7 @@ import functools
 from typing import Final, NamedTuple
 
 HEAD_LIMIT_BYTES: Final = 64 << 10
-_HEADS_KEPT: Final = 1024
+_CACHED_HEADS: Final = 1024
 _CHUNKED: Final = -1
 _END: Final = b"\r\n\r\n"
 _LINE: Final = b"\r\n"
@@ -30,14 +30,14 @@ class ResponseHead(NamedTuple):
     keep_alive: bool
 
 
-@functools.lru_cache(_HEADS_KEPT)
+@functools.lru_cache(_CACHED_HEADS)
 def read_response_head(block: bytes) -> ResponseHead:
     """Parse a head without its final empty line."""
-    first, *lines = block.split(_LINE)
-    version, _, rest = first.partition(b" ")
+    status_line, *lines = block.split(_LINE)
+    version, _, rest = status_line.partition(b" ")
     code = rest[:3]
     if version not in (b"HTTP/1.1", b"HTTP/1.0") or not code.isdigit() or len(code) != 3:
-        raise ResponseError(f"an answer begins with {first[:60]!r}")
+        raise ResponseError(f"a response begins with {status_line[:60]!r}")
     length = 0
     keep_alive = version == b"HTTP/1.1"
     status = int(code)
@@ -46,7 +46,7 @@ def read_response_head(block: bytes) -> ResponseHead:
         name, value = name.strip().lower(), value.strip().lower()
         if name == b"content-length":
             if not value.isdigit() or len(value) > 15:
-                raise ResponseError(f"the length of an answer is {value[:60]!r}")
+                raise ResponseError(f"the content length of a response is {value[:60]!r}")
             length = int(value)
         elif name == b"transfer-encoding":
             length = _CHUNKED
@@ -77,7 +77,7 @@ class ResponseReader:
             end = data.find(_END)
             if end < 0:
                 if len(data) > HEAD_LIMIT_BYTES:
-                    raise ResponseError("the head of an answer does not end")
+                    raise ResponseError("the head of a response is too long")
                 self._buffer = data
                 return None
             head = read_response_head(data[:end])
@@ -94,8 +94,8 @@ class ResponseReader:
         if self._keep:
             self._body += data
         if self._missing < 0:
-            raise ResponseError("more came than the answer has")
-        return self._whole() if not self._missing else None
+            raise ResponseError("received more bytes than the content length of the response")
+        return self._complete() if not self._missing else None
 
     def _chunks(self, data: bytes) -> tuple[ResponseHead, bytes] | None:
         data = self._buffer + data
@@ -111,27 +111,27 @@ class ResponseReader:
                 data = data[len(part) :]
                 if self._missing:
                     return None
-            line, found, rest = data.partition(_LINE)
-            if not found:
+            line, separator, rest = data.partition(_LINE)
+            if not separator:
                 if len(data) > _CHUNK_LINE_LIMIT:
-                    raise ResponseError("the length of a chunk does not end")
+                    raise ResponseError("the size line of a chunk is too long")
                 self._buffer = data
                 return None
             data = rest
             if self._in_trailers:
                 if not line:
-                    return self._whole()
+                    return self._complete()
                 continue
             try:
                 size = int(line.partition(b";")[0].strip() or b"x", 16)
             except ValueError:
-                raise ResponseError(f"the length of a chunk is {line[:60]!r}") from None
+                raise ResponseError(f"the size of a chunk is {line[:60]!r}") from None
             if size < 0:
-                raise ResponseError("a chunk is shorter than nothing")
+                raise ResponseError("the size of a chunk is negative")
             self._in_trailers = size == 0
             self._missing = size + 2 if size else 0
 
-    def _whole(self) -> tuple[ResponseHead, bytes]:
+    def _complete(self) -> tuple[ResponseHead, bytes]:
         head = self._head
         assert head is not None
         body = bytes(self._body)

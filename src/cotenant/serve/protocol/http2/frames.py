@@ -82,7 +82,7 @@ class FrameReader:
         """Process received bytes; return the complete frames."""
         if self._buffer:
             data = self._buffer + data
-        place = 0
+        position = 0
         if not self.preface_seen:
             if not data.startswith(PREFACE[: len(data)]):
                 raise Http2Error(PROTOCOL_ERROR, "the client does not speak HTTP/2")
@@ -90,20 +90,20 @@ class FrameReader:
                 self._buffer = data
                 return []
             self.preface_seen = True
-            place = len(PREFACE)
+            position = len(PREFACE)
         frames = []
         end = len(data)
-        while end - place >= FRAME_HEADER_BYTES:
-            high, low, kind, flags, stream = _FRAME_HEADER.unpack_from(data, place)
+        while end - position >= FRAME_HEADER_BYTES:
+            high, low, kind, flags, stream = _FRAME_HEADER.unpack_from(data, position)
             length = high << 8 | low
             if length > FRAME_LIMIT_BYTES:
-                raise Http2Error(FRAME_SIZE_ERROR, f"a frame may have {FRAME_LIMIT_BYTES} bytes")
-            begin = place + FRAME_HEADER_BYTES
+                raise Http2Error(FRAME_SIZE_ERROR, f"a frame exceeds the limit of {FRAME_LIMIT_BYTES} bytes")
+            begin = position + FRAME_HEADER_BYTES
             if begin + length > end:
                 break
-            place = begin + length
-            frames.append(Frame(kind, flags, stream & MAX_WINDOW_SIZE, data[begin:place]))
-        self._buffer = data[place:]
+            position = begin + length
+            frames.append(Frame(kind, flags, stream & MAX_WINDOW_SIZE, data[begin:position]))
+        self._buffer = data[position:]
         return frames
 
 
@@ -125,13 +125,13 @@ def server_preface() -> bytes:
         (_MAX_FRAME_SIZE, FRAME_LIMIT_BYTES),
         (_MAX_HEADER_LIST_SIZE, 16 << 10),
     )
-    payload = b"".join(_SETTING.pack(*one) for one in settings)
+    payload = b"".join(_SETTING.pack(*setting) for setting in settings)
     return frame(SETTINGS, 0, 0, payload) + window_update(0, CONNECTION_WINDOW_BYTES - _DEFAULT_WINDOW_BYTES)
 
 
-def window_update(stream: int, more: int) -> bytes:
+def window_update(stream: int, increment: int) -> bytes:
     """Encode a WINDOW_UPDATE."""
-    return frame(WINDOW_UPDATE, 0, stream, more.to_bytes(4, "big"))
+    return frame(WINDOW_UPDATE, 0, stream, increment.to_bytes(4, "big"))
 
 
 def rst_stream(stream: int, code: int) -> bytes:
@@ -156,26 +156,26 @@ class Settings(NamedTuple):
 def read_settings(payload: bytes) -> Settings:
     """Parse a SETTINGS payload (RFC 9113, section 6.5)."""
     if len(payload) % _SETTING.size:
-        raise Http2Error(FRAME_SIZE_ERROR, "a settings frame is cut off")
+        raise Http2Error(FRAME_SIZE_ERROR, "a SETTINGS frame is truncated")
     window = size = streams = None
     for name, value in _SETTING.iter_unpack(payload):
         if name == _INITIAL_WINDOW_SIZE:
             if value > MAX_WINDOW_SIZE:
-                raise Http2Error(FLOW_CONTROL_ERROR, "a window is too large")
+                raise Http2Error(FLOW_CONTROL_ERROR, "a flow-control window exceeds 2^31-1")
             window = value
         elif name == _MAX_FRAME_SIZE:
             if not 1 << 14 <= value < 1 << 24:
-                raise Http2Error(PROTOCOL_ERROR, "a frame size is out of bounds")
+                raise Http2Error(PROTOCOL_ERROR, "SETTINGS_MAX_FRAME_SIZE is out of bounds")
             size = value
         elif name == _MAX_CONCURRENT_STREAMS:
             streams = value
     return Settings(window, size, streams)
 
 
-def read_number(payload: bytes, what: str) -> int:
+def read_number(payload: bytes, frame_name: str) -> int:
     """Parse the payload of WINDOW_UPDATE or RST_STREAM."""
     if len(payload) != 4:
-        raise Http2Error(FRAME_SIZE_ERROR, f"{what} has four bytes")
+        raise Http2Error(FRAME_SIZE_ERROR, f"the payload of {frame_name} must have 4 bytes")
     return int.from_bytes(payload, "big")
 
 
@@ -186,11 +186,11 @@ def unpadded(frame_: Frame) -> bytes:
     begin = 0
     if frame_.flags & PADDED:
         if not payload:
-            raise Http2Error(FRAME_SIZE_ERROR, "padding has no length")
+            raise Http2Error(FRAME_SIZE_ERROR, "a padded frame has no padding length")
         begin = 1
         end -= payload[0]
     if frame_.kind == HEADERS and frame_.flags & HAS_PRIORITY:
         begin += 5
     if begin > end:
-        raise Http2Error(PROTOCOL_ERROR, "padding is longer than its frame")
+        raise Http2Error(PROTOCOL_ERROR, "the padding is longer than its frame")
     return payload[begin:end]

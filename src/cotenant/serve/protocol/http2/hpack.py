@@ -14,10 +14,10 @@ TABLE_BYTES: Final = 4096
 """SETTINGS_HEADER_TABLE_SIZE; this server keeps the default."""
 LIST_LIMIT_BYTES: Final = 16 << 10
 _ENTRY_BYTES: Final = 32
-_BLOCKS_KEPT: Final = 64
-_KEPT_BYTES: Final = 1024
+_CACHED_BLOCKS: Final = 64
+_CACHED_LENGTH_LIMIT: Final = 1024
 """Longer blocks are not cached, because every connection has its own cache."""
-_TEXTS_KEPT: Final = 4096
+_CACHED_TEXTS: Final = 4096
 _CODE_LENGTHS: Final = (
     "13 23 28x7 24 30 28x2 30 28x8 30 28x9 6 10x2 12 13 6 8 11 10x2 8 11 8 6x3 5x3 6x7 7 8 15 6 12 10 13 6 "
     "7x22 8 7 8 13 19 13 14 6 15 5 6 5 6 5 6x3 5 7x2 6x3 5 6 7 6 5x2 6 7x5 15 11 14 13 28 20 22 20x2 22x3 23 "
@@ -45,15 +45,15 @@ class HpackError(Exception):
 def _codes() -> dict[tuple[int, int], int]:
     lengths: list[int] = []
     for run in _CODE_LENGTHS.split():
-        length, _, times = run.partition("x")
-        lengths += [int(length)] * int(times or 1)
+        length, _, repeat = run.partition("x")
+        lengths += [int(length)] * int(repeat or 1)
     codes = {}
     code = 0
-    before = 0
-    for symbol in sorted(range(len(lengths)), key=lambda one: (lengths[one], one)):
-        code <<= lengths[symbol] - before
-        before = lengths[symbol]
-        codes[before, code] = symbol
+    previous_length = 0
+    for symbol in sorted(range(len(lengths)), key=lambda symbol: (lengths[symbol], symbol)):
+        code <<= lengths[symbol] - previous_length
+        previous_length = lengths[symbol]
+        codes[previous_length, code] = symbol
         code += 1
     return codes
 
@@ -78,17 +78,17 @@ def huffman_decode(packed: bytes) -> bytes:
             symbol = _CODES.get((length, code))
             if symbol is not None:
                 if symbol == _END_SYMBOL:
-                    raise HpackError("a string has the end mark inside")
+                    raise HpackError("a Huffman-coded string contains EOS")
                 out.append(symbol)
                 code = length = 0
             elif length > _LONGEST:
-                raise HpackError("a string has no such code")
+                raise HpackError("a string contains an invalid Huffman code")
     if length > 7 or code != (1 << length) - 1:
-        raise HpackError("a string is padded wrongly")
+        raise HpackError("a Huffman-coded string has invalid padding")
     return bytes(out)
 
 
-_known_text: Final = functools.lru_cache(_TEXTS_KEPT)(huffman_decode)
+_cached_huffman_decode: Final = functools.lru_cache(_CACHED_TEXTS)(huffman_decode)
 
 
 def _static() -> tuple[Header, ...]:
@@ -110,61 +110,61 @@ class HpackDecoder:
         self._table: list[Header] = []
         self._size = 0
         self._limit = TABLE_BYTES
-        self._known: dict[bytes, tuple[Header, ...]] = {}
+        self._cache: dict[bytes, tuple[Header, ...]] = {}
 
     def decode(self, block: bytes) -> tuple[Header, ...]:
         """Return the header fields of a block, in order."""
-        known = self._known.get(block)
-        if known is not None:
-            return known
+        cached = self._cache.get(block)
+        if cached is not None:
+            return cached
         headers: list[Header] = []
         total = 0
-        place = 0
-        plain = True
-        while place < len(block):
-            first = block[place]
-            if first & 0x80:
-                index, place = read_number(block, place, 7)
-                header = self._at(index)
-            elif first & 0xE0 == 0x20:
-                size, place = read_number(block, place, 5)
+        position = 0
+        is_cacheable = True
+        while position < len(block):
+            first_byte = block[position]
+            if first_byte & 0x80:
+                index, position = read_number(block, position, 7)
+                header = self._entry(index)
+            elif first_byte & 0xE0 == 0x20:
+                size, position = read_number(block, position, 5)
                 if size > TABLE_BYTES or headers:
-                    raise HpackError("the table changes its size where it may not")
+                    raise HpackError("a table size update is invalid or not at the start of a block")
                 self._limit = size
                 self._evict(0)
-                plain = False
+                is_cacheable = False
                 continue
             else:
-                header, place = self._literal(block, place, first)
-                if first & 0x40:
+                header, position = self._literal(block, position, first_byte)
+                if first_byte & 0x40:
                     self._insert(header)
-                    plain = False
+                    is_cacheable = False
             headers.append(header)
             total += len(header[0]) + len(header[1]) + _ENTRY_BYTES
             if total > LIST_LIMIT_BYTES:
-                raise HpackError(f"headers may have {LIST_LIMIT_BYTES} bytes")
+                raise HpackError(f"the headers exceed the limit of {LIST_LIMIT_BYTES} bytes")
         if (
-            plain and len(self._known) < _BLOCKS_KEPT and len(block) <= _KEPT_BYTES
+            is_cacheable and len(self._cache) < _CACHED_BLOCKS and len(block) <= _CACHED_LENGTH_LIMIT
         ):  # the result holds until the dynamic table changes
-            self._known[block] = tuple(headers)
+            self._cache[block] = tuple(headers)
         return tuple(headers)
 
-    def _literal(self, block: bytes, place: int, first: int) -> tuple[Header, int]:
-        index, place = read_number(block, place, 6 if first & 0x40 else 4)
+    def _literal(self, block: bytes, position: int, first_byte: int) -> tuple[Header, int]:
+        index, position = read_number(block, position, 6 if first_byte & 0x40 else 4)
         if index:
-            name = self._at(index)[0]
+            name = self._entry(index)[0]
         else:
-            name, place = _text(block, place)
-        value, place = _text(block, place)
-        return (name, value), place
+            name, position = _text(block, position)
+        value, position = _text(block, position)
+        return (name, value), position
 
-    def _at(self, index: int) -> Header:
+    def _entry(self, index: int) -> Header:
         if 1 <= index <= len(STATIC):
             return STATIC[index - 1]
-        place = len(self._table) - (index - len(STATIC))
-        if index == 0 or place < 0:
-            raise HpackError(f"there is no header {index}")
-        return self._table[place]
+        position = len(self._table) - (index - len(STATIC))
+        if index == 0 or position < 0:
+            raise HpackError(f"header index {index} is not in the table")
+        return self._table[position]
 
     def _insert(self, header: Header) -> None:
         size = len(header[0]) + len(header[1]) + _ENTRY_BYTES
@@ -173,49 +173,49 @@ class HpackDecoder:
             self._table.append(header)
             self._size += size
 
-    def _evict(self, coming: int) -> None:
-        self._known.clear()
-        gone = 0
-        while gone < len(self._table) and self._size + coming > self._limit:
-            name, value = self._table[gone]
+    def _evict(self, incoming_size: int) -> None:
+        self._cache.clear()
+        evicted = 0
+        while evicted < len(self._table) and self._size + incoming_size > self._limit:
+            name, value = self._table[evicted]
             self._size -= len(name) + len(value) + _ENTRY_BYTES
-            gone += 1
-        del self._table[:gone]
+            evicted += 1
+        del self._table[:evicted]
 
 
-def read_number(block: bytes, place: int, bits: int) -> tuple[int, int]:
+def read_number(block: bytes, position: int, bits: int) -> tuple[int, int]:
     """Decode an integer (RFC 7541, section 5.1); return it and the next position."""
     try:
         mask = (1 << bits) - 1
-        number = block[place] & mask
-        place += 1
+        number = block[position] & mask
+        position += 1
         if number < mask:
-            return number, place
+            return number, position
         shift = 0
         while True:
-            byte = block[place]
-            place += 1
+            byte = block[position]
+            position += 1
             number += (byte & 0x7F) << shift
             shift += 7
             if not byte & 0x80:
-                return number, place
+                return number, position
             if shift > 28:
-                raise HpackError("a number does not end")
+                raise HpackError("an integer is too long")
     except IndexError:
-        raise HpackError("a block is cut off") from None
+        raise HpackError("a header block is truncated") from None
 
 
-def _text(block: bytes, place: int) -> tuple[bytes, int]:
-    if place >= len(block):
-        raise HpackError("a block is cut off")
-    packed = block[place] & 0x80
-    length, place = read_number(block, place, 7)
-    end = place + length
+def _text(block: bytes, position: int) -> tuple[bytes, int]:
+    if position >= len(block):
+        raise HpackError("a header block is truncated")
+    packed = block[position] & 0x80
+    length, position = read_number(block, position, 7)
+    end = position + length
     if end > len(block):
-        raise HpackError("a block is cut off")
-    text = block[place:end]
+        raise HpackError("a header block is truncated")
+    text = block[position:end]
     if packed:
-        text = _known_text(text) if length <= _KEPT_BYTES else huffman_decode(text)
+        text = _cached_huffman_decode(text) if length <= _CACHED_LENGTH_LIMIT else huffman_decode(text)
     return text, end
 
 

@@ -16,8 +16,8 @@ RANK_LIMIT: Final = 32
 DIMENSION_LIMIT: Final = 1 << 40
 ELEMENTS_LIMIT: Final = 1 << 40
 TENSORS_LIMIT: Final = 1024
-_WORD_LIMIT: Final = 256
-_SHAPES_KEPT: Final = 256
+_QUOTE_LIMIT: Final = 256
+_CACHED_SHAPES: Final = 256
 _TEXT_LIMIT: Final = 2000
 
 
@@ -49,7 +49,7 @@ class RequestInput(NamedTuple):
     shape: tuple[int, ...]
     raw: Buffer | None = None
     data: Any = None
-    place: RegionSlice | None = None
+    location: RegionSlice | None = None
 
 
 class RequestedOutput(NamedTuple):
@@ -59,7 +59,7 @@ class RequestedOutput(NamedTuple):
     binary: bool = False
     classes: int = 0
     """Number of the largest values to return as text (classification); zero: the tensor itself."""
-    place: RegionSlice | None = None
+    location: RegionSlice | None = None
 
 
 class InferRequest(NamedTuple):
@@ -95,10 +95,10 @@ def shape_of(name: str, dims: Any) -> tuple[int, ...]:
     if len(shape) > RANK_LIMIT:
         raise InferError(f"tensor {name!r} has {len(shape)} dimensions, {RANK_LIMIT} are the limit")
     total = 1
-    for one in shape:
-        if not 0 <= one <= DIMENSION_LIMIT:
+    for size in shape:
+        if not 0 <= size <= DIMENSION_LIMIT:
             raise InferError(f"tensor {name!r} has shape {list(shape)}: dimensions are 0 to {DIMENSION_LIMIT}")
-        total *= one
+        total *= size
     if total > ELEMENTS_LIMIT:
         raise InferError(f"tensor {name!r} has {total} elements, {ELEMENTS_LIMIT} are the limit")
     return shape
@@ -107,24 +107,24 @@ def shape_of(name: str, dims: Any) -> tuple[int, ...]:
 def known_parameters(parameters: dict[str, Any]) -> tuple[int, Duration]:
     """Return the priority and the timeout of a request; Triton's timeout is in microseconds."""
     if parameters.get("sequence_id"):
-        text = "sequences of requests (parameter 'sequence_id') are not supported: no model here keeps state"
+        text = "sequences of requests (parameter 'sequence_id') are not supported: models of this server keep no state"
         raise InferError(text, "unsupported")
-    return _whole(parameters, "priority"), _whole(parameters, "timeout") * MICROSECOND_NS
+    return _non_negative_integer(parameters, "priority"), _non_negative_integer(parameters, "timeout") * MICROSECOND_NS
 
 
-def _whole(parameters: dict[str, Any], name: str) -> int:
+def _non_negative_integer(parameters: dict[str, Any], name: str) -> int:
     value = parameters.get(name, 0)
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
         value = int(value)
     if type(value) is not int or not 0 <= value < 1 << 63:
-        raise InferError(f"parameter {name!r} is {quoted(value)}, expected a whole number that is not negative")
+        raise InferError(f"parameter {name!r} is {quoted(value)}, expected a non-negative integer")
     return value
 
 
 def quoted(value: object) -> str:
     """Return a client's value for a message, shortened if it is long."""
     text = repr(value)
-    return text if len(text) <= _WORD_LIMIT else text[:_WORD_LIMIT] + "..."
+    return text if len(text) <= _QUOTE_LIMIT else text[:_QUOTE_LIMIT] + "..."
 
 
 class InputSignature(NamedTuple):
@@ -137,7 +137,7 @@ class InputSignature(NamedTuple):
     shape: tuple[int, ...]
     dtype: Any
     width_bytes: int
-    taken: set[tuple[int, ...]]
+    accepted_shapes: set[tuple[int, ...]]
     """Shapes that matched before."""
 
 
@@ -152,37 +152,37 @@ class ModelSignature(NamedTuple):
 def signature_of(spec: ModelSpec) -> ModelSignature:
     """Return the signature of a model."""
     inputs = tuple(
-        InputSignature(one, one.name, kind.value, kind, one.shape, NUMPY[kind], kind.width_bytes, set())
-        for one, kind in ((one, one.datatype) for one in spec.inputs)
+        InputSignature(tensor, tensor.name, kind.value, kind, tensor.shape, NUMPY[kind], kind.width_bytes, set())
+        for tensor, kind in ((tensor, tensor.datatype) for tensor in spec.inputs)
     )
-    return ModelSignature(spec, inputs, frozenset(one.name for one in spec.outputs))
+    return ModelSignature(spec, inputs, frozenset(tensor.name for tensor in spec.outputs))
 
 
-def check(plan: ModelSignature, request: InferRequest) -> CheckedRequest:
+def check(signature: ModelSignature, request: InferRequest) -> CheckedRequest:
     """Return the request's tensors in the model's order.
 
     Raise an `InferError` that names the tensor and the expected value.
     """
-    spec, inputs, outputs = plan
-    given = request.inputs
-    if len(given) != len(inputs):
+    spec, inputs, outputs = signature
+    tensors = request.inputs
+    if len(tensors) != len(inputs):
         raise InferError(_names_differ(spec, request))
     max_batch = spec.max_batch
     arrays = []
     shapes = []
     rows = -1
-    for place, wanted in enumerate(inputs):
-        tensor = given[place]
-        if tensor.name != wanted.name:
-            found = _find(wanted.spec, given)
-            if found is None:
+    for index, expected in enumerate(inputs):
+        tensor = tensors[index]
+        if tensor.name != expected.name:
+            named_tensor = _find(expected.spec, tensors)
+            if named_tensor is None:
                 raise InferError(_names_differ(spec, request))
-            tensor = found
+            tensor = named_tensor
         shape = tensor.shape
-        if tensor.datatype != wanted.datatype:
-            raise InferError(_wrong_datatype(spec, tensor, wanted.kind))
-        if shape not in wanted.taken and not _fits(shape, wanted):
-            raise InferError(_wrong_shape(spec, tensor, wanted.spec))
+        if tensor.datatype != expected.datatype:
+            raise InferError(_wrong_datatype(spec, tensor, expected.kind))
+        if shape not in expected.accepted_shapes and not _fits(shape, expected):
+            raise InferError(_wrong_shape(spec, tensor, expected.spec))
         if max_batch:
             if rows not in (-1, shape[0]):
                 raise InferError(f"input {tensor.name!r} has {shape[0]} rows, expected {rows} as the one before it")
@@ -193,37 +193,37 @@ def check(plan: ModelSignature, request: InferRequest) -> CheckedRequest:
             shapes.append(shape[1:])
         else:
             shapes.append(shape)
-        arrays.append(_content(tensor, wanted))
+        arrays.append(_content(tensor, expected))
     for output in request.outputs:
         if output.name not in outputs:
-            names = ", ".join(repr(one.name) for one in spec.outputs)
-            raise InferError(f"output {quoted(output.name)} is none of model {spec.name!r}, expected {names}")
+            names = ", ".join(repr(output_spec.name) for output_spec in spec.outputs)
+            raise InferError(f"output {quoted(output.name)} is not an output of model {spec.name!r}, expected {names}")
     return CheckedRequest(tuple(arrays), rows if max_batch else 1, tuple(shapes))
 
 
-def _fits(shape: tuple[int, ...], wanted: InputSignature) -> bool:
-    if not wanted.spec.takes(shape):
+def _fits(shape: tuple[int, ...], expected: InputSignature) -> bool:
+    if not expected.spec.takes(shape):
         return False
-    if len(wanted.taken) < _SHAPES_KEPT:
-        wanted.taken.add(shape)
+    if len(expected.accepted_shapes) < _CACHED_SHAPES:
+        expected.accepted_shapes.add(shape)
     return True
 
 
-def _find(tensor_spec: TensorSpec, given: tuple[RequestInput, ...]) -> RequestInput | None:
-    return next((one for one in given if one.name == tensor_spec.name), None)
+def _find(tensor_spec: TensorSpec, tensors: tuple[RequestInput, ...]) -> RequestInput | None:
+    return next((tensor for tensor in tensors if tensor.name == tensor_spec.name), None)
 
 
-def _content(tensor: RequestInput, wanted: InputSignature) -> Array | RegionSlice:
+def _content(tensor: RequestInput, expected: InputSignature) -> Array | RegionSlice:
     raw = tensor.raw
     try:
         if raw is not None:
-            width = wanted.width_bytes
+            width = expected.width_bytes
             if width and len(raw) == math.prod(tensor.shape) * width:
-                return np.frombuffer(raw, wanted.dtype).reshape(tensor.shape)
-            return from_raw(wanted.kind, tensor.shape, raw)  # strings, or raises an error that describes the mismatch
-        if tensor.place is not None:
-            return tensor.place
-        return from_list(wanted.kind, tensor.shape, tensor.data)
+                return np.frombuffer(raw, expected.dtype).reshape(tensor.shape)
+            return from_raw(expected.kind, tensor.shape, raw)  # strings, or raises an error that describes the mismatch
+        if tensor.location is not None:
+            return tensor.location
+        return from_list(expected.kind, tensor.shape, tensor.data)
     except TensorError as error:
         raise InferError(f"input {tensor.name!r}: {error}") from None
 
@@ -232,18 +232,17 @@ def _wrong_datatype(spec: ModelSpec, tensor: RequestInput, datatype: Datatype) -
     return f"input {tensor.name!r} of model {spec.name!r} is {quoted(tensor.datatype)}, expected {datatype.value}"
 
 
-def _wrong_shape(spec: ModelSpec, tensor: RequestInput, wanted: TensorSpec) -> str:
-    free = f", where {ANY} is any" if ANY in wanted.shape else ""
-    said = f"input {tensor.name!r} of model {spec.name!r} has shape {list(tensor.shape)}"
-    return f"{said}, expected {list(wanted.shape)}{free}"
+def _wrong_shape(spec: ModelSpec, tensor: RequestInput, expected: TensorSpec) -> str:
+    free = f", where {ANY} is any" if ANY in expected.shape else ""
+    problem = f"input {tensor.name!r} of model {spec.name!r} has shape {list(tensor.shape)}"
+    return f"{problem}, expected {list(expected.shape)}{free}"
 
 
 def _names_differ(spec: ModelSpec, request: InferRequest) -> str:
-    wanted = [one.name for one in spec.inputs]
-    given = [one.name for one in request.inputs]
-    if missing := [name for name in wanted if name not in given]:
-        return f"input {missing[0]!r} of model {spec.name!r} is missing, expected {', '.join(map(repr, wanted))}"
-    odd = next((name for name in given if name not in wanted or given.count(name) > 1), "")
-    return (
-        f"input {quoted(odd)} is none of model {spec.name!r} or is there twice, expected {', '.join(map(repr, wanted))}"
-    )
+    expected = [tensor.name for tensor in spec.inputs]
+    names = [tensor.name for tensor in request.inputs]
+    if missing := [name for name in expected if name not in names]:
+        return f"input {missing[0]!r} of model {spec.name!r} is missing, expected {', '.join(map(repr, expected))}"
+    unexpected = next((name for name in names if name not in expected or names.count(name) > 1), "")
+    problem = f"input {quoted(unexpected)} is unknown to model {spec.name!r} or was sent twice"
+    return f"{problem}, expected {', '.join(map(repr, expected))}"

@@ -23,9 +23,9 @@ from cotenant.serve.protocol.oip.infer import (
 from cotenant.serve.protocol.oip.tensor import Array, TensorError, to_list, to_raw
 
 _NONE: Final[dict[str, Any]] = {}
-_FRONT_KEPT_BYTES: Final = 1024
-_FRONTS_KEPT: Final = 1024
-_FRONT_HELD_BYTES: Final = 64 << 10
+_CACHED_HEADER_BYTES: Final = 1024
+_CACHED_HEADERS: Final = 1024
+_HELD_HEADER_BYTES: Final = 64 << 10
 """Maximum JSON that may stay in memory together with the tensors that follow it."""
 
 
@@ -54,17 +54,17 @@ _encode: Final = msgspec.json.Encoder().encode
 
 
 class ResponseOutput(NamedTuple):
-    """An output tensor; `place` is set if it was written to shared memory."""
+    """An output tensor; `location` is set if it was written to shared memory."""
 
     name: str
     datatype: Datatype
     shape: tuple[int, ...]
     array: Array
     binary: bool
-    place: RegionSlice | None = None
+    location: RegionSlice | None = None
 
 
-class _Front(NamedTuple):
+class _RequestHeader(NamedTuple):
     """The decoded JSON of a request, without the binary data that follows it."""
 
     id: str
@@ -81,82 +81,84 @@ class _Front(NamedTuple):
 def read_request(model: str, version: str, body: memoryview, json_length: int) -> InferRequest:
     """Decode a body whose first `json_length` bytes are JSON; negative: all of it."""
     if json_length > len(body):
-        said = f"Inference-Header-Content-Length is {json_length}"
-        raise InferError(f"{said}, expected at most the {len(body)} bytes of the body")
+        declared = f"Inference-Header-Content-Length is {json_length}"
+        raise InferError(f"{declared}, expected at most the {len(body)} bytes of the body")
     if json_length < 0:
         json_length = len(body)
     text = bytes(body[:json_length])
-    front = _known_front(text) if json_length <= _FRONT_KEPT_BYTES else _front(text)
-    place = json_length
-    if place + front.raw_bytes != len(body):
-        came = f"{len(body) - place} bytes follow the JSON"
-        raise InferError(f"{came}, expected {front.raw_bytes}, the sum of every binary_data_size")
-    if json_length > max(front.raw_bytes, _FRONT_HELD_BYTES):  # a view of the tensors would keep the whole body alive
-        body = memoryview(bytes(body[place:]))
-        place = 0
+    header = _cached_header(text) if json_length <= _CACHED_HEADER_BYTES else _decode_header(text)
+    offset = json_length
+    if offset + header.raw_bytes != len(body):
+        actual = f"{len(body) - offset} bytes follow the JSON"
+        raise InferError(f"{actual}, expected {header.raw_bytes}, the sum of every binary_data_size")
+    if json_length > max(header.raw_bytes, _HELD_HEADER_BYTES):  # a view of the tensors would keep the whole body alive
+        body = memoryview(bytes(body[offset:]))
+        offset = 0
     inputs = []
-    for tensor, size in front.inputs:
+    for tensor, size in header.inputs:
         if size < 0:
             inputs.append(tensor)
         else:
-            inputs.append(RequestInput(tensor.name, tensor.datatype, tensor.shape, body[place : place + size]))
-            place += size
+            inputs.append(RequestInput(tensor.name, tensor.datatype, tensor.shape, body[offset : offset + size]))
+            offset += size
     return InferRequest(
         model,
         version,
-        front.id,
+        header.id,
         tuple(inputs),
-        front.outputs,
-        front.priority,
-        front.timeout_ns,
-        front.binary,
-        front.parameters,
+        header.outputs,
+        header.priority,
+        header.timeout_ns,
+        header.binary,
+        header.parameters,
     )
 
 
-def _front(text: bytes) -> _Front:
+def _decode_header(text: bytes) -> _RequestHeader:
     try:
-        found = _decode(text)
+        request = _decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise InferError(f"the request is no inference request in JSON: {error}") from None
-    if len(found.inputs) > TENSORS_LIMIT or len(found.outputs) > TENSORS_LIMIT:
-        raise InferError(f"a request may have {TENSORS_LIMIT} inputs and as many outputs")
-    inputs = tuple(_input(one) for one in found.inputs)
-    priority, timeout_ns = known_parameters(found.parameters) if found.parameters else (0, 0)
-    binary = _flag(found.parameters, "binary_data_output")
-    outputs = tuple(_output(one, binary=binary) for one in found.outputs)
+        raise InferError(f"the request is not a valid inference request in JSON: {error}") from None
+    if len(request.inputs) > TENSORS_LIMIT or len(request.outputs) > TENSORS_LIMIT:
+        raise InferError(f"a request may have at most {TENSORS_LIMIT} inputs and {TENSORS_LIMIT} outputs")
+    inputs = tuple(_input(tensor) for tensor in request.inputs)
+    priority, timeout_ns = known_parameters(request.parameters) if request.parameters else (0, 0)
+    binary = _flag(request.parameters, "binary_data_output")
+    outputs = tuple(_output(tensor, binary=binary) for tensor in request.outputs)
     raw_bytes = sum(max(size, 0) for _, size in inputs)
-    return _Front(found.id, inputs, raw_bytes, outputs, priority, timeout_ns, binary, found.parameters)
+    return _RequestHeader(request.id, inputs, raw_bytes, outputs, priority, timeout_ns, binary, request.parameters)
 
 
-_known_front: Final = functools.lru_cache(_FRONTS_KEPT)(_front)
+_cached_header: Final = functools.lru_cache(_CACHED_HEADERS)(_decode_header)
 """Cached, because clients that send binary tensors repeat the same JSON."""
 
 
-def _input(one: _JsonInput) -> tuple[RequestInput, int]:
-    shape = shape_of(one.name, one.shape)
-    size = one.parameters.get("binary_data_size")
+def _input(tensor: _JsonInput) -> tuple[RequestInput, int]:
+    shape = shape_of(tensor.name, tensor.shape)
+    size = tensor.parameters.get("binary_data_size")
     if size is not None:
         if type(size) is not int or not 0 <= size < 1 << 48:
-            raise InferError(f"input {one.name!r} has binary_data_size {quoted(size)}, expected a number of bytes")
-        return RequestInput(one.name, one.datatype, shape), size
-    where = region_slice(one.name, one.parameters)
-    if where is not None:
-        return RequestInput(one.name, one.datatype, shape, place=where), -1
-    if one.data is None:
-        raise InferError(f"input {one.name!r} has neither data nor binary_data_size nor shared_memory_region")
-    return RequestInput(one.name, one.datatype, shape, data=one.data), -1
+            raise InferError(f"input {tensor.name!r} has binary_data_size {quoted(size)}, expected a number of bytes")
+        return RequestInput(tensor.name, tensor.datatype, shape), size
+    location = region_slice(tensor.name, tensor.parameters)
+    if location is not None:
+        return RequestInput(tensor.name, tensor.datatype, shape, location=location), -1
+    if tensor.data is None:
+        raise InferError(f"input {tensor.name!r} has neither data nor binary_data_size nor shared_memory_region")
+    return RequestInput(tensor.name, tensor.datatype, shape, data=tensor.data), -1
 
 
-def _output(one: _JsonOutput, *, binary: bool) -> RequestedOutput:
-    parameters = one.parameters
+def _output(output: _JsonOutput, *, binary: bool) -> RequestedOutput:
+    parameters = output.parameters
     if not parameters:
-        return RequestedOutput(one.name, binary)
+        return RequestedOutput(output.name, binary)
     classes = parameters.get("classification", 0)
     if type(classes) is not int or classes < 0:
-        raise InferError(f"output {one.name!r} has classification {quoted(classes)}, expected a whole number")
-    chosen = _flag(parameters, "binary_data") if "binary_data" in parameters else binary
-    return RequestedOutput(one.name, chosen, classes, region_slice(one.name, parameters))
+        raise InferError(
+            f"output {output.name!r} has classification {quoted(classes)}, expected a non-negative integer"
+        )
+    is_binary = _flag(parameters, "binary_data") if "binary_data" in parameters else binary
+    return RequestedOutput(output.name, is_binary, classes, region_slice(output.name, parameters))
 
 
 def _flag(parameters: dict[str, Any], name: str) -> bool:
@@ -174,8 +176,8 @@ def region_slice(tensor: str, parameters: dict[str, Any]) -> RegionSlice | None:
     offset = parameters.get("shared_memory_offset", 0)
     size = parameters.get("shared_memory_byte_size")
     if type(region) is not str or type(offset) is not int or type(size) is not int or offset < 0 or size < 0:
-        want = "a region's name, a shared_memory_byte_size and perhaps a shared_memory_offset"
-        raise InferError(f"tensor {tensor!r} is to be in shared memory, expected {want}")
+        expected = "a region name, shared_memory_byte_size and optionally shared_memory_offset"
+        raise InferError(f"the shared memory parameters of tensor {tensor!r} are invalid, expected {expected}")
     return RegionSlice(region, offset, size)
 
 
@@ -195,18 +197,18 @@ def write_response(
 ) -> ResponseBody:
     """Encode a response."""
     if not request_id and not parameters:
-        quick = _write_binary(model, version, outputs)
-        if quick is not None:
-            return quick
-    listed = []
+        binary_response = _write_binary(model, version, outputs)
+        if binary_response is not None:
+            return binary_response
+    entries = []
     raws: list[bytes] = []
-    for name, datatype, shape, array, binary, place in outputs:
+    for name, datatype, shape, array, binary, location in outputs:
         entry: dict[str, Any] = {"name": name, "datatype": datatype.value, "shape": shape}
-        if place is not None:
+        if location is not None:
             entry["parameters"] = {
-                "shared_memory_region": place.region,
-                "shared_memory_offset": place.offset,
-                "shared_memory_byte_size": place.size,
+                "shared_memory_region": location.region,
+                "shared_memory_offset": location.offset,
+                "shared_memory_byte_size": location.size,
             }
         elif binary:
             raw = to_raw(datatype, array)
@@ -217,39 +219,41 @@ def write_response(
                 entry["data"] = to_list(datatype, array)
             except TensorError as error:
                 raise InferError(f"output {name!r}: {error}") from None
-        listed.append(entry)
-    tree: dict[str, Any] = {"model_name": model, "model_version": version, "outputs": listed}
+        entries.append(entry)
+    tree: dict[str, Any] = {"model_name": model, "model_version": version, "outputs": entries}
     if request_id:
         tree["id"] = request_id
     if parameters:
         tree["parameters"] = parameters
-    front = _encode(tree)
-    return ResponseBody([front, *raws], len(front) if raws else -1)
+    header = _encode(tree)
+    return ResponseBody([header, *raws], len(header) if raws else -1)
 
 
 def _write_binary(model: str, version: str, outputs: Sequence[ResponseOutput]) -> ResponseBody | None:
     """Encode an all-binary response: its JSON depends on names and shapes only, and is cached."""
     shapes = []
     raws = []
-    for name, datatype, shape, array, binary, place in outputs:
-        if not binary or place is not None:
+    for name, datatype, shape, array, binary, location in outputs:
+        if not binary or location is not None:
             return None
         raw = to_raw(datatype, array)
         shapes.append((name, datatype.value, shape, len(raw)))
         raws.append(raw)
     if not raws:
         return None
-    front = _known_answer(model, version, tuple(shapes))
-    return ResponseBody([front, *raws], len(front))
+    header = _cached_response_header(model, version, tuple(shapes))
+    return ResponseBody([header, *raws], len(header))
 
 
-@functools.lru_cache(_FRONTS_KEPT)
-def _known_answer(model: str, version: str, shapes: tuple[tuple[str, str, tuple[int, ...], int], ...]) -> bytes:
-    listed = [
+@functools.lru_cache(_CACHED_HEADERS)
+def _cached_response_header(
+    model: str, version: str, shapes: tuple[tuple[str, str, tuple[int, ...], int], ...]
+) -> bytes:
+    entries = [
         {"name": name, "datatype": datatype, "shape": shape, "parameters": {"binary_data_size": size}}
         for name, datatype, shape, size in shapes
     ]
-    return _encode({"model_name": model, "model_version": version, "outputs": listed})
+    return _encode({"model_name": model, "model_version": version, "outputs": entries})
 
 
 def write_error(text: str) -> bytes:

@@ -28,9 +28,9 @@ _Request: Final = TYPES["ModelInferRequest"]
 _Response: Final = TYPES["ModelInferResponse"]
 _StreamResponse: Final = TYPES["ModelStreamInferResponse"]
 _NONE: Final[dict[str, Any]] = {}
-_FRONT_KEPT_BYTES: Final = 1024
-_FRONTS_KEPT: Final = 1024
-_FRONT_HELD_BYTES: Final = 64 << 10
+_CACHED_HEADER_BYTES: Final = 1024
+_CACHED_HEADERS: Final = 1024
+_HELD_HEADER_BYTES: Final = 64 << 10
 _LENGTH_DELIMITED: Final = 2
 _RAW_INPUT: Final = 7 << 3 | _LENGTH_DELIMITED
 _RAW_OUTPUT: Final = bytes([6 << 3 | _LENGTH_DELIMITED])
@@ -58,19 +58,19 @@ def read_message(name: str, data: bytes) -> Any:
     try:
         return TYPES[name].FromString(data)
     except (DecodeError, RecursionError) as error:
-        raise InferError(f"the message is no {name}: {error}") from None
+        raise InferError(f"the message is not a valid {name}: {error}") from None
 
 
-class _Front(NamedTuple):
+class _RequestHeader(NamedTuple):
     """A decoded request without its raw contents."""
 
     model: str
     version: str
     id: str
     inputs: tuple[RequestInput, ...]
-    raw_places: tuple[int, ...]
+    raw_indices: tuple[int, ...]
     """Indices of the inputs whose contents are raw."""
-    has_lists: str
+    input_with_list: str
     """The name of an input with a typed list; empty: none."""
     outputs: tuple[RequestedOutput, ...]
     priority: int
@@ -80,47 +80,47 @@ class _Front(NamedTuple):
 
 def read_request(data: bytes) -> InferRequest:
     """Decode a ModelInferRequest."""
-    cut = _split(data)
-    if cut is None:
-        found = _parsed(data)
-        front, raws = _front_of(found), list(found.raw_input_contents)
+    parts = _split(data)
+    if parts is None:
+        message = _parse_request(data)
+        header, raws = _header_of(message), list(message.raw_input_contents)
     else:
-        begin, raws = cut
+        begin, raws = parts
         text = data[:begin]
-        front = _known_front(text) if begin <= _FRONT_KEPT_BYTES else _front_of(_parsed(text))
-        if begin > _FRONT_HELD_BYTES:  # views would keep the whole message alive
-            raws = [bytes(one) for one in raws]
-    directories = front.raw_places
-    if len(raws) != len(directories):
-        raise InferError(_wrong_count(front, len(raws)))
-    inputs = front.inputs
+        header = _cached_header(text) if begin <= _CACHED_HEADER_BYTES else _header_of(_parse_request(text))
+        if begin > _HELD_HEADER_BYTES:  # views would keep the whole message alive
+            raws = [bytes(raw) for raw in raws]
+    indices = header.raw_indices
+    if len(raws) != len(indices):
+        raise InferError(_wrong_count(header, len(raws)))
+    inputs = header.inputs
     if len(inputs) == 1 and raws:  # fast path
-        only = inputs[0]
-        inputs = (RequestInput(only.name, only.datatype, only.shape, raws[0]),)
+        tensor = inputs[0]
+        inputs = (RequestInput(tensor.name, tensor.datatype, tensor.shape, raws[0]),)
     elif raws:
         filled = list(inputs)
-        for place, raw in zip(directories, raws, strict=True):
-            filled[place] = filled[place]._replace(raw=raw)
+        for index, raw in zip(indices, raws, strict=True):
+            filled[index] = filled[index]._replace(raw=raw)
         inputs = tuple(filled)
     return InferRequest(
-        front.model,
-        front.version,
-        front.id,
+        header.model,
+        header.version,
+        header.id,
         inputs,
-        front.outputs,
-        front.priority,
-        front.timeout_ns,
+        header.outputs,
+        header.priority,
+        header.timeout_ns,
         binary_default=True,
-        parameters=front.parameters,
-        final_response=bool(front.parameters.get("triton_enable_empty_final_response", False)),
+        parameters=header.parameters,
+        final_response=bool(header.parameters.get("triton_enable_empty_final_response", False)),
     )
 
 
-def _parsed(data: bytes) -> Any:
+def _parse_request(data: bytes) -> Any:
     try:
         return _Request.FromString(data)
     except (DecodeError, RecursionError) as error:
-        raise InferError(f"the message is no ModelInferRequest: {error}") from None
+        raise InferError(f"the message is not a valid ModelInferRequest: {error}") from None
 
 
 def _split(data: bytes) -> tuple[int, list[Buffer]] | None:
@@ -129,108 +129,110 @@ def _split(data: bytes) -> tuple[int, list[Buffer]] | None:
     Clients repeat the part in front, which is cached. Only as much of the wire format is parsed as is needed to find
     its end: every field of the message has a tag of one byte, a length, and that many bytes.
     """
-    place = 0
+    position = 0
     size = len(data)
-    front = -1
+    header_end = -1
     raws: list[Buffer] = []
     view = memoryview(data)
-    while place + 1 < size:
-        begin = place
-        tag = data[place]
-        length = data[place + 1]
-        place += 2
+    while position + 1 < size:
+        begin = position
+        tag = data[position]
+        length = data[position + 1]
+        position += 2
         if length & 0x80:
             length &= 0x7F
             for shift in (7, 14, 21, 28):
-                if place >= size:
+                if position >= size:
                     return None
-                byte = data[place]
-                place += 1
+                byte = data[position]
+                position += 1
                 length |= (byte & 0x7F) << shift
                 if not byte & 0x80:
                     break
             else:
                 return None
-        end = place + length
+        end = position + length
         if end > size:
             return None
         if tag == _RAW_INPUT:
-            if front < 0:
-                front = begin
-            raws.append(view[place:end])
-        elif front >= 0 or tag & 7 != _LENGTH_DELIMITED or tag > _RAW_INPUT:
+            if header_end < 0:
+                header_end = begin
+            raws.append(view[position:end])
+        elif header_end >= 0 or tag & 7 != _LENGTH_DELIMITED or tag > _RAW_INPUT:
             return None
-        place = end
-    if place != size:
+        position = end
+    if position != size:
         return None
-    return (size if front < 0 else front), raws
+    return (size if header_end < 0 else header_end), raws
 
 
-def _front_of(found: Any) -> _Front:
-    tensors = found.inputs
-    wanted = found.outputs
-    if len(tensors) > TENSORS_LIMIT or len(wanted) > TENSORS_LIMIT:
-        raise InferError(f"a request may have {TENSORS_LIMIT} inputs and as many outputs")
+def _header_of(message: Any) -> _RequestHeader:
+    tensors = message.inputs
+    requested = message.outputs
+    if len(tensors) > TENSORS_LIMIT or len(requested) > TENSORS_LIMIT:
+        raise InferError(f"a request may have at most {TENSORS_LIMIT} inputs and {TENSORS_LIMIT} outputs")
     inputs = []
-    raw_places = []
-    lists = ""
-    for number, tensor in enumerate(tensors):
+    raw_indices = []
+    with_list = ""
+    for index, tensor in enumerate(tensors):
         name = tensor.name
         shape = shape_of(name, tensor.shape)
         parameters = tensor.parameters
-        where = region_slice(name, _plain(parameters)) if parameters else None
-        if where is not None:
-            inputs.append(RequestInput(name, tensor.datatype, shape, place=where))
+        location = region_slice(name, _parameter_values(parameters)) if parameters else None
+        if location is not None:
+            inputs.append(RequestInput(name, tensor.datatype, shape, location=location))
         elif tensor.HasField("contents"):
-            lists = lists or name
+            with_list = with_list or name
             inputs.append(RequestInput(name, tensor.datatype, shape, data=_contents(tensor)))
         else:
             inputs.append(RequestInput(name, tensor.datatype, shape))
-            raw_places.append(number)
-    parameters = _plain(found.parameters) if found.parameters else _NONE
+            raw_indices.append(index)
+    parameters = _parameter_values(message.parameters) if message.parameters else _NONE
     priority, timeout_ns = known_parameters(parameters) if parameters else (0, 0)
-    outputs = tuple(_output(one) for one in wanted)
-    said = (found.model_name, found.model_version, found.id, tuple(inputs), tuple(raw_places), lists)
-    return _Front(*said, outputs, priority, timeout_ns, parameters)
+    outputs = tuple(_output(output) for output in requested)
+    fields = (message.model_name, message.model_version, message.id, tuple(inputs), tuple(raw_indices), with_list)
+    return _RequestHeader(*fields, outputs, priority, timeout_ns, parameters)
 
 
-@functools.lru_cache(_FRONTS_KEPT)
-def _known_front(text: bytes) -> _Front:
-    return _front_of(_parsed(text))
+@functools.lru_cache(_CACHED_HEADERS)
+def _cached_header(text: bytes) -> _RequestHeader:
+    return _header_of(_parse_request(text))
 
 
-def _wrong_count(front: _Front, raws: int) -> str:
-    if raws and front.has_lists:
-        return f"input {front.has_lists!r} has contents, expected none beside raw_input_contents"
-    if raws < len(front.raw_places):
-        name = front.inputs[front.raw_places[raws]].name
-        return f"input {name!r} has no contents: {raws} raw ones came for {len(front.inputs)} inputs"
-    return f"{raws} raw contents came, expected {len(front.raw_places)}"
+def _wrong_count(header: _RequestHeader, raws: int) -> str:
+    if raws and header.input_with_list:
+        return f"input {header.input_with_list!r} has contents, expected none together with raw_input_contents"
+    if raws < len(header.raw_indices):
+        name = header.inputs[header.raw_indices[raws]].name
+        return f"input {name!r} has no contents: {raws} raw contents were sent for {len(header.inputs)} inputs"
+    return f"{raws} raw contents were sent, expected {len(header.raw_indices)}"
 
 
 def _contents(tensor: Any) -> list[Any]:
-    which = _CONTENTS.get(tensor.datatype)
-    if which is None:
+    field = _CONTENTS.get(tensor.datatype)
+    if field is None:
         raise InferError(f"input {tensor.name!r} is {quoted(tensor.datatype)}, expected it in raw_input_contents")
-    return list(getattr(tensor.contents, which))
+    return list(getattr(tensor.contents, field))
 
 
-def _output(wanted: Any) -> RequestedOutput:
-    if not wanted.parameters:
-        return RequestedOutput(wanted.name, binary=True)
-    parameters = _plain(wanted.parameters)
+def _output(output: Any) -> RequestedOutput:
+    if not output.parameters:
+        return RequestedOutput(output.name, binary=True)
+    parameters = _parameter_values(output.parameters)
     classes = parameters.get("classification", 0)
     if type(classes) is not int or classes < 0:
-        raise InferError(f"output {wanted.name!r} has classification {quoted(classes)}, expected a whole number")
-    return RequestedOutput(wanted.name, binary=True, classes=classes, place=region_slice(wanted.name, parameters))
+        raise InferError(
+            f"output {output.name!r} has classification {quoted(classes)}, expected a non-negative integer"
+        )
+    return RequestedOutput(output.name, binary=True, classes=classes, location=region_slice(output.name, parameters))
 
 
-def _plain(parameters: Any) -> dict[str, Any]:
+def _parameter_values(parameters: Any) -> dict[str, Any]:
     plain = {}
     for name, value in parameters.items():
-        which = value.WhichOneof("choice")
-        if which is not None:
-            plain[name] = getattr(value, which)
+        field = value.WhichOneof("choice")
+        if field is not None:
+            plain[name] = getattr(value, field)
     return plain
 
 
@@ -243,14 +245,14 @@ def write_response(
 ) -> Any:
     """Return the response as a message."""
     answer = _Response(model_name=model, model_version=version, id=request_id)
-    for name, datatype, shape, array, _, place in outputs:
+    for name, datatype, shape, array, _, location in outputs:
         tensor = answer.outputs.add(name=name, datatype=datatype.value, shape=shape)
-        if place is None:
+        if location is None:
             answer.raw_output_contents.append(to_raw(datatype, array))
         else:
-            tensor.parameters["shared_memory_region"].string_param = place.region
-            tensor.parameters["shared_memory_offset"].int64_param = place.offset
-            tensor.parameters["shared_memory_byte_size"].int64_param = place.size
+            tensor.parameters["shared_memory_region"].string_param = location.region
+            tensor.parameters["shared_memory_offset"].int64_param = location.offset
+            tensor.parameters["shared_memory_byte_size"].int64_param = location.size
     for key, value in (parameters or _NONE).items():
         set_parameter(answer.parameters[key], value)
     return answer
@@ -266,19 +268,19 @@ def write_unary_response(model: str, version: str, request_id: str, outputs: Seq
     if request_id:
         text = request_id.encode()
         parts += (_ID, _varint(len(text)), text)
-    for name, datatype, shape, array, _, place in outputs:
-        if place is not None:
+    for name, datatype, shape, array, _, location in outputs:
+        if location is not None:
             packed: bytes = write_response(model, version, request_id, outputs).SerializeToString()
             return packed
         raw = to_raw(datatype, array)
         shapes.append((name, datatype.value, shape))
         parts += (_RAW_OUTPUT, _varint(len(raw)), raw)
-    parts[0] = _known_answer(model, version, tuple(shapes))
+    parts[0] = _cached_response_header(model, version, tuple(shapes))
     return b"".join(parts)
 
 
-@functools.lru_cache(_FRONTS_KEPT)
-def _known_answer(model: str, version: str, shapes: tuple[tuple[str, str, tuple[int, ...]], ...]) -> bytes:
+@functools.lru_cache(_CACHED_HEADERS)
+def _cached_response_header(model: str, version: str, shapes: tuple[tuple[str, str, tuple[int, ...]], ...]) -> bytes:
     answer = _Response(model_name=model, model_version=version)
     for name, datatype, shape in shapes:
         answer.outputs.add(name=name, datatype=datatype, shape=shape)

@@ -35,8 +35,8 @@ def metadata(spec: ModelSpec) -> dict[str, Any]:
         "name": spec.name,
         "versions": [spec.version],
         "platform": spec.platform,
-        "inputs": [_tensor(one) for one in spec.inputs],
-        "outputs": [_tensor(one) for one in spec.outputs],
+        "inputs": [_tensor(tensor) for tensor in spec.inputs],
+        "outputs": [_tensor(tensor) for tensor in spec.outputs],
     }
 
 
@@ -48,7 +48,10 @@ def config(spec: ModelSpec, cores: int) -> dict[str, Any]:
     """Return a model's configuration; dims do not include the batch."""
     skip = 1 if spec.max_batch else 0
     sides = [
-        [{"name": one.name, "data_type": config_type(one.datatype), "dims": list(one.shape[skip:])} for one in side]
+        [
+            {"name": tensor.name, "data_type": config_type(tensor.datatype), "dims": list(tensor.shape[skip:])}
+            for tensor in side
+        ]
         for side in (spec.inputs, spec.outputs)
     ]
     instances = spec.instances or max(cores // min(spec.share, cores), 1)
@@ -73,7 +76,8 @@ def config(spec: ModelSpec, cores: int) -> dict[str, Any]:
 def config_numbers(tree: dict[str, Any]) -> dict[str, Any]:
     """Return the configuration with enum numbers instead of names, for protobuf."""
     sides = {
-        side: [{**one, "data_type": DATA_TYPES[one["data_type"]]} for one in tree[side]] for side in ("input", "output")
+        side: [{**tensor, "data_type": DATA_TYPES[tensor["data_type"]]} for tensor in tree[side]]
+        for side in ("input", "output")
     }
-    groups = [{**one, "kind": INSTANCE_KINDS[one["kind"]]} for one in tree["instance_group"]]
+    groups = [{**group, "kind": INSTANCE_KINDS[group["kind"]]} for group in tree["instance_group"]]
     return {**tree, **sides, "instance_group": groups}

@@ -8,8 +8,8 @@ from urllib.parse import unquote
 
 from cotenant.serve.protocol.oip.infer import InferError, quoted
 
-_TARGETS_KEPT: Final = 1024
-_PLAIN: Final = {
+_CACHED_TARGETS: Final = 1024
+_FIXED_ROUTES: Final = {
     "v2": "server",
     "v2/health/live": "live",
     "v2/health/ready": "ready",
@@ -22,14 +22,14 @@ _PLAIN: Final = {
     "v2/cotenant/plan": "plan",
     "metrics": "metrics",
 }
-_OF_MODEL: Final = {
+_MODEL_ROUTES: Final = {
     "": "metadata",
     "infer": "infer",
     "ready": "model-ready",
     "config": "config",
     "stats": "statistics",
 }
-_OF_REGION: Final = {"status", "register", "unregister"}
+_REGION_ACTIONS: Final = {"status", "register", "unregister"}
 _MEMORIES: Final = {"systemsharedmemory": "shm", "cudasharedmemory": "cuda"}
 
 
@@ -41,25 +41,25 @@ class Route(NamedTuple):
     version: str = ""
 
 
-@functools.lru_cache(_TARGETS_KEPT)
+@functools.lru_cache(_CACHED_TARGETS)
 def parse_route(target: str) -> Route:
     """Parse a request target; the query is ignored."""
     path = target.partition("?")[0].strip("/")
-    plain = _PLAIN.get(path)
-    if plain is not None:
-        return Route(plain)
+    kind = _FIXED_ROUTES.get(path)
+    if kind is not None:
+        return Route(kind)
     words = [unquote(word) for word in path.split("/")]
     match words:
         case ["v2", "models", name, "versions", version]:
             return Route("metadata", name, version)
-        case ["v2", "models", name, "versions", version, what] if what in _OF_MODEL:
-            return Route(_OF_MODEL[what], name, version)
+        case ["v2", "models", name, "versions", version, action] if action in _MODEL_ROUTES:
+            return Route(_MODEL_ROUTES[action], name, version)
         case ["v2", "models", name]:
             return Route("metadata", name)
-        case ["v2", "models", name, what] if what in _OF_MODEL:
-            return Route(_OF_MODEL[what], name)
-        case ["v2", "repository", "models", name, ("load" | "unload") as what]:
-            return Route(what, name)
-        case ["v2", memory, "region", name, what] if memory in _MEMORIES and what in _OF_REGION:
-            return Route(f"{_MEMORIES[memory]}-{what}", name)
-    raise InferError(f"there is nothing at {quoted(target)}", "not-found")
+        case ["v2", "models", name, action] if action in _MODEL_ROUTES:
+            return Route(_MODEL_ROUTES[action], name)
+        case ["v2", "repository", "models", name, ("load" | "unload") as action]:
+            return Route(action, name)
+        case ["v2", memory, "region", name, action] if memory in _MEMORIES and action in _REGION_ACTIONS:
+            return Route(f"{_MEMORIES[memory]}-{action}", name)
+    raise InferError(f"unknown path {quoted(target)}", "not-found")

@@ -118,10 +118,10 @@ MESSAGES: Final = {
 def _describe(name: str, fields: str) -> descriptor_pb2.DescriptorProto:
     message = descriptor_pb2.DescriptorProto(name=name)
     for text in filter(None, (part.strip() for part in fields.split(";"))):
-        field_name, kind, number, *one = text.split()
+        field_name, kind, number, *oneof = text.split()
         field = message.field.add(name=field_name, number=int(number))
-        many = kind.endswith("*") or kind.startswith("map<")
-        field.label = _Field.LABEL_REPEATED if many else _Field.LABEL_OPTIONAL
+        repeated = kind.endswith("*") or kind.startswith("map<")
+        field.label = _Field.LABEL_REPEATED if repeated else _Field.LABEL_OPTIONAL
         kind = kind.removesuffix("*")
         if kind.startswith("map<"):
             kind = _add_map_entry(message, field_name, kind[4:-1])
@@ -130,7 +130,7 @@ def _describe(name: str, fields: str) -> descriptor_pb2.DescriptorProto:
         else:
             field.type = _Field.TYPE_MESSAGE
             field.type_name = f".{PACKAGE}.{kind}"
-        if one:
+        if oneof:
             if not message.oneof_decl:
                 message.oneof_decl.add(name="choice")
             field.oneof_index = 0

@@ -18,32 +18,34 @@ def requested_outputs(spec: ModelSpec, request: InferRequest, arrays: Sequence[A
     if not request.outputs:
         binary = request.binary_default
         return [
-            ResponseOutput(one.name, one.datatype, array.shape, array, binary)
-            for one, array in zip(spec.outputs, arrays, strict=True)
+            ResponseOutput(output.name, output.datatype, array.shape, array, binary)
+            for output, array in zip(spec.outputs, arrays, strict=True)
         ]
-    found = []
-    for wanted in request.outputs:
-        for one, array in zip(spec.outputs, arrays, strict=True):
-            if one.name == wanted.name:
-                if wanted.classes:
-                    found.append(_classes(wanted, array, batched=bool(spec.max_batch)))
+    outputs = []
+    for requested in request.outputs:
+        for output, array in zip(spec.outputs, arrays, strict=True):
+            if output.name == requested.name:
+                if requested.classes:
+                    outputs.append(_classes(requested, array, batched=bool(spec.max_batch)))
                 else:
-                    found.append(
-                        ResponseOutput(one.name, one.datatype, array.shape, array, wanted.binary, wanted.place)
+                    outputs.append(
+                        ResponseOutput(
+                            output.name, output.datatype, array.shape, array, requested.binary, requested.location
+                        )
                     )
-    return found
+    return outputs
 
 
-def _classes(wanted: RequestedOutput, array: Array, *, batched: bool) -> ResponseOutput:
+def _classes(requested: RequestedOutput, array: Array, *, batched: bool) -> ResponseOutput:
     """Return the largest values as `VALUE:INDEX`, the largest first (classification extension)."""
     if array.dtype.kind not in "fiub":
-        raise InferError(f"output {wanted.name!r} has no values to classify by")
+        raise InferError(f"output {requested.name!r} is not numeric and cannot be classified")
     rows = array.reshape(array.shape[0], -1) if batched else array.reshape(1, -1)
-    count = min(wanted.classes, rows.shape[1])
+    count = min(requested.classes, rows.shape[1])
     best = np.argsort(-rows.astype(np.float64), axis=1, kind="stable")[:, :count]
     texts = np.empty(best.shape, np.object_)
-    for row, directories in enumerate(best):
-        for place, index in enumerate(directories):
-            texts[row, place] = f"{rows[row, index]:f}:{index}".encode()
+    for row, indices in enumerate(best):
+        for rank, index in enumerate(indices):
+            texts[row, rank] = f"{rows[row, index]:f}:{index}".encode()
     shaped = texts if batched else texts.reshape(-1)
-    return ResponseOutput(wanted.name, Datatype.BYTES, shaped.shape, shaped, wanted.binary, wanted.place)
+    return ResponseOutput(requested.name, Datatype.BYTES, shaped.shape, shaped, requested.binary, requested.location)

@@ -57,38 +57,40 @@ def size_of(arrays: Iterable[Any]) -> int:
 def from_raw(datatype: Datatype, shape: tuple[int, ...], raw: Buffer) -> Array:
     """Return an array over the bytes themselves if possible, which is read-only."""
     if datatype is Datatype.BYTES:
-        return _from_counted(shape, raw)
-    wanted = elements(shape) * datatype.width_bytes
-    if len(raw) != wanted:
-        raise TensorError(f"{datatype.value} of shape {list(shape)} takes {wanted} bytes, {len(raw)} came")
+        return _from_length_prefixed(shape, raw)
+    expected_bytes = elements(shape) * datatype.width_bytes
+    if len(raw) != expected_bytes:
+        raise TensorError(f"{datatype.value} of shape {list(shape)} takes {expected_bytes} bytes, received {len(raw)}")
     return np.frombuffer(raw, NUMPY[datatype]).reshape(shape)
 
 
-def _from_counted(shape: tuple[int, ...], raw: Buffer) -> Array:
-    wanted = elements(shape)
+def _from_length_prefixed(shape: tuple[int, ...], raw: Buffer) -> Array:
+    count = elements(shape)
     view = memoryview(raw)
-    if wanted * 4 > len(view):
-        raise TensorError(f"BYTES of shape {list(shape)} takes {wanted} elements of 4 bytes or more, {len(view)} came")
-    found: list[bytes] = []
-    place = 0
-    while place < len(view):
-        if place + 4 > len(view):
-            raise TensorError(f"the length of element {len(found)} is cut off")
-        (length,) = _LENGTH.unpack_from(view, place)
-        place += 4 + length
-        if place > len(view):
-            raise TensorError(f"element {len(found)} is cut off")
-        found.append(bytes(view[place - length : place]))
-        if len(found) > wanted:
+    if count * 4 > len(view):
+        raise TensorError(
+            f"BYTES of shape {list(shape)} takes {count} elements of 4 bytes or more, received {len(view)} bytes"
+        )
+    items: list[bytes] = []
+    position = 0
+    while position < len(view):
+        if position + 4 > len(view):
+            raise TensorError(f"the length of element {len(items)} is truncated")
+        (length,) = _LENGTH.unpack_from(view, position)
+        position += 4 + length
+        if position > len(view):
+            raise TensorError(f"element {len(items)} is truncated")
+        items.append(bytes(view[position - length : position]))
+        if len(items) > count:
             break
-    if len(found) != wanted:
-        raise TensorError(f"shape {list(shape)} takes {wanted} elements, {len(found)} or more came")
-    return _objects(found, shape)
+    if len(items) != count:
+        raise TensorError(f"shape {list(shape)} takes {count} elements, received {len(items)} or more")
+    return _object_array(items, shape)
 
 
-def _objects(found: list[Any], shape: tuple[int, ...]) -> Array:
-    array = np.empty(len(found), np.object_)
-    array[:] = found
+def _object_array(items: list[Any], shape: tuple[int, ...]) -> Array:
+    array = np.empty(len(items), np.object_)
+    array[:] = items
     return array.reshape(shape)
 
 
@@ -97,8 +99,8 @@ def to_raw(datatype: Datatype, array: Array) -> bytes:
     if datatype is not Datatype.BYTES:
         return array.tobytes()
     parts: list[bytes] = []
-    for one in array.ravel():
-        content = one if isinstance(one, bytes) else str(one).encode()
+    for item in array.ravel():
+        content = item if isinstance(item, bytes) else str(item).encode()
         parts += (_LENGTH.pack(len(content)), content)
     return b"".join(parts)
 
@@ -107,14 +109,14 @@ def from_list(datatype: Datatype, shape: tuple[int, ...], data: object) -> Array
     """Decode nested or flat lists from JSON."""
     flat = _flat(data)
     if len(flat) != elements(shape):
-        raise TensorError(f"shape {list(shape)} takes {elements(shape)} elements, {len(flat)} came")
+        raise TensorError(f"shape {list(shape)} takes {elements(shape)} elements, received {len(flat)}")
     if datatype is Datatype.BYTES:
-        return _objects([_as_bytes(one) for one in flat], shape)
+        return _object_array([_as_bytes(item) for item in flat], shape)
     if datatype is Datatype.BF16:
-        raise TensorError("BF16 has no form in JSON: send it as binary data")
-    wrong = _first_unlike(datatype, flat)
+        raise TensorError("BF16 cannot be encoded in JSON: send it as binary data")
+    wrong = _first_wrong_type(datatype, flat)
     if wrong is not None:
-        raise TensorError(f"element {wrong} is {flat[wrong]!r}, which is no {datatype.value}")
+        raise TensorError(f"element {wrong} is {flat[wrong]!r}, which is not {datatype.value}")
     try:
         with np.errstate(over="raise"):
             return np.array(flat, NUMPY[datatype]).reshape(shape)
@@ -124,7 +126,7 @@ def from_list(datatype: Datatype, shape: tuple[int, ...], data: object) -> Array
 
 def _flat(data: object) -> list[Any]:
     if not isinstance(data, list):
-        raise TensorError("data is a list")
+        raise TensorError("data is not a list")
     for _ in range(64):
         kinds = set(map(type, data))
         if list not in kinds:
@@ -132,18 +134,18 @@ def _flat(data: object) -> list[Any]:
         if len(kinds) > 1:
             raise TensorError("data mixes lists and elements at one depth")
         data = list(itertools.chain.from_iterable(data))
-    raise TensorError("data is nested deeper than any tensor")
+    raise TensorError("data is nested too deeply")
 
 
-def _as_bytes(one: object) -> bytes:
-    if isinstance(one, bytes):  # from a gRPC typed list
-        return one
-    if not isinstance(one, str):
-        raise TensorError(f"{one!r} is no text, as elements of BYTES are in JSON")
-    return one.encode()
+def _as_bytes(item: object) -> bytes:
+    if isinstance(item, bytes):  # from a gRPC typed list
+        return item
+    if not isinstance(item, str):
+        raise TensorError(f"{item!r} is not a string, as elements of BYTES must be in JSON")
+    return item.encode()
 
 
-def _first_unlike(datatype: Datatype, flat: list[Any]) -> int | None:
+def _first_wrong_type(datatype: Datatype, flat: list[Any]) -> int | None:
     """Return the index of the first element of a wrong type.
 
     JSON has one number type, and fractions must not be truncated.
@@ -151,27 +153,27 @@ def _first_unlike(datatype: Datatype, flat: list[Any]) -> int | None:
     if datatype is Datatype.BOOL:
         if set(map(type, flat)) == {bool}:
             return None
-        return next((place for place, one in enumerate(flat) if type(one) is not bool and one not in (0, 1)), None)
+        return next((index for index, item in enumerate(flat) if type(item) is not bool and item not in (0, 1)), None)
     kinds = {int, float} if datatype.value.startswith("FP") else {int}
     if set(map(type, flat)) <= kinds:
         return None
-    return next((place for place, one in enumerate(flat) if type(one) not in kinds), None)
+    return next((index for index, item in enumerate(flat) if type(item) not in kinds), None)
 
 
 def to_list(datatype: Datatype, array: Array) -> list[Any]:
     """Encode as one flat list for JSON."""
     if datatype is Datatype.BF16:
-        raise TensorError("BF16 has no form in JSON: ask for it as binary data")
+        raise TensorError("BF16 cannot be encoded in JSON: request it as binary data")
     if datatype is not Datatype.BYTES:
         flat = array.ravel()
         if flat.dtype.kind == "f" and not np.isfinite(flat).all():
-            raise TensorError("JSON has no word for values that are not finite: ask for binary data")
-        listed: list[Any] = flat.tolist()
-        return listed
+            raise TensorError("JSON cannot represent values that are not finite: request binary data")
+        values: list[Any] = flat.tolist()
+        return values
     texts = []
-    for one in array.ravel():
+    for item in array.ravel():
         try:
-            texts.append(one.decode() if isinstance(one, bytes) else str(one))
+            texts.append(item.decode() if isinstance(item, bytes) else str(item))
         except UnicodeDecodeError:
-            raise TensorError("an element is no UTF-8 text: ask for binary data") from None
+            raise TensorError("an element is not UTF-8 text: request binary data") from None
     return texts

@@ -40,42 +40,44 @@ def parse_pbtxt(text: str, where: str) -> dict[str, list[Any]]:
 
 
 def _tokens(text: str, where: str) -> Iterator[_Token]:
-    place = 0
+    position = 0
     line = 1
-    while place < len(text):
-        found = _TOKEN.match(text, place)
-        if not found:
-            raise ConfigError("config.pbtxt", text[place : place + 20], "is no protobuf text", where=f"{where}:{line}")
-        if found.lastgroup and found.lastgroup != "space":
-            yield _Token(found.lastgroup, found.group(), line)
-        line += found.group().count("\n")
-        place = found.end()
+    while position < len(text):
+        match = _TOKEN.match(text, position)
+        if not match:
+            raise ConfigError(
+                "config.pbtxt", text[position : position + 20], "is not protobuf text format", where=f"{where}:{line}"
+            )
+        if match.lastgroup and match.lastgroup != "space":
+            yield _Token(match.lastgroup, match.group(), line)
+        line += match.group().count("\n")
+        position = match.end()
 
 
 class _Reader:
     def __init__(self, tokens: list[_Token], where: str) -> None:
         self._tokens = tokens
-        self._place = 0
+        self._position = 0
         self._where = where
 
     def fields(self, closing: str, depth: int) -> dict[str, list[Any]]:
-        found: dict[str, list[Any]] = {}
+        fields: dict[str, list[Any]] = {}
         while True:
             token = self._next(closing)
             if token is None or token.text == closing:
-                return found
+                return fields
             if token.kind != "word":
-                raise self._odd(token, "a field's name was expected here")
+                raise self._error(token, "a field's name was expected here")
             following = self._peek()
             if following is not None and following.text == ":":
-                self._place += 1
-            found.setdefault(token.text, []).extend(self._values(depth))
+                self._position += 1
+            fields.setdefault(token.text, []).extend(self._values(depth))
 
     def _values(self, depth: int) -> list[Any]:
         token = self._next("a value")
         assert token is not None
         if depth > _DEPTH_LIMIT:
-            raise self._odd(token, "is nested too deeply")
+            raise self._error(token, "is nested too deeply")
         if token.text in _CLOSES and token.kind == "mark":
             return [self.fields(_CLOSES[token.text], depth + 1)]
         if token.text == "[" and token.kind == "mark":
@@ -92,11 +94,11 @@ class _Reader:
             while (
                 following := self._peek()
             ) is not None and following.kind == "text":  # adjacent strings are concatenated
-                self._place += 1
+                self._position += 1
                 text = text[:-1] + following.text[1:]
-            return re.sub(r"\\(.)", lambda found: _ESCAPES.get(found[1], found[1]), text[1:-1])
+            return re.sub(r"\\(.)", lambda match: _ESCAPES.get(match[1], match[1]), text[1:-1])
         if token.kind != "word":
-            raise self._odd(token, "a value was expected here")
+            raise self._error(token, "a value was expected here")
         if token.text in ("true", "false"):
             return token.text == "true"
         try:
@@ -109,18 +111,18 @@ class _Reader:
             return token.text
 
     def _peek(self) -> _Token | None:
-        return self._tokens[self._place] if self._place < len(self._tokens) else None
+        return self._tokens[self._position] if self._position < len(self._tokens) else None
 
-    def _next(self, wanted: str) -> _Token | None:
+    def _next(self, expected: str) -> _Token | None:
         token = self._peek()
         if token is None:
-            if not wanted:
+            if not expected:
                 return None
-            raise ConfigError("config.pbtxt", "the end", f"{wanted} was expected before it", where=self._where)
-        self._place += 1
+            raise ConfigError("config.pbtxt", "the end", f"{expected} was expected before it", where=self._where)
+        self._position += 1
         return token
 
-    def _odd(self, token: _Token, remedy: str) -> ConfigError:
+    def _error(self, token: _Token, remedy: str) -> ConfigError:
         return ConfigError("config.pbtxt", token.text, remedy, where=f"{self._where}:{token.line}")
 
 
@@ -148,38 +150,40 @@ class TritonConfig(NamedTuple):
 def read_config(text: str, where: str) -> TritonConfig:
     """Parse a config.pbtxt."""
     tree = parse_pbtxt(text, where)
-    take = _Taker(tree, "", where)
-    name = take.text("name")
-    platform = take.text("platform") or take.text("backend")
-    take.text("backend")
-    max_batch = take.number("max_batch_size")
-    sides = [tuple(_tensor(take, side, one, where) for one in take.messages(side)) for side in ("input", "output")]
-    batching = take.messages("dynamic_batching")
+    taker = _FieldTaker(tree, "", where)
+    name = taker.text("name")
+    platform = taker.text("platform") or taker.text("backend")
+    taker.text("backend")
+    max_batch = taker.number("max_batch_size")
+    sides = [
+        tuple(_tensor(taker, side, message, where) for message in taker.messages(side)) for side in ("input", "output")
+    ]
+    batching = taker.messages("dynamic_batching")
     preferred: tuple[int, ...] = ()
     wait_ns = 0
-    for one in batching:
-        inner = _Taker(one, "dynamic_batching.", where)
+    for message in batching:
+        inner = _FieldTaker(message, "dynamic_batching.", where)
         preferred = tuple(int(size) for size in inner.values("preferred_batch_size", int))
         wait_ns = (inner.number("max_queue_delay_microseconds") or 0) * MICROSECOND_NS
-        take.differences += inner.rest()
+        taker.differences += inner.unsupported()
     instances = 0
-    for one in take.messages("instance_group"):
-        inner = _Taker(one, "instance_group.", where)
+    for group in taker.messages("instance_group"):
+        inner = _FieldTaker(group, "instance_group.", where)
         instances += inner.number("count") or 1
         kind = inner.text("kind") or "KIND_AUTO"
         if kind == "KIND_GPU" or inner.values("gpus", int):
-            take.differences.append("instance_group.kind: KIND_GPU is served by this machine's cores")
+            taker.differences.append("instance_group.kind: KIND_GPU is served by this machine's cores")
         inner.text("name")
-        take.differences += inner.rest()
-    for one in take.messages("model_transaction_policy"):
-        if one.pop("decoupled", [False])[-1] is True:
-            take.differences.append("model_transaction_policy.decoupled: an ONNX model has one answer, as here")
-    if take.messages("sequence_batching"):
-        remedy = "no model here keeps state between requests, so that it would answer wrongly; leave it out"
+        taker.differences += inner.unsupported()
+    for message in taker.messages("model_transaction_policy"):
+        if message.pop("decoupled", [False])[-1] is True:
+            taker.differences.append("model_transaction_policy.decoupled: ONNX models have one response per request")
+    if taker.messages("sequence_batching"):
+        remedy = "is not supported: models keep no state between requests; remove it"
         raise ConfigError("sequence_batching", "{ ... }", remedy, where=where)
-    file = take.text("default_model_filename")
-    versions = _versions(take, where)
-    differences = (*take.differences, *take.rest())
+    file = taker.text("default_model_filename")
+    versions = _versions(taker, where)
+    differences = (*taker.differences, *taker.unsupported())
     batch = None if max_batch is None else max(max_batch, 0)
     return TritonConfig(
         name,
@@ -197,41 +201,41 @@ def read_config(text: str, where: str) -> TritonConfig:
     )
 
 
-def _versions(take: _Taker, where: str) -> tuple[int, ...]:
+def _versions(taker: _FieldTaker, where: str) -> tuple[int, ...]:
     """Return the versions of `version_policy`; one version is served at a time, the highest."""
-    for one in take.messages("version_policy"):
-        inner = _Taker(one, "version_policy.", where)
+    for message in taker.messages("version_policy"):
+        inner = _FieldTaker(message, "version_policy.", where)
         for latest in inner.messages("latest"):
             if latest.pop("num_versions", [1])[-1] != 1:
-                take.differences.append("version_policy.latest: one version is served, the highest")
+                taker.differences.append("version_policy.latest: one version is served, the highest")
         if inner.messages("all"):
-            take.differences.append("version_policy.all: one version is served, the highest")
+            taker.differences.append("version_policy.all: one version is served, the highest")
         for specific in inner.messages("specific"):
-            named = _Taker(specific, "version_policy.specific.", where).values("versions", int)
-            if len(named) > 1:
-                take.differences.append("version_policy.specific: one version is served, the highest of these")
-            return tuple(named)
-        take.differences += inner.rest()
+            versions = _FieldTaker(specific, "version_policy.specific.", where).values("versions", int)
+            if len(versions) > 1:
+                taker.differences.append("version_policy.specific: one version is served, the highest of these")
+            return tuple(versions)
+        taker.differences += inner.unsupported()
     return ()
 
 
-def _tensor(take: _Taker, side: str, tree: dict[str, list[Any]], where: str) -> TensorSpec:
-    inner = _Taker(tree, f"{side}.", where)
+def _tensor(taker: _FieldTaker, side: str, tree: dict[str, list[Any]], where: str) -> TensorSpec:
+    inner = _FieldTaker(tree, f"{side}.", where)
     name = inner.text("name")
     kind = inner.text("data_type")
     datatype = "BYTES" if kind == "TYPE_STRING" else kind.removeprefix("TYPE_")
     if not name or datatype not in Datatype.__members__:
         raise ConfigError(f"{side}.data_type", kind, f"of {name!r}: choose TYPE_FP32 or another type", where=where)
-    dims = tuple(int(one) for one in inner.values("dims", int))
-    if any(one < -1 for one in dims):
+    dims = tuple(int(size) for size in inner.values("dims", int))
+    if any(size < -1 for size in dims):
         raise ConfigError(f"{side}.dims", list(dims), f"of {name!r}: dimensions are -1 or more", where=where)
     if inner.text("format") not in ("", "FORMAT_NONE"):
-        take.differences.append(f"{side}.format of {name!r}: a hint that changes nothing here")
-    take.differences += [f"{what} (of {name!r})" for what in inner.rest()]
+        taker.differences.append(f"{side}.format of {name!r}: a hint that has no effect")
+    taker.differences += [f"{difference} (of {name!r})" for difference in inner.unsupported()]
     return TensorSpec(name, Datatype(datatype), dims)
 
 
-class _Taker:
+class _FieldTaker:
     """Removes fields from a tree with type checks; what remains at the end is not supported."""
 
     def __init__(self, tree: dict[str, list[Any]], prefix: str, where: str) -> None:
@@ -241,23 +245,23 @@ class _Taker:
         self.differences: list[str] = []
 
     def values(self, name: str, kind: type) -> list[Any]:
-        found = self._tree.pop(name, [])
-        for one in found:
-            if type(one) is not kind:
-                remedy = {int: "write a whole number", str: "write text or a word", dict: "write { ... }"}[kind]
-                raise ConfigError(f"{self._prefix}{name}", one, remedy, where=self._where)
-        return found
+        values = self._tree.pop(name, [])
+        for value in values:
+            if type(value) is not kind:
+                remedy = {int: "write an integer", str: "write text or a word", dict: "write { ... }"}[kind]
+                raise ConfigError(f"{self._prefix}{name}", value, remedy, where=self._where)
+        return values
 
     def messages(self, name: str) -> list[dict[str, list[Any]]]:
         return self.values(name, dict)
 
     def text(self, name: str) -> str:
-        found = self.values(name, str)
-        return str(found[-1]) if found else ""
+        values = self.values(name, str)
+        return str(values[-1]) if values else ""
 
     def number(self, name: str) -> int | None:
-        found = self.values(name, int)
-        return int(found[-1]) if found else None
+        values = self.values(name, int)
+        return int(values[-1]) if values else None
 
-    def rest(self) -> list[str]:
-        return [f"{self._prefix}{name}: not supported, and left out" for name in self._tree]
+    def unsupported(self) -> list[str]:
+        return [f"{self._prefix}{name}: not supported, ignored" for name in self._tree]

@@ -49,10 +49,10 @@ def mps_limit(width: int) -> dict[str, str]:
 class ProcessLauncher:
     """Workers as plain processes: MPS limits their SMs if they are its clients; their memory is not limited."""
 
-    def __init__(self, environ: Mapping[str, str], afterwards: Callable[[], None] | None = None) -> None:
-        """`environ` locates the GPU and MPS; `afterwards` stops an MPS daemon that was started for them."""
+    def __init__(self, environ: Mapping[str, str], on_close: Callable[[], None] | None = None) -> None:
+        """`environ` locates the GPU and MPS; `on_close` stops an MPS daemon that was started for them."""
         self._environ = {name: value for name, value in environ.items() if name != _PERCENTAGE}
-        self._afterwards = afterwards
+        self._on_close = on_close
 
     def command(self, options: WorkerOptions) -> tuple[Sequence[str], Mapping[str, str]]:
         """Return the worker's command."""
@@ -64,8 +64,8 @@ class ProcessLauncher:
 
     def close(self) -> None:
         """Stop the MPS daemon that was started for the workers."""
-        if self._afterwards is not None:
-            self._afterwards()
+        if self._on_close is not None:
+            self._on_close()
 
 
 class TenantLauncher:

@@ -56,14 +56,14 @@ class WorkerTask:
 class WidthState:
     """State of one model's workers at one width."""
 
-    __slots__ = ("failures", "not_before", "wanted", "why")
+    __slots__ = ("failures", "last_error", "not_before", "wanted")
 
     def __init__(self) -> None:
         """Start with no workers wanted."""
         self.wanted = 0
         self.failures = 0
         self.not_before: Instant = 0
-        self.why = ""
+        self.last_error = ""
 
 
 class ModelWorkers:
@@ -75,7 +75,10 @@ class ModelWorkers:
         """Start without workers."""
         self.model = model
         spec = model.spec
-        self.names = tuple(one.name for one in spec.inputs), tuple(one.name for one in spec.outputs)
+        self.names = (
+            tuple(tensor.name for tensor in spec.inputs),
+            tuple(tensor.name for tensor in spec.outputs),
+        )
         """Input and output names in the order of the spec, by which workers bind tensors."""
         self.by_width: dict[int, WidthState] = {}
         self.handles: list[WorkerHandle] = []
@@ -87,4 +90,4 @@ class ModelWorkers:
 
     def handles_at(self, width: int) -> list[WorkerHandle]:
         """Return the workers of that width, ready or not."""
-        return [one for one in self.handles if one.width == width]
+        return [handle for handle in self.handles if handle.width == width]

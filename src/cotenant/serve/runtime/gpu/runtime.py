@@ -28,7 +28,7 @@ from cotenant.units.instant import Duration
 
 WIDTHS: Final = (10, 20, 40, 60, 100)
 """Percentages that runs may have. Our choice: few, because each one needs processes, but enough to fill a device."""
-_MOST_AT_ONCE: Final = 3
+_MAX_CONCURRENT_RUNS: Final = 3
 """Maximum concurrent runs of one model if a policy chooses widths. Our choice: enough to use a device."""
 _SLACK_BYTES: Final = 128 << 20
 """Part of a replay worker's quota for its context and code."""
@@ -36,8 +36,8 @@ _SLACK_BYTES: Final = 128 << 20
 
 def workers_for(width: int, at_once: int) -> int:
     """Return the number of workers of a width: as many as fit on the device, or as may run concurrently."""
-    side_by_side = WHOLE // width
-    return max(1, min(at_once, side_by_side) if at_once else (side_by_side if width < WHOLE else 1))
+    fitting = WHOLE // width
+    return max(1, min(at_once, fitting) if at_once else (fitting if width < WHOLE else 1))
 
 
 def runs_at_once(workers: int) -> int:
@@ -45,7 +45,7 @@ def runs_at_once(workers: int) -> int:
 
     At least 1.
     """
-    for at_once in range(_MOST_AT_ONCE, 1, -1):
+    for at_once in range(_MAX_CONCURRENT_RUNS, 1, -1):
         if sum(workers_for(width, at_once) for width in WIDTHS) <= workers:
             return at_once
     return 1
@@ -87,10 +87,10 @@ class GpuModel:
         del size_bytes
         return False
 
-    def took(self, size_bytes: int, took_ns: Duration) -> None:
+    def record_run(self, size_bytes: int, took_ns: Duration) -> None:
         """Ignore the time."""
 
-    def took_at_once(self, took_ns: Duration) -> None:
+    def record_inline_run(self, took_ns: Duration) -> None:
         """Ignore the time."""
 
     def close(self) -> None:
@@ -130,17 +130,17 @@ class GpuRuntime:
         self._loop = loop
         self._pool = WorkerPool(loop, self._limits, report_result, self._report)
 
-    def load(self, found: ModelSource, config: ModelConfig, triton: TritonConfig | None) -> LoadedModel | None:
+    def load(self, source: ModelSource, config: ModelConfig, triton: TritonConfig | None) -> LoadedModel | None:
         """Start a worker, which reports the model's inputs and outputs."""
         suffix = SUFFIX if self.name == REPLAY else ".onnx"
-        if not found.path.name.endswith(suffix):
-            raise ModelLoadError(f"{found.path.name} does not run with --runtime {self.name}, only {suffix} files do")
+        if not source.path.name.endswith(suffix):
+            raise ModelLoadError(f"{source.path.name} does not run with --runtime {self.name}, only {suffix} files do")
         share = min(config.share or WHOLE, WHOLE)
-        max_batch, memory_bytes = self._limits_of(found, config)
-        setup = WorkerSetup(self.name, str(found.path.absolute()), memory_bytes)
+        max_batch, memory_bytes = self._limits_of(source, config)
+        setup = WorkerSetup(self.name, str(source.path.absolute()), memory_bytes)
 
         def start_worker(width: int) -> WorkerHandle:
-            options = WorkerOptions(found.name, width, memory_bytes, int(config.slo))
+            options = WorkerOptions(source.name, width, memory_bytes, int(config.slo))
             command, environ = self._launcher.command(options)
             return WorkerHandle(WorkerStart(command, environ, setup), width)
 
@@ -150,12 +150,12 @@ class GpuRuntime:
             raise ModelLoadError(f"its worker cannot be started: {error}") from None
         ready = first.await_ready(self._limits.start_ns / 1e9)
         self._record_device(ready)
-        spec = ModelSpec(found.name, found.version, self.name, ready.inputs, ready.outputs, max_batch, share=share)
+        spec = ModelSpec(source.name, source.version, self.name, ready.inputs, ready.outputs, max_batch, share=share)
         try:
             if self.name != REPLAY:
-                spec = _as_onnx(spec, config, triton, meant=ready.means_batches)
+                spec = _with_onnx_batch(spec, config, triton, declares_batch=ready.means_batches)
             model = GpuModel(
-                self._bounded(with_config(spec, config)), start_worker, self._launcher.terminate, self._released
+                self._bounded(with_config(spec, config)), start_worker, self._launcher.terminate, self._release_workers
             )
         except ModelLoadError:
             first.end()
@@ -164,22 +164,22 @@ class GpuRuntime:
         model.first = first
         return model
 
-    def _limits_of(self, found: ModelSource, config: ModelConfig) -> tuple[int, int]:
+    def _limits_of(self, source: ModelSource, config: ModelConfig) -> tuple[int, int]:
         """Return the maximum batch and the device memory of a worker, from the files."""
         if self.name != REPLAY:
             return 0, int(config.memory)
         try:
-            replay = decode_replay(found.path.read_text(encoding="utf-8"), found.path.name)
+            replay = decode_replay(source.path.read_text(encoding="utf-8"), source.path.name)
         except (ConfigError, OSError, UnicodeDecodeError) as error:
             raise ModelLoadError(str(error)) from None
         rows = max(1, replay.max_batch)
-        takes = replay.weights_bytes + 2 * rows * max(replay.copy_in_bytes, replay.copy_out_bytes) + _SLACK_BYTES
+        needed_bytes = replay.weights_bytes + 2 * rows * max(replay.copy_in_bytes, replay.copy_out_bytes) + _SLACK_BYTES
         max_batch = replay.max_batch if config.max_batch is None else config.max_batch
         if max_batch > replay.max_batch:
             raise ModelLoadError(
-                f"a batch of {max_batch} is configured, but {found.path.name} has launches for {replay.max_batch}"
+                f"a batch of {max_batch} is configured, but {source.path.name} has launches for {replay.max_batch}"
             )
-        return max_batch, int(config.memory) or takes
+        return max_batch, int(config.memory) or needed_bytes
 
     def _bounded(self, spec: ModelSpec) -> ModelSpec:
         """Limit concurrent runs to the number of processes; otherwise waiting for one would count as run time."""
@@ -189,8 +189,8 @@ class GpuRuntime:
 
     def _record_device(self, ready: WorkerReady) -> None:
         if self._device is None and not ready.is_mps:
-            said = "workers run without MPS, so they time-share the device and their widths are not enforced"
-            self._report(f"{said}: start the node with --mps on, or nvidia-cuda-mps-control -d")
+            problem = "workers run without MPS, so they time-share the device and their widths are not enforced"
+            self._report(f"{problem}: start the node with --mps on, or nvidia-cuda-mps-control -d")
         self._device = ready
 
     def widths(self, model: LoadedModel) -> tuple[int, ...]:
@@ -218,10 +218,10 @@ class GpuRuntime:
         """Return the widths of all workers, ready or not."""
         return [] if self._pool is None else self._pool.widths()
 
-    def give(self, job: Job) -> None:
+    def submit(self, job: Job) -> None:
         """Pass the run to a worker of its width; an unshared run to one that may use the whole device."""
         assert self._pool is not None
-        self._pool.give(job, job.run.units or WHOLE)
+        self._pool.submit(job, job.run.units or WHOLE)
 
     def close(self, *, patient: bool = True) -> None:
         """Stop the workers; their active runs end with the connection, whether `patient` or not."""
@@ -230,7 +230,7 @@ class GpuRuntime:
             self._pool.close()
         self._launcher.close()
 
-    def _released(self, model: GpuModel) -> None:
+    def _release_workers(self, model: GpuModel) -> None:
         if model.first is not None:
             model.first.end()
             model.first.close()
@@ -238,8 +238,10 @@ class GpuRuntime:
             self._pool.remove_model(model)
 
 
-def _as_onnx(spec: ModelSpec, config: ModelConfig, triton: TritonConfig | None, *, meant: bool) -> ModelSpec:
+def _with_onnx_batch(
+    spec: ModelSpec, config: ModelConfig, triton: TritonConfig | None, *, declares_batch: bool
+) -> ModelSpec:
     """Return the spec with the batch limit, by the rules of the CPU runtime."""
-    max_batch = batch_limit(config, triton, spec.inputs, spec.outputs, meant=meant)
+    max_batch = batch_limit(config, triton, spec.inputs, spec.outputs, declares_batch=declares_batch)
     spec = msgspec.structs.replace(spec, platform=ONNX_PLATFORM, max_batch=max_batch)
     return spec if triton is None else with_triton_config(spec, triton)

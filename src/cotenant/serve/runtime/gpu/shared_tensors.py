@@ -23,8 +23,8 @@ from cotenant.serve.protocol.oip.tensor import NUMPY, Array, from_raw, to_raw
 MEMORY_LIMIT_BYTES: Final = 1 << 30
 """Limit for one direction of one worker."""
 _MESSAGE_BYTES: Final = 1 << 16
-_LEAST_BYTES: Final = 1 << 16
-_ALIGNED: Final = 64
+_MIN_MEMORY_BYTES: Final = 1 << 16
+_ALIGNMENT_BYTES: Final = 64
 _SEALS: Final = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
@@ -38,7 +38,7 @@ class TensorLocation(msgspec.Struct, array_like=True, frozen=True):
 
 
 class WorkerSetup(msgspec.Struct, array_like=True, tag="worker-setup", frozen=True):
-    """What the worker is to run."""
+    """The model that a worker loads, and the device memory that it may use."""
 
     kind: str
     path: str
@@ -126,7 +126,7 @@ class TensorMemory:
             return -1
         if size_bytes > MEMORY_LIMIT_BYTES:
             raise ValueError(f"tensors of {size_bytes} bytes exceed the {MEMORY_LIMIT_BYTES} bytes of one run")
-        size_bytes = max(_LEAST_BYTES, 1 << (size_bytes - 1).bit_length())
+        size_bytes = max(_MIN_MEMORY_BYTES, 1 << (size_bytes - 1).bit_length())
         descriptor = os.memfd_create("cotenant-tensors", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(descriptor, size_bytes)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
@@ -140,12 +140,12 @@ class TensorMemory:
         self._map = mmap.mmap(descriptor, os.fstat(descriptor).st_size)
         self._view = np.frombuffer(self._map, np.uint8)
 
-    def write(self, handles_at: int, raw: bytes | Array) -> None:
+    def write(self, offset: int, raw: bytes | Array) -> None:
         """Write bytes or the elements of an array."""
         if isinstance(raw, bytes):
-            self._view[handles_at : handles_at + len(raw)] = np.frombuffer(raw, np.uint8)
+            self._view[offset : offset + len(raw)] = np.frombuffer(raw, np.uint8)
         else:
-            self._view[handles_at : handles_at + raw.nbytes].view(raw.dtype).reshape(raw.shape)[...] = raw
+            self._view[offset : offset + raw.nbytes].view(raw.dtype).reshape(raw.shape)[...] = raw
 
     def tensor(self, location: TensorLocation) -> Array:
         """Return a view of a tensor, valid until the other side writes again."""
@@ -162,18 +162,18 @@ def write_tensors(
     """
     raws: list[list[bytes | Array]] = []
     locations = []
-    handles_at = 0
+    end = 0
     for spec, pieces in zip(specs, columns, strict=True):
-        counted = spec.datatype is Datatype.BYTES
-        raw: list[bytes | Array] = [to_raw(spec.datatype, one) if counted else one for one in pieces]
+        is_bytes = spec.datatype is Datatype.BYTES
+        raw: list[bytes | Array] = [to_raw(spec.datatype, array) if is_bytes else array for array in pieces]
         size = sum(map(_size, raw))
         shape = pieces[0].shape
         if len(pieces) > 1:
-            shape = (sum(one.shape[0] for one in pieces), *shape[1:])
-        locations.append(TensorLocation(spec.datatype, shape, handles_at, size))
+            shape = (sum(array.shape[0] for array in pieces), *shape[1:])
+        locations.append(TensorLocation(spec.datatype, shape, end, size))
         raws.append(raw)
-        handles_at += -(-size // _ALIGNED) * _ALIGNED
-    descriptor = memory.reserve(handles_at)
+        end += -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+    descriptor = memory.reserve(end)
     for location, raw in zip(locations, raws, strict=True):
         offset = location.offset
         for piece in raw:
@@ -189,13 +189,13 @@ def _size(raw: bytes | Array) -> int:
 def tensor_layout(specs: Sequence[TensorSpec], rows: int) -> tuple[tuple[TensorLocation, ...], int]:
     """Return the locations of tensors of fixed shapes for this many rows, and their total size."""
     locations = []
-    handles_at = 0
+    end = 0
     for spec in specs:
-        shape = tuple(rows if one < 0 else one for one in spec.shape)
-        size = int(np.prod(shape, dtype=np.int64)) * NUMPY[spec.datatype].itemsize
-        locations.append(TensorLocation(spec.datatype, shape, handles_at, size))
-        handles_at += -(-size // _ALIGNED) * _ALIGNED
-    return tuple(locations), handles_at
+        shape = tuple(rows if size < 0 else size for size in spec.shape)
+        size_bytes = int(np.prod(shape, dtype=np.int64)) * NUMPY[spec.datatype].itemsize
+        locations.append(TensorLocation(spec.datatype, shape, end, size_bytes))
+        end += -(-size_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+    return tuple(locations), end
 
 
 def send(channel: socket.socket, message: ServerMessage | WorkerMessage, descriptor: int = -1) -> None:

@@ -96,8 +96,8 @@ def main(_arguments: Sequence[str]) -> int:
     threading.Thread(target=_exit_with, args=(channel,), daemon=True).start()
     try:
         executor = _executor(setup)
-        found = executor.device()
-        send(channel, WorkerReady(os.getpid(), *found, executor.inputs, executor.outputs, executor.means_batches))
+        device = executor.device()
+        send(channel, WorkerReady(os.getpid(), *device, executor.inputs, executor.outputs, executor.means_batches))
         while (message := receive_server_message(channel, inputs_memory)) is not None:
             if isinstance(message, RunBatch):
                 _run(channel, executor, message, inputs_memory, outputs_memory)
@@ -130,9 +130,9 @@ def _run(
     send(channel, BatchResult(batch.run, took_ns, tensors), descriptor)
 
 
-def _report_failure(channel: socket.socket, why: str) -> None:
+def _report_failure(channel: socket.socket, reason: str) -> None:
     try:
-        send(channel, WorkerFailure(why))
+        send(channel, WorkerFailure(reason))
     except OSError:
         return
 

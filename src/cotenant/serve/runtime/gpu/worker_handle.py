@@ -84,9 +84,9 @@ class WorkerHandle:
             self.channel.setblocking(False)
             return message
         self.end()
-        why = message.why if isinstance(message, WorkerFailure) else self.describe_end()
+        reason = message.why if isinstance(message, WorkerFailure) else self.describe_end()
         self.close()
-        raise ModelLoadError(f"its worker cannot run it: {why}")
+        raise ModelLoadError(f"its worker cannot run it: {reason}")
 
     def receive(self) -> WorkerMessage | None:
         """Receive a message; None if the worker is gone."""
@@ -111,11 +111,11 @@ class WorkerHandle:
     def describe_end(self) -> str:
         """Describe how the process ended, if known, with the last line of its error output."""
         code = self.process.poll()
-        how = "its process is gone" if code is None else describe_exit(code if code >= 0 else 128 - code)
+        ending = "its process is gone" if code is None else describe_exit(code if code >= 0 else 128 - code)
         self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, self._stderr.tell() - _STDERR_TAIL_BYTES))
-        said = self._stderr.read().decode(errors="replace").strip().splitlines()
-        return f"{how}: {said[-1]}" if said else how
+        lines = self._stderr.read().decode(errors="replace").strip().splitlines()
+        return f"{ending}: {lines[-1]}" if lines else ending
 
     def kill(self) -> None:
         """Kill the worker at once, and the `cotenant run` that started it."""

@@ -50,12 +50,11 @@ class OnnxExecutor:
             raise ValueError("ONNX Runtime is not installed: pip install onnxruntime-gpu") from None
         self._runtime = onnxruntime
         self._target = cuda(setup.memory_bytes) if target is None else target
-        there = onnxruntime.get_available_providers()
-        if self._target.provider not in there:
-            said = (
-                f"ONNX Runtime {onnxruntime.__version__} has no {self._target.provider} here, only {', '.join(there)}"
-            )
-            raise ValueError(f"{said}: install onnxruntime-gpu, or serve it with --runtime onnx-cpu")
+        available = onnxruntime.get_available_providers()
+        if self._target.provider not in available:
+            version, provider_names = onnxruntime.__version__, ", ".join(available)
+            problem = f"ONNX Runtime {version} has no {self._target.provider} here, only {provider_names}"
+            raise ValueError(f"{problem}: install onnxruntime-gpu, or serve it with --runtime onnx-cpu")
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = 1
         options.log_severity_level = 3
@@ -82,7 +81,7 @@ class OnnxExecutor:
         self, batch: RunBatch, inputs_memory: TensorMemory, outputs_memory: TensorMemory
     ) -> tuple[int, tuple[TensorLocation, ...], int]:
         """Copy to the device, run the session, and copy back; the time covers all of it."""
-        inputs = [inputs_memory.tensor(one) for one in batch.tensors]
+        inputs = [inputs_memory.tensor(location) for location in batch.tensors]
         began_ns = monotonic_ns()
         try:
             outputs = self._infer(dict(zip(batch.inputs, inputs, strict=True)), batch.outputs)
@@ -91,21 +90,21 @@ class OnnxExecutor:
                 raise DeviceLostError(str(error)) from None
             raise
         took_ns = monotonic_ns() - began_ns
-        specs = {one.name: one for one in self.outputs}
+        specs = {spec.name: spec for spec in self.outputs}
         locations, descriptor = write_tensors(
-            [specs[name] for name in batch.outputs], [[one] for one in outputs], outputs_memory
+            [specs[name] for name in batch.outputs], [[output] for output in outputs], outputs_memory
         )
         return took_ns, locations, descriptor
 
-    def _infer(self, inputs: Mapping[str, Array], wanted: Sequence[str]) -> Sequence[Array]:
+    def _infer(self, inputs: Mapping[str, Array], output_names: Sequence[str]) -> Sequence[Array]:
         binding = self._session.io_binding()
         device = self._target.device
-        held: list[Any] = []  # bound memory must outlive the run
+        bound_values: list[Any] = []  # bound memory must outlive the run
         for name, array in inputs.items():
             value = self._runtime.OrtValue.ortvalue_from_numpy(array, device, 0)
-            held.append(value)
+            bound_values.append(value)
             binding.bind_ortvalue_input(name, value)
-        for name in wanted:  # copies come in the order in which outputs were bound
+        for name in output_names:  # copies come in the order in which outputs were bound
             binding.bind_output(name, device, 0)
         self._session.run_with_iobinding(binding)
         binding.synchronize_outputs()

@@ -85,7 +85,7 @@ class WorkerPool:
 
     def widths(self) -> list[int]:
         """Return the widths of all workers, ready or not."""
-        return sorted(one.width for workers in self._models.values() for one in workers.handles)
+        return sorted(handle.width for workers in self._models.values() for handle in workers.handles)
 
     # Models.
 
@@ -121,7 +121,7 @@ class WorkerPool:
         await self._settled.wait()
 
     def _settle(self) -> None:
-        if all(one.ready is not None for workers in self._models.values() for one in workers.handles):
+        if all(handle.ready is not None for workers in self._models.values() for handle in workers.handles):
             self._settled.set()
         else:
             self._settled.clear()
@@ -140,7 +140,7 @@ class WorkerPool:
 
     # Runs.
 
-    def give(self, job: Job, width: int) -> None:
+    def submit(self, job: Job, width: int) -> None:
         """Start a run or queue it; its result is reported in any case."""
         workers = self._models[id(job.model)]
         task = WorkerTask(job, width)
@@ -154,20 +154,20 @@ class WorkerPool:
             self._begin(workers, worker, task)
 
     def _free(self, workers: ModelWorkers, width: int) -> WorkerHandle | None:
-        found: WorkerHandle | None = None
-        for one in workers.handles:
-            if one.ready is None or one in self._tasks or not width <= 2 * one.width <= 2 * width:
+        widest: WorkerHandle | None = None
+        for handle in workers.handles:
+            if handle.ready is None or handle in self._tasks or not width <= 2 * handle.width <= 2 * width:
                 continue
-            if found is None or one.width > found.width:
-                found = one
-        return found
+            if widest is None or handle.width > widest.width:
+                widest = handle
+        return widest
 
     def _want_more(self, workers: ModelWorkers, width: int) -> None:
         """Request one more worker of a width if all of them are busy."""
         width_state = workers.width_state(width)
-        there = workers.handles_at(width)
-        if all(one in self._tasks for one in there):
-            width_state.wanted = max(width_state.wanted, len(there) + 1)
+        handles = workers.handles_at(width)
+        if all(handle in self._tasks for handle in handles):
+            width_state.wanted = max(width_state.wanted, len(handles) + 1)
             self._start_wanted(workers)
 
     def _begin(self, workers: ModelWorkers, worker: WorkerHandle, task: WorkerTask) -> None:
@@ -188,15 +188,15 @@ class WorkerPool:
         except OSError:
             self._worker_lost(workers, worker)
 
-    def _fail(self, task: WorkerTask, why: str) -> None:
-        failure = f"model {task.job.model.spec.name!r} failed: {why}"
+    def _fail(self, task: WorkerTask, reason: str) -> None:
+        failure = f"model {task.job.model.spec.name!r} failed: {reason}"
         self._report_result(RunResult(task.job.run, (), failure, monotonic_ns() - task.began, monotonic_ns()))
 
-    def _next(self, workers: ModelWorkers, worker: WorkerHandle) -> None:
+    def _start_next(self, workers: ModelWorkers, worker: WorkerHandle) -> None:
         """Start the longest waiting run that a free worker may run."""
-        for place, task in enumerate(workers.waiting):
+        for index, task in enumerate(workers.waiting):
             if task.width <= 2 * worker.width <= 2 * task.width:
-                del workers.waiting[place]
+                del workers.waiting[index]
                 self._begin(workers, worker, task)
                 return
 
@@ -230,9 +230,9 @@ class WorkerPool:
     def _worker_ready(self, workers: ModelWorkers, worker: WorkerHandle) -> None:
         self._loop.add_reader(worker.pidfd, self._died, workers, worker)
         width_state = workers.width_state(worker.width)
-        width_state.why = ""
+        width_state.last_error = ""
         self._settle()
-        self._next(workers, worker)
+        self._start_next(workers, worker)
 
     def _batch_done(self, workers: ModelWorkers, worker: WorkerHandle, message: BatchResult) -> None:
         """Copy the outputs, start the worker's next run, then report the result."""
@@ -241,12 +241,12 @@ class WorkerPool:
         failure = ""
         answers: Sequence[Sequence[Any]] = ()
         try:
-            outputs = [worker.tensor(one) for one in message.tensors]
+            outputs = [worker.tensor(location) for location in message.tensors]
             answers = [outputs] if len(job.parts) == 1 else split(job.model, outputs, job.rows)
         except ValueError as error:
             failure = f"model {workers.model.spec.name!r} failed: {error}"
         worker.idle_since = monotonic_ns()
-        self._next(workers, worker)
+        self._start_next(workers, worker)
         self._report_result(RunResult(job.run, answers, failure, message.took_ns, monotonic_ns()))
 
     def _batch_failed(self, workers: ModelWorkers, worker: WorkerHandle, message: BatchFailure) -> None:
@@ -254,7 +254,7 @@ class WorkerPool:
             self._worker_lost(workers, worker, message.why)
             return
         task = self._tasks.pop(worker)
-        self._next(workers, worker)
+        self._start_next(workers, worker)
         self._fail(task, message.why)
 
     def _died(self, workers: ModelWorkers, worker: WorkerHandle) -> None:
@@ -271,29 +271,29 @@ class WorkerPool:
             elif message is None:
                 self._worker_lost(workers, worker)
 
-    def _worker_lost(self, workers: ModelWorkers, worker: WorkerHandle, why: str = "") -> None:
+    def _worker_lost(self, workers: ModelWorkers, worker: WorkerHandle, reason: str = "") -> None:
         """Replace a worker that is gone or unusable, and retry its run once."""
         if worker not in workers.handles:
             return
         was_ready = worker.ready is not None
         self._ended += 1
         self._detach(workers, worker)
-        why = why or worker.describe_end()
+        reason = reason or worker.describe_end()
         width_state = workers.width_state(worker.width)
         if monotonic_ns() - self._started_at.pop(worker) > _STABLE_NS:
             width_state.failures = 0
         width_state.failures += 1
-        width_state.why = why
+        width_state.last_error = reason
         width_state.not_before = monotonic_ns() + delay_ns(
             width_state.failures - was_ready, _BACKOFF_NS, _BACKOFF_CAP_NS
         )
         name = f"the worker of {workers.model.spec.name!r} at {worker.width} %"
-        self._report(f"{name} {'ended' if was_ready else 'cannot start'}: {why}; it will be restarted")
+        self._report(f"{name} {'ended' if was_ready else 'cannot start'}: {reason}; it will be restarted")
         task = self._tasks.pop(worker, None)
         if task is not None:
             task.tries += 1
             if task.tries > 1:
-                self._fail(task, f"{name} ended while it ran, twice: {why}")
+                self._fail(task, f"{name} ended while it ran, twice: {reason}")
             else:
                 workers.waiting.appendleft(task)
         if was_ready:
@@ -322,7 +322,7 @@ class WorkerPool:
                 try:
                     self._watch(workers, workers.model.start_worker(width))
                 except OSError as error:
-                    width_state.why = str(error)
+                    width_state.last_error = str(error)
                     width_state.failures += 1
                     width_state.not_before = now + delay_ns(width_state.failures, _BACKOFF_NS, _BACKOFF_CAP_NS)
 
@@ -331,16 +331,16 @@ class WorkerPool:
         if not any(task.width == width for task in workers.waiting) or self._free(workers, width) is not None:
             return False
         idle = [
-            (one.idle_since, place, home, one)
-            for place, home in enumerate(self._models.values())
-            for one in home.handles
-            if one not in self._tasks and one.ready is not None
+            (handle.idle_since, index, owner, handle)
+            for index, owner in enumerate(self._models.values())
+            for handle in owner.handles
+            if handle not in self._tasks and handle.ready is not None
         ]
         if not idle:
             return False
-        _, _, home, worker = min(idle, key=lambda one: one[:2])
-        home.width_state(worker.width).wanted -= 1
-        self._release_worker(home, worker)
+        _, _, owner, worker = min(idle, key=lambda entry: entry[:2])
+        owner.width_state(worker.width).wanted -= 1
+        self._release_worker(owner, worker)
         return True
 
     def _release_worker(self, workers: ModelWorkers, worker: WorkerHandle) -> None:
@@ -378,9 +378,9 @@ class WorkerPool:
     def _abandon_run(self, workers: ModelWorkers, worker: WorkerHandle, task: WorkerTask) -> None:
         """Fail a run that takes too long; its worker is terminated in a thread, since that takes a while."""
         del self._tasks[worker]
-        describe_end = self._loop.run_in_executor(None, workers.model.terminate, worker)
-        self._ending[describe_end] = worker
-        describe_end.add_done_callback(self._ending.pop)
+        termination = self._loop.run_in_executor(None, workers.model.terminate, worker)
+        self._ending[termination] = worker
+        termination.add_done_callback(self._ending.pop)
         self._fail(task, f"a run of {task.job.run.rows} rows took longer than {self._limits.run_ns / SECOND_NS:g} s")
         self._worker_lost(workers, worker, "its run took too long")
 
@@ -390,4 +390,4 @@ class WorkerPool:
             hopeless = width_state.failures >= _FAILURES_LIMIT and not workers.handles_at(task.width)
             if hopeless or now - task.began > self._limits.run_ns:
                 workers.waiting.remove(task)
-                self._fail(task, f"no worker of {task.width} % is ready: {width_state.why or 'all are busy'}")
+                self._fail(task, f"no worker of {task.width} % is ready: {width_state.last_error or 'all are busy'}")

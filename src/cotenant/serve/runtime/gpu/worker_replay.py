@@ -42,9 +42,9 @@ class ReplayExecutor:
         del inputs_memory
         locations, size_bytes = tensor_layout(self.outputs, batch.rows)
         descriptor = outputs_memory.reserve(size_bytes)
-        first, count = self._parts[batch.rows if self._batches else 1]
+        first_launch, count = self._parts[batch.rows if self._batches else 1]
         try:
-            return self._player.play(first, count, batch.due_ns), locations, descriptor
+            return self._player.play(first_launch, count, batch.due_ns), locations, descriptor
         except OSError as error:
             raise DeviceLostError(str(error)) from None
 
